@@ -1,0 +1,111 @@
+"""Self-attention as a map of measures: certified optimal transport and Lipschitz constants.
+
+Importing the package loads neither torch nor any other heavy library: each name is fetched from
+its module on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from meanfield import (
+        attention,
+        bounds,
+        experiments,
+        figures,
+        linalg,
+        lipschitz,
+        measures,
+        results,
+        sampling,
+        transport,
+    )
+    from meanfield.attention import AttentionParameters, SelfAttention
+    from meanfield.errors import ConvergenceError
+    from meanfield.linalg import LinearMap, NormEstimate, operator_norm
+    from meanfield.measures import (
+        MeasureMap,
+        ParticleMeasure,
+        disintegrate,
+        merge,
+        pushforward,
+        split,
+        stack,
+    )
+    from meanfield.sweep import sweep
+
+__version__ = "0.1.0"
+
+_MODULES = (
+    "attention",
+    "bounds",
+    "experiments",
+    "figures",
+    "linalg",
+    "lipschitz",
+    "measures",
+    "results",
+    "sampling",
+    "transport",
+)
+
+_HOMES = {
+    "AttentionParameters": "meanfield.attention",
+    "SelfAttention": "meanfield.attention",
+    "ConvergenceError": "meanfield.errors",
+    "LinearMap": "meanfield.linalg",
+    "NormEstimate": "meanfield.linalg",
+    "operator_norm": "meanfield.linalg",
+    "MeasureMap": "meanfield.measures",
+    "ParticleMeasure": "meanfield.measures",
+    "disintegrate": "meanfield.measures",
+    "merge": "meanfield.measures",
+    "pushforward": "meanfield.measures",
+    "split": "meanfield.measures",
+    "stack": "meanfield.measures",
+    "sweep": "meanfield.sweep",
+}
+
+__all__ = [
+    "AttentionParameters",
+    "ConvergenceError",
+    "LinearMap",
+    "MeasureMap",
+    "NormEstimate",
+    "ParticleMeasure",
+    "SelfAttention",
+    "attention",
+    "bounds",
+    "disintegrate",
+    "experiments",
+    "figures",
+    "linalg",
+    "lipschitz",
+    "measures",
+    "merge",
+    "operator_norm",
+    "pushforward",
+    "results",
+    "sampling",
+    "split",
+    "stack",
+    "sweep",
+    "transport",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        # The function `sweep` shares its module's name: the function is the public one.
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    if name in _MODULES:
+        return importlib.import_module(f"meanfield.{name}")
+    raise AttributeError(f"module 'meanfield' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

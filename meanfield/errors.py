@@ -1,0 +1,22 @@
+"""The exceptions that `meanfield` raises on its own account."""
+
+from __future__ import annotations
+
+__all__ = ["ConvergenceError", "MissingExtraError"]
+
+
+class ConvergenceError(RuntimeError):
+    """An iteration stopped before it reached the accuracy asked for.
+
+    Functions that raise it take ``strict=False`` to return the flagged answer instead.
+    """
+
+
+class MissingExtraError(ImportError):
+    """An optional dependency is needed and not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(
+            f"this needs the package {package!r}, which is not installed: "
+            f'pip install "meanfield[{extra}]"'
+        )
