@@ -48,6 +48,7 @@ _MODULES = (
     "measures",
     "results",
     "sampling",
+    "sweep",  # the module is callable: `meanfield.sweep(...)` is the function inside
     "transport",
 )
 
@@ -65,7 +66,6 @@ _HOMES = {
     "pushforward": "meanfield.measures",
     "split": "meanfield.measures",
     "stack": "meanfield.measures",
-    "sweep": "meanfield.sweep",
 }
 
 __all__ = [
@@ -98,7 +98,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        # The function `sweep` shares its module's name: the function is the public one.
         value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
