@@ -1,0 +1,277 @@
+"""The matrices of a multi-head attention layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meanfield.checks import as_float_tensor, check_finite, check_same_kind
+
+__all__ = ["AttentionParameters"]
+
+
+@dataclass(frozen=True, eq=False, repr=False, init=False)
+class AttentionParameters:
+    """Query, key, value and output matrices of H heads, with biases.
+
+    Head h sends a query point x and atoms yⱼ to
+    W^h Σⱼ Pⱼ (V^h yⱼ + b_V^h), Pⱼ ∝ aⱼ exp(scale · ⟨Q^h x + b_Q^h, K^h yⱼ⟩);
+    the layer sums the heads and adds b_O ([CAP24] Def. 2.1, 2.2 and App. E.3). A key bias
+    changes nothing under the softmax, so there is none.
+
+    Args:
+        query: Q, shape (H, k, d); a matrix (k, d) is one head.
+        key: K, shape (H, k, d).
+        value: V, shape (H, v, d).
+        output: W, shape (H, d_out, v); the identity if None, which needs one head.
+        query_bias: b_Q, shape (H, k).
+        value_bias: b_V, shape (H, v).
+        output_bias: b_O, shape (d_out,).
+        scale: factor of the scores, a number or one per head (H,); 1/√k if None.
+
+    Raises:
+        ValueError: shapes that do not fit, NaN or infinite entries, devices that differ.
+        TypeError: dtypes that differ or are not float32 or float64.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor | None
+    query_bias: Tensor | None
+    value_bias: Tensor | None
+    output_bias: Tensor | None
+    scale: Tensor
+
+    def __init__(
+        self,
+        query: Any,
+        key: Any,
+        value: Any,
+        output: Any = None,
+        *,
+        query_bias: Any = None,
+        value_bias: Any = None,
+        output_bias: Any = None,
+        scale: Any = None,
+    ) -> None:
+        given = {"query": query, "key": key, "value": value, "output": output}
+        heads = {
+            name: None if matrix is None else _heads(matrix, name)
+            for name, matrix in given.items()
+        }
+        q, k, v, w = heads["query"], heads["key"], heads["value"], heads["output"]
+        if q is None or k is None or v is None:
+            raise ValueError("expected query, key and value matrices, got None")
+        for name, matrix in heads.items():
+            if matrix is not None:
+                check_same_kind(q, "query", matrix, name)
+        _check_shapes(q, k, v, w)
+        out_dim = v.shape[-2] if w is None else w.shape[-2]
+        store = object.__setattr__
+        for name, matrix in heads.items():
+            store(self, name, matrix)
+        store(self, "query_bias", _bias(query_bias, "query_bias", q, tuple(q.shape[:2])))
+        store(self, "value_bias", _bias(value_bias, "value_bias", q, tuple(v.shape[:2])))
+        store(self, "output_bias", _bias(output_bias, "output_bias", q, (out_dim,)))
+        store(self, "scale", _scale(scale, q))
+
+    @classmethod
+    def from_bilinear(cls, bilinear: Any, value: Any) -> AttentionParameters:
+        """Parameters with scores ⟨A x, y⟩ and value V (for several heads, V^h is W^h V^h).
+
+        Args:
+            bilinear: A, shape (d, d) or (H, d, d): query A, key identity, scale 1.
+            value: V, shape (d_out, d) or (H, d_out, d).
+        """
+        A = _heads(bilinear, "bilinear")
+        V = _heads(value, "value")
+        if A.shape[-1] != A.shape[-2]:
+            raise ValueError(f"bilinear: expected square matrices, got {tuple(A.shape)}")
+        key = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand_as(A)
+        output = None
+        if V.shape[0] > 1:
+            eye = torch.eye(V.shape[-2], dtype=V.dtype, device=V.device)
+            output = eye.expand(V.shape[0], -1, -1)
+        return cls(A, key, V, output, scale=1.0)
+
+    @classmethod
+    def random(
+        cls,
+        dim: int,
+        *,
+        n_heads: int = 1,
+        head_dim: int | None = None,
+        std: float | None = None,
+        biases: bool = False,
+        dtype: torch.dtype = torch.float64,
+        generator: torch.Generator | None = None,
+    ) -> AttentionParameters:
+        """Independent normal entries, as at the initialisation of a transformer.
+
+        Args:
+            dim: d.
+            n_heads: H.
+            head_dim: k = v; d/H if None.
+            std: standard deviation of the entries; 1/√d if None.
+            biases: whether query, value and output biases are drawn too (otherwise none).
+            dtype: float32 or float64.
+            generator: source of the randomness; a fixed seed if None.
+        """
+        if head_dim is None and dim % n_heads:
+            raise ValueError(f"expected dim divisible by n_heads, got {dim} and {n_heads}")
+        k = dim // n_heads if head_dim is None else head_dim
+        sigma = dim**-0.5 if std is None else std
+        if generator is None:
+            generator = torch.Generator().manual_seed(0)
+
+        def draw(*shape: int) -> Tensor:
+            return (sigma * torch.randn(*shape, generator=generator, dtype=torch.float64)).to(
+                device=generator.device, dtype=dtype
+            )
+
+        matrices = [draw(n_heads, k, dim) for _ in range(3)]
+        output = draw(n_heads, dim, k)
+        if not biases:
+            return cls(*matrices, output)
+        return cls(
+            *matrices,
+            output,
+            query_bias=draw(n_heads, k),
+            value_bias=draw(n_heads, k),
+            output_bias=draw(dim),
+        )
+
+    @property
+    def n_heads(self) -> int:
+        """H."""
+        return self.query.shape[0]
+
+    @property
+    def dim(self) -> int:
+        """d, of the points that come in."""
+        return self.query.shape[-1]
+
+    @property
+    def out_dim(self) -> int:
+        """d_out, of the points that go out."""
+        return (self.value if self.output is None else self.output).shape[-2]
+
+    @property
+    def A(self) -> Tensor:
+        """A^h = scale · K^hᵀ Q^h, so that the scores are ⟨A x, y⟩ (+ bias terms); (H, d, d)."""
+        return self.scale[:, None, None] * (self.key.mT @ self.query)
+
+    @property
+    def V(self) -> Tensor:
+        """V^h = W^h times the value matrix, (H, d_out, d): what one head does to a mean."""
+        return self.value if self.output is None else self.output @ self.value
+
+    def head(self, index: int) -> AttentionParameters:
+        """Head `index` alone, without the output bias."""
+        if not -self.n_heads <= index < self.n_heads:
+            raise IndexError(f"expected a head in 0..{self.n_heads - 1}, got {index}")
+        one = slice(index, index + 1) if index != -1 else slice(-1, None)
+
+        def pick(t: Tensor | None) -> Tensor | None:
+            return None if t is None else t[one]
+
+        return AttentionParameters(
+            self.query[one],
+            self.key[one],
+            self.value[one],
+            pick(self.output),
+            query_bias=pick(self.query_bias),
+            value_bias=pick(self.value_bias),
+            scale=self.scale[one],
+        )
+
+    def to(self, *args: Any, **kwargs: Any) -> AttentionParameters:
+        """The same matrices in another dtype or on another device (as `torch.Tensor.to`)."""
+
+        def move(t: Tensor | None) -> Tensor | None:
+            return None if t is None else t.to(*args, **kwargs)
+
+        return AttentionParameters(
+            move(self.query),
+            move(self.key),
+            move(self.value),
+            move(self.output),
+            query_bias=move(self.query_bias),
+            value_bias=move(self.value_bias),
+            output_bias=move(self.output_bias),
+            scale=move(self.scale),
+        )
+
+    def __repr__(self) -> str:
+        biases = [
+            name
+            for name in ("query_bias", "value_bias", "output_bias")
+            if getattr(self, name) is not None
+        ]
+        extra = f", {', '.join(biases)}" if biases else ""
+        return (
+            f"AttentionParameters(n_heads={self.n_heads}, dim={self.dim}, "
+            f"head_dim={self.query.shape[-2]}, out_dim={self.out_dim}{extra})"
+        )
+
+
+def _heads(matrix: Any, name: str) -> Tensor:
+    tensor = as_float_tensor(matrix, name)
+    if tensor.ndim == 2:
+        tensor = tensor[None]
+    if tensor.ndim != 3 or 0 in tensor.shape:
+        raise ValueError(
+            f"{name}: expected a matrix (rows, columns) or one per head (H, rows, columns), "
+            f"got {tuple(tensor.shape)}"
+        )
+    check_finite(tensor, name)
+    return tensor
+
+
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor, w: Tensor | None) -> None:
+    H, width, d = q.shape
+    if k.shape != q.shape:
+        raise ValueError(
+            f"key: expected the shape of query, {tuple(q.shape)}, got {tuple(k.shape)}"
+        )
+    if v.shape[0] != H or v.shape[-1] != d:
+        raise ValueError(f"value: expected shape ({H}, v, {d}), got {tuple(v.shape)}")
+    if w is None:
+        if H > 1:
+            raise ValueError(
+                f"output: expected a matrix per head, shape ({H}, d_out, {v.shape[-2]}), got None; "
+                "only a single head has the identity as its default"
+            )
+    elif w.shape[0] != H or w.shape[-1] != v.shape[-2]:
+        raise ValueError(
+            f"output: expected shape ({H}, d_out, {v.shape[-2]}), got {tuple(w.shape)}"
+        )
+
+
+def _bias(value: Any, name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    if value is None:
+        return None
+    tensor = as_float_tensor(value, name, like=like)
+    check_same_kind(like, "query", tensor, name)
+    if tensor.shape != shape and (1, *tensor.shape) != shape:
+        raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
+    check_finite(tensor, name)
+    return tensor.reshape(shape)
+
+
+def _scale(value: Any, query: Tensor) -> Tensor:
+    H, width = query.shape[:2]
+    if value is None:
+        return query.new_full((H,), 1 / math.sqrt(width))
+    tensor = torch.as_tensor(value, dtype=query.dtype, device=query.device)
+    if tensor.ndim > 1 or (tensor.ndim == 1 and tensor.shape[0] != H):
+        raise ValueError(
+            f"scale: expected a number or one per head ({H},), got shape {tuple(tensor.shape)}"
+        )
+    check_finite(tensor, "scale")
+    return tensor.expand(H)

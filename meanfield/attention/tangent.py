@@ -1,0 +1,291 @@
+"""The linearisation of attention at a measure, matrix-free and dense."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from meanfield.attention.interaction import Block, Interaction
+from meanfield.attention.parameters import AttentionParameters
+from meanfield.linalg import LinearMap
+
+__all__ = ["AttentionTangent"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """What is known of one block of rows: its transition matrices P and M, or None."""
+
+    block: Block
+    kept: tuple[Tensor, Tensor] | None
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionTangent:
+    """The derivative of F at μ with the weights held fixed ([CAP24] Lemmas C.2, C.6, D.1).
+
+    With P the transition matrix, oᵢ = Σⱼ Pᵢⱼ vⱼ, scaled queries q, keys k, values v of a head and
+    q̇, k̇, v̇ their tangents,
+
+        ȯᵢ = Σⱼ Mᵢⱼ v̇ⱼ + Σⱼ Pᵢⱼ ⟨q̇ᵢ, kⱼ⟩ (vⱼ − oᵢ) + Σⱼ Mᵢⱼ ⟨qᵢ, k̇ⱼ⟩ (vⱼ − oᵢ),   M = P,
+
+    acting on plain displacements ε. With ``geometry="wasserstein"`` it acts on weighted ones,
+    ηᵢ = √aᵢ εᵢ, as D^½ J D^−½; then Mᵢⱼ = √(aᵢ/aⱼ) Pᵢⱼ, formed from logarithms: Pᵢⱼ may be
+    e^{−900} where Mᵢⱼ is 1. Atoms of weight 0 are absent: their rows and columns are 0.
+
+    P never changes, so a product needs no new softmax. It is kept when it fits in `memory` bytes
+    and otherwise recomputed from the log-normalisers in blocks of rows, O(n · block) memory.
+
+    Nothing is computed before the first product.
+
+    Args:
+        parameters: of the layer.
+        queries: scaled queries of the atoms in the interaction's order, (*batch, H, n, k).
+        interaction: the atoms as the layer sees them.
+        geometry: "euclidean" or "wasserstein".
+        memory: bytes that the kept transition matrices may take.
+        block_size: rows per block; chosen from the memory of a block if None.
+    """
+
+    parameters: AttentionParameters
+    queries: Tensor
+    interaction: Interaction
+    geometry: str = "euclidean"
+    memory: int = 2**30
+    block_size: int | None = None
+
+    def as_linear_map(self) -> LinearMap:
+        """The tangent as a `LinearMap` on displacements."""
+        n, par = self.interaction.n, self.parameters
+        return LinearMap(
+            matvec=self.matvec,
+            rmatvec=self.rmatvec,
+            in_shape=(n, par.dim),
+            out_shape=(n, par.out_dim),
+            batch_shape=self.queries.shape[:-3],
+            dtype=self.queries.dtype,
+            device=self.queries.device,
+            dense=self.dense,
+            hints=self.dominant_direction,
+        )
+
+    # --- what does not change from product to product ---------------------------------------------
+
+    @cached_property
+    def _alive(self) -> Tensor:
+        return self.interaction.log_weights > -math.inf
+
+    @cached_property
+    def _half_logs(self) -> Tensor | None:
+        """ρ = ½ log a where M differs from P; 0 stands for −inf, those atoms are cut out anyway."""
+        logs = self.interaction.log_weights
+        if self.geometry == "euclidean" or bool((logs == logs[..., :1]).all()):
+            return None
+        return torch.where(self._alive, 0.5 * logs, 0.0)
+
+    @cached_property
+    def _prepared(self) -> tuple[list[_Rows], Tensor]:
+        """The blocks of rows, and the outputs oᵢ per head (*batch, H, n, v)."""
+        interaction, n = self.interaction, self.interaction.n
+        copies = 1 if self._half_logs is None else 2
+        size = math.prod(self.queries.shape[:-1]) * n * self.queries.element_size() * copies
+        blocks = list(interaction.blocks(interaction.positions, n, self.block_size))
+        rows, outputs = [], torch.empty_like(interaction.values)
+        for block in blocks:
+            p, m = self._transition(_Rows(block, None))
+            outputs[..., block.rows, :] = p @ interaction.values[..., block.columns, :]
+            rows.append(_Rows(block, (p, m) if size <= self.memory else None))
+        return rows, outputs
+
+    @property
+    def _rows(self) -> list[_Rows]:
+        return self._prepared[0]
+
+    @property
+    def _outputs(self) -> Tensor:
+        return self._prepared[1]
+
+    def _transition(self, rows: _Rows) -> tuple[Tensor, Tensor]:
+        """P and M of a block of rows."""
+        if rows.kept is not None:
+            return rows.kept
+        block = rows.block
+        positions = self.interaction.positions
+        log_p, _ = self.interaction.log_transition(self.queries, positions, block)
+        alive = self._alive[..., None, block.rows, None]
+        everyone = bool(alive.all())
+        p = log_p.exp() if everyone else torch.where(alive, log_p.exp(), 0.0)
+        rho = self._half_logs
+        if rho is None:
+            return p, p
+        # √(aᵢ/aⱼ) Pᵢⱼ in one exponential: either factor alone may leave the number range.
+        log_p += rho[..., None, block.rows, None] - rho[..., None, None, block.columns]
+        m = log_p.exp_()
+        return p, m if everyone else torch.where(alive, m, 0.0)
+
+    # --- products ---------------------------------------------------------------------------
+
+    def matvec(self, displacement: Tensor) -> Tensor:
+        """Jε, (*batch, n, d) → (*batch, n, d_out)."""
+        eps = self.interaction.sort(displacement)[..., None, :, :]
+        par = self.parameters
+        q_dot = (eps @ par.query.mT) * par.scale[:, None, None]
+        k_dot, v_dot = eps @ par.key.mT, eps @ par.value.mT
+        heads = torch.empty_like(self._outputs)
+        for rows in self._rows:
+            heads[..., rows.block.rows, :] = self._matvec_rows(rows, q_dot, k_dot, v_dot)
+        return self.interaction.unsort(self._join_heads(heads))
+
+    def _matvec_rows(self, rows: _Rows, q_dot: Tensor, k_dot: Tensor, v_dot: Tensor) -> Tensor:
+        i, j = rows.block
+        p, m = self._transition(rows)
+        keys, values = self.interaction.keys[..., j, :], self.interaction.values[..., j, :]
+        if p is m:
+            both = torch.cat([q_dot[..., i, :], self.queries[..., i, :]], -1)
+            w = (both @ torch.cat([keys, k_dot[..., j, :]], -1).mT).mul_(p)
+        else:
+            w = (q_dot[..., i, :] @ keys.mT).mul_(p)
+            w += (self.queries[..., i, :] @ k_dot[..., j, :].mT).mul_(m)
+        moved = w @ values - w.sum(-1, keepdim=True) * self._outputs[..., i, :]
+        return moved + m @ v_dot[..., j, :]
+
+    def rmatvec(self, covector: Tensor) -> Tensor:
+        """Jᵀζ, (*batch, n, d_out) → (*batch, n, d)."""
+        par = self.parameters
+        y = self.interaction.sort(covector)[..., None, :, :]
+        if par.output is not None:
+            y = y @ par.output
+        y = y.expand(self._outputs.shape)
+        q_bar, k_bar = torch.zeros_like(self.queries), torch.zeros_like(self.interaction.keys)
+        v_bar = torch.zeros_like(self.interaction.values)
+        for rows in self._rows:
+            self._rmatvec_rows(rows, y, q_bar, k_bar, v_bar)
+        back = (q_bar * par.scale[:, None, None]) @ par.query + k_bar @ par.key + v_bar @ par.value
+        return self.interaction.unsort(back.sum(-3))
+
+    def _rmatvec_rows(
+        self, rows: _Rows, y: Tensor, q_bar: Tensor, k_bar: Tensor, v_bar: Tensor
+    ) -> None:
+        i, j = rows.block
+        p, m = self._transition(rows)
+        keys, values = self.interaction.keys[..., j, :], self.interaction.values[..., j, :]
+        y_i = y[..., i, :]
+        # ⟨vⱼ − oᵢ, yᵢ⟩
+        g = y_i @ values.mT - (y_i * self._outputs[..., i, :]).sum(-1, keepdim=True)
+        q_bar[..., i, :] = (g * p) @ keys
+        k_bar[..., j, :] += g.mul_(m).mT @ self.queries[..., i, :]
+        v_bar[..., j, :] += m.mT @ y_i
+
+    def _join_heads(self, heads: Tensor) -> Tensor:
+        if self.parameters.output is not None:
+            heads = heads @ self.parameters.output.mT
+        return heads.sum(-3)
+
+    # --- the part that moves one query only: the derivative of the field -------------------------
+
+    def query_matvec(self, displacement: Tensor) -> Tensor:
+        """D_xΓ_μ(xᵢ) εᵢ for every atom, (*batch, n, d) → (*batch, n, d_out)."""
+        eps = self.interaction.sort(displacement)[..., None, :, :]
+        q_dot = (eps @ self.parameters.query.mT) * self.parameters.scale[:, None, None]
+        heads = torch.empty_like(self._outputs)
+        for rows in self._rows:
+            i, j = rows.block
+            w = q_dot[..., i, :] @ self.interaction.keys[..., j, :].mT
+            w.mul_(self._transition(rows)[0])
+            moved = w @ self.interaction.values[..., j, :]
+            heads[..., i, :] = moved - w.sum(-1, keepdim=True) * self._outputs[..., i, :]
+        return self.interaction.unsort(self._join_heads(heads))
+
+    def query_rmatvec(self, covector: Tensor) -> Tensor:
+        """D_xΓ_μ(xᵢ)ᵀ ζᵢ for every atom, (*batch, n, d_out) → (*batch, n, d)."""
+        par = self.parameters
+        y = self.interaction.sort(covector)[..., None, :, :]
+        if par.output is not None:
+            y = y @ par.output
+        y = y.expand(self._outputs.shape)
+        q_bar = torch.empty_like(self.queries)
+        for rows in self._rows:
+            i, j = rows.block
+            y_i = y[..., i, :]
+            g = y_i @ self.interaction.values[..., j, :].mT
+            g -= (y_i * self._outputs[..., i, :]).sum(-1, keepdim=True)
+            g.mul_(self._transition(rows)[0])
+            q_bar[..., i, :] = g @ self.interaction.keys[..., j, :]
+        back = (q_bar * par.scale[:, None, None]) @ par.query
+        return self.interaction.unsort(back.sum(-3))
+
+    def covariances(self) -> Tensor:
+        """Cᵢ = Σⱼ Pᵢⱼ (vⱼ − oᵢ) kⱼᵀ per head, (*batch, H, n, v, k), in the interaction's order."""
+        keys, values = self.interaction.keys, self.interaction.values
+        shape = (*self.queries.shape[:-1], values.shape[-1], keys.shape[-1])
+        out = self.queries.new_empty(shape)
+        for rows in self._rows:
+            i, j = rows.block
+            p = self._transition(rows)[0]
+            k = keys[..., j, :]
+            k_mean = p @ k
+            v = values[..., None, j, :] - self._outputs[..., i, None, :]
+            weighted = p[..., None] * (k[..., None, :, :] - k_mean[..., None, :])
+            out[..., i, :, :] = v.mT @ weighted
+        return out
+
+    def field_jacobians(self) -> Tensor:
+        """D_xΓ_μ(xᵢ) = Σ_h W^h Cᵢ^h · scale Q^h, shape (*batch, n, d_out, d)."""
+        joined = self._field_jacobians()
+        return self.interaction.unsort(joined.flatten(-2)).reshape(joined.shape)
+
+    def _field_jacobians(self) -> Tensor:
+        par = self.parameters
+        blocks = self.covariances() @ (par.scale[:, None, None] * par.query)[:, None]
+        if par.output is not None:
+            blocks = par.output[:, None] @ blocks
+        return blocks.sum(-4)
+
+    def dominant_direction(self) -> Tensor:
+        """A displacement with a large image: each key moved towards the queries it can turn.
+
+        ηⱼ = Σ_h Kᵀ Σᵢ Mᵢⱼ |vⱼ − oᵢ| qᵢ, large at the tokens that decide where others look. In the
+        adversarial configurations it lies along the top singular vector, to which a random
+        displacement is almost orthogonal. Shape (*batch, n, d).
+        """
+        pulls = torch.zeros_like(self.interaction.keys)
+        for rows in self._rows:
+            i, j = rows.block
+            weight = torch.cdist(self._outputs[..., i, :], self.interaction.values[..., j, :])
+            weight = weight.mul_(self._transition(rows)[1])
+            pulls[..., j, :] += weight.mT @ self.queries[..., i, :]
+        return self.interaction.unsort((pulls @ self.parameters.key).sum(-3))
+
+    # --- dense ------------------------------------------------------------------------------------
+
+    def dense(self, part: slice) -> Tensor:
+        """The matrices of a slice of the flattened batch, (b, n·d_out, n·d)."""
+        queries = self.queries.reshape(-1, *self.queries.shape[-3:])[part]
+        interaction = self.interaction.part(part)
+        whole = replace(
+            self,
+            queries=queries,
+            interaction=interaction,
+            memory=2**62,
+            block_size=interaction.n,
+        )
+        return whole._dense_flat()
+
+    def _dense_flat(self) -> Tensor:
+        par, interaction = self.parameters, self.interaction
+        (rows,) = self._rows
+        m = self._transition(rows)[1]
+        values, means = interaction.values, self._outputs
+        if par.output is not None:
+            values, means = values @ par.output.mT, means @ par.output.mT
+        # [b, i, α, j, β]: the value's share, the key's share, and the query's on the diagonal.
+        matrix = torch.einsum("bhij,hac->biajc", m, par.V)
+        spread = m[..., None] * (values[..., None, :, :] - means[..., :, None, :])
+        matrix += torch.einsum("bhija,bhic->biajc", spread, self.queries @ par.key)
+        diagonal = torch.arange(interaction.n, device=m.device)
+        matrix[:, diagonal, :, diagonal, :] += self._field_jacobians().movedim(1, 0)
+        return interaction.unsort_dense(matrix).flatten(3, 4).flatten(1, 2)

@@ -1,0 +1,183 @@
+"""Measures to start from: the configurations of the proofs, and random clouds."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from meanfield.checks import as_float_tensor, check_finite
+from meanfield.measures import ParticleMeasure
+
+__all__ = [
+    "CriticalPair",
+    "adversarial",
+    "ball",
+    "critical_pair",
+    "gaussian",
+    "sphere",
+    "two_diracs",
+]
+
+
+class CriticalPair(NamedTuple):
+    """The real eigenpair (λ, u) of A that Proposition 3.4 uses, and where it puts the crowd.
+
+    The lone (light) atom goes to R u and the crowd (heavy atom) to crowd · R u, with crowd = −1
+    for λ < 0 and ½ for λ > 0; scaling is γ = −λ or λ/8.
+    """
+
+    eigenvalue: float
+    direction: Tensor
+    crowd: float
+    scaling: float
+
+
+def critical_pair(A: Any, *, branch: str = "best") -> CriticalPair:
+    """The eigenpair of A that makes attention most sensitive.
+
+    Args:
+        A: scores ⟨A x, y⟩, shape (d, d); for a multi-head layer one head's, `parameters.A[h]`.
+        branch: "negative" takes the smallest real eigenvalue, "positive" the largest, "best"
+            the one with the larger scaling factor max(−λ_min, λ_max/8).
+
+    Raises:
+        ValueError: if A has no real eigenvalue of the sign asked for.
+
+    Source: [CAP24] Proposition 3.4.
+    """
+    if branch not in ("best", "negative", "positive"):
+        raise ValueError(f"branch: expected 'best', 'negative' or 'positive', got {branch!r}")
+    matrix = as_float_tensor(A, "A")
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(
+            f"A: expected one square matrix, got shape {tuple(matrix.shape)}; "
+            "for a multi-head layer take one head, parameters.A[h]"
+        )
+    check_finite(matrix, "A")
+    eigenvalues, vectors = torch.linalg.eig(matrix)
+    real = eigenvalues.imag == 0  # LAPACK returns real eigenvalues with imaginary part exactly 0
+    pairs = []
+    for sign, crowd, factor in ((-1.0, -1.0, 1.0), (1.0, 0.5, 0.125)):
+        name = "negative" if sign < 0 else "positive"
+        gains = torch.where(real, sign * eigenvalues.real, -torch.inf)
+        k = int(gains.argmax())
+        if branch in ("best", name) and float(gains[k]) > 0:
+            u = vectors[:, k].real
+            u = u / torch.linalg.vector_norm(u)
+            u = u * torch.where(u[u.abs().argmax()] < 0, -1.0, 1.0)
+            value = float(eigenvalues[k].real)
+            pairs.append(CriticalPair(value, u, crowd, factor * float(gains[k])))
+    if not pairs:
+        wanted = "non-zero" if branch == "best" else branch
+        raise ValueError(f"A has no {wanted} real eigenvalue: {eigenvalues.tolist()}")
+    return max(pairs, key=lambda pair: pair.scaling)
+
+
+def two_diracs(
+    radius: Any,
+    log_ratio: Any,
+    direction: Any,
+    *,
+    crowd: float = -1.0,
+    positioned: bool = False,
+) -> ParticleMeasure:
+    """A light atom at R u and a heavy one at crowd · R u: the two unbalanced clusters.
+
+    Args:
+        radius: R ≥ 0, a number or a batch (...).
+        log_ratio: log(light weight / heavy weight), a number or a batch (...). −900 is ordinary.
+        direction: u, shape (d,), normalised here.
+        crowd: where the heavy atom stands on the line through u, in units of R.
+        positioned: whether to place the light atom at position ½ and the heavy one at 1, so that
+            in masked attention the heavy atom sees the light one.
+
+    Returns:
+        The measure, atoms ordered (light, heavy).
+    """
+    u = as_float_tensor(direction, "direction")
+    if u.ndim != 1 or not float(torch.linalg.vector_norm(u)) > 0:
+        raise ValueError(f"direction: expected a non-zero vector (d,), got {tuple(u.shape)}")
+    u = u / torch.linalg.vector_norm(u)
+    r = as_float_tensor(radius, "radius", like=u)
+    if bool((r < 0).any()):
+        raise ValueError(f"radius: expected numbers ≥ 0, got a smallest of {float(r.min())}")
+    z = as_float_tensor(log_ratio, "log_ratio", like=u)
+    r, z = torch.broadcast_tensors(r, z)
+    places = torch.stack([u, crowd * u])
+    # log a = −log(1 + e^−z) and log(1 − a) = −log(1 + e^z): exact at both ends.
+    zero = torch.zeros_like(z)
+    logs = torch.stack([-torch.logaddexp(zero, -z), -torch.logaddexp(zero, z)], -1)
+    positions = u.new_tensor([0.5, 1.0]) if positioned else None
+    return ParticleMeasure(r[..., None, None] * places, log_weights=logs, positions=positions)
+
+
+def adversarial(A: Any, radius: float, n: int, *, branch: str = "best") -> ParticleMeasure:
+    """The token sequence of Proposition 3.4: one token at R u, n − 1 at −R u or at R u/2.
+
+    The lone token comes first, so that the others see it in masked attention too. As a measure
+    it is `two_diracs` with ratio 1/(n−1).
+
+    Args:
+        A: scores ⟨A x, y⟩ of one head, shape (d, d).
+        radius: R.
+        n: number of tokens, at least 2.
+        branch: which real eigenpair to use, see `critical_pair`.
+
+    Returns:
+        A positioned uniform measure of n atoms.
+    """
+    if n < 2:
+        raise ValueError(f"n: expected at least 2 tokens, got {n}")
+    pair = critical_pair(A, branch=branch)
+    points = radius * pair.crowd * pair.direction.expand(n, -1).clone()
+    points[0] = radius * pair.direction
+    return ParticleMeasure.from_sequence(points)
+
+
+def gaussian(
+    n: int,
+    dim: int,
+    *,
+    std: float = 1.0,
+    batch_shape: tuple[int, ...] = (),
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """Independent N(0, std² I) points, shape (*batch_shape, n, dim)."""
+    generator = generator or torch.Generator().manual_seed(0)
+    shape = (*batch_shape, n, dim)
+    device = generator.device
+    return std * torch.randn(shape, generator=generator, dtype=dtype, device=device)
+
+
+def sphere(
+    n: int,
+    dim: int,
+    *,
+    radius: float = 1.0,
+    batch_shape: tuple[int, ...] = (),
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """Independent uniform points on the sphere of the given radius, (*batch_shape, n, dim)."""
+    points = gaussian(n, dim, batch_shape=batch_shape, generator=generator, dtype=dtype)
+    return radius * points / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
+
+
+def ball(
+    n: int,
+    dim: int,
+    *,
+    radius: float = 1.0,
+    batch_shape: tuple[int, ...] = (),
+    generator: torch.Generator | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
+    """Independent uniform points in the ball B_R, (*batch_shape, n, dim)."""
+    generator = generator or torch.Generator().manual_seed(0)
+    points = sphere(n, dim, batch_shape=batch_shape, generator=generator, dtype=dtype)
+    shape = (*batch_shape, n, 1)
+    share = torch.rand(shape, generator=generator, dtype=dtype, device=points.device)
+    return radius * share ** (1 / dim) * points
