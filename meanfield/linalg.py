@@ -143,7 +143,7 @@ def operator_norm(
     return estimate
 
 
-# --- dense ------------------------------------------------------------------------------------
+# --- dense ---
 
 
 def top_singular_triples(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -217,7 +217,7 @@ def _unit(column: Tensor) -> Tensor:
     return column / torch.where(length > 0, length, 1.0)
 
 
-# --- Golub–Kahan–Lanczos ----------------------------------------------------------------------
+# --- Golub–Kahan–Lanczos ---
 
 
 def _lanczos_norm(

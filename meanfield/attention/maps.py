@@ -23,7 +23,7 @@ __all__ = ["SelfAttention"]
 
 @dataclass(frozen=True)
 class SelfAttention:
-    """F(μ) = (Γ_μ)♯μ with Γ_μ(x) = Σ_h W^h (∫ e^{⟨A^h x, y⟩} V^h y dμ(y) / ∫ e^{⟨A^h x, y⟩} dμ(y)).
+    """F(μ) = (Γ_μ)♯μ, Γ_μ(x) = Σ_h W^h (∫ e^{⟨A^h x, y⟩} V^h y dμ(y) / ∫ e^{⟨A^h x, y⟩} dμ(y)).
 
     [CAP24] Definitions 2.4 (plain) and 2.5, 2.6 (causal: the integrals run over the atoms whose
     position is at most that of x; ties see each other). On the uniform measure of a sequence it
@@ -126,7 +126,7 @@ class SelfAttention:
         )
 
     def field_jacobians(self, mu: ParticleMeasure) -> Tensor:
-        """D_xΓ_μ(xᵢ) at every atom, (*batch, n, d_out, d): V Covᵢ A for one head without biases."""
+        """D_xΓ_μ(xᵢ) at every atom, (*batch, n, d_out, d); V Covᵢ A for one unbiased head."""
         return self.tangent(mu).field_jacobians()
 
     def _interaction(self, mu: ParticleMeasure) -> Interaction:
@@ -140,7 +140,7 @@ class SelfAttention:
         queries = self.kernel.queries(par, points)
         parts = []
         for block in interaction.blocks(positions, points.shape[-2], None):
-            log_p, log_normalizer = interaction.log_transition(queries, positions, block)
+            log_p = interaction.log_transition(queries, positions, block).log_transition
             mean = log_p.exp() @ interaction.values[..., block.columns, :]
             parts.append(mean + interaction.centre)
         heads = torch.cat(parts, -2)

@@ -234,7 +234,7 @@ def _heads(matrix: Any, name: str) -> Tensor:
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, w: Tensor | None) -> None:
-    H, width, d = q.shape
+    H, _, d = q.shape
     if k.shape != q.shape:
         raise ValueError(
             f"key: expected the shape of query, {tuple(q.shape)}, got {tuple(k.shape)}"
@@ -244,7 +244,7 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, w: Tensor | None) -> None:
     if w is None:
         if H > 1:
             raise ValueError(
-                f"output: expected a matrix per head, shape ({H}, d_out, {v.shape[-2]}), got None; "
+                f"output: expected shape ({H}, d_out, {v.shape[-2]}), got None; "
                 "only a single head has the identity as its default"
             )
     elif w.shape[0] != H or w.shape[-1] != v.shape[-2]:

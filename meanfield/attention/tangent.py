@@ -73,7 +73,7 @@ class AttentionTangent:
             hints=self.dominant_direction,
         )
 
-    # --- what does not change from product to product ---------------------------------------------
+    # --- what does not change from product to product ---
 
     @cached_property
     def _alive(self) -> Tensor:
@@ -81,7 +81,7 @@ class AttentionTangent:
 
     @cached_property
     def _half_logs(self) -> Tensor | None:
-        """ρ = ½ log a where M differs from P; 0 stands for −inf, those atoms are cut out anyway."""
+        """ρ = ½ log a where M differs from P; 0 for −inf, since those atoms are cut out."""
         logs = self.interaction.log_weights
         if self.geometry == "euclidean" or bool((logs == logs[..., :1]).all()):
             return None
@@ -127,7 +127,7 @@ class AttentionTangent:
         m = log_p.exp_()
         return p, m if everyone else torch.where(alive, m, 0.0)
 
-    # --- products ---------------------------------------------------------------------------
+    # --- products ---
 
     def matvec(self, displacement: Tensor) -> Tensor:
         """Jε, (*batch, n, d) → (*batch, n, d_out)."""
@@ -185,7 +185,7 @@ class AttentionTangent:
             heads = heads @ self.parameters.output.mT
         return heads.sum(-3)
 
-    # --- the part that moves one query only: the derivative of the field -------------------------
+    # --- the part that moves one query only: the derivative of the field ---
 
     def query_matvec(self, displacement: Tensor) -> Tensor:
         """D_xΓ_μ(xᵢ) εᵢ for every atom, (*batch, n, d) → (*batch, n, d_out)."""
@@ -260,7 +260,7 @@ class AttentionTangent:
             pulls[..., j, :] += weight.mT @ self.queries[..., i, :]
         return self.interaction.unsort((pulls @ self.parameters.key).sum(-3))
 
-    # --- dense ------------------------------------------------------------------------------------
+    # --- dense ---
 
     def dense(self, part: slice) -> Tensor:
         """The matrices of a slice of the flattened batch, (b, n·d_out, n·d)."""
