@@ -1,0 +1,443 @@
+"""The oracles against finite differences, known values and one another."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given, settings
+from mpmath import mp
+from strategies import (
+    CLOUDS,
+    LIGHT,
+    Problem,
+    cloud,
+    layer,
+    light_atom_problem,
+    log_weights,
+    problems,
+)
+from strategies import positions as random_positions
+
+quick = settings(derandomize=True, deadline=None, max_examples=40)
+# "clusters" and "offset" lose digits by cancellation in any float64 formula.
+TAME = tuple(kind for kind in CLOUDS if kind not in ("clusters", "offset"))
+
+
+def identity_layer(A: np.ndarray, V: np.ndarray | None = None) -> dict[str, object]:
+    d = len(A)
+    V = np.eye(d) if V is None else V
+    return {"query": A[None], "key": np.eye(d)[None], "value": V[None], "scale": 1.0}
+
+
+def made_exact(problem: Problem) -> Problem:
+    return problem._replace(
+        points=oracles.exact(problem.points),
+        log_weights=oracles.exact(problem.log_weights),
+        layer=oracles.exact_layer(problem.layer),
+    )
+
+
+def parts(problem: Problem) -> tuple[tuple, dict]:
+    return (problem.points, problem.log_weights, problem.layer), problem.mask
+
+
+def seeded(seed: int, kind: str, causal: bool, n: int = 4, d: int = 2) -> Problem:
+    rng = np.random.default_rng(seed)
+    points, logs = cloud(rng, n, d), log_weights(rng, n, "dirichlet")
+    where = random_positions(rng, n, "ties") if causal else None
+    return Problem(points, logs, where, layer(rng, d, kind), causal=causal)
+
+
+# ------------------------------------------------------------------ map
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_one_head_without_bias_is_the_softmax_formula(causal):
+    rng = np.random.default_rng(1)
+    A, V, X = rng.normal(size=(3, 3, 3))
+    a, s = rng.dirichlet(np.ones(3)), np.array([0.7, 0.2, 0.7])
+    seen = s[None, :] <= s[:, None] if causal else np.ones((3, 3), bool)
+    kernel = a * np.exp(X @ A.T @ X.T) * seen
+    expected = kernel / kernel.sum(1, keepdims=True) @ X @ V.T
+    found = oracles.attention_map(X, np.log(a), identity_layer(A, V), positions=s, causal=causal)
+    np.testing.assert_allclose(found, expected, rtol=1e-13)
+
+
+@quick
+@given(problems(cloud_kinds=TAME))
+def test_the_map_in_float64_is_the_map_in_fifty_digits(problem):
+    measure, mask = parts(problem)
+    found = oracles.attention_map(*measure, **mask)
+    with mp.workdps(oracles.DIGITS):
+        measure, mask = parts(made_exact(problem))
+        expected = oracles.attention_map(*measure, **mask).astype(float)
+    size = np.abs(expected).max() + np.abs(problem.points).max()
+    np.testing.assert_allclose(found, expected, atol=1e-11 * size)
+
+
+def test_atoms_of_weight_zero_may_be_removed():
+    problem = seeded(2, "biased", causal=True)
+    logs = problem.log_weights.copy()
+    logs[1] = -math.inf
+    keep = np.array([True, False, True, True])
+    mask = {"positions": problem.positions, "causal": True}
+    kept = {"positions": problem.positions[keep], "causal": True}
+    everything = oracles.attention_map(problem.points, logs, problem.layer, **mask)
+    alive = oracles.attention_map(problem.points[keep], logs[keep], problem.layer, **kept)
+    np.testing.assert_allclose(everything[keep], alive, rtol=1e-14)
+
+
+# ------------------------------------------------------------------ Jacobian
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["bilinear", "biased", "rectangular"])
+def test_the_jacobian_formula_is_the_difference_quotient_to_thirty_digits(kind, causal):
+    problem = made_exact(seeded(3, kind, causal, n=3))
+    (points, logs, fields), mask = parts(problem)
+    with mp.workdps(oracles.DIGITS):
+        formula = oracles.jacobian(points, logs, fields, **mask)
+    quotient = oracles.jacobian_by_differences(
+        lambda Y: oracles.attention_map(Y, logs, fields, **mask), points
+    )
+    assert np.abs(formula - quotient).max() < 1e-29
+
+
+@quick
+@given(problems(cloud_kinds=TAME))
+def test_the_jacobian_formula_is_the_complex_step(problem):
+    measure, mask = parts(problem)
+    points, logs, fields = measure
+    formula = oracles.jacobian(*measure, **mask)
+    stepped = oracles.jacobian_by_complex_step(
+        lambda Y: oracles.attention_map(Y, logs, fields, **mask), points
+    )
+    np.testing.assert_allclose(formula, stepped, atol=1e-10 * (1 + np.abs(formula).max()))
+
+
+@quick
+@given(problems(cloud_kinds=TAME))
+def test_the_weighted_matrix_is_the_similar_one(problem):
+    keep = problem.alive & (problem.log_weights > -300)
+    points, logs = problem.points[keep], problem.log_weights[keep]
+    mask = problem.mask | ({"positions": problem.positions[keep]} if problem.causal else {})
+    plain = oracles.jacobian(points, logs, problem.layer, **mask)
+    rows, columns = (np.repeat(np.exp(logs / 2), m // len(points)) for m in plain.shape)
+    weighted = oracles.jacobian(points, logs, problem.layer, **mask, weighted=True)
+    expected = rows[:, None] * plain / columns
+    np.testing.assert_allclose(weighted, expected, rtol=1e-9, atol=1e-9 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_slope_of_the_field_is_its_complex_step(causal):
+    problem = seeded(4, "biased", causal)
+    measure, mask = parts(problem)
+    slopes = oracles.field_jacobians(*measure, **mask)
+    for i, x in enumerate(problem.points):
+        where = {"position": problem.positions[i] if causal else None, **mask}
+        stepped = oracles.jacobian_by_complex_step(
+            lambda y, where=where: oracles.field(y, *measure, **where), x
+        )
+        np.testing.assert_allclose(slopes[i], stepped, atol=1e-13)
+
+
+# ------------------------------------------------------------------ constants
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.2, 0.5, 0.3), (1e-9, 1 - 1e-9)])
+@quick
+@given(problem=problems(max_particles=4, max_dim=3, cloud_kinds=TAME))
+def test_the_larger_component_is_the_norm_on_split_atoms(shares, problem):
+    measure, mask = parts(problem)
+    constants = oracles.local_constants(*measure, **mask)
+    points, logs = oracles.duplicated(problem.points, problem.log_weights, shares)
+    if problem.causal:
+        mask = {"positions": np.repeat(problem.positions, len(shares)), "causal": True}
+    split = oracles.local_constants(points, logs, problem.layer, **mask)
+    assert split.particle == pytest.approx(constants.wasserstein, rel=1e-9, abs=1e-12)
+    assert split.splitting == pytest.approx(constants.splitting, rel=1e-9, abs=1e-12)
+
+
+def test_splitting_can_decide_the_constant():
+    A = np.diag([3.0, -0.1])
+    points = np.array([[1.0, 0.0], [-1.0, 0.0]])
+    logs = np.log([0.01, 0.99])
+    constants = oracles.local_constants(points, logs, identity_layer(A, np.diag([1.0, 0.1])))
+    points, logs = oracles.duplicated(points, logs)
+    split = oracles.local_constants(points, logs, identity_layer(A, np.diag([1.0, 0.1])))
+    assert split.particle == pytest.approx(constants.wasserstein, rel=1e-12)
+
+
+def test_uniform_weights_have_equal_particle_and_euclidean_constants():
+    rng = np.random.default_rng(5)
+    logs = oracles.uniform_log_weights(5)
+    constants = oracles.local_constants(cloud(rng, 5, 3), logs, layer(rng, 3, "multi_head"))
+    assert constants.particle == pytest.approx(constants.euclidean, rel=1e-13)
+
+
+@pytest.mark.parametrize(("n", "n_light"), [(2, 1), (3, 1), (3, 2)])
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_light_atoms_in_float64_agree_with_mpmath(n, n_light, d):
+    problem = light_atom_problem(7, n, d, n_light)
+    measure, _ = parts(problem)
+    found = oracles.local_constants(*measure)
+    with mp.workdps(oracles.DIGITS):
+        measure, _ = parts(made_exact(problem))
+        expected = oracles.local_constants(*measure)
+    with mp.workdps(500):  # enough for e^{−900} beside 1
+        points, logs, fields = measure
+        blocks = oracles.jacobian(points, logs, fields)
+        roots = np.repeat(np.array([mp.exp(w / 2) for w in logs]), d)
+        conjugated = roots[:, None] * blocks / roots
+        direct = oracles.largest_singular_value(conjugated)
+    assert float(expected.particle / direct) == pytest.approx(1, rel=1e-30)
+    assert expected.particle > mp.mpf(10) ** 150
+    # A logit near 900 carries an error of 900 ε into every exponential.
+    assert float(found.particle / expected.particle) == pytest.approx(1, rel=1e-12)
+    assert found.splitting == pytest.approx(float(expected.splitting), rel=1e-11)
+
+
+# ------------------------------------------------------------------ two atoms
+
+
+@pytest.mark.parametrize("gamma", [-1.5, -0.3, 0.8])
+@pytest.mark.parametrize("log_light", [-0.7, -4.0, -30.0, LIGHT])
+def test_the_two_atom_formula_is_the_dense_constant(gamma, log_light):
+    rng = np.random.default_rng(8)
+    basis = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    A = basis @ np.diag([gamma, 4.0, -2.5]) @ basis.T
+    radius = 1.7
+    points = radius * np.stack([basis[:, 0], -basis[:, 0]])
+    with mp.workdps(oracles.DIGITS):
+        light = mp.mpf(log_light)
+        logs = np.array([light, mp.log1p(-mp.exp(light))])
+        dense = oracles.local_constants(
+            oracles.exact(points), logs, oracles.exact_layer(identity_layer(A))
+        )
+    particle, splitting = oracles.two_dirac_constants(gamma, radius, log_light)
+    # The eigenvectors are those of A to float64 only.
+    assert float(dense.particle / particle) == pytest.approx(1, rel=1e-12)
+    assert float(dense.splitting / splitting) == pytest.approx(1, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("n", "expected"), [(5, 2.14486823), (50, 11.20224591), (200, 27.66448368)]
+)
+def test_one_against_many_has_the_reference_norms(n, expected):
+    A = np.diag([0.5, -0.7, 0.2])
+    assert float(oracles.two_dirac_constants(-0.7, 2.0, -math.log(n))[0]) == pytest.approx(
+        expected, rel=1e-8
+    )
+    if n == 5:
+        (_, points), _ = oracles.adversarial_configurations(A, 2.0, n)
+        found = oracles.local_constants(points, oracles.uniform_log_weights(n), identity_layer(A))
+        assert found.particle == pytest.approx(expected, rel=1e-8)
+
+
+def best_at_the_ends(radius: float) -> float:
+    """The largest norm over the light weight, golden section in log a, d = 1, A = −1."""
+    low, high = -3 * radius**2 - 3, math.log(0.5)
+
+    def norm(log_a: float) -> mp.mpf:
+        return oracles.two_dirac_constants(-1, radius, log_a, one_dimensional=True)[0]
+
+    ratio = (math.sqrt(5) - 1) / 2
+    for _ in range(40):
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        low, high = (low, right) if norm(left) > norm(right) else (left, high)
+    return float(norm((low + high) / 2))
+
+
+@pytest.mark.parametrize(
+    ("radius", "expected"),
+    [(1, 3.068679561), (1.5, 18.17853104), (2, 165.8455191), (2.5, 2329.088241), (3, 50897.67091)],
+)
+def test_the_best_two_atoms_in_one_dimension_have_the_reference_constants(radius, expected):
+    best = best_at_the_ends(radius)
+    assert best == pytest.approx(expected, rel=1e-8)
+    growth = oracles.two_dirac_growth(-1, radius)
+    assert 0.97 * best < growth < best
+    rng, layer_ = np.random.default_rng(9), identity_layer(-np.eye(1))
+    for _ in range(100):
+        points = radius * np.append(rng.uniform(-1, 1, (1, 1)), [[rng.choice([-1, 1])]], axis=0)
+        odds = rng.uniform(-3 * radius**2, 3 * radius**2)
+        logs = -np.logaddexp(0, [odds, -odds])
+        assert oracles.local_constants(points, logs, layer_).wasserstein < best * (1 + 1e-9)
+
+
+def test_two_atoms_in_a_small_ball_are_best_when_they_coincide():
+    assert best_at_the_ends(0.5) < 1
+    points, logs = np.full((2, 1), 0.3), np.log([0.2, 0.8])
+    constants = oracles.local_constants(points, logs, identity_layer(-np.eye(1)))
+    assert constants.wasserstein == pytest.approx(1, rel=1e-14)
+
+
+@pytest.mark.parametrize("g", [0.01, 1.0, 30.0])
+def test_the_growth_formula_is_largest_at_its_own_attention(g):
+    best = oracles.two_dirac_growth(-g, 1)
+    scanned = max(oracles.two_dirac_growth(-g, 1, t) for t in np.linspace(0, 1, 20001))
+    assert best >= scanned * (1 - 1e-14)
+    assert best == pytest.approx(scanned, rel=1e-7)
+    if g == 30:
+        assert best == pytest.approx(oracles.two_dirac_growth_limit(-g, 1), rel=0.03)
+
+
+@quick
+@given(problems(max_particles=1, layer_kinds=("bilinear",), causal=False))
+def test_the_growth_formula_is_a_lower_bound_for_any_matrix(problem):
+    A = problem.layer["query"][0]
+    pairs = [pair for pair in oracles.real_eigenpairs(A) if pair[0] < 0]
+    for gamma, u in pairs[:1]:
+        radius, t = 1.3, 0.3
+        log_odds = math.log(t / (1 - t)) + 2 * gamma * radius**2
+        logs = -np.logaddexp(0, [-log_odds, log_odds])
+        points = radius * np.stack([u, -u])
+        norm = oracles.local_constants(points, logs, identity_layer(A)).particle
+        assert norm >= oracles.two_dirac_growth(gamma, radius, t) * (1 - 1e-12)
+
+
+# ------------------------------------------------------------------ Gaussians, running means
+
+
+@pytest.mark.parametrize("kind", ["bilinear", "biased"])
+def test_the_gaussian_image_is_the_quadrature(kind):
+    rng = np.random.default_rng(10)
+    mean, root, fields = rng.normal(size=2), 0.4 * rng.normal(size=(2, 2)), layer(rng, 2, kind)
+    nodes, mass = np.polynomial.hermite_e.hermegauss(12)
+    grid = np.stack(np.meshgrid(nodes, nodes), -1).reshape(-1, 2) @ root.T + mean
+    logs = np.log(np.outer(mass, mass).ravel() / mass.sum() ** 2)
+    image = oracles.attention_map(grid, logs, fields)
+    weights = np.exp(logs)
+    found_mean = weights @ image
+    found_covariance = (image - found_mean).T @ (weights[:, None] * (image - found_mean))
+    expected_mean, expected_covariance = oracles.gaussian_image(mean, root @ root.T, fields)
+    np.testing.assert_allclose(found_mean, expected_mean, atol=1e-5)
+    np.testing.assert_allclose(found_covariance, expected_covariance, atol=1e-5)
+
+
+def test_the_running_mean_has_the_reference_norms():
+    found = [oracles.running_mean_norm(n) for n in (10, 100, 1000)]
+    np.testing.assert_allclose(found, [1.410082, 1.629990, 1.748103], atol=1e-6)
+
+
+def test_masked_attention_without_scores_is_the_running_mean():
+    n, logs = 6, oracles.uniform_log_weights(6)
+    points, where = np.random.default_rng(11).normal(size=(n, 1)), np.arange(1, n + 1) / n
+    silent = identity_layer(np.zeros((1, 1)))
+    constants = oracles.local_constants(points, logs, silent, positions=where, causal=True)
+    assert constants.particle == pytest.approx(oracles.running_mean_norm(n), rel=1e-13)
+
+
+def test_the_released_quantity_is_not_the_norm():
+    problem = seeded(12, "bilinear", causal=False)
+    (points, logs, fields), _ = parts(problem)
+    matrix = oracles.jacobian_by_complex_step(
+        lambda Y: oracles.attention_map(Y, logs, fields), points
+    )
+    pulled = matrix.T @ oracles.attention_map(points, logs, fields).ravel()
+    released = oracles.released_code_quantity(points, logs, fields)
+    assert released**2 == pytest.approx(float(np.sqrt(pulled @ pulled)), rel=1e-12)
+    assert released != pytest.approx(np.linalg.norm(matrix, 2), rel=1e-2)
+
+
+# ------------------------------------------------------------------ bounds
+
+
+@quick
+@given(problems(layer_kinds=("bilinear",), cloud_kinds=("ball", "sphere", "duplicates")))
+def test_no_local_constant_exceeds_its_upper_bounds(problem):
+    measure, mask = parts(problem)
+    constants = oracles.local_constants(*measure, **mask)
+    radius = float(np.linalg.norm(problem.points, axis=1).max())
+    norms = [np.linalg.norm(problem.layer[name][0], 2) for name in ("query", "value")]
+    uniform = oracles.local_constants(
+        problem.points, oracles.uniform_log_weights(len(problem.points)), problem.layer, **mask
+    )
+    n = len(problem.points)
+    assert uniform.euclidean <= oracles.general_bound(*norms, radius, n) * (1 + 1e-12)
+    bound = oracles.masked_mean_field_bound if problem.causal else oracles.mean_field_bound
+    assert constants.wasserstein <= bound(*norms, radius) * (1 + 1e-12)
+
+
+def test_the_mean_field_bound_is_attained_by_a_point_at_the_origin():
+    points, logs = np.zeros((1, 2)), np.zeros(1)
+    V = np.array([[1.0, 2.0], [0.0, 1.0]])
+    constants = oracles.local_constants(points, logs, identity_layer(np.eye(2), V))
+    bound = oracles.mean_field_bound(1.0, float(np.linalg.norm(V, 2)), 0.0)
+    assert constants.wasserstein == pytest.approx(bound, rel=1e-14)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_adversarial_inputs_reach_the_lower_bound(seed):
+    rng = np.random.default_rng(seed)
+    d, n, radius = 1 + seed % 4, 6, float(rng.choice([0.5, 1.5, 3.0]))
+    A = rng.normal(size=(d, d))
+    reached = 0.0
+    for gamma, points in oracles.adversarial_configurations(A, radius, n):
+        logs = oracles.uniform_log_weights(n)
+        norm = oracles.local_constants(points, logs, identity_layer(A)).euclidean
+        branch = math.sqrt(n - 1) / (1 + (n - 1) * math.exp(-2 * gamma * radius**2))
+        assert norm >= branch * (1 - 1e-12)
+        assert np.linalg.norm(points, axis=1).max() <= radius * (1 + 1e-12)
+        reached = max(reached, branch)
+    assert reached == pytest.approx(oracles.tightness_lower_bound(A, radius, n), rel=1e-12)
+
+
+def test_a_rotation_has_no_real_eigenvalue_and_no_lower_bound():
+    A = np.array([[0.0, -1.0], [1.0, 0.0]])
+    assert oracles.adversarial_configurations(A, 1.0, 5) == []
+    assert oracles.tightness_lower_bound(A, 1.0, 5) == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_far_from_the_origin_the_norm_is_the_share_of_the_favourite_key(seed):
+    rng = np.random.default_rng(seed)
+    X, A, V = rng.normal(size=(5, 3)), rng.normal(size=(3, 3)), rng.normal(size=(3, 3))
+    logs = oracles.uniform_log_weights(5)
+    far = oracles.local_constants(1e4 * X, logs, identity_layer(A, V)).euclidean
+    assert far == pytest.approx(oracles.large_radius_limit(X, A, V), rel=1e-9)
+
+
+# ------------------------------------------------------------------ L2 attention
+
+
+def test_l2_attention_is_dot_product_attention_with_key_weights():
+    rng = np.random.default_rng(13)
+    (n, d, k), W, V = (5, 4, 2), rng.normal(size=(2, 4, 2)), rng.normal(size=(2, 4, 2))
+    X, output = rng.normal(size=(n, d)), rng.normal(size=(4, 3))
+    expected = np.zeros((n, 3))
+    for h in range(2):
+        A = W[h] @ W[h].T / math.sqrt(k)
+        reweighted = -np.array([y @ A @ y for y in X])
+        M = (A @ V[h] @ output[2 * h : 2 * h + 2]).T
+        fields = {
+            "query": 2 * A[None],
+            "key": np.eye(d)[None],
+            "value": np.eye(d)[None],
+            "output": M[None],
+            "scale": 1.0,
+        }
+        expected += oracles.attention_map(X, reweighted, fields)
+    np.testing.assert_allclose(oracles.l2_attention(X, W, V, output), expected, rtol=1e-11)
+
+
+def test_the_l2_bounds_have_the_reference_values():
+    one = np.ones((1, 1, 1))
+    found = [oracles.l2_bound_inf(n, one, one, one[0]) for n in (2, 5, 10, 20, 50)]
+    np.testing.assert_allclose(found, [2.11, 3.87, 5.40, 7.09, 9.54], atol=0.006)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_l2_attention_stays_below_its_bounds(seed):
+    rng = np.random.default_rng(seed)
+    n, k, n_heads = int(rng.integers(2, 7)), int(rng.integers(1, 3)), int(rng.integers(1, 3))
+    d = k * n_heads
+    W, V = rng.normal(size=(2, n_heads, d, k))
+    output = rng.normal(size=(d, d))
+    X = rng.choice([0.3, 1.0, 3.0]) * rng.normal(size=(n, d))
+    J = oracles.jacobian_by_complex_step(lambda Y: oracles.l2_attention(Y, W, V, output), X)
+    assert np.abs(J).sum(1).max() <= oracles.l2_bound_inf(n, W, V, output)
+    assert np.linalg.norm(J, 2) <= oracles.l2_bound_2(n, W, V, output)
