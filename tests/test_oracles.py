@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import oracles
 import pytest
 from hypothesis import given, settings
 from mpmath import mp
-from strategies import (
+from scipy.optimize import minimize
+
+from tests import oracles
+from tests.strategies import (
     CLOUDS,
     LIGHT,
     Problem,
@@ -19,7 +21,7 @@ from strategies import (
     log_weights,
     problems,
 )
-from strategies import positions as random_positions
+from tests.strategies import positions as random_positions
 
 quick = settings(derandomize=True, deadline=None, max_examples=40)
 # "clusters" and "offset" lose digits by cancellation in any float64 formula.
@@ -161,14 +163,29 @@ def test_the_larger_component_is_the_norm_on_split_atoms(shares, problem):
     assert split.splitting == pytest.approx(constants.splitting, rel=1e-9, abs=1e-12)
 
 
-def test_splitting_can_decide_the_constant():
-    A = np.diag([3.0, -0.1])
-    points = np.array([[1.0, 0.0], [-1.0, 0.0]])
-    logs = np.log([0.01, 0.99])
-    constants = oracles.local_constants(points, logs, identity_layer(A, np.diag([1.0, 0.1])))
-    points, logs = oracles.duplicated(points, logs)
-    split = oracles.local_constants(points, logs, identity_layer(A, np.diag([1.0, 0.1])))
-    assert split.particle == pytest.approx(constants.wasserstein, rel=1e-12)
+@pytest.mark.parametrize(("radius", "ratio"), [(2, 1.470), (4, 3.698), (8, 7.844)])
+def test_splitting_decides_by_an_unbounded_factor(radius, ratio):
+    # d = 1, A = −1: an atom near 0 that pays equal attention to itself and to a far atom.
+    odds = {2: -1.42909123, 4: -2.74802834, 8: -4.15146166}[radius]
+    inner = {2: -0.0712149, 4: -0.008317, 8: -9.93442e-4}[radius]
+    points, logs = np.array([[radius], [inner]]), -np.logaddexp(0, [-odds, odds])
+    constants = oracles.local_constants(points, logs, identity_layer(-np.eye(1)))
+    assert constants.splitting / constants.particle == pytest.approx(ratio, rel=1e-3)
+    split = oracles.local_constants(*oracles.duplicated(points, logs), identity_layer(-np.eye(1)))
+    assert split.particle == pytest.approx(constants.splitting, rel=1e-12)
+
+
+def test_an_atom_of_tiny_weight_counts_and_an_absent_one_does_not():
+    # The atom at 0 sees ±1 with equal attention, hence with covariance 1.
+    fields, points = identity_layer(-np.eye(1)), np.array([[1.0], [-1.0], [0.0]])
+    logs = np.array([0.0, 0.0, LIGHT]) - math.log(2)
+    alone = oracles.local_constants(points[:2], logs[:2], fields)
+    tiny = oracles.local_constants(points, logs, fields)
+    logs[2] = -math.inf
+    absent = oracles.local_constants(points, logs, fields)
+    np.testing.assert_allclose(absent, alone, rtol=1e-15)
+    assert alone.splitting == pytest.approx(1 / math.cosh(1) ** 2, rel=1e-14)
+    assert tiny.splitting == pytest.approx(1, rel=1e-14)
 
 
 def test_uniform_weights_have_equal_particle_and_euclidean_constants():
@@ -187,13 +204,15 @@ def test_light_atoms_in_float64_agree_with_mpmath(n, n_light, d):
     with mp.workdps(oracles.DIGITS):
         measure, _ = parts(made_exact(problem))
         expected = oracles.local_constants(*measure)
-    with mp.workdps(500):  # enough for e^{−900} beside 1
-        points, logs, fields = measure
-        blocks = oracles.jacobian(points, logs, fields)
-        roots = np.repeat(np.array([mp.exp(w / 2) for w in logs]), d)
-        conjugated = roots[:, None] * blocks / roots
-        direct = oracles.largest_singular_value(conjugated)
-    assert float(expected.particle / direct) == pytest.approx(1, rel=1e-30)
+    digits = 1200  # e^{−900} is 1e-391: enough for it beside 1 after a difference quotient
+    points, logs, fields = measure
+    quotient = oracles.jacobian_by_differences(
+        lambda Y: oracles.attention_map(Y, logs, fields), points, digits
+    )
+    with mp.workdps(digits):
+        direct = oracles.largest_singular_value(oracles.conjugated(quotient, logs))
+        error = float(abs(expected.particle / direct - 1))
+    assert error < 1e-40
     assert expected.particle > mp.mpf(10) ** 150
     # A logit near 900 carries an error of 900 ε into every exponential.
     assert float(found.particle / expected.particle) == pytest.approx(1, rel=1e-12)
@@ -302,20 +321,30 @@ def test_the_growth_formula_is_a_lower_bound_for_any_matrix(problem):
 # ------------------------------------------------------------------ Gaussians, running means
 
 
+def gaussian_grid(seed: int) -> tuple[np.ndarray, ...]:
+    """The mean and covariance of a Gaussian of the plane, and the nodes and weights for it."""
+    rng = np.random.default_rng(seed)
+    mean, root = rng.normal(size=2), 0.3 * rng.normal(size=(2, 2))
+    nodes, mass = np.polynomial.hermite_e.hermegauss(14)
+    grid = np.stack(np.meshgrid(nodes, nodes), -1).reshape(-1, 2) @ root.T + mean
+    return mean, root @ root.T, grid, np.outer(mass, mass).ravel() / mass.sum() ** 2
+
+
 @pytest.mark.parametrize("kind", ["bilinear", "biased"])
 def test_the_gaussian_image_is_the_quadrature(kind):
-    rng = np.random.default_rng(10)
-    mean, root, fields = rng.normal(size=2), 0.4 * rng.normal(size=(2, 2)), layer(rng, 2, kind)
-    nodes, mass = np.polynomial.hermite_e.hermegauss(12)
-    grid = np.stack(np.meshgrid(nodes, nodes), -1).reshape(-1, 2) @ root.T + mean
-    logs = np.log(np.outer(mass, mass).ravel() / mass.sum() ** 2)
-    image = oracles.attention_map(grid, logs, fields)
-    weights = np.exp(logs)
+    mean, covariance, grid, weights = gaussian_grid(10)
+    fields = layer(np.random.default_rng(10), 2, kind)
+    image = oracles.attention_map(grid, np.log(weights), fields)
     found_mean = weights @ image
     found_covariance = (image - found_mean).T @ (weights[:, None] * (image - found_mean))
-    expected_mean, expected_covariance = oracles.gaussian_image(mean, root @ root.T, fields)
-    np.testing.assert_allclose(found_mean, expected_mean, atol=1e-5)
-    np.testing.assert_allclose(found_covariance, expected_covariance, atol=1e-5)
+    expected_mean, expected_covariance = oracles.gaussian_image(mean, covariance, fields)
+    np.testing.assert_allclose(found_mean, expected_mean, atol=1e-6)
+    np.testing.assert_allclose(found_covariance, expected_covariance, atol=1e-6)
+    velocity = image - image.mean(0)
+    mixed = (weights[:, None] * (grid - mean)).T @ velocity
+    mean_rate, covariance_rate = oracles.gaussian_rates(mean, covariance, fields)
+    np.testing.assert_allclose(mean_rate, found_mean, atol=1e-6)
+    np.testing.assert_allclose(covariance_rate, mixed + mixed.T, atol=1e-6)
 
 
 def test_the_running_mean_has_the_reference_norms():
@@ -401,6 +430,36 @@ def test_far_from_the_origin_the_norm_is_the_share_of_the_favourite_key(seed):
     assert far == pytest.approx(oracles.large_radius_limit(X, A, V), rel=1e-9)
 
 
+# ------------------------------------------------------------------ Sinkhorn attention
+
+
+def test_the_sinkhorn_plan_is_the_solution_of_the_dual_problem():
+    rng = np.random.default_rng(15)
+    a, scores = rng.dirichlet(np.ones(4)), rng.normal(size=(4, 4))
+
+    def dual(f_and_g: np.ndarray) -> tuple[float, np.ndarray]:
+        f, g = np.split(f_and_g, 2)
+        plan = np.outer(a, a) * np.exp(f[:, None] + scores + g)
+        gradient = np.concatenate([plan.sum(1) - a, plan.sum(0) - a])
+        return plan.sum() - a @ f - a @ g, gradient
+
+    answer = minimize(dual, np.zeros(8), jac=True, method="BFGS", options={"gtol": 1e-9})
+    f, g = np.split(answer.x, 2)
+    expected = np.outer(a, a) * np.exp(f[:, None] + scores + g)
+    plan = oracles.sinkhorn_plan(scores, np.log(a), sweeps=300)
+    np.testing.assert_allclose(plan.sum(0), a, rtol=1e-13)
+    np.testing.assert_allclose(plan.sum(1), a, rtol=1e-12)
+    np.testing.assert_allclose(plan, expected, rtol=1e-6)
+
+
+def test_sinkhorn_attention_keeps_the_mean_when_the_value_is_the_identity():
+    rng = np.random.default_rng(16)
+    points, a = rng.normal(size=(4, 2)), rng.dirichlet(np.ones(4))
+    fields = layer(rng, 2, "bilinear") | {"value": np.eye(2)[None]}
+    image = oracles.sinkhorn_attention_map(points, np.log(a), fields, sweeps=500)
+    np.testing.assert_allclose(a @ image, a @ points, rtol=1e-11)
+
+
 # ------------------------------------------------------------------ L2 attention
 
 
@@ -422,6 +481,39 @@ def test_l2_attention_is_dot_product_attention_with_key_weights():
         }
         expected += oracles.attention_map(X, reweighted, fields)
     np.testing.assert_allclose(oracles.l2_attention(X, W, V, output), expected, rtol=1e-11)
+
+
+def test_l2_attention_is_the_map_with_the_l2_kernel():
+    rng = np.random.default_rng(17)
+    W, V, output, X = (rng.normal(size=s) for s in [(2, 4, 2), (2, 4, 2), (4, 4), (3, 4)])
+    values = np.stack([(W[h] @ W[h].T @ V[h] / math.sqrt(2)).T for h in range(2)])
+    keys = W.transpose(0, 2, 1)
+    outputs = np.stack([output[:2].T, output[2:].T])
+    fields = {"query": keys, "key": keys, "value": values, "output": outputs}
+    logs = oracles.uniform_log_weights(3)
+    found = oracles.attention_map(X, logs, fields, kernel="l2")
+    np.testing.assert_allclose(oracles.l2_attention(X, W, V, output), found, rtol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("n", "a", "b", "expected"),
+    [
+        (2, 1.4073, 0, 1.6016),
+        (5, 1.4237, 1.4237, 3.1078),
+        (10, 1.5601, 1.5072, 4.4074),
+        (20, 1.6663, 1.6403, 5.9333),
+        (50, 1.8223, 1.8123, 8.2098),
+    ],
+)
+def test_l2_attention_has_the_reference_norms(n, a, b, expected):
+    # The worst input in one dimension: a token at 0 amid two clusters, at a and −b.
+    points = np.array([0.0] + [a] * (n // 2) + [-b] * ((n - 1) // 2))[:, None]
+    logs, fields = oracles.uniform_log_weights(n), identity_layer(np.eye(1))
+    row = oracles.jacobian_by_complex_step(
+        lambda Y: oracles.field(Y[0], Y, logs, fields, kernel="l2"), points
+    )
+    assert np.abs(row).sum() == pytest.approx(expected, abs=1e-4)
+    assert expected < oracles.l2_bound_inf(n, *np.ones((2, 1, 1, 1)), np.ones((1, 1)))
 
 
 def test_the_l2_bounds_have_the_reference_values():
