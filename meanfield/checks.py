@@ -20,8 +20,8 @@ _FLOATS = (torch.float32, torch.float64)
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Whether values cannot be looked at: inside a `torch.func` transform or a compilation."""
-    if torch.compiler.is_compiling():
+    """Whether values cannot be looked at: in a `torch.func` transform, compiled, or on meta."""
+    if tensor.is_meta or torch.compiler.is_compiling():
         return True
     # Private, but there is no public question with this answer (torch 2.4 to 2.13).
     functorch = getattr(torch._C, "_functorch", None)

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from meanfield.errors import ConvergenceError
 
-__all__ = ["LinearMap", "NormEstimate", "operator_norm"]
+__all__ = ["LinearMap", "NormEstimate", "largest_block_norm", "operator_norm"]
 
 # Below this many rows or columns a dense factorisation costs less than a Krylov iteration.
 _DENSE_LIMIT = 192
-# Entries of one chunk of dense matrices (float64: 64 MiB); larger batches go chunk by chunk.
-_CHUNK_ENTRIES = 2**23
+# Entries of one chunk of dense matrices (float64: 8 MiB); larger batches go chunk by chunk.
+_CHUNK_ENTRIES = 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +134,49 @@ def operator_norm(
         estimate = _dense_norm(linear_map, rtol)
     else:
         estimate = _lanczos_norm(linear_map, rtol, max_steps, generator)
+    return _checked(estimate, rtol, strict)
+
+
+def largest_block_norm(
+    linear_map: LinearMap,
+    *,
+    rtol: float = 1e-4,
+    max_steps: int = 300,
+    method: str = "dense",
+    generator: torch.Generator | None = None,
+    strict: bool = True,
+) -> tuple[NormEstimate, Tensor]:
+    """Norm of a block-diagonal map whose blocks are the last batch axis, and the block it is in.
+
+    Args:
+        linear_map: the blocks, batch shape (*batch, n).
+        rtol: as for `operator_norm`.
+        max_steps: as for `operator_norm`.
+        method: "dense" or "lanczos" (every block at once).
+        generator: as for `operator_norm`.
+        strict: as for `operator_norm`.
+
+    Returns:
+        An estimate of batch shape (*batch,), whose direction (*batch, *in_shape) lives in the
+        block of the index returned beside it, (*batch,).
+    """
+    if method == "dense":
+        estimate, block = _largest_dense(linear_map, rtol)
+        return _checked(estimate, rtol, strict), block
+    every = _lanczos_norm(linear_map, rtol, max_steps, generator)
+    value, block = every.value.max(-1)
+    index = block[..., None, None, None].expand(*block.shape, 1, *linear_map.in_shape)
+    estimate = NormEstimate(
+        value=value,
+        residual=every.residual.amax(-1),
+        converged=every.converged.all(-1),
+        n_matvecs=every.n_matvecs,
+        direction=every.direction.gather(-3, index).squeeze(-3),
+    )
+    return _checked(estimate, rtol, strict), block
+
+
+def _checked(estimate: NormEstimate, rtol: float, strict: bool) -> NormEstimate:
     if strict and not bool(estimate.converged.all()):
         raise ConvergenceError(
             f"operator_norm: relative residual {float(estimate.residual.max()):.2e} is above "
@@ -146,7 +189,36 @@ def operator_norm(
 # --- dense ---
 
 
-def top_singular_triples(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _largest_dense(linear_map: LinearMap, rtol: float) -> tuple[NormEstimate, Tensor]:
+    """Blocks whose Frobenius norm is below a spectral norm already found are not factored."""
+    n = linear_map.batch_shape[-1]
+    blocks = linear_map.to_dense().reshape(-1, n, linear_map.rows, linear_map.columns)
+    peak = blocks.abs().amax((-2, -1), keepdim=True).clamp_min(torch.finfo(blocks.dtype).tiny)
+    frobenius = torch.linalg.vector_norm(blocks / peak, dim=(-2, -1)) * peak[..., 0, 0]
+    every = torch.arange(len(blocks), device=blocks.device)
+    best = frobenius.argmax(-1)
+    sigma, v, residual = _factor(blocks[every, best])
+    frobenius[every, best] = -1.0
+    rows, others = (frobenius > sigma[:, None]).nonzero(as_tuple=True)
+    if len(rows):
+        more, v_more, residual_more = _factor(blocks[rows, others])
+        # The largest of each row: sorted by value, the last write to a row wins.
+        order = more.argsort()
+        winner = torch.full_like(every, -1).scatter_reduce(
+            0, rows[order], torch.arange(len(order), device=blocks.device), "amax"
+        )
+        place = order[winner.clamp_min(0)]
+        better = (winner >= 0) & (more[place] > sigma)
+        sigma = torch.where(better, more[place], sigma)
+        v = torch.where(better[:, None], v_more[place], v)
+        residual = torch.where(better, residual_more[place], residual)
+        best = torch.where(better, others[place], best)
+    shape = linear_map.batch_shape[:-1]
+    estimate = _dense_estimate(sigma, v, residual, shape, linear_map, rtol)
+    return estimate, best.reshape(shape)
+
+
+def _factor(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(σ, v, relative residual) of each matrix (b, rows, columns), chunk by chunk."""
     rows, columns = matrices.shape[-2:]
     return _chunked(lambda part: _top_triples(matrices[part]), len(matrices), rows * columns)
@@ -159,8 +231,19 @@ def _dense_norm(linear_map: LinearMap, rtol: float) -> NormEstimate:
         entries = linear_map.rows * linear_map.columns
         sigma, v, residual = _chunked(lambda part: _top_triples(dense(part)), batch, entries)
     else:
-        sigma, v, residual = top_singular_triples(linear_map.to_dense().flatten(0, -3))
-    shape = linear_map.batch_shape
+        flat = linear_map.to_dense().reshape(-1, linear_map.rows, linear_map.columns)
+        sigma, v, residual = _factor(flat)
+    return _dense_estimate(sigma, v, residual, linear_map.batch_shape, linear_map, rtol)
+
+
+def _dense_estimate(
+    sigma: Tensor,
+    v: Tensor,
+    residual: Tensor,
+    shape: torch.Size,
+    linear_map: LinearMap,
+    rtol: float,
+) -> NormEstimate:
     # The factorisation itself is accurate to rounding, whatever was asked for.
     floor = 1e3 * torch.finfo(linear_map.dtype).eps
     return NormEstimate(
@@ -175,15 +258,20 @@ def _dense_norm(linear_map: LinearMap, rtol: float) -> NormEstimate:
 def _chunked(
     solve: Callable[[slice], tuple[Tensor, Tensor, Tensor]], batch: int, entries: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Solve slices of a batch and join them; on the CPU several at a time."""
+    """Solve slices of a batch and join them, several at a time."""
     workers = min(torch.get_num_threads(), os.cpu_count() or 1)
     size = max(1, min(_CHUNK_ENTRIES // entries, -(-batch // workers) if batch > 256 else batch))
     slices = [slice(i, min(i + size, batch)) for i in range(0, batch, size)] or [slice(0, 0)]
     if len(slices) == 1:
         return solve(slices[0])
-    # LAPACK loops over a batch on one core and lets go of the interpreter lock.
-    with ThreadPoolExecutor(workers) as pool:
-        parts = list(pool.map(solve, slices))
+    # LAPACK loops over a batch on one core and lets go of the interpreter lock. One torch thread
+    # in each: nested teams are 1.5 times slower. The caller's number is what new threads inherit.
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            parts = list(pool.map(solve, slices))
+    finally:
+        torch.set_num_threads(threads)
     sigma, v, residual = (torch.cat(part) for part in zip(*parts, strict=True))
     return sigma, v, residual
 
@@ -225,18 +313,15 @@ def _lanczos_norm(
 ) -> NormEstimate:
     """A V = U B, Aᵀ U = V Bᵀ + r eᵀ with B upper bidiagonal, for the whole batch at once."""
     batch = math.prod(linear_map.batch_shape)
-    steps = min(max_steps, linear_map.rows, linear_map.columns)
+    # One step more than the rank can be: it finds nothing, and so proves the residual 0.
+    steps = max(1, min(max_steps, linear_map.rows + 1, linear_map.columns + 1))
     process = _Bidiagonalisation(linear_map, batch, _start(linear_map, batch, generator))
-    sigma = residual = right = None
-    for step in range(1, steps + 1):
+    while True:
         process.advance()
-        # Looking at the small problem each time would cost more than the products it saves.
-        if step < 4 or step % 2 == 0 or step == steps:
-            sigma, residual, right = process.top_triple()
-            if bool((residual <= rtol).all()):
-                break
-    assert sigma is not None and residual is not None and right is not None
-    v = torch.einsum("kbi,bk->bi", torch.stack(process.right_basis[: right.shape[-1]]), right)
+        sigma, residual, coefficients = process.top_triple()
+        if bool((residual <= rtol).all()) or process.products == steps:
+            break
+    v = process.right.combine(coefficients)
     shape = linear_map.batch_shape
     return NormEstimate(
         value=sigma.reshape(shape),
@@ -250,11 +335,46 @@ def _lanczos_norm(
 def _start(linear_map: LinearMap, batch: int, generator: torch.Generator | None) -> Tensor:
     if generator is None:
         generator = torch.Generator().manual_seed(0)
-    random = torch.randn(batch, linear_map.columns, dtype=torch.float64, generator=generator)
+    random = torch.randn(
+        batch,
+        linear_map.columns,
+        dtype=torch.float64,
+        generator=generator,
+        device=generator.device,
+    )
     start = _normalised(random.to(linear_map.device, linear_map.dtype))[0]
     if linear_map.hints is not None:
         start = start + _normalised(linear_map.hints().reshape(batch, -1))[0]
     return _normalised(start)[0]
+
+
+class _Basis:
+    """Orthonormal vectors (batch, count, size) in one growing block of memory."""
+
+    def __init__(self, like: Tensor, capacity: int = 16) -> None:
+        self.block = like.new_empty(like.shape[0], capacity, like.shape[1])
+        self.count = 0
+
+    def append(self, vectors: Tensor) -> None:
+        if self.count == self.block.shape[1]:
+            self.block = torch.cat([self.block, torch.empty_like(self.block)], 1)
+        self.block[:, self.count] = vectors
+        self.count += 1
+
+    def newest(self) -> Tensor:
+        return self.block[:, self.count - 1]
+
+    def remainder(self, vectors: Tensor) -> Tensor:
+        """What the basis does not span of the vectors."""
+        basis = self.block[:, : self.count]
+        for _ in range(2):
+            # Twice: one pass of Gram–Schmidt loses orthogonality when the remainder is small.
+            shares = basis @ vectors[..., None]
+            vectors = vectors - (basis.mT @ shares)[..., 0]
+        return vectors
+
+    def combine(self, coefficients: Tensor) -> Tensor:
+        return torch.einsum("bki,bk->bi", self.block[:, : coefficients.shape[-1]], coefficients)
 
 
 class _Bidiagonalisation:
@@ -262,60 +382,56 @@ class _Bidiagonalisation:
 
     def __init__(self, linear_map: LinearMap, batch: int, start: Tensor) -> None:
         self.map, self.batch = linear_map, batch
-        self.right_basis: list[Tensor] = [start]
-        self.left_basis: list[Tensor] = []
+        self.right, self.left = _Basis(start), _Basis(start.new_empty(batch, linear_map.rows))
+        self.right.append(start)
         self.alphas: list[Tensor] = []
         self.betas: list[Tensor] = []
-        self.products = 0
+
+    @property
+    def products(self) -> int:
+        return len(self.alphas)
 
     def advance(self) -> None:
-        v = self.right_basis[-1]
-        image = self._apply(self.map.matvec, v, self.map.in_shape)
-        u, alpha = self._next(image, self.left_basis)
-        self.left_basis.append(u)
-        back = self._apply(self.map.rmatvec, u, self.map.out_shape)
-        v, beta = self._next(back, self.right_basis)
-        self.right_basis.append(v)
-        self.alphas.append(alpha)
-        self.betas.append(beta)
-        self.products += 1
+        image = self._apply(self.map.matvec, self.right.newest(), self.map.in_shape)
+        self.alphas.append(self._extend(self.left, image))
+        back = self._apply(self.map.rmatvec, self.left.newest(), self.map.out_shape)
+        self.betas.append(self._extend(self.right, back))
 
     def top_triple(self) -> tuple[Tensor, Tensor, Tensor]:
         """(σ, relative residual, coefficients of v in the right basis)."""
-        alphas, betas = torch.stack(self.alphas, -1), torch.stack(self.betas, -1)
+        alphas, betas = torch.stack(self.alphas, -1).double(), torch.stack(self.betas, -1).double()
         small = torch.diag_embed(alphas) + torch.diag_embed(betas[:, :-1], offset=1)
-        left, values, right = torch.linalg.svd(small.double())
+        left, values, right = torch.linalg.svd(small)
         sigma = values[:, 0]
-        defect = betas[:, -1].double() * left[:, -1, 0].abs()
-        floor = torch.finfo(torch.float64).tiny
-        residual = torch.where(sigma > floor, defect / sigma.clamp_min(floor), 0.0)
+        share = betas[:, -1] / torch.where(sigma > 0, sigma, 1.0)
+        residual = share * left[:, -1, 0].abs()
         dtype = self.map.dtype
         return sigma.to(dtype), residual.to(dtype), right[:, 0, :].to(dtype)
 
     def _apply(
         self, product: Callable[[Tensor], Tensor], vector: Tensor, shape: tuple[int, int]
     ) -> Tensor:
-        image = product(vector.reshape(*self.map.batch_shape, *shape))
-        return image.reshape(self.batch, -1)
+        image = product(vector.reshape(*self.map.batch_shape, *shape)).reshape(self.batch, -1)
+        if not bool(torch.isfinite(image).all()):
+            raise OverflowError(
+                f"a product with the linear map leaves the range of {image.dtype}: its norm "
+                "cannot be represented; use less extreme weights or a smaller radius"
+            )
+        return image
 
-    def _next(self, vector: Tensor, basis: list[Tensor]) -> tuple[Tensor, Tensor]:
-        before = torch.linalg.vector_norm(vector, dim=-1)
-        if basis:
-            stacked = torch.stack(basis, 1)
-            # Twice: one pass of Gram–Schmidt loses orthogonality when the remainder is small.
-            for _ in range(2):
-                vector = vector - torch.einsum(
-                    "bki,bk->bi", stacked, torch.einsum("bki,bi->bk", stacked, vector)
-                )
-        unit, length = _normalised(vector)
+    def _extend(self, basis: _Basis, vector: Tensor) -> Tensor:
+        _, before = _normalised(vector)
+        unit, length = _normalised(basis.remainder(vector))
         # A remainder at rounding level means an invariant subspace: nothing more to find.
         finished = length <= 16 * torch.finfo(vector.dtype).eps * before
-        return (
-            torch.where(finished[:, None], torch.zeros_like(unit), unit),
-            torch.where(finished, torch.zeros_like(length), length),
-        )
+        basis.append(torch.where(finished[:, None], 0.0, unit))
+        return torch.where(finished, 0.0, length)
 
 
 def _normalised(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    length = torch.linalg.vector_norm(vectors, dim=-1)
-    return vectors / torch.where(length > 0, length, 1.0)[:, None], length
+    """Unit vectors and lengths; scaled first, since squares may leave the number range."""
+    peak = vectors.abs().amax(-1, keepdim=True)
+    scaled = vectors / torch.where(peak > 0, peak, 1.0)
+    length = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
+    unit = scaled / torch.where(length > 0, length, 1.0)
+    return unit, (length * peak)[..., 0]

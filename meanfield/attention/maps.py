@@ -129,6 +129,10 @@ class SelfAttention:
         """D_xΓ_μ(xᵢ) at every atom, (*batch, n, d_out, d); V Covᵢ A for one unbiased head."""
         return self.tangent(mu).field_jacobians()
 
+    def linearize_field(self, mu: ParticleMeasure) -> LinearMap:
+        """D_xΓ_μ(xᵢ) as a batch (*batch, n) of linear maps; atoms of weight 0 have the map 0."""
+        return self.tangent(mu).field_linear_map()
+
     def _interaction(self, mu: ParticleMeasure) -> Interaction:
         return Interaction.of(self.parameters, self.kernel, mu, self.causal)
 

@@ -53,7 +53,6 @@ class AttentionParameters:
         key: Any,
         value: Any,
         output: Any = None,
-        *,
         query_bias: Any = None,
         value_bias: Any = None,
         output_bias: Any = None,
@@ -134,16 +133,16 @@ class AttentionParameters:
                 device=generator.device, dtype=dtype
             )
 
-        matrices = [draw(n_heads, k, dim) for _ in range(3)]
+        query, key, value = (draw(n_heads, k, dim) for _ in range(3))
         output = draw(n_heads, dim, k)
-        if not biases:
-            return cls(*matrices, output)
         return cls(
-            *matrices,
+            query,
+            key,
+            value,
             output,
-            query_bias=draw(n_heads, k),
-            value_bias=draw(n_heads, k),
-            output_bias=draw(dim),
+            query_bias=draw(n_heads, k) if biases else None,
+            value_bias=draw(n_heads, k) if biases else None,
+            output_bias=draw(dim) if biases else None,
         )
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -71,6 +72,24 @@ class AttentionTangent:
             device=self.queries.device,
             dense=self.dense,
             hints=self.dominant_direction,
+        )
+
+    def field_linear_map(self) -> LinearMap:
+        """D_xΓ_μ(xᵢ) of every atom as a batch (*batch, n) of maps R^d → R^d_out."""
+        par, batch = self.parameters, self.queries.shape[:-3]
+
+        def each(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+            return lambda vectors: product(vectors.squeeze(-2)).unsqueeze(-2)
+
+        return LinearMap(
+            matvec=each(self.query_matvec),
+            rmatvec=each(self.query_rmatvec),
+            in_shape=(1, par.dim),
+            out_shape=(1, par.out_dim),
+            batch_shape=torch.Size([*batch, self.interaction.n]),
+            dtype=self.queries.dtype,
+            device=self.queries.device,
+            dense=lambda part: self._flat_field_jacobians[part],
         )
 
     # --- what does not change from product to product ---
@@ -221,22 +240,32 @@ class AttentionTangent:
     def covariances(self) -> Tensor:
         """Cᵢ = Σⱼ Pᵢⱼ (vⱼ − oᵢ) kⱼᵀ per head, (*batch, H, n, v, k), in the interaction's order."""
         keys, values = self.interaction.keys, self.interaction.values
+        width = keys.shape[-1] + values.shape[-1]
         shape = (*self.queries.shape[:-1], values.shape[-1], keys.shape[-1])
         out = self.queries.new_empty(shape)
         for rows in self._rows:
-            i, j = rows.block
-            p = self._transition(rows)[0]
-            k = keys[..., j, :]
-            k_mean = p @ k
-            v = values[..., None, j, :] - self._outputs[..., i, None, :]
-            weighted = p[..., None] * (k[..., None, :, :] - k_mean[..., None, :])
-            out[..., i, :, :] = v.mT @ weighted
+            p_rows = self._transition(rows)[0]
+            # The differences take `width` times the room of P: smaller steps.
+            step = max(1, p_rows.shape[-2] // width)
+            for start in range(0, p_rows.shape[-2], step):
+                p = p_rows[..., start : start + step, :]
+                i = slice(rows.block.rows.start + start, rows.block.rows.start + start + step)
+                i = slice(i.start, min(i.stop, rows.block.rows.stop))
+                k, v = keys[..., rows.block.columns, :], values[..., rows.block.columns, :]
+                # Differences, not products of means: covariances of close atoms keep digits.
+                dk = k[..., None, :, :] - (p @ k)[..., None, :]
+                dv = v[..., None, :, :] - self._outputs[..., i, None, :]
+                out[..., i, :, :] = dv.mT @ (p[..., None] * dk)
         return out
 
     def field_jacobians(self) -> Tensor:
         """D_xΓ_μ(xᵢ) = Σ_h W^h Cᵢ^h · scale Q^h, shape (*batch, n, d_out, d)."""
         joined = self._field_jacobians()
         return self.interaction.unsort(joined.flatten(-2)).reshape(joined.shape)
+
+    @cached_property
+    def _flat_field_jacobians(self) -> Tensor:
+        return self.field_jacobians().flatten(0, -3)
 
     def _field_jacobians(self) -> Tensor:
         par = self.parameters

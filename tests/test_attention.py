@@ -1,0 +1,408 @@
+"""Self-attention as a map of measures: against the double-loop oracle, and its laws."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.measures import ParticleMeasure, split
+from tests import oracles
+from tests.strategies import Problem, layer, problems
+
+F64 = torch.float64
+
+
+def attention(problem: Problem) -> SelfAttention:
+    return SelfAttention(AttentionParameters(**problem.layer), causal=problem.causal)
+
+
+def close(actual: torch.Tensor, expected: np.ndarray, floor: float = 1e-300) -> None:
+    """To 1e-10 of the largest entry; `floor` is the rounding of the oracle itself."""
+    expected = torch.as_tensor(np.asarray(expected, float))
+    scale = float(expected.abs().max())
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10 * scale + floor)
+
+
+# --- the map ---
+
+
+@given(problems())
+def test_the_map_agrees_with_double_loops(problem: Problem):
+    image = attention(problem)(problem.measure)
+    expected = oracles.attention_map(
+        problem.points, problem.log_weights, problem.layer, **problem.mask
+    )
+    close(image.points, expected)
+
+
+@given(problems(), st.integers(1, 5))
+def test_the_field_agrees_with_double_loops_anywhere(problem: Problem, m: int):
+    x = np.random.default_rng(m).normal(size=(m, problem.points.shape[1]))
+    gamma = attention(problem).field(problem.measure)
+    if problem.causal:
+        s = np.linspace(problem.positions[problem.alive].min(), 1.0, m)
+        actual = gamma(x, s)
+    else:
+        s, actual = np.zeros(m), gamma(x)
+    expected = [
+        oracles.field(
+            x[i],
+            problem.points,
+            problem.log_weights,
+            problem.layer,
+            position=s[i],
+            **problem.mask,
+        )
+        for i in range(m)
+    ]
+    close(actual, np.array(expected))
+
+
+@given(problems())
+def test_the_field_at_the_atoms_is_the_map(problem: Problem):
+    F, mu = attention(problem), problem.measure
+    arguments = (mu.points, mu.positions) if problem.causal else (mu.points,)
+    torch.testing.assert_close(F.field(mu)(*arguments), F(mu).points)
+
+
+@given(problems(), st.randoms(use_true_random=False))
+def test_permuting_the_atoms_permutes_the_images(problem: Problem, random):
+    F, mu = attention(problem), problem.measure
+    order = list(range(mu.n_particles))
+    random.shuffle(order)
+    positions = None if mu.positions is None else mu.positions[order]
+    shuffled = ParticleMeasure(
+        mu.points[order], log_weights=mu.log_weights[order], positions=positions
+    )
+    torch.testing.assert_close(F(shuffled).points, F(mu).points[order])
+
+
+@given(problems(), st.integers(2, 3))
+def test_splitting_atoms_changes_nothing(problem: Problem, copies: int):
+    F, mu = attention(problem), problem.measure
+    torch.testing.assert_close(F(split(mu, copies)).points, split(F(mu), copies).points)
+
+
+@given(problems(weight_kinds=["zeros"]))
+def test_weight_zero_is_absence(problem: Problem):
+    F, mu = attention(problem), problem.measure
+    alive = mu.log_weights > -math.inf
+    positions = None if mu.positions is None else mu.positions[alive]
+    rest = ParticleMeasure(
+        mu.points[alive], log_weights=mu.log_weights[alive], positions=positions
+    )
+    torch.testing.assert_close(F(mu).points[alive], F(rest).points)
+
+
+@given(problems(layer_kinds=["single_head", "multi_head"]))
+def test_a_key_bias_has_no_effect(problem: Problem):
+    # A key bias b adds ⟨qᵢ, b⟩ to every score of a row: the same as moving every key by b.
+    F, mu = attention(problem), problem.measure
+    par = F.parameters
+    moved = mu.replace(mu.points)
+    queries = F.kernel.queries(par, mu.points)
+    keys = mu.points[None] @ par.key.mT + 3.0
+    logits = queries @ keys.mT + mu.log_weights
+    if problem.causal:
+        logits = logits.masked_fill(mu.positions > mu.positions[:, None], -math.inf)
+    heads = logits.softmax(-1) @ (mu.points[None] @ par.value.mT)
+    heads = heads if par.output is None else heads @ par.output.mT
+    torch.testing.assert_close(F(moved).points, heads.sum(0))
+
+
+@given(problems(causal=True))
+def test_masked_output_ignores_later_positions(problem: Problem):
+    F, mu = attention(problem), problem.measure
+    middle = mu.positions.median()
+    later = mu.positions > middle
+    moved = mu.replace(torch.where(later[:, None], mu.points + 5.0, mu.points))
+    torch.testing.assert_close(F(moved).points[~later], F(mu).points[~later])
+
+
+def test_ties_see_each_other():
+    F = SelfAttention(AttentionParameters.from_bilinear([[0.0]], [[1.0]]), causal=True)
+    mu = ParticleMeasure([[1.0], [3.0], [8.0]], positions=[0.5, 0.5, 1.0])
+    assert F(mu).points.squeeze(-1).tolist() == [2.0, 2.0, 4.0]
+
+
+@given(problems(layer_kinds=["bilinear"]))
+def test_images_lie_in_v_times_the_hull(problem: Problem):
+    # In every direction an image lies between the extremes of V y over the atoms.
+    F, mu = attention(problem), problem.measure
+    alive = mu.log_weights > -math.inf
+    values = mu.points[alive] @ F.parameters.V[0].mT
+    directions = torch.randn(mu.dim, 20, dtype=F64)
+    images, hull = F(mu).points[alive] @ directions, values @ directions
+    slack = 1e-9 * (1 + values.abs().max())
+    assert (images <= hull.amax(0) + slack).all()
+    assert (images >= hull.amin(0) - slack).all()
+
+
+def test_a_gaussian_goes_to_the_gaussian_of_the_formula():
+    rng = np.random.default_rng(0)
+    d, n = 2, 200_000
+    fields = layer(rng, d, "biased", 0.4)
+    root = 0.5 * rng.normal(size=(d, d))
+    mean, cov = rng.normal(size=d), root @ root.T
+    points = torch.as_tensor(mean + rng.normal(size=(n, d)) @ root.T)
+    x = torch.as_tensor(rng.normal(size=(5, d)))
+    gamma = SelfAttention(AttentionParameters(**fields)).field(ParticleMeasure(points))
+    image_mean, _ = oracles.gaussian_image(mean, cov, fields)
+    at_mean = gamma(torch.as_tensor(mean)[None])[0]
+    # 5 standard errors of a mean of n samples, with room for the weights of the softmax
+    torch.testing.assert_close(at_mean, torch.as_tensor(image_mean), rtol=0, atol=0.05)
+    slope = gamma(x) - gamma(torch.zeros_like(x))
+    par = AttentionParameters(**fields)
+    expected = x @ (par.V @ torch.as_tensor(cov) @ par.A).sum(0).mT
+    torch.testing.assert_close(slope, expected, rtol=0, atol=0.1)
+
+
+def test_batches_are_computed_as_one_by_one():
+    generator = torch.Generator().manual_seed(0)
+    par = AttentionParameters.random(4, n_heads=2, biases=True, generator=generator)
+    points = torch.randn(3, 2, 7, 4, dtype=F64, generator=generator)
+    positions = torch.randint(4, (3, 2, 7), generator=generator).double() / 4
+    for causal in (False, True):
+        F = SelfAttention(par, causal=causal)
+        mu = ParticleMeasure(points, positions=positions)
+        one_by_one = torch.stack([torch.stack([F(m).points for m in row]) for row in mu])
+        torch.testing.assert_close(F(mu).points, one_by_one)
+
+
+def test_a_light_weight_of_e_minus_900_is_attended_when_the_scores_say_so():
+    # Heavy at −R, light at R, A = −1, R² = 450: the scores differ by 2R² = 900, attention is ½.
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+    mu = ParticleMeasure([[math.sqrt(450)], [-math.sqrt(450)]], log_weights=[-900.0, 0.0])
+    heavy = float(F(mu).points[1, 0])
+    assert abs(heavy) < 1e-9
+    light = float(F(mu).points[0, 0])
+    assert light == pytest.approx(-math.sqrt(450), rel=1e-12)
+
+
+def test_float32_stays_float32_and_agrees():
+    par = AttentionParameters.random(4, n_heads=2, biases=True)
+    mu = ParticleMeasure.from_sequence(torch.randn(9, 4, dtype=F64))
+    for causal in (False, True):
+        exact = SelfAttention(par, causal)(mu).points
+        single = SelfAttention(par.to(torch.float32), causal)(mu.to(torch.float32)).points
+        assert single.dtype == torch.float32
+        torch.testing.assert_close(single.double(), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_the_map_goes_through_torch_func_transforms():
+    par = AttentionParameters.random(3)
+    for causal in (False, True):
+        F = SelfAttention(par, causal=causal)
+        points = torch.randn(4, 5, 3, dtype=F64)
+        batched = torch.func.vmap(lambda x, F=F: F(ParticleMeasure.from_sequence(x)).points)
+        expected = F(ParticleMeasure.from_sequence(points)).points
+        torch.testing.assert_close(batched(points), expected)
+        loss = torch.func.grad(lambda x, F=F: F(ParticleMeasure.from_sequence(x)).points.sum())
+        assert torch.isfinite(loss(points[0])).all()
+
+
+# --- the tangent ---
+
+
+@given(problems())
+def test_the_dense_tangent_agrees_with_the_formula_in_double_loops(problem: Problem):
+    F, mu = attention(problem), problem.measure
+    alive = problem.alive
+    expected = oracles.jacobian(
+        problem.points[alive],
+        problem.log_weights[alive],
+        problem.layer,
+        positions=None if problem.positions is None else problem.positions[alive],
+        causal=problem.causal,
+    )
+    n, d = mu.n_particles, mu.dim
+    matrix = F.linearize(mu).to_dense().reshape(n, -1, n, d)
+    close(matrix[alive][:, :, alive].reshape(expected.shape), expected)
+    absent = ~alive
+    assert matrix[absent].abs().sum() == matrix[:, :, absent].abs().sum() == 0
+
+
+@given(problems(weight_kinds=["uniform", "dirichlet"]), st.integers(0, 10**6))
+def test_products_agree_with_differences_and_with_each_other(problem: Problem, seed: int):
+    F, mu = attention(problem), problem.measure
+    generator = torch.Generator().manual_seed(seed)
+    eps = torch.randn(mu.points.shape, dtype=F64, generator=generator)
+    linear_map = F.linearize(mu)
+    moved = linear_map.matvec(eps)
+    exact = oracles.tangent_by_complex_step(
+        lambda x: oracles.attention_map(x, problem.log_weights, problem.layer, **problem.mask),
+        problem.points,
+        eps.numpy(),
+    )
+    close(moved, exact)
+    zeta = torch.randn(moved.shape, dtype=F64, generator=generator)
+    forward, backward = (zeta * moved).sum(), (linear_map.rmatvec(zeta) * eps).sum()
+    bound = zeta.norm() * moved.norm() + linear_map.rmatvec(zeta).norm() * eps.norm()
+    assert abs(forward - backward) <= 1e-12 * bound
+
+
+@given(problems())
+def test_the_weighted_tangent_agrees_entry_by_entry(problem: Problem):
+    F, mu = attention(problem), problem.measure
+    alive = problem.alive
+    expected = oracles.jacobian(
+        problem.points[alive],
+        problem.log_weights[alive],
+        problem.layer,
+        positions=None if problem.positions is None else problem.positions[alive],
+        causal=problem.causal,
+        weighted=True,
+    )
+    n, d = mu.n_particles, mu.dim
+    matrix = F.linearize(mu, geometry="wasserstein").to_dense().reshape(n, -1, n, d)
+    close(matrix[alive][:, :, alive].reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
+@pytest.mark.parametrize("memory", [0, 2**30])
+@given(problem=problems(), size=st.integers(1, 3))
+def test_blocks_and_recomputation_give_the_same_products(problem, size, geometry, memory):
+    F, mu = attention(problem), problem.measure
+    dense = F.linearize(mu, geometry=geometry).to_dense()
+    blocked = F.linearize(mu, geometry=geometry, memory=memory, block_size=size)
+    eps = torch.randn(mu.points.shape, dtype=F64)
+    zeta = torch.randn(blocked.out_shape, dtype=F64)
+    scale = dense.abs().max() * 10 + 1e-300
+    torch.testing.assert_close(
+        blocked.matvec(eps).flatten() / scale, dense @ eps.flatten() / scale
+    )
+    torch.testing.assert_close(
+        blocked.rmatvec(zeta).flatten() / scale, dense.mT @ zeta.flatten() / scale
+    )
+
+
+@given(problems())
+def test_the_derivative_of_the_field_agrees_with_the_oracle(problem: Problem):
+    F, mu = attention(problem), problem.measure
+    expected = oracles.field_jacobians(
+        problem.points, problem.log_weights, problem.layer, **problem.mask
+    )
+    alive = problem.alive
+    actual = F.field_jacobians(mu)
+    par, radius = F.parameters, float(mu.points.abs().max())
+    norms = float(par.V.norm() * par.A.norm())
+    close(actual[alive], expected[alive], floor=norms * (1e-14 * radius) ** 2)
+    field_map = F.linearize_field(mu)
+    torch.testing.assert_close(field_map.to_dense(), actual)
+    one_by_one = torch.stack([field_map._column(j) for j in range(mu.dim)], -1)
+    # Products subtract means, so they are right relative to ‖V‖‖A‖R², not to a tiny covariance.
+    scale = 1e-300 + norms * radius**2 * mu.n_particles
+    torch.testing.assert_close(one_by_one.reshape(actual.shape) / scale, actual / scale)
+    zeta = torch.randn(mu.n_particles, 1, actual.shape[-2], dtype=F64)
+    expected_back = zeta @ actual
+    torch.testing.assert_close(field_map.rmatvec(zeta) / scale, expected_back / scale)
+
+
+def test_covariances_of_close_atoms_far_from_the_origin_keep_their_digits():
+    # Two atoms 1e-6 apart at distance 1e4: V Cov A = p(1−p) 1e-12 A, formed from differences.
+    A = torch.tensor([[-1.0]], dtype=F64)
+    F = SelfAttention(AttentionParameters.from_bilinear(A, [[1.0]]))
+    x = torch.tensor([[1e4], [1e4 + 1e-6]], dtype=F64)
+    gap = float(x[1, 0] - x[0, 0])
+    mu = ParticleMeasure(x)
+    p = torch.sigmoid(-x[:, 0] * gap)
+    expected = -(p * (1 - p)) * gap**2
+    torch.testing.assert_close(F.field_jacobians(mu).flatten(), expected, rtol=1e-9, atol=0)
+
+
+# --- the door ---
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"query": np.full((1, 2, 3), np.nan)}, ValueError, "query.*NaN"),
+        ({"query": np.zeros(3)}, ValueError, "query: expected a matrix"),
+        ({"key": np.zeros((1, 2, 4))}, ValueError, "key: expected the shape of query"),
+        ({"value": np.zeros((2, 2, 3))}, ValueError, "value: expected shape"),
+        ({"value": np.zeros((1, 2, 4))}, ValueError, "value: expected shape"),
+        ({"output": np.zeros((1, 3, 5))}, ValueError, "output: expected shape"),
+        ({"query_bias": np.zeros(3)}, ValueError, "query_bias: expected shape"),
+        ({"value_bias": np.zeros((1, 5))}, ValueError, "value_bias: expected shape"),
+        ({"output_bias": np.zeros(2)}, ValueError, "output_bias: expected shape"),
+        ({"scale": [1.0, 2.0]}, ValueError, "scale: expected"),
+        ({"scale": math.nan}, ValueError, "scale.*NaN"),
+        ({"key": torch.zeros(1, 2, 3)}, TypeError, "float64.*float32"),
+        ({"query": torch.zeros(1, 2, 3, dtype=torch.int32)}, TypeError, "int32"),
+    ],
+)
+def test_bad_parameters_are_refused(change, error, words):
+    good = {
+        "query": np.ones((1, 2, 3)),
+        "key": np.ones((1, 2, 3)),
+        "value": np.ones((1, 2, 3)),
+        "output": np.ones((1, 3, 2)),
+    }
+    AttentionParameters(**good)
+    with pytest.raises(error, match=words):
+        AttentionParameters(**(good | change))
+
+
+def test_several_heads_need_an_output():
+    with pytest.raises(ValueError, match="output.*got None"):
+        AttentionParameters(*(np.ones((2, 2, 3)) for _ in range(3)))
+
+
+def test_measures_that_do_not_fit_are_refused():
+    F = SelfAttention(AttentionParameters.random(3), causal=True)
+    plain = SelfAttention(AttentionParameters.random(3))
+    tokens = ParticleMeasure.from_sequence(torch.randn(4, 3, dtype=F64))
+    with pytest.raises(ValueError, match="with positions"):
+        F(ParticleMeasure(tokens.points))
+    with pytest.raises(ValueError, match="with positions"):
+        F.linearize(ParticleMeasure(tokens.points))
+    with pytest.raises(ValueError, match=r"R\^3.*R\^2"):
+        plain(ParticleMeasure.from_sequence(torch.randn(4, 2, dtype=F64)))
+    with pytest.raises(TypeError, match="float64.*float32"):
+        plain(tokens.to(torch.float32))
+    with pytest.raises(TypeError, match="ParticleMeasure"):
+        plain(tokens.points)
+    with pytest.raises(ValueError, match="geometry"):
+        plain.linearize(tokens, geometry="hyperbolic")
+    with pytest.raises(ValueError, match="before all the mass"):
+        F.field(tokens)(torch.zeros(1, 3, dtype=F64), 0.1)
+    with pytest.raises(ValueError, match="positions s"):
+        F.field(tokens)(torch.zeros(1, 3, dtype=F64))
+    with pytest.raises(ValueError, match=r"x: expected shape"):
+        plain.field(tokens)(torch.zeros(1, 2, dtype=F64))
+
+
+def test_heads_add_up_to_the_layer():
+    par = AttentionParameters.random(4, n_heads=2, biases=True)
+    mu = ParticleMeasure.from_sequence(torch.randn(5, 4, dtype=F64))
+    alone = [SelfAttention(par.head(h))(mu).points for h in (0, -1)]
+    torch.testing.assert_close(SelfAttention(par)(mu).points, sum(alone) + par.output_bias)
+    with pytest.raises(IndexError):
+        par.head(2)
+
+
+def test_bilinear_parameters_give_back_a_and_v():
+    A, V = torch.randn(2, 3, 3, dtype=F64), torch.randn(2, 3, 3, dtype=F64)
+    par = AttentionParameters.from_bilinear(A, V)
+    torch.testing.assert_close(par.A, A)
+    torch.testing.assert_close(par.V, V)
+    with pytest.raises(ValueError, match="square"):
+        AttentionParameters.from_bilinear(A[..., :2], V)
+
+
+@pytest.mark.gpu
+def test_the_gpu_agrees_with_the_cpu():
+    par = AttentionParameters.random(8, n_heads=2, biases=True)
+    mu = ParticleMeasure.from_sequence(torch.randn(50, 8, dtype=F64))
+    for causal in (False, True):
+        here, there = SelfAttention(par, causal), SelfAttention(par.to("cuda"), causal)
+        torch.testing.assert_close(there(mu.to("cuda")).points.cpu(), here(mu).points)
+        eps = torch.randn_like(mu.points)
+        moved = there.linearize(mu.to("cuda")).matvec(eps.cuda()).cpu()
+        torch.testing.assert_close(moved, here.linearize(mu).matvec(eps))

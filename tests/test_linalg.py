@@ -1,0 +1,155 @@
+"""Operator norms: dense and Lanczos against singular values, and what is said when they fail."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meanfield.errors import ConvergenceError
+from meanfield.linalg import LinearMap, largest_block_norm, operator_norm
+
+F64 = torch.float64
+
+
+def as_map(matrices: torch.Tensor, in_shape, out_shape, **extra) -> LinearMap:
+    batch = matrices.shape[:-2]
+
+    def matvec(e):
+        return (matrices @ e.reshape(*batch, -1, 1)).reshape(*batch, *out_shape)
+
+    def rmatvec(z):
+        return (matrices.mT @ z.reshape(*batch, -1, 1)).reshape(*batch, *in_shape)
+
+    return LinearMap(
+        matvec, rmatvec, in_shape, out_shape, batch_shape=batch, dtype=matrices.dtype, **extra
+    )
+
+
+def random_matrices(seed: int, batch, rows: int, columns: int, decay: float) -> torch.Tensor:
+    """With singular values e^{−decay·k}: from clustered to dominated by one."""
+    generator = torch.Generator().manual_seed(seed)
+    full = torch.randn(*batch, rows, columns, dtype=F64, generator=generator)
+    u, s, vh = torch.linalg.svd(full, full_matrices=False)
+    s = torch.exp(-decay * torch.arange(s.shape[-1], dtype=F64)).expand(s.shape)
+    return u @ (s[..., None] * vh)
+
+
+@pytest.mark.parametrize("method", ["dense", "lanczos"])
+@given(
+    seed=st.integers(0, 10**6),
+    rows=st.integers(1, 9),
+    columns=st.integers(1, 9),
+    decay=st.sampled_from([0.0, 1e-3, 0.1, 3.0]),
+    log_scale=st.sampled_from([-300, 0, 250]),
+)
+def test_both_methods_give_the_largest_singular_value(
+    seed, rows, columns, decay, log_scale, method
+):
+    scale = 10.0**log_scale
+    matrices = scale * random_matrices(seed, (3,), 2 * rows, 3 * columns, decay)
+    linear_map = as_map(matrices, (columns, 3), (rows, 2))
+    found = operator_norm(linear_map, method=method, rtol=1e-7)
+    torch.testing.assert_close(found.value / scale, torch.ones(3, dtype=F64), rtol=1e-10, atol=0)
+    image = linear_map.matvec(found.direction) / scale
+    torch.testing.assert_close(torch.linalg.vector_norm(image, dim=(-2, -1)), found.value / scale)
+
+
+def test_the_residual_bounds_the_distance_to_a_singular_value():
+    matrices = random_matrices(3, (4,), 60, 60, 0.01)
+    linear_map = as_map(matrices, (20, 3), (20, 3))
+    for steps in (2, 5, 10, 20):
+        found = operator_norm(linear_map, method="lanczos", max_steps=steps, rtol=0, strict=False)
+        values = torch.linalg.svdvals(matrices)
+        distance = (values - found.value[:, None]).abs().amin(-1)
+        assert (distance <= found.residual * found.value * (1 + 1e-12)).all()
+        assert (found.value <= values[:, 0] * (1 + 1e-12)).all()
+        assert not found.converged.any()
+
+
+def test_the_residual_is_that_of_the_singular_triple():
+    matrices = random_matrices(5, (), 30, 24, 0.02)
+    linear_map = as_map(matrices, (8, 3), (10, 3))
+    found = operator_norm(linear_map, method="lanczos", max_steps=6, rtol=0, strict=False)
+    v = found.direction.flatten()
+    u = matrices @ v / found.value
+    defect = torch.linalg.vector_norm(matrices.mT @ u - found.value * v) / found.value
+    torch.testing.assert_close(found.residual, defect)
+
+
+def test_a_dominant_direction_orthogonal_to_the_random_start_is_found_through_a_hint():
+    # σ₁ = 100 along e₁, the rest 1; the start has no component along e₁ but for the hint.
+    matrix = torch.eye(300, dtype=F64)
+    matrix[0, 0] = 100.0
+    blind = torch.zeros(300, dtype=F64)
+    blind[1:] = 1.0
+    hint = torch.zeros(300, 1, dtype=F64)
+    hint[0] = 1.0
+    linear_map = as_map(matrix, (300, 1), (300, 1), hints=lambda: hint)
+    found = operator_norm(linear_map, method="lanczos", rtol=1e-8)
+    assert float(found.value) == pytest.approx(100.0, rel=1e-12)
+
+
+def test_not_converged_raises_or_is_flagged():
+    matrices = random_matrices(0, (2,), 40, 40, 1e-3)
+    linear_map = as_map(matrices, (40, 1), (40, 1))
+    settings = {"method": "lanczos", "max_steps": 2, "rtol": 1e-10}
+    with pytest.raises(ConvergenceError, match=r"residual .* is above rtol = 1.00e-10 after 2"):
+        operator_norm(linear_map, **settings)
+    assert not operator_norm(linear_map, **settings, strict=False).converged.any()
+
+
+@pytest.mark.parametrize("method", ["dense", "lanczos"])
+def test_the_zero_map_has_norm_zero(method):
+    found = operator_norm(as_map(torch.zeros(2, 6, 4, dtype=F64), (4, 1), (6, 1)), method=method)
+    assert found.value.tolist() == [0.0, 0.0]
+    assert found.converged.all()
+
+
+def test_entries_beyond_the_number_range_are_said_to_be():
+    matrix = torch.full((2, 2), math.inf, dtype=F64)
+    with pytest.raises(OverflowError, match="range of torch.float64"):
+        operator_norm(as_map(matrix, (2, 1), (2, 1)), method="dense")
+
+
+def test_unknown_methods_are_refused():
+    with pytest.raises(ValueError, match="method.*'qr'"):
+        operator_norm(as_map(torch.eye(2), (2, 1), (2, 1)), method="qr")
+
+
+@pytest.mark.parametrize("method", ["dense", "lanczos"])
+@given(
+    seed=st.integers(0, 10**6), blocks=st.integers(1, 7), spread=st.sampled_from([0.0, 1.0, 30])
+)
+def test_the_largest_block_is_the_norm_of_the_block_diagonal(seed, blocks, spread, method):
+    generator = torch.Generator().manual_seed(seed)
+    matrices = torch.randn(2, blocks, 3, 4, dtype=F64, generator=generator)
+    matrices *= (spread * torch.randn(2, blocks, 1, 1, dtype=F64, generator=generator)).exp()
+    linear_map = as_map(matrices, (1, 4), (1, 3))
+    found, block = largest_block_norm(linear_map, method=method, rtol=1e-6)
+    norms = torch.linalg.svdvals(matrices)[..., 0]
+    expected, index = norms.max(-1)
+    torch.testing.assert_close(found.value, expected)
+    torch.testing.assert_close(norms.gather(-1, block[..., None]).squeeze(-1), expected)
+    inside = matrices.gather(-3, index[..., None, None, None].expand(2, 1, 3, 4)).squeeze(-3)
+    image = (inside @ found.direction.mT).squeeze(-1)
+    torch.testing.assert_close(torch.linalg.vector_norm(image, dim=-1), expected)
+
+
+def test_single_precision_is_right_to_its_digits():
+    matrices = random_matrices(1, (2,), 50, 50, 0.05).float()
+    for method in ("dense", "lanczos"):
+        found = operator_norm(as_map(matrices, (50, 1), (50, 1)), method=method, rtol=1e-3)
+        assert found.value.dtype == torch.float32
+        torch.testing.assert_close(found.value, torch.ones(2), rtol=1e-5, atol=0)
+
+
+def test_large_batches_are_factored_in_pieces_and_the_thread_number_is_kept():
+    matrices = random_matrices(2, (3000,), 6, 5, 0.3)
+    threads = torch.get_num_threads()
+    found = operator_norm(as_map(matrices, (5, 1), (3, 2)), method="dense")
+    torch.testing.assert_close(found.value, torch.ones(3000, dtype=F64))
+    assert torch.get_num_threads() == threads

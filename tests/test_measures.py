@@ -1,0 +1,205 @@
+"""Particle measures: what is refused, and what pushing, splitting and merging keep."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meanfield.measures import (
+    MeasureMap,
+    ParticleMeasure,
+    disintegrate,
+    merge,
+    pushforward,
+    split,
+    stack,
+)
+from tests.strategies import Problem, problems
+
+F64 = torch.float64
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"points": [[math.nan], [1.0]]}, ValueError, r"points.*NaN.*\(0, 0\)"),
+        ({"points": [[math.inf], [1.0]]}, ValueError, "points.*infinite"),
+        ({"points": [0.0, 1.0]}, ValueError, r"points: expected shape.*got \(2,\)"),
+        ({"points": torch.zeros(0, 3)}, ValueError, "n ≥ 1"),
+        ({"points": torch.zeros(2, 1, dtype=torch.int64)}, TypeError, "int64"),
+        ({"points": torch.zeros(2, 1, dtype=torch.float16)}, TypeError, "float16"),
+        ({"weights": [0.5, math.nan]}, ValueError, "weights.*NaN"),
+        ({"weights": [1.5, -0.5]}, ValueError, "weights.*≥ 0.*-0.5"),
+        ({"weights": [0.5, 0.6]}, ValueError, "mass of 1, got 1.1.*divide"),
+        ({"weights": [0.0, 0.0]}, ValueError, "mass of 1, got 0"),
+        ({"weights": [1.0]}, ValueError, r"one number per particle.*got \(1,\)"),
+        ({"weights": torch.full((3, 2), 0.5, dtype=F64)}, ValueError, "broadcasts"),
+        ({"weights": torch.full((2,), 0.5)}, TypeError, "float64.*float32"),
+        ({"log_weights": [0.0, 0.0]}, ValueError, "log_weights.*logsumexp"),
+        ({"log_weights": [0.0, math.inf]}, ValueError, "log_weights.*inf"),
+        ({"log_weights": [0.0, math.nan]}, ValueError, "log_weights.*NaN"),
+        ({"weights": [0.5, 0.5], "log_weights": [0.0, -900.0]}, ValueError, "both"),
+        ({"positions": [0.0, 1.5]}, ValueError, r"\[0, 1\].*1.5"),
+        ({"positions": [-0.1, 1.0]}, ValueError, r"\[0, 1\].*-0.1"),
+        ({"positions": [0.0, math.nan]}, ValueError, "positions.*NaN"),
+        ({"positions": [0.5]}, ValueError, "positions: expected one number per particle"),
+    ],
+)
+def test_bad_input_is_refused_with_expected_and_got(arguments, error, words):
+    given_points = {"points": torch.tensor([[0.0], [1.0]], dtype=F64)}
+    with pytest.raises(error, match=words):
+        ParticleMeasure(**(given_points | arguments))
+
+
+@pytest.mark.gpu
+def test_tensors_on_different_devices_are_refused():
+    with pytest.raises(ValueError, match="device"):
+        ParticleMeasure(torch.zeros(2, 1, device="cuda"), torch.full((2,), 0.5))
+
+
+def test_tensors_on_different_devices_are_refused_without_a_gpu_too():
+    with pytest.raises(ValueError, match="device of points, meta, got cpu"):
+        ParticleMeasure(torch.zeros(2, 1, device="meta"), torch.full((2,), 0.5))
+
+
+def test_a_weight_of_e_minus_900_is_stored_exactly():
+    mu = ParticleMeasure([[0.0], [1.0]], log_weights=[0.0, -900.0])
+    assert mu.log_weights.tolist() == [0.0, -900.0]
+    assert ParticleMeasure([[0.0], [1.0]], weights=[1.0, 0.0]).log_weights[1] == -math.inf
+
+
+def test_lists_become_float64_and_float32_stays():
+    assert ParticleMeasure([[0.0], [1.0]]).dtype == F64
+    assert ParticleMeasure(np.zeros((2, 1), np.float32)).dtype == torch.float32
+    assert ParticleMeasure([[0], [1]]).dtype == F64
+
+
+def test_a_sequence_is_uniform_with_positions_i_over_n():
+    mu = ParticleMeasure.from_sequence(torch.arange(8.0, dtype=F64).reshape(4, 2))
+    torch.testing.assert_close(mu.weights, torch.full((4,), 0.25, dtype=F64))
+    assert mu.positions.tolist() == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_a_measure_is_frozen():
+    mu = ParticleMeasure([[0.0], [1.0]])
+    with pytest.raises(AttributeError):
+        mu.points = torch.zeros(2, 1)
+
+
+def test_indexing_and_iterating_reach_batch_axes_only():
+    points = torch.randn(3, 2, 5, 4, dtype=F64)
+    mu = ParticleMeasure.from_sequence(points)
+    assert mu[1].batch_shape == (2,)
+    torch.testing.assert_close(mu[1, 0].points, points[1, 0])
+    torch.testing.assert_close(torch.stack([m.points for m in mu]), points)
+    with pytest.raises(IndexError):
+        mu[0, 0, 0]
+    with pytest.raises(IndexError, match="no batch axes"):
+        mu[0, 0][0]
+
+
+@given(problems())
+def test_a_pushforward_moves_atoms_and_keeps_weights_and_positions(problem: Problem):
+    mu = problem.measure
+    nu = pushforward(lambda x: torch.cat([2 * x, x], -1), mu)
+    assert nu.dim == 2 * mu.dim
+    assert torch.equal(nu.log_weights, mu.log_weights)
+    assert nu.positions is mu.positions
+    torch.testing.assert_close(nu.mean()[: mu.dim], 2 * mu.mean())
+
+
+def test_a_pushforward_may_use_positions_and_must_keep_the_particles():
+    mu = ParticleMeasure([[1.0], [1.0]], positions=[0.25, 1.0])
+    nu = pushforward(lambda x, s: x * s[..., None], mu, use_positions=True)
+    assert nu.points.squeeze(-1).tolist() == [0.25, 1.0]
+    with pytest.raises(ValueError, match="one point per particle"):
+        pushforward(lambda x: x[:1], mu)
+    with pytest.raises(ValueError, match="without positions"):
+        pushforward(lambda x, s: x, ParticleMeasure([[1.0]]), use_positions=True)
+
+
+@given(problems(), st.integers(1, 4))
+def test_splitting_and_merging_is_merging(problem: Problem, copies: int):
+    mu = problem.measure
+    once, again = merge(mu), merge(split(mu, copies))
+    torch.testing.assert_close(again.points, once.points)
+    torch.testing.assert_close(again.log_weights, once.log_weights)
+    if mu.is_positioned:
+        torch.testing.assert_close(again.positions, once.positions)
+
+
+def test_merging_adds_the_weights_of_equal_points_and_drops_absent_atoms():
+    mu = ParticleMeasure([[0.0], [3.0], [-0.0], [9.0]], weights=[0.2, 0.5, 0.3, 0.0])
+    merged = merge(mu)
+    assert merged.points.squeeze(-1).tolist() == [0.0, 3.0]
+    torch.testing.assert_close(merged.weights, torch.tensor([0.5, 0.5], dtype=F64))
+
+
+def test_merging_within_a_distance_keeps_the_mean():
+    mu = ParticleMeasure([[0.0], [1.0], [2.0], [9.0]], weights=[0.1, 0.2, 0.3, 0.4])
+    merged = merge(mu, atol=1.0)
+    assert merged.n_particles == 2
+    torch.testing.assert_close(merged.mean(), mu.mean())
+
+
+def test_merging_keeps_atoms_at_different_positions_apart():
+    mu = ParticleMeasure([[0.0], [0.0]], positions=[0.0, 1.0])
+    assert merge(mu).n_particles == merge(mu, atol=5.0).n_particles == 2
+
+
+@given(problems(causal=True))
+def test_a_disintegration_integrates_back(problem: Problem):
+    mu = problem.measure
+    parts = disintegrate(mu)
+    torch.testing.assert_close(parts.log_masses.logsumexp(0), torch.zeros((), dtype=F64))
+    assert (parts.positions.diff() > 0).all()
+    means = torch.stack([part.mean() for part in parts.conditionals])
+    integral = (parts.log_masses.exp()[:, None] * means).sum(0)
+    torch.testing.assert_close(integral, mu.mean(), rtol=1e-9, atol=1e-12)
+    for s, part in zip(parts.positions, parts.conditionals, strict=True):
+        present = (mu.positions == s) & (mu.log_weights > -math.inf)
+        assert part.n_particles == int(present.sum())
+
+
+def test_batches_are_refused_where_the_parts_would_differ_in_size():
+    mu = ParticleMeasure(torch.zeros(3, 2, 1), positions=torch.zeros(2))
+    for function in (merge, disintegrate):
+        with pytest.raises(ValueError, match=r"without batch axes.*\(3,\)"):
+            function(mu)
+    with pytest.raises(ValueError, match="positioned"):
+        disintegrate(ParticleMeasure([[0.0]]))
+
+
+def test_stacking_pads_with_weight_zero():
+    small, large = ParticleMeasure([[1.0]]), ParticleMeasure([[2.0], [4.0]])
+    both = stack([small, large])
+    assert both.weights.tolist() == [[1.0, 0.0], [0.5, 0.5]]
+    torch.testing.assert_close(both.mean(), torch.tensor([[1.0], [3.0]], dtype=F64))
+    with pytest.raises(ValueError, match="one dimension"):
+        stack([small, ParticleMeasure([[1.0, 2.0]])])
+    with pytest.raises(ValueError, match="at least one"):
+        stack([])
+
+
+def test_a_map_of_measures_is_anything_callable():
+    assert isinstance(lambda mu: mu, MeasureMap)
+
+
+def test_moving_to_float32_keeps_extreme_weights():
+    mu = ParticleMeasure([[0.0], [1.0]], log_weights=[0.0, -900.0], positions=[0.0, 1.0])
+    moved = mu.to(torch.float32)
+    assert moved.dtype == moved.positions.dtype == torch.float32
+    assert moved.log_weights.tolist() == [0.0, -900.0]
+
+
+def test_the_text_form_says_what_it_is():
+    text = repr(
+        ParticleMeasure(torch.zeros(3, 2, 1, dtype=F64), positions=torch.zeros(2).double())
+    )
+    shape = "n_particles=2, dim=1, batch_shape=(3,)"
+    assert text == f"ParticleMeasure({shape}, dtype=float64, uniform, positioned)"

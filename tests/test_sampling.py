@@ -1,0 +1,96 @@
+"""Starting measures: the witnesses of the proofs and random clouds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meanfield import sampling
+from meanfield.measures import merge
+from tests import oracles
+
+F64 = torch.float64
+
+
+@given(seed=st.integers(0, 10**6), n=st.integers(2, 6))
+def test_adversarial_sequences_are_those_of_the_proof(seed, n):
+    A = np.random.default_rng(seed).normal(size=(3, 3))
+    for _gamma, points in oracles.adversarial_configurations(A, 2.0, n):
+        lone, crowd = points[0], points[1]
+        # The oracle's eigenvectors have their own sign.
+        branch = "negative" if float(lone @ crowd) < 0 else "positive"
+        ours = sampling.adversarial(A, 2.0, n, branch=branch).points.numpy()
+        sign = np.sign(ours[0] @ lone)
+        np.testing.assert_allclose(sign * ours, points, atol=1e-9)
+
+
+def test_merging_an_adversarial_sequence_gives_the_two_diracs():
+    A = np.diag([0.5, -0.7, 0.2])
+    tokens = sampling.adversarial(A, 2.0, 5)
+    merged = merge(type(tokens)(tokens.points, log_weights=tokens.log_weights))
+    atoms = sampling.two_diracs(2.0, -math.log(4), [0.0, 1.0, 0.0])
+    torch.testing.assert_close(merged.points, atoms.points)
+    torch.testing.assert_close(merged.log_weights, atoms.log_weights)
+
+
+def test_the_light_weight_may_be_e_minus_900_or_dominate():
+    mu = sampling.two_diracs(1.0, torch.tensor([-900.0, 0.0, 900.0], dtype=F64), [3.0, 0.0])
+    expected = [[-900.0, 0.0], [math.log(0.5)] * 2, [0.0, -900.0]]
+    torch.testing.assert_close(mu.log_weights, torch.tensor(expected, dtype=F64))
+    assert mu.points[0].tolist() == [[1.0, 0.0], [-1.0, 0.0]]
+
+
+def test_a_batch_of_radii_and_weights_broadcasts():
+    radius = torch.tensor([[1.0], [2.0]], dtype=F64)
+    mu = sampling.two_diracs(radius, torch.zeros(3, dtype=F64), [1.0], positioned=True)
+    assert mu.batch_shape == (2, 3)
+    assert mu.points[1, 0].flatten().tolist() == [2.0, -2.0]
+    assert mu.positions[0, 0].tolist() == [0.5, 1.0]
+
+
+def test_a_rotation_has_no_critical_pair():
+    rotation = [[0.0, -1.0], [1.0, 0.0]]
+    with pytest.raises(ValueError, match="no non-zero real eigenvalue"):
+        sampling.critical_pair(rotation)
+    with pytest.raises(ValueError, match="no positive real eigenvalue"):
+        sampling.critical_pair([[-1.0]], branch="positive")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: sampling.critical_pair(np.ones((2, 2, 2))), "take one head"),
+        (lambda: sampling.critical_pair([[1.0]], branch="middle"), "branch"),
+        (lambda: sampling.adversarial([[-1.0]], 1.0, 1), "at least 2"),
+        (lambda: sampling.two_diracs(1.0, 0.0, [0.0, 0.0]), "non-zero"),
+        (lambda: sampling.two_diracs(-1.0, 0.0, [1.0]), "≥ 0"),
+    ],
+)
+def test_bad_arguments_are_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_random_clouds_have_the_moments_they_should():
+    n, d, radius = 20_000, 3, 2.0
+    ball = sampling.ball(n, d, radius=radius)
+    sphere = sampling.sphere(n, d, radius=radius)
+    normal = sampling.gaussian(n, d, std=0.5)
+    assert float(ball.norm(dim=-1).max()) <= radius
+    torch.testing.assert_close(sphere.norm(dim=-1), torch.full((n,), radius, dtype=F64))
+    second = [float((x**2).sum(-1).mean()) for x in (ball, sphere, normal)]
+    expected = [radius**2 * d / (d + 2), radius**2, 0.25 * d]
+    np.testing.assert_allclose(second, expected, rtol=0.03)
+
+
+def test_a_seed_decides_the_cloud():
+    first, again, other = (
+        sampling.ball(5, 2, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
