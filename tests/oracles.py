@@ -49,10 +49,6 @@ def _log(t: Scalar) -> Scalar:
     return mp.log(t) if isinstance(t, mp.mpf) else math.log(t)
 
 
-def _sqrt(t: Scalar) -> Scalar:
-    return mp.sqrt(t) if isinstance(t, mp.mpf) else math.sqrt(t)
-
-
 def largest_singular_value(matrix: np.ndarray) -> Scalar:
     """‖M‖₂, in the precision of the entries."""
     if matrix.dtype == object:
@@ -322,7 +318,11 @@ class LocalConstants(NamedTuple):
 
     @property
     def wasserstein(self) -> Scalar:
-        """The local W₂ constant: the larger of the first two."""
+        """The larger of the first two: the local constant for uniformly small displacements.
+
+        Not the limit of all W₂ ratios at μ: a vanishing mass may also move far, and pays the
+        secant slope of Γ_μ there. The supremum over all measures of a ball is the same.
+        """
         return max(self.particle, self.splitting)
 
 
@@ -360,6 +360,20 @@ def released_code_quantity(
     """√‖Df(X)ᵀ f(X)‖, what the scripts published with [CAP24] compute in place of ‖Df(X)‖."""
     image = attention_map(points, log_weights, layer, **mask).ravel()
     return math.sqrt(np.linalg.norm(jacobian(points, log_weights, layer, **mask).T @ image))
+
+
+def w2_on_the_line(x: np.ndarray, a: np.ndarray, y: np.ndarray, b: np.ndarray) -> float:
+    """W₂ of Σ aᵢδ_{xᵢ} and Σ b_jδ_{y_j} on R: mass is moved in increasing order."""
+    left = sorted(zip(x.tolist(), a.tolist(), strict=True))
+    right = sorted(zip(y.tolist(), b.tolist(), strict=True))
+    total = 0.0
+    while left and right:
+        (p, mass), (q, room) = left[0], right[0]
+        moved = min(mass, room)
+        total += moved * (p - q) ** 2
+        left[0], right[0] = (p, mass - moved), (q, room - moved)
+        left, right = left[mass <= moved :], right[room <= moved :]
+    return math.sqrt(total)
 
 
 # ------------------------------------------------------------------ two atoms at ±Ru

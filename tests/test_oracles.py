@@ -163,16 +163,63 @@ def test_the_larger_component_is_the_norm_on_split_atoms(shares, problem):
     assert split.splitting == pytest.approx(constants.splitting, rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize(("radius", "ratio"), [(2, 1.470), (4, 3.698), (8, 7.844)])
-def test_splitting_decides_by_an_unbounded_factor(radius, ratio):
-    # d = 1, A = −1: an atom near 0 that pays equal attention to itself and to a far atom.
+def near_and_far(radius: int) -> tuple[np.ndarray, np.ndarray]:
+    """An atom near 0 and a light one at R, where splitting is most above the particle norm."""
     odds = {2: -1.42909123, 4: -2.74802834, 8: -4.15146166}[radius]
     inner = {2: -0.0712149, 4: -0.008317, 8: -9.93442e-4}[radius]
-    points, logs = np.array([[radius], [inner]]), -np.logaddexp(0, [-odds, odds])
+    return np.array([[radius], [inner]]), -np.logaddexp(0, [-odds, odds])
+
+
+def secant(before: tuple[np.ndarray, np.ndarray], after: tuple[np.ndarray, np.ndarray]) -> float:
+    """W₂(Fμ, Fν)/W₂(μ, ν) for d = 1, A = −1."""
+    (x, u), (y, v) = before, after
+    images = [
+        oracles.attention_map(points, logs, identity_layer(-np.eye(1)))[:, 0]
+        for points, logs in (before, after)
+    ]
+    a, b = np.exp(u), np.exp(v)
+    moved = oracles.w2_on_the_line(x[:, 0], a, y[:, 0], b)
+    return oracles.w2_on_the_line(images[0], a, images[1], b) / moved
+
+
+@pytest.mark.parametrize(("radius", "ratio"), [(2, 1.470), (4, 3.698), (8, 7.844)])
+def test_splitting_decides_by_an_unbounded_factor(radius, ratio):
+    points, logs = near_and_far(radius)
     constants = oracles.local_constants(points, logs, identity_layer(-np.eye(1)))
     assert constants.splitting / constants.particle == pytest.approx(ratio, rel=1e-3)
-    split = oracles.local_constants(*oracles.duplicated(points, logs), identity_layer(-np.eye(1)))
+    twice, halves = oracles.duplicated(points, logs)
+    split = oracles.local_constants(twice, halves, identity_layer(-np.eye(1)))
     assert split.particle == pytest.approx(constants.splitting, rel=1e-12)
+    apart = twice + 1e-4 * np.array([[0.0], [0.0], [-1.0], [1.0]])
+    reached = secant((points, logs), (apart, halves))
+    assert reached == pytest.approx(constants.splitting, rel=1e-5)
+
+
+def test_a_vanishing_mass_that_moves_far_exceeds_the_constant_of_small_displacements():
+    points, logs = near_and_far(8)
+    fields = identity_layer(-np.eye(1))
+    constants = oracles.local_constants(points, logs, fields)
+    light, target = math.log(1e-8), points[1] - 1
+    after = np.vstack([points, target]), np.append(logs, light)
+    after[1][1] += math.log1p(-math.exp(light - logs[1]))
+    slope = oracles.field(target, points, logs, fields) - oracles.field(
+        points[1], points, logs, fields
+    )
+    reached = secant((points, logs), after)
+    assert reached == pytest.approx(float(abs(slope[0])), rel=1e-3)
+    assert reached > 7 * constants.wasserstein
+    # The measure that already has that mass on its way has a larger constant still.
+    on_the_way = np.vstack([points, points[1] - 0.5]), after[1]
+    assert oracles.local_constants(*on_the_way, fields).wasserstein > reached
+
+
+def test_w2_on_the_line_is_the_quantile_distance():
+    rng = np.random.default_rng(18)
+    x, y = rng.normal(size=4), rng.normal(size=6)
+    a, b = rng.multinomial(12, np.ones(4) / 4) / 12, rng.multinomial(12, np.ones(6) / 6) / 12
+    quantiles = [np.sort(np.repeat(p, np.rint(12 * w).astype(int))) for p, w in ((x, a), (y, b))]
+    expected = math.sqrt(np.mean((quantiles[0] - quantiles[1]) ** 2))
+    assert oracles.w2_on_the_line(x, a, y, b) == pytest.approx(expected, rel=1e-12)
 
 
 def test_an_atom_of_tiny_weight_counts_and_an_absent_one_does_not():
