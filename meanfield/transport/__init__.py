@@ -1,0 +1,48 @@
+"""Optimal transport that can be trusted: W₂ and conditional W₂ with certified intervals.
+
+It can be used on its own: ``from meanfield.transport import w2, solve_w2``.
+
+Every answer is an interval lower ≤ W₂ ≤ upper, rounding included, with the coupling and the
+method it came from. Weights are logarithms, differences are taken before squares, and each
+problem is solved in its own unit: neither scale, translation nor the collapse of clusters
+matters.
+
+Conventions, for two points at distance 3:
+
+=====================================  =======  ==========================================
+call                                   answer   what it is
+=====================================  =======  ==========================================
+`w2`, `solve_w2(...).value`, `w1`      3        W₂ (W₁), in the unit of the points
+`w2_squared`                           9        W₂²
+`sinkhorn_divergence`                  → 9      tends to W₂² as blur → 0
+``ot.emd2`` (POT, its default cost)    9        W₂²
+``ot.wasserstein_1d(p=2)`` (POT)       9        W₂²
+``SamplesLoss(p=2)`` (GeomLoss)        4.5      ½ W₂²
+``scipy.stats.wasserstein_distance``   3        W₁ on the line
+=====================================  =======  ==========================================
+
+Reading order; a file imports only those before it: couplings · problems · closed_forms · exact ·
+certificates · dense · answers · dispatch · small · distances · entropic · conditional ·
+gradients.
+"""
+
+from __future__ import annotations
+
+from meanfield.transport.answers import TransportResult
+from meanfield.transport.conditional import conditional_w2, solve_conditional_w2
+from meanfield.transport.couplings import Coupling
+from meanfield.transport.distances import solve_w2, w1
+from meanfield.transport.entropic import sinkhorn_divergence
+from meanfield.transport.gradients import w2, w2_squared
+
+__all__ = [
+    "Coupling",
+    "TransportResult",
+    "conditional_w2",
+    "sinkhorn_divergence",
+    "solve_conditional_w2",
+    "solve_w2",
+    "w1",
+    "w2",
+    "w2_squared",
+]

@@ -1,0 +1,222 @@
+"""What a caller gets: W₂ with its interval, its coupling and its history."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meanfield.checks import as_float_tensor, check_same_kind, is_traced
+from meanfield.errors import ConvergenceError
+from meanfield.measures import ParticleMeasure
+from meanfield.transport.couplings import Coupling
+from meanfield.transport.problems import Answer, Problem
+
+__all__ = ["Pair", "TransportResult", "as_pair", "assemble", "problem_of", "refuse_unconverged"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TransportResult:
+    """W₂(μ, ν) with the evidence for it.
+
+    Attributes:
+        value: W₂, never its square; shape of the batch, () without one. The unit of the points.
+        lower: certified lower bound, rounding included.
+        upper: certified upper bound, rounding included.
+        coupling: the plan that gives `upper`, or None where none exists (infinite distance) or
+            none was made (bounds without a plan).
+        potentials: (f, g), shapes (..., n) and (..., m), with fᵢ + g_j ≤ ‖xᵢ − y_j‖² up to
+            rounding; None where the method makes none.
+        method: what gave the answer; for a batch, the methods that occur, joined by " + ".
+        converged: whether plan and potentials meet within `rtol`, for every entry of the batch.
+        seconds: wall-clock time spent.
+    """
+
+    value: Tensor
+    lower: Tensor
+    upper: Tensor
+    coupling: Coupling | None
+    potentials: tuple[Tensor, Tensor] | None
+    method: str
+    converged: bool
+    seconds: float
+
+    @property
+    def relative_width(self) -> Tensor:
+        """(upper − lower) / upper; 0 where the upper bound is 0 or infinite."""
+        width = (self.upper - self.lower) / self.upper
+        return torch.where((self.upper > 0) & self.upper.isfinite(), width, 0.0)
+
+    def __repr__(self) -> str:
+        tail = f"method={self.method!r}, converged={self.converged}, seconds={self.seconds:.3g}"
+        if self.value.ndim:
+            return f"TransportResult(batch_shape={tuple(self.value.shape)}, {tail})"
+        low, high = float(self.lower), float(self.upper)
+        return (
+            f"TransportResult(value={float(self.value):.10g} in [{low:.10g}, {high:.10g}], {tail})"
+        )
+
+
+class Pair(NamedTuple):
+    """Two measures of one kind whose batch axes have been broadcast."""
+
+    mu: ParticleMeasure
+    nu: ParticleMeasure
+
+
+def as_pair(mu: ParticleMeasure | Tensor, nu: ParticleMeasure | Tensor) -> Pair:
+    """Both arguments as measures: same dtype, device and dimension, batch axes broadcast.
+
+    Raises:
+        TypeError: dtypes that differ or are not float32 or float64.
+        ValueError: dimensions, devices or batch shapes that do not fit; what `ParticleMeasure`
+            refuses (NaN, empty clouds).
+    """
+    mu, nu = _as_measure(mu, "mu"), _as_measure(nu, "nu")
+    check_same_kind(mu.points, "mu", nu.points, "nu")
+    if mu.dim != nu.dim:
+        raise ValueError(
+            f"nu: expected points in the dimension of mu, d = {mu.dim}, got d = {nu.dim}"
+        )
+    if is_traced(mu.points) or is_traced(nu.points):
+        raise RuntimeError(
+            "an exact transport plan depends on values, so it cannot be traced by torch.func or "
+            "torch.compile; call w2 outside the transform, or use sinkhorn_divergence"
+        )
+    try:
+        batch = torch.broadcast_shapes(mu.batch_shape, nu.batch_shape)
+    except RuntimeError:
+        raise ValueError(
+            f"expected batch shapes that broadcast, got {tuple(mu.batch_shape)} for mu and "
+            f"{tuple(nu.batch_shape)} for nu"
+        ) from None
+    return Pair(_expanded(mu, batch), _expanded(nu, batch))
+
+
+def problem_of(
+    x: np.ndarray, y: np.ndarray, log_a: np.ndarray, log_b: np.ndarray
+) -> tuple[Problem, np.ndarray | None, np.ndarray | None]:
+    """The problem without atoms of weight 0, and where its atoms stood (None: all kept)."""
+    rows = cols = None
+    if log_a.min() == -math.inf:
+        rows = np.flatnonzero(log_a > -math.inf)
+        x, log_a = x[rows], log_a[rows]
+    if log_b.min() == -math.inf:
+        cols = np.flatnonzero(log_b > -math.inf)
+        y, log_b = y[cols], log_b[cols]
+    return Problem.of(x, y, log_a, log_b), rows, cols
+
+
+def assemble(
+    pair: Pair,
+    answers: Sequence[Answer],
+    *,
+    seconds: float,
+) -> TransportResult:
+    """Tensors of the caller's kind from answers in the caller's unit and numbering."""
+    batch, like = pair.mu.batch_shape, pair.mu.points
+    fields = np.array([(s.value, s.lower, s.upper) for s in answers]).reshape(-1, 3)
+    value, lower, upper = (
+        _rounded(fields[:, k], like, direction).reshape(batch)
+        for k, direction in enumerate((0, -1, 1))
+    )
+    return TransportResult(
+        value.clamp(lower, upper),
+        lower,
+        upper,
+        _coupling(pair, answers),
+        _potentials(pair, answers),
+        " + ".join(sorted({s.method for s in answers})) or "empty batch",
+        all(s.converged for s in answers),
+        seconds,
+    )
+
+
+def refuse_unconverged(result: TransportResult, rtol: float) -> TransportResult:
+    """The result if it converged.
+
+    Raises:
+        ConvergenceError: otherwise, with the interval that was reached.
+    """
+    if result.converged:
+        return result
+    worst = int(result.relative_width.reshape(-1).argmax())
+    low, high = (float(t.reshape(-1)[worst]) for t in (result.lower, result.upper))
+    raise ConvergenceError(
+        f"W2: expected plan and potentials to meet within rtol={rtol:g}, got the interval "
+        f"[{low:.12g}, {high:.12g}] by {result.method!r}; take strict=False for the flagged "
+        "interval, a larger rtol, or another method"
+    )
+
+
+def _as_measure(value: ParticleMeasure | Tensor, name: str) -> ParticleMeasure:
+    if isinstance(value, ParticleMeasure):
+        return value
+    points = as_float_tensor(value, name)
+    if points.ndim < 2 or 0 in points.shape[-2:]:
+        raise ValueError(
+            f"{name}: expected points of shape (..., n, d) with n ≥ 1 and d ≥ 1, "
+            f"got {tuple(points.shape)}"
+        )
+    return ParticleMeasure(points)
+
+
+def _expanded(mu: ParticleMeasure, batch: torch.Size) -> ParticleMeasure:
+    if mu.batch_shape == batch:
+        return mu
+    grown = object.__new__(ParticleMeasure)
+    positions = None if mu.positions is None else mu.positions.expand(*batch, -1)
+    object.__setattr__(grown, "points", mu.points.expand(*batch, -1, -1))
+    object.__setattr__(grown, "log_weights", mu.log_weights.expand(*batch, -1))
+    object.__setattr__(grown, "positions", positions)
+    return grown
+
+
+def _rounded(values: np.ndarray, like: Tensor, direction: int) -> Tensor:
+    """In the dtype of `like`, rounded outward where that dtype is shorter."""
+    if like.dtype == torch.float64:
+        return torch.as_tensor(values, device=like.device)
+    with np.errstate(over="ignore"):
+        short = values.astype(np.float32)
+    if direction:
+        wrong = (short > values) if direction < 0 else (short < values)
+        short[wrong] = np.nextafter(short[wrong], np.float32(direction * np.inf))
+    return torch.as_tensor(short, device=like.device)
+
+
+def _coupling(pair: Pair, answers: Sequence[Answer]) -> Coupling | None:
+    if not answers or any(s.rows is None for s in answers):
+        return None
+    size = max(len(s.rows) for s in answers)
+    count = len(answers)
+    rows, cols = np.zeros((count, size), np.int64), np.zeros((count, size), np.int64)
+    logs = np.full((count, size), -np.inf)
+    for k, s in enumerate(answers):
+        used = len(s.rows)
+        rows[k, :used], cols[k, :used], logs[k, :used] = s.rows, s.cols, s.log_mass
+    like, shape = pair.mu.points, (*pair.mu.batch_shape, size)
+    device = like.device
+    return Coupling(
+        like.detach(),
+        pair.nu.points.detach(),
+        torch.as_tensor(rows, device=device).reshape(shape),
+        torch.as_tensor(cols, device=device).reshape(shape),
+        torch.as_tensor(logs, device=device).to(like.dtype).reshape(shape),
+    )
+
+
+def _potentials(pair: Pair, answers: Sequence[Answer]) -> tuple[Tensor, Tensor] | None:
+    if not answers or any(s.f is None or s.g is None for s in answers):
+        return None
+    like = pair.mu.points
+    f = np.stack([s.f for s in answers if s.f is not None])
+    g = np.stack([s.g for s in answers if s.g is not None])
+    return (
+        torch.as_tensor(f, device=like.device).to(like.dtype).reshape(*pair.mu.batch_shape, -1),
+        torch.as_tensor(g, device=like.device).to(like.dtype).reshape(*pair.nu.batch_shape, -1),
+    )

@@ -1,0 +1,156 @@
+"""W₂ between particle measures: the public doors."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+from torch import Tensor
+
+from meanfield.measures import ParticleMeasure
+from meanfield.transport.answers import (
+    Pair,
+    TransportResult,
+    as_pair,
+    assemble,
+    problem_of,
+    refuse_unconverged,
+)
+from meanfield.transport.closed_forms import distances_along, solve_line
+from meanfield.transport.dispatch import METHODS, Settings, in_callers_unit, solve
+from meanfield.transport.exact import simplex
+from meanfield.transport.problems import Answer, Problem, squared_distances
+from meanfield.transport.small import LARGEST, solve_small
+
+__all__ = ["checked_settings", "flat_arrays", "solve_one", "solve_w2", "w1"]
+
+_Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+
+
+def solve_w2(
+    mu: ParticleMeasure | Tensor,
+    nu: ParticleMeasure | Tensor,
+    *,
+    method: str = "auto",
+    rtol: float = 1e-9,
+    strict: bool = True,
+) -> TransportResult:
+    """W₂(μ, ν) = (min over couplings of Σ π_ij ‖xᵢ − y_j‖²)^½, with a certified interval.
+
+    Args:
+        mu: μ, or points (..., n, d) of a uniform measure.
+        nu: ν, or points (..., m, d); sizes may differ, batch axes broadcast.
+        method: "auto", or one of the solvers by name.
+        rtol: how closely plan and potentials must meet, relative to W₂.
+        strict: raise if they do not; otherwise the answer comes back flagged.
+
+    Returns:
+        The distance in the unit of the points, its interval, coupling and method.
+
+    Raises:
+        ConvergenceError: under `strict`, when `rtol` is not met.
+        TypeError, ValueError: input of unequal kinds or shapes, NaN, unequal masses.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([[0.0, 0.0]], dtype=torch.float64)
+        >>> solve_w2(x, x + torch.tensor([3.0, 0.0])).value
+        tensor(3., dtype=torch.float64)
+    """
+    start = time.perf_counter()
+    settings = checked_settings(method, rtol)
+    pair = as_pair(mu, nu)
+    answers = _solve_all(flat_arrays(pair), settings)
+    result = assemble(pair, answers, seconds=time.perf_counter() - start)
+    return refuse_unconverged(result, rtol) if strict else result
+
+
+def checked_settings(method: str, rtol: float) -> Settings:
+    """The settings, refused if they mean nothing."""
+    if method not in METHODS:
+        raise ValueError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+    if not 0 < rtol < 1:
+        raise ValueError(f"rtol: expected a number between 0 and 1, got {rtol}")
+    return Settings(method, rtol)
+
+
+def flat_arrays(pair: Pair) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """x (B, n, d), y (B, m, d), log a (B, n), log b (B, m) in float64 on the CPU."""
+
+    def array(tensor: Tensor, axes: int) -> np.ndarray:
+        flat = tensor.detach().reshape(-1, *tensor.shape[tensor.ndim - axes :])
+        return flat.double().cpu().numpy()
+
+    (mu, nu) = pair
+    return (
+        array(mu.points, 2),
+        array(nu.points, 2),
+        array(mu.log_weights, 1),
+        array(nu.log_weights, 1),
+    )
+
+
+def solve_one(
+    x: np.ndarray, y: np.ndarray, log_a: np.ndarray, log_b: np.ndarray, settings: Settings
+) -> Answer:
+    """One pair by the whole dispatch, in the caller's unit and numbering."""
+    problem, rows, cols = problem_of(x, y, log_a, log_b)
+    answer = in_callers_unit(solve(problem, settings), problem, rows, cols)
+    if (
+        answer.f is not None
+        and answer.g is not None
+        and len(answer.f) + len(answer.g) < len(x) + len(y)
+    ):
+        return replace(answer, f=None, g=None)
+    return answer
+
+
+def _solve_all(arrays: _Arrays, settings: Settings) -> list[Answer]:
+    """Every pair of the batch: in arrays where they are small, one by one where they are not."""
+    x, y, log_a, log_b = arrays
+    answers: list[Answer | None] = [None] * len(x)
+    if len(x) > 1 and settings.method == "auto" and max(x.shape[1], y.shape[1]) <= LARGEST:
+        full = (log_a.min(-1) > -np.inf) & (log_b.min(-1) > -np.inf)
+        which = np.flatnonzero(full)
+        parts = (t[which] for t in arrays)
+        for block, found in solve_small(*parts, rtol=settings.rtol):
+            for k, index in enumerate(which[block]):
+                answers[index] = found.answer(k) if found.certified[k] else None
+    return [
+        solve_one(*case, settings) if done is None else done
+        for done, case in zip(answers, zip(*arrays, strict=True), strict=True)
+    ]
+
+
+def w1(
+    mu: ParticleMeasure | Tensor,
+    nu: ParticleMeasure | Tensor,
+) -> Tensor:
+    """W₁(μ, ν) = min over couplings of Σ π_ij ‖xᵢ − y_j‖.
+
+    By quantiles on the line, by POT's network simplex otherwise: a value without a certificate.
+
+    Args:
+        mu: μ, or points (..., n, d) of a uniform measure.
+        nu: ν, or points (..., m, d).
+
+    Returns:
+        The distance in the unit of the points, shape of the batch.
+
+    Raises:
+        TypeError, ValueError: as `solve_w2`.
+    """
+    pair = as_pair(mu, nu)
+    values = [_w1_of(problem_of(*case)[0]) for case in zip(*flat_arrays(pair), strict=True)]
+    return pair.mu.points.new_tensor(values).reshape(pair.mu.batch_shape)
+
+
+def _w1_of(problem: Problem) -> float:
+    if problem.dim == 1:
+        line = solve_line(problem)
+        rows, cols, mass = line.rows, line.cols, np.exp(line.log_mass)
+    else:
+        cost = np.sqrt(squared_distances(problem.x, problem.y))
+        rows, cols, mass, *_ = simplex(problem.a, problem.b, cost)
+    return float(np.ldexp(mass @ distances_along(problem, rows, cols), problem.exponent))

@@ -1,0 +1,117 @@
+"""The solvers that give optimal plans: POT's network simplex and SciPy's assignment.
+
+POT's compiled core is called directly where it answers a known problem rightly: the Python
+wrapper around it costs twenty times the solution of a problem of eight atoms. Elsewhere the
+public `ot.emd` is used.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meanfield.errors import ConvergenceError
+
+__all__ = ["Plan", "assignment", "assignment_potentials", "compiled_core", "simplex"]
+
+_PIVOTS = 10**12  # the default of POT, 1e5, silently moves 15 to 78 % of the mass
+
+
+class Plan(NamedTuple):
+    """A sparse plan with the potentials that came with it (not yet certified)."""
+
+    rows: np.ndarray
+    cols: np.ndarray
+    mass: np.ndarray
+    f: np.ndarray
+    g: np.ndarray
+
+
+@functools.cache
+def compiled_core() -> Any:
+    """POT's private compiled module if it solves a known problem rightly, otherwise None."""
+    try:
+        from ot.lp import emd_wrap
+
+        weights = np.array([0.25, 0.75])
+        cost = np.array([[0.0, 1.0], [2.0, 0.5]])
+        plan, value, f, g, code = emd_wrap.emd_c(weights, weights, cost, 1000, 1, None, None)
+        right = np.allclose(plan, np.diag(weights)) and abs(value - 0.375) < 1e-12
+        tight = np.allclose([f[0] + g[0], f[1] + g[1]], [0.0, 0.5])
+        if right and tight and emd_wrap.check_result(code) is None:
+            return emd_wrap
+    except (ImportError, AttributeError, TypeError, ValueError):
+        pass
+    return None
+
+
+def simplex(a: np.ndarray, b: np.ndarray, cost: np.ndarray) -> Plan:
+    """An optimal plan of a dense problem whose costs are at most about one.
+
+    Raises:
+        ConvergenceError: if POT reports anything but an optimum.
+    """
+    core = compiled_core()
+    b = b * (a.sum() / b.sum())
+    if core is not None:
+        # Atoms of weight 0 make the core return meaningless potentials.
+        if a.all() and b.all():
+            plan, _, f, g, code = core.emd_c(a, b, cost, _PIVOTS, 1, None, None)
+            message = core.check_result(code)
+        else:
+            return _without_zeros(a, b, cost)
+    else:
+        plan, f, g, message = _public_simplex(a, b, cost)
+    if message is not None:
+        raise ConvergenceError(f"POT's network simplex gave no optimal plan: {message}")
+    rows, cols = np.nonzero(plan)
+    return Plan(rows, cols, plan[rows, cols], f, g)
+
+
+def assignment(cost: np.ndarray) -> np.ndarray:
+    """An optimal permutation σ (xᵢ to y_σ(i)); accurate relative to the answer, not to max C."""
+    from scipy.optimize import linear_sum_assignment
+
+    return linear_sum_assignment(cost)[1]
+
+
+def assignment_potentials(
+    cost: np.ndarray, sigma: np.ndarray, *, max_rounds: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Potentials of an optimal permutation: fᵢ = min_j C_ij − g_j, g_σ(i) = C_iσ(i) − fᵢ.
+
+    Repeated, this is Bellman–Ford in the residual graph; it is at rest after as many rounds as
+    the longest shortest path has arcs. Stopping early leaves a gap, never a wrong bound.
+    Leading axes are a batch.
+    """
+    along = np.take_along_axis(cost, sigma[..., None], -1)[..., 0]
+    g = np.zeros_like(along)
+    f = along.copy()
+    for _ in range(max_rounds):
+        f = (cost - g[..., None, :]).min(-1)
+        new = np.empty_like(g)
+        np.put_along_axis(new, sigma, along - f, -1)
+        if np.abs(new - g).max(initial=0.0) <= 1e-16 * (1 + np.abs(new).max(initial=0.0)):
+            break
+        g = new
+    return f, g
+
+
+def _without_zeros(a: np.ndarray, b: np.ndarray, cost: np.ndarray) -> Plan:
+    """Solve between the atoms whose weight can be represented; c-transforms give the rest."""
+    i, j = np.flatnonzero(a), np.flatnonzero(b)
+    inner = simplex(a[i], b[j], np.ascontiguousarray(cost[np.ix_(i, j)]))
+    g = (cost[i] - inner.f[:, None]).min(0)
+    f = (cost - g[None, :]).min(1)
+    return Plan(i[inner.rows], j[inner.cols], inner.mass, f, g)
+
+
+def _public_simplex(
+    a: np.ndarray, b: np.ndarray, cost: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, str | None]:
+    import ot
+
+    plan, log = ot.emd(a, b, cost, numItermax=_PIVOTS, log=True)
+    return plan, log["u"], log["v"], log["warning"]

@@ -1,0 +1,53 @@
+"""What the numbers mean: ours, POT's, GeomLoss's and SciPy's for two points at distance 3."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from meanfield.measures import ParticleMeasure
+from meanfield.transport import (
+    conditional_w2,
+    sinkhorn_divergence,
+    solve_w2,
+    w1,
+    w2,
+    w2_squared,
+)
+
+HERE = torch.zeros(1, 1, dtype=torch.float64)
+THERE = torch.full((1, 1), 3.0, dtype=torch.float64)
+
+
+def test_two_points_at_distance_3_are_at_distance_3() -> None:
+    assert float(w2(HERE, THERE)) == 3.0
+    assert float(solve_w2(HERE, THERE).value) == 3.0
+    assert float(w1(HERE, THERE)) == 3.0
+    assert float(w2_squared(HERE, THERE)) == 9.0
+    positioned = (ParticleMeasure(p, positions=[1.0]) for p in (HERE, THERE))
+    assert float(conditional_w2(*positioned)) == 3.0
+
+
+def test_pot_returns_the_square() -> None:
+    import ot
+
+    x, y = HERE.numpy(), THERE.numpy()
+    one = np.ones(1)
+    assert ot.emd2(one, one, ot.dist(x, y)) == pytest.approx(9.0)
+    assert ot.wasserstein_1d(x, y, p=2) == pytest.approx(9.0)
+
+
+def test_geomloss_returns_half_the_square_and_we_twice_that() -> None:
+    from geomloss import SamplesLoss
+
+    x, y = HERE.expand(2, 1), THERE.expand(2, 1)  # GeomLoss cannot take one point
+    half = SamplesLoss("sinkhorn", p=2, blur=0.01)(x, y)
+    assert float(half) == pytest.approx(4.5, rel=1e-6)
+    assert float(sinkhorn_divergence(x, y, blur=0.01)) == pytest.approx(9.0, rel=1e-6)
+
+
+def test_scipy_has_the_first_distance_on_the_line() -> None:
+    from scipy.stats import wasserstein_distance
+
+    assert wasserstein_distance([0.0], [3.0]) == pytest.approx(3.0)
