@@ -12,6 +12,7 @@ __all__ = [
     "closed_form",
     "distances_along",
     "exact_answer",
+    "monotone_plan",
     "relative_error",
     "solve_line",
     "solve_one_atom",
@@ -100,7 +101,7 @@ def solve_line(problem: Problem) -> Answer:
     if problem.n == problem.m and np.array_equal(log_a, log_b):
         lengths_ = distances_along(problem, order_x, order_y)
         return exact_answer(problem, order_x, order_y, log_a, lengths_, "line")
-    i, j, mass = _monotone(problem.a[order_x], problem.b[order_y])
+    i, j, mass = monotone_plan(problem.a[order_x], problem.b[order_y])
     rows, cols = order_x[i], order_y[j]
     with np.errstate(divide="ignore"):
         logs = np.log(mass)
@@ -168,7 +169,7 @@ def _with_crossing_error(problem: Problem, answer: Answer, log_mass: float) -> A
     )
 
 
-def _monotone(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def monotone_plan(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """North-west staircase between cumulative weights, all at once."""
     long = np.longdouble
     ends_a, ends_b = np.cumsum(a, dtype=long), np.cumsum(b, dtype=long)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meanfield.transport.blocks import solve_blocks
 from meanfield.transport.certificates import identity_answer
 from meanfield.transport.closed_forms import closed_form, solve_line
 from meanfield.transport.dense import narrower, solve_assignment, solve_dense, solve_simplex
@@ -15,6 +16,7 @@ __all__ = ["METHODS", "Settings", "solve"]
 
 METHODS = ("auto", "identity", "assignment", "simplex")
 
+_SMALL_PAIRS = 4096  # looking for clusters costs more than solving
 DENSE_PAIRS = 25_000_000  # the dense simplex needs 40 bytes a pair: one gigabyte
 
 
@@ -37,9 +39,24 @@ def solve(problem: Problem, settings: Settings) -> Answer:
     identity = identity_answer(problem, rtol=rtol) if problem.is_paired else None
     if identity is not None and identity.converged:
         return identity
-    gap = identity.width if identity is not None else 1.0
-    answer = solve_dense(problem, rtol=rtol, identity_gap=gap)
+    answer = _by_size(problem, settings, identity)
     return answer if identity is None else narrower(answer, identity, rtol)
+
+
+def _by_size(problem: Problem, settings: Settings, identity: Answer | None) -> Answer:
+    rtol = settings.rtol
+    gap = identity.width if identity is not None else 1.0
+    is_small = problem.n * problem.m <= _SMALL_PAIRS
+    if not is_small:
+        split = solve_blocks(problem, lambda part: solve(part, settings), rtol=rtol)
+        if split is not None and split.converged:
+            return split
+    answer = solve_dense(problem, rtol=rtol, identity_gap=gap)
+    if is_small and answer.width > rtol:
+        split = solve_blocks(problem, lambda part: solve(part, settings), rtol=rtol)
+        if split is not None:
+            return narrower(split, answer, rtol)
+    return answer
 
 
 def in_callers_unit(

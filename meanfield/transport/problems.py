@@ -48,16 +48,15 @@ class Problem:
     def part(self, rows: np.ndarray, cols: np.ndarray) -> Problem:
         """The problem between two parts, each normalised to mass one, in its own unit."""
         log_a, log_b = self.log_a[rows], self.log_b[cols]
-        if not np.array_equal(np.sort(log_a), np.sort(log_b)):
-            return Problem.of(
-                self.x[rows],
-                self.y[cols],
-                log_a - _log_total(log_a),
-                log_b - _log_total(log_b),
-                self.exponent,
-            )
-        total = _log_total(log_a)  # one number for both, so that equal weights stay equal
-        return Problem.of(self.x[rows], self.y[cols], log_a - total, log_b - total, self.exponent)
+        total_a, total_b = _log_total(log_a), _log_total(log_b)
+        if np.array_equal(np.sort(log_a), np.sort(log_b)):
+            total_b = total_a  # one number for both, so that equal weights stay equal
+        log_a, log_b = log_a - total_a, log_b - total_b
+        # Twice: a total of −900 is known to 1e-13 only, what it leaves is known to 1e-16.
+        rest_a, rest_b = _log_total(log_a), _log_total(log_b)
+        rest_b = rest_a if total_a == total_b and abs(rest_a - rest_b) < 1e-14 else rest_b
+        x, y = self.x[rows], self.y[cols]
+        return Problem.of(x, y, log_a - rest_a, log_b - rest_b, self.exponent)
 
     @property
     def n(self) -> int:
