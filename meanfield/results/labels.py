@@ -1,0 +1,135 @@
+"""Variables and what labels them: name, meaning, units, dimensions, type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+__all__ = ["Variable", "dataset", "describe"]
+
+_DTYPES = ("float64", "float32", "int64", "bool", "str")
+_FILLS: dict[str, Any] = {
+    "float64": np.nan,
+    "float32": np.nan,
+    "int64": -1,
+    "bool": False,
+    "str": "",
+}
+
+
+@dataclass(frozen=True)
+class Variable:
+    """What a number in a Dataset means.
+
+    Args:
+        name: a valid identifier, the name in the Dataset.
+        long_name: what it is, in words; figures put it on the axis.
+        units: "1" if it has none.
+        dims: its own dimensions, besides `case`, singular: ("head",).
+        dtype: "float64", "float32", "int64", "bool" or "str".
+        symbol: how a formula writes it (LaTeX, without dollars); optional.
+
+    Raises:
+        ValueError: a name that is no identifier, or an unknown dtype.
+        TypeError: dims given as one string.
+
+    Example:
+        >>> Variable("gain", "Lipschitz constant", symbol="L").attrs
+        {'long_name': 'Lipschitz constant', 'units': '1', 'symbol': 'L'}
+    """
+
+    name: str
+    long_name: str
+    units: str = "1"
+    dims: tuple[str, ...] = ()
+    dtype: str = "float64"
+    symbol: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name.isidentifier():
+            raise ValueError(f"name: expected an identifier such as 'gain', got {self.name!r}")
+        if isinstance(self.dims, str):
+            raise TypeError(f"dims: expected a tuple such as ({self.dims!r},), got a string")
+        if self.dtype not in _DTYPES:
+            raise ValueError(
+                f"dtype of {self.name}: expected one of {_DTYPES}, got {self.dtype!r}"
+            )
+        object.__setattr__(self, "dims", tuple(self.dims))
+
+    @property
+    def attrs(self) -> dict[str, str]:
+        """The attributes it carries in a Dataset."""
+        labels = {"long_name": self.long_name, "units": self.units}
+        return labels | ({"symbol": self.symbol} if self.symbol else {})
+
+    @property
+    def fill(self) -> Any:
+        """What stands where there is no value: NaN, -1, False or the empty string."""
+        return _FILLS[self.dtype]
+
+    @property
+    def numpy_dtype(self) -> np.dtype:
+        """The type of its array in memory; strings are Python objects."""
+        return np.dtype(object if self.dtype == "str" else self.dtype)
+
+    @classmethod
+    def unlabelled(cls, name: str, *, dtype: str = "float64") -> Variable:
+        """A variable of which nothing but the name is known."""
+        return cls(name, name.replace("_", " "), dtype=dtype)
+
+
+def dataset(
+    variables: Sequence[Variable],
+    values: Mapping[str, Any],
+    *,
+    coords: Mapping[str, tuple[Variable, Any]] | None = None,
+    attrs: Mapping[str, str | int | float] | None = None,
+) -> xr.Dataset:
+    """A Dataset in which every variable is labelled.
+
+    Args:
+        variables: what each value means; `dims` are all its dimensions here.
+        values: array-likes or scalars by variable name.
+        coords: by name, what the coordinate means and its values.
+        attrs: attributes of the whole: text and numbers only.
+
+    Raises:
+        ValueError: names that were declared and not given, or given and not declared.
+
+    Example:
+        >>> gain = Variable("gain", "Lipschitz constant", dims=("case",))
+        >>> dataset([gain], {"gain": [1.0, 2.0]})["gain"].units
+        '1'
+    """
+    declared = {variable.name for variable in variables}
+    if declared != set(values):
+        raise ValueError(
+            f"values: expected exactly {sorted(declared)}, missing "
+            f"{sorted(declared - set(values))}, not declared {sorted(set(values) - declared)}"
+        )
+    return xr.Dataset(
+        {v.name: (v.dims, np.asarray(values[v.name], v.numpy_dtype), v.attrs) for v in variables},
+        coords={
+            name: (v.dims, np.asarray(data, v.numpy_dtype), v.attrs)
+            for name, (v, data) in (coords or {}).items()
+        },
+        attrs=dict(attrs or {}),
+    )
+
+
+def describe(ds: xr.Dataset, variables: Sequence[Variable]) -> xr.Dataset:
+    """The same Dataset with the labels put (back) on; operations of xarray may drop them.
+
+    Variables that are not in the Dataset are passed over; those not described get their name as
+    `long_name` and "1" as `units` where these are missing.
+    """
+    ds = ds.copy()
+    labels = {variable.name: variable.attrs for variable in variables}
+    for name in ds.variables:
+        known = Variable.unlabelled(str(name)).attrs if str(name).isidentifier() else {}
+        ds[name].attrs = known | ds[name].attrs | labels.get(str(name), {})
+    return ds

@@ -1,0 +1,101 @@
+"""Where numbers come from, as one JSON string: netCDF attributes take no bool, None or dict."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import xarray as xr
+
+__all__ = ["provenance", "read_provenance"]
+
+_PACKAGES = ("meanfield", "torch", "numpy", "scipy", "POT", "geomloss", "xarray", "zarr")
+
+
+def provenance(
+    spec: Mapping[str, Any] | None = None,
+    *,
+    seed: int | None = None,
+    dtype: object = None,
+    device: object = None,
+    packages: tuple[str, ...] = (),
+    command: str | None = None,
+) -> str:
+    """Everything needed to make a result again, as one line of JSON.
+
+    Args:
+        spec: what was computed, as plain data (text, numbers, lists, dicts); anything else is
+            written as its `str`.
+        seed: the seed the user gave.
+        dtype: of the computation, such as ``torch.float64``.
+        device: of the computation, such as ``"cpu"``.
+        packages: distributions whose version counts, besides those the library stands on.
+        command: the command line; that of this process by default, without its folder.
+
+    Example:
+        >>> record = json.loads(provenance({"radius": 2.0}, seed=7))
+        >>> record["spec"], record["seed"]
+        ({'radius': 2.0}, 7)
+    """
+    record = {
+        "spec": dict(spec or {}),
+        "seed": seed,
+        "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
+        "device": None if device is None else str(device),
+        "versions": _versions((*_PACKAGES, *packages)),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()}-{platform.machine()}",
+        "commit": _commit(),
+        "command": _command() if command is None else command,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return json.dumps(record, sort_keys=True, default=str, ensure_ascii=False)
+
+
+def read_provenance(ds: xr.Dataset) -> dict[str, Any]:
+    """The provenance of a Dataset, decoded; empty if it has none."""
+    return json.loads(ds.attrs.get("provenance", "{}"))
+
+
+def _versions(packages: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str | None:
+    """The commit of the source tree, with "-dirty" if tracked files were changed."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():  # installed: another project's repository may be around it
+        return None
+    try:
+        head = _git(root, "rev-parse", "HEAD")
+        changed = _git(root, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head + ("-dirty" if changed else "")
+
+
+def _git(root: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(root), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    return done.stdout.strip()
+
+
+def _command() -> str:
+    program = Path(sys.argv[0] or "python")
+    # The file's name and not its folder: results are shared, home folders are nobody's business.
+    name = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
+    return shlex.join([*name.split(), *sys.argv[1:]])

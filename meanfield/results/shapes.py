@@ -1,0 +1,87 @@
+"""From the long form, one row per case, to the cube, one dimension per parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+
+__all__ = ["parameters_of", "to_cube"]
+
+
+def parameters_of(ds: xr.Dataset) -> list[str]:
+    """The names of the parameters: the coordinates along `case`."""
+    return [str(name) for name in ds.coords if ds[name].dims == ("case",) and name != "case"]
+
+
+def to_cube(ds: xr.Dataset, *, parameters: Sequence[str] | None = None) -> xr.Dataset:
+    """A product grid in long form as a cube: dimension `case` becomes one per parameter.
+
+    The value at (p₁, …, p_k) of the cube is that of the one case with these parameters. Values
+    keep the order in which they first appear.
+
+    Args:
+        ds: Dataset with dimension `case` and parameters as coordinates along it.
+        parameters: the new dimensions, all parameters by default; a parameter left out becomes an
+            ordinary variable.
+
+    Raises:
+        ValueError: the cases are no product grid: some are missing or occur twice.
+
+    Example:
+        >>> long = xr.Dataset(
+        ...     {"y": ("case", [1.0, 2.0, 3.0, 4.0])},
+        ...     coords={"a": ("case", [0, 0, 1, 1]), "b": ("case", ["u", "v", "u", "v"])},
+        ... )
+        >>> float(to_cube(long)["y"].sel(a=1, b="u"))
+        3.0
+    """
+    if "case" not in ds.dims:
+        raise ValueError(f"ds: expected the dimension 'case', got {tuple(ds.dims)}")
+    names = list(parameters_of(ds) if parameters is None else parameters)
+    absent = [name for name in names if name not in ds.coords or ds[name].dims != ("case",)]
+    if absent or not names:
+        raise ValueError(
+            f"parameters: expected coordinates along 'case', one of {parameters_of(ds)}, "
+            f"got {absent or names}"
+        )
+    levels, codes = zip(*(_levels(ds[name].values) for name in names), strict=True)
+    shape = tuple(len(level) for level in levels)
+    position = np.asarray(np.ravel_multi_index(codes, shape))
+    _check_product(position, dict(zip(names, shape, strict=True)))
+    rows = ds.reset_coords([p for p in parameters_of(ds) if p not in names])
+    rows = rows.isel(case=np.argsort(position)).drop_vars([*names, "case"], errors="ignore")
+    cube = xr.Dataset(attrs=ds.attrs).assign_coords(
+        {n: (n, level, ds[n].attrs) for n, level in zip(names, levels, strict=True)}
+    )
+    unfolded = {n: _unfold(v, names, shape) for n, v in rows.variables.items()}
+    return cube.assign(unfolded).set_coords([n for n in rows.coords if n in unfolded])
+
+
+def _levels(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different values in order of appearance, and for each case the place of its own."""
+    places: dict[object, int] = {}
+    codes = np.array([places.setdefault(value, len(places)) for value in values.tolist()])
+    return np.array(list(places), dtype=values.dtype), codes
+
+
+def _check_product(position: np.ndarray, shape: dict[str, int]) -> None:
+    expected = math.prod(shape.values())
+    different = len(np.unique(position))
+    if different == len(position) == expected:
+        return
+    raise ValueError(
+        f"ds: expected a product grid of {shape}, {expected} cases, got {len(position)} cases of "
+        f"which {different} are different; select a full grid first, or name its `parameters`"
+    )
+
+
+def _unfold(variable: xr.Variable, names: list[str], shape: tuple[int, ...]) -> xr.Variable:
+    if "case" not in variable.dims:
+        return variable
+    rows = variable.transpose("case", ...)
+    return xr.Variable(
+        (*names, *rows.dims[1:]), rows.values.reshape(*shape, *rows.shape[1:]), rows.attrs
+    )

@@ -1,0 +1,262 @@
+"""Labels, files, cubes, fits: what goes in comes out, and known laws are found again."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meanfield import results
+from meanfield.results import Variable
+
+
+def rich_dataset(n: int = 5) -> xr.Dataset:
+    """Every type that a result may hold, with NaN, infinities and text beyond ASCII."""
+    rng = np.random.default_rng(0)
+    value = rng.standard_normal(n)
+    value[0], value[1] = np.nan, -np.inf
+    ds = xr.Dataset(
+        {
+            "gain": ("case", value),
+            "single": (("case", "head"), rng.standard_normal((n, 3)).astype(np.float32)),
+            "n_steps": ("case", np.arange(n, dtype=np.int64)),
+            "huge": ("case", np.arange(n, dtype=np.int64) + 2**40),
+            "status": ("case", np.arange(n).astype(np.int8)),
+            "gain_converged": ("case", np.arange(n) % 2 == 0),
+            "message": ("case", np.array(["", "Γ_μ failed: a, b", "x\ny", "", "ö"], object)[:n]),
+            "total": ((), 3.5),
+        },
+        coords={"radius": ("case", np.linspace(0, 1, n)), "head": np.arange(3)},
+        attrs={"provenance": results.provenance({"a": None, "b": True}), "level": 0.5},
+    )
+    return results.describe(ds, [Variable("gain", "Lipschitz constant", symbol="L")])
+
+
+@pytest.mark.parametrize("suffix", ["nc", "zarr"])
+def test_what_is_written_is_read_back_bit_for_bit(tmp_path, suffix):
+    ds = rich_dataset()
+    back = results.read(results.write(ds, tmp_path / f"result.{suffix}"))
+    xr.testing.assert_identical(back, ds)
+    assert {n: v.dtype for n, v in back.variables.items()} == {
+        n: v.dtype for n, v in ds.variables.items()
+    }
+    assert [p.name for p in tmp_path.iterdir()] == [f"result.{suffix}"]
+
+
+@pytest.mark.parametrize("suffix", ["nc", "zarr"])
+def test_writing_replaces_what_was_there(tmp_path, suffix):
+    path = tmp_path / f"result.{suffix}"
+    results.write(rich_dataset(5), path)
+    results.write(rich_dataset(3), path)
+    xr.testing.assert_identical(
+        results.read(path), rich_dataset(3).assign_attrs(results.read(path).attrs)
+    )
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_truth_values_are_flags_that_other_programs_understand(tmp_path):
+    path = results.write(rich_dataset(), tmp_path / "result.nc")
+    with xr.open_dataset(path, engine="scipy") as raw:
+        assert raw["gain_converged"].dtype == np.int8
+        assert raw["gain_converged"].attrs["flag_meanings"] == "false true"
+        assert raw["gain_converged"].attrs["flag_values"].tolist() == [0, 1]
+
+
+def test_netcdf_is_read_by_scipy_alone(tmp_path):
+    from scipy.io import netcdf_file
+
+    path = results.write(rich_dataset(), tmp_path / "result.nc")
+    with netcdf_file(path, mmap=False) as raw:
+        assert raw.variables["gain"].long_name == b"Lipschitz constant"
+        assert np.array_equal(raw.variables["n_steps"][:], np.arange(5))
+
+
+@pytest.mark.parametrize(
+    ("broken", "error", "text"),
+    [
+        (lambda ds: ds.assign(z=("case", np.ones(5) * 1j)), TypeError, "two real variables"),
+        (lambda ds: ds.assign_attrs(strict=True), TypeError, "attribute 'strict' of ds"),
+        (lambda ds: ds.assign_attrs(spec={"a": 1}), TypeError, "provenance"),
+        (lambda ds: ds.assign(k=("case", [2**53 + 1] * 5)), ValueError, "beyond 2\\^53"),
+    ],
+)
+def test_what_netcdf_cannot_hold_is_refused_and_the_old_file_stays(tmp_path, broken, error, text):
+    path = results.write(rich_dataset(), tmp_path / "result.nc")
+    before = path.read_bytes()
+    with pytest.raises(error, match=text):
+        results.write(broken(rich_dataset()), path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("suffix", ["nc", "zarr"])
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, suffix):
+    """A limit on file sizes stands for the full disk: the system refuses the write."""
+    path = results.write(rich_dataset(), tmp_path / f"result.{suffix}")
+    rng = np.random.default_rng(0)
+    big = xr.Dataset({"noise": ("case", rng.standard_normal(100_000))})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            results.write(big, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "gain" in results.read(path)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_other_files_are_refused_with_what_was_expected(tmp_path):
+    with pytest.raises(ValueError, match=r"\.zarr or \.nc, got 'result.h5'"):
+        results.write(rich_dataset(), tmp_path / "result.h5")
+    with pytest.raises(FileNotFoundError, match="nothing at"):
+        results.read(tmp_path / "absent.nc")
+    with pytest.raises(ValueError, match="without zarr.json"):
+        results.read(tmp_path)
+
+
+def product_grid(sizes: dict[str, int]) -> xr.Dataset:
+    """Long form of a product grid, with values that tell where they come from."""
+    mesh = np.meshgrid(*(np.arange(k, 0, -1) / 2 for k in sizes.values()), indexing="ij")
+    coords = {name: ("case", m.ravel()) for name, m in zip(sizes, mesh, strict=True)}
+    value = sum(10.0**i * m.ravel() for i, m in enumerate(mesh))
+    extra = np.arange(value.size * 2.0).reshape(-1, 2)
+    return xr.Dataset({"y": ("case", value), "z": (("case", "head"), extra)}, coords=coords)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    seed=st.integers(0, 100),
+)
+def test_cube_holds_at_each_point_the_case_with_these_parameters(sizes, seed):
+    long = product_grid({f"p{i}": size for i, size in enumerate(sizes)})
+    shuffled = long.isel(case=np.random.default_rng(seed).permutation(long.sizes["case"]))
+    cube = results.to_cube(shuffled)
+    for case in range(long.sizes["case"]):
+        row = long.isel(case=case)
+        here = cube.sel({f"p{i}": float(row[f"p{i}"]) for i in range(len(sizes))})
+        assert float(here["y"]) == float(row["y"])
+        assert np.array_equal(here["z"], row["z"])
+
+
+def test_cube_of_an_incomplete_grid_is_refused():
+    long = product_grid({"a": 2, "b": 3})
+    with pytest.raises(ValueError, match=r"6 cases, got 5 cases of which 5 are different"):
+        results.to_cube(long.isel(case=slice(5)))
+    with pytest.raises(ValueError, match=r"3 cases, got 6 cases of which 3 are different"):
+        results.to_cube(long, parameters=["b"])
+    with pytest.raises(ValueError, match="got \\['c'\\]"):
+        results.to_cube(long, parameters=["c"])
+
+
+@given(
+    exponent=st.floats(-3, 3),
+    constant=st.floats(1e-6, 1e6),
+    known=st.booleans(),
+)
+def test_an_exact_power_law_is_found_with_no_width(exponent, constant, known):
+    x = np.geomspace(0.1, 50, 12)
+    y = constant * x**exponent
+    fit = results.fit_power(x, y, exponent=exponent if known else None, n_boot=50)
+    # Least squares on logarithms: errors of rounding, amplified by the size of log y.
+    for name in ("exponent", "exponent_lower", "exponent_upper"):
+        assert float(fit[name]) == pytest.approx(exponent, abs=1e-10)
+    for name in ("constant", "constant_lower", "constant_upper", "envelope"):
+        assert float(fit[name]) == pytest.approx(constant, rel=1e-9)
+
+
+def test_free_exponent_agrees_with_numpy_polyfit():
+    rng = np.random.default_rng(3)
+    x = rng.uniform(1, 100, 40)
+    y = 2 * x**0.5 * np.exp(0.3 * rng.standard_normal(40))
+    slope, intercept = np.polyfit(np.log(x), np.log(y), 1)
+    fit = results.fit_power(x, y)
+    assert float(fit.exponent) == pytest.approx(slope, rel=1e-10)
+    assert float(fit.constant) == pytest.approx(np.exp(intercept), rel=1e-10)
+    assert float(fit.r_squared) == pytest.approx(np.corrcoef(np.log(x), np.log(y))[0, 1] ** 2)
+
+
+def test_bootstrap_interval_covers_the_truth_about_as_often_as_it_says():
+    rng = np.random.default_rng(11)
+    hits = 0
+    for trial in range(200):
+        x = np.geomspace(2, 512, 30)
+        y = 3 * np.sqrt(x) * np.exp(0.4 * rng.standard_normal(30))
+        fit = results.fit_power(x, y, n_boot=300, level=0.9, seed=trial)
+        hits += bool(fit.exponent_lower <= 0.5 <= fit.exponent_upper)
+    # 200 trials at 0.9: standard deviation 0.02; the percentile bootstrap is a little short.
+    assert 0.8 <= hits / 200 <= 0.97
+
+
+def test_groups_that_share_their_noise_widen_the_interval():
+    rng = np.random.default_rng(5)
+    groups = np.repeat(np.arange(10), 20)
+    x = np.tile(np.geomspace(1, 100, 20), 10)
+    y = np.sqrt(x) * np.exp(rng.standard_normal(10)[groups])
+    alone = results.fit_power(x, y, exponent=0.5)
+    shared = results.fit_power(x, y, exponent=0.5, groups=groups)
+
+    def width(fit: xr.Dataset) -> float:
+        return float(np.log(fit.constant_upper / fit.constant_lower))
+
+    # A mean over 10 groups rather than 200 points: √20 times wider.
+    assert width(shared) / width(alone) == pytest.approx(np.sqrt(20), rel=0.35)
+
+
+def test_failed_cases_are_left_out_of_a_fit_and_bad_numbers_refused():
+    fit = results.fit_power([1.0, 2.0, 4.0, 8.0], [1.0, np.nan, 16.0, 64.0])
+    assert int(fit.n_points) == 3
+    assert float(fit.exponent) == pytest.approx(2)
+    with pytest.raises(ValueError, match="y: expected positive finite numbers, got 1"):
+        results.fit_power([1.0, 2.0], [0.0, 1.0])
+    with pytest.raises(ValueError, match="at least two different values"):
+        results.fit_power([2.0, 2.0], [1.0, 3.0])
+    with pytest.raises(ValueError, match=r"equal shapes, got \(2,\), \(3,\)"):
+        results.fit_power([2.0, 2.0], [1.0, 3.0, 4.0])
+
+
+def test_accessor_says_the_same_as_the_functions():
+    ds = product_grid({"a": 2, "b": 3})
+    xr.testing.assert_identical(ds.meanfield.to_cube(), results.to_cube(ds))
+    xr.testing.assert_identical(
+        ds.meanfield.fit_power("b", "y", groups="a"),
+        results.fit_power(ds["b"], ds["y"], groups=ds["a"]),
+    )
+    assert ds.meanfield.provenance == {}
+
+
+def test_provenance_is_one_json_string_with_what_is_needed_to_run_again():
+    record = json.loads(results.provenance({"radius": 1.0}, seed=3, dtype="torch.float64"))
+    assert record["spec"] == {"radius": 1.0}
+    assert (record["seed"], record["dtype"], record["device"]) == (3, "float64", None)
+    assert record["versions"]["numpy"] == np.__version__
+    assert os.sep + "home" not in record["command"]
+
+
+def test_undeclared_or_missing_values_are_refused():
+    gain = Variable("gain", "Lipschitz constant", dims=("case",))
+    with pytest.raises(ValueError, match=r"missing \['gain'\], not declared \['gian'\]"):
+        results.dataset([gain], {"gian": [1.0]})
+
+
+def test_labels_lost_to_arithmetic_are_put_back():
+    gain = Variable("gain", "Lipschitz constant", units="1")
+    doubled = results.dataset([gain], {"gain": 1.0}).map(lambda v: 2 * v, keep_attrs=False)
+    assert doubled["gain"].attrs == {}
+    assert results.describe(doubled, [gain])["gain"].attrs == gain.attrs
+
+
+def test_results_load_neither_torch_nor_matplotlib():
+    code = (
+        "import sys, meanfield.results; "
+        "print(sorted({'torch', 'matplotlib', 'ot', 'zarr'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
