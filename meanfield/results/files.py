@@ -134,6 +134,8 @@ def _decode_variable(variable: xr.Variable) -> xr.Variable:
     # netCDF hands numbers back in big-endian order and attributes as arrays.
     values = values.astype(values.dtype.newbyteorder("="), copy=False)
     attrs = {name: _plain(value) for name, value in attrs.items()}
+    if "flag_values" in attrs:  # Zarr keeps a list of numbers without their type
+        attrs["flag_values"] = np.asarray(attrs["flag_values"], values.dtype)
     return xr.Variable(variable.dims, values, attrs)
 
 

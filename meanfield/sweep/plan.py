@@ -1,0 +1,157 @@
+"""What a sweep is going to do: its cases, its configuration, its batches, the time it may take."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meanfield.sweep.grid import Case, Grid, canonical, cases_of
+from meanfield.sweep.task import RESERVED, Task, compute, infer_task
+
+__all__ = ["Estimate", "Plan", "batch_size", "estimate", "make_plan"]
+
+_SECONDS_PER_BATCH = 5.0  # writing a batch costs some 20 ms: well below 1 %
+_MOST_BATCHES = 2000  # each is a file per variable
+_LARGEST_VECTORISED = 8192  # cases in one call of a batched function; its memory grows with them
+_SAMPLE_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A task, the cases to do it for, and the settings and the seed they share."""
+
+    task: Task
+    cases: list[Case]
+    fixed: dict[str, Any]
+    seed: int
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """All that changes a number, besides the cases; plain data.
+
+        Neither the grid, which may grow, nor batches, executors, paths and versions.
+        """
+        task = self.task
+        return {
+            "function": task.identity,
+            "seed": self.seed,
+            **{f"fixed.{name}": canonical(v, name) for name, v in self.fixed.items()},
+            **{f"coords.{name}": _coordinate(v) for name, v in task.coords.items()},
+            **{f"variable.{v.name}": [v.dtype, list(v.dims)] for v in task.variables},
+        }
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a sweep would take, from a sample of its cases."""
+
+    n_cases: int
+    n_batches: int
+    batch_size: int
+    seconds_per_case: float
+    seconds: float
+
+
+def make_plan(
+    fn: Task | Callable[..., Mapping[str, Any]],
+    grid: Grid,
+    fixed: Mapping[str, Any] | None,
+    seed: int,
+) -> Plan:
+    """Check the arguments of a sweep and put them together.
+
+    Raises:
+        ValueError: a name both in the grid and fixed, a ragged grid for a batched task.
+        TypeError: parameters that the function does not take.
+    """
+    cases, fixed = cases_of(grid), dict(fixed or {})
+    both = sorted({name for case in cases for name in case} & set(fixed))
+    if both:
+        raise ValueError(f"fixed: expected names that are not in the grid, got {both} in both")
+    function = fn.function if isinstance(fn, Task) else fn
+    for case in cases if len({tuple(case) for case in cases}) > 1 else cases[:1]:
+        _check_signature(function, {**fixed, **case})
+    if not isinstance(fn, Task):
+        fn = infer_task(fn, cases[0], fixed, int(seed))
+    _check_names(fn, {name for case in cases for name in case})
+    if fn.batched and len({frozenset(case) for case in cases}) > 1:
+        raise ValueError(
+            "grid: expected the same parameters in each case of a batched task, got "
+            f"{sorted({tuple(sorted(case)) for case in cases})}"
+        )
+    return Plan(fn, cases, fixed, int(seed))
+
+
+def batch_size(plan: Plan, n_workers: int) -> int:
+    """Cases per batch: some seconds of work, enough batches for the workers, not too many files.
+
+    The first cases are timed for a quarter of a second or so; what they return is thrown away.
+    """
+    n_cases = len(plan.cases)
+    fitting = max(1, int(_SECONDS_PER_BATCH / max(_seconds_per_case(plan), 1e-9)))
+    if plan.task.batched:
+        fitting = min(fitting, _LARGEST_VECTORISED)
+    if n_workers > 1:
+        fitting = min(fitting, math.ceil(n_cases / (4 * n_workers)))
+    return min(n_cases, max(fitting, math.ceil(n_cases / _MOST_BATCHES)))
+
+
+def estimate(
+    fn: Task | Callable[..., Mapping[str, Any]],
+    grid: Grid,
+    *,
+    fixed: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    n_workers: int = 1,
+) -> Estimate:
+    """Cases, batches and time of a sweep, from timing its first cases; nothing is written.
+
+    Cases of a grid often grow: if the first are the cheapest, the time is an underestimate.
+    """
+    plan = make_plan(fn, grid, fixed, seed)
+    each = _seconds_per_case(plan)
+    size = batch_size(plan, n_workers)
+    n_cases = len(plan.cases)
+    return Estimate(n_cases, math.ceil(n_cases / size), size, each, each * n_cases / n_workers)
+
+
+def _seconds_per_case(plan: Plan) -> float:
+    """The time of a case, from growing samples: the last, largest one counts."""
+    size, spent = 1, 0.0
+    while True:
+        start = time.perf_counter()
+        compute(plan.task, plan.cases[:size], plan.fixed, plan.seed)
+        took = time.perf_counter() - start
+        spent += took
+        if spent > _SAMPLE_SECONDS or size >= min(len(plan.cases), _LARGEST_VECTORISED):
+            return took / min(size, len(plan.cases))
+        size *= 4
+
+
+def _check_signature(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    signature = inspect.signature(function)
+    provided = {"seed", "generator", "seeds"} & set(signature.parameters) - set(arguments)
+    try:
+        signature.bind(**arguments, **dict.fromkeys(provided))
+    except TypeError as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(
+            f"{name}{signature} cannot be called with the parameters {sorted(arguments)}: {error}"
+        ) from None
+
+
+def _check_names(task: Task, parameters: set[str]) -> None:
+    taken = {*RESERVED, *task.coords, *(v.name for v in task.variables)}
+    if clash := sorted(parameters & taken):
+        raise ValueError(
+            f"grid: expected names of parameters other than those of variables, dimensions and "
+            f"{RESERVED}, got {clash}"
+        )
+
+
+def _coordinate(values: Any) -> Any:
+    return canonical(values.tolist() if values.dtype.kind in "UO" else values)
