@@ -15,7 +15,7 @@ from meanfield.checks import as_float_tensor, check_same_kind, is_traced
 from meanfield.errors import ConvergenceError
 from meanfield.measures import ParticleMeasure
 from meanfield.transport.couplings import Coupling
-from meanfield.transport.problems import Answer, Problem
+from meanfield.transport.problems import UNIT, Answer, Problem
 
 __all__ = ["Pair", "TransportResult", "as_pair", "assemble", "problem_of", "refuse_unconverged"]
 
@@ -109,7 +109,24 @@ def problem_of(
     if log_b.min() == -math.inf:
         cols = np.flatnonzero(log_b > -math.inf)
         y, log_b = y[cols], log_b[cols]
-    return Problem.of(x, y, log_a, log_b), rows, cols
+    return Problem.of(x, y, log_a, _snapped(log_a, log_b)), rows, cols
+
+
+def _snapped(log_a: np.ndarray, log_b: np.ndarray) -> np.ndarray:
+    """log b with the values of log a where both are the same weights up to rounding.
+
+    The weights of a permuted measure are normalised by a sum in another order, which may move
+    all of them by a unit in the last place; they are meant to be the same.
+    """
+    if len(log_a) != len(log_b) or np.array_equal(log_a, log_b):
+        return log_b
+    order_a, order_b = np.argsort(log_a, kind="stable"), np.argsort(log_b, kind="stable")
+    mine, theirs = log_a[order_a], log_b[order_b]
+    if not (np.abs(mine - theirs) <= 8 * UNIT * np.maximum(np.abs(mine), 1)).all():
+        return log_b
+    snapped = np.empty_like(log_b)
+    snapped[order_b] = mine
+    return snapped
 
 
 def assemble(

@@ -121,6 +121,8 @@ def _blocks(problem: Problem, points: np.ndarray, labels: np.ndarray) -> _Blocks
 
 def _masses(problem: Problem, blocks: _Blocks) -> _Masses:
     """Block masses; exactly balanced where the weights are the same in both measures."""
+    if np.ptp(problem.log_a) == 0 and np.ptp(problem.log_b) == 0:
+        return _uniform_masses(problem, blocks)
     a, error = _accurate_masses(problem.log_a)
     b, other_error = _accurate_masses(problem.log_b)
     mine = np.array([a[r].sum() for r in blocks.rows], dtype=np.longdouble)
@@ -136,16 +138,21 @@ def _masses(problem: Problem, blocks: _Blocks) -> _Masses:
     return _Masses(log_common, excess.astype(np.float64), error)
 
 
-def _accurate_masses(logs: np.ndarray) -> tuple[np.ndarray, float]:
-    """Normalised masses better than float64 holds them, and the error of any sum of them.
+def _uniform_masses(problem: Problem, blocks: _Blocks) -> _Masses:
+    """Counting is exact: 50 of 100 atoms balance 100 of 200."""
+    n, m = problem.n, problem.m
+    mine = np.array([len(r) for r in blocks.rows])
+    theirs = np.array([len(c) for c in blocks.cols])
+    with np.errstate(divide="ignore"):
+        log_common = np.log(np.minimum(mine / n, theirs / m))
+    return _Masses(log_common, (mine * m - theirs * n) / (n * m), 0.0)
 
-    One logarithm per unequal weight: uniform clouds of 100 and of 200 atoms come out balanced to
-    the last bit of extended precision.
-    """
+
+def _accurate_masses(logs: np.ndarray) -> tuple[np.ndarray, float]:
+    """Weights in extended precision (where the machine has it), and the error of any sum."""
     long = np.longdouble
     masses = np.exp(logs.astype(long) - long(logs.max()))
-    masses = masses / masses.sum()
-    return masses, float(np.finfo(long).eps) * (4 if np.ptp(logs) == 0 else 24)
+    return masses / masses.sum(), 24 * float(np.finfo(long).eps)
 
 
 def _crossing(blocks: _Blocks, masses: _Masses) -> _Crossing | None:

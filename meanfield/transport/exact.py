@@ -14,7 +14,14 @@ import numpy as np
 
 from meanfield.errors import ConvergenceError
 
-__all__ = ["Plan", "assignment", "assignment_potentials", "compiled_core", "simplex"]
+__all__ = [
+    "Plan",
+    "assignment",
+    "assignment_potentials",
+    "compiled_core",
+    "simplex",
+    "sparse_simplex",
+]
 
 _PIVOTS = 10**12  # the default of POT, 1e5, silently moves 15 to 78 % of the mass
 
@@ -115,3 +122,52 @@ def _public_simplex(
 
     plan, log = ot.emd(a, b, cost, numItermax=_PIVOTS, log=True)
     return plan, log["u"], log["v"], log["warning"]
+
+
+def sparse_simplex(
+    a: np.ndarray,
+    b: np.ndarray,
+    arcs: tuple[np.ndarray, np.ndarray, np.ndarray],
+    potentials: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Plan:
+    """An optimal plan on given arcs (rows, columns, costs), warm-started from potentials.
+
+    Raises:
+        ConvergenceError: if POT reports anything but an optimum.
+    """
+    rows, cols, costs = arcs
+    b = b * (a.sum() / b.sum())
+    unit = max(float(costs.max()), 1e-300)
+    core = compiled_core()
+    if core is None or not hasattr(core, "emd_c_sparse"):
+        return _public_sparse(a, b, arcs, unit)
+    index_rows, index_cols = rows.astype(np.uint64), cols.astype(np.uint64)
+    start = (None, None) if potentials is None else tuple(t / unit for t in potentials)
+    i, j, mass, _, f, g, code = core.emd_c_sparse(
+        a, b, index_rows, index_cols, costs / unit, _PIVOTS, *start
+    )
+    message = core.check_result(code)
+    if message is not None:
+        raise ConvergenceError(f"POT's sparse simplex gave no optimal plan: {message}")
+    return Plan(i.astype(np.int64), j.astype(np.int64), mass, f * unit, g * unit)
+
+
+def _public_sparse(
+    a: np.ndarray, b: np.ndarray, arcs: tuple[np.ndarray, np.ndarray, np.ndarray], unit: float
+) -> Plan:
+    import ot
+    from scipy.sparse import coo_array
+
+    rows, cols, costs = arcs
+    cost = coo_array((costs / unit, (rows, cols)), shape=(len(a), len(b)))
+    plan, log = ot.emd(a, b, cost, numItermax=_PIVOTS, log=True)
+    if log["warning"] is not None:
+        raise ConvergenceError(f"POT's sparse simplex gave no optimal plan: {log['warning']}")
+    plan = plan.tocoo()
+    return Plan(
+        plan.row.astype(np.int64),
+        plan.col.astype(np.int64),
+        plan.data,
+        log["u"] * unit,
+        log["v"] * unit,
+    )
