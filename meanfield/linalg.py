@@ -84,13 +84,17 @@ class NormEstimate:
             rounding, whatever the iteration did.
         residual: ‖Jᵀu − σv‖/σ with u = Jv/σ (relative): a singular value of J lies within
             residual · value of `value`.
-        converged: whether the residual is at most the rtol asked for.
+        error: relative distance to that singular value, at most the residual r, and at most
+            r²/(2·gap) (Kato–Temple) with the relative gap to the second singular value. The
+            gap is taken from the second Ritz value and its residual.
+        converged: whether the error is at most the rtol asked for.
         n_matvecs: products with J; as many with Jᵀ were made. 0 for a dense factorisation.
         direction: v, shape (*batch, n, d).
     """
 
     value: Tensor
     residual: Tensor
+    error: Tensor
     converged: Tensor
     n_matvecs: int
     direction: Tensor
@@ -111,19 +115,19 @@ def operator_norm(
     so that entries up to the end of the number range do not overflow. ``"lanczos"`` is
     Golub–Kahan–Lanczos bidiagonalisation with full re-orthogonalisation, from a mixture of a
     random start and the map's own hints, so that one dominant direction that is almost
-    orthogonal to the random start is not missed. It stops on the *relative* residual of the
-    singular triple.
+    orthogonal to the random start is not missed. It stops on the *relative* error of σ that
+    the residual of the singular triple proves, see `NormEstimate.error`.
 
     Args:
         linear_map: J.
-        rtol: largest relative residual that counts as converged.
+        rtol: largest relative error that counts as converged.
         max_steps: largest number of products with J.
         method: "dense", "lanczos", or "auto": dense for small matrices.
         generator: of the random start; a fixed seed if None.
         strict: raise when not converged; otherwise the estimate comes back flagged.
 
     Raises:
-        ConvergenceError: the residual is above rtol after `max_steps` steps.
+        ConvergenceError: the error is above rtol after `max_steps` steps.
         OverflowError: the matrix has entries beyond the range of its dtype.
     """
     if method not in ("auto", "dense", "lanczos"):
@@ -169,6 +173,7 @@ def largest_block_norm(
     estimate = NormEstimate(
         value=value,
         residual=every.residual.amax(-1),
+        error=every.error.amax(-1),
         converged=every.converged.all(-1),
         n_matvecs=every.n_matvecs,
         direction=every.direction.gather(-3, index).squeeze(-3),
@@ -179,7 +184,7 @@ def largest_block_norm(
 def _checked(estimate: NormEstimate, rtol: float, strict: bool) -> NormEstimate:
     if strict and not bool(estimate.converged.all()):
         raise ConvergenceError(
-            f"operator_norm: relative residual {float(estimate.residual.max()):.2e} is above "
+            f"operator_norm: relative error {float(estimate.error.max()):.2e} is above "
             f"rtol = {rtol:.2e} after {estimate.n_matvecs} products; raise max_steps or rtol, "
             "or pass strict=False for the flagged estimate"
         )
@@ -249,6 +254,7 @@ def _dense_estimate(
     return NormEstimate(
         value=sigma.reshape(shape),
         residual=residual.reshape(shape),
+        error=residual.reshape(shape),
         converged=(residual <= max(rtol, floor)).reshape(shape),
         n_matvecs=0,
         direction=v.reshape(*shape, *linear_map.in_shape),
@@ -316,17 +322,23 @@ def _lanczos_norm(
     # One step more than the rank can be: it finds nothing, and so proves the residual 0.
     steps = max(1, min(max_steps, linear_map.rows + 1, linear_map.columns + 1))
     process = _Bidiagonalisation(linear_map, batch, _start(linear_map, batch, generator))
+    met_before = False
     while True:
         process.advance()
-        sigma, residual, coefficients = process.top_triple()
-        if bool((residual <= rtol).all()) or process.products == steps:
+        sigma, residual, error, coefficients = process.top_triple()
+        met = bool((error <= rtol).all())
+        # The gap behind the error is itself an estimate: it must hold twice in a row, unless
+        # the residual alone is small enough.
+        if (met and met_before) or bool((residual <= rtol).all()) or process.products == steps:
             break
+        met_before = met
     v = process.right.combine(coefficients)
     shape = linear_map.batch_shape
     return NormEstimate(
         value=sigma.reshape(shape),
         residual=residual.reshape(shape),
-        converged=(residual <= rtol).reshape(shape),
+        error=error.reshape(shape),
+        converged=(error <= rtol).reshape(shape),
         n_matvecs=process.products,
         direction=v.reshape(*shape, *linear_map.in_shape),
     )
@@ -366,12 +378,23 @@ class _Basis:
 
     def remainder(self, vectors: Tensor) -> Tensor:
         """What the basis does not span of the vectors."""
-        basis = self.block[:, : self.count]
+        if self.count == 0:
+            return vectors
+        # The newest vector takes most; what is left is nearly orthogonal to the others already.
+        vectors = self._without(vectors, self.count - 1)
         for _ in range(2):
-            # Twice: one pass of Gram–Schmidt loses orthogonality when the remainder is small.
-            shares = basis @ vectors[..., None]
-            vectors = vectors - (basis.mT @ shares)[..., 0]
+            _, before = _normalised(vectors)
+            vectors = self._without(vectors, 0)
+            # Twice is enough (Kahan, Parlett): one pass of Gram–Schmidt loses orthogonality
+            # when the remainder is small, and then only.
+            if bool((_normalised(vectors)[1] >= 0.7 * before).all()):
+                break
         return vectors
+
+    def _without(self, vectors: Tensor, first: int) -> Tensor:
+        basis = self.block[:, first : self.count]
+        shares = basis @ vectors[..., None]
+        return vectors - (basis.mT @ shares)[..., 0]
 
     def combine(self, coefficients: Tensor) -> Tensor:
         return torch.einsum("bki,bk->bi", self.block[:, : coefficients.shape[-1]], coefficients)
@@ -397,16 +420,22 @@ class _Bidiagonalisation:
         back = self._apply(self.map.rmatvec, self.left.newest(), self.map.out_shape)
         self.betas.append(self._extend(self.right, back))
 
-    def top_triple(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(σ, relative residual, coefficients of v in the right basis)."""
+    def top_triple(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(σ, relative residual, relative error, coefficients of v in the right basis)."""
         alphas, betas = torch.stack(self.alphas, -1).double(), torch.stack(self.betas, -1).double()
         small = torch.diag_embed(alphas) + torch.diag_embed(betas[:, :-1], offset=1)
         left, values, right = torch.linalg.svd(small)
         sigma = values[:, 0]
         share = betas[:, -1] / torch.where(sigma > 0, sigma, 1.0)
         residual = share * left[:, -1, 0].abs()
+        error = residual
+        if self.products > 2:
+            second = values[:, 1] / torch.where(sigma > 0, sigma, 1.0)
+            gap = 1.0 - second - share * left[:, -1, 1].abs()
+            temple = torch.where(gap > 0, residual**2 / (2 * gap.clamp_min(1e-300)), 1.0)
+            error = torch.minimum(residual, temple)
         dtype = self.map.dtype
-        return sigma.to(dtype), residual.to(dtype), right[:, 0, :].to(dtype)
+        return sigma.to(dtype), residual.to(dtype), error.to(dtype), right[:, 0, :].to(dtype)
 
     def _apply(
         self, product: Callable[[Tensor], Tensor], vector: Tensor, shape: tuple[int, int]

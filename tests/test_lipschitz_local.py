@@ -61,7 +61,7 @@ def test_a_map_without_its_own_linearisation_gets_the_same_by_autodiff(problem: 
 def test_lanczos_agrees_with_the_factorisation(problem: Problem, geometry: str):
     F, mu = attention(problem), problem.measure
     dense = local_lipschitz(F, mu, geometry=geometry)
-    steps = local_lipschitz(F, mu, geometry=geometry, method="lanczos", rtol=1e-7, strict=False)
+    steps = local_lipschitz(F, mu, geometry=geometry, method="lanczos", rtol=1e-11, strict=False)
     scale = 1e-13 * float(dense.value) + 1e-300
     torch.testing.assert_close(steps.particle, dense.particle, rtol=1e-8, atol=scale)
 
@@ -111,7 +111,7 @@ def test_weights_of_e_minus_900_are_right_to_ten_digits(seed, shape):
     assert math.isfinite(expected)
     assert expected > 1e150
     assert float(found.particle) == pytest.approx(expected, rel=1e-10)
-    steps = local_lipschitz(F, mu, method="lanczos", rtol=1e-8)
+    steps = local_lipschitz(F, mu, method="lanczos", rtol=1e-12)
     assert float(steps.particle) == pytest.approx(expected, rel=1e-10)
 
 

@@ -1,9 +1,27 @@
-"""Lipschitz constants of maps of measures.
+"""Lipschitz constants of maps of measures: local, secant, and how they compare.
 
 Works for any map of measures; one that brings its own linearisation (``linearize``,
-``linearize_field``) is faster.
+``linearize_field``) is faster. Files, each importing only those before it: `tangents` (a map's
+linearisation, its own or by automatic differentiation), `local`, `secant`, `comparison`.
 """
 
+from meanfield.lipschitz.comparison import compare_lemma_3_2, secants_along, split_secants
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
+from meanfield.lipschitz.secant import (
+    SecantRatio,
+    euclidean_secant_ratio,
+    secant_ratio,
+    sequence_map,
+)
 
-__all__ = ["LocalLipschitz", "local_lipschitz"]
+__all__ = [
+    "LocalLipschitz",
+    "SecantRatio",
+    "compare_lemma_3_2",
+    "euclidean_secant_ratio",
+    "local_lipschitz",
+    "secant_ratio",
+    "secants_along",
+    "sequence_map",
+    "split_secants",
+]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meanfield.lipschitz.tangents import field_tangent, tangent
 from meanfield.linalg import LinearMap, NormEstimate, largest_block_norm, operator_norm
+from meanfield.lipschitz.tangents import field_tangent, tangent
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 __all__ = ["LocalLipschitz", "local_lipschitz"]
@@ -33,7 +33,9 @@ class LocalLipschitz:
         splitting_direction: the unit vector along which it splits, (*batch, d), or None.
         residual: relative residual of the singular triples behind the components: each is
             within residual · component of a singular value. The larger of the two.
-        converged: whether the residual is at most the rtol asked for.
+        error: relative error of the components that the residuals prove, see
+            `meanfield.linalg.NormEstimate.error`. The larger of the two.
+        converged: whether the error is at most the rtol asked for.
         n_matvecs: products with the linearisation; 0 when it was factored.
         geometry: "wasserstein" or "euclidean".
     """
@@ -45,6 +47,7 @@ class LocalLipschitz:
     splitting_atom: Tensor | None
     splitting_direction: Tensor | None
     residual: Tensor
+    error: Tensor
     converged: Tensor
     n_matvecs: int
     geometry: str
@@ -61,7 +64,7 @@ def local_lipschitz(
     generator: torch.Generator | None = None,
     strict: bool = True,
 ) -> LocalLipschitz:
-    """lim sup W₂(F(ν), F(μ)) / W₂(ν, μ) over measures ν → μ, or ‖Df(X)‖ with weights fixed.
+    """lim sup W₂(F(ν), F(μ)) / W₂(ν, μ) as mass moves by shrinking steps, or ‖Df(X)‖.
 
     For "wasserstein" the constant is max(‖D^½JD^−½‖, maxᵢ ‖D_xΓ_μ(xᵢ)‖) with D = diag(aᵢ) and J
     the derivative of the atoms of F(μ) in those of μ. The first component ([CAP24] Lemma C.5)
@@ -70,13 +73,19 @@ def local_lipschitz(
     they see. Equivalently: the norm on the measure with every atom stored twice. For positioned
     measures atoms move at fixed position, as in the conditional distance.
 
+    The limit is over ν → μ in W_∞: every bit of mass moves little. A vanishing share of the mass
+    that moves *far* is W₂-small too, and can have a larger ratio, up to the secant slope of
+    Γ_μ; so a secant ratio at μ may exceed the constant at μ. It does not exceed the largest
+    constant along the displacement interpolation to ν, and suprema over a convex set of places
+    are those of the constant here.
+
     For "euclidean" it is the spectral norm of J, the constant of the discrete map at X.
 
     Args:
         F: a map of measures that keeps weights (and positions).
         mu: where; batch axes give a batch of constants. Atoms of weight 0 are absent.
         geometry: "wasserstein" or "euclidean".
-        rtol: largest relative residual that counts as converged.
+        rtol: largest relative error that counts as converged.
         max_steps: largest number of products with the linearisation.
         method: "auto", "dense" or "lanczos", see `meanfield.linalg.operator_norm`.
         generator: of random starts; a fixed seed if None.
@@ -130,6 +139,7 @@ def _result(
             splitting_atom=None,
             splitting_direction=None,
             residual=whole.residual,
+            error=whole.error,
             converged=whole.converged,
             n_matvecs=whole.n_matvecs,
             geometry=geometry,
@@ -143,6 +153,7 @@ def _result(
         splitting_atom=atom,
         splitting_direction=field.direction.squeeze(-2),
         residual=torch.maximum(whole.residual, field.residual),
+        error=torch.maximum(whole.error, field.error),
         converged=whole.converged & field.converged,
         n_matvecs=whole.n_matvecs + field.n_matvecs,
         geometry=geometry,

@@ -1,0 +1,255 @@
+"""Figures: each is a function of a Dataset that draws on one Axes and returns it.
+
+Nothing here computes, shows or saves. Colours run from dark (small) to light (large) where they
+stand for a quantity; a bound is dashed, a measurement is a line with markers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = [
+    "plot_growth_in_n",
+    "plot_growth_in_radius",
+    "plot_lemma_3_2",
+    "plot_light_weight",
+    "plot_splitting",
+    "style",
+]
+
+_STYLE: Any = {
+    "figure.figsize": (5.2, 3.6),
+    "figure.dpi": 110,
+    "savefig.dpi": 200,
+    "savefig.bbox": "tight",
+    "pdf.fonttype": 42,
+    "font.size": 9.5,
+    "axes.titlesize": 10,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The house style, for as long as the context lasts."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(_STYLE):
+        yield
+
+
+def plot_growth_in_n(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False) -> Axes:
+    """Euclidean constant of n tokens against n: √n growth, then saturation at e^{γR²}.
+
+    Args:
+        ds: a two-Dirac Dataset, with ``euclidean``, ``particle``, ``general_lower`` along `case`.
+        ax: where to draw; a new figure if None.
+        causal: whether to take the masked cases.
+    """
+    ax = _axes(ax)
+    rows = _select(ds, crowd=-1.0, causal=causal, sequence=True)
+    rows = rows.isel(case=np.flatnonzero(rows.dim.values == rows.dim.values.max()))
+    radii = np.unique(rows.radius.values)
+    for colour, radius in zip(_colours(len(radii)), radii, strict=True):
+        line = rows.isel(case=np.flatnonzero(rows.radius.values == radius)).sortby("n_tokens")
+        n = line.n_tokens.values
+        ax.plot(n, line.euclidean, "o-", color=colour, label=f"R = {radius:g}")
+        ax.plot(n, line.particle, "x", color=colour, markersize=7)
+        ax.plot(n, line.general_lower, "--", color=colour, linewidth=0.9)
+    n = np.unique(rows.n_tokens.values)
+    ax.plot(n, np.sqrt(n), ":", color="black", label=r"$\sqrt{n}$")
+    ax.plot([], [], "kx", markersize=7, label="two weighted atoms")
+    ax.plot([], [], "k--", linewidth=0.9, label="Prop. 3.4, below")
+    ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="local constant")
+    ax.set_ylim(bottom=0.5)
+    kind = "masked" if causal else "plain"
+    ax.set_title(rf"Euclidean constant of $n$ tokens ({kind}): $\sqrt{{n}}$, then saturation")
+    _legend_beside(ax)
+    return ax
+
+
+def plot_growth_in_radius(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+    """Best two-Dirac constant against R², between its lower and its upper bound.
+
+    Args:
+        ds: a two-Dirac Dataset, with ``value``, ``two_dirac_lower``, ``mean_field_bound``.
+        ax: where to draw; a new figure if None.
+    """
+    ax = _axes(ax)
+    rows = _select(ds, crowd=-1.0)
+    colours = {False: "tab:blue", True: "tab:orange"}
+    for causal, colour in colours.items():
+        part = rows.isel(case=np.flatnonzero(rows.causal.values.astype(bool) == causal))
+        if not part.sizes["case"]:
+            continue
+        best = part.groupby("radius").max()
+        kind = "masked" if causal else "plain"
+        square = best.radius**2
+        marks: dict[str, Any] = {"marker": "s", "fillstyle": "none", "markersize": 8}
+        marks = marks | {"linestyle": "none"} if causal else {"marker": "o"}
+        ax.plot(square, best.value, color=colour, label=f"best two Diracs, {kind}", **marks)
+        ax.plot(square, best.mean_field_bound, "--", color=colour, label=_upper_name(causal))
+    lower = rows.groupby("radius").max()
+    ax.plot(
+        lower.radius**2,
+        lower.two_dirac_lower,
+        "k:",
+        label=r"lower bound $\max_t\sqrt{t(1-t)}\,(1+2(1-t)c)\,e^{c}$, $c=\gamma R^2$",
+    )
+    ax.set(yscale="log", xlabel=r"$R^2$", ylabel="local constant, Wasserstein")
+    ax.set_title(r"Two unbalanced Diracs: exponential growth in $R^2$")
+    _legend_below(ax)
+    return ax
+
+
+def plot_light_weight(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False) -> Axes:
+    """Both components of the two-Dirac constant against the light weight.
+
+    Args:
+        ds: a two-Dirac Dataset, with ``particle``, ``splitting``, ``two_dirac_entry``.
+        ax: where to draw; a new figure if None.
+        causal: whether to take the masked cases.
+    """
+    ax = _axes(ax)
+    rows = _select(ds, crowd=-1.0, causal=causal, sequence=False)
+    rows = rows.isel(case=np.flatnonzero(rows.dim.values == rows.dim.values.max()))
+    radii = np.unique(rows.radius.values)
+    for colour, radius in zip(_colours(len(radii)), radii, strict=True):
+        line = rows.isel(case=np.flatnonzero(rows.radius.values == radius)).sortby("log_ratio")
+        line = line.isel(case=np.flatnonzero(line.log_ratio.values > -80))
+        ax.plot(line.log_ratio, line.particle, "-", color=colour, label=f"R = {radius:g}")
+        ax.plot(line.log_ratio, line.splitting, "--", color=colour, linewidth=0.9)
+        best = line.isel(case=int(np.argmax(line.particle.values)))
+        ax.plot(best.log_ratio, best.particle, "o", color=colour)
+    ax.plot([], [], "k-", label="particle")
+    ax.plot([], [], "k--", linewidth=0.9, label="splitting")
+    ax.plot([], [], "ko", label=r"best, near $e^{-2\gamma R^2}/3$")
+    ax.set(yscale="log", xlabel="log(light weight / heavy weight)", ylabel="local constant")
+    ax.set_ylim(bottom=1e-2)
+    ax.set_title("The most sensitive cluster is extremely unbalanced")
+    _legend_beside(ax)
+    return ax
+
+
+def plot_lemma_3_2(
+    ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False, radius: float = 1.5
+) -> Axes:
+    """Discrete Euclidean and Wasserstein secants meet as the step shrinks.
+
+    Args:
+        ds: a two-Dirac Dataset, with ``euclidean_secant``, ``wasserstein_secant`` along
+            (`case`, `step`) and the local constant ``euclidean``.
+        ax: where to draw; a new figure if None.
+        causal: whether to take the masked cases (conditional distance).
+        radius: which R; the nearest that the Dataset has.
+    """
+    ax = _axes(ax)
+    rows = _select(ds, causal=causal, crowd=-1.0, sequence=True)
+    rows = rows.isel(case=np.flatnonzero(np.isfinite(rows.euclidean_secant).all("step").values))
+    rows = rows.isel(case=np.flatnonzero(rows.dim.values == rows.dim.values.max()))
+    radius = rows.radius.values[np.argmin(np.abs(rows.radius.values - radius))]
+    rows = rows.isel(case=np.flatnonzero(rows.radius.values == radius)).sortby("n_tokens")
+    for k, colour in enumerate(_colours(rows.sizes["case"])):
+        case = rows.isel(case=k)
+        label = f"n = {int(case.n_tokens)}"
+        ax.plot(ds.step, case.euclidean_secant, "-", color=colour, label=label)
+        ax.plot(
+            ds.step, case.wasserstein_secant, "o", color=colour, fillstyle="none", markersize=6
+        )
+        ax.axhline(float(case.euclidean), color=colour, linestyle=":", linewidth=0.9)
+    ax.plot([], [], "k-", label=r"$\frac{\|f(X)-f(Y)\|}{\|X-Y\|}$")
+    name = "d_2" if causal else "W_2"
+    label = rf"$\frac{{{name}(F\mu,F\nu)}}{{{name}(\mu,\nu)}}$"
+    ax.plot([], [], "ko", fillstyle="none", label=label)
+    ax.plot([], [], "k:", label="local constant")
+    ax.set(xscale="log", yscale="log", xlabel="step: displacement / R", ylabel="secant ratio")
+    ax.invert_xaxis()
+    lemma = "4.2 (masked" if causal else "3.2 (plain"
+    ax.set_title(f"Lemma {lemma}, R = {radius:g}): secants meet as the step shrinks")
+    _legend_beside(ax)
+    return ax
+
+
+def plot_splitting(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+    """Where splitting an atom beats moving it: a crowd at the origin, one light atom at R.
+
+    Args:
+        ds: a two-Dirac Dataset, with ``particle``, ``splitting``, ``splitting_secant``.
+        ax: where to draw; a new figure if None.
+    """
+    ax = _axes(ax)
+    rows = _select(ds, crowd=0.0, causal=False, sequence=False)
+    rows = rows.isel(case=np.flatnonzero(rows.dim.values == rows.dim.values.min()))
+    rows = rows.sortby("radius")
+    ax.plot(rows.radius, rows.splitting, "o-", label=r"splitting: $\max_i\|D_x\Gamma_\mu(x_i)\|$")
+    ax.plot(rows.radius, rows.particle, "s-", label=r"particle: $\|D^{1/2}JD^{-1/2}\|$")
+    last = rows.splitting_secant.isel(step=-1)
+    smallest = float(ds.step[-1])
+    label = f"$W_2$ secant, atom split (step {smallest:.0e})"
+    ax.plot(rows.radius, last, "kx", markersize=7, label=label)
+    ax.set(xscale="log", yscale="log", xlabel="radius R", ylabel="local constant, Wasserstein")
+    ax.set_title(r"Splitting an atom beats moving it ($\gamma R^2 \cdot$ light attention $= 1$)")
+    ax.legend()
+    return ax
+
+
+def _axes(ax: Axes | None) -> Axes:
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.subplots()[1]
+
+
+def _legend_beside(ax: Axes) -> None:
+    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+
+
+def _legend_below(ax: Axes) -> None:
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
+
+
+def _colours(count: int) -> list[Any]:
+    import matplotlib as mpl
+
+    return list(mpl.colormaps["viridis"](np.linspace(0.0, 0.85, max(count, 1))))[:count]
+
+
+def _upper_name(causal: bool) -> str:
+    return "upper bound, masked (Hardy factor)" if causal else "upper bound, Thm 3.5"
+
+
+def _select(
+    ds: xr.Dataset,
+    *,
+    causal: bool | None = None,
+    crowd: float | None = None,
+    sequence: bool | None = None,
+) -> xr.Dataset:
+    keep = np.ones(ds.sizes["case"], dtype=bool)
+    if causal is not None:
+        keep &= ds.causal.values.astype(bool) == causal
+    if crowd is not None:
+        keep &= ds.crowd.values == crowd
+    if sequence is not None:
+        keep &= (ds.n_tokens.values > 0) == sequence
+    if not keep.any():
+        raise ValueError(
+            f"the Dataset has no case with causal={causal}, crowd={crowd}, sequence={sequence}"
+        )
+    return ds.isel(case=np.flatnonzero(keep))

@@ -1,0 +1,187 @@
+"""Lemma 3.2 at work: discrete Euclidean and Wasserstein estimates of one map, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import xarray as xr
+from torch import Tensor
+
+from meanfield.checks import as_float_tensor
+from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
+from meanfield.lipschitz.secant import SecantRatio, euclidean_secant_ratio, secant_ratio
+from meanfield.measures import MeasureMap, ParticleMeasure, split
+from meanfield.results import Variable, dataset
+
+__all__ = ["Secants", "compare_lemma_3_2", "secants_along", "split_secants"]
+
+
+class Secants(NamedTuple):
+    """Secant ratios at one step: of the discrete map, and of the map of measures."""
+
+    euclidean: float
+    wasserstein: SecantRatio
+
+
+def secants_along(F: MeasureMap, mu: ParticleMeasure, direction: Tensor, length: float) -> Secants:
+    """Both secant ratios between μ and the measure with atoms xᵢ + length · √n εᵢ.
+
+    For a uniform μ and a unit direction ε the atoms move by `length` in root mean square: that
+    is the W₂ distance as soon as the identity coupling is optimal, and always the conditional
+    distance when there is one atom per position.
+
+    Args:
+        F: a map of measures.
+        mu: a uniform measure.
+        direction: ε, shape (n, d), of Frobenius norm 1.
+        length: root-mean-square displacement.
+    """
+    return _secants(F, mu, mu.points + length * mu.n_particles**0.5 * direction)
+
+
+def split_secants(
+    F: MeasureMap, mu: ParticleMeasure, constant: LocalLipschitz, length: float
+) -> Secants:
+    """Both secant ratios from μ to μ with its worst atom split into halves at xᵢ ± length · u.
+
+    The discrete one is that of twice as many tokens: no displacement of n tokens does it.
+
+    Args:
+        F: a map of measures.
+        mu: a measure without batch axes.
+        constant: its local Wasserstein constant, for the atom and the direction u.
+        length: displacement of the halves.
+    """
+    if constant.splitting_atom is None or constant.splitting_direction is None:
+        raise ValueError("expected a constant of geometry 'wasserstein', got a Euclidean one")
+    halves = split(mu)
+    first = 2 * int(constant.splitting_atom)
+    points = halves.points.clone()
+    points[first] += length * constant.splitting_direction
+    points[first + 1] -= length * constant.splitting_direction
+    return _secants(F, halves, points)
+
+
+def _secants(F: MeasureMap, mu: ParticleMeasure, moved: Tensor) -> Secants:
+    def f(points: Tensor) -> Tensor:
+        return F(mu.replace(points)).points
+
+    return Secants(
+        euclidean=float(euclidean_secant_ratio(f, mu.points, moved)),
+        wasserstein=secant_ratio(F, mu, mu.replace(moved)),
+    )
+
+
+def compare_lemma_3_2(
+    F: MeasureMap,
+    X: Tensor,
+    *,
+    steps: Sequence[float] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6),
+    conditional: bool | None = None,
+    generator: torch.Generator | None = None,
+) -> xr.Dataset:
+    """Secants of the discrete map and of the map of measures at X, as the step shrinks.
+
+    [CAP24] Lemma 3.2 (4.2 for masked attention): on uniform measures of n atoms the Wasserstein
+    (conditional) and the Euclidean constant are equal, since for steps below half the smallest
+    separation the identity coupling is optimal. Beyond n atoms they are not: along "splitting"
+    the worst atom is split in two, which no displacement of n tokens does.
+
+    Args:
+        F: a map of measures.
+        X: token sequence, shape (n, d).
+        steps: root-mean-square displacements over the radius max ‖xᵢ‖.
+        conditional: whether distances are conditional (tokens at positions i/n); by default
+            as F says (its ``causal``), and W₂ on R^d otherwise.
+        generator: of the random direction; a fixed seed if None.
+
+    Returns:
+        A Dataset along `perturbation` ("top": the worst direction of the discrete map, "random",
+        "splitting") and `step`, with both secant ratios and the certified interval of the
+        Wasserstein one, and the local constants with their residuals.
+    """
+    X = as_float_tensor(X, "X")
+    if X.ndim != 2:
+        raise ValueError(f"X: expected one sequence (n, d), got {tuple(X.shape)}")
+    positioned = bool(getattr(F, "causal", False)) if conditional is None else conditional
+    sequence = ParticleMeasure.from_sequence(X)
+    mu = sequence if positioned else ParticleMeasure(X)
+    generator = generator or torch.Generator().manual_seed(0)
+    euclidean = local_lipschitz(F, mu, geometry="euclidean")
+    wasserstein = local_lipschitz(F, mu)
+    random = torch.randn(X.shape, generator=generator, dtype=torch.float64).to(X)
+    directions = {"top": euclidean.direction, "random": random / torch.linalg.vector_norm(random)}
+    radius = float(torch.linalg.vector_norm(X, dim=-1).max()) or 1.0
+    rows = {
+        name: [secants_along(F, mu, direction, step * radius) for step in steps]
+        for name, direction in directions.items()
+    }
+    rows["splitting"] = [split_secants(F, mu, wasserstein, step * radius) for step in steps]
+    return _dataset(steps, rows, euclidean, wasserstein)
+
+
+_VARIABLES = (
+    Variable(
+        "euclidean_secant",
+        "discrete secant ratio, Euclidean",
+        dims=("perturbation", "step"),
+        symbol=r"\|f(X)-f(Y)\|/\|X-Y\|",
+    ),
+    *(
+        Variable(
+            f"wasserstein_secant{suffix}",
+            f"secant ratio of the map of measures, Wasserstein{words}",
+            dims=("perturbation", "step"),
+        )
+        for suffix, words in (("", ""), ("_lower", ", lower end"), ("_upper", ", upper end"))
+    ),
+    *(
+        Variable(f"{name}{suffix}", f"{words}{what}", dtype=dtype)
+        for name, words in (
+            ("euclidean", "Euclidean constant of the discrete map at X"),
+            ("wasserstein", "local Wasserstein constant at the measure of X"),
+        )
+        for suffix, what, dtype in (
+            ("", "", "float64"),
+            ("_residual", ", relative residual", "float64"),
+            ("_converged", ", converged", "bool"),
+        )
+    ),
+    Variable("particle", "its component with atoms moved as a whole"),
+    Variable("splitting", "its component with one atom split"),
+)
+
+
+def _dataset(
+    steps: Sequence[float],
+    rows: dict[str, list[Secants]],
+    euclidean: LocalLipschitz,
+    wasserstein: LocalLipschitz,
+) -> xr.Dataset:
+    assert wasserstein.splitting is not None
+    values: dict[str, Any] = {
+        "euclidean_secant": [[s.euclidean for s in row] for row in rows.values()],
+        "particle": float(wasserstein.particle),
+        "splitting": float(wasserstein.splitting),
+    }
+    for suffix, end in (("", "value"), ("_lower", "lower"), ("_upper", "upper")):
+        values[f"wasserstein_secant{suffix}"] = [
+            [float(getattr(s.wasserstein, end)) for s in row] for row in rows.values()
+        ]
+    for name, constant in (("euclidean", euclidean), ("wasserstein", wasserstein)):
+        values[name] = float(constant.value)
+        values[f"{name}_residual"] = float(constant.residual)
+        values[f"{name}_converged"] = bool(constant.converged)
+    coords = {
+        "perturbation": (
+            Variable("perturbation", "direction", dims=("perturbation",), dtype="str"),
+            list(rows),
+        ),
+        "step": (
+            Variable("step", "root-mean-square displacement over radius", dims=("step",)),
+            list(steps),
+        ),
+    }
+    return dataset(_VARIABLES, values, coords=coords)

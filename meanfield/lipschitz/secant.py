@@ -1,0 +1,131 @@
+"""Secant ratios: how far apart a map sends two inputs, over how far apart they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meanfield.checks import as_float_tensor, check_finite, check_same_kind
+from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
+
+__all__ = ["SecantRatio", "euclidean_secant_ratio", "secant_ratio", "sequence_map"]
+
+
+@dataclass(frozen=True, eq=False)
+class SecantRatio:
+    """W₂(F(μ), F(ν)) / W₂(μ, ν) with what is certain about it.
+
+    Attributes:
+        value: quotient of the two values.
+        lower: lower end of the numerator over upper end of the denominator: a certified lower
+            bound of the Lipschitz constant of F on any set that holds μ and ν.
+        upper: upper end of the numerator over lower end of the denominator; bounds this ratio,
+            not the Lipschitz constant.
+        numerator: W₂(F(μ), F(ν)) with its coupling and method.
+        denominator: W₂(μ, ν) with its coupling and method.
+        conditional: whether the distances are conditional ones (positioned measures).
+    """
+
+    value: Tensor
+    lower: Tensor
+    upper: Tensor
+    numerator: TransportResult
+    denominator: TransportResult
+    conditional: bool
+
+
+def secant_ratio(
+    F: MeasureMap,
+    mu: ParticleMeasure,
+    nu: ParticleMeasure,
+    *,
+    conditional: bool | None = None,
+    **settings: Any,
+) -> SecantRatio:
+    """W₂(F(μ), F(ν)) / W₂(μ, ν), or with the conditional distance d₂ for positioned measures.
+
+    Args:
+        F: a map of measures.
+        mu: μ.
+        nu: ν; positioned exactly when μ is.
+        conditional: whether to measure with d₂; by default when the measures are positioned.
+        **settings: for `meanfield.transport.solve_w2` or `solve_conditional_w2`.
+
+    Raises:
+        ValueError: if the two are at distance 0 (or not provably apart), if only one is
+            positioned, or if their position marginals differ (d₂ = +∞).
+    """
+    if mu.is_positioned != nu.is_positioned:
+        raise ValueError(
+            "expected both measures with positions or both without, got one of each; "
+            "ParticleMeasure(mu.points, log_weights=mu.log_weights) drops positions"
+        )
+    if conditional is None:
+        conditional = mu.is_positioned
+    solve = solve_conditional_w2 if conditional else solve_w2
+    denominator = solve(mu, nu, **settings)
+    if not bool((denominator.lower > 0).all()):
+        raise ValueError("expected two measures provably apart, got a distance of 0 from below")
+    if not bool(torch.isfinite(denominator.upper).all()):
+        raise ValueError(
+            "the conditional distance is infinite: the measures have different laws of positions"
+        )
+    numerator = solve(F(mu), F(nu), **settings)
+    return SecantRatio(
+        value=numerator.value / denominator.value,
+        lower=numerator.lower / denominator.upper,
+        upper=numerator.upper / denominator.lower,
+        numerator=numerator,
+        denominator=denominator,
+        conditional=conditional,
+    )
+
+
+def euclidean_secant_ratio(f: Callable[[Tensor], Tensor], X: Tensor, Y: Tensor) -> Tensor:
+    """‖f(X) − f(Y)‖ / ‖X − Y‖ in the Frobenius norm: the discrete map on token sequences.
+
+    Args:
+        f: from points (..., n, d) to points (..., n, d'); `sequence_map` makes one of a map of
+            measures.
+        X: sequence, shape (..., n, d).
+        Y: sequence, same shape.
+
+    Returns:
+        The ratio, shape (...).
+
+    Raises:
+        ValueError: if the shapes differ or X = Y.
+    """
+    X, Y = as_float_tensor(X, "X"), as_float_tensor(Y, "Y")
+    check_same_kind(X, "X", Y, "Y")
+    if X.shape != Y.shape or X.ndim < 2:
+        raise ValueError(
+            f"expected X and Y of one shape (..., n, d), got {tuple(X.shape)} and {tuple(Y.shape)}"
+        )
+    check_finite(X, "X")
+    check_finite(Y, "Y")
+    apart = _frobenius(X - Y)
+    if not bool((apart > 0).all()):
+        raise ValueError("expected X ≠ Y, got equal sequences")
+    return _frobenius(f(X) - f(Y)) / apart
+
+
+def sequence_map(F: MeasureMap) -> Callable[[Tensor], Tensor]:
+    """The discrete map f of a map of measures: F(m(X)) = m(f(X)), token i at position i/n."""
+
+    def f(points: Tensor) -> Tensor:
+        return F(ParticleMeasure.from_sequence(points)).points
+
+    return f
+
+
+def _frobenius(difference: Tensor) -> Tensor:
+    # Scaled: the squares of steps below 1e-162 would underflow.
+    peak = difference.abs().amax((-2, -1), keepdim=True)
+    safe = torch.where(peak > 0, peak, 1.0)
+    return torch.linalg.vector_norm(difference / safe, dim=(-2, -1)) * peak[..., 0, 0]

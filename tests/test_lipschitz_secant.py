@@ -1,0 +1,158 @@
+"""Secant ratios and Lemma 3.2: what is certified, what coincides, and where splitting differs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meanfield import sampling
+from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.lipschitz import (
+    compare_lemma_3_2,
+    euclidean_secant_ratio,
+    local_lipschitz,
+    secant_ratio,
+    sequence_map,
+    split_secants,
+)
+from meanfield.measures import ParticleMeasure, split
+from tests import oracles
+
+F64 = torch.float64
+
+
+def random_layer(seed: int, d: int, *, heads: int = 1, causal: bool = False) -> SelfAttention:
+    generator = torch.Generator().manual_seed(seed)
+    par = AttentionParameters.random(d, n_heads=heads, head_dim=d, std=0.8, generator=generator)
+    return SelfAttention(par, causal=causal)
+
+
+@given(seed=st.integers(0, 10**6), n=st.integers(2, 6), causal=st.booleans())
+def test_wasserstein_and_euclidean_secants_coincide_below_half_the_separation(seed, n, causal):
+    F = random_layer(seed, 3, heads=2, causal=causal)
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.randn(n, 3, dtype=F64, generator=generator)
+    gap = float(torch.pdist(X).min())
+    image_gap = float(torch.pdist(F(ParticleMeasure.from_sequence(X)).points).min())
+    step = torch.randn(n, 3, dtype=F64, generator=generator)
+    size = 1e-3 * min(gap, image_gap) / float(step.norm())
+    Y = X + size * step
+    mu, nu = ParticleMeasure.from_sequence(X), ParticleMeasure.from_sequence(Y)
+    if not causal:
+        mu, nu = ParticleMeasure(X), ParticleMeasure(Y)
+    found = secant_ratio(F, mu, nu)
+    discrete = float(euclidean_secant_ratio(sequence_map(F), X, Y))
+    assert found.conditional == causal
+    assert float(found.value) == pytest.approx(discrete, rel=1e-9)
+    assert float(found.lower) <= discrete * (1 + 1e-12)
+    assert float(found.upper) >= discrete * (1 - 1e-12)
+
+
+@given(seed=st.integers(0, 10**6), n=st.integers(1, 5), causal=st.booleans())
+@settings(max_examples=30)
+def test_a_secant_stays_below_the_largest_constant_on_the_path(seed, n, causal):
+    # One atom per position (or a path of few atoms): the displacement path is the geodesic.
+    F = random_layer(seed, 2, causal=True)
+    generator = torch.Generator().manual_seed(seed)
+    X, Y = (torch.randn(n, 2, dtype=F64, generator=generator) for _ in range(2))
+    logs = torch.randn(n, dtype=F64, generator=generator).log_softmax(-1)
+    positions = torch.arange(1, n + 1, dtype=F64) / n
+    mu = ParticleMeasure(X, log_weights=logs, positions=positions)
+    found = secant_ratio(F, mu, mu.replace(Y))
+    times = torch.linspace(0, 1, 400, dtype=F64)[:, None, None]
+    path = ParticleMeasure(X + times * (Y - X), log_weights=logs, positions=positions)
+    largest = float(local_lipschitz(F, path).value.max())
+    # The grid of times may miss the maximum by a little.
+    assert float(found.lower) <= largest * (1 + 1e-3)
+
+
+def test_the_certified_end_holds_against_the_line_oracle():
+    F = random_layer(3, 1)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        x, y = rng.normal(size=(2, 6, 1))
+        a, b = rng.dirichlet(np.ones(6)), rng.dirichlet(np.ones(6))
+        mu, nu = ParticleMeasure(x, a), ParticleMeasure(y, b)
+        found = secant_ratio(F, mu, nu)
+        images = [F(m).points[:, 0].numpy() for m in (mu, nu)]
+        exact = oracles.w2_on_the_line(images[0], a, images[1], b) / oracles.w2_on_the_line(
+            x[:, 0], a, y[:, 0], b
+        )
+        assert float(found.lower) <= float(exact) * (1 + 1e-12)
+        assert float(found.upper) >= float(exact) * (1 - 1e-12)
+        assert float(found.value) == pytest.approx(float(exact), rel=1e-7)
+
+
+def test_splitting_beats_moving_by_a_factor_that_grows_with_the_radius():
+    # Ours: A = −1, the crowd at the origin, a light atom at R that gets attention 1/(1 + R²).
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+    factors = []
+    for radius in (4.0, 8.0, 16.0):
+        mu = sampling.two_diracs(radius, -2 * math.log(radius), [1.0], crowd=0.0)
+        found = local_lipschitz(F, mu)
+        factors.append(float(found.splitting / found.particle))
+        secants = split_secants(F, mu, found, 1e-6 * radius)
+        assert float(secants.wasserstein.value) == pytest.approx(float(found.splitting), rel=1e-4)
+        assert secants.euclidean == pytest.approx(float(found.splitting), rel=1e-4)
+        twice = local_lipschitz(F, split(mu))
+        torch.testing.assert_close(twice.particle, found.splitting)
+    assert factors[0] > 3
+    assert factors[1] > 1.9 * factors[0]
+    assert factors[2] > 1.9 * factors[1]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_comparison_shows_lemma_3_2(causal):
+    F = random_layer(0, 3, causal=causal)
+    X = torch.randn(5, 3, dtype=F64)
+    ds = compare_lemma_3_2(F, X, steps=(1e-2, 1e-4, 1e-6))
+    top = ds.sel(perturbation="top")
+    assert float(top.euclidean_secant[-1]) == pytest.approx(float(ds.euclidean), rel=1e-4)
+    np.testing.assert_allclose(ds.euclidean_secant[:, 1:], ds.wasserstein_secant[:, 1:], rtol=1e-8)
+    assert (ds.wasserstein_secant_lower <= ds.wasserstein_secant).all()
+    assert (ds.wasserstein_secant <= ds.wasserstein_secant_upper).all()
+    last = ds.isel(step=-1)
+    split_value = float(last.sel(perturbation="splitting").wasserstein_secant)
+    assert split_value == pytest.approx(float(ds.splitting), rel=1e-4)
+    random = float(last.sel(perturbation="random").wasserstein_secant)
+    assert random <= float(ds.euclidean) * (1 + 1e-6)
+    assert bool(ds.euclidean_converged)
+    assert float(ds.wasserstein) == max(float(ds.particle), float(ds.splitting))
+    assert all("long_name" in v.attrs and "units" in v.attrs for v in ds.variables.values())
+
+
+def test_a_split_needs_a_wasserstein_constant():
+    F = random_layer(0, 2)
+    mu = ParticleMeasure([[0.0, 1.0], [1.0, 0.0]])
+    with pytest.raises(ValueError, match="geometry 'wasserstein'"):
+        split_secants(F, mu, local_lipschitz(F, mu, geometry="euclidean"), 0.1)
+
+
+def test_bad_pairs_are_refused():
+    F = random_layer(0, 2)
+    mu = ParticleMeasure([[0.0, 1.0], [1.0, 0.0]])
+    positioned = ParticleMeasure(mu.points, positions=[0.0, 1.0])
+    other = ParticleMeasure(mu.points, positions=[0.0, 0.5])
+    with pytest.raises(ValueError, match="distance of 0"):
+        secant_ratio(F, mu, mu)
+    with pytest.raises(ValueError, match="one of each"):
+        secant_ratio(F, mu, positioned)
+    with pytest.raises(ValueError, match="different laws of positions"):
+        secant_ratio(F, positioned, other)
+    with pytest.raises(ValueError, match="X ≠ Y"):
+        euclidean_secant_ratio(lambda x: x, mu.points, mu.points)
+    with pytest.raises(ValueError, match="one shape"):
+        euclidean_secant_ratio(lambda x: x, mu.points, mu.points[:1])
+    with pytest.raises(ValueError, match=r"one sequence \(n, d\)"):
+        compare_lemma_3_2(F, mu.points[None])
+
+
+def test_secants_of_tiny_steps_do_not_underflow():
+    X = torch.zeros(2, 1, dtype=F64)
+    Y = X + 1e-170
+    assert float(euclidean_secant_ratio(lambda x: 2 * x, X, Y)) == pytest.approx(2.0)
