@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from meanfield.results.stores import is_store, join_parts, parts_of
+
 __all__ = ["encode", "read", "write"]
 
 _BOOL = "false true"
@@ -70,9 +72,10 @@ def read(path: str | os.PathLike[str]) -> xr.Dataset:
     if path.is_dir():
         if not (path / "zarr.json").exists():
             raise ValueError(f"path: expected a Zarr v3 folder, got {path} without zarr.json")
-        parts = [path, *sorted(path.glob("extension-*"))]
-        read_parts = [decode(_load_zarr(part)) for part in parts]
-        return read_parts[0] if len(parts) == 1 else _join(read_parts)
+        ds = decode(_load_zarr(path))
+        if not is_store(ds):
+            return ds
+        return join_parts([ds, *(decode(_load_zarr(part)) for part in parts_of(path)[1:])])
     with xr.open_dataset(path, engine="scipy") as ds:
         return decode(ds.load())
 
@@ -168,24 +171,6 @@ def _write_zarr(ds: xr.Dataset, path: Path) -> None:
 def _load_zarr(path: Path) -> xr.Dataset:
     with xr.open_zarr(path, consolidated=False, chunks=None, mask_and_scale=False) as ds:
         return ds.load()
-
-
-def _join(parts: list[xr.Dataset]) -> xr.Dataset:
-    """The parts of an extended store; a case in two of them is taken where it is done."""
-    ds = xr.concat(
-        [part.drop_dims("batch", errors="ignore") for part in parts],
-        "case",
-        data_vars="minimal",
-        coords="minimal",
-        compat="override",
-        join="override",
-        combine_attrs="override",
-    )
-    if "case_key" not in ds:
-        return ds
-    pending_last = np.argsort(ds["status"].values == 0, kind="stable")
-    keys = ds["case_key"].values[pending_last]
-    return ds.isel(case=np.sort(pending_last[np.unique(keys, return_index=True)[1]]))
 
 
 @contextmanager

@@ -14,11 +14,26 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from meanfield.sweep.configuration import override, read_toml
 from meanfield.sweep.grid import case_seed, cases_of
+from meanfield.sweep.plan import Estimate, estimate
 from meanfield.sweep.run import sweep
+from meanfield.sweep.status import StoreStatus, export, status
 from meanfield.sweep.task import Task
 
-__all__ = ["Task", "case_seed", "cases_of", "sweep"]
+__all__ = [
+    "Estimate",
+    "StoreStatus",
+    "Task",
+    "case_seed",
+    "cases_of",
+    "estimate",
+    "export",
+    "override",
+    "read_toml",
+    "status",
+    "sweep",
+]
 
 
 class _CallableModule(ModuleType):

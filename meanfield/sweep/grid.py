@@ -14,6 +14,8 @@ import numpy as np
 
 __all__ = ["Case", "Grid", "canonical", "case_keys", "case_seed", "cases_of", "columns_of"]
 
+# Made once: `json.dumps` with these settings makes an encoder per call.
+_to_json = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode
 Case = dict[str, Any]
 Grid = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
@@ -77,10 +79,10 @@ def canonical(value: Any, name: str = "value") -> Any:
     Raises:
         TypeError: a value whose content cannot be told, such as a function.
     """
-    if isinstance(value, np.generic):
-        value = value.item()
     if value is None or isinstance(value, (bool, str)):
         return value
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, (int, float)):
         # One spelling per number; an int beyond the reach of floats keeps its digits.
         return repr(float(value)) if abs(value) < 2**53 or math.inf == abs(value) else repr(value)
@@ -141,16 +143,17 @@ def _column(name: str, values: list[Any]) -> np.ndarray:
 
 
 def _refuse_twins(cases: list[Case]) -> None:
-    keys = case_keys(cases)
-    unique, first = np.unique(keys, return_index=True)
-    if len(unique) < len(cases):
-        twin = cases[int(np.setdiff1d(np.arange(len(cases)), first)[0])]
+    seen: set[frozenset[tuple[str, bool, Any]]] = set()
+    for i, case in enumerate(cases):
+        # 1 and 1.0 are one case, True is another.
+        seen.add(frozenset((n, isinstance(v, bool), v) for n, v in case.items()))
+        if len(seen) > i:
+            continue
         raise ValueError(
-            f"grid: expected different cases, got {twin} twice; to repeat a case with other "
+            f"grid: expected different cases, got {case} twice; to repeat a case with other "
             'random numbers add a parameter such as "repetition": range(10)'
         )
 
 
 def _digest(value: Any) -> int:
-    text = json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    return int.from_bytes(hashlib.sha256(_to_json(value).encode()).digest()[:8], "big") >> 1

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import inspect
 import math
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from meanfield.sweep.grid import Case, Grid, canonical, cases_of
+import numpy as np
+
+from meanfield.sweep.grid import Case, Grid, canonical, case_keys, cases_of
 from meanfield.sweep.task import RESERVED, Task, compute, infer_task
 
-__all__ = ["Estimate", "Plan", "batch_size", "estimate", "make_plan"]
+__all__ = ["Estimate", "Plan", "choose_batch_size", "estimate", "make_plan"]
 
 _SECONDS_PER_BATCH = 5.0  # writing a batch costs some 20 ms: well below 1 %
 _MOST_BATCHES = 2000  # each is a file per variable
-_LARGEST_VECTORISED = 8192  # cases in one call of a batched function; its memory grows with them
-_SAMPLE_SECONDS = 0.25
+_FEW = 64
+_VECTORISED = 1024  # cases in one call of a vectorised function; its memory grows with them
+_SAMPLE_SECONDS = 0.05
+_LARGEST_SAMPLE = 32
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,11 @@ class Plan:
     cases: list[Case]
     fixed: dict[str, Any]
     seed: int
+
+    @cached_property
+    def keys(self) -> np.ndarray:
+        """What identifies each case, see `case_keys`."""
+        return case_keys(self.cases)
 
     @property
     def configuration(self) -> dict[str, Any]:
@@ -86,17 +97,22 @@ def make_plan(
     return Plan(fn, cases, fixed, int(seed))
 
 
-def batch_size(plan: Plan, n_workers: int) -> int:
+def choose_batch_size(plan: Plan, n_workers: int) -> int:
     """Cases per batch: some seconds of work, enough batches for the workers, not too many files.
 
-    The first cases are timed for a quarter of a second or so; what they return is thrown away.
+    The first cases of a function are timed for a moment; what they return is thrown away. For a
+    vectorised function the size depends on the number of cases alone, because the last digits of
+    linear algebra depend on it, and results must not depend on the speed of the machine.
     """
     n_cases = len(plan.cases)
-    fitting = max(1, int(_SECONDS_PER_BATCH / max(_seconds_per_case(plan), 1e-9)))
     if plan.task.batched:
-        fitting = min(fitting, _LARGEST_VECTORISED)
-    if n_workers > 1:
-        fitting = min(fitting, math.ceil(n_cases / (4 * n_workers)))
+        fitting = _VECTORISED
+    elif n_cases <= _FEW:  # one by one, and no case is timed in vain: they may take an hour each
+        return 1
+    else:
+        fitting = max(1, int(_SECONDS_PER_BATCH / max(_seconds_per_case(plan), 1e-9)))
+        if n_workers > 1:
+            fitting = min(fitting, math.ceil(n_cases / (4 * n_workers)))
     return min(n_cases, max(fitting, math.ceil(n_cases / _MOST_BATCHES)))
 
 
@@ -114,22 +130,27 @@ def estimate(
     """
     plan = make_plan(fn, grid, fixed, seed)
     each = _seconds_per_case(plan)
-    size = batch_size(plan, n_workers)
+    size = choose_batch_size(plan, n_workers)
     n_cases = len(plan.cases)
     return Estimate(n_cases, math.ceil(n_cases / size), size, each, each * n_cases / n_workers)
 
 
 def _seconds_per_case(plan: Plan) -> float:
-    """The time of a case, from growing samples: the last, largest one counts."""
-    size, spent = 1, 0.0
-    while True:
-        start = time.perf_counter()
-        compute(plan.task, plan.cases[:size], plan.fixed, plan.seed)
-        took = time.perf_counter() - start
-        spent += took
-        if spent > _SAMPLE_SECONDS or size >= min(len(plan.cases), _LARGEST_VECTORISED):
-            return took / min(size, len(plan.cases))
-        size *= 4
+    """The median time of the first cases, or of a case of the first batch if vectorised."""
+    if plan.task.batched:
+        return _time(plan, plan.cases[:_VECTORISED]) / min(len(plan.cases), _VECTORISED)
+    times: list[float] = []
+    for case in plan.cases[:_LARGEST_SAMPLE]:
+        times.append(_time(plan, [case]))
+        if sum(times) > _SAMPLE_SECONDS:
+            break
+    return statistics.median(times)
+
+
+def _time(plan: Plan, cases: list[Case]) -> float:
+    start = time.perf_counter()
+    compute(plan.task, cases, plan.fixed, plan.seed)
+    return time.perf_counter() - start
 
 
 def _check_signature(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:

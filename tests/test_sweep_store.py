@@ -1,0 +1,323 @@
+"""The store: resumed, extended, shared, refused; the answer is that of a sweep in memory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from meanfield import results
+from meanfield.results import Variable
+from meanfield.sweep import Task, estimate, export, override, read_toml, status, sweep
+from tests import sweep_functions as functions
+
+GRID = {"n": [2, 4, 8], "repetition": range(5)}
+
+
+def counting(folder):
+    """A task that leaves a file per evaluation, so that tests see what was run."""
+
+    def count(x):
+        (folder / f"{x}-{time.monotonic_ns()}").touch()
+        if x == 3 and (folder / "broken").exists():
+            raise ArithmeticError("broken")
+        return {"y": 2.0 * x}
+
+    folder.mkdir()
+    return Task(count, [Variable("y", "twice x")], name="counting")
+
+
+def evaluated(folder):
+    runs = sorted(int(f.name.split("-")[0]) for f in folder.iterdir() if "-" in f.name)
+    for file in folder.iterdir():
+        file.unlink() if "-" in file.name else None
+    return runs
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+def test_sweep_in_a_store_equals_the_one_in_memory(tmp_path, batch_size):
+    memory = sweep(functions.NOISE, GRID, seed=3)
+    stored = sweep(functions.NOISE, GRID, seed=3, store=tmp_path / "s.zarr", batch_size=batch_size)
+    xr.testing.assert_identical(stored.drop_attrs(deep=False), memory.drop_attrs(deep=False))
+
+
+def test_store_is_read_as_the_dataset_by_us_and_by_xarray_alone(tmp_path):
+    ds = sweep(functions.NOISE, GRID, store=tmp_path / "s.zarr", batch_size=4)
+    xr.testing.assert_identical(results.read(tmp_path / "s.zarr"), ds)
+    with xr.open_zarr(tmp_path / "s.zarr", consolidated=False, chunks=None) as raw:
+        np.testing.assert_array_equal(raw["profile"], ds["profile"])
+        assert raw["n"].dims == ("case",) and "n" in raw.coords
+        assert raw["mean"].long_name == "mean of the sample"
+
+
+def test_export_is_one_file_with_the_same_content(tmp_path):
+    ds = sweep(functions.PICKY, {"x": range(7)}, store=tmp_path / "s.zarr", batch_size=2)
+    for name in ("out.nc", "out.zarr"):
+        xr.testing.assert_identical(results.read(export(tmp_path / "s.zarr", tmp_path / name)), ds)
+    with pytest.raises(ValueError, match="another place than the store"):
+        export(tmp_path / "s.zarr", tmp_path / "s.zarr")
+
+
+def test_second_run_evaluates_nothing(tmp_path):
+    task = counting(tmp_path / "log")
+    sweep(task, {"x": range(6)}, store=tmp_path / "s.zarr", batch_size=2)
+    assert evaluated(tmp_path / "log") == list(range(6))
+    sweep(task, {"x": range(6)}, store=tmp_path / "s.zarr")
+    assert evaluated(tmp_path / "log") == []
+
+
+def test_extension_of_a_grid_runs_the_new_cases_only_and_a_part_of_it_runs_nothing(tmp_path):
+    task, store = counting(tmp_path / "log"), tmp_path / "s.zarr"
+    sweep(task, {"x": [1, 2, 3]}, store=store, batch_size=2)
+    evaluated(tmp_path / "log")
+    ds = sweep(task, {"x": [5, 3, 4, 1]}, store=store, batch_size=2)
+    assert evaluated(tmp_path / "log") == [4, 5]
+    assert ds["y"].values.tolist() == [10.0, 6.0, 8.0, 2.0]
+    assert sweep(task, {"x": [4, 2]}, store=store)["y"].values.tolist() == [8.0, 4.0]
+    assert evaluated(tmp_path / "log") == []
+    everything = results.read(store)
+    assert sorted(everything["x"].values.tolist()) == [1, 2, 3, 4, 5]
+    assert np.array_equal(everything["y"], 2.0 * everything["x"])
+
+
+def test_extension_with_a_parameter_that_old_cases_do_not_have(tmp_path):
+    store = tmp_path / "s.zarr"
+    task = Task(functions.square, [Variable("y", "square")])
+    sweep(task, [{"x": 1}, {"x": 2}], store=store)
+    ds = sweep(task, [{"x": 2}, {"x": 3, "offset": 0.5}], store=store)
+    assert ds["y"].values.tolist() == [4.0, 9.5]
+    np.testing.assert_array_equal(results.read(store)["offset"], [np.nan, np.nan, 0.5])
+
+
+def test_failed_cases_are_kept_with_their_message_and_retried_when_asked(tmp_path):
+    task, store, log = counting(tmp_path / "log"), tmp_path / "s.zarr", tmp_path / "log"
+    (log / "broken").touch()
+    ds = sweep(task, {"x": range(6)}, store=store, batch_size=2)
+    assert ds["message"].values.tolist() == ["", "", "", "ArithmeticError: broken", "", ""]
+    (log / "broken").unlink()
+    evaluated(log)
+    assert int(sweep(task, {"x": range(6)}, store=store)["status"][3]) == 3
+    assert evaluated(log) == []
+    ds = sweep(task, {"x": range(6)}, store=store, retry_failed=True)
+    assert evaluated(log) == [2, 3]
+    assert ds["y"].values.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    assert set(ds["message"].values) == {""}
+
+
+@pytest.mark.parametrize(
+    ("change", "fields"),
+    [
+        ({"seed": 1}, ["seed: stored 0, now 1"]),
+        ({"fixed": {"offset": 2.0}}, ['fixed.offset: stored "1.0", now "2.0"']),
+        ({"fixed": {}}, ["fixed.offset"]),
+        ({"fn": Task(functions.picky, [Variable("y", "y")])}, ["function", "fixed.offset"]),
+        (
+            {"fn": Task(functions.square, [Variable("y", "y", dtype="float32")])},
+            ["variable.y", "float32"],
+        ),
+    ],
+)
+def test_another_configuration_is_refused_naming_what_differs(tmp_path, change, fields):
+    arguments = {
+        "fn": Task(functions.square, [Variable("y", "y")]),
+        "fixed": {"offset": 1.0},
+        "seed": 0,
+    }
+    store = tmp_path / "s.zarr"
+    before = sweep(**arguments, grid={"x": [1, 2]}, store=store)
+    if "fn" in change and change["fn"].function is functions.picky:
+        change = {**change, "fixed": {}}
+    with pytest.raises(ValueError, match="another configuration") as caught:
+        sweep(**{**arguments, **change}, grid={"x": [1, 2]}, store=store)
+    assert all(field in str(caught.value) for field in fields)
+    xr.testing.assert_identical(results.read(store), before)
+
+
+def test_tensors_and_dataclasses_among_the_settings_count_by_content(tmp_path):
+    import torch
+
+    task = Task(lambda x, matrix: {"y": float(matrix.sum()) * x}, [Variable("y", "y")], name="t")
+    run = {"fn": task, "grid": {"x": [1.0]}, "store": tmp_path / "s.zarr"}
+    sweep(**run, fixed={"matrix": torch.eye(3)})
+    assert sweep(**run, fixed={"matrix": torch.eye(3)})["y"].values.tolist() == [3.0]
+    with pytest.raises(ValueError, match=r"fixed\.matrix"):
+        sweep(**run, fixed={"matrix": 2 * torch.eye(3)})
+    with pytest.raises(TypeError, match="matrix: expected numbers"):
+        sweep(**run, fixed={"matrix": lambda: 0})
+
+
+def test_other_folders_and_files_are_refused_and_stay(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="which is something else"):
+        sweep(functions.square, {"x": [1]}, store=tmp_path)
+    with pytest.raises(ValueError, match="which is something else"):
+        sweep(functions.square, {"x": [1]}, store=tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    with pytest.raises(FileNotFoundError, match="nothing at"):
+        status(tmp_path / "absent")
+
+
+def test_unwritable_folder_is_an_error_that_says_what_to_do(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(OSError, match=r"cannot be made: .*run the same sweep again"):
+        sweep(functions.square, {"x": [1]}, store=tmp_path / "file" / "s.zarr")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_folder_without_permission_is_an_error(tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(PermissionError, match="cannot be made"):
+        sweep(functions.square, {"x": [1]}, store=tmp_path / "locked" / "s.zarr")
+
+
+def test_full_disk_stops_the_sweep_and_loses_nothing_finished(tmp_path):
+    """A limit on file sizes stands for the full disk: batches from x = 4 on are large."""
+    task = Task(
+        lambda x, limited: {"y": np.random.default_rng(x).random(4000) * (x >= 4 or 0.0)},
+        [Variable("y", "noise", dims=("place",))],
+        coords={"place": np.zeros(4000)},
+        name="noise",
+    )
+    run = {"fn": task, "grid": {"x": range(8)}, "store": tmp_path / "s.zarr", "batch_size": 2}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        with pytest.raises(OSError, match=r"does not take batch 2: .*Finished batches are kept"):
+            sweep(**run, fixed={"limited": 1})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert results.read(tmp_path / "s.zarr")["status"].values.tolist() == [1] * 4 + [0] * 4
+    resumed = sweep(**run, fixed={"limited": 1})
+    memory = sweep(task, {"x": range(8)}, fixed={"limited": 1})
+    np.testing.assert_array_equal(resumed["y"], memory["y"])
+
+
+def test_status_counts_what_is_there(tmp_path):
+    store = tmp_path / "s.zarr"
+    sweep(functions.PICKY, {"x": range(8)}, store=store, batch_size=2, shard=(0, 2))
+    state = status(store)
+    assert (state.n_cases, state.n_done, state.n_batches, state.n_batches_done) == (8, 4, 4, 2)
+    assert not state.complete
+    sweep(functions.PICKY, {"x": range(8)}, store=store)
+    state = status(store)
+    assert (state.n_ok, state.n_not_converged, state.n_failed) == (6, 1, 1)
+    assert state.complete
+    assert "8 of 8 cases done (4 of 4 batches): 6 ok, 1 not converged, 1 failed" in str(state)
+    assert "1 × ArithmeticError: three is refused" in str(state)
+
+
+def test_data_of_a_batch_that_was_not_marked_are_pending_and_done_again(tmp_path):
+    import zarr
+
+    store = tmp_path / "s.zarr"
+    whole = sweep(functions.NOISE, GRID, store=store, batch_size=4)
+    group = zarr.open_group(store, mode="r+")
+    group["done"][1] = False
+    group["mean"][4:6] = 123.0
+    torn = results.read(store)
+    assert torn["status"].values.tolist() == [1] * 4 + [0] * 4 + [1] * 7
+    assert np.isnan(torn["mean"].values[4:8]).all()
+    xr.testing.assert_identical(sweep(functions.NOISE, GRID, store=store), whole)
+
+
+def test_leftovers_of_dead_processes_are_removed_once_they_are_old(tmp_path):
+    store = tmp_path / "s.zarr"
+    sweep(functions.NOISE, GRID, store=store, batch_size=4)
+    old, young = store / "mean" / "c" / "0.aa.partial", store / "mean" / "c" / "0.bb.partial"
+    for file in (old, young):
+        file.write_text("torn")
+    os.utime(old, (time.time() - 7200,) * 2)
+    sweep(functions.NOISE, GRID, store=store)
+    assert not old.exists() and young.exists()
+
+
+def test_store_begun_with_other_versions_goes_on_with_a_warning(tmp_path, caplog):
+    store = tmp_path / "s.zarr"
+    sweep(functions.NOISE, GRID, store=store)
+    meta = json.loads((store / "zarr.json").read_text())
+    record = json.loads(meta["attributes"]["provenance"])
+    record["versions"]["numpy"] = "1.0"
+    meta["attributes"]["provenance"] = json.dumps(record)
+    (store / "zarr.json").write_text(json.dumps(meta))
+    with caplog.at_level(logging.WARNING, logger="meanfield"):
+        sweep(functions.NOISE, GRID, store=store)
+    assert f"numpy 1.0 -> {np.__version__}" in caplog.text
+
+
+def test_shards_split_the_batches_and_meet_in_the_store(tmp_path):
+    task, store, log = counting(tmp_path / "log"), tmp_path / "s.zarr", tmp_path / "log"
+    for i in range(3):
+        sweep(task, {"x": range(10)}, store=store, batch_size=2, shard=(i, 3))
+    assert evaluated(log) == list(range(10))
+    assert results.read(store)["y"].values.tolist() == [2.0 * x for x in range(10)]
+    with pytest.raises(ValueError, match=r"0 ≤ i < k, got \(3, 3\)"):
+        sweep(task, {"x": [1]}, store=store, shard=(3, 3))
+    with pytest.raises(ValueError, match="expected a store"):
+        sweep(task, {"x": [1]}, shard=(0, 3))
+
+
+def test_two_processes_begin_one_store_at_once_and_nothing_is_lost(tmp_path):
+    code = """if True:
+        import sys
+        from tests import sweep_functions as f
+        from meanfield.sweep import sweep
+        grid = {"n": [2, 4], "repetition": range(50)}
+        sweep(f.NOISE, grid, seed=1, store=sys.argv[1], batch_size=3,
+              shard=(int(sys.argv[2]), 2))
+    """
+    store = tmp_path / "s.zarr"
+    pair = [subprocess.Popen([sys.executable, "-c", code, str(store), i]) for i in "01"]
+    assert [process.wait(timeout=60) for process in pair] == [0, 0]
+    memory = sweep(functions.NOISE, {"n": [2, 4], "repetition": range(50)}, seed=1)
+    xr.testing.assert_equal(results.read(store), memory)
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_hundred_thousand_cases_come_back_as_they_were_written(tmp_path):
+    task = Task(
+        lambda a, b: {"product": a * b, "sum": a + b},
+        [Variable("product", "a b"), Variable("sum", "a + b")],
+        batched=True,
+        name="arithmetic",
+    )
+    grid = {"a": np.arange(1000.0), "b": np.arange(100.0)}
+    ds = sweep(task, grid, store=tmp_path / "s.zarr")
+    np.testing.assert_array_equal(ds["product"], np.outer(grid["a"], grid["b"]).ravel())
+    xr.testing.assert_identical(results.read(tmp_path / "s.zarr"), ds)
+
+
+def test_estimate_says_how_many_batches_and_how_long(tmp_path):
+    forecast = estimate(
+        functions.SLOW_NOISE, {"n": [2], "repetition": range(1000)}, fixed={"seconds": 0.01}
+    )
+    assert forecast.n_cases == 1000
+    # A sleep lasts at least what it says, and rarely three times as long.
+    assert 10 <= forecast.seconds <= 30
+    assert forecast.n_batches == -(-1000 // forecast.batch_size)
+
+
+def test_configuration_files_are_read_and_overridden_by_text(tmp_path):
+    (tmp_path / "c.toml").write_text('seed = 1\n[grid]\nn = [2, 4]\nkind = ["plain"]\n')
+    configuration = read_toml(tmp_path / "c.toml")
+    changed = override(configuration, ["grid.n=[8]", "grid.kind=masked", "fixed.rtol=1e-3"])
+    assert changed == {
+        "seed": 1,
+        "grid": {"n": [8], "kind": "masked"},
+        "fixed": {"rtol": 1e-3},
+    }
+    assert configuration["grid"]["n"] == [2, 4]
+    with pytest.raises(ValueError, match=r"expected one of \['grid', 'seed'\]"):
+        override(configuration, ["sead=3"], allowed=["seed", "grid"])
+    with pytest.raises(ValueError, match="expected key=value, got 'seed'"):
+        override(configuration, ["seed"])
+    (tmp_path / "bad.toml").write_text("seed = \n")
+    with pytest.raises(ValueError, match="line 1"):
+        read_toml(tmp_path / "bad.toml")
