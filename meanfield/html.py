@@ -42,7 +42,8 @@ def span(values: Any) -> str:
     if not numbers:
         return "NaN" if found else "none"
     low, high = f"{float(min(numbers)):.6g}", f"{float(max(numbers)):.6g}"
-    return low if len(found) == 1 else f"{low} to {high} ({len(found)} numbers)"
+    ends = low if low == high else f"{low} to {high}"
+    return ends if len(found) == 1 else f"{ends} ({len(found)} numbers)"
 
 
 def table(title: str, rows: Iterable[Sequence[object]], *, header: Sequence[str] = ()) -> str:
@@ -71,7 +72,7 @@ def table(title: str, rows: Iterable[Sequence[object]], *, header: Sequence[str]
         for row in rows
     )
     return (
-        f"<table><caption>{escape(title)}</caption>"
+        f'<table style="text-align: left"><caption>{escape(title)}</caption>'
         + (f"<thead><tr>{head}</tr></thead>" if head else "")
         + f"<tbody>{body}</tbody></table>"
     )

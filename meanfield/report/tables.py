@@ -210,7 +210,7 @@ def _with_interval(fit: xr.Dataset, name: str) -> str:
 
 def _together(text: str) -> str:
     """The text without places to break the line, unless it is long."""
-    return text.replace(" ", "\N{NO-BREAK SPACE}") if len(text) < 25 else text
+    return text.replace(" ", "\N{NO-BREAK SPACE}") if len(text) < 30 else text
 
 
 def _short(value: Any) -> str:
