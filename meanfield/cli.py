@@ -115,7 +115,6 @@ def _run(options: argparse.Namespace) -> int:
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     ds = experiment.run(settings)
-    ds.attrs["experiment"] = options.name
     for suffix in (".zarr", ".nc"):
         _say(f"wrote {results.write(ds, options.out / (options.name + suffix))}")
     if not options.no_figures:

@@ -203,7 +203,7 @@ def plot_splitting(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     label = f"$W_2$ secant, atom split (step {smallest:.0e})"
     ax.plot(rows.radius, last, "kx", markersize=7, label=label)
     ax.set(xscale="log", yscale="log", xlabel="radius R", ylabel="local constant, Wasserstein")
-    ax.set_title(r"Splitting an atom beats moving it ($\gamma R^2 \cdot$ light attention $= 1$)")
+    ax.set_title("Splitting wins: crowd at the origin, light atom at R (d = 1)")
     ax.legend()
     return ax
 

@@ -77,7 +77,7 @@ class Settings:
 QUICK = Settings(
     radii=(0.5, 1.0, 1.5, 2.0),
     n_tokens=(2, 5, 13, 36, 100),
-    dims=(2,),
+    dims=(1, 2),
     offsets=(-12.0, -7.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 7.0),
     log_ratios=(0.0, -900.0),
     split_radii=(0.5, 1.0, 2.0, 4.0, 8.0),
@@ -263,4 +263,5 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
         "secant_tokens": settings.secant_tokens,
         "layer_seed": settings.seed,
     }
-    return sweep(task, cases(settings), fixed=fixed, seed=settings.seed, **how)
+    ds = sweep(task, cases(settings), fixed=fixed, seed=settings.seed, **how)
+    return ds.assign_attrs(experiment="two-dirac")

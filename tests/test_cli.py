@@ -1,0 +1,136 @@
+"""The command line as a person meets it: what it writes, what it says, how it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meanfield import cli, results
+from meanfield.experiments import two_dirac
+
+SMALL = [
+    *("--quick", "--set", "radii=[1.0, 1.5]", "--set", "n_tokens=[2, 5]"),
+    *("--set", "secant_tokens=[5]", "--set", "steps=[1e-1, 1e-4]", "--set", "split_radii=[2.0]"),
+    *("--set", "offsets=[0.0]"),
+]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    assert cli.main(["run", "two-dirac", *SMALL, "--out", str(folder)]) == 0
+    return folder
+
+
+def test_a_run_leaves_both_datasets_and_every_figure(finished):
+    zarr = results.read(finished / "two-dirac.zarr")
+    netcdf = results.read(finished / "two-dirac.nc")
+    assert zarr.sizes == netcdf.sizes
+    for name in ("value", "euclidean", "wasserstein_secant"):
+        np.testing.assert_array_equal(zarr[name], netcdf[name])
+    for name in two_dirac.FIGURES:
+        for suffix in ("png", "pdf"):
+            assert (finished / f"two-dirac-{name}.{suffix}").stat().st_size > 2000
+
+
+def test_a_run_is_what_the_settings_say(finished):
+    ds = results.read(finished / "two-dirac.nc")
+    assert set(ds.radius.values) == {1.0, 1.5, 2.0}
+    assert set(ds.n_tokens.values) == {0, 2, 5}
+    record = results.read_provenance(ds)
+    assert record["versions"]["meanfield"]
+    assert record["spec"]["fixed.secant_tokens"] == ["5.0"]
+
+
+def test_plot_draws_a_finished_run_again(finished, tmp_path):
+    store = str(finished / "two-dirac.nc")
+    assert cli.main(["plot", store, "--out", str(tmp_path)]) == 0
+    assert len(list(tmp_path.glob("*.png"))) == len(two_dirac.FIGURES)
+
+
+def test_settings_come_from_a_toml_file_and_set_wins(tmp_path, capsys):
+    config = tmp_path / "small.toml"
+    config.write_text("radii = [1.0]\nn_tokens = [2]\ndims = [1]\ngamma = 2\n")
+    command = ["run", "two-dirac", *SMALL[:1], "--config", str(config), "--set", "radii=[2.0]"]
+    command += ["--set", "split_radii=[]", "--set", "offsets=[0.0]", "--no-figures"]
+    command += ["--set", "secant_tokens=[]", "--out", str(tmp_path)]
+    assert cli.main(command) == 0
+    ds = results.read(tmp_path / "two-dirac.nc")
+    assert set(ds.radius.values) == {2.0}
+    assert set(ds.dim.values) == {1}
+    assert "0 failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "three-dirac"], "no experiment named 'three-dirac'; there are: two-dirac"),
+        (["run", "two-dirac", "--set", "radius=1"], "unknown setting 'radius'; two-dirac has"),
+        (["run", "two-dirac", "--set", "radii"], "--set: expected KEY=VALUE, got 'radii'"),
+        (["run", "two-dirac", "--set", "gamma=fast"], "'gamma': expected float"),
+        (["run", "two-dirac", "--set", "radii=true"], "'radii': expected float"),
+        (["run", "two-dirac", "--config", "/nonexistent.toml"], "nonexistent.toml"),
+        (["plot", "/nonexistent.nc"], "nonexistent.nc"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_exit_code_1(arguments, words, capsys):
+    assert cli.main(arguments) == 1
+    said = capsys.readouterr().err
+    assert words in said
+    assert "Traceback" not in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def test_wrong_usage_is_exit_code_2(capsys):
+    for arguments in ([], ["fly"], ["run"]):
+        with pytest.raises(SystemExit) as caught:
+            cli.main(arguments)
+        assert caught.value.code == 2
+    assert "usage: meanfield" in capsys.readouterr().err
+
+
+def test_failed_cases_are_counted_and_exit_code_3(tmp_path, capsys):
+    # e^{γR²} leaves the number range at R = 30: the case fails, the others are kept.
+    command = ["run", "two-dirac", "--quick", "--no-figures", "--out", str(tmp_path)]
+    changes = {
+        "radii": "[1.0, 30.0]",
+        "n_tokens": "[2]",
+        "secant_tokens": "[]",
+        "offsets": "[0.0]",
+        "split_radii": "[]",
+        "log_ratios": "[]",
+    }
+    for key, value in changes.items():
+        command += ["--set", f"{key}={value}"]
+    assert cli.main(command) == 3
+    said = capsys.readouterr()
+    assert "2 failed" in said.out
+    assert "range of torch.float64" in said.err
+    ds = results.read(tmp_path / "two-dirac.nc")
+    assert sorted(set(ds.radius.values[ds.status.values == 3])) == [30.0]
+    assert np.isnan(ds.value.values[ds.status.values == 3]).all()
+
+
+def test_list_and_info_say_what_there_is(capsys):
+    assert cli.main(["list"]) == 0
+    assert "two-dirac" in capsys.readouterr().out
+    assert cli.main(["info"]) == 0
+    said = capsys.readouterr().out
+    assert "torch" in said
+    assert "threads" in said
+
+
+def test_nothing_but_lines_goes_into_a_pipe(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "meanfield", "run", "two-dirac", *SMALL]
+        + ["--no-figures", "--out", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "\r" not in done.stderr
+    assert "cases, 0 not converged, 0 failed" in done.stdout

@@ -1,0 +1,95 @@
+"""Figures are functions of a Dataset: what they draw is what the Dataset says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from meanfield import figures
+from meanfield.experiments import two_dirac
+
+TINY = two_dirac.Settings(
+    radii=(1.0, 1.5),
+    n_tokens=(2, 5),
+    dims=(1,),
+    offsets=(-1.0, 0.0, 1.0),
+    log_ratios=(-900.0,),
+    split_radii=(1.0, 4.0),
+    steps=(1e-1, 1e-4),
+    secant_tokens=(5,),
+)
+
+
+@pytest.fixture(scope="module")
+def ds() -> xr.Dataset:
+    return two_dirac.run(TINY)
+
+
+@pytest.fixture(autouse=True)
+def _close() -> Iterator[None]:
+    yield
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
+
+
+def line(ax, label: str) -> tuple[np.ndarray, np.ndarray]:
+    (found,) = [one for one in ax.get_lines() if one.get_label() == label]
+    return np.asarray(found.get_xdata(), float), np.asarray(found.get_ydata(), float)
+
+
+@pytest.mark.parametrize("name", two_dirac.FIGURES)
+def test_every_figure_of_the_experiment_is_drawn_without_a_warning(ds, name, tmp_path):
+    function, arguments = two_dirac.FIGURES[name]
+    with figures.style():
+        ax = getattr(figures, function)(ds, **arguments)
+        ax.figure.savefig(tmp_path / "figure.png")
+    assert ax.get_title()
+    assert ax.get_xlabel()
+    assert ax.get_ylabel()
+    drawn = [y for one in ax.get_lines() for y in np.asarray(one.get_ydata(), float)]
+    assert np.isfinite(drawn).all()
+
+
+def test_a_figure_draws_on_the_axes_it_is_given(ds):
+    import matplotlib.pyplot as plt
+
+    ax = plt.subplots()[1]
+    assert figures.plot_splitting(ds, ax=ax) is ax
+
+
+def test_the_growth_in_n_is_the_euclidean_constant(ds):
+    n, values = line(figures.plot_growth_in_n(ds), "R = 1.5")
+    rows = ds.isel(
+        case=np.flatnonzero((ds.radius == 1.5) & (ds.n_tokens > 0) & ~ds.causal)
+    ).sortby("n_tokens")
+    np.testing.assert_array_equal(n, rows.n_tokens)
+    np.testing.assert_array_equal(values, rows.euclidean)
+
+
+def test_the_best_pair_lies_between_its_bounds(ds):
+    ax = figures.plot_growth_in_radius(ds)
+    _, best = line(ax, "best two Diracs, plain")
+    _, above = line(ax, "upper bound, Thm 3.5")
+    (label,) = [o.get_label() for o in ax.get_lines() if o.get_label().startswith("lower bound")]
+    _, below = line(ax, label)
+    assert (below <= best * (1 + 1e-12)).all()
+    assert (best <= above).all()
+
+
+def test_a_dataset_without_the_cases_says_so(ds):
+    plain = ds.isel(case=np.flatnonzero(~ds.causal))
+    with pytest.raises(ValueError, match="no case with causal=True"):
+        figures.plot_growth_in_n(plain, causal=True)
+
+
+def test_the_style_is_left_behind():
+    import matplotlib as mpl
+
+    before = mpl.rcParams["font.size"]
+    with figures.style():
+        assert mpl.rcParams["pdf.fonttype"] == 42
+    assert mpl.rcParams["font.size"] == before
