@@ -142,7 +142,8 @@ def _drain(
     try:
         while waiting or running:
             while waiting and len(running) < window:
-                running[executor.submit(run_batch, left[waiting[-1]])] = waiting.pop()
+                number = waiting.pop()
+                running[executor.submit(run_batch, left[number])] = number
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 number = running.pop(future)
                 report = Report(left[number], *future.result())

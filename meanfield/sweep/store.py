@@ -146,7 +146,8 @@ def configuration_of(path: Path) -> dict[str, Any]:
 def create_part(path: Path, plan: Plan, size: int) -> Part:
     """Make a store for the plan, or an extension of one.
 
-    It is made under another name and renamed into place. Of processes that do so at once the first wins and the others open what it has made.
+    It is made under another name and renamed into place: of processes that do so at once the
+    first wins, and the others open what it has made.
     """
     target = path
     if path.exists() and any(path.iterdir()):

@@ -1,0 +1,80 @@
+"""One sweep through every executor: the same Dataset, one thread each, deaths survived."""
+
+from __future__ import annotations
+
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import xarray as xr
+
+from meanfield import results
+from meanfield.sweep import sweep
+from tests import sweep_functions as functions
+
+GRID = {"n": [2, 4, 8], "repetition": range(8)}
+
+
+@pytest.mark.parametrize("executor", [None, 2, "threads"])
+@pytest.mark.parametrize("stored", [False, True])
+def test_every_executor_gives_the_same_dataset(tmp_path, executor, stored):
+    expected = sweep(functions.NOISE, GRID, seed=2)
+    store = tmp_path / "s.zarr" if stored else None
+    with ThreadPoolExecutor(3) as threads:
+        ds = sweep(
+            functions.NOISE,
+            GRID,
+            seed=2,
+            store=store,
+            executor=threads if executor == "threads" else executor,
+            batch_size=5,
+        )
+    xr.testing.assert_equal(ds, expected)
+
+
+def test_worker_processes_have_one_thread_and_leave_ours_alone():
+    before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    ds = sweep(functions.THREADS, {"x": [0, 1]}, executor=1)
+    assert ds["n_threads"].values.tolist() == [1, 1]
+    assert {name: os.environ.get(name) for name in before} == before
+
+
+def test_sweep_survives_the_death_of_a_worker(tmp_path, caplog):
+    trap = tmp_path / "trap"
+    trap.touch()
+    with caplog.at_level(logging.WARNING, logger="meanfield"):
+        ds = sweep(
+            functions.DEADLY, {"x": range(12)}, fixed={"trap": str(trap)},
+            store=tmp_path / "s.zarr", executor=2, batch_size=1,
+        )  # fmt: skip
+    assert not trap.exists()
+    assert "a worker process died" in caplog.text
+    assert ds["y"].values.tolist() == [2.0 * x for x in range(12)]
+
+
+@pytest.mark.slow
+def test_worker_that_always_dies_is_an_error_and_finished_batches_are_kept(tmp_path):
+    store = tmp_path / "s.zarr"
+    with pytest.raises(RuntimeError, match=r"died 3 times .*run the same sweep again"):
+        sweep(functions.ALWAYS_DEADLY, {"x": range(6)}, store=store, executor=1, batch_size=1)
+    ds = results.read(store)
+    assert ds["status"].values.tolist() == [1, 1, 1, 0, 0, 0]
+
+
+def test_error_of_the_program_in_a_worker_ends_the_sweep():
+    with pytest.raises(TypeError, match="defined at the top of a module"):
+        sweep(lambda x: {"y": x}, {"x": [1.0, 2.0]}, executor=2)
+
+
+@pytest.mark.parametrize(
+    ("executor", "error", "text"),
+    [
+        (0, ValueError, "at least 1 worker"),
+        (True, TypeError, "a number of processes"),
+        ("dask", TypeError, "got 'dask'"),
+    ],
+)
+def test_what_is_no_executor_is_refused(executor, error, text):
+    with pytest.raises(error, match=text):
+        sweep(functions.square, {"x": [1]}, executor=executor)
