@@ -120,6 +120,9 @@ def _snapped(log_a: np.ndarray, log_b: np.ndarray) -> np.ndarray:
     """
     if len(log_a) != len(log_b) or np.array_equal(log_a, log_b):
         return log_b
+    ends = np.array([log_a.min() - log_b.min(), log_a.max() - log_b.max()])
+    if np.abs(ends).max() > 8 * UNIT * max(1.0, -float(log_a.min())):
+        return log_b
     order_a, order_b = np.argsort(log_a, kind="stable"), np.argsort(log_b, kind="stable")
     mine, theirs = log_a[order_a], log_b[order_b]
     if not (np.abs(mine - theirs) <= 8 * UNIT * np.maximum(np.abs(mine), 1)).all():

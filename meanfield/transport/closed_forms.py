@@ -175,13 +175,13 @@ def monotone_plan(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     ends_a, ends_b = np.cumsum(a, dtype=long), np.cumsum(b, dtype=long)
     ends_a, ends_b = ends_a / ends_a[-1], ends_b / ends_b[-1]
     ends = np.concatenate([ends_a, ends_b])
-    ends.sort()
-    mass = np.diff(ends, prepend=long(0))
+    order = np.argsort(ends, kind="stable")  # two sorted runs: one merge
+    mass = np.diff(ends[order], prepend=long(0)).astype(np.float64)
+    from_a = order < len(a)
+    i = np.minimum(np.cumsum(from_a) - from_a, len(a) - 1)
+    j = np.minimum(np.cumsum(~from_a) - ~from_a, len(b) - 1)
     kept = mass > 0
-    middles = ends[kept] - mass[kept] / 2
-    i = np.minimum(np.searchsorted(ends_a, middles), len(a) - 1)
-    j = np.minimum(np.searchsorted(ends_b, middles), len(b) - 1)
-    return i, j, mass[kept].astype(np.float64)
+    return i[kept], j[kept], mass[kept]
 
 
 def _misplaced(problem: Problem, rows: np.ndarray, cols: np.ndarray, mass: np.ndarray) -> float:

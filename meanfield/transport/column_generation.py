@@ -162,9 +162,7 @@ def _better(one: Answer, other: Answer) -> Answer:
     )
 
 
-def _priced(
-    problem: Problem, g: np.ndarray, f: np.ndarray | None, *, device: str
-) -> _Pricing:
+def _priced(problem: Problem, g: np.ndarray, f: np.ndarray | None, *, device: str) -> _Pricing:
     """min_j C_ij − g_j for all i, by matrix products on centred data.
 
     Without `f`, the arcs are the smallest few of every row; with it, those of reduced cost

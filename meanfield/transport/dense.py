@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from meanfield.transport.certificates import c_transforms, certify
 from meanfield.transport.exact import Plan, assignment, assignment_potentials, simplex
 from meanfield.transport.problems import Answer, Problem, squared_distances
 
-__all__ = ["solve_assignment", "solve_dense", "solve_simplex"]
+__all__ = ["narrower", "raised", "solve_assignment", "solve_dense", "solve_simplex"]
 
 _REFINEMENTS = 4
 _BELLMAN_FORD_ROUNDS = 60
@@ -84,4 +86,16 @@ def narrower(one: Answer, other: Answer, rtol: float | None = None) -> Answer:
         dual.g,
         plan.method,
         one.converged or other.converged or closed,
+    )
+
+
+def raised(answer: Answer, lower: float, rtol: float) -> Answer:
+    """The answer with another lower bound taken into account."""
+    lower = min(max(answer.lower, lower), answer.upper)
+    closed = answer.upper - lower <= rtol * answer.upper
+    return replace(
+        answer,
+        lower=lower,
+        value=max(answer.value, lower),
+        converged=answer.converged or closed,
     )

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meanfield.transport.blocks import solve_blocks
+from meanfield.transport.bounds import coordinate_lower, gelbrich_lower, solve_bounds
 from meanfield.transport.certificates import identity_answer
-from meanfield.transport.closed_forms import closed_form, solve_line
-from meanfield.transport.dense import narrower, solve_assignment, solve_dense, solve_simplex
-from meanfield.transport.problems import Answer, Problem
+from meanfield.transport.closed_forms import closed_form
+from meanfield.transport.column_generation import solve_columns
+from meanfield.transport.dense import (
+    narrower,
+    raised,
+    solve_assignment,
+    solve_dense,
+    solve_simplex,
+)
+from meanfield.transport.entropic import solve_sinkhorn
+from meanfield.transport.problems import UNIT, Answer, Problem
 
 __all__ = ["METHODS", "Settings", "solve"]
 
-METHODS = ("auto", "identity", "assignment", "simplex")
+METHODS = (
+    "auto",
+    "identity",
+    "assignment",
+    "simplex",
+    "column_generation",
+    "bounds",
+    "sinkhorn",
+)
 
 _SMALL_PAIRS = 4096  # looking for clusters costs more than solving
-DENSE_PAIRS = 25_000_000  # the dense simplex needs 40 bytes a pair: one gigabyte
+_DENSE_PAIRS = 4_000_000  # from here on column generation is faster, and needs no n × m memory
+_ASSIGNMENT_PAIRS = 25_000_000  # except near the identity, where assignment is nearly free
+_CHEAP_RTOL = 1e-4  # no cheap bound of unlike clouds is narrower
+_PRICED_PAIRS = 2_500_000_000  # beyond, one pass over all pairs takes minutes
 
 
 @dataclass(frozen=True)
@@ -26,6 +47,8 @@ class Settings:
 
     method: str = "auto"
     rtol: float = 1e-9
+    time_limit: float | None = None
+    device: str = "cpu"
 
 
 def solve(problem: Problem, settings: Settings) -> Answer:
@@ -51,12 +74,40 @@ def _by_size(problem: Problem, settings: Settings, identity: Answer | None) -> A
         split = solve_blocks(problem, lambda part: solve(part, settings), rtol=rtol)
         if split is not None and split.converged:
             return split
+    if not _fits_dense(problem, gap):
+        return _solve_large(problem, settings, identity)
     answer = solve_dense(problem, rtol=rtol, identity_gap=gap)
     if is_small and answer.width > rtol:
         split = solve_blocks(problem, lambda part: solve(part, settings), rtol=rtol)
         if split is not None:
             return narrower(split, answer, rtol)
     return answer
+
+
+def _fits_dense(problem: Problem, identity_gap: float) -> bool:
+    pairs = problem.n * problem.m
+    near = problem.is_uniform and identity_gap < 0.1
+    return pairs <= (_ASSIGNMENT_PAIRS if near else _DENSE_PAIRS)
+
+
+def _solve_large(problem: Problem, settings: Settings, identity: Answer | None) -> Answer:
+    """Cheap bounds if they are as narrow as asked, column generation if it is affordable."""
+    rtol, best = settings.rtol, identity
+    affordable = problem.n * problem.m <= _PRICED_PAIRS
+    if identity is not None:  # affine images: Gelbrich's bound meets the identity coupling
+        floor = math.sqrt(max(gelbrich_lower(problem), coordinate_lower(problem)))
+        best = raised(identity, floor * (1 - 4 * UNIT), rtol)
+        if best.converged:
+            return best
+    if not affordable or rtol >= _CHEAP_RTOL:
+        cheap = solve_bounds(problem, rtol=rtol)
+        best = cheap if best is None else narrower(cheap, best, rtol)
+        if best.converged or not (affordable or settings.time_limit):
+            return best
+    answer = solve_columns(
+        problem, rtol=rtol, time_limit=settings.time_limit, device=settings.device
+    )
+    return answer if best is None else narrower(answer, best, rtol)
 
 
 def in_callers_unit(
@@ -72,8 +123,6 @@ def in_callers_unit(
         high = 5e-324
     f = None if answer.f is None else np.ldexp(answer.f, 2 * e)
     g = None if answer.g is None else np.ldexp(answer.g, 2 * e)
-    if rows is not None or cols is not None:
-        f = g = None
     return replace(
         answer,
         value=value,
@@ -102,6 +151,12 @@ def _named(problem: Problem, settings: Settings) -> Answer:
                 f"n = {problem.n} and m = {problem.m} or unequal weights; use method='auto'"
             )
         return solve_assignment(problem, rtol=rtol)
-    if method == "line":
-        return solve_line(problem)
+    if method == "column_generation":
+        return solve_columns(
+            problem, rtol=rtol, time_limit=settings.time_limit, device=settings.device
+        )
+    if method == "bounds":
+        return solve_bounds(problem, rtol=rtol)
+    if method == "sinkhorn":
+        return solve_sinkhorn(problem, rtol=rtol, device=settings.device)
     return solve_simplex(problem, rtol=rtol)

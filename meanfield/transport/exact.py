@@ -149,7 +149,9 @@ def sparse_simplex(
     message = core.check_result(code)
     if message is not None:
         raise ConvergenceError(f"POT's sparse simplex gave no optimal plan: {message}")
-    return Plan(i.astype(np.int64), j.astype(np.int64), mass, f * unit, g * unit)
+    middle = float(np.median(g))  # the artificial root leaves an offset of some thousands
+    f, g = (f + middle) * unit, (g - middle) * unit
+    return Plan(i.astype(np.int64), j.astype(np.int64), mass, f, g)
 
 
 def _public_sparse(

@@ -1,0 +1,139 @@
+"""Clusters far apart and small: where solvers with absolute tolerances are silently wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meanfield.measures import ParticleMeasure
+from meanfield.transport import solve_w2
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+class Clusters:
+    """Two clouds of `count` clusters of spread `spread`; offsets inside are exact differences."""
+
+    def __init__(self, seed: int, count: int, size: int, dim: int, spread: float) -> None:
+        rng = np.random.default_rng(seed)
+        centres = 2.0 * np.stack([rng.permutation(4 * count)[:count] for _ in range(dim)], -1)
+        self.labels = np.repeat(np.arange(count), size)
+        rng.shuffle(self.labels)
+        home = centres[self.labels]
+        self.x = home + spread * rng.normal(size=home.shape)
+        self.y = home + spread * rng.normal(size=home.shape)
+        self.inner_x, self.inner_y = self.x - home, self.y - home
+        self.rng = rng
+
+    def blockwise(self, a: np.ndarray, b: np.ndarray) -> float:
+        """Cluster by cluster with the network simplex, each scaled to order one."""
+        import ot
+
+        total = 0.0
+        for k in np.unique(self.labels):
+            own = self.labels == k
+            cost = ((self.inner_x[own][:, None] - self.inner_y[own][None]) ** 2).sum(-1)
+            mass, other = a[own] / a[own].sum(), b[own] / b[own].sum()
+            total += a[own].sum() * ot.emd2(mass, other, cost / cost.max()) * cost.max()
+        return float(np.sqrt(total))
+
+
+@pytest.mark.parametrize("exponent", [-2, -4, -6, -7, -8, -10])
+@pytest.mark.parametrize(("count", "size", "dim"), [(2, 100, 2), (5, 30, 16), (2, 200, 16)])
+def test_uniform_clusters_match_the_blockwise_answer(
+    exponent: int, count: int, size: int, dim: int
+) -> None:
+    clouds = Clusters(exponent % 10, count, size, dim, 10.0**exponent)
+    uniform = np.full(len(clouds.x), 1 / len(clouds.x))
+    result = solve_w2(torch.as_tensor(clouds.x), torch.as_tensor(clouds.y))
+    truth = clouds.blockwise(uniform, uniform)
+    assert float(result.value) == pytest.approx(truth, rel=1e-9)
+    assert float(result.relative_width) < 1e-6
+    assert float(result.lower) * (1 - 1e-9) <= truth <= float(result.upper) * (1 + 1e-9)
+
+
+@given(seeds, st.integers(2, 4), st.integers(2, 12), st.integers(2, 10))
+@settings(max_examples=150)
+def test_shared_weights_down_to_1e_12_stay_within_a_narrow_interval(
+    seed: int, count: int, size: int, collapse: int
+) -> None:
+    clouds = Clusters(seed, count, size, 2, 10.0**-collapse)
+    a = 10.0 ** clouds.rng.uniform(-12, 0, size=len(clouds.x))
+    a /= a.sum()
+    result = solve_w2(
+        ParticleMeasure(torch.as_tensor(clouds.x), torch.as_tensor(a)),
+        ParticleMeasure(torch.as_tensor(clouds.y), torch.as_tensor(a)),
+    )
+    truth = clouds.blockwise(a, a)
+    assert float(result.lower) * (1 - 1e-6) <= truth <= float(result.upper) * (1 + 1e-6)
+    assert float(result.relative_width) < 1e-3
+
+
+@given(seeds, st.integers(2, 4), st.integers(2, 12), st.integers(2, 8))
+@settings(max_examples=150)
+def test_independent_weights_are_inside_the_interval(
+    seed: int, count: int, size: int, collapse: int
+) -> None:
+    clouds = Clusters(seed, count, size, 2, 10.0**-collapse)
+    a, b = (10.0 ** clouds.rng.uniform(-6, 0, size=len(clouds.x)) for _ in range(2))
+    for k in range(count):
+        own = clouds.labels == k
+        a[own] /= a[own].sum() * count
+        b[own] /= b[own].sum() * count
+    result = solve_w2(
+        ParticleMeasure(torch.as_tensor(clouds.x), torch.as_tensor(a)),
+        ParticleMeasure(torch.as_tensor(clouds.y), torch.as_tensor(b)),
+        strict=False,
+    )
+    truth = clouds.blockwise(a, b)
+    assert float(result.lower) * (1 - 1e-6) <= truth <= float(result.upper) * (1 + 1e-6)
+    if collapse <= 4:
+        assert float(result.relative_width) < 1e-3
+
+
+def test_mass_that_crosses_between_collapsed_clusters_is_paid_for() -> None:
+    spread, crossing = 1e-7, 2.0**-30
+    rng = np.random.default_rng(0)
+    x = spread * rng.normal(size=(40, 2)) + np.repeat([[0.0, 0.0], [8.0, 0.0]], 20, axis=0)
+    y = spread * rng.normal(size=(40, 2)) + np.repeat([[0.0, 0.0], [8.0, 0.0]], 20, axis=0)
+    a = np.full(40, 1 / 40)
+    b = a + np.repeat([crossing / 20, -crossing / 20], 20)
+    result = solve_w2(
+        ParticleMeasure(torch.as_tensor(x), torch.as_tensor(a)),
+        ParticleMeasure(torch.as_tensor(y), torch.as_tensor(b)),
+    )
+    # What crosses costs 64 a unit of mass; what stays at most (10 spread)².
+    assert float(result.lower) ** 2 == pytest.approx(64 * crossing, rel=1e-5)
+    assert float(result.upper) ** 2 == pytest.approx(64 * crossing, rel=1e-5)
+
+
+def test_clusters_of_clusters_are_solved_level_by_level() -> None:
+    rng = np.random.default_rng(1)
+    top = np.repeat([[0.0, 0.0], [4.0, 4.0]], 20, axis=0)
+    middle = np.tile(np.repeat([[0.0, 0.0], [2.0**-20, 0.0]], 10, axis=0), (2, 1))
+    inner = 2.0**-44 * np.round(rng.normal(size=(2, 40, 2)) * 8) / 8
+    x, y = (top + middle + t for t in inner)
+    exact = (top + middle)[None] + inner
+    truth = 0.0
+    for k in range(4):
+        own = slice(10 * k, 10 * k + 10)
+        u, v = (t[own] - (top + middle)[own] for t in exact)
+        truth += float(solve_w2(torch.as_tensor(u), torch.as_tensor(v)).value) ** 2 / 4
+    result = solve_w2(torch.as_tensor(x), torch.as_tensor(y))
+    assert float(result.value) == pytest.approx(truth**0.5, rel=1e-9)
+    assert float(result.relative_width) < 1e-6
+
+
+@pytest.mark.slow
+@given(seeds, st.integers(2, 3), st.integers(2, 60), st.integers(2, 10))
+@settings(max_examples=1500)
+def test_thousands_of_collapsed_clusters(seed: int, count: int, size: int, collapse: int) -> None:
+    clouds = Clusters(seed, count, size, 2 + seed % 3, 10.0**-collapse)
+    uniform = np.full(len(clouds.x), 1 / len(clouds.x))
+    result = solve_w2(torch.as_tensor(clouds.x), torch.as_tensor(clouds.y))
+    truth = clouds.blockwise(uniform, uniform)
+    assert float(result.value) == pytest.approx(truth, rel=1e-6)
+    assert float(result.lower) * (1 - 1e-9) <= truth <= float(result.upper) * (1 + 1e-9)

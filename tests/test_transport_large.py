@@ -1,0 +1,108 @@
+"""Column generation, bounds and certificates against the dense solvers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from meanfield.errors import ConvergenceError
+from meanfield.measures import ParticleMeasure
+from meanfield.transport import solve_w2
+
+
+def pair(kind: str, n: int, m: int, d: int) -> tuple[ParticleMeasure, ParticleMeasure]:
+    rng = np.random.default_rng(7)
+    x, y = rng.normal(size=(n, d)), 1.3 * rng.normal(size=(m, d)) + 0.5
+    a, b = np.ones(n) / n, np.ones(m) / m
+    if kind == "dirichlet":
+        a, b = rng.dirichlet(np.ones(n)), rng.dirichlet(np.ones(m))
+    elif kind == "softmax":
+        a, b = np.exp(3 * rng.normal(size=n)), np.exp(3 * rng.normal(size=m))
+        a, b = a / a.sum(), b / b.sum()
+    return (
+        ParticleMeasure(torch.as_tensor(x), torch.as_tensor(a)),
+        ParticleMeasure(torch.as_tensor(y), torch.as_tensor(b)),
+    )
+
+
+@pytest.mark.parametrize("kind", ["uniform", "dirichlet", "softmax"])
+@pytest.mark.parametrize(("n", "m", "d"), [(700, 700, 2), (600, 800, 16)])
+def test_column_generation_agrees_with_the_dense_simplex(
+    kind: str, n: int, m: int, d: int
+) -> None:
+    mu, nu = pair(kind, n, m, d)
+    columns = solve_w2(mu, nu, method="column_generation")
+    dense = solve_w2(mu, nu, method="simplex")
+    assert float(columns.relative_width) < 1e-9
+    torch.testing.assert_close(columns.value, dense.value, rtol=1e-9, atol=0)
+    assert columns.coupling is not None
+    mine, theirs = columns.coupling.marginals()
+    torch.testing.assert_close(mine, mu.weights, rtol=0, atol=1e-14)
+    torch.testing.assert_close(theirs, nu.weights, rtol=0, atol=1e-14)
+
+
+def test_column_generation_works_when_representatives_are_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from meanfield.transport import column_generation
+
+    monkeypatch.setattr(column_generation, "_REPRESENTATIVES", 50)
+    mu, nu = pair("softmax", 900, 800, 3)
+    columns = solve_w2(mu, nu, method="column_generation")
+    dense = solve_w2(mu, nu, method="simplex")
+    torch.testing.assert_close(columns.value, dense.value, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "dirichlet"])
+@pytest.mark.parametrize("d", [1, 2, 5])
+def test_cheap_bounds_contain_the_exact_distance(kind: str, d: int) -> None:
+    mu, nu = pair(kind, 400, 400, d)
+    exact = float(solve_w2(mu, nu).value)
+    bounds = solve_w2(mu, nu, method="bounds", rtol=0.999)
+    assert float(bounds.lower) <= exact <= float(bounds.upper)
+    if d <= 2:  # in high dimension nothing cheap is close
+        assert float(bounds.lower) > 0.9 * exact
+
+
+def test_affine_images_are_proved_optimal_at_any_size() -> None:
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(6000, 3))
+    root = rng.normal(size=(3, 3))
+    matrix = root @ root.T + 0.1 * np.eye(3)
+    y = x @ matrix + 1.0
+    result = solve_w2(torch.as_tensor(x), torch.as_tensor(y))
+    truth = np.sqrt(((x - y) ** 2).sum(-1).mean())
+    assert result.method == "identity"
+    assert float(result.value) == pytest.approx(truth, rel=1e-12)
+    assert float(result.relative_width) < 1e-9
+
+
+def test_a_small_perturbation_of_many_points_is_certified_by_nearest_neighbours() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(20_000, 16))
+    y = x + 0.01 * rng.normal(size=x.shape)
+    weights = torch.as_tensor(rng.dirichlet(np.ones(len(x))))
+    mu = ParticleMeasure(torch.as_tensor(x), weights)
+    result = solve_w2(mu, mu.replace(torch.as_tensor(y)))
+    truth = float((weights * torch.as_tensor(((x - y) ** 2).sum(-1))).sum().sqrt())
+    assert result.method == "identity"
+    assert float(result.value) == pytest.approx(truth, rel=1e-13)
+
+
+def test_an_interval_wider_than_asked_is_refused_or_flagged() -> None:
+    mu, nu = pair("uniform", 300, 300, 2)
+    with pytest.raises(ConvergenceError, match="strict=False"):
+        solve_w2(mu, nu, method="bounds")
+    flagged = solve_w2(mu, nu, method="bounds", strict=False)
+    assert not flagged.converged
+    assert float(flagged.lower) < float(flagged.upper)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["uniform", "dirichlet", "softmax"])
+@pytest.mark.parametrize("d", [2, 16])
+def test_ten_thousand_points_to_a_proven_gap_below_1e_9(kind: str, d: int) -> None:
+    result = solve_w2(*pair(kind, 10_000, 10_000, d))
+    assert result.converged
+    assert float(result.relative_width) < 1e-9
