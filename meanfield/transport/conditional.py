@@ -197,7 +197,9 @@ class _Collected:
 
     def combined(self, mismatch: float) -> Answer:
         """Root mean squares over θ; where the two θ differ by rounding, so may the answer."""
-        slack = mismatch + (16 + 2 * math.log2(len(self.value) + 1)) * UNIT
+        # A log-mass of −900 is right to 1e-13, and so is the mass.
+        largest = float(np.abs(self.log_masses).max())
+        slack = mismatch + (16 + 4 * largest + 2 * math.log2(len(self.value) + 1)) * UNIT
         value, lower, upper = (
             float(log_rms(self.log_masses, t)) for t in (self.value, self.lower, self.upper)
         )

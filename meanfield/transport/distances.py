@@ -108,7 +108,8 @@ def solve_one(
     answer = in_callers_unit(solve(problem, settings), problem, rows, cols)
     if answer.f is None or answer.g is None or (rows is None and cols is None):
         return answer
-    return replace(answer, **_extended(x, y, rows, cols, answer.f, answer.g))
+    f, g = _extended(x, y, rows, cols, answer.f, answer.g)
+    return replace(answer, f=f, g=g)
 
 
 def _extended(
@@ -118,7 +119,7 @@ def _extended(
     cols: np.ndarray | None,
     f: np.ndarray,
     g: np.ndarray,
-) -> dict[str, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray]:
     """Potentials on atoms of weight 0 too, by c-transforms: still feasible."""
     rows = np.arange(len(x)) if rows is None else rows
     cols = np.arange(len(y)) if cols is None else cols
@@ -129,7 +130,7 @@ def _extended(
         all_f[absent_x] = (squared_distances(x[absent_x], y[cols]) - g).min(1)
     if len(absent_y):
         all_g[absent_y] = (squared_distances(y[absent_y], x) - all_f).min(1)
-    return {"f": all_f, "g": all_g}
+    return all_f, all_g
 
 
 def _solve_all(arrays: _Arrays, settings: Settings) -> list[Answer]:

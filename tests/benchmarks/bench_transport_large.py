@@ -75,7 +75,7 @@ def pot(kind: str, n: int, d: int, _: float | None) -> dict:
     }
 
 
-def in_own_process(function, *arguments) -> dict:  # noqa: ANN001
+def in_own_process(function, *arguments) -> dict:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(function, arguments)
 

@@ -1,0 +1,110 @@
+"""Couplings: marginals, barycentric maps, geodesics; gradients that follow from them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from meanfield.measures import ParticleMeasure
+from meanfield.transport import Coupling, solve_w2, w2, w2_squared
+
+
+def measures(n: int, m: int, seed: int = 0) -> tuple[ParticleMeasure, ParticleMeasure]:
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (torch.randn(k, 2, dtype=torch.float64, generator=generator) for k in (n, m))
+    a, b = (
+        torch.randn(k, dtype=torch.float64, generator=generator).log_softmax(-1) for k in (n, m)
+    )
+    return ParticleMeasure(x, log_weights=a), ParticleMeasure(y, log_weights=b)
+
+
+def coupling_of(mu: ParticleMeasure, nu: ParticleMeasure) -> Coupling:
+    found = solve_w2(mu, nu).coupling
+    assert found is not None
+    return found
+
+
+def test_marginals_and_cost_agree_with_the_dense_plan() -> None:
+    mu, nu = measures(7, 9)
+    coupling = coupling_of(mu, nu)
+    plan = coupling.dense()
+    torch.testing.assert_close(plan.sum(1), mu.weights, rtol=0, atol=1e-15)
+    torch.testing.assert_close(plan.sum(0), nu.weights, rtol=0, atol=1e-15)
+    cost = (mu.points[:, None] - nu.points).square().sum(-1)
+    torch.testing.assert_close(coupling.cost(), (plan * cost).sum(), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize(("n", "m"), [(6, 6), (5, 8), (2, 2), (1, 4)])
+def test_interpolation_moves_at_constant_speed(n: int, m: int) -> None:
+    mu, nu = measures(n, m, seed=n)
+    coupling = coupling_of(mu, nu)
+    length = float(w2(mu, nu))
+    times = [0.0, 0.2, 0.5, 0.9, 1.0]
+    for s, t in itertools.combinations(times, 2):
+        between = float(w2(coupling.interpolate(s), coupling.interpolate(t)))
+        assert between == pytest.approx((t - s) * length, rel=1e-10)
+    assert float(w2(coupling.interpolate(0.0), mu)) < 1e-7
+    assert float(w2(coupling.interpolate(1.0), nu)) < 1e-7
+
+
+def test_the_barycentric_map_is_the_optimal_map_where_there_is_one() -> None:
+    x = torch.randn(40, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    y = x * torch.tensor([2.0, 0.5], dtype=torch.float64) + 1
+    order = torch.randperm(40, generator=torch.Generator().manual_seed(2))
+    found = solve_w2(x, y[order]).coupling
+    assert found is not None
+    torch.testing.assert_close(found.barycentric_map(), y, rtol=1e-13, atol=1e-13)
+
+
+def test_the_barycentric_map_averages_where_mass_splits() -> None:
+    mu, nu = measures(4, 9, seed=3)
+    coupling = coupling_of(mu, nu)
+    plan = coupling.dense()
+    mean = plan @ nu.points / plan.sum(1, keepdim=True)
+    torch.testing.assert_close(coupling.barycentric_map(), mean, rtol=1e-13, atol=1e-13)
+
+
+def test_the_barycentric_map_of_a_light_atom_does_not_underflow() -> None:
+    points = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    logs = torch.tensor([0.0, -900.0], dtype=torch.float64)
+    mu = ParticleMeasure(points, log_weights=logs)
+    coupling = coupling_of(mu, mu.replace(points + 0.25))
+    torch.testing.assert_close(coupling.barycentric_map(), points + 0.25)
+
+
+def test_times_outside_the_unit_interval_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"\[0, 1\]"):
+        coupling_of(*measures(3, 3)).interpolate(1.5)
+
+
+@pytest.mark.parametrize("function", [w2, w2_squared])
+@pytest.mark.parametrize(("n", "m", "d"), [(4, 5, 2), (3, 3, 2), (2, 2, 3), (1, 4, 2), (4, 3, 1)])
+def test_gradients_agree_with_finite_differences(function, n: int, m: int, d: int) -> None:
+    generator = torch.Generator().manual_seed(100 * n + m)
+    tensors = [
+        torch.randn(*shape, dtype=torch.float64, generator=generator, requires_grad=True)
+        for shape in ((n, d), (m, d), (n,), (m,))
+    ]
+
+    def of(x: torch.Tensor, y: torch.Tensor, s: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        mu = ParticleMeasure(x, log_weights=s.log_softmax(-1))
+        return function(mu, ParticleMeasure(y, log_weights=t.log_softmax(-1)))
+
+    assert torch.autograd.gradcheck(of, tensors)
+
+
+def test_gradients_of_a_batch_are_those_of_its_entries() -> None:
+    generator = torch.Generator().manual_seed(6)
+    x = torch.randn(3, 4, 2, dtype=torch.float64, generator=generator, requires_grad=True)
+    y = torch.randn(5, 2, dtype=torch.float64, generator=generator)
+    (together,) = torch.autograd.grad(w2_squared(x, y).sum(), x)
+    alone = torch.stack([torch.autograd.grad(w2_squared(x[k], y), x)[0][k] for k in range(3)])
+    torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-14)
+
+
+def test_the_gradient_at_distance_zero_is_zero() -> None:
+    x = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(w2(x, x.detach()), x)
+    assert torch.equal(gradient, torch.zeros_like(x))

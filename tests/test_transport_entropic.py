@@ -1,0 +1,91 @@
+"""The entropic path: never a bare number where a bound is meant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from meanfield.errors import ConvergenceError
+from meanfield.measures import ParticleMeasure
+from meanfield.transport import sinkhorn_divergence, solve_w2, w2, w2_squared
+from meanfield.transport.entropic import rounded_plan
+
+
+def clouds(n: int, m: int, d: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(n + m)
+    x = torch.randn(n, d, dtype=torch.float64, generator=generator)
+    return x, 1.3 * torch.randn(m, d, dtype=torch.float64, generator=generator) + 0.5
+
+
+@pytest.mark.parametrize("d", [2, 16])
+def test_the_interval_of_sinkhorn_contains_the_exact_distance(d: int) -> None:
+    x, y = clouds(120, 100, d)
+    found = solve_w2(x, y, method="sinkhorn", strict=False)
+    exact = float(w2(x, y))
+    assert float(found.lower) <= exact <= float(found.upper)
+    assert float(found.relative_width) < 0.25
+    assert found.coupling is not None
+    mine, theirs = found.coupling.marginals()
+    torch.testing.assert_close(mine, torch.full_like(mine, 1 / 120), rtol=1e-12, atol=0)
+    torch.testing.assert_close(theirs, torch.full_like(theirs, 1 / 100), rtol=1e-12, atol=0)
+
+
+def test_an_unconverged_sinkhorn_is_never_returned_bare() -> None:
+    x, y = clouds(60, 50)
+    with pytest.raises(ConvergenceError, match="interval"):
+        w2(x, y, method="sinkhorn")
+    assert not solve_w2(x, y, method="sinkhorn", strict=False).converged
+
+
+def test_the_divergence_tends_to_the_square_of_the_distance() -> None:
+    x, y = clouds(40, 50)
+    exact = float(w2_squared(x, y))
+    errors = [abs(float(sinkhorn_divergence(x, y, blur=b)) - exact) for b in (0.5, 0.02)]
+    assert errors[1] < 0.03 * exact  # what the annealing leaves, whatever the blur
+    assert errors[1] < errors[0]
+
+
+def test_the_divergence_is_zero_at_equality_and_differentiable() -> None:
+    x, y = clouds(20, 20)
+    assert float(sinkhorn_divergence(x, x)) == pytest.approx(0.0, abs=1e-12)
+    moved = (x + torch.tensor([3.0, 0.0], dtype=torch.float64)).requires_grad_()
+    (gradient,) = torch.autograd.grad(sinkhorn_divergence(moved, x, scaling=0.95), moved)
+    # Of ‖t‖² for a translation by t = (3, 0), shared among 20 points.
+    expected = torch.tensor([6.0 / 20, 0.0], dtype=torch.float64).expand(20, 2)
+    torch.testing.assert_close(gradient, expected, rtol=0.02, atol=0.01)
+    assert y.shape == x.shape
+
+
+def test_the_divergence_far_from_the_origin_does_not_cancel() -> None:
+    x, y = clouds(15, 15)
+    far = sinkhorn_divergence(x + 2.0**20, y + 2.0**20)
+    torch.testing.assert_close(far, sinkhorn_divergence(x, y), rtol=1e-6, atol=0)
+
+
+def test_a_rounded_plan_has_both_marginals() -> None:
+    generator = torch.Generator().manual_seed(2)
+    plan = torch.rand(6, 8, dtype=torch.float64, generator=generator)
+    a, b = (torch.rand(k, dtype=torch.float64, generator=generator) for k in (6, 8))
+    a, b = a / a.sum(), b / b.sum()
+    rounded = rounded_plan(plan / plan.sum(), a, b)
+    assert bool((rounded >= 0).all())
+    torch.testing.assert_close(rounded.sum(1), a, rtol=1e-13, atol=0)
+    torch.testing.assert_close(rounded.sum(0), b, rtol=1e-13, atol=0)
+
+
+def test_dense_tensors_beyond_the_guard_are_refused_with_a_way_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from meanfield.transport import entropic
+
+    monkeypatch.setattr(entropic, "_TENSOR_ENTRIES", 100)
+    monkeypatch.setattr(entropic.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(MemoryError, match="keops"):
+        sinkhorn_divergence(*clouds(20, 20))
+
+
+@pytest.mark.gpu
+def test_sinkhorn_stays_on_the_device() -> None:
+    x, y = (t.cuda() for t in clouds(60, 50))
+    weights = ParticleMeasure(x)
+    assert sinkhorn_divergence(weights, y).device == x.device

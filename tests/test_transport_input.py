@@ -1,0 +1,81 @@
+"""Bad input is refused at the door, with what was expected and what came."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from meanfield.measures import ParticleMeasure
+from meanfield.transport import conditional_w2, sinkhorn_divergence, solve_w2, w1, w2, w2_squared
+
+GOOD = torch.zeros(3, 2, dtype=torch.float64)
+DOORS = [w2, w2_squared, w1, solve_w2, sinkhorn_divergence]
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    ("bad", "error", "match"),
+    [
+        (torch.full((3, 2), torch.nan, dtype=torch.float64), ValueError, "finite"),
+        (torch.full((3, 2), torch.inf, dtype=torch.float64), ValueError, "finite"),
+        (torch.zeros(3, 5, dtype=torch.float64), ValueError, "d = 2.*d = 5"),
+        (torch.zeros(0, 2, dtype=torch.float64), ValueError, "n ≥ 1"),
+        (torch.zeros(2, dtype=torch.float64), ValueError, "shape"),
+        (torch.zeros(3, 2, dtype=torch.float16), TypeError, "float16"),
+        (torch.zeros(3, 2, dtype=torch.float32), TypeError, "float32"),
+    ],
+)
+def test_points_that_mean_nothing_are_refused(door, bad, error, match) -> None:
+    with pytest.raises(error, match=match):
+        door(GOOD, bad)
+
+
+def test_unequal_masses_are_refused() -> None:
+    with pytest.raises(ValueError, match="total mass of 1"):
+        ParticleMeasure(GOOD, [0.5, 0.5, 0.5])
+
+
+def test_batches_that_do_not_broadcast_are_refused() -> None:
+    with pytest.raises(ValueError, match="broadcast"):
+        w2(GOOD.expand(2, 3, 2), GOOD.expand(4, 3, 2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"method": "magic"}, "magic"),
+        ({"rtol": 0.0}, "rtol"),
+        ({"time_limit": -1.0}, "time_limit"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(settings: dict, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        solve_w2(GOOD, GOOD, **settings)
+
+
+def test_solvers_that_do_not_apply_say_why() -> None:
+    other = torch.zeros(4, 2, dtype=torch.float64)
+    with pytest.raises(ValueError, match="uniform measures of one size"):
+        solve_w2(GOOD, other, method="assignment")
+    with pytest.raises(ValueError, match="same weights"):
+        solve_w2(GOOD, other, method="identity")
+
+
+def test_tracing_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"torch\.func"):
+        torch.func.vmap(lambda x: w2(x, x))(GOOD.expand(2, 3, 2))
+
+
+@pytest.mark.parametrize("settings", [{"blur": 0.0}, {"scaling": 1.0}])
+def test_sinkhorn_settings_out_of_range_are_refused(settings: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        sinkhorn_divergence(GOOD, GOOD, **settings)
+
+
+def test_an_empty_batch_has_no_distances() -> None:
+    none = GOOD.expand(0, 3, 2)
+    result = solve_w2(none, none)
+    assert result.value.numel() == 0
+    assert result.converged
+    positioned = ParticleMeasure(none, positions=torch.zeros(0, 3, dtype=torch.float64))
+    assert conditional_w2(positioned, positioned).numel() == 0
