@@ -51,6 +51,22 @@ _LITERAL = re.compile(r"(``.*?``)")
 def setup(app: Any) -> None:
     """Before napoleon (priority 500) reads them, docstrings become reStructuredText."""
     app.connect("autodoc-process-docstring", _to_rest, priority=400)
+    app.connect("autodoc-process-signature", _readable)
+    app.connect("autodoc-skip-member", _skip_aliases)
+
+
+def _readable(
+    app: Any, what: str, name: str, obj: Any, options: Any, arguments: str | None, result: str
+) -> tuple[str | None, str]:
+    # A default from a factory is no Python, and Sphinx then lays the whole line out as text.
+    return (arguments.replace("<factory>", "...") if arguments else arguments), result
+
+
+def _skip_aliases(
+    app: Any, what: str, name: str, obj: Any, skip: bool, options: Any
+) -> bool | None:
+    # The fields of a named tuple are in its signature and its docstring.
+    return True if str(getattr(obj, "__doc__", "")).startswith("Alias for field") else None
 
 
 def _to_rest(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
