@@ -143,20 +143,29 @@ def test_a_dimension_without_coordinates_is_refused():
         Task(functions.square, [Variable("y", "y", dims=("head",))])
 
 
-@pytest.mark.parametrize(
-    "imports",
-    [
-        "from meanfield import sweep",
-        "from meanfield.sweep import sweep",
-        "import meanfield.sweep; from meanfield import sweep",
-        "from meanfield.sweep import sweep; from meanfield import sweep",
-        "import meanfield; from meanfield.sweep import Task; sweep = meanfield.sweep",
-    ],
-)
-def test_module_and_function_of_the_same_name_are_both_called(imports):
-    code = f"{imports}; print(float(sweep(lambda x: {{'y': x + 1}}, {{'x': [1.0]}})['y'][0]))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "2.0\n"
+IMPORTS = [
+    "from meanfield import sweep",
+    "from meanfield.sweep import sweep",
+    "import meanfield.sweep; from meanfield import sweep",
+    "from meanfield.sweep import sweep; from meanfield import sweep",
+    "import meanfield; from meanfield.sweep import Task; sweep = meanfield.sweep",
+]
+
+
+def test_module_and_function_of_the_same_name_are_both_called_in_every_order_of_import():
+    """In one new process, in which the package is forgotten before each order."""
+    code = f"""if True:
+        import sys
+        for imports in {IMPORTS}:
+            for name in [name for name in sys.modules if name.startswith("meanfield")]:
+                del sys.modules[name]
+            names = {{}}
+            exec(imports, names)
+            print(float(names["sweep"](lambda x: {{"y": x + 1}}, {{"x": [1.0]}})["y"][0]))
+    """
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "2.0\n" * len(IMPORTS)
 
 
 def test_nothing_is_printed_in_a_pipe_and_failures_are_logged_once(capfd, caplog):
@@ -178,3 +187,9 @@ def test_cases_of_a_product_grid_run_the_last_name_fastest():
         {"a": 2, "b": True},
         {"a": 2, "b": False},
     ]
+
+
+def test_settings_of_any_kind_may_be_fixed_without_a_store():
+    ds = sweep(lambda x, f: {"y": f(x)}, {"x": [2.0]}, fixed={"f": abs})
+    assert ds["y"].values.tolist() == [2.0]
+    assert "built-in function abs" in results.read_provenance(ds)["spec"]["fixed.f"]

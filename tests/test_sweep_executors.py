@@ -16,8 +16,16 @@ from tests import sweep_functions as functions
 GRID = {"n": [2, 4, 8], "repetition": range(8)}
 
 
-@pytest.mark.parametrize("executor", [None, 2, "threads"])
-@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize(
+    ("executor", "stored"),
+    [
+        (None, True),
+        ("threads", True),
+        ("threads", False),
+        (2, False),
+        pytest.param(2, True, marks=pytest.mark.slow),  # the deaths below are this and more
+    ],
+)
 def test_every_executor_gives_the_same_dataset(tmp_path, executor, stored):
     expected = sweep(functions.NOISE, GRID, seed=2)
     store = tmp_path / "s.zarr" if stored else None
@@ -33,6 +41,7 @@ def test_every_executor_gives_the_same_dataset(tmp_path, executor, stored):
     xr.testing.assert_equal(ds, expected)
 
 
+@pytest.mark.slow
 def test_worker_processes_have_one_thread_and_leave_ours_alone():
     before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     ds = sweep(functions.THREADS, {"x": [0, 1]}, executor=1)

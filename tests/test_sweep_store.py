@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -154,6 +155,22 @@ def test_tensors_and_dataclasses_among_the_settings_count_by_content(tmp_path):
         sweep(**run, fixed={"matrix": lambda: 0})
 
 
+@pytest.mark.parametrize("fn", [lambda x: {"y": x}, functools.partial(functions.square, x=1)])
+def test_function_without_a_name_needs_one_for_a_store(tmp_path, fn):
+    """Two lambdas of a module look the same; a store must not mix their results."""
+    task = Task(fn, [Variable("y", "y")])
+    grid = {"x": [1.0, 2.0]}
+    with pytest.raises(TypeError, match="give Task\\(..., name=...\\)"):
+        sweep(task, grid, store=tmp_path / "s.zarr")
+    named = Task(fn, [Variable("y", "y")], name="mine")
+    assert status(sweep_into(tmp_path / "s.zarr", named, grid)).complete
+
+
+def sweep_into(store, task, grid):
+    sweep(task, grid, store=store)
+    return store
+
+
 def test_other_folders_and_files_are_refused_and_stay(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="which is something else"):
@@ -281,14 +298,15 @@ def test_two_processes_begin_one_store_at_once_and_nothing_is_lost(tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
-def test_a_hundred_thousand_cases_come_back_as_they_were_written(tmp_path):
+@pytest.mark.parametrize("n_cases", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_many_cases_come_back_as_they_were_written(tmp_path, n_cases):
     task = Task(
         lambda a, b: {"product": a * b, "sum": a + b},
         [Variable("product", "a b"), Variable("sum", "a + b")],
         batched=True,
         name="arithmetic",
     )
-    grid = {"a": np.arange(1000.0), "b": np.arange(100.0)}
+    grid = {"a": np.arange(n_cases / 100), "b": np.arange(100.0)}
     ds = sweep(task, grid, store=tmp_path / "s.zarr")
     np.testing.assert_array_equal(ds["product"], np.outer(grid["a"], grid["b"]).ravel())
     xr.testing.assert_identical(results.read(tmp_path / "s.zarr"), ds)

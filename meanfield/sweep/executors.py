@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import pickle
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -176,6 +177,8 @@ def _prepare_worker() -> None:
     """One thread, and an end when the parent ends: an orphan would wait for work for ever."""
     from multiprocessing import connection, parent_process
 
+    # Ctrl-C reaches the whole process group: the parent decides, the batch under way is finished.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     parent = parent_process()
@@ -195,7 +198,7 @@ def _check_importable(jobs: Sequence[Job]) -> None:
     except Exception as error:
         raise TypeError(
             f"fn: expected a function that worker processes can import, defined at the top of a "
-            f"module, and settings that can be pickled; got {jobs[0].task.identity} ({error})"
+            f"module, and settings that can be pickled; got {jobs[0].task.label} ({error})"
         ) from error
 
 

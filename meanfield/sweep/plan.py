@@ -45,6 +45,9 @@ class Plan:
         """All that changes a number, besides the cases; plain data.
 
         Neither the grid, which may grow, nor batches, executors, paths and versions.
+
+        Raises:
+            TypeError: settings whose content cannot be told, a function without a name.
         """
         task = self.task
         return {
@@ -54,6 +57,18 @@ class Plan:
             **{f"coords.{name}": _coordinate(v) for name, v in task.coords.items()},
             **{f"variable.{v.name}": [v.dtype, list(v.dims)] for v in task.variables},
         }
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """The configuration, in words where it has no plain data; for the provenance only."""
+        try:
+            return self.configuration
+        except TypeError:
+            return {
+                "function": str(self.task.name or self.task.function),
+                "seed": self.seed,
+                **{f"fixed.{name}": repr(value)[:200] for name, value in self.fixed.items()},
+            }
 
 
 @dataclass(frozen=True)

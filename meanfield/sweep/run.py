@@ -87,7 +87,7 @@ def sweep(
     if store is None:
         size = batch_size or choose_batch_size(plan, n_workers)
         values = _run_in_memory(plan, executor, size, progress)
-        return _assemble(plan, values, provenance(plan.configuration, seed=plan.seed))
+        return _assemble(plan, values, provenance(plan.description, seed=plan.seed))
     parts = _prepare_store(Path(store).absolute(), plan, batch_size, n_workers)
     if retry_failed:
         for part in parts:

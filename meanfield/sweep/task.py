@@ -87,12 +87,25 @@ class Task:
 
     @property
     def identity(self) -> str:
-        """What identifies the function in a store."""
+        """What identifies the function in a store: its module and name.
+
+        Raises:
+            TypeError: a function that has no name of its own, and none was given.
+        """
         if self.name is not None:
             return self.name
-        function = inspect.unwrap(self.function)
-        name = getattr(function, "__qualname__", type(function).__qualname__)
-        return f"{getattr(function, '__module__', '?')}:{name}"
+        name = getattr(self.function, "__qualname__", "<no name>")
+        if "<" in name:
+            raise TypeError(
+                f"fn: expected a named function, by which the store is recognised, got "
+                f"{self.function!r}; define it at the top of a module or give Task(..., name=...)"
+            )
+        return f"{self.function.__module__}:{name}"
+
+    @property
+    def label(self) -> str:
+        """The function in messages."""
+        return self.name or str(getattr(self.function, "__qualname__", self.function))
 
     def shape(self, variable: Variable) -> tuple[int, ...]:
         """The shape of one case of a variable."""
@@ -227,7 +240,7 @@ def _checked(task: Task, variable: Variable, outcome: Any, leading: tuple[int, .
     }:
         got = sorted(outcome) if isinstance(outcome, Mapping) else type(outcome).__name__
         raise TypeError(
-            f"{task.identity}: expected a mapping with exactly "
+            f"{task.label}: expected a mapping with exactly "
             f"{sorted(v.name for v in task.variables)}, got {got}"
         )
     value = outcome[variable.name]
@@ -235,10 +248,8 @@ def _checked(task: Task, variable: Variable, outcome: Any, leading: tuple[int, .
     expected = (*leading, *task.shape(variable))
     if array.shape != expected:
         raise ValueError(
-            f"{task.identity}: {variable.name}: expected shape {expected}, got {array.shape}"
+            f"{task.label}: {variable.name}: expected shape {expected}, got {array.shape}"
         )
     if variable.dtype == "bool" and array.dtype.kind != "b":
-        raise TypeError(
-            f"{task.identity}: {variable.name}: expected truth values, got {array.dtype}"
-        )
+        raise TypeError(f"{task.label}: {variable.name}: expected truth values, got {array.dtype}")
     return array.astype(variable.numpy_dtype)

@@ -1,0 +1,176 @@
+"""What a sweep costs besides its cases, and what processes gain.
+
+    python tests/benchmarks/bench_sweep.py [--quick] [--out FILE]
+
+Writes JSON: overhead per case of 10 ms with a store and batches chosen automatically; seconds to
+write and to read 100,000 cases; speed of 2 worker processes and of a dask LocalCluster of 2 (if
+dask is installed) against one process, on local Lipschitz constants. Run it on an idle machine
+with OMP_NUM_THREADS=1, which is what the workers have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meanfield import results
+from meanfield.results import Variable
+from meanfield.sweep import Task, status, sweep
+
+
+def ten_milliseconds(case_number: int) -> dict[str, float]:
+    """Ten milliseconds of work, and how long it really took."""
+    start = time.perf_counter()
+    while time.perf_counter() - start < 0.01:
+        pass
+    values = {f"y{i}": float(case_number + i) for i in range(6)}
+    return values | {"seconds": time.perf_counter() - start}
+
+
+TEN_MILLISECONDS = Task(
+    ten_milliseconds,
+    [*(Variable(f"y{i}", f"number {i}") for i in range(6)), Variable("seconds", "time", "s")],
+    name="ten milliseconds",
+)
+
+
+def arithmetic(a: np.ndarray, b: np.ndarray) -> dict[str, np.ndarray]:
+    """Six numbers and a vector per case."""
+    numbers = {f"y{i}": a * b + i for i in range(6)}
+    return numbers | {"vector": np.multiply.outer(a + b, np.arange(8.0))}
+
+
+ARITHMETIC = Task(
+    arithmetic,
+    [
+        *(Variable(f"y{i}", f"number {i}") for i in range(6)),
+        Variable("vector", "eight numbers", dims=("place",)),
+    ],
+    coords={"place": range(8)},
+    batched=True,
+    name="arithmetic",
+)
+
+
+def constant(n: int, repetition: int, seed: int) -> dict[str, float]:
+    """The local Lipschitz constant of attention at n random particles in d = 32."""
+    import torch
+
+    from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
+    from meanfield.lipschitz import local_lipschitz
+
+    generator = torch.Generator().manual_seed(seed)
+    parameters = AttentionParameters.random(32, generator=generator)
+    points = torch.randn(n, 32, generator=generator, dtype=torch.float64)
+    found = local_lipschitz(SelfAttention(parameters), ParticleMeasure(points))
+    return {"gain": float(found.value)}
+
+
+CONSTANT = Task(constant, [Variable("gain", "local Lipschitz constant")], name="constant")
+
+
+def timed(run: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds, and what came out."""
+    start = time.perf_counter()
+    answer = run()
+    return time.perf_counter() - start, answer
+
+
+def overhead(folder: Path, cases: int) -> dict[str, float]:
+    """Everything that is not inside the function, relative to what is."""
+    store = folder / "overhead.zarr"
+    sweep(TEN_MILLISECONDS, {"case_number": range(4)}, store=folder / "imports.zarr")
+    wall, ds = timed(lambda: sweep(TEN_MILLISECONDS, {"case_number": range(cases)}, store=store))
+    work = float(ds["seconds"].sum())
+    n_batches = status(store).n_batches
+    return {"cases": cases, "batches": n_batches, "work_s": work, "overhead": wall / work - 1}
+
+
+def many(folder: Path, cases: int) -> dict[str, float]:
+    """Write many small cases and read them back."""
+    grid = {"a": np.arange(cases // 100, dtype=float), "b": np.arange(100.0)}
+    written, ds = timed(lambda: sweep(ARITHMETIC, grid, store=folder / "many.zarr"))
+    read, back = timed(lambda: results.read(folder / "many.zarr"))
+    to_netcdf, _ = timed(lambda: results.write(ds, folder / "many.nc"))
+    if not back.identical(ds):
+        raise RuntimeError("what was read is not what was written")
+    return {"cases": cases, "sweep_s": written, "read_s": read, "netcdf_s": to_netcdf}
+
+
+def processes(cases: int, repeats: int) -> dict[str, Any]:
+    """One process, two worker processes, a dask cluster of two: interleaved, medians."""
+    import torch
+
+    torch.set_num_threads(1)
+    grid = {"n": [256], "repetition": range(cases)}
+
+    def run(executor: Any) -> float:
+        settings = {"executor": executor, "batch_size": max(1, cases // 16)}
+        return timed(lambda: sweep(CONSTANT, grid, **settings, progress=False))[0]
+
+    runners: dict[str, Any] = {"one": None, "two_processes_with_their_start": 2}
+    cluster = dask_client()
+    if cluster is not None:
+        runners["dask_of_two"] = cluster
+    sweep(CONSTANT, {"n": [16], "repetition": range(8)}, executor=cluster, batch_size=1)
+    seconds: dict[str, list[float]] = {name: [] for name in runners}
+    for _ in range(repeats):
+        for name, executor in runners.items():
+            seconds[name].append(run(executor))
+    if cluster is not None:
+        cluster.shutdown()
+    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    gains = [
+        [a / b for a, b in zip(seconds["one"], times, strict=True)] for times in seconds.values()
+    ]
+    return {
+        "cases": cases,
+        "seconds": medians,
+        "speedup": dict(zip(seconds, map(statistics.median, gains), strict=True)),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def dask_client() -> Any:
+    """A cluster of two processes with one thread each; None without dask."""
+    try:
+        from distributed import Client, LocalCluster
+    except ImportError:
+        return None
+    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    client = Client(cluster)
+    client.run(__import__, "meanfield.lipschitz")
+    return client
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path(__file__).with_name("sweep.json"))
+    options = parser.parse_args()
+    small = 10 if options.quick else 1
+    with tempfile.TemporaryDirectory() as name:
+        record = {
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "overhead_of_10_ms_cases": overhead(Path(name), 2000 // small),
+            "many_cases": many(Path(name), 100_000 // small),
+            "processes": processes(160 // small, options.repeats),
+        }
+    options.out.write_text(json.dumps(record, indent=2) + "\n")
+    print(json.dumps(record, indent=2))
+
+
+if __name__ == "__main__":
+    main()
