@@ -156,7 +156,7 @@ def test_every_variable_and_coordinate_is_named_with_its_meaning_and_units(page)
         ("Parameters and coordinates", ds.coords),
     ):
         rows = page.table(caption)
-        assert list(rows) == [str(name) for name in names]
+        assert set(rows) == {str(name) for name in names}
         for name, row in rows.items():
             assert row["meaning"] == ds[name].long_name
             assert row["units"] == ds[name].units
@@ -236,6 +236,23 @@ def test_drawing_leaves_no_figure_open():
     before = plt.get_fignums()
     report.render(a_dataset(), figures={"gains": scatter})
     assert plt.get_fignums() == before
+
+
+def test_an_estimate_has_its_evidence_below_it_whatever_the_order_in_the_file():
+    ds = a_dataset()
+    shuffled = ds[["profile", "gain_residual", "message", "gain_converged", "gain"]]
+    names = list(Page(report.render(shuffled)).table("Variables"))
+    assert names == ["gain", "gain_converged", "gain_residual", "profile", "message"]
+
+
+def test_figures_of_the_library_are_named_with_their_arguments():
+    figures = {
+        "plain": report.Figure("plot_growth_in_n"),
+        "masked": ("plot_growth_in_n", {"causal": True}),
+    }
+    page = Page(report.render(a_dataset(), figures=figures))
+    assert page.text.count("Not drawn") == 2  # no such cases here
+    assert "(causal = True)" in page.text
 
 
 def test_a_fit_shows_its_constant_its_exponent_and_its_envelope(page):

@@ -15,7 +15,7 @@ import xarray as xr
 from meanfield import html
 from meanfield.html import escape
 from meanfield.report import tables
-from meanfield.report.pictures import Figure, picture
+from meanfield.report.pictures import Drawing, picture
 from meanfield.results import read_provenance
 
 __all__ = ["render", "write_report"]
@@ -30,7 +30,7 @@ def write_report(
     *,
     title: str | None = None,
     question: str | None = None,
-    figures: Mapping[str, Figure] | None = None,
+    figures: Mapping[str, Drawing] | None = None,
     fits: Mapping[str, xr.Dataset] | None = None,
 ) -> Path:
     """Write the report of a Dataset (see `render`) to a file, whole or not at all.
@@ -75,7 +75,7 @@ def render(
     *,
     title: str | None = None,
     question: str | None = None,
-    figures: Mapping[str, Figure] | None = None,
+    figures: Mapping[str, Drawing] | None = None,
     fits: Mapping[str, xr.Dataset] | None = None,
 ) -> str:
     """The report of a Dataset as the text of an HTML page.
@@ -85,9 +85,9 @@ def render(
         title: heading; by default the Dataset's attribute `title`, or "Results".
         question: what was asked, in paragraphs; by default the attribute `summary`. Text in
             backquotes is set as code.
-        figures: by name, a function of `meanfield.figures` with its arguments, or any function
-            from Dataset to Axes. The first line of its docstring is the caption. A figure for
-            which the Dataset lacks the cases says so in its place.
+        figures: by name, a `Figure` (a function of `meanfield.figures` and its arguments) or
+            any function of a Dataset and `ax`. The first line of its docstring is the caption.
+            A figure for which the Dataset lacks the cases says so in its place.
         fits: Datasets of `results.fit_power`, by what they describe.
 
     Raises:
@@ -128,7 +128,7 @@ def _command(record: Mapping[str, Any]) -> str:
     return f"<pre><code>{escape(command)}</code></pre>\n" if command else ""
 
 
-def _figures(ds: xr.Dataset, figures: Mapping[str, Figure]) -> str:
+def _figures(ds: xr.Dataset, figures: Mapping[str, Drawing]) -> str:
     parts = []
     for name, figure in figures.items():
         source, words, caption, missing = picture(ds, figure)

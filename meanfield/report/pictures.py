@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xarray as xr
@@ -14,11 +15,19 @@ from meanfield import figures as library
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Figure", "Picture", "picture"]
-
-Figure = tuple[str, Mapping[str, Any]] | Callable[..., Any]
+__all__ = ["Drawing", "Figure", "Picture", "picture"]
 
 _LARGEST_SVG = 400_000  # bytes; beyond it a figure of very many points is kept as pixels
+
+
+class Figure(NamedTuple):
+    """A function of `meanfield.figures`, by name, and its arguments besides Dataset and Axes."""
+
+    function: str
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+
+Drawing = Figure | tuple[str, Mapping[str, Any]] | Callable[..., Any]
 
 
 class Picture(NamedTuple):
@@ -30,13 +39,13 @@ class Picture(NamedTuple):
     missing: str = ""
 
 
-def picture(ds: xr.Dataset, figure: Figure) -> Picture:
+def picture(ds: xr.Dataset, figure: Drawing) -> Picture:
     """Draw a figure of the Dataset; one for which it has no cases is missing, with the reason.
 
     Args:
         ds: the Dataset.
-        figure: a function of `meanfield.figures` by name, with its arguments, or any function
-            of a Dataset and `ax`. The first line of its docstring is the caption.
+        figure: a `Figure`, a plain tuple like it, or any function of a Dataset and `ax`. The
+            first line of its docstring is the caption.
 
     Raises:
         ValueError: a name that the library does not have.

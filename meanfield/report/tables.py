@@ -13,6 +13,7 @@ from meanfield.results.shapes import parameters_of
 
 __all__ = ["Table", "fits", "outcome", "parameters", "provenance", "troubles", "variables"]
 
+_BOOKKEEPING = ("status", "message", "case_key")
 _LISTED = 12  # values of a parameter that are written out
 
 
@@ -43,7 +44,9 @@ def parameters(ds: xr.Dataset) -> Table:
     """Each coordinate with its meaning and its values."""
     rows: list[tuple[object, ...]] = [
         (name, _meaning(ds[name]), _units(ds[name]), _levels(ds[name]))
-        for name in map(str, ds.coords)
+        for name in sorted(
+            map(str, ds.coords), key=lambda name: ("case" not in ds[name].dims, name)
+        )
     ]
     return Table("Parameters and coordinates", ("name", "meaning", "units", "values"), rows)
 
@@ -60,7 +63,8 @@ def variables(ds: xr.Dataset) -> Table:
             _together(_without_value(ds[name])),
             _together(_unconverged(ds, name)),
         )
-        for name in map(str, ds.data_vars)
+        # A Zarr folder has no order; sorted, an estimate has its evidence below it.
+        for name in sorted(map(str, ds.data_vars), key=lambda name: (name in _BOOKKEEPING, name))
     ]
     header = ("name", "meaning", "units", "along", "range", "no value", "not converged")
     return Table("Variables", header, rows)
