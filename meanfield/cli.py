@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import logging
 import sys
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -57,8 +56,33 @@ def _parser() -> argparse.ArgumentParser:
 
     listing = commands.add_parser("list", help="the experiments")
     listing.set_defaults(action=_list)
+    _add_run(commands.add_parser("run", help="run an experiment, save its Dataset and figures"))
 
-    run = commands.add_parser("run", help="run an experiment, save its Dataset and figures")
+    state = commands.add_parser("status", help="how far a run is, and what failed")
+    state.add_argument("store", type=Path, metavar="STORE", help="the .zarr folder of a run")
+    state.set_defaults(action=_status)
+
+    export = commands.add_parser("export", help="write what a run has so far to one file")
+    export.add_argument("store", type=Path, metavar="STORE", help="the .zarr folder of a run")
+    export.add_argument("file", type=Path, metavar="FILE", help="ends in .nc or .zarr")
+    export.set_defaults(action=_export)
+
+    plot = commands.add_parser("plot", help="draw the figures of a finished run again")
+    plot.add_argument("store", type=Path, metavar="STORE", help="a .zarr folder or a .nc file")
+    plot.add_argument("--out", type=Path, metavar="DIR", help="where to (default: beside STORE)")
+    plot.set_defaults(action=_plot)
+
+    report = commands.add_parser("report", help="one self-contained HTML page of a finished run")
+    report.add_argument("store", type=Path, metavar="STORE", help="a .zarr folder or a .nc file")
+    report.add_argument("--out", type=Path, metavar="FILE", help="default: STORE with .html")
+    report.set_defaults(action=_report)
+
+    info = commands.add_parser("info", help="versions, extras and devices, for a bug report")
+    info.set_defaults(action=_info)
+    return parser
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("name", metavar="NAME", help="one of: " + ", ".join(EXPERIMENTS))
     run.add_argument("--quick", action="store_true", help="small grid, seconds instead of minutes")
     run.add_argument(
@@ -72,18 +96,25 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help="where to")
     run.add_argument("--workers", type=int, metavar="N", help="processes (default: this one)")
     run.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads (1)")
-    run.add_argument("--resume", action="store_true", help="keep the finished cases of DIR")
+    run.add_argument(
+        "--shard", type=_shard, metavar="I/K", help="only every K-th batch, for array jobs"
+    )
+    run.add_argument(
+        "--resume",
+        action="store_true",
+        help="insist that the run was begun before (one that was is continued in any case)",
+    )
+    run.add_argument("--retry-failed", action="store_true", help="run failed cases again")
+    run.add_argument("--dry-run", action="store_true", help="say what it would take, run nothing")
     run.add_argument("--no-figures", action="store_true", help="only the Dataset")
     run.set_defaults(action=_run)
 
-    plot = commands.add_parser("plot", help="draw the figures of a finished run again")
-    plot.add_argument("store", type=Path, metavar="STORE", help="a .zarr folder or a .nc file")
-    plot.add_argument("--out", type=Path, metavar="DIR", help="where to (default: beside STORE)")
-    plot.set_defaults(action=_plot)
 
-    info = commands.add_parser("info", help="versions, extras and devices, for a bug report")
-    info.set_defaults(action=_info)
-    return parser
+def _shard(text: str) -> tuple[int, int]:
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
+        raise argparse.ArgumentTypeError(f"expected I/K with 0 ≤ I < K such as 0/4, got {text!r}")
+    return int(index), int(count)
 
 
 def _configure_logging(verbose: bool) -> None:
@@ -107,6 +138,11 @@ def _list(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     experiment = load(options.name)
     settings = _settings(experiment, options)
+    if options.dry_run:
+        return _dry_run(experiment, settings, options)
+    store = options.out / f"{options.name}.zarr"
+    if options.resume and not store.exists():
+        raise FileNotFoundError(f"--resume: there is no run at {store}")
     import torch
 
     from meanfield import results
@@ -114,49 +150,40 @@ def _run(options: argparse.Namespace) -> int:
     # Small cases: a second thread waits more than it works, ten times slower on a busy machine.
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
-    ds = experiment.run(settings)
-    for suffix in (".zarr", ".nc"):
-        _say(f"wrote {results.write(ds, options.out / (options.name + suffix))}")
+    how = {"executor": options.workers, "shard": options.shard}
+    ds = experiment.run(settings, store=store, retry_failed=options.retry_failed, **how)
+    _say(f"wrote {store}")
+    if options.shard:
+        return _summary(ds)
+    _say(f"wrote {results.write(ds, store.with_suffix('.nc'))}")
     if not options.no_figures:
-        _draw(ds, options.out)
+        _draw(ds, options.name, options.out)
     return _summary(ds)
 
 
 def _settings(experiment: ModuleType, options: argparse.Namespace) -> Any:
     """The experiment's settings: its own, then the file's, then those of --set."""
+    from meanfield.sweep import override, read_toml
+
     chosen = experiment.QUICK if options.quick else experiment.Settings()
-    changes: dict[str, Any] = {}
-    if options.config is not None:
-        changes |= tomllib.loads(options.config.read_text(encoding="utf-8"))
-    for text in options.set:
-        key, separator, value = text.partition("=")
-        if not separator:
-            raise ValueError(f"--set: expected KEY=VALUE, got {text!r}")
-        changes[key.strip()] = _toml_value(value.strip())
-    known = {field.name: field for field in dataclasses.fields(chosen)}
-    for key, value in changes.items():
-        if key not in known:
-            raise ValueError(f"unknown setting {key!r}; {options.name} has: {', '.join(known)}")
-        changes[key] = _fitting(key, value, getattr(chosen, key))
-    return dataclasses.replace(chosen, **changes)
-
-
-def _toml_value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text  # a bare word
+    known = [field.name for field in dataclasses.fields(chosen)]
+    begun = {} if options.config is None else read_toml(options.config)
+    unknown = sorted(set(begun) - set(known))
+    if unknown:
+        raise ValueError(f"{options.config}: no setting {unknown[0]!r}; there are {known}")
+    changes = override(begun, options.set, allowed=known)
+    fitting = {key: _fitting(key, value, getattr(chosen, key)) for key, value in changes.items()}
+    return dataclasses.replace(chosen, **fitting)
 
 
 def _fitting(key: str, value: Any, current: Any) -> Any:
     """The value in the type of the current one, or an error that says what is expected."""
     if isinstance(current, tuple):
         items = value if isinstance(value, list) else [value]
-        kind = type(current[0]) if current else type(items[0])
-        return tuple(_fitting(key, item, kind()) for item in items)
+        return tuple(_fitting(key, item, current[0]) if current else item for item in items)
     if isinstance(current, float) and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if type(value) is not type(current):
+    if current is not None and type(value) is not type(current):
         raise ValueError(
             f"setting {key!r}: expected {type(current).__name__} such as {current!r}, "
             f"got {value!r}"
@@ -164,7 +191,19 @@ def _fitting(key: str, value: Any, current: Any) -> Any:
     return value
 
 
-def _draw(ds: xr.Dataset, folder: Path) -> None:
+def _dry_run(experiment: ModuleType, settings: Any, options: argparse.Namespace) -> int:
+    from meanfield.sweep import estimate
+
+    found = estimate(**experiment.plan(settings), n_workers=options.workers or 1)
+    _say(
+        f"{options.name}: {found.n_cases} cases in {found.n_batches} batches of "
+        f"{found.batch_size}; about {found.seconds:.0f} s, from {found.seconds_per_case:.3g} s "
+        "for one of the first cases; nothing was written"
+    )
+    return 0
+
+
+def _draw(ds: xr.Dataset, experiment: str, folder: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
@@ -172,12 +211,11 @@ def _draw(ds: xr.Dataset, folder: Path) -> None:
 
     from meanfield import figures
 
-    experiment = load(ds.attrs["experiment"])
-    for name, (function, arguments) in experiment.FIGURES.items():
+    for name, (function, arguments) in load(experiment).FIGURES.items():
         with figures.style():
             ax = getattr(figures, function)(ds, **arguments)
             for suffix in (".png", ".pdf"):
-                path = folder / f"{ds.attrs['experiment']}-{name}{suffix}"
+                path = folder / f"{experiment}-{name}{suffix}"
                 ax.figure.savefig(path)
                 _say(f"wrote {path}")
             plt.close(ax.figure)
@@ -186,24 +224,57 @@ def _draw(ds: xr.Dataset, folder: Path) -> None:
 def _summary(ds: xr.Dataset) -> int:
     """Say how many cases there are and how many went wrong; the exit code."""
     states = ds["status"].values
-    failed, loose = int((states == 3).sum()), int((states == 2).sum())
-    _say(f"{len(states)} cases, {loose} not converged, {failed} failed")
+    pending, _, loose, failed = (int((states == code).sum()) for code in range(4))
+    waiting = f", {pending} pending" if pending else ""
+    _say(f"{len(states)} cases, {loose} not converged, {failed} failed{waiting}")
     if failed:
         first = ds["message"].values[(states == 3).argmax()]
         _logger.error("%d of %d cases failed; the first says: %s", failed, len(states), first)
     return 3 if failed else 0
 
 
-def _plot(options: argparse.Namespace) -> int:
-    from meanfield import results
+def _status(options: argparse.Namespace) -> int:
+    from meanfield.sweep import status
 
-    ds = results.read(options.store)
-    if "experiment" not in ds.attrs:
-        raise ValueError(f"{options.store}: not a Dataset of `meanfield run`; no experiment named")
+    found = status(options.store)
+    _say(str(found))
+    return 3 if found.n_failed else 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from meanfield.sweep import export
+
+    _say(f"wrote {export(options.store, options.file)}")
+    return 0
+
+
+def _plot(options: argparse.Namespace) -> int:
+    ds, experiment = _finished(options.store)
     folder = options.out or options.store.parent
     folder.mkdir(parents=True, exist_ok=True)
-    _draw(ds, folder)
+    _draw(ds, experiment, folder)
     return 0
+
+
+def _report(options: argparse.Namespace) -> int:
+    from meanfield.report import write_report
+
+    ds, experiment = _finished(options.store)
+    path = options.out or options.store.with_suffix(".html")
+    text = {"title": experiment, "question": EXPERIMENTS[experiment]}
+    _say(f"wrote {write_report(ds, path, figures=load(experiment).FIGURES, **text)}")
+    return 0
+
+
+def _finished(store: Path) -> tuple[xr.Dataset, str]:
+    """The Dataset of a run, and which experiment made it."""
+    from meanfield import results
+
+    ds = results.read(store)
+    name = str(ds.attrs.get("experiment", store.stem))
+    if name not in EXPERIMENTS:
+        raise ValueError(f"{store}: not the Dataset of a `meanfield run`; it names no experiment")
+    return ds, name
 
 
 def _info(options: argparse.Namespace) -> int:

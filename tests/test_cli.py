@@ -69,12 +69,15 @@ def test_settings_come_from_a_toml_file_and_set_wins(tmp_path, capsys):
     ("arguments", "words"),
     [
         (["run", "three-dirac"], "no experiment named 'three-dirac'; there are: two-dirac"),
-        (["run", "two-dirac", "--set", "radius=1"], "unknown setting 'radius'; two-dirac has"),
-        (["run", "two-dirac", "--set", "radii"], "--set: expected KEY=VALUE, got 'radii'"),
+        (["run", "two-dirac", "--set", "radius=1"], "setting 'radius': expected one of"),
+        (["run", "two-dirac", "--set", "radii"], "expected key=value, got 'radii'"),
         (["run", "two-dirac", "--set", "gamma=fast"], "'gamma': expected float"),
         (["run", "two-dirac", "--set", "radii=true"], "'radii': expected float"),
         (["run", "two-dirac", "--config", "/nonexistent.toml"], "nonexistent.toml"),
         (["plot", "/nonexistent.nc"], "nonexistent.nc"),
+        (["report", "/nonexistent.nc"], "nonexistent.nc"),
+        (["status", "/nonexistent.zarr"], "nonexistent.zarr"),
+        (["run", "two-dirac", "--resume", "--out", "/nonexistent"], "--resume: there is no run"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_code_1(arguments, words, capsys):
@@ -83,6 +86,44 @@ def test_mistakes_are_one_sentence_and_exit_code_1(arguments, words, capsys):
     assert words in said
     assert "Traceback" not in said
     assert len(said.strip().splitlines()) == 1
+
+
+def test_status_export_report_and_dry_run_speak_of_the_run(finished, tmp_path, capsys):
+    store = str(finished / "two-dirac.zarr")
+    assert cli.main(["status", store]) == 0
+    assert "0 not converged, 0 failed" in capsys.readouterr().out
+    assert cli.main(["export", store, str(tmp_path / "copy.nc")]) == 0
+    copy, ds = results.read(tmp_path / "copy.nc"), results.read(finished / "two-dirac.nc")
+    np.testing.assert_array_equal(copy.value, ds.value)
+    assert cli.main(["report", store, "--out", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "two_dirac_lower" in page
+    assert cli.main(["run", "two-dirac", *SMALL, "--dry-run", "--out", str(tmp_path / "no")]) == 0
+    said = capsys.readouterr().out
+    assert f"{ds.sizes['case']} cases" in said
+    assert not (tmp_path / "no").exists()
+
+
+def test_the_same_run_again_computes_nothing_and_another_is_refused(finished, capsys, monkeypatch):
+    def refuse(**_: object) -> None:
+        raise AssertionError("a finished case was computed again")
+
+    monkeypatch.setattr(two_dirac, "_bounds", refuse)
+    command = ["run", "two-dirac", *SMALL, "--no-figures", "--out", str(finished)]
+    assert cli.main([*command, "--resume"]) == 0
+    assert cli.main([*command, "--set", "gamma=0.5"]) == 1
+    assert "gamma" in capsys.readouterr().err
+
+
+def test_shards_together_are_the_run(finished, tmp_path):
+    command = ["run", "two-dirac", *SMALL, "--no-figures", "--out", str(tmp_path)]
+    for shard in ("0/2", "1/2"):
+        assert cli.main([*command, "--shard", shard]) == 0
+    assert cli.main(command) == 0
+    whole, ds = results.read(tmp_path / "two-dirac.nc"), results.read(finished / "two-dirac.nc")
+    np.testing.assert_array_equal(whole.value, ds.value)
+    with pytest.raises(SystemExit):
+        cli.main([*command, "--shard", "2/2"])
 
 
 def test_wrong_usage_is_exit_code_2(capsys):
@@ -108,7 +149,7 @@ def test_failed_cases_are_counted_and_exit_code_3(tmp_path, capsys):
         command += ["--set", f"{key}={value}"]
     assert cli.main(command) == 3
     said = capsys.readouterr()
-    assert "2 failed" in said.out
+    assert "4 failed" in said.out
     assert "range of torch.float64" in said.err
     ds = results.read(tmp_path / "two-dirac.nc")
     assert sorted(set(ds.radius.values[ds.status.values == 3])) == [30.0]
@@ -126,8 +167,10 @@ def test_list_and_info_say_what_there_is(capsys):
 
 def test_nothing_but_lines_goes_into_a_pipe(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "meanfield", "run", "two-dirac", *SMALL]
-        + ["--no-figures", "--out", str(tmp_path)],
+        [
+            *(sys.executable, "-m", "meanfield", "run", "two-dirac", *SMALL),
+            *("--no-figures", "--out", str(tmp_path)),
+        ],
         capture_output=True,
         text=True,
         check=True,

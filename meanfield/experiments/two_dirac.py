@@ -25,7 +25,7 @@ from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 from meanfield.sweep import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "cases", "constants", "layer", "run"]
+__all__ = ["FIGURES", "QUICK", "Settings", "cases", "constants", "layer", "plan", "run"]
 
 # File name of each figure -> function of `meanfield.figures` and its arguments.
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -248,14 +248,8 @@ PARAMETERS = (
 )
 
 
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep.
-
-    Args:
-        settings: what to run over; the default is the full size, `QUICK` the small one.
-        **how: for `meanfield.sweep` (store, executor).
-    """
-    settings = settings or Settings()
+def plan(settings: Settings) -> dict[str, Any]:
+    """The arguments of `meanfield.sweep` that make the experiment: fn, grid, fixed, seed."""
     task = Task(constants, VARIABLES, parameters=PARAMETERS, coords={"step": settings.steps})
     fixed = {
         "gamma": settings.gamma,
@@ -263,5 +257,15 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
         "secant_tokens": settings.secant_tokens,
         "layer_seed": settings.seed,
     }
-    ds = sweep(task, cases(settings), fixed=fixed, seed=settings.seed, **how)
+    return {"fn": task, "grid": cases(settings), "fixed": fixed, "seed": settings.seed}
+
+
+def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
+    """Run the sweep.
+
+    Args:
+        settings: what to run over; the default is the full size, `QUICK` the small one.
+        **how: for `meanfield.sweep` (store, executor, shard).
+    """
+    ds = sweep(**plan(settings or Settings()), **how)
     return ds.assign_attrs(experiment="two-dirac")
