@@ -15,6 +15,8 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from tests import oracles
+from tests.strategies import problems
+from tests.test_attention import attention
 
 F64 = torch.float64
 norms = st.floats(0, 3)
@@ -161,3 +163,38 @@ def test_the_scaling_factor_is_that_of_the_critical_pair(seed, d):
 def test_bad_arguments_are_refused(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+@given(problem=problems(), shift=st.sampled_from([0.0, 5.0]))
+@settings(max_examples=300)
+def test_the_bound_from_the_weights_seen_holds_for_both_components(problem, shift):
+    F, mu = attention(problem), problem.measure
+    mu = mu.replace(mu.points + shift)
+    found = local_lipschitz(F, mu)
+    bound = float(bounds.local_upper(F, mu))
+    assert float(found.value) <= bound * (1 + 1e-9) + 1e-300
+
+
+def test_the_bound_from_the_weights_seen_is_far_below_theorem_3_3():
+    par = AttentionParameters.random(8, std=0.5)
+    F = SelfAttention(par)
+    X = sampling.ball(50, 8, radius=3.0)
+    norms = [float(torch.linalg.matrix_norm(M[0], 2)) for M in (par.A, par.V)]
+    mu = ParticleMeasure(X)
+    measured, bound = float(local_lipschitz(F, mu).value), float(bounds.local_upper(F, mu))
+    assert measured <= bound < 0.1 * bounds.general(*norms, 3.0, 50)
+
+
+def test_the_bound_at_a_batch_and_in_blocks_is_that_one_by_one():
+    for causal in (False, True):
+        F = SelfAttention(AttentionParameters.random(4, n_heads=2, biases=True), causal=causal)
+        mu = ParticleMeasure.from_sequence(torch.randn(3, 9, 4, dtype=F64))
+        alone = torch.stack([bounds.local_upper(F, one) for one in mu])
+        torch.testing.assert_close(bounds.local_upper(F, mu), alone)
+        blocked = F.tangent(mu, block_size=2, memory=0).upper_bound()
+        torch.testing.assert_close(blocked, alone)
+
+
+def test_a_map_without_that_bound_says_so():
+    with pytest.raises(TypeError, match="local_upper"):
+        bounds.local_upper(lambda mu: mu, ParticleMeasure([[0.0]]))

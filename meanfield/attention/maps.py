@@ -13,6 +13,7 @@ from meanfield.attention.interaction import Interaction
 from meanfield.attention.kernels import Kernel, dot_product
 from meanfield.attention.normalization import LogTransition, softmax
 from meanfield.attention.parameters import AttentionParameters
+from meanfield.attention.streaming import attend
 from meanfield.attention.tangent import AttentionTangent
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
 from meanfield.linalg import LinearMap
@@ -133,6 +134,10 @@ class SelfAttention:
         """D_xΓ_μ(xᵢ) as a batch (*batch, n) of linear maps; atoms of weight 0 have the map 0."""
         return self.tangent(mu).field_linear_map()
 
+    def local_upper(self, mu: ParticleMeasure) -> Tensor:
+        """An upper bound of the local Wasserstein constant at μ, see `bounds.local_upper`."""
+        return self.tangent(mu).upper_bound()
+
     def _interaction(self, mu: ParticleMeasure) -> Interaction:
         return Interaction.of(self.parameters, self.kernel, mu, self.causal)
 
@@ -141,19 +146,31 @@ class SelfAttention:
     ) -> Tensor:
         """Γ at points (*batch, m, d), a block of rows at a time."""
         par = self.parameters
-        queries = self.kernel.queries(par, points)
-        parts = []
-        for block in interaction.blocks(positions, points.shape[-2], None):
-            log_p = interaction.log_transition(queries, positions, block).log_transition
-            mean = log_p.exp() @ interaction.values[..., block.columns, :]
-            parts.append(mean + interaction.centre)
-        heads = torch.cat(parts, -2)
+        heads = self._means(interaction, points, positions) + interaction.centre
         if par.value_bias is not None:
             heads = heads + par.value_bias[:, None, :]
         if par.output is not None:
             heads = heads @ par.output.mT
         out = heads.sum(-3)
         return out if par.output_bias is None else out + par.output_bias
+
+    def _means(self, interaction: Interaction, points: Tensor, positions: Tensor | None) -> Tensor:
+        """Σⱼ Pᵢⱼ vⱼ of each head about the centre, (*batch, H, m, v)."""
+        queries, values = self.kernel.queries(self.parameters, points), interaction.values
+        if self.normalization is softmax:
+            return attend(
+                queries,
+                interaction.keys,
+                values,
+                interaction.log_weights[..., None, :],
+                None if positions is None else positions[..., None, :],
+                None if interaction.positions is None else interaction.positions[..., None, :],
+            )
+        parts = []
+        for block in interaction.blocks(positions, points.shape[-2], None):
+            log_p = interaction.log_transition(queries, positions, block).log_transition
+            parts.append(log_p.exp() @ values[..., block.columns, :])
+        return torch.cat(parts, -2)
 
     def _check(self, mu: ParticleMeasure) -> None:
         par = self.parameters
