@@ -17,7 +17,15 @@ from meanfield.measures import ParticleMeasure
 from meanfield.transport.couplings import Coupling
 from meanfield.transport.problems import UNIT, Answer, Problem
 
-__all__ = ["Pair", "TransportResult", "as_pair", "assemble", "problem_of", "refuse_unconverged"]
+__all__ = [
+    "Pair",
+    "TransportResult",
+    "as_pair",
+    "assemble",
+    "assemble_arrays",
+    "problem_of",
+    "refuse_unconverged",
+]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -132,27 +140,71 @@ def _snapped(log_a: np.ndarray, log_b: np.ndarray) -> np.ndarray:
     return snapped
 
 
-def assemble(
+def assemble(pair: Pair, answers: Sequence[Answer], *, seconds: float) -> TransportResult:
+    """One result from answers in the caller's unit and numbering, one per entry of the batch."""
+    size = max((len(s.rows) for s in answers), default=0)
+    count = len(answers)
+    rows, cols = np.zeros((count, size), np.int64), np.zeros((count, size), np.int64)
+    logs = np.full((count, size), -np.inf)
+    for k, s in enumerate(answers):
+        used = len(s.rows)
+        rows[k, :used], cols[k, :used], logs[k, :used] = s.rows, s.cols, s.log_mass
+    f, g = ([getattr(s, name) for s in answers] for name in ("f", "g"))
+    has_potentials = count > 0 and all(t is not None for t in (*f, *g))
+    ends = np.array([(s.value, s.lower, s.upper) for s in answers]).reshape(-1, 3)
+    return assemble_arrays(
+        pair,
+        ends,
+        (rows, cols, logs) if size else None,
+        (np.stack(f), np.stack(g)) if has_potentials else None,
+        method=" + ".join(sorted({s.method for s in answers})) or "empty batch",
+        converged=all(s.converged for s in answers),
+        seconds=seconds,
+    )
+
+
+def assemble_arrays(
     pair: Pair,
-    answers: Sequence[Answer],
+    ends: np.ndarray,
+    plan: tuple[np.ndarray, np.ndarray, np.ndarray] | None,
+    potentials: tuple[np.ndarray, np.ndarray] | None,
     *,
+    method: str,
+    converged: bool,
     seconds: float,
 ) -> TransportResult:
-    """Tensors of the caller's kind from answers in the caller's unit and numbering."""
+    """Tensors of the caller's kind and batch shape.
+
+    Args:
+        pair: the two measures.
+        ends: value, lower and upper, shape (b, 3).
+        plan: rows, columns and log-masses, shape (b, k) each.
+        potentials: f (b, n) and g (b, m).
+        method: as in the result.
+        converged: as in the result.
+        seconds: as in the result.
+    """
     batch, like = pair.mu.batch_shape, pair.mu.points
-    fields = np.array([(s.value, s.lower, s.upper) for s in answers]).reshape(-1, 3)
+
+    def tensor(values: np.ndarray) -> Tensor:
+        made = torch.as_tensor(values, device=like.device).reshape(*batch, values.shape[-1])
+        return made.to(like.dtype) if made.is_floating_point() else made
+
     value, lower, upper = (
-        _rounded(fields[:, k], like, direction).reshape(batch)
-        for k, direction in enumerate((0, -1, 1))
+        _rounded(ends[:, k], like, side).reshape(batch) for k, side in enumerate((0, -1, 1))
     )
+    coupling = None
+    if plan is not None:
+        points = (pair.mu.points.detach(), pair.nu.points.detach())
+        coupling = Coupling(*points, *(tensor(t) for t in plan))
     return TransportResult(
         value.clamp(lower, upper),
         lower,
         upper,
-        _coupling(pair, answers),
-        _potentials(pair, answers),
-        " + ".join(sorted({s.method for s in answers})) or "empty batch",
-        all(s.converged for s in answers),
+        coupling,
+        None if potentials is None else (tensor(potentials[0]), tensor(potentials[1])),
+        method,
+        converged,
         seconds,
     )
 
@@ -207,36 +259,3 @@ def _rounded(values: np.ndarray, like: Tensor, direction: int) -> Tensor:
         wrong = (short > values) if direction < 0 else (short < values)
         short[wrong] = np.nextafter(short[wrong], np.float32(direction * np.inf))
     return torch.as_tensor(short, device=like.device)
-
-
-def _coupling(pair: Pair, answers: Sequence[Answer]) -> Coupling | None:
-    if not answers or any(s.rows is None for s in answers):
-        return None
-    size = max(len(s.rows) for s in answers)
-    count = len(answers)
-    rows, cols = np.zeros((count, size), np.int64), np.zeros((count, size), np.int64)
-    logs = np.full((count, size), -np.inf)
-    for k, s in enumerate(answers):
-        used = len(s.rows)
-        rows[k, :used], cols[k, :used], logs[k, :used] = s.rows, s.cols, s.log_mass
-    like, shape = pair.mu.points, (*pair.mu.batch_shape, size)
-    device = like.device
-    return Coupling(
-        like.detach(),
-        pair.nu.points.detach(),
-        torch.as_tensor(rows, device=device).reshape(shape),
-        torch.as_tensor(cols, device=device).reshape(shape),
-        torch.as_tensor(logs, device=device).to(like.dtype).reshape(shape),
-    )
-
-
-def _potentials(pair: Pair, answers: Sequence[Answer]) -> tuple[Tensor, Tensor] | None:
-    if not answers or any(s.f is None or s.g is None for s in answers):
-        return None
-    like = pair.mu.points
-    f = np.stack([s.f for s in answers if s.f is not None])
-    g = np.stack([s.g for s in answers if s.g is not None])
-    return (
-        torch.as_tensor(f, device=like.device).to(like.dtype).reshape(*pair.mu.batch_shape, -1),
-        torch.as_tensor(g, device=like.device).to(like.dtype).reshape(*pair.nu.batch_shape, -1),
-    )

@@ -14,6 +14,7 @@ from meanfield.transport.answers import (
     TransportResult,
     as_pair,
     assemble,
+    assemble_arrays,
     problem_of,
     refuse_unconverged,
 )
@@ -21,7 +22,7 @@ from meanfield.transport.closed_forms import distances_along, solve_line
 from meanfield.transport.dispatch import METHODS, Settings, in_callers_unit, solve
 from meanfield.transport.exact import simplex
 from meanfield.transport.problems import Answer, Problem, squared_distances
-from meanfield.transport.small import LARGEST, solve_small
+from meanfield.transport.small import LARGEST, SmallAnswers, solve_small
 
 __all__ = ["checked_settings", "flat_arrays", "solve_one", "solve_w2", "w1"]
 
@@ -68,8 +69,22 @@ def solve_w2(
     settings = checked_settings(method, rtol, time_limit)
     pair = as_pair(mu, nu)
     settings = replace(settings, device=str(pair.mu.device))
-    answers = _solve_all(flat_arrays(pair), settings)
-    result = assemble(pair, answers, seconds=time.perf_counter() - start)
+    arrays = flat_arrays(pair)
+    found = _solve_small(arrays, settings)
+    if found is not None and found.certified.all():
+        ends = np.stack([found.value, found.lower, found.upper], -1)
+        result = assemble_arrays(
+            pair,
+            ends,
+            (found.rows, found.cols, found.log_mass),
+            (found.f, found.g),
+            method=found.method,
+            converged=True,
+            seconds=time.perf_counter() - start,
+        )
+    else:
+        answers = _solve_each(arrays, settings, found)
+        result = assemble(pair, answers, seconds=time.perf_counter() - start)
     return refuse_unconverged(result, rtol) if strict else result
 
 
@@ -133,20 +148,30 @@ def _extended(
     return all_f, all_g
 
 
-def _solve_all(arrays: _Arrays, settings: Settings) -> list[Answer]:
-    """Every pair of the batch: in arrays where they are small, one by one where they are not."""
+def _solve_small(arrays: _Arrays, settings: Settings) -> SmallAnswers | None:
+    """A batch of small problems in arrays; None where this is not one."""
     x, y, log_a, log_b = arrays
-    answers: list[Answer | None] = [None] * len(x)
-    if len(x) > 1 and settings.method == "auto" and max(x.shape[1], y.shape[1]) <= LARGEST:
-        full = (log_a.min(-1) > -np.inf) & (log_b.min(-1) > -np.inf)
-        which = np.flatnonzero(full)
-        parts = (t[which] for t in arrays)
-        for block, found in solve_small(*parts, rtol=settings.rtol):
-            for k, index in enumerate(which[block]):
-                answers[index] = found.answer(k) if found.certified[k] else None
+    if len(x) < 2 or settings.method != "auto" or max(x.shape[1], y.shape[1]) > LARGEST:
+        return None
+    if log_a.min() == -np.inf or log_b.min() == -np.inf:
+        return None
+    parts = [found for _, found in solve_small(*arrays, rtol=settings.rtol)]
+    names = sorted({name for part in parts for name in part.method.split(" + ")})
+
+    def joined(name: str) -> np.ndarray:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    return SmallAnswers(
+        **{name: joined(name) for name in SmallAnswers._fields if name != "method"},
+        method=" + ".join(names),
+    )
+
+
+def _solve_each(arrays: _Arrays, settings: Settings, found: SmallAnswers | None) -> list[Answer]:
+    """Every pair of the batch by itself, but for what is certified already."""
     return [
-        solve_one(*case, settings) if done is None else done
-        for done, case in zip(answers, zip(*arrays, strict=True), strict=True)
+        found.answer(k) if found is not None and found.certified[k] else solve_one(*case, settings)
+        for k, case in enumerate(zip(*arrays, strict=True))
     ]
 
 

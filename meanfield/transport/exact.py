@@ -18,8 +18,10 @@ __all__ = [
     "Plan",
     "assignment",
     "assignment_potentials",
+    "assignments",
     "compiled_core",
     "simplex",
+    "simplex_plans",
     "sparse_simplex",
 ]
 
@@ -71,10 +73,44 @@ def simplex(a: np.ndarray, b: np.ndarray, cost: np.ndarray) -> Plan:
             return _without_zeros(a, b, cost)
     else:
         plan, f, g, message = _public_simplex(a, b, cost)
-    if message is not None:
-        raise ConvergenceError(f"POT's network simplex gave no optimal plan: {message}")
+    _refuse(message)
     rows, cols = np.nonzero(plan)
     return Plan(rows, cols, plan[rows, cols], f, g)
+
+
+def simplex_plans(a: np.ndarray, b: np.ndarray, cost: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Optimal plans (k, n, m) and potentials g (k, m) of small dense problems in a row.
+
+    All checks and normalisations are done for all of them at once: they cost more than the
+    compiled core does.
+    """
+    core = compiled_core()
+    plans, g = np.zeros(cost.shape), np.empty(b.shape)
+    b = b * (a.sum(-1, keepdims=True) / b.sum(-1, keepdims=True))
+    if core is None or not (a.all() and b.all()):
+        for k in range(len(cost)):
+            plan = simplex(a[k], b[k], cost[k])
+            plans[k, plan.rows, plan.cols], g[k] = plan.mass, plan.g
+        return plans, g
+    codes = set()
+    for k in range(len(cost)):
+        plans[k], _, _, g[k], code = core.emd_c(a[k], b[k], cost[k], _PIVOTS, 1, None, None)
+        codes.add(code)
+    for code in codes:
+        _refuse(core.check_result(code))
+    return plans, g
+
+
+def _refuse(message: str | None) -> None:
+    if message is not None:
+        raise ConvergenceError(f"POT's network simplex gave no optimal plan: {message}")
+
+
+def assignments(cost: np.ndarray) -> np.ndarray:
+    """Optimal permutations (k, n) of square problems in a row."""
+    from scipy.optimize import linear_sum_assignment
+
+    return np.stack([linear_sum_assignment(each)[1] for each in cost])
 
 
 def assignment(cost: np.ndarray) -> np.ndarray:
@@ -147,8 +183,7 @@ def sparse_simplex(
         a, b, index_rows, index_cols, costs / unit, _PIVOTS, *start
     )
     message = core.check_result(code)
-    if message is not None:
-        raise ConvergenceError(f"POT's sparse simplex gave no optimal plan: {message}")
+    _refuse(message)
     middle = float(np.median(g))  # the artificial root leaves an offset of some thousands
     f, g = (f + middle) * unit, (g - middle) * unit
     return Plan(i.astype(np.int64), j.astype(np.int64), mass, f, g)
@@ -163,8 +198,7 @@ def _public_sparse(
     rows, cols, costs = arcs
     cost = coo_array((costs / unit, (rows, cols)), shape=(len(a), len(b)))
     plan, log = ot.emd(a, b, cost, numItermax=_PIVOTS, log=True)
-    if log["warning"] is not None:
-        raise ConvergenceError(f"POT's sparse simplex gave no optimal plan: {log['warning']}")
+    _refuse(log["warning"])
     plan = plan.tocoo()
     return Plan(
         plan.row.astype(np.int64),

@@ -156,6 +156,8 @@ def log_rms(log_weights: np.ndarray, distances: np.ndarray) -> np.ndarray:
 def lengths(moves: np.ndarray) -> np.ndarray:
     """‖·‖ along the last axis, also where the square underflows."""
     moves = np.abs(moves)
+    if moves.shape[-1] == 1:
+        return moves[..., 0]
     largest = moves.max(-1, keepdims=True)
     unit = np.where(largest > 0, largest, 1.0)
     return unit[..., 0] * np.sqrt(np.square(moves / unit).sum(-1))

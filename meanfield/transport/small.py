@@ -15,13 +15,13 @@ import numpy as np
 
 from meanfield.transport.certificates import c_transforms
 from meanfield.transport.closed_forms import two_atom_plans
-from meanfield.transport.exact import assignment, assignment_potentials, simplex
+from meanfield.transport.exact import assignment_potentials, assignments, simplex_plans
 from meanfield.transport.problems import UNIT, Answer, lengths, log_rms, mass_error
 
 __all__ = ["LARGEST", "SmallAnswers", "solve_small"]
 
 LARGEST = 400  # atoms a side; beyond it the full dispatch costs nothing in comparison
-_BLOCK = 4_000_000  # coordinates differences held at once
+_BLOCK = 1_000_000  # coordinates differences held at once
 _THREADED_FROM = 30
 
 
@@ -115,7 +115,8 @@ def _scaled(
     span = (high / 2 - low / 2).max(-1)
     exponent = np.where(span > 0, np.frexp(span)[1] + 1, 0)
     x, y = (np.ldexp(t, -exponent[:, None, None]) for t in (x, y))
-    cost = np.square(x[:, :, None] - y[:, None]).sum(-1)  # (b, n, m)
+    moves = x[:, :, None] - y[:, None]
+    cost = np.einsum("bnmd,bnmd->bnm", moves, moves)
     a, b = np.exp(log_a), np.exp(log_b)
     a, b = a / a.sum(-1, keepdims=True), b / b.sum(-1, keepdims=True)
     return _Scaled(x, y, log_a, log_b, a, b, cost), exponent
@@ -201,7 +202,7 @@ def _identity(problem: _Scaled, plans: _Plans) -> np.ndarray:
 def _assign(problem: _Scaled, plans: _Plans, which: np.ndarray) -> None:
     n = problem.cost.shape[1]
     cost = problem.cost[which]
-    sigma = np.stack(_each(assignment, (cost,), n))
+    sigma = np.concatenate(_in_parts(assignments, (cost,), n))
     _, g = assignment_potentials(cost, sigma, max_rounds=2 * n)
     plans.f[which], plans.g[which] = c_transforms(cost, g)
     plans.rows[which, :n], plans.cols[which, :n] = np.arange(n), sigma
@@ -212,22 +213,25 @@ def _assign(problem: _Scaled, plans: _Plans, which: np.ndarray) -> None:
 def _simplex(problem: _Scaled, plans: _Plans, which: np.ndarray) -> None:
     cost = problem.cost[which]
     a, b = problem.a[which], problem.b[which]
-    found = _each(simplex, (a, b, cost), max(cost.shape[1:]))
-    g = np.stack([plan.g for plan in found])
-    for k, plan in zip(which, found, strict=True):
-        used = len(plan.mass)
-        plans.rows[k, :used], plans.cols[k, :used] = plan.rows, plan.cols
-        plans.log_mass[k, :used] = np.log(plan.mass)
+    parts = _in_parts(simplex_plans, (a, b, cost), max(cost.shape[1:]))
+    mass, g = (np.concatenate(t) for t in zip(*parts, strict=True))
+    problem_of, rows, cols = np.nonzero(mass)
+    starts = np.searchsorted(problem_of, np.arange(len(which)))
+    slot = np.arange(len(rows)) - starts[problem_of]
+    place = which[problem_of], slot
+    plans.rows[place], plans.cols[place] = rows, cols
+    plans.log_mass[place] = np.log(mass[problem_of, rows, cols])
     plans.f[which], plans.g[which] = c_transforms(cost, g)
 
 
-def _each(solver: Callable, arrays: tuple[np.ndarray, ...], size: int) -> list:
-    """The solver on every problem, in threads where one call is long enough to pay for it."""
+def _in_parts(solver: Callable, arrays: tuple[np.ndarray, ...], size: int) -> list:
+    """The solver on all problems, split among threads where one call is long enough to pay."""
     count = os.cpu_count() or 1
     if size < _THREADED_FROM or count == 1 or len(arrays[0]) < 2 * count:
-        return [solver(*parts) for parts in zip(*arrays, strict=True)]
+        return [solver(*arrays)]
+    parts = zip(*(np.array_split(t, 4 * count) for t in arrays), strict=True)
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(solver, *arrays))
+        return list(pool.map(lambda part: solver(*part), [p for p in parts if len(p[0])]))
 
 
 def _certified(
