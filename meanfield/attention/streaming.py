@@ -1,0 +1,369 @@
+"""Attention a block of rows at a time: neither it nor any derivative of it stores an n × n matrix.
+
+Attention sends rows (queries) and columns (keys, values, log-weights) to one output per row. Its
+derivatives are of the same kind, if outputs per column are allowed that are sums over the rows:
+a `RowSum`. `RowSum`s are closed under both modes of differentiation, so that one
+`torch.autograd.Function` that runs blocks of rows gives derivatives of every order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from meanfield.checks import is_traced
+
+__all__ = ["attend"]
+
+# Entries of one block of the transition matrix: small enough to stay in cache. Below so many rows
+# matrix products become slow, and larger blocks are faster.
+_BLOCK_ENTRIES, _LARGE_BLOCK_ENTRIES = 2**20, 2**22
+_GOOD_ROWS = 64
+# Log-weight that stands for −inf in the fused kernel. Scores vanish beside it, its exponential is
+# 0 beside any weight, and it is finite: −inf would be multiplied by 0 there.
+_ABSENT = -1e30
+
+Tensors = tuple[Tensor, ...]
+
+
+def attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    log_weights: Tensor,
+    row_positions: Tensor | None = None,
+    column_positions: Tensor | None = None,
+) -> Tensor:
+    """oᵢ = Σⱼ Pᵢⱼ vⱼ with Pᵢⱼ ∝ aⱼ exp⟨qᵢ, kⱼ⟩ over the j that i sees, in O(m + n) memory.
+
+    Differentiable to every order, forwards and backwards, in the queries, keys, values and
+    log-weights: by `torch.func.jvp`, `vjp`, `grad`, `jacfwd`, `jacrev`, `hessian`, `vmap` and what
+    they compose to, and by ordinary autograd, also with ``create_graph=True``. Derivatives
+    recompute P in blocks of rows and take O(m + n) memory too. Leading axes broadcast.
+
+    Args:
+        queries: scaled queries qᵢ, (*batch, m, k).
+        keys: kⱼ, (*batch, n, k).
+        values: vⱼ, (*batch, n, v).
+        log_weights: log aⱼ, (*batch, n), below +inf; −inf is weight 0. They need not be
+            normalised.
+        row_positions: sᵢ, (*batch, m); i sees j where tⱼ ≤ sᵢ. Everything if None.
+        column_positions: tⱼ, (*batch, n), in increasing order; with `row_positions` only.
+
+    Returns:
+        o, (*batch, m, v). A row that sees no mass is 0.
+    """
+    rows, columns = (queries,), (keys, values, log_weights[..., None])
+    batch = torch.broadcast_shapes(*(t.shape[:-2] for t in (*rows, *columns)))
+    for positions in (row_positions, column_positions):
+        if positions is not None:
+            batch = torch.broadcast_shapes(batch, positions.shape[:-1])
+    tensors = (t.expand(*batch, *t.shape[-2:]) for t in (*rows, *columns))
+    sight = (_aligned(row_positions, len(batch)), _aligned(column_positions, len(batch)))
+    (out,) = _Streamed.apply(_ATTEND, *sight, *tensors)
+    return out
+
+
+def _aligned(positions: Tensor | None, axes: int) -> Tensor | None:
+    """Leading axes of size 1, so that batches broadcast wherever `vmap` puts its own axis."""
+    if positions is None:
+        return None
+    return positions.reshape(*(1,) * (axes + 1 - positions.ndim), *positions.shape)
+
+
+class Sight(NamedTuple):
+    """Of a block of rows: whom they see, (..., rows, columns), and which see nobody; None: all."""
+
+    seen: Tensor | None
+    blind: Tensor | None
+
+
+BlockFunction = Callable[[Tensors, Tensors, Sight], tuple[Tensors, Tensors]]
+
+
+@dataclass(frozen=True, eq=False)
+class RowSum:
+    """R = (r(xᵢ, Z))ᵢ and C = Σᵢ c(xᵢ, Z) of rows xᵢ and columns Z.
+
+    Attributes:
+        block: takes rows, columns and a `Sight`, gives the outputs per row and per column.
+        n_rows: how many tensors the rows are.
+        n_row_outputs: how many outputs belong to rows; the others belong to columns.
+        own_vjp: the reverse derivative, if there is a formula for it.
+        own_jvp: the forward derivative, if there is a formula for it.
+    """
+
+    block: BlockFunction
+    n_rows: int
+    n_row_outputs: int
+    own_vjp: RowSum | None = None
+    own_jvp: RowSum | None = None
+
+    def vjp(self, n_inputs: int) -> RowSum:
+        """Rows and cotangents of R, columns and cotangents of C ↦ cotangents of both."""
+        if self.own_vjp is not None:
+            return self.own_vjp
+        n_columns = n_inputs - self.n_rows
+
+        def block(rows: Tensors, columns: Tensors, sight: Sight) -> tuple[Tensors, Tensors]:
+            at = rows[: self.n_rows], columns[:n_columns]
+            pull_back = torch.func.vjp(lambda r, c: self.block(r, c, sight), *at)[1]
+            rows_bar, columns_bar = pull_back((rows[self.n_rows :], columns[n_columns:]))
+            return rows_bar, columns_bar
+
+        return RowSum(block, self.n_rows + self.n_row_outputs, self.n_rows)
+
+    def jvp(self, n_inputs: int) -> RowSum:
+        """Rows and their tangents, columns and their tangents ↦ tangents of R and of C."""
+        if self.own_jvp is not None:
+            return self.own_jvp
+        n_columns = n_inputs - self.n_rows
+
+        def block(rows: Tensors, columns: Tensors, sight: Sight) -> tuple[Tensors, Tensors]:
+            at = rows[: self.n_rows], columns[:n_columns]
+            along = rows[self.n_rows :], columns[n_columns:]
+            # The transpose of the transpose. `torch.func.jvp` would not run inside the forward
+            # mode of ordinary autograd, which has one level.
+            out, pull_back, *_ = torch.func.vjp(lambda r, c: self.block(r, c, sight), *at)
+            push_forward = torch.func.vjp(pull_back, _zeros_like(out))[1]
+            return push_forward(along)[0]
+
+        return RowSum(block, 2 * self.n_rows, self.n_row_outputs)
+
+
+def _zeros_like(outputs: tuple[Tensors, Tensors]) -> tuple[Tensors, Tensors]:
+    of_rows, of_columns = (tuple(torch.zeros_like(t) for t in part) for part in outputs)
+    return of_rows, of_columns
+
+
+# --- attention and its first derivatives ---
+
+
+def _transition(q: Tensor, k: Tensor, w: Tensor, sight: Sight) -> Tensor:
+    logits = (q @ k.mT).add_(w.mT)
+    if sight.seen is not None:
+        logits.masked_fill_(~sight.seen, -math.inf)
+    if sight.blind is None:
+        return logits.softmax(-1)
+    return logits.masked_fill(sight.blind, 0.0).softmax(-1).masked_fill(sight.blind, 0.0)
+
+
+def _attend(rows: Tensors, columns: Tensors, sight: Sight) -> tuple[Tensors, Tensors]:
+    (q,), (k, v, w) = rows, columns
+    return (_transition(q, k, w, sight) @ v,), ()
+
+
+def _attend_vjp(rows: Tensors, columns: Tensors, sight: Sight) -> tuple[Tensors, Tensors]:
+    (q, y), (k, v, w) = rows, columns
+    p = _transition(q, k, w, sight)
+    g = (y @ v.mT).mul_(p)
+    g.addcmul_(p, g.sum(-1, keepdim=True), value=-1)
+    return (g @ k,), (g.mT @ q, p.mT @ y, g.sum(-2)[..., None])
+
+
+def _attend_jvp(rows: Tensors, columns: Tensors, sight: Sight) -> tuple[Tensors, Tensors]:
+    (q, q_dot), (k, v, w, k_dot, v_dot, w_dot) = rows, columns
+    p = _transition(q, k, w, sight)
+    g = torch.cat([q_dot, q], -1) @ torch.cat([k, k_dot], -1).mT
+    g.add_(w_dot.mT).mul_(p)
+    g.addcmul_(p, g.sum(-1, keepdim=True), value=-1)
+    return (g @ v + p @ v_dot,), ()
+
+
+_ATTEND = RowSum(
+    _attend,
+    n_rows=1,
+    n_row_outputs=1,
+    own_vjp=RowSum(_attend_vjp, n_rows=2, n_row_outputs=1),
+    own_jvp=RowSum(_attend_jvp, n_rows=2, n_row_outputs=1),
+)
+
+
+# --- any RowSum, block by block, with its derivatives ---
+
+
+class _Streamed(torch.autograd.Function):
+    """A `RowSum` with row positions, column positions, row inputs and column inputs."""
+
+    @staticmethod
+    def forward(
+        function: RowSum,
+        row_positions: Tensor | None,
+        column_positions: Tensor | None,
+        *tensors: Tensor,
+    ) -> Tensors:
+        rows, columns = tensors[: function.n_rows], tensors[function.n_rows :]
+        places = _Places(row_positions, column_positions)
+        if function is _ATTEND:
+            out = _fused(places, rows, columns)
+            if out is not None:
+                return (out,)
+        return _run(function, places, rows, columns)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
+        ctx.function = inputs[0]
+        ctx.save_for_backward(*inputs[1:])
+        ctx.save_for_forward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        function: RowSum = ctx.function
+        row_positions, column_positions, *tensors = ctx.saved_tensors
+        joined = _interleaved(function.n_rows, tensors, function.n_row_outputs, cotangents)
+        derivative = function.vjp(len(tensors))
+        return None, None, None, *_apply(derivative, row_positions, column_positions, *joined)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensors:
+        function: RowSum = ctx.function
+        row_positions, column_positions, *tensors = ctx.saved_tensors
+        along = [
+            torch.zeros_like(at) if dot is None else dot
+            for at, dot in zip(tensors, tangents[3:], strict=True)
+        ]
+        joined = _interleaved(function.n_rows, tensors, function.n_rows, along)
+        derivative = function.jvp(len(tensors))
+        return _apply(derivative, row_positions, column_positions, *joined)
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[int | None, ...], function: RowSum, *tensors: Tensor | None
+    ) -> tuple[Tensors, tuple[int, ...]]:
+        row_positions, column_positions, *others = (
+            None if t is None else t.unsqueeze(0) if axis is None else t.movedim(axis, 0)
+            for t, axis in zip(tensors, in_dims[1:], strict=True)
+        )
+        # Values share all their batch axes; positions only broadcast against them.
+        wide = (t.expand(info.batch_size, *t.shape[1:]) for t in others if t is not None)
+        out = _apply(function, row_positions, column_positions, *wide)
+        return out, (0,) * len(out)
+
+
+def _apply(function: RowSum, *tensors: Tensor | None) -> Tensors:
+    out = _Streamed.apply(function, *tensors)
+    return tuple(out)
+
+
+def _interleaved(
+    n_rows: int, tensors: list[Tensor], n_more_rows: int, more: Any
+) -> tuple[Tensor, ...]:
+    """Rows and more rows, then columns and more columns."""
+    return (*tensors[:n_rows], *more[:n_more_rows], *tensors[n_rows:], *more[n_more_rows:])
+
+
+@dataclass(frozen=True, eq=False)
+class _Places:
+    """Positions of rows and columns; None where everyone sees everyone."""
+
+    rows: Tensor | None
+    columns: Tensor | None
+
+    @property
+    def increase_together(self) -> bool:
+        """Whether rows and columns share their positions, and each is later than the last."""
+        if self.rows is None or self.columns is None or self.rows.shape != self.columns.shape:
+            return False
+        same = bool((self.rows == self.columns).all())
+        return same and bool((self.columns.diff(dim=-1) > 0).all())
+
+    def last_seen(self, rows: slice, n: int) -> int:
+        """How many columns any of these rows sees; at least one, so that shapes stay alive."""
+        if self.rows is None or self.columns is None or _is_recorded(self.columns):
+            return n
+        latest = self.rows[..., rows].amax(-1, keepdim=True)
+        return max(1, int((self.columns <= latest).sum(-1).max()))
+
+    def blind(self, log_weights: Tensor) -> Tensor | None:
+        """Rows that see no mass, (..., m, 1), or None when there are none."""
+        alive = log_weights > -math.inf
+        if self.rows is None or self.columns is None:
+            blind = ~alive.any(-1, keepdim=True)
+        else:
+            first = torch.where(alive, self.columns, math.inf).amin(-1, keepdim=True)
+            blind = self.rows < first
+        return blind[..., None] if _is_recorded(blind) or bool(blind.any()) else None
+
+    def sight(self, rows: slice, last: int, blind: Tensor | None) -> Sight:
+        """Whom a block of rows sees among the first columns."""
+        if blind is not None and blind.shape[-2] > 1:
+            blind = blind[..., rows, :]
+        if self.rows is None or self.columns is None:
+            return Sight(None, blind)
+        return Sight(self.columns[..., None, :last] <= self.rows[..., rows, None], blind)
+
+
+def _run(function: RowSum, places: _Places, rows: Tensors, columns: Tensors) -> Tensors:
+    m, n = rows[0].shape[-2], columns[0].shape[-2]
+    blind = places.blind(columns[2][..., 0])
+    # Expanded axes are copied once, here: products would copy them in every block.
+    rows = tuple(t.contiguous() for t in rows)
+    columns = tuple(t.contiguous() for t in columns)
+    row_outputs: list[list[Tensor]] = [[] for _ in range(function.n_row_outputs)]
+    sums: list[Tensor] = []
+    for part in _parts(math.prod(rows[0].shape[:-2]) * n, m):
+        last = places.last_seen(part, n)
+        own = tuple(t.narrow(-2, part.start, part.stop - part.start) for t in rows)
+        seen_columns = tuple(t.narrow(-2, 0, last) for t in columns)
+        of_rows, of_columns = function.block(own, seen_columns, places.sight(part, last, blind))
+        for collected, output in zip(row_outputs, of_rows, strict=True):
+            collected.append(output)
+        if not sums:
+            sums = [t.new_zeros(*t.shape[:-2], n, t.shape[-1]) for t in of_columns]
+        for total, output in zip(sums, of_columns, strict=True):
+            total.narrow(-2, 0, last).add_(output)
+    return (*(torch.cat(parts, -2) for parts in row_outputs), *sums)
+
+
+def _parts(entries_per_row: int, m: int) -> Iterator[slice]:
+    large = min(_GOOD_ROWS, _LARGE_BLOCK_ENTRIES // max(entries_per_row, 1))
+    size = max(1, large, _BLOCK_ENTRIES // max(entries_per_row, 1))
+    for start in range(0, m, size):
+        yield slice(start, min(start + size, m))
+
+
+def _is_recorded(tensor: Tensor) -> bool:
+    """Whether values cannot steer: compiled, or recorded as by `torch.func.linearize`."""
+    # Private, but there is no public question with this answer (torch 2.4 to 2.13).
+    return is_traced(tensor) or torch._C._len_torch_dispatch_stack() > 0
+
+
+# --- the fused kernel ---
+
+
+def _fused(places: _Places, rows: Tensors, columns: Tensors) -> Tensor | None:
+    """Attention by torch's fused kernel, which is as accurate; None where it does not apply.
+
+    A log-weight rides as one more coordinate, q' = (q, 1), k' = (k, log a). A mask must be the
+    kernel's own, by storage order: positions that rows and columns share and that increase.
+    """
+    (q,), (k, v, w) = rows, columns
+    # On other devices its arithmetic may be TF32, and its memory n².
+    if q.device.type != "cpu" or _is_recorded(q):
+        return None
+    causal, logs = places.rows is not None, w[..., 0]
+    if causal and not places.increase_together:
+        return None
+    alive = logs > -math.inf
+    # The first column is seen by every row when masked.
+    if not bool((alive[..., 0] if causal else alive.any(-1)).all()):
+        return None
+    if not bool((logs == logs[..., :1]).all()):
+        q = torch.cat([q, torch.ones_like(q[..., :1])], -1)
+        k = torch.cat([k, w.clamp_min(_ABSENT)], -1)
+    # Only equal widths take the fast road; others would build the n × n matrix.
+    width = max(k.shape[-1], v.shape[-1])
+    q_flat, k_flat, v_flat = (
+        torch.nn.functional.pad(t, (0, width - t.shape[-1])).reshape(-1, 1, t.shape[-2], width)
+        for t in (q, k, v)
+    )
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q_flat, k_flat, v_flat, is_causal=causal, scale=1.0
+    )
+    # Cloned: autograd refuses views as outputs of a function with a forward derivative.
+    return out.reshape(*q.shape[:-1], width)[..., : v.shape[-1]].clone()

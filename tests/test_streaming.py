@@ -1,0 +1,394 @@
+"""Memory-linear attention and its derivatives, against oracles and dense attention."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from meanfield.attention import AttentionParameters, SelfAttention, streaming
+from meanfield.attention.streaming import attend
+from meanfield.measures import ParticleMeasure
+from tests import oracles
+from tests.strategies import Problem, problems
+
+F64 = torch.float64
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of two rows or so, so that small cases have several."""
+    for name in ("_BLOCK_ENTRIES", "_LARGE_BLOCK_ENTRIES"):
+        monkeypatch.setattr(streaming, name, 12)
+
+
+def dense(q, k, v, w, row_positions=None, column_positions=None) -> Tensor:
+    """The same from plain operations, with the matrix."""
+    logits = q @ k.mT + w[..., None, :]
+    if row_positions is not None:
+        hidden = column_positions[..., None, :] > row_positions[..., :, None]
+        logits = logits.masked_fill(hidden, -math.inf)
+    return logits.softmax(-1) @ v
+
+
+def operands(*batch: int, m: int = 5, n: int = 6, k: int = 3, v: int = 2) -> list[Tensor]:
+    shapes = (*batch, m, k), (*batch, n, k), (*batch, n, v), (*batch, n)
+    return [torch.randn(shape, dtype=F64) for shape in shapes]
+
+
+ROWS = torch.tensor([0.5, 0.2, 0.0, 0.2, 1.0], dtype=F64)
+COLUMNS = torch.tensor([0.0, 0.1, 0.2, 0.2, 0.6, 0.7], dtype=F64)
+SIGHTS = {"everyone": (), "masked with ties": (ROWS, COLUMNS)}
+
+
+@pytest.fixture(params=SIGHTS.values(), ids=SIGHTS.keys())
+def sight(request) -> tuple[Tensor, ...]:
+    return request.param
+
+
+def agree(of: Callable[[Callable], object], sight: tuple[Tensor, ...]) -> None:
+    """What `of` makes of streamed attention is what it makes of dense attention."""
+    actual = of(lambda *x: attend(*x, *sight))
+    expected = of(lambda *x: dense(*x, *sight))
+    for one, other in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
+
+
+# --- derivatives ---
+
+
+@given(problems(), st.integers(0, 10**6))
+def test_forward_derivatives_of_the_map_agree_with_complex_steps(problem: Problem, seed: int):
+    F, mu = SelfAttention(AttentionParameters(**problem.layer), problem.causal), problem.measure
+    eps = torch.randn(mu.points.shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
+
+    def move(points: Tensor) -> Tensor:
+        return F(mu.replace(points)).points
+
+    moved = torch.func.jvp(move, (mu.points,), (eps,))[1]
+    exact = oracles.tangent_by_complex_step(
+        lambda x: oracles.attention_map(x, problem.log_weights, problem.layer, **problem.mask),
+        problem.points,
+        eps.numpy(),
+    )
+    scale = float(np.abs(exact).max()) + 1e-290
+    torch.testing.assert_close(moved, torch.as_tensor(exact), rtol=0, atol=1e-10 * scale)
+    zeta = torch.randn(moved.shape, dtype=F64, generator=torch.Generator().manual_seed(seed + 1))
+    back = torch.func.vjp(move, mu.points)[1](zeta)[0]
+    forward, backward = (zeta * moved).sum(), (back * eps).sum()
+    bound = zeta.norm() * moved.norm() + back.norm() * eps.norm()
+    assert abs(forward - backward) <= 1e-12 * bound
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_derivatives_of_ordinary_autograd_agree_with_differences(sight):
+    at = [x.requires_grad_() for x in operands()]
+
+    def function(*x: Tensor) -> Tensor:
+        return attend(*x, *sight)
+
+    assert torch.autograd.gradcheck(function, at, check_forward_ad=True, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(
+        function, at, check_fwd_over_rev=True, check_rev_over_rev=True, check_batched_grad=True
+    )
+
+
+FIRST = (0, 1, 2, 3)
+HIGHER = {
+    "hessian": lambda f: torch.func.hessian(f, argnums=(0, 3)),
+    "jacrev of jacfwd": lambda f: torch.func.jacrev(torch.func.jacfwd(f, argnums=1), argnums=0),
+    "jacrev of jacrev": lambda f: torch.func.jacrev(torch.func.jacrev(f, argnums=2), argnums=1),
+    "jacfwd of jacfwd": lambda f: torch.func.jacfwd(torch.func.jacfwd(f, argnums=3), argnums=2),
+}
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("name", HIGHER)
+def test_second_derivatives_agree_with_dense_attention(name: str, sight):
+    x = operands()
+    agree(lambda f: HIGHER[name](lambda *y: f(*y).square().sum())(*x), sight)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_mixed_products_agree_with_dense_attention(sight):
+    x, along, again = operands(), tuple(operands()), tuple(operands())
+    jvp, grad = torch.func.jvp, torch.func.grad
+
+    def slope(f: Callable) -> Callable:
+        return grad(lambda *y: f(*y).square().sum(), argnums=FIRST)
+
+    def push(f: Callable) -> Callable:
+        return lambda *y: jvp(f, y, along)[1]
+
+    agree(lambda f: jvp(slope(f), tuple(x), along), sight)
+    agree(lambda f: slope(push(f))(*x), sight)
+    agree(lambda f: jvp(push(f), tuple(x), again), sight)
+    agree(lambda f: jvp(lambda *y: jvp(slope(f), y, along)[1], tuple(x), again), sight)
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # torch's own
+def test_the_recorded_linearisation_agrees_with_the_forward_derivative(sight):
+    x, along = operands(), tuple(operands())
+    agree(lambda f: torch.func.jvp(f, tuple(x), along), sight)
+    image, push = torch.func.linearize(lambda *y: attend(*y, *sight), *x)
+    torch.testing.assert_close(image, dense(*x, *sight))
+    torch.testing.assert_close(push(*along), torch.func.jvp(dense_at(sight), tuple(x), along)[1])
+
+
+def dense_at(sight: tuple[Tensor, ...]) -> Callable[..., Tensor]:
+    return lambda *y: dense(*y, *sight)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_mapping_over_an_axis_is_a_loop(sight):
+    q, k, v, w = operands()
+    many_q, many_v = torch.randn(4, 5, 3, dtype=F64), torch.randn(6, 4, 2, dtype=F64)
+    many_w = torch.randn(6, 4, dtype=F64)
+    mapped = torch.func.vmap(attend, in_dims=(0, None, 1, 1, *[None] * len(sight)))
+    one_by_one = [
+        attend(many_q[i], k, many_v[:, i], many_w[:, i], *sight) for i in range(len(many_q))
+    ]
+    torch.testing.assert_close(mapped(many_q, k, many_v, many_w, *sight), torch.stack(one_by_one))
+    pushed = torch.func.vmap(
+        lambda t: torch.func.jvp(lambda x: attend(x, k, v, w, *sight), (q,), (t,))[1]
+    )(many_q)
+    one_by_one = [
+        torch.func.jvp(lambda x: dense(x, k, v, w, *sight), (q,), (t,))[1] for t in many_q
+    ]
+    torch.testing.assert_close(pushed, torch.stack(one_by_one))
+    twice = torch.func.vmap(
+        torch.func.vmap(lambda x: attend(x, k, v, w, *sight), in_dims=1), in_dims=0
+    )
+    rows = torch.randn(2, 5, 3, 3, dtype=F64)
+    expected = dense(rows.movedim(2, 1), k, v, w, *sight)
+    torch.testing.assert_close(twice(rows), expected)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_mapping_over_positions_is_a_loop():
+    q, k, v, w = operands()
+    rows = ROWS + torch.tensor([[0.0], [0.1], [0.3]], dtype=F64)
+    columns = COLUMNS * torch.tensor([[1.0], [0.5], [0.0]], dtype=F64)
+    mapped = torch.func.vmap(lambda s, t: attend(q, k, v, w, s, t))(rows, columns)
+    one_by_one = [attend(q, k, v, w, s, t) for s, t in zip(rows, columns, strict=True)]
+    torch.testing.assert_close(mapped, torch.stack(one_by_one))
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_batch_axes_broadcast_as_in_dense_attention(sight):
+    q, k, v, w = operands(2, 1)
+    q, w = torch.randn(3, 5, 3, dtype=F64), w[0]
+    agree(lambda f: torch.func.vjp(f, q, k, v, w)[1](torch.ones(2, 3, 5, 2, dtype=F64)), sight)
+
+
+# --- weights and masks ---
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_log_weight_pulls_by_its_share_of_attention():
+    # ∂oᵢ/∂log aⱼ = Pᵢⱼ (vⱼ − oᵢ), where the score makes up for a weight of e^{−900} too.
+    q = torch.tensor([[30.0], [0.0]], dtype=F64)
+    k = torch.tensor([[30.0], [0.0], [1.0]], dtype=F64)
+    v = torch.tensor([[1.0], [2.0], [4.0]], dtype=F64)
+    w = torch.tensor([-900.0, 0.0, -math.inf], dtype=F64)
+    slopes = torch.func.jacrev(lambda x: attend(q, k, v, x))(w)[:, 0]
+    expected = torch.tensor([[-0.25, 0.25, 0.0], [0.0, 0.0, 0.0]], dtype=F64)
+    torch.testing.assert_close(slopes, expected)
+    torch.testing.assert_close(torch.func.jacfwd(lambda x: attend(q, k, v, x))(w)[:, 0], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_weights_of_e_minus_900_count_where_the_scores_say_so(dtype):
+    # A = −½ and atoms at ±30: the heavy atom's scores differ by 900, so that P is ½.
+    F = SelfAttention(AttentionParameters.from_bilinear([[-0.5]], [[1.0]]).to(dtype))
+    points, logs = torch.tensor([[30.0], [-30.0]]), torch.tensor([-900.0, 0.0])
+    mu = ParticleMeasure(points.to(dtype), log_weights=logs.to(dtype))
+    expected = torch.tensor([[-30.0], [0.0]], dtype=dtype)
+    torch.testing.assert_close(F(mu).points, expected, rtol=0, atol=1e-5)
+
+
+WEIGHTS = {
+    "uniform": lambda n: torch.zeros(n, dtype=F64),
+    "heavy-tailed": lambda n: 5 * torch.randn(n, dtype=F64),
+    "half at e^-900": lambda n: torch.where(torch.arange(n) % 2 == 1, -900.0, 0.0).double(),
+    "half absent": lambda n: torch.where(torch.arange(n) % 2 == 1, -math.inf, 0.0).double(),
+    "a block absent": lambda n: torch.where(torch.arange(n) > n // 8, -math.inf, 0.0).double(),
+}
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", WEIGHTS)
+@pytest.mark.parametrize("spread", [0.1, 1.0, 10.0])
+def test_the_fused_kernel_is_as_accurate_as_blocks(causal: bool, kind: str, spread: float):
+    n = 700  # several tiles of the kernel
+    q, k, v, _ = operands(1, m=n, n=n, k=5, v=7)
+    # Numbers that float32 holds: what differs below is arithmetic.
+    q, k, v, w = (x.float().double() for x in (spread * q, k, v, WEIGHTS[kind](n)[None]))
+    positions = torch.linspace(0, 1, n, dtype=F64)[None] if causal else None
+    exact = dense(q, k, v, w, positions, positions)
+
+    def errors(dtype: torch.dtype) -> tuple[float, float]:
+        x = [t.to(dtype) for t in (q, k, v, w[..., None])]
+        at = streaming._Places(positions, positions), (x[0],), tuple(x[1:])
+        fused, blocks = streaming._fused(*at), streaming._run(streaming._ATTEND, *at)[0]
+        return tuple(float((t.double() - exact).abs().max()) for t in (fused, blocks))
+
+    fused, blocks = errors(torch.float64)
+    assert max(fused, blocks) < 1e-12
+    fused, blocks = errors(torch.float32)
+    assert fused <= 2 * blocks + 16 * torch.finfo(torch.float32).eps
+
+
+def test_the_fused_kernel_is_left_where_it_does_not_apply():
+    q, k, v, w = operands(1, m=6)
+
+    def applies(logs: Tensor, *positions: Tensor | None) -> bool:
+        places = streaming._Places(*positions)
+        return streaming._fused(places, (q,), (k, v, logs[..., None])) is not None
+
+    ties, increasing = COLUMNS[None], torch.arange(6.0, dtype=F64)[None]
+    assert not applies(w, ties, ties)
+    assert not applies(w, increasing, increasing + 0.5)
+    assert not applies(w - math.inf, None, None)
+    assert applies(w, increasing, increasing)
+    # A row before all the mass
+    w[:, 0] = -math.inf
+    assert not applies(w, increasing, increasing)
+    assert applies(w, None, None)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_rows_that_see_nothing_are_zero_and_so_are_their_derivatives():
+    q, k, v, w = operands()
+    w[0] = -math.inf
+    at = (q, k, v, w)
+    positions = torch.tensor([0.05, 0.05, 0.05, 0.3, 1.0], dtype=F64), COLUMNS
+
+    def loss(*x: Tensor) -> Tensor:
+        return attend(*x, *positions).square().sum()
+
+    assert attend(*at, *positions)[:3].abs().sum() == 0
+    seeing = tuple(s[3:] if i == 0 else s for i, s in enumerate(positions))
+    rest = torch.func.grad(
+        lambda *x: dense(x[0][3:], *x[1:], *seeing).square().sum(), argnums=FIRST
+    )
+    for actual, expected in zip(torch.func.grad(loss, argnums=FIRST)(*at), rest(*at), strict=True):
+        torch.testing.assert_close(actual, expected)
+    second = torch.func.jvp(torch.func.grad(loss), (q, *at[1:]), tuple(operands()))[1]
+    assert torch.isfinite(second).all()
+    assert second[:3].abs().sum() == 0
+
+
+# --- in use ---
+
+
+def test_a_transformer_block_has_the_derivatives_of_its_differences():
+    generator = torch.Generator().manual_seed(0)
+    par = AttentionParameters.random(6, n_heads=2, biases=True, generator=generator)
+    first, second = torch.randn(2, 6, 6, dtype=F64, generator=generator)
+    points, eps, zeta = torch.randn(3, 9, 6, dtype=F64, generator=generator)
+    for causal in (False, True):
+        F = SelfAttention(par, causal=causal)
+
+        def block(x: Tensor, F: SelfAttention = F) -> Tensor:
+            normed = torch.nn.functional.layer_norm(x, (6,))
+            x = x + F(ParticleMeasure.from_sequence(normed)).points
+            return x + torch.nn.functional.gelu(x @ first) @ second
+
+        h = 1e-6
+        expected = (block(points + h * eps) - block(points - h * eps)) / (2 * h)
+        moved = torch.func.jvp(block, (points,), (eps,))[1]
+        # Central differences: h² and rounding / h
+        torch.testing.assert_close(moved, expected, rtol=0, atol=1e-8 * float(expected.norm()))
+        back = torch.func.vjp(block, points)[1](zeta)[0]
+        torch.testing.assert_close((back * eps).sum(), (zeta * moved).sum())
+
+
+def test_the_gradient_of_the_field_in_measure_and_place_agrees_with_dense_attention():
+    par = AttentionParameters.random(3)
+    x, y = torch.randn(4, 3, dtype=F64), torch.randn(7, 3, dtype=F64)
+    logs = torch.randn(7, dtype=F64).log_softmax(-1)
+
+    def streamed(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        gamma = SelfAttention(par).field(ParticleMeasure(y, log_weights=w))
+        return gamma(x).square().sum()
+
+    def plain(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        logits = x @ par.A[0].mT @ y.mT + w
+        return (logits.softmax(-1) @ y @ par.V[0].mT).square().sum()
+
+    for actual, expected in zip(
+        torch.func.grad(streamed, argnums=(0, 1, 2))(x, y, logs),
+        torch.func.grad(plain, argnums=(0, 1, 2))(x, y, logs),
+        strict=True,
+    ):
+        torch.testing.assert_close(actual, expected)
+
+
+MEMORY = """
+import resource
+import sys
+
+import torch
+
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
+
+torch.set_num_threads(1)
+
+
+def run(n):
+    points = torch.randn(n, 4)
+    positions = (torch.arange(n) // 2) / n  # ties: no fused kernel
+    mu = ParticleMeasure(points, positions=positions)
+    par = AttentionParameters.random(4, dtype=torch.float32)
+    F = SelfAttention(par, causal=True)
+    move = lambda x: F(mu.replace(x)).points
+    torch.func.jvp(move, (points,), (points,))
+    x = points.requires_grad_()
+    torch.autograd.grad(move(x).sum(), x)
+    torch.func.jvp(torch.func.grad(lambda x: move(x).square().sum()), (points,), (points,))
+    SelfAttention(par)(mu)
+
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+run(64)
+before = peak()
+n = int(sys.argv[1])
+run(n)
+streamed = peak() - before
+torch.randn(n, n).mul_(1.0)
+print(streamed, peak() - before)
+"""
+
+
+def test_derivatives_take_far_less_memory_than_the_matrix():
+    answer = subprocess.run(
+        [sys.executable, "-c", MEMORY, "8192"], capture_output=True, text=True, check=True
+    )
+    streamed, matrix = (int(x) for x in answer.stdout.split())
+    # The second measurement shows that the first would have seen one matrix.
+    assert streamed < 0.5 * matrix
+
+
+@pytest.mark.gpu
+def test_the_gpu_agrees_with_the_cpu(sight):
+    x, along = operands(), tuple(operands())
+    there = [s.cuda() for s in sight]
+    actual = torch.func.jvp(
+        lambda *y: attend(*y, *there), tuple(t.cuda() for t in x), tuple(t.cuda() for t in along)
+    )
+    expected = torch.func.jvp(lambda *y: dense(*y, *sight), tuple(x), along)
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one.cpu(), other)
