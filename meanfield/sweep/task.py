@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -143,6 +144,7 @@ def compute(
         single = [compute(task, [case], fixed, seed) for case in cases]
         return {name: np.concatenate([part[name] for part in single]) for name in single[0]}
     arrays = task.blank(len(cases))
+    _check_names(task, outcome)
     for variable in task.variables:
         arrays[variable.name][...] = _checked(task, variable, outcome, (len(cases),))
     arrays["status"][...] = _status(task, arrays)
@@ -189,9 +191,14 @@ def _guarded(task: Task, arguments: dict[str, Any]) -> Any:
         return f"{type(error).__name__}: {error}"[:_MESSAGE_LENGTH]
 
 
+@functools.lru_cache(maxsize=64)
+def _argument_names(function: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
+
+
 def _case_arguments(task: Task, case: Case, fixed: Mapping[str, Any], seed: int) -> dict[str, Any]:
     arguments = {**fixed, **case}
-    wanted = inspect.signature(task.function).parameters
+    wanted = _argument_names(task.function)
     if "seed" in wanted and "seed" not in arguments:
         arguments["seed"] = case_seed(case, seed)
     if "generator" in wanted and "generator" not in arguments:
@@ -205,7 +212,7 @@ def _batch_arguments(
     task: Task, cases: Sequence[Case], fixed: Mapping[str, Any], seed: int
 ) -> dict[str, Any]:
     arguments = {**fixed, **columns_of(cases)}
-    wanted = inspect.signature(task.function).parameters
+    wanted = _argument_names(task.function)
     if "seeds" in wanted and "seeds" not in arguments:
         arguments["seeds"] = np.array([case_seed(case, seed) for case in cases], dtype=np.int64)
     return arguments
@@ -217,6 +224,7 @@ def _assemble(task: Task, outcomes: Sequence[Any]) -> dict[str, np.ndarray]:
         if isinstance(outcome, str):
             arrays["message"][i] = outcome
             continue
+        _check_names(task, outcome)
         for variable in task.variables:
             arrays[variable.name][i] = _checked(task, variable, outcome, ())
     failed = np.array([isinstance(outcome, str) for outcome in outcomes])
@@ -233,16 +241,18 @@ def _status(task: Task, arrays: dict[str, np.ndarray]) -> np.ndarray:
     return np.where(converged, OK, NOT_CONVERGED)
 
 
+def _check_names(task: Task, outcome: Any) -> None:
+    if isinstance(outcome, Mapping) and outcome.keys() == {v.name for v in task.variables}:
+        return
+    got = sorted(outcome) if isinstance(outcome, Mapping) else type(outcome).__name__
+    raise TypeError(
+        f"{task.label}: expected a mapping with exactly "
+        f"{sorted(v.name for v in task.variables)}, got {got}"
+    )
+
+
 def _checked(task: Task, variable: Variable, outcome: Any, leading: tuple[int, ...]) -> np.ndarray:
     """One variable of what the function returned, in the declared shape and a fitting type."""
-    if not isinstance(outcome, Mapping) or {str(n) for n in outcome} != {
-        v.name for v in task.variables
-    }:
-        got = sorted(outcome) if isinstance(outcome, Mapping) else type(outcome).__name__
-        raise TypeError(
-            f"{task.label}: expected a mapping with exactly "
-            f"{sorted(v.name for v in task.variables)}, got {got}"
-        )
     value = outcome[variable.name]
     array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
     expected = (*leading, *task.shape(variable))
