@@ -300,9 +300,9 @@ class AttentionTangent:
         J is a sum over heads of three parts. With the column masses cⱼ = Σᵢ aᵢPᵢⱼ/aⱼ, values
         wⱼ = W vⱼ in the output space, Σᵢ their covariance seen from i, and bᵢ = Kᵀqᵢ:
 
-            values   √(aᵢ/aⱼ) Pᵢⱼ W V            ≤ ‖W V‖ √(maxⱼ cⱼ)              (Schur's test)
-            keys     √(aᵢ/aⱼ) Pᵢⱼ (wⱼ−oᵢ) bᵢᵀ    ≤ √(maxⱼ Σᵢ (aᵢPᵢⱼ/aⱼ) ‖Σᵢ‖ |bᵢ|²)  (Cauchy–Schwarz)
-            queries  D_xΓ_μ(xᵢ), all heads       = maxᵢ of its norm
+            values   √(aᵢ/aⱼ) Pᵢⱼ W V          ≤ ‖W V‖ √(maxⱼ cⱼ), Schur's test
+            keys     √(aᵢ/aⱼ) Pᵢⱼ (wⱼ−oᵢ) bᵢᵀ  ≤ √(maxⱼ Σᵢ (aᵢPᵢⱼ/aⱼ) ‖Σᵢ‖ |bᵢ|²), Cauchy–Schwarz
+            queries  D_xΓ_μ(xᵢ), all heads     = maxᵢ of its norm
 
         Rounding is not accounted for: it is some n · eps, relative.
         """

@@ -2,11 +2,12 @@
 
 Works for any map of measures; one that brings its own linearisation (``linearize``,
 ``linearize_field``) is faster. Files, each importing only those before it: `tangents` (a map's
-linearisation, its own or by automatic differentiation), `local`, `secant`, `comparison`.
+linearisation, its own or by automatic differentiation), `local`, `search`, `secant`, `comparison`.
 """
 
 from meanfield.lipschitz.comparison import compare_lemma_3_2, secants_along, split_secants
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
+from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import (
     SecantRatio,
     euclidean_secant_ratio,
@@ -24,4 +25,5 @@ __all__ = [
     "secants_along",
     "sequence_map",
     "split_secants",
+    "worst_case",
 ]

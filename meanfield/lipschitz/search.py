@@ -1,0 +1,240 @@
+"""Worst-case inputs: measures in a ball that make the local constant as large as possible."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from meanfield import sampling
+from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
+from meanfield.measures import MeasureMap, ParticleMeasure
+
+__all__ = ["worst_case"]
+
+# Log-weights below this are as good as absent at any radius whose constant fits in float64.
+_LIGHTEST = -1300.0
+
+
+def worst_case(
+    F: MeasureMap,
+    radius: float,
+    *,
+    n_atoms: int = 2,
+    dim: int | None = None,
+    starts: int = 64,
+    steps: int = 200,
+    candidates: Sequence[ParticleMeasure] = (),
+    generator: torch.Generator | None = None,
+) -> tuple[ParticleMeasure, LocalLipschitz]:
+    """A measure of n atoms in B_R whose local Wasserstein constant is large, and the constant.
+
+    Ascent of log max(‖D^½JD^−½‖, maxᵢ‖D_xΓ_μ(xᵢ)‖) over atoms (projected on the ball) and
+    log-weights, from many starts at once: the constructions of the proofs where F has
+    ``parameters`` (both branches of each head, best weight), collapsed and random measures, and
+    the caller's candidates. With the singular vectors u, v held fixed, the gradient of the top
+    singular value is that of ⟨u, D^½JD^−½ v⟩. Plain ascent from random starts does poorly here
+    (the best weights are e^{−2γR²}), hence weights in log space and structured starts; the result
+    is never below the best start.
+
+    A lower bound of the supremum over the ball: nothing says that it is attained.
+
+    Args:
+        F: a map of measures that keeps weights; causal maps get atoms at positions i/n.
+        radius: R > 0.
+        n_atoms: number of atoms n.
+        dim: d; by default that of F's parameters.
+        starts: number of random starts, besides the structured ones.
+        steps: steps of ascent.
+        candidates: measures to start from as well; they are padded or refused to n atoms.
+        generator: of the random starts; a fixed seed if None.
+
+    Returns:
+        The measure (without batch axes) and its `LocalLipschitz`.
+
+    Raises:
+        ValueError: a radius that is not positive, no dimension, candidates that do not fit.
+    """
+    if not radius > 0:
+        raise ValueError(f"radius: expected a number > 0, got {radius}")
+    if n_atoms < 1:
+        raise ValueError(f"n_atoms: expected at least 1, got {n_atoms}")
+    parameters = getattr(F, "parameters", None)
+    if dim is None:
+        dim = getattr(parameters, "dim", None)
+    if dim is None:
+        raise ValueError("dim: expected the dimension of the points, since F does not say it")
+    positions = None
+    if getattr(F, "causal", False):
+        positions = torch.arange(1, n_atoms + 1, dtype=torch.float64) / n_atoms
+    generator = generator or torch.Generator().manual_seed(0)
+    points, logs = _random_starts(starts, n_atoms, dim, radius, generator)
+    given = [*_constructions(parameters, radius), *candidates]
+    for mu in given:
+        more_points, more_logs = _fit(mu, n_atoms, dim, radius)
+        points, logs = torch.cat([points, more_points]), torch.cat([logs, more_logs])
+    best = _Best()
+    step = torch.full((len(points), 1, 1), 0.1, dtype=torch.float64)
+    moments = [torch.zeros_like(t) for t in (points, points, logs, logs)]
+    for count in range(1, steps + 1):
+        mu = ParticleMeasure(points, log_weights=logs, positions=positions)
+        constant = _constants(F, mu)
+        best.offer(mu, constant.value)
+        gradients = _gradients(F, mu, constant)
+        points, logs = _ascend(points, logs, gradients, moments, step, count, steps, radius)
+    assert best.measure is not None
+    return best.measure, local_lipschitz(F, best.measure)
+
+
+class _Best:
+    """The best measure seen."""
+
+    def __init__(self) -> None:
+        self.value, self.measure = -math.inf, None
+
+    measure: ParticleMeasure | None
+
+    def offer(self, mu: ParticleMeasure, values: Tensor) -> None:
+        k = int(values.argmax())
+        if float(values[k]) > self.value:
+            self.value, self.measure = float(values[k]), mu[k]
+
+
+def _random_starts(
+    starts: int, n: int, dim: int, radius: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Half in the ball and half on the sphere; weights from uniform to extremely unbalanced."""
+    inside = sampling.ball(n, dim, radius=radius, batch_shape=(starts,), generator=generator)
+    outside = sampling.sphere(n, dim, radius=radius, batch_shape=(starts,), generator=generator)
+    share = torch.rand(starts, 1, 1, generator=generator, dtype=torch.float64)
+    points = torch.where(share < 0.5, inside, outside)
+    depth = 4.0 * radius**2 * torch.rand(starts, 1, generator=generator, dtype=torch.float64)
+    logits = -depth * torch.rand(starts, n, generator=generator, dtype=torch.float64)
+    points[0], logits[0] = points[0, :1], 0.0  # all atoms in one place
+    return points, logits.log_softmax(-1)
+
+
+def _constructions(parameters: object, radius: float) -> list[ParticleMeasure]:
+    """Two Diracs along each real eigenpair of each head, at a grid of weights about the best."""
+    found = []
+    for A in getattr(parameters, "A", []):
+        for branch in ("negative", "positive"):
+            try:
+                pair = sampling.critical_pair(A.detach().double(), branch=branch)
+            except ValueError:
+                continue
+            centre = -2 * pair.scaling * radius**2 - math.log(3)
+            offsets = torch.linspace(-3, 3, 13, dtype=torch.float64)
+            found.append(
+                sampling.two_diracs(
+                    radius, centre + offsets, pair.direction.cpu(), crowd=pair.crowd
+                )
+            )
+    return found
+
+
+def _fit(mu: ParticleMeasure, n: int, dim: int, radius: float) -> tuple[Tensor, Tensor]:
+    """A candidate as a batch of n atoms: the last one is split where atoms are missing."""
+    if mu.dim != dim:
+        raise ValueError(f"candidates: expected measures on R^{dim}, got one on R^{mu.dim}")
+    missing = n - mu.n_particles
+    if missing < 0:
+        raise ValueError(f"candidates: expected at most {n} atoms, got {mu.n_particles}")
+    points = mu.points.double().cpu().reshape(-1, mu.n_particles, dim)
+    logs = mu.log_weights.double().cpu().reshape(-1, mu.n_particles)
+    largest = float(torch.linalg.vector_norm(points, dim=-1).max())
+    if largest > radius * (1 + 1e-9):
+        raise ValueError(f"candidates: expected atoms in the ball of radius {radius}: {largest}")
+    if missing:
+        part = logs[:, -1:] - math.log(missing + 1)
+        logs = torch.cat([logs[:, :-1], part.expand(-1, missing + 1)], -1)
+        points = torch.cat([points, points[:, -1:].expand(-1, missing, -1)], 1)
+    return points, logs.clamp_min(_LIGHTEST)
+
+
+def _constants(F: MeasureMap, mu: ParticleMeasure) -> LocalLipschitz:
+    return local_lipschitz(F, mu, rtol=1e-3, strict=False)
+
+
+def _gradients(
+    F: MeasureMap, mu: ParticleMeasure, constant: LocalLipschitz
+) -> tuple[Tensor, Tensor]:
+    """Gradients of log σ in points and log-weights, for whichever component is larger."""
+    assert constant.splitting is not None and constant.splitting_atom is not None
+    assert constant.splitting_direction is not None
+    by_splitting = constant.splitting > constant.particle
+    at = constant.splitting_atom[:, None, None].expand(-1, 1, mu.dim)
+    v_split = torch.zeros_like(mu.points).scatter(1, at, constant.splitting_direction[:, None, :])
+    points = mu.points.detach().requires_grad_()
+    logs = mu.log_weights.detach().requires_grad_()
+    moved = _weighted_image(F, mu, points, logs, constant.direction)
+    sigma = (_unit(moved.detach()) * moved).sum((-2, -1))
+    split = _split_image(F, mu, points, logs, v_split)
+    sigma_split = (_unit(split.detach()) * split).sum((-2, -1))
+    chosen = torch.where(by_splitting, sigma_split, sigma)
+    objective = chosen.clamp_min(1e-300).log().sum()
+    gradients = torch.autograd.grad(objective, (points, logs))
+    clean = [torch.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0) for g in gradients]
+    return clean[0], clean[1]
+
+
+def _weighted_image(
+    F: MeasureMap, mu: ParticleMeasure, points: Tensor, logs: Tensor, v: Tensor
+) -> Tensor:
+    """D^½ J D^−½ v, differentiable in points and log-weights."""
+    half = 0.5 * logs[..., None]
+    return half.exp() * _tangent(F, mu.positions, points, logs, (-half).exp() * v)
+
+
+def _split_image(
+    F: MeasureMap, mu: ParticleMeasure, points: Tensor, logs: Tensor, v: Tensor
+) -> Tensor:
+    """D_xΓ_μ(xᵢ) vᵢ by moving the halves of the atoms apart."""
+    doubled = points.repeat_interleave(2, -2)
+    halves = logs.repeat_interleave(2, -1) - math.log(2)
+    pair = torch.stack([v, -v], -2).flatten(-3, -2)
+    positions = None if mu.positions is None else mu.positions.repeat_interleave(2, -1)
+    return _tangent(F, positions, doubled, halves, pair).unflatten(-2, (-1, 2))[..., 0, :]
+
+
+def _tangent(
+    F: MeasureMap, positions: Tensor | None, points: Tensor, logs: Tensor, direction: Tensor
+) -> Tensor:
+    def move(x: Tensor) -> Tensor:
+        return F(ParticleMeasure(x, log_weights=logs, positions=positions)).points
+
+    return torch.func.jvp(move, (points,), (direction,))[1]
+
+
+def _ascend(
+    points: Tensor,
+    logs: Tensor,
+    gradients: tuple[Tensor, Tensor],
+    moments: list[Tensor],
+    step: Tensor,
+    count: int,
+    total: int,
+    radius: float,
+) -> tuple[Tensor, Tensor]:
+    """One step of Adam per start, with a step that decays to a thousandth; then back in the ball."""
+    rate = 0.001 ** (count / total)
+    moved = []
+    for k, (value, gradient) in enumerate(zip((points, logs), gradients, strict=True)):
+        first, second = moments[2 * k], moments[2 * k + 1]
+        first.mul_(0.9).add_(gradient, alpha=0.1)
+        second.mul_(0.99).add_(gradient**2, alpha=0.01)
+        scaled = first / (1 - 0.9**count) / ((second / (1 - 0.99**count)).sqrt() + 1e-12)
+        size = step * radius if k == 0 else 5.0 * step[..., 0]
+        moved.append(value + rate * size * scaled)
+    length = torch.linalg.vector_norm(moved[0], dim=-1, keepdim=True)
+    # A hair inside, so that rounding does not leave the ball.
+    inside = moved[0] * (radius * (1 - 1e-15) / length.clamp_min(radius))
+    return inside, moved[1].clamp_min(_LIGHTEST).log_softmax(-1)
+
+
+def _unit(image: Tensor) -> Tensor:
+    peak = image.abs().amax((-2, -1), keepdim=True).clamp_min(1e-300)
+    scaled = image / peak
+    return scaled / torch.linalg.vector_norm(scaled, dim=(-2, -1), keepdim=True)

@@ -1,0 +1,85 @@
+"""Worst-case search: it reaches the known optimum and never falls below the hand-built inputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from meanfield import bounds, sampling
+from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.lipschitz import local_lipschitz, worst_case
+from meanfield.measures import ParticleMeasure
+
+F64 = torch.float64
+FAST = {"starts": 6, "steps": 80}
+
+
+@pytest.mark.parametrize(
+    ("radius", "best"),
+    [(0.5, 1.0), (1.0, 3.0686796), (3.0, 50897.671)],
+)
+def test_the_best_two_atoms_of_the_line_are_found(radius, best):
+    # Optima by differential evolution over places and weight; at R = ½ the pair is collapsed.
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+    mu, constant = worst_case(F, radius, **FAST)
+    assert float(constant.value) == pytest.approx(best, rel=1e-5)
+    assert float(mu.points.abs().max()) <= radius
+    assert bool(constant.converged)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_search_reaches_the_hand_built_inputs_and_stays_below_the_bound(seed, causal):
+    generator = torch.Generator().manual_seed(seed)
+    A = torch.randn(2, 2, dtype=F64, generator=generator) - torch.eye(2, dtype=F64)
+    F = SelfAttention(AttentionParameters.from_bilinear(A, torch.eye(2, dtype=F64)), causal)
+    radius = 1.3
+    _, constant = worst_case(F, radius, starts=6, steps=40)
+    try:
+        pair = sampling.critical_pair(A)
+    except ValueError:
+        built = 1.0
+    else:
+        z = bounds.two_dirac_best_log_ratio(pair.scaling, radius)
+        hand = sampling.two_diracs(radius, z, pair.direction, crowd=pair.crowd, positioned=causal)
+        built = float(local_lipschitz(F, hand).value)
+    norm_A = float(torch.linalg.matrix_norm(A, 2))
+    bound = bounds.masked_mean_field if causal else bounds.mean_field
+    assert built * (1 - 1e-2) <= float(constant.value) <= bound(norm_A, 1.0, radius)
+
+
+def test_more_atoms_are_never_worse():
+    F = SelfAttention(AttentionParameters.random(2, std=1.5))
+    two, constant = worst_case(F, 1.0, **FAST)
+    _, more = worst_case(F, 1.0, n_atoms=4, candidates=[two], **FAST)
+    assert float(more.value) >= float(constant.value) * (1 - 1e-9)
+
+
+def test_a_map_without_parameters_is_searched_by_automatic_differentiation():
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+    _, constant = worst_case(lambda mu: F(mu), 1.0, dim=1, starts=12, steps=80)
+    assert float(constant.value) == pytest.approx(3.0686796, rel=1e-4)
+
+
+def test_a_seed_decides_the_search():
+    F = SelfAttention(AttentionParameters.random(2))
+    again = [worst_case(F, 1.0, starts=4, steps=5)[1].value for _ in range(2)]
+    assert torch.equal(*again)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"radius": 0.0}, "radius: expected a number > 0"),
+        ({"n_atoms": 0}, "n_atoms: expected at least 1"),
+        ({"candidates": [ParticleMeasure([[3.0]])]}, "ball of radius 1"),
+        ({"candidates": [ParticleMeasure([[0.1, 0.1]])]}, r"measures on R\^1"),
+        ({"candidates": [ParticleMeasure([[0.1]] * 3)]}, "at most 2 atoms"),
+    ],
+)
+def test_bad_arguments_are_refused(arguments, words):
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+    with pytest.raises(ValueError, match=words):
+        worst_case(F, **({"radius": 1.0} | arguments))
+    with pytest.raises(ValueError, match="dim: expected"):
+        worst_case(lambda mu: F(mu), 1.0)
