@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,11 @@ class Task:
             )
         return f"{self.function.__module__}:{name}"
 
+    @cached_property
+    def arguments(self) -> frozenset[str]:
+        """The names of the arguments that the function takes."""
+        return frozenset(inspect.signature(self.function).parameters)
+
     @property
     def label(self) -> str:
         """The function in messages."""
@@ -191,14 +196,9 @@ def _guarded(task: Task, arguments: dict[str, Any]) -> Any:
         return f"{type(error).__name__}: {error}"[:_MESSAGE_LENGTH]
 
 
-@functools.lru_cache(maxsize=64)
-def _argument_names(function: Callable[..., Any]) -> frozenset[str]:
-    return frozenset(inspect.signature(function).parameters)
-
-
 def _case_arguments(task: Task, case: Case, fixed: Mapping[str, Any], seed: int) -> dict[str, Any]:
     arguments = {**fixed, **case}
-    wanted = _argument_names(task.function)
+    wanted = task.arguments
     if "seed" in wanted and "seed" not in arguments:
         arguments["seed"] = case_seed(case, seed)
     if "generator" in wanted and "generator" not in arguments:
@@ -212,7 +212,7 @@ def _batch_arguments(
     task: Task, cases: Sequence[Case], fixed: Mapping[str, Any], seed: int
 ) -> dict[str, Any]:
     arguments = {**fixed, **columns_of(cases)}
-    wanted = _argument_names(task.function)
+    wanted = task.arguments
     if "seeds" in wanted and "seeds" not in arguments:
         arguments["seeds"] = np.array([case_seed(case, seed) for case in cases], dtype=np.int64)
     return arguments
