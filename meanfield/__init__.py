@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         linalg,
         lipschitz,
         measures,
+        report,
         results,
         sampling,
         transport,
@@ -46,6 +47,7 @@ _MODULES = (
     "linalg",
     "lipschitz",
     "measures",
+    "report",
     "results",
     "sampling",
     "sweep",  # the module is callable: `meanfield.sweep(...)` is the function inside
@@ -87,6 +89,7 @@ __all__ = [
     "merge",
     "operator_norm",
     "pushforward",
+    "report",
     "results",
     "sampling",
     "split",

@@ -21,6 +21,9 @@ __all__ = [
     "plot_growth_in_radius",
     "plot_lemma_3_2",
     "plot_light_weight",
+    "plot_masked_bound",
+    "plot_regimes",
+    "plot_secants",
     "plot_splitting",
     "style",
 ]
@@ -54,7 +57,7 @@ def style() -> Iterator[None]:
 
 
 def plot_growth_in_n(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False) -> Axes:
-    """Euclidean constant of n tokens against n: √n growth, then saturation at e^{γR²}.
+    """Euclidean constant of n tokens against n: √n growth, then saturation.
 
     Args:
         ds: a two-Dirac Dataset, with ``euclidean``, ``particle``, ``general_lower`` along `case`.
@@ -203,8 +206,99 @@ def plot_splitting(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     label = f"$W_2$ secant, atom split (step {smallest:.0e})"
     ax.plot(rows.radius, last, "kx", markersize=7, label=label)
     ax.set(xscale="log", yscale="log", xlabel="radius R", ylabel="local constant, Wasserstein")
+    ax.xaxis.minorticks_off()
     ax.set_title("Splitting wins: crowd at the origin, light atom at R (d = 1)")
     ax.legend()
+    return ax
+
+
+def plot_secants(
+    ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False, radius: float | None = None
+) -> Axes:
+    """Secant ratios over the Euclidean constant of n tokens, as the step shrinks.
+
+    Args:
+        ds: a Lemma 3.2 Dataset, with ``euclidean_secant``, ``wasserstein_secant`` along
+            (`case`, `perturbation`, `step`) and ``euclidean``.
+        ax: where to draw; a new figure if None.
+        causal: whether to take the masked cases (conditional distance).
+        radius: which R; the largest by default.
+    """
+    ax = _axes(ax)
+    rows = ds.isel(case=np.flatnonzero(ds.causal.values.astype(bool) == causal))
+    radius = rows.radius.values.max() if radius is None else radius
+    rows = rows.isel(case=np.flatnonzero((rows.radius == radius) & (rows.draw == 0)))
+    rows = rows.sortby("n_tokens")
+    for k, colour in enumerate(_colours(rows.sizes["case"])):
+        case = rows.isel(case=k)
+        top, split = case.sel(perturbation="top"), case.sel(perturbation="splitting")
+        scale = float(case.euclidean)
+        label = f"n = {int(case.n_tokens)}"
+        ax.plot(ds.step, top.euclidean_secant / scale, "-", color=colour, label=label)
+        ax.plot(ds.step, top.wasserstein_secant / scale, "o", color=colour, fillstyle="none")
+        ax.plot(ds.step, split.wasserstein_secant / scale, "--", color=colour, linewidth=0.9)
+    ax.axhline(1.0, color="black", linestyle=":")
+    ax.plot([], [], "k-", label="Euclidean, discrete map")
+    name = "conditional $d_2$" if causal else "$W_2$"
+    ax.plot([], [], "ko", fillstyle="none", label=name)
+    ax.plot([], [], "k--", linewidth=0.9, label=f"{name}, worst atom split")
+    ax.set(xscale="log", xlabel="step: displacement / R")
+    ax.set_ylabel("secant ratio / Euclidean constant of n tokens")
+    ax.invert_xaxis()
+    lemma = "4.2 (masked" if causal else "3.2 (plain"
+    ax.set_title(f"Lemma {lemma}, R = {radius:g})")
+    _legend_beside(ax)
+    return ax
+
+
+def plot_regimes(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+    """Largest constant found over √n, over (n, R), and which upper bound is the smaller.
+
+    Args:
+        ds: a regimes Dataset, with ``worst``, ``general_bound`` and ``mean_field_bound``.
+        ax: where to draw; a new figure if None.
+    """
+    ax = _axes(ax)
+    cube = ds.set_index(case=["n_tokens", "radius"]).unstack("case").sortby(["n_tokens", "radius"])
+    n, radius = cube.n_tokens.values, cube.radius.values
+    share = np.log10((cube.worst / np.sqrt(cube.n_tokens)).transpose("radius", "n_tokens").values)
+    limit = np.abs(share).max()
+    mesh = ax.pcolormesh(
+        n, radius, share, cmap="RdBu_r", vmin=-limit, vmax=limit, shading="nearest"
+    )
+    ax.figure.colorbar(mesh, ax=ax, label=r"$\log_{10}$(largest constant found / $\sqrt{n}$)")
+    gap = np.log(cube.mean_field_bound / cube.general_bound).transpose("radius", "n_tokens").values
+    ax.contour(n, radius, gap, levels=[0.0], colors="black", linewidths=1.4)
+    lower = np.log(2 * (n - 1))[None, :] / (2 * radius[:, None] ** 2)
+    ax.contour(n, radius, lower, levels=[1.0], colors="black", linewidths=1.2, linestyles="--")
+    ax.plot([], [], "k-", label="below the line Thm 3.5 is the smaller bound, above it Thm 3.3")
+    ax.plot([], [], "k--", label=r"$2(n-1)=e^{2R^2}$: saturation for $\gamma=1$")
+    ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="radius R")
+    ax.xaxis.minorticks_off()
+    ax.set_title(r"Regimes: mean field (small $R$), $\sqrt{n}$, large radius")
+    _legend_below(ax)
+    return ax
+
+
+def plot_masked_bound(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+    """Masked constants against n: above the unmasked bound, below the one with the Hardy factor.
+
+    Args:
+        ds: a masked-bound Dataset, with ``largest``, ``unmasked_bound``, ``hardy_bound``.
+        ax: where to draw; a new figure if None.
+    """
+    ax = _axes(ax)
+    sizes = np.unique(ds["size"].values)
+    for colour, size in zip(_colours(len(sizes)), sizes, strict=True):
+        rows = ds.isel(case=np.flatnonzero(ds["size"].values == size)).sortby("n_tokens")
+        ax.plot(rows.n_tokens, rows.largest, "o-", color=colour, label=rf"$\|A\|R^2$ = {size:g}")
+        ax.plot(rows.n_tokens, rows.unmasked_bound, ":", color=colour)
+        ax.plot(rows.n_tokens, rows.hardy_bound, "--", color=colour, linewidth=0.9)
+    ax.plot([], [], "k:", label="Thm 3.5 (plain only)")
+    ax.plot([], [], "k--", linewidth=0.9, label="with the Hardy factor")
+    ax.set(xscale="log", yscale="log", xlabel="number of atoms n", ylabel="local constant, masked")
+    ax.set_title("Masked attention exceeds the unmasked bound")
+    _legend_beside(ax)
     return ax
 
 

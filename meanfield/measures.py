@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
+from meanfield.html import span, table
 
 __all__ = [
     "Disintegration",
@@ -167,6 +168,17 @@ class ParticleMeasure:
         if not self.batch_shape:
             raise TypeError("this measure has no batch axes to iterate over")
         return (self[i] for i in range(self.batch_shape[0]))
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("particles", self.n_particles),
+            ("dimension", self.dim),
+            ("batch", " × ".join(map(str, self.batch_shape)) or None),
+            ("log-weights", span(self.log_weights)),
+            ("positions", None if self.positions is None else span(self.positions)),
+            ("tensors", f"{str(self.dtype).removeprefix('torch.')} on {self.device}"),
+        ]
+        return table("Particle measure", rows)
 
     def __repr__(self) -> str:
         parts = [f"n_particles={self.n_particles}", f"dim={self.dim}"]

@@ -45,6 +45,7 @@ DOORS: dict[str, set[str] | None] = {
     "transformers": {"pretrained"},
     "pooch": {"corpora"},
     "safetensors": {"pretrained"},
+    "huggingface_hub": {"pretrained"},
 }
 NO_TORCH = {"results", "figures", "text_figures", "bounds", "errors", "html"}
 

@@ -12,6 +12,9 @@ __all__ = ["EXPERIMENTS", "load"]
 
 EXPERIMENTS = {
     "two-dirac": "how sensitive two unbalanced clusters are: radius, light weight, n, masking",
+    "lemma-3-2": "discrete Euclidean against Wasserstein secants as the step shrinks",
+    "regimes": "over (n, R): worst constants found against every theorem",
+    "masked-bound": "masked attention exceeds the unmasked mean-field bound",
 }
 
 

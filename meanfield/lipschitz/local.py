@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meanfield.html import span, table
 from meanfield.linalg import LinearMap, NormEstimate, largest_block_norm, operator_norm
 from meanfield.lipschitz.tangents import field_tangent, tangent
 from meanfield.measures import MeasureMap, ParticleMeasure
@@ -51,6 +52,25 @@ class LocalLipschitz:
     converged: Tensor
     n_matvecs: int
     geometry: str
+
+    def __repr__(self) -> str:
+        parts = [f"value={span(self.value)}", f"particle={span(self.particle)}"]
+        if self.splitting is not None:
+            parts.append(f"splitting={span(self.splitting)}")
+        parts += [f"error={span(self.error)}", f"converged={bool(self.converged.all())}"]
+        return f"LocalLipschitz({', '.join(parts)}, geometry={self.geometry!r})"
+
+    def _repr_html_(self) -> str:
+        splitting = None if self.splitting is None else span(self.splitting)
+        rows = [
+            ("value", span(self.value)),
+            ("particle: atoms move as a whole", span(self.particle)),
+            ("splitting: one atom splits", splitting),
+            ("relative residual", span(self.residual)),
+            ("relative error proved", span(self.error)),
+            ("converged", bool(self.converged.all())),
+        ]
+        return table(f"Local Lipschitz constant, {self.geometry}", rows)
 
 
 def local_lipschitz(

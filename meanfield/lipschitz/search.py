@@ -218,7 +218,7 @@ def _ascend(
     total: int,
     radius: float,
 ) -> tuple[Tensor, Tensor]:
-    """One step of Adam per start, with a step that decays to a thousandth; then back in the ball."""
+    """One step of Adam per start, decaying to a thousandth; then back into the ball."""
     rate = 0.001 ** (count / total)
     moved = []
     for k, (value, gradient) in enumerate(zip((points, logs), gradients, strict=True)):

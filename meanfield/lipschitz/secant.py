@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind
+from meanfield.html import span, table
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
 
@@ -37,6 +38,20 @@ class SecantRatio:
     numerator: TransportResult
     denominator: TransportResult
     conditional: bool
+
+    def __repr__(self) -> str:
+        ends = f"lower={span(self.lower)}, upper={span(self.upper)}"
+        return f"SecantRatio(value={span(self.value)}, {ends}, conditional={self.conditional})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("value", span(self.value)),
+            ("certified lower bound of the Lipschitz constant", span(self.lower)),
+            ("upper end of the ratio", span(self.upper)),
+            ("distance of the images", span(self.numerator.value)),
+            ("distance of the measures", span(self.denominator.value)),
+        ]
+        return table(f"Secant ratio, {'conditional W₂' if self.conditional else 'W₂'}", rows)
 
 
 def secant_ratio(

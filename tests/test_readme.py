@@ -1,0 +1,33 @@
+"""What a newcomer is told is true: the README's examples run, and CI runs its two commands."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_examples_of_the_readme_give_what_they_show():
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    found = doctest.testfile(str(ROOT / "README.md"), module_relative=False, optionflags=flags)
+    assert found.attempted > 20
+    assert found.failed == 0
+
+
+def test_the_two_commands_are_there_for_ci_to_take():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = dict(re.findall(r"<!-- command: (\w+) -->\n```\n(.+)\n```\n", text))
+    assert set(commands) == {"main", "tests"}
+    assert "meanfield run two-dirac" in commands["main"]
+    assert commands["tests"].endswith("ruff check . && ruff format --check . && mypy && pytest")
+    assert "readme_command" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_every_experiment_is_in_the_reference():
+    from meanfield.experiments import EXPERIMENTS
+
+    index = (ROOT / ".docs" / "index.rst").read_text(encoding="utf-8")
+    for name in EXPERIMENTS:
+        assert f"experiments.{name.replace('-', '_')}" in index, name
