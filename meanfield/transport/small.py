@@ -1,13 +1,14 @@
 """Many small problems of one shape at once: costs, certificates and closed forms in arrays.
 
-Only the call of the solver itself is a loop; it releases the interpreter, so threads pay from
-about thirty atoms on. A problem that does not come out certified is handed to the full dispatch.
+Only the call of the solver itself is a loop; it releases the interpreter, so blocks of problems go
+to threads from about thirty atoms on. A problem that does not come out certified is handed to the
+full dispatch.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -88,9 +89,17 @@ def solve_small(
     count, n, d = x.shape
     m = y.shape[1]
     step = max(1, _BLOCK // (n * m * d))
-    for start in range(0, count, step):
-        block = slice(start, start + step)
-        yield block, _solve_block(x[block], y[block], log_a[block], log_b[block], rtol)
+    blocks = [slice(start, start + step) for start in range(0, count, step)]
+
+    def solved(block: slice) -> SmallAnswers:
+        return _solve_block(x[block], y[block], log_a[block], log_b[block], rtol)
+
+    threads = os.cpu_count() or 1
+    if max(n, m) < _THREADED_FROM or threads == 1 or len(blocks) == 1:
+        yield from ((block, solved(block)) for block in blocks)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        yield from zip(blocks, pool.map(solved, blocks), strict=True)
 
 
 def _solve_block(
@@ -202,7 +211,7 @@ def _identity(problem: _Scaled, plans: _Plans) -> np.ndarray:
 def _assign(problem: _Scaled, plans: _Plans, which: np.ndarray) -> None:
     n = problem.cost.shape[1]
     cost = problem.cost[which]
-    sigma = np.concatenate(_in_parts(assignments, (cost,), n))
+    sigma = assignments(cost)
     _, g = assignment_potentials(cost, sigma, max_rounds=2 * n)
     plans.f[which], plans.g[which] = c_transforms(cost, g)
     plans.rows[which, :n], plans.cols[which, :n] = np.arange(n), sigma
@@ -213,8 +222,7 @@ def _assign(problem: _Scaled, plans: _Plans, which: np.ndarray) -> None:
 def _simplex(problem: _Scaled, plans: _Plans, which: np.ndarray) -> None:
     cost = problem.cost[which]
     a, b = problem.a[which], problem.b[which]
-    parts = _in_parts(simplex_plans, (a, b, cost), max(cost.shape[1:]))
-    mass, g = (np.concatenate(t) for t in zip(*parts, strict=True))
+    mass, g = simplex_plans(a, b, cost)
     problem_of, rows, cols = np.nonzero(mass)
     starts = np.searchsorted(problem_of, np.arange(len(which)))
     slot = np.arange(len(rows)) - starts[problem_of]
@@ -222,16 +230,6 @@ def _simplex(problem: _Scaled, plans: _Plans, which: np.ndarray) -> None:
     plans.rows[place], plans.cols[place] = rows, cols
     plans.log_mass[place] = np.log(mass[problem_of, rows, cols])
     plans.f[which], plans.g[which] = c_transforms(cost, g)
-
-
-def _in_parts(solver: Callable, arrays: tuple[np.ndarray, ...], size: int) -> list:
-    """The solver on all problems, split among threads where one call is long enough to pay."""
-    count = os.cpu_count() or 1
-    if size < _THREADED_FROM or count == 1 or len(arrays[0]) < 2 * count:
-        return [solver(*arrays)]
-    parts = zip(*(np.array_split(t, 4 * count) for t in arrays), strict=True)
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(lambda part: solver(*part), [p for p in parts if len(p[0])]))
 
 
 def _certified(
