@@ -245,7 +245,8 @@ def _random(
     known = {*kind().to_dict(), *kind.attribute_map}
     if unknown := sorted(set(changes) - known):
         raise ValueError(f"config: {architecture} has no fields {unknown}")
-    model_config = kind(**changes)
+    with _quiet():
+        model_config = kind(**changes)
     masked = _masking(model_config, architecture, causal)
     with torch.random.fork_rng(devices=[]), _quiet():
         torch.manual_seed(seed)

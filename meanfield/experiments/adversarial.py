@@ -1,0 +1,172 @@
+"""How fast does the constant grow with n at the inputs built to be the worst?
+
+[CAP24] Figure 1, second row. For a head with bilinear form A_h, Proposition 3.4 puts one token at
+R u and n − 1 at −R u or R u/2, for a real eigenpair (γ, u) of A_h; with V = I the constant grows
+like √n. Here the same inputs enter the whole layer, for every head and radius wanted.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from meanfield import bounds, sampling
+from meanfield.experiments import inputs
+from meanfield.experiments.fits import fit_laws
+from meanfield.lipschitz import local_lipschitz
+from meanfield.measures import ParticleMeasure
+from meanfield.pretrained import Transformer
+from meanfield.results import Variable
+from meanfield.sweep import Task, sweep
+
+__all__ = ["FIGURES", "QUICK", "Settings", "measure", "run"]
+
+# File name of each figure -> function of `meanfield.text_figures` and its arguments.
+FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "growth": ("plot_adversarial", {}),
+    "heads": ("plot_adversarial_heads", {}),
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the sweep runs over; every field can be set from the command line.
+
+    Attributes:
+        model: as in `meanfield.pretrained.load`.
+        seed: of random weights; 320 is that of the published scripts.
+        layer: attention layer, from 0.
+        heads: whose configurations; empty for all.
+        radii: R.
+        n_tokens: lengths n.
+        causal: whether the layer is masked; GPT-2 always is.
+        depth: number of layers of a random model; 0 for the architecture's own.
+        dtype: "float32" or "float64".
+    """
+
+    model: str = "random:gpt2"
+    seed: int = 320
+    layer: int = 6
+    heads: tuple[int, ...] = ()
+    radii: tuple[float, ...] = (100.0,)
+    n_tokens: tuple[int, ...] = (2, 4, 8, 16, 32, 64, 97)
+    causal: bool = False
+    depth: int = 0
+    dtype: str = "float64"
+
+
+QUICK = Settings(layer=1, heads=(0, 1), n_tokens=(2, 6, 18), depth=2)
+
+_VARIABLES = (
+    Variable("constant", "local Lipschitz constant ‖Df(X)‖ of the layer"),
+    Variable("constant_residual", "relative residual of the constant"),
+    Variable("constant_converged", "whether the constant converged", dtype="bool"),
+    Variable("head_constant", "the same of the head alone"),
+    Variable("head_constant_residual", "relative residual of the head's constant"),
+    Variable("head_constant_converged", "whether the head's converged", dtype="bool"),
+    Variable("released", "√‖Df(X)ᵀ f(X)‖, as the published scripts"),
+    Variable("gamma", "scaling factor γ of the head"),
+    Variable("general_lower", "what the head would reach with V = I, Proposition 3.4"),
+    Variable("general_bound", "upper bound, Theorem 3.3 summed over heads"),
+)
+_PARAMETERS = (
+    Variable("head", "head whose configuration it is"),
+    Variable("radius", "radius R of the configuration"),
+    Variable("n_tokens", "number of tokens n"),
+)
+
+
+def measure(
+    head: int,
+    radius: float,
+    n_tokens: int,
+    *,
+    model: str,
+    model_seed: int,
+    layer: int,
+    causal: bool,
+    depth: int,
+    dtype: str,
+) -> dict[str, Any]:
+    """The layer and the head alone at the adversarial configuration of the head."""
+    source = inputs.transformer(model, causal, seed=model_seed, depth=depth, dtype=dtype)
+    F = source.attention(layer)
+    pair = _pair(source, layer, head)
+    # As `sampling.adversarial` builds it, without a new eigendecomposition for each length.
+    points = radius * pair.crowd * pair.direction.expand(n_tokens, -1).clone()
+    points[0] = radius * pair.direction
+    mu = ParticleMeasure.from_sequence(points)
+    whole = local_lipschitz(F, mu, geometry="euclidean", strict=False)
+    alone = type(F)(F.parameters.head(head), causal=F.causal)
+    single = local_lipschitz(alone, mu, geometry="euclidean", strict=False)
+    return {
+        "constant": float(whole.value),
+        "constant_residual": float(whole.residual),
+        "constant_converged": bool(whole.converged),
+        "head_constant": float(single.value),
+        "head_constant_residual": float(single.residual),
+        "head_constant_converged": bool(single.converged),
+        "released": float(inputs.released_quantity(F, mu)),
+        "gamma": pair.scaling,
+        "general_lower": bounds.general_lower(pair.scaling, radius, n_tokens),
+        "general_bound": float(inputs.general_bound(F.parameters, radius, n_tokens)),
+    }
+
+
+@functools.lru_cache(maxsize=64)
+def _pair(source: Transformer, layer: int, head: int) -> sampling.CriticalPair:
+    return sampling.critical_pair(source.parameters(layer).head(head).A[0])
+
+
+def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
+    """Run the sweep and fit the power laws.
+
+    Args:
+        settings: what to run over; the whole experiment if None.
+        how: as in `meanfield.sweep.sweep`: store, executor, …
+
+    Returns:
+        Dataset with the attribute `best_head`: whose configuration gives the layer the largest
+        constant at the largest n and R.
+    """
+    settings = settings or Settings()
+    source = inputs.transformer(
+        settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
+    )
+    heads = settings.heads or tuple(range(source.n_heads))
+    ds = sweep(
+        Task(measure, _VARIABLES, _PARAMETERS),
+        {"head": heads, "radius": settings.radii, "n_tokens": settings.n_tokens},
+        fixed={
+            "model": settings.model,
+            "model_seed": settings.seed,
+            "layer": settings.layer,
+            "causal": settings.causal or source.causal,
+            "depth": settings.depth,
+            "dtype": settings.dtype,
+        },
+        seed=settings.seed,
+        **how,
+    )
+    ds.attrs |= {"model": settings.model, "layer": settings.layer}
+    if np.isfinite(ds.constant.values).any():
+        far = (ds.n_tokens == max(settings.n_tokens)) & (ds.radius == max(settings.radii))
+        best = int(np.nanargmax(np.where(far.values, ds.constant.values, -np.inf)))
+        ds.attrs["best_head"] = int(ds["head"].values[best])
+    return ds.merge(fit_laws(_curves(ds))) if len(settings.n_tokens) > 1 else ds
+
+
+def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any]]:
+    curves = []
+    for head in np.unique(ds["head"].values):
+        for radius in np.unique(ds.radius.values):
+            chosen = (ds["head"].values == head) & (ds.radius.values == radius)
+            rows = ds.isel(case=np.flatnonzero(chosen))
+            labels = {"head": int(head), "radius": float(radius)}
+            if np.isfinite(rows.constant.values).sum() > 1:
+                curves.append((labels, rows.n_tokens.values, rows.constant.values, None))
+    return curves

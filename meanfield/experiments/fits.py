@@ -1,0 +1,80 @@
+"""Power laws against n, one row per curve, put into the Dataset that they are fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from meanfield.results import Variable, dataset, fit_power
+
+__all__ = ["LAWS", "fit_laws"]
+
+# Exponent of each law; None is fitted. [CAP24] draw n^1/4 and n^1/2.
+LAWS: Mapping[str, float | None] = {"free": None, "1/4": 0.25, "1/2": 0.5}
+
+_NAMES = {
+    "exponent": "exponent p of C nᵖ",
+    "exponent_lower": "lower end of the 95 % bootstrap interval of p",
+    "exponent_upper": "upper end of the 95 % bootstrap interval of p",
+    "constant": "constant C of C nᵖ",
+    "constant_lower": "lower end of the 95 % bootstrap interval of C",
+    "constant_upper": "upper end of the 95 % bootstrap interval of C",
+    "rms": "root mean square of log y − log(C nᵖ)",
+    "n_points": "points of the fit",
+}
+
+
+def fit_laws(
+    curves: Sequence[tuple[Mapping[str, Any], Any, Any, Any]],
+    *,
+    laws: Mapping[str, float | None] = LAWS,
+) -> xr.Dataset:
+    """Fit every law to every curve.
+
+    Args:
+        curves: (labels, n, y, groups) each; labels are the coordinates of the curve, the same
+            names in each; groups are resampled as a whole, None for points of their own.
+        laws: name -> exponent or None.
+
+    Returns:
+        Dataset with the dimension `fit`, one entry per curve and law: the labels, `law`, and the
+        variables fit_exponent, fit_constant with intervals, fit_rms, fit_n_points.
+    """
+    rows: list[dict[str, Any]] = []
+    for labels, n, y, groups in curves:
+        for law, exponent in laws.items():
+            row = {f"fit_{name}": value for name, value in labels.items()}
+            rows.append(row | {"fit_law": law} | _fitted(n, y, groups, exponent))
+    variables = [
+        Variable(f"fit_{name}", meaning, dims=("fit",), dtype=_dtype(rows[0][f"fit_{name}"]))
+        for name, meaning in _NAMES.items()
+    ]
+    known = {variable.name for variable in variables}
+    coordinates = [
+        Variable(name, name.removeprefix("fit_"), dims=("fit",), dtype=_dtype(value))
+        for name, value in rows[0].items()
+        if name not in known
+    ]
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    return dataset(
+        variables,
+        {variable.name: columns[variable.name] for variable in variables},
+        coords={label.name: (label, columns[label.name]) for label in coordinates},
+    )
+
+
+def _fitted(n: Any, y: Any, groups: Any, exponent: float | None) -> dict[str, Any]:
+    fit = fit_power(n, y, exponent=exponent, groups=groups)
+    values = {name: fit[name].item() for name in _NAMES if name != "rms"}
+    n, y = np.asarray(n, float), np.asarray(y, float)
+    residual = np.log(y) - np.log(values["constant"]) - values["exponent"] * np.log(n)
+    values["rms"] = float(np.sqrt(np.nanmean(residual**2)))
+    return {f"fit_{name}": value for name, value in values.items()}
+
+
+def _dtype(value: Any) -> str:
+    kinds = {bool: "bool", int: "int64", str: "str"}
+    return kinds.get(type(value), "float64")

@@ -1,0 +1,164 @@
+"""What the experiments on transformers share: models, inputs, quantities beside the norm."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meanfield import bounds, corpora, pretrained
+from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.measures import ParticleMeasure
+from meanfield.pretrained import Transformer
+
+__all__ = [
+    "RANDOM_TEXT",
+    "clouds",
+    "general_bound",
+    "head_spectra",
+    "masks_of",
+    "released_quantity",
+    "text_hash",
+    "token_radii",
+    "transformer",
+]
+
+RANDOM_TEXT = "random"  # uniform token ids in place of a text
+_RANDOM_LENGTH = 50_000
+_ROUNDING = 1e-9  # relative: what bounds are raised by to stay above rounding
+
+
+@functools.lru_cache(maxsize=3)
+def _loaded(
+    model: str, causal: bool | None, seed: int, dtype: str, depth: int
+) -> pretrained.Transformer:
+    field = "n_layer" if model.endswith("gpt2") else "num_hidden_layers"
+    return pretrained.load(
+        model,
+        causal=causal,
+        seed=seed,
+        config={field: depth} if depth else None,
+        dtype=getattr(torch, dtype),
+    )
+
+
+def transformer(
+    model: str,
+    causal: bool | None = None,
+    *,
+    seed: int = 0,
+    dtype: str = "float64",
+    depth: int = 0,
+) -> Transformer:
+    """The model, loaded once per process.
+
+    Args:
+        model: as in `meanfield.pretrained.load`.
+        causal: masked or not; None: as the architecture has it.
+        seed: of random weights.
+        dtype: "float32" or "float64".
+        depth: number of layers of a random model; 0 for the architecture's own.
+    """
+    usual = _loaded(model, None, seed, dtype, depth)
+    if causal is None or causal == usual.causal:
+        return usual
+    return _loaded(model, causal, seed, dtype, depth)
+
+
+@functools.lru_cache(maxsize=8)
+def _tokens(source: Transformer, text: str) -> Tensor:
+    if text == RANDOM_TEXT:
+        generator = torch.Generator().manual_seed(0)
+        vocabulary = int(source.model.config.vocab_size)
+        return torch.randint(vocabulary, (_RANDOM_LENGTH,), generator=generator)
+    return source.encode(corpora.load(text).text)
+
+
+def clouds(
+    source: Transformer, text: str, n_tokens: int, n_windows: int, *, layers: Sequence[int]
+) -> Tensor:
+    """Token clouds that enter the layers, one run of the model per length; (layer, window, n, d).
+
+    A prefix of a longer run would not do: in a plain model its tokens have seen the rest.
+    """
+    ids = corpora.windows(_tokens(source, text), n_tokens, n_windows)
+    return source.attention_inputs(ids, layers=list(layers))
+
+
+def text_hash(text: str) -> str:
+    """SHA-256 of the file of a text; of random ids, their name."""
+    return RANDOM_TEXT if text == RANDOM_TEXT else corpora.load(text).sha256
+
+
+def masks_of(source: Transformer, masks: Sequence[bool]) -> list[bool]:
+    """The masks wanted that the model can have: GPT-2 has no plain variant."""
+    return [True] if source.architecture == "gpt2" else [bool(mask) for mask in masks]
+
+
+def released_quantity(F: SelfAttention, mu: ParticleMeasure) -> Tensor:
+    """√‖Df(X)ᵀ f(X)‖: what the scripts published with [CAP24] report in place of ‖Df(X)‖.
+
+    Their power iteration takes the value, not the tangent, out of the forward-mode pair, so that
+    it settles on this after two steps. It bounds the norm neither from above nor from below.
+
+    Returns:
+        One number per measure of the batch.
+    """
+    pulled = F.linearize(mu).rmatvec(F(mu).points)
+    return torch.linalg.vector_norm(pulled, dim=(-2, -1)).sqrt()
+
+
+def token_radii(points: Tensor) -> tuple[Tensor, Tensor]:
+    """Root mean square and maximum of the token norms, each of the batch shape."""
+    norms = torch.linalg.vector_norm(points, dim=-1)
+    return norms.square().mean(-1).sqrt(), norms.amax(-1)
+
+
+def head_spectra(parameters: AttentionParameters) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """γ_h, ‖A_h‖ and ‖W_h V_h‖ of every head, from k × k matrices.
+
+    A = scale · KᵀQ has the non-zero eigenvalues of scale · QKᵀ, and the singular values of the
+    triangular factors of Kᵀ and Qᵀ multiplied.
+    """
+    scale = parameters.scale[:, None, None]
+    small = scale * (parameters.query @ parameters.key.mT)
+    gammas = np.array([bounds.scaling_factor(matrix.cpu().numpy()) for matrix in small])
+    norm_A = _product_norms(scale * parameters.key.mT, parameters.query)
+    output = parameters.output
+    V = parameters.value
+    norm_V = _norms(V) if output is None else _product_norms(output, V)
+    return gammas, norm_A.cpu().double().numpy(), norm_V.cpu().double().numpy()
+
+
+def general_bound(parameters: AttentionParameters, radius: Any, n_tokens: int) -> np.ndarray:
+    """Σ_h √3 ‖V_h‖ (‖A_h‖²R⁴(4n+1) + n)^½ on n tokens in B_R ([CAP24] Theorem 3.3, Lemma 3.8).
+
+    A query bias b adds c = scale · Kᵀb to Ax. The proof uses ‖A‖ and ‖Ax‖ ≤ ‖A‖R only, so
+    ‖A‖ + ‖c‖/R in place of ‖A‖ covers it (this step is ours).
+
+    Args:
+        parameters: of the layer.
+        radius: R > 0, numbers of any shape.
+        n_tokens: n.
+    """
+    R = np.asarray(radius, float)[..., None]
+    _, norm_A, norm_V = head_spectra(parameters)
+    if parameters.query_bias is not None:
+        pulled = (parameters.query_bias[:, None, :] @ parameters.key).squeeze(1)
+        shift = torch.linalg.vector_norm(pulled, dim=-1) * parameters.scale.abs()
+        norm_A = norm_A + shift.cpu().double().numpy() / R
+    each = bounds.general(norm_A, norm_V, R, n_tokens)
+    return np.sum(each, axis=-1) * (1 + _ROUNDING)
+
+
+def _norms(matrices: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(matrices, 2)
+
+
+def _product_norms(left: Tensor, right: Tensor) -> Tensor:
+    """‖left @ right‖ for tall left (H, m, k) and wide right (H, k, d)."""
+    return _norms(torch.linalg.qr(left)[1] @ torch.linalg.qr(right.mT)[1].mT)

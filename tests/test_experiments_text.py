@@ -1,0 +1,275 @@
+"""The experiments on transformers, on models small enough for a dense answer."""
+
+from __future__ import annotations
+
+import importlib
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from meanfield import ParticleMeasure, bounds, corpora, figures, pretrained, results, text_figures
+from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.experiments import inputs, large_radius, quadratic_growth
+from meanfield.experiments.fits import fit_laws
+from meanfield.lipschitz import local_lipschitz
+
+TEXT = "the river runs past the mill and the mill turns with the river " * 8
+GPT2 = {"n_layer": 2, "n_head": 3, "n_embd": 12, "n_positions": 32, "vocab_size": 40}
+BERT = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "hidden_size": 12,
+    "intermediate_size": 24,
+    "max_position_embeddings": 32,
+    "vocab_size": 40,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two small checkpoints with random biases, and a text."""
+    pytest.importorskip("transformers")
+    place = tmp_path_factory.mktemp("models")
+    for name, config in (("gpt2", GPT2), ("bert", BERT)):
+        model = pretrained.load(f"random:{name}", config=config).model
+        generator = torch.Generator().manual_seed(3)
+        for parameter in model.parameters():
+            parameter.add_(0.4 * torch.randn(parameter.shape, generator=generator).double())
+        model.save_pretrained(place / name)
+    (place / "text.txt").write_text(TEXT)
+    return place
+
+
+def load(name):
+    return importlib.import_module(f"meanfield.experiments.{name}")
+
+
+@pytest.fixture(scope="module")
+def datasets(folder):
+    """Every experiment on small settings."""
+    real_text, released = load("real_text"), load("released_code")
+    adversarial, scaling = load("adversarial"), load("scaling_factor")
+    bert, gpt2, text = (str(folder / name) for name in ("bert", "gpt2", "text.txt"))
+    return {
+        "real_text": real_text.run(
+            real_text.Settings(
+                bert, text, n_tokens=(2, 5, 9), n_windows=3, dtype="float64", rtol=1e-9
+            ),
+            progress=False,
+        ),
+        "released_code": released.run(
+            released.Settings(gpt2, layer=1, head=2, radius=2.0, n_tokens=(2, 6, 12)),
+            progress=False,
+        ),
+        "adversarial": adversarial.run(
+            adversarial.Settings(gpt2, layer=1, radii=(1.0, 4.0), n_tokens=(2, 6, 12)),
+            progress=False,
+        ),
+        "scaling_factor": scaling.run(
+            scaling.Settings(bert, text, n_tokens=6, n_windows=2, dtype="float64"), progress=False
+        ),
+        "quadratic_growth": quadratic_growth.run(quadratic_growth.QUICK, progress=False),
+        "large_radius": large_radius.run(large_radius.QUICK, progress=False),
+    }
+
+
+EXPERIMENTS = [
+    "real_text",
+    "released_code",
+    "adversarial",
+    "scaling_factor",
+    "quadratic_growth",
+    "large_radius",
+]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_case_succeeds_and_the_dataset_survives_a_file(datasets, name, tmp_path):
+    ds = datasets[name]
+    assert set(ds.status.values) == {1}, list(ds.message.values)
+    assert all("units" in ds[v].attrs and "long_name" in ds[v].attrs for v in ds.variables)
+    for path in (tmp_path / "x.nc", tmp_path / "x.zarr"):
+        again = results.read(results.write(ds, path))
+        assert again.drop_vars("message").identical(ds.drop_vars("message"))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_figure_draws_finite_numbers_under_a_title(datasets, name):
+    import matplotlib.pyplot as plt
+
+    for function, arguments in load(name).FIGURES.values():
+        with figures.style():
+            ax = getattr(text_figures, function)(datasets[name], **arguments)
+            ax.figure.canvas.draw()
+        drawn = [line.get_ydata() for line in ax.lines if len(line.get_ydata())]
+        heights = [bar.get_height() for bar in ax.patches]
+        assert drawn or heights
+        assert all(np.isfinite(np.asarray(y, float)).all() for y in [*drawn, heights])
+        assert ax.get_title() and ax.get_xlabel() and ax.get_ylabel()
+        plt.close(ax.figure)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_constants_on_text_are_norms_of_the_jacobian_of_the_models_own_attention(
+    datasets, folder, causal
+):
+    model = pretrained.load(folder / "bert", causal=causal)
+    model.model.set_attn_implementation("eager")  # the other has no forward mode on the CPU
+    ds = datasets["real_text"]
+    rows = ds.isel(case=np.flatnonzero((ds.causal.values == causal) & (ds.n_tokens.values == 5)))
+    ids = corpora.windows(model.encode(TEXT), 5, 3)
+    mask = torch.full((5, 5), -math.inf, dtype=torch.float64).triu(1) if causal else None
+    for layer in range(2):
+        block = model.model.encoder.layer[layer].attention
+
+        def f(X, block=block):
+            context = block.self(X[None], attention_mask=mask)[0]
+            return block.output.dense(context)[0]
+
+        for window, X in enumerate(model.attention_inputs(ids)[layer]):
+            J = torch.func.jacrev(f)(X).reshape(60, 60)
+            expected = float(torch.linalg.matrix_norm(J, 2))
+            assert float(rows.constant[0, layer, window]) == pytest.approx(expected, rel=1e-9)
+            released = float(torch.linalg.vector_norm(J.T @ f(X).reshape(-1)).sqrt())
+            assert float(rows.released[0, layer, window]) == pytest.approx(released, rel=1e-9)
+
+
+def test_constants_on_text_stay_below_the_general_bound(datasets):
+    for name in ("real_text", "adversarial"):
+        assert bool((datasets[name].constant <= datasets[name].general_bound).all())
+
+
+def test_the_loop_of_the_published_scripts_settles_on_the_released_quantity():
+    F = SelfAttention(AttentionParameters.random(4, n_heads=2, biases=True))
+    mu = ParticleMeasure.from_sequence(torch.randn(6, 4, dtype=torch.float64))
+
+    def f(X):
+        return F(mu.replace(X)).points
+
+    v = torch.randn(6, 4, dtype=torch.float64)
+    for _ in range(3):
+        value, tangent = torch.func.jvp(f, (mu.points,), (v,))
+        u = torch.func.vjp(f, mu.points)[1](value)[0]  # the slip: the value, not the tangent
+        v = u / torch.linalg.vector_norm(u)
+        settled = torch.linalg.vector_norm(u).sqrt()
+    assert torch.allclose(inputs.released_quantity(F, mu), settled, rtol=1e-12)
+    assert not torch.allclose(settled, local_lipschitz(F, mu, geometry="euclidean").value)
+    assert tangent.shape == value.shape
+
+
+def test_spectra_of_heads_from_small_matrices_are_those_of_the_large_ones():
+    parameters = AttentionParameters.random(9, n_heads=3)
+    gammas, norm_A, norm_V = inputs.head_spectra(parameters)
+    assert gammas == pytest.approx([bounds.scaling_factor(A.numpy()) for A in parameters.A])
+    assert norm_A == pytest.approx(torch.linalg.matrix_norm(parameters.A, 2).numpy())
+    assert norm_V == pytest.approx(torch.linalg.matrix_norm(parameters.V, 2).numpy())
+
+
+@pytest.mark.parametrize("radius", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_general_bound_with_biases_is_not_exceeded(radius, causal):
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(20):
+        parameters = AttentionParameters.random(3, biases=True, std=1.5, generator=generator)
+        X = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+        X *= radius / torch.linalg.vector_norm(X, dim=-1, keepdim=True)
+        F = SelfAttention(parameters, causal=causal)
+        constant = local_lipschitz(F, ParticleMeasure.from_sequence(X), geometry="euclidean")
+        assert float(constant.value) <= float(inputs.general_bound(parameters, radius, 7))
+
+
+def test_fits_find_the_exponent_that_made_the_points():
+    n = np.array([2.0, 8.0, 32.0])
+    fits = fit_laws([({"layer": 3}, n, 2 * n**0.5, None)])
+    by_law = dict(zip(fits.fit_law.values, fits.fit_exponent.values, strict=True))
+    assert by_law == pytest.approx({"free": 0.5, "1/4": 0.25, "1/2": 0.5})
+    rms = dict(zip(fits.fit_law.values, fits.fit_rms.values, strict=True))
+    assert rms["free"] < 1e-12
+    assert rms["1/4"] == pytest.approx(0.25 * math.log(4) * math.sqrt(2 / 3))
+
+
+def test_a_changed_text_is_refused_when_a_run_goes_on(folder, tmp_path):
+    real_text = load("real_text")
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    settings = real_text.Settings(
+        str(folder / "bert"), str(text), n_tokens=(2, 4), n_windows=2, masks=(False,)
+    )
+    first = real_text.run(settings, progress=False, store=tmp_path / "store")
+    again = real_text.run(settings, progress=False, store=tmp_path / "store")
+    assert np.array_equal(first.constant, again.constant)
+    text.write_text("another " * 60)
+    with pytest.raises(ValueError, match="text_sha256"):
+        real_text.run(settings, progress=False, store=tmp_path / "store")
+
+
+def test_gpt2_is_measured_masked_only(folder):
+    source = pretrained.load(folder / "gpt2")
+    assert inputs.masks_of(source, (False, True)) == [True]
+
+
+def test_the_rows_that_the_scripts_take_are_another_matrix_than_the_head(datasets):
+    ds = datasets["released_code"]
+    values = {k: ds.constant.values[ds.input_kind.values == k] for k in ("head", "rows")}
+    assert not np.allclose(values["head"], values["rows"])
+
+
+def test_the_best_head_has_the_largest_constant_far_out(datasets):
+    ds = datasets["adversarial"]
+    far = (ds.n_tokens.values == 12) & (ds.radius.values == 4.0)
+    best = ds["head"].values[far][np.argmax(ds.constant.values[far])]
+    assert ds.attrs["best_head"] == best
+
+
+def test_scaling_factors_belong_to_the_heads_of_the_model(datasets, folder):
+    ds = datasets["scaling_factor"]
+    for k, layer in enumerate(ds.layer.values):
+        A = pretrained.load(folder / "bert").parameters(int(layer)).A
+        expected = [bounds.scaling_factor(matrix.numpy()) for matrix in A]
+        assert ds.gamma.isel(case=k).values == pytest.approx(expected)
+    product = ds.gamma * ds.radius**2
+    assert np.allclose(ds.exponent, product.transpose(*ds.exponent.dims))
+
+
+def test_three_tokens_grow_as_the_square_of_the_radius(datasets):
+    ds = datasets["quadratic_growth"]
+    assert bool((ds.quadratic_lower <= ds.constant * (1 + 1e-9)).all())
+    assert bool((ds.constant <= ds.general_bound).all())
+    for causal in (False, True):
+        rows = ds.isel(case=np.flatnonzero(ds.causal.values == causal)).sortby("radius")
+        growth = np.log(rows.constant.values[-1] / rows.constant.values[-2])
+        assert growth / math.log(4) == pytest.approx(2, abs=0.02)
+
+
+@pytest.mark.parametrize("gap", [1.0, 1e-2, 1e-4])
+def test_the_last_query_is_as_nearly_tied_as_asked(gap):
+    parameters, X = large_radius.configuration(8, 20, gap, 0)
+    scores = (X[-1] @ parameters.A[0].mT) @ X.mT
+    first, second = scores.topk(2).values
+    assert float(first - second) == pytest.approx(gap, rel=1e-9)
+
+
+def test_far_out_the_constant_is_its_limit_and_near_ties_it_is_far_above(datasets):
+    ds = datasets["large_radius"]
+    far = ds.scale.values == 1000.0
+    assert ds.constant.values[far] == pytest.approx(ds.limit.values[far], rel=1e-6)
+    tied = (ds.gap.values == 1e-2) & (ds.scale.values == 10.0)
+    assert (ds.constant.values[tied] > 3 * ds.ceiling.values[tied]).all()
+
+
+@pytest.mark.slow
+def test_random_gpt2_gives_the_reference_numbers():
+    pytest.importorskip("transformers")
+    released = load("released_code")
+    ds = released.run(released.Settings(n_tokens=(2, 7, 17)), progress=False)
+
+    def values(quantity, kind):
+        return ds[quantity].values[ds.input_kind.values == kind].round(4).tolist()
+
+    # Computed apart, with ARPACK in float64 and transformers 4.37.
+    assert values("released", "rows") == pytest.approx([1.2453, 2.6636, 3.8766], abs=2e-4)
+    assert values("constant", "rows") == pytest.approx([2.729, 2.842, 2.869], abs=1e-3)
+    assert values("constant", "head") == pytest.approx([2.019, 2.201, 3.734], abs=1e-3)
+    assert values("released", "head") == pytest.approx([1.391, 2.993, 4.599], abs=1e-3)
