@@ -26,7 +26,7 @@ _REPRESENTATIVES = 1500
 _FIRST_ARCS = 10
 _NEW_ARCS = 8
 _ROUNDS = 40
-_BLOCK = 1 << 22  # costs held at once
+_BLOCK = 1 << 21  # costs held at once
 
 
 class _Pricing(NamedTuple):
@@ -175,17 +175,23 @@ def _priced(problem: Problem, g: np.ndarray, f: np.ndarray | None, *, device: st
     slack = (problem.dim + 8) * 2 * UNIT * (longest**2 + float(np.abs(g).max()))
     offset = squares_y - torch.as_tensor(g, device=device)
     targets = y.T.contiguous()
-    minima, rows, cols, reduced = [], [], [], []
+    minima = np.empty(problem.n)
+    many = min(_FIRST_ARCS, problem.m)
+    firsts = np.empty((problem.n if f is None else 0, many), np.int64)
+    rows, cols, reduced = [np.repeat(np.arange(len(firsts)), many)], [firsts.ravel()], []
     step = max(1, _BLOCK // problem.m)
+    # One buffer, and results written in place: small survivors between freed blocks would keep
+    # the heap from shrinking, and the peak would be quadratic after all.
+    buffer = torch.empty(min(step, problem.n), problem.m, dtype=x.dtype, device=device)
     for start in range(0, problem.n, step):
-        block = slice(start, start + step)
-        costs = torch.addmm(offset, x[block], targets, alpha=-2)
+        block = slice(start, min(start + step, problem.n))
+        costs = torch.addmm(
+            offset, x[block], targets, alpha=-2, out=buffer[: block.stop - block.start]
+        )
         lowest = costs.amin(-1)
-        minima.append((lowest + squares_x[block]).cpu().numpy())
+        minima[block] = (lowest + squares_x[block]).cpu().numpy()
         if f is None:
-            found = costs.topk(min(_FIRST_ARCS, problem.m), dim=-1, largest=False).indices
-            cols.append(found.reshape(-1).cpu().numpy())
-            rows.append(np.repeat(np.arange(start, start + len(found)), found.shape[1]))
+            firsts[block] = costs.topk(many, dim=-1, largest=False).indices.cpu().numpy()
             continue
         ceiling = torch.as_tensor(f[block], device=device) - squares_x[block] - 4 * slack
         r, c, v = _violations(costs, ceiling, lowest)
@@ -196,7 +202,7 @@ def _priced(problem: Problem, g: np.ndarray, f: np.ndarray | None, *, device: st
     if f is not None:
         kept = _few(all_rows, all_cols, np.concatenate(reduced))
         all_rows, all_cols = all_rows[kept], all_cols[kept]
-    return _Pricing(np.concatenate(minima), all_rows, all_cols, slack)
+    return _Pricing(minima, all_rows, all_cols, slack)
 
 
 def _violations(
