@@ -341,8 +341,11 @@ import sys
 import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
+from meanfield.attention import streaming
 
 torch.set_num_threads(1)
+# Smaller blocks: their memory does not grow with n, and would cover the law at this size.
+streaming._BLOCK_ENTRIES = streaming._LARGE_BLOCK_ENTRIES = 2**18
 
 
 def run(n):
@@ -379,7 +382,7 @@ def test_derivatives_take_far_less_memory_than_the_matrix():
     )
     streamed, matrix = (int(x) for x in answer.stdout.split())
     # The second measurement shows that the first would have seen one matrix.
-    assert streamed < 0.5 * matrix
+    assert streamed < 0.35 * matrix
 
 
 @pytest.mark.gpu

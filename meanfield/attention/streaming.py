@@ -304,26 +304,31 @@ def _run(function: RowSum, places: _Places, rows: Tensors, columns: Tensors) -> 
     # Expanded axes are copied once, here: products would copy them in every block.
     rows = tuple(t.contiguous() for t in rows)
     columns = tuple(t.contiguous() for t in columns)
-    row_outputs: list[list[Tensor]] = [[] for _ in range(function.n_row_outputs)]
-    sums: list[Tensor] = []
+    out: tuple[Tensors, Tensors] | None = None
     for part in _parts(math.prod(rows[0].shape[:-2]) * n, m):
-        last = places.last_seen(part, n)
-        own = tuple(t.narrow(-2, part.start, part.stop - part.start) for t in rows)
+        last, size = places.last_seen(part, n), part.stop - part.start
+        own = tuple(t.narrow(-2, part.start, size) for t in rows)
         seen_columns = tuple(t.narrow(-2, 0, last) for t in columns)
-        of_rows, of_columns = function.block(own, seen_columns, places.sight(part, last, blind))
-        for collected, output in zip(row_outputs, of_rows, strict=True):
-            collected.append(output)
-        if not sums:
-            sums = [t.new_zeros(*t.shape[:-2], n, t.shape[-1]) for t in of_columns]
-        for total, output in zip(sums, of_columns, strict=True):
-            total.narrow(-2, 0, last).add_(output)
-    return (*(torch.cat(parts, -2) for parts in row_outputs), *sums)
+        of_block = function.block(own, seen_columns, places.sight(part, last, blind))
+        # Written into one place: small outputs kept from block to block would lie between the
+        # large temporaries of the blocks, and their memory could not be used again.
+        out = out or (_room(of_block[0], m), _room(of_block[1], n))
+        for whole, output in zip(out[0], of_block[0], strict=True):
+            whole.narrow(-2, part.start, size).copy_(output)
+        for whole, output in zip(out[1], of_block[1], strict=True):
+            whole.narrow(-2, 0, last).add_(output)
+    assert out is not None
+    return (*out[0], *out[1])
+
+
+def _room(tensors: Tensors, length: int) -> Tensors:
+    return tuple(t.new_zeros(*t.shape[:-2], length, t.shape[-1]) for t in tensors)
 
 
 def _parts(entries_per_row: int, m: int) -> Iterator[slice]:
     large = min(_GOOD_ROWS, _LARGE_BLOCK_ENTRIES // max(entries_per_row, 1))
     size = max(1, large, _BLOCK_ENTRIES // max(entries_per_row, 1))
-    for start in range(0, m, size):
+    for start in range(0, max(m, 1), size):
         yield slice(start, min(start + size, m))
 
 
