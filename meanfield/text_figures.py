@@ -206,7 +206,7 @@ def plot_adversarial(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     for colour, radius in zip(_colours(len(radii)), radii, strict=True):
         line = rows.isel(case=np.flatnonzero(rows.radius.values == radius)).sortby("n_tokens")
         n = line.n_tokens.values
-        fits = _fits(ds, head=best, radius=radius, law="free")
+        fits = _fits(ds, quantity="constant", head=best, radius=radius, law="free")
         p = f", $n^{{{float(fits.fit_exponent[0]):.2f}}}$" if fits.sizes["fit"] else ""
         ax.plot(n, line.constant, "o-", color=colour, label=f"layer, R = {radius:g}{p}")
         ax.plot(n, line.head_constant, "s--", color=colour, fillstyle="none", label="head alone")

@@ -2,7 +2,8 @@
 
 [CAP24] Figure 1, second row. For a head with bilinear form A_h, Proposition 3.4 puts one token at
 R u and n − 1 at −R u or R u/2, for a real eigenpair (γ, u) of A_h; with V = I the constant grows
-like √n. Here the same inputs enter the whole layer, for every head and radius wanted.
+like √n. Here the same inputs enter the whole layer, for every head and radius wanted; the head
+alone is beside it, because what grows may be other heads, for which the inputs were not built.
 """
 
 from __future__ import annotations
@@ -166,7 +167,9 @@ def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any]]:
         for radius in np.unique(ds.radius.values):
             chosen = (ds["head"].values == head) & (ds.radius.values == radius)
             rows = ds.isel(case=np.flatnonzero(chosen))
-            labels = {"head": int(head), "radius": float(radius)}
-            if np.isfinite(rows.constant.values).sum() > 1:
-                curves.append((labels, rows.n_tokens.values, rows.constant.values, None))
+            for quantity in ("constant", "head_constant", "released"):
+                y = rows[quantity].values
+                labels = {"quantity": quantity, "head": int(head), "radius": float(radius)}
+                if np.isfinite(y).sum() > 1:
+                    curves.append((labels, rows.n_tokens.values, y, None))
     return curves

