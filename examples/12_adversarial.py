@@ -23,6 +23,8 @@ ds = adversarial.run(adversarial.QUICK if options.quick else adversarial.Setting
 results.write(ds, options.out / "adversarial.nc")
 far = ds.isel(case=np.flatnonzero(ds.n_tokens == ds.n_tokens.max()))
 print(far[["constant", "head_constant", "gamma", "general_bound"]].to_dataframe().round(3))
+searched = ds.isel(case=np.flatnonzero(np.isfinite(ds.searched)))
+print(searched[["constant", "searched"]].to_dataframe().round(3))
 print(f"best head: {ds.attrs['best_head']}")
 free = ds.isel(fit=np.flatnonzero(ds.fit_law == "free"))
 print(free.fit_exponent.to_dataframe().round(3).to_string())

@@ -209,8 +209,13 @@ def plot_adversarial(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         fits = _fits(ds, quantity="constant", head=best, radius=radius, law="free")
         p = f", $n^{{{float(fits.fit_exponent[0]):.2f}}}$" if fits.sizes["fit"] else ""
         ax.plot(n, line.constant, "o-", color=colour, label=f"layer, R = {radius:g}{p}")
-        ax.plot(n, line.head_constant, "s--", color=colour, fillstyle="none", label="head alone")
+        alone = _fits(ds, quantity="head_constant", head=best, radius=radius, law="free")
+        p = f", $n^{{{float(alone.fit_exponent[0]):.2f}}}$" if alone.sizes["fit"] else ""
+        label = f"head alone{p}"
+        ax.plot(n, line.head_constant, "s--", color=colour, fillstyle="none", label=label)
         ax.plot(n, line.released, "x:", color=colour, label="published scripts' quantity")
+        found = line.isel(case=np.flatnonzero(np.isfinite(line.searched.values)))
+        ax.plot(found.n_tokens, found.searched, "^", color="tab:red", label="searched in $B_R$")
     n = np.unique(rows.n_tokens.values)
     ax.plot(n, np.sqrt(n), "k:", label=r"$\sqrt{n}$")
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="local constant")

@@ -12,6 +12,7 @@ import torch
 from meanfield import ParticleMeasure, bounds, corpora, figures, pretrained, results, text_figures
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.experiments import inputs, large_radius, quadratic_growth
+from meanfield.experiments.ascent import climb
 from meanfield.experiments.fits import fit_laws
 from meanfield.lipschitz import local_lipschitz
 
@@ -64,7 +65,14 @@ def datasets(folder):
             progress=False,
         ),
         "adversarial": adversarial.run(
-            adversarial.Settings(gpt2, layer=1, radii=(1.0, 4.0), n_tokens=(2, 6, 12)),
+            adversarial.Settings(
+                gpt2,
+                layer=1,
+                radii=(1.0, 4.0),
+                n_tokens=(2, 6, 12),
+                search_tokens=(6,),
+                search_steps=10,
+            ),
             progress=False,
         ),
         "scaling_factor": scaling.run(
@@ -221,6 +229,31 @@ def test_the_best_head_has_the_largest_constant_far_out(datasets):
     far = (ds.n_tokens.values == 12) & (ds.radius.values == 4.0)
     best = ds["head"].values[far][np.argmax(ds.constant.values[far])]
     assert ds.attrs["best_head"] == best
+
+
+def test_the_search_climbs_and_stays_in_the_ball(datasets):
+    ds = datasets["adversarial"]
+    found = ds.isel(case=np.flatnonzero(ds.n_tokens.values == 6))
+    assert bool((found.searched > 1.01 * found.constant).all())
+    assert bool((found.searched <= found.general_bound).all())
+    assert bool(ds.searched.isnull()[ds.n_tokens.values != 6].all())
+    F = SelfAttention(AttentionParameters.random(3))
+    mu = ParticleMeasure.from_sequence(torch.eye(3, dtype=torch.float64))
+    worse, constant = climb(F, mu, 1.0, steps=20)
+    assert float(torch.linalg.vector_norm(worse.points, dim=-1).max()) <= 1 + 1e-12
+    again = local_lipschitz(F, worse, geometry="euclidean")
+    assert torch.allclose(constant.value, again.value, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_head_alone_grows_as_the_root_of_n_at_its_worst_case():
+    pytest.importorskip("transformers")
+    adversarial = load("adversarial")
+    ds = adversarial.run(
+        adversarial.Settings(layer=1, depth=2, n_tokens=(8, 32), search_tokens=()), progress=False
+    )
+    fits = ds.isel(fit=(ds.fit_quantity == "head_constant") & (ds.fit_law == "free"))
+    assert fits.fit_exponent.values == pytest.approx(np.full(12, 0.5), abs=0.02)
 
 
 def test_scaling_factors_belong_to_the_heads_of_the_model(datasets, folder):

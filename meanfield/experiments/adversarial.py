@@ -4,11 +4,14 @@
 R u and n − 1 at −R u or R u/2, for a real eigenpair (γ, u) of A_h; with V = I the constant grows
 like √n. Here the same inputs enter the whole layer, for every head and radius wanted; the head
 alone is beside it, because what grows may be other heads, for which the inputs were not built.
+Where wanted, ascent over the tokens in B_R starts from there and finds worse ones.
 """
 
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +20,7 @@ import xarray as xr
 
 from meanfield import bounds, sampling
 from meanfield.experiments import inputs
+from meanfield.experiments.ascent import climb
 from meanfield.experiments.fits import fit_laws
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
@@ -44,6 +48,8 @@ class Settings:
         heads: whose configurations; empty for all.
         radii: R.
         n_tokens: lengths n.
+        search_tokens: lengths at which a worse input is searched for.
+        search_steps: steps of that search.
         causal: whether the layer is masked; GPT-2 always is.
         depth: number of layers of a random model; 0 for the architecture's own.
         dtype: "float32" or "float64".
@@ -55,12 +61,16 @@ class Settings:
     heads: tuple[int, ...] = ()
     radii: tuple[float, ...] = (100.0,)
     n_tokens: tuple[int, ...] = (2, 4, 8, 16, 32, 64, 97)
+    search_tokens: tuple[int, ...] = (2, 8, 32)
+    search_steps: int = 20
     causal: bool = False
     depth: int = 0
     dtype: str = "float64"
 
 
-QUICK = Settings(layer=1, heads=(0, 1), n_tokens=(2, 6, 18), depth=2)
+QUICK = Settings(
+    layer=1, heads=(0, 1), n_tokens=(2, 6, 18), depth=2, search_tokens=(6,), search_steps=5
+)
 
 _VARIABLES = (
     Variable("constant", "local Lipschitz constant ‖Df(X)‖ of the layer"),
@@ -70,6 +80,8 @@ _VARIABLES = (
     Variable("head_constant_residual", "relative residual of the head's constant"),
     Variable("head_constant_converged", "whether the head's converged", dtype="bool"),
     Variable("released", "√‖Df(X)ᵀ f(X)‖, as the published scripts"),
+    Variable("searched", "the largest that ascent of the layer's constant found in B_R"),
+    Variable("searched_residual", "relative residual of the searched constant"),
     Variable("gamma", "scaling factor γ of the head"),
     Variable("general_lower", "what the head would reach with V = I, Proposition 3.4"),
     Variable("general_bound", "upper bound, Theorem 3.3 summed over heads"),
@@ -89,6 +101,8 @@ def measure(
     model: str,
     model_seed: int,
     layer: int,
+    search_tokens: Sequence[int],
+    search_steps: int,
     causal: bool,
     depth: int,
     dtype: str,
@@ -104,6 +118,7 @@ def measure(
     whole = local_lipschitz(F, mu, geometry="euclidean", strict=False)
     alone = type(F)(F.parameters.head(head), causal=F.causal)
     single = local_lipschitz(alone, mu, geometry="euclidean", strict=False)
+    searched = climb(F, mu, radius, steps=search_steps)[1] if n_tokens in search_tokens else None
     return {
         "constant": float(whole.value),
         "constant_residual": float(whole.residual),
@@ -112,6 +127,8 @@ def measure(
         "head_constant_residual": float(single.residual),
         "head_constant_converged": bool(single.converged),
         "released": float(inputs.released_quantity(F, mu)),
+        "searched": math.nan if searched is None else float(searched.value),
+        "searched_residual": math.nan if searched is None else float(searched.residual),
         "gamma": pair.scaling,
         "general_lower": bounds.general_lower(pair.scaling, radius, n_tokens),
         "general_bound": float(inputs.general_bound(F.parameters, radius, n_tokens)),
@@ -146,6 +163,8 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
             "model": settings.model,
             "model_seed": settings.seed,
             "layer": settings.layer,
+            "search_tokens": list(settings.search_tokens),
+            "search_steps": settings.search_steps,
             "causal": settings.causal or source.causal,
             "depth": settings.depth,
             "dtype": settings.dtype,
