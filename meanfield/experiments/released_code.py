@@ -160,7 +160,11 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
         seed=settings.seed,
         **how,
     )
-    ds.attrs |= {"model": settings.model, "layer": settings.layer, "head": settings.head}
+    ds.attrs |= {
+        "model": inputs.short_name(settings.model),
+        "layer": settings.layer,
+        "head": settings.head,
+    }
     curves = []
     for kind in settings.inputs:
         rows = ds.isel(case=np.flatnonzero(ds.input_kind.values == kind))

@@ -155,9 +155,9 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
         **how,
     )
     ds.attrs |= {
-        "model": settings.model,
+        "model": inputs.short_name(settings.model),
         "model_revision": source.revision,
-        "text": settings.text,
+        "text": inputs.short_name(settings.text),
         "text_sha256": text_sha256,
         "n_tokens": settings.n_tokens,
     }
