@@ -18,7 +18,7 @@ from torch import Tensor
 
 from meanfield.checks import is_traced
 
-__all__ = ["attend"]
+__all__ = ["attend", "row_parts"]
 
 # Entries of one block of the transition matrix: small enough to stay in cache. Below so many rows
 # matrix products become slow, and larger blocks are faster.
@@ -45,6 +45,9 @@ def attend(
     log-weights: by `torch.func.jvp`, `vjp`, `grad`, `jacfwd`, `jacrev`, `hessian`, `vmap` and what
     they compose to, and by ordinary autograd, also with ``create_graph=True``. Derivatives
     recompute P in blocks of rows and take O(m + n) memory too. Leading axes broadcast.
+    Not supported, and refused by torch: two nested levels of `torch.autograd.forward_ad` (nest
+    `torch.func.jvp` instead), and the batched forward mode of `torch.autograd` itself
+    (use `torch.func.vmap` of `torch.func.jvp`).
 
     Args:
         queries: scaled queries qᵢ, (*batch, m, k).
@@ -305,7 +308,7 @@ def _run(function: RowSum, places: _Places, rows: Tensors, columns: Tensors) -> 
     rows = tuple(t.contiguous() for t in rows)
     columns = tuple(t.contiguous() for t in columns)
     out: tuple[Tensors, Tensors] | None = None
-    for part in _parts(math.prod(rows[0].shape[:-2]) * n, m):
+    for part in row_parts(math.prod(rows[0].shape[:-2]) * n, m):
         last, size = places.last_seen(part, n), part.stop - part.start
         own = tuple(t.narrow(-2, part.start, size) for t in rows)
         seen_columns = tuple(t.narrow(-2, 0, last) for t in columns)
@@ -325,7 +328,8 @@ def _room(tensors: Tensors, length: int) -> Tensors:
     return tuple(t.new_zeros(*t.shape[:-2], length, t.shape[-1]) for t in tensors)
 
 
-def _parts(entries_per_row: int, m: int) -> Iterator[slice]:
+def row_parts(entries_per_row: int, m: int) -> Iterator[slice]:
+    """Blocks of m rows, at least one, whose part of the matrix has a bounded size."""
     large = min(_GOOD_ROWS, _LARGE_BLOCK_ENTRIES // max(entries_per_row, 1))
     size = max(1, large, _BLOCK_ENTRIES // max(entries_per_row, 1))
     for start in range(0, max(m, 1), size):
