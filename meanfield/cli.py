@@ -261,8 +261,10 @@ def _report(options: argparse.Namespace) -> int:
 
     ds, experiment = _finished(options.store)
     path = options.out or options.store.with_suffix(".html")
-    text = {"title": experiment, "question": EXPERIMENTS[experiment]}
-    _say(f"wrote {write_report(ds, path, figures=load(experiment).FIGURES, **text)}")
+    module = load(experiment)
+    title, _, question = (module.__doc__ or experiment).strip().partition("\n")
+    page = write_report(ds, path, title=title, question=question.strip(), figures=module.FIGURES)
+    _say(f"wrote {page}")
     return 0
 
 

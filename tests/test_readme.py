@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import re
+import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -22,7 +23,12 @@ def test_the_two_commands_are_there_for_ci_to_take():
     assert set(commands) == {"main", "tests"}
     assert "meanfield run two-dirac" in commands["main"]
     assert commands["tests"].endswith("ruff check . && ruff format --check . && mypy && pytest")
-    assert "readme_command" in (ROOT / ".ci" / "run").read_text()
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    reader = script[script.index("readme_command() {") : script.index("\n}\n") + 3]
+    for name, command in commands.items():
+        shell = ["bash", "-c", f"{reader}\nreadme_command {name}"]
+        taken = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, check=True)
+        assert taken.stdout.strip() == command
 
 
 def test_every_experiment_is_in_the_reference():

@@ -81,7 +81,7 @@ def worst_found(
             built.append(sampling.adversarial(A, radius, n_tokens, branch=branch).points)
         except ValueError:
             continue
-    shape = {"radius": radius, "batch_shape": (clouds,), "generator": generator}
+    shape: dict[str, Any] = {"radius": radius, "batch_shape": (clouds,), "generator": generator}
     random = [sampling.ball(n_tokens, d, **shape), sampling.sphere(n_tokens, d, **shape)]
     points = torch.cat([torch.stack(built), *random]) if built else torch.cat(random)
     found = local_lipschitz(F, ParticleMeasure(points), geometry="euclidean", strict=False)

@@ -1,4 +1,4 @@
-"""Local constants of 100,000 two-atom measures in d = 8: one call against a loop of autodiff + SVD.
+"""100,000 two-atom local constants in d = 8: one call against a loop of autodiff + SVD.
 
     python tests/benchmarks/bench_two_atoms.py [--cases N] [--out FILE]
 
