@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meanfield import figures, results, text_figures
+from meanfield import figures, results
 from meanfield.experiments import real_text
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -64,4 +64,4 @@ print(f"all converged: {bool(ds.constant_converged.all())}")
 # %%
 with figures.style():
     for name in ("plot_constant_against_n", "plot_exponents", "plot_radius_against_n"):
-        getattr(text_figures, name)(ds).figure.savefig(options.out / f"{name[5:]}.png")
+        getattr(figures, name)(ds).figure.savefig(options.out / f"{name[5:]}.png")

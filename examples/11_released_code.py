@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meanfield import figures, results, text_figures
+from meanfield import figures, results
 from meanfield.experiments import released_code
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -34,5 +34,5 @@ print(free.fit_exponent.to_dataframe().round(3).to_string())
 # %%
 with figures.style():
     for kind in settings.inputs:
-        ax = text_figures.plot_released(ds, kind=kind)
+        ax = figures.plot_released(ds, kind=kind)
         ax.figure.savefig(options.out / f"released_{kind}.png")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meanfield import figures, results, text_figures
+from meanfield import figures, results
 from meanfield.experiments import adversarial
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -31,5 +31,5 @@ print(free.fit_exponent.to_dataframe().round(3).to_string())
 
 # %%
 with figures.style():
-    text_figures.plot_adversarial(ds).figure.savefig(options.out / "growth.png")
-    text_figures.plot_adversarial_heads(ds).figure.savefig(options.out / "heads.png")
+    figures.plot_adversarial(ds).figure.savefig(options.out / "growth.png")
+    figures.plot_adversarial_heads(ds).figure.savefig(options.out / "heads.png")

@@ -13,7 +13,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from meanfield import figures, results, text_figures
+from meanfield import figures, results
 from meanfield.experiments import scaling_factor
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -38,5 +38,5 @@ print(table.rename(columns=lambda name: f"largest {name}").round(3))
 
 # %%
 with figures.style():
-    text_figures.plot_scaling_factor(ds).figure.savefig(options.out / "scaling_factor.png")
-    text_figures.plot_head_constants(ds).figure.savefig(options.out / "head_constants.png")
+    figures.plot_scaling_factor(ds).figure.savefig(options.out / "scaling_factor.png")
+    figures.plot_head_constants(ds).figure.savefig(options.out / "head_constants.png")

@@ -7,7 +7,7 @@ python examples/14_radius.py [--quick] [--out DIR]
 import argparse
 from pathlib import Path
 
-from meanfield import figures, results, text_figures
+from meanfield import figures, results
 from meanfield.experiments import large_radius, quadratic_growth
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -28,5 +28,5 @@ print(limit[["constant", "limit", "ceiling"]].to_dataframe().round(3))
 
 # %%
 with figures.style():
-    text_figures.plot_quadratic_growth(growth).figure.savefig(options.out / "quadratic.png")
-    text_figures.plot_large_radius(limit).figure.savefig(options.out / "large_radius.png")
+    figures.plot_quadratic_growth(growth).figure.savefig(options.out / "quadratic.png")
+    figures.plot_large_radius(limit).figure.savefig(options.out / "large_radius.png")

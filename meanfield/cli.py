@@ -7,15 +7,16 @@ cases.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from meanfield.experiments import EXPERIMENTS, load
+from meanfield.experiments import EXPERIMENTS, finish, load
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -33,7 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    _configure_logging(options.verbose)
+    with _logging_to_stderr(options.verbose):
+        return _act(options)
+
+
+def _act(options: argparse.Namespace) -> int:
     try:
         return int(options.action(options))
     except KeyboardInterrupt:
@@ -117,11 +122,18 @@ def _shard(text: str) -> tuple[int, int]:
     return int(index), int(count)
 
 
-def _configure_logging(verbose: bool) -> None:
-    handler = logging.StreamHandler(sys.stderr)
+@contextlib.contextmanager
+def _logging_to_stderr(verbose: bool) -> Iterator[None]:
+    """The library's log on stderr while a command runs; a caller's logging is as before after."""
+    handler, level = logging.StreamHandler(sys.stderr), _logger.level
     handler.setFormatter(logging.Formatter("meanfield: %(message)s"))
-    _logger.handlers[:] = [handler]
+    _logger.addHandler(handler)
     _logger.setLevel(logging.DEBUG if verbose else logging.INFO)
+    try:
+        yield
+    finally:
+        _logger.removeHandler(handler)
+        _logger.setLevel(level)
 
 
 def _say(text: str) -> None:
@@ -242,9 +254,14 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
+    from meanfield import results
     from meanfield.sweep import export
 
-    _say(f"wrote {export(options.store, options.file)}")
+    path = export(options.store, options.file)
+    ds = results.read(path)
+    if ds.attrs.get("experiment") in EXPERIMENTS:
+        results.write(finish(ds), path)
+    _say(f"wrote {path}")
     return 0
 
 
@@ -273,10 +290,10 @@ def _finished(store: Path) -> tuple[xr.Dataset, str]:
     from meanfield import results
 
     ds = results.read(store)
-    name = str(ds.attrs.get("experiment", store.stem))
+    name = str(ds.attrs.get("experiment"))
     if name not in EXPERIMENTS:
         raise ValueError(f"{store}: not the Dataset of a `meanfield run`; it names no experiment")
-    return ds, name
+    return finish(ds), name
 
 
 def _info(options: argparse.Namespace) -> int:

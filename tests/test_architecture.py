@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "meanfield"
 LAYERS = [
     ["errors", "checks", "html"],
     ["measures", "linalg", "bounds", "results"],
-    ["attention", "transport", "sampling", "sweep", "figures", "text_figures"],
+    ["attention", "transport", "sampling", "sweep", "figures"],
     ["lipschitz", "layers", "dynamics", "pretrained", "corpora", "report"],
     ["experiments"],
     ["cli"],
@@ -31,13 +31,13 @@ DOORS: dict[str, set[str] | None] = {
     "scipy": None,
     "torch": None,
     "xarray": {
-        *("results", "sweep", "figures", "text_figures", "experiments", "cli", "report"),
+        *("results", "sweep", "figures", "experiments", "cli", "report"),
         *("lipschitz", "dynamics"),
     },
     "ot": {"transport"},
     "geomloss": {"transport"},
     "pykeops": {"transport"},
-    "matplotlib": {"figures", "text_figures", "cli", "report", "experiments"},
+    "matplotlib": {"figures", "cli", "report", "experiments"},
     "zarr": {"results", "sweep"},
     "tqdm": {"sweep"},
     "dask": {"sweep"},
@@ -47,7 +47,7 @@ DOORS: dict[str, set[str] | None] = {
     "safetensors": {"pretrained"},
     "huggingface_hub": {"pretrained"},
 }
-NO_TORCH = {"results", "figures", "text_figures", "bounds", "errors", "html"}
+NO_TORCH = {"results", "figures", "bounds", "errors", "html"}
 
 
 def modules() -> list[Path]:

@@ -43,7 +43,7 @@ def test_a_run_is_what_the_settings_say(finished):
     assert set(ds.n_tokens.values) == {0, 2, 5}
     record = results.read_provenance(ds)
     assert record["versions"]["meanfield"]
-    assert record["spec"]["fixed.secant_tokens"] == ["5.0"]
+    assert record["spec"]["fixed"]["secant_tokens"] == [5]
 
 
 def test_plot_draws_a_finished_run_again(finished, tmp_path):

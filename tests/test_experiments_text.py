@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from meanfield import ParticleMeasure, bounds, corpora, figures, pretrained, results, text_figures
+from meanfield import ParticleMeasure, bounds, corpora, figures, pretrained, results
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.experiments import inputs, large_radius, quadratic_growth
 from meanfield.experiments.ascent import climb
@@ -113,7 +113,7 @@ def test_every_figure_draws_finite_numbers_under_a_title(datasets, name):
 
     for function, arguments in load(name).FIGURES.values():
         with figures.style():
-            ax = getattr(text_figures, function)(datasets[name], **arguments)
+            ax = getattr(figures, function)(datasets[name], **arguments)
             ax.figure.canvas.draw()
         drawn = [line.get_ydata() for line in ax.lines if len(line.get_ydata())]
         heights = [bar.get_height() for bar in ax.patches]

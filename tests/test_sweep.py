@@ -192,4 +192,4 @@ def test_cases_of_a_product_grid_run_the_last_name_fastest():
 def test_settings_of_any_kind_may_be_fixed_without_a_store():
     ds = sweep(lambda x, f: {"y": f(x)}, {"x": [2.0]}, fixed={"f": abs})
     assert ds["y"].values.tolist() == [2.0]
-    assert "built-in function abs" in results.read_provenance(ds)["spec"]["fixed.f"]
+    assert "built-in function abs" in results.read_provenance(ds)["spec"]["fixed"]["f"]

@@ -7,14 +7,24 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-__all__ = ["EXPERIMENTS", "load"]
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["EXPERIMENTS", "finish", "load"]
 
 EXPERIMENTS = {
     "two-dirac": "how sensitive two unbalanced clusters are: radius, light weight, n, masking",
     "lemma-3-2": "discrete Euclidean against Wasserstein secants as the step shrinks",
     "regimes": "over (n, R): worst constants found against every theorem",
     "masked-bound": "masked attention exceeds the unmasked mean-field bound",
+    "real-text": "local constant of attention against n on real text, per layer, plain and masked",
+    "adversarial": "growth in n at the inputs built to be the worst, per head",
+    "released-code": "what the published scripts compute, beside the norm",
+    "scaling-factor": "γR² of every head at the real token radius",
+    "quadratic-growth": "three tokens whose constant grows as R²",
+    "large-radius": "Theorem 3.7: the limit far out, and the hump near ties",
 }
 
 
@@ -28,3 +38,13 @@ def load(name: str) -> ModuleType:
         known = ", ".join(EXPERIMENTS)
         raise ValueError(f"no experiment named {name!r}; there are: {known}")
     return importlib.import_module(f"meanfield.experiments.{name.replace('-', '_')}")
+
+
+def finish(ds: xr.Dataset) -> xr.Dataset:
+    """A sweep as it was stored, with what its experiment adds at the end, such as fits.
+
+    Args:
+        ds: with the attribute `experiment`; one that is finished comes back as it is.
+    """
+    module = load(str(ds.attrs.get("experiment")))
+    return module.finish(ds) if hasattr(module, "finish") and "fit" not in ds.sizes else ds

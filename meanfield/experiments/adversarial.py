@@ -28,9 +28,9 @@ from meanfield.pretrained import Transformer
 from meanfield.results import Variable
 from meanfield.sweep import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "measure", "run"]
+__all__ = ["FIGURES", "QUICK", "Settings", "finish", "measure", "plan", "run"]
 
-# File name of each figure -> function of `meanfield.text_figures` and its arguments.
+# File name of each figure -> function of `meanfield.figures` and its arguments.
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "growth": ("plot_adversarial", {}),
     "heads": ("plot_adversarial_heads", {}),
@@ -140,6 +140,43 @@ def _pair(source: Transformer, layer: int, head: int) -> sampling.CriticalPair:
     return sampling.critical_pair(source.parameters(layer).head(head).A[0])
 
 
+def plan(settings: Settings) -> dict[str, Any]:
+    """The arguments of `meanfield.sweep` that make the experiment."""
+    source = inputs.transformer(
+        settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
+    )
+    heads = settings.heads or tuple(range(source.n_heads))
+    return {
+        "fn": Task(measure, _VARIABLES, _PARAMETERS),
+        "grid": {"head": heads, "radius": settings.radii, "n_tokens": settings.n_tokens},
+        "fixed": {
+            "model": settings.model,
+            "model_seed": settings.seed,
+            "layer": settings.layer,
+            "search_tokens": list(settings.search_tokens),
+            "search_steps": settings.search_steps,
+            "causal": settings.causal or source.causal,
+            "depth": settings.depth,
+            "dtype": settings.dtype,
+        },
+        "seed": settings.seed,
+        "attrs": {
+            "experiment": "adversarial",
+            "model": inputs.short_name(settings.model),
+            "layer": settings.layer,
+        },
+    }
+
+
+def finish(ds: xr.Dataset) -> xr.Dataset:
+    """The finished sweep with its best head and its power laws."""
+    if np.isfinite(ds.constant.values).any():
+        far = (ds.n_tokens == ds.n_tokens.max()) & (ds.radius == ds.radius.max())
+        best = int(np.nanargmax(np.where(far.values, ds.constant.values, -np.inf)))
+        ds = ds.assign_attrs(best_head=int(ds["head"].values[best]))
+    return ds.merge(fit_laws(_curves(ds))) if len(np.unique(ds.n_tokens)) > 1 else ds
+
+
 def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
     """Run the sweep and fit the power laws.
 
@@ -151,33 +188,7 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
         Dataset with the attribute `best_head`: whose configuration gives the layer the largest
         constant at the largest n and R.
     """
-    settings = settings or Settings()
-    source = inputs.transformer(
-        settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
-    )
-    heads = settings.heads or tuple(range(source.n_heads))
-    ds = sweep(
-        Task(measure, _VARIABLES, _PARAMETERS),
-        {"head": heads, "radius": settings.radii, "n_tokens": settings.n_tokens},
-        fixed={
-            "model": settings.model,
-            "model_seed": settings.seed,
-            "layer": settings.layer,
-            "search_tokens": list(settings.search_tokens),
-            "search_steps": settings.search_steps,
-            "causal": settings.causal or source.causal,
-            "depth": settings.depth,
-            "dtype": settings.dtype,
-        },
-        seed=settings.seed,
-        **how,
-    )
-    ds.attrs |= {"model": inputs.short_name(settings.model), "layer": settings.layer}
-    if np.isfinite(ds.constant.values).any():
-        far = (ds.n_tokens == max(settings.n_tokens)) & (ds.radius == max(settings.radii))
-        best = int(np.nanargmax(np.where(far.values, ds.constant.values, -np.inf)))
-        ds.attrs["best_head"] = int(ds["head"].values[best])
-    return ds.merge(fit_laws(_curves(ds))) if len(settings.n_tokens) > 1 else ds
+    return finish(sweep(**plan(settings or Settings()), **how))
 
 
 def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any]]:

@@ -23,9 +23,9 @@ from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 from meanfield.sweep import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "configuration", "measure", "run"]
+__all__ = ["FIGURES", "QUICK", "Settings", "configuration", "measure", "plan", "run"]
 
-# File name of each figure -> function of `meanfield.text_figures` and its arguments.
+# File name of each figure -> function of `meanfield.figures` and its arguments.
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "limit": ("plot_large_radius", {}),
     "limit-masked": ("plot_large_radius", {"causal": True}),
@@ -123,6 +123,21 @@ def measure(
     }
 
 
+def plan(settings: Settings) -> dict[str, Any]:
+    """The arguments of `meanfield.sweep` that make the experiment."""
+    return {
+        "fn": Task(measure, _VARIABLES, _PARAMETERS),
+        "grid": {"causal": settings.masks, "gap": settings.gaps, "scale": settings.scales},
+        "fixed": {
+            "dim": settings.dim,
+            "n_tokens": settings.n_tokens,
+            "layer_seed": settings.seed,
+        },
+        "seed": settings.seed,
+        "attrs": {"experiment": "large-radius"},
+    }
+
+
 def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
     """Run the sweep over scales.
 
@@ -130,15 +145,4 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
         settings: what to run over; the whole experiment if None.
         how: as in `meanfield.sweep.sweep`: store, executor, …
     """
-    settings = settings or Settings()
-    return sweep(
-        Task(measure, _VARIABLES, _PARAMETERS),
-        {"causal": settings.masks, "gap": settings.gaps, "scale": settings.scales},
-        fixed={
-            "dim": settings.dim,
-            "n_tokens": settings.n_tokens,
-            "layer_seed": settings.seed,
-        },
-        seed=settings.seed,
-        **how,
-    )
+    return sweep(**plan(settings or Settings()), **how)

@@ -135,10 +135,15 @@ def plan(settings: Settings) -> dict[str, Any]:
     }
     names = ("dim", "heads", "std", "steps")
     fixed = {name: getattr(settings, name) for name in names}
-    return {"fn": task, "grid": grid, "fixed": fixed, "seed": settings.seed}
+    return {
+        "fn": task,
+        "grid": grid,
+        "fixed": fixed,
+        "seed": settings.seed,
+        "attrs": {"experiment": "lemma-3-2"},
+    }
 
 
 def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
     """Run the sweep; **how goes to `meanfield.sweep`."""
-    ds = sweep(**plan(settings or Settings()), **how)
-    return ds.assign_attrs(experiment="lemma-3-2")
+    return sweep(**plan(settings or Settings()), **how)

@@ -89,9 +89,15 @@ def plan(settings: Settings) -> dict[str, Any]:
     grid = {"n_tokens": settings.n_tokens, "size": settings.sizes}
     fixed = {"clouds": settings.clouds, "dim": settings.dim}
     task = Task(largest_masked, VARIABLES, parameters=PARAMETERS)
-    return {"fn": task, "grid": grid, "fixed": fixed, "seed": settings.seed}
+    return {
+        "fn": task,
+        "grid": grid,
+        "fixed": fixed,
+        "seed": settings.seed,
+        "attrs": {"experiment": "masked-bound"},
+    }
 
 
 def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
     """Run the sweep; **how goes to `meanfield.sweep`."""
-    return sweep(**plan(settings or Settings()), **how).assign_attrs(experiment="masked-bound")
+    return sweep(**plan(settings or Settings()), **how)

@@ -26,9 +26,9 @@ from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 from meanfield.sweep import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "layer", "measure", "run"]
+__all__ = ["FIGURES", "QUICK", "Settings", "layer", "measure", "plan", "run"]
 
-# File name of each figure -> function of `meanfield.text_figures` and its arguments.
+# File name of each figure -> function of `meanfield.figures` and its arguments.
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {"growth": ("plot_quadratic_growth", {})}
 
 
@@ -91,6 +91,17 @@ def measure(radius: float, causal: bool, *, dim: int, layer_seed: int) -> dict[s
     }
 
 
+def plan(settings: Settings) -> dict[str, Any]:
+    """The arguments of `meanfield.sweep` that make the experiment."""
+    return {
+        "fn": Task(measure, _VARIABLES, _PARAMETERS),
+        "grid": {"causal": settings.masks, "radius": settings.radii},
+        "fixed": {"dim": settings.dim, "layer_seed": settings.seed},
+        "seed": settings.seed,
+        "attrs": {"experiment": "quadratic-growth"},
+    }
+
+
 def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
     """Run the sweep over radii.
 
@@ -98,11 +109,4 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
         settings: what to run over; the whole experiment if None.
         how: as in `meanfield.sweep.sweep`: store, executor, …
     """
-    settings = settings or Settings()
-    return sweep(
-        Task(measure, _VARIABLES, _PARAMETERS),
-        {"causal": settings.masks, "radius": settings.radii},
-        fixed={"dim": settings.dim, "layer_seed": settings.seed},
-        seed=settings.seed,
-        **how,
-    )
+    return sweep(**plan(settings or Settings()), **how)

@@ -24,9 +24,9 @@ from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 from meanfield.sweep import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "measure", "run"]
+__all__ = ["FIGURES", "QUICK", "Settings", "finish", "measure", "plan", "run"]
 
-# File name of each figure -> function of `meanfield.text_figures` and its arguments.
+# File name of each figure -> function of `meanfield.figures` and its arguments.
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "constants": ("plot_constant_against_n", {}),
     "constants-masked": ("plot_constant_against_n", {"causal": True}),
@@ -134,33 +134,19 @@ def _layer(F: Any, points: torch.Tensor, rtol: float) -> dict[str, np.ndarray]:
     return arrays | {"general_bound": bound}
 
 
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep and fit the power laws.
-
-    Args:
-        settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep.sweep`: store, executor, …
-
-    Raises:
-        FileNotFoundError: the model or the text is not there; the message lists the ways out.
-    """
-    settings = settings or Settings()
+def plan(settings: Settings) -> dict[str, Any]:
+    """The arguments of `meanfield.sweep` that make the experiment."""
     source = inputs.transformer(
         settings.model, seed=settings.seed, dtype=settings.dtype, depth=settings.depth
     )
     layers = list(settings.layers) or list(range(source.n_layers))
+    coords = {"layer": np.array(layers), "window": np.arange(settings.n_windows)}
     masks = inputs.masks_of(source, settings.masks)
-    task = Task(
-        measure,
-        _VARIABLES,
-        _PARAMETERS,
-        coords={"layer": np.array(layers), "window": np.arange(settings.n_windows)},
-    )
     text_sha256 = inputs.text_hash(settings.text)
-    ds = sweep(
-        task,
-        {"causal": masks, "n_tokens": settings.n_tokens},
-        fixed={
+    return {
+        "fn": Task(measure, _VARIABLES, _PARAMETERS, coords=coords),
+        "grid": {"causal": masks, "n_tokens": settings.n_tokens},
+        "fixed": {
             "model": settings.model,
             "text": settings.text,
             "text_sha256": text_sha256,
@@ -171,16 +157,33 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
             "model_seed": settings.seed,
             "rtol": settings.rtol,
         },
-        seed=settings.seed,
-        **how,
-    )
-    ds.attrs |= {
-        "model": inputs.short_name(settings.model),
-        "model_revision": source.revision,
-        "text": inputs.short_name(settings.text),
-        "text_sha256": text_sha256,
+        "seed": settings.seed,
+        "attrs": {
+            "experiment": "real-text",
+            "model": inputs.short_name(settings.model),
+            "model_revision": source.revision,
+            "text": inputs.short_name(settings.text),
+            "text_sha256": text_sha256,
+        },
     }
-    return ds if len(settings.n_tokens) < 2 else ds.merge(fit_laws(_curves(ds)))
+
+
+def finish(ds: xr.Dataset) -> xr.Dataset:
+    """The finished sweep with its power laws."""
+    return ds if len(np.unique(ds.n_tokens)) < 2 else ds.merge(fit_laws(_curves(ds)))
+
+
+def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
+    """Run the sweep and fit the power laws.
+
+    Args:
+        settings: what to run over; the whole experiment if None.
+        how: as in `meanfield.sweep.sweep`: store, executor, …
+
+    Raises:
+        FileNotFoundError: the model or the text is not there; the message lists the ways out.
+    """
+    return finish(sweep(**plan(settings or Settings()), **how))
 
 
 def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any]]:

@@ -104,9 +104,15 @@ def plan(settings: Settings) -> dict[str, Any]:
     grid = {"n_tokens": settings.n_tokens, "radius": settings.radii}
     fixed = {"eigenvalues": settings.eigenvalues, "clouds": settings.clouds}
     task = Task(worst_found, VARIABLES, parameters=PARAMETERS)
-    return {"fn": task, "grid": grid, "fixed": fixed, "seed": settings.seed}
+    return {
+        "fn": task,
+        "grid": grid,
+        "fixed": fixed,
+        "seed": settings.seed,
+        "attrs": {"experiment": "regimes"},
+    }
 
 
 def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
     """Run the sweep; **how goes to `meanfield.sweep`."""
-    return sweep(**plan(settings or Settings()), **how).assign_attrs(experiment="regimes")
+    return sweep(**plan(settings or Settings()), **how)

@@ -25,9 +25,9 @@ from meanfield.pretrained import Transformer
 from meanfield.results import Variable
 from meanfield.sweep import Task, sweep
 
-__all__ = ["FIGURES", "INPUTS", "QUICK", "Settings", "measure", "run"]
+__all__ = ["FIGURES", "INPUTS", "QUICK", "Settings", "finish", "measure", "plan", "run"]
 
-# File name of each figure -> function of `meanfield.text_figures` and its arguments.
+# File name of each figure -> function of `meanfield.figures` and its arguments.
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "head": ("plot_released", {"kind": "head"}),
     "rows": ("plot_released", {"kind": "rows"}),
@@ -137,18 +137,12 @@ def _row_matrix(source: Transformer, layer: int, head: int) -> torch.Tensor:
     return key[rows].T @ query[rows] / width**0.5
 
 
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep and fit the power laws.
-
-    Args:
-        settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep.sweep`: store, executor, …
-    """
-    settings = settings or Settings()
-    ds = sweep(
-        Task(measure, _VARIABLES, _PARAMETERS),
-        {"input_kind": settings.inputs, "n_tokens": settings.n_tokens},
-        fixed={
+def plan(settings: Settings) -> dict[str, Any]:
+    """The arguments of `meanfield.sweep` that make the experiment."""
+    return {
+        "fn": Task(measure, _VARIABLES, _PARAMETERS),
+        "grid": {"input_kind": settings.inputs, "n_tokens": settings.n_tokens},
+        "fixed": {
             "model": settings.model,
             "model_seed": settings.seed,
             "layer": settings.layer,
@@ -157,18 +151,33 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
             "depth": settings.depth,
             "dtype": settings.dtype,
         },
-        seed=settings.seed,
-        **how,
-    )
-    ds.attrs |= {
-        "model": inputs.short_name(settings.model),
-        "layer": settings.layer,
-        "head": settings.head,
+        "seed": settings.seed,
+        "attrs": {
+            "experiment": "released-code",
+            "model": inputs.short_name(settings.model),
+            "layer": settings.layer,
+            "head": settings.head,
+        },
     }
+
+
+def finish(ds: xr.Dataset) -> xr.Dataset:
+    """The finished sweep with its power laws."""
     curves = []
-    for kind in settings.inputs:
+    for kind in dict.fromkeys(ds.input_kind.values):
         rows = ds.isel(case=np.flatnonzero(ds.input_kind.values == kind))
         for quantity in ("constant", "released"):
-            labels = {"input_kind": kind, "quantity": quantity}
-            curves.append((labels, rows.n_tokens.values, rows[quantity].values, None))
-    return ds.merge(fit_laws(curves)) if len(settings.n_tokens) > 1 else ds
+            labels = {"input_kind": str(kind), "quantity": quantity}
+            if np.isfinite(rows[quantity].values).sum() > 1:
+                curves.append((labels, rows.n_tokens.values, rows[quantity].values, None))
+    return ds.merge(fit_laws(curves)) if len(np.unique(ds.n_tokens)) > 1 else ds
+
+
+def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
+    """Run the sweep and fit the power laws.
+
+    Args:
+        settings: what to run over; the whole experiment if None.
+        how: as in `meanfield.sweep.sweep`: store, executor, …
+    """
+    return finish(sweep(**plan(settings or Settings()), **how))

@@ -21,9 +21,9 @@ from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 from meanfield.sweep import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "measure", "run"]
+__all__ = ["FIGURES", "QUICK", "Settings", "measure", "plan", "run"]
 
-# File name of each figure -> function of `meanfield.text_figures` and its arguments.
+# File name of each figure -> function of `meanfield.figures` and its arguments.
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "heads": ("plot_scaling_factor", {}),
     "constants": ("plot_head_constants", {}),
@@ -120,27 +120,17 @@ def measure(
     }
 
 
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep over layers.
-
-    Args:
-        settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep.sweep`: store, executor, …
-    """
-    settings = settings or Settings()
+def plan(settings: Settings) -> dict[str, Any]:
+    """The arguments of `meanfield.sweep` that make the experiment."""
     source = inputs.transformer(
         settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
     )
+    coords = {"head": np.arange(source.n_heads), "window": np.arange(settings.n_windows)}
     text_sha256 = inputs.text_hash(settings.text)
-    ds = sweep(
-        Task(
-            measure,
-            _VARIABLES,
-            _PARAMETERS,
-            coords={"head": np.arange(source.n_heads), "window": np.arange(settings.n_windows)},
-        ),
-        {"layer": settings.layers or range(source.n_layers)},
-        fixed={
+    return {
+        "fn": Task(measure, _VARIABLES, _PARAMETERS, coords=coords),
+        "grid": {"layer": settings.layers or range(source.n_layers)},
+        "fixed": {
             "model": settings.model,
             "text": settings.text,
             "text_sha256": text_sha256,
@@ -151,14 +141,23 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
             "model_seed": settings.seed,
             "dtype": settings.dtype,
         },
-        seed=settings.seed,
-        **how,
-    )
-    ds.attrs |= {
-        "model": inputs.short_name(settings.model),
-        "model_revision": source.revision,
-        "text": inputs.short_name(settings.text),
-        "text_sha256": text_sha256,
-        "n_tokens": settings.n_tokens,
+        "seed": settings.seed,
+        "attrs": {
+            "experiment": "scaling-factor",
+            "model": inputs.short_name(settings.model),
+            "model_revision": source.revision,
+            "text": inputs.short_name(settings.text),
+            "text_sha256": text_sha256,
+            "n_tokens": settings.n_tokens,
+        },
     }
-    return ds
+
+
+def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
+    """Run the sweep over layers.
+
+    Args:
+        settings: what to run over; the whole experiment if None.
+        how: as in `meanfield.sweep.sweep`: store, executor, …
+    """
+    return sweep(**plan(settings or Settings()), **how)

@@ -257,7 +257,13 @@ def plan(settings: Settings) -> dict[str, Any]:
         "secant_tokens": settings.secant_tokens,
         "layer_seed": settings.seed,
     }
-    return {"fn": task, "grid": cases(settings), "fixed": fixed, "seed": settings.seed}
+    return {
+        "fn": task,
+        "grid": cases(settings),
+        "fixed": fixed,
+        "seed": settings.seed,
+        "attrs": {"experiment": "two-dirac"},
+    }
 
 
 def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
@@ -267,5 +273,4 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
         settings: what to run over; the default is the full size, `QUICK` the small one.
         **how: for `meanfield.sweep` (store, executor, shard).
     """
-    ds = sweep(**plan(settings or Settings()), **how)
-    return ds.assign_attrs(experiment="two-dirac")
+    return sweep(**plan(settings or Settings()), **how)

@@ -98,4 +98,5 @@ def _command() -> str:
     program = Path(sys.argv[0] or "python")
     # The file's name and not its folder: results are shared, home folders are nobody's business.
     name = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
-    return shlex.join([*name.split(), *sys.argv[1:]])
+    home = str(Path.home()) + "/"
+    return shlex.join([*name.split(), *(a.replace(home, "~/") for a in sys.argv[1:])])

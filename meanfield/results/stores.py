@@ -9,8 +9,9 @@ import xarray as xr
 
 from meanfield.results.shapes import parameters_of
 
-__all__ = ["is_store", "join_parts", "parts_of"]
+__all__ = ["DATASET_ATTRS", "is_store", "join_parts", "parts_of"]
 
+DATASET_ATTRS = "dataset_attrs"  # the attribute of a store with those of its Dataset
 _INTERNAL = ("done", "case_key", "case_json")
 
 
@@ -45,7 +46,7 @@ def join_parts(parts: list[xr.Dataset]) -> xr.Dataset:
         _, first = np.unique(ds["case_key"].values[pending_last], return_index=True)
         ds = ds.isel(case=np.sort(pending_last[first]))
     ds = ds.drop_vars(_INTERNAL, errors="ignore")
-    ds.attrs = {name: value for name, value in ds.attrs.items() if name == "provenance"}
+    ds.attrs = {**ds.attrs.get(DATASET_ATTRS, {}), "provenance": ds.attrs["provenance"]}
     return ds
 
 

@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -24,6 +24,8 @@ _FEW = 64
 _VECTORISED = 1024  # cases in one call of a vectorised function; its memory grows with them
 _SAMPLE_SECONDS = 0.05
 _LARGEST_SAMPLE = 32
+_LONG = 60.0  # seconds; a case of this length is not run a second time only to be timed
+_SHOWN, _WORDS = 64, 200  # what the provenance spells out
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Plan:
     cases: list[Case]
     fixed: dict[str, Any]
     seed: int
+    attrs: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def keys(self) -> np.ndarray:
@@ -60,15 +63,20 @@ class Plan:
 
     @property
     def description(self) -> dict[str, Any]:
-        """The configuration, in words where it has no plain data; for the provenance only."""
-        try:
-            return self.configuration
-        except TypeError:
-            return {
-                "function": str(self.task.name or self.task.function),
-                "seed": self.seed,
-                **{f"fixed.{name}": repr(value)[:200] for name, value in self.fixed.items()},
-            }
+        """What was computed, as a person reads it; for the provenance."""
+        values = {name: [case.get(name) for case in self.cases] for name in self.cases[0]}
+        return {
+            "function": str(self.task.name or getattr(self.task.function, "__qualname__", "?")),
+            "fixed": {name: _plain(value) for name, value in self.fixed.items()},
+            "grid": {name: _distinct(column) for name, column in values.items()},
+            "n_cases": len(self.cases),
+        }
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The arguments of `meanfield.results.provenance`."""
+        known = {name: self.fixed.get(name) for name in ("dtype", "device")}
+        return {"spec": self.description, "seed": self.seed, **known}
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,7 @@ def make_plan(
     grid: Grid,
     fixed: Mapping[str, Any] | None,
     seed: int,
+    attrs: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Check the arguments of a sweep and put them together.
 
@@ -109,7 +118,7 @@ def make_plan(
             "grid: expected the same parameters in each case of a batched task, got "
             f"{sorted({tuple(sorted(case)) for case in cases})}"
         )
-    return Plan(fn, cases, fixed, int(seed))
+    return Plan(fn, cases, fixed, int(seed), _checked_attrs(attrs or {}))
 
 
 def choose_batch_size(plan: Plan, n_workers: int) -> int:
@@ -137,13 +146,14 @@ def estimate(
     *,
     fixed: Mapping[str, Any] | None = None,
     seed: int = 0,
+    attrs: Mapping[str, Any] | None = None,
     n_workers: int = 1,
 ) -> Estimate:
     """Cases, batches and time of a sweep, from timing its first cases; nothing is written.
 
     Cases of a grid often grow: if the first are the cheapest, the time is an underestimate.
     """
-    plan = make_plan(fn, grid, fixed, seed)
+    plan = make_plan(fn, grid, fixed, seed, attrs)
     each = _seconds_per_case(plan)
     size = choose_batch_size(plan, n_workers)
     n_cases = len(plan.cases)
@@ -154,8 +164,12 @@ def _seconds_per_case(plan: Plan) -> float:
     """The median time of the first cases, or of a case of the first batch if vectorised."""
     if plan.task.batched:
         return _time(plan, plan.cases[:_VECTORISED]) / min(len(plan.cases), _VECTORISED)
+    # The first case pays for imports, models that are loaded and caches that are filled.
+    first = _time(plan, plan.cases[:1])
+    if len(plan.cases) == 1 or first > _LONG:
+        return first
     times: list[float] = []
-    for case in plan.cases[:_LARGEST_SAMPLE]:
+    for case in plan.cases[1 : _LARGEST_SAMPLE + 1]:
         times.append(_time(plan, [case]))
         if sum(times) > _SAMPLE_SECONDS:
             break
@@ -187,6 +201,42 @@ def _check_names(task: Task, parameters: set[str]) -> None:
             f"grid: expected names of parameters other than those of variables, dimensions and "
             f"{RESERVED}, got {clash}"
         )
+
+
+def _checked_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes that every format takes: text and numbers."""
+    for name, value in attrs.items():
+        if (
+            name == "provenance"
+            or isinstance(value, bool)
+            or not isinstance(value, str | int | float)
+        ):
+            raise TypeError(
+                f"attrs[{name!r}]: expected text or a number (and not the name provenance), "
+                f"got {value!r}"
+            )
+    return dict(attrs)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, text and lists as they are; anything large or else in short words."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple) and len(value) <= _SHOWN:
+        return [_plain(item) for item in value]
+    text = repr(value)
+    return text if len(text) <= _WORDS else text[: _WORDS - 1] + "…"
+
+
+def _distinct(column: list[Any]) -> list[Any]:
+    """The distinct values of a parameter, in the order they come; the first ones if many."""
+    distinct = list(dict.fromkeys(map(_plain_key, column)))
+    return distinct if len(distinct) <= _SHOWN else [*distinct[:_SHOWN], f"… {len(distinct)}"]
+
+
+def _plain_key(value: Any) -> Any:
+    plain = _plain(value.item() if isinstance(value, np.generic) else value)
+    return tuple(plain) if isinstance(plain, list) else plain
 
 
 def _coordinate(values: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ def sweep(
     *,
     fixed: Mapping[str, Any] | None = None,
     seed: int = 0,
+    attrs: Mapping[str, Any] | None = None,
     store: str | os.PathLike[str] | None = None,
     executor: Any = None,
     shard: tuple[int, int] | None = None,
@@ -51,6 +53,7 @@ def sweep(
             dicts (a ragged grid).
         fixed: settings that are the same in each case, passed by name; in the provenance.
         seed: of the whole. Each case has its own, see `case_seed`, from this and its parameters.
+        attrs: attributes of the Dataset, text and numbers; kept in the store.
         store: a folder that holds finished batches. If it exists, only what is missing is run;
             cases that are not in it yet are added; another function, seed or setting is refused.
         executor: None runs in this process; a number starts as many processes of one thread
@@ -82,12 +85,12 @@ def sweep(
     """
     check_executor(executor)
     _check_settings(store, shard, batch_size)
-    plan = make_plan(fn, grid, fixed, seed)
+    plan = make_plan(fn, grid, fixed, seed, attrs)
     n_workers = n_workers_of(executor) * (shard[1] if shard else 1)
     if store is None:
         size = batch_size or choose_batch_size(plan, n_workers)
         values = _run_in_memory(plan, executor, size, progress)
-        return _assemble(plan, values, provenance(plan.description, seed=plan.seed))
+        return _assemble(plan, values, provenance(**plan.record))
     parts = _prepare_store(Path(store).absolute(), plan, batch_size, n_workers)
     if retry_failed:
         for part in parts:
@@ -123,7 +126,7 @@ def _prepare_store(path: Path, plan: Plan, size: int | None, n_workers: int) -> 
     stored = np.concatenate([part.keys for part in parts])
     missing = np.flatnonzero(~np.isin(plan.keys, stored))
     if len(missing):
-        more = Plan(plan.task, [plan.cases[i] for i in missing], plan.fixed, plan.seed)
+        more = replace(plan, cases=[plan.cases[i] for i in missing])
         parts.append(create_part(path, more, size or choose_batch_size(more, n_workers)))
     return parts
 
@@ -166,7 +169,7 @@ def _assemble(plan: Plan, values: Mapping[str, np.ndarray], record: str) -> xr.D
     ds = xr.Dataset(
         {v.name: (("case", *v.dims), values[v.name], v.attrs) for v in plan.task.variables},
         coords=_coordinates(plan),
-        attrs={"provenance": record},
+        attrs={**plan.attrs, "provenance": record},
     )
     ds["status"] = ("case", values["status"], dict(STATUS_ATTRS))
     ds["message"] = ("case", values["message"], dict(MESSAGE_ATTRS))

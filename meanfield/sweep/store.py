@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from meanfield.results import Variable, provenance
+from meanfield.results.stores import DATASET_ATTRS
 from meanfield.sweep.grid import Case, columns_of
 from meanfield.sweep.plan import Plan
 from meanfield.sweep.task import FAILED, Task
@@ -218,7 +219,8 @@ def _root_attrs(plan: Plan, columns: Mapping[str, Any], size: int) -> dict[str, 
         "configuration_key": hashlib.sha256(configuration.encode()).hexdigest(),
         "batch_size": size,
         "coordinates": " ".join(columns),  # xarray reads these as coordinates
-        "provenance": provenance(plan.configuration, seed=plan.seed),
+        "provenance": provenance(**plan.record),
+        DATASET_ATTRS: plan.attrs,
     }
 
 

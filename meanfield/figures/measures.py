@@ -1,17 +1,13 @@
-"""Figures: each is a function of a Dataset that draws on one Axes and returns it.
-
-Nothing here computes, shows or saves. Colours run from dark (small) to light (large) where they
-stand for a quantity; a bound is dashed, a measurement is a line with markers.
-"""
+"""Figures of measures: two Diracs, Lemma 3.2, regimes, the masked bound."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
+
+from meanfield.figures.canvas import axes, colours, legend_below, legend_beside
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,35 +21,7 @@ __all__ = [
     "plot_regimes",
     "plot_secants",
     "plot_splitting",
-    "style",
 ]
-
-_STYLE: Any = {
-    "figure.figsize": (5.2, 3.6),
-    "figure.dpi": 110,
-    "savefig.dpi": 200,
-    "savefig.bbox": "tight",
-    "pdf.fonttype": 42,
-    "font.size": 9.5,
-    "axes.titlesize": 10,
-    "legend.fontsize": 8,
-    "legend.frameon": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.25,
-    "lines.linewidth": 1.4,
-    "lines.markersize": 4,
-}
-
-
-@contextmanager
-def style() -> Iterator[None]:
-    """The house style, for as long as the context lasts."""
-    import matplotlib as mpl
-
-    with mpl.rc_context(_STYLE):
-        yield
 
 
 def plot_growth_in_n(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False) -> Axes:
@@ -64,11 +32,11 @@ def plot_growth_in_n(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = F
         ax: where to draw; a new figure if None.
         causal: whether to take the masked cases.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     rows = _select(ds, crowd=-1.0, causal=causal, sequence=True)
     rows = rows.isel(case=np.flatnonzero(rows.dim.values == rows.dim.values.max()))
     radii = np.unique(rows.radius.values)
-    for colour, radius in zip(_colours(len(radii)), radii, strict=True):
+    for colour, radius in zip(colours(len(radii)), radii, strict=True):
         line = rows.isel(case=np.flatnonzero(rows.radius.values == radius)).sortby("n_tokens")
         n = line.n_tokens.values
         ax.plot(n, line.euclidean, "o-", color=colour, label=f"R = {radius:g}")
@@ -82,7 +50,7 @@ def plot_growth_in_n(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = F
     ax.set_ylim(bottom=0.5)
     kind = "masked" if causal else "plain"
     ax.set_title(rf"Euclidean constant of $n$ tokens ({kind}): $\sqrt{{n}}$, then saturation")
-    _legend_beside(ax)
+    legend_beside(ax)
     return ax
 
 
@@ -93,7 +61,7 @@ def plot_growth_in_radius(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ds: a two-Dirac Dataset, with ``value``, ``two_dirac_lower``, ``mean_field_bound``.
         ax: where to draw; a new figure if None.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     rows = _select(ds, crowd=-1.0)
     colours = {False: "tab:blue", True: "tab:orange"}
     for causal, colour in colours.items():
@@ -116,7 +84,7 @@ def plot_growth_in_radius(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     )
     ax.set(yscale="log", xlabel=r"$R^2$", ylabel="local constant, Wasserstein")
     ax.set_title(r"Two unbalanced Diracs: exponential growth in $R^2$")
-    _legend_below(ax)
+    legend_below(ax)
     return ax
 
 
@@ -128,11 +96,11 @@ def plot_light_weight(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = 
         ax: where to draw; a new figure if None.
         causal: whether to take the masked cases.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     rows = _select(ds, crowd=-1.0, causal=causal, sequence=False)
     rows = rows.isel(case=np.flatnonzero(rows.dim.values == rows.dim.values.max()))
     radii = np.unique(rows.radius.values)
-    for colour, radius in zip(_colours(len(radii)), radii, strict=True):
+    for colour, radius in zip(colours(len(radii)), radii, strict=True):
         line = rows.isel(case=np.flatnonzero(rows.radius.values == radius)).sortby("log_ratio")
         line = line.isel(case=np.flatnonzero(line.log_ratio.values > -80))
         ax.plot(line.log_ratio, line.particle, "-", color=colour, label=f"R = {radius:g}")
@@ -145,7 +113,7 @@ def plot_light_weight(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = 
     ax.set(yscale="log", xlabel="log(light weight / heavy weight)", ylabel="local constant")
     ax.set_ylim(bottom=1e-2)
     ax.set_title("The most sensitive cluster is extremely unbalanced")
-    _legend_beside(ax)
+    legend_beside(ax)
     return ax
 
 
@@ -161,13 +129,13 @@ def plot_lemma_3_2(
         causal: whether to take the masked cases (conditional distance).
         radius: which R; the nearest that the Dataset has.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     rows = _select(ds, causal=causal, crowd=-1.0, sequence=True)
     rows = rows.isel(case=np.flatnonzero(np.isfinite(rows.euclidean_secant).all("step").values))
     rows = rows.isel(case=np.flatnonzero(rows.dim.values == rows.dim.values.max()))
     radius = rows.radius.values[np.argmin(np.abs(rows.radius.values - radius))]
     rows = rows.isel(case=np.flatnonzero(rows.radius.values == radius)).sortby("n_tokens")
-    for k, colour in enumerate(_colours(rows.sizes["case"])):
+    for k, colour in enumerate(colours(rows.sizes["case"])):
         case = rows.isel(case=k)
         label = f"n = {int(case.n_tokens)}"
         ax.plot(ds.step, case.euclidean_secant, "-", color=colour, label=label)
@@ -184,7 +152,7 @@ def plot_lemma_3_2(
     ax.invert_xaxis()
     lemma = "4.2 (masked" if causal else "3.2 (plain"
     ax.set_title(f"Lemma {lemma}, R = {radius:g}): secants meet as the step shrinks")
-    _legend_beside(ax)
+    legend_beside(ax)
     return ax
 
 
@@ -195,7 +163,7 @@ def plot_splitting(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ds: a two-Dirac Dataset, with ``particle``, ``splitting``, ``splitting_secant``.
         ax: where to draw; a new figure if None.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     rows = _select(ds, crowd=0.0, causal=False, sequence=False)
     rows = rows.isel(case=np.flatnonzero(rows.dim.values == rows.dim.values.min()))
     rows = rows.sortby("radius")
@@ -224,12 +192,12 @@ def plot_secants(
         causal: whether to take the masked cases (conditional distance).
         radius: which R; the largest by default.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     rows = ds.isel(case=np.flatnonzero(ds.causal.values.astype(bool) == causal))
     radius = rows.radius.values.max() if radius is None else radius
     rows = rows.isel(case=np.flatnonzero((rows.radius == radius) & (rows.draw == 0)))
     rows = rows.sortby("n_tokens")
-    for k, colour in enumerate(_colours(rows.sizes["case"])):
+    for k, colour in enumerate(colours(rows.sizes["case"])):
         case = rows.isel(case=k)
         top, split = case.sel(perturbation="top"), case.sel(perturbation="splitting")
         scale = float(case.euclidean)
@@ -247,7 +215,7 @@ def plot_secants(
     ax.invert_xaxis()
     lemma = "4.2 (masked" if causal else "3.2 (plain"
     ax.set_title(f"Lemma {lemma}, R = {radius:g})")
-    _legend_beside(ax)
+    legend_beside(ax)
     return ax
 
 
@@ -258,7 +226,7 @@ def plot_regimes(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ds: a regimes Dataset, with ``worst``, ``general_bound`` and ``mean_field_bound``.
         ax: where to draw; a new figure if None.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     cube = ds.set_index(case=["n_tokens", "radius"]).unstack("case").sortby(["n_tokens", "radius"])
     n, radius = cube.n_tokens.values, cube.radius.values
     share = np.log10((cube.worst / np.sqrt(cube.n_tokens)).transpose("radius", "n_tokens").values)
@@ -276,7 +244,7 @@ def plot_regimes(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="radius R")
     ax.xaxis.minorticks_off()
     ax.set_title(r"Regimes: mean field (small $R$), $\sqrt{n}$, large radius")
-    _legend_below(ax)
+    legend_below(ax)
     return ax
 
 
@@ -287,9 +255,9 @@ def plot_masked_bound(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ds: a masked-bound Dataset, with ``largest``, ``unmasked_bound``, ``hardy_bound``.
         ax: where to draw; a new figure if None.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     sizes = np.unique(ds["size"].values)
-    for colour, size in zip(_colours(len(sizes)), sizes, strict=True):
+    for colour, size in zip(colours(len(sizes)), sizes, strict=True):
         rows = ds.isel(case=np.flatnonzero(ds["size"].values == size)).sortby("n_tokens")
         ax.plot(rows.n_tokens, rows.largest, "o-", color=colour, label=rf"$\|A\|R^2$ = {size:g}")
         ax.plot(rows.n_tokens, rows.unmasked_bound, ":", color=colour)
@@ -298,30 +266,8 @@ def plot_masked_bound(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.plot([], [], "k--", linewidth=0.9, label="with the Hardy factor")
     ax.set(xscale="log", yscale="log", xlabel="number of atoms n", ylabel="local constant, masked")
     ax.set_title("Masked attention exceeds the unmasked bound")
-    _legend_beside(ax)
+    legend_beside(ax)
     return ax
-
-
-def _axes(ax: Axes | None) -> Axes:
-    if ax is not None:
-        return ax
-    import matplotlib.pyplot as plt
-
-    return plt.subplots()[1]
-
-
-def _legend_beside(ax: Axes) -> None:
-    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-
-
-def _legend_below(ax: Axes) -> None:
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
-
-
-def _colours(count: int) -> list[Any]:
-    import matplotlib as mpl
-
-    return list(mpl.colormaps["viridis"](np.linspace(0.0, 0.85, max(count, 1))))[:count]
 
 
 def _upper_name(causal: bool) -> str:

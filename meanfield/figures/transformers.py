@@ -1,8 +1,6 @@
 """Figures of the experiments on transformers and on the Euclidean constant.
 
-As in `meanfield.figures`: each is a function of a Dataset that draws on one Axes and returns it;
-nothing here computes, shows or saves. The model and the text that a figure is about stand in its
-title.
+The model and the text that a figure is about stand in its title.
 """
 
 from __future__ import annotations
@@ -11,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
+
+from meanfield.figures.canvas import axes, colours, kind, legend_below, legend_beside
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,17 +41,17 @@ def plot_constant_against_n(
         ax: where to draw; a new figure if None.
         causal: whether to take the masked cases; the others if there are none.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     rows, causal = _masked(ds, causal)
-    for k, colour in enumerate(_colours(ds.sizes["layer"])):
+    for k, colour in enumerate(colours(ds.sizes["layer"])):
         layer = int(ds.layer[k])
         y = rows.constant.isel(layer=k).transpose("case", "window").values
         n = np.broadcast_to(rows.n_tokens.values[:, None], y.shape)
         ax.plot(n.ravel(), y.ravel(), ".", color=colour, markersize=2, alpha=0.5)
         _draw_law(ax, ds, rows.n_tokens.values, colour, layer=layer, causal=causal)
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel=r"$\|Df(X)\|$")
-    ax.set_title(f"Local constant of attention, {_kind(causal)}\n{_source(ds)}")
-    _legend_beside(ax)
+    ax.set_title(f"Local constant of attention, {kind(causal)}\n{_source(ds)}")
+    legend_beside(ax)
     return ax
 
 
@@ -62,7 +62,7 @@ def plot_exponents(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ds: a real-text Dataset.
         ax: where to draw; a new figure if None.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     styles = (("constant", "o", "norm"), ("released", "x", "published scripts' quantity"))
     offsets = iter(np.linspace(-0.18, 0.18, 4))
     for causal, colour in ((False, "tab:blue"), (True, "tab:orange")):
@@ -80,14 +80,14 @@ def plot_exponents(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
                 fmt=marker,
                 color=colour,
                 capsize=2,
-                label=f"{label}, {_kind(causal)}",
+                label=f"{label}, {kind(causal)}",
             )
     for exponent in (0.25, 0.5):
         ax.axhline(exponent, color="black", linestyle=":", linewidth=0.9)
     ax.set(xlabel="layer", ylabel=r"exponent p of $C\,n^p$, 95 % interval")
     ax.set_xticks(ds.layer.values)
     ax.set_title(f"Growth exponents (dotted: 1/4 and 1/2)\n{_source(ds)}")
-    _legend_below(ax)
+    legend_below(ax)
     return ax
 
 
@@ -99,16 +99,16 @@ def plot_radius_against_n(ds: xr.Dataset, *, ax: Axes | None = None, causal: boo
         ax: where to draw; a new figure if None.
         causal: whether to take the masked cases; the others if there are none.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     rows, causal = _masked(ds, causal)
-    for k, colour in enumerate(_colours(ds.sizes["layer"])):
+    for k, colour in enumerate(colours(ds.sizes["layer"])):
         line = rows.radius.isel(layer=k)
         n, low, high = rows.n_tokens, line.min("window"), line.max("window")
         ax.plot(n, line.mean("window"), "-", color=colour, label=f"layer {int(ds.layer[k])}")
         ax.fill_between(n, low, high, color=colour, alpha=0.15, linewidth=0)
     ax.set(xlabel="number of tokens n", ylabel="root mean square of the token norms")
-    ax.set_title(f"Radius of the tokens, {_kind(causal)}\n{_source(ds)}")
-    _legend_beside(ax)
+    ax.set_title(f"Radius of the tokens, {kind(causal)}\n{_source(ds)}")
+    legend_beside(ax)
     return ax
 
 
@@ -120,9 +120,9 @@ def plot_released_on_text(ds: xr.Dataset, *, ax: Axes | None = None, causal: boo
         ax: where to draw; a new figure if None.
         causal: whether to take the masked cases; the others if there are none.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     rows, causal = _masked(ds, causal)
-    for k, colour in enumerate(_colours(ds.sizes["layer"])):
+    for k, colour in enumerate(colours(ds.sizes["layer"])):
         line = rows[["constant", "released"]].isel(layer=k).mean("window")
         label = f"layer {int(ds.layer[k])}"
         ax.plot(rows.n_tokens, line.constant, "-", color=colour, label=label)
@@ -130,8 +130,8 @@ def plot_released_on_text(ds: xr.Dataset, *, ax: Axes | None = None, causal: boo
     ax.plot([], [], "k-", label=r"$\|Df(X)\|$")
     ax.plot([], [], "k--", label=r"$\sqrt{\|Df(X)^\top f(X)\|}$")
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="mean over windows")
-    ax.set_title(f"The norm and the published scripts' quantity, {_kind(causal)}\n{_source(ds)}")
-    _legend_beside(ax)
+    ax.set_title(f"The norm and the published scripts' quantity, {kind(causal)}\n{_source(ds)}")
+    legend_beside(ax)
     return ax
 
 
@@ -145,17 +145,17 @@ def plot_bound_beside_constant(
         ax: where to draw; a new figure if None.
         causal: whether to take the masked cases; the others if there are none.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     rows, causal = _masked(ds, causal)
-    for k, colour in enumerate(_colours(ds.sizes["layer"])):
+    for k, colour in enumerate(colours(ds.sizes["layer"])):
         line = rows[["constant", "general_bound"]].isel(layer=k).max("window")
         label = f"layer {int(ds.layer[k])}"
         ax.plot(rows.n_tokens, line.constant, "o-", color=colour, label=label, markersize=2)
         ax.plot(rows.n_tokens, line.general_bound, "--", color=colour)
     ax.plot([], [], "k--", label="Thm 3.3, heads summed")
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="largest over windows")
-    ax.set_title(f"Constant and general bound, {_kind(causal)}\n{_source(ds)}")
-    _legend_beside(ax)
+    ax.set_title(f"Constant and general bound, {kind(causal)}\n{_source(ds)}")
+    legend_beside(ax)
     return ax
 
 
@@ -167,7 +167,7 @@ def plot_released(ds: xr.Dataset, *, ax: Axes | None = None, kind: str = "head")
         ax: where to draw; a new figure if None.
         kind: which inputs: "head", "rows" or "tokens"; the first there are if none are of it.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     kinds = list(dict.fromkeys(ds.input_kind.values))
     kind = kind if kind in kinds else kinds[0]
     rows = ds.isel(case=np.flatnonzero(ds.input_kind.values == kind)).sortby("n_tokens")
@@ -199,11 +199,11 @@ def plot_adversarial(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ds: an adversarial Dataset.
         ax: where to draw; a new figure if None.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     best = ds.attrs["best_head"]
     rows = ds.isel(case=np.flatnonzero(ds["head"].values == best))
     radii = np.unique(rows.radius.values)
-    for colour, radius in zip(_colours(len(radii)), radii, strict=True):
+    for colour, radius in zip(colours(len(radii)), radii, strict=True):
         line = rows.isel(case=np.flatnonzero(rows.radius.values == radius)).sortby("n_tokens")
         n = line.n_tokens.values
         fits = _fits(ds, quantity="constant", head=best, radius=radius, law="free")
@@ -220,7 +220,7 @@ def plot_adversarial(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.plot(n, np.sqrt(n), "k:", label=r"$\sqrt{n}$")
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="local constant")
     ax.set_title(f"Worst case of head {best}\n{ds.attrs['model']}, layer {ds.attrs['layer']}")
-    _legend_beside(ax)
+    legend_beside(ax)
     return ax
 
 
@@ -231,7 +231,7 @@ def plot_adversarial_heads(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ds: an adversarial Dataset.
         ax: where to draw; a new figure if None.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     far = (ds.n_tokens == ds.n_tokens.max()) & (ds.radius == ds.radius.max())
     rows = ds.isel(case=np.flatnonzero(far.values)).sortby("head")
     heads = rows["head"].values
@@ -243,7 +243,7 @@ def plot_adversarial_heads(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.set_xticks(heads)
     ax.set_title(f"Choice of head\n{ds.attrs['model']}, layer {ds.attrs['layer']}")
     ax.grid(visible=False, axis="x")
-    _legend_beside(ax)
+    legend_beside(ax)
     return ax
 
 
@@ -254,7 +254,7 @@ def plot_scaling_factor(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ds: a scaling-factor Dataset.
         ax: where to draw; a new figure if None.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     exponent = ds.exponent.mean("window").transpose("case", "head").values
     layer = np.broadcast_to(ds.layer.values[:, None], exponent.shape)
     ax.plot(layer.ravel(), exponent.ravel(), "o", color="tab:blue", alpha=0.6, label="a head")
@@ -266,7 +266,7 @@ def plot_scaling_factor(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.set_ylim(bottom=0)
     ax.set_xticks(np.unique(ds.layer.values))
     ax.set_title(f"Scaling factor at the real radius\n{_source(ds)}")
-    _legend_below(ax)
+    legend_below(ax)
     return ax
 
 
@@ -277,7 +277,7 @@ def plot_head_constants(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ds: a scaling-factor Dataset.
         ax: where to draw; a new figure if None.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     constant = ds.head_constant.mean("window").transpose("case", "head").values
     layer = np.broadcast_to(ds.layer.values[:, None], constant.shape)
     ax.plot(layer.ravel(), constant.ravel(), "o", color="tab:blue", alpha=0.6)
@@ -296,11 +296,11 @@ def plot_quadratic_growth(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ds: a quadratic-growth Dataset.
         ax: where to draw; a new figure if None.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     for causal, colour, marker in ((False, "tab:blue", "o"), (True, "tab:orange", "x")):
         rows = ds.isel(case=np.flatnonzero(ds.causal.values.astype(bool) == causal))
         if rows.sizes["case"]:
-            label = f"local constant, {_kind(causal)}"
+            label = f"local constant, {kind(causal)}"
             ax.plot(rows.radius, rows.constant, marker, color=colour, label=label)
     lower = rows.isel(case=np.flatnonzero(rows.quadratic_lower.values > 0))
     ax.plot(lower.radius, lower.quadratic_lower, "k-", linewidth=0.9, label=r"from below, $R^2$")
@@ -319,18 +319,18 @@ def plot_large_radius(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = 
         ax: where to draw; a new figure if None.
         causal: whether to take the masked cases; the others if there are none.
     """
-    ax = _axes(ax)
+    ax = axes(ax)
     rows, causal = _masked(ds, causal)
     gaps = np.unique(rows.gap.values)
-    for colour, gap in zip(_colours(len(gaps)), gaps, strict=True):
+    for colour, gap in zip(colours(len(gaps)), gaps, strict=True):
         line = rows.isel(case=np.flatnonzero(rows.gap.values == gap)).sortby("scale")
         ax.plot(line.scale, line.constant, "o-", color=colour, label=f"gap {gap:g}")
         ax.plot(line.scale, line.limit, "--", color=colour, linewidth=0.9)
     ax.plot([], [], "k--", linewidth=0.9, label="limit, Thm 4.5" if causal else "limit, Thm 3.7")
     ax.plot(line.scale, line.ceiling, "k:", label=r"$\|V\|\sqrt{n}$")
     ax.set(xscale="log", yscale="log", xlabel=r"factor $\lambda$", ylabel=r"$\|Df(\lambda X)\|$")
-    ax.set_title(f"Far out, {_kind(causal)}: a limit, and a hump near ties")
-    _legend_beside(ax)
+    ax.set_title(f"Far out, {kind(causal)}: a limit, and a hump near ties")
+    legend_beside(ax)
     return ax
 
 
@@ -365,31 +365,5 @@ def _masked(ds: xr.Dataset, causal: bool) -> tuple[xr.Dataset, bool]:
     return ds.isel(case=np.flatnonzero(ds.causal.values.astype(bool) == causal)), causal
 
 
-def _kind(causal: bool) -> str:
-    return "masked" if causal else "plain"
-
-
 def _source(ds: xr.Dataset) -> str:
     return f"model {ds.attrs.get('model')}, text {ds.attrs.get('text')}"
-
-
-def _axes(ax: Axes | None) -> Axes:
-    if ax is not None:
-        return ax
-    import matplotlib.pyplot as plt
-
-    return plt.subplots()[1]
-
-
-def _legend_beside(ax: Axes) -> None:
-    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-
-
-def _legend_below(ax: Axes) -> None:
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
-
-
-def _colours(count: int) -> list[Any]:
-    import matplotlib as mpl
-
-    return list(mpl.colormaps["viridis"](np.linspace(0.0, 0.85, max(count, 1))))[:count]

@@ -1,0 +1,72 @@
+"""What all figures share: the house style, Axes, legends, colours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["axes", "colours", "kind", "legend_below", "legend_beside", "style"]
+
+_STYLE: Any = {
+    "figure.figsize": (5.2, 3.6),
+    "figure.dpi": 110,
+    "savefig.dpi": 200,
+    "savefig.bbox": "tight",
+    "pdf.fonttype": 42,
+    "font.size": 9.5,
+    "axes.titlesize": 10,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The house style, for as long as the context lasts."""
+    import matplotlib as mpl
+
+    with mpl.rc_context(_STYLE):
+        yield
+
+
+def axes(ax: Axes | None) -> Axes:
+    """The Axes given, or those of a new figure."""
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    return plt.subplots()[1]
+
+
+def legend_beside(ax: Axes) -> None:
+    """The legend to the right of the Axes."""
+    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+
+
+def legend_below(ax: Axes) -> None:
+    """The legend under the Axes."""
+    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
+
+
+def colours(count: int) -> list[Any]:
+    """As many colours, from dark to light."""
+    import matplotlib as mpl
+
+    return list(mpl.colormaps["viridis"](np.linspace(0.0, 0.85, max(count, 1))))[:count]
+
+
+def kind(causal: bool) -> str:
+    """What a title calls cases with or without the mask."""
+    return "masked" if causal else "plain"
