@@ -225,7 +225,12 @@ def _draw(ds: xr.Dataset, experiment: str, folder: Path) -> None:
 
     for name, (function, arguments) in load(experiment).FIGURES.items():
         with figures.style():
-            ax = getattr(figures, function)(ds, **arguments)
+            try:
+                ax = getattr(figures, function)(ds, **arguments)
+            except ValueError as error:  # cases that these settings leave out
+                _say(f"no figure {name}: {error}")
+                plt.close()
+                continue
             for suffix in (".png", ".pdf"):
                 path = folder / f"{experiment}-{name}{suffix}"
                 ax.figure.savefig(path)

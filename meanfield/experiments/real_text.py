@@ -3,8 +3,9 @@
 [CAP24] Figures 1 (first row), 4, 5 and 6. For each length n a text is cut into windows, the model
 is run on each, and at the token cloud X that enters a layer the sweep has ‖Df(X)‖ of its
 multi-head attention (output projection included, no residual, no norm), the root mean square
-radius of the tokens, the bound of Theorem 3.3, and what the published scripts would report.
-Then C nᵖ is fitted per layer, with p free, 1/4 and 1/2.
+radius of the tokens, what the published scripts would report, the bound of Theorem 3.3, and for
+one window an upper bound that uses the attention weights. Then C nᵖ is fitted per layer, with p
+free, 1/4 and 1/2.
 """
 
 from __future__ import annotations
@@ -80,6 +81,9 @@ _VARIABLES = (
     Variable("radius", "root mean square of the token norms", dims=_DIMS),
     Variable("radius_max", "largest token norm", dims=_DIMS),
     Variable("localisation", "largest share of one token in the top direction", dims=_DIMS),
+    Variable(
+        "local_upper", "upper bound from the attention weights, first window", dims=("layer",)
+    ),
     Variable("general_bound", "upper bound, Theorem 3.3 summed over heads", dims=_DIMS),
 )
 _PARAMETERS = (
@@ -124,6 +128,8 @@ def _layer(F: Any, points: torch.Tensor, rtol: float) -> dict[str, np.ndarray]:
         "constant": constant.value,
         "constant_residual": constant.residual,
         "constant_converged": constant.converged,
+        # It costs as much as the constant, so one window has to do.
+        "local_upper": F.local_upper(ParticleMeasure.from_sequence(points[0])),
         "released": inputs.released_quantity(F, mu),
         "radius": radius,
         "radius_max": largest,

@@ -64,7 +64,7 @@ class Settings:
     dtype: str = "float64"
 
 
-QUICK = Settings(n_tokens=(2, 7, 17, 32), inputs=("head", "tokens"), layer=1, depth=2)
+QUICK = Settings(n_tokens=(2, 7, 17, 32), layer=1, depth=2)
 
 _VARIABLES = (
     Variable("constant", "local Lipschitz constant ‖Df(X)‖"),

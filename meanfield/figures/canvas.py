@@ -11,7 +11,15 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["axes", "colours", "kind", "legend_below", "legend_beside", "style"]
+__all__ = [
+    "axes",
+    "colours",
+    "kind",
+    "legend_below",
+    "legend_beside",
+    "readable_logs",
+    "style",
+]
 
 _STYLE: Any = {
     "figure.figsize": (5.2, 3.6),
@@ -70,3 +78,21 @@ def colours(count: int) -> list[Any]:
 def kind(causal: bool) -> str:
     """What a title calls cases with or without the mask."""
     return "masked" if causal else "plain"
+
+
+def readable_logs(ax: Axes) -> None:
+    """Plain numbers on logarithmic axes of few decades, where powers of ten would be too few.
+
+    Call it after everything is drawn: it goes by the limits.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    for axis in (ax.xaxis, ax.yaxis):
+        if axis.get_scale() != "log":
+            continue
+        low, high = axis.get_view_interval()
+        decades = abs(float(np.log10(high / low)))
+        axis.set_minor_formatter(NullFormatter())
+        if decades < 2.5:
+            axis.set_major_locator(MaxNLocator(5) if decades < 0.9 else LogLocator(10, (1, 2, 5)))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

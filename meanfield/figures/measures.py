@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from meanfield.figures.canvas import axes, colours, legend_below, legend_beside
+from meanfield.figures.canvas import axes, colours, legend_below, legend_beside, readable_logs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,6 +51,7 @@ def plot_growth_in_n(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = F
     kind = "masked" if causal else "plain"
     ax.set_title(rf"Euclidean constant of $n$ tokens ({kind}): $\sqrt{{n}}$, then saturation")
     legend_beside(ax)
+    readable_logs(ax)
     return ax
 
 
@@ -85,6 +86,7 @@ def plot_growth_in_radius(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.set(yscale="log", xlabel=r"$R^2$", ylabel="local constant, Wasserstein")
     ax.set_title(r"Two unbalanced Diracs: exponential growth in $R^2$")
     legend_below(ax)
+    readable_logs(ax)
     return ax
 
 
@@ -114,6 +116,7 @@ def plot_light_weight(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = 
     ax.set_ylim(bottom=1e-2)
     ax.set_title("The most sensitive cluster is extremely unbalanced")
     legend_beside(ax)
+    readable_logs(ax)
     return ax
 
 
@@ -153,6 +156,7 @@ def plot_lemma_3_2(
     lemma = "4.2 (masked" if causal else "3.2 (plain"
     ax.set_title(f"Lemma {lemma}, R = {radius:g}): secants meet as the step shrinks")
     legend_beside(ax)
+    readable_logs(ax)
     return ax
 
 
@@ -177,6 +181,7 @@ def plot_splitting(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.xaxis.minorticks_off()
     ax.set_title("Splitting wins: crowd at the origin, light atom at R (d = 1)")
     ax.legend()
+    readable_logs(ax)
     return ax
 
 
@@ -216,6 +221,7 @@ def plot_secants(
     lemma = "4.2 (masked" if causal else "3.2 (plain"
     ax.set_title(f"Lemma {lemma}, R = {radius:g})")
     legend_beside(ax)
+    readable_logs(ax)
     return ax
 
 
@@ -245,6 +251,7 @@ def plot_regimes(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.xaxis.minorticks_off()
     ax.set_title(r"Regimes: mean field (small $R$), $\sqrt{n}$, large radius")
     legend_below(ax)
+    readable_logs(ax)
     return ax
 
 
@@ -267,6 +274,7 @@ def plot_masked_bound(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.set(xscale="log", yscale="log", xlabel="number of atoms n", ylabel="local constant, masked")
     ax.set_title("Masked attention exceeds the unmasked bound")
     legend_beside(ax)
+    readable_logs(ax)
     return ax
 
 

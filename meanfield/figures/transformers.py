@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from meanfield.figures.canvas import axes, colours, kind, legend_below, legend_beside
+from meanfield.figures.canvas import (
+    axes,
+    colours,
+    kind,
+    legend_below,
+    legend_beside,
+    readable_logs,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,6 +59,7 @@ def plot_constant_against_n(
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel=r"$\|Df(X)\|$")
     ax.set_title(f"Local constant of attention, {kind(causal)}\n{_source(ds)}")
     legend_beside(ax)
+    readable_logs(ax)
     return ax
 
 
@@ -132,13 +140,14 @@ def plot_released_on_text(ds: xr.Dataset, *, ax: Axes | None = None, causal: boo
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="mean over windows")
     ax.set_title(f"The norm and the published scripts' quantity, {kind(causal)}\n{_source(ds)}")
     legend_beside(ax)
+    readable_logs(ax)
     return ax
 
 
 def plot_bound_beside_constant(
     ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False
 ) -> Axes:
-    """Largest constant over windows, and the bound of Theorem 3.3 at the same tokens, per layer.
+    """Largest constant over windows, and two upper bounds at the same tokens, per layer.
 
     Args:
         ds: a real-text Dataset.
@@ -151,11 +160,14 @@ def plot_bound_beside_constant(
         line = rows[["constant", "general_bound"]].isel(layer=k).max("window")
         label = f"layer {int(ds.layer[k])}"
         ax.plot(rows.n_tokens, line.constant, "o-", color=colour, label=label, markersize=2)
+        ax.plot(rows.n_tokens, rows["local_upper"].isel(layer=k), ":", color=colour)
         ax.plot(rows.n_tokens, line.general_bound, "--", color=colour)
+    ax.plot([], [], "k:", label="upper bound at the first window")
     ax.plot([], [], "k--", label="Thm 3.3, heads summed")
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="largest over windows")
-    ax.set_title(f"Constant and general bound, {kind(causal)}\n{_source(ds)}")
+    ax.set_title(f"Constant and upper bounds, {kind(causal)}\n{_source(ds)}")
     legend_beside(ax)
+    readable_logs(ax)
     return ax
 
 
@@ -165,11 +177,15 @@ def plot_released(ds: xr.Dataset, *, ax: Axes | None = None, kind: str = "head")
     Args:
         ds: a released-code Dataset.
         ax: where to draw; a new figure if None.
-        kind: which inputs: "head", "rows" or "tokens"; the first there are if none are of it.
+        kind: which inputs: "head", "rows" or "tokens".
+
+    Raises:
+        ValueError: the Dataset has no such inputs.
     """
     ax = axes(ax)
     kinds = list(dict.fromkeys(ds.input_kind.values))
-    kind = kind if kind in kinds else kinds[0]
+    if kind not in kinds:
+        raise ValueError(f"kind: expected one of the Dataset's inputs {kinds}, got {kind!r}")
     rows = ds.isel(case=np.flatnonzero(ds.input_kind.values == kind)).sortby("n_tokens")
     n = rows.n_tokens.values
     names = (
@@ -189,6 +205,7 @@ def plot_released(ds: xr.Dataset, *, ax: Axes | None = None, kind: str = "head")
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="value")
     ax.set_title(f"{what[kind]}\n{ds.attrs.get('model')}, layer {ds.attrs.get('layer')}")
     ax.legend()
+    readable_logs(ax)
     return ax
 
 
@@ -221,6 +238,7 @@ def plot_adversarial(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="local constant")
     ax.set_title(f"Worst case of head {best}\n{ds.attrs['model']}, layer {ds.attrs['layer']}")
     legend_beside(ax)
+    readable_logs(ax)
     return ax
 
 
@@ -286,6 +304,7 @@ def plot_head_constants(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.set_xticks(np.unique(ds.layer.values))
     ax.set_title(f"Heads through depth, n = {ds.attrs['n_tokens']}\n{_source(ds)}")
     ax.legend()
+    readable_logs(ax)
     return ax
 
 
@@ -308,6 +327,7 @@ def plot_quadratic_growth(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.set(xscale="log", yscale="log", xlabel="radius R", ylabel="local constant")
     ax.set_title("Three tokens (Ru, −Ru, 0) grow as R²")
     ax.legend()
+    readable_logs(ax)
     return ax
 
 
@@ -331,6 +351,7 @@ def plot_large_radius(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = 
     ax.set(xscale="log", yscale="log", xlabel=r"factor $\lambda$", ylabel=r"$\|Df(\lambda X)\|$")
     ax.set_title(f"Far out, {kind(causal)}: a limit, and a hump near ties")
     legend_beside(ax)
+    readable_logs(ax)
     return ax
 
 
