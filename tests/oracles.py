@@ -600,3 +600,34 @@ def l2_bound_2(n: int, query: np.ndarray, value: np.ndarray, output: np.ndarray)
     head = math.sqrt(n / query.shape[2]) * (4 * _phi_inverse(n - 1) + 1)
     pairs = zip(query, value, strict=True)
     return head * math.sqrt(sum(norm(W) ** 4 * norm(V) ** 2 for W, V in pairs)) * norm(output)
+
+
+# ------------------------------------------------------------------ shares of heads
+
+
+def head_shares(
+    points: np.ndarray,
+    log_weights: np.ndarray,
+    layer: Layer,
+    v: np.ndarray,
+    *,
+    weighted: bool = False,
+    **mask: Any,
+) -> np.ndarray:
+    """⟨J_h v, J v⟩ / ‖J v‖² per head, from dense Jacobians of one head at a time."""
+    p = heads(layer)
+    images = []
+    for h in range(len(p.query)):
+        one = slice(h, h + 1)
+        alone = {
+            "query": p.query[one],
+            "key": p.key[one],
+            "value": p.value[one],
+            "output": p.output[one],
+            "query_bias": p.query_bias[one],
+            "value_bias": p.value_bias[one],
+            "scale": p.scale[one],
+        }
+        images.append(jacobian(points, log_weights, alone, weighted=weighted, **mask) @ v)
+    total = np.sum(images, axis=0)
+    return np.array([image @ total for image in images]) / (total @ total)

@@ -2,11 +2,13 @@
 
 Works for any map of measures; one that brings its own linearisation (``linearize``,
 ``linearize_field``) is faster. Files, each importing only those before it: `tangents` (a map's
-linearisation, its own or by automatic differentiation), `local`, `search`, `secant`, `comparison`.
+linearisation, its own or by automatic differentiation), `local`, `localization`, `search`,
+`secant`, `comparison`.
 """
 
 from meanfield.lipschitz.comparison import compare_lemma_3_2, secants_along, split_secants
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
+from meanfield.lipschitz.localization import Localization, localize
 from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import (
     SecantRatio,
@@ -17,10 +19,12 @@ from meanfield.lipschitz.secant import (
 
 __all__ = [
     "LocalLipschitz",
+    "Localization",
     "SecantRatio",
     "compare_lemma_3_2",
     "euclidean_secant_ratio",
     "local_lipschitz",
+    "localize",
     "secant_ratio",
     "secants_along",
     "sequence_map",

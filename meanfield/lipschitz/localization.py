@@ -1,0 +1,152 @@
+"""Where a local constant lives: which particles move, which respond, which heads carry it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meanfield.html import span, table
+from meanfield.linalg import LinearMap
+from meanfield.lipschitz.local import LocalLipschitz
+from meanfield.lipschitz.tangents import field_tangent, tangent
+from meanfield.measures import MeasureMap, ParticleMeasure
+
+__all__ = ["Localization", "localize"]
+
+# Heads are reported only if their responses add up to that of the map to this, relative.
+_ADDS_UP = {torch.float64: 1e-8, torch.float32: 1e-3}
+
+
+@dataclass(frozen=True, eq=False)
+class Localization:
+    """Shares of a local constant; tensors have the measure's batch shape in front.
+
+    Attributes:
+        particles: share of each particle in the worst displacement v, ‖vᵢ‖², (*batch, n); ≥ 0,
+            sums to 1. For "wasserstein" vᵢ = √aᵢ εᵢ, so it is the mass-weighted aᵢ‖εᵢ‖².
+        responses: share of each particle in the response u = Jv/σ, ‖uᵢ‖², (*batch, n); ≥ 0, sums
+            to 1 (all 0 where σ = 0).
+        heads: ⟨J_h v, u⟩/σ, (*batch, H); sums to 1 since J = Σ_h J_h, but one head may have a
+            negative share or one above 1: it then works against the others. None where F does
+            not say its heads; all 0 where σ = 0.
+        component: "particle" or "splitting".
+    """
+
+    particles: Tensor
+    responses: Tensor
+    heads: Tensor | None
+    component: str
+
+    def __repr__(self) -> str:
+        heads = "" if self.heads is None else f", heads={span(self.heads)}"
+        return (
+            f"Localization(particles={span(self.particles)}, responses={span(self.responses)}"
+            f"{heads}, component={self.component!r})"
+        )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("share of a particle in the displacement", span(self.particles)),
+            ("share of a particle in the response", span(self.responses)),
+            ("share of a head", None if self.heads is None else span(self.heads)),
+        ]
+        return table(f"Where the constant lives, {self.component} component", rows)
+
+
+def localize(
+    constant: LocalLipschitz, F: MeasureMap, mu: ParticleMeasure, *, component: str = "particle"
+) -> Localization:
+    """Shares of particles and heads in the worst direction v of a local constant σ = ‖Jv‖.
+
+    Particle i has the share ‖vᵢ‖²/‖v‖² of the displacement and ‖uᵢ‖² of the response u = Jv/σ;
+    head h has ⟨J_h v, u⟩/σ. Where the top singular value is multiple, v is one of several
+    answers and so are the shares.
+
+    Args:
+        constant: of F at μ, from `local_lipschitz`; its geometry decides on J or D^½JD^−½.
+        F: the map. Heads need a dataclass with a field ``parameters`` that has ``n_heads`` and
+            ``head(h)``, such as `meanfield.attention.SelfAttention`, and a map that is the sum
+            of its heads; otherwise there are only particles.
+        mu: the measure, as it was given for the constant.
+        component: "particle": atoms move as a whole. "splitting": one atom splits; it has the
+            share 1 of displacement and response, and the heads are those of D_xΓ_μ(xᵢ).
+
+    Raises:
+        ValueError: an unknown component, a Euclidean constant's splitting, another shape.
+
+    Source: not in the papers; definitions of this package.
+
+    Example:
+        >>> from meanfield.attention import AttentionParameters, SelfAttention
+        >>> from meanfield.lipschitz import local_lipschitz
+        >>> F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+        >>> mu = ParticleMeasure([[1.0], [-1.0]], weights=[0.1, 0.9])
+        >>> localize(local_lipschitz(F, mu), F, mu).particles
+        tensor([0.8983, 0.1017], dtype=torch.float64)
+    """
+    if component not in ("particle", "splitting"):
+        raise ValueError(f"component: expected 'particle' or 'splitting', got {component!r}")
+    if constant.direction.shape != mu.points.shape:
+        raise ValueError(
+            f"expected the constant of this measure, of points {tuple(mu.points.shape)}, got one "
+            f"with a direction {tuple(constant.direction.shape)}"
+        )
+    v = constant.direction if component == "particle" else _one_atom(constant, mu)
+
+    def respond(G: MeasureMap) -> Tensor:
+        if component == "particle":
+            return tangent(G, mu, constant.geometry).matvec(v)
+        field: LinearMap = field_tangent(G, mu)
+        return field.matvec(v.unsqueeze(-2)).squeeze(-2)
+
+    image = respond(F)
+    # Squares of constants near the end of the number range would overflow.
+    peak = image.abs().amax((-2, -1), keepdim=True)
+    scale = torch.where(peak > 0, peak, 1.0)
+    image = image / scale
+    square = image.square().sum((-2, -1))
+    safe = torch.where(square > 0, square, 1.0)
+    return Localization(
+        particles=_shares(v),
+        responses=image.square().sum(-1) / safe[..., None],
+        heads=_heads([respond(G) / scale for G in _single_heads(F)], image, safe),
+        component=component,
+    )
+
+
+def _one_atom(constant: LocalLipschitz, mu: ParticleMeasure) -> Tensor:
+    """The splitting direction at its atom, 0 elsewhere, (*batch, n, d)."""
+    if constant.splitting_atom is None or constant.splitting_direction is None:
+        raise ValueError("expected a constant of geometry 'wasserstein', got a Euclidean one")
+    at = constant.splitting_atom[..., None, None].expand(*mu.batch_shape, 1, mu.dim)
+    direction = constant.splitting_direction.unsqueeze(-2)
+    return torch.zeros_like(mu.points).scatter(-2, at, direction)
+
+
+def _shares(v: Tensor) -> Tensor:
+    each = v.square().sum(-1)
+    return each / each.sum(-1, keepdim=True)
+
+
+def _single_heads(F: Any) -> list[MeasureMap]:
+    """F with one head at a time, or nothing where F does not say its heads."""
+    parameters: Any = getattr(F, "parameters", None)
+    if not dataclasses.is_dataclass(F) or not hasattr(parameters, "head"):
+        return []
+    rebuild: Any = dataclasses.replace
+    return [rebuild(F, parameters=parameters.head(h)) for h in range(parameters.n_heads)]
+
+
+def _heads(images: list[Tensor], image: Tensor, square: Tensor) -> Tensor | None:
+    if not images:
+        return None
+    each = torch.stack(images, -3)
+    size = each.abs().sum(-3).amax().clamp_min(1e-300)
+    gap = (each.sum(-3) - image).abs().amax()
+    if bool(gap > _ADDS_UP[image.dtype] * size):
+        return None
+    return (each * image.unsqueeze(-3)).sum((-2, -1)) / square[..., None]
