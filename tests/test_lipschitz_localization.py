@@ -25,6 +25,8 @@ KINDS = ["uniform", "dirichlet", "light", "zeros"]
 @given(problems(weight_kinds=KINDS), st.sampled_from(["wasserstein", "euclidean"]))
 @settings(max_examples=25)
 def test_shares_agree_with_dense_algebra_head_by_head(problem: Problem, geometry: str):
+    # The oracle's plain Jacobian has a row for an atom without mass, which here is absent.
+    assume(geometry == "wasserstein" or problem.alive.all())
     F, mu = attention(problem), problem.measure
     constant = local_lipschitz(F, mu, geometry=geometry)
     assume(1e-100 < float(constant.value) < 1e100)
