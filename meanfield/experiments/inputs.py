@@ -38,6 +38,11 @@ _ROUNDING = 1e-9  # relative: what bounds are raised by to stay above rounding
 def _loaded(
     model: str, causal: bool | None, seed: int, dtype: str, depth: int
 ) -> pretrained.Transformer:
+    if depth and not model.startswith("random:"):
+        raise ValueError(
+            f"depth: expected 0 for the checkpoint {model!r}, got {depth}; only random:bert and "
+            "random:gpt2 can be given another number of layers"
+        )
     field = "n_layer" if model.endswith("gpt2") else "num_hidden_layers"
     return pretrained.load(
         model,

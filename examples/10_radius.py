@@ -1,6 +1,6 @@
 """Growth as R² and what is left far out: two sides of the radius.
 
-python examples/14_radius.py [--quick] [--out DIR]
+python examples/10_radius.py [--quick] [--out DIR]
 """
 
 # %%
@@ -12,7 +12,7 @@ from meanfield.experiments import large_radius, quadratic_growth
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--quick", action="store_true")
-parser.add_argument("--out", type=Path, default=Path("results/14_radius"))
+parser.add_argument("--out", type=Path, default=Path("results/10_radius"))
 options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
 

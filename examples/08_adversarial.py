@@ -1,6 +1,6 @@
 """The inputs of Proposition 3.4 in a random GPT-2 layer: growth in n, and choice of the head.
 
-python examples/12_adversarial.py [--quick] [--out DIR]
+python examples/08_adversarial.py [--quick] [--out DIR]
 """
 
 # %%
@@ -14,7 +14,7 @@ from meanfield.experiments import adversarial
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--quick", action="store_true")
-parser.add_argument("--out", type=Path, default=Path("results/12_adversarial"))
+parser.add_argument("--out", type=Path, default=Path("results/08_adversarial"))
 options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
 

