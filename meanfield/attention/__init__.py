@@ -1,7 +1,8 @@
 """Self-attention as a map of measures: F(μ) = (Γ_μ)♯μ, with its tangent.
 
 Files, each importing only those before it: `parameters` (the matrices), `kernels` (what two
-tokens say to each other), `normalization` (from scores to a transition matrix), `tangent` (the
+tokens say to each other), `normalization` (from scores to a transition matrix), `streaming`
+(averages under it that never store it), `interaction` (who sees whom), `tangent` (the
 linearisation at a measure), `maps` (`SelfAttention`).
 """
 

@@ -11,13 +11,17 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.interaction import Block, Interaction
+from meanfield.attention.normalization import softmax
 from meanfield.attention.parameters import AttentionParameters
-from meanfield.linalg import LinearMap
+from meanfield.linalg import LinearMap, operator_norm
 
 __all__ = ["AttentionTangent"]
 
 # Up to this many entries of covariances their norms are computed, beyond it their traces.
 _SPREAD_ENTRIES = 2**22
+# Of the diffuse direction: passes over M for its x, and products for its y when d is large. Both
+# cost little beside a product with J, and the norm estimate goes on from there.
+_SMOOTHING, _ROUGH_STEPS = 3, 20
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,15 +139,17 @@ class AttentionTangent:
         """P and M of a block of rows."""
         if rows.kept is not None:
             return rows.kept
-        block = rows.block
-        positions = self.interaction.positions
-        log_p, _ = self.interaction.log_transition(self.queries, positions, block)
+        block, rho = rows.block, self._half_logs
+        logits = self.interaction.logits(self.queries, self.interaction.positions, block)
         alive = self._alive[..., None, block.rows, None]
         everyone = bool(alive.all())
-        p = log_p.exp() if everyone else torch.where(alive, log_p.exp(), 0.0)
-        rho = self._half_logs
         if rho is None:
+            # A row that sees no mass is not alive.
+            p = logits.softmax(-1)
+            p = p if everyone else torch.where(alive, p, 0.0)
             return p, p
+        log_p = softmax(logits).log_transition
+        p = log_p.exp() if everyone else torch.where(alive, log_p.exp(), 0.0)
         # √(aᵢ/aⱼ) Pᵢⱼ in one exponential: either factor alone may leave the number range.
         log_p += rho[..., None, block.rows, None] - rho[..., None, None, block.columns]
         m = log_p.exp_()
@@ -153,10 +159,7 @@ class AttentionTangent:
 
     def matvec(self, displacement: Tensor) -> Tensor:
         """Jε, (*batch, n, d) → (*batch, n, d_out)."""
-        eps = self.interaction.sort(displacement)[..., None, :, :]
-        par = self.parameters
-        q_dot = (eps @ par.query.mT) * par.scale[:, None, None]
-        k_dot, v_dot = eps @ par.key.mT, eps @ par.value.mT
+        q_dot, k_dot, v_dot = self._project(self.interaction.sort(displacement))
         heads = torch.empty_like(self._outputs)
         for rows in self._rows:
             heads[..., rows.block.rows, :] = self._matvec_rows(rows, q_dot, k_dot, v_dot)
@@ -177,17 +180,12 @@ class AttentionTangent:
 
     def rmatvec(self, covector: Tensor) -> Tensor:
         """Jᵀζ, (*batch, n, d_out) → (*batch, n, d)."""
-        par = self.parameters
-        y = self.interaction.sort(covector)[..., None, :, :]
-        if par.output is not None:
-            y = y @ par.output
-        y = y.expand(self._outputs.shape)
-        q_bar, k_bar = torch.zeros_like(self.queries), torch.zeros_like(self.interaction.keys)
-        v_bar = torch.zeros_like(self.interaction.values)
+        y = self._split_heads(self.interaction.sort(covector))
+        joined = y.new_zeros(*y.shape[:-3], y.shape[-2], self._inner.shape[0])
+        parts = self._parts(joined)
         for rows in self._rows:
-            self._rmatvec_rows(rows, y, q_bar, k_bar, v_bar)
-        back = (q_bar * par.scale[:, None, None]) @ par.query + k_bar @ par.key + v_bar @ par.value
-        return self.interaction.unsort(back.sum(-3))
+            self._rmatvec_rows(rows, y, *parts)
+        return self.interaction.unsort(joined @ self._inner)
 
     def _rmatvec_rows(
         self, rows: _Rows, y: Tensor, q_bar: Tensor, k_bar: Tensor, v_bar: Tensor
@@ -197,22 +195,65 @@ class AttentionTangent:
         keys, values = self.interaction.keys[..., j, :], self.interaction.values[..., j, :]
         y_i = y[..., i, :]
         # ⟨vⱼ − oᵢ, yᵢ⟩
-        g = y_i @ values.mT - (y_i * self._outputs[..., i, :]).sum(-1, keepdim=True)
-        q_bar[..., i, :] = (g * p) @ keys
-        k_bar[..., j, :] += g.mul_(m).mT @ self.queries[..., i, :]
+        g = y_i @ values.mT
+        g -= (y_i * self._outputs[..., i, :]).sum(-1, keepdim=True)
+        if p is m:
+            g.mul_(p)
+            q_bar[..., i, :] = g @ keys
+        else:
+            q_bar[..., i, :] = (g * p) @ keys
+            g.mul_(m)
+        k_bar[..., j, :] += g.mT @ self.queries[..., i, :]
         v_bar[..., j, :] += m.mT @ y_i
 
+    # One product for all heads, and for queries, keys and values: heads apart, each would be a
+    # product of its own that reads the displacement again, and their sum a pass over H results.
+
+    @cached_property
+    def _inner(self) -> Tensor:
+        """The rows of scale · Q, K and V of every head, one below the other, (Σ, d)."""
+        par = self.parameters
+        query = par.scale[:, None, None] * par.query
+        return torch.cat([query.flatten(0, 1), par.key.flatten(0, 1), par.value.flatten(0, 1)])
+
+    @cached_property
+    def _outer(self) -> Tensor | None:
+        """W of every head side by side, (d_out, H·v); None for the identity."""
+        output = self.parameters.output
+        return None if output is None else output.movedim(0, 1).flatten(1)
+
+    def _parts(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Views (*batch, H, n, ·) of q̇, k̇, v̇ in (*batch, n, Σ)."""
+        par = self.parameters
+        widths = [par.n_heads * matrix.shape[-2] for matrix in (par.query, par.key, par.value)]
+        q, k, v = (
+            part.unflatten(-1, (par.n_heads, -1)).transpose(-2, -3)
+            for part in joined.split(widths, -1)
+        )
+        return q, k, v
+
+    def _project(self, eps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return self._parts(eps @ self._inner.mT)
+
+    def _split_heads(self, y: Tensor) -> Tensor:
+        """Wᵀy of each head, (*batch, n, d_out) → (*batch, H, n, v)."""
+        if self._outer is None:
+            return y[..., None, :, :]
+        return (y @ self._outer).unflatten(-1, (self.parameters.n_heads, -1)).transpose(-2, -3)
+
     def _join_heads(self, heads: Tensor) -> Tensor:
-        if self.parameters.output is not None:
-            heads = heads @ self.parameters.output.mT
-        return heads.sum(-3)
+        """Σ_h W^h of each head, (*batch, H, n, v) → (*batch, n, d_out)."""
+        if self._outer is None:
+            return heads.squeeze(-3)
+        return heads.transpose(-2, -3).flatten(-2) @ self._outer.mT
 
     # --- the part that moves one query only: the derivative of the field ---
 
     def query_matvec(self, displacement: Tensor) -> Tensor:
         """D_xΓ_μ(xᵢ) εᵢ for every atom, (*batch, n, d) → (*batch, n, d_out)."""
+        par = self.parameters
         eps = self.interaction.sort(displacement)[..., None, :, :]
-        q_dot = (eps @ self.parameters.query.mT) * self.parameters.scale[:, None, None]
+        q_dot = (eps @ par.query.mT) * par.scale[:, None, None]
         heads = torch.empty_like(self._outputs)
         for rows in self._rows:
             i, j = rows.block
@@ -225,10 +266,7 @@ class AttentionTangent:
     def query_rmatvec(self, covector: Tensor) -> Tensor:
         """D_xΓ_μ(xᵢ)ᵀ ζᵢ for every atom, (*batch, n, d_out) → (*batch, n, d)."""
         par = self.parameters
-        y = self.interaction.sort(covector)[..., None, :, :]
-        if par.output is not None:
-            y = y @ par.output
-        y = y.expand(self._outputs.shape)
+        y = self._split_heads(self.interaction.sort(covector))
         q_bar = torch.empty_like(self.queries)
         for rows in self._rows:
             i, j = rows.block
@@ -278,7 +316,17 @@ class AttentionTangent:
         return blocks.sum(-4)
 
     def dominant_direction(self) -> Tensor:
-        """A displacement with a large image: each key moved towards the queries it can turn.
+        """A displacement with a large image, (*batch, n, d): the sum of two of unit length.
+
+        `turning_direction` lies along the top singular vector where attention is concentrated,
+        `diffuse_direction` where it is spread out.
+        """
+        both = self.turning_direction(), self.diffuse_direction()
+        first, second = (_unit_displacement(direction) for direction in both)
+        return first + second
+
+    def turning_direction(self) -> Tensor:
+        """Each key moved towards the queries it can turn.
 
         ηⱼ = Σ_h Kᵀ Σᵢ Mᵢⱼ |vⱼ − oᵢ| qᵢ, large at the tokens that decide where others look. In the
         adversarial configurations it lies along the top singular vector, to which a random
@@ -291,6 +339,41 @@ class AttentionTangent:
             weight = weight.mul_(self._transition(rows)[1])
             pulls[..., j, :] += weight.mT @ self.queries[..., i, :]
         return self.interaction.unsort((pulls @ self.parameters.key).sum(-3))
+
+    def diffuse_direction(self) -> Tensor:
+        """Atoms moved together, ηⱼ = xⱼ y: the top of Σ_h M^h ⊗ W^h V^h, the value part of J.
+
+        Where the M^h differ little from head to head, that is a Kronecker product M ⊗ Σ_h W^h V^h,
+        whose top right singular vector is the product of the factors'. y is the right singular
+        vector of Σ_h W^h V^h, and x comes from power iteration with y fixed,
+        x ← Σ_gh ⟨z_g, z_h⟩ M^gᵀ M^h x, z_h = W^h V^h y. Shape (*batch, n, d).
+        """
+        par = self.parameters
+        y = _top_direction(self._outer, par.value.flatten(0, 1), par.out_dim)
+        images = par.value @ y
+        if par.output is not None:
+            images = (par.output @ images[..., None]).squeeze(-1)
+        gram = images @ images.mT
+        logs = self.interaction.log_weights
+        x = self._alive.to(logs.dtype)
+        if self._half_logs is not None:
+            x = (0.5 * (logs - logs.amax(-1, keepdim=True))).exp()
+        # One pass where each recomputes the softmax.
+        for _ in range(1 if self._rows[0].kept is None else _SMOOTHING):
+            x = self._smoothed(x, gram)
+        return self.interaction.unsort(x[..., None] * y)
+
+    def _smoothed(self, x: Tensor, gram: Tensor) -> Tensor:
+        """Σ_gh Gram_gh M^gᵀ M^h x, of largest entry 1; shape (*batch, n)."""
+        out = torch.zeros_like(x)
+        for rows in self._rows:
+            m, j = self._transition(rows)[1], rows.block.columns
+            seen = gram @ (m @ x[..., None, j, None]).squeeze(-1)
+            out[..., j] += (m.mT @ seen[..., None]).squeeze(-1).sum(-2)
+        peak = out.abs().amax(-1, keepdim=True)
+        # M of atoms of weight e^{−900} is beyond the root of the number range: x is good enough.
+        usable = (peak > 0) & torch.isfinite(peak)
+        return torch.where(usable, out / peak, x)
 
     # --- a bound from the attention that is there ---
 
@@ -388,3 +471,27 @@ class AttentionTangent:
 def _pad_columns(per_column: Tensor, n: int) -> Tensor:
     """−inf for the columns that no row of the block sees."""
     return torch.nn.functional.pad(per_column, (0, n - per_column.shape[-1]), value=-math.inf)
+
+
+def _unit_displacement(displacement: Tensor) -> Tensor:
+    """Of Frobenius norm 1, scaled first since squares may leave the number range; 0 stays 0."""
+    peak = displacement.abs().amax((-2, -1), keepdim=True)
+    scaled = displacement / torch.where(peak > 0, peak, 1.0)
+    length = torch.linalg.vector_norm(scaled, dim=(-2, -1), keepdim=True)
+    return scaled / torch.where(length > 0, length, 1.0)
+
+
+def _top_direction(outer: Tensor | None, inner: Tensor, out_dim: int) -> Tensor:
+    """The top right singular vector of outer · inner, roughly; (d,)."""
+
+    def push(y: Tensor) -> Tensor:
+        y = y @ inner.mT
+        return y if outer is None else y @ outer.mT
+
+    def pull(z: Tensor) -> Tensor:
+        return (z if outer is None else z @ outer) @ inner
+
+    layer = LinearMap(
+        push, pull, (1, inner.shape[-1]), (1, out_dim), dtype=inner.dtype, device=inner.device
+    )
+    return operator_norm(layer, max_steps=_ROUGH_STEPS, strict=False).direction.squeeze(0)

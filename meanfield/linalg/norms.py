@@ -1,0 +1,97 @@
+"""The operator norm of linear maps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from meanfield.linalg.dense import dense_norm, largest_dense
+from meanfield.linalg.evidence import NormEstimate, checked
+from meanfield.linalg.lanczos import lanczos_norm
+from meanfield.linalg.maps import LinearMap
+
+__all__ = ["largest_block_norm", "operator_norm"]
+
+# Below this many rows or columns a dense factorisation costs less than a Krylov iteration.
+DENSE_LIMIT = 192
+
+
+def operator_norm(
+    linear_map: LinearMap,
+    *,
+    rtol: float = 1e-4,
+    max_steps: int = 300,
+    method: str = "auto",
+    generator: torch.Generator | None = None,
+    strict: bool = True,
+) -> NormEstimate:
+    """‖J‖₂ = max ‖Jε‖ / ‖ε‖ (Frobenius norms) of each map in the batch.
+
+    ``"dense"`` assembles the matrices and takes the top eigenpair of their Gram matrices, scaled
+    so that entries up to the end of the number range do not overflow. ``"lanczos"`` is
+    Golub–Kahan–Lanczos bidiagonalisation with full re-orthogonalisation, from a mixture of a
+    random start and the map's own hints, so that one dominant direction that is almost
+    orthogonal to the random start is not missed. It stops on the *relative* error of σ that
+    the residual of the singular triple proves, see `NormEstimate.error`.
+
+    Args:
+        linear_map: J.
+        rtol: largest relative error that counts as converged.
+        max_steps: largest number of products with J.
+        method: "dense", "lanczos", or "auto": dense for small matrices.
+        generator: of the random start; a fixed seed if None.
+        strict: raise when not converged; otherwise the estimate comes back flagged.
+
+    Raises:
+        ConvergenceError: the error is above rtol after `max_steps` steps.
+        OverflowError: the matrix has entries beyond the range of its dtype.
+    """
+    if method not in ("auto", "dense", "lanczos"):
+        raise ValueError(f"method: expected 'auto', 'dense' or 'lanczos', got {method!r}")
+    if method == "auto":
+        method = "dense" if min(linear_map.rows, linear_map.columns) <= DENSE_LIMIT else "lanczos"
+    if method == "dense":
+        estimate = dense_norm(linear_map, rtol)
+    else:
+        estimate = lanczos_norm(linear_map, rtol, max_steps, generator)
+    return checked(estimate, rtol, strict)
+
+
+def largest_block_norm(
+    linear_map: LinearMap,
+    *,
+    rtol: float = 1e-4,
+    max_steps: int = 300,
+    method: str = "dense",
+    generator: torch.Generator | None = None,
+    strict: bool = True,
+) -> tuple[NormEstimate, Tensor]:
+    """Norm of a block-diagonal map whose blocks are the last batch axis, and the block it is in.
+
+    Args:
+        linear_map: the blocks, batch shape (*batch, n).
+        rtol: as for `operator_norm`.
+        max_steps: as for `operator_norm`.
+        method: "dense" or "lanczos" (every block at once).
+        generator: as for `operator_norm`.
+        strict: as for `operator_norm`.
+
+    Returns:
+        An estimate of batch shape (*batch,), whose direction (*batch, *in_shape) lives in the
+        block of the index returned beside it, (*batch,).
+    """
+    if method == "dense":
+        estimate, block = largest_dense(linear_map, rtol)
+        return checked(estimate, rtol, strict), block
+    every = lanczos_norm(linear_map, rtol, max_steps, generator)
+    value, block = every.value.max(-1)
+    index = block[..., None, None, None].expand(*block.shape, 1, *linear_map.in_shape)
+    estimate = NormEstimate(
+        value=value,
+        residual=every.residual.amax(-1),
+        error=every.error.amax(-1),
+        converged=every.converged.all(-1),
+        n_matvecs=every.n_matvecs,
+        direction=every.direction.gather(-3, index).squeeze(-3),
+    )
+    return checked(estimate, rtol, strict), block
