@@ -170,7 +170,10 @@ def _write_zarr(ds: xr.Dataset, path: Path) -> None:
 
 def _load_zarr(path: Path) -> xr.Dataset:
     with xr.open_zarr(path, consolidated=False, chunks=None, mask_and_scale=False) as ds:
-        return ds.load()
+        ds = ds.load()
+    # A folder has no order of its own: by name, so that the same data always read the same.
+    variables = {name: ds[name].variable for name in sorted(ds.data_vars, key=str)}
+    return xr.Dataset(variables, coords=ds.coords, attrs=ds.attrs)
 
 
 @contextmanager
