@@ -1,0 +1,196 @@
+"""An upper bound of the local constant of attention, from the weights that are there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from meanfield.attention.interaction import Block, Interaction
+from meanfield.attention.parameters import AttentionParameters
+
+__all__ = ["upper_bound"]
+
+# Up to this many entries of small matrices per atom their norms are computed, beyond it traces.
+_MOMENT_ENTRIES = 2**25
+# Up to this many products d_out · d · min(d, d_out) the field's Jacobians are decomposed.
+_JACOBIAN_WORK = 2**26
+_CHUNK_ENTRIES = 2**22
+_ROUNDS = 4  # of power iteration from above; each multiplies once by P and once by Pᵀ
+
+
+def upper_bound(
+    parameters: AttentionParameters, queries: Tensor, interaction: Interaction
+) -> Tensor:
+    r"""A number that neither ‖D^½JD^−½‖ nor maxᵢ ‖D_xΓ_μ(xᵢ)‖ exceeds, shape (*batch,).
+
+    Not in the papers. The tangent is a sum over heads of three parts, W_h G_h U_h, where U_h is
+    the projection to values, keys or queries, W_h the output projection, and G_h acts on the
+    displacements inside the head (weighted: ηᵢ = √aᵢ εᵢ). With cᵢⱼ = aᵢPᵢⱼ/aⱼ, Σᵢ the covariance
+    of the values seen from i and Sᵢ their covariance with the keys,
+
+        values   ‖G‖² = ρ(PᵀP) ≤ maxⱼ (PᵀP x)ⱼ / xⱼ for any x > 0 (Collatz–Wielandt), from x = 1
+        keys     ‖G‖² ≤ maxⱼ ‖Σᵢ cᵢⱼ ‖Σᵢ‖ qᵢqᵢᵀ‖, by Cauchy–Schwarz in j
+        queries  ‖G‖ = maxᵢ ‖Sᵢ‖; without heads, maxᵢ ‖D_xΓ_μ(xᵢ)‖ itself where it is affordable
+
+    and numbers g_h ≥ ‖G_h‖ give ‖Σ_h W_h G_h U_h‖ ≤ ‖[√g_h W_h]_h‖ ‖[√g_h U_h]_h‖, or the sum
+    of the heads' products if that is less. Rounding is not accounted for: it is some n · eps,
+    relative.
+
+    Args:
+        parameters: of the layer.
+        queries: scaled queries of the atoms in the interaction's order, (*batch, H, n, k).
+        interaction: the atoms as the layer sees them.
+    """
+    seen = _Seen(queries, interaction)
+    par, output = parameters, parameters.output
+    # Triangular factors of the projections go into the heads, where they meet what they act on.
+    left, values = (
+        (None, interaction.values) if output is None else _absorb(output, interaction.values)
+    )
+    to_queries, keys = _absorb((par.scale[:, None, None] * par.query).mT, interaction.keys)
+    to_keys, turned = _absorb(par.key.mT, queries)
+    spreads, query_norms, jacobians = _moments(seen, values, keys, left, to_queries)
+    value_part = _join(_value_norms(seen), output, par.value, commuting=True)
+    key_part = _join(_key_norms(seen, spreads, turned), left, to_keys.mT)
+    query_part = _join(query_norms, left, to_queries.mT)
+    return value_part + key_part + torch.minimum(query_part, jacobians)
+
+
+def _absorb(matrix: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Q and R x of matrix x = Q R x, for each head and vector x (*batch, H, n, ·)."""
+    q, r = torch.linalg.qr(matrix)
+    return q, vectors @ r.mT
+
+
+class _Seen:
+    """Who sees whom, in logarithms, a block of rows at a time; absent atoms see nobody."""
+
+    def __init__(self, queries: Tensor, interaction: Interaction) -> None:
+        self.queries, self.interaction = queries, interaction
+        self.alive = interaction.log_weights > -math.inf
+        self.logs = torch.where(self.alive, interaction.log_weights, 0.0)
+
+    def transitions(self) -> Iterator[tuple[Block, Tensor]]:
+        """log Pᵢⱼ."""
+        positions, n = self.interaction.positions, self.interaction.n
+        for block in self.interaction.blocks(positions, n, None):
+            log_p, _ = self.interaction.log_transition(self.queries, positions, block)
+            rows = self.alive[..., None, block.rows, None]
+            yield block, torch.where(rows, log_p, -math.inf)
+
+    def columns(self) -> Iterator[tuple[Block, Tensor, Tensor]]:
+        """log Pᵢⱼ and log cᵢⱼ."""
+        for block, log_p in self.transitions():
+            ratio = self.logs[..., block.rows, None] - self.logs[..., None, block.columns]
+            yield block, log_p, log_p + ratio[..., None, :, :]
+
+
+def _core(left: Tensor | None, right: Tensor) -> Tensor:
+    """A small matrix per head with the singular values of left @ right."""
+    right = torch.linalg.qr(right.mT)[1].mT
+    return right if left is None else torch.linalg.qr(left)[1] @ right
+
+
+def _join(norms: Tensor, left: Tensor | None, right: Tensor, commuting: bool = False) -> Tensor:
+    """‖Σ_h left_h G_h right_h‖ at most, for ‖G_h‖ ≤ norms (*batch, H).
+
+    `commuting`: G_h acts on atoms only, so that left_h right_h is one matrix to it.
+    """
+    each = _norms(_core(left, right)) if commuting else _norms(_core(None, right))
+    together = _top(torch.einsum("...h,hij,hik->...jk", norms, right, right))
+    if left is None:  # the heads are added as they are
+        together = together * norms.sum(-1).sqrt()
+    else:
+        together = together * _top(torch.einsum("...h,hij,hkj->...ik", norms, left, left))
+        each = each if commuting else each * _norms(_core(None, left.mT))
+    return torch.minimum((norms * each).sum(-1), together)
+
+
+def _norms(matrices: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(matrices, 2)
+
+
+def _top(gram: Tensor) -> Tensor:
+    """√λ_max of a positive semi-definite matrix."""
+    return torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0).sqrt()
+
+
+def _value_norms(seen: _Seen) -> Tensor:
+    """‖√(aᵢ/aⱼ) Pᵢⱼ‖ at most, of each head (*batch, H), in logarithms.
+
+    maxⱼ (PᵀP x)ⱼ/xⱼ does not grow from one round of power iteration to the next.
+    """
+    log_x = seen.queries.new_zeros(seen.queries.shape[:-1])
+    for _ in range(_ROUNDS):
+        log_z = torch.full_like(log_x, -math.inf)
+        for block, log_p, log_c in seen.columns():
+            log_y = (log_p + log_x[..., None, block.columns]).logsumexp(-1)
+            back = (log_c + log_y[..., :, None]).logsumexp(-2)
+            log_z[..., block.columns] = torch.logaddexp(log_z[..., block.columns], back)
+        alive = log_z > -math.inf
+        growth = torch.where(alive, log_z - log_x, -math.inf).amax(-1)
+        log_x = torch.where(alive, log_z - log_z.amax(-1, keepdim=True), 0.0)
+    return (0.5 * growth).exp()
+
+
+def _key_norms(seen: _Seen, spreads: Tensor, queries: Tensor) -> Tensor:
+    """√maxⱼ ‖Σᵢ cᵢⱼ sᵢ qᵢqᵢᵀ‖ of each head; its trace where matrices would be many."""
+    dim = queries.shape[-1]
+    log_s = spreads.log()
+    top = torch.full_like(log_s, -math.inf)
+    squares = queries.square().sum(-1).log()
+    matrices = queries.shape[:-1].numel() * dim**2 <= _MOMENT_ENTRIES
+    for block, _, log_c in seen.columns():
+        logs = log_c + log_s[..., block.rows, None]
+        logs = logs if matrices else logs + squares[..., block.rows, None]
+        top[..., block.columns] = torch.logaddexp(top[..., block.columns], logs.logsumexp(-2))
+    if not matrices:
+        return (0.5 * top.amax(-1)).exp()
+    # Relative to the largest, or light atoms would leave the number range.
+    peak = torch.where(top > -math.inf, top, 0.0)
+    outer = (queries[..., :, None] * queries[..., None, :]).flatten(-2)
+    moments = torch.zeros_like(outer)
+    for block, _, log_c in seen.columns():
+        logs = log_c + log_s[..., block.rows, None] - peak[..., None, block.columns]
+        moments[..., block.columns, :] += logs.exp().mT @ outer[..., block.rows, :]
+    norms = torch.linalg.eigvalsh(moments.unflatten(-1, (dim, dim)))[..., -1].clamp_min(0)
+    return (0.5 * (norms.log() + peak).amax(-1)).exp()
+
+
+def _moments(
+    seen: _Seen, values: Tensor, keys: Tensor, left: Tensor | None, right: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """‖Σᵢ‖ at most (*batch, H, n); maxᵢ ‖Sᵢ‖ at most (*batch, H); maxᵢ ‖D_xΓ_μ(xᵢ)‖ (*batch).
+
+    The last, maxᵢ ‖Σ_h left_h Sᵢ right_hᵀ‖, is infinite where it is not affordable.
+    """
+    entries = values.numel() * max(values.shape[-1], keys.shape[-1])
+    matrices = entries <= _MOMENT_ENTRIES
+    d, out = right.shape[-2], values.shape[-1] if left is None else left.shape[-2]
+    exact = matrices and values[..., 0, :, 0].numel() * d * out * min(d, out) <= _JACOBIAN_WORK
+    spreads, norms = values.new_zeros(values.shape[:-1]), values.new_zeros(values.shape[:-2])
+    jacobians = values.new_full(values.shape[:-3], 0.0 if exact else math.inf)
+    reach = keys.square().sum(-1).amax(-1).sqrt()
+    for block, log_p in seen.transitions():
+        v, k = values[..., block.columns, :], keys[..., block.columns, :]
+        step = max(1, _CHUNK_ENTRIES // max(1, v.numel()))
+        for start in range(0, log_p.shape[-2], step):
+            p = log_p[..., start : start + step, :].exp()
+            first = block.rows.start + start
+            i = slice(first, first + p.shape[-2])
+            dv = v[..., None, :, :] - (p @ v)[..., None, :]
+            if not matrices:
+                spreads[..., i] = (p * dv.square().sum(-1)).sum(-1)
+                continue
+            weighted = (p[..., None] * dv).mT
+            spreads[..., i] = torch.linalg.eigvalsh(weighted @ dv)[..., -1].clamp_min(0)
+            crossed = weighted @ k[..., None, :, :]
+            norms = torch.maximum(norms, _norms(crossed).amax(-1))
+            if exact:
+                moved = crossed @ right.mT[:, None]
+                moved = moved if left is None else left[:, None] @ moved
+                jacobians = torch.maximum(jacobians, _norms(moved.sum(-4)).amax(-1))
+    return spreads, norms if matrices else spreads.amax(-1).sqrt() * reach, jacobians
