@@ -13,6 +13,7 @@ __all__ = [
     "as_float_tensor",
     "check_finite",
     "check_same_kind",
+    "is_recorded",
     "is_traced",
 ]
 
@@ -27,6 +28,12 @@ def is_traced(tensor: Tensor) -> bool:
     functorch = getattr(torch._C, "_functorch", None)
     wrapped = getattr(functorch, "is_functorch_wrapped_tensor", None)
     return bool(wrapped is not None and wrapped(tensor))
+
+
+def is_recorded(tensor: Tensor) -> bool:
+    """Whether values cannot steer: traced, or recorded as by `torch.func.linearize`."""
+    # Private, but there is no public question with this answer (torch 2.4 to 2.13).
+    return is_traced(tensor) or torch._C._len_torch_dispatch_stack() > 0
 
 
 def as_float_tensor(value: object, name: str, *, like: Tensor | None = None) -> Tensor:

@@ -13,8 +13,7 @@ from torch import Tensor
 from meanfield.attention.kernels import Kernel
 from meanfield.attention.normalization import LogTransition, softmax
 from meanfield.attention.parameters import AttentionParameters
-from meanfield.attention.streaming import row_parts
-from meanfield.checks import is_traced
+from meanfield.attention.streaming import last_seen, row_parts
 from meanfield.measures import ParticleMeasure
 
 __all__ = ["Block", "Interaction"]
@@ -85,16 +84,7 @@ class Interaction:
             starts = range(0, n_rows, size)
             parts = (slice(start, min(start + size, n_rows)) for start in starts)
         for rows in parts:
-            yield Block(rows, slice(0, self._last_seen(row_positions, rows)))
-
-    def _last_seen(self, row_positions: Tensor | None, rows: slice) -> int:
-        if self.positions is None or row_positions is None or self.positions.numel() == 0:
-            return self.n
-        if is_traced(self.positions) or is_traced(row_positions):
-            return self.n
-        latest = row_positions[..., rows].amax(-1, keepdim=True)
-        # At least one column, so that shapes stay alive for rows that see nothing.
-        return max(1, int((self.positions <= latest).sum(-1).max()))
+            yield Block(rows, slice(0, last_seen(row_positions, self.positions, rows, self.n)))
 
     def logits(self, queries: Tensor, row_positions: Tensor | None, block: Block) -> Tensor:
         """⟨qᵢ, kⱼ⟩ + log aⱼ of the rows of a block over its columns, −inf where i does not see j.

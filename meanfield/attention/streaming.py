@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from meanfield.checks import is_traced
+from meanfield.checks import is_recorded
 
-__all__ = ["attend", "row_parts"]
+__all__ = ["attend", "last_seen", "row_parts"]
 
 # Entries of one block of the transition matrix: small enough to stay in cache. Below so many rows
 # matrix products become slow, and larger blocks are faster.
@@ -275,13 +275,6 @@ class _Places:
         same = bool((self.rows == self.columns).all())
         return same and bool((self.columns.diff(dim=-1) > 0).all())
 
-    def last_seen(self, rows: slice, n: int) -> int:
-        """How many columns any of these rows sees; at least one, so that shapes stay alive."""
-        if self.rows is None or self.columns is None or _is_recorded(self.columns):
-            return n
-        latest = self.rows[..., rows].amax(-1, keepdim=True)
-        return max(1, int((self.columns <= latest).sum(-1).max()))
-
     def blind(self, log_weights: Tensor) -> Tensor | None:
         """Rows that see no mass, (..., m, 1), or None when there are none."""
         alive = log_weights > -math.inf
@@ -290,7 +283,7 @@ class _Places:
         else:
             first = torch.where(alive, self.columns, math.inf).amin(-1, keepdim=True)
             blind = self.rows < first
-        return blind[..., None] if _is_recorded(blind) or bool(blind.any()) else None
+        return blind[..., None] if is_recorded(blind) or bool(blind.any()) else None
 
     def sight(self, rows: slice, last: int, blind: Tensor | None) -> Sight:
         """Whom a block of rows sees among the first columns."""
@@ -309,7 +302,7 @@ def _run(function: RowSum, places: _Places, rows: Tensors, columns: Tensors) -> 
     columns = tuple(t.contiguous() for t in columns)
     out: tuple[Tensors, Tensors] | None = None
     for part in row_parts(math.prod(rows[0].shape[:-2]) * n, m):
-        last, size = places.last_seen(part, n), part.stop - part.start
+        last, size = last_seen(places.rows, places.columns, part, n), part.stop - part.start
         own = tuple(t.narrow(-2, part.start, size) for t in rows)
         seen_columns = tuple(t.narrow(-2, 0, last) for t in columns)
         of_block = function.block(own, seen_columns, places.sight(part, last, blind))
@@ -336,10 +329,16 @@ def row_parts(entries_per_row: int, m: int) -> Iterator[slice]:
         yield slice(start, min(start + size, m))
 
 
-def _is_recorded(tensor: Tensor) -> bool:
-    """Whether values cannot steer: compiled, or recorded as by `torch.func.linearize`."""
-    # Private, but there is no public question with this answer (torch 2.4 to 2.13).
-    return is_traced(tensor) or torch._C._len_torch_dispatch_stack() > 0
+def last_seen(
+    row_positions: Tensor | None, column_positions: Tensor | None, rows: slice, n: int
+) -> int:
+    """How many of n columns any of these rows sees; at least one, so that shapes stay alive."""
+    if row_positions is None or column_positions is None or column_positions.numel() == 0:
+        return n
+    if is_recorded(column_positions) or is_recorded(row_positions):
+        return n
+    latest = row_positions[..., rows].amax(-1, keepdim=True)
+    return max(1, int((column_positions <= latest).sum(-1).max()))
 
 
 # --- the fused kernel ---
@@ -353,7 +352,7 @@ def _fused(places: _Places, rows: Tensors, columns: Tensors) -> Tensor | None:
     """
     (q,), (k, v, w) = rows, columns
     # On other devices its arithmetic may be TF32, and its memory n².
-    if q.device.type != "cpu" or _is_recorded(q):
+    if q.device.type != "cpu" or is_recorded(q):
         return None
     causal, logs = places.rows is not None, w[..., 0]
     if causal and not places.increase_together:

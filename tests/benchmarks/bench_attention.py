@@ -1,7 +1,7 @@
 """Attention against torch's fused kernel, and memory and time of a local constant as n grows.
 
     python tests/benchmarks/bench_attention.py [--forward N ...] [--euclidean N ...]
-        [--wasserstein N ...] [--max-steps K] [--device cpu] [--json FILE] [--out FIGURE.png]
+        [--wasserstein N ...] [--max-steps K] [--device cpu] [--json FILE] [--plot FIGURE.png]
 
 d = 64, one head, float32, uniform weights, standard normal atoms and entries of standard deviation
 1/8. Forward: the median of interleaved runs of `scaled_dot_product_attention` alone and of the
@@ -129,7 +129,12 @@ def figure(results: dict[str, Any], path: Path) -> None:
         axes[1].loglog(n, [r["seconds"] for r in rows], "o-", label=geometry)
     sizes = sorted({r["n"] for r in results.values() if "geometry" in r})
     axes[0].loglog(sizes, [4 * s * s / 2**20 for s in sizes], "k:", label="one n × n matrix")
-    axes[0].axhline(1536, color="0.6", lw=1)
+    axes[0].axhline(1536, color="0.6", lw=1, label="1.5 GiB")
+    if sizes:
+        last = max((r for r in results.values() if "geometry" in r), key=lambda r: r["n"])
+        axes[1].loglog(
+            sizes, [last["seconds"] * (s / last["n"]) ** 2 for s in sizes], "k:", label="n²"
+        )
     for ax, label in zip(axes, ("peak resident memory [MiB]", "time [s]"), strict=True):
         ax.set(xlabel="particles n", ylabel=label)
         ax.legend()
@@ -139,13 +144,14 @@ def figure(results: dict[str, Any], path: Path) -> None:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--forward", type=int, nargs="*", default=[1024, 2048, 4096, 8192, 16384])
-    parser.add_argument("--euclidean", type=int, nargs="*", default=[4096, 8192, 65536])
-    parser.add_argument("--wasserstein", type=int, nargs="*", default=[4096, 8192, 65536])
+    sizes = [2**k for k in range(10, 17)]
+    parser.add_argument("--euclidean", type=int, nargs="*", default=sizes)
+    parser.add_argument("--wasserstein", type=int, nargs="*", default=sizes)
     parser.add_argument("--max-steps", type=int, default=300)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name("attention.json"))
-    parser.add_argument("--out", type=Path, help="figure of memory and time")
+    parser.add_argument("--plot", type=Path, help="figure of memory and time against n")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     return parser.parse_args()
 
@@ -174,8 +180,8 @@ def main() -> None:
     for geometry in ("euclidean", "wasserstein"):
         for n in getattr(args, geometry):
             keep(f"{geometry} {n}", apart(n, geometry, args.device, args.max_steps))
-    if args.out:
-        figure(results, args.out)
+    if args.plot:
+        figure(results, args.plot)
 
 
 if __name__ == "__main__":
