@@ -1,21 +1,4 @@
-"""The constants of the theorems, as functions of norms, radius and size.
-
-Every function takes numbers or arrays, broadcasts them, and returns a float or an array. A bound
-beyond the range of float64 comes back as infinity, which is still a bound.
-
-| function | statement | source |
-|---|---|---|
-| `general` | Lip(f on B_Rⁿ) ≤ √3 ‖V‖ (‖A‖²R⁴(4n+1) + n)^½, masked too | [CAP24] Thm 3.3, 4.3 |
-| `general_lower` | Lip(f on B_Rⁿ) ≥ √(n−1) / (1 + (n−1)e^{−2γR²}), V = I | [CAP24] Prop. 3.4 |
-| `mean_field` | Lip^{W₂}(F on P(B_R)) ≤ ‖V‖(1 + 3‖A‖R²)e^{2‖A‖R²} | [CAP24] Thm 3.5 |
-| `masked_mean_field` | Lip_{d_p} ≤ ‖V‖(‖A‖R² + p/(p−1) (1+2‖A‖R²)e^{2‖A‖R²}) | this package |
-| `two_dirac_entry`, `two_dirac_lower` | Lip^{W₂} ≥ √(t(1−t))(1+2(1−t)c)e^c | this package |
-| `local_upper` | the constant at one μ, from its attention weights | this package |
-| `multi_head` | Lip ≤ Σ_h ‖W^h‖ Lip(f^h) | [CAP24] Lemma 3.8 |
-
-[CAP24]: Castin, Ablin, Peyré, *How Smooth Is Attention?*, ICML 2024. "This package" marks
-statements that are not in the papers: derived here and tested numerically.
-"""
+"""The formulas of the theorems. Every function takes numbers or arrays and broadcasts them."""
 
 from __future__ import annotations
 

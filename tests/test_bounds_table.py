@@ -1,0 +1,185 @@
+"""All theorems at once: which apply, what they say, and that no measured constant disagrees."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meanfield import bounds, sampling
+from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.lipschitz import local_lipschitz
+from meanfield.measures import ParticleMeasure
+from tests import oracles, strategies
+
+F64 = torch.float64
+
+
+def random_layer(seed: int, d: int, kind: str, size: float) -> tuple[dict, AttentionParameters]:
+    fields = strategies.layer(np.random.default_rng(seed), d, kind, size)
+    return fields, AttentionParameters(**fields)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from(strategies.LAYERS))
+def test_the_norms_of_a_layer_are_those_of_its_dense_matrices(seed, d, kind):
+    fields, par = random_layer(seed, d, kind, 1.0)
+    found = bounds.layer_norms(par)
+    dense = oracles.bilinear(fields)
+    for k, (A, c, M) in enumerate(dense):
+        assert found.A[k] == pytest.approx(np.linalg.norm(A, 2), rel=1e-10)
+        assert found.shift[k] == pytest.approx(np.linalg.norm(c), rel=1e-10, abs=1e-300)
+        assert found.V[k] == pytest.approx(np.linalg.norm(M, 2), rel=1e-10)
+    arrays = bounds.layer_norms((par.A, par.V))
+    np.testing.assert_allclose(arrays.A, found.A, rtol=1e-10)
+    np.testing.assert_allclose(arrays.V, found.V, rtol=1e-10)
+    expected = sum(
+        oracles.general_bound(
+            np.linalg.norm(A, 2) + np.linalg.norm(c) / 1.7, np.linalg.norm(M, 2), 1.7, 9
+        )
+        for A, c, M in dense
+    )
+    assert bounds.general_of_layer(par, 1.7, 9) == pytest.approx(expected, rel=1e-8)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    d=st.integers(1, 3),
+    n=st.integers(1, 6),
+    kind=st.sampled_from(strategies.LAYERS),
+    radius=st.sampled_from([0.05, 0.5, 1.0, 2.0]),
+    causal=st.booleans(),
+)
+@settings(max_examples=30)
+def test_no_constant_of_a_batch_exceeds_any_upper_bound(seed, d, n, kind, radius, causal):
+    # 30 layers × 50 measures × 2 geometries: 3,000 constants, heads and biases included.
+    _, par = random_layer(seed, d, kind, 1.0)
+    generator = torch.Generator().manual_seed(seed)
+    F = SelfAttention(par, causal=causal)
+    shape = {"radius": radius, "batch_shape": (25,), "generator": generator}
+    points = torch.cat([sampling.ball(n, d, **shape), sampling.sphere(n, d, **shape)])
+    spread = 2 * radius**2 * torch.rand(50, 1, generator=generator, dtype=F64) + 1
+    logs = (spread * torch.randn(50, n, generator=generator, dtype=F64)).log_softmax(-1)
+    mu = ParticleMeasure(points, log_weights=logs, positions=np.arange(1, n + 1) / n)
+    table = bounds.table(F, radius, n)
+    measured = local_lipschitz(F, mu).value
+    name = "masked mean field" if causal else "Thm 3.5"
+    assert float(measured.max()) <= table.row(name).value
+    assert bool((measured <= bounds.local_upper(F, mu) * (1 + 1e-9) + 1e-300).all())
+    tokens = local_lipschitz(F, ParticleMeasure.from_sequence(points), geometry="euclidean")
+    assert float(tokens.value.max()) <= table.row("Thm 3.3, 4.3").value
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@given(seed=st.integers(0, 10**6), d=st.integers(1, 3), radius=st.sampled_from([0.4, 1.0, 2.0]))
+@settings(max_examples=25)
+def test_lower_bounds_are_reached_by_their_witnesses(seed, d, radius, causal):
+    generator = torch.Generator().manual_seed(seed)
+    A, V = torch.randn(2, d, d, dtype=F64, generator=generator)
+    F = SelfAttention(AttentionParameters.from_bilinear(A, V), causal=causal)
+    n = 2 + seed % 20
+    table = bounds.table(F, radius, n)
+    lower = [row for row in table.applicable if row.side == "lower"]
+    reached_tokens, reached_atoms = 0.0, 0.0
+    for branch in ("negative", "positive"):
+        values, vectors = torch.linalg.eig(A)
+        for value, u in zip(values, vectors.T, strict=True):
+            if value.imag or (value.real < 0) != (branch == "negative"):
+                continue
+            crowd, gamma = (-1.0, -value.real) if branch == "negative" else (0.5, value.real / 8)
+            points = radius * crowd * u.real.expand(n, -1).clone()
+            points[0] = radius * u.real
+            tokens = ParticleMeasure.from_sequence(points)
+            found = local_lipschitz(F, tokens, geometry="euclidean").value
+            reached_tokens = max(reached_tokens, float(found))
+            ratio = bounds.two_dirac_best_log_ratio(float(gamma), radius)
+            atoms = sampling.two_diracs(radius, ratio, u.real, crowd=crowd, positioned=causal)
+            reached_atoms = max(reached_atoms, float(local_lipschitz(F, atoms).value))
+    for row in lower:
+        reached = reached_atoms if row.name == "two Diracs" else reached_tokens
+        assert row.value <= reached * (1 + 1e-12)
+
+
+def test_the_limit_bounds_the_constant_at_large_scales():
+    generator = torch.Generator().manual_seed(0)
+    par = AttentionParameters.random(3, n_heads=2, head_dim=3, biases=True, generator=generator)
+    X = torch.randn(20, 6, 3, dtype=F64, generator=generator)
+    for causal in (False, True):
+        F = SelfAttention(par, causal=causal)
+        mu = ParticleMeasure.from_sequence(1e4 * X)
+        found = local_lipschitz(F, mu, geometry="euclidean").value
+        assert float(found.max()) <= bounds.table(F, 1.0, 6).row("Thm 3.7, 4.5").value
+
+
+def test_the_table_of_the_line_has_the_numbers_of_the_formulas():
+    table = bounds.table(([[-1.0]], [[1.0]]), 1.0, 10)
+    expected = {
+        "Thm 3.3, 4.3": bounds.general(1, 1, 1, 10),
+        "Thm 3.5": bounds.mean_field(1, 1, 1),
+        "masked mean field": bounds.masked_mean_field(1, 1, 1),
+        "Thm 3.7, 4.5": math.sqrt(10),
+        "Prop. 3.4": bounds.general_lower(1, 1, 10),
+        "Prop. 3.4, any V": bounds.general_lower(1, 1, 10),
+        "two Diracs": bounds.two_dirac_lower(1, 1),
+    }
+    assert [row.name for row in table] == list(expected)
+    for name, value in expected.items():
+        assert table.row(name).value == pytest.approx(value, rel=1e-8)
+    assert table[0] is table.row("Thm 3.3, 4.3")
+    assert len(table) == len(table.applicable) == 7
+
+
+def test_rows_that_do_not_apply_say_why():
+    heads = AttentionParameters.random(4, n_heads=2)
+    biased = AttentionParameters.random(3, biases=True)
+    turning = ([[0.0, 1.0], [-1.0, 0.0]], np.eye(2))
+
+    def reason(layer, name, **settings):
+        row = bounds.table(layer, 1.0, **settings).row(name)
+        assert not row.applicable
+        return row.reason
+
+    assert "number of tokens" in reason(heads, "Thm 3.3, 4.3")
+    assert "cancel" in reason(heads, "two Diracs")
+    assert "query bias" in reason(biased, "two Diracs")
+    assert "identity" in reason(([[1.0]], [[2.0]]), "Prop. 3.4", n=3)
+    assert "no real eigenvalue" in reason(turning, "two Diracs")
+    assert "not masked" in reason(SelfAttention(heads), "masked mean field")
+    assert "is masked" in reason(SelfAttention(heads, causal=True), "Thm 3.5")
+    assert "is masked" in reason(heads, "Thm 3.5", causal=True)
+
+
+def test_another_kernel_gets_no_number():
+    from meanfield.attention.kernels import Kernel
+
+    F = SelfAttention(AttentionParameters.random(2), kernel=Kernel("other"))
+    assert bounds.table(F, 1.0, 3).applicable == ()
+    assert "kernel is other" in bounds.table(F, 1.0, 3)[0].reason
+
+
+def test_the_text_is_aligned_and_the_html_escaped():
+    table = bounds.table(AttentionParameters.random(2), 1.5, 4)
+    lines = str(table).splitlines()
+    assert "radius 1.5, n = 4" in lines[0]
+    column = lines[1].index("side")
+    assert {line[column : column + 5] for line in lines[2:]} == {"upper", "lower", "limit"}
+    assert "<table" in table._repr_html_()
+    assert table._repr_html_().count("<tr>") == 8
+
+
+def test_radii_broadcast_and_bad_arguments_are_refused():
+    par = AttentionParameters.random(3, n_heads=3, biases=True)
+    together = bounds.general_of_layer(par, [0.5, 2.0], 7)
+    assert together.shape == (2,)
+    assert together[1] == bounds.general_of_layer(par, 2.0, 7)
+    with pytest.raises(ValueError, match="radius: expected a number > 0"):
+        bounds.table(par, 0.0)
+    with pytest.raises(ValueError, match="square"):
+        bounds.table((np.ones((2, 3)), np.ones((2, 3))), 1.0)
+    with pytest.raises(ValueError, match="expected A"):
+        bounds.table((np.eye(2), np.eye(3)), 1.0)
+    with pytest.raises(KeyError, match=r"Thm 3\.5"):
+        bounds.table(par, 1.0).row("Thm 9")
