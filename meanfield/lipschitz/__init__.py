@@ -2,13 +2,14 @@
 
 Works for any map of measures; one that brings its own linearisation (``linearize``,
 ``linearize_field``) is faster. Files, each importing only those before it: `tangents` (a map's
-linearisation, its own or by automatic differentiation), `local`, `localization`, `search`,
-`secant`, `comparison`.
+linearisation, its own or by automatic differentiation), `local`, `localization`, `pairs`,
+`search`, `secant`, `lower`, `comparison`.
 """
 
 from meanfield.lipschitz.comparison import compare_lemma_3_2, secants_along, split_secants
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.localization import Localization, localize
+from meanfield.lipschitz.lower import FAMILIES, SecantSearch, lipschitz_lower
 from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import (
     SecantRatio,
@@ -18,11 +19,14 @@ from meanfield.lipschitz.secant import (
 )
 
 __all__ = [
+    "FAMILIES",
     "LocalLipschitz",
     "Localization",
     "SecantRatio",
+    "SecantSearch",
     "compare_lemma_3_2",
     "euclidean_secant_ratio",
+    "lipschitz_lower",
     "local_lipschitz",
     "localize",
     "secant_ratio",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from meanfield import sampling
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
+from meanfield.lipschitz.pairs import random_measures
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 __all__ = ["worst_case"]
@@ -105,15 +106,10 @@ class _Best:
 def _random_starts(
     starts: int, n: int, dim: int, radius: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Half in the ball and half on the sphere; weights from uniform to extremely unbalanced."""
-    inside = sampling.ball(n, dim, radius=radius, batch_shape=(starts,), generator=generator)
-    outside = sampling.sphere(n, dim, radius=radius, batch_shape=(starts,), generator=generator)
-    share = torch.rand(starts, 1, 1, generator=generator, dtype=torch.float64)
-    points = torch.where(share < 0.5, inside, outside)
-    depth = 4.0 * radius**2 * torch.rand(starts, 1, generator=generator, dtype=torch.float64)
-    logits = -depth * torch.rand(starts, n, generator=generator, dtype=torch.float64)
-    points[0], logits[0] = points[0, :1], 0.0  # all atoms in one place
-    return points, logits.log_softmax(-1)
+    """Random measures, the first with all atoms in one place."""
+    points, logs = random_measures(starts, n, dim, radius, generator)
+    points[0], logs[0] = points[0, :1], -math.log(n)
+    return points, logs
 
 
 def _constructions(parameters: object, radius: float) -> list[ParticleMeasure]:

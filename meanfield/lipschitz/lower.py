@@ -1,0 +1,277 @@
+"""Lower bounds of the Wasserstein Lipschitz constant on a ball, by a search over pairs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import xarray as xr
+
+from meanfield.html import table
+from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
+from meanfield.lipschitz.pairs import (
+    Pairs,
+    direction_pairs,
+    random_measures,
+    random_pairs,
+    splitting_pairs,
+    tied_measures,
+    transfer_pairs,
+)
+from meanfield.lipschitz.search import worst_case
+from meanfield.lipschitz.secant import SecantRatio, secant_ratio
+from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.results import Variable, dataset
+from meanfield.transport import solve_conditional_w2, solve_w2
+
+__all__ = ["FAMILIES", "Found", "SecantSearch", "lipschitz_lower"]
+
+FAMILIES = ("random", "direction", "splitting", "transfer")
+
+# Random measures whose weights are transferred, besides the worst case.
+_TRANSFERS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The best pair of one family, and how many pairs were tried and could be measured."""
+
+    mu: ParticleMeasure
+    nu: ParticleMeasure
+    ratio: SecantRatio
+    tried: int
+
+
+@dataclass(frozen=True, eq=False)
+class SecantSearch:
+    """What a search over pairs of measures found.
+
+    Attributes:
+        family: which family of pairs holds the best one.
+        best: the best pair per family that had one; see `Found`.
+        radius: of the ball that holds all atoms.
+        start: the measure whose local constant the structured pairs start from.
+        constant: its local constant; a limit of secants, so below the Lipschitz constant too.
+    """
+
+    family: str
+    best: Mapping[str, Found]
+    radius: float
+    start: ParticleMeasure
+    constant: LocalLipschitz
+
+    @property
+    def mu(self) -> ParticleMeasure:
+        """μ of the best pair."""
+        return self.best[self.family].mu
+
+    @property
+    def nu(self) -> ParticleMeasure:
+        """ν of the best pair."""
+        return self.best[self.family].nu
+
+    @property
+    def ratio(self) -> SecantRatio:
+        """The secant ratio of the best pair."""
+        return self.best[self.family].ratio
+
+    @property
+    def lower(self) -> float:
+        """Certified: lower end of W₂(Fμ, Fν) over upper end of W₂(μ, ν) for the best pair."""
+        return float(self.ratio.lower)
+
+    def __repr__(self) -> str:
+        each = ", ".join(f"{name}: {float(f.ratio.lower):.6g}" for name, f in self.best.items())
+        return f"SecantSearch(lower={self.lower:.6g}, family={self.family!r}, {{{each}}})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, float(f.ratio.lower), float(f.ratio.value), float(f.ratio.upper), f.tried)
+            for name, f in self.best.items()
+        ]
+        header = ("family", "lower", "value", "upper", "pairs")
+        return table(f"Secant ratios in the ball of radius {self.radius:g}", rows, header=header)
+
+    def to_dataset(self) -> xr.Dataset:
+        """The best ratio per family with its certified interval, along `family`."""
+        found = list(self.best.values())
+        values = {
+            "secant": [float(f.ratio.value) for f in found],
+            "secant_lower": [float(f.ratio.lower) for f in found],
+            "secant_upper": [float(f.ratio.upper) for f in found],
+            "distance": [float(f.ratio.denominator.value) for f in found],
+            "tried": [f.tried for f in found],
+            "local": float(self.constant.value),
+        }
+        family = Variable("family", "family of pairs", dims=("family",), dtype="str")
+        return dataset(_VARIABLES, values, coords={"family": (family, list(self.best))})
+
+
+def lipschitz_lower(
+    F: MeasureMap,
+    radius: float,
+    *,
+    n_atoms: int = 2,
+    dim: int | None = None,
+    n_pairs: int = 64,
+    families: Sequence[str] = FAMILIES,
+    start: ParticleMeasure | None = None,
+    generator: torch.Generator | None = None,
+) -> SecantSearch:
+    """A certified lower bound of sup W₂(F(μ), F(ν)) / W₂(μ, ν) over measures on B_R.
+
+    Every pair counts with (lower bound of the numerator) / (upper bound of the denominator), so
+    that the result is below the Lipschitz constant whatever the solver did, up to the rounding
+    of F itself. Families:
+
+    - "random": random pairs, far and near.
+    - "direction": shrinking steps along the worst direction of the local constant at `start`.
+      They tend to ‖D^½JD^−½‖.
+    - "splitting": one atom of `start` splits by shrinking steps; tends to maxᵢ ‖D_xΓ_μ(xᵢ)‖.
+    - "transfer": mass goes from one atom to another, of `start` and of random measures; far
+      from the linear regime.
+
+    Causal maps are measured with the conditional distance d₂; their transfers stay within a
+    position.
+
+    Args:
+        F: a map of measures that keeps weights (and positions).
+        radius: R > 0.
+        n_atoms: atoms of the measures (of random positioned ones with ties: twice as many).
+        dim: d; by default that of F's parameters.
+        n_pairs: number of random pairs.
+        families: which to try, of `FAMILIES`.
+        start: measure in B_R without batch axes; `worst_case` with its cheap settings if None.
+        generator: of the random pairs; a fixed seed if None.
+
+    Raises:
+        ValueError: a radius that is not positive, no dimension, unknown families, a start
+            outside the ball, or no pair at a positive distance.
+
+    Source: estimator of this package; that only this quotient of ends is valid, see
+    `SecantRatio`.
+    """
+    unknown = [name for name in families if name not in FAMILIES]
+    if unknown or not families:
+        raise ValueError(f"families: expected some of {FAMILIES}, got {tuple(families)}")
+    if not radius > 0:
+        raise ValueError(f"radius: expected a number > 0, got {radius}")
+    generator = generator or torch.Generator().manual_seed(0)
+    if start is None:
+        start, constant = worst_case(
+            F, radius, n_atoms=n_atoms, dim=dim, starts=4, steps=50, generator=generator
+        )
+    else:
+        _check_start(start, radius)
+        constant = local_lipschitz(F, start)
+    size = _Size(n_pairs, n_atoms, start.dim, radius, start.is_positioned)
+    best = {}
+    for family in families:
+        found = _best(F, list(_proposals(family, F, start, constant, size, generator)))
+        if found is not None:
+            best[family] = found
+    if not best:
+        raise ValueError("expected some pair at a positive finite distance, found none")
+    family = max(best, key=lambda name: float(best[name].ratio.lower))
+    return SecantSearch(family, best, radius, start, constant)
+
+
+@dataclass(frozen=True)
+class _Size:
+    """How many random pairs of how many atoms, where."""
+
+    n_pairs: int
+    n_atoms: int
+    dim: int
+    radius: float
+    positioned: bool
+
+
+def _proposals(
+    family: str,
+    F: MeasureMap,
+    start: ParticleMeasure,
+    constant: LocalLipschitz,
+    size: _Size,
+    generator: torch.Generator,
+) -> Iterator[Pairs]:
+    if family == "random":
+        sizes = (size.n_pairs, size.n_atoms, size.dim, size.radius)
+        yield random_pairs(*sizes, positioned=size.positioned, generator=generator)
+    elif family == "direction":
+        yield direction_pairs(start, constant, size.radius)
+    elif family == "splitting":
+        for mu, local in ((start, constant), _most_splitting(F, start, size, generator)):
+            yield splitting_pairs(mu, local, size.radius)
+    else:
+        for mu in (start, *_random_transfers(size, generator)):
+            pairs = transfer_pairs(mu)
+            if pairs is not None:
+                yield pairs
+
+
+def _most_splitting(
+    F: MeasureMap, start: ParticleMeasure, size: _Size, generator: torch.Generator
+) -> tuple[ParticleMeasure, LocalLipschitz]:
+    """The random measure whose splitting component is largest, and its constant."""
+    measures = (max(size.n_pairs, 1), start.n_particles, size.dim, size.radius)
+    points, logs = random_measures(*measures, generator)
+    batch = ParticleMeasure(points, log_weights=logs, positions=start.positions)
+    splitting = local_lipschitz(F, batch, rtol=1e-3, strict=False).splitting
+    assert splitting is not None
+    mu = batch[int(torch.nan_to_num(splitting, nan=-1.0).argmax())]
+    return mu, local_lipschitz(F, mu, strict=False)
+
+
+def _random_transfers(size: _Size, generator: torch.Generator) -> ParticleMeasure:
+    arguments = (_TRANSFERS, size.n_atoms, size.dim, size.radius, generator)
+    if size.positioned:
+        return tied_measures(*arguments)
+    points, logs = random_measures(*arguments)
+    return ParticleMeasure(points, log_weights=logs)
+
+
+def _best(F: MeasureMap, batches: Sequence[Pairs]) -> Found | None:
+    """The pair of largest certified ratio among those provably apart."""
+    best: Found | None = None
+    tried = 0
+    for mu, nu in batches:
+        solve = solve_conditional_w2 if mu.is_positioned else solve_w2
+        distance = solve(mu, nu)
+        # Two shares that round to the same weights, or steps below rounding, prove nothing.
+        usable = (distance.lower > 0) & torch.isfinite(distance.upper)
+        if not bool(usable.any()):
+            continue
+        mu, nu = mu[usable], nu[usable]
+        tried += int(usable.sum())
+        lower = solve(F(mu), F(nu)).lower / distance.upper[usable]
+        k = int(torch.nan_to_num(lower, nan=-1.0).argmax())
+        ratio = secant_ratio(F, mu[k], nu[k])
+        if best is None or float(ratio.lower) > float(best.ratio.lower):
+            best = Found(mu[k], nu[k], ratio, 0)
+    return None if best is None else dataclasses.replace(best, tried=tried)
+
+
+def _check_start(start: ParticleMeasure, radius: float) -> None:
+    if start.batch_shape:
+        raise ValueError(f"start: expected no batch axes, got {tuple(start.batch_shape)}")
+    largest = float(torch.linalg.vector_norm(start.points, dim=-1).max())
+    if largest > radius * (1 + 1e-12):
+        raise ValueError(f"start: expected atoms in the ball of radius {radius}, got {largest}")
+
+
+_VARIABLES = (
+    *(
+        Variable(f"secant{suffix}", f"best secant ratio{words}", dims=("family",))
+        for suffix, words in (
+            ("", ""),
+            ("_lower", ", certified lower end"),
+            ("_upper", ", upper end"),
+        )
+    ),
+    Variable("distance", "distance of the best pair", dims=("family",), units="length"),
+    Variable("tried", "pairs measured", dims=("family",), dtype="int64"),
+    Variable("local", "local constant at the start of the structured pairs"),
+)
