@@ -145,5 +145,5 @@ def plan(settings: Settings) -> dict[str, Any]:
 
 
 def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep; **how goes to `meanfield.sweep`."""
+    """Run the sweep; further arguments (store, executor, …) are those of `meanfield.sweep`."""
     return sweep(**plan(settings or Settings()), **how)
