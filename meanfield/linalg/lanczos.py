@@ -18,6 +18,8 @@ _BLOCK_VECTORS = 8
 # An error this many times below what was asked for needs no second step to confirm it, unless
 # there were so few steps that the random part of the start has hardly had its say.
 _ROOM, _FEW = 4.0, 8
+# Entries of the small matrices of a batch that are decomposed at once (8 MiB).
+_SMALL_ENTRIES = 2**20
 
 
 def lanczos_norm(
@@ -54,18 +56,27 @@ def lanczos_norm(
 
 def _top_triple(process: Bidiagonalisation) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(σ, relative residual, relative error, coefficients of v in the right basis)."""
-    _, values, right, residuals = process.triples()
+    # Many small matrices at once would outweigh the bases.
+    size = max(1, _SMALL_ENTRIES // process.products**2)
+    starts = range(0, max(process.batch, 1), size)
+    parts = [_top_of_part(process, slice(i, i + size)) for i in starts]
+    dtype = process.map.dtype
+    sigma, residual, error, coefficients = (
+        torch.cat(column).to(dtype) for column in zip(*parts, strict=True)
+    )
+    return sigma, residual, error, coefficients
+
+
+def _top_of_part(process: Bidiagonalisation, part: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _, values, right, residuals = process.triples(part)
     sigma, residual = values[:, 0], residuals[:, 0]
     error = residual
     if process.products > 2:
-        error = torch.minimum(residual, _lehmann(process, values, right, residuals))
-    dtype = process.map.dtype
-    return sigma.to(dtype), residual.to(dtype), error.to(dtype), right[:, 0, :].to(dtype)
+        error = torch.minimum(residual, _lehmann(values, residuals))
+    return sigma, residual, error, right[:, 0, :].clone()
 
 
-def _lehmann(
-    process: Bidiagonalisation, values: Tensor, right: Tensor, residuals: Tensor
-) -> Tensor:
+def _lehmann(values: Tensor, residuals: Tensor) -> Tensor:
     """The relative error that the whole Krylov space proves, if σ₂² is at most ρ < σ₁².
 
     Temple's bound λ₁ ≤ ρ + ‖(A − ρ)x‖² / ⟨x, (A − ρ)x⟩, A = JᵀJ, holds for every x. Lehmann's is
@@ -201,9 +212,12 @@ class Bidiagonalisation:
         back = self._apply(self.map.rmatvec, self.left.newest(), self.map.out_shape)
         self.betas.append(self._extend(self.right, back))
 
-    def triples(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def triples(self, part: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Left vectors, values, right vectors (rows) of B, and relative residuals; float64."""
-        alphas, betas = torch.stack(self.alphas, -1).double(), torch.stack(self.betas, -1).double()
+        alphas, betas = (
+            torch.stack([one[part] for one in scalars], -1).double()
+            for scalars in (self.alphas, self.betas)
+        )
         small = torch.diag_embed(alphas) + torch.diag_embed(betas[:, :-1], offset=1)
         left, values, right = torch.linalg.svd(small)
         share = betas[:, -1:] / torch.where(values > 0, values, 1.0)
