@@ -144,6 +144,20 @@ def test_the_largest_block_is_the_norm_of_the_block_diagonal(seed, blocks, sprea
     torch.testing.assert_close(torch.linalg.vector_norm(image, dim=-1), expected)
 
 
+@given(seed=st.integers(0, 10**6))
+def test_blocks_that_cannot_be_the_largest_need_not_converge(seed):
+    generator = torch.Generator().manual_seed(seed)
+    matrices = torch.randn(2, 40, 12, 14, dtype=F64, generator=generator)
+    linear_map = as_map(matrices, (1, 14), (1, 12))
+    expected, index = torch.linalg.svdvals(matrices)[..., 0].max(-1)
+    found, block = largest_block_norm(linear_map, method="lanczos", rtol=1e-4)
+    # Two blocks may be closer to each other than the accuracy asked for.
+    torch.testing.assert_close(found.value, expected, rtol=1e-4, atol=0)
+    every = operator_norm(linear_map, method="lanczos", rtol=1e-4)
+    assert found.n_matvecs <= every.n_matvecs
+    assert index.shape == block.shape
+
+
 def test_single_precision_is_right_to_its_digits():
     matrices = random_matrices(1, (2,), 50, 50, 0.05).float()
     for method in ("dense", "lanczos"):

@@ -23,9 +23,18 @@ _SMALL_ENTRIES = 2**20
 
 
 def lanczos_norm(
-    linear_map: LinearMap, rtol: float, max_steps: int, generator: torch.Generator | None
+    linear_map: LinearMap,
+    rtol: float,
+    max_steps: int,
+    generator: torch.Generator | None,
+    *,
+    only_largest: bool = False,
 ) -> NormEstimate:
-    """Norms of the whole batch at once, see `meanfield.linalg.operator_norm`."""
+    """Norms of the whole batch at once, see `meanfield.linalg.operator_norm`.
+
+    With `only_largest`, of the maps along the last batch axis only those have to converge that
+    may be the largest as far as their residuals tell.
+    """
     batch = math.prod(linear_map.batch_shape)
     # One step more than the rank can be: it finds nothing, and so proves the residual 0.
     steps = max(1, min(max_steps, linear_map.rows + 1, linear_map.columns + 1))
@@ -34,11 +43,12 @@ def lanczos_norm(
     while True:
         process.advance()
         sigma, residual, error, coefficients = _top_triple(process)
-        met = bool((error <= rtol).all())
+        counts = _may_be_largest(linear_map, sigma, residual) if only_largest else slice(None)
+        met = bool((error[counts] <= rtol).all())
         # The gap behind the error is itself an estimate: it must hold twice in a row, or with
         # room to spare, unless the residual alone is small enough.
         roomy = residual if process.products < _FEW else torch.minimum(residual, _ROOM * error)
-        sure = met_before or bool((roomy <= rtol).all())
+        sure = met_before or bool((roomy[counts] <= rtol).all())
         if (met and sure) or process.products == steps:
             break
         met_before = met
@@ -52,6 +62,13 @@ def lanczos_norm(
         n_matvecs=process.products,
         direction=v.reshape(*shape, *linear_map.in_shape),
     )
+
+
+def _may_be_largest(linear_map: LinearMap, sigma: Tensor, residual: Tensor) -> Tensor:
+    """Which maps of the flattened batch have a residual that reaches up to the largest σ."""
+    along = (-1, linear_map.batch_shape[-1])
+    best = sigma.reshape(along).amax(-1, keepdim=True)
+    return (sigma * (1 + residual)).reshape(along).ge(best).flatten()
 
 
 def _top_triple(process: Bidiagonalisation) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -72,7 +72,8 @@ def largest_block_norm(
         linear_map: the blocks, batch shape (*batch, n).
         rtol: as for `operator_norm`.
         max_steps: as for `operator_norm`.
-        method: "dense" or "lanczos" (every block at once).
+        method: "dense" or "lanczos" (every block at once, until those that may be the largest
+            have converged).
         generator: as for `operator_norm`.
         strict: as for `operator_norm`.
 
@@ -83,14 +84,16 @@ def largest_block_norm(
     if method == "dense":
         estimate, block = largest_dense(linear_map, rtol)
         return checked(estimate, rtol, strict), block
-    every = lanczos_norm(linear_map, rtol, max_steps, generator)
+    every = lanczos_norm(linear_map, rtol, max_steps, generator, only_largest=True)
     value, block = every.value.max(-1)
     index = block[..., None, None, None].expand(*block.shape, 1, *linear_map.in_shape)
+    # Blocks that cannot be the largest, as far as their residuals tell, need not have converged.
+    counts = every.value * (1 + every.residual) >= value[..., None]
     estimate = NormEstimate(
         value=value,
-        residual=every.residual.amax(-1),
-        error=every.error.amax(-1),
-        converged=every.converged.all(-1),
+        residual=every.residual.gather(-1, block[..., None]).squeeze(-1),
+        error=torch.where(counts, every.error, 0.0).amax(-1),
+        converged=(every.converged | ~counts).all(-1),
         n_matvecs=every.n_matvecs,
         direction=every.direction.gather(-3, index).squeeze(-3),
     )
