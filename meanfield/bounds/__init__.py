@@ -1,9 +1,9 @@
 """The constants of the theorems, as functions of norms, radius and size.
 
-Files: `theorems` (the formulas below), `layer` (the norms of a layer that they need), `tables`
-(all of them at once). Every function of `theorems` takes numbers or arrays, broadcasts them, and
-returns a float or an array. A bound beyond the range of float64 comes back as infinity, which is
-still a bound.
+Files: `theorems` (most of the formulas below), `layer` (the norms of a layer that they need),
+`l2` (L2 attention), `tables` (all of them at once). Every function of `theorems` takes numbers or
+arrays, broadcasts them, and returns a float or an array. A bound beyond the range of float64
+comes back as infinity, which is still a bound.
 
 | function | statement | source |
 |---|---|---|
@@ -15,12 +15,15 @@ still a bound.
 | `local_upper` | the constant at one μ, from its attention weights | this package |
 | `multi_head` | Lip ≤ Σ_h ‖W^h‖ Lip(f^h) | [CAP24] Lemma 3.8 |
 | `general_of_layer` | `general` summed over the heads of a layer, query biases included | both |
+| `l2_attention_inf`, `l2_attention_2` | L2 attention on n tokens of R^d | [KPM21], see there |
 | `table` | every statement for one layer and one ball | as each row says |
 
-[CAP24]: Castin, Ablin, Peyré, *How Smooth Is Attention?*, ICML 2024. "This package" marks
+[CAP24]: Castin, Ablin, Peyré, *How Smooth Is Attention?*, ICML 2024. [KPM21]: Kim,
+Papamakarios, Mnih, *The Lipschitz Constant of Self-Attention*, ICML 2021. "This package" marks
 statements that are not in the papers: derived here and tested numerically.
 """
 
+from meanfield.bounds.l2 import l2_attention_2, l2_attention_inf
 from meanfield.bounds.layer import LayerNorms, general_of_layer, layer_norms
 from meanfield.bounds.tables import BoundRow, BoundTable, table
 from meanfield.bounds.theorems import (
@@ -43,6 +46,8 @@ __all__ = [
     "general",
     "general_lower",
     "general_of_layer",
+    "l2_attention_2",
+    "l2_attention_inf",
     "layer_norms",
     "local_upper",
     "masked_mean_field",
