@@ -91,7 +91,7 @@ class SelfAttention:
         mu: ParticleMeasure,
         *,
         geometry: str = "euclidean",
-        memory: int = 2**30,
+        memory: int = 2**29,
         block_size: int | None = None,
     ) -> LinearMap:
         """The derivative of the atoms of F(μ) in the atoms of μ at fixed weights.
@@ -113,7 +113,7 @@ class SelfAttention:
         mu: ParticleMeasure,
         *,
         geometry: str = "euclidean",
-        memory: int = 2**30,
+        memory: int = 2**29,
         block_size: int | None = None,
     ) -> AttentionTangent:
         """The linearisation with all that it offers (see `linearize`)."""

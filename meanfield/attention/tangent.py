@@ -63,7 +63,7 @@ class AttentionTangent:
     queries: Tensor
     interaction: Interaction
     geometry: str = "euclidean"
-    memory: int = 2**30
+    memory: int = 2**29
     block_size: int | None = None
 
     def as_linear_map(self) -> LinearMap:
