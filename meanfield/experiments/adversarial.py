@@ -131,7 +131,7 @@ def measure(
         "searched_residual": math.nan if searched is None else float(searched.residual),
         "gamma": pair.scaling,
         "general_lower": bounds.general_lower(pair.scaling, radius, n_tokens),
-        "general_bound": float(inputs.general_bound(F.parameters, radius, n_tokens)),
+        "general_bound": bounds.general_of_layer(F.parameters, radius, n_tokens),
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +18,6 @@ from meanfield.pretrained import Transformer
 __all__ = [
     "RANDOM_TEXT",
     "clouds",
-    "general_bound",
     "head_spectra",
     "masks_of",
     "released_quantity",
@@ -31,7 +29,6 @@ __all__ = [
 
 RANDOM_TEXT = "random"  # uniform token ids in place of a text
 _RANDOM_LENGTH = 50_000
-_ROUNDING = 1e-9  # relative: what bounds are raised by to stay above rounding
 
 
 @functools.lru_cache(maxsize=3)
@@ -131,46 +128,11 @@ def token_radii(points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def head_spectra(parameters: AttentionParameters) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """γ_h, ‖A_h‖ and ‖W_h V_h‖ of every head, from k × k matrices.
+    """γ_h, ‖A_h‖ and ‖W_h V_h‖ of every head.
 
-    A = scale · KᵀQ has the non-zero eigenvalues of scale · QKᵀ, and the singular values of the
-    triangular factors of Kᵀ and Qᵀ multiplied.
+    A = scale · KᵀQ has the non-zero eigenvalues of the k × k matrix scale · QKᵀ.
     """
-    scale = parameters.scale[:, None, None]
-    small = scale * (parameters.query @ parameters.key.mT)
+    small = parameters.scale[:, None, None] * (parameters.query @ parameters.key.mT)
     gammas = np.array([bounds.scaling_factor(matrix.cpu().numpy()) for matrix in small])
-    norm_A = _product_norms(scale * parameters.key.mT, parameters.query)
-    output = parameters.output
-    V = parameters.value
-    norm_V = _norms(V) if output is None else _product_norms(output, V)
-    return gammas, norm_A.cpu().double().numpy(), norm_V.cpu().double().numpy()
-
-
-def general_bound(parameters: AttentionParameters, radius: Any, n_tokens: int) -> np.ndarray:
-    """Σ_h √3 ‖V_h‖ (‖A_h‖²R⁴(4n+1) + n)^½ on n tokens in B_R ([CAP24] Theorem 3.3, Lemma 3.8).
-
-    A query bias b adds c = scale · Kᵀb to Ax. The proof uses ‖A‖ and ‖Ax‖ ≤ ‖A‖R only, so
-    ‖A‖ + ‖c‖/R in place of ‖A‖ covers it (this step is ours).
-
-    Args:
-        parameters: of the layer.
-        radius: R > 0, numbers of any shape.
-        n_tokens: n.
-    """
-    R = np.asarray(radius, float)[..., None]
-    _, norm_A, norm_V = head_spectra(parameters)
-    if parameters.query_bias is not None:
-        pulled = (parameters.query_bias[:, None, :] @ parameters.key).squeeze(1)
-        shift = torch.linalg.vector_norm(pulled, dim=-1) * parameters.scale.abs()
-        norm_A = norm_A + shift.cpu().double().numpy() / R
-    each = bounds.general(norm_A, norm_V, R, n_tokens)
-    return np.sum(each, axis=-1) * (1 + _ROUNDING)
-
-
-def _norms(matrices: Tensor) -> Tensor:
-    return torch.linalg.matrix_norm(matrices, 2)
-
-
-def _product_norms(left: Tensor, right: Tensor) -> Tensor:
-    """‖left @ right‖ for tall left (H, m, k) and wide right (H, k, d)."""
-    return _norms(torch.linalg.qr(left)[1] @ torch.linalg.qr(right.mT)[1].mT)
+    norms = bounds.layer_norms(parameters)
+    return gammas, norms.A, norms.V

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import xarray as xr
 
+from meanfield import bounds
 from meanfield.experiments import inputs
 from meanfield.experiments.fits import fit_laws
 from meanfield.lipschitz import local_lipschitz
@@ -136,7 +137,7 @@ def _layer(F: Any, points: torch.Tensor, rtol: float) -> dict[str, np.ndarray]:
         "localisation": constant.direction.square().sum(-1).amax(-1),
     }
     arrays = {name: value.cpu().numpy() for name, value in found.items()}
-    bound = inputs.general_bound(F.parameters, arrays["radius_max"], points.shape[-2])
+    bound = bounds.general_of_layer(F.parameters, arrays["radius_max"], points.shape[-2])
     return arrays | {"general_bound": bound}
 
 

@@ -240,6 +240,6 @@ def _plain_key(value: Any) -> Any:
 
 
 def _coordinate(values: Any) -> Any:
-    """A coordinate in the configuration: spelled out if short, so that a difference can be read."""
+    """A coordinate in the configuration, spelled out if short: a difference can then be read."""
     spelled = values.dtype.kind in "UO" or values.size <= _SHOWN
     return canonical(values.tolist() if spelled else values)
