@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.attention.normalization import softmax
 from meanfield.measures import ParticleMeasure, split
 from tests import oracles
 from tests.strategies import Problem, layer, problems
@@ -406,3 +407,17 @@ def test_the_gpu_agrees_with_the_cpu():
         eps = torch.randn_like(mu.points)
         moved = there.linearize(mu.to("cuda")).matvec(eps.cuda()).cpu()
         torch.testing.assert_close(moved, here.linearize(mu).matvec(eps))
+
+
+def test_another_normalization_is_used_and_has_no_linearisation_of_softmax():
+    def sharp(logits):
+        return softmax(2 * logits)
+
+    eye = torch.eye(2, dtype=torch.float64)
+    F = SelfAttention(AttentionParameters.from_bilinear(-eye, eye), normalization=sharp)
+    X = torch.randn(5, 2, dtype=torch.float64)
+    doubled = SelfAttention(AttentionParameters.from_bilinear(-2 * eye, eye))
+    mu = ParticleMeasure(X)
+    torch.testing.assert_close(F(mu).points, doubled(mu).points)
+    with pytest.raises(NotImplementedError, match="softmax"):
+        F.linearize(mu)

@@ -3,7 +3,7 @@
 Files, each importing only those before it: `parameters` (the matrices), `kernels` (what two
 tokens say to each other), `normalization` (from scores to a transition matrix), `streaming`
 (averages under it that never store it), `interaction` (who sees whom), `tangent` (the
-linearisation at a measure), `maps` (`SelfAttention`).
+linearisation at a measure), `upper` (a bound of its norm), `maps` (`SelfAttention`).
 """
 
 from meanfield.attention.kernels import Kernel, dot_product

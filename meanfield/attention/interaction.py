@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels import Kernel
-from meanfield.attention.normalization import LogTransition, softmax
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.streaming import last_seen, row_parts
 from meanfield.measures import ParticleMeasure
@@ -97,12 +96,6 @@ class Interaction:
             seen = self.positions[..., None, block.columns] <= row_positions[..., block.rows, None]
             logits = logits.masked_fill_(~seen[..., None, :, :], -math.inf)
         return logits
-
-    def log_transition(
-        self, queries: Tensor, row_positions: Tensor | None, block: Block
-    ) -> LogTransition:
-        """log P of the rows of a block over its columns, (*batch, H, rows, columns)."""
-        return softmax(self.logits(queries, row_positions, block))
 
     def sort(self, per_particle: Tensor) -> Tensor:
         """Rows (*batch, n, d) in the order of the atoms here."""

@@ -15,6 +15,7 @@ from meanfield.attention.normalization import LogTransition, softmax
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.streaming import attend
 from meanfield.attention.tangent import AttentionTangent
+from meanfield.attention.upper import upper_bound
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
 from meanfield.linalg import LinearMap
 from meanfield.measures import ParticleMeasure
@@ -119,6 +120,11 @@ class SelfAttention:
         """The linearisation with all that it offers (see `linearize`)."""
         if geometry not in ("euclidean", "wasserstein"):
             raise ValueError(f"geometry: expected 'euclidean' or 'wasserstein', got {geometry!r}")
+        if self.normalization is not softmax:
+            raise NotImplementedError(
+                "the linearisation is that of softmax; for another one, wrap the map in a "
+                "function of measures, which is then differentiated automatically"
+            )
         self._check(mu)
         interaction = self._interaction(mu)
         queries = self.kernel.queries(self.parameters, interaction.sort(mu.points))
@@ -136,7 +142,8 @@ class SelfAttention:
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
         """An upper bound of the local Wasserstein constant at μ, see `bounds.local_upper`."""
-        return self.tangent(mu).upper_bound()
+        tangent = self.tangent(mu)
+        return upper_bound(self.parameters, tangent.queries, tangent.interaction)
 
     def _interaction(self, mu: ParticleMeasure) -> Interaction:
         return Interaction.of(self.parameters, self.kernel, mu, self.causal)
@@ -168,7 +175,8 @@ class SelfAttention:
             )
         parts = []
         for block in interaction.blocks(positions, points.shape[-2], None):
-            log_p = interaction.log_transition(queries, positions, block).log_transition
+            logits = interaction.logits(queries, positions, block)
+            log_p = self.normalization(logits).log_transition
             parts.append(log_p.exp() @ values[..., block.columns, :])
         return torch.cat(parts, -2)
 

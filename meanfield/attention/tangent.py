@@ -17,8 +17,6 @@ from meanfield.linalg import LinearMap, operator_norm
 
 __all__ = ["AttentionTangent"]
 
-# Up to this many entries of covariances their norms are computed, beyond it their traces.
-_SPREAD_ENTRIES = 2**22
 # Of the diffuse direction: passes over M for its x, and products for its y when d is large. Both
 # cost little beside a product with J, and the norm estimate goes on from there.
 _SMOOTHING, _ROUGH_STEPS = 3, 20
@@ -375,68 +373,6 @@ class AttentionTangent:
         usable = (peak > 0) & torch.isfinite(peak)
         return torch.where(usable, out / peak, x)
 
-    # --- a bound from the attention that is there ---
-
-    def upper_bound(self) -> Tensor:
-        """A number that neither ‖D^½JD^−½‖ nor maxᵢ ‖D_xΓ_μ(xᵢ)‖ exceeds, shape (*batch,).
-
-        J is a sum over heads of three parts. With the column masses cⱼ = Σᵢ aᵢPᵢⱼ/aⱼ, values
-        wⱼ = W vⱼ in the output space, Σᵢ their covariance seen from i, and bᵢ = Kᵀqᵢ:
-
-            values   √(aᵢ/aⱼ) Pᵢⱼ W V          ≤ ‖W V‖ √(maxⱼ cⱼ), Schur's test
-            keys     √(aᵢ/aⱼ) Pᵢⱼ (wⱼ−oᵢ) bᵢᵀ  ≤ √(maxⱼ Σᵢ (aᵢPᵢⱼ/aⱼ) ‖Σᵢ‖ |bᵢ|²), Cauchy–Schwarz
-            queries  D_xΓ_μ(xᵢ), all heads     = maxᵢ of its norm
-
-        Rounding is not accounted for: it is some n · eps, relative.
-        """
-        par, shape = self.parameters, self.queries.shape[:-3]
-        spreads = self._spreads() * (self.queries @ par.key).square().sum(-1)
-        log_spreads = spreads.log()
-        masses, keys = [], []
-        for rows in self._rows:
-            i, _ = rows.block
-            log_p = self._log_columns(rows)
-            masses.append(_pad_columns(log_p.logsumexp(-2), self.interaction.n))
-            weighted = (log_p + log_spreads[..., i, None]).logsumexp(-2)
-            keys.append(_pad_columns(weighted, self.interaction.n))
-        norms = torch.linalg.matrix_norm(par.V, 2)
-        value_part = norms * torch.stack(masses).logsumexp(0).amax(-1).mul(0.5).exp()
-        key_part = torch.stack(keys).logsumexp(0).amax(-1).mul(0.5).exp()
-        queries = torch.linalg.matrix_norm(self._field_jacobians(), 2).amax(-1)
-        return ((value_part + key_part).sum(-1) + queries).reshape(shape)
-
-    def _log_columns(self, rows: _Rows) -> Tensor:
-        """log(aᵢPᵢⱼ/aⱼ) of a block; −inf for absent atoms."""
-        block = rows.block
-        log_p, _ = self.interaction.log_transition(self.queries, self.interaction.positions, block)
-        logs = torch.where(self._alive, self.interaction.log_weights, 0.0)
-        ratio = logs[..., None, block.rows, None] - logs[..., None, None, block.columns]
-        seen = (
-            self._alive[..., None, block.rows, None] & self._alive[..., None, None, block.columns]
-        )
-        return torch.where(seen, log_p + ratio, -math.inf)
-
-    def _spreads(self) -> Tensor:
-        """‖Σᵢ‖, or its trace where matrices would be many, per head: (*batch, H, n)."""
-        values, means = self.interaction.values, self._outputs
-        if self.parameters.output is not None:
-            values, means = (t @ self.parameters.output.mT for t in (values, means))
-        matrices = means.shape[:-1].numel() * means.shape[-1] ** 2 <= _SPREAD_ENTRIES
-        out = means.new_empty(means.shape[:-1])
-        for rows in self._rows:
-            p_rows = self._transition(rows)[0]
-            step = max(1, p_rows.shape[-2] // means.shape[-1])
-            for start in range(0, p_rows.shape[-2], step):
-                p = p_rows[..., start : start + step, :]
-                first = rows.block.rows.start + start
-                i = slice(first, first + p.shape[-2])
-                dv = values[..., None, rows.block.columns, :] - means[..., i, None, :]
-                if matrices:
-                    out[..., i] = torch.linalg.matrix_norm(dv.mT @ (p[..., None] * dv), 2)
-                else:
-                    out[..., i] = (p * dv.square().sum(-1)).sum(-1)
-        return out
-
     # --- dense ---
 
     def dense(self, part: slice) -> Tensor:
@@ -466,11 +402,6 @@ class AttentionTangent:
         diagonal = torch.arange(interaction.n, device=m.device)
         matrix[:, diagonal, :, diagonal, :] += self._field_jacobians().movedim(1, 0)
         return interaction.unsort_dense(matrix).flatten(3, 4).flatten(1, 2)
-
-
-def _pad_columns(per_column: Tensor, n: int) -> Tensor:
-    """−inf for the columns that no row of the block sees."""
-    return torch.nn.functional.pad(per_column, (0, n - per_column.shape[-1]), value=-math.inf)
 
 
 def _unit_displacement(displacement: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.interaction import Block, Interaction
+from meanfield.attention.normalization import softmax
 from meanfield.attention.parameters import AttentionParameters
 
 __all__ = ["upper_bound"]
@@ -77,7 +78,7 @@ class _Seen:
         """log Pᵢⱼ."""
         positions, n = self.interaction.positions, self.interaction.n
         for block in self.interaction.blocks(positions, n, None):
-            log_p, _ = self.interaction.log_transition(self.queries, positions, block)
+            log_p, _ = softmax(self.interaction.logits(self.queries, positions, block))
             rows = self.alive[..., None, block.rows, None]
             yield block, torch.where(rows, log_p, -math.inf)
 
