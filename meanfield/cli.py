@@ -216,26 +216,10 @@ def _dry_run(experiment: ModuleType, settings: Any, options: argparse.Namespace)
 
 
 def _draw(ds: xr.Dataset, experiment: str, folder: Path) -> None:
-    import matplotlib
+    from meanfield.figures import save_all
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    from meanfield import figures
-
-    for name, (function, arguments) in load(experiment).FIGURES.items():
-        with figures.style():
-            try:
-                ax = getattr(figures, function)(ds, **arguments)
-            except ValueError as error:  # cases that these settings leave out
-                _say(f"no figure {name}: {error}")
-                plt.close()
-                continue
-            for suffix in (".png", ".pdf"):
-                path = folder / f"{experiment}-{name}{suffix}"
-                ax.figure.savefig(path)
-                _say(f"wrote {path}")
-            plt.close(ax.figure)
+    for made in save_all(ds, load(experiment).FIGURES, folder, stem=experiment):
+        _say(f"wrote {made}" if isinstance(made, Path) else made)
 
 
 def _summary(ds: xr.Dataset) -> int:

@@ -153,8 +153,8 @@ def constants(
         **_bounds(gamma, radius, causal, crowd, log_ratio, n_tokens),
     }
     if crowd == 0 and float(constant.splitting) > 0:
-        rows = [split_secants(F, mu, constant, h * radius) for h in steps]
-        found["splitting_secant"] = np.array([float(row.wasserstein.value) for row in rows])
+        secants = split_secants(F, mu, constant, [h * radius for h in steps])
+        found["splitting_secant"] = secants.wasserstein.value.numpy()
     if n_tokens:
         with_secants = n_tokens in secant_tokens
         found |= _sequence(F, parameters, radius, n_tokens, steps, with_secants)
@@ -195,11 +195,11 @@ def _sequence(
         "euclidean_converged": bool(constant.converged),
     }
     if with_secants:
-        rows = [secants_along(F, tokens, constant.direction, h * radius) for h in steps]
-        found["euclidean_secant"] = np.array([row.euclidean for row in rows])
+        lengths = [h * radius for h in steps]
+        secants = secants_along(F, tokens, constant.direction, lengths)
+        found["euclidean_secant"] = secants.euclidean.numpy()
         for name, part in (("", "value"), ("_lower", "lower"), ("_upper", "upper")):
-            ends = [float(getattr(row.wasserstein, part)) for row in rows]
-            found[f"wasserstein_secant{name}"] = np.array(ends)
+            found[f"wasserstein_secant{name}"] = getattr(secants.wasserstein, part).numpy()
     return found
 
 

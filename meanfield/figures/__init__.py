@@ -1,10 +1,12 @@
 """Figures: each is a function of a Dataset that draws on one Axes and returns it.
 
-Nothing here computes, shows or saves. Colours run from dark (small) to light (large) where they
-stand for a quantity; a bound is dashed, a measurement is a line with markers.
+Nothing here computes or shows, and only `save_all` writes files. Colours run from dark (small) to
+light (large) where they stand for a quantity; a bound is dashed, a measurement is a line with
+markers.
 """
 
 from meanfield.figures.canvas import style
+from meanfield.figures.files import save_all
 from meanfield.figures.measures import (
     plot_growth_in_n,
     plot_growth_in_radius,
@@ -51,5 +53,6 @@ __all__ = [
     "plot_scaling_factor",
     "plot_secants",
     "plot_splitting",
+    "save_all",
     "style",
 ]

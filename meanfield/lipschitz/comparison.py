@@ -12,20 +12,22 @@ from torch import Tensor
 from meanfield.checks import as_float_tensor
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.secant import SecantRatio, euclidean_secant_ratio, secant_ratio
-from meanfield.measures import MeasureMap, ParticleMeasure, split
+from meanfield.measures import MeasureMap, ParticleMeasure, split, stack
 from meanfield.results import Variable, dataset
 
 __all__ = ["Secants", "compare_lemma_3_2", "secants_along", "split_secants"]
 
 
 class Secants(NamedTuple):
-    """Secant ratios at one step: of the discrete map, and of the map of measures."""
+    """Secant ratios of the discrete map and of the map of measures, of the shape of the steps."""
 
-    euclidean: float
+    euclidean: Tensor
     wasserstein: SecantRatio
 
 
-def secants_along(F: MeasureMap, mu: ParticleMeasure, direction: Tensor, length: float) -> Secants:
+def secants_along(
+    F: MeasureMap, mu: ParticleMeasure, direction: Tensor, length: float | Sequence[float]
+) -> Secants:
     """Both secant ratios between μ and the measure with atoms xᵢ + length · √n εᵢ.
 
     For a uniform μ and a unit direction ε the atoms move by `length` in root mean square: that
@@ -36,13 +38,16 @@ def secants_along(F: MeasureMap, mu: ParticleMeasure, direction: Tensor, length:
         F: a map of measures.
         mu: a uniform measure.
         direction: ε, shape (n, d), of Frobenius norm 1.
-        length: root-mean-square displacement.
+        length: root-mean-square displacement, or several.
     """
-    return _secants(F, mu, mu.points + length * mu.n_particles**0.5 * direction)
+    return _secants(F, mu, mu.n_particles**0.5 * direction, length)
 
 
 def split_secants(
-    F: MeasureMap, mu: ParticleMeasure, constant: LocalLipschitz, length: float
+    F: MeasureMap,
+    mu: ParticleMeasure,
+    constant: LocalLipschitz,
+    length: float | Sequence[float],
 ) -> Secants:
     """Both secant ratios from μ to μ with its worst atom split into halves at xᵢ ± length · u.
 
@@ -52,25 +57,31 @@ def split_secants(
         F: a map of measures.
         mu: a measure without batch axes.
         constant: its local Wasserstein constant, for the atom and the direction u.
-        length: displacement of the halves.
+        length: displacement of the halves, or several.
     """
     if constant.splitting_atom is None or constant.splitting_direction is None:
         raise ValueError("expected a constant of geometry 'wasserstein', got a Euclidean one")
     halves = split(mu)
     first = 2 * int(constant.splitting_atom)
-    points = halves.points.clone()
-    points[first] += length * constant.splitting_direction
-    points[first + 1] -= length * constant.splitting_direction
-    return _secants(F, halves, points)
+    apart = torch.zeros_like(halves.points)
+    apart[first], apart[first + 1] = constant.splitting_direction, -constant.splitting_direction
+    return _secants(F, halves, apart, length)
 
 
-def _secants(F: MeasureMap, mu: ParticleMeasure, moved: Tensor) -> Secants:
+def _secants(
+    F: MeasureMap, mu: ParticleMeasure, direction: Tensor, length: float | Sequence[float]
+) -> Secants:
+    """All lengths as one batch of measures."""
+    steps = torch.as_tensor(length, dtype=mu.points.dtype, device=mu.points.device)
+    batch = stack([mu] * steps.numel()) if steps.ndim else mu
+
     def f(points: Tensor) -> Tensor:
-        return F(mu.replace(points)).points
+        return F(batch.replace(points)).points
 
+    moved = mu.points + steps[..., None, None] * direction
     return Secants(
-        euclidean=float(euclidean_secant_ratio(f, mu.points, moved)),
-        wasserstein=secant_ratio(F, mu, mu.replace(moved)),
+        euclidean=euclidean_secant_ratio(f, batch.points, moved),
+        wasserstein=secant_ratio(F, batch, batch.replace(moved)),
     )
 
 
@@ -114,11 +125,11 @@ def compare_lemma_3_2(
     random = torch.randn(X.shape, generator=generator, dtype=torch.float64).to(X)
     directions = {"top": euclidean.direction, "random": random / torch.linalg.vector_norm(random)}
     radius = float(torch.linalg.vector_norm(X, dim=-1).max()) or 1.0
+    lengths = [step * radius for step in steps]
     rows = {
-        name: [secants_along(F, mu, direction, step * radius) for step in steps]
-        for name, direction in directions.items()
+        name: secants_along(F, mu, direction, lengths) for name, direction in directions.items()
     }
-    rows["splitting"] = [split_secants(F, mu, wasserstein, step * radius) for step in steps]
+    rows["splitting"] = split_secants(F, mu, wasserstein, lengths)
     return _dataset(steps, rows, euclidean, wasserstein)
 
 
@@ -156,19 +167,19 @@ _VARIABLES = (
 
 def _dataset(
     steps: Sequence[float],
-    rows: dict[str, list[Secants]],
+    rows: dict[str, Secants],
     euclidean: LocalLipschitz,
     wasserstein: LocalLipschitz,
 ) -> xr.Dataset:
     assert wasserstein.splitting is not None
     values: dict[str, Any] = {
-        "euclidean_secant": [[s.euclidean for s in row] for row in rows.values()],
+        "euclidean_secant": [row.euclidean.tolist() for row in rows.values()],
         "particle": float(wasserstein.particle),
         "splitting": float(wasserstein.splitting),
     }
     for suffix, end in (("", "value"), ("_lower", "lower"), ("_upper", "upper")):
         values[f"wasserstein_secant{suffix}"] = [
-            [float(getattr(s.wasserstein, end)) for s in row] for row in rows.values()
+            getattr(row.wasserstein, end).tolist() for row in rows.values()
         ]
     for name, constant in (("euclidean", euclidean), ("wasserstein", wasserstein)):
         values[name] = float(constant.value)
