@@ -158,7 +158,9 @@ def _run(options: argparse.Namespace) -> int:
     import torch
 
     from meanfield import results
+    from meanfield.sweep import keep_freed_memory
 
+    keep_freed_memory()
     # Small cases: a second thread waits more than it works, ten times slower on a busy machine.
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)

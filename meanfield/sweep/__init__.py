@@ -16,6 +16,7 @@ from typing import Any
 
 from meanfield.sweep.configuration import override, read_toml
 from meanfield.sweep.grid import case_seed, cases_of
+from meanfield.sweep.memory import keep_freed_memory
 from meanfield.sweep.plan import Estimate, estimate
 from meanfield.sweep.run import sweep
 from meanfield.sweep.status import StoreStatus, export, status
@@ -29,6 +30,7 @@ __all__ = [
     "cases_of",
     "estimate",
     "export",
+    "keep_freed_memory",
     "override",
     "read_toml",
     "status",

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from meanfield.sweep.grid import Case
+from meanfield.sweep.memory import keep_freed_memory
 from meanfield.sweep.store import write_batch
 from meanfield.sweep.task import Task, compute
 
@@ -62,6 +63,11 @@ def run_batch(job: Job) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
     return values["status"], None
 
 
+def _run_batch_on_cluster(job: Job) -> tuple[np.ndarray, dict[str, np.ndarray] | None]:
+    keep_freed_memory()
+    return run_batch(job)
+
+
 def run_jobs(jobs: Sequence[Job], executor: Any, handle: Callable[[Report], None]) -> None:
     """Run the jobs and hand their reports over in the order in which they finish.
 
@@ -79,7 +85,8 @@ def run_jobs(jobs: Sequence[Job], executor: Any, handle: Callable[[Report], None
     else:  # a dask client; three more tries, because a batch on a dying worker is not to blame
         futures = executor.get_executor(pure=False, retries=3)
         with _resumable():
-            _drain(futures, dict(enumerate(jobs)), _WINDOW * n_workers_of(executor), handle)
+            window = _WINDOW * n_workers_of(executor)
+            _drain(futures, dict(enumerate(jobs)), window, handle, _run_batch_on_cluster)
 
 
 def check_executor(executor: Any) -> None:
@@ -135,7 +142,11 @@ def _run_in_pool(jobs: Sequence[Job], n_workers: int, handle: Callable[[Report],
 
 
 def _drain(
-    executor: Any, left: dict[int, Job], window: int, handle: Callable[[Report], None]
+    executor: Any,
+    left: dict[int, Job],
+    window: int,
+    handle: Callable[[Report], None],
+    run: Callable[[Job], Any] = run_batch,
 ) -> None:
     """Run the jobs that are left, a window of them at a time; remove each when it is done."""
     waiting = list(reversed(left))
@@ -144,7 +155,7 @@ def _drain(
         while waiting or running:
             while waiting and len(running) < window:
                 number = waiting.pop()
-                running[executor.submit(run_batch, left[number])] = number
+                running[executor.submit(run, left[number])] = number
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 number = running.pop(future)
                 report = Report(left[number], *future.result())
@@ -179,6 +190,7 @@ def _prepare_worker() -> None:
 
     # Ctrl-C reaches the whole process group: the parent decides, the batch under way is finished.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_freed_memory()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     parent = parent_process()

@@ -25,7 +25,7 @@ import numpy as np
 
 from meanfield import results
 from meanfield.results import Variable
-from meanfield.sweep import Task, status, sweep
+from meanfield.sweep import Task, keep_freed_memory, status, sweep
 
 
 def ten_milliseconds(case_number: int) -> dict[str, float]:
@@ -124,6 +124,7 @@ def processes(cases: int, repeats: int) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
+    keep_freed_memory()  # as the workers do
     grid = {"n": [256], "repetition": range(cases)}
 
     def run(executor: Any) -> float:
@@ -179,7 +180,7 @@ def main() -> None:
         parts: dict[str, Callable[[], Any]] = {
             "overhead_of_10_ms_cases": lambda: overhead(Path(name), 4000 // small),
             "many_cases": lambda: many(Path(name), 100_000 // small),
-            "processes": lambda: processes(64 // small, options.repeats),
+            "processes": lambda: processes(256 // small, options.repeats),
         }
         for part, measure in parts.items():
             if options.only in part:
