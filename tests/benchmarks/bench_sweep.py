@@ -91,18 +91,30 @@ def timed(run: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - start, answer
 
 
-def overhead(folder: Path, cases: int) -> dict[str, float]:
-    """Everything that is not inside the function, relative to what is."""
-    store = folder / "overhead.zarr"
+def overheads(folder: Path, cases: int) -> dict[str, Any]:
+    """Of a short and a long sweep, and per case: what each further case adds."""
     sweep(TEN_MILLISECONDS, {"case_number": range(4)}, store=folder / "imports.zarr")
+    short, long = (overhead(folder / f"{n}.zarr", n) for n in (cases // 6, cases))
+    extra = long["outside_s"] - short["outside_s"]
+    return {
+        "short": short,
+        "long": long,
+        "per_case_of_10_ms": extra / (long["inside_s"] - short["inside_s"]),
+    }
+
+
+def overhead(store: Path, cases: int) -> dict[str, float]:
+    """Everything that is not inside the function, relative to what is."""
     cpu = time.process_time()
     wall, ds = timed(lambda: sweep(TEN_MILLISECONDS, {"case_number": range(cases)}, store=store))
     cpu = time.process_time() - cpu
+    inside = float(ds["seconds"].sum())
     return {
         "cases": cases,
         "batches": status(store).n_batches,
-        "wall_s": wall,
-        "overhead_wall": wall / float(ds["seconds"].sum()) - 1,
+        "inside_s": inside,
+        "outside_s": wall - inside,
+        "overhead_wall": wall / inside - 1,
         "overhead_cpu": cpu / float(ds["cpu"].sum()) - 1,
         "load_average": os.getloadavg()[0],
     }
@@ -178,7 +190,7 @@ def main() -> None:
     record: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores"}
     with tempfile.TemporaryDirectory() as name:
         parts: dict[str, Callable[[], Any]] = {
-            "overhead_of_10_ms_cases": lambda: overhead(Path(name), 4000 // small),
+            "overhead_of_10_ms_cases": lambda: overheads(Path(name), 6000 // small),
             "many_cases": lambda: many(Path(name), 100_000 // small),
             "processes": lambda: processes(256 // small, options.repeats),
         }
