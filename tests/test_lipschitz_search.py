@@ -105,3 +105,12 @@ def test_bad_arguments_are_refused(arguments, words):
         worst_case(F, **({"radius": 1.0} | arguments))
     with pytest.raises(ValueError, match="dim: expected"):
         worst_case(lambda mu: F(mu), 1.0)
+
+
+def test_directions_that_do_not_matter_do_not_disturb_the_ascent():
+    # The worst pair lies along the first axis, as on the line; elsewhere gradients are rounding.
+    A = torch.diag(torch.tensor([-1.0, -0.5], dtype=torch.float64))
+    F = SelfAttention(AttentionParameters.from_bilinear(A, torch.eye(2, dtype=torch.float64)))
+    for n_atoms in (2, 3):
+        found = worst_case(F, 1.5, n_atoms=n_atoms, **FAST)[1]
+        assert float(found.value) == pytest.approx(18.178531, rel=1e-6)

@@ -220,7 +220,10 @@ def _ascend(
     for k, (value, gradient) in enumerate(zip((points, logs), gradients, strict=True)):
         first, second = moments[2 * k], moments[2 * k + 1]
         first.mul_(0.9).add_(gradient, alpha=0.1)
-        second.mul_(0.99).add_(gradient**2, alpha=0.01)
+        # One scale per measure: per coordinate, those where symmetry leaves only rounding for a
+        # gradient would take steps as long as the others.
+        dims = tuple(range(1, gradient.ndim))
+        second.mul_(0.99).add_((gradient**2).mean(dims, keepdim=True), alpha=0.01)
         scaled = first / (1 - 0.9**count) / ((second / (1 - 0.99**count)).sqrt() + 1e-12)
         size = step * radius if k == 0 else 5.0 * step[..., 0]
         moved.append(value + rate * size * scaled)

@@ -75,7 +75,7 @@ def solve_columns(
         if best.converged or not len(new) or time.perf_counter() > deadline:
             break
         arcs = np.union1d(arcs, new)
-        f, g = pricing.minima, plan.g
+        f, g = plan.f, plan.g
     assert best is not None
     return best
 
