@@ -19,6 +19,13 @@ settings.register_profile("search", derandomize=False, deadline=None, max_exampl
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 
+def pytest_configure() -> None:
+    """One thread: the problems are small, and a second one waits more than it works."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def _same_random_numbers() -> None:
     import numpy as np

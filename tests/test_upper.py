@@ -97,3 +97,16 @@ def test_it_is_tighter_than_the_sum_over_heads_on_a_layer_of_many():
     layer = AttentionParameters.random(64, n_heads=8, std=0.2)
     F, mu = SelfAttention(layer), ParticleMeasure(torch.randn(30, 64, dtype=F64))
     assert float(bound(F, mu)) < 6 * float(local_lipschitz(F, mu).value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_large_gram_matrices_are_bounded_within_two_percent(dtype):
+    g = torch.Generator().manual_seed(0)
+    root = torch.randn(3, 120, 150, generator=g, dtype=dtype)
+    root[1, 0] *= 50  # one direction far above the rest
+    root[2] = 0
+    gram = root @ root.mT
+    bound = upper._top(gram)
+    true = torch.linalg.matrix_norm(root.double(), 2)
+    assert (bound.double() >= true * (1 - 1e-6)).all()
+    assert (bound.double() <= true * 1.02).all()
