@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -73,15 +76,66 @@ def test_a_rounded_plan_has_both_marginals() -> None:
     torch.testing.assert_close(rounded.sum(0), b, rtol=1e-13, atol=0)
 
 
-def test_dense_tensors_beyond_the_guard_are_refused_with_a_way_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def tiny_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from meanfield.transport import entropic
 
-    monkeypatch.setattr(entropic, "_TENSOR_ENTRIES", 100)
+    monkeypatch.setattr(entropic, "_TENSOR_ENTRIES", 500)
     monkeypatch.setattr(entropic.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(MemoryError, match="keops"):
-        sinkhorn_divergence(*clouds(20, 20))
+
+
+@pytest.mark.parametrize("blur", [0.01, 0.3, 50.0])
+def test_beyond_the_memory_the_divergence_is_the_same_in_blocks(
+    blur: float, request: pytest.FixtureRequest
+) -> None:
+    x, y = clouds(40, 33)
+    log_a = torch.randn(40, dtype=x.dtype).log_softmax(-1)
+    log_a[:3] = -torch.inf
+    mu = ParticleMeasure(x, log_weights=log_a.log_softmax(-1))
+    whole = sinkhorn_divergence(mu, y, blur=blur)
+    request.getfixturevalue("tiny_memory")
+    blocked = sinkhorn_divergence(mu, y, blur=blur)
+    torch.testing.assert_close(blocked, whole, rtol=1e-9, atol=1e-12)
+
+
+def test_gradients_in_blocks_are_those_of_the_dense_backend(
+    request: pytest.FixtureRequest,
+) -> None:
+    def gradients() -> tuple[torch.Tensor, ...]:
+        x, y = (t.requires_grad_() for t in clouds(30, 25))
+        logs = torch.linspace(-1, 1, 30, dtype=x.dtype).requires_grad_()
+        mu = ParticleMeasure(x, log_weights=logs.log_softmax(-1))
+        return torch.autograd.grad(sinkhorn_divergence(mu, y, blur=0.2), (x, y, logs))
+
+    whole = gradients()
+    request.getfixturevalue("tiny_memory")
+    for blocked, dense in zip(gradients(), whole, strict=True):
+        torch.testing.assert_close(blocked, dense, rtol=1e-8, atol=1e-12)
+
+
+def test_one_place_is_no_obstacle_in_blocks(tiny_memory: None) -> None:
+    x = torch.zeros(300, 2, dtype=torch.float64)
+    assert float(sinkhorn_divergence(x, x + 1.0)) == pytest.approx(2.0, rel=1e-2)
+    assert float(sinkhorn_divergence(x, x)) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_large_divergence_takes_memory_linear_in_the_points() -> None:
+    script = """
+import resource, torch
+from meanfield.transport import entropic, sinkhorn_divergence
+import geomloss
+entropic.importlib.util.find_spec = lambda _: None
+entropic._TENSOR_ENTRIES = 2_000_000
+x, y = torch.randn(2, 6000, 2)
+sinkhorn_divergence(x[:50], y[:50], blur=0.5)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+x.requires_grad_()
+torch.autograd.grad(sinkhorn_divergence(x, y, blur=0.5, scaling=0.5), x)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 250_000  # kB; the differences held at once would be 288,000, twice
 
 
 @pytest.mark.gpu

@@ -79,3 +79,10 @@ def test_an_empty_batch_has_no_distances() -> None:
     assert result.converged
     positioned = ParticleMeasure(none, positions=torch.zeros(0, 3, dtype=torch.float64))
     assert conditional_w2(positioned, positioned).numel() == 0
+
+
+def test_a_result_shows_its_interval_in_a_notebook() -> None:
+    shown = solve_w2(torch.tensor([[0.0]]), torch.tensor([[3.0]]))._repr_html_()
+    assert "<table" in shown
+    assert "certified lower bound" in shown
+    assert "<td>3</td>" in shown

@@ -251,8 +251,7 @@ def _check_names(task: Task, outcome: Any) -> None:
         return
     got = sorted(outcome) if isinstance(outcome, Mapping) else type(outcome).__name__
     raise TypeError(
-        f"{task.label}: expected a mapping with exactly "
-        f"{sorted(task.names)}, got {got}"
+        f"{task.label}: expected a mapping with exactly {sorted(task.names)}, got {got}"
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from meanfield.checks import as_float_tensor, check_same_kind, is_traced
 from meanfield.errors import ConvergenceError
+from meanfield.html import span, table
 from meanfield.measures import ParticleMeasure
 from meanfield.transport.couplings import Coupling
 from meanfield.transport.problems import UNIT, Answer, Problem
@@ -68,6 +69,18 @@ class TransportResult:
         return (
             f"TransportResult(value={float(self.value):.10g} in [{low:.10g}, {high:.10g}], {tail})"
         )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("value", span(self.value)),
+            ("certified lower bound", span(self.lower)),
+            ("certified upper bound", span(self.upper)),
+            ("relative width", span(self.relative_width)),
+            ("method", self.method),
+            ("converged", self.converged),
+            ("seconds", self.seconds),
+        ]
+        return table("Wasserstein distance W₂", rows)
 
 
 class Pair(NamedTuple):

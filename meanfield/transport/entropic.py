@@ -18,6 +18,7 @@ from meanfield.transport.certificates import certify
 from meanfield.transport.closed_forms import monotone_plan
 from meanfield.transport.exact import Plan
 from meanfield.transport.problems import UNIT, Answer, Problem
+from meanfield.transport.streamed import streamed_divergence
 
 __all__ = ["rounded_plan", "sinkhorn_divergence", "solve_sinkhorn"]
 
@@ -41,7 +42,8 @@ def sinkhorn_divergence(
     It tends to W₂² (not W₂, and twice GeomLoss's number) as blur → 0, and is smooth in points
     and weights. It is no bound: what it is off is set by `scaling` (the annealing has finitely
     many steps), 0.1 to 3 %. `solve_w2(method="sinkhorn")` gives bounds. Sinkhorn iterations run
-    on the device of the points; large clouds go through KeOps where it is installed.
+    on the device of the points. Clouds too large for a matrix of costs go through KeOps where it
+    is installed, and otherwise through blocks of rows: slower, in memory O(n).
 
     Args:
         mu: μ, or points (..., n, d) of a uniform measure.
@@ -54,7 +56,6 @@ def sinkhorn_divergence(
 
     Raises:
         ValueError: settings out of range, and what `solve_w2` refuses.
-        MemoryError: clouds too large for dense tensors where KeOps is not installed.
     """
     if not blur > 0:
         raise ValueError(f"blur: expected a positive length, got {blur}")
@@ -163,11 +164,8 @@ def _divergence(a: Tensor, x: Tensor, b: Tensor, y: Tensor, settings: dict[str, 
     if n * n * x.shape[-1] <= _TENSOR_ENTRIES:
         return _loss(settings)(a, x, b, y)
     if importlib.util.find_spec("pykeops") is None:
-        raise MemoryError(
-            f"sinkhorn_divergence: expected at most {_TENSOR_ENTRIES} coordinate differences "
-            f"held at once, got {n * n * x.shape[-1]}; install the extra meanfield[keops], which "
-            "needs none of them, or use solve_w2"
-        )
+        lengths = {name: settings[name] for name in ("blur", "scaling")}
+        return streamed_divergence(a, x, b, y, **lengths, entries=_TENSOR_ENTRIES)
     from geomloss import SamplesLoss
 
     return SamplesLoss("sinkhorn", backend="online", **settings)(a, x, b, y)
