@@ -18,7 +18,7 @@ from meanfield.sweep.task import RESERVED, Task, compute, infer_task
 
 __all__ = ["Estimate", "Plan", "choose_batch_size", "estimate", "make_plan"]
 
-_SECONDS_PER_BATCH = 10.0  # writing a batch costs 20 to 60 ms: well below 1 %
+_SECONDS_PER_BATCH = 20.0  # writing a batch costs 20 to 60 ms: some tenths of a percent
 _MOST_BATCHES = 2000  # each is a file per variable
 _FEW = 64
 _VECTORISED = 1024  # cases in one call of a vectorised function; its memory grows with them
