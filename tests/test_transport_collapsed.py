@@ -90,8 +90,7 @@ def test_independent_weights_are_inside_the_interval(
     )
     truth = clouds.blockwise(a, b)
     assert float(result.lower) * (1 - 1e-6) <= truth <= float(result.upper) * (1 + 1e-6)
-    if collapse <= 4:
-        assert float(result.relative_width) < 1e-3
+    assert float(result.relative_width) < 1e-3
 
 
 def test_mass_that_crosses_between_collapsed_clusters_is_paid_for() -> None:

@@ -47,11 +47,58 @@ def test_column_generation_works_when_representatives_are_few(
 ) -> None:
     from meanfield.transport import column_generation
 
-    monkeypatch.setattr(column_generation, "_REPRESENTATIVES", 50)
+    monkeypatch.setattr(column_generation, "_DENSE", 60)
     mu, nu = pair("softmax", 900, 800, 3)
     columns = solve_w2(mu, nu, method="column_generation")
     dense = solve_w2(mu, nu, method="simplex")
     torch.testing.assert_close(columns.value, dense.value, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "softmax"])
+@pytest.mark.parametrize("d", [2, 16])
+def test_a_time_limit_gives_the_interval_of_a_coarser_problem(kind: str, d: int) -> None:
+    mu, nu = pair(kind, 5000, 4800, d)
+    exact = solve_w2(mu, nu)
+    early = solve_w2(mu, nu, method="column_generation", time_limit=1e-9, strict=False)
+    assert not early.converged
+    assert float(early.lower) <= float(exact.value) <= float(early.upper)
+    # A distance between samples of a quarter; in the plane, what is within a group is small.
+    assert float(early.relative_width) < (0.5 if d == 16 or kind == "softmax" else 0.2)
+    assert early.coupling is not None
+    mine, theirs = early.coupling.marginals()
+    torch.testing.assert_close(mine, mu.weights, rtol=0, atol=1e-14)
+    torch.testing.assert_close(theirs, nu.weights, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("share", [-1.0, 2.0], ids=["blocks", "cells"])
+@pytest.mark.parametrize("d", [1, 2, 3, 7])
+def test_prices_are_the_smallest_of_all_pairs(
+    monkeypatch: pytest.MonkeyPatch, share: float, d: int
+) -> None:
+    from meanfield.transport import pricing
+
+    monkeypatch.setattr(pricing, "_SHARE", share)
+    monkeypatch.setattr(pricing, "_BLOCK", 1 << 15)
+    rng = np.random.default_rng(d)
+    x, y = 3 + rng.normal(size=(900, d)), 3 + rng.normal(size=(700, d))
+    g = np.sin(4 * y[:, 0]) + rng.normal(size=700) * 0.3
+    costs = np.square(x[:, None] - y[None]).sum(-1) - g
+    least = np.sort(costs, axis=1)
+
+    found = pricing.Pricing(x, y)(g, 6)
+    np.testing.assert_allclose(found.minima, least[:, 0], rtol=0, atol=found.slack)
+    assert found.slack < 1e-11
+    np.testing.assert_allclose(found.values, costs[found.rows, found.cols], atol=found.slack)
+    assert (np.bincount(found.rows, minlength=900) == 6).all()
+    if share < 0:
+        values = np.sort(found.values.reshape(900, 6), axis=1)
+        np.testing.assert_allclose(values, least[:, :6], rtol=0, atol=found.slack)
+
+    ceiling = least[:, 0] + np.where(np.arange(900) % 2, 0.05, -0.05)
+    below = pricing.Pricing(x, y)(g, 6, ceiling)
+    np.testing.assert_allclose(below.minima, least[:, 0], rtol=0, atol=below.slack)
+    assert set(below.rows) == set(range(1, 900, 2))
+    assert (below.values < ceiling[below.rows]).all()
 
 
 @pytest.mark.parametrize("kind", ["uniform", "dirichlet"])
@@ -106,3 +153,11 @@ def test_ten_thousand_points_to_a_proven_gap_below_1e_9(kind: str, d: int) -> No
     result = solve_w2(*pair(kind, 10_000, 10_000, d))
     assert result.converged
     assert float(result.relative_width) < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("d", [2, 16])
+def test_a_hundred_thousand_points_within_ten_minutes(d: int) -> None:
+    mu, nu = pair("uniform", 100_000, 100_000, d)
+    result = solve_w2(mu, nu, time_limit=600, strict=False)
+    assert float(result.relative_width) < (1e-6 if d == 2 else 1e-2)

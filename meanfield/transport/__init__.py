@@ -22,8 +22,8 @@ call                                   answer   what it is
 =====================================  =======  ==========================================
 
 Reading order; a file imports only those before it: couplings · problems · closed_forms · exact ·
-certificates · dense · blocks · bounds · column_generation · answers · streamed · entropic ·
-dispatch · small · distances · conditional · gradients.
+certificates · dense · blocks · bounds · pricing · column_generation · answers · streamed ·
+entropic · dispatch · small · distances · conditional · gradients.
 """
 
 from __future__ import annotations

@@ -67,6 +67,9 @@ def certify(
     rounding of the given weights and points leaves open, which is in the interval.
     """
     f, g = potentials
+    sigma = None if is_exact else _permutation(problem, plan)
+    if sigma is not None:
+        plan, is_exact = Plan(np.arange(problem.n), sigma, problem.a, f, g), True
     squares = np.square(problem.x[plan.rows] - problem.y[plan.cols]).sum(-1)
     cost, upper = primal_bound(problem, plan, squares, is_exact=is_exact)
     lower = dual_bound(problem, f, g, slack)
@@ -79,6 +82,22 @@ def certify(
     value = min(max(math.sqrt(cost), low), high)
     converged = bool(reduced <= 2 * rtol * cost + noise or high - low <= rtol * high)
     return Answer(value, low, high, plan.rows, plan.cols, logs, f, g, method, converged)
+
+
+def _permutation(problem: Problem, plan: Plan) -> np.ndarray | None:
+    """σ if the plan moves atom i to atom σ(i) of the same weight, up to rounding; else None.
+
+    As a permutation it has the marginals of the problem to the last bit; as masses out of a
+    simplex, what they miss might have to travel the diameter.
+    """
+    if problem.n != problem.m or len(plan.mass) < problem.n:
+        return None
+    sigma = np.empty(problem.n, np.int64)
+    order = np.argsort(plan.mass, kind="stable")
+    sigma[plan.rows[order]] = plan.cols[order]  # the last, largest, entry of each row stays
+    if not np.array_equal(problem.log_a, problem.log_b[sigma]):
+        return None
+    return sigma if len(np.unique(sigma)) == problem.n else None
 
 
 def identity_answer(problem: Problem, *, rtol: float) -> Answer:

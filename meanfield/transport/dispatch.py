@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,10 +36,10 @@ METHODS = (
 )
 
 _SMALL_PAIRS = 4096  # looking for clusters costs more than solving
-_DENSE_PAIRS = 4_000_000  # from here on column generation is faster, and needs no n × m memory
-_ASSIGNMENT_PAIRS = 25_000_000  # except near the identity, where assignment is nearly free
+_DENSE_PAIRS = 160_000  # from here on column generation is faster
+_NEAR_PAIRS = 25_000_000  # near the identity, assignment is nearly free, and finer
 _CHEAP_RTOL = 1e-4  # no cheap bound of unlike clouds is narrower
-_PRICED_PAIRS = 2_500_000_000  # beyond, one pass over all pairs takes minutes
+_PRICED_PAIRS = 25_000_000_000  # beyond, one pass over all pairs takes minutes
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,9 @@ def _by_size(problem: Problem, settings: Settings, identity: Answer | None) -> A
         split = solve_blocks(problem, lambda part: solve(part, settings), rtol=rtol)
         if split is not None and split.converged:
             return split
-    if not _fits_dense(problem, gap):
+    is_near = problem.is_uniform and gap < 0.1
+    pairs = problem.n * problem.m
+    if pairs > (_NEAR_PAIRS if is_near else _DENSE_PAIRS):
         return _solve_large(problem, settings, identity)
     answer = solve_dense(problem, rtol=rtol, identity_gap=gap)
     if is_small and answer.width > rtol:
@@ -82,12 +85,6 @@ def _by_size(problem: Problem, settings: Settings, identity: Answer | None) -> A
         if split is not None:
             return narrower(split, answer, rtol)
     return answer
-
-
-def _fits_dense(problem: Problem, identity_gap: float) -> bool:
-    pairs = problem.n * problem.m
-    near = problem.is_uniform and identity_gap < 0.1
-    return pairs <= (_ASSIGNMENT_PAIRS if near else _DENSE_PAIRS)
 
 
 def _solve_large(problem: Problem, settings: Settings, identity: Answer | None) -> Answer:
@@ -104,9 +101,14 @@ def _solve_large(problem: Problem, settings: Settings, identity: Answer | None) 
         best = cheap if best is None else narrower(cheap, best, rtol)
         if best.converged or not (affordable or settings.time_limit):
             return best
+    start = time.perf_counter()
     answer = solve_columns(
         problem, rtol=rtol, time_limit=settings.time_limit, device=settings.device
     )
+    is_late = time.perf_counter() - start > (settings.time_limit or math.inf)
+    if answer.width > rtol and problem.n * problem.m <= _NEAR_PAIRS and not is_late:
+        # Displacements small beside the clouds: a dense problem is solved to finer costs.
+        answer = narrower(solve_dense(problem, rtol=rtol), answer, rtol)
     return answer if best is None else narrower(answer, best, rtol)
 
 

@@ -1,6 +1,6 @@
 """Column generation against POT's dense simplex, each in its own process; writes JSON.
 
-    python tests/benchmarks/bench_transport_large.py [n ...] [--no-dense] [--out FILE]
+    python tests/benchmarks/bench_transport_large.py [n ...] [--dense-up-to N] [--out FILE]
 
 CPU seconds and peak memory include the cost matrix where there is one; importing does not count.
 """
@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("sizes", type=int, nargs="*", default=[10_000])
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--dims", default="2,16")
-    parser.add_argument("--no-dense", action="store_true")
+    parser.add_argument("--dense-up-to", type=int, default=10_000)
     parser.add_argument("--time-limit", type=float, default=None)
     here = pathlib.Path(__file__)
     parser.add_argument("--out", type=pathlib.Path, default=here.with_suffix(".json"))
@@ -96,7 +96,7 @@ def main() -> None:
             for kind in args.kinds.split(","):
                 case = {"n": n, "d": d, "weights": kind}
                 case["ours"] = in_own_process(ours, kind, n, d, args.time_limit)
-                if not args.no_dense:
+                if n <= args.dense_up_to:
                     case["pot"] = in_own_process(pot, kind, n, d, None)
                     case["times_faster"] = case["pot"]["cpu_seconds"] / case["ours"]["cpu_seconds"]
                     case["memory_ratio"] = (
