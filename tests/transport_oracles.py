@@ -9,11 +9,20 @@ import numpy as np
 
 
 def linear_program_w2_squared(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
-    """min Σ π C over couplings by HiGHS, cost by direct differences brought to order one."""
+    """W₂² by HiGHS, cost by direct differences."""
+    return linear_program(((x[:, None] - y[None]) ** 2).sum(-1), a, b)
+
+
+def linear_program_w1(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
+    """W₁ by HiGHS."""
+    return linear_program(np.sqrt(((x[:, None] - y[None]) ** 2).sum(-1)), a, b)
+
+
+def linear_program(cost: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
+    """min Σ π C over couplings by HiGHS, the cost brought to order one."""
     from scipy.optimize import linprog
 
-    n, m = len(x), len(y)
-    cost = ((x[:, None] - y[None]) ** 2).sum(-1)
+    n, m = cost.shape
     unit = cost.max()
     if unit == 0:
         return 0.0

@@ -23,7 +23,7 @@ call                                   answer   what it is
 
 Reading order; a file imports only those before it: couplings · problems · closed_forms · exact ·
 certificates · dense · blocks · bounds · pricing · column_generation · answers · streamed ·
-entropic · dispatch · small · distances · conditional · gradients.
+entropic · dispatch · small · distances · first_order · conditional · gradients.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from __future__ import annotations
 from meanfield.transport.answers import TransportResult
 from meanfield.transport.conditional import conditional_w2, solve_conditional_w2
 from meanfield.transport.couplings import Coupling
-from meanfield.transport.distances import solve_w2, w1
+from meanfield.transport.distances import solve_w2
 from meanfield.transport.entropic import sinkhorn_divergence
+from meanfield.transport.first_order import solve_w1, w1
 from meanfield.transport.gradients import w2, w2_squared
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "conditional_w2",
     "sinkhorn_divergence",
     "solve_conditional_w2",
+    "solve_w1",
     "solve_w2",
     "w1",
     "w2",

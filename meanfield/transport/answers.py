@@ -31,19 +31,21 @@ __all__ = [
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TransportResult:
-    """W₂(μ, ν) with the evidence for it.
+    """W₂(μ, ν), or W₁(μ, ν), with the evidence for it.
 
     Attributes:
-        value: W₂, never its square; shape of the batch, () without one. The unit of the points.
+        value: the distance, never its square; shape of the batch, () without one. The unit of the
+            points.
         lower: certified lower bound, rounding included.
         upper: certified upper bound, rounding included.
         coupling: the plan that gives `upper`, or None where none exists (infinite distance) or
             none was made (bounds without a plan).
-        potentials: (f, g), shapes (..., n) and (..., m), with fᵢ + g_j ≤ ‖xᵢ − y_j‖² up to
-            rounding; None where the method makes none.
+        potentials: (f, g), shapes (..., n) and (..., m), with fᵢ + g_j ≤ ‖xᵢ − y_j‖^order up
+            to rounding; None where the method makes none.
         method: what gave the answer; for a batch, the methods that occur, joined by " + ".
         converged: whether plan and potentials meet within `rtol`, for every entry of the batch.
         seconds: wall-clock time spent.
+        order: 2 for W₂, 1 for W₁.
     """
 
     value: Tensor
@@ -54,6 +56,7 @@ class TransportResult:
     method: str
     converged: bool
     seconds: float
+    order: int = 2
 
     @property
     def relative_width(self) -> Tensor:
@@ -80,7 +83,7 @@ class TransportResult:
             ("converged", self.converged),
             ("seconds", self.seconds),
         ]
-        return table("Wasserstein distance W₂", rows)
+        return table(f"Wasserstein distance {'W₁' if self.order == 1 else 'W₂'}", rows)
 
 
 class Pair(NamedTuple):
@@ -233,9 +236,9 @@ def refuse_unconverged(result: TransportResult, rtol: float) -> TransportResult:
     worst = int(result.relative_width.reshape(-1).argmax())
     low, high = (float(t.reshape(-1)[worst]) for t in (result.lower, result.upper))
     raise ConvergenceError(
-        f"W2: expected plan and potentials to meet within rtol={rtol:g}, got the interval "
-        f"[{low:.12g}, {high:.12g}] by {result.method!r}; take strict=False for the flagged "
-        "interval, a larger rtol, or another method"
+        f"W{result.order}: expected plan and potentials to meet within rtol={rtol:g}, got the "
+        f"interval [{low:.12g}, {high:.12g}] by {result.method!r}; take strict=False for the "
+        "flagged interval, a larger rtol, or another method"
     )
 
 

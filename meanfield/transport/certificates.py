@@ -16,7 +16,14 @@ from meanfield.transport.closed_forms import distances_along, relative_error
 from meanfield.transport.exact import Plan
 from meanfield.transport.problems import UNIT, Answer, Problem, log_rms, mass_error
 
-__all__ = ["c_transforms", "certify", "dual_bound", "identity_answer", "primal_bound"]
+__all__ = [
+    "c_transforms",
+    "certify",
+    "dual_bound",
+    "identity_answer",
+    "matched_atoms",
+    "primal_bound",
+]
 
 
 def c_transforms(cost: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -67,7 +74,7 @@ def certify(
     rounding of the given weights and points leaves open, which is in the interval.
     """
     f, g = potentials
-    sigma = None if is_exact else _permutation(problem, plan)
+    sigma = None if is_exact else matched_atoms(problem, plan)
     if sigma is not None:
         plan, is_exact = Plan(np.arange(problem.n), sigma, problem.a, f, g), True
     squares = np.square(problem.x[plan.rows] - problem.y[plan.cols]).sum(-1)
@@ -84,7 +91,7 @@ def certify(
     return Answer(value, low, high, plan.rows, plan.cols, logs, f, g, method, converged)
 
 
-def _permutation(problem: Problem, plan: Plan) -> np.ndarray | None:
+def matched_atoms(problem: Problem, plan: Plan) -> np.ndarray | None:
     """σ if the plan moves atom i to atom σ(i) of the same weight, up to rounding; else None.
 
     As a permutation it has the marginals of the problem to the last bit; as masses out of a

@@ -106,7 +106,7 @@ def solve_line(problem: Problem) -> Answer:
     with np.errstate(divide="ignore"):
         logs = np.log(mass)
     answer = exact_answer(problem, rows, cols, logs, distances_along(problem, rows, cols), "line")
-    misplaced = _misplaced(problem, rows, cols, mass)
+    misplaced = misplaced_mass(problem, rows, cols, mass)
     return _with_crossing_error(problem, answer, math.log(misplaced))
 
 
@@ -184,7 +184,10 @@ def monotone_plan(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     return i[kept], j[kept], mass[kept]
 
 
-def _misplaced(problem: Problem, rows: np.ndarray, cols: np.ndarray, mass: np.ndarray) -> float:
+def misplaced_mass(
+    problem: Problem, rows: np.ndarray, cols: np.ndarray, mass: np.ndarray
+) -> float:
+    """What a plan misses of the marginals, errors of the weights themselves included."""
     error_a = np.abs(np.bincount(rows, mass, problem.n) - problem.a).sum()
     error_b = np.abs(np.bincount(cols, mass, problem.m) - problem.b).sum()
     return float(error_a + error_b) + 2 * mass_error(problem.n + problem.m)

@@ -117,14 +117,19 @@ def in_callers_unit(
     problem: Problem,
     rows: np.ndarray | None,
     cols: np.ndarray | None,
+    *,
+    order: int = 2,
 ) -> Answer:
-    """Undo the unit (a power of two) and the removal of atoms of weight 0."""
+    """Undo the unit (a power of two) and the removal of atoms of weight 0.
+
+    Potentials are in the unit of ‖xᵢ − y_j‖^order.
+    """
     e = problem.exponent
     low, value, high = (float(np.ldexp(t, e)) for t in (answer.lower, answer.value, answer.upper))
     if high == 0 and answer.upper > 0:
         high = 5e-324
-    f = None if answer.f is None else np.ldexp(answer.f, 2 * e)
-    g = None if answer.g is None else np.ldexp(answer.g, 2 * e)
+    f = None if answer.f is None else np.ldexp(answer.f, order * e)
+    g = None if answer.g is None else np.ldexp(answer.g, order * e)
     return replace(
         answer,
         value=value,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -18,13 +19,11 @@ from meanfield.transport.answers import (
     problem_of,
     refuse_unconverged,
 )
-from meanfield.transport.closed_forms import distances_along, solve_line
 from meanfield.transport.dispatch import METHODS, Settings, in_callers_unit, solve
-from meanfield.transport.exact import simplex
-from meanfield.transport.problems import Answer, Problem, squared_distances
+from meanfield.transport.problems import Answer, squared_distances
 from meanfield.transport.small import LARGEST, SmallAnswers, solve_small
 
-__all__ = ["checked_settings", "flat_arrays", "solve_one", "solve_w2", "w1"]
+__all__ = ["checked_settings", "extended_potentials", "flat_arrays", "solve_one", "solve_w2"]
 
 _Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
@@ -128,31 +127,33 @@ def solve_one(
     """One pair by the whole dispatch, in the caller's unit and numbering."""
     problem, rows, cols = problem_of(x, y, log_a, log_b)
     answer = in_callers_unit(solve(problem, settings), problem, rows, cols)
-    if answer.f is None or answer.g is None or (rows is None and cols is None):
+    if rows is None and cols is None:
         return answer
-    f, g = _extended(x, y, rows, cols, answer.f, answer.g)
-    return replace(answer, f=f, g=g)
+    return extended_potentials(answer, x, y, rows, cols, cost=squared_distances)
 
 
-def _extended(
+def extended_potentials(
+    answer: Answer,
     x: np.ndarray,
     y: np.ndarray,
     rows: np.ndarray | None,
     cols: np.ndarray | None,
-    f: np.ndarray,
-    g: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
+    *,
+    cost: Callable[[np.ndarray, np.ndarray], np.ndarray],
+) -> Answer:
     """Potentials on atoms of weight 0 too, by c-transforms: still feasible."""
+    if answer.f is None or answer.g is None:
+        return answer
     rows = np.arange(len(x)) if rows is None else rows
     cols = np.arange(len(y)) if cols is None else cols
-    all_f, all_g = np.empty(len(x)), np.empty(len(y))
-    all_f[rows], all_g[cols] = f, g
+    f, g = np.empty(len(x)), np.empty(len(y))
+    f[rows], g[cols] = answer.f, answer.g
     absent_x, absent_y = (np.setdiff1d(np.arange(len(t)), k) for t, k in ((x, rows), (y, cols)))
     if len(absent_x):
-        all_f[absent_x] = (squared_distances(x[absent_x], y[cols]) - g).min(1)
+        f[absent_x] = (cost(x[absent_x], y[cols]) - answer.g).min(1)
     if len(absent_y):
-        all_g[absent_y] = (squared_distances(y[absent_y], x) - all_f).min(1)
-    return all_f, all_g
+        g[absent_y] = (cost(y[absent_y], x) - f).min(1)
+    return replace(answer, f=f, g=g)
 
 
 def _solve_small(arrays: _Arrays, settings: Settings) -> SmallAnswers | None:
@@ -180,36 +181,3 @@ def _solve_each(arrays: _Arrays, settings: Settings, found: SmallAnswers | None)
         found.answer(k) if found is not None and found.certified[k] else solve_one(*case, settings)
         for k, case in enumerate(zip(*arrays, strict=True))
     ]
-
-
-def w1(
-    mu: ParticleMeasure | Tensor,
-    nu: ParticleMeasure | Tensor,
-) -> Tensor:
-    """W₁(μ, ν) = min over couplings of Σ π_ij ‖xᵢ − y_j‖.
-
-    By quantiles on the line, by POT's network simplex otherwise: a value without a certificate.
-
-    Args:
-        mu: μ, or points (..., n, d) of a uniform measure.
-        nu: ν, or points (..., m, d).
-
-    Returns:
-        The distance in the unit of the points, shape of the batch.
-
-    Raises:
-        TypeError, ValueError: as `solve_w2`.
-    """
-    pair = as_pair(mu, nu)
-    values = [_w1_of(problem_of(*case)[0]) for case in zip(*flat_arrays(pair), strict=True)]
-    return pair.mu.points.new_tensor(values).reshape(pair.mu.batch_shape)
-
-
-def _w1_of(problem: Problem) -> float:
-    if problem.dim == 1:
-        line = solve_line(problem)
-        rows, cols, mass = line.rows, line.cols, np.exp(line.log_mass)
-    else:
-        cost = np.sqrt(squared_distances(problem.x, problem.y))
-        rows, cols, mass, *_ = simplex(problem.a, problem.b, cost)
-    return float(np.ldexp(mass @ distances_along(problem, rows, cols), problem.exponent))
