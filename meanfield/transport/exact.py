@@ -132,8 +132,9 @@ def assignment_potentials(
     along = np.take_along_axis(cost, sigma[..., None], -1)[..., 0]
     g = np.zeros_like(along)
     f = along.copy()
+    reduced = np.empty_like(cost)  # one for all rounds: a new one would be new pages each time
     for _ in range(max_rounds):
-        f = (cost - g[..., None, :]).min(-1)
+        f = np.subtract(cost, g[..., None, :], out=reduced).min(-1)
         new = np.empty_like(g)
         np.put_along_axis(new, sigma, along - f, -1)
         if np.abs(new - g).max(initial=0.0) <= 1e-16 * (1 + np.abs(new).max(initial=0.0)):

@@ -17,13 +17,21 @@ import numpy as np
 from meanfield.transport.certificates import c_transforms
 from meanfield.transport.closed_forms import two_atom_plans
 from meanfield.transport.exact import assignment_potentials, assignments, simplex_plans
-from meanfield.transport.problems import UNIT, Answer, lengths, log_rms, mass_error
+from meanfield.transport.problems import (
+    UNIT,
+    Answer,
+    lengths,
+    log_rms,
+    mass_error,
+    squared_distances,
+)
 
 __all__ = ["LARGEST", "SmallAnswers", "solve_small"]
 
 LARGEST = 400  # atoms a side; beyond it the full dispatch costs nothing in comparison
 _BLOCK = 1_000_000  # coordinates differences held at once
 _THREADED_FROM = 30
+_LOOPED_PAIRS = 400  # costs of one problem from which on they are worth a call of their own
 
 
 class SmallAnswers(NamedTuple):
@@ -124,8 +132,11 @@ def _scaled(
     span = (high / 2 - low / 2).max(-1)
     exponent = np.where(span > 0, np.frexp(span)[1] + 1, 0)
     x, y = (np.ldexp(t, -exponent[:, None, None]) for t in (x, y))
-    moves = x[:, :, None] - y[:, None]
-    cost = np.einsum("bnmd,bnmd->bnm", moves, moves)
+    if x.shape[1] * y.shape[1] >= _LOOPED_PAIRS:
+        cost = np.stack([squared_distances(*pair) for pair in zip(x, y, strict=True)])
+    else:
+        moves = x[:, :, None] - y[:, None]
+        cost = np.einsum("bnmd,bnmd->bnm", moves, moves)
     a, b = np.exp(log_a), np.exp(log_b)
     a, b = a / a.sum(-1, keepdims=True), b / b.sum(-1, keepdims=True)
     return _Scaled(x, y, log_a, log_b, a, b, cost), exponent
@@ -194,11 +205,14 @@ def _general(problem: _Scaled) -> tuple[_Plans, str]:
 def _identity(problem: _Scaled, plans: _Plans) -> np.ndarray:
     """Fill in the problems whose identity coupling is certified by nearest neighbours."""
     n = problem.cost.shape[1]
+    paired = (problem.log_a == problem.log_b).all(-1)
+    if not paired.any():
+        return paired
     index = np.arange(n)
     along = problem.cost[:, index, index]
     forward = (along <= problem.cost.min(2)).all(-1)
     backward = (along <= problem.cost.min(1)).all(-1)
-    found = (problem.log_a == problem.log_b).all(-1) & (forward | backward)
+    found = paired & (forward | backward)
     plans.rows[found, :n] = plans.cols[found, :n] = index
     plans.log_mass[found, :n] = problem.log_a[found]
     plans.f[found & forward] = along[found & forward]
@@ -266,8 +280,10 @@ def _is_nearest(problem: _Scaled, plans: _Plans, value: np.ndarray) -> np.ndarra
     if n != m:
         return np.zeros(len(value), bool)
     index = np.arange(n)
-    along = problem.cost[:, index, index]
     at_home = (plans.cols[:, :n] == index).all(-1)
+    if not at_home.any():
+        return at_home
+    along = problem.cost[:, index, index]
     forward = (along <= problem.cost.min(2)).all(-1)
     backward = (along <= problem.cost.min(1)).all(-1)
     paired = (problem.log_a == problem.log_b).all(-1)
