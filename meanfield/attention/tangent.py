@@ -10,16 +10,16 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from meanfield.attention.heads import JoinedHeads
 from meanfield.attention.interaction import Block, Interaction
 from meanfield.attention.normalization import softmax
 from meanfield.attention.parameters import AttentionParameters
-from meanfield.linalg import LinearMap, operator_norm
+from meanfield.linalg import LinearMap
 
 __all__ = ["AttentionTangent"]
 
-# Of the diffuse direction: passes over M for its x, and products for its y when d is large. Both
-# cost little beside a product with J, and the norm estimate goes on from there.
-_SMOOTHING, _ROUGH_STEPS = 3, 20
+# Passes over M for the x of the diffuse direction: little beside a product with J.
+_SMOOTHING = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +100,11 @@ class AttentionTangent:
     # --- what does not change from product to product ---
 
     @cached_property
+    def heads(self) -> JoinedHeads:
+        """The layer's matrices side by side."""
+        return JoinedHeads(self.parameters)
+
+    @cached_property
     def _alive(self) -> Tensor:
         return self.interaction.log_weights > -math.inf
 
@@ -157,11 +162,11 @@ class AttentionTangent:
 
     def matvec(self, displacement: Tensor) -> Tensor:
         """Jε, (*batch, n, d) → (*batch, n, d_out)."""
-        q_dot, k_dot, v_dot = self._project(self.interaction.sort(displacement))
+        q_dot, k_dot, v_dot = self.heads.project(self.interaction.sort(displacement))
         heads = torch.empty_like(self._outputs)
         for rows in self._rows:
             heads[..., rows.block.rows, :] = self._matvec_rows(rows, q_dot, k_dot, v_dot)
-        return self.interaction.unsort(self._join_heads(heads))
+        return self.interaction.unsort(self.heads.join(heads))
 
     def _matvec_rows(self, rows: _Rows, q_dot: Tensor, k_dot: Tensor, v_dot: Tensor) -> Tensor:
         i, j = rows.block
@@ -178,12 +183,12 @@ class AttentionTangent:
 
     def rmatvec(self, covector: Tensor) -> Tensor:
         """Jᵀζ, (*batch, n, d_out) → (*batch, n, d)."""
-        y = self._split_heads(self.interaction.sort(covector))
-        joined = y.new_zeros(*y.shape[:-3], y.shape[-2], self._inner.shape[0])
-        parts = self._parts(joined)
+        y = self.heads.split(self.interaction.sort(covector))
+        joined = y.new_zeros(*y.shape[:-3], y.shape[-2], self.heads.inner.shape[0])
+        parts = self.heads.parts(joined)
         for rows in self._rows:
             self._rmatvec_rows(rows, y, *parts)
-        return self.interaction.unsort(joined @ self._inner)
+        return self.interaction.unsort(joined @ self.heads.inner)
 
     def _rmatvec_rows(
         self, rows: _Rows, y: Tensor, q_bar: Tensor, k_bar: Tensor, v_bar: Tensor
@@ -204,47 +209,6 @@ class AttentionTangent:
         k_bar[..., j, :] += g.mT @ self.queries[..., i, :]
         v_bar[..., j, :] += m.mT @ y_i
 
-    # One product for all heads, and for queries, keys and values: heads apart, each would be a
-    # product of its own that reads the displacement again, and their sum a pass over H results.
-
-    @cached_property
-    def _inner(self) -> Tensor:
-        """The rows of scale · Q, K and V of every head, one below the other, (Σ, d)."""
-        par = self.parameters
-        query = par.scale[:, None, None] * par.query
-        return torch.cat([query.flatten(0, 1), par.key.flatten(0, 1), par.value.flatten(0, 1)])
-
-    @cached_property
-    def _outer(self) -> Tensor | None:
-        """W of every head side by side, (d_out, H·v); None for the identity."""
-        output = self.parameters.output
-        return None if output is None else output.movedim(0, 1).flatten(1)
-
-    def _parts(self, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Views (*batch, H, n, ·) of q̇, k̇, v̇ in (*batch, n, Σ)."""
-        par = self.parameters
-        widths = [par.n_heads * matrix.shape[-2] for matrix in (par.query, par.key, par.value)]
-        q, k, v = (
-            part.unflatten(-1, (par.n_heads, -1)).transpose(-2, -3)
-            for part in joined.split(widths, -1)
-        )
-        return q, k, v
-
-    def _project(self, eps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self._parts(eps @ self._inner.mT)
-
-    def _split_heads(self, y: Tensor) -> Tensor:
-        """Wᵀy of each head, (*batch, n, d_out) → (*batch, H, n, v)."""
-        if self._outer is None:
-            return y[..., None, :, :]
-        return (y @ self._outer).unflatten(-1, (self.parameters.n_heads, -1)).transpose(-2, -3)
-
-    def _join_heads(self, heads: Tensor) -> Tensor:
-        """Σ_h W^h of each head, (*batch, H, n, v) → (*batch, n, d_out)."""
-        if self._outer is None:
-            return heads.squeeze(-3)
-        return heads.transpose(-2, -3).flatten(-2) @ self._outer.mT
-
     # --- the part that moves one query only: the derivative of the field ---
 
     def query_matvec(self, displacement: Tensor) -> Tensor:
@@ -259,12 +223,12 @@ class AttentionTangent:
             w.mul_(self._transition(rows)[0])
             moved = w @ self.interaction.values[..., j, :]
             heads[..., i, :] = moved - w.sum(-1, keepdim=True) * self._outputs[..., i, :]
-        return self.interaction.unsort(self._join_heads(heads))
+        return self.interaction.unsort(self.heads.join(heads))
 
     def query_rmatvec(self, covector: Tensor) -> Tensor:
         """D_xΓ_μ(xᵢ)ᵀ ζᵢ for every atom, (*batch, n, d_out) → (*batch, n, d)."""
         par = self.parameters
-        y = self._split_heads(self.interaction.sort(covector))
+        y = self.heads.split(self.interaction.sort(covector))
         q_bar = torch.empty_like(self.queries)
         for rows in self._rows:
             i, j = rows.block
@@ -347,7 +311,7 @@ class AttentionTangent:
         x ← Σ_gh ⟨z_g, z_h⟩ M^gᵀ M^h x, z_h = W^h V^h y. Shape (*batch, n, d).
         """
         par = self.parameters
-        y = _top_direction(self._outer, par.value.flatten(0, 1), par.out_dim)
+        y = self.heads.value_direction()
         images = par.value @ y
         if par.output is not None:
             images = (par.output @ images[..., None]).squeeze(-1)
@@ -410,19 +374,3 @@ def _unit_displacement(displacement: Tensor) -> Tensor:
     scaled = displacement / torch.where(peak > 0, peak, 1.0)
     length = torch.linalg.vector_norm(scaled, dim=(-2, -1), keepdim=True)
     return scaled / torch.where(length > 0, length, 1.0)
-
-
-def _top_direction(outer: Tensor | None, inner: Tensor, out_dim: int) -> Tensor:
-    """The top right singular vector of outer · inner, roughly; (d,)."""
-
-    def push(y: Tensor) -> Tensor:
-        y = y @ inner.mT
-        return y if outer is None else y @ outer.mT
-
-    def pull(z: Tensor) -> Tensor:
-        return (z if outer is None else z @ outer) @ inner
-
-    layer = LinearMap(
-        push, pull, (1, inner.shape[-1]), (1, out_dim), dtype=inner.dtype, device=inner.device
-    )
-    return operator_norm(layer, max_steps=_ROUGH_STEPS, strict=False).direction.squeeze(0)
