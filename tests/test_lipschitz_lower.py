@@ -50,6 +50,22 @@ def test_the_bound_found_never_exceeds_the_theorem(seed, causal):
     assert found.lower >= 0.99 * float(found.constant.value)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_several_heads_stay_below_the_sum_of_their_bounds(causal):
+    generator = torch.Generator().manual_seed(11)
+    parameters = AttentionParameters.random(4, n_heads=2, generator=generator)
+    F = SelfAttention(parameters, causal=causal)
+    points = sampling.sphere(3, 4, radius=1.5, generator=generator)
+    start = ParticleMeasure.from_sequence(points) if causal else ParticleMeasure(points)
+    found = lipschitz_lower(F, 1.5, n_atoms=3, n_pairs=8, start=start, generator=generator)
+    theorem = bounds.masked_mean_field if causal else bounds.mean_field
+    value = parameters.output @ parameters.value  # W^h V^h, as one matrix per head
+    norms = (torch.linalg.matrix_norm(M, 2).tolist() for M in (parameters.A, value))
+    total = sum(theorem(a, v, 1.5) for a, v in zip(*norms, strict=True))
+    assert found.lower <= total
+    assert found.lower >= 0.99 * float(found.constant.value)
+
+
 def test_shrinking_steps_reach_the_worst_two_atoms_of_the_line():
     log_ratios = torch.linspace(-5, 0, 2001, dtype=F64)
     F = line(-1.0)

@@ -29,8 +29,9 @@ class SingularValues:
         right: vᵢ, orthonormal, shape (*batch, k, n, d).
         residuals: ‖Jᵀuᵢ − σᵢvᵢ‖/σ₁ (*batch, k): there is a singular value of J within
             residual · σ₁ of σᵢ.
-        converged: whether the residuals are at most the rtol asked for and the last search found
-            nothing larger than σ_k outside of what is here, shape (*batch,).
+        converged: whether the residuals are at most √(k + 1) times the rtol asked for (each triple
+            set aside meets rtol itself, and leaves its residual in those that come after) and
+            the last search found nothing larger than σ_k outside of what is here, (*batch,).
         n_matvecs: products with J; as many with Jᵀ were made. 0 for a dense factorisation.
     """
 
