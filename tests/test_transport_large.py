@@ -54,6 +54,29 @@ def test_column_generation_works_when_representatives_are_few(
     torch.testing.assert_close(columns.value, dense.value, rtol=1e-9, atol=0)
 
 
+@pytest.mark.parametrize("method", ["auto", "column_generation", "simplex"])
+@pytest.mark.parametrize(("n", "d"), [(450, 2), (500, 5)])
+def test_weights_that_underflow(method: str, n: int, d: int) -> None:
+    rng = np.random.default_rng(n)
+    x, y = rng.normal(size=(2, n, d))
+    logs = rng.uniform(-900, 0, size=n)
+    logs -= logs.max()
+    logs -= np.log(np.exp(logs).sum())
+    mu = ParticleMeasure(torch.as_tensor(x), log_weights=torch.as_tensor(logs))
+    nu = ParticleMeasure(torch.as_tensor(y))
+    result = solve_w2(mu, nu, method=method)
+    # What lies below e^-40 moves no digit of the answer.
+    heavy = logs > -40
+    kept = ParticleMeasure(
+        torch.as_tensor(x[heavy]),
+        torch.as_tensor(np.exp(logs[heavy]) / np.exp(logs[heavy]).sum()),
+    )
+    truth = float(solve_w2(kept, nu, method="simplex").value)
+    assert float(result.value) == pytest.approx(truth, rel=1e-9)
+    assert float(result.lower) <= truth * (1 + 1e-9)
+    assert float(result.upper) >= truth * (1 - 1e-9)
+
+
 @pytest.mark.parametrize("kind", ["uniform", "softmax"])
 @pytest.mark.parametrize("d", [2, 16])
 def test_a_time_limit_gives_the_interval_of_a_coarser_problem(kind: str, d: int) -> None:

@@ -99,9 +99,11 @@ def matched_atoms(problem: Problem, plan: Plan) -> np.ndarray | None:
     """
     if problem.n != problem.m or len(plan.mass) < problem.n:
         return None
-    sigma = np.empty(problem.n, np.int64)
+    sigma = np.full(problem.n, -1)
     order = np.argsort(plan.mass, kind="stable")
     sigma[plan.rows[order]] = plan.cols[order]  # the last, largest, entry of each row stays
+    if sigma.min() < 0:  # an atom whose weight underflowed
+        return None
     if not np.array_equal(problem.log_a, problem.log_b[sigma]):
         return None
     return sigma if len(np.unique(sigma)) == problem.n else None

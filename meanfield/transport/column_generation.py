@@ -184,6 +184,8 @@ class _ColumnGeneration:
             if self.best.converged or not len(new):
                 break
             self.arcs = np.union1d(self.arcs, new)
+        if self.best.width <= rtol:
+            self.best = replace(self.best, converged=True)
 
     @property
     def plan(self) -> Plan:
