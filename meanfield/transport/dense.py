@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,14 @@ from meanfield.transport.certificates import c_transforms, certify
 from meanfield.transport.exact import Plan, assignment, assignment_potentials, simplex
 from meanfield.transport.problems import Answer, Problem, squared_distances
 
-__all__ = ["narrower", "raised", "solve_assignment", "solve_dense", "solve_simplex"]
+__all__ = [
+    "narrower",
+    "raised",
+    "refined_simplex",
+    "solve_assignment",
+    "solve_dense",
+    "solve_simplex",
+]
 
 _REFINEMENTS = 4
 _BELLMAN_FORD_ROUNDS = 60
@@ -43,30 +51,45 @@ def solve_assignment(problem: Problem, *, rtol: float) -> Answer:
 
 
 def solve_simplex(problem: Problem, *, rtol: float) -> Answer:
+    """POT's network simplex for the squared distance."""
+
+    def certified(plan: Plan, potentials: tuple[np.ndarray, np.ndarray]) -> Answer:
+        return certify(problem, plan, potentials, method="simplex", rtol=rtol)
+
+    return refined_simplex(problem, squared_distances(problem.x, problem.y), certified, rtol)
+
+
+def refined_simplex(
+    problem: Problem,
+    cost: np.ndarray,
+    certified: Callable[[Plan, tuple[np.ndarray, np.ndarray]], Answer],
+    rtol: float,
+) -> Answer:
     """POT's network simplex, solved again on reduced costs until the gap closes.
 
     The simplex has absolute tolerances. What it leaves is a problem of the same form whose
     costs are the reduced costs: clipped at a multiple of the gap and brought to order one, the
     same tolerances become as much finer. Potentials add up.
+
+    Args:
+        problem: masses.
+        cost: of every pair, (n, m).
+        certified: the answer of a plan and feasible potentials.
+        rtol: gap at which to stop.
     """
-    cost = squared_distances(problem.x, problem.y)
     unit = max(float(cost.max()), 1e-300)
     plan = simplex(problem.a, problem.b, cost / unit)
-    potentials = c_transforms(cost, plan.g * unit)
-    answer = certify(problem, plan, potentials, method="simplex", rtol=rtol)
+    answer = certified(plan, c_transforms(cost, plan.g * unit))
     for _ in range(_REFINEMENTS):
         if answer.converged:
             break
         f, g = answer.f, answer.g
-        assert f is not None and g is not None  # certify always sets them
+        assert f is not None and g is not None  # certificates always set them
         reduced = np.maximum(cost - f[:, None] - g[None, :], 0)
         ceiling = 1e3 * max(float(plan.mass @ reduced[plan.rows, plan.cols]), 1e-30 * unit)
         np.minimum(reduced, ceiling, out=reduced)
         plan = simplex(problem.a, problem.b, reduced / ceiling)
-        potentials = c_transforms(cost, g + plan.g * ceiling)
-        answer = narrower(
-            answer, certify(problem, plan, potentials, method="simplex", rtol=rtol), rtol
-        )
+        answer = narrower(answer, certified(plan, c_transforms(cost, g + plan.g * ceiling)), rtol)
     return answer
 
 

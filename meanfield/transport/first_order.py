@@ -18,7 +18,6 @@ from meanfield.transport.answers import (
     refuse_unconverged,
 )
 from meanfield.transport.certificates import (
-    c_transforms,
     dual_bound,
     identity_answer,
     matched_atoms,
@@ -29,15 +28,13 @@ from meanfield.transport.closed_forms import (
     monotone_plan,
     relative_error,
 )
-from meanfield.transport.dense import narrower
+from meanfield.transport.dense import narrower, refined_simplex
 from meanfield.transport.dispatch import in_callers_unit
 from meanfield.transport.distances import checked_settings, extended_potentials, flat_arrays
-from meanfield.transport.exact import Plan, simplex
+from meanfield.transport.exact import Plan
 from meanfield.transport.problems import UNIT, Answer, Problem, squared_distances
 
 __all__ = ["solve_w1", "w1"]
-
-_REFINEMENTS = 4
 
 
 def solve_w1(
@@ -160,23 +157,10 @@ def _line(problem: Problem) -> Answer:
 
 
 def _simplex(problem: Problem, rtol: float) -> Answer:
-    """The network simplex, solved again on reduced costs as for W₂."""
-    cost = _distances(problem.x, problem.y)
-    unit = max(float(cost.max()), 1e-300)
-    plan = simplex(problem.a, problem.b, cost / unit)
-    answer = _certified(problem, plan, *c_transforms(cost, plan.g * unit), "simplex", rtol)
-    for _ in range(_REFINEMENTS):
-        if answer.converged:
-            break
-        f, g = answer.f, answer.g
-        assert f is not None and g is not None  # _certified always sets them
-        reduced = np.maximum(cost - f[:, None] - g[None, :], 0)
-        ceiling = 1e3 * max(float(plan.mass @ reduced[plan.rows, plan.cols]), 1e-30 * unit)
-        np.minimum(reduced, ceiling, out=reduced)
-        plan = simplex(problem.a, problem.b, reduced / ceiling)
-        potentials = c_transforms(cost, g + plan.g * ceiling)
-        answer = narrower(answer, _certified(problem, plan, *potentials, "simplex", rtol), rtol)
-    return answer
+    def certified(plan: Plan, potentials: tuple[np.ndarray, np.ndarray]) -> Answer:
+        return _certified(problem, plan, *potentials, "simplex", rtol)
+
+    return refined_simplex(problem, _distances(problem.x, problem.y), certified, rtol)
 
 
 def _certified(
