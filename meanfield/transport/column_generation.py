@@ -29,6 +29,7 @@ _DENSE = 400  # atoms of the coarsest problem, at most
 _COARSER = 4  # times fewer atoms from level to level
 _COARSE_GAP = 2e-3  # of W₂² on a coarser level: potentials are right that far at best
 _COARSE_ROUNDS = 4
+_TREE_DIM = 6  # up to here a tree finds neighbours faster than products do
 _FIRST_ARCS = 16
 _NEW_ARCS = 8  # of a row and a round
 _COLUMN_ARCS = 64  # heavy atoms are asked for by many rows
@@ -88,29 +89,39 @@ def _levels(problem: Problem) -> list[_Level]:
         np.argsort(-(logs + generator.gumbel(size=len(logs))))
         for logs in (problem.log_a, problem.log_b)
     )
-    levels = [_Level(problem, np.arange(problem.n), np.arange(problem.m))]
+    rows, cols = np.arange(problem.n), np.arange(problem.m)
+    levels = [_Level(problem, rows, cols)]
     n, m = problem.n, problem.m
     while max(n, m) > _DENSE:
         n, m = (size if size <= _DENSE // 2 else size // _COARSER for size in (n, m))
-        levels.append(_level(problem, np.sort(order_x[:n]), np.sort(order_y[:m])))
+        kept_rows, kept_cols = np.sort(order_x[:n]), np.sort(order_y[:m])
+        places = np.searchsorted(rows, kept_rows), np.searchsorted(cols, kept_cols)
+        levels.append(_coarsened(levels[-1], *places))
+        rows, cols = kept_rows, kept_cols
     if len(levels) == 1:
         levels.append(levels[0])
     return levels[::-1]
 
 
-def _level(problem: Problem, rows: np.ndarray, cols: np.ndarray) -> _Level:
-    x, y = problem.x[rows], problem.y[cols]
-    row_of, col_of = _closest(problem.x, x), _closest(problem.y, y)
-    log_a = np.log(np.bincount(row_of, problem.a, len(x)) + 1e-300)
-    log_b = np.log(np.bincount(col_of, problem.b, len(y)) + 1e-300)
-    return _Level(Problem(x, y, log_a, log_b, problem.exponent), row_of, col_of)
+def _coarsened(level: _Level, rows: np.ndarray, cols: np.ndarray) -> _Level:
+    """Some of the atoms of a level, with the mass of those that lie nearest to them."""
+    finer = level.problem
+    x, y = finer.x[rows], finer.y[cols]
+    row_of, col_of = _closest(finer.x, x), _closest(finer.y, y)
+    log_a = np.log(np.bincount(row_of, finer.a, len(x)) + 1e-300)
+    log_b = np.log(np.bincount(col_of, finer.b, len(y)) + 1e-300)
+    coarser = Problem(x, y, log_a, log_b, finer.exponent)
+    return _Level(coarser, row_of[level.row_of], col_of[level.col_of])
 
 
 def _closest(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
     if len(points) == len(centres):
         return np.arange(len(points))
-    prices = Pricing(points, centres)(np.zeros(len(centres)), 1)
-    return prices.cols
+    if points.shape[1] <= _TREE_DIM:
+        from scipy.spatial import cKDTree
+
+        return cKDTree(centres).query(points)[1]
+    return Pricing(points, centres)(np.zeros(len(centres)), 1).cols
 
 
 def _carried(
