@@ -184,3 +184,14 @@ def test_a_hundred_thousand_points_within_ten_minutes(d: int) -> None:
     mu, nu = pair("uniform", 100_000, 100_000, d)
     result = solve_w2(mu, nu, time_limit=600, strict=False)
     assert float(result.relative_width) < (1e-6 if d == 2 else 1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", [2, 16])
+def test_pricing_on_the_device_gives_the_answer_of_the_cpu(d: int) -> None:
+    mu, nu = pair("dirichlet", 4000, 3500, d)
+    here = solve_w2(mu, nu, method="column_generation")
+    there = solve_w2(mu.to("cuda"), nu.to("cuda"), method="column_generation")
+    assert there.value.device.type == "cuda"
+    assert float(there.relative_width) < 1e-9
+    assert float(there.value) == pytest.approx(float(here.value), rel=1e-9)

@@ -52,7 +52,7 @@ def solve_columns(
         device: where to price; the simplex is on the CPU.
     """
     clock = _Clock(math.inf if time_limit is None else time.perf_counter() + time_limit)
-    levels = _levels(problem)
+    levels = _levels(problem, device)
     coarse = levels[0]
     cost = squared_distances(coarse.problem.x, coarse.problem.y)
     unit = max(float(cost.max()), 1e-300)
@@ -81,7 +81,7 @@ class _Level:
     col_of: np.ndarray
 
 
-def _levels(problem: Problem) -> list[_Level]:
+def _levels(problem: Problem, device: str) -> list[_Level]:
     """From coarse to fine; the last one is the problem itself."""
     generator = np.random.default_rng(0)
     # Drawn by weight, without replacement: uniform draws miss the heavy atoms and stall.
@@ -96,32 +96,32 @@ def _levels(problem: Problem) -> list[_Level]:
         n, m = (size if size <= _DENSE // 2 else size // _COARSER for size in (n, m))
         kept_rows, kept_cols = np.sort(order_x[:n]), np.sort(order_y[:m])
         places = np.searchsorted(rows, kept_rows), np.searchsorted(cols, kept_cols)
-        levels.append(_coarsened(levels[-1], *places))
+        levels.append(_coarsened(levels[-1], *places, device))
         rows, cols = kept_rows, kept_cols
     if len(levels) == 1:
         levels.append(levels[0])
     return levels[::-1]
 
 
-def _coarsened(level: _Level, rows: np.ndarray, cols: np.ndarray) -> _Level:
+def _coarsened(level: _Level, rows: np.ndarray, cols: np.ndarray, device: str) -> _Level:
     """Some of the atoms of a level, with the mass of those that lie nearest to them."""
     finer = level.problem
     x, y = finer.x[rows], finer.y[cols]
-    row_of, col_of = _closest(finer.x, x), _closest(finer.y, y)
+    row_of, col_of = _closest(finer.x, x, device), _closest(finer.y, y, device)
     log_a = np.log(np.bincount(row_of, finer.a, len(x)) + 1e-300)
     log_b = np.log(np.bincount(col_of, finer.b, len(y)) + 1e-300)
     coarser = Problem(x, y, log_a, log_b, finer.exponent)
     return _Level(coarser, row_of[level.row_of], col_of[level.col_of])
 
 
-def _closest(points: np.ndarray, centres: np.ndarray) -> np.ndarray:
+def _closest(points: np.ndarray, centres: np.ndarray, device: str) -> np.ndarray:
     if len(points) == len(centres):
         return np.arange(len(points))
     if points.shape[1] <= _TREE_DIM:
         from scipy.spatial import cKDTree
 
         return cKDTree(centres).query(points)[1]
-    return Pricing(points, centres)(np.zeros(len(centres)), 1).cols
+    return Pricing(points, centres, device=device)(np.zeros(len(centres)), 1).cols
 
 
 def _carried(
