@@ -57,6 +57,20 @@ def test_on_the_line_it_is_scipys(seed: int, n: int, m: int) -> None:
     assert float(result.relative_width) < 1e-9
 
 
+def test_uniform_points_of_the_line_hardly_moved() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(500, 1))
+    moves = 1e-9 * rng.uniform(size=(500, 1))
+    y = (x + moves)[rng.permutation(500)]
+    result = solve_w1(torch.as_tensor(x), torch.as_tensor(y))
+    assert float(result.value) == pytest.approx(float((np.sort(y, 0) - np.sort(x, 0)).mean()))
+    assert float(result.relative_width) < 1e-6
+    light = np.append(np.full(499, 1.0), 1e-18) / 499
+    held = solve_w1(measure(x, light), measure(y, light[::-1].copy()))
+    # Weights of 1e-21 are below the rounding of the others: the interval says so.
+    assert float(held.lower) < float(held.upper)
+
+
 @given(seeds, st.integers(1, 10), st.booleans())
 @settings(max_examples=60)
 def test_collapsed_clusters(seed: int, collapse: int, permuted: bool) -> None:

@@ -141,11 +141,15 @@ def _line(problem: Problem) -> Answer:
     order_x, order_y = (np.argsort(t[:, 0], kind="stable") for t in (problem.x, problem.y))
     i, j, mass = monotone_plan(problem.a[order_x], problem.b[order_y])
     rows, cols = order_x[i], order_y[j]
+    wrong = misplaced_mass(problem, rows, cols, mass)
     sigma = matched_atoms(problem, Plan(rows, cols, mass, mass, mass))
-    if sigma is not None:
-        rows, cols, mass = np.arange(problem.n), sigma, problem.a
+    # A permutation within the support of the monotone coupling is optimal too. Entries above
+    # the rounding of the masses are in that support for certain.
+    largest = np.zeros(problem.n)
+    np.maximum.at(largest, rows, mass)
+    if sigma is not None and largest.min() > wrong:
+        rows, cols, mass, wrong = np.arange(problem.n), sigma, problem.a, 0.0
     value = float(mass @ distances_along(problem, rows, cols))
-    wrong = 0.0 if sigma is not None else misplaced_mass(problem, rows, cols, mass)
     # A mass of uncertain place may cost the diameter more, or less.
     doubt = relative_error(problem, len(mass)) * value + wrong * math.sqrt(
         problem.diameter_squared
