@@ -35,7 +35,7 @@ class Interaction:
         centre: (*batch, H, 1, v).
         log_weights: (*batch, n).
         positions: (*batch, n), increasing, or None when every atom sees every other.
-        order: the permutation (*batch, n) that sorted the atoms, or None.
+        order: the permutation (*batch, n) that sorted the atoms, or None if they came in order.
     """
 
     keys: Tensor
@@ -53,9 +53,12 @@ class Interaction:
         points, logs, positions, order = mu.points, mu.log_weights, None, None
         if causal:
             assert mu.positions is not None
-            positions, order = mu.positions.sort(dim=-1, stable=True)
-            points = points.gather(-2, order[..., None].expand(points.shape))
-            logs = logs.gather(-1, order)
+            positions = mu.positions
+            # A sequence is in order as it comes; moving its rows takes a share of every product.
+            if bool((positions[..., 1:] < positions[..., :-1]).any()):
+                positions, order = positions.sort(dim=-1, stable=True)
+                points = points.gather(-2, order[..., None].expand(points.shape))
+                logs = logs.gather(-1, order)
         projections = kernel.project(parameters, points)
         return cls(
             projections.keys, projections.values, projections.centre, logs, positions, order
