@@ -248,6 +248,18 @@ def test_products_agree_with_differences_and_with_each_other(problem: Problem, s
     assert abs(forward - backward) <= 1e-12 * bound
 
 
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # torch's own
+@pytest.mark.parametrize("positions", [[0.0, 0.5, 0.5, 1.0], [0.5, 1.0, 0.0, 0.5]])
+def test_a_recorded_masked_layer_has_the_same_tangent_in_order_or_not(positions):
+    F = SelfAttention(AttentionParameters.random(3, n_heads=2, head_dim=2), causal=True)
+    mu = ParticleMeasure(torch.randn(4, 3, dtype=F64), positions=positions)
+    assert (F.tangent(mu).interaction.order is None) == (positions == sorted(positions))
+    _, push = torch.func.linearize(lambda x: F(mu.replace(x)).points, mu.points)
+    eps = torch.randn(4, 3, dtype=F64)
+    torch.testing.assert_close(F.linearize(mu).matvec(eps), push(eps))
+    torch.testing.assert_close(F.linearize(mu).to_dense() @ eps.flatten(), push(eps).flatten())
+
+
 @given(problems())
 def test_the_weighted_tangent_agrees_entry_by_entry(problem: Problem):
     F, mu = attention(problem), problem.measure

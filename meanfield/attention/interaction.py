@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -35,7 +35,7 @@ class Interaction:
         centre: (*batch, H, 1, v).
         log_weights: (*batch, n).
         positions: (*batch, n), increasing, or None when every atom sees every other.
-        order: the permutation (*batch, n) that sorted the atoms, or None if they came in order.
+        order: the permutation (*batch, n) that sorted the atoms, or None.
     """
 
     keys: Tensor
@@ -53,16 +53,23 @@ class Interaction:
         points, logs, positions, order = mu.points, mu.log_weights, None, None
         if causal:
             assert mu.positions is not None
-            positions = mu.positions
-            # A sequence is in order as it comes; moving its rows takes a share of every product.
-            if bool((positions[..., 1:] < positions[..., :-1]).any()):
-                positions, order = positions.sort(dim=-1, stable=True)
-                points = points.gather(-2, order[..., None].expand(points.shape))
-                logs = logs.gather(-1, order)
+            positions, order = mu.positions.sort(dim=-1, stable=True)
+            points = points.gather(-2, order[..., None].expand(points.shape))
+            logs = logs.gather(-1, order)
         projections = kernel.project(parameters, points)
         return cls(
             projections.keys, projections.values, projections.centre, logs, positions, order
         )
+
+    def in_place(self) -> Interaction:
+        """The same without its order if the atoms came in order, as sequences do.
+
+        To move every row there and back takes a share of every product. This looks at the numbers,
+        which code that is being traced cannot.
+        """
+        if self.order is None or bool((self.order[..., 1:] < self.order[..., :-1]).any()):
+            return self
+        return replace(self, order=None)
 
     @property
     def n(self) -> int:

@@ -126,7 +126,7 @@ class SelfAttention:
                 "function of measures, which is then differentiated automatically"
             )
         self._check(mu)
-        interaction = self._interaction(mu)
+        interaction = self._interaction(mu).in_place()
         queries = self.kernel.queries(self.parameters, interaction.sort(mu.points))
         return AttentionTangent(
             self.parameters, queries, interaction, geometry, memory, block_size
