@@ -81,6 +81,7 @@ def _dense_estimate(
         value=sigma.reshape(shape),
         residual=residual.reshape(shape),
         error=residual.reshape(shape),
+        upper=(sigma * (1 + residual)).reshape(shape),
         converged=(residual <= max(rtol, floor)).reshape(shape),
         n_matvecs=0,
         direction=v.reshape(*shape, *linear_map.in_shape),

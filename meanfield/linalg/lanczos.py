@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from meanfield.linalg.evidence import NormEstimate
+from meanfield.linalg.evidence import MISS, NormEstimate, start_tangent, upper_end
 from meanfield.linalg.maps import LinearMap
 
 __all__ = ["Basis", "Bidiagonalisation", "lanczos_norm", "lengths", "normalised", "start_vectors"]
@@ -54,10 +54,14 @@ def lanczos_norm(
         met_before = met
     v = process.right.combine(coefficients)
     shape = linear_map.batch_shape
+    # A maximum over blocks misses its largest no more often than any of them is missed.
+    starts = linear_map.batch_shape[-1] if only_largest else 1
+    angle = start_tangent(linear_map.columns, linear_map.hints is not None, MISS / max(starts, 1))
     return NormEstimate(
         value=sigma.reshape(shape),
         residual=residual.reshape(shape),
         error=error.reshape(shape),
+        upper=(sigma * upper_end(angle, process.products)).reshape(shape),
         converged=(error <= rtol).reshape(shape),
         n_matvecs=process.products,
         direction=v.reshape(*shape, *linear_map.in_shape),

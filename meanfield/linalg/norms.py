@@ -32,7 +32,9 @@ def operator_norm(
     Golub–Kahan–Lanczos bidiagonalisation with full re-orthogonalisation, from a mixture of a
     random start and the map's own hints, so that one dominant direction that is almost
     orthogonal to the random start is not missed. It stops on the *relative* error of σ that
-    the residual of the singular triple proves, see `NormEstimate.error`.
+    the residual of the singular triple and the gap below it give, see `NormEstimate.error`. That
+    is about the singular value it has come to; how much larger one it may have missed, with what
+    probability, is `NormEstimate.upper`.
 
     Args:
         linear_map: J.
@@ -93,6 +95,7 @@ def largest_block_norm(
         value=value,
         residual=every.residual.gather(-1, block[..., None]).squeeze(-1),
         error=torch.where(counts, every.error, 0.0).amax(-1),
+        upper=every.upper.amax(-1),
         converged=(every.converged | ~counts).all(-1),
         n_matvecs=every.n_matvecs,
         direction=every.direction.gather(-3, index).squeeze(-3),

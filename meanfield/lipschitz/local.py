@@ -34,8 +34,11 @@ class LocalLipschitz:
         splitting_direction: the unit vector along which it splits, (*batch, d), or None.
         residual: relative residual of the singular triples behind the components: each is
             within residual · component of a singular value. The larger of the two.
-        error: relative error of the components that the residuals prove, see
+        error: relative error of the components by their residuals and the gaps below them, see
             `meanfield.linalg.NormEstimate.error`. The larger of the two.
+        upper: the constant is at most this; with probability 0.999 for each start of an iteration,
+            for certain (up to rounding) when factored. See `meanfield.linalg.NormEstimate.upper`;
+            `meanfield.bounds.local_upper` is certain always, and larger.
         converged: whether the error is at most the rtol asked for.
         n_matvecs: products with the linearisation; 0 when it was factored.
         geometry: "wasserstein" or "euclidean".
@@ -49,6 +52,7 @@ class LocalLipschitz:
     splitting_direction: Tensor | None
     residual: Tensor
     error: Tensor
+    upper: Tensor
     converged: Tensor
     n_matvecs: int
     geometry: str
@@ -67,7 +71,8 @@ class LocalLipschitz:
             ("particle: atoms move as a whole", span(self.particle)),
             ("splitting: one atom splits", splitting),
             ("relative residual", span(self.residual)),
-            ("relative error proved", span(self.error)),
+            ("relative error, by residual and gap", span(self.error)),
+            ("at most (probability 0.999)" if self.n_matvecs else "at most", span(self.upper)),
             ("converged", bool(self.converged.all())),
         ]
         return table(f"Local Lipschitz constant, {self.geometry}", rows)
@@ -165,6 +170,7 @@ def _larger(one: NormEstimate, other: NormEstimate) -> NormEstimate:
         value=torch.where(better, other.value, one.value),
         residual=torch.where(better, other.residual, one.residual),
         error=torch.where(better, other.error, one.error),
+        upper=torch.minimum(one.upper, other.upper),
         converged=torch.where(better, other.converged, one.converged),
         n_matvecs=one.n_matvecs + other.n_matvecs,
         direction=torch.where(better[..., None, None], other.direction, one.direction),
@@ -192,6 +198,7 @@ def _result(
             splitting_direction=None,
             residual=whole.residual,
             error=whole.error,
+            upper=whole.upper,
             converged=whole.converged,
             n_matvecs=whole.n_matvecs,
             geometry=geometry,
@@ -206,6 +213,7 @@ def _result(
         splitting_direction=field.direction.squeeze(-2),
         residual=torch.maximum(whole.residual, field.residual),
         error=torch.maximum(whole.error, field.error),
+        upper=torch.maximum(whole.upper, field.upper),
         converged=whole.converged & field.converged,
         n_matvecs=whole.n_matvecs + field.n_matvecs,
         geometry=geometry,

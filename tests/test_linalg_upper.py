@@ -1,0 +1,145 @@
+"""How much larger than what a Krylov iteration found the norm may be."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.polynomial import chebyshev
+
+from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.linalg import LinearMap, largest_block_norm, operator_norm
+from meanfield.linalg.evidence import start_tangent, upper_end
+from meanfield.linalg.lanczos import Bidiagonalisation
+from meanfield.lipschitz import local_lipschitz
+from meanfield.measures import ParticleMeasure
+
+F64 = torch.float64
+
+
+def diagonal(values: torch.Tensor, hint: torch.Tensor | None = None) -> LinearMap:
+    """Maps with these singular values (*batch, n) along the axes."""
+    n = values.shape[-1]
+    return LinearMap(
+        matvec=lambda x: values[..., None] * x,
+        rmatvec=lambda x: values[..., None] * x,
+        in_shape=(n, 1),
+        out_shape=(n, 1),
+        batch_shape=values.shape[:-1],
+        hints=None if hint is None else lambda: hint,
+    )
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    steps=st.integers(1, 8),
+    log_cosine=st.floats(-12, 0),
+    decay=st.sampled_from([1e-4, 1e-2, 0.3]),
+)
+def test_the_bound_holds_for_every_spectrum_and_angle(seed, steps, log_cosine, decay):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.exp(-decay * torch.rand(40, dtype=F64, generator=generator).cumsum(0))
+    start = torch.randn(40, dtype=F64, generator=generator) / values**4
+    cosine = 10.0**log_cosine
+    start[0] = 0.0
+    start *= math.sqrt(1 - cosine**2) / start.norm()
+    start[0] = cosine
+    process = Bidiagonalisation(diagonal(values), start[None])
+    for _ in range(steps):
+        process.advance()
+    sigma = float(process.triples()[1][0, 0])
+    tangent = math.sqrt(1 - cosine**2) / cosine
+    assert float(values[0]) <= sigma * upper_end(tangent, steps) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("tangent", [0.5, 10.0, 1e4])
+def test_the_bound_is_attained_by_the_spectrum_of_the_chebyshev_polynomial(steps, tangent):
+    degree = 2 * steps - 1
+    theta = upper_end(tangent, steps) ** -2
+    t = np.cos(np.arange(steps) * np.pi / degree)
+    nodes = np.append(1.0, theta * (1 - t**2))
+    # q at the nodes, where t q(λ) is the Chebyshev polynomial: ±1/t, and at λ = 1 with t = i sinh.
+    sinh = math.sqrt(1 / theta - 1)
+    last = (-1) ** (steps - 1) * math.sinh(degree * math.asinh(sinh)) / sinh
+    q = np.append(last, (-1.0) ** np.arange(steps) / t)
+    # The start whose Krylov space has q(JᵀJ)b as Ritz vector of the value θ.
+    powers = chebyshev.chebvander(2 * nodes - 1, steps - 1) * ((nodes - theta) * q)[:, None]
+    cosine_squared = 1 / (1 + tangent**2)
+    shares = np.append(cosine_squared, np.linalg.solve(powers[1:].T, -cosine_squared * powers[0]))
+    assert (shares > 0).all()
+    assert shares.sum() == pytest.approx(1, rel=1e-6)
+    start = torch.from_numpy(np.sqrt(shares / shares.sum()))
+    process = Bidiagonalisation(diagonal(torch.from_numpy(np.sqrt(nodes))), start[None])
+    for _ in range(steps):
+        process.advance()
+    sigma = float(process.triples()[1][0, 0])
+    assert sigma * upper_end(tangent, steps) == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("hinted", [False, True])
+@pytest.mark.parametrize("miss", [0.5, 0.05])
+def test_starts_come_closer_than_the_angle_as_often_as_promised(hinted, miss):
+    size, draws = 50, 20_000
+    generator = torch.Generator().manual_seed(1)
+    random = torch.randn(draws, size, dtype=F64, generator=generator)
+    start = random / random.norm(dim=1, keepdim=True)
+    bound = start_tangent(size, hinted, miss)
+    # The worst hint is orthogonal to the direction that is looked for.
+    start = start + hinted * torch.eye(size, dtype=F64)[1]
+    cosine = start[:, 0].abs() / start.norm(dim=1)
+    missed = float(((1 - cosine**2).sqrt() / cosine > bound).double().mean())
+    assert missed <= miss
+    assert missed >= 0.3 * miss  # the promise is not an idle one
+
+
+def test_a_direction_missed_by_the_iteration_is_within_the_upper_end():
+    # The hint leads to σ₂, and σ₁ = 1.05 σ₂ is overlooked: converged, and wrong by 5 %.
+    values = torch.cat([torch.tensor([1.05, 1.0]), torch.linspace(0.6, 0, 998)]).double()
+    hint = torch.eye(1000, dtype=F64)[1, :, None]
+    overlooked = 0
+    for seed in range(50):
+        found = operator_norm(
+            diagonal(values, hint), method="lanczos", generator=torch.Generator().manual_seed(seed)
+        )
+        overlooked += float(found.value) < 1.04
+        assert float(found.value) <= 1.05 * (1 + 1e-12)
+        assert float(found.upper) >= 1.05
+    assert overlooked > 0
+
+
+def test_more_steps_and_factorisations_bring_the_upper_end_down():
+    values = torch.linspace(1, 0.2, 300, dtype=F64)
+    ends = [
+        float(operator_norm(diagonal(values), method="lanczos", rtol=rtol).upper)
+        for rtol in (1e-1, 1e-3, 1e-8)
+    ]
+    assert ends[0] > ends[1] > ends[2] > 1.0
+    assert ends[2] < 1.1
+    factored = operator_norm(diagonal(values), method="dense")
+    assert 1.0 - 1e-14 <= float(factored.upper) <= 1.0 + 1e-10
+
+
+def test_blocks_share_the_probability_of_a_miss():
+    values = torch.rand(7, 200, dtype=F64, generator=torch.Generator().manual_seed(0))
+    blocks, _ = largest_block_norm(diagonal(values), method="lanczos")
+    one = operator_norm(
+        diagonal(values), method="lanczos", max_steps=blocks.n_matvecs, rtol=0.0, strict=False
+    )
+    assert float(blocks.upper) > float(one.upper.max())
+    assert float(blocks.upper) >= float(values.max())
+
+
+def test_the_local_constant_lies_between_its_ends():
+    F = SelfAttention(AttentionParameters.random(8, n_heads=2))
+    mu = ParticleMeasure(torch.randn(30, 8, dtype=F64, generator=torch.Generator().manual_seed(0)))
+    exact = local_lipschitz(F, mu, method="dense")
+    assert 0 <= float(exact.upper / exact.value) - 1 < 1e-9
+    found = local_lipschitz(F, mu, method="lanczos", rtol=1e-6, confirm=1)
+    assert float(found.value) * (1 - 1e-12) <= float(exact.value) <= float(found.upper)
+    assert "at most (probability 0.999)" in found._repr_html_()
+    assert "probability" not in exact._repr_html_()
