@@ -68,6 +68,11 @@ _VARIABLES = (
     Variable("radius", "root mean square of the token norms", dims=("window",)),
     Variable("head_constant", "local Lipschitz constant of the head alone", dims=_BOTH),
     Variable("head_constant_residual", "relative residual", dims=_BOTH),
+    Variable(
+        "head_constant_upper",
+        "the head's constant is at most this, with probability 0.999",
+        dims=_BOTH,
+    ),
     Variable("head_constant_converged", "whether it converged", dims=_BOTH, dtype="bool"),
 )
 _PARAMETERS = (
@@ -116,6 +121,7 @@ def measure(
         "radius": radius,
         "head_constant": torch.stack([head.value for head in heads]),
         "head_constant_residual": torch.stack([head.residual for head in heads]),
+        "head_constant_upper": torch.stack([head.upper for head in heads]),
         "head_constant_converged": torch.stack([head.converged for head in heads]),
     }
 
