@@ -17,6 +17,7 @@ from meanfield.linalg.evidence import start_tangent, upper_end
 from meanfield.linalg.lanczos import Bidiagonalisation
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
+from tests.strategies import problems
 
 F64 = torch.float64
 
@@ -124,14 +125,45 @@ def test_more_steps_and_factorisations_bring_the_upper_end_down():
     assert 1.0 - 1e-14 <= float(factored.upper) <= 1.0 + 1e-10
 
 
-def test_blocks_share_the_probability_of_a_miss():
+def test_the_upper_end_of_blocks_is_the_largest_of_theirs():
     values = torch.rand(7, 200, dtype=F64, generator=torch.Generator().manual_seed(0))
     blocks, _ = largest_block_norm(diagonal(values), method="lanczos")
-    one = operator_norm(
+    every = operator_norm(
         diagonal(values), method="lanczos", max_steps=blocks.n_matvecs, rtol=0.0, strict=False
     )
-    assert float(blocks.upper) > float(one.upper.max())
+    torch.testing.assert_close(blocks.upper, every.upper.max())
     assert float(blocks.upper) >= float(values.max())
+
+
+@pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
+@given(problems())
+def test_the_upper_end_holds_for_any_weights_and_numbers_of_particles(geometry, problem):
+    F = SelfAttention(AttentionParameters(**problem.layer), causal=problem.causal)
+    matrix = F.linearize(problem.measure, geometry=geometry).to_dense()
+    expected = float(torch.linalg.svdvals(matrix).max())
+    if geometry == "wasserstein":
+        jacobians = F.field_jacobians(problem.measure)
+        expected = max(expected, float(torch.linalg.svdvals(jacobians).max()))
+    # Products subtract means: they are right relative to ‖V‖‖A‖R², not to a tiny covariance.
+    radius = float(problem.measure.points.abs().max())
+    par = F.parameters
+    floor = 1e-12 * float(par.V.norm() * (1 + par.A.norm() * radius**2))
+    for method in ("lanczos", "dense"):
+        found = local_lipschitz(F, problem.measure, geometry=geometry, method=method, strict=False)
+        assert float(found.value) * (1 - 1e-9) - floor <= expected
+        assert expected <= float(found.upper) * (1 + 1e-9) + floor
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_a_hint_cannot_cancel_the_random_start_in_one_or_two_dimensions(size, sign):
+    drawn = torch.randn(1, size, dtype=F64, generator=torch.Generator().manual_seed(0))
+    values = torch.tensor([2.0, 1.0], dtype=F64)[:size]
+    found = operator_norm(diagonal(values, sign * drawn.mT), method="lanczos", rtol=1e-9)
+    assert float(found.value) == pytest.approx(2.0, rel=1e-9)
+    assert float(found.upper) >= 2.0 * (1 - 1e-12)
+    nothing = operator_norm(diagonal(0 * values), method="lanczos")
+    assert float(nothing.upper) == 0.0
 
 
 def test_the_local_constant_lies_between_its_ends():

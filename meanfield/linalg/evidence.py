@@ -80,9 +80,9 @@ def start_tangent(size: int, hinted: bool, miss: float) -> float:
 
     The random part r is uniform on the sphere of R^N: |⟨r, v⟩| ≤ t has probability at most
     t √(2(N−1)/π), and for N ≥ 3 shifting the interval by a hint makes it no likelier. Beside a
-    hint of the same length, cos φ ≥ t/2.
+    hint of the same length, cos φ ≥ t/2. For N ≤ 2 hints are not used.
     """
-    if size < 3:
-        return math.inf
-    cosine = miss / math.sqrt(2 * (size - 1) / math.pi) / (2 if hinted else 1)
+    if size == 1:
+        return 0.0
+    cosine = miss / math.sqrt(2 * (size - 1) / math.pi) / (2 if hinted and size > 2 else 1)
     return math.sqrt(1 - cosine**2) / cosine

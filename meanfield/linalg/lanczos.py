@@ -54,9 +54,7 @@ def lanczos_norm(
         met_before = met
     v = process.right.combine(coefficients)
     shape = linear_map.batch_shape
-    # A maximum over blocks misses its largest no more often than any of them is missed.
-    starts = linear_map.batch_shape[-1] if only_largest else 1
-    angle = start_tangent(linear_map.columns, linear_map.hints is not None, MISS / max(starts, 1))
+    angle = start_tangent(linear_map.columns, linear_map.hints is not None, MISS)
     return NormEstimate(
         value=sigma.reshape(shape),
         residual=residual.reshape(shape),
@@ -137,7 +135,8 @@ def start_vectors(linear_map: LinearMap, batch: int, generator: torch.Generator 
         device=generator.device,
     )
     start = normalised(random.to(linear_map.device, linear_map.dtype))[0]
-    if linear_map.hints is not None:
+    # In fewer dimensions nothing can be missed, and the two might cancel.
+    if linear_map.hints is not None and linear_map.columns >= 3:
         start = start + normalised(linear_map.hints().reshape(batch, -1))[0]
     return normalised(start)[0]
 

@@ -95,6 +95,7 @@ def largest_block_norm(
         value=value,
         residual=every.residual.gather(-1, block[..., None]).squeeze(-1),
         error=torch.where(counts, every.error, 0.0).amax(-1),
+        # Too low only if it is so in the block that has the norm: no likelier than one miss.
         upper=every.upper.amax(-1),
         converged=(every.converged | ~counts).all(-1),
         n_matvecs=every.n_matvecs,
