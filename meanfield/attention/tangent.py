@@ -15,6 +15,7 @@ from meanfield.attention.interaction import Block, Interaction
 from meanfield.attention.normalization import softmax
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.linalg import LinearMap
+from meanfield.linalg.vectors import normalised
 
 __all__ = ["AttentionTangent"]
 
@@ -284,8 +285,8 @@ class AttentionTangent:
         `diffuse_direction` where it is spread out.
         """
         both = self.turning_direction(), self.diffuse_direction()
-        first, second = (_unit_displacement(direction) for direction in both)
-        return first + second
+        first, second = (normalised(direction.flatten(-2))[0] for direction in both)
+        return (first + second).reshape(both[0].shape)
 
     def turning_direction(self) -> Tensor:
         """Each key moved towards the queries it can turn.
@@ -366,11 +367,3 @@ class AttentionTangent:
         diagonal = torch.arange(interaction.n, device=m.device)
         matrix[:, diagonal, :, diagonal, :] += self._field_jacobians().movedim(1, 0)
         return interaction.unsort_dense(matrix).flatten(3, 4).flatten(1, 2)
-
-
-def _unit_displacement(displacement: Tensor) -> Tensor:
-    """Of Frobenius norm 1, scaled first since squares may leave the number range; 0 stays 0."""
-    peak = displacement.abs().amax((-2, -1), keepdim=True)
-    scaled = displacement / torch.where(peak > 0, peak, 1.0)
-    length = torch.linalg.vector_norm(scaled, dim=(-2, -1), keepdim=True)
-    return scaled / torch.where(length > 0, length, 1.0)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from meanfield.linalg.evidence import NormEstimate
 from meanfield.linalg.maps import LinearMap
+from meanfield.linalg.vectors import lengths, normalised
 
 __all__ = ["dense_norm", "largest_dense", "power_of_two"]
 
@@ -23,8 +24,7 @@ def largest_dense(linear_map: LinearMap, rtol: float) -> tuple[NormEstimate, Ten
     """Blocks whose Frobenius norm is below a spectral norm already found are not factored."""
     n = linear_map.batch_shape[-1]
     blocks = linear_map.to_dense().reshape(-1, n, linear_map.rows, linear_map.columns)
-    peak = blocks.abs().amax((-2, -1), keepdim=True).clamp_min(torch.finfo(blocks.dtype).tiny)
-    frobenius = torch.linalg.vector_norm(blocks / peak, dim=(-2, -1)) * peak[..., 0, 0]
+    frobenius = lengths(blocks.flatten(-2))
     every = torch.arange(len(blocks), device=blocks.device)
     best = frobenius.argmax(-1)
     sigma, v, residual = _factor(blocks[every, best])
@@ -115,14 +115,12 @@ def _top_triples(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     wide = unit.shape[-1] > unit.shape[-2]
     gram = unit @ unit.mT if wide else unit.mT @ unit
     top = torch.linalg.eigh(gram)[1][..., -1:]
-    v = _unit(unit.mT @ top) if wide else top
-    image = unit @ v
-    sigma = torch.linalg.vector_norm(image, dim=(-2, -1), keepdim=True)
-    u = image / torch.where(sigma > 0, sigma, 1.0)
-    defect = torch.linalg.vector_norm(unit.mT @ u - sigma * v, dim=(-2, -1))
-    sigma = sigma[..., 0, 0]
+    top = (unit.mT @ top if wide else top)[..., 0]
+    v = normalised(top)[0]
+    u, sigma = normalised((unit @ v[..., None])[..., 0])
+    defect = lengths((unit.mT @ u[..., None])[..., 0] - sigma[..., None] * v)
     residual = defect / torch.where(sigma > 0, sigma, 1.0)
-    return sigma * scale, v[..., 0], torch.where(sigma > 0, residual, 0.0)
+    return sigma * scale, v, torch.where(sigma > 0, residual, 0.0)
 
 
 def power_of_two(matrices: Tensor) -> Tensor:
@@ -141,8 +139,3 @@ def power_of_two(matrices: Tensor) -> Tensor:
         )
     scale = torch.exp2(torch.ceil(torch.log2(peak.clamp_min(torch.finfo(peak.dtype).tiny))))
     return scale.clamp(2.0**-1000, 2.0**1000) if peak.dtype == torch.float64 else scale
-
-
-def _unit(column: Tensor) -> Tensor:
-    length = torch.linalg.vector_norm(column, dim=-2, keepdim=True)
-    return column / torch.where(length > 0, length, 1.0)

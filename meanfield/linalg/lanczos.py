@@ -10,8 +10,9 @@ from torch import Tensor
 
 from meanfield.linalg.evidence import MISS, NormEstimate, start_tangent, upper_end
 from meanfield.linalg.maps import LinearMap
+from meanfield.linalg.vectors import lengths, normalised
 
-__all__ = ["Basis", "Bidiagonalisation", "lanczos_norm", "lengths", "normalised", "start_vectors"]
+__all__ = ["Basis", "Bidiagonalisation", "lanczos_norm", "start_vectors"]
 
 # Vectors that a basis asks memory for at once: one block that doubles would be held twice.
 _BLOCK_VECTORS = 8
@@ -263,21 +264,3 @@ class Bidiagonalisation:
         basis.append(torch.where(finished[:, None], 0.0, rest / safe[:, None]))
         return torch.where(finished, 0.0, length)
 
-
-def lengths(vectors: Tensor) -> Tensor:
-    """Euclidean lengths of (..., size), also where squares leave the number range."""
-    length = torch.linalg.vector_norm(vectors, dim=-1)
-    kind = torch.finfo(vectors.dtype)
-    low, high = kind.tiny**0.5 / kind.eps, kind.max**0.5
-    if bool(((length > low) & (length < high)).all()):
-        return length
-    return normalised(vectors)[1]
-
-
-def normalised(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit vectors and lengths; scaled first, since squares may leave the number range."""
-    peak = vectors.abs().amax(-1, keepdim=True)
-    scaled = vectors / torch.where(peak > 0, peak, 1.0)
-    length = torch.linalg.vector_norm(scaled, dim=-1, keepdim=True)
-    unit = scaled / torch.where(length > 0, length, 1.0)
-    return unit, (length * peak)[..., 0]

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from meanfield.errors import ConvergenceError
 from meanfield.linalg.dense import power_of_two
-from meanfield.linalg.lanczos import Bidiagonalisation, lengths, normalised
+from meanfield.linalg.lanczos import Bidiagonalisation
 from meanfield.linalg.maps import LinearMap
 from meanfield.linalg.norms import DENSE_LIMIT
+from meanfield.linalg.vectors import lengths, normalised
 
 __all__ = ["SingularValues", "largest_singular_values"]
 
@@ -99,7 +100,7 @@ def _dense(linear_map: LinearMap, k: int) -> SingularValues:
     u, s, vh = torch.linalg.svd(unit, full_matrices=False)
     u, s, v = u[..., :k].mT, s[:, :k], vh[:, :k]
     top = torch.where(s[:, :1] > 0, s[:, :1], 1.0)
-    defect = torch.linalg.vector_norm(u @ unit - s[..., None] * v, dim=-1) / top
+    defect = lengths(u @ unit - s[..., None] * v) / top
     return SingularValues(
         values=(s * scale[:, None]).reshape(*shape, k),
         left=u.reshape(*shape, k, *linear_map.out_shape),
@@ -165,7 +166,7 @@ def _lanczos(
         complete = (enough and bool((values[:, 0] <= smallest + room).all())) or everything
         found = found.joined(
             values.to(dtype),
-            _orthonormal(process.right.combine(right[:, :take].to(dtype))),
+            normalised(process.right.combine(right[:, :take].to(dtype)))[0],
             process.left.combine(left[..., :take].mT.to(dtype)),
         )
     return _confirmed(linear_map, found, k, rtol, products, complete and met)
@@ -228,11 +229,6 @@ def _outside(vectors: Tensor, basis: Tensor) -> Tensor:
     for _ in range(2 if basis.shape[1] else 0):
         vectors = vectors - (basis.mT @ (basis @ vectors[..., None]))[..., 0]
     return vectors
-
-
-def _orthonormal(rows: Tensor) -> Tensor:
-    length = lengths(rows)[..., None]
-    return rows / torch.where(length > 0, length, 1.0)
 
 
 def _confirmed(

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind
 from meanfield.html import span, table
+from meanfield.linalg.vectors import lengths
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
 
@@ -124,10 +125,11 @@ def euclidean_secant_ratio(f: Callable[[Tensor], Tensor], X: Tensor, Y: Tensor) 
         )
     check_finite(X, "X")
     check_finite(Y, "Y")
-    apart = _frobenius(X - Y)
+    # The squares of steps below 1e-162 would underflow: lengths of whole sequences, scaled.
+    apart = lengths((X - Y).flatten(-2))
     if not bool((apart > 0).all()):
         raise ValueError("expected X ≠ Y, got equal sequences")
-    return _frobenius(f(X) - f(Y)) / apart
+    return lengths((f(X) - f(Y)).flatten(-2)) / apart
 
 
 def sequence_map(F: MeasureMap) -> Callable[[Tensor], Tensor]:
@@ -137,10 +139,3 @@ def sequence_map(F: MeasureMap) -> Callable[[Tensor], Tensor]:
         return F(ParticleMeasure.from_sequence(points)).points
 
     return f
-
-
-def _frobenius(difference: Tensor) -> Tensor:
-    # Scaled: the squares of steps below 1e-162 would underflow.
-    peak = difference.abs().amax((-2, -1), keepdim=True)
-    safe = torch.where(peak > 0, peak, 1.0)
-    return torch.linalg.vector_norm(difference / safe, dim=(-2, -1)) * peak[..., 0, 0]
