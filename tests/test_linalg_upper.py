@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from numpy.polynomial import chebyshev
 
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.errors import ConvergenceError
 from meanfield.linalg import LinearMap, largest_block_norm, operator_norm
-from meanfield.linalg.evidence import start_tangent, upper_end
+from meanfield.linalg.evidence import start_tangent, upper_end, worst_upper_end
 from meanfield.linalg.lanczos import Bidiagonalisation
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
@@ -52,16 +53,43 @@ def test_the_bound_holds_for_every_spectrum_and_angle(seed, steps, log_cosine, d
     process = Bidiagonalisation(diagonal(values), start[None])
     for _ in range(steps):
         process.advance()
-    sigma = float(process.triples()[1][0, 0])
+    sigma = process.triples()[1][:, 0]
     tangent = math.sqrt(1 - cosine**2) / cosine
-    assert float(values[0]) <= sigma * upper_end(tangent, steps) * (1 + 1e-9)
+    end = float(upper_end(sigma, *process.scalars(), tangent))
+    assert float(values[0]) <= end * (1 + 1e-9)
+    assert end <= float(sigma) * worst_upper_end(tangent, steps) * (1 + 1e-9)
+
+
+@given(seed=st.integers(0, 10**6), steps=st.integers(1, 5), excess=st.floats(0.01, 3))
+def test_the_end_is_where_the_christoffel_function_of_the_start_is_its_share(seed, steps, excess):
+    """1/Σ aⱼ(s)² = min ‖p(JᵀJ)b‖² over polynomials p of degree k with p(s²) = 1."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.rand(12, dtype=F64, generator=generator).sort(descending=True).values
+    start = torch.randn(12, dtype=F64, generator=generator)
+    start /= start.norm()
+    process = Bidiagonalisation(diagonal(values), start[None])
+    for _ in range(steps):
+        process.advance()
+    sigma = process.triples()[1][:, 0]
+    # ‖J‖ is at least the norm of B with the last remainder beside it: s below is not possible.
+    alphas, betas = (column[0].diag_embed() for column in process.scalars())
+    beside = torch.nn.functional.pad(alphas, (0, 1)) + torch.nn.functional.pad(betas, (1, 0))
+    s = float(torch.linalg.matrix_norm(beside, 2)) * (1 + excess)
+    # p = 1 + (t − s²) q(t): the least squares problem in q, in the basis of Chebyshev.
+    t = values.numpy() ** 2
+    basis = chebyshev.chebvander(2 * t / s**2 - 1, steps - 1) * (t - s**2)[:, None]
+    weighted = basis * start.numpy()[:, None]
+    q = np.linalg.lstsq(weighted, -start.numpy(), rcond=None)[0]
+    christoffel = float(((start.numpy() + weighted @ q) ** 2).sum())
+    tangent = math.sqrt(1 / christoffel - 1)
+    assert float(upper_end(sigma, *process.scalars(), tangent)) == pytest.approx(s, rel=1e-6)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("tangent", [0.5, 10.0, 1e4])
 def test_the_bound_is_attained_by_the_spectrum_of_the_chebyshev_polynomial(steps, tangent):
     degree = 2 * steps - 1
-    theta = upper_end(tangent, steps) ** -2
+    theta = worst_upper_end(tangent, steps) ** -2
     t = np.cos(np.arange(steps) * np.pi / degree)
     nodes = np.append(1.0, theta * (1 - t**2))
     # q at the nodes, where t q(λ) is the Chebyshev polynomial: ±1/t, and at λ = 1 with t = i sinh.
@@ -78,8 +106,10 @@ def test_the_bound_is_attained_by_the_spectrum_of_the_chebyshev_polynomial(steps
     process = Bidiagonalisation(diagonal(torch.from_numpy(np.sqrt(nodes))), start[None])
     for _ in range(steps):
         process.advance()
-    sigma = float(process.triples()[1][0, 0])
-    assert sigma * upper_end(tangent, steps) == pytest.approx(1.0, rel=1e-5)
+    sigma = process.triples()[1][:, 0]
+    assert float(sigma) * worst_upper_end(tangent, steps) == pytest.approx(1.0, rel=1e-5)
+    end = float(upper_end(sigma, *process.scalars(), tangent))
+    assert end == pytest.approx(1.0, rel=1e-5)
 
 
 @pytest.mark.parametrize("hinted", [False, True])
@@ -123,6 +153,46 @@ def test_more_steps_and_factorisations_bring_the_upper_end_down():
     assert ends[2] < 1.1
     factored = operator_norm(diagonal(values), method="dense")
     assert 1.0 - 1e-14 <= float(factored.upper) <= 1.0 + 1e-10
+
+
+@pytest.mark.parametrize("upper_rtol", [1e-3, 1e-6])
+def test_the_iteration_goes_on_until_the_upper_end_is_near(upper_rtol):
+    values = torch.stack([torch.linspace(1, 0.2, 400), torch.linspace(2, 0.1, 400)]).double()
+    least = operator_norm(diagonal(values), method="lanczos")
+    found = operator_norm(diagonal(values), method="lanczos", upper_rtol=upper_rtol)
+    assert bool((found.upper <= (1 + upper_rtol) * found.value).all())
+    assert not bool((least.upper <= (1 + upper_rtol) * least.value).any())
+    assert bool((found.value <= values[:, 0] * (1 + 1e-12)).all())
+    assert bool((values[:, 0] <= found.upper * (1 + 1e-12)).all())
+    blocks, _ = largest_block_norm(diagonal(values), method="lanczos", upper_rtol=upper_rtol)
+    assert float(blocks.value) <= 2.0 * (1 + 1e-12) <= float(blocks.upper) * (1 + 2e-12)
+    assert float(blocks.upper) <= (1 + upper_rtol) * float(blocks.value)
+
+
+def test_an_upper_end_that_stays_too_far_is_an_error_or_flagged():
+    values = torch.linspace(1, 0.2, 300, dtype=F64)
+    settings = {"method": "lanczos", "rtol": 1e-1, "upper_rtol": 1e-6, "max_steps": 12}
+    with pytest.raises(
+        ConvergenceError, match=r"room up to the upper end .* upper_rtol = 1.00e-06"
+    ):
+        operator_norm(diagonal(values), **settings)
+    found = operator_norm(diagonal(values), **settings, strict=False)
+    assert not bool(found.converged)
+    assert float(found.error) <= 1e-1
+
+
+def test_a_hidden_direction_shows_in_the_upper_end_and_is_found_when_that_must_be_near():
+    # Every other singular value is 1: the iteration is over in a few steps, flagged converged.
+    values = torch.ones(2000, dtype=F64)
+    values[0], values[1:6] = 1.3, torch.linspace(0.2, 0.9, 5, dtype=F64)
+    start = torch.randn(1, 2000, dtype=F64, generator=torch.Generator().manual_seed(0))
+    hint = torch.zeros(2000, 1, dtype=F64)
+    hint[-1] = 1.0
+    found = operator_norm(diagonal(values, hint), method="lanczos", rtol=1e-2, max_steps=3)
+    assert float(start[0, 0] / start.norm()) < 0.05
+    assert float(found.value) < 1.3 < float(found.upper)
+    sure = operator_norm(diagonal(values, hint), method="lanczos", upper_rtol=1e-3)
+    assert float(sure.value) == pytest.approx(1.3, rel=1e-3)
 
 
 def test_the_upper_end_of_blocks_is_the_largest_of_theirs():

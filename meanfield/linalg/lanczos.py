@@ -16,9 +16,9 @@ __all__ = ["Basis", "Bidiagonalisation", "lanczos_norm", "start_vectors"]
 
 # Vectors that a basis asks memory for at once: one block that doubles would be held twice.
 _BLOCK_VECTORS = 8
-# An error this many times below what was asked for needs no second step to confirm it, unless
+# An error this many times below what was asked for needs no second step to confirm it; more where
 # there were so few steps that the random part of the start has hardly had its say.
-_ROOM, _FEW = 4.0, 8
+_ROOM, _FEW, _ROOM_OF_FEW = 4.0, 8, 10.0
 # Entries of the small matrices of a batch that are decomposed at once (8 MiB).
 _SMALL_ENTRIES = 2**20
 
@@ -29,6 +29,7 @@ def lanczos_norm(
     max_steps: int,
     generator: torch.Generator | None,
     *,
+    upper_rtol: float | None = None,
     only_largest: bool = False,
 ) -> NormEstimate:
     """Norms of the whole batch at once, see `meanfield.linalg.operator_norm`.
@@ -36,7 +37,8 @@ def lanczos_norm(
     With `only_largest`, of the maps along the last batch axis only those have to converge that
     may be the largest as far as their residuals tell.
     """
-    batch = math.prod(linear_map.batch_shape)
+    batch, shape = math.prod(linear_map.batch_shape), linear_map.batch_shape
+    tangent = start_tangent(linear_map.columns, linear_map.hints is not None, MISS)
     # One step more than the rank can be: it finds nothing, and so proves the residual 0.
     steps = max(1, min(max_steps, linear_map.rows + 1, linear_map.columns + 1))
     process = Bidiagonalisation(linear_map, start_vectors(linear_map, batch, generator))
@@ -48,23 +50,39 @@ def lanczos_norm(
         met = bool((error[counts] <= rtol).all())
         # The gap behind the error is itself an estimate: it must hold twice in a row, or with
         # room to spare, unless the residual alone is small enough.
-        roomy = residual if process.products < _FEW else torch.minimum(residual, _ROOM * error)
+        room = _ROOM if process.products >= _FEW else _ROOM_OF_FEW
+        roomy = torch.minimum(residual, room * error)
         sure = met_before or bool((roomy[counts] <= rtol).all())
-        if (met and sure) or process.products == steps:
-            break
+        ended = process.products == steps
+        if (met and sure) or ended:
+            upper = upper_end(sigma, *process.scalars(), tangent)
+            within = _within(upper, sigma, upper_rtol, shape if only_largest else None)
+            if ended or bool(within.all()):
+                break
         met_before = met
     v = process.right.combine(coefficients)
-    shape = linear_map.batch_shape
-    angle = start_tangent(linear_map.columns, linear_map.hints is not None, MISS)
     return NormEstimate(
         value=sigma.reshape(shape),
         residual=residual.reshape(shape),
         error=error.reshape(shape),
-        upper=(sigma * upper_end(angle, process.products)).reshape(shape),
-        converged=(error <= rtol).reshape(shape),
+        upper=upper.reshape(shape),
+        converged=((error <= rtol) & within).reshape(shape),
         n_matvecs=process.products,
         direction=v.reshape(*shape, *linear_map.in_shape),
     )
+
+
+def _within(
+    upper: Tensor, sigma: Tensor, upper_rtol: float | None, shape: torch.Size | None
+) -> Tensor:
+    """Whether the upper ends are near enough; with a shape, those along its last axis together."""
+    if upper_rtol is None:
+        return torch.ones_like(sigma, dtype=torch.bool)
+    if shape is None:
+        return upper <= (1 + upper_rtol) * sigma
+    along = (-1, shape[-1])
+    best, most = (x.reshape(along).amax(-1, keepdim=True) for x in (sigma, upper))
+    return (most <= (1 + upper_rtol) * best).expand(along).reshape(-1)
 
 
 def _may_be_largest(linear_map: LinearMap, sigma: Tensor, residual: Tensor) -> Tensor:
@@ -233,12 +251,15 @@ class Bidiagonalisation:
         back = self._apply(self.map.rmatvec, self.left.newest(), self.map.out_shape)
         self.betas.append(self._extend(self.right, back))
 
+    def scalars(self, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """α and β, (batch, k) each, float64; the last β is that of the remainder."""
+        both = self.alphas, self.betas
+        alphas, betas = (torch.stack([one[part] for one in column], -1) for column in both)
+        return alphas.double(), betas.double()
+
     def triples(self, part: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Left vectors, values, right vectors (rows) of B, and relative residuals; float64."""
-        alphas, betas = (
-            torch.stack([one[part] for one in scalars], -1).double()
-            for scalars in (self.alphas, self.betas)
-        )
+        alphas, betas = self.scalars(part)
         small = torch.diag_embed(alphas) + torch.diag_embed(betas[:, :-1], offset=1)
         left, values, right = torch.linalg.svd(small)
         share = betas[:, -1:] / torch.where(values > 0, values, 1.0)
@@ -263,4 +284,3 @@ class Bidiagonalisation:
         safe = torch.where(finished, 1.0, length)
         basis.append(torch.where(finished[:, None], 0.0, rest / safe[:, None]))
         return torch.where(finished, 0.0, length)
-

@@ -24,6 +24,7 @@ def operator_norm(
     method: str = "auto",
     generator: torch.Generator | None = None,
     strict: bool = True,
+    upper_rtol: float | None = None,
 ) -> NormEstimate:
     """‖J‖₂ = max ‖Jε‖ / ‖ε‖ (Frobenius norms) of each map in the batch.
 
@@ -43,9 +44,11 @@ def operator_norm(
         method: "dense", "lanczos", or "auto": dense for small matrices.
         generator: of the random start; a fixed seed if None.
         strict: raise when not converged; otherwise the estimate comes back flagged.
+        upper_rtol: go on until `upper`, too, is at most (1 + upper_rtol) · value.
 
     Raises:
-        ConvergenceError: the error is above rtol after `max_steps` steps.
+        ConvergenceError: the error is above rtol, or the upper end above what `upper_rtol` asks
+            for, after `max_steps` steps.
         OverflowError: the matrix has entries beyond the range of its dtype.
     """
     if method not in ("auto", "dense", "lanczos"):
@@ -55,8 +58,8 @@ def operator_norm(
     if method == "dense":
         estimate = dense_norm(linear_map, rtol)
     else:
-        estimate = lanczos_norm(linear_map, rtol, max_steps, generator)
-    return checked(estimate, rtol, strict)
+        estimate = lanczos_norm(linear_map, rtol, max_steps, generator, upper_rtol=upper_rtol)
+    return checked(estimate, rtol, upper_rtol, strict)
 
 
 def largest_block_norm(
@@ -67,6 +70,7 @@ def largest_block_norm(
     method: str = "dense",
     generator: torch.Generator | None = None,
     strict: bool = True,
+    upper_rtol: float | None = None,
 ) -> tuple[NormEstimate, Tensor]:
     """Norm of a block-diagonal map whose blocks are the last batch axis, and the block it is in.
 
@@ -78,6 +82,7 @@ def largest_block_norm(
             have converged).
         generator: as for `operator_norm`.
         strict: as for `operator_norm`.
+        upper_rtol: as for `operator_norm`.
 
     Returns:
         An estimate of batch shape (*batch,), whose direction (*batch, *in_shape) lives in the
@@ -85,8 +90,10 @@ def largest_block_norm(
     """
     if method == "dense":
         estimate, block = largest_dense(linear_map, rtol)
-        return checked(estimate, rtol, strict), block
-    every = lanczos_norm(linear_map, rtol, max_steps, generator, only_largest=True)
+        return checked(estimate, rtol, upper_rtol, strict), block
+    every = lanczos_norm(
+        linear_map, rtol, max_steps, generator, upper_rtol=upper_rtol, only_largest=True
+    )
     value, block = every.value.max(-1)
     index = block[..., None, None, None].expand(*block.shape, 1, *linear_map.in_shape)
     # Blocks that cannot be the largest, as far as their residuals tell, need not have converged.
@@ -101,4 +108,4 @@ def largest_block_norm(
         n_matvecs=every.n_matvecs,
         direction=every.direction.gather(-3, index).squeeze(-3),
     )
-    return checked(estimate, rtol, strict), block
+    return checked(estimate, rtol, upper_rtol, strict), block

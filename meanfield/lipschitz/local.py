@@ -89,6 +89,7 @@ def local_lipschitz(
     generator: torch.Generator | None = None,
     strict: bool = True,
     confirm: int = 0,
+    upper_rtol: float | None = None,
 ) -> LocalLipschitz:
     """lim sup W₂(F(ν), F(μ)) / W₂(ν, μ) as mass moves by shrinking steps, or ‖Df(X)‖.
 
@@ -119,6 +120,8 @@ def local_lipschitz(
         confirm: how many more independent random starts the iteration for `particle` gets; the
             largest answer counts. Residuals prove *a* singular value: a start orthogonal to the
             top direction to less than rtol can settle on another one. No cost when factored.
+        upper_rtol: go on until `upper` is at most (1 + upper_rtol) · value, too: then the
+            constant is known to lie between them, whatever the residuals say.
 
     Raises:
         ConvergenceError: not converged after `max_steps` steps, if strict.
@@ -139,6 +142,7 @@ def local_lipschitz(
         "max_steps": max_steps,
         "generator": generator,
         "strict": strict,
+        "upper_rtol": upper_rtol,
     }
     if confirm < 0:
         raise ValueError(f"confirm: expected a number ≥ 0, got {confirm}")
