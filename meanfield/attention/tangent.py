@@ -165,22 +165,23 @@ class AttentionTangent:
         """Jε, (*batch, n, d) → (*batch, n, d_out)."""
         q_dot, k_dot, v_dot = self.heads.project(self.interaction.sort(displacement))
         heads = torch.empty_like(self._outputs)
+        if self._half_logs is None:
+            # ⟨q̇ᵢ, kⱼ⟩ + ⟨qᵢ, k̇ⱼ⟩ as one product.
+            left = torch.cat([q_dot, self.queries], -1)
+            right = torch.cat([self.interaction.keys, k_dot], -1)
         for rows in self._rows:
-            heads[..., rows.block.rows, :] = self._matvec_rows(rows, q_dot, k_dot, v_dot)
+            i, j = rows.block
+            p, m = self._transition(rows)
+            if self._half_logs is None:
+                w = (left[..., i, :] @ right[..., j, :].mT).mul_(p)
+            else:
+                w = (q_dot[..., i, :] @ self.interaction.keys[..., j, :].mT).mul_(p)
+                w += (self.queries[..., i, :] @ k_dot[..., j, :].mT).mul_(m)
+            moved = w @ self.interaction.values[..., j, :]
+            moved -= w.sum(-1, keepdim=True) * self._outputs[..., i, :]
+            moved += m @ v_dot[..., j, :]
+            heads[..., i, :] = moved
         return self.interaction.unsort(self.heads.join(heads))
-
-    def _matvec_rows(self, rows: _Rows, q_dot: Tensor, k_dot: Tensor, v_dot: Tensor) -> Tensor:
-        i, j = rows.block
-        p, m = self._transition(rows)
-        keys, values = self.interaction.keys[..., j, :], self.interaction.values[..., j, :]
-        if p is m:
-            both = torch.cat([q_dot[..., i, :], self.queries[..., i, :]], -1)
-            w = (both @ torch.cat([keys, k_dot[..., j, :]], -1).mT).mul_(p)
-        else:
-            w = (q_dot[..., i, :] @ keys.mT).mul_(p)
-            w += (self.queries[..., i, :] @ k_dot[..., j, :].mT).mul_(m)
-        moved = w @ values - w.sum(-1, keepdim=True) * self._outputs[..., i, :]
-        return moved + m @ v_dot[..., j, :]
 
     def rmatvec(self, covector: Tensor) -> Tensor:
         """Jᵀζ, (*batch, n, d_out) → (*batch, n, d)."""
@@ -301,7 +302,8 @@ class AttentionTangent:
             weight = torch.cdist(self._outputs[..., i, :], self.interaction.values[..., j, :])
             weight = weight.mul_(self._transition(rows)[1])
             pulls[..., j, :] += weight.mT @ self.queries[..., i, :]
-        return self.interaction.unsort((pulls @ self.parameters.key).sum(-3))
+        joined = pulls.transpose(-2, -3).flatten(-2)
+        return self.interaction.unsort(joined @ self.parameters.key.flatten(0, 1))
 
     def diffuse_direction(self) -> Tensor:
         """Atoms moved together, ηⱼ = xⱼ y: the top of Σ_h M^h ⊗ W^h V^h, the value part of J.
@@ -332,7 +334,8 @@ class AttentionTangent:
         for rows in self._rows:
             m, j = self._transition(rows)[1], rows.block.columns
             seen = gram @ (m @ x[..., None, j, None]).squeeze(-1)
-            out[..., j] += (m.mT @ seen[..., None]).squeeze(-1).sum(-2)
+            # As a row: the transposed product of a batch with a column is 30 times slower.
+            out[..., j] += (seen[..., None, :] @ m).squeeze(-2).sum(-2)
         peak = out.abs().amax(-1, keepdim=True)
         # M of atoms of weight e^{−900} is beyond the root of the number range: x is good enough.
         usable = (peak > 0) & torch.isfinite(peak)

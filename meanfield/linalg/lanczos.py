@@ -180,30 +180,30 @@ class Basis:
         """The vector appended last, (batch, size)."""
         return self.blocks[-1][:, (self.count - 1) % _BLOCK_VECTORS]
 
-    def remainder(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """What the basis does not span of the vectors, and its length (batch,)."""
+    def remainder(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the basis does not span of the vectors, its length and theirs, (batch,)."""
         if self.count == 0:
-            return vectors, lengths(vectors)
+            length = lengths(vectors)
+            return vectors, length, length
         # The newest vector takes most; what is left is nearly orthogonal to the others already.
         newest = self.newest()
         share = (newest[:, None] @ vectors[..., None])[..., 0]
-        vectors = torch.addcmul(vectors, share, newest, value=-1)
+        vectors, taken = self._without(torch.addcmul(vectors, share, newest, value=-1))
         length = lengths(vectors)
-        for _ in range(2):
-            before = length
-            vectors = self._without(vectors)
+        whole = torch.hypot(torch.hypot(share[:, 0], taken), length)
+        # Twice is enough (Kahan, Parlett): one pass of Gram–Schmidt loses orthogonality when the
+        # remainder is small beside what it took, and then only.
+        if not bool((taken <= length).all()):
+            vectors, _ = self._without(vectors)
             length = lengths(vectors)
-            # Twice is enough (Kahan, Parlett): one pass of Gram–Schmidt loses orthogonality
-            # when the remainder is small, and then only.
-            if bool((length >= 0.7 * before).all()):
-                break
-        return vectors, length
+        return vectors, length, whole
 
-    def _without(self, vectors: Tensor) -> Tensor:
+    def _without(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """The vectors less their shares in the basis, and the length of what was taken."""
         shares = [block @ vectors[..., None] for block in self._filled()]
         for block, share in zip(self._filled(), shares, strict=True):
             vectors = vectors - (block.mT @ share)[..., 0]
-        return vectors
+        return vectors, lengths(torch.cat(shares, 1)[..., 0])
 
     def _filled(self) -> list[Tensor]:
         if not self.blocks:
@@ -277,10 +277,12 @@ class Bidiagonalisation:
         return image
 
     def _extend(self, basis: Basis, vector: Tensor) -> Tensor:
-        before = lengths(vector)
-        rest, length = basis.remainder(vector)
+        rest, length, whole = basis.remainder(vector)
         # A remainder at rounding level means an invariant subspace: nothing more to find.
-        finished = length <= 16 * torch.finfo(vector.dtype).eps * before
+        finished = length <= 16 * torch.finfo(vector.dtype).eps * whole
+        if not bool(finished.any()):
+            basis.append(rest / length[:, None])
+            return length
         safe = torch.where(finished, 1.0, length)
         basis.append(torch.where(finished[:, None], 0.0, rest / safe[:, None]))
         return torch.where(finished, 0.0, length)
