@@ -14,8 +14,8 @@ from numpy.polynomial import chebyshev
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.errors import ConvergenceError
 from meanfield.linalg import LinearMap, largest_block_norm, operator_norm
+from meanfield.linalg.bidiagonalisation import Bidiagonalisation
 from meanfield.linalg.evidence import start_tangent, upper_end, worst_upper_end
-from meanfield.linalg.lanczos import Bidiagonalisation
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from tests.strategies import problems
@@ -55,7 +55,7 @@ def test_the_bound_holds_for_every_spectrum_and_angle(seed, steps, log_cosine, d
         process.advance()
     sigma = process.triples()[1][:, 0]
     tangent = math.sqrt(1 - cosine**2) / cosine
-    end = float(upper_end(sigma, *process.scalars(), tangent))
+    end = float(upper_end(sigma, process.cycles, tangent))
     assert float(values[0]) <= end * (1 + 1e-9)
     assert end <= float(sigma) * worst_upper_end(tangent, steps) * (1 + 1e-9)
 
@@ -72,7 +72,7 @@ def test_the_end_is_where_the_christoffel_function_of_the_start_is_its_share(see
         process.advance()
     sigma = process.triples()[1][:, 0]
     # ‖J‖ is at least the norm of B with the last remainder beside it: s below is not possible.
-    alphas, betas = (column[0].diag_embed() for column in process.scalars())
+    alphas, betas = (column[0].diag_embed() for column in process.cycles[0].scalars()[2:])
     beside = torch.nn.functional.pad(alphas, (0, 1)) + torch.nn.functional.pad(betas, (1, 0))
     s = float(torch.linalg.matrix_norm(beside, 2)) * (1 + excess)
     # p = 1 + (t − s²) q(t): the least squares problem in q, in the basis of Chebyshev.
@@ -82,7 +82,7 @@ def test_the_end_is_where_the_christoffel_function_of_the_start_is_its_share(see
     q = np.linalg.lstsq(weighted, -start.numpy(), rcond=None)[0]
     christoffel = float(((start.numpy() + weighted @ q) ** 2).sum())
     tangent = math.sqrt(1 / christoffel - 1)
-    assert float(upper_end(sigma, *process.scalars(), tangent)) == pytest.approx(s, rel=1e-6)
+    assert float(upper_end(sigma, process.cycles, tangent)) == pytest.approx(s, rel=1e-6)
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
@@ -108,7 +108,7 @@ def test_the_bound_is_attained_by_the_spectrum_of_the_chebyshev_polynomial(steps
         process.advance()
     sigma = process.triples()[1][:, 0]
     assert float(sigma) * worst_upper_end(tangent, steps) == pytest.approx(1.0, rel=1e-5)
-    end = float(upper_end(sigma, *process.scalars(), tangent))
+    end = float(upper_end(sigma, process.cycles, tangent))
     assert end == pytest.approx(1.0, rel=1e-5)
 
 
@@ -245,3 +245,53 @@ def test_the_local_constant_lies_between_its_ends():
     assert float(found.value) * (1 - 1e-12) <= float(exact.value) <= float(found.upper)
     assert "at most (probability 0.999)" in found._repr_html_()
     assert "probability" not in exact._repr_html_()
+
+
+@pytest.mark.parametrize("max_basis", [5, 8, 20])
+@pytest.mark.parametrize("hinted", [False, True])
+def test_restarts_lose_nothing_but_time(max_basis, hinted):
+    generator = torch.Generator().manual_seed(max_basis)
+    values = torch.rand(3, 400, dtype=F64, generator=generator).sort(descending=True).values
+    values[2, 5:] = 0.0  # the third process comes to its end before any restart, or soon after
+    hint = torch.randn(3, 400, 1, dtype=F64, generator=generator) if hinted else None
+    linear_map = diagonal(values, hint)
+    settings = {"method": "lanczos", "rtol": 1e-6, "max_steps": 4000}
+    found = operator_norm(linear_map, max_basis=max_basis, **settings)
+    assert found.n_matvecs > max_basis
+    torch.testing.assert_close(found.value, values[:, 0], rtol=1e-6, atol=0)
+    assert bool((found.value <= values[:, 0] * (1 + 1e-12)).all())
+    assert bool((values[:, 0] <= found.upper * (1 + 1e-12)).all())
+    image = linear_map.matvec(found.direction)
+    torch.testing.assert_close(torch.linalg.vector_norm(image, dim=(-2, -1)), found.value)
+    u = image / found.value[:, None, None]
+    back = linear_map.rmatvec(u) - found.value[:, None, None] * found.direction
+    defect = torch.linalg.vector_norm(back, dim=(-2, -1)) / found.value
+    torch.testing.assert_close(found.residual, defect, atol=1e-10, rtol=1e-4)
+    sure = operator_norm(linear_map, max_basis=max_basis, upper_rtol=1e-4, **settings)
+    assert bool((sure.upper <= 1.0001 * sure.value).all())
+    assert bool((values[:, 0] <= sure.upper * (1 + 1e-12)).all())
+
+
+def test_the_upper_end_is_the_same_with_the_space_kept_whole_in_a_restart():
+    """A restart that keeps every triple changes no Krylov space, so it must change no bound."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.rand(2, 60, dtype=F64, generator=generator)
+    start = torch.randn(2, 60, dtype=F64, generator=generator)
+    start /= start.norm(dim=1, keepdim=True)
+    ends = []
+    for restart_at in (99, 4):
+        process = Bidiagonalisation(diagonal(values), start)
+        for step in range(9):
+            if step == restart_at:
+                process.restart(keep=restart_at)
+            process.advance()
+        _, top, _, residuals = process.triples()
+        ends.append((top[:, :5], residuals[:, :3], upper_end(top[:, 0], process.cycles, 50.0)))
+        assert process.products == process.size == 9
+    for whole, restarted in zip(*ends, strict=True):
+        torch.testing.assert_close(restarted, whole, rtol=1e-9, atol=1e-12)
+
+
+def test_a_basis_of_one_vector_is_refused():
+    with pytest.raises(ValueError, match="max_basis: expected at least 2 vectors, got 1"):
+        operator_norm(diagonal(torch.ones(300, dtype=F64)), method="lanczos", max_basis=1)

@@ -1,8 +1,8 @@
 """Linear maps given by their products, their norms and singular values with the evidence.
 
-Files, each importing only those before it: `vectors` (lengths), `maps` (`LinearMap`), `evidence`
-(`NormEstimate`), `dense` (by factorisation), `lanczos` (by products), `norms` and `singular` (the
-choice between the two).
+Files, each importing only those before it: `vectors` (lengths), `maps` (`LinearMap`), `basis`
+(`Basis`), `bidiagonalisation` (the process), `evidence` (`NormEstimate`), `dense` (by
+factorisation), `lanczos` (by products), `norms` and `singular` (the choice between the two).
 """
 
 from meanfield.linalg.evidence import NormEstimate

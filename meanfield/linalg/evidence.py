@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from meanfield.errors import ConvergenceError
+from meanfield.linalg.bidiagonalisation import Cycle
 
 __all__ = ["MISS", "NormEstimate", "checked", "start_tangent", "upper_end", "worst_upper_end"]
 
@@ -69,8 +71,8 @@ def checked(
     return estimate
 
 
-def upper_end(sigma: Tensor, alphas: Tensor, betas: Tensor, tangent: float) -> Tensor:
-    """The largest ‖J‖₂ that k steps of bidiagonalisation leave possible, (b,).
+def upper_end(sigma: Tensor, cycles: Sequence[Cycle], tangent: float) -> Tensor:
+    """The largest ‖J‖₂ that a bidiagonalisation leaves possible, (b,).
 
     φ is the angle between the start and the top right singular vectors of J, tan φ ≤ `tangent`. On
     the direction w of a singular value s that the start has a share of, the process acts by
@@ -79,42 +81,49 @@ def upper_end(sigma: Tensor, alphas: Tensor, betas: Tensor, tangent: float) -> T
         a₁ = 1,   αⱼ bⱼ = s aⱼ − βⱼ₋₁ bⱼ₋₁,   βⱼ aⱼ₊₁ = s bⱼ − αⱼ aⱼ,
 
     and Bessel's inequality for v₁ … v_{k+1} leaves only the s with Σⱼ aⱼ(s)² ≤ 1/cos² φ. From σₖ
-    on the sum grows with s: its root is found by bisection below `worst_upper_end`. The bound of
-    one term, |a_{k+1}| ≤ 1/cos φ, is Hochstenbach's (Probabilistic upper bounds for the matrix
-    two-norm, J. Sci. Comput. 57, 2013, 464–476).
+    on the sum, one over the Christoffel function of the start's spectral measure, grows with s:
+    its root is sought below `worst_upper_end`. After a restart a_{p+1} is that of the remainder
+    before, and (s² − σᵢ²) aᵢ = σᵢ ρᵢ a_{p+1}, s aᵢ = σᵢ bᵢ for the triples kept; Bessel's
+    inequality holds in every cycle. The bound of one term, |a_{k+1}| ≤ 1/cos φ, is Hochstenbach's
+    (Probabilistic upper bounds for the matrix two-norm, J. Sci. Comput. 57, 2013, 464–476).
 
     Args:
-        sigma: σₖ, the largest singular value of each bidiagonal matrix, (b,).
-        alphas: its diagonal α₁ … αₖ, (b, k).
-        betas: beside the diagonal β₁ … βₖ₋₁, and the last remainder βₖ, (b, k).
+        sigma: the largest singular value of each bidiagonal matrix, (b,).
+        cycles: the entries of those matrices.
         tangent: tan φ at most.
     """
     # Small arrays and many steps: NumPy's are the cheaper ones.
-    top, alpha, beta = (x.double().cpu().numpy() for x in (sigma, alphas, betas))
+    top = sigma.double().cpu().numpy()
     scale = np.where(top > 0, top, 1.0)[:, None]
-    alpha, beta = alpha / scale, beta / scale
+    scaled = [[x.cpu().numpy() / scale for x in cycle.scalars()] for cycle in cycles]
     parts = max(2, min(_PARTS, _TRIAL_ENTRIES // max(len(top), 1)))
     ends = np.arange(1, parts) / parts
-    low, width = np.ones_like(scale), worst_upper_end(tangent, alpha.shape[-1]) - 1.0
+    low, width = np.ones_like(scale), worst_upper_end(tangent, len(cycles[0].alphas)) - 1.0
     with np.errstate(all="ignore"):
         for _ in range(math.ceil(_HALVINGS / math.log2(parts))):
-            # Not a number where the space came to its end: nothing is possible beyond σₖ.
-            possible = _bessel_sum(low + width * ends, alpha, beta) <= 1.0 + tangent**2
+            # Not a number where the space came to its end: nothing is possible beyond σ.
+            possible = _bessel_sum(low + width * ends, scaled) <= 1.0 + tangent**2
             width = width / parts
             low = low + width * possible.sum(-1, keepdims=True)
     return torch.from_numpy((low[:, 0] + width) * top).to(sigma)
 
 
-def _bessel_sum(s: np.ndarray, alphas: np.ndarray, betas: np.ndarray) -> np.ndarray:
-    """Σⱼ aⱼ(s)² for s (b, t)."""
-    a, b, total = np.ones_like(s), np.zeros_like(s), np.ones_like(s)
-    before = np.zeros_like(s[:, :1])
-    for alpha, beta in zip(alphas.T[..., None], betas.T[..., None], strict=True):
-        b = (s * a - before * b) / alpha
-        a = (s * b - alpha * a) / beta
-        total += a * a
-        before = beta
-    return total
+def _bessel_sum(s: np.ndarray, cycles: list[list[np.ndarray]]) -> np.ndarray:
+    """The largest Σⱼ aⱼ(s)² of a cycle, for s (b, t)."""
+    a, largest = np.ones_like(s), np.ones_like(s)
+    for kept, spikes, alphas, betas in cycles:
+        total, taken = a * a, np.zeros_like(s)
+        for value, spike in zip(kept.T[..., None], spikes.T[..., None], strict=True):
+            share = spike * a / (s * s - value * value)
+            total += (value * share) ** 2
+            taken += spike * s * share
+        for alpha, beta in zip(alphas.T[..., None], betas.T[..., None], strict=True):
+            b = (s * a - taken) / alpha
+            a = (s * b - alpha * a) / beta
+            total += a * a
+            taken = beta * b
+        largest = np.maximum(largest, total)
+    return largest
 
 
 def worst_upper_end(tangent: float, steps: int) -> float:

@@ -25,6 +25,7 @@ def operator_norm(
     generator: torch.Generator | None = None,
     strict: bool = True,
     upper_rtol: float | None = None,
+    max_basis: int | None = None,
 ) -> NormEstimate:
     """‖J‖₂ = max ‖Jε‖ / ‖ε‖ (Frobenius norms) of each map in the batch.
 
@@ -45,6 +46,8 @@ def operator_norm(
         generator: of the random start; a fixed seed if None.
         strict: raise when not converged; otherwise the estimate comes back flagged.
         upper_rtol: go on until `upper`, too, is at most (1 + upper_rtol) · value.
+        max_basis: vectors kept on either side, at least 2: then the iteration restarts with the
+            better half of them. As many as 4 GiB hold if None.
 
     Raises:
         ConvergenceError: the error is above rtol, or the upper end above what `upper_rtol` asks
@@ -58,7 +61,11 @@ def operator_norm(
     if method == "dense":
         estimate = dense_norm(linear_map, rtol)
     else:
-        estimate = lanczos_norm(linear_map, rtol, max_steps, generator, upper_rtol=upper_rtol)
+        if max_basis is not None and max_basis < 2:
+            raise ValueError(f"max_basis: expected at least 2 vectors, got {max_basis}")
+        estimate = lanczos_norm(
+            linear_map, rtol, max_steps, generator, upper_rtol=upper_rtol, max_basis=max_basis
+        )
     return checked(estimate, rtol, upper_rtol, strict)
 
 

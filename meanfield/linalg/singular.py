@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from meanfield.errors import ConvergenceError
+from meanfield.linalg.bidiagonalisation import Bidiagonalisation
 from meanfield.linalg.dense import power_of_two
-from meanfield.linalg.lanczos import Bidiagonalisation
 from meanfield.linalg.maps import LinearMap
 from meanfield.linalg.norms import DENSE_LIMIT
 from meanfield.linalg.vectors import lengths, normalised
@@ -198,7 +198,7 @@ def _search(
         # Relative to σ₁ of all; a process that has come to its end is exact as it stands.
         top = torch.maximum(values[:, :1], torch.as_tensor(known, device=values.device))
         defect = residuals * values / torch.where(top > 0, top, 1.0)
-        ended = process.betas[-1] == 0
+        ended = process.remainders == 0
         enough = process.products >= wanted
         met = bool((ended | (enough & (defect[:, :wanted] <= rtol).all(-1))).all())
         if met or process.products >= steps:

@@ -1,0 +1,83 @@
+"""Orthonormal vectors that grow in number."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from meanfield.linalg.vectors import lengths
+
+__all__ = ["Basis"]
+
+# Vectors that a basis asks memory for at once: one block that doubles would be held twice.
+_BLOCK_VECTORS = 8
+
+
+class Basis:
+    """Orthonormal vectors (batch, count, size), in blocks that stay where they are as it grows."""
+
+    def __init__(self, batch: int, like: Tensor) -> None:
+        self.blocks: list[Tensor] = []
+        self.count, self.batch, self.like = 0, batch, like
+
+    @classmethod
+    def of(cls, vectors: Tensor) -> Basis:
+        """With these orthonormal vectors (batch, count, size) to begin with."""
+        basis = cls(len(vectors), vectors)
+        for k in range(vectors.shape[1]):
+            basis.append(vectors[:, k])
+        return basis
+
+    def append(self, vectors: Tensor) -> None:
+        """One vector more, (batch, size)."""
+        place = self.count % _BLOCK_VECTORS
+        if place == 0:
+            shape = self.batch, _BLOCK_VECTORS, vectors.shape[-1]
+            self.blocks.append(self.like.new_empty(shape))
+        self.blocks[-1][:, place] = vectors
+        self.count += 1
+
+    def newest(self) -> Tensor:
+        """The vector appended last, (batch, size)."""
+        return self.blocks[-1][:, (self.count - 1) % _BLOCK_VECTORS]
+
+    def remainder(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the basis does not span of the vectors, its length and theirs, (batch,)."""
+        if self.count == 0:
+            length = lengths(vectors)
+            return vectors, length, length
+        # The newest vector takes most; what is left is nearly orthogonal to the others already.
+        newest = self.newest()
+        share = (newest[:, None] @ vectors[..., None])[..., 0]
+        vectors, taken = self._without(torch.addcmul(vectors, share, newest, value=-1))
+        length = lengths(vectors)
+        whole = torch.hypot(torch.hypot(share[:, 0], taken), length)
+        # Twice is enough (Kahan, Parlett): one pass of Gram–Schmidt loses orthogonality when the
+        # remainder is small beside what it took, and then only.
+        if not bool((taken <= length).all()):
+            vectors, _ = self._without(vectors)
+            length = lengths(vectors)
+        return vectors, length, whole
+
+    def _without(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """The vectors less their shares in the basis, and the length of what was taken."""
+        shares = [block @ vectors[..., None] for block in self._filled()]
+        for block, share in zip(self._filled(), shares, strict=True):
+            vectors = vectors - (block.mT @ share)[..., 0]
+        return vectors, lengths(torch.cat(shares, 1)[..., 0])
+
+    def _filled(self) -> list[Tensor]:
+        if not self.blocks:
+            return []
+        last = self.blocks[-1][:, : (self.count - 1) % _BLOCK_VECTORS + 1]
+        return [*self.blocks[:-1], last]
+
+    def combine(self, coefficients: Tensor) -> Tensor:
+        """Σ_k cₖ vₖ over the first vectors: c (batch, ..., k) gives (batch, ..., size)."""
+        parts = coefficients.split(_BLOCK_VECTORS, -1)
+        out = None
+        for part, block in zip(parts, self.blocks, strict=False):
+            term = torch.einsum("b...k,bki->b...i", part, block[:, : part.shape[-1]])
+            out = term if out is None else out + term
+        assert out is not None
+        return out

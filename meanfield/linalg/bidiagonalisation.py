@@ -1,0 +1,130 @@
+"""The Golub–Kahan–Lanczos process for a batch of linear maps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from meanfield.linalg.basis import Basis
+from meanfield.linalg.maps import LinearMap
+
+__all__ = ["Bidiagonalisation", "Cycle"]
+
+
+@dataclass(frozen=True, eq=False)
+class Cycle:
+    """The entries of B between two restarts: a diagonal, what is beside it, and spikes.
+
+    With p triples kept from before, the first p columns of B are their values, column p + 1 has
+    their spikes above its diagonal entry, and from there on B is upper bidiagonal.
+
+    Attributes:
+        kept: σᵢ of those triples, (batch, p); p is 0 in the first cycle.
+        spikes: ρᵢ with Aᵀuᵢ = σᵢvᵢ + ρᵢv_{p+1}, (batch, p).
+        alphas: the diagonal from column p + 1 on, (batch,) each.
+        betas: beside it; the last is the length of the remainder.
+    """
+
+    kept: Tensor
+    spikes: Tensor
+    alphas: list[Tensor] = field(default_factory=list)
+    betas: list[Tensor] = field(default_factory=list)
+
+    def scalars(self, part: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The kept values, spikes, α and β, (batch, ·) each, float64."""
+        columns = self.alphas, self.betas
+        alphas, betas = (torch.stack([one[part] for one in column], -1) for column in columns)
+        return self.kept[part], self.spikes[part], alphas.double(), betas.double()
+
+
+class Bidiagonalisation:
+    """The state of a batched Golub–Kahan–Lanczos process.
+
+    A V = U B, Aᵀ U = V Bᵀ + β v eᵀ with V and U orthonormal, B upper bidiagonal but for what
+    restarts leave, see `Cycle`.
+
+    Args:
+        linear_map: A.
+        start: unit vectors (batch, n·d), the first column of V.
+    """
+
+    def __init__(self, linear_map: LinearMap, start: Tensor) -> None:
+        self.map, self.batch = linear_map, start.shape[0]
+        self.right, self.left = Basis(self.batch, start), Basis(self.batch, start)
+        self.right.append(start)
+        nothing = start.new_zeros(self.batch, 0, dtype=torch.float64)
+        self.cycles = [Cycle(nothing, nothing)]
+
+    @property
+    def products(self) -> int:
+        """Products with A so far; as many with Aᵀ."""
+        return sum(len(cycle.alphas) for cycle in self.cycles)
+
+    @property
+    def size(self) -> int:
+        """Columns of B."""
+        return self.left.count
+
+    @property
+    def remainders(self) -> Tensor:
+        """β of the last step, (batch,)."""
+        return self.cycles[-1].betas[-1]
+
+    def advance(self) -> None:
+        """One product with A and one with Aᵀ."""
+        cycle = self.cycles[-1]
+        image = self._apply(self.map.matvec, self.right.newest(), self.map.in_shape)
+        cycle.alphas.append(self._extend(self.left, image))
+        back = self._apply(self.map.rmatvec, self.left.newest(), self.map.out_shape)
+        cycle.betas.append(self._extend(self.right, back))
+
+    def restart(self, keep: int) -> None:
+        """Go on from the first triples and the remainder alone, in the memory of so many vectors.
+
+        The thick restart of Baglama and Reichel (Augmented implicitly restarted Lanczos
+        bidiagonalization methods, SIAM J. Sci. Comput. 27, 2005, 19–42).
+        """
+        left, values, right, _ = self.triples()
+        dtype = self.map.dtype
+        rest = self.right.newest().clone()
+        self.right = Basis.of(self.right.combine(right[:, :keep].to(dtype)))
+        self.right.append(rest)
+        self.left = Basis.of(self.left.combine(left[..., :keep].mT.to(dtype)))
+        spikes = self.remainders.double()[:, None] * left[:, -1, :keep]
+        self.cycles.append(Cycle(values[:, :keep].clone(), spikes))
+
+    def triples(self, part: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Left vectors, values, right vectors (rows) of B, and relative residuals; float64."""
+        kept, spikes, alphas, betas = self.cycles[-1].scalars(part)
+        p = kept.shape[-1]
+        small = torch.diag_embed(torch.cat([kept, alphas], -1))
+        small[:, :p, p] = spikes
+        small[:, p:, p:] += torch.diag_embed(betas[:, :-1], offset=1)
+        left, values, right = torch.linalg.svd(small)
+        share = betas[:, -1:] / torch.where(values > 0, values, 1.0)
+        return left, values, right, share * left[:, -1, :].abs()
+
+    def _apply(
+        self, product: Callable[[Tensor], Tensor], vector: Tensor, shape: tuple[int, int]
+    ) -> Tensor:
+        image = product(vector.reshape(*self.map.batch_shape, *shape)).reshape(self.batch, -1)
+        if not bool(torch.isfinite(image.sum())) and not bool(torch.isfinite(image).all()):
+            raise OverflowError(
+                f"a product with the linear map leaves the range of {image.dtype}: its norm "
+                "cannot be represented; use less extreme weights or a smaller radius"
+            )
+        return image
+
+    def _extend(self, basis: Basis, vector: Tensor) -> Tensor:
+        rest, length, whole = basis.remainder(vector)
+        # A remainder at rounding level means an invariant subspace: nothing more to find.
+        finished = length <= 16 * torch.finfo(vector.dtype).eps * whole
+        if not bool(finished.any()):
+            basis.append(rest / length[:, None])
+            return length
+        safe = torch.where(finished, 1.0, length)
+        basis.append(torch.where(finished[:, None], 0.0, rest / safe[:, None]))
+        return torch.where(finished, 0.0, length)
