@@ -247,13 +247,13 @@ def test_the_local_constant_lies_between_its_ends():
     assert "probability" not in exact._repr_html_()
 
 
-@pytest.mark.parametrize("max_basis", [5, 8, 20])
+@pytest.mark.parametrize("max_basis", [6, 20])
 @pytest.mark.parametrize("hinted", [False, True])
 def test_restarts_lose_nothing_but_time(max_basis, hinted):
     generator = torch.Generator().manual_seed(max_basis)
-    values = torch.rand(3, 400, dtype=F64, generator=generator).sort(descending=True).values
+    values = torch.rand(3, 200, dtype=F64, generator=generator).sort(descending=True).values
     values[2, 5:] = 0.0  # the third process comes to its end before any restart, or soon after
-    hint = torch.randn(3, 400, 1, dtype=F64, generator=generator) if hinted else None
+    hint = torch.randn(3, 200, 1, dtype=F64, generator=generator) if hinted else None
     linear_map = diagonal(values, hint)
     settings = {"method": "lanczos", "rtol": 1e-6, "max_steps": 4000}
     found = operator_norm(linear_map, max_basis=max_basis, **settings)
@@ -267,8 +267,8 @@ def test_restarts_lose_nothing_but_time(max_basis, hinted):
     back = linear_map.rmatvec(u) - found.value[:, None, None] * found.direction
     defect = torch.linalg.vector_norm(back, dim=(-2, -1)) / found.value
     torch.testing.assert_close(found.residual, defect, atol=1e-10, rtol=1e-4)
-    sure = operator_norm(linear_map, max_basis=max_basis, upper_rtol=1e-4, **settings)
-    assert bool((sure.upper <= 1.0001 * sure.value).all())
+    sure = operator_norm(linear_map, max_basis=max_basis, upper_rtol=1e-2, **settings)
+    assert bool((sure.upper <= 1.01 * sure.value).all())
     assert bool((values[:, 0] <= sure.upper * (1 + 1e-12)).all())
 
 

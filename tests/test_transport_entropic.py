@@ -114,7 +114,7 @@ def test_gradients_in_blocks_are_those_of_the_dense_backend(
 
 
 def test_one_place_is_no_obstacle_in_blocks(tiny_memory: None) -> None:
-    x = torch.zeros(300, 2, dtype=torch.float64)
+    x = torch.zeros(100, 2, dtype=torch.float64)
     assert float(sinkhorn_divergence(x, x + 1.0)) == pytest.approx(2.0, rel=1e-2)
     assert float(sinkhorn_divergence(x, x)) == pytest.approx(0.0, abs=1e-9)
 
@@ -130,7 +130,7 @@ x, y = torch.randn(2, 4000, 2)
 sinkhorn_divergence(x[:50], y[:50], blur=0.5)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 x.requires_grad_()
-torch.autograd.grad(sinkhorn_divergence(x, y, blur=0.5, scaling=0.5), x)
+torch.autograd.grad(sinkhorn_divergence(x, y, blur=1.0, scaling=0.2), x)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     command = [sys.executable, "-c", script]
