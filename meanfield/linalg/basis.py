@@ -11,6 +11,8 @@ __all__ = ["Basis"]
 
 # Vectors that a basis asks memory for at once: one block that doubles would be held twice.
 _BLOCK_VECTORS = 8
+# Entries that a rotation holds beside the basis (float64: 8 MiB).
+_PIECE_ENTRIES = 2**20
 
 
 class Basis:
@@ -19,14 +21,6 @@ class Basis:
     def __init__(self, batch: int, like: Tensor) -> None:
         self.blocks: list[Tensor] = []
         self.count, self.batch, self.like = 0, batch, like
-
-    @classmethod
-    def of(cls, vectors: Tensor) -> Basis:
-        """With these orthonormal vectors (batch, count, size) to begin with."""
-        basis = cls(len(vectors), vectors)
-        for k in range(vectors.shape[1]):
-            basis.append(vectors[:, k])
-        return basis
 
     def append(self, vectors: Tensor) -> None:
         """One vector more, (batch, size)."""
@@ -81,3 +75,16 @@ class Basis:
             out = term if out is None else out + term
         assert out is not None
         return out
+
+    def rotate(self, coefficients: Tensor) -> None:
+        """Become Σ_k cₖ vₖ, orthonormal c (batch, fewer, k), piece by piece in its own memory."""
+        keep, count = coefficients.shape[-2:]
+        width = max(1, _PIECE_ENTRIES // max(1, self.batch * self.count))
+        for start in range(0, self.blocks[0].shape[-1], width):
+            piece = slice(start, start + width)
+            rows = torch.cat([block[..., piece] for block in self._filled()], 1)[:, :count]
+            turned = (coefficients @ rows).split(_BLOCK_VECTORS, 1)
+            for block, part in zip(self.blocks, turned, strict=False):
+                block[:, : part.shape[1], piece] = part
+        self.count = keep
+        del self.blocks[-(-keep // _BLOCK_VECTORS) :]

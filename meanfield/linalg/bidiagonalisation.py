@@ -26,18 +26,31 @@ class Cycle:
         spikes: ρᵢ with Aᵀuᵢ = σᵢvᵢ + ρᵢv_{p+1}, (batch, p).
         alphas: the diagonal from column p + 1 on, (batch,) each.
         betas: beside it; the last is the length of the remainder.
+        alpha_limits: what was taken for no more than rounding is 0 in `alphas`, and at most this
+            long, (batch,) each.
+        beta_limits: likewise.
     """
 
     kept: Tensor
     spikes: Tensor
     alphas: list[Tensor] = field(default_factory=list)
     betas: list[Tensor] = field(default_factory=list)
+    alpha_limits: list[Tensor] = field(default_factory=list)
+    beta_limits: list[Tensor] = field(default_factory=list)
 
     def scalars(self, part: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The kept values, spikes, α and β, (batch, ·) each, float64."""
-        columns = self.alphas, self.betas
-        alphas, betas = (torch.stack([one[part] for one in column], -1) for column in columns)
-        return self.kept[part], self.spikes[part], alphas.double(), betas.double()
+        alphas, betas = _stacked(self.alphas, part), _stacked(self.betas, part)
+        return self.kept[part], self.spikes[part], alphas, betas
+
+    def limits(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """`scalars` with the longest that α and β may be."""
+        alphas, betas = _stacked(self.alpha_limits), _stacked(self.beta_limits)
+        return self.kept, self.spikes, alphas, betas
+
+
+def _stacked(column: list[Tensor], part: slice = slice(None)) -> Tensor:
+    return torch.stack([one[part] for one in column], -1).double()
 
 
 class Bidiagonalisation:
@@ -76,13 +89,15 @@ class Bidiagonalisation:
     def advance(self) -> None:
         """One product with A and one with Aᵀ."""
         cycle = self.cycles[-1]
-        image = self._apply(self.map.matvec, self.right.newest(), self.map.in_shape)
-        cycle.alphas.append(self._extend(self.left, image))
-        back = self._apply(self.map.rmatvec, self.left.newest(), self.map.out_shape)
-        cycle.betas.append(self._extend(self.right, back))
+        image = self._apply(self.map.matvec, self.right, self.map.in_shape, self.map.rows)
+        _extend(self.left, image, cycle.alphas, cycle.alpha_limits)
+        back = self._apply(self.map.rmatvec, self.left, self.map.out_shape, self.map.columns)
+        _extend(self.right, back, cycle.betas, cycle.beta_limits)
 
     def restart(self, keep: int) -> None:
-        """Go on from the first triples and the remainder alone, in the memory of so many vectors.
+        """Go on from the first triples and the remainder alone, in the memory there is.
+
+        The next thing must be to `advance`.
 
         The thick restart of Baglama and Reichel (Augmented implicitly restarted Lanczos
         bidiagonalization methods, SIAM J. Sci. Comput. 27, 2005, 19–42).
@@ -90,9 +105,9 @@ class Bidiagonalisation:
         left, values, right, _ = self.triples()
         dtype = self.map.dtype
         rest = self.right.newest().clone()
-        self.right = Basis.of(self.right.combine(right[:, :keep].to(dtype)))
+        self.right.rotate(right[:, :keep].to(dtype))
         self.right.append(rest)
-        self.left = Basis.of(self.left.combine(left[..., :keep].mT.to(dtype)))
+        self.left.rotate(left[..., :keep].mT.to(dtype))
         spikes = self.remainders.double()[:, None] * left[:, -1, :keep]
         self.cycles.append(Cycle(values[:, :keep].clone(), spikes))
 
@@ -108,9 +123,10 @@ class Bidiagonalisation:
         return left, values, right, share * left[:, -1, :].abs()
 
     def _apply(
-        self, product: Callable[[Tensor], Tensor], vector: Tensor, shape: tuple[int, int]
+        self, product: Callable[[Tensor], Tensor], basis: Basis, shape: tuple[int, int], size: int
     ) -> Tensor:
-        image = product(vector.reshape(*self.map.batch_shape, *shape)).reshape(self.batch, -1)
+        vector = basis.newest().reshape(*self.map.batch_shape, *shape)
+        image = product(vector).reshape(self.batch, size)
         if not bool(torch.isfinite(image.sum())) and not bool(torch.isfinite(image).all()):
             raise OverflowError(
                 f"a product with the linear map leaves the range of {image.dtype}: its norm "
@@ -118,13 +134,19 @@ class Bidiagonalisation:
             )
         return image
 
-    def _extend(self, basis: Basis, vector: Tensor) -> Tensor:
-        rest, length, whole = basis.remainder(vector)
-        # A remainder at rounding level means an invariant subspace: nothing more to find.
-        finished = length <= 16 * torch.finfo(vector.dtype).eps * whole
-        if not bool(finished.any()):
-            basis.append(rest / length[:, None])
-            return length
+
+def _extend(basis: Basis, vector: Tensor, found: list[Tensor], limits: list[Tensor]) -> None:
+    """The basis and its vectors' remainder; the length of that, and how long it may be."""
+    rest, length, whole = basis.remainder(vector)
+    # A remainder at rounding level means an invariant subspace: nothing more to find.
+    floor = 16 * torch.finfo(vector.dtype).eps * whole
+    finished = length <= floor
+    if bool(finished.any()):
         safe = torch.where(finished, 1.0, length)
-        basis.append(torch.where(finished[:, None], 0.0, rest / safe[:, None]))
-        return torch.where(finished, 0.0, length)
+        rest = torch.where(finished[:, None], 0.0, rest / safe[:, None])
+    else:
+        rest = rest / length[:, None]
+    basis.append(rest)
+    found.append(torch.where(finished, 0.0, length))
+    # Rounding in the product itself may hide as much again.
+    limits.append(torch.maximum(length, 2 * floor))

@@ -8,15 +8,19 @@ import torch
 from torch import Tensor
 
 from meanfield.linalg.bidiagonalisation import Bidiagonalisation
-from meanfield.linalg.evidence import MISS, NormEstimate, start_tangent, upper_end
+from meanfield.linalg.evidence import MISS, NormEstimate, met, start_tangent, upper_end
 from meanfield.linalg.maps import LinearMap
 from meanfield.linalg.vectors import normalised
 
 __all__ = ["lanczos_norm", "start_vectors"]
 
-# An error this many times below what was asked for needs no second step to confirm it; more where
-# there were so few steps that the random part of the start has hardly had its say.
-_ROOM, _FEW, _ROOM_OF_FEW = 4.0, 8, 10.0
+# An error this many times below what was asked for needs no second step to confirm it.
+_ROOM = 4.0
+# Steps between two looks at an upper end that is still too far, as a share of those made.
+_LOOK_AGAIN = 1.05
+# A start this much nearer to orthogonal is reckoned with, so that rounding in the upper end, which
+# is the square root of the unit's at its worst, is covered. It changes the probability by as much.
+_SLACK = 1.001
 # Bytes that both bases may take before the iteration restarts, and the fewest vectors of each.
 _BASIS_BYTES, _LEAST_BASIS = 2**32, 8
 # Entries of the small matrices of a batch that are decomposed at once (8 MiB).
@@ -39,7 +43,7 @@ def lanczos_norm(
     may be the largest as far as their residuals tell.
     """
     batch, shape = math.prod(linear_map.batch_shape), linear_map.batch_shape
-    tangent = start_tangent(linear_map.columns, linear_map.hints is not None, MISS)
+    tangent = _SLACK * start_tangent(linear_map.columns, linear_map.hints is not None, MISS)
     process = Bidiagonalisation(linear_map, start_vectors(linear_map, batch, generator))
     if max_basis is None:
         entries = batch * (linear_map.rows + linear_map.columns)
@@ -48,33 +52,34 @@ def lanczos_norm(
     # One step more than the rank can be: it finds nothing, and so proves the residual 0.
     rank = min(linear_map.rows, linear_map.columns)
     steps = max(1, min(max_steps, rank + 1) if max_basis > rank else max_steps)
-    met_before = False
+    met_before, next_look = False, 0
     while True:
         if process.size >= max_basis:
             process.restart(keep=max_basis // 2)
         process.advance()
         sigma, residual, error, coefficients = _top_triple(process)
         counts = _may_be_largest(linear_map, sigma, residual) if only_largest else slice(None)
-        met = bool((error[counts] <= rtol).all())
+        reached = met(error, residual, rtol)
+        all_met = bool(reached[counts].all())
         # The gap behind the error is itself an estimate: it must hold twice in a row, or with
         # room to spare, unless the residual alone is small enough.
-        room = _ROOM if process.products >= _FEW else _ROOM_OF_FEW
-        roomy = torch.minimum(residual, room * error)
+        roomy = torch.minimum(residual, _ROOM * error)
         sure = met_before or bool((roomy[counts] <= rtol).all())
         ended = process.products == steps
-        if (met and sure) or ended:
+        if ended or (all_met and sure and process.products >= next_look):
             upper = upper_end(sigma, process.cycles, tangent)
             within = _within(upper, sigma, upper_rtol, shape if only_largest else None)
             if ended or bool(within.all()):
                 break
-        met_before = met
+            next_look = math.ceil(_LOOK_AGAIN * process.products)
+        met_before = all_met
     v = process.right.combine(coefficients)
     return NormEstimate(
         value=sigma.reshape(shape),
         residual=residual.reshape(shape),
         error=error.reshape(shape),
         upper=upper.reshape(shape),
-        converged=((error <= rtol) & within).reshape(shape),
+        converged=(reached & within).reshape(shape),
         n_matvecs=process.products,
         direction=v.reshape(*shape, *linear_map.in_shape),
     )
@@ -140,7 +145,8 @@ def _lehmann(values: Tensor, residuals: Tensor) -> Tensor:
     g_squared = (residuals * relative**2).square()
     rho = (relative[:, 1:2] * (1 + residuals[:, 1:2])).square()
     delta = relative.square() - rho
-    first, others = delta[:, 0], delta[:, 1:].abs().clamp_min(1e-300)
+    # Of a value known to the last digit only rounding is left, of δᵢ as of gᵢ.
+    first, others = delta[:, 0], delta[:, 1:].abs().clamp_min(torch.finfo(delta.dtype).eps)
     temple = g_squared[:, 0] / first.clamp_min(1e-300)
     excess = temple
     for _ in range(2):
@@ -164,5 +170,5 @@ def start_vectors(linear_map: LinearMap, batch: int, generator: torch.Generator 
     start = normalised(random.to(linear_map.device))[0]
     # In fewer dimensions nothing can be missed, and the two might cancel.
     if linear_map.hints is not None and linear_map.columns >= 3:
-        start = start + normalised(linear_map.hints().reshape(batch, -1))[0]
+        start = start + normalised(linear_map.hints().reshape(random.shape))[0]
     return normalised(start)[0]

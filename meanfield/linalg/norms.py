@@ -95,6 +95,8 @@ def largest_block_norm(
         An estimate of batch shape (*batch,), whose direction (*batch, *in_shape) lives in the
         block of the index returned beside it, (*batch,).
     """
+    if method not in ("dense", "lanczos"):
+        raise ValueError(f"method: expected 'dense' or 'lanczos', got {method!r}")
     if method == "dense":
         estimate, block = largest_dense(linear_map, rtol)
         return checked(estimate, rtol, upper_rtol, strict), block
