@@ -169,6 +169,7 @@ def test_nothing_but_lines_goes_into_a_pipe(tmp_path):
     done = subprocess.run(
         [
             *(sys.executable, "-m", "meanfield", "run", "two-dirac", *SMALL),
+            *("--set", "n_tokens=[2]", "--set", "secant_tokens=[]", "--set", "split_radii=[]"),
             *("--no-figures", "--out", str(tmp_path)),
         ],
         capture_output=True,
