@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ def lanczos_norm(
     may be the largest as far as their residuals tell.
     """
     batch, shape = math.prod(linear_map.batch_shape), linear_map.batch_shape
-    tangent = _SLACK * start_tangent(linear_map.columns, linear_map.hints is not None, MISS)
+    tangent = _SLACK * start_tangent(linear_map.columns, _hints(linear_map) is not None, MISS)
     process = Bidiagonalisation(linear_map, start_vectors(linear_map, batch, generator))
     if max_basis is None:
         entries = batch * (linear_map.rows + linear_map.columns)
@@ -168,7 +169,12 @@ def start_vectors(linear_map: LinearMap, batch: int, generator: torch.Generator 
         device=generator.device,
     )
     start = normalised(random.to(linear_map.device))[0]
-    # In fewer dimensions nothing can be missed, and the two might cancel.
-    if linear_map.hints is not None and linear_map.columns >= 3:
-        start = start + normalised(linear_map.hints().reshape(random.shape))[0]
+    hints = _hints(linear_map)
+    if hints is not None:
+        start = start + normalised(hints().reshape(random.shape))[0]
     return normalised(start)[0]
+
+
+def _hints(linear_map: LinearMap) -> Callable[[], Tensor] | None:
+    # In one or two dimensions nothing can be missed, and hint and random start might cancel.
+    return linear_map.hints if linear_map.columns >= 3 else None

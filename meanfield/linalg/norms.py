@@ -40,7 +40,8 @@ def operator_norm(
 
     Args:
         linear_map: J.
-        rtol: largest relative error that counts as converged.
+        rtol: largest estimated relative error that counts as converged; the residual must be at
+            most four times that.
         max_steps: largest number of products with J.
         method: "dense", "lanczos", or "auto": dense for small matrices.
         generator: of the random start; a fixed seed if None.

@@ -34,12 +34,13 @@ class LocalLipschitz:
         splitting_direction: the unit vector along which it splits, (*batch, d), or None.
         residual: relative residual of the singular triples behind the components: each is
             within residual · component of a singular value. The larger of the two.
-        error: relative error of the components by their residuals and the gaps below them, see
-            `meanfield.linalg.NormEstimate.error`. The larger of the two.
+        error: estimated relative error of the components by their residuals and the gaps below
+            them, see `meanfield.linalg.NormEstimate.error`. The larger of the two.
         upper: the constant is at most this; with probability 0.999 for each start of an iteration,
             for certain (up to rounding) when factored. See `meanfield.linalg.NormEstimate.upper`;
             `meanfield.bounds.local_upper` is certain always, and larger.
-        converged: whether the error is at most the rtol asked for.
+        converged: whether the error is at most the rtol asked for, the residual at most four times
+            that, and `upper` within the upper_rtol if one was asked for.
         n_matvecs: products with the linearisation; 0 when it was factored.
         geometry: "wasserstein" or "euclidean".
     """
@@ -112,7 +113,7 @@ def local_lipschitz(
         F: a map of measures that keeps weights (and positions).
         mu: where; batch axes give a batch of constants. Atoms of weight 0 are absent.
         geometry: "wasserstein" or "euclidean".
-        rtol: largest relative error that counts as converged.
+        rtol: largest estimated relative error that counts as converged.
         max_steps: largest number of products with the linearisation.
         method: "auto", "dense" or "lanczos", see `meanfield.linalg.operator_norm`.
         generator: of random starts; a fixed seed if None.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from meanfield import sampling
+from meanfield.linalg.vectors import normalised
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.pairs import random_measures
 from meanfield.measures import MeasureMap, ParticleMeasure
@@ -234,6 +235,4 @@ def _ascend(
 
 
 def _unit(image: Tensor) -> Tensor:
-    peak = image.abs().amax((-2, -1), keepdim=True).clamp_min(1e-300)
-    scaled = image / peak
-    return scaled / torch.linalg.vector_norm(scaled, dim=(-2, -1), keepdim=True)
+    return normalised(image.flatten(-2))[0].reshape(image.shape)
