@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.parameters import AttentionParameters
-from meanfield.linalg import LinearMap, operator_norm
+from meanfield.linalg.ritz import top_ritz
 
 __all__ = ["JoinedHeads"]
 
-# Products with Σ_h W^h V^h that its top direction is worth: the norm estimate goes on from there.
-_ROUGH_STEPS = 20
 
-# Of layers that were linearised before. It is a start and nothing else, so that it does no harm
+# Top directions of the value maps that are kept, the space that they are sought in, and their
+# residual.
+_DIRECTIONS, _LIMIT, _RESIDUAL = 8, 96, 1e-3
+
+# Of layers that were linearised before. They are starts and nothing else, so that it does no harm
 # if the entries of a layer change in the meantime.
 _value_directions: WeakKeyDictionary[AttentionParameters, Tensor] = WeakKeyDictionary()
 
@@ -67,25 +69,26 @@ class JoinedHeads:
             return heads.squeeze(-3)
         return heads.transpose(-2, -3).flatten(-2) @ self.outer.mT
 
-    def value_direction(self) -> Tensor:
-        """The top right singular vector of Σ_h W^h V^h, roughly; (d,)."""
+    def value_directions(self) -> Tensor:
+        """The top right singular vectors of Σ_h W^h V^h, roughly; (at most 8, d)."""
         known = _value_directions.get(self.parameters)
         if known is None:
-            known = _value_directions[self.parameters] = self._value_direction()
+            known = _value_directions[self.parameters] = self._seek_value_directions()
         return known
 
-    def _value_direction(self) -> Tensor:
-        par, outer = self.parameters, self.outer
-        value = par.value.flatten(0, 1)
+    def _seek_value_directions(self) -> Tensor:
+        value, outer = self.parameters.value.detach().flatten(0, 1), self.outer
+        outer = None if outer is None else outer.detach()
+        generator = torch.Generator().manual_seed(0)
+        count = min(_DIRECTIONS, self.parameters.dim)
+        start = torch.randn(1, self.parameters.dim, count, generator=generator).to(value)
 
         def push(y: Tensor) -> Tensor:
-            y = y @ value.mT
-            return y if outer is None else y @ outer.mT
+            z = value @ y
+            return z if outer is None else outer @ z
 
         def pull(z: Tensor) -> Tensor:
-            return (z if outer is None else z @ outer) @ value
+            return value.mT @ (z if outer is None else outer.mT @ z)
 
-        shapes = (1, par.dim), (1, par.out_dim)
-        layer = LinearMap(push, pull, *shapes, dtype=value.dtype, device=value.device)
-        with torch.no_grad():
-            return operator_norm(layer, max_steps=_ROUGH_STEPS, strict=False).direction.squeeze(0)
+        _, vectors = top_ritz(push, pull, start, _LIMIT, _RESIDUAL)
+        return vectors[0, :count]

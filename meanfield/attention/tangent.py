@@ -10,17 +10,14 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from meanfield.attention.coarse import coarse_space
 from meanfield.attention.heads import JoinedHeads
 from meanfield.attention.interaction import Block, Interaction
 from meanfield.attention.normalization import softmax
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.linalg import LinearMap
-from meanfield.linalg.vectors import normalised
 
 __all__ = ["AttentionTangent"]
-
-# Passes over M for the x of the diffuse direction: little beside a product with J.
-_SMOOTHING = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,7 +74,7 @@ class AttentionTangent:
             dtype=self.queries.dtype,
             device=self.queries.device,
             dense=self.dense,
-            hints=self.dominant_direction,
+            coarse=lambda: coarse_space(self),
         )
 
     def field_linear_map(self) -> LinearMap:
@@ -106,7 +103,8 @@ class AttentionTangent:
         return JoinedHeads(self.parameters)
 
     @cached_property
-    def _alive(self) -> Tensor:
+    def alive(self) -> Tensor:
+        """Which atoms have mass, (*batch, n)."""
         return self.interaction.log_weights > -math.inf
 
     @cached_property
@@ -115,7 +113,12 @@ class AttentionTangent:
         logs = self.interaction.log_weights
         if self.geometry == "euclidean" or bool((logs == logs[..., :1]).all()):
             return None
-        return torch.where(self._alive, 0.5 * logs, 0.0)
+        return torch.where(self.alive, 0.5 * logs, 0.0)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether M is P."""
+        return self._half_logs is None
 
     @cached_property
     def _prepared(self) -> tuple[list[_Rows], Tensor]:
@@ -126,26 +129,33 @@ class AttentionTangent:
         blocks = list(interaction.blocks(interaction.positions, n, self.block_size))
         rows, outputs = [], torch.empty_like(interaction.values)
         for block in blocks:
-            p, m = self._transition(_Rows(block, None))
+            p, m = self.transition(_Rows(block, None))
             outputs[..., block.rows, :] = p @ interaction.values[..., block.columns, :]
             rows.append(_Rows(block, (p, m) if size <= self.memory else None))
         return rows, outputs
 
     @property
-    def _rows(self) -> list[_Rows]:
+    def rows(self) -> list[_Rows]:
+        """The blocks of rows."""
         return self._prepared[0]
 
     @property
-    def _outputs(self) -> Tensor:
+    def outputs(self) -> Tensor:
+        """oᵢ of each head, (*batch, H, n, v)."""
         return self._prepared[1]
 
-    def _transition(self, rows: _Rows) -> tuple[Tensor, Tensor]:
+    @property
+    def kept(self) -> bool:
+        """Whether the transition matrices stay in memory."""
+        return self.rows[0].kept is not None
+
+    def transition(self, rows: _Rows) -> tuple[Tensor, Tensor]:
         """P and M of a block of rows."""
         if rows.kept is not None:
             return rows.kept
         block, rho = rows.block, self._half_logs
         logits = self.interaction.logits(self.queries, self.interaction.positions, block)
-        alive = self._alive[..., None, block.rows, None]
+        alive = self.alive[..., None, block.rows, None]
         everyone = bool(alive.all())
         if rho is None:
             # A row that sees no mass is not alive.
@@ -164,21 +174,21 @@ class AttentionTangent:
     def matvec(self, displacement: Tensor) -> Tensor:
         """Jε, (*batch, n, d) → (*batch, n, d_out)."""
         q_dot, k_dot, v_dot = self.heads.project(self.interaction.sort(displacement))
-        heads = torch.empty_like(self._outputs)
+        heads = torch.empty_like(self.outputs)
         if self._half_logs is None:
             # ⟨q̇ᵢ, kⱼ⟩ + ⟨qᵢ, k̇ⱼ⟩ as one product.
             left = torch.cat([q_dot, self.queries], -1)
             right = torch.cat([self.interaction.keys, k_dot], -1)
-        for rows in self._rows:
+        for rows in self.rows:
             i, j = rows.block
-            p, m = self._transition(rows)
+            p, m = self.transition(rows)
             if self._half_logs is None:
                 w = (left[..., i, :] @ right[..., j, :].mT).mul_(p)
             else:
                 w = (q_dot[..., i, :] @ self.interaction.keys[..., j, :].mT).mul_(p)
                 w += (self.queries[..., i, :] @ k_dot[..., j, :].mT).mul_(m)
             moved = w @ self.interaction.values[..., j, :]
-            moved -= w.sum(-1, keepdim=True) * self._outputs[..., i, :]
+            moved -= w.sum(-1, keepdim=True) * self.outputs[..., i, :]
             moved += m @ v_dot[..., j, :]
             heads[..., i, :] = moved
         return self.interaction.unsort(self.heads.join(heads))
@@ -188,7 +198,7 @@ class AttentionTangent:
         y = self.heads.split(self.interaction.sort(covector))
         joined = y.new_zeros(*y.shape[:-3], y.shape[-2], self.heads.inner.shape[0])
         parts = self.heads.parts(joined)
-        for rows in self._rows:
+        for rows in self.rows:
             self._rmatvec_rows(rows, y, *parts)
         return self.interaction.unsort(joined @ self.heads.inner)
 
@@ -196,12 +206,12 @@ class AttentionTangent:
         self, rows: _Rows, y: Tensor, q_bar: Tensor, k_bar: Tensor, v_bar: Tensor
     ) -> None:
         i, j = rows.block
-        p, m = self._transition(rows)
+        p, m = self.transition(rows)
         keys, values = self.interaction.keys[..., j, :], self.interaction.values[..., j, :]
         y_i = y[..., i, :]
         # ⟨vⱼ − oᵢ, yᵢ⟩
         g = y_i @ values.mT
-        g -= (y_i * self._outputs[..., i, :]).sum(-1, keepdim=True)
+        g -= (y_i * self.outputs[..., i, :]).sum(-1, keepdim=True)
         if p is m:
             g.mul_(p)
             q_bar[..., i, :] = g @ keys
@@ -218,13 +228,13 @@ class AttentionTangent:
         par = self.parameters
         eps = self.interaction.sort(displacement)[..., None, :, :]
         q_dot = (eps @ par.query.mT) * par.scale[:, None, None]
-        heads = torch.empty_like(self._outputs)
-        for rows in self._rows:
+        heads = torch.empty_like(self.outputs)
+        for rows in self.rows:
             i, j = rows.block
             w = q_dot[..., i, :] @ self.interaction.keys[..., j, :].mT
-            w.mul_(self._transition(rows)[0])
+            w.mul_(self.transition(rows)[0])
             moved = w @ self.interaction.values[..., j, :]
-            heads[..., i, :] = moved - w.sum(-1, keepdim=True) * self._outputs[..., i, :]
+            heads[..., i, :] = moved - w.sum(-1, keepdim=True) * self.outputs[..., i, :]
         return self.interaction.unsort(self.heads.join(heads))
 
     def query_rmatvec(self, covector: Tensor) -> Tensor:
@@ -232,12 +242,12 @@ class AttentionTangent:
         par = self.parameters
         y = self.heads.split(self.interaction.sort(covector))
         q_bar = torch.empty_like(self.queries)
-        for rows in self._rows:
+        for rows in self.rows:
             i, j = rows.block
             y_i = y[..., i, :]
             g = y_i @ self.interaction.values[..., j, :].mT
-            g -= (y_i * self._outputs[..., i, :]).sum(-1, keepdim=True)
-            g.mul_(self._transition(rows)[0])
+            g -= (y_i * self.outputs[..., i, :]).sum(-1, keepdim=True)
+            g.mul_(self.transition(rows)[0])
             q_bar[..., i, :] = g @ self.interaction.keys[..., j, :]
         back = (q_bar * par.scale[:, None, None]) @ par.query
         return self.interaction.unsort(back.sum(-3))
@@ -248,8 +258,8 @@ class AttentionTangent:
         width = keys.shape[-1] + values.shape[-1]
         shape = (*self.queries.shape[:-1], values.shape[-1], keys.shape[-1])
         out = self.queries.new_empty(shape)
-        for rows in self._rows:
-            p_rows = self._transition(rows)[0]
+        for rows in self.rows:
+            p_rows = self.transition(rows)[0]
             # The differences take `width` times the room of P: smaller steps.
             step = max(1, p_rows.shape[-2] // width)
             for start in range(0, p_rows.shape[-2], step):
@@ -259,7 +269,7 @@ class AttentionTangent:
                 k, v = keys[..., rows.block.columns, :], values[..., rows.block.columns, :]
                 # Differences, not products of means: covariances of close atoms keep digits.
                 dk = k[..., None, :, :] - (p @ k)[..., None, :]
-                dv = v[..., None, :, :] - self._outputs[..., i, None, :]
+                dv = v[..., None, :, :] - self.outputs[..., i, None, :]
                 out[..., i, :, :] = dv.mT @ (p[..., None] * dk)
         return out
 
@@ -279,68 +289,6 @@ class AttentionTangent:
             blocks = par.output[:, None] @ blocks
         return blocks.sum(-4)
 
-    def dominant_direction(self) -> Tensor:
-        """A displacement with a large image, (*batch, n, d): the sum of two of unit length.
-
-        `turning_direction` lies along the top singular vector where attention is concentrated,
-        `diffuse_direction` where it is spread out.
-        """
-        both = self.turning_direction(), self.diffuse_direction()
-        first, second = (normalised(direction.flatten(-2))[0] for direction in both)
-        return (first + second).reshape(both[0].shape)
-
-    def turning_direction(self) -> Tensor:
-        """Each key moved towards the queries it can turn.
-
-        ηⱼ = Σ_h Kᵀ Σᵢ Mᵢⱼ |vⱼ − oᵢ| qᵢ, large at the tokens that decide where others look. In the
-        adversarial configurations it lies along the top singular vector, to which a random
-        displacement is almost orthogonal. Shape (*batch, n, d).
-        """
-        pulls = torch.zeros_like(self.interaction.keys)
-        for rows in self._rows:
-            i, j = rows.block
-            weight = torch.cdist(self._outputs[..., i, :], self.interaction.values[..., j, :])
-            weight = weight.mul_(self._transition(rows)[1])
-            pulls[..., j, :] += weight.mT @ self.queries[..., i, :]
-        joined = pulls.transpose(-2, -3).flatten(-2)
-        return self.interaction.unsort(joined @ self.parameters.key.flatten(0, 1))
-
-    def diffuse_direction(self) -> Tensor:
-        """Atoms moved together, ηⱼ = xⱼ y: the top of Σ_h M^h ⊗ W^h V^h, the value part of J.
-
-        Where the M^h differ little from head to head, that is a Kronecker product M ⊗ Σ_h W^h V^h,
-        whose top right singular vector is the product of the factors'. y is the right singular
-        vector of Σ_h W^h V^h, and x comes from power iteration with y fixed,
-        x ← Σ_gh ⟨z_g, z_h⟩ M^gᵀ M^h x, z_h = W^h V^h y. Shape (*batch, n, d).
-        """
-        par = self.parameters
-        y = self.heads.value_direction()
-        images = par.value @ y
-        if par.output is not None:
-            images = (par.output @ images[..., None]).squeeze(-1)
-        gram = images @ images.mT
-        logs = self.interaction.log_weights
-        x = self._alive.to(logs.dtype)
-        if self._half_logs is not None:
-            x = (0.5 * (logs - logs.amax(-1, keepdim=True))).exp()
-        # One pass where each recomputes the softmax.
-        for _ in range(1 if self._rows[0].kept is None else _SMOOTHING):
-            x = self._smoothed(x, gram)
-        return self.interaction.unsort(x[..., None] * y)
-
-    def _smoothed(self, x: Tensor, gram: Tensor) -> Tensor:
-        """Σ_gh Gram_gh M^gᵀ M^h x, of largest entry 1; shape (*batch, n)."""
-        out = torch.zeros_like(x)
-        for rows in self._rows:
-            m, j = self._transition(rows)[1], rows.block.columns
-            seen = gram @ (m @ x[..., None, j, None]).squeeze(-1)
-            # As a row: the transposed product of a batch with a column is 30 times slower.
-            out[..., j] += (seen[..., None, :] @ m).squeeze(-2).sum(-2)
-        peak = out.abs().amax(-1, keepdim=True)
-        # M of atoms of weight e^{−900} is beyond the root of the number range: x is good enough.
-        usable = (peak > 0) & torch.isfinite(peak)
-        return torch.where(usable, out / peak, x)
-
     # --- dense ---
 
     def dense(self, part: slice) -> Tensor:
@@ -358,9 +306,9 @@ class AttentionTangent:
 
     def _dense_flat(self) -> Tensor:
         par, interaction = self.parameters, self.interaction
-        (rows,) = self._rows
-        m = self._transition(rows)[1]
-        values, means = interaction.values, self._outputs
+        (rows,) = self.rows
+        m = self.transition(rows)[1]
+        values, means = interaction.values, self.outputs
         if par.output is not None:
             values, means = values @ par.output.mT, means @ par.output.mT
         # [b, i, α, j, β]: the value's share, the key's share, and the query's on the diagonal.

@@ -31,6 +31,33 @@ class Basis:
         self.blocks[-1][:, place] = vectors
         self.count += 1
 
+    def extend(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        """Append what the basis does not span of the vectors, of length 1.
+
+        Returns:
+            The length of that, 0 where it is at rounding level: then there is nothing more to
+            find, and zeros are appended. And how long it may be all the same. (batch,) each.
+        """
+        rest, length, whole = self.remainder(vectors)
+        floor = 16 * torch.finfo(vectors.dtype).eps * whole
+        finished = length <= floor
+        if bool(finished.any()):
+            safe = torch.where(finished, 1.0, length)
+            rest = torch.where(finished[:, None], 0.0, rest / safe[:, None])
+        else:
+            rest = rest / length[:, None]
+        self.append(rest)
+        # Rounding in the vectors themselves may hide as much again.
+        return torch.where(finished, 0.0, length), torch.maximum(length, 2 * floor)
+
+    def pop(self) -> Tensor:
+        """The vector appended last, (batch, size), which is no longer in the basis."""
+        vectors = self.newest().clone()
+        self.count -= 1
+        if self.count % _BLOCK_VECTORS == 0:
+            del self.blocks[-1]
+        return vectors
+
     def newest(self) -> Tensor:
         """The vector appended last, (batch, size)."""
         return self.blocks[-1][:, (self.count - 1) % _BLOCK_VECTORS]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -43,6 +42,15 @@ class Cycle:
         alphas, betas = _stacked(self.alphas, part), _stacked(self.betas, part)
         return self.kept[part], self.spikes[part], alphas, betas
 
+    def matrix(self, part: slice = slice(None)) -> Tensor:
+        """B (batch, k, k), float64, without the remainder."""
+        kept, spikes, alphas, betas = self.scalars(part)
+        p = kept.shape[-1]
+        matrix = torch.diag_embed(torch.cat([kept, alphas], -1))
+        matrix[:, :p, p] = spikes
+        matrix[:, p:, p:] += torch.diag_embed(betas[:, :-1], offset=1)
+        return matrix
+
     def limits(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """`scalars` with the longest that α and β may be."""
         alphas, betas = _stacked(self.alpha_limits), _stacked(self.beta_limits)
@@ -63,6 +71,9 @@ class Bidiagonalisation:
         linear_map: A.
         start: unit vectors (batch, n·d), the first column of V.
     """
+
+    # The residuals of all triples are: they are multiples of the remainder.
+    parallel = True
 
     def __init__(self, linear_map: LinearMap, start: Tensor) -> None:
         self.map, self.batch = linear_map, start.shape[0]
@@ -89,10 +100,14 @@ class Bidiagonalisation:
     def advance(self) -> None:
         """One product with A and one with Aᵀ."""
         cycle = self.cycles[-1]
-        image = self._apply(self.map.matvec, self.right, self.map.in_shape, self.map.rows)
-        _extend(self.left, image, cycle.alphas, cycle.alpha_limits)
-        back = self._apply(self.map.rmatvec, self.left, self.map.out_shape, self.map.columns)
-        _extend(self.right, back, cycle.betas, cycle.beta_limits)
+        image = self.map.image(self.right.newest())
+        alpha, limit = self.left.extend(image)
+        cycle.alphas.append(alpha)
+        cycle.alpha_limits.append(limit)
+        back = self.map.pull_back(self.left.newest())
+        beta, limit = self.right.extend(back)
+        cycle.betas.append(beta)
+        cycle.beta_limits.append(limit)
 
     def restart(self, keep: int) -> None:
         """Go on from the first triples and the remainder alone, in the memory there is.
@@ -113,40 +128,6 @@ class Bidiagonalisation:
 
     def triples(self, part: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Left vectors, values, right vectors (rows) of B, and relative residuals; float64."""
-        kept, spikes, alphas, betas = self.cycles[-1].scalars(part)
-        p = kept.shape[-1]
-        small = torch.diag_embed(torch.cat([kept, alphas], -1))
-        small[:, :p, p] = spikes
-        small[:, p:, p:] += torch.diag_embed(betas[:, :-1], offset=1)
-        left, values, right = torch.linalg.svd(small)
-        share = betas[:, -1:] / torch.where(values > 0, values, 1.0)
+        left, values, right = torch.linalg.svd(self.cycles[-1].matrix(part))
+        share = self.remainders[part, None].double() / torch.where(values > 0, values, 1.0)
         return left, values, right, share * left[:, -1, :].abs()
-
-    def _apply(
-        self, product: Callable[[Tensor], Tensor], basis: Basis, shape: tuple[int, int], size: int
-    ) -> Tensor:
-        vector = basis.newest().reshape(*self.map.batch_shape, *shape)
-        image = product(vector).reshape(self.batch, size)
-        if not bool(torch.isfinite(image.sum())) and not bool(torch.isfinite(image).all()):
-            raise OverflowError(
-                f"a product with the linear map leaves the range of {image.dtype}: its norm "
-                "cannot be represented; use less extreme weights or a smaller radius"
-            )
-        return image
-
-
-def _extend(basis: Basis, vector: Tensor, found: list[Tensor], limits: list[Tensor]) -> None:
-    """The basis and its vectors' remainder; the length of that, and how long it may be."""
-    rest, length, whole = basis.remainder(vector)
-    # A remainder at rounding level means an invariant subspace: nothing more to find.
-    floor = 16 * torch.finfo(vector.dtype).eps * whole
-    finished = length <= floor
-    if bool(finished.any()):
-        safe = torch.where(finished, 1.0, length)
-        rest = torch.where(finished[:, None], 0.0, rest / safe[:, None])
-    else:
-        rest = rest / length[:, None]
-    basis.append(rest)
-    found.append(torch.where(finished, 0.0, length))
-    # Rounding in the product itself may hide as much again.
-    limits.append(torch.maximum(length, 2 * floor))

@@ -47,7 +47,8 @@ class NormEstimate:
             where two singular values still look like one, and r must not be above 4 rtol then.
         upper: ‖J‖₂ is at most this, up to rounding. After a factorisation that is certain;
             after a Krylov iteration it holds with probability 1 − 10⁻³ over the random start, for
-            each map of the batch and each start, whatever J is, see `upper_end`. Residuals speak
+            each map of the batch and each start, whatever J is, see `upper_end`; corrections by a
+            coarse model raise `value` and leave it where it was. Residuals speak
             of the nearest singular value only; this tells how much larger a one may have been
             missed.
         converged: whether the error is at most the rtol asked for and the residual at most four

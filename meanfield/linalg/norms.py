@@ -33,10 +33,13 @@ def operator_norm(
     so that entries up to the end of the number range do not overflow. ``"lanczos"`` is
     Golub–Kahan–Lanczos bidiagonalisation with full re-orthogonalisation, from a mixture of a
     random start and the map's own hints, so that one dominant direction that is almost
-    orthogonal to the random start is not missed. It stops on the *relative* error of σ that
-    the residual of the singular triple and the gap below it give, see `NormEstimate.error`. That
-    is about the singular value it has come to; how much larger one it may have missed, with what
-    probability, is `NormEstimate.upper`.
+    orthogonal to the random start is not missed. Where the map has a coarse model
+    (`LinearMap.coarse`), the hint is the model's top singular vector, and after eight steps
+    Davidson corrections by the model take over if what was found lies near its space, for as long
+    as they help. It stops on the *relative* error of σ that the residual of the singular triple
+    and the gap below it give, see `NormEstimate.error`. That is about the singular value it has
+    come to; how much larger one it may have missed, with what probability, is
+    `NormEstimate.upper`.
 
     Args:
         linear_map: J.
@@ -46,9 +49,10 @@ def operator_norm(
         method: "dense", "lanczos", or "auto": dense for small matrices.
         generator: of the random start; a fixed seed if None.
         strict: raise when not converged; otherwise the estimate comes back flagged.
-        upper_rtol: go on until `upper`, too, is at most (1 + upper_rtol) · value.
+        upper_rtol: go on until `upper`, too, is at most (1 + upper_rtol) · value. Then there are
+            no corrections, since they tell nothing about `upper`.
         max_basis: vectors kept on either side, at least 2: then the iteration restarts with the
-            better half of them. As many as 4 GiB hold if None.
+            better half of them. As many as 4 GiB hold if None. Corrections need room for 72.
 
     Raises:
         ConvergenceError: the error is above rtol, or the upper end above what `upper_rtol` asks

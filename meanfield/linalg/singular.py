@@ -221,6 +221,7 @@ def _deflated(linear_map: LinearMap, found: _Found) -> LinearMap:
         rmatvec=lambda y: product(linear_map.rmatvec, found.left, found.right, y),
         dense=None,
         hints=None,
+        coarse=None,
     )
 
 
