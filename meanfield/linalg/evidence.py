@@ -173,14 +173,14 @@ def worst_upper_end(tangent: float, steps: int) -> float:
     return math.cosh(math.asinh(tangent) / (2 * steps - 1))
 
 
-def start_tangent(size: int, hinted: bool, miss: float) -> float:
+def start_tangent(size: int, part: float, miss: float) -> float:
     """tan φ that the start of an iteration stays below with probability 1 − miss.
 
-    The random part r is uniform on the sphere of R^N: |⟨r, v⟩| ≤ t has probability at most
-    t √(2(N−1)/π), and for N ≥ 3 shifting the interval by a hint makes it no likelier. Beside a
-    hint of the same length, cos φ ≥ t/2.
+    The random vector r is uniform on the sphere of R^N: |⟨r, v⟩| ≤ t has probability at most
+    t √(2(N−1)/π), and for N ≥ 3 shifting the interval by a hint makes it no likelier. In a start
+    along p r + (1 − p) h with a unit hint h, no longer than 1, cos φ ≥ p t.
     """
     if size == 1:
         return 0.0
-    cosine = miss / math.sqrt(2 * (size - 1) / math.pi) / (2 if hinted else 1)
+    cosine = part * miss / math.sqrt(2 * (size - 1) / math.pi)
     return math.sqrt(1 - cosine**2) / cosine

@@ -25,6 +25,9 @@ _LOOK_AGAIN = 1.05
 _SLACK = 1.001
 # Bytes that both bases may take before the iteration restarts, and the fewest vectors of each.
 _BASIS_BYTES, _LEAST_BASIS = 2**32, 8
+# The random part of a start with a hint. The less, the nearer a good hint is to the top, and the
+# larger `upper`.
+_PART = 1 / 3
 # Steps of Lanczos before a coarse model corrects what they found: they see what the model does
 # not, and are what `upper` rests on. And the most corrections: they hold a third basis.
 _KRYLOV_STEPS, _CORRECTIONS = 8, 32
@@ -166,10 +169,12 @@ class _Iteration:
         return self.process.right.combine(right[:, 0].to(self._map.dtype))
 
     def _krylov(self, random: Tensor, hint: Tensor | None) -> Bidiagonalisation:
-        """A process from a random vector and a hint, in equal parts."""
-        self.tangent = _SLACK * start_tangent(self._map.columns, hint is not None, MISS)
-        start = random if hint is None else normalised(random + normalised(hint)[0])[0]
-        return Bidiagonalisation(self._map, start)
+        """A process from a random vector and a hint."""
+        part = 1.0 if hint is None else _PART
+        self.tangent = _SLACK * start_tangent(self._map.columns, part, MISS)
+        if hint is not None:
+            random = normalised(_PART * random + (1 - _PART) * normalised(hint)[0])[0]
+        return Bidiagonalisation(self._map, random)
 
     def _random(self) -> Tensor:
         """Unit vectors (batch, n·d)."""
