@@ -178,5 +178,6 @@ def _each(vectors: Tensor, matrices: Tensor) -> Tensor:
 
 def _moments(weights: Tensor, first: Tensor, second: Tensor) -> Tensor:
     """Σᵢ wᵢ ⊗ aᵢ ⊗ bᵢ of (*, n, w), (*, n, a) and (*, n, b); (*, w, a, b)."""
-    outer = (weights[..., :, None] * first[..., None, :]).flatten(-2)
-    return (outer.mT @ second).unflatten(-2, (weights.shape[-1], -1))
+    # One weight at a time: all at once would take w times the room.
+    parts = [(weight[..., None] * first).mT @ second for weight in weights.unbind(-1)]
+    return torch.stack(parts, -3)
