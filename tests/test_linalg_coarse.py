@@ -88,6 +88,24 @@ def test_corrections_find_a_crowded_top_in_fewer_steps(batch):
         assert (estimate.upper >= exact * (1 - 1e-12)).all()
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.0])
+def test_a_batch_with_a_map_that_is_done_before_the_corrections(scale):
+    """Of rank one, or zero: its vectors come to an end, and the others go on."""
+    matrix = crowded(9, (2,))
+    generator = torch.Generator().manual_seed(9)
+    u, v = torch.randn(2, N, D, dtype=F64, generator=generator)
+    x, y = torch.randn(N, generator=generator), torch.randn(D, generator=generator)
+    v = (x[:, None] * y).to(F64)
+    matrix[1] = scale * u.flatten()[:, None] * v.flatten() / u.norm() / v.norm()
+    found = operator_norm(
+        as_map(matrix, coarse(matrix, top_shapes(matrix))), method="lanczos", rtol=1e-8
+    )
+    exact = torch.linalg.matrix_norm(matrix, 2)
+    torch.testing.assert_close(found.value, exact, rtol=1e-8, atol=0)
+    assert found.converged.all()
+    assert torch.isfinite(found.direction).all()
+
+
 def test_residuals_and_errors_are_those_of_the_triple_that_comes_back():
     matrix = crowded(2)
     space = coarse(matrix, top_shapes(matrix))

@@ -86,7 +86,9 @@ class CoarseModel:
         shift = squares[:, :1].clamp_min(1.0)
         gains = squares / torch.maximum(shift - squares, _DISTANCE * shift)
         r, w = (self._solved(x, gains.to(x.dtype)) for x in (residual, v))
-        along = (v * r).sum(-1) / (v * w).sum(-1)
+        # At least ‖v‖²; v is 0 for a map that is.
+        most = (v * w).sum(-1)
+        along = (v * r).sum(-1) / torch.where(most > 0, most, 1.0)
         return r - along[:, None] * w
 
     def _solved(self, vectors: Tensor, gains: Tensor) -> Tensor:
