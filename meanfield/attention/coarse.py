@@ -29,7 +29,7 @@ def coarse_space(tangent: AttentionTangent) -> CoarseSpace:
     concentrated, or one atom alone, that of the largest turn, where few atoms have most of the
     weight. What makes a Krylov iteration slow are the features, since the singular values of a
     layer's matrices are crowded at the top; the model has all of them. Z is M Φ, summed over the
-    heads and made orthonormal.
+    heads and made orthonormal. (Shapes and model are this package's own, found by measurement.)
     """
     turning = turning_shape(tangent)
     alone = torch.nn.functional.one_hot(turning.argmax(-1), turning.shape[-1]).to(turning.dtype)

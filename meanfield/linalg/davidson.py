@@ -16,11 +16,12 @@ __all__ = ["Davidson"]
 class Davidson:
     """The generalised Davidson method for the top singular triple, begun with a Krylov space.
 
-    A V = U B, Aᵀ U = V Bᵀ + F with V and U orthonormal, VᵀF = 0, B upper triangular; as in
-    Golub–Kahan–Lanczos, where F has one column, each step makes one product with A and one with
-    Aᵀ. V grows by the correction of the top residual F p₁ (`CoarseModel.corrected`) in place of
-    that residual. Where singular values are crowded at the top and their vectors lie near the
-    coarse space, a few steps do for many of Lanczos'.
+    Morgan and Scott (SIAM J. Sci. Stat. Comput. 7, 1986, 817–825), here by singular values:
+    A V = U B, Aᵀ U = V Bᵀ + F with V and U orthonormal, VᵀF = 0, B upper triangular. As in
+    Golub–Kahan–Lanczos, where F has one column, a step makes one product with A and one with Aᵀ,
+    and residuals need none of their own. V grows by the correction of the top residual F p₁
+    (`CoarseModel.corrected`) in place of that residual. Where singular values are crowded at the
+    top and their vectors lie near the coarse space, a few steps do for many of Lanczos'.
 
     Args:
         process: the Krylov space, which this takes over.
