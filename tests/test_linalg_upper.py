@@ -191,7 +191,7 @@ def test_a_hidden_direction_shows_in_the_upper_end_and_is_found_when_that_must_b
     start = torch.randn(1, 2000, dtype=F64, generator=torch.Generator().manual_seed(0))
     hint = torch.zeros(2000, 1, dtype=F64)
     hint[-1] = 1.0
-    found = operator_norm(diagonal(values, hint), method="lanczos", max_steps=3, strict=False)
+    found = operator_norm(diagonal(values, hint), method="lanczos", rtol=2e-2, max_steps=3)
     assert float(start[0, 0] / start.norm()) < 0.05
     assert float(found.value) < 1.3 < float(found.upper)
     sure = operator_norm(diagonal(values, hint), method="lanczos", upper_rtol=1e-3)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from meanfield.linalg.maps import CoarseSpace
 from meanfield.linalg.ritz import top_ritz
+from meanfield.linalg.vectors import random_vectors
 
 __all__ = ["CoarseModel"]
 
@@ -31,20 +32,20 @@ class CoarseModel:
     """
 
     def __init__(self, space: CoarseSpace, generator: torch.Generator) -> None:
-        self._space, self._batch = space, space.shapes.shape[:-2]
+        self._batch = space.shapes.shape[:-2]
         self._shapes = space.shapes.reshape(self._batch.numel(), *space.shapes.shape[-2:])
         size = math.prod(space.in_shape)
         whole = size <= _WHOLE
         known = None if whole else space.start
         count = size if whole else (_BLOCK if known is None else len(known))
-        start = torch.randn(
+        start = random_vectors(
             len(self._shapes),
             size,
             count,
             dtype=space.shapes.dtype,
+            device=space.shapes.device,
             generator=generator,
-            device=generator.device,
-        ).to(space.shapes.device)
+        )
         if known is not None:
             start *= _BESIDE / math.sqrt(size)
             start += known.reshape(count, -1, size).movedim(0, -1)

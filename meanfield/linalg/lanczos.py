@@ -12,7 +12,7 @@ from meanfield.linalg.coarse import CoarseModel
 from meanfield.linalg.davidson import Davidson
 from meanfield.linalg.evidence import MISS, NormEstimate, met, start_tangent, upper_end
 from meanfield.linalg.maps import LinearMap
-from meanfield.linalg.vectors import normalised
+from meanfield.linalg.vectors import normalised, random_vectors
 
 __all__ = ["lanczos_norm"]
 
@@ -178,15 +178,15 @@ class _Iteration:
 
     def _random(self) -> Tensor:
         """Unit vectors (batch, n·d)."""
-        generator = self._generator
-        random = torch.randn(
+        linear_map = self._map
+        draw = random_vectors(
             self._batch,
-            self._map.columns,
-            dtype=self._map.dtype,
-            generator=generator,
-            device=generator.device,
+            linear_map.columns,
+            dtype=linear_map.dtype,
+            device=linear_map.device,
+            generator=self._generator,
         )
-        return normalised(random.to(self._map.device))[0]
+        return normalised(draw)[0]
 
 
 def _within(

@@ -14,7 +14,7 @@ from meanfield.linalg.bidiagonalisation import Bidiagonalisation
 from meanfield.linalg.dense import power_of_two
 from meanfield.linalg.maps import LinearMap
 from meanfield.linalg.norms import DENSE_LIMIT
-from meanfield.linalg.vectors import lengths, normalised
+from meanfield.linalg.vectors import lengths, normalised, random_vectors
 
 __all__ = ["SingularValues", "largest_singular_values"]
 
@@ -181,14 +181,14 @@ def _search(
     generator: torch.Generator,
 ) -> tuple[Bidiagonalisation, bool]:
     """A process outside of what was found whose first triples have converged, and whether so."""
-    random = torch.randn(
+    random = random_vectors(
         found.values.shape[0],
         linear_map.columns,
         dtype=torch.float64,
+        device=linear_map.device,
         generator=generator,
-        device=generator.device,
     )
-    start = _outside(random.to(linear_map.device, linear_map.dtype), found.right)
+    start = _outside(random.to(linear_map.dtype), found.right)
     process = Bidiagonalisation(_deflated(linear_map, found), normalised(start)[0])
     known = found.values[:, :1].double() if found.values.shape[-1] else 0.0
     steps = min(max_steps, linear_map.rows + 1, linear_map.columns + 1)

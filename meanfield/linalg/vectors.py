@@ -1,11 +1,11 @@
-"""Lengths of long vectors, to the last digits and over the whole number range."""
+"""Long vectors: random ones, and lengths to the last digits and over the whole number range."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-__all__ = ["lengths", "normalised"]
+__all__ = ["lengths", "normalised", "random_vectors"]
 
 # Entries whose squares one accumulator may take. On the CPU it is of the vectors' own precision:
 # over 10⁷ entries of single precision it would lose a thousandth of their length.
@@ -32,6 +32,14 @@ def normalised(vectors: Tensor) -> tuple[Tensor, Tensor]:
     length = _in_parts(scaled)[..., None]
     unit = scaled / torch.where(length > 0, length, 1.0)
     return unit, (length * peak)[..., 0]
+
+
+def random_vectors(
+    *shape: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator
+) -> Tensor:
+    """Standard normal entries, drawn on the generator's device and moved."""
+    draw = torch.randn(*shape, dtype=dtype, generator=generator, device=generator.device)
+    return draw.to(device)
 
 
 def _in_parts(vectors: Tensor) -> Tensor:
