@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,30 +18,40 @@ if TYPE_CHECKING:
 
 __all__ = ["coarse_space", "diffuse_shape", "turning_shape"]
 
-# Passes over M for the diffuse shape: little beside a product with J.
-_SMOOTHING = 3
+# Passes over M for the diffuse shape, and over the model for the directions that turn most: little
+# beside a product with J.
+_SMOOTHING, _POWERS = 3, 2
+# How many times farther than one value one key must be able to move the outputs for turns to be
+# all that matters. In the adversarial configurations it is 6 to 11, for GPT-2-sized layers of
+# LayerNormed inputs 1.2.
+_DOMINATED = 4.0
 
 
 def coarse_space(tangent: AttentionTangent) -> CoarseSpace:
-    """Displacements ηⱼ = Σ_r Φⱼᵣ y_r of three shapes Φ, with ZᵀJΦ.
+    """Displacements ηⱼ = Σ_r Φⱼᵣ y_r of a few shapes Φ, with ZᵀJΦ.
 
     The top singular vector of J is nearly of rank one in (atom, feature): x ⊗ y with x near the
     `diffuse_shape` where attention is spread out, near the `turning_shape` where it is
     concentrated, or one atom alone, that of the largest turn, where few atoms have most of the
-    weight. What makes a Krylov iteration slow are the features, since the singular values of a
-    layer's matrices are crowded at the top; the model has all of them. Z is M Φ, summed over the
-    heads and made orthonormal. (Shapes and model are this package's own, found by measurement.)
+    weight. Where turns are all that matters, the diffuse shape is left out. What makes a Krylov
+    iteration slow are the features, since the singular values of a layer's matrices are crowded at
+    the top; the model has all of them. Z is M Φ, summed over the heads and made orthonormal.
+    (Shapes and model are this package's own, found by measurement.)
     """
-    turning = turning_shape(tangent)
+    turning, carrying = _alone(tangent)
     alone = torch.nn.functional.one_hot(turning.argmax(-1), turning.shape[-1]).to(turning.dtype)
-    shapes = _orthonormal(torch.stack([diffuse_shape(tangent), turning, alone], -1))
-    model = _Compression.of(tangent, shapes)
-    par = tangent.parameters
-    # The diffuse shape is the first: with the top directions of the values it is near the top.
-    directions = tangent.heads.value_directions()
-    start = directions.new_zeros(len(directions), shapes.shape[-1], par.dim)
-    start[:, 0] = directions
-    start = start.unflatten(1, (*(1 for _ in shapes.shape[:-2]), -1))
+    dominated = bool((turning.amax(-1) > _DOMINATED * carrying.amax(-1)).all())
+    several = [turning, alone] if dominated else [diffuse_shape(tangent), turning, alone]
+    shapes = _orthonormal(torch.stack(several, -1))
+    model, par = _Compression.of(tangent, shapes), tangent.parameters
+    if dominated:
+        start = model.turned()
+    else:
+        # The diffuse shape is the first: with the top directions of the values it is near the top.
+        directions = tangent.heads.value_directions()
+        start = directions.new_zeros(len(directions), shapes.shape[-1], par.dim)
+        start[:, 0] = directions
+        start = start.unflatten(1, (*(1 for _ in shapes.shape[:-2]), -1))
     return CoarseSpace(
         shapes=tangent.interaction.unsort(shapes),
         matvec=model.matvec,
@@ -82,20 +93,29 @@ def _smoothed(tangent: AttentionTangent, x: Tensor) -> Tensor:
 def turning_shape(tangent: AttentionTangent) -> Tensor:
     """How far moving one key alone moves the outputs, at most.
 
-    (Σ_h Σᵢ Mᵢⱼ² |vⱼ − oᵢ|² |Kᵀqᵢ|²)^½, large at the atoms that decide where others look. In the
-    adversarial configurations it is the shape of the top singular vector, to which a random
-    displacement is almost orthogonal. Shape (*batch, n).
+    (Σ_h Σᵢ Mᵢⱼ² |vⱼ − oᵢ|² |Kᵀqᵢ|²)^½, with |K|·|qᵢ| for the last; large at the atoms that decide
+    where others look. In the adversarial configurations it is the shape of the top singular
+    vector, to which a random displacement is almost orthogonal. Shape (*batch, n).
     """
-    outputs, values = tangent.outputs, tangent.interaction.values
-    key = tangent.parameters.key
-    reach = ((tangent.queries @ (key @ key.mT)) * tangent.queries).sum(-1)
-    squares = torch.zeros_like(reach)
+    return _alone(tangent)[0]
+
+
+def _alone(tangent: AttentionTangent) -> tuple[Tensor, Tensor]:
+    """How far moving one key alone, and one value alone, moves the outputs, at most.
+
+    `turning_shape`, and (Σ_h Σᵢ Mᵢⱼ² |V|²)^½; Frobenius norms. Shape (*batch, n) each.
+    """
+    outputs, values, par = tangent.outputs, tangent.interaction.values, tangent.parameters
+    reach = tangent.queries.square().sum(-1) * par.key.square().sum((-2, -1))[:, None]
+    gain = par.value.square().sum((-2, -1))[:, None]
+    turning, carrying = torch.zeros_like(reach), torch.zeros_like(reach)
     for rows in tangent.rows:
         i, j = rows.block
-        weight = torch.cdist(outputs[..., i, :], values[..., j, :])
-        weight = weight.mul_(tangent.transition(rows)[1]).square_()
-        squares[..., j] += (reach[..., None, i] @ weight).squeeze(-2)
-    return squares.sum(-2).sqrt()
+        m = tangent.transition(rows)[1]
+        weight = torch.cdist(outputs[..., i, :], values[..., j, :]).mul_(m).square_()
+        turning[..., j] += (reach[..., None, i] @ weight).squeeze(-2)
+        carrying[..., j] += gain * m.square().sum(-2)
+    return turning.sum(-2).sqrt(), carrying.sum(-2).sqrt()
 
 
 def _orthonormal(shapes: Tensor) -> Tensor:
@@ -123,33 +143,54 @@ class _Compression:
         """The model of a tangent on these shapes (*batch, n, p), in the interaction's order."""
         interaction, queries, outputs = tangent.interaction, tangent.queries, tangent.outputs
         keys, values = interaction.keys, interaction.values
-        # Φ ⊗ (v, 1), (*batch, H, n, p·(v + 1)): M of it gives Σⱼ Mᵢⱼ Φⱼ vⱼ and (MΦ)ᵢ at once.
-        carried = torch.cat([values, torch.ones_like(values[..., :1])], -1)
-        carried = (shapes[..., None, :, :, None] * carried[..., None, :]).flatten(-2)
-        moved, mean_keys = torch.empty_like(carried), torch.empty_like(queries)
+        size, width = shapes.shape[-1], keys.shape[-1]
+        means = queries.new_empty(*queries.shape[:-1], size)
+        mean_keys = torch.empty_like(queries)
+        spread = values.new_empty(*values.shape[:-1], size, values.shape[-1])
+        # Σⱼ Mᵢⱼ Φⱼ (vⱼ − oᵢ), and (MΦ)ᵢ.
         for rows in tangent.rows:
             i, j = rows.block
             p, m = tangent.transition(rows)
-            moved[..., i, :] = m @ carried[..., j, :]
             mean_keys[..., i, :] = p @ keys[..., j, :]
-        moved = moved.unflatten(-1, (shapes.shape[-1], -1))
-        means = moved[..., -1]
-        spread = moved[..., :-1] - means[..., None] * outputs[..., None, :]
+            means[..., i, :] = m @ shapes[..., None, j, :]
+            for r in range(size):
+                spread[..., i, r, :] = m @ (shapes[..., None, j, r, None] * values[..., j, :])
+        spread -= means[..., None] * outputs[..., None, :]
         images = _orthonormal(means.sum(-3))
         value = images[..., None, :, :].mT @ means
-        by_key = _moments(images[..., None, :, :], spread.flatten(-2), queries)
         # ZᵢₛΦᵢᵣ, and Σᵢ ZᵢₛΦᵢᵣPᵢⱼ of every head.
         both = (images[..., :, None] * shapes[..., None, :]).flatten(-2)[..., None, :, :]
-        seen = both.new_zeros(*keys.shape[:-2], both.shape[-1], keys.shape[-2])
+        seen = both.new_zeros(*keys.shape[:-2], both.shape[-1], interaction.n)
         for rows in tangent.rows:
             i, j = rows.block
             seen[..., j] += both[..., i, :].mT @ tangent.transition(rows)[0]
-        # Σᵢ ZᵢₛΦᵢᵣ Cᵢ, Cᵢ the covariance of values and keys that i sees.
-        by_query = _moments(seen.mT, values, keys) - _moments(both, outputs, mean_keys)
-        size = shapes.shape[-1], values.shape[-1]
-        turn = torch.cat([by_query.unflatten(-3, (-1, size[0])), by_key.unflatten(-2, size)], -1)
-        turn = turn.transpose(-2, -3).flatten(-2).flatten(-3, -2)
-        return cls(tangent.heads, turn, value)
+        turn = values.new_empty(*keys.shape[:-2], size, values.shape[-1], size, 2 * width)
+        for s, r in product(range(size), repeat=2):
+            by_query, by_key = turn[..., s, :, r, :].split(width, -1)
+            # Σᵢ ZᵢₛΦᵢᵣ Cᵢ, Cᵢ the covariance of values and keys that i sees.
+            c = s * size + r
+            by_query[...] = _moment(seen[..., c, :], values, keys)
+            by_query -= _moment(both[..., c], outputs, mean_keys)
+            by_key[...] = _moment(images[..., None, :, s], spread[..., r, :], queries)
+        return cls(tangent.heads, turn.flatten(-2).flatten(-3, -2), value)
+
+    def turned(self) -> Tensor:
+        """Two unit y (2, *batch, p, d) that turn the outputs much by queries and keys, roughly."""
+        # Of each head its top two directions by subspace iteration, weighed by what they do.
+        most = self.turn.abs().amax(-2)
+        signs = torch.ones_like(most)
+        signs[..., ::2] = -1.0
+        x = torch.stack([most, signs * most], -2)
+        for _ in range(_POWERS):
+            turned = torch.linalg.qr(x.mT).Q.mT @ self.turn.mT
+            peak = turned.abs().amax((-3, -2, -1), keepdim=True)
+            x = (turned / torch.where(peak > 0, peak, 1.0)) @ self.turn
+        p = self.value.shape[-1]
+        joined = x.new_zeros(2, *x.shape[:-3], p, self.heads.inner.shape[0])
+        q, k, _ = self.heads.parts(joined)
+        q[...], k[...] = x.movedim(-2, 0).unflatten(-1, (p, -1)).chunk(2, -1)
+        y = (joined @ self.heads.inner).nan_to_num(0.0, 0.0, 0.0)
+        return normalised(y.flatten(-2))[0].reshape(y.shape)
 
     def matvec(self, y: Tensor) -> Tensor:
         """ZᵀJΦy, (k, *batch, p, d) → (k, *batch, q, d_out)."""
@@ -176,8 +217,6 @@ def _each(vectors: Tensor, matrices: Tensor) -> Tensor:
     return (vectors.movedim(0, -2) @ matrices).movedim(-2, 0)
 
 
-def _moments(weights: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """Σᵢ wᵢ ⊗ aᵢ ⊗ bᵢ of (*, n, w), (*, n, a) and (*, n, b); (*, w, a, b)."""
-    # One weight at a time: all at once would take w times the room.
-    parts = [(weight[..., None] * first).mT @ second for weight in weights.unbind(-1)]
-    return torch.stack(parts, -3)
+def _moment(weights: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """Σᵢ wᵢ aᵢ ⊗ bᵢ of (*, n), (*, n, a) and (*, n, b); (*, a, b)."""
+    return (weights[..., None] * first).mT @ second

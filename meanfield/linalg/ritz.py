@@ -34,28 +34,29 @@ def top_ritz(
     Returns:
         Values (batch, c) in float64 and vectors (batch, c, n), orthonormal or 0.
     """
-    vectors = _orthonormal(start)
-    images = matvec(vectors)
+    new, limit = _orthonormal(start), min(limit, start.shape[-2])
+    image = matvec(new)
     # Squares of the values may leave the number range.
-    scale = images.abs().amax((-2, -1), keepdim=True)
+    scale = image.abs().amax((-2, -1), keepdim=True)
     scale = torch.where(scale > 0, scale, 1.0)
-    images = images / scale
-    backs = rmatvec(images) / scale
-    limit = min(limit, start.shape[-2])
+    vectors, images, backs = new, image / scale, new[..., :0]
     while True:
         squares, turn = torch.linalg.eigh((images.mT @ images).double())
         squares, turn = squares.flip(-1).clamp_min(0.0), turn.flip(-1).to(images.dtype)
+        if vectors.shape[-1] >= limit:
+            break
+        rest = rmatvec(images[..., -start.shape[-1] :]) / scale
+        backs = torch.cat([backs, rest], -1)
         first = turn[..., :1]
         defect = (backs @ first - squares[:, None, :1].to(first.dtype) * (vectors @ first))[..., 0]
-        if vectors.shape[-1] >= limit or bool((lengths(defect) <= residual * squares[:, 0]).all()):
-            return squares.sqrt() * scale[..., 0].double(), (vectors @ turn).mT
-        rest = backs[..., -start.shape[-1] :]
+        if bool((lengths(defect) <= residual * squares[:, 0]).all()):
+            break
         for _ in range(2):
             rest = rest - vectors @ (vectors.mT @ rest)
         new = _orthonormal(rest)
-        image = matvec(new) / scale
-        vectors, images = torch.cat([vectors, new], -1), torch.cat([images, image], -1)
-        backs = torch.cat([backs, rmatvec(image) / scale], -1)
+        vectors = torch.cat([vectors, new], -1)
+        images = torch.cat([images, matvec(new) / scale], -1)
+    return squares.sqrt() * scale[..., 0].double(), (vectors @ turn).mT
 
 
 def _orthonormal(columns: Tensor) -> Tensor:
