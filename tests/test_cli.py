@@ -15,7 +15,7 @@ from meanfield.experiments import two_dirac
 SMALL = [
     *("--quick", "--set", "radii=[1.0, 1.5]", "--set", "n_tokens=[2, 5]"),
     *("--set", "secant_tokens=[5]", "--set", "steps=[1e-1, 1e-4]", "--set", "split_radii=[2.0]"),
-    *("--set", "offsets=[0.0]"),
+    *("--set", "offsets=[0.0]", "--set", "log_ratios=[-900.0]", "--set", "dims=[2]"),
 ]
 
 
