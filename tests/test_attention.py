@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.attention.normalization import softmax
+from meanfield.linalg import operator_norm
 from meanfield.measures import ParticleMeasure, split
 from tests import oracles
 from tests.strategies import Problem, layer, problems
@@ -433,3 +434,43 @@ def test_another_normalization_is_used_and_has_no_linearisation_of_softmax():
     torch.testing.assert_close(F(mu).points, doubled(mu).points)
     with pytest.raises(NotImplementedError, match="softmax"):
         F.linearize(mu)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0, 300.0, 1e4, 1e6])
+@pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_products_keep_their_digits_where_attention_is_on_one_atom(scale, geometry, causal):
+    """Values of size s less their mean, times keys of size s, would be s² units of rounding."""
+    generator = torch.Generator().manual_seed(0)
+    parameters = AttentionParameters.random(40, n_heads=2, std=0.5, generator=generator)
+    points = scale * torch.randn(12, 40, dtype=F64, generator=generator)
+    logs = torch.log_softmax(2 * torch.randn(12, dtype=F64, generator=generator), 0)
+    positions = torch.arange(12, dtype=F64) / 12 if causal else None
+    mu = ParticleMeasure(points, log_weights=logs, positions=positions)
+    exact = SelfAttention(parameters, causal=causal).linearize(mu, geometry=geometry)
+    low = SelfAttention(parameters.to(torch.float32), causal=causal)
+    J = low.linearize(mu.to(torch.float32), geometry=geometry)
+    size = float(torch.linalg.matrix_norm(exact.to_dense(), 2))
+    for _ in range(3):
+        x = torch.nn.functional.normalize(torch.randn(480, generator=generator), dim=0)
+        x = x.reshape(12, 40)
+        for product, true in ((J.matvec, exact.matvec), (J.rmatvec, exact.rmatvec)):
+            assert float((product(x).double() - true(x.double())).norm()) < 1e-4 * size
+    found = operator_norm(J, method="lanczos", rtol=1e-4)
+    assert float(found.value) == pytest.approx(size, rel=1e-4)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_derivative_of_the_field_keeps_its_digits_too(causal):
+    generator = torch.Generator().manual_seed(1)
+    parameters = AttentionParameters.random(6, n_heads=2, generator=generator)
+    points = 100 * torch.randn(9, 6, dtype=F64, generator=generator)
+    positions = torch.arange(9, dtype=F64) / 9 if causal else None
+    mu = ParticleMeasure(points, positions=positions)
+    exact = SelfAttention(parameters, causal=causal).linearize_field(mu)
+    low = SelfAttention(parameters.to(torch.float32), causal=causal)
+    field = low.linearize_field(mu.to(torch.float32))
+    scale = 1e-4 * max(1.0, float(exact.to_dense().abs().max()))
+    x = torch.randn(9, 1, 6, generator=generator)
+    for product, true in ((field.matvec, exact.matvec), (field.rmatvec, exact.rmatvec)):
+        assert float((product(x).double() - true(x.double())).abs().max()) < scale

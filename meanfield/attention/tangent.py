@@ -22,10 +22,23 @@ __all__ = ["AttentionTangent"]
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """What is known of one block of rows: its transition matrices P and M, or None."""
+    """What is known of one block of rows.
+
+    Attributes:
+        block: which rows, and the columns that they may see.
+        kept: their transition matrices P and M, or None.
+        most: the atom ĵ that each row sees most, (*batch, H, rows, 1).
+        nearest: v_ĵ, (*batch, H, rows, v).
+        offsets: oᵢ − v_ĵ. Where attention is nearly on one atom it is tiny, and a difference of
+            the two would be rounding: keys and values of size s would put s² units of rounding
+            into J.
+    """
 
     block: Block
     kept: tuple[Tensor, Tensor] | None
+    most: Tensor
+    nearest: Tensor
+    offsets: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,9 +142,17 @@ class AttentionTangent:
         blocks = list(interaction.blocks(interaction.positions, n, self.block_size))
         rows, outputs = [], torch.empty_like(interaction.values)
         for block in blocks:
-            p, m = self.transition(_Rows(block, None))
-            outputs[..., block.rows, :] = p @ interaction.values[..., block.columns, :]
-            rows.append(_Rows(block, (p, m) if size <= self.memory else None))
+            p, m = self._transition(block)
+            values = interaction.values[..., block.columns, :]
+            most = p.argmax(-1, keepdim=True)
+            nearest = values.gather(-2, most.expand(*most.shape[:-1], values.shape[-1]))
+            largest = p.gather(-1, most)
+            others = p.scatter(-1, most, 0.0)
+            mean = others @ values
+            outputs[..., block.rows, :] = mean + largest * nearest
+            offsets = mean - others.sum(-1, keepdim=True) * nearest
+            kept = (p, m) if size <= self.memory else None
+            rows.append(_Rows(block, kept, most, nearest, offsets))
         return rows, outputs
 
     @property
@@ -151,9 +172,10 @@ class AttentionTangent:
 
     def transition(self, rows: _Rows) -> tuple[Tensor, Tensor]:
         """P and M of a block of rows."""
-        if rows.kept is not None:
-            return rows.kept
-        block, rho = rows.block, self._half_logs
+        return self._transition(rows.block) if rows.kept is None else rows.kept
+
+    def _transition(self, block: Block) -> tuple[Tensor, Tensor]:
+        rho = self._half_logs
         logits = self.interaction.logits(self.queries, self.interaction.positions, block)
         alive = self.alive[..., None, block.rows, None]
         everyone = bool(alive.all())
@@ -187,11 +209,23 @@ class AttentionTangent:
             else:
                 w = (q_dot[..., i, :] @ self.interaction.keys[..., j, :].mT).mul_(p)
                 w += (self.queries[..., i, :] @ k_dot[..., j, :].mT).mul_(m)
-            moved = w @ self.interaction.values[..., j, :]
-            moved -= w.sum(-1, keepdim=True) * self.outputs[..., i, :]
-            moved += m @ v_dot[..., j, :]
-            heads[..., i, :] = moved
+            heads[..., i, :] = self._spread(rows, w).add_(m @ v_dot[..., j, :])
         return self.interaction.unsort(self.heads.join(heads))
+
+    def _spread(self, rows: _Rows, w: Tensor) -> Tensor:
+        """Σⱼ wᵢⱼ (vⱼ − oᵢ) of a block of rows, (*batch, H, rows, v); overwrites w."""
+        largest = w.gather(-1, rows.most)
+        w.scatter_(-1, rows.most, 0.0)
+        others = w.sum(-1, keepdim=True)
+        spread = w @ self.interaction.values[..., rows.block.columns, :]
+        spread.addcmul_(others, rows.nearest, value=-1.0)
+        return spread.addcmul_(largest.add_(others), rows.offsets, value=-1.0)
+
+    def _deviations(self, rows: _Rows, y: Tensor) -> Tensor:
+        """⟨vⱼ − oᵢ, yᵢ⟩ of a block of rows, its y (*batch, H, rows, v)."""
+        g = y @ self.interaction.values[..., rows.block.columns, :].mT
+        g -= (y * self.outputs[..., rows.block.rows, :]).sum(-1, keepdim=True)
+        return g.scatter_(-1, rows.most, -(y * rows.offsets).sum(-1, keepdim=True))
 
     def rmatvec(self, covector: Tensor) -> Tensor:
         """Jᵀζ, (*batch, n, d_out) → (*batch, n, d)."""
@@ -207,11 +241,8 @@ class AttentionTangent:
     ) -> None:
         i, j = rows.block
         p, m = self.transition(rows)
-        keys, values = self.interaction.keys[..., j, :], self.interaction.values[..., j, :]
-        y_i = y[..., i, :]
-        # ⟨vⱼ − oᵢ, yᵢ⟩
-        g = y_i @ values.mT
-        g -= (y_i * self.outputs[..., i, :]).sum(-1, keepdim=True)
+        keys, y_i = self.interaction.keys[..., j, :], y[..., i, :]
+        g = self._deviations(rows, y_i)
         if p is m:
             g.mul_(p)
             q_bar[..., i, :] = g @ keys
@@ -232,9 +263,7 @@ class AttentionTangent:
         for rows in self.rows:
             i, j = rows.block
             w = q_dot[..., i, :] @ self.interaction.keys[..., j, :].mT
-            w.mul_(self.transition(rows)[0])
-            moved = w @ self.interaction.values[..., j, :]
-            heads[..., i, :] = moved - w.sum(-1, keepdim=True) * self.outputs[..., i, :]
+            heads[..., i, :] = self._spread(rows, w.mul_(self.transition(rows)[0]))
         return self.interaction.unsort(self.heads.join(heads))
 
     def query_rmatvec(self, covector: Tensor) -> Tensor:
@@ -244,10 +273,7 @@ class AttentionTangent:
         q_bar = torch.empty_like(self.queries)
         for rows in self.rows:
             i, j = rows.block
-            y_i = y[..., i, :]
-            g = y_i @ self.interaction.values[..., j, :].mT
-            g -= (y_i * self.outputs[..., i, :]).sum(-1, keepdim=True)
-            g.mul_(self.transition(rows)[0])
+            g = self._deviations(rows, y[..., i, :]).mul_(self.transition(rows)[0])
             q_bar[..., i, :] = g @ self.interaction.keys[..., j, :]
         back = (q_bar * par.scale[:, None, None]) @ par.query
         return self.interaction.unsort(back.sum(-3))
