@@ -12,11 +12,12 @@ from meanfield.attention import coarse
 from meanfield.attention.coarse import diffuse_shape, turning_shape
 from meanfield.attention.heads import JoinedHeads
 from meanfield.linalg import LinearMap, operator_norm
+from meanfield.measures import stack
 
 F64 = torch.float64
 
 
-def problem(seed, *, n=9, d=6, heads=2, causal=False, batch=(), geometry="euclidean", block=None):
+def problem(seed, *, n=9, d=6, heads=2, causal=False, batch=(), geometry="euclidean"):
     generator = torch.Generator().manual_seed(seed)
     parameters = AttentionParameters.random(d, n_heads=heads, dtype=F64, generator=generator)
     points = torch.randn(*batch, n, d, dtype=F64, generator=generator)
@@ -111,6 +112,55 @@ def test_the_known_directions_are_the_top_of_the_value_map():
     assert ((right[:4] @ directions.mT).square().sum(-1) > 0.9).all()
     # And are known from then on.
     assert JoinedHeads(parameters).value_directions() is directions
+
+
+def test_value_maps_that_leave_the_number_range_spoil_a_start_and_no_more():
+    """V y of a unit y does, though W V does not, nor a product with J at points this small."""
+    generator = torch.Generator().manual_seed(4)
+    par = AttentionParameters.random(60, n_heads=1, dtype=torch.float32, generator=generator)
+    par = AttentionParameters(
+        par.query, par.key, 8e37 * par.value.sign(), output=1e-37 * torch.eye(60)[None]
+    )
+    J = SelfAttention(par).linearize(
+        ParticleMeasure(1e-3 * torch.randn(4, 60, generator=generator))
+    )
+    exact = float(operator_norm(J, method="dense").value)
+    found = operator_norm(J, method="lanczos")
+    assert float(found.value) == pytest.approx(exact, rel=1e-4)
+
+
+@pytest.mark.parametrize("shapes", [2, 3])
+@pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_model_is_the_same_in_blocks(shapes, geometry, causal, monkeypatch):
+    monkeypatch.setattr(coarse, "_DOMINATED", 0.0 if shapes == 2 else math.inf)
+    # As many passes as where the transition matrices are recomputed.
+    monkeypatch.setattr(coarse, "_SMOOTHING", 1)
+    F, mu, J = problem(10, n=23, d=6, causal=causal, geometry=geometry)
+    blocks = F.linearize(mu, geometry=geometry, memory=0, block_size=4)
+    one, other = J.coarse(), blocks.coarse()
+    torch.testing.assert_close(other.shapes, one.shapes)
+    units = torch.eye(shapes * 6, dtype=F64).reshape(-1, shapes, 6)
+    torch.testing.assert_close(other.matvec(units), one.matvec(units))
+    torch.testing.assert_close(other.start, one.start)
+
+
+def test_a_batch_is_dominated_by_turns_if_all_of_it_is():
+    generator = torch.Generator().manual_seed(8)
+    parameters = AttentionParameters.random(
+        96, n_heads=4, std=0.05, dtype=F64, generator=generator
+    )
+    F = SelfAttention(parameters, causal=True)
+    turning = sampling.adversarial(parameters.A[0], 60.0, 64)
+    spread = ParticleMeasure.from_sequence(torch.randn(64, 96, dtype=F64, generator=generator))
+    shapes = []
+    for batch in ([turning, turning], [turning, spread], [spread, spread]):
+        J = F.linearize(stack(batch))
+        shapes.append(J.coarse().in_shape[0])
+        alone = [float(operator_norm(F.linearize(mu), method="lanczos").value) for mu in batch]
+        both = operator_norm(J, method="lanczos").value
+        torch.testing.assert_close(both, torch.tensor(alone, dtype=F64), rtol=2e-4, atol=0)
+    assert shapes == [2, 3, 3]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])

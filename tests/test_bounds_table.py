@@ -183,3 +183,9 @@ def test_radii_broadcast_and_bad_arguments_are_refused():
         bounds.table((np.eye(2), np.eye(3)), 1.0)
     with pytest.raises(KeyError, match=r"Thm 3\.5"):
         bounds.table(par, 1.0).row("Thm 9")
+
+
+def test_a_table_of_no_tokens_is_refused():
+    for n in (0, -3):
+        with pytest.raises(ValueError, match="n: expected at least 1 token, or None, got"):
+            bounds.table(([[-1.0]], [[1.0]]), 1.0, n=n)

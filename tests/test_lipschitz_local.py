@@ -188,3 +188,25 @@ def test_constants_on_the_gpu_agree():
     there = local_lipschitz(SelfAttention(par.to("cuda")), mu.to("cuda"))
     torch.testing.assert_close(there.value.cpu(), here.value)
     torch.testing.assert_close(there.splitting.cpu(), here.splitting)
+
+
+@pytest.mark.parametrize("geometry", ["wasserstein", "euclidean"])
+@pytest.mark.parametrize("where", ["layer", "points"])
+def test_a_layer_that_is_being_trained_has_the_same_constant(where, geometry):
+    generator = torch.Generator().manual_seed(0)
+    plain = AttentionParameters.random(4, n_heads=2, generator=generator)
+    points = torch.randn(60, 4, dtype=F64, generator=generator)
+    expected = local_lipschitz(SelfAttention(plain), ParticleMeasure(points), geometry=geometry)
+    par = plain
+    if where == "layer":
+        par = AttentionParameters(
+            *(x.clone().requires_grad_() for x in (plain.query, plain.key, plain.value)),
+            output=plain.output,
+        )
+    else:
+        points = points.clone().requires_grad_()
+    for method in ("auto", "lanczos"):
+        found = local_lipschitz(
+            SelfAttention(par), ParticleMeasure(points), geometry=geometry, method=method
+        )
+        torch.testing.assert_close(found.value.detach(), expected.value, rtol=1e-4, atol=0)

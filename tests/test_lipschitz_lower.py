@@ -189,3 +189,11 @@ def test_the_table_by_family_is_a_dataset():
 def test_bad_arguments_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         lipschitz_lower(line(-1.0), **({"radius": 1.0} | arguments))
+
+
+def test_a_pair_that_is_not_provably_apart_alone_is_passed_over():
+    """Batched, W₂ may be known to be positive where a single solve of the same pair knows less."""
+    F = line(0.6614, 0.2669)
+    found = lipschitz_lower(F, 2.0, n_atoms=8, n_pairs=2)
+    assert 0 < found.lower <= bounds.mean_field(0.6614, 0.2669, 2.0)
+    assert set(found.best) == set(FAMILIES)

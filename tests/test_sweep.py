@@ -193,3 +193,16 @@ def test_settings_of_any_kind_may_be_fixed_without_a_store():
     ds = sweep(lambda x, f: {"y": f(x)}, {"x": [2.0]}, fixed={"f": abs})
     assert ds["y"].values.tolist() == [2.0]
     assert "built-in function abs" in results.read_provenance(ds)["spec"]["fixed"]["f"]
+
+
+def test_the_first_case_may_fail_like_any_other():
+    ds = sweep(lambda a: {"y": 1 / a}, {"a": [0, 1, 2]})
+    assert ds["status"].values.tolist() == [3, 1, 1]
+    assert ds["y"].values[1:].tolist() == [1.0, 0.5]
+    assert "ZeroDivisionError" in str(ds["message"].values[0])
+
+
+def test_a_function_that_always_raises_says_so_itself():
+    with pytest.raises(ZeroDivisionError) as caught:
+        sweep(lambda a: {"y": a / 0}, {"a": [1, 2]})
+    assert "each of the first 2 cases" in caught.value.__notes__[0]

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from meanfield.measures import ParticleMeasure
-from meanfield.transport import conditional_w2, sinkhorn_divergence, solve_w2, w1, w2, w2_squared
+from meanfield.transport import (
+    conditional_w2,
+    sinkhorn_divergence,
+    solve_conditional_w2,
+    solve_w2,
+    w1,
+    w2,
+    w2_squared,
+)
 
 GOOD = torch.zeros(3, 2, dtype=torch.float64)
 DOORS = [w2, w2_squared, w1, solve_w2, sinkhorn_divergence]
@@ -86,3 +94,24 @@ def test_a_result_shows_its_interval_in_a_notebook() -> None:
     assert "<table" in shown
     assert "certified lower bound" in shown
     assert "<td>3</td>" in shown
+
+
+@pytest.mark.parametrize("door", [*DOORS, solve_conditional_w2])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_atoms_that_a_map_has_lost_are_refused(door, bad: float) -> None:
+    """Maps are free to leave the number range; an interval about NaN would certify nothing."""
+    mu = ParticleMeasure(GOOD, positions=[0.0, 0.5, 1.0] if door is solve_conditional_w2 else None)
+    points = GOOD.clone()
+    points[1, 0] = bad
+    for pair in ((mu.replace(points), mu), (mu, mu.replace(points))):
+        with pytest.raises(ValueError, match=r"finite.*1 atoms \(the first at index \(1,\)\)"):
+            door(*pair)
+
+
+def test_an_atom_without_mass_may_be_anywhere() -> None:
+    mu = ParticleMeasure(GOOD, [0.5, 0.5, 0.0])
+    points = GOOD.clone()
+    points[2] = torch.nan
+    assert float(solve_w2(mu.replace(points), mu.replace(GOOD + 3.0)).value) == pytest.approx(
+        18**0.5
+    )

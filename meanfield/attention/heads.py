@@ -79,16 +79,19 @@ class JoinedHeads:
     def _seek_value_directions(self) -> Tensor:
         value, outer = self.parameters.value.detach().flatten(0, 1), self.outer
         outer = None if outer is None else outer.detach()
-        generator = torch.Generator().manual_seed(0)
+        # Not the seed of the iteration: its random part is to know nothing of these starts.
+        generator = torch.Generator().manual_seed(1)
         count = min(_DIRECTIONS, self.parameters.dim)
         start = torch.randn(1, self.parameters.dim, count, generator=generator).to(value)
 
+        # They are starts: where a product leaves the number range it says nothing.
         def push(y: Tensor) -> Tensor:
             z = value @ y
-            return z if outer is None else outer @ z
+            return (z if outer is None else outer @ z).nan_to_num(0.0, 0.0, 0.0)
 
         def pull(z: Tensor) -> Tensor:
-            return value.mT @ (z if outer is None else outer.mT @ z)
+            y = value.mT @ (z if outer is None else outer.mT @ z)
+            return y.nan_to_num(0.0, 0.0, 0.0)
 
         _, vectors = top_ritz(push, pull, start, _LIMIT, _RESIDUAL)
         return vectors[0, :count]

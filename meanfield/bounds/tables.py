@@ -125,7 +125,7 @@ def table(
             both kinds of statements are given.
 
     Raises:
-        ValueError: a radius that is not positive, shapes that do not fit.
+        ValueError: a radius or a number of tokens that is not positive, shapes that do not fit.
 
     Example:
         >>> found = table(([[-1.0]], [[1.0]]), 1.0, n=10)
@@ -134,6 +134,8 @@ def table(
     """
     if not radius > 0:
         raise ValueError(f"radius: expected a number > 0, got {radius}")
+    if n is not None and n < 1:
+        raise ValueError(f"n: expected at least 1 token, or None, got {n}")
     if causal is None:
         causal = getattr(layer, "causal", None)
     kernel = getattr(getattr(layer, "kernel", None), "name", "dot_product")

@@ -40,6 +40,7 @@ _SHARE = 0.9
 _SMALL_ENTRIES = 2**20
 
 
+@torch.no_grad()
 def lanczos_norm(
     linear_map: LinearMap,
     rtol: float,

@@ -41,6 +41,8 @@ def operator_norm(
     come to; how much larger one it may have missed, with what probability, is
     `NormEstimate.upper`.
 
+    Gradients go through "dense" only; an iteration records nothing.
+
     Args:
         linear_map: J.
         rtol: largest estimated relative error that counts as converged; the residual must be at
@@ -55,10 +57,12 @@ def operator_norm(
             better half of them. As many as 4 GiB hold if None. Corrections need room for 72.
 
     Raises:
+        ValueError: an unknown method, or settings that mean nothing.
         ConvergenceError: the error is above rtol, or the upper end above what `upper_rtol` asks
             for, after `max_steps` steps.
         OverflowError: the matrix has entries beyond the range of its dtype.
     """
+    _check_settings(rtol, max_steps)
     if method not in ("auto", "dense", "lanczos"):
         raise ValueError(f"method: expected 'auto', 'dense' or 'lanczos', got {method!r}")
     if method == "auto":
@@ -100,6 +104,7 @@ def largest_block_norm(
         An estimate of batch shape (*batch,), whose direction (*batch, *in_shape) lives in the
         block of the index returned beside it, (*batch,).
     """
+    _check_settings(rtol, max_steps)
     if method not in ("dense", "lanczos"):
         raise ValueError(f"method: expected 'dense' or 'lanczos', got {method!r}")
     if method == "dense":
@@ -123,3 +128,10 @@ def largest_block_norm(
         direction=every.direction.gather(-3, index).squeeze(-3),
     )
     return checked(estimate, rtol, upper_rtol, strict), block
+
+
+def _check_settings(rtol: float, max_steps: int) -> None:
+    if not 0 <= rtol < 1:
+        raise ValueError(f"rtol: expected a number from 0 to 1, got {rtol}")
+    if max_steps < 1:
+        raise ValueError(f"max_steps: expected at least 1, got {max_steps}")

@@ -130,6 +130,7 @@ class _Found:
         )
 
 
+@torch.no_grad()
 def _lanczos(
     linear_map: LinearMap, k: int, rtol: float, max_steps: int, generator: torch.Generator | None
 ) -> SingularValues:

@@ -247,7 +247,11 @@ def _best(F: MeasureMap, batches: Sequence[Pairs]) -> Found | None:
         mu, nu = mu[usable], nu[usable]
         tried += int(usable.sum())
         lower = solve(F(mu), F(nu)).lower / distance.upper[usable]
-        k = int(torch.nan_to_num(lower, nan=-1.0).argmax())
+        order = torch.nan_to_num(lower, nan=-1.0).argsort(descending=True).tolist()
+        # Alone a pair may take another way than in a batch, and not be provably apart there.
+        k = next((k for k in order if bool(solve(mu[k], nu[k]).lower > 0)), None)
+        if k is None:
+            continue
         ratio = secant_ratio(F, mu[k], nu[k])
         if best is None or float(ratio.lower) > float(best.ratio.lower):
             best = Found(mu[k], nu[k], ratio, 0)

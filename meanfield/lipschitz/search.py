@@ -57,12 +57,16 @@ def worst_case(
         The measure (without batch axes) and its `LocalLipschitz`.
 
     Raises:
-        ValueError: a radius that is not positive, no dimension, candidates that do not fit.
+        ValueError: a radius that is not positive, no dimension, no starts or steps, candidates
+            that do not fit.
     """
     if not radius > 0:
         raise ValueError(f"radius: expected a number > 0, got {radius}")
     if n_atoms < 1:
         raise ValueError(f"n_atoms: expected at least 1, got {n_atoms}")
+    for name, number in (("starts", starts), ("steps", steps)):
+        if number < 1:
+            raise ValueError(f"{name}: expected at least 1, got {number}")
     parameters = getattr(F, "parameters", None)
     if dim is None:
         dim = getattr(parameters, "dim", None)

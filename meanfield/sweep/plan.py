@@ -111,7 +111,7 @@ def make_plan(
     for case in cases if len({tuple(case) for case in cases}) > 1 else cases[:1]:
         _check_signature(function, {**fixed, **case})
     if not isinstance(fn, Task):
-        fn = infer_task(fn, cases[0], fixed, int(seed))
+        fn = infer_task(fn, cases, fixed, int(seed))
     _check_names(fn, {name for case in cases for name in case})
     if fn.batched and len({frozenset(case) for case in cases}) > 1:
         raise ValueError(

@@ -29,6 +29,8 @@ PENDING, OK, NOT_CONVERGED, FAILED = range(4)
 BOOKKEEPING = ("status", "message")
 RESERVED = (*BOOKKEEPING, "case", "case_key", "batch", "done")
 _MESSAGE_LENGTH = 400
+# Cases that may raise before one does not, where the variables are taken from what is returned.
+_PROBES = 16
 
 
 @dataclass(frozen=True)
@@ -162,15 +164,34 @@ def compute(
 
 
 def infer_task(
-    function: Callable[..., Mapping[str, Any]], case: Case, fixed: Mapping[str, Any], seed: int
+    function: Callable[..., Mapping[str, Any]],
+    cases: Sequence[Case],
+    fixed: Mapping[str, Any],
+    seed: int,
 ) -> Task:
     """A task whose variables are those of one evaluation: numbers, truth values, texts.
 
+    It is that of the first case that does not raise, of the first few.
+
     Raises:
         TypeError: if the function returns anything else; declare it with a `Task`.
+        Exception: what the function raised at the first case, if it did at all that were tried.
     """
     probe = Task(function, [Variable.unlabelled("probe")])
-    result = function(**_case_arguments(probe, case, fixed, seed))
+    first: Exception | None = None
+    for case in cases[:_PROBES]:
+        try:
+            result = function(**_case_arguments(probe, case, fixed, seed))
+            break
+        except Exception as error:
+            first = first or error
+    else:
+        assert first is not None
+        first.add_note(
+            f"fn: raised at each of the first {min(_PROBES, len(cases))} cases, so that its "
+            "variables are unknown; declare them: sweep(Task(fn, [Variable(...)]), ...)"
+        )
+        raise first
     if not isinstance(result, Mapping):
         raise TypeError(
             f"fn: expected it to return a mapping from name to number, got {result!r:.80}"

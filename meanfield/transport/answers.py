@@ -98,8 +98,8 @@ def as_pair(mu: ParticleMeasure | Tensor, nu: ParticleMeasure | Tensor) -> Pair:
 
     Raises:
         TypeError: dtypes that differ or are not float32 or float64.
-        ValueError: dimensions, devices or batch shapes that do not fit; what `ParticleMeasure`
-            refuses (NaN, empty clouds).
+        ValueError: dimensions, devices or batch shapes that do not fit; atoms with mass that are
+            not finite; what `ParticleMeasure` refuses (NaN, empty clouds).
     """
     mu, nu = _as_measure(mu, "mu"), _as_measure(nu, "nu")
     check_same_kind(mu.points, "mu", nu.points, "nu")
@@ -112,6 +112,8 @@ def as_pair(mu: ParticleMeasure | Tensor, nu: ParticleMeasure | Tensor) -> Pair:
             "an exact transport plan depends on values, so it cannot be traced by torch.func or "
             "torch.compile; call w2 outside the transform, or use sinkhorn_divergence"
         )
+    for measure, name in ((mu, "mu"), (nu, "nu")):
+        _check_atoms(measure, name)
     try:
         batch = torch.broadcast_shapes(mu.batch_shape, nu.batch_shape)
     except RuntimeError:
@@ -120,6 +122,19 @@ def as_pair(mu: ParticleMeasure | Tensor, nu: ParticleMeasure | Tensor) -> Pair:
             f"{tuple(nu.batch_shape)} for nu"
         ) from None
     return Pair(_expanded(mu, batch), _expanded(nu, batch))
+
+
+def _check_atoms(mu: ParticleMeasure, name: str) -> None:
+    """Refuse NaN and infinite points, which a map may have made: no distance is true of them."""
+    if bool(torch.isfinite(mu.points.sum())):
+        return
+    lost = ~torch.isfinite(mu.points).all(-1) & (mu.log_weights > -math.inf)
+    if bool(lost.any()):
+        first = tuple(int(i) for i in lost.nonzero()[0])
+        raise ValueError(
+            f"{name}: expected finite points, got NaN or infinite ones at {int(lost.sum())} atoms "
+            f"(the first at index {first}); the map that made them left the number range"
+        )
 
 
 def problem_of(
