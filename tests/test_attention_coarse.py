@@ -115,15 +115,12 @@ def test_the_known_directions_are_the_top_of_the_value_map():
 
 
 def test_value_maps_that_leave_the_number_range_spoil_a_start_and_no_more():
-    """V y of a unit y does, though W V does not, nor a product with J at points this small."""
-    generator = torch.Generator().manual_seed(4)
-    par = AttentionParameters.random(60, n_heads=1, dtype=torch.float32, generator=generator)
-    par = AttentionParameters(
-        par.query, par.key, 8e37 * par.value.sign(), output=1e-37 * torch.eye(60)[None]
-    )
-    J = SelfAttention(par).linearize(
-        ParticleMeasure(1e-3 * torch.randn(4, 60, generator=generator))
-    )
+    """WVy does of the unit y that a start is sought from, and not at points this small."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, w = torch.randn(4, 1, 60, 60, dtype=F64, generator=generator)
+    par = AttentionParameters(*(x.to(torch.float32) for x in (q, k, 8e37 * v, 1e-37 * w)))
+    points = (1e-3 * torch.randn(4, 60, dtype=F64, generator=generator)).to(torch.float32)
+    J = SelfAttention(par).linearize(ParticleMeasure(points))
     exact = float(operator_norm(J, method="dense").value)
     found = operator_norm(J, method="lanczos")
     assert float(found.value) == pytest.approx(exact, rel=1e-4)
