@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -107,6 +110,25 @@ def test_mass_that_crosses_between_collapsed_clusters_is_paid_for() -> None:
     # What crosses costs 64 a unit of mass; what stays at most (10 spread)².
     assert float(result.lower) ** 2 == pytest.approx(64 * crossing, rel=1e-5)
     assert float(result.upper) ** 2 == pytest.approx(64 * crossing, rel=1e-5)
+
+
+@pytest.mark.parametrize("log_weight", [-20.0, -25.0, -30.0, -33.0])
+def test_the_value_is_that_of_the_weights_as_they_stand(log_weight: float) -> None:
+    """A little mass leaves one of three far atoms: the ends allow for its rounding, no more."""
+
+    def logs(light: float) -> list[float]:
+        return [light] + 2 * [math.log((1 - math.exp(light)) / 2)]
+
+    points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]], dtype=torch.float64)
+    mu = ParticleMeasure(points, log_weights=logs(log_weight))
+    nu = ParticleMeasure(points, log_weights=logs(log_weight - 1))
+    with mpmath.workdps(50):
+        a, b = ([mpmath.exp(float(t)) for t in m.log_weights] for m in (mu, nu))
+        gains = [y / sum(b) - x / sum(a) for x, y in zip(a, b, strict=True)]
+        true = float(mpmath.sqrt(gains[1] + 4 * gains[2]))
+    found = solve_w2(mu, nu)
+    assert float(found.value) == pytest.approx(true, rel=1e-6)
+    assert float(found.lower) <= true <= float(found.upper)
 
 
 def test_clusters_of_clusters_are_solved_level_by_level() -> None:

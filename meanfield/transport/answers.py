@@ -43,7 +43,8 @@ class TransportResult:
         potentials: (f, g), shapes (..., n) and (..., m), with fᵢ + g_j ≤ ‖xᵢ − y_j‖^order up
             to rounding; None where the method makes none.
         method: what gave the answer; for a batch, the methods that occur, joined by " + ".
-        converged: whether plan and potentials meet within `rtol`, for every entry of the batch.
+        converged: whether plan and potentials meet within `rtol`, for every entry of the batch, up
+            to what rounding of the weights given leaves open: that is in the interval alone.
         seconds: wall-clock time spent.
         order: 2 for W₂, 1 for W₁.
     """

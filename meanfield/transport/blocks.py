@@ -41,13 +41,18 @@ class _Masses(NamedTuple):
 
 
 class _Crossing(NamedTuple):
-    """What crosses between blocks: how much, from where to where, at least and at most how far."""
+    """What crosses between blocks: how much, from where to where, and what that costs.
+
+    `cost` is that of the weights as they stand; `upper` and `lower` also hold what their rounding
+    leaves open.
+    """
 
     sources: np.ndarray
     targets: np.ndarray
     mass: np.ndarray
     upper: float
     lower: float
+    cost: float
 
 
 def solve_blocks(
@@ -189,7 +194,7 @@ def _crossing(blocks: _Blocks, masses: _Masses) -> _Crossing | None:
     inner = float(np.abs(excess).sum() + masses.error) * float(blocks.diameters.max())
     give, take = np.flatnonzero(excess > 0), np.flatnonzero(excess < 0)
     if not len(give) or not len(take):
-        return _Crossing(give[:0], take[:0], excess[:0], doubt, -inner)
+        return _Crossing(give[:0], take[:0], excess[:0], doubt, -inner, 0.0)
     closed = floyd_warshall(room)
     moved = max(float(excess[give].sum()), float(-excess[take].sum()))
     a, b = excess[give] / excess[give].sum(), excess[take] / excess[take].sum()
@@ -204,7 +209,8 @@ def _crossing(blocks: _Blocks, masses: _Masses) -> _Crossing | None:
     upper = float(mass @ far[plan.rows, plan.cols]) * (1 + 1e-12)
     # Weights come from float64: a few units of their last place may be meant to be nothing.
     certain = max(lower - 16 * UNIT * reach, 0) - inner
-    return _Crossing(give[plan.rows], take[plan.cols], mass, upper + doubt, certain)
+    cost = (lower + upper) / 2
+    return _Crossing(give[plan.rows], take[plan.cols], mass, upper + doubt, certain, cost)
 
 
 def _in_unit(answer: Answer, problem: Problem, rows: np.ndarray, cols: np.ndarray) -> Answer:
@@ -243,7 +249,7 @@ def _combined(
     error = (32 + 2 * math.log2(len(parts) + 1)) * UNIT
     upper = math.hypot(upper * (1 + error), math.sqrt(max(crossing.upper, 0))) * (1 + 4 * UNIT)
     lower = _root_of_sum(lower * (1 - error), crossing.lower)
-    value = min(max(math.hypot(value, math.sqrt(max(crossing.lower, 0))), lower), upper)
+    value = min(max(math.hypot(value, math.sqrt(crossing.cost)), lower), upper)
     rows, cols, log_mass = _joined(problem, blocks, masses, crossing, solved)
     f, g = _joined_potentials(problem, solved) if not len(crossing.mass) else (None, None)
     names = sorted({name for _, p in solved for name in p.method.split(" of ")[-1].split(" + ")})
