@@ -144,9 +144,8 @@ class AttentionTangent:
         for block in blocks:
             p, m = self._transition(block)
             values = interaction.values[..., block.columns, :]
-            most = p.argmax(-1, keepdim=True)
+            largest, most = p.max(-1, keepdim=True)
             nearest = values.gather(-2, most.expand(*most.shape[:-1], values.shape[-1]))
-            largest = p.gather(-1, most)
             others = p.scatter(-1, most, 0.0)
             mean = others @ values
             outputs[..., block.rows, :] = mean + largest * nearest
