@@ -22,7 +22,7 @@ def test_the_two_commands_are_there_for_ci_to_take():
     commands = dict(re.findall(r"<!-- command: (\w+) -->\n```\n(.+)\n```\n", text))
     assert set(commands) == {"main", "tests"}
     assert "meanfield run two-dirac" in commands["main"]
-    assert commands["tests"].endswith("ruff check . && ruff format --check . && mypy && pytest")
+    assert "ruff check . && ruff format --check . && mypy && pytest" in commands["tests"]
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     reader = script[script.index("readme_command() {") : script.index("\n}\n") + 3]
     for name, command in commands.items():
