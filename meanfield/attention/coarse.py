@@ -185,11 +185,7 @@ class _Compression:
             turned = torch.linalg.qr(x.mT).Q.mT @ self.turn.mT
             peak = turned.abs().amax((-3, -2, -1), keepdim=True)
             x = (turned / torch.where(peak > 0, peak, 1.0)) @ self.turn
-        p = self.value.shape[-1]
-        joined = x.new_zeros(2, *x.shape[:-3], p, self.heads.inner.shape[0])
-        q, k, _ = self.heads.parts(joined)
-        q[...], k[...] = x.movedim(-2, 0).unflatten(-1, (p, -1)).chunk(2, -1)
-        y = (joined @ self.heads.inner).nan_to_num(0.0, 0.0, 0.0)
+        y = self._pulled(x.movedim(-2, 0), 0.0).nan_to_num(0.0, 0.0, 0.0)
         return normalised(y.flatten(-2))[0].reshape(y.shape)
 
     def matvec(self, y: Tensor) -> Tensor:
@@ -202,12 +198,15 @@ class _Compression:
     def rmatvec(self, zeta: Tensor) -> Tensor:
         """ΦᵀJᵀZζ, (k, *batch, q, d_out) → (k, *batch, p, d)."""
         y = self.heads.split(zeta)
+        return self._pulled(_each(y.flatten(-2), self.turn), self.value.mT @ y)
+
+    def _pulled(self, turned: Tensor, carried: Tensor | float) -> Tensor:
+        """From queries and keys (k, *batch, H, p·2k) and values to features (k, *batch, p, d)."""
         p = self.value.shape[-1]
-        joined = y.new_empty(*zeta.shape[:-2], p, self.heads.inner.shape[0])
+        joined = turned.new_empty(*turned.shape[:-2], p, self.heads.inner.shape[0])
         q_bar, k_bar, v_bar = self.heads.parts(joined)
-        turned = _each(y.flatten(-2), self.turn).unflatten(-1, (p, -1))
-        q_bar[...], k_bar[...] = turned.chunk(2, -1)
-        v_bar[...] = self.value.mT @ y
+        q_bar[...], k_bar[...] = turned.unflatten(-1, (p, -1)).chunk(2, -1)
+        v_bar[...] = carried
         return joined @ self.heads.inner
 
 

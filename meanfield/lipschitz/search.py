@@ -62,9 +62,7 @@ def worst_case(
     """
     if not radius > 0:
         raise ValueError(f"radius: expected a number > 0, got {radius}")
-    if n_atoms < 1:
-        raise ValueError(f"n_atoms: expected at least 1, got {n_atoms}")
-    for name, number in (("starts", starts), ("steps", steps)):
+    for name, number in (("n_atoms", n_atoms), ("starts", starts), ("steps", steps)):
         if number < 1:
             raise ValueError(f"{name}: expected at least 1, got {number}")
     parameters = getattr(F, "parameters", None)
