@@ -197,3 +197,10 @@ def test_a_pair_that_is_not_provably_apart_alone_is_passed_over():
     found = lipschitz_lower(F, 2.0, n_atoms=8, n_pairs=2)
     assert 0 < found.lower <= bounds.mean_field(0.6614, 0.2669, 2.0)
     assert set(found.best) == set(FAMILIES)
+
+
+def test_one_distance_that_is_not_known_well_does_not_end_the_search():
+    generator = torch.Generator().manual_seed(8)
+    F = SelfAttention(AttentionParameters.random(3, std=1.0, generator=generator))
+    found = lipschitz_lower(F, 0.5, n_atoms=8, n_pairs=8, generator=generator)
+    assert 0 < found.lower <= bounds.table(F, 0.5).row("Thm 3.5").value

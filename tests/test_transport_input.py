@@ -115,3 +115,15 @@ def test_an_atom_without_mass_may_be_anywhere() -> None:
     assert float(solve_w2(mu.replace(points), mu.replace(GOOD + 3.0)).value) == pytest.approx(
         18**0.5
     )
+
+
+def test_on_the_line_paired_atoms_prove_what_sorted_weights_leave_open() -> None:
+    logs = torch.tensor([-5.77, -5.86, -0.006], dtype=torch.float64)
+    points = torch.tensor([[-2.0], [-2.0], [2.0]], dtype=torch.float64)
+    logs = logs - logs.logsumexp(0)
+    mu = ParticleMeasure(points, log_weights=logs)
+    nu = ParticleMeasure(points + torch.tensor([[1e-6], [-1e-6], [0.0]]), log_weights=logs)
+    found = solve_w2(mu, nu)
+    true = float(((nu.points - mu.points).square().sum(-1) * logs.exp()).sum().sqrt())
+    assert float(found.lower) == pytest.approx(true, rel=1e-9)
+    assert float(found.lower) <= true * (1 + 1e-12) <= float(found.upper) * (1 + 2e-12)

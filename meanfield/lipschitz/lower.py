@@ -239,20 +239,21 @@ def _best(F: MeasureMap, batches: Sequence[Pairs]) -> Found | None:
     tried = 0
     for mu, nu in batches:
         solve = solve_conditional_w2 if mu.is_positioned else solve_w2
-        distance = solve(mu, nu)
+        # Ends count, however far apart: no pair is worth the whole search.
+        distance = solve(mu, nu, strict=False)
         # Two shares that round to the same weights, or steps below rounding, prove nothing.
         usable = (distance.lower > 0) & torch.isfinite(distance.upper)
         if not bool(usable.any()):
             continue
         mu, nu = mu[usable], nu[usable]
         tried += int(usable.sum())
-        lower = solve(F(mu), F(nu)).lower / distance.upper[usable]
+        lower = solve(F(mu), F(nu), strict=False).lower / distance.upper[usable]
         order = torch.nan_to_num(lower, nan=-1.0).argsort(descending=True).tolist()
         # Alone a pair may take another way than in a batch, and not be provably apart there.
-        k = next((k for k in order if bool(solve(mu[k], nu[k]).lower > 0)), None)
+        k = next((k for k in order if bool(solve(mu[k], nu[k], strict=False).lower > 0)), None)
         if k is None:
             continue
-        ratio = secant_ratio(F, mu[k], nu[k])
+        ratio = secant_ratio(F, mu[k], nu[k], strict=False)
         if best is None or float(ratio.lower) > float(best.ratio.lower):
             best = Found(mu[k], nu[k], ratio, 0)
     return None if best is None else dataclasses.replace(best, tried=tried)

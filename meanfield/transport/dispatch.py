@@ -56,11 +56,13 @@ def solve(problem: Problem, settings: Settings) -> Answer:
     """The answer in the problem's own unit and numbering."""
     if settings.method != "auto":
         return _named(problem, settings)
-    formula = closed_form(problem)
-    if formula is not None:
+    formula, rtol = closed_form(problem), settings.rtol
+    if formula is not None and (formula.width <= rtol or not problem.is_paired):
         return formula
-    rtol = settings.rtol
     identity = identity_answer(problem, rtol=rtol) if problem.is_paired else None
+    if formula is not None and identity is not None:
+        # Sums of weights are rounded, paired weights are the same.
+        return narrower(formula, identity, rtol)
     if identity is not None and identity.converged:
         return identity
     answer = _by_size(problem, settings, identity)
