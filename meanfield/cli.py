@@ -158,7 +158,7 @@ def _run(options: argparse.Namespace) -> int:
     import torch
 
     from meanfield import results
-    from meanfield.sweep import keep_freed_memory
+    from meanfield.sweeps import keep_freed_memory
 
     keep_freed_memory()
     # Small cases: a second thread waits more than it works, ten times slower on a busy machine.
@@ -177,7 +177,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _settings(experiment: ModuleType, options: argparse.Namespace) -> Any:
     """The experiment's settings: its own, then the file's, then those of --set."""
-    from meanfield.sweep import override, read_toml
+    from meanfield.sweeps import override, read_toml
 
     chosen = experiment.QUICK if options.quick else experiment.Settings()
     known = [field.name for field in dataclasses.fields(chosen)]
@@ -206,7 +206,7 @@ def _fitting(key: str, value: Any, current: Any) -> Any:
 
 
 def _dry_run(experiment: ModuleType, settings: Any, options: argparse.Namespace) -> int:
-    from meanfield.sweep import estimate
+    from meanfield.sweeps import estimate
 
     found = estimate(**experiment.plan(settings), n_workers=options.workers or 1)
     _say(
@@ -237,7 +237,7 @@ def _summary(ds: xr.Dataset) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from meanfield.sweep import status
+    from meanfield.sweeps import status
 
     found = status(options.store)
     _say(str(found))
@@ -246,7 +246,7 @@ def _status(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     from meanfield import results
-    from meanfield.sweep import export
+    from meanfield.sweeps import export
 
     path = export(options.store, options.file)
     ds = results.read(path)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from meanfield.results import Variable
-from meanfield.sweep import Task
+from meanfield.sweeps import Task
 
 
 def square(x, offset=0.0):

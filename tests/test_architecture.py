@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).parent.parent / "meanfield"
 LAYERS = [
     ["errors", "checks", "html"],
     ["measures", "linalg", "bounds", "results"],
-    ["attention", "transport", "sampling", "sweep", "figures"],
+    ["attention", "transport", "sampling", "sweeps", "figures"],
     ["lipschitz", "layers", "dynamics", "pretrained", "corpora", "report"],
     ["experiments"],
     ["cli"],
@@ -31,17 +31,17 @@ DOORS: dict[str, set[str] | None] = {
     "scipy": None,
     "torch": None,
     "xarray": {
-        *("results", "sweep", "figures", "experiments", "cli", "report"),
+        *("results", "sweeps", "figures", "experiments", "cli", "report"),
         *("lipschitz", "dynamics"),
     },
     "ot": {"transport"},
     "geomloss": {"transport"},
     "pykeops": {"transport"},
     "matplotlib": {"figures", "cli", "report", "experiments"},
-    "zarr": {"results", "sweep"},
-    "tqdm": {"sweep"},
-    "dask": {"sweep"},
-    "distributed": {"sweep"},
+    "zarr": {"results", "sweeps"},
+    "tqdm": {"sweeps"},
+    "dask": {"sweeps"},
+    "distributed": {"sweeps"},
     "transformers": {"pretrained"},
     "pooch": {"corpora"},
     "safetensors": {"pretrained"},
@@ -159,7 +159,7 @@ def test_importing_and_asking_for_help_loads_nothing_heavy(code):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("order", [("meanfield.sweep", "meanfield"), ("meanfield", "meanfield")])
+@pytest.mark.parametrize("order", [("meanfield.sweeps", "meanfield"), ("meanfield", "meanfield")])
 def test_every_lazy_name_arrives_whatever_was_imported_first(order):
     code = (
         f"import {order[0]}, meanfield\n"

@@ -10,7 +10,7 @@ import time
 import pytest
 import xarray as xr
 
-from meanfield.sweep import sweep
+from meanfield.sweeps import sweep
 from tests import sweep_functions as functions
 
 distributed = pytest.importorskip("distributed")

@@ -10,7 +10,7 @@ import pytest
 import xarray as xr
 
 from meanfield import results
-from meanfield.sweep import sweep
+from meanfield.sweeps import sweep
 from tests import sweep_functions as functions
 
 GRID = {"n": [2, 4, 8], "repetition": range(8)}

@@ -13,7 +13,7 @@ import pytest
 import xarray as xr
 
 from meanfield import results
-from meanfield.sweep import sweep
+from meanfield.sweeps import sweep
 from tests import sweep_functions as functions
 
 GRID = {"n": [2, 4, 8], "repetition": range(40)}
@@ -21,7 +21,7 @@ SECONDS = 0.01
 SCRIPT = """
 import sys
 from tests import sweep_functions as f
-from meanfield.sweep import sweep
+from meanfield.sweeps import sweep
 
 if __name__ == "__main__":
     store, seconds, executor = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]) or None

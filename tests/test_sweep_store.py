@@ -17,7 +17,7 @@ import xarray as xr
 
 from meanfield import results
 from meanfield.results import Variable
-from meanfield.sweep import Task, estimate, export, override, read_toml, status, sweep
+from meanfield.sweeps import Task, estimate, export, override, read_toml, status, sweep
 from tests import sweep_functions as functions
 
 GRID = {"n": [2, 4, 8], "repetition": range(5)}
@@ -285,7 +285,7 @@ def test_two_processes_begin_one_store_at_once_and_nothing_is_lost(tmp_path):
     code = """if True:
         import sys
         from tests import sweep_functions as f
-        from meanfield.sweep import sweep
+        from meanfield.sweeps import sweep
         grid = {"n": [2, 4], "repetition": range(50)}
         sweep(f.NOISE, grid, seed=1, store=sys.argv[1], batch_size=3,
               shard=(int(sys.argv[2]), 2))

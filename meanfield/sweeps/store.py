@@ -28,9 +28,9 @@ import numpy as np
 
 from meanfield.results import Variable, provenance
 from meanfield.results.stores import DATASET_ATTRS
-from meanfield.sweep.grid import Case, columns_of
-from meanfield.sweep.plan import Plan
-from meanfield.sweep.task import FAILED, Task
+from meanfield.sweeps.grid import Case, columns_of
+from meanfield.sweeps.plan import Plan
+from meanfield.sweeps.task import FAILED, Task
 
 __all__ = [
     "Part",

@@ -12,11 +12,11 @@ import numpy as np
 import xarray as xr
 
 from meanfield.results import Variable, provenance
-from meanfield.sweep.executors import Job, Report, check_executor, n_workers_of, run_jobs
-from meanfield.sweep.grid import Grid, columns_of
-from meanfield.sweep.plan import Plan, choose_batch_size, make_plan
-from meanfield.sweep.progress import Progress
-from meanfield.sweep.store import (
+from meanfield.sweeps.executors import Job, Report, check_executor, n_workers_of, run_jobs
+from meanfield.sweeps.grid import Grid, columns_of
+from meanfield.sweeps.plan import Plan, choose_batch_size, make_plan
+from meanfield.sweeps.progress import Progress
+from meanfield.sweeps.store import (
     MESSAGE_ATTRS,
     STATUS_ATTRS,
     Part,
@@ -25,7 +25,7 @@ from meanfield.sweep.store import (
     provenance_of,
     read_values,
 )
-from meanfield.sweep.task import Task
+from meanfield.sweeps.task import Task
 
 __all__ = ["sweep"]
 

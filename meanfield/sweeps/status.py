@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from meanfield.results import read, write
-from meanfield.sweep.store import configuration_of, parts_at
-from meanfield.sweep.task import FAILED, NOT_CONVERGED, OK
+from meanfield.sweeps.store import configuration_of, parts_at
+from meanfield.sweeps.task import FAILED, NOT_CONVERGED, OK
 
 __all__ = ["StoreStatus", "export", "status"]
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.sweep.grid import Case, Grid, canonical, case_keys, cases_of
-from meanfield.sweep.task import RESERVED, Task, compute, infer_task
+from meanfield.sweeps.grid import Case, Grid, canonical, case_keys, cases_of
+from meanfield.sweeps.task import RESERVED, Task, compute, infer_task
 
 __all__ = ["Estimate", "Plan", "choose_batch_size", "estimate", "make_plan"]
 

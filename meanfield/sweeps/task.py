@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from meanfield.results import Variable
-from meanfield.sweep.grid import Case, case_seed, columns_of
+from meanfield.sweeps.grid import Case, case_seed, columns_of
 
 __all__ = [
     "BOOKKEEPING",

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.sweep.grid import Case
-from meanfield.sweep.memory import keep_freed_memory
-from meanfield.sweep.store import write_batch
-from meanfield.sweep.task import Task, compute
+from meanfield.sweeps.grid import Case
+from meanfield.sweeps.memory import keep_freed_memory
+from meanfield.sweeps.store import write_batch
+from meanfield.sweeps.task import Task, compute
 
 __all__ = ["Job", "Report", "check_executor", "n_workers_of", "run_batch", "run_jobs"]
 

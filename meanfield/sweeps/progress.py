@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.sweep.task import FAILED, NOT_CONVERGED
+from meanfield.sweeps.task import FAILED, NOT_CONVERGED
 
 __all__ = ["Progress"]
 
