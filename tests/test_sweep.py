@@ -118,9 +118,8 @@ def test_vectorised_function_is_given_the_seeds_of_its_cases():
         ((functions.square, {"x": [[1, 2]]}), TypeError, "put other data into `fixed`"),
         ((functions.square, {"z": [1]}), TypeError, "cannot be called with the parameters"),
         ((lambda x: {"x": x}, {"x": [1]}), ValueError, r"got \['x'\]"),
-        ((lambda x: x, {"x": [1]}), TypeError, "mapping from name to number"),
-        ((lambda x: {"y": [x]}, {"x": [1]}), TypeError, "declare variables and dimensions"),
-        ((Task(functions.square, [Variable("z", "z")]), {"x": [1]}), TypeError, r"\['z'\], got"),
+        ((lambda x: x, {"x": [1]}), ValueError, "mapping from name to number"),
+        ((lambda x: {"y": [x]}, {"x": [1]}), ValueError, "declare variables and dimensions"),
         (
             (functions.PICKY_BATCHED, [{"x": 1}, {"y": 1}]),
             (TypeError, ValueError),
@@ -165,7 +164,8 @@ def test_nothing_is_printed_in_a_pipe_and_failures_are_logged_once(capfd, caplog
     assert warnings == [
         "1 of 200 cases failed and 1 did not converge; `status` and `message` say which"
     ]
-    assert any("sweep: 200 of 200 cases" in r.getMessage() for r in caplog.records)
+    assert any("sweep: 100%|" in r.getMessage() for r in caplog.records)
+    assert any("| 200/200 [" in r.getMessage() for r in caplog.records)
 
 
 def test_cases_of_a_product_grid_run_the_last_name_fastest():
@@ -191,6 +191,5 @@ def test_the_first_case_may_fail_like_any_other():
 
 
 def test_a_function_that_always_raises_says_so_itself():
-    with pytest.raises(ZeroDivisionError) as caught:
+    with pytest.raises(ValueError, match="each of the first 2 cases.*ZeroDivisionError: division"):
         sweep(lambda a: {"y": a / 0}, {"a": [1, 2]})
-    assert "each of the first 2 cases" in caught.value.__notes__[0]

@@ -1,9 +1,8 @@
-"""Progress: a bar on a terminal, a line of the log a minute elsewhere."""
+"""Progress by tqdm: its bar on a terminal, its words in the log once a minute elsewhere."""
 
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from types import TracebackType
 from typing import Any
@@ -23,33 +22,26 @@ class Progress:
     """Counts cases that are done and says so; a context manager."""
 
     def __init__(self, total: int, *, done: int = 0, visible: bool = True) -> None:
-        self._total, self._done, self._at_start = total, done, done
-        self._failed = self._not_converged = 0
-        self._visible = visible
-        self._start = self._last_line = time.monotonic()
-        self._bar: Any = None
-
-    def __enter__(self) -> Progress:
         from tqdm import tqdm
 
+        self.total, self.done = total, done
+        self._trouble = {FAILED: 0, NOT_CONVERGED: 0}
+        self._start = self._last_line = time.monotonic()
         # None: no bar unless standard error is a terminal, so that logs stay readable.
-        disable = None if self._visible else True
-        self._bar = tqdm(
-            total=self._total, initial=self._done, unit="case", disable=disable, file=sys.stderr
-        )
+        disable = None if visible else True
+        self._bar: Any = tqdm(total=total, initial=done, unit="case", disable=disable)
+
+    def __enter__(self) -> Progress:
         return self
 
     def advance(self, status: np.ndarray) -> None:
-        """Count a finished batch by the status of its cases."""
-        self._done += len(status)
-        self._failed += int(np.sum(status == FAILED))
-        self._not_converged += int(np.sum(status == NOT_CONVERGED))
+        """Count finished cases by their status."""
+        self.done += len(status)
+        for code in self._trouble:
+            self._trouble[code] += int(np.sum(status == code))
         self._bar.update(len(status))
-        if self._failed or self._not_converged:
-            self._bar.set_postfix(failed=self._failed, not_converged=self._not_converged)
-        now = time.monotonic()
-        if self._bar.disable and now - self._last_line >= _SECONDS_BETWEEN_LINES:
-            self._last_line = now
+        if self._bar.disable and time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
             self._say()
 
     def __exit__(
@@ -61,24 +53,16 @@ class Progress:
         self._bar.close()
         if self._bar.disable:
             self._say()
-        trouble = self._failed + self._not_converged
-        if trouble and kind is None:
+        failed, not_converged = self._trouble.values()
+        if failed + not_converged and kind is None:
             _log.warning(
                 "%d of %d cases failed and %d did not converge; `status` and `message` say which",
-                self._failed,
-                self._done - self._at_start,
-                self._not_converged,
+                failed,
+                self.done,
+                not_converged,
             )
 
     def _say(self) -> None:
         elapsed = time.monotonic() - self._start
-        speed = (self._done - self._at_start) / max(elapsed, 1e-9)
-        left = f"{(self._total - self._done) / speed:.0f} s left" if speed else "no case yet"
-        _log.info(
-            "sweep: %d of %d cases, %.0f s, %s%s",
-            self._done,
-            self._total,
-            elapsed,
-            left,
-            f", {self._failed} failed" if self._failed else "",
-        )
+        meter = self._bar.format_meter(self.done, self.total, elapsed, ncols=79, ascii=True)
+        _log.info("sweep: %s", meter)

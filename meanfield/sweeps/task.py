@@ -1,36 +1,26 @@
-"""A function with the labels of what it returns, and its evaluation over a batch of cases."""
+"""A function with the labels of what it returns, and what identifies it in a store."""
 
 from __future__ import annotations
 
+import ast
+import hashlib
 import inspect
+import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from meanfield.results import Variable
-from meanfield.sweeps.grid import Case, case_seed, columns_of
 
-__all__ = [
-    "BOOKKEEPING",
-    "FAILED",
-    "NOT_CONVERGED",
-    "OK",
-    "PENDING",
-    "RESERVED",
-    "Task",
-    "compute",
-    "infer_task",
-]
+__all__ = ["FAILED", "NOT_CONVERGED", "OK", "PENDING", "RESERVED", "Task"]
 
 PENDING, OK, NOT_CONVERGED, FAILED = range(4)
-BOOKKEEPING = ("status", "message")
-RESERVED = (*BOOKKEEPING, "case", "case_key", "batch", "done")
-_MESSAGE_LENGTH = 400
-# Cases that may raise before one does not, where the variables are taken from what is returned.
-_PROBES = 16
+RESERVED = ("status", "message", "case", "case_key", "half")
 
 
 @dataclass(frozen=True)
@@ -44,14 +34,16 @@ class Task:
             with it), it is given the random numbers of the case. For parallel sweeps it must be
             importable: defined at the top of a module.
         variables: the meaning of each value returned. A truth value `..._converged` that comes
-            back false gives the case the status "not converged".
+            back false gives the case the status "not converged". None takes names and types from
+            the first case that does not fail: numbers, truth values and texts.
         parameters: the meaning of parameters and of coordinates; others are labelled with their
             name.
         coords: values along the variables' own dimensions, which fix their sizes.
-        batched: call the function once for a whole batch of cases: each parameter is an array of
-            shape (n,), `seeds` (if it has this argument) are n seeds, int64, and all results have
-            a leading axis of length n. When a batch raises, its cases are tried one at a time.
-        name: what identifies the function in a store; its module and name by default.
+        batched: call the function once for many cases: each parameter is an array of shape (n,),
+            `seeds` (if it has this argument) are n seeds, int64, and all results have a leading
+            axis of length n. When a call raises, its cases are tried one at a time.
+        name: what identifies the function in a store; its module and name by default, of a script
+            its file.
 
     Raises:
         ValueError: names used twice or reserved, a dimension without coordinates.
@@ -63,28 +55,19 @@ class Task:
     """
 
     function: Callable[..., Mapping[str, Any]]
-    variables: Sequence[Variable]
+    variables: Sequence[Variable] | None = None
     parameters: Sequence[Variable] = ()
     coords: Mapping[str, Any] = field(default_factory=dict)
     batched: bool = False
     name: str | None = None
 
     def __post_init__(self) -> None:
-        names = [v.name for v in self.variables]
-        bad = {n for n in names if names.count(n) > 1 or n in RESERVED}
-        if bad or not names:
-            raise ValueError(
-                f"variables: expected different names, at least one, none of {RESERVED}; "
-                f"got {names}"
-            )
         coords = {str(n): np.asarray(values) for n, values in self.coords.items()}
-        missing = {dim for v in self.variables for dim in v.dims} - set(coords)
-        if missing:
-            raise ValueError(
-                f"coords: expected values along {sorted(missing)}, which the variables have as "
-                "dimensions; give for example coords={'head': range(12)}"
-            )
-        object.__setattr__(self, "variables", tuple(self.variables))
+        if self.variables is not None:
+            object.__setattr__(self, "variables", tuple(self.variables))
+            _check_variables(self.variables, coords)
+        elif self.batched:
+            raise ValueError("variables: expected those of a batched task, got None")
         object.__setattr__(self, "parameters", tuple(self.parameters))
         object.__setattr__(self, "coords", coords)
 
@@ -103,7 +86,17 @@ class Task:
                 f"fn: expected a named function, by which the store is recognised, got "
                 f"{self.function!r}; define it at the top of a module or give Task(..., name=...)"
             )
-        return f"{self.function.__module__}:{name}"
+        return f"{_module_of(self.function)}:{name}"
+
+    @cached_property
+    def code(self) -> str:
+        """Digest of the function's own source, without comments; "" where it cannot be read."""
+        try:
+            source = inspect.getsource(inspect.unwrap(self.function))
+            plain = ast.unparse(ast.parse(textwrap.dedent(source)))
+        except (OSError, TypeError, SyntaxError):
+            return ""
+        return hashlib.sha256(plain.encode()).hexdigest()[:16]
 
     @cached_property
     def arguments(self) -> frozenset[str]:
@@ -113,7 +106,7 @@ class Task:
     @cached_property
     def names(self) -> frozenset[str]:
         """The names of the variables."""
-        return frozenset(variable.name for variable in self.variables)
+        return frozenset(variable.name for variable in self.variables or ())
 
     @property
     def label(self) -> str:
@@ -124,171 +117,30 @@ class Task:
         """The shape of one case of a variable."""
         return tuple(len(self.coords[dim]) for dim in variable.dims)
 
-    def blank(self, n_cases: int) -> dict[str, np.ndarray]:
-        """Arrays for so many cases, all pending."""
-        arrays = {
-            v.name: np.full((n_cases, *self.shape(v)), v.fill, dtype=v.numpy_dtype)
-            for v in self.variables
-        }
-        arrays["status"] = np.zeros(n_cases, np.int8)
-        arrays["message"] = np.full(n_cases, "", dtype=object)
-        return arrays
 
-
-def compute(
-    task: Task, cases: Sequence[Case], fixed: Mapping[str, Any], seed: int
-) -> dict[str, np.ndarray]:
-    """The arrays of a batch: one per variable, with `status` and `message`, leading axis n.
-
-    A case that raises keeps its fill values, the status "failed" and the message.
-
-    Raises:
-        TypeError, ValueError: if what the function returns is not what the task declares; this
-            is a fault of the program and not of a case.
-    """
-    if not task.batched:
-        return _assemble(task, [_one(task, case, fixed, seed) for case in cases])
-    outcome = _guarded(task, _batch_arguments(task, cases, fixed, seed))
-    if isinstance(outcome, str):
-        if len(cases) == 1:
-            return _assemble(task, [outcome])
-        # Which case was it? One at a time, the others keep their results.
-        single = [compute(task, [case], fixed, seed) for case in cases]
-        return {name: np.concatenate([part[name] for part in single]) for name in single[0]}
-    arrays = task.blank(len(cases))
-    _check_names(task, outcome)
-    for variable in task.variables:
-        arrays[variable.name][...] = _checked(task, variable, outcome, (len(cases),))
-    arrays["status"][...] = _status(task, arrays)
-    return arrays
-
-
-def infer_task(
-    function: Callable[..., Mapping[str, Any]],
-    cases: Sequence[Case],
-    fixed: Mapping[str, Any],
-    seed: int,
-) -> Task:
-    """A task whose variables are those of one evaluation: numbers, truth values, texts.
-
-    It is that of the first case that does not raise, of the first few.
-
-    Raises:
-        TypeError: if the function returns anything else; declare it with a `Task`.
-        Exception: what the function raised at the first case, if it did at all that were tried.
-    """
-    probe = Task(function, [Variable.unlabelled("probe")])
-    first: Exception | None = None
-    for case in cases[:_PROBES]:
-        try:
-            result = function(**_case_arguments(probe, case, fixed, seed))
-            break
-        except Exception as error:
-            first = first or error
-    else:
-        assert first is not None
-        first.add_note(
-            f"fn: raised at each of the first {min(_PROBES, len(cases))} cases, so that its "
-            "variables are unknown; declare them: sweep(Task(fn, [Variable(...)]), ...)"
-        )
-        raise first
-    if not isinstance(result, Mapping):
-        raise TypeError(
-            f"fn: expected it to return a mapping from name to number, got {result!r:.80}"
-        )
-    return Task(function, [_infer_variable(str(name), v) for name, v in result.items()])
-
-
-def _infer_variable(name: str, value: Any) -> Variable:
-    array = np.asarray(value)
-    dtype = {"b": "bool", "f": "float64", "i": "float64", "u": "float64", "U": "str"}
-    if array.ndim or array.dtype.kind not in dtype:
-        raise TypeError(
-            f"{name}: expected a number, a truth value or a text, got {value!r:.80}; for arrays "
-            "declare variables and dimensions: sweep(Task(fn, [Variable(...)], coords=...), ...)"
-        )
-    return Variable.unlabelled(name, dtype=dtype[array.dtype.kind])
-
-
-def _one(task: Task, case: Case, fixed: Mapping[str, Any], seed: int) -> Any:
-    return _guarded(task, _case_arguments(task, case, fixed, seed))
-
-
-def _guarded(task: Task, arguments: dict[str, Any]) -> Any:
-    """What the function returns, or the message of what it raised."""
-    try:
-        return task.function(**arguments)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"[:_MESSAGE_LENGTH]
-
-
-def _case_arguments(task: Task, case: Case, fixed: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    arguments = {**fixed, **case}
-    wanted = task.arguments
-    if "seed" in wanted and "seed" not in arguments:
-        arguments["seed"] = case_seed(case, seed)
-    if "generator" in wanted and "generator" not in arguments:
-        import torch
-
-        arguments["generator"] = torch.Generator().manual_seed(case_seed(case, seed))
-    return arguments
-
-
-def _batch_arguments(
-    task: Task, cases: Sequence[Case], fixed: Mapping[str, Any], seed: int
-) -> dict[str, Any]:
-    arguments = {**fixed, **columns_of(cases)}
-    wanted = task.arguments
-    if "seeds" in wanted and "seeds" not in arguments:
-        arguments["seeds"] = np.array([case_seed(case, seed) for case in cases], dtype=np.int64)
-    return arguments
-
-
-def _assemble(task: Task, outcomes: Sequence[Any]) -> dict[str, np.ndarray]:
-    arrays = task.blank(len(outcomes))
-    for i, outcome in enumerate(outcomes):
-        if isinstance(outcome, str):
-            arrays["message"][i] = outcome
-            continue
-        _check_names(task, outcome)
-        for variable in task.variables:
-            arrays[variable.name][i] = _checked(task, variable, outcome, ())
-    failed = np.array([isinstance(outcome, str) for outcome in outcomes])
-    arrays["status"][...] = np.where(failed, FAILED, _status(task, arrays))
-    return arrays
-
-
-def _status(task: Task, arrays: dict[str, np.ndarray]) -> np.ndarray:
-    converged = np.ones(len(arrays["status"]), dtype=bool)
-    for variable in task.variables:
-        if variable.name.endswith("_converged") and variable.dtype == "bool":
-            flags = arrays[variable.name]
-            converged &= flags.reshape(len(flags), -1).all(axis=1)
-    return np.where(converged, OK, NOT_CONVERGED)
-
-
-def _check_names(task: Task, outcome: Any) -> None:
-    if isinstance(outcome, Mapping) and outcome.keys() == task.names:
-        return
-    got = sorted(outcome) if isinstance(outcome, Mapping) else type(outcome).__name__
-    raise TypeError(
-        f"{task.label}: expected a mapping with exactly {sorted(task.names)}, got {got}"
-    )
-
-
-def _checked(
-    task: Task, variable: Variable, outcome: Any, leading: tuple[int, ...]
-) -> np.ndarray | float:
-    """One variable of what the function returned, in the declared shape and a fitting type."""
-    value = outcome[variable.name]
-    if type(value) is float and variable.dtype == "float64" and not (leading or variable.dims):
-        return value  # the usual case, ten times faster than an array of one number
-    array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-    expected = (*leading, *task.shape(variable))
-    if array.shape != expected:
+def _check_variables(variables: Sequence[Variable], coords: Mapping[str, Any]) -> None:
+    names = [v.name for v in variables]
+    if not names or len({*names}) < len(names) or {*names} & {*RESERVED, *coords}:
         raise ValueError(
-            f"{task.label}: {variable.name}: expected shape {expected}, got {array.shape}"
+            f"variables: expected different names, at least one, none of {RESERVED} and none of "
+            f"a dimension; got {names}"
         )
-    if variable.dtype == "bool" and array.dtype.kind != "b":
-        raise TypeError(f"{task.label}: {variable.name}: expected truth values, got {array.dtype}")
-    return array.astype(variable.numpy_dtype)
+    if clash := sorted({*RESERVED} & {*coords}):
+        raise ValueError(f"coords: expected names other than {RESERVED}, got {clash}")
+    missing = {dim for v in variables for dim in v.dims} - set(coords)
+    if missing:
+        raise ValueError(
+            f"coords: expected values along {sorted(missing)}, which the variables have as "
+            "dimensions; give for example coords={'head': range(12)}"
+        )
+
+
+def _module_of(function: Callable[..., Any]) -> str:
+    """The module as it is imported; of a script the name of its file."""
+    if function.__module__ != "__main__":
+        return function.__module__
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:  # python -m
+        return main.__spec__.name
+    file = getattr(main, "__file__", None)
+    return "interactive" if file is None else Path(file).stem
