@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def labels(self) -> dict[str, Any]:
-        """What `results.stores.assemble` needs to make the Dataset."""
+        """What `results.stores.assemble` needs to make the Dataset, besides the provenance."""
         return {
             "variables": [dataclasses.asdict(v) for v in self.task.variables or ()],
             "parameters": {v.name: v.attrs for v in self.task.parameters},
@@ -70,36 +70,32 @@ class Plan:
                 for name, v in self.task.coords.items()
             },
             "attrs": self.attrs,
-            "provenance": provenance(**self._record),
         }
 
     @property
     def description(self) -> dict[str, Any]:
         """All that a store says about itself, see `results.stores`."""
         identity = {"configuration": self.configuration, "code": self.task.code}
-        return {"schema": SCHEMA, **identity, **self.labels}
+        return {"schema": SCHEMA, **identity, **self.labels, "provenance": self.provenance}
+
+    @property
+    def provenance(self) -> str:
+        """What was computed, as a person reads it, with what and when; see `results`."""
+        values = {name: [case.get(name) for case in self.cases] for name in self.cases[0]}
+        spec = {
+            "function": self.task.label,
+            "fixed": {name: _plain(value) for name, value in self.fixed.items()},
+            "grid": {name: _distinct(column) for name, column in values.items()},
+            "n_cases": len(self.cases),
+        }
+        dtype, device = self.fixed.get("dtype"), self.fixed.get("device")
+        return provenance(spec, seed=self.seed, dtype=dtype, device=device)
 
     def with_variables(self, variables: tuple[Variable, ...]) -> Plan:
         """The same with the variables that the function turned out to return."""
         task = dataclasses.replace(self.task, variables=variables)
         _check_names(task, {name for case in self.cases for name in case})
         return dataclasses.replace(self, task=task)
-
-    @property
-    def _spec(self) -> dict[str, Any]:
-        """What was computed, as a person reads it; for the provenance."""
-        values = {name: [case.get(name) for case in self.cases] for name in self.cases[0]}
-        return {
-            "function": str(self.task.name or getattr(self.task.function, "__qualname__", "?")),
-            "fixed": {name: _plain(value) for name, value in self.fixed.items()},
-            "grid": {name: _distinct(column) for name, column in values.items()},
-            "n_cases": len(self.cases),
-        }
-
-    @property
-    def _record(self) -> dict[str, Any]:
-        known = {name: self.fixed.get(name) for name in ("dtype", "device")}
-        return {"spec": self._spec, "seed": self.seed, **known}
 
 
 @dataclass(frozen=True)
@@ -229,13 +225,8 @@ def _plain(value: Any) -> Any:
 
 def _distinct(column: list[Any]) -> list[Any]:
     """The distinct values of a parameter, in the order they come; the first ones if many."""
-    distinct = list(dict.fromkeys(map(_plain_key, column)))
+    distinct = list(dict.fromkeys(column))
     return distinct if len(distinct) <= _SHOWN else [*distinct[:_SHOWN], f"… {len(distinct)}"]
-
-
-def _plain_key(value: Any) -> Any:
-    plain = _plain(value.item() if isinstance(value, np.generic) else value)
-    return tuple(plain) if isinstance(plain, list) else plain
 
 
 def _coordinate(values: Any) -> Any:

@@ -99,6 +99,8 @@ def sweep(
     path = None if store is None else Path(store).resolve()  # before a case changes the folder
     stored = None if path is None else description_at(path)
     plan = make_plan(fn, grid, fixed, seed, attrs)
+    if path is not None:
+        _ = plan.configuration  # what a store does not take is said before the first case
     how = _How(executor, case_timeout, batch_size, shard or (0, 1), progress)
     with _ending_gently() as stop:
         first: dict[int, Any] = {}
@@ -108,7 +110,7 @@ def sweep(
             plan, first = _probe(plan, how, stop)
         if path is None:
             return _run_in_memory(plan, how, first, stop)
-        files = open_store(path, plan, accept_changed_code=accept_changed_code)
+        files = open_store(path, plan, stored, accept_changed_code=accept_changed_code)
         if first:
             columns = collect(plan.task, [*first.values()])
             write_cases(path, files.description, [plan.cases[i] for i in first], columns)
@@ -178,7 +180,7 @@ def _probe(plan: Plan, how: _How, stop: threading.Event) -> tuple[Plan, dict[int
 def _run_in_memory(
     plan: Plan, how: _How, first: dict[int, Any], stop: threading.Event
 ) -> xr.Dataset:
-    labels = plan.labels
+    labels = plan.labels | {"provenance": plan.provenance}
     rows = blank(labels, len(plan.cases))
 
     def keep(units: Sequence[Unit], columns: Mapping[str, np.ndarray]) -> None:

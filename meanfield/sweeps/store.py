@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.results import provenance
 from meanfield.results.atomic import remove_litter, sync, write_whole
+from meanfield.results.provenance import versions
 from meanfield.results.stores import (
     DESCRIPTION,
     JOURNAL,
@@ -50,17 +50,24 @@ def description_at(path: Path) -> dict[str, Any] | None:
         return {}
 
 
-def open_store(path: Path, plan: Plan, *, accept_changed_code: bool = False) -> Store:
+def open_store(
+    path: Path, plan: Plan, stored: dict[str, Any] | None, *, accept_changed_code: bool = False
+) -> Store:
     """The store for the plan, made if it is not there; all cases of the plan are listed in it.
 
     Of processes that make it at once the first wins, and the others use what it has made.
+
+    Args:
+        path: the folder.
+        plan: what is to be computed.
+        stored: what is there, see `description_at`.
+        accept_changed_code: no warning if the source of the function has changed.
 
     Raises:
         ValueError: there is one of another configuration; the message names what differs.
         OSError: it cannot be written.
     """
     with _explained(path, "cannot be made"):
-        stored = description_at(path)
         if not stored:
             stored = _create(path, plan, replace=stored is not None)
     _check_same(path, stored["configuration"], plan.configuration)
@@ -168,7 +175,7 @@ def _check_same(path: Path, stored: Mapping[str, Any], mine: Mapping[str, Any]) 
 def _note_other_versions(path: Path, stored: Mapping[str, Any]) -> None:
     """A line in the log if libraries changed since the store was begun: numbers may, too."""
     then = json.loads(stored["provenance"]).get("versions", {})
-    now = json.loads(provenance(command=""))["versions"]
+    now = versions()
     if changed := [f"{n} {then.get(n)} -> {now.get(n)}" for n in now if then.get(n) != now[n]]:
         _log.warning("store %s was begun with other versions: %s", path, ", ".join(changed))
 
