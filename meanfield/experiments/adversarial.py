@@ -101,6 +101,7 @@ def measure(
     n_tokens: int,
     *,
     model: str,
+    model_revision: str,
     model_seed: int,
     layer: int,
     search_tokens: Sequence[int],
@@ -110,7 +111,9 @@ def measure(
     dtype: str,
 ) -> dict[str, Any]:
     """The layer and the head alone at the adversarial configuration of the head."""
-    source = inputs.transformer(model, causal, seed=model_seed, depth=depth, dtype=dtype)
+    source = inputs.transformer(
+        model, causal, seed=model_seed, depth=depth, dtype=dtype, revision=model_revision
+    )
     F = source.attention(layer)
     pair = _pair(source, layer, head)
     # As `sampling.adversarial` builds it, without a new eigendecomposition for each length.
@@ -149,12 +152,14 @@ def plan(settings: Settings) -> dict[str, Any]:
     source = inputs.transformer(
         settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
     )
+    inputs.check_fit(source, layers=[settings.layer], n_tokens=settings.n_tokens)
     heads = settings.heads or tuple(range(source.n_heads))
     return {
         "fn": Task(measure, _VARIABLES, _PARAMETERS),
         "grid": {"head": heads, "radius": settings.radii, "n_tokens": settings.n_tokens},
         "fixed": {
             "model": settings.model,
+            "model_revision": inputs.fingerprint(source),
             "model_seed": settings.seed,
             "layer": settings.layer,
             "search_tokens": list(settings.search_tokens),
