@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         report,
         results,
         sampling,
+        sweeps,
         transport,
     )
     from meanfield.attention import AttentionParameters, SelfAttention
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
         split,
         stack,
     )
-    from meanfield.sweep import sweep
+    from meanfield.sweeps import sweep
 
 __version__ = "0.1.0"
 
@@ -55,7 +56,7 @@ _MODULES = (
     "report",
     "results",
     "sampling",
-    "sweep",  # the module is callable: `meanfield.sweep(...)` is the function inside
+    "sweeps",
     "transport",
 )
 
@@ -75,6 +76,7 @@ _HOMES = {
     "pushforward": "meanfield.measures",
     "split": "meanfield.measures",
     "stack": "meanfield.measures",
+    "sweep": "meanfield.sweeps",
 }
 
 __all__ = [
@@ -106,6 +108,7 @@ __all__ = [
     "split",
     "stack",
     "sweep",
+    "sweeps",
     "transport",
 ]
 

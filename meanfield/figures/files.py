@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ import xarray as xr
 
 from meanfield.figures import measures, transformers
 from meanfield.figures.canvas import style
+from meanfield.results.atomic import check_replaceable, write_whole
 
 __all__ = ["save_all"]
 
@@ -72,6 +74,11 @@ def _save(
             figure.draw_without_rendering()
             box = figure.get_tightbbox().padded(_MARGIN)
             for suffix in (".png", ".pdf"):
-                made.append(Path(f"{target}{name}{suffix}"))
-                figure.savefig(made[-1], bbox_inches=box)
+                path = Path(f"{target}{name}{suffix}")
+                drawn, key = io.BytesIO(), "Software" if suffix == ".png" else "Creator"
+                figure.savefig(
+                    drawn, format=suffix[1:], bbox_inches=box, metadata={key: "meanfield"}
+                )
+                write_whole(check_replaceable(path), drawn.getbuffer())
+                made.append(path)
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -55,19 +56,26 @@ def override(
             raise ValueError(f"setting: expected key=value, got {setting!r}")
         *tables, last = key.split(".")
         if names and [*tables, last][0] not in names:
-            raise ValueError(f"setting {key!r}: expected one of {sorted(names)}")
+            near = difflib.get_close_matches(key, names, 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"setting {key!r}: {hint}expected one of {sorted(names)}")
         table = changed
         for name in tables:
             inner = table.get(name, {})
             if not isinstance(inner, Mapping):
                 raise ValueError(f"setting {key!r}: {name!r} holds {inner!r} and is no table")
             table[name] = table = {**inner}
-        table[last] = _value(text)
+        table[last] = _value(key, text)
     return changed
 
 
-def _value(text: str) -> Any:
+def _value(key: str, text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
+        table = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError as error:
+        if text[0] not in "[{\"'":
+            return text
+        raise ValueError(f"setting {key!r}: broken TOML, {text}: {error}") from None
+    if len(table) > 1:
+        raise ValueError(f"setting {key!r}: expected one value, got {text!r}")
+    return table["value"]

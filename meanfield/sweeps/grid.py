@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from meanfield.results.labels import printable
+
 __all__ = ["Case", "Grid", "canonical", "case_keys", "case_seed", "cases_of", "columns_of"]
 
 # Made once: `json.dumps` with these settings makes an encoder per call.
@@ -123,6 +125,10 @@ def _plain(name: str, value: Any) -> Any:
             f"parameter {name!r}: expected a number, a truth value or a text, got {value!r}; "
             "put other data into `fixed`, or number them and look them up in the function"
         )
+    if isinstance(value, str) and printable(value) != value:
+        raise ValueError(f"parameter {name!r}: expected text that can be shown, got {value!r}")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"parameter {name!r}: expected an integer of 64 bits, got {value}")
     if isinstance(value, float) and math.isnan(value):
         raise ValueError(f"parameter {name!r}: expected a value, got NaN, which marks absence")
     return value

@@ -1,9 +1,9 @@
-"""What a sweep is going to do: its cases, its configuration, its batches, the time it may take."""
+"""What a sweep is going to do: its cases, its configuration, the time it may take."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -13,18 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.sweep.grid import Case, Grid, canonical, case_keys, cases_of
-from meanfield.sweep.task import RESERVED, Task, compute, infer_task
+from meanfield.results import Variable, provenance
+from meanfield.results.stores import SCHEMA
+from meanfield.sweeps.evaluate import Failure, call_many, outcome
+from meanfield.sweeps.grid import Case, Grid, canonical, case_keys, cases_of
+from meanfield.sweeps.task import FAILED, RESERVED, Task
 
-__all__ = ["Estimate", "Plan", "choose_batch_size", "estimate", "make_plan"]
+__all__ = ["VECTORISED", "Estimate", "Plan", "estimate", "make_plan"]
 
-_SECONDS_PER_BATCH = 20.0  # writing a batch costs 20 to 60 ms: some tenths of a percent
-_MOST_BATCHES = 2000  # each is a file per variable
-_FEW = 64
-_VECTORISED = 1024  # cases in one call of a vectorised function; its memory grows with them
-_SAMPLE_SECONDS = 0.05
-_LARGEST_SAMPLE = 32
-_LONG = 60.0  # seconds; a case of this length is not run a second time only to be timed
+VECTORISED = 1024  # cases in one call of a vectorised function; its memory grows with them
+_SAMPLE_SECONDS, _LARGEST_SAMPLE = 0.05, 32  # of an estimate
 _SHOWN, _WORDS = 64, 200  # what the provenance spells out
 
 
@@ -58,36 +56,56 @@ class Plan:
             "seed": self.seed,
             **{f"fixed.{name}": canonical(v, name) for name, v in self.fixed.items()},
             **{f"coords.{name}": _coordinate(v) for name, v in task.coords.items()},
-            **{f"variable.{v.name}": [v.dtype, list(v.dims)] for v in task.variables},
+            **{f"variable.{v.name}": [v.dtype, list(v.dims)] for v in task.variables or ()},
+        }
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """What `results.stores.assemble` needs to make the Dataset, besides the provenance."""
+        return {
+            "variables": [dataclasses.asdict(v) for v in self.task.variables or ()],
+            "parameters": {v.name: v.attrs for v in self.task.parameters},
+            "coords": {
+                name: {"values": v.tolist(), "dtype": "O" if v.dtype.kind == "U" else v.dtype.str}
+                for name, v in self.task.coords.items()
+            },
+            "attrs": self.attrs,
         }
 
     @property
     def description(self) -> dict[str, Any]:
-        """What was computed, as a person reads it; for the provenance."""
+        """All that a store says about itself, see `results.stores`."""
+        identity = {"configuration": self.configuration, "code": self.task.code}
+        return {"schema": SCHEMA, **identity, **self.labels, "provenance": self.provenance}
+
+    @property
+    def provenance(self) -> str:
+        """What was computed, as a person reads it, with what and when; see `results`."""
         values = {name: [case.get(name) for case in self.cases] for name in self.cases[0]}
-        return {
-            "function": str(self.task.name or getattr(self.task.function, "__qualname__", "?")),
+        spec = {
+            "function": self.task.label,
             "fixed": {name: _plain(value) for name, value in self.fixed.items()},
             "grid": {name: _distinct(column) for name, column in values.items()},
             "n_cases": len(self.cases),
         }
+        dtype, device = self.fixed.get("dtype"), self.fixed.get("device")
+        return provenance(spec, seed=self.seed, dtype=dtype, device=device)
 
-    @property
-    def record(self) -> dict[str, Any]:
-        """The arguments of `meanfield.results.provenance`."""
-        known = {name: self.fixed.get(name) for name in ("dtype", "device")}
-        return {"spec": self.description, "seed": self.seed, **known}
+    def with_variables(self, variables: tuple[Variable, ...]) -> Plan:
+        """The same with the variables that the function turned out to return."""
+        task = dataclasses.replace(self.task, variables=variables)
+        _check_names(task, {name for case in self.cases for name in case})
+        return dataclasses.replace(self, task=task)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a sweep would take, from a sample of its cases."""
+    """What a sweep would take, from a sample of its cases; `failure` is the first, if any."""
 
     n_cases: int
-    n_batches: int
-    batch_size: int
     seconds_per_case: float
     seconds: float
+    failure: str | None = None
 
 
 def make_plan(
@@ -107,37 +125,17 @@ def make_plan(
     both = sorted({name for case in cases for name in case} & set(fixed))
     if both:
         raise ValueError(f"fixed: expected names that are not in the grid, got {both} in both")
-    function = fn.function if isinstance(fn, Task) else fn
-    for case in cases if len({tuple(case) for case in cases}) > 1 else cases[:1]:
-        _check_signature(function, {**fixed, **case})
-    if not isinstance(fn, Task):
-        fn = infer_task(fn, cases, fixed, int(seed))
-    _check_names(fn, {name for case in cases for name in case})
-    if fn.batched and len({frozenset(case) for case in cases}) > 1:
+    task = fn if isinstance(fn, Task) else Task(fn)
+    kinds = {tuple(case): case for case in cases}  # ragged grids have several
+    for case in kinds.values():
+        _check_signature(task.function, {**fixed, **case})
+    _check_names(task, {name for case in kinds for name in case})
+    if task.batched and len({frozenset(case) for case in kinds}) > 1:
         raise ValueError(
             "grid: expected the same parameters in each case of a batched task, got "
-            f"{sorted({tuple(sorted(case)) for case in cases})}"
+            f"{sorted({tuple(sorted(case)) for case in kinds})}"
         )
-    return Plan(fn, cases, fixed, int(seed), _checked_attrs(attrs or {}))
-
-
-def choose_batch_size(plan: Plan, n_workers: int) -> int:
-    """Cases per batch: some seconds of work, enough batches for the workers, not too many files.
-
-    The first cases of a function are timed for a moment; what they return is thrown away. For a
-    vectorised function the size depends on the number of cases alone, because the last digits of
-    linear algebra depend on it, and results must not depend on the speed of the machine.
-    """
-    n_cases = len(plan.cases)
-    if plan.task.batched:
-        fitting = _VECTORISED
-    elif n_cases <= _FEW:  # one by one, and no case is timed in vain: they may take an hour each
-        return 1
-    else:
-        fitting = max(1, int(_SECONDS_PER_BATCH / max(_seconds_per_case(plan), 1e-9)))
-        if n_workers > 1:
-            fitting = min(fitting, math.ceil(n_cases / (4 * n_workers)))
-    return min(n_cases, max(fitting, math.ceil(n_cases / _MOST_BATCHES)))
+    return Plan(task, cases, fixed, int(seed), _checked_attrs(attrs or {}))
 
 
 def estimate(
@@ -149,37 +147,34 @@ def estimate(
     attrs: Mapping[str, Any] | None = None,
     n_workers: int = 1,
 ) -> Estimate:
-    """Cases, batches and time of a sweep, from timing its first cases; nothing is written.
+    """Cases and time of a sweep, from timing its first cases; nothing is written.
 
     Cases of a grid often grow: if the first are the cheapest, the time is an underestimate.
     """
     plan = make_plan(fn, grid, fixed, seed, attrs)
-    each = _seconds_per_case(plan)
-    size = choose_batch_size(plan, n_workers)
-    n_cases = len(plan.cases)
-    return Estimate(n_cases, math.ceil(n_cases / size), size, each, each * n_cases / n_workers)
-
-
-def _seconds_per_case(plan: Plan) -> float:
-    """The median time of the first cases, or of a case of the first batch if vectorised."""
-    if plan.task.batched:
-        return _time(plan, plan.cases[:_VECTORISED]) / min(len(plan.cases), _VECTORISED)
     # The first case pays for imports, models that are loaded and caches that are filled.
-    first = _time(plan, plan.cases[:1])
-    if len(plan.cases) == 1 or first > _LONG:
-        return first
+    first, failure = _time(plan, 0)
     times: list[float] = []
-    for case in plan.cases[1 : _LARGEST_SAMPLE + 1]:
-        times.append(_time(plan, [case]))
-        if sum(times) > _SAMPLE_SECONDS:
+    while not plan.task.batched and sum(times) < _SAMPLE_SECONDS:
+        number = len(times) + 1
+        if number > min(_LARGEST_SAMPLE, len(plan.cases) - 1) or first > 60 * _SAMPLE_SECONDS:
             break
-    return statistics.median(times)
+        seconds, message = _time(plan, number)
+        times, failure = [*times, seconds], failure or message
+    each = statistics.median(times or [first])
+    return Estimate(len(plan.cases), each, each * len(plan.cases) / n_workers, failure)
 
 
-def _time(plan: Plan, cases: list[Case]) -> float:
+def _time(plan: Plan, number: int) -> tuple[float, str | None]:
+    """Seconds per case, and what went wrong."""
     start = time.perf_counter()
-    compute(plan.task, cases, plan.fixed, plan.seed)
-    return time.perf_counter() - start
+    if plan.task.batched:
+        cases = plan.cases[:VECTORISED]
+        columns = call_many(plan.task, cases, plan.fixed, plan.seed)
+        messages = [*columns["message"][columns["status"] == FAILED], None]
+        return (time.perf_counter() - start) / len(cases), messages[0]
+    found = outcome(plan.task, plan.cases[number], plan.fixed, plan.seed)
+    return time.perf_counter() - start, found.message if isinstance(found, Failure) else None
 
 
 def _check_signature(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
@@ -195,7 +190,7 @@ def _check_signature(function: Callable[..., Any], arguments: Mapping[str, Any])
 
 
 def _check_names(task: Task, parameters: set[str]) -> None:
-    taken = {*RESERVED, *task.coords, *(v.name for v in task.variables)}
+    taken = {*RESERVED, *task.coords, *task.names}
     if clash := sorted(parameters & taken):
         raise ValueError(
             f"grid: expected names of parameters other than those of variables, dimensions and "
@@ -230,13 +225,8 @@ def _plain(value: Any) -> Any:
 
 def _distinct(column: list[Any]) -> list[Any]:
     """The distinct values of a parameter, in the order they come; the first ones if many."""
-    distinct = list(dict.fromkeys(map(_plain_key, column)))
+    distinct = list(dict.fromkeys(column))
     return distinct if len(distinct) <= _SHOWN else [*distinct[:_SHOWN], f"… {len(distinct)}"]
-
-
-def _plain_key(value: Any) -> Any:
-    plain = _plain(value.item() if isinstance(value, np.generic) else value)
-    return tuple(plain) if isinstance(plain, list) else plain
 
 
 def _coordinate(values: Any) -> Any:
