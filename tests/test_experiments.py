@@ -37,14 +37,16 @@ def test_regimes_stay_below_every_upper_bound_and_reach_the_lower_one():
     ds = regimes.run(regimes.Settings(n_tokens=(2, 20), radii=(0.5, 1.5, 5.0), clouds=3))
     assert (ds.status == 1).all()
     assert labelled(ds)
-    upper = np.minimum(ds.general_bound, ds.mean_field_bound)
-    assert (ds.worst <= upper * (1 + 1e-9)).all()
+    upper = np.minimum(ds.general_bound, ds.theorem_3_5)
+    assert (ds.worst <= ds.tokens_bound * (1 + 1e-9)).all()
+    assert (ds.tokens_bound <= upper).all()
+    assert (ds.tokens_bound <= ds.mean_field_bound).all()
     assert (ds.general_lower <= ds.adversarial * (1 + 1e-9)).all()
     small, large = ds.radius == 0.5, ds.radius == 5.0
     # Small balls: the mean-field bound, which has no n, is the smaller one for long sequences.
     long = ds.n_tokens == 20
-    assert (ds.mean_field_bound < ds.general_bound)[small & long].all()
-    assert (ds.mean_field_bound > ds.general_bound)[large].all()
+    assert (ds.theorem_3_5 < ds.general_bound)[small & long].all()
+    assert (ds.theorem_3_5 > ds.general_bound)[large].all()
 
 
 def test_masked_attention_exceeds_the_unmasked_bound_and_not_the_hardy_bound():
@@ -53,6 +55,7 @@ def test_masked_attention_exceeds_the_unmasked_bound_and_not_the_hardy_bound():
     assert labelled(ds)
     zero = ds["size"] == 0.0
     assert (ds.largest > ds.unmasked_bound)[zero].all()
+    assert (ds.unmasked_sharp <= ds.unmasked_bound).all()
     assert (ds.largest <= ds.hardy_bound).all()
 
 

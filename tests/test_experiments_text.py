@@ -189,7 +189,7 @@ def test_the_general_bound_with_biases_is_not_exceeded(radius, causal):
         X *= radius / torch.linalg.vector_norm(X, dim=-1, keepdim=True)
         F = SelfAttention(parameters, causal=causal)
         constant = local_lipschitz(F, ParticleMeasure.from_sequence(X), geometry="euclidean")
-        assert float(constant.value) <= bounds.general_of_layer(parameters, radius, 7)
+        assert float(constant.value) <= bounds.theorem_3_3_of_layer(parameters, radius, 7)
 
 
 def test_fits_find_the_exponent_that_made_the_points():

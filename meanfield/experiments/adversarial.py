@@ -134,8 +134,8 @@ def measure(
         "searched": math.nan if searched is None else float(searched.value),
         "searched_residual": math.nan if searched is None else float(searched.residual),
         "gamma": pair.scaling,
-        "general_lower": bounds.general_lower(pair.scaling, radius, n_tokens),
-        "general_bound": bounds.general_of_layer(F.parameters, radius, n_tokens),
+        "general_lower": bounds.proposition_3_4(pair.scaling, radius, n_tokens),
+        "general_bound": bounds.theorem_3_3_of_layer(F.parameters, radius, n_tokens),
     }
 
 

@@ -139,7 +139,7 @@ def _layer(F: Any, points: torch.Tensor, rtol: float) -> dict[str, np.ndarray]:
         "localisation": constant.direction.square().sum(-1).amax(-1),
     }
     arrays = {name: value.cpu().numpy() for name, value in found.items()}
-    bound = bounds.general_of_layer(F.parameters, arrays["radius_max"], points.shape[-2])
+    bound = bounds.theorem_3_3_of_layer(F.parameters, arrays["radius_max"], points.shape[-2])
     return arrays | {"general_bound": bound}
 
 
