@@ -229,6 +229,9 @@ def plot_secants(
         ax.plot(ds.step, top.euclidean_secant / scale, "-", color=colour, label=label)
         ax.plot(ds.step, top.wasserstein_secant / scale, "o", color=colour, fillstyle="none")
         ax.plot(ds.step, split.wasserstein_secant / scale, "--", color=colour, linewidth=0.9)
+        # The scale of the whole curve is what has not converged.
+        good = case.euclidean_converged
+        mark_unconverged(ax, ds.step, top.euclidean_secant / scale, good)
     ax.axhline(1.0, color="black", linestyle=":")
     ax.plot([], [], "k-", label="Euclidean, discrete map")
     name = "conditional $d_2$" if causal else "$W_2$"
