@@ -28,7 +28,9 @@ __all__ = [
     "plot_masked_bound",
     "plot_regimes",
     "plot_secants",
+    "plot_sharpness",
     "plot_splitting",
+    "plot_token_sharpness",
 ]
 
 
@@ -315,6 +317,69 @@ def plot_masked_bound(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.plot([], [], "k--", linewidth=0.9, label="masked, n tokens: this package")
     ax.set(xscale="log", yscale="log", xlabel="number of atoms n", ylabel="local constant, masked")
     ax.set_title("Masked attention exceeds the unmasked bound")
+    legend_beside(ax)
+    readable_logs(ax)
+    return ax
+
+
+def plot_sharpness(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+    """Upper bounds over the largest constant found, against c = R²: 1 would be sharp.
+
+    Args:
+        ds: a sharpness Dataset, with ``found``, ``upper``, ``two_dirac_lower``, ``theorem_3_5``.
+        ax: where to draw; a new figure if None.
+    """
+    ax = axes(ax)
+    for causal, colour in ((False, "tab:blue"), (True, "tab:orange")):
+        part = ds.isel(case=np.flatnonzero(ds.causal.values.astype(bool) == causal))
+        if not part.sizes["case"]:
+            continue
+        best = part.groupby("radius").map(
+            lambda one: one.isel(case=int(np.argmax(one.found.values)))
+        )
+        c, name = best.radius**2, kind(causal)
+        # The measure behind the lower bound exists, whether the search found it or not.
+        known = np.maximum(best.found, best.two_dirac_lower)
+        ax.plot(c, best.upper / known, "o-", color=colour, label=f"{name}: this package")
+        mark_unconverged(ax, c, best.upper / known, best.found_converged)
+        if causal:
+            label = "masked: the same over what the search found"
+            ax.plot(c, best.upper / best.found, "s:", color=colour, fillstyle="none", label=label)
+        else:
+            ax.plot(c, best.theorem_3_5 / known, "-.", color="tab:red", label="[CAP24] Thm 3.5")
+    ax.axhline(1.0, color="black", linewidth=0.8)
+    ax.set(yscale="log", xlabel=r"$c = \|A\|R^2$", ylabel="upper bound / largest known")
+    ax.set_title("How far the bounds are from measures that exist")
+    legend_below(ax)
+    readable_logs(ax)
+    return ax
+
+
+def plot_token_sharpness(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False) -> Axes:
+    """Upper bounds for n uniform tokens over the largest constant found, against c = R².
+
+    Args:
+        ds: a sharpness Dataset, with ``tokens_found``, ``tokens_upper``, ``theorem_3_3``.
+        ax: where to draw; a new figure if None.
+        causal: whether to take the masked cases.
+    """
+    ax = axes(ax)
+    part = ds.isel(case=np.flatnonzero(ds.causal.values.astype(bool) == causal))
+    lengths = np.unique(part.n_atoms.values)
+    for colour, n in zip(colours(len(lengths)), lengths, strict=True):
+        rows = part.isel(case=np.flatnonzero(part.n_atoms.values == n))
+        best = rows.groupby("radius").map(
+            lambda one: one.isel(case=int(np.argmax(one.tokens_found.values)))
+        )
+        c = best.radius**2
+        ax.plot(c, best.tokens_upper / best.tokens_found, "o-", color=colour, label=f"n = {n}")
+        ax.plot(c, best.theorem_3_3 / best.tokens_found, "--", color=colour, linewidth=0.9)
+        mark_unconverged(ax, c, best.tokens_upper / best.tokens_found, best.tokens_converged)
+    ax.plot([], [], "k-", label="this package")
+    ax.plot([], [], "k--", linewidth=0.9, label="[CAP24] Thm 3.3")
+    ax.axhline(1.0, color="black", linewidth=0.8)
+    ax.set(yscale="log", xlabel=r"$c = \|A\|R^2$", ylabel="upper bound / largest found")
+    ax.set_title(f"Bounds for n uniform tokens ({kind(causal)})")
     legend_beside(ax)
     readable_logs(ax)
     return ax
