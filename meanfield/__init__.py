@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from meanfield.attention import AttentionParameters, SelfAttention
     from meanfield.errors import ConvergenceError
     from meanfield.linalg import LinearMap, NormEstimate, operator_norm
+    from meanfield.linearisation import Linearisation, linearize
     from meanfield.measures import (
         MeasureMap,
         ParticleMeasure,
@@ -65,6 +66,8 @@ _HOMES = {
     "LinearMap": "meanfield.linalg",
     "NormEstimate": "meanfield.linalg",
     "operator_norm": "meanfield.linalg",
+    "Linearisation": "meanfield.linearisation",
+    "linearize": "meanfield.linearisation",
     "MeasureMap": "meanfield.measures",
     "ParticleMeasure": "meanfield.measures",
     "disintegrate": "meanfield.measures",
@@ -78,6 +81,7 @@ __all__ = [
     "AttentionParameters",
     "ConvergenceError",
     "LinearMap",
+    "Linearisation",
     "MeasureMap",
     "NormEstimate",
     "ParticleMeasure",
@@ -89,6 +93,7 @@ __all__ = [
     "experiments",
     "figures",
     "linalg",
+    "linearize",
     "lipschitz",
     "measures",
     "merge",

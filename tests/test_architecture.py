@@ -14,9 +14,10 @@ PACKAGE = Path(__file__).parent.parent / "meanfield"
 
 # A module imports only from layers below its own; inside a subpackage, in the order listed there.
 LAYERS = [
-    ["errors", "checks", "html"],
+    ["errors", "checks", "html", "capabilities"],
     ["measures", "linalg", "results"],
     ["bounds"],
+    ["linearisation"],
     ["attention", "transport", "sampling", "sweep", "figures"],
     ["lipschitz", "layers", "dynamics", "pretrained", "corpora", "report"],
     ["experiments"],

@@ -16,6 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from meanfield.attention.normalizations import softmax
+from meanfield.attention.sight import Block, Sight
+
 __all__ = ["Attended", "averaging_norm", "field_norm", "yudin_bound"]
 
 _CHUNK_ENTRIES = 2**22  # of one array (*batch, H, rows, n, k) at a time
@@ -46,6 +49,29 @@ class Attended:
     value: Tensor
     output: Tensor | None
     transitions: Callable[[slice], Tensor]
+
+    @classmethod
+    def of(cls, sight: Sight) -> Attended:
+        """What atoms see through dot products under the softmax."""
+        par, features = sight.parameters, sight.features
+
+        def transitions(rows: slice) -> Tensor:
+            logs = sight.column_logs(Block(rows, slice(0, sight.n)))
+            blind = (logs == -math.inf).all(-1, keepdim=True)
+            scores = features.q[..., rows, :] @ features.k.mT
+            return softmax.log_transition(scores, logs, blind)
+
+        return cls(
+            log_weights=sight.log_weights,
+            queries=features.q,
+            keys=features.k,
+            values=features.v,
+            query=par.scale[:, None, None] * par.query,
+            key=par.per_head(par.key),
+            value=par.per_head(par.value),
+            output=par.output,
+            transitions=transitions,
+        )
 
     def rows(self) -> Iterator[tuple[slice, Tensor]]:
         """Blocks of rows, in order; absent atoms see nobody."""

@@ -71,6 +71,8 @@ def layer_norms(layer: Any) -> LayerNorms:
         return LayerNorms(_norms(A), np.zeros(len(A)), _norms(V))
     scale = as_array(layer.scale)
     query, key, value = (as_array(m) for m in (layer.query, layer.key, layer.value))
+    # Grouped heads share keys and values.
+    key, value = (np.repeat(m, len(query) // len(m), axis=0) for m in (key, value))
     norm_A = np.abs(scale) * _product_norms(np.swapaxes(key, -1, -2), query)
     norm_V = _norms(value)
     if layer.output is not None:

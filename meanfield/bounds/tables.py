@@ -22,6 +22,7 @@ from meanfield.bounds.layer import (
 from meanfield.bounds.rates import mean_field_by_rate
 from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
 from meanfield.bounds.theorems import proposition_3_4, theorem_3_5
+from meanfield.capabilities import HasScoreMatrices
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -165,8 +166,9 @@ def table(
         raise ValueError(f"n: expected at least 1 token, or None, got {n}")
     if causal is None:
         causal = getattr(layer, "causal", None)
-    kernel = getattr(getattr(layer, "kernel", None), "name", "dot_product")
-    other = None if kernel == "dot_product" else f"the kernel is {kernel}, not the dot product"
+    other = None
+    if isinstance(layer, HasScoreMatrices) and not len(layer.score_matrices):
+        other = "the kernel is not the dot product under the softmax"
     parameters = getattr(layer, "parameters", layer)
     norms = layer_norms(parameters)
     masked = None if causal is None or causal else "the layer is not masked"
