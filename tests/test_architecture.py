@@ -15,7 +15,8 @@ PACKAGE = Path(__file__).parent.parent / "meanfield"
 # A module imports only from layers below its own; inside a subpackage, in the order listed there.
 LAYERS = [
     ["errors", "checks", "html", "capabilities"],
-    ["measures", "linalg", "bounds", "results"],
+    ["measures", "linalg", "results"],
+    ["bounds"],
     ["linearisation"],
     ["attention", "transport", "sampling", "sweeps", "figures"],
     ["lipschitz", "layers", "dynamics", "pretrained", "corpora", "report"],

@@ -191,17 +191,28 @@ def test_the_general_bound_with_biases_is_not_exceeded(radius, causal):
         X *= radius / torch.linalg.vector_norm(X, dim=-1, keepdim=True)
         F = SelfAttention(parameters, causal=causal)
         constant = local_lipschitz(F, ParticleMeasure.from_sequence(X), geometry="euclidean")
-        assert float(constant.value) <= bounds.general_of_layer(parameters, radius, 7)
+        assert float(constant.value) <= bounds.theorem_3_3_of_layer(parameters, radius, 7)
 
 
 def test_fits_find_the_exponent_that_made_the_points():
     n = np.array([2.0, 8.0, 32.0])
-    fits = fit_laws([({"layer": 3}, n, 2 * n**0.5, None)])
+    fits = fit_laws([({"layer": 3}, n, 2 * n**0.5, None, None)])
     by_law = dict(zip(fits.fit_law.values, fits.fit_exponent.values, strict=True))
     assert by_law == pytest.approx({"free": 0.5, "1/4": 0.25, "1/2": 0.5})
     rms = dict(zip(fits.fit_law.values, fits.fit_rms.values, strict=True))
     assert rms["free"] < 1e-12
     assert rms["1/4"] == pytest.approx(0.25 * math.log(4) * math.sqrt(2 / 3))
+
+
+def test_points_that_have_not_converged_do_not_enter_a_fit():
+    n = np.array([2.0, 8.0, 32.0, 64.0])
+    y, good = 2 * n**0.5, np.array([True, True, True, False])
+    y[-1] = 1e3
+    fits = fit_laws([({"layer": 3}, n, y, None, good)])
+    assert float(fits.fit_exponent[0]) == pytest.approx(0.5)
+    assert fits.fit_n_points.values.tolist() == [3] * 3
+    assert fits.fit_n_excluded.values.tolist() == [1] * 3
+    assert float(fits.fit_rms[0]) < 1e-12
 
 
 def test_a_changed_text_is_refused_when_a_run_goes_on(folder, tmp_path):

@@ -18,6 +18,7 @@ EXPERIMENTS = {
     "two-dirac": "how sensitive two unbalanced clusters are: radius, light weight, n, masking",
     "lemma-3-2": "discrete Euclidean against Wasserstein secants as the step shrinks",
     "regimes": "over (n, R): worst constants found against every theorem",
+    "sharpness": "how far the bounds are from the worst that is found, plain, masked, tokens",
     "masked-bound": "masked attention exceeds the unmasked mean-field bound",
     "real-text": "local constant of attention against n on real text, per layer, plain and masked",
     "adversarial": "growth in n at the inputs built to be the worst, per head",

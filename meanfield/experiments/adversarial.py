@@ -21,7 +21,7 @@ import xarray as xr
 from meanfield import bounds, sampling
 from meanfield.experiments import inputs
 from meanfield.experiments.ascent import climb
-from meanfield.experiments.fits import fit_laws
+from meanfield.experiments.fits import fit_laws, fittable
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.pretrained import Transformer
@@ -139,8 +139,8 @@ def measure(
         "searched": math.nan if searched is None else float(searched.value),
         "searched_residual": math.nan if searched is None else float(searched.residual),
         "gamma": pair.scaling,
-        "general_lower": bounds.general_lower(pair.scaling, radius, n_tokens),
-        "general_bound": bounds.general_of_layer(F.parameters, radius, n_tokens),
+        "general_lower": bounds.proposition_3_4(pair.scaling, radius, n_tokens),
+        "general_bound": bounds.theorem_3_3_of_layer(F.parameters, radius, n_tokens),
     }
 
 
@@ -202,7 +202,7 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
     return finish(sweep(**plan(settings or Settings()), **how))
 
 
-def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any]]:
+def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any, Any]]:
     curves = []
     for head in np.unique(ds["head"].values):
         for radius in np.unique(ds.radius.values):
@@ -211,6 +211,8 @@ def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any]]:
             for quantity in ("constant", "head_constant", "released"):
                 y = rows[quantity].values
                 labels = {"quantity": quantity, "head": int(head), "radius": float(radius)}
-                if np.isfinite(y).sum() > 1:
-                    curves.append((labels, rows.n_tokens.values, y, None))
+                flag = f"{quantity}_converged"
+                good = rows[flag].values if flag in rows else np.isfinite(y)
+                if fittable(y, good):
+                    curves.append((labels, rows.n_tokens.values, y, None, good))
     return curves

@@ -89,7 +89,7 @@ def measure(radius: float, causal: bool, *, dim: int, layer_seed: int) -> dict[s
         "constant_upper_999": float(constant.upper_999),
         "constant_converged": bool(constant.converged),
         "quadratic_lower": max(2 / 3 * radius**2 * float(reached) - norm_V / 3, 0.0),
-        "general_bound": bounds.general(norm_A, norm_V, radius, 3),
+        "general_bound": bounds.theorem_3_3(norm_A, norm_V, radius, 3),
     }
 
 

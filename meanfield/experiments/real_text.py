@@ -20,7 +20,7 @@ import xarray as xr
 
 from meanfield import bounds
 from meanfield.experiments import inputs
-from meanfield.experiments.fits import fit_laws
+from meanfield.experiments.fits import fit_laws, fittable
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
@@ -144,7 +144,7 @@ def _layer(F: Any, points: torch.Tensor, rtol: float) -> dict[str, np.ndarray]:
         "localisation": constant.direction.square().sum(-1).amax(-1),
     }
     arrays = {name: value.cpu().numpy() for name, value in found.items()}
-    bound = bounds.general_of_layer(F.parameters, arrays["radius_max"], points.shape[-2])
+    bound = bounds.theorem_3_3_of_layer(F.parameters, arrays["radius_max"], points.shape[-2])
     return arrays | {"general_bound": bound}
 
 
@@ -208,7 +208,7 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
     return finish(sweep(**plan(settings or Settings()), **how))
 
 
-def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any]]:
+def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any, Any]]:
     """n against constant of each layer, mask and quantity; windows are the groups."""
     curves = []
     for causal in np.unique(ds.causal.values):
@@ -218,6 +218,9 @@ def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any]]:
                 y = rows[quantity].isel(layer=k).transpose("case", "window").values
                 n, window = np.broadcast_arrays(rows.n_tokens.values[:, None], ds.window.values)
                 labels = {"quantity": quantity, "causal": bool(causal), "layer": int(layer)}
-                if np.isfinite(y).sum() > 1:
-                    curves.append((labels, n, y, window))
+                flag = f"{quantity}_converged"
+                known = rows[flag] if flag in rows else rows[quantity].notnull()
+                good = known.isel(layer=k).transpose("case", "window").values
+                if fittable(y, good):
+                    curves.append((labels, n, y, window, good))
     return curves

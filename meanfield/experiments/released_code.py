@@ -18,7 +18,7 @@ import xarray as xr
 
 from meanfield import sampling
 from meanfield.experiments import inputs
-from meanfield.experiments.fits import fit_laws
+from meanfield.experiments.fits import fit_laws, fittable
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.pretrained import Transformer
@@ -178,8 +178,10 @@ def finish(ds: xr.Dataset) -> xr.Dataset:
         rows = ds.isel(case=np.flatnonzero(ds.input_kind.values == kind))
         for quantity in ("constant", "released"):
             labels = {"input_kind": str(kind), "quantity": quantity}
-            if np.isfinite(rows[quantity].values).sum() > 1:
-                curves.append((labels, rows.n_tokens.values, rows[quantity].values, None))
+            y, flag = rows[quantity].values, f"{quantity}_converged"
+            good = rows[flag].values if flag in rows else np.isfinite(y)
+            if fittable(y, good):
+                curves.append((labels, rows.n_tokens.values, y, None, good))
     return ds.merge(fit_laws(curves)) if len(np.unique(ds.n_tokens)) > 1 else ds
 
 

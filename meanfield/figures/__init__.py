@@ -15,7 +15,9 @@ from meanfield.figures.measures import (
     plot_masked_bound,
     plot_regimes,
     plot_secants,
+    plot_sharpness,
     plot_splitting,
+    plot_token_sharpness,
 )
 from meanfield.figures.transformers import (
     plot_adversarial,
@@ -52,7 +54,9 @@ __all__ = [
     "plot_released_on_text",
     "plot_scaling_factor",
     "plot_secants",
+    "plot_sharpness",
     "plot_splitting",
+    "plot_token_sharpness",
     "save_all",
     "style",
 ]

@@ -149,7 +149,7 @@ def _troubles(ds: xr.Dataset) -> str:
 
 def _fits(fits: Mapping[str, xr.Dataset]) -> str:
     note = (
-        "<p>In brackets the bootstrap interval. A fit is a mean and bounds nothing; the envelope "
+        "<p>In brackets the jackknife interval. A fit is a mean and bounds nothing; the envelope "
         "is the smallest C for which C xᵖ is above all points.</p>\n"
     )
     return _table(tables.fits(fits)) + (note if fits else "")
