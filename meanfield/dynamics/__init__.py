@@ -1,0 +1,57 @@
+"""Measures through depth: layers as time.
+
+A map of measures F, whose image of an atom is Γ_μ(x), is the velocity of the transport equation
+∂μ + div(μ Γ_μ) = 0; a residual network is its Euler scheme. `flow` moves a measure and returns a
+Dataset; everything else says what happens to it. Every function takes any map of measures.
+
+Files, each importing only those before it: `constraints`, `placements`, `velocities`, `clocks`,
+`clusters`, `integrators`, `trajectories`, `checkpoints`, `flow`; `functionals` and `energy_flow`
+stand on their own.
+"""
+
+from meanfield.dynamics.clocks import log_clock
+from meanfield.dynamics.clusters import Clusters, cluster_count, cluster_masses, clusters
+from meanfield.dynamics.energy_flow import EnergyFlow
+from meanfield.dynamics.flow import flow
+from meanfield.dynamics.functionals import (
+    covariance,
+    diameter,
+    effective_rank,
+    log_energy,
+    token_radius,
+)
+from meanfield.dynamics.integrators import Adaptive, FixedStep, Noise
+from meanfield.dynamics.placements import (
+    Normalised,
+    Placed,
+    layer_norm,
+    placed,
+    rms_norm,
+    unit_norm,
+)
+from meanfield.dynamics.trajectories import trajectory
+
+__all__ = [
+    "Adaptive",
+    "Clusters",
+    "EnergyFlow",
+    "FixedStep",
+    "Noise",
+    "Normalised",
+    "Placed",
+    "cluster_count",
+    "cluster_masses",
+    "clusters",
+    "covariance",
+    "diameter",
+    "effective_rank",
+    "flow",
+    "layer_norm",
+    "log_clock",
+    "log_energy",
+    "placed",
+    "rms_norm",
+    "token_radius",
+    "trajectory",
+    "unit_norm",
+]
