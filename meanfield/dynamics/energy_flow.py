@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, check_finite
+from meanfield.checks import as_float_tensor, check_finite, check_same_kind
 from meanfield.measures import ParticleMeasure
 
 __all__ = ["EnergyFlow"]
@@ -67,11 +67,13 @@ class EnergyFlow:
 
         Raises:
             ValueError: another dimension than A's, or no positions when causal.
+            TypeError: another dtype than A's.
         """
         if mu.dim != self.A.shape[0]:
             raise ValueError(f"expected a measure on R^{self.A.shape[0]}, got one on R^{mu.dim}")
         if self.causal and mu.positions is None:
             raise ValueError("causal: expected a measure with positions, got one without")
+        check_same_kind(self.A, "A", mu.points, "the measure")
         queries, values = mu.points @ self.A.mT, mu.points @ self.V.mT
         columns = mu.log_weights[..., None, :] - self.log_scale
         size = max(1, _BLOCK // max(mu.log_weights.numel(), 1))
