@@ -5,14 +5,15 @@ A map of measures F, whose image of an atom is Γ_μ(x), is the velocity of the 
 Dataset; everything else says what happens to it. Every function takes any map of measures.
 
 Files, each importing only those before it: `constraints`, `placements`, `velocities`, `clocks`,
-`clusters`, `integrators`, `trajectories`, `checkpoints`, `flow`; `functionals` and `energy_flow`
-stand on their own.
+`clusters`, `integrators`, `trajectories`, `checkpoints`, `flow`, `flow_map`; `functionals`,
+`energy_flow`, `paths` and `reduced` stand beside them.
 """
 
 from meanfield.dynamics.clocks import log_clock
 from meanfield.dynamics.clusters import Clusters, cluster_count, cluster_masses, clusters
 from meanfield.dynamics.energy_flow import EnergyFlow
 from meanfield.dynamics.flow import flow
+from meanfield.dynamics.flow_map import FlowMap
 from meanfield.dynamics.functionals import (
     covariance,
     diameter,
@@ -21,6 +22,7 @@ from meanfield.dynamics.functionals import (
     token_radius,
 )
 from meanfield.dynamics.integrators import Adaptive, FixedStep, Noise
+from meanfield.dynamics.paths import displacements, lengths, measure_at
 from meanfield.dynamics.placements import (
     Normalised,
     Placed,
@@ -36,6 +38,7 @@ __all__ = [
     "Clusters",
     "EnergyFlow",
     "FixedStep",
+    "FlowMap",
     "Noise",
     "Normalised",
     "Placed",
@@ -44,11 +47,14 @@ __all__ = [
     "clusters",
     "covariance",
     "diameter",
+    "displacements",
     "effective_rank",
     "flow",
     "layer_norm",
+    "lengths",
     "log_clock",
     "log_energy",
+    "measure_at",
     "placed",
     "rms_norm",
     "token_radius",
