@@ -322,3 +322,32 @@ def test_the_reduced_equations_refuse_what_they_are_not_about():
         reduced.equiangular(1.0, 4, [0, 1], placement="pre", normalised=False)
     with pytest.raises(ValueError, match="cosine"):
         reduced.equiangular(1.0, 4, [0, 1], cosine=-0.5)
+
+
+def test_order_appears_with_a_jump_exactly_above_the_published_beta():
+    """Continuous iff β ≤ β_*, where I_{d/2+1}(β_*)/I_{d/2}(β_*) = 1/d."""
+    from scipy.optimize import brentq
+
+    for d in (2, 3, 4):
+        star = brentq(lambda b, d=d: iv(d / 2 + 1, b) / iv(d / 2, b) - 1 / d, 0.1, 20)
+        for factor, jumps in ((0.8, False), (1.3, True)):
+            beta = factor * star
+            below = 0.995 * reduced.critical_coupling(d, beta)
+            assert (reduced.aligned_order(d, beta, below) > 0.1) == jumps
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.2])
+def test_the_aligned_measure_is_where_noisy_tokens_end(temperature):
+    d, beta, n = 3, 1.0, 600
+    g = torch.Generator().manual_seed(2)
+    K = 2.0 * reduced.critical_coupling(d, beta, temperature=temperature)
+    mu = ParticleMeasure(dynamics.unit_norm(sampling.sphere(n, d, generator=g) + 2 * eye(d)[0]))
+    ds = dynamics.flow(
+        dynamics.EnergyFlow(beta * eye(d), K * eye(d)), mu, np.linspace(0, 12, 25),
+        method="euler", step=0.02 / temperature, constraint="sphere",
+        noise=dynamics.Noise(temperature, g),
+        observe={"order": lambda m: m.mean().norm()}, keep_points=False,
+    )  # fmt: skip
+    expected = reduced.aligned_order(d, beta, K, temperature=temperature)
+    # The standard error at one time is below 1/√n; a step of 0.02/τ biases by about 1e-2.
+    assert float(ds["order"][10:].mean()) == pytest.approx(expected, abs=0.05)

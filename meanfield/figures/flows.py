@@ -95,8 +95,8 @@ def plot_particle_paths(
         ax.add_patch(_circle())
     name = "e^{-t}x" if space == "plane" else "x"
     ax.set(xlabel=rf"${name}_1$", ylabel=rf"${name}_2$")
-    what = "the plane, rescaled: tokens gather on a polygon" if space == "plane" else "the sphere"
-    ax.set_title(rf"Tokens in {what} ($\beta$ = {beta:g})")
+    what = "in the plane, rescaled, gather on a polygon" if space == "plane" else "on the sphere"
+    ax.set_title(rf"Tokens {what} ($\beta$ = {beta:g})")
     legend_beside(ax)
     return ax
 
@@ -194,7 +194,7 @@ def plot_distance_to_first(
     n = ds.sizes["particle"]
     for colour, k in zip(colours(n - 1), range(1, n), strict=True):
         ax.plot(ds.time[1:], one.distance[1:, k], color=colour, linewidth=0.7)
-    ax.set(xscale="log", yscale="log", ylim=(1e-6, 3), xlabel="time t")
+    ax.set(xscale="log", yscale="log", ylim=(1e-4, 3), xlabel="time t")
     ax.set_ylabel("distance to the first token")
     ax.set_title(rf"Masked: every token goes to the first ($\beta$ = {beta:g}; dark: early)")
     return ax
