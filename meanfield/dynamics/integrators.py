@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +14,17 @@ from meanfield.checks import is_traced
 from meanfield.dynamics.velocities import Velocity
 from meanfield.errors import ConvergenceError
 
-__all__ = ["METHODS", "Adaptive", "Advance", "FixedStep", "Noise", "integrator_of"]
+__all__ = [
+    "METHODS",
+    "TABLEAUS",
+    "Adaptive",
+    "Advance",
+    "FixedStep",
+    "Noise",
+    "Tableau",
+    "integrator_of",
+    "stages",
+]
 
 METHODS = ("rk4", "euler", "dopri5", "dop853")
 _TINY_RTOL = 1e-13  # below it the error estimate of a step in float64 is rounding
@@ -56,24 +65,41 @@ class Noise:
         return math.sqrt(2 * self.temperature * step) * xi
 
 
-def _euler(velocity: Velocity, x: Tensor, h: float) -> Tensor:
-    return x + h * velocity(x)
+class Tableau(NamedTuple):
+    """An explicit Runge–Kutta method each of whose stages needs only the one before.
+
+    Attributes:
+        reach: how far along the stage before a stage is taken, in steps; the first is at 0.
+        share: of each stage in the step.
+    """
+
+    reach: tuple[float, ...]
+    share: tuple[float, ...]
 
 
-def _rk4(velocity: Velocity, x: Tensor, h: float) -> Tensor:
-    # Each stage evaluates the attention anew: with the first one's kept the order would be 1.
-    on = velocity.constraint.retract
-    k1 = velocity(x)
-    k2 = velocity(on(x + h / 2 * k1))
-    k3 = velocity(on(x + h / 2 * k2))
-    k4 = velocity(on(x + h * k3))
-    return x + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
-
-
-_STEPS: dict[str, tuple[Callable[[Velocity, Tensor, float], Tensor], int]] = {
-    "euler": (_euler, 1),
-    "rk4": (_rk4, 4),
+TABLEAUS = {
+    "rk4": Tableau((0.0, 1 / 2, 1 / 2, 1.0), (1 / 6, 1 / 3, 1 / 3, 1 / 6)),
+    "euler": Tableau((0.0,), (1.0,)),
 }
+
+
+class Stages(NamedTuple):
+    """Points where a step evaluated the velocity, and where it ends, off the constraint."""
+
+    places: tuple[Tensor, ...]
+    moved: Tensor
+
+
+def stages(tableau: Tableau, velocity: Velocity, points: Tensor, h: float) -> Stages:
+    """One step, with the points at which it looked at the velocity."""
+    # Each stage evaluates the attention anew: with the first one's kept the order would be 1.
+    places, moved, slope = [], points, torch.zeros_like(points)
+    for reach, share in zip(tableau.reach, tableau.share, strict=True):
+        at = velocity.constraint.retract(points + h * reach * slope) if reach else points
+        slope = velocity(at)
+        places.append(at)
+        moved = moved + h * share * slope
+    return Stages(tuple(places), moved)
 
 
 @dataclass(frozen=True)
@@ -89,8 +115,8 @@ class FixedStep:
     step: float | None = None
 
     def __post_init__(self) -> None:
-        if self.method not in _STEPS:
-            raise ValueError(f"method: expected one of {tuple(_STEPS)}, got {self.method!r}")
+        if self.method not in TABLEAUS:
+            raise ValueError(f"method: expected one of {tuple(TABLEAUS)}, got {self.method!r}")
         if self.step is not None and not 0 < self.step < math.inf:
             raise ValueError(f"step: expected a number > 0, got {self.step}")
 
@@ -109,17 +135,17 @@ class FixedStep:
         step: float | None = None,
     ) -> Advance:
         """Move particles through an interval in which one map acts."""
-        one_step, evaluations = _STEPS[self.method]
+        tableau = TABLEAUS[self.method]
         length = interval[1] - interval[0]
         count = self.steps_in(length)
         h = length / count
         on = velocity.constraint
         for _ in range(count):
-            moved = one_step(velocity, points, h)
+            moved = stages(tableau, velocity, points, h).moved
             if noise is not None:
                 moved = moved + on.tangent(points, noise.increment(points, h))
             points = on.retract(moved)
-        return Advance(points, evaluations * count, None)
+        return Advance(points, len(tableau.reach) * count, None)
 
 
 @dataclass(frozen=True)
@@ -229,7 +255,7 @@ def integrator_of(method: str | FixedStep | Adaptive, step: float | None) -> Fix
     if isinstance(method, str):
         if method not in METHODS:
             raise ValueError(f"method: expected one of {METHODS}, got {method!r}")
-        if method in _STEPS:
+        if method in TABLEAUS:
             return FixedStep(method, step)
         method = Adaptive(method)
     if not isinstance(method, FixedStep | Adaptive):
