@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from meanfield.attention import AttentionParameters, SelfAttention
     from meanfield.errors import ConvergenceError
     from meanfield.linalg import LinearMap, NormEstimate, operator_norm
+    from meanfield.linearisation import Linearisation, linearize
     from meanfield.measures import (
         MeasureMap,
         ParticleMeasure,
@@ -67,6 +68,8 @@ _HOMES = {
     "LinearMap": "meanfield.linalg",
     "NormEstimate": "meanfield.linalg",
     "operator_norm": "meanfield.linalg",
+    "Linearisation": "meanfield.linearisation",
+    "linearize": "meanfield.linearisation",
     "MeasureMap": "meanfield.measures",
     "ParticleMeasure": "meanfield.measures",
     "disintegrate": "meanfield.measures",
@@ -80,6 +83,7 @@ __all__ = [
     "AttentionParameters",
     "ConvergenceError",
     "LinearMap",
+    "Linearisation",
     "MeasureMap",
     "NormEstimate",
     "ParticleMeasure",
@@ -92,6 +96,7 @@ __all__ = [
     "experiments",
     "figures",
     "linalg",
+    "linearize",
     "lipschitz",
     "measures",
     "merge",

@@ -200,9 +200,8 @@ class ParticleMeasure:
 class MeasureMap(Protocol):
     """Anything that sends a particle measure to a particle measure with the same weights.
 
-    A map may also offer ``field(mu)`` (the map of points at fixed μ) and ``linearize(mu)``
-    (its tangent as a `meanfield.linalg.LinearMap`); whoever needs them asks with `hasattr`
-    and falls back on automatic differentiation.
+    What else a map may declare, such as its linearisation, is in `meanfield.linearisation` and
+    `meanfield.capabilities`; automatic differentiation stands in for what it does not.
     """
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:

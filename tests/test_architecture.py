@@ -14,8 +14,9 @@ PACKAGE = Path(__file__).parent.parent / "meanfield"
 
 # A module imports only from layers below its own; inside a subpackage, in the order listed there.
 LAYERS = [
-    ["errors", "checks", "html"],
+    ["errors", "checks", "html", "capabilities"],
     ["measures", "linalg", "bounds", "results"],
+    ["linearisation"],
     ["attention", "transport", "sampling", "sweep", "figures"],
     ["lipschitz", "layers", "pretrained", "corpora", "report"],
     ["dynamics"],

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meanfield.attention import AttentionParameters, SelfAttention
-from meanfield.attention.normalization import softmax
 from meanfield.linalg import operator_norm
 from meanfield.measures import ParticleMeasure, split
 from tests import oracles
@@ -104,18 +103,13 @@ def test_weight_zero_is_absence(problem: Problem):
 
 @given(problems(layer_kinds=["single_head", "multi_head"]))
 def test_a_key_bias_has_no_effect(problem: Problem):
-    # A key bias b adds ⟨qᵢ, b⟩ to every score of a row: the same as moving every key by b.
     F, mu = attention(problem), problem.measure
     par = F.parameters
-    moved = mu.replace(mu.points)
-    queries = F.kernel.queries(par, mu.points)
-    keys = mu.points[None] @ par.key.mT + 3.0
-    logits = queries @ keys.mT + mu.log_weights
-    if problem.causal:
-        logits = logits.masked_fill(mu.positions > mu.positions[:, None], -math.inf)
-    heads = logits.softmax(-1) @ (mu.points[None] @ par.value.mT)
-    heads = heads if par.output is None else heads @ par.output.mT
-    torch.testing.assert_close(F(moved).points, heads.sum(0))
+    bias = torch.randn(par.key.shape[:2], dtype=F64, generator=torch.Generator().manual_seed(0))
+    biased = AttentionParameters(**problem.layer, key_bias=bias)
+    moved = SelfAttention(biased, causal=problem.causal)
+    close(moved(mu).points, F(mu).points)
+    assert not torch.equal(F.kernel.features(biased, mu.points, None).k_centre, bias)
 
 
 @given(problems(causal=True))
@@ -254,7 +248,7 @@ def test_products_agree_with_differences_and_with_each_other(problem: Problem, s
 def test_a_recorded_masked_layer_has_the_same_tangent_in_order_or_not(positions):
     F = SelfAttention(AttentionParameters.random(3, n_heads=2, head_dim=2), causal=True)
     mu = ParticleMeasure(torch.randn(4, 3, dtype=F64), positions=positions)
-    assert (F.tangent(mu).interaction.order is None) == (positions == sorted(positions))
+    assert (F.tangent(mu).sight.order is None) == (positions == sorted(positions))
     _, push = torch.func.linearize(lambda x: F(mu.replace(x)).points, mu.points)
     eps = torch.randn(4, 3, dtype=F64)
     torch.testing.assert_close(F.linearize(mu).matvec(eps), push(eps))
@@ -284,7 +278,8 @@ def test_the_weighted_tangent_agrees_entry_by_entry(problem: Problem):
 def test_blocks_and_recomputation_give_the_same_products(problem, size, geometry, memory):
     F, mu = attention(problem), problem.measure
     dense = F.linearize(mu, geometry=geometry).to_dense()
-    blocked = F.linearize(mu, geometry=geometry, memory=memory, block_size=size)
+    tangent = F.tangent(mu, geometry=geometry, memory=memory, block_size=size)
+    blocked = tangent.as_linear_map()
     eps = torch.randn(mu.points.shape, dtype=F64)
     zeta = torch.randn(blocked.out_shape, dtype=F64)
     scale = dense.abs().max() * 10 + 1e-300
@@ -307,9 +302,9 @@ def test_the_derivative_of_the_field_agrees_with_the_oracle(problem: Problem):
     par, radius = F.parameters, float(mu.points.abs().max())
     norms = float(par.V.norm() * par.A.norm())
     close(actual[alive], expected[alive], floor=norms * (1e-14 * radius) ** 2)
-    field_map = F.linearize_field(mu)
+    field_map = F.linearisation(mu).field
     torch.testing.assert_close(field_map.to_dense(), actual)
-    one_by_one = torch.stack([field_map._column(j) for j in range(mu.dim)], -1)
+    one_by_one = torch.stack(list(field_map._images()), -1)
     # Products subtract means, so they are right relative to ‖V‖‖A‖R², not to a tiny covariance.
     scale = 1e-300 + norms * radius**2 * mu.n_particles
     torch.testing.assert_close(one_by_one.reshape(actual.shape) / scale, actual / scale)
@@ -422,20 +417,6 @@ def test_the_gpu_agrees_with_the_cpu():
         torch.testing.assert_close(moved, here.linearize(mu).matvec(eps))
 
 
-def test_another_normalization_is_used_and_has_no_linearisation_of_softmax():
-    def sharp(logits):
-        return softmax(2 * logits)
-
-    eye = torch.eye(2, dtype=torch.float64)
-    F = SelfAttention(AttentionParameters.from_bilinear(-eye, eye), normalization=sharp)
-    X = torch.randn(5, 2, dtype=torch.float64)
-    doubled = SelfAttention(AttentionParameters.from_bilinear(-2 * eye, eye))
-    mu = ParticleMeasure(X)
-    torch.testing.assert_close(F(mu).points, doubled(mu).points)
-    with pytest.raises(NotImplementedError, match="softmax"):
-        F.linearize(mu)
-
-
 @pytest.mark.parametrize("scale", [1.0, 30.0, 300.0, 1e4, 1e6])
 @pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
 @pytest.mark.parametrize("causal", [False, True])
@@ -467,9 +448,9 @@ def test_the_derivative_of_the_field_keeps_its_digits_too(causal):
     points = 100 * torch.randn(9, 6, dtype=F64, generator=generator)
     positions = torch.arange(9, dtype=F64) / 9 if causal else None
     mu = ParticleMeasure(points, positions=positions)
-    exact = SelfAttention(parameters, causal=causal).linearize_field(mu)
+    exact = SelfAttention(parameters, causal=causal).linearisation(mu).field
     low = SelfAttention(parameters.to(torch.float32), causal=causal)
-    field = low.linearize_field(mu.to(torch.float32))
+    field = low.linearisation(mu.to(torch.float32)).field
     scale = 1e-4 * max(1.0, float(exact.to_dense().abs().max()))
     x = torch.randn(9, 1, 6, generator=generator)
     for product, true in ((field.matvec, exact.matvec), (field.rmatvec, exact.rmatvec)):

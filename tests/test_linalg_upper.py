@@ -23,9 +23,7 @@ from tests.strategies import problems
 F64 = torch.float64
 
 
-def diagonal(
-    values: torch.Tensor, hint: torch.Tensor | None = None, dtype: torch.dtype = F64
-) -> LinearMap:
+def diagonal(values: torch.Tensor, dtype: torch.dtype = F64) -> LinearMap:
     """Maps with these singular values (*batch, n) along the axes."""
     n = values.shape[-1]
     return LinearMap(
@@ -35,7 +33,6 @@ def diagonal(
         out_shape=(n, 1),
         batch_shape=values.shape[:-1],
         dtype=dtype,
-        hints=None if hint is None else lambda: hint,
     )
 
 
@@ -115,69 +112,53 @@ def test_the_bound_is_attained_by_the_spectrum_of_the_chebyshev_polynomial(steps
     assert end == pytest.approx(1.0, rel=1e-5)
 
 
-@pytest.mark.parametrize("part", [1.0, 0.5, 0.2])
 @pytest.mark.parametrize("miss", [0.5, 0.05])
-def test_starts_come_closer_than_the_angle_as_often_as_promised(part, miss):
+def test_starts_come_closer_than_the_angle_as_often_as_promised(miss):
     size, draws = 50, 20_000
     generator = torch.Generator().manual_seed(1)
     random = torch.randn(draws, size, dtype=F64, generator=generator)
     start = random / random.norm(dim=1, keepdim=True)
-    bound = start_tangent(size, part, miss)
-    # The worst hint is orthogonal to the direction that is looked for.
-    start = part * start + (1 - part) * torch.eye(size, dtype=F64)[1]
+    bound = start_tangent(size, miss)
     cosine = start[:, 0].abs() / start.norm(dim=1)
     missed = float(((1 - cosine**2).sqrt() / cosine > bound).double().mean())
     assert missed <= miss
     assert missed >= 0.3 * miss  # the promise is not an idle one
 
 
-def test_a_direction_missed_by_the_iteration_is_within_the_upper_end():
-    # The hint leads to σ₂, and σ₁ = 1.05 σ₂ is overlooked: converged, and wrong by 5 %.
-    values = torch.cat([torch.tensor([1.05, 1.0]), torch.linspace(0.6, 0, 998)]).double()
-    hint = torch.eye(1000, dtype=F64)[1, :, None]
-    overlooked = 0
-    for seed in range(50):
-        found = operator_norm(
-            diagonal(values, hint), method="lanczos", generator=torch.Generator().manual_seed(seed)
-        )
-        overlooked += float(found.value) < 1.04
-        assert float(found.value) <= 1.05 * (1 + 1e-12)
-        assert float(found.upper) >= 1.05
-    assert overlooked > 0
-
-
 def test_more_steps_and_factorisations_bring_the_upper_end_down():
     values = torch.linspace(1, 0.2, 300, dtype=F64)
     ends = [
-        float(operator_norm(diagonal(values), method="lanczos", rtol=rtol).upper)
+        float(
+            operator_norm(
+                diagonal(values), method="lanczos", rtol=rtol, upper_rtol=math.inf
+            ).upper_999
+        )
         for rtol in (1e-1, 1e-3, 1e-8)
     ]
     assert ends[0] > ends[1] > ends[2] > 1.0
     assert ends[2] < 1.1
     factored = operator_norm(diagonal(values), method="dense")
-    assert 1.0 - 1e-14 <= float(factored.upper) <= 1.0 + 1e-10
+    assert 1.0 - 1e-14 <= float(factored.upper_999) <= 1.0 + 1e-10
 
 
 @pytest.mark.parametrize("upper_rtol", [1e-3, 1e-6])
 def test_the_iteration_goes_on_until_the_upper_end_is_near(upper_rtol):
     values = torch.stack([torch.linspace(1, 0.2, 400), torch.linspace(2, 0.1, 400)]).double()
-    least = operator_norm(diagonal(values), method="lanczos")
+    least = operator_norm(diagonal(values), method="lanczos", upper_rtol=math.inf)
     found = operator_norm(diagonal(values), method="lanczos", upper_rtol=upper_rtol)
-    assert bool((found.upper <= (1 + upper_rtol) * found.value).all())
-    assert not bool((least.upper <= (1 + upper_rtol) * least.value).any())
+    assert bool((found.upper_999 <= (1 + upper_rtol) * found.value).all())
+    assert not bool((least.upper_999 <= (1 + upper_rtol) * least.value).any())
     assert bool((found.value <= values[:, 0] * (1 + 1e-12)).all())
-    assert bool((values[:, 0] <= found.upper * (1 + 1e-12)).all())
+    assert bool((values[:, 0] <= found.upper_999 * (1 + 1e-12)).all())
     blocks, _ = largest_block_norm(diagonal(values), method="lanczos", upper_rtol=upper_rtol)
-    assert float(blocks.value) <= 2.0 * (1 + 1e-12) <= float(blocks.upper) * (1 + 2e-12)
-    assert float(blocks.upper) <= (1 + upper_rtol) * float(blocks.value)
+    assert float(blocks.value) <= 2.0 * (1 + 1e-12) <= float(blocks.upper_999) * (1 + 2e-12)
+    assert float(blocks.upper_999) <= (1 + upper_rtol) * float(blocks.value)
 
 
 def test_an_upper_end_that_stays_too_far_is_an_error_or_flagged():
     values = torch.linspace(1, 0.2, 300, dtype=F64)
     settings = {"method": "lanczos", "rtol": 1e-1, "upper_rtol": 1e-6, "max_steps": 12}
-    with pytest.raises(
-        ConvergenceError, match=r"room up to the upper end .* upper_rtol = 1.00e-06"
-    ):
+    with pytest.raises(ConvergenceError, match=r"upper_999/value - 1 = .* upper_rtol = 1.00e-06"):
         operator_norm(diagonal(values), **settings)
     found = operator_norm(diagonal(values), **settings, strict=False)
     assert not bool(found.converged)
@@ -189,12 +170,12 @@ def test_a_hidden_direction_shows_in_the_upper_end_and_is_found_when_that_must_b
     values = torch.ones(2000, dtype=F64)
     values[0], values[1:6] = 1.3, torch.linspace(0.2, 0.9, 5, dtype=F64)
     start = torch.randn(1, 2000, dtype=F64, generator=torch.Generator().manual_seed(0))
-    hint = torch.zeros(2000, 1, dtype=F64)
-    hint[-1] = 1.0
-    found = operator_norm(diagonal(values, hint), method="lanczos", rtol=2e-2, max_steps=3)
+    found = operator_norm(
+        diagonal(values), method="lanczos", rtol=2e-2, max_steps=3, upper_rtol=math.inf
+    )
     assert float(start[0, 0] / start.norm()) < 0.05
-    assert float(found.value) < 1.3 < float(found.upper)
-    sure = operator_norm(diagonal(values, hint), method="lanczos", upper_rtol=1e-3)
+    assert float(found.value) < 1.3 < float(found.upper_999)
+    sure = operator_norm(diagonal(values), method="lanczos", upper_rtol=1e-3)
     assert float(sure.value) == pytest.approx(1.3, rel=1e-3)
 
 
@@ -202,10 +183,10 @@ def test_the_upper_end_of_blocks_is_the_largest_of_theirs():
     values = torch.rand(7, 200, dtype=F64, generator=torch.Generator().manual_seed(0))
     blocks, _ = largest_block_norm(diagonal(values), method="lanczos")
     every = operator_norm(
-        diagonal(values), method="lanczos", max_steps=blocks.n_matvecs, rtol=0.0, strict=False
+        diagonal(values), method="lanczos", max_steps=blocks.n_matvecs - 1, rtol=0.0, strict=False
     )
-    torch.testing.assert_close(blocks.upper, every.upper.max())
-    assert float(blocks.upper) >= float(values.max())
+    torch.testing.assert_close(blocks.upper_999, every.upper_999.max())
+    assert float(blocks.upper_999) >= float(values.max())
 
 
 @pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
@@ -224,46 +205,32 @@ def test_the_upper_end_holds_for_any_weights_and_numbers_of_particles(geometry, 
     for method in ("lanczos", "dense"):
         found = local_lipschitz(F, problem.measure, geometry=geometry, method=method, strict=False)
         assert float(found.value) * (1 - 1e-9) - floor <= expected
-        assert expected <= float(found.upper) * (1 + 1e-9) + floor
-
-
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize("sign", [-1.0, 1.0])
-def test_a_hint_cannot_cancel_the_random_start_in_one_or_two_dimensions(size, sign):
-    drawn = torch.randn(1, size, dtype=F64, generator=torch.Generator().manual_seed(0))
-    values = torch.tensor([2.0, 1.0], dtype=F64)[:size]
-    found = operator_norm(diagonal(values, sign * drawn.mT), method="lanczos", rtol=1e-9)
-    assert float(found.value) == pytest.approx(2.0, rel=1e-9)
-    assert float(found.upper) >= 2.0 * (1 - 1e-12)
-    nothing = operator_norm(diagonal(0 * values), method="lanczos")
-    assert float(nothing.upper) == 0.0
+        assert expected <= float(found.upper_999) * (1 + 1e-9) + floor
 
 
 def test_the_local_constant_lies_between_its_ends():
     F = SelfAttention(AttentionParameters.random(8, n_heads=2))
     mu = ParticleMeasure(torch.randn(30, 8, dtype=F64, generator=torch.Generator().manual_seed(0)))
     exact = local_lipschitz(F, mu, method="dense")
-    assert 0 <= float(exact.upper / exact.value) - 1 < 1e-9
-    found = local_lipschitz(F, mu, method="lanczos", rtol=1e-6, confirm=1)
-    assert float(found.value) * (1 - 1e-12) <= float(exact.value) <= float(found.upper)
+    assert 0 <= float(exact.upper_999 / exact.value) - 1 < 1e-9
+    found = local_lipschitz(F, mu, method="lanczos", rtol=1e-6)
+    assert float(found.value) * (1 - 1e-12) <= float(exact.value) <= float(found.upper_999)
     assert "at most (probability 0.999)" in found._repr_html_()
     assert "probability" not in exact._repr_html_()
 
 
 @pytest.mark.parametrize("max_basis", [6, 20])
-@pytest.mark.parametrize("hinted", [False, True])
-def test_restarts_lose_nothing_but_time(max_basis, hinted):
+def test_restarts_lose_nothing_but_time(max_basis):
     generator = torch.Generator().manual_seed(max_basis)
     values = torch.rand(3, 200, dtype=F64, generator=generator).sort(descending=True).values
     values[2, 5:] = 0.0  # the third process comes to its end before any restart, or soon after
-    hint = torch.randn(3, 200, 1, dtype=F64, generator=generator) if hinted else None
-    linear_map = diagonal(values, hint)
+    linear_map = diagonal(values)
     settings = {"method": "lanczos", "rtol": 1e-6, "max_steps": 4000}
     found = operator_norm(linear_map, max_basis=max_basis, **settings)
     assert found.n_matvecs > max_basis
     torch.testing.assert_close(found.value, values[:, 0], rtol=1e-6, atol=0)
     assert bool((found.value <= values[:, 0] * (1 + 1e-12)).all())
-    assert bool((values[:, 0] <= found.upper * (1 + 1e-12)).all())
+    assert bool((values[:, 0] <= found.upper_999 * (1 + 1e-12)).all())
     image = linear_map.matvec(found.direction)
     torch.testing.assert_close(torch.linalg.vector_norm(image, dim=(-2, -1)), found.value)
     u = image / found.value[:, None, None]
@@ -271,8 +238,8 @@ def test_restarts_lose_nothing_but_time(max_basis, hinted):
     defect = torch.linalg.vector_norm(back, dim=(-2, -1)) / found.value
     torch.testing.assert_close(found.residual, defect, atol=1e-10, rtol=1e-4)
     sure = operator_norm(linear_map, max_basis=max_basis, upper_rtol=1e-2, **settings)
-    assert bool((sure.upper <= 1.01 * sure.value).all())
-    assert bool((values[:, 0] <= sure.upper * (1 + 1e-12)).all())
+    assert bool((sure.upper_999 <= 1.01 * sure.value).all())
+    assert bool((values[:, 0] <= sure.upper_999 * (1 + 1e-12)).all())
 
 
 def test_the_upper_end_is_the_same_with_the_space_kept_whole_in_a_restart():
@@ -328,7 +295,7 @@ def test_what_rounding_hides_at_the_end_of_the_space_is_below_the_upper_end(exce
             generator=torch.Generator().manual_seed(seed),
         )
         overlooked += float(found.value) < (1 + excess) * (1 - 2e-7)
-        missed += float(found.upper) < (1 + excess) * (1 - 2e-7)
+        missed += float(found.upper_999) < (1 + excess) * (1 - 2e-7)
     assert overlooked >= least
     assert missed <= 1
 
@@ -373,9 +340,9 @@ def test_restarts_keep_the_factorisation():
 def test_maps_of_zero_in_a_batch_and_batches_of_none():
     values = torch.stack([torch.zeros(300), torch.linspace(1, 0.2, 300)]).double()
     settings = {"method": "lanczos", "rtol": 1e-1, "upper_rtol": 1e-6, "max_steps": 12}
-    with pytest.raises(ConvergenceError, match=r"upper end \d\.\d+e-\d+ is above"):
+    with pytest.raises(ConvergenceError, match=r"upper_999/value - 1 = \d\.\d+e-\d+ is above"):
         operator_norm(diagonal(values), **settings)
     nothing = operator_norm(diagonal(values[:0]), method="lanczos")
-    assert nothing.value.shape == nothing.upper.shape == (0,)
+    assert nothing.value.shape == nothing.upper_999.shape == (0,)
     with pytest.raises(ValueError, match="method: expected 'dense' or 'lanczos', got 'lanczo'"):
         largest_block_norm(diagonal(values), method="lanczo")

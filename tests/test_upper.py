@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, sampling
-from meanfield.attention import interaction as interactions
-from meanfield.attention import upper
+from meanfield.attention import sight, upper
 from meanfield.lipschitz import local_lipschitz
 
 F64 = torch.float64
@@ -62,7 +61,7 @@ def test_blocks_change_nothing(causal, monkeypatch):
     whole = bound(F, mu)
     monkeypatch.setattr(upper, "_CHUNK_ENTRIES", 1)
     rows = [slice(i, i + 1) for i in range(mu.n_particles)]
-    monkeypatch.setattr(interactions, "row_parts", lambda *_: rows)
+    monkeypatch.setattr(sight, "row_parts", lambda *_: rows)
     torch.testing.assert_close(bound(F, mu), whole, rtol=1e-9, atol=0)
 
 

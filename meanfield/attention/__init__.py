@@ -1,22 +1,32 @@
 """Self-attention as a map of measures: F(μ) = (Γ_μ)♯μ, with its tangent.
 
 Files, each importing only those before it: `parameters` (the matrices), `kernels` (what two
-tokens say to each other), `normalization` (from scores to a transition matrix), `streaming`
-(averages under it that never store it), `interaction` (who sees whom), `tangent` (the
-linearisation at a measure), `upper` (a bound of its norm), `maps` (`SelfAttention`).
+particles say to each other), `normalizations` (from scores to transition probabilities),
+`streaming` (averages under them in blocks of rows), `sight` (who sees whom), `tangent` (the
+linearisation at a measure), `balancing` (Sinkhorn's potentials), `upper` (a bound of its norm),
+`self_attention` (`SelfAttention`).
 """
 
-from meanfield.attention.kernels import Kernel, dot_product
-from meanfield.attention.maps import SelfAttention
-from meanfield.attention.normalization import softmax
+from meanfield.attention import kernels, normalizations
+from meanfield.attention.balancing import Plan
+from meanfield.attention.kernels import Features, Kernel, dot_product, l2
+from meanfield.attention.normalizations import sigmoid, sinkhorn, softmax
 from meanfield.attention.parameters import AttentionParameters
+from meanfield.attention.self_attention import SelfAttention
 from meanfield.attention.tangent import AttentionTangent
 
 __all__ = [
     "AttentionParameters",
     "AttentionTangent",
+    "Features",
     "Kernel",
+    "Plan",
     "SelfAttention",
     "dot_product",
+    "kernels",
+    "l2",
+    "normalizations",
+    "sigmoid",
+    "sinkhorn",
     "softmax",
 ]

@@ -18,20 +18,23 @@ __all__ = ["AttentionParameters"]
 class AttentionParameters:
     """Query, key, value and output matrices of H heads, with biases.
 
-    Head h sends a query point x and atoms yⱼ to
-    W^h Σⱼ Pⱼ (V^h yⱼ + b_V^h), Pⱼ ∝ aⱼ exp(scale · ⟨Q^h x + b_Q^h, K^h yⱼ⟩);
-    the layer sums the heads and adds b_O ([CAP24] Def. 2.1, 2.2 and App. E.3). A key bias
-    changes nothing under the softmax, so there is none.
+    Head h of dot-product attention sends a query point x and atoms yⱼ to
+    W^h Σⱼ Pⱼ (V^h yⱼ + b_V^h), Pⱼ ∝ aⱼ exp(scale · ⟨Q^h x + b_Q^h, K^h yⱼ + b_K^h⟩);
+    the layer sums the heads and adds b_O ([CAP24] Def. 2.1, 2.2 and App. E.3). Under the softmax
+    of dot products a key bias changes nothing; with rotary positions, or for other kernels, it
+    does. Several query heads may share one key and value head (grouped heads): query head h then
+    uses key and value head ⌊hG/H⌋.
 
     Args:
         query: Q, shape (H, k, d); a matrix (k, d) is one head.
-        key: K, shape (H, k, d).
-        value: V, shape (H, v, d).
+        key: K, shape (H, k, d), or (G, k, d) with G dividing H.
+        value: V, shape (H, v, d), or (G, v, d).
         output: W, shape (H, d_out, v); the identity if None, which needs one head.
         query_bias: b_Q, shape (H, k).
-        value_bias: b_V, shape (H, v).
+        value_bias: b_V, shape (H, v) or (G, v).
         output_bias: b_O, shape (d_out,).
         scale: factor of the scores, a number or one per head (H,); 1/√k if None.
+        key_bias: b_K, shape (H, k) or (G, k).
 
     Raises:
         ValueError: shapes that do not fit, NaN or infinite entries, devices that differ.
@@ -46,6 +49,9 @@ class AttentionParameters:
     value_bias: Tensor | None
     output_bias: Tensor | None
     scale: Tensor
+    key_bias: Tensor | None
+    _inner: Tensor
+    _outer: Tensor | None
 
     def __init__(
         self,
@@ -57,6 +63,7 @@ class AttentionParameters:
         value_bias: Any = None,
         output_bias: Any = None,
         scale: Any = None,
+        key_bias: Any = None,
     ) -> None:
         given = {"query": query, "key": key, "value": value, "output": output}
         heads = {
@@ -71,10 +78,22 @@ class AttentionParameters:
                 check_same_kind(q, "query", matrix, name)
         _check_shapes(q, k, v, w)
         out_dim = v.shape[-2] if w is None else w.shape[-2]
+        # All heads side by side, so that a product reads its points once; the matrices are views.
+        inner = torch.cat([q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)])
+        parts = inner.split([q.shape[:2].numel(), k.shape[:2].numel(), v.shape[:2].numel()])
         store = object.__setattr__
-        for name, matrix in heads.items():
-            store(self, name, matrix)
+        store(self, "_inner", inner)
+        for name, part, like in zip(("query", "key", "value"), parts, (q, k, v), strict=True):
+            store(self, name, part.unflatten(0, like.shape[:2]))
+        outer = None if w is None else w.movedim(0, 1).flatten(1)
+        store(self, "_outer", outer)
+        store(
+            self,
+            "output",
+            None if outer is None else outer.unflatten(1, (len(q), -1)).movedim(1, 0),
+        )
         store(self, "query_bias", _bias(query_bias, "query_bias", q, tuple(q.shape[:2])))
+        store(self, "key_bias", _bias(key_bias, "key_bias", q, tuple(k.shape[:2])))
         store(self, "value_bias", _bias(value_bias, "value_bias", q, tuple(v.shape[:2])))
         store(self, "output_bias", _bias(output_bias, "output_bias", q, (out_dim,)))
         store(self, "scale", _scale(scale, q))
@@ -145,6 +164,59 @@ class AttentionParameters:
             output_bias=draw(dim) if biases else None,
         )
 
+    # --- all heads at once ---
+
+    def project(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Qx, Kx, Vx of points (*batch, n, d), without biases or scale; (*batch, H, n, ·) each."""
+        q, k, v = (
+            part.unflatten(-1, (heads, -1)).transpose(-2, -3)
+            for part, heads in zip(
+                (points @ self._inner.mT).split(self._widths, -1), self._counts, strict=True
+            )
+        )
+        if self.n_groups == self.n_heads:
+            return q, k, v
+        copies = self.n_heads // self.n_groups
+        return q, k.repeat_interleave(copies, -3), v.repeat_interleave(copies, -3)
+
+    def project_transposed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Σ_h Qᵀq + Kᵀk + Vᵀv, the transpose of `project`; (*batch, n, d)."""
+        if self.n_groups != self.n_heads:
+            groups = (self.n_groups, self.n_heads // self.n_groups)
+            k, v = k.unflatten(-3, groups).sum(-3), v.unflatten(-3, groups).sum(-3)
+        joined = torch.cat([part.transpose(-2, -3).flatten(-2) for part in (q, k, v)], -1)
+        return joined @ self._inner
+
+    def join(self, heads: Tensor) -> Tensor:
+        """Σ_h W^h of each head's (*batch, H, n, v), without the bias; (*batch, n, d_out)."""
+        if self._outer is None:
+            return heads.squeeze(-3)
+        return heads.transpose(-2, -3).flatten(-2) @ self._outer.mT
+
+    def join_transposed(self, covector: Tensor) -> Tensor:
+        """W^hᵀ of (*batch, n, d_out) for each head, the transpose of `join`."""
+        if self._outer is None:
+            return covector[..., None, :, :]
+        return (covector @ self._outer).unflatten(-1, (self.n_heads, -1)).transpose(-2, -3)
+
+    def per_head(self, grouped: Tensor) -> Tensor:
+        """(G, ...) repeated to one entry per query head, (H, ...)."""
+        return grouped.repeat_interleave(self.n_heads // len(grouped), 0)
+
+    @property
+    def _counts(self) -> tuple[int, int, int]:
+        return self.n_heads, self.n_groups, self.n_groups
+
+    @property
+    def _widths(self) -> list[int]:
+        matrices = (self.query, self.key, self.value)
+        return [matrix.shape[:2].numel() for matrix in matrices]
+
+    @property
+    def n_groups(self) -> int:
+        """G, the number of key and value heads."""
+        return self.key.shape[0]
+
     @property
     def n_heads(self) -> int:
         """H."""
@@ -163,12 +235,13 @@ class AttentionParameters:
     @property
     def A(self) -> Tensor:
         """A^h = scale · K^hᵀ Q^h, so that the scores are ⟨A x, y⟩ (+ bias terms); (H, d, d)."""
-        return self.scale[:, None, None] * (self.key.mT @ self.query)
+        return self.scale[:, None, None] * (self.per_head(self.key).mT @ self.query)
 
     @property
     def V(self) -> Tensor:
         """V^h = W^h times the value matrix, (H, d_out, d): what one head does to a mean."""
-        return self.value if self.output is None else self.output @ self.value
+        value = self.per_head(self.value)
+        return value if self.output is None else self.output @ value
 
     def head(self, index: int) -> AttentionParameters:
         """Head `index` alone, without the output bias."""
@@ -177,16 +250,17 @@ class AttentionParameters:
         one = slice(index, index + 1) if index != -1 else slice(-1, None)
 
         def pick(t: Tensor | None) -> Tensor | None:
-            return None if t is None else t[one]
+            return None if t is None else self.per_head(t)[one]
 
         return AttentionParameters(
             self.query[one],
-            self.key[one],
-            self.value[one],
+            pick(self.key),
+            pick(self.value),
             pick(self.output),
             query_bias=pick(self.query_bias),
             value_bias=pick(self.value_bias),
             scale=self.scale[one],
+            key_bias=pick(self.key_bias),
         )
 
     def to(self, *args: Any, **kwargs: Any) -> AttentionParameters:
@@ -204,12 +278,13 @@ class AttentionParameters:
             value_bias=move(self.value_bias),
             output_bias=move(self.output_bias),
             scale=move(self.scale),
+            key_bias=move(self.key_bias),
         )
 
     def __repr__(self) -> str:
         biases = [
             name
-            for name in ("query_bias", "value_bias", "output_bias")
+            for name in ("query_bias", "key_bias", "value_bias", "output_bias")
             if getattr(self, name) is not None
         ]
         extra = f", {', '.join(biases)}" if biases else ""
@@ -233,13 +308,14 @@ def _heads(matrix: Any, name: str) -> Tensor:
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, w: Tensor | None) -> None:
-    H, _, d = q.shape
-    if k.shape != q.shape:
+    H, width, d = q.shape
+    if k.shape[1:] != q.shape[1:] or H % k.shape[0]:
         raise ValueError(
-            f"key: expected the shape of query, {tuple(q.shape)}, got {tuple(k.shape)}"
+            f"key: expected the shape of query, {tuple(q.shape)}, or (G, {width}, {d}) with G "
+            f"dividing {H}, got {tuple(k.shape)}"
         )
-    if v.shape[0] != H or v.shape[-1] != d:
-        raise ValueError(f"value: expected shape ({H}, v, {d}), got {tuple(v.shape)}")
+    if v.shape[0] != k.shape[0] or v.shape[-1] != d:
+        raise ValueError(f"value: expected shape ({k.shape[0]}, v, {d}), got {tuple(v.shape)}")
     if w is None:
         if H > 1:
             raise ValueError(

@@ -11,24 +11,60 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from meanfield.attention.normalizations import RowWise, Softmax, softmax
 from meanfield.checks import is_recorded
 
-__all__ = ["attend", "last_seen", "row_parts"]
+__all__ = ["Rule", "attend", "last_seen", "row_parts"]
 
-# Entries of one block of the transition matrix: small enough to stay in cache. Below so many rows
-# matrix products become slow, and larger blocks are faster.
-_BLOCK_ENTRIES, _LARGE_BLOCK_ENTRIES = 2**20, 2**22
+# Entries of one block of the transition matrix, so that it stays in the cache.
+_BLOCK_ENTRIES = 2**20
+# With fewer rows than this a matrix product is slow, and a larger block is faster.
 _GOOD_ROWS = 64
+# Entries that such a larger block may have.
+_LARGE_BLOCK_ENTRIES = 2**22
 # Log-weight that stands for −inf in the fused kernel. Scores vanish beside it, its exponential is
 # 0 beside any weight, and it is finite: −inf would be multiplied by 0 there.
 _ABSENT = -1e30
 
 Tensors = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """From products ⟨qᵢ, kⱼ⟩ to transition probabilities.
+
+    Attributes:
+        normalization: of the scores.
+        activation: applied to the products, entry by entry; None is the identity.
+        position_bias: added to the scores, a function of the positions of rows (..., m) and of
+            columns (..., n); −∞ hides a column. None is no bias.
+        causal: whether a row sees only the columns whose position is at most its own.
+    """
+
+    normalization: RowWise = softmax
+    activation: Callable[[Tensor], Tensor] | None = None
+    position_bias: Callable[[Tensor, Tensor], Tensor | None] | None = None
+    causal: bool = False
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is the softmax of the products and the log-weights alone."""
+        return (
+            isinstance(self.normalization, Softmax)
+            and self.activation is None
+            and self.position_bias is None
+        )
+
+    def scores(self, products: Tensor, bias: Tensor | None) -> Tensor:
+        """Activated and biased."""
+        out = products if self.activation is None else self.activation(products)
+        return out if bias is None else out + bias
 
 
 def attend(
@@ -38,6 +74,8 @@ def attend(
     log_weights: Tensor,
     row_positions: Tensor | None = None,
     column_positions: Tensor | None = None,
+    *,
+    rule: Rule | None = None,
 ) -> Tensor:
     """oᵢ = Σⱼ Pᵢⱼ vⱼ with Pᵢⱼ ∝ aⱼ exp⟨qᵢ, kⱼ⟩ over the j that i sees, in O(m + n) memory.
 
@@ -55,8 +93,10 @@ def attend(
         values: vⱼ, (*batch, n, v).
         log_weights: log aⱼ, (*batch, n), below +inf; −inf is weight 0. They need not be
             normalised.
-        row_positions: sᵢ, (*batch, m); i sees j where tⱼ ≤ sᵢ. Everything if None.
-        column_positions: tⱼ, (*batch, n), in increasing order; with `row_positions` only.
+        row_positions: sᵢ, (*batch, m); i sees j where tⱼ ≤ sᵢ, if the rule is causal.
+        column_positions: tⱼ, (*batch, n), in increasing order if the rule is causal; with
+            `row_positions` only.
+        rule: how products become P; if None the softmax, causal when positions are given.
 
     Returns:
         o, (*batch, m, v). A row that sees no mass is 0.
@@ -68,7 +108,13 @@ def attend(
             batch = torch.broadcast_shapes(batch, positions.shape[:-1])
     tensors = (t.expand(*batch, *t.shape[-2:]) for t in (*rows, *columns))
     sight = (_aligned(row_positions, len(batch)), _aligned(column_positions, len(batch)))
-    (out,) = _Streamed.apply(_ATTEND, *sight, *tensors)
+    rule = rule or Rule(causal=row_positions is not None)
+    function = _ATTEND
+    if not rule.is_plain:
+        function = RowSum(partial(_attend_by, rule), n_rows=1, n_row_outputs=1, rule=rule)
+    elif not rule.causal:
+        sight = (None, None)
+    (out,) = _Streamed.apply(function, *sight, *tensors)
     return out
 
 
@@ -79,14 +125,21 @@ def _aligned(positions: Tensor | None, axes: int) -> Tensor | None:
     return positions.reshape(*(1,) * (axes + 1 - positions.ndim), *positions.shape)
 
 
-class Sight(NamedTuple):
-    """Of a block of rows: whom they see, (..., rows, columns), and which see nobody; None: all."""
+class View(NamedTuple):
+    """What a block of rows knows of positions.
+
+    Attributes:
+        seen: whom the rows see, (..., rows, columns); None is everybody.
+        blind: which rows see nobody, (..., rows, 1); None is none.
+        bias: what positions add to the scores, (..., rows, columns), or None.
+    """
 
     seen: Tensor | None
     blind: Tensor | None
+    bias: Tensor | None
 
 
-BlockFunction = Callable[[Tensors, Tensors, Sight], tuple[Tensors, Tensors]]
+BlockFunction = Callable[[Tensors, Tensors, View], tuple[Tensors, Tensors]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,11 +147,12 @@ class RowSum:
     """R = (r(xᵢ, Z))ᵢ and C = Σᵢ c(xᵢ, Z) of rows xᵢ and columns Z.
 
     Attributes:
-        block: takes rows, columns and a `Sight`, gives the outputs per row and per column.
+        block: takes rows, columns and a `View`, gives the outputs per row and per column.
         n_rows: how many tensors the rows are.
         n_row_outputs: how many outputs belong to rows; the others belong to columns.
         own_vjp: the reverse derivative, if there is a formula for it.
         own_jvp: the forward derivative, if there is a formula for it.
+        rule: what positions mean to it.
     """
 
     block: BlockFunction
@@ -106,6 +160,7 @@ class RowSum:
     n_row_outputs: int
     own_vjp: RowSum | None = None
     own_jvp: RowSum | None = None
+    rule: Rule = Rule(causal=True)
 
     def vjp(self, n_inputs: int) -> RowSum:
         """Rows and cotangents of R, columns and cotangents of C ↦ cotangents of both."""
@@ -113,13 +168,13 @@ class RowSum:
             return self.own_vjp
         n_columns = n_inputs - self.n_rows
 
-        def block(rows: Tensors, columns: Tensors, sight: Sight) -> tuple[Tensors, Tensors]:
+        def block(rows: Tensors, columns: Tensors, view: View) -> tuple[Tensors, Tensors]:
             at = rows[: self.n_rows], columns[:n_columns]
-            pull_back = torch.func.vjp(lambda r, c: self.block(r, c, sight), *at)[1]
+            pull_back = torch.func.vjp(lambda r, c: self.block(r, c, view), *at)[1]
             rows_bar, columns_bar = pull_back((rows[self.n_rows :], columns[n_columns:]))
             return rows_bar, columns_bar
 
-        return RowSum(block, self.n_rows + self.n_row_outputs, self.n_rows)
+        return RowSum(block, self.n_rows + self.n_row_outputs, self.n_rows, rule=self.rule)
 
     def jvp(self, n_inputs: int) -> RowSum:
         """Rows and their tangents, columns and their tangents ↦ tangents of R and of C."""
@@ -127,16 +182,16 @@ class RowSum:
             return self.own_jvp
         n_columns = n_inputs - self.n_rows
 
-        def block(rows: Tensors, columns: Tensors, sight: Sight) -> tuple[Tensors, Tensors]:
+        def block(rows: Tensors, columns: Tensors, view: View) -> tuple[Tensors, Tensors]:
             at = rows[: self.n_rows], columns[:n_columns]
             along = rows[self.n_rows :], columns[n_columns:]
             # The transpose of the transpose. `torch.func.jvp` would not run inside the forward
             # mode of ordinary autograd, which has one level.
-            out, pull_back, *_ = torch.func.vjp(lambda r, c: self.block(r, c, sight), *at)
+            out, pull_back, *_ = torch.func.vjp(lambda r, c: self.block(r, c, view), *at)
             push_forward = torch.func.vjp(pull_back, _zeros_like(out))[1]
             return push_forward(along)[0]
 
-        return RowSum(block, 2 * self.n_rows, self.n_row_outputs)
+        return RowSum(block, 2 * self.n_rows, self.n_row_outputs, rule=self.rule)
 
 
 def _zeros_like(outputs: tuple[Tensors, Tensors]) -> tuple[Tensors, Tensors]:
@@ -147,31 +202,42 @@ def _zeros_like(outputs: tuple[Tensors, Tensors]) -> tuple[Tensors, Tensors]:
 # --- attention and its first derivatives ---
 
 
-def _transition(q: Tensor, k: Tensor, w: Tensor, sight: Sight) -> Tensor:
+def _transition(q: Tensor, k: Tensor, w: Tensor, view: View) -> Tensor:
     logits = (q @ k.mT).add_(w.mT)
-    if sight.seen is not None:
-        logits.masked_fill_(~sight.seen, -math.inf)
-    if sight.blind is None:
+    if view.seen is not None:
+        logits.masked_fill_(~view.seen, -math.inf)
+    if view.blind is None:
         return logits.softmax(-1)
-    return logits.masked_fill(sight.blind, 0.0).softmax(-1).masked_fill(sight.blind, 0.0)
+    return logits.masked_fill(view.blind, 0.0).softmax(-1).masked_fill(view.blind, 0.0)
 
 
-def _attend(rows: Tensors, columns: Tensors, sight: Sight) -> tuple[Tensors, Tensors]:
+def _attend_by(rule: Rule, rows: Tensors, columns: Tensors, view: View) -> tuple[Tensors, Tensors]:
     (q,), (k, v, w) = rows, columns
-    return (_transition(q, k, w, sight) @ v,), ()
+    scores, logs, blind = rule.scores(q @ k.mT, view.bias), w.mT, view.blind
+    if view.seen is not None:
+        logs = logs.masked_fill(~view.seen, -math.inf)
+    if view.bias is not None:
+        logs = torch.where(view.bias == -math.inf, -math.inf, logs)
+        blind = (logs == -math.inf).all(-1, keepdim=True)
+    return (rule.normalization.log_transition(scores, logs, blind).exp() @ v,), ()
 
 
-def _attend_vjp(rows: Tensors, columns: Tensors, sight: Sight) -> tuple[Tensors, Tensors]:
+def _attend(rows: Tensors, columns: Tensors, view: View) -> tuple[Tensors, Tensors]:
+    (q,), (k, v, w) = rows, columns
+    return (_transition(q, k, w, view) @ v,), ()
+
+
+def _attend_vjp(rows: Tensors, columns: Tensors, view: View) -> tuple[Tensors, Tensors]:
     (q, y), (k, v, w) = rows, columns
-    p = _transition(q, k, w, sight)
+    p = _transition(q, k, w, view)
     g = (y @ v.mT).mul_(p)
     g.addcmul_(p, g.sum(-1, keepdim=True), value=-1)
     return (g @ k,), (g.mT @ q, p.mT @ y, g.sum(-2)[..., None])
 
 
-def _attend_jvp(rows: Tensors, columns: Tensors, sight: Sight) -> tuple[Tensors, Tensors]:
+def _attend_jvp(rows: Tensors, columns: Tensors, view: View) -> tuple[Tensors, Tensors]:
     (q, q_dot), (k, v, w, k_dot, v_dot, w_dot) = rows, columns
-    p = _transition(q, k, w, sight)
+    p = _transition(q, k, w, view)
     g = torch.cat([q_dot, q], -1) @ torch.cat([k, k_dot], -1).mT
     g.add_(w_dot.mT).mul_(p)
     g.addcmul_(p, g.sum(-1, keepdim=True), value=-1)
@@ -201,7 +267,7 @@ class _Streamed(torch.autograd.Function):
         *tensors: Tensor,
     ) -> Tensors:
         rows, columns = tensors[: function.n_rows], tensors[function.n_rows :]
-        places = _Places(row_positions, column_positions)
+        places = _Places(row_positions, column_positions, function.rule)
         if function is _ATTEND:
             out = _fused(places, rows, columns)
             if out is not None:
@@ -262,10 +328,16 @@ def _interleaved(
 
 @dataclass(frozen=True, eq=False)
 class _Places:
-    """Positions of rows and columns; None where everyone sees everyone."""
+    """Positions of rows and columns, and what they mean; None where nothing depends on them."""
 
     rows: Tensor | None
     columns: Tensor | None
+    rule: Rule
+
+    @property
+    def limits(self) -> tuple[Tensor | None, Tensor | None]:
+        """The positions that limit sight."""
+        return (self.rows, self.columns) if self.rule.causal else (None, None)
 
     @property
     def increase_together(self) -> bool:
@@ -277,21 +349,27 @@ class _Places:
 
     def blind(self, log_weights: Tensor) -> Tensor | None:
         """Rows that see no mass, (..., m, 1), or None when there are none."""
-        alive = log_weights > -math.inf
-        if self.rows is None or self.columns is None:
+        alive, (rows, columns) = log_weights > -math.inf, self.limits
+        if rows is None or columns is None:
             blind = ~alive.any(-1, keepdim=True)
         else:
-            first = torch.where(alive, self.columns, math.inf).amin(-1, keepdim=True)
-            blind = self.rows < first
+            first = torch.where(alive, columns, math.inf).amin(-1, keepdim=True)
+            blind = rows < first
         return blind[..., None] if is_recorded(blind) or bool(blind.any()) else None
 
-    def sight(self, rows: slice, last: int, blind: Tensor | None) -> Sight:
-        """Whom a block of rows sees among the first columns."""
+    def view(self, part: slice, last: int, blind: Tensor | None) -> View:
+        """What a block of rows sees of the first columns."""
         if blind is not None and blind.shape[-2] > 1:
-            blind = blind[..., rows, :]
+            blind = blind[..., part, :]
         if self.rows is None or self.columns is None:
-            return Sight(None, blind)
-        return Sight(self.columns[..., None, :last] <= self.rows[..., rows, None], blind)
+            return View(None, blind, None)
+        rows, columns = self.rows[..., part], self.columns[..., :last]
+        seen = columns[..., None, :] <= rows[..., None] if self.rule.causal else None
+        bias = None
+        if self.rule.position_bias is not None:
+            # Heads are an axis of the answer, not of positions.
+            bias = self.rule.position_bias(rows.squeeze(-2), columns.squeeze(-2))
+        return View(seen, blind, bias)
 
 
 def _run(function: RowSum, places: _Places, rows: Tensors, columns: Tensors) -> Tensors:
@@ -302,10 +380,10 @@ def _run(function: RowSum, places: _Places, rows: Tensors, columns: Tensors) -> 
     columns = tuple(t.contiguous() for t in columns)
     out: tuple[Tensors, Tensors] | None = None
     for part in row_parts(math.prod(rows[0].shape[:-2]) * n, m):
-        last, size = last_seen(places.rows, places.columns, part, n), part.stop - part.start
+        last, size = last_seen(*places.limits, part, n), part.stop - part.start
         own = tuple(t.narrow(-2, part.start, size) for t in rows)
         seen_columns = tuple(t.narrow(-2, 0, last) for t in columns)
-        of_block = function.block(own, seen_columns, places.sight(part, last, blind))
+        of_block = function.block(own, seen_columns, places.view(part, last, blind))
         # Written into one place: small outputs kept from block to block would lie between the
         # large temporaries of the blocks, and their memory could not be used again.
         out = out or (_room(of_block[0], m), _room(of_block[1], n))

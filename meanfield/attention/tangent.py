@@ -3,96 +3,109 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from meanfield.attention.coarse import coarse_space
-from meanfield.attention.heads import JoinedHeads
-from meanfield.attention.interaction import Block, Interaction
-from meanfield.attention.normalization import softmax
-from meanfield.attention.parameters import AttentionParameters
+from meanfield.attention.normalizations import RowWise, Softmax
+from meanfield.attention.sight import Block, Sight
 from meanfield.linalg import LinearMap
 
-__all__ = ["AttentionTangent"]
+__all__ = ["AttentionTangent", "Transition"]
 
 
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """What is known of one block of rows.
+class Transition(NamedTuple):
+    """The matrices of a block of rows, (B, rows, columns) with B over batch and heads.
+
+    With P the transition matrix, Eᵢⱼ = ∂ log Pᵢⱼ/∂⟨qᵢ, kⱼ⟩ beside the normaliser's share (1 for
+    the softmax of plain scores), and the tilt τᵢⱼ = √(aᵢ/aⱼ) (1 in the Euclidean geometry):
 
     Attributes:
-        block: which rows, and the columns that they may see.
-        kept: their transition matrices P and M, or None.
-        most: the atom ĵ that each row sees most, (*batch, H, rows, 1).
-        nearest: v_ĵ, (*batch, H, rows, v).
-        offsets: oᵢ − v_ĵ. Where attention is nearly on one atom it is tiny, and a difference of
-            the two would be rounding: keys and values of size s would put s² units of rounding
-            into J.
+        queries: G = E∘P, what moved queries act by.
+        keys: N = τ∘E∘P, what moved keys act by.
+        values: M = τ∘P, what moved values act by.
     """
 
-    block: Block
-    kept: tuple[Tensor, Tensor] | None
-    most: Tensor
-    nearest: Tensor
-    offsets: Tensor
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+class _Rows(NamedTuple):
+    """What is known of all rows, (B, n, ·) each.
+
+    Attributes:
+        means: rᵢ, see `AttentionTangent`.
+        normalisers: log of the row sums, +∞ for rows that are absent or see nobody; None where
+            the normalisation is not the softmax of plain scores.
+        most: the atom ĵ that a row sees most, int64, or None where it is not used.
+        tilts: τ_iĵ, or None where tilts are 1.
+        kept: the matrices of every block, if they fit in memory.
+    """
+
+    means: Tensor
+    normalisers: Tensor | None
+    most: Tensor | None
+    tilts: Tensor | None
+    kept: list[Transition] | None
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionTangent:
     """The derivative of F at μ with the weights held fixed ([CAP24] Lemmas C.2, C.6, D.1).
 
-    With P the transition matrix, oᵢ = Σⱼ Pᵢⱼ vⱼ, scaled queries q, keys k, values v of a head and
-    q̇, k̇, v̇ their tangents,
+    With q̇, k̇, v̇ the tangents of queries, keys and values of a head,
 
-        ȯᵢ = Σⱼ Mᵢⱼ v̇ⱼ + Σⱼ Pᵢⱼ ⟨q̇ᵢ, kⱼ⟩ (vⱼ − oᵢ) + Σⱼ Mᵢⱼ ⟨qᵢ, k̇ⱼ⟩ (vⱼ − oᵢ),   M = P,
+        ȯᵢ = Σⱼ Mᵢⱼ v̇ⱼ + Σⱼ Gᵢⱼ ⟨q̇ᵢ, kⱼ⟩ (vⱼ − rᵢ) + Σⱼ Nᵢⱼ ⟨qᵢ, k̇ⱼ⟩ (vⱼ − rᵢ),
 
-    acting on plain displacements ε. With ``geometry="wasserstein"`` it acts on weighted ones,
-    ηᵢ = √aᵢ εᵢ, as D^½ J D^−½; then Mᵢⱼ = √(aᵢ/aⱼ) Pᵢⱼ, formed from logarithms: Pᵢⱼ may be
-    e^{−900} where Mᵢⱼ is 1. Atoms of weight 0 are absent: their rows and columns are 0.
+    with G, N and M as in `Transition`. rᵢ is the mean Σⱼ Pᵢⱼvⱼ where rows are divided by a sum
+    (softmax, a sink) and 0 where not (sigmoid). The map acts on plain displacements ε, or with
+    ``geometry="wasserstein"`` on ηᵢ = √aᵢ εᵢ as D^½ J D^−½; then τᵢⱼPᵢⱼ is formed from logarithms:
+    Pᵢⱼ may be e^{−900} where it is 1. Atoms of weight 0 are absent: their rows and columns are 0.
+
+    Where rows sum to one and E is 1, a shift of a row of ⟨q̇ᵢ, kⱼ⟩ + ⟨qᵢ, k̇ⱼ⟩ changes nothing.
+    Rows are shifted to be 0 at the atom that they see most: when attention is nearly on one
+    atom, vⱼ − rᵢ is only rounding there, and would be multiplied by scores as large as they come.
 
     P never changes, so a product needs no new softmax. It is kept when it fits in `memory` bytes
-    and otherwise recomputed from the log-normalisers in blocks of rows, O(n · block) memory.
-
-    Nothing is computed before the first product.
+    and otherwise recomputed in blocks of rows, O(n · block) memory, in buffers that are made once.
+    Nothing is computed before the first product. Products record no gradients.
 
     Args:
-        parameters: of the layer.
-        queries: scaled queries of the atoms in the interaction's order, (*batch, H, n, k).
-        interaction: the atoms as the layer sees them.
+        sight: the atoms as the layer sees them.
+        normalization: of the rows.
         geometry: "euclidean" or "wasserstein".
-        memory: bytes that the kept transition matrices may take.
+        memory: bytes that the kept matrices may take.
         block_size: rows per block; chosen from the memory of a block if None.
     """
 
-    parameters: AttentionParameters
-    queries: Tensor
-    interaction: Interaction
+    sight: Sight
+    normalization: RowWise
     geometry: str = "euclidean"
     memory: int = 2**29
     block_size: int | None = None
 
     def as_linear_map(self) -> LinearMap:
         """The tangent as a `LinearMap` on displacements."""
-        n, par = self.interaction.n, self.parameters
+        n, par = self.sight.n, self.sight.parameters
         return LinearMap(
             matvec=self.matvec,
             rmatvec=self.rmatvec,
             in_shape=(n, par.dim),
             out_shape=(n, par.out_dim),
-            batch_shape=self.queries.shape[:-3],
-            dtype=self.queries.dtype,
-            device=self.queries.device,
+            batch_shape=self.batch_shape,
+            dtype=self.sight.points.dtype,
+            device=self.sight.points.device,
             dense=self.dense,
-            coarse=lambda: coarse_space(self),
         )
 
     def field_linear_map(self) -> LinearMap:
         """D_xΓ_μ(xᵢ) of every atom as a batch (*batch, n) of maps R^d → R^d_out."""
-        par, batch = self.parameters, self.queries.shape[:-3]
+        par = self.sight.parameters
 
         def each(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
             return lambda vectors: product(vectors.squeeze(-2)).unsqueeze(-2)
@@ -102,244 +115,395 @@ class AttentionTangent:
             rmatvec=each(self.query_rmatvec),
             in_shape=(1, par.dim),
             out_shape=(1, par.out_dim),
-            batch_shape=torch.Size([*batch, self.interaction.n]),
-            dtype=self.queries.dtype,
-            device=self.queries.device,
+            batch_shape=torch.Size([*self.batch_shape, self.sight.n]),
+            dtype=self.sight.points.dtype,
+            device=self.sight.points.device,
             dense=lambda part: self._flat_field_jacobians[part],
         )
 
     # --- what does not change from product to product ---
 
-    @cached_property
-    def heads(self) -> JoinedHeads:
-        """The layer's matrices side by side."""
-        return JoinedHeads(self.parameters)
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Leading axes of the measure."""
+        return self.sight.points.shape[:-2]
 
     @cached_property
-    def alive(self) -> Tensor:
-        """Which atoms have mass, (*batch, n)."""
-        return self.interaction.log_weights > -math.inf
+    def q(self) -> Tensor:
+        """Queries, (B, n, k)."""
+        return _flat(self.sight.features.q.detach())
+
+    @cached_property
+    def k(self) -> Tensor:
+        """Keys, (B, n, k)."""
+        return _flat(self.sight.features.k.detach())
+
+    @cached_property
+    def v(self) -> Tensor:
+        """Values, (B, n, v)."""
+        return _flat(self.sight.features.v.detach())
+
+    def _headed(self, flat: Tensor) -> Tensor:
+        """(B, ·, ·) as (*batch, H, ·, ·)."""
+        return flat.unflatten(0, (*self.batch_shape, self.sight.parameters.n_heads))
+
+    def _by_head(self, per_particle: Tensor) -> Tensor:
+        """(*batch, n) as (B, n, 1)."""
+        heads = self.sight.parameters.n_heads
+        wide = per_particle[..., None, :].expand(*self.batch_shape, heads, self.sight.n)
+        return wide.reshape(-1, self.sight.n, 1)
+
+    @cached_property
+    def _alive(self) -> Tensor:
+        """Which atoms have mass, (B, n, 1)."""
+        return self._by_head(self.sight.log_weights > -math.inf)
 
     @cached_property
     def _half_logs(self) -> Tensor | None:
-        """ρ = ½ log a where M differs from P; 0 for −inf, since those atoms are cut out."""
-        logs = self.interaction.log_weights
+        """ρ = ½ log a, (B, n, 1), where τᵢⱼ = e^{ρᵢ−ρⱼ} is not 1; 0 for absent atoms."""
+        logs = self.sight.log_weights.detach()
         if self.geometry == "euclidean" or bool((logs == logs[..., :1]).all()):
             return None
-        return torch.where(self.alive, 0.5 * logs, 0.0)
-
-    @property
-    def uniform(self) -> bool:
-        """Whether M is P."""
-        return self._half_logs is None
+        return self._by_head(torch.where(logs > -math.inf, 0.5 * logs, 0.0))
 
     @cached_property
-    def _prepared(self) -> tuple[list[_Rows], Tensor]:
-        """The blocks of rows, and the outputs oᵢ per head (*batch, H, n, v)."""
-        interaction, n = self.interaction, self.interaction.n
-        copies = 1 if self._half_logs is None else 2
-        size = math.prod(self.queries.shape[:-1]) * n * self.queries.element_size() * copies
-        blocks = list(interaction.blocks(interaction.positions, n, self.block_size))
-        rows, outputs = [], torch.empty_like(interaction.values)
-        for block in blocks:
-            p, m = self._transition(block)
-            values = interaction.values[..., block.columns, :]
-            largest, most = p.max(-1, keepdim=True)
-            nearest = values.gather(-2, most.expand(*most.shape[:-1], values.shape[-1]))
-            others = p.scatter(-1, most, 0.0)
-            mean = others @ values
-            outputs[..., block.rows, :] = mean + largest * nearest
-            offsets = mean - others.sum(-1, keepdim=True) * nearest
-            kept = (p, m) if size <= self.memory else None
-            rows.append(_Rows(block, kept, most, nearest, offsets))
-        return rows, outputs
+    def _is_plain(self) -> bool:
+        """Whether P is the softmax of products and log-weights alone."""
+        unbiased = self.sight.bias_function is None and self.sight.kernel.activation is None
+        return unbiased and isinstance(self.normalization, Softmax)
+
+    @cached_property
+    def _has_gain(self) -> bool:
+        """Whether E is not 1."""
+        own = self.normalization.gain(self.q[:1, :1, :1])
+        return own is not None or self.sight.kernel.activation is not None
 
     @property
-    def rows(self) -> list[_Rows]:
-        """The blocks of rows."""
-        return self._prepared[0]
+    def _is_shifted(self) -> bool:
+        return self.normalization.sums_to_one and not self._has_gain
 
-    @property
-    def outputs(self) -> Tensor:
-        """oᵢ of each head, (*batch, H, n, v)."""
-        return self._prepared[1]
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """Of rows, with the columns that they may see."""
+        return list(self.sight.blocks(self.sight.limits, self.sight.n, self.block_size))
 
-    @property
-    def kept(self) -> bool:
-        """Whether the transition matrices stay in memory."""
-        return self.rows[0].kept is not None
+    @cached_property
+    def _room(self) -> list[Tensor]:
+        """Buffers for the matrices and the products of the largest block, made when needed."""
+        return []
 
-    def transition(self, rows: _Rows) -> tuple[Tensor, Tensor]:
-        """P and M of a block of rows."""
-        return self._transition(rows.block) if rows.kept is None else rows.kept
+    def _buffer(self, which: int, block: Block) -> Tensor:
+        shape = len(self.q), block.rows.stop - block.rows.start, block.columns.stop
+        largest = max((b.rows.stop - b.rows.start) * b.columns.stop for b in self.blocks)
+        while len(self._room) <= which:
+            self._room.append(self.q.new_empty(len(self.q) * largest))
+        return self._room[which][: math.prod(shape)].view(shape)
 
-    def _transition(self, block: Block) -> tuple[Tensor, Tensor]:
+    @cached_property
+    def rows(self) -> _Rows:
+        """What is known of the rows."""
+        with torch.no_grad():
+            return self._prepared()
+
+    def _prepared(self) -> _Rows:
+        q, v = self.q, self.v
+        entries = sum((b.rows.stop - b.rows.start) * b.columns.stop for b in self.blocks)
+        matrices = (1 + (self._half_logs is not None)) * (1 + self._has_gain)
+        keep = len(q) * entries * matrices * q.element_size() <= self.memory
+        # Made before the blocks: small tensors that survive between the large ones of the blocks
+        # would keep the allocator from using their room again.
+        means = q.new_zeros(*q.shape[:-1], v.shape[-1])
+        normalisers = q.new_empty(*q.shape[:-1], 1)
+        most = torch.zeros(*q.shape[:-1], 1, dtype=torch.int64, device=q.device)
+        kept = []
+        for block in self.blocks:
+            i, j = block
+            log_p, gain = self._first_log_p(block, normalisers[:, i])
+            if self._is_shifted:
+                torch.argmax(log_p, -1, keepdim=True, out=most[:, i])
+            if self.normalization.divides:
+                means[:, i] = log_p.exp() @ v[:, j]
+            if keep:
+                kept.append(self._matrices(block, log_p.clone(), gain))
+        tilts = None
+        if self._half_logs is not None:
+            tilts = (self._half_logs - self._half_logs.gather(1, most)).exp()
+        return _Rows(
+            means,
+            normalisers if self._is_plain else None,
+            most if self._is_shifted else None,
+            tilts,
+            kept if keep else None,
+        )
+
+    def _first_log_p(self, block: Block, normalisers: Tensor) -> tuple[Tensor, Tensor | None]:
+        """log P of a block, with E; fills in the rows' normalisers if P is plain."""
+        if not self._is_plain:
+            return self._general_log_p(block)
+        logits = self._logits(block)
+        row_sums = logits.logsumexp(-1, keepdim=True)
+        # +∞ makes rows that are absent, or see nobody, rows of zeros.
+        seeing = self._alive[:, block.rows] & (row_sums > -math.inf)
+        normalisers.copy_(torch.where(seeing, row_sums, math.inf))
+        return logits.sub_(normalisers), None
+
+    def _logits(self, block: Block) -> Tensor:
+        """⟨qᵢ, kⱼ⟩ + log aⱼ of a block in a buffer, −∞ where i does not see j."""
+        logits = torch.bmm(
+            self.q[:, block.rows], self.k[:, block.columns].mT, out=self._buffer(0, block)
+        )
+        self._headed(logits).add_(self.sight.column_logs(block).detach())
+        return logits
+
+    def _general_log_p(self, block: Block) -> tuple[Tensor, Tensor | None]:
+        i, j = block
+        products = self._headed(self.q[:, i] @ self.k[:, j].mT)
+        activation, logs = self.sight.kernel.activation, self.sight.column_logs(block).detach()
+        scores, slope = products, None
+        if activation is not None:
+            ones = torch.ones_like(products)
+            scores, slope, *_ = torch.func.jvp(activation, (products,), (ones,))
+        bias = self.sight.position_bias(block)
+        if bias is not None:
+            scores = scores + bias
+            logs = torch.where(bias == -math.inf, -math.inf, logs)
+        blind = (logs == -math.inf).all(-1, keepdim=True)
+        log_p = self.normalization.log_transition(scores, logs, blind)
+        gain = self.normalization.gain(scores)
+        if slope is not None:
+            gain = slope if gain is None else gain * slope
+        gain = None if gain is None else _flat(gain)
+        return _flat(log_p).masked_fill(~self._alive[:, i], -math.inf), gain
+
+    def _matrices(self, block: Block, log_p: Tensor, gain: Tensor | None) -> Transition:
+        """G, N and M; overwrites log P."""
         rho = self._half_logs
-        logits = self.interaction.logits(self.queries, self.interaction.positions, block)
-        alive = self.alive[..., None, block.rows, None]
-        everyone = bool(alive.all())
         if rho is None:
-            # A row that sees no mass is not alive.
-            p = logits.softmax(-1)
-            p = p if everyone else torch.where(alive, p, 0.0)
-            return p, p
-        log_p = softmax(logits).log_transition
-        p = log_p.exp() if everyone else torch.where(alive, log_p.exp(), 0.0)
-        # √(aᵢ/aⱼ) Pᵢⱼ in one exponential: either factor alone may leave the number range.
-        log_p += rho[..., None, block.rows, None] - rho[..., None, None, block.columns]
-        m = log_p.exp_()
-        return p, m if everyone else torch.where(alive, m, 0.0)
+            p = log_p.exp_()
+            g = p if gain is None else p * gain
+            return Transition(g, g, p)
+        # τP in one exponential: either factor alone may leave the number range.
+        m = log_p + (rho[:, block.rows] - rho[:, block.columns].mT)
+        m.exp_()
+        # Absent columns: e^{−∞} is 0 whatever ρ.
+        p = log_p.exp_()
+        return Transition(p, m, m) if gain is None else Transition(p * gain, m * gain, m)
+
+    def transitions(self) -> Iterator[tuple[Block, Transition]]:
+        """The matrices of every block."""
+        rows = self.rows
+        if rows.kept is not None:
+            yield from zip(self.blocks, rows.kept, strict=True)
+            return
+        for block in self.blocks:
+            if rows.normalisers is None:
+                log_p, gain = self._general_log_p(block)
+            else:
+                log_p, gain = self._logits(block).sub_(rows.normalisers[:, block.rows]), None
+            yield block, self._matrices(block, log_p, gain)
 
     # --- products ---
 
+    @torch.no_grad()
     def matvec(self, displacement: Tensor) -> Tensor:
         """Jε, (*batch, n, d) → (*batch, n, d_out)."""
-        q_dot, k_dot, v_dot = self.heads.project(self.interaction.sort(displacement))
-        heads = torch.empty_like(self.outputs)
-        if self._half_logs is None:
-            # ⟨q̇ᵢ, kⱼ⟩ + ⟨qᵢ, k̇ⱼ⟩ as one product.
-            left = torch.cat([q_dot, self.queries], -1)
-            right = torch.cat([self.interaction.keys, k_dot], -1)
-        for rows in self.rows:
-            i, j = rows.block
-            p, m = self.transition(rows)
-            if self._half_logs is None:
-                w = (left[..., i, :] @ right[..., j, :].mT).mul_(p)
-            else:
-                w = (q_dot[..., i, :] @ self.interaction.keys[..., j, :].mT).mul_(p)
-                w += (self.queries[..., i, :] @ k_dot[..., j, :].mT).mul_(m)
-            heads[..., i, :] = self._spread(rows, w).add_(m @ v_dot[..., j, :])
-        return self.interaction.unsort(self.heads.join(heads))
+        q_dot, k_dot, v_dot = self.pushed(displacement)
+        heads = torch.empty_like(self.rows.means)
+        for block, matrices in self.transitions():
+            i, j = block
+            w = self._scored(block, matrices, q_dot, k_dot)
+            heads[:, i] = self._spread(block, w).baddbmm_(matrices.values, v_dot[:, j])
+        return self.joined(heads)
 
-    def _spread(self, rows: _Rows, w: Tensor) -> Tensor:
-        """Σⱼ wᵢⱼ (vⱼ − oᵢ) of a block of rows, (*batch, H, rows, v); overwrites w."""
-        largest = w.gather(-1, rows.most)
-        w.scatter_(-1, rows.most, 0.0)
-        others = w.sum(-1, keepdim=True)
-        spread = w @ self.interaction.values[..., rows.block.columns, :]
-        spread.addcmul_(others, rows.nearest, value=-1.0)
-        return spread.addcmul_(largest.add_(others), rows.offsets, value=-1.0)
-
-    def _deviations(self, rows: _Rows, y: Tensor) -> Tensor:
-        """⟨vⱼ − oᵢ, yᵢ⟩ of a block of rows, its y (*batch, H, rows, v)."""
-        g = y @ self.interaction.values[..., rows.block.columns, :].mT
-        g -= (y * self.outputs[..., rows.block.rows, :]).sum(-1, keepdim=True)
-        return g.scatter_(-1, rows.most, -(y * rows.offsets).sum(-1, keepdim=True))
-
-    def rmatvec(self, covector: Tensor) -> Tensor:
-        """Jᵀζ, (*batch, n, d_out) → (*batch, n, d)."""
-        y = self.heads.split(self.interaction.sort(covector))
-        joined = y.new_zeros(*y.shape[:-3], y.shape[-2], self.heads.inner.shape[0])
-        parts = self.heads.parts(joined)
-        for rows in self.rows:
-            self._rmatvec_rows(rows, y, *parts)
-        return self.interaction.unsort(joined @ self.heads.inner)
-
-    def _rmatvec_rows(
-        self, rows: _Rows, y: Tensor, q_bar: Tensor, k_bar: Tensor, v_bar: Tensor
-    ) -> None:
-        i, j = rows.block
-        p, m = self.transition(rows)
-        keys, y_i = self.interaction.keys[..., j, :], y[..., i, :]
-        g = self._deviations(rows, y_i)
-        if p is m:
-            g.mul_(p)
-            q_bar[..., i, :] = g @ keys
-        else:
-            q_bar[..., i, :] = (g * p) @ keys
-            g.mul_(m)
-        k_bar[..., j, :] += g.mT @ self.queries[..., i, :]
-        v_bar[..., j, :] += m.mT @ y_i
-
-    # --- the part that moves one query only: the derivative of the field ---
-
+    @torch.no_grad()
     def query_matvec(self, displacement: Tensor) -> Tensor:
         """D_xΓ_μ(xᵢ) εᵢ for every atom, (*batch, n, d) → (*batch, n, d_out)."""
-        par = self.parameters
-        eps = self.interaction.sort(displacement)[..., None, :, :]
-        q_dot = (eps @ par.query.mT) * par.scale[:, None, None]
-        heads = torch.empty_like(self.outputs)
-        for rows in self.rows:
-            i, j = rows.block
-            w = q_dot[..., i, :] @ self.interaction.keys[..., j, :].mT
-            heads[..., i, :] = self._spread(rows, w.mul_(self.transition(rows)[0]))
-        return self.interaction.unsort(self.heads.join(heads))
+        q_dot, _, _ = self.pushed(displacement)
+        heads = torch.empty_like(self.rows.means)
+        for block, matrices in self.transitions():
+            heads[:, block.rows] = self._spread(block, self._scored(block, matrices, q_dot, None))
+        return self.joined(heads)
 
+    def pushed(self, displacement: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q̇, k̇, v̇ of a displacement, (B, n, ·) each."""
+        f = self.sight.push(self.sight.sort(displacement))
+        return _flat(f.q), _flat(f.k), _flat(f.v)
+
+    def joined(self, heads: Tensor) -> Tensor:
+        """Outputs (*batch, n, d_out) of those of the heads, (B, n, v)."""
+        return self.sight.unsort(self.sight.parameters.join(self._headed(heads)))
+
+    def _scored(
+        self, block: Block, matrices: Transition, q_dot: Tensor, k_dot: Tensor | None
+    ) -> Tensor:
+        """wᵢⱼ = Gᵢⱼ⟨q̇ᵢ, kⱼ⟩ + Nᵢⱼ⟨qᵢ, k̇ⱼ⟩ of a block, rows shifted."""
+        i, j = block
+        most = None if self.rows.most is None else self.rows.most[:, i]
+        left, right = q_dot[:, i], self.k[:, j]
+        if k_dot is not None and matrices.queries is matrices.keys:
+            left, right = torch.cat([left, self.q[:, i]], -1), torch.cat([right, k_dot[:, j]], -1)
+        w = torch.bmm(left, right.mT, out=self._buffer(1, block))
+        if most is not None:
+            w.sub_(w.gather(-1, most))
+        w.mul_(matrices.queries)
+        if k_dot is None or matrices.queries is matrices.keys:
+            return w
+        x = torch.bmm(self.q[:, i], k_dot[:, j].mT, out=self._buffer(2, block))
+        if most is not None:
+            assert self.rows.tilts is not None
+            shift = x.gather(-1, most).mul_(self.rows.tilts[:, i])
+            w.addcmul_(matrices.queries, shift, value=-1.0)
+        w.addcmul_(x, matrices.keys)
+        return w if most is None else w.scatter_(-1, most, 0.0)
+
+    def _spread(self, block: Block, w: Tensor) -> Tensor:
+        """Σⱼ wᵢⱼ (vⱼ − rᵢ) of a block, (B, rows, v)."""
+        total = w.sum(-1, keepdim=True)
+        return (w @ self.v[:, block.columns]).addcmul_(
+            total, self.rows.means[:, block.rows], value=-1.0
+        )
+
+    @torch.no_grad()
+    def rmatvec(self, covector: Tensor) -> Tensor:
+        """Jᵀζ, (*batch, n, d_out) → (*batch, n, d)."""
+        y = self.split(covector)
+        q_bar, k_bar, v_bar = (torch.zeros_like(t) for t in (self.q, self.k, self.v))
+        for block, matrices in self.transitions():
+            i, j = block
+            by_query, by_key = self._deviations(block, matrices, y[:, i])
+            torch.bmm(by_query, self.k[:, j], out=q_bar[:, i])
+            k_bar[:, j].baddbmm_(by_key.mT, self.q[:, i])
+            v_bar[:, j].baddbmm_(matrices.values.mT, y[:, i])
+        return self.pulled(q_bar, k_bar, v_bar)
+
+    @torch.no_grad()
     def query_rmatvec(self, covector: Tensor) -> Tensor:
         """D_xΓ_μ(xᵢ)ᵀ ζᵢ for every atom, (*batch, n, d_out) → (*batch, n, d)."""
-        par = self.parameters
-        y = self.heads.split(self.interaction.sort(covector))
-        q_bar = torch.empty_like(self.queries)
-        for rows in self.rows:
-            i, j = rows.block
-            g = self._deviations(rows, y[..., i, :]).mul_(self.transition(rows)[0])
-            q_bar[..., i, :] = g @ self.interaction.keys[..., j, :]
-        back = (q_bar * par.scale[:, None, None]) @ par.query
-        return self.interaction.unsort(back.sum(-3))
+        y, q_bar = self.split(covector), torch.empty_like(self.q)
+        for block, matrices in self.transitions():
+            by_query, _ = self._deviations(block, matrices, y[:, block.rows])
+            torch.bmm(by_query, self.k[:, block.columns], out=q_bar[:, block.rows])
+        return self.pulled(q_bar, torch.zeros_like(self.k), torch.zeros_like(self.v))
 
-    def covariances(self) -> Tensor:
-        """Cᵢ = Σⱼ Pᵢⱼ (vⱼ − oᵢ) kⱼᵀ per head, (*batch, H, n, v, k), in the interaction's order."""
-        keys, values = self.interaction.keys, self.interaction.values
-        width = keys.shape[-1] + values.shape[-1]
-        shape = (*self.queries.shape[:-1], values.shape[-1], keys.shape[-1])
-        out = self.queries.new_empty(shape)
-        for rows in self.rows:
-            p_rows = self.transition(rows)[0]
-            # The differences take `width` times the room of P: smaller steps.
-            step = max(1, p_rows.shape[-2] // width)
-            for start in range(0, p_rows.shape[-2], step):
-                p = p_rows[..., start : start + step, :]
-                i = slice(rows.block.rows.start + start, rows.block.rows.start + start + step)
-                i = slice(i.start, min(i.stop, rows.block.rows.stop))
-                k, v = keys[..., rows.block.columns, :], values[..., rows.block.columns, :]
-                # Differences, not products of means: covariances of close atoms keep digits.
-                dk = k[..., None, :, :] - (p @ k)[..., None, :]
-                dv = v[..., None, :, :] - self.outputs[..., i, None, :]
-                out[..., i, :, :] = dv.mT @ (p[..., None] * dk)
-        return out
+    def split(self, covector: Tensor) -> Tensor:
+        """The transpose of `joined`."""
+        return _flat(self.sight.parameters.join_transposed(self.sight.sort(covector)))
 
-    def field_jacobians(self) -> Tensor:
-        """D_xΓ_μ(xᵢ) = Σ_h W^h Cᵢ^h · scale Q^h, shape (*batch, n, d_out, d)."""
-        joined = self._field_jacobians()
-        return self.interaction.unsort(joined.flatten(-2)).reshape(joined.shape)
+    def pulled(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The transpose of `pushed`."""
+        return self.sight.unsort(
+            self.sight.pull(self._headed(q), self._headed(k), self._headed(v))
+        )
+
+    def _deviations(self, block: Block, matrices: Transition, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Gᵢⱼ⟨vⱼ − rᵢ, yᵢ⟩ and Nᵢⱼ⟨vⱼ − rᵢ, yᵢ⟩ of a block: the transpose of shifted rows."""
+        i, j = block
+        g = torch.bmm(y, self.v[:, j].mT, out=self._buffer(1, block))
+        g.sub_((y * self.rows.means[:, i]).sum(-1, keepdim=True))
+        by_key = g
+        if matrices.queries is not matrices.keys:
+            by_key = torch.mul(g, matrices.keys, out=self._buffer(2, block))
+        g.mul_(matrices.queries)
+        if self.rows.most is not None:
+            most = self.rows.most[:, i]
+            balance = g.scatter_(-1, most, 0.0).sum(-1, keepdim=True).neg_()
+            g.scatter_(-1, most, balance)
+            if by_key is not g:
+                assert self.rows.tilts is not None
+                by_key.scatter_(-1, most, balance.mul_(self.rows.tilts[:, i]))
+        return g, by_key
+
+    # --- dense ---
 
     @cached_property
     def _flat_field_jacobians(self) -> Tensor:
         return self.field_jacobians().flatten(0, -3)
 
+    def field_jacobians(self) -> Tensor:
+        """D_xΓ_μ(xᵢ) = Σ_h W^h Cᵢ^h Dqᵢ^h, shape (*batch, n, d_out, d)."""
+        joined = self._field_jacobians()
+        return self.sight.unsort(joined.flatten(-2)).reshape(joined.shape)
+
+    def covariances(self) -> Tensor:
+        """Cᵢ = Σⱼ Gᵢⱼ (vⱼ − rᵢ) ⊗ (kⱼ − k_ĵ) per head, (*batch, H, n, v, k), sorted order.
+
+        kⱼ alone where rows are not shifted. Differences, not products of means: covariances of
+        atoms close together keep their digits.
+        """
+        k, v = self.k, self.v
+        out = k.new_empty(*k.shape[:-1], v.shape[-1], k.shape[-1])
+        for block, matrices in self.transitions():
+            # The differences take k + v times the room of P: a few rows at a time.
+            rows, width = block.rows.stop - block.rows.start, k.shape[-1] + v.shape[-1]
+            step = max(1, rows // width)
+            for start in range(block.rows.start, block.rows.stop, step):
+                part = slice(start, min(start + step, block.rows.stop))
+                of_block = slice(part.start - block.rows.start, part.stop - block.rows.start)
+                g = matrices.queries[:, of_block]
+                dv, dk = self._differences(g, part, block.columns)
+                out[:, part] = dv.mT @ (g[..., None] * dk)
+        return self._headed(out)
+
+    def _differences(self, g: Tensor, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
+        """vⱼ − rᵢ and kⱼ − k_ĵ of a few rows, (B, rows, columns, ·)."""
+        k, v = self.k[:, None, columns], self.v[:, None, columns]
+        if self.rows.most is None:
+            return v - self.rows.means[:, rows, None], k
+        most = self.rows.most[:, rows]
+        dv, dk = (
+            t - t[:, 0].gather(1, most.expand(-1, -1, t.shape[-1]))[:, :, None] for t in (v, k)
+        )
+        # rᵢ − v_ĵ as a mean of differences: where attention is nearly on ĵ it is tiny.
+        return dv - (g[:, :, None] @ dv), dk
+
     def _field_jacobians(self) -> Tensor:
-        par = self.parameters
-        blocks = self.covariances() @ (par.scale[:, None, None] * par.query)[:, None]
+        par = self.sight.parameters
+        blocks = self.covariances() @ self._unit_pushes[0]
         if par.output is not None:
             blocks = par.output[:, None] @ blocks
         return blocks.sum(-4)
 
-    # --- dense ---
+    @cached_property
+    def _unit_pushes(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Derivatives of queries, keys and values of every atom, (*batch, H, n, ·, d)."""
+        points = self.sight.points.detach()
+        units = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
+        pushed = [self.sight.push(unit.expand_as(points)) for unit in units]
+        return (
+            torch.stack([f.q for f in pushed], -1),
+            torch.stack([f.k for f in pushed], -1),
+            torch.stack([f.v for f in pushed], -1),
+        )
 
     def dense(self, part: slice) -> Tensor:
         """The matrices of a slice of the flattened batch, (b, n·d_out, n·d)."""
-        queries = self.queries.reshape(-1, *self.queries.shape[-3:])[part]
-        interaction = self.interaction.part(part)
-        whole = replace(
-            self,
-            queries=queries,
-            interaction=interaction,
-            memory=2**62,
-            block_size=interaction.n,
+        whole = part.stop - part.start >= math.prod(self.batch_shape)
+        if len(self.blocks) == 1 and whole and len(self.batch_shape) == 1:
+            return self._dense_flat()
+        one_block = replace(
+            self, sight=self.sight.part(part), memory=2**62, block_size=self.sight.n
         )
-        return whole._dense_flat()
+        return one_block._dense_flat()
 
+    @torch.no_grad()
     def _dense_flat(self) -> Tensor:
-        par, interaction = self.parameters, self.interaction
-        (rows,) = self.rows
-        m = self.transition(rows)[1]
-        values, means = interaction.values, self.outputs
+        par = self.sight.parameters
+        ((block, matrices),) = self.transitions()
+        dv, _ = self._differences(matrices.queries, block.rows, block.columns)
+        _, k_dot, v_dot = self._unit_pushes
+        dv = self._headed(dv)
         if par.output is not None:
-            values, means = values @ par.output.mT, means @ par.output.mT
+            dv, v_dot = dv @ par.output.mT[:, None], par.output[:, None] @ v_dot
+        m, n = self._headed(matrices.values), self._headed(matrices.keys)
         # [b, i, α, j, β]: the value's share, the key's share, and the query's on the diagonal.
-        matrix = torch.einsum("bhij,hac->biajc", m, par.V)
-        spread = m[..., None] * (values[..., None, :, :] - means[..., :, None, :])
-        matrix += torch.einsum("bhija,bhic->biajc", spread, self.queries @ par.key)
-        diagonal = torch.arange(interaction.n, device=m.device)
+        matrix = torch.einsum("bhij,bhjac->biajc", m, v_dot)
+        turned = torch.einsum("bhik,bhjkc->bhijc", self.sight.features.q, k_dot)
+        matrix += torch.einsum("bhija,bhijc->biajc", n[..., None] * dv, turned)
+        diagonal = torch.arange(self.sight.n, device=m.device)
         matrix[:, diagonal, :, diagonal, :] += self._field_jacobians().movedim(1, 0)
-        return interaction.unsort_dense(matrix).flatten(3, 4).flatten(1, 2)
+        return self.sight.unsort_dense(matrix).flatten(3, 4).flatten(1, 2)
+
+
+def _flat(per_head: Tensor) -> Tensor:
+    """(*batch, H, n, ·) with one axis for batch and heads."""
+    return per_head.reshape(-1, *per_head.shape[-2:])

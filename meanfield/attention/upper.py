@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from meanfield.attention.interaction import Block, Interaction
-from meanfield.attention.normalization import softmax
-from meanfield.attention.parameters import AttentionParameters
+from meanfield.attention.normalizations import softmax
+from meanfield.attention.sight import Block, Sight
+from meanfield.attention.tangent import AttentionTangent
 
 __all__ = ["upper_bound"]
 
@@ -23,9 +23,7 @@ _SMALL, _POWER_STEPS, _SLACK = 96, 30, 0.01
 _ROUNDS = 4  # of power iteration from above; each multiplies once by P and once by Pᵀ
 
 
-def upper_bound(
-    parameters: AttentionParameters, queries: Tensor, interaction: Interaction
-) -> Tensor:
+def upper_bound(tangent: AttentionTangent) -> Tensor:
     r"""A number that neither ‖D^½JD^−½‖ nor maxᵢ ‖D_xΓ_μ(xᵢ)‖ exceeds, shape (*batch,).
 
     Not in the papers. The tangent is a sum over heads of three parts, W_h G_h U_h, where U_h is
@@ -42,20 +40,20 @@ def upper_bound(
     relative.
 
     Args:
-        parameters: of the layer.
-        queries: scaled queries of the atoms in the interaction's order, (*batch, H, n, k).
-        interaction: the atoms as the layer sees them.
+        tangent: of dot-product attention under the softmax.
     """
-    seen = _Seen(queries, interaction)
-    par, output = parameters, parameters.output
+    sight = tangent.sight
+    par, queries, output = sight.parameters, sight.features.q, sight.parameters.output
+    value, key = par.per_head(par.value), par.per_head(par.key)
+    seen = _Seen(queries, sight)
     # Triangular factors of the projections go into the heads, where they meet what they act on.
     left, values = (
-        (None, interaction.values) if output is None else _absorb(output, interaction.values)
+        (None, sight.features.v) if output is None else _absorb(output, sight.features.v)
     )
-    to_queries, keys = _absorb((par.scale[:, None, None] * par.query).mT, interaction.keys)
-    to_keys, turned = _absorb(par.key.mT, queries)
+    to_queries, keys = _absorb((par.scale[:, None, None] * par.query).mT, sight.features.k)
+    to_keys, turned = _absorb(key.mT, queries)
     spreads, query_norms, jacobians = _moments(seen, values, keys, left, to_queries)
-    value_part = _join(_value_norms(seen), output, par.value, commuting=True)
+    value_part = _join(_value_norms(seen), output, value, commuting=True)
     key_part = _join(_key_norms(seen, spreads, turned), left, to_keys.mT)
     query_part = _join(query_norms, left, to_queries.mT)
     return value_part + key_part + torch.minimum(query_part, jacobians)
@@ -70,18 +68,20 @@ def _absorb(matrix: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
 class _Seen:
     """Who sees whom, in logarithms, a block of rows at a time; absent atoms see nobody."""
 
-    def __init__(self, queries: Tensor, interaction: Interaction) -> None:
-        self.queries, self.interaction = queries, interaction
-        self.alive = interaction.log_weights > -math.inf
-        self.logs = torch.where(self.alive, interaction.log_weights, 0.0)
+    def __init__(self, queries: Tensor, sight: Sight) -> None:
+        self.queries, self.sight = queries, sight
+        self.alive = sight.log_weights > -math.inf
+        self.logs = torch.where(self.alive, sight.log_weights, 0.0)
 
     def transitions(self) -> Iterator[tuple[Block, Tensor]]:
         """log Pᵢⱼ."""
-        positions, n = self.interaction.positions, self.interaction.n
-        for block in self.interaction.blocks(positions, n, None):
-            log_p, _ = softmax(self.interaction.logits(self.queries, positions, block))
-            rows = self.alive[..., None, block.rows, None]
-            yield block, torch.where(rows, log_p, -math.inf)
+        for block in self.sight.blocks(self.sight.limits, self.sight.n, None):
+            i, j = block
+            logs = self.sight.column_logs(block)
+            blind = (logs == -math.inf).all(-1, keepdim=True)
+            scores = self.queries[..., i, :] @ self.sight.features.k[..., j, :].mT
+            log_p = softmax.log_transition(scores, logs, blind)
+            yield block, torch.where(self.alive[..., None, i, None], log_p, -math.inf)
 
     def columns(self) -> Iterator[tuple[Block, Tensor, Tensor]]:
         """log Pᵢⱼ and log cᵢⱼ."""

@@ -22,6 +22,7 @@ from meanfield.bounds.theorems import (
     mean_field,
     two_dirac_lower,
 )
+from meanfield.capabilities import HasScoreMatrices
 
 __all__ = ["BoundRow", "BoundTable", "table"]
 
@@ -138,8 +139,9 @@ def table(
         raise ValueError(f"n: expected at least 1 token, or None, got {n}")
     if causal is None:
         causal = getattr(layer, "causal", None)
-    kernel = getattr(getattr(layer, "kernel", None), "name", "dot_product")
-    other = None if kernel == "dot_product" else f"the kernel is {kernel}, not the dot product"
+    other = None
+    if isinstance(layer, HasScoreMatrices) and not len(layer.score_matrices):
+        other = "the kernel is not the dot product under the softmax"
     parameters = getattr(layer, "parameters", layer)
     norms = layer_norms(parameters)
     masked = None if causal is None or causal else "the layer is not masked"

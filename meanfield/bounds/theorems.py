@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from meanfield.capabilities import HasLocalUpper
+
 __all__ = [
     "general",
     "general_lower",
@@ -192,7 +194,7 @@ def local_upper(F: Any, mu: Any) -> Any:
     Raises:
         TypeError: if the map offers none.
     """
-    if not hasattr(F, "local_upper"):
+    if not isinstance(F, HasLocalUpper):
         raise TypeError(
             f"expected a map with a method local_upper(mu), such as SelfAttention, "
             f"got {type(F).__name__}"

@@ -77,7 +77,9 @@ _DIMS = ("layer", "window")
 _VARIABLES = (
     Variable("constant", "local Lipschitz constant ‖Df(X)‖", dims=_DIMS),
     Variable("constant_residual", "relative residual of the constant", dims=_DIMS),
-    Variable("constant_upper", "the constant is at most this, with probability 0.999", dims=_DIMS),
+    Variable(
+        "constant_upper_999", "the constant is at most this, with probability 0.999", dims=_DIMS
+    ),
     Variable("constant_converged", "whether the constant converged", dims=_DIMS, dtype="bool"),
     Variable("released", "√‖Df(X)ᵀ f(X)‖, as the published scripts", dims=_DIMS),
     Variable("radius", "root mean square of the token norms", dims=_DIMS),
@@ -129,7 +131,7 @@ def _layer(F: Any, points: torch.Tensor, rtol: float) -> dict[str, np.ndarray]:
     found = {
         "constant": constant.value,
         "constant_residual": constant.residual,
-        "constant_upper": constant.upper,
+        "constant_upper_999": constant.upper_999,
         "constant_converged": constant.converged,
         # It costs as much as the constant, so one window has to do.
         "local_upper": F.local_upper(ParticleMeasure.from_sequence(points[0])),

@@ -50,14 +50,6 @@ class Basis:
         # Rounding in the vectors themselves may hide as much again.
         return torch.where(finished, 0.0, length), torch.maximum(length, 2 * floor)
 
-    def pop(self) -> Tensor:
-        """The vector appended last, (batch, size), which is no longer in the basis."""
-        vectors = self.newest().clone()
-        self.count -= 1
-        if self.count % _BLOCK_VECTORS == 0:
-            del self.blocks[-1]
-        return vectors
-
     def newest(self) -> Tensor:
         """The vector appended last, (batch, size)."""
         return self.blocks[-1][:, (self.count - 1) % _BLOCK_VECTORS]

@@ -10,7 +10,7 @@ from torch import Tensor
 from meanfield.linalg.basis import Basis
 from meanfield.linalg.maps import LinearMap
 
-__all__ = ["Bidiagonalisation", "Cycle"]
+__all__ = ["Bidiagonalisation", "Cycle", "image"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,9 +72,6 @@ class Bidiagonalisation:
         start: unit vectors (batch, n·d), the first column of V.
     """
 
-    # The residuals of all triples are: they are multiples of the remainder.
-    parallel = True
-
     def __init__(self, linear_map: LinearMap, start: Tensor) -> None:
         self.map, self.batch = linear_map, start.shape[0]
         self.right, self.left = Basis(self.batch, start), Basis(self.batch, start)
@@ -100,11 +97,11 @@ class Bidiagonalisation:
     def advance(self) -> None:
         """One product with A and one with Aᵀ."""
         cycle = self.cycles[-1]
-        image = self.map.image(self.right.newest())
-        alpha, limit = self.left.extend(image)
+        forth = image(self.map, self.right.newest())
+        alpha, limit = self.left.extend(forth)
         cycle.alphas.append(alpha)
         cycle.alpha_limits.append(limit)
-        back = self.map.pull_back(self.left.newest())
+        back = image(self.map.T, self.left.newest())
         beta, limit = self.right.extend(back)
         cycle.betas.append(beta)
         cycle.beta_limits.append(limit)
@@ -131,3 +128,20 @@ class Bidiagonalisation:
         left, values, right = torch.linalg.svd(self.cycles[-1].matrix(part))
         share = self.remainders[part, None].double() / torch.where(values > 0, values, 1.0)
         return left, values, right, share * left[:, -1, :].abs()
+
+
+def image(linear_map: LinearMap, vectors: Tensor) -> Tensor:
+    """J of flat vectors (b, n·d), b the flattened batch; (b, m·e).
+
+    Raises:
+        OverflowError: it is not finite.
+    """
+    shaped = vectors.reshape(*linear_map.batch_shape, *linear_map.in_shape)
+    out = linear_map.matvec(shaped).reshape(len(vectors), linear_map.rows)
+    # The sum first: it is finite nearly always, and needs no second tensor.
+    if not bool(torch.isfinite(out.sum())) and not bool(torch.isfinite(out).all()):
+        raise OverflowError(
+            f"a product with the linear map leaves the range of {out.dtype}: its norm "
+            "cannot be represented; use less extreme weights or a smaller radius"
+        )
+    return out

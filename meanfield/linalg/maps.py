@@ -1,46 +1,26 @@
-"""Linear maps given by their products."""
+"""Linear maps given by their products: an algebra of Jacobians that are never stored."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import numbers
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
-__all__ = ["CoarseSpace", "LinearMap"]
-
-
-@dataclass(frozen=True, eq=False)
-class CoarseSpace:
-    """Displacements in which few shapes over the particles move, and a model of J between them.
-
-    A norm estimate starts from the model's top singular vector, and corrects by the model what a
-    Krylov iteration is slow at. Nothing that it claims rests on how good the model is.
-
-    Attributes:
-        shapes: Φ (*batch, n, p) with orthonormal columns: the space is all Φy, y (p, d).
-        matvec: the model ZᵀJΦ, Z (m, q) with orthonormal columns, of k vectors at once:
-            (k, *batch, p, d) ↦ (k, *batch, q, e). It should cost little beside a product with J.
-        rmatvec: its transpose, (k, *batch, q, e) ↦ (k, *batch, p, d).
-        in_shape: (p, d).
-        out_shape: (q, e).
-        start: unit vectors (k, *batch, p, d) near the model's top, if any are known; all batch
-            axes may be of size 1.
-    """
-
-    shapes: Tensor
-    matvec: Callable[[Tensor], Tensor]
-    rmatvec: Callable[[Tensor], Tensor]
-    in_shape: tuple[int, int]
-    out_shape: tuple[int, int]
-    start: Tensor | None = None
+__all__ = ["LinearMap"]
 
 
 @dataclass(frozen=True, eq=False)
 class LinearMap:
-    """A batch of linear maps J: (n, d) → (m, e) given by products with J and Jᵀ.
+    """A batch of linear maps J: (n, d) → (m, e), given by products with J and Jᵀ.
+
+    Maps compose and add: ``J @ K``, ``J + K``, ``J - K``, ``c * J``, ``J.T``; ``J @ x`` is a
+    product. The derivative of a residual block x + f(x), for example, is
+    ``LinearMap.identity(...) + J``, and that of a composition g∘f is ``J_g @ J_f``.
 
     Args:
         matvec: ε (*batch, n, d) ↦ Jε (*batch, m, e).
@@ -52,10 +32,12 @@ class LinearMap:
         device: of the tensors.
         dense: returns the matrices of a slice of the flattened batch, shape (b, m·e, n·d);
             without it they are assembled column by column.
-        hints: displacements (*batch, n, d) that may have a large image; a norm estimate
-            starts from them as well as from a random one.
-        coarse: a coarse space that may hold most of the top singular vector; used in place of
-            `hints`.
+
+    Example:
+        >>> J = LinearMap.pointwise(torch.tensor([[[0.0, 1.0], [2.0, 0.0]]]))
+        >>> (2 * J.T @ J + LinearMap.identity(J.in_shape, dtype=J.dtype)).to_dense()
+        tensor([[9., 0.],
+                [0., 3.]])
     """
 
     matvec: Callable[[Tensor], Tensor]
@@ -66,8 +48,163 @@ class LinearMap:
     dtype: torch.dtype = torch.float64
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dense: Callable[[slice], Tensor] | None = None
-    hints: Callable[[], Tensor] | None = None
-    coarse: Callable[[], CoarseSpace] | None = None
+
+    # --- maps to begin with ---
+
+    @classmethod
+    def identity(
+        cls,
+        shape: tuple[int, int],
+        *,
+        batch_shape: tuple[int, ...] = (),
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
+    ) -> LinearMap:
+        """ε ↦ ε on displacements (*batch, n, d), with shape (n, d)."""
+        one = torch.ones((), dtype=dtype, device=device)
+        return cls.diagonal(one.expand(*batch_shape, *shape))
+
+    @classmethod
+    def diagonal(cls, factors: Tensor) -> LinearMap:
+        """ε ↦ factors ∘ ε, factors (*batch, n, d)."""
+
+        def dense(part: slice) -> Tensor:
+            rows = factors.reshape(-1, shape[0] * shape[1])[part]
+            return torch.diag_embed(rows)
+
+        shape = (factors.shape[-2], factors.shape[-1])
+        return cls(
+            lambda eps: factors * eps,
+            lambda zeta: factors * zeta,
+            shape,
+            shape,
+            factors.shape[:-2],
+            factors.dtype,
+            factors.device,
+            dense,
+        )
+
+    @classmethod
+    def pointwise(cls, matrices: Tensor) -> LinearMap:
+        """εᵢ ↦ Bᵢεᵢ: block-diagonal, with one matrix per particle, (*batch, n, e, d)."""
+        n, e, d = matrices.shape[-3:]
+
+        def product(blocks: Tensor) -> Callable[[Tensor], Tensor]:
+            return lambda vectors: (blocks @ vectors[..., None])[..., 0]
+
+        def dense(part: slice) -> Tensor:
+            blocks = matrices.reshape(-1, n, e, d)[part]
+            whole = blocks.new_zeros(len(blocks), n, e, n, d)
+            every = torch.arange(n, device=blocks.device)
+            whole[:, every, :, every, :] = blocks.movedim(1, 0)
+            return whole.flatten(3, 4).flatten(1, 2)
+
+        return cls(
+            product(matrices),
+            product(matrices.mT),
+            (n, d),
+            (n, e),
+            matrices.shape[:-3],
+            matrices.dtype,
+            matrices.device,
+            dense,
+        )
+
+    # --- the algebra ---
+
+    @property
+    def T(self) -> LinearMap:
+        """The transpose."""
+        dense = self.dense
+        return replace(
+            self,
+            matvec=self.rmatvec,
+            rmatvec=self.matvec,
+            in_shape=self.out_shape,
+            out_shape=self.in_shape,
+            dense=None if dense is None else lambda part: dense(part).mT,
+        )
+
+    @overload
+    def __matmul__(self, other: LinearMap) -> LinearMap: ...
+
+    @overload
+    def __matmul__(self, other: Tensor) -> Tensor: ...
+
+    def __matmul__(self, other: LinearMap | Tensor) -> LinearMap | Tensor:
+        """J @ K, first K and then J; or J @ x, the product with a displacement."""
+        if isinstance(other, torch.Tensor):
+            wanted = (*self.batch_shape, *self.in_shape)
+            if tuple(other.shape) != wanted:
+                raise ValueError(f"J @ x: expected x of shape {wanted}, got {tuple(other.shape)}")
+            return self.matvec(other)
+        if not isinstance(other, LinearMap):
+            return NotImplemented
+        self._check_kind(other, "@")
+        if self.in_shape != other.out_shape:
+            raise ValueError(
+                f"J @ K: expected K to map into {self.in_shape}, where J starts, "
+                f"got a K that maps into {other.out_shape}"
+            )
+        first, second = other.dense, self.dense
+        dense = None
+        if first is not None and second is not None:
+            dense = _combined(second, first, torch.matmul)
+        return replace(
+            self,
+            matvec=lambda eps: self.matvec(other.matvec(eps)),
+            rmatvec=lambda zeta: other.rmatvec(self.rmatvec(zeta)),
+            in_shape=other.in_shape,
+            dense=dense,
+        )
+
+    def __add__(self, other: LinearMap) -> LinearMap:
+        """J + K of maps between the same spaces."""
+        if not isinstance(other, LinearMap):
+            return NotImplemented
+        self._check_kind(other, "+")
+        if (self.in_shape, self.out_shape) != (other.in_shape, other.out_shape):
+            raise ValueError(
+                f"J + K: expected two maps {self.in_shape} → {self.out_shape}, "
+                f"got a K from {other.in_shape} to {other.out_shape}"
+            )
+        dense = None
+        if self.dense is not None and other.dense is not None:
+            dense = _combined(self.dense, other.dense, torch.add)
+        return replace(
+            self,
+            matvec=lambda eps: self.matvec(eps) + other.matvec(eps),
+            rmatvec=lambda zeta: self.rmatvec(zeta) + other.rmatvec(zeta),
+            dense=dense,
+        )
+
+    def __mul__(self, factor: float) -> LinearMap:
+        """c · J for a real number c."""
+        if not isinstance(factor, numbers.Real):
+            return NotImplemented
+        dense = self.dense
+        return replace(
+            self,
+            matvec=lambda eps: factor * self.matvec(eps),
+            rmatvec=lambda zeta: factor * self.rmatvec(zeta),
+            dense=None if dense is None else lambda part: factor * dense(part),
+        )
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> LinearMap:
+        return -1.0 * self
+
+    def __sub__(self, other: LinearMap) -> LinearMap:
+        return self + -other
+
+    def _check_kind(self, other: LinearMap, sign: str) -> None:
+        for name in ("batch_shape", "dtype", "device"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                raise ValueError(f"J {sign} K: expected K with {name} {mine}, got {theirs}")
+
+    # --- other forms ---
 
     @property
     def rows(self) -> int:
@@ -79,45 +216,55 @@ class LinearMap:
         """n·d."""
         return math.prod(self.in_shape)
 
-    def image(self, vectors: Tensor) -> Tensor:
-        """J of flat vectors (b, n·d), b the flattened batch; (b, m·e).
-
-        Raises:
-            OverflowError: it is not finite.
-        """
-        return self._flat(self.matvec, vectors, self.in_shape, self.rows)
-
-    def pull_back(self, vectors: Tensor) -> Tensor:
-        """Jᵀ of flat vectors (b, m·e); (b, n·d). Raises as `image` does."""
-        return self._flat(self.rmatvec, vectors, self.out_shape, self.columns)
-
-    def _flat(
-        self,
-        product: Callable[[Tensor], Tensor],
-        vectors: Tensor,
-        shape: tuple[int, int],
-        size: int,
-    ) -> Tensor:
-        image = product(vectors.reshape(*self.batch_shape, *shape)).reshape(len(vectors), size)
-        # The sum first: it is finite nearly always, and needs no second tensor.
-        if not bool(torch.isfinite(image.sum())) and not bool(torch.isfinite(image).all()):
-            raise OverflowError(
-                f"a product with the linear map leaves the range of {image.dtype}: its norm "
-                "cannot be represented; use less extreme weights or a smaller radius"
-            )
-        return image
-
     def to_dense(self) -> Tensor:
         """The matrices, shape (*batch, m·e, n·d), particles before features."""
-        batch = math.prod(self.batch_shape)
         if self.dense is not None:
-            flat = self.dense(slice(0, batch))
+            flat = self.dense(slice(0, math.prod(self.batch_shape)))
+        elif self.columns <= self.rows:
+            flat = torch.stack(list(self._images()), -1)
         else:
-            flat = torch.stack([self._column(j) for j in range(self.columns)], -1)
+            flat = torch.stack(list(self.T._images()), -2)
         return flat.reshape(*self.batch_shape, self.rows, self.columns)
 
-    def _column(self, index: int) -> Tensor:
-        unit = torch.zeros(self.columns, dtype=self.dtype, device=self.device)
-        unit[index] = 1.0
-        image = self.matvec(unit.reshape(self.in_shape).expand(*self.batch_shape, *self.in_shape))
-        return image.reshape(-1, self.rows)
+    def _images(self) -> Iterator[Tensor]:
+        """The columns, (b, m·e) each."""
+        for index in range(self.columns):
+            unit = torch.zeros(self.columns, dtype=self.dtype, device=self.device)
+            unit[index] = 1.0
+            shape = (*self.batch_shape, *self.in_shape)
+            yield self.matvec(unit.reshape(self.in_shape).expand(shape)).reshape(-1, self.rows)
+
+    def to_scipy(self) -> Any:
+        """A `scipy.sparse.linalg.LinearOperator` on flat NumPy vectors, for one map on the CPU.
+
+        Raises:
+            ValueError: the map is a batch of several.
+        """
+        from scipy.sparse.linalg import LinearOperator
+
+        if math.prod(self.batch_shape) != 1:
+            raise ValueError(
+                f"to_scipy: expected one map, got a batch of shape {tuple(self.batch_shape)}"
+            )
+
+        def product(apply: Callable[[Tensor], Tensor], shape: tuple[int, int]) -> Any:
+            def flat(vector: Any) -> Any:
+                tensor = torch.as_tensor(vector, dtype=self.dtype, device=self.device)
+                return apply(tensor.reshape(*self.batch_shape, *shape)).flatten().cpu().numpy()
+
+            return flat
+
+        return LinearOperator(
+            (self.rows, self.columns),
+            matvec=product(self.matvec, self.in_shape),
+            rmatvec=product(self.rmatvec, self.out_shape),
+            dtype=str(self.dtype).removeprefix("torch."),
+        )
+
+
+def _combined(
+    left: Callable[[slice], Tensor],
+    right: Callable[[slice], Tensor],
+    operation: Callable[[Tensor, Tensor], Tensor],
+) -> Callable[[slice], Tensor]:
+    return lambda part: operation(left(part), right(part))

@@ -9,6 +9,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from meanfield.capabilities import is_causal
 from meanfield.checks import as_float_tensor
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.secant import SecantRatio, euclidean_secant_ratio, secant_ratio
@@ -116,7 +117,7 @@ def compare_lemma_3_2(
     X = as_float_tensor(X, "X")
     if X.ndim != 2:
         raise ValueError(f"X: expected one sequence (n, d), got {tuple(X.shape)}")
-    positioned = bool(getattr(F, "causal", False)) if conditional is None else conditional
+    positioned = is_causal(F) if conditional is None else conditional
     sequence = ParticleMeasure.from_sequence(X)
     mu = sequence if positioned else ParticleMeasure(X)
     generator = generator or torch.Generator().manual_seed(0)
@@ -157,7 +158,7 @@ _VARIABLES = (
         for suffix, what, dtype in (
             ("", "", "float64"),
             ("_residual", ", relative residual", "float64"),
-            ("_upper", ", upper end (probability 0.999)", "float64"),
+            ("_upper_999", ", upper end (probability 0.999)", "float64"),
             ("_converged", ", converged", "bool"),
         )
     ),
@@ -178,14 +179,14 @@ def _dataset(
         "particle": float(wasserstein.particle),
         "splitting": float(wasserstein.splitting),
     }
-    for suffix, end in (("", "value"), ("_lower", "lower"), ("_upper", "upper")):
-        values[f"wasserstein_secant{suffix}"] = [
-            getattr(row.wasserstein, end).tolist() for row in rows.values()
-        ]
+    ratios = [row.wasserstein for row in rows.values()]
+    values["wasserstein_secant"] = [ratio.value.tolist() for ratio in ratios]
+    values["wasserstein_secant_lower"] = [ratio.lower.tolist() for ratio in ratios]
+    values["wasserstein_secant_upper"] = [ratio.upper.tolist() for ratio in ratios]
     for name, constant in (("euclidean", euclidean), ("wasserstein", wasserstein)):
         values[name] = float(constant.value)
         values[f"{name}_residual"] = float(constant.residual)
-        values[f"{name}_upper"] = float(constant.upper)
+        values[f"{name}_upper_999"] = float(constant.upper_999)
         values[f"{name}_converged"] = bool(constant.converged)
     coords = {
         "perturbation": (

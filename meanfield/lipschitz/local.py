@@ -10,7 +10,7 @@ from torch import Tensor
 
 from meanfield.html import span, table
 from meanfield.linalg import LinearMap, NormEstimate, largest_block_norm, operator_norm
-from meanfield.lipschitz.tangents import field_tangent, tangent
+from meanfield.linearisation import check_geometry, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 __all__ = ["LocalLipschitz", "local_lipschitz"]
@@ -36,11 +36,12 @@ class LocalLipschitz:
             within residual · component of a singular value. The larger of the two.
         error: estimated relative error of the components by their residuals and the gaps below
             them, see `meanfield.linalg.NormEstimate.error`. The larger of the two.
-        upper: the constant is at most this; with probability 0.999 for each start of an iteration,
-            for certain (up to rounding) when factored. See `meanfield.linalg.NormEstimate.upper`;
-            `meanfield.bounds.local_upper` is certain always, and larger.
-        converged: whether the error is at most the rtol asked for, the residual at most four times
-            that, and `upper` within the upper_rtol if one was asked for.
+        upper_999: the constant is at most this; with probability 0.999 over the random start of
+            an iteration, for certain (up to rounding) when factored (`n_matvecs` is 0 then). See
+            `meanfield.linalg.NormEstimate.upper_999`; `meanfield.bounds.local_upper` is certain
+            always, and larger.
+        converged: whether the error is at most rtol, the residual at most four times that, and
+            `upper_999` at most (1 + upper_rtol) times each component.
         n_matvecs: products with the linearisation; 0 when it was factored.
         geometry: "wasserstein" or "euclidean".
     """
@@ -53,7 +54,7 @@ class LocalLipschitz:
     splitting_direction: Tensor | None
     residual: Tensor
     error: Tensor
-    upper: Tensor
+    upper_999: Tensor
     converged: Tensor
     n_matvecs: int
     geometry: str
@@ -73,7 +74,7 @@ class LocalLipschitz:
             ("splitting: one atom splits", splitting),
             ("relative residual", span(self.residual)),
             ("relative error, by residual and gap", span(self.error)),
-            ("at most (probability 0.999)" if self.n_matvecs else "at most", span(self.upper)),
+            ("at most (probability 0.999)" if self.n_matvecs else "at most", span(self.upper_999)),
             ("converged", bool(self.converged.all())),
         ]
         return table(f"Local Lipschitz constant, {self.geometry}", rows)
@@ -89,8 +90,7 @@ def local_lipschitz(
     method: str = "auto",
     generator: torch.Generator | None = None,
     strict: bool = True,
-    confirm: int = 0,
-    upper_rtol: float | None = None,
+    upper_rtol: float = 0.01,
 ) -> LocalLipschitz:
     """lim sup W₂(F(ν), F(μ)) / W₂(ν, μ) as mass moves by shrinking steps, or ‖Df(X)‖.
 
@@ -118,11 +118,9 @@ def local_lipschitz(
         method: "auto", "dense" or "lanczos", see `meanfield.linalg.operator_norm`.
         generator: of random starts; a fixed seed if None.
         strict: raise when not converged; otherwise the answer comes back flagged.
-        confirm: how many more independent random starts the iteration for `particle` gets; the
-            largest answer counts. Residuals prove *a* singular value: a start orthogonal to the
-            top direction to less than rtol can settle on another one. No cost when factored.
-        upper_rtol: go on until `upper` is at most (1 + upper_rtol) · value, too: then the
-            constant is known to lie between them, whatever the residuals say.
+        upper_rtol: how far `upper_999` may be above each component, relatively, so that
+            `converged` is about the constant and not about some singular value; `math.inf` to ask
+            for the value alone.
 
     Raises:
         ConvergenceError: not converged after `max_steps` steps, if strict.
@@ -136,8 +134,7 @@ def local_lipschitz(
         >>> constant.value
         tensor(3.0, dtype=torch.float64)
     """
-    if geometry not in ("wasserstein", "euclidean"):
-        raise ValueError(f"geometry: expected 'wasserstein' or 'euclidean', got {geometry!r}")
+    check_geometry(geometry)
     settings: dict[str, Any] = {
         "rtol": rtol,
         "max_steps": max_steps,
@@ -145,41 +142,12 @@ def local_lipschitz(
         "strict": strict,
         "upper_rtol": upper_rtol,
     }
-    if confirm < 0:
-        raise ValueError(f"confirm: expected a number ≥ 0, got {confirm}")
-    whole = _confirmed_norm(tangent(F, mu, geometry), confirm, method=method, **settings)
+    at = linearize(F, mu, geometry=geometry)
+    whole = operator_norm(at.atoms, method=method, **settings)
     if geometry == "euclidean":
         return _result(whole, None, geometry)
-    field = field_tangent(F, mu)
-    apart = largest_block_norm(field, method=_field_method(field, method), **settings)
+    apart = largest_block_norm(at.field, method=_field_method(at.field, method), **settings)
     return _result(whole, apart, geometry)
-
-
-def _confirmed_norm(
-    linear_map: LinearMap, confirm: int, *, generator: torch.Generator | None, **settings: Any
-) -> NormEstimate:
-    """The largest of 1 + `confirm` norm estimates from independent starts, entry by entry."""
-    best = operator_norm(linear_map, generator=generator, **settings)
-    for seed in range(1, confirm + 1):
-        if best.n_matvecs == 0:  # factored: there is no start
-            return best
-        # A generator that is given goes on; the default one would start at the same place.
-        source = generator or torch.Generator().manual_seed(seed)
-        best = _larger(best, operator_norm(linear_map, generator=source, **settings))
-    return best
-
-
-def _larger(one: NormEstimate, other: NormEstimate) -> NormEstimate:
-    better = other.value > one.value
-    return NormEstimate(
-        value=torch.where(better, other.value, one.value),
-        residual=torch.where(better, other.residual, one.residual),
-        error=torch.where(better, other.error, one.error),
-        upper=torch.minimum(one.upper, other.upper),
-        converged=torch.where(better, other.converged, one.converged),
-        n_matvecs=one.n_matvecs + other.n_matvecs,
-        direction=torch.where(better[..., None, None], other.direction, one.direction),
-    )
 
 
 def _field_method(field: LinearMap, method: str) -> str:
@@ -203,7 +171,7 @@ def _result(
             splitting_direction=None,
             residual=whole.residual,
             error=whole.error,
-            upper=whole.upper,
+            upper_999=whole.upper_999,
             converged=whole.converged,
             n_matvecs=whole.n_matvecs,
             geometry=geometry,
@@ -218,7 +186,7 @@ def _result(
         splitting_direction=field.direction.squeeze(-2),
         residual=torch.maximum(whole.residual, field.residual),
         error=torch.maximum(whole.error, field.error),
-        upper=torch.maximum(whole.upper, field.upper),
+        upper_999=torch.maximum(whole.upper_999, field.upper_999),
         converged=whole.converged & field.converged,
         n_matvecs=whole.n_matvecs + field.n_matvecs,
         geometry=geometry,

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from meanfield.capabilities import HasHeads
 from meanfield.html import span, table
-from meanfield.linalg import LinearMap
+from meanfield.linearisation import linearize
 from meanfield.lipschitz.local import LocalLipschitz
-from meanfield.lipschitz.tangents import field_tangent, tangent
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 __all__ = ["Localization", "localize"]
@@ -68,9 +66,9 @@ def localize(
 
     Args:
         constant: of F at μ, from `local_lipschitz`; its geometry decides on J or D^½JD^−½.
-        F: the map. Heads need a dataclass with a field ``parameters`` that has ``n_heads`` and
-            ``head(h)``, such as `meanfield.attention.SelfAttention`, and a map that is the sum
-            of its heads; otherwise there are only particles.
+        F: the map. Heads need a map that declares them (`meanfield.capabilities.HasHeads`), such
+            as `meanfield.attention.SelfAttention`, and that add up to it; otherwise there are
+            only particles.
         mu: the measure, as it was given for the constant.
         component: "particle": atoms move as a whole. "splitting": one atom splits; it has the
             share 1 of displacement and response, and the heads are those of D_xΓ_μ(xᵢ).
@@ -98,12 +96,12 @@ def localize(
     v = constant.direction if component == "particle" else _one_atom(constant, mu)
 
     def respond(G: MeasureMap) -> Tensor:
+        at = linearize(G, mu, geometry=constant.geometry)
         if component == "particle":
-            return tangent(G, mu, constant.geometry).matvec(v)
-        field: LinearMap = field_tangent(G, mu)
-        return field.matvec(v.unsqueeze(-2)).squeeze(-2)
+            return at.atoms.matvec(v)
+        return at.field.matvec(v.unsqueeze(-2)).squeeze(-2)
 
-    image = respond(F)
+    image, heads = respond(F), F.single_heads() if isinstance(F, HasHeads) else []
     # Squares of constants near the end of the number range would overflow.
     peak = image.abs().amax((-2, -1), keepdim=True)
     scale = torch.where(peak > 0, peak, 1.0)
@@ -113,7 +111,7 @@ def localize(
     return Localization(
         particles=_shares(v),
         responses=image.square().sum(-1) / safe[..., None],
-        heads=_heads([respond(G) / scale for G in _single_heads(F)], image, safe),
+        heads=_heads([respond(G) / scale for G in heads], image, safe),
         component=component,
     )
 
@@ -130,15 +128,6 @@ def _one_atom(constant: LocalLipschitz, mu: ParticleMeasure) -> Tensor:
 def _shares(v: Tensor) -> Tensor:
     each = v.square().sum(-1)
     return each / each.sum(-1, keepdim=True)
-
-
-def _single_heads(F: Any) -> list[MeasureMap]:
-    """F with one head at a time, or nothing where F does not say its heads."""
-    parameters: Any = getattr(F, "parameters", None)
-    if not dataclasses.is_dataclass(F) or not hasattr(parameters, "head"):
-        return []
-    rebuild: Any = dataclasses.replace
-    return [rebuild(F, parameters=parameters.head(h)) for h in range(parameters.n_heads)]
 
 
 def _heads(images: list[Tensor], image: Tensor, square: Tensor) -> Tensor | None:

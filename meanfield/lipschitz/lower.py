@@ -115,6 +115,7 @@ def lipschitz_lower(
     *,
     n_atoms: int = 2,
     dim: int | None = None,
+    positioned: bool | None = None,
     n_pairs: int = 64,
     families: Sequence[str] = FAMILIES,
     start: ParticleMeasure | None = None,
@@ -140,7 +141,9 @@ def lipschitz_lower(
         F: a map of measures that keeps weights (and positions).
         radius: R > 0.
         n_atoms: atoms of the measures (of random positioned ones with ties: twice as many).
-        dim: d; by default that of F's parameters.
+        dim: d; by default as F declares (its ``dim``).
+        positioned: whether measures have positions; by default for maps that declare themselves
+            causal (their ``causal``). Only without a `start`, which says it.
         n_pairs: number of random pairs.
         families: which to try, of `FAMILIES`.
         start: measure in B_R without batch axes; `worst_case` with its cheap settings if None.
@@ -161,7 +164,14 @@ def lipschitz_lower(
     generator = generator or torch.Generator().manual_seed(0)
     if start is None:
         start, constant = worst_case(
-            F, radius, n_atoms=n_atoms, dim=dim, starts=4, steps=50, generator=generator
+            F,
+            radius,
+            n_atoms=n_atoms,
+            dim=dim,
+            positioned=positioned,
+            starts=4,
+            steps=50,
+            generator=generator,
         )
     else:
         _check_start(start, radius)

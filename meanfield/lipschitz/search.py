@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from meanfield import sampling
+from meanfield.capabilities import HasDim, HasScoreMatrices, is_causal
 from meanfield.linalg.vectors import normalised
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.pairs import random_measures
@@ -26,6 +27,7 @@ def worst_case(
     *,
     n_atoms: int = 2,
     dim: int | None = None,
+    positioned: bool | None = None,
     starts: int = 64,
     steps: int = 200,
     candidates: Sequence[ParticleMeasure] = (),
@@ -34,9 +36,9 @@ def worst_case(
     """A measure of n atoms in B_R whose local Wasserstein constant is large, and the constant.
 
     Ascent of log max(‖D^½JD^−½‖, maxᵢ‖D_xΓ_μ(xᵢ)‖) over atoms (projected on the ball) and
-    log-weights, from many starts at once: the constructions of the proofs where F has
-    ``parameters`` (both branches of each head, best weight), collapsed and random measures, and
-    the caller's candidates. With the singular vectors u, v held fixed, the gradient of the top
+    log-weights, from many starts at once: the constructions of the proofs where F declares
+    ``score_matrices`` (both branches of each head, best weight), collapsed and random measures,
+    and the caller's candidates. With the singular vectors u, v held fixed, the gradient of the top
     singular value is that of ⟨u, D^½JD^−½ v⟩. Plain ascent from random starts does poorly here
     (the best weights are e^{−2γR²}), hence weights in log space and structured starts; the result
     is never below the best start.
@@ -44,10 +46,12 @@ def worst_case(
     A lower bound of the supremum over the ball: nothing says that it is attained.
 
     Args:
-        F: a map of measures that keeps weights; causal maps get atoms at positions i/n.
+        F: a map of measures that keeps weights.
         radius: R > 0.
         n_atoms: number of atoms n.
-        dim: d; by default that of F's parameters.
+        dim: d; by default as F declares (its ``dim``).
+        positioned: whether the atoms have positions i/n; by default for maps that declare
+            themselves causal (their ``causal``).
         starts: number of random starts, besides the structured ones.
         steps: steps of ascent.
         candidates: measures to start from as well; they are padded or refused to n atoms.
@@ -65,17 +69,16 @@ def worst_case(
     for name, number in (("n_atoms", n_atoms), ("starts", starts), ("steps", steps)):
         if number < 1:
             raise ValueError(f"{name}: expected at least 1, got {number}")
-    parameters = getattr(F, "parameters", None)
-    if dim is None:
-        dim = getattr(parameters, "dim", None)
+    if dim is None and isinstance(F, HasDim):
+        dim = F.dim
     if dim is None:
         raise ValueError("dim: expected the dimension of the points, since F does not say it")
     positions = None
-    if getattr(F, "causal", False):
+    if is_causal(F) if positioned is None else positioned:
         positions = torch.arange(1, n_atoms + 1, dtype=torch.float64) / n_atoms
     generator = generator or torch.Generator().manual_seed(0)
     points, logs = _random_starts(starts, n_atoms, dim, radius, generator)
-    given = [*_constructions(parameters, radius), *candidates]
+    given = [*_constructions(F, radius), *candidates]
     for mu in given:
         more_points, more_logs = _fit(mu, n_atoms, dim, radius)
         points, logs = torch.cat([points, more_points]), torch.cat([logs, more_logs])
@@ -115,10 +118,10 @@ def _random_starts(
     return points, logs
 
 
-def _constructions(parameters: object, radius: float) -> list[ParticleMeasure]:
+def _constructions(F: MeasureMap, radius: float) -> list[ParticleMeasure]:
     """Two Diracs along each real eigenpair of each head, at a grid of weights about the best."""
     found = []
-    for A in getattr(parameters, "A", []):
+    for A in F.score_matrices if isinstance(F, HasScoreMatrices) else ():
         for branch in ("negative", "positive"):
             try:
                 pair = sampling.critical_pair(A.detach().double(), branch=branch)

@@ -1,4 +1,4 @@
-"""Largest singular triples of matrices, by the eigenvectors of their Gram matrices."""
+"""Norms of small maps, from the eigenvectors of their Gram matrices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from meanfield.linalg.evidence import NormEstimate
 from meanfield.linalg.maps import LinearMap
 from meanfield.linalg.vectors import lengths, normalised
 
-__all__ = ["dense_norm", "largest_dense", "power_of_two"]
+__all__ = ["dense_norm", "largest_dense"]
 
 # Entries of one chunk of dense matrices (float64: 8 MiB); larger batches go chunk by chunk.
 _CHUNK_ENTRIES = 2**20
@@ -76,12 +76,13 @@ def _dense_estimate(
     rtol: float,
 ) -> NormEstimate:
     # The factorisation itself is accurate to rounding, whatever was asked for.
-    floor = 1e3 * torch.finfo(linear_map.dtype).eps
+    eps = torch.finfo(linear_map.dtype).eps
+    floor, room = 1e3 * eps, min(linear_map.rows, linear_map.columns) * eps
     return NormEstimate(
         value=sigma.reshape(shape),
         residual=residual.reshape(shape),
         error=residual.reshape(shape),
-        upper=(sigma * (1 + residual)).reshape(shape),
+        upper_999=(sigma * (1 + residual + room)).reshape(shape),
         converged=(residual <= max(rtol, floor)).reshape(shape),
         n_matvecs=0,
         direction=v.reshape(*shape, *linear_map.in_shape),
@@ -110,11 +111,11 @@ def _chunked(
 
 
 def _top_triples(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    scale = power_of_two(matrices)
+    scale = _power_of_two(matrices)
     unit = matrices / scale[..., None, None]
     wide = unit.shape[-1] > unit.shape[-2]
     gram = unit @ unit.mT if wide else unit.mT @ unit
-    top = torch.linalg.eigh(gram)[1][..., -1:]
+    top = _eigenvectors(gram)[..., -1:]
     top = (unit.mT @ top if wide else top)[..., 0]
     v = normalised(top)[0]
     u, sigma = normalised((unit @ v[..., None])[..., 0])
@@ -123,7 +124,15 @@ def _top_triples(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return sigma * scale, v, torch.where(sigma > 0, residual, 0.0)
 
 
-def power_of_two(matrices: Tensor) -> Tensor:
+def _eigenvectors(gram: Tensor) -> Tensor:
+    try:
+        return torch.linalg.eigh(gram)[1]
+    except torch.linalg.LinAlgError:
+        # Single precision: LAPACK's divide and conquer fails where entries are denormal.
+        return torch.linalg.eigh(gram.double())[1].to(gram.dtype)
+
+
+def _power_of_two(matrices: Tensor) -> Tensor:
     """A power of two near the largest entry of each matrix (b, rows, columns), shape (b,).
 
     Division by it is exact, and Gram matrices of what is left stay in range.

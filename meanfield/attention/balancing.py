@@ -1,0 +1,213 @@
+"""Sinkhorn attention: the potentials of a plan with both marginals, and their linearisation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from meanfield.attention.normalizations import Sinkhorn, Softmax
+from meanfield.attention.sight import Block, Sight
+from meanfield.attention.tangent import AttentionTangent
+from meanfield.checks import is_traced
+from meanfield.errors import ConvergenceError
+from meanfield.linalg import LinearMap
+
+__all__ = ["Plan", "balanced", "balanced_linear_map"]
+
+# Sinkhorn iterations before Newton's method takes over: enough to come near where it converges.
+_WARM_UP = 30
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A plan with both marginals, as far as it has converged.
+
+    Attributes:
+        transition: P, (*batch, H, n, n) in the order of the measure; rows sum to one.
+        potentials: g, (*batch, H, n): Pᵢⱼ ∝ aⱼ e^{sᵢⱼ + gⱼ}; 0 on average under μ.
+        residual: maxⱼ |Σᵢ aᵢPᵢⱼ/aⱼ − 1| over the atoms that have mass, (*batch, H).
+        n_iterations: of Sinkhorn's or Newton's method.
+        converged: whether the residual is at most the rtol asked for, (*batch, H).
+    """
+
+    transition: Tensor
+    potentials: Tensor
+    residual: Tensor
+    n_iterations: int
+    converged: Tensor
+
+
+def balanced(sight: Sight, settings: Sinkhorn) -> tuple[Sight, Plan]:
+    """The atoms with the potentials in their log-weights, and the plan (in the sight's order).
+
+    Sinkhorn iterations in the logarithmic domain, then Newton's method on the potentials. With
+    c the column sums Σᵢ aᵢPᵢⱼ/aⱼ after the rows are normalised, Sinkhorn's step is g ← g − log c,
+    and Newton's solves (1 − QP) δ = −log c with Qⱼᵢ = aᵢPᵢⱼ/(aⱼcⱼ). Derivatives pass through two
+    more Newton steps: each squares the distance to the potentials, so that derivatives up to the
+    third order are exact. Takes O(H n²) memory.
+    """
+    scores, logs = _scores(sight), sight.log_weights[..., None, :]
+    with torch.no_grad():
+        g, steps = _solved(scores.detach(), logs.detach(), settings)
+    log_p, log_c = _balance(scores, logs, g)
+    residual = _residual(log_c, logs)
+    met = residual <= _tolerance(settings, scores.dtype)
+    if settings.strict and not bool(met.all()):
+        raise ConvergenceError(
+            f"sinkhorn: a marginal is off by {float(residual.max()):.2e} after {steps} "
+            f"iterations, above rtol = {settings.rtol:.2e}; raise max_iterations or rtol, or pass "
+            "strict=False"
+        )
+    if scores.requires_grad or logs.requires_grad or is_traced(scores) or is_traced(logs):
+        for _ in range(2):
+            g = g + _newton_step(log_p, log_c, logs)
+            log_p, log_c = _balance(scores, logs, g)
+    plan = Plan(log_p.exp(), g, residual, steps, met)
+    return replace(sight, potentials=g), plan
+
+
+def _scores(sight: Sight) -> Tensor:
+    """The scores of all pairs, (*batch, H, n, n)."""
+    everything = Block(slice(0, sight.n), slice(0, sight.n))
+    scores = sight.features.q @ sight.features.k.mT
+    if sight.kernel.activation is not None:
+        scores = sight.kernel.activation(scores)
+    bias = sight.position_bias(everything)
+    return scores if bias is None else scores + bias
+
+
+def _balance(scores: Tensor, logs: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """log P with rows that sum to one, and log c; 0 for columns without mass."""
+    log_p = Softmax().log_transition(scores, (logs + g)[..., None, :], None)
+    alive = logs > -math.inf
+    safe = torch.where(alive, logs, 0.0)
+    log_q = log_p + logs[..., :, None] - safe[..., None, :]
+    log_c = log_q.logsumexp(-2)
+    return log_p, torch.where(alive, log_c, 0.0)
+
+
+def _residual(log_c: Tensor, logs: Tensor) -> Tensor:
+    return log_c.expm1().abs().amax(-1)
+
+
+def _solved(scores: Tensor, logs: Tensor, settings: Sinkhorn) -> tuple[Tensor, int]:
+    """Potentials that meet the tolerance if they can, and how many iterations they took."""
+    g = torch.zeros_like(scores[..., 0, :])
+    for step in range(settings.max_iterations + 1):
+        log_p, log_c = _balance(scores, logs, g)
+        if step == settings.max_iterations or bool(_residual(log_c, logs).max() <= settings.rtol):
+            return g, step
+        sinkhorn = g - log_c
+        if step < _WARM_UP:
+            g = sinkhorn
+            continue
+        newton = g + _newton_step(log_p, log_c, logs)
+        after = (_residual(_balance(scores, logs, x)[1], logs) for x in (newton, sinkhorn))
+        by_newton, by_sinkhorn = after
+        better = torch.isfinite(newton).all(-1) & (by_newton <= by_sinkhorn)
+        g = torch.where(better[..., None], newton, sinkhorn)
+    raise AssertionError("unreachable")
+
+
+def _newton_step(log_p: Tensor, log_c: Tensor, logs: Tensor) -> Tensor:
+    """δ with (1 − QP) δ = −log c up to a constant, 0 on average under μ."""
+    alive = logs > -math.inf
+    safe = torch.where(alive, logs, 0.0)
+    log_q = log_p + logs[..., :, None] - (safe + log_c)[..., None, :]
+    q = torch.where(alive[..., None, :], log_q, -math.inf).exp().mT
+    return _solve(q @ log_p.exp(), alive.to(q.dtype).expand_as(log_c), logs.exp(), -log_c)
+
+
+def _solve(kernel: Tensor, left: Tensor, right: Tensor, of: Tensor) -> Tensor:
+    """x with (1 − kernel + left ⊗ right) x = of: the kernel maps constants to constants."""
+    return torch.linalg.solve(_regularised(kernel, left, right), of[..., None])[..., 0]
+
+
+def _regularised(kernel: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    eye = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
+    return eye - kernel + left[..., :, None] * right[..., None, :]
+
+
+def _tolerance(settings: Sinkhorn, dtype: torch.dtype) -> float:
+    """No tighter than rounding allows."""
+    return max(settings.rtol, 64 * torch.finfo(dtype).eps)
+
+
+# --- the linearisation ---
+
+
+def balanced_linear_map(tangent: AttentionTangent) -> LinearMap:
+    """The derivative of Sinkhorn attention, potentials included: implicit differentiation.
+
+    The potentials act as biases of the keys, so that J is that of the softmax at fixed potentials
+    plus what their tangent ġ does. With ṡ the tangent of the scores, the marginals ask for
+
+        (1 − QP) ġ = −Σᵢ Qⱼᵢ ṡᵢⱼ + Q (Σⱼ Pᵢⱼ ṡᵢⱼ),   Qⱼᵢ = aᵢPᵢⱼ/aⱼ,
+
+    a singular system (constants change nothing) that is factored once, in O(H n³) time. (Ours;
+    tested against finite differences.)
+    """
+    return tangent.as_linear_map() + _Correction(tangent).as_linear_map()
+
+
+class _Correction:
+    """ε ↦ what the tangent of the potentials does to the outputs, as whole (B, n, n) matrices."""
+
+    def __init__(self, tangent: AttentionTangent) -> None:
+        whole = replace(tangent, memory=2**62, block_size=tangent.sight.n)
+        ((_, self.p),) = whole.transitions()
+        self.tangent, sight = whole, whole.sight
+        heads = sight.parameters.n_heads
+        logs = sight.log_weights.detach()[..., None, :].expand(*whole.batch_shape, heads, sight.n)
+        logs = logs.reshape(-1, sight.n)
+        alive = logs > -math.inf
+        safe = torch.where(alive, logs, 0.0)
+        # τ is √(aᵢ/aⱼ) or 1: K has the ratio aᵢ/aⱼ that τ leaves, Q all of it, both from M.
+        weighted = tangent.geometry == "wasserstein"
+        rest = (0.5 if weighted else 1.0) * (safe[:, :, None] - safe[:, None, :])
+        gain = self._gain()
+        ratio = torch.where(alive[:, :, None] & alive[:, None, :], rest, -math.inf).exp()
+        self.k = self.p.values if weighted else self.p.values * ratio
+        self.k_gain, self.q_gain = self.k * gain, self.p.values * ratio * gain
+        left = torch.where(alive, (0.5 * safe).exp(), 0.0) if weighted else alive.to(safe.dtype)
+        right = left if weighted else torch.where(alive, safe.exp(), 0.0)
+        self.system = torch.linalg.lu_factor(_regularised(self.k.mT @ self.p.values, left, right))
+
+    def _gain(self) -> Tensor | float:
+        p = self.p
+        if p.queries is p.keys and p.keys is p.values:
+            return 1.0
+        return torch.where(p.values > 0, p.keys / torch.where(p.values > 0, p.values, 1.0), 0.0)
+
+    def as_linear_map(self) -> LinearMap:
+        """As a map between displacements."""
+        return replace(
+            self.tangent.as_linear_map(), matvec=self.matvec, rmatvec=self.rmatvec, dense=None
+        )
+
+    @torch.no_grad()
+    def matvec(self, displacement: Tensor) -> Tensor:
+        """(*batch, n, d) → (*batch, n, d_out)."""
+        t, p = self.tangent, self.p
+        q_dot, k_dot, _ = t.pushed(displacement)
+        y, x = q_dot @ t.k.mT, t.q @ k_dot.mT
+        row_means = (p.queries * y + p.keys * x).sum(-1, keepdim=True)
+        column_means = (self.k_gain * y + self.q_gain * x).sum(-2)[..., None]
+        g = torch.linalg.lu_solve(*self.system, self.k.mT @ row_means - column_means)
+        return t.joined((p.values * g.mT) @ t.v - (p.values @ g) * t.rows.means)
+
+    @torch.no_grad()
+    def rmatvec(self, covector: Tensor) -> Tensor:
+        """The transpose."""
+        t, p = self.tangent, self.p
+        zeta = t.split(covector)
+        deviations = zeta @ t.v.mT - (zeta * t.rows.means).sum(-1, keepdim=True)
+        g_bar = (p.values * deviations).sum(-2)[..., None]
+        column = torch.linalg.lu_solve(*self.system, g_bar, adjoint=True)
+        row = self.k @ column
+        y_bar = p.queries * row - self.k_gain * column.mT
+        x_bar = p.keys * row - self.q_gain * column.mT
+        return t.pulled(y_bar @ t.k, x_bar.mT @ t.q, torch.zeros_like(t.v))

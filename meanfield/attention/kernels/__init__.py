@@ -1,0 +1,37 @@
+"""Kernels: what two particles say to each other.
+
+`dot_product` and `l2` are complete; `cosine`, `qk_norm`, `soft_cap`, `rotary`, `alibi` and
+`window` change another kernel, ``inner``, so that they combine:
+``soft_cap(50.0, inner=rotary(dim=64, length=n))``. To add one, subclass `Kernel` and give
+`features`; `push` and `pull` (the derivative and its transpose) are optional.
+"""
+
+from meanfield.attention.kernels.bilinear import DotProduct, dot_product
+from meanfield.attention.kernels.cosine import Normalised, cosine, qk_norm
+from meanfield.attention.kernels.kernel import Features, Kernel, Turned, Wrapped
+from meanfield.attention.kernels.l2 import L2, l2
+from meanfield.attention.kernels.position_bias import Alibi, Window, alibi, window
+from meanfield.attention.kernels.rotary import Rotary, rotary
+from meanfield.attention.kernels.soft_cap import SoftCap, soft_cap
+
+__all__ = [
+    "L2",
+    "Alibi",
+    "DotProduct",
+    "Features",
+    "Kernel",
+    "Normalised",
+    "Rotary",
+    "SoftCap",
+    "Turned",
+    "Window",
+    "Wrapped",
+    "alibi",
+    "cosine",
+    "dot_product",
+    "l2",
+    "qk_norm",
+    "rotary",
+    "soft_cap",
+    "window",
+]

@@ -1,0 +1,61 @@
+"""Dot-product attention: the score is scale · ⟨Qx + b_Q, Ky + b_K⟩."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from meanfield.attention.kernels.kernel import Features, Kernel
+from meanfield.attention.parameters import AttentionParameters
+
+__all__ = ["DotProduct", "dot_product"]
+
+
+@final
+@dataclass(frozen=True)
+class DotProduct(Kernel):
+    """scale · ⟨Qx + b_Q, Ky + b_K⟩ ([CAP24] Definition 2.1)."""
+
+    def features(
+        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
+    ) -> Features:
+        """Keys and values about the mean of the points."""
+        centre = points.mean(-2, keepdim=True)
+        q, k, v = parameters.project(points - centre)
+        q_centre, k_centre, v_centre = parameters.project(centre)
+        q = q + q_centre
+        if parameters.query_bias is not None:
+            q = q + parameters.query_bias[:, None, :]
+        if parameters.key_bias is not None:
+            k_centre = k_centre + parameters.per_head(parameters.key_bias)[:, None, :]
+        if parameters.value_bias is not None:
+            v_centre = v_centre + parameters.per_head(parameters.value_bias)[:, None, :]
+        scale = parameters.scale[:, None, None]
+        return Features(scale * q, k, v, None, k_centre, v_centre)
+
+    def push(
+        self,
+        parameters: AttentionParameters,
+        points: Tensor,
+        positions: Tensor | None,
+        displacement: Tensor,
+    ) -> Features:
+        """The features are affine: their linear part."""
+        q, k, v = parameters.project(displacement)
+        return Features(parameters.scale[:, None, None] * q, k, v)
+
+    def pull(
+        self,
+        parameters: AttentionParameters,
+        points: Tensor,
+        positions: Tensor | None,
+        cotangents: Features,
+    ) -> Tensor:
+        """Its transpose."""
+        q = parameters.scale[:, None, None] * cotangents.q
+        return parameters.project_transposed(q, cotangents.k, cotangents.v)
+
+
+dot_product = DotProduct()

@@ -1,0 +1,136 @@
+"""Cosine attention and QK-norm: queries and keys divided by their lengths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from meanfield.attention.kernels.bilinear import dot_product
+from meanfield.attention.kernels.kernel import Features, Kernel, Turned
+from meanfield.attention.parameters import AttentionParameters
+
+__all__ = ["Normalised", "cosine", "qk_norm"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Normalised(Turned):
+    """q ↦ g_q ∘ q/‖q‖ and k ↦ g_k ∘ k/‖k‖, with ‖·‖ a length or a root mean square, and eps.
+
+    Made by `cosine` and `qk_norm`. At eps = 0 the derivative is 1/‖q‖, without bound near q = 0,
+    and a query or key that is 0 stays 0.
+
+    Attributes:
+        query_gain: g_q, a number or a tensor that broadcasts to (H, 1, k).
+        key_gain: g_k, likewise.
+        eps: added to the square of each length.
+        rms: whether lengths are root mean squares, and the layer's scale stays a factor of the
+            scores. Otherwise they are Euclidean, and it does not.
+        inner: the kernel whose queries and keys are normalised.
+    """
+
+    query_gain: Any
+    key_gain: Any
+    eps: float
+    rms: bool
+    inner: Kernel = dot_product
+
+    def turn(
+        self, parameters: AttentionParameters, features: Features, positions: Tensor | None
+    ) -> Features:
+        """Unit vectors times the gains."""
+        scale = parameters.scale[:, None, None]
+        q = features.q / scale
+        q_gain, k_gain = self._gains(parameters)
+        return features._replace(
+            q=q_gain * q * self._inverse_length(q),
+            k=k_gain * features.k * self._inverse_length(features.k),
+        )
+
+    def turn_push(
+        self,
+        parameters: AttentionParameters,
+        features: Features,
+        positions: Tensor | None,
+        tangents: Features,
+    ) -> Features:
+        """The part of each tangent across its vector, over the length."""
+        scale = parameters.scale[:, None, None]
+        q_gain, k_gain = self._gains(parameters)
+        return tangents._replace(
+            q=q_gain * self._across(features.q / scale, tangents.q / scale),
+            k=k_gain * self._across(features.k, tangents.k),
+        )
+
+    def turn_pull(
+        self,
+        parameters: AttentionParameters,
+        features: Features,
+        positions: Tensor | None,
+        cotangents: Features,
+    ) -> Features:
+        """Its transpose: the projection is symmetric."""
+        scale = parameters.scale[:, None, None]
+        q_gain, k_gain = self._gains(parameters)
+        return cotangents._replace(
+            q=self._across(features.q / scale, q_gain * cotangents.q) / scale,
+            k=self._across(features.k, k_gain * cotangents.k),
+        )
+
+    def _gains(self, parameters: AttentionParameters) -> tuple[Any, Any]:
+        factor = parameters.scale[:, None, None] if self.rms else 1.0
+        return self.query_gain * factor, self.key_gain
+
+    def _inverse_length(self, vectors: Tensor) -> Tensor:
+        square = vectors.square()
+        length = (square.mean(-1, keepdim=True) if self.rms else square.sum(-1, keepdim=True)) + (
+            self.eps
+        )
+        return torch.where(length > 0, length, 1.0).rsqrt()
+
+    def _across(self, at: Tensor, along: Tensor) -> Tensor:
+        """The derivative of x ↦ x/‖x‖ along y: w (y − w² x ⟨x, y⟩), w = 1/‖x‖."""
+        w = self._inverse_length(at)
+        unit = at * w
+        share = unit * along
+        part = share.mean(-1, keepdim=True) if self.rms else share.sum(-1, keepdim=True)
+        return w * (along - unit * part)
+
+
+def cosine(temperature: float, *, eps: float = 0.0, inner: Kernel = dot_product) -> Normalised:
+    """temperature · ⟨q/|q|, k/|k|⟩: scaled cosine attention.
+
+    Bounded scores, but on a ball no bounded gradient: it grows as 1/|x| towards the place where
+    a query or key vanishes, unless eps > 0 (then |q| stands for √(|q|² + eps)).
+
+    Args:
+        temperature: factor of the cosine, > 0; it replaces the layer's scale.
+        eps: added to the squared lengths.
+        inner: the kernel whose queries and keys are normalised.
+    """
+    if not temperature > 0:
+        raise ValueError(f"temperature: expected a number > 0, got {temperature}")
+    return Normalised(float(temperature), 1.0, _checked(eps), False, inner)
+
+
+def qk_norm(
+    query_gain: Any = 1.0, key_gain: Any = 1.0, *, eps: float = 1e-6, inner: Kernel = dot_product
+) -> Normalised:
+    """scale · ⟨g_q ∘ q/rms(q), g_k ∘ k/rms(k)⟩, rms(q)² = |q|²/k + eps: RMS-normalised features.
+
+    Args:
+        query_gain: g_q, a number or one per coordinate of a head (k,).
+        key_gain: g_k, likewise.
+        eps: added to the mean squares, as in RMSNorm.
+        inner: the kernel whose queries and keys are normalised.
+    """
+    return Normalised(query_gain, key_gain, _checked(eps), True, inner)
+
+
+def _checked(eps: float) -> float:
+    if not eps >= 0:
+        raise ValueError(f"eps: expected a number ≥ 0, got {eps}")
+    return float(eps)

@@ -1,0 +1,254 @@
+"""The contract of a kernel: how points become queries, keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from meanfield.attention.parameters import AttentionParameters
+
+__all__ = ["Features", "Kernel", "Turned", "Wrapped"]
+
+
+class Features(NamedTuple):
+    """What attention needs of each particle, per head; also a tangent or cotangent of these.
+
+    The score of query i and key j is s(⟨qᵢ, kⱼ + k_centre⟩ + bⱼ), s the kernel's `activation`.
+
+    Attributes:
+        q: queries, (*batch, H, n, k); factors of the score are in them.
+        k: keys, (*batch, H, n, k).
+        v: values, (*batch, H, n, v).
+        b: score biases of the keys, (*batch, H, n); None is 0.
+        k_centre: where the keys are measured from, (*batch, H, 1, k); None is 0. Differences
+            between particles close together but far from the origin keep their digits so, and
+            the softmax does not see a shift of all keys.
+        v_centre: likewise for the values, (*batch, H, 1, v).
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    b: Tensor | None = None
+    k_centre: Tensor | None = None
+    v_centre: Tensor | None = None
+
+    def whole_keys(self) -> Features:
+        """The same with the keys measured from the origin."""
+        if self.k_centre is None:
+            return self
+        return self._replace(k=self.k + self.k_centre, k_centre=None)
+
+
+class Kernel:
+    """What two particles say to each other. Subclass it and give `features`.
+
+    `push` and `pull` are the derivative of `features` and its transpose, at fixed parameters and
+    positions. A subclass may give them; what is here differentiates `features` automatically.
+    The tangent of `k_centre` and `v_centre` counts as part of k and v, so a kernel that uses
+    centres must give both. Everything else, softmax, masks, weights, blocks, is the engine's.
+
+    Attributes:
+        needs_positions: whether `features` or `position_bias` look at positions.
+    """
+
+    needs_positions: bool = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "features" in vars(cls):
+            # New features: the derivative of the parent's would be somebody else's.
+            for name in ("push", "pull"):
+                if name not in vars(cls):
+                    setattr(cls, name, getattr(Kernel, name))
+        turns = [name for name in ("turn", "turn_push", "turn_pull") if name in vars(cls)]
+        if len(turns) not in (0, 3):
+            raise TypeError(f"{cls.__name__}: expected turn, turn_push and turn_pull, got {turns}")
+
+    def features(
+        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
+    ) -> Features:
+        """Features of points (*batch, n, d) at positions (*batch, n), or None without any."""
+        raise NotImplementedError(f"{type(self).__name__} has to give `features`")
+
+    def push(
+        self,
+        parameters: AttentionParameters,
+        points: Tensor,
+        positions: Tensor | None,
+        displacement: Tensor,
+    ) -> Features:
+        """The derivative of the features along displacements (*batch, n, d)."""
+        self._refuse_centres(parameters, points, positions)
+
+        def parts(x: Tensor) -> tuple[Tensor, ...]:
+            f = self.features(parameters, x, positions)
+            return (f.q, f.k, f.v) if f.b is None else (f.q, f.k, f.v, f.b)
+
+        return Features(*torch.func.jvp(parts, (points,), (displacement,))[1])
+
+    def pull(
+        self,
+        parameters: AttentionParameters,
+        points: Tensor,
+        positions: Tensor | None,
+        cotangents: Features,
+    ) -> Tensor:
+        """The transpose of `push`: cotangents of q, k, v and b to those of points."""
+
+        def parts(x: Tensor) -> tuple[Tensor, ...]:
+            f = self.features(parameters, x, positions)
+            return (f.q, f.k, f.v) if f.b is None else (f.q, f.k, f.v, f.b)
+
+        given = tuple(c for c in cotangents[:4] if c is not None)
+        return torch.func.vjp(parts, points)[1](given)[0]
+
+    @property
+    def activation(self) -> Callable[[Tensor], Tensor] | None:
+        """s, applied to ⟨q, k⟩ + b entry by entry; None is the identity."""
+        return None
+
+    def position_bias(
+        self, parameters: AttentionParameters, rows: Tensor, columns: Tensor
+    ) -> Tensor | None:
+        """Added to the scores: (*batch, H, m, n) of positions (*batch, m) and (*batch, n).
+
+        −∞ where a row does not see a column at all.
+        """
+        return None
+
+    def _refuse_centres(
+        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
+    ) -> None:
+        f = self.features(parameters, points, positions)
+        if f.k_centre is not None or f.v_centre is not None:
+            raise TypeError(
+                f"{type(self).__name__}: expected features without k_centre and v_centre from a "
+                "kernel that is differentiated automatically; leave them None, or give push and "
+                "pull"
+            )
+
+
+class Wrapped(Kernel):
+    """Another kernel with something changed; what a subclass does not give is the inner one's.
+
+    Attributes:
+        inner: the kernel that is changed.
+    """
+
+    inner: Kernel
+
+    @property
+    def needs_positions(self) -> bool:  # type: ignore[override]
+        """Whether the inner kernel does."""
+        return self.inner.needs_positions
+
+    def features(
+        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
+    ) -> Features:
+        """The inner kernel's."""
+        return self.inner.features(parameters, points, positions)
+
+    def push(
+        self,
+        parameters: AttentionParameters,
+        points: Tensor,
+        positions: Tensor | None,
+        displacement: Tensor,
+    ) -> Features:
+        """The inner kernel's."""
+        return self.inner.push(parameters, points, positions, displacement)
+
+    def pull(
+        self,
+        parameters: AttentionParameters,
+        points: Tensor,
+        positions: Tensor | None,
+        cotangents: Features,
+    ) -> Tensor:
+        """The inner kernel's."""
+        return self.inner.pull(parameters, points, positions, cotangents)
+
+    @property
+    def activation(self) -> Callable[[Tensor], Tensor] | None:
+        """The inner kernel's."""
+        return self.inner.activation
+
+    def position_bias(
+        self, parameters: AttentionParameters, rows: Tensor, columns: Tensor
+    ) -> Tensor | None:
+        """The inner kernel's."""
+        return self.inner.position_bias(parameters, rows, columns)
+
+
+class Turned(Wrapped):
+    """Another kernel whose queries and keys are changed particle by particle.
+
+    Subclasses give `turn`, its derivative `turn_push`, and `turn_pull`, the transpose of that.
+    """
+
+    def turn(
+        self, parameters: AttentionParameters, features: Features, positions: Tensor | None
+    ) -> Features:
+        """The new features; the keys come measured from the origin."""
+        raise NotImplementedError
+
+    def turn_push(
+        self,
+        parameters: AttentionParameters,
+        features: Features,
+        positions: Tensor | None,
+        tangents: Features,
+    ) -> Features:
+        """The derivative of `turn` at the features, along tangents of them."""
+        raise NotImplementedError
+
+    def turn_pull(
+        self,
+        parameters: AttentionParameters,
+        features: Features,
+        positions: Tensor | None,
+        cotangents: Features,
+    ) -> Features:
+        """The transpose of `turn_push`."""
+        raise NotImplementedError
+
+    def features(
+        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
+    ) -> Features:
+        """`turn` of the inner kernel's features."""
+        return self.turn(
+            parameters, self._inner_features(parameters, points, positions), positions
+        )
+
+    def push(
+        self,
+        parameters: AttentionParameters,
+        points: Tensor,
+        positions: Tensor | None,
+        displacement: Tensor,
+    ) -> Features:
+        """The chain rule."""
+        at = self._inner_features(parameters, points, positions)
+        along = self.inner.push(parameters, points, positions, displacement)
+        return self.turn_push(parameters, at, positions, along)
+
+    def pull(
+        self,
+        parameters: AttentionParameters,
+        points: Tensor,
+        positions: Tensor | None,
+        cotangents: Features,
+    ) -> Tensor:
+        """The chain rule, backwards."""
+        at = self._inner_features(parameters, points, positions)
+        back = self.turn_pull(parameters, at, positions, cotangents)
+        return self.inner.pull(parameters, points, positions, back)
+
+    def _inner_features(
+        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
+    ) -> Features:
+        return self.inner.features(parameters, points, positions).whole_keys()

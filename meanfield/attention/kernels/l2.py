@@ -1,0 +1,81 @@
+"""L2 attention: the score is −scale · ‖Qx + b_Q − Ky − b_K‖²."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from meanfield.attention.kernels.bilinear import dot_product
+from meanfield.attention.kernels.kernel import Features, Turned
+from meanfield.attention.parameters import AttentionParameters
+
+__all__ = ["L2", "l2"]
+
+
+@final
+@dataclass(frozen=True)
+class L2(Turned):
+    """−scale · ‖Qx − Ky‖² [KPM21]; tied when the parameters have Q = K.
+
+    Under the softmax the part ‖Qx‖² cancels, and what is left is a dot product 2·scale·⟨Qx, Ky⟩
+    with the score bias −scale·‖Ky‖² of the key. The whole square is kept in the scores for
+    normalisations that do see it, through one coordinate more: q' = (2·scale·q, −scale·‖q‖²),
+    k' = (k, 1).
+    """
+
+    inner = dot_product
+
+    def turn(
+        self, parameters: AttentionParameters, features: Features, positions: Tensor | None
+    ) -> Features:
+        """From scale · q, k to 2·scale · q, k and the biases."""
+        scale = parameters.scale[:, None]
+        square = features.q.square().sum(-1) / scale
+        return Features(
+            _with_one_more(2 * features.q, -square),
+            _with_one_more(features.k, square.new_ones(()).expand(features.k.shape[:-1])),
+            features.v,
+            -scale * features.k.square().sum(-1),
+            v_centre=features.v_centre,
+        )
+
+    def turn_push(
+        self,
+        parameters: AttentionParameters,
+        features: Features,
+        positions: Tensor | None,
+        tangents: Features,
+    ) -> Features:
+        """The derivatives of the squares beside those of q and k."""
+        scale = parameters.scale[:, None]
+        square = 2 * (features.q * tangents.q).sum(-1) / scale
+        return Features(
+            _with_one_more(2 * tangents.q, -square),
+            _with_one_more(tangents.k, square.new_zeros(()).expand(tangents.k.shape[:-1])),
+            tangents.v,
+            -2 * scale * (features.k * tangents.k).sum(-1),
+        )
+
+    def turn_pull(
+        self,
+        parameters: AttentionParameters,
+        features: Features,
+        positions: Tensor | None,
+        cotangents: Features,
+    ) -> Features:
+        """Its transpose."""
+        scale = parameters.scale[:, None, None]
+        assert cotangents.b is not None
+        q, square = cotangents.q[..., :-1], cotangents.q[..., -1:]
+        k = cotangents.k[..., :-1] - 2 * scale * cotangents.b[..., None] * features.k
+        return Features(2 * q - 2 * square * features.q / scale, k, cotangents.v)
+
+
+def _with_one_more(vectors: Tensor, coordinate: Tensor) -> Tensor:
+    return torch.cat([vectors, coordinate[..., None]], -1)
+
+
+l2 = L2()

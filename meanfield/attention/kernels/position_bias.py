@@ -1,0 +1,94 @@
+"""Score biases that depend on positions alone: ALiBi, and windows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from meanfield.attention.kernels.bilinear import dot_product
+from meanfield.attention.kernels.kernel import Kernel, Wrapped
+from meanfield.attention.parameters import AttentionParameters
+
+__all__ = ["Alibi", "Window", "alibi", "window"]
+
+
+@final
+@dataclass(frozen=True)
+class Alibi(Wrapped):
+    """−slope_h · length · |s − t| added to the scores of head h; made by `alibi`."""
+
+    slopes: tuple[float, ...]
+    length: float
+    inner: Kernel = dot_product
+    needs_positions = True
+
+    def position_bias(
+        self, parameters: AttentionParameters, rows: Tensor, columns: Tensor
+    ) -> Tensor:
+        """On top of the inner kernel's."""
+        if len(self.slopes) not in (1, parameters.n_heads):
+            raise ValueError(
+                f"slopes: expected one or one per head ({parameters.n_heads}), "
+                f"got {len(self.slopes)}"
+            )
+        slopes = torch.as_tensor(self.slopes, dtype=rows.dtype, device=rows.device)
+        apart = (rows[..., None, :, None] - columns[..., None, None, :]).abs()
+        return _added(
+            -self.length * slopes[:, None, None] * apart, self.inner, parameters, rows, columns
+        )
+
+
+@final
+@dataclass(frozen=True)
+class Window(Wrapped):
+    """Rows see only columns at a distance below `width` in position; made by `window`."""
+
+    width: float
+    inner: Kernel = dot_product
+    needs_positions = True
+
+    def position_bias(
+        self, parameters: AttentionParameters, rows: Tensor, columns: Tensor
+    ) -> Tensor:
+        """−∞ outside, on top of the inner kernel's."""
+        apart = (rows[..., None, :, None] - columns[..., None, None, :]).abs()
+        outside = torch.where(apart < self.width, 0.0, -math.inf).to(rows.dtype)
+        return _added(outside, self.inner, parameters, rows, columns)
+
+
+def _added(
+    bias: Tensor, inner: Kernel, parameters: AttentionParameters, rows: Tensor, columns: Tensor
+) -> Tensor:
+    before = inner.position_bias(parameters, rows, columns)
+    return bias if before is None else bias + before
+
+
+def alibi(slopes: Sequence[float], *, length: float = 1.0, inner: Kernel = dot_product) -> Alibi:
+    """Scores less slope_h · length · |s − t|: attention with linear biases.
+
+    Args:
+        slopes: one per head, or one for all.
+        length: of the sequence that the positions in [0, 1] stand for.
+        inner: the kernel whose scores are biased.
+    """
+    return Alibi(tuple(float(m) for m in slopes), float(length), inner)
+
+
+def window(width: float, *, inner: Kernel = dot_product) -> Window:
+    """Attention within a window: i sees j only if |sᵢ − sⱼ| < width.
+
+    For n tokens at i/n and a window of w tokens (the query's own included), give
+    (w − ½)/n: half a step keeps clear of rounding.
+
+    Args:
+        width: in units of position, > 0.
+        inner: the kernel whose sight is limited.
+    """
+    if not width > 0:
+        raise ValueError(f"width: expected a number > 0, got {width}")
+    return Window(float(width), inner)

@@ -1,0 +1,131 @@
+"""Rotary positions: queries and keys turned by angles that grow with position."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from meanfield.attention.kernels.bilinear import dot_product
+from meanfield.attention.kernels.kernel import Features, Kernel, Turned
+from meanfield.attention.parameters import AttentionParameters
+
+__all__ = ["Rotary", "rotary"]
+
+
+@final
+@dataclass(frozen=True)
+class Rotary(Turned):
+    """Pair m of query and key coordinates turned by `length` · s · frequencies[m]; see `rotary`.
+
+    Attributes:
+        base: of the frequencies, base^{−2m/dim}.
+        dim: how many coordinates are turned; all if None.
+        frequencies: in place of those by `base`.
+        length: of the sequence that the positions s in [0, 1] stand for.
+        interleaved: whether pair m is (2m, 2m + 1) instead of (m, m + p), p the number of pairs.
+        inner: the kernel whose queries and keys are turned.
+    """
+
+    base: float
+    dim: int | None
+    frequencies: tuple[float, ...] | None
+    length: float
+    interleaved: bool
+    inner: Kernel = dot_product
+    needs_positions = True
+
+    def turn(
+        self, parameters: AttentionParameters, features: Features, positions: Tensor | None
+    ) -> Features:
+        """R(s) q and R(s) k."""
+        return self._rotated(features, positions, 1.0)
+
+    def turn_push(
+        self,
+        parameters: AttentionParameters,
+        features: Features,
+        positions: Tensor | None,
+        tangents: Features,
+    ) -> Features:
+        """Linear in q and k."""
+        return self._rotated(tangents, positions, 1.0)
+
+    def turn_pull(
+        self,
+        parameters: AttentionParameters,
+        features: Features,
+        positions: Tensor | None,
+        cotangents: Features,
+    ) -> Features:
+        """A rotation backwards."""
+        return self._rotated(cotangents, positions, -1.0)
+
+    def _rotated(self, features: Features, positions: Tensor | None, sign: float) -> Features:
+        if positions is None:
+            raise ValueError("rotary: expected a measure with positions, got one without")
+        width = features.q.shape[-1] if self.dim is None else self.dim
+        if width % 2 or features.q.shape[-1] < width:
+            raise ValueError(
+                f"rotary: expected an even number of coordinates to turn, at most the "
+                f"{features.q.shape[-1]} of a query, got {width}; give dim="
+            )
+        angles = (self.length * positions[..., None, :, None]) * self._frequencies(
+            width, positions
+        )
+        cos, sin = angles.cos(), sign * angles.sin()
+        return features._replace(
+            q=self._turned(features.q, cos, sin), k=self._turned(features.k, cos, sin)
+        )
+
+    def _frequencies(self, width: int, like: Tensor) -> Tensor:
+        numbers = self.frequencies
+        if numbers is None:
+            numbers = tuple(self.base ** (-2 * m / width) for m in range(width // 2))
+        return torch.as_tensor(numbers, dtype=like.dtype, device=like.device)
+
+    def _turned(self, vectors: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        width, axis = 2 * cos.shape[-1], -1 if self.interleaved else -2
+        turned, rest = vectors[..., :width], vectors[..., width:]
+        x, y = turned.unflatten(-1, (-1, 2) if self.interleaved else (2, -1)).unbind(axis)
+        both = torch.stack([x * cos - y * sin, y * cos + x * sin], axis)
+        return torch.cat([both.flatten(-2), rest], -1)
+
+
+def rotary(
+    base: float = 10_000.0,
+    *,
+    dim: int | None = None,
+    length: float = 1.0,
+    interleaved: bool = False,
+    frequencies: Sequence[float] | None = None,
+    inner: Kernel = dot_product,
+) -> Rotary:
+    """⟨R(s) q, R(t) k⟩ with rotations R: scores that depend on positions through s − t.
+
+    Pair m of the first `dim` coordinates is turned by the angle length · s · base^{−2m/dim}.
+    Positions of a measure lie in [0, 1]; for n tokens at i/n, ``length=n`` gives the angles of
+    integer positions.
+
+    Args:
+        base: of the frequencies, > 0.
+        dim: how many coordinates of queries and keys are turned, even; all of a head if None,
+            fewer for partial rotary positions.
+        length: of the sequence that [0, 1] stands for.
+        interleaved: whether pairs are neighbours; otherwise the halves are paired.
+        frequencies: in place of base^{−2m/dim}, for scaled variants; dim/2 numbers.
+        inner: the kernel whose queries and keys are turned.
+    """
+    if not base > 0:
+        raise ValueError(f"base: expected a number > 0, got {base}")
+    if dim is not None and (dim < 2 or dim % 2):
+        raise ValueError(f"dim: expected an even number ≥ 2, got {dim}")
+    if frequencies is not None:
+        frequencies = tuple(float(f) for f in frequencies)
+        dim = 2 * len(frequencies) if dim is None else dim
+        if 2 * len(frequencies) != dim:
+            raise ValueError(f"frequencies: expected {dim // 2} numbers, got {len(frequencies)}")
+    return Rotary(float(base), dim, frequencies, float(length), interleaved, inner)

@@ -1,0 +1,44 @@
+"""Scores bounded by τ·tanh(score/τ)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from meanfield.attention.kernels.bilinear import dot_product
+from meanfield.attention.kernels.kernel import Kernel, Wrapped
+
+__all__ = ["SoftCap", "soft_cap"]
+
+
+@final
+@dataclass(frozen=True)
+class SoftCap(Wrapped):
+    """τ · tanh(s/τ) of the inner kernel's scores s; made by `soft_cap`."""
+
+    tau: float
+    inner: Kernel = dot_product
+
+    @property
+    def activation(self) -> Callable[[Tensor], Tensor]:
+        """s ↦ τ · tanh(s/τ), after the inner kernel's own."""
+        before, tau = self.inner.activation, self.tau
+        if before is None:
+            return lambda s: tau * torch.tanh(s / tau)
+        return lambda s: tau * torch.tanh(before(s) / tau)
+
+
+def soft_cap(tau: float, *, inner: Kernel = dot_product) -> SoftCap:
+    """τ · tanh(scale · ⟨q, k⟩ / τ): scores that cannot leave (−τ, τ).
+
+    Args:
+        tau: τ > 0.
+        inner: the kernel whose scores are capped.
+    """
+    if not tau > 0:
+        raise ValueError(f"tau: expected a number > 0, got {tau}")
+    return SoftCap(float(tau), inner)

@@ -1,0 +1,337 @@
+"""Self-attention as a map of measures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from meanfield.attention.balancing import Plan, balanced, balanced_linear_map
+from meanfield.attention.kernels import Kernel, dot_product
+from meanfield.attention.normalizations import (
+    Custom,
+    Sigmoid,
+    Sink,
+    Sinkhorn,
+    Softmax,
+    softmax,
+)
+from meanfield.attention.parameters import AttentionParameters
+from meanfield.attention.sight import Sight
+from meanfield.attention.streaming import Rule, attend
+from meanfield.attention.tangent import AttentionTangent
+from meanfield.attention.upper import upper_bound
+from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
+from meanfield.linalg import LinearMap
+from meanfield.linearisation import Linearisation, linearize_by_autodiff
+from meanfield.measures import MeasureMap, ParticleMeasure
+
+__all__ = ["SelfAttention"]
+
+
+Normalization = Softmax | Sink | Sigmoid | Sinkhorn | Custom
+
+
+@final
+@dataclass(frozen=True)
+class SelfAttention:
+    """F(μ) = (Γ_μ)♯μ, Γ_μ(x) = Σ_h W^h (∫ e^{⟨A^h x, y⟩} V^h y dμ(y) / ∫ e^{⟨A^h x, y⟩} dμ(y)).
+
+    [CAP24] Definitions 2.4 (plain) and 2.5, 2.6 (causal: the integrals run over the atoms whose
+    position is at most that of x; ties see each other). On the uniform measure of a sequence it
+    is discrete self-attention, F(m(X)) = m(f(X)). Other kernels and normalisations change what
+    stands for e^{⟨Ax, y⟩} and for its integral; each brings its own derivative, or is
+    differentiated automatically.
+
+    Args:
+        parameters: the matrices of the layer.
+        causal: whether the layer is masked; its measures then need positions.
+        kernel: what two particles say to each other, see `meanfield.attention.kernels`.
+        normalization: from scores to transition probabilities, see
+            `meanfield.attention.normalizations`.
+
+    Example:
+        >>> params = AttentionParameters.from_bilinear([[0.0]], [[1.0]])
+        >>> F = SelfAttention(params)
+        >>> F(ParticleMeasure([[1.0], [3.0]])).points
+        tensor([[2.],
+                [2.]], dtype=torch.float64)
+    """
+
+    parameters: AttentionParameters
+    causal: bool = False
+    kernel: Kernel = dot_product
+    normalization: Normalization = softmax
+
+    def __post_init__(self) -> None:
+        _check_kind(self.parameters, AttentionParameters, "parameters", "matrices")
+        _check_kind(self.causal, bool, "causal", "True or False")
+        _check_kind(self.kernel, Kernel, "kernel", "subclass meanfield.attention.kernels.Kernel")
+        _check_kind(
+            self.normalization,
+            Normalization,
+            "normalization",
+            "wrap your own function by meanfield.attention.normalizations.custom",
+        )
+        if self.causal and isinstance(self.normalization, Sinkhorn):
+            raise ValueError(
+                "causal Sinkhorn attention: expected a plain layer, since the only causal plan "
+                "with both marginals is the identity (the first position sees itself alone, "
+                "which uses up its column, and so on)"
+            )
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError(
+            "SelfAttention cannot be subclassed: its linearisation would not be that of the "
+            "subclass; write a map of measures of your own that calls it"
+        )
+
+    def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
+        """F(μ): atoms move to Γ_μ(xᵢ), weights and positions ride along.
+
+        Raises:
+            ValueError: another dimension than the parameters', or no positions where they count.
+            TypeError: another dtype than the parameters'.
+            ConvergenceError: a Sinkhorn plan that has not converged, if strict.
+        """
+        sight = self._sight(mu)
+        moved = self._attend(sight, sight.features.q, sight.positions)
+        return mu.replace(sight.unsort(moved))
+
+    def field(self, mu: ParticleMeasure) -> Callable[..., Tensor]:
+        """Γ_μ at any point, μ held fixed.
+
+        Returns:
+            A function of x (*batch, m, d), and of s (*batch, m) or a number where positions count
+            (causal layers and kernels that look at them), with values Γ_μ(x) or the second
+            component of Γ_μ(s, x), (*batch, m, d_out). It raises ValueError where Γ is undefined:
+            at a position before all the mass.
+        """
+        if isinstance(self.normalization, Custom) and not self.normalization.row_wise:
+            raise ValueError(
+                "field: expected a normalisation of rows, got one of the whole matrix, which says "
+                "nothing about points that are not atoms; custom(..., row_wise=True) if it does"
+            )
+        sight = self._sight(mu)
+
+        def gamma(x: object, s: object = None) -> Tensor:
+            points = as_float_tensor(x, "x", like=mu.points)
+            check_same_kind(mu.points, "the measure", points, "x")
+            if points.ndim < 2 or points.shape[-1] != mu.dim:
+                raise ValueError(
+                    f"x: expected shape (..., m, {mu.dim}), got {tuple(points.shape)}"
+                )
+            check_finite(points, "x")
+            positions = None
+            if sight.positions is not None:
+                positions = self._row_positions(s, points, sight)
+            return self._attend(sight, sight.queries(points, positions), positions)
+
+        return gamma
+
+    def plan(self, mu: ParticleMeasure) -> Plan:
+        """The Sinkhorn plan with its potentials and how well the marginals are met."""
+        if not isinstance(self.normalization, Sinkhorn):
+            raise ValueError(
+                f"plan: expected the normalisation sinkhorn, got {self.normalization}"
+            )
+        return balanced(self._bare_sight(mu), self.normalization)[1]
+
+    # --- what the layer declares: `meanfield.linearisation` and `meanfield.capabilities` ---
+
+    def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
+        """The derivative of the atoms, and of the field at each atom."""
+        if isinstance(self.normalization, Custom):
+            return linearize_by_autodiff(self, mu, geometry=geometry)
+        tangent = self.tangent(mu, geometry=geometry)
+        atoms = tangent.as_linear_map()
+        if isinstance(self.normalization, Sinkhorn):
+            atoms = balanced_linear_map(tangent)
+        return Linearisation(atoms, tangent.field_linear_map())
+
+    def linearize(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> LinearMap:
+        """The derivative of the atoms of F(μ) in the atoms of μ at fixed weights.
+
+        Args:
+            mu: μ.
+            geometry: "euclidean": J on displacements ε. "wasserstein": D^½ J D^−½ on √aᵢ εᵢ,
+                with D = diag(aᵢ); its norm is the local constant for perturbations that do not
+                split atoms ([CAP24] Lemma C.5).
+        """
+        return self.linearisation(mu, geometry=geometry).atoms
+
+    def tangent(
+        self,
+        mu: ParticleMeasure,
+        *,
+        geometry: str = "euclidean",
+        memory: int = 2**29,
+        block_size: int | None = None,
+    ) -> AttentionTangent:
+        """The linearisation with all that it offers, potentials held fixed.
+
+        Args:
+            mu: μ.
+            geometry: see `linearize`.
+            memory: bytes that kept transition matrices may take; beyond, they are recomputed.
+            block_size: rows per block of the transition matrix; from the memory of one if None.
+        """
+        if geometry not in ("euclidean", "wasserstein"):
+            raise ValueError(f"geometry: expected 'euclidean' or 'wasserstein', got {geometry!r}")
+        normalization = self.normalization
+        if isinstance(normalization, Custom):
+            raise NotImplementedError(
+                "a normalisation of your own is differentiated automatically: linearize(F, mu)"
+            )
+        sight = self._sight(mu)
+        if isinstance(normalization, Sinkhorn):
+            normalization = softmax
+        return AttentionTangent(sight.in_place(), normalization, geometry, memory, block_size)
+
+    def field_jacobians(self, mu: ParticleMeasure) -> Tensor:
+        """D_xΓ_μ(xᵢ) at every atom, (*batch, n, d_out, d); V Covᵢ A for one unbiased head."""
+        return self.tangent(mu).field_jacobians()
+
+    def local_upper(self, mu: ParticleMeasure) -> Tensor:
+        """An upper bound of the local Wasserstein constant at μ, see `bounds.local_upper`."""
+        if not self._is_bilinear:
+            raise NotImplementedError(
+                "local_upper: expected dot-product attention under the softmax, got "
+                f"{self.kernel} and {self.normalization}; its bound is not proved for others"
+            )
+        return upper_bound(self.tangent(mu))
+
+    @property
+    def dim(self) -> int:
+        """d, of the points that come in."""
+        return self.parameters.dim
+
+    @property
+    def score_matrices(self) -> Tensor:
+        """A per head, (H, d, d), of the softmax of ⟨A x, y⟩; of other layers none, (0, d, d)."""
+        A = self.parameters.A
+        return A if self._is_bilinear else A[:0]
+
+    @property
+    def _is_bilinear(self) -> bool:
+        return self.kernel == dot_product and self.normalization == softmax
+
+    def single_heads(self) -> Sequence[MeasureMap]:
+        """The layer with one head at a time; they add up to it, but for the output bias."""
+        heads = range(self.parameters.n_heads)
+        return [replace(self, parameters=self.parameters.head(h)) for h in heads]
+
+    # --- inside ---
+
+    def _bare_sight(self, mu: ParticleMeasure) -> Sight:
+        self._check(mu)
+        # A shift of the keys is seen by whatever is not invariant under a shift of a row.
+        centred = isinstance(self.normalization, Softmax | Sinkhorn)
+        return Sight.of(
+            self.parameters,
+            self.kernel,
+            mu,
+            causal=self.causal,
+            centred=centred and self.kernel.activation is None,
+        )
+
+    def _sight(self, mu: ParticleMeasure) -> Sight:
+        sight = self._bare_sight(mu)
+        if not isinstance(self.normalization, Sinkhorn):
+            return sight
+        return balanced(sight, self.normalization)[0]
+
+    def _attend(self, sight: Sight, queries: Tensor, positions: Tensor | None) -> Tensor:
+        """Γ for queries (*batch, H, m, k)."""
+        par, centre = self.parameters, sight.features.v_centre
+        heads = self._means(sight, queries, positions)
+        out = par.join(heads if centre is None else heads + centre)
+        return out if par.output_bias is None else out + par.output_bias
+
+    def _means(self, sight: Sight, queries: Tensor, positions: Tensor | None) -> Tensor:
+        """Σⱼ Pᵢⱼ vⱼ of each head about the centre, (*batch, H, m, v), a block at a time."""
+        features, columns = sight.features, sight.positions
+        if isinstance(self.normalization, Custom):
+            return self._custom_means(sight, queries, positions)
+        own = self.normalization
+        rule = Rule(
+            # Sinkhorn's potentials are in the log-weights.
+            normalization=softmax if isinstance(own, Sinkhorn) else own,
+            activation=self.kernel.activation,
+            position_bias=sight.bias_function,
+            causal=self.causal,
+        )
+        return attend(
+            queries,
+            features.k,
+            features.v,
+            sight.head_logs,
+            None if positions is None else positions[..., None, :],
+            None if columns is None else columns[..., None, :],
+            rule=rule,
+        )
+
+    def _custom_means(self, sight: Sight, queries: Tensor, positions: Tensor | None) -> Tensor:
+        assert isinstance(self.normalization, Custom)
+        scores = queries @ sight.features.k.mT
+        if self.kernel.activation is not None:
+            scores = self.kernel.activation(scores)
+        if positions is not None and sight.positions is not None:
+            bias = self.kernel.position_bias(self.parameters, positions, sight.positions)
+            scores = scores if bias is None else scores + bias
+            if self.causal:
+                seen = sight.positions[..., None, :] <= positions[..., :, None]
+                scores = scores.masked_fill(~seen[..., None, :, :], -math.inf)
+        p = self.normalization.transition(scores, sight.head_logs[..., None, :])
+        if p.shape != scores.shape:
+            raise ValueError(
+                f"custom normalization: expected transition probabilities of shape "
+                f"{tuple(scores.shape)}, got {tuple(p.shape)}"
+            )
+        return p @ sight.features.v
+
+    def _check(self, mu: ParticleMeasure) -> None:
+        par = self.parameters
+        if not isinstance(mu, ParticleMeasure):
+            raise TypeError(
+                f"expected a ParticleMeasure, got {type(mu).__name__}; wrap points as "
+                "ParticleMeasure(points) or ParticleMeasure.from_sequence(points)"
+            )
+        if mu.dim != par.dim:
+            raise ValueError(
+                f"expected a measure on R^{par.dim} (the parameters' dimension), "
+                f"got one on R^{mu.dim}"
+            )
+        check_same_kind(par.query, "the parameters", mu.points, "the measure")
+        if (self.causal or self.kernel.needs_positions) and mu.positions is None:
+            what = "causal attention" if self.causal else f"the kernel {self.kernel}"
+            raise ValueError(
+                f"{what}: expected a measure with positions, got one without; give "
+                "positions=, or use ParticleMeasure.from_sequence for a token sequence"
+            )
+
+    def _row_positions(self, s: object, points: Tensor, sight: Sight) -> Tensor:
+        if s is None:
+            what = "causal attention" if self.causal else f"the kernel {self.kernel}"
+            raise ValueError(f"{what}: expected positions s beside the points x, got none")
+        positions = as_float_tensor(s, "s", like=points).expand(points.shape[:-1])
+        check_finite(positions, "s")
+        limits = sight.limits
+        if limits is not None and not is_traced(positions) and not is_traced(limits):
+            alive = sight.log_weights > -math.inf
+            first = torch.where(alive, limits, math.inf).amin(-1, keepdim=True)
+            if bool((positions < first).any()):
+                raise ValueError(
+                    "Γ is undefined at a position before all the mass: expected s ≥ "
+                    f"{float(first.max())}, got {float(positions.min())}"
+                )
+        return positions
+
+
+def _check_kind(value: object, kind: Any, name: str, what: str) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name}: expected {what}, got {type(value).__name__}: {value!r}")
