@@ -5,15 +5,15 @@ A map of measures F, whose image of an atom is Γ_μ(x), is the velocity of the 
 Dataset; everything else says what happens to it. Every function takes any map of measures.
 
 Files, each importing only those before it: `constraints`, `placements`, `velocities`, `clocks`,
-`clusters`, `integrators`, `trajectories`, `checkpoints`, `flow`, `flow_map`; `functionals`,
-`energy_flow`, `paths` and `reduced` stand beside them.
+`clusters`, `integrators`, `trajectories`, `checkpoints`, `flow`, `variation`, `flow_map`,
+`stability`; `functionals`, `energy_flow`, `paths` and `reduced` stand beside them.
 """
 
 from meanfield.dynamics.clocks import log_clock
 from meanfield.dynamics.clusters import Clusters, cluster_count, cluster_masses, clusters
 from meanfield.dynamics.energy_flow import EnergyFlow
 from meanfield.dynamics.flow import flow
-from meanfield.dynamics.flow_map import FlowMap
+from meanfield.dynamics.flow_map import FlowMap, VelocityMap
 from meanfield.dynamics.functionals import (
     covariance,
     diameter,
@@ -31,6 +31,7 @@ from meanfield.dynamics.placements import (
     rms_norm,
     unit_norm,
 )
+from meanfield.dynamics.stability import divergence, stability
 from meanfield.dynamics.trajectories import trajectory
 
 __all__ = [
@@ -42,12 +43,14 @@ __all__ = [
     "Noise",
     "Normalised",
     "Placed",
+    "VelocityMap",
     "cluster_count",
     "cluster_masses",
     "clusters",
     "covariance",
     "diameter",
     "displacements",
+    "divergence",
     "effective_rank",
     "flow",
     "layer_norm",
@@ -57,6 +60,7 @@ __all__ = [
     "measure_at",
     "placed",
     "rms_norm",
+    "stability",
     "token_radius",
     "trajectory",
     "unit_norm",

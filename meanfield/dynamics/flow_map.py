@@ -1,15 +1,45 @@
-"""The flow over a span of time as a map of measures, composable with all that takes one."""
+"""A flow as maps of measures, composable with all that takes one: its velocity, its spans."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from meanfield.dynamics.constraints import constraint_at
 from meanfield.dynamics.integrators import FixedStep
 from meanfield.dynamics.trajectories import trajectory
+from meanfield.dynamics.variation import flow_linearisation, velocity_linearisation
+from meanfield.dynamics.velocities import Velocity
+from meanfield.linearisation import Linearisation
 from meanfield.measures import MeasureMap, ParticleMeasure
 
-__all__ = ["FlowMap"]
+__all__ = ["FlowMap", "VelocityMap"]
+
+
+@dataclass(frozen=True)
+class VelocityMap:
+    """μ ↦ (x ↦ P_x Γ_μ(x))♯μ: the velocities of a flow as a map of measures.
+
+    Its Lipschitz constant is what Grönwall's inequality asks for.
+
+    Args:
+        F: Γ, as a map of measures.
+        constraint: as in `flow`.
+    """
+
+    F: MeasureMap
+    constraint: str | None = None
+
+    def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
+        """Atoms move to their velocities; weights and positions ride along."""
+        return mu.replace(self._velocity(mu)(mu.points))
+
+    def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
+        """The derivative at μ, see `meanfield.linearisation`."""
+        return velocity_linearisation(self._velocity(mu), mu.points, geometry)
+
+    def _velocity(self, mu: ParticleMeasure) -> Velocity:
+        return Velocity(self.F, mu, constraint_at(self.constraint, mu.points))
 
 
 @dataclass(frozen=True)
@@ -56,3 +86,17 @@ class FlowMap:
         ):
             found = measure
         return found
+
+    def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
+        """The derivative at μ as a product over the steps, see `meanfield.linearisation`.
+
+        It keeps the linearisation of F at every stage of every step.
+        """
+        return flow_linearisation(
+            self.F,
+            mu,
+            (self.start, self.end),
+            FixedStep(self.method, self.step),
+            self.constraint,
+            geometry=geometry,
+        )

@@ -84,22 +84,21 @@ TABLEAUS = {
 
 
 class Stages(NamedTuple):
-    """Points where a step evaluated the velocity, and where it ends, off the constraint."""
+    """Where a step looked at the velocity and where it ends, both before they are put back."""
 
-    places: tuple[Tensor, ...]
+    reached: tuple[Tensor, ...]
     moved: Tensor
 
 
 def stages(tableau: Tableau, velocity: Velocity, points: Tensor, h: float) -> Stages:
     """One step, with the points at which it looked at the velocity."""
     # Each stage evaluates the attention anew: with the first one's kept the order would be 1.
-    places, moved, slope = [], points, torch.zeros_like(points)
+    reached, moved, slope = [], points, torch.zeros_like(points)
     for reach, share in zip(tableau.reach, tableau.share, strict=True):
-        at = velocity.constraint.retract(points + h * reach * slope) if reach else points
-        slope = velocity(at)
-        places.append(at)
+        reached.append(points + h * reach * slope)
+        slope = velocity(velocity.constraint.retract(reached[-1]))
         moved = moved + h * share * slope
-    return Stages(tuple(places), moved)
+    return Stages(tuple(reached), moved)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -49,6 +50,12 @@ class Layers:
 
     maps: tuple[MeasureMap, ...]
     shared: bool
+
+    def at(self, time: float, *, last: bool = False) -> MeasureMap:
+        """The map that acts from a time on; the one that acted until then if it is the last."""
+        if self.shared:
+            return self.maps[0]
+        return self.maps[math.ceil(time) - 1 if last and time > 0 else int(time)]
 
     def between(self, start: float, end: float) -> Iterator[tuple[MeasureMap, float, float]]:
         """The pieces of an interval in which one map acts: (map, from, to)."""

@@ -8,17 +8,14 @@ inequality): how much of the product of the layers' constants is real.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 import xarray as xr
 
 from meanfield import bounds, dynamics, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
-from meanfield.lipschitz import local_lipschitz
 from meanfield.results import Variable
 from meanfield.sweep import Task, sweep
 
@@ -29,6 +26,8 @@ FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "constant": ("plot_constant_through_depth", {}),
     "weights": ("plot_depth_against_weight", {}),
 }
+
+_FINER = 5  # times between two that are kept
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class Settings:
     gamma: float = 1.0
     last: float = 2.0
     n_times: int = 21
-    step: float = 0.01
+    step: float = 0.02
     seed: int = 0
 
 
@@ -64,7 +63,8 @@ _PARAMETERS = (
 _VARIABLES = (
     Variable("log_ratio", "log(light weight / heavy weight)"),
     Variable("constant", "local constant of the flow map", dims=("time",)),
-    Variable("constant_residual", "relative residual of the constant", dims=("time",)),
+    Variable("constant_upper", "the constant is at most this", dims=("time",)),
+    Variable("constant_converged", "whether all of them converged", dtype="bool"),
     Variable("splitting", "its part from splitting atoms", dims=("time",)),
     Variable("layer", "local constant of the layer at this depth", dims=("time",)),
     Variable("grown", "e^{∫ layer constant}", dims=("time",)),
@@ -80,32 +80,21 @@ def depth(
     F = SelfAttention(AttentionParameters.from_bilinear([[-gamma]], [[1.0]]))
     log_ratio = float(bounds.two_dirac_best_log_ratio(gamma, radius)) + offset
     mu = sampling.two_diracs(radius, log_ratio, [1.0])
-    times = np.linspace(0, last, n_times)
-    maps = [dynamics.FlowMap(F, float(t), step=step) for t in times]
-    of_flow = [local_lipschitz(Phi, mu) for Phi in maps]
-    # The layers' constants on a clock of their own, for the integral.
-    fine = np.linspace(0, last, 10 * (n_times - 1) + 1)
-    ds = dynamics.flow(F, mu, fine, step=step)
-    layers = [
-        float(local_lipschitz(F, dynamics.measure_at(ds, k)).value) for k in range(len(fine))
-    ]
-    means = (np.array(layers[1:]) + np.array(layers[:-1])) / 2
-    integral = np.concatenate([[0.0], np.cumsum(means * np.diff(fine))])[::10]
-    x = ds.points.values[::10, :, 0]
+    fine = np.linspace(0, last, _FINER * (n_times - 1) + 1)  # for the integral of λ
+    ds = dynamics.stability(F, mu, fine, step=step)
+    paths = dynamics.flow(F, mu, fine, step=step).points.values[::_FINER, :, 0]
+    kept = ds.isel(time=slice(None, None, _FINER))
     return {
         "log_ratio": log_ratio,
-        "constant": np.array([float(found.value) for found in of_flow]),
-        "constant_residual": np.array([float(found.residual) for found in of_flow]),
-        "splitting": np.array([_number(found.splitting) for found in of_flow]),
-        "layer": np.array(layers)[::10],
-        "grown": np.exp(integral),
-        "gap": np.abs(x[:, 0] - x[:, 1]),
+        "constant": kept.constant.values,
+        "constant_upper": kept.upper_999.values,
+        "constant_converged": bool(kept.converged.all()),
+        "splitting": kept.splitting.values,
+        "layer": kept.velocity_constant.values,
+        "grown": kept.growth.values,
+        "gap": np.abs(paths[:, 0] - paths[:, 1]),
         "one_layer_bound": bounds.mean_field(gamma, 1.0, radius),
     }
-
-
-def _number(value: torch.Tensor | None) -> float:
-    return math.nan if value is None else float(value)
 
 
 def plan(settings: Settings) -> dict[str, Any]:
