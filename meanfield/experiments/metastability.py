@@ -50,13 +50,13 @@ class Settings:
         seed: of the starts.
     """
 
-    betas: tuple[float, ...] = (4.0, 9.0, 16.0, 25.0, 49.0, 100.0)
-    repetitions: int = 5
-    n_particles: int = 200
+    betas: tuple[float, ...] = (4.0, 9.0, 16.0, 25.0, 49.0)
+    repetitions: int = 3
+    n_particles: int = 120
     noise: float = 1e-3
     first: float = 1e-1
-    last: float = 1e12
-    n_times: int = 200
+    last: float = 1e10
+    n_times: int = 120
     seed: int = 0
 
 

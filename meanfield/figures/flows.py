@@ -227,14 +227,16 @@ def plot_masked_clusters(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
 # --- Gaussians and limits ---
 
 
-def plot_covariance(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+def plot_covariance(ds: xr.Dataset, *, ax: Axes | None = None, kernel: str = "softmax") -> Axes:
     """Eigenvalues of the covariance against time, samples beside the equation.
 
     Args:
         ds: of the experiment `gaussian-flow`.
         ax: where to draw; a new figure if None.
+        kernel: "softmax" or "l2".
     """
     ax = axes(ax)
+    ds = rows_where(ds, kernel=kernel)
     levels = _levels(ds, "n_particles")
     marks = [levels[0], levels[-1]] if len(levels) > 1 else levels
     for k in range(ds.sizes["feature"]):
@@ -249,7 +251,7 @@ def plot_covariance(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
             low, high = values.min("case"), values.max("case")
             ax.fill_between(ds.time, low, high, color=colour, alpha=0.2, linewidth=0)
     ax.set(yscale="log", xlabel="time t", ylabel="eigenvalues of the covariance")
-    ax.set_title("A Gaussian stays one (band: smallest to largest draw)")
+    ax.set_title(f"A Gaussian stays one: {kernel} (band: smallest to largest draw)")
     legend_below(ax)
     return ax
 
@@ -262,12 +264,16 @@ def plot_covariance_error(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ax: where to draw; a new figure if None.
     """
     ax = axes(ax)
-    mean = ds.groupby("n_particles").median()
     steps = [0, ds.sizes["time"] // 2, ds.sizes["time"] - 1]
-    for colour, k in zip(colours(3), steps, strict=True):
-        label = f"t = {float(ds.time[k]):g}"
-        ax.plot(mean.n_particles, mean.error.isel(time=k), "o-", color=colour, label=label)
-    n = mean.n_particles.values
+    for kernel, line in (("softmax", "o-"), ("l2", "s--")):
+        if kernel not in ds.kernel.values:
+            continue
+        rows = rows_where(ds, kernel=kernel)[["error"]].drop_vars("kernel")
+        mean = rows.groupby("n_particles").median()
+        for colour, k in zip(colours(3), steps, strict=True):
+            label = f"{kernel}, t = {float(ds.time[k]):g}"
+            ax.plot(mean.n_particles, mean.error.isel(time=k), line, color=colour, label=label)
+    n = _levels(ds, "n_particles")
     ax.plot(n, 2 / np.sqrt(n), "k:", label=r"$\propto n^{-1/2}$")
     ax.set(xscale="log", yscale="log", xlabel="samples n", ylabel="relative error, median")
     ax.set_title("Samples follow the covariance equation")
