@@ -287,9 +287,14 @@ def _dry_run(experiment: ModuleType, settings: Any, options: argparse.Namespace)
 
 
 def _draw(ds: xr.Dataset, experiment: str, folder: Path) -> None:
-    from meanfield.figures import save_all
+    from meanfield.figures import save_all, save_animations
 
-    for made in save_all(ds, load(experiment).FIGURES, folder, stem=experiment):
+    module = load(experiment)
+    animations = getattr(module, "ANIMATIONS", {})
+    for made in (
+        *save_all(ds, module.FIGURES, folder, stem=experiment),
+        *save_animations(ds, animations, folder, stem=experiment),
+    ):
         _say(f"wrote {made}" if isinstance(made, Path) else made)
 
 

@@ -12,12 +12,13 @@ from typing import Any
 
 import xarray as xr
 
-from meanfield.figures import measures, transformers
+from meanfield.figures import flows, measures, transformers
 from meanfield.figures.canvas import style
 from meanfield.results.atomic import check_replaceable, write_whole
 
 __all__ = ["save_all"]
 
+_MODULES = (flows, measures, transformers)
 _MARGIN = 0.1  # inches around a figure
 _FEW = 4  # a second process takes as long to start as two figures to draw
 
@@ -62,7 +63,7 @@ def _save(
 
     made: list[Path | str] = []
     for name, (function, arguments) in items:
-        draw = getattr(measures, function, None) or getattr(transformers, function)
+        (draw,) = (getattr(m, function) for m in _MODULES if function in m.__all__)
         with style(), mpl.rc_context({"savefig.bbox": None}):
             figure = Figure()
             try:
