@@ -11,17 +11,20 @@ nearest to them, and so on down to a size that is solved densely.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
+import pathlib
 import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from meanfield.transport.certificates import certify, dual_bound
-from meanfield.transport.closed_forms import monotone_plan
-from meanfield.transport.exact import Plan, simplex, sparse_simplex
-from meanfield.transport.pricing import Prices, Pricing
-from meanfield.transport.problems import UNIT, Answer, Problem, squared_distances
+from meanfield.transport.certificate import Answer, Plan, centred, certify, narrower
+from meanfield.transport.plans.exact import simplexes, sparse_simplex
+from meanfield.transport.plans.formulas import monotone_plan, widest_direction
+from meanfield.transport.plans.pricing import Prices, Pricing
+from meanfield.transport.problem import Problem, costs_between
 
 __all__ = ["solve_columns"]
 
@@ -39,37 +42,62 @@ _GROWTH = 1.7  # exponent of the simplex's time in its number of arcs, measured 
 
 
 def solve_columns(
-    problem: Problem, *, rtol: float, time_limit: float | None = None, device: str = "cpu"
+    problem: Problem,
+    *,
+    rtol: float,
+    deadline: float = math.inf,
+    device: str = "cpu",
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> Answer:
     """W₂ with a proven gap, in memory proportional to (n + m) · 100 and a block.
 
     Args:
-        problem: the problem.
+        problem: one problem, p = 2.
         rtol: gap at which to stop, relative to W₂.
-        time_limit: seconds; no round is begun that would probably end later. The best interval
-            so far is returned, unconverged: it may be the plan and the potentials of a coarser
-            level, carried over to all atoms.
+        deadline: of `time.perf_counter`; no step is begun that would probably end later. The
+            best interval so far is returned, unconverged: it may be the plan and the potentials
+            of a coarser level, carried over to all atoms.
         device: where to price; the simplex is on the CPU.
+        checkpoint: a file that holds the state after every round, and from which to go on.
+
+    Raises:
+        ValueError: if the file belongs to another problem.
     """
-    clock = _Clock(math.inf if time_limit is None else time.perf_counter() + time_limit)
+    clock = _Clock(deadline)
+    file = None if checkpoint is None else _Checkpoint(pathlib.Path(checkpoint), problem)
+    stored = None if file is None else file.load()
+    if stored is not None:
+        pricing = Pricing(problem.x, problem.y, device=device)
+        g = centred(stored[1], problem.b)
+        prices = pricing(g, 1)
+        rounds = _Rounds(problem, prices.minima, g, prices.slack, stored[0], device, clock, file)
+        return rounds.run(rtol, _ROUNDS)
     levels = _levels(problem, device)
     coarse = levels[0]
-    cost = squared_distances(coarse.problem.x, coarse.problem.y)
-    unit = max(float(cost.max()), 1e-300)
-    plan = simplex(coarse.problem.a, coarse.problem.b, cost / unit)
-    plan = plan._replace(f=plan.f * unit, g=plan.g * unit)
+    costs = costs_between(coarse.problem.x, coarse.problem.y, 2)
+    unit = max(float(costs.max()), 1e-300)
+    masses, g = simplexes(coarse.problem.a[None], coarse.problem.b[None], costs[None] / unit)
+    f = (costs - centred(g[0], coarse.problem.b) * unit).min(1)
+    rows, cols = np.nonzero(masses[0])
+    plan = Plan(rows, cols, np.log(masses[0][rows, cols]))
     for finer in levels[1:]:
-        is_finest = finer is levels[-1]
-        f, g, arcs, slack = _carried(coarse.problem, plan.f, finer.problem, device)
+        start = time.perf_counter()
+        if not clock.allows_pass(finer.problem.pairs):
+            break
+        f, g, arcs, slack = _carried(coarse.problem, f, finer.problem, device)
+        clock.note_pass(finer.problem.pairs, time.perf_counter() - start)
         if not clock.allows(len(arcs)):
             break
-        rounds = _ColumnGeneration(finer.problem, f, g, arcs, device=device, clock=clock)
-        rounds.floor = math.sqrt(dual_bound(finer.problem, f, g, slack)) * (1 - 4 * UNIT)
-        rounds.run(rtol if is_finest else _COARSE_GAP, _ROUNDS if is_finest else _COARSE_ROUNDS)
+        is_finest = finer is levels[-1]
+        own_file = file if is_finest else None
+        rounds = _Rounds(finer.problem, f, g, slack, arcs, device, clock, own_file)
         if is_finest:
-            return rounds.best
-        coarse, plan = finer, rounds.plan
-    return _spread(problem, coarse, plan, device, rtol)
+            return rounds.run(rtol, _ROUNDS)
+        answer = rounds.run(_COARSE_GAP, _COARSE_ROUNDS)
+        assert answer.f is not None
+        plan, f = Plan(answer.rows, answer.cols, answer.log_mass), answer.f
+        coarse = finer
+    return _spread(problem, coarse, plan, f, device, rtol)
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +156,7 @@ def _carried(
     coarse: Problem, f: np.ndarray, finer: Problem, device: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Potentials of the coarser problem on the finer one, and arcs that they make cheap."""
-    g = Pricing(finer.y, coarse.x, device=device)(f, 1).minima
+    g = centred(Pricing(finer.y, coarse.x, device=device)(f, 1).minima, finer.b)
     forth = Pricing(finer.x, finer.y, device=device)(g, _FIRST_ARCS)
     back = Pricing(finer.y, finer.x, device=device)(forth.minima, _FIRST_ARCS)
     rows, cols = _staircase(finer)
@@ -143,70 +171,134 @@ def _arcs(prices: Prices, problem: Problem) -> np.ndarray:
 
 @dataclass
 class _Clock:
-    """Whether there is time for a simplex, from how long the last one took."""
+    """Whether there is time for a step, from how long the last one of its kind took."""
 
     deadline: float
     _seconds: float = 0.0
     _arcs: int = 1
+    _seconds_per_pair: float = 0.0
 
     def allows(self, arcs: int) -> bool:
-        expected = self._seconds * (arcs / self._arcs) ** _GROWTH
-        return time.perf_counter() + expected < self.deadline
+        """A simplex on so many arcs."""
+        return self._is_before(self._seconds * (arcs / self._arcs) ** _GROWTH)
 
     def note(self, arcs: int, seconds: float) -> None:
+        """A simplex took so long."""
         self._seconds, self._arcs = seconds, arcs
+
+    def allows_pass(self, pairs: int) -> bool:
+        """Pricing of a level."""
+        return self._is_before(self._seconds_per_pair * pairs)
+
+    def note_pass(self, pairs: int, seconds: float) -> None:
+        """Pricing of a level took so long."""
+        self._seconds_per_pair = seconds / pairs
+
+    def _is_before(self, expected: float) -> bool:
+        return time.perf_counter() + expected < self.deadline
+
+
+class _Checkpoint:
+    """The active columns and potentials of the finest level, in a file replaced atomically."""
+
+    def __init__(self, path: pathlib.Path, problem: Problem) -> None:
+        arrays = (problem.x, problem.y, problem.log_a, problem.log_b, problem.exponent)
+        digest = hashlib.sha256()
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).tobytes())
+        self._path, self._problem = path, digest.hexdigest()
+
+    def load(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Arcs and g, or None before the first round."""
+        if not self._path.exists():
+            return None
+        with np.load(self._path) as stored:
+            if str(stored["problem"]) != self._problem:
+                raise ValueError(
+                    f"checkpoint: expected the state of this problem, got that of another one in "
+                    f"{self._path}; give another path, or remove the file"
+                )
+            return stored["arcs"], stored["g"]
+
+    def save(self, arcs: np.ndarray, g: np.ndarray) -> None:
+        """After a round."""
+        partial = self._path.with_name(f"{self._path.name}.{os.getpid()}.partial")
+        with partial.open("wb") as file:
+            np.savez(file, problem=self._problem, arcs=arcs, g=g)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self._path)
 
 
 @dataclass
-class _ColumnGeneration:
-    """The rounds on one level. f and g are the best feasible potentials so far."""
+class _Rounds:
+    """The rounds on one level. f and g are feasible up to `slack`; arcs are i m + j."""
 
     problem: Problem
     f: np.ndarray
     g: np.ndarray
+    slack: float
     arcs: np.ndarray
     device: str
     clock: _Clock
-    floor: float = 0.0  # W₂ is at least this, by f and g
-    best: Answer = field(init=False)
+    file: _Checkpoint | None
+    best: Answer | None = field(default=None, init=False)
 
-    def run(self, rtol: float, rounds: int) -> None:
+    def run(self, rtol: float, rounds: int) -> Answer:
+        """Solve on the arcs, price all pairs, add what violates; until the interval closes."""
         problem = self.problem
         pricing = Pricing(problem.x, problem.y, device=self.device)
         for k in range(rounds):
             if k and not self.clock.allows(len(self.arcs)):
                 break
             start = time.perf_counter()
-            plan = self._on_arcs()
+            plan, g = self._on_arcs()
+            f = self._certified(pricing, plan, g, rtol)
             self.clock.note(len(self.arcs), time.perf_counter() - start)
-            prices = pricing(plan.g, _NEW_ARCS, plan.f)
-            if prices.slack > _MOST_SLACK * rtol * self._cost(plan):
-                prices = pricing.precise(plan.g, _NEW_ARCS, plan.f)
-            answer = certify(
-                problem,
-                plan,
-                (prices.minima, plan.g),
-                method="column generation",
-                rtol=rtol / 4,  # the interval, rounding included, is to be narrower than rtol
-                slack=prices.slack,
-            )
-            self._keep(answer)
-            new = np.setdiff1d(_few_arcs(prices, plan, problem), self.arcs)
-            if self.best.converged or not len(new):
+            new = np.setdiff1d(_few_arcs(self._prices, f, problem), self.arcs)
+            if self._best.converged or not len(new):
                 break
             self.arcs = np.union1d(self.arcs, new)
-        if self.best.width <= rtol:
-            self.best = replace(self.best, converged=True)
+            if self.file is not None:
+                self.file.save(self.arcs, self.g)
+        if self._best.width <= rtol:
+            self.best = replace(self._best, converged=np.asarray(True))
+        return self._best
 
     @property
-    def plan(self) -> Plan:
-        return Plan(self.best.rows, self.best.cols, np.exp(self.best.log_mass), self.f, self.g)
+    def _best(self) -> Answer:
+        assert self.best is not None
+        return self.best
 
-    def _cost(self, plan: Plan) -> float:
-        moves = self.problem.x[plan.rows] - self.problem.y[plan.cols]
-        return float(plan.mass @ np.square(moves).sum(-1))
+    def _certified(
+        self, pricing: Pricing, plan: Plan, found: tuple[np.ndarray, np.ndarray], rtol: float
+    ) -> np.ndarray:
+        """Price with the potentials of the simplex, keep what is best; its f on the rows."""
+        problem = self.problem
+        f, g = found
+        middle = g - centred(g, problem.b)
+        f, g = f + middle[0], g - middle
+        prices = pricing(g, _NEW_ARCS, f)
+        moved = problem.moved(plan.rows, plan.cols)
+        if prices.slack > _MOST_SLACK * rtol * float((np.exp(plan.log_mass) * moved**2).sum()):
+            prices = pricing.precise(g, _NEW_ARCS, f)
+        self._prices = prices
 
-    def _on_arcs(self) -> Plan:
+        def answer(potentials: tuple[np.ndarray, np.ndarray], slack: float) -> Answer:
+            # A quarter: the interval, rounding included, is to be narrower than rtol.
+            return certify(
+                problem, plan, potentials, method="column generation", rtol=rtol / 4, slack=slack
+            )
+
+        latest = answer((prices.minima, g), prices.slack)
+        old = self.best if self.best is not None else answer((self.f, self.g), self.slack)
+        self.best = narrower(latest, old, rtol / 4)
+        assert self.best.f is not None
+        assert self.best.g is not None
+        self.f, self.g = self.best.f, self.best.g
+        return f
+
+    def _on_arcs(self) -> tuple[Plan, tuple[np.ndarray, np.ndarray]]:
         """The simplex on reduced costs: four times faster than on costs, and more accurate.
 
         Most reduced costs of arcs that matter are small, so they, and not the artificial arcs,
@@ -216,26 +308,16 @@ class _ColumnGeneration:
         rows, cols = np.divmod(self.arcs, problem.m)
         costs = np.square(problem.x[rows] - problem.y[cols]).sum(-1)
         reduced = np.maximum(costs - f[rows] - g[cols], 0)
-        plan = sparse_simplex(
-            np.maximum(problem.a, 1e-300), np.maximum(problem.b, 1e-300), (rows, cols, reduced)
-        )
-        return plan._replace(f=plan.f + f, g=plan.g + g)
-
-    def _keep(self, answer: Answer) -> None:
-        """Plans improve from round to round; potentials need not."""
-        assert answer.f is not None and answer.g is not None
-        if answer.lower >= self.floor:
-            self.f, self.g, self.floor, self.best = answer.f, answer.g, answer.lower, answer
-            return
-        floor = min(self.floor, answer.upper)
-        value = max(answer.value, floor)
-        self.best = replace(answer, value=value, lower=floor, f=self.f, g=self.g)
+        found = sparse_simplex(problem.a, problem.b, (rows, cols, reduced))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            plan = Plan(found.rows, found.cols, np.log(found.mass))
+        return plan, (found.f + f, found.g + g)
 
 
-def _few_arcs(prices: Prices, plan: Plan, problem: Problem) -> np.ndarray:
+def _few_arcs(prices: Prices, f: np.ndarray, problem: Problem) -> np.ndarray:
     """The most violated arcs, at most a few in each row (as priced) and then in each column."""
     rows, cols = prices.rows, prices.cols
-    order = np.lexsort((prices.values - plan.f[rows], cols))
+    order = np.lexsort((prices.values - f[rows], cols))
     starts = np.flatnonzero(np.diff(cols[order], prepend=-1))
     rank = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
     kept = order[rank < _COLUMN_ARCS]
@@ -244,7 +326,7 @@ def _few_arcs(prices: Prices, plan: Plan, problem: Problem) -> np.ndarray:
 
 def _staircase(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     """A feasible coupling: monotone along the direction in which the clouds are widest."""
-    direction = _widest(problem)
+    direction = widest_direction(problem)
     order_x, order_y = (np.argsort(t @ direction) for t in (problem.x, problem.y))
     i, j, _ = monotone_plan(problem.a[order_x], problem.b[order_y])
     # Both ways around a corner, so that rounding of the sums cannot cut the staircase.
@@ -253,26 +335,29 @@ def _staircase(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     return order_x[rows], order_y[cols]
 
 
-def _spread(problem: Problem, level: _Level, plan: Plan, device: str, rtol: float) -> Answer:
+def _spread(
+    problem: Problem, level: _Level, plan: Plan, f: np.ndarray, device: str, rtol: float
+) -> Answer:
     """Plan and potentials of a coarser level carried over to all atoms.
 
     What the coarse plan moves from group k to group l is split over their atoms, in the order of
     their projections on the widest direction.
     """
-    g = Pricing(problem.y, level.problem.x, device=device)(plan.f, 1).minima
+    g = centred(Pricing(problem.y, level.problem.x, device=device)(f, 1).minima, problem.b)
     prices = Pricing(problem.x, problem.y, device=device)(g, 1)
-    along = _widest(problem)
+    along = widest_direction(problem)
     x, y = problem.x @ along, problem.y @ along
     from_x, from_y = level.problem.x @ along, level.problem.y @ along
+    coarse_mass = np.exp(plan.log_mass)
     entry_of_row, rows, mass_of_row = _within(
         np.lexsort((from_y[plan.cols], plan.rows)),
-        plan.mass,
+        coarse_mass,
         np.lexsort((x, level.row_of)),
         problem.a,
     )
     entry_of_col, cols, mass_of_col = _within(
         np.lexsort((from_x[plan.rows], plan.cols)),
-        plan.mass,
+        coarse_mass,
         np.lexsort((y, level.col_of)),
         problem.b,
     )
@@ -282,10 +367,9 @@ def _spread(problem: Problem, level: _Level, plan: Plan, device: str, rtol: floa
         np.lexsort((y[cols], entry_of_col)),
         mass_of_col,
     )
-    none = np.zeros(0)
     return certify(
         problem,
-        Plan(rows[i], cols[j], mass, none, none),
+        Plan(rows[i], cols[j], np.log(mass)),
         (prices.minima, g),
         method="column generation",
         rtol=rtol / 4,
@@ -298,11 +382,5 @@ def _within(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The monotone plan in two given orders, in the numbering before ordering."""
     i, j, mass = monotone_plan(masses[first], others[second])
-    return first[i], second[j], mass
-
-
-def _widest(problem: Problem) -> np.ndarray:
-    """The direction in which the two clouds together are widest."""
-    points = np.concatenate([problem.x, problem.y])
-    centred = points - points.mean(0)
-    return np.linalg.eigh(centred.T @ centred)[1][:, -1]
+    kept = mass > 0
+    return first[i[kept]], second[j[kept]], mass[kept]
