@@ -30,6 +30,7 @@ __all__ = [
     "combined",
     "feasible",
     "in_unit",
+    "log_masses",
     "narrower",
     "power_mean",
     "powers_added",
@@ -203,11 +204,19 @@ def in_unit(answer: Answer, exponent: np.ndarray, order: int) -> Answer:
     low, value, high = (np.ldexp(t, exponent) for t in (answer.lower, answer.value, answer.upper))
     low = np.where((low > 0) & (low < 1e-290), np.nextafter(low, 0.0), low)
     high = np.where((answer.upper > 0) & (high < 1e-290), np.nextafter(high, 1.0), high)
-    squared = order * np.asarray(exponent)[..., None]
-    f = None if answer.f is None else np.ldexp(answer.f, squared)
-    g = None if answer.g is None else np.ldexp(answer.g, squared)
-    value = np.clip(value, low, high)
+    f, g, value = answer.f, answer.g, np.clip(value, low, high)
+    if f is not None and g is not None:
+        with np.errstate(over="ignore"):
+            f, g = (np.ldexp(t, order * np.asarray(exponent)[..., None]) for t in (f, g))
+        if not (np.isfinite(f).all() and np.isfinite(g).all()):  # squares beyond 1e308
+            f = g = None
     return replace(answer, value=value, lower=low, upper=high, f=f, g=g)
+
+
+def log_masses(masses: np.ndarray) -> np.ndarray:
+    """Logarithms of what a solver calls masses; −inf for what is none."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(masses > 0, np.log(masses), -math.inf)
 
 
 def power_mean(log_weights: np.ndarray, distances: np.ndarray, order: int) -> np.ndarray:
@@ -264,14 +273,14 @@ def _sum_error(count: int) -> float:
 
 def _relative_error(problem: Problem, count: int) -> np.ndarray:
     """Of a power mean of `count` lengths."""
-    largest = np.maximum(np.abs(problem.log_a).max(-1), np.abs(problem.log_b).max(-1))
+    largest = np.maximum(np.abs(problem.logs_a).max(-1), np.abs(problem.logs_b).max(-1))
     return (_sum_error(count) + 2 * problem.dim + 24 + 2 * largest) * UNIT
 
 
 def _doubts(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     """By how much each computed weight may be off."""
     few = _sum_error(max(problem.n, problem.m)) + 8
-    sides = ((problem.a, problem.log_a), (problem.b, problem.log_b))
+    sides = ((problem.a, problem.logs_a), (problem.b, problem.logs_b))
     first, second = (w * ((few + 2 * np.abs(logs)) * UNIT) + _NO_MASS for w, logs in sides)
     return first, second
 
@@ -283,6 +292,9 @@ def _settled(problem: Problem, plan: Plan, *, may_match: bool) -> Plan:
     of a simplex, what they miss would have to travel.
     """
     count = problem.log_a.shape[:-1]
+    if not plan.rows.shape[-1]:
+        none = np.zeros((*count, 1), np.int64)
+        plan = Plan(none, none, none - math.inf, plan.log_doubt)
     logs = np.where(plan.log_mass < 700, plan.log_mass, -math.inf)  # NaN as well
     doubt = np.broadcast_to(np.asarray(plan.log_doubt, float), count)
     plan = Plan(plan.rows, plan.cols, logs, doubt)
@@ -308,11 +320,11 @@ def _settled(problem: Problem, plan: Plan, *, may_match: bool) -> Plan:
 
     here = found[..., None]
     if found.all():
-        return Plan(padded(index, 0), sigma, padded(problem.log_a, 0), np.full(count, _EXACT))
+        return Plan(padded(index, 0), sigma, padded(problem.logs_a, 0), np.full(count, _EXACT))
     return Plan(
         np.where(here, padded(index, 0), plan.rows),
         np.where(here, padded(sigma, 0), plan.cols),
-        np.where(here, padded(problem.log_a, -math.inf), logs),
+        np.where(here, padded(problem.logs_a, -math.inf), logs),
         np.where(found, _EXACT, doubt),
     )
 
@@ -386,7 +398,7 @@ def _one_sided(
     best = np.zeros(f.shape[:-1])
     if slack:
         return best
-    for mine, other, logs in ((f, g, problem.log_a), (g, f, problem.log_b)):
+    for mine, other, logs in ((f, g, problem.logs_a), (g, f, problem.logs_b)):
         fits = (other == 0).all(-1) & (mine >= 0).all(-1)
         if fits.any():
             safe = np.where(mine > _TINY**problem.order, mine, 0.0) ** (1 / problem.order)

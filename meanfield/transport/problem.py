@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["UNIT", "Problem", "balanced_logs", "costs_between", "lengths", "normalised"]
+__all__ = ["UNIT", "Problem", "balanced", "costs_between", "lengths", "normalised"]
 
 UNIT = 2.0**-53  # unit roundoff of float64
 _SAFE_LENGTH = 1e-140  # below it a square loses digits to underflow
@@ -29,8 +29,9 @@ class Problem:
     Attributes:
         x: points of μ, shape (..., n, d).
         y: points of ν, shape (..., m, d).
-        log_a: log-weights of μ, shape (..., n), all finite.
-        log_b: log-weights of ν, shape (..., m), all finite.
+        log_a: log-weights of μ as they are stored, shape (..., n), all finite; up to a constant.
+            To take it off would round them: whether weights are the same is asked of these.
+        log_b: log-weights of ν, shape (..., m), likewise.
         exponent: distances in this problem times 2^exponent are the caller's, shape (...).
         order: 2 for W₂, 1 for W₁.
     """
@@ -67,8 +68,9 @@ class Problem:
         return replace(self, **kept)
 
     def part(self, rows: np.ndarray, cols: np.ndarray, *, snap: bool) -> Problem:
-        """The problem between two parts, each normalised to mass one, in its own unit."""
-        log_a, log_b = balanced_logs(self.log_a[rows], self.log_b[cols], snap=snap)
+        """The problem between two parts, each of mass one, in its own unit."""
+        log_a, log_b = self.log_a[rows], self.log_b[cols]
+        log_b = balanced(log_a, log_b) if snap else log_b
         x, y = self.x[rows], self.y[cols]
         return Problem.of(x, y, log_a, log_b, order=self.order, exponent=self.exponent)
 
@@ -93,14 +95,24 @@ class Problem:
         return self.n * self.m
 
     @cached_property
+    def logs_a(self) -> np.ndarray:
+        """log aᵢ with Σ aᵢ = 1, shape (..., n); right to a unit in its last place."""
+        return normalised(self.log_a)
+
+    @cached_property
+    def logs_b(self) -> np.ndarray:
+        """log b_j, shape (..., m)."""
+        return normalised(self.log_b)
+
+    @cached_property
     def a(self) -> np.ndarray:
         """Weights of μ, shape (..., n): right to a few last places, 0 below e^{−745}."""
-        return _masses(self.log_a)
+        return _masses(self.logs_a)
 
     @cached_property
     def b(self) -> np.ndarray:
         """Weights of ν, shape (..., m)."""
-        return _masses(self.log_b)
+        return _masses(self.logs_b)
 
     @cached_property
     def is_uniform(self) -> np.ndarray:
@@ -173,34 +185,20 @@ def normalised(logs: np.ndarray) -> np.ndarray:
     return np.where(flat[..., None], -math.log(count), logs) if flat.any() else logs
 
 
-def balanced_logs(
-    log_a: np.ndarray, log_b: np.ndarray, *, snap: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Both normalised; with `snap`, one set of values where both are the same up to rounding.
+def balanced(log_a: np.ndarray, log_b: np.ndarray) -> np.ndarray:
+    """log b with the values of log a where both are the same weights up to rounding.
 
     The weights of a permuted measure are normalised by a sum in another order, which may move
     all of them by a unit in the last place; they are meant to be the same.
     """
-    same = log_a.shape == log_b.shape and np.array_equal(log_a, log_b)
-    mine = normalised(log_a)
-    if same:
-        return mine, mine
-    theirs = normalised(log_b)
-    if snap and mine.ndim == 1 and len(mine) == len(theirs):
-        theirs = _snapped(mine, theirs)
-    return mine, theirs
-
-
-def _snapped(log_a: np.ndarray, log_b: np.ndarray) -> np.ndarray:
-    ends = np.array([log_a.min() - log_b.min(), log_a.max() - log_b.max()])
-    if np.abs(ends).max() > 8 * UNIT * max(1.0, -float(log_a.min())):
+    if len(log_a) != len(log_b) or np.array_equal(log_a, log_b):
         return log_b
     order_a, order_b = np.argsort(log_a, kind="stable"), np.argsort(log_b, kind="stable")
-    mine, theirs = log_a[order_a], log_b[order_b]
+    mine, theirs = normalised(log_a)[order_a], normalised(log_b)[order_b]
     if not (np.abs(mine - theirs) <= 8 * UNIT * np.maximum(np.abs(mine), 1)).all():
         return log_b
     snapped = np.empty_like(log_b)
-    snapped[order_b] = mine
+    snapped[order_b] = log_a[order_a]
     return snapped
 
 

@@ -30,7 +30,7 @@ from meanfield.transport.plans.formulas import (
     solve_one_atom,
     solve_two_atoms,
 )
-from meanfield.transport.problem import Problem, balanced_logs, costs_between
+from meanfield.transport.problem import Problem, balanced, costs_between
 
 __all__ = ["Settings", "checked_settings", "solve_arrays", "solve_w1", "solve_w2"]
 
@@ -208,8 +208,8 @@ def solve_arrays(
     blocks = [slice(start, start + step) for start in range(0, count, step)]
 
     def solved(block: slice) -> Answer:
-        logs = balanced_logs(log_a[block], log_b[block], snap=False)
-        problem = Problem.of(x[block], y[block], *logs, order=settings.order)
+        arrays = (t[block] for t in (x, y, log_a, log_b))
+        problem = Problem.of(*arrays, order=settings.order)
         return in_unit(_solve_batch(problem, settings.rtol), problem.exponent, settings.order)
 
     threads = os.cpu_count() or 1
@@ -254,8 +254,9 @@ def _solve_one(
     rows, cols = (np.flatnonzero(logs > -math.inf) for logs in (log_a, log_b))
     is_whole = len(rows) == len(x) and len(cols) == len(y)
     near, far = (x, y) if is_whole else (x[rows], y[cols])
-    logs = balanced_logs(log_a[rows], log_b[cols], snap=settings.snap)
-    problem = Problem.of(near, far, *logs, order=settings.order)
+    mine, theirs = log_a[rows], log_b[cols]
+    theirs = balanced(mine, theirs) if settings.snap else theirs
+    problem = Problem.of(near, far, mine, theirs, order=settings.order)
     answer = in_unit(solve(problem, settings), problem.exponent, problem.order)
     if is_whole:
         return answer

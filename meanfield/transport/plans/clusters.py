@@ -157,8 +157,8 @@ def _rounding(problem: Problem, clusters: _Clusters) -> np.ndarray:
 
     A weight is known through its logarithm: to a few units in the last place and as many of log a.
     """
-    doubt_a = problem.a * (8 + 2 * np.abs(problem.log_a))
-    doubt_b = problem.b * (8 + 2 * np.abs(problem.log_b))
+    doubt_a = problem.a * (8 + 2 * np.abs(problem.logs_a))
+    doubt_b = problem.b * (8 + 2 * np.abs(problem.logs_b))
     both = zip(clusters.rows, clusters.cols, strict=True)
     return UNIT * np.array([doubt_a[r].sum() + doubt_b[c].sum() for r, c in both])
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from meanfield.transport.certificate import Answer, Plan, centred, certify, narrower
+from meanfield.transport.certificate import Answer, Plan, centred, certify, log_masses, narrower
 from meanfield.transport.plans.exact import simplexes, sparse_simplex
 from meanfield.transport.plans.formulas import monotone_plan, widest_direction
 from meanfield.transport.plans.pricing import Prices, Pricing
@@ -79,7 +79,7 @@ def solve_columns(
     masses, g = simplexes(coarse.problem.a[None], coarse.problem.b[None], costs[None] / unit)
     f = (costs - centred(g[0], coarse.problem.b) * unit).min(1)
     rows, cols = np.nonzero(masses[0])
-    plan = Plan(rows, cols, np.log(masses[0][rows, cols]))
+    plan = Plan(rows, cols, log_masses(masses[0][rows, cols]))
     for finer in levels[1:]:
         start = time.perf_counter()
         if not clock.allows_pass(finer.problem.pairs):
@@ -309,9 +309,8 @@ class _Rounds:
         costs = np.square(problem.x[rows] - problem.y[cols]).sum(-1)
         reduced = np.maximum(costs - f[rows] - g[cols], 0)
         found = sparse_simplex(problem.a, problem.b, (rows, cols, reduced))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            plan = Plan(found.rows, found.cols, np.log(found.mass))
-        return plan, (found.f + f, found.g + g)
+        plan = Plan(found.rows, found.cols, log_masses(found.mass))
+        return plan, (found.f + f, np.where(np.isfinite(found.g), found.g, 0.0) + g)
 
 
 def _few_arcs(prices: Prices, f: np.ndarray, problem: Problem) -> np.ndarray:

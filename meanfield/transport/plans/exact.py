@@ -14,7 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meanfield.errors import ConvergenceError
-from meanfield.transport.certificate import Answer, Plan, certify, feasible, narrower
+from meanfield.transport.certificate import (
+    Answer,
+    Plan,
+    certify,
+    feasible,
+    log_masses,
+    narrower,
+)
 from meanfield.transport.problem import Problem
 
 __all__ = [
@@ -79,7 +86,7 @@ def solve_finely(problem: Problem, *, rtol: float, answer: Answer) -> Answer:
 
 def _from_simplex(problem: Problem, mass: np.ndarray, g: np.ndarray, rtol: float) -> Answer:
     rows, cols = np.nonzero(mass)
-    plan = Plan(rows, cols, np.log(mass[rows, cols]))
+    plan = Plan(rows, cols, log_masses(mass[rows, cols]))
     return certify(
         problem, plan, feasible(problem.costs, g, problem.b), method="simplex", rtol=rtol
     )
@@ -143,14 +150,14 @@ class _Draft:
         kept = slot < self._rows.shape[1]  # a vertex has no more entries; what else, is missed
         place = which[owner[kept]], slot[kept]
         self._rows[place], self._cols[place] = rows[kept], cols[kept]
-        self._logs[place] = np.log(plans[owner, rows, cols][kept])
+        self._logs[place] = log_masses(plans[owner, rows, cols][kept])
         self.f[which], self.g[which] = feasible(problem.costs, g * unit, problem.b)
         self._methods.add("simplex")
 
     def _match(self, which: np.ndarray, sigma: np.ndarray) -> None:
         n = self._problem.n
         self._rows[which, :n], self._cols[which, :n] = np.arange(n), sigma
-        self._logs[which, :n] = self._problem.log_a[which]
+        self._logs[which, :n] = self._problem.logs_a[which]
 
 
 @functools.cache

@@ -42,10 +42,10 @@ def solve_one_atom(problem: Problem, *, rtol: float) -> Answer:
     many = np.zeros((*shape, problem.pairs), np.int64) + np.arange(problem.pairs)
     none, zero = np.zeros_like(many), np.zeros((*shape, 1))
     if problem.m == 1:
-        plan = Plan(many, none, problem.log_a, -math.inf)
+        plan = Plan(many, none, problem.logs_a, -math.inf)
         potentials = problem.costs[..., 0], zero
     else:
-        plan = Plan(none, many, problem.log_b, -math.inf)
+        plan = Plan(none, many, problem.logs_b, -math.inf)
         potentials = zero, problem.costs[..., 0, :]
     return certify(problem, plan, potentials, method="one atom", rtol=rtol, is_optimal=True)
 
@@ -57,10 +57,10 @@ def solve_two_atoms(problem: Problem, *, rtol: float) -> Answer:
     partners share what both have, and the excess crosses. It is the difference of the *light*
     weights, never of the heavy ones: 1 − e^{−900} is stored as 1.
     """
-    x, y, log_a = problem.x, problem.y, problem.log_a
+    x, y, log_a = problem.x, problem.y, problem.logs_a
     flip = ((x[:, 0] - x[:, 1]) * (y[:, 0] - y[:, 1])).sum(-1) < 0
     partner = np.where(flip[:, None], [1, 0], [0, 1])  # (b, 2)
-    mine, theirs = log_a, np.take_along_axis(problem.log_b, partner, -1)
+    mine, theirs = log_a, np.take_along_axis(problem.logs_b, partner, -1)
     light = np.maximum(mine, theirs).argmin(-1)[:, None]
     light_a, light_b = (np.take_along_axis(t, light, -1)[:, 0] for t in (mine, theirs))
     top, gap = np.maximum(light_a, light_b), light_a - light_b
@@ -71,10 +71,10 @@ def solve_two_atoms(problem: Problem, *, rtol: float) -> Answer:
     receiver = np.take_along_axis(partner, 1 - sender, -1)
     cols = np.concatenate([partner, receiver], -1)
     logs = np.concatenate([np.minimum(mine, theirs), excess[:, None]], -1)
-    equal = (mine == theirs).all(-1)
+    equal = (problem.log_a == np.take_along_axis(problem.log_b, partner, -1)).all(-1)
     doubt = np.where(equal, -math.inf, top + np.log(16 * UNIT * (1 + np.abs(top))))
     # The entry that crosses is tight too, which fixes g: f of its sender is 0.
-    g = np.empty_like(problem.log_b)
+    g = np.empty_like(problem.logs_b)
     ways = [problem.costs[np.arange(len(x)), sender[:, 0], t[:, 0]] for t in (cols, receiver)]
     own = np.take_along_axis(partner, sender, -1)
     ways[0] = np.take_along_axis(problem.costs[np.arange(len(x)), sender[:, 0]], own, -1)[:, 0]
@@ -98,7 +98,7 @@ def solve_line(problem: Problem, *, rtol: float) -> Answer:
     i, j, mass = monotone_plan(problem.a[order_x], problem.b[order_y])
     f, g, slack = _staircase_potentials(problem, (order_x, order_y), (i, j), problem.x, problem.y)
     if is_matched:
-        plan = Plan(order_x, order_y, sorted_a, -math.inf)
+        plan = Plan(order_x, order_y, problem.logs_a[order_x], -math.inf)
     else:
         kept = mass > 0
         plan = Plan(order_x[i[kept]], order_y[j[kept]], np.log(mass[kept]))
@@ -154,11 +154,11 @@ def identity(problem: Problem, *, rtol: float, device: str, probe: bool = True) 
     """
     index = np.arange(problem.n)
     moved = problem.moved(index, index)
-    plan = Plan(index, index, problem.log_a, -math.inf)
+    plan = Plan(index, index, problem.logs_a, -math.inf)
     zero, best = np.zeros(problem.n), None
     for mirror in (False, True):
         points, queries = (problem.x, problem.y) if mirror else (problem.y, problem.x)
-        if probe and not _may_be_nearest(points, queries, moved, problem.log_a, rtol):
+        if probe and not _may_be_nearest(points, queries, moved, problem.logs_a, rtol):
             continue
         nearest = _nearest(points, queries, moved, device) ** problem.order
         potentials = (zero, nearest) if mirror else (nearest, zero)
@@ -246,7 +246,7 @@ def _ordered_alike(
     order_x, order_y = (np.argsort(t[:, widest], kind="stable") for t in (x, y))
     sorted_a, sorted_b = problem.log_a[order_x], problem.log_b[order_y]
     if problem.n == problem.m and np.array_equal(sorted_a, sorted_b):
-        plan = Plan(order_x, order_y, sorted_a)
+        plan = Plan(order_x, order_y, problem.logs_a[order_x])
     else:
         i, j, mass = monotone_plan(problem.a[order_x], problem.b[order_y])
         kept = mass > 4 * UNIT * (1 / problem.n + 1 / problem.m)
