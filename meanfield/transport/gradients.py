@@ -165,7 +165,9 @@ class _Envelope(torch.autograd.Function):
         there = (value > 0) & value.isfinite()
         scale = torch.where(there, grads[0] * value ** (1 - order), 0.0)[..., None]
         into_x = into_y = into_a = into_b = None
-        if coupling is not None and (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
+        if coupling is None:  # an infinite distance
+            return (*(torch.zeros_like(t) for t in ctx.saved_tensors), None)
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
             index, index_y = (
                 t[..., None].expand(*t.shape, x.shape[-1]) for t in (coupling.rows, coupling.cols)
             )

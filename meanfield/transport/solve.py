@@ -273,7 +273,7 @@ def _extended(
     f, g = np.empty(len(x)), np.empty(len(y))
     f[rows], g[cols] = answer.f, answer.g
     absent_x, absent_y = (np.setdiff1d(np.arange(len(t)), k) for t, k in ((x, rows), (y, cols)))
-    with np.errstate(invalid="ignore"):  # an atom of weight 0 may be NaN: nowhere
+    with np.errstate(invalid="ignore", over="ignore"):  # an atom of weight 0 may be nowhere: NaN
         if len(absent_x):
             reach = costs_between(x[absent_x], y[cols], order) - answer.g
             f[absent_x] = reach.min(1)
