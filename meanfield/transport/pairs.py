@@ -113,6 +113,8 @@ def _as_measure(value: Measure, weights: Any, name: str) -> tuple[ParticleMeasur
             value = value.to_numpy(dtype=float)
         except (TypeError, ValueError) as error:
             raise TypeError(f"{name}: expected a table of numbers, got {error}") from None
+    if is_numpy:
+        value = np.require(value, requirements="W")  # torch warns of what it must not write to
     points = as_float_tensor(value, name)
     if points.ndim == 1:
         raise ValueError(

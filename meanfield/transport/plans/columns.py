@@ -37,6 +37,7 @@ _FIRST_ARCS = 16
 _NEW_ARCS = 8  # of a row and a round
 _COLUMN_ARCS = 64  # heavy atoms are asked for by many rows
 _ROUNDS = 40
+_CEILING = 1e3  # over the gap: where arcs are all there and the gap is the simplex's tolerance
 _MOST_SLACK = 0.1  # of the gap asked for
 _GROWTH = 1.7  # exponent of the simplex's time in its number of arcs, measured 1.5 to 1.8
 
@@ -243,6 +244,7 @@ class _Rounds:
     clock: _Clock
     file: _Checkpoint | None
     best: Answer | None = field(default=None, init=False)
+    ceiling: float = field(default=math.inf, init=False)  # of reduced costs
 
     def run(self, rtol: float, rounds: int) -> Answer:
         """Solve on the arcs, price all pairs, add what violates; until the interval closes."""
@@ -256,8 +258,9 @@ class _Rounds:
             f = self._certified(pricing, plan, g, rtol)
             self.clock.note(len(self.arcs), time.perf_counter() - start)
             new = np.setdiff1d(_few_arcs(self._prices, f, problem), self.arcs)
-            if self._best.converged or not len(new):
+            if self._best.converged or (not len(new) and self.ceiling <= self._ceiling()):
                 break
+            self.ceiling = math.inf if len(new) else self._ceiling()
             self.arcs = np.union1d(self.arcs, new)
             if self.file is not None:
                 self.file.save(self.arcs, self.g)
@@ -298,6 +301,12 @@ class _Rounds:
         self.f, self.g = self.best.f, self.best.g
         return f
 
+    def _ceiling(self) -> float:
+        """A multiple of the gap: below it the tolerance of the simplex is finer."""
+        rows, cols, mass = self._best.rows, self._best.cols, np.exp(self._best.log_mass)
+        moved = self.problem.moved(rows, cols)
+        return _CEILING * float(mass @ np.maximum(moved**2 - self.f[rows] - self.g[cols], 0))
+
     def _on_arcs(self) -> tuple[Plan, tuple[np.ndarray, np.ndarray]]:
         """The simplex on reduced costs: four times faster than on costs, and more accurate.
 
@@ -307,7 +316,7 @@ class _Rounds:
         problem, f, g = self.problem, self.f, self.g
         rows, cols = np.divmod(self.arcs, problem.m)
         costs = np.square(problem.x[rows] - problem.y[cols]).sum(-1)
-        reduced = np.maximum(costs - f[rows] - g[cols], 0)
+        reduced = np.clip(costs - f[rows] - g[cols], 0, self.ceiling)
         found = sparse_simplex(problem.a, problem.b, (rows, cols, reduced))
         plan = Plan(found.rows, found.cols, log_masses(found.mass))
         return plan, (found.f + f, np.where(np.isfinite(found.g), found.g, 0.0) + g)
