@@ -116,9 +116,7 @@ def test_conditional_samples_keep_positions_and_batches_stay_apart() -> None:
 def test_data_frames() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(X, columns=["u", "v"])
-    assert w2((frame, A), (pandas.DataFrame(Y), pandas.Series(B).to_numpy())) == pytest.approx(
-        TRUTH
-    )
+    assert w2((frame, A), (pandas.DataFrame(Y), pandas.Series(B))) == pytest.approx(TRUTH)
     with pytest.raises(TypeError, match="table of numbers"):
         w2(pandas.DataFrame({"a": ["x", "y"]}), Y)
 

@@ -106,15 +106,7 @@ def _as_measure(value: Measure, weights: Any, name: str) -> tuple[ParticleMeasur
         if weights is not None:
             raise ValueError(f"weights: expected None for {name}, which comes with its own")
         value, weights = value
-    is_frame = hasattr(value, "to_numpy")
-    is_numpy = is_frame or isinstance(value, np.ndarray)
-    if is_frame:
-        try:
-            value = value.to_numpy(dtype=float)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{name}: expected a table of numbers, got {error}") from None
-    if is_numpy:
-        value = np.require(value, requirements="W")  # torch warns of what it must not write to
+    value, is_numpy = _from_frame(value, name)
     points = as_float_tensor(value, name)
     if points.ndim == 1:
         raise ValueError(
@@ -130,9 +122,22 @@ def _as_measure(value: Measure, weights: Any, name: str) -> tuple[ParticleMeasur
     if weights is None:
         n = points.shape[-2]
         return _measure(points, points.new_full(points.shape[:-1], -math.log(n)), None), is_numpy
+    weights, _ = _from_frame(weights, f"weights of {name}")
     weights = as_float_tensor(weights, f"weights of {name}", like=points)
     _check_mass(weights, points, name)
     return ParticleMeasure(points, weights), is_numpy
+
+
+def _from_frame(value: Any, name: str) -> tuple[Any, bool]:
+    """A data frame or series as an array; whether it is NumPy now."""
+    if hasattr(value, "to_numpy"):
+        try:
+            value = value.to_numpy(dtype=float)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name}: expected a table of numbers, got {error}") from None
+    if not isinstance(value, np.ndarray):
+        return value, False
+    return np.require(value, requirements="W"), True  # torch warns of what it may not write to
 
 
 def _check_mass(weights: Tensor, points: Tensor, name: str) -> None:
