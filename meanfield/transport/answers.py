@@ -91,12 +91,14 @@ class TransportResult:
 
 def stacked(answers: Sequence[Answer]) -> Answer:
     """Single answers as one batch, plans padded with −inf; potentials of all or none."""
-    size, count = max((len(s.rows) for s in answers), default=0), len(answers)
+    kept = [s.log_mass > -np.inf for s in answers]
+    size, count = max(int(t.sum()) for t in kept), len(answers)
     rows, cols = np.zeros((count, size), np.int64), np.zeros((count, size), np.int64)
     logs = np.full((count, size), -np.inf)
-    for k, s in enumerate(answers):
-        used = len(s.rows)
-        rows[k, :used], cols[k, :used], logs[k, :used] = s.rows, s.cols, s.log_mass
+    for k, (s, there) in enumerate(zip(answers, kept, strict=True)):
+        used = int(there.sum())
+        rows[k, :used], cols[k, :used] = s.rows[there], s.cols[there]
+        logs[k, :used] = s.log_mass[there]
     f, g = [s.f for s in answers if s.f is not None], [s.g for s in answers if s.g is not None]
     is_whole = len(f) == len(g) == count
     return Answer(

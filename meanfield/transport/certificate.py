@@ -312,21 +312,12 @@ def _settled(problem: Problem, plan: Plan, *, may_match: bool) -> Plan:
     found &= (problem.log_a == np.take_along_axis(problem.log_b, sigma, -1)).all(-1)
     if not found.any():
         return plan
-    rest = logs.shape[-1] - n if not found.all() else 0
-
-    def padded(values: np.ndarray, fill: float) -> np.ndarray:
-        values = np.broadcast_to(values, (*count, n))
-        return np.concatenate([values, np.full((*count, rest), fill, values.dtype)], -1)
-
-    here = found[..., None]
-    if found.all():
-        return Plan(padded(index, 0), sigma, padded(problem.logs_a, 0), np.full(count, _EXACT))
-    return Plan(
-        np.where(here, padded(index, 0), plan.rows),
-        np.where(here, padded(sigma, 0), plan.cols),
-        np.where(here, padded(problem.logs_a, -math.inf), logs),
-        np.where(found, _EXACT, doubt),
-    )
+    here, (rows, cols, logs) = found[..., None], (np.array(t) for t in plan[:3])
+    matched = ((rows, index), (cols, sigma), (logs, problem.logs_a))
+    for held, exact in matched:
+        held[..., :n] = np.where(here, exact, held[..., :n])
+    logs[..., n:] = np.where(here, -math.inf, logs[..., n:])
+    return Plan(rows, cols, logs, np.where(found, _EXACT, doubt))
 
 
 def _misplaced(problem: Problem, plan: Plan, moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

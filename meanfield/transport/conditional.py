@@ -31,6 +31,7 @@ def solve_conditional_w2(
     method: str = "auto",
     position_atol: float = 0.0,
     rtol: float = 1e-9,
+    exact_weights: bool = False,
     strict: bool = True,
 ) -> TransportResult:
     """d₂(μ̄, ν̄) = (∫ W₂(μˢ, νˢ)² dθ(s))^½ with a certified interval.
@@ -43,6 +44,7 @@ def solve_conditional_w2(
         position_atol: positions at most this far from the next are one group; 0 compares
             exactly.
         rtol: how closely plans and potentials must meet at every position.
+        exact_weights: as for `solve_w2`, at every position.
         strict: raise if they do not; otherwise the answer comes back flagged.
 
     Returns:
@@ -68,7 +70,7 @@ def solve_conditional_w2(
             )
     if not 0 <= position_atol < 1:
         raise ValueError(f"position_atol: expected a number in [0, 1), got {position_atol}")
-    settings = checked_settings(method, rtol)
+    settings = replace(checked_settings(method, rtol), snap=not exact_weights)
     pair = as_pair(mu, nu)
     settings = replace(settings, device=str(pair.mu.device))
     tolerance = _MARGINAL_TOLERANCE[pair.mu.dtype]
