@@ -168,16 +168,12 @@ def narrower(one: Answer, other: Answer, rtol: float) -> Answer:
     plan = one if one.upper <= other.upper else other
     dual = one if one.lower >= other.lower else other
     closed = plan.upper - dual.lower <= rtol * plan.upper
-    return Answer(
+    return replace(
+        plan,
         value=np.clip(plan.value, dual.lower, plan.upper),
         lower=_below(dual.lower, plan.upper),
-        upper=plan.upper,
-        rows=plan.rows,
-        cols=plan.cols,
-        log_mass=plan.log_mass,
         f=dual.f,
         g=dual.g,
-        method=plan.method,
         converged=one.converged | other.converged | closed,
     )
 
