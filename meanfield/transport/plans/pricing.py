@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.transport.problems import UNIT
+from meanfield.transport.problem import UNIT
 
 __all__ = ["Prices", "Pricing"]
 
@@ -53,6 +53,7 @@ class Pricing:
 
     def __init__(self, x: np.ndarray, y: np.ndarray, *, device: str = "cpu") -> None:
         centre = x.mean(0)
+        self._original = tuple(torch.as_tensor(t, device=device) for t in (x, y))
         self.x, self.y = (torch.as_tensor(t - centre, device=device) for t in (x, y))
         self._squares_x, self._squares_y = self.x.square().sum(-1), self.y.square().sum(-1)
         self._targets = self.y.T.contiguous()
@@ -88,7 +89,8 @@ class Pricing:
         offset, slack = self._prepared(g)
         found = self._found(offset, count, slack, None)
         rows, cols, rough = found.arcs()
-        costs = (self.x[rows] - self.y[cols]).square().sum(-1)
+        x, y = self._original  # centring rounds: differences of 1e-8 would lose half their digits
+        costs = (x[rows] - y[cols]).square().sum(-1)
         values = costs - torch.as_tensor(g, device=self.x.device)[cols]
         minima = torch.full_like(found.minima, math.inf)
         minima.scatter_reduce_(0, rows, values, "amin")
