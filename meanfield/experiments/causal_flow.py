@@ -18,7 +18,7 @@ from meanfield import dynamics, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweep import Task, sweep
+from meanfield.sweeps import Task, sweep
 
 __all__ = ["ANIMATIONS", "FIGURES", "QUICK", "Settings", "masked_flow", "plan", "run"]
 

@@ -18,7 +18,7 @@ from meanfield import dynamics, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweep import Task, sweep
+from meanfield.sweeps import Task, sweep
 from meanfield.transport import solve_w2
 
 __all__ = ["FIGURES", "QUICK", "Settings", "distances", "plan", "run"]

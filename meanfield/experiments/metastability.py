@@ -21,7 +21,7 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.dynamics import reduced
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweep import Task, sweep
+from meanfield.sweeps import Task, sweep
 
 __all__ = ["ANIMATIONS", "FIGURES", "QUICK", "Settings", "dominant_mode", "plan", "run", "stairs"]
 

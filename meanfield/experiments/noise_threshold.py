@@ -18,7 +18,7 @@ from meanfield import dynamics, sampling
 from meanfield.dynamics import reduced
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweep import Task, sweep
+from meanfield.sweeps import Task, sweep
 
 __all__ = ["FIGURES", "QUICK", "Settings", "order", "plan", "run"]
 

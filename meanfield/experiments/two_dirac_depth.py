@@ -17,7 +17,7 @@ import xarray as xr
 from meanfield import bounds, dynamics, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.results import Variable
-from meanfield.sweep import Task, sweep
+from meanfield.sweeps import Task, sweep
 
 __all__ = ["FIGURES", "QUICK", "Settings", "depth", "plan", "run"]
 
