@@ -94,15 +94,15 @@ def imports(path: Path) -> list[tuple[str, bool]]:
 def test_a_module_imports_only_from_lower_layers(path):
     unit = unit_of(name_of(path))
     assert unit in LEVEL, f"{unit} has no layer: add it to the table"
-    for name, typing_only in imports(path):
-        if name.startswith("meanfield.") and not typing_only:
+    for name, _ in imports(path):
+        if name.startswith("meanfield."):
             other = unit_of(name)
             lower = LEVEL[other] < LEVEL[unit]
             assert lower or other == unit, f"{name_of(path)} imports {name}, not below it"
 
 
 def test_subpackages_have_no_import_cycles():
-    graph = {name_of(p): {n for n, t in imports(p) if n.startswith("meanfield.") and not t}
+    graph = {name_of(p): {n for n, _ in imports(p) if n.startswith("meanfield.")}
              for p in modules() if p.name != "__init__.py"}  # fmt: skip
     seen: set[str] = set()
 
@@ -116,6 +116,11 @@ def test_subpackages_have_no_import_cycles():
 
     for name in graph:
         visit(name, ())
+
+
+def test_no_two_files_share_a_name():
+    names = [path.name for path in modules() if path.name != "__init__.py"]
+    assert {name for name in names if names.count(name) > 1} == set()
 
 
 @pytest.mark.parametrize("path", modules(), ids=name_of)

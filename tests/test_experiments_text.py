@@ -19,7 +19,7 @@ from meanfield import ParticleMeasure, bounds, corpora, figures, pretrained, res
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.experiments import inputs, large_radius, quadratic_growth
 from meanfield.experiments.ascent import climb
-from meanfield.experiments.fits import fit_laws
+from meanfield.experiments.fitting import fit_laws
 from meanfield.lipschitz import local_lipschitz
 
 TEXT = "the river runs past the mill and the mill turns with the river " * 8

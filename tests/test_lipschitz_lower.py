@@ -10,7 +10,7 @@ import torch
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.lipschitz import FAMILIES, lipschitz_lower, local_lipschitz, secant_ratio
-from meanfield.lipschitz.pairs import (
+from meanfield.lipschitz.proposals import (
     direction_pairs,
     random_pairs,
     splitting_pairs,

@@ -5,12 +5,11 @@ A map of measures F, whose image of an atom is Γ_μ(x), is the velocity of the 
 Dataset; everything else says what happens to it. Every function takes any map of measures.
 
 Files, each importing only those before it: `constraints`, `placements`, `velocities`, `clocks`,
-`clusters`, `integrators`, `trajectories`, `checkpoints`, `flow`, `variation`, `flow_map`,
+`merging`, `integrators`, `trajectories`, `checkpoints`, `flow`, `variation`, `flow_map`,
 `stability`; `functionals`, `energy_flow`, `paths` and `reduced` stand beside them.
 """
 
 from meanfield.dynamics.clocks import log_clock
-from meanfield.dynamics.clusters import Clusters, cluster_count, cluster_masses, clusters
 from meanfield.dynamics.energy_flow import EnergyFlow
 from meanfield.dynamics.flow import flow
 from meanfield.dynamics.flow_map import FlowMap, VelocityMap
@@ -22,6 +21,7 @@ from meanfield.dynamics.functionals import (
     token_radius,
 )
 from meanfield.dynamics.integrators import Adaptive, FixedStep, Noise
+from meanfield.dynamics.merging import Clusters, cluster_count, cluster_masses, clusters
 from meanfield.dynamics.paths import displacements, lengths, measure_at
 from meanfield.dynamics.placements import (
     Normalised,

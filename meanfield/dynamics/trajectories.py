@@ -13,9 +13,9 @@ from torch import Tensor
 
 from meanfield.checks import is_traced
 from meanfield.dynamics.clocks import checked_times
-from meanfield.dynamics.clusters import coalesced
 from meanfield.dynamics.constraints import CONSTRAINTS, Constraint, constraint_at
 from meanfield.dynamics.integrators import Adaptive, FixedStep, Noise, integrator_of
+from meanfield.dynamics.merging import coalesced
 from meanfield.dynamics.velocities import Layers, Velocity, layers_of
 from meanfield.measures import MeasureMap, ParticleMeasure
 

@@ -20,7 +20,7 @@ import xarray as xr
 
 from meanfield import bounds
 from meanfield.experiments import inputs
-from meanfield.experiments.fits import fit_laws, fittable
+from meanfield.experiments.fitting import fit_laws, fittable
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable

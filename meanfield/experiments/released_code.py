@@ -18,7 +18,7 @@ import xarray as xr
 
 from meanfield import sampling
 from meanfield.experiments import inputs
-from meanfield.experiments.fits import fit_laws, fittable
+from meanfield.experiments.fitting import fit_laws, fittable
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.pretrained import Transformer

@@ -7,7 +7,18 @@ measurement is a line with markers.
 
 from meanfield.figures.animations import animate_particles, save_animations
 from meanfield.figures.canvas import style
-from meanfield.figures.files import save_all
+from meanfield.figures.constants import (
+    plot_growth_in_n,
+    plot_growth_in_radius,
+    plot_lemma_3_2,
+    plot_light_weight,
+    plot_masked_bound,
+    plot_regimes,
+    plot_secants,
+    plot_sharpness,
+    plot_splitting,
+    plot_token_sharpness,
+)
 from meanfield.figures.flows import (
     plot_cluster_count,
     plot_constant_through_depth,
@@ -24,18 +35,7 @@ from meanfield.figures.flows import (
     plot_staircase,
 )
 from meanfield.figures.growth import plot_kernel_growth
-from meanfield.figures.measures import (
-    plot_growth_in_n,
-    plot_growth_in_radius,
-    plot_lemma_3_2,
-    plot_light_weight,
-    plot_masked_bound,
-    plot_regimes,
-    plot_secants,
-    plot_sharpness,
-    plot_splitting,
-    plot_token_sharpness,
-)
+from meanfield.figures.saving import save_all
 from meanfield.figures.transformers import (
     plot_adversarial,
     plot_adversarial_heads,

@@ -1,8 +1,8 @@
 """Lipschitz constants of maps of measures: local, secant, and how they compare.
 
 Works for any map of measures; one that declares its own linearisation (`meanfield.linearisation`)
-is faster. Files, each importing only those before it: `local`, `localization`, `pairs`, `search`,
-`secant`, `lower`, `comparison`, `ball`.
+is faster. Files, each importing only those before it: `local`, `localization`, `proposals`,
+`search`, `secant`, `lower`, `comparison`, `ball`.
 """
 
 from meanfield.lipschitz.ball import ball_upper

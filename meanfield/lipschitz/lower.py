@@ -11,7 +11,7 @@ import xarray as xr
 
 from meanfield.html import table
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
-from meanfield.lipschitz.pairs import (
+from meanfield.lipschitz.proposals import (
     Pairs,
     direction_pairs,
     random_measures,

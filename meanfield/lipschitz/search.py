@@ -12,7 +12,7 @@ from meanfield import sampling
 from meanfield.capabilities import HasDim, HasScoreMatrices, is_causal
 from meanfield.linalg.vectors import normalised
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
-from meanfield.lipschitz.pairs import random_measures
+from meanfield.lipschitz.proposals import random_measures
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 __all__ = ["worst_case"]

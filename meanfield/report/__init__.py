@@ -3,7 +3,7 @@
 The page says what was asked, draws the figures, and lists parameters, variables with their
 evidence, cases in trouble, fits and provenance; any browser reads it, on a phone too.
 
-Files, each importing only those before it: `tables` (what a Dataset says about itself),
+Files, each importing only those before it: `summaries` (what a Dataset says about itself),
 `pictures` (its figures), `page` (both in HTML).
 """
 

@@ -1,4 +1,4 @@
-"""The page: what `tables` and `pictures` say, in HTML that stands alone."""
+"""The page: what `summaries` and `pictures` say, in HTML that stands alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import xarray as xr
 
 from meanfield import html
 from meanfield.html import escape
-from meanfield.report import tables
+from meanfield.report import summaries
 from meanfield.report.pictures import Drawing, picture
 from meanfield.results import read_provenance
 from meanfield.results.atomic import check_replaceable, write_whole
@@ -100,8 +100,8 @@ def render(
         ("What was asked", _paragraphs(question)),
         ("To make it again", _command(record)),
         ("Figures", _figures(ds, figures or {})),
-        ("Parameters", _table(tables.parameters(ds))),
-        ("Variables", _table(tables.variables(ds))),
+        ("Parameters", _table(summaries.parameters(ds))),
+        ("Variables", _table(summaries.variables(ds))),
         ("Cases in trouble", _troubles(ds)),
         ("Power laws", _fits(fits or {})),
         ("Provenance", _provenance(record)),
@@ -111,7 +111,7 @@ def render(
         for heading, content in sections
         if content
     )
-    lead = f'<p class="lead">{escape(tables.outcome(ds))}</p>'
+    lead = f'<p class="lead">{escape(summaries.outcome(ds))}</p>'
     return _PAGE.format(title=escape(title), style=_STYLE, lead=lead, body=body)
 
 
@@ -141,7 +141,7 @@ def _figures(ds: xr.Dataset, figures: Mapping[str, Drawing]) -> str:
 
 
 def _troubles(ds: xr.Dataset) -> str:
-    found = tables.troubles(ds)
+    found = summaries.troubles(ds)
     more = len(found.rows) - _TROUBLES
     text = f"<p>… and {more} more; the Dataset has all of them.</p>\n" if more > 0 else ""
     return _table(found._replace(rows=found.rows[:_TROUBLES])) + text
@@ -152,20 +152,20 @@ def _fits(fits: Mapping[str, xr.Dataset]) -> str:
         "<p>In brackets the jackknife interval. A fit is a mean and bounds nothing; the envelope "
         "is the smallest C for which C xᵖ is above all points.</p>\n"
     )
-    return _table(tables.fits(fits)) + (note if fits else "")
+    return _table(summaries.fits(fits)) + (note if fits else "")
 
 
 def _provenance(record: Mapping[str, Any]) -> str:
     if not record:
         return "<p>This Dataset carries no provenance.</p>\n"
     whole = escape(json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False))
-    return _table(tables.provenance(record)) + (
+    return _table(summaries.provenance(record)) + (
         "<details><summary>All of it, as JSON</summary>"
         f"<pre><code>{whole}</code></pre></details>\n"
     )
 
 
-def _table(table: tables.Table) -> str:
+def _table(table: summaries.Table) -> str:
     """A table in a box; "" without rows."""
     if not table.rows:
         return ""

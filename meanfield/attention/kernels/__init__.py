@@ -8,8 +8,8 @@
 
 from meanfield.attention.kernels.bilinear import DotProduct, dot_product
 from meanfield.attention.kernels.cosine import Normalised, cosine, qk_norm
+from meanfield.attention.kernels.euclidean import L2, l2
 from meanfield.attention.kernels.kernel import Features, Kernel, Turned, Wrapped
-from meanfield.attention.kernels.l2 import L2, l2
 from meanfield.attention.kernels.position_bias import Alibi, Window, alibi, window
 from meanfield.attention.kernels.rotary import Rotary, rotary
 from meanfield.attention.kernels.soft_cap import SoftCap, soft_cap
