@@ -14,10 +14,10 @@ PACKAGE = Path(__file__).parent.parent / "meanfield"
 
 # A module imports only from layers below its own; inside a subpackage, in the order listed there.
 LAYERS = [
-    ["errors", "checks", "html", "capabilities"],
+    ["errors", "checks", "html"],
     ["measures", "linalg", "results"],
-    ["bounds"],
-    ["linearisation"],
+    ["capabilities"],
+    ["bounds", "linearisation"],
     ["attention", "transport", "sampling", "sweeps", "figures"],
     ["lipschitz", "layers", "pretrained", "corpora", "report"],
     ["dynamics"],

@@ -47,7 +47,8 @@ def balanced(sight: Sight, settings: Sinkhorn) -> tuple[Sight, Plan]:
     c the column sums Σᵢ aᵢPᵢⱼ/aⱼ after the rows are normalised, Sinkhorn's step is g ← g − log c,
     and Newton's solves (1 − QP) δ = −log c with Qⱼᵢ = aᵢPᵢⱼ/(aⱼcⱼ). Derivatives pass through two
     more Newton steps: each squares the distance to the potentials, so that derivatives up to the
-    third order are exact. Takes O(H n²) memory.
+    third order are exact. Where a plan has not converged, they pass through the iteration.
+    Takes O(H n²) memory.
     """
     scores, logs = _scores(sight), sight.log_weights[..., None, :]
     with torch.no_grad():
@@ -57,14 +58,19 @@ def balanced(sight: Sight, settings: Sinkhorn) -> tuple[Sight, Plan]:
     met = residual <= _tolerance(settings, scores.dtype)
     if settings.strict and not bool(met.all()):
         raise ConvergenceError(
-            f"sinkhorn: a marginal is off by {float(residual.max()):.2e} after {steps} "
+            f"sinkhorn: a marginal is off by {float(residual.detach().max()):.2e} after {steps} "
             f"iterations, above rtol = {settings.rtol:.2e}; raise max_iterations or rtol, or pass "
             "strict=False"
         )
     if scores.requires_grad or logs.requires_grad or is_traced(scores) or is_traced(logs):
-        for _ in range(2):
-            g = g + _newton_step(log_p, log_c, logs)
+        if not bool(met.all()):
+            # What has not converged is the iteration's own, and so is its derivative.
+            g, _ = _solved(scores, logs, settings)
             log_p, log_c = _balance(scores, logs, g)
+        else:
+            for _ in range(2):
+                g = g + _newton_step(log_p, log_c, logs)
+                log_p, log_c = _balance(scores, logs, g)
     plan = Plan(log_p.exp(), g, residual, steps, met)
     return replace(sight, potentials=g), plan
 
@@ -85,8 +91,8 @@ def _balance(scores: Tensor, logs: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     alive = logs > -math.inf
     safe = torch.where(alive, logs, 0.0)
     log_q = log_p + logs[..., :, None] - safe[..., None, :]
-    log_c = log_q.logsumexp(-2)
-    return log_p, torch.where(alive, log_c, 0.0)
+    # Before the sum: of a column of −∞ it has no gradient, not even one to be left out.
+    return log_p, torch.where(alive[..., None, :], log_q, 0.0).logsumexp(-2) * alive
 
 
 def _residual(log_c: Tensor, logs: Tensor) -> Tensor:
@@ -123,7 +129,9 @@ def _newton_step(log_p: Tensor, log_c: Tensor, logs: Tensor) -> Tensor:
 
 def _solve(kernel: Tensor, left: Tensor, right: Tensor, of: Tensor) -> Tensor:
     """x with (1 − kernel + left ⊗ right) x = of: the kernel maps constants to constants."""
-    return torch.linalg.solve(_regularised(kernel, left, right), of[..., None])[..., 0]
+    system = _regularised(kernel, left, right)
+    # Where clusters do not see one another it is singular: a step that is not finite is not taken.
+    return torch.linalg.solve_ex(system, of[..., None])[0][..., 0]
 
 
 def _regularised(kernel: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -157,21 +165,26 @@ class _Correction:
     """ε ↦ what the tangent of the potentials does to the outputs, as whole (B, n, n) matrices."""
 
     def __init__(self, tangent: AttentionTangent) -> None:
+        weighted = tangent.geometry == "wasserstein"
         whole = replace(tangent, memory=2**62, block_size=tangent.sight.n)
         ((_, self.p),) = whole.transitions()
+        ((_, tilted),) = replace(whole, geometry="wasserstein").transitions()
         self.tangent, sight = whole, whole.sight
         heads = sight.parameters.n_heads
         logs = sight.log_weights.detach()[..., None, :].expand(*whole.batch_shape, heads, sight.n)
         logs = logs.reshape(-1, sight.n)
         alive = logs > -math.inf
         safe = torch.where(alive, logs, 0.0)
-        # τ is √(aᵢ/aⱼ) or 1: K has the ratio aᵢ/aⱼ that τ leaves, Q all of it, both from M.
-        weighted = tangent.geometry == "wasserstein"
-        rest = (0.5 if weighted else 1.0) * (safe[:, :, None] - safe[:, None, :])
+        # From √(aᵢ/aⱼ) Pᵢⱼ, which is at most √(aⱼ/aᵢ): Pᵢⱼ itself may be below the smallest number
+        # where aᵢ/aⱼ is above the largest.
+        half = torch.where(
+            alive[:, :, None] & alive[:, None, :], 0.5 * (safe[:, :, None] - safe[:, None, :]), 0.0
+        )
+        q = tilted.values * half.exp()
+        # Q is K in the geometry of the atoms: with the ratio that the tilt leaves.
+        self.k = tilted.values if weighted else q
         gain = self._gain()
-        ratio = torch.where(alive[:, :, None] & alive[:, None, :], rest, -math.inf).exp()
-        self.k = self.p.values if weighted else self.p.values * ratio
-        self.k_gain, self.q_gain = self.k * gain, self.p.values * ratio * gain
+        self.k_gain, self.q_gain = self.k * gain, q * gain
         left = torch.where(alive, (0.5 * safe).exp(), 0.0) if weighted else alive.to(safe.dtype)
         right = left if weighted else torch.where(alive, safe.exp(), 0.0)
         self.system = torch.linalg.lu_factor(_regularised(self.k.mT @ self.p.values, left, right))

@@ -16,6 +16,8 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 
+from meanfield.checks import as_float_tensor
+
 __all__ = [
     "Custom",
     "RowWise",
@@ -84,6 +86,10 @@ class Sink:
     sums_to_one = False
     divides = True
 
+    def head(self, index: int) -> Sink:
+        """With the logit of that head."""
+        return Sink(self.logits[index]) if self.logits.ndim else self
+
     def log_transition(self, scores: Tensor, log_weights: Tensor, blind: Tensor | None) -> Tensor:
         """The softmax over all columns and the sink, without the sink's column."""
         logits = scores + log_weights
@@ -143,8 +149,7 @@ def sink(logits: Any) -> Sink:
     Args:
         logits: the sink's logit, a number or one per head (H,).
     """
-    tensor = torch.as_tensor(logits)
-    tensor = tensor if tensor.is_floating_point() else tensor.double()
+    tensor = as_float_tensor(logits, "logits")
     if tensor.ndim > 1 or not bool(torch.isfinite(tensor).all()):
         raise ValueError(f"logits: expected a finite number or one per head, got {logits}")
     return Sink(tensor)

@@ -24,7 +24,7 @@ from meanfield.attention.normalizations import (
 )
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.sight import Sight
-from meanfield.attention.streaming import Rule, attend
+from meanfield.attention.streaming import Rule, attend, row_parts
 from meanfield.attention.tangent import AttentionTangent
 from meanfield.attention.upper import upper_bound
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
@@ -149,6 +149,10 @@ class SelfAttention:
         """The derivative of the atoms, and of the field at each atom."""
         if isinstance(self.normalization, Custom):
             return linearize_by_autodiff(self, mu, geometry=geometry)
+        own = self.normalization
+        if isinstance(own, Sinkhorn) and not own.strict and not self._is_balanced(mu):
+            # The implicit derivative is that of potentials that meet their equation.
+            return linearize_by_autodiff(self, mu, geometry=geometry)
         tangent = self.tangent(mu, geometry=geometry)
         atoms = tangent.as_linear_map()
         if isinstance(self.normalization, Sinkhorn):
@@ -246,8 +250,16 @@ class SelfAttention:
 
     def single_heads(self) -> Sequence[MeasureMap]:
         """The layer with one head at a time; they add up to it, but for the output bias."""
-        heads = range(self.parameters.n_heads)
-        return [replace(self, parameters=self.parameters.head(h)) for h in heads]
+        return [self._head(h) for h in range(self.parameters.n_heads)]
+
+    def _head(self, h: int) -> SelfAttention:
+        own = self.normalization
+        return replace(
+            self,
+            parameters=self.parameters.head(h),
+            kernel=self.kernel.head(h),
+            normalization=own.head(h) if isinstance(own, Sink) else own,
+        )
 
     # --- inside ---
 
@@ -268,6 +280,9 @@ class SelfAttention:
         if not isinstance(self.normalization, Sinkhorn):
             return sight
         return balanced(sight, self.normalization)[0]
+
+    def _is_balanced(self, mu: ParticleMeasure) -> bool:
+        return bool(self.plan(mu).converged.all())
 
     def _attend(self, sight: Sight, queries: Tensor, positions: Tensor | None) -> Tensor:
         """Γ for queries (*batch, H, m, k)."""
@@ -338,12 +353,31 @@ class SelfAttention:
                 "positions=, or use ParticleMeasure.from_sequence for a token sequence"
             )
 
+    def _refuse_unseeing(self, positions: Tensor, sight: Sight) -> None:
+        """Places from which biases of −∞ hide all the mass."""
+        if sight.bias_function is None or is_traced(positions) or sight.positions is None:
+            return
+        columns, alive = sight.positions, sight.log_weights > -math.inf
+        for part in row_parts(self.parameters.n_heads * columns.numel(), positions.shape[-1]):
+            rows = positions[..., part]
+            bias = sight.bias_function(rows, columns)
+            seen = alive[..., None, None, :]
+            if bias is not None:
+                seen = seen & (bias > -math.inf)
+            if self.causal:
+                seen = seen & (columns[..., None, :] <= rows[..., :, None])[..., None, :, :]
+            if not bool(seen.any(-1).all()):
+                raise ValueError(
+                    f"Γ is undefined at a position from which {self.kernel} hides all the mass"
+                )
+
     def _row_positions(self, s: object, points: Tensor, sight: Sight) -> Tensor:
         if s is None:
             what = "causal attention" if self.causal else f"the kernel {self.kernel}"
             raise ValueError(f"{what}: expected positions s beside the points x, got none")
         positions = as_float_tensor(s, "s", like=points).expand(points.shape[:-1])
         check_finite(positions, "s")
+        self._refuse_unseeing(positions, sight)
         limits = sight.limits
         if limits is not None and not is_traced(positions) and not is_traced(limits):
             alive = sight.log_weights > -math.inf

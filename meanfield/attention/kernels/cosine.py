@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -37,6 +37,16 @@ class Normalised(Turned):
     eps: float
     rms: bool
     inner: Kernel = dot_product
+
+    def head(self, index: int) -> Normalised:
+        """With the gains of that head."""
+        q, k = (
+            gain[index][None]
+            if isinstance(gain, Tensor) and gain.ndim == 3 and len(gain) > 1
+            else gain
+            for gain in (self.query_gain, self.key_gain)
+        )
+        return replace(self, query_gain=q, key_gain=k, inner=self.inner.head(index))
 
     def turn(
         self, parameters: AttentionParameters, features: Features, positions: Tensor | None

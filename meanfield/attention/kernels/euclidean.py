@@ -27,6 +27,7 @@ class L2(Turned):
     """
 
     inner = dot_product
+    turnable = False
 
     def turn(
         self, parameters: AttentionParameters, features: Features, positions: Tensor | None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from copy import copy
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -54,21 +55,26 @@ class Kernel:
     Attributes:
         needs_positions: whether `features` or `position_bias` look at positions.
         is_linear: whether `push` is the same at all points and positions.
+        turnable: whether the score is a function of ⟨q, k⟩ with the queries and keys of a head,
+            so that another kernel may turn or normalise them.
     """
 
     needs_positions: bool = False
     is_linear: bool = False
+    turnable: bool = True
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "features" in vars(cls):
-            # New features: the derivative of the parent's would be somebody else's.
-            for name in ("push", "pull"):
-                if name not in vars(cls):
-                    setattr(cls, name, getattr(Kernel, name))
-        turns = [name for name in ("turn", "turn_push", "turn_pull") if name in vars(cls)]
-        if len(turns) not in (0, 3):
-            raise TypeError(f"{cls.__name__}: expected turn, turn_push and turn_pull, got {turns}")
+        # Who comes first in the order of inheritance, mixins included, says what is meant. New
+        # features: a derivative from further back would be somebody else's.
+        for name in ("push", "pull"):
+            if _place(cls, name) > _place(cls, "features"):
+                setattr(cls, name, getattr(Kernel, name))
+        names = ("turn", "turn_push", "turn_pull")
+        turns = {name: _place(cls, name) for name in names if hasattr(cls, name)}
+        if len(set(turns.values())) > 1:
+            got = [name for name in names if turns[name] == min(turns.values())]
+            raise TypeError(f"{cls.__name__}: expected turn, turn_push and turn_pull, got {got}")
 
     def features(
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
@@ -122,6 +128,10 @@ class Kernel:
         """
         return None
 
+    def head(self, index: int) -> Kernel:
+        """The kernel of one head alone; another one only if it holds numbers per head."""
+        return self
+
     def _refuse_centres(
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
     ) -> None:
@@ -132,6 +142,19 @@ class Kernel:
                 "kernel that is differentiated automatically; leave them None, or give push and "
                 "pull"
             )
+
+
+def _place(cls: type, name: str) -> int:
+    """Where in the order of inheritance a name is defined first."""
+    return next(place for place, base in enumerate(cls.__mro__) if name in vars(base))
+
+
+def copied(kernel: Wrapped, **changes: Any) -> Wrapped:
+    """The same kernel with some attributes changed."""
+    other = copy(kernel)
+    for name, value in changes.items():
+        object.__setattr__(other, name, value)
+    return other
 
 
 class Wrapped(Kernel):
@@ -152,6 +175,16 @@ class Wrapped(Kernel):
     def is_linear(self) -> bool:  # type: ignore[override]
         """Whether the inner kernel is."""
         return self.inner.is_linear
+
+    @property
+    def turnable(self) -> bool:  # type: ignore[override]
+        """Whether the inner kernel is."""
+        return self.inner.turnable
+
+    def head(self, index: int) -> Kernel:
+        """With the inner kernel of that head."""
+        inner = self.inner.head(index)
+        return self if inner is self.inner else copied(self, inner=inner)
 
     def features(
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
@@ -260,4 +293,9 @@ class Turned(Wrapped):
     def _inner_features(
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
     ) -> Features:
+        if not self.inner.turnable:
+            raise ValueError(
+                f"{type(self).__name__}: expected an inner kernel whose scores are functions of "
+                f"⟨q, k⟩, got {self.inner}, which queries and keys turned or normalised do not fit"
+            )
         return self.inner.features(parameters, points, positions).whole_keys()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import torch
@@ -26,6 +26,11 @@ class Alibi(Wrapped):
     length: float
     inner: Kernel = dot_product
     needs_positions = True
+
+    def head(self, index: int) -> Alibi:
+        """With the slope of that head."""
+        slope = self.slopes[index if len(self.slopes) > 1 else 0]
+        return replace(self, slopes=(slope,), inner=self.inner.head(index))
 
     def position_bias(
         self, parameters: AttentionParameters, rows: Tensor, columns: Tensor

@@ -18,7 +18,10 @@ __all__ = ["SoftCap", "soft_cap"]
 @final
 @dataclass(frozen=True)
 class SoftCap(Wrapped):
-    """τ · tanh(s/τ) of the inner kernel's scores s; made by `soft_cap`."""
+    """τ · tanh(s/τ) of the inner kernel's scores s; made by `soft_cap`.
+
+    Biases by position (`alibi`, `window`) are added after every cap, wherever they stand.
+    """
 
     tau: float
     inner: Kernel = dot_product
@@ -34,6 +37,9 @@ class SoftCap(Wrapped):
 
 def soft_cap(tau: float, *, inner: Kernel = dot_product) -> SoftCap:
     """τ · tanh(scale · ⟨q, k⟩ / τ): scores that cannot leave (−τ, τ).
+
+    Biases by position are added after the cap, wherever they stand: ``soft_cap(τ,
+    inner=alibi(...))`` is ``alibi(..., inner=soft_cap(τ))``.
 
     Args:
         tau: τ > 0.

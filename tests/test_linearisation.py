@@ -1,0 +1,304 @@
+"""The algebra of linear maps, linearisations of any map of measures, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
+from meanfield.linalg import LinearMap, operator_norm
+from meanfield.linearisation import Linearisation, linearize, linearize_by_autodiff
+from meanfield.lipschitz import (
+    compare_lemma_3_2,
+    lipschitz_lower,
+    local_lipschitz,
+    localize,
+    worst_case,
+)
+from meanfield.measures import ParticleMeasure, pushforward, split
+
+F64 = torch.float64
+
+
+def random_map(seed: int, rows=(3, 2), columns=(2, 4), batch=(2,), dense: bool = True):
+    generator = torch.Generator().manual_seed(seed)
+    size = (math.prod(rows), math.prod(columns))
+    matrix = torch.randn(*batch, *size, generator=generator, dtype=F64)
+
+    def product(matrix, shape):
+        return lambda x: (matrix @ x.reshape(*batch, -1, 1)).reshape(*batch, *shape)
+
+    J = LinearMap(
+        product(matrix, rows),
+        product(matrix.mT, columns),
+        columns,
+        rows,
+        torch.Size(batch),
+        dense=(lambda part: matrix.reshape(-1, *size)[part]) if dense else None,
+    )
+    return J, matrix
+
+
+def same(J: LinearMap, matrix: torch.Tensor) -> None:
+    """All that a map can say of itself says the same."""
+    torch.testing.assert_close(J.to_dense(), matrix)
+    torch.testing.assert_close(replace(J, dense=None).to_dense(), matrix)
+    torch.testing.assert_close(replace(J.T, dense=None).to_dense(), matrix.mT)
+    torch.testing.assert_close(J.T.to_dense(), matrix.mT)
+    torch.testing.assert_close(J.T.T.to_dense(), matrix)
+    assert (J.rows, J.columns) == tuple(matrix.shape[-2:])
+    x = torch.randn(*J.batch_shape, *J.in_shape, dtype=F64)
+    wanted = (matrix @ x.reshape(*J.batch_shape, -1, 1)).reshape(*J.batch_shape, *J.out_shape)
+    torch.testing.assert_close(J @ x, wanted)
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_the_algebra_is_that_of_matrices(dense):
+    J, a = random_map(0, dense=dense)
+    K, b = random_map(1, dense=dense)
+    C, c = random_map(2, (2, 4), (5, 1))
+    same(J, a)
+    same(J + K, a + b)
+    same(J - K, a - b)
+    same(-J, -a)
+    same(2.5 * J, 2.5 * a)
+    same(J * 2, 2 * a)
+    same(np.float64(2) * J, 2 * a)
+    same(J @ C, a @ c)
+    same((J + 2 * K) @ C, (a + 2 * b) @ c)
+    same(C.T @ J.T, (a @ c).mT)
+    same(J.T @ K, a.mT @ b)
+
+
+def test_identity_diagonal_and_pointwise_maps():
+    eye = LinearMap.identity((3, 2), batch_shape=(2,))
+    same(eye, torch.eye(6, dtype=F64).expand(2, 6, 6))
+    factors = torch.randn(2, 3, 2, dtype=F64)
+    same(LinearMap.diagonal(factors), torch.diag_embed(factors.flatten(1)))
+    blocks = torch.randn(2, 3, 4, 2, dtype=F64)
+    whole = torch.stack([torch.block_diag(*each) for each in blocks])
+    same(LinearMap.pointwise(blocks), whole)
+    single = LinearMap.identity((2, 1), dtype=torch.float32)
+    assert single.to_dense().dtype == torch.float32
+    J, a = random_map(0, (3, 2), (3, 2))
+    same(eye + J, torch.eye(6, dtype=F64) + a)
+    same(LinearMap.pointwise(blocks) @ (eye + J), whole @ (torch.eye(6, dtype=F64) + a))
+
+
+def test_scipy_sees_the_same_map():
+    J, a = random_map(0, batch=())
+    J = J.T @ J + LinearMap.identity(J.in_shape)
+    a = a.mT @ a + torch.eye(8, dtype=F64)
+    scipy = J.to_scipy()
+    x = np.arange(8.0)
+    np.testing.assert_allclose(scipy @ x, a.numpy() @ x)
+    np.testing.assert_allclose(scipy.T @ x, a.numpy().T @ x)
+    np.testing.assert_allclose(scipy @ np.eye(8), a.numpy())
+    K, b = random_map(1, batch=(1,))
+    np.testing.assert_allclose(K.to_scipy().rmatvec(np.ones(6)), b[0].numpy().T @ np.ones(6))
+    with pytest.raises(ValueError, match="expected one map, got a batch"):
+        random_map(0)[0].to_scipy()
+
+
+def test_maps_that_do_not_fit_are_refused():
+    J, _ = random_map(0)
+    K, _ = random_map(1, (2, 4), (3, 1))
+    with pytest.raises(ValueError, match=r"J @ K: expected K to map into \(2, 4\)"):
+        J @ J
+    with pytest.raises(ValueError, match="J \\+ K: expected two maps"):
+        J + K
+    with pytest.raises(ValueError, match="expected K with batch_shape"):
+        J @ random_map(1, (2, 4), (3, 1), batch=())[0]
+    with pytest.raises(ValueError, match="expected K with dtype"):
+        J.T @ LinearMap.identity((3, 2), batch_shape=(2,), dtype=torch.float32)
+    with pytest.raises(ValueError, match="expected x of shape"):
+        J @ torch.zeros(2, 4, dtype=F64)
+    for bad in ("J", None, 1j):
+        with pytest.raises(TypeError):
+            J * bad
+        with pytest.raises(TypeError):
+            J + bad
+
+
+# ------------------------------------------------------------------ any map of measures
+
+
+class Residual:
+    """x + F(μ)(x)/2, layer-normalised: a causal block that declares no linearisation."""
+
+    def __init__(self, F: SelfAttention) -> None:
+        self.F, self.causal, self.dim = F, F.causal, F.dim
+
+    def __call__(self, mu: ParticleMeasure) -> ParticleMeasure:
+        x = mu.points + 0.5 * self.F(mu).points
+        return mu.replace(torch.nn.functional.layer_norm(x, x.shape[-1:]))
+
+
+def layer(seed: int = 0, *, dim: int = 3, causal: bool = False, **fields) -> SelfAttention:
+    generator = torch.Generator().manual_seed(seed)
+    par = AttentionParameters.random(dim, head_dim=dim, n_heads=2, generator=generator)
+    return SelfAttention(par, causal=causal, **fields)
+
+
+def measure(seed: int = 0, n: int = 5, dim: int = 3, *, zero: bool = False) -> ParticleMeasure:
+    generator = torch.Generator().manual_seed(seed)
+    logs = torch.randn(n, generator=generator, dtype=F64)
+    if zero:
+        logs[1] = -math.inf
+    return ParticleMeasure(
+        torch.randn(n, dim, generator=generator, dtype=F64),
+        log_weights=logs.log_softmax(-1),
+        positions=torch.tensor([0.5, 0.2, 0.9, 0.5, 0.1], dtype=F64)[:n],
+    )
+
+
+@pytest.mark.parametrize("zero", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_autodiff_gives_what_a_layer_declares(causal, zero):
+    F, mu = layer(causal=causal), measure(zero=zero)
+    for geometry in ("euclidean", "wasserstein"):
+        own = linearize(F, mu, geometry=geometry)
+        found = linearize_by_autodiff(F, mu, geometry=geometry)
+        for name in ("atoms", "field"):
+            wanted = getattr(own, name).to_dense()
+            same(getattr(found, name), wanted)
+
+
+@pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
+def test_linearisations_compose_as_the_maps_do(geometry):
+    F, G, mu = layer(0), layer(1, kernel=kernels.l2), measure(zero=True)
+    nu = F(mu)
+    composed = linearize(G, nu, geometry=geometry) @ linearize(F, mu, geometry=geometry)
+    whole = linearize(lambda mu: G(F(mu)), mu, geometry=geometry)
+    assert isinstance(composed, Linearisation)
+    for name in ("atoms", "field"):
+        same(getattr(composed, name), getattr(whole, name).to_dense())
+    parts = [linearize(H, at, geometry=geometry) for H, at in ((G, nu), (F, mu))]
+    for name in ("atoms", "field"):
+        g, f = (getattr(part, name).to_dense() for part in parts)
+        torch.testing.assert_close(getattr(composed, name).to_dense(), g @ f)
+
+
+def test_a_residual_block_is_the_identity_and_its_layer():
+    F, mu = layer(causal=True), measure()
+    whole = linearize(lambda mu: mu.replace(mu.points + 0.5 * F(mu).points), mu).atoms
+    by_hand = LinearMap.identity((5, 3)) + 0.5 * linearize(F, mu).atoms
+    same(whole, by_hand.to_dense())
+    norm = operator_norm(by_hand).value
+    torch.testing.assert_close(norm, torch.linalg.matrix_norm(by_hand.to_dense(), 2))
+
+
+def test_a_causal_block_that_declares_nothing_serves_every_question():
+    G, mu = Residual(layer(causal=True)), measure()
+    constant = local_lipschitz(G, mu)
+    doubled = local_lipschitz(G, split(mu))
+    assert float(constant.value) == pytest.approx(float(doubled.particle), rel=1e-8)
+    places = localize(constant, G, mu)
+    assert places.heads is None
+    assert float(places.particles.sum()) == pytest.approx(1)
+    generator = torch.Generator().manual_seed(0)
+    found, worst = worst_case(G, 1.5, n_atoms=3, generator=generator, starts=2, steps=2)
+    again = local_lipschitz(G, found)
+    assert float(again.value) == pytest.approx(float(worst.value), rel=1e-6)
+    assert found.positions is not None
+    compared = compare_lemma_3_2(G, mu.points, steps=(1e-3, 1e-5))
+    top = compared.sel(perturbation="top", step=1e-5)
+    value = float(compared["euclidean"])
+    assert float(top["euclidean_secant"]) == pytest.approx(value, rel=1e-3)
+    assert float(top["wasserstein_secant"]) == pytest.approx(value, rel=1e-3)
+
+
+def test_a_secant_search_takes_a_block_that_declares_nothing():
+    G = Residual(layer(causal=True))
+    found = lipschitz_lower(
+        G, 1.0, n_atoms=2, generator=torch.Generator().manual_seed(0), n_pairs=4
+    )
+    assert found.lower > 0
+
+
+def refuse(F, words: str, mu: ParticleMeasure | None = None) -> None:
+    for ask in (linearize, local_lipschitz):
+        with pytest.raises((ValueError, TypeError), match=words):
+            ask(F, measure() if mu is None else mu)
+
+
+def test_maps_without_a_path_for_gradients_are_refused():
+    ways = r"mu\.replace\(points\), or pushforward\(T, mu\)"
+    refuse(lambda mu: mu.replace(2 * mu.points.detach()), ways)
+    refuse(lambda mu: mu.replace(torch.tensor(mu.points.tolist(), dtype=F64)), ".")
+    refuse(lambda mu: mu.replace(mu.points * float(mu.points.norm())), ".")
+    refuse(lambda mu: mu.replace(mu.points * mu.points.norm().detach()), ways)
+    for batch in (1, 3):
+        points = torch.randn(batch, 4, 2, dtype=F64)
+        refuse(lambda mu: mu.replace(mu.points.detach() ** 2), ways, ParticleMeasure(points))
+
+
+def test_maps_that_change_more_than_points_are_refused():
+    ways = r"move points alone: mu\.replace\(points\), or pushforward\(T, mu\)"
+
+    def reweighted(mu):
+        logs = torch.zeros(mu.n_particles, dtype=F64)
+        return ParticleMeasure(mu.points, log_weights=logs.log_softmax(-1))
+
+    def moved_in_position(mu):
+        return ParticleMeasure(mu.points, log_weights=mu.log_weights, positions=0.5 * mu.positions)
+
+    refuse(reweighted, ways)
+    refuse(split, ways)
+    refuse(lambda mu: ParticleMeasure(mu.points[:-1]), ways)
+    refuse(lambda mu: ParticleMeasure(mu.points, log_weights=mu.log_weights), ways)
+    refuse(moved_in_position, ways)
+    refuse(lambda mu: mu.points, r"expected a map that returns a ParticleMeasure, got Tensor")
+    refuse(3, "expected a map of measures")
+    logs = torch.tensor([0.0, -900, 0.0], dtype=F64).log_softmax(-1)
+
+    def lighter(mu):
+        return ParticleMeasure(
+            2 * mu.points, log_weights=mu.log_weights - torch.tensor([0, 50.0, 0], dtype=F64)
+        )
+
+    refuse(lighter, ways, ParticleMeasure(torch.eye(3, dtype=F64), log_weights=logs))
+
+
+def test_a_wrong_transpose_is_refused():
+    class Lying(torch.autograd.Function):
+        @staticmethod
+        def forward(x):
+            return x.clone()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def jvp(ctx, tangent):
+            return tangent.clone()
+
+        @staticmethod
+        def backward(ctx, covector):
+            return -covector
+
+    refuse(lambda mu: mu.replace(Lying.apply(mu.points)), "forward and reverse derivatives")
+
+
+def test_maps_with_kinks_and_constants_are_not_refused():
+    mu = measure()
+    for T in (torch.relu, lambda x: 0 * x, lambda x: x.abs() + 1e3, torch.sin):
+        same(
+            linearize(lambda mu, T=T: pushforward(T, mu), mu).atoms,
+            torch.func.jacrev(T)(mu.points).reshape(15, 15),
+        )
+
+
+def test_a_custom_normalisation_goes_through_autodiff():
+    own = normalizations.custom(lambda s, a: (s + a).softmax(-1), row_wise=True)
+    for causal in (False, True):
+        F, mu = layer(causal=causal), measure(zero=True)
+        wanted = linearize(F, mu, geometry="wasserstein")
+        found = linearize(replace(F, normalization=own), mu, geometry="wasserstein")
+        same(found.atoms, wanted.atoms.to_dense())
+        same(found.field, wanted.field.to_dense())

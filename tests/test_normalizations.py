@@ -1,0 +1,288 @@
+"""Sinkhorn attention: its plan, its derivatives of both orders, and when it refuses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
+from meanfield.errors import ConvergenceError
+from meanfield.linearisation import linearize, linearize_by_autodiff
+from meanfield.lipschitz import local_lipschitz
+from meanfield.measures import ParticleMeasure, split, stack
+from tests import oracles
+from tests.strategies import log_weights as random_log_weights
+
+F64 = torch.float64
+
+
+def layer(seed: int, *, std: float = 0.8, dim: int = 3, **fields) -> SelfAttention:
+    generator = torch.Generator().manual_seed(seed)
+    par = AttentionParameters.random(
+        dim, n_heads=2, head_dim=dim, std=std, biases=True, generator=generator
+    )
+    return SelfAttention(par, normalization=normalizations.sinkhorn(), **fields)
+
+
+def measure(seed: int, n: int = 6, dim: int = 3, kind: str = "dirichlet") -> ParticleMeasure:
+    rng = np.random.default_rng(seed)
+    logs = random_log_weights(rng, n, kind)
+    return ParticleMeasure(rng.normal(size=(n, dim)), log_weights=logs, positions=rng.random(n))
+
+
+@pytest.mark.parametrize("kind", ["uniform", "dirichlet", "heavy_tailed", "zeros"])
+@pytest.mark.parametrize("kernel", [kernels.dot_product, kernels.l2, kernels.alibi([2.0])])
+def test_the_plan_has_both_marginals(kind, kernel):
+    F = layer(1, kernel=kernel)
+    for n in (1, 2, 7, 40):
+        mu = measure(n, n, kind=kind)
+        plan = F.plan(mu)
+        logs = mu.log_weights
+        alive = logs > -math.inf
+        rows = plan.transition.sum(-1)[..., alive]
+        torch.testing.assert_close(rows, torch.ones_like(rows), rtol=0, atol=1e-10)
+        # Σᵢ aᵢPᵢⱼ/aⱼ through logarithms: aⱼ may be tiny.
+        shares = plan.transition.log() + logs[:, None] - logs
+        columns = shares[..., alive, :][..., alive].exp().sum(-2)
+        torch.testing.assert_close(columns, torch.ones_like(columns), rtol=0, atol=1e-10)
+        assert plan.converged.all()
+        assert (plan.residual <= 1e-12).all()
+        assert not plan.transition[..., ~alive].any()
+
+
+def test_a_share_of_the_marginal_below_the_number_range_is_met_too():
+    """P of a column of weight e^{−900} is below the smallest float; its logarithm is not."""
+    F, mu = layer(1), measure(3, 5, kind="light")
+    g = F.plan(mu).potentials
+    for h in range(2):
+        one = F.parameters.head(h)
+        q = mu.points @ one.query[0].mT + one.query_bias[0]
+        scores = one.scale[0] * (q @ (mu.points @ one.key[0].mT).mT)
+        log_p = (scores + mu.log_weights + g[h]).log_softmax(-1)
+        columns = (log_p + mu.log_weights[:, None] - mu.log_weights).logsumexp(-2)
+        torch.testing.assert_close(columns, torch.zeros_like(columns), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("spread", [0.3, 3.0])
+def test_far_scores_converge_where_the_plain_iteration_crawls(spread):
+    F = layer(0, std=1.0)
+    mu = measure(0, 30)
+    plan = F.plan(mu.replace(spread * mu.points))
+    assert plan.residual.max() <= 1e-10
+    assert plan.n_iterations < 500
+
+
+def test_scores_that_part_the_atoms_are_said_to_be_too_far():
+    """Newton's system is singular there: once an error of LAPACK, whatever `strict` said."""
+    F, mu = layer(0, std=1.0), measure(0, 30)
+    mu = mu.replace(30 * mu.points)
+    with pytest.raises(ConvergenceError, match="a marginal is off"):
+        F(mu)
+    flagged = replace(F, normalization=normalizations.sinkhorn(strict=False, max_iterations=60))
+    assert not flagged.plan(mu).converged.all()
+    assert flagged(mu).points.isfinite().all()
+
+
+def test_the_plan_is_that_of_the_scalings():
+    F, mu = layer(2, std=0.5), measure(5)
+    plan = F.plan(mu).transition
+    for h in range(2):
+        one = F.parameters.head(h)
+        q = mu.points @ one.query[0].mT + one.query_bias[0]
+        scores = float(one.scale[0]) * (q @ (mu.points @ one.key[0].mT).mT)
+        wanted = oracles.sinkhorn_plan(scores.numpy(), mu.log_weights.numpy(), 500)
+        found = plan[h] * mu.weights[:, None]
+        torch.testing.assert_close(found, torch.from_numpy(wanted), rtol=1e-10, atol=1e-12)
+
+
+def test_the_plan_of_an_equal_score_is_independence():
+    F = layer(0)
+    mu = measure(4, 8)
+    mu = mu.replace(torch.zeros_like(mu.points))
+    wanted = mu.weights.expand(2, 8, 8)
+    torch.testing.assert_close(F.plan(mu).transition, wanted)
+
+
+@pytest.mark.parametrize("kind", ["uniform", "dirichlet", "zeros"])
+@pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
+def test_the_derivative_is_that_of_finite_differences(kind, geometry):
+    F, mu = layer(3), measure(7, kind=kind)
+    alive = (mu.weights > 0)[:, None]
+    roots = mu.weights.sqrt()[:, None].where(alive, 1.0)
+    at = linearize(F, mu, geometry=geometry)
+    dense = at.atoms.to_dense()
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        eta = torch.randn(mu.points.shape, generator=generator, dtype=F64) * alive
+        eps = eta / roots if geometry == "wasserstein" else eta
+        ahead, behind = (F(mu.replace(mu.points + t * eps)).points for t in (1e-5, -1e-5))
+        quotient = alive * (ahead - behind) / 2e-5
+        quotient = quotient * roots if geometry == "wasserstein" else quotient
+        torch.testing.assert_close(at.atoms.matvec(eta), quotient, rtol=1e-7, atol=1e-8)
+        torch.testing.assert_close(
+            (dense @ eta.flatten()).view(-1, 3), quotient, rtol=1e-7, atol=1e-8
+        )
+        zeta = torch.randn(mu.points.shape, generator=generator, dtype=F64)
+        there = float((at.atoms.matvec(eta) * zeta).sum())
+        assert float((at.atoms.rmatvec(zeta) * eta).sum()) == pytest.approx(there, rel=1e-12)
+
+
+def test_the_field_at_fixed_potentials_is_the_splitting_part():
+    F, mu = layer(3), measure(8)
+    field = F.field(mu)
+    torch.testing.assert_close(field(mu.points), F(mu).points, rtol=1e-12, atol=1e-12)
+    slopes = linearize(F, mu).field.to_dense()
+    wanted = torch.func.jacrev(lambda x: field(x[None])[0])
+    for x, slope in zip(mu.points, slopes, strict=True):
+        torch.testing.assert_close(slope, wanted(x))
+    # On the split measure the potentials move, but only at second order.
+    doubled = local_lipschitz(F, split(mu), rtol=1e-9)
+    constant = local_lipschitz(F, mu, rtol=1e-9)
+    assert float(doubled.particle) == pytest.approx(float(constant.value), rel=1e-8)
+
+
+def test_the_implicit_derivative_is_that_of_autodiff_in_a_batch():
+    F = layer(5)
+    batch = stack([measure(1), measure(2, kind="zeros"), measure(3)])
+    for geometry in ("euclidean", "wasserstein"):
+        own, by_autodiff = (
+            take(F, batch, geometry=geometry) for take in (linearize, linearize_by_autodiff)
+        )
+        for name in ("atoms", "field"):
+            torch.testing.assert_close(
+                getattr(own, name).to_dense(),
+                getattr(by_autodiff, name).to_dense(),
+                rtol=1e-9,
+                atol=1e-9,
+            )
+
+
+def test_no_iteration_is_the_softmax_in_value_and_derivatives():
+    none = normalizations.sinkhorn(max_iterations=0, strict=False)
+    F = replace(layer(6), normalization=none)
+    plain = replace(F, normalization=normalizations.softmax)
+    mu = measure(9)
+    torch.testing.assert_close(F(mu).points, plain(mu).points, rtol=1e-14, atol=1e-14)
+    assert not F.plan(mu).converged.any()
+    for name in ("atoms", "field"):
+        found, wanted = (getattr(linearize(G, mu), name).to_dense() for G in (F, plain))
+        torch.testing.assert_close(found, wanted)
+    points = mu.points.clone().requires_grad_()
+    torch.testing.assert_close(F(mu.replace(points)).points.detach(), plain(mu).points)
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_a_plan_that_has_not_converged_has_the_derivative_of_its_iteration(iterations):
+    some = normalizations.sinkhorn(max_iterations=iterations, strict=False)
+    F, mu = replace(layer(6, std=1.5), normalization=some), measure(9)
+    assert not F.plan(mu).converged.any()
+    assert (F.plan(mu).residual > 1e-3).any()
+    eps = torch.randn(mu.points.shape, dtype=F64)
+    ahead, behind = (F(mu.replace(mu.points + t * eps)).points for t in (1e-5, -1e-5))
+    quotient = (ahead - behind) / 2e-5
+    torch.testing.assert_close(linearize(F, mu).atoms.matvec(eps), quotient, rtol=1e-6, atol=1e-7)
+    points = mu.points.clone().requires_grad_()
+    recorded = F(mu.replace(points)).points
+    torch.testing.assert_close(recorded.detach(), F(mu).points, rtol=1e-13, atol=1e-13)
+    (gradient,) = torch.autograd.grad((recorded * eps).sum(), points)
+    at_once = (linearize(F, mu).atoms.rmatvec(eps)).reshape(gradient.shape)
+    torch.testing.assert_close(gradient, at_once)
+
+
+def test_masked_plans_are_refused_and_plans_that_did_not_converge_raise():
+    with pytest.raises(ValueError, match="the only causal plan with both marginals"):
+        layer(0, causal=True)
+    F = replace(layer(0, std=2.0), normalization=normalizations.sinkhorn(max_iterations=3))
+    mu = measure(0)
+    for call in (F, F.plan, F.field, lambda mu: linearize(F, mu)):
+        with pytest.raises(ConvergenceError, match=r"off by .* after 3 iterations, above rtol"):
+            call(mu)
+    points = mu.points.clone().requires_grad_()
+    with pytest.raises(ConvergenceError, match="strict=False"):
+        F(mu.replace(points))
+
+
+@pytest.mark.parametrize("settings", [{"rtol": 0.0}, {"rtol": 1.0}, {"max_iterations": -1}])
+def test_settings_that_mean_nothing_are_refused(settings):
+    with pytest.raises(ValueError, match="expected a number"):
+        normalizations.sinkhorn(**settings)
+
+
+def test_only_sinkhorn_has_a_plan_and_own_normalisations_are_wrapped():
+    par = AttentionParameters.random(3)
+    with pytest.raises(ValueError, match="expected the normalisation sinkhorn"):
+        SelfAttention(par).plan(measure(0))
+    with pytest.raises(TypeError, match="wrap your own function by"):
+        SelfAttention(par, normalization=torch.softmax)
+    with pytest.raises(TypeError, match="transition: expected a function, got int"):
+        normalizations.custom(3)
+    short = normalizations.custom(lambda s, a: (s + a).softmax(-1)[..., :-1])
+    with pytest.raises(ValueError, match="expected transition probabilities of shape"):
+        SelfAttention(par, normalization=short)(measure(0))
+
+
+def test_gradients_of_forward_derivatives_are_right():
+    """Second derivatives: the gradient of ‖J ε‖² against differences of it."""
+    F, mu = layer(4), measure(6, 4)
+    eps = torch.randn(mu.points.shape, dtype=F64)
+
+    def move(points):
+        return F(mu.replace(points)).points
+
+    def energy(points):
+        return torch.func.jvp(move, (points,), (eps,))[1].square().sum()
+
+    gradient = torch.func.grad(energy)(mu.points)
+    for index in ((0, 0), (1, 2), (3, 1)):
+        unit = torch.zeros_like(mu.points)
+        unit[index] = 1e-4
+        quotient = (energy(mu.points + unit) - energy(mu.points - unit)) / 2e-4
+        assert float(gradient[index]) == pytest.approx(float(quotient), rel=1e-5, abs=1e-6)
+    # Twice backwards, in the points and in the log-weights.
+    logs = mu.log_weights.clone().requires_grad_()
+
+    def image(points, logs):
+        return F(ParticleMeasure(points, log_weights=logs.log_softmax(-1))).points
+
+    points = mu.points.clone().requires_grad_()
+    assert torch.autograd.gradcheck(image, (points, logs))
+    assert torch.autograd.gradgradcheck(image, (points, logs), atol=1e-4)
+
+
+def test_a_sink_given_as_numbers_keeps_their_digits():
+    """A list of Python floats once became single precision: 0.1 is off by 1.5e-9 there."""
+    mu = ParticleMeasure([[1.0], [1.0]])
+    par = AttentionParameters.from_bilinear([[0.0]], [[1.0]])
+    for logits in (0.1, [0.1], np.array(0.1), torch.tensor(0.1, dtype=F64)):
+        F = SelfAttention(par, normalization=normalizations.sink(logits))
+        assert float(F(mu).points[0, 0]) == pytest.approx(1 / (1 + math.exp(0.1)), rel=1e-14)
+
+
+def test_a_far_sink_is_the_softmax_and_a_near_one_takes_all():
+    F, mu = layer(0), measure(0)
+    plain = replace(F, normalization=normalizations.softmax)
+    gone = replace(F, normalization=normalizations.sink(-1e4))
+    torch.testing.assert_close(gone(mu).points, plain(mu).points)
+    torch.testing.assert_close(
+        linearize(gone, mu).atoms.to_dense(), linearize(plain, mu).atoms.to_dense()
+    )
+    all_of_it = replace(F, normalization=normalizations.sink(1e4))
+    bias = F.parameters.output_bias.expand(6, 3)
+    torch.testing.assert_close(all_of_it(mu).points, bias)
+
+
+def test_single_precision_plans_meet_what_single_precision_can():
+    F = layer(0)
+    F = replace(F, parameters=F.parameters.to(torch.float32))
+    mu = measure(2, 20).to(torch.float32)
+    plan = F.plan(mu)
+    assert plan.transition.dtype == torch.float32
+    assert plan.converged.all()
+    wide = replace(F, parameters=F.parameters.to(F64))
+    torch.testing.assert_close(
+        F(mu).points.double(), wide(mu.to(F64)).points, rtol=1e-4, atol=1e-4
+    )
