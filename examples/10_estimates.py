@@ -117,8 +117,8 @@ def main() -> None:
     axes.set(xscale="log", yscale="log", xlabel="dimension d", ylabel="|estimate / W2 − 1|")
     axes.set_xticks(dimensions, [str(d) for d in dimensions])
     axes.minorticks_off()
-    axes.set_title(f"Errors of estimates against certified distances, n = {n}")
-    figure.legend(loc="outside right upper", fontsize="small")
+    axes.set_title(f"Errors against certified distances, n = {n}")
+    figure.legend(loc="outside right center", fontsize="small")
     args.out.mkdir(parents=True, exist_ok=True)
     for suffix in ("png", "pdf"):
         figure.savefig(args.out / f"estimates.{suffix}", dpi=150)
