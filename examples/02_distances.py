@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 
+import numpy as np
 import torch
 
 from meanfield.measures import ParticleMeasure
@@ -40,9 +41,16 @@ def main() -> None:
     print(f"w1 = {float(w1(x[:200], y[:200])):.6f}")
     print(f"sinkhorn divergence = {float(sinkhorn_divergence(x[:200], y[:200])):.4f} (of squares)")
 
+    # As one comes from POT or pandas: (points, weights) pairs, NumPy in and NumPy out.
+    a, b = np.full(len(x), 1 / len(x)), np.full(len(y), 1 / len(y))
+    print(f"the same from NumPy: {w2((x.numpy(), a), (y.numpy(), b)):.6f}")
+
     # The plan: marginals, the barycentric map, the geodesic between the two measures.
     plan = result.coupling
     halfway = plan.interpolate(0.5)
+    pairs = plan.sample(1000, generator=generator)  # what flow matching trains on
+    cost = float((pairs.source - pairs.target).square().sum(-1).mean() ** 0.5)
+    print(f"1000 pairs of the plan are {cost:.3f} apart, {plan.to_scipy().nnz} entries in all")
     print(f"W2 to the midpoint over W2 = {float(w2(x, halfway) / result.value):.12f}")
     print(f"largest displacement {float((plan.barycentric_map() - x).norm(dim=-1).max()):.3f}")
 

@@ -116,8 +116,9 @@ def main() -> None:
         axes.plot(dimensions, np.abs(values), marker=marker, label=name)
     axes.set(xscale="log", yscale="log", xlabel="dimension d", ylabel="|estimate / W2 − 1|")
     axes.set_xticks(dimensions, [str(d) for d in dimensions])
-    axes.set_title(f"Errors of estimates against certified distances, n = {n}")
-    axes.legend(fontsize="small")
+    axes.minorticks_off()
+    axes.set_title(f"Errors against certified distances, n = {n}")
+    figure.legend(loc="outside right center", fontsize="small")
     args.out.mkdir(parents=True, exist_ok=True)
     for suffix in ("png", "pdf"):
         figure.savefig(args.out / f"estimates.{suffix}", dpi=150)

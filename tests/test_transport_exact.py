@@ -248,6 +248,20 @@ def test_a_batch_is_its_entries() -> None:
             assert float(batch.upper[i, j]) >= float(one.lower)
 
 
+def test_batches_whose_squares_overflow_have_distances_and_no_potentials(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from meanfield.transport import solve
+
+    monkeypatch.setattr(solve, "_BLOCK", 30)  # several blocks
+    generator = torch.Generator().manual_seed(12)
+    x, y = (torch.randn(5, 4, 2, dtype=torch.float64, generator=generator) for _ in range(2))
+    small, large = solve_w2(x, y), solve_w2(x * 1e200, y * 1e200)
+    torch.testing.assert_close(large.value / 1e200, small.value, rtol=1e-13, atol=0)
+    assert small.potentials is not None
+    assert large.potentials is None
+
+
 def test_weight_zero_is_absence() -> None:
     generator = torch.Generator().manual_seed(9)
     x, y = (torch.randn(6, 2, dtype=torch.float64, generator=generator) for _ in range(2))

@@ -179,6 +179,38 @@ def test_what_a_plan_misses_is_paid_for() -> None:
             assert not answer.converged
 
 
+def test_what_potentials_are_infeasible_by_is_taken_off() -> None:
+    x, y, a, b = problem(17)
+    p = Problem.of(x, y, a, b)
+    right = solve_dense(p[None], rtol=1e-12)[0]
+    truth = float(right.value)
+    assert right.f is not None
+    for slack in (1e-3, 1e-6, 1e-9):
+        high = right.f + slack, right.g
+        answer = certify(
+            p,
+            Plan(right.rows, right.cols, right.log_mass),
+            high,
+            method="m",
+            rtol=1e-12,
+            slack=slack,
+        )
+        assert float(answer.lower) <= truth
+        assert float(answer.lower) >= truth - slack / truth
+
+
+def test_the_certificate_allows_for_rounding_of_every_kind() -> None:
+    """Perturbed by a few units in the last place, weights and potentials stay inside the ends."""
+    rng = np.random.default_rng(0)
+    for seed in range(30):
+        x, y, a, b = problem(seed)
+        home = solve_dense(Problem.of(x, y, a, b)[None], rtol=1e-12)[0]
+        for _ in range(3):
+            moved = (t * (1 + rng.uniform(-1, 1, t.shape) * 2.0**-52) for t in (x, y, a, b))
+            other = solve_dense(Problem.of(*moved)[None], rtol=1e-12)[0]
+            assert float(home.lower) <= float(other.value) <= float(home.upper)
+
+
 def test_ends_the_wrong_way_round_are_an_error_and_not_an_answer() -> None:
     x, y, a, b = problem(13)
     right = solve_dense(Problem.of(x, y, a, b)[None], rtol=1e-9)[0]

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -229,14 +229,15 @@ def solve_arrays(
 
 
 def _chained(answers: list[Answer]) -> Answer:
-    """Batches one after the other; all of them have potentials."""
+    """Batches one after the other."""
+
+    def joined(name: str) -> Any:
+        parts = [getattr(answer, name) for answer in answers]
+        return None if any(t is None for t in parts) else np.concatenate(parts)
+
     names = {name for answer in answers for name in answer.method.split(" + ")}
-    joined = {
-        name: np.concatenate([getattr(answer, name) for answer in answers])
-        for name in vars(answers[0])
-        if name != "method"
-    }
-    return Answer(**joined, method=" + ".join(sorted(names)))
+    arrays = {f.name: joined(f.name) for f in fields(Answer) if f.name != "method"}
+    return Answer(**arrays, method=" + ".join(sorted(names)))
 
 
 def _solve_batch(problem: Problem, rtol: float) -> Answer:
