@@ -59,7 +59,7 @@ if __name__ == "__main__":  # worker processes import this file
     grid = {"radius": [1.0, 2.0, 4.0, 8.0], "heads": [1, 4], "cloud": range(4)}
     if not options.quick:
         grid |= {"radius": [1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.3], "cloud": range(20)}
-    store = options.out / ("quick.zarr" if options.quick else "sweep.zarr")
+    store = options.out / ("quick.sweep" if options.quick else "sweep.sweep")
     fixed = {"dim": 8, "n_tokens": 32}
     ds = sweep(task, grid, fixed=fixed, seed=0, store=store, executor=options.workers)
     results.write(ds, options.out / "sweep.nc")

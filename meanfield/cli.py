@@ -245,7 +245,7 @@ def _some_succeeded(ds: xr.Dataset) -> bool:
 
 def _settings(experiment: ModuleType, options: argparse.Namespace) -> Any:
     """The experiment's settings: its own, then the file's, then those of --set."""
-    from meanfield.sweeps import override, read_toml
+    from meanfield.experiments.settings import override, read_toml
 
     chosen = experiment.QUICK if options.quick else experiment.Settings()
     known = [field.name for field in dataclasses.fields(chosen)]

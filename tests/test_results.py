@@ -112,6 +112,28 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, suffix):
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize("suffix", ["nc", "zarr"])
+def test_integers_of_64_bits_come_back_exactly(tmp_path, suffix):
+    for values in ([2**53 + 1, -(2**63)], [2**40, 3], [7, -1]):
+        ds = xr.Dataset({"k": ("case", np.array(values, np.int64))})
+        back = results.read(results.write(ds, tmp_path / f"k.{suffix}"))
+        assert back.identical(ds) and back["k"].dtype == np.int64
+
+
+@pytest.mark.parametrize("name", ["precious.zarr", "notes.nc"])
+def test_what_this_library_has_not_written_is_not_replaced(tmp_path, name):
+    ds, path = rich_dataset(), tmp_path / name
+    if name.endswith("nc"):
+        path.write_text("all my work")
+    else:
+        results.write(ds, path)
+        (path / "thesis.tex").write_text("all my work")
+    with pytest.raises(FileExistsError, match="was not written by this library"):
+        results.write(ds, path)
+    found = path if path.is_file() else path / "thesis.tex"
+    assert found.read_text() == "all my work"
+
+
 def test_other_files_are_refused_with_what_was_expected(tmp_path):
     with pytest.raises(ValueError, match=r"\.zarr or \.nc, got 'result.h5'"):
         results.write(rich_dataset(), tmp_path / "result.h5")

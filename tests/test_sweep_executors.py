@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
@@ -59,6 +60,17 @@ def test_sweep_survives_the_death_of_a_worker(tmp_path, caplog):
     assert not trap.exists()
     assert "its process died: signal 9 (SIGKILL) at {'x': 3}; tried once more" in caplog.text
     assert ds["y"].values.tolist() == [2.0 * x for x in range(12)]
+
+
+def test_a_case_that_breaks_an_executor_of_the_user_is_told_the_way_out(tmp_path):
+    run = {"fixed": {"how": "SIGKILL"}, "store": tmp_path / "s", "batch_size": 1}
+    with (
+        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver")) as pool,
+        pytest.raises(RuntimeError, match="finished batches are kept.*executor=N runs it in proc"),
+    ):
+        sweep(functions.POISON, {"x": range(12)}, **run, executor=pool)
+    ds = sweep(functions.POISON, {"x": range(12)}, **run, executor=1)
+    assert ds["status"].values.tolist() == [3 if x == 3 else 1 for x in range(12)]
 
 
 def test_error_of_the_program_in_a_worker_ends_the_sweep():

@@ -18,8 +18,9 @@ import pytest
 import xarray as xr
 
 from meanfield import results
+from meanfield.experiments.settings import override, read_toml
 from meanfield.results import Variable, stores
-from meanfield.sweeps import Task, estimate, export, override, read_toml, status, sweep
+from meanfield.sweeps import Task, estimate, export, status, sweep
 from tests import sweep_functions as functions
 
 GRID = {"n": [2, 4, 8], "repetition": range(5)}

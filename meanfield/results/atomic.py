@@ -84,8 +84,8 @@ def check_replaceable(path: Path) -> Path:
             raise FileExistsError(f"{path}: expected a place outside the store of a sweep")
     if path.exists() and not (_is_our_folder(path) if path.is_dir() else _is_marked(path)):
         raise FileExistsError(
-            f"{path} was not written by this library and is not replaced; give another name, or "
-            "remove it"
+            f"{path} was not written by this library, or is the store of a sweep of version 0.1, "
+            "and is not replaced; give another name, or remove it"
         )
     return path
 

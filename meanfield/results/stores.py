@@ -7,7 +7,8 @@
 
 Any netCDF reader opens them. A file whose content does not have the digest of its name is passed
 over, with one warning, and its cases are pending. A case may be in several files: what is done
-wins over what failed, and the later file over the earlier one.
+wins over what failed, and the later file over the earlier one. The next sweep sets a damaged file
+aside, under its name and ``.damaged``.
 """
 
 from __future__ import annotations

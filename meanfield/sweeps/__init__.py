@@ -10,7 +10,6 @@ results live in a Zarr folder that survives any death of the process; the same c
 is missing. With ``executor=`` the cases are spread over processes or machines.
 """
 
-from meanfield.sweeps.configuration import override, read_toml
 from meanfield.sweeps.grid import case_seed, cases_of
 from meanfield.sweeps.memory import keep_freed_memory
 from meanfield.sweeps.plan import Estimate, estimate
@@ -27,8 +26,6 @@ __all__ = [
     "estimate",
     "export",
     "keep_freed_memory",
-    "override",
-    "read_toml",
     "status",
     "sweep",
 ]

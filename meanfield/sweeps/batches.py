@@ -16,13 +16,13 @@ from meanfield.sweeps.grid import Case
 from meanfield.sweeps.store import write_cases
 from meanfield.sweeps.task import Task
 
-__all__ = ["Batch", "Queue", "Unit", "Work", "failed_batch", "run_batch"]
+__all__ = ["JOBS_PER_WORKER", "Batch", "Queue", "Unit", "Work", "failed_batch", "run_batch"]
 
 # A batch ends after a quarter of the time that the sweep has run, so that whoever kills it early
 # loses little, and after 20 seconds at the latest; a file takes some 10 ms.
 _FIRST, _SHARE, _LONGEST = 1.0, 0.25, 20.0
 _MOST_BYTES = 2**27  # held by a batch
-_JOBS_PER_WORKER = 4  # of what is left: the last jobs are small, so that workers end together
+JOBS_PER_WORKER = 4  # of what is left: the last jobs are small, so that workers end together
 
 
 class Unit(NamedTuple):
@@ -65,10 +65,10 @@ class Batch:
 
 
 class Queue:
-    """The units that are left, handed out in jobs; jobs get smaller towards the end."""
+    """The units that are left, handed out in jobs: always the same share of what is left."""
 
-    def __init__(self, units: Iterable[Unit], n_workers: int) -> None:
-        self._units, self._n_workers = deque(units), n_workers
+    def __init__(self, units: Iterable[Unit], n_shares: int) -> None:
+        self._units, self._n_shares = deque(units), n_shares
         self._start = time.monotonic()
         self.suspects: list[Unit] = []  # to be run first and alone: they may kill their process
 
@@ -84,8 +84,7 @@ class Queue:
         """The next job, empty if nothing is left."""
         if self.suspects:
             return [self.suspects.pop()]
-        share = 1 if self._n_workers == 1 else _JOBS_PER_WORKER * self._n_workers
-        return [self._units.popleft() for _ in range(-(-len(self._units) // share))]
+        return [self._units.popleft() for _ in range(-(-len(self._units) // self._n_shares))]
 
     def put_back(self, units: Sequence[Unit]) -> None:
         """Units of a job that were not run, to the front."""

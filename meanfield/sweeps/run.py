@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 
 from meanfield.results.stores import Store, assemble, blank, variables_of
-from meanfield.sweeps.batches import Batch, Queue, Unit, Work
+from meanfield.sweeps.batches import JOBS_PER_WORKER, Batch, Queue, Unit, Work
 from meanfield.sweeps.evaluate import Failure, collect, infer
 from meanfield.sweeps.executors import check_executor, n_workers_of, run_queue
 from meanfield.sweeps.grid import Grid, columns_of
@@ -69,8 +69,8 @@ def sweep(
             rest is pending in the answer.
         batch_size: cases after which a batch is stored, by elapsed time alone by default; of
             vectorised tasks the cases of one call, 1024 by default.
-        case_timeout: seconds after which a case is ended and has failed; with a number as
-            `executor`.
+        case_timeout: seconds after which a case is ended and has failed, or a vectorised call is
+            ended and its cases are tried one at a time; with a number as `executor`.
         retry_failed: run failed cases of the store again.
         accept_changed_code: no warning if the source of the function is not what the store was
             begun with.
@@ -209,11 +209,14 @@ def _run_in_store(
 
 def _rows_of(plan: Plan, files: Store) -> dict[str, np.ndarray]:
     """The values that the store has of the plan's cases, in the plan's order."""
-    rows = files.rows()
-    own = blank(files.description, 0)
+    rows, own = files.rows(), blank(files.description, len(plan.cases))
     order = np.argsort(rows["case_key"])
-    places = order[np.searchsorted(rows["case_key"], plan.keys, sorter=order)]
-    return {name: rows[name][places] for name in own}
+    places = np.searchsorted(rows["case_key"], plan.keys, sorter=order)
+    places = order[np.minimum(places, len(order) - 1)]
+    there = rows["case_key"][places] == plan.keys  # another one is lost since the store was opened
+    for name, column in own.items():
+        column[there] = rows[name][places[there]]
+    return own
 
 
 def _run(
@@ -228,7 +231,7 @@ def _run(
     units = how.units(plan, missing)
     n_missing = sum(len(unit.cases) for unit in units)
     total = max(len(plan.cases) // how.shard[1], n_missing)
-    queue = Queue(units, n_workers_of(how.executor))
+    queue = Queue(units, JOBS_PER_WORKER * n_workers_of(how.executor) if how.executor else 1)
     with Progress(total, done=total - n_missing, visible=how.progress) as bar:
 
         def handle(units: Sequence[Unit], batch: Batch) -> None:

@@ -155,7 +155,9 @@ def _put_in_order(store: Store) -> None:
     for name in store.damaged:
         with contextlib.suppress(FileNotFoundError):
             os.replace(store.path / name, store.path / f"{name}.damaged")
-    store.damaged.clear()
+    if store.damaged or store.missing:  # said once
+        store.damaged.clear()
+        write_whole(store.path / JOURNAL, "".join(f"{n}\n" for n in store.files).encode())
     remove_litter(store.path)
 
 

@@ -72,7 +72,8 @@ class _Worker:
         )  # unit under way, since when, whether to end
         arguments = (theirs, self.at, work, dict(os.environ))
         self.process = context.Process(target=_serve, args=arguments)
-        with _environment(_ONE_THREAD):  # must stand before libraries are loaded
+        # Both must stand before libraries are loaded, in the fork server too.
+        with _environment(_ONE_THREAD), _deaf_to_ctrl_c():
             self.process.start()
         theirs.close()
         self.units: list[Unit] = []
@@ -256,6 +257,19 @@ def _check_importable(work: Work) -> None:
             f"fn: expected a function that worker processes can import, defined at the top of a "
             f"module, and settings that can be pickled; got {work.task.label} ({error})"
         ) from error
+
+
+@contextlib.contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    """What is started here never sees Ctrl-C, not even while it imports; we do, afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager

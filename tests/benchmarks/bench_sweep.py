@@ -2,10 +2,11 @@
 
     python tests/benchmarks/bench_sweep.py [--quick] [--only NAME] [--out FILE]
 
-Writes JSON: overhead per case of 10 ms with a store and batches chosen automatically; seconds to
-write and to read 100,000 cases; speed of 2 worker processes and of a dask LocalCluster of 2 (if
-dask is installed) against one process, on local Lipschitz constants. Run it on an idle machine
-with OMP_NUM_THREADS=1, which is what the workers have.
+Writes JSON: overhead per case of 10 ms with a store; seconds to write, resume and read 100,000 and
+a million cases; 200 extensions by one case; how soon a second sweep in processes begins; speed of
+2 worker processes and of a dask LocalCluster of 2 (if dask is installed) against one process, on
+local Lipschitz constants. Run it on an idle machine with OMP_NUM_THREADS=1, which is what the
+workers have; on a busy one the seconds of the processor (cpu_s) say more.
 """
 
 from __future__ import annotations
@@ -67,6 +68,14 @@ ARITHMETIC = Task(
 )
 
 
+def product(a: float, b: float) -> dict[str, float]:
+    """Two numbers of a case."""
+    return {"product": a * b, "sum": a + b}
+
+
+ONE_BY_ONE = Task(product, [Variable("product", "a b"), Variable("sum", "a + b")], name="product")
+
+
 def constant(n: int, repetition: int, seed: int) -> dict[str, float]:
     """The local Lipschitz constant of attention at n random particles in d = 32."""
     import torch
@@ -111,7 +120,7 @@ def overhead(store: Path, cases: int) -> dict[str, float]:
     inside = float(ds["seconds"].sum())
     return {
         "cases": cases,
-        "batches": status(store).n_batches,
+        "files": status(store).n_files,
         "inside_s": inside,
         "outside_s": wall - inside,
         "overhead_wall": wall / inside - 1,
@@ -120,15 +129,47 @@ def overhead(store: Path, cases: int) -> dict[str, float]:
     }
 
 
-def many(folder: Path, cases: int) -> dict[str, float]:
-    """Write many small cases and read them back."""
+def many(folder: Path, cases: int, task: Task) -> dict[str, Any]:
+    """Write many small cases, ask for them again, read them back."""
     grid = {"a": np.arange(cases // 100, dtype=float), "b": np.arange(100.0)}
-    written, ds = timed(lambda: sweep(ARITHMETIC, grid, store=folder / "many.zarr"))
-    read, back = timed(lambda: results.read(folder / "many.zarr"))
-    to_netcdf, _ = timed(lambda: results.write(ds, folder / "many.nc"))
+    store = folder / f"{task.name} {cases}.sweep"
+    cpu = time.process_time()
+    written, ds = timed(lambda: sweep(task, grid, store=store))
+    cpu = time.process_time() - cpu
+    again, _ = timed(lambda: sweep(task, grid, store=store))
+    read, back = timed(lambda: results.read(store))
     if not back.identical(ds):
         raise RuntimeError("what was read is not what was written")
-    return {"cases": cases, "sweep_s": written, "read_s": read, "netcdf_s": to_netcdf}
+    files = len(list(store.iterdir()))
+    return {
+        "cases": cases, "sweep_s": written, "cpu_s": cpu, "again_s": again, "read_s": read,
+        "files": files,
+    }  # fmt: skip
+
+
+def extensions(folder: Path, count: int) -> dict[str, float]:
+    """A grid that grows by one case at each call."""
+    store = folder / "extended.sweep"
+    cpu = time.process_time()
+
+    def extend() -> None:
+        for n in range(1, count + 1):
+            sweep(ONE_BY_ONE, {"a": range(n), "b": [1]}, store=store, progress=False)
+
+    wall, _ = timed(extend)
+    cpu = time.process_time() - cpu
+    files = len(list(store.iterdir()))
+    return {"extensions": count, "seconds": wall, "cpu_s": cpu, "files": files}
+
+
+def second_start() -> dict[str, float]:
+    """Seconds of a sweep of two cases in two processes: the first time, and after that."""
+    import torch  # noqa: F401  the workers have it too
+
+    def start() -> float:
+        return timed(lambda: sweep(ONE_BY_ONE, {"a": [1, 2], "b": [1]}, executor=2))[0]
+
+    return {"first_s": start(), "second_s": start(), "third_s": start()}
 
 
 def processes(cases: int, repeats: int) -> dict[str, Any]:
@@ -191,7 +232,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         parts: dict[str, Callable[[], Any]] = {
             "overhead_of_10_ms_cases": lambda: overheads(Path(name), 6000 // small),
-            "many_cases": lambda: many(Path(name), 100_000 // small),
+            "many_cases": lambda: many(Path(name), 100_000 // small, ONE_BY_ONE),
+            "a_million_vectorised": lambda: many(Path(name), 1_000_000 // small, ARITHMETIC),
+            "extensions": lambda: extensions(Path(name), 200 // small),
+            "second_start": second_start,
             "processes": lambda: processes(256 // small, options.repeats),
         }
         for part, measure in parts.items():

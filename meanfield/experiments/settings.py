@@ -1,4 +1,4 @@
-"""Configurations in TOML files, with single values overridden by text."""
+"""Settings in TOML files, with single values overridden by text."""
 
 from __future__ import annotations
 
