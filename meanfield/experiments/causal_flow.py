@@ -45,9 +45,9 @@ class Settings:
 
     betas: tuple[float, ...] = (1.0, 9.0, 36.0, 144.0)
     n_tokens: int = 100
-    repetitions: int = 3
-    last: float = 1e4
-    n_times: int = 100
+    repetitions: int = 2
+    last: float = 1e3
+    n_times: int = 80
     seed: int = 0
 
 
