@@ -185,7 +185,7 @@ def test_the_critical_coupling_is_the_first_funk_hecke_coefficient(d):
 
 def test_noise_below_and_above_the_threshold():
     """On the circle, K = 1: order at low, disorder at high temperature."""
-    beta, n = 1.0, 1000
+    beta, n = 1.0, 400
     g = torch.Generator().manual_seed(1)
     F = dynamics.EnergyFlow(beta * eye(2), eye(2))
     # Critical temperature of K = 1: τ with critical_coupling(…, τ) = 1.

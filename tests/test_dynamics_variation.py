@@ -30,17 +30,24 @@ def dense(linearisation):
     return linearisation.atoms.to_dense(), linearisation.field.to_dense()
 
 
-@pytest.mark.parametrize("method", ["rk4", "euler"])
-@pytest.mark.parametrize("constraint", [None, "sphere", "layer_norm"])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
+@pytest.mark.parametrize(
+    ("method", "constraint", "causal", "geometry"),
+    [
+        ("rk4", None, False, "wasserstein"),
+        ("rk4", "sphere", False, "euclidean"),
+        ("rk4", "layer_norm", True, "wasserstein"),
+        ("euler", "sphere", True, "euclidean"),
+        ("euler", None, True, "wasserstein"),
+        ("euler", "layer_norm", False, "wasserstein"),
+    ],
+)
 def test_the_product_over_the_steps_is_the_derivative_of_the_flow(
     method, constraint, causal, geometry
 ):
-    F, mu = case(1, causal=causal)
+    F, mu = case(1, n=4, causal=causal)
     if constraint == "layer_norm":
         mu = mu.replace(dynamics.layer_norm(mu.points))
-    Phi = dynamics.FlowMap(F, 0.7, step=0.25, method=method, constraint=constraint)
+    Phi = dynamics.FlowMap(F, 0.5, step=0.25, method=method, constraint=constraint)
     found = dense(Phi.linearisation(mu, geometry=geometry))
     expected = dense(linearize_by_autodiff(Phi, mu, geometry=geometry, check=False))
     for ours, theirs in zip(found, expected, strict=True):
@@ -113,8 +120,8 @@ def test_without_scores_the_mean_grows_and_the_rest_does_not():
     zero, eye = torch.zeros(D, D, dtype=torch.float64), torch.eye(D, dtype=torch.float64)
     F = SelfAttention(AttentionParameters.from_bilinear(zero, eye))
     _, mu = case(7)
-    found = local_lipschitz(dynamics.FlowMap(F, 1.0, step=0.02), mu)
-    assert float(found.particle) == pytest.approx(math.e, rel=1e-8)
+    found = local_lipschitz(dynamics.FlowMap(F, 1.0, step=0.1), mu)
+    assert float(found.particle) == pytest.approx(math.e, rel=1e-5)
     assert found.splitting is not None
     assert float(found.splitting) == pytest.approx(1.0, rel=1e-12)
 
@@ -126,10 +133,10 @@ def test_without_scores_the_mean_grows_and_the_rest_does_not():
 def test_stability_along_a_flow_is_the_constant_of_each_span(constraint):
     F, mu = case(8)
     times = [0.0, 0.3, 1.0]
-    ds = dynamics.stability(F, mu, times, step=0.05, constraint=constraint)
+    ds = dynamics.stability(F, mu, times, step=0.1, constraint=constraint)
     assert ds.constant.values[0] == 1.0
     for k in (1, 2):
-        Phi = dynamics.FlowMap(F, times[k], step=0.05, constraint=constraint)
+        Phi = dynamics.FlowMap(F, times[k], step=0.1, constraint=constraint)
         found = local_lipschitz(Phi, mu)
         for name in ("particle", "splitting"):
             assert float(ds[name][k]) == pytest.approx(float(getattr(found, name)), rel=1e-6)

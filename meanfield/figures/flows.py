@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,6 +49,20 @@ def _levels(ds: xr.Dataset, name: str) -> np.ndarray:
     return np.unique(ds[name].values)
 
 
+def _by_level(ds: xr.Dataset, name: str) -> Iterator[tuple[Any, Any, xr.Dataset]]:
+    """The cases with each value of a parameter: (colour, value, cases)."""
+    levels = _levels(ds, name)
+    for colour, level in zip(colours(len(levels)), levels, strict=True):
+        yield colour, level, rows_where(ds, **{name: level})
+
+
+def _stairs(ax: Axes, time: xr.DataArray, rows: xr.Dataset, colour: Any, label: str) -> None:
+    """The number of clusters of each case against time."""
+    for k in range(rows.sizes["case"]):
+        count, once = rows.n_clusters.isel(case=k)[1:], label if k == 0 else None
+        ax.step(time[1:], count, where="post", color=colour, linewidth=1, label=once)
+
+
 # --- clusters ---
 
 
@@ -59,11 +74,8 @@ def plot_cluster_count(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ax: where to draw; a new figure if None.
     """
     ax = axes(ax)
-    rows = rows_where(ds, space="sphere").sortby("beta")
-    for colour, beta in zip(colours(rows.sizes["case"]), rows.beta.values, strict=True):
-        one = rows_where(rows, beta=beta).isel(case=0)
-        label = rf"$\beta$ = {beta:g}"
-        ax.step(one.time[1:], one.n_clusters[1:], where="post", color=colour, label=label)
+    for colour, beta, rows in _by_level(rows_where(ds, space="sphere"), "beta"):
+        _stairs(ax, rows.time.isel(case=0), rows, colour, rf"$\beta$ = {beta:g}")
     ax.set(xscale="log", yscale="log", xlabel="time t", ylabel="number of clusters")
     ax.set_title("On the sphere all tokens end in one point, later for larger β")
     legend_beside(ax)
@@ -115,13 +127,8 @@ def plot_staircase(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ax: where to draw; a new figure if None.
     """
     ax = axes(ax)
-    levels = _levels(ds, "beta")
-    for colour, beta in zip(colours(len(levels)), levels, strict=True):
-        rows = rows_where(ds, beta=beta)
-        for k in range(rows.sizes["case"]):
-            one = rows.isel(case=k)
-            label = rf"$\beta$ = {beta:g}" if k == 0 else None
-            ax.step(ds.time[1:], one.n_clusters[1:], where="post", color=colour, lw=1, label=label)
+    for colour, beta, rows in _by_level(ds, "beta"):
+        _stairs(ax, ds.time, rows, colour, rf"$\beta$ = {beta:g}")
     top = 2 * float(ds.first_mode.max())
     ax.set(xscale="log", xlabel="time t", ylabel="number of clusters", ylim=(0, top))
     ax.set_title("Clusters meet pair after pair, at times exponential in β")
@@ -208,17 +215,13 @@ def plot_masked_clusters(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ax: where to draw; a new figure if None.
     """
     ax = axes(ax)
-    levels = _levels(ds, "beta")
-    for colour, beta in zip(colours(len(levels)), levels, strict=True):
-        rows = rows_where(ds, beta=beta)
-        for k in range(rows.sizes["case"]):
-            label = rf"$\beta$ = {beta:g}" if k == 0 else None
-            one = rows.isel(case=k)
-            ax.step(ds.time[1:], one.n_clusters[1:], where="post", color=colour, lw=1, label=label)
+    for colour, beta, rows in _by_level(ds, "beta"):
+        _stairs(ax, ds.time, rows, colour, rf"$\beta$ = {beta:g}")
         ax.axhline(float(rows.leaders.mean()), color=colour, linestyle=":", linewidth=1)
-    ax.plot([], [], "k:", label=r"leaders: free by $\beta^{-1/2}$")
+    c = float((ds.parking_distance * np.sqrt(ds.beta))[0])
+    ax.plot([], [], "k:", label=rf"leaders: free by ${c:g}\,\beta^{{-1/2}}$")
     ax.set(xscale="log", yscale="log", xlabel="time t", ylabel="number of clusters")
-    ax.set_title("Masked flows pass through as many clusters as there are leaders")
+    ax.set_title("Masked: clusters gather around leaders, the more the larger β")
     legend_beside(ax)
     readable_logs(ax)
     return ax
@@ -290,9 +293,8 @@ def plot_mean_field_limit(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ax: where to draw; a new figure if None.
     """
     ax = axes(ax)
-    dims = _levels(ds, "dim")
-    for colour, dim in zip(colours(len(dims)), dims, strict=True):
-        mean = rows_where(ds, dim=dim).groupby("n_particles").mean()
+    for colour, dim, rows in _by_level(ds, "dim"):
+        mean = rows.groupby("n_particles").mean()
         n = mean.n_particles.values
         for k, mark in ((0, "o"), (-1, "s")):
             w2, gap = mean.w2.isel(time=k).values, mean.mean_error.isel(time=k).values
@@ -372,9 +374,8 @@ def plot_depth_against_weight(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes
         ax: where to draw; a new figure if None.
     """
     ax = axes(ax)
-    levels = _levels(ds, "radius")
-    for colour, radius in zip(colours(len(levels)), levels, strict=True):
-        rows = rows_where(ds, radius=radius).sortby("log_ratio")
+    for colour, radius, unsorted in _by_level(ds, "radius"):
+        rows = unsorted.sortby("log_ratio")
         label = f"R = {radius:g}"
         ax.plot(rows.offset, rows.constant.isel(time=-1), "o-", color=colour, label=label)
         first = rows.layer.isel(time=0)

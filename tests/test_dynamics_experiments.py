@@ -1,0 +1,185 @@
+"""The experiments on flows: what each is there to show, at a tiny size, and its pictures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meanfield import figures
+from meanfield.experiments import (
+    causal_flow,
+    clustering,
+    gaussian_flow,
+    mean_field_limit,
+    metastability,
+    noise_threshold,
+    placement,
+    two_dirac_depth,
+)
+
+TINY = {
+    clustering: clustering.Settings(
+        betas=(1.0, 9.0), n_particles=16, last=200.0, last_plane=6.0, n_times=16
+    ),
+    metastability: metastability.Settings(
+        betas=(4.0,), repetitions=1, n_particles=48, last=1e5, n_times=30
+    ),
+    two_dirac_depth: two_dirac_depth.Settings(
+        radii=(1.5,), offsets=(-2.0, 0.0), last=0.4, n_times=3, step=0.04
+    ),
+    causal_flow: causal_flow.Settings(
+        betas=(1.0, 36.0), n_tokens=16, repetitions=1, last=100.0, n_times=16
+    ),
+    gaussian_flow: gaussian_flow.Settings(
+        n_particles=(50, 800), repetitions=4, last=1.0, n_times=3
+    ),
+    mean_field_limit: mean_field_limit.Settings(
+        n_particles=(16, 128), n_many=512, repetitions=2, dims=(3,), times=(0.0, 0.5)
+    ),
+    noise_threshold: noise_threshold.Settings(
+        dims=(2,), betas=(0.5,), ratios=(0.5, 2.0), n_particles=300, last=15.0
+    ),
+    placement: placement.Settings(betas=(1.0,), n_tokens=8, dim=200, last=50.0, n_times=20),
+}
+MODULES = [pytest.param(m, id=m.__name__.rsplit(".", 1)[-1]) for m in TINY]
+
+
+@pytest.fixture(scope="module")
+def made():
+    done = {}
+
+    def get(module):
+        if module not in done:
+            done[module] = module.run(TINY[module], progress=False)
+        return done[module]
+
+    return get
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_case_is_done_labelled_and_drawn(module, made, tmp_path):
+    import matplotlib.pyplot as plt
+
+    ds = made(module)
+    assert (ds.status == 1).all(), ds.message.values
+    assert all("long_name" in v.attrs and "units" in v.attrs for v in ds.variables.values())
+    for function, arguments in module.FIGURES.values():
+        with figures.style():
+            ax = getattr(figures, function)(ds, **arguments)
+            ax.figure.savefig(tmp_path / f"{function}.png")
+        assert ax.get_title()
+        assert ax.get_xlabel()
+        assert ax.get_ylabel()
+        plt.close(ax.figure)
+
+
+def test_tokens_on_the_sphere_meet_and_the_energy_rises(made):
+    ds = made(clustering)
+    sphere = ds.isel(case=np.flatnonzero(ds.space.values == "sphere"))
+    assert sphere.n_clusters.sel(step=15)[sphere.beta.values == 1.0] == 1
+    assert (sphere.n_clusters.diff("step") <= 0).all()
+    assert (sphere.log_energy.diff("step") > -1e-9).all()
+    plane = ds.isel(case=np.flatnonzero(ds.space.values == "plane"))
+    assert (plane.points[..., 2] == 0).all()
+    assert np.abs(plane.points).max() < 20
+
+
+def test_the_first_stage_has_as_many_clusters_as_the_fastest_mode(made):
+    ds = made(metastability)
+    assert abs(float(ds.found_mode[0]) - float(ds.first_mode[0])) <= 1
+    assert float(ds.n_clusters[0, 0]) == 48
+    assert (ds.n_clusters.diff("time") <= 0).all()
+
+
+def test_a_comb_has_its_own_mode():
+    phi = 2 * np.pi * np.arange(24) / 24
+    combed = np.round(phi / (2 * np.pi / 4)) * (2 * np.pi / 4)
+    path = np.stack([np.stack([np.cos(p), np.sin(p)], -1) for p in (phi, combed)])
+    assert metastability.dominant_mode(path) == 4
+    assert np.isnan(metastability.dominant_mode(path[:1]))
+
+
+def test_depth_amplifies_less_than_layers_allow_and_more_than_nothing(made):
+    ds = made(two_dirac_depth)
+    assert (ds.constant <= ds.grown * (1 + 1e-6)).all()
+    assert (ds.constant[:, 1:] > 1.5).all()
+    assert (ds.constant_upper >= ds.constant * (1 - 1e-9)).all()
+    assert (ds.layer[:, 0] <= ds.one_layer_bound).all()
+
+
+def test_masked_tokens_go_to_the_first_which_stays(made):
+    ds = made(causal_flow)
+    assert float(ds.moved.max()) < 1e-12
+    small = ds.isel(case=int(np.flatnonzero(ds.beta.values == 1.0)[0]))
+    assert float(small.distance[-1].max()) < 1e-3
+    large = ds.isel(case=int(np.flatnonzero(ds.beta.values == 36.0)[0]))
+    assert float(large.n_clusters[-1]) > 1
+
+
+def test_samples_of_a_gaussian_follow_the_equation_better_the_more_there_are(made):
+    ds = made(gaussian_flow)
+    for kernel in ("softmax", "l2"):
+        rows = ds.isel(case=np.flatnonzero(ds.kernel.values == kernel))
+        few, many = (
+            float(rows.error.isel(time=-1)[rows.n_particles.values == n].mean()) for n in (50, 800)
+        )
+        assert many < 0.15
+        assert many < 0.6 * few
+
+
+def test_more_samples_are_closer_to_the_mean_field_at_any_depth(made):
+    ds = made(mean_field_limit)
+    mean = ds.groupby("n_particles").mean()
+    assert (mean.w2.sel(n_particles=128) < 0.6 * mean.w2.sel(n_particles=16)).all()
+    assert (ds.w2_lower <= ds.w2).all()
+    assert (ds.w2 <= ds.w2_upper).all()
+
+
+def test_order_is_where_the_stationary_measure_has_it(made):
+    ds = made(noise_threshold).sortby("ratio")
+    assert float(ds.order[0]) < 0.25
+    assert float(ds.order[1]) == pytest.approx(float(ds.expected[1]), abs=0.05)
+
+
+def test_every_placement_follows_its_reduced_equation(made):
+    ds = made(placement)
+    np.testing.assert_allclose(ds.gap, ds.gap_reduced, rtol=1e-3, atol=1e-9)
+    np.testing.assert_allclose(ds.radius, ds.radius_reduced, rtol=1e-6)
+    # A random start of dimension 200 is orthonormal up to 1/√200.
+    early = ds.isel(time=slice(0, 12))
+    np.testing.assert_allclose(early.gap_random, early.gap_reduced, rtol=0.3)
+    last = {str(n): float(g) for n, g in zip(ds.placement.values, ds.gap[:, -1], strict=True)}
+    assert last["post"] < 1e-10
+    assert last["pre"] > 1e-4
+
+
+# --- animations ---
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        clustering,
+        pytest.param(metastability, marks=pytest.mark.slow),
+        pytest.param(causal_flow, marks=pytest.mark.slow),
+    ],
+)
+def test_animations_have_a_frame_for_each_time(module, made, tmp_path):
+    from PIL import Image
+
+    ds = made(module)
+    (name, what), *_ = module.ANIMATIONS.items()
+    paths = list(figures.save_animations(ds, {name: what}, tmp_path, stem="x"))
+    assert paths[0] == tmp_path / f"x-{name}.gif"
+    with Image.open(paths[0]) as image:
+        assert image.n_frames == ds.points.shape[1]
+        first = np.asarray(image.convert("RGB"))
+        image.seek(image.n_frames - 1)
+        assert (first != np.asarray(image.convert("RGB"))).any()
+
+
+def test_an_animation_without_cases_is_a_sentence(made, tmp_path):
+    names = {"torus": ("animate_particles", {"space": "torus"})}
+    (said,) = figures.save_animations(made(clustering), names, tmp_path)
+    assert "no case with space=torus" in said
+    assert not list(tmp_path.iterdir())
