@@ -334,7 +334,7 @@ def test_the_examples_run_with_and_without_a_model_and_a_text_at_hand(
         if not name.startswith(("06", "09")):
             pytest.skip("needs neither")
         monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
-        monkeypatch.setattr(pretrained, "find_spec", find_spec)
+        monkeypatch.setattr(pretrained.loading, "find_spec", find_spec)
         monkeypatch.delenv("MEANFIELD_DATA", raising=False)
     script = Path(__file__).parent.parent / "examples" / f"{name}.py"
     monkeypatch.setattr(sys, "argv", [str(script), "--quick", "--out", str(tmp_path)])
