@@ -6,6 +6,7 @@ import importlib
 import math
 import runpy
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -316,6 +317,51 @@ def test_random_gpt2_gives_the_reference_numbers():
     assert values("constant", "rows") == pytest.approx([2.729, 2.842, 2.869], abs=1e-3)
     assert values("constant", "head") == pytest.approx([2.019, 2.201, 3.734], abs=1e-3)
     assert values("released", "head") == pytest.approx([1.391, 2.993, 4.599], abs=1e-3)
+
+
+def test_weights_that_change_do_not_extend_a_store(folder, tmp_path):
+    from meanfield.experiments import inputs, real_text
+
+    place = tmp_path / "bert"
+    source = pretrained.load(folder / "bert")
+    source.model.save_pretrained(place)
+    text = folder / "text.txt"
+    settings = {"model": str(place), "text": str(text), "n_windows": 2, "dtype": "float64"}
+    how = {"store": tmp_path / "store.zarr"}
+    first = real_text.run(real_text.Settings(n_tokens=(3, 4), **settings), **how)
+    assert first.attrs["model_sha256"] == source.fingerprint
+    for parameter in source.model.parameters():
+        parameter.mul_(3.0)
+    source.model.save_pretrained(place)
+    wanted = real_text.Settings(n_tokens=(3, 4, 5), **settings)
+    # This process still has the weights that the store was begun with.
+    assert set(real_text.run(wanted, **how).n_tokens.values) == {3, 4, 5}
+    inputs._loaded.cache_clear()  # another process, which reads them
+    with pytest.raises(ValueError, match="model_sha256"):
+        real_text.run(replace(wanted, n_tokens=(3, 4, 5, 6)), **how)
+
+
+def test_a_worker_with_other_weights_refuses_to_measure(folder):
+    from meanfield.experiments import inputs
+
+    name = str(folder / "bert")
+    right = inputs.transformer(name).fingerprint
+    assert inputs.transformer(name, sha256=right).fingerprint == right
+    with pytest.raises(ValueError, match="expected weights of SHA-256 0"):
+        inputs.transformer(name, sha256="0" * 64)
+
+
+def test_bounds_that_are_proved_for_other_scores_are_left_out_and_searches_refused():
+    from meanfield.experiments import adversarial, real_text
+
+    settings = {"model": "random:llama", "depth": 1}
+    ds = real_text.run(real_text.Settings(text="random", n_tokens=(3, 4), n_windows=1, **settings))
+    assert np.isfinite(ds.constant).all()
+    assert list(np.unique(ds.causal)) == [True]
+    assert np.isnan(ds.local_upper).all()
+    assert np.isnan(ds.general_bound).all()
+    with pytest.raises(ValueError, match="turned by position"):
+        adversarial.plan(adversarial.Settings(**settings))
 
 
 @pytest.mark.slow

@@ -103,6 +103,7 @@ def measure(
     n_tokens: int,
     *,
     model: str,
+    model_sha256: str,
     model_seed: int,
     layer: int,
     search_tokens: Sequence[int],
@@ -112,7 +113,9 @@ def measure(
     dtype: str,
 ) -> dict[str, Any]:
     """The layer and the head alone at the adversarial configuration of the head."""
-    source = inputs.transformer(model, causal, seed=model_seed, depth=depth, dtype=dtype)
+    source = inputs.bilinear_transformer(
+        model, causal, seed=model_seed, depth=depth, dtype=dtype, sha256=model_sha256
+    )
     F = source.attention(layer)
     pair = _pair(source, layer, head)
     # As `sampling.adversarial` builds it, without a new eigendecomposition for each length.
@@ -148,7 +151,7 @@ def _pair(source: Transformer, layer: int, head: int) -> sampling.CriticalPair:
 
 def plan(settings: Settings) -> dict[str, Any]:
     """The arguments of `meanfield.sweep` that make the experiment."""
-    source = inputs.transformer(
+    source = inputs.bilinear_transformer(
         settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
     )
     heads = settings.heads or tuple(range(source.n_heads))
@@ -157,6 +160,7 @@ def plan(settings: Settings) -> dict[str, Any]:
         "grid": {"head": heads, "radius": settings.radii, "n_tokens": settings.n_tokens},
         "fixed": {
             "model": settings.model,
+            "model_sha256": source.fingerprint,
             "model_seed": settings.seed,
             "layer": settings.layer,
             "search_tokens": list(settings.search_tokens),
@@ -169,6 +173,8 @@ def plan(settings: Settings) -> dict[str, Any]:
         "attrs": {
             "experiment": "adversarial",
             "model": inputs.short_name(settings.model),
+            "model_revision": source.revision,
+            "model_sha256": source.fingerprint,
             "layer": settings.layer,
         },
     }

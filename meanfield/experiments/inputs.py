@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from meanfield.pretrained import Transformer
 
 __all__ = [
     "RANDOM_TEXT",
+    "bilinear_transformer",
     "clouds",
     "head_spectra",
     "masks_of",
@@ -37,10 +39,10 @@ def _loaded(
 ) -> pretrained.Transformer:
     if depth and not model.startswith("random:"):
         raise ValueError(
-            f"depth: expected 0 for the checkpoint {model!r}, got {depth}; only random:bert and "
-            "random:gpt2 can be given another number of layers"
+            f"depth: expected 0 for the checkpoint {model!r}, got {depth}; only random "
+            "models can be given another number of layers"
         )
-    field = "n_layer" if model.endswith("gpt2") else "num_hidden_layers"
+    field = "n_layer" if model == "random:gpt2" else "num_hidden_layers"
     return pretrained.load(
         model,
         causal=causal,
@@ -57,6 +59,7 @@ def transformer(
     seed: int = 0,
     dtype: str = "float64",
     depth: int = 0,
+    sha256: str | None = None,
 ) -> Transformer:
     """The model, loaded once per process.
 
@@ -66,11 +69,20 @@ def transformer(
         seed: of random weights.
         dtype: "float32" or "float64".
         depth: number of layers of a random model; 0 for the architecture's own.
+        sha256: the fingerprint that its weights must have.
+
+    Raises:
+        ValueError: they have another.
     """
-    usual = _loaded(model, None, seed, dtype, depth)
-    if causal is None or causal == usual.causal:
-        return usual
-    return _loaded(model, causal, seed, dtype, depth)
+    found = _loaded(model, None, seed, dtype, depth)
+    if causal is not None and causal != found.causal:
+        found = _loaded(model, causal, seed, dtype, depth)
+    if sha256 is not None and found.fingerprint != sha256:
+        raise ValueError(
+            f"{model}: expected weights of SHA-256 {sha256}, got {found.fingerprint}; the model "
+            "has changed, or is not drawn alike here: start a new store"
+        )
+    return found
 
 
 @functools.lru_cache(maxsize=8)
@@ -104,8 +116,23 @@ def short_name(place: str) -> str:
 
 
 def masks_of(source: Transformer, masks: Sequence[bool]) -> list[bool]:
-    """The masks wanted that the model can have: GPT-2 has no plain variant."""
-    return [True] if source.architecture == "gpt2" else [bool(mask) for mask in masks]
+    """The masks wanted that the model can have; its own if it has none of them."""
+    return [mask for mask in source.masks if mask in [bool(m) for m in masks]] or [source.causal]
+
+
+def bilinear_transformer(model: str, causal: bool | None = None, **how: Any) -> Transformer:
+    """A model whose scores are ⟨Ax, y⟩, see `transformer`.
+
+    Raises:
+        ValueError: its scores depend on positions too.
+    """
+    source = transformer(model, causal, **how)
+    if source.needs_length:
+        raise ValueError(
+            f"{model}: expected a model with scores ⟨Ax, y⟩ (BERT, GPT-2 and their like), got "
+            f"{source.architecture}, whose queries and keys are turned by position"
+        )
+    return source
 
 
 def released_quantity(F: SelfAttention, mu: ParticleMeasure) -> Tensor:

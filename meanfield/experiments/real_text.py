@@ -103,6 +103,7 @@ def measure(
     causal: bool,
     *,
     model: str,
+    model_sha256: str,
     text: str,
     text_sha256: str,
     n_windows: int,
@@ -115,10 +116,12 @@ def measure(
     """All layers and windows of one length; arrays (layer, window)."""
     if inputs.text_hash(text) != text_sha256:
         raise ValueError(f"{text}: expected SHA-256 {text_sha256}; the text has changed")
-    source = inputs.transformer(model, causal, seed=model_seed, dtype=dtype, depth=depth)
+    source = inputs.transformer(
+        model, causal, seed=model_seed, dtype=dtype, depth=depth, sha256=model_sha256
+    )
     points = inputs.clouds(source, text, n_tokens, n_windows, layers=layers)
     rows = [
-        _layer(source.attention(layer), cloud, rtol)
+        _layer(source.attention(layer, length=n_tokens), cloud, rtol)
         for layer, cloud in zip(layers, points, strict=True)
     ]
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
@@ -133,16 +136,26 @@ def _layer(F: Any, points: torch.Tensor, rtol: float) -> dict[str, np.ndarray]:
         "constant_residual": constant.residual,
         "constant_upper_999": constant.upper_999,
         "constant_converged": constant.converged,
-        # It costs as much as the constant, so one window has to do.
-        "local_upper": F.local_upper(ParticleMeasure.from_sequence(points[0])),
         "released": inputs.released_quantity(F, mu),
         "radius": radius,
         "radius_max": largest,
         "localisation": constant.direction.square().sum(-1).amax(-1),
     }
     arrays = {name: value.cpu().numpy() for name, value in found.items()}
-    bound = bounds.general_of_layer(F.parameters, arrays["radius_max"], points.shape[-2])
-    return arrays | {"general_bound": bound}
+    return arrays | _bounds(F, points, arrays["radius_max"])
+
+
+def _bounds(F: Any, points: torch.Tensor, radius: np.ndarray) -> dict[str, np.ndarray]:
+    """Upper bounds, proved for scores ⟨Ax, y⟩; NaN for others."""
+    if not len(F.score_matrices):
+        nothing = np.full(len(points), np.nan)
+        return {"local_upper": nothing[0], "general_bound": nothing}
+    # It costs as much as the constant, so one window has to do.
+    upper = F.local_upper(ParticleMeasure.from_sequence(points[0]))
+    return {
+        "local_upper": upper.cpu().numpy(),
+        "general_bound": bounds.general_of_layer(F.parameters, radius, points.shape[-2]),
+    }
 
 
 def plan(settings: Settings) -> dict[str, Any]:
@@ -159,6 +172,7 @@ def plan(settings: Settings) -> dict[str, Any]:
         "grid": {"causal": masks, "n_tokens": settings.n_tokens},
         "fixed": {
             "model": settings.model,
+            "model_sha256": source.fingerprint,
             "text": settings.text,
             "text_sha256": text_sha256,
             "n_windows": settings.n_windows,
@@ -173,6 +187,7 @@ def plan(settings: Settings) -> dict[str, Any]:
             "experiment": "real-text",
             "model": inputs.short_name(settings.model),
             "model_revision": source.revision,
+            "model_sha256": source.fingerprint,
             "text": inputs.short_name(settings.text),
             "text_sha256": text_sha256,
         },

@@ -85,6 +85,7 @@ def measure(
     n_tokens: int,
     *,
     model: str,
+    model_sha256: str,
     model_seed: int,
     layer: int,
     head: int,
@@ -95,7 +96,9 @@ def measure(
     """Both quantities at one input."""
     if input_kind not in INPUTS:
         raise ValueError(f"input_kind: expected one of {INPUTS}, got {input_kind!r}")
-    source = inputs.transformer(model, seed=model_seed, depth=depth, dtype=dtype)
+    source = inputs.bilinear_transformer(
+        model, seed=model_seed, depth=depth, dtype=dtype, sha256=model_sha256
+    )
     F = source.attention(layer)
     if input_kind == "tokens":
         mu = _random_tokens(source, n_tokens, layer)
@@ -141,11 +144,15 @@ def _row_matrix(source: Transformer, layer: int, head: int) -> torch.Tensor:
 
 def plan(settings: Settings) -> dict[str, Any]:
     """The arguments of `meanfield.sweep` that make the experiment."""
+    source = inputs.bilinear_transformer(
+        settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
+    )
     return {
         "fn": Task(measure, _VARIABLES, _PARAMETERS),
         "grid": {"input_kind": settings.inputs, "n_tokens": settings.n_tokens},
         "fixed": {
             "model": settings.model,
+            "model_sha256": source.fingerprint,
             "model_seed": settings.seed,
             "layer": settings.layer,
             "head": settings.head,
@@ -157,6 +164,8 @@ def plan(settings: Settings) -> dict[str, Any]:
         "attrs": {
             "experiment": "released-code",
             "model": inputs.short_name(settings.model),
+            "model_revision": source.revision,
+            "model_sha256": source.fingerprint,
             "layer": settings.layer,
             "head": settings.head,
         },

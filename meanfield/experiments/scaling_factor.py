@@ -86,6 +86,7 @@ def measure(
     layer: int,
     *,
     model: str,
+    model_sha256: str,
     text: str,
     text_sha256: str,
     n_tokens: int,
@@ -98,7 +99,9 @@ def measure(
     """All heads of a layer; arrays (head,) and (head, window)."""
     if inputs.text_hash(text) != text_sha256:
         raise ValueError(f"{text}: expected SHA-256 {text_sha256}; the text has changed")
-    source = inputs.transformer(model, causal, seed=model_seed, depth=depth, dtype=dtype)
+    source = inputs.bilinear_transformer(
+        model, causal, seed=model_seed, depth=depth, dtype=dtype, sha256=model_sha256
+    )
     points = inputs.clouds(source, text, n_tokens, n_windows, layers=[layer])[0]
     F = source.attention(layer)
     gamma, norm_A, norm_V = inputs.head_spectra(F.parameters)
@@ -128,7 +131,7 @@ def measure(
 
 def plan(settings: Settings) -> dict[str, Any]:
     """The arguments of `meanfield.sweep` that make the experiment."""
-    source = inputs.transformer(
+    source = inputs.bilinear_transformer(
         settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
     )
     coords = {"head": np.arange(source.n_heads), "window": np.arange(settings.n_windows)}
@@ -138,6 +141,7 @@ def plan(settings: Settings) -> dict[str, Any]:
         "grid": {"layer": settings.layers or range(source.n_layers)},
         "fixed": {
             "model": settings.model,
+            "model_sha256": source.fingerprint,
             "text": settings.text,
             "text_sha256": text_sha256,
             "n_tokens": settings.n_tokens,
@@ -152,6 +156,7 @@ def plan(settings: Settings) -> dict[str, Any]:
             "experiment": "scaling-factor",
             "model": inputs.short_name(settings.model),
             "model_revision": source.revision,
+            "model_sha256": source.fingerprint,
             "text": inputs.short_name(settings.text),
             "text_sha256": text_sha256,
             "n_tokens": settings.n_tokens,
