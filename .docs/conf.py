@@ -15,7 +15,12 @@ author = "The meanfield developers"
 copyright = "2026, The meanfield developers"
 release = importlib.metadata.version("meanfield")
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.napoleon"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+]
 templates_path = ["_templates"]
 exclude_patterns = ["_build"]
 

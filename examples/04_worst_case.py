@@ -32,7 +32,7 @@ for n_atoms in (2, 3):
             f"R = {R:<4g} {n_atoms} atoms: {float(constant.value):10.4f} "
             f"(moving {float(constant.particle):.4f}, splitting {float(constant.splitting):.4f}), "
             f"lightest weight {float(mu.weights.min()):.2e}, "
-            f"Theorem 3.5 {bounds.mean_field(1.0, 1.0, R):.4g}"
+            f"Theorem 3.5 {bounds.theorem_3_5(1.0, 1.0, R):.4g}"
         )
 
 # %% It is a supremum of secants: a small step along the worst direction shows it.
@@ -49,7 +49,7 @@ with figures.style():
         ax.plot(
             radii, [float(c.value) for _, c in found[n_atoms]], marker, label=f"{n_atoms} atoms"
         )
-    ax.plot(radii, [bounds.mean_field(1.0, 1.0, R) for R in radii], "k--", label="Theorem 3.5")
+    ax.plot(radii, [bounds.theorem_3_5(1.0, 1.0, R) for R in radii], "k--", label="Theorem 3.5")
     ax.set(yscale="log", xlabel="radius R", ylabel="largest local constant found")
     ax.legend()
     ax.figure.savefig(options.out / "worst_case.png")

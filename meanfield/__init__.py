@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         attention,
         bounds,
         corpora,
+        dynamics,
         experiments,
         figures,
         layers,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         report,
         results,
         sampling,
+        sweeps,
         transport,
     )
     from meanfield.attention import AttentionParameters, SelfAttention
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
         split,
         stack,
     )
-    from meanfield.sweep import sweep
+    from meanfield.sweeps import sweep
 
 __version__ = "0.1.0"
 
@@ -47,6 +49,7 @@ _MODULES = (
     "attention",
     "bounds",
     "corpora",
+    "dynamics",
     "experiments",
     "figures",
     "layers",
@@ -57,7 +60,7 @@ _MODULES = (
     "report",
     "results",
     "sampling",
-    "sweep",  # the module is callable: `meanfield.sweep(...)` is the function inside
+    "sweeps",
     "transport",
 )
 
@@ -77,6 +80,7 @@ _HOMES = {
     "pushforward": "meanfield.measures",
     "split": "meanfield.measures",
     "stack": "meanfield.measures",
+    "sweep": "meanfield.sweeps",
 }
 
 __all__ = [
@@ -92,6 +96,7 @@ __all__ = [
     "bounds",
     "corpora",
     "disintegrate",
+    "dynamics",
     "experiments",
     "figures",
     "layers",
@@ -109,6 +114,7 @@ __all__ = [
     "split",
     "stack",
     "sweep",
+    "sweeps",
     "transport",
 ]
 

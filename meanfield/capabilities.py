@@ -14,7 +14,15 @@ if TYPE_CHECKING:
 
     from meanfield.measures import MeasureMap, ParticleMeasure
 
-__all__ = ["HasDim", "HasHeads", "HasLocalUpper", "HasScoreMatrices", "MayBeCausal", "is_causal"]
+__all__ = [
+    "HasBallUpper",
+    "HasDim",
+    "HasHeads",
+    "HasLocalUpper",
+    "HasScoreMatrices",
+    "MayBeCausal",
+    "is_causal",
+]
 
 
 @runtime_checkable
@@ -58,6 +66,16 @@ class HasLocalUpper(Protocol):
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
         """The bound at μ, (*batch,)."""
+
+
+@runtime_checkable
+class HasBallUpper(Protocol):
+    """A map with a certain upper bound of its local constants in a ball round an input."""
+
+    def ball_upper(
+        self, mu: ParticleMeasure, epsilon: float | Tensor, *, constant: Tensor | None = None
+    ) -> Tensor:
+        """The bound over W_∞ distance ε, (*batch,); `constant` bounds the constant at μ."""
 
 
 def is_causal(F: object) -> bool:

@@ -24,7 +24,7 @@ def test_the_reference_builds_without_a_warning(tmp_path):
     # A copy, for autosummary writes beside its source.
     source = tmp_path / "source"
     source.mkdir()
-    for part in ("conf.py", "index.rst", "_templates/autosummary/module.rst"):
+    for part in ("conf.py", "index.rst", "theory.rst", "_templates/autosummary/module.rst"):
         target = source / part
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes((DOCS / part).read_bytes())

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from meanfield import figures
-from meanfield.experiments import EXPERIMENTS, lemma_3_2, load, masked_bound, regimes
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, figures
+from meanfield.experiments import EXPERIMENTS, lemma_3_2, load, masked_bound, regimes, sharpness
+from tests import bounds_oracles
 
 
 def labelled(ds) -> bool:
@@ -37,14 +39,16 @@ def test_regimes_stay_below_every_upper_bound_and_reach_the_lower_one():
     ds = regimes.run(regimes.Settings(n_tokens=(2, 20), radii=(0.5, 1.5, 5.0), clouds=3))
     assert (ds.status == 1).all()
     assert labelled(ds)
-    upper = np.minimum(ds.general_bound, ds.mean_field_bound)
-    assert (ds.worst <= upper * (1 + 1e-9)).all()
+    upper = np.minimum(ds.general_bound, ds.theorem_3_5)
+    assert (ds.worst <= ds.tokens_bound * (1 + 1e-9)).all()
+    assert (ds.tokens_bound <= upper).all()
+    assert (ds.tokens_bound <= ds.mean_field_bound).all()
     assert (ds.general_lower <= ds.adversarial * (1 + 1e-9)).all()
     small, large = ds.radius == 0.5, ds.radius == 5.0
     # Small balls: the mean-field bound, which has no n, is the smaller one for long sequences.
     long = ds.n_tokens == 20
-    assert (ds.mean_field_bound < ds.general_bound)[small & long].all()
-    assert (ds.mean_field_bound > ds.general_bound)[large].all()
+    assert (ds.theorem_3_5 < ds.general_bound)[small & long].all()
+    assert (ds.theorem_3_5 > ds.general_bound)[large].all()
 
 
 def test_masked_attention_exceeds_the_unmasked_bound_and_not_the_hardy_bound():
@@ -53,7 +57,49 @@ def test_masked_attention_exceeds_the_unmasked_bound_and_not_the_hardy_bound():
     assert labelled(ds)
     zero = ds["size"] == 0.0
     assert (ds.largest > ds.unmasked_bound)[zero].all()
+    assert (ds.unmasked_sharp <= ds.unmasked_bound).all()
     assert (ds.largest <= ds.hardy_bound).all()
+
+
+def test_the_bounds_lie_just_above_what_is_found():
+    tiny = sharpness.Settings(
+        radii=(1.0, 3.0), n_atoms=(3,), dims=(1,), starts=2, steps=10, scales=120, growth=1.4
+    )
+    ds = sharpness.run(tiny)
+    assert (ds.status == 1).all() and labelled(ds)
+    ratio = ds.found / ds.upper
+    assert (ratio <= 1 + 1e-9).all()
+    far = ds.radius == 3.0
+    assert (ratio[far & ~ds.causal] > 0.999).all()
+    assert (ratio[far & ds.causal] > 0.5).all()
+    assert (ds.upper < ds.theorem_3_5 / 30_000)[far & ~ds.causal].all()
+    # Two Diracs are the worst that the search knows, up to the grid of their weights.
+    plain = ds.extremality[~ds.causal]
+    assert (plain <= 1 + 1e-5).all() and (plain > 0.999).all()
+    assert (ds.tokens_found <= ds.tokens_upper * (1 + 1e-9)).all()
+    assert (ds.tokens_upper < ds.theorem_3_3).all()
+    assert (ds.order_found <= ds.order_upper * (1 + 1e-9))[~ds.causal].all()
+    # W₁ is reached up to the additive c.
+    first = ds.isel(case=np.flatnonzero(~ds.causal)).sel(order=1.0)
+    assert (first.order_found >= (first.order_upper - first.radius**2) * (1 - 1e-6)).all()
+
+
+def test_the_constant_of_order_infinity_is_reached_in_the_plane():
+    eye = torch.eye(2, dtype=torch.float64)
+    F = SelfAttention(AttentionParameters.from_bilinear(-eye, eye))
+    for radius in (0.5, 1.0, 3.0):
+        found = sharpness._order_found(F, radius, np.inf)
+        upper = bounds.mean_field(1.0, 1.0, radius, p=np.inf)
+        assert upper * (1 - 1e-5) <= found <= upper * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, np.inf])
+def test_norms_of_other_orders_are_those_of_the_dense_matrix(p):
+    F = SelfAttention(AttentionParameters.from_bilinear([[-0.7]], [[1.3]]))
+    mu = ParticleMeasure([[1.0], [-0.4], [0.3]], weights=[0.2, 0.5, 0.3])
+    J, _ = bounds_oracles.linearisation(np.array([[-0.7]]), mu.points.numpy(), mu.weights.numpy())
+    expected = bounds_oracles.order_norm(1.3 * J, mu.weights.numpy(), p)
+    assert sharpness.order_norm(F, mu, p) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.slow

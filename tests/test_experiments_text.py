@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import runpy
+import shutil
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
@@ -190,17 +191,28 @@ def test_the_general_bound_with_biases_is_not_exceeded(radius, causal):
         X *= radius / torch.linalg.vector_norm(X, dim=-1, keepdim=True)
         F = SelfAttention(parameters, causal=causal)
         constant = local_lipschitz(F, ParticleMeasure.from_sequence(X), geometry="euclidean")
-        assert float(constant.value) <= bounds.general_of_layer(parameters, radius, 7)
+        assert float(constant.value) <= bounds.theorem_3_3_of_layer(parameters, radius, 7)
 
 
 def test_fits_find_the_exponent_that_made_the_points():
     n = np.array([2.0, 8.0, 32.0])
-    fits = fit_laws([({"layer": 3}, n, 2 * n**0.5, None)])
+    fits = fit_laws([({"layer": 3}, n, 2 * n**0.5, None, None)])
     by_law = dict(zip(fits.fit_law.values, fits.fit_exponent.values, strict=True))
     assert by_law == pytest.approx({"free": 0.5, "1/4": 0.25, "1/2": 0.5})
     rms = dict(zip(fits.fit_law.values, fits.fit_rms.values, strict=True))
     assert rms["free"] < 1e-12
     assert rms["1/4"] == pytest.approx(0.25 * math.log(4) * math.sqrt(2 / 3))
+
+
+def test_points_that_have_not_converged_do_not_enter_a_fit():
+    n = np.array([2.0, 8.0, 32.0, 64.0])
+    y, good = 2 * n**0.5, np.array([True, True, True, False])
+    y[-1] = 1e3
+    fits = fit_laws([({"layer": 3}, n, y, None, good)])
+    assert float(fits.fit_exponent[0]) == pytest.approx(0.5)
+    assert fits.fit_n_points.values.tolist() == [3] * 3
+    assert fits.fit_n_excluded.values.tolist() == [1] * 3
+    assert float(fits.fit_rms[0]) < 1e-12
 
 
 def test_a_changed_text_is_refused_when_a_run_goes_on(folder, tmp_path):
@@ -216,6 +228,43 @@ def test_a_changed_text_is_refused_when_a_run_goes_on(folder, tmp_path):
     text.write_text("another " * 60)
     with pytest.raises(ValueError, match="text_sha256"):
         real_text.run(settings, progress=False, store=tmp_path / "store")
+
+
+def test_a_changed_checkpoint_is_refused_when_a_run_goes_on(folder, tmp_path):
+    real_text = load("real_text")
+    checkpoint = tmp_path / "bert"
+    shutil.copytree(folder / "bert", checkpoint)
+    settings = real_text.Settings(
+        str(checkpoint), "random", n_tokens=(2, 4), n_windows=2, masks=(False,)
+    )
+    first = real_text.run(settings, progress=False, store=tmp_path / "store")
+    assert first.attrs["model_revision"].startswith("sha256 ")
+    inputs._loaded.cache_clear()
+    from safetensors.torch import load_file, save_file
+
+    weights = checkpoint / "model.safetensors"
+    save_file({name: 3 * value for name, value in load_file(weights).items()}, weights,
+              metadata={"format": "pt"})  # fmt: skip
+    with pytest.raises(ValueError, match=r"fixed\.model_revision: stored .sha256"):
+        real_text.run(settings, progress=False, store=tmp_path / "store")
+    inputs._loaded.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("real_text", {"layers": (7,)}, r"layers: expected some of 0\.\.1, got \[7\]"),
+        ("real_text", {"n_tokens": (4, 0)}, r"lengths from 1 to \d+, got \[0\]"),
+        ("real_text", {"n_windows": 10**6}, "windows"),
+        ("scaling_factor", {"layers": (2,)}, "layers: expected"),
+        ("adversarial", {"layer": 6}, "layers: expected"),
+        ("released_code", {"n_tokens": (10**6,)}, "n_tokens: expected"),
+    ],
+)
+def test_what_every_case_would_fail_at_is_said_before_the_first(name, changes, words):
+    module = load(name)
+    with pytest.raises(ValueError, match=words):
+        module.plan(replace(module.QUICK, **changes))
 
 
 def test_titles_name_the_model_and_the_text_without_their_folders(datasets, folder):
@@ -319,36 +368,14 @@ def test_random_gpt2_gives_the_reference_numbers():
     assert values("released", "head") == pytest.approx([1.391, 2.993, 4.599], abs=1e-3)
 
 
-def test_weights_that_change_do_not_extend_a_store(folder, tmp_path):
-    from meanfield.experiments import inputs, real_text
-
-    place = tmp_path / "bert"
-    source = pretrained.load(folder / "bert")
-    source.model.save_pretrained(place)
-    text = folder / "text.txt"
-    settings = {"model": str(place), "text": str(text), "n_windows": 2, "dtype": "float64"}
-    how = {"store": tmp_path / "store.zarr"}
-    first = real_text.run(real_text.Settings(n_tokens=(3, 4), **settings), **how)
-    assert first.attrs["model_sha256"] == source.fingerprint
-    for parameter in source.model.parameters():
-        parameter.mul_(3.0)
-    source.model.save_pretrained(place)
-    wanted = real_text.Settings(n_tokens=(3, 4, 5), **settings)
-    # This process still has the weights that the store was begun with.
-    assert set(real_text.run(wanted, **how).n_tokens.values) == {3, 4, 5}
-    inputs._loaded.cache_clear()  # another process, which reads them
-    with pytest.raises(ValueError, match="model_sha256"):
-        real_text.run(replace(wanted, n_tokens=(3, 4, 5, 6)), **how)
-
-
 def test_a_worker_with_other_weights_refuses_to_measure(folder):
     from meanfield.experiments import inputs
 
     name = str(folder / "bert")
     right = inputs.transformer(name).fingerprint
-    assert inputs.transformer(name, sha256=right).fingerprint == right
-    with pytest.raises(ValueError, match="expected weights of SHA-256 0"):
-        inputs.transformer(name, sha256="0" * 64)
+    assert inputs.transformer(name, revision=right).fingerprint == right
+    with pytest.raises(ValueError, match="expected weights of sha256 0"):
+        inputs.transformer(name, revision="sha256 0")
 
 
 def test_bounds_that_are_proved_for_other_scores_are_left_out_and_searches_refused():

@@ -73,11 +73,22 @@ def test_the_growth_in_n_is_the_euclidean_constant(ds):
 def test_the_best_pair_lies_between_its_bounds(ds):
     ax = figures.plot_growth_in_radius(ds)
     _, best = line(ax, "best two Diracs, plain")
-    _, above = line(ax, "upper bound, Thm 3.5")
+    _, above = line(ax, "upper bound, plain: this package")
     (label,) = [o.get_label() for o in ax.get_lines() if o.get_label().startswith("lower bound")]
     _, below = line(ax, label)
     assert (below <= best * (1 + 1e-12)).all()
     assert (best <= above).all()
+    _, papers = line(ax, "upper bound, [CAP24] Thm 3.5")
+    assert (above < papers).all()
+
+
+def test_points_that_have_not_converged_are_marked(ds):
+    ds = ds.copy(deep=True)
+    rows = np.flatnonzero((ds.radius == 1.5) & (ds.n_tokens == 5) & ~ds.causal)
+    ds.euclidean_converged.values[rows] = False
+    x, y = line(figures.plot_growth_in_n(ds), "not converged")
+    assert x.tolist() == [5.0]
+    assert y == ds.euclidean.values[rows]
 
 
 def test_a_dataset_without_the_cases_says_so(ds):

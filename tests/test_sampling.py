@@ -10,7 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meanfield import sampling
+from meanfield import bounds, sampling
+from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import merge
 from tests import oracles
 
@@ -53,6 +55,34 @@ def test_a_batch_of_radii_and_weights_broadcasts():
     assert mu.positions[0, 0].tolist() == [0.5, 1.0]
 
 
+def test_the_interleaved_family_climbs_towards_twice_the_plain_constant():
+    limit = bounds.masked_two_dirac_lower(1.0, 3.0)
+    log_ratio = bounds.two_dirac_best_log_ratio(1.0, 3.0)
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]), causal=True)
+    found = []
+    for scales, growth in ((1, 2.0), (20, 2.0), (60, 1.5), (200, 1.3)):
+        mu = sampling.interleaved_diracs(3.0, log_ratio, [1.0], scales=scales, growth=growth)
+        found.append(float(local_lipschitz(F, mu, rtol=1e-6).value))
+    assert found == sorted(found)
+    assert found[0] == pytest.approx(limit / 2, rel=1e-4)  # all at one position: no mask
+    assert found[1] == pytest.approx(82_619, abs=1)
+    assert found[3] == pytest.approx(94_995, abs=1)
+    assert found[3] < limit < bounds.masked_mean_field(1.0, 1.0, 3.0)
+
+
+def test_the_interleaved_family_is_two_diracs_at_every_position():
+    ratios = torch.tensor([-900.0, 1.0], dtype=F64)
+    mu = sampling.interleaved_diracs(2.0, ratios, [0.0, 3.0], scales=3, growth=4.0)
+    assert mu.batch_shape == (2,)
+    assert mu.positions[0].tolist() == pytest.approx([1 / 3, 1 / 3, 2 / 3, 2 / 3, 1, 1])
+    assert mu.points[0, ::2].tolist() == [[0.0, 2.0]] * 3
+    assert mu.points[1, 1::2].tolist() == [[0.0, -2.0]] * 3
+    light, heavy = mu.log_weights[..., ::2], mu.log_weights[..., 1::2]
+    torch.testing.assert_close(light - heavy, ratios[:, None].expand(2, 3))
+    masses = torch.logaddexp(light, heavy).exp()
+    torch.testing.assert_close(masses, torch.tensor([[1.0, 4.0, 16.0]] * 2, dtype=F64) / 21)
+
+
 def test_a_rotation_has_no_critical_pair():
     rotation = [[0.0, -1.0], [1.0, 0.0]]
     with pytest.raises(ValueError, match="no non-zero real eigenvalue"):
@@ -69,6 +99,8 @@ def test_a_rotation_has_no_critical_pair():
         (lambda: sampling.adversarial([[-1.0]], 1.0, 1), "at least 2"),
         (lambda: sampling.two_diracs(1.0, 0.0, [0.0, 0.0]), "non-zero"),
         (lambda: sampling.two_diracs(-1.0, 0.0, [1.0]), "≥ 0"),
+        (lambda: sampling.interleaved_diracs(1.0, 0.0, [1.0], scales=0), "at least 1"),
+        (lambda: sampling.interleaved_diracs(1.0, 0.0, [1.0], growth=1.0), "> 1"),
     ],
 )
 def test_bad_arguments_are_refused(call, words):

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.balancing import Plan, balanced, balanced_linear_map
+from meanfield.attention.column import Attended
 from meanfield.attention.kernels import Kernel, dot_product
+from meanfield.attention.nearby import Nearby, nearby_bound
 from meanfield.attention.normalizations import (
     Custom,
     Sigmoid,
@@ -204,6 +206,28 @@ class SelfAttention:
                 f"{self.kernel} and {self.normalization}; its bound is not proved for others"
             )
         return upper_bound(self.tangent(mu))
+
+    def ball_upper(
+        self, mu: ParticleMeasure, epsilon: float | Tensor, *, constant: Tensor | None = None
+    ) -> Tensor:
+        """An upper bound of all local constants near μ, see `meanfield.lipschitz.ball_upper`."""
+        return self._nearby(mu, epsilon, constant).upper
+
+    def ball_displacement(self, mu: ParticleMeasure, epsilon: float | Tensor) -> Tensor:
+        """How far each output moves at most as every atom moves by ε at most, (*batch, n)."""
+        sight, found = self._sight(mu), self._nearby(mu, epsilon, mu.log_weights.new_zeros(()))
+        return sight.unsort(found.displacement[..., None])[..., 0]
+
+    def _nearby(
+        self, mu: ParticleMeasure, epsilon: float | Tensor, constant: Tensor | None
+    ) -> Nearby:
+        if not self._is_bilinear:
+            raise NotImplementedError(
+                "ball_upper: expected dot-product attention under the softmax, got "
+                f"{self.kernel} and {self.normalization}; its bound is not proved for others"
+            )
+        at = self.local_upper(mu) if constant is None else constant
+        return nearby_bound(Attended.of(self._sight(mu)), epsilon, at)
 
     @property
     def dim(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from meanfield.attention.column import Attended, averaging_norm, field_norm, yudin_bound
 from meanfield.attention.normalizations import softmax
 from meanfield.attention.sight import Block, Sight
 from meanfield.attention.tangent import AttentionTangent
@@ -36,8 +37,10 @@ def upper_bound(tangent: AttentionTangent) -> Tensor:
         queries  ‖G‖ = maxᵢ ‖Sᵢ‖; without heads, maxᵢ ‖D_xΓ_μ(xᵢ)‖ itself where it is affordable
 
     and numbers g_h ≥ ‖G_h‖ give ‖Σ_h W_h G_h U_h‖ ≤ ‖[√g_h W_h]_h‖ ‖[√g_h U_h]_h‖, or the sum
-    of the heads' products if that is less. Rounding is not accounted for: it is some n · eps,
-    relative.
+    of the heads' products if that is less. Where it is affordable, the values and keys are also
+    bounded together (`column.averaging_norm`), and all by the bound of Yudin et al.
+    (`column.yudin_bound`); the answer is the smallest. Rounding is not accounted for: it is some
+    n · eps, relative.
 
     Args:
         tangent: of dot-product attention under the softmax.
@@ -55,8 +58,14 @@ def upper_bound(tangent: AttentionTangent) -> Tensor:
     spreads, query_norms, jacobians = _moments(seen, values, keys, left, to_queries)
     value_part = _join(_value_norms(seen), output, value, commuting=True)
     key_part = _join(_key_norms(seen, spreads, turned), left, to_keys.mT)
-    query_part = _join(query_norms, left, to_queries.mT)
-    return value_part + key_part + torch.minimum(query_part, jacobians)
+    query_part = torch.minimum(_join(query_norms, left, to_queries.mT), jacobians)
+    averaging = value_part + key_part
+    if values.numel() * max(values.shape[-1], keys.shape[-1]) > _MOMENT_ENTRIES:
+        return averaging + query_part
+    attended = Attended.of(sight)
+    averaging = torch.minimum(averaging, averaging_norm(attended))
+    query_part = torch.minimum(query_part, field_norm(attended))
+    return torch.minimum(averaging + query_part, yudin_bound(attended, sight.points))
 
 
 def _absorb(matrix: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.layer import as_array
+from meanfield.bounds.arguments import as_array
 
 __all__ = ["l2_attention_2", "l2_attention_inf"]
 

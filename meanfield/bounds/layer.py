@@ -7,9 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.theorems import general
+from meanfield.bounds.arguments import as_array, out
+from meanfield.bounds.joins import joined_heads
+from meanfield.bounds.sharp import tokens
+from meanfield.bounds.theorems import theorem_3_3
 
-__all__ = ["LayerNorms", "general_of_layer", "layer_norms"]
+__all__ = [
+    "LayerNorms",
+    "bilinear",
+    "layer_norms",
+    "raised",
+    "theorem_3_3_of_layer",
+    "tokens_of_layer",
+    "value_matrices",
+]
 
 # Relative: what upper bounds of a layer are raised by, to stay above the rounding of the norms.
 _ROUNDING = 1e-9
@@ -60,6 +71,8 @@ def layer_norms(layer: Any) -> LayerNorms:
         return LayerNorms(_norms(A), np.zeros(len(A)), _norms(V))
     scale = as_array(layer.scale)
     query, key, value = (as_array(m) for m in (layer.query, layer.key, layer.value))
+    # Grouped heads share keys and values.
+    key, value = (np.repeat(m, len(query) // len(m), axis=0) for m in (key, value))
     norm_A = np.abs(scale) * _product_norms(np.swapaxes(key, -1, -2), query)
     norm_V = _norms(value)
     if layer.output is not None:
@@ -71,7 +84,7 @@ def layer_norms(layer: Any) -> LayerNorms:
     return LayerNorms(norm_A, shift, norm_V)
 
 
-def general_of_layer(layer: Any, radius: Any, n: int) -> Any:
+def theorem_3_3_of_layer(layer: Any, radius: Any, n: int) -> Any:
     """Σ_h √3 ‖V_h‖ ((‖A_h‖ + ‖c_h‖/R)²R⁴(4n+1) + n)^½: a whole layer on n tokens in B_R.
 
     Args:
@@ -86,17 +99,46 @@ def general_of_layer(layer: Any, radius: Any, n: int) -> Any:
     paper, see `LayerNorms.effective_A`.
 
     Example:
-        >>> general_of_layer(([[0.0]], [[1.0]]), 1.0, 3)
+        >>> theorem_3_3_of_layer(([[0.0]], [[1.0]]), 1.0, 3)
         3.0
     """
     norms = layer_norms(layer)
     R = np.asarray(radius, float)
-    each = general(norms.effective_A(R), norms.V, R[..., None], n)
-    total = np.sum(each, axis=-1) * (1 + _ROUNDING)
-    return float(total) if np.ndim(total) == 0 else total
+    each = theorem_3_3(norms.effective_A(R), norms.V, R[..., None], n)
+    return out(raised(np.sum(each, axis=-1)))
 
 
-def raised(value: float) -> float:
+def tokens_of_layer(layer: Any, radius: Any, n: int, *, causal: bool = False) -> Any:
+    """`tokens` of each head, joined by `joined_heads`: a whole layer on n tokens in B_R.
+
+    Args:
+        layer: see `layer_norms`.
+        radius: R, numbers of any shape.
+        n: number of tokens.
+        causal: whether the layer is masked.
+
+    Returns:
+        The bound, of the shape of `radius`, raised by 1e-9 relative against rounding.
+
+    Source: this package.
+
+    Example:
+        >>> tokens_of_layer(([[0.0]], [[1.0]]), 1.0, 3)
+        1.0
+    """
+    norms = layer_norms(layer)
+    R = np.asarray(radius, float)[..., None]
+    each = tokens(norms.A, 1.0, R, n, causal=causal, shift=norms.shift)
+    return out(raised(joined_heads(value_matrices(layer), each, norms_V=norms.V)))
+
+
+def value_matrices(layer: Any) -> np.ndarray:
+    """V_h, output matrices included, (H, d_out, d)."""
+    layer = getattr(layer, "parameters", layer)
+    return as_array(layer.V) if hasattr(layer, "query") else bilinear(layer)[1]
+
+
+def raised(value: Any) -> Any:
     """An upper bound above the rounding of the norms that it comes from."""
     return value * (1 + _ROUNDING)
 
@@ -110,13 +152,6 @@ def bilinear(layer: Any) -> tuple[np.ndarray, np.ndarray]:
     if A.shape[-1] != A.shape[-2]:
         raise ValueError(f"A: expected square matrices, got shape {A.shape}")
     return A, V
-
-
-def as_array(values: Any) -> np.ndarray:
-    """A float64 array of an array, or of a tensor on any device."""
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().double().numpy()
-    return np.asarray(values, float)
 
 
 def _norms(matrices: np.ndarray) -> np.ndarray:

@@ -4,30 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from meanfield import html
+from meanfield.bounds.diracs import masked_two_dirac_lower, two_dirac_lower
+from meanfield.bounds.joins import joined_heads
 from meanfield.bounds.layer import (
     LayerNorms,
     bilinear,
-    general_of_layer,
     layer_norms,
     raised,
+    theorem_3_3_of_layer,
+    value_matrices,
 )
-from meanfield.bounds.theorems import (
-    general_lower,
-    masked_mean_field,
-    mean_field,
-    two_dirac_lower,
-)
+from meanfield.bounds.rates import mean_field_by_rate
+from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
+from meanfield.bounds.theorems import proposition_3_4, theorem_3_5
 from meanfield.capabilities import HasScoreMatrices
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 __all__ = ["BoundRow", "BoundTable", "table"]
 
-_TOKENS = "Euclidean, n tokens"
+_TOKENS, _MASKED_TOKENS = "Euclidean, n tokens", "Euclidean, n tokens, masked"
 _PLAIN, _MASKED = "W₂, all measures", "conditional d₂, masked"
+_OURS = "this package"
 _HEADER = ("statement", "value", "side", "of", "assumption", "source")
 
 
@@ -98,6 +102,29 @@ class BoundTable(Sequence[BoundRow]):
         """The rows that have a number."""
         return tuple(row for row in self.rows if row.applicable)
 
+    def to_dataset(self) -> xr.Dataset:
+        """The rows along `statement`: value (NaN where there is none), applicable, and words."""
+        from meanfield.results import Variable, dataset
+
+        words = ("side", "of", "assumption", "source", "reason")
+        along: dict[str, Any] = {"dims": ("statement",)}
+        variables = [
+            Variable("value", "bound of the Lipschitz constant", **along),
+            Variable("applicable", "whether the statement applies", dtype="bool", **along),
+            *(Variable(word, word, dtype="str", **along) for word in words),
+        ]
+        values: dict[str, Any] = {
+            word: [getattr(row, word) or "" for row in self.rows] for word in words
+        }
+        values["value"] = [np.nan if row.value is None else row.value for row in self.rows]
+        values["applicable"] = [row.applicable for row in self.rows]
+        statement = Variable("statement", "statement", dtype="str", **along)
+        names = [row.name for row in self.rows]
+        attrs: dict[str, float | int] = {"radius": self.radius}
+        if self.n is not None:
+            attrs["n"] = self.n
+        return dataset(variables, values, coords={"statement": (statement, names)}, attrs=attrs)
+
     def _title(self) -> str:
         tokens = "" if self.n is None else f", n = {self.n}"
         return f"Bounds on the ball of radius {self.radius:g}{tokens}"
@@ -131,7 +158,7 @@ def table(
     Example:
         >>> found = table(([[-1.0]], [[1.0]]), 1.0, n=10)
         >>> [row.name for row in found if row.side == "lower"]
-        ['Prop. 3.4', 'Prop. 3.4, any V', 'two Diracs']
+        ['Prop. 3.4', 'Prop. 3.4, any V', 'two Diracs', 'two Diracs, masked']
     """
     if not radius > 0:
         raise ValueError(f"radius: expected a number > 0, got {radius}")
@@ -148,7 +175,7 @@ def table(
     plain = "the layer is masked" if causal else None
     rows = [
         *_upper_rows(parameters, norms, radius, n, (other, plain, masked)),
-        *_lower_rows(parameters, norms, radius, n, other),
+        *_lower_rows(parameters, norms, radius, n, (other, masked)),
     ]
     return BoundTable(tuple(rows), radius, n)
 
@@ -165,19 +192,44 @@ def _upper_rows(
     some = n or 1
     A, V = norms.effective_A(radius), norms.V
     bias = "; query bias: this package" if norms.shift.any() else ""
+    heads: dict[str, Any] = {
+        "norm_A": norms.A,
+        "norm_V": 1.0,
+        "radius": radius,
+        "shift": norms.shift,
+    }
+
+    def joined(each: Any) -> float:
+        return raised(joined_heads(value_matrices(parameters), each, norms_V=V))
+
     yield _row(
         ("Thm 3.3, 4.3", "upper", _TOKENS, "tokens in B_R", f"[CAP24], Lemma 3.8{bias}"),
-        lambda: general_of_layer(parameters, radius, some),
+        lambda: theorem_3_3_of_layer(parameters, radius, some),
         other or counted,
     )
     yield _row(
+        ("tokens", "upper", _TOKENS, "tokens in B_R", _OURS),
+        lambda: joined(tokens(n=some, **heads)),
+        other or counted or plain,
+    )
+    yield _row(
+        ("masked tokens", "upper", _MASKED_TOKENS, "tokens in B_R", _OURS),
+        lambda: joined(tokens(n=some, causal=True, **heads)),
+        other or counted or masked,
+    )
+    yield _row(
         ("Thm 3.5", "upper", _PLAIN, "measures on B_R", f"[CAP24], Lemma 3.8{bias}"),
-        lambda: raised(float(np.sum(mean_field(A, V, radius)))),
+        lambda: raised(float(np.sum(theorem_3_5(A, V, radius)))),
         other or plain,
     )
     yield _row(
-        ("masked mean field", "upper", _MASKED, "measures on [0,1]×B_R", "this package"),
-        lambda: raised(float(np.sum(masked_mean_field(A, V, radius)))),
+        ("mean field", "upper", _PLAIN, "measures on B_R", _OURS),
+        lambda: joined(_by_norm_or_rate(parameters, norms, radius, mean_field(**heads))),
+        other or plain,
+    )
+    yield _row(
+        ("masked mean field", "upper", _MASKED, "measures on [0,1]×B_R", _OURS),
+        lambda: joined(masked_mean_field(**heads)),
         other or masked,
     )
     yield _row(
@@ -190,9 +242,30 @@ def _upper_rows(
     )
 
 
+def _by_norm_or_rate(
+    parameters: Any, norms: LayerNorms, radius: float, by_norm: np.ndarray
+) -> np.ndarray:
+    """Each head's bound, by the rate of its A where that can be the smaller one."""
+    c = norms.A * radius**2
+    dim = value_matrices(parameters).shape[-1]
+    worth = (norms.shift == 0) & (0.5 * dim * np.log1p(4 * c) < c)
+    if not worth.any():
+        return by_norm
+    A = bilinear(parameters)[0]
+    found = [
+        mean_field_by_rate(A[h], 1.0, radius) if worth[h] else by_norm[h] for h in range(len(A))
+    ]
+    return np.minimum(by_norm, found)
+
+
 def _lower_rows(
-    parameters: Any, norms: LayerNorms, radius: float, n: int | None, other: str | None
+    parameters: Any,
+    norms: LayerNorms,
+    radius: float,
+    n: int | None,
+    reasons: tuple[str | None, str | None],
 ) -> Iterator[BoundRow]:
+    other, masked = reasons
     counted = None if n is not None else "the number of tokens is not given"
     some = n or 1
     reason = other or _no_witness(norms)
@@ -210,18 +283,23 @@ def _lower_rows(
 
     yield _row(
         ("Prop. 3.4", "lower", _TOKENS, f"V = I; {witness}", "[CAP24]"),
-        lambda: best(lambda gamma: general_lower(gamma, radius, some)),
+        lambda: best(lambda gamma: proposition_3_4(gamma, radius, some)),
         reason or counted or (None if identity else "V is not the identity"),
     )
     yield _row(
-        ("Prop. 3.4, any V", "lower", _TOKENS, witness, "this package"),
-        lambda: best(lambda gamma: general_lower(gamma, radius, some)),
+        ("Prop. 3.4, any V", "lower", _TOKENS, witness, _OURS),
+        lambda: best(lambda gamma: proposition_3_4(gamma, radius, some)),
         reason or counted,
     )
     yield _row(
-        ("two Diracs", "lower", "W₂ or d₂", "two atoms, best weights", "this package"),
+        ("two Diracs", "lower", "W₂ or d₂", "two atoms, best weights", _OURS),
         lambda: best(lambda gamma: two_dirac_lower(gamma, radius)),
         reason,
+    )
+    yield _row(
+        ("two Diracs, masked", "lower", _MASKED, "interleaved at every position", _OURS),
+        lambda: best(lambda gamma: masked_two_dirac_lower(gamma, radius)),
+        reason or masked,
     )
 
 

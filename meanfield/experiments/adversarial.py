@@ -21,12 +21,12 @@ import xarray as xr
 from meanfield import bounds, sampling
 from meanfield.experiments import inputs
 from meanfield.experiments.ascent import climb
-from meanfield.experiments.fits import fit_laws
+from meanfield.experiments.fits import fit_laws, fittable
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
-from meanfield.sweep import Task, sweep
+from meanfield.sweeps import Task, sweep
 
 __all__ = ["FIGURES", "QUICK", "Settings", "finish", "measure", "plan", "run"]
 
@@ -103,7 +103,7 @@ def measure(
     n_tokens: int,
     *,
     model: str,
-    model_sha256: str,
+    model_revision: str,
     model_seed: int,
     layer: int,
     search_tokens: Sequence[int],
@@ -114,7 +114,7 @@ def measure(
 ) -> dict[str, Any]:
     """The layer and the head alone at the adversarial configuration of the head."""
     source = inputs.bilinear_transformer(
-        model, causal, seed=model_seed, depth=depth, dtype=dtype, sha256=model_sha256
+        model, causal, seed=model_seed, depth=depth, dtype=dtype, revision=model_revision
     )
     F = source.attention(layer)
     pair = _pair(source, layer, head)
@@ -139,8 +139,8 @@ def measure(
         "searched": math.nan if searched is None else float(searched.value),
         "searched_residual": math.nan if searched is None else float(searched.residual),
         "gamma": pair.scaling,
-        "general_lower": bounds.general_lower(pair.scaling, radius, n_tokens),
-        "general_bound": bounds.general_of_layer(F.parameters, radius, n_tokens),
+        "general_lower": bounds.proposition_3_4(pair.scaling, radius, n_tokens),
+        "general_bound": bounds.theorem_3_3_of_layer(F.parameters, radius, n_tokens),
     }
 
 
@@ -154,13 +154,14 @@ def plan(settings: Settings) -> dict[str, Any]:
     source = inputs.bilinear_transformer(
         settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
     )
+    inputs.check_fit(source, layers=[settings.layer], n_tokens=settings.n_tokens)
     heads = settings.heads or tuple(range(source.n_heads))
     return {
         "fn": Task(measure, _VARIABLES, _PARAMETERS),
         "grid": {"head": heads, "radius": settings.radii, "n_tokens": settings.n_tokens},
         "fixed": {
             "model": settings.model,
-            "model_sha256": source.fingerprint,
+            "model_revision": source.fingerprint,
             "model_seed": settings.seed,
             "layer": settings.layer,
             "search_tokens": list(settings.search_tokens),
@@ -173,8 +174,6 @@ def plan(settings: Settings) -> dict[str, Any]:
         "attrs": {
             "experiment": "adversarial",
             "model": inputs.short_name(settings.model),
-            "model_revision": source.revision,
-            "model_sha256": source.fingerprint,
             "layer": settings.layer,
         },
     }
@@ -194,7 +193,7 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
 
     Args:
         settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep.sweep`: store, executor, …
+        how: as in `meanfield.sweep`: store, executor, …
 
     Returns:
         Dataset with the attribute `best_head`: whose configuration gives the layer the largest
@@ -203,7 +202,7 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
     return finish(sweep(**plan(settings or Settings()), **how))
 
 
-def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any]]:
+def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any, Any]]:
     curves = []
     for head in np.unique(ds["head"].values):
         for radius in np.unique(ds.radius.values):
@@ -212,6 +211,8 @@ def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any]]:
             for quantity in ("constant", "head_constant", "released"):
                 y = rows[quantity].values
                 labels = {"quantity": quantity, "head": int(head), "radius": float(radius)}
-                if np.isfinite(y).sum() > 1:
-                    curves.append((labels, rows.n_tokens.values, y, None))
+                flag = f"{quantity}_converged"
+                good = rows[flag].values if flag in rows else np.isfinite(y)
+                if fittable(y, good):
+                    curves.append((labels, rows.n_tokens.values, y, None, good))
     return curves

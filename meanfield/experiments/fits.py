@@ -10,44 +10,47 @@ import xarray as xr
 
 from meanfield.results import Variable, dataset, fit_power
 
-__all__ = ["LAWS", "fit_laws"]
+__all__ = ["LAWS", "fit_laws", "fittable"]
 
 # Exponent of each law; None is fitted. [CAP24] draw n^1/4 and n^1/2.
 LAWS: Mapping[str, float | None] = {"free": None, "1/4": 0.25, "1/2": 0.5}
 
 _NAMES = {
     "exponent": "exponent p of C nᵖ",
-    "exponent_lower": "lower end of the 95 % bootstrap interval of p",
-    "exponent_upper": "upper end of the 95 % bootstrap interval of p",
+    "exponent_lower": "lower end of the 95 % jackknife interval of p",
+    "exponent_upper": "upper end of the 95 % jackknife interval of p",
     "constant": "constant C of C nᵖ",
-    "constant_lower": "lower end of the 95 % bootstrap interval of C",
-    "constant_upper": "upper end of the 95 % bootstrap interval of C",
+    "constant_lower": "lower end of the 95 % jackknife interval of C",
+    "constant_upper": "upper end of the 95 % jackknife interval of C",
     "rms": "root mean square of log y − log(C nᵖ)",
     "n_points": "points of the fit",
+    "n_excluded": "points left out: missing, or not converged",
 }
 
 
 def fit_laws(
-    curves: Sequence[tuple[Mapping[str, Any], Any, Any, Any]],
+    curves: Sequence[tuple[Mapping[str, Any], Any, Any, Any, Any]],
     *,
     laws: Mapping[str, float | None] = LAWS,
 ) -> xr.Dataset:
     """Fit every law to every curve.
 
     Args:
-        curves: (labels, n, y, groups) each; labels are the coordinates of the curve, the same
-            names in each; groups are resampled as a whole, None for points of their own.
+        curves: (labels, n, y, groups, converged) each; labels are the coordinates of the curve,
+            the same names in each; groups are left out as a whole, None for points of their own;
+            points that have not converged are excluded, None if all have.
         laws: name -> exponent or None.
 
     Returns:
         Dataset with the dimension `fit`, one entry per curve and law: the labels, `law`, and the
-        variables fit_exponent, fit_constant with intervals, fit_rms, fit_n_points.
+        variables fit_exponent, fit_constant with intervals, fit_rms, fit_n_points,
+        fit_n_excluded.
     """
     rows: list[dict[str, Any]] = []
-    for labels, n, y, groups in curves:
+    for labels, n, y, groups, converged in curves:
         for law, exponent in laws.items():
             row = {f"fit_{name}": value for name, value in labels.items()}
-            rows.append(row | {"fit_law": law} | _fitted(n, y, groups, exponent))
+            rows.append(row | {"fit_law": law} | _fitted(n, y, groups, converged, exponent))
     variables = [
         Variable(f"fit_{name}", meaning, dims=("fit",), dtype=_dtype(rows[0][f"fit_{name}"]))
         for name, meaning in _NAMES.items()
@@ -66,13 +69,20 @@ def fit_laws(
     )
 
 
-def _fitted(n: Any, y: Any, groups: Any, exponent: float | None) -> dict[str, Any]:
-    fit = fit_power(n, y, exponent=exponent, groups=groups)
+def _fitted(n: Any, y: Any, groups: Any, converged: Any, exponent: float | None) -> dict[str, Any]:
+    fit = fit_power(n, y, exponent=exponent, groups=groups, converged=converged)
     values = {name: fit[name].item() for name in _NAMES if name != "rms"}
     n, y = np.asarray(n, float), np.asarray(y, float)
     residual = np.log(y) - np.log(values["constant"]) - values["exponent"] * np.log(n)
+    if converged is not None:
+        residual = residual[np.asarray(converged).astype(bool)]
     values["rms"] = float(np.sqrt(np.nanmean(residual**2)))
     return {f"fit_{name}": value for name, value in values.items()}
+
+
+def fittable(y: Any, converged: Any) -> bool:
+    """Whether at least two points are there and have converged."""
+    return int((np.isfinite(np.asarray(y, float)) & np.asarray(converged).astype(bool)).sum()) > 1
 
 
 def _dtype(value: Any) -> str:

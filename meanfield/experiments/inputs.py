@@ -19,6 +19,7 @@ from meanfield.pretrained import Transformer
 __all__ = [
     "RANDOM_TEXT",
     "bilinear_transformer",
+    "check_fit",
     "clouds",
     "head_spectra",
     "masks_of",
@@ -59,7 +60,7 @@ def transformer(
     seed: int = 0,
     dtype: str = "float64",
     depth: int = 0,
-    sha256: str | None = None,
+    revision: str | None = None,
 ) -> Transformer:
     """The model, loaded once per process.
 
@@ -69,20 +70,42 @@ def transformer(
         seed: of random weights.
         dtype: "float32" or "float64".
         depth: number of layers of a random model; 0 for the architecture's own.
-        sha256: the fingerprint that its weights must have.
+        revision: the fingerprint that its weights have to have, if it is known.
 
     Raises:
-        ValueError: they have another.
+        ValueError: they have another: the model has changed, or is not drawn alike here.
     """
-    found = _loaded(model, None, seed, dtype, depth)
-    if causal is not None and causal != found.causal:
-        found = _loaded(model, causal, seed, dtype, depth)
-    if sha256 is not None and found.fingerprint != sha256:
+    usual = _loaded(model, None, seed, dtype, depth)
+    if revision is not None and usual.fingerprint != revision:
         raise ValueError(
-            f"{model}: expected weights of SHA-256 {sha256}, got {found.fingerprint}; the model "
-            "has changed, or is not drawn alike here: start a new store"
+            f"{model}: expected weights of {revision}, got {usual.fingerprint}: it has changed"
         )
-    return found
+    if causal is None or causal == usual.causal:
+        return usual
+    return _loaded(model, causal, seed, dtype, depth)
+
+
+def check_fit(
+    source: Transformer,
+    *,
+    layers: Sequence[int],
+    n_tokens: Sequence[int],
+    text: str = RANDOM_TEXT,
+    n_windows: int = 1,
+) -> None:
+    """Say before the first case what would fail in every case.
+
+    Raises:
+        ValueError: layers or lengths that the model does not have, too short a text.
+    """
+    if unknown := [layer for layer in layers if not 0 <= layer < source.n_layers]:
+        raise ValueError(f"layers: expected some of 0..{source.n_layers - 1}, got {unknown}")
+    longest = source.max_tokens
+    if unfit := [n for n in n_tokens if not 1 <= n <= longest]:
+        raise ValueError(f"n_tokens: expected lengths from 1 to {longest}, got {unfit}")
+    if n_windows < 1:
+        raise ValueError(f"n_windows: expected at least 1, got {n_windows}")
+    corpora.windows(_tokens(source, text), max(n_tokens), n_windows)
 
 
 @functools.lru_cache(maxsize=8)
@@ -117,7 +140,8 @@ def short_name(place: str) -> str:
 
 def masks_of(source: Transformer, masks: Sequence[bool]) -> list[bool]:
     """The masks wanted that the model can have; its own if it has none of them."""
-    return [mask for mask in source.masks if mask in [bool(m) for m in masks]] or [source.causal]
+    wanted = [bool(mask) for mask in masks]
+    return [mask for mask in wanted if mask in source.masks] or [source.causal]
 
 
 def bilinear_transformer(model: str, causal: bool | None = None, **how: Any) -> Transformer:

@@ -2,8 +2,8 @@
 
 No: at A = 0 masked attention is a running mean, whose norm tends to Hardy's 2 and not to 1. Over
 n and the size c = ‖A‖R² this sweep has the largest local constant found on masked sequences and
-weighted masked clouds, beside the unmasked constant ‖V‖(1+3c)e^{2c} ([CAP24] Theorem 3.5) and
-the bound with the Hardy factor (this package).
+weighted masked clouds, beside the unmasked constants, ‖V‖(1+3c)e^{2c} ([CAP24] Theorem 3.5) and
+the sharp one, and the masked bounds (this package): for all measures, and for n uniform tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweep import Task, sweep
+from meanfield.sweeps import Task, sweep
 
 __all__ = ["FIGURES", "QUICK", "Settings", "largest_masked", "plan", "run"]
 
@@ -52,7 +52,9 @@ VARIABLES = (
     Variable("largest_residual", "its relative residual"),
     Variable("largest_converged", "every constant converged", dtype="bool"),
     Variable("unmasked_bound", "the constant of Theorem 3.5, plain attention"),
-    Variable("hardy_bound", "upper bound with the Hardy factor"),
+    Variable("unmasked_sharp", "the sharp constant of plain attention"),
+    Variable("hardy_bound", "upper bound, masked, all measures"),
+    Variable("tokens_bound", "upper bound, masked, n uniform tokens"),
 )
 PARAMETERS = (
     Variable("n_tokens", "number of atoms n", dtype="int64"),
@@ -79,8 +81,10 @@ def largest_masked(
         "largest": float(found.value[k]),
         "largest_residual": float(found.residual[k]),
         "largest_converged": bool(found.converged.all()),
-        "unmasked_bound": bounds.mean_field(size, 1.0, 1.0),
+        "unmasked_bound": bounds.theorem_3_5(size, 1.0, 1.0),
+        "unmasked_sharp": bounds.mean_field(size, 1.0, 1.0),
         "hardy_bound": bounds.masked_mean_field(size, 1.0, 1.0),
+        "tokens_bound": bounds.tokens(size, 1.0, 1.0, n_tokens, causal=True),
     }
 
 

@@ -24,7 +24,7 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweep import Task, sweep
+from meanfield.sweeps import Task, sweep
 
 __all__ = ["FIGURES", "QUICK", "Settings", "layer", "measure", "plan", "run"]
 
@@ -89,7 +89,7 @@ def measure(radius: float, causal: bool, *, dim: int, layer_seed: int) -> dict[s
         "constant_upper_999": float(constant.upper_999),
         "constant_converged": bool(constant.converged),
         "quadratic_lower": max(2 / 3 * radius**2 * float(reached) - norm_V / 3, 0.0),
-        "general_bound": bounds.general(norm_A, norm_V, radius, 3),
+        "general_bound": bounds.theorem_3_3(norm_A, norm_V, radius, 3),
     }
 
 
@@ -109,6 +109,6 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
 
     Args:
         settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep.sweep`: store, executor, …
+        how: as in `meanfield.sweep`: store, executor, …
     """
     return sweep(**plan(settings or Settings()), **how)

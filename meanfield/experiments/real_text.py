@@ -20,11 +20,11 @@ import xarray as xr
 
 from meanfield import bounds
 from meanfield.experiments import inputs
-from meanfield.experiments.fits import fit_laws
+from meanfield.experiments.fits import fit_laws, fittable
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweep import Task, sweep
+from meanfield.sweeps import Task, sweep
 
 __all__ = ["FIGURES", "QUICK", "Settings", "finish", "measure", "plan", "run"]
 
@@ -103,7 +103,7 @@ def measure(
     causal: bool,
     *,
     model: str,
-    model_sha256: str,
+    model_revision: str,
     text: str,
     text_sha256: str,
     n_windows: int,
@@ -117,7 +117,7 @@ def measure(
     if inputs.text_hash(text) != text_sha256:
         raise ValueError(f"{text}: expected SHA-256 {text_sha256}; the text has changed")
     source = inputs.transformer(
-        model, causal, seed=model_seed, dtype=dtype, depth=depth, sha256=model_sha256
+        model, causal, seed=model_seed, dtype=dtype, depth=depth, revision=model_revision
     )
     points = inputs.clouds(source, text, n_tokens, n_windows, layers=layers)
     rows = [
@@ -154,7 +154,7 @@ def _bounds(F: Any, points: torch.Tensor, radius: np.ndarray) -> dict[str, np.nd
     upper = F.local_upper(ParticleMeasure.from_sequence(points[0]))
     return {
         "local_upper": upper.cpu().numpy(),
-        "general_bound": bounds.general_of_layer(F.parameters, radius, points.shape[-2]),
+        "general_bound": bounds.theorem_3_3_of_layer(F.parameters, radius, points.shape[-2]),
     }
 
 
@@ -165,6 +165,13 @@ def plan(settings: Settings) -> dict[str, Any]:
     )
     layers = list(settings.layers) or list(range(source.n_layers))
     coords = {"layer": np.array(layers), "window": np.arange(settings.n_windows)}
+    inputs.check_fit(
+        source,
+        layers=layers,
+        n_tokens=settings.n_tokens,
+        text=settings.text,
+        n_windows=settings.n_windows,
+    )
     masks = inputs.masks_of(source, settings.masks)
     text_sha256 = inputs.text_hash(settings.text)
     return {
@@ -172,7 +179,7 @@ def plan(settings: Settings) -> dict[str, Any]:
         "grid": {"causal": masks, "n_tokens": settings.n_tokens},
         "fixed": {
             "model": settings.model,
-            "model_sha256": source.fingerprint,
+            "model_revision": source.fingerprint,
             "text": settings.text,
             "text_sha256": text_sha256,
             "n_windows": settings.n_windows,
@@ -186,8 +193,7 @@ def plan(settings: Settings) -> dict[str, Any]:
         "attrs": {
             "experiment": "real-text",
             "model": inputs.short_name(settings.model),
-            "model_revision": source.revision,
-            "model_sha256": source.fingerprint,
+            "model_revision": source.fingerprint,
             "text": inputs.short_name(settings.text),
             "text_sha256": text_sha256,
         },
@@ -204,7 +210,7 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
 
     Args:
         settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep.sweep`: store, executor, …
+        how: as in `meanfield.sweep`: store, executor, …
 
     Raises:
         FileNotFoundError: the model or the text is not there; the message lists the ways out.
@@ -212,7 +218,7 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
     return finish(sweep(**plan(settings or Settings()), **how))
 
 
-def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any]]:
+def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any, Any]]:
     """n against constant of each layer, mask and quantity; windows are the groups."""
     curves = []
     for causal in np.unique(ds.causal.values):
@@ -222,6 +228,9 @@ def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any]]:
                 y = rows[quantity].isel(layer=k).transpose("case", "window").values
                 n, window = np.broadcast_arrays(rows.n_tokens.values[:, None], ds.window.values)
                 labels = {"quantity": quantity, "causal": bool(causal), "layer": int(layer)}
-                if np.isfinite(y).sum() > 1:
-                    curves.append((labels, n, y, window))
+                flag = f"{quantity}_converged"
+                known = rows[flag] if flag in rows else rows[quantity].notnull()
+                good = known.isel(layer=k).transpose("case", "window").values
+                if fittable(y, good):
+                    curves.append((labels, n, y, window, good))
     return curves

@@ -2,7 +2,8 @@
 
 Over (n, R): the largest Euclidean constant found on n tokens in B_R (adversarial sequences of
 both branches and random clouds, V = I) beside [CAP24] Theorem 3.3 (general), Proposition 3.4
-(lower), Theorem 3.5 (mean field, no n) and the √n of Theorem 3.7 (large radius).
+(lower), Theorem 3.5 (mean field, no n), the √n of Theorem 3.7 (large radius), and the one bound of
+this package that covers all of it, whose regimes change at n = e^{2c}, c = ‖A‖R².
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweep import Task, sweep
+from meanfield.sweeps import Task, sweep
 
 __all__ = ["FIGURES", "QUICK", "Settings", "plan", "run", "worst_found"]
 
@@ -54,7 +55,10 @@ VARIABLES = (
     Variable("adversarial", "the same over the adversarial sequences only"),
     Variable("general_bound", "upper bound, Theorem 3.3"),
     Variable("general_lower", "lower bound of the supremum, Proposition 3.4"),
-    Variable("mean_field_bound", "upper bound, Theorem 3.5"),
+    Variable("theorem_3_5", "upper bound, Theorem 3.5"),
+    Variable("tokens_bound", "upper bound, this package, n tokens"),
+    Variable("mean_field_bound", "upper bound, this package, all measures"),
+    Variable("size", "c = ‖A‖R²"),
     Variable("large_radius_limit", "√n, the largest limit of Theorem 3.7"),
 )
 PARAMETERS = (
@@ -92,9 +96,12 @@ def worst_found(
         "worst_residual": float(found.residual[k]),
         "worst_converged": bool(found.converged.all()),
         "adversarial": float(found.value[: len(built)].max()) if built else math.nan,
-        "general_bound": bounds.general(norm_A, 1.0, radius, n_tokens),
-        "general_lower": bounds.general_lower(gamma, radius, n_tokens),
+        "general_bound": bounds.theorem_3_3(norm_A, 1.0, radius, n_tokens),
+        "general_lower": bounds.proposition_3_4(gamma, radius, n_tokens),
+        "theorem_3_5": bounds.theorem_3_5(norm_A, 1.0, radius),
+        "tokens_bound": bounds.tokens(norm_A, 1.0, radius, n_tokens),
         "mean_field_bound": bounds.mean_field(norm_A, 1.0, radius),
+        "size": norm_A * radius**2,
         "large_radius_limit": math.sqrt(n_tokens),
     }
 

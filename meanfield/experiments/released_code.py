@@ -18,12 +18,12 @@ import xarray as xr
 
 from meanfield import sampling
 from meanfield.experiments import inputs
-from meanfield.experiments.fits import fit_laws
+from meanfield.experiments.fits import fit_laws, fittable
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
-from meanfield.sweep import Task, sweep
+from meanfield.sweeps import Task, sweep
 
 __all__ = ["FIGURES", "INPUTS", "QUICK", "Settings", "finish", "measure", "plan", "run"]
 
@@ -85,7 +85,7 @@ def measure(
     n_tokens: int,
     *,
     model: str,
-    model_sha256: str,
+    model_revision: str,
     model_seed: int,
     layer: int,
     head: int,
@@ -97,7 +97,7 @@ def measure(
     if input_kind not in INPUTS:
         raise ValueError(f"input_kind: expected one of {INPUTS}, got {input_kind!r}")
     source = inputs.bilinear_transformer(
-        model, seed=model_seed, depth=depth, dtype=dtype, sha256=model_sha256
+        model, seed=model_seed, depth=depth, dtype=dtype, revision=model_revision
     )
     F = source.attention(layer)
     if input_kind == "tokens":
@@ -147,12 +147,13 @@ def plan(settings: Settings) -> dict[str, Any]:
     source = inputs.bilinear_transformer(
         settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
     )
+    inputs.check_fit(source, layers=[settings.layer], n_tokens=settings.n_tokens)
     return {
         "fn": Task(measure, _VARIABLES, _PARAMETERS),
         "grid": {"input_kind": settings.inputs, "n_tokens": settings.n_tokens},
         "fixed": {
             "model": settings.model,
-            "model_sha256": source.fingerprint,
+            "model_revision": source.fingerprint,
             "model_seed": settings.seed,
             "layer": settings.layer,
             "head": settings.head,
@@ -164,8 +165,6 @@ def plan(settings: Settings) -> dict[str, Any]:
         "attrs": {
             "experiment": "released-code",
             "model": inputs.short_name(settings.model),
-            "model_revision": source.revision,
-            "model_sha256": source.fingerprint,
             "layer": settings.layer,
             "head": settings.head,
         },
@@ -179,8 +178,10 @@ def finish(ds: xr.Dataset) -> xr.Dataset:
         rows = ds.isel(case=np.flatnonzero(ds.input_kind.values == kind))
         for quantity in ("constant", "released"):
             labels = {"input_kind": str(kind), "quantity": quantity}
-            if np.isfinite(rows[quantity].values).sum() > 1:
-                curves.append((labels, rows.n_tokens.values, rows[quantity].values, None))
+            y, flag = rows[quantity].values, f"{quantity}_converged"
+            good = rows[flag].values if flag in rows else np.isfinite(y)
+            if fittable(y, good):
+                curves.append((labels, rows.n_tokens.values, y, None, good))
     return ds.merge(fit_laws(curves)) if len(np.unique(ds.n_tokens)) > 1 else ds
 
 
@@ -189,6 +190,6 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
 
     Args:
         settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep.sweep`: store, executor, …
+        how: as in `meanfield.sweep`: store, executor, …
     """
     return finish(sweep(**plan(settings or Settings()), **how))

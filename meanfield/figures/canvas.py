@@ -17,6 +17,7 @@ __all__ = [
     "kind",
     "legend_below",
     "legend_beside",
+    "mark_unconverged",
     "readable_logs",
     "style",
 ]
@@ -78,6 +79,18 @@ def colours(count: int) -> list[Any]:
 def kind(causal: bool) -> str:
     """What a title calls cases with or without the mask."""
     return "masked" if causal else "plain"
+
+
+def mark_unconverged(ax: Axes, x: Any, y: Any, converged: Any) -> None:
+    """A red cross over every point that has not converged; nothing if all have."""
+    x, y, good = np.broadcast_arrays(
+        np.asarray(x, float), np.asarray(y, float), np.asarray(converged).astype(bool)
+    )
+    bad = ~good & np.isfinite(y)
+    if bad.any():
+        known = any(line.get_label() == "not converged" for line in ax.get_lines())
+        label = "_not converged" if known else "not converged"
+        ax.plot(x[bad], y[bad], "x", color="red", markersize=9, zorder=5, label=label)
 
 
 def readable_logs(ax: Axes) -> None:

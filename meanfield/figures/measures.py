@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from meanfield.figures.canvas import axes, colours, legend_below, legend_beside, readable_logs
+from meanfield.figures.canvas import (
+    axes,
+    colours,
+    kind,
+    legend_below,
+    legend_beside,
+    mark_unconverged,
+    readable_logs,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +28,9 @@ __all__ = [
     "plot_masked_bound",
     "plot_regimes",
     "plot_secants",
+    "plot_sharpness",
     "plot_splitting",
+    "plot_token_sharpness",
 ]
 
 
@@ -41,6 +51,7 @@ def plot_growth_in_n(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = F
         n = line.n_tokens.values
         ax.plot(n, line.euclidean, "o-", color=colour, label=f"R = {radius:g}")
         ax.plot(n, line.particle, "x", color=colour, markersize=7)
+        mark_unconverged(ax, n, line.euclidean, line.euclidean_converged)
         ax.plot(n, line.general_lower, "--", color=colour, linewidth=0.9)
     n = np.unique(rows.n_tokens.values)
     ax.plot(n, np.sqrt(n), ":", color="black", label=r"$\sqrt{n}$")
@@ -48,34 +59,42 @@ def plot_growth_in_n(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = F
     ax.plot([], [], "k--", linewidth=0.9, label="Prop. 3.4, below")
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="local constant")
     ax.set_ylim(bottom=0.5)
-    kind = "masked" if causal else "plain"
-    ax.set_title(rf"Euclidean constant of $n$ tokens ({kind}): $\sqrt{{n}}$, then saturation")
+    ax.set_title(
+        rf"Euclidean constant of $n$ tokens ({kind(causal)}): $\sqrt{{n}}$, then saturation"
+    )
     legend_beside(ax)
     readable_logs(ax)
     return ax
 
 
 def plot_growth_in_radius(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
-    """Best two-Dirac constant against R², between its lower and its upper bound.
+    """Best two-Dirac constant against R², between its bounds, and Theorem 3.5 far above.
 
     Args:
-        ds: a two-Dirac Dataset, with ``value``, ``two_dirac_lower``, ``mean_field_bound``.
+        ds: a two-Dirac Dataset, with ``value``, ``two_dirac_lower``, ``mean_field_bound`` and
+            ``theorem_3_5``.
         ax: where to draw; a new figure if None.
     """
     ax = axes(ax)
     rows = _select(ds, crowd=-1.0)
-    colours = {False: "tab:blue", True: "tab:orange"}
-    for causal, colour in colours.items():
+    for causal, colour in ((False, "tab:blue"), (True, "tab:orange")):
         part = rows.isel(case=np.flatnonzero(rows.causal.values.astype(bool) == causal))
         if not part.sizes["case"]:
             continue
-        best = part.groupby("radius").max()
-        kind = "masked" if causal else "plain"
+        best = part.groupby("radius").map(
+            lambda one: one.isel(case=int(np.argmax(one.value.values)))
+        )
         square = best.radius**2
         marks: dict[str, Any] = {"marker": "s", "fillstyle": "none", "markersize": 8}
         marks = marks | {"linestyle": "none"} if causal else {"marker": "o"}
-        ax.plot(square, best.value, color=colour, label=f"best two Diracs, {kind}", **marks)
+        ax.plot(
+            square, best.value, color=colour, label=f"best two Diracs, {kind(causal)}", **marks
+        )
         ax.plot(square, best.mean_field_bound, "--", color=colour, label=_upper_name(causal))
+        if not causal:
+            label = "upper bound, [CAP24] Thm 3.5"
+            ax.plot(square, best.theorem_3_5, "-.", color="tab:red", label=label)
+        mark_unconverged(ax, square, best.value, best.value_converged)
     lower = rows.groupby("radius").max()
     ax.plot(
         lower.radius**2,
@@ -109,6 +128,7 @@ def plot_light_weight(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = 
         ax.plot(line.log_ratio, line.splitting, "--", color=colour, linewidth=0.9)
         best = line.isel(case=int(np.argmax(line.particle.values)))
         ax.plot(best.log_ratio, best.particle, "o", color=colour)
+        mark_unconverged(ax, line.log_ratio, line.particle, line.value_converged)
     ax.plot([], [], "k-", label="particle")
     ax.plot([], [], "k--", linewidth=0.9, label="splitting")
     ax.plot([], [], "ko", label=r"best, near $e^{-2\gamma R^2}/3$")
@@ -173,6 +193,7 @@ def plot_splitting(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     rows = rows.sortby("radius")
     ax.plot(rows.radius, rows.splitting, "o-", label=r"splitting: $\max_i\|D_x\Gamma_\mu(x_i)\|$")
     ax.plot(rows.radius, rows.particle, "s-", label=r"particle: $\|D^{1/2}JD^{-1/2}\|$")
+    mark_unconverged(ax, rows.radius, rows.value, rows.value_converged)
     last = rows.splitting_secant.isel(step=-1)
     smallest = float(ds.step[-1])
     label = f"$W_2$ secant, atom split (step {smallest:.0e})"
@@ -210,6 +231,9 @@ def plot_secants(
         ax.plot(ds.step, top.euclidean_secant / scale, "-", color=colour, label=label)
         ax.plot(ds.step, top.wasserstein_secant / scale, "o", color=colour, fillstyle="none")
         ax.plot(ds.step, split.wasserstein_secant / scale, "--", color=colour, linewidth=0.9)
+        # The scale of the whole curve is what has not converged.
+        good = case.euclidean_converged
+        mark_unconverged(ax, ds.step, top.euclidean_secant / scale, good)
     ax.axhline(1.0, color="black", linestyle=":")
     ax.plot([], [], "k-", label="Euclidean, discrete map")
     name = "conditional $d_2$" if causal else "$W_2$"
@@ -226,10 +250,11 @@ def plot_secants(
 
 
 def plot_regimes(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
-    """Largest constant found over √n, over (n, R), and which upper bound is the smaller.
+    """Largest constant found over √n, over (n, R), and the lines where one bound hands over.
 
     Args:
-        ds: a regimes Dataset, with ``worst``, ``general_bound`` and ``mean_field_bound``.
+        ds: a regimes Dataset, with ``worst``, ``tokens_bound``, ``general_bound``,
+            ``theorem_3_5`` and ``size``, c = ‖A‖R².
         ax: where to draw; a new figure if None.
     """
     ax = axes(ax)
@@ -241,25 +266,43 @@ def plot_regimes(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         n, radius, share, cmap="RdBu_r", vmin=-limit, vmax=limit, shading="nearest"
     )
     ax.figure.colorbar(mesh, ax=ax, label=r"$\log_{10}$(largest constant found / $\sqrt{n}$)")
-    gap = np.log(cube.mean_field_bound / cube.general_bound).transpose("radius", "n_tokens").values
-    ax.contour(n, radius, gap, levels=[0.0], colors="black", linewidths=1.4)
-    lower = np.log(2 * (n - 1))[None, :] / (2 * radius[:, None] ** 2)
-    ax.contour(n, radius, lower, levels=[1.0], colors="black", linewidths=1.2, linestyles="--")
-    ax.plot([], [], "k-", label="below the line Thm 3.5 is the smaller bound, above it Thm 3.3")
-    ax.plot([], [], "k--", label=r"$2(n-1)=e^{2R^2}$: saturation for $\gamma=1$")
+    # c/R² is ‖A‖ in every case, so that the lines are formulas and not contours of cells.
+    norm_A = float((ds["size"] / ds.radius**2).mean())
+    along = np.geomspace(max(n.min(), 1.01), n.max(), 400)
+    exact = np.sqrt(np.log(along) / (2 * norm_A))
+    ax.plot(along, exact, "k-", label=r"$n = e^{2c}$: the regimes of the bound for $n$ tokens")
+    papers = [_crossing(float(one), norm_A) for one in along]
+    ax.plot(along, papers, "k--", label="Thm 3.3 = Thm 3.5: below the line the second is smaller")
+    low, high = radius.min(), radius.max()
+    gain = cube.general_bound / cube.tokens_bound
+    words = f"gain over Thm 3.3: {float(gain.min()):.2g} to {float(gain.max()):.2g}"
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="radius R")
+    ax.set_ylim(low, high)
     ax.xaxis.minorticks_off()
-    ax.set_title(r"Regimes: mean field (small $R$), $\sqrt{n}$, large radius")
+    unknown = ~cube.worst_converged.astype(bool).transpose("radius", "n_tokens").values
+    places = np.argwhere(unknown)
+    mark_unconverged(ax, n[places[:, 1]], radius[places[:, 0]], np.zeros(len(places), bool))
+    ax.set_title(f"Regimes: mean field (small $R$), $\\sqrt{{n}}$, large radius\n{words}")
     legend_below(ax)
     readable_logs(ax)
     return ax
 
 
+def _crossing(n: float, norm_A: float) -> float:
+    """The R at which Theorems 3.3 and 3.5 agree, by bisection in c; V cancels."""
+    low, high = 0.0, 50.0
+    for _ in range(60):
+        c = 0.5 * (low + high)
+        general = 0.5 * np.log(3 * (c * c * (4 * n + 1) + n))
+        low, high = (c, high) if np.log1p(3 * c) + 2 * c < general else (low, c)
+    return float(np.sqrt(low / norm_A))
+
+
 def plot_masked_bound(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
-    """Masked constants against n: above the unmasked bound, below the one with the Hardy factor.
+    """Masked constants against n: above the unmasked bound, below the masked one.
 
     Args:
-        ds: a masked-bound Dataset, with ``largest``, ``unmasked_bound``, ``hardy_bound``.
+        ds: a masked-bound Dataset, with ``largest``, ``unmasked_bound``, ``tokens_bound``.
         ax: where to draw; a new figure if None.
     """
     ax = axes(ax)
@@ -268,9 +311,10 @@ def plot_masked_bound(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         rows = ds.isel(case=np.flatnonzero(ds["size"].values == size)).sortby("n_tokens")
         ax.plot(rows.n_tokens, rows.largest, "o-", color=colour, label=rf"$\|A\|R^2$ = {size:g}")
         ax.plot(rows.n_tokens, rows.unmasked_bound, ":", color=colour)
-        ax.plot(rows.n_tokens, rows.hardy_bound, "--", color=colour, linewidth=0.9)
+        ax.plot(rows.n_tokens, rows.tokens_bound, "--", color=colour, linewidth=0.9)
+        mark_unconverged(ax, rows.n_tokens, rows.largest, rows.largest_converged)
     ax.plot([], [], "k:", label="Thm 3.5 (plain only)")
-    ax.plot([], [], "k--", linewidth=0.9, label="with the Hardy factor")
+    ax.plot([], [], "k--", linewidth=0.9, label="masked, n tokens: this package")
     ax.set(xscale="log", yscale="log", xlabel="number of atoms n", ylabel="local constant, masked")
     ax.set_title("Masked attention exceeds the unmasked bound")
     legend_beside(ax)
@@ -278,8 +322,71 @@ def plot_masked_bound(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     return ax
 
 
+def plot_sharpness(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+    """Upper bounds over the largest constant found, against c = R²: 1 would be sharp.
+
+    Args:
+        ds: a sharpness Dataset, with ``found``, ``upper``, ``two_dirac_lower``, ``theorem_3_5``.
+        ax: where to draw; a new figure if None.
+    """
+    ax = axes(ax)
+    for causal, colour in ((False, "tab:blue"), (True, "tab:orange")):
+        part = ds.isel(case=np.flatnonzero(ds.causal.values.astype(bool) == causal))
+        if not part.sizes["case"]:
+            continue
+        best = part.groupby("radius").map(
+            lambda one: one.isel(case=int(np.argmax(one.found.values)))
+        )
+        c, name = best.radius**2, kind(causal)
+        # The measure behind the lower bound exists, whether the search found it or not.
+        known = np.maximum(best.found, best.two_dirac_lower)
+        ax.plot(c, best.upper / known, "o-", color=colour, label=f"{name}: this package")
+        mark_unconverged(ax, c, best.upper / known, best.found_converged)
+        if causal:
+            label = "masked: the same over what the search found"
+            ax.plot(c, best.upper / best.found, "s:", color=colour, fillstyle="none", label=label)
+        else:
+            ax.plot(c, best.theorem_3_5 / known, "-.", color="tab:red", label="[CAP24] Thm 3.5")
+    ax.axhline(1.0, color="black", linewidth=0.8)
+    ax.set(yscale="log", xlabel=r"$c = \|A\|R^2$", ylabel="upper bound / largest known")
+    ax.set_title("How far the bounds are from measures that exist")
+    legend_below(ax)
+    readable_logs(ax)
+    return ax
+
+
+def plot_token_sharpness(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False) -> Axes:
+    """Upper bounds for n uniform tokens over the largest constant found, against c = R².
+
+    Args:
+        ds: a sharpness Dataset, with ``tokens_found``, ``tokens_upper``, ``theorem_3_3``.
+        ax: where to draw; a new figure if None.
+        causal: whether to take the masked cases.
+    """
+    ax = axes(ax)
+    part = ds.isel(case=np.flatnonzero(ds.causal.values.astype(bool) == causal))
+    lengths = np.unique(part.n_atoms.values)
+    for colour, n in zip(colours(len(lengths)), lengths, strict=True):
+        rows = part.isel(case=np.flatnonzero(part.n_atoms.values == n))
+        best = rows.groupby("radius").map(
+            lambda one: one.isel(case=int(np.argmax(one.tokens_found.values)))
+        )
+        c = best.radius**2
+        ax.plot(c, best.tokens_upper / best.tokens_found, "o-", color=colour, label=f"n = {n}")
+        ax.plot(c, best.theorem_3_3 / best.tokens_found, "--", color=colour, linewidth=0.9)
+        mark_unconverged(ax, c, best.tokens_upper / best.tokens_found, best.tokens_converged)
+    ax.plot([], [], "k-", label="this package")
+    ax.plot([], [], "k--", linewidth=0.9, label="[CAP24] Thm 3.3")
+    ax.axhline(1.0, color="black", linewidth=0.8)
+    ax.set(yscale="log", xlabel=r"$c = \|A\|R^2$", ylabel="upper bound / largest found")
+    ax.set_title(f"Bounds for n uniform tokens ({kind(causal)})")
+    legend_beside(ax)
+    readable_logs(ax)
+    return ax
+
+
 def _upper_name(causal: bool) -> str:
-    return "upper bound, masked (Hardy factor)" if causal else "upper bound, Thm 3.5"
+    return f"upper bound, {kind(causal)}: this package"
 
 
 def _select(

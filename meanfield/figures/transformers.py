@@ -16,6 +16,7 @@ from meanfield.figures.canvas import (
     kind,
     legend_below,
     legend_beside,
+    mark_unconverged,
     readable_logs,
 )
 
@@ -55,6 +56,8 @@ def plot_constant_against_n(
         y = rows.constant.isel(layer=k).transpose("case", "window").values
         n = np.broadcast_to(rows.n_tokens.values[:, None], y.shape)
         ax.plot(n.ravel(), y.ravel(), ".", color=colour, markersize=2, alpha=0.5)
+        good = rows.constant_converged.isel(layer=k).transpose("case", "window").values
+        mark_unconverged(ax, n, y, good)
         _draw_law(ax, ds, rows.n_tokens.values, colour, layer=layer, causal=causal)
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel=r"$\|Df(X)\|$")
     ax.set_title(f"Local constant of attention, {kind(causal)}\n{_source(ds)}")
@@ -64,7 +67,7 @@ def plot_constant_against_n(
 
 
 def plot_exponents(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
-    """Fitted exponents with their bootstrap intervals against the layer, plain and masked.
+    """Fitted exponents with their jackknife intervals against the layer, plain and masked.
 
     Args:
         ds: a real-text Dataset.
@@ -134,6 +137,8 @@ def plot_released_on_text(ds: xr.Dataset, *, ax: Axes | None = None, causal: boo
         line = rows[["constant", "released"]].isel(layer=k).mean("window")
         label = f"layer {int(ds.layer[k])}"
         ax.plot(rows.n_tokens, line.constant, "-", color=colour, label=label)
+        good = rows.constant_converged.isel(layer=k).astype(bool).all("window")
+        mark_unconverged(ax, rows.n_tokens, line.constant, good)
         ax.plot(rows.n_tokens, line.released, "--", color=colour)
     ax.plot([], [], "k-", label=r"$\|Df(X)\|$")
     ax.plot([], [], "k--", label=r"$\sqrt{\|Df(X)^\top f(X)\|}$")
@@ -160,6 +165,8 @@ def plot_bound_beside_constant(
         line = rows[["constant", "general_bound"]].isel(layer=k).max("window")
         label = f"layer {int(ds.layer[k])}"
         ax.plot(rows.n_tokens, line.constant, "o-", color=colour, label=label, markersize=2)
+        good = rows.constant_converged.isel(layer=k).astype(bool).all("window")
+        mark_unconverged(ax, rows.n_tokens, line.constant, good)
         ax.plot(rows.n_tokens, rows["local_upper"].isel(layer=k), ":", color=colour)
         ax.plot(rows.n_tokens, line.general_bound, "--", color=colour)
     ax.plot([], [], "k:", label="upper bound at the first window")
@@ -194,6 +201,8 @@ def plot_released(ds: xr.Dataset, *, ax: Axes | None = None, kind: str = "head")
     )
     for quantity, colour, label in names:
         ax.plot(n, rows[quantity], "o", color=colour)
+        if quantity == "constant":
+            mark_unconverged(ax, n, rows.constant, rows.constant_converged)
         fits = _fits(ds, quantity=quantity, input_kind=kind, law="free")
         C, p = float(fits.fit_constant[0]), float(fits.fit_exponent[0])
         ax.plot(n, C * n**p, "-", color=colour, label=f"{label}: ${C:.2f}\\,n^{{{p:.2f}}}$")
@@ -226,6 +235,8 @@ def plot_adversarial(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         fits = _fits(ds, quantity="constant", head=best, radius=radius, law="free")
         p = f", $n^{{{float(fits.fit_exponent[0]):.2f}}}$" if fits.sizes["fit"] else ""
         ax.plot(n, line.constant, "o-", color=colour, label=f"layer, R = {radius:g}{p}")
+        mark_unconverged(ax, n, line.constant, line.constant_converged)
+        mark_unconverged(ax, n, line.head_constant, line.head_constant_converged)
         alone = _fits(ds, quantity="head_constant", head=best, radius=radius, law="free")
         p = f", $n^{{{float(alone.fit_exponent[0]):.2f}}}$" if alone.sizes["fit"] else ""
         label = f"head alone{p}"
@@ -255,6 +266,8 @@ def plot_adversarial_heads(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     heads = rows["head"].values
     ax.bar(heads - 0.2, rows.constant, 0.4, label="layer")
     ax.bar(heads + 0.2, rows.head_constant, 0.4, label="head alone")
+    mark_unconverged(ax, heads - 0.2, rows.constant, rows.constant_converged)
+    mark_unconverged(ax, heads + 0.2, rows.head_constant, rows.head_constant_converged)
     n = int(ds.n_tokens.max())
     ax.axhline(n**0.5, color="black", linestyle=":", label=rf"$\sqrt{{n}}$, n = {n}")
     ax.set(xlabel="head whose worst case it is", ylabel="local constant")
@@ -299,6 +312,8 @@ def plot_head_constants(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     constant = ds.head_constant.mean("window").transpose("case", "head").values
     layer = np.broadcast_to(ds.layer.values[:, None], constant.shape)
     ax.plot(layer.ravel(), constant.ravel(), "o", color="tab:blue", alpha=0.6)
+    good = ds.head_constant_converged.astype(bool).all("window").transpose("case", "head").values
+    mark_unconverged(ax, layer, constant, good)
     ax.plot(ds.layer, constant.max(1), "-", color="tab:blue", linewidth=0.9, label="largest")
     ax.set(yscale="log", xlabel="layer", ylabel="local constant of the head alone")
     ax.set_xticks(np.unique(ds.layer.values))
@@ -321,6 +336,7 @@ def plot_quadratic_growth(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         if rows.sizes["case"]:
             label = f"local constant, {kind(causal)}"
             ax.plot(rows.radius, rows.constant, marker, color=colour, label=label)
+            mark_unconverged(ax, rows.radius, rows.constant, rows.constant_converged)
     lower = rows.isel(case=np.flatnonzero(rows.quadratic_lower.values > 0))
     ax.plot(lower.radius, lower.quadratic_lower, "k-", linewidth=0.9, label=r"from below, $R^2$")
     ax.plot(rows.radius, rows.general_bound, "k--", label="Thm 3.3")
@@ -345,6 +361,7 @@ def plot_large_radius(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = 
     for colour, gap in zip(colours(len(gaps)), gaps, strict=True):
         line = rows.isel(case=np.flatnonzero(rows.gap.values == gap)).sortby("scale")
         ax.plot(line.scale, line.constant, "o-", color=colour, label=f"gap {gap:g}")
+        mark_unconverged(ax, line.scale, line.constant, line.constant_converged)
         ax.plot(line.scale, line.limit, "--", color=colour, linewidth=0.9)
     ax.plot([], [], "k--", linewidth=0.9, label="limit, Thm 4.5" if causal else "limit, Thm 3.7")
     ax.plot(line.scale, line.ceiling, "k:", label=r"$\|V\|\sqrt{n}$")

@@ -2,9 +2,10 @@
 
 Works for any map of measures; one that declares its own linearisation (`meanfield.linearisation`)
 is faster. Files, each importing only those before it: `local`, `localization`, `pairs`, `search`,
-`secant`, `lower`, `comparison`.
+`secant`, `lower`, `comparison`, `ball`.
 """
 
+from meanfield.lipschitz.ball import ball_upper
 from meanfield.lipschitz.comparison import compare_lemma_3_2, secants_along, split_secants
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.localization import Localization, localize
@@ -23,6 +24,7 @@ __all__ = [
     "Localization",
     "SecantRatio",
     "SecantSearch",
+    "ball_upper",
     "compare_lemma_3_2",
     "euclidean_secant_ratio",
     "lipschitz_lower",

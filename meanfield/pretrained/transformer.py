@@ -91,12 +91,12 @@ class Transformer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the weights, with their names, as float64; as they are when first asked."""
+        """SHA-256 of the weights and their names, as float64; as they are when first asked."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
             digest.update(tensor.detach().to("cpu", torch.float64).contiguous().numpy())
-        return digest.hexdigest()
+        return f"sha256 {digest.hexdigest()}"
 
     def __repr__(self) -> str:
         return (

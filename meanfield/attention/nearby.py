@@ -1,0 +1,205 @@
+"""An upper bound of every local constant in a ball round an input, from what is seen at it.
+
+Every token may move by ε, and an atom may split into parts that move differently: the ball of
+radius ε for the distance W_∞ (masked: at fixed positions). Weights of attention then change by a
+factor between l and h, which bounds the change of the derivative entry by entry. Not in the
+papers; the proof is on the page "Sharp constants" of the documentation.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meanfield.attention.column import Attended, Frames, covariance, norm
+
+__all__ = ["Nearby", "nearby_bound"]
+
+_ROUNDS = 12  # of power iteration from above; each multiplies once by N and once by Nᵀ
+
+
+@dataclass(frozen=True, eq=False)
+class Nearby:
+    """What holds for every input within ε.
+
+    Attributes:
+        upper: no local constant exceeds it, both components, (*batch,).
+        displacement: token i's output moves by at most this, (*batch, n).
+    """
+
+    upper: Tensor
+    displacement: Tensor
+
+
+def nearby_bound(
+    seen: Attended, epsilon: float | Tensor, constant: Tensor, *, splitting: bool = True
+) -> Nearby:
+    """The smaller of two bounds of all local constants within ε of the input.
+
+    One adds to the constant at the input what its derivative can change by; it is the better one
+    at small ε. The other bounds the columns of the attention weights over the whole ball.
+
+    Args:
+        seen: what the heads see at the input.
+        epsilon: ε ≥ 0, how far each token may move; a number, or (*batch,).
+        constant: an upper bound of the local constant at the input, both components, (*batch,).
+        splitting: whether atoms may split over the ball. Without it the bounds are a little
+            smaller: then only tokens move, and weights stay theirs.
+
+    Raises:
+        ValueError: a negative or NaN ε.
+    """
+    eps = torch.as_tensor(epsilon, dtype=seen.queries.dtype, device=seen.queries.device)
+    if not bool((eps >= 0).all()):
+        raise ValueError(f"epsilon: expected numbers ≥ 0, got {epsilon}")
+    frames, part = Frames.of(seen), _Parts(seen, eps)
+    for block, log_p in seen.rows():
+        part.add(block, _Rows(frames, log_p, block, eps, splitting), seen.log_ratios(block))
+    by_change = constant + _norm_from_above(part.change) + part.turning_change.amax(-1)
+    by_columns = (0.5 * part.columns.amax(-1)).exp().sum(-1) + part.turning.amax(-1)
+    return Nearby(torch.fmin(by_change, by_columns), eps[..., None] * part.reach)
+
+
+class _Parts:
+    """What blocks of rows add up to."""
+
+    def __init__(self, seen: Attended, eps: Tensor) -> None:
+        batch, n = seen.queries.shape[:-3], seen.queries.shape[-2]
+        self.change = seen.queries.new_full((*batch, n, n), -math.inf)  # log N
+        self.columns = torch.full_like(seen.queries[..., 0], -math.inf)
+        self.turning_change = seen.queries.new_zeros((*batch, n))  # s
+        self.turning, self.reach = (torch.zeros_like(self.turning_change) for _ in range(2))
+
+    def add(self, block: slice, rows: _Rows, ratios: Tensor) -> None:
+        logs = 0.5 * ratios + rows.averaging_change.log()
+        self.change[..., block, :] = logs.logsumexp(-3)
+        logs = rows.log_most + ratios + rows.tau.log()[..., None]
+        self.columns = torch.logaddexp(self.columns, logs.logsumexp(-2))
+        self.turning_change[..., block] = rows.turning_change.sum(-2)
+        self.turning[..., block] = rows.turning.sum(-2)
+        self.reach[..., block] = (rows.tau.sqrt() + rows.turning).sum(-2)
+
+
+class _Rows:
+    """A block of rows of every head, (*batch, H, rows, n) and (*batch, H, rows)."""
+
+    def __init__(
+        self, frames: Frames, log_p: Tensor, block: slice, eps: Tensor, splitting: bool
+    ) -> None:
+        self.norm_V, self.norm_A = frames.norm_V[:, None], frames.norm_A[:, None]
+        self.eps = eps[..., None, None]
+        self.p, self.seen = log_p.exp(), log_p > -math.inf
+        self.length = torch.linalg.vector_norm(frames.turned[..., block, :], dim=-1)
+        self.away, mean = _distances(self.p, frames.values)  # |vⱼ − mᵢ|
+        self.pulled_away, _ = _distances(self.p, frames.pulled)  # |yⱼ − ȳᵢ|
+        self._factors(log_p, splitting)
+        self._spreads(frames)
+        self.averaging_change = self._averaging_change(frames, block, mean)
+        self._turning(norm(covariance(self.p, frames.values, frames.pulled)))
+
+    def _factors(self, log_p: Tensor, splitting: bool) -> None:
+        """P̄ ≥ P' and χ ≥ |P'/P − 1| over the ball."""
+        eps = self.eps[..., None]
+        own = eps * self.pulled_away
+        theta = 2 * eps * (self.length + self.norm_A * self.eps)[..., None] + own
+        low = (log_p - own).logsumexp(-1, keepdim=True)
+        high = (log_p + own).logsumexp(-1, keepdim=True)
+        if splitting:
+            log_h, log_l = theta - low, -theta - high
+        else:  # the weight itself is not multiplied in its own row
+            rest = (low.exp() - (log_p - own).exp()).clamp_min(0)
+            log_h = -(self.p + (-theta).exp() * rest).log()
+            rest = (high.exp() - (log_p + own).exp()).clamp_min(0)
+            log_l = -(self.p + theta.exp() * rest).log()
+        log_h = torch.where(self.seen, log_h.clamp_min(0), 0.0)
+        log_l = torch.where(self.seen, log_l.clamp_max(0), 0.0)
+        self.log_most = (log_p + log_h).clamp_max(0)
+        self.most = self.log_most.exp()
+        # P'/P − 1 ≤ h − 1, and P' ≤ 1.
+        self.change = torch.maximum(
+            torch.minimum(self.p * torch.expm1(log_h), 1 - self.p), -self.p * torch.expm1(log_l)
+        )
+        self.change = torch.where(self.seen, self.change, 0.0)
+        self.chi = torch.maximum(torch.expm1(log_h), -torch.expm1(log_l)).amax(-1)
+        self.log_h = log_h.amax(-1)
+
+    def _spreads(self, frames: Frames) -> None:
+        """Standard deviations at the input and over the ball, largest over directions."""
+        self.std, self.pulled_std = (
+            torch.linalg.eigvalsh(covariance(self.p, x, x))[..., -1].clamp_min(0).sqrt()
+            for x in (frames.values, frames.pulled)
+        )
+        self.std_most = self._std_most(self.std, self.away) + self.norm_V * self.eps
+        self.pulled_most = (
+            self._std_most(self.pulled_std, self.pulled_away) + self.norm_A * self.eps
+        )
+        turned = self.length + self.norm_A * self.eps
+        self.tau = self.norm_V**2 + (turned * self.std_most) ** 2
+        self.shift = self._shift(self.std, self.away)
+        self.pulled_shift = self._shift(self.pulled_std, self.pulled_away)
+
+    def _std_most(self, std: Tensor, away: Tensor) -> Tensor:
+        farthest = torch.where(self.seen, away, 0.0).amax(-1)
+        by_mass = (self.most * away.square()).sum(-1).sqrt()
+        by_factor = torch.where(std > 0, (0.5 * self.log_h).exp() * std, 0.0)
+        return torch.minimum(torch.minimum(by_factor, by_mass), farthest)
+
+    def _shift(self, std: Tensor, away: Tensor) -> Tensor:
+        """How far a mean moves as the weights change."""
+        by_factor = torch.where(std > 0, self.chi * std, 0.0)
+        return torch.minimum((self.change * away).sum(-1), by_factor)
+
+    def _averaging_change(self, frames: Frames, block: slice, mean: Tensor) -> Tensor:
+        """Norms of the blocks of T' − T at most."""
+        eps, length = self.eps[..., None], self.length[..., None]
+        image = frames.image[..., block, :]
+        along = image @ frames.values.mT - (image * mean).sum(-1, keepdim=True)
+        # ‖V + δuᵀ‖² ≤ ‖V‖² + ⟨g, δ⟩ + |g||δ| with g = Vu + |u|²δ/2; an equality for V = I.
+        square, away = length.square(), self.away
+        inner = along + 0.5 * square * away.square()
+        g = image.square().sum(-1, keepdim=True) + square * (along + 0.25 * square * away.square())
+        norm_V = self.norm_V[..., None]
+        block_norm = (norm_V**2 + inner + g.clamp_min(0).sqrt() * away).clamp_min(0).sqrt()
+        block_norm = torch.minimum(block_norm, norm_V + length * away)
+        moved = 2 * norm_V * eps + self.shift[..., None]
+        norm_A = self.norm_A[..., None]
+        turned = length + norm_A * eps
+        return self.change * block_norm + self.most * (moved * turned + away * norm_A * eps)
+
+    def _turning(self, at_input: Tensor) -> None:
+        """‖S' − S‖ and ‖S'‖ at most, of each row."""
+        std, pulled = self.std, self.pulled_std
+        by_factor = torch.where(std * pulled > 0, self.chi * std * pulled, 0.0)
+        squares = [(self.change * away.square()).sum(-1) for away in (self.away, self.pulled_away)]
+        by_weights = torch.minimum(by_factor, (squares[0] * squares[1]).sqrt())
+        growth = torch.where(std + pulled > 0, (1 + self.chi).sqrt(), 1.0)
+        self.turning_change = (
+            by_weights
+            + self.shift * self.pulled_shift
+            + self.eps * growth * (self.norm_A * std + self.norm_V * pulled)
+            + self.norm_A * self.norm_V * self.eps**2
+        )
+        self.turning = torch.fmin(self.std_most * self.pulled_most, at_input + self.turning_change)
+
+
+def _distances(p: Tensor, atoms: Tensor) -> tuple[Tensor, Tensor]:
+    """|xⱼ − x̄ᵢ| and the means x̄ᵢ; without the cancellation of a product of matrices."""
+    mean = p @ atoms
+    return torch.cdist(mean, atoms, compute_mode="donot_use_mm_for_euclid_dist"), mean
+
+
+def _norm_from_above(log_N: Tensor) -> Tensor:
+    """‖N‖² ≤ maxⱼ (NᵀNx)ⱼ/xⱼ for any x > 0 (Collatz–Wielandt), for a nonnegative N."""
+    log_x = torch.zeros_like(log_N[..., 0, :])
+    best = torch.full_like(log_N[..., 0, 0], math.inf)
+    for _ in range(_ROUNDS):
+        log_y = (log_N + log_x[..., None, :]).logsumexp(-1)
+        log_z = (log_N + log_y[..., :, None]).logsumexp(-2)
+        alive = log_z > -math.inf
+        growth = torch.where(alive, log_z - log_x, -math.inf).amax(-1)
+        best = torch.fmin(best, growth)
+        log_x = torch.where(alive, log_z - log_z.amax(-1, keepdim=True), 0.0)
+    return (0.5 * best).exp()

@@ -1,0 +1,59 @@
+"""How the bounds take their arguments: checked numbers in, a float or an array out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["as_array", "counts", "exponent", "norms", "orders", "out"]
+
+_LARGEST = 1e300  # of c: a few times as much still is a float64
+
+
+def as_array(values: Any) -> np.ndarray:
+    """A float64 array of an array, or of a tensor on any device."""
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().double().numpy()
+    return np.asarray(values, float)
+
+
+def norms(value: Any, name: str) -> np.ndarray:
+    """Finite numbers ≥ 0: norms, radii, factors."""
+    array = as_array(value)
+    return _checked(array, (array >= 0) & (array < np.inf), f"{name}: expected finite numbers ≥ 0")
+
+
+def counts(n: Any) -> np.ndarray:
+    """Numbers of tokens ≥ 1; infinity is allowed, for the mean-field limit."""
+    array = as_array(n)
+    return _checked(array, array >= 1, "n: expected at least 1 token")
+
+
+def orders(p: Any) -> np.ndarray:
+    """Orders 1 ≤ p ≤ ∞ of a Wasserstein distance."""
+    array = as_array(p)
+    return _checked(array, array >= 1, "p: expected orders 1 ≤ p ≤ ∞ of a distance")
+
+
+def exponent(norm_A: Any, radius: Any, shift: Any = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    """‖A‖R² + |b|R, at most 1e300, and ‖A‖R²: what turns the average, and what turns the field.
+
+    The second is infinite where either is above 1e300, and with it every bound.
+    """
+    a, r, b = norms(norm_A, "norm_A"), norms(radius, "radius"), norms(shift, "shift")
+    with np.errstate(over="ignore"):
+        field = a * r * r
+        average = field + b * r
+    return np.minimum(average, _LARGEST), np.where(average > _LARGEST, np.inf, field)
+
+
+def _checked(array: np.ndarray, good: np.ndarray, expected: str) -> np.ndarray:
+    if not good.all():
+        raise ValueError(f"{expected}, got {array[~good].flat[0]}")
+    return array
+
+
+def out(value: Any) -> Any:
+    """A float where the arguments were numbers."""
+    return float(value) if np.ndim(value) == 0 else value

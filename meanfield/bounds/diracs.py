@@ -1,0 +1,108 @@
+"""What two unbalanced Diracs reach: lower bounds of the constants on a ball."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meanfield.bounds.arguments import as_array, exponent, orders, out
+
+__all__ = [
+    "masked_two_dirac_lower",
+    "two_dirac_best_log_ratio",
+    "two_dirac_entry",
+    "two_dirac_lower",
+]
+
+
+def two_dirac_entry(gamma: Any, radius: Any, log_ratio: Any, *, p: Any = 2.0) -> Any:
+    """t^{1−1/p}(1−t)^{1/p} (1 + 2(1−t)c) e^{2c/p}, c = γR²: how a light atom moves a heavy one.
+
+    t = a e^{2c}/(1 + a e^{2c}) is the attention that the heavy atom pays to the light one, a the
+    ratio of their weights. For p = 2, √(t(1−t))(1+2(1−t)c)e^c, it is one entry of D^½JD^−½ in the
+    configuration of Proposition 3.4 (V = I), so the local constant of that two-atom measure is at
+    least this, and a little more.
+
+    Args:
+        gamma: scaling factor γ = max(−γ_min, γ_max/8) of the real eigenvalues of A.
+        radius: R.
+        log_ratio: log(light weight / heavy weight).
+        p: order of the Wasserstein distance, 1 ≤ p ≤ ∞.
+
+    Source: growth [CAP24] Prop. 3.6 and App. C.8; this constant is this package's. Proved.
+    """
+    c, inverse = exponent(gamma, radius)[0], 1 / orders(p)
+    logit = as_array(log_ratio) + 2 * c
+    # log t and log (1−t): no overflow at either end.
+    log_t, log_rest = -np.logaddexp(0, -logit), -np.logaddexp(0, logit)
+    with np.errstate(over="ignore", invalid="ignore"):
+        log_entry = (1 - inverse) * log_t + inverse * log_rest + 2 * c * inverse
+        return out((1 + 2 * np.exp(log_rest) * c) * np.exp(log_entry))
+
+
+def two_dirac_lower(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
+    """The supremum of `two_dirac_entry` over weights: what two Diracs in B_R reach at least.
+
+    For p = 2 and large c = γR² the best attention is t → 1/4, the best ratio of weights e^{−2c}/3,
+    and the value (3√3/8) c e^c, which is the sharp constant up to a factor 1 + o(1). For p = 1 it
+    is (1+2c)e^{2c}, as the light weight tends to 0.
+
+    Args:
+        gamma: scaling factor γ.
+        radius: R.
+        p: order of the Wasserstein distance, 1 ≤ p ≤ ∞.
+
+    Source: as `two_dirac_entry`.
+
+    Example:
+        >>> two_dirac_lower(1.0, 3.0)
+        50897.67
+    """
+    c, inverse = exponent(gamma, radius)[0], 1 / orders(p)
+    t = _best_attention(c, inverse)
+    rest = 1 - t
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        log_entry = np.where(inverse < 1, (1 - inverse) * np.log(t), 0.0)
+        log_entry = log_entry + np.where(inverse > 0, inverse * np.log(rest), 0.0)
+        return out(np.exp(log_entry + 2 * c * inverse + np.log1p(2 * rest * c)))
+
+
+def masked_two_dirac_lower(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
+    """p/(p−1) times `two_dirac_lower`: what masked attention reaches in the conditional d_p.
+
+    Light and heavy atoms interleaved in one proportion at every scale of position
+    (`meanfield.sampling.interleaved_diracs`) tend to it: there the masked average is Hardy's
+    running mean of the plain one.
+
+    Args:
+        gamma: scaling factor γ.
+        radius: R.
+        p: order of the conditional distance, 1 ≤ p ≤ ∞; infinite at 1.
+
+    Source: this package. Proved.
+    """
+    inverse = 1 / orders(p)
+    with np.errstate(divide="ignore"):
+        hardy = 1 / (1 - inverse)
+    return out(hardy * as_array(two_dirac_lower(gamma, radius, p=p)))
+
+
+def two_dirac_best_log_ratio(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
+    """log(light/heavy) that maximises `two_dirac_entry`: log(t/(1−t)) − 2γR².
+
+    t is the smaller root of 4ct² − (1 + 4c + 2cq)t + q(1+2c) = 0 with c = γR², q = 1 − 1/p.
+    """
+    c, inverse = exponent(gamma, radius)[0], 1 / orders(p)
+    t = _best_attention(c, inverse)
+    with np.errstate(divide="ignore"):
+        return out(np.log(t) - np.log1p(-t) - 2 * c)
+
+
+def _best_attention(c: np.ndarray, inverse: np.ndarray) -> np.ndarray:
+    q = 1 - inverse
+    # Divided by 1 + 2c, so that no square overflows.
+    unit, share = 1 / (1 + 2 * c), np.minimum(c / (1 + 2 * c), 0.5)
+    middle = unit + share * (4 + 2 * q)
+    root = np.sqrt(np.maximum(middle**2 - 16 * share * q, 0))
+    return np.minimum(2 * q / (middle + root), 1.0)

@@ -1,0 +1,139 @@
+"""Constants for other scores ℓ(x, y) than ⟨Ax, y⟩: bounded ones, and those of L2 attention.
+
+The density of attention is w ∝ e^{ℓ(x, y)}. Where ∇_yℓ depends on y, the mean of ⟨e, y−m⟩⟨e, ∇_yℓ⟩
+need not vanish, so that √(1+g²R²) becomes 1 + gR (Minkowski).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from meanfield.bounds.arguments import exponent, norms, orders, out
+from meanfield.bounds.sharp import log_average, log_running_average
+
+__all__ = ["by_oscillation", "l2_mean_field", "soft_cap"]
+
+# e^{h²}(1 + 2Σ_{j≥1} e^{−(j−½)²h²}) at h = 0.6 is 5.667: mass of L2 attention per direction.
+_COLUMN = 5.7
+
+
+def by_oscillation(
+    norm_V: Any,
+    radius: Any,
+    oscillation: Any,
+    gradient: Any,
+    field: Any,
+    *,
+    p: Any = 2.0,
+    causal: bool = False,
+) -> Any:
+    """‖V‖(e^{ω/2}(1 + gR) + s): the W₂ constant of attention with the score ℓ on B_R.
+
+    For p ≥ 2 e^{ω/p} stands for e^{ω/2}; for p < 2 also 1 + 2gR for 1 + gR at p = 1, and between
+    by interpolation. Masked: as `masked_mean_field`, with M = 1+gR, D = e^{ω/2}M, K = e^ω(1+2gR).
+
+    Args:
+        norm_V: spectral norm ‖V‖.
+        radius: R.
+        oscillation: ω ≥ max_y ℓ(x, y) − min_y ℓ(x, y) for each x in B_R.
+        gradient: g ≥ |∇_yℓ(x, y)| for all x, y in B_R.
+        field: s ≥ ‖E[(y−m)(∇_xℓ)ᵀ]‖; R · sup|∇_xℓ| always is.
+        p: order of the Wasserstein distance, 1 ≤ p ≤ ∞.
+        causal: whether the layer is masked (the conditional distance d_p).
+
+    Source: this package. Proved. A local constant is bounded on any set where ω, g and s hold; a
+    Lipschitz constant needs them on a convex one. (Cosine scores have an unbounded gradient at
+    the origin: they need |x| ≥ r, which is not convex, or an ε in the norm.)
+
+    Example:
+        >>> by_oscillation(1.0, 1.0, 0.0, 0.0, 0.0)
+        1.0
+    """
+    with np.errstate(over="ignore"):
+        turning = norms(gradient, "gradient") * norms(radius, "radius")
+    omega, turned = norms(oscillation, "oscillation"), norms(field, "field")
+    return _bounded(norms(norm_V, "norm_V"), turning, omega, turned, orders(p), causal)
+
+
+def _bounded(
+    v: np.ndarray,
+    turning: np.ndarray,
+    oscillation: np.ndarray,
+    turned: np.ndarray,
+    p: np.ndarray,
+    causal: bool,
+) -> Any:
+    with np.errstate(over="ignore", invalid="ignore"):
+        turning = np.minimum(turning, 1e300)
+        mean = np.log1p(turning)
+        logs = (mean, mean + oscillation / 2, np.log1p(2 * turning) + oscillation)
+        average = log_running_average(*logs, p) if causal else log_average(*logs, p)
+        turned = np.where(turning < 1e300, turned, np.inf)
+        return out(np.where(v > 0, v * (np.exp(average) + turned), 0.0))
+
+
+def soft_cap(
+    norm_A: Any,
+    norm_V: Any,
+    radius: Any,
+    tau: Any,
+    *,
+    p: Any = 2.0,
+    causal: bool = False,
+    shift: Any = 0.0,
+) -> Any:
+    """‖V‖(e^{τ tanh(c/τ)}(1 + c) + ‖A‖R²): scores τ tanh(⟨Ax, y⟩/τ); the exponential knows no R.
+
+    Args:
+        norm_A: spectral norm ‖A‖.
+        norm_V: spectral norm ‖V‖.
+        radius: R.
+        tau: τ > 0.
+        p: order of the Wasserstein distance, 1 ≤ p ≤ ∞.
+        causal: whether the layer is masked.
+        shift: |scale · Kᵀ b_Q|, what a query bias adds to Ax.
+
+    Source: this package. Proved.
+
+    Example:
+        >>> soft_cap(1.0, 1.0, 3.0, 1.0)
+        36.18
+    """
+    turning, turned = exponent(norm_A, radius, shift)
+    v, cap = norms(norm_V, "norm_V"), norms(tau, "tau")
+    if not (cap > 0).all():
+        raise ValueError(f"tau: expected numbers > 0, got {tau!r}")
+    with np.errstate(over="ignore"):
+        oscillation = 2 * cap * np.tanh(turning / cap)
+    return _bounded(v, turning, oscillation, turned, orders(p), causal)
+
+
+def l2_mean_field(
+    norm_G: Any, norm_V: Any, radius: Any, rank: Any, *, p: Any = 2.0, causal: bool = False
+) -> Any:
+    """‖V‖(√min(e^{4ρ²}, 5.7^rank) (1 + 4ρ²) + 2ρ²), ρ² = ‖G‖R²: L2 attention on measures on B_R.
+
+    Scores are −(x−y)ᵀG(x−y) with G = WWᵀ/√k, tied queries and keys. The growth is R², not
+    exponential: a token sees itself with score 0. Two heavy atoms and a light one between them
+    reach 2ρ² (V = I). Masked, only e^{4ρ²} is proved.
+
+    Args:
+        norm_G: spectral norm ‖G‖ = ‖W‖²/√k.
+        norm_V: spectral norm ‖V‖.
+        radius: R.
+        rank: of G; at most k.
+        p: order of the Wasserstein distance, 1 ≤ p ≤ ∞.
+        causal: whether the layer is masked.
+
+    Source: this package. Proved.
+
+    Example:
+        >>> l2_mean_field(1.0, 1.0, 2.0, 1)
+        48.6
+    """
+    v, k = norms(norm_V, "norm_V"), norms(rank, "rank")
+    size, turned = exponent(norm_G, radius)
+    oscillation = 4 * size if causal else np.minimum(4 * size, k * np.log(_COLUMN))
+    return _bounded(v, 4 * size, oscillation, 2 * turned, orders(p), causal)

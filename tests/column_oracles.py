@@ -1,0 +1,154 @@
+"""Bounds at an input and round it, by loops over tokens and dense matrices of the whole space."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from meanfield import ParticleMeasure, SelfAttention
+from meanfield.attention.column import Attended
+
+
+def attended(F: SelfAttention, mu: ParticleMeasure) -> Attended:
+    """What the heads of dot-product attention see, from its matrices."""
+    par = F.parameters
+    X = (mu.points - mu.points.mean(-2, keepdim=True))[..., None, :, :]
+    q = mu.points[..., None, :, :] @ par.query.mT
+    if par.query_bias is not None:
+        q = q + par.query_bias[:, None, :]
+    q, k = q * par.scale[:, None, None], X @ par.key.mT
+    logits = q @ k.mT + mu.log_weights[..., None, None, :]
+    if F.causal:
+        sees = mu.positions[..., None, :] <= mu.positions[..., :, None]
+        logits = torch.where(sees[..., None, :, :], logits, -math.inf)
+    log_p = logits.log_softmax(-1)
+    return Attended(
+        log_weights=mu.log_weights,
+        queries=q,
+        keys=k,
+        values=X @ par.value.mT,
+        query=par.scale[:, None, None] * par.query,
+        key=par.key,
+        value=par.value,
+        output=par.output,
+        transitions=lambda rows: log_p[..., rows, :],
+    )
+
+
+class Head(NamedTuple):
+    """One head in the whole space: P, V = W_hV_h, A, v, y = Q̃ᵀk, u = Kᵀq."""
+
+    P: np.ndarray
+    V: np.ndarray
+    A: np.ndarray
+    v: np.ndarray
+    y: np.ndarray
+    u: np.ndarray
+
+
+def heads(F: SelfAttention, mu: ParticleMeasure) -> list[Head]:
+    seen, par = attended(F, mu), F.parameters
+    P = seen.transitions(slice(None)).exp().numpy()
+    found = []
+    for h in range(par.n_heads):
+        V, Q, K = par.V[h].numpy(), seen.query[h].numpy(), seen.key[h].numpy()
+        x, q = mu.points.numpy(), seen.queries[h].numpy()
+        found.append(Head(P[h], V, K.T @ Q, x @ V.T, x @ K.T @ Q, q @ K))
+    return found
+
+
+def two_norm(matrix: np.ndarray) -> float:
+    return float(np.linalg.norm(matrix, 2))
+
+
+def covariance(p: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return ((one - p @ one) * p[:, None]).T @ (other - p @ other)
+
+
+def column_bound(head: Head, weights: np.ndarray) -> float:
+    """[maxⱼ Σᵢ (aᵢ/aⱼ) Pᵢⱼ λ_max(VVᵀ + |uᵢ|² Cov v)]^½."""
+    n = len(weights)
+    tau = [
+        two_norm(head.V @ head.V.T + (u @ u) * covariance(p, head.v, head.v))
+        for p, u in zip(head.P, head.u, strict=True)
+    ]
+    columns = [
+        sum(weights[i] / weights[j] * head.P[i, j] * tau[i] for i in range(n)) for j in range(n)
+    ]
+    return math.sqrt(max(columns))
+
+
+def yudin(F: SelfAttention, mu: ParticleMeasure) -> float:
+    total = 0.0
+    for head in heads(F, mu):
+        g = []
+        for row in head.P:
+            first, second = np.sort(np.append(row, 0.0))[::-1][:2]
+            g.append(first * (1 - first + second))
+        X = two_norm(mu.points.numpy())
+        turning = X * (two_norm(head.u) + X * two_norm(head.A))
+        total += two_norm(head.V) * (two_norm(head.P) + turning * max(g))
+    return total
+
+
+def nearby(
+    found: list[Head], weights: np.ndarray, eps: float, constant: float, *, splitting: bool
+) -> tuple[float, float, np.ndarray]:
+    """The bound by change, the bound by columns, and the displacements over ε."""
+    n = len(weights)
+    N, s, turning, reach = np.zeros((n, n)), np.zeros(n), np.zeros(n), np.zeros(n)
+    columns = 0.0
+    for P, V, A, v, y, u in found:
+        norm_V, norm_A = two_norm(V), two_norm(A)
+        most, tau = np.zeros((n, n)), np.zeros(n)
+        for i in range(n):
+            p, seen = P[i], P[i] > 0
+            m, ybar, length = p @ v, p @ y, np.linalg.norm(u[i])
+            away, pulled = (np.linalg.norm(z, axis=1) for z in (v - m, y - ybar))
+            h, low = np.ones(n), np.ones(n)
+            for j in np.flatnonzero(seen):
+                theta = 2 * eps * length + 2 * norm_A * eps**2 + eps * pulled[j]
+                others = [k for k in range(n) if splitting or k != j]
+                own = 0.0 if splitting else p[j]
+                least = sum(p[k] * math.exp(-eps * pulled[k]) for k in others)
+                largest = sum(p[k] * math.exp(eps * pulled[k]) for k in others)
+                h[j] = max(1.0, 1 / (own + math.exp(-theta) * least))
+                low[j] = min(1.0, 1 / (own + math.exp(theta) * largest))
+            most[i] = np.minimum(p * h, 1)
+            change = np.maximum(np.minimum(p * (h - 1), 1 - p), p * (1 - low)) * seen
+            chi = max(max(h - 1), max(1 - low))
+            std, pulled_std = (math.sqrt(two_norm(covariance(p, z, z))) for z in (v, y))
+            shift = min(change @ away, chi * std)
+            pulled_shift = min(change @ pulled, chi * pulled_std)
+            for j in range(n):
+                block = two_norm(V + np.outer(v[j] - m, u[i]))
+                moved = (2 * norm_V * eps + shift) * (length + norm_A * eps)
+                N[i, j] += math.sqrt(weights[i] / weights[j]) * (
+                    change[j] * block + most[i, j] * (moved + away[j] * norm_A * eps)
+                )
+            s_h = (
+                min(chi * std * pulled_std, math.sqrt((change @ away**2) * (change @ pulled**2)))
+                + shift * pulled_shift
+                + eps * math.sqrt(1 + chi) * (norm_A * std + norm_V * pulled_std)
+                + norm_A * norm_V * eps**2
+            )
+            s[i] += s_h
+            over = [
+                min(math.sqrt(max(h)) * sd, math.sqrt(most[i] @ d**2), max(d[seen])) + size * eps
+                for sd, d, size in ((std, away, norm_V), (pulled_std, pulled, norm_A))
+            ]
+            tau[i] = norm_V**2 + (length + norm_A * eps) ** 2 * over[0] ** 2
+            each = min(over[0] * over[1], two_norm(covariance(p, v, y)) + s_h)
+            turning[i] += each
+            reach[i] += math.sqrt(tau[i]) + each
+        columns += math.sqrt(
+            max(
+                sum(weights[i] / weights[j] * most[i, j] * tau[i] for i in range(n))
+                for j in range(n)
+            )
+        )
+    # The norm itself: what the library bounds by rounds of power iteration from above.
+    return constant + two_norm(N) + max(s), columns + max(turning), reach
