@@ -368,6 +368,29 @@ def test_random_gpt2_gives_the_reference_numbers():
     assert values("released", "head") == pytest.approx([1.391, 2.993, 4.599], abs=1e-3)
 
 
+def test_a_worker_with_other_weights_refuses_to_measure(folder):
+    from meanfield.experiments import inputs
+
+    name = str(folder / "bert")
+    right = inputs.transformer(name).fingerprint
+    assert inputs.transformer(name, revision=right).fingerprint == right
+    with pytest.raises(ValueError, match="expected weights of sha256 0"):
+        inputs.transformer(name, revision="sha256 0")
+
+
+def test_bounds_that_are_proved_for_other_scores_are_left_out_and_searches_refused():
+    from meanfield.experiments import adversarial, real_text
+
+    settings = {"model": "random:llama", "depth": 1}
+    ds = real_text.run(real_text.Settings(text="random", n_tokens=(3, 4), n_windows=1, **settings))
+    assert np.isfinite(ds.constant).all()
+    assert list(np.unique(ds.causal)) == [True]
+    assert np.isnan(ds.local_upper).all()
+    assert np.isnan(ds.general_bound).all()
+    with pytest.raises(ValueError, match="turned by position"):
+        adversarial.plan(adversarial.Settings(**settings))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("with_model", [True, False])
 @pytest.mark.parametrize(
@@ -384,7 +407,7 @@ def test_the_examples_run_with_and_without_a_model_and_a_text_at_hand(
         if not name.startswith(("06", "09")):
             pytest.skip("needs neither")
         monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
-        monkeypatch.setattr(pretrained, "find_spec", find_spec)
+        monkeypatch.setattr(pretrained.loading, "find_spec", find_spec)
         monkeypatch.delenv("MEANFIELD_DATA", raising=False)
     script = Path(__file__).parent.parent / "examples" / f"{name}.py"
     monkeypatch.setattr(sys, "argv", [str(script), "--quick", "--out", str(tmp_path)])

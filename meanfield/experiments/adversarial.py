@@ -113,7 +113,7 @@ def measure(
     dtype: str,
 ) -> dict[str, Any]:
     """The layer and the head alone at the adversarial configuration of the head."""
-    source = inputs.transformer(
+    source = inputs.bilinear_transformer(
         model, causal, seed=model_seed, depth=depth, dtype=dtype, revision=model_revision
     )
     F = source.attention(layer)
@@ -151,7 +151,7 @@ def _pair(source: Transformer, layer: int, head: int) -> sampling.CriticalPair:
 
 def plan(settings: Settings) -> dict[str, Any]:
     """The arguments of `meanfield.sweep` that make the experiment."""
-    source = inputs.transformer(
+    source = inputs.bilinear_transformer(
         settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
     )
     inputs.check_fit(source, layers=[settings.layer], n_tokens=settings.n_tokens)
@@ -161,7 +161,7 @@ def plan(settings: Settings) -> dict[str, Any]:
         "grid": {"head": heads, "radius": settings.radii, "n_tokens": settings.n_tokens},
         "fixed": {
             "model": settings.model,
-            "model_revision": inputs.fingerprint(source),
+            "model_revision": source.fingerprint,
             "model_seed": settings.seed,
             "layer": settings.layer,
             "search_tokens": list(settings.search_tokens),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +18,9 @@ from meanfield.pretrained import Transformer
 
 __all__ = [
     "RANDOM_TEXT",
+    "bilinear_transformer",
     "check_fit",
     "clouds",
-    "fingerprint",
     "head_spectra",
     "masks_of",
     "released_quantity",
@@ -40,10 +40,10 @@ def _loaded(
 ) -> pretrained.Transformer:
     if depth and not model.startswith("random:"):
         raise ValueError(
-            f"depth: expected 0 for the checkpoint {model!r}, got {depth}; only random:bert and "
-            "random:gpt2 can be given another number of layers"
+            f"depth: expected 0 for the checkpoint {model!r}, got {depth}; only random "
+            "models can be given another number of layers"
         )
-    field = "n_layer" if model.endswith("gpt2") else "num_hidden_layers"
+    field = "n_layer" if model == "random:gpt2" else "num_hidden_layers"
     return pretrained.load(
         model,
         causal=causal,
@@ -70,28 +70,19 @@ def transformer(
         seed: of random weights.
         dtype: "float32" or "float64".
         depth: number of layers of a random model; 0 for the architecture's own.
-        revision: what `fingerprint` has to be, if it is known.
+        revision: the fingerprint that its weights have to have, if it is known.
 
     Raises:
-        ValueError: the model has another fingerprint: it has changed.
+        ValueError: they have another: the model has changed, or is not drawn alike here.
     """
     usual = _loaded(model, None, seed, dtype, depth)
-    if revision is not None and fingerprint(usual) != revision:
-        raise ValueError(f"{model}: expected {revision}, got {fingerprint(usual)}: it has changed")
+    if revision is not None and usual.fingerprint != revision:
+        raise ValueError(
+            f"{model}: expected weights of {revision}, got {usual.fingerprint}: it has changed"
+        )
     if causal is None or causal == usual.causal:
         return usual
     return _loaded(model, causal, seed, dtype, depth)
-
-
-@functools.lru_cache(maxsize=8)
-def fingerprint(source: Transformer) -> str:
-    """What tells the weights apart: their commit or seed, else their SHA-256."""
-    if source.revision:
-        return source.revision
-    content = hashlib.sha256()
-    for name, weight in sorted(source.model.state_dict().items()):
-        content.update(name.encode() + weight.detach().cpu().contiguous().numpy().tobytes())
-    return f"sha256 {content.hexdigest()}"
 
 
 def check_fit(
@@ -109,7 +100,7 @@ def check_fit(
     """
     if unknown := [layer for layer in layers if not 0 <= layer < source.n_layers]:
         raise ValueError(f"layers: expected some of 0..{source.n_layers - 1}, got {unknown}")
-    longest = int(source.model.config.max_position_embeddings)
+    longest = source.max_tokens
     if unfit := [n for n in n_tokens if not 1 <= n <= longest]:
         raise ValueError(f"n_tokens: expected lengths from 1 to {longest}, got {unfit}")
     if n_windows < 1:
@@ -148,8 +139,24 @@ def short_name(place: str) -> str:
 
 
 def masks_of(source: Transformer, masks: Sequence[bool]) -> list[bool]:
-    """The masks wanted that the model can have: GPT-2 has no plain variant."""
-    return [True] if source.architecture == "gpt2" else [bool(mask) for mask in masks]
+    """The masks wanted that the model can have; its own if it has none of them."""
+    wanted = [bool(mask) for mask in masks]
+    return [mask for mask in wanted if mask in source.masks] or [source.causal]
+
+
+def bilinear_transformer(model: str, causal: bool | None = None, **how: Any) -> Transformer:
+    """A model whose scores are ⟨Ax, y⟩, see `transformer`.
+
+    Raises:
+        ValueError: its scores depend on positions too.
+    """
+    source = transformer(model, causal, **how)
+    if source.needs_length:
+        raise ValueError(
+            f"{model}: expected a model with scores ⟨Ax, y⟩ (BERT, GPT-2 and their like), got "
+            f"{source.architecture}, whose queries and keys are turned by position"
+        )
+    return source
 
 
 def released_quantity(F: SelfAttention, mu: ParticleMeasure) -> Tensor:

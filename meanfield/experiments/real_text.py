@@ -121,7 +121,7 @@ def measure(
     )
     points = inputs.clouds(source, text, n_tokens, n_windows, layers=layers)
     rows = [
-        _layer(source.attention(layer), cloud, rtol)
+        _layer(source.attention(layer, length=n_tokens), cloud, rtol)
         for layer, cloud in zip(layers, points, strict=True)
     ]
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
@@ -136,16 +136,26 @@ def _layer(F: Any, points: torch.Tensor, rtol: float) -> dict[str, np.ndarray]:
         "constant_residual": constant.residual,
         "constant_upper_999": constant.upper_999,
         "constant_converged": constant.converged,
-        # It costs as much as the constant, so one window has to do.
-        "local_upper": F.local_upper(ParticleMeasure.from_sequence(points[0])),
         "released": inputs.released_quantity(F, mu),
         "radius": radius,
         "radius_max": largest,
         "localisation": constant.direction.square().sum(-1).amax(-1),
     }
     arrays = {name: value.cpu().numpy() for name, value in found.items()}
-    bound = bounds.theorem_3_3_of_layer(F.parameters, arrays["radius_max"], points.shape[-2])
-    return arrays | {"general_bound": bound}
+    return arrays | _bounds(F, points, arrays["radius_max"])
+
+
+def _bounds(F: Any, points: torch.Tensor, radius: np.ndarray) -> dict[str, np.ndarray]:
+    """Upper bounds, proved for scores ⟨Ax, y⟩; NaN for others."""
+    if not len(F.score_matrices):
+        nothing = np.full(len(points), np.nan)
+        return {"local_upper": nothing[0], "general_bound": nothing}
+    # It costs as much as the constant, so one window has to do.
+    upper = F.local_upper(ParticleMeasure.from_sequence(points[0]))
+    return {
+        "local_upper": upper.cpu().numpy(),
+        "general_bound": bounds.theorem_3_3_of_layer(F.parameters, radius, points.shape[-2]),
+    }
 
 
 def plan(settings: Settings) -> dict[str, Any]:
@@ -169,7 +179,7 @@ def plan(settings: Settings) -> dict[str, Any]:
         "grid": {"causal": masks, "n_tokens": settings.n_tokens},
         "fixed": {
             "model": settings.model,
-            "model_revision": inputs.fingerprint(source),
+            "model_revision": source.fingerprint,
             "text": settings.text,
             "text_sha256": text_sha256,
             "n_windows": settings.n_windows,
@@ -183,7 +193,7 @@ def plan(settings: Settings) -> dict[str, Any]:
         "attrs": {
             "experiment": "real-text",
             "model": inputs.short_name(settings.model),
-            "model_revision": inputs.fingerprint(source),
+            "model_revision": source.fingerprint,
             "text": inputs.short_name(settings.text),
             "text_sha256": text_sha256,
         },

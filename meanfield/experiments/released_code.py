@@ -96,7 +96,7 @@ def measure(
     """Both quantities at one input."""
     if input_kind not in INPUTS:
         raise ValueError(f"input_kind: expected one of {INPUTS}, got {input_kind!r}")
-    source = inputs.transformer(
+    source = inputs.bilinear_transformer(
         model, seed=model_seed, depth=depth, dtype=dtype, revision=model_revision
     )
     F = source.attention(layer)
@@ -144,7 +144,7 @@ def _row_matrix(source: Transformer, layer: int, head: int) -> torch.Tensor:
 
 def plan(settings: Settings) -> dict[str, Any]:
     """The arguments of `meanfield.sweep` that make the experiment."""
-    source = inputs.transformer(
+    source = inputs.bilinear_transformer(
         settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
     )
     inputs.check_fit(source, layers=[settings.layer], n_tokens=settings.n_tokens)
@@ -153,7 +153,7 @@ def plan(settings: Settings) -> dict[str, Any]:
         "grid": {"input_kind": settings.inputs, "n_tokens": settings.n_tokens},
         "fixed": {
             "model": settings.model,
-            "model_revision": inputs.fingerprint(source),
+            "model_revision": source.fingerprint,
             "model_seed": settings.seed,
             "layer": settings.layer,
             "head": settings.head,

@@ -99,7 +99,7 @@ def measure(
     """All heads of a layer; arrays (head,) and (head, window)."""
     if inputs.text_hash(text) != text_sha256:
         raise ValueError(f"{text}: expected SHA-256 {text_sha256}; the text has changed")
-    source = inputs.transformer(
+    source = inputs.bilinear_transformer(
         model, causal, seed=model_seed, depth=depth, dtype=dtype, revision=model_revision
     )
     points = inputs.clouds(source, text, n_tokens, n_windows, layers=[layer])[0]
@@ -131,7 +131,7 @@ def measure(
 
 def plan(settings: Settings) -> dict[str, Any]:
     """The arguments of `meanfield.sweep` that make the experiment."""
-    source = inputs.transformer(
+    source = inputs.bilinear_transformer(
         settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
     )
     coords = {"head": np.arange(source.n_heads), "window": np.arange(settings.n_windows)}
@@ -149,7 +149,7 @@ def plan(settings: Settings) -> dict[str, Any]:
         "grid": {"layer": layers},
         "fixed": {
             "model": settings.model,
-            "model_revision": inputs.fingerprint(source),
+            "model_revision": source.fingerprint,
             "text": settings.text,
             "text_sha256": text_sha256,
             "n_tokens": settings.n_tokens,
@@ -163,7 +163,7 @@ def plan(settings: Settings) -> dict[str, Any]:
         "attrs": {
             "experiment": "scaling-factor",
             "model": inputs.short_name(settings.model),
-            "model_revision": inputs.fingerprint(source),
+            "model_revision": source.fingerprint,
             "text": inputs.short_name(settings.text),
             "text_sha256": text_sha256,
             "n_tokens": settings.n_tokens,

@@ -1,0 +1,21 @@
+"""Transformers as a source of layers, blocks, networks, and of the token clouds that enter them.
+
+The weights are read into maps of measures; from then on the model only makes inputs. Calling the
+model's own attention modules instead would be wrong without a sign of it: alone, GPT-2's is not
+causal in its plain implementation and BERT's never is.
+
+Encoders: BERT, RoBERTa, DistilBERT, ELECTRA, ALBERT. Decoders: GPT-2, GPT-NeoX (Pythia), Llama,
+Mistral, Qwen2, Qwen3, Gemma, Gemma 2. To add a type, write a file beside theirs that makes a
+`Family` and name it in ``registry.py``: where the blocks of a model are, its attention as
+`meanfield.attention.SelfAttention`, and its block as a `meanfield.layers.Chain`. What families
+share is in ``weights.py``; ``llama.py`` is a good start for a decoder.
+
+Needs the extra ``models`` (transformers). Nothing is downloaded unless asked for.
+"""
+
+from meanfield.pretrained.family import Family, Site
+from meanfield.pretrained.loading import load
+from meanfield.pretrained.registry import FAMILIES
+from meanfield.pretrained.transformer import Transformer
+
+__all__ = ["FAMILIES", "Family", "Site", "Transformer", "load"]

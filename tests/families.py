@@ -1,0 +1,172 @@
+"""Small models of every family with all parameters random, and their modules as oracles."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+
+from meanfield import pretrained
+
+_COMMON = {"vocab_size": 50, "num_hidden_layers": 3}
+_ENCODER = {
+    **_COMMON,
+    **{"hidden_size": 24, "intermediate_size": 40, "num_attention_heads": 4},
+    **{"max_position_embeddings": 32, "pad_token_id": 0},
+}
+_DECODER = _ENCODER | {"num_key_value_heads": 2, "head_dim": 6}
+_WINDOWED = {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 1}
+
+# Name of a case -> (model type, changes to its configuration).
+CASES = {
+    "bert": ("bert", _ENCODER),
+    "bert, masked": ("bert", _ENCODER | {"is_decoder": True}),
+    "bert, relu": ("bert", _ENCODER | {"hidden_act": "relu"}),
+    "roberta": ("roberta", _ENCODER),
+    "roberta, masked": ("roberta", _ENCODER | {"is_decoder": True}),
+    "distilbert": (
+        "distilbert",
+        {**_COMMON, "dim": 24, "hidden_dim": 40, "n_heads": 4, "max_position_embeddings": 32}
+        | {"n_layers": 3},
+    ),
+    "electra": ("electra", _ENCODER | {"embedding_size": 10}),
+    "electra, masked": ("electra", _ENCODER | {"is_decoder": True}),
+    "albert": ("albert", _ENCODER | {"embedding_size": 10}),
+    "albert, two groups": ("albert", _ENCODER | {"embedding_size": 10, "num_hidden_groups": 2}),
+    "gpt2": ("gpt2", {"n_layer": 3, "n_head": 4, "n_embd": 24, "n_positions": 32} | _COMMON),
+    "gpt2, scaled by depth": (
+        "gpt2",
+        {"n_layer": 3, "n_head": 4, "n_embd": 24, "n_positions": 32, "vocab_size": 50}
+        | {"scale_attn_by_inverse_layer_idx": True},
+    ),
+    "gpt_neox": (
+        "gpt_neox",
+        _ENCODER | {"rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5}
+                    | {"rope_type": "default"}},
+    ),
+    "gpt_neox, in sequence": (
+        "gpt_neox",
+        _ENCODER | {"use_parallel_residual": False, "attention_bias": False}
+        | {"rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 1.0}
+           | {"rope_type": "default"}},
+    ),
+    "llama": ("llama", _DECODER),
+    "llama, biased": ("llama", _DECODER | {"attention_bias": True, "mlp_bias": True}),
+    "llama, long": (
+        "llama",
+        _DECODER
+        | {
+            "rope_parameters": {"rope_type": "llama3", "rope_theta": 100.0, "factor": 8.0}
+            | {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+            | {"original_max_position_embeddings": 16}
+        },
+    ),
+    "mistral": ("mistral", _DECODER | {"sliding_window": 4}),
+    "mistral, no window": ("mistral", _DECODER | {"sliding_window": None}),
+    "qwen2": ("qwen2", {k: v for k, v in _DECODER.items() if k != "head_dim"}),
+    "qwen2, windows": (
+        "qwen2",
+        {k: v for k, v in _DECODER.items() if k != "head_dim"} | _WINDOWED,
+    ),
+    "qwen3": ("qwen3", _DECODER | {"head_dim": 8}),
+    "gemma": ("gemma", _DECODER | {"head_dim": 8}),
+    "gemma2": (
+        "gemma2",
+        _DECODER | {"head_dim": 8, "query_pre_attn_scalar": 5, "sliding_window": 4}
+        | {"attn_logit_softcapping": 1.5},
+    ),
+}  # fmt: skip
+
+
+def small(case, *, seed=1):
+    """A small model all of whose parameters are random: zero biases would hide mistakes."""
+    architecture, config = CASES[case]
+    config = dict(config)
+    causal = config.pop("is_decoder", None)
+    source = pretrained.load(f"random:{architecture}", causal=causal, config=config)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in source.model.named_parameters():
+        spread = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        gain = "norm" in name.lower() or ".ln_" in name or name.startswith("ln_")
+        around = 1.0 if gain and name.endswith("weight") else 0.0
+        parameter.copy_(around + 0.3 * spread)
+    return source
+
+
+@contextlib.contextmanager
+def in_float64():
+    """Leaves out the casts to float32 that are written into the models of transformers.
+
+    RMSNorm, the angles of rotary positions and the eager softmax are computed in float32
+    whatever the dtype of the weights, so that their outputs are known to 1e-7 only.
+    """
+    softmax, to, single = torch.nn.functional.softmax, torch.Tensor.to, torch.Tensor.float
+
+    def double(self, *args, **kwargs):
+        if self.dtype == torch.float64 or not self.dtype.is_floating_point:
+            args = tuple(torch.float64 if a == torch.float32 else a for a in args)
+            kwargs = {
+                k: torch.float64 if k == "dtype" and v == torch.float32 else v
+                for k, v in kwargs.items()
+            }
+        return to(self, *args, **kwargs)
+
+    def in_double(scores, dim=None, dtype=None, **rest):
+        return softmax(scores, dim=dim, dtype=torch.float64, **rest)
+
+    torch.Tensor.to, torch.Tensor.float = double, torch.Tensor.double
+    torch.nn.functional.softmax = in_double
+    try:
+        yield
+    finally:
+        torch.Tensor.to, torch.Tensor.float = to, single
+        torch.nn.functional.softmax = softmax
+
+
+# Where the output projection of attention is in a block, by model type.
+_OUTPUTS = {
+    **dict.fromkeys(("bert", "roberta", "electra"), "attention.output.dense"),
+    **{"distilbert": "attention.out_lin", "albert": "attention.dense"},
+    **{"gpt2": "attn.c_proj", "gpt_neox": "attention.dense"},
+}
+
+
+class Run:
+    """One run of the model of transformers: what enters and leaves its modules, in order."""
+
+    def __init__(self, source, tokens):
+        model = source.model
+        blocks = _blocks(model)
+        output = _OUTPUTS.get(source.architecture, "self_attn.o_proj")
+        self.attention, self.blocks = [], []
+        hooks = []
+        for block in set(blocks):
+            attention = block.get_submodule(output)
+            hooks.append(attention.register_forward_hook(self._keep(self.attention)))
+            hooks.append(block.register_forward_hook(self._keep(self.blocks), with_kwargs=True))
+        with in_float64(), torch.no_grad():
+            self.last = model(input_ids=tokens, use_cache=False).last_hidden_state
+        for hook in hooks:
+            hook.remove()
+
+    @staticmethod
+    def _keep(where):
+        def hook(module, positional, *rest):
+            out = rest[-1]
+            named = rest[0] if len(rest) == 2 else {}
+            entered = positional[0] if positional else named["hidden_states"]
+            where.append((entered, out[0] if isinstance(out, tuple) else out))
+
+        return hook
+
+
+def _blocks(model):
+    if hasattr(model, "h"):
+        return list(model.h)
+    if hasattr(model, "layers"):
+        return list(model.layers)
+    if hasattr(model, "transformer"):
+        return list(model.transformer.layer)
+    if hasattr(model.encoder, "layer"):
+        return list(model.encoder.layer)
+    return [group.albert_layers[0] for group in model.encoder.albert_layer_groups]
