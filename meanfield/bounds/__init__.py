@@ -15,7 +15,8 @@ comes back as infinity, which is still a bound.
 | `local_upper` | the constant at one μ, from its attention weights | this package |
 | `multi_head` | Lip ≤ Σ_h ‖W^h‖ Lip(f^h) | [CAP24] Lemma 3.8 |
 | `general_of_layer` | `general` summed over the heads of a layer, query biases included | both |
-| `l2_attention_inf`, `l2_attention_2` | L2 attention on n tokens of R^d | [KPM21], see there |
+| `l2_attention_inf` | tied L2 attention on n tokens of R^d, in the ∞-norm | [KPM21] |
+| `l2_attention_2`, `l2_attention_max` | in the Euclidean norm, in maxᵢ |xᵢ| | this package |
 | `table` | every statement for one layer and one ball | as each row says |
 
 [CAP24]: Castin, Ablin, Peyré, *How Smooth Is Attention?*, ICML 2024. [KPM21]: Kim,
@@ -23,7 +24,7 @@ Papamakarios, Mnih, *The Lipschitz Constant of Self-Attention*, ICML 2021. "This
 statements that are not in the papers: derived here and tested numerically.
 """
 
-from meanfield.bounds.l2 import l2_attention_2, l2_attention_inf
+from meanfield.bounds.l2 import l2_attention_2, l2_attention_inf, l2_attention_max, l2_spread
 from meanfield.bounds.layer import LayerNorms, general_of_layer, layer_norms
 from meanfield.bounds.tables import BoundRow, BoundTable, table
 from meanfield.bounds.theorems import (
@@ -48,6 +49,8 @@ __all__ = [
     "general_of_layer",
     "l2_attention_2",
     "l2_attention_inf",
+    "l2_attention_max",
+    "l2_spread",
     "layer_norms",
     "local_upper",
     "masked_mean_field",
