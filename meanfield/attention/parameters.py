@@ -121,9 +121,9 @@ class AttentionParameters:
     def tied_l2(cls, query: Any, value: Any, output: Any = None) -> AttentionParameters:
         """The L2 attention of [KPM21] in the paper's matrices, for ``kernel=kernels.l2``.
 
-        P_ij ∝ exp(−‖W^Qᵀ(xᵢ − xⱼ)‖²/√k), heads P X W^Q W^Qᵀ W^V/√k concatenated, times W^O: queries
-        and keys are one, and the values see only what the queries see, without which L2 attention
-        would not be Lipschitz.
+        P_ij ∝ exp(−‖W^Qᵀ(xᵢ − xⱼ)‖²/√k), heads P X W^Q W^Qᵀ W^V/√k concatenated, times W^O:
+        queries and keys are one, and the values see only what the queries see, without which
+        L2 attention would not be Lipschitz.
 
         Args:
             query: W^Q, shape (H, d, k) or (d, k).

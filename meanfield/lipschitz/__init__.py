@@ -1,11 +1,12 @@
 """Lipschitz constants of maps of measures: local, secant, and how they compare.
 
 Works for any map of measures; one that declares its own linearisation (`meanfield.linearisation`)
-is faster. Files, each importing only those before it: `local`, `localization`, `pairs`, `search`,
+is faster. Files, each importing only those before it: `local`, `infinity`, `localization`, `pairs`, `search`,
 `secant`, `lower`, `comparison`.
 """
 
 from meanfield.lipschitz.comparison import compare_lemma_3_2, secants_along, split_secants
+from meanfield.lipschitz.infinity import InfinityNorm, infinity_norm
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.localization import Localization, localize
 from meanfield.lipschitz.lower import FAMILIES, SecantSearch, lipschitz_lower
@@ -19,12 +20,14 @@ from meanfield.lipschitz.secant import (
 
 __all__ = [
     "FAMILIES",
+    "InfinityNorm",
     "LocalLipschitz",
     "Localization",
     "SecantRatio",
     "SecantSearch",
     "compare_lemma_3_2",
     "euclidean_secant_ratio",
+    "infinity_norm",
     "lipschitz_lower",
     "local_lipschitz",
     "localize",
