@@ -1,8 +1,8 @@
 """Lipschitz constants of maps of measures: local, secant, and how they compare.
 
 Works for any map of measures; one that declares its own linearisation (`meanfield.linearisation`)
-is faster. Files, each importing only those before it: `local`, `infinity`, `localization`, `pairs`, `search`,
-`secant`, `lower`, `comparison`.
+is faster. Files, each importing only those before it: `local`, `infinity`, `localization`,
+`pairs`, `search`, `secant`, `lower`, `comparison`.
 """
 
 from meanfield.lipschitz.comparison import compare_lemma_3_2, secants_along, split_secants

@@ -1,0 +1,55 @@
+"""What the composed maps share: the parts that stay with each atom, and what parts declare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from meanfield.capabilities import HasLocalUpper
+from meanfield.linalg import LinearMap
+from meanfield.linearisation import Linearisation
+from meanfield.measures import MeasureMap, ParticleMeasure
+
+__all__ = ["checked_maps", "identity", "name_of", "upper_of"]
+
+
+def identity(mu: ParticleMeasure) -> Linearisation:
+    """The linearisation of μ ↦ μ: atoms of weight 0 are absent from it, as from any other."""
+    present = (mu.log_weights > -math.inf)[..., None].to(mu.dtype).expand(mu.points.shape)
+    return Linearisation(LinearMap.diagonal(present), LinearMap.diagonal(present.unsqueeze(-2)))
+
+
+def checked_maps(maps: Sequence[MeasureMap], name: str) -> tuple[MeasureMap, ...]:
+    """The maps as a tuple, at least one."""
+    found = tuple(maps)
+    if not found:
+        raise ValueError(f"{name}: expected at least one map of measures, got none")
+    for place, each in enumerate(found):
+        if not callable(each):
+            raise TypeError(
+                f"{name}: expected maps of measures (functions), got {type(each).__name__} at "
+                f"place {place}"
+            )
+    return found
+
+
+def name_of(F: MeasureMap) -> str:
+    """For messages."""
+    return getattr(F, "__name__", type(F).__name__)
+
+
+def upper_of(F: MeasureMap, mu: ParticleMeasure) -> Tensor:
+    """The bound of the local constant that F declares.
+
+    Raises:
+        NotImplementedError: it declares none.
+    """
+    if not isinstance(F, HasLocalUpper):
+        raise NotImplementedError(
+            f"local_upper: expected maps that declare a bound, got {name_of(F)}; give it a method "
+            "local_upper(mu)"
+        )
+    return torch.as_tensor(F.local_upper(mu))

@@ -1,0 +1,191 @@
+"""LayerNorm and RMSNorm: every particle divided by its own spread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import Tensor
+
+from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
+from meanfield.layers.particlewise import blockwise, present_rows
+from meanfield.linearisation import Linearisation
+from meanfield.measures import ParticleMeasure
+
+__all__ = ["LayerNorm", "RMSNorm"]
+
+# Relative: what upper bounds are raised by, to stay above the rounding of what they come from.
+_ROUNDING = 1e-9
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class LayerNorm:
+    """x ↦ γ ∘ (x − x̄)/σ(x) + β, σ(x)² = mean((x − x̄)²) + ε, x̄ the mean of the coordinates.
+
+    With x̂ = (x − x̄)/σ the derivative is diag(γ)(I − 11ᵀ/d − x̂x̂ᵀ/d)/σ, of norm at most
+    max|γ|/σ(x), and so at most max|γ|/√ε anywhere: γ and β may be absorbed into whatever linear
+    layer comes next.
+
+    Args:
+        weight: γ, (d,).
+        bias: β, (d,), or None for 0.
+        eps: ε ≥ 0; at ε = 0 the map is undefined where all coordinates agree.
+
+    Example:
+        >>> LayerNorm([1.0, 1.0], None, 0.0)(ParticleMeasure([[3.0, 5.0]])).points
+        tensor([[-1.,  1.]], dtype=torch.float64)
+    """
+
+    weight: Any
+    bias: Any = None
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        weight, eps = _checked(self.weight, self.eps)
+        object.__setattr__(self, "weight", weight)
+        object.__setattr__(self, "eps", eps)
+        if self.bias is not None:
+            bias = as_float_tensor(self.bias, "bias", like=weight)
+            check_same_kind(weight, "weight", bias, "bias")
+            if bias.shape != weight.shape:
+                raise ValueError(
+                    f"bias: expected shape {tuple(weight.shape)}, got {tuple(bias.shape)}"
+                )
+            check_finite(bias, "bias")
+            object.__setattr__(self, "bias", bias)
+
+    def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
+        """The normalised measure.
+
+        Raises:
+            ValueError: another dimension; ε = 0 and an atom whose coordinates agree.
+        """
+        unit, _ = _unit(mu, self.weight, self.eps, centred=True)
+        image = self.weight * unit
+        return mu.replace(image if self.bias is None else image + self.bias)
+
+    def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
+        """diag(γ)(I − 11ᵀ/d − x̂x̂ᵀ/d)/σ at every atom."""
+        return _linearisation(mu, self.weight, self.eps, geometry, centred=True)
+
+    def local_upper(self, mu: ParticleMeasure) -> Tensor:
+        """maxᵢ max|γ|/σ(xᵢ), (*batch,)."""
+        return _local_upper(mu, self.weight, self.eps, centred=True)
+
+    @property
+    def global_upper(self) -> float:
+        """max|γ|/√ε: no local constant is above it; ∞ at ε = 0."""
+        return _global_upper(self.weight, self.eps)
+
+    @property
+    def dim(self) -> int:
+        """d."""
+        return len(self.weight)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RMSNorm:
+    """x ↦ γ ∘ x/ρ(x), ρ(x)² = mean(x²) + ε: LayerNorm without its mean.
+
+    The derivative is diag(γ)(I − x̂x̂ᵀ/d)/ρ with x̂ = x/ρ, of norm at most max|γ|/ρ(x).
+
+    Args:
+        weight: γ, (d,).
+        eps: ε ≥ 0; at ε = 0 the map is undefined at 0.
+    """
+
+    weight: Any
+    eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        weight, eps = _checked(self.weight, self.eps)
+        object.__setattr__(self, "weight", weight)
+        object.__setattr__(self, "eps", eps)
+
+    def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
+        """The normalised measure.
+
+        Raises:
+            ValueError: another dimension; ε = 0 and an atom at 0.
+        """
+        unit, _ = _unit(mu, self.weight, self.eps, centred=False)
+        return mu.replace(self.weight * unit)
+
+    def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
+        """diag(γ)(I − x̂x̂ᵀ/d)/ρ at every atom."""
+        return _linearisation(mu, self.weight, self.eps, geometry, centred=False)
+
+    def local_upper(self, mu: ParticleMeasure) -> Tensor:
+        """maxᵢ max|γ|/ρ(xᵢ), (*batch,)."""
+        return _local_upper(mu, self.weight, self.eps, centred=False)
+
+    @property
+    def global_upper(self) -> float:
+        """max|γ|/√ε: no local constant is above it; ∞ at ε = 0."""
+        return _global_upper(self.weight, self.eps)
+
+    @property
+    def dim(self) -> int:
+        """d."""
+        return len(self.weight)
+
+
+def _checked(weight: Any, eps: float) -> tuple[Tensor, float]:
+    tensor = as_float_tensor(weight, "weight")
+    if tensor.ndim != 1 or not len(tensor):
+        raise ValueError(f"weight: expected shape (d,), got {tuple(tensor.shape)}")
+    check_finite(tensor, "weight")
+    if not 0 <= float(eps) < math.inf:
+        raise ValueError(f"eps: expected a finite number ≥ 0, got {eps}")
+    return tensor, float(eps)
+
+
+def _unit(
+    mu: ParticleMeasure, weight: Tensor, eps: float, *, centred: bool
+) -> tuple[Tensor, Tensor]:
+    """x̂ (*batch, n, d) and the spread (*batch, n, 1)."""
+    if mu.dim != len(weight):
+        raise ValueError(f"expected a measure on R^{len(weight)}, got one on R^{mu.dim}")
+    check_same_kind(weight, "the weight", mu.points, "the measure")
+    x = mu.points
+    if centred:
+        x = x - x.mean(-1, keepdim=True)
+    square = x.square().mean(-1, keepdim=True) + eps
+    if eps == 0 and not is_traced(square) and bool((square == 0).any()):
+        raise ValueError(
+            "the normalisation is undefined at an atom of spread 0; give eps > 0, or leave the "
+            "atom out"
+        )
+    spread = square.sqrt()
+    return x / spread, spread
+
+
+def _linearisation(
+    mu: ParticleMeasure, weight: Tensor, eps: float, geometry: str, *, centred: bool
+) -> Linearisation:
+    unit, spread = (t.detach() for t in _unit(mu, weight, eps, centred=centred))
+
+    def across(vectors: Tensor) -> Tensor:
+        """(I − 11ᵀ/d − x̂x̂ᵀ/d)/σ, which is symmetric."""
+        rest = vectors - unit * (unit * vectors).mean(-1, keepdim=True)
+        return (rest - rest.mean(-1, keepdim=True) if centred else rest) / spread
+
+    push: Callable[[Tensor], Tensor] = lambda eps: weight * across(eps)  # noqa: E731
+    return blockwise(mu, push, lambda zeta: across(weight * zeta), mu.dim, geometry)
+
+
+def _local_upper(mu: ParticleMeasure, weight: Tensor, eps: float, *, centred: bool) -> Tensor:
+    _, spread = _unit(mu, weight, eps, centred=centred)
+    largest = (present_rows(mu) / spread).amax((-2, -1))
+    return (1 + _ROUNDING) * weight.abs().max() * largest
+
+
+def _global_upper(weight: Tensor, eps: float) -> float:
+    largest = float(weight.abs().max())
+    if not eps:
+        return math.inf if largest else 0.0
+    return (1 + _ROUNDING) * largest / math.sqrt(eps)

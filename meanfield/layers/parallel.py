@@ -1,0 +1,81 @@
+"""Several maps of one measure, added up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import final
+
+from torch import Tensor
+
+from meanfield.capabilities import HasDim, is_causal
+from meanfield.layers.composition import checked_maps, name_of, upper_of
+from meanfield.linearisation import Linearisation, linearize
+from meanfield.measures import MeasureMap, ParticleMeasure
+
+__all__ = ["Sum"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """Atoms move to Σ_m yᵢ^m, y^m the atoms of F_m(μ): branches side by side.
+
+    ``Residual(Sum([attention, mlp]))`` is the parallel block of GPT-NeoX. The maps are those of
+    `single_heads`, so that a local constant can be shared out among them.
+
+    Args:
+        maps: maps of measures into one dimension.
+    """
+
+    maps: Sequence[MeasureMap]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "maps", checked_maps(self.maps, "Sum"))
+
+    def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
+        """The sum.
+
+        Raises:
+            ValueError: the maps go to several dimensions.
+        """
+        images = [each(mu).points for each in self.maps]
+        if len({image.shape for image in images}) > 1:
+            shapes = {name_of(F): tuple(y.shape) for F, y in zip(self.maps, images, strict=True)}
+            raise ValueError(f"Sum: expected maps into one dimension, got points {shapes}")
+        return mu.replace(reduce(add, images))
+
+    def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
+        """The sum of those of the maps."""
+        parts = [linearize(each, mu, geometry=geometry) for each in self.maps]
+        return Linearisation(
+            reduce(add, [part.atoms for part in parts]),
+            reduce(add, [part.field for part in parts]),
+        )
+
+    def local_upper(self, mu: ParticleMeasure) -> Tensor:
+        """The sum of the maps' own bounds, (*batch,)."""
+        return reduce(add, [upper_of(each, mu) for each in self.maps])
+
+    def single_heads(self) -> Sequence[MeasureMap]:
+        """The maps."""
+        return self.maps
+
+    @property
+    def causal(self) -> bool:
+        """Whether one of the maps is masked."""
+        return any(is_causal(each) for each in self.maps)
+
+    @property
+    def dim(self) -> int:
+        """d, of the first map that says it.
+
+        Raises:
+            AttributeError: none of them does.
+        """
+        for each in self.maps:
+            if isinstance(each, HasDim):
+                return each.dim
+        raise AttributeError("dim: none of the maps of the sum declares it")

@@ -1,0 +1,145 @@
+"""Maps that move every particle by itself: T♯μ, block-diagonal linearisations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import final
+
+import torch
+from torch import Tensor
+
+from meanfield.checks import is_traced
+from meanfield.linalg import LinearMap
+from meanfield.linearisation import Linearisation, check_geometry
+from meanfield.measures import ParticleMeasure
+
+__all__ = ["Pointwise", "blockwise", "present_rows"]
+
+# How far T of a particle alone may be from T of all: the order of sums may differ.
+_ALONE = {torch.float64: 1e-9, torch.float32: 1e-3}
+
+
+def present_rows(mu: ParticleMeasure) -> Tensor:
+    """1 for atoms with mass and 0 for absent ones, (*batch, n, 1)."""
+    return (mu.log_weights > -math.inf)[..., None].to(mu.dtype)
+
+
+def blockwise(
+    mu: ParticleMeasure,
+    push: Callable[[Tensor], Tensor],
+    pull: Callable[[Tensor], Tensor],
+    out_dim: int,
+    geometry: str,
+) -> Linearisation:
+    """The linearisation of a map that moves every particle by itself, εᵢ ↦ Bᵢεᵢ.
+
+    The weights cancel, √aᵢ Bᵢ/√aᵢ = Bᵢ, so both geometries and both components have the same
+    blocks.
+
+    Args:
+        mu: where; absent atoms are cut out.
+        push: ε (*batch, n, d) ↦ (Bᵢεᵢ).
+        pull: ζ (*batch, n, out_dim) ↦ (Bᵢᵀζᵢ).
+        out_dim: rows of Bᵢ.
+        geometry: checked only.
+    """
+    check_geometry(geometry)
+    present = present_rows(mu)
+
+    @cache
+    def matrices() -> Tensor:
+        units = torch.eye(mu.dim, dtype=mu.dtype, device=mu.device)
+        return torch.stack([present * push(unit.expand(mu.points.shape)) for unit in units], -1)
+
+    atoms = LinearMap(
+        matvec=lambda eps: present * push(eps),
+        rmatvec=lambda zeta: pull(present * zeta),
+        in_shape=(mu.n_particles, mu.dim),
+        out_shape=(mu.n_particles, out_dim),
+        batch_shape=mu.batch_shape,
+        dtype=mu.dtype,
+        device=mu.device,
+        dense=lambda part: _dense(LinearMap.pointwise(matrices()), part),
+    )
+    field = LinearMap(
+        matvec=lambda eps: atoms.matvec(eps.squeeze(-2)).unsqueeze(-2),
+        rmatvec=lambda zeta: atoms.rmatvec(zeta.squeeze(-2)).unsqueeze(-2),
+        in_shape=(1, mu.dim),
+        out_shape=(1, out_dim),
+        batch_shape=torch.Size([*mu.batch_shape, mu.n_particles]),
+        dtype=mu.dtype,
+        device=mu.device,
+        dense=lambda part: matrices().flatten(0, -3)[part],
+    )
+    return Linearisation(atoms, field)
+
+
+def _dense(blocks: LinearMap, part: slice) -> Tensor:
+    assert blocks.dense is not None
+    return blocks.dense(part)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Pointwise:
+    """μ ↦ T♯μ for a map T of points, differentiated automatically, particle by particle.
+
+    Args:
+        transport: T, from points (..., d) to points (..., d'), each by itself, in torch
+            operations.
+
+    Example:
+        >>> Pointwise(torch.tanh)(ParticleMeasure([[0.0], [1.0]])).points
+        tensor([[0.0000],
+                [0.7616]], dtype=torch.float64)
+    """
+
+    transport: Callable[[Tensor], Tensor]
+
+    def __post_init__(self) -> None:
+        if not callable(self.transport):
+            raise TypeError(
+                f"transport: expected a function of points, got {type(self.transport).__name__}"
+            )
+
+    def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
+        """T♯μ."""
+        return mu.replace(self.transport(mu.points))
+
+    def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
+        """DT(xᵢ) at every atom.
+
+        Raises:
+            ValueError: T does not move every particle by itself.
+        """
+        points = mu.points.detach()
+        image, pull, *_ = torch.func.vjp(self.transport, points)
+        self._check_alone(points, image)
+
+        def push(eps: Tensor) -> Tensor:
+            return torch.func.jvp(self.transport, (points,), (eps.contiguous(),))[1]
+
+        return blockwise(mu, push, lambda zeta: pull(zeta)[0], image.shape[-1], geometry)
+
+    def local_upper(self, mu: ParticleMeasure) -> Tensor:
+        """maxᵢ ‖DT(xᵢ)‖, (*batch,): the constant itself, factored."""
+        blocks = self.linearisation(mu).field.to_dense()
+        return 1.000000001 * torch.linalg.matrix_norm(blocks, 2).amax(-1)
+
+    def _check_alone(self, points: Tensor, image: Tensor) -> None:
+        if is_traced(points):
+            return
+        alone = self.transport(points.unsqueeze(-2)).squeeze(-2)
+        room = _ALONE[points.dtype]
+        near = alone.shape == image.shape and torch.allclose(
+            alone, image, rtol=room, atol=room * float(image.abs().max())
+        )
+        if not near:
+            raise ValueError(
+                "Pointwise: expected a function that moves each particle by itself, got one "
+                "whose value at a particle depends on the others; for that give a map of "
+                "measures of your own, which is differentiated as a whole"
+            )

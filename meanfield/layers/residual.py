@@ -1,0 +1,86 @@
+"""What a map adds to its input: x + scale · F(x)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from torch import Tensor
+
+from meanfield.capabilities import HasDim, is_causal
+from meanfield.layers.composition import checked_maps, identity, name_of, upper_of
+from meanfield.linearisation import Linearisation, linearize
+from meanfield.measures import MeasureMap, ParticleMeasure
+
+__all__ = ["Residual"]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Residual:
+    """Atoms move from xᵢ to xᵢ + scale · yᵢ, yᵢ the atom of F(μ); weights and positions ride.
+
+    A residual block of a transformer: pre-norm is ``Residual(Chain([norm, F]))``, post-norm
+    ``Chain([Residual(F), norm])``, peri-norm ``Residual(Chain([norm, F, norm]))``.
+
+    Args:
+        map: F, a map of measures into the same dimension.
+        scale: factor of the displacement.
+
+    Example:
+        >>> from meanfield.layers import Pointwise
+        >>> G = Residual(Pointwise(lambda x: x**2), scale=0.5)
+        >>> G(ParticleMeasure([[2.0]])).points
+        tensor([[4.]], dtype=torch.float64)
+    """
+
+    map: MeasureMap
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        checked_maps([self.map], "Residual")
+        scale = float(self.scale)
+        if scale != scale or scale in (float("inf"), -float("inf")):
+            raise ValueError(f"scale: expected a finite number, got {self.scale}")
+        object.__setattr__(self, "scale", scale)
+
+    def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
+        """The displaced measure.
+
+        Raises:
+            ValueError: F goes to another dimension.
+        """
+        image = self.map(mu).points
+        if image.shape != mu.points.shape:
+            raise ValueError(
+                f"Residual: expected {name_of(self.map)} to keep the shape "
+                f"{tuple(mu.points.shape)} of the points, got {tuple(image.shape)}"
+            )
+        return mu.replace(mu.points + self.scale * image)
+
+    def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
+        """I + scale · that of F, for the atoms and for the field."""
+        still, moved = identity(mu), linearize(self.map, mu, geometry=geometry)
+        return Linearisation(
+            still.atoms + self.scale * moved.atoms, still.field + self.scale * moved.field
+        )
+
+    def local_upper(self, mu: ParticleMeasure) -> Tensor:
+        """1 + |scale| times the bound that F declares, (*batch,)."""
+        return 1 + abs(self.scale) * upper_of(self.map, mu)
+
+    @property
+    def causal(self) -> bool:
+        """Whether F is masked."""
+        return is_causal(self.map)
+
+    @property
+    def dim(self) -> int:
+        """d, if F says it.
+
+        Raises:
+            AttributeError: it does not.
+        """
+        if isinstance(self.map, HasDim):
+            return self.map.dim
+        raise AttributeError(f"dim: {name_of(self.map)} does not declare it")
