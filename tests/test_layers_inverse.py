@@ -215,9 +215,10 @@ def test_a_constant_on_a_ball_counts_inside_of_it_only(norm):
     assert math.isinf(float(outside.error))
     with pytest.raises(ConvergenceError, match="not inside the ball"):
         invert(small, small(mu))
+    other = Ball(ParticleMeasure(centre.points, [0.2, 0.1, 0.3, 0.2, 0.2]), 1.5)
+    elsewhere = contractive(F, 0.8, constant=constant, ball=other)
     with pytest.raises(ValueError, match="centre with the weights"):
-        other = Ball(ParticleMeasure(centre.points, [0.2, 0.1, 0.3, 0.2, 0.2]), 1.5)
-        invert(contractive(F, 0.8, constant=constant, ball=other), G(mu))
+        invert(elsewhere, G(mu))
 
 
 def test_the_ball_must_hold_the_whole_certificate():

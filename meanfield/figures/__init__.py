@@ -6,6 +6,14 @@ markers.
 """
 
 from meanfield.figures.canvas import style
+from meanfield.figures.contractions import (
+    plot_bits_per_character,
+    plot_inverse,
+    plot_inverse_steps,
+    plot_l2_ratio,
+    plot_l2_tightness,
+    plot_layer_constants,
+)
 from meanfield.figures.files import save_all
 from meanfield.figures.measures import (
     plot_growth_in_n,
@@ -35,13 +43,19 @@ from meanfield.figures.transformers import (
 __all__ = [
     "plot_adversarial",
     "plot_adversarial_heads",
+    "plot_bits_per_character",
     "plot_bound_beside_constant",
     "plot_constant_against_n",
     "plot_exponents",
     "plot_growth_in_n",
     "plot_growth_in_radius",
     "plot_head_constants",
+    "plot_inverse",
+    "plot_inverse_steps",
+    "plot_l2_ratio",
+    "plot_l2_tightness",
     "plot_large_radius",
+    "plot_layer_constants",
     "plot_lemma_3_2",
     "plot_light_weight",
     "plot_masked_bound",

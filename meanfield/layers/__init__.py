@@ -10,13 +10,14 @@ a map so that x + c·F(x)/L can be inverted, and `invert` does it with a certifi
 from meanfield.layers.chain import Chain
 from meanfield.layers.contraction import Ball, Bounded, contractive
 from meanfield.layers.inverse import Inversion, invert
-from meanfield.layers.mlp import MLP
+from meanfield.layers.mlp import ACTIVATIONS, MLP
 from meanfield.layers.normalised import LayerNorm, RMSNorm
 from meanfield.layers.parallel import Sum
 from meanfield.layers.particlewise import Pointwise
 from meanfield.layers.residual import Residual
 
 __all__ = [
+    "ACTIVATIONS",
     "MLP",
     "Ball",
     "Bounded",

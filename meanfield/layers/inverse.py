@@ -148,7 +148,8 @@ class _Stage:
         x, image, steepness = nu.points, None, torch.zeros_like(off)
         best = torch.full_like(off, math.inf)
         where, last, residual, waited, steps = x, x, best, 0, 0
-        for steps in range(1, max_steps + 1):
+        while steps < max_steps:
+            steps += 1
             before, moved = image, self.map(nu.replace(x)).points
             if before is not None:
                 ratio = self._ratio(moved - before, x - last, nu, moved)
@@ -194,10 +195,11 @@ class _Stage:
         )
         half = (0.5 * mu.log_weights)[..., None].exp()
         positive = half > 0
-        parts = []
-        for weighted in (J.matvec(top.direction), top.direction):
-            parts.append(size(torch.where(positive, weighted / half, 0.0), mu, self.norm))
-        return torch.where(parts[1] > 0, parts[0] / (self.map.constant * parts[1]), 0.0)
+        rise, run = (
+            size(torch.where(positive, weighted / half, 0.0), mu, self.norm)
+            for weighted in (J.matvec(top.direction), top.direction)
+        )
+        return torch.where(run > 0, rise / (self.map.constant * run), 0.0)
 
     def _inside(self, mu: ParticleMeasure, error: Tensor) -> Tensor:
         """Whether the constant holds wherever the certificate needs it."""
