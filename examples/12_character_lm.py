@@ -352,8 +352,9 @@ def main() -> None:
     def model(variant: str, depth: int, replica: int) -> dict:
         return case(variant, depth, replica, text=text, options=options, folder=folder)
 
-    grid = {"variant": options.variants, "depth": options.depths,
-            "replica": range(options.seeds)}  # fmt: skip
+    # Seed by seed, so that a run that is stopped early has compared all variants.
+    grid = {"replica": range(options.seeds), "depth": options.depths,
+            "variant": options.variants}  # fmt: skip
     task = Task(model, VARIABLES, PARAMETERS, coords, name="character-lm")
     ds = sweep(task, grid, store=options.out / "runs.zarr", batch_size=1, attrs=marks,
                progress=False)  # fmt: skip
