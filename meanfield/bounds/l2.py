@@ -51,12 +51,14 @@ def l2_spread(n: Any) -> float:
 
 
 def l2_attention_inf(layer: Any, n: Any) -> float:
-    """max over rows of Σ_h (1 + 4√k c) ‖row of W_hB_h‖₁ ‖Q_h‖_∞, c = φ⁻¹(n−1): bounds ‖J‖_∞.
+    """max over rows w of [W_hB_h]_h of Σ_h β_h(w_h), c = φ⁻¹(n−1): bounds ‖J‖_∞ anywhere.
 
-    The ∞-norm constant of tied L2 attention on n tokens of R^d, masked or not: the largest row
-    sum of |J| anywhere. For the layer of the paper, values W^Vᵀ W^Q W^Qᵀ/√k, it is at most
-    (4c + 1/√k) ‖W^Oᵀ‖_∞ max_h ‖W^Q_h‖_∞‖W^Q_hᵀ‖_∞ max_h ‖W^V_hᵀ‖_∞, the form of the paper, and
-    equal to it for one head of dimension one.
+    β(w) is the less of (1 + 4√k c) |w|₁ ‖Q‖_∞ and (1 + 4c) |w|₂ ‖Q‖_{∞→2}. It is the ∞-norm
+    constant of tied L2 attention on n tokens of R^d, masked or not: the largest row sum of |J|.
+    The second form is the less one for wide heads. For the layer of the paper, whose values are
+    W^Vᵀ W^Q W^Qᵀ/√k, it is at most the form of the paper,
+    (4c + 1/√k) ‖W^Oᵀ‖_∞ max_h ‖W^Q_h‖_∞‖W^Q_hᵀ‖_∞ max_h ‖W^V_hᵀ‖_∞, and equal to it for one head
+    of dimension one.
 
     Args:
         layer: parameters with key = query and values B_h Q_h, see `AttentionParameters.tied_l2`;
@@ -66,8 +68,9 @@ def l2_attention_inf(layer: Any, n: Any) -> float:
     Raises:
         ValueError: untied queries and keys, or values that see what the queries do not.
 
-    Source: [KPM21] Theorem 3.2 for the paper's layer, for any B_h this package. Proved: a row of
-    a k×k sum of outer products has an ℓ₁ norm of at most √k times their traces.
+    Source: [KPM21] Theorem 3.2 for the paper's layer; for any B_h, and the second form, this
+    package. Proved: a row of a k×k sum of outer products has an ℓ₁ norm of at most √k times
+    their traces; and |⟨w, η⟩| ≤ |w|₂|η|₂ for the three sums η.
 
     Example:
         >>> from meanfield.attention import AttentionParameters
@@ -77,8 +80,11 @@ def l2_attention_inf(layer: Any, n: Any) -> float:
     heads, _ = _heads(layer)
     c, rows = l2_spread(n), np.zeros(())
     for left, _, q in heads:
-        factor = 1 + 4 * math.sqrt(len(q)) * c
-        rows = rows + factor * np.abs(left).sum(-1) * np.abs(q).sum(-1).max()
+        sums = np.abs(q).sum(-1)
+        by_sums = (1 + 4 * math.sqrt(len(q)) * c) * np.abs(left).sum(-1) * sums.max()
+        # max |Qx|₂ over |x|_∞ ≤ 1 is at most either.
+        reach = min(np.linalg.norm(sums), math.sqrt(q.shape[1]) * np.linalg.norm(q, 2))
+        rows = rows + np.minimum(by_sums, (1 + 4 * c) * np.linalg.norm(left, axis=-1) * reach)
     return float((1 + _ROUNDING) * np.max(rows))
 
 
