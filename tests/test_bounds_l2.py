@@ -2,61 +2,164 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from meanfield import bounds
+from meanfield.attention import AttentionParameters, SelfAttention, kernels
+from meanfield.linearisation import linearize
+from meanfield.measures import ParticleMeasure
 from tests import oracles
 
 
-def l2_attention(X: Tensor, W: Tensor, V: Tensor, output: Tensor) -> Tensor:
-    """One sequence (n, d); as `oracles.l2_attention`, in torch."""
-    root = W.shape[-1] ** 0.5
-    projected = X @ W
-    gaps = (projected[:, :, None] - projected[:, None]).square().sum(-1)
-    heads = (-gaps / root).softmax(-1) @ projected @ W.mT @ V / root
-    return heads.transpose(0, 1).flatten(1) @ output
+def paper_matrices(heads: int, k: int, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    d = heads * k
+    shapes = ((heads, d, k), (heads, d, k), (heads * k, d))
+    return [torch.randn(*s, generator=generator, dtype=torch.float64) for s in shapes]
 
 
+def jacobians(parameters: AttentionParameters, mu: ParticleMeasure, **how) -> torch.Tensor:
+    F = SelfAttention(parameters, kernel=kernels.l2, causal=how.pop("causal", False))
+    return linearize(F, mu, **how).atoms.to_dense()
+
+
+def max_norm_lower(J: torch.Tensor, n: int) -> float:
+    """A lower bound of the norm of J in maxᵢ|xᵢ|: the fixed point of duality, from 5 starts."""
+    blocks = J.reshape(len(J), n, -1, n, J.shape[-1] // n)
+    best = 0.0
+    for seed in range(5):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(len(J), n, blocks.shape[-1], generator=generator, dtype=J.dtype)
+        for _ in range(10):
+            x = x / x.norm(dim=-1, keepdim=True)
+            y = torch.einsum("biajc,bjc->bia", blocks, x)
+            best = max(best, float(y.norm(dim=-1).max()))
+            row = y.norm(dim=-1).argmax(-1)
+            every = torch.arange(len(J))
+            x = torch.einsum("ba,bajc->bjc", y[every, row], blocks[every, row])
+    return best
+
+
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("n", [2, 4, 8])
 @pytest.mark.parametrize(("heads", "k"), [(1, 1), (2, 1), (2, 2)])
-def test_no_jacobian_exceeds_the_bounds(n, heads, k):
-    d = heads * k
+def test_no_jacobian_exceeds_the_bounds(n, heads, k, causal):
+    parameters = AttentionParameters.tied_l2(*paper_matrices(heads, k, n))
     generator = torch.Generator().manual_seed(n)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
-
-    W, V, output = draw(heads, d, k), draw(heads, d, k), draw(d, d)
-    sizes = 10.0 ** torch.linspace(-1.5, 1.0, 400, dtype=torch.float64)
-    X = sizes[:, None, None] * draw(400, n, d)
-    np.testing.assert_allclose(
-        l2_attention(X[0], W, V, output),
-        oracles.l2_attention(X[0].numpy(), W.numpy(), V.numpy(), output.numpy()),
+    sizes = 10.0 ** torch.linspace(-1.5, 1.0, 200, dtype=torch.float64)
+    X = torch.randn(200, n, heads * k, generator=generator, dtype=torch.float64)
+    J = jacobians(
+        parameters, ParticleMeasure.from_sequence(sizes[:, None, None] * X), causal=causal
     )
-    J = torch.func.vmap(torch.func.jacrev(lambda Y: l2_attention(Y, W, V, output)))(X)
-    J = J.reshape(400, n * d, n * d)
-    assert float(J.abs().sum(-1).max()) <= bounds.l2_attention_inf(n, W, V, output)
+    assert float(J.abs().sum(-1).max()) <= bounds.l2_attention_inf(parameters, n)
     spectral = torch.linalg.matrix_norm(J, 2).max()
-    assert float(spectral) <= bounds.l2_attention_2(n, W, V, output)
+    assert float(spectral) <= bounds.l2_attention_2(parameters, n)
+    assert max_norm_lower(J, n) <= bounds.l2_attention_max(parameters, n)
 
 
-def test_the_formulas_have_the_reference_values_and_agree_with_the_oracle():
-    one = np.ones((1, 1, 1))
-    found = [bounds.l2_attention_inf(n, one, one, one[0]) for n in (2, 5, 10, 20, 50)]
+@pytest.mark.parametrize("lightest", [0.2, 1e-3, 1e-6])
+def test_weighted_atoms_obey_the_bound_at_one_over_the_lightest_weight(lightest):
+    generator = torch.Generator().manual_seed(3)
+    parameters = AttentionParameters.tied_l2(*paper_matrices(1, 2, 5))
+    weights = torch.tensor([lightest, *[(1 - lightest) / 3] * 3], dtype=torch.float64)
+    X = torch.randn(400, 4, 2, generator=generator, dtype=torch.float64)
+    X = X * 10.0 ** torch.linspace(-1, 1, 400, dtype=torch.float64)[:, None, None]
+    mu = ParticleMeasure(X, weights)
+    n = 1 / float(weights.min())
+    weighted = torch.linalg.matrix_norm(jacobians(parameters, mu, geometry="wasserstein"), 2)
+    assert float(weighted.max()) <= bounds.l2_attention_2(parameters, n)
+    J = jacobians(parameters, mu)
+    assert float(J.abs().sum(-1).max()) <= bounds.l2_attention_inf(parameters, n)
+    assert max_norm_lower(J, 4) <= bounds.l2_attention_max(parameters, n)
+
+
+@pytest.mark.parametrize("n", [3, 9, 101, 1001])
+def test_two_far_groups_come_within_two_of_the_bound(n):
+    # A token between two groups at ±t: row sum 1 + p(4t² − 2), p the mass of the groups.
+    best = 0.0
+    for t2 in np.linspace(1, 8, 400):
+        p = (n - 1) * math.exp(-t2) / (1 + (n - 1) * math.exp(-t2))
+        best = max(best, 1 + p * (4 * t2 - 2))
+    one = AttentionParameters.tied_l2([[1.0]], [[1.0]])
+    bound = bounds.l2_attention_inf(one, n)
+    assert bound - 2 < best <= bound
+    if n < 200:
+        t = math.sqrt(1.5 + bounds.l2_spread(1 + (n - 1) / math.sqrt(math.e)))
+        half = (n - 1) // 2
+        mu = ParticleMeasure([[0.0], *[[t]] * half, *[[-t]] * half])
+        row = float(jacobians(one, mu)[0].abs().sum())
+        assert row == pytest.approx(best, rel=1e-3)
+
+
+def test_the_bounds_scale_as_the_jacobian_does():
+    W, V, output = paper_matrices(2, 2, 1)
+    before = AttentionParameters.tied_l2(W, V, output)
+    after = AttentionParameters.tied_l2(10 * W, V, output)
+    for bound in (bounds.l2_attention_inf, bounds.l2_attention_2, bounds.l2_attention_max):
+        assert bound(after, 7) == pytest.approx(100 * bound(before, 7))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_bounds_are_below_the_forms_of_the_paper(seed):
+    matrices = paper_matrices(2, 2, seed)
+    parameters = AttentionParameters.tied_l2(*matrices)
+    arrays = [m.numpy() for m in matrices]
+    room = 1 + 1e-9
+    assert bounds.l2_attention_inf(parameters, 7) <= oracles.l2_bound_inf(7, *arrays) * room
+    assert bounds.l2_attention_2(parameters, 7) <= oracles.l2_bound_2(7, *arrays) * room
+    assert bounds.l2_attention_max(parameters, 7) < bounds.l2_attention_2(parameters, 7)
+
+
+def test_one_head_of_dimension_one_has_the_reference_values():
+    one = AttentionParameters.tied_l2([[1.0]], [[1.0]])
+    found = [bounds.l2_attention_inf(one, n) for n in (2, 5, 10, 20, 50)]
     np.testing.assert_allclose(found, [2.11, 3.87, 5.40, 7.09, 9.54], atol=0.006)
-    rng = np.random.default_rng(0)
-    W, V, output = rng.normal(size=(2, 4, 2)), rng.normal(size=(2, 4, 2)), rng.normal(size=(4, 3))
-    arguments = (7, W, V, output)
-    assert bounds.l2_attention_inf(*arguments) == pytest.approx(oracles.l2_bound_inf(*arguments))
-    assert bounds.l2_attention_2(*arguments) == pytest.approx(oracles.l2_bound_2(*arguments))
+    assert bounds.l2_attention_max(one, 10) == pytest.approx(bounds.l2_attention_inf(one, 10))
+    c = bounds.l2_spread(10)
+    assert bounds.l2_attention_2(one, 10) == pytest.approx(math.sqrt(10) * (1 + 2 * c) + 2 * c)
 
 
-def test_bad_arguments_are_refused():
-    one = np.ones((1, 1, 1))
-    with pytest.raises(ValueError, match="at least 1 token"):
-        bounds.l2_attention_inf(0, one, one, one[0])
-    with pytest.raises(ValueError, match=r"output \(H·k, d_out\)"):
-        bounds.l2_attention_2(2, one, one, np.ones((2, 1)))
+def test_the_paper_s_layer_is_the_oracle_s():
+    W, V, output = paper_matrices(2, 2, 4)
+    F = SelfAttention(AttentionParameters.tied_l2(W, V, output), kernel=kernels.l2)
+    X = torch.linspace(-1, 1, 20, dtype=torch.float64).reshape(5, 4).cos()
+    expected = oracles.l2_attention(X.numpy(), W.numpy(), V.numpy(), output.numpy())
+    np.testing.assert_allclose(F(ParticleMeasure(X)).points, expected, rtol=1e-11)
+
+
+def test_a_layer_without_a_constant_is_refused():
+    eye = np.eye(2)
+    untied = AttentionParameters(eye, 2 * eye, eye)
+    with pytest.raises(ValueError, match="tied queries and keys"):
+        bounds.l2_attention_2(untied, 2)
+    biased = AttentionParameters(eye, eye, eye, query_bias=[1.0, 0.0])
+    with pytest.raises(ValueError, match="tied queries and keys"):
+        bounds.l2_attention_inf(biased, 2)
+    blind = AttentionParameters(eye[:1], eye[:1], eye)
+    with pytest.raises(ValueError, match="a function of its queries"):
+        bounds.l2_attention_max(blind, 2)
+    # It has none indeed: along what the queries do not see, the Jacobian grows without end.
+    sizes = [
+        float(jacobians(blind, ParticleMeasure([[0.0, 0.0], [1.0, s]])).abs().sum(-1).max())
+        for s in (1.0, 1e3, 1e6)
+    ]
+    assert sizes[2] > 900 * sizes[1] > 9e4 * sizes[0]
+    good = AttentionParameters.tied_l2([[1.0]], [[1.0]])
+    with pytest.raises(ValueError, match="at least 1"):
+        bounds.l2_attention_inf(good, 0)
+    with pytest.raises(ValueError, match=r"output: expected shape \(1, d_out\)"):
+        AttentionParameters.tied_l2([[1.0]], [[1.0]], [[1.0], [1.0]])
+
+
+def test_the_bias_that_queries_and_keys_share_changes_nothing():
+    W, V, output = paper_matrices(1, 2, 2)
+    plain = AttentionParameters.tied_l2(W, V, output)
+    bias = [[1.0, -2.0]]
+    biased = AttentionParameters(
+        plain.query, plain.key, plain.value, plain.output, query_bias=bias, key_bias=bias
+    )
+    assert bounds.l2_attention_2(biased, 5) == bounds.l2_attention_2(plain, 5)

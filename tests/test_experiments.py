@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, figures
-from meanfield.experiments import EXPERIMENTS, lemma_3_2, load, masked_bound, regimes, sharpness
+from meanfield.experiments import (
+    EXPERIMENTS,
+    inverse,
+    l2_tightness,
+    lemma_3_2,
+    load,
+    masked_bound,
+    regimes,
+    sharpness,
+)
 from tests import bounds_oracles
 
 
@@ -100,6 +109,45 @@ def test_norms_of_other_orders_are_those_of_the_dense_matrix(p):
     J, _ = bounds_oracles.linearisation(np.array([[-0.7]]), mu.points.numpy(), mu.weights.numpy())
     expected = bounds_oracles.order_norm(1.3 * J, mu.weights.numpy(), p)
     assert sharpness.order_norm(F, mu, p) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_infinity_norm_of_l2_attention_comes_near_its_bound():
+    settings = l2_tightness.Settings(
+        n_tokens=(2, 10, 51), shapes=((1, 1), (2, 2)), starts=6, steps=60
+    )
+    ds = l2_tightness.run(settings)
+    assert (ds.status == 1).all()
+    assert labelled(ds)
+    assert (ds.best <= ds.bound).all()
+    # The norm at the tokens found is no less than the row that was climbed.
+    near = np.isfinite(ds.best_norm)
+    assert (ds.best_norm >= ds.best * (1 - 1e-9))[near].all()
+    one = ds.isel(case=np.flatnonzero(ds.dim == 1))
+    # Known values: 1.60 and 4.41 are the best of 12 starts elsewhere.
+    np.testing.assert_allclose(one.best[:2], [1.60, 4.41], atol=0.02)
+    # Two equal groups reach the closed form, which is less than two below the bound.
+    np.testing.assert_allclose(one.constructed[2], one.closed_form[2], rtol=1e-12)
+    assert (one.bound - one.closed_form < 2).all()
+    assert float(one.constructed[2] / one.bound[2]) > 0.86
+
+
+def test_l2_attention_is_inverted_and_dot_products_are_refuted_where_they_fail():
+    ds = inverse.run(inverse.QUICK)
+    assert (ds.status == 1).all()
+    assert labelled(ds)
+    l2 = ds.isel(case=np.flatnonzero(ds.kernel == "l2"))
+    assert (l2.true_error <= l2.certified).all()
+    assert (l2.certified <= 1e-12 * 1.1).all()
+    assert (l2.measured <= l2.constant).all()
+    # Geometric, at least as fast as c predicts, and as the measured constant predicts.
+    assert (l2.steps_taken <= l2.steps_bound + 1).all()
+    assert (l2.steps_taken <= l2.steps_measured + 2).all()
+    assert (l2.steps_bound >= 3 * l2.steps_measured).all()
+    wide = (ds.kernel == "dot product") & (ds.spread == 30.0)
+    lost = ds.isel(case=np.flatnonzero(wide))
+    assert (lost.error[:, -1] > 1e-6).all()
+    assert np.isinf(lost.certified).all()
+    assert (lost.steepness > 1).all()
 
 
 @pytest.mark.slow

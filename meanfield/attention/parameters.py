@@ -118,6 +118,32 @@ class AttentionParameters:
         return cls(A, key, V, output, scale=1.0)
 
     @classmethod
+    def tied_l2(cls, query: Any, value: Any, output: Any = None) -> AttentionParameters:
+        """The L2 attention of [KPM21] in the paper's matrices, for ``kernel=kernels.l2``.
+
+        P_ij ∝ exp(−‖W^Qᵀ(xᵢ − xⱼ)‖²/√k), heads P X W^Q W^Qᵀ W^V/√k concatenated, times W^O:
+        queries and keys are one, and the values see only what the queries see, without which
+        L2 attention would not be Lipschitz.
+
+        Args:
+            query: W^Q, shape (H, d, k) or (d, k).
+            value: W^V, shape (H, d, v) or (d, v).
+            output: W^O, shape (H·v, d_out); the identity if None, which needs one head.
+        """
+        W, V = _heads(query, "query"), _heads(value, "value")
+        heads = None
+        if output is not None:
+            rows = as_float_tensor(output, "output")
+            if rows.ndim != 2 or len(rows) != len(V) * V.shape[-1]:
+                raise ValueError(
+                    f"output: expected shape ({len(V) * V.shape[-1]}, d_out), "
+                    f"got {tuple(rows.shape)}"
+                )
+            heads = rows.unflatten(0, (len(V), -1)).mT
+        values = V.mT @ W @ W.mT / math.sqrt(W.shape[-1])
+        return cls(W.mT, W.mT, values, heads)
+
+    @classmethod
     def random(
         cls,
         dim: int,

@@ -22,7 +22,8 @@ range of float64 comes back as infinity, which still is one. They are evaluated 
 | `proposition_3_4` | Lip(f on B_Rⁿ) ≥ √(n−1) / (1 + (n−1)e^{−2γR²}), V = I | [CAP24] Prop. 3.4 |
 | `multi_head`, `joined_heads` | Lip ≤ Σ_h ‖W^h‖ Lip(f^h), and less | [CAP24] Lemma 3.8; both |
 | `theorem_3_3_of_layer`, `tokens_of_layer` | of a layer, query biases included | both |
-| `l2_attention_inf`, `l2_attention_2` | L2 attention on n tokens of R^d | [KPM21], see there |
+| `l2_attention_inf` | tied L2 attention on n tokens of R^d, in the ∞-norm | [KPM21] |
+| `l2_attention_2`, `l2_attention_max` | in the Euclidean norm, in maxᵢ |xᵢ| | this package |
 | `table` | every statement for one layer and one ball | as each row says |
 
 [CAP24]: Castin, Ablin, Peyré, *How Smooth Is Attention?*, ICML 2024. [KPM21]: Kim,
@@ -37,7 +38,7 @@ from meanfield.bounds.diracs import (
     two_dirac_lower,
 )
 from meanfield.bounds.joins import joined_heads, multi_head
-from meanfield.bounds.l2 import l2_attention_2, l2_attention_inf
+from meanfield.bounds.l2 import l2_attention_2, l2_attention_inf, l2_attention_max, l2_spread
 from meanfield.bounds.layer import (
     LayerNorms,
     layer_norms,
@@ -66,7 +67,9 @@ __all__ = [
     "kernel_norm",
     "l2_attention_2",
     "l2_attention_inf",
+    "l2_attention_max",
     "l2_mean_field",
+    "l2_spread",
     "layer_norms",
     "local_upper",
     "masked_mean_field",

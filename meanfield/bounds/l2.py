@@ -1,4 +1,17 @@
-"""The constants of L2 attention, which is Lipschitz on all of R^d."""
+"""The constants of L2 attention with tied queries and keys, Lipschitz on all of R^d.
+
+Write u = √s Q x, so that P_ij ∝ e^{−|uᵢ−uⱼ|²}, and let the values be B Q x: then v = (B/√s) u, and
+
+    ȯᵢ = Σⱼ P_ij v̇ⱼ − 2 Σⱼ P_ij (vⱼ−oᵢ)⟨uᵢ−uⱼ, u̇ᵢ⟩ + 2 Σⱼ P_ij (vⱼ−oᵢ)⟨uᵢ−uⱼ, u̇ⱼ⟩.
+
+Everything rests on  Σⱼ P_ij |uᵢ−uⱼ|² ≤ c = φ⁻¹(n−1), φ(x) = x e^{x+1} ([KPM21]): the token sees
+itself with score 0, so that t = |uᵢ−uⱼ|² counts only by t e^{−t}, and all t are equal at the
+maximum. With Cauchy–Schwarz the three sums are at most 1, 2c and 2c times ‖B‖ max |Q ẋⱼ|. A mask
+takes atoms away and never the token itself; weights aᵢ put 1/min aᵢ in the place of n.
+
+Values that see what the queries do not (B does not exist), and untied queries and keys, have no
+such constant: two tokens that attention cannot tell apart can differ by any value.
+"""
 
 from __future__ import annotations
 
@@ -9,71 +22,168 @@ import numpy as np
 
 from meanfield.bounds.arguments import as_array
 
-__all__ = ["l2_attention_2", "l2_attention_inf"]
+__all__ = ["l2_attention_2", "l2_attention_inf", "l2_attention_max", "l2_spread"]
+
+# Relative; rows of the values outside the span of the queries beyond it are no rounding.
+_OUTSIDE = 1e-9
+# Relative: what the bounds are raised by, to stay above the rounding of the norms.
+_ROUNDING = 1e-12
 
 
-def l2_attention_inf(n: int, query: Any, value: Any, output: Any) -> float:
-    """(4φ⁻¹(n−1) + 1/√k) ‖W^Oᵀ‖_∞ max_h ‖W^Q_h‖_∞‖W^Q_hᵀ‖_∞ max_h ‖W^V_hᵀ‖_∞, φ(x) = xe^{x+1}.
-
-    The ∞-norm constant of L2 attention on n tokens: P_ij ∝ exp(−‖W^Q_hᵀ(xᵢ − xⱼ)‖²/√k), heads
-    P X W^Q_h W^Q_hᵀ W^V_h/√k concatenated, times W^O.
+def l2_spread(n: Any) -> float:
+    """φ⁻¹(n−1) = W₀((n−1)/e), φ(x) = xe^{x+1}: Σⱼ P_ij |uᵢ−uⱼ|² is at most this for n tokens.
 
     Args:
-        n: number of tokens.
-        query: W^Q, shape (H, d, k); keys are tied to it.
-        value: W^V, shape (H, d, k).
-        output: W^O, shape (H·k, d_out).
+        n: number of tokens, at least 1; 1/min aᵢ for weights aᵢ.
 
-    Source: [KPM21] Theorem 3.2, as remembered; tested numerically.
+    Source: [KPM21], the quantity of Theorem 3.2; attained by n−1 tokens at one distance.
 
     Example:
-        >>> l2_attention_inf(2, [[[1.0]]], [[[1.0]]], [[1.0]])
-        2.1138
+        >>> l2_spread(2), l2_spread(1000)
+        (0.278465, 4.420502)
     """
-    W, V, out = _matrices(n, query, value, output)
-    head = 4 * _phi_inverse(n - 1) + 1 / math.sqrt(W.shape[-1])
-    queries = max(_inf(w) * _inf(w.T) for w in W)
-    return float(head * _inf(out.T) * queries * max(_inf(v.T) for v in V))
-
-
-def l2_attention_2(n: int, query: Any, value: Any, output: Any) -> float:
-    """√(n/k) (4φ⁻¹(n−1) + 1) (Σ_h ‖W^Q_h‖⁴‖W^V_h‖²)^½ ‖W^O‖: the Euclidean constant.
-
-    Args:
-        n: number of tokens.
-        query: as for `l2_attention_inf`.
-        value: as for `l2_attention_inf`.
-        output: as for `l2_attention_inf`.
-
-    Source: the form of [KPM21] Theorem 3.2, corrected here for homogeneity; tested numerically.
-    """
-    W, V, out = _matrices(n, query, value, output)
-    head = math.sqrt(n / W.shape[-1]) * (4 * _phi_inverse(n - 1) + 1)
-    norms_W, norms_V = (np.linalg.norm(m, 2, axis=(-2, -1)) for m in (W, V))
-    heads = float(np.sqrt(np.sum(norms_W**4 * norms_V**2)))
-    return float(head * heads * np.linalg.norm(out, 2))
-
-
-def _phi_inverse(y: float) -> float:
-    """The x with x e^{x+1} = y: W₀(y/e)."""
     from scipy.special import lambertw
 
-    return float(lambertw(y / math.e).real)
+    count = float(n)
+    if not 1 <= count < math.inf:
+        raise ValueError(f"n: expected a number of tokens, at least 1, got {n}")
+    return float(lambertw((count - 1) / math.e).real)
 
 
-def _inf(matrix: np.ndarray) -> float:
-    return float(np.abs(matrix).sum(-1).max())
+def l2_attention_inf(layer: Any, n: Any) -> float:
+    """max over rows w of [W_hB_h]_h of Σ_h β_h(w_h), c = φ⁻¹(n−1): bounds ‖J‖_∞ anywhere.
+
+    β(w) is the less of (1 + 4√k c) |w|₁ ‖Q‖_∞ and (1 + 4c) |w|₂ ‖Q‖_{∞→2}. It is the ∞-norm
+    constant of tied L2 attention on n tokens of R^d, masked or not: the largest row sum of |J|.
+    The second form is the less one for wide heads. For the layer of the paper, whose values are
+    W^Vᵀ W^Q W^Qᵀ/√k, it is at most the form of the paper,
+    (4c + 1/√k) ‖W^Oᵀ‖_∞ max_h ‖W^Q_h‖_∞‖W^Q_hᵀ‖_∞ max_h ‖W^V_hᵀ‖_∞, and equal to it for one head
+    of dimension one.
+
+    Args:
+        layer: parameters with key = query and values B_h Q_h, see `AttentionParameters.tied_l2`;
+            or a map that has them as ``parameters``.
+        n: number of tokens; 1/min aᵢ for weighted atoms.
+
+    Raises:
+        ValueError: untied queries and keys, or values that see what the queries do not.
+
+    Source: [KPM21] Theorem 3.2 for the paper's layer; for any B_h, and the second form, this
+    package. Proved: a row of a k×k sum of outer products has an ℓ₁ norm of at most √k times
+    their traces; and |⟨w, η⟩| ≤ |w|₂|η|₂ for the three sums η.
+
+    Example:
+        >>> from meanfield.attention import AttentionParameters
+        >>> l2_attention_inf(AttentionParameters.tied_l2([[1.0]], [[1.0]]), 2)
+        2.1138
+    """
+    heads, _ = _heads(layer)
+    c, rows = l2_spread(n), np.zeros(())
+    for left, _, q in heads:
+        sums = np.abs(q).sum(-1)
+        by_sums = (1 + 4 * math.sqrt(len(q)) * c) * np.abs(left).sum(-1) * sums.max()
+        # max |Qx|₂ over |x|_∞ ≤ 1 is at most either.
+        reach = min(np.linalg.norm(sums), math.sqrt(q.shape[1]) * np.linalg.norm(q, 2))
+        rows = rows + np.minimum(by_sums, (1 + 4 * c) * np.linalg.norm(left, axis=-1) * reach)
+    return float((1 + _ROUNDING) * np.max(rows))
 
 
-def _matrices(
-    n: int, query: Any, value: Any, output: Any
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    W, V, out = (as_array(m) for m in (query, value, output))
-    if n < 1:
-        raise ValueError(f"n: expected at least 1 token, got {n}")
-    if W.ndim != 3 or V.shape != W.shape or out.ndim != 2 or len(out) != len(W) * W.shape[-1]:
+def l2_attention_2(layer: Any, n: Any) -> float:
+    """(√n (1 + 2c) + 2c) · join_h(‖W_hB_h‖, ‖Q_h‖), c = φ⁻¹(n−1): bounds ‖J‖₂.
+
+    The Euclidean constant on n tokens of R^d, and that in the weighted L2 norm (Σ aᵢ|xᵢ|²)^½ for
+    atoms of fixed weights aᵢ with n = 1/min aᵢ. The factor 2c is of the token's own movement,
+    which no sum over tokens multiplies by √n.
+
+    Args:
+        layer: as for `l2_attention_inf`.
+        n: number of tokens; 1/min aᵢ for weighted atoms.
+
+    Raises:
+        ValueError: as `l2_attention_inf`.
+
+    Source: this package. Proved. The form of [KPM21] Theorem 3.2 is
+    √(n/k) (4c + 1) (Σ_h ‖W^Q_h‖⁴‖W^V_h‖²)^½ ‖W^O‖, and this is less. (The fourth power is needed:
+    with ‖W^Q‖² the right side would not scale as the Jacobian does when W^Q → sW^Q, x → x/s.)
+    """
+    c = l2_spread(n)
+    return (math.sqrt(n) * (1 + 2 * c) + 2 * c) * _joined(*_heads(layer), stacked=True)
+
+
+def l2_attention_max(layer: Any, n: Any) -> float:
+    """(1 + 4c) · join_h(‖W_hB_h‖, ‖Q_h‖), c = φ⁻¹(n−1): the constant in the norm maxᵢ |xᵢ|.
+
+    No token moves further than this times the furthest that one has moved: the Lipschitz
+    constant for W_∞ at matched atoms. It knows no √n, which makes it the one to scale a layer
+    by that is to be inverted (`meanfield.layers.contractive`).
+
+    Args:
+        layer: as for `l2_attention_inf`.
+        n: number of tokens; 1/min aᵢ for weighted atoms.
+
+    Raises:
+        ValueError: as `l2_attention_inf`.
+
+    Source: this package. Proved, by the rows of the proof of [KPM21] Theorem 3.2.
+    """
+    return (1 + 4 * l2_spread(n)) * _joined(*_heads(layer), stacked=False)
+
+
+_Heads = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+
+def _joined(heads: _Heads, outputs: list[np.ndarray], *, stacked: bool) -> float:
+    """At least ‖Σ_h W_hB_h G_h Q_h‖ for ‖G_h‖ ≤ 1: the least of three ways to pull it apart.
+
+    `stacked`: whether ‖(Q_h x)_h‖ ≤ ‖[Q_h]_h‖‖x‖ holds, as it does in Euclidean norms. In the
+    norm maxᵢ|xᵢ| another token may be the largest in every head.
+    """
+    norm = lambda matrix: float(np.linalg.norm(matrix, 2))  # noqa: E731
+    lefts, middles, queries = zip(*heads, strict=True)
+    q = [norm(matrix) for matrix in queries]
+    together = norm(np.concatenate(queries)) if stacked else math.hypot(*q)
+    apart = sum(norm(left) * each for left, each in zip(lefts, q, strict=True))
+    concatenated = norm(np.concatenate(outputs, -1)) * math.hypot(
+        *(norm(B) * each for B, each in zip(middles, q, strict=True))
+    )
+    least = min(norm(np.concatenate(lefts, -1)) * together, apart, concatenated)
+    return (1 + _ROUNDING) * least
+
+
+def _heads(layer: Any) -> tuple[_Heads, list[np.ndarray]]:
+    """(W_hB_h, B_h, Q_h) of each head, and W_h."""
+    par = getattr(layer, "parameters", layer)
+    queries, keys = as_array(par.query), as_array(par.per_head(par.key))
+    values = as_array(par.per_head(par.value))
+    outputs = None if par.output is None else as_array(par.output)
+    if not _same(queries, keys) or not _same_bias(par):
         raise ValueError(
-            f"expected query and value (H, d, k) and output (H·k, d_out), got {W.shape}, "
-            f"{V.shape} and {out.shape}"
+            "L2 attention: expected tied queries and keys, key = query and key_bias = query_bias; "
+            "untied, it is not Lipschitz on R^d"
         )
-    return W, V, out
+    heads, lefts = [], []
+    for h, (q, v) in enumerate(zip(queries, values, strict=True)):
+        B = v @ np.linalg.pinv(q)
+        outside = np.linalg.norm(v - B @ q)
+        if outside > _OUTSIDE * np.linalg.norm(v):
+            raise ValueError(
+                f"L2 attention: expected values of head {h} that are a function of its queries, "
+                f"value = B @ query, got a part {outside:.2g} outside; without it the layer is "
+                "not Lipschitz on R^d. AttentionParameters.tied_l2 makes such values"
+            )
+        W = np.eye(len(v)) if outputs is None else outputs[h]
+        heads.append((W @ B, B, q))
+        lefts.append(W)
+    return heads, lefts
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.shape == b.shape and bool((a == b).all())
+
+
+def _same_bias(par: Any) -> bool:
+    if par.query_bias is None and par.key_bias is None:
+        return True
+    if par.query_bias is None or par.key_bias is None:
+        return False
+    return _same(as_array(par.query_bias), as_array(par.per_head(par.key_bias)))

@@ -19,6 +19,14 @@ from meanfield.figures.constants import (
     plot_splitting,
     plot_token_sharpness,
 )
+from meanfield.figures.contractions import (
+    plot_bits_per_character,
+    plot_inverse,
+    plot_inverse_steps,
+    plot_l2_ratio,
+    plot_l2_tightness,
+    plot_layer_constants,
+)
 from meanfield.figures.flows import (
     plot_cluster_count,
     plot_constant_through_depth,
@@ -55,6 +63,7 @@ __all__ = [
     "animate_particles",
     "plot_adversarial",
     "plot_adversarial_heads",
+    "plot_bits_per_character",
     "plot_bound_beside_constant",
     "plot_cluster_count",
     "plot_constant_against_n",
@@ -68,8 +77,13 @@ __all__ = [
     "plot_growth_in_n",
     "plot_growth_in_radius",
     "plot_head_constants",
+    "plot_inverse",
+    "plot_inverse_steps",
     "plot_kernel_growth",
+    "plot_l2_ratio",
+    "plot_l2_tightness",
     "plot_large_radius",
+    "plot_layer_constants",
     "plot_lemma_3_2",
     "plot_light_weight",
     "plot_masked_bound",

@@ -3,14 +3,31 @@
 `Pointwise`, `LayerNorm`, `RMSNorm` and `MLP` move every particle by itself; attention is in
 `meanfield.attention`; `Chain`, `Residual` and `Sum` put maps together to blocks and networks:
 plain or causal, weighted, atoms of weight 0 absent. Each declares ``linearisation``, and
-``local_upper``, a certain bound of the local constant, where its parts do.
+``local_upper``, a certain bound of the local constant, where its parts do. `contractive` scales
+a map so that x + c·F(x)/L can be inverted, and `invert` does it with a certified error.
 """
 
 from meanfield.layers.chain import Chain
+from meanfield.layers.contraction import Ball, Bounded, contractive
+from meanfield.layers.inverse import Inversion, invert
 from meanfield.layers.mlp import ACTIVATIONS, MLP
 from meanfield.layers.normalised import LayerNorm, RMSNorm
 from meanfield.layers.parallel import Sum
 from meanfield.layers.particlewise import Pointwise
 from meanfield.layers.residual import Residual
 
-__all__ = ["ACTIVATIONS", "MLP", "Chain", "LayerNorm", "Pointwise", "RMSNorm", "Residual", "Sum"]
+__all__ = [
+    "ACTIVATIONS",
+    "MLP",
+    "Ball",
+    "Bounded",
+    "Chain",
+    "Inversion",
+    "LayerNorm",
+    "Pointwise",
+    "RMSNorm",
+    "Residual",
+    "Sum",
+    "contractive",
+    "invert",
+]

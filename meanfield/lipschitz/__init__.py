@@ -1,12 +1,13 @@
 """Lipschitz constants of maps of measures: local, secant, and how they compare.
 
 Works for any map of measures; one that declares its own linearisation (`meanfield.linearisation`)
-is faster. Files, each importing only those before it: `local`, `localization`, `proposals`,
-`search`, `secant`, `lower`, `comparison`, `ball`.
+is faster. Files, each importing only those before it: `local`, `infinity`, `localization`,
+`proposals`, `search`, `secant`, `lower`, `comparison`, `ball`.
 """
 
 from meanfield.lipschitz.ball import ball_upper
 from meanfield.lipschitz.comparison import compare_lemma_3_2, secants_along, split_secants
+from meanfield.lipschitz.infinity import InfinityNorm, infinity_norm
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.localization import Localization, localize
 from meanfield.lipschitz.lower import FAMILIES, SecantSearch, lipschitz_lower
@@ -20,6 +21,7 @@ from meanfield.lipschitz.secant import (
 
 __all__ = [
     "FAMILIES",
+    "InfinityNorm",
     "LocalLipschitz",
     "Localization",
     "SecantRatio",
@@ -27,6 +29,7 @@ __all__ = [
     "ball_upper",
     "compare_lemma_3_2",
     "euclidean_secant_ratio",
+    "infinity_norm",
     "lipschitz_lower",
     "local_lipschitz",
     "localize",

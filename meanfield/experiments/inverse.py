@@ -1,0 +1,187 @@
+"""Can residual attention be inverted by its fixed point? L2 attention always, dot products not.
+
+[KPM21] Section 5.2. The layer is x + c f(x)/L with the Euclidean constant L of tied L2 attention
+(`bounds.l2_attention_2`); dot-product attention of the same matrices gets the same L, which is no
+constant of it. The tokens are one at the origin and the others normal of standard deviation
+`spread`: where it is large, the query at the origin sees all the others alike, and its derivative
+is their covariance. Shown is the largest error over a batch against the number of iterations,
+beside what `layers.invert` certifies, and how many iterations the bound, the measured constant at
+the input and the residual itself ask for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xarray as xr
+from torch import Tensor
+
+from meanfield import bounds
+from meanfield.attention import AttentionParameters, SelfAttention, kernels
+from meanfield.layers import Residual, contractive, invert
+from meanfield.lipschitz import local_lipschitz
+from meanfield.measures import ParticleMeasure
+from meanfield.results import Variable
+from meanfield.sweeps import Task, sweep
+
+__all__ = ["FIGURES", "QUICK", "Settings", "layer", "measure", "plan", "run", "tokens"]
+
+FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "error": ("plot_inverse", {}),
+    "steps": ("plot_inverse_steps", {}),
+}
+
+_KERNELS = {"l2": kernels.l2, "dot product": kernels.dot_product}
+_STEPS = 60
+_RTOL = 1e-12
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the sweep runs over.
+
+    Attributes:
+        factors: c.
+        spreads: standard deviations of the tokens.
+        n_tokens: n.
+        dim: d.
+        n_heads: H.
+        batch: inputs per case.
+        seed: of the matrices and the inputs.
+    """
+
+    factors: tuple[float, ...] = (0.5, 0.7, 0.9)
+    spreads: tuple[float, ...] = (1.0, 30.0)
+    n_tokens: int = 64
+    dim: int = 16
+    n_heads: int = 4
+    batch: int = 16
+    seed: int = 0
+
+
+QUICK = Settings(n_tokens=16, dim=4, n_heads=1, batch=4)
+
+_VARIABLES = (
+    Variable("error", "largest relative error of the preimage after k steps", dims=("step",)),
+    Variable("certified", "largest certified relative error (infinite where refuted)"),
+    Variable("true_error", "largest relative error of that answer"),
+    Variable("steepness", "largest steepness seen, over the constant used"),
+    Variable("constant", "constant L that the layer is scaled by"),
+    Variable("measured", "largest local Euclidean constant at the inputs"),
+    Variable("steps_bound", "steps to 1e-12 that c predicts"),
+    Variable("steps_measured", "steps to 1e-12 that the measured constant predicts"),
+    Variable("steps_taken", "steps to 1e-12 by the certified residual (NaN if never)"),
+)
+_PARAMETERS = (
+    Variable("kernel", "score", dtype="str"),
+    Variable("spread", "standard deviation of the tokens"),
+    Variable("factor", "contraction factor c"),
+)
+
+
+def layer(dim: int, n_heads: int, seed: int) -> AttentionParameters:
+    """A tied L2 layer with normal matrices, in the paper's form."""
+    generator = torch.Generator().manual_seed(seed)
+    k = dim // n_heads
+    W, V = torch.randn(2, n_heads, dim, k, generator=generator, dtype=torch.float64) / dim**0.5
+    output = torch.randn(dim, dim, generator=generator, dtype=torch.float64) / dim**0.5
+    return AttentionParameters.tied_l2(W, V, output)
+
+
+def tokens(spread: float, n: int, dim: int, batch: int, seed: int) -> Tensor:
+    """One token at the origin and n − 1 normal ones, (batch, n, d)."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    X = spread * torch.randn(batch, n, dim, generator=generator, dtype=torch.float64)
+    X[:, 0] = 0.0
+    return X
+
+
+def measure(
+    kernel: str,
+    spread: float,
+    factor: float,
+    *,
+    n: int,
+    dim: int,
+    n_heads: int,
+    batch: int,
+    layer_seed: int,
+) -> dict[str, Any]:
+    """Errors against steps, the certificate, and the steps that each constant asks for."""
+    parameters = layer(dim, n_heads, layer_seed)
+    F = SelfAttention(parameters, kernel=_KERNELS[kernel])
+    constant = bounds.l2_attention_2(parameters, n)
+    G = contractive(F, factor, constant=constant)
+    mu = ParticleMeasure(tokens(spread, n, dim, batch, layer_seed))
+    nu = G(mu)
+    found = invert(G, nu, rtol=_RTOL, max_steps=400, strict=False)
+    sizes = _sizes(mu.points)
+    loose: dict[str, Any] = {"rtol": 1e-2, "upper_rtol": math.inf, "strict": False}
+    local = float(local_lipschitz(F, mu, geometry="euclidean", **loose).value.max())
+    first = float((_sizes(G(nu).points - nu.points) / sizes).max())
+    return {
+        "error": _errors(G, mu, nu),
+        "certified": float((found.error * n**0.5 / sizes).max()),
+        "true_error": float((_sizes(found.measure.points - mu.points) / sizes).max()),
+        "steepness": float(found.steepness.max()),
+        "constant": constant,
+        "measured": local,
+        "steps_bound": _predicted(first, factor),
+        "steps_measured": _predicted(first, factor * local / constant),
+        "steps_taken": found.n_steps if bool(found.converged.all()) else math.nan,
+    }
+
+
+def _errors(G: Residual, mu: ParticleMeasure, nu: ParticleMeasure) -> list[float]:
+    """Of x ← y − c f(x)/L from y, the largest over the batch, infinite beyond the range."""
+    x, found = nu, []
+    for _ in range(_STEPS + 1):
+        found.append(float((_sizes(x.points - mu.points) / _sizes(mu.points)).max()))
+        x = nu.replace(nu.points - G.scale * G.map(x).points)
+    return found
+
+
+def _sizes(points: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(points, dim=(-2, -1))
+
+
+def _predicted(first: float, factor: float) -> float:
+    """k with factorᵏ · first/(1 − factor) = 1e-12; NaN if the factor is no contraction."""
+    if not 0 < factor < 1:
+        return math.nan
+    return math.ceil(math.log(_RTOL * (1 - factor) / first) / math.log(factor))
+
+
+def plan(settings: Settings) -> dict[str, Any]:
+    """The arguments of `meanfield.sweep` that make the experiment."""
+    step = Variable("step", "steps k", dims=("step",), dtype="int64")
+    return {
+        "fn": Task(measure, _VARIABLES, (*_PARAMETERS, step), {"step": range(_STEPS + 1)}),
+        "grid": {
+            "kernel": tuple(_KERNELS),
+            "spread": settings.spreads,
+            "factor": settings.factors,
+        },
+        "fixed": {
+            "n": settings.n_tokens,
+            "dim": settings.dim,
+            "n_heads": settings.n_heads,
+            "batch": settings.batch,
+            "layer_seed": settings.seed,
+        },
+        "seed": settings.seed,
+        "attrs": {"experiment": "inverse"},
+    }
+
+
+def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
+    """Run the sweep over kernels, spreads and factors.
+
+    Args:
+        settings: what to run over; the whole experiment if None.
+        how: as in `meanfield.sweep.sweep`: store, executor, …
+    """
+    return sweep(**plan(settings or Settings()), **how)

@@ -1,0 +1,189 @@
+"""How close to its bound does the ∞-norm of L2 attention come?
+
+[KPM21] Section 5.1. The row sum Σ|∂f(X)_{ia}/∂x_{jb}| of one token is climbed from random tokens,
+with one head of dimension one as in the paper, and with more; a row sum anywhere is a lower bound
+of the constant. Beside it stands an input that is written down (this package): a token in the
+middle of two groups of (n−1)/2 at distance t. Its row sum is 1 + p(4t² − 2), p the attention on
+the groups, and the best t gives 1 + 4 W₀((n−1)e^{−3/2}), less than 2 below the bound
+1 + 4 W₀((n−1)e^{−1}): the bound is asymptotically tight, and both grow as log n.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xarray as xr
+from torch import Tensor
+
+from meanfield import bounds
+from meanfield.attention import AttentionParameters, SelfAttention, kernels
+from meanfield.linearisation import linearize
+from meanfield.lipschitz import infinity_norm
+from meanfield.measures import ParticleMeasure
+from meanfield.results import Variable
+from meanfield.sweeps import Task, sweep
+
+__all__ = ["FIGURES", "QUICK", "Settings", "layer", "measure", "plan", "run", "two_groups"]
+
+FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "tightness": ("plot_l2_tightness", {}),
+    "ratio": ("plot_l2_ratio", {}),
+}
+
+_RATE = 0.1  # of Adam, as in the paper
+_WIDEST = 10.0  # starts are uniform on [−w, w], w uniform on [0, 10], as in the paper
+# Up to this many rows the whole norm is computed at the tokens found.
+_ROWS = 512
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the sweep runs over.
+
+    Attributes:
+        n_tokens: n.
+        shapes: (d, H) of the layers; d/H is the dimension of a head.
+        starts: random starts per case.
+        steps: of Adam.
+        seed: of the starts, and of the layers with d > 1.
+    """
+
+    n_tokens: tuple[int, ...] = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
+    shapes: tuple[tuple[int, int], ...] = ((1, 1), (4, 1), (4, 4))
+    starts: int = 32
+    steps: int = 300
+    seed: int = 0
+
+
+QUICK = Settings(n_tokens=(2, 10, 100), shapes=((1, 1), (4, 4)), starts=8, steps=60)
+
+_VARIABLES = (
+    Variable("best", "largest row sum of |J| found by ascent"),
+    Variable("best_norm", "‖J‖_∞ at the tokens found (NaN where n·d is large)"),
+    Variable("constructed", "row sum at a token between two groups (d = 1)"),
+    Variable("closed_form", "1 + 4 W₀((n−1)e^{−3/2}), its value with two equal groups (d = 1)"),
+    Variable("bound", "upper bound of the ∞-norm anywhere"),
+    Variable("spread", "c = φ⁻¹(n−1)"),
+)
+_PARAMETERS = (
+    Variable("dim", "dimension d", dtype="int64"),
+    Variable("n_heads", "heads H", dtype="int64"),
+    Variable("n_tokens", "number of tokens n", dtype="int64"),
+)
+
+
+def layer(dim: int, n_heads: int, seed: int) -> AttentionParameters:
+    """One head of weight one for d = 1; else orthonormal W^Q, W^V per head and W^O = I."""
+    eye = torch.eye(dim, dtype=torch.float64)
+    if dim == 1:
+        return AttentionParameters.tied_l2(eye, eye, eye)
+    generator = torch.Generator().manual_seed(seed)
+    draws = torch.randn(2, dim, dim, generator=generator, dtype=torch.float64)
+    queries, values = (torch.linalg.qr(draw)[0] for draw in draws)
+    split = (dim, n_heads, dim // n_heads)
+    return AttentionParameters.tied_l2(
+        queries.reshape(split).movedim(1, 0), values.reshape(split).movedim(1, 0), eye
+    )
+
+
+def two_groups(n: int) -> Tensor:
+    """A token at 0 and n − 1 at ±t, one more on the right if n is even, (n, 1)."""
+    # t² − 3/2 = s with s eˢ = (n−1) e^{−3/2}.
+    distance = math.sqrt(1.5 + bounds.l2_spread(1 + (n - 1) / math.sqrt(math.e)))
+    left, right = (n - 1) // 2, n - 1 - (n - 1) // 2
+    places = [0.0, *[-distance] * left, *[distance] * right]
+    return torch.tensor(places, dtype=torch.float64)[:, None]
+
+
+def measure(
+    dim: int,
+    n_heads: int,
+    n_tokens: int,
+    *,
+    starts: int,
+    steps: int,
+    layer_seed: int,
+    generator: torch.Generator,
+) -> dict[str, Any]:
+    """The best row sum found, that of the construction, and the bound."""
+    F = SelfAttention(layer(dim, n_heads, layer_seed), kernel=kernels.l2)
+    widths = _WIDEST * torch.rand(starts, 1, 1, generator=generator, dtype=torch.float64)
+    uniform = torch.rand(starts, n_tokens, dim, generator=generator, dtype=torch.float64)
+    X, feature = _climb(F, widths * (2 * uniform - 1), steps)
+    best, norm = _row_sum(F, X, feature), math.nan
+    if n_tokens * dim <= _ROWS:
+        norm = float(infinity_norm(F, ParticleMeasure(X)).value)
+    constructed, closed_form = math.nan, math.nan
+    if dim == 1:
+        constructed = _row_sum(F, two_groups(n_tokens), 0)
+        closed_form = 1 + 4 * bounds.l2_spread(1 + (n_tokens - 1) / math.sqrt(math.e))
+    return {
+        "best": best,
+        "best_norm": norm,
+        "constructed": constructed,
+        "closed_form": closed_form,
+        "bound": bounds.l2_attention_inf(F, n_tokens),
+        "spread": bounds.l2_spread(n_tokens),
+    }
+
+
+def _climb(F: SelfAttention, starts: Tensor, steps: int) -> tuple[Tensor, int]:
+    """Adam on the row sum of the first token, coordinate s mod d in start s; the best (X, a)."""
+    X = starts.clone().requires_grad_()
+    features = torch.arange(len(X)) % X.shape[-1]
+    optimiser = torch.optim.Adam([X], lr=_RATE)
+    best, where = torch.full((len(X),), -math.inf, dtype=X.dtype), starts.clone()
+    for _ in range(steps + 1):
+        image = F.field(ParticleMeasure(X))(X[:, :1])[:, 0]
+        chosen = image.gather(-1, features[:, None]).sum()
+        (row,) = torch.autograd.grad(chosen, X, create_graph=True)
+        sums = row.abs().sum((-2, -1))
+        better = sums.detach() > best
+        best = torch.where(better, sums.detach(), best)
+        where = torch.where(better[:, None, None], X.detach(), where)
+        optimiser.zero_grad()
+        (-sums.sum()).backward()
+        optimiser.step()
+    top = int(best.argmax())
+    return where[top], int(features[top])
+
+
+def _row_sum(F: SelfAttention, X: Tensor, feature: int) -> float:
+    """Σ|J| of the row (first token, feature), by the layer's own linearisation."""
+    J = linearize(F, ParticleMeasure(X)).atoms
+    unit = torch.zeros(J.out_shape, dtype=X.dtype)
+    unit[0, feature] = 1.0
+    return float((J.T @ unit).abs().sum())
+
+
+def plan(settings: Settings) -> dict[str, Any]:
+    """The arguments of `meanfield.sweep` that make the experiment."""
+    cases = [
+        {"dim": dim, "n_heads": heads, "n_tokens": n}
+        for dim, heads in settings.shapes
+        for n in settings.n_tokens
+    ]
+    return {
+        "fn": Task(measure, _VARIABLES, _PARAMETERS),
+        "grid": cases,
+        "fixed": {
+            "starts": settings.starts,
+            "steps": settings.steps,
+            "layer_seed": settings.seed,
+        },
+        "seed": settings.seed,
+        "attrs": {"experiment": "l2-tightness"},
+    }
+
+
+def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
+    """Run the sweep over n and the shapes.
+
+    Args:
+        settings: what to run over; the whole experiment if None.
+        how: as in `meanfield.sweep.sweep`: store, executor, …
+    """
+    return sweep(**plan(settings or Settings()), **how)

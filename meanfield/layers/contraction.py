@@ -1,0 +1,152 @@
+"""Residual layers x + c·F(x)/L that can be inverted, and the constants they rest on."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from meanfield.capabilities import HasDim, is_causal
+from meanfield.layers.residual import Residual
+from meanfield.linearisation import Linearisation, linearize
+from meanfield.measures import MeasureMap, ParticleMeasure
+
+__all__ = ["NORMS", "Ball", "Bounded", "contractive", "size"]
+
+NORMS = ("l2", "max")
+
+
+@dataclass(frozen=True, eq=False)
+class Ball:
+    """The measures with the centre's weights, each atom within `radius` of its place in it.
+
+    Args:
+        centre: μ.
+        radius: > 0, in the unit of the points.
+    """
+
+    centre: ParticleMeasure
+    radius: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.radius < math.inf:
+            raise ValueError(f"radius: expected a finite number > 0, got {self.radius}")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Bounded:
+    """A map of measures with a Lipschitz constant in the norm of its atoms' displacements.
+
+    ‖F(μ') − F(μ)‖ ≤ constant · ‖μ' − μ‖ for measures μ, μ' of the same weights, atom by atom.
+    Whoever makes it vouches for that; `meanfield.layers.invert` believes it until it is refuted.
+
+    Args:
+        map: F.
+        constant: the Lipschitz constant.
+        norm: "l2": (Σ aᵢ|xᵢ|²)^½. "max": maxᵢ |xᵢ| over atoms that have mass.
+        ball: where it holds; everywhere if None.
+    """
+
+    map: MeasureMap
+    constant: float
+    norm: str = "l2"
+    ball: Ball | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.map):
+            raise TypeError(f"map: expected a map of measures, got {type(self.map).__name__}")
+        object.__setattr__(self, "constant", _number(self.constant))
+        if self.norm not in NORMS:
+            raise ValueError(f"norm: expected one of {NORMS}, got {self.norm!r}")
+
+    def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
+        """F(μ)."""
+        return self.map(mu)
+
+    def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
+        """That of F."""
+        return linearize(self.map, mu, geometry=geometry)
+
+    @property
+    def causal(self) -> bool:
+        """Whether F is masked."""
+        return is_causal(self.map)
+
+    @property
+    def dim(self) -> int:
+        """d, if F says it.
+
+        Raises:
+            AttributeError: it does not.
+        """
+        if isinstance(self.map, HasDim):
+            return self.map.dim
+        raise AttributeError(f"dim: {type(self.map).__name__} does not declare it")
+
+
+def contractive(
+    F: MeasureMap, factor: float, *, constant: float, norm: str = "l2", ball: Ball | None = None
+) -> Residual:
+    """x + factor · F(x)/constant: the invertible residual layer of [KPM21] Section 4.
+
+    What it adds has the Lipschitz constant `factor` < 1, so that x ↦ y − factor·F(x)/constant
+    is a contraction for every y, and its fixed point is the one preimage of y.
+
+    Args:
+        F: a map of measures into the same dimension.
+        factor: c, 0 < c < 1. Small ones invert faster, large ones can do more.
+        constant: L, a Lipschitz constant of F at the weights that it will see. A bound such as
+            `meanfield.bounds.l2_attention_2` (norm "l2") or `l2_attention_max` ("max") holds
+            everywhere; a constant that is certified on a ball round an input holds there, and
+            needs `ball`. One measured at a single input is neither.
+        norm: the norm of L, see `Bounded`.
+        ball: where L holds; everywhere if None.
+
+    Raises:
+        ValueError: a factor outside (0, 1), a constant that is not finite and > 0.
+        TypeError: a constant that is no number.
+
+    Example:
+        >>> from meanfield.layers import Pointwise, invert
+        >>> G = contractive(Pointwise(torch.sin), 0.5, constant=1.0)
+        >>> nu = G(ParticleMeasure([[1.0], [2.0]]))
+        >>> invert(G, nu).measure.points
+        tensor([[1.],
+                [2.]], dtype=torch.float64)
+    """
+    if not 0 < factor < 1:
+        raise ValueError(
+            f"factor: expected a number strictly between 0 and 1, got {factor}; from 1 on the "
+            "layer need not have an inverse"
+        )
+    bounded = Bounded(F, constant, norm, ball)
+    if bounded.constant == 0:
+        raise ValueError("constant: expected a number > 0, got 0")
+    return Residual(bounded, factor / bounded.constant)
+
+
+def size(displacement: Tensor, mu: ParticleMeasure, norm: str) -> Tensor:
+    """The norm of displacements (*batch, n, d) of the atoms of μ, (*batch,)."""
+    present = mu.log_weights > -math.inf
+    lengths = torch.linalg.vector_norm(displacement, dim=-1)
+    lengths = torch.where(present, lengths, 0.0)
+    if norm == "max":
+        return lengths.amax(-1)
+    return torch.linalg.vector_norm((0.5 * mu.log_weights).exp() * lengths, dim=-1)
+
+
+def _number(constant: object) -> float:
+    if isinstance(constant, Tensor) and constant.numel() == 1:
+        constant = constant.item()
+    if isinstance(constant, bool) or not isinstance(constant, (int, float)):
+        raise TypeError(
+            f"constant: expected a number, got {type(constant).__name__}; a local constant holds "
+            "at one measure only, give a bound for all that the layer will see"
+        )
+    if not 0 <= constant < math.inf:
+        raise ValueError(f"constant: expected a finite number ≥ 0, got {constant}")
+    return float(constant)

@@ -1,0 +1,235 @@
+"""The inverse of contractive residual layers, with a certificate of how near it is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meanfield.errors import ConvergenceError
+from meanfield.layers.chain import Chain
+from meanfield.layers.contraction import Bounded, size
+from meanfield.layers.residual import Residual
+from meanfield.linalg import operator_norm
+from meanfield.linearisation import linearize
+from meanfield.measures import MeasureMap, ParticleMeasure
+
+__all__ = ["Inversion", "invert"]
+
+# Roundings of one evaluation of y − x − s F(x), in units of eps times the sizes of the three.
+_ROUNDINGS = 8.0
+# How much steeper than its constant a map must be seen to be for the constant to be refuted.
+_REFUTED = 1 + 1e-6
+# Steps without a smaller residual after which rounding is all that is left.
+_PATIENCE = 8
+_PROBE_STEPS = 12  # products for the steepness at the answer
+
+
+@dataclass(frozen=True, eq=False)
+class Inversion:
+    """A preimage and its evidence; tensors have the batch shape of ν.
+
+    Attributes:
+        measure: μ with G(μ) = ν, up to the error; weights and positions are those of ν.
+        error: the preimage is within this of `measure` in the weighted L2 distance
+            (Σ aᵢ|xᵢ − x'ᵢ|²)^½ of atoms matched, and so in W₂; infinite where nothing is proved.
+        residual: ‖ν − G(μ)‖ in the norm of the layer's constant; the largest of a chain's.
+        n_steps: evaluations of the layer, summed over those of a chain.
+        converged: whether the error is at most rtol times the size of μ or ν.
+        factor: c, the contraction factor of the certificate; the largest of a chain's.
+        steepness: the steepest that F was seen to be, over its constant. Above 1 the constant is
+            wrong, and nothing is proved; far below 1 it is loose, and the iteration was faster.
+    """
+
+    measure: ParticleMeasure
+    error: Tensor
+    residual: Tensor
+    n_steps: int
+    converged: Tensor
+    factor: float
+    steepness: Tensor
+
+
+def invert(
+    G: MeasureMap,
+    nu: ParticleMeasure,
+    *,
+    rtol: float = 1e-10,
+    max_steps: int = 2000,
+    strict: bool = True,
+    probe: bool = True,
+) -> Inversion:
+    """The measure μ with G(μ) = ν, for layers made by `contractive` and chains of them.
+
+    T(x) = y − s F(x) is a contraction with factor c = s · constant, so for every x
+
+        ‖x − x*‖ ≤ ‖y − G(x)‖ / (1 − c)        (Banach, a posteriori)
+
+    where y = G(x*): the residual that is there, whatever way x was found. It is at most the
+    a-priori c^k ‖x₁ − x₀‖/(1 − c), and much less where F is less steep than its constant. In a
+    chain the error of one layer adds to the residual of the layer before it.
+
+    The proof rests on the constant. It is tested on the way: between iterates, and by the norm of
+    the Jacobian at the answer, a steeper F refutes it, and then the error is infinite. With a
+    constant that holds in a ball, the ball of the certificate must lie in that ball. Rounding of
+    the sum y − x − s F(x) is counted, and F's own as much as if it were 8 eps of its size.
+
+    Args:
+        G: a layer of `contractive`, or a `Chain` of such layers.
+        nu: ν; batch axes give a batch.
+        rtol: error asked for, relative to the larger of (Σ aᵢ|xᵢ|²)^½ of μ and of ν.
+        max_steps: evaluations of each layer at most.
+        strict: raise when the error is not reached; otherwise the answer comes back flagged.
+        probe: whether to look at the Jacobian at the answer too.
+
+    Raises:
+        TypeError: a map that was not made by `contractive`.
+        ValueError: a contraction factor of 1 or more.
+        ConvergenceError: if strict: the constant is refuted, the answer outside of the ball
+            where it holds, or the error not reached.
+    """
+    if not rtol > 0 or max_steps < 1:
+        raise ValueError(f"expected rtol > 0 and max_steps ≥ 1, got {rtol} and {max_steps}")
+    stages = [_Stage.of(layer) for layer in (G.maps if isinstance(G, Chain) else (G,))]
+    with torch.no_grad():
+        found, answers = nu, []
+        error = nu.points.new_zeros(nu.batch_shape)
+        for k in reversed(range(len(stages))):
+            # What is left of the error asked for, once the layers before it have magnified it.
+            share = math.prod(1 - stage.factor for stage in stages[:k]) / len(stages)
+            goal = share * rtol * size(nu.points, nu, "l2")
+            answers.append(stages[k].solve(found, error, goal, max_steps, probe))
+            found, error = answers[-1].measure, answers[-1].error
+        largest = torch.maximum(size(nu.points, nu, "l2"), size(found.points, found, "l2"))
+    answer = Inversion(
+        measure=found,
+        error=error,
+        residual=torch.stack([each.residual for each in answers]).amax(0),
+        n_steps=sum(each.n_steps for each in answers),
+        converged=error <= rtol * largest,
+        factor=max(stage.factor for stage in stages),
+        steepness=torch.stack([each.steepness for each in answers]).amax(0),
+    )
+    if strict and not bool(answer.converged.all()):
+        raise ConvergenceError(_reason(answer, rtol))
+    return answer
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One layer x + s F(x), and its certificate."""
+
+    map: Bounded
+    scale: float
+    factor: float
+    norm: str
+
+    @classmethod
+    def of(cls, layer: MeasureMap) -> _Stage:
+        if not isinstance(layer, Residual) or not isinstance(layer.map, Bounded):
+            raise TypeError(
+                f"invert: expected layers made by meanfield.layers.contractive, got "
+                f"{type(layer).__name__}; an inverse needs a Lipschitz constant to rest on"
+            )
+        factor = abs(layer.scale) * layer.map.constant
+        if not factor < 1:
+            raise ValueError(
+                f"invert: expected a contraction factor below 1, got scale · constant = "
+                f"{factor:.6g}; the layer need not have an inverse"
+            )
+        return cls(layer.map, layer.scale, factor, layer.map.norm)
+
+    def solve(
+        self, nu: ParticleMeasure, off: Tensor, goal: Tensor, max_steps: int, probe: bool
+    ) -> Inversion:
+        """The preimage of a measure that is itself only known up to `off`."""
+        x, image, steepness = nu.points, None, torch.zeros_like(off)
+        best = torch.full_like(off, math.inf)
+        where, last, residual, waited, steps = x, x, best, 0, 0
+        while steps < max_steps:
+            steps += 1
+            before, moved = image, self.map(nu.replace(x)).points
+            if before is not None:
+                ratio = self._ratio(moved - before, x - last, nu, moved)
+                steepness = torch.maximum(steepness, ratio)
+            gap = nu.points - x - self.scale * moved
+            room = self._rounding(x, moved, nu)
+            length = size(gap, nu, self.norm)
+            error = (length + room + off) / (1 - self.factor)
+            better = error < best
+            waited = 0 if bool((better & (length > room)).any()) else waited + 1
+            best, residual = torch.minimum(best, error), torch.where(better, length, residual)
+            where = torch.where(better[..., None, None], x, where)
+            settled = (best <= goal + off / (1 - self.factor)) | (residual <= room)
+            if bool((settled | (steepness > _REFUTED)).all()) or waited >= _PATIENCE:
+                break
+            last, image, x = x, moved, x + gap
+        mu = nu.replace(where)
+        if probe:
+            steepness = torch.maximum(steepness, self._steepness_at(mu))
+        proved = (steepness <= _REFUTED) & self._inside(mu, best)
+        error = torch.where(proved, best, math.inf)
+        return Inversion(mu, error, residual, steps, error <= goal, self.factor, steepness)
+
+    def _rounding(self, x: Tensor, moved: Tensor, nu: ParticleMeasure) -> Tensor:
+        sizes = [size(part, nu, self.norm) for part in (x, nu.points, self.scale * moved)]
+        return _ROUNDINGS * torch.finfo(x.dtype).eps * sum(sizes, torch.zeros_like(sizes[0]))
+
+    def _ratio(self, moved: Tensor, step: Tensor, nu: ParticleMeasure, image: Tensor) -> Tensor:
+        """‖F(x) − F(x')‖ / (constant ‖x − x'‖) at least: less what rounding may have added."""
+        eps = _ROUNDINGS * torch.finfo(image.dtype).eps
+        noise = eps * size(image, nu, self.norm)
+        rise = (size(moved, nu, self.norm) - noise).clamp_min(0)
+        run = self.map.constant * size(step, nu, self.norm)
+        # A step at rounding level says nothing.
+        coarse = eps * self.map.constant * size(nu.points, nu, self.norm)
+        return torch.where(run > 100 * coarse, rise / run, 0.0)
+
+    def _steepness_at(self, mu: ParticleMeasure) -> Tensor:
+        """‖Jv‖ / (constant ‖v‖) along the direction in which J is steepest in the mean."""
+        J = linearize(self.map, mu, geometry="wasserstein").atoms
+        top = operator_norm(
+            J, max_steps=_PROBE_STEPS, rtol=1e-2, upper_rtol=math.inf, strict=False
+        )
+        half = (0.5 * mu.log_weights)[..., None].exp()
+        positive = half > 0
+        rise, run = (
+            size(torch.where(positive, weighted / half, 0.0), mu, self.norm)
+            for weighted in (J.matvec(top.direction), top.direction)
+        )
+        return torch.where(run > 0, rise / (self.map.constant * run), 0.0)
+
+    def _inside(self, mu: ParticleMeasure, error: Tensor) -> Tensor:
+        """Whether the constant holds wherever the certificate needs it."""
+        ball = self.map.ball
+        if ball is None:
+            return torch.ones_like(error, dtype=torch.bool)
+        if not torch.allclose(ball.centre.log_weights.exp(), mu.weights, rtol=1e-9, atol=0.0):
+            raise ValueError("ball: expected a centre with the weights of the measure to invert")
+        if self.norm == "l2":
+            light = mu.log_weights.masked_fill(mu.log_weights == -math.inf, 0.0).amin(-1)
+            error = error * (-0.5 * light).exp()
+        return size(mu.points - ball.centre.points, mu, "max") + error <= ball.radius
+
+
+def _reason(answer: Inversion, rtol: float) -> str:
+    steep = float(answer.steepness.max())
+    if steep > _REFUTED:
+        return (
+            f"invert: the constant of a layer is refuted, its map is {steep:.4g} times as steep; "
+            "dot-product attention has no constant on R^d: give a bound that holds, or a "
+            "constant on a ball"
+        )
+    if bool(answer.error.isinf().any()):
+        return (
+            "invert: the answer is not inside the ball where the constant of a layer holds; "
+            "give a constant for a larger ball"
+        )
+    return (
+        f"invert: a certified error of {float(answer.error.max()):.2e} after {answer.n_steps} "
+        f"evaluations, asked for was a relative {rtol:.2e} (residual "
+        f"{float(answer.residual.max()):.2e}, contraction factor {answer.factor:.4g}); raise "
+        "max_steps or rtol, or pass strict=False for the flagged answer"
+    )

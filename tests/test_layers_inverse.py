@@ -1,0 +1,299 @@
+"""Inverses of contractive layers: the error that comes back always holds, or nothing is said.
+
+The layers are evaluated a second time in extended precision, so that the preimage is known.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from meanfield import bounds
+from meanfield.attention import AttentionParameters, SelfAttention, kernels
+from meanfield.errors import ConvergenceError
+from meanfield.layers import Ball, Bounded, Chain, Pointwise, Residual, contractive, invert
+from meanfield.measures import ParticleMeasure
+
+WIDE = np.longdouble
+FACTORS = (0.3, 0.5, 0.7, 0.9, 0.99, 0.999)
+
+
+def wide_l2_attention(points, weights, parameters, causal):
+    """A batch (b, n, d) in extended precision; ties do not occur."""
+    x = np.asarray(points, WIDE)
+    total = np.zeros_like(x)
+    for h in range(parameters.n_heads):
+        q, v = (np.asarray(m[h].numpy(), WIDE) for m in (parameters.query, parameters.value))
+        u, scale = x @ q.T, WIDE(float(parameters.scale[h]))
+        scores = -scale * ((u[:, :, None] - u[:, None]) ** 2).sum(-1)
+        kernel = np.asarray(weights, WIDE)[:, None] * np.exp(scores)
+        if causal:
+            kernel = kernel * np.tri(x.shape[1], dtype=WIDE)
+        p = kernel / kernel.sum(-1, keepdims=True)
+        w = np.asarray(parameters.output[h].numpy(), WIDE)
+        total += p @ (x @ v.T) @ w.T
+    return total
+
+
+def weighted_l2(difference, weights):
+    return np.sqrt((np.asarray(weights, WIDE)[..., None] * difference**2).sum((-2, -1)))
+
+
+def draw_layer(generator, d, heads, size=1.0):
+    k = int(torch.randint(1, d + 1, (), generator=generator))
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    return AttentionParameters.tied_l2(
+        size * normal(heads, d, k), normal(heads, d, k), normal(heads * k, d)
+    )
+
+
+def constant_of(F, n, norm):
+    bound = bounds.l2_attention_2 if norm == "l2" else bounds.l2_attention_max
+    return bound(F, n)
+
+
+def image_of(X, weights, layers):
+    """Through the layers, in extended precision, rounded once at the end."""
+    x = np.asarray(X, WIDE)
+    for layer in layers:
+        F = layer.map.map
+        x = x + WIDE(layer.scale) * wide_l2_attention(x, weights, F.parameters, F.causal)
+    return x
+
+
+def holds(X, weights, layers, **how):
+    """Inverts the image of a batch X; how far the answers are, over their errors."""
+    y = image_of(X, weights, layers)
+    n = X.shape[-2]
+    positions = torch.arange(1, n + 1, dtype=torch.float64) / n
+    nu = ParticleMeasure(torch.from_numpy(y.astype(np.float64)), weights, positions=positions)
+    G = layers[0] if len(layers) == 1 else Chain(layers)
+    found = invert(G, nu, **how)
+    off = weighted_l2(found.measure.points.numpy() - np.asarray(X, WIDE), weights.numpy())
+    return found, (off / np.asarray(found.error.numpy(), WIDE)).astype(float)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_the_error_of_ten_random_cases_holds(seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def one_of(values):
+        return values[int(torch.randint(len(values), (), generator=generator))]
+
+    n, d, heads = one_of((1, 2, 3, 5, 8)), one_of((1, 2, 3, 4)), one_of((1, 2))
+    weights = torch.rand(n, generator=generator, dtype=torch.float64) + 0.05
+    weights = torch.full_like(weights, 1 / n) if seed % 2 else weights / weights.sum()
+    norm, causal, depth = one_of(("l2", "max")), one_of((False, True)), one_of((1, 1, 2, 3))
+    layers = []
+    for _ in range(depth):
+        F = SelfAttention(draw_layer(generator, d, heads), causal=causal, kernel=kernels.l2)
+        constant = constant_of(F, 1 / float(weights.min()), norm)
+        layers.append(contractive(F, one_of(FACTORS[:5]), constant=constant, norm=norm))
+    sizes = 10 ** (3 * torch.rand(10, 1, 1, generator=generator, dtype=torch.float64) - 1.5)
+    X = sizes * torch.randn(10, n, d, generator=generator, dtype=torch.float64)
+    rtol = 10.0 ** -one_of((1, 2, 4, 6, 8))
+    found, share = holds(X.numpy(), weights.expand(10, n), layers, rtol=rtol)
+    assert (share <= 1).all()
+    assert bool(found.converged.all())
+    assert float(found.steepness.max()) <= 1
+
+
+def adversarial(kind: int, generator) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """(X, weights, size of the queries), where the constant is nearly met or rounding is large."""
+    n, d = 6, 2
+    X = torch.randn(10, n, d, generator=generator, dtype=torch.float64)
+    weights = torch.full((n,), 1 / n, dtype=torch.float64)
+    size = 1.0
+    if kind == 0:  # a token between two groups: the steepest input known
+        X = 1e-3 * X
+        X[:, 1:] += torch.tensor([1.3, 0.0])
+        X[:, 3:] *= -1
+    elif kind == 1:  # a very light atom among heavy ones
+        weights = torch.tensor([1e-9, *[(1 - 1e-9) / (n - 1)] * (n - 1)], dtype=torch.float64)
+        X[:, 0] *= 10.0
+    elif kind == 2:  # far from the origin: scores with few digits
+        X = X + 1e3
+    elif kind == 3:  # very large differences: attention on one token
+        X, size = 1e4 * X, 10.0
+    else:  # coinciding atoms, and almost
+        X[:, 1], X[:, 2] = X[:, 0], X[:, 0] + 1e-12
+    return X, weights, size
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", range(5))
+def test_the_error_of_ten_adversarial_cases_holds(kind, seed):
+    generator = torch.Generator().manual_seed(seed)
+    X, weights, size = adversarial(kind, generator)
+    norm = ("l2", "max")[seed % 2]
+    F = SelfAttention(draw_layer(generator, X.shape[-1], 1, size), kernel=kernels.l2)
+    constant = constant_of(F, 1 / float(weights.min()), norm)
+    factor = (0.999, 0.9, 0.99, 0.5)[seed]
+    layers = [contractive(F, factor, constant=constant, norm=norm)]
+    for rtol in (1e-1, 1e-5, 1e-11):
+        found, share = holds(
+            X.numpy(), weights.expand(len(X), -1), layers, rtol=rtol, strict=False
+        )
+        assert (share <= 1).all()
+        assert bool(found.error.isfinite().all())
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+def test_the_bound_is_met_by_a_map_as_steep_as_its_constant(factor):
+    # F(x) = −x: the layer is (1 − c) x, and ‖y − G(x)‖/(1 − c) is the error itself.
+    G = contractive(Pointwise(lambda x: -x), factor, constant=1.0)
+    mu = ParticleMeasure([[1.0, 2.0], [-3.0, 0.5]], [0.25, 0.75])
+    found = invert(G, G(mu), rtol=1e-3, max_steps=20_000)
+    off = float(weighted_l2((found.measure.points - mu.points).numpy(), mu.weights.numpy()))
+    assert off <= float(found.error) <= off * (1 + 1e-5)
+    assert float(found.steepness) == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.7, 0.9])
+def test_twelve_digits_within_the_iterations_that_c_predicts(factor):
+    generator = torch.Generator().manual_seed(1)
+    F = SelfAttention(draw_layer(generator, 4, 2), kernel=kernels.l2)
+    G = contractive(F, factor, constant=bounds.l2_attention_2(F, 16))
+    mu = ParticleMeasure(torch.randn(16, 4, generator=generator, dtype=torch.float64))
+    nu = G(mu)
+    found = invert(G, nu, rtol=1e-12)
+    first = float((G(nu).points - nu.points).norm() / 4)  # ‖x₁ − x₀‖
+    scale = float(nu.points.norm() / 4)
+    predicted = math.ceil(math.log(1e-12 * scale * (1 - factor) / first) / math.log(factor))
+    assert found.n_steps <= predicted + 1
+    np.testing.assert_allclose(found.measure.points, mu.points, atol=1e-12 * scale)
+    assert float(found.error) <= 1e-12 * max(scale, float(mu.points.norm() / 4))
+
+
+def test_a_constant_that_is_refuted_proves_nothing():
+    parameters = AttentionParameters.from_bilinear([[4.0]], [[1.0]])
+    X = torch.tensor([[0.0], [6.0], [-6.0], [5.0]], dtype=torch.float64)
+    G = contractive(SelfAttention(parameters), 0.9, constant=1.0)
+    nu = G(ParticleMeasure(X))
+    found = invert(G, nu, strict=False, max_steps=50)
+    assert math.isinf(float(found.error))
+    assert not bool(found.converged)
+    assert float(found.steepness) > 1
+    with pytest.raises(ConvergenceError, match=r"refuted.*times as steep.*dot-product"):
+        invert(G, nu, max_steps=50)
+
+
+def test_the_jacobian_at_the_answer_refutes_what_no_step_did():
+    # Flat where the iteration walks, steep at the answer: ν = 0 is its own preimage.
+    steep = Pointwise(lambda x: torch.sin(5 * x))
+    G = contractive(steep, 0.9, constant=1.0)
+    nu = ParticleMeasure([[0.0]])
+    assert float(invert(G, nu, strict=False, probe=False).error) == 0
+    found = invert(G, nu, strict=False)
+    assert float(found.steepness) == pytest.approx(5)
+    assert math.isinf(float(found.error))
+
+
+@pytest.mark.parametrize("norm", ["l2", "max"])
+def test_a_constant_on_a_ball_counts_inside_of_it_only(norm):
+    # Dot-product attention has a constant on a ball of tokens, and none beyond.
+    n, radius = 5, 1.5
+    generator = torch.Generator().manual_seed(2)
+    parameters = AttentionParameters.random(3, generator=generator)
+    F = SelfAttention(parameters)
+    directions = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    mu = ParticleMeasure(directions / directions.norm(dim=-1, keepdim=True))
+    layer = bounds.layer_norms(F)
+    constant = math.sqrt(n) * bounds.mean_field(float(layer.A[0]), float(layer.V[0]), radius)
+    centre = mu.replace(torch.zeros_like(mu.points))
+    G = contractive(F, 0.8, constant=constant, norm=norm, ball=Ball(centre, radius))
+    found = invert(G, G(mu))
+    assert float((found.measure.points - mu.points).norm()) <= float(found.error) * math.sqrt(n)
+    small = contractive(F, 0.8, constant=constant, norm=norm, ball=Ball(centre, 0.99))
+    outside = invert(small, small(mu), strict=False)
+    assert math.isinf(float(outside.error))
+    with pytest.raises(ConvergenceError, match="not inside the ball"):
+        invert(small, small(mu))
+    other = Ball(ParticleMeasure(centre.points, [0.2, 0.1, 0.3, 0.2, 0.2]), 1.5)
+    elsewhere = contractive(F, 0.8, constant=constant, ball=other)
+    with pytest.raises(ValueError, match="centre with the weights"):
+        invert(elsewhere, G(mu))
+
+
+def test_the_ball_must_hold_the_whole_certificate():
+    # At a loose tolerance the answer is inside, but what is within its error of it is not.
+    F = Pointwise(lambda x: -x)
+    mu = ParticleMeasure([[1.0]])
+    centre = ParticleMeasure([[0.0]])
+
+    def error(radius, rtol):
+        G = contractive(F, 0.5, constant=1.0, ball=Ball(centre, radius))
+        return float(invert(G, G(mu), rtol=rtol, strict=False).error)
+
+    assert math.isinf(error(0.9, 0.3))
+    assert error(1.2, 0.1) < 0.1
+    assert error(1.001, 1e-6) < 1e-6
+
+
+def test_weights_and_positions_ride_and_absent_atoms_are_absent():
+    generator = torch.Generator().manual_seed(5)
+    F = SelfAttention(draw_layer(generator, 2, 1), kernel=kernels.l2, causal=True)
+    G = contractive(F, 0.7, constant=bounds.l2_attention_2(F, 4))
+    X = torch.randn(4, 2, generator=generator, dtype=torch.float64)
+    X[3] = 1e6
+    mu = ParticleMeasure(X, [0.5, 0.25, 0.25, 0.0], positions=[0.2, 0.5, 0.9, 0.3])
+    found = invert(G, G(mu))
+    np.testing.assert_allclose(found.measure.points[:3], X[:3], atol=1e-9)
+    np.testing.assert_array_equal(found.measure.weights, mu.weights)
+    np.testing.assert_array_equal(found.measure.positions, mu.positions)
+
+
+def test_single_precision_says_so_in_its_error():
+    generator = torch.Generator().manual_seed(6)
+    F = SelfAttention(draw_layer(generator, 3, 1), kernel=kernels.l2)
+    single = SelfAttention(F.parameters.to(torch.float32), kernel=kernels.l2)
+    X = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+    constant = bounds.l2_attention_2(F, 6)
+    G = contractive(single, 0.9, constant=constant)
+    y = image_of(X.numpy()[None], np.full((1, 6), 1 / 6), [contractive(F, 0.9, constant=constant)])
+    nu = ParticleMeasure(torch.from_numpy(y[0].astype(np.float32)))
+    found = invert(G, nu, strict=False)
+    off = float((found.measure.points.double() - X).norm()) / math.sqrt(6)
+    assert off <= float(found.error) < 1e-3
+    with pytest.raises(ConvergenceError, match=r"certified error of .* relative 1.00e-10"):
+        invert(G, nu)
+
+
+def test_a_contraction_scales_by_its_constant_and_has_its_derivative():
+    F = Pointwise(torch.sin)
+    G = contractive(F, 0.6, constant=3.0)
+    mu = ParticleMeasure([[0.3], [1.0]])
+    np.testing.assert_allclose(G(mu).points, mu.points + 0.2 * mu.points.sin())
+    J = G.linearisation(mu).atoms.to_dense()
+    np.testing.assert_allclose(J.diagonal(), (1 + 0.2 * mu.points.cos()).flatten())
+
+
+def test_what_cannot_be_inverted_is_refused():
+    F = Pointwise(torch.sin)
+    for factor in (0.0, 1.0, 1.5, -0.5, math.nan):
+        with pytest.raises(ValueError, match="strictly between 0 and 1"):
+            contractive(F, factor, constant=1.0)
+    for constant in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="constant: expected"):
+            contractive(F, 0.5, constant=constant)
+    with pytest.raises(TypeError, match="holds at one measure only"):
+        contractive(F, 0.5, constant=object())
+    with pytest.raises(ValueError, match="norm: expected one of"):
+        contractive(F, 0.5, constant=1.0, norm="l1")
+    nu = ParticleMeasure([[0.0]])
+    with pytest.raises(TypeError, match="made by meanfield.layers.contractive"):
+        invert(Residual(F, 0.1), nu)
+    with pytest.raises(TypeError, match="got Pointwise"):
+        invert(Chain([contractive(F, 0.5, constant=1.0), F]), nu)
+    with pytest.raises(ValueError, match=r"below 1, got scale · constant = 1.2"):
+        invert(Residual(Bounded(F, 1.0), -1.2), nu)
+    with pytest.raises(ValueError, match="rtol > 0"):
+        invert(contractive(F, 0.5, constant=1.0), nu, rtol=0.0)
+    with pytest.raises(ValueError, match="radius"):
+        Ball(nu, 0.0)
