@@ -98,7 +98,7 @@ def test_no_sequence_exceeds_its_bound():
 
 
 def dense_constants(x, logs, A, V, causal) -> torch.Tensor:
-    """‖D^½JD^−½‖ (B,) of B weighted clouds x (B, n, d), by formula, without the library's engine."""
+    """‖D^½JD^−½‖ (B,) of B weighted clouds x (B, n, d), by formula, without the engine."""
     n, d = x.shape[1:]
     u = x @ A.mT
     scores = u @ x.mT + logs[:, None, :]
