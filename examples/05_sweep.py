@@ -23,7 +23,7 @@ from meanfield import (
 )
 from meanfield.lipschitz import local_lipschitz
 from meanfield.results import Variable
-from meanfield.sweep import Task
+from meanfield.sweeps import Task
 
 
 # %% A case: plain arguments in, named values out. Randomness comes from the generator of the case.

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         attention,
         bounds,
         corpora,
+        dynamics,
         experiments,
         figures,
         linalg,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
         report,
         results,
         sampling,
+        sweeps,
         transport,
     )
     from meanfield.attention import AttentionParameters, SelfAttention
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
         split,
         stack,
     )
-    from meanfield.sweep import sweep
+    from meanfield.sweeps import sweep
 
 __version__ = "0.1.0"
 
@@ -46,6 +48,7 @@ _MODULES = (
     "attention",
     "bounds",
     "corpora",
+    "dynamics",
     "experiments",
     "figures",
     "linalg",
@@ -55,7 +58,7 @@ _MODULES = (
     "report",
     "results",
     "sampling",
-    "sweep",  # the module is callable: `meanfield.sweep(...)` is the function inside
+    "sweeps",
     "transport",
 )
 
@@ -75,6 +78,7 @@ _HOMES = {
     "pushforward": "meanfield.measures",
     "split": "meanfield.measures",
     "stack": "meanfield.measures",
+    "sweep": "meanfield.sweeps",
 }
 
 __all__ = [
@@ -90,6 +94,7 @@ __all__ = [
     "bounds",
     "corpora",
     "disintegrate",
+    "dynamics",
     "experiments",
     "figures",
     "linalg",
@@ -106,6 +111,7 @@ __all__ = [
     "split",
     "stack",
     "sweep",
+    "sweeps",
     "transport",
 ]
 

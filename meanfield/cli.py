@@ -1,7 +1,7 @@
 """The command line: run an experiment, draw a finished one, say what is installed.
 
 Exit codes: 0 done, 1 an error (one sentence on stderr), 2 wrong usage, 3 finished with failed
-cases.
+cases, 130 ended by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ import argparse
 import contextlib
 import dataclasses
 import logging
+import signal
 import sys
+import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -30,20 +33,51 @@ _PACKAGES = (
 )
 
 
+_RUN = "the .sweep, .zarr or .nc of a run"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    with _logging_to_stderr(options.verbose):
+    with _logging_to_stderr(options.verbose), _ending_by_signal():
         return _act(options)
+
+
+class _Ended(KeyboardInterrupt):
+    """The system asks the process to end: a time limit of the cluster, a closed terminal."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextlib.contextmanager
+def _ending_by_signal() -> Iterator[None]:
+    """SIGTERM and SIGHUP end as Ctrl-C does: what is finished is stored, a line says so."""
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
+
+    def end(number: int, frame: Any) -> None:
+        raise _Ended(number)
+
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _act(options: argparse.Namespace) -> int:
     try:
         return int(options.action(options))
-    except KeyboardInterrupt:
-        _logger.error("interrupted; finished cases are kept, continue with --resume")
-        return 1
+    except KeyboardInterrupt as error:
+        number = error.number if isinstance(error, _Ended) else signal.SIGINT
+        said = ["ended by " + signal.Signals(number).name, *getattr(error, "__notes__", [])]
+        _logger.error("%s", ": ".join(said))
+        return 128 + number
     except (ValueError, TypeError, OSError, RuntimeError, ImportError, LookupError) as error:
         if options.verbose:
             raise
@@ -64,22 +98,25 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands.add_parser("run", help="run an experiment, save its Dataset and figures"))
 
     state = commands.add_parser("status", help="how far a run is, and what failed")
-    state.add_argument("store", type=Path, metavar="STORE", help="the .zarr folder of a run")
+    state.add_argument("store", type=Path, metavar="RUN", help=_RUN)
+    state.add_argument(
+        "--check", action="store_true", help="exit code 1 if a file of it is damaged or missing"
+    )
     state.set_defaults(action=_status)
 
     export = commands.add_parser("export", help="write what a run has so far to one file")
-    export.add_argument("store", type=Path, metavar="STORE", help="the .zarr folder of a run")
+    export.add_argument("store", type=Path, metavar="RUN", help=_RUN)
     export.add_argument("file", type=Path, metavar="FILE", help="ends in .nc or .zarr")
     export.set_defaults(action=_export)
 
     plot = commands.add_parser("plot", help="draw the figures of a finished run again")
-    plot.add_argument("store", type=Path, metavar="STORE", help="a .zarr folder or a .nc file")
-    plot.add_argument("--out", type=Path, metavar="DIR", help="where to (default: beside STORE)")
+    plot.add_argument("store", type=Path, metavar="RUN", help=_RUN)
+    plot.add_argument("--out", type=Path, metavar="DIR", help="where to (default: beside it)")
     plot.set_defaults(action=_plot)
 
     report = commands.add_parser("report", help="one self-contained HTML page of a finished run")
-    report.add_argument("store", type=Path, metavar="STORE", help="a .zarr folder or a .nc file")
-    report.add_argument("--out", type=Path, metavar="FILE", help="default: STORE with .html")
+    report.add_argument("store", type=Path, metavar="RUN", help=_RUN)
+    report.add_argument("--out", type=Path, metavar="FILE", help="default: RUN with .html")
     report.set_defaults(action=_report)
 
     info = commands.add_parser("info", help="versions, extras and devices, for a bug report")
@@ -102,7 +139,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--workers", type=int, metavar="N", help="processes (default: this one)")
     run.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads (1)")
     run.add_argument(
-        "--shard", type=_shard, metavar="I/K", help="only every K-th batch, for array jobs"
+        "--shard", type=_shard, metavar="I/K", help="only every K-th case, for array jobs"
     )
     run.add_argument(
         "--resume",
@@ -110,6 +147,12 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         help="insist that the run was begun before (one that was is continued in any case)",
     )
     run.add_argument("--retry-failed", action="store_true", help="run failed cases again")
+    run.add_argument(
+        "--case-timeout", type=float, metavar="S", help="seconds a case may take, with --workers"
+    )
+    run.add_argument(
+        "--accept-changed-code", action="store_true", help="no warning if the code has changed"
+    )
     run.add_argument("--dry-run", action="store_true", help="say what it would take, run nothing")
     run.add_argument("--no-figures", action="store_true", help="only the Dataset")
     run.set_defaults(action=_run)
@@ -129,9 +172,19 @@ def _logging_to_stderr(verbose: bool) -> Iterator[None]:
     handler.setFormatter(logging.Formatter("meanfield: %(message)s"))
     _logger.addHandler(handler)
     _logger.setLevel(logging.DEBUG if verbose else logging.INFO)
+    show = warnings.showwarning
+
+    def log(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if category is UserWarning:  # the library's own; others are for developers
+            _logger.warning("%s", message)
+        else:
+            show(message, category, *where, **more)
+
+    warnings.showwarning = log
     try:
         yield
     finally:
+        warnings.showwarning = show
         _logger.removeHandler(handler)
         _logger.setLevel(level)
 
@@ -152,32 +205,47 @@ def _run(options: argparse.Namespace) -> int:
     settings = _settings(experiment, options)
     if options.dry_run:
         return _dry_run(experiment, settings, options)
-    store = options.out / f"{options.name}.zarr"
+    store = options.out / f"{options.name}.sweep"
     if options.resume and not store.exists():
         raise FileNotFoundError(f"--resume: there is no run at {store}")
     import torch
 
     from meanfield import results
-    from meanfield.sweep import keep_freed_memory
+    from meanfield.results.atomic import check_replaceable
+    from meanfield.sweeps import keep_freed_memory, sweep
 
+    for suffix in (".zarr", ".nc"):  # before hours of work, not after
+        check_replaceable(store.with_suffix(suffix))
     keep_freed_memory()
     # Small cases: a second thread waits more than it works, ten times slower on a busy machine.
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
-    how = {"executor": options.workers, "shard": options.shard}
-    ds = experiment.run(settings, store=store, retry_failed=options.retry_failed, **how)
+    ds = sweep(
+        **experiment.plan(settings),
+        store=store,
+        executor=options.workers,
+        shard=options.shard,
+        case_timeout=options.case_timeout,
+        retry_failed=options.retry_failed,
+        accept_changed_code=options.accept_changed_code,
+    )
     _say(f"wrote {store}")
-    if options.shard:
-        return _summary(ds)
-    _say(f"wrote {results.write(ds, store.with_suffix('.nc'))}")
-    if not options.no_figures:
-        _draw(ds, options.name, options.out)
+    if not options.shard and _some_succeeded(ds):
+        ds = finish(ds)
+        for suffix in (".zarr", ".nc"):
+            _say(f"wrote {results.write(ds, store.with_suffix(suffix))}")
+        if not options.no_figures:
+            _draw(ds, options.name, options.out)
     return _summary(ds)
+
+
+def _some_succeeded(ds: xr.Dataset) -> bool:
+    return bool(ds["status"].isin([1, 2]).any())
 
 
 def _settings(experiment: ModuleType, options: argparse.Namespace) -> Any:
     """The experiment's settings: its own, then the file's, then those of --set."""
-    from meanfield.sweep import override, read_toml
+    from meanfield.sweeps import override, read_toml
 
     chosen = experiment.QUICK if options.quick else experiment.Settings()
     known = [field.name for field in dataclasses.fields(chosen)]
@@ -206,53 +274,69 @@ def _fitting(key: str, value: Any, current: Any) -> Any:
 
 
 def _dry_run(experiment: ModuleType, settings: Any, options: argparse.Namespace) -> int:
-    from meanfield.sweep import estimate
+    from meanfield.sweeps import estimate
 
     found = estimate(**experiment.plan(settings), n_workers=options.workers or 1)
     _say(
-        f"{options.name}: {found.n_cases} cases in {found.n_batches} batches of "
-        f"{found.batch_size}; about {found.seconds:.0f} s, from {found.seconds_per_case:.3g} s "
-        "for one of the first cases; nothing was written"
+        f"{options.name}: {found.n_cases} cases; about {found.seconds:.0f} s, from "
+        f"{found.seconds_per_case:.3g} s for one of the first cases; nothing was written"
     )
-    return 0
+    if found.failure:
+        _logger.error("a case of the sample failed, so the time says little: %s", found.failure)
+    return 3 if found.failure else 0
 
 
 def _draw(ds: xr.Dataset, experiment: str, folder: Path) -> None:
-    from meanfield.figures import save_all
+    from meanfield.figures import save_all, save_animations
 
-    for made in save_all(ds, load(experiment).FIGURES, folder, stem=experiment):
+    module = load(experiment)
+    animations = getattr(module, "ANIMATIONS", {})
+    for made in (
+        *save_all(ds, module.FIGURES, folder, stem=experiment),
+        *save_animations(ds, animations, folder, stem=experiment),
+    ):
         _say(f"wrote {made}" if isinstance(made, Path) else made)
 
 
 def _summary(ds: xr.Dataset) -> int:
     """Say how many cases there are and how many went wrong; the exit code."""
+    from meanfield.results.labels import printable
+
     states = ds["status"].values
     pending, _, loose, failed = (int((states == code).sum()) for code in range(4))
     waiting = f", {pending} pending" if pending else ""
     _say(f"{len(states)} cases, {loose} not converged, {failed} failed{waiting}")
     if failed:
         first = ds["message"].values[(states == 3).argmax()]
-        _logger.error("%d of %d cases failed; the first says: %s", failed, len(states), first)
+        _logger.error(
+            "%d of %d cases failed; the first says: %s", failed, len(states), printable(str(first))
+        )
     return 3 if failed else 0
 
 
 def _status(options: argparse.Namespace) -> int:
-    from meanfield.sweep import status
+    from meanfield.sweeps import status
 
-    found = status(options.store)
+    found = status(_store_of(options.store))
     _say(str(found))
+    if options.check and (found.damaged or found.missing):
+        return 1
     return 3 if found.n_failed else 0
+
+
+def _store_of(run: Path) -> Path:
+    """The store of a run, of which any file may be named; of another, what was named."""
+    store = run.with_suffix(".sweep")
+    return store if store.exists() else run
 
 
 def _export(options: argparse.Namespace) -> int:
     from meanfield import results
-    from meanfield.sweep import export
 
-    path = export(options.store, options.file)
-    ds = results.read(path)
-    if ds.attrs.get("experiment") in EXPERIMENTS:
-        results.write(finish(ds), path)
-    _say(f"wrote {path}")
+    ds = results.read(_store_of(options.store))
+    if ds.attrs.get("experiment") in EXPERIMENTS and _some_succeeded(ds):
+        ds = finish(ds)
+    _say(f"wrote {results.write(ds, options.file)}")
     return 0
 
 
@@ -279,11 +363,16 @@ def _report(options: argparse.Namespace) -> int:
 def _finished(store: Path) -> tuple[xr.Dataset, str]:
     """The Dataset of a run, and which experiment made it."""
     from meanfield import results
+    from meanfield.results.labels import printable
 
     ds = results.read(store)
     name = str(ds.attrs.get("experiment"))
     if name not in EXPERIMENTS:
         raise ValueError(f"{store}: not the Dataset of a `meanfield run`; it names no experiment")
+    if not _some_succeeded(ds):
+        failed = ds["message"].values[ds["status"].values == 3]
+        first = f"; the first says: {printable(str(failed[0]))}" if len(failed) else ""
+        raise ValueError(f"{store}: no case has an answer, {len(failed)} failed{first}")
     return finish(ds), name
 
 

@@ -9,7 +9,14 @@ class ConvergenceError(RuntimeError):
     """An iteration stopped before it reached the accuracy asked for.
 
     Functions that raise it take ``strict=False`` to return the flagged answer instead.
+
+    Attributes:
+        result: the flagged answer, where there is one.
     """
+
+    def __init__(self, message: str, *, result: object = None) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class MissingExtraError(ImportError):

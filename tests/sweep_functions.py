@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
 from meanfield.results import Variable
-from meanfield.sweep import Task
+from meanfield.sweeps import Task
 
 
 def square(x, offset=0.0):
@@ -76,13 +77,51 @@ def deadly(x, trap):
 DEADLY = Task(deadly, [Variable("y", "twice x")])
 
 
-def always_deadly(x):
-    if x == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
+class Unspeakable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def poison(x, how, at=3):
+    """Twice x; at one x, the worst that can happen."""
+    if x != at:
+        return {"y": 2.0 * x}
+    if how == "exit":
+        sys.exit(5)
+    if how == "sleep":
+        time.sleep(3600)
+    if how == "os._exit":
+        os._exit(7)
+    if how == "unspeakable":
+        raise Unspeakable
+    if how == "escape":
+        raise ValueError("\x1b[2Jforged\nline \ud800")
+    return os.kill(os.getpid(), getattr(signal, how))
+
+
+POISON = Task(poison, [Variable("y", "twice x")])
+
+
+def poison_batched(x, how):
+    if 3 in x:
+        os.kill(os.getpid(), getattr(signal, how))
     return {"y": 2.0 * x}
 
 
-ALWAYS_DEADLY = Task(always_deadly, [Variable("y", "twice x")])
+POISON_BATCHED = Task(poison_batched, [Variable("y", "twice x")], batched=True)
+
+
+def growing(i, seconds):
+    """The first cases are the cheapest, as in most grids."""
+    time.sleep(0.001 if i < 40 else seconds)
+    return {"y": 2.0 * i}
+
+
+GROWING = Task(growing, [Variable("y", "twice i")])
+
+
+def where(x):
+    return {"pid": float(os.getpid())}
 
 
 def threads(x):

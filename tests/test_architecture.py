@@ -18,8 +18,9 @@ LAYERS = [
     ["measures", "linalg", "results"],
     ["bounds"],
     ["linearisation"],
-    ["attention", "transport", "sampling", "sweep", "figures"],
-    ["lipschitz", "layers", "dynamics", "pretrained", "corpora", "report"],
+    ["attention", "transport", "sampling", "sweeps", "figures"],
+    ["lipschitz", "layers", "pretrained", "corpora", "report"],
+    ["dynamics"],
     ["experiments"],
     ["cli"],
     ["__main__"],
@@ -33,17 +34,17 @@ DOORS: dict[str, set[str] | None] = {
     "scipy": None,
     "torch": None,
     "xarray": {
-        *("results", "sweep", "figures", "experiments", "cli", "report"),
+        *("results", "sweeps", "figures", "experiments", "cli", "report"),
         *("lipschitz", "dynamics"),
     },
     "ot": {"transport"},
     "geomloss": {"transport"},
     "pykeops": {"transport"},
     "matplotlib": {"figures", "cli", "report", "experiments"},
-    "zarr": {"results", "sweep"},
-    "tqdm": {"sweep"},
-    "dask": {"sweep"},
-    "distributed": {"sweep"},
+    "zarr": {"results", "sweeps"},
+    "tqdm": {"sweeps"},
+    "dask": {"sweeps"},
+    "distributed": {"sweeps"},
     "transformers": {"pretrained"},
     "pooch": {"corpora"},
     "safetensors": {"pretrained"},
@@ -161,7 +162,7 @@ def test_importing_and_asking_for_help_loads_nothing_heavy(code):
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("order", [("meanfield.sweep", "meanfield"), ("meanfield", "meanfield")])
+@pytest.mark.parametrize("order", [("meanfield.sweeps", "meanfield"), ("meanfield", "meanfield")])
 def test_every_lazy_name_arrives_whatever_was_imported_first(order):
     code = (
         f"import {order[0]}, meanfield\n"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 from meanfield import cli, results
 from meanfield.experiments import two_dirac
+from meanfield.sweeps import status
 
 SMALL = [
     *("--quick", "--set", "radii=[1.0, 1.5]", "--set", "n_tokens=[2, 5]"),
@@ -69,8 +72,13 @@ def test_settings_come_from_a_toml_file_and_set_wins(tmp_path, capsys):
     ("arguments", "words"),
     [
         (["run", "three-dirac"], "no experiment named 'three-dirac'; there are: two-dirac"),
-        (["run", "two-dirac", "--set", "radius=1"], "setting 'radius': expected one of"),
+        (
+            ["run", "two-dirac", "--set", "radius=1"],
+            "'radius': did you mean 'radii'? expected one",
+        ),
         (["run", "two-dirac", "--set", "radii"], "expected key=value, got 'radii'"),
+        (["run", "two-dirac", "--set", "radii=[1.0, 2"], "'radii': broken TOML, [1.0, 2:"),
+        (["run", "two-dirac", "--set", "gamma=1.0\nseed=7"], "'gamma': expected one value"),
         (["run", "two-dirac", "--set", "gamma=fast"], "'gamma': expected float"),
         (["run", "two-dirac", "--set", "radii=true"], "'radii': expected float"),
         (["run", "two-dirac", "--config", "/nonexistent.toml"], "nonexistent.toml"),
@@ -90,7 +98,8 @@ def test_mistakes_are_one_sentence_and_exit_code_1(arguments, words, capsys):
 
 def test_status_export_report_and_dry_run_speak_of_the_run(finished, tmp_path, capsys):
     store = str(finished / "two-dirac.zarr")
-    assert cli.main(["status", store]) == 0
+    for name in ("two-dirac.zarr", "two-dirac.sweep", "two-dirac.nc"):
+        assert cli.main(["status", "--check", str(finished / name)]) == 0
     assert "0 not converged, 0 failed" in capsys.readouterr().out
     assert cli.main(["export", store, str(tmp_path / "copy.nc")]) == 0
     copy, ds = results.read(tmp_path / "copy.nc"), results.read(finished / "two-dirac.nc")
@@ -154,6 +163,76 @@ def test_failed_cases_are_counted_and_exit_code_3(tmp_path, capsys):
     ds = results.read(tmp_path / "two-dirac.nc")
     assert sorted(set(ds.radius.values[ds.status.values == 3])) == [30.0]
     assert np.isnan(ds.value.values[ds.status.values == 3]).all()
+
+
+def test_a_run_whose_cases_all_failed_says_why_and_draws_nothing(tmp_path, capsys):
+    command = ["run", "two-dirac", "--quick", "--out", str(tmp_path)]
+    for key in ("n_tokens=[]", "secant_tokens=[]", "offsets=[0.0]", "split_radii=[]"):
+        command += ["--set", key]
+    command += ["--set", "radii=[30.0]", "--set", "log_ratios=[]"]
+    assert cli.main([*command, "--dry-run"]) == 3
+    assert "a case of the sample failed" in capsys.readouterr().err
+    assert cli.main(command) == 3
+    said = capsys.readouterr()
+    assert "4 of 4 cases failed; the first says: OverflowError: " in said.err
+    assert [file.name for file in tmp_path.iterdir()] == ["two-dirac.sweep"]
+    for action in ("plot", "report"):
+        assert cli.main([action, str(tmp_path / "two-dirac.sweep")]) == 1
+        assert "no case has an answer, 4 failed; the first says: " in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == ["two-dirac.sweep"]
+
+
+def test_nothing_that_somebody_else_has_made_is_replaced(finished, tmp_path, capsys):
+    store = str(finished / "two-dirac.sweep")
+    before = {file.name for file in finished.iterdir()}
+    foreign = tmp_path / "thesis.nc"
+    foreign.write_text("all my work")
+    for name in ("page.html", "two-dirac-regimes.png", "two-dirac.nc"):
+        (tmp_path / name).write_text("mine")
+    assert cli.main(["export", store, str(foreign)]) == 1
+    assert "not written by this library" in capsys.readouterr().err
+    assert cli.main(["report", store, "--out", str(tmp_path / "page.html")]) == 1
+    assert cli.main(["run", "two-dirac", *SMALL, "--out", str(tmp_path)]) == 1
+    assert not (tmp_path / "two-dirac.sweep").exists()  # said before the work, not after
+    assert foreign.read_text() == "all my work"
+    assert (tmp_path / "page.html").read_text() == "mine"
+    inside = finished / "x" / ".." / "two-dirac.sweep"
+    (finished / "x").mkdir()
+    for path in (inside / "a.nc", inside.with_suffix(".zarr") / "a.nc"):
+        assert cli.main(["export", store, str(path)]) in (0, 1)
+    (finished / "x").rmdir()
+    assert {file.name for file in finished.iterdir()} == before
+    assert cli.main(["status", "--check", store]) == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "n_workers"), [("SIGINT", 0), ("SIGTERM", 0), ("SIGTERM", 2), ("SIGHUP", 0)]
+)
+def test_a_signal_ends_with_a_line_that_is_true_and_a_whole_store(tmp_path, number, n_workers):
+    number = getattr(signal, number)
+    code = """if True:
+        import sys, time
+        from meanfield import cli
+        from meanfield.experiments import two_dirac
+        radii = [1 + i / 1000 for i in range(1000)]
+        sys.exit(cli.main(["run", "regimes", "--set", f"radii={radii}", "--out", sys.argv[1],
+                           *sys.argv[2:]]))
+    """
+    workers = ["--workers", str(n_workers)] if n_workers else []
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), *workers], stderr=subprocess.PIPE, text=True
+    )
+    store, deadline = tmp_path / "regimes.sweep", time.monotonic() + 60
+    while not list(store.glob("batch-*.nc")):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    process.send_signal(number)
+    said = process.communicate(timeout=30)[1].strip().splitlines()
+    assert process.returncode == 128 + number
+    n_kept = status(store).n_done
+    assert said[-1].startswith(f"meanfield: ended by {number.name}: {n_kept} of ")
+    assert str(store) in said[-1]
+    assert not list(store.glob(".*"))
 
 
 def test_list_and_info_say_what_there_is(capsys):

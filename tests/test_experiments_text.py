@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib
 import math
 import runpy
+import shutil
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -226,6 +228,43 @@ def test_a_changed_text_is_refused_when_a_run_goes_on(folder, tmp_path):
     text.write_text("another " * 60)
     with pytest.raises(ValueError, match="text_sha256"):
         real_text.run(settings, progress=False, store=tmp_path / "store")
+
+
+def test_a_changed_checkpoint_is_refused_when_a_run_goes_on(folder, tmp_path):
+    real_text = load("real_text")
+    checkpoint = tmp_path / "bert"
+    shutil.copytree(folder / "bert", checkpoint)
+    settings = real_text.Settings(
+        str(checkpoint), "random", n_tokens=(2, 4), n_windows=2, masks=(False,)
+    )
+    first = real_text.run(settings, progress=False, store=tmp_path / "store")
+    assert first.attrs["model_revision"].startswith("sha256 ")
+    inputs._loaded.cache_clear()
+    from safetensors.torch import load_file, save_file
+
+    weights = checkpoint / "model.safetensors"
+    save_file({name: 3 * value for name, value in load_file(weights).items()}, weights,
+              metadata={"format": "pt"})  # fmt: skip
+    with pytest.raises(ValueError, match=r"fixed\.model_revision: stored .sha256"):
+        real_text.run(settings, progress=False, store=tmp_path / "store")
+    inputs._loaded.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("real_text", {"layers": (7,)}, r"layers: expected some of 0\.\.1, got \[7\]"),
+        ("real_text", {"n_tokens": (4, 0)}, r"lengths from 1 to \d+, got \[0\]"),
+        ("real_text", {"n_windows": 10**6}, "windows"),
+        ("scaling_factor", {"layers": (2,)}, "layers: expected"),
+        ("adversarial", {"layer": 6}, "layers: expected"),
+        ("released_code", {"n_tokens": (10**6,)}, "n_tokens: expected"),
+    ],
+)
+def test_what_every_case_would_fail_at_is_said_before_the_first(name, changes, words):
+    module = load(name)
+    with pytest.raises(ValueError, match=words):
+        module.plan(replace(module.QUICK, **changes))
 
 
 def test_titles_name_the_model_and_the_text_without_their_folders(datasets, folder):

@@ -292,7 +292,7 @@ def test_the_file_is_written_whole_and_replaces_the_old_one(tmp_path):
 
 def test_nothing_is_left_where_the_file_cannot_be_written(tmp_path):
     (tmp_path / "report.html").mkdir()
-    with pytest.raises(IsADirectoryError):
+    with pytest.raises(FileExistsError, match="was not written by this library"):
         report.write_report(a_dataset(), tmp_path / "report.html")
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
 

@@ -7,17 +7,19 @@ import json
 import logging
 import os
 import resource
+import socket
 import subprocess
 import sys
 import time
+import zlib
 
 import numpy as np
 import pytest
 import xarray as xr
 
 from meanfield import results
-from meanfield.results import Variable
-from meanfield.sweep import Task, estimate, export, override, read_toml, status, sweep
+from meanfield.results import Variable, stores
+from meanfield.sweeps import Task, estimate, export, override, read_toml, status, sweep
 from tests import sweep_functions as functions
 
 GRID = {"n": [2, 4, 8], "repetition": range(5)}
@@ -53,17 +55,19 @@ def test_sweep_in_a_store_equals_the_one_in_memory(tmp_path, batch_size):
 def test_store_is_read_as_the_dataset_by_us_and_by_xarray_alone(tmp_path):
     ds = sweep(functions.NOISE, GRID, store=tmp_path / "s.zarr", batch_size=4)
     xr.testing.assert_identical(results.read(tmp_path / "s.zarr"), ds)
-    with xr.open_zarr(tmp_path / "s.zarr", consolidated=False, chunks=None) as raw:
-        np.testing.assert_array_equal(raw["profile"], ds["profile"])
-        assert raw["n"].dims == ("case",) and "n" in raw.coords
-        assert raw["mean"].long_name == "mean of the sample"
+    batches = [xr.open_dataset(file) for file in sorted((tmp_path / "s.zarr").glob("batch-*.nc"))]
+    assert [batch.sizes["case"] for batch in batches] == [4, 4, 4, 3]
+    raw = xr.concat(batches, "case", data_vars="minimal")
+    np.testing.assert_array_equal(raw["profile"], ds["profile"])
+    np.testing.assert_array_equal(raw["n"], ds["n"])
+    assert "n" in raw.coords and raw["mean"].long_name == "mean of the sample"
 
 
 def test_export_is_one_file_with_the_same_content(tmp_path):
     ds = sweep(functions.PICKY, {"x": range(7)}, store=tmp_path / "s.zarr", batch_size=2)
     for name in ("out.nc", "out.zarr"):
         xr.testing.assert_identical(results.read(export(tmp_path / "s.zarr", tmp_path / name)), ds)
-    with pytest.raises(ValueError, match="another place than the store"):
+    with pytest.raises(FileExistsError, match="outside the store of a sweep"):
         export(tmp_path / "s.zarr", tmp_path / "s.zarr")
 
 
@@ -108,7 +112,7 @@ def test_failed_cases_are_kept_with_their_message_and_retried_when_asked(tmp_pat
     assert int(sweep(task, {"x": range(6)}, store=store)["status"][3]) == 3
     assert evaluated(log) == []
     ds = sweep(task, {"x": range(6)}, store=store, retry_failed=True)
-    assert evaluated(log) == [2, 3]
+    assert evaluated(log) == [3]
     assert ds["y"].values.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
     assert set(ds["message"].values) == {""}
 
@@ -196,74 +200,79 @@ def test_folder_without_permission_is_an_error(tmp_path):
 
 
 def test_full_disk_stops_the_sweep_and_loses_nothing_finished(tmp_path):
-    """A limit on file sizes stands for the full disk: batches from x = 4 on are large."""
-    task = Task(
-        lambda x, limited: {"y": np.random.default_rng(x).random(4000) * (x >= 4 or 0.0)},
-        [Variable("y", "noise", dims=("place",))],
-        coords={"place": np.zeros(4000)},
-        name="noise",
-    )
-    run = {"fn": task, "grid": {"x": range(8)}, "store": tmp_path / "s.zarr", "batch_size": 2}
+    """A limit on file sizes stands for the full disk; it is reached at x = 5."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    full = [True]
+
+    def noise(x):
+        if x == 5 and full:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+        return {"y": np.random.default_rng(x).random(4000)}
+
+    places = {"place": np.zeros(4000)}
+    task = Task(noise, [Variable("y", "noise", dims=("place",))], coords=places, name="noise")
+    run = {"fn": task, "grid": {"x": range(8)}, "store": tmp_path / "s.zarr", "batch_size": 2}
     try:
-        with pytest.raises(OSError, match=r"does not take batch 2: .*Finished batches are kept"):
-            sweep(**run, fixed={"limited": 1})
+        with pytest.raises(OSError, match=r"does not take a batch of 2 cases: .*batches are kept"):
+            sweep(**run)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    full.clear()
     assert results.read(tmp_path / "s.zarr")["status"].values.tolist() == [1] * 4 + [0] * 4
-    resumed = sweep(**run, fixed={"limited": 1})
-    memory = sweep(task, {"x": range(8)}, fixed={"limited": 1})
-    np.testing.assert_array_equal(resumed["y"], memory["y"])
+    assert not list((tmp_path / "s.zarr").glob(".*"))
+    np.testing.assert_array_equal(sweep(**run)["y"], sweep(task, {"x": range(8)})["y"])
 
 
 def test_status_counts_what_is_there(tmp_path):
     store = tmp_path / "s.zarr"
     sweep(functions.PICKY, {"x": range(8)}, store=store, batch_size=2, shard=(0, 2))
     state = status(store)
-    assert (state.n_cases, state.n_done, state.n_batches, state.n_batches_done) == (8, 4, 4, 2)
+    assert (state.n_cases, state.n_done, state.n_files) == (8, 4, 3)
     assert not state.complete
     sweep(functions.PICKY, {"x": range(8)}, store=store)
     state = status(store)
     assert (state.n_ok, state.n_not_converged, state.n_failed) == (6, 1, 1)
     assert state.complete
-    assert "8 of 8 cases done (4 of 4 batches): 6 ok, 1 not converged, 1 failed" in str(state)
+    assert "8 of 8 cases done (4 files): 6 ok, 1 not converged, 1 failed" in str(state)
     assert "1 × ArithmeticError: three is refused" in str(state)
 
 
-def test_data_of_a_batch_that_was_not_marked_are_pending_and_done_again(tmp_path):
-    import zarr
-
-    store = tmp_path / "s.zarr"
-    whole = sweep(functions.NOISE, GRID, store=store, batch_size=4)
-    group = zarr.open_group(store, mode="r+")
-    group["done"][1] = False
-    group["mean"][4:6] = 123.0
-    torn = results.read(store)
-    assert torn["status"].values.tolist() == [1] * 4 + [0] * 4 + [1] * 7
-    assert np.isnan(torn["mean"].values[4:8]).all()
-    xr.testing.assert_identical(sweep(functions.NOISE, GRID, store=store), whole)
-
-
-def test_leftovers_of_dead_processes_are_removed_once_they_are_old(tmp_path):
-    store = tmp_path / "s.zarr"
+def test_what_dead_processes_left_is_removed_and_what_living_ones_write_is_not(tmp_path):
+    store = tmp_path / "s[a].zarr"
     sweep(functions.NOISE, GRID, store=store, batch_size=4)
-    old, young = store / "mean" / "c" / "0.aa.partial", store / "mean" / "c" / "0.bb.partial"
-    for file in (old, young):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    machine = f"{zlib.crc32(socket.gethostname().encode()):08x}"
+    old = store / f".batch.nc.{machine}.{dead.pid}.aaaaaa.tmp"
+    young = store / f".batch.nc.{machine}.{os.getpid()}.aaaaaa.tmp"
+    elsewhere = store / f".batch.nc.00000000.{dead.pid}.aaaaaa.tmp"
+    for file in (old, young, elsewhere):
         file.write_text("torn")
-    os.utime(old, (time.time() - 7200,) * 2)
     sweep(functions.NOISE, GRID, store=store)
-    assert not old.exists() and young.exists()
+    assert not old.exists() and young.exists() and elsewhere.exists()
+    os.utime(elsewhere, (time.time() - 100_000,) * 2)
+    sweep(functions.NOISE, GRID, store=store)
+    assert not elsewhere.exists()
+
+
+def change_description(store, change):
+    """The description of a store changed, with a checksum that fits."""
+    description = json.loads((store / "sweep.json").read_text())
+    del description["checksum"]
+    change(description)
+    (store / "sweep.json").write_bytes(stores.pack_description(description))
 
 
 def test_store_begun_with_other_versions_goes_on_with_a_warning(tmp_path, caplog):
     store = tmp_path / "s.zarr"
     sweep(functions.NOISE, GRID, store=store)
-    meta = json.loads((store / "zarr.json").read_text())
-    record = json.loads(meta["attributes"]["provenance"])
-    record["versions"]["numpy"] = "1.0"
-    meta["attributes"]["provenance"] = json.dumps(record)
-    (store / "zarr.json").write_text(json.dumps(meta))
+
+    def older(description):
+        record = json.loads(description["provenance"])
+        record["versions"]["numpy"] = "1.0"
+        description["provenance"] = json.dumps(record)
+
+    change_description(store, older)
     with caplog.at_level(logging.WARNING, logger="meanfield"):
         sweep(functions.NOISE, GRID, store=store)
     assert f"numpy 1.0 -> {np.__version__}" in caplog.text
@@ -285,7 +294,7 @@ def test_two_processes_begin_one_store_at_once_and_nothing_is_lost(tmp_path):
     code = """if True:
         import sys
         from tests import sweep_functions as f
-        from meanfield.sweep import sweep
+        from meanfield.sweeps import sweep
         grid = {"n": [2, 4], "repetition": range(50)}
         sweep(f.NOISE, grid, seed=1, store=sys.argv[1], batch_size=3,
               shard=(int(sys.argv[2]), 2))
@@ -312,14 +321,15 @@ def test_many_cases_come_back_as_they_were_written(tmp_path, n_cases):
     xr.testing.assert_identical(results.read(tmp_path / "s.zarr"), ds)
 
 
-def test_estimate_says_how_many_batches_and_how_long(tmp_path):
+def test_estimate_says_how_long_and_what_failed(tmp_path):
     forecast = estimate(
         functions.SLOW_NOISE, {"n": [2], "repetition": range(1000)}, fixed={"seconds": 0.01}
     )
     assert forecast.n_cases == 1000
     # A sleep lasts at least what it says, and rarely three times as long.
     assert 10 <= forecast.seconds <= 30
-    assert forecast.n_batches == -(-1000 // forecast.batch_size)
+    assert forecast.failure is None
+    assert "three is refused" in str(estimate(functions.PICKY, {"x": [3, 4]}).failure)
 
 
 def test_configuration_files_are_read_and_overridden_by_text(tmp_path):

@@ -216,11 +216,11 @@ class Sight:
             potentials=pick(self.potentials, 2),
         )
 
-    def unsort_dense(self, matrix: Tensor) -> Tensor:
-        """Matrices (b, n, ·, n, ·) back in the order of the measure, on both sides."""
+    def unsort_dense(self, matrix: Tensor, part: slice) -> Tensor:
+        """Matrices (b, n, ·, n, ·) of a slice of the batch back in the order of the measure."""
         if self.order is None:
             return matrix
-        place = self.order.reshape(-1, self.n).argsort(-1)
+        place = self.order.reshape(-1, self.n)[part].argsort(-1)
         batch = torch.arange(len(matrix), device=matrix.device)[:, None]
         return matrix[batch, place].movedim(3, 1)[batch, place].movedim(1, 3)
 

@@ -17,6 +17,9 @@ from meanfield.linalg import LinearMap
 
 __all__ = ["AttentionTangent", "Transition"]
 
+# Entries of differences vⱼ − rᵢ that are formed at once (float64: 8 MiB).
+_DIFFERENCES = 2**20
+
 
 class Transition(NamedTuple):
     """The matrices of a block of rows, (B, rows, columns) with B over batch and heads.
@@ -415,17 +418,29 @@ class AttentionTangent:
 
     # --- dense ---
 
+    def field_jacobians(self) -> Tensor:
+        """D_xΓ_μ(xᵢ) = Σ_h W^h Cᵢ^h Dqᵢ^h, shape (*batch, n, d_out, d)."""
+        jacobians = (
+            self._field.unflatten(0, self.batch_shape) if self.batch_shape else self._field[0]
+        )
+        return self.sight.unsort(jacobians.flatten(-2)).reshape(jacobians.shape)
+
     @cached_property
     def _flat_field_jacobians(self) -> Tensor:
         return self.field_jacobians().flatten(0, -3)
 
-    def field_jacobians(self) -> Tensor:
-        """D_xΓ_μ(xᵢ) = Σ_h W^h Cᵢ^h Dqᵢ^h, shape (*batch, n, d_out, d)."""
-        joined = self._field_jacobians()
-        return self.sight.unsort(joined.flatten(-2)).reshape(joined.shape)
+    @cached_property
+    def _field(self) -> Tensor:
+        """The same in the sight's order, (b, n, d_out, d) with b over the batch."""
+        par, (q_dot, _, _) = self.sight.parameters, self._unit_pushes
+        blocks = self._per_batch(self.covariances()) @ q_dot
+        if par.output is not None:
+            blocks = par.output[:, None] @ blocks
+        return blocks.sum(1)
 
+    @torch.no_grad()
     def covariances(self) -> Tensor:
-        """Cᵢ = Σⱼ Gᵢⱼ (vⱼ − rᵢ) ⊗ (kⱼ − k_ĵ) per head, (*batch, H, n, v, k), sorted order.
+        """Cᵢ = Σⱼ Gᵢⱼ (vⱼ − rᵢ) ⊗ (kⱼ − k_ĵ) per head, (B, n, v, k), in the sight's order.
 
         kⱼ alone where rows are not shifted. Differences, not products of means: covariances of
         atoms close together keep their digits.
@@ -434,74 +449,80 @@ class AttentionTangent:
         out = k.new_empty(*k.shape[:-1], v.shape[-1], k.shape[-1])
         for block, matrices in self.transitions():
             # The differences take k + v times the room of P: a few rows at a time.
-            rows, width = block.rows.stop - block.rows.start, k.shape[-1] + v.shape[-1]
-            step = max(1, rows // width)
+            per_row = len(k) * block.columns.stop * (k.shape[-1] + v.shape[-1])
+            step = max(1, _DIFFERENCES // per_row)
             for start in range(block.rows.start, block.rows.stop, step):
                 part = slice(start, min(start + step, block.rows.stop))
                 of_block = slice(part.start - block.rows.start, part.stop - block.rows.start)
                 g = matrices.queries[:, of_block]
                 dv, dk = self._differences(g, part, block.columns)
                 out[:, part] = dv.mT @ (g[..., None] * dk)
-        return self._headed(out)
+        return out
 
-    def _differences(self, g: Tensor, rows: slice, columns: slice) -> tuple[Tensor, Tensor]:
-        """vⱼ − rᵢ and kⱼ − k_ĵ of a few rows, (B, rows, columns, ·)."""
-        k, v = self.k[:, None, columns], self.v[:, None, columns]
+    def _differences(
+        self, g: Tensor, rows: slice, columns: slice, heads: slice = slice(None)
+    ) -> tuple[Tensor, Tensor]:
+        """vⱼ − rᵢ and kⱼ − k_ĵ of a few rows, (B, rows, columns, ·); only vⱼ − rᵢ is dense's."""
+        k, v = self.k[heads, None, columns], self.v[heads, None, columns]
         if self.rows.most is None:
-            return v - self.rows.means[:, rows, None], k
-        most = self.rows.most[:, rows]
+            return v - self.rows.means[heads, rows, None], k
+        most = self.rows.most[heads, rows]
         dv, dk = (
             t - t[:, 0].gather(1, most.expand(-1, -1, t.shape[-1]))[:, :, None] for t in (v, k)
         )
         # rᵢ − v_ĵ as a mean of differences: where attention is nearly on ĵ it is tiny.
         return dv - (g[:, :, None] @ dv), dk
 
-    def _field_jacobians(self) -> Tensor:
-        par = self.sight.parameters
-        blocks = self.covariances() @ self._unit_pushes[0]
-        if par.output is not None:
-            blocks = par.output[:, None] @ blocks
-        return blocks.sum(-4)
-
     @cached_property
     def _unit_pushes(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Derivatives of queries, keys and values of every atom, (*batch, H, n, ·, d)."""
+        """Derivatives of queries, keys and values, (b or 1, H, n or 1, ·, d)."""
         points = self.sight.points.detach()
         units = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
-        pushed = [self.sight.push(unit.expand_as(points)) for unit in units]
-        return (
-            torch.stack([f.q for f in pushed], -1),
-            torch.stack([f.k for f in pushed], -1),
-            torch.stack([f.v for f in pushed], -1),
+        if self.sight.kernel.is_linear:
+            pushed = self.sight.push(units[:, None, :])
+            q, k, v = (t.movedim(0, -1)[None] for t in pushed[:3])
+            return q, k, v
+        each = [self.sight.push(unit.expand_as(points))[:3] for unit in units]
+        q, k, v = (
+            torch.stack([t.reshape(-1, *t.shape[-3:]) for t in same], -1)
+            for same in zip(*each, strict=True)
         )
+        return q, k, v
+
+    def _per_batch(self, flat: Tensor) -> Tensor:
+        """(B, ...) as (b, H, ...)."""
+        return flat.unflatten(0, (-1, self.sight.parameters.n_heads))
 
     def dense(self, part: slice) -> Tensor:
         """The matrices of a slice of the flattened batch, (b, n·d_out, n·d)."""
-        whole = part.stop - part.start >= math.prod(self.batch_shape)
-        if len(self.blocks) == 1 and whole and len(self.batch_shape) == 1:
-            return self._dense_flat()
-        one_block = replace(
-            self, sight=self.sight.part(part), memory=2**62, block_size=self.sight.n
-        )
-        return one_block._dense_flat()
+        if len(self.blocks) == 1 and self.rows.kept is not None:
+            return self._dense(part)
+        sight = self.sight.part(part)
+        whole = replace(self, sight=sight, memory=2**62, block_size=self.sight.n)
+        return whole._dense(slice(0, len(sight.points)))
 
     @torch.no_grad()
-    def _dense_flat(self) -> Tensor:
-        par = self.sight.parameters
-        ((block, matrices),) = self.transitions()
-        dv, _ = self._differences(matrices.queries, block.rows, block.columns)
-        _, k_dot, v_dot = self._unit_pushes
-        dv = self._headed(dv)
+    def _dense(self, part: slice) -> Tensor:
+        """`dense` where the one block of rows is kept."""
+        assert self.rows.kept is not None
+        par, (block,), (matrices,) = self.sight.parameters, self.blocks, self.rows.kept
+        heads = slice(part.start * par.n_heads, part.stop * par.n_heads)
+        g, n, m = (t[heads] for t in matrices)
+        dv, _ = self._differences(g, block.rows, block.columns, heads)
+        dv = self._per_batch(dv * n[..., None])
+        _, k_dot, v_dot = (t if len(t) == 1 else t[part] for t in self._unit_pushes)
         if par.output is not None:
             dv, v_dot = dv @ par.output.mT[:, None], par.output[:, None] @ v_dot
-        m, n = self._headed(matrices.values), self._headed(matrices.keys)
+        # ⟨qᵢ, k̇ⱼ⟩ for unit displacements of atom j: (b, H, i, j or 1, d).
+        q = self._per_batch(self.q[heads])
+        turned = q[..., :, None, None, :] @ k_dot[:, :, None]
         # [b, i, α, j, β]: the value's share, the key's share, and the query's on the diagonal.
-        matrix = torch.einsum("bhij,bhjac->biajc", m, v_dot)
-        turned = torch.einsum("bhik,bhjkc->bhijc", self.sight.features.q, k_dot)
-        matrix += torch.einsum("bhija,bhijc->biajc", n[..., None] * dv, turned)
-        diagonal = torch.arange(self.sight.n, device=m.device)
-        matrix[:, diagonal, :, diagonal, :] += self._field_jacobians().movedim(1, 0)
-        return self.sight.unsort_dense(matrix).flatten(3, 4).flatten(1, 2)
+        by_value = self._per_batch(m)[..., :, None, :, None] * v_dot.transpose(-3, -2)[:, :, None]
+        by_key = dv.transpose(-2, -1)[..., None] * turned.transpose(-3, -2)
+        matrix = (by_value + by_key).sum(1)
+        every = torch.arange(self.sight.n, device=matrix.device)
+        matrix[:, every, :, every, :] += self._field[part].movedim(1, 0)
+        return self.sight.unsort_dense(matrix, part).flatten(3, 4).flatten(1, 2)
 
 
 def _flat(per_head: Tensor) -> Tensor:

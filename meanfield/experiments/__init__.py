@@ -26,6 +26,14 @@ EXPERIMENTS = {
     "scaling-factor": "γR² of every head at the real token radius",
     "quadratic-growth": "three tokens whose constant grows as R²",
     "large-radius": "Theorem 3.7: the limit far out, and the hump near ties",
+    "clustering": "tokens through depth, on the sphere and in the plane",
+    "metastability": "the staircase of meeting clusters, and how many there are first",
+    "two-dirac-depth": "two unbalanced clusters through depth, and what layers allow",
+    "causal-flow": "masked tokens: leaders, and the first token that all go to",
+    "gaussian-flow": "samples of a Gaussian beside its covariance equation",
+    "mean-field-limit": "W2 between n tokens and many, at the start and in depth",
+    "noise-threshold": "order against coupling: where noise gives way",
+    "placement": "how fast tokens collapse with Pre-, Post-, Peri-LN and nGPT",
 }
 
 

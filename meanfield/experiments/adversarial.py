@@ -26,7 +26,7 @@ from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
-from meanfield.sweep import Task, sweep
+from meanfield.sweeps import Task, sweep
 
 __all__ = ["FIGURES", "QUICK", "Settings", "finish", "measure", "plan", "run"]
 
@@ -103,6 +103,7 @@ def measure(
     n_tokens: int,
     *,
     model: str,
+    model_revision: str,
     model_seed: int,
     layer: int,
     search_tokens: Sequence[int],
@@ -112,7 +113,9 @@ def measure(
     dtype: str,
 ) -> dict[str, Any]:
     """The layer and the head alone at the adversarial configuration of the head."""
-    source = inputs.transformer(model, causal, seed=model_seed, depth=depth, dtype=dtype)
+    source = inputs.transformer(
+        model, causal, seed=model_seed, depth=depth, dtype=dtype, revision=model_revision
+    )
     F = source.attention(layer)
     pair = _pair(source, layer, head)
     # As `sampling.adversarial` builds it, without a new eigendecomposition for each length.
@@ -151,12 +154,14 @@ def plan(settings: Settings) -> dict[str, Any]:
     source = inputs.transformer(
         settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
     )
+    inputs.check_fit(source, layers=[settings.layer], n_tokens=settings.n_tokens)
     heads = settings.heads or tuple(range(source.n_heads))
     return {
         "fn": Task(measure, _VARIABLES, _PARAMETERS),
         "grid": {"head": heads, "radius": settings.radii, "n_tokens": settings.n_tokens},
         "fixed": {
             "model": settings.model,
+            "model_revision": inputs.fingerprint(source),
             "model_seed": settings.seed,
             "layer": settings.layer,
             "search_tokens": list(settings.search_tokens),
@@ -188,7 +193,7 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
 
     Args:
         settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep.sweep`: store, executor, …
+        how: as in `meanfield.sweep`: store, executor, …
 
     Returns:
         Dataset with the attribute `best_head`: whose configuration gives the layer the largest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from meanfield.pretrained import Transformer
 
 __all__ = [
     "RANDOM_TEXT",
+    "check_fit",
     "clouds",
+    "fingerprint",
     "head_spectra",
     "masks_of",
     "released_quantity",
@@ -57,6 +60,7 @@ def transformer(
     seed: int = 0,
     dtype: str = "float64",
     depth: int = 0,
+    revision: str | None = None,
 ) -> Transformer:
     """The model, loaded once per process.
 
@@ -66,11 +70,51 @@ def transformer(
         seed: of random weights.
         dtype: "float32" or "float64".
         depth: number of layers of a random model; 0 for the architecture's own.
+        revision: what `fingerprint` has to be, if it is known.
+
+    Raises:
+        ValueError: the model has another fingerprint: it has changed.
     """
     usual = _loaded(model, None, seed, dtype, depth)
+    if revision is not None and fingerprint(usual) != revision:
+        raise ValueError(f"{model}: expected {revision}, got {fingerprint(usual)}: it has changed")
     if causal is None or causal == usual.causal:
         return usual
     return _loaded(model, causal, seed, dtype, depth)
+
+
+@functools.lru_cache(maxsize=8)
+def fingerprint(source: Transformer) -> str:
+    """What tells the weights apart: their commit or seed, else their SHA-256."""
+    if source.revision:
+        return source.revision
+    content = hashlib.sha256()
+    for name, weight in sorted(source.model.state_dict().items()):
+        content.update(name.encode() + weight.detach().cpu().contiguous().numpy().tobytes())
+    return f"sha256 {content.hexdigest()}"
+
+
+def check_fit(
+    source: Transformer,
+    *,
+    layers: Sequence[int],
+    n_tokens: Sequence[int],
+    text: str = RANDOM_TEXT,
+    n_windows: int = 1,
+) -> None:
+    """Say before the first case what would fail in every case.
+
+    Raises:
+        ValueError: layers or lengths that the model does not have, too short a text.
+    """
+    if unknown := [layer for layer in layers if not 0 <= layer < source.n_layers]:
+        raise ValueError(f"layers: expected some of 0..{source.n_layers - 1}, got {unknown}")
+    longest = int(source.model.config.max_position_embeddings)
+    if unfit := [n for n in n_tokens if not 1 <= n <= longest]:
+        raise ValueError(f"n_tokens: expected lengths from 1 to {longest}, got {unfit}")
+    if n_windows < 1:
+        raise ValueError(f"n_windows: expected at least 1, got {n_windows}")
+    corpora.windows(_tokens(source, text), max(n_tokens), n_windows)
 
 
 @functools.lru_cache(maxsize=8)

@@ -18,7 +18,7 @@ from meanfield import sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.lipschitz import compare_lemma_3_2
 from meanfield.results import Variable
-from meanfield.sweep import Task, sweep
+from meanfield.sweeps import Task, sweep
 
 __all__ = ["FIGURES", "QUICK", "Settings", "compare", "plan", "run"]
 

@@ -24,7 +24,7 @@ from meanfield.experiments.fits import fit_laws, fittable
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweep import Task, sweep
+from meanfield.sweeps import Task, sweep
 
 __all__ = ["FIGURES", "QUICK", "Settings", "finish", "measure", "plan", "run"]
 
@@ -103,6 +103,7 @@ def measure(
     causal: bool,
     *,
     model: str,
+    model_revision: str,
     text: str,
     text_sha256: str,
     n_windows: int,
@@ -115,7 +116,9 @@ def measure(
     """All layers and windows of one length; arrays (layer, window)."""
     if inputs.text_hash(text) != text_sha256:
         raise ValueError(f"{text}: expected SHA-256 {text_sha256}; the text has changed")
-    source = inputs.transformer(model, causal, seed=model_seed, dtype=dtype, depth=depth)
+    source = inputs.transformer(
+        model, causal, seed=model_seed, dtype=dtype, depth=depth, revision=model_revision
+    )
     points = inputs.clouds(source, text, n_tokens, n_windows, layers=layers)
     rows = [
         _layer(source.attention(layer), cloud, rtol)
@@ -152,6 +155,13 @@ def plan(settings: Settings) -> dict[str, Any]:
     )
     layers = list(settings.layers) or list(range(source.n_layers))
     coords = {"layer": np.array(layers), "window": np.arange(settings.n_windows)}
+    inputs.check_fit(
+        source,
+        layers=layers,
+        n_tokens=settings.n_tokens,
+        text=settings.text,
+        n_windows=settings.n_windows,
+    )
     masks = inputs.masks_of(source, settings.masks)
     text_sha256 = inputs.text_hash(settings.text)
     return {
@@ -159,6 +169,7 @@ def plan(settings: Settings) -> dict[str, Any]:
         "grid": {"causal": masks, "n_tokens": settings.n_tokens},
         "fixed": {
             "model": settings.model,
+            "model_revision": inputs.fingerprint(source),
             "text": settings.text,
             "text_sha256": text_sha256,
             "n_windows": settings.n_windows,
@@ -172,7 +183,7 @@ def plan(settings: Settings) -> dict[str, Any]:
         "attrs": {
             "experiment": "real-text",
             "model": inputs.short_name(settings.model),
-            "model_revision": source.revision,
+            "model_revision": inputs.fingerprint(source),
             "text": inputs.short_name(settings.text),
             "text_sha256": text_sha256,
         },
@@ -189,7 +200,7 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
 
     Args:
         settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep.sweep`: store, executor, …
+        how: as in `meanfield.sweep`: store, executor, …
 
     Raises:
         FileNotFoundError: the model or the text is not there; the message lists the ways out.

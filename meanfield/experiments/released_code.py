@@ -23,7 +23,7 @@ from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
-from meanfield.sweep import Task, sweep
+from meanfield.sweeps import Task, sweep
 
 __all__ = ["FIGURES", "INPUTS", "QUICK", "Settings", "finish", "measure", "plan", "run"]
 
@@ -85,6 +85,7 @@ def measure(
     n_tokens: int,
     *,
     model: str,
+    model_revision: str,
     model_seed: int,
     layer: int,
     head: int,
@@ -95,7 +96,9 @@ def measure(
     """Both quantities at one input."""
     if input_kind not in INPUTS:
         raise ValueError(f"input_kind: expected one of {INPUTS}, got {input_kind!r}")
-    source = inputs.transformer(model, seed=model_seed, depth=depth, dtype=dtype)
+    source = inputs.transformer(
+        model, seed=model_seed, depth=depth, dtype=dtype, revision=model_revision
+    )
     F = source.attention(layer)
     if input_kind == "tokens":
         mu = _random_tokens(source, n_tokens, layer)
@@ -141,11 +144,16 @@ def _row_matrix(source: Transformer, layer: int, head: int) -> torch.Tensor:
 
 def plan(settings: Settings) -> dict[str, Any]:
     """The arguments of `meanfield.sweep` that make the experiment."""
+    source = inputs.transformer(
+        settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
+    )
+    inputs.check_fit(source, layers=[settings.layer], n_tokens=settings.n_tokens)
     return {
         "fn": Task(measure, _VARIABLES, _PARAMETERS),
         "grid": {"input_kind": settings.inputs, "n_tokens": settings.n_tokens},
         "fixed": {
             "model": settings.model,
+            "model_revision": inputs.fingerprint(source),
             "model_seed": settings.seed,
             "layer": settings.layer,
             "head": settings.head,
@@ -182,6 +190,6 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
 
     Args:
         settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep.sweep`: store, executor, …
+        how: as in `meanfield.sweep`: store, executor, …
     """
     return finish(sweep(**plan(settings or Settings()), **how))

@@ -19,7 +19,7 @@ from meanfield.experiments import inputs
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweep import Task, sweep
+from meanfield.sweeps import Task, sweep
 
 __all__ = ["FIGURES", "QUICK", "Settings", "measure", "plan", "run"]
 
@@ -86,6 +86,7 @@ def measure(
     layer: int,
     *,
     model: str,
+    model_revision: str,
     text: str,
     text_sha256: str,
     n_tokens: int,
@@ -98,7 +99,9 @@ def measure(
     """All heads of a layer; arrays (head,) and (head, window)."""
     if inputs.text_hash(text) != text_sha256:
         raise ValueError(f"{text}: expected SHA-256 {text_sha256}; the text has changed")
-    source = inputs.transformer(model, causal, seed=model_seed, depth=depth, dtype=dtype)
+    source = inputs.transformer(
+        model, causal, seed=model_seed, depth=depth, dtype=dtype, revision=model_revision
+    )
     points = inputs.clouds(source, text, n_tokens, n_windows, layers=[layer])[0]
     F = source.attention(layer)
     gamma, norm_A, norm_V = inputs.head_spectra(F.parameters)
@@ -132,12 +135,21 @@ def plan(settings: Settings) -> dict[str, Any]:
         settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
     )
     coords = {"head": np.arange(source.n_heads), "window": np.arange(settings.n_windows)}
+    layers = settings.layers or range(source.n_layers)
+    inputs.check_fit(
+        source,
+        layers=layers,
+        n_tokens=[settings.n_tokens],
+        text=settings.text,
+        n_windows=settings.n_windows,
+    )
     text_sha256 = inputs.text_hash(settings.text)
     return {
         "fn": Task(measure, _VARIABLES, _PARAMETERS, coords=coords),
-        "grid": {"layer": settings.layers or range(source.n_layers)},
+        "grid": {"layer": layers},
         "fixed": {
             "model": settings.model,
+            "model_revision": inputs.fingerprint(source),
             "text": settings.text,
             "text_sha256": text_sha256,
             "n_tokens": settings.n_tokens,
@@ -151,7 +163,7 @@ def plan(settings: Settings) -> dict[str, Any]:
         "attrs": {
             "experiment": "scaling-factor",
             "model": inputs.short_name(settings.model),
-            "model_revision": source.revision,
+            "model_revision": inputs.fingerprint(source),
             "text": inputs.short_name(settings.text),
             "text_sha256": text_sha256,
             "n_tokens": settings.n_tokens,
@@ -164,6 +176,6 @@ def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
 
     Args:
         settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep.sweep`: store, executor, …
+        how: as in `meanfield.sweep`: store, executor, …
     """
     return sweep(**plan(settings or Settings()), **how)

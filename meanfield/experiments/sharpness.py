@@ -27,7 +27,7 @@ from meanfield.experiments.ascent import climb
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz, worst_case
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweep import Task, sweep
+from meanfield.sweeps import Task, sweep
 
 __all__ = ["FIGURES", "QUICK", "Settings", "measure", "order_norm", "plan", "run"]
 

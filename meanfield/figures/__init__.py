@@ -1,12 +1,28 @@
 """Figures: each is a function of a Dataset that draws on one Axes and returns it.
 
-Nothing here computes or shows, and only `save_all` writes files. Colours run from dark (small) to
-light (large) where they stand for a quantity; a bound is dashed, a measurement is a line with
-markers.
+Nothing here computes or shows, and only `save_all` and `save_animations` write files. Colours run
+from dark (small) to light (large) where they stand for a quantity; a bound is dashed, a
+measurement is a line with markers.
 """
 
+from meanfield.figures.animations import animate_particles, save_animations
 from meanfield.figures.canvas import style
 from meanfield.figures.files import save_all
+from meanfield.figures.flows import (
+    plot_cluster_count,
+    plot_constant_through_depth,
+    plot_covariance,
+    plot_covariance_error,
+    plot_depth_against_weight,
+    plot_distance_to_first,
+    plot_first_mode,
+    plot_masked_clusters,
+    plot_mean_field_limit,
+    plot_noise_threshold,
+    plot_particle_paths,
+    plot_placements,
+    plot_staircase,
+)
 from meanfield.figures.measures import (
     plot_growth_in_n,
     plot_growth_in_radius,
@@ -35,11 +51,19 @@ from meanfield.figures.transformers import (
 )
 
 __all__ = [
+    "animate_particles",
     "plot_adversarial",
     "plot_adversarial_heads",
     "plot_bound_beside_constant",
+    "plot_cluster_count",
     "plot_constant_against_n",
+    "plot_constant_through_depth",
+    "plot_covariance",
+    "plot_covariance_error",
+    "plot_depth_against_weight",
+    "plot_distance_to_first",
     "plot_exponents",
+    "plot_first_mode",
     "plot_growth_in_n",
     "plot_growth_in_radius",
     "plot_head_constants",
@@ -47,6 +71,11 @@ __all__ = [
     "plot_lemma_3_2",
     "plot_light_weight",
     "plot_masked_bound",
+    "plot_masked_clusters",
+    "plot_mean_field_limit",
+    "plot_noise_threshold",
+    "plot_particle_paths",
+    "plot_placements",
     "plot_quadratic_growth",
     "plot_radius_against_n",
     "plot_regimes",
@@ -56,7 +85,9 @@ __all__ = [
     "plot_secants",
     "plot_sharpness",
     "plot_splitting",
+    "plot_staircase",
     "plot_token_sharpness",
     "save_all",
+    "save_animations",
     "style",
 ]

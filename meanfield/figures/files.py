@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 from collections.abc import Iterator, Mapping
@@ -11,11 +12,13 @@ from typing import Any
 
 import xarray as xr
 
-from meanfield.figures import measures, transformers
+from meanfield.figures import flows, measures, transformers
 from meanfield.figures.canvas import style
+from meanfield.results.atomic import check_replaceable, write_whole
 
 __all__ = ["save_all"]
 
+_MODULES = (flows, measures, transformers)
 _MARGIN = 0.1  # inches around a figure
 _FEW = 4  # a second process takes as long to start as two figures to draw
 
@@ -60,7 +63,7 @@ def _save(
 
     made: list[Path | str] = []
     for name, (function, arguments) in items:
-        draw = getattr(measures, function, None) or getattr(transformers, function)
+        (draw,) = (getattr(m, function) for m in _MODULES if function in m.__all__)
         with style(), mpl.rc_context({"savefig.bbox": None}):
             figure = Figure()
             try:
@@ -72,6 +75,11 @@ def _save(
             figure.draw_without_rendering()
             box = figure.get_tightbbox().padded(_MARGIN)
             for suffix in (".png", ".pdf"):
-                made.append(Path(f"{target}{name}{suffix}"))
-                figure.savefig(made[-1], bbox_inches=box)
+                path = Path(f"{target}{name}{suffix}")
+                drawn, key = io.BytesIO(), "Software" if suffix == ".png" else "Creator"
+                figure.savefig(
+                    drawn, format=suffix[1:], bbox_inches=box, metadata={key: "meanfield"}
+                )
+                write_whole(check_replaceable(path), drawn.getbuffer())
+                made.append(path)
     return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -94,12 +95,17 @@ def secant_ratio(
     numerator = solve(F(mu), F(nu), **settings)
     return SecantRatio(
         value=numerator.value / denominator.value,
-        lower=numerator.lower / denominator.upper,
-        upper=numerator.upper / denominator.lower,
+        lower=_outward(numerator.lower / denominator.upper, 0.0),
+        upper=_outward(numerator.upper / denominator.lower, math.inf),
         numerator=numerator,
         denominator=denominator,
         conditional=conditional,
     )
+
+
+def _outward(quotient: Tensor, direction: float) -> Tensor:
+    """A rounded quotient of certified ends, on the certain side."""
+    return torch.nextafter(quotient, torch.full_like(quotient, direction))
 
 
 def euclidean_secant_ratio(f: Callable[[Tensor], Tensor], X: Tensor, Y: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from meanfield.html import escape
 from meanfield.report import tables
 from meanfield.report.pictures import Drawing, picture
 from meanfield.results import read_provenance
+from meanfield.results.atomic import check_replaceable, write_whole
 
 __all__ = ["render", "write_report"]
 
@@ -37,7 +37,7 @@ def write_report(
 
     Args:
         ds: a Dataset of this library; its labels make the tables.
-        path: ends in .html; an existing file is replaced.
+        path: ends in .html; a file that this library has written is replaced.
         title: heading of the page.
         question: what was asked.
         figures: what to draw.
@@ -48,6 +48,7 @@ def write_report(
 
     Raises:
         ValueError: another suffix, or a figure that the library does not have.
+        FileExistsError: a file that this library has not written is there.
         OSError: the file cannot be written; nothing is left behind.
 
     Example:
@@ -60,13 +61,9 @@ def write_report(
     if path.suffix not in (".html", ".htm"):
         raise ValueError(f"path: expected a name that ends in .html, got {path.name!r}")
     page = render(ds, title=title, question=question, figures=figures, fits=fits)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    hidden = path.with_name(f".{path.stem}-{secrets.token_hex(4)}.tmp")
-    try:
-        hidden.write_text(page, encoding="utf-8")
-        os.replace(hidden, path)
-    finally:
-        hidden.unlink(missing_ok=True)
+    target = check_replaceable(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(target, page.encode())
     return path
 
 
@@ -186,6 +183,7 @@ _PAGE = """<!DOCTYPE html>
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="generator" content="meanfield">
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" \
 content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">

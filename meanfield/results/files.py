@@ -3,55 +3,66 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import xarray as xr
 
-from meanfield.results.stores import is_store, join_parts, parts_of
+from meanfield.results.atomic import (
+    check_replaceable,
+    hidden_name,
+    remove_litter,
+    sync,
+    write_whole,
+)
+from meanfield.results.encoding import decode, encode
+from meanfield.results.old_stores import is_old_store, join_old_store
+from meanfield.results.stores import is_store, read_store
 
-__all__ = ["encode", "read", "write"]
+__all__ = ["read", "write"]
 
-_BOOL = "false true"
-_STORED_AS = "stored_from"  # the type in memory, where the file's type is another
+_WRITER = {"source": "meanfield"}  # what says that the file may be replaced by another of ours
 
 
 def write(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
     """Write a Dataset to a Zarr v3 folder (``.zarr``) or a netCDF file (``.nc``).
 
-    The data are written under another name and renamed, so that a file of this name is always
-    whole. Truth values are stored as int8 with `flag_values` and `flag_meanings`. netCDF is
-    written by SciPy (version 3, 64 bit), which every installation can read.
+    The data are written under another name and renamed: a netCDF file of this name is always
+    whole, and of a Zarr folder the old one steps aside for an instant before the new one takes its
+    place. Truth values are stored as int8 with `flag_values` and `flag_meanings`. netCDF is
+    written by SciPy (version 3, 64 bit), which every installation can read; its integers beyond
+    2⁵³ are texts. Zarr has consolidated metadata and checksums.
 
     Args:
         ds: real numbers, truth values and text; attributes are text and numbers.
-        path: the suffix says the format; an existing file or Zarr folder is replaced.
+        path: the suffix says the format; what this library has written there is replaced.
 
     Returns:
         The path.
 
     Raises:
-        ValueError: another suffix, or integers that netCDF cannot hold.
+        ValueError: another suffix.
         TypeError: complex or float16 variables, attributes that are neither text nor numbers.
+        FileExistsError: something that this library has not written is there, or the path is
+            inside the store of a sweep.
         OSError: the folder cannot be written or the disk is full; nothing is left behind.
     """
     path = Path(path)
     if path.suffix not in (".zarr", ".nc"):
         raise ValueError(f"path: expected a name that ends in .zarr or .nc, got {path.name!r}")
     netcdf = path.suffix == ".nc"
-    encoded = encode(ds, netcdf=netcdf)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _under_another_name(path) as hidden:
-        if netcdf:
-            nothing = {str(name): {"_FillValue": None} for name in encoded.variables}
-            encoded.to_netcdf(hidden, engine="scipy", format="NETCDF3_64BIT", encoding=nothing)
-        else:
-            _write_zarr(encoded, hidden)
+    encoded = encode(ds, netcdf=netcdf).assign_attrs({**_WRITER, **ds.attrs})
+    target = check_replaceable(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    remove_litter(target.parent, target.name)
+    if netcdf:
+        nothing = {str(name): {"_FillValue": None} for name in encoded.variables}
+        write_whole(
+            target, encoded.to_netcdf(engine="scipy", format="NETCDF3_64BIT", encoding=nothing)
+        )
+    else:
+        _write_folder(encoded, target)
     return path
 
 
@@ -59,137 +70,73 @@ def read(path: str | os.PathLike[str]) -> xr.Dataset:
     """Read a Dataset that `write` or `sweep` has written, into memory.
 
     Args:
-        path: a netCDF file (``.nc``) or a Zarr folder. Of the store of a sweep, cases that were
-            added to the first grid are read too; a case is pending where `status` is 0.
+        path: a netCDF file (``.nc``), a Zarr folder, or the store of a sweep: all cases that were
+            asked for; a case is pending where `status` is 0. Files of a store that are damaged
+            or missing are named in one warning.
 
     Raises:
         FileNotFoundError: there is nothing at the path.
-        ValueError: what is there is neither netCDF nor Zarr.
+        ValueError: what is there is neither netCDF nor Zarr nor a store.
     """
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"path: nothing at {path}")
+    if is_store(path):
+        return read_store(path)
     if path.is_dir():
         if not (path / "zarr.json").exists():
             raise ValueError(f"path: expected a Zarr v3 folder, got {path} without zarr.json")
-        ds = decode(_load_zarr(path))
-        if not is_store(ds):
-            return ds
-        return join_parts([ds, *(decode(_load_zarr(part)) for part in parts_of(path)[1:])])
-    with xr.open_dataset(path, engine="scipy") as ds:
-        return decode(ds.load())
+        ds = _load_zarr(path)
+        if not is_old_store(ds):
+            return _unmarked(ds)
+        return join_old_store([ds, *map(_load_zarr, sorted(path.glob("extension-*")))])
+    try:
+        with xr.open_dataset(path, engine="scipy") as opened:
+            return _unmarked(decode(opened.load()))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"path: expected a netCDF file, got {path}: {error}") from error
 
 
-def encode(ds: xr.Dataset, *, netcdf: bool = False) -> xr.Dataset:
-    """The Dataset in types that the file format holds, with what is needed to undo it."""
-    _check_attrs(ds.attrs, "ds")
-    encoded = ds.drop_encoding().copy()
-    for name in ds.variables:
-        _check_attrs(ds[name].attrs, str(name))
-        encoded[name] = _encode_variable(ds[name].variable, str(name), netcdf)
-    return encoded
+def _unmarked(ds: xr.Dataset) -> xr.Dataset:
+    if _WRITER.items() <= ds.attrs.items():
+        ds.attrs = {name: value for name, value in ds.attrs.items() if name not in _WRITER}
+    return ds
 
 
-def decode(ds: xr.Dataset) -> xr.Dataset:
-    """Undo `encode`."""
-    decoded = ds.drop_encoding()
-    for name in ds.variables:
-        decoded[name] = _decode_variable(ds[name].variable)
-    return decoded
-
-
-def _encode_variable(variable: xr.Variable, name: str, netcdf: bool) -> xr.Variable:
-    kind, values, attrs = variable.dtype.kind, variable.values, dict(variable.attrs)
-    if kind == "b":
-        attrs |= {"flag_values": np.array([0, 1], np.int8), "flag_meanings": _BOOL}
-        return xr.Variable(variable.dims, values.astype(np.int8), attrs)
-    if kind in "UT" or (kind == "O" and all(isinstance(v, str) for v in values.flat)):
-        return xr.Variable(variable.dims, values.astype(object), attrs)
-    if kind not in "iuf" or (variable.dtype.itemsize == 2 and kind == "f"):
-        raise TypeError(
-            f"{name}: expected real numbers, truth values or text, got {variable.dtype}; "
-            "store complex numbers as two real variables"
-        )
-    if netcdf and kind in "iu" and variable.dtype not in (np.int8, np.int16, np.int32):
-        return xr.Variable(
-            variable.dims, _narrow(values, name), attrs | {_STORED_AS: str(variable.dtype)}
-        )
-    return xr.Variable(variable.dims, values, attrs)
-
-
-def _narrow(values: np.ndarray, name: str) -> np.ndarray:
-    """Integers of 64 bits as int32 or, beyond it, as the floats that equal them."""
-    for dtype in (np.int32, np.float64):
-        narrow = values.astype(dtype)
-        if np.array_equal(narrow.astype(values.dtype), values):
-            return narrow
-    raise ValueError(f"{name}: netCDF 3 holds no integers beyond 2^53; write a .zarr folder")
-
-
-def _decode_variable(variable: xr.Variable) -> xr.Variable:
-    attrs, values = dict(variable.attrs), variable.values
-    if attrs.get("flag_meanings") == _BOOL:
-        del attrs["flag_values"], attrs["flag_meanings"]
-        values = values.astype(bool)
-    if values.dtype.kind in "UTO":
-        values = values.astype(object)
-    values = values.astype(attrs.pop(_STORED_AS, values.dtype))
-    # netCDF hands numbers back in big-endian order and attributes as arrays.
-    values = values.astype(values.dtype.newbyteorder("="), copy=False)
-    attrs = {name: _plain(value) for name, value in attrs.items()}
-    if "flag_values" in attrs:  # Zarr keeps a list of numbers without their type
-        attrs["flag_values"] = np.asarray(attrs["flag_values"], values.dtype)
-    return xr.Variable(variable.dims, values, attrs)
-
-
-def _plain(value: Any) -> Any:
-    return (
-        value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
-    )
-
-
-def _check_attrs(attrs: dict[Any, Any], owner: str) -> None:
-    for name, value in attrs.items():
-        flags = isinstance(value, (np.ndarray, list)) and name == "flag_values"
-        number = isinstance(value, (str, int, float, np.number)) and not isinstance(value, bool)
-        if not (flags or number):
-            raise TypeError(
-                f"attribute {name!r} of {owner}: expected text or a number, got "
-                f"{type(value).__name__}; put it into the provenance, which is one JSON string"
-            )
+def _write_folder(ds: xr.Dataset, path: Path) -> None:
+    hidden, old = hidden_name(path), hidden_name(path)
+    try:
+        _write_zarr(ds, hidden)
+        for folder, _, _ in os.walk(hidden):
+            sync(Path(folder))
+        if path.exists():  # folders cannot be replaced in one step
+            path.rename(old)
+        hidden.rename(path)
+        sync(path.parent)
+    finally:
+        shutil.rmtree(hidden, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _write_zarr(ds: xr.Dataset, path: Path) -> None:
+    import warnings
+
+    from zarr.codecs import ZstdCodec
+
     # One chunk per variable: the number of files is the only cost that bites.
-    whole = {
-        str(n): {"_FillValue": None} | ({"chunks": v.shape} if v.size else {})
+    whole: dict[str, dict[str, Any]] = {
+        str(n): {"_FillValue": None, "compressors": ZstdCodec(level=0, checksum=True)}
+        | ({"chunks": v.shape} if v.size else {})
         for n, v in ds.variables.items()
     }
-    ds.to_zarr(path, zarr_format=3, consolidated=False, encoding=whole, mode="w")
+    with warnings.catch_warnings():  # zarr's remark that consolidated metadata are an extension
+        warnings.filterwarnings("ignore", message="Consolidated metadata")
+        ds.to_zarr(path, zarr_format=3, consolidated=True, encoding=whole, mode="w")
 
 
 def _load_zarr(path: Path) -> xr.Dataset:
-    with xr.open_zarr(path, consolidated=False, chunks=None, mask_and_scale=False) as ds:
-        ds = ds.load()
+    with xr.open_zarr(path, consolidated=False, chunks=None, mask_and_scale=False) as opened:
+        ds = decode(opened.load())
     # A folder has no order of its own: by name, so that the same data always read the same.
     variables = {name: ds[name].variable for name in sorted(ds.data_vars, key=str)}
     return xr.Dataset(variables, coords=ds.coords, attrs=ds.attrs)
-
-
-@contextmanager
-def _under_another_name(path: Path) -> Iterator[Path]:
-    """A hidden path beside `path` that takes its place on success and vanishes on failure."""
-    hidden = path.with_name(f".{path.stem}-{secrets.token_hex(4)}.tmp{path.suffix}")
-    try:
-        yield hidden
-        if hidden.is_dir() and path.exists():
-            # Folders cannot be replaced in one step; the old one steps aside first.
-            old = hidden.with_suffix(".old")
-            path.rename(old)
-            hidden.rename(path)
-            shutil.rmtree(old) if old.is_dir() else old.unlink()
-        else:
-            os.replace(hidden, path)
-    finally:
-        shutil.rmtree(hidden, ignore_errors=True)
-        hidden.unlink(missing_ok=True) if hidden.is_file() else None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-__all__ = ["Variable", "dataset", "describe"]
+__all__ = ["Variable", "dataset", "describe", "printable"]
 
 _DTYPES = ("float64", "float32", "int64", "bool", "str")
 _FILLS: dict[str, Any] = {
@@ -133,3 +133,11 @@ def describe(ds: xr.Dataset, variables: Sequence[Variable]) -> xr.Dataset:
         known = Variable.unlabelled(str(name)).attrs if str(name).isidentifier() else {}
         ds[name].attrs = known | ds[name].attrs | labels.get(str(name), {})
     return ds
+
+
+def printable(text: str) -> str:
+    """The text as one line that a terminal shows and does not obey.
+
+    Control characters, line ends and what UTF-8 cannot encode appear as their escapes.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

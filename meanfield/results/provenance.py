@@ -15,7 +15,7 @@ from typing import Any
 
 import xarray as xr
 
-__all__ = ["provenance", "read_provenance"]
+__all__ = ["provenance", "read_provenance", "versions"]
 
 _PACKAGES = ("meanfield", "torch", "numpy", "scipy", "POT", "geomloss", "xarray", "zarr")
 
@@ -50,7 +50,7 @@ def provenance(
         "seed": seed,
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         "device": None if device is None else str(device),
-        "versions": _versions((*_PACKAGES, *packages)),
+        "versions": versions(*packages),
         "python": platform.python_version(),
         "platform": f"{platform.system()}-{platform.machine()}",
         "commit": _commit(),
@@ -65,9 +65,10 @@ def read_provenance(ds: xr.Dataset) -> dict[str, Any]:
     return json.loads(ds.attrs.get("provenance", "{}"))
 
 
-def _versions(packages: tuple[str, ...]) -> dict[str, str]:
+def versions(*packages: str) -> dict[str, str]:
+    """The versions of the distributions that the library stands on, and of others."""
     found = {}
-    for package in packages:
+    for package in (*_PACKAGES, *packages):
         try:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -21,20 +21,22 @@ call                                   answer   what it is
 ``scipy.stats.wasserstein_distance``   3        W₁ on the line
 =====================================  =======  ==========================================
 
-Reading order; a file imports only those before it: couplings · problems · closed_forms · exact ·
-certificates · dense · blocks · bounds · pricing · column_generation · answers · streamed ·
-entropic · dispatch · small · distances · first_order · conditional · gradients.
+NumPy arrays in, NumPy arrays out; everything else comes back as tensors. In the place of
+``ot.emd2(a, b, M)`` stands ``w2((x, a), (y, b))`` or ``w2(x, y, weights=(a, b))``.
+
+Reading order; a file imports only those before it: problem · certificate · plans (pricing ·
+formulas · exact · clusters · columns) · pairs · coupling · answers · solve · conditional ·
+gradients · entropic.
 """
 
 from __future__ import annotations
 
 from meanfield.transport.answers import TransportResult
-from meanfield.transport.conditional import conditional_w2, solve_conditional_w2
-from meanfield.transport.couplings import Coupling
-from meanfield.transport.distances import solve_w2
+from meanfield.transport.conditional import solve_conditional_w2
+from meanfield.transport.coupling import Coupling
 from meanfield.transport.entropic import sinkhorn_divergence
-from meanfield.transport.first_order import solve_w1, w1
-from meanfield.transport.gradients import w2, w2_squared
+from meanfield.transport.gradients import conditional_w2, w1, w2, w2_squared
+from meanfield.transport.solve import solve_w1, solve_w2
 
 __all__ = [
     "Coupling",

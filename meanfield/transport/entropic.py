@@ -1,47 +1,39 @@
-"""Entropic transport through GeomLoss: bounds from its potentials, and its divergence.
+"""The Sinkhorn divergence, through GeomLoss; in blocks of rows where clouds are large.
 
-Neither Sinkhorn's value nor its potentials are bounds of W₂ as they come. One c-transform makes
-the potentials feasible, and a plan rounded to its marginals is a coupling; that is an interval.
+The algorithm in blocks is GeomLoss's own (symmetric, annealed: [Feydy 2020] Algorithm 3.5), so the
+answer is the one of its tensorised backend up to rounding.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from meanfield.measures import ParticleMeasure
-from meanfield.transport.answers import as_pair
-from meanfield.transport.certificates import certify
-from meanfield.transport.closed_forms import monotone_plan
-from meanfield.transport.exact import Plan
-from meanfield.transport.problems import UNIT, Answer, Problem
-from meanfield.transport.streamed import streamed_divergence
+from meanfield.transport.pairs import Measure, as_pair
 
-__all__ = ["rounded_plan", "sinkhorn_divergence", "solve_sinkhorn"]
+__all__ = ["sinkhorn_divergence"]
 
 _TENSOR_ENTRIES = 50_000_000  # differences n m d held at once by the tensorised backend
-_ANNEALED = {"p": 2, "blur": 0.02, "scaling": 0.9}  # in the problem's unit: it spans about one
-_EPSILON = 2 * 0.02**2
-_SINKHORN_STEPS = 200
-_MARGINAL_ERROR = 1e-4
-_LOOKED_AT = 25_000_000  # pairs of a plan that is rounded
 
 
 def sinkhorn_divergence(
-    mu: ParticleMeasure | Tensor,
-    nu: ParticleMeasure | Tensor,
+    mu: Measure,
+    nu: Measure,
     *,
     blur: float = 0.05,
     scaling: float = 0.9,
-) -> Tensor:
+) -> Any:
     """S_ε(μ, ν) = OT_ε(μ, ν) − ½ OT_ε(μ, μ) − ½ OT_ε(ν, ν), ε = 2 blur², cost ‖x − y‖².
 
     It tends to W₂² (not W₂, and twice GeomLoss's number) as blur → 0, and is smooth in points
     and weights. It is no bound: what it is off is set by `scaling` (the annealing has finitely
-    many steps), 0.1 to 3 %. `solve_w2(method="sinkhorn")` gives bounds. Sinkhorn iterations run
+    many steps), 0.1 to 3 %; `solve_w2` gives W₂ itself. Sinkhorn iterations run
     on the device of the points. Clouds too large for a matrix of costs go through KeOps where it
     is installed, and otherwise through blocks of rows: slower, in memory O(n).
 
@@ -61,7 +53,7 @@ def sinkhorn_divergence(
         raise ValueError(f"blur: expected a positive length, got {blur}")
     if not 0 < scaling < 1:
         raise ValueError(f"scaling: expected a number in (0, 1), got {scaling}")
-    mu, nu = as_pair(mu, nu)
+    mu, nu, as_numpy = as_pair(mu, nu)
     batch, n, m, d = mu.batch_shape, mu.n_particles, nu.n_particles, mu.dim
     centre = mu.mean().mean(tuple(range(len(batch))), keepdim=False) if batch else mu.mean()
     x, y = ((t.points - centre.detach()).reshape(-1, t.n_particles, d) for t in (mu, nu))
@@ -69,83 +61,9 @@ def sinkhorn_divergence(
     a, x = _padded(mu.weights.reshape(-1, n), x)
     b, y = _padded(nu.weights.reshape(-1, m), y)
     settings: dict[str, Any] = {"p": 2, "blur": blur, "scaling": scaling}
-    return 2 * torch.stack(
-        [_divergence(*case, settings) for case in zip(a, x, b, y, strict=True)]
-    ).reshape(batch)
-
-
-def solve_sinkhorn(problem: Problem, *, rtol: float, device: str = "cpu") -> Answer:
-    """An interval from GeomLoss: c-transformed potentials below, a rounded plan above.
-
-    Converged only if that interval is narrower than `rtol`, which for unlike clouds takes an
-    rtol of percents.
-    """
-    pairs = problem.n * problem.m
-    if pairs > _LOOKED_AT:
-        raise MemoryError(
-            f"method 'sinkhorn': expected at most {_LOOKED_AT} pairs to round the plan, got "
-            f"{pairs}; use method='column_generation' or 'bounds'"
-        )
-    x, y, a, b = (
-        torch.as_tensor(t, device=device) for t in (problem.x, problem.y, problem.a, problem.b)
-    )
-    _, g = _loss(_ANNEALED, debias=False, potentials=True)(a, x, b, y)
-    cost = _blocked_costs(x, y)
-    f, g = _balanced(cost, 2 * g.reshape(-1), a, b)  # GeomLoss's cost is half a squared distance
-    log_plan = (f[:, None] + g - cost) / _EPSILON + a.log()[:, None] + b.log()
-    f = (cost - g).amin(1)
-    g = (cost - f[:, None]).amin(0)
-    plan = rounded_plan(log_plan.exp(), a, b)
-    rows, cols = (t.cpu().numpy() for t in plan.nonzero(as_tuple=True))
-    mass = plan[plan > 0].cpu().numpy()
-    feasible = (f.cpu().numpy(), g.cpu().numpy())
-    found = Plan(rows, cols, mass, *feasible)
-    slack = 4 * UNIT * float(cost.max())
-    return certify(problem, found, feasible, method="sinkhorn", rtol=rtol, slack=slack)
-
-
-def _balanced(cost: Tensor, g: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Sinkhorn steps from GeomLoss's potentials until the marginals nearly hold.
-
-    Its annealing stops long before that, and a plan rounded from there costs up to twice W₂.
-    """
-    log_a, log_b = a.log(), b.log()
-    f = g.new_zeros(len(a))
-    for _ in range(_SINKHORN_STEPS):
-        f = -_EPSILON * ((g - cost) / _EPSILON + log_b).logsumexp(1)
-        new = -_EPSILON * ((f[:, None] - cost) / _EPSILON + log_a[:, None]).logsumexp(0)
-        # Columns of exp((f + g − C)/ε) a b sum to b exp((g − new)/ε).
-        off = float((b * torch.expm1((g - new) / _EPSILON)).abs().sum())
-        g = new
-        if off < _MARGINAL_ERROR:
-            break
-    return f, g
-
-
-def rounded_plan(plan: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """A coupling of a and b near `plan` [Altschuler, Weed, Rigollet 2017, Algorithm 2].
-
-    Rows and columns that hold too much are scaled down; what is missing is put on a product, here
-    on the monotone coupling of what each side misses, which keeps the plan sparse.
-    """
-    plan = plan * (a / plan.sum(1).clamp_min(1e-300)).clamp_max(1)[:, None]
-    plan = plan * (b / plan.sum(0).clamp_min(1e-300)).clamp_max(1)
-    short_a, short_b = ((t - s).clamp_min(0) for t, s in ((a, plan.sum(1)), (b, plan.sum(0))))
-    total = float(short_a.sum())
-    if total <= 0 or float(short_b.sum()) <= 0:
-        return plan
-    i, j, mass = monotone_plan(
-        (short_a / short_a.sum()).cpu().numpy(), (short_b / short_b.sum()).cpu().numpy()
-    )
-    added = torch.as_tensor(mass * total, device=plan.device)
-    index = (torch.as_tensor(i, device=plan.device), torch.as_tensor(j, device=plan.device))
-    return plan.index_put(index, added, accumulate=True)
-
-
-def _blocked_costs(x: Tensor, y: Tensor) -> Tensor:
-    """‖xᵢ − y_j‖² by direct differences, a few million at a time."""
-    step = max(1, _TENSOR_ENTRIES // (y.shape[0] * y.shape[1]))
-    return torch.cat([_half_squares(part, y) * 2 for part in x.split(step)])
+    cases = zip(a, x, b, y, strict=True)
+    found = 2 * torch.stack([_divergence(*case, settings) for case in cases]).reshape(batch)
+    return found.numpy()[()] if as_numpy else found
 
 
 def _half_squares(x: Tensor, y: Tensor) -> Tensor:
@@ -165,7 +83,7 @@ def _divergence(a: Tensor, x: Tensor, b: Tensor, y: Tensor, settings: dict[str, 
         return _loss(settings)(a, x, b, y)
     if importlib.util.find_spec("pykeops") is None:
         lengths = {name: settings[name] for name in ("blur", "scaling")}
-        return streamed_divergence(a, x, b, y, **lengths, entries=_TENSOR_ENTRIES)
+        return _streamed_divergence(a, x, b, y, **lengths, entries=_TENSOR_ENTRIES)
     from geomloss import SamplesLoss
 
     return SamplesLoss("sinkhorn", backend="online", **settings)(a, x, b, y)
@@ -175,3 +93,86 @@ def _loss(settings: dict[str, Any], **more: Any) -> Any:
     from geomloss import SamplesLoss
 
     return SamplesLoss("sinkhorn", cost=_half_squares, backend="tensorized", **settings, **more)
+
+
+def _streamed_divergence(
+    a: Tensor, x: Tensor, b: Tensor, y: Tensor, *, blur: float, scaling: float, entries: int
+) -> Tensor:
+    """S_ε of the cost ½‖x − y‖² at ε = blur², as ``geomloss.SamplesLoss("sinkhorn", p=2)``.
+
+    Differentiable in points and weights by the envelope theorem: the potentials are held fixed
+    but for one last step.
+
+    Args:
+        a: weights (n,).
+        x: points (n, d), at least two.
+        b: weights (m,).
+        y: points (m, d).
+        blur: √ε, in the unit of the points.
+        scaling: ratio of successive annealing lengths.
+        entries: coordinate differences held at once.
+    """
+    with torch.no_grad():
+        potentials, epsilons = None, _schedule(x, y, blur, scaling)
+        logs = a.log(), b.log()
+        for epsilon in [epsilons[0], *epsilons]:
+            new = _step((x, y), logs, potentials, epsilon, entries)
+            # The first step starts the potentials; later ones are averaged, for stability.
+            potentials = new if potentials is None else [
+                (old + moved) / 2 for old, moved in zip(potentials, new, strict=True)
+            ]  # fmt: skip
+    assert potentials is not None
+    f_ba, g_ab, f_aa, g_bb = _step((x, y), logs, potentials, epsilons[-1], entries)
+    return (a * (f_ba - f_aa)).sum() + (b * (g_ab - g_bb)).sum()
+
+
+def _step(
+    points: tuple[Tensor, Tensor],
+    logs: tuple[Tensor, Tensor],
+    potentials: list[Tensor] | None,
+    epsilon: float,
+    entries: int,
+) -> list[Tensor]:
+    """The potentials f of μ against ν, g of ν against μ, and of each against itself."""
+    (x, y), (log_a, log_b) = points, logs
+    f_ba, g_ab, f_aa, g_bb = potentials or [x.new_zeros(())] * 4
+    sides = ((x, y, log_b, g_ab), (y, x, log_a, f_ba), (x, x, log_a, f_aa), (y, y, log_b, g_bb))
+    return [
+        _Softmin.apply(rows, columns.detach(), (log + h / epsilon).detach(), epsilon, entries)
+        for rows, columns, log, h in sides
+    ]
+
+
+class _Softmin(torch.autograd.Function):
+    """−ε log Σ_j exp(h_j − ½‖xᵢ − y_j‖²/ε) for every i; its gradient in x is xᵢ − Σ_j Pᵢⱼ y_j."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor, h: Tensor, epsilon: float, entries: int) -> Tensor:
+        ctx.save_for_backward(x, y, h)
+        ctx.settings = epsilon, entries
+        scores = _scores(x, y, h, epsilon, entries)
+        return torch.cat([-epsilon * block.logsumexp(1) for block in scores])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+        x, y, h = ctx.saved_tensors
+        means = torch.cat([block.softmax(1) @ y for block in _scores(x, y, h, *ctx.settings)])
+        return grad[:, None] * (x - means), None, None, None, None
+
+
+def _scores(x: Tensor, y: Tensor, h: Tensor, epsilon: float, entries: int) -> Iterator[Tensor]:
+    """h_j − ½‖xᵢ − y_j‖²/ε by direct differences, a block of rows at a time."""
+    for rows in x.split(max(1, entries // y.numel())):
+        yield h - (rows[:, None, :] - y).square_().sum(-1).div_(2 * epsilon)
+
+
+def _schedule(x: Tensor, y: Tensor, blur: float, scaling: float) -> list[float]:
+    """ε from the squared diameter of the bounding box down to blur², a ratio of scaling²."""
+    both = torch.cat([x, y])
+    diameter = float(torch.linalg.vector_norm(both.amax(0) - both.amin(0)))
+    if diameter <= 0:
+        return [blur**2]
+    steps = math.ceil((math.log(blur) - math.log(diameter)) / math.log(scaling))
+    lengths = [diameter * scaling**k for k in range(max(0, steps))]
+    return [diameter**2, *(length**2 for length in lengths), blur**2]

@@ -1,8 +1,8 @@
-"""W₂ and W₂² as differentiable functions of points and weights, by the envelope theorem.
+"""W₂, W₂², W₁ and conditional W₂ as differentiable functions, by the envelope theorem.
 
-At an optimal plan π with potentials f, g: ∂W₂²/∂xᵢ = 2 Σ_j π_ij (xᵢ − y_j), ∂W₂²/∂aᵢ = fᵢ up to
-a constant. Nothing is differentiated through a solver. Where the optimal plan is not unique
-the gradient is one of several.
+At an optimal plan π with potentials f, g: ∂W_p^p/∂xᵢ = p Σ_j π_ij ‖xᵢ − y_j‖^{p−2} (xᵢ − y_j) and
+∂W_p^p/∂aᵢ = fᵢ up to a constant. Nothing is differentiated through a solver. Where the optimal
+plan or the potentials are not unique the gradient is one of several.
 """
 
 from __future__ import annotations
@@ -13,30 +13,35 @@ import torch
 from torch import Tensor
 
 from meanfield.measures import ParticleMeasure
-from meanfield.transport.answers import as_pair
-from meanfield.transport.distances import solve_w2
+from meanfield.transport.answers import TransportResult
+from meanfield.transport.conditional import solve_conditional_w2
+from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
+from meanfield.transport.solve import solve_w1, solve_w2
 
-__all__ = ["w2", "w2_squared"]
+__all__ = ["conditional_w2", "w1", "w2", "w2_squared"]
 
 
 def w2(
-    mu: ParticleMeasure | Tensor,
-    nu: ParticleMeasure | Tensor,
-    *,
+    mu: Measure,
+    nu: Measure,
+    *extra: Any,
+    weights: tuple[Any, Any] | None = None,
     method: str = "auto",
     rtol: float = 1e-9,
-) -> Tensor:
+) -> Any:
     """W₂(μ, ν), differentiable in points and log-weights.
 
     Args:
-        mu: μ, or points (..., n, d) of a uniform measure.
-        nu: ν, or points (..., m, d).
+        mu: μ, as for `solve_w2`.
+        nu: ν, likewise.
+        *extra: nothing; here only to answer ``emd2(a, b, M)``.
+        weights: as for `solve_w2`.
         method: as for `solve_w2`.
         rtol: as for `solve_w2`.
 
     Returns:
-        The distance (not its square), shape of the batch. Its gradient is taken as 0 where it
-        is 0.
+        The distance (not its square), shape of the batch; NumPy for NumPy. Its gradient is taken
+        as 0 where it is 0.
 
     Raises:
         ConvergenceError: when `rtol` is not met; `solve_w2` gives the interval instead.
@@ -47,104 +52,134 @@ def w2(
         >>> w2(x, x + 3.0 / 2**0.5)
         tensor(3.0000, dtype=torch.float64)
     """
-    mu, nu = as_pair(mu, nu)
-    inputs = (mu.points, nu.points, mu.log_weights, nu.log_weights)
-    if not (torch.is_grad_enabled() and any(t.requires_grad for t in inputs)):
-        return solve_w2(mu, nu, method=method, rtol=rtol).value
-    return _Wasserstein.apply(*inputs, method, rtol)
+    refuse_cost_matrix(extra, "w2")
+    pair = as_pair(mu, nu, weights)
+    return _valued(pair, solve_w2(*_detached(pair), method=method, rtol=rtol))
 
 
 def w2_squared(
-    mu: ParticleMeasure | Tensor,
-    nu: ParticleMeasure | Tensor,
-    *,
+    mu: Measure,
+    nu: Measure,
+    *extra: Any,
+    weights: tuple[Any, Any] | None = None,
     method: str = "auto",
     rtol: float = 1e-9,
-) -> Tensor:
+) -> Any:
     """W₂²(μ, ν) = min Σ π_ij ‖xᵢ − y_j‖², differentiable in points and log-weights.
 
     Arguments and errors as for `w2`. The square of a distance below 1e-154 underflows: `w2`
     does not.
     """
-    return w2(mu, nu, method=method, rtol=rtol).square()
+    refuse_cost_matrix(extra, "w2_squared")
+    return w2(mu, nu, weights=weights, method=method, rtol=rtol) ** 2
 
 
-class _Wasserstein(torch.autograd.Function):
+def w1(
+    mu: Measure,
+    nu: Measure,
+    *extra: Any,
+    weights: tuple[Any, Any] | None = None,
+    rtol: float = 1e-9,
+) -> Any:
+    """W₁(μ, ν), the value of `solve_w1`, differentiable in points and log-weights.
+
+    The distance of two atoms that coincide has no gradient; 0 is taken.
+
+    Args:
+        mu: μ, as for `solve_w2`.
+        nu: ν, likewise.
+        *extra: nothing.
+        weights: as for `solve_w2`.
+        rtol: as for `solve_w1`.
+
+    Returns:
+        The distance in the unit of the points, shape of the batch.
+
+    Raises:
+        ConvergenceError: when `rtol` is not met; `solve_w1` gives the interval instead.
+        TypeError, ValueError: as `solve_w2`.
+    """
+    refuse_cost_matrix(extra, "w1")
+    pair = as_pair(mu, nu, weights)
+    return _valued(pair, solve_w1(*_detached(pair), rtol=rtol))
+
+
+def conditional_w2(
+    mu: ParticleMeasure, nu: ParticleMeasure, *, position_atol: float = 0.0, rtol: float = 1e-9
+) -> Tensor:
+    """d₂(μ̄, ν̄) = (∫ W₂(μˢ, νˢ)² dθ(s))^½; +∞ where the first marginals differ.
+
+    Differentiable in points, and in log-weights along changes that keep both first marginals
+    equal (others lead to +∞). Arguments and errors as for `solve_conditional_w2`.
+    """
+    settings: dict[str, Any] = {"position_atol": position_atol, "rtol": rtol}
+    if not (isinstance(mu, ParticleMeasure) and isinstance(nu, ParticleMeasure)):
+        return solve_conditional_w2(mu, nu, **settings).value  # which says what it expected
+    pair = as_pair(mu, nu)
+    return _valued(pair, solve_conditional_w2(*_detached(pair), **settings))
+
+
+def _detached(pair: Pair) -> tuple[ParticleMeasure, ParticleMeasure]:
+    first, second = (
+        mu.replace(mu.points.detach())
+        if not mu.log_weights.requires_grad
+        else ParticleMeasure(
+            mu.points.detach(), log_weights=mu.log_weights.detach(), positions=mu.positions
+        )
+        for mu in pair[:2]
+    )
+    return first, second
+
+
+def _valued(pair: Pair, result: TransportResult) -> Any:
+    """The value, with its gradient where one is wanted."""
+    mu, nu = pair.mu, pair.nu
+    inputs = (mu.points, nu.points, mu.log_weights, nu.log_weights)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
+        return _Envelope.apply(*inputs, result)
+    return result.value.numpy()[()] if pair.as_numpy else result.value
+
+
+class _Envelope(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        y: Tensor,
-        log_a: Tensor,
-        log_b: Tensor,
-        method: str,
-        rtol: float,
+        ctx: Any, x: Tensor, y: Tensor, log_a: Tensor, log_b: Tensor, result: TransportResult
     ) -> Tensor:
-        mu = ParticleMeasure(x.detach(), log_weights=log_a.detach())
-        nu = ParticleMeasure(y.detach(), log_weights=log_b.detach())
-        result = solve_w2(mu, nu, method=method, rtol=rtol)
-        coupling = result.coupling
-        assert coupling is not None  # every exact method makes one
         needs_weights = ctx.needs_input_grad[2] or ctx.needs_input_grad[3]
-        potentials = result.potentials
-        if needs_weights and potentials is None:
-            potentials = potentials_from_plan(coupling)
-        f, g = potentials if needs_weights and potentials is not None else (x.new_zeros(()),) * 2
-        ctx.save_for_backward(
-            x, y, log_a, log_b, result.value, coupling.rows, coupling.cols, coupling.log_mass, f, g
-        )
-        return result.value
+        if needs_weights and result.potentials is None and bool(result.value.isfinite().any()):
+            raise RuntimeError(
+                f"the gradient in log-weights needs optimal potentials, and {result.method!r} "
+                "makes none here; take the gradient in the points only, or method='simplex'"
+            )
+        ctx.save_for_backward(x, y, log_a, log_b)
+        ctx.result = result
+        return result.value.clone()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, y, log_a, log_b, value, rows, cols, log_mass, f, g = ctx.saved_tensors
-        scale = torch.where(value > 0, grads[0] / value, 0.0)[..., None]  # dW₂ = dW₂² / 2 W₂
+        x, y, log_a, log_b = ctx.saved_tensors
+        result, order = ctx.result, ctx.result.order
+        value, coupling = result.value, result.coupling
+        # dW = W^{1−p} dW^p / p; nothing flows into a distance of 0 or ∞.
+        there = (value > 0) & value.isfinite()
+        scale = torch.where(there, grads[0] * value ** (1 - order), 0.0)[..., None]
         into_x = into_y = into_a = into_b = None
+        if coupling is None:  # an infinite distance
+            return (*(torch.zeros_like(t) for t in ctx.saved_tensors), None)
         if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
-            index = rows[..., None].expand(*rows.shape, x.shape[-1])
-            index_y = cols[..., None].expand(*cols.shape, x.shape[-1])
-            flow = log_mass.exp()[..., None] * (x.gather(-2, index) - y.gather(-2, index_y))
+            index, index_y = (
+                t[..., None].expand(*t.shape, x.shape[-1]) for t in (coupling.rows, coupling.cols)
+            )
+            moves = x.gather(-2, index) - y.gather(-2, index_y)
+            if order == 1:
+                size = torch.linalg.vector_norm(moves, dim=-1, keepdim=True)
+                moves = torch.where(size > 0, moves / size, 0.0)
+            flow = coupling.mass[..., None] * moves
             into_x = torch.zeros_like(x).scatter_add(-2, index, flow) * scale[..., None]
             into_y = torch.zeros_like(y).scatter_add(-2, index_y, -flow) * scale[..., None]
-        if ctx.needs_input_grad[2]:
-            into_a = log_a.exp() * f * scale / 2
-        if ctx.needs_input_grad[3]:
-            into_b = log_b.exp() * g * scale / 2
-        return into_x, into_y, into_a, into_b, None, None
-
-
-def potentials_from_plan(coupling: Any) -> tuple[Tensor, Tensor]:
-    """Potentials of an optimal plan, for methods that make none (closed forms).
-
-    fᵢ + g_j = ‖xᵢ − y_j‖² on the support and ≤ off it: shortest paths in the residual graph, by
-    repeated c-transforms. Dense, so for the small problems and the line only.
-    """
-    from meanfield.transport.problems import squared_distances
-
-    source, target = coupling.source, coupling.target
-    n, m = coupling.shape
-    plans = coupling.dense().reshape(-1, n, m)
-    parts = []
-    for x, y, plan in zip(
-        source.reshape(-1, n, source.shape[-1]),
-        target.reshape(-1, m, target.shape[-1]),
-        plans,
-        strict=True,
-    ):
-        pairwise = squared_distances(x.double().cpu().numpy(), y.double().cpu().numpy())
-        cost = torch.as_tensor(pairwise, device=x.device)
-        # Residual arcs: i → j at C_ij always, j → i at −C_ij where the plan has mass.
-        back = torch.where(plan > 0, cost, -torch.inf)
-        f, g = cost.new_zeros(n), cost.new_zeros(m)
-        for _ in range(n + m):
-            g_new = (cost - f[:, None]).amin(0)
-            f_new = torch.maximum((back - g_new).amax(1), f)
-            settled = torch.equal(f_new, f) and torch.equal(g_new, g)
-            f, g = f_new, g_new
-            if settled:
-                break
-        parts.append((f.to(x.dtype), g.to(x.dtype)))
-    shape = source.shape[:-2]
-    f_all, g_all = (torch.stack(t).reshape(*shape, -1) for t in zip(*parts, strict=True))
-    return f_all, g_all
+        if result.potentials is not None:
+            f, g = result.potentials
+            into_a = log_a.exp() * f * scale / order if ctx.needs_input_grad[2] else None
+            into_b = log_b.exp() * g * scale / order if ctx.needs_input_grad[3] else None
+        return into_x, into_y, into_a, into_b, None

@@ -25,7 +25,7 @@ import numpy as np
 
 from meanfield import results
 from meanfield.results import Variable
-from meanfield.sweep import Task, keep_freed_memory, status, sweep
+from meanfield.sweeps import Task, keep_freed_memory, status, sweep
 
 
 def ten_milliseconds(case_number: int) -> dict[str, float]:

@@ -18,6 +18,8 @@ __all__ = ["DotProduct", "dot_product"]
 class DotProduct(Kernel):
     """scale · ⟨Qx + b_Q, Ky + b_K⟩ ([CAP24] Definition 2.1)."""
 
+    is_linear = True
+
     def features(
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
     ) -> Features:

@@ -53,9 +53,11 @@ class Kernel:
 
     Attributes:
         needs_positions: whether `features` or `position_bias` look at positions.
+        is_linear: whether `push` is the same at all points and positions.
     """
 
     needs_positions: bool = False
+    is_linear: bool = False
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -146,6 +148,11 @@ class Wrapped(Kernel):
         """Whether the inner kernel does."""
         return self.inner.needs_positions
 
+    @property
+    def is_linear(self) -> bool:  # type: ignore[override]
+        """Whether the inner kernel is."""
+        return self.inner.is_linear
+
     def features(
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
     ) -> Features:
@@ -189,6 +196,8 @@ class Turned(Wrapped):
 
     Subclasses give `turn`, its derivative `turn_push`, and `turn_pull`, the transpose of that.
     """
+
+    is_linear = False
 
     def turn(
         self, parameters: AttentionParameters, features: Features, positions: Tensor | None

@@ -1,0 +1,67 @@
+"""Measures through depth: layers as time.
+
+A map of measures F, whose image of an atom is Γ_μ(x), is the velocity of the transport equation
+∂μ + div(μ Γ_μ) = 0; a residual network is its Euler scheme. `flow` moves a measure and returns a
+Dataset; everything else says what happens to it. Every function takes any map of measures.
+
+Files, each importing only those before it: `constraints`, `placements`, `velocities`, `clocks`,
+`clusters`, `integrators`, `trajectories`, `checkpoints`, `flow`, `variation`, `flow_map`,
+`stability`; `functionals`, `energy_flow`, `paths` and `reduced` stand beside them.
+"""
+
+from meanfield.dynamics.clocks import log_clock
+from meanfield.dynamics.clusters import Clusters, cluster_count, cluster_masses, clusters
+from meanfield.dynamics.energy_flow import EnergyFlow
+from meanfield.dynamics.flow import flow
+from meanfield.dynamics.flow_map import FlowMap, VelocityMap
+from meanfield.dynamics.functionals import (
+    covariance,
+    diameter,
+    effective_rank,
+    log_energy,
+    token_radius,
+)
+from meanfield.dynamics.integrators import Adaptive, FixedStep, Noise
+from meanfield.dynamics.paths import displacements, lengths, measure_at
+from meanfield.dynamics.placements import (
+    Normalised,
+    Placed,
+    layer_norm,
+    placed,
+    rms_norm,
+    unit_norm,
+)
+from meanfield.dynamics.stability import divergence, stability
+from meanfield.dynamics.trajectories import trajectory
+
+__all__ = [
+    "Adaptive",
+    "Clusters",
+    "EnergyFlow",
+    "FixedStep",
+    "FlowMap",
+    "Noise",
+    "Normalised",
+    "Placed",
+    "VelocityMap",
+    "cluster_count",
+    "cluster_masses",
+    "clusters",
+    "covariance",
+    "diameter",
+    "displacements",
+    "divergence",
+    "effective_rank",
+    "flow",
+    "layer_norm",
+    "lengths",
+    "log_clock",
+    "log_energy",
+    "measure_at",
+    "placed",
+    "rms_norm",
+    "stability",
+    "token_radius",
+    "trajectory",
+    "unit_norm",
+]

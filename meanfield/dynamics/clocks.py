@@ -1,0 +1,55 @@
+"""Times to look at a flow: metastable stages last e^β, so clocks are often logarithmic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+__all__ = ["checked_times", "log_clock"]
+
+
+def log_clock(first: float, last: float, count: int, *, start: float = 0.0) -> np.ndarray:
+    """The start, and then `count` times whose distances from it grow geometrically.
+
+    Args:
+        first: distance of the second time from the start, > 0.
+        last: distance of the last time from the start, > first.
+        count: how many times follow the start, at least 2.
+        start: the first time.
+
+    Returns:
+        Times t₀ < … < t_count, shape (count + 1,).
+
+    Example:
+        >>> log_clock(0.1, 10.0, 3)
+        array([ 0. ,  0.1,  1. , 10. ])
+    """
+    if not 0 < first < last < math.inf:
+        raise ValueError(f"first, last: expected 0 < first < last < inf, got {first}, {last}")
+    if count < 2:
+        raise ValueError(f"count: expected at least 2 times after the start, got {count}")
+    # Exact ends: a geometric sequence misses them by a rounding error.
+    inner = start + np.geomspace(first, last, count)[1:-1]
+    return np.concatenate([[start, start + first], inner, [start + last]])
+
+
+def checked_times(times: Sequence[float] | Any) -> np.ndarray:
+    """Increasing finite times, (T,), T ≥ 1.
+
+    Raises:
+        ValueError: another shape, NaN or infinite times, times that do not increase.
+    """
+    found = np.array(times, dtype=np.float64)
+    if found.ndim != 1 or not len(found):
+        raise ValueError(f"times: expected a sequence of numbers, got shape {found.shape}")
+    if not np.isfinite(found).all():
+        raise ValueError("times: expected finite numbers, got NaN or infinite ones")
+    if not (np.diff(found) > 0).all():
+        k = int(np.argmin(np.diff(found)))
+        raise ValueError(
+            f"times: expected increasing numbers, got {found[k]:g} before {found[k + 1]:g}"
+        )
+    return found

@@ -1,0 +1,150 @@
+"""Clusters of a measure: which atoms a chain of short steps joins, and what they weigh."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meanfield.checks import check_finite
+from meanfield.measures import ParticleMeasure
+
+__all__ = ["Clusters", "cluster_count", "cluster_masses", "clusters", "coalesced"]
+
+_BLOCK = 2**22  # entries of a block of distances: 32 MB in float64
+
+
+@dataclass(frozen=True, eq=False)
+class Clusters:
+    """Atoms joined by chains of steps of length at most a scale (single linkage).
+
+    Attributes:
+        labels: the number of each atom's cluster, (n,), by mass, the heaviest 0; −1 for atoms of
+            weight 0.
+        log_masses: log of the mass of each cluster, (k,), decreasing.
+        centres: barycentres, (k, d).
+    """
+
+    labels: Tensor
+    log_masses: Tensor
+    centres: Tensor
+
+    @property
+    def count(self) -> int:
+        """How many clusters there are."""
+        return len(self.log_masses)
+
+
+def clusters(mu: ParticleMeasure, scale: float) -> Clusters:
+    """The clusters of a measure at a scale, in O(n²) time and O(n) memory, in any dimension.
+
+    Positions, if there are any, are not looked at.
+
+    Args:
+        mu: a measure without batch axes.
+        scale: atoms at most this far apart belong together, ≥ 0.
+
+    Raises:
+        ValueError: a batch, a negative scale, points that are not finite.
+
+    Example:
+        >>> mu = ParticleMeasure([[0.0], [0.1], [5.0]], [0.1, 0.1, 0.8])
+        >>> clusters(mu, 0.5).labels
+        tensor([1, 1, 0])
+    """
+    if mu.batch_shape:
+        raise ValueError(
+            f"clusters: expected a measure without batch axes, got {tuple(mu.batch_shape)}; "
+            "their numbers differ, so call it on each mu[i]"
+        )
+    if not 0 <= scale < math.inf:
+        raise ValueError(f"scale: expected a number ≥ 0, got {scale}")
+    check_finite(mu.points, "points")
+    alive = (mu.log_weights > -math.inf).nonzero()[:, 0]
+    found = _components(mu.points[alive].detach(), scale)
+    count = int(found.max()) + 1
+    logs = mu.log_weights[alive]
+    log_masses = _log_sums(logs, found, count)
+    order = log_masses.argsort(descending=True, stable=True)
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(count, device=order.device)
+    labels = torch.full((mu.n_particles,), -1, device=mu.device)
+    labels[alive] = rank[found]
+    shares = (logs - log_masses[found]).exp()[:, None]  # within a cluster they sum to 1
+    centres = torch.zeros(count, mu.dim, dtype=mu.dtype, device=mu.device)
+    centres.index_add_(0, rank[found], shares * mu.points[alive])
+    return Clusters(labels, log_masses[order], centres)
+
+
+def cluster_count(mu: ParticleMeasure, scale: float) -> Tensor:
+    """How many clusters a measure has at a scale, shape (...) of its batch."""
+    if not mu.batch_shape:
+        return torch.tensor(clusters(mu, scale).count)
+    return torch.stack([cluster_count(one, scale) for one in mu])
+
+
+def cluster_masses(mu: ParticleMeasure, scale: float, most: int) -> Tensor:
+    """Masses of the `most` heaviest clusters, decreasing, 0 where there are fewer; (..., most)."""
+    if most < 1:
+        raise ValueError(f"most: expected at least 1, got {most}")
+    if mu.batch_shape:
+        return torch.stack([cluster_masses(one, scale, most) for one in mu])
+    masses = clusters(mu, scale).log_masses[:most].exp()
+    return torch.nn.functional.pad(masses, (0, most - len(masses)))
+
+
+def coalesced(mu: ParticleMeasure, scale: float) -> tuple[ParticleMeasure, Tensor]:
+    """The measure with each cluster as one atom at its barycentre, and each atom's new number.
+
+    Atoms of weight 0 stay as they are. Positions are not looked at: it is for maps that do not
+    use them.
+    """
+    found = clusters(mu, scale)
+    dead = found.labels < 0
+    labels = found.labels.clone()
+    labels[dead] = found.count + torch.arange(int(dead.sum()), device=mu.device)
+    points = torch.cat([found.centres, mu.points[dead]])
+    logs = torch.cat([found.log_masses, mu.log_weights[dead]])
+    return ParticleMeasure(points, log_weights=logs), labels
+
+
+def _components(points: Tensor, scale: float) -> Tensor:
+    """Numbers of connected components: from each component's first point outwards."""
+    n = len(points)
+    labels = torch.full((n,), -1, device=points.device)
+    label = -1
+    for seed in range(n):
+        if labels[seed] >= 0:
+            continue
+        label += 1
+        labels[seed] = label
+        frontier = torch.tensor([seed], device=points.device)
+        while len(frontier):
+            rest = (labels < 0).nonzero()[:, 0]
+            reached = rest[_near(points[rest], points[frontier], scale)]
+            labels[reached] = label
+            frontier = reached
+    return labels
+
+
+def _near(points: Tensor, others: Tensor, scale: float) -> Tensor:
+    """Which points are within the scale of one of the others, (n,)."""
+    near = torch.zeros(len(points), dtype=torch.bool, device=points.device)
+    size = max(1, _BLOCK // max(len(points), 1))
+    for block in others.split(size):
+        open_ = (~near).nonzero()[:, 0]
+        if not len(open_):
+            break
+        # Not by matrix products, whose cancellation is 1e-8 where clusters have collapsed.
+        gaps = torch.cdist(points[open_], block, compute_mode="donot_use_mm_for_euclid_dist")
+        near[open_] = (gaps <= scale).any(1)
+    return near
+
+
+def _log_sums(logs: Tensor, groups: Tensor, count: int) -> Tensor:
+    """log Σ exp over each group, (count,)."""
+    top = logs.new_full((count,), -math.inf).scatter_reduce(0, groups, logs, "amax")
+    sums = logs.new_zeros(count).index_add_(0, groups, (logs - top[groups]).exp())
+    return top + sums.log()

@@ -1,0 +1,106 @@
+"""Where particles live: free space, spheres, and the spheres that LayerNorm maps to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from meanfield.checks import is_traced
+
+__all__ = ["CONSTRAINTS", "Constraint", "Free", "Sphere", "constraint_at"]
+
+CONSTRAINTS = (None, "sphere", "layer_norm")
+# How far a start may be from the hyperplane that LayerNorm maps to, relative to its size.
+_OFF_CENTRE = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+class Constraint(Protocol):
+    """A set that particles do not leave: its tangent projection and the way back onto it."""
+
+    def tangent(self, points: Tensor, vectors: Tensor) -> Tensor:
+        """P_x v at each particle, both (..., n, d)."""
+
+    def retract(self, points: Tensor) -> Tensor:
+        """The points of the set next to points near it, (..., n, d)."""
+
+
+@dataclass(frozen=True)
+class Free:
+    """All of R^d."""
+
+    def tangent(self, points: Tensor, vectors: Tensor) -> Tensor:
+        """The vectors."""
+        return vectors
+
+    def retract(self, points: Tensor) -> Tensor:
+        """The points."""
+        return points
+
+
+@dataclass(frozen=True, eq=False)
+class Sphere:
+    """{x : |x| = r}, r of each particle's own, and with `centred` its part in {x : Σₖ xₖ = 0}.
+
+    P_x v = v − ⟨x, v⟩ x/|x|² (of the centred v). This is what a norm after each residual layer
+    does as layers become small: RMSNorm keeps the sphere, LayerNorm its centred part.
+
+    Attributes:
+        radii: r, (..., n, 1).
+        centred: whether coordinates have mean 0, as after LayerNorm.
+    """
+
+    radii: Tensor
+    centred: bool = False
+
+    def tangent(self, points: Tensor, vectors: Tensor) -> Tensor:
+        """P_x v."""
+        if self.centred:
+            vectors = _centred(vectors)
+        along = (points * vectors).sum(-1, keepdim=True)
+        return vectors - points * (along / points.square().sum(-1, keepdim=True))
+
+    def retract(self, points: Tensor) -> Tensor:
+        """r x/|x| (of the centred x)."""
+        if self.centred:
+            points = _centred(points)
+        return points * (self.radii / torch.linalg.vector_norm(points, dim=-1, keepdim=True))
+
+
+def constraint_at(name: str | None, points: Tensor) -> Constraint:
+    """The constraint of this name through given points.
+
+    Args:
+        name: None (free), "sphere" (every particle keeps its norm), "layer_norm" (besides, its
+            coordinates keep the mean 0).
+        points: (..., n, d).
+
+    Raises:
+        ValueError: an unknown name, or points that are not on such a set.
+    """
+    if name not in CONSTRAINTS:
+        raise ValueError(f"constraint: expected one of {CONSTRAINTS}, got {name!r}")
+    if name is None:
+        return Free()
+    centred = name == "layer_norm"
+    radii = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
+    if not is_traced(points):
+        if not bool((radii > 0).all()):
+            raise ValueError(
+                f"constraint {name!r}: expected particles off the origin, got one at 0; "
+                "leave it out, or move it"
+            )
+        off = (points.mean(-1, keepdim=True) / radii).abs().max()
+        if centred and not float(off) <= _OFF_CENTRE[points.dtype]:
+            raise ValueError(
+                "constraint 'layer_norm': expected particles whose coordinates have mean 0, got "
+                f"a mean of {float(off):.3g} of their norm; apply dynamics.layer_norm to the "
+                "points first"
+            )
+    return Sphere(radii, centred)
+
+
+def _centred(vectors: Tensor) -> Tensor:
+    return vectors - vectors.mean(-1, keepdim=True)

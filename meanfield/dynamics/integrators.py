@@ -1,0 +1,276 @@
+"""From one time to the next: Euler (residual layers), RK4, adaptive Dormand–Prince pairs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meanfield.checks import is_traced
+from meanfield.dynamics.velocities import Velocity
+from meanfield.errors import ConvergenceError
+
+__all__ = [
+    "METHODS",
+    "TABLEAUS",
+    "Adaptive",
+    "Advance",
+    "FixedStep",
+    "Noise",
+    "Tableau",
+    "integrator_of",
+    "stages",
+]
+
+METHODS = ("rk4", "euler", "dopri5", "dop853")
+_TINY_RTOL = 1e-13  # below it the error estimate of a step in float64 is rounding
+
+
+class Advance(NamedTuple):
+    """Where an interval ended: points, evaluations of the velocity, the step to go on with."""
+
+    points: Tensor
+    evaluations: int
+    step: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Noise:
+    """Brownian motion: dX = P_X Γ_μ(X) dt + √(2τ) P_X ∘ dW, so ∂μ + div(μΓ) = τΔμ.
+
+    Args:
+        temperature: τ ≥ 0.
+        generator: where the random numbers come from.
+
+    Raises:
+        ValueError: a temperature that is negative or not finite.
+    """
+
+    temperature: float
+    generator: torch.Generator
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature: expected a number ≥ 0, got {self.temperature}")
+
+    def increment(self, points: Tensor, step: float) -> Tensor:
+        """√(2τh) ξ, ξ standard normal, in the shape of the points."""
+        xi = torch.randn(
+            points.shape, generator=self.generator, dtype=points.dtype, device=points.device
+        )
+        return math.sqrt(2 * self.temperature * step) * xi
+
+
+class Tableau(NamedTuple):
+    """An explicit Runge–Kutta method each of whose stages needs only the one before.
+
+    Attributes:
+        reach: how far along the stage before a stage is taken, in steps; the first is at 0.
+        share: of each stage in the step.
+    """
+
+    reach: tuple[float, ...]
+    share: tuple[float, ...]
+
+
+TABLEAUS = {
+    "rk4": Tableau((0.0, 1 / 2, 1 / 2, 1.0), (1 / 6, 1 / 3, 1 / 3, 1 / 6)),
+    "euler": Tableau((0.0,), (1.0,)),
+}
+
+
+class Stages(NamedTuple):
+    """Where a step looked at the velocity and where it ends, both before they are put back."""
+
+    reached: tuple[Tensor, ...]
+    moved: Tensor
+
+
+def stages(tableau: Tableau, velocity: Velocity, points: Tensor, h: float) -> Stages:
+    """One step, with the points at which it looked at the velocity."""
+    # Each stage evaluates the attention anew: with the first one's kept the order would be 1.
+    reached, moved, slope = [], points, torch.zeros_like(points)
+    for reach, share in zip(tableau.reach, tableau.share, strict=True):
+        reached.append(points + h * reach * slope)
+        slope = velocity(velocity.constraint.retract(reached[-1]))
+        moved = moved + h * share * slope
+    return Stages(tuple(reached), moved)
+
+
+@dataclass(frozen=True)
+class FixedStep:
+    """Equal steps, and back onto the constraint after each.
+
+    Args:
+        method: "euler" (order 1: residual layers of size h) or "rk4" (order 4).
+        step: largest h; an interval is cut into equal steps. One step an interval if None.
+    """
+
+    method: str = "rk4"
+    step: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in TABLEAUS:
+            raise ValueError(f"method: expected one of {tuple(TABLEAUS)}, got {self.method!r}")
+        if self.step is not None and not 0 < self.step < math.inf:
+            raise ValueError(f"step: expected a number > 0, got {self.step}")
+
+    def steps_in(self, length: float) -> int:
+        """How many steps an interval of this length takes."""
+        # The slack: ten steps of 0.1 make 1, not eleven of 0.0909.
+        return 1 if self.step is None else max(1, math.ceil(length / self.step * (1 - 1e-12)))
+
+    def advance(
+        self,
+        velocity: Velocity,
+        points: Tensor,
+        interval: tuple[float, float],
+        *,
+        noise: Noise | None = None,
+        step: float | None = None,
+    ) -> Advance:
+        """Move particles through an interval in which one map acts."""
+        tableau = TABLEAUS[self.method]
+        length = interval[1] - interval[0]
+        count = self.steps_in(length)
+        h = length / count
+        on = velocity.constraint
+        for _ in range(count):
+            moved = stages(tableau, velocity, points, h).moved
+            if noise is not None:
+                moved = moved + on.tangent(points, noise.increment(points, h))
+            points = on.retract(moved)
+        return Advance(points, len(tableau.reach) * count, None)
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """Steps of SciPy's Dormand–Prince pairs, chosen from an estimate of their error.
+
+    One step is common to all particles and cases. On a sphere the velocity is extended to a
+    neighbourhood as constant along rays, for which |x| is constant too; particles are put back
+    at the end of each interval.
+
+    Args:
+        method: "dopri5", order 5(4), or "dop853", order 8(5,3), better below rtol of about 1e-8.
+        rtol: relative error of a step in each coordinate.
+        atol: absolute error of a step in each coordinate.
+        max_steps: steps in an interval before it is given up.
+    """
+
+    method: str = "dopri5"
+    rtol: float = 1e-6
+    atol: float = 1e-9
+    max_steps: int = 100_000
+
+    def __post_init__(self) -> None:
+        if self.method not in ("dopri5", "dop853"):
+            raise ValueError(f"method: expected 'dopri5' or 'dop853', got {self.method!r}")
+        if not (self.rtol >= _TINY_RTOL and self.atol > 0):
+            raise ValueError(
+                f"rtol, atol: expected rtol ≥ {_TINY_RTOL} and atol > 0, got {self.rtol} and "
+                f"{self.atol}"
+            )
+
+    def advance(
+        self,
+        velocity: Velocity,
+        points: Tensor,
+        interval: tuple[float, float],
+        *,
+        noise: Noise | None = None,
+        step: float | None = None,
+    ) -> Advance:
+        """Move particles through an interval in which one map acts, from the last step's length.
+
+        Raises:
+            ConvergenceError: a step would be smaller than the spacing of numbers, or there were
+                too many.
+        """
+        if is_traced(points):
+            raise ValueError(
+                f"method {self.method!r} chooses its steps by values, which torch.func hides; "
+                "differentiate 'rk4' or 'euler'"
+            )
+        solver = self._solver(velocity, points, interval, step)
+        proposed = solver.h_abs
+        for _ in range(self.max_steps):
+            if solver.status != "running":
+                break
+            proposed = solver.h_abs
+            message = solver.step()
+            if solver.status == "failed":
+                raise ConvergenceError(
+                    f"{self.method}: no step of relative error {self.rtol:g} at t = "
+                    f"{solver.t:g}: {message} Loosen rtol and atol, or use a fixed step"
+                )
+        else:
+            if solver.status == "running":
+                raise ConvergenceError(
+                    f"{self.method}: {self.max_steps} steps end at t = {solver.t:g} of "
+                    f"{interval[1]:g}; loosen rtol and atol, give coalesce=, or raise max_steps"
+                )
+        end = _as_points(solver.y, points)
+        # The last step is cut at the end of the interval; the one proposed before is not.
+        following = max(float(proposed), float(solver.h_abs))
+        return Advance(velocity.constraint.retract(end), int(solver.nfev), following)
+
+    def _solver(
+        self,
+        velocity: Velocity,
+        points: Tensor,
+        interval: tuple[float, float],
+        step: float | None,
+    ) -> Any:
+        from scipy.integrate import DOP853, RK45
+
+        def derivative(_t: float, y: np.ndarray) -> np.ndarray:
+            at = velocity.constraint.retract(_as_points(y, points))
+            return _as_array(velocity(at))
+
+        kind = RK45 if self.method == "dopri5" else DOP853
+        first = None if step is None else min(step, interval[1] - interval[0])
+        return kind(
+            derivative,
+            interval[0],
+            _as_array(points),
+            interval[1],
+            rtol=self.rtol,
+            atol=self.atol,
+            first_step=first,
+        )
+
+
+def integrator_of(method: str | FixedStep | Adaptive, step: float | None) -> FixedStep | Adaptive:
+    """The integrator that a method's name and a step stand for.
+
+    Raises:
+        ValueError: an unknown name, or a step where it means nothing.
+    """
+    if isinstance(method, str):
+        if method not in METHODS:
+            raise ValueError(f"method: expected one of {METHODS}, got {method!r}")
+        if method in TABLEAUS:
+            return FixedStep(method, step)
+        method = Adaptive(method)
+    if not isinstance(method, FixedStep | Adaptive):
+        raise TypeError(
+            f"method: expected one of {METHODS}, FixedStep(...) or Adaptive(...), got "
+            f"{type(method).__name__}"
+        )
+    if step is not None:
+        raise ValueError(f"step: expected None with {method}, which has its own; got {step}")
+    return method
+
+
+def _as_array(points: Tensor) -> np.ndarray:
+    return points.detach().double().cpu().numpy().reshape(-1)
+
+
+def _as_points(flat: np.ndarray, like: Tensor) -> Tensor:
+    # A copy: SciPy writes its next stage over the array.
+    return torch.tensor(flat, dtype=like.dtype, device=like.device).reshape(like.shape)

@@ -1,0 +1,224 @@
+"""What is known of these flows in closed form: a few ordinary equations and constants.
+
+They stand beside simulations in figures and tests, and are solved to about 1e-10.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meanfield.dynamics.clocks import checked_times
+from meanfield.dynamics.placements import PLACEMENTS
+
+__all__ = [
+    "Equiangular",
+    "aligned_order",
+    "critical_coupling",
+    "equiangular",
+    "first_mode",
+    "gaussian_moments",
+    "mode_rate",
+]
+
+
+class Equiangular(NamedTuple):
+    """Of n unit vectors with equal angles: their common cosine ρ and norm r, each (T,)."""
+
+    cosine: np.ndarray
+    radius: np.ndarray
+
+
+def equiangular(
+    beta: float,
+    n: int,
+    times: Any,
+    *,
+    cosine: float = 0.0,
+    placement: str = "post",
+    normalised: bool = True,
+) -> Equiangular:
+    """The flow of n equiangular tokens with V = I, A = βI, which stay equiangular.
+
+    With p = e^β/(e^β + (n−1)e^{βρ}) the attention a token pays to itself and θ its direction,
+    Γ = pθᵢ + (1−p)/(n−1) Σ_{j≠i} θⱼ. On the sphere (Post-LN)
+    ρ̇ = 2e^{βρ}(1−ρ)((n−1)ρ+1)/(e^β + (n−1)e^{βρ}). Pre-LN divides it by r, with ṙ = ⟨θ, Γ⟩;
+    Peri-LN divides both by |Γ|; nGPT divides the first by |Γ|.
+
+    Args:
+        beta: β ≥ 0.
+        n: number of tokens, at least 2, in dimension n or more.
+        times: increasing; at the first the cosine is as given and the radius 1.
+        cosine: ρ at the first time, −1/(n−1) ≤ ρ ≤ 1.
+        placement: "post", "pre", "peri" or "ngpt".
+        normalised: softmax; otherwise `EnergyFlow`, ρ̇ = (2/n)e^{βρ}(1−ρ)((n−1)ρ+1), on the
+            sphere only.
+
+    Source: Rigollet (arXiv 2512.01868); placements after Karagodin et al. (arXiv 2510.22026).
+    """
+    if placement not in PLACEMENTS or not (normalised or placement == "post"):
+        raise ValueError(
+            f"placement: expected one of {PLACEMENTS} (without normalisation only 'post'), got "
+            f"{placement!r}"
+        )
+    if n < 2 or not -1 / (n - 1) <= cosine <= 1:
+        raise ValueError(f"n, cosine: expected n ≥ 2 and ρ in [−1/(n−1), 1], got {n}, {cosine}")
+
+    def derivative(_t: float, y: np.ndarray) -> list[float]:
+        rho, r = y
+        # Divided by e^β, which overflows at β = 710.
+        other = math.exp(beta * (rho - 1))
+        own = 1 / (1 + (n - 1) * other)
+        turn = 2 * (1 - rho) * ((n - 1) * rho + 1)
+        if not normalised:
+            return [turn * math.exp(beta * rho) / n, 0.0]
+        q = other * own
+        turn = turn * q
+        outward = own + (n - 1) * q * rho
+        length = math.sqrt(
+            own**2 + 2 * own * q * (n - 1) * rho + q**2 * (n - 1) * (1 + (n - 2) * rho)
+        )
+        speed = 1 / length if placement in ("peri", "ngpt") else 1.0
+        free = placement in ("pre", "peri")
+        return [turn * speed / (r if free else 1.0), outward * speed if free else 0.0]
+
+    found = _solved(derivative, np.array([cosine, 1.0]), times)
+    return Equiangular(found[:, 0], found[:, 1])
+
+
+def mode_rate(k: Any, beta: float) -> Any:
+    """k² I_k(β)/(β I₀(β)): growth rate of cos kφ on the uniform measure of the circle.
+
+    V = I, A = βI, softmax. *Ours*; the factor k² I_k(β) is known.
+    """
+    from scipy.special import ive
+
+    return np.asarray(k) ** 2 * ive(k, beta) / (beta * ive(0, beta))
+
+
+def first_mode(beta: float) -> int:
+    """The k of the largest `mode_rate`: how many clusters the first metastable stage has."""
+    k = np.arange(1, 10 + int(4 * math.sqrt(max(beta, 1.0))))
+    return int(k[np.argmax(mode_rate(k, beta))])
+
+
+def critical_coupling(dim: int, beta: float, *, temperature: float = 0.5) -> float:
+    """K at which noise just holds `EnergyFlow` at the uniform measure of S^{d−1}.
+
+    For dX = K P_X ∫ e^{β⟨X,y⟩} y dμ(y) dt + √(2τ) P_X∘dW the uniform measure is linearly stable
+    below K = 2τ β^{d/2} / (2^{d/2} Γ(d/2) I_{d/2}(β)), whose smallest harmonics decide:
+    e^{β⟨x,y⟩} has the Funk–Hecke coefficient Γ(d/2) (2/β)^{d/2−1} I_{d/2}(β) at degree 1.
+
+    Args:
+        dim: d ≥ 2.
+        beta: β > 0.
+        temperature: τ; ½ is standard Brownian motion.
+
+    Source: for τ = ½, Mun, Rosenzweig (arXiv 2606.05140); re-derived.
+    """
+    from scipy.special import gammaln, ive
+
+    half = dim / 2
+    log = half * math.log(beta / 2) - float(gammaln(half)) - math.log(ive(half, beta)) - beta
+    return 2 * temperature * math.exp(log)
+
+
+def aligned_order(
+    dim: int, beta: float, coupling: float, *, temperature: float = 0.5, nodes: int = 80
+) -> float:
+    """|∫x dμ| of the most aligned stationary measure of noisy `EnergyFlow`; 0 if it is uniform.
+
+    Stationary measures have the density ∝ exp((K/(βτ)) ∫e^{β⟨x,y⟩}dμ(y)) (see
+    `critical_coupling`); that rotationally symmetric about a pole is the fixed point of this map
+    that iteration from a point mass reaches. *Ours*.
+
+    Args:
+        dim: d ≥ 2.
+        beta: β > 0.
+        coupling: K ≥ 0.
+        temperature: τ.
+        nodes: of the Gauss rule in u = ⟨x, pole⟩.
+    """
+    from scipy.special import gammaln, ive, roots_gegenbauer, roots_jacobi
+
+    # The uniform measure of S^{d−1} has the density (1 − u²)^{(d−3)/2} in u.
+    rule = roots_jacobi(nodes, -0.5, -0.5) if dim == 2 else roots_gegenbauer(nodes, dim / 2 - 1)
+    u, uniform = rule[0], rule[1] / rule[1].sum()
+    # e^{β⟨x,y⟩} averaged over rotations of y about the pole; scaled by e^{−β} to stay finite.
+    z = beta * np.sqrt((1 - u[:, None] ** 2) * (1 - u**2))
+    half = (dim - 3) / 2
+    bessel = np.exp(gammaln(half + 1)) * (2 / z) ** half * ive(half, z)
+    kernel = bessel * np.exp(z + beta * u[:, None] * u - beta)
+    strength = coupling / (beta * temperature) * math.exp(beta)
+    density, found = np.where(u == u.max(), 1.0, 0.0), 1.0
+    for _ in range(20_000):
+        potential = strength * kernel @ density
+        density = uniform * np.exp(potential - potential.max())
+        density /= density.sum()
+        before, found = found, float(density @ u)
+        if abs(found - before) < 1e-12:
+            break
+    return found if found > 1e-3 else 0.0
+
+
+def gaussian_moments(
+    A: Tensor,
+    V: Tensor,
+    mean: Tensor,
+    covariance: Tensor,
+    times: Any,
+    *,
+    key: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Mean (T, d) and covariance (T, d, d) of the flow of N(m, Σ), which stays Gaussian.
+
+    Softmax attention: Γ(x) = V(m + ΣAx), so ṁ = V(m + ΣAm), Σ̇ = VΣAΣ + (VΣAΣ)ᵀ. With `key` K,
+    L2 attention with weights e^{⟨Ax,y⟩ − ½|Ky|²}: μ tilted by e^{−½|Ky|²} is N(Cm′, C) with
+    C = (Σ⁻¹ + KᵀK)⁻¹ and m′ = Σ⁻¹m, so Γ(x) = VC(m′ + Ax).
+
+    Args:
+        A: scores ⟨Ax, y⟩, (d, d). For weights e^{−s|Qx−Ky|²} it is 2s KᵀQ, and `key` is √(2s) K.
+        V: values, (d, d).
+        mean: m at the first time, (d,).
+        covariance: Σ at the first time, (d, d), positive definite if `key` is given.
+        times: increasing.
+        key: K of the tilt, (k, d).
+
+    Source: softmax, [SABP22]; the L2 equation derived here.
+    """
+    bilinear, value = A.double().numpy(), V.double().numpy()
+    gram = None if key is None else (key.mT @ key).double().numpy()
+    d = len(mean)
+
+    def derivative(_t: float, y: np.ndarray) -> np.ndarray:
+        m, sigma = y[:d], y[d:].reshape(d, d)
+        # C = Σ(I + GΣ)⁻¹ and C Σ⁻¹ m = (I + ΣG)⁻¹ m need no inverse of Σ.
+        tilt = np.eye(d) if gram is None else np.linalg.inv(np.eye(d) + gram @ sigma)
+        slope = value @ sigma @ tilt @ bilinear
+        drift = slope @ sigma
+        return np.concatenate([value @ tilt.T @ m + slope @ m, (drift + drift.T).ravel()])
+
+    start = np.concatenate([mean.double().numpy(), covariance.double().numpy().ravel()])
+    found = torch.as_tensor(_solved(derivative, start, times))
+    return found[:, :d], found[:, d:].reshape(-1, d, d)
+
+
+def _solved(derivative: Callable[[float, np.ndarray], Any], start: Any, times: Any) -> np.ndarray:
+    from scipy.integrate import solve_ivp
+
+    clock = checked_times(times)
+    if len(clock) == 1:
+        return np.asarray(start)[None]
+    found = solve_ivp(
+        derivative, clock[[0, -1]], start, method="DOP853", t_eval=clock, rtol=1e-11, atol=1e-13
+    )
+    if not found.success:
+        raise OverflowError(
+            f"the equation has no solution up to t = {clock[-1]:g}: {found.message}"
+        )
+    return found.y.T

@@ -1,0 +1,226 @@
+"""How far two measures part in depth: constants of the flow, exponents, what layers allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+
+from meanfield.dynamics.clocks import checked_times
+from meanfield.dynamics.flow_map import FlowMap, VelocityMap
+from meanfield.dynamics.trajectories import trajectory
+from meanfield.dynamics.velocities import layers_of
+from meanfield.linalg import LinearMap, largest_block_norm, operator_norm
+from meanfield.linearisation import Linearisation
+from meanfield.lipschitz import local_lipschitz
+from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.results import Variable, dataset, provenance
+from meanfield.transport import solve_conditional_w2, solve_w2
+
+__all__ = ["divergence", "stability"]
+
+# Up to this many coordinates a derivative is kept as a matrix: 512² numbers are 2 MB.
+_DENSE = 512
+_LOST = 1e-12  # singular values below this share of the largest are rounding
+
+_TIME = Variable("time", "time, or depth in layers", dims=("time",), symbol="t")
+
+
+@torch.no_grad()
+def stability(
+    F: MeasureMap | Sequence[MeasureMap],
+    mu: ParticleMeasure,
+    times: Any,
+    *,
+    method: str = "rk4",
+    step: float | None = None,
+    constraint: str | None = None,
+) -> xr.Dataset:
+    """Local constants of the flow maps Φ_t at μ, their exponents, and what the layers allow.
+
+    With Φ_t the flow from the first time to t and D = diag(aᵢ): ‖D^½ DΦ_t D^−½‖ when atoms move
+    as a whole, maxᵢ ‖D_xΦ_t(xᵢ)‖ when one splits, and the larger of the two, the local Lipschitz
+    constant in W₂. The derivatives are those of the scheme, multiplied along the flow. Beside
+    them e^{∫λ}, λ(t) the local constant of the velocity at μ_t: Grönwall's inequality, by the
+    trapezoidal rule over the times.
+
+    Args:
+        F: as in `flow`.
+        mu: one measure, without batch axes.
+        times: increasing, the first is the start.
+        method: "rk4" or "euler".
+        step: largest step; the distance of the times if None.
+        constraint: as in `flow`.
+
+    Returns:
+        Dataset along `time`: `constant`, its parts `particle` and `splitting`, `upper_999` (the
+        constant is at most this: for certain, up to rounding, while n·d ≤ 512, with
+        probability 0.999 beyond), `converged`, `velocity_constant` λ, `growth` e^{∫λ}; and while
+        n·d ≤ 512 `exponents` (time, mode): (1/(t − t₀)) log σₖ of all singular values σₖ of
+        D^½DΦD^−½, decreasing; NaN at the start and below 1e-12 of the largest.
+
+    Raises:
+        ValueError: a batch, or arguments that `flow` refuses.
+
+    Example:
+        >>> from meanfield import AttentionParameters, SelfAttention
+        >>> F = SelfAttention(AttentionParameters.from_bilinear([[0.0]], [[1.0]]))
+        >>> stability(F, ParticleMeasure([[1.0], [3.0]]), [0.0, 1.0], step=0.01).constant.values
+        array([1.    , 2.71828...])
+    """
+    if mu.batch_shape:
+        raise ValueError(
+            f"mu: expected one measure, got a batch of shape {tuple(mu.batch_shape)}; call it on "
+            "each mu[i]"
+        )
+    clock = checked_times(times)
+    layers = layers_of(F, float(clock[0]), float(clock[-1]))
+    small = mu.n_particles * mu.dim <= _DENSE
+    measure, whole, rows = mu, None, []
+    for k, t in enumerate(clock):
+        if k:
+            span = FlowMap(F, float(t), float(clock[k - 1]), method, step, constraint)
+            part = span.linearisation(measure, geometry="wasserstein")
+            whole = part if whole is None else part @ whole
+            whole = _kept(whole, measure) if small else whole
+            measure = span(measure)
+        # At the end of a layer the next one begins; after the last there is none.
+        layer = layers.at(float(t), last=k == len(clock) - 1)
+        speed = local_lipschitz(VelocityMap(layer, constraint), measure, strict=False)
+        elapsed = float(t - clock[0])
+        rows.append({**_constants(whole), "velocity_constant": float(speed.value)})
+        if small:
+            rows[-1]["exponents"] = _exponents(whole, elapsed, mu)
+    return _assembled(rows, clock, mu, method, step, constraint)
+
+
+@torch.no_grad()
+def divergence(
+    F: MeasureMap | Sequence[MeasureMap],
+    mu: ParticleMeasure,
+    nu: ParticleMeasure,
+    times: Any,
+    *,
+    conditional: bool = False,
+    constant: Callable[[ParticleMeasure, ParticleMeasure], float] | None = None,
+    **settings: Any,
+) -> xr.Dataset:
+    """W₂ between the flows of two measures, with its interval, and what layers allow.
+
+    Args:
+        F: as in `flow`.
+        mu: μ.
+        nu: ν, of any number of particles.
+        times: as in `flow`.
+        conditional: conditional W₂ of positioned measures, in place of W₂.
+        constant: λ(μ_t, ν_t), a Lipschitz constant of the velocity on what holds both, such as a
+            bound of `meanfield.bounds` on their ball; then W₂(t) ≤ e^{∫λ} W₂(0). The integral
+            takes the larger end of each interval: an upper sum where λ is monotone in it.
+        settings: of `trajectory`.
+
+    Returns:
+        Dataset along `time` (and `case`): `w2`, `w2_lower`, `w2_upper`, and `bound` if a constant
+        is given.
+    """
+    solve = solve_conditional_w2 if conditional else solve_w2
+    pairs = zip(
+        trajectory(F, mu, times, **settings), trajectory(F, nu, times, **settings), strict=True
+    )
+    found, constants, clock = [], [], []
+    for (t, at), (_, other) in pairs:
+        answer = solve(at, other)
+        found.append([x.reshape(-1).numpy() for x in (answer.value, answer.lower, answer.upper)])
+        clock.append(t)
+        if constant is not None:
+            constants.append(float(constant(at, other)))
+    case = ("case",) if mu.batch_shape or nu.batch_shape else ()
+    kind = "conditional W₂" if conditional else "W₂"
+    names = {
+        "w2": f"{kind} between the flows",
+        "w2_lower": f"{kind} is at least this",
+        "w2_upper": f"{kind} is at most this",
+    }
+    values = {n: np.stack([row[k] for row in found]) for k, n in enumerate(names)}
+    if constant is not None:
+        names["bound"] = f"{kind} of the starts times e^{{∫λ}}"
+        larger = np.maximum(constants[1:], constants[:-1])
+        integral = np.concatenate([[0.0], np.cumsum(larger * np.diff(clock))])
+        values["bound"] = values["w2_upper"][:1] * np.exp(integral)[:, None]
+    if not case:
+        values = {name: value[:, 0] for name, value in values.items()}
+    variables = [Variable(name, text, dims=("time", *case)) for name, text in names.items()]
+    return dataset(variables, values, coords={"time": (_TIME, np.array(clock))})
+
+
+def _kept(whole: Linearisation, mu: ParticleMeasure) -> Linearisation:
+    """The same with its matrices: products along the flow then cost no more evaluations."""
+    matrix, shape = whole.atoms.to_dense(), (mu.n_particles, mu.dim)
+    atoms = LinearMap(
+        lambda eps: (matrix @ eps.reshape(-1)).reshape(shape),
+        lambda zeta: (matrix.mT @ zeta.reshape(-1)).reshape(shape),
+        shape,
+        shape,
+        dtype=mu.dtype,
+        device=mu.device,
+        dense=lambda part: matrix[None][part],
+    )
+    return Linearisation(atoms, LinearMap.pointwise(whole.field.to_dense().unsqueeze(-3)))
+
+
+def _constants(whole: Linearisation | None) -> dict[str, Any]:
+    if whole is None:  # the start: the identity
+        one = dict.fromkeys(("constant", "particle", "splitting", "upper_999"), 1.0)
+        return {**one, "converged": True}
+    moved = operator_norm(whole.atoms, strict=False)
+    apart, _ = largest_block_norm(whole.field, strict=False)
+    return {
+        "constant": max(float(moved.value), float(apart.value)),
+        "particle": float(moved.value),
+        "splitting": float(apart.value),
+        "upper_999": max(float(moved.upper_999), float(apart.upper_999)),
+        "converged": bool(moved.converged) and bool(apart.converged),
+    }
+
+
+def _exponents(whole: Linearisation | None, elapsed: float, mu: ParticleMeasure) -> np.ndarray:
+    if whole is None:
+        return np.full(mu.n_particles * mu.dim, np.nan)
+    sigma = torch.linalg.svdvals(whole.atoms.to_dense())
+    seen = sigma > _LOST * sigma[0]
+    return torch.where(seen, sigma.log() / elapsed, torch.nan).numpy()
+
+
+def _assembled(
+    rows: list[dict[str, Any]],
+    clock: np.ndarray,
+    mu: ParticleMeasure,
+    method: str,
+    step: float | None,
+    constraint: str | None,
+) -> xr.Dataset:
+    names = {
+        "constant": "local W₂ constant of the flow map",
+        "particle": "its part from atoms that move as a whole",
+        "splitting": "its part from atoms that split",
+        "upper_999": "the constant is at most this (see stability)",
+        "velocity_constant": "local W₂ constant of the velocity",
+        "growth": "e^{∫ velocity constant}",
+    }
+    speed = np.array([row["velocity_constant"] for row in rows])
+    integral = np.cumsum((speed[1:] + speed[:-1]) / 2 * np.diff(clock))
+    growth = np.exp(np.concatenate([[0.0], integral]))
+    variables = [Variable(name, text, dims=("time",)) for name, text in names.items()]
+    variables.append(Variable("converged", "whether it converged", dims=("time",), dtype="bool"))
+    values = {v.name: np.array([row.get(v.name) for row in rows]) for v in variables}
+    values["growth"] = growth
+    if "exponents" in rows[0]:
+        text = "(1/t) log of the singular values of the flow map's derivative"
+        variables.append(Variable("exponents", text, dims=("time", "mode")))
+        values["exponents"] = np.stack([row["exponents"] for row in rows])
+    spec = {"method": method, "step": step, "constraint": constraint}
+    record = provenance(spec, dtype=mu.dtype, device=mu.device)
+    coords = {"time": (_TIME, clock)}
+    return dataset(variables, values, coords=coords, attrs={"provenance": record})

@@ -1,0 +1,184 @@
+"""The state of a flow at chosen times, one after the other, in memory that does not grow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meanfield.checks import is_traced
+from meanfield.dynamics.clocks import checked_times
+from meanfield.dynamics.clusters import coalesced
+from meanfield.dynamics.constraints import CONSTRAINTS, Constraint, constraint_at
+from meanfield.dynamics.integrators import Adaptive, FixedStep, Noise, integrator_of
+from meanfield.dynamics.velocities import Layers, Velocity, layers_of
+from meanfield.measures import MeasureMap, ParticleMeasure
+
+__all__ = ["Problem", "State", "problem_of", "states", "trajectory"]
+
+
+class State(NamedTuple):
+    """All that is needed to go on from a time.
+
+    Attributes:
+        time: t.
+        points: where the atoms are that move, (..., m, d).
+        labels: which of them each particle is, (n,); each its own if None.
+        evaluations: of the velocity, since the start.
+        step: the step that an adaptive method goes on with.
+    """
+
+    time: float
+    points: Tensor
+    labels: Tensor | None
+    evaluations: int
+    step: float | None
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A flow, checked: what moves, when, where and how.
+
+    Attributes:
+        start: μ at the first time.
+        layers: the maps.
+        times: when the flow is looked at.
+        integrator: how it gets from one time to the next.
+        constraint: None, "sphere" or "layer_norm".
+        noise: Brownian motion besides, if any.
+        coalesce: atoms joined by steps of at most this length become one; 0: none do.
+    """
+
+    start: ParticleMeasure
+    layers: Layers
+    times: np.ndarray
+    integrator: FixedStep | Adaptive
+    constraint: str | None
+    noise: Noise | None
+    coalesce: float
+
+    def measure_at(self, state: State) -> ParticleMeasure:
+        """All particles, whether they move together or not."""
+        points = state.points
+        return self.start.replace(points if state.labels is None else points[state.labels])
+
+    def moving(self, labels: Tensor | None) -> tuple[ParticleMeasure, Constraint]:
+        """The measure of the atoms that move, and their constraint; its points are the start's."""
+        if labels is None:
+            return self.start, constraint_at(self.constraint, self.start.points)
+        count = int(labels.max()) + 1
+        first = torch.full((count,), len(labels), device=labels.device)
+        where = torch.arange(len(labels), device=labels.device)
+        points = self.start.points[first.scatter_reduce(0, labels, where, "amin")]
+        top = self.start.log_weights.new_full((count,), -math.inf)
+        top = top.scatter_reduce(0, labels, self.start.log_weights, "amax")
+        base = top.where(top > -math.inf, 0.0)
+        shares = (self.start.log_weights - base[labels]).exp()
+        logs = base + torch.zeros_like(base).index_add_(0, labels, shares).log()
+        together = ParticleMeasure(points, log_weights=logs)
+        return together, constraint_at(self.constraint, points)
+
+
+def problem_of(
+    F: MeasureMap | Sequence[MeasureMap],
+    mu: ParticleMeasure,
+    times: Any,
+    *,
+    method: str | FixedStep | Adaptive,
+    step: float | None,
+    constraint: str | None,
+    noise: Noise | None,
+    coalesce: float,
+) -> Problem:
+    """The flow that these arguments describe (see `flow`)."""
+    if not isinstance(mu, ParticleMeasure):
+        raise TypeError(f"mu: expected a ParticleMeasure, got {type(mu).__name__}")
+    checked = checked_times(times)
+    integrator = integrator_of(method, step)
+    if noise is not None and integrator.method != "euler":
+        raise ValueError(
+            f"noise: expected method 'euler' (Euler–Maruyama) beside it, got {integrator}"
+        )
+    if constraint not in CONSTRAINTS:
+        raise ValueError(f"constraint: expected one of {CONSTRAINTS}, got {constraint!r}")
+    if not 0 <= coalesce < math.inf:
+        raise ValueError(f"coalesce: expected a number ≥ 0, got {coalesce}")
+    if coalesce and (mu.batch_shape or mu.is_positioned or noise is not None):
+        raise ValueError(
+            "coalesce: expected one measure without batch axes, positions and noise: atoms of "
+            "different positions see different pasts, and noise parts what has met; got "
+            f"{mu!r}{' and noise' if noise is not None else ''}"
+        )
+    layers = layers_of(F, float(checked[0]), float(checked[-1]))
+    constraint_at(constraint, mu.points)  # refuses a start that is not on it
+    return Problem(mu, layers, checked, integrator, constraint, noise, float(coalesce))
+
+
+def trajectory(
+    F: MeasureMap | Sequence[MeasureMap],
+    mu: ParticleMeasure,
+    times: Any,
+    *,
+    method: str | FixedStep | Adaptive = "rk4",
+    step: float | None = None,
+    constraint: str | None = None,
+    noise: Noise | None = None,
+    coalesce: float = 0.0,
+) -> Iterator[tuple[float, ParticleMeasure]]:
+    """(t, μ_t) at each time, of which only one is held; arguments as in `flow`.
+
+    With "rk4" or "euler" the measures are differentiable functions of μ and of the maps.
+    """
+    problem = problem_of(
+        F, mu, times, method=method, step=step, constraint=constraint, noise=noise,
+        coalesce=coalesce,
+    )  # fmt: skip
+    return ((state.time, problem.measure_at(state)) for state in states(problem))
+
+
+def states(problem: Problem, after: State | None = None) -> Iterator[State]:
+    """The states at the times of a problem, from the start on or after a state it has had."""
+    state = after
+    if state is None:
+        onto = constraint_at(problem.constraint, problem.start.points)
+        state = State(float(problem.times[0]), onto.retract(problem.start.points), None, 0, None)
+        yield state
+    for time in problem.times[problem.times > state.time]:
+        state = _advanced(problem, state, float(time))
+        yield state
+
+
+def _advanced(problem: Problem, state: State, until: float) -> State:
+    measure, constraint = problem.moving(state.labels)
+    points, step, evaluations = state.points, state.step, state.evaluations
+    for F, start, end in problem.layers.between(state.time, until):
+        velocity = Velocity(F, measure, constraint)
+        points, spent, step = problem.integrator.advance(
+            velocity, points, (start, end), noise=problem.noise, step=step
+        )
+        evaluations += spent
+        if not is_traced(points) and not bool(torch.isfinite(points).all()):
+            raise OverflowError(
+                f"particles leave the range of {points.dtype} between t = {start:g} and {end:g}; "
+                "flows in R^d with expanding values grow like e^t: stop earlier, use a smaller "
+                "step, or constraint='sphere'"
+            )
+    labels = state.labels
+    if problem.coalesce:
+        points, labels = _joined(measure.replace(points), labels, constraint, problem.coalesce)
+    return State(until, points, labels, evaluations, step)
+
+
+def _joined(
+    measure: ParticleMeasure, labels: Tensor | None, constraint: Constraint, scale: float
+) -> tuple[Tensor, Tensor | None]:
+    """Atoms that have met, as one. They stay together, and their fast contraction is over."""
+    together, renumbered = coalesced(measure, scale)
+    if together.n_particles == measure.n_particles:
+        return measure.points, labels
+    return together.points, renumbered if labels is None else renumbered[labels]

@@ -1,0 +1,208 @@
+"""The variational equation: the linearisation of a flow as a product over its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meanfield.dynamics.constraints import Constraint, constraint_at
+from meanfield.dynamics.integrators import TABLEAUS, FixedStep, Tableau, stages
+from meanfield.dynamics.velocities import Velocity, layers_of
+from meanfield.linalg import LinearMap
+from meanfield.linearisation import Linearisation, linearize
+from meanfield.measures import MeasureMap, ParticleMeasure
+
+__all__ = ["flow_linearisation", "velocity_linearisation"]
+
+
+def velocity_linearisation(velocity: Velocity, points: Tensor, geometry: str) -> Linearisation:
+    """The derivative of x ↦ P_x Γ_μ(x): that of Γ, projected, and that of the projection.
+
+    Args:
+        velocity: the velocity.
+        points: where, on the constraint.
+        geometry: as in `meanfield.linearisation.linearize`.
+    """
+    mu, constraint = velocity.measure.replace(points), velocity.constraint
+    image = velocity.F(mu).points
+    inner = linearize(velocity.F, mu, geometry=geometry)
+    projected = _pointwise(lambda u: constraint.tangent(points, u), image)
+    turned = _pointwise(lambda x: constraint.tangent(x, image), points)
+    atoms = projected.atoms @ inner.atoms + turned.atoms
+    return Linearisation(atoms, projected.field @ inner.field + turned.field)
+
+
+def flow_linearisation(
+    F: MeasureMap | Sequence[MeasureMap],
+    mu: ParticleMeasure,
+    span: tuple[float, float],
+    integrator: FixedStep,
+    constraint: str | None,
+    *,
+    geometry: str,
+) -> Linearisation:
+    """The derivative of the flow over a span of time at μ: exactly that of the scheme.
+
+    Args:
+        F: a map of measures, or one per unit of time.
+        mu: μ, at the start of the span.
+        span: from and to.
+        integrator: the scheme.
+        constraint: where particles stay.
+        geometry: as in `meanfield.linearisation.linearize`.
+    """
+    on = constraint_at(constraint, mu.points)
+    start = _Retraction.at(on, mu.points)
+    steps = tuple(_steps(F, mu, span, integrator, on, geometry))
+    return Linearisation(
+        _Product(start, steps, each=False).as_linear_map(mu),
+        _Product(start, steps, each=True).as_linear_map(mu),
+    )
+
+
+def _pointwise(function: Callable[[Tensor], Tensor], points: Tensor) -> Linearisation:
+    """Of a function that acts on every particle by itself."""
+    columns = []
+    for k in range(points.shape[-1]):
+        along = torch.zeros_like(points)
+        along[..., k] = 1.0
+        columns.append(torch.func.jvp(function, (points,), (along,))[1])
+    matrices = torch.stack(columns, -1)
+    return Linearisation(
+        LinearMap.pointwise(matrices), LinearMap.pointwise(matrices.unsqueeze(-3))
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Retraction:
+    """x ↦ the constraint's point next to x, at the particles' own radii.
+
+    Attributes:
+        moved: its derivative in x.
+        outward: its derivative in the radius, (*batch, n, d): unit vectors; None in free space.
+    """
+
+    moved: Linearisation
+    outward: Tensor | None
+
+    @classmethod
+    def at(cls, constraint: Constraint, points: Tensor) -> _Retraction:
+        onto = constraint.retract(points)
+        free = onto is points
+        unit = None if free else onto / torch.linalg.vector_norm(onto, dim=-1, keepdim=True)
+        return cls(_pointwise(constraint.retract, points), unit)
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """One step: ε ↦ R'(ε + h Σ bᵢκᵢ), κᵢ = Vᵢ Rᵢ'(ε + h aᵢκᵢ₋₁), of linearisations V and R'."""
+
+    tableau: Tableau
+    size: float
+    velocities: tuple[Linearisation, ...]
+    retractions: tuple[_Retraction, ...]
+    end: _Retraction
+
+    def parts(self) -> list[tuple[float, float, Linearisation, _Retraction]]:
+        a, b = self.tableau
+        scaled = ([self.size * x for x in coefficients] for coefficients in (a, b))
+        return list(zip(*scaled, self.velocities, self.retractions, strict=True))
+
+
+def _steps(
+    F: MeasureMap | Sequence[MeasureMap],
+    mu: ParticleMeasure,
+    span: tuple[float, float],
+    integrator: FixedStep,
+    on: Constraint,
+    geometry: str,
+) -> Iterator[_Step]:
+    tableau = TABLEAUS[integrator.method]
+    points = on.retract(mu.points)
+    for layer, start, end in layers_of(F, *span).between(*span):
+        velocity = Velocity(layer, mu, on)
+        count = integrator.steps_in(end - start)
+        h = (end - start) / count
+        for _ in range(count):
+            reached, moved = stages(tableau, velocity, points, h)
+            slopes = (velocity_linearisation(velocity, on.retract(x), geometry) for x in reached)
+            yield _Step(
+                tableau,
+                h,
+                tuple(slopes),
+                tuple(_Retraction.at(on, x) for x in reached),
+                _Retraction.at(on, moved),
+            )
+            points = on.retract(moved)
+
+
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """The steps one after the other; a particle that starts farther out stays farther out.
+
+    Attributes:
+        start: the way onto the constraint.
+        steps: the steps.
+        each: for the fields of single atoms, in place of all atoms together.
+    """
+
+    start: _Retraction
+    steps: tuple[_Step, ...]
+    each: bool
+
+    def as_linear_map(self, mu: ParticleMeasure) -> LinearMap:
+        batch = [*mu.batch_shape, mu.n_particles] if self.each else mu.batch_shape
+        shape = (1 if self.each else mu.n_particles, mu.dim)
+        return LinearMap(
+            self.push, self.pull, shape, shape, torch.Size(batch), mu.dtype, mu.device
+        )
+
+    def push(self, eps: Tensor) -> Tensor:
+        """One product with each V."""
+        outward = self._outward(self.start)
+        radius = None if outward is None else (outward * eps).sum(-1, keepdim=True)
+        eps = self._onto(self.start, eps, radius)
+        for step in self.steps:
+            moved, slope = eps, torch.zeros_like(eps)
+            for a, b, V, R in step.parts():
+                slope = self._pick(V).matvec(self._onto(R, eps + a * slope, radius))
+                moved = moved + b * slope
+            eps = self._onto(step.end, moved, radius)
+        return eps
+
+    def pull(self, zeta: Tensor) -> Tensor:
+        """The transpose: the same stages, backwards."""
+        radius = torch.zeros_like(zeta[..., :1])
+        for step in reversed(self.steps):
+            moved, radius = self._off(step.end, zeta, radius)
+            zeta, later = moved, torch.zeros_like(moved)
+            for a, b, V, R in reversed(step.parts()):
+                back, radius = self._off(R, self._pick(V).rmatvec(b * moved + later), radius)
+                zeta, later = zeta + back, a * back
+        zeta, radius = self._off(self.start, zeta, radius)
+        outward = self._outward(self.start)
+        return zeta if outward is None else zeta + outward * radius
+
+    def _pick(self, part: Linearisation) -> LinearMap:
+        return part.field if self.each else part.atoms
+
+    def _outward(self, R: _Retraction) -> Tensor | None:
+        if R.outward is None:
+            return None
+        return R.outward.unsqueeze(-2) if self.each else R.outward
+
+    def _onto(self, R: _Retraction, eps: Tensor, radius: Tensor | None) -> Tensor:
+        outward = self._outward(R)
+        if outward is None or radius is None:
+            return eps
+        return self._pick(R.moved).matvec(eps) + outward * radius
+
+    def _off(self, R: _Retraction, zeta: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+        outward = self._outward(R)
+        if outward is None:
+            return zeta, radius
+        more = (outward * zeta).sum(-1, keepdim=True)
+        return self._pick(R.moved).rmatvec(zeta), radius + more

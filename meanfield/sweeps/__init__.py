@@ -1,0 +1,34 @@
+"""A function over a grid of parameters, as one labelled Dataset: resumable and parallel.
+
+>>> from meanfield import sweep
+>>> ds = sweep(lambda radius: {"area": 3 * radius**2}, {"radius": [1.0, 2.0]})
+>>> ds["area"].values
+array([ 3., 12.])
+
+`Task` labels what a function returns, or declares it vectorised over cases. With ``store=`` the
+results live in a Zarr folder that survives any death of the process; the same call again does what
+is missing. With ``executor=`` the cases are spread over processes or machines.
+"""
+
+from meanfield.sweeps.configuration import override, read_toml
+from meanfield.sweeps.grid import case_seed, cases_of
+from meanfield.sweeps.memory import keep_freed_memory
+from meanfield.sweeps.plan import Estimate, estimate
+from meanfield.sweeps.run import sweep
+from meanfield.sweeps.status import StoreStatus, export, status
+from meanfield.sweeps.task import Task
+
+__all__ = [
+    "Estimate",
+    "StoreStatus",
+    "Task",
+    "case_seed",
+    "cases_of",
+    "estimate",
+    "export",
+    "keep_freed_memory",
+    "override",
+    "read_toml",
+    "status",
+    "sweep",
+]

@@ -1,0 +1,171 @@
+"""Where batches run: in this process, in processes of our own, in any executor, on dask."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    CancelledError,
+    Executor,
+    Future,
+    wait,
+)
+from typing import Any
+
+from meanfield.sweeps.batches import Batch, Queue, Unit, Work, failed_batch, run_batch
+from meanfield.sweeps.memory import keep_freed_memory
+from meanfield.sweeps.workers import run_in_workers
+
+__all__ = ["check_executor", "n_workers_of", "run_queue"]
+
+_WINDOW = 2  # jobs submitted per worker: enough to keep it busy
+_Handle = Callable[[Sequence[Unit], Batch], None]
+
+
+def run_queue(
+    work: Work,
+    queue: Queue,
+    executor: Any,
+    handle: _Handle,
+    stop: threading.Event,
+    *,
+    case_timeout: float | None = None,
+    one_job: bool = False,
+) -> None:
+    """Run the queue and hand over its batches as they finish; `stop` ends it after running cases.
+
+    Raises:
+        KeyboardInterrupt: a case was interrupted; what was finished before it is handed over.
+        RuntimeError: the executor is broken; finished batches are kept.
+    """
+    if executor is None:
+        _run_here(work, queue, handle, stop)
+    elif isinstance(executor, int):
+        n_workers = 1 if one_job else executor
+        run_in_workers(work, queue, handle, stop, n_workers=n_workers, case_timeout=case_timeout)
+    else:
+        n_jobs = 1 if one_job else _WINDOW * n_workers_of(executor)
+        run: Callable[..., Batch] = run_batch
+        if _is_client(executor):
+            executor, run = executor.get_executor(pure=False), _run_on_dask
+        _run_in_executor(work, queue, handle, stop, executor, n_jobs, run)
+
+
+def check_executor(executor: Any, case_timeout: float | None) -> None:
+    """Refuse what is no executor, and a time limit that nobody can enforce.
+
+    Raises:
+        TypeError: not None, an int, a `concurrent.futures.Executor` or a dask client.
+        ValueError: fewer than one worker, a time limit without processes of our own.
+    """
+    number = isinstance(executor, int) and not isinstance(executor, bool)
+    if number and executor < 1:
+        raise ValueError(f"executor: expected at least 1 worker process, got {executor}")
+    if not (number or executor is None or isinstance(executor, Executor) or _is_client(executor)):
+        raise TypeError(
+            "executor: expected None, a number of processes, a concurrent.futures.Executor or a "
+            f"dask.distributed.Client, got {executor!r:.80}"
+        )
+    if case_timeout is not None and not (number and case_timeout > 0):
+        raise ValueError(
+            "case_timeout: expected a positive number of seconds and processes that can be ended, "
+            f"such as executor=1; got {case_timeout} with executor={executor!r:.80}"
+        )
+
+
+def n_workers_of(executor: Any) -> int:
+    """How many batches it runs at once."""
+    if executor is None or isinstance(executor, int):
+        return executor or 1
+    if _is_client(executor):
+        return max(1, sum(executor.nthreads().values()))
+    return int(getattr(executor, "_max_workers", None) or os.cpu_count() or 1)
+
+
+def _is_client(executor: Any) -> bool:
+    # By name, so that dask need not be installed to ask.
+    return type(executor).__module__.split(".")[0] == "distributed" and hasattr(
+        executor, "get_executor"
+    )
+
+
+def _run_here(work: Work, queue: Queue, handle: _Handle, stop: threading.Event) -> None:
+    while queue and not stop.is_set():
+        units = queue.take()
+        batch = run_batch(
+            work, [unit.cases for unit in units], queue.seconds, lambda _: not stop.is_set()
+        )
+        queue.put_back(units[batch.n_units :])
+        handle(units[: batch.n_units], batch)
+        if batch.interrupt is not None:
+            raise batch.interrupt
+
+
+def _run_on_dask(work: Work, units: list[Any], seconds: float) -> Batch:
+    keep_freed_memory()
+    return run_batch(work, units, seconds)
+
+
+def _run_in_executor(
+    work: Work,
+    queue: Queue,
+    handle: _Handle,
+    stop: threading.Event,
+    executor: Executor,
+    n_jobs: int,
+    run: Callable[..., Batch],
+) -> None:
+    running: dict[Future[Batch], list[Unit]] = {}
+    alone = False  # whether what is running is a suspect: nothing else may die with it
+    try:
+        while running or (queue and not stop.is_set()):
+            while queue and not stop.is_set():
+                if len(running) >= (1 if alone or queue.suspects else n_jobs):
+                    break
+                alone = bool(queue.suspects)
+                units = queue.take()
+                cases = [unit.cases for unit in units]
+                running[executor.submit(run, work, cases, queue.seconds)] = units
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                units = running.pop(future)
+                _receive(work, queue, handle, units, future, alone)
+            alone = alone and bool(running)
+            for future in [f for f in running if stop.is_set() and f.cancel()]:
+                queue.put_back(running.pop(future))
+    finally:
+        for future in running:
+            future.cancel()
+
+
+def _receive(
+    work: Work,
+    queue: Queue,
+    handle: _Handle,
+    units: list[Unit],
+    future: Future[Batch],
+    alone: bool,
+) -> None:
+    """Hand over what a job brought; of one that kills its workers, find the case."""
+    try:
+        batch = future.result()
+    except (BrokenExecutor, CancelledError) as error:
+        raise RuntimeError(
+            f"sweep: the executor is gone ({type(error).__name__}: {error}): a worker process, or "
+            "the scheduler, died (out of memory? a crash in compiled code? a script without `if "
+            "__name__ == '__main__':`?). With a store finished batches are kept: run the same "
+            "sweep again to go on; executor=N runs it in processes that a case may kill"
+        ) from error
+    except Exception as error:
+        if type(error).__name__ != "KilledWorker":  # dask's, after the deaths of several workers
+            raise
+        if alone:
+            cause = "its process died, and those of the attempts after it"
+            handle(units, failed_batch(work, units[0].cases, cause))
+        else:
+            queue.suspects += [Unit([p], [c]) for u in units for p, c in zip(*u, strict=True)]
+        return
+    queue.put_back(units[batch.n_units :])
+    handle(units[: batch.n_units], batch)

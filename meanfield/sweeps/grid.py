@@ -1,0 +1,165 @@
+"""Grids: lists of cases, what identifies a case, and the seed that follows from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meanfield.results.labels import printable
+
+__all__ = ["Case", "Grid", "canonical", "case_keys", "case_seed", "cases_of", "columns_of"]
+
+# Made once: `json.dumps` with these settings makes an encoder per call.
+_to_json = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode
+Case = dict[str, Any]
+Grid = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
+
+
+def cases_of(grid: Grid) -> list[Case]:
+    """The cases of a grid: all combinations of a mapping, or the given list.
+
+    Args:
+        grid: parameter name -> values, the last name running fastest; or a list of dicts, whose
+            names may differ (a ragged grid).
+
+    Raises:
+        ValueError: no cases, the same case twice, NaN as a value.
+        TypeError: values other than numbers, truth values and text.
+
+    Example:
+        >>> cases_of({"a": [1, 2], "b": ["u"]})
+        [{'a': 1, 'b': 'u'}, {'a': 2, 'b': 'u'}]
+    """
+    if isinstance(grid, Mapping):
+        axes = {str(name): _axis(str(name), values) for name, values in grid.items()}
+        names = list(axes)
+        cases = [dict(zip(names, row, strict=True)) for row in itertools.product(*axes.values())]
+    else:
+        cases = [{str(n): _plain(str(n), v) for n, v in case.items()} for case in grid]
+    if not cases or not cases[0]:
+        raise ValueError("grid: expected at least one case with at least one parameter, got none")
+    _refuse_twins(cases)
+    return cases
+
+
+def case_seed(case: Mapping[str, Any], seed: int = 0) -> int:
+    """The seed of a case, in [0, 2⁶³): from its parameters and the user's seed by SHA-256.
+
+    The position in the grid plays no part, so extending a grid changes no existing case. Numbers
+    that are equal count as equal: 2 and 2.0 give one seed.
+
+    Example:
+        >>> case_seed({"radius": 2, "n": 8}) == case_seed({"n": 8, "radius": 2.0})
+        True
+    """
+    return _digest({"case": canonical(dict(case)), "seed": int(seed)})
+
+
+def case_keys(cases: Iterable[Case]) -> np.ndarray:
+    """What identifies each case: 63 bits of the SHA-256 of its parameters, int64."""
+    return np.array([_digest(canonical(case)) for case in cases], dtype=np.int64)
+
+
+def columns_of(cases: Sequence[Case]) -> dict[str, np.ndarray]:
+    """The values of each parameter over the cases; NaN or "" where a case has none."""
+    names = dict.fromkeys(name for case in cases for name in case)
+    return {name: _column(name, [case.get(name) for case in cases]) for name in names}
+
+
+def canonical(value: Any, name: str = "value") -> Any:
+    """Plain data that are equal exactly when the values mean the same, for JSON.
+
+    Arrays and tensors count by content, dataclasses by type and fields.
+
+    Raises:
+        TypeError: a value whose content cannot be told, such as a function.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, (int, float)):
+        # One spelling per number; an int beyond the reach of floats keeps its digits.
+        return repr(float(value)) if abs(value) < 2**53 or math.inf == abs(value) else repr(value)
+    if isinstance(value, Mapping):
+        return {str(k): canonical(v, f"{name}.{k}") for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [canonical(item, f"{name}[{i}]") for i, item in enumerate(value)]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return {"type": type(value).__qualname__, **canonical(fields, name)}
+    return _canonical_array(value, name)
+
+
+def _canonical_array(value: Any, name: str) -> dict[str, Any]:
+    if hasattr(value, "detach"):  # a torch tensor, without importing torch
+        value = value.detach().cpu().numpy()
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
+        raise TypeError(
+            f"{name}: expected numbers, text, lists, dicts, arrays, tensors or dataclasses of "
+            f"these, got {type(value).__name__}; a store must be able to tell whether it changed"
+        )
+    content = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
+    return {"array": content, "shape": list(value.shape), "dtype": str(value.dtype)}
+
+
+def _axis(name: str, values: Any) -> list[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"grid[{name!r}]: expected a sequence of values, got {values!r}")
+    return [_plain(name, value) for value in values]
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A parameter as a Python number, truth value or text."""
+    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
+        value = value.item()
+    if not isinstance(value, (bool, int, float, str)) or value == "":
+        raise TypeError(
+            f"parameter {name!r}: expected a number, a truth value or a text, got {value!r}; "
+            "put other data into `fixed`, or number them and look them up in the function"
+        )
+    if isinstance(value, str) and printable(value) != value:
+        raise ValueError(f"parameter {name!r}: expected text that can be shown, got {value!r}")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"parameter {name!r}: expected an integer of 64 bits, got {value}")
+    if isinstance(value, float) and math.isnan(value):
+        raise ValueError(f"parameter {name!r}: expected a value, got NaN, which marks absence")
+    return value
+
+
+def _column(name: str, values: list[Any]) -> np.ndarray:
+    kinds = {type(value) for value in values} - {type(None)}
+    absent = None in values
+    if kinds == {str}:
+        return np.array([value or "" for value in values], dtype=object)
+    if kinds == {bool} and not absent:
+        return np.array(values, dtype=bool)
+    if kinds == {int} and not absent:
+        return np.array(values, dtype=np.int64)
+    if str in kinds:
+        raise TypeError(f"parameter {name!r}: expected numbers or texts, got a mixture of both")
+    return np.array([np.nan if value is None else value for value in values], dtype=float)
+
+
+def _refuse_twins(cases: list[Case]) -> None:
+    seen: set[frozenset[tuple[str, bool, Any]]] = set()
+    for i, case in enumerate(cases):
+        # 1 and 1.0 are one case, True is another.
+        seen.add(frozenset((n, isinstance(v, bool), v) for n, v in case.items()))
+        if len(seen) > i:
+            continue
+        raise ValueError(
+            f"grid: expected different cases, got {case} twice; to repeat a case with other "
+            'random numbers add a parameter such as "repetition": range(10)'
+        )
+
+
+def _digest(value: Any) -> int:
+    return int.from_bytes(hashlib.sha256(_to_json(value).encode()).digest()[:8], "big") >> 1

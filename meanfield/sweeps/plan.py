@@ -1,0 +1,235 @@
+"""What a sweep is going to do: its cases, its configuration, the time it may take."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from meanfield.results import Variable, provenance
+from meanfield.results.stores import SCHEMA
+from meanfield.sweeps.evaluate import Failure, call_many, outcome
+from meanfield.sweeps.grid import Case, Grid, canonical, case_keys, cases_of
+from meanfield.sweeps.task import FAILED, RESERVED, Task
+
+__all__ = ["VECTORISED", "Estimate", "Plan", "estimate", "make_plan"]
+
+VECTORISED = 1024  # cases in one call of a vectorised function; its memory grows with them
+_SAMPLE_SECONDS, _LARGEST_SAMPLE = 0.05, 32  # of an estimate
+_SHOWN, _WORDS = 64, 200  # what the provenance spells out
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A task, the cases to do it for, and the settings and the seed they share."""
+
+    task: Task
+    cases: list[Case]
+    fixed: dict[str, Any]
+    seed: int
+    attrs: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def keys(self) -> np.ndarray:
+        """What identifies each case, see `case_keys`."""
+        return case_keys(self.cases)
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """All that changes a number, besides the cases; plain data.
+
+        Neither the grid, which may grow, nor batches, executors, paths and versions.
+
+        Raises:
+            TypeError: settings whose content cannot be told, a function without a name.
+        """
+        task = self.task
+        return {
+            "function": task.identity,
+            "seed": self.seed,
+            **{f"fixed.{name}": canonical(v, name) for name, v in self.fixed.items()},
+            **{f"coords.{name}": _coordinate(v) for name, v in task.coords.items()},
+            **{f"variable.{v.name}": [v.dtype, list(v.dims)] for v in task.variables or ()},
+        }
+
+    @property
+    def labels(self) -> dict[str, Any]:
+        """What `results.stores.assemble` needs to make the Dataset, besides the provenance."""
+        return {
+            "variables": [dataclasses.asdict(v) for v in self.task.variables or ()],
+            "parameters": {v.name: v.attrs for v in self.task.parameters},
+            "coords": {
+                name: {"values": v.tolist(), "dtype": "O" if v.dtype.kind == "U" else v.dtype.str}
+                for name, v in self.task.coords.items()
+            },
+            "attrs": self.attrs,
+        }
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """All that a store says about itself, see `results.stores`."""
+        identity = {"configuration": self.configuration, "code": self.task.code}
+        return {"schema": SCHEMA, **identity, **self.labels, "provenance": self.provenance}
+
+    @property
+    def provenance(self) -> str:
+        """What was computed, as a person reads it, with what and when; see `results`."""
+        values = {name: [case.get(name) for case in self.cases] for name in self.cases[0]}
+        spec = {
+            "function": self.task.label,
+            "fixed": {name: _plain(value) for name, value in self.fixed.items()},
+            "grid": {name: _distinct(column) for name, column in values.items()},
+            "n_cases": len(self.cases),
+        }
+        dtype, device = self.fixed.get("dtype"), self.fixed.get("device")
+        return provenance(spec, seed=self.seed, dtype=dtype, device=device)
+
+    def with_variables(self, variables: tuple[Variable, ...]) -> Plan:
+        """The same with the variables that the function turned out to return."""
+        task = dataclasses.replace(self.task, variables=variables)
+        _check_names(task, {name for case in self.cases for name in case})
+        return dataclasses.replace(self, task=task)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a sweep would take, from a sample of its cases; `failure` is the first, if any."""
+
+    n_cases: int
+    seconds_per_case: float
+    seconds: float
+    failure: str | None = None
+
+
+def make_plan(
+    fn: Task | Callable[..., Mapping[str, Any]],
+    grid: Grid,
+    fixed: Mapping[str, Any] | None,
+    seed: int,
+    attrs: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Check the arguments of a sweep and put them together.
+
+    Raises:
+        ValueError: a name both in the grid and fixed, a ragged grid for a batched task.
+        TypeError: parameters that the function does not take.
+    """
+    cases, fixed = cases_of(grid), dict(fixed or {})
+    both = sorted({name for case in cases for name in case} & set(fixed))
+    if both:
+        raise ValueError(f"fixed: expected names that are not in the grid, got {both} in both")
+    task = fn if isinstance(fn, Task) else Task(fn)
+    kinds = {tuple(case): case for case in cases}  # ragged grids have several
+    for case in kinds.values():
+        _check_signature(task.function, {**fixed, **case})
+    _check_names(task, {name for case in kinds for name in case})
+    if task.batched and len({frozenset(case) for case in kinds}) > 1:
+        raise ValueError(
+            "grid: expected the same parameters in each case of a batched task, got "
+            f"{sorted({tuple(sorted(case)) for case in kinds})}"
+        )
+    return Plan(task, cases, fixed, int(seed), _checked_attrs(attrs or {}))
+
+
+def estimate(
+    fn: Task | Callable[..., Mapping[str, Any]],
+    grid: Grid,
+    *,
+    fixed: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    attrs: Mapping[str, Any] | None = None,
+    n_workers: int = 1,
+) -> Estimate:
+    """Cases and time of a sweep, from timing its first cases; nothing is written.
+
+    Cases of a grid often grow: if the first are the cheapest, the time is an underestimate.
+    """
+    plan = make_plan(fn, grid, fixed, seed, attrs)
+    # The first case pays for imports, models that are loaded and caches that are filled.
+    first, failure = _time(plan, 0)
+    times: list[float] = []
+    while not plan.task.batched and sum(times) < _SAMPLE_SECONDS:
+        number = len(times) + 1
+        if number > min(_LARGEST_SAMPLE, len(plan.cases) - 1) or first > 60 * _SAMPLE_SECONDS:
+            break
+        seconds, message = _time(plan, number)
+        times, failure = [*times, seconds], failure or message
+    each = statistics.median(times or [first])
+    return Estimate(len(plan.cases), each, each * len(plan.cases) / n_workers, failure)
+
+
+def _time(plan: Plan, number: int) -> tuple[float, str | None]:
+    """Seconds per case, and what went wrong."""
+    start = time.perf_counter()
+    if plan.task.batched:
+        cases = plan.cases[:VECTORISED]
+        columns = call_many(plan.task, cases, plan.fixed, plan.seed)
+        messages = [*columns["message"][columns["status"] == FAILED], None]
+        return (time.perf_counter() - start) / len(cases), messages[0]
+    found = outcome(plan.task, plan.cases[number], plan.fixed, plan.seed)
+    return time.perf_counter() - start, found.message if isinstance(found, Failure) else None
+
+
+def _check_signature(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    signature = inspect.signature(function)
+    provided = {"seed", "generator", "seeds"} & set(signature.parameters) - set(arguments)
+    try:
+        signature.bind(**arguments, **dict.fromkeys(provided))
+    except TypeError as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise TypeError(
+            f"{name}{signature} cannot be called with the parameters {sorted(arguments)}: {error}"
+        ) from None
+
+
+def _check_names(task: Task, parameters: set[str]) -> None:
+    taken = {*RESERVED, *task.coords, *task.names}
+    if clash := sorted(parameters & taken):
+        raise ValueError(
+            f"grid: expected names of parameters other than those of variables, dimensions and "
+            f"{RESERVED}, got {clash}"
+        )
+
+
+def _checked_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """Attributes that every format takes: text and numbers."""
+    for name, value in attrs.items():
+        if (
+            name == "provenance"
+            or isinstance(value, bool)
+            or not isinstance(value, str | int | float)
+        ):
+            raise TypeError(
+                f"attrs[{name!r}]: expected text or a number (and not the name provenance), "
+                f"got {value!r}"
+            )
+    return dict(attrs)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers, text and lists as they are; anything large or else in short words."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple) and len(value) <= _SHOWN:
+        return [_plain(item) for item in value]
+    text = repr(value)
+    return text if len(text) <= _WORDS else text[: _WORDS - 1] + "…"
+
+
+def _distinct(column: list[Any]) -> list[Any]:
+    """The distinct values of a parameter, in the order they come; the first ones if many."""
+    distinct = list(dict.fromkeys(column))
+    return distinct if len(distinct) <= _SHOWN else [*distinct[:_SHOWN], f"… {len(distinct)}"]
+
+
+def _coordinate(values: Any) -> Any:
+    """A coordinate in the configuration, spelled out if short: a difference can then be read."""
+    spelled = values.dtype.kind in "UO" or values.size <= _SHOWN
+    return canonical(values.tolist() if spelled else values)

@@ -1,0 +1,393 @@
+"""The one certificate: from a plan an upper bound of W_p, from potentials a lower one.
+
+Solvers propose; nothing they say is believed. Any pair with fᵢ + g_j ≤ ‖xᵢ − y_j‖^p gives
+⟨a, f⟩ + ⟨b, g⟩ ≤ W_p^p, whatever solver it came from, and any plan, repaired where it misses its
+marginals, gives an upper bound. This file is the only place that accounts for rounding:
+
+- a computed length is right to (d + 4) u relative, its power to p times that;
+- a weight exp(l) is right to a few u and |l| u (its logarithm was rounded when normalised);
+- a potential fᵢ = min_j C_ij − g_j is right to u |fᵢ|, *if nothing is added to it afterwards*: so
+  g is centred before, never f;
+- what a plan misses of its marginals is brought home at the price of the atoms concerned.
+
+Every function takes one problem or a batch of them (leading axes).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from meanfield.transport.problem import UNIT, Problem, lengths
+
+__all__ = [
+    "Answer",
+    "Plan",
+    "certify",
+    "combined",
+    "feasible",
+    "in_unit",
+    "log_masses",
+    "narrower",
+    "power_mean",
+    "powers_added",
+    "powers_less",
+]
+
+_EXACT, _MEASURED = -math.inf, math.inf
+_TINY = 1e-150  # of the unit: lengths below it may be lost to underflow of their squares
+_NO_MASS = 1e-300  # a weight below it is held to no digits
+
+
+class Plan(NamedTuple):
+    """A sparse plan Σ_k exp(log_mass_k) δ_(rows_k, cols_k), shapes (..., k); −inf pads.
+
+    `log_doubt` is the logarithm of the mass that may lie elsewhere than the plan says: −inf where
+    the marginals hold to the last bit by construction, +inf where they are to be measured.
+    """
+
+    rows: np.ndarray
+    cols: np.ndarray
+    log_mass: np.ndarray
+    log_doubt: np.ndarray | float = _MEASURED
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """lower ≤ W_p ≤ upper in the unit of its problem, with plan and feasible potentials.
+
+    Leading axes are those of the problem; `f` and `g` are None where none were made.
+    """
+
+    value: np.ndarray
+    lower: np.ndarray
+    upper: np.ndarray
+    rows: np.ndarray
+    cols: np.ndarray
+    log_mass: np.ndarray
+    f: np.ndarray | None
+    g: np.ndarray | None
+    method: str
+    converged: np.ndarray
+
+    @property
+    def width(self) -> np.ndarray:
+        """Relative width of the interval."""
+        upper = np.where(self.upper > 0, self.upper, 1.0)
+        return np.where(self.upper > 0, (self.upper - self.lower) / upper, 0.0)
+
+    def __getitem__(self, index: Any) -> Answer:
+        """Some answers of the batch."""
+        return replace(
+            self,
+            **{
+                f.name: getattr(self, f.name)[index]
+                for f in fields(self)
+                if f.name != "method" and getattr(self, f.name) is not None
+            },
+        )
+
+
+def feasible(costs: np.ndarray, g: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Potentials from any g: fᵢ = min_j C_ij − g_j, then g_j = min_i C_ij − fᵢ.
+
+    g is centred first, at its median by mass. An offset D² common to all of g would be taken off
+    again by f, and leave an error u D² in numbers that may be u D² themselves.
+    """
+    g = centred(g, b)
+    f = (costs - g[..., None, :]).min(-1)
+    return f, (costs - f[..., :, None]).min(-2)
+
+
+def centred(g: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """g less its median by mass."""
+    order = np.argsort(g, -1)
+    mass = np.cumsum(np.take_along_axis(b, order, -1), -1)
+    middle = (mass < mass[..., -1:] / 2).sum(-1, keepdims=True)
+    return g - np.take_along_axis(g, np.take_along_axis(order, middle, -1), -1)
+
+
+def certify(
+    problem: Problem,
+    plan: Plan,
+    potentials: tuple[np.ndarray, np.ndarray] | None,
+    *,
+    method: str,
+    rtol: float,
+    slack: float = 0.0,
+    is_optimal: bool = False,
+) -> Answer:
+    """The interval of a plan and of potentials that are feasible up to rounding and `slack`.
+
+    Args:
+        problem: one problem or a batch.
+        plan: any plan; misplaced mass is paid for.
+        potentials: f (..., n) and g (..., m), from `feasible` or from pricing.
+        method: what to call the answer.
+        rtol: plan and potentials that meet this closely (beyond what rounding of the weights
+            and points leaves open, which is in the interval) are `converged`.
+        slack: how far fᵢ + g_j may lie above C_ij.
+        is_optimal: a theorem says that no plan with the marginals of this one costs less.
+    """
+    order = problem.order
+    plan = _settled(problem, plan, may_match=not is_optimal)
+    moved = problem.moved(plan.rows, plan.cols)
+    value = power_mean(plan.log_mass, moved, order)
+    error = _relative_error(problem, plan.rows.shape[-1])
+    missing, rounding = _misplaced(problem, plan, moved)
+    reach = np.asarray(missing + rounding) ** (1 / order)
+    upper = powers_added(value * (1 + error), reach, order) * (1 + 4 * UNIT)
+    f, g, dual, lost = _dual(problem, potentials, slack)
+    lower = np.maximum(dual - lost, 0.0) ** (1 / order) * (1 - 4 * UNIT)
+    lower = np.maximum(lower, _one_sided(problem, f, g, error, slack))
+    is_known = np.asarray(plan.log_doubt) < _MEASURED if is_optimal else np.False_
+    lower = np.maximum(
+        lower, np.where(is_known, powers_less(value * (1 - error), reach, order), 0)
+    )
+    primal = value**order + missing
+    met = primal - dual <= order * rtol * primal + rounding + lost
+    return Answer(
+        value=np.clip(value, lower, upper),
+        lower=_below(lower, upper),
+        upper=upper,
+        rows=plan.rows,
+        cols=plan.cols,
+        log_mass=plan.log_mass,
+        f=None if potentials is None else f,
+        g=None if potentials is None else g,
+        method=method,
+        converged=is_known | (met & (potentials is not None)) | (upper - lower <= rtol * upper),
+    )
+
+
+def narrower(one: Answer, other: Answer, rtol: float) -> Answer:
+    """The better plan with the better potentials: both intervals hold, so their meet does."""
+    plan = one if one.upper <= other.upper else other
+    dual = one if one.lower >= other.lower else other
+    closed = plan.upper - dual.lower <= rtol * plan.upper
+    return replace(
+        plan,
+        value=np.clip(plan.value, dual.lower, plan.upper),
+        lower=_below(dual.lower, plan.upper),
+        f=dual.f,
+        g=dual.g,
+        converged=one.converged | other.converged | closed,
+    )
+
+
+def combined(
+    log_masses: np.ndarray, parts: np.ndarray, order: int, *, log_error: float = 0.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(value, lower, upper) of parts of given masses that exchange nothing.
+
+    Args:
+        log_masses: log θ_k, shape (k,).
+        parts: value, lower and upper of each part, shape (3, k).
+        order: p.
+        log_error: by how much the log-masses themselves are in doubt.
+    """
+    value, lower, upper = (power_mean(log_masses, t, order) for t in parts)
+    largest = float(np.abs(log_masses).max(initial=0.0, where=log_masses > -math.inf))
+    error = log_error + (32 + 2 * largest + _sum_error(log_masses.shape[-1])) * UNIT
+    return value, lower * (1 - error), upper * (1 + error)
+
+
+def in_unit(answer: Answer, exponent: np.ndarray, order: int) -> Answer:
+    """The answer with distances times 2^exponent; ends rounded outward where that underflows."""
+    low, value, high = (np.ldexp(t, exponent) for t in (answer.lower, answer.value, answer.upper))
+    low = np.where((low > 0) & (low < 1e-290), np.nextafter(low, 0.0), low)
+    high = np.where((answer.upper > 0) & (high < 1e-290), np.nextafter(high, 1.0), high)
+    f, g, value = answer.f, answer.g, np.clip(value, low, high)
+    if f is not None and g is not None:
+        with np.errstate(over="ignore"):
+            f, g = (np.ldexp(t, order * np.asarray(exponent)[..., None]) for t in (f, g))
+        if not (np.isfinite(f).all() and np.isfinite(g).all()):  # squares beyond 1e308
+            f = g = None
+    return replace(answer, value=value, lower=low, upper=high, f=f, g=g)
+
+
+def log_masses(masses: np.ndarray) -> np.ndarray:
+    """Logarithms of what a solver calls masses; −inf for what is none."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(masses > 0, np.log(masses), -math.inf)
+
+
+def power_mean(log_weights: np.ndarray, distances: np.ndarray, order: int) -> np.ndarray:
+    """(Σ exp(lᵢ) tᵢ^p)^(1/p) along the last axis, also where the sum underflows.
+
+    exp(−900)·1 underflows, and so does (1e-170)²; their roots do not. The largest term is
+    scaled out where it has to be.
+    """
+    logs, distances = np.broadcast_arrays(log_weights, distances)
+    total = np.asarray((np.exp(logs) * distances**order).sum(-1))
+    small = total < 1e-250
+    if not small.any():
+        return total ** (1 / order)
+    found = np.asarray(total ** (1 / order))
+    found[small] = _scaled_mean(logs[small], distances[small], order)
+    return found
+
+
+def powers_added(one: np.ndarray, other: np.ndarray, order: int) -> np.ndarray:
+    """(s^p + t^p)^(1/p) without underflow."""
+    return np.hypot(one, other) if order == 2 else np.add(one, other)
+
+
+def powers_less(whole: np.ndarray, taken: np.ndarray, order: int) -> np.ndarray:
+    """(s^p − t^p)^(1/p), rounded down, 0 where that is negative."""
+    left = np.maximum(whole - taken, 0)
+    root = np.sqrt(left) * np.sqrt(whole + taken) if order == 2 else left
+    return root * (1 - 8 * UNIT)
+
+
+def _scaled_mean(logs: np.ndarray, distances: np.ndarray, order: int) -> np.ndarray:
+    is_there = (distances > 0) & (logs > -math.inf)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
+        terms = np.where(is_there, logs / order + np.log(distances), -math.inf)
+        top = terms.argmax(-1)[..., None]
+        top_log, top_distance = (np.take_along_axis(t, top, -1) for t in (logs, distances))
+        roots = np.exp(np.clip((logs - top_log) / order, -690, 690))
+        shares = np.where(is_there, roots * (distances / top_distance), 0.0)
+        scaled = np.exp(top_log / order) * top_distance
+    total = (shares**order).sum(-1) ** (1 / order)
+    return np.where(is_there.any(-1), scaled[..., 0] * total, 0.0)
+
+
+def _below(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """The lower end; two ends that do hold cannot be the wrong way round."""
+    assert np.all(lower <= upper), (lower, upper)
+    return lower
+
+
+def _sum_error(count: int) -> float:
+    """Units in the last place of a sum of `count` terms: NumPy adds pairwise, 128 in a row."""
+    return 24 + math.log2(count + 1)
+
+
+def _relative_error(problem: Problem, count: int) -> np.ndarray:
+    """Of a power mean of `count` lengths."""
+    largest = np.maximum(np.abs(problem.logs_a).max(-1), np.abs(problem.logs_b).max(-1))
+    return (_sum_error(count) + 2 * problem.dim + 24 + 2 * largest) * UNIT
+
+
+def _doubts(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """By how much each computed weight may be off."""
+    few = _sum_error(max(problem.n, problem.m)) + 8
+    sides = ((problem.a, problem.logs_a), (problem.b, problem.logs_b))
+    first, second = (w * ((few + 2 * np.abs(logs)) * UNIT) + _NO_MASS for w, logs in sides)
+    return first, second
+
+
+def _settled(problem: Problem, plan: Plan, *, may_match: bool) -> Plan:
+    """Numbers that are none taken out; plans that only move atoms to atoms of their own weight.
+
+    As a permutation such a plan has the marginals of the problem to the last bit; as masses out
+    of a simplex, what they miss would have to travel.
+    """
+    count = problem.log_a.shape[:-1]
+    if not plan.rows.shape[-1]:
+        none = np.zeros((*count, 1), np.int64)
+        plan = Plan(none, none, none - math.inf, plan.log_doubt)
+    logs = np.where(plan.log_mass < 700, plan.log_mass, -math.inf)  # NaN as well
+    doubt = np.broadcast_to(np.asarray(plan.log_doubt, float), count)
+    plan = Plan(plan.rows, plan.cols, logs, doubt)
+    n = problem.n
+    if not may_match or n != problem.m or logs.shape[-1] < n or not (doubt == _MEASURED).any():
+        return plan
+    if not (np.sort(problem.log_a, -1) == np.sort(problem.log_b, -1)).all(-1).any():
+        return plan
+    sigma = np.full((*count, n), -1)
+    order = np.argsort(logs, -1, kind="stable")
+    rows, cols = (np.take_along_axis(t, order, -1) for t in (plan.rows, plan.cols))
+    np.put_along_axis(sigma, rows, cols, -1)  # the last, largest, entry of each row stays
+    index = np.arange(n)
+    found = (np.sort(sigma, -1) == index).all(-1) & (doubt == _MEASURED)
+    found &= (problem.log_a == np.take_along_axis(problem.log_b, sigma, -1)).all(-1)
+    if not found.any():
+        return plan
+    here, (rows, cols, logs) = found[..., None], (np.array(t) for t in plan[:3])
+    matched = ((rows, index), (cols, sigma), (logs, problem.logs_a))
+    for held, exact in matched:
+        held[..., :n] = np.where(here, exact, held[..., :n])
+    logs[..., n:] = np.where(here, -math.inf, logs[..., n:])
+    return Plan(rows, cols, logs, np.where(found, _EXACT, doubt))
+
+
+def _misplaced(problem: Problem, plan: Plan, moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What it costs at most to give the plan its marginals: as measured, and in doubt.
+
+    Rows, then columns, that hold too much are scaled down, and what is missing is sent through
+    the centre z: ‖x − y‖^p ≤ P(x) + P(y) with P = 2^{p−1} ‖· − z‖^p. Mass taken off a column
+    that holds too much leaves its row short; P(xᵢ) ≤ 4^{p−1} (C_ij + ‖y_j − z‖^p) pays for it.
+    """
+    order, doubt = problem.order, np.asarray(plan.log_doubt)
+    with np.errstate(over="ignore"):
+        stated = np.exp(np.where(doubt == _MEASURED, -math.inf, doubt)) * problem.diameter**order
+    measured = doubt == _MEASURED
+    if not measured.any():
+        return np.zeros_like(stated), stated
+    mass = np.exp(plan.log_mass)
+    paid = mass * moved**order
+    centre = (problem.a[..., None] * problem.x).sum(-2, keepdims=True)
+    growth = 4.0 ** (order - 1)
+    missing, rounding = np.zeros_like(stated), np.zeros_like(stated)
+    sides = (
+        (plan.rows, problem.a, problem.x, _doubts(problem)[0]),
+        (plan.cols, problem.b, problem.y, _doubts(problem)[1]),
+    )
+    for index, weights, points, in_doubt in sides:
+        held, spent = (_summed(t, index, weights.shape[-1]) for t in (mass, paid))
+        entries = _summed((mass > 0).astype(float), index, weights.shape[-1])
+        mean = np.minimum(spent / np.maximum(held, _NO_MASS), problem.diameter[..., None] ** order)
+        price = (growth * lengths(points - centre) ** order + (growth - 1) * mean) * (1 + 1e-9)
+        missing = missing + (np.abs(weights - held) * price).sum(-1)
+        rounding = rounding + ((in_doubt + 2 * entries * UNIT * held) * price).sum(-1)
+    return np.where(measured, missing, 0.0), np.where(measured, rounding, stated)
+
+
+def _summed(values: np.ndarray, index: np.ndarray, size: int) -> np.ndarray:
+    """Sums of values by index, problem by problem."""
+    if index.ndim == 1:
+        return np.bincount(index, values, size)
+    offset = size * np.arange(len(index))[:, None]
+    return np.bincount((offset + index).ravel(), values.ravel(), size * len(index)).reshape(
+        -1, size
+    )
+
+
+def _dual(
+    problem: Problem, potentials: tuple[np.ndarray, np.ndarray] | None, slack: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """f, g, ⟨a, f⟩ + ⟨b, g⟩ and what rounding may have added to it."""
+    f, g = potentials or (np.zeros_like(problem.a), np.zeros_like(problem.b))
+    finite = np.isfinite(f).all(-1) & np.isfinite(g).all(-1)
+    f, g = (np.where(finite[..., None], t, 0.0) for t in (f, g))  # costs are not negative
+    doubt_f, doubt_g = _doubts(problem)
+    gain_f, gain_g = problem.a * f, problem.b * g
+    dual = gain_f.sum(-1) + gain_g.sum(-1)
+    size = np.abs(gain_f).sum(-1) + np.abs(gain_g).sum(-1)
+    lost = (doubt_f * np.abs(f)).sum(-1) + (doubt_g * np.abs(g)).sum(-1)
+    lost += (_sum_error(problem.n + problem.m) + 8) * UNIT * size
+    lost += 2 * (problem.dim + 8) * UNIT * np.abs(dual) + slack + _TINY**problem.order
+    return f, g, dual, lost
+
+
+def _one_sided(
+    problem: Problem, f: np.ndarray, g: np.ndarray, error: np.ndarray, slack: float
+) -> np.ndarray:
+    """The same where one potential is 0 and nothing cancels: right to relative rounding.
+
+    fᵢ is then the cost of reaching the nearest point of the other cloud.
+    """
+    best = np.zeros(f.shape[:-1])
+    if slack:
+        return best
+    for mine, other, logs in ((f, g, problem.logs_a), (g, f, problem.logs_b)):
+        fits = (other == 0).all(-1) & (mine >= 0).all(-1)
+        if fits.any():
+            safe = np.where(mine > _TINY**problem.order, mine, 0.0) ** (1 / problem.order)
+            best = np.maximum(best, np.where(fits, power_mean(logs, safe, problem.order), 0.0))
+    return best * (1 - 2 * error)

@@ -1,0 +1,195 @@
+"""Couplings: who sends how much mass to whom."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meanfield.measures import ParticleMeasure
+
+if TYPE_CHECKING:
+    from scipy.sparse import coo_array
+
+__all__ = ["Coupling", "Pairs", "alike"]
+
+
+class Pairs(NamedTuple):
+    """Draws (x, y) from a coupling, shapes (..., size, d), and where their atoms stand."""
+
+    source: Any
+    target: Any
+    rows: Any
+    cols: Any
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Coupling:
+    """A coupling π = Σ_k π_k δ_{(x_{i_k}, y_{j_k})} of two particle measures, stored sparsely.
+
+    An exact plan has at most n + m − 1 entries; nothing of size n × m is kept. Masses live as
+    logarithms, as the weights do: the pair of two atoms of weight e^{−900} is not lost. Where the
+    clouds were NumPy arrays, so is everything here.
+
+    Attributes:
+        source: points xᵢ, shape (..., n, d).
+        target: points y_j, shape (..., m, d).
+        rows: i_k, shape (..., k).
+        cols: j_k, shape (..., k).
+        log_mass: log π_k, shape (..., k); −inf pads batches whose plans differ in length.
+    """
+
+    source: Any
+    target: Any
+    rows: Any
+    cols: Any
+    log_mass: Any
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n, m): how many atoms the two measures have."""
+        return self.source.shape[-2], self.target.shape[-2]
+
+    @property
+    def mass(self) -> Any:
+        """π_k, shape (..., k)."""
+        return np.exp(self.log_mass) if _is_numpy(self.log_mass) else self.log_mass.exp()
+
+    def marginals(self) -> tuple[Any, Any]:
+        """(Σ_j π_ij, Σ_i π_ij), shapes (..., n) and (..., m)."""
+        (n, m), held = self.shape, _Tensors.of(self)
+        sums = (_summed(held.mass, t, k) for t, k in ((held.rows, n), (held.cols, m)))
+        first, second = (alike(self.log_mass, t) for t in sums)
+        return first, second
+
+    def dense(self) -> Any:
+        """The matrix π, shape (..., n, m)."""
+        (n, m), held = self.shape, _Tensors.of(self)
+        flat = _summed(held.mass, held.rows * m + held.cols, n * m)
+        return alike(self.log_mass, flat.reshape(*flat.shape[:-1], n, m))
+
+    def to_scipy(self) -> coo_array:
+        """The matrix π as a sparse array of SciPy (n, m).
+
+        Raises:
+            ValueError: for a batch; index it first.
+        """
+        from scipy.sparse import coo_array
+
+        held = _Tensors.of(self)
+        if held.rows.ndim > 1:
+            raise ValueError(
+                f"expected one coupling, got a batch of shape {tuple(held.rows.shape[:-1])}; "
+                "solve each pair by itself, or use dense()"
+            )
+        mass, rows, cols = (t.cpu().numpy() for t in (held.mass, held.rows, held.cols))
+        kept = mass > 0
+        return coo_array((mass[kept], (rows[kept], cols[kept])), shape=self.shape)
+
+    def sample(self, size: int, *, generator: torch.Generator | None = None) -> Pairs:
+        """Independent pairs (x, y) ~ π, as one trains flows on.
+
+        Of a conditional coupling both atoms of a pair have the same position.
+
+        Args:
+            size: how many pairs (of each entry of a batch).
+            generator: where the randomness comes from.
+        """
+        held = _Tensors.of(self)
+        flat = held.mass.reshape(-1, held.mass.shape[-1])
+        drawn = torch.multinomial(flat, size, replacement=True, generator=generator)
+        drawn = drawn.reshape(*held.mass.shape[:-1], size)
+        rows, cols = held.rows.gather(-1, drawn), held.cols.gather(-1, drawn)
+        points = _taken(held.source, rows), _taken(held.target, cols)
+        return Pairs(*(alike(self.log_mass, t) for t in (*points, rows, cols)))
+
+    def cost(self) -> Any:
+        """Σ_k π_k ‖x_{i_k} − y_{j_k}‖², shape (...); the square of a distance."""
+        held = _Tensors.of(self)
+        return alike(self.log_mass, (held.mass * held.moves.square().sum(-1)).sum(-1))
+
+    def barycentric_map(self) -> Any:
+        """T(xᵢ) = Σ_j π_ij y_j / Σ_j π_ij, shape (..., n, d); xᵢ itself where xᵢ has no mass.
+
+        At an optimal coupling without splitting this is the optimal map; where atoms split it
+        is the conditional mean of the target given the source.
+        """
+        held = _Tensors.of(self)
+        log_row = _log_summed(held.log_mass, held.rows, self.shape[0])
+        share = (held.log_mass - log_row.gather(-1, held.rows)).nan_to_num(nan=-math.inf).exp()
+        moves = share[..., None] * held.moves  # differences first: no cancellation
+        index = held.rows[..., None].expand(moves.shape)
+        return alike(self.log_mass, held.source.scatter_add(-2, index, moves))
+
+    def interpolate(self, t: float) -> ParticleMeasure:
+        """Displacement interpolation μ_t = Σ_k π_k δ_{(1−t) x_{i_k} + t y_{j_k}}.
+
+        At an optimal coupling this is a constant-speed geodesic, W₂(μ_s, μ_t) = |t − s| W₂(μ, ν)
+        [CAP24, Lemma A.8].
+
+        Args:
+            t: time in [0, 1].
+
+        Raises:
+            ValueError: if t is outside [0, 1].
+        """
+        if not 0 <= t <= 1:
+            raise ValueError(f"t: expected a time in [0, 1], got {t}")
+        held = _Tensors.of(self)
+        points = _taken(held.source, held.rows) + t * held.moves
+        logs = held.log_mass - held.log_mass.logsumexp(-1, keepdim=True)
+        return ParticleMeasure(points, log_weights=logs)
+
+    def __repr__(self) -> str:
+        n, m = self.shape
+        batch = tuple(self.rows.shape[:-1])
+        parts = [f"n={n}", f"m={m}", f"entries={self.rows.shape[-1]}"]
+        return f"Coupling({', '.join(parts + [f'batch_shape={batch}'] * bool(batch))})"
+
+
+def alike(kind: Any, tensor: Tensor) -> Any:
+    """The tensor as what `kind` is: a NumPy array where that is one."""
+    return tensor.detach().cpu().numpy() if _is_numpy(kind) else tensor
+
+
+class _Tensors(NamedTuple):
+    source: Tensor
+    target: Tensor
+    rows: Tensor
+    cols: Tensor
+    log_mass: Tensor
+
+    @classmethod
+    def of(cls, coupling: Coupling) -> _Tensors:
+        return cls(*(torch.as_tensor(getattr(coupling, name)) for name in cls._fields))
+
+    @property
+    def mass(self) -> Tensor:
+        return self.log_mass.exp()
+
+    @property
+    def moves(self) -> Tensor:
+        return _taken(self.target, self.cols) - _taken(self.source, self.rows)
+
+
+def _is_numpy(value: Any) -> bool:
+    return isinstance(value, np.ndarray | np.generic)
+
+
+def _taken(points: Tensor, index: Tensor) -> Tensor:
+    return points.gather(-2, index[..., None].expand(*index.shape, points.shape[-1]))
+
+
+def _summed(mass: Tensor, index: Tensor, size: int) -> Tensor:
+    return mass.new_zeros(*mass.shape[:-1], size).scatter_add(-1, index, mass)
+
+
+def _log_summed(log_mass: Tensor, index: Tensor, size: int) -> Tensor:
+    peak = log_mass.new_full((*log_mass.shape[:-1], size), -math.inf)
+    peak = peak.scatter_reduce(-1, index, log_mass, "amax")
+    scaled = (log_mass - peak.gather(-1, index)).nan_to_num(nan=-math.inf).exp()
+    return peak + _summed(scaled, index, size).log()

@@ -1,0 +1,279 @@
+"""Collapsed clusters: far apart and small, solved cluster by cluster.
+
+Between two clusters at distance D with inner displacements s, a solver with absolute tolerances
+sees W_p ≈ s beside costs of D^p; at s = 1e-8 D nothing is left of it. If both measures put the
+same mass in each cluster, nothing crosses, and each cluster is a problem in its own unit. If the
+masses differ by a little, exactly that little crosses, and block potentials c_k added to f and
+taken from g certify it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from meanfield.transport.certificate import Answer, combined, in_unit, powers_added, powers_less
+from meanfield.transport.plans.exact import simplexes
+from meanfield.transport.plans.formulas import monotone_plan
+from meanfield.transport.problem import UNIT, Problem, lengths
+
+__all__ = ["solve_clusters"]
+
+_SEPARATION = 20.0  # distance between centres over radius of the clusters
+_MOST_CLUSTERS = 64
+_MOST_CROSSING = 1e-6  # more mass than this is no rounding: its cost can be seen from outside
+
+
+class _Clusters(NamedTuple):
+    rows: list[np.ndarray]
+    cols: list[np.ndarray]
+    nearest: np.ndarray  # distances between clusters: lower and upper bounds, (k, k)
+    farthest: np.ndarray
+    diameters: np.ndarray  # upper bounds
+
+
+class _Masses(NamedTuple):
+    log_common: np.ndarray  # log min(A_k, B_k)
+    excess: np.ndarray  # A_k − B_k
+    error: float  # bound of the sum of the errors of the excesses
+
+
+class _Crossing(NamedTuple):
+    """What crosses between clusters, from where to where, and what that costs (to the power p).
+
+    `cost` is that of the weights as they stand; `upper` and `lower` also hold what their rounding
+    leaves open, and what it changes inside the clusters.
+    """
+
+    sources: np.ndarray
+    targets: np.ndarray
+    mass: np.ndarray
+    upper: float
+    lower: float
+    cost: float
+
+
+def solve_clusters(
+    problem: Problem, solve_part: Callable[[Problem], Answer], *, rtol: float, snap: bool
+) -> Answer | None:
+    """The answer from well-separated clusters of equal mass, or None where there are none.
+
+    Args:
+        problem: the whole problem.
+        solve_part: answers the problem of one cluster (in its own unit).
+        rtol: as for `solve_w2`.
+        snap: masses that agree up to rounding of the weights are taken as equal.
+    """
+    labels = _separated(np.concatenate([problem.x, problem.y]))
+    if labels is None:
+        return None
+    clusters = _clusters(problem, labels)
+    masses = _masses(problem, clusters, snap)
+    if np.abs(masses.excess).sum() > _MOST_CROSSING:
+        return None
+    crossing = _crossing(problem.order, clusters, masses, snap)
+    if crossing is None:
+        return None
+    parts: dict[int, Answer] = {}
+    for k, (rows, cols) in enumerate(zip(clusters.rows, clusters.cols, strict=True)):
+        if len(rows) and len(cols):
+            part = problem.part(rows, cols, snap=snap)
+            answer = solve_part(part)
+            parts[k] = in_unit(answer, part.exponent - problem.exponent, problem.order)
+    return _joined(problem, clusters, masses, crossing, parts, rtol)
+
+
+def _separated(points: np.ndarray) -> np.ndarray | None:
+    """Labels of clusters of radius r whose centres are 20 r or more apart, if there are any.
+
+    Farthest-point clustering in the maximum norm, which nothing underflows: with k centres the
+    covering radius is r_k and the centres are r_{k−1} apart, so a drop shows the clusters.
+    """
+    reach = np.abs(points - points[0]).max(-1)
+    labels = np.zeros(len(points), np.int64)
+    radius = float(reach.max())
+    for k in range(1, min(_MOST_CLUSTERS, len(points))):
+        if radius == 0:
+            return None
+        distance = np.abs(points - points[int(reach.argmax())]).max(-1)
+        closer = distance < reach
+        labels[closer] = k
+        reach = np.minimum(reach, distance)
+        smaller = float(reach.max())
+        if smaller * _SEPARATION <= radius:
+            return labels
+        radius = smaller
+    return None
+
+
+def _clusters(problem: Problem, labels: np.ndarray) -> _Clusters:
+    points = np.concatenate([problem.x, problem.y])
+    members = [np.flatnonzero(labels == k) for k in range(int(labels.max()) + 1)]
+    centres = np.stack([points[which[0]] for which in members])
+    radii = np.array(
+        [lengths(points[which] - c).max() for which, c in zip(members, centres, strict=True)]
+    )
+    apart, radii = lengths(centres[:, None] - centres[None]), radii * (1 + 1e-12)
+    between = radii[:, None] + radii[None]
+    nearest = np.maximum(apart * (1 - 1e-12) - between, 0)
+    rows = [which[which < problem.n] for which in members]
+    cols = [which[which >= problem.n] - problem.n for which in members]
+    return _Clusters(rows, cols, nearest, apart * (1 + 1e-12) + between, 2 * radii)
+
+
+def _masses(problem: Problem, clusters: _Clusters, snap: bool) -> _Masses:
+    """Masses of the clusters; balanced where they differ by no more than rounding of the weights.
+
+    Two masses of 0.3, spread over their atoms in different ways, differ by 1e-17 or so; moved
+    between far clusters, that would be more than all displacements of 1e-9. They are meant to be
+    the same, so the answer is that of weights rounded to make them the same.
+    """
+    n, m = problem.n, problem.m
+    if np.ptp(problem.log_a) == 0 and np.ptp(problem.log_b) == 0:
+        # Counting is exact: 50 of 100 atoms balance 100 of 200.
+        mine, theirs = (
+            np.array([len(t) for t in side]) for side in (clusters.rows, clusters.cols)
+        )
+        with np.errstate(divide="ignore"):
+            log_common = np.log(np.minimum(mine / n, theirs / m))
+        return _Masses(log_common, (mine * m - theirs * n) / (n * m), 0.0)
+    a, error = _accurate_masses(problem.log_a)
+    b, other_error = _accurate_masses(problem.log_b)
+    held = np.array([a[r].sum() for r in clusters.rows], dtype=np.longdouble)
+    asked = np.array([b[c].sum() for c in clusters.cols], dtype=np.longdouble)
+    excess, error = held - asked, error + other_error
+    if snap and (np.abs(excess) <= _rounding(problem, clusters)).all():
+        excess, error = np.zeros_like(excess), 0.0
+    with np.errstate(divide="ignore"):
+        log_common = np.log(np.minimum(held, asked)).astype(np.float64)
+    return _Masses(log_common, excess.astype(np.float64), error)
+
+
+def _rounding(problem: Problem, clusters: _Clusters) -> np.ndarray:
+    """What rounding may have done to the masses of the clusters, shape (k,).
+
+    A weight is known through its logarithm: to a few units in the last place and as many of log a.
+    """
+    doubt_a = problem.a * (8 + 2 * np.abs(problem.logs_a))
+    doubt_b = problem.b * (8 + 2 * np.abs(problem.logs_b))
+    both = zip(clusters.rows, clusters.cols, strict=True)
+    return UNIT * np.array([doubt_a[r].sum() + doubt_b[c].sum() for r, c in both])
+
+
+def _accurate_masses(logs: np.ndarray) -> tuple[np.ndarray, float]:
+    """Weights in extended precision (where the machine has it), and the error of any sum."""
+    masses = np.exp(logs.astype(np.longdouble) - np.longdouble(logs.max()))
+    unit = float(np.finfo(np.longdouble).eps)
+    return masses / masses.sum(), (24 + len(logs) / 64) * unit + 1e-300
+
+
+def _crossing(order: int, clusters: _Clusters, masses: _Masses, snap: bool) -> _Crossing | None:
+    """Where the excess goes and what that costs; None if clusters are not far enough apart.
+
+    Potentials 0 ≤ f ≤ diam^p, g ≤ 0 exist inside each cluster, so block potentials must satisfy
+    c_k − c_l ≤ nearest^p − diam_k^p =: w_kl. Mass may pass through third clusters (one atom
+    arrives, another leaves), so the cost of crossing is the shortest path for w.
+    """
+    from scipy.sparse.csgraph import floyd_warshall
+
+    size = clusters.diameters**order
+    room = clusters.nearest**order - np.maximum(size[:, None], size[None])
+    np.fill_diagonal(room, 0)
+    if (room < 0).any():
+        return None
+    excess, farthest = masses.excess, clusters.farthest**order
+    reach = float(farthest.max())
+    doubt = masses.error * reach
+    inner = float(np.abs(excess).sum() + masses.error) * float(size.max())
+    give, take = np.flatnonzero(excess > 0), np.flatnonzero(excess < 0)
+    if not len(give) or not len(take):
+        return _Crossing(give[:0], take[:0], excess[:0], doubt, -inner - doubt, 0.0)
+    far = farthest[np.ix_(give, take)]
+    near = floyd_warshall(room)[np.ix_(give, take)]
+    moved = min(float(excess[give].sum()), float(-excess[take].sum()))
+    a, b = excess[give] / excess[give].sum(), excess[take] / excess[take].sum()
+    plan = simplexes(a[None], b[None], far[None] / far.max())[0][0]
+    i, j = np.nonzero(plan)
+    g = simplexes(a[None], b[None], near[None] / near.max())[1][0] * near.max()
+    f = (near - (g - g[0])).min(1)
+    lower = float(a @ f + b @ (g - g[0])) * (1 - 1e-12) * moved - doubt
+    upper = float(plan[i, j] @ far[i, j]) * (1 + 1e-12) * moved + doubt
+    # Weights come from float64: a few units of their last place may be meant to be nothing.
+    certain = max(lower - 16 * UNIT * reach, 0) if snap else max(lower, 0)
+    return _Crossing(
+        give[i], take[j], plan[i, j] * moved, upper, certain - inner, (lower + upper) / 2
+    )
+
+
+def _joined(
+    problem: Problem,
+    clusters: _Clusters,
+    masses: _Masses,
+    crossing: _Crossing,
+    parts: dict[int, Answer],
+    rtol: float,
+) -> Answer:
+    """The parts side by side, and what crosses."""
+    order = problem.order
+    ends = np.array([(p.value, p.lower, p.upper) for p in parts.values()]).reshape(-1, 3).T
+    value, lower, upper = combined(masses.log_common[list(parts)], ends, order)
+    upper = powers_added(upper, max(crossing.upper, 0) ** (1 / order), order) * (1 + 4 * UNIT)
+    if crossing.lower >= 0:
+        lower = powers_added(lower, crossing.lower ** (1 / order), order) * (1 - 4 * UNIT)
+    else:
+        lower = powers_less(lower, (-crossing.lower) ** (1 / order), order)
+    value = powers_added(value, max(crossing.cost, 0) ** (1 / order), order)
+    rows, cols, logs = _joined_plan(problem, clusters, masses, crossing, parts)
+    f, g = _joined_potentials(problem, clusters, parts, crossing)
+    names = {name for p in parts.values() for name in p.method.split(" of ")[-1].split(" + ")}
+    closed = upper - lower <= rtol * upper
+    return Answer(
+        value=np.clip(value, lower, upper),
+        lower=lower,
+        upper=upper,
+        rows=rows,
+        cols=cols,
+        log_mass=logs,
+        f=f,
+        g=g,
+        method=f"clusters of {' + '.join(sorted(names))}",
+        converged=np.all([p.converged for p in parts.values()]) | closed,
+    )
+
+
+def _joined_plan(
+    problem: Problem,
+    clusters: _Clusters,
+    masses: _Masses,
+    crossing: _Crossing,
+    parts: dict[int, Answer],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rows = [clusters.rows[k][p.rows] for k, p in parts.items()]
+    cols = [clusters.cols[k][p.cols] for k, p in parts.items()]
+    logs = [p.log_mass + masses.log_common[k] for k, p in parts.items()]
+    for k, m, moved in zip(crossing.sources, crossing.targets, crossing.mass, strict=True):
+        source, target = clusters.rows[k], clusters.cols[m]
+        i, j, mass = monotone_plan(problem.a[source], problem.b[target])
+        kept = mass > 0
+        rows.append(source[i[kept]])
+        cols.append(target[j[kept]])
+        logs.append(np.log(mass[kept]) + math.log(moved))
+    return np.concatenate(rows), np.concatenate(cols), np.concatenate(logs)
+
+
+def _joined_potentials(
+    problem: Problem, clusters: _Clusters, parts: dict[int, Answer], crossing: _Crossing
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Potentials of the clusters side by side, shifted to g ≤ 0: feasible across them too."""
+    if len(crossing.mass) or any(p.f is None for p in parts.values()):
+        return None, None
+    f, g = np.zeros(problem.n), np.zeros(problem.m)
+    for k, part in parts.items():
+        assert part.f is not None
+        assert part.g is not None
+        top = part.g.max()
+        f[clusters.rows[k]], g[clusters.cols[k]] = part.f + top, part.g - top
+    return f, g

@@ -1,0 +1,394 @@
+"""Large problems to a proven gap: a sparse simplex on few arcs, and pricing of all of them.
+
+An optimal plan uses n + m − 1 of the n m arcs. Potentials of a coarser problem show where they
+lie; the simplex is solved on the arcs with the smallest reduced costs; all pairs are priced,
+nothing n × m is stored; what violates is added. Pricing makes the potentials feasible, so each
+round ends with a certified interval, and the gap says when to stop.
+
+Coarser problems are nested: a quarter of the atoms, drawn by weight, with the mass of what lies
+nearest to them, and so on down to a size that is solved densely.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import pathlib
+import time
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from meanfield.transport.certificate import Answer, Plan, centred, certify, log_masses, narrower
+from meanfield.transport.plans.exact import simplexes, sparse_simplex
+from meanfield.transport.plans.formulas import monotone_plan, widest_direction
+from meanfield.transport.plans.pricing import Prices, Pricing
+from meanfield.transport.problem import Problem, costs_between
+
+__all__ = ["solve_columns"]
+
+_DENSE = 400  # atoms of the coarsest problem, at most
+_COARSER = 4  # times fewer atoms from level to level
+_COARSE_GAP = 2e-3  # of W₂² on a coarser level: potentials are right that far at best
+_COARSE_ROUNDS = 4
+_TREE_DIM = 6  # up to here a tree finds neighbours faster than products do
+_FIRST_ARCS = 16
+_NEW_ARCS = 8  # of a row and a round
+_COLUMN_ARCS = 64  # heavy atoms are asked for by many rows
+_ROUNDS = 40
+_CEILING = 1e3  # over the gap: where arcs are all there and the gap is the simplex's tolerance
+_MOST_SLACK = 0.1  # of the gap asked for
+_GROWTH = 1.7  # exponent of the simplex's time in its number of arcs, measured 1.5 to 1.8
+
+
+def solve_columns(
+    problem: Problem,
+    *,
+    rtol: float,
+    deadline: float = math.inf,
+    device: str = "cpu",
+    checkpoint: str | os.PathLike[str] | None = None,
+) -> Answer:
+    """W₂ with a proven gap, in memory proportional to (n + m) · 100 and a block.
+
+    Args:
+        problem: one problem, p = 2.
+        rtol: gap at which to stop, relative to W₂.
+        deadline: of `time.perf_counter`; no step is begun that would probably end later. The
+            best interval so far is returned, unconverged: it may be the plan and the potentials
+            of a coarser level, carried over to all atoms.
+        device: where to price; the simplex is on the CPU.
+        checkpoint: a file that holds the state after every round, and from which to go on.
+
+    Raises:
+        ValueError: if the file belongs to another problem.
+    """
+    clock = _Clock(deadline)
+    file = None if checkpoint is None else _Checkpoint(pathlib.Path(checkpoint), problem)
+    stored = None if file is None else file.load()
+    if stored is not None:
+        pricing = Pricing(problem.x, problem.y, device=device)
+        g = centred(stored[1], problem.b)
+        prices = pricing(g, 1)
+        rounds = _Rounds(problem, prices.minima, g, prices.slack, stored[0], device, clock, file)
+        return rounds.run(rtol, _ROUNDS)
+    levels = _levels(problem, device)
+    coarse = levels[0]
+    costs = costs_between(coarse.problem.x, coarse.problem.y, 2)
+    unit = max(float(costs.max()), 1e-300)
+    masses, g = simplexes(coarse.problem.a[None], coarse.problem.b[None], costs[None] / unit)
+    f = (costs - centred(g[0], coarse.problem.b) * unit).min(1)
+    rows, cols = np.nonzero(masses[0])
+    plan = Plan(rows, cols, log_masses(masses[0][rows, cols]))
+    for finer in levels[1:]:
+        start = time.perf_counter()
+        if not clock.allows_pass(finer.problem.pairs):
+            break
+        f, g, arcs, slack = _carried(coarse.problem, f, finer.problem, device)
+        clock.note_pass(finer.problem.pairs, time.perf_counter() - start)
+        if not clock.allows(len(arcs)):
+            break
+        is_finest = finer is levels[-1]
+        own_file = file if is_finest else None
+        rounds = _Rounds(finer.problem, f, g, slack, arcs, device, clock, own_file)
+        if is_finest:
+            return rounds.run(rtol, _ROUNDS)
+        answer = rounds.run(_COARSE_GAP, _COARSE_ROUNDS)
+        assert answer.f is not None
+        plan, f = Plan(answer.rows, answer.cols, answer.log_mass), answer.f
+        coarse = finer
+    return _spread(problem, coarse, plan, f, device, rtol)
+
+
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """A coarser problem, and to which of its atoms each atom of the whole belongs."""
+
+    problem: Problem
+    row_of: np.ndarray
+    col_of: np.ndarray
+
+
+def _levels(problem: Problem, device: str) -> list[_Level]:
+    """From coarse to fine; the last one is the problem itself."""
+    generator = np.random.default_rng(0)
+    # Drawn by weight, without replacement: uniform draws miss the heavy atoms and stall.
+    order_x, order_y = (
+        np.argsort(-(logs + generator.gumbel(size=len(logs))))
+        for logs in (problem.log_a, problem.log_b)
+    )
+    rows, cols = np.arange(problem.n), np.arange(problem.m)
+    levels = [_Level(problem, rows, cols)]
+    n, m = problem.n, problem.m
+    while max(n, m) > _DENSE:
+        n, m = (size if size <= _DENSE // 2 else size // _COARSER for size in (n, m))
+        kept_rows, kept_cols = np.sort(order_x[:n]), np.sort(order_y[:m])
+        places = np.searchsorted(rows, kept_rows), np.searchsorted(cols, kept_cols)
+        levels.append(_coarsened(levels[-1], *places, device))
+        rows, cols = kept_rows, kept_cols
+    if len(levels) == 1:
+        levels.append(levels[0])
+    return levels[::-1]
+
+
+def _coarsened(level: _Level, rows: np.ndarray, cols: np.ndarray, device: str) -> _Level:
+    """Some of the atoms of a level, with the mass of those that lie nearest to them."""
+    finer = level.problem
+    x, y = finer.x[rows], finer.y[cols]
+    row_of, col_of = _closest(finer.x, x, device), _closest(finer.y, y, device)
+    log_a = np.log(np.bincount(row_of, finer.a, len(x)) + 1e-300)
+    log_b = np.log(np.bincount(col_of, finer.b, len(y)) + 1e-300)
+    coarser = Problem(x, y, log_a, log_b, finer.exponent)
+    return _Level(coarser, row_of[level.row_of], col_of[level.col_of])
+
+
+def _closest(points: np.ndarray, centres: np.ndarray, device: str) -> np.ndarray:
+    if len(points) == len(centres):
+        return np.arange(len(points))
+    if points.shape[1] <= _TREE_DIM:
+        from scipy.spatial import cKDTree
+
+        return cKDTree(centres).query(points)[1]
+    return Pricing(points, centres, device=device)(np.zeros(len(centres)), 1).cols
+
+
+def _carried(
+    coarse: Problem, f: np.ndarray, finer: Problem, device: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """Potentials of the coarser problem on the finer one, and arcs that they make cheap."""
+    g = centred(Pricing(finer.y, coarse.x, device=device)(f, 1).minima, finer.b)
+    forth = Pricing(finer.x, finer.y, device=device)(g, _FIRST_ARCS)
+    back = Pricing(finer.y, finer.x, device=device)(forth.minima, _FIRST_ARCS)
+    rows, cols = _staircase(finer)
+    arcs = np.concatenate([_arcs(forth, finer), back.cols * finer.m + back.rows])
+    arcs = np.unique(np.append(arcs, rows * finer.m + cols))
+    return forth.minima, back.minima, arcs, back.slack
+
+
+def _arcs(prices: Prices, problem: Problem) -> np.ndarray:
+    return prices.rows * problem.m + prices.cols
+
+
+@dataclass
+class _Clock:
+    """Whether there is time for a step, from how long the last one of its kind took."""
+
+    deadline: float
+    _seconds: float = 0.0
+    _arcs: int = 1
+    _seconds_per_pair: float = 0.0
+
+    def allows(self, arcs: int) -> bool:
+        """A simplex on so many arcs."""
+        return self._is_before(self._seconds * (arcs / self._arcs) ** _GROWTH)
+
+    def note(self, arcs: int, seconds: float) -> None:
+        """A simplex took so long."""
+        self._seconds, self._arcs = seconds, arcs
+
+    def allows_pass(self, pairs: int) -> bool:
+        """Pricing of a level."""
+        return self._is_before(self._seconds_per_pair * pairs)
+
+    def note_pass(self, pairs: int, seconds: float) -> None:
+        """Pricing of a level took so long."""
+        self._seconds_per_pair = seconds / pairs
+
+    def _is_before(self, expected: float) -> bool:
+        return time.perf_counter() + expected < self.deadline
+
+
+class _Checkpoint:
+    """The active columns and potentials of the finest level, in a file replaced atomically."""
+
+    def __init__(self, path: pathlib.Path, problem: Problem) -> None:
+        arrays = (problem.x, problem.y, problem.log_a, problem.log_b, problem.exponent)
+        digest = hashlib.sha256()
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).tobytes())
+        self._path, self._problem = path, digest.hexdigest()
+
+    def load(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Arcs and g, or None before the first round."""
+        if not self._path.exists():
+            return None
+        with np.load(self._path) as stored:
+            if str(stored["problem"]) != self._problem:
+                raise ValueError(
+                    f"checkpoint: expected the state of this problem, got that of another one in "
+                    f"{self._path}; give another path, or remove the file"
+                )
+            return stored["arcs"], stored["g"]
+
+    def save(self, arcs: np.ndarray, g: np.ndarray) -> None:
+        """After a round."""
+        partial = self._path.with_name(f"{self._path.name}.{os.getpid()}.partial")
+        with partial.open("wb") as file:
+            np.savez(file, problem=self._problem, arcs=arcs, g=g)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self._path)
+
+
+@dataclass
+class _Rounds:
+    """The rounds on one level. f and g are feasible up to `slack`; arcs are i m + j."""
+
+    problem: Problem
+    f: np.ndarray
+    g: np.ndarray
+    slack: float
+    arcs: np.ndarray
+    device: str
+    clock: _Clock
+    file: _Checkpoint | None
+    best: Answer | None = field(default=None, init=False)
+    ceiling: float = field(default=math.inf, init=False)  # of reduced costs
+
+    def run(self, rtol: float, rounds: int) -> Answer:
+        """Solve on the arcs, price all pairs, add what violates; until the interval closes."""
+        problem = self.problem
+        pricing = Pricing(problem.x, problem.y, device=self.device)
+        for k in range(rounds):
+            if k and not self.clock.allows(len(self.arcs)):
+                break
+            start = time.perf_counter()
+            plan, g = self._on_arcs()
+            f = self._certified(pricing, plan, g, rtol)
+            self.clock.note(len(self.arcs), time.perf_counter() - start)
+            new = np.setdiff1d(_few_arcs(self._prices, f, problem), self.arcs)
+            if self._best.converged or (not len(new) and self.ceiling <= self._ceiling()):
+                break
+            self.ceiling = math.inf if len(new) else self._ceiling()
+            self.arcs = np.union1d(self.arcs, new)
+            if self.file is not None:
+                self.file.save(self.arcs, self.g)
+        if self._best.width <= rtol:
+            self.best = replace(self._best, converged=np.asarray(True))
+        return self._best
+
+    @property
+    def _best(self) -> Answer:
+        assert self.best is not None
+        return self.best
+
+    def _certified(
+        self, pricing: Pricing, plan: Plan, found: tuple[np.ndarray, np.ndarray], rtol: float
+    ) -> np.ndarray:
+        """Price with the potentials of the simplex, keep what is best; its f on the rows."""
+        problem = self.problem
+        f, g = found
+        middle = g - centred(g, problem.b)
+        f, g = f + middle[0], g - middle
+        prices = pricing(g, _NEW_ARCS, f)
+        moved = problem.moved(plan.rows, plan.cols)
+        if prices.slack > _MOST_SLACK * rtol * float((np.exp(plan.log_mass) * moved**2).sum()):
+            prices = pricing.precise(g, _NEW_ARCS, f)
+        self._prices = prices
+
+        def answer(potentials: tuple[np.ndarray, np.ndarray], slack: float) -> Answer:
+            # A quarter: the interval, rounding included, is to be narrower than rtol.
+            return certify(
+                problem, plan, potentials, method="column generation", rtol=rtol / 4, slack=slack
+            )
+
+        latest = answer((prices.minima, g), prices.slack)
+        old = self.best if self.best is not None else answer((self.f, self.g), self.slack)
+        self.best = narrower(latest, old, rtol / 4)
+        assert self.best.f is not None
+        assert self.best.g is not None
+        self.f, self.g = self.best.f, self.best.g
+        return f
+
+    def _ceiling(self) -> float:
+        """A multiple of the gap: below it the tolerance of the simplex is finer."""
+        rows, cols, mass = self._best.rows, self._best.cols, np.exp(self._best.log_mass)
+        moved = self.problem.moved(rows, cols)
+        return _CEILING * float(mass @ np.maximum(moved**2 - self.f[rows] - self.g[cols], 0))
+
+    def _on_arcs(self) -> tuple[Plan, tuple[np.ndarray, np.ndarray]]:
+        """The simplex on reduced costs: four times faster than on costs, and more accurate.
+
+        Most reduced costs of arcs that matter are small, so they, and not the artificial arcs,
+        lead the way; and its tolerance is relative to the largest of them.
+        """
+        problem, f, g = self.problem, self.f, self.g
+        rows, cols = np.divmod(self.arcs, problem.m)
+        costs = np.square(problem.x[rows] - problem.y[cols]).sum(-1)
+        reduced = np.clip(costs - f[rows] - g[cols], 0, self.ceiling)
+        found = sparse_simplex(problem.a, problem.b, (rows, cols, reduced))
+        plan = Plan(found.rows, found.cols, log_masses(found.mass))
+        return plan, (found.f + f, np.where(np.isfinite(found.g), found.g, 0.0) + g)
+
+
+def _few_arcs(prices: Prices, f: np.ndarray, problem: Problem) -> np.ndarray:
+    """The most violated arcs, at most a few in each row (as priced) and then in each column."""
+    rows, cols = prices.rows, prices.cols
+    order = np.lexsort((prices.values - f[rows], cols))
+    starts = np.flatnonzero(np.diff(cols[order], prepend=-1))
+    rank = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
+    kept = order[rank < _COLUMN_ARCS]
+    return rows[kept] * problem.m + cols[kept]
+
+
+def _staircase(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """A feasible coupling: monotone along the direction in which the clouds are widest."""
+    direction = widest_direction(problem)
+    order_x, order_y = (np.argsort(t @ direction) for t in (problem.x, problem.y))
+    i, j, _ = monotone_plan(problem.a[order_x], problem.b[order_y])
+    # Both ways around a corner, so that rounding of the sums cannot cut the staircase.
+    rows = np.concatenate([i, i[:-1], i[1:]])
+    cols = np.concatenate([j, j[1:], j[:-1]])
+    return order_x[rows], order_y[cols]
+
+
+def _spread(
+    problem: Problem, level: _Level, plan: Plan, f: np.ndarray, device: str, rtol: float
+) -> Answer:
+    """Plan and potentials of a coarser level carried over to all atoms.
+
+    What the coarse plan moves from group k to group l is split over their atoms, in the order of
+    their projections on the widest direction.
+    """
+    g = centred(Pricing(problem.y, level.problem.x, device=device)(f, 1).minima, problem.b)
+    prices = Pricing(problem.x, problem.y, device=device)(g, 1)
+    along = widest_direction(problem)
+    x, y = problem.x @ along, problem.y @ along
+    from_x, from_y = level.problem.x @ along, level.problem.y @ along
+    coarse_mass = np.exp(plan.log_mass)
+    entry_of_row, rows, mass_of_row = _within(
+        np.lexsort((from_y[plan.cols], plan.rows)),
+        coarse_mass,
+        np.lexsort((x, level.row_of)),
+        problem.a,
+    )
+    entry_of_col, cols, mass_of_col = _within(
+        np.lexsort((from_x[plan.rows], plan.cols)),
+        coarse_mass,
+        np.lexsort((y, level.col_of)),
+        problem.b,
+    )
+    i, j, mass = _within(
+        np.lexsort((x[rows], entry_of_row)),
+        mass_of_row,
+        np.lexsort((y[cols], entry_of_col)),
+        mass_of_col,
+    )
+    return certify(
+        problem,
+        Plan(rows[i], cols[j], np.log(mass)),
+        (prices.minima, g),
+        method="column generation",
+        rtol=rtol / 4,
+        slack=prices.slack,
+    )
+
+
+def _within(
+    first: np.ndarray, masses: np.ndarray, second: np.ndarray, others: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The monotone plan in two given orders, in the numbering before ordering."""
+    i, j, mass = monotone_plan(masses[first], others[second])
+    kept = mass > 0
+    return first[i[kept]], second[j[kept]], mass[kept]

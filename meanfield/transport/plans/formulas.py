@@ -1,0 +1,302 @@
+"""Plans that need no solver: one atom, two atoms each, the line, equal order along every axis."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from meanfield.transport.certificate import Answer, Plan, centred, certify, feasible
+from meanfield.transport.plans.pricing import Pricing
+from meanfield.transport.problem import UNIT, Problem, costs_between
+
+__all__ = [
+    "closed_form",
+    "identity",
+    "monotone_plan",
+    "same_order",
+    "solve_one_atom",
+    "solve_two_atoms",
+    "widest_direction",
+]
+
+_LONG = np.longdouble
+_LONG_UNIT = float(np.finfo(_LONG).eps)
+_PROBES = 64  # atoms that tell whether nearest neighbours can prove the identity
+# Products find neighbours in 0.5 s at n = 10,000, a tree in 0.01 to 0.3 s below this dimension and
+# in 1 to 8 s above it, unless the atoms hardly move.
+_TREE_DIM = 24
+_PRODUCTS = 400_000_000  # pairs; beyond, n log n wins after all
+_UNSAFE = 1e-140  # distances whose squares underflow inside a tree
+
+
+def closed_form(problem: Problem, *, rtol: float) -> Answer | None:
+    """The answer of one problem where there is a formula for it, otherwise None."""
+    if problem.n == 1 or problem.m == 1:
+        return solve_one_atom(problem, rtol=rtol)
+    if problem.n == problem.m == problem.order == 2:
+        return solve_two_atoms(problem[None], rtol=rtol)[0]
+    return solve_line(problem, rtol=rtol) if problem.dim == 1 else None
+
+
+def solve_one_atom(problem: Problem, *, rtol: float) -> Answer:
+    """W_p^p = Σᵢ aᵢ ‖xᵢ − y‖^p: there is one coupling only."""
+    shape = problem.costs.shape[:-2]
+    many = np.zeros((*shape, problem.pairs), np.int64) + np.arange(problem.pairs)
+    none, zero = np.zeros_like(many), np.zeros((*shape, 1))
+    if problem.m == 1:
+        plan = Plan(many, none, problem.logs_a, -math.inf)
+        potentials = problem.costs[..., 0], zero
+    else:
+        plan = Plan(none, many, problem.logs_b, -math.inf)
+        potentials = zero, problem.costs[..., 0, :]
+    return certify(problem, plan, potentials, method="one atom", rtol=rtol, is_optimal=True)
+
+
+def solve_two_atoms(problem: Problem, *, rtol: float) -> Answer:
+    """A batch with two atoms each, p = 2.
+
+    The cost is linear in π₁₁ with slope −2⟨x₁ − x₂, y₁ − y₂⟩, so an end of its range is optimal:
+    partners share what both have, and the excess crosses. It is the difference of the *light*
+    weights, never of the heavy ones: 1 − e^{−900} is stored as 1.
+    """
+    x, y, log_a = problem.x, problem.y, problem.logs_a
+    flip = ((x[:, 0] - x[:, 1]) * (y[:, 0] - y[:, 1])).sum(-1) < 0
+    partner = np.where(flip[:, None], [1, 0], [0, 1])  # (b, 2)
+    mine, theirs = log_a, np.take_along_axis(problem.logs_b, partner, -1)
+    light = np.maximum(mine, theirs).argmin(-1)[:, None]
+    light_a, light_b = (np.take_along_axis(t, light, -1)[:, 0] for t in (mine, theirs))
+    top, gap = np.maximum(light_a, light_b), light_a - light_b
+    with np.errstate(divide="ignore"):
+        excess = np.where(gap == 0, -math.inf, top + np.log(-np.expm1(-np.abs(gap))))
+    sender = np.where(gap > 0, light[:, 0], 1 - light[:, 0])[:, None]
+    rows = np.concatenate([np.broadcast_to([0, 1], partner.shape), sender], -1)
+    receiver = np.take_along_axis(partner, 1 - sender, -1)
+    cols = np.concatenate([partner, receiver], -1)
+    logs = np.concatenate([np.minimum(mine, theirs), excess[:, None]], -1)
+    equal = (problem.log_a == np.take_along_axis(problem.log_b, partner, -1)).all(-1)
+    doubt = np.where(equal, -math.inf, top + np.log(16 * UNIT * (1 + np.abs(top))))
+    # The entry that crosses is tight too, which fixes g: f of its sender is 0.
+    g = np.empty_like(problem.logs_b)
+    ways = [problem.costs[np.arange(len(x)), sender[:, 0], t[:, 0]] for t in (cols, receiver)]
+    own = np.take_along_axis(partner, sender, -1)
+    ways[0] = np.take_along_axis(problem.costs[np.arange(len(x)), sender[:, 0]], own, -1)[:, 0]
+    np.put_along_axis(g, own, ways[0][:, None], -1)
+    np.put_along_axis(g, receiver, ways[1][:, None], -1)
+    return certify(
+        problem,
+        Plan(rows, cols, logs, doubt),
+        feasible(problem.costs, g, problem.b),
+        method="two atoms",
+        rtol=rtol,
+        is_optimal=True,
+    )
+
+
+def solve_line(problem: Problem, *, rtol: float) -> Answer:
+    """d = 1: the monotone coupling, W_p^p = ∫₀¹ |F⁻¹(t) − G⁻¹(t)|^p dt."""
+    order_x, order_y = (np.argsort(t[:, 0], kind="stable") for t in (problem.x, problem.y))
+    sorted_a, sorted_b = problem.log_a[order_x], problem.log_b[order_y]
+    is_matched = problem.n == problem.m and np.array_equal(sorted_a, sorted_b)
+    i, j, mass = monotone_plan(problem.a[order_x], problem.b[order_y])
+    f, g, slack = _staircase_potentials(problem, (order_x, order_y), (i, j), problem.x, problem.y)
+    if is_matched:
+        plan = Plan(order_x, order_y, problem.logs_a[order_x], -math.inf)
+    else:
+        kept = mass > 0
+        plan = Plan(order_x[i[kept]], order_y[j[kept]], np.log(mass[kept]))
+    return certify(
+        problem, plan, (f, g), method="line", rtol=rtol, slack=slack, is_optimal=is_matched
+    )
+
+
+def same_order(problem: Problem, *, rtol: float, device: str) -> Answer | None:
+    """Clouds that one coupling orders alike along every axis of a basis; None if there is none.
+
+    Such a coupling is optimal for every axis by itself, so it is for their sum: f and g are the
+    sums of the potentials of the axes. Translations and coordinatewise maps are ordered alike
+    along the axes themselves; an affine image under a symmetric positive matrix along its
+    eigenvectors, which the two covariances give [Gelbrich 1990].
+    """
+    if problem.order != 2:
+        return None
+    centre = problem.x.mean(0)
+    for basis in (None, _optimal_axes(problem)):
+        x, y = problem.x - centre, problem.y - centre
+        if basis is not None:
+            x, y = x @ basis, y @ basis
+        found = _ordered_alike(problem, x, y)
+        if found is None:
+            continue
+        plan, f, g, slack = found
+        # Coordinates turned by the basis are right to d u, and it is orthonormal to d u.
+        slack += 16 * (problem.dim + 4) ** 2 * UNIT * float(problem.diameter) ** 2
+        answer = certify(problem, plan, (f, g), method="same order", rtol=rtol / 4, slack=slack)
+        if answer.width > rtol:  # that is the price of not pricing all pairs
+            g = centred(g, problem.b)
+            prices = Pricing(problem.x, problem.y, device=device)(g, 1)
+            answer = certify(
+                problem,
+                plan,
+                (prices.minima, g),
+                method="same order",
+                rtol=rtol / 4,
+                slack=prices.slack,
+            )
+        if answer.converged:
+            return answer
+    return None
+
+
+def identity(problem: Problem, *, rtol: float, device: str, probe: bool = True) -> Answer | None:
+    """The coupling of xᵢ with yᵢ, and nearest neighbours against it; None where a probe fails.
+
+    If yᵢ is a nearest point of ν to xᵢ for every i (or the mirror image), then g = 0 and
+    fᵢ = ‖xᵢ − yᵢ‖^p are feasible and the coupling is optimal for every common weight vector.
+    [CAP24, Lemma B.3] is the special case of displacements below half the separation.
+    """
+    index = np.arange(problem.n)
+    moved = problem.moved(index, index)
+    plan = Plan(index, index, problem.logs_a, -math.inf)
+    zero, best = np.zeros(problem.n), None
+    for mirror in (False, True):
+        points, queries = (problem.x, problem.y) if mirror else (problem.y, problem.x)
+        if probe and not _may_be_nearest(points, queries, moved, problem.logs_a, rtol):
+            continue
+        nearest = _nearest(points, queries, moved, device) ** problem.order
+        potentials = (zero, nearest) if mirror else (nearest, zero)
+        answer = certify(problem, plan, potentials, method="identity", rtol=rtol)
+        best = answer if best is None or answer.lower > best.lower else best
+        if best.converged:
+            break
+    return best
+
+
+def monotone_plan(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """North-west staircase between cumulative weights, all at once; every step, also without mass.
+
+    Cumulative weights are summed in extended precision where the machine has it.
+    """
+    ends_a, ends_b = np.cumsum(a, dtype=_LONG), np.cumsum(b, dtype=_LONG)
+    ends = np.concatenate([ends_a / ends_a[-1], ends_b / ends_b[-1]])
+    order = np.argsort(ends, kind="stable")  # two sorted runs: one merge
+    mass = np.diff(ends[order], prepend=_LONG(0)).astype(np.float64)
+    from_a = order < len(a)
+    i = np.minimum(np.cumsum(from_a) - from_a, len(a) - 1)
+    j = np.minimum(np.cumsum(~from_a) - ~from_a, len(b) - 1)
+    return i, j, mass
+
+
+def widest_direction(problem: Problem) -> np.ndarray:
+    """The direction in which the two clouds together are widest."""
+    points = np.concatenate([problem.x, problem.y])
+    points = points - points.mean(0)
+    return np.linalg.eigh(points.T @ points)[1][:, -1]
+
+
+def _staircase_potentials(
+    problem: Problem,
+    orders: tuple[np.ndarray, np.ndarray],
+    steps: tuple[np.ndarray, np.ndarray],
+    x: np.ndarray,
+    y: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """f and g that are tight along a staircase on the line, and how far they may be infeasible.
+
+    Between sorted points the cost has the Monge property, so what is tight along one staircase is
+    feasible everywhere. From one step to the next f gains C(i′, j) − C(i, j), and g gains
+    C(i′, j′) − C(i′, j).
+    """
+    (order_x, order_y), (i, j) = orders, steps
+    along, beside = x[order_x, 0].astype(_LONG), y[order_y, 0].astype(_LONG)
+
+    def cost(rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+        return np.abs(along[rows] - beside[cols]) ** problem.order
+
+    gain_f = cost(i[1:], j[:-1]) - cost(i[:-1], j[:-1])
+    gain_g = cost(i[1:], j[1:]) - cost(i[1:], j[:-1])
+    first = cost(i[:1], j[:1])
+    f, g = np.zeros(problem.n, _LONG), np.zeros(problem.m, _LONG)
+    f[order_x[i]] = np.concatenate([[0], np.cumsum(gain_f)])
+    g[order_y[j]] = np.concatenate([first, first + np.cumsum(gain_g)])
+    middle = np.median(g)
+    f, g = f + middle, g - middle
+    size = float(max(np.abs(f).max(), np.abs(g).max()) + problem.diameter**problem.order)
+    slack = 8 * len(i) * _LONG_UNIT * size
+    return f.astype(np.float64), g.astype(np.float64), slack
+
+
+def _optimal_axes(problem: Problem) -> np.ndarray:
+    """Eigenvectors of the optimal linear map between the covariances of the clouds."""
+    roots = []
+    for points, weights in ((problem.x, problem.a), (problem.y, problem.b)):
+        centre = points - weights @ points
+        roots.append((centre * weights[:, None]).T @ centre)
+    values, vectors = np.linalg.eigh(roots[0])
+    # A^½ (A^½ B A^½)^½ A^½ has the wanted A^−½ … A^−½ only without directions of no extent.
+    sizes = np.sqrt(np.maximum(values, 1e-14 * max(values.max(), 1e-300)))
+    half, back = (vectors * sizes) @ vectors.T, (vectors / sizes) @ vectors.T
+    inner_values, inner = np.linalg.eigh(half @ roots[1] @ half)
+    middle = (inner * np.sqrt(np.maximum(inner_values, 0))) @ inner.T
+    return np.linalg.eigh(back @ middle @ back)[1]
+
+
+def _ordered_alike(
+    problem: Problem, x: np.ndarray, y: np.ndarray
+) -> tuple[Plan, np.ndarray, np.ndarray, float] | None:
+    """The plan along the widest axis and potentials (f, g, slack), if all axes agree with it."""
+    widest = int(np.ptp(x, axis=0).argmax())
+    order_x, order_y = (np.argsort(t[:, widest], kind="stable") for t in (x, y))
+    sorted_a, sorted_b = problem.log_a[order_x], problem.log_b[order_y]
+    if problem.n == problem.m and np.array_equal(sorted_a, sorted_b):
+        plan = Plan(order_x, order_y, problem.logs_a[order_x])
+    else:
+        i, j, mass = monotone_plan(problem.a[order_x], problem.b[order_y])
+        kept = mass > 4 * UNIT * (1 / problem.n + 1 / problem.m)
+        plan = Plan(order_x[i[kept]], order_y[j[kept]], np.log(mass[kept]))
+    for axis in range(x.shape[1]):
+        order = np.lexsort((y[plan.cols, axis], x[plan.rows, axis]))
+        if (np.diff(y[plan.cols[order], axis]) < 0).any():
+            return None
+    f, g, slack = np.zeros(problem.n), np.zeros(problem.m), 0.0
+    for axis in range(x.shape[1]):
+        mine, theirs = x[:, axis : axis + 1], y[:, axis : axis + 1]
+        orders = np.argsort(mine[:, 0], kind="stable"), np.argsort(theirs[:, 0], kind="stable")
+        i, j, _ = monotone_plan(problem.a[orders[0]], problem.b[orders[1]])
+        own_f, own_g, own_slack = _staircase_potentials(problem, orders, (i, j), mine, theirs)
+        f, g, slack = f + own_f, g + own_g, slack + own_slack
+    return plan, f, g, slack
+
+
+def _may_be_nearest(
+    points: np.ndarray,
+    queries: np.ndarray,
+    moved: np.ndarray,
+    logs: np.ndarray,
+    rtol: float,
+) -> bool:
+    """Whether a few atoms, the heavier the likelier, have their partners nearest to them."""
+    draws = logs + np.random.default_rng(0).gumbel(size=len(logs))
+    few = np.argpartition(-draws, min(_PROBES, len(draws)) - 1)[:_PROBES]
+    nearest = costs_between(queries[few], points, 2).min(-1)
+    squares = moved[few] ** 2
+    return bool((squares - np.minimum(nearest, squares)).sum() <= 4 * rtol * squares.sum())
+
+
+def _nearest(
+    points: np.ndarray, queries: np.ndarray, moved: np.ndarray, device: str
+) -> np.ndarray:
+    """min_j ‖qᵢ − p_j‖ or less, at most moved[i]."""
+    if points.shape[1] >= _TREE_DIM and len(points) * len(queries) <= _PRODUCTS:
+        squares = moved**2
+        prices = Pricing(queries, points, device=device).precise(np.zeros(len(points)), 2, squares)
+        return np.sqrt(np.clip(prices.minima, 0.0, squares))
+    from scipy.spatial import cKDTree
+
+    # Without balancing and compacting: the tree is used once, and duplicates do not hurt it.
+    tree = cKDTree(points, balanced_tree=False, compact_nodes=False)
+    reach = float(moved.max()) * (1 + 1e-12)
+    found, _ = tree.query(queries, distance_upper_bound=max(reach, _UNSAFE))
+    # The tree squares: what it finds below 1e-154 it may have lost, and what is not found is 0.
+    found = np.where(found > 2 * _UNSAFE, found, 0.0)
+    return np.minimum(found, moved)

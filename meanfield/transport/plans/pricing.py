@@ -1,0 +1,228 @@
+"""Pricing: the smallest C_ij − g_j of every row, out of all pairs, without storing C.
+
+Two ways. In low dimension the rows are cut into cells of a few dozen points: what a column costs
+at the centre of a cell tells for all points of the cell whether it can be the cheapest, and few
+columns can. Where many can, blocks of rows are priced against all columns by matrix products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meanfield.transport.problem import UNIT
+
+__all__ = ["Prices", "Pricing"]
+
+_BLOCK = 1 << 21  # costs held at once
+_SMALL_CELL = 32
+_PROBES = 8  # cells from which the share of columns that can be cheapest is judged
+_SHARE = 0.12  # above it, whole blocks are faster
+
+
+class Prices(NamedTuple):
+    """Row minima of C − g, and the arcs asked for with their C_ij − g_j."""
+
+    minima: np.ndarray
+    rows: np.ndarray
+    cols: np.ndarray
+    values: np.ndarray
+    slack: float  # how far a minimum may lie above the true one
+
+
+class _Cell(NamedTuple):
+    points: Tensor  # indices
+    centre: Tensor
+    radius: float
+
+
+class Pricing:
+    """Two clouds to be priced again and again.
+
+    Args:
+        x: points of the rows, shape (n, d).
+        y: points of the columns, shape (m, d).
+        device: where to price.
+    """
+
+    def __init__(self, x: np.ndarray, y: np.ndarray, *, device: str = "cpu") -> None:
+        centre = x.mean(0)
+        self._original = tuple(torch.as_tensor(t, device=device) for t in (x, y))
+        self.x, self.y = (torch.as_tensor(t - centre, device=device) for t in (x, y))
+        self._squares_x, self._squares_y = self.x.square().sum(-1), self.y.square().sum(-1)
+        self._targets = self.y.T.contiguous()
+        longest = float(self._squares_x.max().sqrt() + self._squares_y.max().sqrt())
+        self._size = longest**2
+
+    def __call__(self, g: np.ndarray, count: int, ceiling: np.ndarray | None = None) -> Prices:
+        """The minimum of every row, and `count` cheap arcs of it, the cheapest among them.
+
+        Costs come from products of centred coordinates, right to `slack`.
+
+        Args:
+            g: potential of the columns, shape (m,).
+            count: arcs wanted of every row.
+            ceiling: shape (n,); only arcs with C_ij − g_j below it, beyond rounding.
+        """
+        offset, slack = self._prepared(g)
+        top = None
+        if ceiling is not None:
+            top = torch.as_tensor(ceiling, device=self.x.device) - self._squares_x - 4 * slack
+        found = self._found(offset, count, slack, top)
+        rows, cols, values = found.arcs()
+        values += self._squares_x[rows]
+        minima = found.minima + self._squares_x
+        return _prices(minima, rows, cols, values, slack)
+
+    def precise(self, g: np.ndarray, count: int, ceiling: np.ndarray) -> Prices:
+        """The same where costs are small beside the coordinates: a slower pass without slack.
+
+        Costs of the `count` cheapest arcs are taken again from direct differences. All others are
+        above the last of them, up to the slack of the products, which then no longer matters.
+        """
+        offset, slack = self._prepared(g)
+        found = self._found(offset, count, slack, None)
+        rows, cols, rough = found.arcs()
+        x, y = self._original  # centring rounds: differences of 1e-8 would lose half their digits
+        costs = (x[rows] - y[cols]).square().sum(-1)
+        values = costs - torch.as_tensor(g, device=self.x.device)[cols]
+        minima = torch.full_like(found.minima, math.inf)
+        minima.scatter_reduce_(0, rows, values, "amin")
+        if count < len(self.y):
+            others = torch.full_like(minima, -math.inf)
+            others.scatter_reduce_(0, rows, rough, "amax")
+            minima = torch.minimum(minima, others + self._squares_x - 2 * slack)
+        below = values < torch.as_tensor(ceiling, device=self.x.device)[rows]
+        return _prices(minima, rows[below], cols[below], values[below], 0.0)
+
+    def _prepared(self, g: np.ndarray) -> tuple[Tensor, float]:
+        slack = (self.x.shape[1] + 8) * 2 * UNIT * (self._size + float(np.abs(g).max()))
+        return self._squares_y - torch.as_tensor(g, device=self.x.device), slack
+
+    def _found(self, offset: Tensor, count: int, slack: float, top: Tensor | None) -> _Found:
+        found = _Found(len(self.x), min(count, len(self.y)), self.x.device)
+        is_local = self._share(offset, count, slack) <= _SHARE
+        blocks = self._by_cells if is_local else self._by_blocks
+        for rows, cols, costs in blocks(offset, count, slack):
+            found.add(rows, cols, costs, top)
+        return found
+
+    def _by_blocks(
+        self, offset: Tensor, count: int, slack: float
+    ) -> Iterator[tuple[Tensor, None, Tensor]]:
+        step = max(1, _BLOCK // len(self.y))
+        n = len(self.x)
+        # One buffer: pieces that survive between freed blocks would keep the heap from
+        # shrinking, and the peak would be quadratic after all.
+        buffer = torch.empty(min(step, n), len(self.y), dtype=offset.dtype, device=offset.device)
+        everyone = torch.arange(n, device=offset.device)
+        for start in range(0, n, step):
+            rows = everyone[start : start + step]
+            out = buffer[: len(rows)]
+            yield rows, None, torch.addmm(offset, self.x[rows], self._targets, alpha=-2, out=out)
+
+    def _by_cells(
+        self, offset: Tensor, count: int, slack: float
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        step = max(1, _BLOCK // (4 * len(self.y)))
+        for start in range(0, len(self._cells), step):
+            cells = self._cells[start : start + step]
+            for cell, kept in zip(cells, self._eligible(cells, offset, count, slack), strict=True):
+                cols = torch.nonzero(kept).squeeze(-1)
+                costs = torch.addmm(
+                    offset[cols], self.x[cell.points], self._targets[:, cols], alpha=-2
+                )
+                yield cell.points, cols, costs
+
+    def _share(self, offset: Tensor, count: int, slack: float) -> float:
+        """The part of the columns that a row of a typical cell has to look at."""
+        if len(self.x) < 2 * _PROBES * _SMALL_CELL:
+            return 1.0
+        probes = self._cells[:: max(1, len(self._cells) // _PROBES)]
+        return float(self._eligible(probes, offset, count, slack).double().mean())
+
+    def _eligible(self, cells: list[_Cell], offset: Tensor, count: int, slack: float) -> Tensor:
+        """Columns that may be the cheapest of some point of the cell, (cells, m).
+
+        With c the centre, r the radius and h_j = ‖y_j‖² − g_j − 2 ⟨c, y_j⟩, least at j*, column j
+        beats j* at a point within r of c only if h_j − h_j* ≤ 2 r ‖y_j − y_j*‖.
+        """
+        centres = torch.stack([cell.centre for cell in cells])
+        radii = torch.tensor([cell.radius for cell in cells]).to(centres)[:, None]
+        at_centre = torch.addmm(offset, centres, self._targets, alpha=-2)
+        lowest = at_centre.topk(min(count, len(offset)), dim=-1, largest=False)
+        best = lowest.indices[:, 0]
+        moved = torch.addmm(self._squares_y, self.y[best], self._targets, alpha=-2)
+        moved += self._squares_y[best, None] + 4 * slack
+        reach = moved.clamp_(min=0).sqrt_().mul_(2 * radii)
+        # So that `count` columns are left: what the farthest of them costs at the centre.
+        reach.clamp_(min=lowest.values[:, -1:] - lowest.values[:, :1])
+        return at_centre <= reach.add_(lowest.values[:, :1] + 4 * slack)
+
+    @cached_property
+    def _cells(self) -> list[_Cell]:
+        points = self.x.cpu().numpy()
+        cells = []
+        # In the plane, columns at centres and columns left to look at are then equally many.
+        size = max(_SMALL_CELL, round(0.5 * math.sqrt(len(self.y))))
+        for which in _halved(points, np.arange(len(points)), size):
+            inside = points[which]
+            centre = (inside.min(0) + inside.max(0)) / 2
+            radius = float(np.sqrt(np.square(inside - centre).sum(-1).max())) * (1 + 1e-12)
+            index = torch.as_tensor(which, device=self.x.device)
+            cells.append(_Cell(index, torch.as_tensor(centre, device=self.x.device), radius))
+        return cells
+
+
+def _prices(minima: Tensor, rows: Tensor, cols: Tensor, values: Tensor, slack: float) -> Prices:
+    first, second, third, fourth = (t.cpu().numpy() for t in (minima, rows, cols, values))
+    return Prices(first, second, third, fourth, slack)
+
+
+class _Found:
+    """Minima and arcs, collected block by block in arrays made beforehand."""
+
+    def __init__(self, n: int, count: int, device: torch.device) -> None:
+        self._count = count
+        self.minima = torch.empty(n, dtype=torch.float64, device=device)
+        self._cols = torch.full((n, count), -1, dtype=torch.int64, device=device)
+        self._values = torch.empty(n, count, dtype=torch.float64, device=device)
+
+    def add(self, rows: Tensor, cols: Tensor | None, costs: Tensor, top: Tensor | None) -> None:
+        lowest = costs.amin(-1)
+        self.minima[rows] = lowest
+        if top is not None:
+            wanted = lowest < top[rows]
+            if not bool(wanted.any()):
+                return
+            if not bool(wanted.all()):
+                rows, costs = rows[wanted], costs[wanted]
+        many = min(self._count, costs.shape[1])
+        cheap = costs.topk(many, dim=-1, largest=False)
+        chosen = cheap.indices if cols is None else cols[cheap.indices]
+        if top is not None:
+            chosen = torch.where(cheap.values < top[rows, None], chosen, -1)
+        self._cols[rows, :many], self._values[rows, :many] = chosen, cheap.values
+
+    def arcs(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Rows, columns and values of all arcs."""
+        rows, place = torch.nonzero(self._cols >= 0, as_tuple=True)
+        return rows, self._cols[rows, place], self._values[rows, place]
+
+
+def _halved(points: np.ndarray, which: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Cells of at most `size` points, by halving along the widest axis."""
+    if len(which) <= size:
+        yield which
+        return
+    inside = points[which]
+    axis = int(np.ptp(inside, axis=0).argmax())
+    order = which[np.argpartition(inside[:, axis], len(which) // 2)]
+    yield from _halved(points, order[: len(which) // 2], size)
+    yield from _halved(points, order[len(which) // 2 :], size)

@@ -1,0 +1,207 @@
+"""Transport problems in normal form: float64, no absent atoms, coordinates of order one.
+
+Leading axes are a batch of problems of one shape, as everywhere in `torch.linalg`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+__all__ = ["UNIT", "Problem", "balanced", "costs_between", "lengths", "normalised"]
+
+UNIT = 2.0**-53  # unit roundoff of float64
+_SAFE_LENGTH = 1e-140  # below it a square loses digits to underflow
+_LOOPED_PAIRS = 400  # costs of one problem from which on they are worth a call of their own
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Two weighted clouds in a unit in which they span about one; the cost is ‖x − y‖^order.
+
+    Differences xᵢ − y_j are taken before anything is squared, so no common translation matters,
+    and the unit is a power of two, so changing to it rounds nothing.
+
+    Attributes:
+        x: points of μ, shape (..., n, d).
+        y: points of ν, shape (..., m, d).
+        log_a: log-weights of μ as they are stored, shape (..., n), all finite; up to a constant.
+            To take it off would round them: whether weights are the same is asked of these.
+        log_b: log-weights of ν, shape (..., m), likewise.
+        exponent: distances in this problem times 2^exponent are the caller's, shape (...).
+        order: 2 for W₂, 1 for W₁.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    log_a: np.ndarray
+    log_b: np.ndarray
+    exponent: np.ndarray
+    order: int = 2
+
+    @classmethod
+    def of(
+        cls,
+        x: np.ndarray,
+        y: np.ndarray,
+        log_a: np.ndarray,
+        log_b: np.ndarray,
+        *,
+        order: int = 2,
+        exponent: int | np.ndarray = 0,
+    ) -> Problem:
+        """The problem in its own unit; `exponent` is the unit of the coordinates given."""
+        low = np.minimum(x.min(-2), y.min(-2))
+        high = np.maximum(x.max(-2), y.max(-2))
+        span = (high / 2 - low / 2).max(-1)  # halves: the span itself may overflow
+        own = np.where(span > 0, np.frexp(span)[1] + 1, 0)
+        shift = -own[..., None, None]
+        return cls(np.ldexp(x, shift), np.ldexp(y, shift), log_a, log_b, own + exponent, order)
+
+    def __getitem__(self, index: Any) -> Problem:
+        """Some problems of the batch; `None` makes a batch of one."""
+        kept = {f.name: getattr(self, f.name)[index] for f in fields(self) if f.name != "order"}
+        return replace(self, **kept)
+
+    def part(self, rows: np.ndarray, cols: np.ndarray, *, snap: bool) -> Problem:
+        """The problem between two parts, each of mass one, in its own unit."""
+        log_a, log_b = self.log_a[rows], self.log_b[cols]
+        log_b = balanced(log_a, log_b) if snap else log_b
+        x, y = self.x[rows], self.y[cols]
+        return Problem.of(x, y, log_a, log_b, order=self.order, exponent=self.exponent)
+
+    @property
+    def n(self) -> int:
+        """Atoms of μ."""
+        return self.x.shape[-2]
+
+    @property
+    def m(self) -> int:
+        """Atoms of ν."""
+        return self.y.shape[-2]
+
+    @property
+    def dim(self) -> int:
+        """Dimension d."""
+        return self.x.shape[-1]
+
+    @property
+    def pairs(self) -> int:
+        """Entries n m of one matrix of costs."""
+        return self.n * self.m
+
+    @cached_property
+    def logs_a(self) -> np.ndarray:
+        """log aᵢ with Σ aᵢ = 1, shape (..., n); right to a unit in its last place."""
+        return normalised(self.log_a)
+
+    @cached_property
+    def logs_b(self) -> np.ndarray:
+        """log b_j, shape (..., m)."""
+        return normalised(self.log_b)
+
+    @cached_property
+    def a(self) -> np.ndarray:
+        """Weights of μ, shape (..., n): right to a few last places, 0 below e^{−745}."""
+        return _masses(self.logs_a)
+
+    @cached_property
+    def b(self) -> np.ndarray:
+        """Weights of ν, shape (..., m)."""
+        return _masses(self.logs_b)
+
+    @cached_property
+    def is_uniform(self) -> np.ndarray:
+        """Whether both clouds are uniform and of one size, shape (...)."""
+        flat = (np.ptp(self.log_a, -1) == 0) & (np.ptp(self.log_b, -1) == 0)
+        return flat & (self.n == self.m)
+
+    @cached_property
+    def is_paired(self) -> np.ndarray:
+        """Whether atom i of μ and atom i of ν have the same weight, to the last bit."""
+        if self.n != self.m:
+            return np.zeros(self.log_a.shape[:-1], bool)
+        return (self.log_a == self.log_b).all(-1)
+
+    @cached_property
+    def costs(self) -> np.ndarray:
+        """‖xᵢ − y_j‖^order from direct differences, shape (..., n, m)."""
+        return costs_between(self.x, self.y, self.order)
+
+    @cached_property
+    def diameter(self) -> np.ndarray:
+        """An upper bound of every ‖xᵢ − y_j‖, shape (...)."""
+        low = np.minimum(self.x.min(-2), self.y.min(-2))
+        high = np.maximum(self.x.max(-2), self.y.max(-2))
+        return lengths(high - low) * (1 + (2 * self.dim + 16) * UNIT)
+
+    def moved(self, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+        """‖x_{i_k} − y_{j_k}‖, shape (..., k)."""
+        if self.x.ndim == 2:
+            return lengths(self.x[rows] - self.y[cols])
+        starts = np.take_along_axis(self.x, rows[..., None], -2)
+        return lengths(starts - np.take_along_axis(self.y, cols[..., None], -2))
+
+
+def costs_between(x: np.ndarray, y: np.ndarray, order: int) -> np.ndarray:
+    """‖xᵢ − y_j‖^order of all pairs, relative error below (d + 4) u; leading axes are a batch."""
+    from scipy.spatial.distance import cdist
+
+    metric = "sqeuclidean" if order == 2 else "euclidean"
+    if x.ndim == 2:
+        return cdist(x, y, metric)
+    if len(x) == 1 or x.shape[-2] * y.shape[-2] >= _LOOPED_PAIRS:
+        return np.stack([cdist(*pair, metric) for pair in zip(x, y, strict=True)])
+    moves = x[:, :, None] - y[:, None]
+    squares = np.einsum("bnmd,bnmd->bnm", moves, moves)
+    return squares if order == 2 else np.sqrt(squares)
+
+
+def lengths(moves: np.ndarray) -> np.ndarray:
+    """‖·‖ along the last axis, also where the square underflows."""
+    found = np.asarray(np.sqrt(np.einsum("...d,...d->...", moves, moves)))
+    short = found < _SAFE_LENGTH
+    if short.any():
+        left = np.abs(moves[short])
+        unit = left.max(-1)
+        scaled = left / np.where(unit > 0, unit, 1.0)[:, None]
+        found[short] = unit * np.sqrt(np.square(scaled).sum(-1))
+    return found
+
+
+def normalised(logs: np.ndarray) -> np.ndarray:
+    """Log-weights less the logarithm of their sum, the same for every order of the atoms."""
+    count = logs.shape[-1]
+    flat = np.ptp(logs, -1) == 0
+    if flat.all():
+        return np.full_like(logs, -math.log(count))
+    for _ in range(2):  # a total of −900 is known to 1e-13 only, what it leaves to 1e-16
+        top = logs.max(-1, keepdims=True)
+        logs = logs - (top + np.log(np.sort(np.exp(logs - top), -1).sum(-1, keepdims=True)))
+    return np.where(flat[..., None], -math.log(count), logs) if flat.any() else logs
+
+
+def balanced(log_a: np.ndarray, log_b: np.ndarray) -> np.ndarray:
+    """log b with the values of log a where both are the same weights up to rounding.
+
+    The weights of a permuted measure are normalised by a sum in another order, which may move
+    all of them by a unit in the last place; they are meant to be the same.
+    """
+    if len(log_a) != len(log_b) or np.array_equal(log_a, log_b):
+        return log_b
+    order_a, order_b = np.argsort(log_a, kind="stable"), np.argsort(log_b, kind="stable")
+    mine, theirs = normalised(log_a)[order_a], normalised(log_b)[order_b]
+    if not (np.abs(mine - theirs) <= 8 * UNIT * np.maximum(np.abs(mine), 1)).all():
+        return log_b
+    snapped = np.empty_like(log_b)
+    snapped[order_b] = log_a[order_a]
+    return snapped
+
+
+def _masses(logs: np.ndarray) -> np.ndarray:
+    weights = np.exp(logs)
+    return weights / weights.sum(-1, keepdims=True)

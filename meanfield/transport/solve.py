@@ -1,0 +1,394 @@
+"""W₂ and W₁ between particle measures: which solver answers what, and the public doors."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from meanfield.transport.answers import (
+    TransportResult,
+    assemble,
+    refuse_unconverged,
+    stacked,
+)
+from meanfield.transport.certificate import Answer, in_unit, narrower
+from meanfield.transport.pairs import Measure, as_pair, flat_arrays, refuse_cost_matrix
+from meanfield.transport.plans.clusters import solve_clusters
+from meanfield.transport.plans.columns import solve_columns
+from meanfield.transport.plans.exact import solve_dense, solve_finely
+from meanfield.transport.plans.formulas import (
+    closed_form,
+    identity,
+    same_order,
+    solve_one_atom,
+    solve_two_atoms,
+)
+from meanfield.transport.problem import Problem, balanced, costs_between
+
+__all__ = ["Settings", "checked_settings", "solve_arrays", "solve_w1", "solve_w2"]
+
+_DENSE_PAIRS = 160_000  # from here on column generation is faster
+_DENSE_MOST = 25_000_000  # the cost matrix takes 0.2 GB, and the simplex as much again
+_DENSE_W1 = 100_000_000  # the first distance has no column generation
+_PRICED_PAIRS = 25_000_000_000  # beyond, one pass over all pairs takes minutes
+_BATCHED = 400  # atoms a side up to which a batch is solved in arrays
+_BLOCK = 1_000_000  # coordinate differences held at once
+_THREADED_FROM = 30
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the caller asked for."""
+
+    method: str = "auto"
+    rtol: float = 1e-9
+    order: int = 2
+    deadline: float = math.inf
+    device: str = "cpu"
+    snap: bool = True
+    checkpoint: str | os.PathLike[str] | None = None
+
+
+def solve_w2(
+    mu: Measure,
+    nu: Measure,
+    *extra: Any,
+    weights: tuple[Any, Any] | None = None,
+    method: str = "auto",
+    rtol: float = 1e-9,
+    time_limit: float | None = None,
+    exact_weights: bool = False,
+    checkpoint: str | os.PathLike[str] | None = None,
+    strict: bool = True,
+) -> TransportResult:
+    """W₂(μ, ν) = (min over couplings of Σ π_ij ‖xᵢ − y_j‖²)^½, with a certified interval.
+
+    Masses of clusters far apart that agree in μ and ν to a few units in the last place of their
+    weights are taken as equal: moved from cluster to cluster, 1e-17 of mass would outweigh
+    displacements of 1e-9. The interval is that of such weights; `exact_weights` takes them as
+    they are stored.
+
+    Args:
+        mu: μ: a `ParticleMeasure`, points (..., n, d) of a uniform measure, or (points, weights).
+            Tensors, lists, NumPy arrays and data frames; NumPy in, NumPy out.
+        nu: ν, likewise; sizes may differ, batch axes broadcast.
+        *extra: nothing; here only to answer ``emd2(a, b, M)``.
+        weights: (a, b) for points without weights of their own; None is uniform.
+        method: "auto" takes the cheapest solver that gives `rtol`. By name: "identity" (with
+            nearest neighbours), "assignment", "simplex" (dense), "column_generation" (large:
+            100,000 points in minutes, memory linear in the points).
+        rtol: how closely plan and potentials must meet, relative to W₂.
+        time_limit: seconds, kept to about a fifth, plus what cannot be stopped: the first call of
+            a process imports POT (2 s), and one pass over all pairs has to end (n = 10,000:
+            0.5 s). Column generation then gives the interval that it has; without time for the
+            whole problem, that of a quarter of the atoms carried over to all.
+        exact_weights: whether weights that differ in their last places are different.
+        checkpoint: a file into which column generation writes its state after every round, and
+            from which the same call goes on. It is left in place.
+        strict: raise if `rtol` is not met; otherwise the answer comes back flagged.
+
+    Returns:
+        The distance in the unit of the points, its interval, coupling and method.
+
+    Raises:
+        ConvergenceError: under `strict`, when `rtol` is not met; its `result` is the answer.
+        TypeError, ValueError: input of unequal kinds or shapes, NaN, unequal masses; more than
+            25 · 10⁹ pairs without a time limit, where no formula applies.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([[0.0, 0.0]], dtype=torch.float64)
+        >>> solve_w2(x, x + torch.tensor([3.0, 0.0])).value
+        tensor(3., dtype=torch.float64)
+        >>> import numpy as np
+        >>> x, a = np.array([[0.0], [1.0]]), np.array([0.25, 0.75])
+        >>> float(solve_w2((x, a), x[:1]))
+        0.8660254037844386
+    """
+    refuse_cost_matrix(extra, "solve_w2")
+    settings = checked_settings(method, rtol, time_limit)
+    settings = replace(settings, snap=not exact_weights, checkpoint=checkpoint)
+    return _solved(mu, nu, weights, settings, strict)
+
+
+def solve_w1(
+    mu: Measure,
+    nu: Measure,
+    *extra: Any,
+    weights: tuple[Any, Any] | None = None,
+    rtol: float = 1e-9,
+    exact_weights: bool = False,
+    strict: bool = True,
+) -> TransportResult:
+    """W₁(μ, ν) = min over couplings of Σ π_ij ‖xᵢ − y_j‖, with a certified interval.
+
+    By quantiles on the line; by nearest neighbours where both measures have the same weights in
+    the same order and no atom moves past another; cluster by cluster where they are collapsed; by
+    POT's network simplex on the dense matrix of distances otherwise, O(n m) memory.
+
+    Args:
+        mu: μ, as for `solve_w2`.
+        nu: ν, likewise.
+        *extra: nothing.
+        weights: as for `solve_w2`.
+        rtol: how closely plan and potentials must meet, relative to W₁.
+        exact_weights: as for `solve_w2`.
+        strict: raise if they do not; otherwise the answer comes back flagged.
+
+    Returns:
+        The distance in the unit of the points, its interval, coupling and method. Potentials
+        satisfy fᵢ + g_j ≤ ‖xᵢ − y_j‖.
+
+    Raises:
+        ConvergenceError: under `strict`, when `rtol` is not met.
+        TypeError, ValueError: as `solve_w2`.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([[0.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
+        >>> solve_w1(x, x[:1]).value
+        tensor(2., dtype=torch.float64)
+    """
+    refuse_cost_matrix(extra, "solve_w1")
+    settings = replace(checked_settings("auto", rtol), order=1, snap=not exact_weights)
+    return _solved(mu, nu, weights, settings, strict)
+
+
+def checked_settings(method: str, rtol: float, time_limit: float | None = None) -> Settings:
+    """The settings, refused if they mean nothing; the clock starts here."""
+    if method not in _METHODS:
+        raise ValueError(f"method: expected one of {', '.join(_METHODS)}, got {method!r}")
+    if not 0 < rtol < 1:
+        raise ValueError(f"rtol: expected a number between 0 and 1, got {rtol}")
+    if time_limit is not None and not time_limit > 0:
+        raise ValueError(f"time_limit: expected a positive number of seconds, got {time_limit}")
+    deadline = math.inf if time_limit is None else time.perf_counter() + time_limit
+    return Settings(method, rtol, deadline=deadline)
+
+
+def _solved(
+    mu: Measure, nu: Measure, weights: tuple[Any, Any] | None, settings: Settings, strict: bool
+) -> TransportResult:
+    start = time.perf_counter()
+    pair = as_pair(mu, nu, weights)
+    settings = replace(settings, device=str(pair.mu.device))
+    arrays = flat_arrays(pair)
+    if settings.checkpoint is not None and len(arrays[0]) != 1:
+        raise ValueError(f"checkpoint: expected one pair of measures, got {len(arrays[0])}")
+    answer = solve_arrays(*arrays, settings)
+    seconds = time.perf_counter() - start
+    result = assemble(pair, answer, order=settings.order, seconds=seconds)
+    return refuse_unconverged(result, settings.rtol) if strict else result
+
+
+def solve_arrays(
+    x: np.ndarray, y: np.ndarray, log_a: np.ndarray, log_b: np.ndarray, settings: Settings
+) -> Answer | None:
+    """Answers of a batch x (b, n, d), y (b, m, d), log a, log b, in the caller's unit.
+
+    Many small problems of one shape are solved in arrays; those that do not close, and all
+    others, one by one. None for an empty batch.
+    """
+    count, (n, d), m = len(x), x.shape[1:], y.shape[1]
+    if not count:
+        return None
+    is_small = count > 1 and max(n, m) <= _BATCHED and settings.method == "auto"
+    if not is_small or min(log_a.min(), log_b.min()) == -math.inf:
+        return stacked(
+            [_solve_one(*case, settings) for case in zip(x, y, log_a, log_b, strict=True)]
+        )
+    step = max(1, _BLOCK // (n * m * d))
+    blocks = [slice(start, start + step) for start in range(0, count, step)]
+
+    def solved(block: slice) -> Answer:
+        arrays = (t[block] for t in (x, y, log_a, log_b))
+        problem = Problem.of(*arrays, order=settings.order)
+        return in_unit(_solve_batch(problem, settings.rtol), problem.exponent, settings.order)
+
+    threads = os.cpu_count() or 1
+    if max(n, m) < _THREADED_FROM or threads == 1 or len(blocks) == 1:
+        found = [solved(block) for block in blocks]
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            found = list(pool.map(solved, blocks))
+    whole = found[0] if len(found) == 1 else _chained(found)
+    open_ = np.flatnonzero(whole.width > settings.rtol)
+    if not len(open_):
+        return whole
+    parts = [whole[k] for k in range(count)]
+    for k in open_:
+        parts[k] = _solve_one(x[k], y[k], log_a[k], log_b[k], settings)
+    return stacked(parts)
+
+
+def _chained(answers: list[Answer]) -> Answer:
+    """Batches one after the other; all of them have potentials."""
+    names = {name for answer in answers for name in answer.method.split(" + ")}
+    joined = {
+        name: np.concatenate([getattr(answer, name) for answer in answers])
+        for name in vars(answers[0])
+        if name != "method"
+    }
+    return Answer(**joined, method=" + ".join(sorted(names)))
+
+
+def _solve_batch(problem: Problem, rtol: float) -> Answer:
+    if problem.n == 1 or problem.m == 1:
+        return solve_one_atom(problem, rtol=rtol)
+    if problem.n == problem.m == problem.order == 2:
+        return solve_two_atoms(problem, rtol=rtol)
+    return solve_dense(problem, rtol=rtol)
+
+
+def _solve_one(
+    x: np.ndarray, y: np.ndarray, log_a: np.ndarray, log_b: np.ndarray, settings: Settings
+) -> Answer:
+    """One pair by the whole dispatch, in the caller's unit and numbering."""
+    rows, cols = (np.flatnonzero(logs > -math.inf) for logs in (log_a, log_b))
+    is_whole = len(rows) == len(x) and len(cols) == len(y)
+    near, far = (x, y) if is_whole else (x[rows], y[cols])
+    mine, theirs = log_a[rows], log_b[cols]
+    theirs = balanced(mine, theirs) if settings.snap else theirs
+    problem = Problem.of(near, far, mine, theirs, order=settings.order)
+    answer = in_unit(solve(problem, settings), problem.exponent, problem.order)
+    if is_whole:
+        return answer
+    answer = replace(answer, rows=rows[answer.rows], cols=cols[answer.cols])
+    return _extended(answer, x, y, rows, cols, settings.order)
+
+
+def _extended(
+    answer: Answer, x: np.ndarray, y: np.ndarray, rows: np.ndarray, cols: np.ndarray, order: int
+) -> Answer:
+    """Potentials on atoms of weight 0 too, by c-transforms: still feasible."""
+    if answer.f is None or answer.g is None:
+        return answer
+    f, g = np.empty(len(x)), np.empty(len(y))
+    f[rows], g[cols] = answer.f, answer.g
+    absent_x, absent_y = (np.setdiff1d(np.arange(len(t)), k) for t, k in ((x, rows), (y, cols)))
+    with np.errstate(invalid="ignore", over="ignore"):  # an atom of weight 0 may be nowhere: NaN
+        if len(absent_x):
+            reach = costs_between(x[absent_x], y[cols], order) - answer.g
+            f[absent_x] = reach.min(1)
+        if len(absent_y):
+            reach = costs_between(y[absent_y], x, order) - f
+            g[absent_y] = np.fmin.reduce(reach, axis=1)
+    return replace(answer, f=f, g=g)
+
+
+def solve(problem: Problem, settings: Settings) -> Answer:
+    """One problem in its own unit and numbering."""
+    return _METHODS[settings.method](problem, settings)
+
+
+def _automatic(problem: Problem, settings: Settings) -> Answer:
+    rtol = settings.rtol
+    formula = closed_form(problem, rtol=rtol)
+    if formula is not None and (formula.width <= rtol or min(problem.n, problem.m) == 1):
+        return formula
+    if problem.pairs > _DENSE_PAIRS:
+        return _large(problem, settings, formula)
+    answer = solve_dense(problem[None], rtol=rtol)[0]
+    if formula is not None:
+        answer = narrower(answer, formula, rtol)
+    if answer.width > rtol:
+        split = _clusters(problem, settings)
+        answer = answer if split is None else narrower(split, answer, rtol)
+    if not answer.converged:
+        answer = solve_finely(problem, rtol=rtol, answer=answer)
+    return answer
+
+
+def _large(problem: Problem, settings: Settings, formula: Answer | None) -> Answer:
+    """What is cheap first; then columns, or for the first distance the dense simplex."""
+    rtol, device, best = settings.rtol, settings.device, formula
+    if problem.is_paired:
+        near = identity(problem, rtol=rtol, device=device)
+        if near is not None:
+            best = near if best is None else narrower(near, best, rtol)
+    if best is not None and (best.width <= rtol or formula is not None):
+        return best
+    alike = same_order(problem, rtol=rtol, device=device)
+    if alike is not None:
+        return alike
+    split = _clusters(problem, settings)
+    if split is not None and split.converged:
+        return split
+    answer = _dense_w1(problem, settings) if problem.order == 1 else _columns(problem, settings)
+    is_late = time.perf_counter() > settings.deadline
+    if answer.width > rtol and problem.pairs <= _DENSE_MOST and not is_late:
+        # Displacements small beside the clouds: a dense problem is solved to finer costs.
+        answer = narrower(solve_finely(problem, rtol=rtol, answer=answer), answer, rtol)
+    return answer if best is None else narrower(answer, best, rtol)
+
+
+def _clusters(problem: Problem, settings: Settings) -> Answer | None:
+    inner = replace(settings, method="auto", checkpoint=None)
+    return solve_clusters(
+        problem, lambda part: solve(part, inner), rtol=settings.rtol, snap=settings.snap
+    )
+
+
+def _dense_w1(problem: Problem, settings: Settings) -> Answer:
+    if problem.pairs > _DENSE_W1:
+        raise ValueError(
+            f"W1: expected at most {_DENSE_W1:.0e} pairs for the dense matrix of distances, got "
+            f"{problem.n} × {problem.m}; take fewer points, or W2"
+        )
+    return solve_dense(problem[None], rtol=settings.rtol)[0]
+
+
+def _identity(problem: Problem, settings: Settings) -> Answer:
+    if not problem.is_paired:
+        raise ValueError(
+            "method 'identity': expected two measures with the same weights in the same order; "
+            "use method='auto'"
+        )
+    answer = identity(problem, rtol=settings.rtol, device=settings.device, probe=False)
+    assert answer is not None  # without a probe there always is one
+    return answer
+
+
+def _assignment(problem: Problem, settings: Settings) -> Answer:
+    if not problem.is_uniform:
+        raise ValueError(
+            "method 'assignment': expected uniform measures of one size, got "
+            f"n = {problem.n} and m = {problem.m} or unequal weights; use method='auto'"
+        )
+    return solve_dense(problem[None], rtol=settings.rtol, method="assignment")[0]
+
+
+def _simplex(problem: Problem, settings: Settings) -> Answer:
+    answer = solve_dense(problem[None], rtol=settings.rtol, method="simplex")[0]
+    return solve_finely(problem, rtol=settings.rtol, answer=answer)
+
+
+def _columns(problem: Problem, settings: Settings) -> Answer:
+    if problem.pairs > _PRICED_PAIRS and settings.deadline == math.inf:
+        raise ValueError(
+            f"expected at most {_PRICED_PAIRS:.0e} pairs without a time limit, got {problem.n} × "
+            f"{problem.m}: each pass over them takes minutes; give time_limit=, or fewer points"
+        )
+    return solve_columns(
+        problem,
+        rtol=settings.rtol,
+        deadline=settings.deadline,
+        device=settings.device,
+        checkpoint=settings.checkpoint,
+    )
+
+
+_METHODS: dict[str, Callable[[Problem, Settings], Answer]] = {
+    "auto": _automatic,
+    "identity": _identity,
+    "assignment": _assignment,
+    "simplex": _simplex,
+    "column_generation": _columns,
+}

@@ -1,0 +1,353 @@
+"""Simulations against what is known: collapse times, rates, growth of modes, Gaussians, noise."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import iv
+
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
+from meanfield.dynamics import reduced
+from tests import oracles
+
+PRECISE = dynamics.Adaptive("dop853", rtol=1e-11, atol=1e-13)
+
+
+def eye(d: int) -> torch.Tensor:
+    return torch.eye(d, dtype=torch.float64)
+
+
+def simple(d: int, beta: float, **settings) -> SelfAttention:
+    return SelfAttention(AttentionParameters.from_bilinear(beta * eye(d), eye(d)), **settings)
+
+
+def cosine(points) -> float:
+    u = np.asarray(points)[:2]
+    return float(u[0] @ u[1] / np.linalg.norm(u[0]) / np.linalg.norm(u[1]))
+
+
+# --- equiangular tokens ---
+
+
+@pytest.mark.parametrize(
+    ("beta", "normalised", "time"),
+    [(1.0, True, 5.270284), (8.0, True, 73.44568), (1.0, False, 2.897049)],
+)
+def test_orthonormal_tokens_collapse_at_the_published_time(beta, normalised, time):
+    n = 32
+    F = simple(n, beta) if normalised else dynamics.EnergyFlow(beta * eye(n), eye(n))
+    ds = dynamics.flow(
+        F, ParticleMeasure(eye(n)), [0.0, time], method=PRECISE, constraint="sphere"
+    )
+    # The time has 7 digits and 1 − ρ falls at a rate of 2 (2e^β): 1e-3 · 2e · 5e-7 at most.
+    assert cosine(ds.points[-1]) == pytest.approx(0.999, abs=1e-8)
+
+
+@pytest.mark.parametrize("placement", ["post", "pre", "peri", "ngpt"])
+@pytest.mark.parametrize("rho", [0.0, 0.4])
+def test_equiangular_tokens_follow_their_reduced_equation(placement, rho):
+    n, beta, times = 6, 2.0, [0.0, 0.7, 3.0]
+    gram = rho + (1 - rho) * eye(n)
+    mu = ParticleMeasure(torch.linalg.cholesky(gram))
+    F, constraint = dynamics.placed(simple(n, beta), placement)
+    ds = dynamics.flow(F, mu, times, method=PRECISE, constraint=constraint)
+    expected = reduced.equiangular(beta, n, times, cosine=rho, placement=placement)
+    np.testing.assert_allclose([cosine(x) for x in ds.points], expected.cosine, atol=1e-9)
+    norms = np.linalg.norm(ds.points, axis=-1)
+    np.testing.assert_allclose(norms, expected.radius[:, None].repeat(n, 1), rtol=1e-9)
+
+
+def test_weighted_tokens_stand_for_many():
+    """Two atoms of weight ½ in place of n tokens at two places: the same flow."""
+    u = sampling.sphere(2, 3, generator=torch.Generator().manual_seed(0))
+    counts = [3, 5]
+    many = ParticleMeasure(torch.cat([u[:1].expand(3, -1), u[1:].expand(5, -1)]))
+    two = ParticleMeasure(u, [k / 8 for k in counts])
+    ends = [
+        dynamics.flow(simple(3, 4.0), m, [0, 2], step=0.05, constraint="sphere").points.values[-1]
+        for m in (many, two)
+    ]
+    np.testing.assert_allclose(ends[0][[0, -1]], ends[1], rtol=1e-12)
+
+
+def test_collapse_is_exponential_after_post_ln_and_algebraic_after_pre_ln():
+    n, beta = 16, 1.0
+    start = ParticleMeasure(eye(n))
+    F, constraint = dynamics.placed(simple(n, beta), "post")
+    gaps = [
+        1 - cosine(x)
+        for x in dynamics.flow(
+            F, start, [0, 8, 10], method=PRECISE, constraint=constraint
+        ).points.values[1:]
+    ]
+    assert math.log(gaps[0] / gaps[1]) / 2 == pytest.approx(2.0, rel=1e-3)
+    F, constraint = dynamics.placed(simple(n, beta), "pre")
+    gaps = [
+        1 - cosine(x)
+        for x in dynamics.flow(
+            F, start, [0, 1000, 4000], method=PRECISE, constraint=constraint
+        ).points.values[1:]
+    ]
+    assert math.log(gaps[0] / gaps[1]) / math.log(4) == pytest.approx(2.0, rel=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "limit"), [(1.0, 1.0), (2.0, 4 * 0.5 / (1 + 3 * 0.5)), (4.0, 0.5)]
+)
+def test_one_layer_has_a_phase_transition_at_two_log_n(gamma, limit):
+    n, rho = 1200, 0.5
+    gram = rho + (1 - rho) * eye(n)
+    mu = ParticleMeasure(torch.linalg.cholesky(gram))
+    image = simple(n, gamma * math.log(n))(mu).points[:2]
+    # With γ ≠ 2 the share of the smaller side is n^{−|γ/2 − 1|}.
+    assert cosine(image) == pytest.approx(limit, abs=3 / math.sqrt(n))
+
+
+# --- modes of the circle ---
+
+
+def circle(n: int, k: int, size: float) -> ParticleMeasure:
+    """The uniform measure of the circle with density 1 + size·cos kφ, in n weighted atoms."""
+    phi = 2 * math.pi * torch.arange(n, dtype=torch.float64) / n
+    weights = (1 + size * torch.cos(k * phi)) / n
+    return ParticleMeasure(torch.stack([phi.cos(), phi.sin()], -1), weights)
+
+
+@pytest.mark.parametrize(("beta", "k"), [(1.0, 1), (4.0, 2), (4.0, 3), (30.0, 5)])
+def test_modes_of_the_circle_grow_at_the_rate_of_bessel_functions(beta, k):
+    n, size, h = 256, 1e-6, 1e-3
+    mu = circle(n, k, size)
+    ds = dynamics.flow(simple(2, beta), mu, [0.0, h], constraint="sphere")
+
+    def mode(points) -> float:
+        angle = np.arctan2(points[:, 1], points[:, 0])
+        return 2 * float(mu.weights.numpy() @ np.cos(k * angle))
+
+    found = math.log(mode(ds.points.values[-1]) / mode(ds.points.values[0])) / h
+    expected = k**2 * iv(k, beta) / (beta * iv(0, beta))
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert reduced.mode_rate(k, beta) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_first_mode_is_the_fastest_and_grows_like_the_root_of_beta():
+    for beta in (1.0, 9.0, 81.0):
+        rates = [k**2 * iv(k, beta) for k in range(1, 60)]
+        assert reduced.first_mode(beta) == 1 + int(np.argmax(rates))
+    ratio = reduced.first_mode(4000.0) / reduced.first_mode(1000.0)
+    assert ratio == pytest.approx(2.0, rel=0.05)
+
+
+# --- noise ---
+
+
+def growth_with_noise(coupling: float, beta: float, temperature: float) -> float:
+    """Growth rate of the first mode of the circle's density, by differences on a grid."""
+    n, h = 512, 1e-4
+    phi = 2 * math.pi * np.arange(n) / n
+    density = 1 + 1e-7 * np.cos(phi)
+    kernel = np.exp(beta * np.cos(phi[:, None] - phi)) * np.sin(phi - phi[:, None])
+    speed = coupling * kernel @ density / n
+    wave = np.fft.fftfreq(n, 1 / n)
+    flux = np.fft.ifft(1j * wave * np.fft.fft(density * speed)).real
+    heat = temperature * np.fft.ifft(-(wave**2) * np.fft.fft(density)).real
+    change = h * (heat - flux)
+    return float(change @ np.cos(phi) / ((density - 1) @ np.cos(phi)) / h)
+
+
+@pytest.mark.parametrize("beta", [0.5, 2.0, 6.0])
+@pytest.mark.parametrize("temperature", [0.5, 0.1])
+def test_the_critical_coupling_is_where_the_circle_gets_unstable(beta, temperature):
+    """The convention of the published formula: temperature ½, drift K ∫ e^{β⟨x,y⟩} P_x y dμ."""
+    critical = reduced.critical_coupling(2, beta, temperature=temperature)
+    assert growth_with_noise(critical, beta, temperature) == pytest.approx(0, abs=1e-6)
+    assert growth_with_noise(1.01 * critical, beta, temperature) > 1e-4
+    published = (beta / 2) / (math.gamma(1.0) * iv(1, beta))
+    assert reduced.critical_coupling(2, beta) == pytest.approx(published, rel=1e-12)
+
+
+@pytest.mark.parametrize("d", [3, 5])
+def test_the_critical_coupling_is_the_first_funk_hecke_coefficient(d):
+    from scipy.integrate import quad
+
+    beta = 2.5
+
+    def weight(u):
+        return (1 - u * u) ** ((d - 3) / 2)
+
+    mass = quad(weight, -1, 1)[0]
+    first = quad(lambda u: u * math.exp(beta * u) * weight(u), -1, 1)[0] / mass
+    # The mode grows at (d − 1)(K first/β − τ).
+    assert reduced.critical_coupling(d, beta) == pytest.approx(0.5 * beta / first, rel=1e-9)
+
+
+def test_noise_below_and_above_the_threshold():
+    """On the circle, K = 1: order at low, disorder at high temperature."""
+    beta, n = 1.0, 1000
+    g = torch.Generator().manual_seed(1)
+    F = dynamics.EnergyFlow(beta * eye(2), eye(2))
+    # Critical temperature of K = 1: τ with critical_coupling(…, τ) = 1.
+    threshold = 0.5 / reduced.critical_coupling(2, beta)
+    order = []
+    for factor in (0.4, 2.5):
+        noise = dynamics.Noise(factor * threshold, g)
+        mu = ParticleMeasure(sampling.sphere(n, 2, generator=g))
+        ds = dynamics.flow(
+            F, mu, [0, 30], method="euler", step=0.1, constraint="sphere", noise=noise
+        )
+        order.append(float(np.linalg.norm(ds.points[-1].mean("particle"))))
+    assert order[0] > 0.6
+    assert order[1] < 6 / math.sqrt(n)
+
+
+# --- causal ---
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_masked_tokens_on_the_sphere_all_go_to_the_first_which_never_moves(seed):
+    g = torch.Generator().manual_seed(seed)
+    d, n = 3, 8
+    A = torch.randn(d, d, generator=g, dtype=torch.float64)
+    F = SelfAttention(AttentionParameters.from_bilinear(A, eye(d)), causal=True)
+    mu = ParticleMeasure.from_sequence(sampling.sphere(n, d, generator=g))
+    ds = dynamics.flow(
+        F, mu, dynamics.log_clock(1.0, 400.0, 6), method="dopri5", constraint="sphere"
+    )
+    np.testing.assert_allclose(ds.points[:, 0], mu.points[:1].expand(7, -1), atol=1e-13)
+    np.testing.assert_allclose(ds.points[-1], mu.points[:1].expand(n, -1), atol=0.05)
+
+
+def test_at_large_beta_only_the_closest_pair_moves():
+    phi = torch.tensor([0.0, 0.5, 1.3, 3.0], dtype=torch.float64)
+    mu = ParticleMeasure(torch.stack([phi.cos(), phi.sin()], -1))
+    velocity = dynamics.flow(simple(2, 200.0), mu, [0, 1e-3], constraint="sphere").points
+    speed = np.linalg.norm(velocity[1] - velocity[0], axis=-1)
+    assert speed[:2].min() > 1e6 * speed[2:].max()
+    assert speed[0] == pytest.approx(speed[1], rel=1e-9)
+
+
+# --- Gaussians ---
+
+
+def quadrature(mean, covariance, nodes: int = 26) -> ParticleMeasure:
+    """N(m, Σ) as weighted atoms: Gauss–Hermite nodes, exact where e^{⟨Ax,y⟩} is a polynomial."""
+    z, w = np.polynomial.hermite_e.hermegauss(nodes)
+    keep = w / w.sum() > 1e-40
+    z, log_w = torch.as_tensor(z[keep]), torch.as_tensor(np.log(w[keep] / w.sum()))
+    grid = torch.cartesian_prod(z, z)
+    logs = (log_w[:, None] + log_w).reshape(-1)
+    root = torch.linalg.cholesky(covariance)
+    return ParticleMeasure(mean + grid @ root.mT, log_weights=logs - logs.logsumexp(0))
+
+
+GAUSSIAN = (
+    torch.tensor([[0.4, 0.3], [-0.2, 0.1]], dtype=torch.float64),  # A
+    torch.tensor([[0.6, -0.5], [0.3, -0.8]], dtype=torch.float64),  # V
+    torch.tensor([0.3, -0.1], dtype=torch.float64),  # m
+    torch.tensor([[0.8, 0.2], [0.2, 0.5]], dtype=torch.float64),  # Σ
+)
+
+
+def test_a_gaussian_stays_one_and_follows_its_covariance_equation():
+    A, V, m, sigma = GAUSSIAN
+    times = [0.0, 0.5, 1.0]
+    F = SelfAttention(AttentionParameters.from_bilinear(A, V))
+    ds = dynamics.flow(F, quadrature(m, sigma), times, method=dynamics.Adaptive("dop853", 1e-9))
+    means, covariances = reduced.gaussian_moments(A, V, m, sigma, times)
+    nu = quadrature(m, sigma)
+    for k, x in enumerate(torch.as_tensor(ds.points.values)):
+        torch.testing.assert_close(nu.replace(x).mean(), means[k], rtol=1e-7, atol=1e-8)
+        torch.testing.assert_close(
+            dynamics.covariance(nu.replace(x)), covariances[k], rtol=1e-7, atol=1e-8
+        )
+
+
+class L2Attention:
+    """Γ(x) = Σⱼ Pᵢⱼ V xⱼ, Pᵢⱼ ∝ aⱼ e^{−s|Qx − Ky|²}: written out, dense."""
+
+    def __init__(self, query, key, value, scale):
+        self.query, self.key, self.value, self.scale = query, key, value, scale
+
+    def __call__(self, mu):
+        q, k = mu.points @ self.query.mT, mu.points @ self.key.mT
+        distances = (q[:, None] - k[None]).square().sum(-1)
+        P = (mu.log_weights - self.scale * distances).softmax(-1)
+        return mu.replace(P @ mu.points @ self.value.mT)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_l2_attention_keeps_gaussians_too(tied):
+    A, V, m, sigma = GAUSSIAN
+    Q = 0.7 * A + 0.3 * eye(2)
+    K = Q if tied else V
+    s, times = 0.6, [0.0, 0.5, 1.0]
+    mu = quadrature(m, sigma)
+    method = dynamics.Adaptive("dop853", 1e-9)
+    ds = dynamics.flow(L2Attention(Q, K, V, s), mu, times, method=method)
+    means, covariances = reduced.gaussian_moments(
+        2 * s * K.mT @ Q, V, m, sigma, times, key=math.sqrt(2 * s) * K
+    )
+    for k, x in enumerate(torch.as_tensor(ds.points.values)):
+        torch.testing.assert_close(mu.replace(x).mean(), means[k], rtol=1e-7, atol=1e-8)
+        torch.testing.assert_close(
+            dynamics.covariance(mu.replace(x)), covariances[k], rtol=1e-7, atol=1e-8
+        )
+
+
+def test_the_covariance_equation_is_that_of_the_oracle():
+    A, V, m, sigma = GAUSSIAN
+    h = 1e-6
+    layer = {
+        "query": A.numpy()[None],
+        "key": np.eye(2)[None],
+        "value": V.numpy()[None],
+        "scale": 1.0,
+    }
+    means, covariances = reduced.gaussian_moments(A, V, m, sigma, [0, h])
+    mean_rate, covariance_rate = oracles.gaussian_rates(m.numpy(), sigma.numpy(), layer)
+    np.testing.assert_allclose((means[1] - means[0]) / h, mean_rate, rtol=1e-5, atol=1e-6)
+    found = (covariances[1] - covariances[0]) / h
+    np.testing.assert_allclose(found, covariance_rate, rtol=1e-5, atol=1e-6)
+
+
+# --- doors ---
+
+
+def test_the_reduced_equations_refuse_what_they_are_not_about():
+    with pytest.raises(ValueError, match="placement"):
+        reduced.equiangular(1.0, 4, [0, 1], placement="sandwich")
+    with pytest.raises(ValueError, match="placement"):
+        reduced.equiangular(1.0, 4, [0, 1], placement="pre", normalised=False)
+    with pytest.raises(ValueError, match="cosine"):
+        reduced.equiangular(1.0, 4, [0, 1], cosine=-0.5)
+
+
+def test_order_appears_with_a_jump_exactly_above_the_published_beta():
+    """Continuous iff β ≤ β_*, where I_{d/2+1}(β_*)/I_{d/2}(β_*) = 1/d."""
+    from scipy.optimize import brentq
+
+    for d in (2, 3, 4):
+        star = brentq(lambda b, d=d: iv(d / 2 + 1, b) / iv(d / 2, b) - 1 / d, 0.1, 20)
+        for factor, jumps in ((0.8, False), (1.3, True)):
+            beta = factor * star
+            below = 0.995 * reduced.critical_coupling(d, beta)
+            assert (reduced.aligned_order(d, beta, below) > 0.1) == jumps
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.2])
+def test_the_aligned_measure_is_where_noisy_tokens_end(temperature):
+    d, beta, n = 3, 1.0, 600
+    g = torch.Generator().manual_seed(2)
+    K = 2.0 * reduced.critical_coupling(d, beta, temperature=temperature)
+    mu = ParticleMeasure(dynamics.unit_norm(sampling.sphere(n, d, generator=g) + 2 * eye(d)[0]))
+    ds = dynamics.flow(
+        dynamics.EnergyFlow(beta * eye(d), K * eye(d)), mu, np.linspace(0, 12, 25),
+        method="euler", step=0.02 / temperature, constraint="sphere",
+        noise=dynamics.Noise(temperature, g),
+        observe={"order": lambda m: m.mean().norm()}, keep_points=False,
+    )  # fmt: skip
+    expected = reduced.aligned_order(d, beta, K, temperature=temperature)
+    # The standard error at one time is below 1/√n; a step of 0.02/τ biases by about 1e-2.
+    assert float(ds["order"][10:].mean()) == pytest.approx(expected, abs=0.05)

@@ -1,0 +1,174 @@
+"""Functionals of a measure against sums over pairs, and their laws."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from meanfield import ParticleMeasure, dynamics, sampling
+from meanfield.dynamics import functionals
+from meanfield.measures import split, stack
+
+
+def cloud(n: int = 30, d: int = 3, seed: int = 0) -> ParticleMeasure:
+    g = torch.Generator().manual_seed(seed)
+    x = sampling.gaussian(n, d, generator=g)
+    logs = torch.randn(n, generator=g, dtype=torch.float64).log_softmax(0)
+    return ParticleMeasure(x, log_weights=logs)
+
+
+def with_absent(mu: ParticleMeasure) -> ParticleMeasure:
+    far = torch.full((1, mu.dim), 1e3, dtype=mu.dtype)
+    nothing = torch.full((1,), -math.inf, dtype=mu.dtype)
+    # First: a stand-in taken by its place would be the absent atom.
+    return ParticleMeasure(
+        torch.cat([far, mu.points]), log_weights=torch.cat([nothing, mu.log_weights])
+    )
+
+
+A = torch.tensor([[0.5, -0.3, 0.1], [0.2, 0.4, 0.0], [0.0, 0.7, -0.6]], dtype=torch.float64)
+FUNCTIONALS = {
+    "token_radius": dynamics.token_radius,
+    "diameter": dynamics.diameter,
+    "covariance": dynamics.covariance,
+    "effective_rank": dynamics.effective_rank,
+    "log_energy": lambda mu: dynamics.log_energy(mu, A),
+    "cluster_masses": lambda mu: dynamics.cluster_masses(mu, 0.7, 4),
+    "cluster_count": lambda mu: dynamics.cluster_count(mu, 0.7),
+}
+
+
+def by_loops(mu: ParticleMeasure) -> dict[str, float]:
+    x, a = mu.points.numpy(), mu.weights.numpy()
+    energy = sum(
+        a[i] * a[j] * math.exp(A.numpy() @ x[i] @ x[j])
+        for i in range(len(x))
+        for j in range(len(x))
+    )
+    return {
+        "token_radius": max(np.linalg.norm(p) for p in x),
+        "diameter": max(np.linalg.norm(p - q) for p in x for q in x),
+        "log_energy": math.log(energy),
+    }
+
+
+@pytest.mark.parametrize("name", ["token_radius", "diameter", "log_energy"])
+@pytest.mark.parametrize("block", [1, 50, 2**22])
+def test_a_functional_is_its_sum_over_pairs_whatever_the_blocks(name, block, monkeypatch):
+    monkeypatch.setattr(functionals, "_BLOCK", block)
+    mu = cloud()
+    assert float(FUNCTIONALS[name](mu)) == pytest.approx(by_loops(mu)[name], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", FUNCTIONALS)
+def test_order_splitting_and_absence_change_nothing(name):
+    mu, function = cloud(), FUNCTIONALS[name]
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(1))
+    shuffled = ParticleMeasure(mu.points[order], log_weights=mu.log_weights[order])
+    for other in (shuffled, split(mu, 2), with_absent(mu)):
+        torch.testing.assert_close(function(other), function(mu), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", FUNCTIONALS)
+def test_a_batch_is_its_members(name):
+    members = [cloud(seed=s) for s in range(3)]
+    together = FUNCTIONALS[name](stack(members))
+    for k, mu in enumerate(members):
+        torch.testing.assert_close(together[k], FUNCTIONALS[name](mu))
+
+
+def test_the_covariance_and_its_rank_are_those_of_a_known_cloud():
+    x = torch.tensor([[1.0, 0, 0], [-1, 0, 0], [0, 2, 0], [0, -2, 0]], dtype=torch.float64)
+    mu = ParticleMeasure(x + 100)
+    expected = torch.diag(torch.tensor([0.5, 2.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(dynamics.covariance(mu), expected)
+    p, q = 0.2, 0.8
+    rank = math.exp(-p * math.log(p) - q * math.log(q))
+    assert float(dynamics.effective_rank(mu)) == pytest.approx(rank, rel=1e-12)
+    one = ParticleMeasure([[3.0, 4.0]])
+    assert float(dynamics.effective_rank(one)) == 0
+    assert float(dynamics.diameter(one)) == 0
+
+
+def test_the_energy_neither_overflows_nor_vanishes():
+    mu = ParticleMeasure([[1.0], [-1.0]], log_weights=[0.0, -900.0])
+    B = torch.tensor([[2000.0]], dtype=torch.float64)
+    assert float(dynamics.log_energy(mu, B)) == pytest.approx(2000)
+    assert float(dynamics.log_energy(mu, -B)) == pytest.approx(2000 - 900 + math.log(2))
+
+
+# --- clusters ---
+
+
+def test_clusters_are_the_components_of_the_graph_of_short_distances():
+    from scipy.sparse.csgraph import connected_components
+    from scipy.spatial.distance import cdist
+
+    for seed in range(10):
+        mu = cloud(60, 2, seed)
+        scale = 0.1 + 0.1 * seed
+        graph = cdist(mu.points, mu.points) <= scale
+        count, labels = connected_components(graph)
+        found = dynamics.clusters(mu, scale)
+        assert found.count == count
+        pairs = found.labels[:, None] == found.labels
+        np.testing.assert_array_equal(pairs, labels[:, None] == labels)
+        masses = found.log_masses.exp()
+        assert (masses.diff() <= 0).all()
+        for c in range(count):
+            inside = (found.labels == c).numpy()
+            weights = mu.weights.numpy()[inside]
+            assert float(masses[c]) == pytest.approx(weights.sum())
+            centre = weights @ mu.points.numpy()[inside] / weights.sum()
+            np.testing.assert_allclose(found.centres[c], centre, atol=1e-12)
+
+
+def test_light_clusters_keep_their_logarithms_and_absent_atoms_have_none():
+    mu = ParticleMeasure(
+        [[0.0], [5.0], [5.1], [9.0]], log_weights=[0.0, -900.0, -900.0, -math.inf]
+    )
+    found = dynamics.clusters(mu, 0.5)
+    assert found.labels.tolist() == [0, 1, 1, -1]
+    assert float(found.log_masses[1]) == pytest.approx(-900 + math.log(2))
+    assert float(found.centres[1, 0]) == pytest.approx(5.05)
+
+
+def test_collapsed_clusters_far_from_the_origin_are_told_apart():
+    mu = ParticleMeasure([[1e4], [1e4 + 1e-9], [1e4 + 5e-9]])
+    assert dynamics.clusters(mu, 2e-9).labels.tolist() == [0, 0, 1]
+
+
+def test_a_chain_is_one_cluster_and_a_scale_of_zero_joins_equal_points():
+    chain = ParticleMeasure(torch.arange(50, dtype=torch.float64)[:, None])
+    assert dynamics.clusters(chain, 1.0).count == 1
+    assert dynamics.clusters(chain, 0.999).count == 50
+    twins = ParticleMeasure([[0.0], [0.0], [1e-100]])
+    assert dynamics.clusters(twins, 0.0).count == 2
+
+
+def test_clusters_refuse_what_they_cannot_label():
+    with pytest.raises(ValueError, match="without batch axes"):
+        dynamics.clusters(stack([cloud(), cloud()]), 0.1)
+    with pytest.raises(ValueError, match="scale"):
+        dynamics.clusters(cloud(), -1.0)
+    with pytest.raises(ValueError, match="most"):
+        dynamics.cluster_masses(cloud(), 0.1, 0)
+    with pytest.raises(ValueError, match="A: expected shape"):
+        dynamics.log_energy(cloud(), torch.eye(2))
+
+
+# --- clocks ---
+
+
+def test_a_logarithmic_clock_has_exact_ends_and_equal_ratios():
+    clock = dynamics.log_clock(0.01, 1e6, 50, start=0.0)
+    assert (clock[0], clock[1], clock[-1], len(clock)) == (0.0, 0.01, 1e6, 51)
+    np.testing.assert_allclose(np.diff(np.log(clock[1:])), np.log(1e8) / 49, rtol=1e-12)
+    shifted = dynamics.log_clock(0.01, 1e6, 50, start=5.0)
+    np.testing.assert_allclose(shifted, clock + 5)
+    for bad in ({"first": 0.0}, {"last": 0.001}, {"count": 1}):
+        with pytest.raises(ValueError, match="expected"):
+            dynamics.log_clock(**({"first": 0.01, "last": 1.0, "count": 5} | bad))

@@ -1,0 +1,209 @@
+"""The linearisation of a flow is that of its scheme: against autodiff and difference quotients."""
+
+from __future__ import annotations
+
+import importlib
+import math
+
+import pytest
+import torch
+
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
+from meanfield.linearisation import linearize, linearize_by_autodiff
+from meanfield.lipschitz import local_lipschitz
+from meanfield.measures import split
+
+D = 3
+
+
+def case(seed: int = 0, n: int = 5, *, causal: bool = False, batch: tuple[int, ...] = ()):
+    g = torch.Generator().manual_seed(seed)
+    A, V = torch.randn(2, D, D, generator=g, dtype=torch.float64)
+    F = SelfAttention(AttentionParameters.from_bilinear(A, V), causal=causal)
+    x = sampling.sphere(n, D, batch_shape=batch, generator=g)
+    logs = torch.randn(*batch, n, generator=g, dtype=torch.float64).log_softmax(-1)
+    positions = torch.linspace(0.1, 1, n, dtype=torch.float64) if causal else None
+    return F, ParticleMeasure(x, log_weights=logs, positions=positions)
+
+
+def dense(linearisation):
+    return linearisation.atoms.to_dense(), linearisation.field.to_dense()
+
+
+@pytest.mark.parametrize("method", ["rk4", "euler"])
+@pytest.mark.parametrize("constraint", [None, "sphere", "layer_norm"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
+def test_the_product_over_the_steps_is_the_derivative_of_the_flow(
+    method, constraint, causal, geometry
+):
+    F, mu = case(1, causal=causal)
+    if constraint == "layer_norm":
+        mu = mu.replace(dynamics.layer_norm(mu.points))
+    Phi = dynamics.FlowMap(F, 0.7, step=0.25, method=method, constraint=constraint)
+    found = dense(Phi.linearisation(mu, geometry=geometry))
+    expected = dense(linearize_by_autodiff(Phi, mu, geometry=geometry, check=False))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("constraint", [None, "sphere"])
+def test_the_transpose_is_the_transpose(constraint):
+    F, mu = case(2)
+    J = dynamics.FlowMap(F, 0.7, step=0.25, constraint=constraint).linearisation(mu)
+    for part in (J.atoms, J.field):
+        torch.testing.assert_close(part.T.to_dense(), part.to_dense().mT, rtol=1e-12, atol=1e-13)
+
+
+def test_the_derivative_is_a_difference_quotient():
+    F, mu = case(3)
+    Phi = dynamics.FlowMap([F, F], 1.4, step=0.1, constraint="sphere")
+    g = torch.Generator().manual_seed(0)
+    eps = torch.randn(5, D, generator=g, dtype=torch.float64)
+    h = 1e-6
+    ahead, behind = (Phi(mu.replace(mu.points + s * h * eps)).points for s in (1, -1))
+    image = linearize(Phi, mu).atoms @ eps
+    torch.testing.assert_close(image, (ahead - behind) / (2 * h), rtol=1e-6, atol=1e-8)
+
+
+def test_a_batch_has_its_members_derivatives():
+    F, mu = case(4, batch=(2,))
+    Phi = dynamics.FlowMap(F, 0.5, step=0.25, constraint="sphere")
+    together = dense(Phi.linearisation(mu, geometry="wasserstein"))
+    for k in range(2):
+        alone = dense(Phi.linearisation(mu[k], geometry="wasserstein"))
+        for one, other in zip(together, alone, strict=True):
+            torch.testing.assert_close(one[k], other, rtol=1e-10, atol=1e-12)
+
+
+def test_derivatives_compose_along_the_flow():
+    F, mu = case(5)
+    settings = {"step": 0.1, "constraint": "sphere"}
+    first = dynamics.FlowMap(F, 0.3, **settings)
+    rest = dynamics.FlowMap(F, 0.8, start=0.3, **settings)
+    whole = dynamics.FlowMap(F, 0.8, **settings).linearisation(mu, geometry="wasserstein")
+    parts = rest.linearisation(first(mu), geometry="wasserstein") @ first.linearisation(
+        mu, geometry="wasserstein"
+    )
+    for one, other in zip(dense(parts), dense(whole), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+def test_the_constant_of_the_flow_counts_splitting():
+    F, mu = case(6)
+    Phi = dynamics.FlowMap(F, 0.5, step=0.1)
+    constant = local_lipschitz(Phi, mu)
+    doubled = local_lipschitz(Phi, split(mu))
+    assert float(doubled.particle) == pytest.approx(float(constant.value), rel=1e-6)
+
+
+def test_light_atoms_do_not_underflow():
+    """A pair with a light atom of weight e^{−900}: exact in log-weights, 0 in weights."""
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+    mu = sampling.two_diracs(math.sqrt(450.0), -900.0, [1.0])
+    h = 1e-3
+    constant = local_lipschitz(F, mu)
+    step = local_lipschitz(dynamics.FlowMap(F, h, method="euler"), mu)
+    # I + hJ: between h‖J‖ − 1 and h‖J‖ + 1.
+    assert float(step.particle) == pytest.approx(h * float(constant.particle), rel=1e-9)
+
+
+def test_without_scores_the_mean_grows_and_the_rest_does_not():
+    """Γ(x) = m: Φ = I + (e^t − 1) mean, so the constant is e^t and splitting costs nothing."""
+    zero, eye = torch.zeros(D, D, dtype=torch.float64), torch.eye(D, dtype=torch.float64)
+    F = SelfAttention(AttentionParameters.from_bilinear(zero, eye))
+    _, mu = case(7)
+    found = local_lipschitz(dynamics.FlowMap(F, 1.0, step=0.02), mu)
+    assert float(found.particle) == pytest.approx(math.e, rel=1e-8)
+    assert found.splitting is not None
+    assert float(found.splitting) == pytest.approx(1.0, rel=1e-12)
+
+
+# --- along a flow ---
+
+
+@pytest.mark.parametrize("constraint", [None, "sphere"])
+def test_stability_along_a_flow_is_the_constant_of_each_span(constraint):
+    F, mu = case(8)
+    times = [0.0, 0.3, 1.0]
+    ds = dynamics.stability(F, mu, times, step=0.05, constraint=constraint)
+    assert ds.constant.values[0] == 1.0
+    for k in (1, 2):
+        Phi = dynamics.FlowMap(F, times[k], step=0.05, constraint=constraint)
+        found = local_lipschitz(Phi, mu)
+        for name in ("particle", "splitting"):
+            assert float(ds[name][k]) == pytest.approx(float(getattr(found, name)), rel=1e-6)
+        assert float(ds.upper_999[k]) >= float(ds.constant[k]) * (1 - 1e-12)
+        top = math.log(float(ds.particle[k])) / times[k]
+        assert float(ds.exponents[k, 0]) == pytest.approx(top, rel=1e-9)
+    assert (ds.constant <= ds.growth * (1 + 1e-2)).all()
+
+
+def test_large_and_small_flows_take_different_roads_to_one_answer(monkeypatch):
+    F, mu = case(9)
+    small = dynamics.stability(F, mu, [0, 0.3, 0.6], step=0.1, constraint="sphere")
+    module = importlib.import_module("meanfield.dynamics.stability")
+    monkeypatch.setattr(module, "_DENSE", 0)
+    large = dynamics.stability(F, mu, [0, 0.3, 0.6], step=0.1, constraint="sphere")
+    assert "exponents" not in large
+    for name in ("constant", "splitting", "growth"):
+        assert large[name].values == pytest.approx(small[name].values, rel=1e-3)
+
+
+def test_growth_integrates_the_constants_of_the_layers_that_act():
+    F, mu = case(10)
+    G, _ = case(11)
+    ds = dynamics.stability([F, G], mu, [0.0, 1.0, 2.0], step=0.25)
+    on_the_way = [mu, dynamics.FlowMap([F, G], 1.0, step=0.25)(mu)]
+    on_the_way.append(dynamics.FlowMap([F, G], 2.0, step=0.25)(mu))
+    expected = [float(local_lipschitz(H, m).value) for H, m in zip([F, G, G], on_the_way)]  # noqa: B905
+    assert ds.velocity_constant.values == pytest.approx(expected, rel=1e-6)
+    integral = sum((a + b) / 2 for a, b in zip(expected[1:], expected[:-1], strict=True))
+    assert float(ds.growth[-1]) == pytest.approx(math.exp(integral), rel=1e-6)
+
+
+def test_the_velocity_map_is_differentiated_with_its_projection():
+    F, mu = case(12)
+    v = dynamics.VelocityMap(F, "sphere")
+    found = dense(v.linearisation(mu, geometry="wasserstein"))
+    expected = dense(linearize_by_autodiff(v, mu, geometry="wasserstein"))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+def test_two_flows_part_no_more_than_the_bound_of_the_layers(conditional):
+    from meanfield import bounds
+    from meanfield.transport import conditional_w2, w2
+
+    F, mu = case(13, causal=conditional)
+    nu = mu.replace(sampling.sphere(5, D, generator=torch.Generator().manual_seed(3)))
+    bound = bounds.masked_mean_field if conditional else bounds.mean_field
+    norm_A, norm_V = 2.0, 2.0  # the velocity is scaled to it
+
+    A = F.parameters.A[0]
+    G = SelfAttention(
+        AttentionParameters.from_bilinear(
+            norm_A * A / torch.linalg.matrix_norm(A, 2), norm_V * torch.eye(D).double()
+        ),
+        causal=conditional,
+    )
+
+    def constant(at, other):
+        radius = max(float(dynamics.token_radius(m)) for m in (at, other))
+        return bound(norm_A, norm_V, radius)
+
+    ds = dynamics.divergence(
+        G, mu, nu, [0.0, 0.05, 0.1], step=0.05, conditional=conditional, constant=constant
+    )
+    distance = conditional_w2 if conditional else w2
+    assert float(ds.w2[0]) == pytest.approx(float(distance(mu, nu)), rel=1e-9)
+    Phi = dynamics.FlowMap(G, 0.1, step=0.05)
+    assert float(ds.w2[-1]) == pytest.approx(float(distance(Phi(mu), Phi(nu))), rel=1e-9)
+    assert (ds.w2 <= ds.bound).all()
+
+
+def test_stability_is_about_one_measure():
+    F, mu = case(14, batch=(2,))
+    with pytest.raises(ValueError, match="expected one measure"):
+        dynamics.stability(F, mu, [0, 1])

@@ -1,0 +1,383 @@
+"""Whatever happens to the files of a store: right numbers or pending, named, and repaired.
+
+Damage: each file deleted, cut, emptied, zeroed, or with one bit turned. Power loss: every write,
+flush, rename and deletion of a sweep is recorded, and the disk is put together as it may be after
+a crash at any point: what was not flushed may be there, in part, as zeros, or not at all, and
+names may have arrived in any order. MEANFIELD_CRASHES sets how many crash points are taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from meanfield import results
+from meanfield.results import Variable, atomic
+from meanfield.results.stores import DamagedError
+from meanfield.sweeps import Task, progress, status, sweep
+from meanfield.sweeps import store as writing
+
+CRASHES = int(os.environ.get("MEANFIELD_CRASHES", "400"))
+N = 12
+
+
+def everything(x):
+    """A number, an integer, a text, a flag and a vector; one case fails."""
+    if x == 5:
+        raise ArithmeticError("five is refused")
+    return {"y": x / 7, "k": x + 2**60, "word": f"é{x}", "y_converged": x != 2,
+            "vector": np.arange(3.0) * x}  # fmt: skip
+
+
+TASK = Task(
+    everything,
+    [
+        Variable("y", "a number"),
+        Variable("k", "an integer", dtype="int64"),
+        Variable("word", "a text", dtype="str"),
+        Variable("y_converged", "a flag", dtype="bool"),
+        Variable("vector", "three numbers", dims=("place",)),
+    ],
+    coords={"place": [1, 2, 3]},
+)
+
+
+def run(store, n_cases=N, **more):
+    return sweep(TASK, {"x": range(n_cases)}, store=store, batch_size=3, progress=False, **more)
+
+
+@pytest.fixture(scope="module")
+def right():
+    return sweep(TASK, {"x": range(N)}, progress=False).drop_attrs(deep=False)
+
+
+def check_read(store, right, *, at_least=()):
+    """What is read is right or pending; the cases of `at_least` are not pending."""
+    found = results.read(store)
+    done = found.isel(case=np.flatnonzero(found["status"] != 0)).drop_attrs(deep=False)
+    if not done.sizes["case"]:
+        assert not at_least
+        return
+    cases = done["x"].values  # which are their places in the whole grid
+    xr.testing.assert_equal(done, right.isel(case=cases))
+    assert set(at_least) <= set(cases.tolist())
+
+
+def damages(data, n_bits):
+    """One file, damaged in every way; of the bits a sample over the whole length."""
+    yield "deleted", None
+    yield "emptied", b""
+    yield "cut", data[: len(data) // 2]
+    yield "shorter by one", data[:-1]
+    yield "zeroed", bytes(len(data))
+    yield "longer", data + b"\0"
+    for bit in np.linspace(0, 8 * len(data) - 1, n_bits).astype(int):
+        turned = bytearray(data)
+        turned[bit // 8] ^= 1 << (bit % 8)
+        yield f"bit {bit} turned", bytes(turned)
+
+
+@pytest.mark.parametrize("n_bits", [2, pytest.param(60, marks=pytest.mark.slow)])
+def test_every_damage_of_every_file_is_named_and_repaired(tmp_path, right, n_bits):
+    whole = tmp_path / "whole"
+    run(whole)
+    names = sorted(file.name for file in whole.iterdir())
+    assert len(names) == 1 + 1 + N // 3 + 1  # description, grid, batches, list of files
+    n_tried = 0
+    for name in names:
+        for how, data in damages((whole / name).read_bytes(), n_bits):
+            store = tmp_path / "damaged"
+            shutil.copytree(whole, store)
+            (store / name).unlink() if data is None else (store / name).write_bytes(data)
+            check_damaged(store, name, right, f"{name} {how}")
+            shutil.rmtree(store)
+            n_tried += 1
+    assert n_tried == len(names) * (6 + n_bits)
+
+
+def check_damaged(store, name, right, what):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if name == "sweep.json":  # what the store computes is lost; the same sweep knows it
+            with contextlib.suppress(DamagedError):
+                check_read(store, right)
+        else:
+            check_read(store, right)
+        if name.startswith("batch"):
+            assert len(said) == 1 and name in str(said[0].message), what
+            found = status(store)
+            assert name in (*found.damaged, *found.missing) and found.n_done == N - 3, what
+        repaired = run(store)
+    assert repaired.drop_attrs(deep=False).identical(right), what
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_read(store, right, at_least=range(N))
+        assert run(store).drop_attrs(deep=False).identical(right), what
+
+
+def test_files_of_another_sweep_do_not_count(tmp_path, right):
+    run(tmp_path / "a")
+    run(tmp_path / "b", seed=1)
+    stranger = next((tmp_path / "b").glob("batch-*.nc"))
+    shutil.copy(stranger, tmp_path / "a")
+    with pytest.warns(UserWarning, match="of another configuration"):
+        check_read(tmp_path / "a", right)
+    (tmp_path / "b" / "sweep.json").unlink()
+    with (
+        pytest.warns(UserWarning, match=r"sweep\.json is damaged or missing"),
+        pytest.raises(ValueError, match="files of another configuration"),
+    ):
+        run(tmp_path / "b")
+
+
+def test_files_are_merged_before_they_are_many_and_nothing_is_lost(tmp_path, right, monkeypatch):
+    monkeypatch.setattr(writing, "_MOST_FILES", 4)
+    store = tmp_path / "s"
+    for n_cases in range(1, N + 1):
+        run(store, n_cases)
+    assert len(list(store.glob("*.nc"))) <= 5
+    check_read(store, right, at_least=range(N))
+    assert run(store).drop_attrs(deep=False).identical(right)
+    again = run(store, retry_failed=True)
+    assert again.drop_attrs(deep=False).identical(right)
+
+
+class Recorder:
+    """The system calls by which a store is written, carried out and remembered in order."""
+
+    def __init__(self, root):
+        self.root, self.log, self.open_files = root, [], {}
+
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+    def place(self, path):
+        path = Path(path)
+        return str(path.relative_to(self.root)) if path != self.root else "."
+
+    def open(self, path, flags, mode=0o777):
+        descriptor = os.open(path, flags, mode)
+        self.open_files[descriptor] = self.place(path)
+        if flags & os.O_CREAT:
+            self.log.append(("create", self.place(path)))
+        return descriptor
+
+    def write(self, descriptor, data):
+        n = os.write(descriptor, data)
+        self.log.append(("write", self.open_files[descriptor], bytes(data[:n])))
+        return n
+
+    def fsync(self, descriptor):
+        os.fsync(descriptor)
+        self.log.append(("sync", self.open_files[descriptor]))
+
+    def replace(self, source, target):
+        os.replace(source, target)
+        self.log.append(("rename", self.place(source), self.place(target)))
+
+    def link(self, source, target):
+        os.link(source, target)
+        self.log.append(("link", self.place(source), self.place(target)))
+
+    def unlink(self, path):
+        os.unlink(path)
+        self.log.append(("unlink", self.place(path)))
+
+
+def record(root, monkeypatch):
+    """A sweep, an extension with a retry, and a merge: all calls, and what was reported done."""
+    recorder = Recorder(root)
+    monkeypatch.setattr(atomic, "os", recorder)
+    monkeypatch.setattr(writing, "os", recorder)
+    monkeypatch.setattr(writing, "_MOST_FILES", 4)
+    monkeypatch.setattr(Path, "mkdir", recorded_mkdir(recorder, Path.mkdir))
+    monkeypatch.setattr(Path, "unlink", recorded_unlink(recorder, Path.unlink))
+    advance = progress.Progress.advance
+
+    def reported(self, found):
+        recorder.log.append(("reported", len(found)))
+        advance(self, found)
+
+    monkeypatch.setattr(progress.Progress, "advance", reported)
+    run(root / "s", 7)
+    run(root / "s", N, retry_failed=True)
+    monkeypatch.undo()
+    return recorder.log
+
+
+def recorded_mkdir(recorder, mkdir):
+    def call(self, *arguments, **more):
+        new = not self.exists()
+        mkdir(self, *arguments, **more)
+        if new:
+            recorder.log.append(("mkdir", recorder.place(self)))
+
+    return call
+
+
+def recorded_unlink(recorder, unlink):
+    def call(self, **more):
+        unlink(self, **more)
+        recorder.log.append(("unlink", recorder.place(self)))
+
+    return call
+
+
+class Disk:
+    """What a file system may hold after a crash.
+
+    A file is on it with what was written before its last flush; what was written later may be
+    there, as a part, as zeros, or not at all. A change of names is on it when its folder has been
+    flushed; later changes each may be there or not, in any order.
+    """
+
+    def __init__(self, log):
+        self.data, self.flushed = {}, {}  # by number of the file
+        self.names, self.pending = {}, []  # flushed names -> number; changes since, in order
+        current, self.n_reported = {}, 0
+        for step in log:
+            kind, name = step[0], step[1]
+            if kind == "create":
+                number = len(self.data)
+                self.data[number], self.flushed[number] = b"", 0
+                self.change(current, [(name, number)])
+            elif kind == "write":
+                self.data[current[name]] += step[2]
+            elif kind == "sync" and name in current and current[name] is not None:
+                self.flushed[current[name]] = len(self.data[current[name]])
+            elif kind == "sync":
+                self.flush(name)
+            elif kind == "mkdir":
+                self.change(current, [(name, None)])
+            elif kind == "rename":
+                self.change(current, [(name, "gone"), (step[2], current[name])])
+            elif kind == "link":
+                self.change(current, [(step[2], current[name])])
+            elif kind == "unlink":
+                self.change(current, [(name, "gone")])
+            elif kind == "reported":
+                self.n_reported += step[1]
+
+    def change(self, current, changes):
+        self.pending.append(changes)
+        current.update(changes)
+
+    def flush(self, folder):
+        inside = [c for c in self.pending if str(Path(c[0][0]).parent) == folder]
+        self.pending = [c for c in self.pending if c not in inside]
+        for changes in inside:
+            self.names.update(changes)
+
+    def build(self, root, rng, how):
+        names = dict(self.names)
+        for changes in self.pending:
+            if how == "all" or (how == "some" and rng.random() < 0.5):
+                names.update(changes)
+        for name, number in sorted(names.items()):
+            path = root / name
+            if number == "gone" or not (path.parent == root or path.parent.is_dir()):
+                continue
+            if number is None:
+                path.mkdir(exist_ok=True)
+            else:
+                path.write_bytes(self.content(number, rng, how))
+
+    def content(self, number, rng, how):
+        data, flushed = self.data[number], self.flushed[number]
+        if how == "all":
+            return data
+        loose = data[flushed:]
+        kind = rng.integers(4)
+        end = int(rng.integers(len(loose) + 1))
+        return data[:flushed] + (b"", loose[:end], bytes(len(loose)), loose)[kind]
+
+
+def crash(log, point, how, root, rng, right):
+    """The disk after a crash: read gives right or pending, resuming gives everything."""
+    disk = Disk(log[:point])
+    disk.build(root, rng, how)
+    store = root / "s"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if (store / "sweep.json").exists():
+            check_read(store, right)
+            # The failed one of the first 7 cases is done again, and reported twice.
+            n = disk.n_reported
+            assert status(store).n_done >= min(n, 7) + max(0, n - 8)
+        else:
+            assert disk.n_reported == 0
+        resumed = run(store)
+    assert resumed.drop_attrs(deep=False).identical(right)
+    assert not [f for f in store.glob(".*") if f"{os.getpid()}" not in f.name]
+
+
+def crash_points(log, count, seed):
+    """(point, how): every point in every way if `count` allows, else a sample."""
+    ways = ("none", "all", *["some"] * 6)
+    every = [(point, how) for point in range(1, len(log) + 1) for how in ways]
+    rng = np.random.default_rng(seed)
+    chosen = rng.permutation(len(every))[:count]
+    return [every[i] for i in sorted(chosen)]
+
+
+def replay(tmp_path, monkeypatch, right, count, seed=0):
+    (tmp_path / "recorded").mkdir()
+    log = record(tmp_path / "recorded", monkeypatch)
+    rng = np.random.default_rng(seed)
+    for number, (point, how) in enumerate(crash_points(log, count, seed)):
+        root = tmp_path / str(number)
+        root.mkdir()
+        try:
+            crash(log, point, how, root, rng, right)
+        except Exception as error:
+            error.add_note(f"crash after {point} of {len(log)} calls, {how}: {log[point - 1][:2]}")
+            raise
+        shutil.rmtree(root)
+
+
+def test_after_a_loss_of_power_read_is_right_or_pending_and_resume_completes(
+    tmp_path, monkeypatch, right
+):
+    replay(tmp_path, monkeypatch, right, 60)
+
+
+@pytest.mark.slow
+def test_after_a_loss_of_power_at_every_point(tmp_path, monkeypatch, right):
+    replay(tmp_path, monkeypatch, right, CRASHES, seed=1)
+
+
+def skip_data(path, data):
+    """The mutant that forgets to flush the data."""
+    Path(path).write_bytes(data)
+
+
+@pytest.mark.parametrize("mutant", ["no flush of the data", "no flush of the folder"])
+def test_the_replay_notices_what_is_not_flushed(tmp_path, monkeypatch, right, mutant):
+    """The harness has teeth: a store that is reported before it is safe is found out."""
+    fsync = Recorder.fsync
+
+    def forget(self, descriptor):
+        folder = self.open_files[descriptor] in (".", "s")
+        if folder != (mutant == "no flush of the folder"):
+            fsync(self, descriptor)
+
+    monkeypatch.setattr(Recorder, "fsync", forget)
+    (tmp_path / "recorded").mkdir()
+    log = record(tmp_path / "recorded", monkeypatch)
+    rng = np.random.default_rng(0)
+    caught = 0
+    for number, (point, how) in enumerate(crash_points(log, 40, 0)):
+        root = tmp_path / str(number)
+        root.mkdir()
+        try:
+            crash(log, point, how, root, rng, right)
+        except (AssertionError, DamagedError):
+            caught += 1
+    assert caught > 0

@@ -1,0 +1,112 @@
+"""A store knows what it holds: another function, setting or model is refused or named."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import pytest
+import xarray as xr
+from zarr import open_group
+
+from meanfield import results
+from meanfield.results import Variable
+from meanfield.sweeps import Task, sweep
+
+GRID = {"x": [1.0, 2.0, 3.0]}
+
+
+def script(path, body, **sweep_arguments):
+    arguments = ", ".join(f"{name}={value!r}" for name, value in sweep_arguments.items())
+    path.write_text(
+        f"from meanfield import sweep\n\n{textwrap.dedent(body)}\n"
+        f"if __name__ == '__main__':\n"
+        f"    ds = sweep(f, {{'x': [1.0, 2.0, 3.0]}}, store='main.sweep', {arguments})\n"
+        f"    print(ds['y'].values.tolist())\n"
+    )
+    command = [sys.executable, path.name]
+    return subprocess.run(command, cwd=path.parent, capture_output=True, text=True)
+
+
+def test_functions_of_two_scripts_are_not_the_same_function(tmp_path):
+    first = script(tmp_path / "a.py", "def f(x):\n    return {'y': x}\n")
+    assert first.stdout == "[1.0, 2.0, 3.0]\n"
+    second = script(tmp_path / "b.py", "def f(x):\n    return {'y': 1000 * x}\n")
+    assert second.returncode == 1
+    assert 'function: stored "a:f", now "b:f"' in second.stderr
+
+
+def test_a_changed_body_is_named_and_kept_cases_stay(tmp_path):
+    script(tmp_path / "a.py", "def f(x):\n    return {'y': x}\n")
+    commented = "def f(x):\n    # in words\n    return {'y': x}\n"
+    assert "source" not in script(tmp_path / "a.py", commented).stderr
+    changed = "def f(x, scale=7.0):\n    return {'y': scale * x}\n"
+    again = script(tmp_path / "a.py", changed)
+    assert "the source of a:f is not what the store was begun with" in again.stderr
+    assert again.stdout == "[1.0, 2.0, 3.0]\n"
+    accepted = script(tmp_path / "a.py", changed, accept_changed_code=True)
+    assert "source" not in accepted.stderr
+
+
+def test_a_plain_function_is_not_evaluated_for_a_store_that_is_complete(tmp_path):
+    n_calls = 0
+
+    def count(x):
+        nonlocal n_calls
+        n_calls += 1
+        return {"y": x}
+
+    for _ in range(3):
+        sweep(Task(count, name="count"), GRID, store=tmp_path / "s")
+    assert n_calls == 3
+
+
+def test_what_a_store_does_not_take_is_said_before_the_first_case(tmp_path):
+    def never(x, f):
+        raise AssertionError
+
+    with pytest.raises(TypeError, match="f: expected numbers"):
+        sweep(Task(never, name="never"), GRID, fixed={"f": abs}, store=tmp_path / "s")
+    with pytest.raises(TypeError, match="expected a named function"):
+        sweep(lambda x: {"y": 1 / 0}, GRID, store=tmp_path / "s")
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_store_of_version_0_1_is_read_and_not_continued(tmp_path):
+    """Made as that version made it: a group with a mask of the batches that are done."""
+    path = tmp_path / "old.zarr"
+    columns = {"y": [1.0, 2.0, 9.0], "status": [1, 1, 1], "case_key": [1, 2, 3]}
+    ds = xr.Dataset(
+        {name: ("case", column) for name, column in columns.items()},
+        coords={"x": ("case", [1.0, 2.0, 3.0])},
+    ).assign(done=("batch", [True, False]))
+    ds.to_zarr(path, zarr_format=3, consolidated=False)
+    open_group(path, mode="r+").attrs.update(
+        {"sweep_schema": 1, "batch_size": 2, "provenance": "{}", "dataset_attrs": {"text": "t"}}
+    )
+    found = results.read(path)
+    assert found["status"].values.tolist() == [1, 1, 0]
+    assert found["y"].values[:2].tolist() == [1.0, 2.0] and found.attrs["text"] == "t"
+    task = Task(lambda x: {"y": x}, [Variable("y", "y")], name="old")
+    with pytest.raises(ValueError, match=r"of version 0\.1.*export .*old\.zarr FILE\.nc"):
+        sweep(task, GRID, store=path)
+    with pytest.raises(FileExistsError, match="not written by this library"):
+        results.write(ds, path)
+
+
+def test_links_and_detours_lead_to_the_same_store(tmp_path):
+    task = Task(lambda x: {"y": x}, [Variable("y", "y")], name="f")
+    (tmp_path / "link").symlink_to(tmp_path / "real" / "s")
+    ds = sweep(task, GRID, store=tmp_path / "link")
+    assert results.read(tmp_path / "real" / "s").identical(ds)
+    (tmp_path / "a").mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert sweep(task, GRID, store=tmp_path / "a" / ".." / "link").identical(ds)
+    results.write(ds, tmp_path / "one.nc")
+    (tmp_path / "alias.nc").symlink_to(tmp_path / "one.nc")
+    results.write(ds.isel(case=[0]), tmp_path / "alias.nc")
+    assert (tmp_path / "alias.nc").is_symlink()
+    assert results.read(tmp_path / "one.nc").sizes["case"] == 1

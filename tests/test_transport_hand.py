@@ -1,0 +1,230 @@
+"""What the hand of somebody who comes from POT, GeomLoss or pandas expects."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from scipy import sparse
+
+from meanfield.errors import ConvergenceError
+from meanfield.measures import ParticleMeasure
+from meanfield.transport import (
+    sinkhorn_divergence,
+    solve_conditional_w2,
+    solve_w1,
+    solve_w2,
+    w1,
+    w2,
+    w2_squared,
+)
+
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(6, 2)), RNG.normal(size=(7, 2))
+A, B = RNG.dirichlet(np.ones(6)), RNG.dirichlet(np.ones(7))
+TRUTH = float(
+    solve_w2(
+        ParticleMeasure(torch.as_tensor(X), torch.as_tensor(A)),
+        ParticleMeasure(torch.as_tensor(Y), torch.as_tensor(B)),
+    ).value
+)
+
+
+def test_points_and_weights_as_pairs_or_by_keyword() -> None:
+    assert w2((X, A), (Y, B)) == pytest.approx(TRUTH, rel=1e-14)
+    assert w2(X, Y, weights=(A, B)) == pytest.approx(TRUTH, rel=1e-14)
+    assert w2(X, (Y, B), weights=(A, None)) == pytest.approx(TRUTH, rel=1e-14)
+    assert w2_squared((X, A), (Y, B)) == pytest.approx(TRUTH**2, rel=1e-14)
+    assert float(solve_w2((X, A), (Y, B))) == pytest.approx(TRUTH, rel=1e-14)
+    as_tensors = w2((torch.as_tensor(X), torch.as_tensor(A)), (torch.as_tensor(Y), B.tolist()))
+    assert float(as_tensors) == pytest.approx(TRUTH, rel=1e-14)
+    assert w1(X, Y) == pytest.approx(float(solve_w1(X, Y)), rel=1e-14)
+
+
+def test_numpy_in_numpy_out() -> None:
+    found = solve_w2((X, A), (Y, B))
+    assert isinstance(found.value, np.floating)
+    assert found.value.dtype == np.float64
+    assert isinstance(found.relative_width, np.ndarray | np.floating)
+    assert found.potentials is not None
+    assert found.coupling is not None
+    plan = found.coupling
+    arrays = (*found.potentials, plan.rows, plan.log_mass, plan.mass, plan.dense(), plan.source)
+    assert all(isinstance(t, np.ndarray) for t in (*arrays, plan.barycentric_map()))
+    assert all(isinstance(t, np.ndarray) for t in (*plan.marginals(), *plan.sample(3)))
+    assert plan.cost() == pytest.approx(TRUTH**2, rel=1e-12)
+    batch = solve_w2(np.stack([X, X + 1]), np.stack([Y, Y]))
+    assert isinstance(batch.value, np.ndarray)
+    assert batch.value.shape == (2,)
+    assert solve_w2(X.astype(np.float32), Y.astype(np.float32)).value.dtype == np.float32
+    assert isinstance(sinkhorn_divergence(X, Y, blur=0.5), np.floating)
+    assert "TransportResult" in repr(batch)
+    assert "certified lower bound" in found._repr_html_()
+    # A measure or a tensor on either side: tensors come back.
+    assert isinstance(w2(torch.as_tensor(X), Y), torch.Tensor)
+
+
+def test_the_plan_in_other_forms() -> None:
+    plan = solve_w2((X, A), (Y, B)).coupling
+    assert plan is not None
+    matrix = plan.to_scipy()
+    assert sparse.issparse(matrix)
+    np.testing.assert_array_equal(matrix.toarray(), plan.dense())
+    np.testing.assert_allclose(matrix.sum(0), B, atol=1e-15)
+    batch = solve_w2(np.stack([X, X]), np.stack([Y, Y])).coupling
+    assert batch is not None
+    with pytest.raises(ValueError, match="batch of shape"):
+        batch.to_scipy()
+    assert batch.dense().shape == (2, 6, 7)
+
+
+def test_samples_have_the_law_of_the_plan() -> None:
+    plan = solve_w2(
+        ParticleMeasure(torch.as_tensor(X), torch.as_tensor(A)),
+        ParticleMeasure(torch.as_tensor(Y), torch.as_tensor(B)),
+    ).coupling
+    assert plan is not None
+    draws = plan.sample(40_000, generator=torch.Generator().manual_seed(0))
+    counts = torch.zeros(6, 7).index_put(
+        (draws.rows, draws.cols), torch.ones(40_000) / 40_000, accumulate=True
+    )
+    assert float((counts - plan.dense()).abs().max()) < 0.01
+    assert torch.equal(draws.source, torch.as_tensor(X)[draws.rows])
+    assert torch.equal(draws.target, torch.as_tensor(Y)[draws.cols])
+    again = plan.sample(5, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(again.rows, plan.sample(5, generator=torch.Generator().manual_seed(0)).rows)
+
+
+def test_conditional_samples_keep_positions_and_batches_stay_apart() -> None:
+    places = torch.arange(6).div(2, rounding_mode="floor").double() / 2
+    mu, nu = (
+        ParticleMeasure(torch.as_tensor(t), positions=places) for t in (X, X[::-1].copy() + 1)
+    )
+    plan = solve_conditional_w2(mu, nu).coupling
+    assert plan is not None
+    draws = plan.sample(200, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(places[draws.rows], places[draws.cols])
+    batch = solve_w2(torch.as_tensor(np.stack([X, X + 9])), torch.as_tensor(X)).coupling
+    assert batch is not None
+    pairs = batch.sample(50)
+    assert pairs.source.shape == (2, 50, 2)
+    assert float(pairs.source[1].min()) > 5 > float(pairs.source[0].max())
+
+
+def test_data_frames() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(X, columns=["u", "v"])
+    assert w2((frame, A), (pandas.DataFrame(Y), pandas.Series(B))) == pytest.approx(TRUTH)
+    with pytest.raises(TypeError, match="table of numbers"):
+        w2(pandas.DataFrame({"a": ["x", "y"]}), Y)
+
+
+@pytest.mark.parametrize("door", [w2, w1, w2_squared, solve_w2, solve_w1])
+def test_the_call_of_pot_is_met_with_ours(door) -> None:
+    with pytest.raises(TypeError, match=r"\(\(x, a\), \(y, b\)\)") as met:
+        door(A, B, np.zeros((6, 7)))
+    assert f"{door.__name__}(x, y, weights=(a, b))" in str(met.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "error", "match"),
+    [
+        ((A, B), {}, ValueError, r"mu\[:, None\]"),
+        (((X, np.ones(6)), Y), {}, ValueError, r"pass weights / weights.sum\(\)"),
+        ((X, Y), {"weights": (np.ones(6), None)}, ValueError, "total mass of 1, got 6"),
+        (((X, A), Y), {"weights": (A, None)}, ValueError, "comes with its own"),
+        (
+            (ParticleMeasure(X), torch.as_tensor(Y)),
+            {"weights": (A, None)},
+            ValueError,
+            "a measure",
+        ),
+        ((X, Y), {"weights": (A, B, None)}, ValueError, "pair"),
+        (((X, A[:3]), Y), {}, ValueError, "total mass|one number per particle"),
+        ((X, (Y, -B)), {}, ValueError, "total mass|≥ 0"),
+        ((X.astype(np.float32), Y), {}, TypeError, "float32"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_clearly(arguments, settings, error, match) -> None:
+    with pytest.raises(error, match=match):
+        w2(*arguments, **settings)
+
+
+# ------------------------------------------------------------------ long solves
+
+
+def clouds(n: int, seed: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (torch.randn(n, 3, dtype=torch.float64, generator=generator) for _ in range(2))
+    return x, 1.2 * y + 0.3
+
+
+def test_a_solve_goes_on_from_its_checkpoint(tmp_path, monkeypatch) -> None:
+    from meanfield.transport.plans import columns
+
+    x, y = clouds(900)
+    path = tmp_path / "state.npz"
+    whole = solve_w2(x, y)
+    rounds = columns._ROUNDS
+    monkeypatch.setattr(columns, "_ROUNDS", 1)
+    stopped = solve_w2(x, y, method="column_generation", checkpoint=path, strict=False)
+    assert not stopped.converged
+    assert path.exists()
+    monkeypatch.setattr(columns, "_ROUNDS", rounds)
+    monkeypatch.setattr(columns, "_levels", None)  # nothing is begun anew
+    resumed = solve_w2(x, y, checkpoint=path)
+    assert resumed.converged
+    torch.testing.assert_close(resumed.value, whole.value, rtol=1e-10, atol=0)
+    assert [p.name for p in tmp_path.iterdir()] == ["state.npz"]
+
+
+def test_a_checkpoint_of_another_problem_is_refused(tmp_path, monkeypatch) -> None:
+    from meanfield.transport.plans import columns
+
+    monkeypatch.setattr(columns, "_ROUNDS", 1)
+    x, y = clouds(900)
+    path = tmp_path / "state.npz"
+    solve_w2(x, y, checkpoint=path, strict=False)
+    with pytest.raises(ValueError, match="another one"):
+        solve_w2(x, y + 1e-12, checkpoint=path)
+    with pytest.raises(ValueError, match="one pair"):
+        solve_w2(x.expand(2, -1, -1), y, checkpoint=path)
+
+
+def test_a_checkpoint_with_lying_potentials_costs_time_and_nothing_else(tmp_path) -> None:
+    x, y = clouds(600)
+    path = tmp_path / "state.npz"
+    whole = solve_w2(x, y, method="column_generation", checkpoint=path)
+    with np.load(path) as stored:
+        state = dict(stored)
+    state["g"] = 1e3 * np.sin(np.arange(600.0))
+    with path.open("wb") as file:
+        np.savez(file, **state)
+    again = solve_w2(x, y, method="column_generation", checkpoint=path, strict=False)
+    assert float(again.lower) <= float(whole.upper)
+    assert float(again.upper) >= float(whole.lower)
+    assert again.converged
+
+
+def test_a_time_limit_is_kept_and_the_answer_comes_with_the_error() -> None:
+    x, y = clouds(4000)
+    solve_w2(x[:50], y[:50])  # POT is imported
+    start = time.process_time()
+    with pytest.raises(ConvergenceError) as late:
+        solve_w2(x, y, time_limit=0.3)
+    # On a busy machine wall time means nothing; the work that is begun is what counts.
+    assert time.process_time() - start < 3
+    found = late.value.result
+    assert 0 < float(found.lower) <= float(found.upper)
+
+
+def test_more_pairs_than_can_be_priced_need_a_time_limit(monkeypatch) -> None:
+    from meanfield.transport import solve
+
+    monkeypatch.setattr(solve, "_PRICED_PAIRS", 1e5)
+    x, y = clouds(500)
+    with pytest.raises(ValueError, match="time_limit"):
+        solve_w2(x, y)
+    assert solve_w2(x, x + 1).converged  # a formula has no such limit
