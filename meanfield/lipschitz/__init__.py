@@ -2,7 +2,7 @@
 
 Works for any map of measures; one that declares its own linearisation (`meanfield.linearisation`)
 is faster. Files, each importing only those before it: `local`, `localization`, `pairs`, `search`,
-`secant`, `lower`, `comparison`, `ball`.
+`secant`, `lower`, `comparison`, `ball`, `orders`.
 """
 
 from meanfield.lipschitz.ball import ball_upper
@@ -10,6 +10,7 @@ from meanfield.lipschitz.comparison import compare_lemma_3_2, secants_along, spl
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.localization import Localization, localize
 from meanfield.lipschitz.lower import FAMILIES, SecantSearch, lipschitz_lower
+from meanfield.lipschitz.orders import OrderInterval, local_order
 from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import (
     SecantRatio,
@@ -22,6 +23,7 @@ __all__ = [
     "FAMILIES",
     "LocalLipschitz",
     "Localization",
+    "OrderInterval",
     "SecantRatio",
     "SecantSearch",
     "ball_upper",
@@ -29,6 +31,7 @@ __all__ = [
     "euclidean_secant_ratio",
     "lipschitz_lower",
     "local_lipschitz",
+    "local_order",
     "localize",
     "secant_ratio",
     "secants_along",
