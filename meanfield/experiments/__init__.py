@@ -19,6 +19,7 @@ EXPERIMENTS = {
     "lemma-3-2": "discrete Euclidean against Wasserstein secants as the step shrinks",
     "regimes": "over (n, R): worst constants found against every theorem",
     "sharpness": "how far the bounds are from the worst that is found, plain, masked, tokens",
+    "kernel-growth": "dot products explode with the radius, L2 attention grows as its square",
     "masked-bound": "masked attention exceeds the unmasked mean-field bound",
     "real-text": "local constant of attention against n on real text, per layer, plain and masked",
     "adversarial": "growth in n at the inputs built to be the worst, per head",

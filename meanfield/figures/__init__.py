@@ -23,6 +23,7 @@ from meanfield.figures.flows import (
     plot_placements,
     plot_staircase,
 )
+from meanfield.figures.growth import plot_kernel_growth
 from meanfield.figures.measures import (
     plot_growth_in_n,
     plot_growth_in_radius,
@@ -67,6 +68,7 @@ __all__ = [
     "plot_growth_in_n",
     "plot_growth_in_radius",
     "plot_head_constants",
+    "plot_kernel_growth",
     "plot_large_radius",
     "plot_lemma_3_2",
     "plot_light_weight",

@@ -1,0 +1,155 @@
+"""How does the Wasserstein constant of attention grow with the radius, kernel by kernel?
+
+With Q = K = V = I and d = 2: the largest local constant that a search over two or more atoms and
+their weights finds in the ball of radius R, for dot products (with the sign of A that is worst),
+L2 attention, scaled cosines and capped scores. Dot products grow as e^{R²}, L2 attention as R²
+(this package), capped scores no faster than a multiple of 1 + R²; cosines see directions alone,
+and their slope is without bound near the origin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xarray as xr
+
+from meanfield import bounds, sampling
+from meanfield.attention import AttentionParameters, SelfAttention, kernels
+from meanfield.lipschitz import worst_case
+from meanfield.measures import ParticleMeasure
+from meanfield.results import Variable
+from meanfield.sweeps import Task, sweep
+
+__all__ = ["FIGURES", "QUICK", "Settings", "largest_constant", "plan", "run"]
+
+FIGURES: dict[str, tuple[str, dict[str, Any]]] = {"growth": ("plot_kernel_growth", {})}
+
+_DIM, _TEMPERATURE, _TAU, _EPS = 2, 5.0, 2.0, 1.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the sweep runs over.
+
+    Attributes:
+        kernels: names of kernels, of "dot product", "L2", "cosine" and "soft cap".
+        radii: R.
+        n_atoms: numbers of atoms of the searches.
+        starts: random starts of each search.
+        steps: steps of ascent.
+        seed: of the starts.
+    """
+
+    kernels: tuple[str, ...] = ("dot product", "L2", "cosine", "soft cap")
+    radii: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0)
+    n_atoms: tuple[int, ...] = (2, 3)
+    starts: int = 32
+    steps: int = 200
+    seed: int = 0
+
+
+QUICK = Settings(radii=(0.5, 1.0, 2.0), n_atoms=(2,), starts=8, steps=40)
+
+VARIABLES = (
+    Variable("constant", "largest local W₂ constant found"),
+    Variable("constant_residual", "its relative residual"),
+    Variable("constant_upper_999", "it is at most this, with probability 0.999"),
+    Variable("constant_converged", "whether it converged", dtype="bool"),
+    Variable("bound", "upper bound on the ball; infinite where none is known"),
+)
+PARAMETERS = (
+    Variable("kernel", "kernel", dtype="str"),
+    Variable("radius", "R", units="length"),
+    Variable("n_atoms", "atoms of the search", dtype="int64"),
+)
+
+
+def _layers(kernel: str) -> list[SelfAttention]:
+    """The layers of a kernel to search; of dot products both signs of A."""
+    eye = torch.eye(_DIM, dtype=torch.float64)
+    plain = AttentionParameters.from_bilinear(eye, eye)
+    if kernel == "dot product":
+        return [SelfAttention(AttentionParameters.from_bilinear(-eye, eye)), SelfAttention(plain)]
+    chosen = {
+        "L2": kernels.l2,
+        "cosine": kernels.cosine(_TEMPERATURE, eps=_EPS),
+        "soft cap": kernels.soft_cap(_TAU),
+    }
+    if kernel not in chosen:
+        known = ["dot product", *chosen]
+        raise ValueError(f"kernel: expected one of {known}, got {kernel!r}")
+    return [SelfAttention(plain, kernel=chosen[kernel])]
+
+
+def _bound(kernel: str, radius: float) -> float:
+    if kernel == "dot product":
+        return float(bounds.mean_field(1.0, 1.0, radius))
+    if kernel == "L2":
+        return float(bounds.l2_mean_field(1.0, 1.0, radius, _DIM))
+    if kernel == "soft cap":
+        return float(bounds.soft_cap(1.0, 1.0, radius, _TAU))
+    return float("inf")
+
+
+def _light_in_the_middle(radius: float) -> ParticleMeasure:
+    """A light atom at 0 between two halves: L2 attention has slope 2R² there."""
+    points = torch.zeros(3, _DIM, dtype=torch.float64)
+    points[1, 0], points[2, 0] = radius, -radius
+    logs = torch.tensor([-20.0, 0.0, 0.0], dtype=torch.float64).log_softmax(-1)
+    return ParticleMeasure(points * (1 - 1e-12), log_weights=logs)
+
+
+def largest_constant(
+    kernel: str,
+    radius: float,
+    n_atoms: int,
+    *,
+    starts: int,
+    steps: int,
+    generator: torch.Generator,
+) -> dict[str, Any]:
+    """The largest local constant found for one kernel in one ball."""
+    candidates = [_light_in_the_middle(radius)] if n_atoms >= 3 else []
+    candidates += [sampling.two_diracs(radius, -(radius**2) * k, [1.0, 0.0]) for k in (0.5, 2.0)]
+    found = [
+        worst_case(
+            F,
+            radius,
+            n_atoms=n_atoms,
+            starts=starts,
+            steps=steps,
+            candidates=candidates,
+            generator=generator,
+        )[1]
+        for F in _layers(kernel)
+    ]
+    best = max(found, key=lambda constant: float(constant.value))
+    return {
+        "constant": float(best.value),
+        "constant_residual": float(best.residual),
+        "constant_upper_999": float(best.upper_999),
+        "constant_converged": bool(best.converged),
+        "bound": _bound(kernel, radius),
+    }
+
+
+def plan(settings: Settings) -> dict[str, Any]:
+    """The arguments of `meanfield.sweep` that make the experiment."""
+    return {
+        "fn": Task(largest_constant, VARIABLES, parameters=PARAMETERS),
+        "grid": {
+            "kernel": settings.kernels,
+            "radius": settings.radii,
+            "n_atoms": settings.n_atoms,
+        },
+        "fixed": {"starts": settings.starts, "steps": settings.steps},
+        "seed": settings.seed,
+        "attrs": {"experiment": "kernel-growth"},
+    }
+
+
+def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
+    """Run the sweep; further arguments (store, executor, …) are those of `meanfield.sweep`."""
+    return sweep(**plan(settings or Settings()), **how)
