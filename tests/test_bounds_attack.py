@@ -97,6 +97,105 @@ def test_no_sequence_exceeds_its_bound():
     assert 0.3 < max(worst.values()) <= 1 + 1e-9
 
 
+def dense_constants(x, logs, A, V, causal) -> torch.Tensor:
+    """‖D^½JD^−½‖ (B,) of B weighted clouds x (B, n, d), by formula, without the engine."""
+    n, d = x.shape[1:]
+    u = x @ A.mT
+    scores = u @ x.mT + logs[:, None, :]
+    if causal:
+        scores = scores.masked_fill(torch.ones(n, n, dtype=bool).triu(1), -math.inf)
+    P = scores.softmax(-1)
+    away = x[:, None] - (P @ x)[:, :, None]
+    eye = torch.eye(d, dtype=x.dtype)
+    T = P[..., None, None] * (eye + away[..., :, None] * u[:, :, None, None, :])
+    field = (P[..., None] * away).mT @ away @ A[:, None]
+    half = (0.5 * (logs[:, :, None] - logs[:, None, :])).exp()[..., None, None]
+    own = torch.diag_embed(field.permute(0, 2, 3, 1)).permute(0, 3, 4, 1, 2)
+    J = V[:, None, None] @ (half * T + own)
+    return torch.linalg.matrix_norm(J.permute(0, 1, 3, 2, 4).reshape(len(x), n * d, n * d), 2)
+
+
+def ascended(A, V, n, c, causal, *, steps, g) -> torch.Tensor:
+    """The largest constant that Adam finds from one start per layer, (B,), on the unit ball."""
+    B, d = len(A), A.shape[-1]
+    x = sampling.sphere(n, d, batch_shape=(B,), generator=g)
+    logs = (1 + 2 * c.clamp_max(4.0))[:, None] * torch.randn(B, n, dtype=F64, generator=g)
+    # Every other start: opposite poles, and a light atom of about the best weight.
+    x[::2] = torch.where(torch.arange(n)[:, None] == 0, 1.0, -1.0) * x[::2, :1]
+    logs[::2, 0], logs[::2, 1:] = -2 * c[::2] - 1.0 + math.log(n), 0.0
+    x, logs = x.requires_grad_(), logs.requires_grad_()
+    optimiser = torch.optim.Adam([{"params": [x], "lr": 0.03}, {"params": [logs], "lr": 0.1}])
+    best = torch.zeros(B, dtype=F64)
+    for _ in range(steps):
+        found = dense_constants(x, logs.log_softmax(-1), A, V, causal)
+        best = torch.maximum(best, found.detach())
+        optimiser.zero_grad()
+        (-found.log().sum()).backward()
+        for value in (x, logs):
+            value.grad.nan_to_num_(0.0, 0.0, 0.0)
+        optimiser.step()
+        with torch.no_grad():
+            x /= x.norm(dim=-1, keepdim=True).clamp_min(1.0)
+    return best
+
+
+def thousands(layers: int, steps: int, shapes) -> dict[bool, float]:
+    """Largest constant over its bound; `layers` starts for each shape, mask and kind of layer."""
+    worst = {False: 0.0, True: 0.0}
+    g = torch.Generator().manual_seed(0)
+    for (d, n), kind, causal in itertools.product(shapes, KINDS, worst):
+        c = 0.01 * 1200 ** torch.rand(layers, dtype=F64, generator=g)
+        drawn = [
+            layer(int(torch.randint(2**31, (), generator=g)), d, float(one), kind) for one in c
+        ]
+        A, V = (torch.stack([getattr(par, name)[0] for par in drawn]) for name in "AV")
+        found = ascended(A, V, n, c, causal, steps=steps, g=g).numpy()
+        bound = bounds.masked_mean_field if causal else bounds.mean_field
+        worst[causal] = max(worst[causal], (found / bound(c.numpy(), 1.0, 1.0)).max())
+        tokens = ascended_tokens(A, V, n, causal, g)
+        uniform = bounds.tokens(c.numpy(), 1.0, 1.0, n, causal=causal)
+        worst[causal] = max(worst[causal], (tokens / uniform).max())
+    return worst
+
+
+def ascended_tokens(A, V, n, causal, g) -> np.ndarray:
+    """The same at equal weights, from clouds only: five on the sphere, five at its poles."""
+    best = torch.zeros(len(A), dtype=F64)
+    for k in range(10):
+        x = sampling.sphere(n, A.shape[-1], batch_shape=(len(A),), generator=g)
+        signs = torch.randint(-1, 2, (len(A), n, 1), generator=g)
+        x = signs * x[:, :1] if k % 2 else x
+        best = torch.maximum(best, dense_constants(x, torch.zeros(len(A), n), A, V, causal))
+    return best.numpy()
+
+
+def test_the_dense_constant_of_the_attack_is_the_library_s():
+    g = torch.Generator().manual_seed(4)
+    A, V, x = (torch.randn(3, k, 2, dtype=F64, generator=g) for k in (2, 2, 5))
+    logs = torch.randn(3, 5, dtype=F64, generator=g).log_softmax(-1)
+    for causal in (False, True):
+        found = dense_constants(x, logs, A, V, causal)
+        for k in range(3):
+            F = SelfAttention(AttentionParameters.from_bilinear(A[k], V[k]), causal=causal)
+            s = torch.arange(1, 6, dtype=F64) / 5 if causal else None
+            mu = ParticleMeasure(x[k], log_weights=logs[k], positions=s)
+            expected = float(local_lipschitz(F, mu).particle)
+            assert float(found[k]) == pytest.approx(expected, rel=1e-9)
+
+
+def test_hundreds_of_ascents_exceed_no_bound():
+    worst = thousands(6, 15, ((1, 3), (2, 4), (3, 3)))
+    assert 0.9 < worst[False] <= 1 + 1e-9 and 0.4 < worst[True] <= 1 + 1e-9
+
+
+@pytest.mark.slow
+def test_ten_thousand_ascents_exceed_no_bound():
+    # 1,020 and more of each shape, half of them masked.
+    shapes = ((1, 2), (1, 5), (1, 20), (2, 2), (2, 4), (2, 8), (3, 3), (3, 6), (8, 3), (1, 50))
+    worst = thousands(102, 60, shapes)
+    assert 0.99 < worst[False] <= 1 + 1e-9 and 0.45 < worst[True] <= 1 + 1e-9
+
+
 @pytest.mark.slow
 def test_a_thousand_weighted_measures_do_not_exceed_their_bounds():
     few = [one for one in WHOLE if one[1] < 20]

@@ -98,10 +98,12 @@ def scaling_factor(A: Any) -> float:
 def local_upper(F: Any, mu: Any) -> Any:
     """An upper bound of the local Wasserstein constant at μ, both components.
 
-    Not in the papers; derived here, tested numerically. It uses the attention weights that are
-    there (column masses and covariances), so it is far below the a-priori bounds, and it costs a
-    few products with the linearisation. For uniform weights it bounds the Euclidean constant
-    ‖Df(X)‖ too.
+    For dot-product attention the smallest of three that use the attention weights that are
+    there: the parts of the derivative by themselves, column masses with covariances (both of
+    this package, proved on the page "Sharp constants" of the documentation), and Theorem 3 of
+    Yudin et al. (arXiv 2507.07814; uniform weights). It is far below the a-priori bounds, and
+    costs a few products with the linearisation. For uniform weights it bounds the Euclidean
+    constant ‖Df(X)‖ too. Rounding, some n · eps, is not accounted for.
 
     Args:
         F: a map of measures that has the method `local_upper`, such as `SelfAttention`.

@@ -2,7 +2,7 @@
 
 Works for any map of measures; one that declares its own linearisation (`meanfield.linearisation`)
 is faster. Files, each importing only those before it: `local`, `infinity`, `localization`,
-`proposals`, `search`, `secant`, `lower`, `comparison`, `ball`.
+`proposals`, `search`, `secant`, `lower`, `comparison`, `ball`, `orders`.
 """
 
 from meanfield.lipschitz.ball import ball_upper
@@ -11,6 +11,7 @@ from meanfield.lipschitz.infinity import InfinityNorm, infinity_norm
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.localization import Localization, localize
 from meanfield.lipschitz.lower import FAMILIES, SecantSearch, lipschitz_lower
+from meanfield.lipschitz.orders import OrderInterval, local_order
 from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import (
     SecantRatio,
@@ -24,6 +25,7 @@ __all__ = [
     "InfinityNorm",
     "LocalLipschitz",
     "Localization",
+    "OrderInterval",
     "SecantRatio",
     "SecantSearch",
     "ball_upper",
@@ -32,6 +34,7 @@ __all__ = [
     "infinity_norm",
     "lipschitz_lower",
     "local_lipschitz",
+    "local_order",
     "localize",
     "secant_ratio",
     "secants_along",

@@ -12,7 +12,7 @@ from meanfield.measures import MeasureMap, ParticleMeasure
 __all__ = ["ball_upper"]
 
 # Up to this many coordinates of all atoms the constant at μ is factored, and so certain.
-_FACTORED = 512
+_FACTORED = 1024
 
 
 def ball_upper(F: MeasureMap, mu: ParticleMeasure, epsilon: float | Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def ball_upper(F: MeasureMap, mu: ParticleMeasure, epsilon: float | Tensor) -> T
         )
     constant = F.local_upper(mu) if isinstance(F, HasLocalUpper) else None
     if mu.n_particles * mu.dim <= _FACTORED:
-        found = local_lipschitz(F, mu, strict=False)
+        found = local_lipschitz(F, mu, method="dense", strict=False)
         if found.n_matvecs == 0:
             certain = found.upper_999
             constant = certain if constant is None else torch.minimum(constant, certain)
