@@ -9,7 +9,7 @@ import torch
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, figures
 from meanfield.experiments import (
     EXPERIMENTS,
-    inverse,
+    inversion,
     l2_tightness,
     lemma_3_2,
     load,
@@ -132,7 +132,7 @@ def test_the_infinity_norm_of_l2_attention_comes_near_its_bound():
 
 
 def test_l2_attention_is_inverted_and_dot_products_are_refuted_where_they_fail():
-    ds = inverse.run(inverse.QUICK)
+    ds = inversion.run(inversion.QUICK)
     assert (ds.status == 1).all()
     assert labelled(ds)
     l2 = ds.isel(case=np.flatnonzero(ds.kernel == "l2"))

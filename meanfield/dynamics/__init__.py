@@ -5,7 +5,7 @@ A map of measures F, whose image of an atom is Γ_μ(x), is the velocity of the 
 Dataset; everything else says what happens to it. Every function takes any map of measures.
 
 Files, each importing only those before it: `constraints`, `placements`, `velocities`, `clocks`,
-`merging`, `integrators`, `trajectories`, `checkpoints`, `flow`, `variation`, `flow_map`,
+`merging`, `integrators`, `trajectories`, `resuming`, `flow`, `variation`, `flow_map`,
 `stability`; `functionals`, `energy_flow`, `paths` and `reduced` stand beside them.
 """
 

@@ -13,8 +13,8 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from meanfield.dynamics.checkpoints import Checkpoints
 from meanfield.dynamics.integrators import Adaptive, FixedStep, Noise
+from meanfield.dynamics.resuming import Checkpoints
 from meanfield.dynamics.trajectories import Problem, State, problem_of, states
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.results import Variable, dataset, provenance

@@ -26,7 +26,7 @@ EXPERIMENTS = {
     "released-code": "what the published scripts compute, beside the norm",
     "scaling-factor": "γR² of every head at the real token radius",
     "quadratic-growth": "three tokens whose constant grows as R²",
-    "inverse": "inverting x + c f(x)/L by its fixed point: L2 against dot-product attention",
+    "inversion": "inverting x + c f(x)/L by its fixed point: L2 against dot-product attention",
     "l2-tightness": "how close to its bound the infinity norm of L2 attention comes",
     "large-radius": "Theorem 3.7: the limit far out, and the hump near ties",
     "clustering": "tokens through depth, on the sphere and in the plane",

@@ -173,7 +173,7 @@ def plan(settings: Settings) -> dict[str, Any]:
             "layer_seed": settings.seed,
         },
         "seed": settings.seed,
-        "attrs": {"experiment": "inverse"},
+        "attrs": {"experiment": "inversion"},
     }
 
 
