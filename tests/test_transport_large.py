@@ -135,12 +135,11 @@ def test_precise_prices_lose_no_digit_of_small_displacements() -> None:
     prices = Pricing(x, y).precise(np.zeros(300), 2, np.full(300, np.inf))
     np.testing.assert_allclose(prices.minima, moved, rtol=1e-14)
     assert prices.slack == 0
-    # With one candidate a row, others are known up to the slack of the products only.
-    g = np.zeros(300)
-    g[0] = 1.0
-    one = Pricing(x, y).precise(g, 1, np.full(300, np.inf))
-    truth = (np.square(x[:, None] - y[None]).sum(-1) - g).min(1)
-    assert (one.minima <= truth + 1e-18).all()
+    # Five columns too near to each other for products to tell which is the nearest.
+    crowded = np.repeat(x, 5, axis=0) + 1e-9 * rng.normal(size=(1500, 3))
+    one = Pricing(x, crowded).precise(np.zeros(1500), 1, np.full(300, np.inf))
+    truth = np.square(x[:, None] - crowded[None]).sum(-1).min(1)
+    assert (one.minima <= truth).all()
 
 
 def test_affine_images_are_proved_optimal_at_any_size() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -17,7 +18,14 @@ from meanfield.transport import (
     solve_w1,
     solve_w2,
 )
-from meanfield.transport.certificate import Plan, centred, certify, feasible, narrower
+from meanfield.transport.certificate import (
+    Plan,
+    centred,
+    certify,
+    combined,
+    feasible,
+    narrower,
+)
 from meanfield.transport.plans import columns
 from meanfield.transport.plans.exact import solve_dense
 from meanfield.transport.problem import Problem
@@ -209,6 +217,22 @@ def test_the_certificate_allows_for_rounding_of_every_kind() -> None:
             moved = (t * (1 + rng.uniform(-1, 1, t.shape) * 2.0**-52) for t in (x, y, a, b))
             other = solve_dense(Problem.of(*moved)[None], rtol=1e-12)[0]
             assert float(home.lower) <= float(other.value) <= float(home.upper)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_parts_are_combined_with_room_for_the_rounding_of_the_sum(order: int) -> None:
+    rng = np.random.default_rng(order)
+    for _ in range(100):
+        logs, ends = np.log(rng.dirichlet(np.ones(9))), rng.uniform(size=9)
+        value, lower, upper = combined(logs, np.stack([ends] * 3), order)
+        with mpmath.workdps(50):
+            terms = (
+                mpmath.exp(mpmath.mpf(float(t))) * mpmath.mpf(float(s)) ** order
+                for t, s in zip(logs, ends, strict=True)
+            )
+            truth = mpmath.fsum(terms) ** (mpmath.mpf(1) / order)
+            assert mpmath.mpf(float(lower)) <= truth <= mpmath.mpf(float(upper))
+        assert float(lower) <= float(value) <= float(upper) <= float(lower) * (1 + 1e-13)
 
 
 def test_ends_the_wrong_way_round_are_an_error_and_not_an_answer() -> None:
