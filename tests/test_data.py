@@ -72,7 +72,7 @@ def certified_cases(largest: int, smallest: int = 1) -> list[dict]:
 def check_certified(case: dict) -> None:
     from meanfield.transport import solve_w2
 
-    clouds = runpy.run_path(str(ROOT / "examples" / "11_estimates.py"))["clouds"]
+    clouds = runpy.run_path(str(ROOT / "examples" / "13_estimates.py"))["clouds"]
     found = solve_w2(*clouds(case["n"], case["d"], case["weights"], case["seed"]))
     assert case["lower"] <= case["w2"] <= case["upper"]
     assert case["upper"] - case["lower"] < 1e-9 * case["w2"]
@@ -90,7 +90,7 @@ def test_certified_values_are_those_of_pot(case):
     import ot
     from scipy.spatial.distance import cdist
 
-    clouds = runpy.run_path(str(ROOT / "examples" / "11_estimates.py"))["clouds"]
+    clouds = runpy.run_path(str(ROOT / "examples" / "13_estimates.py"))["clouds"]
     (x, a), (y, b) = clouds(case["n"], case["d"], case["weights"], case["seed"])
     theirs = ot.emd2(a, b, cdist(x, y, "sqeuclidean"), numItermax=10**12) ** 0.5
     assert theirs == pytest.approx(case["w2"], rel=1e-11)

@@ -1,6 +1,6 @@
 """The true error of estimates of W2: Sinkhorn, minibatches, slices and low rank.
 
-    python examples/11_estimates.py [--quick] [--n N] [--out DIR]
+    python examples/13_estimates.py [--quick] [--n N] [--out DIR]
 
 An estimate is as good as its distance to the truth, and above a few thousand points the truth is
 usually not known. Here it is, with an interval. The script also checks the stored values of
