@@ -244,6 +244,27 @@ def test_intervals_cover_at_least_92_percent(count, grouped, noise):
     assert max(found) < (0.999 if count < 8 else 0.98)
 
 
+@pytest.mark.parametrize(("known", "freedom"), [(None, 2), (0.4, 3)])
+def test_the_interval_is_that_of_leaving_out_one_group_at_a_time(known, freedom):
+    from scipy.stats import t
+
+    rng = np.random.default_rng(2)
+    x, groups = np.tile([1.0, 3.0, 10.0], 4), np.repeat(np.arange(4), 3)
+    y = 2 * x**0.5 * np.exp(rng.normal(size=12))
+
+    def constant(keep: np.ndarray) -> float:
+        log_x, log_y = np.log(x[keep]), np.log(y[keep])
+        p = np.polyfit(log_x, log_y, 1)[0] if known is None else known
+        return float(np.mean(log_y) - p * np.mean(log_x))
+
+    whole = constant(np.ones(12, bool))
+    moved = [constant(groups != k) - whole for k in range(4)]
+    half = t.ppf(0.95, freedom) * np.sqrt(3 / 4 * np.sum(np.square(moved)))
+    fit = results.fit_power(x, y, exponent=known, groups=groups, level=0.9)
+    assert float(fit.constant_lower) == pytest.approx(np.exp(whole - half))
+    assert float(fit.constant_upper) == pytest.approx(np.exp(whole + half))
+
+
 def test_two_points_have_no_interval_and_three_a_wide_one():
     two = results.fit_power([1.0, 4.0], [1.0, 3.0])
     assert np.isnan([two.exponent_lower, two.constant_upper]).all()
