@@ -214,3 +214,14 @@ def test_stability_is_about_one_measure():
     F, mu = case(14, batch=(2,))
     with pytest.raises(ValueError, match="expected one measure"):
         dynamics.stability(F, mu, [0, 1])
+
+
+def test_the_bound_takes_the_larger_constant_of_each_interval():
+    F, mu = case(15)
+    nu = mu.replace(mu.points.flip(0))
+    constants = iter([1.0, 3.0, 2.0])
+    ds = dynamics.divergence(
+        F, mu, nu, [0.0, 0.5, 1.5], step=0.5, constant=lambda _at, _other: next(constants)
+    )
+    expected = [0.0, 0.5 * 3, 0.5 * 3 + 1.0 * 3]
+    assert (ds.bound / ds.w2_upper[0]).values == pytest.approx([math.exp(x) for x in expected])

@@ -43,8 +43,8 @@ class Settings:
     dims: tuple[int, ...] = (2, 3)
     betas: tuple[float, ...] = (0.5, 2.0)
     ratios: tuple[float, ...] = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
-    n_particles: int = 1000
-    last: float = 40.0
+    n_particles: int = 400
+    last: float = 30.0
     step: float = 0.05
     seed: int = 0
 
