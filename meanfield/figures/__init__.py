@@ -7,6 +7,10 @@ measurement is a line with markers.
 
 from meanfield.figures.animations import animate_particles, save_animations
 from meanfield.figures.canvas import style
+from meanfield.figures.depth import (
+    plot_constants_through_depth,
+    plot_displacement_through_depth,
+)
 from meanfield.figures.files import save_all
 from meanfield.figures.flows import (
     plot_cluster_count,
@@ -59,9 +63,11 @@ __all__ = [
     "plot_cluster_count",
     "plot_constant_against_n",
     "plot_constant_through_depth",
+    "plot_constants_through_depth",
     "plot_covariance",
     "plot_covariance_error",
     "plot_depth_against_weight",
+    "plot_displacement_through_depth",
     "plot_distance_to_first",
     "plot_exponents",
     "plot_first_mode",
