@@ -22,6 +22,7 @@ EXPERIMENTS = {
     "kernel-growth": "dot products explode with the radius, L2 attention grows as its square",
     "masked-bound": "masked attention exceeds the unmasked mean-field bound",
     "real-text": "local constant of attention against n on real text, per layer, plain and masked",
+    "through-depth": "constants of a transformer block by block and end to end, and its tokens",
     "adversarial": "growth in n at the inputs built to be the worst, per head",
     "released-code": "what the published scripts compute, beside the norm",
     "scaling-factor": "γR² of every head at the real token radius",

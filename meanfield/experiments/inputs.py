@@ -28,6 +28,7 @@ __all__ = [
     "text_hash",
     "token_radii",
     "transformer",
+    "window_ids",
 ]
 
 RANDOM_TEXT = "random"  # uniform token ids in place of a text
@@ -124,8 +125,13 @@ def clouds(
 
     A prefix of a longer run would not do: in a plain model its tokens have seen the rest.
     """
-    ids = corpora.windows(_tokens(source, text), n_tokens, n_windows)
+    ids = window_ids(source, text, n_tokens, n_windows)
     return source.attention_inputs(ids, layers=list(layers))
+
+
+def window_ids(source: Transformer, text: str, n_tokens: int, n_windows: int) -> Tensor:
+    """Token ids of windows of a text, (window, n)."""
+    return corpora.windows(_tokens(source, text), n_tokens, n_windows)
 
 
 def text_hash(text: str) -> str:

@@ -27,6 +27,10 @@ from meanfield.figures.contractions import (
     plot_l2_tightness,
     plot_layer_constants,
 )
+from meanfield.figures.depth import (
+    plot_constants_through_depth,
+    plot_displacement_through_depth,
+)
 from meanfield.figures.flows import (
     plot_cluster_count,
     plot_constant_through_depth,
@@ -68,9 +72,11 @@ __all__ = [
     "plot_cluster_count",
     "plot_constant_against_n",
     "plot_constant_through_depth",
+    "plot_constants_through_depth",
     "plot_covariance",
     "plot_covariance_error",
     "plot_depth_against_weight",
+    "plot_displacement_through_depth",
     "plot_distance_to_first",
     "plot_exponents",
     "plot_first_mode",

