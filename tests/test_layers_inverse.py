@@ -155,6 +155,20 @@ def test_the_bound_is_met_by_a_map_as_steep_as_its_constant(factor):
     assert float(found.steepness) == pytest.approx(1, abs=1e-9)
 
 
+@pytest.mark.parametrize("factor", [0.9, 0.999])
+def test_rounding_counts_where_the_residual_is_nothing(factor):
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(500, 1, 1, generator=generator, dtype=torch.float64)
+    G = contractive(Pointwise(lambda x: -x), factor, constant=1.0)
+    y = np.asarray(X, WIDE) * (1 - WIDE(factor))
+    found = invert(G, ParticleMeasure(torch.from_numpy(y.astype(float))), rtol=1e-300,
+                   max_steps=50_000, strict=False, probe=False)  # fmt: skip
+    off = np.abs(found.measure.points.numpy() - np.asarray(X, WIDE))[:, 0, 0].astype(float)
+    without = found.residual.numpy() / (1 - factor)
+    assert (off > without).any()  # the residual alone would say too little
+    assert (off <= found.error.numpy()).all()
+
+
 @pytest.mark.parametrize("factor", [0.5, 0.7, 0.9])
 def test_twelve_digits_within_the_iterations_that_c_predicts(factor):
     generator = torch.Generator().manual_seed(1)
@@ -182,6 +196,15 @@ def test_a_constant_that_is_refuted_proves_nothing():
     assert float(found.steepness) > 1
     with pytest.raises(ConvergenceError, match=r"refuted.*times as steep.*dot-product"):
         invert(G, nu, max_steps=50)
+
+
+def test_two_iterates_refute_a_constant_without_the_jacobian():
+    G = contractive(Pointwise(lambda x: -3 * x), 0.5, constant=1.0)
+    nu = G(ParticleMeasure([[1.0], [2.0]]))
+    found = invert(G, nu, strict=False, probe=False)
+    assert float(found.steepness) == pytest.approx(3)
+    assert math.isinf(float(found.error))
+    assert found.n_steps == 2
 
 
 def test_the_jacobian_at_the_answer_refutes_what_no_step_did():
@@ -219,6 +242,22 @@ def test_a_constant_on_a_ball_counts_inside_of_it_only(norm):
     elsewhere = contractive(F, 0.8, constant=constant, ball=other)
     with pytest.raises(ValueError, match="centre with the weights"):
         invert(elsewhere, G(mu))
+    few = contractive(F, 0.8, constant=constant, ball=Ball(ParticleMeasure([[0.0] * 3]), 1.5))
+    with pytest.raises(ValueError, match="centre of shape"):
+        invert(few, G(mu))
+
+
+def test_an_error_changes_its_norm_between_the_layers_of_a_chain():
+    # The light atom hides its error from the weighted norm, and then all others take it up.
+    def first_everywhere(mu):
+        return mu.replace(mu.points[..., :1, :].expand(mu.points.shape))
+
+    inner = contractive(first_everywhere, 0.5, constant=1.0, norm="max")
+    G = Chain([inner, contractive(Pointwise(lambda x: -x), 0.9, constant=1.0, norm="l2")])
+    mu = ParticleMeasure([[1.0], [0.0]], [1e-8, 1 - 1e-8])
+    found = invert(G, G(mu), rtol=1e-2, strict=False)
+    off = float(weighted_l2((found.measure.points - mu.points).numpy(), mu.weights.numpy()))
+    assert 0 < off <= float(found.error)
 
 
 def test_the_ball_must_hold_the_whole_certificate():
@@ -234,6 +273,18 @@ def test_the_ball_must_hold_the_whole_certificate():
     assert math.isinf(error(0.9, 0.3))
     assert error(1.2, 0.1) < 0.1
     assert error(1.001, 1e-6) < 1e-6
+
+
+def test_a_light_atom_may_leave_the_ball_unseen_by_the_weighted_norm():
+    F = Pointwise(lambda x: -x)
+    mu = ParticleMeasure([[1.0], [0.0]], [1e-6, 1 - 1e-6])
+    ball = Ball(mu.replace(torch.zeros_like(mu.points)), 1.2)
+    G = contractive(F, 0.9, constant=1.8, ball=ball)
+    # The answer is 0.75, its error 1.25e-3: that may be 1.25 of the light atom.
+    loose = invert(G, G(mu), rtol=3.0, strict=False)
+    assert loose.n_steps == 2
+    assert math.isinf(float(loose.error))
+    assert float(invert(G, G(mu), rtol=0.01).error) < 1e-4
 
 
 def test_weights_and_positions_ride_and_absent_atoms_are_absent():

@@ -100,6 +100,8 @@ def invert(
             # What is left of the error asked for, once the layers before it have magnified it.
             share = math.prod(1 - stage.factor for stage in stages[:k]) / len(stages)
             goal = share * rtol * size(nu.points, nu, "l2")
+            if k + 1 < len(stages) and (stages[k + 1].norm, stages[k].norm) == ("l2", "max"):
+                error = _in_max_norm(error, nu)
             answers.append(stages[k].solve(found, error, goal, max_steps, probe))
             found, error = answers[-1].measure, answers[-1].error
         largest = torch.maximum(size(nu.points, nu, "l2"), size(found.points, found, "l2"))
@@ -113,7 +115,7 @@ def invert(
         steepness=torch.stack([each.steepness for each in answers]).amax(0),
     )
     if strict and not bool(answer.converged.all()):
-        raise ConvergenceError(_reason(answer, rtol))
+        raise ConvergenceError(_reason(answer, stages, rtol))
     return answer
 
 
@@ -206,15 +208,24 @@ class _Stage:
         ball = self.map.ball
         if ball is None:
             return torch.ones_like(error, dtype=torch.bool)
+        if ball.centre.points.shape[-2:] != mu.points.shape[-2:]:
+            raise ValueError(
+                f"ball: expected a centre of shape {tuple(mu.points.shape[-2:])}, that of the "
+                f"measure to invert, got {tuple(ball.centre.points.shape[-2:])}"
+            )
         if not torch.allclose(ball.centre.log_weights.exp(), mu.weights, rtol=1e-9, atol=0.0):
             raise ValueError("ball: expected a centre with the weights of the measure to invert")
-        if self.norm == "l2":
-            light = mu.log_weights.masked_fill(mu.log_weights == -math.inf, 0.0).amin(-1)
-            error = error * (-0.5 * light).exp()
-        return size(mu.points - ball.centre.points, mu, "max") + error <= ball.radius
+        reach = _in_max_norm(error, mu) if self.norm == "l2" else error
+        return size(mu.points - ball.centre.points, mu, "max") + reach <= ball.radius
 
 
-def _reason(answer: Inversion, rtol: float) -> str:
+def _in_max_norm(error: Tensor, mu: ParticleMeasure) -> Tensor:
+    """How far an atom may be off where (Σ aᵢ|xᵢ|²)^½ is: the lightest may have it all."""
+    light = mu.log_weights.masked_fill(mu.log_weights == -math.inf, 0.0).amin(-1)
+    return error * (-0.5 * light).exp()
+
+
+def _reason(answer: Inversion, stages: list[_Stage], rtol: float) -> str:
     steep = float(answer.steepness.max())
     if steep > _REFUTED:
         return (
@@ -222,7 +233,8 @@ def _reason(answer: Inversion, rtol: float) -> str:
             "dot-product attention has no constant on R^d: give a bound that holds, or a "
             "constant on a ball"
         )
-    if bool(answer.error.isinf().any()):
+    local = any(stage.map.ball is not None for stage in stages)
+    if local and bool((answer.error.isinf() & answer.residual.isfinite()).any()):
         return (
             "invert: the answer is not inside the ball where the constant of a layer holds; "
             "give a constant for a larger ball"
