@@ -72,10 +72,10 @@ def linearize(F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean"
 
     Example:
         >>> from meanfield.measures import ParticleMeasure, pushforward
-        >>> mu = ParticleMeasure([[1.0], [-1.0]])
+        >>> mu = ParticleMeasure([[1.0], [2.0]])
         >>> linearize(lambda mu: pushforward(lambda x: x**2, mu), mu).atoms.to_dense()
-        tensor([[ 2.,  0.],
-                [ 0., -2.]], dtype=torch.float64)
+        tensor([[2., 0.],
+                [0., 4.]], dtype=torch.float64)
     """
     check_geometry(geometry)
     if isinstance(F, Linearizable):

@@ -258,6 +258,16 @@ def test_upper_ends_at_the_defaults_hold(spectrum):
     assert off <= 0.01
 
 
+@pytest.mark.parametrize("spectrum", [name for name in SPECTRA if name[:2] in ("do", "pl")])
+def test_doublets_and_plateaus_are_told_apart_one_start_at_a_time(spectrum):
+    """In a batch the slowest start would make all the others go on."""
+    values = SPECTRA[spectrum].double()
+    for seed in range(10):
+        found = operator_norm(diagonal(values), method="lanczos", generator=seeded(seed))
+        assert float(found.value) >= 1 - 1e-4
+        assert float(found.upper_999) >= 1 - 1e-14
+
+
 # ------------------------------------------------------------------ layers
 
 
