@@ -43,11 +43,18 @@ def random_map(seed: int, rows=(3, 2), columns=(2, 4), batch=(2,), dense: bool =
     return J, matrix
 
 
+def by_products(J: LinearMap) -> torch.Tensor:
+    """The matrix by products with J alone: `to_dense` takes the transpose where it is cheaper."""
+    units = torch.eye(J.columns, dtype=F64).reshape(-1, *J.in_shape)
+    images = [J.matvec(unit.expand(*J.batch_shape, *J.in_shape)) for unit in units]
+    return torch.stack([image.reshape(*J.batch_shape, -1) for image in images], -1)
+
+
 def same(J: LinearMap, matrix: torch.Tensor) -> None:
     """All that a map can say of itself says the same."""
     torch.testing.assert_close(J.to_dense(), matrix)
-    torch.testing.assert_close(replace(J, dense=None).to_dense(), matrix)
-    torch.testing.assert_close(replace(J.T, dense=None).to_dense(), matrix.mT)
+    torch.testing.assert_close(by_products(J), matrix)
+    torch.testing.assert_close(by_products(J.T), matrix.mT)
     torch.testing.assert_close(J.T.to_dense(), matrix.mT)
     torch.testing.assert_close(J.T.T.to_dense(), matrix)
     assert (J.rows, J.columns) == tuple(matrix.shape[-2:])
