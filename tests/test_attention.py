@@ -437,6 +437,8 @@ def test_products_keep_their_digits_where_attention_is_on_one_atom(scale, geomet
         x = x.reshape(12, 40)
         for product, true in ((J.matvec, exact.matvec), (J.rmatvec, exact.rmatvec)):
             assert float((product(x).double() - true(x.double())).norm()) < 1e-4 * size
+    off = torch.linalg.matrix_norm(J.to_dense().double() - exact.to_dense(), 2)
+    assert float(off) < 1e-4 * size
     found = operator_norm(J, method="lanczos", rtol=1e-4)
     assert float(found.value) == pytest.approx(size, rel=1e-4)
 
@@ -455,3 +457,21 @@ def test_the_derivative_of_the_field_keeps_its_digits_too(causal):
     x = torch.randn(9, 1, 6, generator=generator)
     for product, true in ((field.matvec, exact.matvec), (field.rmatvec, exact.rmatvec)):
         assert float((product(x).double() - true(x.double())).abs().max()) < scale
+
+
+@pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
+def test_attention_almost_on_one_atom_keeps_its_digits_in_the_matrix(geometry):
+    """vⱼ − oᵢ is 4e-9 at the atom that a row sees, and a difference would leave 6e-8 of it."""
+    # The first coordinate makes the scores, 20 apart at a size of 1e6; the second is the value.
+    bilinear, value = [[1e6, 0.0], [0.0, 0.0]], [[0.0, 1.0]]
+    points = torch.tensor([[1.0, 1.0], [1.0 - 2e-5, -1.0], [1.0 - 1e-4, 7.0]])
+    logs = torch.tensor([0.2, 0.7, 0.1]).log()
+    mu = ParticleMeasure(points, log_weights=logs)
+    par = AttentionParameters.from_bilinear(bilinear, value)
+    exact = SelfAttention(par).linearize(mu.to(F64), geometry=geometry).to_dense()
+    low = SelfAttention(par.to(torch.float32)).linearize(mu, geometry=geometry)
+    size = float(torch.linalg.matrix_norm(exact, 2))
+    by_products = torch.stack([low.matvec(e.reshape(3, 2)).flatten() for e in torch.eye(6)], -1)
+    for matrix in (low.to_dense(), by_products):
+        off = float(torch.linalg.matrix_norm(matrix.double() - exact, 2))
+        assert off < 1e-3 * size
