@@ -2,7 +2,7 @@
 
 Works for any map of measures; one that declares its own linearisation (`meanfield.linearisation`)
 is faster. Files, each importing only those before it: `local`, `localization`, `pairs`, `search`,
-`secant`, `lower`, `comparison`, `ball`.
+`secant`, `lower`, `comparison`, `ball`, `monitor`.
 """
 
 from meanfield.lipschitz.ball import ball_upper
@@ -10,6 +10,7 @@ from meanfield.lipschitz.comparison import compare_lemma_3_2, secants_along, spl
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.localization import Localization, localize
 from meanfield.lipschitz.lower import FAMILIES, SecantSearch, lipschitz_lower
+from meanfield.lipschitz.monitor import Monitor, monitor
 from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import (
     SecantRatio,
@@ -22,6 +23,7 @@ __all__ = [
     "FAMILIES",
     "LocalLipschitz",
     "Localization",
+    "Monitor",
     "SecantRatio",
     "SecantSearch",
     "ball_upper",
@@ -30,6 +32,7 @@ __all__ = [
     "lipschitz_lower",
     "local_lipschitz",
     "localize",
+    "monitor",
     "secant_ratio",
     "secants_along",
     "sequence_map",
