@@ -238,6 +238,15 @@ def test_no_local_constant_is_above_the_bound_at_its_place(name, which):
     assert bool((constant.value <= upper).all())
 
 
+@pytest.mark.parametrize("name", ["layer norm", "rms norm", "mlp", "gated", "pointwise"])
+def test_bounds_do_not_see_an_absent_atom(name):
+    F, x = MAPS[name](), draw(3, D)
+    x[1] = 0.0 if "norm" in name else 50.0  # the bound there would be the largest
+    mu = ParticleMeasure(x, [0.5, 0.0, 0.5])
+    without = ParticleMeasure(x[[0, 2]])
+    assert float(F.local_upper(mu)) == pytest.approx(float(F.local_upper(without)), rel=1e-12)
+
+
 def test_the_bound_of_composed_maps_is_put_together_from_those_of_their_parts():
     mu = measures()["weighted, unsorted"]
     norm, F = layer_norm(), mlp()

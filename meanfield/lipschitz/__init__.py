@@ -2,7 +2,7 @@
 
 Works for any map of measures; one that declares its own linearisation (`meanfield.linearisation`)
 is faster. Files, each importing only those before it: `local`, `infinity`, `localization`,
-`proposals`, `search`, `secant`, `lower`, `comparison`, `ball`, `orders`.
+`proposals`, `search`, `secant`, `lower`, `comparison`, `ball`, `orders`, `monitor`.
 """
 
 from meanfield.lipschitz.ball import ball_upper
@@ -11,6 +11,7 @@ from meanfield.lipschitz.infinity import InfinityNorm, infinity_norm
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.localization import Localization, localize
 from meanfield.lipschitz.lower import FAMILIES, SecantSearch, lipschitz_lower
+from meanfield.lipschitz.monitor import Monitor, monitor
 from meanfield.lipschitz.orders import OrderInterval, local_order
 from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import (
@@ -25,6 +26,7 @@ __all__ = [
     "InfinityNorm",
     "LocalLipschitz",
     "Localization",
+    "Monitor",
     "OrderInterval",
     "SecantRatio",
     "SecantSearch",
@@ -36,6 +38,7 @@ __all__ = [
     "local_lipschitz",
     "local_order",
     "localize",
+    "monitor",
     "secant_ratio",
     "secants_along",
     "sequence_map",

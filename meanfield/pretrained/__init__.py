@@ -14,8 +14,8 @@ Needs the extra ``models`` (transformers). Nothing is downloaded unless asked fo
 """
 
 from meanfield.pretrained.family import Family, Site
-from meanfield.pretrained.loading import load
+from meanfield.pretrained.loading import load, read
 from meanfield.pretrained.registry import FAMILIES
 from meanfield.pretrained.transformer import Transformer
 
-__all__ = ["FAMILIES", "Family", "Site", "Transformer", "load"]
+__all__ = ["FAMILIES", "Family", "Site", "Transformer", "load", "read"]

@@ -22,7 +22,7 @@ from meanfield.pretrained.model_files import (
 from meanfield.pretrained.registry import FAMILIES, family_of
 from meanfield.pretrained.transformer import Transformer
 
-__all__ = ["load"]
+__all__ = ["load", "read"]
 
 _RANDOM = "random:"
 
@@ -74,6 +74,33 @@ def load(
         )
     folder, revision = find(text, download)
     return _from_folder(text, folder, revision, causal).to(device, dtype)
+
+
+def read(model: Any, *, name: str = "model", tokenizer: Any = None) -> Transformer:
+    """A model of transformers that is at hand, as it is: in training, fine-tuned, cut.
+
+    Its layers are read anew at each call of `attention`, `block` and `network`, so that they
+    follow the weights. It is not put into evaluation mode; `embeddings` and `attention_inputs`
+    have dropout in them if it is in training mode.
+
+    Args:
+        model: the `torch.nn.Module` of a type in `FAMILIES`, or one with a head on it.
+        name: for messages.
+        tokenizer: for `encode`.
+
+    Raises:
+        ValueError: a type that is not read.
+        TypeError: no model of transformers.
+    """
+    _require_transformers()
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"model: expected a model of transformers, got {type(model).__name__}")
+    family = family_of(model.config.model_type, name)
+    family.check(model.config)
+    masked = bool(model.config.is_decoder) if len(family.masks) > 1 else family.masks[0]
+    return Transformer(name, family, masked, "", model.base_model, tokenizer)
 
 
 def _require_transformers() -> None:

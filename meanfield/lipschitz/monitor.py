@@ -1,0 +1,129 @@
+"""Constants of the layers of a model while it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+
+from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
+from meanfield.measures import MeasureMap, ParticleMeasure
+
+__all__ = ["Monitor", "monitor"]
+
+_VARIABLES = {
+    "constant": "local Lipschitz constant of the layer at the measure that enters it",
+    "constant_residual": "relative residual of the constant",
+    "constant_upper_999": "the constant is at most this, with probability 0.999",
+    "constant_converged": "whether the constant converged",
+}
+
+
+class Monitor:
+    """Counts steps and measures at some of them; made by `monitor`."""
+
+    def __init__(
+        self,
+        read: Callable[[], Sequence[MeasureMap]],
+        mu: ParticleMeasure,
+        every: int,
+        settings: dict[str, Any],
+    ) -> None:
+        self._read, self._mu, self._every, self._settings = read, mu, every, settings
+        self.steps = 0
+        self._at: list[int] = []
+        self._found: list[list[LocalLipschitz]] = []
+
+    def __call__(self, *ignored: Any) -> None:
+        """One step was made; what a hook is called with does not matter."""
+        self.steps += 1
+        if self.steps % self._every == 0:
+            self.measure()
+
+    @torch.no_grad()
+    def measure(self) -> None:
+        """Measure now, whatever the step."""
+        mu, found = self._mu, []
+        for F in self._read():
+            found.append(local_lipschitz(F, mu, strict=False, **self._settings))
+            mu = F(mu)
+        self._at.append(self.steps)
+        self._found.append(found)
+
+    def dataset(self) -> xr.Dataset:
+        """What was measured so far, over (step, layer).
+
+        Raises:
+            ValueError: nothing yet.
+        """
+        if not self._found:
+            raise ValueError(
+                f"expected at least one measurement, got none in {self.steps} steps; one is made "
+                f"every {self._every} steps, or by measure()"
+            )
+        fields = {
+            name: np.array(
+                [[_number(c, name) for c in found] for found in self._found],
+                dtype=bool if name.endswith("converged") else float,
+            )
+            for name in _VARIABLES
+        }
+        return xr.Dataset(
+            {
+                name: (("step", "layer"), values, {"long_name": _VARIABLES[name], "units": "1"})
+                for name, values in fields.items()
+            },
+            coords={
+                "step": ("step", self._at, {"long_name": "training step", "units": "1"}),
+                "layer": ("layer", np.arange(len(self._found[0])), {"long_name": "layer"}),
+            },
+        )
+
+
+def monitor(
+    read: Callable[[], Sequence[MeasureMap]],
+    mu: ParticleMeasure,
+    *,
+    every: int = 100,
+    **settings: Any,
+) -> Monitor:
+    """A callback that measures the constants of layers every so many steps of a training loop.
+
+    ``optimizer.register_step_post_hook(callback)`` calls it after each step; so does a line
+    ``callback()`` in a loop of one's own.
+
+    Args:
+        read: the layers as they are now, in the order in which they act, for example
+            ``lambda: [source.block(l) for l in range(source.n_layers)]`` with
+            ``source = pretrained.read(model)``.
+        mu: the measure that enters the first; each later one gets what the ones before make.
+        every: steps between measurements.
+        settings: of `local_lipschitz`: geometry, rtol, …
+
+    Returns:
+        A callable with ``measure()``, to measure at once, and ``dataset()``.
+
+    Example:
+        >>> from meanfield.attention import AttentionParameters, SelfAttention
+        >>> F = SelfAttention(AttentionParameters.from_bilinear([[0.0]], [[2.0]]))
+        >>> callback = monitor(lambda: [F, F], ParticleMeasure([[1.0], [-1.0]]), every=2)
+        >>> for _ in range(4):
+        ...     callback()
+        >>> callback.dataset().constant.values
+        array([[2., 2.],
+               [2., 2.]])
+    """
+    if every < 1:
+        raise ValueError(f"every: expected a number of steps ≥ 1, got {every}")
+    if not callable(read):
+        raise TypeError(f"read: expected a function without arguments, got {type(read).__name__}")
+    if mu.batch_shape:
+        raise ValueError(f"expected one measure, got a batch {tuple(mu.batch_shape)}")
+    return Monitor(read, mu, int(every), settings)
+
+
+def _number(constant: LocalLipschitz, name: str) -> float:
+    return float(getattr(constant, {"constant": "value"}.get(name, name.split("_", 1)[-1])))
