@@ -13,6 +13,7 @@ from meanfield.figures.contractions import (
     plot_l2_ratio,
     plot_l2_tightness,
     plot_layer_constants,
+    plot_training_curves,
 )
 from meanfield.figures.files import save_all
 from meanfield.figures.measures import (
@@ -67,6 +68,7 @@ __all__ = [
     "plot_scaling_factor",
     "plot_secants",
     "plot_splitting",
+    "plot_training_curves",
     "save_all",
     "style",
 ]
