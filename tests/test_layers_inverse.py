@@ -254,7 +254,7 @@ def test_an_error_changes_its_norm_between_the_layers_of_a_chain():
 
     inner = contractive(first_everywhere, 0.5, constant=1.0, norm="max")
     G = Chain([inner, contractive(Pointwise(lambda x: -x), 0.9, constant=1.0, norm="l2")])
-    mu = ParticleMeasure([[1.0], [0.0]], [1e-8, 1 - 1e-8])
+    mu = ParticleMeasure([[1.0], [-0.5]], [1e-8, 1 - 1e-8])  # between the layers: 1.5 and 0
     found = invert(G, G(mu), rtol=1e-2, strict=False)
     off = float(weighted_l2((found.measure.points - mu.points).numpy(), mu.weights.numpy()))
     assert 0 < off <= float(found.error)
