@@ -370,6 +370,7 @@ def report(ds, out: Path) -> None:
     print("messages:", [m for m in ds.message.values if m] or "none")
     with figures.style():
         figures.plot_bits_per_character(ds).figure.savefig(out / "bits.png")
+        figures.plot_training_curves(ds).figure.savefig(out / "curves.png")
         contractive = np.flatnonzero(ds.variant.values == "contractive L2")
         if len(contractive):
             deepest = contractive[np.argmax(ds.depth.values[contractive])]

@@ -131,6 +131,14 @@ def test_the_paper_s_layer_is_the_oracle_s():
     np.testing.assert_allclose(F(ParticleMeasure(X)).points, expected, rtol=1e-11)
 
 
+def test_heads_that_follow_different_tokens_add_up_in_the_norm_of_the_furthest():
+    # x ↦ x₁ + x₂, a head each: √2 in the Euclidean norm; 2 where x₁ and x₂ are of two tokens.
+    queries = [[[1.0, 0.0]], [[0.0, 1.0]]]
+    parameters = AttentionParameters(queries, queries, queries, [[[1.0]], [[1.0]]])
+    assert bounds.l2_attention_2(parameters, 1) == pytest.approx(math.sqrt(2))
+    assert bounds.l2_attention_max(parameters, 1) == pytest.approx(2.0)
+
+
 def test_a_layer_without_a_constant_is_refused():
     eye = np.eye(2)
     untied = AttentionParameters(eye, 2 * eye, eye)

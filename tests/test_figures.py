@@ -97,6 +97,27 @@ def test_a_dataset_without_the_cases_says_so(ds):
         figures.plot_growth_in_n(plain, causal=True)
 
 
+def test_the_language_model_s_figures_draw_what_the_dataset_says(tmp_path):
+    cases = {"variant": ["a", "a", "b", "b"], "depth": [1, 2, 1, 2]}
+    lm = xr.Dataset(
+        {
+            "bits": ("case", [4.0, 3.0, 5.0, 2.0]),
+            "curve": (("case", "evaluation"), [[5.0, 4.0], [4.0, 3.0], [6.0, 5.0], [4.0, 2.0]]),
+            "bound": ("layer", [2.0, 0.7]),
+            "measured": ("layer", [0.1, 0.5]),
+        },
+        {k: ("case", v) for k, v in cases.items()} | {"evaluation": [10, 20], "layer": [1, 2]},
+    )
+    ax = figures.plot_bits_per_character(lm)
+    np.testing.assert_array_equal(line(ax, "a")[1], [4.0, 3.0])
+    ax = figures.plot_training_curves(lm)
+    np.testing.assert_array_equal(line(ax, "b")[1], [4.0, 2.0])
+    ax = figures.plot_layer_constants(lm)
+    np.testing.assert_array_equal(line(ax, "bound")[1], [2.0, 0.7])
+    with figures.style():
+        ax.figure.savefig(tmp_path / "figure.png")
+
+
 def test_the_style_is_left_behind():
     import matplotlib as mpl
 

@@ -144,7 +144,7 @@ def test_the_error_of_ten_adversarial_cases_holds(kind, seed):
         assert bool(found.error.isfinite().all())
 
 
-@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize("factor", FACTORS[:5])
 def test_the_bound_is_met_by_a_map_as_steep_as_its_constant(factor):
     # F(x) = −x: the layer is (1 − c) x, and ‖y − G(x)‖/(1 − c) is the error itself.
     G = contractive(Pointwise(lambda x: -x), factor, constant=1.0)
@@ -155,7 +155,7 @@ def test_the_bound_is_met_by_a_map_as_steep_as_its_constant(factor):
     assert float(found.steepness) == pytest.approx(1, abs=1e-9)
 
 
-@pytest.mark.parametrize("factor", [0.9, 0.999])
+@pytest.mark.parametrize("factor", [0.9, 0.99])
 def test_rounding_counts_where_the_residual_is_nothing(factor):
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(500, 1, 1, generator=generator, dtype=torch.float64)
@@ -254,7 +254,7 @@ def test_an_error_changes_its_norm_between_the_layers_of_a_chain():
 
     inner = contractive(first_everywhere, 0.5, constant=1.0, norm="max")
     G = Chain([inner, contractive(Pointwise(lambda x: -x), 0.9, constant=1.0, norm="l2")])
-    mu = ParticleMeasure([[1.0], [0.0]], [1e-8, 1 - 1e-8])
+    mu = ParticleMeasure([[1.0], [-0.5]], [1e-8, 1 - 1e-8])  # between the layers: 1.5 and 0
     found = invert(G, G(mu), rtol=1e-2, strict=False)
     off = float(weighted_l2((found.measure.points - mu.points).numpy(), mu.weights.numpy()))
     assert 0 < off <= float(found.error)
@@ -287,15 +287,16 @@ def test_a_light_atom_may_leave_the_ball_unseen_by_the_weighted_norm():
     assert float(invert(G, G(mu), rtol=0.01).error) < 1e-4
 
 
-def test_weights_and_positions_ride_and_absent_atoms_are_absent():
+@pytest.mark.parametrize("norm", ["l2", "max"])
+def test_weights_and_positions_ride_and_absent_atoms_are_absent(norm):
     generator = torch.Generator().manual_seed(5)
     F = SelfAttention(draw_layer(generator, 2, 1), kernel=kernels.l2, causal=True)
-    G = contractive(F, 0.7, constant=bounds.l2_attention_2(F, 4))
+    G = contractive(F, 0.7, constant=constant_of(F, 4, norm), norm=norm)
     X = torch.randn(4, 2, generator=generator, dtype=torch.float64)
     X[3] = 1e6
     mu = ParticleMeasure(X, [0.5, 0.25, 0.25, 0.0], positions=[0.2, 0.5, 0.9, 0.3])
-    found = invert(G, G(mu))
-    np.testing.assert_allclose(found.measure.points[:3], X[:3], atol=1e-9)
+    found = invert(G, G(mu), rtol=1e-12)
+    np.testing.assert_allclose(found.measure.points[:3], X[:3], atol=1e-11)
     np.testing.assert_array_equal(found.measure.weights, mu.weights)
     np.testing.assert_array_equal(found.measure.positions, mu.positions)
 

@@ -26,6 +26,7 @@ from meanfield.figures.contractions import (
     plot_l2_ratio,
     plot_l2_tightness,
     plot_layer_constants,
+    plot_training_curves,
 )
 from meanfield.figures.depth import (
     plot_constants_through_depth,
@@ -109,6 +110,7 @@ __all__ = [
     "plot_splitting",
     "plot_staircase",
     "plot_token_sharpness",
+    "plot_training_curves",
     "save_all",
     "save_animations",
     "style",

@@ -19,6 +19,7 @@ __all__ = [
     "plot_l2_ratio",
     "plot_l2_tightness",
     "plot_layer_constants",
+    "plot_training_curves",
 ]
 
 
@@ -133,7 +134,28 @@ def plot_bits_per_character(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ax.plot(rows.depth, rows.bits, "o", color=colour, alpha=0.4)
         ax.plot(means.depth, means.bits, "-", color=colour, label=variant)
     ax.set(xlabel="number of blocks", ylabel="validation bits per character")
-    ax.set_title("Character language model: a small replica")
+    ax.set_title("Character language model, a small replica")
+    ax.set_xticks(np.unique(ds.depth.values))
+    legend_beside(ax)
+    return ax
+
+
+def plot_training_curves(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+    """Validation bits per character along the training, means over seeds, of the deepest models.
+
+    Args:
+        ds: of the character language model: ``curve`` along `case` and `evaluation`.
+        ax: where to draw; a new figure if None.
+    """
+    ax = axes(ax)
+    depth = int(ds.depth.max())
+    variants = list(dict.fromkeys(str(v) for v in ds.variant.values))
+    for colour, variant in zip(colours(len(variants)), variants, strict=True):
+        rows = _select(ds, variant=variant, depth=depth)
+        ax.plot(rows.evaluation, rows.curve.mean("case"), "-", color=colour, label=variant)
+        ax.plot(rows.evaluation, rows.curve.T, ".", color=colour, alpha=0.4)
+    ax.set(xlabel="training steps", ylabel="validation bits per character")
+    ax.set_title(f"Training of {depth} blocks at a fixed rate")
     legend_beside(ax)
     return ax
 
@@ -151,6 +173,7 @@ def plot_layer_constants(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.plot(layer, ds.measured, "o-", color="tab:blue", label="measured at the text")
     ax.set(yscale="log", xlabel="layer", ylabel="Lipschitz constant")
     ax.set_title("The trained layers, and what is certain of them")
+    ax.set_xticks(layer)
     legend_beside(ax)
     readable_logs(ax)
     return ax
