@@ -213,7 +213,7 @@ def test_a_time_limit_is_kept_and_the_answer_comes_with_the_error() -> None:
     solve_w2(x[:50], y[:50])  # POT is imported
     start = time.process_time()
     with pytest.raises(ConvergenceError) as late:
-        solve_w2(x, y, time_limit=0.3)
+        solve_w2(x, y, time_limit=0.01)
     # On a busy machine wall time means nothing; the work that is begun is what counts.
     assert time.process_time() - start < 3
     found = late.value.result

@@ -70,6 +70,8 @@ class Kernel:
         for name in ("push", "pull"):
             if _place(cls, name) > _place(cls, "features"):
                 setattr(cls, name, getattr(Kernel, name))
+        if _place(cls, "is_linear") > min(_place(cls, "features"), _place(cls, "push")):
+            cls.is_linear = False
         names = ("turn", "turn_push", "turn_pull")
         turns = {name: _place(cls, name) for name in names if hasattr(cls, name)}
         if len(set(turns.values())) > 1:
