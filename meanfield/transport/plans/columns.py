@@ -85,13 +85,13 @@ def solve_columns(
         start = time.perf_counter()
         if not clock.allows_pass(finer.problem.pairs):
             break
-        f, g, arcs, slack = _carried(coarse.problem, f, finer.problem, device)
+        carried, g, arcs, slack = _carried(coarse.problem, f, finer.problem, device)
         clock.note_pass(finer.problem.pairs, time.perf_counter() - start)
         if not clock.allows(len(arcs)):
             break
         is_finest = finer is levels[-1]
         own_file = file if is_finest else None
-        rounds = _Rounds(finer.problem, f, g, slack, arcs, device, clock, own_file)
+        rounds = _Rounds(finer.problem, carried, g, slack, arcs, device, clock, own_file)
         if is_finest:
             return rounds.run(rtol, _ROUNDS)
         answer = rounds.run(_COARSE_GAP, _COARSE_ROUNDS)
