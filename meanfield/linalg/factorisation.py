@@ -125,11 +125,15 @@ def _top_triples(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _eigenvectors(gram: Tensor) -> Tensor:
+    # Single precision: LAPACK's divide and conquer fails where entries are denormal, with an error
+    # or with NaN.
     try:
-        return torch.linalg.eigh(gram)[1]
+        vectors = torch.linalg.eigh(gram)[1]
+        if bool(torch.isfinite(vectors.sum())):
+            return vectors
     except torch.linalg.LinAlgError:
-        # Single precision: LAPACK's divide and conquer fails where entries are denormal.
-        return torch.linalg.eigh(gram.double())[1].to(gram.dtype)
+        pass
+    return torch.linalg.eigh(gram.double())[1].to(gram.dtype)
 
 
 def _power_of_two(matrices: Tensor) -> Tensor:
