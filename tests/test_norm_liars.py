@@ -12,6 +12,7 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.errors import ConvergenceError
 from meanfield.linalg import LinearMap, basis, krylov, largest_block_norm, operator_norm
 from meanfield.linalg.basis import Basis
+from meanfield.linalg.bidiagonalisation import Bidiagonalisation
 from meanfield.linearisation import linearize
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
@@ -425,3 +426,25 @@ def test_logits_up_to_1e15_have_the_derivatives_of_fifty_digits(seed, size, caus
         assert np.abs(found - wanted).max() <= 1e-9 * norm
     found = local_lipschitz(F, mu)
     assert float(found.particle) == pytest.approx(float(norm), rel=1e-9)
+
+
+def test_the_gap_behind_the_error_allows_for_what_the_second_value_may_still_be():
+    """A Ritz value is below its singular value: alone it would make every gap too wide."""
+    values = torch.cat([torch.tensor([1.0, 0.95]), torch.linspace(0.9, 0, 98)]).double()
+    J = LinearMap.diagonal(values[:, None])
+    within = 0
+    for seed in range(50):
+        start = torch.randn(1, 100, dtype=torch.float64, generator=seeded(seed))
+        process = Bidiagonalisation(J, start / start.norm())
+        for _ in range(6):
+            process.advance()
+        _, _, gap, _ = krylov._top_triples(process)
+        within += float(gap) <= 1 - 0.95**2
+    assert within >= 45
+
+
+def test_without_a_second_value_the_error_is_the_residual():
+    J = LinearMap.diagonal(torch.linspace(1, 0.5, 300, dtype=torch.float64)[:, None])
+    for steps in (1, 2):
+        found = operator_norm(J, method="lanczos", max_steps=steps, strict=False)
+        assert float(found.error) == float(found.residual) > 0.01
