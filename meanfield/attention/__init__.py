@@ -9,7 +9,9 @@ linearisation at a measure), `balancing` (Sinkhorn's potentials), `upper` (a bou
 
 from meanfield.attention import kernels, normalizations
 from meanfield.attention.balancing import Plan
-from meanfield.attention.kernels import Features, Kernel, dot_product, l2
+from meanfield.attention.kernels import Features as Features
+from meanfield.attention.kernels import Kernel as Kernel
+from meanfield.attention.kernels import dot_product, l2
 from meanfield.attention.normalizations import sigmoid, sinkhorn, softmax
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.self_attention import SelfAttention
@@ -18,8 +20,6 @@ from meanfield.attention.tangent import AttentionTangent
 __all__ = [
     "AttentionParameters",
     "AttentionTangent",
-    "Features",
-    "Kernel",
     "Plan",
     "SelfAttention",
     "dot_product",
