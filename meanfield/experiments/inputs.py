@@ -20,6 +20,7 @@ __all__ = [
     "RANDOM_TEXT",
     "bilinear_transformer",
     "check_fit",
+    "check_text",
     "clouds",
     "head_spectra",
     "masks_of",
@@ -137,6 +138,12 @@ def window_ids(source: Transformer, text: str, n_tokens: int, n_windows: int) ->
 def text_hash(text: str) -> str:
     """SHA-256 of the file of a text; of random ids, their name."""
     return RANDOM_TEXT if text == RANDOM_TEXT else corpora.load(text).sha256
+
+
+def check_text(text: str, text_sha256: str) -> None:
+    """Refuse a text that is not the one a sweep began with."""
+    if text_hash(text) != text_sha256:
+        raise ValueError(f"{text}: expected SHA-256 {text_sha256}; the text has changed")
 
 
 def short_name(place: str) -> str:

@@ -114,8 +114,7 @@ def measure(
     rtol: float,
 ) -> dict[str, Any]:
     """All layers and windows of one length; arrays (layer, window)."""
-    if inputs.text_hash(text) != text_sha256:
-        raise ValueError(f"{text}: expected SHA-256 {text_sha256}; the text has changed")
+    inputs.check_text(text, text_sha256)
     source = inputs.transformer(
         model, causal, seed=model_seed, dtype=dtype, depth=depth, revision=model_revision
     )

@@ -97,8 +97,7 @@ def measure(
     dtype: str,
 ) -> dict[str, Any]:
     """All heads of a layer; arrays (head,) and (head, window)."""
-    if inputs.text_hash(text) != text_sha256:
-        raise ValueError(f"{text}: expected SHA-256 {text_sha256}; the text has changed")
+    inputs.check_text(text, text_sha256)
     source = inputs.bilinear_transformer(
         model, causal, seed=model_seed, depth=depth, dtype=dtype, revision=model_revision
     )
