@@ -286,3 +286,14 @@ def test_single_precision_plans_meet_what_single_precision_can():
     torch.testing.assert_close(
         F(mu).points.double(), wide(mu.to(F64)).points, rtol=1e-4, atol=1e-4
     )
+
+
+def test_single_precision_ends_where_its_rounding_does():
+    """A tolerance below rounding is never met: it would take all iterations allowed."""
+    generator = torch.Generator().manual_seed(0)
+    F = SelfAttention(
+        AttentionParameters.random(3, dtype=torch.float32, generator=generator),
+        normalization=normalizations.sinkhorn(max_iterations=500),
+    )
+    plan = F.plan(ParticleMeasure(torch.randn(9, 3, generator=generator)))
+    assert bool(plan.converged.all()) and plan.n_iterations < 100

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.normalizations import Sinkhorn, Softmax
-from meanfield.attention.sight import Block, Sight
+from meanfield.attention.sight import Sight
 from meanfield.attention.tangent import AttentionTangent
 from meanfield.checks import is_traced
 from meanfield.errors import ConvergenceError
@@ -27,7 +27,7 @@ class Plan:
 
     Attributes:
         transition: P, (*batch, H, n, n) in the order of the measure; rows sum to one.
-        potentials: g, (*batch, H, n): Pᵢⱼ ∝ aⱼ e^{sᵢⱼ + gⱼ}; 0 on average under μ.
+        potentials: g, (*batch, H, n): Pᵢⱼ ∝ aⱼ e^{sᵢⱼ + gⱼ}; determined up to a constant.
         residual: maxⱼ |Σᵢ aᵢPᵢⱼ/aⱼ − 1| over the atoms that have mass, (*batch, H).
         n_iterations: of Sinkhorn's or Newton's method.
         converged: whether the residual is at most the rtol asked for, (*batch, H).
@@ -50,11 +50,12 @@ def balanced(sight: Sight, settings: Sinkhorn) -> tuple[Sight, Plan]:
     third order are exact. Where a plan has not converged, they pass through the iteration.
     Takes O(H n²) memory.
     """
-    scores, logs = _scores(sight), sight.log_weights[..., None, :]
+    scores = sight.scores(sight.features.q, sight.positions)
+    logs = sight.log_weights[..., None, :]
     with torch.no_grad():
         g, steps = _solved(scores.detach(), logs.detach(), settings)
     log_p, log_c = _balance(scores, logs, g)
-    residual = _residual(log_c, logs)
+    residual = _residual(log_c)
     met = residual <= _tolerance(settings, scores.dtype)
     if settings.strict and not bool(met.all()):
         raise ConvergenceError(
@@ -75,16 +76,6 @@ def balanced(sight: Sight, settings: Sinkhorn) -> tuple[Sight, Plan]:
     return replace(sight, potentials=g), plan
 
 
-def _scores(sight: Sight) -> Tensor:
-    """The scores of all pairs, (*batch, H, n, n)."""
-    everything = Block(slice(0, sight.n), slice(0, sight.n))
-    scores = sight.features.q @ sight.features.k.mT
-    if sight.kernel.activation is not None:
-        scores = sight.kernel.activation(scores)
-    bias = sight.position_bias(everything)
-    return scores if bias is None else scores + bias
-
-
 def _balance(scores: Tensor, logs: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """log P with rows that sum to one, and log c; 0 for columns without mass."""
     log_p = Softmax().log_transition(scores, (logs + g)[..., None, :], None)
@@ -95,23 +86,23 @@ def _balance(scores: Tensor, logs: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     return log_p, torch.where(alive[..., None, :], log_q, 0.0).logsumexp(-2) * alive
 
 
-def _residual(log_c: Tensor, logs: Tensor) -> Tensor:
+def _residual(log_c: Tensor) -> Tensor:
     return log_c.expm1().abs().amax(-1)
 
 
 def _solved(scores: Tensor, logs: Tensor, settings: Sinkhorn) -> tuple[Tensor, int]:
     """Potentials that meet the tolerance if they can, and how many iterations they took."""
-    g = torch.zeros_like(scores[..., 0, :])
+    g, tolerance = torch.zeros_like(scores[..., 0, :]), _tolerance(settings, scores.dtype)
     for step in range(settings.max_iterations + 1):
         log_p, log_c = _balance(scores, logs, g)
-        if step == settings.max_iterations or bool(_residual(log_c, logs).max() <= settings.rtol):
+        if step == settings.max_iterations or bool(_residual(log_c).max() <= tolerance):
             return g, step
         sinkhorn = g - log_c
         if step < _WARM_UP:
             g = sinkhorn
             continue
         newton = g + _newton_step(log_p, log_c, logs)
-        after = (_residual(_balance(scores, logs, x)[1], logs) for x in (newton, sinkhorn))
+        after = (_residual(_balance(scores, logs, x)[1]) for x in (newton, sinkhorn))
         by_newton, by_sinkhorn = after
         better = torch.isfinite(newton).all(-1) & (by_newton <= by_sinkhorn)
         g = torch.where(better[..., None], newton, sinkhorn)
@@ -168,7 +159,9 @@ class _Correction:
         weighted = tangent.geometry == "wasserstein"
         whole = replace(tangent, memory=2**62, block_size=tangent.sight.n)
         ((_, self.p),) = whole.transitions()
-        ((_, tilted),) = replace(whole, geometry="wasserstein").transitions()
+        tilted = self.p
+        if not weighted:
+            ((_, tilted),) = replace(whole, geometry="wasserstein").transitions()
         self.tangent, sight = whole, whole.sight
         heads = sight.parameters.n_heads
         logs = sight.log_weights.detach()[..., None, :].expand(*whole.batch_shape, heads, sight.n)

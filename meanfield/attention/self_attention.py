@@ -29,7 +29,7 @@ from meanfield.attention.tangent import AttentionTangent
 from meanfield.attention.upper import upper_bound
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
 from meanfield.linalg import LinearMap
-from meanfield.linearisation import Linearisation, linearize_by_autodiff
+from meanfield.linearisation import Linearisation, check_geometry, linearize_by_autodiff
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 __all__ = ["SelfAttention"]
@@ -186,8 +186,7 @@ class SelfAttention:
             memory: bytes that kept transition matrices may take; beyond, they are recomputed.
             block_size: rows per block of the transition matrix; from the memory of one if None.
         """
-        if geometry not in ("euclidean", "wasserstein"):
-            raise ValueError(f"geometry: expected 'euclidean' or 'wasserstein', got {geometry!r}")
+        check_geometry(geometry)
         normalization = self.normalization
         if isinstance(normalization, Custom):
             raise NotImplementedError(
@@ -316,15 +315,10 @@ class SelfAttention:
 
     def _custom_means(self, sight: Sight, queries: Tensor, positions: Tensor | None) -> Tensor:
         assert isinstance(self.normalization, Custom)
-        scores = queries @ sight.features.k.mT
-        if self.kernel.activation is not None:
-            scores = self.kernel.activation(scores)
-        if positions is not None and sight.positions is not None:
-            bias = self.kernel.position_bias(self.parameters, positions, sight.positions)
-            scores = scores if bias is None else scores + bias
-            if self.causal:
-                seen = sight.positions[..., None, :] <= positions[..., :, None]
-                scores = scores.masked_fill(~seen[..., None, :, :], -math.inf)
+        scores = sight.scores(queries, positions)
+        if self.causal and positions is not None and sight.positions is not None:
+            seen = sight.positions[..., None, :] <= positions[..., :, None]
+            scores = scores.masked_fill(~seen[..., None, :, :], -math.inf)
         p = self.normalization.transition(scores, sight.head_logs[..., None, :])
         if p.shape != scores.shape:
             raise ValueError(

@@ -152,6 +152,16 @@ class Sight:
             logs = logs.masked_fill(~seen[..., None, :, :], -math.inf)
         return logs
 
+    def scores(self, queries: Tensor, positions: Tensor | None) -> Tensor:
+        """The scores of all rows (*batch, H, m, k) and atoms at once, (*batch, H, m, n)."""
+        scores = queries @ self.features.k.mT
+        if self.kernel.activation is not None:
+            scores = self.kernel.activation(scores)
+        if positions is None or self.positions is None or self.bias_function is None:
+            return scores
+        bias = self.bias_function(positions, self.positions)
+        return scores if bias is None else scores + bias
+
     def position_bias(self, block: Block) -> Tensor | None:
         """What positions add to the scores of a block, or None."""
         if self.positions is None or self.bias_function is None:

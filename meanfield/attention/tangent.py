@@ -197,8 +197,8 @@ class AttentionTangent:
 
     def _buffer(self, which: int, block: Block) -> Tensor:
         shape = len(self.q), block.rows.stop - block.rows.start, block.columns.stop
-        largest = max((b.rows.stop - b.rows.start) * b.columns.stop for b in self.blocks)
         while len(self._room) <= which:
+            largest = max((b.rows.stop - b.rows.start) * b.columns.stop for b in self.blocks)
             self._room.append(self.q.new_empty(len(self.q) * largest))
         return self._room[which][: math.prod(shape)].view(shape)
 

@@ -93,11 +93,7 @@ class Kernel:
     ) -> Features:
         """The derivative of the features along displacements (*batch, n, d)."""
         self._refuse_centres(parameters, points, positions)
-
-        def parts(x: Tensor) -> tuple[Tensor, ...]:
-            f = self.features(parameters, x, positions)
-            return (f.q, f.k, f.v) if f.b is None else (f.q, f.k, f.v, f.b)
-
+        parts = self._parts(parameters, positions)
         return Features(*torch.func.jvp(parts, (points,), (displacement,))[1])
 
     def pull(
@@ -108,13 +104,19 @@ class Kernel:
         cotangents: Features,
     ) -> Tensor:
         """The transpose of `push`: cotangents of q, k, v and b to those of points."""
+        given = tuple(c for c in cotangents[:4] if c is not None)
+        return torch.func.vjp(self._parts(parameters, positions), points)[1](given)[0]
+
+    def _parts(
+        self, parameters: AttentionParameters, positions: Tensor | None
+    ) -> Callable[[Tensor], tuple[Tensor, ...]]:
+        """The features as a function of points, for automatic differentiation."""
 
         def parts(x: Tensor) -> tuple[Tensor, ...]:
             f = self.features(parameters, x, positions)
             return (f.q, f.k, f.v) if f.b is None else (f.q, f.k, f.v, f.b)
 
-        given = tuple(c for c in cotangents[:4] if c is not None)
-        return torch.func.vjp(parts, points)[1](given)[0]
+        return parts
 
     @property
     def activation(self) -> Callable[[Tensor], Tensor] | None:
