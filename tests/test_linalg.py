@@ -98,6 +98,27 @@ def test_the_zero_map_has_norm_zero(method):
     assert found.converged.all()
 
 
+@pytest.mark.parametrize("shape", [(3, 2), (2, 3)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "entry"),
+    [
+        (torch.float32, 3.3e38),
+        (torch.float32, 1e-38),
+        (torch.float32, 1e-45),
+        (F64, 1.7e308),
+        (F64, 5e-324),
+        (F64, 0.0),
+    ],
+    ids=str,
+)
+def test_norms_are_right_at_the_ends_of_the_number_range(dtype, entry, shape):
+    matrix = torch.zeros(shape, dtype=dtype)
+    matrix[0, 0], matrix[1, 1] = -entry, entry / 2
+    estimate = operator_norm(LinearMap.pointwise(matrix[None]))
+    assert estimate.value == matrix.abs().max() and estimate.residual == 0
+    assert torch.isfinite(estimate.upper_999) or entry > 1e307
+
+
 def test_entries_beyond_the_number_range_are_said_to_be():
     matrix = torch.full((2, 2), math.inf, dtype=F64)
     with pytest.raises(OverflowError, match="range of torch.float64"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from meanfield.linalg.evidence import NormEstimate
 from meanfield.linalg.maps import LinearMap
-from meanfield.linalg.vectors import lengths, normalised
+from meanfield.linalg.vectors import lengths
 
 __all__ = ["dense_norm", "largest_dense"]
 
@@ -93,7 +92,7 @@ def _chunked(
     solve: Callable[[slice], tuple[Tensor, Tensor, Tensor]], batch: int, entries: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Solve slices of a batch and join them, several at a time."""
-    workers = min(torch.get_num_threads(), os.cpu_count() or 1)
+    workers = torch.get_num_threads()
     size = max(1, min(_CHUNK_ENTRIES // entries, -(-batch // workers) if batch > 256 else batch))
     slices = [slice(i, min(i + size, batch)) for i in range(0, batch, size)] or [slice(0, 0)]
     if len(slices) == 1:
@@ -115,13 +114,21 @@ def _top_triples(matrices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     unit = matrices / scale[..., None, None]
     wide = unit.shape[-1] > unit.shape[-2]
     gram = unit @ unit.mT if wide else unit.mT @ unit
-    top = _eigenvectors(gram)[..., -1:]
-    top = (unit.mT @ top if wide else top)[..., 0]
-    v = normalised(top)[0]
-    u, sigma = normalised((unit @ v[..., None])[..., 0])
-    defect = lengths((unit.mT @ u[..., None])[..., 0] - sigma[..., None] * v)
-    residual = defect / torch.where(sigma > 0, sigma, 1.0)
-    return sigma * scale, v, torch.where(sigma > 0, residual, 0.0)
+    v = _eigenvectors(gram)[..., -1:]
+    if wide:
+        v = unit.mT @ v
+        v = v / _or_one(torch.linalg.vector_norm(v, dim=-2, keepdim=True))
+    # The largest entry is from 1 to 2: squares stay in range, and only the matrix 0 has σ = 0.
+    image = unit @ v
+    sigma = torch.linalg.vector_norm(image, dim=-2, keepdim=True)
+    whole = _or_one(sigma)
+    defect = unit.mT @ (image / whole) - sigma * v
+    residual = torch.linalg.vector_norm(defect, dim=-2) / whole[..., 0]
+    return sigma[..., 0, 0] * scale, v[..., 0], residual[..., 0]
+
+
+def _or_one(lengths: Tensor) -> Tensor:
+    return torch.where(lengths > 0, lengths, 1.0)
 
 
 def _eigenvectors(gram: Tensor) -> Tensor:
@@ -137,7 +144,7 @@ def _eigenvectors(gram: Tensor) -> Tensor:
 
 
 def _power_of_two(matrices: Tensor) -> Tensor:
-    """A power of two near the largest entry of each matrix (b, rows, columns), shape (b,).
+    """The power of two at or below the largest entry of each matrix (b, rows, columns), (b,).
 
     Division by it is exact, and Gram matrices of what is left stay in range.
 
@@ -150,5 +157,4 @@ def _power_of_two(matrices: Tensor) -> Tensor:
             f"the linear map has entries beyond the range of {matrices.dtype}: its norm cannot "
             "be represented; use less extreme weights or a smaller radius"
         )
-    scale = torch.exp2(torch.ceil(torch.log2(peak.clamp_min(torch.finfo(peak.dtype).tiny))))
-    return scale.clamp(2.0**-1000, 2.0**1000) if peak.dtype == torch.float64 else scale
+    return torch.ldexp(torch.ones_like(peak), torch.frexp(peak).exponent - 1)
