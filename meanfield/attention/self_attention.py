@@ -25,7 +25,7 @@ from meanfield.attention.normalizations import (
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.sight import Sight
 from meanfield.attention.streaming import Rule, attend, row_parts
-from meanfield.attention.tangent import AttentionTangent
+from meanfield.attention.tangent import MEMORY, AttentionTangent
 from meanfield.attention.upper import upper_bound
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
 from meanfield.linalg import LinearMap
@@ -147,17 +147,19 @@ class SelfAttention:
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
         """The derivative of the atoms, and of the field at each atom."""
-        if isinstance(self.normalization, Custom):
-            return linearize_by_autodiff(self, mu, geometry=geometry)
+        check_geometry(geometry)
         own = self.normalization
-        if isinstance(own, Sinkhorn) and not own.strict and not self._is_balanced(mu):
+        if isinstance(own, Custom):
+            return linearize_by_autodiff(self, mu, geometry=geometry)
+        if not isinstance(own, Sinkhorn):
+            tangent = self.tangent(mu, geometry=geometry)
+            return Linearisation(tangent.as_linear_map(), tangent.field_linear_map())
+        sight, plan = balanced(self._bare_sight(mu), own)
+        if not bool(plan.converged.all()):
             # The implicit derivative is that of potentials that meet their equation.
             return linearize_by_autodiff(self, mu, geometry=geometry)
-        tangent = self.tangent(mu, geometry=geometry)
-        atoms = tangent.as_linear_map()
-        if isinstance(self.normalization, Sinkhorn):
-            atoms = balanced_linear_map(tangent)
-        return Linearisation(atoms, tangent.field_linear_map())
+        tangent = AttentionTangent(sight.in_place(), softmax, geometry)
+        return Linearisation(balanced_linear_map(tangent), tangent.field_linear_map())
 
     def linearize(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> LinearMap:
         """The derivative of the atoms of F(μ) in the atoms of μ at fixed weights.
@@ -175,7 +177,7 @@ class SelfAttention:
         mu: ParticleMeasure,
         *,
         geometry: str = "euclidean",
-        memory: int = 2**29,
+        memory: int = MEMORY,
         block_size: int | None = None,
     ) -> AttentionTangent:
         """The linearisation with all that it offers, potentials held fixed.
@@ -279,9 +281,6 @@ class SelfAttention:
         if not isinstance(self.normalization, Sinkhorn):
             return sight
         return balanced(sight, self.normalization)[0]
-
-    def _is_balanced(self, mu: ParticleMeasure) -> bool:
-        return bool(self.plan(mu).converged.all())
 
     def _attend(self, sight: Sight, queries: Tensor, positions: Tensor | None) -> Tensor:
         """Γ for queries (*batch, H, m, k)."""

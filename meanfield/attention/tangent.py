@@ -15,10 +15,12 @@ from meanfield.attention.normalizations import RowWise, Softmax
 from meanfield.attention.sight import Block, Sight
 from meanfield.linalg import LinearMap
 
-__all__ = ["AttentionTangent", "Transition"]
+__all__ = ["MEMORY", "AttentionTangent", "Transition"]
 
 # Entries of differences vⱼ − rᵢ that are formed at once (float64: 8 MiB).
 _DIFFERENCES = 2**20
+# Bytes that kept transition matrices may take unless a caller says otherwise.
+MEMORY = 2**29
 
 
 class Transition(NamedTuple):
@@ -89,7 +91,7 @@ class AttentionTangent:
     sight: Sight
     normalization: RowWise
     geometry: str = "euclidean"
-    memory: int = 2**29
+    memory: int = MEMORY
     block_size: int | None = None
 
     def as_linear_map(self) -> LinearMap:

@@ -24,6 +24,10 @@ class L2(Turned):
     with the score bias −scale·‖Ky‖² of the key. The whole square is kept in the scores for
     normalisations that do see it, through one coordinate more: q' = (2·scale·q, −scale·‖q‖²),
     k' = (k, 1).
+
+    The squares are formed from the origin: scores carry rounding of eps · scale · ‖Ky‖², which in
+    single precision shows for clouds far from it. With Q = K a shift of
+    all points changes no score, so that such a cloud can be centred first.
     """
 
     inner = dot_product
