@@ -196,3 +196,12 @@ def with_spectrum(values: list[float], batch: tuple[int, ...], rows: int, column
     s = torch.zeros(rows, columns, dtype=F64)
     s.diagonal()[: len(values)] = torch.tensor(values, dtype=F64)
     return u @ s @ v.mT
+
+
+def test_the_upper_end_of_a_factorisation_is_above_the_norm_and_hugs_it():
+    generator = torch.Generator().manual_seed(3)
+    matrices = torch.randn(500, 6, 4, generator=generator)
+    estimate = operator_norm(LinearMap.pointwise(matrices[:, None]))
+    truth = torch.linalg.matrix_norm(matrices.double(), 2)
+    assert (estimate.upper_999.double() >= truth).all()
+    assert (estimate.upper_999.double() <= (1 + 1e-5) * truth).all()

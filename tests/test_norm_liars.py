@@ -448,3 +448,24 @@ def test_without_a_second_value_the_error_is_the_residual():
     for steps in (1, 2):
         found = operator_norm(J, method="lanczos", max_steps=steps, strict=False)
         assert float(found.error) == float(found.residual) > 0.01
+
+
+@pytest.mark.parametrize("failure", ["nan", "error"])
+def test_a_factorisation_that_fails_in_single_precision_is_done_again_in_double(
+    failure, monkeypatch
+):
+    """LAPACK does both, on some matrices and not always."""
+    right = torch.linalg.eigh
+
+    def eigh(matrices):
+        if matrices.dtype == torch.float64:
+            return right(matrices)
+        if failure == "error":
+            raise torch.linalg.LinAlgError("did not converge")
+        return tuple(x * math.nan for x in right(matrices))
+
+    matrix = torch.randn(5, 3, generator=seeded(1))
+    truth = float(torch.linalg.matrix_norm(matrix.double(), 2))
+    monkeypatch.setattr(torch.linalg, "eigh", eigh)
+    found = operator_norm(LinearMap.pointwise(matrix[None]))
+    assert float(found.value) == pytest.approx(truth, rel=1e-6) and bool(found.converged)
