@@ -37,6 +37,7 @@ KERNELS = {
     "rotary_partial": ("rotary", {**ROTARY, "dim": 2, "frequencies": [0.9]}, DOT),
     "alibi": ("alibi", [0.5, 0.25], 7.0, DOT),
     "window": ("window", 0.45, DOT),
+    "window_alibi": ("window", 0.45, ("alibi", [0.6], 5.0, DOT)),
     "cap_l2": ("soft_cap", 2.0, L2),
     "alibi_l2": ("alibi", [0.3], 4.0, L2),
     "window_cap_qk_rotary": (

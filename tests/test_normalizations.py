@@ -7,9 +7,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.special
 import torch
 
-from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
+from meanfield.attention import (
+    AttentionParameters,
+    SelfAttention,
+    balancing,
+    kernels,
+    normalizations,
+)
 from meanfield.errors import ConvergenceError
 from meanfield.linearisation import linearize, linearize_by_autodiff
 from meanfield.lipschitz import local_lipschitz
@@ -297,3 +304,44 @@ def test_single_precision_ends_where_its_rounding_does():
     )
     plan = F.plan(ParticleMeasure(torch.randn(9, 3, generator=generator)))
     assert bool(plan.converged.all()) and plan.n_iterations < 100
+
+
+def hard_for_sinkhorn(seed):
+    """Scores up to 150, weights down to e^−20."""
+    generator = torch.Generator().manual_seed(seed)
+    n = int(torch.randint(3, 10, (1,), generator=generator))
+    size = float(10 ** (2.2 * torch.rand(1, generator=generator)))
+    scores = size * torch.randn(1, n, n, generator=generator, dtype=torch.float64)
+    logs = (6 * torch.randn(n, generator=generator, dtype=torch.float64)).log_softmax(-1)
+    return scores, logs
+
+
+def test_nearly_every_hard_plan_is_found_within_two_hundred_iterations():
+    # 282 of the first 300; 265 without shorter steps, 242 by the residual instead of the dual.
+    settings = normalizations.sinkhorn(max_iterations=200, strict=False)
+    found = [
+        balancing._solved(scores, logs[None], settings)[1] < 200
+        for scores, logs in map(hard_for_sinkhorn, range(100))
+    ]
+    assert sum(found) >= 94
+
+
+def test_potentials_agree_with_an_independent_solver_of_the_dual():
+    for seed in range(12):
+        scores, logs = hard_for_sinkhorn(seed)
+        scores = scores.clamp(-20, 20)
+        settings = normalizations.sinkhorn(rtol=1e-12)
+        g, _ = balancing._solved(scores, logs[None], settings)
+        a, s = logs.exp().numpy(), scores[0].numpy()
+        logits = np.log(a) + s + g[0].numpy()
+        rows = np.exp(logits - scipy.special.logsumexp(logits, axis=1, keepdims=True))
+        np.testing.assert_allclose(a @ rows, a, rtol=1e-10)
+
+        def dual(potentials, a=a, s=s):
+            lse = scipy.special.logsumexp(np.log(a) + s + potentials, axis=1)
+            return a @ potentials - a @ lse
+
+        best = dual(g[0].numpy())
+        rng = np.random.default_rng(seed)
+        for scale in (1e-3, 1e-1, 1.0):
+            assert dual(g[0].numpy() + scale * rng.normal(size=len(a))) <= best + 1e-12
