@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 from meanfield import figures, pretrained
-from meanfield.experiments import through_depth
+from meanfield.experiments import families, inputs, through_depth
 from meanfield.lipschitz import local_lipschitz
 
 pytest.importorskip("transformers")
@@ -80,3 +82,52 @@ def test_the_constant_of_minilm_is_that_of_power_iteration_on_its_own_module():
         v = pull(moved)[0]
     found = local_lipschitz(source.network(), mu, geometry="euclidean", rtol=1e-6)
     assert float(found.value) == pytest.approx(float(moved.norm()), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_families_are_followed_as_one_model_is():
+    deep = dataclasses.replace(
+        families.QUICK, models=("random:llama",), depth=2, n_tokens=4, n_windows=1
+    )
+    with pytest.raises(ValueError, match="n_tokens"):
+        families.run(dataclasses.replace(deep, n_tokens=10**6), progress=False)
+    two = families.run(deep, progress=False)
+    alone = through_depth.run(
+        through_depth.Settings(
+            model="random:llama",
+            text="random",
+            n_tokens=4,
+            n_windows=1,
+            depth=2,
+            dtype="float32",
+            rtol=1e-3,
+        ),
+        progress=False,
+    )
+    np.testing.assert_allclose(two.constant, alone.constant, rtol=1e-6)
+    np.testing.assert_allclose(two.through, alone.through, rtol=1e-6)
+    assert two.sizes["layer"] == 2 and bool(two.converged.all())
+    ax = figures.plot_families(two, quantity="through")
+    assert ax.get_lines()[0].get_xdata().tolist() == [0.5, 1.0]
+
+
+def test_a_shallow_family_is_nan_beyond_its_last_block():
+    source = inputs.transformer("random:llama", dtype="float32", depth=1)
+    found = families.measure(
+        "random:llama",
+        0,
+        models=["random:llama"],
+        revisions=[source.fingerprint],
+        text="random",
+        text_sha256="random",
+        n_tokens=4,
+        n_windows=1,
+        dtype="float32",
+        depth=1,
+        model_seed=0,
+        rtol=1e-3,
+        most_layers=3,
+    )
+    assert found["n_layers"] == 1
+    for name in ("constant", "through", "moved", "effective_rank"):
+        assert np.isfinite(found[name][0]) and np.isnan(found[name][1:]).all()

@@ -23,6 +23,7 @@ EXPERIMENTS = {
     "masked-bound": "masked attention exceeds the unmasked mean-field bound",
     "real-text": "local constant of attention against n on real text, per layer, plain and masked",
     "through-depth": "constants of a transformer block by block and end to end, and its tokens",
+    "families": "families of transformers side by side: block by block, and what tokens become",
     "adversarial": "growth in n at the inputs built to be the worst, per head",
     "released-code": "what the published scripts compute, beside the norm",
     "scaling-factor": "γR² of every head at the real token radius",

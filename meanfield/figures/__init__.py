@@ -31,6 +31,7 @@ from meanfield.figures.contractions import (
 from meanfield.figures.depth import (
     plot_constants_through_depth,
     plot_displacement_through_depth,
+    plot_families,
 )
 from meanfield.figures.flows import (
     plot_cluster_count,
@@ -80,6 +81,7 @@ __all__ = [
     "plot_displacement_through_depth",
     "plot_distance_to_first",
     "plot_exponents",
+    "plot_families",
     "plot_first_mode",
     "plot_growth_in_n",
     "plot_growth_in_radius",

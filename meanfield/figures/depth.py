@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meanfield.figures.canvas import axes, legend_below, mark_unconverged
+from meanfield.figures.canvas import axes, legend_below, mark_unconverged, readable_logs
 
 if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes
 
-__all__ = ["plot_constants_through_depth", "plot_displacement_through_depth"]
+__all__ = ["plot_constants_through_depth", "plot_displacement_through_depth", "plot_families"]
 
 
 def plot_constants_through_depth(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
@@ -58,6 +59,40 @@ def plot_displacement_through_depth(ds: xr.Dataset, *, ax: Axes | None = None) -
     ax.set(xlabel="block", ylabel="distance / radius after the block", ylim=(0, None))
     ax.set_title(f"What a block does to the tokens\n{_source(ds)}")
     legend_below(ax)
+    return ax
+
+
+_QUANTITIES = {
+    "constant": "local $W_2$ constant of the block",
+    "through": "local $W_2$ constant up to the block",
+    "product": "product of the blocks' constants",
+    "effective_rank": "effective rank of the tokens",
+    "radius": "root mean square of the token norms",
+}
+
+
+def plot_families(ds: xr.Dataset, *, ax: Axes | None = None, quantity: str = "constant") -> Axes:
+    """A quantity of every model over relative depth; medians, and the range over windows.
+
+    Args:
+        ds: a Dataset of the experiment ``families``.
+        ax: where to draw; a new figure if None.
+        quantity: "constant", "through", "product", "effective_rank" or "radius".
+    """
+    ax = axes(ax)
+    for model, marker in zip(np.unique(ds.model), itertools.cycle("os^Dv*"), strict=False):
+        rows = ds[quantity].where(ds.model == model, drop=True)
+        n_layers = int(ds.n_layers.where(ds.model == model).max())
+        rows = rows.isel(layer=slice(n_layers))
+        depth = (np.arange(n_layers) + 1) / n_layers
+        (line,) = ax.plot(depth, rows.median("case"), f"{marker}-", label=str(model), markersize=4)
+        low, high = rows.min("case"), rows.max("case")
+        ax.fill_between(depth, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    ax.set(yscale="log", xlabel="block / number of blocks", ylabel=_QUANTITIES[quantity])
+    text = {"random": "random token ids"}.get(ds.attrs["text"], ds.attrs["text"])
+    ax.set_title(f"Families through depth: {text}, n = {ds.attrs['n_tokens']}")
+    legend_below(ax)
+    readable_logs(ax)
     return ax
 
 
