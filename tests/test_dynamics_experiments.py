@@ -162,6 +162,11 @@ def test_every_placement_follows_its_reduced_equation(made):
         clustering,
         pytest.param(metastability, marks=pytest.mark.slow),
         pytest.param(causal_flow, marks=pytest.mark.slow),
+        pytest.param(gaussian_flow, marks=pytest.mark.slow),
+        pytest.param(mean_field_limit, marks=pytest.mark.slow),
+        pytest.param(noise_threshold, marks=pytest.mark.slow),
+        pytest.param(placement, marks=pytest.mark.slow),
+        two_dirac_depth,
     ],
 )
 def test_animations_have_a_frame_for_each_time(module, made, tmp_path):

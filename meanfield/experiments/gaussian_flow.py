@@ -22,13 +22,17 @@ from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "covariances", "plan", "run"]
+__all__ = ["ANIMATIONS", "FIGURES", "QUICK", "Settings", "covariances", "plan", "run"]
 
 # File name of each figure -> function of `meanfield.figures` and its arguments.
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "covariance": ("plot_covariance", {}),
     "covariance-l2": ("plot_covariance", {"kernel": "l2"}),
     "error": ("plot_covariance_error", {}),
+}
+ANIMATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "softmax": ("animate_particles", {"kernel": "softmax"}),
+    "l2": ("animate_particles", {"kernel": "l2"}),
 }
 
 _A = ((0.5, 0.3, 0.0), (-0.3, -0.4, 0.2), (0.1, 0.0, -0.8))
@@ -71,6 +75,7 @@ _PARAMETERS = (
 _VARIABLES = (
     Variable("eigenvalues", "eigenvalues of the covariance", dims=("time", "feature")),
     Variable("expected", "eigenvalues of the covariance equation", dims=("time", "feature")),
+    Variable("points", "some samples", dims=("time", "particle", "feature")),
     Variable("error", "|covariance − its equation|, over the equation's", dims=("time",)),
 )
 
@@ -84,6 +89,7 @@ def covariances(
     n_times: int,
     std: float,
     step: float,
+    n_shown: int,
     generator: torch.Generator,
 ) -> dict[str, Any]:
     """One cloud of samples of N(0, σ²I) beside the equation."""
@@ -104,6 +110,7 @@ def covariances(
         "eigenvalues": torch.linalg.eigvalsh(found).numpy(),
         "expected": torch.linalg.eigvalsh(expected).numpy(),
         "error": error.numpy(),
+        "points": ds.points.values[:, :n_shown],
     }
 
 
@@ -111,6 +118,7 @@ def plan(settings: Settings) -> dict[str, Any]:
     """The arguments of `meanfield.sweep` that make the experiment."""
     coords = {
         "time": np.linspace(0, settings.last, settings.n_times),
+        "particle": np.arange(min(settings.n_particles)),
         "feature": np.arange(3),
     }
     names = ("last", "n_times", "std", "step")
@@ -121,7 +129,8 @@ def plan(settings: Settings) -> dict[str, Any]:
             "n_particles": settings.n_particles,
             "repetition": range(settings.repetitions),
         },
-        "fixed": {name: getattr(settings, name) for name in names},
+        "fixed": {name: getattr(settings, name) for name in names}
+        | {"n_shown": min(settings.n_particles)},
         "seed": settings.seed,
         "attrs": {"experiment": "gaussian-flow"},
     }

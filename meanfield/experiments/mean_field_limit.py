@@ -21,10 +21,13 @@ from meanfield.results import Variable
 from meanfield.sweeps import Task, sweep
 from meanfield.transport import solve_w2
 
-__all__ = ["FIGURES", "QUICK", "Settings", "distances", "plan", "run"]
+__all__ = ["ANIMATIONS", "FIGURES", "QUICK", "Settings", "distances", "plan", "run"]
 
 # File name of each figure -> function of `meanfield.figures` and its arguments.
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {"slopes": ("plot_mean_field_limit", {})}
+ANIMATIONS: dict[str, tuple[str, dict[str, Any]]] = {"samples": ("animate_particles", {})}
+
+_FRAMES = 21  # times at which samples are kept, for the animation
 
 
 @dataclass(frozen=True)
@@ -59,12 +62,14 @@ _PARAMETERS = (
     Variable("n_particles", "number of samples n", dtype="int64"),
     Variable("repetition", "number of the draw", dtype="int64"),
     Variable("time", "time t", dims=("time",), symbol="t"),
+    Variable("frame", "time of the samples kept", dims=("frame",), symbol="t"),
 )
 _VARIABLES = (
     Variable("w2", "W₂ between n samples and many", dims=("time",)),
     Variable("w2_lower", "W₂ is at least this", dims=("time",)),
     Variable("w2_upper", "W₂ is at most this", dims=("time",)),
     Variable("mean_error", "distance of the means", dims=("time",)),
+    Variable("points", "some samples", dims=("frame", "particle", "feature")),
 )
 
 
@@ -77,6 +82,8 @@ def distances(
     beta: float,
     times: tuple[float, ...],
     step: float,
+    n_shown: int,
+    n_features: int,
     generator: torch.Generator,
 ) -> dict[str, Any]:
     """n samples and many, independent, through the same layers."""
@@ -86,37 +93,54 @@ def distances(
     A = beta * B / torch.linalg.matrix_norm(B, 2)
     eye = torch.eye(dim, dtype=torch.float64)
     F = SelfAttention(AttentionParameters.from_bilinear(A, eye))
+    frames = _frames(times)
+    every = np.union1d(times, frames)
     few, many = (
         dynamics.flow(
             F,
             ParticleMeasure(sampling.sphere(n, dim, generator=generator)),
-            times,
+            when,
             step=step,
             constraint="sphere",
         )
-        for n in (n_particles, n_many)
+        for n, when in ((n_particles, every), (n_many, np.array(times)))
     )
     rows = []
     for k in range(len(times)):
-        mu, nu = dynamics.measure_at(few, k), dynamics.measure_at(many, k)
+        at = int(np.searchsorted(every, times[k]))
+        mu, nu = dynamics.measure_at(few, at), dynamics.measure_at(many, k)
         found = solve_w2(mu, nu, rtol=1e-4)
         gap = torch.linalg.vector_norm(mu.mean() - nu.mean())
         rows.append([float(x) for x in (found.value, found.lower, found.upper, gap)])
     columns = np.array(rows).T
-    return dict(zip(("w2", "w2_lower", "w2_upper", "mean_error"), columns, strict=True))
+    points = few.points.values[np.searchsorted(every, frames), :n_shown, :n_features]
+    names = ("w2", "w2_lower", "w2_upper", "mean_error")
+    return dict(zip(names, columns, strict=True)) | {"points": points}
+
+
+def _frames(times: tuple[float, ...]) -> np.ndarray:
+    return np.linspace(0, max(times), _FRAMES)
 
 
 def plan(settings: Settings) -> dict[str, Any]:
     """The arguments of `meanfield.sweep` that make the experiment."""
+    n_shown, n_features = min(settings.n_particles), min(3, *settings.dims)
+    coords = {
+        "time": np.array(settings.times),
+        "frame": _frames(settings.times),
+        "particle": np.arange(n_shown),
+        "feature": np.arange(n_features),
+    }
     names = ("n_many", "beta", "times", "step")
     return {
-        "fn": Task(distances, _VARIABLES, _PARAMETERS, {"time": np.array(settings.times)}),
+        "fn": Task(distances, _VARIABLES, _PARAMETERS, coords),
         "grid": {
             "dim": settings.dims,
             "n_particles": settings.n_particles,
             "repetition": range(settings.repetitions),
         },
-        "fixed": {name: getattr(settings, name) for name in names},
+        "fixed": {name: getattr(settings, name) for name in names}
+        | {"n_shown": n_shown, "n_features": n_features},
         "seed": settings.seed,
         "attrs": {"experiment": "mean-field-limit"},
     }

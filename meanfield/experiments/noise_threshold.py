@@ -20,10 +20,17 @@ from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "order", "plan", "run"]
+__all__ = ["ANIMATIONS", "FIGURES", "QUICK", "Settings", "order", "plan", "run"]
 
 # File name of each figure -> function of `meanfield.figures` and its arguments.
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {"order": ("plot_noise_threshold", {})}
+ANIMATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "above": ("animate_particles", {"dim": 2, "ratio": 2.0}),
+    "below": ("animate_particles", {"dim": 2, "ratio": 0.5}),
+}
+
+_SHOWN = 100  # particles that are kept, for the animation
+_TIMES = 81
 
 
 @dataclass(frozen=True)
@@ -55,12 +62,14 @@ _PARAMETERS = (
     Variable("dim", "dimension d; the sphere is S^{d−1}", dtype="int64"),
     Variable("beta", "inverse temperature β", symbol="\\beta"),
     Variable("ratio", "coupling over the critical one, K/K_#"),
+    Variable("time", "time t", dims=("time",), symbol="t"),
 )
 _VARIABLES = (
     Variable("order", "|∫x dμ|, averaged over the second half of the flow"),
     Variable("order_spread", "standard deviation of it in time"),
     Variable("expected", "|∫x dμ| of the stationary measure that is not uniform; 0 if none"),
     Variable("critical", "critical coupling K_#"),
+    Variable("points", "some particles", dims=("time", "particle", "feature")),
 )
 
 
@@ -72,6 +81,7 @@ def order(
     n_particles: int,
     last: float,
     step: float,
+    most_dim: int,
     generator: torch.Generator,
 ) -> dict[str, Any]:
     """The order of one noisy flow that starts half aligned."""
@@ -84,30 +94,37 @@ def order(
     ds = dynamics.flow(
         F,
         ParticleMeasure(x),
-        np.linspace(0, last, 81),
+        np.linspace(0, last, _TIMES),
         method="euler",
         step=step,
         constraint="sphere",
         noise=dynamics.Noise(0.5, generator),
         observe={"order": lambda mu: torch.linalg.vector_norm(mu.mean())},
-        keep_points=False,
     )
-    late = ds["order"].values[40:]
+    late = ds["order"].values[_TIMES // 2 :]
+    points = ds.points.values[:, :_SHOWN]
     return {
         "order": late.mean(),
         "order_spread": late.std(),
         "expected": reduced.aligned_order(dim, beta, ratio * critical),
         "critical": critical,
+        "points": np.pad(points, ((0, 0), (0, 0), (0, most_dim - dim))),
     }
 
 
 def plan(settings: Settings) -> dict[str, Any]:
     """The arguments of `meanfield.sweep` that make the experiment."""
+    coords = {
+        "time": np.linspace(0, settings.last, _TIMES),
+        "particle": np.arange(min(_SHOWN, settings.n_particles)),
+        "feature": np.arange(max(settings.dims)),
+    }
     names = ("n_particles", "last", "step")
     return {
-        "fn": Task(order, _VARIABLES, _PARAMETERS),
+        "fn": Task(order, _VARIABLES, _PARAMETERS, coords),
         "grid": {"dim": settings.dims, "beta": settings.betas, "ratio": settings.ratios},
-        "fixed": {name: getattr(settings, name) for name in names},
+        "fixed": {name: getattr(settings, name) for name in names}
+        | {"most_dim": max(settings.dims)},
         "seed": settings.seed,
         "attrs": {"experiment": "noise-threshold"},
     }

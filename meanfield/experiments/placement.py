@@ -22,10 +22,13 @@ from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "collapse", "plan", "run"]
+__all__ = ["ANIMATIONS", "FIGURES", "QUICK", "Settings", "collapse", "plan", "run"]
 
 # File name of each figure -> function of `meanfield.figures` and its arguments.
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {"collapse": ("plot_placements", {})}
+ANIMATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    placement: ("animate_particles", {"placement": placement}) for placement in ("post", "pre")
+}
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,11 @@ _VARIABLES = (
     Variable("gap", "1 − cosine of two orthonormal tokens", dims=("time",)),
     Variable("gap_random", "1 − mean cosine of random tokens", dims=("time",)),
     Variable("gap_reduced", "1 − ρ of the reduced equation", dims=("time",)),
+    Variable(
+        "points",
+        "orthonormal tokens over their norms, seen in a plane",
+        dims=("time", "particle", "feature"),
+    ),
     Variable("radius", "norm of the orthonormal tokens", dims=("time",)),
     Variable("radius_reduced", "norm in the reduced equation", dims=("time",)),
 )
@@ -83,7 +91,7 @@ def collapse(
     drawn = sampling.sphere(n_tokens, dim, generator=generator)
     # The flow stays in the span of its start, so n coordinates hold a start of R^d.
     basis = torch.linalg.qr(drawn.mT)[0]
-    gaps, radius = [], np.zeros(n_times)
+    gaps = []
     for start in (exact, drawn @ basis):
         eye = torch.eye(n_tokens, dtype=torch.float64)
         F = SelfAttention(AttentionParameters.from_bilinear(beta * eye, eye))
@@ -98,15 +106,23 @@ def collapse(
         x = ds.points.values
         r = np.linalg.norm(x, axis=-1)
         gaps.append(_mean_gap(x / r[..., None]))
-        radius = r.mean(-1) if start is exact else radius
+        if start is exact:
+            radius, seen = r.mean(-1), x / r[..., None] @ _ring(n_tokens)
     expected = reduced.equiangular(beta, n_tokens, times, placement=placement)
     return {
         "gap": gaps[0],
         "gap_random": gaps[1],
         "gap_reduced": 1 - expected.cosine,
+        "points": seen,
         "radius": radius,
         "radius_reduced": expected.radius,
     }
+
+
+def _ring(n: int) -> np.ndarray:
+    """The plane in which orthonormal tokens stand evenly on a circle, (n, 2)."""
+    phi = 2 * np.pi * np.arange(n) / n
+    return np.stack([np.cos(phi), np.sin(phi)], -1)
 
 
 def _mean_gap(u: np.ndarray) -> np.ndarray:
@@ -118,7 +134,11 @@ def _mean_gap(u: np.ndarray) -> np.ndarray:
 
 def plan(settings: Settings) -> dict[str, Any]:
     """The arguments of `meanfield.sweep` that make the experiment."""
-    coords = {"time": dynamics.log_clock(1e-2, settings.last, settings.n_times - 1)}
+    coords = {
+        "time": dynamics.log_clock(1e-2, settings.last, settings.n_times - 1),
+        "particle": np.arange(settings.n_tokens),
+        "feature": np.arange(2),
+    }
     names = ("n_tokens", "dim", "last", "n_times")
     return {
         "fn": Task(collapse, _VARIABLES, _PARAMETERS, coords),

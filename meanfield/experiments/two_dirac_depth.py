@@ -19,12 +19,15 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.results import Variable
 from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "depth", "plan", "run"]
+__all__ = ["ANIMATIONS", "FIGURES", "QUICK", "Settings", "depth", "plan", "run"]
 
 # File name of each figure -> function of `meanfield.figures` and its arguments.
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "constant": ("plot_constant_through_depth", {}),
     "weights": ("plot_depth_against_weight", {}),
+}
+ANIMATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "atoms": ("animate_particles", {"offset": 0.0})
 }
 
 _FINER = 5  # times between two that are kept
@@ -69,6 +72,8 @@ _VARIABLES = (
     Variable("layer", "local constant of the layer at this depth", dims=("time",)),
     Variable("grown", "e^{∫ layer constant}", dims=("time",)),
     Variable("gap", "distance of the two atoms", dims=("time",)),
+    Variable("points", "the two atoms", dims=("time", "particle", "feature")),
+    Variable("mass", "their weights", dims=("particle",)),
     Variable("one_layer_bound", "bound of one layer on the ball of radius R"),
 )
 
@@ -82,7 +87,7 @@ def depth(
     mu = sampling.two_diracs(radius, log_ratio, [1.0])
     fine = np.linspace(0, last, _FINER * (n_times - 1) + 1)  # for the integral of λ
     ds = dynamics.stability(F, mu, fine, step=step)
-    paths = dynamics.flow(F, mu, fine, step=step).points.values[::_FINER, :, 0]
+    paths = dynamics.flow(F, mu, fine, step=step).points.values[::_FINER]
     kept = ds.isel(time=slice(None, None, _FINER))
     return {
         "log_ratio": log_ratio,
@@ -92,14 +97,20 @@ def depth(
         "splitting": kept.splitting.values,
         "layer": kept.velocity_constant.values,
         "grown": kept.growth.values,
-        "gap": np.abs(paths[:, 0] - paths[:, 1]),
+        "gap": np.abs(paths[:, 0, 0] - paths[:, 1, 0]),
+        "points": paths,
+        "mass": mu.weights.numpy(),
         "one_layer_bound": bounds.mean_field(gamma, 1.0, radius),
     }
 
 
 def plan(settings: Settings) -> dict[str, Any]:
     """The arguments of `meanfield.sweep` that make the experiment."""
-    coords = {"time": np.linspace(0, settings.last, settings.n_times)}
+    coords = {
+        "time": np.linspace(0, settings.last, settings.n_times),
+        "particle": np.arange(2),
+        "feature": np.arange(1),
+    }
     names = ("gamma", "last", "n_times", "step")
     return {
         "fn": Task(depth, _VARIABLES, _PARAMETERS, coords),

@@ -19,42 +19,58 @@ if TYPE_CHECKING:
 __all__ = ["animate_particles", "save_animations"]
 
 _FPS = 12
+_SYMBOLS = {"beta": r"$\beta$", "radius": "R", "dim": "d", "ratio": r"$K/K_\#$"}
 
 
-def animate_particles(
-    ds: xr.Dataset, *, beta: float | None = None, **wanted: Any
-) -> FuncAnimation:
+def animate_particles(ds: xr.Dataset, **wanted: Any) -> FuncAnimation:
     """Particles in their first two coordinates, one frame for each time.
 
     Args:
-        ds: with `points` (case, time or step, particle, feature) and `time`.
-        beta: which; the largest if None.
-        wanted: values of other parameters, such as ``space="sphere"``; the first case of those.
+        ds: with `points` (case, time, particle, feature), the second axis with a coordinate or a
+            variable `time`; areas of the dots follow `mass`, if there is one.
+        wanted: values of parameters, such as ``space="sphere"``; the first case of those, and of
+            the largest β and radius R where none is given.
     """
     from matplotlib.animation import FuncAnimation
     from matplotlib.figure import Figure
 
     rows = rows_where(ds, **wanted) if wanted else ds
-    beta = float(rows.beta.max()) if beta is None else beta
-    one = rows_where(rows, beta=beta).isel(case=0)
-    points, times = one.points.values, one.time.values
+    for name in ("beta", "radius"):
+        if name in rows.coords and name not in wanted:
+            wanted[name] = float(rows[name].max())
+            rows = rows_where(rows, **{name: wanted[name]})
+    one = rows.isel(case=0)
+    points = one.points.values
+    clock = one.points.dims[0]
+    times = one[clock if clock != "step" else "time"].values
     figure = Figure(figsize=(4.2, 4.4), layout="constrained")
     ax = figure.subplots()
+    on_a_line = points.shape[-1] == 1
+    if on_a_line:
+        points = np.concatenate([points, np.zeros_like(points)], -1)
     size = 1.08 * np.abs(points[..., :2]).max()
     ax.set(xlim=(-size, size), ylim=(-size, size), aspect="equal", xlabel="$x_1$", ylabel="$x_2$")
+    if on_a_line:
+        ax.set(yticks=[], ylabel="", xlabel="$x$")
     depth = points[..., 2] if points.shape[-1] > 2 else np.zeros(points.shape[:2])
     # The far side of a sphere is drawn lighter; colours tell the particles apart.
     colour = np.arange(points.shape[1])
+    area = 22 * (1 + 20 * one.mass.values) if "mass" in one else 22
     start = points[0]
-    dots = ax.scatter(start[:, 0], start[:, 1], c=colour, cmap="viridis", s=22)
+    dots = ax.scatter(start[:, 0], start[:, 1], c=colour, cmap="viridis", s=area)
+    what = ", ".join(f"{_SYMBOLS.get(name, name)} = {_short(x)}" for name, x in wanted.items())
 
     def frame(k: int) -> list[Any]:
         dots.set_offsets(points[k, :, :2])
         dots.set_alpha(np.where(depth[k] < -1e-9, 0.35, 1.0).tolist())
-        ax.set_title(rf"$\beta$ = {beta:g},  t = {times[k]:.3g}")
+        ax.set_title(f"{what}\nt = {times[k]:.3g}")
         return [dots]
 
     return FuncAnimation(figure, frame, frames=len(points), interval=1000 / _FPS)
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 _ANIMATIONS = {"animate_particles": animate_particles}
