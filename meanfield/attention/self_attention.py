@@ -13,7 +13,7 @@ from torch import Tensor
 from meanfield.attention.balancing import Plan, balanced, balanced_linear_map
 from meanfield.attention.column import Attended
 from meanfield.attention.kernels import Kernel, dot_product
-from meanfield.attention.nearby import Nearby, nearby_bound
+from meanfield.attention.nearby import nearby_bound
 from meanfield.attention.normalizations import (
     Custom,
     Sigmoid,
@@ -27,6 +27,7 @@ from meanfield.attention.sight import Sight
 from meanfield.attention.streaming import Rule, attend, row_parts
 from meanfield.attention.tangent import AttentionTangent
 from meanfield.attention.upper import upper_bound
+from meanfield.capabilities import Nearby
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
 from meanfield.linalg import LinearMap
 from meanfield.linearisation import Linearisation, check_geometry, linearize_by_autodiff
@@ -210,27 +211,22 @@ class SelfAttention:
             )
         return upper_bound(self.tangent(mu))
 
-    def ball_upper(
-        self, mu: ParticleMeasure, epsilon: float | Tensor, *, constant: Tensor | None = None
-    ) -> Tensor:
-        """An upper bound of all local constants near μ, see `meanfield.lipschitz.ball_upper`."""
-        return self._nearby(mu, epsilon, constant).upper
-
-    def ball_displacement(self, mu: ParticleMeasure, epsilon: float | Tensor) -> Tensor:
-        """How far each output moves at most as every atom moves by ε at most, (*batch, n)."""
-        sight, found = self._sight(mu), self._nearby(mu, epsilon, mu.log_weights.new_zeros(()))
-        return sight.unsort(found.displacement[..., None])[..., 0]
-
-    def _nearby(
-        self, mu: ParticleMeasure, epsilon: float | Tensor, constant: Tensor | None
+    def nearby(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> Nearby:
+        """Bounds of the constant and of displacements near μ, by the largest of the radii."""
         if not self._is_bilinear:
             raise NotImplementedError(
-                "ball_upper: expected dot-product attention under the softmax, got "
+                "nearby: expected dot-product attention under the softmax, got "
                 f"{self.kernel} and {self.normalization}; its bound is not proved for others"
             )
-        at = self.local_upper(mu) if constant is None else constant
-        return nearby_bound(Attended.of(self._sight(mu)), epsilon, at)
+        each = torch.as_tensor(radii, dtype=mu.dtype, device=mu.device)
+        each = torch.where(mu.log_weights > -math.inf, each, 0.0)
+        sight = self._sight(mu)
+        found = nearby_bound(
+            Attended.of(sight), each.amax(-1), self.local_upper(mu), splitting=splitting
+        )
+        return replace(found, displacement=sight.unsort(found.displacement[..., None])[..., 0])
 
     @property
     def dim(self) -> int:
