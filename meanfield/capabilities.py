@@ -23,8 +23,10 @@ __all__ = [
     "HasNearby",
     "HasScoreMatrices",
     "MayBeCausal",
+    "MayBeParticlewise",
     "Nearby",
     "is_causal",
+    "is_particlewise",
 ]
 
 
@@ -35,6 +37,15 @@ class MayBeCausal(Protocol):
     @property
     def causal(self) -> bool:
         """Whether it is."""
+
+
+@runtime_checkable
+class MayBeParticlewise(Protocol):
+    """A map that says whether it moves every particle by itself."""
+
+    @property
+    def particlewise(self) -> bool:
+        """Whether it does."""
 
 
 @runtime_checkable
@@ -144,3 +155,8 @@ class HasNearby(Protocol):
 def is_causal(F: object) -> bool:
     """Whether F declares that it is masked."""
     return isinstance(F, MayBeCausal) and bool(F.causal)
+
+
+def is_particlewise(F: object) -> bool:
+    """Whether F declares that it moves every particle by itself."""
+    return isinstance(F, MayBeParticlewise) and bool(F.particlewise)

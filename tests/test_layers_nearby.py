@@ -10,7 +10,7 @@ import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, linearisation
 from meanfield.attention.kernels import l2
-from meanfield.capabilities import Nearby
+from meanfield.capabilities import Nearby, is_particlewise
 from meanfield.layers import (
     ACTIVATIONS,
     MLP,
@@ -198,6 +198,7 @@ def test_at_radius_zero_nothing_changes_and_then_everything_grows(name, monkeypa
         assert float(less.upper) <= float(more.upper) * (1 + 1e-9)
         assert (less.displacement <= more.displacement * (1 + 1e-9)).all()
     monkeypatch.setattr(linearisation, "_FACTORED", 0)
+    monkeypatch.setattr(linearisation, "_FACTORED_ENTRIES", 0)
     # Without factored constants it is put together from the bounds of the parts.
     loose = float(ball_upper(F, mu, 0.0))
     assert loose == pytest.approx(float(F.local_upper(mu)), rel=1e-8)
@@ -249,6 +250,20 @@ def test_radii_may_differ_from_atom_to_atom_and_absent_atoms_do_not_count(name):
     assert float(both.upper) == pytest.approx(float(alone.upper), rel=1e-9)
     torch.testing.assert_close(both.displacement[:3], alone.displacement, rtol=1e-9, atol=0)
     assert float(alone.upper) <= float(F.nearby(mu, 0.02).upper) * (1 + 1e-12)
+
+
+def test_maps_that_say_that_particles_move_by_themselves_do():
+    together = {name for name in MAPS if not is_particlewise(MAPS[name]())}
+    blocks = {"post-norm", "pre-norm", "parallel", "network", "attention"}
+    assert together == blocks | {
+        f"{name}, causal" for name in ("post-norm", "pre-norm", "attention")
+    }
+    F = Residual(Sum([Chain([layer_norm(), mlp()]), mlp(True)]))
+    mu = cloud(5)
+    blocks = derivative(F, mu, mu.points).unflatten(0, (3, D)).unflatten(2, (3, D))
+    assert is_particlewise(F) and not is_particlewise(Sum([mlp(), attention()]))
+    across = blocks.permute(0, 2, 1, 3)[~torch.eye(3, dtype=torch.bool)]
+    assert float(across.abs().max()) == 0
 
 
 def test_batches_have_a_bound_each():

@@ -8,7 +8,7 @@ from typing import final
 
 from torch import Tensor
 
-from meanfield.capabilities import HasDim, Nearby, is_causal
+from meanfield.capabilities import HasDim, Nearby, is_causal, is_particlewise
 from meanfield.layers.composition import checked_maps, name_of, nearby_of, upper_of
 from meanfield.linearisation import Linearisation, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
@@ -87,6 +87,11 @@ class Chain:
             mu = before(mu)
             whole = nearby_of(each, mu, whole.displacement, splitting).after(whole)
         return whole
+
+    @property
+    def particlewise(self) -> bool:
+        """Whether all of the maps move every particle by itself."""
+        return all(is_particlewise(each) for each in self.maps)
 
     @property
     def causal(self) -> bool:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from meanfield.capabilities import HasLocalUpper, HasNearby, Nearby
+from meanfield.capabilities import HasLocalUpper, HasNearby, Nearby, is_particlewise
+from meanfield.layers.particlewise import expanded_radii, scaled_radii
 from meanfield.linalg import LinearMap
 from meanfield.linearisation import Linearisation, factored_constant
 from meanfield.measures import MeasureMap, ParticleMeasure
@@ -69,4 +71,10 @@ def nearby_of(
             "a method nearby(mu, radii, *, splitting=True)"
         )
     found, constant = F.nearby(mu, radii, splitting=splitting), factored_constant(F, mu)
-    return found if constant is None else found.at_most(constant)
+    if constant is None:
+        return found
+    found = found.at_most(constant)
+    if not is_particlewise(F):
+        return found
+    moved = scaled_radii(found.upper[..., None], expanded_radii(mu, radii))
+    return replace(found, displacement=found.displacement.minimum(moved))

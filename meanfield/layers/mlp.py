@@ -211,6 +211,11 @@ class MLP:
         return (1 + _ROUNDING) * slope * float(_norm(self.outer) * _norm(self.inner))
 
     @property
+    def particlewise(self) -> bool:
+        """Every particle moves by itself."""
+        return True
+
+    @property
     def dim(self) -> int:
         """d."""
         return self.inner.shape[-1]

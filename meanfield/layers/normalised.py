@@ -95,6 +95,11 @@ class LayerNorm:
         return _global_upper(self.weight, self.eps)
 
     @property
+    def particlewise(self) -> bool:
+        """Every particle moves by itself."""
+        return True
+
+    @property
     def dim(self) -> int:
         """d."""
         return len(self.weight)
@@ -147,6 +152,11 @@ class RMSNorm:
     def global_upper(self) -> float:
         """max|γ|/√ε: no local constant is above it; ∞ at ε = 0."""
         return _global_upper(self.weight, self.eps)
+
+    @property
+    def particlewise(self) -> bool:
+        """Every particle moves by itself."""
+        return True
 
     @property
     def dim(self) -> int:

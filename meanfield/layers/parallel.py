@@ -10,7 +10,7 @@ from typing import final
 
 from torch import Tensor
 
-from meanfield.capabilities import HasDim, Nearby, is_causal
+from meanfield.capabilities import HasDim, Nearby, is_causal, is_particlewise
 from meanfield.layers.composition import checked_maps, name_of, nearby_of, upper_of
 from meanfield.linearisation import Linearisation, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
@@ -78,6 +78,11 @@ class Sum:
     def single_heads(self) -> Sequence[MeasureMap]:
         """The maps."""
         return self.maps
+
+    @property
+    def particlewise(self) -> bool:
+        """Whether all of the maps move every particle by itself."""
+        return all(is_particlewise(each) for each in self.maps)
 
     @property
     def causal(self) -> bool:

@@ -162,6 +162,11 @@ class Pointwise:
         near = Nearby.of(constant, bent.minimum(constant + upper), upper, radii)
         return replace(near, displacement=scaled_radii(near.upper[..., None], radii))
 
+    @property
+    def particlewise(self) -> bool:
+        """Every particle moves by itself."""
+        return True
+
     def _check_alone(self, points: Tensor, image: Tensor) -> None:
         if is_traced(points):
             return

@@ -7,7 +7,7 @@ from typing import final
 
 from torch import Tensor
 
-from meanfield.capabilities import HasDim, Nearby, is_causal
+from meanfield.capabilities import HasDim, Nearby, is_causal, is_particlewise
 from meanfield.layers.composition import (
     checked_maps,
     identity,
@@ -90,6 +90,11 @@ class Residual:
             1 + factor * found.upper,
             radii + factor * found.displacement,
         )
+
+    @property
+    def particlewise(self) -> bool:
+        """Whether F moves every particle by itself."""
+        return is_particlewise(self.map)
 
     @property
     def causal(self) -> bool:
