@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,10 +21,12 @@ __all__ = [
     "HasHeads",
     "HasLocalUpper",
     "HasNearby",
+    "HasScore",
     "HasScoreMatrices",
     "MayBeCausal",
     "MayBeParticlewise",
     "Nearby",
+    "Score",
     "is_causal",
     "is_particlewise",
 ]
@@ -72,6 +74,28 @@ class HasScoreMatrices(Protocol):
     @property
     def score_matrices(self) -> Tensor:
         """A per head, (H, d, d); H may be 0."""
+
+
+class Score(NamedTuple):
+    """What a softmax is taken of.
+
+    Attributes:
+        kind: "dot product" ⟨A x, y⟩, "soft cap" τ tanh(⟨A x, y⟩/τ), "l2" −scale |Qx − Ky|², or
+            "other", which is also said of whatever is not a softmax.
+        tau: τ of the cap.
+    """
+
+    kind: str
+    tau: float = math.inf
+
+
+@runtime_checkable
+class HasScore(Protocol):
+    """Attention that says what its scores are."""
+
+    @property
+    def score(self) -> Score:
+        """What they are."""
 
 
 @runtime_checkable

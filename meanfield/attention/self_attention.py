@@ -12,7 +12,8 @@ from torch import Tensor
 
 from meanfield.attention.balancing import Plan, balanced, balanced_linear_map
 from meanfield.attention.column import Attended
-from meanfield.attention.kernels import Kernel, dot_product
+from meanfield.attention.kernels import Kernel, dot_product, l2
+from meanfield.attention.kernels.soft_cap import SoftCap
 from meanfield.attention.nearby import nearby_bound
 from meanfield.attention.normalizations import (
     Custom,
@@ -27,7 +28,7 @@ from meanfield.attention.sight import Sight
 from meanfield.attention.streaming import Rule, attend, row_parts
 from meanfield.attention.tangent import AttentionTangent
 from meanfield.attention.upper import upper_bound
-from meanfield.capabilities import Nearby
+from meanfield.capabilities import Nearby, Score
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
 from meanfield.linalg import LinearMap
 from meanfield.linearisation import Linearisation, check_geometry, linearize_by_autodiff
@@ -240,8 +241,19 @@ class SelfAttention:
         return A if self._is_bilinear else A[:0]
 
     @property
+    def score(self) -> Score:
+        """What the scores are a function of, under the softmax."""
+        if self.normalization != softmax:
+            return Score("other")
+        if isinstance(self.kernel, SoftCap) and self.kernel.inner == dot_product:
+            return Score("soft cap", self.kernel.tau)
+        if self.kernel == dot_product:
+            return Score("dot product")
+        return Score("l2" if self.kernel == l2 else "other")
+
+    @property
     def _is_bilinear(self) -> bool:
-        return self.kernel == dot_product and self.normalization == softmax
+        return self.score.kind == "dot product"
 
     def single_heads(self) -> Sequence[MeasureMap]:
         """The layer with one head at a time; they add up to it, but for the output bias."""
