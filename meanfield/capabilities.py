@@ -171,7 +171,8 @@ class HasNearby(Protocol):
 
         Args:
             mu: μ.
-            radii: ≥ 0, (*batch, n) or less; what absent atoms do does not count.
+            radii: ≥ 0, (*batch, n), or less; more axes before give bounds for each. What absent
+                atoms do does not count.
             splitting: whether atoms may split into parts that move differently.
         """
 

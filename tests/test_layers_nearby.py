@@ -278,6 +278,10 @@ def test_batches_have_a_bound_each():
     together = ball_upper(F, both, eps)
     alone = torch.stack([ball_upper(F, mu, eps[0]), ball_upper(F, other, eps[1])])
     torch.testing.assert_close(together, alone, rtol=1e-6, atol=0)
+    several = ball_upper(F, both, torch.stack([eps, 2 * eps, 0 * eps]))
+    assert several.shape == (3, 2)
+    torch.testing.assert_close(several[0], together, rtol=1e-9, atol=0)
+    torch.testing.assert_close(several[1], ball_upper(F, both, 2 * eps), rtol=1e-9, atol=0)
 
 
 def test_a_normalisation_that_may_meet_its_pole_is_unbounded():

@@ -32,7 +32,7 @@ def nearby_bound(
 
     Args:
         seen: what the heads see at the input.
-        epsilon: ε ≥ 0, how far each token may move; a number, or (*batch,).
+        epsilon: ε ≥ 0, how far each token may move; a number, (*batch,), or with more axes before.
         constant: an upper bound of the local constant at the input, both components, (*batch,).
         splitting: whether atoms may split over the ball. Without it the bounds are a little
             smaller: then only tokens move, and weights stay theirs.
@@ -43,7 +43,7 @@ def nearby_bound(
     eps = torch.as_tensor(epsilon, dtype=seen.queries.dtype, device=seen.queries.device)
     if not bool((eps >= 0).all()):
         raise ValueError(f"epsilon: expected numbers ≥ 0, got {epsilon}")
-    frames, part = Frames.of(seen), _Parts(seen)
+    frames, part = Frames.of(seen), _Parts(seen, eps)
     for block, log_p in seen.rows():
         part.add(block, _Rows(frames, log_p, block, eps, splitting), seen.log_ratios(block))
     change = _norm_from_above(part.change) + part.turning_change.amax(-1)
@@ -54,10 +54,11 @@ def nearby_bound(
 class _Parts:
     """What blocks of rows add up to."""
 
-    def __init__(self, seen: Attended) -> None:
-        batch, n = seen.queries.shape[:-3], seen.queries.shape[-2]
+    def __init__(self, seen: Attended, eps: Tensor) -> None:
+        batch = torch.broadcast_shapes(seen.queries.shape[:-3], eps.shape)
+        heads, n = seen.queries.shape[-3:-1]
         self.change = seen.queries.new_full((*batch, n, n), -math.inf)  # log N
-        self.columns = torch.full_like(seen.queries[..., 0], -math.inf)
+        self.columns = seen.queries.new_full((*batch, heads, n), -math.inf)
         self.turning_change = seen.queries.new_zeros((*batch, n))  # s
         self.turning, self.displacement = (torch.zeros_like(self.turning_change) for _ in range(2))
 

@@ -38,7 +38,8 @@ def ball_upper(
         F: a map that declares `nearby`: dot-product `SelfAttention`, what is in
             `meanfield.layers`, blocks and networks of those.
         mu: μ.
-        epsilon: ε ≥ 0, in the unit of the points; a number, or (*batch,).
+        epsilon: ε ≥ 0, in the unit of the points; a number, (*batch,), or with more axes before,
+            for several at once.
         splitting: whether atoms may split. Without it only tokens move, and weights stay theirs:
             a smaller bound, for perturbed sequences.
         constant: a bound of the local constant of F at μ, if one is known; the answer is as
@@ -46,7 +47,7 @@ def ball_upper(
             those of the layers, where ``local_lipschitz(F, mu).upper_999`` is much smaller.
 
     Returns:
-        The bound, (*batch,).
+        The bound, (*batch,), with the further axes of ε before.
 
     Raises:
         TypeError: a map without such a bound.
@@ -57,7 +58,7 @@ def ball_upper(
         >>> from meanfield.attention import AttentionParameters, SelfAttention
         >>> F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
         >>> mu = ParticleMeasure([[1.0], [-1.0]], weights=[0.1, 0.9])
-        >>> [round(float(ball_upper(F, mu, epsilon)), 3) for epsilon in (0.0, 0.01, 0.1)]
+        >>> [round(float(bound), 3) for bound in ball_upper(F, mu, torch.tensor([0.0, 0.01, 0.1]))]
         [2.994, 3.286, 5.569]
     """
     if not isinstance(F, HasNearby):
@@ -68,7 +69,8 @@ def ball_upper(
     eps = torch.as_tensor(epsilon, dtype=mu.dtype, device=mu.device)
     if not bool((eps >= 0).all()):
         raise ValueError(f"epsilon: expected numbers ≥ 0, got {epsilon}")
-    found = F.nearby(mu, eps[..., None].expand(mu.log_weights.shape), splitting=splitting)
+    shape = torch.broadcast_shapes((*eps.shape, 1), mu.log_weights.shape)
+    found = F.nearby(mu, eps[..., None].expand(shape), splitting=splitting)
     for known in (constant, factored_constant(F, mu)):
         if known is not None:
             found = found.at_most(torch.as_tensor(known, dtype=mu.dtype, device=mu.device))
