@@ -303,6 +303,20 @@ def test_what_is_not_known_is_infinite_and_not_a_number_never():
         assert float(each.upper) >= 0
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "change", "upper"),
+    [((1.0, 0.5, 1.2), (2.0, 1.0, 2.5), 2.2, 3.0), ((1.0, 0.5, 1.5), (2.0, 1.0, 2.2), 2.1, 3.3)],
+)
+def test_the_change_of_a_product_is_the_less_of_its_two_sums(first, second, change, upper):
+    one, other = (
+        Nearby.of(*(torch.tensor(x, dtype=F64) for x in (*each, 0.0))) for each in (first, second)
+    )
+    found = other.after(one)
+    assert float(found.constant) == 2.0
+    assert float(found.change) == pytest.approx(change, rel=1e-12)
+    assert float(found.upper) == pytest.approx(upper, rel=1e-12)
+
+
 def test_parts_without_a_bound_are_named():
     mu = cloud(1)
     with pytest.raises(NotImplementedError, match="nearby: expected maps .* got <lambda>|lambda"):
