@@ -2,7 +2,10 @@
 
 A case is a layer, a cloud, its weights and a displacement f; Adam climbs ‖Jf‖_p/‖f‖_p in all
 three at once, with J by automatic differentiation of the map itself. A ratio above 1 refutes a
-bound. Run as
+bound. Largest ratios of the first 1,000 cases (60 steps), p = 2: mean_field 0.9997, masked 0.826;
+tokens 0.9998, masked 0.924; soft_cap 0.978, masked 0.819; l2_mean_field 0.925, masked 0.750; and
+mean_field 0.970 at p = 1 and 0.985 at p = 1.5, masked 0.708 there. Two CPU seconds for 1,000
+cases of a bound. Run as
 
     python -m tests.benchmarks.bench_bounds [--cases 10000] [--out tests/benchmarks/bounds.json]
 """
