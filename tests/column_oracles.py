@@ -97,13 +97,13 @@ def yudin(F: SelfAttention, mu: ParticleMeasure) -> float:
 def nearby(
     found: list[Head], weights: np.ndarray, eps: float, constant: float, *, splitting: bool
 ) -> tuple[float, float, np.ndarray]:
-    """The bound by change, the bound by columns, and the displacements over ε."""
+    """The bound by change, the bound by columns, and the displacements."""
     n = len(weights)
-    N, s, turning, reach = np.zeros((n, n)), np.zeros(n), np.zeros(n), np.zeros(n)
+    N, s, turning, moves = np.zeros((n, n)), np.zeros(n), np.zeros(n), np.zeros(n)
     columns = 0.0
     for P, V, A, v, y, u in found:
         norm_V, norm_A = two_norm(V), two_norm(A)
-        most, tau = np.zeros((n, n)), np.zeros(n)
+        densest, tau = np.zeros((n, n)), np.zeros(n)
         for i in range(n):
             p, seen = P[i], P[i] > 0
             m, ybar, length = p @ v, p @ y, np.linalg.norm(u[i])
@@ -117,8 +117,11 @@ def nearby(
                 largest = sum(p[k] * math.exp(eps * pulled[k]) for k in others)
                 h[j] = max(1.0, 1 / (own + math.exp(-theta) * least))
                 low[j] = min(1.0, 1 / (own + math.exp(theta) * largest))
-            most[i] = np.minimum(p * h, 1)
+            most = np.minimum(p * h, 1)
             change = np.maximum(np.minimum(p * (h - 1), 1 - p), p * (1 - low)) * seen
+            # Relative to its mass, a light part of an atom may have more than all the attention.
+            densest[i] = p * h if splitting else most
+            shifted = np.maximum(p * (h - 1), p * (1 - low)) * seen if splitting else change
             chi = max(max(h - 1), max(1 - low))
             std, pulled_std = (math.sqrt(two_norm(covariance(p, z, z))) for z in (v, y))
             shift = min(change @ away, chi * std)
@@ -127,7 +130,7 @@ def nearby(
                 block = two_norm(V + np.outer(v[j] - m, u[i]))
                 moved = (2 * norm_V * eps + shift) * (length + norm_A * eps)
                 N[i, j] += math.sqrt(weights[i] / weights[j]) * (
-                    change[j] * block + most[i, j] * (moved + away[j] * norm_A * eps)
+                    shifted[j] * block + densest[i, j] * (moved + away[j] * norm_A * eps)
                 )
             s_h = (
                 min(chi * std * pulled_std, math.sqrt((change @ away**2) * (change @ pulled**2)))
@@ -137,18 +140,18 @@ def nearby(
             )
             s[i] += s_h
             over = [
-                min(math.sqrt(max(h)) * sd, math.sqrt(most[i] @ d**2), max(d[seen])) + size * eps
+                min(math.sqrt(max(h)) * sd, math.sqrt(most @ d**2), max(d[seen])) + size * eps
                 for sd, d, size in ((std, away, norm_V), (pulled_std, pulled, norm_A))
             ]
             tau[i] = norm_V**2 + (length + norm_A * eps) ** 2 * over[0] ** 2
             each = min(over[0] * over[1], two_norm(covariance(p, v, y)) + s_h)
             turning[i] += each
-            reach[i] += math.sqrt(tau[i]) + each
+            moves[i] += min(eps * (math.sqrt(tau[i]) + each), max(away[seen]) + norm_V * eps)
         columns += math.sqrt(
             max(
-                sum(weights[i] / weights[j] * most[i, j] * tau[i] for i in range(n))
+                sum(weights[i] / weights[j] * densest[i, j] * tau[i] for i in range(n))
                 for j in range(n)
             )
         )
     # The norm itself: what the library bounds by rounds of power iteration from above.
-    return constant + two_norm(N) + max(s), columns + max(turning), reach
+    return constant + two_norm(N) + max(s), columns + max(turning), moves

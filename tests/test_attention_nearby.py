@@ -29,13 +29,13 @@ F64 = torch.float64
 def test_it_is_the_bound_of_the_oracle(seed, eps, splitting):
     F, mu = case(seed)
     constant = float(local_lipschitz(F, mu).value)
-    by_change, by_columns, reach = oracle.nearby(
+    by_change, by_columns, moves = oracle.nearby(
         oracle.heads(F, mu), mu.weights.numpy(), eps, constant, splitting=splitting
     )
     found = nearby_bound(
         oracle.attended(F, mu), eps, torch.tensor(constant, dtype=F64), splitting=splitting
     )
-    np.testing.assert_allclose(found.displacement.numpy(), eps * reach, rtol=1e-8, atol=1e-300)
+    np.testing.assert_allclose(found.displacement.numpy(), moves, rtol=1e-8, atol=1e-300)
     # Blocks ‖V + δuᵀ‖ and ‖N‖ are bounded from above, the latter tightly.
     assert float(found.upper) >= min(by_change, by_columns) * (1 - 1e-9)
     assert float(found.upper) <= by_columns * (1 + 1e-9)
@@ -93,6 +93,19 @@ def test_no_output_moves_farther_than_it_says(seed, eps):
     batch = ParticleMeasure(moved, log_weights=mu.log_weights.expand(60, -1), positions=positions)
     length = (F(batch).points - F(mu).points).norm(dim=-1).amax(0)
     assert (length <= found.displacement * (1 + 1e-9) + 1e-14).all()
+
+
+@pytest.mark.parametrize("log_ratio", [-5.0, -18.0, -22.0])
+def test_a_light_part_of_an_atom_has_more_attention_than_its_share(log_ratio):
+    # One atom that splits into two Diracs: no bound may rest on P' ≤ 1 then.
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+    mu = ParticleMeasure([[10.0]])
+    parts = torch.tensor([log_ratio, 0.0], dtype=F64).log_softmax(-1)
+    split = ParticleMeasure([[9.0], [11.0]], log_weights=parts)
+    constant, seen = local_lipschitz(F, mu).value, oracle.attended(F, mu)
+    assert float(local_lipschitz(F, split).value) <= float(nearby_bound(seen, 1.0, constant).upper)
+    tokens = nearby_bound(seen, 1.0, constant, splitting=False).upper
+    assert float(tokens) < float(local_lipschitz(F, split).value)
 
 
 def test_at_radius_zero_it_is_the_constant_and_it_grows_with_the_radius():

@@ -16,6 +16,7 @@ import torch
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling
 from meanfield.experiments.ascent import climb
 from meanfield.lipschitz import local_lipschitz, worst_case
+from tests.benchmarks import bench_bounds
 
 F64 = torch.float64
 SIZES = (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 6.0, 9.0, 12.0)
@@ -331,3 +332,20 @@ def test_at_three_radii_the_bound_is_within_a_thousandth_of_a_measure():
     ratio = bounds.two_dirac_best_log_ratio(1.0, 3.0)
     mu = sampling.two_diracs(3.0, ratio, [1.0])
     assert float(local_lipschitz(F, mu).value) > 0.999 * bounds.mean_field(1.0, 1.0, 3.0)
+
+
+CLIMBED = {name: attack for name, attack in bench_bounds.attacks() if not name.endswith("p = 6")}
+
+
+@pytest.mark.parametrize("name", list(CLIMBED))
+def test_ascent_in_points_weights_and_displacement_exceeds_no_bound(name):
+    g = torch.Generator().manual_seed(1)
+    found = bench_bounds.climbed(CLIMBED[name], 40, 4, 2, steps=12, g=g)
+    assert 0.1 < float(found.max()) <= 1 + 1e-9
+
+
+@pytest.mark.slow
+def test_no_bound_is_exceeded_in_thousands_of_ascents():
+    # The whole campaign, 10,000 of each: tests/benchmarks/bench_bounds.py.
+    found = bench_bounds.campaign(1000, 60)
+    assert all(0.1 < one["largest_ratio"] <= 1 + 1e-9 for one in found.values())

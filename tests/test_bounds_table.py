@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.attention.kernels import cosine, l2, soft_cap
+from meanfield.attention.normalizations import sigmoid
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from tests import oracles, strategies
@@ -159,12 +161,81 @@ def test_rows_that_do_not_apply_say_why():
     assert "is masked" in reason(heads, "Thm 3.5", causal=True)
 
 
-def test_another_kernel_gets_no_number():
-    from meanfield.attention.kernels import l2
-
-    F = SelfAttention(AttentionParameters.random(2), kernel=l2)
+def test_another_kernel_gets_no_number_of_dot_products():
+    for kernel in (l2, cosine(2.0), soft_cap(3.0, inner=l2)):
+        F = SelfAttention(AttentionParameters.random(2), kernel=kernel)
+        assert bounds.table(F, 1.0, 3).applicable == ()
+        assert "kernel" in bounds.table(F, 1.0, 3)[0].reason
+    F = SelfAttention(AttentionParameters.random(2), kernel=soft_cap(3.0), normalization=sigmoid)
     assert bounds.table(F, 1.0, 3).applicable == ()
-    assert "kernel" in bounds.table(F, 1.0, 3)[0].reason
+
+
+def other_layer(seed, d, kind, causal):
+    """Two heads, with a bias, that are capped or see squared distances."""
+    g = torch.Generator().manual_seed(seed)
+    if kind == "soft cap":
+        par = AttentionParameters.random(
+            d, n_heads=2, head_dim=2, biases=True, std=1.0, generator=g
+        )
+        return SelfAttention(par, causal=causal, kernel=soft_cap(0.8))
+    W, V = (
+        torch.randn(2, d, 2, dtype=F64, generator=g),
+        torch.randn(2, d, 2, dtype=F64, generator=g),
+    )
+    par = AttentionParameters.tied_l2(W, V, torch.randn(4, d, dtype=F64, generator=g))
+    bias = torch.randn(2, 2, dtype=F64, generator=g)
+    biased = AttentionParameters(
+        par.query, par.key, par.value, par.output, query_bias=bias, key_bias=bias
+    )
+    return SelfAttention(biased, causal=causal, kernel=l2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["soft cap", "l2"])
+@given(
+    seed=st.integers(0, 10**6), d=st.integers(1, 3), radius=st.sampled_from([0.05, 0.4, 1.0, 2.5])
+)
+@settings(max_examples=15)
+def test_no_constant_of_other_scores_exceeds_its_rows(kind, causal, seed, d, radius):
+    F, g = other_layer(seed, d, kind, causal), torch.Generator().manual_seed(seed)
+    n = 2 + seed % 5
+    points = sampling.ball(n, d, radius=radius, batch_shape=(40,), generator=g)
+    points[::2] /= points[::2].norm(dim=-1, keepdim=True) / radius
+    logs = (3 * torch.randn(40, n, dtype=F64, generator=g)).log_softmax(-1)
+    mu = ParticleMeasure(points, log_weights=logs, positions=np.arange(1, n + 1) / n)
+    table = bounds.table(F, radius, n)
+    tail = ", masked" if causal else ""
+    row = table.row(("soft cap" if kind == "soft cap" else "L2") + tail)
+    assert float(local_lipschitz(F, mu).value.max()) <= row.value
+    if kind == "l2":
+        tokens = local_lipschitz(F, ParticleMeasure.from_sequence(points), geometry="euclidean")
+        assert float(tokens.value.max()) <= table.row("L2, n tokens").value
+
+
+def test_rows_of_other_scores_have_the_numbers_of_the_formulas():
+    par = AttentionParameters.from_bilinear([[-2.0]], [[3.0]])
+    table = bounds.table(SelfAttention(par, kernel=soft_cap(1.5)), 1.2)
+    expected = bounds.soft_cap(2.0, 3.0, 1.2, 1.5)
+    assert table.row("soft cap").value == pytest.approx(expected, rel=1e-8)
+    assert table.row("soft cap, masked").reason == "the layer is not masked"
+    masked = bounds.table(SelfAttention(par, causal=True, kernel=soft_cap(1.5)), 1.2)
+    expected = bounds.soft_cap(2.0, 3.0, 1.2, 1.5, causal=True)
+    assert masked.row("soft cap, masked").value == pytest.approx(expected, rel=1e-8)
+    tied = AttentionParameters.tied_l2([[2.0, 0.0], [0.0, 1.0]], [[1.0], [0.5]])
+    F = SelfAttention(tied, kernel=l2)
+    found = bounds.table(F, 1.2)
+    norm_V = float(bounds.layer_norms(tied).V[0])
+    expected = bounds.l2_mean_field(4 / 2**0.5, norm_V, 1.2, 2)
+    assert found.row("L2").value == pytest.approx(expected, rel=1e-8)
+    assert "number of tokens" in found.row("L2, n tokens").reason
+    expected = bounds.l2_attention_2(tied, 7)
+    assert bounds.table(F, 1.2, 7).row("L2, n tokens").value == pytest.approx(expected, rel=1e-12)
+    untied = bounds.table(SelfAttention(AttentionParameters.random(2), kernel=l2), 1.0, 3)
+    assert untied.row("L2").reason == "queries and keys are not tied"
+    free = AttentionParameters([[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]])
+    assert (
+        "do not" in bounds.table(SelfAttention(free, kernel=l2), 1.0, 3).row("L2, n tokens").reason
+    )
 
 
 def test_the_text_is_aligned_and_the_html_escaped():

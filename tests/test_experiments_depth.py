@@ -34,7 +34,7 @@ def test_constants_multiply_and_distances_add_up(dataset):
     assert (ds.splitting <= ds.constant * (1 + 1e-9)).all()
     assert ((ds.effective_rank >= 1) & (ds.effective_rank <= 10)).all()
     # Rotary positions: no bound is proved, and none is made up.
-    assert np.isnan(ds.upper).all()
+    assert np.isnan(ds.upper).all() and np.isnan(ds.ball).all()
 
 
 def test_bounds_of_blocks_are_above_their_constants():
@@ -44,6 +44,13 @@ def test_bounds_of_blocks_are_above_their_constants():
     ds = through_depth.run(settings, progress=False)
     assert (ds.upper >= ds.constant).all()
     assert (ds.product_upper >= ds["product"]).all()
+    # Balls: nested, never below what was measured at their centre, and close to it if small.
+    assert ds.sizes["epsilon"] == 5 and not np.isnan(ds.ball).any()
+    assert (ds.ball_999 <= ds.ball * (1 + 1e-9)).all()
+    assert (ds.ball_999.diff("epsilon") >= -1e-9 * ds.ball_999.isel(epsilon=0)).all()
+    assert (ds.ball_999.isel(epsilon=0) >= ds.through * (1 - 1e-9)).all()
+    assert (ds.ball_999.isel(epsilon=0) <= ds.through_upper_999 * (1 + 1e-3)).all()
+    assert (ds.ball_radius.isel(layer=0) >= ds.epsilon).all()
 
 
 def test_the_figures_draw_what_is_finite(dataset):

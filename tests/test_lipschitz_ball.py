@@ -48,9 +48,9 @@ def test_outputs_come_in_the_order_of_the_measure():
     F = SelfAttention(AttentionParameters.random(3, std=0.7), causal=True)
     X = torch.randn(5, 3, dtype=F64)
     s = torch.tensor([0.3, 1.0, 0.1, 0.7, 0.5], dtype=F64)
-    given_order = F.ball_displacement(ParticleMeasure(X, positions=s), 0.1)
+    given_order = F.nearby(ParticleMeasure(X, positions=s), 0.1).displacement
     order = s.argsort()
-    sorted_order = F.ball_displacement(ParticleMeasure(X[order], positions=s[order]), 0.1)
+    sorted_order = F.nearby(ParticleMeasure(X[order], positions=s[order]), 0.1).displacement
     torch.testing.assert_close(given_order[order], sorted_order)
 
 
@@ -73,10 +73,10 @@ def test_batches_and_grouped_heads_have_a_bound_each():
 
 def test_other_maps_and_kernels_are_refused():
     mu = ParticleMeasure([[0.0], [1.0]])
-    with pytest.raises(TypeError, match="declares ball_upper"):
+    with pytest.raises(TypeError, match="declares nearby"):
         ball_upper(lambda nu: nu, mu, 0.1)
     F = SelfAttention(AttentionParameters.random(1), kernel=l2)
     with pytest.raises(NotImplementedError, match="dot-product attention under the softmax"):
-        F.ball_upper(mu, 0.1)
+        ball_upper(F, mu, 0.1)
     with pytest.raises(ValueError, match="epsilon: expected numbers ≥ 0"):
         ball_upper(SelfAttention(AttentionParameters.random(1)), mu, math.nan)

@@ -2,36 +2,24 @@
 
 Every token may move by ε, and an atom may split into parts that move differently: the ball of
 radius ε for the distance W_∞ (masked: at fixed positions). Weights of attention then change by a
-factor between l and h, which bounds the change of the derivative entry by entry. Not in the
-papers; the proof is on the page "Sharp constants" of the documentation.
+factor between l and h, which bounds the change of the derivative entry by entry, and outputs stay
+within ‖V‖ε of the hull of the values. Not in the papers; the proof is on the page "Sharp
+constants" of the documentation.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from meanfield.attention.column import Attended, Frames, covariance, norm
+from meanfield.capabilities import Nearby
 
-__all__ = ["Nearby", "nearby_bound"]
+__all__ = ["nearby_bound"]
 
 _ROUNDS = 12  # of power iteration from above; each multiplies once by N and once by Nᵀ
-
-
-@dataclass(frozen=True, eq=False)
-class Nearby:
-    """What holds for every input within ε.
-
-    Attributes:
-        upper: no local constant exceeds it, both components, (*batch,).
-        displacement: token i's output moves by at most this, (*batch, n).
-    """
-
-    upper: Tensor
-    displacement: Tensor
 
 
 def nearby_bound(
@@ -44,7 +32,7 @@ def nearby_bound(
 
     Args:
         seen: what the heads see at the input.
-        epsilon: ε ≥ 0, how far each token may move; a number, or (*batch,).
+        epsilon: ε ≥ 0, how far each token may move; a number, (*batch,), or with more axes before.
         constant: an upper bound of the local constant at the input, both components, (*batch,).
         splitting: whether atoms may split over the ball. Without it the bounds are a little
             smaller: then only tokens move, and weights stay theirs.
@@ -58,29 +46,30 @@ def nearby_bound(
     frames, part = Frames.of(seen), _Parts(seen, eps)
     for block, log_p in seen.rows():
         part.add(block, _Rows(frames, log_p, block, eps, splitting), seen.log_ratios(block))
-    by_change = constant + _norm_from_above(part.change) + part.turning_change.amax(-1)
+    change = _norm_from_above(part.change) + part.turning_change.amax(-1)
     by_columns = (0.5 * part.columns.amax(-1)).exp().sum(-1) + part.turning.amax(-1)
-    return Nearby(torch.fmin(by_change, by_columns), eps[..., None] * part.reach)
+    return Nearby.of(constant.expand(change.shape), change, by_columns, part.displacement)
 
 
 class _Parts:
     """What blocks of rows add up to."""
 
     def __init__(self, seen: Attended, eps: Tensor) -> None:
-        batch, n = seen.queries.shape[:-3], seen.queries.shape[-2]
+        batch = torch.broadcast_shapes(seen.queries.shape[:-3], eps.shape)
+        heads, n = seen.queries.shape[-3:-1]
         self.change = seen.queries.new_full((*batch, n, n), -math.inf)  # log N
-        self.columns = torch.full_like(seen.queries[..., 0], -math.inf)
+        self.columns = seen.queries.new_full((*batch, heads, n), -math.inf)
         self.turning_change = seen.queries.new_zeros((*batch, n))  # s
-        self.turning, self.reach = (torch.zeros_like(self.turning_change) for _ in range(2))
+        self.turning, self.displacement = (torch.zeros_like(self.turning_change) for _ in range(2))
 
     def add(self, block: slice, rows: _Rows, ratios: Tensor) -> None:
         logs = 0.5 * ratios + rows.averaging_change.log()
         self.change[..., block, :] = logs.logsumexp(-3)
-        logs = rows.log_most + ratios + rows.tau.log()[..., None]
+        logs = rows.log_densest + ratios + rows.tau.log()[..., None]
         self.columns = torch.logaddexp(self.columns, logs.logsumexp(-2))
         self.turning_change[..., block] = rows.turning_change.sum(-2)
         self.turning[..., block] = rows.turning.sum(-2)
-        self.reach[..., block] = (rows.tau.sqrt() + rows.turning).sum(-2)
+        self.displacement[..., block] = rows.displacement.sum(-2)
 
 
 class _Rows:
@@ -101,7 +90,12 @@ class _Rows:
         self._turning(norm(covariance(self.p, frames.values, frames.pulled)))
 
     def _factors(self, log_p: Tensor, splitting: bool) -> None:
-        """P̄ ≥ P' and χ ≥ |P'/P − 1| over the ball."""
+        """P̄ ≥ P' and χ ≥ |P'/P − 1| over the ball.
+
+        Of the parts of an atom that splits, all together have P' ≤ 1; but a light one may have
+        all the attention that its share h P allows, relative to its mass. So rows, which are
+        sums over parts, know P' ≤ 1, and columns, which are densities, only if no atom splits.
+        """
         eps = self.eps[..., None]
         own = eps * self.pulled_away
         theta = 2 * eps * (self.length + self.norm_A * self.eps)[..., None] + own
@@ -116,13 +110,15 @@ class _Rows:
             log_l = -(self.p + theta.exp() * rest).log()
         log_h = torch.where(self.seen, log_h.clamp_min(0), 0.0)
         log_l = torch.where(self.seen, log_l.clamp_max(0), 0.0)
-        self.log_most = (log_p + log_h).clamp_max(0)
-        self.most = self.log_most.exp()
-        # P'/P − 1 ≤ h − 1, and P' ≤ 1.
-        self.change = torch.maximum(
-            torch.minimum(self.p * torch.expm1(log_h), 1 - self.p), -self.p * torch.expm1(log_l)
-        )
+        growth, loss = self.p * torch.expm1(log_h), -self.p * torch.expm1(log_l)
+        log_most = (log_p + log_h).clamp_max(0)
+        self.most = log_most.exp()
+        self.change = torch.maximum(torch.minimum(growth, 1 - self.p), loss)
         self.change = torch.where(self.seen, self.change, 0.0)
+        self.log_densest, self.density_change = log_most, self.change
+        if splitting:
+            self.log_densest = log_p + log_h
+            self.density_change = torch.where(self.seen, torch.maximum(growth, loss), 0.0)
         self.chi = torch.maximum(torch.expm1(log_h), -torch.expm1(log_l)).amax(-1)
         self.log_h = log_h.amax(-1)
 
@@ -167,7 +163,9 @@ class _Rows:
         moved = 2 * norm_V * eps + self.shift[..., None]
         norm_A = self.norm_A[..., None]
         turned = length + norm_A * eps
-        return self.change * block_norm + self.most * (moved * turned + away * norm_A * eps)
+        return self.density_change * block_norm + self.log_densest.exp() * (
+            moved * turned + away * norm_A * eps
+        )
 
     def _turning(self, at_input: Tensor) -> None:
         """‖S' − S‖ and ‖S'‖ at most, of each row."""
@@ -183,6 +181,11 @@ class _Rows:
             + self.norm_A * self.norm_V * self.eps**2
         )
         self.turning = torch.fmin(self.std_most * self.pulled_most, at_input + self.turning_change)
+        # Means stay in the hull of the values that are seen.
+        farthest = torch.where(self.seen, self.away, 0.0).amax(-1)
+        self.displacement = torch.fmin(
+            self.eps * (self.tau.sqrt() + self.turning), farthest + self.norm_V * self.eps
+        )
 
 
 def _distances(p: Tensor, atoms: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from meanfield.attention.balancing import Plan, balanced, balanced_linear_map
 from meanfield.attention.column import Attended
-from meanfield.attention.kernels import Kernel, dot_product
-from meanfield.attention.nearby import Nearby, nearby_bound
+from meanfield.attention.kernels import Kernel, dot_product, l2
+from meanfield.attention.kernels.soft_cap import SoftCap
+from meanfield.attention.nearby import nearby_bound
 from meanfield.attention.normalizations import (
     Custom,
     Sigmoid,
@@ -27,6 +28,7 @@ from meanfield.attention.sight import Sight
 from meanfield.attention.streaming import Rule, attend, row_parts
 from meanfield.attention.tangent import MEMORY, AttentionTangent
 from meanfield.attention.upper import upper_bound
+from meanfield.capabilities import Nearby, Score
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
 from meanfield.linalg import LinearMap
 from meanfield.linearisation import Linearisation, check_geometry, linearize_by_autodiff
@@ -212,27 +214,22 @@ class SelfAttention:
             )
         return upper_bound(self.tangent(mu))
 
-    def ball_upper(
-        self, mu: ParticleMeasure, epsilon: float | Tensor, *, constant: Tensor | None = None
-    ) -> Tensor:
-        """An upper bound of all local constants near μ, see `meanfield.lipschitz.ball_upper`."""
-        return self._nearby(mu, epsilon, constant).upper
-
-    def ball_displacement(self, mu: ParticleMeasure, epsilon: float | Tensor) -> Tensor:
-        """How far each output moves at most as every atom moves by ε at most, (*batch, n)."""
-        sight, found = self._sight(mu), self._nearby(mu, epsilon, mu.log_weights.new_zeros(()))
-        return sight.unsort(found.displacement[..., None])[..., 0]
-
-    def _nearby(
-        self, mu: ParticleMeasure, epsilon: float | Tensor, constant: Tensor | None
+    def nearby(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> Nearby:
+        """Bounds of the constant and of displacements near μ, by the largest of the radii."""
         if not self._is_bilinear:
             raise NotImplementedError(
-                "ball_upper: expected dot-product attention under the softmax, got "
+                "nearby: expected dot-product attention under the softmax, got "
                 f"{self.kernel} and {self.normalization}; its bound is not proved for others"
             )
-        at = self.local_upper(mu) if constant is None else constant
-        return nearby_bound(Attended.of(self._sight(mu)), epsilon, at)
+        each = torch.as_tensor(radii, dtype=mu.dtype, device=mu.device)
+        each = torch.where(mu.log_weights > -math.inf, each, 0.0)
+        sight = self._sight(mu)
+        found = nearby_bound(
+            Attended.of(sight), each.amax(-1), self.local_upper(mu), splitting=splitting
+        )
+        return replace(found, displacement=sight.unsort(found.displacement[..., None])[..., 0])
 
     @property
     def dim(self) -> int:
@@ -246,8 +243,19 @@ class SelfAttention:
         return A if self._is_bilinear else A[:0]
 
     @property
+    def score(self) -> Score:
+        """What the scores are a function of, under the softmax."""
+        if self.normalization != softmax:
+            return Score("other")
+        if isinstance(self.kernel, SoftCap) and self.kernel.inner == dot_product:
+            return Score("soft cap", self.kernel.tau)
+        if self.kernel == dot_product:
+            return Score("dot product")
+        return Score("l2" if self.kernel == l2 else "other")
+
+    @property
     def _is_bilinear(self) -> bool:
-        return self.kernel == dot_product and self.normalization == softmax
+        return self.score.kind == "dot product"
 
     def single_heads(self) -> Sequence[MeasureMap]:
         """The layer with one head at a time; they add up to it, but for the output bias."""

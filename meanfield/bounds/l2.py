@@ -129,6 +129,18 @@ def l2_attention_max(layer: Any, n: Any) -> float:
     return (1 + 4 * l2_spread(n)) * _joined(*_heads(layer), stacked=False)
 
 
+def tied_norms(layer: Any) -> tuple[bool, np.ndarray, int]:
+    """Whether queries and keys are tied; ‖G_h‖ = scale ‖Q_h‖², (H,); the rank of G_h at most.
+
+    The scores of a tied layer are −(x−y)ᵀG(x−y), G = scale · QᵀQ, whatever its biases.
+    """
+    par = getattr(layer, "parameters", layer)
+    queries, keys = as_array(par.query), as_array(par.per_head(par.key))
+    sizes = np.linalg.norm(queries, 2, axis=(-2, -1))
+    tied = _same(queries, keys) and _same_bias(par)
+    return tied, np.abs(as_array(par.scale)) * sizes**2, min(queries.shape[-2:])
+
+
 _Heads = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
@@ -153,10 +165,10 @@ def _joined(heads: _Heads, outputs: list[np.ndarray], *, stacked: bool) -> float
 def _heads(layer: Any) -> tuple[_Heads, list[np.ndarray]]:
     """(W_hB_h, B_h, Q_h) of each head, and W_h."""
     par = getattr(layer, "parameters", layer)
-    queries, keys = as_array(par.query), as_array(par.per_head(par.key))
+    queries = as_array(par.query)
     values = as_array(par.per_head(par.value))
     outputs = None if par.output is None else as_array(par.output)
-    if not _same(queries, keys) or not _same_bias(par):
+    if not tied_norms(par)[0]:
         raise ValueError(
             "L2 attention: expected tied queries and keys, key = query and key_bias = query_bias; "
             "untied, it is not Lipschitz on R^d"

@@ -11,6 +11,7 @@ import numpy as np
 from meanfield import html
 from meanfield.bounds.diracs import masked_two_dirac_lower, two_dirac_lower
 from meanfield.bounds.joins import joined_heads
+from meanfield.bounds.l2 import l2_attention_2, tied_norms
 from meanfield.bounds.layer import (
     LayerNorms,
     bilinear,
@@ -20,9 +21,10 @@ from meanfield.bounds.layer import (
     value_matrices,
 )
 from meanfield.bounds.rates import mean_field_by_rate
+from meanfield.bounds.scores import l2_mean_field, soft_cap
 from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
 from meanfield.bounds.theorems import proposition_3_4, theorem_3_5
-from meanfield.capabilities import HasScoreMatrices
+from meanfield.capabilities import HasScore, Score
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -166,8 +168,10 @@ def table(
         raise ValueError(f"n: expected at least 1 token, or None, got {n}")
     if causal is None:
         causal = getattr(layer, "causal", None)
-    other = None
-    if isinstance(layer, HasScoreMatrices) and not len(layer.score_matrices):
+    other, score = None, Score("dot product")
+    if isinstance(layer, HasScore):
+        score = layer.score
+    if score.kind != "dot product":
         other = "the kernel is not the dot product under the softmax"
     parameters = getattr(layer, "parameters", layer)
     norms = layer_norms(parameters)
@@ -175,6 +179,7 @@ def table(
     plain = "the layer is masked" if causal else None
     rows = [
         *_upper_rows(parameters, norms, radius, n, (other, plain, masked)),
+        *_other_rows(layer, score, norms, radius, n, (plain, masked)),
         *_lower_rows(parameters, norms, radius, n, (other, masked)),
     ]
     return BoundTable(tuple(rows), radius, n)
@@ -240,6 +245,59 @@ def _upper_rows(
         lambda: raised(float(np.sum(V)) * some**0.5),
         other or counted,
     )
+
+
+def _other_rows(
+    layer: Any,
+    score: Score,
+    norms: LayerNorms,
+    radius: float,
+    n: int | None,
+    masks: tuple[str | None, str | None],
+) -> Iterator[BoundRow]:
+    """Of scores that are capped, or squared distances; none for others."""
+    parameters = getattr(layer, "parameters", layer)
+
+    def joined(each: Any) -> float:
+        return raised(joined_heads(value_matrices(parameters), each, norms_V=norms.V))
+
+    untied = None
+    if score.kind == "l2":
+        tied, G, rank = tied_norms(parameters)
+        untied = None if tied else "queries and keys are not tied"
+    kinds = (("", False, _PLAIN, masks[0]), (", masked", True, _MASKED, masks[1]))
+    for tail, causal, of, mask in kinds:
+        if score.kind == "soft cap":
+            yield _row(
+                (f"soft cap{tail}", "upper", of, "points in B_R", _OURS),
+                lambda causal=causal: joined(  # type: ignore[misc]
+                    soft_cap(norms.A, 1.0, radius, score.tau, causal=causal, shift=norms.shift)
+                ),
+                mask,
+            )
+        elif score.kind == "l2":
+            yield _row(
+                (f"L2{tail}", "upper", of, "points in B_R", _OURS),
+                lambda causal=causal: joined(  # type: ignore[misc]
+                    l2_mean_field(G, 1.0, radius, rank, causal=causal)
+                ),
+                untied or mask,
+            )
+    if score.kind == "l2":
+        counted = None if n is not None else "the number of tokens is not given"
+        yield _row(
+            ("L2, n tokens", "upper", "Euclidean, n tokens, masked too", "any tokens", _OURS),
+            lambda: l2_attention_2(parameters, n or 1),
+            untied or counted or _values_outside(parameters),
+        )
+
+
+def _values_outside(parameters: Any) -> str | None:
+    try:
+        l2_attention_2(parameters, 1)
+    except ValueError:
+        return "values see what the queries do not"
+    return None
 
 
 def _by_norm_or_rate(

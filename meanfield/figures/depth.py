@@ -19,6 +19,9 @@ __all__ = ["plot_constants_through_depth", "plot_displacement_through_depth", "p
 def plot_constants_through_depth(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """Constants of the blocks, of the network up to each, and the products; medians of windows.
 
+    Beside them what the network's constant is at most while every token moves by ε, relative to
+    its size. Such bounds leave the picture, which ends with the products, where radii have grown.
+
     Args:
         ds: a Dataset of the experiment ``through-depth``.
         ax: where to draw; a new figure if None.
@@ -37,10 +40,24 @@ def plot_constants_through_depth(ds: xr.Dataset, *, ax: Axes | None = None) -> A
         ax.plot(ds.layer, middle, style, color=colour, label=label)
         if f"{name}_converged" in ds:
             mark_unconverged(ax, ds.layer, middle, ds[f"{name}_converged"].all("case"))
+    _balls(ax, ds)
     ax.set(yscale="log", xlabel="block", ylabel=r"local $W_2$ constant")
     ax.set_title(f"Sensitivity through depth\n{_source(ds)}")
     legend_below(ax)
     return ax
+
+
+def _balls(ax: Axes, ds: xr.Dataset) -> None:
+    if "ball_999" not in ds:
+        return
+    _, top = ax.get_ylim()
+    shades = np.linspace(0.75, 0.25, ds.sizes["epsilon"])
+    for shade, epsilon in zip(shades, ds.epsilon.values, strict=True):
+        middle = ds.ball_999.sel(epsilon=epsilon).median("case")
+        seen = np.isfinite(middle) & (middle <= top)
+        if seen.any():
+            label = f"up to the block, tokens within {epsilon:g}"
+            ax.plot(ds.layer[seen], middle[seen], ":", marker=".", color=str(shade), label=label)
 
 
 def plot_displacement_through_depth(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:

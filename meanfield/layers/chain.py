@@ -8,8 +8,8 @@ from typing import final
 
 from torch import Tensor
 
-from meanfield.capabilities import HasDim, is_causal
-from meanfield.layers.composition import checked_maps, name_of, upper_of
+from meanfield.capabilities import HasDim, Nearby, is_causal, is_particlewise
+from meanfield.layers.composition import checked_maps, name_of, nearby_of, upper_of
 from meanfield.linearisation import Linearisation, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
 
@@ -70,6 +70,28 @@ class Chain:
             mu = before(mu)
             bound = bound * upper_of(each, mu)
         return bound
+
+    def nearby(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
+    ) -> Nearby:
+        """Map by map, each within the displacement of those before it.
+
+        Derivatives multiply, J = J_m ⋯ J_1, also where atoms have split; so do their bounds, and
+        the change of a product is that of `Nearby.after`.
+
+        Raises:
+            NotImplementedError: one of the maps declares nothing near an input.
+        """
+        whole = nearby_of(self.maps[0], mu, radii, splitting)
+        for before, each in zip(self.maps, self.maps[1:], strict=False):
+            mu = before(mu)
+            whole = nearby_of(each, mu, whole.displacement, splitting).after(whole)
+        return whole
+
+    @property
+    def particlewise(self) -> bool:
+        """Whether all of the maps move every particle by itself."""
+        return all(is_particlewise(each) for each in self.maps)
 
     @property
     def causal(self) -> bool:

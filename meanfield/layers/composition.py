@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from meanfield.capabilities import HasLocalUpper
+from meanfield.capabilities import HasLocalUpper, HasNearby, Nearby, is_particlewise
+from meanfield.layers.particlewise import expanded_radii, scaled_radii
 from meanfield.linalg import LinearMap
-from meanfield.linearisation import Linearisation
+from meanfield.linearisation import Linearisation, factored_constant
 from meanfield.measures import MeasureMap, ParticleMeasure
 
-__all__ = ["checked_maps", "identity", "name_of", "upper_of"]
+__all__ = ["checked_maps", "identity", "name_of", "nearby_of", "upper_of"]
 
 
 def identity(mu: ParticleMeasure) -> Linearisation:
@@ -53,3 +55,26 @@ def upper_of(F: MeasureMap, mu: ParticleMeasure) -> Tensor:
             "local_upper(mu)"
         )
     return torch.as_tensor(F.local_upper(mu))
+
+
+def nearby_of(
+    F: MeasureMap, mu: ParticleMeasure, radii: Tensor | float, splitting: bool
+) -> Nearby:
+    """What F declares near μ, with the constant at μ itself where it can be factored.
+
+    Raises:
+        NotImplementedError: it declares nothing.
+    """
+    if not isinstance(F, HasNearby):
+        raise NotImplementedError(
+            f"nearby: expected maps that declare bounds near an input, got {name_of(F)}; give it "
+            "a method nearby(mu, radii, *, splitting=True)"
+        )
+    found, constant = F.nearby(mu, radii, splitting=splitting), factored_constant(F, mu)
+    if constant is None:
+        return found
+    found = found.at_most(constant)
+    if not is_particlewise(F):
+        return found
+    moved = scaled_radii(found.upper[..., None], expanded_radii(mu, radii))
+    return replace(found, displacement=found.displacement.minimum(moved))

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
+from meanfield.capabilities import Nearby
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
-from meanfield.layers.particlewise import blockwise, present_rows
+from meanfield.layers.particlewise import blockwise, expanded_radii, present_rows, scaled_radii
 from meanfield.linearisation import Linearisation
 from meanfield.measures import ParticleMeasure
 
@@ -75,10 +77,27 @@ class LayerNorm:
         """maxᵢ max|γ|/σ(xᵢ), (*batch,)."""
         return _local_upper(mu, self.weight, self.eps, centred=True)
 
+    def nearby(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
+    ) -> Nearby:
+        """With σ₋ the least spread within the radius r, e = r/√d: σ₋² = (√(σ²−ε) − e)₊² + ε.
+
+        The derivative is at most max|γ|/σ₋. The second derivative of z ↦ z/(|z|²+ε)^½ is the
+        symmetric form of 3s(s²−1)/σ², s = ⟨z, h⟩/σ, so at most (2/√3)/σ² in norm; along a step
+        σ falls by e at most, and the derivative changes by (2/√3) max|γ| e/(σ(σ − e)) at most.
+        Images have length √d max|γ| at most, before β.
+        """
+        return _nearby(mu, self.weight, self.eps, radii, centred=True)
+
     @property
     def global_upper(self) -> float:
         """max|γ|/√ε: no local constant is above it; ∞ at ε = 0."""
         return _global_upper(self.weight, self.eps)
+
+    @property
+    def particlewise(self) -> bool:
+        """Every particle moves by itself."""
+        return True
 
     @property
     def dim(self) -> int:
@@ -123,10 +142,21 @@ class RMSNorm:
         """maxᵢ max|γ|/ρ(xᵢ), (*batch,)."""
         return _local_upper(mu, self.weight, self.eps, centred=False)
 
+    def nearby(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
+    ) -> Nearby:
+        """As `LayerNorm.nearby`, with ρ for σ."""
+        return _nearby(mu, self.weight, self.eps, radii, centred=False)
+
     @property
     def global_upper(self) -> float:
         """max|γ|/√ε: no local constant is above it; ∞ at ε = 0."""
         return _global_upper(self.weight, self.eps)
+
+    @property
+    def particlewise(self) -> bool:
+        """Every particle moves by itself."""
+        return True
 
     @property
     def dim(self) -> int:
@@ -182,6 +212,25 @@ def _local_upper(mu: ParticleMeasure, weight: Tensor, eps: float, *, centred: bo
     _, spread = _unit(mu, weight, eps, centred=centred)
     largest = (present_rows(mu) / spread).amax((-2, -1))
     return (1 + _ROUNDING) * weight.abs().max() * largest
+
+
+def _nearby(
+    mu: ParticleMeasure, weight: Tensor, eps: float, radii: Tensor | float, *, centred: bool
+) -> Nearby:
+    each, largest = expanded_radii(mu, radii), (1 + _ROUNDING) * weight.abs().max()
+    spread = _unit(mu, weight, eps, centred=centred)[1].squeeze(-1)
+    step = each / math.sqrt(mu.dim)
+    least = ((spread.square() - eps).clamp_min(0).sqrt() - step).clamp_min(0).square().add(eps)
+    least = torch.where(step > 0, least.sqrt(), spread)
+    bent = torch.where(step < spread, step / (spread * (spread - step)), math.inf)
+    bent = (2 / math.sqrt(3) * bent).minimum(1 / spread + 1 / least)
+    reach = scaled_radii(1 / least, each).clamp_max(2 * math.sqrt(mu.dim))
+    present = mu.log_weights > -math.inf
+    change, upper = (
+        largest * torch.where(present, part, 0.0).amax(-1) for part in (bent, 1 / least)
+    )
+    constant = _local_upper(mu, weight, eps, centred=centred)
+    return Nearby.of(constant, change, upper, largest * reach)
 
 
 def _global_upper(weight: Tensor, eps: float) -> float:

@@ -10,8 +10,8 @@ from typing import final
 
 from torch import Tensor
 
-from meanfield.capabilities import HasDim, is_causal
-from meanfield.layers.composition import checked_maps, name_of, upper_of
+from meanfield.capabilities import HasDim, Nearby, is_causal, is_particlewise
+from meanfield.layers.composition import checked_maps, name_of, nearby_of, upper_of
 from meanfield.linearisation import Linearisation, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
 
@@ -59,9 +59,30 @@ class Sum:
         """The sum of the maps' own bounds, (*batch,)."""
         return reduce(add, [upper_of(each, mu) for each in self.maps])
 
+    def nearby(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
+    ) -> Nearby:
+        """The sums of what the maps declare.
+
+        Raises:
+            NotImplementedError: one of the maps declares nothing near an input.
+        """
+        found = [nearby_of(each, mu, radii, splitting) for each in self.maps]
+        return Nearby.of(
+            reduce(add, [each.constant for each in found]),
+            reduce(add, [each.change for each in found]),
+            reduce(add, [each.upper for each in found]),
+            reduce(add, [each.displacement for each in found]),
+        )
+
     def single_heads(self) -> Sequence[MeasureMap]:
         """The maps."""
         return self.maps
+
+    @property
+    def particlewise(self) -> bool:
+        """Whether all of the maps move every particle by itself."""
+        return all(is_particlewise(each) for each in self.maps)
 
     @property
     def causal(self) -> bool:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import final
 
 import torch
 from torch import Tensor
 
+from meanfield.capabilities import Nearby
 from meanfield.checks import is_traced
 from meanfield.linalg import LinearMap
 from meanfield.linearisation import Linearisation, check_geometry
 from meanfield.measures import ParticleMeasure
 
-__all__ = ["Pointwise", "blockwise", "present_rows"]
+__all__ = ["Pointwise", "blockwise", "expanded_radii", "present_rows", "scaled_radii"]
 
 # How far T of a particle alone may be from T of all: the order of sums may differ.
 _ALONE = {torch.float64: 1e-9, torch.float32: 1e-3}
@@ -25,6 +26,17 @@ _ALONE = {torch.float64: 1e-9, torch.float32: 1e-3}
 def present_rows(mu: ParticleMeasure) -> Tensor:
     """1 for atoms with mass and 0 for absent ones, (*batch, n, 1)."""
     return (mu.log_weights > -math.inf)[..., None].to(mu.dtype)
+
+
+def expanded_radii(mu: ParticleMeasure, radii: Tensor | float) -> Tensor:
+    """How far each atom moves, (*batch, n); absent ones do not."""
+    each = torch.as_tensor(radii, dtype=mu.dtype, device=mu.device)
+    return torch.where(mu.log_weights > -math.inf, each, 0.0)
+
+
+def scaled_radii(slope: Tensor, radii: Tensor) -> Tensor:
+    """slope · radii, where 0 · ∞ is 0: what does not move is not moved."""
+    return torch.where(radii > 0, slope * radii, 0.0)
 
 
 def blockwise(
@@ -90,6 +102,9 @@ class Pointwise:
     Args:
         transport: T, from points (..., d) to points (..., d'), each by itself, in torch
             operations.
+        lipschitz: a Lipschitz constant of T on all of R^d, ∞ if none is known.
+        curvature: one of DT, ∞ if none is known; 0 for a linear T. Whoever gives either vouches
+            for it; they are what `nearby` rests on.
 
     Example:
         >>> Pointwise(torch.tanh)(ParticleMeasure([[0.0], [1.0]])).points
@@ -98,8 +113,13 @@ class Pointwise:
     """
 
     transport: Callable[[Tensor], Tensor]
+    lipschitz: float = math.inf
+    curvature: float = math.inf
 
     def __post_init__(self) -> None:
+        for name in ("lipschitz", "curvature"):
+            if not float(getattr(self, name)) >= 0:
+                raise ValueError(f"{name}: expected a number ≥ 0, got {getattr(self, name)}")
         if not callable(self.transport):
             raise TypeError(
                 f"transport: expected a function of points, got {type(self.transport).__name__}"
@@ -128,6 +148,24 @@ class Pointwise:
         """maxᵢ ‖DT(xᵢ)‖, (*batch,): the constant itself, factored."""
         blocks = self.linearisation(mu).field.to_dense()
         return 1.000000001 * torch.linalg.matrix_norm(blocks, 2).amax(-1)
+
+    def nearby(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
+    ) -> Nearby:
+        """From the two constants: |DT(x′) − DT(x)| ≤ curvature · |x′ − x|, and |DT| ≤ lipschitz.
+
+        Without either it is ∞ at once, but at radius 0.
+        """
+        constant, radii = self.local_upper(mu), expanded_radii(mu, radii)
+        bent = torch.where(radii > 0, self.curvature * radii, 0.0).amax(-1)
+        upper = torch.full_like(constant, self.lipschitz)
+        near = Nearby.of(constant, bent.minimum(constant + upper), upper, radii)
+        return replace(near, displacement=scaled_radii(near.upper[..., None], radii))
+
+    @property
+    def particlewise(self) -> bool:
+        """Every particle moves by itself."""
+        return True
 
     def _check_alone(self, points: Tensor, image: Tensor) -> None:
         if is_traced(points):

@@ -7,8 +7,14 @@ from typing import final
 
 from torch import Tensor
 
-from meanfield.capabilities import HasDim, is_causal
-from meanfield.layers.composition import checked_maps, identity, name_of, upper_of
+from meanfield.capabilities import HasDim, Nearby, is_causal, is_particlewise
+from meanfield.layers.composition import (
+    checked_maps,
+    identity,
+    name_of,
+    nearby_of,
+    upper_of,
+)
 from meanfield.linearisation import Linearisation, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
 
@@ -68,6 +74,27 @@ class Residual:
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
         """1 + |scale| times the bound that F declares, (*batch,)."""
         return 1 + abs(self.scale) * upper_of(self.map, mu)
+
+    def nearby(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
+    ) -> Nearby:
+        """I + scale · J changes as scale · J does, and an atom moves by its own step besides.
+
+        Raises:
+            NotImplementedError: F declares nothing near an input.
+        """
+        found, factor = nearby_of(self.map, mu, radii, splitting), abs(self.scale)
+        return Nearby.of(
+            1 + factor * found.constant,
+            factor * found.change,
+            1 + factor * found.upper,
+            radii + factor * found.displacement,
+        )
+
+    @property
+    def particlewise(self) -> bool:
+        """Whether F moves every particle by itself."""
+        return is_particlewise(self.map)
 
     @property
     def causal(self) -> bool:

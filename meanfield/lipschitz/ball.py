@@ -5,52 +5,73 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meanfield.capabilities import HasBallUpper, HasLocalUpper
-from meanfield.lipschitz.local import local_lipschitz
+from meanfield.capabilities import HasNearby
+from meanfield.linearisation import factored_constant
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 __all__ = ["ball_upper"]
 
-# Up to this many coordinates of all atoms the constant at μ is factored, and so certain.
-_FACTORED = 1024
 
-
-def ball_upper(F: MeasureMap, mu: ParticleMeasure, epsilon: float | Tensor) -> Tensor:
+def ball_upper(
+    F: MeasureMap,
+    mu: ParticleMeasure,
+    epsilon: float | Tensor,
+    *,
+    splitting: bool = True,
+    constant: float | Tensor | None = None,
+) -> Tensor:
     """No local constant at a measure within W_∞ distance ε of μ exceeds it.
 
     Every bit of mass may move by ε (at its position, if there are positions), atoms may split.
-    At ε = 0 it is at most `bounds.local_upper`; for small ε, and few atoms, it is the constant at
-    μ plus what the derivative can change by. Not in the papers; the proof is on the page "Sharp
-    constants" of the documentation. Rounding, some n · eps, is not accounted for.
+    At ε = 0 it is at most `bounds.local_upper`; for small ε it is the constant at μ plus what the
+    derivative can change by. Blocks and networks follow the ball from layer to layer: each layer
+    has a certain bound of how far it moves any token, which is the radius for the next; the local
+    constants multiply, and the end-to-end constant changes by what each derivative can. Radii
+    grow quickly with depth: the bound is ∞ where it overflows, or where a normalisation may meet
+    a token without spread. Not in the papers; the proof is on the page "Sharp constants" of the
+    documentation. Rounding, some n · eps, is not accounted for.
+
+    It bounds ratios of W₂ wherever the straight path between two measures stays in the ball: for
+    tokens that move by ε at most, if the way they are labelled is the best coupling.
 
     Args:
-        F: a map that declares `ball_upper`, such as dot-product `SelfAttention`.
+        F: a map that declares `nearby`: dot-product `SelfAttention`, what is in
+            `meanfield.layers`, blocks and networks of those.
         mu: μ.
-        epsilon: ε ≥ 0, in the unit of the points; a number, or (*batch,).
+        epsilon: ε ≥ 0, in the unit of the points; a number, (*batch,), or with more axes before,
+            for several at once.
+        splitting: whether atoms may split. Without it only tokens move, and weights stay theirs:
+            a smaller bound, for perturbed sequences.
+        constant: a bound of the local constant of F at μ, if one is known; the answer is as
+            certain as that. Small ones are factored, and large ones are bounded by the product of
+            those of the layers, where ``local_lipschitz(F, mu).upper_999`` is much smaller.
 
     Returns:
-        The bound, (*batch,).
+        The bound, (*batch,), with the further axes of ε before.
 
     Raises:
         TypeError: a map without such a bound.
+        NotImplementedError: a part of F without one.
         ValueError: a negative ε.
 
     Example:
         >>> from meanfield.attention import AttentionParameters, SelfAttention
         >>> F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
         >>> mu = ParticleMeasure([[1.0], [-1.0]], weights=[0.1, 0.9])
-        >>> [round(float(ball_upper(F, mu, epsilon)), 3) for epsilon in (0.0, 0.01, 0.1)]
+        >>> [round(float(bound), 3) for bound in ball_upper(F, mu, torch.tensor([0.0, 0.01, 0.1]))]
         [2.994, 3.286, 5.569]
     """
-    if not isinstance(F, HasBallUpper):
+    if not isinstance(F, HasNearby):
         raise TypeError(
-            "expected a map that declares ball_upper(mu, epsilon), such as dot-product "
-            f"SelfAttention, got {type(F).__name__}"
+            "expected a map that declares nearby(mu, radii), such as dot-product SelfAttention, "
+            f"got {type(F).__name__}"
         )
-    constant = F.local_upper(mu) if isinstance(F, HasLocalUpper) else None
-    if mu.n_particles * mu.dim <= _FACTORED:
-        found = local_lipschitz(F, mu, method="dense", strict=False)
-        if found.n_matvecs == 0:
-            certain = found.upper_999
-            constant = certain if constant is None else torch.minimum(constant, certain)
-    return F.ball_upper(mu, epsilon, constant=constant)
+    eps = torch.as_tensor(epsilon, dtype=mu.dtype, device=mu.device)
+    if not bool((eps >= 0).all()):
+        raise ValueError(f"epsilon: expected numbers ≥ 0, got {epsilon}")
+    shape = torch.broadcast_shapes((*eps.shape, 1), mu.log_weights.shape)
+    found = F.nearby(mu, eps[..., None].expand(shape), splitting=splitting)
+    for known in (constant, factored_constant(F, mu)):
+        if known is not None:
+            found = found.at_most(torch.as_tensor(known, dtype=mu.dtype, device=mu.device))
+    return found.upper

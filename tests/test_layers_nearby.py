@@ -1,0 +1,328 @@
+"""Bounds near an input through layers: never exceeded by ascent in the ball, exact at radius 0."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, linearisation
+from meanfield.attention.kernels import l2
+from meanfield.capabilities import Nearby, is_particlewise
+from meanfield.layers import (
+    ACTIVATIONS,
+    MLP,
+    Chain,
+    LayerNorm,
+    Pointwise,
+    Residual,
+    RMSNorm,
+    Sum,
+)
+from meanfield.lipschitz import ball_upper, local_lipschitz
+from meanfield.measures import pushforward
+
+F64 = torch.float64
+D = 3
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
+
+
+def attention(causal=False, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    params = AttentionParameters.random(
+        D, n_heads=2, head_dim=2, biases=True, std=0.6, generator=generator
+    )
+    return SelfAttention(params, causal=causal)
+
+
+def mlp(gated=False, activation="gelu", size=0.6):
+    W, U, G = (size * draw(*shape, seed=k) for k, shape in enumerate(((6, D), (D, 6), (6, D))))
+    gate = {"gate": G, "gate_bias": draw(6, seed=6)} if gated else {}
+    return MLP(W, U, draw(6, seed=4), draw(D, seed=5), activation=activation, **gate)
+
+
+def layer_norm(seed=1):
+    return LayerNorm(1 + 0.3 * draw(D, seed=seed), draw(D, seed=2), 1e-3)
+
+
+def rms_norm():
+    return RMSNorm(1 + 0.3 * draw(D, seed=4), 1e-3)
+
+
+def post_norm(causal=False):
+    return Chain([Residual(attention(causal)), layer_norm(), Residual(mlp()), layer_norm(7)])
+
+
+def pre_norm(causal=False):
+    return Chain(
+        [
+            Residual(Chain([rms_norm(), attention(causal)])),
+            Residual(Chain([rms_norm(), mlp(True, "silu")]), -0.5),
+        ]
+    )
+
+
+def parallel(causal=False):
+    return Residual(Sum([Chain([layer_norm(), attention(causal)]), Chain([layer_norm(), mlp()])]))
+
+
+MATRIX = draw(2, D, seed=9)
+MAPS = {
+    "linear": lambda: Pointwise(
+        lambda x: x @ MATRIX.T, float(torch.linalg.matrix_norm(MATRIX, 2)), 0.0
+    ),
+    "sine": lambda: Pointwise(lambda x: torch.sin(2 * x), 2.0, 4.0),
+    "layer norm": layer_norm,
+    "layer norm without ε": lambda: LayerNorm(draw(D, seed=1), None, 0.0),
+    "rms norm": rms_norm,
+    **{name: lambda name=name: mlp(activation=name) for name in ACTIVATIONS},
+    "gated": lambda: mlp(True, "silu"),
+    "gated by relu": lambda: mlp(True, "relu"),
+    "attention": attention,
+    "attention, causal": lambda: attention(True),
+    "post-norm": post_norm,
+    "post-norm, causal": lambda: post_norm(True),
+    "pre-norm": pre_norm,
+    "pre-norm, causal": lambda: pre_norm(True),
+    "parallel": parallel,
+    "network": lambda: Chain([pre_norm(True), parallel(True), post_norm(True)]),
+}
+COMPOSED = [name for name in MAPS if "norm" in name or name in ("parallel", "network")]
+
+
+def cloud(seed, n=3):
+    """Three atoms, weighted and positioned, one pair at one position."""
+    logs = draw(n, seed=seed + 1).log_softmax(-1)
+    return ParticleMeasure(
+        1.5 * draw(n, D, seed=seed), log_weights=logs, positions=[0.5, 0.2, 0.5]
+    )
+
+
+def divided(mu, copies, seed):
+    """Every atom in parts of random mass, one of them light."""
+    share = 3 * draw(mu.n_particles, copies, seed=seed)
+    logs = (mu.log_weights[:, None] + share.log_softmax(-1)).flatten()
+    return ParticleMeasure(
+        mu.points.repeat_interleave(copies, -2),
+        log_weights=logs,
+        positions=mu.positions.repeat_interleave(copies, -1),
+    )
+
+
+def derivative(F, mu, x):
+    """D^½JD^−½ at the points x of measures with the weights of μ, by automatic differentiation."""
+    J = torch.func.jacrev(lambda y: F(mu.replace(y)).points)(x)
+    half = (0.5 * (mu.log_weights[:, None] - mu.log_weights)).exp()[:, None, :, None]
+    return (half * J).flatten(2, 3).flatten(0, 1)
+
+
+def ascent(objective, mu, eps, seed, *, steps=10):
+    """The largest value that ascent along normalised gradients finds within ε of every atom."""
+
+    def inside(step):
+        return step * (eps / step.norm(dim=-1, keepdim=True).clamp_min(eps))
+
+    step, best = inside(eps * draw(*mu.points.shape, seed=seed + 5)), 0.0
+    for k in range(steps):
+        slope, value = torch.func.grad_and_value(lambda s: objective(mu.points + s))(step)
+        best = max(best, float(value))
+        slope = slope.nan_to_num() / slope.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+        step = inside(step + eps * 0.8**k * slope)
+    return best
+
+
+def norm(matrix):
+    return torch.linalg.matrix_norm(matrix, 2)
+
+
+SLOW = pytest.mark.slow
+QUICK = ("sine", "layer norm", "relu", "gated", "attention", "post-norm, causal", "pre-norm")
+
+
+@pytest.mark.parametrize(
+    "eps", [pytest.param(1e-3, marks=SLOW), 0.03, pytest.param(0.5, marks=SLOW)]
+)
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=SLOW) for name in MAPS]
+)
+def test_ascent_in_the_ball_exceeds_no_bound(name, eps):
+    F, mu = MAPS[name](), cloud(sum(map(ord, name)))
+    for splitting in (False, True):
+        inner = divided(mu, 2, 3) if splitting else mu
+        near = F.nearby(mu, eps, splitting=splitting)
+        at, image = derivative(F, inner, inner.points), F(inner).points
+        upper = float(ball_upper(F, mu, eps, splitting=splitting))
+        found = ascent(lambda x, nu=inner: norm(derivative(F, nu, x)), inner, eps, 1)
+        assert float(norm(at)) <= float(near.constant) * (1 + 1e-9)
+        assert found <= upper * (1 + 1e-9)
+        assert upper <= float(near.upper) * (1 + 1e-9)
+        changed = ascent(lambda x, nu=inner, at=at: norm(derivative(F, nu, x) - at), inner, eps, 2)
+        assert changed <= float(near.change) * (1 + 1e-6) + 1e-9
+        for i in range(mu.n_particles):
+            each = slice(2 * i, 2 * i + 2) if splitting else slice(i, i + 1)
+
+            def moved(x, nu=inner, image=image, each=each):
+                return (F(nu.replace(x)).points - image)[each].norm(dim=-1).amax()
+
+            found = ascent(moved, inner, eps, 3, steps=5)
+            assert found <= float(near.displacement[i]) * (1 + 1e-9) + 1e-12
+
+
+@pytest.mark.parametrize("name", list(MAPS))
+def test_splitting_in_the_ball_is_bounded_as_well(name):
+    F, mu = MAPS[name](), cloud(3)
+    upper = float(ball_upper(F, mu, 0.1, splitting=False))
+    for seed in range(4):
+        step = draw(*mu.points.shape, seed=seed)
+        near = mu.replace(mu.points + 0.1 * step / step.norm(dim=-1, keepdim=True))
+        assert float(local_lipschitz(F, near).value) <= upper * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", list(MAPS))
+def test_at_radius_zero_nothing_changes_and_then_everything_grows(name, monkeypatch):
+    F, mu = MAPS[name](), cloud(8)
+    near = F.nearby(mu, 0.0)
+    assert float(near.change) <= 1e-9 * float(near.constant)
+    assert (near.displacement == 0).all()
+    assert float(ball_upper(F, mu, 0.0)) <= float(F.local_upper(mu)) * (1 + 1e-9)
+    # What is beyond the constant itself at the least radii is rounding of the large factors.
+    least = float(ball_upper(F, mu, 1e-13))
+    assert least == pytest.approx(float(local_lipschitz(F, mu).value), rel=1e-4)
+    found = [F.nearby(mu, eps) for eps in (0.0, 1e-6, 1e-3, 0.1, 3.0, 1e3, math.inf)]
+    for less, more in pairwise(found):
+        assert float(less.upper) <= float(more.upper) * (1 + 1e-9)
+        assert (less.displacement <= more.displacement * (1 + 1e-9)).all()
+    monkeypatch.setattr(linearisation, "_FACTORED", 0)
+    monkeypatch.setattr(linearisation, "_FACTORED_ENTRIES", 0)
+    # Without factored constants it is put together from the bounds of the parts.
+    loose = float(ball_upper(F, mu, 0.0))
+    assert loose == pytest.approx(float(F.local_upper(mu)), rel=1e-8)
+    assert float(ball_upper(F, mu, 1e-3)) >= float(found[2].upper) * (1 - 1e-9)
+    sure = float(local_lipschitz(F, mu).upper_999)
+    assert float(ball_upper(F, mu, 1e-13, constant=sure)) == pytest.approx(sure, rel=1e-4)
+
+
+def test_the_change_of_a_norm_is_attained_at_small_radii():
+    # Along (1/√3, √(2/3)) of x̂ and a direction across it, both weights 1.
+    x = torch.tensor([2.0, 0.0, 0.0], dtype=F64)
+    mu = ParticleMeasure(x[None])
+    h = torch.tensor([3**-0.5, (2 / 3) ** 0.5, 0.0], dtype=F64)
+    for sign in (1, -1):
+        F, eps = RMSNorm(torch.ones(3, dtype=F64), 0.0), 1e-4
+        moved = derivative(F, mu, mu.points + sign * eps * h) - derivative(F, mu, mu.points)
+        assert float(norm(moved)) == pytest.approx(float(F.nearby(mu, eps).change), rel=1e-3)
+
+
+@pytest.mark.parametrize("name", list(ACTIVATIONS))
+def test_slopes_and_their_changes_are_within_their_bounds(name):
+    act = ACTIVATIONS[name]
+    x = torch.linspace(-12, 12, 240_001, dtype=F64)
+    slope = torch.func.jvp(act.function, (x,), (torch.ones_like(x),))[1]
+    assert act.lowest_slope <= float(slope.min()) <= act.lowest_slope + 1e-4
+    assert act.highest_slope * (1 - 1e-4) <= float(slope.max()) <= act.highest_slope
+    if act.curvature < math.inf:
+        bend = ((slope[1:] - slope[:-1]) / (x[1] - x[0])).abs().max()
+        assert act.curvature * (1 - 1e-3) <= float(bend) <= act.curvature
+    for shift in (1, 37, 2_000, 30_000):
+        radii = torch.full_like(x[shift:], float(shift * (x[1] - x[0])) * (1 + 1e-9))
+        allowed = act.slope_change(x[shift:], slope[shift:], radii)
+        assert ((slope[:-shift] - slope[shift:]).abs() <= allowed * (1 + 1e-6) + 1e-12).all()
+        steepest = act.steepest(x[shift:], slope[shift:], radii)
+        assert (slope[:-shift].abs() <= steepest * (1 + 1e-6) + 1e-12).all()
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_radii_may_differ_from_atom_to_atom_and_absent_atoms_do_not_count(name):
+    F, mu = MAPS[name](), cloud(2)
+    with_absent = ParticleMeasure(
+        torch.cat([mu.points, 7.0 * torch.eye(1, D, dtype=F64)]),
+        weights=torch.cat([mu.weights, torch.zeros(1, dtype=F64)]),
+        positions=[0.5, 0.2, 0.5, 0.1],
+    )
+    radii = torch.tensor([0.02, 0.0, 0.01], dtype=F64)
+    alone = F.nearby(mu, radii)
+    both = F.nearby(with_absent, torch.cat([radii, torch.tensor([9.0], dtype=F64)]))
+    assert float(both.upper) == pytest.approx(float(alone.upper), rel=1e-9)
+    torch.testing.assert_close(both.displacement[:3], alone.displacement, rtol=1e-9, atol=0)
+    assert float(alone.upper) <= float(F.nearby(mu, 0.02).upper) * (1 + 1e-12)
+
+
+def test_maps_that_say_that_particles_move_by_themselves_do():
+    together = {name for name in MAPS if not is_particlewise(MAPS[name]())}
+    blocks = {"post-norm", "pre-norm", "parallel", "network", "attention"}
+    assert together == blocks | {
+        f"{name}, causal" for name in ("post-norm", "pre-norm", "attention")
+    }
+    F = Residual(Sum([Chain([layer_norm(), mlp()]), mlp(True)]))
+    mu = cloud(5)
+    blocks = derivative(F, mu, mu.points).unflatten(0, (3, D)).unflatten(2, (3, D))
+    assert is_particlewise(F) and not is_particlewise(Sum([mlp(), attention()]))
+    across = blocks.permute(0, 2, 1, 3)[~torch.eye(3, dtype=torch.bool)]
+    assert float(across.abs().max()) == 0
+
+
+def test_batches_have_a_bound_each():
+    F, mu = MAPS["network"](), cloud(4)
+    other = mu.replace(mu.points + 0.3)
+    both = ParticleMeasure(
+        torch.stack([mu.points, other.points]),
+        log_weights=mu.log_weights.expand(2, -1),
+        positions=mu.positions.expand(2, -1),
+    )
+    eps = torch.tensor([0.001, 0.01], dtype=F64)
+    together = ball_upper(F, both, eps)
+    alone = torch.stack([ball_upper(F, mu, eps[0]), ball_upper(F, other, eps[1])])
+    torch.testing.assert_close(together, alone, rtol=1e-6, atol=0)
+    several = ball_upper(F, both, torch.stack([eps, 2 * eps, 0 * eps]))
+    assert several.shape == (3, 2)
+    torch.testing.assert_close(several[0], together, rtol=1e-9, atol=0)
+    torch.testing.assert_close(several[1], ball_upper(F, both, 2 * eps), rtol=1e-9, atol=0)
+
+
+def test_a_normalisation_that_may_meet_its_pole_is_unbounded():
+    mu = ParticleMeasure([[1.0, -1.0, 0.0]])
+    F = Chain([LayerNorm(torch.ones(3, dtype=F64), None, 0.0), attention()])
+    assert float(ball_upper(F, mu, 1.0)) < math.inf
+    assert float(ball_upper(F, mu, 2.0)) == math.inf
+    # Images stay bounded all the same.
+    assert float(F.maps[0].nearby(mu, 2.0).displacement) <= 2 * 3**0.5 * (1 + 1e-8)
+    assert float(ball_upper(Pointwise(torch.sin), mu, 0.1)) == math.inf
+
+
+def test_what_is_not_known_is_infinite_and_not_a_number_never():
+    unknown, zero = torch.tensor(math.inf, dtype=F64), torch.zeros((), dtype=F64)
+    first = Nearby.of(zero, zero, zero, zero)
+    second = Nearby.of(unknown, unknown, unknown, unknown)
+    for each in (second.after(first), first.after(second)):
+        assert not torch.isnan(torch.stack([each.constant, each.change, each.upper])).any()
+        assert float(each.upper) >= 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "change", "upper"),
+    [((1.0, 0.5, 1.2), (2.0, 1.0, 2.5), 2.2, 3.0), ((1.0, 0.5, 1.5), (2.0, 1.0, 2.2), 2.1, 3.3)],
+)
+def test_the_change_of_a_product_is_the_less_of_its_two_sums(first, second, change, upper):
+    one, other = (
+        Nearby.of(*(torch.tensor(x, dtype=F64) for x in (*each, 0.0))) for each in (first, second)
+    )
+    found = other.after(one)
+    assert float(found.constant) == 2.0
+    assert float(found.change) == pytest.approx(change, rel=1e-12)
+    assert float(found.upper) == pytest.approx(upper, rel=1e-12)
+
+
+def test_parts_without_a_bound_are_named():
+    mu = cloud(1)
+    with pytest.raises(NotImplementedError, match="nearby: expected maps .* got <lambda>|lambda"):
+        ball_upper(Chain([layer_norm(), lambda nu: pushforward(torch.tanh, nu)]), mu, 0.1)
+    kernel = SelfAttention(AttentionParameters.random(D), kernel=l2)
+    with pytest.raises(NotImplementedError, match="dot-product attention under the softmax"):
+        ball_upper(Residual(kernel), mu, 0.1)
+    with pytest.raises(ValueError, match="lipschitz: expected a number ≥ 0"):
+        Pointwise(torch.sin, lipschitz=-1.0)
