@@ -133,13 +133,13 @@ def measure(
 
 
 def followed(
-    source: Transformer, ids: torch.Tensor, rtol: float, epsilons: Sequence[float]
+    source: Transformer, ids: torch.Tensor, rtol: float, epsilons: Sequence[float] = ()
 ) -> dict[str, Any]:
-    """The tokens through all blocks of a model, see the variables."""
+    """The tokens through all blocks of a model, see the variables; no balls without epsilons."""
     n = ids.shape[-1]
     mu = source.embeddings(ids)
     start, rows, blocks = mu, [], []
-    ball = _Ball(mu, epsilons)
+    ball = _Ball(mu, epsilons) if epsilons else None
     for layer in range(source.n_layers):
         block = source.block(layer, length=n)
         image = block(mu)
@@ -149,7 +149,7 @@ def followed(
             _named("constant", local_lipschitz(block, mu, rtol=rtol, strict=False))
             | _named("through", through)
             | {"upper": _upper(block, mu)}
-            | ball.after(block, mu, through)
+            | (ball.after(block, mu, through) if ball else {})
             | _moved(mu, image)
             | _shape(image)
         )
