@@ -13,6 +13,10 @@ from hypothesis import strategies as st
 
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_w2
+from meanfield.transport.plans.clusters import solve_clusters
+from meanfield.transport.plans.exact import solve_dense
+from meanfield.transport.problem import Problem
+from tests.transport_oracles import exact_transport
 
 seeds = st.integers(0, 2**32 - 1)
 
@@ -110,6 +114,42 @@ def test_mass_that_crosses_between_collapsed_clusters_is_paid_for() -> None:
     # What crosses costs 64 a unit of mass; what stays at most (10 spread)².
     assert float(result.lower) ** 2 == pytest.approx(64 * crossing, rel=1e-5)
     assert float(result.upper) ** 2 == pytest.approx(64 * crossing, rel=1e-5)
+
+
+def test_what_crosses_may_have_been_the_dear_part_of_its_clusters() -> None:
+    """Without the atom that leaves, a cluster costs nothing: what it cost there is no bound.
+
+    Two clusters of radius 1, 40 apart; the masses agree but for 1e-7, on the sides that face each
+    other. Inside the clusters that mass would go from one side to the other, 2 · 4e-7.
+    """
+    edge, tiny, extra = 19.0, 1e-9, 1e-7
+    x = np.array([[-20.0], [-21.0], [20.0], [21.0], [-edge]])
+    y = np.array([[-20.0], [-21.0], [20.0], [21.0], [edge]])
+    x, y = (np.pad(t, ((0, 0), (0, 1))) for t in (x, y))
+    a = np.log([tiny, 0.5, tiny, 0.5 - 2 * tiny - extra, extra])
+    problem = Problem.of(x, y, a, a)
+    dense = lambda part: solve_dense(part[None], rtol=1e-9)[0]  # noqa: E731
+    answer = solve_clusters(problem, dense, rtol=1e-9, snap=False)
+    assert answer is not None
+    truth = math.sqrt(exact_transport(x, y, a, a)) / 2.0 ** int(problem.exponent)
+    assert truth == pytest.approx(38 * math.sqrt(extra) / 2.0 ** int(problem.exponent))
+    assert 0.99 * truth < float(answer.lower) <= truth <= float(answer.upper) < 1.15 * truth
+
+
+@pytest.mark.parametrize("extra", [1e-7, 1e-12])
+def test_clusters_that_exchange_mass_are_not_converged_by_a_bound_of_what_crosses(
+    extra: float,
+) -> None:
+    """More than rounding of the weights crosses: to bound its way is not to know it."""
+    rng = np.random.default_rng(0)
+    x, y = rng.uniform(-0.5, 0.5, size=(2, 600, 2)) + np.repeat([[40.0], [0.0]], 300, axis=0)
+    a, b = rng.dirichlet(np.ones(600), size=2)
+    for weights, more in ((a, extra), (b, 0.0)):
+        weights[:300] *= (0.5 + more) / weights[:300].sum()
+        weights[300:] *= (0.5 - more) / weights[300:].sum()
+    found = solve_w2((x, a), (y, b))
+    assert found.converged
+    assert found.relative_width < 1e-8  # rounding of the weights over a distance of 40
 
 
 @pytest.mark.parametrize("log_weight", [-20.0, -25.0, -30.0, -33.0])

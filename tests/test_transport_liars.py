@@ -311,6 +311,34 @@ def test_displacements_below_the_square_root_of_the_smallest_float() -> None:
     assert float(moved.relative_width) < 1e-9
 
 
+def test_a_permutation_that_meets_other_weights_is_no_coupling() -> None:
+    """The same three weights in another order: to stay costs nothing and is not allowed."""
+    x = np.array([[0.0], [1.0], [2.0]])
+    a, b = np.log([0.2, 0.3, 0.5]), np.log([0.5, 0.2, 0.3])
+    p = Problem.of(x, x, a, b)
+    index = np.arange(3)
+    answer = certify(p, Plan(index, index, p.logs_a), None, method="liar", rtol=1e-9)
+    truth = math.sqrt(exact_transport(x, x, a, b)) / 2.0 ** int(p.exponent)
+    assert float(answer.upper) >= truth > 0
+    assert not answer.converged
+
+
+@pytest.mark.parametrize("move", [1.6e-162, 2e-162, 3e-160, 1e-155, 1e-150])
+def test_squares_that_are_denormal_prove_nothing(move: float) -> None:
+    """(1.6e-162)² is stored as 5e-324, twice what it is: the root would be 1.4 times W₂."""
+    x = np.array([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
+    y = x + np.array([0.0, move]) * (x[:, 1:] == 0)
+    p = Problem.of(x, y, np.zeros(3), np.zeros(3))
+    index, zero = np.arange(3), np.zeros(3)
+    plan = Plan(index, index, p.logs_a)
+    answer = certify(p, plan, (p.costs[index, index], zero), method="m", rtol=1e-9)
+    unit, truth = 2.0 ** int(p.exponent), math.sqrt(2 / 3) * move
+    assert float(answer.lower) * unit <= truth <= float(answer.upper) * unit
+    found = solve_w2(np.stack([x, x]), np.stack([y, y]))
+    assert (found.lower <= truth).all()
+    assert (found.upper >= truth).all()
+
+
 @pytest.mark.parametrize("log_light", [-690.0, -710.0, -740.0, -900.0])
 @pytest.mark.parametrize("move", [1e-3, 1e-8])
 def test_light_atoms_in_another_order_keep_their_cost(log_light: float, move: float) -> None:

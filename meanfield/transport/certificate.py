@@ -386,7 +386,7 @@ def _one_sided(
     if slack:
         return best
     for mine, other, logs in ((f, g, problem.logs_a), (g, f, problem.logs_b)):
-        fits = (other == 0).all(-1) & (mine >= 0).all(-1)
+        fits = (other == 0).all(-1)  # a negative potential may be 0: costs are not negative
         if fits.any():
             safe = np.where(mine > _TINY**problem.order, mine, 0.0) ** (1 / problem.order)
             best = np.maximum(best, np.where(fits, power_mean(logs, safe, problem.order), 0.0))

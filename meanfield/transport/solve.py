@@ -320,8 +320,10 @@ def _large(problem: Problem, settings: Settings, formula: Answer | None) -> Answ
     if alike is not None:
         return alike
     split = _clusters(problem, settings)
-    if split is not None and split.converged:
-        return split
+    if split is not None:
+        if split.converged:
+            return split
+        best = split if best is None else narrower(split, best, rtol)
     answer = _dense_w1(problem, settings) if problem.order == 1 else _columns(problem, settings)
     # Nothing can stop a dense solve: it may take a hundred times what columns took.
     is_free = settings.deadline == math.inf

@@ -22,7 +22,7 @@ import numpy as np
 
 from meanfield.transport.certificate import Answer, Plan, centred, certify, log_masses, narrower
 from meanfield.transport.plans.exact import simplexes, sparse_simplex
-from meanfield.transport.plans.formulas import monotone_plan, widest_direction
+from meanfield.transport.plans.formulas import monotone_plan, staircase, widest_direction
 from meanfield.transport.plans.pricing import Prices, Pricing
 from meanfield.transport.problem import Problem, costs_between
 
@@ -160,14 +160,9 @@ def _carried(
     g = centred(Pricing(finer.y, coarse.x, device=device)(f, 1).minima, finer.b)
     forth = Pricing(finer.x, finer.y, device=device)(g, _FIRST_ARCS)
     back = Pricing(finer.y, finer.x, device=device)(forth.minima, _FIRST_ARCS)
-    rows, cols = _staircase(finer)
-    arcs = np.concatenate([_arcs(forth, finer), back.cols * finer.m + back.rows])
-    arcs = np.unique(np.append(arcs, rows * finer.m + cols))
+    near = forth.rows * finer.m + forth.cols, back.cols * finer.m + back.rows
+    arcs = np.unique(np.concatenate([*near, _feasible_arcs(finer)]))
     return forth.minima, back.minima, arcs, back.slack
-
-
-def _arcs(prices: Prices, problem: Problem) -> np.ndarray:
-    return prices.rows * problem.m + prices.cols
 
 
 @dataclass
@@ -332,15 +327,12 @@ def _few_arcs(prices: Prices, f: np.ndarray, problem: Problem) -> np.ndarray:
     return rows[kept] * problem.m + cols[kept]
 
 
-def _staircase(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """A feasible coupling: monotone along the direction in which the clouds are widest."""
+def _feasible_arcs(problem: Problem) -> np.ndarray:
+    """Those of a coupling: monotone along the direction in which the clouds are widest."""
     direction = widest_direction(problem)
     order_x, order_y = (np.argsort(t @ direction) for t in (problem.x, problem.y))
-    i, j, _ = monotone_plan(problem.a[order_x], problem.b[order_y])
-    # Both ways around a corner, so that rounding of the sums cannot cut the staircase.
-    rows = np.concatenate([i, i[:-1], i[1:]])
-    cols = np.concatenate([j, j[1:], j[:-1]])
-    return order_x[rows], order_y[cols]
+    rows, cols = staircase(problem.a[order_x], problem.b[order_y])
+    return order_x[rows] * problem.m + order_y[cols]
 
 
 def _spread(

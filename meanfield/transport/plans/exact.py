@@ -22,6 +22,7 @@ from meanfield.transport.certificate import (
     log_masses,
     narrower,
 )
+from meanfield.transport.plans.formulas import staircase
 from meanfield.transport.problem import Problem
 
 __all__ = [
@@ -37,6 +38,14 @@ _PIVOTS = 10**12  # the default of POT, 1e5, silently moves 15 to 78 % of the ma
 _LEAST_MASS = 1e-300  # atoms of weight 0 make the core return meaningless potentials
 _REFINEMENTS = 4
 _ASSIGNED = 64  # atoms up to which assignment and its potentials beat the simplex, in batches
+_FEW_FROM = 40_000  # pairs from which a few arcs beat all of them
+_SCALINGS = 10  # steps of Sinkhorn that choose the arcs
+_BLUR = 0.05  # their temperature, over the mean reduced cost
+_MISPLACED = 0.1  # mass that they may leave misplaced: clusters that exchange mass need more steps
+_REACH = 4.0  # times the gap that they leave: arcs of an optimal plan cost less than that
+_FEW = 100  # arcs per atom, at most: with more, the dense simplex is as fast
+_ADDITIONS = 4
+_TIGHT = 1e-15  # reduced costs that are 0 up to rounding
 
 
 def solve_dense(problem: Problem, *, rtol: float, method: str = "auto") -> Answer:
@@ -187,19 +196,80 @@ def simplexes(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> tuple[np.ndarr
     core = compiled_core()
     plans, g, messages = np.empty(costs.shape), np.empty(b.shape), set()
     (a, b), costs = _positive(a, b), np.ascontiguousarray(costs)
-    for k in range(len(costs)):
+    for k, cost in enumerate(costs):
+        start: np.ndarray | float = 0.0
+        if cost.size >= _FEW_FROM:
+            cost, start, active = _reduced(a[k], b[k], cost)
+            found = None if active is None else _on_active_arcs(a[k], b[k], cost, active)
+            if found is not None:
+                plans[k] = 0
+                plans[k][found.rows, found.cols] = found.mass
+                g[k] = found.g + start
+                continue
         if core is not None:
-            plans[k], _, _, g[k], code = core.emd_c(a[k], b[k], costs[k], _PIVOTS, 1, None, None)
+            plans[k], _, _, g[k], code = core.emd_c(a[k], b[k], cost, _PIVOTS, 1, None, None)
             messages.add(code)
         else:
             import ot
 
-            plans[k], log = ot.emd(a[k], b[k], costs[k], numItermax=_PIVOTS, log=True)
+            plans[k], log = ot.emd(a[k], b[k], cost, numItermax=_PIVOTS, log=True)
             g[k] = log["v"]
             _refuse(log["warning"])
+        g[k] += start
     for code in messages:
         _refuse(core.check_result(code))
     return plans, g
+
+
+def _reduced(
+    a: np.ndarray, b: np.ndarray, costs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Costs less potentials of a few Sinkhorn steps, their g, and the arcs that are then cheap.
+
+    Sinkhorn's plan costs `gap` more than its potentials, so an optimal plan does not cost more
+    than that either. None in the place of the arcs where they are too many or the steps too few.
+    """
+    reduced = costs - costs.min(1, keepdims=True)
+    g = reduced.min(0)
+    reduced -= g
+    level = _BLUR * float(a @ reduced @ b)
+    if not level > 0:
+        return reduced, g, None
+    kernel = np.exp(np.multiply(reduced, -1 / level))
+    u = np.ones_like(a)
+    with np.errstate(all="ignore"):
+        for _ in range(_SCALINGS):
+            v = b / (u @ kernel)
+            u = a / (kernel @ v)
+        misplaced = float(np.abs(v * (u @ kernel) - b).sum())
+        kernel *= reduced
+        gap = float(u @ kernel @ v)
+    if not misplaced <= _MISPLACED:  # NaN as well; such potentials are worse than none
+        return costs, np.zeros_like(b), None
+    g = g + level * np.log(v)
+    np.subtract(costs, g, out=reduced)
+    reduced -= reduced.min(1)[:, None]
+    last = reduced.min(0)
+    reduced -= last
+    active = reduced <= _REACH * gap
+    is_few = np.count_nonzero(active) <= _FEW * sum(costs.shape)
+    return reduced, g + last, active if is_few else None
+
+
+def _on_active_arcs(
+    a: np.ndarray, b: np.ndarray, costs: np.ndarray, active: np.ndarray
+) -> SparseFound | None:
+    """The optimum from the active arcs and those that it turns out to need; None if many."""
+    active[staircase(a, b)] = True
+    for _ in range(_ADDITIONS):
+        rows, cols = np.nonzero(active)
+        found = sparse_simplex(a, b, (rows, cols, costs[rows, cols]))
+        missed = costs - found.f[:, None] - found.g < -_TIGHT
+        missed &= ~active
+        if not missed.any():
+            return found
+        active |= missed
+    return None
 
 
 def assignments(costs: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ __all__ = [
     "same_order",
     "solve_one_atom",
     "solve_two_atoms",
+    "staircase",
     "widest_direction",
 ]
 
@@ -185,6 +186,12 @@ def monotone_plan(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     i = np.minimum(np.cumsum(from_a) - from_a, len(a) - 1)
     j = np.minimum(np.cumsum(~from_a) - ~from_a, len(b) - 1)
     return i, j, mass
+
+
+def staircase(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Arcs of the monotone plan, both ways around its corners: rounding of sums cannot cut it."""
+    i, j, _ = monotone_plan(a, b)
+    return np.concatenate([i, i[:-1], i[1:]]), np.concatenate([j, j[1:], j[:-1]])
 
 
 def widest_direction(problem: Problem) -> np.ndarray:

@@ -1,0 +1,160 @@
+"""What the certificate says of rounding holds against exact arithmetic, and says no more."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+
+from meanfield.measures import ParticleMeasure
+from meanfield.transport import solve_w1, solve_w2
+from meanfield.transport.certificate import Plan, certify, combined, power_mean
+from meanfield.transport.certificate import _doubts as doubts
+from meanfield.transport.certificate import _dual as dual_of
+from meanfield.transport.problem import UNIT, Problem
+
+
+def exact_weights(logs: np.ndarray) -> list:
+    """exp(lᵢ) / Σ exp(l_j) of the logarithms as stored."""
+    masses = [mpmath.exp(mpmath.mpf(float(t))) for t in logs]
+    total = mpmath.fsum(masses)
+    return [mass / total for mass in masses]
+
+
+def light_problem(rng: np.random.Generator, n: int, m: int, lightest: float) -> Problem:
+    logs = [rng.uniform(lightest, 0, size=k) - 3.7 for k in (n, m)]
+    x, y = rng.normal(size=(n, 2)), rng.normal(size=(m, 2))
+    return Problem.of(x, y, *logs)
+
+
+def test_weights_are_right_to_what_is_said_in_doubt() -> None:
+    rng = np.random.default_rng(0)
+    with mpmath.workdps(40):
+        for _ in range(60):
+            p = light_problem(rng, 5, 4, -760)
+            for logs, weights, doubt in zip(
+                (p.log_a, p.log_b), (p.a, p.b), doubts(p), strict=True
+            ):
+                for truth, weight, room in zip(exact_weights(logs), weights, doubt, strict=True):
+                    assert abs(mpmath.mpf(float(weight)) - truth) <= mpmath.mpf(float(room))
+                    assert room <= 2e-12 * weight + 1e-299
+
+
+def test_a_dual_value_is_right_to_what_is_said_to_be_lost() -> None:
+    """Every atom adds about as much, however light it is: fᵢ is as large as 1/aᵢ."""
+    rng = np.random.default_rng(1)
+    with mpmath.workdps(40):
+        for n, m, lightest in ((40, 30, -1.0), (40, 30, -300.0), (2, 2, -600.0)):
+            for _ in range(40):
+                p = light_problem(rng, n, m, lightest)
+                f, g = rng.normal(size=n) / p.a, rng.normal(size=m) / p.b
+                if n == 2:  # the light atoms alone
+                    f, g = f * (p.a < 0.5), g * (p.b < 0.5)
+                *_, dual, lost = dual_of(p, (f, g), 0.0)
+                terms = zip(exact_weights(p.log_a) + exact_weights(p.log_b), [*f, *g], strict=True)
+                truth = mpmath.fsum(mass * mpmath.mpf(float(t)) for mass, t in terms)
+                assert abs(mpmath.mpf(float(dual)) - truth) <= mpmath.mpf(float(lost))
+                assert lost < 1e-11 * (np.abs(p.a * f).sum() + np.abs(p.b * g).sum())
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_light_atom_that_is_all_of_the_distance_has_an_interval_around_the_truth(
+    order: int,
+) -> None:
+    """exp(l) is right to |l| u: of weights of e^−600 that is hundreds of units."""
+    rng = np.random.default_rng(2)
+    solve = solve_w1 if order == 1 else solve_w2
+    with mpmath.workdps(40):
+        for k in range(60):
+            light = rng.uniform(-700, -1)
+            logs = np.array([light, math.log(0.3), math.log(0.7)])
+            logs -= np.logaddexp.reduce(logs)
+            x = np.array([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0]])
+            y = x.copy()
+            y[0] += rng.uniform(0.001, 0.4, size=2)
+            step = mpmath.sqrt(sum((mpmath.mpf(float(t))) ** 2 for t in y[0] - x[0]))
+            shifted = logs + rng.uniform(-5, 5)  # to be normalised, which rounds them
+            truth = exact_weights(shifted)[0] ** (mpmath.mpf(1) / order) * step
+            p = Problem.of(x, y, shifted, shifted, order=order)
+            index, zero = np.arange(3), np.zeros(3)
+            plan = Plan(index, index, p.logs_a)
+            answer = certify(p, plan, (p.costs[index, index], zero), method="m", rtol=1e-9)
+            unit = mpmath.mpf(2) ** int(p.exponent)
+            assert mpmath.mpf(float(answer.lower)) * unit <= truth, k
+            assert truth <= mpmath.mpf(float(answer.upper)) * unit, k
+            weights = torch.as_tensor(logs)
+            mu, nu = (ParticleMeasure(torch.as_tensor(t), log_weights=weights) for t in (x, y))
+            found = solve(mu, nu)
+            assert found.relative_width < 1e-11
+            # A measure normalises its weights once more.
+            stored = exact_weights(mu.log_weights.numpy())[0] ** (mpmath.mpf(1) / order) * step
+            assert mpmath.mpf(float(found.lower)) <= stored <= mpmath.mpf(float(found.upper))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_long_sums_of_squares_are_inside(order: int) -> None:
+    """In 400,000 dimensions a sum in order is off by hundreds of units."""
+    rng = np.random.default_rng(3)
+    for seed in range(4):
+        x, y = (rng.integers(0, 2**20, size=(1, 400_000)) / 2.0**20 for _ in range(2))
+        truth = math.sqrt(math.fsum(np.square(x - y)[0]))  # the squares are exact
+        zero = np.zeros(1)
+        p = Problem.of(x, y, zero, zero, order=order)
+        unit = 2.0 ** int(p.exponent)
+        plan = Plan(np.zeros(1, int), np.zeros(1, int), zero)
+        half = p.costs[:, 0] / 2
+        answer = certify(p, plan, (half, half), method="m", rtol=1e-9)
+        one_sided = certify(p, plan, (2 * half, zero), method="m", rtol=1e-9)
+        for found in (answer, one_sided):
+            assert float(found.lower) * unit <= truth <= float(found.upper) * unit, seed
+            assert float(found.width) < 1e-8
+
+
+def test_a_one_sided_bound_is_not_taken_of_potentials_with_slack() -> None:
+    x = np.array([[0.0, 0.0], [1.0, 0.0]])
+    y, slack = x + np.array([0.0, 1e-4]), 1e-6
+    p = Problem.of(x, y, np.zeros(2), np.zeros(2))
+    index, zero = np.arange(2), np.zeros(2)
+    plan, high = Plan(index, index, p.logs_a), p.costs[index, index] + slack
+    answer = certify(p, plan, (high, zero), method="m", rtol=1e-9, slack=slack)
+    assert float(answer.lower) <= 1e-4 / 2.0 ** int(p.exponent)
+
+
+def test_a_doubtful_mass_of_a_stated_plan_is_paid_for_at_the_diameter() -> None:
+    x, y = np.array([[0.0], [1.0]]), np.array([[0.0], [1.0]])
+    p = Problem.of(x, y, np.zeros(2), np.zeros(2))
+    index = np.arange(2)
+    plan = Plan(index, index, p.logs_a, math.log(1e-6))
+    answer = certify(p, plan, None, method="m", rtol=1e-9, is_optimal=True)
+    assert float(answer.lower) == 0
+    assert 1e-3 <= float(answer.upper) / float(p.diameter) < 1.01e-3
+
+
+def test_parts_of_light_masses_and_of_masses_in_doubt_are_combined_with_room() -> None:
+    rng = np.random.default_rng(4)
+    with mpmath.workdps(40):
+        for _ in range(100):
+            logs = rng.uniform(-690, -600, size=3)
+            ends = rng.uniform(0.5, 1, size=3)
+            _, lower, upper = combined(logs, np.stack([ends] * 3), 2)
+            terms = zip(logs, ends, strict=True)
+            truth = mpmath.sqrt(
+                mpmath.fsum(
+                    mpmath.exp(mpmath.mpf(float(t))) * mpmath.mpf(float(s)) ** 2 for t, s in terms
+                )
+            )
+            assert mpmath.mpf(float(lower)) <= truth <= mpmath.mpf(float(upper))
+    _, lower, upper = combined(np.zeros(1), np.ones((3, 1)), 2, log_error=1e-3)
+    assert lower <= math.exp(-0.5e-3)
+    assert upper >= math.exp(0.5e-3)
+
+
+def test_power_means_do_not_underflow() -> None:
+    for logs, distance, order in ((-1400.0, 3.0, 2), (0.0, 1e-170, 2), (-700.0, 1e-200, 1)):
+        found = float(power_mean(np.array([logs]), np.array([distance]), order))
+        with mpmath.workdps(30):
+            truth = float(mpmath.exp(mpmath.mpf(logs) / order) * mpmath.mpf(distance))
+        assert found == pytest.approx(truth, rel=2000 * UNIT, abs=0)
