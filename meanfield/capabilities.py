@@ -65,7 +65,7 @@ class HasLocalUpper(Protocol):
     """A map with a certain upper bound of its local Wasserstein constant."""
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
-        """The bound at μ, (*batch,)."""
+        """The bound at μ, ``(*batch,)``."""
 
 
 @runtime_checkable
@@ -75,7 +75,7 @@ class HasBallUpper(Protocol):
     def ball_upper(
         self, mu: ParticleMeasure, epsilon: float | Tensor, *, constant: Tensor | None = None
     ) -> Tensor:
-        """The bound over W_∞ distance ε, (*batch,); `constant` bounds the constant at μ."""
+        """The bound over W_∞ distance ε, ``(*batch,)``; `constant` bounds the constant at μ."""
 
 
 def is_causal(F: object) -> bool:

@@ -27,7 +27,7 @@ class Nearby:
 
     Attributes:
         upper: no local constant exceeds it, both components, (*batch,).
-        displacement: token i's output moves by at most this, (*batch, n).
+        displacement: token i's output moves by at most this, ``(*batch, n)``.
     """
 
     upper: Tensor
@@ -44,7 +44,7 @@ def nearby_bound(
 
     Args:
         seen: what the heads see at the input.
-        epsilon: ε ≥ 0, how far each token may move; a number, or (*batch,).
+        epsilon: ε ≥ 0, how far each token may move; a number, or ``(*batch,)``.
         constant: an upper bound of the local constant at the input, both components, (*batch,).
         splitting: whether atoms may split over the ball. Without it the bounds are a little
             smaller: then only tokens move, and weights stay theirs.
@@ -84,7 +84,7 @@ class _Parts:
 
 
 class _Rows:
-    """A block of rows of every head, (*batch, H, rows, n) and (*batch, H, rows)."""
+    """A block of rows of every head, ``(*batch, H, rows, n)`` and ``(*batch, H, rows)``."""
 
     def __init__(
         self, frames: Frames, log_p: Tensor, block: slice, eps: Tensor, splitting: bool

@@ -179,9 +179,9 @@ def sinkhorn(*, rtol: float = 1e-12, max_iterations: int = 1000, strict: bool = 
 def custom(transition: Callable[[Tensor, Tensor], Tensor], *, row_wise: bool = False) -> Custom:
     """A normalisation of your own; its derivative is by automatic differentiation.
 
-    The function gets the scores (*batch, H, m, n), −∞ where row i does not see column j, and
-    the log-weights of the columns (*batch, 1, 1, n), and returns P (*batch, H, m, n). It always
-    sees the whole matrix, in O(H n²) memory, whatever n is.
+    The function gets the scores ``(*batch, H, m, n)``, −∞ where row i does not see column j, and
+    the log-weights of the columns ``(*batch, 1, 1, n)``, and returns P ``(*batch, H, m, n)``. It
+    always sees the whole matrix, in O(H n²) memory, whatever n is.
 
     Args:
         transition: differentiable, in torch operations.

@@ -107,7 +107,7 @@ class AttentionTangent:
         )
 
     def field_linear_map(self) -> LinearMap:
-        """D_xΓ_μ(xᵢ) of every atom as a batch (*batch, n) of maps R^d → R^d_out."""
+        """D_xΓ_μ(xᵢ) of every atom as a batch ``(*batch, n)`` of maps R^d → R^d_out."""
         par = self.sight.parameters
 
         def each(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -147,11 +147,11 @@ class AttentionTangent:
         return _flat(self.sight.features.v.detach())
 
     def _headed(self, flat: Tensor) -> Tensor:
-        """(B, ·, ·) as (*batch, H, ·, ·)."""
+        """(B, ·, ·) as ``(*batch, H, ·, ·)``."""
         return flat.unflatten(0, (*self.batch_shape, self.sight.parameters.n_heads))
 
     def _by_head(self, per_particle: Tensor) -> Tensor:
-        """(*batch, n) as (B, n, 1)."""
+        """``(*batch, n)`` as (B, n, 1)."""
         heads = self.sight.parameters.n_heads
         wide = per_particle[..., None, :].expand(*self.batch_shape, heads, self.sight.n)
         return wide.reshape(-1, self.sight.n, 1)
@@ -309,7 +309,7 @@ class AttentionTangent:
 
     @torch.no_grad()
     def matvec(self, displacement: Tensor) -> Tensor:
-        """Jε, (*batch, n, d) → (*batch, n, d_out)."""
+        """Jε, ``(*batch, n, d) → (*batch, n, d_out)``."""
         q_dot, k_dot, v_dot = self.pushed(displacement)
         heads = torch.empty_like(self.rows.means)
         for block, matrices in self.transitions():
@@ -320,7 +320,7 @@ class AttentionTangent:
 
     @torch.no_grad()
     def query_matvec(self, displacement: Tensor) -> Tensor:
-        """D_xΓ_μ(xᵢ) εᵢ for every atom, (*batch, n, d) → (*batch, n, d_out)."""
+        """D_xΓ_μ(xᵢ) εᵢ for every atom, ``(*batch, n, d) → (*batch, n, d_out)``."""
         q_dot, _, _ = self.pushed(displacement)
         heads = torch.empty_like(self.rows.means)
         for block, matrices in self.transitions():
@@ -333,7 +333,7 @@ class AttentionTangent:
         return _flat(f.q), _flat(f.k), _flat(f.v)
 
     def joined(self, heads: Tensor) -> Tensor:
-        """Outputs (*batch, n, d_out) of those of the heads, (B, n, v)."""
+        """Outputs ``(*batch, n, d_out)`` of those of the heads, (B, n, v)."""
         return self.sight.unsort(self.sight.parameters.join(self._headed(heads)))
 
     def _scored(
@@ -368,7 +368,7 @@ class AttentionTangent:
 
     @torch.no_grad()
     def rmatvec(self, covector: Tensor) -> Tensor:
-        """Jᵀζ, (*batch, n, d_out) → (*batch, n, d)."""
+        """Jᵀζ, ``(*batch, n, d_out) → (*batch, n, d)``."""
         y = self.split(covector)
         q_bar, k_bar, v_bar = (torch.zeros_like(t) for t in (self.q, self.k, self.v))
         for block, matrices in self.transitions():
@@ -381,7 +381,7 @@ class AttentionTangent:
 
     @torch.no_grad()
     def query_rmatvec(self, covector: Tensor) -> Tensor:
-        """D_xΓ_μ(xᵢ)ᵀ ζᵢ for every atom, (*batch, n, d_out) → (*batch, n, d)."""
+        """D_xΓ_μ(xᵢ)ᵀ ζᵢ for every atom, ``(*batch, n, d_out) → (*batch, n, d)``."""
         y, q_bar = self.split(covector), torch.empty_like(self.q)
         for block, matrices in self.transitions():
             by_query, _ = self._deviations(block, matrices, y[:, block.rows])
@@ -419,7 +419,7 @@ class AttentionTangent:
     # --- dense ---
 
     def field_jacobians(self) -> Tensor:
-        """D_xΓ_μ(xᵢ) = Σ_h W^h Cᵢ^h Dqᵢ^h, shape (*batch, n, d_out, d)."""
+        """D_xΓ_μ(xᵢ) = Σ_h W^h Cᵢ^h Dqᵢ^h, shape ``(*batch, n, d_out, d)``."""
         jacobians = (
             self._field.unflatten(0, self.batch_shape) if self.batch_shape else self._field[0]
         )
@@ -526,5 +526,5 @@ class AttentionTangent:
 
 
 def _flat(per_head: Tensor) -> Tensor:
-    """(*batch, H, n, ·) with one axis for batch and heads."""
+    """``(*batch, H, n, ·)`` with one axis for batch and heads."""
     return per_head.reshape(-1, *per_head.shape[-2:])

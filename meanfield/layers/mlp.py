@@ -133,7 +133,7 @@ class MLP:
         return blockwise(mu, push, pull, len(self.outer), geometry)
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
-        """‖W₂‖ max|φ′| ‖W₁‖ at the atoms, and with a gate the sum of its two parts, (*batch,)."""
+        """‖W₂‖ max|φ′| ‖W₁‖ at the atoms; with a gate, the sum of its two parts; ``(*batch,)``."""
         present = present_rows(mu)
         by_inner, by_gate = self._factors(mu)
         inside = (present * by_inner).abs().amax((-2, -1)) * _norm(self.inner)
@@ -163,7 +163,7 @@ class MLP:
         return up, None if self.gate is None else _affine(mu.points, self.gate, self.gate_bias)
 
     def _factors(self, mu: ParticleMeasure) -> tuple[Tensor, Tensor | None]:
-        """What W₁ε and Gε are multiplied by, (*batch, n, m) each."""
+        """What W₁ε and Gε are multiplied by, ``(*batch, n, m)`` each."""
         up, gate = self._inside(mu)
         up, gate = up.detach(), None if gate is None else gate.detach()
         phi, at = ACTIVATIONS[self.activation].function, up if gate is None else gate

@@ -54,7 +54,7 @@ class NormEstimate:
         converged: whether the error is at most rtol, the residual at most four times that, and
             `upper_999` at most (1 + upper_rtol) · value.
         n_matvecs: products with J; as many with Jᵀ were made. 0 for a factorisation.
-        direction: v, shape (*batch, n, d).
+        direction: v, shape ``(*batch, n, d)``.
     """
 
     value: Tensor

@@ -26,10 +26,10 @@ def ball_upper(F: MeasureMap, mu: ParticleMeasure, epsilon: float | Tensor) -> T
     Args:
         F: a map that declares `ball_upper`, such as dot-product `SelfAttention`.
         mu: μ.
-        epsilon: ε ≥ 0, in the unit of the points; a number, or (*batch,).
+        epsilon: ε ≥ 0, in the unit of the points; a number, or ``(*batch,)``.
 
     Returns:
-        The bound, (*batch,).
+        The bound, ``(*batch,)``.
 
     Raises:
         TypeError: a map without such a bound.

@@ -28,10 +28,10 @@ class LocalLipschitz:
             so a lower bound up to rounding even when it has not converged.
         particle: ‖D^½JD^−½‖ ("wasserstein") or ‖J‖ ("euclidean"): atoms move as a whole.
         splitting: maxᵢ ‖D_xΓ_μ(xᵢ)‖: one atom splits about its place. None for "euclidean".
-        direction: unit displacement that attains `particle`, (*batch, n, d); weighted (√aᵢ εᵢ)
+        direction: unit displacement that attains `particle`, ``(*batch, n, d)``; weighted (√aᵢ εᵢ)
             for "wasserstein".
         splitting_atom: the atom that attains `splitting`, or None.
-        splitting_direction: the unit vector along which it splits, (*batch, d), or None.
+        splitting_direction: the unit vector along which it splits, ``(*batch, d)``, or None.
         residual: relative residual of the singular triples behind the components: each is
             within residual · component of a singular value. The larger of the two.
         error: estimated relative error of the components by their residuals and the gaps below
