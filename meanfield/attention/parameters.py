@@ -193,7 +193,7 @@ class AttentionParameters:
     # --- all heads at once ---
 
     def project(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Qx, Kx, Vx of points ``(*batch, n, d)``, each ``(*batch, H, n, ·)``; no bias, no scale."""
+        """Qx, Kx, Vx of points ``(*batch, n, d)``: ``(*batch, H, n, ·)``; no bias, no scale."""
         q, k, v = (
             part.unflatten(-1, (heads, -1)).transpose(-2, -3)
             for part, heads in zip(
