@@ -52,7 +52,8 @@ class SelfAttention:
     Args:
         parameters: the matrices of the layer.
         causal: whether the layer is masked; its measures then need positions.
-        kernel: what two particles say to each other, see `meanfield.attention.kernels`.
+        kernel: how points become queries and keys, and these scores; one of
+            `meanfield.attention.kernels` or your own.
         normalization: from scores to transition probabilities, see
             `meanfield.attention.normalizations`.
 

@@ -67,12 +67,13 @@ class AttentionTangent:
 
     with G, N and M as in `Transition`. rᵢ is the mean Σⱼ Pᵢⱼvⱼ where rows are divided by a sum
     (softmax, a sink) and 0 where not (sigmoid). The map acts on plain displacements ε, or with
-    ``geometry="wasserstein"`` on ηᵢ = √aᵢ εᵢ as D^½ J D^−½; then τᵢⱼPᵢⱼ is formed from logarithms:
-    Pᵢⱼ may be e^{−900} where it is 1. Atoms of weight 0 are absent: their rows and columns are 0.
+    ``geometry="wasserstein"`` on ηᵢ = √aᵢ εᵢ as D^½ J D^−½; then τᵢⱼPᵢⱼ is formed from logarithms,
+    for Pᵢⱼ can be e^{−900} where the product is of order 1. Atoms of weight 0 are absent: their
+    rows and columns are 0.
 
     Where rows sum to one and E is 1, a shift of a row of ⟨q̇ᵢ, kⱼ⟩ + ⟨qᵢ, k̇ⱼ⟩ changes nothing.
     Rows are shifted to be 0 at the atom that they see most: when attention is nearly on one
-    atom, vⱼ − rᵢ is only rounding there, and would be multiplied by scores as large as they come.
+    atom, vⱼ − rᵢ is nothing but rounding there, and large scores would multiply it.
 
     P never changes, so a product needs no new softmax. It is kept when it fits in `memory` bytes
     and otherwise recomputed in blocks of rows, O(n · block) memory, in buffers that are made once.

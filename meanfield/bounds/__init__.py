@@ -1,11 +1,9 @@
 """The constants of the theorems, as functions of norms, radius and size.
 
-Files: `sharp` (this package's upper bounds), `diracs` (its lower ones), `rates` (for a given A),
-`scores` (other kernels), `theorems` (the papers' own), `l2` (L2 attention on n tokens), `joins`
-and `layer` (from heads to a layer), `tables` (all of them at once). The formulas take numbers or
-arrays, broadcast them, and return a float or an array, finite or infinite: a bound beyond the
-range of float64 comes back as infinity, which still is one. They are evaluated to a relative
-1e-12. In brackets is whose the statement is.
+They take numbers or arrays, broadcast them, and return a float or an array, to a relative accuracy
+of 1e-12. An upper bound too large for float64 comes back as infinity.
+
+The statements, and in brackets whose they are:
 
 - `mean_field`: Lip^{W_p}(F on P(B_R)) ≤ ‖V‖(D(c) + c) for p = 2, c = ‖A‖R² (this package)
 - `masked_mean_field`: Lip_{d_p} ≤ ‖V‖(D(2 + ln(MK/D²)) + c) for p = 2 (this package)
@@ -28,6 +26,10 @@ range of float64 comes back as infinity, which still is one. They are evaluated 
 Papamakarios, Mnih, *The Lipschitz Constant of Self-Attention*, ICML 2021. "This package" marks
 statements that are not in the papers; the page "Sharp constants" of the documentation proves them.
 """
+
+# Files: `sharp` (this package's upper bounds), `diracs` (its lower ones), `rates` (for a given A),
+# `scores` (other kernels), `theorems` (the papers' own), `l2` (L2 attention on n tokens), `joins`
+# and `layer` (from heads to a layer), `tables` (all of them at once).
 
 from meanfield.bounds.diracs import (
     masked_two_dirac_lower,

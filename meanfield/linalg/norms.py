@@ -35,7 +35,7 @@ def operator_norm(
     restarted when its bases would not fit in memory. It goes on until both hold: the relative
     error of σ, by the residual of its singular triple and the gap below it, is at most `rtol`;
     and `upper_999` is at most (1 + `upper_rtol`) · σ. The first is about the singular value that
-    the iteration has come to, the second is about the norm.
+    the iteration has found, the second about the norm, which is the largest of all.
 
     Gradients go through "dense" only; an iteration records nothing.
 

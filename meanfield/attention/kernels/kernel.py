@@ -24,9 +24,9 @@ class Features(NamedTuple):
         k: keys, ``(*batch, H, n, k)``.
         v: values, ``(*batch, H, n, v)``.
         b: score biases of the keys, ``(*batch, H, n)``; None is 0.
-        k_centre: where the keys are measured from, ``(*batch, H, 1, k)``; None is 0. Differences
-            between particles close together but far from the origin keep their digits so, and
-            the softmax does not see a shift of all keys.
+        k_centre: where the keys are measured from, ``(*batch, H, 1, k)``; None is 0. So
+            differences between particles close together but far from the origin keep their
+            digits, and the softmax does not depend on a shift of all keys.
         v_centre: likewise for the values, ``(*batch, H, 1, v)``.
     """
 
@@ -45,12 +45,12 @@ class Features(NamedTuple):
 
 
 class Kernel:
-    """What two particles say to each other. Subclass it and give `features`.
+    """How points become queries, keys and values. Subclass it and give `features`.
 
     `push` and `pull` are the derivative of `features` and its transpose, at fixed parameters and
     positions. A subclass may give them; what is here differentiates `features` automatically.
     The tangent of `k_centre` and `v_centre` counts as part of k and v, so a kernel that uses
-    centres must give both. Everything else, softmax, masks, weights, blocks, is the engine's.
+    centres must give both. Softmax, masks, weights and blocks are no concern of a kernel.
 
     Attributes:
         needs_positions: whether `features` or `position_bias` look at positions.
