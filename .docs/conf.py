@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from pybtex.plugin import register_plugin
@@ -81,6 +82,11 @@ def _arguments(gallery: dict[str, Any], script: dict[str, Any]) -> list[str]:
     return quick if "examples" in path.parts[-2] else []
 
 
+def _tight(gallery: dict[str, Any], script: str) -> None:
+    """Figures are saved after the style in which they were drawn has ended."""
+    matplotlib.rcParams["savefig.bbox"] = "tight"
+
+
 sphinx_gallery_conf = {
     "examples_dirs": ["tutorials", str(ROOT / "examples")],
     "gallery_dirs": ["_generated/tutorials", "_generated/gallery"],
@@ -88,6 +94,7 @@ sphinx_gallery_conf = {
     "within_subsection_order": "FileNameSortKey",
     "abort_on_example_error": True,
     "reset_argv": _arguments,
+    "reset_modules": ("matplotlib", _tight),
     "remove_config_comments": True,
     "download_all_examples": False,
     "show_signature": False,
@@ -96,7 +103,6 @@ sphinx_gallery_conf = {
     "inspect_global_variables": False,
     "image_srcset": ["2x"],
 }
-# Worker processes and figures of the build belong to nobody else's folders.
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 
@@ -165,6 +171,7 @@ def _display_math(writer: Any, node: nodes.math_block) -> None:
 
 
 def _mathml(code: str, *, as_block: bool = False) -> str:
+    made = tex2mathml(code, as_block=as_block)
+    made = re.sub(r"<mo>:</mo>\s*<mo>=</mo>", "<mo>≔</mo>", made)
     # Bars enclose; as operators they would have spaces on both sides.
-    made = tex2mathml(code.replace(":=", "≔"), as_block=as_block)
     return re.sub(r"<mo([^>]*)>([|‖])</mo>", r'<mo\1 lspace="0" rspace="0">\2</mo>', made)

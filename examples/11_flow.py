@@ -85,6 +85,8 @@ print(f"cosine {float(end[0] @ end[1]):.9f}, the equation {exact:.9f}")
 # %%
 # Figures and an animation of an experiment.
 made = clustering.run(clustering.QUICK)
+with figures.style():
+    figures.plot_particle_paths(made, space="sphere")
 for name in figures.save_all(made, clustering.FIGURES, options.out, stem="clustering"):
     print(name)
 for name in figures.save_animations(made, clustering.ANIMATIONS, options.out, stem="clustering"):

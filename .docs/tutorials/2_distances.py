@@ -19,14 +19,14 @@ from meanfield import ParticleMeasure, figures
 from meanfield.transport import conditional_w2, solve_w2, w2, w2_squared
 
 rng = np.random.default_rng(0)
-x = rng.normal(size=(300, 2))
-y = 1.3 * rng.normal(size=(200, 2)) + 1.5
+x = rng.normal(size=(80, 2))
+y = 1.3 * rng.normal(size=(60, 2)) + 1.5
 print(f"{w2(x, y):.12f}")
 
 # %%
 # Weights go beside the points. They are probabilities: divide by their sum.
-a = np.full(300, 1 / 300)
-b = rng.dirichlet(np.ones(200))
+a = np.full(80, 1 / 80)
+b = rng.dirichlet(np.ones(60))
 print(w2((x, a), (y, b)), w2(x, y, weights=(a, b)))
 
 # %%
@@ -42,7 +42,7 @@ result
 plan = result.coupling.to_scipy().tocoo()
 cost = ((x[plan.row] - y[plan.col]) ** 2).sum(-1)
 print("cost of the plan  ", np.sqrt((plan.data * cost).sum()))
-print("marginals         ", abs(plan.sum(1) - 1 / 300).max(), abs(plan.sum(0) - 1 / 200).max())
+print("marginals         ", abs(plan.sum(1) - 1 / 80).max(), abs(plan.sum(0) - 1 / 60).max())
 print("proven width      ", float(result.upper - result.lower))
 
 # %%

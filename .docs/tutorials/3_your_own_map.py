@@ -104,7 +104,8 @@ with figures.style():
     ax = plt.subplots()[1]
     for marker, (name, layer) in zip("osx^", layers.items(), strict=True):
         values = [float(local_lipschitz(layer, ParticleMeasure(R * shape)).value) for R in radii]
-        ax.loglog(radii, values, marker + "-", label=name)
+        ax.semilogy(radii, values, marker + "-", label=name)
+    ax.set_xscale("log", base=2)
     ax.set(xlabel="radius R of the cloud", ylabel="local constant")
     ax.legend()
 

@@ -93,7 +93,8 @@ with figures.style():
         line = cube.constant.sel(heads=heads)
         low, middle, high = line.quantile([0, 0.5, 1], "cloud").values
         ax.fill_between(cube.radius, low, high, alpha=0.2)
-        ax.loglog(cube.radius, middle, marker + "-", label=f"{heads} heads")
+        ax.semilogy(cube.radius, middle, marker + "-", label=f"heads: {heads}")
+    ax.set_xscale("log", base=2)
     ax.set(xlabel="radius R", ylabel="local constant, median and range")
     ax.legend()
 
