@@ -172,6 +172,6 @@ def _display_math(writer: Any, node: nodes.math_block) -> None:
 
 def _mathml(code: str, *, as_block: bool = False) -> str:
     made = tex2mathml(code, as_block=as_block)
-    made = re.sub(r"<mo>:</mo>\s*<mo>=</mo>", "<mo>≔</mo>", made)
+    made = re.sub(r"<mo>[:∶]</mo>\s*<mo>=</mo>", "<mo>≔</mo>", made)
     # Bars enclose; as operators they would have spaces on both sides.
     return re.sub(r"<mo([^>]*)>([|‖])</mo>", r'<mo\1 lspace="0" rspace="0">\2</mo>', made)
