@@ -17,11 +17,13 @@ import tempfile
 from pathlib import Path
 
 from transformers import BertConfig, BertModel, BertTokenizer
+from transformers.utils import logging
 
 from meanfield import ParticleMeasure, bounds, figures, pretrained, results
 from meanfield.experiments import real_text
 from meanfield.lipschitz import local_lipschitz, localize
 
+logging.disable_progress_bar()
 folder = Path(tempfile.mkdtemp())
 text = folder / "text.txt"
 text.write_text(
@@ -39,7 +41,8 @@ config = BertConfig(
     intermediate_size=128, max_position_embeddings=128, initializer_range=0.2,
 )  # fmt: skip
 BertModel(config).save_pretrained(folder / "checkpoint")
-BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder / "checkpoint")
+tokenizer = BertTokenizer(str(folder / "vocab.txt"))
+files = tokenizer.save_pretrained(folder / "checkpoint")
 
 # %%
 # One layer
