@@ -16,6 +16,7 @@ ELECTRA, ALBERT, GPT-2, GPT-NeoX, Llama, Mistral, Qwen 2 and 3, Gemma 1 and 2, a
 import tempfile
 from pathlib import Path
 
+import torch
 from transformers import BertConfig, BertModel, BertTokenizer
 from transformers.utils import logging
 
@@ -40,6 +41,7 @@ config = BertConfig(
     vocab_size=5 + len(words), hidden_size=64, num_hidden_layers=3, num_attention_heads=4,
     intermediate_size=128, max_position_embeddings=128, initializer_range=0.2,
 )  # fmt: skip
+torch.manual_seed(0)
 BertModel(config).save_pretrained(folder / "checkpoint")
 tokenizer = BertTokenizer(str(folder / "vocab.txt"))
 files = tokenizer.save_pretrained(folder / "checkpoint")
