@@ -1,14 +1,25 @@
-"""Sphinx: the reference, made from the docstrings.
+"""Sphinx: pages in Markdown, tutorials and examples run at build, reference from docstrings.
 
-sphinx-build -W -b html .docs .docs/_build
+sphinx-build -W --keep-going -b html .docs .docs/_build
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import re
-from itertools import takewhile
+import tempfile
+from pathlib import Path
 from typing import Any
+
+import matplotlib
+from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
+from pybtex.plugin import register_plugin
+from pybtex.style.formatting.unsrt import Style
+from pybtex.style.labels import BaseLabelStyle
+
+ROOT = Path(__file__).resolve().parent.parent
 
 project = "meanfield"
 author = "The meanfield developers"
@@ -16,13 +27,18 @@ copyright = "2026, The meanfield developers"
 release = importlib.metadata.version("meanfield")
 
 extensions = [
+    "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
-    "sphinx.ext.mathjax",
     "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+    "sphinx_gallery.gen_gallery",
+    "sphinxcontrib.bibtex",
 ]
 templates_path = ["_templates"]
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "tutorials", "Thumbs.db"]
+# The settings of the gallery hold a function, which Sphinx says it cannot keep between builds.
+suppress_warnings = ["config.cache"]
 
 # `name` in a docstring is code, and a link where it names something.
 default_role = "py:obj"
@@ -38,26 +54,93 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 88
+# A doctest in Markdown ends with a blank line, which is none of the code.
+highlight_options = {"python": {"stripnl": True}, "pycon": {"stripnl": True}}
+
+myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+bibtex_bibfiles = ["references.bib"]
+bibtex_default_style = "keys"
 
 html_theme = "furo"
 html_title = f"meanfield {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_show_sphinx = False
 html_copy_source = False
+html_math_renderer = "mathml"
 
-# A bibliography may hold what no docstring cites yet.
-suppress_warnings = ["ref.citation"]
+# A build without running anything: sphinx-build -D plot_gallery=0 ...
+_OUT = Path(tempfile.mkdtemp(prefix="meanfield-docs-"))
 
-_CITATION = re.compile(r"\[([A-Z]{2,}[0-9]{2})\](?!_)")
-_SHAPE = re.compile(r"(?<=[( ])\*(?=\w+[,)])")  # the star of (*batch, n, d)
-_LETTER = re.compile(r"^(\s*\w+: [A-Z])\.$")  # "radius: R." is no list
-_LITERAL = re.compile(r"(``.*?``)")
+
+def _arguments(gallery: dict[str, Any], script: dict[str, Any]) -> list[str]:
+    """Of the script that is run: examples in their quick form, tutorials as they are."""
+    path = Path(script["src_file"])
+    script["example_globals"]["__file__"] = str(path)  # which a script has, and a page has not
+    quick = ["--quick", "--out", str(_OUT / path.stem)]
+    return quick if "examples" in path.parts[-2] else []
+
+
+def _tight(gallery: dict[str, Any], script: str) -> None:
+    """Figures are saved after the style in which they were drawn has ended."""
+    matplotlib.rcParams["savefig.bbox"] = "tight"
+
+
+sphinx_gallery_conf = {
+    "examples_dirs": ["tutorials", str(ROOT / "examples")],
+    "gallery_dirs": ["_generated/tutorials", "_generated/gallery"],
+    "filename_pattern": r"\.py$",
+    "within_subsection_order": "FileNameSortKey",
+    "abort_on_example_error": True,
+    "reset_argv": _arguments,
+    "reset_modules": ("matplotlib", _tight),
+    "remove_config_comments": True,
+    "download_all_examples": False,
+    "show_signature": False,
+    "write_computation_times": False,
+    "doc_module": ("meanfield",),
+    "inspect_global_variables": False,
+    "image_srcset": ["2x"],
+}
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+
+class _Keys(BaseLabelStyle):
+    """[CAP24] is called so everywhere: in docstrings, here and in the README."""
+
+    def format_labels(self, entries: Any) -> Any:
+        return (entry.key for entry in entries)
+
+
+class _KeyStyle(Style):
+    default_label_style = _Keys
+
+
+register_plugin("pybtex.style.formatting", "keys", _KeyStyle)
+
+_CITATION = re.compile(r"\[([A-Z]{2,}[0-9]{2})\]")
+_LITERAL = re.compile(r"(``.*?``|:cite:p:`.*?`)")
 
 
 def setup(app: Any) -> None:
-    """Before napoleon (priority 500) reads them, docstrings become reStructuredText."""
-    app.connect("autodoc-process-docstring", _to_rest, priority=400)
+    """Docstrings as they are read in a terminal; formulas as MathML, which needs no script."""
+    app.connect("autodoc-process-docstring", _plain_marks, priority=400)  # before napoleon
     app.connect("autodoc-process-signature", _readable)
     app.connect("autodoc-skip-member", _skip_aliases)
+    app.add_html_math_renderer("mathml", (_inline_math, None), (_display_math, None))
+
+
+def _plain_marks(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """In a docstring |x| is an absolute value and [CAP24] a citation."""
+    if what == "data" and isinstance(obj, dict | tuple):
+        lines[:] = [", ".join(f"``{name}``" for name in obj) + "."]
+    for k, line in enumerate(lines):
+        if line.lstrip().startswith((">>>", "... ")):
+            continue
+        parts = _LITERAL.split(_CITATION.sub(r":cite:p:`\1`", line))
+        parts[::2] = [part.replace("|", r"\|") for part in parts[::2]]
+        lines[k] = "".join(parts)
 
 
 def _readable(
@@ -74,40 +157,21 @@ def _skip_aliases(
     return True if str(getattr(obj, "__doc__", "")).startswith("Alias for field") else None
 
 
-def _to_rest(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings are for a terminal: absolute values, shapes, Markdown tables."""
-    done: list[str] = []
-    rest = list(lines)
-    if what == "property":  # napoleon would take what is before the colon for its type
-        rest[:1] = [line.replace(": ", " \N{EN DASH} ") for line in rest[:1]]
-    while rest:
-        if rest[0].lstrip().startswith("| "):
-            table = list(takewhile(lambda line: line.lstrip().startswith("|"), rest))
-            done += _list_table(table)
-            rest = rest[len(table) :]
-        else:
-            done.append(_line(rest.pop(0)))
-    lines[:] = done
+def _inline_math(writer: Any, node: nodes.math) -> None:
+    writer.body.append(_mathml(node.astext()))
+    raise nodes.SkipNode
 
 
-def _line(line: str) -> str:
-    if line.lstrip().startswith((">>>", "... ")):
-        return line
-    parts = _LITERAL.split(line)
-    parts[::2] = [_prose(part) for part in parts[::2]]
-    return "".join(parts)
+def _display_math(writer: Any, node: nodes.math_block) -> None:
+    code = node.astext()
+    if "&" in code and r"\begin" not in code:
+        code = rf"\begin{{aligned}}{code}\end{{aligned}}"
+    writer.body.append(f'<div class="formula">{_mathml(code, as_block=True)}</div>\n')
+    raise nodes.SkipNode
 
 
-def _prose(text: str) -> str:
-    text = _LETTER.sub(r"\1\\.", text)
-    text = _SHAPE.sub(r"\\*", text).replace("|", r"\|")
-    return _CITATION.sub(r"[\1]_", text)
-
-
-def _list_table(table: list[str]) -> list[str]:
-    """A Markdown table as a list-table; its second line is the rule under the header."""
-    rows = [[cell.strip() for cell in line.strip().strip("|").split(" | ")] for line in table]
-    out = ["", ".. list-table::", "   :header-rows: 1", ""]
-    for row in (rows[0], *rows[2:]):
-        out += [f"   {' ' if k else '*'} - {_prose(cell)}" for k, cell in enumerate(row)]
-    return [*out, ""]
+def _mathml(code: str, *, as_block: bool = False) -> str:
+    made = tex2mathml(code, as_block=as_block)
+    made = re.sub(r"<mo>[:∶]</mo>\s*<mo>=</mo>", "<mo>≔</mo>", made)
+    # Bars enclose; as operators they would have spaces on both sides.
+    return re.sub(r"<mo([^>]*)>([|‖])</mo>", r'<mo\1 lspace="0" rspace="0">\2</mo>', made)

@@ -1,8 +1,13 @@
-"""Two unbalanced clusters through the library, and the Dataset analysed with xarray.
+"""Two unbalanced clusters
+=======================
+
+Through the library, and the Dataset analysed with xarray.
+
+::
 
     python examples/01_two_dirac.py [--quick] [--out DIR]
 
-Without running anything, the same analysis works on the reference run in ``data/``:
+Without running anything, the same analysis works on the reference run in ``data/``::
 
     python examples/01_two_dirac.py --open data/two_dirac_quick.nc
 """
@@ -17,39 +22,44 @@ from meanfield import AttentionParameters, SelfAttention, figures, results, samp
 from meanfield.experiments import two_dirac
 from meanfield.lipschitz import local_lipschitz
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser = argparse.ArgumentParser(description="Two unbalanced clusters")
 parser.add_argument("--quick", action="store_true")
 parser.add_argument("--open", type=Path, metavar="FILE", help="a finished run to analyse")
 parser.add_argument("--out", type=Path, default=Path("results/01_two_dirac"))
 options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
 
-# %% One measure by hand: a light atom of weight e^-900 decides the constant.
+# %%
+# One measure by hand: a light atom of weight e^-900 decides the constant.
 F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
 mu = sampling.two_diracs(np.sqrt(450.0), -900.0, direction=[1.0])
 constant = local_lipschitz(F, mu)
 print(f"{mu}\n  local constant {constant.value:.6g}, residual {constant.residual:.1e}")
 
-# %% The sweep, or a finished one.
+# %%
+# The sweep, or a finished one.
 if options.open:
     ds = results.read(options.open)
 else:
     ds = two_dirac.run(two_dirac.QUICK if options.quick else two_dirac.Settings())
     results.write(ds, options.out / "two_dirac.nc")
 
-# %% Long form: one row per case. The best pair for each radius, and how close the bounds are.
+# %%
+# Long form: one row per case. The best pair for each radius, and how close the bounds are.
 pairs = ds.isel(case=np.flatnonzero((ds.crowd == -1) & ~ds.causal))
 best = pairs.groupby("radius").max()[["value", "two_dirac_lower", "mean_field_bound"]]
 print(best.to_dataframe().round(3))
 
-# %% The exponent of n while the sequence is short: √n growth.
+# %%
+# The exponent of n while the sequence is short: √n growth.
 short = pairs.isel(
     case=np.flatnonzero((pairs.n_tokens > 1) & (pairs.radius == pairs.radius.max()))
 )
 fit = short.meanfield.fit_power("n_tokens", "euclidean")
 print(f"euclidean constant ~ n^{float(fit.exponent):.2f} at R = {float(pairs.radius.max()):g}")
 
-# %% Where splitting an atom matters, and the figure.
+# %%
+# Where splitting an atom matters, and the figure.
 split = ds.isel(case=np.flatnonzero(ds.splitting > ds.particle))
 print(f"splitting exceeds moving in {split.sizes['case']} of {ds.sizes['case']} cases,",
       f"by a factor up to {float((split.splitting / split.particle).max()):.2f}")  # fmt: skip

@@ -1,4 +1,9 @@
-"""Collapsed clusters: POT's network simplex against a certified interval, with a figure.
+"""Collapsed clusters
+==================
+
+POT's network simplex against a certified interval.
+
+::
 
     python examples/03_collapsed_clusters.py [--quick] [--out DIR]
 
@@ -40,7 +45,7 @@ def pot_w2(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description="Collapsed clusters")
     parser.add_argument("--quick", action="store_true", help="fewer, smaller clouds")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs"))
     args = parser.parse_args()

@@ -1,4 +1,9 @@
-"""A sweep of one's own: resumable, in parallel, analysed with xarray.
+"""A sweep of one's own
+====================
+
+Resumable, in parallel, analysed with xarray.
+
+::
 
     python examples/05_sweep.py [--quick] [--workers N] [--out DIR]
 
@@ -26,7 +31,8 @@ from meanfield.results import Variable
 from meanfield.sweeps import Task
 
 
-# %% A case: plain arguments in, named values out. Randomness comes from the generator of the case.
+# %%
+# A case: plain arguments in, named values out. Randomness comes from the generator of the case.
 def constant(radius, heads, cloud, *, dim, n_tokens, generator):
     layer = AttentionParameters.random(dim, n_heads=heads, generator=generator)
     mu = ParticleMeasure(sampling.ball(n_tokens, dim, radius=radius, generator=generator))
@@ -39,7 +45,7 @@ def constant(radius, heads, cloud, *, dim, n_tokens, generator):
 
 
 if __name__ == "__main__":  # worker processes import this file
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="A sweep of one's own")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--workers", type=int)
     parser.add_argument("--out", type=Path, default=Path("results/05_sweep"))

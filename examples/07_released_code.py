@@ -1,4 +1,9 @@
-"""What the published scripts compute beside the norm, on a random GPT-2.
+"""What the published scripts compute
+==================================
+
+Beside the norm, on a random GPT-2.
+
+::
 
     python examples/07_released_code.py [--quick] [--out DIR]
 
@@ -16,7 +21,7 @@ import numpy as np
 from meanfield import figures, results
 from meanfield.experiments import released_code
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser = argparse.ArgumentParser(description="What the published scripts compute")
 parser.add_argument("--quick", action="store_true")
 parser.add_argument("--out", type=Path, default=Path("results/07_released_code"))
 options = parser.parse_args()

@@ -1,6 +1,11 @@
-"""The inputs of Proposition 3.4 in a random GPT-2 layer: growth in n, and choice of the head.
+"""The worst inputs of a GPT-2 layer
+=================================
 
-python examples/08_adversarial.py [--quick] [--out DIR]
+The inputs of Proposition 3.4 in a random layer: growth in n, and choice of the head.
+
+::
+
+    python examples/08_adversarial.py [--quick] [--out DIR]
 """
 
 # %%
@@ -12,7 +17,7 @@ import numpy as np
 from meanfield import figures, results
 from meanfield.experiments import adversarial
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser = argparse.ArgumentParser(description="The worst inputs of a GPT-2 layer")
 parser.add_argument("--quick", action="store_true")
 parser.add_argument("--out", type=Path, default=Path("results/08_adversarial"))
 options = parser.parse_args()

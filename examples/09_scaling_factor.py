@@ -1,4 +1,9 @@
-"""γR² of every head at the real radius of its tokens: is √n growth within reach of real text?
+"""The scaling factor of every head
+================================
+
+γR² at the real radius of the tokens: is √n growth within reach of real text?
+
+::
 
     python examples/09_scaling_factor.py [--quick] [--out DIR]
 
@@ -16,7 +21,7 @@ from pathlib import Path
 from meanfield import figures, results
 from meanfield.experiments import scaling_factor
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser = argparse.ArgumentParser(description="The scaling factor of every head")
 parser.add_argument("--quick", action="store_true")
 parser.add_argument("--out", type=Path, default=Path("results/09_scaling_factor"))
 options = parser.parse_args()

@@ -1,6 +1,11 @@
-"""Growth as R² and what is left far out: two sides of the radius.
+"""Two sides of the radius
+=======================
 
-python examples/10_radius.py [--quick] [--out DIR]
+Growth as R², and what is left far out.
+
+::
+
+    python examples/10_radius.py [--quick] [--out DIR]
 """
 
 # %%
@@ -10,18 +15,20 @@ from pathlib import Path
 from meanfield import figures, results
 from meanfield.experiments import large_radius, quadratic_growth
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser = argparse.ArgumentParser(description="Two sides of the radius")
 parser.add_argument("--quick", action="store_true")
 parser.add_argument("--out", type=Path, default=Path("results/10_radius"))
 options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
 
-# %% Three tokens (Ru, −Ru, 0): the general bound's R² is reached.
+# %%
+# Three tokens (Ru, −Ru, 0): the general bound's R² is reached.
 growth = quadratic_growth.run(quadratic_growth.QUICK if options.quick else None)
 results.write(growth, options.out / "quadratic_growth.nc")
 print(growth[["quadratic_lower", "constant", "general_bound"]].to_dataframe().round(3))
 
-# %% Any tokens with unique best keys, scaled by λ: a limit below ‖V‖√n, and a hump near ties.
+# %%
+# Any tokens with unique best keys, scaled by λ: a limit below ‖V‖√n, and a hump near ties.
 limit = large_radius.run(large_radius.QUICK if options.quick else None)
 results.write(limit, options.out / "large_radius.nc")
 print(limit[["constant", "limit", "ceiling"]].to_dataframe().round(3))

@@ -1,6 +1,11 @@
-"""Measures through depth: a flow, what it does to a measure, and how stable it is.
+"""Measures through depth
+======================
 
-python examples/11_flow.py [--quick] [--out DIR]
+A flow, what it does to a measure, and how stable it is.
+
+::
+
+    python examples/11_flow.py [--quick] [--out DIR]
 """
 
 # %%
@@ -21,13 +26,14 @@ from meanfield import (
 from meanfield.dynamics import reduced
 from meanfield.experiments import clustering
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser = argparse.ArgumentParser(description="Measures through depth")
 parser.add_argument("--quick", action="store_true")
 parser.add_argument("--out", type=Path, default=Path("results/11_flow"))
 options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
 
-# %% Tokens on the sphere, attention with V = I and A = βI, on a logarithmic clock.
+# %%
+# Tokens on the sphere, attention with V = I and A = βI, on a logarithmic clock.
 n, beta = (60, 9.0) if options.quick else (300, 9.0)
 eye = torch.eye(3, dtype=torch.float64)
 F = SelfAttention(AttentionParameters.from_bilinear(beta * eye, eye))
@@ -48,32 +54,39 @@ ds = dynamics.flow(
 results.write(ds, options.out / "flow.nc")
 print(ds[["clusters", "log_energy", "diameter"]].isel(time=slice(None, None, 8)).to_dataframe())
 
-# %% What the whole flow did: W2 to the start with its interval, and the particles' own paths.
+# %%
+# What the whole flow did: W2 to the start with its interval, and the particles' own paths.
 few = ds.isel(time=[0, 20, 40])
 print(dynamics.displacements(few)[["w2", "w2_lower", "w2_upper", "identity"]].to_dataframe())
 print("median straightness", float(dynamics.lengths(ds).straightness.median()))
 
-# %% The same call with store= goes on where it was killed, and ends with the same bits.
+# %%
+# The same call with store= goes on where it was killed, and ends with the same bits.
 stored = dynamics.flow(F, mu, [0.0, 0.5, 1.0], step=0.1, constraint="sphere",
                        store=options.out / "run")  # fmt: skip
 again = dynamics.flow(F, mu, [0.0, 0.5, 1.0], step=0.1, constraint="sphere",
                       store=options.out / "run")  # fmt: skip
 print("resumed to the same bits:", bool((stored.points == again.points).all()))
 
-# %% Stability: the local constant of the flow map, beside what its layers would allow.
+# %%
+# Stability: the local constant of the flow map, beside what its layers would allow.
 small = ParticleMeasure(mu.points[:8])
 found = dynamics.stability(F, small, [0.0, 0.25, 0.5, 1.0], step=0.05, constraint="sphere")
 print(found[["constant", "splitting", "velocity_constant", "growth"]].to_dataframe().round(3))
 
-# %% A residual network is the Euler scheme; orthonormal tokens follow a scalar equation.
+# %%
+# A residual network is the Euler scheme; orthonormal tokens follow a scalar equation.
 tokens = ParticleMeasure(torch.eye(32, dtype=torch.float64))
 G = SelfAttention(AttentionParameters.from_bilinear(tokens.points, tokens.points))
 end = dynamics.flow(G, tokens, [0.0, 5.270284], step=0.05, constraint="sphere").points[-1]
 exact = reduced.equiangular(1.0, 32, [0.0, 5.270284]).cosine[-1]
 print(f"cosine {float(end[0] @ end[1]):.9f}, the equation {exact:.9f}")
 
-# %% Figures and an animation of an experiment.
+# %%
+# Figures and an animation of an experiment.
 made = clustering.run(clustering.QUICK)
+with figures.style():
+    figures.plot_particle_paths(made, space="sphere")
 for name in figures.save_all(made, clustering.FIGURES, options.out, stem="clustering"):
     print(name)
 for name in figures.save_animations(made, clustering.ANIMATIONS, options.out, stem="clustering"):

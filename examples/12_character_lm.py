@@ -1,6 +1,11 @@
-"""Character language models of four kinds of attention, and the inverse of the contractive one.
+"""Character language models
+=========================
 
-python examples/12_character_lm.py [--quick] [--out DIR] [--text FILE] [sizes, see --help]
+Four kinds of attention, and the inverse of the contractive one.
+
+::
+
+    python examples/12_character_lm.py [--quick] [--out DIR] [--text FILE] [sizes, see --help]
 
 After [KPM21] Section 5.3, at a size that a CPU trains in minutes: dot-product attention, L2
 attention, tied L2 attention, and tied L2 attention in residual layers x + c f(x)/L that can be
@@ -34,7 +39,7 @@ VARIANTS = ("dot product", "L2", "tied L2", "contractive L2")
 EVALUATIONS = 10  # points of the loss curves
 SLOPE = 1.12891  # sup |φ'| of gelu, see meanfield.layers.ACTIVATIONS
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser = argparse.ArgumentParser(description="Character language models")
 parser.add_argument("--quick", action="store_true", help="a smoke test: tiny sizes")
 parser.add_argument("--out", type=Path, default=Path("results/12_character_lm"))
 parser.add_argument("--text", default=None, help="a text file; 'alice' where MEANFIELD_DATA is")
@@ -51,7 +56,8 @@ parser.add_argument("--factor", type=float, default=0.7, help="c of the contract
 parser.add_argument("--checkpoint-every", type=int, default=50)
 
 
-# %% The text: characters as numbers, the last tenth for validation.
+# %%
+# The text: characters as numbers, the last tenth for validation.
 @dataclass(frozen=True)
 class Text:
     """Characters as numbers."""
@@ -80,7 +86,8 @@ class Text:
         return torch.stack([self.valid[k * context : (k + 1) * context + 1] for k in range(count)])
 
 
-# %% The model: named matrices, and the maps that they make.
+# %%
+# The model: named matrices, and the maps that they make.
 @dataclass(frozen=True)
 class Shape:
     """Sizes of a model."""
@@ -179,7 +186,8 @@ def bits(shape: Shape, weights: dict[str, Tensor], text: Text) -> float:
         return float(loss(shape, weights, text.windows(shape.context))) / math.log(2)
 
 
-# %% Checkpoints: weights, both moments of Adam, the step and the curve, in one atomic file.
+# %%
+# Checkpoints: weights, both moments of Adam, the step and the curve, in one atomic file.
 def save(path: Path, weights: dict[str, Tensor], adam: torch.optim.Adam, state: dict) -> None:
     tensors = {f"weight.{n}": t.detach().contiguous() for n, t in weights.items()}
     for name, tensor in weights.items():
@@ -203,7 +211,8 @@ def restore(path: Path, weights: dict[str, Tensor], adam: torch.optim.Adam) -> d
         return json.loads(file.metadata()["state"])
 
 
-# %% Training one model.
+# %%
+# Training one model.
 def train(shape: Shape, text: Text, path: Path, *, seed: int, steps: int, batch: int, rate: float,
           every: int) -> tuple[dict[str, Tensor], list[float]]:  # fmt: skip
     """The weights after `steps` of Adam, and the bits along the way."""
@@ -234,7 +243,8 @@ def train(shape: Shape, text: Text, path: Path, *, seed: int, steps: int, batch:
     return {n: t.detach() for n, t in weights.items()}, state["curve"]
 
 
-# %% What is certain of the trained contractive model.
+# %%
+# What is certain of the trained contractive model.
 def certified(shape: Shape, weights: dict[str, Tensor]) -> Chain:
     """The network in float64, each layer with its bound: c is computed again, not believed."""
     maps = []

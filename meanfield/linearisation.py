@@ -42,9 +42,9 @@ class Linearisation:
     ``G.field @ F.field``, with G's linearisation taken at F(μ).
 
     Attributes:
-        atoms: J, of the atoms of F(μ) in those of μ, on displacements (*batch, n, d);
+        atoms: J, of the atoms of F(μ) in those of μ, on displacements ``(*batch, n, d)``;
             D^½ J D^−½ on √aᵢ εᵢ in the geometry "wasserstein".
-        field: D_xΓ_μ(xᵢ) of every atom, batch shape (*batch, n), each (1, d) → (1, d_out): how
+        field: D_xΓ_μ(xᵢ) of every atom, batch shape ``(*batch, n)``, each (1, d) → (1, d_out): how
             the image moves when a small part of the mass of atom i does.
     """
 

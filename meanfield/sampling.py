@@ -192,7 +192,7 @@ def gaussian(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """Independent N(0, std² I) points, shape (*batch_shape, n, dim)."""
+    """Independent N(0, std² I) points, shape ``(*batch_shape, n, dim)``."""
     generator = generator or torch.Generator().manual_seed(0)
     shape = (*batch_shape, n, dim)
     device = generator.device
@@ -208,7 +208,7 @@ def sphere(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """Independent uniform points on the sphere of the given radius, (*batch_shape, n, dim)."""
+    """Independent uniform points on the sphere of the given radius, ``(*batch_shape, n, dim)``."""
     points = gaussian(n, dim, batch_shape=batch_shape, generator=generator, dtype=dtype)
     return radius * points / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
 
@@ -222,7 +222,7 @@ def ball(
     generator: torch.Generator | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """Independent uniform points in the ball B_R, (*batch_shape, n, dim)."""
+    """Independent uniform points in the ball B_R, ``(*batch_shape, n, dim)``."""
     generator = generator or torch.Generator().manual_seed(0)
     points = sphere(n, dim, batch_shape=batch_shape, generator=generator, dtype=dtype)
     shape = (*batch_shape, n, 1)

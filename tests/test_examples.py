@@ -19,9 +19,8 @@ def test_the_examples_are_numbered_without_gaps():
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES[:5], ids=lambda path: path.stem)
 def test_the_examples_run_quickly_and_draw(path, tmp_path):
-    command = [sys.executable, str(path), "--quick"]
-    command += ["--out", str(tmp_path)] if '"--out"' in path.read_text(encoding="utf-8") else []
+    command = [sys.executable, str(path), "--quick", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout
-    assert path.stem.startswith("02") or list(tmp_path.glob("*.png"))
+    assert list(tmp_path.glob("*.png"))

@@ -29,11 +29,3 @@ def test_the_two_commands_are_there_for_ci_to_take():
         shell = ["bash", "-c", f"{reader}\nreadme_command {name}"]
         taken = subprocess.run(shell, cwd=ROOT, capture_output=True, text=True, check=True)
         assert taken.stdout.strip() == command
-
-
-def test_every_experiment_is_in_the_reference():
-    from meanfield.experiments import EXPERIMENTS
-
-    index = (ROOT / ".docs" / "index.rst").read_text(encoding="utf-8")
-    for name in EXPERIMENTS:
-        assert f"experiments.{name.replace('-', '_')}" in index, name

@@ -1,11 +1,10 @@
-"""Self-attention as a map of measures: F(μ) = (Γ_μ)♯μ, with its tangent.
+"""Self-attention as a map of measures: F(μ) = (Γ_μ)♯μ, with its tangent."""
 
-Files, each importing only those before it: `parameters` (the matrices), `kernels` (what two
-particles say to each other), `normalizations` (from scores to transition probabilities),
-`streaming` (averages under them in blocks of rows), `sight` (who sees whom), `tangent` (the
-linearisation at a measure), `balancing` (Sinkhorn's potentials), `upper` (a bound of its norm),
-`self_attention` (`SelfAttention`).
-"""
+# Files, each importing only those before it: `parameters` (the matrices), `kernels` (what two
+# particles say to each other), `normalizations` (from scores to transition probabilities),
+# `streaming` (averages under them in blocks of rows), `sight` (who sees whom), `tangent` (the
+# linearisation at a measure), `balancing` (Sinkhorn's potentials), `upper` (a bound of its norm),
+# `self_attention` (`SelfAttention`).
 
 from meanfield.attention import kernels, normalizations
 from meanfield.attention.balancing import Plan

@@ -29,11 +29,11 @@ class Plan:
     """A plan with both marginals, as far as it has converged.
 
     Attributes:
-        transition: P, (*batch, H, n, n) in the order of the measure; rows sum to one.
-        potentials: g, (*batch, H, n): Pᵢⱼ ∝ aⱼ e^{sᵢⱼ + gⱼ}; determined up to a constant.
-        residual: maxⱼ |Σᵢ aᵢPᵢⱼ/aⱼ − 1| over the atoms that have mass, (*batch, H).
+        transition: P, ``(*batch, H, n, n)`` in the order of the measure; rows sum to one.
+        potentials: g, ``(*batch, H, n)``: Pᵢⱼ ∝ aⱼ e^{sᵢⱼ + gⱼ}; determined up to a constant.
+        residual: maxⱼ |Σᵢ aᵢPᵢⱼ/aⱼ − 1| over the atoms that have mass, ``(*batch, H)``.
         n_iterations: of Sinkhorn's or Newton's method.
-        converged: whether the residual is at most the rtol asked for, (*batch, H).
+        converged: whether the residual is at most the rtol asked for, ``(*batch, H)``.
     """
 
     transition: Tensor
@@ -222,7 +222,7 @@ class _Correction:
 
     @torch.no_grad()
     def matvec(self, displacement: Tensor) -> Tensor:
-        """(*batch, n, d) → (*batch, n, d_out)."""
+        """``(*batch, n, d) → (*batch, n, d_out)``."""
         t, p = self.tangent, self.p
         q_dot, k_dot, _ = t.pushed(displacement)
         y, x = q_dot @ t.k.mT, t.q @ k_dot.mT

@@ -29,15 +29,15 @@ class Attended:
     """What the heads of a layer see at an input.
 
     Attributes:
-        log_weights: log aᵢ, (*batch, n); −∞ for absent atoms.
-        queries: scale · (Q xᵢ + b_Q), (*batch, H, n, k).
-        keys: K xⱼ, up to a shift, (*batch, H, n, k).
-        values: V xⱼ before the output matrix, up to a shift, (*batch, H, n, v).
+        log_weights: log aᵢ, ``(*batch, n)``; −∞ for absent atoms.
+        queries: scale · (Q xᵢ + b_Q), ``(*batch, H, n, k)``.
+        keys: K xⱼ, up to a shift, ``(*batch, H, n, k)``.
+        values: V xⱼ before the output matrix, up to a shift, ``(*batch, H, n, v)``.
         query: scale · Q, (H, k, d).
         key: K, (H, k, d).
         value: V, (H, v, d).
         output: W, (H, d_out, v), or None for the identity.
-        transitions: rows -> log Pᵢⱼ, (*batch, H, rows, n); −∞ where j is not seen.
+        transitions: rows -> log Pᵢⱼ, ``(*batch, H, rows, n)``; −∞ where j is not seen.
     """
 
     log_weights: Tensor
@@ -86,7 +86,7 @@ class Attended:
             yield block, torch.where(seen, log_p, -math.inf)
 
     def log_ratios(self, block: slice) -> Tensor:
-        """log(aᵢ/aⱼ), (*batch, 1, rows, n); 0 at absent atoms."""
+        """log(aᵢ/aⱼ), ``(*batch, 1, rows, n)``; 0 at absent atoms."""
         alive = self.log_weights > -math.inf
         logs = torch.where(alive, self.log_weights, 0.0)
         return (logs[..., block, None] - logs[..., None, :])[..., None, :, :]
@@ -97,10 +97,10 @@ class Frames:
     """The same in coordinates of the heads, in which all lengths are those of the whole space.
 
     Attributes:
-        values: R_W v for W = Q_W R_W, (*batch, H, n, v).
-        pulled: Q̃ᵀk, whose means are the field's, in a frame of its own, (*batch, H, n, k).
-        turned: u = Kᵀq in a frame of its own, (*batch, H, n, k).
-        image: R_W V u, (*batch, H, n, v).
+        values: R_W v for W = Q_W R_W, ``(*batch, H, n, v)``.
+        pulled: Q̃ᵀk, whose means are the field's, in a frame of its own, ``(*batch, H, n, k)``.
+        turned: u = Kᵀq in a frame of its own, ``(*batch, H, n, k)``.
+        image: R_W V u, ``(*batch, H, n, v)``.
         value: R_W V, (H, v, d).
         norm_V: ‖W V‖, (H,).
         norm_A: ‖KᵀQ̃‖, (H,).
@@ -134,7 +134,7 @@ class Frames:
 
 
 def averaging_norm(seen: Attended) -> Tensor:
-    """Σ_h [maxⱼ Σᵢ (aᵢ/aⱼ) Pᵢⱼ λ_max(VVᵀ + |uᵢ|² V Covᵢ Vᵀ)]^½ ≥ ‖T‖, or less, (*batch,).
+    """Σ_h [maxⱼ Σᵢ (aᵢ/aⱼ) Pᵢⱼ λ_max(VVᵀ + |uᵢ|² V Covᵢ Vᵀ)]^½ ≥ ‖T‖, or less, ``(*batch,)``.
 
     Heads are joined as Σ_h W_h T_h by min(Σ_h g_h ‖·‖, ‖Σ_h g_h W_hW_hᵀ‖^½ (Σ_h g_h)^½). The local
     constant is at most this plus `field_norm`. Rounding, some n · eps, is not accounted for.
@@ -153,7 +153,7 @@ def averaging_norm(seen: Attended) -> Tensor:
 
 
 def field_norm(seen: Attended) -> Tensor:
-    """maxᵢ Σ_h ‖W V Covᵢ A‖ ≥ ‖S‖, the field's derivative at the atoms, (*batch,).
+    """maxᵢ Σ_h ‖W V Covᵢ A‖ ≥ ‖S‖, the field's derivative at the atoms, ``(*batch,)``.
 
     Args:
         seen: what the heads see.
@@ -169,13 +169,14 @@ def field_norm(seen: Attended) -> Tensor:
 def yudin_bound(seen: Attended, points: Tensor) -> Tensor:
     """Σ_h ‖W_hV_h‖ (‖P‖ + ‖X‖ (‖U‖ + ‖X‖‖A‖) maxᵢ g₁(Pᵢ)), g₁(p) = p₍₁₎(1 − p₍₁₎ + p₍₂₎).
 
-    It bounds the local constant at uniform weights (both components), masked or not; infinite for
-    others, (*batch,). The theorem has 2‖X‖²‖A‖ for ‖X‖(‖U‖ + ‖X‖‖A‖); the rows of U are uᵢ = Axᵢ,
-    so that ‖U‖ ≤ ‖X‖‖A‖, and with a query bias uᵢ = Axᵢ + b, where the theorem as it stands fails.
+    ``(*batch,)``. It bounds the local constant at uniform weights (both components), masked or
+    not, and is infinite at others. The theorem has 2‖X‖²‖A‖ for ‖X‖(‖U‖ + ‖X‖‖A‖). The rows of U
+    are uᵢ = Axᵢ, so that ‖U‖ ≤ ‖X‖‖A‖. With a query bias they are uᵢ = Axᵢ + b, and there the
+    theorem as it stands fails.
 
     Args:
         seen: what the heads see.
-        points: X, (*batch, n, d).
+        points: X, ``(*batch, n, d)``.
 
     Source: Yudin, Gaponov, Kudriashov, Rakhuba, *Pay attention to attention distribution*,
     arXiv 2507.07814, Theorem 3 (as restated in other work; re-derived).
@@ -196,7 +197,7 @@ def yudin_bound(seen: Attended, points: Tensor) -> Tensor:
 
 
 def _column_norms(seen: Attended, values: Tensor, value: Tensor, turned: Tensor) -> Tensor:
-    """[maxⱼ Σᵢ (aᵢ/aⱼ) Pᵢⱼ τᵢ]^½ of each head (*batch, H), in logarithms for light atoms."""
+    """[maxⱼ Σᵢ (aᵢ/aⱼ) Pᵢⱼ τᵢ]^½ of each head ``(*batch, H)``, in logarithms for light atoms."""
     columns = torch.full_like(values[..., 0], -math.inf)
     square, lengths = value @ value.mT, turned.square().sum(-1)
     for block, log_p in seen.rows():
@@ -209,7 +210,7 @@ def _column_norms(seen: Attended, values: Tensor, value: Tensor, turned: Tensor)
 
 
 def covariance(weights: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """Σⱼ Pᵢⱼ (xⱼ − x̄)(yⱼ − ȳ)ᵀ of each row, (*batch, H, rows, x, y); absent rows give 0."""
+    """Σⱼ Pᵢⱼ (xⱼ − x̄)(yⱼ − ȳ)ᵀ of each row, ``(*batch, H, rows, x, y)``; absent rows give 0."""
 
     def centred(x: Tensor) -> Tensor:
         return x[..., None, :, :] - (weights @ x)[..., :, None, :]

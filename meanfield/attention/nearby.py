@@ -32,8 +32,10 @@ def nearby_bound(
 
     Args:
         seen: what the heads see at the input.
-        epsilon: ε ≥ 0, how far each token may move; a number, (*batch,), or with more axes before.
-        constant: an upper bound of the local constant at the input, both components, (*batch,).
+        epsilon: ε ≥ 0, how far each token may move; a number, ``(*batch,)``, or
+            with more axes before.
+        constant: an upper bound of the local constant at the input, both components,
+            ``(*batch,)``.
         splitting: whether atoms may split over the ball. Without it the bounds are a little
             smaller: then only tokens move, and weights stay theirs.
 
@@ -73,7 +75,7 @@ class _Parts:
 
 
 class _Rows:
-    """A block of rows of every head, (*batch, H, rows, n) and (*batch, H, rows)."""
+    """A block of rows of every head, ``(*batch, H, rows, n)`` and ``(*batch, H, rows)``."""
 
     def __init__(
         self, frames: Frames, log_p: Tensor, block: slice, eps: Tensor, splitting: bool

@@ -38,8 +38,8 @@ class RowWise(Protocol):
 
     Attributes:
         sums_to_one: whether each row does; then a shift of a row's scores changes nothing.
-        divides: whether a row is divided by a sum over its columns, so that a score that grows
-            takes from the others.
+        divides: whether a row is divided by a sum over its columns, so that raising one
+            score lowers the other weights.
     """
 
     sums_to_one: bool
@@ -55,7 +55,7 @@ class RowWise(Protocol):
         """
 
     def gain(self, scores: Tensor) -> Tensor | None:
-        """∂ log P / ∂ score beside the normaliser's share; None is 1."""
+        """∂ log Pᵢⱼ / ∂ sᵢⱼ without the part of the normaliser; None stands for 1."""
 
 
 @final
@@ -144,7 +144,7 @@ sigmoid = Sigmoid()
 def sink(logits: Any) -> Sink:
     """Softmax with an attention sink: Pᵢⱼ = aⱼ e^{sᵢⱼ} / (e^{logit} + Σ_l a_l e^{s_il}).
 
-    Part of the attention goes to a column of value 0 that is nobody's particle.
+    Part of the attention goes to one more column, of value 0, that belongs to no particle.
 
     Args:
         logits: the sink's logit, a number or one per head (H,).
@@ -160,9 +160,9 @@ def sinkhorn(*, rtol: float = 1e-12, max_iterations: int = 1000, strict: bool = 
 
     Pᵢⱼ = aⱼ e^{sᵢⱼ + fᵢ + gⱼ} with potentials such that Σⱼ Pᵢⱼ = 1 and Σᵢ aᵢPᵢⱼ = aⱼ. Computed in
     the logarithmic domain; `SelfAttention.plan` says how well the marginals are met. The
-    softmax is its first half-iteration: ``max_iterations=0, strict=False``. Masked attention has
-    no such plan but the identity: the first position sees itself alone and uses up its column,
-    and so on. It is refused.
+    softmax is its first half-iteration: ``max_iterations=0, strict=False``. With a
+    mask the identity is the only such plan (the first position sees itself alone and fills its
+    column, then the second, and so on), so masked layers are refused.
 
     Args:
         rtol: largest relative error of a column's marginal, maxⱼ |Σᵢ aᵢPᵢⱼ/aⱼ − 1|.
@@ -179,9 +179,9 @@ def sinkhorn(*, rtol: float = 1e-12, max_iterations: int = 1000, strict: bool = 
 def custom(transition: Callable[[Tensor, Tensor], Tensor], *, row_wise: bool = False) -> Custom:
     """A normalisation of your own; its derivative is by automatic differentiation.
 
-    The function gets the scores (*batch, H, m, n), −∞ where row i does not see column j, and
-    the log-weights of the columns (*batch, 1, 1, n), and returns P (*batch, H, m, n). It always
-    sees the whole matrix, in O(H n²) memory, whatever n is.
+    The function gets the scores ``(*batch, H, m, n)``, −∞ where row i does not see column j, and
+    the log-weights of the columns ``(*batch, 1, 1, n)``, and returns P ``(*batch, H, m, n)``. It
+    always sees the whole matrix, in O(H n²) memory, whatever n is.
 
     Args:
         transition: differentiable, in torch operations.

@@ -193,7 +193,7 @@ class AttentionParameters:
     # --- all heads at once ---
 
     def project(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Qx, Kx, Vx of points (*batch, n, d), without biases or scale; (*batch, H, n, ·) each."""
+        """Qx, Kx, Vx of points ``(*batch, n, d)``: ``(*batch, H, n, ·)``; no bias, no scale."""
         q, k, v = (
             part.unflatten(-1, (heads, -1)).transpose(-2, -3)
             for part, heads in zip(
@@ -206,7 +206,7 @@ class AttentionParameters:
         return q, k.repeat_interleave(copies, -3), v.repeat_interleave(copies, -3)
 
     def project_transposed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Σ_h Qᵀq + Kᵀk + Vᵀv, the transpose of `project`; (*batch, n, d)."""
+        """Σ_h Qᵀq + Kᵀk + Vᵀv, the transpose of `project`; ``(*batch, n, d)``."""
         if self.n_groups != self.n_heads:
             groups = (self.n_groups, self.n_heads // self.n_groups)
             k, v = k.unflatten(-3, groups).sum(-3), v.unflatten(-3, groups).sum(-3)
@@ -214,13 +214,13 @@ class AttentionParameters:
         return joined @ self._inner
 
     def join(self, heads: Tensor) -> Tensor:
-        """Σ_h W^h of each head's (*batch, H, n, v), without the bias; (*batch, n, d_out)."""
+        """Σ_h W^h of each head's ``(*batch, H, n, v)``, without bias; ``(*batch, n, d_out)``."""
         if self._outer is None:
             return heads.squeeze(-3)
         return heads.transpose(-2, -3).flatten(-2) @ self._outer.mT
 
     def join_transposed(self, covector: Tensor) -> Tensor:
-        """W^hᵀ of (*batch, n, d_out) for each head, the transpose of `join`."""
+        """W^hᵀ of ``(*batch, n, d_out)`` for each head, the transpose of `join`."""
         if self._outer is None:
             return covector[..., None, :, :]
         return (covector @ self._outer).unflatten(-1, (self.n_heads, -1)).transpose(-2, -3)

@@ -54,7 +54,8 @@ class SelfAttention:
     Args:
         parameters: the matrices of the layer.
         causal: whether the layer is masked; its measures then need positions.
-        kernel: what two particles say to each other, see `meanfield.attention.kernels`.
+        kernel: how points become queries and keys, and these scores; one of
+            `meanfield.attention.kernels` or your own.
         normalization: from scores to transition probabilities, see
             `meanfield.attention.normalizations`.
 
@@ -110,10 +111,10 @@ class SelfAttention:
         """Γ_μ at any point, μ held fixed.
 
         Returns:
-            A function of x (*batch, m, d), and of s (*batch, m) or a number where positions count
-            (causal layers and kernels that look at them), with values Γ_μ(x) or the second
-            component of Γ_μ(s, x), (*batch, m, d_out). It raises ValueError where Γ is undefined:
-            at a position before all the mass.
+            A function of x ``(*batch, m, d)`` with values Γ_μ(x), ``(*batch, m, d_out)``. Where
+            positions count (causal layers, kernels that look at them) it takes s as well, a
+            number or ``(*batch, m)``, and its value is the second component of Γ_μ(s, x). It
+            raises ValueError where Γ is undefined: at a position before all the mass.
         """
         if isinstance(self.normalization, Custom) and not self.normalization.row_wise:
             raise ValueError(
@@ -202,7 +203,7 @@ class SelfAttention:
         return AttentionTangent(sight.in_place(), normalization, geometry, memory, block_size)
 
     def field_jacobians(self, mu: ParticleMeasure) -> Tensor:
-        """D_xΓ_μ(xᵢ) at every atom, (*batch, n, d_out, d); V Covᵢ A for one unbiased head."""
+        """D_xΓ_μ(xᵢ) at every atom, ``(*batch, n, d_out, d)``; V Covᵢ A for one unbiased head."""
         return self.tangent(mu).field_jacobians()
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
@@ -291,14 +292,14 @@ class SelfAttention:
         return balanced(sight, self.normalization)[0]
 
     def _attend(self, sight: Sight, queries: Tensor, positions: Tensor | None) -> Tensor:
-        """Γ for queries (*batch, H, m, k)."""
+        """Γ for queries ``(*batch, H, m, k)``."""
         par, centre = self.parameters, sight.features.v_centre
         heads = self._means(sight, queries, positions)
         out = par.join(heads if centre is None else heads + centre)
         return out if par.output_bias is None else out + par.output_bias
 
     def _means(self, sight: Sight, queries: Tensor, positions: Tensor | None) -> Tensor:
-        """Σⱼ Pᵢⱼ vⱼ of each head about the centre, (*batch, H, m, v), a block at a time."""
+        """Σⱼ Pᵢⱼ vⱼ of each head about the centre, ``(*batch, H, m, v)``, a block at a time."""
         features, columns = sight.features, sight.positions
         if isinstance(self.normalization, Custom):
             return self._custom_means(sight, queries, positions)

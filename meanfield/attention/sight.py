@@ -33,13 +33,13 @@ class Sight:
     Attributes:
         parameters: of the layer.
         kernel: of the layer.
-        points: (*batch, n, d).
+        points: ``(*batch, n, d)``.
         features: of the atoms; score biases are one more coordinate of queries and keys.
-        log_weights: (*batch, n).
-        positions: (*batch, n), or None where nothing depends on them.
+        log_weights: ``(*batch, n)``.
+        positions: ``(*batch, n)``, or None where nothing depends on them.
         causal: whether a row sees only the columns whose position is at most its own.
-        order: the permutation (*batch, n) that sorted the atoms, or None.
-        potentials: added to the log-weights of the columns, per head (*batch, H, n), or None.
+        order: the permutation ``(*batch, n)`` that sorted the atoms, or None.
+        potentials: added to the log-weights of the columns, per head ``(*batch, H, n)``, or None.
     """
 
     parameters: AttentionParameters
@@ -88,7 +88,7 @@ class Sight:
         )
 
     def queries(self, points: Tensor, positions: Tensor | None) -> Tensor:
-        """Queries of other points at this measure, (*batch, H, m, k)."""
+        """Queries of other points at this measure, ``(*batch, H, m, k)``."""
         features = self.kernel.features(self.parameters, points, positions)
         return _folded(features, 1.0).q
 
@@ -99,7 +99,7 @@ class Sight:
 
     @property
     def head_logs(self) -> Tensor:
-        """Log-weights and potentials of the columns, (*batch, H or 1, n)."""
+        """Log-weights and potentials of the columns, ``(*batch, H or 1, n)``."""
         logs = self.log_weights[..., None, :]
         return logs if self.potentials is None else logs + self.potentials
 
@@ -111,7 +111,7 @@ class Sight:
     # --- the tangent of the features ---
 
     def push(self, displacement: Tensor) -> Features:
-        """q̇, k̇, v̇ of displacements (*batch, n, d) in the order here."""
+        """q̇, k̇, v̇ of displacements ``(*batch, n, d)`` in the order here."""
         tangents = self.kernel.push(self.parameters, self.points, self.positions, displacement)
         return _folded(tangents, 0.0)
 
@@ -131,7 +131,7 @@ class Sight:
         """Blocks of rows; columns later than every row of a block are left out.
 
         Args:
-            row_positions: positions of the rows of a causal layer (*batch, n_rows), in any
+            row_positions: positions of the rows of a causal layer ``(*batch, n_rows)``, in any
                 order, but sorted rows skip more.
             n_rows: number of rows.
             size: rows in a block; from the memory of a block if None.
@@ -153,7 +153,7 @@ class Sight:
         return logs
 
     def scores(self, queries: Tensor, positions: Tensor | None) -> Tensor:
-        """The scores of all rows (*batch, H, m, k) and atoms at once, (*batch, H, m, n)."""
+        """The scores of all rows ``(*batch, H, m, k)`` and atoms at once, (*batch, H, m, n)."""
         scores = queries @ self.features.k.mT
         if self.kernel.activation is not None:
             scores = self.kernel.activation(scores)
@@ -192,13 +192,13 @@ class Sight:
         return replace(self, order=None)
 
     def sort(self, per_particle: Tensor) -> Tensor:
-        """Rows (*batch, n, d) in the order of the atoms here."""
+        """Rows ``(*batch, n, d)`` in the order of the atoms here."""
         if self.order is None:
             return per_particle
         return per_particle.gather(-2, self.order[..., None].expand(per_particle.shape))
 
     def unsort(self, per_particle: Tensor) -> Tensor:
-        """Rows (*batch, n, d) back in the order of the measure."""
+        """Rows ``(*batch, n, d)`` back in the order of the measure."""
         if self.order is None:
             return per_particle
         index = self.order[..., None].expand(per_particle.shape)

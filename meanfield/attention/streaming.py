@@ -88,18 +88,18 @@ def attend(
     (use `torch.func.vmap` of `torch.func.jvp`).
 
     Args:
-        queries: scaled queries qᵢ, (*batch, m, k).
-        keys: kⱼ, (*batch, n, k).
-        values: vⱼ, (*batch, n, v).
-        log_weights: log aⱼ, (*batch, n), below +inf; −inf is weight 0. They need not be
+        queries: scaled queries qᵢ, ``(*batch, m, k)``.
+        keys: kⱼ, ``(*batch, n, k)``.
+        values: vⱼ, ``(*batch, n, v)``.
+        log_weights: log aⱼ, ``(*batch, n)``, below +inf; −inf is weight 0. They need not be
             normalised.
-        row_positions: sᵢ, (*batch, m); i sees j where tⱼ ≤ sᵢ, if the rule is causal.
-        column_positions: tⱼ, (*batch, n), in increasing order if the rule is causal; with
+        row_positions: sᵢ, ``(*batch, m)``; i sees j where tⱼ ≤ sᵢ, if the rule is causal.
+        column_positions: tⱼ, ``(*batch, n)``, in increasing order if the rule is causal; with
             `row_positions` only.
         rule: how products become P; if None the softmax, causal when positions are given.
 
     Returns:
-        o, (*batch, m, v). A row that sees no mass is 0.
+        o, ``(*batch, m, v)``. A row that sees no mass is 0.
     """
     rows, columns = (queries,), (keys, values, log_weights[..., None])
     batch = torch.broadcast_shapes(*(t.shape[:-2] for t in (*rows, *columns)))

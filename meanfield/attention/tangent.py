@@ -69,12 +69,13 @@ class AttentionTangent:
 
     with G, N and M as in `Transition`. rᵢ is the mean Σⱼ Pᵢⱼvⱼ where rows are divided by a sum
     (softmax, a sink) and 0 where not (sigmoid). The map acts on plain displacements ε, or with
-    ``geometry="wasserstein"`` on ηᵢ = √aᵢ εᵢ as D^½ J D^−½; then τᵢⱼPᵢⱼ is formed from logarithms:
-    Pᵢⱼ may be e^{−900} where it is 1. Atoms of weight 0 are absent: their rows and columns are 0.
+    ``geometry="wasserstein"`` on ηᵢ = √aᵢ εᵢ as D^½ J D^−½; then τᵢⱼPᵢⱼ is formed from logarithms,
+    for Pᵢⱼ can be e^{−900} where the product is of order 1. Atoms of weight 0 are absent: their
+    rows and columns are 0.
 
     Where rows sum to one and E is 1, a shift of a row of ⟨q̇ᵢ, kⱼ⟩ + ⟨qᵢ, k̇ⱼ⟩ changes nothing.
     Rows are shifted to be 0 at the atom that they see most: when attention is nearly on one
-    atom, vⱼ − rᵢ is only rounding there, and would be multiplied by scores as large as they come.
+    atom, vⱼ − rᵢ is nothing but rounding there, and large scores would multiply it.
 
     P never changes, so a product needs no new softmax. It is kept when it fits in `memory` bytes
     and otherwise recomputed in blocks of rows, O(n · block) memory, in buffers that are made once.
@@ -109,7 +110,7 @@ class AttentionTangent:
         )
 
     def field_linear_map(self) -> LinearMap:
-        """D_xΓ_μ(xᵢ) of every atom as a batch (*batch, n) of maps R^d → R^d_out."""
+        """D_xΓ_μ(xᵢ) of every atom as a batch ``(*batch, n)`` of maps R^d → R^d_out."""
         par = self.sight.parameters
 
         def each(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -149,11 +150,11 @@ class AttentionTangent:
         return _flat(self.sight.features.v.detach())
 
     def _headed(self, flat: Tensor) -> Tensor:
-        """(B, ·, ·) as (*batch, H, ·, ·)."""
+        """(B, ·, ·) as ``(*batch, H, ·, ·)``."""
         return flat.unflatten(0, (*self.batch_shape, self.sight.parameters.n_heads))
 
     def _by_head(self, per_particle: Tensor) -> Tensor:
-        """(*batch, n) as (B, n, 1)."""
+        """``(*batch, n)`` as (B, n, 1)."""
         heads = self.sight.parameters.n_heads
         wide = per_particle[..., None, :].expand(*self.batch_shape, heads, self.sight.n)
         return wide.reshape(-1, self.sight.n, 1)
@@ -311,7 +312,7 @@ class AttentionTangent:
 
     @torch.no_grad()
     def matvec(self, displacement: Tensor) -> Tensor:
-        """Jε, (*batch, n, d) → (*batch, n, d_out)."""
+        """Jε, ``(*batch, n, d) → (*batch, n, d_out)``."""
         q_dot, k_dot, v_dot = self.pushed(displacement)
         heads = torch.empty_like(self.rows.means)
         for block, matrices in self.transitions():
@@ -322,7 +323,7 @@ class AttentionTangent:
 
     @torch.no_grad()
     def query_matvec(self, displacement: Tensor) -> Tensor:
-        """D_xΓ_μ(xᵢ) εᵢ for every atom, (*batch, n, d) → (*batch, n, d_out)."""
+        """D_xΓ_μ(xᵢ) εᵢ for every atom, ``(*batch, n, d) → (*batch, n, d_out)``."""
         q_dot, _, _ = self.pushed(displacement)
         heads = torch.empty_like(self.rows.means)
         for block, matrices in self.transitions():
@@ -335,7 +336,7 @@ class AttentionTangent:
         return _flat(f.q), _flat(f.k), _flat(f.v)
 
     def joined(self, heads: Tensor) -> Tensor:
-        """Outputs (*batch, n, d_out) of those of the heads, (B, n, v)."""
+        """Outputs ``(*batch, n, d_out)`` of those of the heads, (B, n, v)."""
         return self.sight.unsort(self.sight.parameters.join(self._headed(heads)))
 
     def _scored(
@@ -370,7 +371,7 @@ class AttentionTangent:
 
     @torch.no_grad()
     def rmatvec(self, covector: Tensor) -> Tensor:
-        """Jᵀζ, (*batch, n, d_out) → (*batch, n, d)."""
+        """Jᵀζ, ``(*batch, n, d_out) → (*batch, n, d)``."""
         y = self.split(covector)
         q_bar, k_bar, v_bar = (torch.zeros_like(t) for t in (self.q, self.k, self.v))
         for block, matrices in self.transitions():
@@ -383,7 +384,7 @@ class AttentionTangent:
 
     @torch.no_grad()
     def query_rmatvec(self, covector: Tensor) -> Tensor:
-        """D_xΓ_μ(xᵢ)ᵀ ζᵢ for every atom, (*batch, n, d_out) → (*batch, n, d)."""
+        """D_xΓ_μ(xᵢ)ᵀ ζᵢ for every atom, ``(*batch, n, d_out) → (*batch, n, d)``."""
         y, q_bar = self.split(covector), torch.empty_like(self.q)
         for block, matrices in self.transitions():
             by_query, _ = self._deviations(block, matrices, y[:, block.rows])
@@ -421,7 +422,7 @@ class AttentionTangent:
     # --- dense ---
 
     def field_jacobians(self) -> Tensor:
-        """D_xΓ_μ(xᵢ) = Σ_h W^h Cᵢ^h Dqᵢ^h, shape (*batch, n, d_out, d)."""
+        """D_xΓ_μ(xᵢ) = Σ_h W^h Cᵢ^h Dqᵢ^h, shape ``(*batch, n, d_out, d)``."""
         jacobians = (
             self._field.unflatten(0, self.batch_shape) if self.batch_shape else self._field[0]
         )
@@ -528,5 +529,5 @@ class AttentionTangent:
 
 
 def _flat(per_head: Tensor) -> Tensor:
-    """(*batch, H, n, ·) with one axis for batch and heads."""
+    """``(*batch, H, n, ·)`` with one axis for batch and heads."""
     return per_head.reshape(-1, *per_head.shape[-2:])

@@ -25,7 +25,7 @@ _ROUNDS = 4  # of power iteration from above; each multiplies once by P and once
 
 
 def upper_bound(tangent: AttentionTangent) -> Tensor:
-    r"""A number that neither ‖D^½JD^−½‖ nor maxᵢ ‖D_xΓ_μ(xᵢ)‖ exceeds, shape (*batch,).
+    r"""A number that neither ‖D^½JD^−½‖ nor maxᵢ ‖D_xΓ_μ(xᵢ)‖ exceeds, shape ``(*batch,)``.
 
     Not in the papers. The tangent is a sum over heads of three parts, W_h G_h U_h, where U_h is
     the projection to values, keys or queries, W_h the output projection, and G_h acts on the
@@ -69,7 +69,7 @@ def upper_bound(tangent: AttentionTangent) -> Tensor:
 
 
 def _absorb(matrix: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Q and R x of matrix x = Q R x, for each head and vector x (*batch, H, n, ·)."""
+    """Q and R x of matrix x = Q R x, for each head and vector x ``(*batch, H, n, ·)``."""
     q, r = torch.linalg.qr(matrix)
     return q, vectors @ r.mT
 
@@ -106,7 +106,7 @@ def _core(left: Tensor | None, right: Tensor) -> Tensor:
 
 
 def _join(norms: Tensor, left: Tensor | None, right: Tensor, commuting: bool = False) -> Tensor:
-    """‖Σ_h left_h G_h right_h‖ at most, for ‖G_h‖ ≤ norms (*batch, H).
+    """‖Σ_h left_h G_h right_h‖ at most, for ‖G_h‖ ≤ norms ``(*batch, H)``.
 
     `commuting`: G_h acts on atoms only, so that left_h right_h is one matrix to it.
     """
@@ -151,7 +151,7 @@ def _top(gram: Tensor) -> Tensor:
 
 
 def _value_norms(seen: _Seen) -> Tensor:
-    """‖√(aᵢ/aⱼ) Pᵢⱼ‖ at most, of each head (*batch, H), in logarithms.
+    """‖√(aᵢ/aⱼ) Pᵢⱼ‖ at most, of each head ``(*batch, H)``, in logarithms.
 
     maxⱼ (PᵀP x)ⱼ/xⱼ does not grow from one round of power iteration to the next.
     """

@@ -1,35 +1,35 @@
 """The constants of the theorems, as functions of norms, radius and size.
 
-Files: `sharp` (this package's upper bounds), `diracs` (its lower ones), `rates` (for a given A),
-`scores` (other kernels), `theorems` (the papers' own), `l2` (L2 attention on n tokens), `joins`
-and `layer` (from heads to a layer), `tables` (all of them at once). The formulas take numbers or
-arrays, broadcast them, and return a float or an array, finite or infinite: a bound beyond the
-range of float64 comes back as infinity, which still is one. They are evaluated to a relative
-1e-12.
+They take numbers or arrays, broadcast them, and return a float or an array, to a relative accuracy
+of 1e-12. An upper bound too large for float64 comes back as infinity.
 
-| function | statement | source |
-|---|---|---|
-| `mean_field` | Lip^{W_p}(F on P(B_R)) ≤ ‖V‖(D(c) + c) for p = 2, c = ‖A‖R² | this package |
-| `masked_mean_field` | Lip_{d_p} ≤ ‖V‖(D(2 + ln(MK/D²)) + c) for p = 2 | this package |
-| `tokens` | Lip(f on B_Rⁿ) ≤ ‖V‖(min(√(1+c²)√(n/(1+(n−1)e^{−2c})), D) + c) | this package |
-| `two_dirac_entry`, `two_dirac_lower` | Lip^{W₂} ≥ √(t(1−t))(1+2(1−t)c)e^c, V = I | this package |
-| `masked_two_dirac_lower` | Lip_{d_p} ≥ p/(p−1) times that | this package |
-| `exponential_rate`, `mean_field_by_rate` | the rate e^{E/2} of a given A | this package |
-| `by_oscillation`, `soft_cap`, `l2_mean_field` | other scores than ⟨Ax, y⟩ | this package |
-| `local_upper` | the constant at one μ, from its attention weights | this package |
-| `theorem_3_3` | Lip(f on B_Rⁿ) ≤ √3 ‖V‖ (‖A‖²R⁴(4n+1) + n)^½, masked too | [CAP24] Thm 3.3, 4.3 |
-| `theorem_3_5` | Lip^{W₂}(F on P(B_R)) ≤ ‖V‖(1 + 3‖A‖R²)e^{2‖A‖R²} | [CAP24] Thm 3.5 |
-| `proposition_3_4` | Lip(f on B_Rⁿ) ≥ √(n−1) / (1 + (n−1)e^{−2γR²}), V = I | [CAP24] Prop. 3.4 |
-| `multi_head`, `joined_heads` | Lip ≤ Σ_h ‖W^h‖ Lip(f^h), and less | [CAP24] Lemma 3.8; both |
-| `theorem_3_3_of_layer`, `tokens_of_layer` | of a layer, query biases included | both |
-| `l2_attention_inf` | tied L2 attention on n tokens of R^d, in the ∞-norm | [KPM21] |
-| `l2_attention_2`, `l2_attention_max` | in the Euclidean norm, in maxᵢ |xᵢ| | this package |
-| `table` | every statement for one layer and one ball | as each row says |
+The statements, and in brackets whose they are:
+
+- `mean_field`: Lip^{W_p}(F on P(B_R)) ≤ ‖V‖(D(c) + c) for p = 2, c = ‖A‖R² (this package)
+- `masked_mean_field`: Lip_{d_p} ≤ ‖V‖(D(2 + ln(MK/D²)) + c) for p = 2 (this package)
+- `tokens`: Lip(f on B_Rⁿ) ≤ ‖V‖(min(√(1+c²)√(n/(1+(n−1)e^{−2c})), D) + c) (this package)
+- `two_dirac_entry`, `two_dirac_lower`: Lip^{W₂} ≥ √(t(1−t))(1+2(1−t)c)e^c, V = I (this package)
+- `masked_two_dirac_lower`: Lip_{d_p} ≥ p/(p−1) times that (this package)
+- `exponential_rate`, `mean_field_by_rate`: the rate e^{E/2} of a given A (this package)
+- `by_oscillation`, `soft_cap`, `l2_mean_field`: other scores than ⟨Ax, y⟩ (this package)
+- `local_upper`: the constant at one μ, from its attention weights (this package)
+- `theorem_3_3`: Lip(f on B_Rⁿ) ≤ √3 ‖V‖ (‖A‖²R⁴(4n+1) + n)^½, masked too ([CAP24] Thm 3.3, 4.3)
+- `theorem_3_5`: Lip^{W₂}(F on P(B_R)) ≤ ‖V‖(1 + 3‖A‖R²)e^{2‖A‖R²} ([CAP24] Thm 3.5)
+- `proposition_3_4`: Lip(f on B_Rⁿ) ≥ √(n−1) / (1 + (n−1)e^{−2γR²}), V = I ([CAP24] Prop. 3.4)
+- `multi_head`, `joined_heads`: Lip ≤ Σ_h ‖W^h‖ Lip(f^h), and less ([CAP24] Lemma 3.8; both)
+- `theorem_3_3_of_layer`, `tokens_of_layer`: of a layer, query biases included (both)
+- `l2_attention_inf`: tied L2 attention on n tokens of R^d, in the ∞-norm ([KPM21])
+- `l2_attention_2`, `l2_attention_max`: in the Euclidean norm, in maxᵢ |xᵢ| (this package)
+- `table`: every statement for one layer and one ball (as each row says)
 
 [CAP24]: Castin, Ablin, Peyré, *How Smooth Is Attention?*, ICML 2024. [KPM21]: Kim,
 Papamakarios, Mnih, *The Lipschitz Constant of Self-Attention*, ICML 2021. "This package" marks
 statements that are not in the papers; the page "Sharp constants" of the documentation proves them.
 """
+
+# Files: `sharp` (this package's upper bounds), `diracs` (its lower ones), `rates` (for a given A),
+# `scores` (other kernels), `theorems` (the papers' own), `l2` (L2 attention on n tokens), `joins`
+# and `layer` (from heads to a layer), `tables` (all of them at once).
 
 from meanfield.bounds.diracs import (
     masked_two_dirac_lower,

@@ -92,8 +92,8 @@ def l2_attention_2(layer: Any, n: Any) -> float:
     """(√n (1 + 2c) + 2c) · join_h(‖W_hB_h‖, ‖Q_h‖), c = φ⁻¹(n−1): bounds ‖J‖₂.
 
     The Euclidean constant on n tokens of R^d, and that in the weighted L2 norm (Σ aᵢ|xᵢ|²)^½ for
-    atoms of fixed weights aᵢ with n = 1/min aᵢ. The factor 2c is of the token's own movement,
-    which no sum over tokens multiplies by √n.
+    atoms of fixed weights aᵢ with n = 1/min aᵢ. The last 2c comes from the token's own
+    movement, which is not summed over tokens and so has no √n.
 
     Args:
         layer: as for `l2_attention_inf`.
@@ -114,8 +114,8 @@ def l2_attention_max(layer: Any, n: Any) -> float:
     """(1 + 4c) · join_h(‖W_hB_h‖, ‖Q_h‖), c = φ⁻¹(n−1): the constant in the norm maxᵢ |xᵢ|.
 
     No token moves further than this times the furthest that one has moved: the Lipschitz
-    constant for W_∞ at matched atoms. It knows no √n, which makes it the one to scale a layer
-    by that is to be inverted (`meanfield.layers.contractive`).
+    constant for W_∞ at matched atoms. It has no factor √n, so a layer that is to be
+    inverted is scaled by this one (`meanfield.layers.contractive`).
 
     Args:
         layer: as for `l2_attention_inf`.

@@ -84,7 +84,7 @@ def soft_cap(
     causal: bool = False,
     shift: Any = 0.0,
 ) -> Any:
-    """‖V‖(e^{τ tanh(c/τ)}(1 + c) + ‖A‖R²): scores τ tanh(⟨Ax, y⟩/τ); the exponential knows no R.
+    """‖V‖(e^{τ tanh(c/τ)}(1 + c) + ‖A‖R²): scores τ tanh(⟨Ax, y⟩/τ), an exponent below τ.
 
     Args:
         norm_A: spectral norm ‖A‖.

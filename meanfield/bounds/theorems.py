@@ -44,7 +44,7 @@ def theorem_3_3(norm_A: Any, norm_V: Any, radius: Any, n: Any) -> Any:
 def theorem_3_5(norm_A: Any, norm_V: Any, radius: Any) -> Any:
     """‖V‖(1 + 3‖A‖R²)e^{2‖A‖R²}: the W₂ constant of F on all measures on B_R.
 
-    `mean_field` is sharper: by 36,000 at ‖A‖R² = 9.
+    `mean_field` is sharper, by a factor of 36,000 at ‖A‖R² = 9.
 
     Args:
         norm_A: spectral norm ‖A‖.
@@ -98,10 +98,10 @@ def scaling_factor(A: Any) -> float:
 def local_upper(F: Any, mu: Any) -> Any:
     """An upper bound of the local Wasserstein constant at μ, both components.
 
-    For dot-product attention the smallest of three that use the attention weights that are
-    there: the parts of the derivative by themselves, column masses with covariances (both of
-    this package, proved on the page "Sharp constants" of the documentation), and Theorem 3 of
-    Yudin et al. (arXiv 2507.07814; uniform weights). It is far below the a-priori bounds, and
+    For dot-product attention the smallest of three that use the attention weights at μ: the parts
+    of the derivative by themselves, column masses with covariances (both of this package, proved
+    on the page "Sharp constants" of the documentation), and Theorem 3 of [YGKR25] (uniform
+    weights only). It is far below the a-priori bounds, and
     costs a few products with the linearisation. For uniform weights it bounds the Euclidean
     constant ‖Df(X)‖ too. Rounding, some n · eps, is not accounted for.
 

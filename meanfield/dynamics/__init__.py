@@ -3,11 +3,11 @@
 A map of measures F, whose image of an atom is Γ_μ(x), is the velocity of the transport equation
 ∂μ + div(μ Γ_μ) = 0; a residual network is its Euler scheme. `flow` moves a measure and returns a
 Dataset; everything else says what happens to it. Every function takes any map of measures.
-
-Files, each importing only those before it: `constraints`, `placements`, `velocities`, `clocks`,
-`merging`, `integrators`, `trajectories`, `resuming`, `flow`, `variation`, `flow_map`,
-`stability`; `functionals`, `energy_flow`, `paths` and `reduced` stand beside them.
 """
+
+# Files, each importing only those before it: `constraints`, `placements`, `velocities`, `clocks`,
+# `merging`, `integrators`, `trajectories`, `resuming`, `flow`, `variation`, `flow_map`,
+# `stability`; `functionals`, `energy_flow`, `paths` and `reduced` stand beside them.
 
 from meanfield.dynamics.clocks import log_clock
 from meanfield.dynamics.energy_flow import EnergyFlow

@@ -67,7 +67,7 @@ def flow(
             length, times what the flow expands.
         observe: functions of a measure to keep along the flow, by name, or by a
             `results.Variable` that labels them and names the dimensions of arrays. Their value
-            has the shape (*batch, *dims).
+            has the shape ``(*batch, *dims)``.
         keep_points: whether the Dataset has the particles.
         store: a folder to which each time is written when it is reached. The same call again
             goes on where the last was killed and ends with the same bits.

@@ -60,7 +60,7 @@ class Chain:
         return whole
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
-        """The product of the maps' own bounds, each at the measure that enters it, (*batch,).
+        """The product of the maps' own bounds, each at the measure that enters it, ``(*batch,)``.
 
         Raises:
             NotImplementedError: one of them declares none.

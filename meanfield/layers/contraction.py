@@ -130,7 +130,7 @@ def contractive(
 
 
 def size(displacement: Tensor, mu: ParticleMeasure, norm: str) -> Tensor:
-    """The norm of displacements (*batch, n, d) of the atoms of μ, (*batch,)."""
+    """The norm of displacements ``(*batch, n, d)`` of the atoms of μ, ``(*batch,)``."""
     present = mu.log_weights > -math.inf
     lengths = torch.linalg.vector_norm(displacement, dim=-1)
     lengths = torch.where(present, lengths, 0.0)

@@ -178,7 +178,7 @@ class MLP:
         return replace(near, displacement=scaled_radii(near.upper[..., None], each))
 
     def _factor_changes(self, mu: ParticleMeasure, radii: Tensor) -> tuple[Tensor, Tensor | None]:
-        """By how much `_factors` change at most as atoms move by radii (*batch, n)."""
+        """By how much `_factors` change at most as atoms move by radii ``(*batch, n)``."""
         act = ACTIVATIONS[self.activation]
         up, gate = self._inside(mu)
         at, matrix = (up, self.inner) if gate is None else (gate, self.gate)
@@ -229,7 +229,7 @@ class MLP:
         return up, None if self.gate is None else _affine(mu.points, self.gate, self.gate_bias)
 
     def _factors(self, mu: ParticleMeasure) -> tuple[Tensor, Tensor | None]:
-        """What W₁ε and Gε are multiplied by, (*batch, n, m) each."""
+        """What W₁ε and Gε are multiplied by, ``(*batch, n, m)`` each."""
         up, gate = self._inside(mu)
         up, gate = up.detach(), None if gate is None else gate.detach()
         phi, at = ACTIVATIONS[self.activation].function, up if gate is None else gate

@@ -74,7 +74,7 @@ class LayerNorm:
         return _linearisation(mu, self.weight, self.eps, geometry, centred=True)
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
-        """maxᵢ max|γ|/σ(xᵢ), (*batch,)."""
+        """maxᵢ max|γ|/σ(xᵢ), ``(*batch,)``."""
         return _local_upper(mu, self.weight, self.eps, centred=True)
 
     def nearby(
@@ -139,7 +139,7 @@ class RMSNorm:
         return _linearisation(mu, self.weight, self.eps, geometry, centred=False)
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
-        """maxᵢ max|γ|/ρ(xᵢ), (*batch,)."""
+        """maxᵢ max|γ|/ρ(xᵢ), ``(*batch,)``."""
         return _local_upper(mu, self.weight, self.eps, centred=False)
 
     def nearby(
@@ -177,7 +177,7 @@ def _checked(weight: Any, eps: float) -> tuple[Tensor, float]:
 def _unit(
     mu: ParticleMeasure, weight: Tensor, eps: float, *, centred: bool
 ) -> tuple[Tensor, Tensor]:
-    """x̂ (*batch, n, d) and the spread (*batch, n, 1)."""
+    """x̂ ``(*batch, n, d)`` and the spread ``(*batch, n, 1)``."""
     if mu.dim != len(weight):
         raise ValueError(f"expected a measure on R^{len(weight)}, got one on R^{mu.dim}")
     check_same_kind(weight, "the weight", mu.points, "the measure")

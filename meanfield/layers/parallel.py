@@ -56,7 +56,7 @@ class Sum:
         )
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
-        """The sum of the maps' own bounds, (*batch,)."""
+        """The sum of the maps' own bounds, ``(*batch,)``."""
         return reduce(add, [upper_of(each, mu) for each in self.maps])
 
     def nearby(

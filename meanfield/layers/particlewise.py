@@ -24,12 +24,12 @@ _ALONE = {torch.float64: 1e-9, torch.float32: 1e-3}
 
 
 def present_rows(mu: ParticleMeasure) -> Tensor:
-    """1 for atoms with mass and 0 for absent ones, (*batch, n, 1)."""
+    """1 for atoms with mass and 0 for absent ones, ``(*batch, n, 1)``."""
     return (mu.log_weights > -math.inf)[..., None].to(mu.dtype)
 
 
 def expanded_radii(mu: ParticleMeasure, radii: Tensor | float) -> Tensor:
-    """How far each atom moves, (*batch, n); absent ones do not."""
+    """How far each atom moves, ``(*batch, n)``; absent ones do not."""
     each = torch.as_tensor(radii, dtype=mu.dtype, device=mu.device)
     return torch.where(mu.log_weights > -math.inf, each, 0.0)
 
@@ -53,8 +53,8 @@ def blockwise(
 
     Args:
         mu: where; absent atoms are cut out.
-        push: ε (*batch, n, d) ↦ (Bᵢεᵢ).
-        pull: ζ (*batch, n, out_dim) ↦ (Bᵢᵀζᵢ).
+        push: ε ``(*batch, n, d)`` ↦ (Bᵢεᵢ).
+        pull: ζ ``(*batch, n, out_dim)`` ↦ (Bᵢᵀζᵢ).
         out_dim: rows of Bᵢ.
         geometry: checked only.
     """
@@ -145,7 +145,7 @@ class Pointwise:
         return blockwise(mu, push, lambda zeta: pull(zeta)[0], image.shape[-1], geometry)
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
-        """maxᵢ ‖DT(xᵢ)‖, (*batch,): the constant itself, factored."""
+        """maxᵢ ‖DT(xᵢ)‖, ``(*batch,)``: the constant itself, factored."""
         blocks = self.linearisation(mu).field.to_dense()
         return 1.000000001 * torch.linalg.matrix_norm(blocks, 2).amax(-1)
 

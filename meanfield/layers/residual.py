@@ -72,7 +72,7 @@ class Residual:
         )
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
-        """1 + |scale| times the bound that F declares, (*batch,)."""
+        """1 + |scale| times the bound that F declares, ``(*batch,)``."""
         return 1 + abs(self.scale) * upper_of(self.map, mu)
 
     def nearby(

@@ -1,9 +1,8 @@
-"""Linear maps given by their products, and their norms with the evidence.
+"""Linear maps given by their products, and their norms with the evidence."""
 
-Files, each importing only those before it: `vectors` (lengths), `maps` (`LinearMap`), `basis`
-(`Basis`), `bidiagonalisation` (the process), `evidence` (`NormEstimate`), `factorisation` (norms
-of small maps), `krylov` (norms by products), `norms` (the choice between the two).
-"""
+# Files, each importing only those before it: `vectors` (lengths), `maps` (`LinearMap`), `basis`
+# (`Basis`), `bidiagonalisation` (the process), `evidence` (`NormEstimate`), `factorisation` (norms
+# of small maps), `krylov` (norms by products), `norms` (the choice between the two).
 
 from meanfield.linalg.evidence import NormEstimate
 from meanfield.linalg.maps import LinearMap

@@ -42,19 +42,19 @@ class NormEstimate:
     Attributes:
         value: σ = ‖J v‖ for the unit vector v = `direction`: a lower bound of the norm up to
             rounding, whatever the iteration did.
-        residual: ‖Jᵀu − σv‖/σ with u = Jv/σ (relative), from products made for it: a singular
-            value of J lies within residual · value of `value`.
+        residual: ‖Jᵀu − σv‖/σ with u = Jv/σ (relative), from two products made for this check:
+            a singular value of J lies within residual · value of `value`.
         error: an estimate of the relative distance to that singular value: the residual r, or
             r²/(2·gap) (Kato–Temple) if that is less, with the relative gap to the second
             singular value as the iteration sees it.
         upper_999: ‖J‖₂ is at most this. After a factorisation that is certain up to rounding.
             After an iteration it holds with probability 0.999 over the random start, for each
-            map of the batch and whatever J is, see `upper_end`. Residuals speak of the nearest
-            singular value only; this says how much larger a one may have been missed.
+            map of the batch and whatever J is, see `upper_end`. A residual is about the nearest
+            singular value only; this bounds a larger one that the iteration may have missed.
         converged: whether the error is at most rtol, the residual at most four times that, and
             `upper_999` at most (1 + upper_rtol) · value.
         n_matvecs: products with J; as many with Jᵀ were made. 0 for a factorisation.
-        direction: v, shape (*batch, n, d).
+        direction: v, shape ``(*batch, n, d)``.
     """
 
     value: Tensor

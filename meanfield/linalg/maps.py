@@ -23,8 +23,8 @@ class LinearMap:
     ``LinearMap.identity(...) + J``, and that of a composition g∘f is ``J_g @ J_f``.
 
     Args:
-        matvec: ε (*batch, n, d) ↦ Jε (*batch, m, e).
-        rmatvec: ζ (*batch, m, e) ↦ Jᵀζ (*batch, n, d).
+        matvec: ε ``(*batch, n, d)`` ↦ Jε ``(*batch, m, e)``.
+        rmatvec: ζ ``(*batch, m, e)`` ↦ Jᵀζ ``(*batch, n, d)``.
         in_shape: (n, d).
         out_shape: (m, e).
         batch_shape: leading axes.
@@ -60,13 +60,13 @@ class LinearMap:
         dtype: torch.dtype = torch.float64,
         device: torch.device | str = "cpu",
     ) -> LinearMap:
-        """ε ↦ ε on displacements (*batch, n, d), with shape (n, d)."""
+        """ε ↦ ε on displacements ``(*batch, n, d)``, with shape (n, d)."""
         one = torch.ones((), dtype=dtype, device=device)
         return cls.diagonal(one.expand(*batch_shape, *shape))
 
     @classmethod
     def diagonal(cls, factors: Tensor) -> LinearMap:
-        """ε ↦ factors ∘ ε, factors (*batch, n, d)."""
+        """ε ↦ factors ∘ ε, factors ``(*batch, n, d)``."""
 
         def dense(part: slice) -> Tensor:
             rows = factors.reshape(-1, shape[0] * shape[1])[part]
@@ -86,7 +86,7 @@ class LinearMap:
 
     @classmethod
     def pointwise(cls, matrices: Tensor) -> LinearMap:
-        """εᵢ ↦ Bᵢεᵢ: block-diagonal, with one matrix per particle, (*batch, n, e, d)."""
+        """εᵢ ↦ Bᵢεᵢ: block-diagonal, with one matrix per particle, ``(*batch, n, e, d)``."""
         n, e, d = matrices.shape[-3:]
 
         def product(blocks: Tensor) -> Callable[[Tensor], Tensor]:
@@ -217,7 +217,7 @@ class LinearMap:
         return math.prod(self.in_shape)
 
     def to_dense(self) -> Tensor:
-        """The matrices, shape (*batch, m·e, n·d), particles before features."""
+        """The matrices, shape ``(*batch, m·e, n·d)``, particles before features."""
         if self.dense is not None:
             flat = self.dense(slice(0, math.prod(self.batch_shape)))
         elif self.columns <= self.rows:

@@ -35,7 +35,7 @@ def operator_norm(
     restarted when its bases would not fit in memory. It goes on until both hold: the relative
     error of σ, by the residual of its singular triple and the gap below it, is at most `rtol`;
     and `upper_999` is at most (1 + `upper_rtol`) · σ. The first is about the singular value that
-    the iteration has come to, the second is about the norm.
+    the iteration has found, the second about the norm, which is the largest of all.
 
     Gradients go through "dense" only; an iteration records nothing.
 
@@ -91,7 +91,7 @@ def largest_block_norm(
     """Norm of a block-diagonal map whose blocks are the last batch axis, and the block it is in.
 
     Args:
-        linear_map: the blocks, batch shape (*batch, n).
+        linear_map: the blocks, batch shape ``(*batch, n)``.
         rtol: as for `operator_norm`.
         upper_rtol: as for `operator_norm`.
         max_steps: as for `operator_norm`.
@@ -101,8 +101,8 @@ def largest_block_norm(
         strict: as for `operator_norm`.
 
     Returns:
-        An estimate of batch shape (*batch,), whose direction (*batch, *in_shape) lives in the
-        block of the index returned beside it, (*batch,).
+        An estimate of batch shape ``(*batch,)``, whose direction ``(*batch, *in_shape)`` lives in
+        the block of the index returned beside it, ``(*batch,)``.
     """
     _check_settings(rtol, upper_rtol, max_steps)
     if method not in ("dense", "lanczos"):

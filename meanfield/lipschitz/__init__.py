@@ -1,9 +1,11 @@
 """Lipschitz constants of maps of measures: local, secant, and how they compare.
 
 Works for any map of measures; one that declares its own linearisation (`meanfield.linearisation`)
-is faster. Files, each importing only those before it: `local`, `infinity`, `localization`,
-`proposals`, `search`, `secant`, `lower`, `comparison`, `ball`, `orders`, `monitor`.
+is faster.
 """
+
+# Files, each importing only those before it: `local`, `infinity`, `localization`, `proposals`,
+# `search`, `secant`, `lower`, `comparison`, `ball`, `orders`, `monitor`.
 
 from meanfield.lipschitz.ball import ball_upper
 from meanfield.lipschitz.comparison import compare_lemma_3_2, secants_along, split_secants

@@ -38,8 +38,8 @@ def ball_upper(
         F: a map that declares `nearby`: dot-product `SelfAttention`, what is in
             `meanfield.layers`, blocks and networks of those.
         mu: μ.
-        epsilon: ε ≥ 0, in the unit of the points; a number, (*batch,), or with more axes before,
-            for several at once.
+        epsilon: ε ≥ 0, in the unit of the points; a number, ``(*batch,)``, or with more axes
+            before, for several at once.
         splitting: whether atoms may split. Without it only tokens move, and weights stay theirs:
             a smaller bound, for perturbed sequences.
         constant: a bound of the local constant of F at μ, if one is known; the answer is as
@@ -47,7 +47,7 @@ def ball_upper(
             those of the layers, where ``local_lipschitz(F, mu).upper_999`` is much smaller.
 
     Returns:
-        The bound, (*batch,), with the further axes of ε before.
+        The bound, ``(*batch,)``, with the further axes of ε before.
 
     Raises:
         TypeError: a map without such a bound.

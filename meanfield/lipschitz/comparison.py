@@ -52,7 +52,7 @@ def split_secants(
 ) -> Secants:
     """Both secant ratios from μ to μ with its worst atom split into halves at xᵢ ± length · u.
 
-    The discrete one is that of twice as many tokens: no displacement of n tokens does it.
+    The discrete ratio is that of twice as many tokens; no displacement of n tokens splits an atom.
 
     Args:
         F: a map of measures.

@@ -28,10 +28,10 @@ class LocalLipschitz:
             so a lower bound up to rounding even when it has not converged.
         particle: ‖D^½JD^−½‖ ("wasserstein") or ‖J‖ ("euclidean"): atoms move as a whole.
         splitting: maxᵢ ‖D_xΓ_μ(xᵢ)‖: one atom splits about its place. None for "euclidean".
-        direction: unit displacement that attains `particle`, (*batch, n, d); weighted (√aᵢ εᵢ)
+        direction: unit displacement that attains `particle`, ``(*batch, n, d)``; weighted (√aᵢ εᵢ)
             for "wasserstein".
         splitting_atom: the atom that attains `splitting`, or None.
-        splitting_direction: the unit vector along which it splits, (*batch, d), or None.
+        splitting_direction: the unit vector along which it splits, ``(*batch, d)``, or None.
         residual: relative residual of the singular triples behind the components: each is
             within residual · component of a singular value. The larger of the two.
         error: estimated relative error of the components by their residuals and the gaps below
@@ -101,11 +101,10 @@ def local_lipschitz(
     they see. Equivalently: the norm on the measure with every atom stored twice. For positioned
     measures atoms move at fixed position, as in the conditional distance.
 
-    The limit is over ν → μ in W_∞: every bit of mass moves little. A vanishing share of the mass
-    that moves *far* is W₂-small too, and can have a larger ratio, up to the secant slope of
-    Γ_μ; so a secant ratio at μ may exceed the constant at μ. It does not exceed the largest
-    constant along the displacement interpolation to ν, and suprema over a convex set of places
-    are those of the constant here.
+    The limit is over ν → μ in W_∞: all mass moves little. A small share of the mass that moves
+    *far* is a small step in W₂ as well, and its ratio can be larger. So a secant ratio from μ may
+    exceed the constant at μ. It never exceeds the largest constant on the displacement
+    interpolation from μ to ν, so the two have the same supremum over measures on a convex set.
 
     For "euclidean" it is the spectral norm of J, the constant of the discrete map at X.
 
@@ -119,8 +118,8 @@ def local_lipschitz(
         generator: of random starts; a fixed seed if None.
         strict: raise when not converged; otherwise the answer comes back flagged.
         upper_rtol: how far `upper_999` may be above each component, relatively, so that
-            `converged` is about the constant and not about some singular value; `math.inf` to ask
-            for the value alone.
+            `converged` is about the constant and not about a smaller singular value; `math.inf`
+            asks for the value alone.
 
     Raises:
         ConvergenceError: not converged after `max_steps` steps, if strict.

@@ -24,11 +24,11 @@ class Localization:
     """Shares of a local constant; tensors have the measure's batch shape in front.
 
     Attributes:
-        particles: share of each particle in the worst displacement v, ‖vᵢ‖², (*batch, n); ≥ 0,
+        particles: share of each particle in the worst displacement v, ‖vᵢ‖², ``(*batch, n)``; ≥ 0,
             sums to 1. For "wasserstein" vᵢ = √aᵢ εᵢ, so it is the mass-weighted aᵢ‖εᵢ‖².
-        responses: share of each particle in the response u = Jv/σ, ‖uᵢ‖², (*batch, n); ≥ 0, sums
-            to 1 (all 0 where σ = 0).
-        heads: ⟨J_h v, u⟩/σ, (*batch, H); sums to 1 since J = Σ_h J_h, but one head may have a
+        responses: share of each particle in the response u = Jv/σ, ‖uᵢ‖², ``(*batch, n)``; ≥ 0,
+            sums to 1 (all 0 where σ = 0).
+        heads: ⟨J_h v, u⟩/σ, ``(*batch, H)``; sums to 1 since J = Σ_h J_h, but one head may have a
             negative share or one above 1: it then works against the others. None where F does
             not say its heads; all 0 where σ = 0.
         component: "particle" or "splitting".
@@ -117,7 +117,7 @@ def localize(
 
 
 def _one_atom(constant: LocalLipschitz, mu: ParticleMeasure) -> Tensor:
-    """The splitting direction at its atom, 0 elsewhere, (*batch, n, d)."""
+    """The splitting direction at its atom, 0 elsewhere, ``(*batch, n, d)``."""
     if constant.splitting_atom is None or constant.splitting_direction is None:
         raise ValueError("expected a constant of geometry 'wasserstein', got a Euclidean one")
     at = constant.splitting_atom[..., None, None].expand(*mu.batch_shape, 1, mu.dim)

@@ -140,10 +140,10 @@ def lipschitz_lower(
     Args:
         F: a map of measures that keeps weights (and positions).
         radius: R > 0.
-        n_atoms: atoms of the measures (of random positioned ones with ties: twice as many).
+        n_atoms: atoms of the measures; random ones with tied positions have twice as many.
         dim: d; by default as F declares (its ``dim``).
         positioned: whether measures have positions; by default for maps that declare themselves
-            causal (their ``causal``). Only without a `start`, which says it.
+            causal (their ``causal``). Not together with a `start`, whose own positions count.
         n_pairs: number of random pairs.
         families: which to try, of `FAMILIES`.
         start: measure in B_R without batch axes; `worst_case` with its cheap settings if None.
@@ -153,8 +153,7 @@ def lipschitz_lower(
         ValueError: a radius that is not positive, no dimension, unknown families, a start
             outside the ball, or no pair at a positive distance.
 
-    Source: estimator of this package; that only this quotient of ends is valid, see
-    `SecantRatio`.
+    Source: an estimator of this package. `SecantRatio` says which quotient of ends is valid.
     """
     unknown = [name for name in families if name not in FAMILIES]
     if unknown or not families:

@@ -54,7 +54,8 @@ def worst_case(
             themselves causal (their ``causal``).
         starts: number of random starts, besides the structured ones.
         steps: steps of ascent.
-        candidates: measures to start from as well; they are padded or refused to n atoms.
+        candidates: measures to start from as well; those with fewer than n atoms are padded,
+            those with more are refused.
         generator: of the random starts; a fixed seed if None.
 
     Returns:

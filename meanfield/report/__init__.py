@@ -2,10 +2,10 @@
 
 The page says what was asked, draws the figures, and lists parameters, variables with their
 evidence, cases in trouble, fits and provenance; any browser reads it, on a phone too.
-
-Files, each importing only those before it: `summaries` (what a Dataset says about itself),
-`pictures` (its figures), `page` (both in HTML).
 """
+
+# Files, each importing only those before it: `summaries` (what a Dataset says about itself),
+# `pictures` (its figures), `page` (both in HTML).
 
 from meanfield.report.page import render, write_report
 from meanfield.report.pictures import Figure

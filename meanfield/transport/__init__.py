@@ -23,11 +23,11 @@ call                                   answer   what it is
 
 NumPy arrays in, NumPy arrays out; everything else comes back as tensors. In the place of
 ``ot.emd2(a, b, M)`` stands ``w2((x, a), (y, b))`` or ``w2(x, y, weights=(a, b))``.
-
-Reading order; a file imports only those before it: problem · certificate · plans (pricing ·
-formulas · exact · clusters · columns) · pairs · coupling · answers · solve · conditional ·
-gradients · entropic.
 """
+
+# Reading order; a file imports only those before it: problem · certificate · plans (pricing ·
+# formulas · exact · clusters · columns) · pairs · coupling · answers · solve · conditional ·
+# gradients · entropic.
 
 from __future__ import annotations
 

@@ -20,14 +20,14 @@ class Features(NamedTuple):
     The score of query i and key j is s(⟨qᵢ, kⱼ + k_centre⟩ + bⱼ), s the kernel's `activation`.
 
     Attributes:
-        q: queries, (*batch, H, n, k); factors of the score are in them.
-        k: keys, (*batch, H, n, k).
-        v: values, (*batch, H, n, v).
-        b: score biases of the keys, (*batch, H, n); None is 0.
-        k_centre: where the keys are measured from, (*batch, H, 1, k); None is 0. Differences
-            between particles close together but far from the origin keep their digits so, and
-            the softmax does not see a shift of all keys.
-        v_centre: likewise for the values, (*batch, H, 1, v).
+        q: queries, ``(*batch, H, n, k)``; factors of the score are in them.
+        k: keys, ``(*batch, H, n, k)``.
+        v: values, ``(*batch, H, n, v)``.
+        b: score biases of the keys, ``(*batch, H, n)``; None is 0.
+        k_centre: where the keys are measured from, ``(*batch, H, 1, k)``; None is 0. So
+            differences between particles close together but far from the origin keep their
+            digits, and the softmax does not depend on a shift of all keys.
+        v_centre: likewise for the values, ``(*batch, H, 1, v)``.
     """
 
     q: Tensor
@@ -45,12 +45,12 @@ class Features(NamedTuple):
 
 
 class Kernel:
-    """What two particles say to each other. Subclass it and give `features`.
+    """How points become queries, keys and values. Subclass it and give `features`.
 
     `push` and `pull` are the derivative of `features` and its transpose, at fixed parameters and
     positions. A subclass may give them; what is here differentiates `features` automatically.
     The tangent of `k_centre` and `v_centre` counts as part of k and v, so a kernel that uses
-    centres must give both. Everything else, softmax, masks, weights, blocks, is the engine's.
+    centres must give both. Softmax, masks, weights and blocks are no concern of a kernel.
 
     Attributes:
         needs_positions: whether `features` or `position_bias` look at positions.
@@ -81,7 +81,7 @@ class Kernel:
     def features(
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
     ) -> Features:
-        """Features of points (*batch, n, d) at positions (*batch, n), or None without any."""
+        """Features of points ``(*batch, n, d)`` at positions ``(*batch, n)`` or None."""
         raise NotImplementedError(f"{type(self).__name__} has to give `features`")
 
     def push(
@@ -91,7 +91,7 @@ class Kernel:
         positions: Tensor | None,
         displacement: Tensor,
     ) -> Features:
-        """The derivative of the features along displacements (*batch, n, d)."""
+        """The derivative of the features along displacements ``(*batch, n, d)``."""
         self._refuse_centres(parameters, points, positions)
         parts = self._parts(parameters, positions)
         return Features(*torch.func.jvp(parts, (points,), (displacement,))[1])
@@ -126,7 +126,7 @@ class Kernel:
     def position_bias(
         self, parameters: AttentionParameters, rows: Tensor, columns: Tensor
     ) -> Tensor | None:
-        """Added to the scores: (*batch, H, m, n) of positions (*batch, m) and (*batch, n).
+        """Added to scores ``(*batch, H, m, n)``: of positions ``(*batch, m)``, ``(*batch, n)``.
 
         −∞ where a row does not see a column at all.
         """
