@@ -30,7 +30,8 @@ from meanfield.attention.upper import upper_bound
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
 from meanfield.linalg import LinearMap
 from meanfield.linearisation import Linearisation, check_geometry, linearize_by_autodiff
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.options import flag, shown
 
 __all__ = ["SelfAttention"]
 
@@ -71,13 +72,13 @@ class SelfAttention:
 
     def __post_init__(self) -> None:
         _check_kind(self.parameters, AttentionParameters, "parameters", "matrices")
-        _check_kind(self.causal, bool, "causal", "True or False")
-        _check_kind(self.kernel, Kernel, "kernel", "subclass meanfield.attention.kernels.Kernel")
+        object.__setattr__(self, "causal", flag(self.causal, "causal"))
+        _check_kind(self.kernel, Kernel, "kernel", "a kernel of meanfield.attention.kernels")
         _check_kind(
             self.normalization,
             Normalization,
             "normalization",
-            "wrap your own function by meanfield.attention.normalizations.custom",
+            "one of meanfield.attention.normalizations (custom wraps your own function)",
         )
         if self.causal and isinstance(self.normalization, Sinkhorn):
             raise ValueError(
@@ -127,6 +128,8 @@ class SelfAttention:
                 raise ValueError(
                     f"x: expected shape (..., m, {mu.dim}), got {tuple(points.shape)}"
                 )
+            if not points.shape[-2]:
+                raise ValueError("x: expected at least one point, got none")
             check_finite(points, "x")
             positions = None
             if sight.positions is not None:
@@ -153,7 +156,7 @@ class SelfAttention:
         if isinstance(own, Sinkhorn) and not own.strict and not self._is_balanced(mu):
             # The implicit derivative is that of potentials that meet their equation.
             return linearize_by_autodiff(self, mu, geometry=geometry)
-        tangent = self.tangent(mu, geometry=geometry)
+        tangent = self.tangent(check_measure(mu), geometry=geometry)
         atoms = tangent.as_linear_map()
         if isinstance(self.normalization, Sinkhorn):
             atoms = balanced_linear_map(tangent)
@@ -208,7 +211,7 @@ class SelfAttention:
                 "local_upper: expected dot-product attention under the softmax, got "
                 f"{self.kernel} and {self.normalization}; its bound is not proved for others"
             )
-        return upper_bound(self.tangent(mu))
+        return upper_bound(self.tangent(check_measure(mu)))
 
     def ball_upper(
         self, mu: ParticleMeasure, epsilon: float | Tensor, *, constant: Tensor | None = None
@@ -329,11 +332,7 @@ class SelfAttention:
 
     def _check(self, mu: ParticleMeasure) -> None:
         par = self.parameters
-        if not isinstance(mu, ParticleMeasure):
-            raise TypeError(
-                f"expected a ParticleMeasure, got {type(mu).__name__}; wrap points as "
-                "ParticleMeasure(points) or ParticleMeasure.from_sequence(points)"
-            )
+        check_measure(mu, finite=False)
         if mu.dim != par.dim:
             raise ValueError(
                 f"expected a measure on R^{par.dim} (the parameters' dimension), "
@@ -369,8 +368,16 @@ class SelfAttention:
         if s is None:
             what = "causal attention" if self.causal else f"the kernel {self.kernel}"
             raise ValueError(f"{what}: expected positions s beside the points x, got none")
-        positions = as_float_tensor(s, "s", like=points).expand(points.shape[:-1])
+        positions = as_float_tensor(s, "s", like=points)
+        check_same_kind(points, "x", positions, "s")
         check_finite(positions, "s")
+        try:
+            positions = positions.expand(points.shape[:-1])
+        except RuntimeError:
+            raise ValueError(
+                f"s: expected a number or one per point, shape {tuple(points.shape[:-1])}, got "
+                f"shape {tuple(positions.shape)}"
+            ) from None
         self._refuse_unseeing(positions, sight)
         limits = sight.limits
         if limits is not None and not is_traced(positions) and not is_traced(limits):
@@ -386,4 +393,4 @@ class SelfAttention:
 
 def _check_kind(value: object, kind: Any, name: str, what: str) -> None:
     if not isinstance(value, kind):
-        raise TypeError(f"{name}: expected {what}, got {type(value).__name__}: {value!r}")
+        raise TypeError(f"{name}: expected {what}, got {shown(value)}")

@@ -23,6 +23,7 @@ from meanfield.bounds.rates import mean_field_by_rate
 from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
 from meanfield.bounds.theorems import proposition_3_4, theorem_3_5
 from meanfield.capabilities import HasScoreMatrices
+from meanfield.options import count, flag, number
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -160,12 +161,9 @@ def table(
         >>> [row.name for row in found if row.side == "lower"]
         ['Prop. 3.4', 'Prop. 3.4, any V', 'two Diracs', 'two Diracs, masked']
     """
-    if not radius > 0:
-        raise ValueError(f"radius: expected a number > 0, got {radius}")
-    if n is not None and n < 1:
-        raise ValueError(f"n: expected at least 1 token, or None, got {n}")
-    if causal is None:
-        causal = getattr(layer, "causal", None)
+    radius = number(radius, "radius", above=0)
+    n = None if n is None else count(n, "n")
+    causal = getattr(layer, "causal", None) if causal is None else flag(causal, "causal")
     other = None
     if isinstance(layer, HasScoreMatrices) and not len(layer.score_matrices):
         other = "the kernel is not the dot product under the softmax"

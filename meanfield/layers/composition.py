@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,7 +11,8 @@ from torch import Tensor
 from meanfield.capabilities import HasLocalUpper
 from meanfield.linalg import LinearMap
 from meanfield.linearisation import Linearisation
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_map
+from meanfield.options import shown
 
 __all__ = ["checked_maps", "identity", "name_of", "upper_of"]
 
@@ -24,15 +25,13 @@ def identity(mu: ParticleMeasure) -> Linearisation:
 
 def checked_maps(maps: Sequence[MeasureMap], name: str) -> tuple[MeasureMap, ...]:
     """The maps as a tuple, at least one."""
+    if not isinstance(maps, Iterable):
+        raise TypeError(f"{name}: expected a list of maps of measures, got {shown(maps)}")
     found = tuple(maps)
     if not found:
         raise ValueError(f"{name}: expected at least one map of measures, got none")
     for place, each in enumerate(found):
-        if not callable(each):
-            raise TypeError(
-                f"{name}: expected maps of measures (functions), got {type(each).__name__} at "
-                f"place {place}"
-            )
+        check_map(each, f"{name}, place {place}")
     return found
 
 

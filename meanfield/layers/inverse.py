@@ -14,7 +14,8 @@ from meanfield.layers.contraction import Bounded, size
 from meanfield.layers.residual import Residual
 from meanfield.linalg import operator_norm
 from meanfield.linearisation import linearize
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.options import count, flag, number, shown
 
 __all__ = ["Inversion", "invert"]
 
@@ -90,8 +91,9 @@ def invert(
         ConvergenceError: if strict: the constant is refuted, the answer outside of the ball
             where it holds, or the error not reached.
     """
-    if not rtol > 0 or max_steps < 1:
-        raise ValueError(f"expected rtol > 0 and max_steps ≥ 1, got {rtol} and {max_steps}")
+    check_measure(nu, "nu")
+    rtol, max_steps = number(rtol, "rtol", above=0, below=1), count(max_steps, "max_steps")
+    strict, probe = flag(strict, "strict"), flag(probe, "probe")
     stages = [_Stage.of(layer) for layer in (G.maps if isinstance(G, Chain) else (G,))]
     with torch.no_grad():
         found, answers = nu, []
@@ -133,7 +135,7 @@ class _Stage:
         if not isinstance(layer, Residual) or not isinstance(layer.map, Bounded):
             raise TypeError(
                 f"invert: expected layers made by meanfield.layers.contractive, got "
-                f"{type(layer).__name__}; an inverse needs a Lipschitz constant to rest on"
+                f"{shown(layer)}; an inverse needs a Lipschitz constant to rest on"
             )
         factor = abs(layer.scale) * layer.map.constant
         if not factor < 1:

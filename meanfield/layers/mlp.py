@@ -16,6 +16,7 @@ from meanfield.checks import as_float_tensor, check_finite, check_same_kind
 from meanfield.layers.particlewise import blockwise, present_rows
 from meanfield.linearisation import Linearisation
 from meanfield.measures import ParticleMeasure
+from meanfield.options import choice
 
 __all__ = ["ACTIVATIONS", "MLP", "Activation"]
 
@@ -79,10 +80,7 @@ class MLP:
     gate_bias: Any = None
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(
-                f"activation: expected one of {', '.join(ACTIVATIONS)}, got {self.activation!r}"
-            )
+        choice(self.activation, "activation", ACTIVATIONS)
         if self.gate is None and self.gate_bias is not None:
             raise ValueError("gate_bias: expected None without a gate, got one")
         inner = as_float_tensor(self.inner, "inner")

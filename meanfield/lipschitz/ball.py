@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from meanfield.capabilities import HasBallUpper, HasLocalUpper
+from meanfield.checks import as_float_tensor
 from meanfield.lipschitz.local import local_lipschitz
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.options import shown
 
 __all__ = ["ball_upper"]
 
@@ -42,11 +44,20 @@ def ball_upper(F: MeasureMap, mu: ParticleMeasure, epsilon: float | Tensor) -> T
         >>> [round(float(ball_upper(F, mu, epsilon)), 3) for epsilon in (0.0, 0.01, 0.1)]
         [2.994, 3.286, 5.569]
     """
-    if not isinstance(F, HasBallUpper):
+    if not isinstance(F, HasBallUpper) or isinstance(F, type):
         raise TypeError(
             "expected a map that declares ball_upper(mu, epsilon), such as dot-product "
-            f"SelfAttention, got {type(F).__name__}"
+            f"SelfAttention, got {shown(F)}"
         )
+    check_measure(mu)
+    epsilon = as_float_tensor(epsilon, "epsilon", like=mu.points)
+    if epsilon.shape not in ((), mu.batch_shape):
+        raise ValueError(
+            f"epsilon: expected a number or one per measure, shape {tuple(mu.batch_shape)}, got "
+            f"shape {tuple(epsilon.shape)}"
+        )
+    if not bool((epsilon.isfinite() & (epsilon >= 0)).all()):
+        raise ValueError(f"epsilon: expected finite numbers ≥ 0, got {epsilon.tolist()}")
     constant = F.local_upper(mu) if isinstance(F, HasLocalUpper) else None
     if mu.n_particles * mu.dim <= _FACTORED:
         found = local_lipschitz(F, mu, method="dense", strict=False)

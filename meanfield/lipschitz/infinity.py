@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from meanfield.linearisation import linearize
-from meanfield.measures import MeasureMap, ParticleMeasure, stack
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, stack
 
 __all__ = ["InfinityNorm", "infinity_norm"]
 
@@ -54,7 +54,7 @@ def infinity_norm(F: MeasureMap, mu: ParticleMeasure) -> InfinityNorm:
         >>> infinity_norm(lambda mu: pushforward(lambda x: x**2, mu), mu).value
         tensor(4., dtype=torch.float64)
     """
-    if mu.batch_shape:
+    if check_measure(mu).batch_shape:
         raise ValueError(
             f"infinity_norm: expected a measure without batch axes, got {tuple(mu.batch_shape)}"
         )

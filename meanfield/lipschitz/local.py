@@ -10,8 +10,10 @@ from torch import Tensor
 
 from meanfield.html import span, table
 from meanfield.linalg import LinearMap, NormEstimate, largest_block_norm, operator_norm
-from meanfield.linearisation import check_geometry, linearize
+from meanfield.linalg.norms import METHODS, check_settings
+from meanfield.linearisation import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.options import choice
 
 __all__ = ["LocalLipschitz", "local_lipschitz"]
 
@@ -134,14 +136,12 @@ def local_lipschitz(
         >>> constant.value
         tensor(3.0, dtype=torch.float64)
     """
-    check_geometry(geometry)
     settings: dict[str, Any] = {
-        "rtol": rtol,
-        "max_steps": max_steps,
-        "generator": generator,
-        "strict": strict,
-        "upper_rtol": upper_rtol,
+        **{"rtol": rtol, "upper_rtol": upper_rtol, "max_steps": max_steps},
+        **{"generator": generator, "strict": strict},
     }
+    check_settings(**settings)
+    choice(method, "method", METHODS)
     at = linearize(F, mu, geometry=geometry)
     whole = operator_norm(at.atoms, method=method, **settings)
     if geometry == "euclidean":

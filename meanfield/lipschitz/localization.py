@@ -11,7 +11,8 @@ from meanfield.capabilities import HasHeads
 from meanfield.html import span, table
 from meanfield.linearisation import linearize
 from meanfield.lipschitz.local import LocalLipschitz
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure
+from meanfield.options import choice, shown
 
 __all__ = ["Localization", "localize"]
 
@@ -86,8 +87,13 @@ def localize(
         >>> localize(local_lipschitz(F, mu), F, mu).particles
         tensor([0.8983, 0.1017], dtype=torch.float64)
     """
-    if component not in ("particle", "splitting"):
-        raise ValueError(f"component: expected 'particle' or 'splitting', got {component!r}")
+    if not isinstance(constant, LocalLipschitz):
+        raise TypeError(
+            f"constant: expected what local_lipschitz(F, mu) returns, got {shown(constant)}"
+        )
+    check_map(F)
+    check_measure(mu)
+    choice(component, "component", ("particle", "splitting"))
     if constant.direction.shape != mu.points.shape:
         raise ValueError(
             f"expected the constant of this measure, of points {tuple(mu.points.shape)}, got one "

@@ -13,7 +13,15 @@ from torch import Tensor
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind
 from meanfield.html import span, table
 from meanfield.linalg.vectors import lengths
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import (
+    MeasureMap,
+    ParticleMeasure,
+    check_map,
+    check_measure,
+    image_of,
+    pushforward,
+)
+from meanfield.options import flag
 from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
 
 __all__ = ["SecantRatio", "euclidean_secant_ratio", "secant_ratio", "sequence_map"]
@@ -77,13 +85,15 @@ def secant_ratio(
         ValueError: if the two are at distance 0 (or not provably apart), if only one is
             positioned, or if their position marginals differ (d₂ = +∞).
     """
-    if mu.is_positioned != nu.is_positioned:
+    check_map(F)
+    if check_measure(mu, "mu").is_positioned != check_measure(nu, "nu").is_positioned:
         raise ValueError(
             "expected both measures with positions or both without, got one of each; "
             "ParticleMeasure(mu.points, log_weights=mu.log_weights) drops positions"
         )
     if conditional is None:
         conditional = mu.is_positioned
+    conditional = flag(conditional, "conditional")
     solve = solve_conditional_w2 if conditional else solve_w2
     denominator = solve(mu, nu, **settings)
     if not bool((denominator.lower > 0).all()):
@@ -92,7 +102,7 @@ def secant_ratio(
         raise ValueError(
             "the conditional distance is infinite: the measures have different laws of positions"
         )
-    numerator = solve(F(mu), F(nu), **settings)
+    numerator = solve(image_of(F, mu), image_of(F, nu), **settings)
     return SecantRatio(
         value=numerator.value / denominator.value,
         lower=_outward(numerator.lower / denominator.upper, 0.0),
@@ -135,11 +145,13 @@ def euclidean_secant_ratio(f: Callable[[Tensor], Tensor], X: Tensor, Y: Tensor) 
     apart = lengths((X - Y).flatten(-2))
     if not bool((apart > 0).all()):
         raise ValueError("expected X ≠ Y, got equal sequences")
-    return lengths((f(X) - f(Y)).flatten(-2)) / apart
+    images = [pushforward(f, ParticleMeasure(points)).points for points in (X, Y)]
+    return lengths((images[0] - images[1]).flatten(-2)) / apart
 
 
 def sequence_map(F: MeasureMap) -> Callable[[Tensor], Tensor]:
     """The discrete map f of a map of measures: F(m(X)) = m(f(X)), token i at position i/n."""
+    check_map(F)
 
     def f(points: Tensor) -> Tensor:
         return F(ParticleMeasure.from_sequence(points)).points
