@@ -44,7 +44,7 @@ def number(
         TypeError: no number; truth values, texts and complex numbers are none.
         ValueError: NaN, or out of the range.
     """
-    expected = _range(above, least, below, most, finite=finite)
+    expected = _range(above, least, below, most)
     found = _plain(value)
     if isinstance(found, bool) or not isinstance(found, numbers.Real):
         raise TypeError(f"{name}: expected {expected}, got {shown(value)}")
@@ -58,6 +58,7 @@ def number(
         and (most is None or x <= most)
     )
     if not good:
+        expected = expected.replace("a number", "a finite number") if math.isinf(x) else expected
         raise ValueError(f"{name}: expected {expected}, got {found}")
     return x
 
@@ -162,17 +163,13 @@ def _plain(value: Any) -> Any:
 
 
 def _range(
-    above: float | None,
-    least: float | None,
-    below: float | None,
-    most: float | None,
-    *,
-    finite: bool,
+    above: float | None, least: float | None, below: float | None, most: float | None
 ) -> str:
-    kind = "a finite number" if finite and below is None and most is None else "a number"
+    if above == 0 and below == 1:
+        return "a number between 0 and 1"
     ends = [
         f"{sign} {end:g}"
         for sign, end in ((">", above), ("≥", least), ("<", below), ("≤", most))
         if end is not None
     ]
-    return f"{kind} {' and '.join(ends)}".strip()
+    return f"a number {' and '.join(ends)}".strip()

@@ -414,7 +414,7 @@ def test_single_precision_stays_single():
         ({"constraint": "layer_norm"}, "coordinates have mean 0"),
         ({"times": [0.0, 0.0]}, "times: expected increasing"),
         ({"times": [0.0, math.nan]}, "times: expected finite"),
-        ({"times": []}, "times: expected a sequence"),
+        ({"times": []}, "times: expected"),
         ({"noise": dynamics.Noise(1.0, generator())}, "noise: expected method 'euler'"),
         ({"coalesce": -1.0}, "coalesce: expected a number"),
         ({"observe": {"points": dynamics.diameter}}, "is taken"),

@@ -180,8 +180,8 @@ def test_the_table_by_family_is_a_dataset():
     ("arguments", "words"),
     [
         ({"radius": -1.0}, "radius: expected a number > 0"),
-        ({"families": ["moving"]}, "families: expected some of"),
-        ({"families": []}, "families: expected some of"),
+        ({"families": ["moving"]}, "families: expected"),
+        ({"families": []}, "families: expected"),
         ({"start": ParticleMeasure([[2.0]])}, "ball of radius 1"),
         ({"start": ParticleMeasure([[[0.5]]])}, "no batch axes"),
         ({"start": ParticleMeasure([[0.5]]), "families": ["transfer"], "n_atoms": 1}, "some pair"),

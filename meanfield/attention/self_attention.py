@@ -78,7 +78,7 @@ class SelfAttention:
             self.normalization,
             Normalization,
             "normalization",
-            "one of meanfield.attention.normalizations (custom wraps your own function)",
+            "one of meanfield.attention.normalizations, whose `custom` wraps a function of yours",
         )
         if self.causal and isinstance(self.normalization, Sinkhorn):
             raise ValueError(

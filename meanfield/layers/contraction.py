@@ -136,9 +136,10 @@ def size(displacement: Tensor, mu: ParticleMeasure, norm: str) -> Tensor:
 
 
 def _number(constant: object) -> float:
-    if hasattr(constant, "upper_999"):
+    try:
+        return number(constant, "constant", least=0)
+    except TypeError as error:
         raise TypeError(
-            f"constant: expected a number, got {type(constant).__name__}; a local constant holds "
-            "at one measure only, give a bound for all that the layer will see"
-        )
-    return number(constant, "constant", least=0)
+            f"{error}; a local constant holds at one measure only, give a bound for all that the "
+            "layer will see"
+        ) from None

@@ -92,7 +92,7 @@ def invert(
             where it holds, or the error not reached.
     """
     check_measure(nu, "nu")
-    rtol, max_steps = number(rtol, "rtol", above=0, below=1), count(max_steps, "max_steps")
+    rtol, max_steps = number(rtol, "rtol", above=0), count(max_steps, "max_steps")
     strict, probe = flag(strict, "strict"), flag(probe, "probe")
     stages = [_Stage.of(layer) for layer in (G.maps if isinstance(G, Chain) else (G,))]
     with torch.no_grad():

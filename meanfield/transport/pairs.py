@@ -43,7 +43,8 @@ def as_pair(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) ->
             to 1; atoms with mass that are not finite; empty clouds.
     """
     if weights is not None and (not isinstance(weights, (tuple, list)) or len(weights) != 2):
-        raise TypeError(f"weights: expected a pair (a, b), got {shown(weights)}")
+        got = f"{len(weights)} entries" if isinstance(weights, (tuple, list)) else shown(weights)
+        raise ValueError(f"weights: expected a pair (a, b), got {got}")
     a, b = weights or (None, None)
     (mu, mu_is_numpy), (nu, nu_is_numpy) = _as_measure(mu, a, "mu"), _as_measure(nu, b, "nu")
     check_same_kind(mu.points, "mu", nu.points, "nu")
