@@ -19,6 +19,7 @@ __all__ = [
     "check_same_kind",
     "is_recorded",
     "is_traced",
+    "one_number",
 ]
 
 _FLOATS = (torch.float32, torch.float64)
@@ -82,6 +83,20 @@ def as_generator(value: Any, name: str = "generator") -> torch.Generator:
             f"torch.Generator().manual_seed({seed}) makes one"
         )
     return value
+
+
+def one_number(value: Any, what: str) -> float:
+    """An answer as a float, where it is one and not a batch.
+
+    Raises:
+        TypeError: a batch.
+    """
+    if value.ndim:
+        raise TypeError(
+            f"expected {what} of one measure as a float, got a batch of shape "
+            f"{tuple(value.shape)}; take one of them, or .value"
+        )
+    return float(value)
 
 
 def _as_array(value: Any, name: str) -> np.ndarray:

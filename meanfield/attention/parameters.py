@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_float_tensor, as_generator, check_finite, check_same_kind
+from meanfield.html import span, table
 from meanfield.options import count, flag, number
 
 __all__ = ["AttentionParameters"]
@@ -315,6 +316,14 @@ class AttentionParameters:
             scale=move(self.scale),
             key_bias=move(self.key_bias),
         )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, " × ".join(map(str, matrix.shape)))
+            for name in ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias")
+            if (matrix := getattr(self, name)) is not None
+        ]
+        return table("Attention parameters", [*rows, ("scale", span(self.scale))])
 
     def __repr__(self) -> str:
         biases = [

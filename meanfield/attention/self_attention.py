@@ -28,6 +28,7 @@ from meanfield.attention.streaming import Rule, attend, row_parts
 from meanfield.attention.tangent import AttentionTangent
 from meanfield.attention.upper import upper_bound
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
+from meanfield.html import span, table
 from meanfield.linalg import LinearMap
 from meanfield.linearisation import Linearisation, check_geometry, linearize_by_autodiff
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
@@ -92,6 +93,29 @@ class SelfAttention:
             "SelfAttention cannot be subclassed: its linearisation would not be that of the "
             "subclass; write a map of measures of your own that calls it"
         )
+
+    def __repr__(self) -> str:
+        par = self.parameters
+        parts = [f"n_heads={par.n_heads}", f"dim={par.dim}", f"out_dim={par.out_dim}"]
+        parts += ["causal=True"] * self.causal
+        parts += [f"kernel={self.kernel}"] * (self.kernel != dot_product)
+        parts += [f"normalization={self.normalization}"] * (self.normalization != softmax)
+        return f"SelfAttention({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        par = self.parameters
+        rows = [
+            ("heads", par.n_heads),
+            ("dimension", par.dim),
+            ("dimension of a head", par.query.shape[-2]),
+            ("dimension of the values", par.out_dim),
+            ("masked", self.causal),
+            ("kernel", str(self.kernel)),
+            ("normalisation", str(self.normalization)),
+            ("‖A‖ of each head", span(torch.linalg.matrix_norm(par.A.detach(), 2))),
+            ("‖V‖ of each head", span(torch.linalg.matrix_norm(par.V.detach(), 2))),
+        ]
+        return table("Self-attention", rows)
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """F(μ): atoms move to Γ_μ(xᵢ), weights and positions ride along.

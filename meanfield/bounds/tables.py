@@ -64,13 +64,18 @@ class BoundRow:
         """Whether there is a number."""
         return self.value is not None
 
+    def __float__(self) -> float:
+        if self.value is None:
+            raise ValueError(f"{self.name}: expected a statement that applies, got {self.reason}")
+        return self.value
+
     def cells(self) -> tuple[str, ...]:
         """The row as text."""
         shown = f"{self.value:.6g}" if self.value is not None else f"not applicable: {self.reason}"
         return (self.name, shown, self.side, self.of, self.assumption, self.source)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BoundTable(Sequence[BoundRow]):
     """Rows in the order of the theorems; an index is a number, or a name by `row`."""
 
@@ -135,6 +140,9 @@ class BoundTable(Sequence[BoundRow]):
         widths = [max(len(line[k]) for line in lines) for k in range(len(_HEADER))]
         text = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines)
         return "\n".join([self._title(), *(line.rstrip() for line in text)])
+
+    def __repr__(self) -> str:
+        return str(self)
 
     def _repr_html_(self) -> str:
         return html.table(self._title(), [row.cells() for row in self.rows], header=_HEADER)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from meanfield.errors import ConvergenceError
+from meanfield.html import span, table
 from meanfield.layers.chain import Chain
 from meanfield.layers.contraction import Bounded, size
 from meanfield.layers.residual import Residual
@@ -51,6 +52,23 @@ class Inversion:
     converged: Tensor
     factor: float
     steepness: Tensor
+
+    def __repr__(self) -> str:
+        parts = [f"error={span(self.error)}", f"residual={span(self.residual)}"]
+        parts.append(f"converged={bool(self.converged.all())}, n_steps={self.n_steps}")
+        return f"Inversion({self.measure!r}, {', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("atoms", self.measure.n_particles),
+            ("certified error, weighted L2", span(self.error)),
+            ("residual", span(self.residual)),
+            ("contraction factor", self.factor),
+            ("steepness seen, over the constant", span(self.steepness)),
+            ("evaluations", self.n_steps),
+            ("converged", bool(self.converged.all())),
+        ]
+        return table("Preimage", rows)
 
 
 def invert(

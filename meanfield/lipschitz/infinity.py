@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from meanfield.html import table
 from meanfield.linearisation import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, stack
 
@@ -33,6 +34,17 @@ class InfinityNorm:
     token: int
     feature: int
     direction: Tensor
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __repr__(self) -> str:
+        where = f"token={self.token}, feature={self.feature}"
+        return f"InfinityNorm(value={float(self.value):.6g}, {where})"
+
+    def _repr_html_(self) -> str:
+        rows = [("value", float(self.value)), ("token", self.token), ("feature", self.feature)]
+        return table("∞-norm of the Jacobian", rows)
 
 
 def infinity_norm(F: MeasureMap, mu: ParticleMeasure) -> InfinityNorm:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,11 +14,22 @@ from meanfield.linearisation import linearize
 from meanfield.lipschitz.local import LocalLipschitz
 from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure
 from meanfield.options import choice, shown
+from meanfield.results import Variable, batched
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 __all__ = ["Localization", "localize"]
 
 # Heads are reported only if their responses add up to that of the map to this, relative.
 _ADDS_UP = {torch.float64: 1e-8, torch.float32: 1e-3}
+
+
+_VARIABLES = (
+    Variable("displacement_share", "share of a particle in the displacement", dims=("particle",)),
+    Variable("response_share", "share of a particle in the response", dims=("particle",)),
+    Variable("head_share", "share of a head", dims=("head",)),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +51,15 @@ class Localization:
     responses: Tensor
     heads: Tensor | None
     component: str
+
+    def to_dataset(self) -> xr.Dataset:
+        """The shares along `particle` and `head`; a batch lies along `case`."""
+        values = {
+            **{"displacement_share": self.particles, "response_share": self.responses},
+            "head_share": self.heads,
+        }
+        found = batched(_VARIABLES, values, self.particles.shape[:-1])
+        return found.assign_attrs(component=self.component)
 
     def __repr__(self) -> str:
         heads = "" if self.heads is None else f", heads={span(self.heads)}"

@@ -84,6 +84,9 @@ class SecantSearch:
         """Certified: lower end of W₂(Fμ, Fν) over upper end of W₂(μ, ν) for the best pair."""
         return float(self.ratio.lower)
 
+    def __float__(self) -> float:
+        return self.lower
+
     def __repr__(self) -> str:
         each = ", ".join(f"{name}: {float(f.ratio.lower):.6g}" for name, f in self.best.items())
         return f"SecantSearch(lower={self.lower:.6g}, family={self.family!r}, {{{each}}})"

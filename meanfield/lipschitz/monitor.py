@@ -74,11 +74,11 @@ class Monitor:
         }
         return xr.Dataset(
             {
-                name: (("step", "layer"), values, {"long_name": _VARIABLES[name], "units": "1"})
+                name: (("step", "layer"), values, {"long_name": _VARIABLES[name]})
                 for name, values in fields.items()
             },
             coords={
-                "step": ("step", self._at, {"long_name": "training step", "units": "1"}),
+                "step": ("step", self._at, {"long_name": "training step"}),
                 "layer": ("layer", np.arange(len(self._found[0])), {"long_name": "layer"}),
             },
         )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, check_finite, check_same_kind
+from meanfield.checks import as_float_tensor, check_finite, check_same_kind, one_number
 from meanfield.html import span, table
 from meanfield.linalg.vectors import lengths
 from meanfield.measures import (
@@ -22,9 +22,25 @@ from meanfield.measures import (
     pushforward,
 )
 from meanfield.options import flag
+from meanfield.results import Variable, batched
 from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
 
+if TYPE_CHECKING:
+    import xarray as xr
+
 __all__ = ["SecantRatio", "euclidean_secant_ratio", "secant_ratio", "sequence_map"]
+
+
+_ENDS = {"value": "", "lower": "_lower", "upper": "_upper"}
+_VARIABLES = tuple(
+    Variable(f"{name}{end}", f"{words}{which}", units)
+    for name, words, units in (
+        ("secant", "secant ratio", "1"),
+        ("image_distance", "distance of the images", "length"),
+        ("distance", "distance of the measures", "length"),
+    )
+    for end, which in (("", ""), ("_lower", ", certified lower end"), ("_upper", ", upper end"))
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +64,17 @@ class SecantRatio:
     numerator: TransportResult
     denominator: TransportResult
     conditional: bool
+
+    def __float__(self) -> float:
+        return one_number(self.value, "a ratio")
+
+    def to_dataset(self) -> xr.Dataset:
+        """The ratio with its certified ends, and both distances with theirs."""
+        parts = {"secant": self, "image_distance": self.numerator, "distance": self.denominator}
+        ends = ((part, name, end) for name, part in parts.items() for end in _ENDS)
+        values = {f"{name}{_ENDS[end]}": getattr(part, end) for part, name, end in ends}
+        found = batched(_VARIABLES, values, self.value.shape)
+        return found.assign_attrs(metric="conditional W2" if self.conditional else "W2")
 
     def __repr__(self) -> str:
         ends = f"lower={span(self.lower)}, upper={span(self.upper)}"
