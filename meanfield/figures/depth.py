@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meanfield.figures.canvas import axes, legend_below, mark_unconverged
+from meanfield.figures.canvas import figure, mark_unconverged
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["plot_constants_through_depth", "plot_displacement_through_depth"]
 
 
-def plot_constants_through_depth(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_constants_through_depth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Constants of the blocks, of the network up to each, and the products; medians of windows.
 
     Args:
         ds: a Dataset of the experiment ``through-depth``.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     lines = (
         ("constant", "o-", "tab:blue", "block"),
         ("through", "s-", "tab:green", "network up to the block"),
@@ -38,18 +38,17 @@ def plot_constants_through_depth(ds: xr.Dataset, *, ax: Axes | None = None) -> A
             mark_unconverged(ax, ds.layer, middle, ds[f"{name}_converged"].all("case"))
     ax.set(yscale="log", xlabel="block", ylabel=r"local $W_2$ constant")
     ax.set_title(f"Sensitivity through depth\n{_source(ds)}")
-    legend_below(ax)
     return ax
 
 
-def plot_displacement_through_depth(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_displacement_through_depth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """How far the cloud moves in W2, and its tokens one by one, in units of the radius.
 
     Args:
         ds: a Dataset of the experiment ``through-depth``.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     for name, style, label in (
         ("displacement", "o-", "each token to its image"),
         ("moved", "s-", r"$W_2$"),
@@ -57,7 +56,6 @@ def plot_displacement_through_depth(ds: xr.Dataset, *, ax: Axes | None = None) -
         ax.plot(ds.layer, (ds[name] / ds.radius).median("case"), style, label=label)
     ax.set(xlabel="block", ylabel="distance / radius after the block", ylim=(0, None))
     ax.set_title(f"What a block does to the tokens\n{_source(ds)}")
-    legend_below(ax)
     return ax
 
 

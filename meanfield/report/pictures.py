@@ -79,6 +79,7 @@ def _drawn(
         canvas = Canvas()
         ax = canvas.subplots()
         draw(ds, ax=ax, **settings)
+        library.canvas.with_room(canvas)
         data, kind = io.BytesIO(), "svg+xml"
         canvas.savefig(data, format="svg", metadata={"Date": None})
         if data.tell() > _LARGEST_SVG:
