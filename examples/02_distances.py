@@ -1,15 +1,18 @@
 """The distances alone: certified W2 between weighted clouds, without the rest of the library.
 
-python examples/02_distances.py [--quick]
+python examples/02_distances.py [--quick] [--out DIR]
 """
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
+from meanfield import figures
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import (
     conditional_w2,
@@ -24,7 +27,9 @@ from meanfield.transport import (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smaller clouds")
+    parser.add_argument("--out", type=Path, default=Path("results/02_distances"))
     args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     n = 200 if args.quick else 2000
     generator = torch.Generator().manual_seed(0)
 
@@ -53,6 +58,19 @@ def main() -> None:
     print(f"1000 pairs of the plan are {cost:.3f} apart, {plan.to_scipy().nnz} entries in all")
     print(f"W2 to the midpoint over W2 = {float(w2(x, halfway) / result.value):.12f}")
     print(f"largest displacement {float((plan.barycentric_map() - x).norm(dim=-1).max()):.3f}")
+
+    # The first atoms of one cloud, and where the plan sends them.
+    with figures.style():
+        ax = plt.subplots()[1]
+        first = plan.rows < 100
+        starts, ends = x[plan.rows[first]], y[plan.cols[first]]
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            ax.plot(*zip(start, end, strict=True), "-", color="0.7", linewidth=0.7)
+        ax.plot(*starts.T, "o", label="source, 100 atoms")
+        ax.plot(*ends.T, "s", fillstyle="none", label="where they go")
+        ax.set(aspect="equal", xlabel="$x_1$", ylabel="$x_2$", title="An optimal plan")
+        ax.legend(loc="upper left")
+        ax.figure.savefig(args.out / "plan.png")
 
     # Weights are logarithms: an atom of weight e^-900 that moves by 1 is seen.
     logs = torch.tensor([0.0, -900.0], dtype=torch.float64)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meanfield.figures.canvas import figure, mark_unconverged
+from meanfield.figures.canvas import figure, mark_unconverged, readable_logs
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -37,6 +37,8 @@ def plot_constants_through_depth(ds: xr.Dataset, *, ax: Axes) -> Axes:
         if f"{name}_converged" in ds:
             mark_unconverged(ax, ds.layer, middle, ds[f"{name}_converged"].all("case"))
     ax.set(yscale="log", xlabel="block", ylabel=r"local $W_2$ constant")
+    ax.set_xticks(ds.layer.values)
+    readable_logs(ax)
     ax.set_title(f"Sensitivity through depth\n{_source(ds)}")
     return ax
 
@@ -53,8 +55,11 @@ def plot_displacement_through_depth(ds: xr.Dataset, *, ax: Axes) -> Axes:
         ("displacement", "o-", "each token to its image"),
         ("moved", "s-", r"$W_2$"),
     ):
-        ax.plot(ds.layer, (ds[name] / ds.radius).median("case"), style, label=label)
+        # The two agree where no relabelling of the tokens saves anything.
+        size: Any = {"fillstyle": "none", "markersize": 8} if name == "moved" else {}
+        ax.plot(ds.layer, (ds[name] / ds.radius).median("case"), style, label=label, **size)
     ax.set(xlabel="block", ylabel="distance / radius after the block", ylim=(0, None))
+    ax.set_xticks(ds.layer.values)
     ax.set_title(f"What a block does to the tokens\n{_source(ds)}")
     return ax
 

@@ -247,6 +247,7 @@ def plot_covariance(ds: xr.Dataset, *, ax: Axes, kernel: str = "softmax") -> Axe
             ax.fill_between(ds.time, low, high, color=colour, alpha=0.2, linewidth=0)
     ax.set(yscale="log", xlabel="time t", ylabel="eigenvalues of the covariance")
     ax.set_title(f"A Gaussian stays one: {kernel} (band: smallest to largest draw)")
+    readable_logs(ax)
     return ax
 
 

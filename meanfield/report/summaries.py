@@ -52,6 +52,7 @@ def variables(ds: xr.Dataset) -> Table:
         )
         # A Zarr folder has no order; sorted, an estimate has its evidence below it.
         for name in sorted(map(str, ds.data_vars), key=lambda name: (name in _BOOKKEEPING, name))
+        if "fit" not in ds[name].dims  # they have a table of their own
     ]
     header = ("name", "meaning", "units", "range", "no value", "not converged")
     return Table("Variables", header, rows)
