@@ -63,20 +63,20 @@ def number(
     return x
 
 
-def count(value: Any, name: str, *, least: int = 1) -> int:
-    """A whole number, at least `least`; 3.0 is one, 2.5 and True are not.
+def count(value: Any, name: str, *, least: int = 1, most: int = _MOST) -> int:
+    """A whole number from `least` to `most`; 3.0 is one, 2.5 and True are not.
 
     Raises:
         TypeError: no number.
-        ValueError: not whole, too small, or above 10¹².
+        ValueError: not whole, too small, or too large.
     """
     expected = f"a whole number ≥ {least}"
     found = _plain(value)
     if isinstance(found, bool) or not isinstance(found, (int, float)):
         raise TypeError(f"{name}: expected {expected}, got {shown(value)}")
-    if found != found or not least <= found <= _MOST or found != int(found):
-        most = " and at most 10¹²" if found > _MOST else ""
-        raise ValueError(f"{name}: expected {expected}{most}, got {found}")
+    if found != found or not least <= found <= most or found != int(found):
+        end = f" and ≤ {most}" if found > most else ""
+        raise ValueError(f"{name}: expected {expected}{end}, got {found}")
     return int(found)
 
 
@@ -148,7 +148,9 @@ def reals(values: Any, name: str = "value") -> np.ndarray:
         raise TypeError(f"{name}: expected an array of numbers, got {shown(values)}") from None
     if array.dtype.kind == "O" and not array.ndim and isinstance(values, numbers.Real):
         array = np.asarray(float(values))
-    if array.dtype.kind not in "iuf" or not array.size:
+    if not array.size:
+        raise ValueError(f"{name}: expected at least one number, got none")
+    if array.dtype.kind not in "iuf":
         raise TypeError(f"{name}: expected a number or an array of them, got {shown(values)}")
     if np.ma.is_masked(values):
         raise ValueError(f"{name}: expected an array without masked entries, got some")

@@ -96,7 +96,7 @@ def sweep(
         array([4., 9.])
     """
     check_executor(executor, case_timeout)
-    seed = count(seed, "seed", least=-(2**63))
+    seed = count(seed, "seed", least=-(2**63), most=2**63 - 1)
     if not isinstance(fn, Task) and not callable(fn):
         raise TypeError(f"fn: expected a function or a Task, got {shown(fn)}")
     _check_settings(store, shard, batch_size)
