@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from meanfield.experiments import EXPERIMENTS, finish, load
+from meanfield.options import meant
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -33,13 +34,27 @@ _PACKAGES = (
 )
 
 
+_FIRST_STEPS = """\
+meanfield: self-attention as a map of measures, its Lipschitz constants and optimal transport
+
+  meanfield list                                what there is to run
+  meanfield run two-dirac --quick --out first   a first experiment: seconds
+  meanfield report first/two-dirac.nc           its figures and numbers on one page
+  meanfield status first/two-dirac.sweep        how far a run is, and what failed
+  meanfield info                                versions and devices, for a bug report
+
+In Python: import meanfield; meanfield.transport.w2(x, y). All options: meanfield --help"""
 _RUN = "the .sweep, .zarr or .nc of a run"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = _parser()
-    options = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if not given:
+        _say(_FIRST_STEPS)
+        return 0
+    options = parser.parse_args(given)
     with _logging_to_stderr(options.verbose), _ending_by_signal():
         return _act(options)
 
@@ -252,7 +267,8 @@ def _settings(experiment: ModuleType, options: argparse.Namespace) -> Any:
     begun = {} if options.config is None else read_toml(options.config)
     unknown = sorted(set(begun) - set(known))
     if unknown:
-        raise ValueError(f"{options.config}: no setting {unknown[0]!r}; there are {known}")
+        hint = meant(unknown[0], known)
+        raise ValueError(f"{options.config}: no setting {unknown[0]!r}; there are {known}{hint}")
     changes = override(begun, options.set, allowed=known)
     fitting = {key: _fitting(key, value, getattr(chosen, key)) for key, value in changes.items()}
     return dataclasses.replace(chosen, **fitting)

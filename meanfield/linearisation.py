@@ -13,7 +13,15 @@ from torch import Tensor
 from meanfield.capabilities import is_particlewise
 from meanfield.linalg import LinearMap, largest_block_norm, operator_norm
 from meanfield.linalg.vectors import lengths
-from meanfield.measures import MeasureMap, ParticleMeasure, split
+from meanfield.measures import (
+    MeasureMap,
+    ParticleMeasure,
+    check_map,
+    check_measure,
+    image_of,
+    split,
+)
+from meanfield.options import choice
 
 __all__ = [
     "Linearisation",
@@ -89,6 +97,8 @@ def linearize(F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean"
                 [0., 4.]], dtype=torch.float64)
     """
     check_geometry(geometry)
+    check_map(F)
+    check_measure(mu)
     if isinstance(F, Linearizable):
         return F.linearisation(mu, geometry=geometry)
     return linearize_by_autodiff(F, mu, geometry=geometry)
@@ -111,8 +121,7 @@ def factored_constant(F: MeasureMap, mu: ParticleMeasure) -> Tensor | None:
 
 def check_geometry(geometry: str) -> None:
     """Refuse anything but the two."""
-    if geometry not in ("wasserstein", "euclidean"):
-        raise ValueError(f"geometry: expected 'wasserstein' or 'euclidean', got {geometry!r}")
+    choice(geometry, "geometry", ("wasserstein", "euclidean"))
 
 
 def linearize_by_autodiff(
@@ -134,15 +143,8 @@ def linearize_by_autodiff(
 
 
 def _checked_image(F: MeasureMap, mu: ParticleMeasure) -> ParticleMeasure:
-    if not callable(F):
-        raise TypeError(f"F: expected a map of measures (a function), got {type(F).__name__}")
-    image = F(mu)
+    image = image_of(F, mu)
     name = getattr(type(F), "__name__", "F")
-    if not isinstance(image, ParticleMeasure):
-        raise TypeError(
-            f"{name}: expected a map that returns a ParticleMeasure, got {type(image).__name__}; "
-            "return mu.replace(points), or pushforward(T, mu) for a map of points T"
-        )
     kept = image.points.shape[:-1] == mu.points.shape[:-1] and _same(
         image.log_weights, mu.log_weights
     )

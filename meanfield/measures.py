@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -13,11 +13,14 @@ from torch import Tensor
 
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
 from meanfield.html import span, table
+from meanfield.options import count, flag, number, shown
 
 __all__ = [
     "Disintegration",
     "MeasureMap",
     "ParticleMeasure",
+    "check_map",
+    "check_measure",
     "disintegrate",
     "merge",
     "pushforward",
@@ -146,6 +149,13 @@ class ParticleMeasure:
         Raises:
             ValueError: if `points` is not one point per atom.
         """
+        own = self.points.dtype
+        if not isinstance(points, Tensor) or points.dtype != own or points.is_sparse:
+            what = points.dtype if isinstance(points, Tensor) else shown(points)
+            raise TypeError(
+                f"points: expected a dense tensor of {own}, the measure's own, got {what}; "
+                "mu.to(dtype) changes all of a measure"
+            )
         if points.ndim < 2 or points.shape[:-1] != self.points.shape[:-1]:
             raise ValueError(
                 f"points: expected one point per particle, shape {tuple(self.points.shape[:-1])} "
@@ -156,7 +166,9 @@ class ParticleMeasure:
     def __getitem__(self, index: Any) -> ParticleMeasure:
         """One measure of a batch, or a part of the batch; indexes batch axes only."""
         if not self.batch_shape:
-            raise IndexError("this measure has no batch axes to index")
+            raise IndexError(
+                "expected a batch of measures to index, got one measure; its atoms are mu.points"
+            )
         anchors = torch.arange(math.prod(self.batch_shape)).reshape(self.batch_shape)[index]
         if anchors.ndim > len(self.batch_shape):
             raise IndexError(f"too many new axes for batch shape {tuple(self.batch_shape)}")
@@ -166,7 +178,10 @@ class ParticleMeasure:
     def __iter__(self) -> Iterator[ParticleMeasure]:
         """Over the first batch axis."""
         if not self.batch_shape:
-            raise TypeError("this measure has no batch axes to iterate over")
+            raise TypeError(
+                "expected a batch of measures to go through, got one measure; its atoms are "
+                "mu.points"
+            )
         return (self[i] for i in range(self.batch_shape[0]))
 
     def _repr_html_(self) -> str:
@@ -208,6 +223,72 @@ class MeasureMap(Protocol):
         """F(μ)."""
 
 
+def check_measure(mu: object, name: str = "mu", *, finite: bool = True) -> ParticleMeasure:
+    """A measure whose atoms with mass are finite; a map may have made others.
+
+    Raises:
+        TypeError: no `ParticleMeasure`.
+        ValueError: NaN or infinite atoms, unless they may be.
+    """
+    if not isinstance(mu, ParticleMeasure):
+        raise TypeError(
+            f"{name}: expected a ParticleMeasure, got {shown(mu)}; wrap points as "
+            "ParticleMeasure(points) or ParticleMeasure.from_sequence(points)"
+        )
+    if not finite or is_traced(mu.points) or bool(torch.isfinite(mu.points.sum())):
+        return mu
+    lost = ~torch.isfinite(mu.points).all(-1) & (mu.log_weights > -math.inf)
+    if bool(lost.any()):
+        first = tuple(int(i) for i in lost.nonzero()[0])
+        raise ValueError(
+            f"{name}: expected finite points, got NaN or infinite ones at {int(lost.sum())} atoms "
+            f"(the first at index {first}); the map that made them left the number range"
+        )
+    return mu
+
+
+def check_map(F: object, name: str = "F") -> None:
+    """Refuse what cannot be a map of measures; what it returns only a call can say.
+
+    Raises:
+        TypeError: no function, or a class in place of one of its objects.
+    """
+    if callable(F) and not isinstance(F, type):
+        return
+    made = "; SelfAttention(parameters) makes one" if hasattr(F, "query") else ""
+    made = "; source.attention(layer) makes one" if hasattr(F, "attention") else made
+    raise TypeError(f"{name}: expected a map of measures (a function), got {shown(F)}{made}")
+
+
+def image_of(F: MeasureMap, mu: ParticleMeasure, name: str = "F") -> ParticleMeasure:
+    """F(μ), or what a function that is no map of measures should have been.
+
+    Raises:
+        TypeError: it does not take a measure, or does not return one.
+    """
+    check_map(F, name)
+    hint = "return mu.replace(points), or pushforward(T, mu) for a map of points T"
+    try:
+        image = F(mu)
+    except (TypeError, AttributeError) as error:
+        if str(error).partition(":")[2].startswith(" expected") or "expected a" in str(error):
+            raise
+        raise TypeError(
+            f"{name}: expected a map that takes a ParticleMeasure, got {_named(F)}, which raised "
+            f"{type(error).__name__}: {error}; {hint}"
+        ) from error
+    if not isinstance(image, ParticleMeasure):
+        raise TypeError(
+            f"{name}: expected a map that returns a ParticleMeasure, got {_named(F)}, which "
+            f"returned {shown(image)}; {hint}"
+        )
+    return image
+
+
+def _named(F: object) -> str:
+    return getattr(F, "__name__", None) or type(F).__name__
+
+
 class Disintegration(NamedTuple):
     """μ̄ = ∫ δ_s ⊗ μ^s dθ(s): the positions s, their log-masses log θ(s), the measures μ^s."""
 
@@ -231,10 +312,22 @@ def pushforward(
         ValueError: if T does not return one point per particle, or positions are asked of a
             measure that has none.
     """
+    check_measure(mu, finite=False)
+    if not callable(transport) or isinstance(transport, type):
+        raise TypeError(f"transport: expected a function of points, got {shown(transport)}")
+    use_positions = flag(use_positions, "use_positions")
     if use_positions and mu.positions is None:
-        raise ValueError("expected a positioned measure, got one without positions")
+        raise ValueError("mu: expected a measure with positions, got one without")
     arguments = (mu.points, mu.positions) if use_positions else (mu.points,)
-    return mu.replace(transport(*arguments))
+    try:
+        return mu.replace(transport(*arguments))
+    except (TypeError, AttributeError) as error:
+        if "expected" in str(error):
+            raise
+        raise TypeError(
+            f"transport: expected a function of points (..., n, d), got {_named(transport)}, "
+            f"which raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def disintegrate(mu: ParticleMeasure) -> Disintegration:
@@ -252,8 +345,9 @@ def disintegrate(mu: ParticleMeasure) -> Disintegration:
     Raises:
         ValueError: if μ has no positions or has batch axes.
     """
+    check_measure(mu)
     if mu.positions is None:
-        raise ValueError("expected a positioned measure, got one without positions")
+        raise ValueError("mu: expected a measure with positions, got one without")
     _refuse_batch(mu, "disintegrate")
     alive = mu.log_weights > -math.inf
     points, logs = mu.points[alive], mu.log_weights[alive]
@@ -271,9 +365,7 @@ def split(mu: ParticleMeasure, copies: int = 2) -> ParticleMeasure:
 
     The copies of atom i are neighbours: they stand at places i·copies, …, (i+1)·copies − 1.
     """
-    if copies < 1:
-        raise ValueError(f"copies: expected at least 1, got {copies}")
-    positions = mu.positions
+    copies, positions = count(copies, "copies"), check_measure(mu, finite=False).positions
     if positions is not None:
         positions = positions.repeat_interleave(copies, -1)
     logs = mu.log_weights.repeat_interleave(copies, -1) - math.log(copies)
@@ -288,16 +380,15 @@ def merge(mu: ParticleMeasure, atol: float = 0.0) -> ParticleMeasure:
         atol: atoms joined by a chain of steps of Euclidean length at most `atol` become one,
             at their barycentre. 0 joins equal points only and moves nothing.
     """
-    _refuse_batch(mu, "merge")
-    if atol < 0:
-        raise ValueError(f"atol: expected at least 0, got {atol}")
+    atol = number(atol, "atol", least=0)
+    _refuse_batch(check_measure(mu), "merge")
     alive = mu.log_weights > -math.inf
     points, logs = mu.points[alive], mu.log_weights[alive]
     positions = None if mu.positions is None else mu.positions[alive]
     labels = torch.as_tensor(_coincidence_labels(points, positions, atol), device=mu.device)
-    count = int(labels.max()) + 1
-    first = torch.stack([(labels == g).nonzero()[0, 0] for g in range(count)])
-    merged_logs = torch.stack([logs[labels == g].logsumexp(-1) for g in range(count)])
+    groups = range(int(labels.max()) + 1)
+    first = torch.stack([(labels == g).nonzero()[0, 0] for g in groups])
+    merged_logs = torch.stack([logs[labels == g].logsumexp(-1) for g in groups])
     merged = points[first]
     if atol > 0:
         share = (logs - merged_logs[labels]).exp()[:, None]
@@ -308,14 +399,20 @@ def merge(mu: ParticleMeasure, atol: float = 0.0) -> ParticleMeasure:
 
 def stack(measures: Sequence[ParticleMeasure]) -> ParticleMeasure:
     """A batch of measures of possibly different sizes; shorter ones are padded with weight 0."""
+    if isinstance(measures, ParticleMeasure) or not isinstance(measures, Iterable):
+        raise TypeError(f"measures: expected a list of measures, got {shown(measures)}")
+    measures = [check_measure(mu, "measures", finite=False) for mu in measures]
     if not measures:
-        raise ValueError("expected at least one measure, got none")
+        raise ValueError("measures: expected at least one measure, got none")
     first = measures[0]
     for mu in measures[1:]:
         check_same_kind(first.points, "the first measure", mu.points, "a measure")
         same = (mu.dim, mu.batch_shape, mu.is_positioned)
         if same != (first.dim, first.batch_shape, first.is_positioned):
-            raise ValueError("expected measures of one dimension, batch shape and positionedness")
+            raise ValueError(
+                "measures: expected one dimension, one batch shape, and all or none with "
+                f"positions, got {first!r} and {mu!r}"
+            )
     n = max(mu.n_particles for mu in measures)
     logs = torch.stack([_padded(mu.log_weights, n, -math.inf) for mu in measures])
     # Padding repeats the first atom, so that whatever looks at points alone sees nothing new.

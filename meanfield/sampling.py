@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, check_finite
+from meanfield.checks import as_float_tensor, as_generator, check_finite
 from meanfield.measures import ParticleMeasure
+from meanfield.options import choice, count, flag, number
 
 __all__ = [
     "CriticalPair",
@@ -49,8 +50,7 @@ def critical_pair(A: Any, *, branch: str = "best") -> CriticalPair:
 
     Source: [CAP24] Proposition 3.4.
     """
-    if branch not in ("best", "negative", "positive"):
-        raise ValueError(f"branch: expected 'best', 'negative' or 'positive', got {branch!r}")
+    choice(branch, "branch", ("best", "negative", "positive"))
     matrix = as_float_tensor(A, "A")
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(
@@ -73,7 +73,9 @@ def critical_pair(A: Any, *, branch: str = "best") -> CriticalPair:
             pairs.append(CriticalPair(value, u, crowd, factor * float(gains[k])))
     if not pairs:
         wanted = "non-zero" if branch == "best" else branch
-        raise ValueError(f"A has no {wanted} real eigenvalue: {eigenvalues.tolist()}")
+        raise ValueError(
+            f"A: expected a {wanted} real eigenvalue, got {eigenvalues.tolist()} only"
+        )
     return max(pairs, key=lambda pair: pair.scaling)
 
 
@@ -99,13 +101,17 @@ def two_diracs(
         The measure, atoms ordered (light, heavy).
     """
     u = as_float_tensor(direction, "direction")
+    crowd, positioned = number(crowd, "crowd"), flag(positioned, "positioned")
+    check_finite(u, "direction")
     if u.ndim != 1 or not float(torch.linalg.vector_norm(u)) > 0:
         raise ValueError(f"direction: expected a non-zero vector (d,), got {tuple(u.shape)}")
     u = u / torch.linalg.vector_norm(u)
     r = as_float_tensor(radius, "radius", like=u)
+    check_finite(r, "radius")
     if bool((r < 0).any()):
         raise ValueError(f"radius: expected numbers ≥ 0, got a smallest of {float(r.min())}")
     z = as_float_tensor(log_ratio, "log_ratio", like=u)
+    check_finite(z, "log_ratio")
     r, z = torch.broadcast_tensors(r, z)
     places = torch.stack([u, crowd * u])
     # log a = −log(1 + e^−z) and log(1 − a) = −log(1 + e^z): exact at both ends.
@@ -146,10 +152,7 @@ def interleaved_diracs(
     Raises:
         ValueError: no scales, or a growth that is not above 1.
     """
-    if scales < 1:
-        raise ValueError(f"scales: expected at least 1, got {scales}")
-    if not 1 < growth < torch.inf:
-        raise ValueError(f"growth: expected a finite number > 1, got {growth}")
+    scales, growth = count(scales, "scales"), number(growth, "growth", above=1)
     pair = two_diracs(radius, log_ratio, direction, crowd=crowd)
     step = torch.arange(scales, dtype=pair.points.dtype, device=pair.points.device)
     mass = (step * math.log(growth)).log_softmax(-1)
@@ -175,8 +178,7 @@ def adversarial(A: Any, radius: float, n: int, *, branch: str = "best") -> Parti
     Returns:
         A positioned uniform measure of n atoms.
     """
-    if n < 2:
-        raise ValueError(f"n: expected at least 2 tokens, got {n}")
+    radius, n = number(radius, "radius", least=0), count(n, "n", least=2)
     pair = critical_pair(A, branch=branch)
     points = radius * pair.crowd * pair.direction.expand(n, -1).clone()
     points[0] = radius * pair.direction
@@ -193,8 +195,8 @@ def gaussian(
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """Independent N(0, std² I) points, shape ``(*batch_shape, n, dim)``."""
-    generator = generator or torch.Generator().manual_seed(0)
-    shape = (*batch_shape, n, dim)
+    generator = as_generator(generator)
+    shape, std = (*batch_shape, count(n, "n"), count(dim, "dim")), number(std, "std", least=0)
     device = generator.device
     return std * torch.randn(shape, generator=generator, dtype=dtype, device=device)
 
@@ -209,6 +211,7 @@ def sphere(
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """Independent uniform points on the sphere of the given radius, ``(*batch_shape, n, dim)``."""
+    radius = number(radius, "radius", least=0)
     points = gaussian(n, dim, batch_shape=batch_shape, generator=generator, dtype=dtype)
     return radius * points / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
 
@@ -223,8 +226,8 @@ def ball(
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """Independent uniform points in the ball B_R, ``(*batch_shape, n, dim)``."""
-    generator = generator or torch.Generator().manual_seed(0)
+    generator, radius = as_generator(generator), number(radius, "radius", least=0)
     points = sphere(n, dim, batch_shape=batch_shape, generator=generator, dtype=dtype)
-    shape = (*batch_shape, n, 1)
+    shape = (*points.shape[:-1], 1)
     share = torch.rand(shape, generator=generator, dtype=dtype, device=points.device)
-    return radius * share ** (1 / dim) * points
+    return radius * share ** (1 / points.shape[-1]) * points

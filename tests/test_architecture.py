@@ -14,7 +14,8 @@ PACKAGE = Path(__file__).parent.parent / "meanfield"
 
 # A module imports only from layers below its own; inside a subpackage, in the order listed there.
 LAYERS = [
-    ["errors", "checks", "html"],
+    ["errors", "html", "options"],
+    ["checks"],
     ["measures", "linalg", "results"],
     ["capabilities"],
     ["bounds", "linearisation"],
@@ -43,6 +44,8 @@ DOORS: dict[str, set[str] | None] = {
     "matplotlib": {"figures", "cli", "report", "experiments"},
     "zarr": {"results", "sweeps"},
     "tqdm": {"sweeps"},
+    "jinja2": {"report"},
+    "markupsafe": {"report"},
     "dask": {"sweeps"},
     "distributed": {"sweeps"},
     "transformers": {"pretrained"},
@@ -50,7 +53,7 @@ DOORS: dict[str, set[str] | None] = {
     "safetensors": {"pretrained"},
     "huggingface_hub": {"pretrained"},
 }
-NO_TORCH = {"results", "figures", "bounds", "errors", "html"}
+NO_TORCH = {"results", "figures", "bounds", "errors", "html", "options"}
 
 
 def modules() -> list[Path]:

@@ -295,7 +295,10 @@ def test_the_scaling_factor_is_that_of_the_critical_pair(seed, d):
     [
         (lambda: bounds.theorem_3_3(-1, 1, 1, 2), "norm_A.*≥ 0"),
         (lambda: bounds.mean_field(1, math.nan, 1), "norm_V.*≥ 0"),
-        (lambda: bounds.theorem_3_3(1, 1, 1, 0), "n: expected at least 1"),
+        (
+            lambda: bounds.theorem_3_3(1, 1, 1, 0),
+            "n: expected whole numbers of tokens, at least 1",
+        ),
         (lambda: bounds.masked_mean_field(1, 1, 1, p=0.5), "p: expected orders 1 ≤ p ≤ ∞.*0.5"),
         (lambda: bounds.mean_field(1, 1, math.inf), "radius: expected finite"),
         (lambda: bounds.mean_field([1, 2], 1, 1, shift=-3), "shift.*got -3"),

@@ -265,7 +265,7 @@ def test_radii_broadcast_and_bad_arguments_are_refused():
 
 def test_a_table_of_no_tokens_is_refused():
     for n in (0, -3):
-        with pytest.raises(ValueError, match="n: expected at least 1 token, or None, got"):
+        with pytest.raises(ValueError, match="n: expected a whole number ≥ 1, got"):
             bounds.table(([[-1.0]], [[1.0]]), 1.0, n=n)
 
 

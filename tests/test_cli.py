@@ -136,7 +136,7 @@ def test_shards_together_are_the_run(finished, tmp_path):
 
 
 def test_wrong_usage_is_exit_code_2(capsys):
-    for arguments in ([], ["fly"], ["run"]):
+    for arguments in (["fly"], ["run"]):
         with pytest.raises(SystemExit) as caught:
             cli.main(arguments)
         assert caught.value.code == 2
@@ -257,3 +257,25 @@ def test_nothing_but_lines_goes_into_a_pipe(tmp_path):
     )
     assert "\r" not in done.stderr
     assert "cases, 0 not converged, 0 failed" in done.stdout
+
+
+def test_without_arguments_it_says_what_to_do_next(capsys):
+    assert cli.main([]) == 0
+    said = capsys.readouterr().out
+    for command in ("list", "run", "report", "status", "info"):
+        assert f"meanfield {command}" in said
+
+
+def test_a_misspelt_experiment_is_answered_with_the_nearest(caplog):
+    assert cli.main(["run", "two-dirc"]) == 1
+    assert "did you mean 'two-dirac'?" in caplog.text
+
+
+def test_the_default_layer_of_the_adversarial_experiment_is_one_that_the_model_has():
+    from meanfield.experiments import adversarial
+
+    plan = adversarial.plan(adversarial.Settings(depth=3))
+    assert plan["fixed"]["layer"] == plan["attrs"]["layer"] == 1
+    assert adversarial.plan(adversarial.Settings())["fixed"]["layer"] == 6
+    with pytest.raises(ValueError, match="layer"):
+        adversarial.plan(adversarial.Settings(depth=3, layer=7))

@@ -21,7 +21,7 @@ from tests import bounds_oracles
 
 
 def labelled(ds) -> bool:
-    return all("long_name" in v.attrs and "units" in v.attrs for v in ds.variables.values())
+    return all("long_name" in v.attrs for v in ds.variables.values())
 
 
 def test_lemma_3_2_secants_meet_and_splitting_is_its_own_component():

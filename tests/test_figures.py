@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 
 import numpy as np
@@ -125,3 +126,68 @@ def test_the_style_is_left_behind():
     with figures.style():
         assert mpl.rcParams["pdf.fonttype"] == 42
     assert mpl.rcParams["font.size"] == before
+
+
+EVERY_FIGURE = [name for name in figures.__all__ if name.startswith("plot_")]
+
+
+@pytest.mark.parametrize("name", EVERY_FIGURE)
+def test_every_figure_says_which_options_it_takes(name):
+    parameters = inspect.signature(getattr(figures, name)).parameters
+    assert {"ds", "ax", "legend", "title", "label", "lines"} <= set(parameters)
+    assert parameters["ax"].default is None
+    assert "legend: under the Axes" in getattr(figures, name).__doc__
+
+
+def test_title_legend_label_and_lines_are_the_caller_s(ds):
+    ax = figures.plot_splitting(ds, title="Mine", legend=False, linewidth=3, label="ours")
+    assert ax.get_title() == "Mine" and ax.get_legend() is None
+    assert {one.get_linewidth() for one in ax.get_lines()} == {3}
+    assert all(str(one.get_label()).startswith("ours: ") for one in ax.get_lines())
+    # A second Dataset on the same Axes keeps the first one's lines as they are.
+    figures.plot_splitting(ds, ax=ax, label="theirs", linewidth=1, title="")
+    assert {one.get_linewidth() for one in ax.get_lines()} == {1, 3}
+    assert ax.get_title() == ""
+    ax = figures.plot_splitting(ds, legend={"loc": "upper left", "title": "curves"})
+    assert ax.get_legend().get_title().get_text() == "curves"
+
+
+def test_an_unknown_option_is_named_with_the_nearest(ds):
+    with pytest.raises(
+        TypeError, match=r"plot_splitting: expected .*got 'linewidht'.*'linewidth'"
+    ):
+        figures.plot_splitting(ds, linewidht=2)
+    with pytest.raises(TypeError, match=r"ds: expected an xarray.Dataset, got None"):
+        figures.plot_splitting(None)
+
+
+@pytest.mark.parametrize("size", [(5.2, 3.6), (3.3, 2.4), (6.75, 2.2)])
+def test_a_legend_covers_neither_curves_nor_labels(ds, size):
+    import matplotlib.pyplot as plt
+
+    with figures.style():
+        ax = plt.subplots(figsize=size)[1]
+        figures.plot_growth_in_radius(ds, ax=ax)
+        ax.figure.canvas.draw()
+        legend = ax.get_legend().get_window_extent()
+    assert legend.y1 <= ax.xaxis.get_tightbbox().y0 + 1
+    assert legend.y1 <= ax.get_window_extent().y0
+
+
+def test_curves_differ_without_their_colours(ds):
+    ax = figures.plot_growth_in_n(ds)
+    drawn = [one for one in ax.get_lines() if str(one.get_label()).startswith("R = ")]
+    assert len({one.get_marker() for one in drawn}) == len(drawn) > 1
+
+
+def test_ticks_stand_at_the_data(ds):
+    ax = figures.plot_growth_in_n(ds)
+    assert [float(tick) for tick in ax.get_xticks()] == [2.0, 5.0]
+
+
+def test_the_accessor_finds_a_figure_by_its_short_name(ds):
+    ax = ds.meanfield.plot("splitting", title="S")
+    assert ax.get_title() == "S"
+    assert ds.meanfield.plot("plot_splitting").get_title()
+    with pytest.raises(ValueError, match="did you mean 'splitting'"):
+        ds.meanfield.plot("spliting")

@@ -329,7 +329,7 @@ def test_a_contraction_scales_by_its_constant_and_has_its_derivative():
 def test_what_cannot_be_inverted_is_refused():
     F = Pointwise(torch.sin)
     for factor in (0.0, 1.0, 1.5, -0.5, math.nan):
-        with pytest.raises(ValueError, match="strictly between 0 and 1"):
+        with pytest.raises(ValueError, match="factor: expected a number between 0 and 1"):
             contractive(F, factor, constant=1.0)
     for constant in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ValueError, match="constant: expected"):
@@ -345,7 +345,7 @@ def test_what_cannot_be_inverted_is_refused():
         invert(Chain([contractive(F, 0.5, constant=1.0), F]), nu)
     with pytest.raises(ValueError, match=r"below 1, got scale · constant = 1.2"):
         invert(Residual(Bounded(F, 1.0), -1.2), nu)
-    with pytest.raises(ValueError, match="rtol > 0"):
+    with pytest.raises(ValueError, match="rtol: expected a number > 0"):
         invert(contractive(F, 0.5, constant=1.0), nu, rtol=0.0)
     with pytest.raises(ValueError, match="radius"):
         Ball(nu, 0.0)

@@ -266,9 +266,9 @@ def test_the_upper_end_is_the_same_with_the_space_kept_whole_in_a_restart():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"rtol": -1.0}, "rtol: expected a number from 0 to 1, got -1.0"),
-        ({"rtol": 2.0}, "rtol: expected a number from 0 to 1, got 2.0"),
-        ({"max_steps": 0}, "max_steps: expected at least 1, got 0"),
+        ({"rtol": -1.0}, "rtol: expected a number ≥ 0 and < 1, got -1.0"),
+        ({"rtol": 2.0}, "rtol: expected a number ≥ 0 and < 1, got 2.0"),
+        ({"max_steps": 0}, "max_steps: expected a whole number ≥ 1, got 0"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(settings, words, method):
@@ -278,7 +278,7 @@ def test_settings_that_mean_nothing_are_refused(settings, words, method):
 
 
 def test_a_basis_of_one_vector_is_refused():
-    with pytest.raises(ValueError, match="max_basis: expected at least 2 vectors, got 1"):
+    with pytest.raises(ValueError, match="max_basis: expected a whole number ≥ 2, got 1"):
         operator_norm(diagonal(torch.ones(300, dtype=F64)), method="lanczos", max_basis=1)
 
 

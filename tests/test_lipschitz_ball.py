@@ -78,5 +78,5 @@ def test_other_maps_and_kernels_are_refused():
     F = SelfAttention(AttentionParameters.random(1), kernel=l2)
     with pytest.raises(NotImplementedError, match="dot-product attention under the softmax"):
         ball_upper(F, mu, 0.1)
-    with pytest.raises(ValueError, match="epsilon: expected numbers ≥ 0"):
+    with pytest.raises(ValueError, match="epsilon: expected finite numbers ≥ 0"):
         ball_upper(SelfAttention(AttentionParameters.random(1)), mu, math.nan)

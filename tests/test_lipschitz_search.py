@@ -93,9 +93,9 @@ def test_a_seed_decides_the_search():
     ("arguments", "words"),
     [
         ({"radius": 0.0}, "radius: expected a number > 0"),
-        ({"n_atoms": 0}, "n_atoms: expected at least 1"),
-        ({"starts": 0}, "starts: expected at least 1"),
-        ({"steps": 0}, "steps: expected at least 1"),
+        ({"n_atoms": 0}, "n_atoms: expected a whole number ≥ 1"),
+        ({"starts": 0}, "starts: expected a whole number ≥ 1"),
+        ({"steps": 0}, "steps: expected a whole number ≥ 1"),
         ({"candidates": [ParticleMeasure([[3.0]])]}, "ball of radius 1"),
         ({"candidates": [ParticleMeasure([[0.1, 0.1]])]}, r"measures on R\^1"),
         ({"candidates": [ParticleMeasure([[0.1]] * 3)]}, "at most 2 atoms"),

@@ -99,7 +99,7 @@ def test_indexing_and_iterating_reach_batch_axes_only():
     torch.testing.assert_close(torch.stack([m.points for m in mu]), points)
     with pytest.raises(IndexError):
         mu[0, 0, 0]
-    with pytest.raises(IndexError, match="no batch axes"):
+    with pytest.raises(IndexError, match="expected a batch of measures"):
         mu[0, 0][0]
 
 
@@ -119,7 +119,7 @@ def test_a_pushforward_may_use_positions_and_must_keep_the_particles():
     assert nu.points.squeeze(-1).tolist() == [0.25, 1.0]
     with pytest.raises(ValueError, match="one point per particle"):
         pushforward(lambda x: x[:1], mu)
-    with pytest.raises(ValueError, match="without positions"):
+    with pytest.raises(ValueError, match="expected a measure with positions"):
         pushforward(lambda x, s: x, ParticleMeasure([[1.0]]), use_positions=True)
 
 
@@ -171,7 +171,7 @@ def test_batches_are_refused_where_the_parts_would_differ_in_size():
     for function in (merge, disintegrate):
         with pytest.raises(ValueError, match=r"without batch axes.*\(3,\)"):
             function(mu)
-    with pytest.raises(ValueError, match="positioned"):
+    with pytest.raises(ValueError, match="with positions"):
         disintegrate(ParticleMeasure([[0.0]]))
 
 

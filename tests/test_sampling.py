@@ -85,9 +85,9 @@ def test_the_interleaved_family_is_two_diracs_at_every_position():
 
 def test_a_rotation_has_no_critical_pair():
     rotation = [[0.0, -1.0], [1.0, 0.0]]
-    with pytest.raises(ValueError, match="no non-zero real eigenvalue"):
+    with pytest.raises(ValueError, match="expected a non-zero real eigenvalue"):
         sampling.critical_pair(rotation)
-    with pytest.raises(ValueError, match="no positive real eigenvalue"):
+    with pytest.raises(ValueError, match="expected a positive real eigenvalue"):
         sampling.critical_pair([[-1.0]], branch="positive")
 
 
@@ -96,10 +96,13 @@ def test_a_rotation_has_no_critical_pair():
     [
         (lambda: sampling.critical_pair(np.ones((2, 2, 2))), "take one head"),
         (lambda: sampling.critical_pair([[1.0]], branch="middle"), "branch"),
-        (lambda: sampling.adversarial([[-1.0]], 1.0, 1), "at least 2"),
+        (lambda: sampling.adversarial([[-1.0]], 1.0, 1), "n: expected a whole number ≥ 2"),
         (lambda: sampling.two_diracs(1.0, 0.0, [0.0, 0.0]), "non-zero"),
         (lambda: sampling.two_diracs(-1.0, 0.0, [1.0]), "≥ 0"),
-        (lambda: sampling.interleaved_diracs(1.0, 0.0, [1.0], scales=0), "at least 1"),
+        (
+            lambda: sampling.interleaved_diracs(1.0, 0.0, [1.0], scales=0),
+            "scales: expected a whole number ≥ 1",
+        ),
         (lambda: sampling.interleaved_diracs(1.0, 0.0, [1.0], growth=1.0), "> 1"),
     ],
 )

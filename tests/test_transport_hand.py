@@ -117,7 +117,7 @@ def test_data_frames() -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(X, columns=["u", "v"])
     assert w2((frame, A), (pandas.DataFrame(Y), pandas.Series(B))) == pytest.approx(TRUTH)
-    with pytest.raises(TypeError, match="table of numbers"):
+    with pytest.raises(TypeError, match="array or tensor of real numbers"):
         w2(pandas.DataFrame({"a": ["x", "y"]}), Y)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_float_tensor
+from meanfield.options import count, flag, number
 
 __all__ = [
     "Custom",
@@ -150,8 +151,10 @@ def sink(logits: Any) -> Sink:
         logits: the sink's logit, a number or one per head (H,).
     """
     tensor = as_float_tensor(logits, "logits")
-    if tensor.ndim > 1 or not bool(torch.isfinite(tensor).all()):
-        raise ValueError(f"logits: expected a finite number or one per head, got {logits}")
+    if tensor.ndim > 1 or not tensor.numel() or not bool(torch.isfinite(tensor).all()):
+        raise ValueError(
+            f"logits: expected a finite number or one per head, got {tensor.tolist()}"
+        )
     return Sink(tensor)
 
 
@@ -169,11 +172,11 @@ def sinkhorn(*, rtol: float = 1e-12, max_iterations: int = 1000, strict: bool = 
         max_iterations: most iterations.
         strict: whether a plan that has not converged raises `ConvergenceError`.
     """
-    if not 0 < rtol < 1:
-        raise ValueError(f"rtol: expected a number between 0 and 1, got {rtol}")
-    if max_iterations < 0:
-        raise ValueError(f"max_iterations: expected a number ≥ 0, got {max_iterations}")
-    return Sinkhorn(float(rtol), int(max_iterations), bool(strict))
+    return Sinkhorn(
+        number(rtol, "rtol", above=0, below=1),
+        count(max_iterations, "max_iterations", least=0),
+        flag(strict, "strict"),
+    )
 
 
 def custom(transition: Callable[[Tensor, Tensor], Tensor], *, row_wise: bool = False) -> Custom:
@@ -190,4 +193,4 @@ def custom(transition: Callable[[Tensor, Tensor], Tensor], *, row_wise: bool = F
     """
     if not callable(transition):
         raise TypeError(f"transition: expected a function, got {type(transition).__name__}")
-    return Custom(transition, bool(row_wise))
+    return Custom(transition, flag(row_wise, "row_wise"))

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, check_finite, check_same_kind
+from meanfield.checks import as_float_tensor, as_generator, check_finite, check_same_kind
+from meanfield.html import span, table
+from meanfield.options import count, flag, number
 
 __all__ = ["AttentionParameters"]
 
@@ -72,7 +74,7 @@ class AttentionParameters:
         }
         q, k, v, w = heads["query"], heads["key"], heads["value"], heads["output"]
         if q is None or k is None or v is None:
-            raise ValueError("expected query, key and value matrices, got None")
+            raise TypeError("query, key, value: expected matrices, got None")
         for name, matrix in heads.items():
             if matrix is not None:
                 check_same_kind(q, "query", matrix, name)
@@ -131,6 +133,12 @@ class AttentionParameters:
             output: W^O, shape (H·v, d_out); the identity if None, which needs one head.
         """
         W, V = _heads(query, "query"), _heads(value, "value")
+        check_same_kind(W, "query", V, "value")
+        if W.shape[-2] != V.shape[-2] or len(W) != len(V):
+            raise ValueError(
+                f"value: expected shape ({len(W)}, {W.shape[-2]}, v) beside query "
+                f"{tuple(W.shape)}, got {tuple(V.shape)}"
+            )
         heads = None
         if output is not None:
             rows = as_float_tensor(output, "output")
@@ -166,12 +174,14 @@ class AttentionParameters:
             dtype: float32 or float64.
             generator: source of the randomness; a fixed seed if None.
         """
+        dim, n_heads = count(dim, "dim"), count(n_heads, "n_heads")
+        head_dim = None if head_dim is None else count(head_dim, "head_dim")
+        std = None if std is None else number(std, "std", least=0)
+        biases, generator = flag(biases, "biases"), as_generator(generator)
         if head_dim is None and dim % n_heads:
             raise ValueError(f"expected dim divisible by n_heads, got {dim} and {n_heads}")
         k = dim // n_heads if head_dim is None else head_dim
         sigma = dim**-0.5 if std is None else std
-        if generator is None:
-            generator = torch.Generator().manual_seed(0)
 
         def draw(*shape: int) -> Tensor:
             return (sigma * torch.randn(*shape, generator=generator, dtype=torch.float64)).to(
@@ -307,6 +317,14 @@ class AttentionParameters:
             key_bias=move(self.key_bias),
         )
 
+    def _repr_html_(self) -> str:
+        rows = [
+            (name, " × ".join(map(str, matrix.shape)))
+            for name in ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias")
+            if (matrix := getattr(self, name)) is not None
+        ]
+        return table("Attention parameters", [*rows, ("scale", span(self.scale))])
+
     def __repr__(self) -> str:
         biases = [
             name
@@ -369,7 +387,7 @@ def _scale(value: Any, query: Tensor) -> Tensor:
     H, width = query.shape[:2]
     if value is None:
         return query.new_full((H,), 1 / math.sqrt(width))
-    tensor = torch.as_tensor(value, dtype=query.dtype, device=query.device)
+    tensor = as_float_tensor(value, "scale", like=query).to(query)
     if tensor.ndim > 1 or (tensor.ndim == 1 and tensor.shape[0] != H):
         raise ValueError(
             f"scale: expected a number or one per head ({H},), got shape {tuple(tensor.shape)}"

@@ -30,9 +30,11 @@ from meanfield.attention.tangent import MEMORY, AttentionTangent
 from meanfield.attention.upper import upper_bound
 from meanfield.capabilities import Nearby, Score
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
+from meanfield.html import span, table
 from meanfield.linalg import LinearMap
 from meanfield.linearisation import Linearisation, check_geometry, linearize_by_autodiff
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.options import flag, shown
 
 __all__ = ["SelfAttention"]
 
@@ -74,13 +76,13 @@ class SelfAttention:
 
     def __post_init__(self) -> None:
         _check_kind(self.parameters, AttentionParameters, "parameters", "matrices")
-        _check_kind(self.causal, bool, "causal", "True or False")
-        _check_kind(self.kernel, Kernel, "kernel", "subclass meanfield.attention.kernels.Kernel")
+        object.__setattr__(self, "causal", flag(self.causal, "causal"))
+        _check_kind(self.kernel, Kernel, "kernel", "a kernel of meanfield.attention.kernels")
         _check_kind(
             self.normalization,
             Normalization,
             "normalization",
-            "wrap your own function by meanfield.attention.normalizations.custom",
+            "one of meanfield.attention.normalizations, whose `custom` wraps a function of yours",
         )
         if self.causal and isinstance(self.normalization, Sinkhorn):
             raise ValueError(
@@ -94,6 +96,29 @@ class SelfAttention:
             "SelfAttention cannot be subclassed: its linearisation would not be that of the "
             "subclass; write a map of measures of your own that calls it"
         )
+
+    def __repr__(self) -> str:
+        par = self.parameters
+        parts = [f"n_heads={par.n_heads}", f"dim={par.dim}", f"out_dim={par.out_dim}"]
+        parts += ["causal=True"] * self.causal
+        parts += [f"kernel={self.kernel}"] * (self.kernel != dot_product)
+        parts += [f"normalization={self.normalization}"] * (self.normalization != softmax)
+        return f"SelfAttention({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        par = self.parameters
+        rows = [
+            ("heads", par.n_heads),
+            ("dimension", par.dim),
+            ("dimension of a head", par.query.shape[-2]),
+            ("dimension of the values", par.out_dim),
+            ("masked", self.causal),
+            ("kernel", str(self.kernel)),
+            ("normalisation", str(self.normalization)),
+            ("‖A‖ of each head", span(torch.linalg.matrix_norm(par.A.detach(), 2))),
+            ("‖V‖ of each head", span(torch.linalg.matrix_norm(par.V.detach(), 2))),
+        ]
+        return table("Self-attention", rows)
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """F(μ): atoms move to Γ_μ(xᵢ), weights and positions ride along.
@@ -130,6 +155,8 @@ class SelfAttention:
                 raise ValueError(
                     f"x: expected shape (..., m, {mu.dim}), got {tuple(points.shape)}"
                 )
+            if not points.shape[-2]:
+                raise ValueError("x: expected at least one point, got none")
             check_finite(points, "x")
             positions = None
             if sight.positions is not None:
@@ -151,6 +178,7 @@ class SelfAttention:
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
         """The derivative of the atoms, and of the field at each atom."""
         check_geometry(geometry)
+        check_measure(mu)
         own = self.normalization
         if isinstance(own, Custom):
             return linearize_by_autodiff(self, mu, geometry=geometry)
@@ -213,7 +241,7 @@ class SelfAttention:
                 "local_upper: expected dot-product attention under the softmax, got "
                 f"{self.kernel} and {self.normalization}; its bound is not proved for others"
             )
-        return upper_bound(self.tangent(mu))
+        return upper_bound(self.tangent(check_measure(mu)))
 
     def nearby(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
@@ -337,11 +365,7 @@ class SelfAttention:
 
     def _check(self, mu: ParticleMeasure) -> None:
         par = self.parameters
-        if not isinstance(mu, ParticleMeasure):
-            raise TypeError(
-                f"expected a ParticleMeasure, got {type(mu).__name__}; wrap points as "
-                "ParticleMeasure(points) or ParticleMeasure.from_sequence(points)"
-            )
+        check_measure(mu, finite=False)
         if mu.dim != par.dim:
             raise ValueError(
                 f"expected a measure on R^{par.dim} (the parameters' dimension), "
@@ -377,8 +401,16 @@ class SelfAttention:
         if s is None:
             what = "causal attention" if self.causal else f"the kernel {self.kernel}"
             raise ValueError(f"{what}: expected positions s beside the points x, got none")
-        positions = as_float_tensor(s, "s", like=points).expand(points.shape[:-1])
+        positions = as_float_tensor(s, "s", like=points)
+        check_same_kind(points, "x", positions, "s")
         check_finite(positions, "s")
+        try:
+            positions = positions.expand(points.shape[:-1])
+        except RuntimeError:
+            raise ValueError(
+                f"s: expected a number or one per point, shape {tuple(points.shape[:-1])}, got "
+                f"shape {tuple(positions.shape)}"
+            ) from None
         self._refuse_unseeing(positions, sight)
         limits = sight.limits
         if limits is not None and not is_traced(positions) and not is_traced(limits):
@@ -394,4 +426,4 @@ class SelfAttention:
 
 def _check_kind(value: object, kind: Any, name: str, what: str) -> None:
     if not isinstance(value, kind):
-        raise TypeError(f"{name}: expected {what}, got {type(value).__name__}: {value!r}")
+        raise TypeError(f"{name}: expected {what}, got {shown(value)}")

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from meanfield.bounds.arguments import as_array
+from meanfield.options import number, shown
 
 __all__ = ["l2_attention_2", "l2_attention_inf", "l2_attention_max", "l2_spread"]
 
@@ -44,9 +45,7 @@ def l2_spread(n: Any) -> float:
     """
     from scipy.special import lambertw
 
-    count = float(n)
-    if not 1 <= count < math.inf:
-        raise ValueError(f"n: expected a number of tokens, at least 1, got {n}")
+    count = number(n, "n", least=1)
     return float(lambertw((count - 1) / math.e).real)
 
 
@@ -165,6 +164,11 @@ def _joined(heads: _Heads, outputs: list[np.ndarray], *, stacked: bool) -> float
 def _heads(layer: Any) -> tuple[_Heads, list[np.ndarray]]:
     """(W_hB_h, B_h, Q_h) of each head, and W_h."""
     par = getattr(layer, "parameters", layer)
+    if not hasattr(par, "per_head"):
+        raise TypeError(
+            "layer: expected AttentionParameters, or a map that has them as `parameters`, got "
+            f"{shown(layer)}"
+        )
     queries = as_array(par.query)
     values = as_array(par.per_head(par.value))
     outputs = None if par.output is None else as_array(par.output)

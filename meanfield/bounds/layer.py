@@ -11,6 +11,7 @@ from meanfield.bounds.arguments import as_array, out
 from meanfield.bounds.joins import joined_heads
 from meanfield.bounds.sharp import tokens
 from meanfield.bounds.theorems import theorem_3_3
+from meanfield.options import shown
 
 __all__ = [
     "LayerNorms",
@@ -66,7 +67,7 @@ def layer_norms(layer: Any) -> LayerNorms:
         ValueError: shapes that do not fit.
     """
     layer = getattr(layer, "parameters", layer)
-    if not hasattr(layer, "query"):
+    if not hasattr(layer, "query_bias"):
         A, V = bilinear(layer)
         return LayerNorms(_norms(A), np.zeros(len(A)), _norms(V))
     scale = as_array(layer.scale)
@@ -135,7 +136,7 @@ def tokens_of_layer(layer: Any, radius: Any, n: int, *, causal: bool = False) ->
 def value_matrices(layer: Any) -> np.ndarray:
     """V_h, output matrices included, (H, d_out, d)."""
     layer = getattr(layer, "parameters", layer)
-    return as_array(layer.V) if hasattr(layer, "query") else bilinear(layer)[1]
+    return as_array(layer.V) if hasattr(layer, "query_bias") else bilinear(layer)[1]
 
 
 def raised(value: Any) -> Any:
@@ -145,8 +146,16 @@ def raised(value: Any) -> Any:
 
 def bilinear(layer: Any) -> tuple[np.ndarray, np.ndarray]:
     """A (H, d, d) and V (H, d_out, d) of parameters or of a pair of arrays."""
+    if not hasattr(layer, "A") and not (isinstance(layer, (tuple, list)) and len(layer) == 2):
+        raise TypeError(
+            "layer: expected AttentionParameters, a map that has them as `parameters`, or a pair "
+            f"(A, V) of matrices, got {shown(layer)}"
+        )
     A, V = (layer.A, layer.V) if hasattr(layer, "A") else layer
-    A, V = (m[None] if m.ndim == 2 else m for m in (as_array(A), as_array(V)))
+    A, V = (m[None] if m.ndim == 2 else m for m in (as_array(A, "A"), as_array(V, "V")))
+    for name, matrices in (("A", A), ("V", V)):
+        if not np.isfinite(matrices).all():
+            raise ValueError(f"{name}: expected finite numbers, got NaN or infinite ones")
     if A.ndim != 3 or V.ndim != 3 or len(A) != len(V) or A.shape[-1] != V.shape[-1]:
         raise ValueError(f"expected A (H, d, d) and V (H, d_out, d), got {A.shape} and {V.shape}")
     if A.shape[-1] != A.shape[-2]:

@@ -25,6 +25,7 @@ from meanfield.bounds.scores import l2_mean_field, soft_cap
 from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
 from meanfield.bounds.theorems import proposition_3_4, theorem_3_5
 from meanfield.capabilities import HasScore, Score
+from meanfield.options import count, flag, number
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -65,13 +66,18 @@ class BoundRow:
         """Whether there is a number."""
         return self.value is not None
 
+    def __float__(self) -> float:
+        if self.value is None:
+            raise ValueError(f"{self.name}: expected a statement that applies, got {self.reason}")
+        return self.value
+
     def cells(self) -> tuple[str, ...]:
         """The row as text."""
         shown = f"{self.value:.6g}" if self.value is not None else f"not applicable: {self.reason}"
         return (self.name, shown, self.side, self.of, self.assumption, self.source)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class BoundTable(Sequence[BoundRow]):
     """Rows in the order of the theorems; an index is a number, or a name by `row`."""
 
@@ -137,6 +143,9 @@ class BoundTable(Sequence[BoundRow]):
         text = ("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines)
         return "\n".join([self._title(), *(line.rstrip() for line in text)])
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def _repr_html_(self) -> str:
         return html.table(self._title(), [row.cells() for row in self.rows], header=_HEADER)
 
@@ -162,12 +171,9 @@ def table(
         >>> [row.name for row in found if row.side == "lower"]
         ['Prop. 3.4', 'Prop. 3.4, any V', 'two Diracs', 'two Diracs, masked']
     """
-    if not radius > 0:
-        raise ValueError(f"radius: expected a number > 0, got {radius}")
-    if n is not None and n < 1:
-        raise ValueError(f"n: expected at least 1 token, or None, got {n}")
-    if causal is None:
-        causal = getattr(layer, "causal", None)
+    radius = number(radius, "radius", above=0)
+    n = None if n is None else count(n, "n")
+    causal = getattr(layer, "causal", None) if causal is None else flag(causal, "causal")
     other, score = None, Score("dot product")
     if isinstance(layer, HasScore):
         score = layer.score

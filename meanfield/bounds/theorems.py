@@ -8,6 +8,7 @@ import numpy as np
 
 from meanfield.bounds.arguments import as_array, counts, exponent, norms, out
 from meanfield.capabilities import HasLocalUpper
+from meanfield.options import shown
 
 __all__ = [
     "local_upper",
@@ -69,7 +70,7 @@ def proposition_3_4(gamma: Any, radius: Any, n: Any) -> Any:
 
     Source: [CAP24] Proposition 3.4; `meanfield.sampling.adversarial` builds the witness.
     """
-    g, n = as_array(gamma), counts(n)
+    g, n = as_array(gamma, "gamma"), counts(n)
     if not np.isfinite(g).all():
         raise ValueError(f"gamma: expected finite numbers, got {gamma!r}")
     c = np.sign(g) * exponent(np.abs(g), radius)[0]
@@ -87,9 +88,11 @@ def scaling_factor(A: Any) -> float:
 
     Source: [CAP24] Proposition 3.4.
     """
-    matrix = np.asarray(A, float)
+    matrix = as_array(A, "A")
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"A: expected a square matrix, got shape {matrix.shape}")
+    if not np.isfinite(matrix).all():
+        raise ValueError("A: expected finite numbers, got NaN or infinite ones")
     eigenvalues = np.linalg.eigvals(matrix)
     real = eigenvalues[np.isreal(eigenvalues)].real
     return float(max(-real.min(), real.max() / 8, 0.0)) if real.size else 0.0
@@ -115,9 +118,9 @@ def local_upper(F: Any, mu: Any) -> Any:
     Raises:
         TypeError: if the map offers none.
     """
-    if not isinstance(F, HasLocalUpper):
+    if not isinstance(F, HasLocalUpper) or isinstance(F, type):
         raise TypeError(
-            f"expected a map with a method local_upper(mu), such as SelfAttention, "
-            f"got {type(F).__name__}"
+            "F: expected a map with a method local_upper(mu), such as SelfAttention, "
+            f"got {shown(F)}"
         )
     return F.local_upper(mu)

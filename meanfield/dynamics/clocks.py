@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from meanfield.options import count as whole
+from meanfield.options import number, reals
 
 __all__ = ["checked_times", "log_clock"]
 
@@ -27,10 +29,9 @@ def log_clock(first: float, last: float, count: int, *, start: float = 0.0) -> n
         >>> log_clock(0.1, 10.0, 3)
         array([ 0. ,  0.1,  1. , 10. ])
     """
-    if not 0 < first < last < math.inf:
-        raise ValueError(f"first, last: expected 0 < first < last < inf, got {first}, {last}")
-    if count < 2:
-        raise ValueError(f"count: expected at least 2 times after the start, got {count}")
+    first = number(first, "first", above=0)
+    last, start = number(last, "last", above=first), number(start, "start")
+    count = whole(count, "count", least=2)
     # Exact ends: a geometric sequence misses them by a rounding error.
     inner = start + np.geomspace(first, last, count)[1:-1]
     return np.concatenate([[start, start + first], inner, [start + last]])
@@ -42,7 +43,7 @@ def checked_times(times: Sequence[float] | Any) -> np.ndarray:
     Raises:
         ValueError: another shape, NaN or infinite times, times that do not increase.
     """
-    found = np.array(times, dtype=np.float64)
+    found = reals(times, "times")
     if found.ndim != 1 or not len(found):
         raise ValueError(f"times: expected a sequence of numbers, got shape {found.shape}")
     if not np.isfinite(found).all():

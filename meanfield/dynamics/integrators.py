@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import is_traced
+from meanfield.checks import as_generator, is_traced
 from meanfield.dynamics.velocities import Velocity
 from meanfield.errors import ConvergenceError
+from meanfield.options import choice, count, number, shown
 
 __all__ = [
     "METHODS",
@@ -54,8 +55,8 @@ class Noise:
     generator: torch.Generator
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature: expected a number ≥ 0, got {self.temperature}")
+        number(self.temperature, "temperature", least=0)
+        as_generator(self.generator)
 
     def increment(self, points: Tensor, step: float) -> Tensor:
         """√(2τh) ξ, ξ standard normal, in the shape of the points."""
@@ -114,10 +115,9 @@ class FixedStep:
     step: float | None = None
 
     def __post_init__(self) -> None:
-        if self.method not in TABLEAUS:
-            raise ValueError(f"method: expected one of {tuple(TABLEAUS)}, got {self.method!r}")
-        if self.step is not None and not 0 < self.step < math.inf:
-            raise ValueError(f"step: expected a number > 0, got {self.step}")
+        choice(self.method, "method", TABLEAUS)
+        if self.step is not None:
+            object.__setattr__(self, "step", number(self.step, "step", above=0))
 
     def steps_in(self, length: float) -> int:
         """How many steps an interval of this length takes."""
@@ -168,13 +168,10 @@ class Adaptive:
     max_steps: int = 100_000
 
     def __post_init__(self) -> None:
-        if self.method not in ("dopri5", "dop853"):
-            raise ValueError(f"method: expected 'dopri5' or 'dop853', got {self.method!r}")
-        if not (self.rtol >= _TINY_RTOL and self.atol > 0):
-            raise ValueError(
-                f"rtol, atol: expected rtol ≥ {_TINY_RTOL} and atol > 0, got {self.rtol} and "
-                f"{self.atol}"
-            )
+        choice(self.method, "method", ("dopri5", "dop853"))
+        number(self.rtol, "rtol", least=_TINY_RTOL)
+        number(self.atol, "atol", above=0)
+        count(self.max_steps, "max_steps")
 
     def advance(
         self,
@@ -252,15 +249,14 @@ def integrator_of(method: str | FixedStep | Adaptive, step: float | None) -> Fix
         ValueError: an unknown name, or a step where it means nothing.
     """
     if isinstance(method, str):
-        if method not in METHODS:
-            raise ValueError(f"method: expected one of {METHODS}, got {method!r}")
+        choice(method, "method", METHODS)
         if method in TABLEAUS:
             return FixedStep(method, step)
         method = Adaptive(method)
     if not isinstance(method, FixedStep | Adaptive):
         raise TypeError(
             f"method: expected one of {METHODS}, FixedStep(...) or Adaptive(...), got "
-            f"{type(method).__name__}"
+            f"{shown(method)}"
         )
     if step is not None:
         raise ValueError(f"step: expected None with {method}, which has its own; got {step}")

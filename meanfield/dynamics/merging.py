@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meanfield.checks import check_finite
-from meanfield.measures import ParticleMeasure
+from meanfield.measures import ParticleMeasure, check_measure
+from meanfield.options import count as whole
+from meanfield.options import number
 
 __all__ = ["Clusters", "cluster_count", "cluster_masses", "clusters", "coalesced"]
 
@@ -54,14 +55,12 @@ def clusters(mu: ParticleMeasure, scale: float) -> Clusters:
         >>> clusters(mu, 0.5).labels
         tensor([1, 1, 0])
     """
-    if mu.batch_shape:
+    if check_measure(mu).batch_shape:
         raise ValueError(
             f"clusters: expected a measure without batch axes, got {tuple(mu.batch_shape)}; "
             "their numbers differ, so call it on each mu[i]"
         )
-    if not 0 <= scale < math.inf:
-        raise ValueError(f"scale: expected a number ≥ 0, got {scale}")
-    check_finite(mu.points, "points")
+    scale = number(scale, "scale", least=0)
     alive = (mu.log_weights > -math.inf).nonzero()[:, 0]
     found = _components(mu.points[alive].detach(), scale)
     count = int(found.max()) + 1
@@ -80,15 +79,14 @@ def clusters(mu: ParticleMeasure, scale: float) -> Clusters:
 
 def cluster_count(mu: ParticleMeasure, scale: float) -> Tensor:
     """How many clusters a measure has at a scale, shape (...) of its batch."""
-    if not mu.batch_shape:
+    if not check_measure(mu).batch_shape:
         return torch.tensor(clusters(mu, scale).count)
     return torch.stack([cluster_count(one, scale) for one in mu])
 
 
 def cluster_masses(mu: ParticleMeasure, scale: float, most: int) -> Tensor:
     """Masses of the `most` heaviest clusters, decreasing, 0 where there are fewer; (..., most)."""
-    if most < 1:
-        raise ValueError(f"most: expected at least 1, got {most}")
+    most = whole(most, "most")
     if mu.batch_shape:
         return torch.stack([cluster_masses(one, scale, most) for one in mu])
     masses = clusters(mu, scale).log_masses[:most].exp()

@@ -10,6 +10,7 @@ import xarray as xr
 from torch import Tensor
 
 from meanfield.measures import ParticleMeasure
+from meanfield.options import count, shown
 from meanfield.results import Variable, dataset
 from meanfield.transport import solve_conditional_w2, solve_w2
 
@@ -23,8 +24,17 @@ def measure_at(ds: xr.Dataset, index: int) -> ParticleMeasure:
         ds: of `flow`, with its points.
         index: of the time; negative ones count from the end.
     """
-    if "points" not in ds:
-        raise ValueError("ds: expected a flow with its points; run it with keep_points=True")
+    if not isinstance(ds, xr.Dataset) or "points" not in ds:
+        raise ValueError(
+            f"ds: expected a flow with its points, got {shown(ds)} without them; run it with "
+            "keep_points=True"
+        )
+    last = ds.sizes["time"] - 1
+    index = count(index, "index", least=-last - 1)
+    if index > last:
+        raise IndexError(
+            f"index: expected one of the {last + 1} times, at most {last}, got {index}"
+        )
 
     def tensor(name: str) -> Tensor:
         return torch.tensor(ds[name].values)

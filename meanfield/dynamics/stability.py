@@ -11,12 +11,14 @@ import xarray as xr
 
 from meanfield.dynamics.clocks import checked_times
 from meanfield.dynamics.flow_map import FlowMap, VelocityMap
+from meanfield.dynamics.integrators import TABLEAUS
 from meanfield.dynamics.trajectories import trajectory
 from meanfield.dynamics.velocities import layers_of
 from meanfield.linalg import LinearMap, largest_block_norm, operator_norm
 from meanfield.linearisation import Linearisation
 from meanfield.lipschitz import local_lipschitz
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, image_of
+from meanfield.options import choice
 from meanfield.results import Variable, dataset, provenance
 from meanfield.transport import solve_conditional_w2, solve_w2
 
@@ -71,14 +73,16 @@ def stability(
         >>> stability(F, ParticleMeasure([[1.0], [3.0]]), [0.0, 1.0], step=0.01).constant.values
         array([1.    , 2.71828...])
     """
-    if mu.batch_shape:
+    if check_measure(mu).batch_shape:
         raise ValueError(
             f"mu: expected one measure, got a batch of shape {tuple(mu.batch_shape)}; call it on "
             "each mu[i]"
         )
+    choice(method, "method", TABLEAUS)
     clock = checked_times(times)
     layers = layers_of(F, float(clock[0]), float(clock[-1]))
     small = mu.n_particles * mu.dim <= _DENSE
+    image_of(layers.at(float(clock[0])), mu)
     measure, whole, rows = mu, None, []
     for k, t in enumerate(clock):
         if k:

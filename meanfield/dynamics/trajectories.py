@@ -17,7 +17,8 @@ from meanfield.dynamics.constraints import CONSTRAINTS, Constraint, constraint_a
 from meanfield.dynamics.integrators import Adaptive, FixedStep, Noise, integrator_of
 from meanfield.dynamics.merging import coalesced
 from meanfield.dynamics.velocities import Layers, Velocity, layers_of
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.options import choice, number
 
 __all__ = ["Problem", "State", "problem_of", "states", "trajectory"]
 
@@ -96,18 +97,16 @@ def problem_of(
     coalesce: float,
 ) -> Problem:
     """The flow that these arguments describe (see `flow`)."""
-    if not isinstance(mu, ParticleMeasure):
-        raise TypeError(f"mu: expected a ParticleMeasure, got {type(mu).__name__}")
+    check_measure(mu)
     checked = checked_times(times)
     integrator = integrator_of(method, step)
     if noise is not None and integrator.method != "euler":
         raise ValueError(
             f"noise: expected method 'euler' (Euler–Maruyama) beside it, got {integrator}"
         )
-    if constraint not in CONSTRAINTS:
-        raise ValueError(f"constraint: expected one of {CONSTRAINTS}, got {constraint!r}")
-    if not 0 <= coalesce < math.inf:
-        raise ValueError(f"coalesce: expected a number ≥ 0, got {coalesce}")
+    if constraint is not None:
+        choice(constraint, "constraint", [name for name in CONSTRAINTS if name is not None])
+    coalesce = number(coalesce, "coalesce", least=0)
     if coalesce and (mu.batch_shape or mu.is_positioned or noise is not None):
         raise ValueError(
             "coalesce: expected one measure without batch axes, positions and noise: atoms of "
@@ -116,7 +115,7 @@ def problem_of(
         )
     layers = layers_of(F, float(checked[0]), float(checked[-1]))
     constraint_at(constraint, mu.points)  # refuses a start that is not on it
-    return Problem(mu, layers, checked, integrator, constraint, noise, float(coalesce))
+    return Problem(mu, layers, checked, integrator, constraint, noise, coalesce)
 
 
 def trajectory(

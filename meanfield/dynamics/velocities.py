@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from meanfield.dynamics.constraints import Constraint
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_map, image_of
 
 __all__ = ["Layers", "Velocity", "layers_of"]
 
@@ -30,7 +31,13 @@ class Velocity:
 
     def __call__(self, points: Tensor) -> Tensor:
         """The velocities (..., n, d) of particles at `points`, which are on the constraint."""
-        image = self.F(self.measure.replace(points)).points
+        moved = image_of(self.F, self.measure.replace(points))
+        logs, image = self.measure.log_weights, moved.points
+        if moved.log_weights is not logs and not torch.equal(moved.log_weights, logs):
+            raise ValueError(
+                "F: expected a velocity at the atoms of the measure, got an image with other "
+                "weights; keep them: mu.replace(points), or pushforward(T, mu)"
+            )
         if image.shape != points.shape:
             raise ValueError(
                 f"F: expected an image in R^{points.shape[-1]}, where the particles are, got one "
@@ -78,11 +85,10 @@ def layers_of(F: MeasureMap | Sequence[MeasureMap], start: float, end: float) ->
     """
     sequence = isinstance(F, Sequence)
     maps: tuple[MeasureMap, ...] = tuple(F) if isinstance(F, Sequence) else (F,)
+    if isinstance(F, (str, bytes)):
+        raise TypeError(f"F: expected a map of measures or a list of them, got {F!r:.40}")
     for one in maps:
-        if not callable(one):
-            raise TypeError(
-                f"F: expected a map of measures or a sequence of them, got {type(one).__name__}"
-            )
+        check_map(one)
     if sequence and not maps:
         raise ValueError("F: expected at least one map, got an empty sequence")
     if sequence and not (start >= 0 and end <= len(maps)):

@@ -9,6 +9,8 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from meanfield.options import meant
+
 if TYPE_CHECKING:
     import xarray as xr
 
@@ -50,7 +52,8 @@ def load(name: str) -> ModuleType:
     """
     if name not in EXPERIMENTS:
         known = ", ".join(EXPERIMENTS)
-        raise ValueError(f"no experiment named {name!r}; there are: {known}")
+        hint = meant(name, EXPERIMENTS)
+        raise ValueError(f"no experiment named {name!r}; there are: {known}{hint}")
     return importlib.import_module(f"meanfield.experiments.{name.replace('-', '_')}")
 
 

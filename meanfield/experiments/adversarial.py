@@ -24,6 +24,7 @@ from meanfield.experiments.ascent import climb
 from meanfield.experiments.fitting import fit_laws, fittable
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
+from meanfield.options import count
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
 from meanfield.sweeps import Task, sweep
@@ -44,7 +45,7 @@ class Settings:
     Attributes:
         model: as in `meanfield.pretrained.load`.
         seed: of random weights; 320 is that of the published scripts.
-        layer: attention layer, from 0.
+        layer: attention layer, from 0; the middle one if None.
         heads: whose configurations; empty for all.
         radii: R.
         n_tokens: lengths n.
@@ -57,7 +58,7 @@ class Settings:
 
     model: str = "random:gpt2"
     seed: int = 320
-    layer: int = 6
+    layer: int | None = None
     heads: tuple[int, ...] = ()
     radii: tuple[float, ...] = (100.0,)
     n_tokens: tuple[int, ...] = (2, 4, 8, 16, 32, 64, 97)
@@ -154,7 +155,10 @@ def plan(settings: Settings) -> dict[str, Any]:
     source = inputs.bilinear_transformer(
         settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
     )
-    inputs.check_fit(source, layers=[settings.layer], n_tokens=settings.n_tokens)
+    layer = (
+        source.n_layers // 2 if settings.layer is None else count(settings.layer, "layer", least=0)
+    )
+    inputs.check_fit(source, layers=[layer], n_tokens=settings.n_tokens)
     heads = settings.heads or tuple(range(source.n_heads))
     return {
         "fn": Task(measure, _VARIABLES, _PARAMETERS),
@@ -163,7 +167,7 @@ def plan(settings: Settings) -> dict[str, Any]:
             "model": settings.model,
             "model_revision": source.fingerprint,
             "model_seed": settings.seed,
-            "layer": settings.layer,
+            "layer": layer,
             "search_tokens": list(settings.search_tokens),
             "search_steps": settings.search_steps,
             "causal": settings.causal or source.causal,
@@ -174,7 +178,7 @@ def plan(settings: Settings) -> dict[str, Any]:
         "attrs": {
             "experiment": "adversarial",
             "model": inputs.short_name(settings.model),
-            "layer": settings.layer,
+            "layer": layer,
         },
     }
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from meanfield.options import meant, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,17 +19,23 @@ if TYPE_CHECKING:
 __all__ = [
     "axes",
     "colours",
+    "figure",
     "kind",
     "legend_below",
-    "legend_beside",
     "mark_unconverged",
     "readable_logs",
     "style",
+    "ticks_at",
+    "with_room",
 ]
+
+_MARKERS = "osD^vPX*<>"
+_FEW = 6  # markers along a curve of many points
 
 _STYLE: Any = {
     "figure.figsize": (5.2, 3.6),
     "figure.dpi": 110,
+    "figure.constrained_layout.use": True,
     "savefig.dpi": 200,
     "savefig.bbox": "tight",
     "pdf.fonttype": 42,
@@ -59,14 +70,167 @@ def axes(ax: Axes | None) -> Axes:
     return plt.subplots()[1]
 
 
-def legend_beside(ax: Axes) -> None:
-    """The legend to the right of the Axes."""
-    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+def legend_below(ax: Axes, **settings: Any) -> None:
+    """The legend under the Axes and its label, in as many columns as their width holds."""
+    from matplotlib.transforms import ScaledTranslation
+
+    handles, labels = ax.get_legend_handles_labels()
+    if not handles:
+        return
+    figure: Any = ax.figure
+    size = _points_of(settings.get("fontsize"))
+    # A character is half as wide as high; the handle and the gaps take five heights.
+    widest = size * (
+        5 + 0.5 * max(len(re.sub(r"[${}\\_^]|mathrm|left|right", "", t)) for t in labels)
+    )
+    width = ax.get_window_extent().width / figure.dpi * 72
+    columns = max(1, min(4, int(1.1 * width / widest), len(labels)))
+    below = ax.get_window_extent().y0 - _bottom(ax)
+    shift = ScaledTranslation(0, -below / figure.dpi - 0.04, figure.dpi_scale_trans)
+    where = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0)}
+    ax.legend(**{"ncols": columns, "bbox_transform": ax.transAxes + shift, **where, **settings})
 
 
-def legend_below(ax: Axes) -> None:
-    """The legend under the Axes."""
-    ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.18))
+def _bottom(ax: Axes) -> float:
+    """The lower end of the axis with its label, in pixels."""
+    box = ax.xaxis.get_tightbbox()
+    return ax.get_window_extent().y0 if box is None else box.y0
+
+
+def with_room(figure: Any) -> None:
+    """Make a figure of ours taller by its legend, which so takes nothing from the curves."""
+    legends = [legend for ax in figure.axes if (legend := ax.get_legend()) is not None]
+    inches = max((one.get_window_extent().height / figure.dpi for one in legends), default=0.0)
+    figure.set_figheight(figure.get_figheight() + inches)
+
+
+def figure(draw: Callable[..., Axes]) -> Callable[..., Axes]:
+    """What all figures take besides their own settings: legend, title, label, lines' properties.
+
+    Curves of one colour get one marker, so that they can be told apart without colours.
+    """
+    own = inspect.signature(draw)
+
+    @functools.wraps(draw)
+    def drawn(
+        ds: Any,
+        *,
+        ax: Axes | None = None,
+        legend: bool | str | Mapping[str, Any] = True,
+        title: str | None = None,
+        label: str | None = None,
+        **settings: Any,
+    ) -> Axes:
+        if not hasattr(ds, "data_vars"):
+            raise TypeError(f"ds: expected an xarray.Dataset, got {shown(ds)}")
+        lines = {name: settings.pop(name) for name in list(settings) if name not in own.parameters}
+        _check_lines(draw.__name__, lines, own)
+        canvas = axes(ax)
+        known = set(canvas.get_lines())
+        draw(ds, ax=canvas, **settings)
+        new = [line for line in canvas.get_lines() if line not in known]
+        _mark(new)
+        for line in new:
+            if lines:
+                line.set(**lines)
+            text = str(line.get_label())
+            if label is not None and not text.startswith("_"):
+                line.set_label(f"{label}: {text}")
+        if title is not None:
+            canvas.set_title(title)
+        _place_legend(canvas, legend)
+        if ax is None:
+            with_room(canvas.figure)
+        return canvas
+
+    common = inspect.signature(drawn, follow_wrapped=False).parameters
+    extra = [common[name].replace(annotation=_TYPES[name]) for name in _TYPES if name != "ax"]
+    mine = [
+        p.replace(default=None, annotation=_TYPES["ax"]) if p.name == "ax" else p
+        for p in own.parameters.values()
+    ]
+    lines = inspect.Parameter("lines", inspect.Parameter.VAR_KEYWORD)
+    signature = own.replace(parameters=[*mine, *extra, lines])
+    drawn.__signature__ = signature  # type: ignore[attr-defined]
+    drawn.__doc__ = (draw.__doc__ or "").replace(_AX, _AX + _COMMON)
+    return drawn
+
+
+_TYPES = {
+    "ax": "Axes | None",
+    "legend": "bool | str | Mapping[str, Any]",
+    "title": "str | None",
+    "label": "str | None",
+}
+_AX = "        ax: where to draw; a new figure if None.\n"
+_COMMON = """\
+        legend: under the Axes if True; False for none, "beside", a place of matplotlib such
+            as "best", or settings of `Axes.legend`.
+        title: in place of the figure's own; "" for none.
+        label: what comes before the names of the curves, to tell two Datasets apart.
+        **lines: properties of all lines, such as ``linewidth=2``.
+"""
+
+
+def _check_lines(name: str, lines: Mapping[str, Any], own: inspect.Signature) -> None:
+    from matplotlib.lines import Line2D
+
+    for given in lines:
+        if not hasattr(Line2D, f"set_{given}"):
+            known = [*own.parameters, "legend", "title", "label", "linewidth", "color", "alpha"]
+            raise TypeError(
+                f"{name}: expected its own settings or properties of lines, got {given!r}"
+                f"{meant(given, known)}"
+            )
+
+
+def _mark(lines: Sequence[Any]) -> None:
+    """One marker for each colour; a few along a curve that has none."""
+    from matplotlib.colors import to_hex
+
+    marker_of: dict[str, str] = {}
+    for line in lines:
+        colour, plain = to_hex(line.get_color()), line.get_marker() in ("None", None, "")
+        if colour == "#000000" or (not plain and line.get_marker() not in ("o", ".")):
+            continue
+        if plain and (line.get_linestyle() != "-" or str(line.get_label()).startswith("_")):
+            continue
+        marker = marker_of.setdefault(colour, _MARKERS[len(marker_of) % len(_MARKERS)])
+        line.set_marker(marker)
+        if plain and len(line.get_xdata()) > _FEW:
+            first = len(marker_of) * len(line.get_xdata()) // (_FEW * _FEW)
+            line.set_markevery((first, len(line.get_xdata()) // _FEW))
+
+
+def _place_legend(ax: Axes, legend: bool | str | Mapping[str, Any]) -> None:
+    if legend is False:
+        return
+    if legend is True or legend == "below":
+        legend_below(ax)
+    elif legend == "beside":
+        ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    else:
+        settings: Any = legend if isinstance(legend, Mapping) else {"loc": legend}
+        ax.legend(**settings)
+
+
+def _points_of(size: Any) -> float:
+    import matplotlib as mpl
+    from matplotlib.font_manager import FontProperties
+
+    return FontProperties(size=size or mpl.rcParams["legend.fontsize"]).get_size_in_points()
+
+
+def ticks_at(ax: Axes, x: Any) -> None:
+    """Ticks where the data are, if they are few."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+
+    values = np.unique(np.asarray(x, float))
+    if len(values) <= _FEW + 2:
+        ax.xaxis.set_major_locator(FixedLocator(values.tolist()))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.xaxis.set_minor_locator(FixedLocator([]))
 
 
 def colours(count: int) -> list[Any]:
@@ -98,14 +262,22 @@ def readable_logs(ax: Axes) -> None:
 
     Call it after everything is drawn: it goes by the limits.
     """
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+    from matplotlib.ticker import (
+        FixedLocator,
+        FuncFormatter,
+        LogLocator,
+        MaxNLocator,
+        NullFormatter,
+    )
 
     for axis in (ax.xaxis, ax.yaxis):
-        if axis.get_scale() != "log":
+        if axis.get_scale() != "log" or isinstance(axis.get_major_locator(), FixedLocator):
             continue
         low, high = axis.get_view_interval()
         decades = abs(float(np.log10(high / low)))
         axis.set_minor_formatter(NullFormatter())
         if decades < 2.5:
-            axis.set_major_locator(MaxNLocator(5) if decades < 0.9 else LogLocator(10, (1, 2, 5)))
+            subs = (1, 2, 5) if decades >= 1 else (1, 1.5, 2, 3, 4, 5, 6, 8)
+            few = MaxNLocator(5) if decades < 0.3 else LogLocator(10, subs, numticks=12)
+            axis.set_major_locator(few)
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -8,13 +8,12 @@ import numpy as np
 import xarray as xr
 
 from meanfield.figures.canvas import (
-    axes,
     colours,
+    figure,
     kind,
-    legend_below,
-    legend_beside,
     mark_unconverged,
     readable_logs,
+    ticks_at,
 )
 
 if TYPE_CHECKING:
@@ -34,15 +33,15 @@ __all__ = [
 ]
 
 
-def plot_growth_in_n(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False) -> Axes:
-    """Euclidean constant of n tokens against n: √n growth, then saturation.
+@figure
+def plot_growth_in_n(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
+    """Euclidean constant of n tokens against n, beside √n and what is proved from below.
 
     Args:
         ds: a two-Dirac Dataset, with ``euclidean``, ``particle``, ``general_lower`` along `case`.
         ax: where to draw; a new figure if None.
         causal: whether to take the masked cases.
     """
-    ax = axes(ax)
     rows = _select(ds, crowd=-1.0, causal=causal, sequence=True)
     rows = rows.isel(case=np.flatnonzero(rows.dim.values == rows.dim.values.max()))
     radii = np.unique(rows.radius.values)
@@ -52,22 +51,21 @@ def plot_growth_in_n(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = F
         ax.plot(n, line.euclidean, "o-", color=colour, label=f"R = {radius:g}")
         ax.plot(n, line.particle, "x", color=colour, markersize=7)
         mark_unconverged(ax, n, line.euclidean, line.euclidean_converged)
-        ax.plot(n, line.general_lower, "--", color=colour, linewidth=0.9)
+        ax.plot(n, line.general_lower, ":", color=colour, linewidth=0.9)
     n = np.unique(rows.n_tokens.values)
-    ax.plot(n, np.sqrt(n), ":", color="black", label=r"$\sqrt{n}$")
+    ax.plot(n, np.sqrt(n), "-", color="black", linewidth=0.9, label=r"$\sqrt{n}$")
     ax.plot([], [], "kx", markersize=7, label="two weighted atoms")
-    ax.plot([], [], "k--", linewidth=0.9, label="Prop. 3.4, below")
-    ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="local constant")
+    ax.plot([], [], "k:", linewidth=0.9, label="lower bound, Prop. 3.4")
+    ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel=r"$\|Df(X)\|$")
     ax.set_ylim(bottom=0.5)
-    ax.set_title(
-        rf"Euclidean constant of $n$ tokens ({kind(causal)}): $\sqrt{{n}}$, then saturation"
-    )
-    legend_beside(ax)
+    ticks_at(ax, rows.n_tokens)
+    ax.set_title(f"Euclidean constant of $n$ tokens in two clusters, {kind(causal)}")
     readable_logs(ax)
     return ax
 
 
-def plot_growth_in_radius(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_growth_in_radius(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Best two-Dirac constant against R², between its bounds, and Theorem 3.5 far above.
 
     Args:
@@ -75,7 +73,6 @@ def plot_growth_in_radius(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
             ``theorem_3_5``.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     rows = _select(ds, crowd=-1.0)
     for causal, colour in ((False, "tab:blue"), (True, "tab:orange")):
         part = rows.isel(case=np.flatnonzero(rows.causal.values.astype(bool) == causal))
@@ -104,12 +101,12 @@ def plot_growth_in_radius(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     )
     ax.set(yscale="log", xlabel=r"$R^2$", ylabel="local constant, Wasserstein")
     ax.set_title(r"Two unbalanced Diracs: exponential growth in $R^2$")
-    legend_below(ax)
     readable_logs(ax)
     return ax
 
 
-def plot_light_weight(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False) -> Axes:
+@figure
+def plot_light_weight(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     """Both components of the two-Dirac constant against the light weight.
 
     Args:
@@ -117,7 +114,6 @@ def plot_light_weight(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = 
         ax: where to draw; a new figure if None.
         causal: whether to take the masked cases.
     """
-    ax = axes(ax)
     rows = _select(ds, crowd=-1.0, causal=causal, sequence=False)
     rows = rows.isel(case=np.flatnonzero(rows.dim.values == rows.dim.values.max()))
     radii = np.unique(rows.radius.values)
@@ -135,14 +131,12 @@ def plot_light_weight(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = 
     ax.set(yscale="log", xlabel="log(light weight / heavy weight)", ylabel="local constant")
     ax.set_ylim(bottom=1e-2)
     ax.set_title("The most sensitive cluster is extremely unbalanced")
-    legend_beside(ax)
     readable_logs(ax)
     return ax
 
 
-def plot_lemma_3_2(
-    ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False, radius: float = 1.5
-) -> Axes:
+@figure
+def plot_lemma_3_2(ds: xr.Dataset, *, ax: Axes, causal: bool = False, radius: float = 1.5) -> Axes:
     """Discrete Euclidean and Wasserstein secants meet as the step shrinks.
 
     Args:
@@ -152,7 +146,6 @@ def plot_lemma_3_2(
         causal: whether to take the masked cases (conditional distance).
         radius: which R; the nearest that the Dataset has.
     """
-    ax = axes(ax)
     rows = _select(ds, causal=causal, crowd=-1.0, sequence=True)
     rows = rows.isel(case=np.flatnonzero(np.isfinite(rows.euclidean_secant).all("step").values))
     rows = rows.isel(case=np.flatnonzero(rows.dim.values == rows.dim.values.max()))
@@ -175,19 +168,18 @@ def plot_lemma_3_2(
     ax.invert_xaxis()
     lemma = "4.2 (masked" if causal else "3.2 (plain"
     ax.set_title(f"Lemma {lemma}, R = {radius:g}): secants meet as the step shrinks")
-    legend_beside(ax)
     readable_logs(ax)
     return ax
 
 
-def plot_splitting(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_splitting(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Where splitting an atom beats moving it: a crowd at the origin, one light atom at R.
 
     Args:
         ds: a two-Dirac Dataset, with ``particle``, ``splitting``, ``splitting_secant``.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     rows = _select(ds, crowd=0.0, causal=False, sequence=False)
     rows = rows.isel(case=np.flatnonzero(rows.dim.values == rows.dim.values.min()))
     rows = rows.sortby("radius")
@@ -201,13 +193,13 @@ def plot_splitting(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.set(xscale="log", yscale="log", xlabel="radius R", ylabel="local constant, Wasserstein")
     ax.xaxis.minorticks_off()
     ax.set_title("Splitting wins: crowd at the origin, light atom at R (d = 1)")
-    ax.legend()
     readable_logs(ax)
     return ax
 
 
+@figure
 def plot_secants(
-    ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False, radius: float | None = None
+    ds: xr.Dataset, *, ax: Axes, causal: bool = False, radius: float | None = None
 ) -> Axes:
     """Secant ratios over the Euclidean constant of n tokens, as the step shrinks.
 
@@ -218,7 +210,6 @@ def plot_secants(
         causal: whether to take the masked cases (conditional distance).
         radius: which R; the largest by default.
     """
-    ax = axes(ax)
     rows = ds.isel(case=np.flatnonzero(ds.causal.values.astype(bool) == causal))
     radius = rows.radius.values.max() if radius is None else radius
     rows = rows.isel(case=np.flatnonzero((rows.radius == radius) & (rows.draw == 0)))
@@ -244,12 +235,12 @@ def plot_secants(
     ax.invert_xaxis()
     lemma = "4.2 (masked" if causal else "3.2 (plain"
     ax.set_title(f"Lemma {lemma}, R = {radius:g})")
-    legend_beside(ax)
     readable_logs(ax)
     return ax
 
 
-def plot_regimes(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_regimes(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Largest constant found over √n, over (n, R), and the lines where one bound hands over.
 
     Args:
@@ -257,35 +248,52 @@ def plot_regimes(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
             ``theorem_3_5`` and ``size``, c = ‖A‖R².
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     cube = ds.set_index(case=["n_tokens", "radius"]).unstack("case").sortby(["n_tokens", "radius"])
     n, radius = cube.n_tokens.values, cube.radius.values
     share = np.log10((cube.worst / np.sqrt(cube.n_tokens)).transpose("radius", "n_tokens").values)
     limit = np.abs(share).max()
-    mesh = ax.pcolormesh(
-        n, radius, share, cmap="RdBu_r", vmin=-limit, vmax=limit, shading="nearest"
-    )
+    edges = _edges(n), _edges(radius)
+    mesh = ax.pcolormesh(*edges, share, cmap="RdBu_r", vmin=-limit, vmax=limit)
     ax.figure.colorbar(mesh, ax=ax, label=r"$\log_{10}$(largest constant found / $\sqrt{n}$)")
     # c/R² is ‖A‖ in every case, so that the lines are formulas and not contours of cells.
     norm_A = float((ds["size"] / ds.radius**2).mean())
-    along = np.geomspace(max(n.min(), 1.01), n.max(), 400)
+    along = np.geomspace(max(edges[0][0], 1.01), edges[0][-1], 400)
     exact = np.sqrt(np.log(along) / (2 * norm_A))
     ax.plot(along, exact, "k-", label=r"$n = e^{2c}$: the regimes of the bound for $n$ tokens")
     papers = [_crossing(float(one), norm_A) for one in along]
     ax.plot(along, papers, "k--", label="Thm 3.3 = Thm 3.5: below the line the second is smaller")
-    low, high = radius.min(), radius.max()
     gain = cube.general_bound / cube.tokens_bound
-    words = f"gain over Thm 3.3: {float(gain.min()):.2g} to {float(gain.max()):.2g}"
+    gained = f"gain over Thm 3.3: {float(gain.min()):.2g} to {float(gain.max()):.2g}"
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="radius R")
-    ax.set_ylim(low, high)
-    ax.xaxis.minorticks_off()
+    ax.set(xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
+    ticks_at(ax, n)
+    # Above the first line the bound is √n (1 + c) or so, below it that of all measures.
+    middle = float(np.sqrt(np.prod(edges[0][[0, -1]])))
+    turn = float(np.sqrt(np.log(middle) / (2 * norm_A)))
+    words: Any = {"va": "center", "ha": "center", "bbox": {"fc": "white", "alpha": 0.7, "lw": 0}}
+    for height, text in (
+        ((edges[1][0] * turn) ** 0.5, "mean field"),
+        ((edges[1][-1] * turn) ** 0.5, r"$\sqrt{n}$"),
+    ):
+        ax.text(middle, height, text, **words)
     unknown = ~cube.worst_converged.astype(bool).transpose("radius", "n_tokens").values
     places = np.argwhere(unknown)
     mark_unconverged(ax, n[places[:, 1]], radius[places[:, 0]], np.zeros(len(places), bool))
-    ax.set_title(f"Regimes: mean field (small $R$), $\\sqrt{{n}}$, large radius\n{words}")
-    legend_below(ax)
+    ax.set_title(f"Largest constant found, beside where the bounds change\n{gained}")
     readable_logs(ax)
     return ax
+
+
+def _edges(centres: np.ndarray) -> np.ndarray:
+    """Edges of cells on a logarithmic axis: geometric means, and as far outside."""
+    logs = np.log(centres)
+    inner = (logs[1:] + logs[:-1]) / 2
+    ends = (
+        (2 * logs[0] - inner[0], 2 * logs[-1] - inner[-1])
+        if len(logs) > 1
+        else (logs[0] - 1, logs[0] + 1)
+    )
+    return np.exp([ends[0], *inner, ends[1]])
 
 
 def _crossing(n: float, norm_A: float) -> float:
@@ -298,38 +306,38 @@ def _crossing(n: float, norm_A: float) -> float:
     return float(np.sqrt(low / norm_A))
 
 
-def plot_masked_bound(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_masked_bound(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Masked constants against n: above the unmasked bound, below the masked one.
 
     Args:
         ds: a masked-bound Dataset, with ``largest``, ``unmasked_bound``, ``tokens_bound``.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     sizes = np.unique(ds["size"].values)
     for colour, size in zip(colours(len(sizes)), sizes, strict=True):
         rows = ds.isel(case=np.flatnonzero(ds["size"].values == size)).sortby("n_tokens")
         ax.plot(rows.n_tokens, rows.largest, "o-", color=colour, label=rf"$\|A\|R^2$ = {size:g}")
-        ax.plot(rows.n_tokens, rows.unmasked_bound, ":", color=colour)
+        ax.plot(rows.n_tokens, rows.unmasked_bound, "-.", color=colour)
         ax.plot(rows.n_tokens, rows.tokens_bound, "--", color=colour, linewidth=0.9)
         mark_unconverged(ax, rows.n_tokens, rows.largest, rows.largest_converged)
-    ax.plot([], [], "k:", label="Thm 3.5 (plain only)")
-    ax.plot([], [], "k--", linewidth=0.9, label="masked, n tokens: this package")
+    ax.plot([], [], "k-.", label="upper bound of plain attention, Thm 3.5")
+    ax.plot([], [], "k--", linewidth=0.9, label="upper bound, masked: this package")
     ax.set(xscale="log", yscale="log", xlabel="number of atoms n", ylabel="local constant, masked")
-    ax.set_title("Masked attention exceeds the unmasked bound")
-    legend_beside(ax)
+    ticks_at(ax, ds.n_tokens)
+    ax.set_title("Masked attention beside the bound of plain attention")
     readable_logs(ax)
     return ax
 
 
-def plot_sharpness(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_sharpness(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Upper bounds over the largest constant found, against c = R²: 1 would be sharp.
 
     Args:
         ds: a sharpness Dataset, with ``found``, ``upper``, ``two_dirac_lower``, ``theorem_3_5``.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     for causal, colour in ((False, "tab:blue"), (True, "tab:orange")):
         part = ds.isel(case=np.flatnonzero(ds.causal.values.astype(bool) == causal))
         if not part.sizes["case"]:
@@ -350,12 +358,12 @@ def plot_sharpness(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.axhline(1.0, color="black", linewidth=0.8)
     ax.set(yscale="log", xlabel=r"$c = \|A\|R^2$", ylabel="upper bound / largest known")
     ax.set_title("How far the bounds are from measures that exist")
-    legend_below(ax)
     readable_logs(ax)
     return ax
 
 
-def plot_token_sharpness(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False) -> Axes:
+@figure
+def plot_token_sharpness(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     """Upper bounds for n uniform tokens over the largest constant found, against c = R².
 
     Args:
@@ -363,7 +371,6 @@ def plot_token_sharpness(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool
         ax: where to draw; a new figure if None.
         causal: whether to take the masked cases.
     """
-    ax = axes(ax)
     part = ds.isel(case=np.flatnonzero(ds.causal.values.astype(bool) == causal))
     lengths = np.unique(part.n_atoms.values)
     for colour, n in zip(colours(len(lengths)), lengths, strict=True):
@@ -380,7 +387,6 @@ def plot_token_sharpness(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool
     ax.axhline(1.0, color="black", linewidth=0.8)
     ax.set(yscale="log", xlabel=r"$c = \|A\|R^2$", ylabel="upper bound / largest found")
     ax.set_title(f"Bounds for n uniform tokens ({kind(causal)})")
-    legend_beside(ax)
     readable_logs(ax)
     return ax
 

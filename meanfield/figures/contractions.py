@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
-from meanfield.figures.canvas import axes, colours, legend_beside, readable_logs
+from meanfield.figures.canvas import colours, figure, readable_logs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,14 +23,14 @@ __all__ = [
 ]
 
 
-def plot_l2_tightness(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_l2_tightness(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """The largest ‖J‖_∞ of one-dimensional L2 attention found, and its bound, against n.
 
     Args:
         ds: of the experiment ``l2-tightness``.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     rows = _select(ds, dim=1, n_heads=1).sortby("n_tokens")
     n = rows.n_tokens.values
     ax.plot(n, rows.bound, "--", color="tab:red", label="bound 1 + 4 φ⁻¹(n−1)")
@@ -40,18 +40,17 @@ def plot_l2_tightness(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.plot(n, rows.best, "o-", color="tab:blue", label="best of the ascent")
     ax.set(xscale="log", xlabel="number of tokens n", ylabel=r"largest $\|J\|_\infty$ found")
     ax.set_title(r"L2 attention, $d = H = 1$: the $\infty$-norm grows as $\log n$")
-    legend_beside(ax)
     return ax
 
 
-def plot_l2_ratio(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_l2_ratio(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """The largest row sum found over the bound, against n, for every shape of the layer.
 
     Args:
         ds: of the experiment ``l2-tightness``.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     shapes = sorted(
         {(int(d), int(h)) for d, h in zip(ds.dim.values, ds.n_heads.values, strict=True)}
     )
@@ -64,11 +63,11 @@ def plot_l2_ratio(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.set(xscale="log", xlabel="number of tokens n", ylabel="best found / bound")
     ax.set_ylim(0.0, 1.05)
     ax.set_title(r"How tight the $\infty$-norm bound of L2 attention is")
-    legend_beside(ax)
     return ax
 
 
-def plot_inverse(ds: xr.Dataset, *, ax: Axes | None = None, spread: float | None = None) -> Axes:
+@figure
+def plot_inverse(ds: xr.Dataset, *, ax: Axes, spread: float | None = None) -> Axes:
     """The error of the preimage against the number of fixed-point steps.
 
     Args:
@@ -76,7 +75,6 @@ def plot_inverse(ds: xr.Dataset, *, ax: Axes | None = None, spread: float | None
         ax: where to draw; a new figure if None.
         spread: of the tokens; the largest there is if None.
     """
-    ax = axes(ax)
     spread = float(ds.spread.max()) if spread is None else spread
     factors = np.unique(ds.factor.values)
     step = ds.step.values
@@ -88,19 +86,18 @@ def plot_inverse(ds: xr.Dataset, *, ax: Axes | None = None, spread: float | None
         ax.plot(step, factor ** step.astype(float), ":", color=colour, linewidth=0.9)
     ax.plot([], [], "k:", linewidth=0.9, label=r"$c^k$")
     ax.set(yscale="log", xlabel="step k", ylabel="largest relative error of the preimage")
-    ax.set_title(f"Inverting x + c f(x)/L, tokens of spread {spread:g}")
-    legend_beside(ax)
+    ax.set_title(f"Inverting $x + c\\,f(x)/L$, tokens of spread {spread:g}")
     return ax
 
 
-def plot_inverse_steps(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_inverse_steps(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Steps to 1e-12: by the bound, by the constant measured at the input, and as certified.
 
     Args:
         ds: of the experiment ``inverse``.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     names = {
         "steps_bound": ("s--", "predicted by c"),
         "steps_measured": ("o-", "predicted by the measured constant"),
@@ -114,19 +111,18 @@ def plot_inverse_steps(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
             ax.plot(rows.factor, rows[name], mark, color=colour, label=label, fillstyle="none")
     ax.set(yscale="log", xlabel="contraction factor c", ylabel="steps to a relative 1e-12")
     ax.set_title("L2 attention: steps that each constant asks for")
-    legend_beside(ax)
     readable_logs(ax)
     return ax
 
 
-def plot_bits_per_character(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_bits_per_character(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Validation bits per character against depth: each seed a dot, lines through the means.
 
     Args:
         ds: of the character language model: ``bits`` along `case`, with ``variant``, ``depth``.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     variants = list(dict.fromkeys(str(v) for v in ds.variant.values))
     for colour, variant in zip(colours(len(variants)), variants, strict=True):
         rows = _select(ds, variant=variant)
@@ -136,18 +132,17 @@ def plot_bits_per_character(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.set(xlabel="number of blocks", ylabel="validation bits per character")
     ax.set_title("Character language model, a small replica")
     ax.set_xticks(np.unique(ds.depth.values))
-    legend_beside(ax)
     return ax
 
 
-def plot_training_curves(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_training_curves(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Validation bits per character along the training, means over seeds, of the deepest models.
 
     Args:
         ds: of the character language model: ``curve`` along `case` and `evaluation`.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     depth = int(ds.depth.max())
     variants = list(dict.fromkeys(str(v) for v in ds.variant.values))
     for colour, variant in zip(colours(len(variants)), variants, strict=True):
@@ -156,25 +151,23 @@ def plot_training_curves(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ax.plot(rows.evaluation, rows.curve.T, ".", color=colour, alpha=0.4)
     ax.set(xlabel="training steps", ylabel="validation bits per character")
     ax.set_title(f"Training of {depth} blocks at a fixed rate")
-    legend_beside(ax)
     return ax
 
 
-def plot_layer_constants(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_layer_constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """The constant of each trained layer at the text, beside its bound.
 
     Args:
         ds: with ``measured`` and ``bound`` along `layer`.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     layer = ds.layer.values
     ax.plot(layer, ds.bound, "s--", color="tab:red", label="bound")
     ax.plot(layer, ds.measured, "o-", color="tab:blue", label="measured at the text")
     ax.set(yscale="log", xlabel="layer", ylabel="Lipschitz constant")
     ax.set_title("The trained layers, and what is certain of them")
     ax.set_xticks(layer)
-    legend_beside(ax)
     readable_logs(ax)
     return ax
 

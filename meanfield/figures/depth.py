@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meanfield.figures.canvas import axes, legend_below, mark_unconverged, readable_logs
+from meanfield.figures.canvas import figure, mark_unconverged, readable_logs
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["plot_constants_through_depth", "plot_displacement_through_depth", "plot_families"]
 
 
-def plot_constants_through_depth(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_constants_through_depth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Constants of the blocks, of the network up to each, and the products; medians of windows.
 
     Beside them what the network's constant is at most while every token moves by ε, relative to
@@ -26,7 +27,6 @@ def plot_constants_through_depth(ds: xr.Dataset, *, ax: Axes | None = None) -> A
         ds: a Dataset of the experiment ``through-depth``.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     lines = (
         ("constant", "o-", "tab:blue", "block"),
         ("through", "s-", "tab:green", "network up to the block"),
@@ -42,8 +42,9 @@ def plot_constants_through_depth(ds: xr.Dataset, *, ax: Axes | None = None) -> A
             mark_unconverged(ax, ds.layer, middle, ds[f"{name}_converged"].all("case"))
     _balls(ax, ds)
     ax.set(yscale="log", xlabel="block", ylabel=r"local $W_2$ constant")
+    ax.set_xticks(ds.layer.values)
+    readable_logs(ax)
     ax.set_title(f"Sensitivity through depth\n{_source(ds)}")
-    legend_below(ax)
     return ax
 
 
@@ -60,22 +61,24 @@ def _balls(ax: Axes, ds: xr.Dataset) -> None:
             ax.plot(ds.layer[seen], middle[seen], ":", marker=".", color=str(shade), label=label)
 
 
-def plot_displacement_through_depth(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_displacement_through_depth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """How far the cloud moves in W2, and its tokens one by one, in units of the radius.
 
     Args:
         ds: a Dataset of the experiment ``through-depth``.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     for name, style, label in (
         ("displacement", "o-", "each token to its image"),
         ("moved", "s-", r"$W_2$"),
     ):
-        ax.plot(ds.layer, (ds[name] / ds.radius).median("case"), style, label=label)
+        # The two agree where no relabelling of the tokens saves anything.
+        size: Any = {"fillstyle": "none", "markersize": 8} if name == "moved" else {}
+        ax.plot(ds.layer, (ds[name] / ds.radius).median("case"), style, label=label, **size)
     ax.set(xlabel="block", ylabel="distance / radius after the block", ylim=(0, None))
+    ax.set_xticks(ds.layer.values)
     ax.set_title(f"What a block does to the tokens\n{_source(ds)}")
-    legend_below(ax)
     return ax
 
 
@@ -88,7 +91,8 @@ _QUANTITIES = {
 }
 
 
-def plot_families(ds: xr.Dataset, *, ax: Axes | None = None, quantity: str = "constant") -> Axes:
+@figure
+def plot_families(ds: xr.Dataset, *, ax: Axes, quantity: str = "constant") -> Axes:
     """A quantity of every model over relative depth; medians, and the range over windows.
 
     Args:
@@ -96,7 +100,6 @@ def plot_families(ds: xr.Dataset, *, ax: Axes | None = None, quantity: str = "co
         ax: where to draw; a new figure if None.
         quantity: "constant", "through", "product", "effective_rank" or "radius".
     """
-    ax = axes(ax)
     for model, marker in zip(np.unique(ds.model), itertools.cycle("os^Dv*"), strict=False):
         rows = ds[quantity].where(ds.model == model, drop=True)
         n_layers = int(ds.n_layers.where(ds.model == model).max())
@@ -108,7 +111,6 @@ def plot_families(ds: xr.Dataset, *, ax: Axes | None = None, quantity: str = "co
     ax.set(yscale="log", xlabel="block / number of blocks", ylabel=_QUANTITIES[quantity])
     text = {"random": "random token ids"}.get(ds.attrs["text"], ds.attrs["text"])
     ax.set_title(f"Families through depth: {text}, n = {ds.attrs['n_tokens']}")
-    legend_below(ax)
     readable_logs(ax)
     return ax
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from meanfield.figures.canvas import axes, colours, legend_below, legend_beside, readable_logs
+from meanfield.figures.canvas import colours, figure, readable_logs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,25 +66,25 @@ def _stairs(ax: Axes, time: xr.DataArray, rows: xr.Dataset, colour: Any, label: 
 # --- clusters ---
 
 
-def plot_cluster_count(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_cluster_count(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Number of clusters on the sphere against time: it falls to 1, the later the larger β.
 
     Args:
         ds: of the experiment `clustering`.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     for colour, beta, rows in _by_level(rows_where(ds, space="sphere"), "beta"):
         _stairs(ax, rows.time.isel(case=0), rows, colour, rf"$\beta$ = {beta:g}")
     ax.set(xscale="log", yscale="log", xlabel="time t", ylabel="number of clusters")
     ax.set_title("On the sphere all tokens end in one point, later for larger β")
-    legend_beside(ax)
     readable_logs(ax)
     return ax
 
 
+@figure
 def plot_particle_paths(
-    ds: xr.Dataset, *, ax: Axes | None = None, space: str = "plane", beta: float | None = None
+    ds: xr.Dataset, *, ax: Axes, space: str = "plane", beta: float | None = None
 ) -> Axes:
     """Paths of the particles in the first two coordinates, and where they end.
 
@@ -94,7 +94,6 @@ def plot_particle_paths(
         space: "sphere" or "plane".
         beta: which; the largest if None.
     """
-    ax = axes(ax)
     rows = rows_where(ds, space=space)
     beta = float(rows.beta.max()) if beta is None else beta
     points = rows_where(rows, beta=beta).isel(case=0).points.values
@@ -109,7 +108,6 @@ def plot_particle_paths(
     ax.set(xlabel=rf"${name}_1$", ylabel=rf"${name}_2$")
     what = "in the plane, rescaled, gather on a polygon" if space == "plane" else "on the sphere"
     ax.set_title(rf"Tokens {what} ($\beta$ = {beta:g})")
-    legend_beside(ax)
     return ax
 
 
@@ -119,31 +117,30 @@ def _circle() -> Any:
     return Circle((0, 0), 1, fill=False, color="0.4", linewidth=0.8)
 
 
-def plot_staircase(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_staircase(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Number of clusters on the circle against time: stages that last exponentially long.
 
     Args:
         ds: of the experiment `metastability`.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     for colour, beta, rows in _by_level(ds, "beta"):
         _stairs(ax, ds.time, rows, colour, rf"$\beta$ = {beta:g}")
     top = 2 * float(ds.first_mode.max())
     ax.set(xscale="log", xlabel="time t", ylabel="number of clusters", ylim=(0, top))
     ax.set_title("Clusters meet pair after pair, at times exponential in β")
-    legend_beside(ax)
     return ax
 
 
-def plot_first_mode(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_first_mode(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """How many clusters the first stage has, against √β, beside the fastest growing mode.
 
     Args:
         ds: of the experiment `metastability`.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     root = np.sqrt(ds.beta.values)
     ax.plot(root, ds.found_mode, "o", color="tab:blue", fillstyle="none", label="simulated")
     mean = ds.groupby("beta").mean()
@@ -151,14 +148,14 @@ def plot_first_mode(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.plot(np.sqrt(mean.beta), mean.first_mode, "k--", drawstyle="default", label=expected)
     ax.set(xlabel=r"$\sqrt{\beta}$", ylabel="clusters of the first stage")
     ax.set_title("The fastest growing mode sets the first number of clusters")
-    ax.legend()
     return ax
 
 
 # --- placement and masks ---
 
 
-def plot_placements(ds: xr.Dataset, *, ax: Axes | None = None, beta: float | None = None) -> Axes:
+@figure
+def plot_placements(ds: xr.Dataset, *, ax: Axes, beta: float | None = None) -> Axes:
     """1 − cosine against time: e^{−2t} with Post-LN, 1/t² with Pre-LN.
 
     Args:
@@ -166,7 +163,6 @@ def plot_placements(ds: xr.Dataset, *, ax: Axes | None = None, beta: float | Non
         ax: where to draw; a new figure if None.
         beta: which; the smallest if None.
     """
-    ax = axes(ax)
     rows = rows_where(ds, beta=float(ds.beta.min()) if beta is None else beta)
     names = list(dict.fromkeys(rows.placement.values))
     for colour, name in zip(colours(len(names)), names, strict=True):
@@ -181,13 +177,11 @@ def plot_placements(ds: xr.Dataset, *, ax: Axes | None = None, beta: float | Non
     ax.plot(t, 5 / t**2, "k:", label=r"$\propto t^{-2}$")
     ax.set(xscale="log", yscale="log", ylim=(1e-8, 2), xlabel="time t", ylabel="1 − cosine")
     ax.set_title("Collapse: exponential with Post-LN, algebraic with Pre-LN")
-    legend_beside(ax)
     return ax
 
 
-def plot_distance_to_first(
-    ds: xr.Dataset, *, ax: Axes | None = None, beta: float | None = None
-) -> Axes:
+@figure
+def plot_distance_to_first(ds: xr.Dataset, *, ax: Axes, beta: float | None = None) -> Axes:
     """Distance of each token to the first against time, masked: all come, later tokens later.
 
     Args:
@@ -195,7 +189,6 @@ def plot_distance_to_first(
         ax: where to draw; a new figure if None.
         beta: which; the smallest if None.
     """
-    ax = axes(ax)
     beta = float(ds.beta.min()) if beta is None else beta
     one = rows_where(ds, beta=beta).isel(case=0)
     n = ds.sizes["particle"]
@@ -207,14 +200,14 @@ def plot_distance_to_first(
     return ax
 
 
-def plot_masked_clusters(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_masked_clusters(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Number of clusters of masked flows against time, and the leaders of their starts.
 
     Args:
         ds: of the experiment `causal-flow`.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     for colour, beta, rows in _by_level(ds, "beta"):
         _stairs(ax, ds.time, rows, colour, rf"$\beta$ = {beta:g}")
         ax.axhline(float(rows.leaders.mean()), color=colour, linestyle=":", linewidth=1)
@@ -222,7 +215,6 @@ def plot_masked_clusters(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.plot([], [], "k:", label=rf"leaders: free by ${c:g}\,\beta^{{-1/2}}$")
     ax.set(xscale="log", yscale="log", xlabel="time t", ylabel="number of clusters")
     ax.set_title("Masked: clusters gather around leaders, the more the larger β")
-    legend_beside(ax)
     readable_logs(ax)
     return ax
 
@@ -230,7 +222,8 @@ def plot_masked_clusters(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
 # --- Gaussians and limits ---
 
 
-def plot_covariance(ds: xr.Dataset, *, ax: Axes | None = None, kernel: str = "softmax") -> Axes:
+@figure
+def plot_covariance(ds: xr.Dataset, *, ax: Axes, kernel: str = "softmax") -> Axes:
     """Eigenvalues of the covariance against time, samples beside the equation.
 
     Args:
@@ -238,7 +231,6 @@ def plot_covariance(ds: xr.Dataset, *, ax: Axes | None = None, kernel: str = "so
         ax: where to draw; a new figure if None.
         kernel: "softmax" or "l2".
     """
-    ax = axes(ax)
     ds = rows_where(ds, kernel=kernel)
     levels = _levels(ds, "n_particles")
     marks = [levels[0], levels[-1]] if len(levels) > 1 else levels
@@ -255,18 +247,18 @@ def plot_covariance(ds: xr.Dataset, *, ax: Axes | None = None, kernel: str = "so
             ax.fill_between(ds.time, low, high, color=colour, alpha=0.2, linewidth=0)
     ax.set(yscale="log", xlabel="time t", ylabel="eigenvalues of the covariance")
     ax.set_title(f"A Gaussian stays one: {kernel} (band: smallest to largest draw)")
-    legend_below(ax)
+    readable_logs(ax)
     return ax
 
 
-def plot_covariance_error(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_covariance_error(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Error of the covariance against the number of samples: n^{−1/2}.
 
     Args:
         ds: of the experiment `gaussian-flow`.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     steps = [0, ds.sizes["time"] // 2, ds.sizes["time"] - 1]
     for kernel, line in (("softmax", "o-"), ("l2", "s--")):
         if kernel not in ds.kernel.values:
@@ -280,19 +272,18 @@ def plot_covariance_error(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.plot(n, 2 / np.sqrt(n), "k:", label=r"$\propto n^{-1/2}$")
     ax.set(xscale="log", yscale="log", xlabel="samples n", ylabel="relative error, median")
     ax.set_title("Samples follow the covariance equation")
-    ax.legend()
     readable_logs(ax)
     return ax
 
 
-def plot_mean_field_limit(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_mean_field_limit(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """W₂ and the gap of the means between n samples and many, against n.
 
     Args:
         ds: of the experiment `mean-field-limit`.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     for colour, dim, rows in _by_level(ds, "dim"):
         mean = rows.groupby("n_particles").mean()
         n = mean.n_particles.values
@@ -304,7 +295,6 @@ def plot_mean_field_limit(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
             ax.plot(n, gap, f"{mark}--", **style, label=f"means, {when}: {_slope(n, gap)}")
     ax.set(xscale="log", yscale="log", xlabel="samples n", ylabel="distance to many samples")
     ax.set_title("Depth keeps the rate at which samples reach the mean field")
-    legend_beside(ax)
     readable_logs(ax)
     return ax
 
@@ -315,14 +305,14 @@ def _slope(n: np.ndarray, y: np.ndarray) -> str:
     return rf"$n^{{{np.polyfit(np.log(n), np.log(y), 1)[0]:.2f}}}$"
 
 
-def plot_noise_threshold(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_noise_threshold(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Order of noisy flows against the coupling over its critical value.
 
     Args:
         ds: of the experiment `noise-threshold`.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     pairs = sorted(set(zip(ds.dim.values.tolist(), ds.beta.values.tolist(), strict=True)))
     for colour, (dim, beta) in zip(colours(len(pairs)), pairs, strict=True):
         rows = rows_where(ds, dim=dim, beta=beta).sortby("ratio")
@@ -336,21 +326,20 @@ def plot_noise_threshold(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.plot([], [], "k-", linewidth=1, label="stationary measure")
     ax.set(xlabel=r"coupling $K/K_\#$", ylabel=r"order $|\int x\,d\mu|$", ylim=(0, 1))
     ax.set_title("Tokens align where the coupling passes its critical value")
-    legend_beside(ax)
     return ax
 
 
 # --- two Diracs through depth ---
 
 
-def plot_constant_through_depth(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_constant_through_depth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Local constant of the flow map of two Diracs against depth, under e^{∫ layer constant}.
 
     Args:
         ds: of the experiment `two-dirac-depth`.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     rows = rows_where(ds, offset=float(ds.offset.values[np.argmin(np.abs(ds.offset.values))]))
     rows = rows.sortby("radius")
     for colour, k in zip(colours(rows.sizes["case"]), range(rows.sizes["case"]), strict=True):
@@ -362,18 +351,17 @@ def plot_constant_through_depth(ds: xr.Dataset, *, ax: Axes | None = None) -> Ax
     top = 30 * float(rows.constant.max())
     ax.set(yscale="log", ylim=(0.8, top), xlabel="depth t", ylabel="local constant of the flow")
     ax.set_title("Two unbalanced clusters: what depth amplifies, and what layers allow")
-    legend_beside(ax)
     return ax
 
 
-def plot_depth_against_weight(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_depth_against_weight(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Local constant of the flow map at the last depth against the light weight.
 
     Args:
         ds: of the experiment `two-dirac-depth`.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     for colour, radius, unsorted in _by_level(ds, "radius"):
         rows = unsorted.sortby("log_ratio")
         label = f"R = {radius:g}"
@@ -384,5 +372,4 @@ def plot_depth_against_weight(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes
     ax.set(yscale="log", xlabel="log-ratio of the weights, relative to one layer's worst")
     ax.set_ylabel(f"local constant of the flow to t = {float(ds.time[-1]):g}")
     ax.set_title("Depth moves the most sensitive weight")
-    legend_beside(ax)
     return ax

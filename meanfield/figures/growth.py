@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from meanfield.figures.canvas import axes, colours, legend_below, mark_unconverged
+from meanfield.figures.canvas import colours, figure, mark_unconverged
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["plot_kernel_growth"]
 
 
-def plot_kernel_growth(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_kernel_growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """The largest constant found in the ball of radius R for each kernel, and its upper bound.
 
     Args:
         ds: a Dataset of the experiment ``kernel-growth``, with ``constant`` and ``bound``.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     names = list(dict.fromkeys(ds.kernel.values.tolist()))
     for name, colour, marker in zip(names, colours(len(names)), "osD^v", strict=False):
         part = ds.isel(case=np.flatnonzero(ds.kernel.values == name))
@@ -36,5 +36,4 @@ def plot_kernel_growth(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.plot(best.radius, 2 * best.radius**2, ":", color="black", label=r"$2R^2$")
     ax.set(yscale="log", xlabel="radius R", ylabel=r"local $W_2$ constant, $Q=K=V=I$, $d=2$")
     ax.set_title("Dot products explode, L2 attention grows as the square")
-    legend_below(ax)
     return ax

@@ -13,7 +13,7 @@ from typing import Any
 import xarray as xr
 
 from meanfield.figures import constants, contractions, depth, flows, growth, transformers
-from meanfield.figures.canvas import style
+from meanfield.figures.canvas import style, with_room
 from meanfield.results.atomic import check_replaceable, write_whole
 
 __all__ = ["save_all"]
@@ -71,6 +71,7 @@ def _save(
             except ValueError as error:  # cases that the settings leave out
                 made.append(f"no figure {name}: {error}")
                 continue
+            with_room(figure)
             # One layout for both files; "tight" would lay the figure out again for each.
             figure.draw_without_rendering()
             box = figure.get_tightbbox().padded(_MARGIN)

@@ -11,13 +11,12 @@ import numpy as np
 import xarray as xr
 
 from meanfield.figures.canvas import (
-    axes,
     colours,
+    figure,
     kind,
-    legend_below,
-    legend_beside,
     mark_unconverged,
     readable_logs,
+    ticks_at,
 )
 
 if TYPE_CHECKING:
@@ -39,9 +38,8 @@ __all__ = [
 ]
 
 
-def plot_constant_against_n(
-    ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False
-) -> Axes:
+@figure
+def plot_constant_against_n(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     """Local constant against n, one colour per layer: windows as dots, their fits as lines.
 
     Args:
@@ -49,31 +47,30 @@ def plot_constant_against_n(
         ax: where to draw; a new figure if None.
         causal: whether to take the masked cases; the others if there are none.
     """
-    ax = axes(ax)
     rows, causal = _masked(ds, causal)
     for k, colour in enumerate(colours(ds.sizes["layer"])):
         layer = int(ds.layer[k])
         y = rows.constant.isel(layer=k).transpose("case", "window").values
         n = np.broadcast_to(rows.n_tokens.values[:, None], y.shape)
-        ax.plot(n.ravel(), y.ravel(), ".", color=colour, markersize=2, alpha=0.5)
+        ax.plot(n.ravel(), y.ravel(), "o", color=colour, markersize=3, alpha=0.5)
         good = rows.constant_converged.isel(layer=k).transpose("case", "window").values
         mark_unconverged(ax, n, y, good)
         _draw_law(ax, ds, rows.n_tokens.values, colour, layer=layer, causal=causal)
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel=r"$\|Df(X)\|$")
+    ticks_at(ax, rows.n_tokens)
     ax.set_title(f"Local constant of attention, {kind(causal)}\n{_source(ds)}")
-    legend_beside(ax)
     readable_logs(ax)
     return ax
 
 
-def plot_exponents(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_exponents(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Fitted exponents with their jackknife intervals against the layer, plain and masked.
 
     Args:
         ds: a real-text Dataset.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     styles = (("constant", "o", "norm"), ("released", "x", "published scripts' quantity"))
     offsets = iter(np.linspace(-0.18, 0.18, 4))
     for causal, colour in ((False, "tab:blue"), (True, "tab:orange")):
@@ -98,11 +95,11 @@ def plot_exponents(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.set(xlabel="layer", ylabel=r"exponent p of $C\,n^p$, 95 % interval")
     ax.set_xticks(ds.layer.values)
     ax.set_title(f"Growth exponents (dotted: 1/4 and 1/2)\n{_source(ds)}")
-    legend_below(ax)
     return ax
 
 
-def plot_radius_against_n(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False) -> Axes:
+@figure
+def plot_radius_against_n(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     """Root mean square token norm against n, mean over windows, one colour per layer.
 
     Args:
@@ -110,7 +107,6 @@ def plot_radius_against_n(ds: xr.Dataset, *, ax: Axes | None = None, causal: boo
         ax: where to draw; a new figure if None.
         causal: whether to take the masked cases; the others if there are none.
     """
-    ax = axes(ax)
     rows, causal = _masked(ds, causal)
     for k, colour in enumerate(colours(ds.sizes["layer"])):
         line = rows.radius.isel(layer=k)
@@ -118,12 +114,15 @@ def plot_radius_against_n(ds: xr.Dataset, *, ax: Axes | None = None, causal: boo
         ax.plot(n, line.mean("window"), "-", color=colour, label=f"layer {int(ds.layer[k])}")
         ax.fill_between(n, low, high, color=colour, alpha=0.15, linewidth=0)
     ax.set(xlabel="number of tokens n", ylabel="root mean square of the token norms")
+    # Norms of layers behind a LayerNorm agree to rounding, which is nothing to zoom into.
+    ax.set_ylim(0.9 * float(rows.radius.min()), 1.1 * float(rows.radius.max()))
+    ticks_at(ax, rows.n_tokens)
     ax.set_title(f"Radius of the tokens, {kind(causal)}\n{_source(ds)}")
-    legend_beside(ax)
     return ax
 
 
-def plot_released_on_text(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False) -> Axes:
+@figure
+def plot_released_on_text(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     """The norm and what the published scripts compute, mean over windows, per layer.
 
     Args:
@@ -131,7 +130,6 @@ def plot_released_on_text(ds: xr.Dataset, *, ax: Axes | None = None, causal: boo
         ax: where to draw; a new figure if None.
         causal: whether to take the masked cases; the others if there are none.
     """
-    ax = axes(ax)
     rows, causal = _masked(ds, causal)
     for k, colour in enumerate(colours(ds.sizes["layer"])):
         line = rows[["constant", "released"]].isel(layer=k).mean("window")
@@ -142,16 +140,21 @@ def plot_released_on_text(ds: xr.Dataset, *, ax: Axes | None = None, causal: boo
         ax.plot(rows.n_tokens, line.released, "--", color=colour)
     ax.plot([], [], "k-", label=r"$\|Df(X)\|$")
     ax.plot([], [], "k--", label=r"$\sqrt{\|Df(X)^\top f(X)\|}$")
-    ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="mean over windows")
-    ax.set_title(f"The norm and the published scripts' quantity, {kind(causal)}\n{_source(ds)}")
-    legend_beside(ax)
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="number of tokens n",
+        ylabel=r"$\|Df(X)\|$, or the scripts' quantity",
+    )
+    ticks_at(ax, rows.n_tokens)
+    what = f"The norm and the published scripts' quantity, {kind(causal)}, mean over windows"
+    ax.set_title(f"{what}\n{_source(ds)}")
     readable_logs(ax)
     return ax
 
 
-def plot_bound_beside_constant(
-    ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False
-) -> Axes:
+@figure
+def plot_bound_beside_constant(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     """Largest constant over windows, and two upper bounds at the same tokens, per layer.
 
     Args:
@@ -159,26 +162,32 @@ def plot_bound_beside_constant(
         ax: where to draw; a new figure if None.
         causal: whether to take the masked cases; the others if there are none.
     """
-    ax = axes(ax)
     rows, causal = _masked(ds, causal)
     for k, colour in enumerate(colours(ds.sizes["layer"])):
         line = rows[["constant", "general_bound"]].isel(layer=k).max("window")
         label = f"layer {int(ds.layer[k])}"
-        ax.plot(rows.n_tokens, line.constant, "o-", color=colour, label=label, markersize=2)
+        ax.plot(rows.n_tokens, line.constant, "o-", color=colour, label=label)
         good = rows.constant_converged.isel(layer=k).astype(bool).all("window")
         mark_unconverged(ax, rows.n_tokens, line.constant, good)
-        ax.plot(rows.n_tokens, rows["local_upper"].isel(layer=k), ":", color=colour)
+        ax.plot(rows.n_tokens, rows["local_upper"].isel(layer=k), "-.", color=colour)
         ax.plot(rows.n_tokens, line.general_bound, "--", color=colour)
-    ax.plot([], [], "k:", label="upper bound at the first window")
-    ax.plot([], [], "k--", label="Thm 3.3, heads summed")
-    ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="largest over windows")
-    ax.set_title(f"Constant and upper bounds, {kind(causal)}\n{_source(ds)}")
-    legend_beside(ax)
+    ax.plot([], [], "k-.", label="upper bound at the first window")
+    ax.plot([], [], "k--", label="upper bound, Thm 3.3, heads summed")
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="number of tokens n",
+        ylabel=r"local constant $\|Df(X)\|$",
+    )
+    ticks_at(ax, rows.n_tokens)
+    what = f"Largest constant over windows, and upper bounds, {kind(causal)}"
+    ax.set_title(f"{what}\n{_source(ds)}")
     readable_logs(ax)
     return ax
 
 
-def plot_released(ds: xr.Dataset, *, ax: Axes | None = None, kind: str = "head") -> Axes:
+@figure
+def plot_released(ds: xr.Dataset, *, ax: Axes, kind: str = "head") -> Axes:
     """The norm and what the published scripts compute at the same inputs, with their fits.
 
     Args:
@@ -189,7 +198,6 @@ def plot_released(ds: xr.Dataset, *, ax: Axes | None = None, kind: str = "head")
     Raises:
         ValueError: the Dataset has no such inputs.
     """
-    ax = axes(ax)
     kinds = list(dict.fromkeys(ds.input_kind.values))
     if kind not in kinds:
         raise ValueError(f"kind: expected one of the Dataset's inputs {kinds}, got {kind!r}")
@@ -207,25 +215,30 @@ def plot_released(ds: xr.Dataset, *, ax: Axes | None = None, kind: str = "head")
         C, p = float(fits.fit_constant[0]), float(fits.fit_exponent[0])
         ax.plot(n, C * n**p, "-", color=colour, label=f"{label}: ${C:.2f}\\,n^{{{p:.2f}}}$")
     what = {
-        "head": f"worst case of head {ds.attrs.get('head')}",
-        "rows": "the scripts' slice in place of a head",
-        "tokens": "random token ids",
+        "head": f"Norm and scripts' quantity: worst case of head {ds.attrs.get('head')}",
+        "rows": "Norm and scripts' quantity: their slice in place of a head",
+        "tokens": "Norm and scripts' quantity: random token ids",
     }
-    ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="value")
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel="number of tokens n",
+        ylabel=r"$\|Df(X)\|$, or the scripts' quantity",
+    )
+    ticks_at(ax, n)
     ax.set_title(f"{what[kind]}\n{ds.attrs.get('model')}, layer {ds.attrs.get('layer')}")
-    ax.legend()
     readable_logs(ax)
     return ax
 
 
-def plot_adversarial(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_adversarial(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Constant of the layer against n at the worst case of the best head, at every radius.
 
     Args:
         ds: an adversarial Dataset.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     best = ds.attrs["best_head"]
     rows = ds.isel(case=np.flatnonzero(ds["head"].values == best))
     radii = np.unique(rows.radius.values)
@@ -247,20 +260,20 @@ def plot_adversarial(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     n = np.unique(rows.n_tokens.values)
     ax.plot(n, np.sqrt(n), "k:", label=r"$\sqrt{n}$")
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="local constant")
+    ticks_at(ax, n)
     ax.set_title(f"Worst case of head {best}\n{ds.attrs['model']}, layer {ds.attrs['layer']}")
-    legend_beside(ax)
     readable_logs(ax)
     return ax
 
 
-def plot_adversarial_heads(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_adversarial_heads(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Constant of the layer at the worst case of each head, at the largest n and R.
 
     Args:
         ds: an adversarial Dataset.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     far = (ds.n_tokens == ds.n_tokens.max()) & (ds.radius == ds.radius.max())
     rows = ds.isel(case=np.flatnonzero(far.values)).sortby("head")
     heads = rows["head"].values
@@ -274,18 +287,17 @@ def plot_adversarial_heads(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.set_xticks(heads)
     ax.set_title(f"Choice of head\n{ds.attrs['model']}, layer {ds.attrs['layer']}")
     ax.grid(visible=False, axis="x")
-    legend_beside(ax)
     return ax
 
 
-def plot_scaling_factor(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_scaling_factor(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """γR² of every head, at the real radius of its tokens, per layer.
 
     Args:
         ds: a scaling-factor Dataset.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     exponent = ds.exponent.mean("window").transpose("case", "head").values
     layer = np.broadcast_to(ds.layer.values[:, None], exponent.shape)
     ax.plot(layer.ravel(), exponent.ravel(), "o", color="tab:blue", alpha=0.6, label="a head")
@@ -293,22 +305,27 @@ def plot_scaling_factor(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     needed = np.log(n) / 2
     label = rf"$\log(n)/2$, n = {n}: above, $e^{{-2\gamma R^2}} < 1/n$"
     ax.axhline(needed, color="black", linestyle=":", label=label)
-    ax.set(yscale="symlog", xlabel="layer", ylabel=r"$\gamma R^2$")
-    ax.set_ylim(bottom=0)
+    # Linear up to the smallest decade that holds a tenth of the heads, so that none are crushed.
+    small = float(np.quantile(exponent[exponent > 0], 0.1)) if (exponent > 0).any() else 1.0
+    linear = 10.0 ** np.floor(np.log10(small))
+    ax.set(xlabel="layer", ylabel=r"$\gamma R^2$")
+    ax.set_yscale("symlog", linthresh=linear, subs=(2, 5))
+    ax.set_ylim(0, 1.5 * max(float(np.nanmax(exponent)), needed))
+    tops = 10.0 ** np.arange(np.log10(linear), np.log10(ax.get_ylim()[1]) + 1e-9)
+    ax.set_yticks([0.0, *tops], ["0", *(f"{top:g}" for top in tops)])
     ax.set_xticks(np.unique(ds.layer.values))
     ax.set_title(f"Scaling factor at the real radius\n{_source(ds)}")
-    legend_below(ax)
     return ax
 
 
-def plot_head_constants(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_head_constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Constant of every head alone, mean over windows, per layer.
 
     Args:
         ds: a scaling-factor Dataset.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     constant = ds.head_constant.mean("window").transpose("case", "head").values
     layer = np.broadcast_to(ds.layer.values[:, None], constant.shape)
     ax.plot(layer.ravel(), constant.ravel(), "o", color="tab:blue", alpha=0.6)
@@ -318,19 +335,18 @@ def plot_head_constants(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax.set(yscale="log", xlabel="layer", ylabel="local constant of the head alone")
     ax.set_xticks(np.unique(ds.layer.values))
     ax.set_title(f"Heads through depth, n = {ds.attrs['n_tokens']}\n{_source(ds)}")
-    ax.legend()
     readable_logs(ax)
     return ax
 
 
-def plot_quadratic_growth(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+@figure
+def plot_quadratic_growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Constant against R at (R u, −R u, 0), between R² from below and Theorem 3.3.
 
     Args:
         ds: a quadratic-growth Dataset.
         ax: where to draw; a new figure if None.
     """
-    ax = axes(ax)
     for causal, colour, marker in ((False, "tab:blue", "o"), (True, "tab:orange", "x")):
         rows = ds.isel(case=np.flatnonzero(ds.causal.values.astype(bool) == causal))
         if rows.sizes["case"]:
@@ -338,16 +354,16 @@ def plot_quadratic_growth(ds: xr.Dataset, *, ax: Axes | None = None) -> Axes:
             ax.plot(rows.radius, rows.constant, marker, color=colour, label=label)
             mark_unconverged(ax, rows.radius, rows.constant, rows.constant_converged)
     lower = rows.isel(case=np.flatnonzero(rows.quadratic_lower.values > 0))
-    ax.plot(lower.radius, lower.quadratic_lower, "k-", linewidth=0.9, label=r"from below, $R^2$")
-    ax.plot(rows.radius, rows.general_bound, "k--", label="Thm 3.3")
+    ax.plot(lower.radius, lower.quadratic_lower, "k:", linewidth=0.9, label=r"lower bound, $R^2$")
+    ax.plot(rows.radius, rows.general_bound, "k--", label="upper bound, Thm 3.3")
     ax.set(xscale="log", yscale="log", xlabel="radius R", ylabel="local constant")
-    ax.set_title("Three tokens (Ru, −Ru, 0) grow as R²")
-    ax.legend()
+    ax.set_title("Three tokens $(Ru, -Ru, 0)$ grow as $R^2$")
     readable_logs(ax)
     return ax
 
 
-def plot_large_radius(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = False) -> Axes:
+@figure
+def plot_large_radius(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     """Constant at λX against λ and its limit, for queries that are more or less nearly tied.
 
     Args:
@@ -355,7 +371,6 @@ def plot_large_radius(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = 
         ax: where to draw; a new figure if None.
         causal: whether to take the masked cases; the others if there are none.
     """
-    ax = axes(ax)
     rows, causal = _masked(ds, causal)
     gaps = np.unique(rows.gap.values)
     for colour, gap in zip(colours(len(gaps)), gaps, strict=True):
@@ -367,7 +382,6 @@ def plot_large_radius(ds: xr.Dataset, *, ax: Axes | None = None, causal: bool = 
     ax.plot(line.scale, line.ceiling, "k:", label=r"$\|V\|\sqrt{n}$")
     ax.set(xscale="log", yscale="log", xlabel=r"factor $\lambda$", ylabel=r"$\|Df(\lambda X)\|$")
     ax.set_title(f"Far out, {kind(causal)}: a limit, and a hump near ties")
-    legend_beside(ax)
     readable_logs(ax)
     return ax
 
@@ -381,7 +395,10 @@ def _draw_law(
         return
     C, p = float(fits.fit_constant[0]), float(fits.fit_exponent[0])
     low, high = float(fits.fit_exponent_lower[0]), float(fits.fit_exponent_upper[0])
-    label = f"layer {layer}: ${C:.2f}\\,n^{{{p:.2f}}}$ [{low:.2f}, {high:.2f}]"
+    interval = "" if np.isnan(low) else f" [{low + 0.0:.2f}, {high + 0.0:.2f}]"
+    p_text = f"{p:.2f}".replace("-0.00", "0.00")
+    interval = interval.replace("-0.00", "0.00")
+    label = f"layer {layer}: ${C:.2g}\\,n^{{{p_text}}}${interval}"
     ends = np.array([n.min(), n.max()], float)
     ax.plot(ends, C * ends**p, "-", color=colour, label=label)
 

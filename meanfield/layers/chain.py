@@ -11,7 +11,7 @@ from torch import Tensor
 from meanfield.capabilities import HasDim, Nearby, is_causal, is_particlewise
 from meanfield.layers.composition import checked_maps, name_of, nearby_of, upper_of
 from meanfield.linearisation import Linearisation, linearize
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, image_of
 
 __all__ = ["Chain"]
 
@@ -47,7 +47,7 @@ class Chain:
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """F(μ)."""
         for each in self.maps:
-            mu = each(mu)
+            mu = image_of(each, mu)
         return mu
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,7 +13,8 @@ from meanfield.capabilities import HasLocalUpper, HasNearby, Nearby, is_particle
 from meanfield.layers.particlewise import expanded_radii, scaled_radii
 from meanfield.linalg import LinearMap
 from meanfield.linearisation import Linearisation, factored_constant
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_map
+from meanfield.options import shown
 
 __all__ = ["checked_maps", "identity", "name_of", "nearby_of", "upper_of"]
 
@@ -26,15 +27,13 @@ def identity(mu: ParticleMeasure) -> Linearisation:
 
 def checked_maps(maps: Sequence[MeasureMap], name: str) -> tuple[MeasureMap, ...]:
     """The maps as a tuple, at least one."""
+    if not isinstance(maps, Iterable):
+        raise TypeError(f"{name}: expected a list of maps of measures, got {shown(maps)}")
     found = tuple(maps)
     if not found:
         raise ValueError(f"{name}: expected at least one map of measures, got none")
     for place, each in enumerate(found):
-        if not callable(each):
-            raise TypeError(
-                f"{name}: expected maps of measures (functions), got {type(each).__name__} at "
-                f"place {place}"
-            )
+        check_map(each, f"{name}, place {place}")
     return found
 
 

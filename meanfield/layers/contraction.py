@@ -12,7 +12,8 @@ from torch import Tensor
 from meanfield.capabilities import HasDim, is_causal
 from meanfield.layers.residual import Residual
 from meanfield.linearisation import Linearisation, linearize
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure
+from meanfield.options import choice, number
 
 __all__ = ["NORMS", "Ball", "Bounded", "contractive", "size"]
 
@@ -32,8 +33,8 @@ class Ball:
     radius: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.radius < math.inf:
-            raise ValueError(f"radius: expected a finite number > 0, got {self.radius}")
+        check_measure(self.centre, "centre")
+        object.__setattr__(self, "radius", number(self.radius, "radius", above=0))
 
 
 @final
@@ -57,11 +58,9 @@ class Bounded:
     ball: Ball | None = None
 
     def __post_init__(self) -> None:
-        if not callable(self.map):
-            raise TypeError(f"map: expected a map of measures, got {type(self.map).__name__}")
+        check_map(self.map, "map")
         object.__setattr__(self, "constant", _number(self.constant))
-        if self.norm not in NORMS:
-            raise ValueError(f"norm: expected one of {NORMS}, got {self.norm!r}")
+        choice(self.norm, "norm", NORMS)
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """F(μ)."""
@@ -118,11 +117,8 @@ def contractive(
         tensor([[1.],
                 [2.]], dtype=torch.float64)
     """
-    if not 0 < factor < 1:
-        raise ValueError(
-            f"factor: expected a number strictly between 0 and 1, got {factor}; from 1 on the "
-            "layer need not have an inverse"
-        )
+    # From 1 on the layer need not have an inverse.
+    factor = number(factor, "factor", above=0, below=1)
     bounded = Bounded(F, constant, norm, ball)
     if bounded.constant == 0:
         raise ValueError("constant: expected a number > 0, got 0")
@@ -140,13 +136,10 @@ def size(displacement: Tensor, mu: ParticleMeasure, norm: str) -> Tensor:
 
 
 def _number(constant: object) -> float:
-    if isinstance(constant, Tensor) and constant.numel() == 1:
-        constant = constant.item()
-    if isinstance(constant, bool) or not isinstance(constant, (int, float)):
+    try:
+        return number(constant, "constant", least=0)
+    except TypeError as error:
         raise TypeError(
-            f"constant: expected a number, got {type(constant).__name__}; a local constant holds "
-            "at one measure only, give a bound for all that the layer will see"
-        )
-    if not 0 <= constant < math.inf:
-        raise ValueError(f"constant: expected a finite number ≥ 0, got {constant}")
-    return float(constant)
+            f"{error}; a local constant holds at one measure only, give a bound for all that the "
+            "layer will see"
+        ) from None

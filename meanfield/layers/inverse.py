@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from meanfield.errors import ConvergenceError
+from meanfield.html import span, table
 from meanfield.layers.chain import Chain
 from meanfield.layers.contraction import Bounded, size
 from meanfield.layers.residual import Residual
 from meanfield.linalg import operator_norm
 from meanfield.linearisation import linearize
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.options import count, flag, number, shown
 
 __all__ = ["Inversion", "invert"]
 
@@ -50,6 +52,23 @@ class Inversion:
     converged: Tensor
     factor: float
     steepness: Tensor
+
+    def __repr__(self) -> str:
+        parts = [f"error={span(self.error)}", f"residual={span(self.residual)}"]
+        parts.append(f"converged={bool(self.converged.all())}, n_steps={self.n_steps}")
+        return f"Inversion({self.measure!r}, {', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("atoms", self.measure.n_particles),
+            ("certified error, weighted L2", span(self.error)),
+            ("residual", span(self.residual)),
+            ("contraction factor", self.factor),
+            ("steepness seen, over the constant", span(self.steepness)),
+            ("evaluations", self.n_steps),
+            ("converged", bool(self.converged.all())),
+        ]
+        return table("Preimage", rows)
 
 
 def invert(
@@ -90,8 +109,9 @@ def invert(
         ConvergenceError: if strict: the constant is refuted, the answer outside of the ball
             where it holds, or the error not reached.
     """
-    if not rtol > 0 or max_steps < 1:
-        raise ValueError(f"expected rtol > 0 and max_steps ≥ 1, got {rtol} and {max_steps}")
+    check_measure(nu, "nu")
+    rtol, max_steps = number(rtol, "rtol", above=0), count(max_steps, "max_steps")
+    strict, probe = flag(strict, "strict"), flag(probe, "probe")
     stages = [_Stage.of(layer) for layer in (G.maps if isinstance(G, Chain) else (G,))]
     with torch.no_grad():
         found, answers = nu, []
@@ -133,7 +153,7 @@ class _Stage:
         if not isinstance(layer, Residual) or not isinstance(layer.map, Bounded):
             raise TypeError(
                 f"invert: expected layers made by meanfield.layers.contractive, got "
-                f"{type(layer).__name__}; an inverse needs a Lipschitz constant to rest on"
+                f"{shown(layer)}; an inverse needs a Lipschitz constant to rest on"
             )
         factor = abs(layer.scale) * layer.map.constant
         if not factor < 1:

@@ -17,6 +17,7 @@ from meanfield.checks import as_float_tensor, check_finite, check_same_kind
 from meanfield.layers.particlewise import blockwise, expanded_radii, present_rows, scaled_radii
 from meanfield.linearisation import Linearisation
 from meanfield.measures import ParticleMeasure
+from meanfield.options import choice
 
 __all__ = ["ACTIVATIONS", "MLP", "Activation"]
 
@@ -98,10 +99,7 @@ class MLP:
     gate_bias: Any = None
 
     def __post_init__(self) -> None:
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(
-                f"activation: expected one of {', '.join(ACTIVATIONS)}, got {self.activation!r}"
-            )
+        choice(self.activation, "activation", ACTIVATIONS)
         if self.gate is None and self.gate_bias is not None:
             raise ValueError("gate_bias: expected None without a gate, got one")
         inner = as_float_tensor(self.inner, "inner")

@@ -15,6 +15,7 @@ from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_
 from meanfield.layers.particlewise import blockwise, expanded_radii, present_rows, scaled_radii
 from meanfield.linearisation import Linearisation
 from meanfield.measures import ParticleMeasure
+from meanfield.options import number
 
 __all__ = ["LayerNorm", "RMSNorm"]
 
@@ -169,9 +170,7 @@ def _checked(weight: Any, eps: float) -> tuple[Tensor, float]:
     if tensor.ndim != 1 or not len(tensor):
         raise ValueError(f"weight: expected shape (d,), got {tuple(tensor.shape)}")
     check_finite(tensor, "weight")
-    if not 0 <= float(eps) < math.inf:
-        raise ValueError(f"eps: expected a finite number ≥ 0, got {eps}")
-    return tensor, float(eps)
+    return tensor, number(eps, "eps", least=0)
 
 
 def _unit(

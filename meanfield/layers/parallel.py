@@ -13,7 +13,7 @@ from torch import Tensor
 from meanfield.capabilities import HasDim, Nearby, is_causal, is_particlewise
 from meanfield.layers.composition import checked_maps, name_of, nearby_of, upper_of
 from meanfield.linearisation import Linearisation, linearize
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, image_of
 
 __all__ = ["Sum"]
 
@@ -41,7 +41,7 @@ class Sum:
         Raises:
             ValueError: the maps go to several dimensions.
         """
-        images = [each(mu).points for each in self.maps]
+        images = [image_of(each, mu).points for each in self.maps]
         if len({image.shape for image in images}) > 1:
             shapes = {name_of(F): tuple(y.shape) for F, y in zip(self.maps, images, strict=True)}
             raise ValueError(f"Sum: expected maps into one dimension, got points {shapes}")

@@ -15,7 +15,8 @@ from meanfield.capabilities import Nearby
 from meanfield.checks import is_traced
 from meanfield.linalg import LinearMap
 from meanfield.linearisation import Linearisation, check_geometry
-from meanfield.measures import ParticleMeasure
+from meanfield.measures import ParticleMeasure, pushforward
+from meanfield.options import shown
 
 __all__ = ["Pointwise", "blockwise", "expanded_radii", "present_rows", "scaled_radii"]
 
@@ -120,14 +121,14 @@ class Pointwise:
         for name in ("lipschitz", "curvature"):
             if not float(getattr(self, name)) >= 0:
                 raise ValueError(f"{name}: expected a number ≥ 0, got {getattr(self, name)}")
-        if not callable(self.transport):
+        if not callable(self.transport) or isinstance(self.transport, type):
             raise TypeError(
-                f"transport: expected a function of points, got {type(self.transport).__name__}"
+                f"transport: expected a function of points, got {shown(self.transport)}"
             )
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """T♯μ."""
-        return mu.replace(self.transport(mu.points))
+        return pushforward(self.transport, mu)
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
         """DT(xᵢ) at every atom.

@@ -16,7 +16,8 @@ from meanfield.layers.composition import (
     upper_of,
 )
 from meanfield.linearisation import Linearisation, linearize
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, image_of
+from meanfield.options import number
 
 __all__ = ["Residual"]
 
@@ -45,10 +46,7 @@ class Residual:
 
     def __post_init__(self) -> None:
         checked_maps([self.map], "Residual")
-        scale = float(self.scale)
-        if scale != scale or scale in (float("inf"), -float("inf")):
-            raise ValueError(f"scale: expected a finite number, got {self.scale}")
-        object.__setattr__(self, "scale", scale)
+        object.__setattr__(self, "scale", number(self.scale, "scale"))
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """The displaced measure.
@@ -56,7 +54,7 @@ class Residual:
         Raises:
             ValueError: F goes to another dimension.
         """
-        image = self.map(mu).points
+        image = image_of(self.map, mu).points
         if image.shape != mu.points.shape:
             raise ValueError(
                 f"Residual: expected {name_of(self.map)} to keep the shape "

@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from meanfield.checks import one_number
 from meanfield.errors import ConvergenceError
+from meanfield.html import span, table
 from meanfield.linalg.bidiagonalisation import Cycle
 
 __all__ = [
@@ -64,6 +66,24 @@ class NormEstimate:
     converged: Tensor
     n_matvecs: int
     direction: Tensor
+
+    def __float__(self) -> float:
+        return one_number(self.value, "a norm")
+
+    def __repr__(self) -> str:
+        parts = [f"{name}={span(getattr(self, name))}" for name in ("value", "error", "upper_999")]
+        parts.append(f"converged={bool(self.converged.all())}")
+        return f"NormEstimate({', '.join(parts)}, n_matvecs={self.n_matvecs})"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("value", span(self.value)),
+            ("relative residual", span(self.residual)),
+            ("relative error, by residual and gap", span(self.error)),
+            ("at most (probability 0.999)" if self.n_matvecs else "at most", span(self.upper_999)),
+            ("converged", bool(self.converged.all())),
+        ]
+        return table("Operator norm", rows)
 
 
 def met(error: Tensor, residual: Tensor, rtol: float) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 __all__ = ["LinearMap"]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LinearMap:
     """A batch of linear maps J: (n, d) → (m, e), given by products with J and Jᵀ.
 
@@ -48,6 +48,11 @@ class LinearMap:
     dtype: torch.dtype = torch.float64
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dense: Callable[[slice], Tensor] | None = None
+
+    def __repr__(self) -> str:
+        batch = f", batch_shape={tuple(self.batch_shape)}" if self.batch_shape else ""
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"LinearMap({self.in_shape} → {self.out_shape}{batch}, dtype={kind})"
 
     # --- maps to begin with ---
 

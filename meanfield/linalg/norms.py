@@ -5,12 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from meanfield.checks import as_generator
 from meanfield.linalg.evidence import NormEstimate, checked
 from meanfield.linalg.factorisation import dense_norm, largest_dense
 from meanfield.linalg.krylov import krylov_norm
 from meanfield.linalg.maps import LinearMap
+from meanfield.options import choice, count, flag, number, shown
 
-__all__ = ["largest_block_norm", "operator_norm"]
+__all__ = ["METHODS", "check_settings", "largest_block_norm", "operator_norm"]
+
+METHODS = ("auto", "dense", "lanczos")
 
 # Below this many rows or columns a factorisation costs less than a Krylov iteration.
 DENSE_LIMIT = 192
@@ -57,11 +61,11 @@ def operator_norm(
         ConvergenceError: not converged after `max_steps` products, if strict.
         OverflowError: the map leaves the number range of its dtype.
     """
-    _check_settings(rtol, upper_rtol, max_steps)
-    if method not in ("auto", "dense", "lanczos"):
-        raise ValueError(f"method: expected 'auto', 'dense' or 'lanczos', got {method!r}")
-    if max_basis is not None and max_basis < 2:
-        raise ValueError(f"max_basis: expected at least 2 vectors, got {max_basis}")
+    _check_linear_map(linear_map)
+    rtol, upper_rtol = check_settings(rtol, upper_rtol, max_steps, generator, strict)
+    choice(method, "method", METHODS)
+    if max_basis is not None:
+        max_basis = count(max_basis, "max_basis", least=2)
     if method == "auto":
         method = "dense" if min(linear_map.rows, linear_map.columns) <= DENSE_LIMIT else "lanczos"
     if method == "dense":
@@ -104,9 +108,9 @@ def largest_block_norm(
         An estimate of batch shape ``(*batch,)``, whose direction ``(*batch, *in_shape)`` lives in
         the block of the index returned beside it, ``(*batch,)``.
     """
-    _check_settings(rtol, upper_rtol, max_steps)
-    if method not in ("dense", "lanczos"):
-        raise ValueError(f"method: expected 'dense' or 'lanczos', got {method!r}")
+    _check_linear_map(linear_map)
+    rtol, upper_rtol = check_settings(rtol, upper_rtol, max_steps, generator, strict)
+    choice(method, "method", METHODS[1:])
     if method == "dense":
         estimate, block = largest_dense(linear_map, rtol)
     else:
@@ -140,12 +144,26 @@ def _largest_of(every: NormEstimate, linear_map: LinearMap) -> tuple[NormEstimat
     return estimate, block
 
 
-def _check_settings(rtol: float, upper_rtol: float, max_steps: int) -> None:
-    if not 0 <= rtol < 1:
-        raise ValueError(f"rtol: expected a number from 0 to 1, got {rtol}")
-    if not upper_rtol >= 0:
-        raise ValueError(
-            f"upper_rtol: expected a number ≥ 0 (math.inf for none), got {upper_rtol}"
+def check_settings(
+    rtol: float,
+    upper_rtol: float,
+    max_steps: int,
+    generator: torch.Generator | None = None,
+    strict: bool = True,
+) -> tuple[float, float]:
+    """The tolerances, once no setting of `operator_norm` means nothing."""
+    count(max_steps, "max_steps")
+    as_generator(generator)
+    flag(strict, "strict")
+    return (
+        number(rtol, "rtol", least=0, below=1),
+        number(upper_rtol, "upper_rtol", least=0, finite=False),
+    )
+
+
+def _check_linear_map(linear_map: object) -> None:
+    if not isinstance(linear_map, LinearMap):
+        raise TypeError(
+            f"linear_map: expected a LinearMap, got {shown(linear_map)}; linearize(F, mu).atoms "
+            "is that of a map of measures, LinearMap.pointwise(matrices) of matrices"
         )
-    if max_steps < 1:
-        raise ValueError(f"max_steps: expected at least 1, got {max_steps}")

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from meanfield.capabilities import HasNearby
+from meanfield.checks import as_float_tensor
 from meanfield.linearisation import factored_constant
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.options import flag, shown
 
 __all__ = ["ball_upper"]
 
@@ -61,17 +63,29 @@ def ball_upper(
         >>> [round(float(bound), 3) for bound in ball_upper(F, mu, torch.tensor([0.0, 0.01, 0.1]))]
         [2.994, 3.286, 5.569]
     """
-    if not isinstance(F, HasNearby):
+    if not isinstance(F, HasNearby) or isinstance(F, type):
         raise TypeError(
             "expected a map that declares nearby(mu, radii), such as dot-product SelfAttention, "
-            f"got {type(F).__name__}"
+            f"got {shown(F)}"
         )
-    eps = torch.as_tensor(epsilon, dtype=mu.dtype, device=mu.device)
-    if not bool((eps >= 0).all()):
-        raise ValueError(f"epsilon: expected numbers ≥ 0, got {epsilon}")
+    check_measure(mu)
+    splitting = flag(splitting, "splitting")
+    eps = as_float_tensor(epsilon, "epsilon", like=mu.points).to(mu.points)
+    if not bool((eps.isfinite() & (eps >= 0)).all()):
+        raise ValueError(f"epsilon: expected finite numbers ≥ 0, got {eps.tolist()}")
+    batch = mu.batch_shape
+    if eps.ndim and eps.shape[-len(batch) :] != batch and batch:
+        raise ValueError(
+            f"epsilon: expected a number, or one per measure (shape {tuple(batch)}, or with more "
+            f"axes before), got shape {tuple(eps.shape)}"
+        )
     shape = torch.broadcast_shapes((*eps.shape, 1), mu.log_weights.shape)
     found = F.nearby(mu, eps[..., None].expand(shape), splitting=splitting)
+    if constant is not None:
+        constant = as_float_tensor(constant, "constant", like=mu.points).to(mu.points)
+        if not bool((constant >= 0).all()):
+            raise ValueError(f"constant: expected numbers ≥ 0, got {constant.tolist()}")
     for known in (constant, factored_constant(F, mu)):
         if known is not None:
-            found = found.at_most(torch.as_tensor(known, dtype=mu.dtype, device=mu.device))
+            found = found.at_most(known)
     return found.upper

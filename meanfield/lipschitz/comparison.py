@@ -10,10 +10,18 @@ import xarray as xr
 from torch import Tensor
 
 from meanfield.capabilities import is_causal
-from meanfield.checks import as_float_tensor
+from meanfield.checks import as_float_tensor, as_generator, check_finite
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.secant import SecantRatio, euclidean_secant_ratio, secant_ratio
-from meanfield.measures import MeasureMap, ParticleMeasure, split, stack
+from meanfield.measures import (
+    MeasureMap,
+    ParticleMeasure,
+    check_map,
+    check_measure,
+    split,
+    stack,
+)
+from meanfield.options import flag
 from meanfield.results import Variable, dataset
 
 __all__ = ["Secants", "compare_lemma_3_2", "secants_along", "split_secants"]
@@ -73,7 +81,9 @@ def _secants(
     F: MeasureMap, mu: ParticleMeasure, direction: Tensor, length: float | Sequence[float]
 ) -> Secants:
     """All lengths as one batch of measures."""
-    steps = torch.as_tensor(length, dtype=mu.points.dtype, device=mu.points.device)
+    check_map(F)
+    check_measure(mu)
+    steps = as_float_tensor(length, "length", like=mu.points)
     batch = stack([mu] * steps.numel()) if steps.ndim else mu
 
     def f(points: Tensor) -> Tensor:
@@ -117,10 +127,12 @@ def compare_lemma_3_2(
     X = as_float_tensor(X, "X")
     if X.ndim != 2:
         raise ValueError(f"X: expected one sequence (n, d), got {tuple(X.shape)}")
-    positioned = is_causal(F) if conditional is None else conditional
+    check_finite(X, "X")
+    check_map(F)
+    positioned = is_causal(F) if conditional is None else flag(conditional, "conditional")
     sequence = ParticleMeasure.from_sequence(X)
     mu = sequence if positioned else ParticleMeasure(X)
-    generator = generator or torch.Generator().manual_seed(0)
+    generator = as_generator(generator)
     euclidean = local_lipschitz(F, mu, geometry="euclidean")
     wasserstein = local_lipschitz(F, mu)
     random = torch.randn(X.shape, generator=generator, dtype=torch.float64).to(X)

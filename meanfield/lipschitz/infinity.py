@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from meanfield.html import table
 from meanfield.linearisation import linearize
-from meanfield.measures import MeasureMap, ParticleMeasure, stack
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, stack
 
 __all__ = ["InfinityNorm", "infinity_norm"]
 
@@ -34,6 +35,17 @@ class InfinityNorm:
     feature: int
     direction: Tensor
 
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __repr__(self) -> str:
+        where = f"token={self.token}, feature={self.feature}"
+        return f"InfinityNorm(value={float(self.value):.6g}, {where})"
+
+    def _repr_html_(self) -> str:
+        rows = [("value", float(self.value)), ("token", self.token), ("feature", self.feature)]
+        return table("∞-norm of the Jacobian", rows)
+
 
 def infinity_norm(F: MeasureMap, mu: ParticleMeasure) -> InfinityNorm:
     """‖J‖_∞ = max_{i,a} Σ_{j,b} |∂F(X)_{ia}/∂x_{jb}|, the norm of [KPM21].
@@ -54,7 +66,7 @@ def infinity_norm(F: MeasureMap, mu: ParticleMeasure) -> InfinityNorm:
         >>> infinity_norm(lambda mu: pushforward(lambda x: x**2, mu), mu).value
         tensor(4., dtype=torch.float64)
     """
-    if mu.batch_shape:
+    if check_measure(mu).batch_shape:
         raise ValueError(
             f"infinity_norm: expected a measure without batch axes, got {tuple(mu.batch_shape)}"
         )

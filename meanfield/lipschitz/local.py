@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from meanfield.checks import one_number
 from meanfield.html import span, table
 from meanfield.linalg import LinearMap, NormEstimate, largest_block_norm, operator_norm
-from meanfield.linearisation import check_geometry, linearize
+from meanfield.linalg.norms import METHODS, check_settings
+from meanfield.linearisation import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.options import choice
+from meanfield.results import Variable, batched
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 __all__ = ["LocalLipschitz", "local_lipschitz"]
 
 # Up to this many entries the derivatives of the field at all atoms are cheapest as matrices.
 _FIELD_ENTRIES = 2**22
+
+
+_VARIABLES = (
+    Variable("constant", "local Lipschitz constant"),
+    Variable("particle_component", "its component with atoms moved as a whole"),
+    Variable("splitting_component", "its component with one atom split"),
+    Variable("constant_residual", "its relative residual"),
+    Variable("constant_error", "its estimated relative error"),
+    Variable("constant_upper_999", "the constant is at most this, with probability 0.999"),
+    Variable("constant_converged", "whether it has converged", dtype="bool"),
+    Variable("direction", "worst displacement", dims=("particle", "feature")),
+    Variable("splitting_atom", "the atom whose splitting is the worst", dtype="int64"),
+    Variable("splitting_direction", "direction of the worst splitting", dims=("feature",)),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +79,22 @@ class LocalLipschitz:
     converged: Tensor
     n_matvecs: int
     geometry: str
+
+    def __float__(self) -> float:
+        return one_number(self.value, "a constant")
+
+    def to_dataset(self) -> xr.Dataset:
+        """The constant with its parts, evidence and directions; a batch lies along `case`."""
+        values = {
+            **{"constant": self.value, "particle_component": self.particle},
+            "splitting_component": self.splitting,
+            **{"constant_residual": self.residual, "constant_error": self.error},
+            **{"constant_upper_999": self.upper_999, "constant_converged": self.converged},
+            **{"direction": self.direction, "splitting_atom": self.splitting_atom},
+            "splitting_direction": self.splitting_direction,
+        }
+        found = batched(_VARIABLES, values, self.value.shape)
+        return found.assign_attrs(geometry=self.geometry, n_matvecs=self.n_matvecs)
 
     def __repr__(self) -> str:
         parts = [f"value={span(self.value)}", f"particle={span(self.particle)}"]
@@ -133,14 +170,12 @@ def local_lipschitz(
         >>> constant.value
         tensor(3.0, dtype=torch.float64)
     """
-    check_geometry(geometry)
     settings: dict[str, Any] = {
-        "rtol": rtol,
-        "max_steps": max_steps,
-        "generator": generator,
-        "strict": strict,
-        "upper_rtol": upper_rtol,
+        **{"rtol": rtol, "upper_rtol": upper_rtol, "max_steps": max_steps},
+        **{"generator": generator, "strict": strict},
     }
+    check_settings(**settings)
+    choice(method, "method", METHODS)
     at = linearize(F, mu, geometry=geometry)
     whole = operator_norm(at.atoms, method=method, **settings)
     if geometry == "euclidean":

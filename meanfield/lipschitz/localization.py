@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,12 +12,24 @@ from meanfield.capabilities import HasHeads
 from meanfield.html import span, table
 from meanfield.linearisation import linearize
 from meanfield.lipschitz.local import LocalLipschitz
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure
+from meanfield.options import choice, shown
+from meanfield.results import Variable, batched
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 __all__ = ["Localization", "localize"]
 
 # Heads are reported only if their responses add up to that of the map to this, relative.
 _ADDS_UP = {torch.float64: 1e-8, torch.float32: 1e-3}
+
+
+_VARIABLES = (
+    Variable("displacement_share", "share of a particle in the displacement", dims=("particle",)),
+    Variable("response_share", "share of a particle in the response", dims=("particle",)),
+    Variable("head_share", "share of a head", dims=("head",)),
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +51,15 @@ class Localization:
     responses: Tensor
     heads: Tensor | None
     component: str
+
+    def to_dataset(self) -> xr.Dataset:
+        """The shares along `particle` and `head`; a batch lies along `case`."""
+        values = {
+            **{"displacement_share": self.particles, "response_share": self.responses},
+            "head_share": self.heads,
+        }
+        found = batched(_VARIABLES, values, self.particles.shape[:-1])
+        return found.assign_attrs(component=self.component)
 
     def __repr__(self) -> str:
         heads = "" if self.heads is None else f", heads={span(self.heads)}"
@@ -86,8 +108,13 @@ def localize(
         >>> localize(local_lipschitz(F, mu), F, mu).particles
         tensor([0.8983, 0.1017], dtype=torch.float64)
     """
-    if component not in ("particle", "splitting"):
-        raise ValueError(f"component: expected 'particle' or 'splitting', got {component!r}")
+    if not isinstance(constant, LocalLipschitz):
+        raise TypeError(
+            f"constant: expected what local_lipschitz(F, mu) returns, got {shown(constant)}"
+        )
+    check_map(F)
+    check_measure(mu)
+    choice(component, "component", ("particle", "splitting"))
     if constant.direction.shape != mu.points.shape:
         raise ValueError(
             f"expected the constant of this measure, of points {tuple(mu.points.shape)}, got one "

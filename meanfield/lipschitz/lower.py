@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import xarray as xr
 
+from meanfield.checks import as_generator
 from meanfield.html import table
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.proposals import (
@@ -22,7 +23,8 @@ from meanfield.lipschitz.proposals import (
 )
 from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import SecantRatio, secant_ratio
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure, image_of
+from meanfield.options import choice, count, number, shown
 from meanfield.results import Variable, dataset
 from meanfield.transport import solve_conditional_w2, solve_w2
 
@@ -81,6 +83,9 @@ class SecantSearch:
     def lower(self) -> float:
         """Certified: lower end of W₂(Fμ, Fν) over upper end of W₂(μ, ν) for the best pair."""
         return float(self.ratio.lower)
+
+    def __float__(self) -> float:
+        return self.lower
 
     def __repr__(self) -> str:
         each = ", ".join(f"{name}: {float(f.ratio.lower):.6g}" for name, f in self.best.items())
@@ -155,12 +160,14 @@ def lipschitz_lower(
 
     Source: an estimator of this package. `SecantRatio` says which quotient of ends is valid.
     """
-    unknown = [name for name in families if name not in FAMILIES]
-    if unknown or not families:
-        raise ValueError(f"families: expected some of {FAMILIES}, got {tuple(families)}")
-    if not radius > 0:
-        raise ValueError(f"radius: expected a number > 0, got {radius}")
-    generator = generator or torch.Generator().manual_seed(0)
+    check_map(F)
+    if isinstance(families, str) or not isinstance(families, Iterable):
+        raise TypeError(f"families: expected a list of some of {FAMILIES}, got {shown(families)}")
+    families = [choice(name, "families", FAMILIES) for name in families]
+    if not families:
+        raise ValueError(f"families: expected some of {FAMILIES}, got none")
+    radius, n_pairs = number(radius, "radius", above=0), count(n_pairs, "n_pairs")
+    n_atoms, generator = count(n_atoms, "n_atoms"), as_generator(generator)
     if start is None:
         start, constant = worst_case(
             F,
@@ -256,7 +263,8 @@ def _best(F: MeasureMap, batches: Sequence[Pairs]) -> Found | None:
             continue
         mu, nu = mu[usable], nu[usable]
         tried += int(usable.sum())
-        lower = solve(F(mu), F(nu), strict=False).lower / distance.upper[usable]
+        images = image_of(F, mu), image_of(F, nu)
+        lower = solve(*images, strict=False).lower / distance.upper[usable]
         order = torch.nan_to_num(lower, nan=-1.0).argsort(descending=True).tolist()
         # Alone a pair may take another way than in a batch, and not be provably apart there.
         k = next((k for k in order if bool(solve(mu[k], nu[k], strict=False).lower > 0)), None)
@@ -269,7 +277,7 @@ def _best(F: MeasureMap, batches: Sequence[Pairs]) -> Found | None:
 
 
 def _check_start(start: ParticleMeasure, radius: float) -> None:
-    if start.batch_shape:
+    if check_measure(start, "start").batch_shape:
         raise ValueError(f"start: expected no batch axes, got {tuple(start.batch_shape)}")
     largest = float(torch.linalg.vector_norm(start.points, dim=-1).max())
     if largest > radius * (1 + 1e-12):

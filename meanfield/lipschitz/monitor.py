@@ -10,7 +10,8 @@ import torch
 import xarray as xr
 
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.options import count
 
 __all__ = ["Monitor", "monitor"]
 
@@ -73,11 +74,11 @@ class Monitor:
         }
         return xr.Dataset(
             {
-                name: (("step", "layer"), values, {"long_name": _VARIABLES[name], "units": "1"})
+                name: (("step", "layer"), values, {"long_name": _VARIABLES[name]})
                 for name, values in fields.items()
             },
             coords={
-                "step": ("step", self._at, {"long_name": "training step", "units": "1"}),
+                "step": ("step", self._at, {"long_name": "training step"}),
                 "layer": ("layer", np.arange(len(self._found[0])), {"long_name": "layer"}),
             },
         )
@@ -116,13 +117,12 @@ def monitor(
         array([[2., 2.],
                [2., 2.]])
     """
-    if every < 1:
-        raise ValueError(f"every: expected a number of steps ≥ 1, got {every}")
+    every = count(every, "every")
     if not callable(read):
         raise TypeError(f"read: expected a function without arguments, got {type(read).__name__}")
-    if mu.batch_shape:
-        raise ValueError(f"expected one measure, got a batch {tuple(mu.batch_shape)}")
-    return Monitor(read, mu, int(every), settings)
+    if check_measure(mu).batch_shape:
+        raise ValueError(f"mu: expected one measure, got a batch {tuple(mu.batch_shape)}")
+    return Monitor(read, mu, every, settings)
 
 
 def _number(constant: LocalLipschitz, name: str) -> float:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from meanfield.linearisation import linearize
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.options import number
 
 __all__ = ["OrderInterval", "local_order"]
 
@@ -61,9 +62,10 @@ def local_order(F: MeasureMap, mu: ParticleMeasure, *, p: float) -> OrderInterva
         >>> float(found.lower), float(found.upper)
         (8.58696, 8.58696)
     """
+    p = number(p, "p", least=1, finite=False)
     if p not in (1, 2, math.inf):
         raise ValueError(f"p: expected 1, 2 or ∞, got {p}")
-    if mu.batch_shape:
+    if check_measure(mu).batch_shape:
         raise ValueError(f"mu: expected no batch axes, got {tuple(mu.batch_shape)}")
     alive = mu.log_weights > -math.inf
     logs = torch.where(alive, mu.log_weights, 0.0)

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from meanfield import sampling
 from meanfield.capabilities import HasDim, HasScoreMatrices, is_causal
+from meanfield.checks import as_generator
 from meanfield.linalg.vectors import normalised
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.proposals import random_measures
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure
+from meanfield.options import count, flag, number
 
 __all__ = ["worst_case"]
 
@@ -65,33 +67,34 @@ def worst_case(
         ValueError: a radius that is not positive, no dimension, no starts or steps, candidates
             that do not fit.
     """
-    if not radius > 0:
-        raise ValueError(f"radius: expected a number > 0, got {radius}")
-    for name, number in (("n_atoms", n_atoms), ("starts", starts), ("steps", steps)):
-        if number < 1:
-            raise ValueError(f"{name}: expected at least 1, got {number}")
+    check_map(F)
+    radius, n_atoms = number(radius, "radius", above=0), count(n_atoms, "n_atoms")
+    starts, steps = count(starts, "starts"), count(steps, "steps")
+    generator = as_generator(generator)
     if dim is None and isinstance(F, HasDim):
         dim = F.dim
     if dim is None:
-        raise ValueError("dim: expected the dimension of the points, since F does not say it")
-    positions = None
-    if is_causal(F) if positioned is None else positioned:
+        raise ValueError(
+            "dim: expected the dimension of the points, since F does not say it, got None"
+        )
+    dim, positions = count(dim, "dim"), None
+    if is_causal(F) if positioned is None else flag(positioned, "positioned"):
         positions = torch.arange(1, n_atoms + 1, dtype=torch.float64) / n_atoms
-    generator = generator or torch.Generator().manual_seed(0)
     points, logs = _random_starts(starts, n_atoms, dim, radius, generator)
     given = [*_constructions(F, radius), *candidates]
     for mu in given:
+        check_measure(mu, "candidates")
         more_points, more_logs = _fit(mu, n_atoms, dim, radius)
         points, logs = torch.cat([points, more_points]), torch.cat([logs, more_logs])
     best = _Best()
     step = torch.full((len(points), 1, 1), 0.1, dtype=torch.float64)
     moments = [torch.zeros_like(t) for t in (points, points, logs, logs)]
-    for count in range(1, steps + 1):
+    for done in range(1, steps + 1):
         mu = ParticleMeasure(points, log_weights=logs, positions=positions)
         constant = _constants(F, mu)
         best.offer(mu, constant.value)
         gradients = _gradients(F, mu, constant)
-        points, logs = _ascend(points, logs, gradients, moments, step, count, steps, radius)
+        points, logs = _ascend(points, logs, gradients, moments, step, done, steps, radius)
     assert best.measure is not None
     return best.measure, local_lipschitz(F, best.measure)
 

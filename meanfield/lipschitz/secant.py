@@ -5,18 +5,42 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, check_finite, check_same_kind
+from meanfield.checks import as_float_tensor, check_finite, check_same_kind, one_number
 from meanfield.html import span, table
 from meanfield.linalg.vectors import lengths
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import (
+    MeasureMap,
+    ParticleMeasure,
+    check_map,
+    check_measure,
+    image_of,
+    pushforward,
+)
+from meanfield.options import flag
+from meanfield.results import Variable, batched
 from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
 
+if TYPE_CHECKING:
+    import xarray as xr
+
 __all__ = ["SecantRatio", "euclidean_secant_ratio", "secant_ratio", "sequence_map"]
+
+
+_ENDS = {"value": "", "lower": "_lower", "upper": "_upper"}
+_VARIABLES = tuple(
+    Variable(f"{name}{end}", f"{words}{which}", units)
+    for name, words, units in (
+        ("secant", "secant ratio", "1"),
+        ("image_distance", "distance of the images", "length"),
+        ("distance", "distance of the measures", "length"),
+    )
+    for end, which in (("", ""), ("_lower", ", certified lower end"), ("_upper", ", upper end"))
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +64,17 @@ class SecantRatio:
     numerator: TransportResult
     denominator: TransportResult
     conditional: bool
+
+    def __float__(self) -> float:
+        return one_number(self.value, "a ratio")
+
+    def to_dataset(self) -> xr.Dataset:
+        """The ratio with its certified ends, and both distances with theirs."""
+        parts = {"secant": self, "image_distance": self.numerator, "distance": self.denominator}
+        ends = ((part, name, end) for name, part in parts.items() for end in _ENDS)
+        values = {f"{name}{_ENDS[end]}": getattr(part, end) for part, name, end in ends}
+        found = batched(_VARIABLES, values, self.value.shape)
+        return found.assign_attrs(metric="conditional W2" if self.conditional else "W2")
 
     def __repr__(self) -> str:
         ends = f"lower={span(self.lower)}, upper={span(self.upper)}"
@@ -77,13 +112,15 @@ def secant_ratio(
         ValueError: if the two are at distance 0 (or not provably apart), if only one is
             positioned, or if their position marginals differ (d₂ = +∞).
     """
-    if mu.is_positioned != nu.is_positioned:
+    check_map(F)
+    if check_measure(mu, "mu").is_positioned != check_measure(nu, "nu").is_positioned:
         raise ValueError(
             "expected both measures with positions or both without, got one of each; "
             "ParticleMeasure(mu.points, log_weights=mu.log_weights) drops positions"
         )
     if conditional is None:
         conditional = mu.is_positioned
+    conditional = flag(conditional, "conditional")
     solve = solve_conditional_w2 if conditional else solve_w2
     denominator = solve(mu, nu, **settings)
     if not bool((denominator.lower > 0).all()):
@@ -92,7 +129,7 @@ def secant_ratio(
         raise ValueError(
             "the conditional distance is infinite: the measures have different laws of positions"
         )
-    numerator = solve(F(mu), F(nu), **settings)
+    numerator = solve(image_of(F, mu), image_of(F, nu), **settings)
     return SecantRatio(
         value=numerator.value / denominator.value,
         lower=_outward(numerator.lower / denominator.upper, 0.0),
@@ -135,11 +172,13 @@ def euclidean_secant_ratio(f: Callable[[Tensor], Tensor], X: Tensor, Y: Tensor) 
     apart = lengths((X - Y).flatten(-2))
     if not bool((apart > 0).all()):
         raise ValueError("expected X ≠ Y, got equal sequences")
-    return lengths((f(X) - f(Y)).flatten(-2)) / apart
+    images = [pushforward(f, ParticleMeasure(points)).points for points in (X, Y)]
+    return lengths((images[0] - images[1]).flatten(-2)) / apart
 
 
 def sequence_map(F: MeasureMap) -> Callable[[Tensor], Tensor]:
     """The discrete map f of a map of measures: F(m(X)) = m(f(X)), token i at position i/n."""
+    check_map(F)
 
     def f(points: Tensor) -> Tensor:
         return F(ParticleMeasure.from_sequence(points)).points

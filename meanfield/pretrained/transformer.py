@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.html import table
 from meanfield.layers import Chain
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.pretrained.family import Family, Site
@@ -97,6 +98,19 @@ class Transformer:
             digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
             digest.update(tensor.detach().to("cpu", torch.float64).contiguous().numpy())
         return f"sha256 {digest.hexdigest()}"
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("type", self.architecture),
+            ("layers", self.n_layers),
+            ("heads", self.n_heads),
+            ("dimension", self.dim),
+            ("masked", self.causal),
+            ("most tokens", self.max_tokens),
+            ("weights", str(self.dtype).removeprefix("torch.")),
+            ("revision", self.revision or None),
+        ]
+        return table(f"Transformer {self.name}", rows)
 
     def __repr__(self) -> str:
         return (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import xarray as xr
 
 from meanfield import figures as library
+from meanfield.figures.canvas import with_room
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,6 +80,7 @@ def _drawn(
         canvas = Canvas()
         ax = canvas.subplots()
         draw(ds, ax=ax, **settings)
+        with_room(canvas)
         data, kind = io.BytesIO(), "svg+xml"
         canvas.savefig(data, format="svg", metadata={"Date": None})
         if data.tell() > _LARGEST_SVG:

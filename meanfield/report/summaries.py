@@ -1,4 +1,4 @@
-"""What a Dataset says about itself, as rows of text: parameters, variables, troubles, fits."""
+"""What a Dataset says about itself, as rows of text: variables, troubles, fits."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import xarray as xr
 from meanfield.results import read_provenance
 from meanfield.results.shapes import parameters_of
 
-__all__ = ["Table", "fits", "outcome", "parameters", "provenance", "troubles", "variables"]
+__all__ = ["Table", "fits", "outcome", "provenance", "troubles", "variables"]
 
 _BOOKKEEPING = ("status", "message", "case_key")
-_LISTED = 12  # values of a parameter that are written out
 
 
 class Table(NamedTuple):
@@ -40,17 +39,6 @@ def outcome(ds: xr.Dataset) -> str:
     return f"{cases}: {troubled or 'none'} flagged as not converged."
 
 
-def parameters(ds: xr.Dataset) -> Table:
-    """Each coordinate with its meaning and its values."""
-    rows: list[tuple[object, ...]] = [
-        (name, _meaning(ds[name]), _units(ds[name]), _levels(ds[name]))
-        for name in sorted(
-            map(str, ds.coords), key=lambda name: ("case" not in ds[name].dims, name)
-        )
-    ]
-    return Table("Parameters and coordinates", ("name", "meaning", "units", "values"), rows)
-
-
 def variables(ds: xr.Dataset) -> Table:
     """Each variable with its range, and what is missing or did not converge."""
     rows: list[tuple[object, ...]] = [
@@ -58,15 +46,15 @@ def variables(ds: xr.Dataset) -> Table:
             name,
             _meaning(ds[name]),
             _units(ds[name]),
-            _together(" × ".join(map(str, ds[name].dims)) or "–"),
             _together(_range(ds[name])),
             _together(_without_value(ds[name])),
             _together(_unconverged(ds, name)),
         )
         # A Zarr folder has no order; sorted, an estimate has its evidence below it.
         for name in sorted(map(str, ds.data_vars), key=lambda name: (name in _BOOKKEEPING, name))
+        if "fit" not in ds[name].dims  # they have a table of their own
     ]
-    header = ("name", "meaning", "units", "along", "range", "no value", "not converged")
+    header = ("name", "meaning", "units", "range", "no value", "not converged")
     return Table("Variables", header, rows)
 
 
@@ -89,22 +77,28 @@ def troubles(ds: xr.Dataset) -> Table:
     return Table("Cases in trouble", ("case", *names, "what happened"), rows)
 
 
-def fits(found: Mapping[str, xr.Dataset]) -> Table:
-    """Power laws with their intervals."""
+def fits(ds: xr.Dataset, found: Mapping[str, xr.Dataset]) -> Table:
+    """Power laws with their intervals: those given, and those that the Dataset has along `fit`."""
     rows: list[tuple[object, ...]] = [
         (
             what,
             _with_interval(fit, "constant"),
             _with_interval(fit, "exponent"),
             float(fit["envelope"]),
-            f"{float(fit['r_squared']):.4f}",
-            f"{float(fit['x_min']):.4g} to {float(fit['x_max']):.4g}",
             int(fit["n_points"]),
         )
         for what, fit in found.items()
     ]
-    header = ("y ≈ C xᵖ", "C", "p", "envelope", "R²", "x", "points")
-    return Table("Power laws", header, rows)
+    own = ds[[n for n in ds.variables if str(n).startswith("fit_")]] if "fit" in ds.dims else None
+    if own is not None:
+        own = own.rename({n: str(n).removeprefix("fit_") for n in own.variables})
+        labels = [str(n) for n in own.coords if own[n].dims == ("fit",) and n != "fit"]
+        for k in range(own.sizes["fit"]):
+            fit = own.isel(fit=k)
+            what = ", ".join(f"{name} {_short(fit[name].values.item())}" for name in labels)
+            ends = (_with_interval(fit, name) for name in ("constant", "exponent"))
+            rows.append((what, *ends, None, int(fit["n_points"])))
+    return Table("Power laws", ("y ≈ C xᵖ", "C", "p", "envelope", "points"), rows)
 
 
 def provenance(record: Mapping[str, Any]) -> Table:
@@ -125,15 +119,6 @@ def _meaning(variable: xr.DataArray) -> str:
 
 def _units(variable: xr.DataArray) -> str:
     return str(variable.attrs.get("units", "–"))
-
-
-def _levels(variable: xr.DataArray) -> str:
-    """The different values, or how many there are and from where to where."""
-    values = list(dict.fromkeys(variable.values.reshape(-1).tolist()))
-    if len(values) <= _LISTED or variable.dtype.kind not in "iuf":
-        shown = ", ".join(_short(value) for value in values[:_LISTED])
-        return shown + (f", … ({len(values)} values)" if len(values) > _LISTED else "")
-    return f"{len(values)} values, {_range(variable)}"
 
 
 def _range(variable: xr.DataArray) -> str:

@@ -1,6 +1,6 @@
 """Results: labelled Datasets, their provenance, files, shapes and fits.
 
-Every variable carries `long_name` and `units` ("1" if it has none); dimensions are singular and
+Every variable carries `long_name`, and `units` if it has any; dimensions are singular and
 few; an estimate has its evidence beside it under the suffixes `_residual`, `_lower`, `_upper` and
 `_converged`. Importing this module registers the accessor ``ds.meanfield``.
 """
@@ -8,13 +8,14 @@ few; an estimate has its evidence beside it under the suffixes `_residual`, `_lo
 from meanfield.results.accessor import MeanfieldAccessor
 from meanfield.results.files import read, write
 from meanfield.results.fits import fit_power
-from meanfield.results.labels import Variable, dataset, describe
+from meanfield.results.labels import Variable, batched, dataset, describe
 from meanfield.results.provenance import provenance, read_provenance
 from meanfield.results.shapes import to_cube
 
 __all__ = [
     "MeanfieldAccessor",
     "Variable",
+    "batched",
     "dataset",
     "describe",
     "fit_power",

@@ -7,6 +7,7 @@ from typing import Any
 
 import xarray as xr
 
+from meanfield.options import choice
 from meanfield.results.fits import fit_power
 from meanfield.results.provenance import read_provenance
 from meanfield.results.shapes import to_cube
@@ -46,8 +47,16 @@ class MeanfieldAccessor:
         return fit_power(columns[0], columns[1], groups=labels, **settings)
 
     def plot(self, figure: str, **settings: Any) -> Any:
-        """The figure of this name in `meanfield.figures`, drawn from the Dataset."""
+        """The figure of this name in `meanfield.figures`, drawn from the Dataset.
+
+        Args:
+            figure: such as "exponents", with or without ``plot_`` before it.
+            **settings: of the figure, ``ax=`` and ``title=`` among them.
+        """
         figures = importlib.import_module("meanfield.figures")
-        if figure not in figures.__all__:
-            raise ValueError(f"figure: expected one of {sorted(figures.__all__)}, got {figure!r}")
-        return getattr(figures, figure)(self._ds, **settings)
+        known = [n.removeprefix("plot_") for n in figures.__all__ if n.startswith("plot_")]
+        name = choice(str(figure).removeprefix("plot_").replace("-", "_"), "figure", known)
+        return getattr(figures, f"plot_{name}")(self._ds, **settings)
+
+    def __repr__(self) -> str:
+        return "ds.meanfield: plot(figure), fit_power(x, y), to_cube(), provenance"

@@ -9,6 +9,7 @@ from typing import Any
 
 import xarray as xr
 
+from meanfield.options import shown
 from meanfield.results.atomic import (
     check_replaceable,
     hidden_name,
@@ -48,6 +49,8 @@ def write(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
             inside the store of a sweep.
         OSError: the folder cannot be written or the disk is full; nothing is left behind.
     """
+    if not isinstance(ds, xr.Dataset):
+        raise TypeError(f"ds: expected an xarray.Dataset, got {shown(ds)}")
     path = Path(path)
     if path.suffix not in (".zarr", ".nc"):
         raise ValueError(f"path: expected a name that ends in .zarr or .nc, got {path.name!r}")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from meanfield.options import number, reals
 from meanfield.results.labels import Variable, dataset
 
 __all__ = ["fit_power"]
@@ -71,9 +72,9 @@ def fit_power(
         >>> round(float(fit.exponent), 12), round(float(fit.constant), 12)
         (0.5, 3.0)
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level: expected a number between 0 and 1, got {level}")
-    total = np.size(x)
+    level = number(level, "level", above=0, below=1)
+    exponent = None if exponent is None else number(exponent, "exponent")
+    total = reals(x, "x").size
     x, y, group = _points(x, y, groups, converged)
     if exponent is None and np.ptp(x) == 0:
         raise ValueError(f"x: expected at least two different values to fit p, got only {x[0]!r}")
@@ -105,7 +106,7 @@ def _points(
     x: Any, y: Any, groups: Any, converged: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The pairs that count, flat, with the number of the group of each."""
-    x, y = np.asarray(x, float), np.asarray(y, float)
+    x, y = reals(x, "x"), reals(y, "y")
     labels = np.arange(x.size).reshape(x.shape) if groups is None else np.asarray(groups)
     good = np.ones(x.shape, bool) if converged is None else np.asarray(converged).astype(bool)
     if not x.shape == y.shape == labels.shape == good.shape:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-__all__ = ["Variable", "dataset", "describe", "printable"]
+__all__ = ["Variable", "batched", "dataset", "describe", "printable"]
 
 _DTYPES = ("float64", "float32", "int64", "bool", "str")
 _FILLS: dict[str, Any] = {
@@ -28,7 +28,8 @@ class Variable:
     Args:
         name: a valid identifier, the name in the Dataset.
         long_name: what it is, in words; figures put it on the axis.
-        units: "1" if it has none.
+        units: "1" if it has none; the attribute is then left out, since xarray would print it
+            beside every label as "[1]".
         dims: its own dimensions, besides `case`, singular: ("head",).
         dtype: "float64", "float32", "int64", "bool" or "str".
         symbol: how a formula writes it (LaTeX, without dollars); optional.
@@ -39,7 +40,7 @@ class Variable:
 
     Example:
         >>> Variable("gain", "Lipschitz constant", symbol="L").attrs
-        {'long_name': 'Lipschitz constant', 'units': '1', 'symbol': 'L'}
+        {'long_name': 'Lipschitz constant', 'symbol': 'L'}
     """
 
     name: str
@@ -63,7 +64,8 @@ class Variable:
     @property
     def attrs(self) -> dict[str, str]:
         """The attributes it carries in a Dataset."""
-        labels = {"long_name": self.long_name, "units": self.units}
+        units = {} if self.units == "1" else {"units": self.units}
+        labels = {"long_name": self.long_name} | units
         return labels | ({"symbol": self.symbol} if self.symbol else {})
 
     @property
@@ -102,8 +104,8 @@ def dataset(
 
     Example:
         >>> gain = Variable("gain", "Lipschitz constant", dims=("case",))
-        >>> dataset([gain], {"gain": [1.0, 2.0]})["gain"].units
-        '1'
+        >>> dataset([gain], {"gain": [1.0, 2.0]})["gain"].long_name
+        'Lipschitz constant'
     """
     declared = {variable.name for variable in variables}
     if declared != set(values):
@@ -121,11 +123,40 @@ def dataset(
     )
 
 
+def batched(
+    variables: Sequence[Variable], values: Mapping[str, Any], batch_shape: Sequence[int]
+) -> xr.Dataset:
+    """A Dataset of one answer, or of a batch of them along `case`, its axes in one.
+
+    Args:
+        variables: what each value means; `dims` are its own, behind the batch.
+        values: arrays or tensors (*batch, ...) by name; those that are None are left out.
+        batch_shape: the leading axes; none give scalars.
+
+    Example:
+        >>> gain = Variable("gain", "Lipschitz constant")
+        >>> batched([gain], {"gain": [[1.0, 2.0], [3.0, 4.0]]}, (2, 2))["gain"].sizes["case"]
+        4
+    """
+    there, arrays = [], {}
+    for variable in variables:
+        value = values[variable.name]
+        if value is None:
+            continue
+        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        if batch_shape:
+            array = array.reshape(-1, *array.shape[len(batch_shape) :])
+            variable = replace(variable, dims=("case", *variable.dims))
+        there.append(variable)
+        arrays[variable.name] = array
+    return dataset(there, arrays)
+
+
 def describe(ds: xr.Dataset, variables: Sequence[Variable]) -> xr.Dataset:
     """The same Dataset with the labels put (back) on; operations of xarray may drop them.
 
     Variables that are not in the Dataset are passed over; those not described get their name as
-    `long_name` and "1" as `units` where these are missing.
+    `long_name` where it is missing.
     """
     ds = ds.copy()
     labels = {variable.name: variable.attrs for variable in variables}

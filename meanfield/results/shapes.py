@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
+from meanfield.options import shown
+
 __all__ = ["parameters_of", "to_cube"]
 
 
@@ -38,6 +40,8 @@ def to_cube(ds: xr.Dataset, *, parameters: Sequence[str] | None = None) -> xr.Da
         >>> float(to_cube(long)["y"].sel(a=1, b="u"))
         3.0
     """
+    if not isinstance(ds, xr.Dataset):
+        raise TypeError(f"ds: expected an xarray.Dataset, got {shown(ds)}")
     if "case" not in ds.dims:
         raise ValueError(f"ds: expected the dimension 'case', got {tuple(ds.dims)}")
     names = list(parameters_of(ds) if parameters is None else parameters)

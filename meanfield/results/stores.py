@@ -52,7 +52,6 @@ _OWN = ("case_key", "status")
 _LOADS = 10  # attempts, while another process merges files
 _STATUS = {
     "long_name": "how the case ended",
-    "units": "1",
     "flag_values": np.arange(4, dtype=np.int8),
     "flag_meanings": "pending ok not_converged failed",
 }

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from meanfield.options import shown
 from meanfield.results.labels import printable
 
 __all__ = ["Case", "Grid", "canonical", "case_keys", "case_seed", "cases_of", "columns_of"]
@@ -42,6 +43,12 @@ def cases_of(grid: Grid) -> list[Case]:
         names = list(axes)
         cases = [dict(zip(names, row, strict=True)) for row in itertools.product(*axes.values())]
     else:
+        listed = isinstance(grid, Sequence) and not isinstance(grid, (str, bytes))
+        if not listed or not all(isinstance(case, Mapping) for case in grid):
+            raise TypeError(
+                "grid: expected a dict from parameter name to values, or a list of dicts, got "
+                f"{shown(grid)}"
+            )
         cases = [{str(n): _plain(str(n), v) for n, v in case.items()} for case in grid]
     if not cases or not cases[0]:
         raise ValueError("grid: expected at least one case with at least one parameter, got none")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from meanfield.options import count, shown
 from meanfield.results.stores import Store, assemble, blank, variables_of
 from meanfield.sweeps.batches import JOBS_PER_WORKER, Batch, Queue, Unit, Work
 from meanfield.sweeps.evaluate import Failure, collect, infer
@@ -95,6 +96,9 @@ def sweep(
         array([4., 9.])
     """
     check_executor(executor, case_timeout)
+    seed = count(seed, "seed", least=-(2**63), most=2**63 - 1)
+    if not isinstance(fn, Task) and not callable(fn):
+        raise TypeError(f"fn: expected a function or a Task, got {shown(fn)}")
     _check_settings(store, shard, batch_size)
     path = None if store is None else Path(store).resolve()  # before a case changes the folder
     stored = None if path is None else description_at(path)
@@ -289,8 +293,8 @@ def _ending_gently() -> Iterator[threading.Event]:
 
 
 def _check_settings(store: object, shard: tuple[int, int] | None, size: int | None) -> None:
-    if size is not None and size < 1:
-        raise ValueError(f"batch_size: expected at least 1 case, got {size}")
+    if size is not None:
+        count(size, "batch_size")
     if shard is None:
         return
     if store is None:

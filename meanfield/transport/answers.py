@@ -4,19 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from meanfield.checks import one_number
 from meanfield.errors import ConvergenceError
 from meanfield.html import span, table
+from meanfield.results import Variable, batched
 from meanfield.transport.certificate import Answer
 from meanfield.transport.coupling import Coupling, alike
 from meanfield.transport.pairs import Pair
 
+if TYPE_CHECKING:
+    import xarray as xr
+
 __all__ = ["TransportResult", "assemble", "refuse_unconverged", "stacked"]
+
+
+_VARIABLES = (
+    Variable("distance", "Wasserstein distance", "length"),
+    Variable("distance_lower", "certified lower bound of the distance", "length"),
+    Variable("distance_upper", "certified upper bound of the distance", "length"),
+    Variable("potential_source", "potential f at the source", "length^order", ("source",)),
+    Variable("potential_target", "potential g at the target", "length^order", ("target",)),
+    Variable("row", "atom of the source", dims=("entry",), dtype="int64"),
+    Variable("column", "atom of the target", dims=("entry",), dtype="int64"),
+    Variable("log_mass", "log of the mass that goes", dims=("entry",)),
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,7 +78,22 @@ class TransportResult:
         return alike(self.value, width)
 
     def __float__(self) -> float:
-        return float(self.value)
+        return one_number(self.value, "a distance")
+
+    def to_dataset(self) -> xr.Dataset:
+        """Distance, ends and potentials; the coupling of a single pair along `entry`."""
+        f, g = self.potentials or (None, None)
+        values: dict[str, Any] = {
+            **{"distance": self.value, "distance_lower": self.lower, "distance_upper": self.upper},
+            **{"potential_source": f, "potential_target": g},
+            **dict.fromkeys(("row", "column", "log_mass")),
+        }
+        if self.coupling is not None:
+            entries = (self.coupling.rows, self.coupling.cols, self.coupling.log_mass)
+            values |= dict(zip(("row", "column", "log_mass"), entries, strict=True))
+        found = batched(_VARIABLES, values, self.value.shape)
+        attrs = {"method": self.method, "converged": int(self.converged), "order": self.order}
+        return found.assign_attrs(attrs)
 
     def __repr__(self) -> str:
         tail = f"method={self.method!r}, converged={self.converged}, seconds={self.seconds:.3g}"

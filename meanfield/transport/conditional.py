@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from meanfield.measures import ParticleMeasure
+from meanfield.measures import ParticleMeasure, check_measure
+from meanfield.options import flag, number
 from meanfield.transport.answers import TransportResult, assemble, refuse_unconverged, stacked
 from meanfield.transport.certificate import Answer, combined
 from meanfield.transport.pairs import as_pair, flat_arrays
@@ -63,14 +64,14 @@ def solve_conditional_w2(
     """
     start = time.perf_counter()
     for name, measure in (("mu", mu), ("nu", nu)):
-        if not isinstance(measure, ParticleMeasure) or measure.positions is None:
+        if check_measure(measure, name).positions is None:
             raise ValueError(
                 f"{name}: expected a ParticleMeasure with positions, got one without; give "
                 "positions= or use ParticleMeasure.from_sequence"
             )
-    if not 0 <= position_atol < 1:
-        raise ValueError(f"position_atol: expected a number in [0, 1), got {position_atol}")
-    settings = replace(checked_settings(method, rtol), snap=not exact_weights)
+    position_atol = number(position_atol, "position_atol", least=0, below=1)
+    exact, strict = flag(exact_weights, "exact_weights"), flag(strict, "strict")
+    settings = replace(checked_settings(method, rtol), snap=not exact)
     pair = as_pair(mu, nu)
     settings = replace(settings, device=str(pair.mu.device))
     tolerance = _MARGINAL_TOLERANCE[pair.mu.dtype]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from meanfield.html import span, table
 from meanfield.measures import ParticleMeasure
 
 if TYPE_CHECKING:
@@ -143,6 +144,19 @@ class Coupling:
         points = _taken(held.source, held.rows) + t * held.moves
         logs = held.log_mass - held.log_mass.logsumexp(-1, keepdim=True)
         return ParticleMeasure(points, log_weights=logs)
+
+    def _repr_html_(self) -> str:
+        n, m = self.shape
+        held = _Tensors.of(self)
+        rows = [
+            ("atoms of the source", n),
+            ("atoms of the target", m),
+            ("batch", " × ".join(map(str, self.rows.shape[:-1])) or None),
+            ("entries", self.rows.shape[-1]),
+            ("log-mass of an entry", span(held.log_mass)),
+            ("mean squared displacement", span(torch.as_tensor(self.cost()))),
+        ]
+        return table("Coupling", rows)
 
     def __repr__(self) -> str:
         n, m = self.shape

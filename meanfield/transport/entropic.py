@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from meanfield.options import number
 from meanfield.transport.pairs import Measure, as_pair
 
 __all__ = ["sinkhorn_divergence"]
@@ -49,10 +50,8 @@ def sinkhorn_divergence(
     Raises:
         ValueError: settings out of range, and what `solve_w2` refuses.
     """
-    if not blur > 0:
-        raise ValueError(f"blur: expected a positive length, got {blur}")
-    if not 0 < scaling < 1:
-        raise ValueError(f"scaling: expected a number in (0, 1), got {scaling}")
+    blur = number(blur, "blur", above=0)
+    scaling = number(scaling, "scaling", above=0, below=1)
     mu, nu, as_numpy = as_pair(mu, nu)
     batch, n, m, d = mu.batch_shape, mu.n_particles, nu.n_particles, mu.dim
     centre = mu.mean().mean(tuple(range(len(batch))), keepdim=False) if batch else mu.mean()

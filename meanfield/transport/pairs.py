@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_float_tensor, check_same_kind, is_traced
-from meanfield.measures import ParticleMeasure
+from meanfield.measures import ParticleMeasure, check_measure
+from meanfield.options import shown
 
 __all__ = ["Measure", "Pair", "as_pair", "flat_arrays", "refuse_cost_matrix"]
 
@@ -41,8 +42,9 @@ def as_pair(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) ->
         ValueError: dimensions, devices or batch shapes that do not fit; weights that do not sum
             to 1; atoms with mass that are not finite; empty clouds.
     """
-    if weights is not None and len(weights) != 2:
-        raise ValueError(f"weights: expected a pair (a, b), got {len(weights)} entries")
+    if weights is not None and (not isinstance(weights, (tuple, list)) or len(weights) != 2):
+        got = f"{len(weights)} entries" if isinstance(weights, (tuple, list)) else shown(weights)
+        raise ValueError(f"weights: expected a pair (a, b), got {got}")
     a, b = weights or (None, None)
     (mu, mu_is_numpy), (nu, nu_is_numpy) = _as_measure(mu, a, "mu"), _as_measure(nu, b, "nu")
     check_same_kind(mu.points, "mu", nu.points, "nu")
@@ -56,7 +58,7 @@ def as_pair(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) ->
             "torch.compile; call w2 outside the transform, or use sinkhorn_divergence"
         )
     for measure, name in ((mu, "mu"), (nu, "nu")):
-        _check_atoms(measure, name)
+        check_measure(measure, name)
     as_numpy = mu_is_numpy and nu_is_numpy
     if mu.batch_shape == nu.batch_shape:
         return Pair(mu, nu, as_numpy)
@@ -106,7 +108,7 @@ def _as_measure(value: Measure, weights: Any, name: str) -> tuple[ParticleMeasur
         if weights is not None:
             raise ValueError(f"weights: expected None for {name}, which comes with its own")
         value, weights = value
-    value, is_numpy = _from_frame(value, name)
+    is_numpy = _is_numpy(value)
     points = as_float_tensor(value, name)
     if points.ndim == 1:
         raise ValueError(
@@ -122,22 +124,14 @@ def _as_measure(value: Measure, weights: Any, name: str) -> tuple[ParticleMeasur
     if weights is None:
         n = points.shape[-2]
         return _measure(points, points.new_full(points.shape[:-1], -math.log(n)), None), is_numpy
-    weights, _ = _from_frame(weights, f"weights of {name}")
     weights = as_float_tensor(weights, f"weights of {name}", like=points)
     _check_mass(weights, points, name)
     return ParticleMeasure(points, weights), is_numpy
 
 
-def _from_frame(value: Any, name: str) -> tuple[Any, bool]:
-    """A data frame or series as an array; whether it is NumPy now."""
-    if hasattr(value, "to_numpy"):
-        try:
-            value = value.to_numpy(dtype=float)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{name}: expected a table of numbers, got {error}") from None
-    if not isinstance(value, np.ndarray):
-        return value, False
-    return np.require(value, requirements="W"), True  # torch warns of what it may not write to
+def _is_numpy(value: Any) -> bool:
+    """Whether the answer should be NumPy: arrays, and data frames of them."""
+    return isinstance(value, np.ndarray) or hasattr(value, "to_numpy")
 
 
 def _check_mass(weights: Tensor, points: Tensor, name: str) -> None:
@@ -146,19 +140,6 @@ def _check_mass(weights: Tensor, points: Tensor, name: str) -> None:
         raise ValueError(
             f"weights of {name}: expected a total mass of 1, got {float(total.reshape(-1)[0]):g}; "
             "pass weights / weights.sum()"
-        )
-
-
-def _check_atoms(mu: ParticleMeasure, name: str) -> None:
-    """Refuse NaN and infinite points, which a map may have made: no distance is true of them."""
-    if bool(torch.isfinite(mu.points.sum())):
-        return
-    lost = ~torch.isfinite(mu.points).all(-1) & (mu.log_weights > -math.inf)
-    if bool(lost.any()):
-        first = tuple(int(i) for i in lost.nonzero()[0])
-        raise ValueError(
-            f"{name}: expected finite points, got NaN or infinite ones at {int(lost.sum())} atoms "
-            f"(the first at index {first}); the map that made them left the number range"
         )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from meanfield.options import choice, flag, number
 from meanfield.transport.answers import (
     TransportResult,
     assemble,
@@ -114,8 +115,9 @@ def solve_w2(
     """
     refuse_cost_matrix(extra, "solve_w2")
     settings = checked_settings(method, rtol, time_limit)
-    settings = replace(settings, snap=not exact_weights, checkpoint=checkpoint)
-    return _solved(mu, nu, weights, settings, strict)
+    exact = flag(exact_weights, "exact_weights")
+    settings = replace(settings, snap=not exact, checkpoint=checkpoint)
+    return _solved(mu, nu, weights, settings, flag(strict, "strict"))
 
 
 def solve_w1(
@@ -157,18 +159,17 @@ def solve_w1(
         tensor(2., dtype=torch.float64)
     """
     refuse_cost_matrix(extra, "solve_w1")
-    settings = replace(checked_settings("auto", rtol), order=1, snap=not exact_weights)
-    return _solved(mu, nu, weights, settings, strict)
+    exact = flag(exact_weights, "exact_weights")
+    settings = replace(checked_settings("auto", rtol), order=1, snap=not exact)
+    return _solved(mu, nu, weights, settings, flag(strict, "strict"))
 
 
 def checked_settings(method: str, rtol: float, time_limit: float | None = None) -> Settings:
     """The settings, refused if they mean nothing; the clock starts here."""
-    if method not in _METHODS:
-        raise ValueError(f"method: expected one of {', '.join(_METHODS)}, got {method!r}")
-    if not 0 < rtol < 1:
-        raise ValueError(f"rtol: expected a number between 0 and 1, got {rtol}")
-    if time_limit is not None and not time_limit > 0:
-        raise ValueError(f"time_limit: expected a positive number of seconds, got {time_limit}")
+    choice(method, "method", _METHODS)
+    rtol = number(rtol, "rtol", above=0, below=1)
+    if time_limit is not None:
+        time_limit = number(time_limit, "time_limit", above=0, finite=False)
     deadline = math.inf if time_limit is None else time.perf_counter() + time_limit
     return Settings(method, rtol, deadline=deadline)
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
-from meanfield.attention.kernels.kernel import Features, Kernel, Turned
+from meanfield.attention.kernels.kernel import Features, Kernel, Turned, checked_inner
 from meanfield.attention.parameters import AttentionParameters
+from meanfield.options import number
 
 __all__ = ["Normalised", "cosine", "qk_norm"]
 
@@ -121,9 +122,8 @@ def cosine(temperature: float, *, eps: float = 0.0, inner: Kernel = dot_product)
         eps: added to the squared lengths.
         inner: the kernel whose queries and keys are normalised.
     """
-    if not temperature > 0:
-        raise ValueError(f"temperature: expected a number > 0, got {temperature}")
-    return Normalised(float(temperature), 1.0, _checked(eps), False, inner)
+    gain = number(temperature, "temperature", above=0)
+    return Normalised(gain, 1.0, number(eps, "eps", least=0), False, checked_inner(inner))
 
 
 def qk_norm(
@@ -137,10 +137,5 @@ def qk_norm(
         eps: added to the mean squares, as in RMSNorm.
         inner: the kernel whose queries and keys are normalised.
     """
-    return Normalised(query_gain, key_gain, _checked(eps), True, inner)
-
-
-def _checked(eps: float) -> float:
-    if not eps >= 0:
-        raise ValueError(f"eps: expected a number ≥ 0, got {eps}")
-    return float(eps)
+    eps = number(eps, "eps", least=0)
+    return Normalised(query_gain, key_gain, eps, True, checked_inner(inner))

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.parameters import AttentionParameters
+from meanfield.options import shown
 
-__all__ = ["Features", "Kernel", "Turned", "Wrapped"]
+__all__ = ["Features", "Kernel", "Turned", "Wrapped", "checked_inner"]
 
 
 class Features(NamedTuple):
@@ -159,6 +160,19 @@ def copied(kernel: Wrapped, **changes: Any) -> Wrapped:
     for name, value in changes.items():
         object.__setattr__(other, name, value)
     return other
+
+
+def checked_inner(inner: Kernel) -> Kernel:
+    """The kernel that another one changes.
+
+    Raises:
+        TypeError: no kernel, or the function that makes one.
+    """
+    if not isinstance(inner, Kernel):
+        raise TypeError(
+            f"inner: expected a kernel, got {shown(inner)}; soft_cap(10.0) is one, soft_cap is not"
+        )
+    return inner
 
 
 class Wrapped(Kernel):

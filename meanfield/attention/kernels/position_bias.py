@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
-from meanfield.attention.kernels.kernel import Kernel, Wrapped
+from meanfield.attention.kernels.kernel import Kernel, Wrapped, checked_inner
 from meanfield.attention.parameters import AttentionParameters
+from meanfield.checks import as_float_tensor, check_finite
+from meanfield.options import number
 
 __all__ = ["Alibi", "Window", "alibi", "window"]
 
@@ -81,7 +83,12 @@ def alibi(slopes: Sequence[float], *, length: float = 1.0, inner: Kernel = dot_p
         length: of the sequence that the positions in [0, 1] stand for.
         inner: the kernel whose scores are biased.
     """
-    return Alibi(tuple(float(m) for m in slopes), float(length), inner)
+    each = as_float_tensor(slopes, "slopes")
+    if each.ndim != 1 or not len(each):
+        raise ValueError(f"slopes: expected one per head, got shape {tuple(each.shape)}")
+    check_finite(each, "slopes")
+    length = number(length, "length", above=0)
+    return Alibi(tuple(each.tolist()), length, checked_inner(inner))
 
 
 def window(width: float, *, inner: Kernel = dot_product) -> Window:
@@ -94,6 +101,4 @@ def window(width: float, *, inner: Kernel = dot_product) -> Window:
         width: in units of position, > 0.
         inner: the kernel whose sight is limited.
     """
-    if not width > 0:
-        raise ValueError(f"width: expected a number > 0, got {width}")
-    return Window(float(width), inner)
+    return Window(number(width, "width", above=0, finite=False), checked_inner(inner))

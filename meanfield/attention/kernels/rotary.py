@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
-from meanfield.attention.kernels.kernel import Features, Kernel, Turned
+from meanfield.attention.kernels.kernel import Features, Kernel, Turned, checked_inner
 from meanfield.attention.parameters import AttentionParameters
+from meanfield.options import count, flag, number
 
 __all__ = ["Rotary", "rotary"]
 
@@ -119,13 +120,14 @@ def rotary(
         frequencies: in place of base^{−2m/dim}, for scaled variants; dim/2 numbers.
         inner: the kernel whose queries and keys are turned.
     """
-    if not base > 0:
-        raise ValueError(f"base: expected a number > 0, got {base}")
-    if dim is not None and (dim < 2 or dim % 2):
+    base, length = number(base, "base", above=0), number(length, "length", above=0)
+    interleaved = flag(interleaved, "interleaved")
+    dim = None if dim is None else count(dim, "dim", least=2)
+    if dim is not None and dim % 2:
         raise ValueError(f"dim: expected an even number ≥ 2, got {dim}")
     if frequencies is not None:
-        frequencies = tuple(float(f) for f in frequencies)
+        frequencies = tuple(number(f, "frequencies") for f in frequencies)
         dim = 2 * len(frequencies) if dim is None else dim
         if 2 * len(frequencies) != dim:
             raise ValueError(f"frequencies: expected {dim // 2} numbers, got {len(frequencies)}")
-    return Rotary(float(base), dim, frequencies, float(length), interleaved, inner)
+    return Rotary(base, dim, frequencies, length, interleaved, checked_inner(inner))

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
-from meanfield.attention.kernels.kernel import Kernel, Wrapped
+from meanfield.attention.kernels.kernel import Kernel, Wrapped, checked_inner
+from meanfield.options import number
 
 __all__ = ["SoftCap", "soft_cap"]
 
@@ -45,6 +46,4 @@ def soft_cap(tau: float, *, inner: Kernel = dot_product) -> SoftCap:
         tau: τ > 0.
         inner: the kernel whose scores are capped.
     """
-    if not tau > 0:
-        raise ValueError(f"tau: expected a number > 0, got {tau}")
-    return SoftCap(float(tau), inner)
+    return SoftCap(number(tau, "tau", above=0), checked_inner(inner))
