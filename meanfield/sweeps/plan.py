@@ -65,11 +65,11 @@ class Plan:
     def description(self) -> dict[str, Any]:
         """All that a store says about itself, see `results.stores`."""
         identity = {"configuration": self.configuration, "code": self.task.code}
-        return {"schema": SCHEMA, **identity, **self.labels}
+        return {"schema": SCHEMA, **identity, **self.labels, "provenance": self.provenance}
 
     @property
     def labels(self) -> dict[str, Any]:
-        """What `results.stores.assemble` needs to make the Dataset."""
+        """What `results.stores.assemble` needs to make the Dataset, besides the provenance."""
         return {
             "variables": [dataclasses.asdict(v) for v in self.task.variables or ()],
             "parameters": {v.name: v.attrs for v in self.task.parameters},
@@ -78,7 +78,6 @@ class Plan:
                 for name, v in self.task.coords.items()
             },
             "attrs": self.attrs,
-            "provenance": self._provenance(),
         }
 
     def units(
@@ -104,7 +103,8 @@ class Plan:
         _check_names(task, {name for case in self.cases for name in case})
         return dataclasses.replace(self, task=task)
 
-    def _provenance(self) -> str:
+    @property
+    def provenance(self) -> str:
         """What was computed, as a person reads it, with what and when; see `results`."""
         values = {name: [case.get(name) for case in self.cases] for name in self.cases[0]}
         spec = {

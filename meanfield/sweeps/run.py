@@ -135,6 +135,7 @@ class _Table:
     def __init__(self, plan: Plan, files: Store | None) -> None:
         self._plan, self._files, self._labels = plan, files, plan.labels
         if files is None:
+            self._labels["provenance"] = plan.provenance
             self._rows = blank(self._labels, len(plan.cases))
         else:
             self._labels["provenance"] = files.description["provenance"]
