@@ -120,14 +120,10 @@ def run_batch(
     seconds: float,
     begin: Callable[[int], bool] = lambda number: True,
 ) -> Batch:
-    """Run units until the time is up; the same in every executor.
+    """Run units, given by their cases, until the time is up; the same in every executor.
 
-    Args:
-        work: what to compute; where its variables are not declared, the first unit that does not
-            fail is the last, and tells them.
-        units: the cases of each unit.
-        seconds: when to end: after the unit that is then under way.
-        begin: told the number of the unit before it begins, and -1 after the last; false to end.
+    `begin` is told the number of each unit before it begins, and -1 after the last; it returns
+    false to end. Where no variables are declared, the first unit that does not fail is the last.
     """
     task, n_cases, interrupt = work.task, 0, None
     done: list[Any] = []

@@ -41,9 +41,7 @@ def run_queue(
 ) -> None:
     """Run the queue and hand over its batches as they finish; `stop` ends it after running cases.
 
-    Raises:
-        KeyboardInterrupt: a case was interrupted; what was finished before it is handed over.
-        RuntimeError: the executor is broken; finished batches are kept.
+    An interrupt of a case is raised after what was finished before it is handed over.
     """
     n_workers = 1 if one_job else n_workers_of(executor)
     if executor is None:
@@ -61,12 +59,7 @@ def run_queue(
 
 
 def check_executor(executor: Any, case_timeout: float | None) -> None:
-    """Refuse what is no executor, and a time limit that nobody can enforce.
-
-    Raises:
-        TypeError: not None, an int, a `concurrent.futures.Executor` or a dask client.
-        ValueError: fewer than one worker, a time limit without processes of our own.
-    """
+    """Refuse what is no executor, and a time limit that nobody can enforce."""
     number = isinstance(executor, int) and not isinstance(executor, bool)
     if number and executor < 1:
         raise ValueError(f"executor: expected at least 1 worker process, got {executor}")

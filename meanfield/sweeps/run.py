@@ -65,8 +65,8 @@ def sweep(
             the process and of the machine.
         executor: None runs in this process; a number starts as many processes of one thread
             each, and a case that kills its process fails alone; any `concurrent.futures.Executor`
-            or `dask.distributed.Client` is used as it is (give its workers one thread each; they
-            must see the folder of the store).
+            or `dask.distributed.Client` is used as it is (give its workers one thread each). The
+            store is written by this process alone.
         shard: (i, k) runs only every k-th case, from the i-th on, 0 ≤ i < k, for array jobs; the
             rest is pending in the answer.
         batch_size: cases after which a batch is stored, by elapsed time alone by default; of
@@ -220,16 +220,10 @@ def _places(units: list[Unit]) -> list[int]:
 
 @contextlib.contextmanager
 def _ending_gently() -> Iterator[threading.Event]:
-    """The first Ctrl-C asks to end after the running cases, the second is as always.
-
-    Only where Ctrl-C has its usual meaning: in the main thread, without a handler of the user's.
-    """
-    stop = threading.Event()
-    usual = signal.default_int_handler
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not usual
-    ):
+    """The first Ctrl-C asks to end after the running cases, the second is as always."""
+    stop, usual = threading.Event(), signal.default_int_handler
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not usual:  # it has another meaning
         yield stop
         return
 
@@ -248,9 +242,7 @@ def _ending_gently() -> Iterator[threading.Event]:
 def _check_settings(store: object, shard: tuple[int, int] | None, size: int | None) -> None:
     if size is not None and size < 1:
         raise ValueError(f"batch_size: expected at least 1 case, got {size}")
-    if shard is None:
-        return
-    if store is None:
+    if shard and store is None:
         raise ValueError("shard: expected a store, in which the shards meet, got store=None")
-    if not 0 <= shard[0] < shard[1]:
+    if shard and not 0 <= shard[0] < shard[1]:
         raise ValueError(f"shard: expected (i, k) with 0 ≤ i < k, got {shard}")

@@ -37,11 +37,7 @@ _MOST_FILES = 48  # beyond which they are merged into one; each costs 1 ms whene
 
 
 def description_at(path: Path) -> dict[str, Any] | None:
-    """What the store at `path` computes; None if there is none yet, {} if that is lost.
-
-    Raises:
-        ValueError: what is there is no store, or one of another version.
-    """
+    """What the store at `path` computes; None if there is none yet, {} if that is lost."""
     if not path.exists() or (path.is_dir() and all(_is_hidden(f) for f in path.iterdir())):
         return None
     try:
@@ -57,10 +53,6 @@ def open_store(
     """The store for the plan, made if it is not there; all cases of the plan are listed in it.
 
     Of processes that make it at once the first wins, and the others use what it has made.
-
-    Raises:
-        ValueError: there is one of another configuration; the message names what differs.
-        OSError: it cannot be written.
     """
     with _explained(path, "cannot be made"):
         if not stored:
@@ -103,7 +95,8 @@ def write_cases(
     """Write a file of cases; when this returns it is safe from any crash."""
     rows = {"case_key": case_keys(cases), **columns_of(cases), **columns}
     with _explained(store.path, f"does not take a {kind} of {len(cases)} cases"):
-        _write_rows(store, rows, kind)
+        # A list of cases that is lost is written again by the same sweep; a flush takes 10 ms.
+        _write_rows(store, rows, kind, durable=kind == "batch")
 
 
 def merge(store: Store) -> None:
@@ -119,10 +112,12 @@ def merge(store: Store) -> None:
         write_whole(store.path / JOURNAL, f"{name}\n".encode())
 
 
-def _write_rows(store: Store, rows: Mapping[str, np.ndarray], kind: str) -> str:
+def _write_rows(
+    store: Store, rows: Mapping[str, np.ndarray], kind: str, *, durable: bool = True
+) -> str:
     data = pack_cases(store.description, rows)
     name = f"{kind}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{digest(data)}.nc"
-    write_whole(store.path / name, data)
+    write_whole(store.path / name, data, durable=durable)
     # Only so that a file that is lost can be named; nothing else depends on it.
     with (
         contextlib.suppress(OSError),

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import wait
-from types import TracebackType
 from typing import Any
 
 from meanfield.sweeps.batches import Batch, Work, run_batch
@@ -37,13 +36,7 @@ _ONE_THREAD = dict.fromkeys(
 
 
 class DiedError(Exception):
-    """A job that ended its process.
-
-    Args:
-        cause: what happened, in words.
-        number: the unit that was under way; None if nobody knows.
-        certain: whether it would happen again.
-    """
+    """A job that ended its process: why, at which unit if that is known, surely again or not."""
 
     def __init__(self, cause: str, number: int | None = None, certain: bool = False) -> None:
         super().__init__(cause, number, certain)
@@ -53,14 +46,8 @@ class DiedError(Exception):
 class Processes:
     """Processes of one thread each, and a thread of ours for each that waits for it.
 
-    Args:
-        work: what to compute.
-        n_workers: how many at once; each begins with its first job.
-        timeout: seconds after which a unit is ended with its process; None for no limit.
-        stop: when set, jobs end after the unit under way.
-
-    Raises:
-        TypeError: the function or the settings cannot be pickled.
+    A unit that takes longer than `timeout` seconds is ended with its process; when `stop` is set,
+    jobs end after the unit under way.
     """
 
     def __init__(
@@ -74,22 +61,13 @@ class Processes:
         self._over = False
 
     def submit(self, units: Sequence[list[Case]], seconds: float) -> Future[Batch]:
-        """Run a batch in a process; a `DiedError` says which unit has ended it.
-
-        Raises:
-            RuntimeError: workers die before they begin; of the future.
-        """
+        """Run a batch in a process; a `DiedError` says which unit has ended it."""
         return self._threads.submit(self._run, units, seconds)
 
     def __enter__(self) -> Processes:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with _LOCK:
             self._over = True
             for worker in self._all:
@@ -150,12 +128,7 @@ class _Worker:
     def run(
         self, units: Sequence[list[Case]], seconds: float, timeout: float | None, stop: Any
     ) -> Batch:
-        """What a job brought.
-
-        Raises:
-            DiedError: it had to be ended, or ended itself; without a number before it began.
-            RuntimeError: a fault of the sweep itself.
-        """
+        """What a job brought; a `DiedError` has no number if it had not begun."""
         with contextlib.suppress(OSError):  # it is dead, which the sentinel tells
             self.pipe.send((units, seconds))
         while True:
