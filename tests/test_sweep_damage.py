@@ -320,7 +320,7 @@ def crash(log, point, how, root, rng, right):
 
 def crash_points(log, count, seed):
     """(point, how): every point in every way if `count` allows, else a sample."""
-    ways = ("none", "all", *["some"] * 6)
+    ways = ("none", "all", *["some"] * max(6, count // len(log)))  # "some" is drawn each time
     every = [(point, how) for point in range(1, len(log) + 1) for how in ways]
     rng = np.random.default_rng(seed)
     chosen = rng.permutation(len(every))[:count]
