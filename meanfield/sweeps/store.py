@@ -107,9 +107,10 @@ def merge(store: Store) -> None:
     old = store.files
     with _explained(store.path, "cannot be merged"):
         name = _write_rows(store, store.rows(), "grid")
+        # First, so that none of the old ones is taken for lost if we die before the end.
+        write_whole(store.path / JOURNAL, f"{name}\n".encode())
         for merged in old:
             (store.path / merged).unlink(missing_ok=True)
-        write_whole(store.path / JOURNAL, f"{name}\n".encode())
 
 
 def _write_rows(
