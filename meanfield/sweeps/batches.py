@@ -127,7 +127,7 @@ def run_batch(
     """
     task, n_cases, interrupt = work.task, 0, None
     done: list[Any] = []
-    end = time.monotonic() + seconds
+    end, limit = time.monotonic() + seconds, work.limit
     try:
         for number, cases in enumerate(units):
             if not begin(number):
@@ -140,7 +140,7 @@ def run_batch(
             if task.variables is None and not isinstance(done[-1], Failure):
                 task = dataclasses.replace(task, variables=infer(done[-1]))
                 break
-            if n_cases >= work.limit or time.monotonic() > end:
+            if n_cases >= limit or time.monotonic() > end:
                 break
     except KeyboardInterrupt as error:
         interrupt = error
