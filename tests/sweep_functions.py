@@ -131,3 +131,13 @@ def threads(x):
 
 
 THREADS = Task(threads, [Variable("n_threads", "torch threads", dtype="int64")])
+
+
+def moody_noise(n, repetition, seed, seconds, cure):
+    """Every third repetition fails until there is a cure."""
+    if repetition % 3 == 0 and not Path(cure).exists():
+        raise ArithmeticError("no cure")
+    return slow_noise(n, repetition, seed, seconds)
+
+
+MOODY_NOISE = Task(moody_noise, NOISE.variables, NOISE.parameters, NOISE.coords)

@@ -74,26 +74,19 @@ def test_what_a_store_does_not_take_is_said_before_the_first_case(tmp_path):
     assert not (tmp_path / "s").exists()
 
 
-def test_a_store_of_version_0_1_is_read_and_not_continued(tmp_path):
+def test_a_store_of_version_0_1_is_refused_by_name_and_stays(tmp_path):
     """Made as that version made it: a group with a mask of the batches that are done."""
     path = tmp_path / "old.zarr"
-    columns = {"y": [1.0, 2.0, 9.0], "status": [1, 1, 1], "case_key": [1, 2, 3]}
-    ds = xr.Dataset(
-        {name: ("case", column) for name, column in columns.items()},
-        coords={"x": ("case", [1.0, 2.0, 3.0])},
-    ).assign(done=("batch", [True, False]))
+    ds = xr.Dataset({"y": ("case", [1.0, 9.0])}).assign(done=("batch", [True, False]))
     ds.to_zarr(path, zarr_format=3, consolidated=False)
-    open_group(path, mode="r+").attrs.update(
-        {"sweep_schema": 1, "batch_size": 2, "provenance": "{}", "dataset_attrs": {"text": "t"}}
-    )
-    found = results.read(path)
-    assert found["status"].values.tolist() == [1, 1, 0]
-    assert found["y"].values[:2].tolist() == [1.0, 2.0] and found.attrs["text"] == "t"
-    task = Task(lambda x: {"y": x}, [Variable("y", "y")], name="old")
-    with pytest.raises(ValueError, match=r"of version 0\.1.*export .*old\.zarr FILE\.nc"):
-        sweep(task, GRID, store=path)
+    open_group(path, mode="r+").attrs.update({"sweep_schema": 1, "provenance": "meanfield"})
+    with pytest.raises(ValueError, match=r"version 0\.1, which is no longer read; xarray\.open_z"):
+        results.read(path)
+    with pytest.raises(ValueError, match="which is something else"):
+        sweep(Task(lambda x: {"y": x}, [Variable("y", "y")], name="old"), GRID, store=path)
     with pytest.raises(FileExistsError, match="not written by this library"):
         results.write(ds, path)
+    assert xr.open_zarr(path, consolidated=False)["done"].values.tolist() == [True, False]
 
 
 def test_links_and_detours_lead_to_the_same_store(tmp_path):

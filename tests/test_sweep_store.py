@@ -116,6 +116,7 @@ def test_failed_cases_are_kept_with_their_message_and_retried_when_asked(tmp_pat
     assert evaluated(log) == [3]
     assert ds["y"].values.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
     assert set(ds["message"].values) == {""}
+    assert results.read(store).drop_attrs(deep=False).identical(ds.drop_attrs(deep=False))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from meanfield.results.atomic import (
     write_whole,
 )
 from meanfield.results.encoding import decode, encode
-from meanfield.results.old_stores import is_old_store, join_old_store
 from meanfield.results.stores import is_store, read_store
 
 __all__ = ["read", "write"]
@@ -90,9 +89,12 @@ def read(path: str | os.PathLike[str]) -> xr.Dataset:
         if not (path / "zarr.json").exists():
             raise ValueError(f"path: expected a Zarr v3 folder, got {path} without zarr.json")
         ds = _load_zarr(path)
-        if not is_old_store(ds):
-            return _unmarked(ds)
-        return join_old_store([ds, *map(_load_zarr, sorted(path.glob("extension-*")))])
+        if "sweep_schema" in ds.attrs:
+            raise ValueError(
+                f"path: {path} is the store of a sweep of version 0.1, which is no longer read; "
+                "xarray.open_zarr opens it, and its variable `done` says which batches count"
+            )
+        return _unmarked(ds)
     try:
         with xr.open_dataset(path, engine="scipy") as opened:
             return _unmarked(decode(opened.load()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import platform
@@ -67,13 +68,16 @@ def read_provenance(ds: xr.Dataset) -> dict[str, Any]:
 
 def versions(*packages: str) -> dict[str, str]:
     """The versions of the distributions that the library stands on, and of others."""
-    found = {}
-    for package in (*_PACKAGES, *packages):
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    found = {package: _version(package) for package in (*_PACKAGES, *packages)}
+    return {package: version for package, version in found.items() if version}
+
+
+@functools.cache  # 4 ms each, and every sweep asks
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _commit() -> str | None:

@@ -35,6 +35,7 @@ __all__ = [
     "DamagedError",
     "Store",
     "assemble",
+    "blank",
     "digest",
     "is_store",
     "pack_cases",
@@ -93,15 +94,8 @@ def read_description(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise FileNotFoundError(f"store: nothing at {path}")
     if not is_store(path):
-        old = (path / "zarr.json").is_file() and b"sweep_schema" in (
-            path / "zarr.json"
-        ).read_bytes()
         raise ValueError(
-            f"store {path} is of version 0.1, which can be read and not continued: `meanfield "
-            f"export {path} FILE.nc` keeps its results; give another path"
-            if old
-            else f"store: expected the store of a sweep or nothing, got {path}, which is "
-            "something else"
+            f"store: expected the store of a sweep or nothing, got {path}, which is something else"
         )
     try:
         description = json.loads((path / DESCRIPTION).read_bytes())

@@ -1,35 +1,29 @@
-"""Batches: some cases, computed one after the other and stored together when their time is up."""
+"""Batches: some cases, computed one after the other and kept together when their time is up."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from meanfield.sweeps.evaluate import Failure, call_many, collect, outcome
+from meanfield.results import Variable
+from meanfield.sweeps.evaluate import Failure, call_many, collect, infer, outcome
 from meanfield.sweeps.grid import Case
-from meanfield.sweeps.store import write_cases
 from meanfield.sweeps.task import Task
 
-__all__ = ["JOBS_PER_WORKER", "Batch", "Queue", "Unit", "Work", "failed_batch", "run_batch"]
+__all__ = ["Batch", "Queue", "Unit", "Work", "run_batch"]
 
 # A batch ends after a quarter of the time that the sweep has run, so that whoever kills it early
 # loses little, and after 20 seconds at the latest; a file takes some 10 ms.
 _FIRST, _SHARE, _LONGEST = 1.0, 0.25, 20.0
 _MOST_BYTES = 2**27  # held by a batch
-JOBS_PER_WORKER = 4  # of what is left: the last jobs are small, so that workers end together
 
-
-class Unit(NamedTuple):
-    """What is run at once: a case, or the cases of one vectorised call; with their places."""
-
-    places: list[int]
-    cases: list[Case]
+Unit = list[int]  # what is run at once: the place of a case, or those of one vectorised call
 
 
 @dataclass(frozen=True)
@@ -40,8 +34,6 @@ class Work:
     fixed: dict[str, Any]
     seed: int
     most_cases: int | None = None
-    store: Path | None = None
-    description: Mapping[str, Any] | None = None
 
     @property
     def limit(self) -> int:
@@ -55,45 +47,71 @@ class Work:
 
 @dataclass(frozen=True)
 class Batch:
-    """Finished units; the values too, if there is no store or the variables are not known yet."""
+    """Finished units, and the variables of their function, if they were not declared."""
 
     n_units: int
-    status: np.ndarray
-    columns: dict[str, np.ndarray] | None = None
-    outcomes: list[Any] | None = None
+    columns: dict[str, np.ndarray]
+    variables: Sequence[Variable] | None
     interrupt: BaseException | None = None
 
 
 class Queue:
-    """The units that are left, handed out in jobs: always the same share of what is left."""
+    """The units that are left, handed out in jobs: always the same share of what is left.
 
-    def __init__(self, units: Iterable[Unit], n_shares: int) -> None:
-        self._units, self._n_shares = deque(units), n_shares
+    A unit that has killed its process is a suspect: its cases come last, each in a job of its own.
+    """
+
+    def __init__(self, cases: Sequence[Case], units: Iterable[Unit], n_shares: int = 1) -> None:
+        self._cases, self._units, self._n_shares = cases, deque(units), n_shares
+        self._suspects: deque[Unit] = deque()
+        self._tried: set[int] = set()
         self._start = time.monotonic()
-        self.suspects: list[Unit] = []  # to be run first and alone: they may kill their process
 
     def __len__(self) -> int:
-        return len(self._units) + len(self.suspects)
+        return len(self._units) + len(self._suspects)
 
     @property
     def seconds(self) -> float:
         """After how long a batch that begins now is to end."""
         return min(_LONGEST, max(_FIRST, _SHARE * (time.monotonic() - self._start)))
 
+    @property
+    def only_suspects(self) -> bool:
+        """Whether all that is left may kill its process."""
+        return not self._units
+
     def take(self) -> list[Unit]:
-        """The next job, empty if nothing is left."""
-        if self.suspects:
-            return [self.suspects.pop()]
+        """The next job."""
+        if self.only_suspects:
+            return [self._suspects.popleft()]
         return [self._units.popleft() for _ in range(-(-len(self._units) // self._n_shares))]
+
+    def cases_of(self, units: Sequence[Unit]) -> list[list[Case]]:
+        """The cases of each unit."""
+        return [[self._cases[place] for place in unit] for unit in units]
+
+    def first_of(self, unit: Unit) -> Case:
+        """The first case of a unit, for messages."""
+        return self._cases[unit[0]]
 
     def put_back(self, units: Sequence[Unit]) -> None:
         """Units of a job that were not run, to the front."""
-        self._units.extendleft(reversed(units))
+        for unit in reversed(units):
+            (self._suspects if self.is_suspect(unit) else self._units).appendleft(unit)
+
+    def suspect(self, unit: Unit) -> None:
+        """A unit that is to be run again, case by case."""
+        self._tried.update(unit)
+        self._suspects.extend([place] for place in unit)
+
+    def is_suspect(self, unit: Unit) -> bool:
+        """Whether this is the case's second chance."""
+        return unit[0] in self._tried
 
     def clear(self) -> None:
         """Nothing is left."""
         self._units.clear()
-        self.suspects.clear()
+        self._suspects.clear()
 
 
 def run_batch(
@@ -102,65 +120,35 @@ def run_batch(
     seconds: float,
     begin: Callable[[int], bool] = lambda number: True,
 ) -> Batch:
-    """Run units until the time is up, and store what is finished; the same in every executor.
+    """Run units, given by their cases, until the time is up; the same in every executor.
 
-    Args:
-        work: what to compute.
-        units: the cases of each unit.
-        seconds: when to end: after the unit that is then under way.
-        begin: told the number of the unit before it begins, and -1 after the last; false to end.
+    `begin` is told the number of each unit before it begins, and -1 after the last; it returns
+    false to end. Where no variables are declared, the first unit that does not fail is the last.
     """
+    task, n_cases, interrupt = work.task, 0, None
     done: list[Any] = []
-    interrupt, end, n_cases = None, time.monotonic() + seconds, 0
+    end, limit = time.monotonic() + seconds, work.limit
     try:
         for number, cases in enumerate(units):
             if not begin(number):
                 break
-            done.append(_run_unit(work, cases))
+            if task.batched:
+                done.append(call_many(task, cases, work.fixed, work.seed))
+            else:
+                done.append(outcome(task, cases[0], work.fixed, work.seed))
             n_cases += len(cases)
-            told = work.task.variables is None and not isinstance(done[-1], Failure)
-            if told or n_cases >= work.limit or time.monotonic() > end:
+            if task.variables is None and not isinstance(done[-1], Failure):
+                task = dataclasses.replace(task, variables=infer(done[-1]))
+                break
+            if n_cases >= limit or time.monotonic() > end:
                 break
     except KeyboardInterrupt as error:
         interrupt = error
     begin(-1)
-    if work.task.variables is None:
-        columns = collect(work.task, [d if isinstance(d, Failure) else {} for d in done])
-        return Batch(len(done), columns["status"], outcomes=done, interrupt=interrupt)
-    cases = [case for unit in units[: len(done)] for case in unit]
-    return _finished(work, cases, len(done), _joined(work, done), interrupt)
+    return Batch(len(done), _joined(task, done), task.variables, interrupt)
 
 
-def failed_batch(work: Work, cases: Sequence[Case], message: str) -> Batch:
-    """The batch of a unit that could not end, with the reason."""
-    failures = [Failure(message) for _ in cases]
-    columns = collect(work.task, failures)
-    if work.task.variables is None:
-        return Batch(1, columns["status"], outcomes=failures)
-    return _finished(work, cases, 1, columns, None)
-
-
-def _run_unit(work: Work, cases: list[Case]) -> Any:
-    if work.task.batched:
-        return call_many(work.task, cases, work.fixed, work.seed)
-    return outcome(work.task, cases[0], work.fixed, work.seed)
-
-
-def _joined(work: Work, done: list[Any]) -> dict[str, np.ndarray]:
-    if not (work.task.batched and done):
-        return collect(work.task, done)
+def _joined(task: Task, done: list[Any]) -> dict[str, np.ndarray]:
+    if not (task.batched and done):
+        return collect(task, done)
     return {name: np.concatenate([columns[name] for columns in done]) for name in done[0]}
-
-
-def _finished(
-    work: Work,
-    cases: Sequence[Case],
-    n_units: int,
-    columns: dict[str, np.ndarray],
-    interrupt: BaseException | None,
-) -> Batch:
-    if work.store is None or work.description is None:
-        return Batch(n_units, columns["status"], columns, interrupt=interrupt)
-    if cases:
-        write_cases(work.store, work.description, cases, columns)
-    return Batch(n_units, columns["status"], interrupt=interrupt)

@@ -34,7 +34,7 @@ def outcome(
 ) -> Mapping[str, Any] | Failure:
     """The values of a case, checked, or why there are none."""
     try:
-        returned = task.function(**_arguments(task, case, fixed, seed))
+        returned = task.function(**_arguments(task, [case], case, fixed, seed))
         if task.variables is None:
             infer(returned)
             return returned
@@ -47,18 +47,16 @@ def call_many(
     task: Task, cases: Sequence[Case], fixed: Mapping[str, Any], seed: int
 ) -> dict[str, np.ndarray]:
     """The columns of a vectorised call; if it fails, its cases are tried one at a time."""
-    arguments = {**_fresh(fixed), **columns_of(cases)}
-    if "seeds" in task.arguments and "seeds" not in arguments:
-        arguments["seeds"] = np.array([case_seed(case, seed) for case in cases], dtype=np.int64)
+    n = len(cases)
     try:
-        values = _checked(task, task.function(**arguments), (len(cases),))
+        returned = task.function(**_arguments(task, cases, columns_of(cases), fixed, seed))
+        values = _checked(task, returned, (n,))
     except (Exception, SystemExit) as error:
-        if len(cases) == 1:
+        if n == 1:
             return collect(task, [Failure(_message(error))])
         single = [call_many(task, [case], fixed, seed) for case in cases]
         return {name: np.concatenate([part[name] for part in single]) for name in single[0]}
-    values["message"] = np.full(len(cases), "", dtype=object)
-    return values | {"status": _status(task, values, len(cases))}
+    return values | {"status": _status(task, values, n), "message": np.full(n, "", object)}
 
 
 def collect(task: Task, outcomes: Sequence[Mapping[str, Any] | Failure]) -> dict[str, np.ndarray]:
@@ -80,11 +78,7 @@ def collect(task: Task, outcomes: Sequence[Mapping[str, Any] | Failure]) -> dict
 
 
 def infer(returned: Any) -> tuple[Variable, ...]:
-    """The variables of a function that declares none: numbers, truth values, texts.
-
-    Raises:
-        TypeError: it returns anything else; declare it with a `Task`.
-    """
+    """The variables of a function that declares none; an error unless they are plain values."""
     if not isinstance(returned, Mapping) or not returned:
         raise TypeError(
             f"fn: expected it to return a mapping from name to number, got {returned!r:.80}"
@@ -102,28 +96,39 @@ def infer(returned: Any) -> tuple[Variable, ...]:
     return tuple(variables)
 
 
-def _arguments(task: Task, case: Case, fixed: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    arguments = {**_fresh(fixed), **case}
-    if "seed" in task.arguments and "seed" not in arguments:
-        arguments["seed"] = case_seed(case, seed)
-    if "generator" in task.arguments and "generator" not in arguments:
+def _arguments(
+    task: Task,
+    cases: Sequence[Case],
+    given: Mapping[str, Any],
+    fixed: Mapping[str, Any],
+    seed: int,
+) -> dict[str, Any]:
+    """Parameters, settings, and the random numbers that the function takes and was not given."""
+    arguments = {**_fresh(fixed), **given}
+    wanted = task.arguments - arguments.keys()
+    if task.batched:
+        if "seeds" in wanted:
+            seeds = [case_seed(case, seed) for case in cases]
+            arguments["seeds"] = np.array(seeds, dtype=np.int64)
+        return arguments
+    if "seed" in wanted:
+        arguments["seed"] = case_seed(cases[0], seed)
+    if "generator" in wanted:
         import torch
 
-        arguments["generator"] = torch.Generator().manual_seed(case_seed(case, seed))
+        arguments["generator"] = torch.Generator().manual_seed(case_seed(cases[0], seed))
     return arguments
 
 
 def _fresh(fixed: Mapping[str, Any]) -> dict[str, Any]:
     """The settings as they were given, whatever the case before did to a list or an array."""
-    return {name: _copied(value) for name, value in fixed.items()}
-
-
-def _copied(value: Any) -> Any:
-    kinds = (list, dict, set, tuple, np.ndarray)
-    if isinstance(value, kinds) or hasattr(value, "detach") or dataclasses.is_dataclass(value):
-        with contextlib.suppress(Exception):  # holds something that cannot be copied: shared
-            return copy.deepcopy(value)
-    return value
+    fresh = dict(fixed)
+    for name, value in fixed.items():
+        mutable = isinstance(value, (list, dict, set, tuple, np.ndarray))
+        if mutable or hasattr(value, "detach") or dataclasses.is_dataclass(value):
+            with contextlib.suppress(Exception):  # holds something that cannot be copied: shared
+                fresh[name] = copy.deepcopy(value)
+    return fresh
 
 
 def _message(error: BaseException) -> str:
@@ -145,20 +150,14 @@ def _status(task: Task, columns: Mapping[str, np.ndarray], n_cases: int) -> np.n
 
 
 def _checked(task: Task, returned: Any, leading: tuple[int, ...]) -> dict[str, Any]:
-    """What the function returned, in the declared names, shapes and types.
-
-    Raises:
-        TypeError, ValueError: it is something else, or does not fit without a loss.
-    """
+    """What the function returned, in the declared names, shapes and types, or an error."""
     if not isinstance(returned, Mapping) or returned.keys() != task.names:
         got = sorted(map(str, returned)) if isinstance(returned, Mapping) else type(returned)
         raise TypeError(
             f"{task.label}: expected a mapping with exactly {sorted(task.names)}, got {got}"
         )
-    return {
-        v.name: _fitting(v, returned[v.name], (*leading, *task.shape(v)))
-        for v in task.variables or ()
-    }
+    variables = task.variables or ()
+    return {v.name: _fitting(v, returned[v.name], (*leading, *task.shape(v))) for v in variables}
 
 
 def _fitting(variable: Variable, value: Any, shape: tuple[int, ...]) -> np.ndarray | float:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -15,52 +17,49 @@ from concurrent.futures import (
 )
 from typing import Any
 
-from meanfield.sweeps.batches import Batch, Queue, Unit, Work, failed_batch, run_batch
+from meanfield.sweeps.batches import Batch, Queue, Unit, Work, run_batch
+from meanfield.sweeps.evaluate import Failure, collect
 from meanfield.sweeps.memory import keep_freed_memory
-from meanfield.sweeps.workers import run_in_workers
+from meanfield.sweeps.workers import DiedError, Processes
 
 __all__ = ["check_executor", "n_workers_of", "run_queue"]
 
-_WINDOW = 2  # jobs submitted per worker: enough to keep it busy
-_Handle = Callable[[Sequence[Unit], Batch], None]
+_log = logging.getLogger("meanfield")
+_WINDOW = 2  # jobs submitted per worker of somebody else's: enough to keep it busy
+_Handle = Callable[[list[Unit], Batch], None]
 
 
 def run_queue(
     work: Work,
     queue: Queue,
-    executor: Any,
     handle: _Handle,
-    stop: threading.Event,
     *,
+    executor: Any,
+    stop: threading.Event,
     case_timeout: float | None = None,
     one_job: bool = False,
 ) -> None:
     """Run the queue and hand over its batches as they finish; `stop` ends it after running cases.
 
-    Raises:
-        KeyboardInterrupt: a case was interrupted; what was finished before it is handed over.
-        RuntimeError: the executor is broken; finished batches are kept.
+    An interrupt of a case is raised after what was finished before it is handed over.
     """
+    n_workers = 1 if one_job else n_workers_of(executor)
     if executor is None:
         _run_here(work, queue, handle, stop)
     elif isinstance(executor, int):
-        n_workers = 1 if one_job else executor
-        run_in_workers(work, queue, handle, stop, n_workers=n_workers, case_timeout=case_timeout)
+        with Processes(work, n_workers, case_timeout, stop) as processes:
+            _spread(work, queue, handle, stop, processes.submit, n_workers)
     else:
-        n_jobs = 1 if one_job else _WINDOW * n_workers_of(executor)
         run: Callable[..., Batch] = run_batch
         if _is_client(executor):
             executor, run = executor.get_executor(pure=False), _run_on_dask
-        _run_in_executor(work, queue, handle, stop, executor, n_jobs, run)
+        n_jobs = 1 if one_job else _WINDOW * n_workers
+        submit = functools.partial(executor.submit, run, work)
+        _spread(work, queue, handle, stop, submit, n_jobs, n_suspects=1)
 
 
 def check_executor(executor: Any, case_timeout: float | None) -> None:
-    """Refuse what is no executor, and a time limit that nobody can enforce.
-
-    Raises:
-        TypeError: not None, an int, a `concurrent.futures.Executor` or a dask client.
-        ValueError: fewer than one worker, a time limit without processes of our own.
-    """
+    """Refuse what is no executor, and a time limit that nobody can enforce."""
     number = isinstance(executor, int) and not isinstance(executor, bool)
     if number and executor < 1:
         raise ValueError(f"executor: expected at least 1 worker process, got {executor}")
@@ -95,11 +94,8 @@ def _is_client(executor: Any) -> bool:
 def _run_here(work: Work, queue: Queue, handle: _Handle, stop: threading.Event) -> None:
     while queue and not stop.is_set():
         units = queue.take()
-        batch = run_batch(
-            work, [unit.cases for unit in units], queue.seconds, lambda _: not stop.is_set()
-        )
-        queue.put_back(units[batch.n_units :])
-        handle(units[: batch.n_units], batch)
+        batch = run_batch(work, queue.cases_of(units), queue.seconds, lambda _: not stop.is_set())
+        _finish(queue, handle, units, batch)
         if batch.interrupt is not None:
             raise batch.interrupt
 
@@ -109,30 +105,30 @@ def _run_on_dask(work: Work, units: list[Any], seconds: float) -> Batch:
     return run_batch(work, units, seconds)
 
 
-def _run_in_executor(
+def _spread(
     work: Work,
     queue: Queue,
     handle: _Handle,
     stop: threading.Event,
-    executor: Executor,
+    submit: Callable[..., Future[Batch]],
     n_jobs: int,
-    run: Callable[..., Batch],
+    n_suspects: int | None = None,
 ) -> None:
+    """Run so many jobs at once; of suspects only so many, where others may die with them."""
     running: dict[Future[Batch], list[Unit]] = {}
-    alone = False  # whether what is running is a suspect: nothing else may die with it
     try:
         while running or (queue and not stop.is_set()):
             while queue and not stop.is_set():
-                if len(running) >= (1 if alone or queue.suspects else n_jobs):
+                if len(running) >= ((n_suspects or n_jobs) if queue.only_suspects else n_jobs):
                     break
-                alone = bool(queue.suspects)
                 units = queue.take()
-                cases = [unit.cases for unit in units]
-                running[executor.submit(run, work, cases, queue.seconds)] = units
+                running[submit(queue.cases_of(units), queue.seconds)] = units
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 units = running.pop(future)
-                _receive(work, queue, handle, units, future, alone)
-            alone = alone and bool(running)
+                try:
+                    _finish(queue, handle, units, _result(future))
+                except DiedError as death:
+                    _bury(work, queue, handle, units, death)
             for future in [f for f in running if stop.is_set() and f.cancel()]:
                 queue.put_back(running.pop(future))
     finally:
@@ -140,17 +136,14 @@ def _run_in_executor(
             future.cancel()
 
 
-def _receive(
-    work: Work,
-    queue: Queue,
-    handle: _Handle,
-    units: list[Unit],
-    future: Future[Batch],
-    alone: bool,
-) -> None:
-    """Hand over what a job brought; of one that kills its workers, find the case."""
+def _finish(queue: Queue, handle: _Handle, units: list[Unit], batch: Batch) -> None:
+    queue.put_back(units[batch.n_units :])
+    handle(units[: batch.n_units], batch)
+
+
+def _result(future: Future[Batch]) -> Batch:
     try:
-        batch = future.result()
+        return future.result()
     except (BrokenExecutor, CancelledError) as error:
         raise RuntimeError(
             f"sweep: the executor is gone ({type(error).__name__}: {error}): a worker process, or "
@@ -159,13 +152,21 @@ def _receive(
             "sweep again to go on; executor=N runs it in processes that a case may kill"
         ) from error
     except Exception as error:
-        if type(error).__name__ != "KilledWorker":  # dask's, after the deaths of several workers
-            raise
-        if alone:
-            cause = "its process died, and those of the attempts after it"
-            handle(units, failed_batch(work, units[0].cases, cause))
+        if type(error).__name__ == "KilledWorker":  # dask's, after the deaths of several workers
+            raise DiedError("its process died, and those of the attempts after it") from error
+        raise
+
+
+def _bury(work: Work, queue: Queue, handle: _Handle, units: list[Unit], death: DiedError) -> None:
+    """A process is dead: its unit is suspect, or has failed; the others are run again."""
+    guilty = units
+    if death.number is not None:
+        guilty = [units[death.number]]
+        queue.put_back(units[: death.number] + units[death.number + 1 :])
+    for unit in guilty:
+        if len(unit) == 1 and (death.certain or queue.is_suspect(unit)):
+            columns = collect(work.task, [Failure(death.cause)])
+            handle([unit], Batch(1, columns, work.task.variables))
         else:
-            queue.suspects += [Unit([p], [c]) for u in units for p, c in zip(*u, strict=True)]
-        return
-    queue.put_back(units[batch.n_units :])
-    handle(units[: batch.n_units], batch)
+            queue.suspect(unit)
+            _log.warning("sweep: %s at %s; tried once more", death.cause, queue.first_of(unit))

@@ -83,10 +83,7 @@ def columns_of(cases: Sequence[Case]) -> dict[str, np.ndarray]:
 def canonical(value: Any, name: str = "value") -> Any:
     """Plain data that are equal exactly when the values mean the same, for JSON.
 
-    Arrays and tensors count by content, dataclasses by type and fields.
-
-    Raises:
-        TypeError: a value whose content cannot be told, such as a function.
+    Arrays and tensors count by content, dataclasses by type and fields; functions are refused.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -160,12 +157,11 @@ def _refuse_twins(cases: list[Case]) -> None:
     for i, case in enumerate(cases):
         # 1 and 1.0 are one case, True is another.
         seen.add(frozenset((n, isinstance(v, bool), v) for n, v in case.items()))
-        if len(seen) > i:
-            continue
-        raise ValueError(
-            f"grid: expected different cases, got {case} twice; to repeat a case with other "
-            'random numbers add a parameter such as "repetition": range(10)'
-        )
+        if len(seen) == i:
+            raise ValueError(
+                f"grid: expected different cases, got {case} twice; to repeat a case with other "
+                'random numbers add a parameter such as "repetition": range(10)'
+            )
 
 
 def _digest(value: Any) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import statistics
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,13 +15,13 @@ import numpy as np
 
 from meanfield.results import Variable, provenance
 from meanfield.results.stores import SCHEMA
-from meanfield.sweeps.evaluate import Failure, call_many, outcome
-from meanfield.sweeps.grid import Case, Grid, canonical, case_keys, cases_of
+from meanfield.sweeps.batches import Unit, Work, run_batch
+from meanfield.sweeps.grid import Case, Grid, canonical, case_keys, cases_of, columns_of
 from meanfield.sweeps.task import FAILED, RESERVED, Task
 
-__all__ = ["VECTORISED", "Estimate", "Plan", "estimate", "make_plan"]
+__all__ = ["Estimate", "Plan", "estimate", "make_plan"]
 
-VECTORISED = 1024  # cases in one call of a vectorised function; its memory grows with them
+_VECTORISED = 1024  # cases in one call of a vectorised function; its memory grows with them
 _SAMPLE_SECONDS, _LARGEST_SAMPLE = 0.05, 32  # of an estimate
 _SHOWN, _WORDS = 64, 200  # what the provenance spells out
 
@@ -41,14 +41,16 @@ class Plan:
         """What identifies each case, see `case_keys`."""
         return case_keys(self.cases)
 
+    @cached_property
+    def columns(self) -> dict[str, np.ndarray]:
+        """The values of each parameter over the cases, see `columns_of`."""
+        return columns_of(self.cases)
+
     @property
     def configuration(self) -> dict[str, Any]:
         """All that changes a number, besides the cases; plain data.
 
         Neither the grid, which may grow, nor batches, executors, paths and versions.
-
-        Raises:
-            TypeError: settings whose content cannot be told, a function without a name.
         """
         task = self.task
         return {
@@ -58,6 +60,12 @@ class Plan:
             **{f"coords.{name}": _coordinate(v) for name, v in task.coords.items()},
             **{f"variable.{v.name}": [v.dtype, list(v.dims)] for v in task.variables or ()},
         }
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """All that a store says about itself, see `results.stores`."""
+        identity = {"configuration": self.configuration, "code": self.task.code}
+        return {"schema": SCHEMA, **identity, **self.labels, "provenance": self.provenance}
 
     @property
     def labels(self) -> dict[str, Any]:
@@ -72,11 +80,28 @@ class Plan:
             "attrs": self.attrs,
         }
 
-    @property
-    def description(self) -> dict[str, Any]:
-        """All that a store says about itself, see `results.stores`."""
-        identity = {"configuration": self.configuration, "code": self.task.code}
-        return {"schema": SCHEMA, **identity, **self.labels, "provenance": self.provenance}
+    def units(
+        self, missing: np.ndarray, size: int | None = None, shard: tuple[int, int] = (0, 1)
+    ) -> list[Unit]:
+        """What is missing and belongs to the shard, in units.
+
+        A vectorised call has the cases that it has in the whole grid, whoever runs it, because
+        the last digits of linear algebra depend on them.
+        """
+        size = (size or _VECTORISED) if self.task.batched else 1
+        places = np.flatnonzero(missing)
+        here = places[places // size % shard[1] == shard[0]].tolist()
+        return [list(unit) for _, unit in itertools.groupby(here, lambda place: place // size)]
+
+    def work(self, size: int | None = None) -> Work:
+        """What a worker needs to know, see `Work`."""
+        return Work(self.task, self.fixed, self.seed, None if self.task.batched else size)
+
+    def with_variables(self, variables: tuple[Variable, ...]) -> Plan:
+        """The same with the variables that the function turned out to return."""
+        task = dataclasses.replace(self.task, variables=variables)
+        _check_names(task, {name for case in self.cases for name in case})
+        return dataclasses.replace(self, task=task)
 
     @property
     def provenance(self) -> str:
@@ -90,12 +115,6 @@ class Plan:
         }
         dtype, device = self.fixed.get("dtype"), self.fixed.get("device")
         return provenance(spec, seed=self.seed, dtype=dtype, device=device)
-
-    def with_variables(self, variables: tuple[Variable, ...]) -> Plan:
-        """The same with the variables that the function turned out to return."""
-        task = dataclasses.replace(self.task, variables=variables)
-        _check_names(task, {name for case in self.cases for name in case})
-        return dataclasses.replace(self, task=task)
 
 
 @dataclass(frozen=True)
@@ -115,27 +134,24 @@ def make_plan(
     seed: int,
     attrs: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Check the arguments of a sweep and put them together.
-
-    Raises:
-        ValueError: a name both in the grid and fixed, a ragged grid for a batched task.
-        TypeError: parameters that the function does not take.
-    """
+    """Check the arguments of a sweep and put them together."""
     cases, fixed = cases_of(grid), dict(fixed or {})
-    both = sorted({name for case in cases for name in case} & set(fixed))
-    if both:
+    kinds = {tuple(case): case for case in cases}  # ragged grids have several
+    parameters = {name for kind in kinds for name in kind}
+    if both := sorted(parameters & set(fixed)):
         raise ValueError(f"fixed: expected names that are not in the grid, got {both} in both")
     task = fn if isinstance(fn, Task) else Task(fn)
-    kinds = {tuple(case): case for case in cases}  # ragged grids have several
     for case in kinds.values():
         _check_signature(task.function, {**fixed, **case})
-    _check_names(task, {name for case in kinds for name in case})
-    if task.batched and len({frozenset(case) for case in kinds}) > 1:
+    _check_names(task, parameters)
+    if task.batched and len({frozenset(kind) for kind in kinds}) > 1:
         raise ValueError(
             "grid: expected the same parameters in each case of a batched task, got "
-            f"{sorted({tuple(sorted(case)) for case in kinds})}"
+            f"{sorted({tuple(sorted(kind)) for kind in kinds})}"
         )
-    return Plan(task, cases, fixed, int(seed), _checked_attrs(attrs or {}))
+    plan = Plan(task, cases, fixed, int(seed), _checked_attrs(attrs or {}))
+    _ = plan.columns  # numbers and texts in one parameter are an error
+    return plan
 
 
 def estimate(
@@ -152,29 +168,27 @@ def estimate(
     Cases of a grid often grow: if the first are the cheapest, the time is an underestimate.
     """
     plan = make_plan(fn, grid, fixed, seed, attrs)
+    first, *others = plan.units(np.ones(len(plan.cases), bool))
     # The first case pays for imports, models that are loaded and caches that are filled.
-    first, failure = _time(plan, 0)
-    times: list[float] = []
-    while not plan.task.batched and sum(times) < _SAMPLE_SECONDS:
-        number = len(times) + 1
-        if number > min(_LARGEST_SAMPLE, len(plan.cases) - 1) or first > 60 * _SAMPLE_SECONDS:
-            break
-        seconds, message = _time(plan, number)
-        times, failure = [*times, seconds], failure or message
-    each = statistics.median(times or [first])
+    each, failure, variables = _timed(plan, [first], 0.0)
+    if variables is not None:
+        plan = plan.with_variables(tuple(variables))
+    if others and not plan.task.batched and each < 60 * _SAMPLE_SECONDS:
+        each, message, _ = _timed(plan, others[:_LARGEST_SAMPLE], _SAMPLE_SECONDS)
+        failure = failure or message
     return Estimate(len(plan.cases), each, each * len(plan.cases) / n_workers, failure)
 
 
-def _time(plan: Plan, number: int) -> tuple[float, str | None]:
-    """Seconds per case, and what went wrong."""
+def _timed(plan: Plan, units: list[Unit], seconds: float) -> tuple[float, str | None, Any]:
+    """Seconds per case of a batch, what went wrong, and the variables."""
+    cases = [[plan.cases[place] for place in unit] for unit in units]
     start = time.perf_counter()
-    if plan.task.batched:
-        cases = plan.cases[:VECTORISED]
-        columns = call_many(plan.task, cases, plan.fixed, plan.seed)
-        messages = [*columns["message"][columns["status"] == FAILED], None]
-        return (time.perf_counter() - start) / len(cases), messages[0]
-    found = outcome(plan.task, plan.cases[number], plan.fixed, plan.seed)
-    return time.perf_counter() - start, found.message if isinstance(found, Failure) else None
+    batch = run_batch(plan.work(), cases, seconds)
+    if batch.interrupt is not None:
+        raise batch.interrupt
+    status, messages = batch.columns["status"], batch.columns["message"]
+    failures = [*messages[status == FAILED], None]
+    return (time.perf_counter() - start) / len(status), failures[0], batch.variables
 
 
 def _check_signature(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
@@ -190,8 +204,7 @@ def _check_signature(function: Callable[..., Any], arguments: Mapping[str, Any])
 
 
 def _check_names(task: Task, parameters: set[str]) -> None:
-    taken = {*RESERVED, *task.coords, *task.names}
-    if clash := sorted(parameters & taken):
+    if clash := sorted(parameters & {*RESERVED, *task.coords, *task.names}):
         raise ValueError(
             f"grid: expected names of parameters other than those of variables, dimensions and "
             f"{RESERVED}, got {clash}"
@@ -201,11 +214,8 @@ def _check_names(task: Task, parameters: set[str]) -> None:
 def _checked_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
     """Attributes that every format takes: text and numbers."""
     for name, value in attrs.items():
-        if (
-            name == "provenance"
-            or isinstance(value, bool)
-            or not isinstance(value, str | int | float)
-        ):
+        fits = isinstance(value, str | int | float) and not isinstance(value, bool)
+        if name == "provenance" or not fits:
             raise TypeError(
                 f"attrs[{name!r}]: expected text or a number (and not the name provenance), "
                 f"got {value!r}"

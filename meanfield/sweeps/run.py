@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
 import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,22 @@ import numpy as np
 import xarray as xr
 
 from meanfield.options import count, shown
+from meanfield.results import Variable
 from meanfield.results.stores import Store, assemble, blank, variables_of
-from meanfield.sweeps.batches import JOBS_PER_WORKER, Batch, Queue, Unit, Work
-from meanfield.sweeps.evaluate import Failure, collect, infer
+from meanfield.sweeps.batches import Batch, Queue, Unit, Work
 from meanfield.sweeps.executors import check_executor, n_workers_of, run_queue
-from meanfield.sweeps.grid import Grid, columns_of
-from meanfield.sweeps.plan import VECTORISED, Plan, make_plan
+from meanfield.sweeps.grid import Grid
+from meanfield.sweeps.plan import Plan, make_plan
 from meanfield.sweeps.progress import Progress
-from meanfield.sweeps.store import description_at, merge, open_store, write_cases
+from meanfield.sweeps.store import description_at, merge, open_store, rows_of, write_cases
 from meanfield.sweeps.task import FAILED, PENDING, Task
 
 __all__ = ["sweep"]
 
 _log = logging.getLogger("meanfield")
 _PROBES = 16  # cases that may fail before one does not, where the variables are not declared
+_JOBS_PER_WORKER = 4  # of what is left: the last jobs are small, so that workers end together
+_Piece = tuple[list[int], dict[str, np.ndarray]]  # places of cases, and their columns
 
 
 def sweep(
@@ -64,8 +66,8 @@ def sweep(
             the process and of the machine.
         executor: None runs in this process; a number starts as many processes of one thread
             each, and a case that kills its process fails alone; any `concurrent.futures.Executor`
-            or `dask.distributed.Client` is used as it is (give its workers one thread each; they
-            must see the folder of the store).
+            or `dask.distributed.Client` is used as it is (give its workers one thread each). The
+            store is written by this process alone.
         shard: (i, k) runs only every k-th case, from the i-th on, 0 ≤ i < k, for array jobs; the
             rest is pending in the answer.
         batch_size: cases after which a batch is stored, by elapsed time alone by default; of
@@ -80,7 +82,8 @@ def sweep(
     Returns:
         Dataset with the dimension `case`, the parameters as coordinates along it, the variables,
         `status` (0 pending, 1 ok, 2 not converged, 3 failed) and `message`. A case that raises,
-        or returns what does not fit, holds NaN and its message; the others go on.
+        or returns what does not fit, holds NaN and its message; the others go on. NaN that a case
+        returns is a value like any other, with the status ok; `meanfield status` counts them.
         `results.to_cube` gives one dimension per parameter.
 
     Raises:
@@ -105,178 +108,126 @@ def sweep(
     plan = make_plan(fn, grid, fixed, seed, attrs)
     if path is not None:
         _ = plan.configuration  # what a store does not take is said before the first case
-    how = _How(executor, case_timeout, batch_size, shard or (0, 1), progress)
+    if plan.task.variables is None and stored:
+        plan = plan.with_variables(variables_of(stored))
     with _ending_gently() as stop:
-        first: dict[int, Any] = {}
-        if plan.task.variables is None and stored:
-            plan = plan.with_variables(variables_of(stored))
-        elif plan.task.variables is None:
-            plan, first = _probe(plan, how, stop)
-        if path is None:
-            return _run_in_memory(plan, how, first, stop)
-        files = open_store(path, plan, stored, accept_changed_code=accept_changed_code)
-        if first:
-            columns = collect(plan.task, [*first.values()])
-            write_cases(path, files.description, [plan.cases[i] for i in first], columns)
-        return _run_in_store(plan, how, files, stop, retry_failed)
+        run = functools.partial(run_queue, executor=executor, stop=stop, case_timeout=case_timeout)
+        first: list[_Piece] = []
+        if plan.task.variables is None:
+            plan, first = _probe(plan, run)
+        files = None
+        if path is not None:
+            files = open_store(path, plan, stored, accept_changed_code=accept_changed_code)
+        table = _Table(plan, files)
+        for places, columns in first:
+            table.keep(places, columns)
+        units = plan.units(table.missing(retry_failed), batch_size, shard or (0, 1))
+        n_shares = _JOBS_PER_WORKER * n_workers_of(executor) if executor else 1
+        queue = Queue(plan.cases, units, n_shares)
+        n_missing = sum(map(len, units))
+        total = max(n_missing, len(plan.cases) // (shard[1] if shard else 1))
+        with Progress(total, done=total - n_missing, visible=progress) as bar:
+            _run(plan.work(batch_size), queue, run, table, bar)
+    if files is not None:
+        merge(files)
+    return table.dataset()
 
 
-@dataclasses.dataclass(frozen=True)
-class _How:
-    """Settings of a sweep that change no number."""
+class _Table:
+    """The values of a plan's cases: in memory and, if there is one, in a store."""
 
-    executor: Any
-    case_timeout: float | None
-    batch_size: int | None
-    shard: tuple[int, int]
-    progress: bool
+    def __init__(self, plan: Plan, files: Store | None) -> None:
+        self._plan, self._files, self._labels = plan, files, plan.labels
+        if files is None:
+            self._labels["provenance"] = plan.provenance
+            self._rows = blank(self._labels, len(plan.cases))
+        else:
+            self._labels["provenance"] = files.description["provenance"]
+            self._rows = rows_of(files, plan)
 
-    def work(self, plan: Plan, files: Store | None = None) -> Work:
-        most = None if plan.task.batched else self.batch_size
-        place = (None, None) if files is None else (files.path, files.description)
-        return Work(plan.task, plan.fixed, plan.seed, most, *place)
+    def missing(self, retry_failed: bool) -> np.ndarray:
+        """Which cases are to be run."""
+        status = self._rows["status"]
+        return (status == PENDING) | (retry_failed & (status == FAILED))
 
-    def units(self, plan: Plan, missing: np.ndarray) -> list[Unit]:
-        """What is missing and belongs to this shard, in units.
+    def keep(self, places: list[int], columns: Mapping[str, np.ndarray]) -> None:
+        """Keep finished cases; when this returns, those of a store are safe from any crash."""
+        if not places:
+            return
+        columns = {**blank(self._labels, len(places)), **columns}
+        del columns["case_key"]
+        if self._files is not None:
+            write_cases(self._files, [self._plan.cases[place] for place in places], columns)
+        for name, column in columns.items():
+            self._rows[name][places] = column
 
-        A vectorised call has the cases that it has in the whole grid, whoever runs it, because
-        the last digits of linear algebra depend on them.
-        """
-        size = (self.batch_size or VECTORISED) if plan.task.batched else 1
-        index, count = self.shard
-        units = []
-        for start in range(index * size, len(plan.cases), count * size):
-            places = [start] if size == 1 else list(range(start, min(start + size, len(missing))))
-            places = [place for place in places if missing[place]]
-            if places:
-                units.append(Unit(places, [plan.cases[place] for place in places]))
-        return units
+    def kept(self) -> str:
+        """What is kept, for a person who has interrupted the sweep."""
+        if self._files is None:
+            return "nothing is kept: the sweep has no store"
+        self._files.refresh()  # it knows better than we do, if a signal came while we wrote
+        n_kept = int((rows_of(self._files, self._plan)["status"] != PENDING).sum())
+        return (
+            f"{n_kept} of {len(self._plan.cases)} cases are kept in {self._files.path}; run the "
+            "same sweep again to go on"
+        )
+
+    def dataset(self) -> xr.Dataset:
+        """All cases; pending where they were not run."""
+        return assemble(self._labels, self._plan.columns | self._rows)
 
 
-def _probe(plan: Plan, how: _How, stop: threading.Event) -> tuple[Plan, dict[int, Any]]:
+def _run(work: Work, queue: Queue, run: Callable[..., None], table: _Table, bar: Progress) -> None:
+    """Run a queue, keep what is finished, and say what is kept if it does not end."""
+
+    def handle(units: list[Unit], batch: Batch) -> None:
+        table.keep(_places(units), batch.columns)
+        bar.advance(batch.columns["status"])
+
+    try:
+        run(work, queue, handle)
+        if queue:
+            raise KeyboardInterrupt
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(table.kept())
+        raise
+
+
+def _probe(plan: Plan, run: Callable[..., None]) -> tuple[Plan, list[_Piece]]:
     """The first cases until one does not fail, whose variables are those of all."""
-    outcomes: dict[int, Any] = {}  # by the place of the case
-    units = [Unit([i], [case]) for i, case in enumerate(plan.cases[:_PROBES])]
-    queue = Queue(units, 1)
+    pieces: list[_Piece] = []
+    variables: list[Variable] = []
+    queue = Queue(plan.cases, [[place] for place in range(min(_PROBES, len(plan.cases)))])
 
-    def keep(units: Sequence[Unit], batch: Batch) -> None:
-        found = batch.outcomes or []
-        outcomes.update(zip([unit.places[0] for unit in units], found, strict=True))
-        if found and not isinstance(found[-1], Failure):
+    def handle(units: list[Unit], batch: Batch) -> None:
+        pieces.append((_places(units), batch.columns))
+        if batch.variables:
+            variables.extend(batch.variables)
             queue.clear()
 
-    run_queue(
-        how.work(plan), queue, how.executor, keep, stop,
-        case_timeout=how.case_timeout, one_job=True,
-    )  # fmt: skip
-    if stop.is_set():
+    run(plan.work(), queue, handle, one_job=True)
+    if variables:
+        return plan.with_variables(tuple(variables)), pieces
+    if queue:
         raise KeyboardInterrupt
-    last = [*outcomes.values()][-1]
-    if isinstance(last, Failure):
-        raise ValueError(
-            f"fn: failed at each of the first {len(outcomes)} cases, so that its variables are "
-            "unknown; declare them: sweep(Task(fn, [Variable(...)]), ...). The first says: "
-            f"{outcomes[0].message}"
-        )
-    return plan.with_variables(infer(last)), outcomes
-
-
-def _run_in_memory(
-    plan: Plan, how: _How, first: dict[int, Any], stop: threading.Event
-) -> xr.Dataset:
-    labels = plan.labels | {"provenance": plan.provenance}
-    rows = blank(labels, len(plan.cases))
-
-    def keep(units: Sequence[Unit], columns: Mapping[str, np.ndarray]) -> None:
-        places = [place for unit in units for place in unit.places]
-        for name, column in columns.items():
-            rows[name][places] = column
-
-    if first:
-        keep([Unit([*first], [])], collect(plan.task, [*first.values()]))
-    missing = rows["status"] == PENDING
-    _run(plan, how, missing, stop, lambda units, batch: keep(units, batch.columns or {}))
-    return assemble(labels, columns_of(plan.cases) | rows)
-
-
-def _run_in_store(
-    plan: Plan, how: _How, files: Store, stop: threading.Event, retry_failed: bool
-) -> xr.Dataset:
-    files.refresh()
-    status = _rows_of(plan, files)["status"]
-    missing = (status == PENDING) | (retry_failed & (status == FAILED))
-    _run(plan, how, missing, stop, lambda units, batch: None, files)
-    merge(files)
-    labels = plan.labels | {"provenance": files.description["provenance"]}
-    return assemble(labels, columns_of(plan.cases) | _rows_of(plan, files))
-
-
-def _rows_of(plan: Plan, files: Store) -> dict[str, np.ndarray]:
-    """The values that the store has of the plan's cases, in the plan's order."""
-    rows, own = files.rows(), blank(files.description, len(plan.cases))
-    order = np.argsort(rows["case_key"])
-    places = np.searchsorted(rows["case_key"], plan.keys, sorter=order)
-    places = order[np.minimum(places, len(order) - 1)]
-    there = rows["case_key"][places] == plan.keys  # another one is lost since the store was opened
-    for name, column in own.items():
-        column[there] = rows[name][places[there]]
-    return own
-
-
-def _run(
-    plan: Plan,
-    how: _How,
-    missing: np.ndarray,
-    stop: threading.Event,
-    keep: Callable[[Sequence[Unit], Batch], None],
-    files: Store | None = None,
-) -> None:
-    """Run what is missing, say how far it is, and what is kept if it does not end."""
-    units = how.units(plan, missing)
-    n_missing = sum(len(unit.cases) for unit in units)
-    total = max(len(plan.cases) // how.shard[1], n_missing)
-    queue = Queue(units, JOBS_PER_WORKER * n_workers_of(how.executor) if how.executor else 1)
-    with Progress(total, done=total - n_missing, visible=how.progress) as bar:
-
-        def handle(units: Sequence[Unit], batch: Batch) -> None:
-            keep(units, batch)
-            bar.advance(batch.status)
-
-        try:
-            run_queue(
-                how.work(plan, files), queue, how.executor, handle, stop,
-                case_timeout=how.case_timeout,
-            )  # fmt: skip
-            if queue:
-                raise KeyboardInterrupt
-        except KeyboardInterrupt as interrupt:
-            interrupt.add_note(_kept(plan, files))
-            raise
-
-
-def _kept(plan: Plan, files: Store | None) -> str:
-    if files is None:
-        return "nothing is kept: the sweep has no store"
-    files.refresh()  # the files know better than we do, if a signal came while one was written
-    n_kept = int((_rows_of(plan, files)["status"] != PENDING).sum())
-    return (
-        f"{n_kept} of {len(plan.cases)} cases are kept in {files.path}; run the same sweep again "
-        "to go on"
+    messages = [message for _, columns in pieces for message in columns["message"]]
+    raise ValueError(
+        f"fn: failed at each of the first {len(messages)} cases, so that its variables are "
+        "unknown; declare them: sweep(Task(fn, [Variable(...)]), ...). The first says: "
+        f"{messages[0]}"
     )
+
+
+def _places(units: list[Unit]) -> list[int]:
+    return [place for unit in units for place in unit]
 
 
 @contextlib.contextmanager
 def _ending_gently() -> Iterator[threading.Event]:
-    """The first Ctrl-C asks to end after the running cases, the second is as always.
-
-    Only where Ctrl-C has its usual meaning: in the main thread, without a handler of the user's.
-    """
-    stop = threading.Event()
-    usual = signal.default_int_handler
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not usual
-    ):
+    """The first Ctrl-C asks to end after the running cases, the second is as always."""
+    stop, usual = threading.Event(), signal.default_int_handler
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is not usual:  # it has another meaning
         yield stop
         return
 

@@ -25,8 +25,10 @@ class StoreStatus:
     """Counts of a store; `str` is a paragraph for people.
 
     Attributes:
+        n_nan: cases that did not fail and hold NaN: it is a value like any other, and counted.
         damaged: names of files whose content is not what was written.
         missing: names of files that were written and are not there.
+        messages: why cases failed, and how many.
     """
 
     path: Path
@@ -34,6 +36,7 @@ class StoreStatus:
     n_ok: int
     n_not_converged: int
     n_failed: int
+    n_nan: int
     n_files: int
     damaged: tuple[str, ...]
     missing: tuple[str, ...]
@@ -51,14 +54,15 @@ class StoreStatus:
         return self.n_done == self.n_cases
 
     def __str__(self) -> str:
+        function, seed = (self.configuration.get(name, "?") for name in ("function", "seed"))
+        nan = f"; {self.n_nan} hold NaN and did not fail" if self.n_nan else ""
         lines = [
-            f"{self.path}: {self.configuration.get('function', '?')}, "
-            f"seed {self.configuration.get('seed', '?')}",
+            f"{self.path}: {function}, seed {seed}",
             f"  {self.n_done} of {self.n_cases} cases done ({self.n_files} files): {self.n_ok} "
-            f"ok, {self.n_not_converged} not converged, {self.n_failed} failed",
+            f"ok, {self.n_not_converged} not converged, {self.n_failed} failed{nan}",
+            *(f"  damaged: {name}" for name in self.damaged),
+            *(f"  missing: {name}" for name in self.missing),
         ]
-        lines += [f"  damaged: {name}" for name in self.damaged]
-        lines += [f"  missing: {name}" for name in self.missing]
         shown = list(self.messages.items())[:_MESSAGES_SHOWN]
         lines += [f"  {count} × {message}" for message, count in shown]
         if len(self.messages) > len(shown):
@@ -73,32 +77,38 @@ def status(store: str | os.PathLike[str]) -> StoreStatus:
         FileNotFoundError, ValueError: there is nothing, or no store of a sweep, at the path.
     """
     path = Path(store)
-    description = read_description(path)
-    files = Store(path, description)
+    files = Store(path, read_description(path))
     rows = files.rows()
     counts = np.bincount(rows["status"], minlength=4)
     messages = Counter(str(text) for text in rows["message"] if text)
     return StoreStatus(
-        path,
-        len(rows["status"]),
-        int(counts[OK]),
-        int(counts[NOT_CONVERGED]),
-        int(counts[FAILED]),
-        len(files.files),
-        tuple(files.damaged),
-        tuple(files.missing),
-        description["configuration"],
-        dict(messages.most_common()),
+        path=path,
+        n_cases=len(rows["status"]),
+        n_ok=int(counts[OK]),
+        n_not_converged=int(counts[NOT_CONVERGED]),
+        n_failed=int(counts[FAILED]),
+        n_nan=_count_nan(files, rows),
+        n_files=len(files.files),
+        damaged=tuple(files.damaged),
+        missing=tuple(files.missing),
+        configuration=files.description["configuration"],
+        messages=dict(messages.most_common()),
     )
 
 
 def export(store: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
-    """Write what a store holds to one netCDF file (``.nc``) or one plain Zarr folder.
+    """Write what a store holds to one netCDF or Zarr file, see `results.write`; it stays.
 
-    The file is whole or absent; the store stays. Cases that are not done are pending in it.
-
-    Raises:
-        FileNotFoundError, ValueError: there is nothing, or no store of a sweep, at the path.
-        FileExistsError: something that this library has not written is at the new path.
+    Cases that are not done are pending in it.
     """
     return write(read(store), path)
+
+
+def _count_nan(files: Store, rows: dict[str, np.ndarray]) -> int:
+    """Finished cases that did not fail, with NaN in a variable of floats."""
+    found = np.zeros(len(rows["status"]), bool)
+    for variable in files.description["variables"]:
+        if variable["dtype"].startswith("float"):
+            values = rows[variable["name"]]
+            found |= np.isnan(values).any(axis=tuple(range(1, values.ndim)))
+    return int(np.sum(found & np.isin(rows["status"], (OK, NOT_CONVERGED))))

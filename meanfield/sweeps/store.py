@@ -21,6 +21,7 @@ from meanfield.results.stores import (
     JOURNAL,
     DamagedError,
     Store,
+    blank,
     digest,
     pack_cases,
     pack_description,
@@ -29,18 +30,14 @@ from meanfield.results.stores import (
 from meanfield.sweeps.grid import Case, case_keys, columns_of
 from meanfield.sweeps.plan import Plan
 
-__all__ = ["description_at", "merge", "open_store", "write_cases"]
+__all__ = ["description_at", "merge", "open_store", "rows_of", "write_cases"]
 
 _log = logging.getLogger("meanfield")
 _MOST_FILES = 48  # beyond which they are merged into one; each costs 1 ms whenever it is read
 
 
 def description_at(path: Path) -> dict[str, Any] | None:
-    """What the store at `path` computes; None if there is none yet, {} if that is lost.
-
-    Raises:
-        ValueError: what is there is no store, or one of another version.
-    """
+    """What the store at `path` computes; None if there is none yet, {} if that is lost."""
     if not path.exists() or (path.is_dir() and all(_is_hidden(f) for f in path.iterdir())):
         return None
     try:
@@ -56,16 +53,6 @@ def open_store(
     """The store for the plan, made if it is not there; all cases of the plan are listed in it.
 
     Of processes that make it at once the first wins, and the others use what it has made.
-
-    Args:
-        path: the folder.
-        plan: what is to be computed.
-        stored: what is there, see `description_at`.
-        accept_changed_code: no warning if the source of the function has changed.
-
-    Raises:
-        ValueError: there is one of another configuration; the message names what differs.
-        OSError: it cannot be written.
     """
     with _explained(path, "cannot be made"):
         if not stored:
@@ -82,50 +69,61 @@ def open_store(
     store = Store(path, stored)
     with _explained(path, "cannot be put in order"):
         _put_in_order(store)
-        new = ~np.isin(plan.keys, store.rows()["case_key"])
-        if new.any():
-            cases = [plan.cases[i] for i in np.flatnonzero(new)]
-            status = np.zeros(len(cases), np.int8)
-            write_cases(path, stored, cases, {"status": status}, kind="grid")
+        new = np.flatnonzero(~np.isin(plan.keys, store.rows()["case_key"]))
+        if new.size:
+            status = np.zeros(new.size, np.int8)
+            write_cases(store, [plan.cases[i] for i in new], {"status": status}, kind="grid")
+            store.refresh()
     return store
 
 
+def rows_of(store: Store, plan: Plan) -> dict[str, np.ndarray]:
+    """The values that the store has of the plan's cases, in the plan's order."""
+    rows, own = store.rows(), blank(store.description, len(plan.cases))
+    order = np.argsort(rows["case_key"])
+    places = np.searchsorted(rows["case_key"], plan.keys, sorter=order)
+    places = order[np.minimum(places, len(order) - 1)]
+    there = rows["case_key"][places] == plan.keys  # another is lost since the store was opened
+    for name, column in own.items():
+        column[there] = rows[name][places[there]]
+    return own
+
+
 def write_cases(
-    path: Path,
-    description: Mapping[str, Any],
-    cases: Sequence[Case],
-    columns: Mapping[str, np.ndarray],
-    *,
-    kind: str = "batch",
+    store: Store, cases: Sequence[Case], columns: Mapping[str, np.ndarray], *, kind: str = "batch"
 ) -> None:
     """Write a file of cases; when this returns it is safe from any crash."""
     rows = {"case_key": case_keys(cases), **columns_of(cases), **columns}
-    with _explained(path, f"does not take a {kind} of {len(cases)} cases"):
-        _write_rows(path, description, rows, kind)
+    with _explained(store.path, f"does not take a {kind} of {len(cases)} cases"):
+        # A list of cases that is lost is written again by the same sweep; a flush takes 10 ms.
+        _write_rows(store, rows, kind, durable=kind == "batch")
 
 
 def merge(store: Store) -> None:
     """Merge the files into one, if there are many; the old ones go when the new one is safe."""
+    if len(list(store.path.glob("*.nc"))) <= _MOST_FILES:
+        return
     store.refresh()
     old = store.files
-    if len(old) <= _MOST_FILES:
-        return
     with _explained(store.path, "cannot be merged"):
-        name = _write_rows(store.path, store.description, store.rows(), "grid")
+        name = _write_rows(store, store.rows(), "grid")
+        # First, so that none of the old ones is taken for lost if we die before the end.
+        write_whole(store.path / JOURNAL, f"{name}\n".encode())
         for merged in old:
             (store.path / merged).unlink(missing_ok=True)
-        write_whole(store.path / JOURNAL, f"{name}\n".encode())
-        store.refresh()
 
 
 def _write_rows(
-    path: Path, description: Mapping[str, Any], rows: Mapping[str, np.ndarray], kind: str
+    store: Store, rows: Mapping[str, np.ndarray], kind: str, *, durable: bool = True
 ) -> str:
-    data = pack_cases(description, rows)
+    data = pack_cases(store.description, rows)
     name = f"{kind}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{digest(data)}.nc"
-    write_whole(path / name, data)
+    write_whole(store.path / name, data, durable=durable)
     # Only so that a file that is lost can be named; nothing else depends on it.
-    with contextlib.suppress(OSError), (path / JOURNAL).open("a", encoding="utf-8") as journal:
+    with (
+        contextlib.suppress(OSError),
+        (store.path / JOURNAL).open("a", encoding="utf-8") as journal,
+    ):
         journal.write(f"{name}\n")
     return name
 

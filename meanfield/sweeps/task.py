@@ -73,11 +73,7 @@ class Task:
 
     @property
     def identity(self) -> str:
-        """What identifies the function in a store: its module and name.
-
-        Raises:
-            TypeError: a function that has no name of its own, and none was given.
-        """
+        """What identifies the function in a store: its module and name; it must have one."""
         if self.name is not None:
             return self.name
         name = getattr(self.function, "__qualname__", "<no name>")

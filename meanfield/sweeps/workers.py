@@ -1,16 +1,13 @@
 """Worker processes of our own: a case that kills one, or takes too long, is that case's failure.
 
-A worker says in shared memory which unit it is at and since when. So when it dies the parent knows
-whose fault it was: the unit is run once more, alone; if that worker dies too, the unit has failed,
-and everything else goes on. Processes come from a fork server, which imports the libraries once:
-a worker then starts in some hundredths of a second.
+A worker says in shared memory which unit it is at and since when, so that whoever waits for it
+knows whose fault its death was. Processes come from a fork server, which imports the libraries
+once: a worker then starts in some hundredths of a second.
 """
 
 from __future__ import annotations
 
 import contextlib
-import logging
-import math
 import multiprocessing
 import os
 import pickle
@@ -18,47 +15,100 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import wait
 from typing import Any
 
-from meanfield.sweeps.batches import Batch, Queue, Unit, Work, failed_batch, run_batch
+from meanfield.sweeps.batches import Batch, Work, run_batch
+from meanfield.sweeps.grid import Case
 from meanfield.sweeps.memory import keep_freed_memory
 
-__all__ = ["run_in_workers"]
+__all__ = ["DiedError", "Processes"]
 
-_log = logging.getLogger("meanfield")
-_TICK = 0.1  # seconds between looks at the clock, where cases have a time limit
+_TICK = 0.1  # seconds between looks at the clock and at whether to stop
 _PATIENCE = 5.0  # seconds for a worker without work to end
 _FRUITLESS = 5  # workers in a row that die before they begin
+_LOCK = threading.RLock()  # around what changes the environment, and `multiprocessing`'s own lists
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )
-_Handle = Callable[[Sequence[Unit], Batch], None]
 
 
-def run_in_workers(
-    work: Work,
-    queue: Queue,
-    handle: _Handle,
-    stop: threading.Event,
-    *,
-    n_workers: int,
-    case_timeout: float | None,
-) -> None:
-    """Run the queue in processes of one thread each; `handle` is given every finished batch.
+class DiedError(Exception):
+    """A job that ended its process: why, at which unit if that is known, surely again or not."""
 
-    Raises:
-        TypeError: the function or the settings cannot be pickled.
-        RuntimeError: workers die before they begin.
+    def __init__(self, cause: str, number: int | None = None, certain: bool = False) -> None:
+        super().__init__(cause, number, certain)
+        self.cause, self.number, self.certain = cause, number, certain
+
+
+class Processes:
+    """Processes of one thread each, and a thread of ours for each that waits for it.
+
+    A unit that takes longer than `timeout` seconds is ended with its process; when `stop` is set,
+    jobs end after the unit under way.
     """
-    _check_importable(work)
-    crew = _Crew(work, queue, handle, case_timeout)
-    try:
-        while crew.give(n_workers, wanted=not stop.is_set()):
-            crew.listen(stop)
-    finally:
-        crew.dismiss()
+
+    def __init__(
+        self, work: Work, n_workers: int, timeout: float | None, stop: threading.Event
+    ) -> None:
+        _check_importable(work)
+        self._work, self._timeout, self._stop = work, timeout, stop
+        self._threads = ThreadPoolExecutor(n_workers, initializer=_deaf_to_ctrl_c)
+        self._idle: list[_Worker] = []
+        self._all: list[_Worker] = []
+        self._over = False
+
+    def submit(self, units: Sequence[list[Case]], seconds: float) -> Future[Batch]:
+        """Run a batch in a process; a `DiedError` says which unit has ended it."""
+        return self._threads.submit(self._run, units, seconds)
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with _LOCK:
+            self._over = True
+            for worker in self._all:
+                if worker not in self._idle:
+                    worker.process.kill()
+        self._threads.shutdown()
+        for worker in self._all:
+            worker.pipe.close()  # which ends it in peace
+        for worker in self._all:
+            worker.end(_PATIENCE)
+
+    def _run(self, units: Sequence[list[Case]], seconds: float) -> Batch:
+        cause = ""
+        for _ in range(_FRUITLESS):
+            worker = self._worker()
+            try:
+                answer = worker.run(units, seconds, self._timeout, self._stop)
+            except DiedError as death:
+                with _LOCK:
+                    worker.end()
+                    self._all.remove(worker)
+                if death.number is not None:
+                    raise
+                cause = death.cause
+                continue
+            with _LOCK:
+                self._idle.append(worker)
+            return answer
+        raise RuntimeError(
+            f"sweep: worker processes end before their first case ({cause}). Is the sweep of a "
+            "script inside `if __name__ == '__main__':`, and can its module be imported?"
+        )
+
+    def _worker(self) -> _Worker:
+        with _LOCK:
+            if self._over:
+                raise DiedError("the sweep is over")
+            if self._idle:
+                return self._idle.pop()
+            self._all.append(_Worker(self._work))
+            return self._all[-1]
 
 
 class _Worker:
@@ -67,136 +117,62 @@ class _Worker:
     def __init__(self, work: Work) -> None:
         context = _context()
         self.pipe, theirs = context.Pipe()
-        self.at = context.RawArray(
-            "d", [-1.0, 0.0, 0.0]
-        )  # unit under way, since when, whether to end
+        # The unit under way (-1 for none), since when, and whether to end after it.
+        self.at = context.RawArray("d", [-1.0, 0.0, 0.0])
         arguments = (theirs, self.at, work, dict(os.environ))
         self.process = context.Process(target=_serve, args=arguments)
-        # Both must stand before libraries are loaded, in the fork server too.
-        with _environment(_ONE_THREAD), _deaf_to_ctrl_c():
+        with _environment(_ONE_THREAD):  # before libraries are loaded, in the fork server too
             self.process.start()
         theirs.close()
-        self.units: list[Unit] = []
 
-    def give(self, units: list[Unit], seconds: float) -> None:
-        self.units = units
-        self.at[0] = -1.0
-        with contextlib.suppress(OSError):  # it is dead, which `listen` will see
-            self.pipe.send(([unit.cases for unit in units], seconds))
-
-    def answer(self) -> Any:
-        """What it has sent, or None if it died."""
-        with contextlib.suppress(EOFError, OSError):
-            if self.pipe.poll():
-                return self.pipe.recv()
-        return None
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.pipe.close()
-
-
-class _Crew:
-    """The workers of a sweep."""
-
-    def __init__(
-        self, work: Work, queue: Queue, handle: _Handle, case_timeout: float | None
-    ) -> None:
-        self._work, self._queue, self._handle = work, queue, handle
-        self._timeout = case_timeout or math.inf
-        self._workers: list[_Worker] = []
-        self._blamed: set[int] = set()  # id of units that a worker has died at
-        self._fruitless = 0
-
-    def give(self, n_workers: int, *, wanted: bool) -> bool:
-        """Give work to whoever has none; whether anybody is at work."""
-        idle = [worker for worker in self._workers if not worker.units]
-        while wanted and self._queue:
-            if not idle and len(self._workers) >= n_workers:
-                break
-            if not idle:
-                self._workers.append(_Worker(self._work))
-                idle = [self._workers[-1]]
-            idle.pop().give(self._queue.take(), self._queue.seconds)
-        return any(worker.units for worker in self._workers)
-
-    def listen(self, stop: threading.Event) -> None:
-        """Wait until something happens: an answer, a death, a case that takes too long."""
-        busy = [worker for worker in self._workers if worker.units]
-        wait([end for w in busy for end in (w.pipe, w.process.sentinel)], timeout=_TICK)
-        for worker in busy:
+    def run(
+        self, units: Sequence[list[Case]], seconds: float, timeout: float | None, stop: Any
+    ) -> Batch:
+        """What a job brought; a `DiedError` has no number if it had not begun."""
+        with contextlib.suppress(OSError):  # it is dead, which the sentinel tells
+            self.pipe.send((units, seconds))
+        while True:
+            ready = wait([self.pipe, self.process.sentinel], timeout=_TICK)
             if stop.is_set():
-                worker.at[2] = 1.0
-            dead = not worker.process.is_alive()  # asked first: an answer may be its last
-            answer = worker.answer()
-            if isinstance(answer, BaseException):
-                raise answer
-            if answer is not None:
-                self._finish(worker, answer)
-            elif dead:
-                self._bury(worker, _cause(worker.process.exitcode))
-            elif worker.at[0] >= 0 and time.monotonic() - worker.at[1] > self._timeout:
-                self._bury(worker, f"it took longer than {self._timeout:g} s", certain=True)
+                self.at[2] = 1.0
+            if self.pipe in ready:  # first: an answer may be its last
+                with contextlib.suppress(EOFError, OSError):
+                    answer = self.pipe.recv()
+                    if isinstance(answer, Exception):
+                        raise answer
+                    return answer
+            number = int(self.at[0])
+            if ready:
+                self.end(_PATIENCE)
+                raise DiedError(_cause(self.process.exitcode), number if number >= 0 else None)
+            if timeout and number >= 0 and time.monotonic() - self.at[1] > timeout:
+                raise DiedError(f"it took longer than {timeout:g} s", number, certain=True)
 
-    def dismiss(self) -> None:
-        """End all workers; those that have no work in peace."""
-        for worker in self._workers:
-            if not worker.units:
-                with contextlib.suppress(OSError):
-                    worker.pipe.send(None)
-        for worker in self._workers:
-            if not worker.units:
-                worker.process.join(_PATIENCE)
-            worker.end()
-
-    def _finish(self, worker: _Worker, batch: Batch) -> None:
-        units, worker.units = worker.units, []
-        self._fruitless = 0
-        self._queue.put_back(units[batch.n_units :])
-        self._handle(units[: batch.n_units], batch)
-
-    def _bury(self, worker: _Worker, cause: str, *, certain: bool = False) -> None:
-        """A worker is dead or has to be: its unit is suspect, the others are run again."""
-        worker.end()
-        self._workers.remove(worker)
-        units, number = worker.units, int(worker.at[0])
-        if number < 0:
-            self._fruitless += 1
-            if self._fruitless > _FRUITLESS:
-                raise RuntimeError(_never_began(cause))
-            self._queue.put_back(units)
-            return
-        self._queue.put_back(units[:number] + units[number + 1 :])
-        suspect = units[number]
-        if not (certain or id(suspect) in self._blamed):
-            self._blamed.add(id(suspect))
-            self._queue.suspects.append(suspect)
-            _log.warning("sweep: %s at %s; tried once more", cause, suspect.cases[0])
-        elif len(suspect.cases) > 1:  # of a vectorised call: which case was it?
-            self._queue.put_back([Unit([p], [c]) for p, c in zip(*suspect, strict=True)])
-        else:
-            self._handle([suspect], failed_batch(self._work, suspect.cases, cause))
+    def end(self, patience: float = 0.0) -> None:
+        """End the process, if it does not end by itself."""
+        with _LOCK:
+            self.process.join(patience)
+            self.process.kill()
+            self.process.join()
+            self.pipe.close()
 
 
 def _serve(pipe: Any, at: Any, work: Work, environment: dict[str, str]) -> None:
-    """What a worker does: batches, until it is told to end or its parent is gone."""
+    """What a worker does: batches, until the pipe is closed."""
     _prepare(environment)
 
     def begin(number: int) -> bool:
-        if at[2]:
-            return False
         at[1] = time.monotonic()
         at[0] = number
-        return True
+        return not at[2]
 
     with contextlib.suppress(EOFError, OSError):
-        while (job := pipe.recv()) is not None:
-            units, seconds = job
+        while True:
+            units, seconds = pipe.recv()
             try:
                 answer: Any = run_batch(work, units, seconds, begin)
             except Exception as error:
-                answer = error if _pickles(error) else RuntimeError(repr(error))
+                answer = RuntimeError(f"sweep: {type(error).__name__}: {error}")
             pipe.send(answer)
 
 
@@ -234,21 +210,6 @@ def _cause(code: int | None) -> str:
     return f"its process ended: exit code {code}"
 
 
-def _never_began(cause: str) -> str:
-    return (
-        f"sweep: worker processes end before their first case ({cause}). Is the sweep of a script "
-        "inside `if __name__ == '__main__':`, and can its module be imported?"
-    )
-
-
-def _pickles(value: Any) -> bool:
-    try:
-        pickle.loads(pickle.dumps(value))
-    except Exception:
-        return False
-    return True
-
-
 def _check_importable(work: Work) -> None:
     try:
         pickle.dumps(work)
@@ -259,17 +220,10 @@ def _check_importable(work: Work) -> None:
         ) from error
 
 
-@contextlib.contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    """What is started here never sees Ctrl-C, not even while it imports; we do, afterwards."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+def _deaf_to_ctrl_c() -> None:
+    """What this thread starts never sees Ctrl-C, not even while it imports; the main one does."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 @contextlib.contextmanager

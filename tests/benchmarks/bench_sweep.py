@@ -228,7 +228,10 @@ def main() -> None:
     parser.add_argument("--only", default="", help="part of the name of a measurement")
     options = parser.parse_args()
     small = 10 if options.quick else 1
-    record: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    record: dict[str, Any] = {}
+    if options.only and options.out.exists():  # the other parts stay
+        record = json.loads(options.out.read_text())
+    record["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
     with tempfile.TemporaryDirectory() as name:
         parts: dict[str, Callable[[], Any]] = {
             "overhead_of_10_ms_cases": lambda: overheads(Path(name), 6000 // small),
