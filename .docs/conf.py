@@ -45,7 +45,6 @@ default_role = "py:obj"
 add_module_names = False
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
-autodoc_preserve_defaults = True
 autosummary_imported_members = True
 autosummary_ignore_module_all = False
 napoleon_google_docstring = True

@@ -105,7 +105,7 @@ def linearize(F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean"
 
 
 def factored_constant(F: MeasureMap, mu: ParticleMeasure) -> Tensor | None:
-    """No less than the local Wasserstein constant at μ, certain up to rounding, (*batch,).
+    """No less than the local Wasserstein constant at μ, certain up to rounding, ``(*batch,)``.
 
     The larger of its two components by factoring their matrices; None where those are large.
     """

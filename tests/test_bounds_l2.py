@@ -157,7 +157,7 @@ def test_a_layer_without_a_constant_is_refused():
     ]
     assert sizes[2] > 900 * sizes[1] > 9e4 * sizes[0]
     good = AttentionParameters.tied_l2([[1.0]], [[1.0]])
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="n: expected a number ≥ 1"):
         bounds.l2_attention_inf(good, 0)
     with pytest.raises(ValueError, match=r"output: expected shape \(1, d_out\)"):
         AttentionParameters.tied_l2([[1.0]], [[1.0]], [[1.0], [1.0]])

@@ -344,5 +344,7 @@ def test_maps_of_zero_in_a_batch_and_batches_of_none():
         operator_norm(diagonal(values), **settings)
     nothing = operator_norm(diagonal(values[:0]), method="lanczos")
     assert nothing.value.shape == nothing.upper_999.shape == (0,)
-    with pytest.raises(ValueError, match="method: expected 'dense' or 'lanczos', got 'lanczo'"):
+    with pytest.raises(
+        ValueError, match="method: expected one of 'dense', 'lanczos', got 'lanczo'"
+    ):
         largest_block_norm(diagonal(values), method="lanczo")

@@ -150,7 +150,7 @@ class MLP:
         return blockwise(mu, push, pull, len(self.outer), geometry)
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
-        """‖W₂D^½‖ ‖D^½W₁‖, D = max |φ′| over the atoms; a gate adds its own, (*batch,)."""
+        """‖W₂D^½‖ ‖D^½W₁‖, D = max |φ′| over the atoms; a gate adds its own, ``(*batch,)``."""
         present, factors = present_rows(mu), self._factors(mu)
         return self._norm_from([None if f is None else present * f.abs() for f in factors])
 

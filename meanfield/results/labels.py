@@ -130,7 +130,7 @@ def batched(
 
     Args:
         variables: what each value means; `dims` are its own, behind the batch.
-        values: arrays or tensors (*batch, ...) by name; those that are None are left out.
+        values: arrays or tensors ``(*batch, ...)`` by name; those that are None are left out.
         batch_shape: the leading axes; none give scalars.
 
     Example:
