@@ -261,7 +261,7 @@ def inverted(shape: Shape, weights: dict[str, Tensor], text: Text) -> dict[str, 
     G = certified(shape, weights)
     double = {n: t.double() for n, t in weights.items()}
     mu = embedded(double, text.windows(shape.context, 4)[:, :-1])
-    found = invert(G, G(mu), rtol=1e-6, strict=False)
+    found = invert(G, G(mu), rtol=5e-7, strict=False)
     length = torch.linalg.vector_norm
     sizes = length(mu.points, dim=(-2, -1)) / shape.context**0.5
     off = length(found.measure.points - mu.points, dim=(-2, -1)) / shape.context**0.5
