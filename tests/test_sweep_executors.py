@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 import xarray as xr
@@ -90,3 +91,15 @@ def test_error_of_the_program_in_a_worker_ends_the_sweep():
 def test_what_is_no_executor_is_refused(executor, error, text):
     with pytest.raises(error, match=text):
         sweep(functions.square, {"x": [1]}, executor=executor)
+
+
+class Broken(ThreadPoolExecutor):
+    """Its worker has died between two jobs: the next is refused at once."""
+
+    def submit(self, *arguments, **named):
+        raise BrokenProcessPool("terminated abruptly")
+
+
+def test_an_executor_that_is_found_broken_when_it_gets_a_job_is_told_the_way_out(tmp_path):
+    with Broken(1) as pool, pytest.raises(RuntimeError, match="executor=N runs it in proc"):
+        sweep(functions.POISON, {"x": range(4)}, fixed={"how": "SIGKILL"}, executor=pool)

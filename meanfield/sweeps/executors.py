@@ -122,7 +122,7 @@ def _spread(
                 if len(running) >= ((n_suspects or n_jobs) if queue.only_suspects else n_jobs):
                     break
                 units = queue.take()
-                running[submit(queue.cases_of(units), queue.seconds)] = units
+                running[_submitted(submit, queue.cases_of(units), queue.seconds)] = units
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 units = running.pop(future)
                 try:
@@ -139,6 +139,15 @@ def _spread(
 def _finish(queue: Queue, handle: _Handle, units: list[Unit], batch: Batch) -> None:
     queue.put_back(units[batch.n_units :])
     handle(units[: batch.n_units], batch)
+
+
+def _submitted(submit: Callable[..., Future[Batch]], *arguments: Any) -> Future[Batch]:
+    try:
+        return submit(*arguments)
+    except BrokenExecutor as error:  # by a job before, and it was noticed only here
+        broken: Future[Batch] = Future()
+        broken.set_exception(error)
+        return broken
 
 
 def _result(future: Future[Batch]) -> Batch:
