@@ -222,8 +222,9 @@ def test_a_causal_block_that_declares_nothing_serves_every_question():
 def test_a_secant_search_takes_a_block_that_declares_nothing():
     G = Residual(layer(causal=True))
     found = lipschitz_lower(
-        G, 1.0, n_atoms=2, generator=torch.Generator().manual_seed(0), n_pairs=4
-    )
+        G, 1.0, n_atoms=2, generator=torch.Generator().manual_seed(0), n_pairs=2,
+        families=["random", "direction"],
+    )  # fmt: skip
     assert found.lower > 0
 
 

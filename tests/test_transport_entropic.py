@@ -86,6 +86,7 @@ def test_one_place_is_no_obstacle_in_blocks(tiny_memory: None) -> None:
     assert float(sinkhorn_divergence(x, x)) == pytest.approx(0.0, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_a_large_divergence_takes_memory_linear_in_the_points() -> None:
     script = """
 import resource, torch
