@@ -156,3 +156,12 @@ def test_a_light_part_has_all_the_attention_it_moves_to():
     shares = torch.tensor([[0.0, -24.0]], dtype=F64)
     assert attack(F, mu, 1.0, shares, g)[0] > 1e5
     assert_unrefuted(F, mu, 1.0, shares, g)
+
+
+def test_a_bound_that_leaves_the_number_range_is_no_reason_against_the_others():
+    # The columns of attention over weights reach e^1600; the constant is 1601.
+    eye = torch.eye(2, dtype=F64)
+    par = AttentionParameters(eye[:, None], eye[:, None], eye[:, None], eye[..., None], scale=1.0)
+    mu = ParticleMeasure([[20.0, 1.0], [100.0, 2.0]], log_weights=[0.0, -3200.0])
+    upper, constant = SelfAttention(par).local_upper(mu), local_lipschitz(SelfAttention(par), mu)
+    assert float(upper) >= float(constant.value) * (1 - 1e-9)

@@ -108,8 +108,11 @@ def _core(left: Tensor | None, right: Tensor) -> Tensor:
 def _join(norms: Tensor, left: Tensor | None, right: Tensor, commuting: bool = False) -> Tensor:
     """‖Σ_h left_h G_h right_h‖ at most, for ‖G_h‖ ≤ norms ``(*batch, H)``.
 
-    `commuting`: G_h acts on atoms only, so that left_h right_h is one matrix to it.
+    `commuting`: G_h acts on atoms only, so that left_h right_h is one matrix to it. Where a norm
+    has overflown, nothing is known: ∞.
     """
+    known = norms.isfinite()
+    norms = torch.where(known, norms, 0.0)
     each = _norms(_core(left, right)) if commuting else _norms(_core(None, right))
     together = _top(torch.einsum("...h,hij,hik->...jk", norms, right, right))
     if left is None:  # the heads are added as they are
@@ -117,7 +120,8 @@ def _join(norms: Tensor, left: Tensor | None, right: Tensor, commuting: bool = F
     else:
         together = together * _top(torch.einsum("...h,hij,hkj->...ik", norms, left, left))
         each = each if commuting else each * _norms(_core(None, left.mT))
-    return torch.minimum((norms * each).sum(-1), together)
+    joined = torch.minimum((norms * each).sum(-1), together)
+    return torch.where(known.all(-1), joined, math.inf)
 
 
 def _norms(matrices: Tensor) -> Tensor:
