@@ -147,9 +147,12 @@ def averaging_norm(seen: Attended) -> Tensor:
     if seen.output is None or seen.output.shape[0] == 1:
         return summed
     heads = _column_norms(seen, seen.values, seen.value, frames.turned)
+    known = heads.isfinite().all(-1)
+    heads = torch.where(known[..., None], heads, 0.0)
     gram = torch.einsum("...h,hij,hkj->...ik", heads, seen.output, seen.output)
     top = torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0)
-    return torch.minimum(summed, (top * heads.sum(-1)).sqrt())
+    together = torch.where(known, (top * heads.sum(-1)).sqrt(), math.inf)
+    return torch.minimum(summed, together)
 
 
 def field_norm(seen: Attended) -> Tensor:

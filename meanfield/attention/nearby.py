@@ -65,7 +65,7 @@ class _Parts:
         self.turning, self.displacement = (torch.zeros_like(self.turning_change) for _ in range(2))
 
     def add(self, block: slice, rows: _Rows, ratios: Tensor) -> None:
-        logs = 0.5 * ratios + rows.averaging_change.log()
+        logs = 0.5 * ratios + rows.log_averaging_change
         self.change[..., block, :] = logs.logsumexp(-3)
         logs = rows.log_densest + ratios + rows.tau.log()[..., None]
         self.columns = torch.logaddexp(self.columns, logs.logsumexp(-2))
@@ -88,7 +88,7 @@ class _Rows:
         self.pulled_away, _ = _distances(self.p, frames.pulled)  # |yⱼ − ȳᵢ|
         self._factors(log_p, splitting)
         self._spreads(frames)
-        self.averaging_change = self._averaging_change(frames, block, mean)
+        self.log_averaging_change = self._log_averaging_change(frames, block, mean)
         self._turning(norm(covariance(self.p, frames.values, frames.pulled)))
 
     def _factors(self, log_p: Tensor, splitting: bool) -> None:
@@ -112,15 +112,17 @@ class _Rows:
             log_l = -(self.p + theta.exp() * rest).log()
         log_h = torch.where(self.seen, log_h.clamp_min(0), 0.0)
         log_l = torch.where(self.seen, log_l.clamp_max(0), 0.0)
-        growth, loss = self.p * torch.expm1(log_h), -self.p * torch.expm1(log_l)
+        # In logarithms: weights below the number range count, divided by those of light atoms.
+        log_growth = log_p + log_h + (-torch.expm1(-log_h)).log()
+        log_loss = log_p + (-torch.expm1(log_l)).log()
+        log_change = torch.maximum(torch.minimum(log_growth, (1 - self.p).log()), log_loss)
         log_most = (log_p + log_h).clamp_max(0)
         self.most = log_most.exp()
-        self.change = torch.maximum(torch.minimum(growth, 1 - self.p), loss)
-        self.change = torch.where(self.seen, self.change, 0.0)
-        self.log_densest, self.density_change = log_most, self.change
+        self.change = torch.where(self.seen, log_change.exp(), 0.0)
+        self.log_densest, self.log_density_change = log_most, log_change
         if splitting:
             self.log_densest = log_p + log_h
-            self.density_change = torch.where(self.seen, torch.maximum(growth, loss), 0.0)
+            self.log_density_change = torch.maximum(log_growth, log_loss)
         self.chi = torch.maximum(torch.expm1(log_h), -torch.expm1(log_l)).amax(-1)
         self.log_h = log_h.amax(-1)
 
@@ -150,8 +152,8 @@ class _Rows:
         by_factor = torch.where(std > 0, self.chi * std, 0.0)
         return torch.minimum((self.change * away).sum(-1), by_factor)
 
-    def _averaging_change(self, frames: Frames, block: slice, mean: Tensor) -> Tensor:
-        """Norms of the blocks of T' − T at most."""
+    def _log_averaging_change(self, frames: Frames, block: slice, mean: Tensor) -> Tensor:
+        """Logarithms of the norms of the blocks of T' − T at most."""
         eps, length = self.eps[..., None], self.length[..., None]
         image = frames.image[..., block, :]
         along = image @ frames.values.mT - (image * mean).sum(-1, keepdim=True)
@@ -165,8 +167,9 @@ class _Rows:
         moved = 2 * norm_V * eps + self.shift[..., None]
         norm_A = self.norm_A[..., None]
         turned = length + norm_A * eps
-        return self.density_change * block_norm + self.log_densest.exp() * (
-            moved * turned + away * norm_A * eps
+        return torch.logaddexp(
+            self.log_density_change + block_norm.log(),
+            self.log_densest + (moved * turned + away * norm_A * eps).log(),
         )
 
     def _turning(self, at_input: Tensor) -> None:

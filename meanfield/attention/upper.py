@@ -55,9 +55,9 @@ def upper_bound(tangent: AttentionTangent) -> Tensor:
     )
     to_queries, keys = _absorb((par.scale[:, None, None] * par.query).mT, sight.features.k)
     to_keys, turned = _absorb(key.mT, queries)
-    spreads, query_norms, jacobians = _moments(seen, values, keys, left, to_queries)
+    log_spreads, query_norms, jacobians = _moments(seen, values, keys, left, to_queries)
     value_part = _join(_value_norms(seen), output, value, commuting=True)
-    key_part = _join(_key_norms(seen, spreads, turned), left, to_keys.mT)
+    key_part = _join(_key_norms(seen, log_spreads, turned), left, to_keys.mT)
     query_part = torch.minimum(_join(query_norms, left, to_queries.mT), jacobians)
     averaging = value_part + key_part
     if values.numel() * max(values.shape[-1], keys.shape[-1]) > _MOMENT_ENTRIES:
@@ -108,8 +108,11 @@ def _core(left: Tensor | None, right: Tensor) -> Tensor:
 def _join(norms: Tensor, left: Tensor | None, right: Tensor, commuting: bool = False) -> Tensor:
     """‖Σ_h left_h G_h right_h‖ at most, for ‖G_h‖ ≤ norms ``(*batch, H)``.
 
-    `commuting`: G_h acts on atoms only, so that left_h right_h is one matrix to it.
+    `commuting`: G_h acts on atoms only, so that left_h right_h is one matrix to it. Where a norm
+    has overflown, nothing is known: ∞.
     """
+    known = norms.isfinite()
+    norms = torch.where(known, norms, 0.0)
     each = _norms(_core(left, right)) if commuting else _norms(_core(None, right))
     together = _top(torch.einsum("...h,hij,hik->...jk", norms, right, right))
     if left is None:  # the heads are added as they are
@@ -117,7 +120,8 @@ def _join(norms: Tensor, left: Tensor | None, right: Tensor, commuting: bool = F
     else:
         together = together * _top(torch.einsum("...h,hij,hkj->...ik", norms, left, left))
         each = each if commuting else each * _norms(_core(None, left.mT))
-    return torch.minimum((norms * each).sum(-1), together)
+    joined = torch.minimum((norms * each).sum(-1), together)
+    return torch.where(known.all(-1), joined, math.inf)
 
 
 def _norms(matrices: Tensor) -> Tensor:
@@ -168,10 +172,9 @@ def _value_norms(seen: _Seen) -> Tensor:
     return (0.5 * growth).exp()
 
 
-def _key_norms(seen: _Seen, spreads: Tensor, queries: Tensor) -> Tensor:
+def _key_norms(seen: _Seen, log_s: Tensor, queries: Tensor) -> Tensor:
     """√maxⱼ ‖Σᵢ cᵢⱼ sᵢ qᵢqᵢᵀ‖ of each head; its trace where matrices would be many."""
     dim = queries.shape[-1]
-    log_s = spreads.log()
     top = torch.full_like(log_s, -math.inf)
     squares = queries.square().sum(-1).log()
     matrices = queries.shape[:-1].numel() * dim**2 <= _MOMENT_ENTRIES
@@ -195,7 +198,7 @@ def _key_norms(seen: _Seen, spreads: Tensor, queries: Tensor) -> Tensor:
 def _moments(
     seen: _Seen, values: Tensor, keys: Tensor, left: Tensor | None, right: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """‖Σᵢ‖ at most (*batch, H, n); maxᵢ ‖Sᵢ‖ at most (*batch, H); maxᵢ ‖D_xΓ_μ(xᵢ)‖ (*batch).
+    """log ‖Σᵢ‖ at most (*batch, H, n); maxᵢ ‖Sᵢ‖ at most (*batch, H); maxᵢ ‖D_xΓ_μ(xᵢ)‖ (*batch).
 
     The last, maxᵢ ‖Σ_h left_h Sᵢ right_hᵀ‖, is infinite where it is not affordable.
     """
@@ -203,26 +206,45 @@ def _moments(
     matrices = entries <= _MOMENT_ENTRIES
     d, out = right.shape[-2], values.shape[-1] if left is None else left.shape[-2]
     exact = matrices and values[..., 0, :, 0].numel() * d * out * min(d, out) <= _JACOBIAN_WORK
-    spreads, norms = values.new_zeros(values.shape[:-1]), values.new_zeros(values.shape[:-2])
+    log_spreads = values.new_full(values.shape[:-1], -math.inf)
+    norms = values.new_zeros(values.shape[:-2])
     jacobians = values.new_full(values.shape[:-3], 0.0 if exact else math.inf)
     reach = keys.square().sum(-1).amax(-1).sqrt()
     for block, log_p in seen.transitions():
         v, k = values[..., block.columns, :], keys[..., block.columns, :]
         step = max(1, _CHUNK_ENTRIES // max(1, v.numel()))
         for start in range(0, log_p.shape[-2], step):
-            p = log_p[..., start : start + step, :].exp()
-            first = block.rows.start + start
+            log_rows = log_p[..., start : start + step, :]
+            p, first = log_rows.exp(), block.rows.start + start
             i = slice(first, first + p.shape[-2])
             dv = v[..., None, :, :] - (p @ v)[..., None, :]
+            squares = dv.square().sum(-1)
+            lost = _log_lost(log_rows, squares)
             if not matrices:
-                spreads[..., i] = (p * dv.square().sum(-1)).sum(-1)
+                log_spreads[..., i] = torch.logaddexp((p * squares).sum(-1).log(), lost)
                 continue
             weighted = (p[..., None] * dv).mT
-            spreads[..., i] = torch.linalg.eigvalsh(weighted @ dv)[..., -1].clamp_min(0)
+            tops = torch.linalg.eigvalsh(weighted @ dv)[..., -1].clamp_min(0)
+            log_spreads[..., i] = torch.logaddexp(tops.log(), lost)
             crossed = weighted @ k[..., None, :, :]
             norms = torch.maximum(norms, _norms(crossed).amax(-1))
             if exact:
                 moved = crossed @ right.mT[:, None]
                 moved = moved if left is None else left[:, None] @ moved
                 jacobians = torch.maximum(jacobians, _norms(moved.sum(-4)).amax(-1))
-    return spreads, norms if matrices else spreads.amax(-1).sqrt() * reach, jacobians
+    return (
+        log_spreads,
+        norms if matrices else (0.5 * log_spreads.amax(-1)).exp() * reach,
+        jacobians,
+    )
+
+
+def _log_lost(log_p: Tensor, squares: Tensor) -> Tensor:
+    """What a sum of p · squares lacks where weights are below the number range, as a logarithm.
+
+    The spread is multiplied by aᵢ/aⱼ, so that what a light atom adds to it counts.
+    """
+    logs = log_p + squares.log()
+    least = math.log(torch.finfo(log_p.dtype).tiny)
+    below = torch.minimum(log_p, logs) < least
+    return torch.where(below, logs, -math.inf).logsumexp(-1)
