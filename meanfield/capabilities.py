@@ -117,7 +117,8 @@ class Nearby:
         constant: no less than the local constant at the input, ``(*batch,)``.
         change: the derivative nearby differs from that at the input by at most this, in norm.
         upper: no local constant nearby exceeds it.
-        displacement: the image of atom i moves by at most this, ``(*batch, n)``.
+        displacement: the image of atom i, if it has mass, moves by at most this,
+            ``(*batch, n)``.
     """
 
     constant: Tensor

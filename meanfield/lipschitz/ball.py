@@ -31,7 +31,8 @@ def ball_upper(
     constants multiply, and the end-to-end constant changes by what each derivative can. Radii
     grow quickly with depth: the bound is ∞ where it overflows, or where a normalisation may meet
     a token without spread. Not in the papers; the proof is on the page "Sharp constants" of the
-    documentation. Rounding, some n · eps, is not accounted for.
+    documentation. Rounding, some n · eps, is not accounted for;
+    attention below the number range is.
 
     It bounds ratios of W₂ wherever the straight path between two measures stays in the ball: for
     tokens that move by ε at most, if the way they are labelled is the best coupling.
