@@ -32,7 +32,7 @@ def counting(folder):
     def count(x):
         (folder / f"{x}-{time.monotonic_ns()}").touch()
         if x == 3 and (folder / "broken").exists():
-            raise ArithmeticError("broken")
+            raise ArithmeticError((folder / "broken").read_text())
         return {"y": 2.0 * x}
 
     folder.mkdir()
@@ -105,9 +105,12 @@ def test_extension_with_a_parameter_that_old_cases_do_not_have(tmp_path):
 
 def test_failed_cases_are_kept_with_their_message_and_retried_when_asked(tmp_path):
     task, store, log = counting(tmp_path / "log"), tmp_path / "s.zarr", tmp_path / "log"
-    (log / "broken").touch()
+    (log / "broken").write_text("broken")
     ds = sweep(task, {"x": range(6)}, store=store, batch_size=2)
     assert ds["message"].values.tolist() == ["", "", "", "ArithmeticError: broken", "", ""]
+    (log / "broken").write_text("still broken")
+    sweep(task, {"x": range(6)}, store=store, retry_failed=True)
+    assert str(results.read(store)["message"][3].values) == "ArithmeticError: still broken"
     (log / "broken").unlink()
     evaluated(log)
     assert int(sweep(task, {"x": range(6)}, store=store)["status"][3]) == 3
