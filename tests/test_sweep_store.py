@@ -16,6 +16,8 @@ import zlib
 import numpy as np
 import pytest
 import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meanfield import results
 from meanfield.experiments.settings import override, read_toml
@@ -354,3 +356,14 @@ def test_configuration_files_are_read_and_overridden_by_text(tmp_path):
     (tmp_path / "bad.toml").write_text("seed = \n")
     with pytest.raises(ValueError, match="line 1"):
         read_toml(tmp_path / "bad.toml")
+
+
+@given(st.lists(st.tuples(st.integers(-4, 4), st.integers(0, 3)), min_size=1, max_size=30))
+def test_of_the_rows_of_a_case_the_best_is_taken_and_of_equals_the_last(pairs):
+    """Against a loop: rank by status, then by place; cases in the order they first appear."""
+    rank, chosen = (0, 2, 2, 1), {}
+    for place, (key, ended) in enumerate(pairs):
+        if key not in chosen or rank[ended] >= rank[pairs[chosen[key]][1]]:
+            chosen[key] = place
+    keys, statuses = (np.array(column) for column in zip(*pairs, strict=True))
+    assert stores._chosen(keys, statuses).tolist() == [*chosen.values()]
