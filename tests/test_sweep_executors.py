@@ -5,13 +5,17 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import re
+import signal
+import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 import xarray as xr
 
-from meanfield.sweeps import sweep
+from meanfield.results import Variable
+from meanfield.sweeps import Task, sweep
 from tests import sweep_functions as functions
 
 GRID = {"n": [2, 4, 8], "repetition": range(8)}
@@ -72,6 +76,55 @@ def test_a_case_that_breaks_an_executor_of_the_user_is_told_the_way_out(tmp_path
         sweep(functions.POISON, {"x": range(12)}, **run, executor=pool)
     ds = sweep(functions.POISON, {"x": range(12)}, **run, executor=1)
     assert ds["status"].values.tolist() == [3 if x == 3 else 1 for x in range(12)]
+
+
+class KilledWorker(Exception):
+    """What dask says of a job at which several workers have died."""
+
+
+class Mortal(ThreadPoolExecutor):
+    """A job with the case x = 3 dies after a while, and nobody knows at which case."""
+
+    def __init__(self):
+        super().__init__(2)
+        self.jobs, self.n_beside, self._futures = [], [], []
+
+    def submit(self, run, work, units, seconds):
+        def job():
+            if 3 in cases:
+                time.sleep(0.05)
+                raise KilledWorker
+            return run(work, units, seconds)
+
+        cases = [case["x"] for unit in units for case in unit]
+        self.jobs.append(cases)
+        self.n_beside.append(sum(not future.done() for future in self._futures))
+        self._futures.append(super().submit(job))
+        return self._futures[-1]
+
+
+def test_each_case_of_a_job_that_died_is_tried_alone_and_once():
+    with Mortal() as executor:
+        ds = sweep(Task(functions.square, [Variable("y", "y")]), {"x": range(24)},
+                   executor=executor)  # fmt: skip
+    assert ds["status"].values.tolist() == [3 if x == 3 else 1 for x in range(24)]
+    assert [job for job in executor.jobs if 3 in job] == [[3, 4, 5], [3]]
+    assert executor.jobs[-3:] == [[3], [4], [5]]  # they come last, and nothing can die with them
+    assert executor.n_beside[-3:] == [0, 0, 0]
+
+
+def test_ctrl_c_before_a_job_has_begun_is_no_complete_answer(tmp_path):
+    def interrupt(x):
+        time.sleep(0.3 if x else 0.1)  # the first ends first, and all are submitted by then
+        if x == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+        return {"y": x}
+
+    task = Task(interrupt, [Variable("y", "y")], name="interrupt")
+    with ThreadPoolExecutor(2) as threads, pytest.raises(KeyboardInterrupt) as caught:
+        sweep(task, {"x": range(4)}, store=tmp_path / "s", executor=threads)
+    assert re.match("[23] of 4 cases are kept", caught.value.__notes__[0])
 
 
 def test_error_of_the_program_in_a_worker_ends_the_sweep():

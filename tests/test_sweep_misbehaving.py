@@ -70,12 +70,13 @@ def test_nothing_of_a_case_runs_in_the_parent():
     assert os.getpid() not in ds["pid"].values
 
 
-def test_a_case_that_takes_too_long_fails_and_the_others_go_on():
+def test_a_case_that_takes_too_long_fails_and_the_others_go_on(caplog):
     run = {"fixed": {"how": "sleep"}, "executor": 2, "case_timeout": 1.0}
     start = time.monotonic()
     ds = sweep(functions.POISON, {"x": range(12)}, **run)
     assert time.monotonic() - start < 60
     check_only_case_3_failed(ds, "it took longer than 1 s")
+    assert "tried once more" not in caplog.text  # it would take too long again
 
 
 def test_a_time_limit_that_nobody_can_enforce_is_refused():

@@ -16,6 +16,8 @@ import zlib
 import numpy as np
 import pytest
 import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
 
 from meanfield import results
 from meanfield.experiments.settings import override, read_toml
@@ -32,7 +34,7 @@ def counting(folder):
     def count(x):
         (folder / f"{x}-{time.monotonic_ns()}").touch()
         if x == 3 and (folder / "broken").exists():
-            raise ArithmeticError("broken")
+            raise ArithmeticError((folder / "broken").read_text())
         return {"y": 2.0 * x}
 
     folder.mkdir()
@@ -105,9 +107,12 @@ def test_extension_with_a_parameter_that_old_cases_do_not_have(tmp_path):
 
 def test_failed_cases_are_kept_with_their_message_and_retried_when_asked(tmp_path):
     task, store, log = counting(tmp_path / "log"), tmp_path / "s.zarr", tmp_path / "log"
-    (log / "broken").touch()
+    (log / "broken").write_text("broken")
     ds = sweep(task, {"x": range(6)}, store=store, batch_size=2)
     assert ds["message"].values.tolist() == ["", "", "", "ArithmeticError: broken", "", ""]
+    (log / "broken").write_text("still broken")
+    sweep(task, {"x": range(6)}, store=store, retry_failed=True)
+    assert str(results.read(store)["message"][3].values) == "ArithmeticError: still broken"
     (log / "broken").unlink()
     evaluated(log)
     assert int(sweep(task, {"x": range(6)}, store=store)["status"][3]) == 3
@@ -351,3 +356,14 @@ def test_configuration_files_are_read_and_overridden_by_text(tmp_path):
     (tmp_path / "bad.toml").write_text("seed = \n")
     with pytest.raises(ValueError, match="line 1"):
         read_toml(tmp_path / "bad.toml")
+
+
+@given(st.lists(st.tuples(st.integers(-4, 4), st.integers(0, 3)), min_size=1, max_size=30))
+def test_of_the_rows_of_a_case_the_best_is_taken_and_of_equals_the_last(pairs):
+    """Against a loop: rank by status, then by place; cases in the order they first appear."""
+    rank, chosen = (0, 2, 2, 1), {}
+    for place, (key, ended) in enumerate(pairs):
+        if key not in chosen or rank[ended] >= rank[pairs[chosen[key]][1]]:
+            chosen[key] = place
+    keys, statuses = (np.array(column) for column in zip(*pairs, strict=True))
+    assert stores._chosen(keys, statuses).tolist() == [*chosen.values()]

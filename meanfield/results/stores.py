@@ -219,7 +219,9 @@ class Store:
 
     def warn(self) -> None:
         """One warning that names what is damaged or missing, if anything is."""
-        missing = self.missing if (self.rows()["status"] == 0).any() else []
+        missing = self.missing
+        if missing and (self.rows()["status"] != 0).all():
+            missing = []
         troubles = [f"{n} ({why})" for n, why in self.damaged.items()]
         troubles += [f"{name} (missing)" for name in missing]
         if troubles:
@@ -292,10 +294,11 @@ def _column(variable: Any) -> np.ndarray:
 
 def _chosen(keys: np.ndarray, status: np.ndarray) -> np.ndarray:
     """For each case the row to take, in the order in which the cases first appear."""
-    order = np.lexsort((np.arange(len(keys)), _RANK[status], keys))
-    last = np.append(keys[order][1:] != keys[order][:-1], True)
-    _, first = np.unique(keys, return_index=True)
-    return order[last][np.argsort(first)]
+    order = np.lexsort((_RANK[status], keys))  # which leaves equal ones in their order
+    ordered = keys[order]
+    starts = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    first, last = np.minimum.reduceat(order, starts), order[np.append(starts[1:], len(order)) - 1]
+    return last[np.argsort(first)]
 
 
 def _joined(pieces: Sequence[np.ndarray | None], sizes: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ from meanfield.sweeps.plan import Plan
 __all__ = ["description_at", "merge", "open_store", "rows_of", "write_cases"]
 
 _log = logging.getLogger("meanfield")
-_MOST_FILES = 48  # beyond which they are merged into one; each costs 1 ms whenever it is read
+_MOST_FILES = 32  # beyond which they are merged into one; each costs 1 ms whenever it is read
 
 
 def description_at(path: Path) -> dict[str, Any] | None:

@@ -149,17 +149,29 @@ def many(folder: Path, cases: int, task: Task) -> dict[str, Any]:
 
 def extensions(folder: Path, count: int) -> dict[str, float]:
     """A grid that grows by one case at each call."""
-    store = folder / "extended.sweep"
+    store, flushes, flush = folder / "extended.sweep", [], os.fsync
     cpu = time.process_time()
+
+    def timed_flush(descriptor: int) -> None:
+        flushes.append(timed(lambda: flush(descriptor))[0])
 
     def extend() -> None:
         for n in range(1, count + 1):
             sweep(ONE_BY_ONE, {"a": range(n), "b": [1]}, store=store, progress=False)
 
-    wall, _ = timed(extend)
-    cpu = time.process_time() - cpu
-    files = len(list(store.iterdir()))
-    return {"extensions": count, "seconds": wall, "cpu_s": cpu, "files": files}
+    os.fsync = timed_flush
+    try:
+        wall, _ = timed(extend)
+    finally:
+        os.fsync = flush
+    return {
+        "extensions": count,
+        "seconds": wall,
+        "cpu_s": time.process_time() - cpu,
+        "flushes": len(flushes),
+        "flushes_s": sum(flushes),
+        "files": len(list(store.iterdir())),
+    }
 
 
 def second_start() -> dict[str, float]:
@@ -234,7 +246,7 @@ def main() -> None:
     record["machine"] = f"{platform.machine()}, {os.cpu_count()} cores"
     with tempfile.TemporaryDirectory() as name:
         parts: dict[str, Callable[[], Any]] = {
-            "overhead_of_10_ms_cases": lambda: overheads(Path(name), 6000 // small),
+            "overhead_of_10_ms_cases": lambda: overheads(Path(name), 3000 // small),
             "many_cases": lambda: many(Path(name), 100_000 // small, ONE_BY_ONE),
             "a_million_vectorised": lambda: many(Path(name), 1_000_000 // small, ARITHMETIC),
             "extensions": lambda: extensions(Path(name), 200 // small),
