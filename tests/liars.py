@@ -64,7 +64,7 @@ def install(monkeypatch: pytest.MonkeyPatch, lie: Lie) -> None:
     """Every call of the dense simplex, and of assignment, lies."""
     honest, honest_sigma, honest_g = (
         exact.simplexes,
-        exact.assignments,
+        exact.assignment,
         exact._assignment_potentials,
     )
 
@@ -73,16 +73,16 @@ def install(monkeypatch: pytest.MonkeyPatch, lie: Lie) -> None:
             told = [lie(*found) for found in zip(*honest(a, b, costs), strict=True)]
         return np.stack([plan for plan, _ in told]), np.stack([g for _, g in told])
 
-    def assignments(costs: np.ndarray) -> np.ndarray:
-        return np.roll(honest_sigma(costs), 1, axis=1)
+    def assignment(costs: np.ndarray) -> np.ndarray:
+        return np.roll(honest_sigma(costs), 1)
 
     def potentials(costs: np.ndarray, sigma: np.ndarray) -> np.ndarray:
         g = honest_g(costs, sigma)
         with np.errstate(invalid="ignore"):
-            return np.stack([lie(np.eye(len(each)), each)[1] for each in g])
+            return lie(np.eye(len(g)), g)[1]
 
     monkeypatch.setattr(exact, "simplexes", simplexes)
-    monkeypatch.setattr(exact, "assignments", assignments)
+    monkeypatch.setattr(exact, "assignment", assignment)
     monkeypatch.setattr(exact, "_assignment_potentials", potentials)
 
 

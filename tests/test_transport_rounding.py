@@ -11,9 +11,18 @@ import torch
 
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_w1, solve_w2
-from meanfield.transport.certificate import Plan, certify, combined, power_mean
+from meanfield.transport.certificate import (
+    Answer,
+    Plan,
+    certify,
+    combined,
+    in_unit,
+    narrower,
+    power_mean,
+)
 from meanfield.transport.certificate import _doubts as doubts
 from meanfield.transport.certificate import _dual as dual_of
+from meanfield.transport.plans.formulas import solve_line
 from meanfield.transport.problem import UNIT, Problem
 
 
@@ -158,3 +167,104 @@ def test_power_means_do_not_underflow() -> None:
         with mpmath.workdps(30):
             truth = float(mpmath.exp(mpmath.mpf(logs) / order) * mpmath.mpf(distance))
         assert found == pytest.approx(truth, rel=2000 * UNIT, abs=0)
+
+
+# ------------------------------------------------------------------ mass that lies elsewhere
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_what_is_missing_from_a_plan_is_paid_for_in_full(order: int) -> None:
+    """One light cell is left out, from one side of the centre to the other."""
+    x, y = np.array([[0.0], [-1.0]]), np.array([[0.0], [1.0]])
+    logs = np.log([1 - 1e-6, 1e-6])
+    p = Problem.of(x, y, logs, logs, order=order)
+    plan = Plan(np.zeros(1, int), np.zeros(1, int), p.logs_a[:1])
+    answer = certify(p, plan, None, method="m", rtol=1e-9)
+    assert float(answer.upper) ** order >= 1e-6 * 2**order / 2.0 ** (order * int(p.exponent))
+
+
+def test_a_stated_doubt_is_paid_for_beside_problems_whose_plans_are_measured() -> None:
+    points = np.array([[0.0], [1.0]])
+    one = Problem.of(points, points, np.zeros(2), np.zeros(2))
+    two = Problem(*(np.stack([t] * 2) for t in (one.x, one.y, one.log_a, one.log_b)),
+                  np.zeros(2, int))  # fmt: skip
+    two.log_b[1, 0] = 0.1  # no permutation, or it would be exact
+    index = np.stack([np.arange(2)] * 2)
+    doubt = np.array([math.log(1e-6), math.inf])
+    answer = certify(two, Plan(index, index, two.logs_a, doubt), None, method="m", rtol=1e-9)
+    assert 1e-3 <= answer.upper[0] / one.diameter < 1.01e-3
+    assert answer.upper[1] > 1e-2
+
+
+# ------------------------------------------------------------------ units, and two answers
+
+
+def answer_of(lower: float, value: float, upper: float, tag: float, *, converged: bool) -> Answer:
+    place = np.zeros(1, int)
+    return Answer(
+        value=np.asarray(value),
+        lower=np.asarray(lower),
+        upper=np.asarray(upper),
+        rows=place,
+        cols=place,
+        log_mass=np.full(1, -tag),
+        f=np.full(1, tag),
+        g=np.full(1, -tag),
+        method=str(tag),
+        converged=np.asarray(converged),
+    )
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_the_better_plan_is_joined_to_the_better_potentials(swap: bool) -> None:
+    plan = answer_of(1.0, 2.0, 3.0, 1.0, converged=False)
+    dual = answer_of(2.5, 3.5, 4.0, 2.0, converged=False)
+    both = (dual, plan) if swap else (plan, dual)
+    found = narrower(*both, 1e-9)
+    assert (float(found.lower), float(found.value), float(found.upper)) == (2.5, 2.5, 3.0)
+    assert found.f is not None
+    assert (found.log_mass[0], found.method, found.f[0]) == (-1.0, "1.0", 2.0)
+    assert not found.converged
+    assert narrower(*both, 0.2).converged  # 0.5 of 3
+    sure = answer_of(2.5, 3.5, 4.0, 2.0, converged=True)
+    assert narrower(*((sure, plan) if swap else (plan, sure)), 1e-9).converged
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_change_of_unit_moves_no_end_inward_and_scales_potentials_by_its_power(
+    order: int,
+) -> None:
+    third = answer_of(1 / 3, 1 / 3, 1 / 3, 3.0, converged=True)
+    for exponent in (-1073, -1060, -1030, 7, 1020):
+        found = in_unit(third, np.asarray(exponent), order)
+        with mpmath.workdps(30):
+            truth = mpmath.mpf(1 / 3) * mpmath.mpf(2) ** exponent
+            assert mpmath.mpf(float(found.lower)) <= truth <= mpmath.mpf(float(found.upper))
+        assert found.lower <= found.value <= found.upper
+        if order * exponent < 1022:
+            assert found.f is not None
+            assert found.g is not None
+            truths = (math.ldexp(t, order * exponent) for t in (3.0, -3.0))
+            assert (found.f[0], found.g[0]) == tuple(truths)
+        else:
+            assert found.f is None
+            assert found.g is None
+
+
+def test_repaired_plans_are_never_cheaper_than_the_optimum() -> None:
+    """Any masses at all: scaled, lost and doubled, between light and heavy atoms of all scales."""
+    rng = np.random.default_rng(0)
+    for _ in range(1500):
+        n, m = rng.integers(2, 4, size=2)
+        x, y = (10 ** rng.uniform(-2, 2, (k, 1)) * rng.choice([-1, 1], (k, 1)) for k in (n, m))
+        a, b = (np.log(rng.dirichlet(np.full(k, 0.3)) + 1e-12) for k in (n, m))
+        p = Problem.of(x, y, a, b)
+        mass = rng.dirichlet(np.full(n * m, 0.3)).reshape(n, m)
+        if rng.random() < 0.5:
+            mass *= (p.b / mass.sum(0)) * np.exp(rng.normal(size=m) * rng.choice([0, 0.3, 2]))
+        else:
+            mass *= (p.a / mass.sum(1))[:, None]
+        rows, cols = np.nonzero(mass > 0)
+        plan = Plan(rows, cols, np.log(mass[rows, cols]))
+        upper = certify(p, plan, None, method="m", rtol=1e-9).upper
+        assert float(upper) >= float(solve_line(p, rtol=1e-9).lower)

@@ -16,8 +16,8 @@ from meanfield.options import flag, number
 from meanfield.transport.answers import TransportResult, assemble, refuse_unconverged, stacked
 from meanfield.transport.certificate import Answer, combined
 from meanfield.transport.pairs import as_pair, flat_arrays
-from meanfield.transport.problem import costs_between, normalised
-from meanfield.transport.solve import Settings, checked_settings, solve_arrays
+from meanfield.transport.problem import normalised
+from meanfield.transport.solve import Settings, checked_settings, extend, solve_arrays
 
 __all__ = ["solve_conditional_w2"]
 
@@ -137,7 +137,12 @@ def _solve_case(case: _Case, settings: Settings, position_atol: float, tolerance
     value, lower, upper = combined(mine.log_masses, ends, 2, log_error=mismatch)
     rows, cols, logs = (np.concatenate(t) for t in zip(*plan, strict=True))
     if has_potentials:
-        _extend(case, *labels, f, g)
+        in_x, in_y = case.log_a > -math.inf, case.log_b > -math.inf
+        for label in np.union1d(labels[0][~in_x], labels[1][~in_y]):
+            i, j = (np.flatnonzero(t == label) for t in labels)
+            here_f, here_g = f[i], g[j]
+            extend(here_f, here_g, case.x[i], case.y[j], in_x[i], in_y[j], 2)
+            f[i], g[j] = here_f, here_g
     return Answer(
         value=np.clip(value, lower, upper),
         lower=lower,
@@ -186,23 +191,6 @@ def _by_shape(
             mine.order[mine.starts[ids][:, None] + np.arange(n)],
             theirs.order[theirs.starts[ids][:, None] + np.arange(m)],
         )
-
-
-def _extend(
-    case: _Case, labels_s: np.ndarray, labels_t: np.ndarray, f: np.ndarray, g: np.ndarray
-) -> None:
-    """Potentials at atoms of weight 0, by c-transforms inside their positions; in place."""
-    absent_x, absent_y = case.log_a == -math.inf, case.log_b == -math.inf
-    for label in np.union1d(labels_s[absent_x], labels_t[absent_y]):
-        here_x, here_y = labels_s == label, labels_t == label
-        for i in np.flatnonzero(here_x & absent_x):
-            there = np.flatnonzero(here_y & ~absent_y)
-            reach = costs_between(case.x[i : i + 1], case.y[there], 2)[0] - g[there]
-            f[i] = reach.min(initial=math.inf) if len(there) else 0.0
-        for j in np.flatnonzero(here_y & absent_y):
-            there = np.flatnonzero(here_x)
-            reach = costs_between(case.y[j : j + 1], case.x[there], 2)[0] - f[there]
-            g[j] = np.fmin.reduce(reach) if len(there) else 0.0
 
 
 def _infinite() -> Answer:

@@ -59,9 +59,9 @@ def sinkhorn_divergence(
     # GeomLoss cannot take clouds of one point: an atom and a copy of weight zero are the same.
     a, x = _padded(mu.weights.reshape(-1, n), x)
     b, y = _padded(nu.weights.reshape(-1, m), y)
-    settings: dict[str, Any] = {"p": 2, "blur": blur, "scaling": scaling}
     cases = zip(a, x, b, y, strict=True)
-    found = 2 * torch.stack([_divergence(*case, settings) for case in cases]).reshape(batch)
+    each = [_divergence(*case, blur=blur, scaling=scaling) for case in cases]
+    found = 2 * torch.stack(each).reshape(batch)
     return found.numpy()[()] if as_numpy else found
 
 
@@ -76,52 +76,39 @@ def _padded(weights: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([weights / 2] * 2, -1), torch.cat([points] * 2, -2)
 
 
-def _divergence(a: Tensor, x: Tensor, b: Tensor, y: Tensor, settings: dict[str, Any]) -> Tensor:
-    n = max(len(a), len(b))
-    if n * n * x.shape[-1] <= _TENSOR_ENTRIES:
-        return _loss(settings)(a, x, b, y)
-    if importlib.util.find_spec("pykeops") is None:
-        lengths = {name: settings[name] for name in ("blur", "scaling")}
-        return _streamed_divergence(a, x, b, y, **lengths, entries=_TENSOR_ENTRIES)
+def _divergence(
+    a: Tensor, x: Tensor, b: Tensor, y: Tensor, *, blur: float, scaling: float
+) -> Tensor:
     from geomloss import SamplesLoss
 
-    return SamplesLoss("sinkhorn", backend="online", **settings)(a, x, b, y)
-
-
-def _loss(settings: dict[str, Any], **more: Any) -> Any:
-    from geomloss import SamplesLoss
-
-    return SamplesLoss("sinkhorn", cost=_half_squares, backend="tensorized", **settings, **more)
+    settings: dict[str, Any] = {"p": 2, "blur": blur, "scaling": scaling}
+    if max(len(a), len(b)) ** 2 * x.shape[-1] <= _TENSOR_ENTRIES:
+        settings |= {"cost": _half_squares, "backend": "tensorized"}
+    elif importlib.util.find_spec("pykeops") is not None:
+        settings |= {"backend": "online"}
+    else:
+        return _streamed_divergence(a, x, b, y, blur=blur, scaling=scaling)
+    return SamplesLoss("sinkhorn", **settings)(a, x, b, y)
 
 
 def _streamed_divergence(
-    a: Tensor, x: Tensor, b: Tensor, y: Tensor, *, blur: float, scaling: float, entries: int
+    a: Tensor, x: Tensor, b: Tensor, y: Tensor, *, blur: float, scaling: float
 ) -> Tensor:
     """S_ε of the cost ½‖x − y‖² at ε = blur², as ``geomloss.SamplesLoss("sinkhorn", p=2)``.
 
     Differentiable in points and weights by the envelope theorem: the potentials are held fixed
     but for one last step.
-
-    Args:
-        a: weights (n,).
-        x: points (n, d), at least two.
-        b: weights (m,).
-        y: points (m, d).
-        blur: √ε, in the unit of the points.
-        scaling: ratio of successive annealing lengths.
-        entries: coordinate differences held at once.
     """
     with torch.no_grad():
         potentials, epsilons = None, _schedule(x, y, blur, scaling)
         logs = a.log(), b.log()
         for epsilon in [epsilons[0], *epsilons]:
-            new = _step((x, y), logs, potentials, epsilon, entries)
+            new = _step((x, y), logs, potentials, epsilon)
             # The first step starts the potentials; later ones are averaged, for stability.
             potentials = new if potentials is None else [
                 (old + moved) / 2 for old, moved in zip(potentials, new, strict=True)
             ]  # fmt: skip
-    assert potentials is not None
-    f_ba, g_ab, f_aa, g_bb = _step((x, y), logs, potentials, epsilons[-1], entries)
+    f_ba, g_ab, f_aa, g_bb = _step((x, y), logs, potentials, epsilons[-1])
     return (a * (f_ba - f_aa)).sum() + (b * (g_ab - g_bb)).sum()
 
 
@@ -130,14 +117,13 @@ def _step(
     logs: tuple[Tensor, Tensor],
     potentials: list[Tensor] | None,
     epsilon: float,
-    entries: int,
 ) -> list[Tensor]:
     """The potentials f of μ against ν, g of ν against μ, and of each against itself."""
     (x, y), (log_a, log_b) = points, logs
     f_ba, g_ab, f_aa, g_bb = potentials or [x.new_zeros(())] * 4
     sides = ((x, y, log_b, g_ab), (y, x, log_a, f_ba), (x, x, log_a, f_aa), (y, y, log_b, g_bb))
     return [
-        _Softmin.apply(rows, columns.detach(), (log + h / epsilon).detach(), epsilon, entries)
+        _Softmin.apply(rows, columns.detach(), (log + h / epsilon).detach(), epsilon)
         for rows, columns, log, h in sides
     ]
 
@@ -146,24 +132,23 @@ class _Softmin(torch.autograd.Function):
     """−ε log Σ_j exp(h_j − ½‖xᵢ − y_j‖²/ε) for every i; its gradient in x is xᵢ − Σ_j Pᵢⱼ y_j."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, h: Tensor, epsilon: float, entries: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, y: Tensor, h: Tensor, epsilon: float) -> Tensor:
         ctx.save_for_backward(x, y, h)
-        ctx.settings = epsilon, entries
-        scores = _scores(x, y, h, epsilon, entries)
-        return torch.cat([-epsilon * block.logsumexp(1) for block in scores])
+        ctx.epsilon = epsilon
+        return torch.cat([-epsilon * block.logsumexp(1) for block in _scores(x, y, h, epsilon)])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         x, y, h = ctx.saved_tensors
-        means = torch.cat([block.softmax(1) @ y for block in _scores(x, y, h, *ctx.settings)])
-        return grad[:, None] * (x - means), None, None, None, None
+        means = torch.cat([block.softmax(1) @ y for block in _scores(x, y, h, ctx.epsilon)])
+        return grad[:, None] * (x - means), None, None, None
 
 
-def _scores(x: Tensor, y: Tensor, h: Tensor, epsilon: float, entries: int) -> Iterator[Tensor]:
+def _scores(x: Tensor, y: Tensor, h: Tensor, epsilon: float) -> Iterator[Tensor]:
     """h_j − ½‖xᵢ − y_j‖²/ε by direct differences, a block of rows at a time."""
     direct = "donot_use_mm_for_euclid_dist"  # products would cancel; and no difference is kept
-    for rows in x.split(max(1, entries // y.numel())):
+    for rows in x.split(max(1, _TENSOR_ENTRIES // y.numel())):
         yield h - torch.cdist(rows, y, compute_mode=direct).square_().div_(2 * epsilon)
 
 

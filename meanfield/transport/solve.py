@@ -23,7 +23,7 @@ from meanfield.transport.certificate import Answer, in_unit, narrower
 from meanfield.transport.pairs import Measure, as_pair, flat_arrays, refuse_cost_matrix
 from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.columns import solve_columns
-from meanfield.transport.plans.exact import solve_dense, solve_finely
+from meanfield.transport.plans.exact import solve_assignment, solve_dense, solve_finely
 from meanfield.transport.plans.formulas import (
     closed_form,
     identity,
@@ -33,7 +33,7 @@ from meanfield.transport.plans.formulas import (
 )
 from meanfield.transport.problem import Problem, balanced, costs_between
 
-__all__ = ["Settings", "checked_settings", "solve_arrays", "solve_w1", "solve_w2"]
+__all__ = ["Settings", "checked_settings", "extend", "solve_arrays", "solve_w1", "solve_w2"]
 
 _DENSE_PAIRS = 160_000  # from here on column generation is faster
 _DENSE_MOST = 25_000_000  # the cost matrix takes 0.2 GB, and the simplex as much again
@@ -262,27 +262,29 @@ def _solve_one(
     answer = in_unit(solve(problem, settings), problem.exponent, problem.order)
     if is_whole:
         return answer
-    answer = replace(answer, rows=rows[answer.rows], cols=cols[answer.cols])
-    return _extended(answer, x, y, rows, cols, settings.order)
+    f, g = answer.f, answer.g
+    if f is not None and g is not None:
+        (f, own_f), (g, own_g) = (np.zeros(len(x)), f), (np.zeros(len(y)), g)
+        f[rows], g[cols] = own_f, own_g
+        extend(f, g, x, y, log_a > -math.inf, log_b > -math.inf, settings.order)
+    return replace(answer, rows=rows[answer.rows], cols=cols[answer.cols], f=f, g=g)
 
 
-def _extended(
-    answer: Answer, x: np.ndarray, y: np.ndarray, rows: np.ndarray, cols: np.ndarray, order: int
-) -> Answer:
-    """Potentials on atoms of weight 0 too, by c-transforms: still feasible."""
-    if answer.f is None or answer.g is None:
-        return answer
-    f, g = np.empty(len(x)), np.empty(len(y))
-    f[rows], g[cols] = answer.f, answer.g
-    absent_x, absent_y = (np.setdiff1d(np.arange(len(t)), k) for t, k in ((x, rows), (y, cols)))
+def extend(
+    f: np.ndarray,
+    g: np.ndarray,
+    x: np.ndarray,
+    y: np.ndarray,
+    in_x: np.ndarray,
+    in_y: np.ndarray,
+    order: int,
+) -> None:
+    """Potentials at atoms of weight 0, by c-transforms of those at the others; in place."""
     with np.errstate(invalid="ignore", over="ignore"):  # an atom of weight 0 may be nowhere: NaN
-        if len(absent_x):
-            reach = costs_between(x[absent_x], y[cols], order) - answer.g
-            f[absent_x] = reach.min(1)
-        if len(absent_y):
-            reach = costs_between(y[absent_y], x, order) - f
-            g[absent_y] = np.fmin.reduce(reach, axis=1)
-    return replace(answer, f=f, g=g)
+        if in_y.any():
+            f[~in_x] = (costs_between(x[~in_x], y[in_y], order) - g[in_y]).min(1)
+        if len(x):
+            g[~in_y] = np.fmin.reduce(costs_between(y[~in_y], x, order) - f, axis=1)
 
 
 def solve(problem: Problem, settings: Settings) -> Answer:
@@ -367,11 +369,11 @@ def _assignment(problem: Problem, settings: Settings) -> Answer:
             "method 'assignment': expected uniform measures of one size, got "
             f"n = {problem.n} and m = {problem.m} or unequal weights; use method='auto'"
         )
-    return solve_dense(problem[None], rtol=settings.rtol, method="assignment")[0]
+    return solve_assignment(problem, rtol=settings.rtol)
 
 
 def _simplex(problem: Problem, settings: Settings) -> Answer:
-    answer = solve_dense(problem[None], rtol=settings.rtol, method="simplex")[0]
+    answer = solve_dense(problem[None], rtol=settings.rtol, by_simplex=True)[0]
     return solve_finely(problem, rtol=settings.rtol, answer=answer)
 
 

@@ -62,11 +62,7 @@ def solve_clusters(
 ) -> Answer | None:
     """The answer from well-separated clusters of equal mass, or None where there are none.
 
-    Args:
-        problem: the whole problem.
-        solve_part: answers the problem of one cluster (in its own unit).
-        rtol: as for `solve_w2`.
-        snap: masses that agree up to rounding of the weights are taken as equal.
+    With `snap`, masses that agree up to rounding of the weights are taken as equal.
     """
     labels = _separated(np.concatenate([problem.x, problem.y]))
     if labels is None:
@@ -230,30 +226,6 @@ def _joined(
     else:
         lower = powers_less(lower, (-crossing.lower) ** (1 / order), order)
     value = powers_added(value, max(crossing.cost, 0) ** (1 / order), order)
-    rows, cols, logs = _joined_plan(problem, clusters, masses, crossing, parts)
-    f, g = _joined_potentials(problem, clusters, parts, crossing)
-    names = {name for p in parts.values() for name in p.method.split(" of ")[-1].split(" + ")}
-    return Answer(
-        value=np.clip(value, lower, upper),
-        lower=lower,
-        upper=upper,
-        rows=rows,
-        cols=cols,
-        log_mass=logs,
-        f=f,
-        g=g,
-        method=f"clusters of {' + '.join(sorted(names))}",
-        converged=np.asarray(all(p.converged for p in parts.values())),
-    )
-
-
-def _joined_plan(
-    problem: Problem,
-    clusters: _Clusters,
-    masses: _Masses,
-    crossing: _Crossing,
-    parts: dict[int, Answer],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     rows = [clusters.rows[k][p.rows] for k, p in parts.items()]
     cols = [clusters.cols[k][p.cols] for k, p in parts.items()]
     logs = [p.log_mass + masses.log_common[k] for k, p in parts.items()]
@@ -264,19 +236,24 @@ def _joined_plan(
         rows.append(source[i[kept]])
         cols.append(target[j[kept]])
         logs.append(np.log(mass[kept]) + math.log(moved))
-    return np.concatenate(rows), np.concatenate(cols), np.concatenate(logs)
-
-
-def _joined_potentials(
-    problem: Problem, clusters: _Clusters, parts: dict[int, Answer], crossing: _Crossing
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Potentials of the clusters side by side, shifted to g ≤ 0: feasible across them too."""
-    if len(crossing.mass) or any(p.f is None for p in parts.values()):
-        return None, None
     f, g = np.zeros(problem.n), np.zeros(problem.m)
+    is_whole = not len(crossing.mass)
     for k, part in parts.items():
-        assert part.f is not None
-        assert part.g is not None
-        top = part.g.max()
-        f[clusters.rows[k]], g[clusters.cols[k]] = part.f + top, part.g - top
-    return f, g
+        if part.f is None or part.g is None:
+            is_whole = False
+        else:  # shifted to g ≤ 0: feasible across clusters too
+            top = part.g.max()
+            f[clusters.rows[k]], g[clusters.cols[k]] = part.f + top, part.g - top
+    names = {name for p in parts.values() for name in p.method.split(" of ")[-1].split(" + ")}
+    return Answer(
+        value=np.clip(value, lower, upper),
+        lower=lower,
+        upper=upper,
+        rows=np.concatenate(rows),
+        cols=np.concatenate(cols),
+        log_mass=np.concatenate(logs),
+        f=f if is_whole else None,
+        g=g if is_whole else None,
+        method=f"clusters of {' + '.join(sorted(names))}",
+        converged=np.asarray(all(p.converged for p in parts.values())),
+    )

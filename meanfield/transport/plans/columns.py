@@ -21,10 +21,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from meanfield.transport.certificate import Answer, Plan, centred, certify, log_masses, narrower
-from meanfield.transport.plans.exact import simplexes, sparse_simplex
+from meanfield.transport.plans.exact import solve_dense, sparse_simplex
 from meanfield.transport.plans.formulas import monotone_plan, staircase, widest_direction
 from meanfield.transport.plans.pricing import Prices, Pricing
-from meanfield.transport.problem import Problem, costs_between
+from meanfield.transport.problem import Problem
 
 __all__ = ["solve_columns"]
 
@@ -39,7 +39,9 @@ _COLUMN_ARCS = 64  # heavy atoms are asked for by many rows
 _ROUNDS = 40
 _CEILING = 1e3  # over the gap: where arcs are all there and the gap is the simplex's tolerance
 _MOST_SLACK = 0.1  # of the gap asked for
-_GROWTH = 1.7  # exponent of the simplex's time in its number of arcs, measured 1.5 to 1.8
+# Exponents of the time of a pricing in the pairs, and of the simplex in its arcs (measured 1.5
+# to 1.8).
+_GROWTH = {"pass": 1.0, "simplex": 1.7}
 
 
 def solve_columns(
@@ -52,17 +54,9 @@ def solve_columns(
 ) -> Answer:
     """W₂ with a proven gap, in memory proportional to (n + m) · 100 and a block.
 
-    Args:
-        problem: one problem, p = 2.
-        rtol: gap at which to stop, relative to W₂.
-        deadline: of `time.perf_counter`; no step is begun that would probably end later. The
-            best interval so far is returned, unconverged: it may be the plan and the potentials
-            of a coarser level, carried over to all atoms.
-        device: where to price; the simplex is on the CPU.
-        checkpoint: a file that holds the state after every round, and from which to go on.
-
-    Raises:
-        ValueError: if the file belongs to another problem.
+    No step is begun that would probably end after the deadline (of `time.perf_counter`). The best
+    interval so far is returned then, unconverged: it may be the plan and the potentials of a
+    coarser level, carried over to all atoms. Pricing is on the device, the simplex on the CPU.
     """
     clock = _Clock(deadline)
     file = None if checkpoint is None else _Checkpoint(pathlib.Path(checkpoint), problem)
@@ -75,30 +69,22 @@ def solve_columns(
         return rounds.run(rtol, _ROUNDS)
     levels = _levels(problem, device)
     coarse = levels[0]
-    costs = costs_between(coarse.problem.x, coarse.problem.y, 2)
-    unit = max(float(costs.max()), 1e-300)
-    masses, g = simplexes(coarse.problem.a[None], coarse.problem.b[None], costs[None] / unit)
-    f = (costs - centred(g[0], coarse.problem.b) * unit).min(1)
-    rows, cols = np.nonzero(masses[0])
-    plan = Plan(rows, cols, log_masses(masses[0][rows, cols]))
+    answer = solve_dense(coarse.problem[None], rtol=rtol)[0]
     for finer in levels[1:]:
         start = time.perf_counter()
-        if not clock.allows_pass(finer.problem.pairs):
+        if not clock.allows("pass", finer.problem.pairs):
             break
-        carried, g, arcs, slack = _carried(coarse.problem, f, finer.problem, device)
-        clock.note_pass(finer.problem.pairs, time.perf_counter() - start)
-        if not clock.allows(len(arcs)):
+        carried, g, arcs, slack = _carried(coarse.problem, answer, finer.problem, device)
+        clock.note("pass", finer.problem.pairs, start)
+        if not clock.allows("simplex", len(arcs)):
             break
         is_finest = finer is levels[-1]
         own_file = file if is_finest else None
         rounds = _Rounds(finer.problem, carried, g, slack, arcs, device, clock, own_file)
         if is_finest:
             return rounds.run(rtol, _ROUNDS)
-        answer = rounds.run(_COARSE_GAP, _COARSE_ROUNDS)
-        assert answer.f is not None
-        plan, f = Plan(answer.rows, answer.cols, answer.log_mass), answer.f
-        coarse = finer
-    return _spread(problem, coarse, plan, f, device, rtol)
+        answer, coarse = rounds.run(_COARSE_GAP, _COARSE_ROUNDS), finer
+    return _spread(problem, coarse, answer, device, rtol)
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,10 +140,11 @@ def _closest(points: np.ndarray, centres: np.ndarray, device: str) -> np.ndarray
 
 
 def _carried(
-    coarse: Problem, f: np.ndarray, finer: Problem, device: str
+    coarse: Problem, answer: Answer, finer: Problem, device: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Potentials of the coarser problem on the finer one, and arcs that they make cheap."""
-    g = centred(Pricing(finer.y, coarse.x, device=device)(f, 1).minima, finer.b)
+    assert answer.f is not None
+    g = centred(Pricing(finer.y, coarse.x, device=device)(answer.f, 1).minima, finer.b)
     forth = Pricing(finer.x, finer.y, device=device)(g, _FIRST_ARCS)
     back = Pricing(finer.y, finer.x, device=device)(forth.minima, _FIRST_ARCS)
     near = forth.rows * finer.m + forth.cols, back.cols * finer.m + back.rows
@@ -165,33 +152,19 @@ def _carried(
     return forth.minima, back.minima, arcs, back.slack
 
 
-@dataclass
 class _Clock:
     """Whether there is time for a step, from how long the last one of its kind took."""
 
-    deadline: float
-    _seconds: float = 0.0
-    _arcs: int = 1
-    _seconds_per_pair: float = 0.0
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._unit = dict.fromkeys(_GROWTH, 0.0)  # seconds at size one
 
-    def allows(self, arcs: int) -> bool:
-        """A simplex on so many arcs."""
-        return self._is_before(self._seconds * (arcs / self._arcs) ** _GROWTH)
+    def allows(self, kind: str, size: int) -> bool:
+        expected = self._unit[kind] * size ** _GROWTH[kind]
+        return time.perf_counter() + expected < self._deadline
 
-    def note(self, arcs: int, seconds: float) -> None:
-        """A simplex took so long."""
-        self._seconds, self._arcs = seconds, arcs
-
-    def allows_pass(self, pairs: int) -> bool:
-        """Pricing of a level."""
-        return self._is_before(self._seconds_per_pair * pairs)
-
-    def note_pass(self, pairs: int, seconds: float) -> None:
-        """Pricing of a level took so long."""
-        self._seconds_per_pair = seconds / pairs
-
-    def _is_before(self, expected: float) -> bool:
-        return time.perf_counter() + expected < self.deadline
+    def note(self, kind: str, size: int, start: float) -> None:
+        self._unit[kind] = (time.perf_counter() - start) / size ** _GROWTH[kind]
 
 
 class _Checkpoint:
@@ -246,12 +219,12 @@ class _Rounds:
         problem = self.problem
         pricing = Pricing(problem.x, problem.y, device=self.device)
         for k in range(rounds):
-            if k and not self.clock.allows(len(self.arcs)):
+            if k and not self.clock.allows("simplex", len(self.arcs)):
                 break
             start = time.perf_counter()
             plan, g = self._on_arcs()
-            f = self._certified(pricing, plan, g, rtol)
-            self.clock.note(len(self.arcs), time.perf_counter() - start)
+            f = self._priced(pricing, plan, g, rtol)
+            self.clock.note("simplex", len(self.arcs), start)
             new = np.setdiff1d(_few_arcs(self._prices, f, problem), self.arcs)
             if self._best.converged or (not len(new) and self.ceiling <= self._ceiling()):
                 break
@@ -268,7 +241,7 @@ class _Rounds:
         assert self.best is not None
         return self.best
 
-    def _certified(
+    def _priced(
         self, pricing: Pricing, plan: Plan, found: tuple[np.ndarray, np.ndarray], rtol: float
     ) -> np.ndarray:
         """Price with the potentials of the simplex, keep what is best; its f on the rows."""
@@ -282,14 +255,8 @@ class _Rounds:
             prices = pricing.precise(g, _NEW_ARCS, f)
         self._prices = prices
 
-        def answer(potentials: tuple[np.ndarray, np.ndarray], slack: float) -> Answer:
-            # A quarter: the interval, rounding included, is to be narrower than rtol.
-            return certify(
-                problem, plan, potentials, method="column generation", rtol=rtol / 4, slack=slack
-            )
-
-        latest = answer((prices.minima, g), prices.slack)
-        old = self.best if self.best is not None else answer((self.f, self.g), self.slack)
+        latest = _certified(problem, plan, (prices.minima, g), prices.slack, rtol)
+        old = self.best or _certified(problem, plan, (self.f, self.g), self.slack, rtol)
         self.best = narrower(latest, old, rtol / 4)
         assert self.best.f is not None
         assert self.best.g is not None
@@ -335,52 +302,51 @@ def _feasible_arcs(problem: Problem) -> np.ndarray:
     return order_x[rows] * problem.m + order_y[cols]
 
 
-def _spread(
-    problem: Problem, level: _Level, plan: Plan, f: np.ndarray, device: str, rtol: float
-) -> Answer:
+def _spread(problem: Problem, level: _Level, answer: Answer, device: str, rtol: float) -> Answer:
     """Plan and potentials of a coarser level carried over to all atoms.
 
     What the coarse plan moves from group k to group l is split over their atoms, in the order of
     their projections on the widest direction.
     """
-    g = centred(Pricing(problem.y, level.problem.x, device=device)(f, 1).minima, problem.b)
+    assert answer.f is not None
+    on_y = Pricing(problem.y, level.problem.x, device=device)(answer.f, 1)
+    g = centred(on_y.minima, problem.b)
     prices = Pricing(problem.x, problem.y, device=device)(g, 1)
     along = widest_direction(problem)
     x, y = problem.x @ along, problem.y @ along
     from_x, from_y = level.problem.x @ along, level.problem.y @ along
-    coarse_mass = np.exp(plan.log_mass)
-    entry_of_row, rows, mass_of_row = _within(
-        np.lexsort((from_y[plan.cols], plan.rows)),
-        coarse_mass,
-        np.lexsort((x, level.row_of)),
-        problem.a,
+    entries, coarse_mass = (answer.rows, answer.cols), np.exp(answer.log_mass)
+    of_row, rows, row_mass = _within(
+        (from_y[entries[1]], entries[0]), coarse_mass, (x, level.row_of), problem.a
     )
-    entry_of_col, cols, mass_of_col = _within(
-        np.lexsort((from_x[plan.rows], plan.cols)),
-        coarse_mass,
-        np.lexsort((y, level.col_of)),
-        problem.b,
+    of_col, cols, col_mass = _within(
+        (from_x[entries[0]], entries[1]), coarse_mass, (y, level.col_of), problem.b
     )
-    i, j, mass = _within(
-        np.lexsort((x[rows], entry_of_row)),
-        mass_of_row,
-        np.lexsort((y[cols], entry_of_col)),
-        mass_of_col,
-    )
-    return certify(
-        problem,
-        Plan(rows[i], cols[j], np.log(mass)),
-        (prices.minima, g),
-        method="column generation",
-        rtol=rtol / 4,
-        slack=prices.slack,
-    )
+    i, j, mass = _within((x[rows], of_row), row_mass, (y[cols], of_col), col_mass)
+    plan, potentials = Plan(rows[i], cols[j], np.log(mass)), (prices.minima, g)
+    return _certified(problem, plan, potentials, prices.slack, rtol)
 
 
 def _within(
-    first: np.ndarray, masses: np.ndarray, second: np.ndarray, others: np.ndarray
+    keys: tuple[np.ndarray, np.ndarray],
+    masses: np.ndarray,
+    other_keys: tuple[np.ndarray, np.ndarray],
+    others: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The monotone plan in two given orders, in the numbering before ordering."""
+    """The monotone plan in the orders of two keys (the last leads), in the numbering before."""
+    first, second = np.lexsort(keys), np.lexsort(other_keys)
     i, j, mass = monotone_plan(masses[first], others[second])
     kept = mass > 0
     return first[i[kept]], second[j[kept]], mass[kept]
+
+
+def _certified(
+    problem: Problem,
+    plan: Plan,
+    potentials: tuple[np.ndarray, np.ndarray],
+    slack: float,
+    rtol: float,
+) -> Answer:
+    # A quarter: the interval, rounding included, is to be narrower than rtol.
+    name = "column generation"
+    return certify(problem, plan, potentials, method=name, rtol=rtol / 4, slack=slack)

@@ -1,9 +1,8 @@
 """Dense problems: POT's network simplex and SciPy's assignment, one problem or many in arrays.
 
 POT's compiled core is called directly where it answers a known problem rightly: the Python
-wrapper around it costs twenty times the solution of a problem of eight atoms. Elsewhere the
-public `ot.emd` is used. Only the calls of the solvers are a loop; costs, certificates and checks
-are made for all problems of a batch at once.
+wrapper around it costs twenty times the solution of a problem of eight atoms. Elsewhere, and for
+sparse problems, the public `ot.emd` is used. Only the calls of the solvers are a loop.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ from meanfield.transport.plans.formulas import staircase
 from meanfield.transport.problem import Problem
 
 __all__ = [
-    "assignments",
+    "assignment",
     "compiled_core",
     "simplexes",
+    "solve_assignment",
     "solve_dense",
     "solve_finely",
     "sparse_simplex",
@@ -37,7 +37,6 @@ __all__ = [
 _PIVOTS = 10**12  # the default of POT, 1e5, silently moves 15 to 78 % of the mass
 _LEAST_MASS = 1e-300  # atoms of weight 0 make the core return meaningless potentials
 _REFINEMENTS = 4
-_ASSIGNED = 64  # atoms up to which assignment and its potentials beat the simplex, in batches
 _FEW_FROM = 40_000  # pairs from which a few arcs beat all of them
 _SCALINGS = 10  # steps of Sinkhorn that choose the arcs
 _BLUR = 0.05  # their temperature, over the mean reduced cost
@@ -48,25 +47,35 @@ _ADDITIONS = 4
 _TIGHT = 1e-15  # reduced costs that are 0 up to rounding
 
 
-def solve_dense(problem: Problem, *, rtol: float, method: str = "auto") -> Answer:
-    """A batch of problems of one shape, by nearest neighbours, assignment or the simplex.
+def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> Answer:
+    """A batch (one leading axis) of problems of one shape: nearest neighbours, then the simplex.
 
     Args:
-        problem: a batch (one leading axis).
+        problem: the batch.
         rtol: how closely plans and potentials must meet.
-        method: "auto", "identity", "assignment" or "simplex".
+        by_simplex: not to look for nearest neighbours.
     """
     draft = _Draft(problem)
     todo = np.ones(len(problem.x), bool)
-    if method in {"auto", "identity"} and problem.is_paired.any():
-        todo &= ~draft.pair(everything=method == "identity")
-    small_batch = len(todo) > 1 and problem.n <= _ASSIGNED
-    if method == "assignment" or (method == "auto" and small_batch):
-        chosen = todo & problem.is_uniform
-        draft.assign(np.flatnonzero(chosen))
-        todo &= ~chosen
+    if not by_simplex and problem.is_paired.any():
+        todo &= ~draft.pair()
     draft.route(np.flatnonzero(todo))
-    return certify(problem, draft.plan, (draft.f, draft.g), method=draft.method, rtol=rtol)
+    plan = Plan(draft.rows, draft.cols, draft.logs)
+    method = " + ".join(sorted(draft.methods))
+    return certify(problem, plan, (draft.f, draft.g), method=method, rtol=rtol)
+
+
+def solve_assignment(problem: Problem, *, rtol: float) -> Answer:
+    """One problem of uniform clouds of one size: accurate relative to the answer."""
+    sigma = assignment(problem.costs)
+    g = _assignment_potentials(problem.costs, sigma)
+    return certify(
+        problem,
+        Plan(np.arange(problem.n), sigma, problem.logs_a),
+        feasible(problem.costs, g, problem.b),
+        method="assignment",
+        rtol=rtol,
+    )
 
 
 def solve_finely(problem: Problem, *, rtol: float, answer: Answer) -> Answer:
@@ -74,12 +83,10 @@ def solve_finely(problem: Problem, *, rtol: float, answer: Answer) -> Answer:
 
     The simplex has absolute tolerances. What it leaves is a problem of the same form whose costs
     are the reduced costs: clipped at a multiple of the gap and brought to order one, the same
-    tolerances become as much finer. Potentials add up. The accuracy of assignment is relative to
-    the answer to begin with.
+    tolerances become as much finer. Potentials add up.
     """
     if problem.is_uniform:
-        other = solve_dense(problem[None], rtol=rtol, method="assignment")[0]
-        answer = narrower(answer, other, rtol)
+        answer = narrower(answer, solve_assignment(problem, rtol=rtol), rtol)
     for _ in range(_REFINEMENTS):
         if answer.converged or answer.f is None or answer.g is None:
             break
@@ -88,17 +95,12 @@ def solve_finely(problem: Problem, *, rtol: float, answer: Answer) -> Answer:
         ceiling = 1e3 * max(float(left), 1e-30 * float(problem.diameter) ** problem.order)
         np.minimum(reduced, ceiling, out=reduced)
         plans, g = simplexes(problem.a[None], problem.b[None], reduced[None] / ceiling)
-        finer = _from_simplex(problem, plans[0], answer.g + g[0] * ceiling, rtol)
+        rows, cols = np.nonzero(plans[0])
+        plan = Plan(rows, cols, log_masses(plans[0][rows, cols]))
+        potentials = feasible(problem.costs, answer.g + g[0] * ceiling, problem.b)
+        finer = certify(problem, plan, potentials, method="simplex", rtol=rtol)
         answer = narrower(answer, finer, rtol)
     return answer
-
-
-def _from_simplex(problem: Problem, mass: np.ndarray, g: np.ndarray, rtol: float) -> Answer:
-    rows, cols = np.nonzero(mass)
-    plan = Plan(rows, cols, log_masses(mass[rows, cols]))
-    return certify(
-        problem, plan, feasible(problem.costs, g, problem.b), method="simplex", rtol=rtol
-    )
 
 
 class _Draft:
@@ -107,44 +109,26 @@ class _Draft:
     def __init__(self, problem: Problem) -> None:
         count, n, m = problem.costs.shape
         self._problem = problem
-        self._rows, self._cols = (np.zeros((count, n + m - 1), np.int64) for _ in range(2))
-        self._logs = np.full((count, n + m - 1), -np.inf)
+        self.rows, self.cols = (np.zeros((count, n + m - 1), np.int64) for _ in range(2))
+        self.logs = np.full((count, n + m - 1), -np.inf)
         self.f, self.g = np.zeros((count, n)), np.zeros((count, m))
-        self._methods: set[str] = set()
+        self.methods: set[str] = set()
 
-    @property
-    def plan(self) -> Plan:
-        return Plan(self._rows, self._cols, self._logs)
-
-    @property
-    def method(self) -> str:
-        return " + ".join(sorted(self._methods))
-
-    def pair(self, *, everything: bool) -> np.ndarray:
+    def pair(self) -> np.ndarray:
         """Fill in xᵢ → yᵢ where nearest neighbours prove it optimal; g = 0, or f = 0."""
-        problem = self._problem
-        index = np.arange(problem.n)
+        problem, n = self._problem, self._problem.n
+        index = np.arange(n)
         along = problem.costs[:, index, index]
         to_y, to_x = (problem.costs.min(axis) for axis in (2, 1))
         forth, back = ((along <= t).all(-1) for t in (to_y, to_x))
-        found = problem.is_paired if everything else problem.is_paired & (forth | back)
+        found = problem.is_paired & (forth | back)
         if found.any():
-            self._match(found, index)
-            better = forth | (~back & ((problem.a * (to_y - to_x)).sum(-1) >= 0))
-            self.f[found & better] = to_y[found & better]
-            self.g[found & ~better] = to_x[found & ~better]
-            self._methods.add("identity")
+            self.rows[found, :n] = self.cols[found, :n] = index
+            self.logs[found, :n] = problem.logs_a[found]
+            self.f[found & forth] = to_y[found & forth]
+            self.g[found & ~forth] = to_x[found & ~forth]
+            self.methods.add("identity")
         return found
-
-    def assign(self, which: np.ndarray) -> None:
-        """Optimal permutations of uniform problems."""
-        if len(which):
-            costs = self._problem.costs[which]
-            sigma = assignments(costs)
-            g = _assignment_potentials(costs, sigma)
-            self.f[which], self.g[which] = feasible(costs, g, self._problem.b[which])
-            self._match(which, sigma)
-            self._methods.add("assignment")
 
     def route(self, which: np.ndarray) -> None:
         """The network simplex."""
@@ -156,17 +140,12 @@ class _Draft:
         plans, g = simplexes(problem.a, problem.b, problem.costs / unit[..., None])
         owner, rows, cols = np.nonzero(plans)
         slot = np.arange(len(rows)) - np.searchsorted(owner, np.arange(len(which)))[owner]
-        kept = slot < self._rows.shape[1]  # a vertex has no more entries; what else, is missed
+        kept = slot < self.rows.shape[1]  # a vertex has no more entries; what else, is missed
         place = which[owner[kept]], slot[kept]
-        self._rows[place], self._cols[place] = rows[kept], cols[kept]
-        self._logs[place] = log_masses(plans[owner, rows, cols][kept])
+        self.rows[place], self.cols[place] = rows[kept], cols[kept]
+        self.logs[place] = log_masses(plans[owner, rows, cols][kept])
         self.f[which], self.g[which] = feasible(problem.costs, g * unit, problem.b)
-        self._methods.add("simplex")
-
-    def _match(self, which: np.ndarray, sigma: np.ndarray) -> None:
-        n = self._problem.n
-        self._rows[which, :n], self._cols[which, :n] = np.arange(n), sigma
-        self._logs[which, :n] = self._problem.logs_a[which]
+        self.methods.add("simplex")
 
 
 @functools.cache
@@ -272,29 +251,27 @@ def _on_active_arcs(
     return None
 
 
-def assignments(costs: np.ndarray) -> np.ndarray:
-    """Optimal permutations σ (k, n), xᵢ to y_σ(i); accurate relative to the answer."""
+def assignment(costs: np.ndarray) -> np.ndarray:
+    """The optimal permutation σ, xᵢ to y_σ(i)."""
     from scipy.optimize import linear_sum_assignment
 
-    return np.stack([linear_sum_assignment(each)[1] for each in costs])
+    return linear_sum_assignment(costs)[1]
 
 
 def _assignment_potentials(costs: np.ndarray, sigma: np.ndarray) -> np.ndarray:
-    """Potentials g of optimal permutations: fᵢ = min_j C_ij − g_j, g_σ(i) = C_iσ(i) − fᵢ.
+    """Potentials g of an optimal permutation: fᵢ = min_j C_ij − g_j, g_σ(i) = C_iσ(i) − fᵢ.
 
     Repeated, this is Bellman–Ford in the residual graph; it is at rest after as many rounds as
     the longest shortest path has arcs. Stopping early leaves a gap, never a wrong bound.
     """
-    along = np.take_along_axis(costs, sigma[..., None], -1)[..., 0]
-    g = np.zeros_like(along)
+    along = costs[np.arange(len(costs)), sigma]
+    g, new = np.zeros_like(along), np.empty_like(along)
     reduced = np.empty_like(costs)  # one for all rounds: a new one would be new pages each time
-    for _ in range(min(2 * costs.shape[-1], 200)):
-        f = np.subtract(costs, g[..., None, :], out=reduced).min(-1)
-        new = np.empty_like(g)
-        np.put_along_axis(new, sigma, along - f, -1)
-        if np.abs(new - g).max(initial=0.0) <= 1e-16 * np.abs(new).max(initial=0.0):
+    for _ in range(min(2 * len(costs), 200)):
+        new[sigma] = along - np.subtract(costs, g, out=reduced).min(-1)
+        if np.abs(new - g).max() <= 1e-16 * np.abs(new).max():
             break
-        g = new
+        g[:] = new
     return g
 
 
@@ -316,35 +293,24 @@ def sparse_simplex(
     Raises:
         ConvergenceError: if POT reports anything but an optimum.
     """
-    rows, cols, costs = arcs
-    a, b = _positive(a, b)
-    unit = max(float(costs.max()), 1e-300)
-    core = compiled_core()
-    if core is None or not hasattr(core, "emd_c_sparse"):
-        found, f, g = _public_sparse(a, b, (rows, cols, costs / unit))
-    else:
-        index = rows.astype(np.uint64), cols.astype(np.uint64)
-        *found, _, f, g, code = core.emd_c_sparse(a, b, *index, costs / unit, _PIVOTS, None, None)
-        _refuse(core.check_result(code))
-    middle = float(np.median(g))  # the artificial root leaves an offset of some thousands
-    i, j, mass = found
-    return SparseFound(
-        i.astype(np.int64), j.astype(np.int64), mass, (f + middle) * unit, (g - middle) * unit
-    )
-
-
-def _public_sparse(
-    a: np.ndarray, b: np.ndarray, arcs: tuple[np.ndarray, np.ndarray, np.ndarray]
-) -> tuple[tuple[np.ndarray, np.ndarray, np.ndarray], np.ndarray, np.ndarray]:
     import ot
     from scipy.sparse import coo_array
 
     rows, cols, costs = arcs
-    cost = coo_array((costs, (rows, cols)), shape=(len(a), len(b)))
-    plan, log = ot.emd(a, b, cost, numItermax=_PIVOTS, log=True)
+    a, b = _positive(a, b)
+    unit = max(float(costs.max()), 1e-300)
+    cost = coo_array((costs / unit, (rows, cols)), shape=(len(a), len(b)))
+    found, log = ot.emd(a, b, cost, numItermax=_PIVOTS, log=True)
     _refuse(log["warning"])
-    plan = plan.tocoo()
-    return (plan.row, plan.col, plan.data), log["u"], log["v"]
+    plan, f, g = found.tocoo(), log["u"], log["v"]
+    middle = float(np.median(g))  # the artificial root leaves an offset of some thousands
+    return SparseFound(
+        plan.row.astype(np.int64),
+        plan.col.astype(np.int64),
+        plan.data,
+        (f + middle) * unit,
+        (g - middle) * unit,
+    )
 
 
 def _positive(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

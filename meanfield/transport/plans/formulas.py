@@ -79,11 +79,9 @@ def solve_two_atoms(problem: Problem, *, rtol: float) -> Answer:
     doubt = np.where(equal, -math.inf, top + np.log(16 * UNIT * (1 + np.abs(top))))
     # The entry that crosses is tight too, which fixes g: f of its sender is 0.
     g = np.empty_like(problem.logs_b)
-    ways = [problem.costs[np.arange(len(x)), sender[:, 0], t[:, 0]] for t in (cols, receiver)]
-    own = np.take_along_axis(partner, sender, -1)
-    ways[0] = np.take_along_axis(problem.costs[np.arange(len(x)), sender[:, 0]], own, -1)[:, 0]
-    np.put_along_axis(g, own, ways[0][:, None], -1)
-    np.put_along_axis(g, receiver, ways[1][:, None], -1)
+    from_sender = problem.costs[np.arange(len(x)), sender[:, 0]]
+    for t in (np.take_along_axis(partner, sender, -1), receiver):
+        np.put_along_axis(g, t, np.take_along_axis(from_sender, t, -1), -1)
     return certify(
         problem,
         Plan(rows, cols, logs, doubt),
@@ -96,16 +94,10 @@ def solve_two_atoms(problem: Problem, *, rtol: float) -> Answer:
 
 def solve_line(problem: Problem, *, rtol: float) -> Answer:
     """d = 1: the monotone coupling, W_p^p = ∫₀¹ |F⁻¹(t) − G⁻¹(t)|^p dt."""
-    order_x, order_y = (np.argsort(t[:, 0], kind="stable") for t in (problem.x, problem.y))
-    sorted_a, sorted_b = problem.log_a[order_x], problem.log_b[order_y]
-    is_matched = problem.n == problem.m and np.array_equal(sorted_a, sorted_b)
-    i, j, mass = monotone_plan(problem.a[order_x], problem.b[order_y])
-    f, g, slack = _staircase_potentials(problem, (order_x, order_y), (i, j), problem.x, problem.y)
-    if is_matched:
-        plan = Plan(order_x, order_y, problem.logs_a[order_x], -math.inf)
-    else:
-        kept = mass > 0
-        plan = Plan(order_x[i[kept]], order_y[j[kept]], np.log(mass[kept]))
+    x, y = problem.x[:, 0], problem.y[:, 0]
+    plan, steps = _on_line(problem, x, y)
+    is_matched = plan.log_doubt == -math.inf
+    f, g, slack = _staircase_potentials(problem, steps, x, y)
     return certify(
         problem, plan, (f, g), method="line", rtol=rtol, slack=slack, is_optimal=is_matched
     )
@@ -132,18 +124,14 @@ def same_order(problem: Problem, *, rtol: float, device: str) -> Answer | None:
         plan, f, g, slack = found
         # Coordinates turned by the basis are right to d u, and it is orthonormal to d u.
         slack += 16 * (problem.dim + 4) ** 2 * UNIT * float(problem.diameter) ** 2
-        answer = certify(problem, plan, (f, g), method="same order", rtol=rtol / 4, slack=slack)
-        if answer.width > rtol:  # that is the price of not pricing all pairs
-            g = centred(g, problem.b)
-            prices = Pricing(problem.x, problem.y, device=device)(g, 1)
-            answer = certify(
-                problem,
-                plan,
-                (prices.minima, g),
-                method="same order",
-                rtol=rtol / 4,
-                slack=prices.slack,
-            )
+        for priced in (False, True):
+            if priced:  # the slack is the price of not pricing all pairs
+                g = centred(g, problem.b)
+                f, _, _, _, slack = Pricing(problem.x, problem.y, device=device)(g, 1)
+            name = "same order"
+            answer = certify(problem, plan, (f, g), method=name, rtol=rtol / 4, slack=slack)
+            if answer.width <= rtol:
+                break
         if answer.converged:
             return answer
     return None
@@ -201,12 +189,21 @@ def widest_direction(problem: Problem) -> np.ndarray:
     return np.linalg.eigh(points.T @ points)[1][:, -1]
 
 
+def _on_line(
+    problem: Problem, x: np.ndarray, y: np.ndarray, least: float = 0.0
+) -> tuple[Plan, tuple[np.ndarray, np.ndarray]]:
+    """The monotone plan of coordinates x (n,) and y (m,), and all of its steps."""
+    order_x, order_y = (np.argsort(t, kind="stable") for t in (x, y))
+    i, j, mass = monotone_plan(problem.a[order_x], problem.b[order_y])
+    steps = order_x[i], order_y[j]
+    if problem.n == problem.m and (problem.log_a[order_x] == problem.log_b[order_y]).all():
+        return Plan(order_x, order_y, problem.logs_a[order_x], -math.inf), steps
+    kept = mass > least
+    return Plan(steps[0][kept], steps[1][kept], np.log(mass[kept])), steps
+
+
 def _staircase_potentials(
-    problem: Problem,
-    orders: tuple[np.ndarray, np.ndarray],
-    steps: tuple[np.ndarray, np.ndarray],
-    x: np.ndarray,
-    y: np.ndarray,
+    problem: Problem, steps: tuple[np.ndarray, np.ndarray], x: np.ndarray, y: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """f and g that are tight along a staircase on the line, and how far they may be infeasible.
 
@@ -214,18 +211,13 @@ def _staircase_potentials(
     feasible everywhere. From one step to the next f gains C(i′, j) − C(i, j), and g gains
     C(i′, j′) − C(i′, j).
     """
-    (order_x, order_y), (i, j) = orders, steps
-    along, beside = x[order_x, 0].astype(_LONG), y[order_y, 0].astype(_LONG)
-
-    def cost(rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
-        return np.abs(along[rows] - beside[cols]) ** problem.order
-
-    gain_f = cost(i[1:], j[:-1]) - cost(i[:-1], j[:-1])
-    gain_g = cost(i[1:], j[1:]) - cost(i[1:], j[:-1])
-    first = cost(i[:1], j[:1])
+    i, j = steps
+    along, beside = x.astype(_LONG)[i], y.astype(_LONG)[j]
+    tight = np.abs(along - beside) ** problem.order
+    turns = np.abs(along[1:] - beside[:-1]) ** problem.order
     f, g = np.zeros(problem.n, _LONG), np.zeros(problem.m, _LONG)
-    f[order_x[i]] = np.concatenate([[0], np.cumsum(gain_f)])
-    g[order_y[j]] = np.concatenate([first, first + np.cumsum(gain_g)])
+    f[i] = np.concatenate([[0], np.cumsum(turns - tight[:-1])])
+    g[j] = tight[0] + np.concatenate([[0], np.cumsum(tight[1:] - turns)])
     middle = np.median(g)
     f, g = f + middle, g - middle
     size = float(max(np.abs(f).max(), np.abs(g).max()) + problem.diameter**problem.order)
@@ -253,34 +245,22 @@ def _ordered_alike(
 ) -> tuple[Plan, np.ndarray, np.ndarray, float] | None:
     """The plan along the widest axis and potentials (f, g, slack), if all axes agree with it."""
     widest = int(np.ptp(x, axis=0).argmax())
-    order_x, order_y = (np.argsort(t[:, widest], kind="stable") for t in (x, y))
-    sorted_a, sorted_b = problem.log_a[order_x], problem.log_b[order_y]
-    if problem.n == problem.m and np.array_equal(sorted_a, sorted_b):
-        plan = Plan(order_x, order_y, problem.logs_a[order_x])
-    else:
-        i, j, mass = monotone_plan(problem.a[order_x], problem.b[order_y])
-        kept = mass > 4 * UNIT * (1 / problem.n + 1 / problem.m)
-        plan = Plan(order_x[i[kept]], order_y[j[kept]], np.log(mass[kept]))
-    for axis in range(x.shape[1]):
-        order = np.lexsort((y[plan.cols, axis], x[plan.rows, axis]))
-        if (np.diff(y[plan.cols[order], axis]) < 0).any():
+    least = 4 * UNIT * (1 / problem.n + 1 / problem.m)
+    plan, _ = _on_line(problem, x[:, widest], y[:, widest], least)
+    for mine, theirs in zip(x.T, y.T, strict=True):
+        order = np.lexsort((theirs[plan.cols], mine[plan.rows]))
+        if (np.diff(theirs[plan.cols[order]]) < 0).any():
             return None
     f, g, slack = np.zeros(problem.n), np.zeros(problem.m), 0.0
-    for axis in range(x.shape[1]):
-        mine, theirs = x[:, axis : axis + 1], y[:, axis : axis + 1]
-        orders = np.argsort(mine[:, 0], kind="stable"), np.argsort(theirs[:, 0], kind="stable")
-        i, j, _ = monotone_plan(problem.a[orders[0]], problem.b[orders[1]])
-        own_f, own_g, own_slack = _staircase_potentials(problem, orders, (i, j), mine, theirs)
+    for mine, theirs in zip(x.T, y.T, strict=True):
+        _, steps = _on_line(problem, mine, theirs)
+        own_f, own_g, own_slack = _staircase_potentials(problem, steps, mine, theirs)
         f, g, slack = f + own_f, g + own_g, slack + own_slack
     return plan, f, g, slack
 
 
 def _may_be_nearest(
-    points: np.ndarray,
-    queries: np.ndarray,
-    moved: np.ndarray,
-    logs: np.ndarray,
-    rtol: float,
+    points: np.ndarray, queries: np.ndarray, moved: np.ndarray, logs: np.ndarray, rtol: float
 ) -> bool:
     """Whether a few atoms, the heavier the likelier, have their partners nearest to them."""
     draws = logs + np.random.default_rng(0).gumbel(size=len(logs))
