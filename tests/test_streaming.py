@@ -382,9 +382,10 @@ print(streamed, peak() - before)
 """
 
 
+@pytest.mark.slow
 def test_derivatives_take_far_less_memory_than_the_matrix():
     answer = subprocess.run(
-        [sys.executable, "-c", MEMORY, "4096"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", MEMORY, "6144"], capture_output=True, text=True, check=True
     )
     streamed, matrix = (int(x) for x in answer.stdout.split())
     # The second measurement shows that the first would have seen one matrix.
