@@ -229,3 +229,13 @@ def test_more_pairs_than_can_be_priced_need_a_time_limit(monkeypatch) -> None:
     with pytest.raises(ValueError, match="time_limit"):
         solve_w2(x, y)
     assert solve_w2(x, x + 1).converged  # a formula has no such limit
+
+
+@pytest.mark.parametrize("distance", [w2, sinkhorn_divergence], ids=["w2", "sinkhorn"])
+def test_transforms_that_hide_values_are_told_the_way_that_works(distance):
+    x, y = torch.randn(2, 5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(RuntimeError, match=r"requires_grad and backward\(\)"):
+        torch.func.grad(lambda z: distance(z, y))(x)
+    x.requires_grad_()
+    distance(x, y).backward()
+    assert x.grad is not None and bool(torch.isfinite(x.grad).all())

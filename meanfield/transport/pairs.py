@@ -54,8 +54,9 @@ def as_pair(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) ->
         )
     if is_traced(mu.points) or is_traced(nu.points):
         raise RuntimeError(
-            "an exact transport plan depends on values, so it cannot be traced by torch.func or "
-            "torch.compile; call w2 outside the transform, or use sinkhorn_divergence"
+            "expected measures with values, got traced ones: an optimal plan is looked for among "
+            "values, which torch.func and torch.compile hide; take the gradient by requires_grad "
+            "and backward()"
         )
     for measure, name in ((mu, "mu"), (nu, "nu")):
         check_measure(measure, name)
