@@ -137,5 +137,7 @@ def test_a_shallow_family_is_nan_beyond_its_last_block():
         most_layers=3,
     )
     assert found["n_layers"] == 1
-    for name in ("constant", "through", "moved", "effective_rank"):
+    for name in ("constant", "constant_residual", "through", "moved_lower", "effective_rank"):
         assert np.isfinite(found[name][0]) and np.isnan(found[name][1:]).all()
+    named = {variable.name for variable in through_depth.VARIABLES}
+    assert {"moved_upper", "through_residual", "through_upper_999"} <= named & set(found)

@@ -55,16 +55,15 @@ class Settings:
 
 QUICK = Settings(models=("random:llama", "random:gpt_neox"), n_tokens=6, n_windows=2, depth=2)
 
-_DIMS = ("layer",)
+# What `through_depth.followed` knows of each block, flags aside: those have no NaN for the blocks
+# that a shallower model has not got.
+_PER_BLOCK = tuple(
+    variable
+    for variable in through_depth.VARIABLES
+    if variable.dims == ("layer",) and variable.dtype != "bool"
+)
 _VARIABLES = (
-    Variable("constant", "local Wasserstein constant of the block", dims=_DIMS),
-    Variable("constant_upper_999", "it is at most this, with probability 0.999", dims=_DIMS),
-    Variable("through", "local constant of the network up to this block", dims=_DIMS),
-    Variable("through_upper_999", "it is at most this, with probability 0.999", dims=_DIMS),
-    Variable("product", "product of the blocks' constants up to this block", dims=_DIMS),
-    Variable("moved", "W2 distance of the tokens before and after the block", dims=_DIMS),
-    Variable("radius", "root mean square of the token norms after the block", dims=_DIMS),
-    Variable("effective_rank", "exp of the entropy of the covariance's spectrum", dims=_DIMS),
+    *_PER_BLOCK,
     Variable("converged", "whether every norm did", dtype="bool"),
     Variable("n_layers", "blocks of the model; beyond them the others are NaN", dtype="int64"),
 )
@@ -108,8 +107,7 @@ def measure(
             (0, most_layers - source.n_layers),
             constant_values=np.nan,
         )
-        for variable in _VARIABLES
-        if variable.dims
+        for variable in _PER_BLOCK
     }
     converged = found["constant_converged"].all() and found["through_converged"].all()
     return rows | {"converged": bool(converged), "n_layers": source.n_layers}

@@ -28,7 +28,7 @@ from meanfield.results import Variable
 from meanfield.sweeps import Task, sweep
 from meanfield.transport import solve_w2
 
-__all__ = ["FIGURES", "QUICK", "Settings", "followed", "measure", "plan", "run"]
+__all__ = ["FIGURES", "QUICK", "VARIABLES", "Settings", "followed", "measure", "plan", "run"]
 
 FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
     "constants": ("plot_constants_through_depth", {}),
@@ -70,7 +70,7 @@ QUICK = Settings(model="random:llama", text="random", n_tokens=10, n_windows=2, 
 
 _DIMS = ("layer",)
 _BALLS = ("layer", "epsilon")
-_VARIABLES = (
+VARIABLES = (
     Variable("constant", "local Wasserstein constant of the block", dims=_DIMS),
     Variable("constant_residual", "relative residual of the constant", dims=_DIMS),
     Variable("constant_upper_999", "it is at most this, with probability 0.999", dims=_DIMS),
@@ -248,7 +248,7 @@ def plan(settings: Settings) -> dict[str, Any]:
     text_sha256 = inputs.text_hash(settings.text)
     coords = {"layer": np.arange(source.n_layers), "epsilon": np.array(settings.epsilons)}
     return {
-        "fn": Task(measure, _VARIABLES, _PARAMETERS, coords=coords),
+        "fn": Task(measure, VARIABLES, _PARAMETERS, coords=coords),
         "grid": {"window": range(settings.n_windows)},
         "fixed": {
             "model": settings.model,
