@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meanfield.figures.canvas import figure, mark_unconverged, readable_logs
+from meanfield.options import choice
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -100,6 +101,7 @@ def plot_families(ds: xr.Dataset, *, ax: Axes, quantity: str = "constant") -> Ax
         ax: where to draw; a new figure if None.
         quantity: "constant", "through", "product", "effective_rank" or "radius".
     """
+    quantity = choice(quantity, "quantity", _QUANTITIES)
     for model, marker in zip(np.unique(ds.model), itertools.cycle("os^Dv*"), strict=False):
         rows = ds[quantity].where(ds.model == model, drop=True)
         n_layers = int(ds.n_layers.where(ds.model == model).max())

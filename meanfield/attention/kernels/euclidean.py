@@ -26,8 +26,8 @@ class L2(Turned):
     k' = (k, 1).
 
     The squares are formed from the origin: scores carry rounding of eps · scale · ‖Ky‖², which in
-    single precision shows for clouds far from it. With Q = K a shift of
-    all points changes no score, so that such a cloud can be centred first.
+    single precision shows for clouds far from it. With Q = K a shift of all points changes no
+    score, so that such a cloud can be centred first.
     """
 
     inner = dot_product
