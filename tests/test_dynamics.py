@@ -314,7 +314,26 @@ def test_coalesced_atoms_move_as_they_would_have():
     np.testing.assert_allclose(runs[1].points, runs[0].points, atol=1e-4)
     met = [len(np.unique(run.points[-1], axis=0)) for run in runs]
     assert met[1] < 10 < met[0]
-    assert runs[1].evaluations[-1] < runs[0].evaluations[-1]
+
+
+def test_atoms_that_meet_within_an_interval_do_not_hold_up_what_follows():
+    # Inside a cluster distances contract at a rate of about 1, so that explicit steps are of
+    # length 1; between the clusters nothing moves for e^20.
+    angles = torch.tensor([0.0, 0.2, 0.3, 3.0, 3.2], dtype=torch.float64)
+    mu = ParticleMeasure(torch.stack([angles.cos(), angles.sin()], -1))
+    eye = torch.eye(2, dtype=torch.float64)
+    ds = dynamics.flow(
+        attention(20 * eye, eye), mu, [0.0, 1e5], method="dopri5", constraint="sphere",
+        coalesce=1e-6,
+    )  # fmt: skip
+    end = ds.points.values[-1]
+    assert len(np.unique(end, axis=0)) == 2
+    assert (end[:3] == end[0]).all() and (end[3:] == end[3]).all()
+    assert ds.evaluations[-1] < 2_000  # 6e5 otherwise
+    before = dynamics.flow(
+        attention(20 * eye, eye), mu, [0.0, 60.0], method="dopri5", constraint="sphere"
+    )
+    np.testing.assert_allclose(end, before.points.values[-1], atol=1e-4)
 
 
 # --- noise ---

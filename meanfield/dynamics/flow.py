@@ -61,10 +61,10 @@ def flow(
         constraint: None (R^d); "sphere" (each particle keeps its norm: P_x = I − xxᵀ/|x|²);
             "layer_norm" (besides, its coordinates have mean 0). See `placed`.
         noise: Brownian motion besides, with method "euler".
-        coalesce: after each time, atoms joined by steps of at most this length become one, which
-            moves for all of them. An adaptive method then takes long steps through metastable
-            stages, which its stability would forbid inside clusters. The error is of this
-            length, times what the flow expands.
+        coalesce: atoms joined by steps of at most this length become one, which moves for all of
+            them; looked for after each time, and after each step of an adaptive method, which
+            then takes long steps through metastable stages: inside clusters its stability would
+            forbid them. The error is of this length, times what the flow expands.
         observe: functions of a measure to keep along the flow, by name, or by a
             `results.Variable` that labels them and names the dimensions of arrays. Their value
             has the shape ``(*batch, *dims)``.

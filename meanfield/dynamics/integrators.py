@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,8 +33,9 @@ _TINY_RTOL = 1e-13  # below it the error estimate of a step in float64 is roundi
 
 
 class Advance(NamedTuple):
-    """Where an interval ended: points, evaluations of the velocity, the step to go on with."""
+    """Where particles have come to, evaluations of the velocity, the step to go on with."""
 
+    time: float
     points: Tensor
     evaluations: int
     step: float | None
@@ -132,8 +134,10 @@ class FixedStep:
         *,
         noise: Noise | None = None,
         step: float | None = None,
+        halt: Callable[[Tensor], bool] | None = None,
     ) -> Advance:
         """Move particles through an interval in which one map acts."""
+        del step, halt  # of adaptive methods
         tableau = TABLEAUS[self.method]
         length = interval[1] - interval[0]
         count = self.steps_in(length)
@@ -144,7 +148,7 @@ class FixedStep:
             if noise is not None:
                 moved = moved + on.tangent(points, noise.increment(points, h))
             points = on.retract(moved)
-        return Advance(points, len(tableau.reach) * count, None)
+        return Advance(interval[1], points, len(tableau.reach) * count, None)
 
 
 @dataclass(frozen=True)
@@ -181,8 +185,11 @@ class Adaptive:
         *,
         noise: Noise | None = None,
         step: float | None = None,
+        halt: Callable[[Tensor], bool] | None = None,
     ) -> Advance:
         """Move particles through an interval in which one map acts, from the last step's length.
+
+        It ends before the interval does after a step at whose end the points make `halt` true.
 
         Raises:
             ConvergenceError: a step would be smaller than the spacing of numbers, or there were
@@ -205,16 +212,18 @@ class Adaptive:
                     f"{self.method}: no step of relative error {self.rtol:g} at t = "
                     f"{solver.t:g}: {message} Loosen rtol and atol, or use a fixed step"
                 )
+            end = velocity.constraint.retract(_as_points(solver.y, points))
+            if halt is not None and halt(end):
+                break
         else:
             if solver.status == "running":
                 raise ConvergenceError(
                     f"{self.method}: {self.max_steps} steps end at t = {solver.t:g} of "
                     f"{interval[1]:g}; loosen rtol and atol, give coalesce=, or raise max_steps"
                 )
-        end = _as_points(solver.y, points)
         # The last step is cut at the end of the interval; the one proposed before is not.
         following = max(float(proposed), float(solver.h_abs))
-        return Advance(velocity.constraint.retract(end), int(solver.nfev), following)
+        return Advance(float(solver.t), end, int(solver.nfev), following)
 
     def _solver(
         self,

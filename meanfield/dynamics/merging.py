@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from meanfield.measures import ParticleMeasure, check_measure
 from meanfield.options import count as whole
 from meanfield.options import number
 
-__all__ = ["Clusters", "cluster_count", "cluster_masses", "clusters", "coalesced"]
+__all__ = ["Clusters", "cluster_count", "cluster_masses", "clusters", "coalesced", "meets"]
 
 _BLOCK = 2**22  # entries of a block of distances: 32 MB in float64
 
@@ -108,37 +110,35 @@ def coalesced(mu: ParticleMeasure, scale: float) -> tuple[ParticleMeasure, Tenso
     return ParticleMeasure(points, log_weights=logs), labels
 
 
+def meets(mu: ParticleMeasure, scale: float) -> bool:
+    """Whether two atoms of positive weight are at most a scale apart."""
+    points = mu.points[mu.log_weights > -math.inf]
+    return any(bool((rows != columns).any()) for rows, columns in _close(points, scale))
+
+
 def _components(points: Tensor, scale: float) -> Tensor:
-    """Numbers of connected components: from each component's first point outwards."""
-    n = len(points)
-    labels = torch.full((n,), -1, device=points.device)
-    label = -1
-    for seed in range(n):
-        if labels[seed] >= 0:
-            continue
-        label += 1
-        labels[seed] = label
-        frontier = torch.tensor([seed], device=points.device)
-        while len(frontier):
-            rest = (labels < 0).nonzero()[:, 0]
-            reached = rest[_near(points[rest], points[frontier], scale)]
-            labels[reached] = label
-            frontier = reached
-    return labels
+    """The number of each point's connected component, in the order of their first points."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    labels = np.arange(len(points))
+    for rows, columns in _close(points, scale):
+        edges = labels[rows.cpu().numpy()], labels[columns.cpu().numpy()]
+        graph = coo_array((np.ones(len(rows), bool), edges), shape=(len(points), len(points)))
+        labels = connected_components(graph, directed=False)[1][labels]
+    return torch.as_tensor(labels, dtype=torch.int64, device=points.device)
 
 
-def _near(points: Tensor, others: Tensor, scale: float) -> Tensor:
-    """Which points are within the scale of one of the others, (n,)."""
-    near = torch.zeros(len(points), dtype=torch.bool, device=points.device)
+def _close(points: Tensor, scale: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """The pairs of points at most a scale apart, a block of rows at a time."""
     size = max(1, _BLOCK // max(len(points), 1))
-    for block in others.split(size):
-        open_ = (~near).nonzero()[:, 0]
-        if not len(open_):
-            break
+    for start in range(0, len(points), size):
         # Not by matrix products, whose cancellation is 1e-8 where clusters have collapsed.
-        gaps = torch.cdist(points[open_], block, compute_mode="donot_use_mm_for_euclid_dist")
-        near[open_] = (gaps <= scale).any(1)
-    return near
+        gaps = torch.cdist(
+            points[start : start + size], points, compute_mode="donot_use_mm_for_euclid_dist"
+        )
+        rows, columns = (gaps <= scale).nonzero(as_tuple=True)
+        yield rows + start, columns
 
 
 def _log_sums(logs: Tensor, groups: Tensor, count: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from meanfield.checks import is_traced
 from meanfield.dynamics.clocks import checked_times
 from meanfield.dynamics.constraints import CONSTRAINTS, Constraint, constraint_at
 from meanfield.dynamics.integrators import Adaptive, FixedStep, Noise, integrator_of
-from meanfield.dynamics.merging import coalesced
+from meanfield.dynamics.merging import coalesced, meets
 from meanfield.dynamics.velocities import Layers, Velocity, layers_of
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.options import choice, number
@@ -153,31 +153,33 @@ def states(problem: Problem, after: State | None = None) -> Iterator[State]:
 
 
 def _advanced(problem: Problem, state: State, until: float) -> State:
-    measure, constraint = problem.moving(state.labels)
-    points, step, evaluations = state.points, state.step, state.evaluations
+    points, labels, step, evaluations = state.points, state.labels, state.step, state.evaluations
+    measure, constraint = problem.moving(labels)
     for F, start, end in problem.layers.between(state.time, until):
-        velocity = Velocity(F, measure, constraint)
-        points, spent, step = problem.integrator.advance(
-            velocity, points, (start, end), noise=problem.noise, step=step
-        )
-        evaluations += spent
-        if not is_traced(points) and not bool(torch.isfinite(points).all()):
-            raise OverflowError(
-                f"particles leave the range of {points.dtype} between t = {start:g} and {end:g}; "
-                "flows in R^d with expanding values grow like e^t: stop earlier, use a smaller "
-                "step, or constraint='sphere'"
-            )
-    labels = state.labels
-    if problem.coalesce:
-        points, labels = _joined(measure.replace(points), labels, constraint, problem.coalesce)
+        time = start
+        while time < end:
+            velocity = Velocity(F, measure, constraint)
+            time, points, spent, step = problem.integrator.advance(
+                velocity, points, (time, end), noise=problem.noise, step=step,
+                halt=_meeting(problem, measure),
+            )  # fmt: skip
+            evaluations += spent
+            if not is_traced(points) and not bool(torch.isfinite(points).all()):
+                raise OverflowError(
+                    f"particles leave the range of {points.dtype} between t = {start:g} and "
+                    f"{end:g}; flows in R^d with expanding values grow like e^t: stop earlier, "
+                    "use a smaller step, or constraint='sphere'"
+                )
+            if problem.coalesce:
+                together, renumbered = coalesced(measure.replace(points), problem.coalesce)
+                if together.n_particles < measure.n_particles:
+                    points = together.points
+                    labels = renumbered if labels is None else renumbered[labels]
+                    measure, constraint = problem.moving(labels)
     return State(until, points, labels, evaluations, step)
 
 
-def _joined(
-    measure: ParticleMeasure, labels: Tensor | None, constraint: Constraint, scale: float
-) -> tuple[Tensor, Tensor | None]:
-    """Atoms that have met, as one. They stay together, and their fast contraction is over."""
-    together, renumbered = coalesced(measure, scale)
-    if together.n_particles == measure.n_particles:
-        return measure.points, labels
-    return together.points, renumbered if labels is None else renumbered[labels]
+def _meeting(problem: Problem, measure: ParticleMeasure) -> Callable[[Tensor], bool] | None:
+    """Whether atoms have met, who would hold up an adaptive method by their fast contraction."""
+    scale = problem.coalesce
+    return (lambda points: meets(measure.replace(points), scale)) if scale else None

@@ -129,6 +129,7 @@ def plot_staircase(ds: xr.Dataset, *, ax: Axes) -> Axes:
         _stairs(ax, ds.time, rows, colour, rf"$\beta$ = {beta:g}")
     top = 2 * float(ds.first_mode.max())
     ax.set(xscale="log", xlabel="time t", ylabel="number of clusters", ylim=(0, top))
+    ax.locator_params(axis="y", integer=True)
     ax.set_title("Clusters meet pair after pair, at times exponential in β")
     return ax
 
@@ -147,6 +148,7 @@ def plot_first_mode(ds: xr.Dataset, *, ax: Axes) -> Axes:
     expected = r"largest $k^2 I_k(\beta)$"
     ax.plot(np.sqrt(mean.beta), mean.first_mode, "k--", drawstyle="default", label=expected)
     ax.set(xlabel=r"$\sqrt{\beta}$", ylabel="clusters of the first stage")
+    ax.locator_params(axis="y", integer=True)
     ax.set_title("The fastest growing mode sets the first number of clusters")
     return ax
 
