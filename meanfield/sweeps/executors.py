@@ -52,13 +52,12 @@ class Run:
         """
         ours = self.executor is None or isinstance(self.executor, int)
         n_workers = min(_n_workers(self.executor), max(1, len(units)))
-        n_jobs = n_workers if ours else _WINDOW * n_workers
+        n_jobs, n_alone = (n_workers, n_workers) if ours else (_WINDOW * n_workers, 1)
         n_shares = _JOBS_PER_WORKER * n_workers if self.executor else 1
         with self._submitting(work, n_workers) as submit, _explained():
             suspects = self._spread(work, Queue(units, n_shares), handle, submit, n_jobs)
-            n_jobs = n_workers if ours else 1
             alone = Queue(suspects, len(suspects))
-            self._spread(work, alone, handle, submit, n_jobs, last_chance=True)
+            self._spread(work, alone, handle, submit, n_alone, last_chance=True)
 
     def _spread(
         self,
@@ -83,15 +82,13 @@ class Run:
                     try:
                         batch = _result(future)
                     except DiedError as death:
-                        first = death.number or 0
-                        last = len(units) if death.number is None else first + 1
-                        queue.put_back(units[:first] + units[last:])
-                        for unit in units[first:last]:
+                        guilty, innocent = death.divided(units)
+                        queue.put_back(innocent)
+                        for unit in guilty:
                             if len(unit) == 1 and (last_chance or death.certain):
-                                columns = collect(work.task, [(1, Failure(death.cause))])
-                                handle(unit, Batch(1, columns, work.task.variables))
+                                handle(unit, _failed(work, death.cause))
                             else:
-                                suspects.extend([place] for place in unit)
+                                suspects += [[place] for place in unit]
                                 case = self.cases[unit[0]]
                                 _log.warning("sweep: %s at %s; tried once more", death.cause, case)
                         continue
@@ -167,6 +164,10 @@ def _run_here(
 def _run_on_dask(work: Work, units: Sequence[list[Case]], seconds: float) -> Batch:
     keep_freed_memory()
     return run_batch(work, units, seconds)
+
+
+def _failed(work: Work, cause: str) -> Batch:
+    return Batch(1, collect(work.task, [(1, Failure(cause))]), work.task.variables)
 
 
 def _result(future: Future[Batch]) -> Batch:

@@ -116,7 +116,7 @@ class Plan:
         spec = {
             "function": self.task.label,
             "fixed": {name: _plain(value) for name, value in self.fixed.items()},
-            "grid": {name: _distinct(column) for name, column in values.items()},
+            "grid": {name: _plain(list(dict.fromkeys(of))) for name, of in values.items()},
             "n_cases": len(self.cases),
         }
         dtype, device = self.fixed.get("dtype"), self.fixed.get("device")
@@ -217,19 +217,14 @@ def _check_names(task: Task, parameters: set[str]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers, text and lists as they are; anything large or else in short words."""
+    """Numbers and text as they are, of lists the first items; all else in short words."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, list | tuple) and len(value) <= _SHOWN:
-        return [_plain(item) for item in value]
+    if isinstance(value, list | tuple):
+        more = [f"… {len(value)}"] if len(value) > _SHOWN else []
+        return [*map(_plain, value[:_SHOWN]), *more]
     text = repr(value)
     return text if len(text) <= _WORDS else text[: _WORDS - 1] + "…"
-
-
-def _distinct(column: list[Any]) -> list[Any]:
-    """The distinct values of a parameter, in the order they come; the first ones if many."""
-    distinct = list(dict.fromkeys(column))
-    return distinct if len(distinct) <= _SHOWN else [*distinct[:_SHOWN], f"… {len(distinct)}"]
 
 
 def _coordinate(values: Any) -> Any:

@@ -46,6 +46,12 @@ class DiedError(Exception):
         super().__init__(cause, number, certain)
         self.cause, self.number, self.certain = cause, number, certain
 
+    def divided(self, units: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Those that may have caused it, and the others."""
+        if self.number is None:
+            return units, []
+        return [units[self.number]], units[: self.number] + units[self.number + 1 :]
+
 
 class Processes:
     """Processes of one thread each, and a thread of ours for each that waits for it.
