@@ -137,6 +137,18 @@ def test_a_name_in_the_grid_and_fixed_is_refused():
         sweep(functions.square, {"x": [1], "offset": [1]}, fixed={"offset": 2})
 
 
+@pytest.mark.parametrize(
+    ("attrs", "error"),
+    [({"flag": True}, TypeError), ({"d": {}}, TypeError), ({"provenance": "mine"}, ValueError)],
+)
+def test_attributes_that_no_format_takes_are_refused_before_the_first_case(attrs, error):
+    def never(x):
+        raise AssertionError
+
+    with pytest.raises(error, match="expected text or a number|another name than provenance"):
+        sweep(never, {"x": [1]}, attrs=attrs)
+
+
 def test_a_dimension_without_coordinates_is_refused():
     with pytest.raises(ValueError, match=r"values along \['head'\]"):
         Task(functions.square, [Variable("y", "y", dims=("head",))])

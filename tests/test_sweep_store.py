@@ -339,6 +339,13 @@ def test_estimate_says_how_long_and_what_failed(tmp_path):
     assert "three is refused" in str(estimate(functions.PICKY, {"x": [3, 4]}).failure)
 
 
+@pytest.mark.parametrize("fn", [functions.square, functions.PICKY_BATCHED])
+def test_estimate_takes_what_a_sweep_takes_and_divides_by_the_workers(fn):
+    forecast = estimate(fn, {"x": np.arange(4.0, 3000.0)}, n_workers=4)
+    assert forecast.failure is None and forecast.n_cases == 2996
+    assert forecast.seconds == pytest.approx(forecast.seconds_per_case * 2996 / 4)
+
+
 def test_configuration_files_are_read_and_overridden_by_text(tmp_path):
     (tmp_path / "c.toml").write_text('seed = 1\n[grid]\nn = [2, 4]\nkind = ["plain"]\n')
     configuration = read_toml(tmp_path / "c.toml")

@@ -27,12 +27,8 @@ _DAY = 86400.0  # seconds after which a leftover of another machine is nobody's
 _MARK = b"meanfield"  # in every file that this library writes
 
 
-def write_whole(
-    path: Path, data: bytes | memoryview, *, replace: bool = True, durable: bool = True
-) -> None:
+def write_whole(path: Path, data: bytes | memoryview, *, replace: bool = True) -> None:
     """Write a file; when this returns it is on the disk under its name, before that it is not.
-
-    Unless it is to be `durable`, it may be gone after a loss of power, but never in part.
 
     Raises:
         FileExistsError: there is one, and it is not to be replaced.
@@ -48,8 +44,7 @@ def write_whole(
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(hidden)
-    if durable:
-        sync(path.parent)
+    sync(path.parent)
 
 
 def sync(folder: Path) -> None:

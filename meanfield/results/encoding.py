@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-__all__ = ["decode", "encode"]
+__all__ = ["check_attrs", "decode", "encode"]
 
 _BOOL = "false true"
 _STORED_AS = "stored_from"  # the type in memory, where the file's type is another
@@ -15,20 +16,29 @@ _STORED_AS = "stored_from"  # the type in memory, where the file's type is anoth
 
 def encode(ds: xr.Dataset, *, netcdf: bool = False) -> xr.Dataset:
     """The Dataset in types that the file format holds, with what is needed to undo it."""
-    _check_attrs(ds.attrs, "ds")
-    encoded = ds.drop_encoding().copy()
+    check_attrs(ds.attrs, "ds")
+    encoded = {}  # put in at once: each change of a Dataset compares all its variables
     for name in ds.variables:
-        _check_attrs(ds[name].attrs, str(name))
+        check_attrs(ds[name].attrs, str(name))
         encoded[name] = _encode_variable(ds[name].variable, str(name), netcdf)
-    return encoded
+    return ds.drop_encoding().assign(encoded)
 
 
 def decode(ds: xr.Dataset) -> xr.Dataset:
     """Undo `encode`."""
-    decoded = ds.drop_encoding()
-    for name in ds.variables:
-        decoded[name] = _decode_variable(ds[name].variable)
-    return decoded
+    return ds.drop_encoding().assign({n: _decode_variable(ds[n].variable) for n in ds.variables})
+
+
+def check_attrs(attrs: Mapping[Any, Any], owner: str) -> None:
+    """Refuse attributes that are neither text nor numbers, which every format takes."""
+    for name, value in attrs.items():
+        flags = isinstance(value, (np.ndarray, list)) and name == "flag_values"
+        number = isinstance(value, (str, int, float, np.number)) and not isinstance(value, bool)
+        if not (flags or number):
+            raise TypeError(
+                f"attribute {name!r} of {owner}: expected text or a number, got "
+                f"{type(value).__name__}; put it into the provenance, which is one JSON string"
+            )
 
 
 def _encode_variable(variable: xr.Variable, name: str, netcdf: bool) -> xr.Variable:
@@ -80,14 +90,3 @@ def _plain(value: Any) -> Any:
     return (
         value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
     )
-
-
-def _check_attrs(attrs: dict[Any, Any], owner: str) -> None:
-    for name, value in attrs.items():
-        flags = isinstance(value, (np.ndarray, list)) and name == "flag_values"
-        number = isinstance(value, (str, int, float, np.number)) and not isinstance(value, bool)
-        if not (flags or number):
-            raise TypeError(
-                f"attribute {name!r} of {owner}: expected text or a number, got "
-                f"{type(value).__name__}; put it into the provenance, which is one JSON string"
-            )

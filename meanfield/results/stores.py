@@ -18,7 +18,7 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +120,17 @@ def variables_of(description: Mapping[str, Any]) -> tuple[Variable, ...]:
     return tuple(Variable(**{**v, "dims": tuple(v["dims"])}) for v in description["variables"])
 
 
-def blank(description: Mapping[str, Any], n_cases: int) -> dict[str, np.ndarray]:
-    """Values of so many cases, all pending."""
-    sizes = {name: len(column["values"]) for name, column in description["coords"].items()}
+def blank(
+    variables: Sequence[Variable], coords: Mapping[str, Sized], n_cases: int
+) -> dict[str, np.ndarray]:
+    """Values, `status` and `message` of so many cases, all pending."""
     rows = {
-        v.name: np.full((n_cases, *(sizes[dim] for dim in v.dims)), v.fill, v.numpy_dtype)
-        for v in variables_of(description)
+        v.name: np.full((n_cases, *(len(coords[d]) for d in v.dims)), v.fill, v.numpy_dtype)
+        for v in variables
     }
-    rows["message"] = np.full(n_cases, "", object)
-    return rows | {"case_key": np.zeros(n_cases, np.int64), "status": np.zeros(n_cases, np.int8)}
+    return rows | {
+        "status": np.zeros(n_cases, np.int8), "message": np.full(n_cases, "", object)
+    }  # fmt: skip
 
 
 def assemble(description: Mapping[str, Any], rows: Mapping[str, np.ndarray]) -> xr.Dataset:
@@ -236,18 +238,25 @@ class Store:
     def rows(self) -> dict[str, np.ndarray]:
         """The columns over all cases, each case once: `case_key`, `status`, parameters, values."""
         tables = [self._tables[name] for name in self.files]
-        starts = np.cumsum([0, *(len(table["case_key"]) for table in tables)])
         if not tables:
-            return blank(self.description, 0)
-        chosen = _chosen(*(np.concatenate([t[name] for t in tables]) for name in _OWN))
-        rows = blank(self.description, len(chosen))
+            return self.blank(0) | {"case_key": np.zeros(0, np.int64)}
+        keys, status = (np.concatenate([t[name] for t in tables]) for name in _OWN)
+        chosen = _chosen(keys, status)
+        sizes = [len(table["case_key"]) for table in tables]
+        starts = np.cumsum([0, *sizes])
+        rows = self.blank(len(chosen))
         for table, start, end in zip(tables, starts, starts[1:], strict=False):
             here = np.flatnonzero((chosen >= start) & (chosen < end))
             for name in rows.keys() & table.keys():
                 rows[name][here] = table[name][chosen[here] - start]
+        rows["case_key"] = keys[chosen]
         parameters = dict.fromkeys(n for table in tables for n in table if n not in rows)
-        sizes = np.diff(starts)
         return rows | {n: _joined([t.get(n) for t in tables], sizes)[chosen] for n in parameters}
+
+    def blank(self, n_cases: int) -> dict[str, np.ndarray]:
+        """So many cases with the variables of the store, all pending."""
+        coords = {name: of["values"] for name, of in self.description["coords"].items()}
+        return blank(variables_of(self.description), coords, n_cases)
 
     def _load(self, file: Path) -> None:
         data = file.read_bytes()
@@ -301,7 +310,7 @@ def _chosen(keys: np.ndarray, status: np.ndarray) -> np.ndarray:
     return last[np.argsort(first)]
 
 
-def _joined(pieces: Sequence[np.ndarray | None], sizes: np.ndarray) -> np.ndarray:
+def _joined(pieces: Sequence[np.ndarray | None], sizes: Sequence[int]) -> np.ndarray:
     """One column out of those of all files; "" or NaN where a file does not have it."""
     present = [piece for piece in pieces if piece is not None]
     if len(present) == len(pieces):

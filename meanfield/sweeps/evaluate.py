@@ -15,7 +15,7 @@ from meanfield.results.labels import printable
 from meanfield.sweeps.grid import Case, case_seed, columns_of
 from meanfield.sweeps.task import FAILED, NOT_CONVERGED, OK, Task
 
-__all__ = ["Failure", "call_many", "collect", "infer", "outcome"]
+__all__ = ["Failure", "Outcome", "Work", "collect", "infer", "outcomes"]
 
 _MESSAGE_LENGTH = 400
 _FITS = {"float64": "fiu", "float32": "fiu", "int64": "iuf", "bool": "b", "str": "O"}
@@ -29,52 +29,49 @@ class Failure:
     message: str
 
 
-def outcome(
-    task: Task, case: Case, fixed: Mapping[str, Any], seed: int
-) -> Mapping[str, Any] | Failure:
-    """The values of a case, checked, or why there are none."""
+# How many cases, and the values of each variable or why there are none.
+Outcome = tuple[int, Mapping[str, Any] | Failure]
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What all cases of a sweep have in common: everything a worker needs."""
+
+    task: Task
+    fixed: dict[str, Any]
+    seed: int
+    most_cases: int  # after which a batch ends
+
+
+def outcomes(work: Work, cases: Sequence[Case]) -> list[Outcome]:
+    """What a call brought, checked; one for many that fails is tried case by case."""
     try:
-        returned = task.function(**_arguments(task, [case], case, fixed, seed))
-        if task.variables is None:
-            infer(returned)
-            return returned
-        return _checked(task, returned, ())
+        returned = work.task.function(**_arguments(work, cases))
+        return [(len(cases), _checked(work.task, returned, len(cases)))]
     except (Exception, SystemExit) as error:
-        return Failure(_message(error))
+        if len(cases) == 1:
+            return [(1, Failure(_message(error)))]
+        return [outcome for case in cases for outcome in outcomes(work, [case])]
 
 
-def call_many(
-    task: Task, cases: Sequence[Case], fixed: Mapping[str, Any], seed: int
-) -> dict[str, np.ndarray]:
-    """The columns of a vectorised call; if it fails, its cases are tried one at a time."""
-    n = len(cases)
-    try:
-        returned = task.function(**_arguments(task, cases, columns_of(cases), fixed, seed))
-        values = _checked(task, returned, (n,))
-    except (Exception, SystemExit) as error:
-        if n == 1:
-            return collect(task, [Failure(_message(error))])
-        single = [call_many(task, [case], fixed, seed) for case in cases]
-        return {name: np.concatenate([part[name] for part in single]) for name in single[0]}
-    return values | {"status": _status(task, values, n), "message": np.full(n, "", object)}
-
-
-def collect(task: Task, outcomes: Sequence[Mapping[str, Any] | Failure]) -> dict[str, np.ndarray]:
+def collect(task: Task, found: Sequence[Outcome]) -> dict[str, np.ndarray]:
     """The columns of some outcomes: one per variable, `status` and `message`."""
-    n = len(outcomes)
-    columns = {
-        v.name: np.full((n, *task.shape(v)), v.fill, dtype=v.numpy_dtype)
-        for v in task.variables or ()
-    }
-    message, failed = np.full(n, "", dtype=object), np.zeros(n, bool)
-    for i, found in enumerate(outcomes):
-        if isinstance(found, Failure):
-            message[i], failed[i] = found.message, True
+    columns = task.blank(sum(n for n, _ in found))
+    status, start = columns["status"], 0
+    for n, values in found:
+        here, start = slice(start, start + n), start + n
+        if isinstance(values, Failure):
+            columns["message"][here], status[here] = values.message, FAILED
             continue
-        for name, column in columns.items():
-            column[i] = found[name]
-    status = np.where(failed, FAILED, _status(task, columns, n)).astype(np.int8)
-    return columns | {"status": status, "message": message}
+        for name, value in values.items():
+            columns[name][here] = value
+    status[status != FAILED] = OK
+    for variable in task.variables or ():
+        if variable.name.endswith("_converged") and variable.dtype == "bool":
+            flags = columns[variable.name]
+            loose = ~flags.all(axis=tuple(range(1, flags.ndim)))
+            status[loose & (status == OK)] = NOT_CONVERGED
+    return columns
 
 
 def infer(returned: Any) -> tuple[Variable, ...]:
@@ -96,27 +93,22 @@ def infer(returned: Any) -> tuple[Variable, ...]:
     return tuple(variables)
 
 
-def _arguments(
-    task: Task,
-    cases: Sequence[Case],
-    given: Mapping[str, Any],
-    fixed: Mapping[str, Any],
-    seed: int,
-) -> dict[str, Any]:
+def _arguments(work: Work, cases: Sequence[Case]) -> dict[str, Any]:
     """Parameters, settings, and the random numbers that the function takes and was not given."""
-    arguments = {**_fresh(fixed), **given}
+    task = work.task
+    arguments = _fresh(work.fixed) | (columns_of(cases) if task.batched else cases[0])
     wanted = task.arguments - arguments.keys()
     if task.batched:
         if "seeds" in wanted:
-            seeds = [case_seed(case, seed) for case in cases]
+            seeds = [case_seed(case, work.seed) for case in cases]
             arguments["seeds"] = np.array(seeds, dtype=np.int64)
         return arguments
     if "seed" in wanted:
-        arguments["seed"] = case_seed(cases[0], seed)
+        arguments["seed"] = case_seed(cases[0], work.seed)
     if "generator" in wanted:
         import torch
 
-        arguments["generator"] = torch.Generator().manual_seed(case_seed(cases[0], seed))
+        arguments["generator"] = torch.Generator().manual_seed(case_seed(cases[0], work.seed))
     return arguments
 
 
@@ -140,24 +132,20 @@ def _message(error: BaseException) -> str:
     return printable(f"{name}: {text}")[:_MESSAGE_LENGTH]
 
 
-def _status(task: Task, columns: Mapping[str, np.ndarray], n_cases: int) -> np.ndarray:
-    converged = np.ones(n_cases, dtype=bool)
-    for variable in task.variables or ():
-        if variable.name.endswith("_converged") and variable.dtype == "bool":
-            flags = columns[variable.name]
-            converged &= flags.all(axis=tuple(range(1, flags.ndim)))
-    return np.where(converged, OK, NOT_CONVERGED).astype(np.int8)
-
-
-def _checked(task: Task, returned: Any, leading: tuple[int, ...]) -> dict[str, Any]:
+def _checked(task: Task, returned: Any, n_cases: int) -> dict[str, Any]:
     """What the function returned, in the declared names, shapes and types, or an error."""
-    if not isinstance(returned, Mapping) or returned.keys() != task.names:
+    if task.variables is None:
+        task = dataclasses.replace(task, variables=infer(returned))
+    shapes, leading = task.shapes, (n_cases,) if task.batched else ()
+    if not isinstance(returned, Mapping) or returned.keys() != shapes.keys():
         got = sorted(map(str, returned)) if isinstance(returned, Mapping) else type(returned)
         raise TypeError(
-            f"{task.label}: expected a mapping with exactly {sorted(task.names)}, got {got}"
+            f"{task.label}: expected a mapping with exactly {sorted(shapes)}, got {got}"
         )
-    variables = task.variables or ()
-    return {v.name: _fitting(v, returned[v.name], (*leading, *task.shape(v))) for v in variables}
+    return {
+        v.name: _fitting(v, returned[v.name], (*leading, *shapes[v.name]))
+        for v in task.variables or ()
+    }
 
 
 def _fitting(variable: Variable, value: Any, shape: tuple[int, ...]) -> np.ndarray | float:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -15,47 +16,108 @@ from concurrent.futures import (
     Future,
     wait,
 )
+from dataclasses import dataclass
 from typing import Any
 
-from meanfield.sweeps.batches import Batch, Queue, Unit, Work, run_batch
-from meanfield.sweeps.evaluate import Failure, collect
+from meanfield.sweeps.batches import Batch, Queue, Unit, run_batch
+from meanfield.sweeps.evaluate import Failure, Work, collect
+from meanfield.sweeps.grid import Case
 from meanfield.sweeps.memory import keep_freed_memory
 from meanfield.sweeps.workers import DiedError, Processes
 
-__all__ = ["check_executor", "n_workers_of", "run_queue"]
+__all__ = ["Run", "check_executor"]
 
 _log = logging.getLogger("meanfield")
 _WINDOW = 2  # jobs submitted per worker of somebody else's: enough to keep it busy
-_Handle = Callable[[list[Unit], Batch], None]
+_JOBS_PER_WORKER = 4  # of what is left: the last jobs are small, so that workers end together
+_Submit = Callable[[list[list[Case]], float], "Future[Batch]"]
+_Handle = Callable[[list[int], Batch], None]
 
 
-def run_queue(
-    work: Work,
-    queue: Queue,
-    handle: _Handle,
-    *,
-    executor: Any,
-    stop: threading.Event,
-    case_timeout: float | None = None,
-    one_job: bool = False,
-) -> None:
-    """Run the queue and hand over its batches as they finish; `stop` ends it after running cases.
+@dataclass(frozen=True)
+class Run:
+    """How cases are run; `stop` ends it after the running ones."""
 
-    An interrupt of a case is raised after what was finished before it is handed over.
-    """
-    n_workers = 1 if one_job else n_workers_of(executor)
-    if executor is None:
-        _run_here(work, queue, handle, stop)
-    elif isinstance(executor, int):
-        with Processes(work, n_workers, case_timeout, stop) as processes:
-            _spread(work, queue, handle, stop, processes.submit, n_workers)
-    else:
-        run: Callable[..., Batch] = run_batch
-        if _is_client(executor):
-            executor, run = executor.get_executor(pure=False), _run_on_dask
-        n_jobs = 1 if one_job else _WINDOW * n_workers
-        submit = functools.partial(executor.submit, run, work)
-        _spread(work, queue, handle, stop, submit, n_jobs, n_suspects=1)
+    cases: Sequence[Case]
+    executor: Any
+    case_timeout: float | None
+    stop: threading.Event
+
+    def __call__(self, work: Work, units: Sequence[Unit], handle: _Handle) -> None:
+        """Run units and hand over the places of their cases and the batches as they finish.
+
+        A unit at which a process died, or took too long, is run again at the end: its cases one
+        at a time, and so that nothing else can die with them where we cannot tell whose fault it
+        was. An interrupt is raised after what was finished before it is handed over.
+        """
+        ours = self.executor is None or isinstance(self.executor, int)
+        n_workers = min(_n_workers(self.executor), max(1, len(units)))
+        n_jobs, n_alone = (n_workers, n_workers) if ours else (_WINDOW * n_workers, 1)
+        n_shares = _JOBS_PER_WORKER * n_workers if self.executor else 1
+        with self._submitting(work, n_workers) as submit, _explained():
+            suspects = self._spread(work, Queue(units, n_shares), handle, submit, n_jobs)
+            alone = Queue(suspects, len(suspects))
+            self._spread(work, alone, handle, submit, n_alone, last_chance=True)
+
+    def _spread(
+        self,
+        work: Work,
+        queue: Queue,
+        handle: _Handle,
+        submit: _Submit,
+        n_jobs: int,
+        last_chance: bool = False,
+    ) -> list[Unit]:
+        """Run so many jobs at once, until nothing is left; the cases to be tried once more."""
+        running: dict[Future[Batch], list[Unit]] = {}
+        suspects: list[Unit] = []
+        try:
+            while running or (queue and not self.stop.is_set()):
+                while queue and len(running) < n_jobs and not self.stop.is_set():
+                    units = queue.take()
+                    cases = [[self.cases[place] for place in unit] for unit in units]
+                    running[submit(cases, queue.seconds)] = units
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    units = running.pop(future)
+                    try:
+                        batch = _result(future)
+                    except DiedError as death:
+                        guilty, innocent = death.divided(units)
+                        queue.put_back(innocent)
+                        for unit in guilty:
+                            if len(unit) == 1 and (last_chance or death.certain):
+                                handle(unit, _failed(work, death.cause))
+                            else:
+                                suspects += [[place] for place in unit]
+                                case = self.cases[unit[0]]
+                                _log.warning("sweep: %s at %s; tried once more", death.cause, case)
+                        continue
+                    queue.put_back(units[batch.n_units :])
+                    handle([p for unit in units[: batch.n_units] for p in unit], batch)
+                    if batch.interrupt is not None:
+                        raise batch.interrupt
+                for future in [f for f in running if self.stop.is_set() and f.cancel()]:
+                    queue.put_back(running.pop(future))
+        finally:
+            for future in running:
+                future.cancel()
+        if queue:
+            raise KeyboardInterrupt
+        return suspects
+
+    @contextlib.contextmanager
+    def _submitting(self, work: Work, n_workers: int) -> Iterator[_Submit]:
+        """What submits a job to the executor."""
+        if self.executor is None:
+            yield functools.partial(_run_here, work, self.stop)
+        elif isinstance(self.executor, int):
+            with Processes(work, n_workers, self.case_timeout, self.stop) as processes:
+                yield processes.submit
+        elif _is_client(self.executor):
+            submit = self.executor.get_executor(pure=False).submit
+            yield functools.partial(submit, _run_on_dask, work)
+        else:
+            yield functools.partial(self.executor.submit, run_batch, work)
 
 
 def check_executor(executor: Any, case_timeout: float | None) -> None:
@@ -75,7 +137,7 @@ def check_executor(executor: Any, case_timeout: float | None) -> None:
         )
 
 
-def n_workers_of(executor: Any) -> int:
+def _n_workers(executor: Any) -> int:
     """How many batches it runs at once."""
     if executor is None or isinstance(executor, int):
         return executor or 1
@@ -91,68 +153,36 @@ def _is_client(executor: Any) -> bool:
     )
 
 
-def _run_here(work: Work, queue: Queue, handle: _Handle, stop: threading.Event) -> None:
-    while queue and not stop.is_set():
-        units = queue.take()
-        batch = run_batch(work, queue.cases_of(units), queue.seconds, lambda _: not stop.is_set())
-        _finish(queue, handle, units, batch)
-        if batch.interrupt is not None:
-            raise batch.interrupt
+def _run_here(
+    work: Work, stop: threading.Event, units: Sequence[list[Case]], seconds: float
+) -> Future[Batch]:
+    future: Future[Batch] = Future()
+    future.set_result(run_batch(work, units, seconds, lambda _: not stop.is_set()))
+    return future
 
 
-def _run_on_dask(work: Work, units: list[Any], seconds: float) -> Batch:
+def _run_on_dask(work: Work, units: Sequence[list[Case]], seconds: float) -> Batch:
     keep_freed_memory()
     return run_batch(work, units, seconds)
 
 
-def _spread(
-    work: Work,
-    queue: Queue,
-    handle: _Handle,
-    stop: threading.Event,
-    submit: Callable[..., Future[Batch]],
-    n_jobs: int,
-    n_suspects: int | None = None,
-) -> None:
-    """Run so many jobs at once; of suspects only so many, where others may die with them."""
-    running: dict[Future[Batch], list[Unit]] = {}
-    try:
-        while running or (queue and not stop.is_set()):
-            while queue and not stop.is_set():
-                if len(running) >= ((n_suspects or n_jobs) if queue.only_suspects else n_jobs):
-                    break
-                units = queue.take()
-                running[_submitted(submit, queue.cases_of(units), queue.seconds)] = units
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                units = running.pop(future)
-                try:
-                    _finish(queue, handle, units, _result(future))
-                except DiedError as death:
-                    _bury(work, queue, handle, units, death)
-            for future in [f for f in running if stop.is_set() and f.cancel()]:
-                queue.put_back(running.pop(future))
-    finally:
-        for future in running:
-            future.cancel()
-
-
-def _finish(queue: Queue, handle: _Handle, units: list[Unit], batch: Batch) -> None:
-    queue.put_back(units[batch.n_units :])
-    handle(units[: batch.n_units], batch)
-
-
-def _submitted(submit: Callable[..., Future[Batch]], *arguments: Any) -> Future[Batch]:
-    try:
-        return submit(*arguments)
-    except BrokenExecutor as error:  # by a job before, and it was noticed only here
-        broken: Future[Batch] = Future()
-        broken.set_exception(error)
-        return broken
+def _failed(work: Work, cause: str) -> Batch:
+    return Batch(1, collect(work.task, [(1, Failure(cause))]), work.task.variables)
 
 
 def _result(future: Future[Batch]) -> Batch:
     try:
         return future.result()
+    except Exception as error:
+        if type(error).__name__ == "KilledWorker":  # dask's, after the deaths of several workers
+            raise DiedError("its process died, and those of the attempts after it") from error
+        raise
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
     except (BrokenExecutor, CancelledError) as error:
         raise RuntimeError(
             f"sweep: the executor is gone ({type(error).__name__}: {error}): a worker process, or "
@@ -160,22 +190,3 @@ def _result(future: Future[Batch]) -> Batch:
             "__name__ == '__main__':`?). With a store finished batches are kept: run the same "
             "sweep again to go on; executor=N runs it in processes that a case may kill"
         ) from error
-    except Exception as error:
-        if type(error).__name__ == "KilledWorker":  # dask's, after the deaths of several workers
-            raise DiedError("its process died, and those of the attempts after it") from error
-        raise
-
-
-def _bury(work: Work, queue: Queue, handle: _Handle, units: list[Unit], death: DiedError) -> None:
-    """A process is dead: its unit is suspect, or has failed; the others are run again."""
-    guilty = units
-    if death.number is not None:
-        guilty = [units[death.number]]
-        queue.put_back(units[: death.number] + units[death.number + 1 :])
-    for unit in guilty:
-        if len(unit) == 1 and (death.certain or queue.is_suspect(unit)):
-            columns = collect(work.task, [Failure(death.cause)])
-            handle([unit], Batch(1, columns, work.task.variables))
-        else:
-            queue.suspect(unit)
-            _log.warning("sweep: %s at %s; tried once more", death.cause, queue.first_of(unit))

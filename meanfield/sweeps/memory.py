@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-import platform
 
 __all__ = ["keep_freed_memory"]
 
@@ -19,15 +18,14 @@ def keep_freed_memory() -> bool:
     """Tell the C library to keep what is freed, up to 256 MB, instead of giving it back.
 
     By default every temporary beyond 128 kB is mapped and unmapped again, and dask lowers the
-    threshold of its workers further: a local constant of 256 particles took 19,000 page faults
-    there, and twice the time. Only for processes that do nothing else than sweeps.
+    threshold of its workers further. A local constant of 256 particles takes 1.4 times as long by
+    default and 1.9 times as long under dask, of 1,024 particles 1.1 and 2.1 times. Only for
+    processes that do nothing else than sweeps.
 
     Returns:
         Whether there was anything to tell: glibc only.
     """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library, or none
         mallopt = ctypes.CDLL(None).mallopt
         return bool(mallopt(_TRIM_THRESHOLD, _KEPT) and mallopt(_MMAP_THRESHOLD, _LARGEST_IN_HEAP))
     return False

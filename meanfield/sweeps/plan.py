@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 
 from meanfield.results import Variable, provenance
+from meanfield.results.encoding import check_attrs
 from meanfield.results.stores import SCHEMA
-from meanfield.sweeps.batches import Unit, Work, run_batch
+from meanfield.sweeps.batches import Unit, run_batch
+from meanfield.sweeps.evaluate import Work
 from meanfield.sweeps.grid import Case, Grid, canonical, case_keys, cases_of, columns_of
-from meanfield.sweeps.task import FAILED, RESERVED, Task
+from meanfield.sweeps.task import RESERVED, Task
 
 __all__ = ["Estimate", "Plan", "estimate", "make_plan"]
 
 _VECTORISED = 1024  # cases in one call of a vectorised function; its memory grows with them
+_MOST_BYTES = 2**27  # of the results in a batch
 _SAMPLE_SECONDS, _LARGEST_SAMPLE = 0.05, 32  # of an estimate
 _SHOWN, _WORDS = 64, 200  # what the provenance spells out
 
@@ -94,10 +97,13 @@ class Plan:
         return [list(unit) for _, unit in itertools.groupby(here, lambda place: place // size)]
 
     def work(self, size: int | None = None) -> Work:
-        """What a worker needs to know, see `Work`."""
-        return Work(self.task, self.fixed, self.seed, None if self.task.batched else size)
+        """What a worker needs to know; a batch has at most `size` cases, and fits in memory."""
+        n_bytes = 64 + sum(column.nbytes for column in self.task.blank(1).values())
+        most = _MOST_BYTES // n_bytes
+        size = most if size is None or self.task.batched else size
+        return Work(self.task, self.fixed, self.seed, max(1, min(size, most)))
 
-    def with_variables(self, variables: tuple[Variable, ...]) -> Plan:
+    def with_variables(self, variables: Sequence[Variable] | None) -> Plan:
         """The same with the variables that the function turned out to return."""
         task = dataclasses.replace(self.task, variables=variables)
         _check_names(task, {name for case in self.cases for name in case})
@@ -110,7 +116,7 @@ class Plan:
         spec = {
             "function": self.task.label,
             "fixed": {name: _plain(value) for name, value in self.fixed.items()},
-            "grid": {name: _distinct(column) for name, column in values.items()},
+            "grid": {name: _plain(list(dict.fromkeys(of))) for name, of in values.items()},
             "n_cases": len(self.cases),
         }
         dtype, device = self.fixed.get("dtype"), self.fixed.get("device")
@@ -149,7 +155,10 @@ def make_plan(
             "grid: expected the same parameters in each case of a batched task, got "
             f"{sorted({tuple(sorted(kind)) for kind in kinds})}"
         )
-    plan = Plan(task, cases, fixed, int(seed), _checked_attrs(attrs or {}))
+    check_attrs(attrs := dict(attrs or {}), "the sweep")
+    if "provenance" in attrs:
+        raise ValueError("attrs: expected another name than provenance, which the sweep writes")
+    plan = Plan(task, cases, fixed, int(seed), attrs)
     _ = plan.columns  # numbers and texts in one parameter are an error
     return plan
 
@@ -168,27 +177,23 @@ def estimate(
     Cases of a grid often grow: if the first are the cheapest, the time is an underestimate.
     """
     plan = make_plan(fn, grid, fixed, seed, attrs)
-    first, *others = plan.units(np.ones(len(plan.cases), bool))
-    # The first case pays for imports, models that are loaded and caches that are filled.
-    each, failure, variables = _timed(plan, [first], 0.0)
-    if variables is not None:
-        plan = plan.with_variables(tuple(variables))
-    if others and not plan.task.batched and each < 60 * _SAMPLE_SECONDS:
-        each, message, _ = _timed(plan, others[:_LARGEST_SAMPLE], _SAMPLE_SECONDS)
-        failure = failure or message
-    return Estimate(len(plan.cases), each, each * len(plan.cases) / n_workers, failure)
-
-
-def _timed(plan: Plan, units: list[Unit], seconds: float) -> tuple[float, str | None, Any]:
-    """Seconds per case of a batch, what went wrong, and the variables."""
-    cases = [[plan.cases[place] for place in unit] for unit in units]
-    start = time.perf_counter()
-    batch = run_batch(plan.work(), cases, seconds)
-    if batch.interrupt is not None:
-        raise batch.interrupt
-    status, messages = batch.columns["status"], batch.columns["message"]
-    failures = [*messages[status == FAILED], None]
-    return (time.perf_counter() - start) / len(status), failures[0], batch.variables
+    units = plan.units(np.ones(len(plan.cases), bool))
+    seconds, each, messages = 0.0, 0.0, []
+    # The first pays for imports, models that are loaded and caches that are filled.
+    for sample in (units[:1], units[1:_LARGEST_SAMPLE]):
+        if not sample or seconds > 60 * _SAMPLE_SECONDS:
+            break
+        start = time.perf_counter()
+        cases = [[plan.cases[place] for place in unit] for unit in sample]
+        batch = run_batch(plan.work(), cases, _SAMPLE_SECONDS)
+        if batch.interrupt is not None:
+            raise batch.interrupt
+        plan = plan.with_variables(batch.variables)
+        seconds = time.perf_counter() - start
+        each = seconds / len(batch.columns["status"])
+        messages += [text for text in batch.columns["message"] if text]
+    total = each * len(plan.cases) / n_workers
+    return Estimate(len(plan.cases), each, total, messages[0] if messages else None)
 
 
 def _check_signature(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
@@ -204,39 +209,22 @@ def _check_signature(function: Callable[..., Any], arguments: Mapping[str, Any])
 
 
 def _check_names(task: Task, parameters: set[str]) -> None:
-    if clash := sorted(parameters & {*RESERVED, *task.coords, *task.names}):
+    if clash := sorted(parameters & {*RESERVED, *task.coords, *task.shapes}):
         raise ValueError(
             f"grid: expected names of parameters other than those of variables, dimensions and "
             f"{RESERVED}, got {clash}"
         )
 
 
-def _checked_attrs(attrs: Mapping[str, Any]) -> dict[str, Any]:
-    """Attributes that every format takes: text and numbers."""
-    for name, value in attrs.items():
-        fits = isinstance(value, str | int | float) and not isinstance(value, bool)
-        if name == "provenance" or not fits:
-            raise TypeError(
-                f"attrs[{name!r}]: expected text or a number (and not the name provenance), "
-                f"got {value!r}"
-            )
-    return dict(attrs)
-
-
 def _plain(value: Any) -> Any:
-    """Numbers, text and lists as they are; anything large or else in short words."""
+    """Numbers and text as they are, of lists the first items; all else in short words."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, list | tuple) and len(value) <= _SHOWN:
-        return [_plain(item) for item in value]
+    if isinstance(value, list | tuple):
+        more = [f"… {len(value)}"] if len(value) > _SHOWN else []
+        return [*map(_plain, value[:_SHOWN]), *more]
     text = repr(value)
     return text if len(text) <= _WORDS else text[: _WORDS - 1] + "…"
-
-
-def _distinct(column: list[Any]) -> list[Any]:
-    """The distinct values of a parameter, in the order they come; the first ones if many."""
-    distinct = list(dict.fromkeys(column))
-    return distinct if len(distinct) <= _SHOWN else [*distinct[:_SHOWN], f"… {len(distinct)}"]
 
 
 def _coordinate(values: Any) -> Any:

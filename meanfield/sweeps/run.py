@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import signal
@@ -16,10 +15,9 @@ import numpy as np
 import xarray as xr
 
 from meanfield.options import count, shown
-from meanfield.results import Variable
-from meanfield.results.stores import Store, assemble, blank, variables_of
-from meanfield.sweeps.batches import Batch, Queue, Unit, Work
-from meanfield.sweeps.executors import check_executor, n_workers_of, run_queue
+from meanfield.results.stores import Store, assemble, variables_of
+from meanfield.sweeps.batches import Batch
+from meanfield.sweeps.executors import Run, check_executor
 from meanfield.sweeps.grid import Grid
 from meanfield.sweeps.plan import Plan, make_plan
 from meanfield.sweeps.progress import Progress
@@ -30,8 +28,7 @@ __all__ = ["sweep"]
 
 _log = logging.getLogger("meanfield")
 _PROBES = 16  # cases that may fail before one does not, where the variables are not declared
-_JOBS_PER_WORKER = 4  # of what is left: the last jobs are small, so that workers end together
-_Piece = tuple[list[int], dict[str, np.ndarray]]  # places of cases, and their columns
+_Piece = tuple[list[int], Batch]  # places of cases, and what they brought
 
 
 def sweep(
@@ -111,7 +108,7 @@ def sweep(
     if plan.task.variables is None and stored:
         plan = plan.with_variables(variables_of(stored))
     with _ending_gently() as stop:
-        run = functools.partial(run_queue, executor=executor, stop=stop, case_timeout=case_timeout)
+        run = Run(plan.cases, executor, case_timeout, stop)
         first: list[_Piece] = []
         if plan.task.variables is None:
             plan, first = _probe(plan, run)
@@ -119,15 +116,22 @@ def sweep(
         if path is not None:
             files = open_store(path, plan, stored, accept_changed_code=accept_changed_code)
         table = _Table(plan, files)
-        for places, columns in first:
-            table.keep(places, columns)
+        for places, batch in first:
+            table.keep(places, batch.columns)
         units = plan.units(table.missing(retry_failed), batch_size, shard or (0, 1))
-        n_shares = _JOBS_PER_WORKER * n_workers_of(executor) if executor else 1
-        queue = Queue(plan.cases, units, n_shares)
         n_missing = sum(map(len, units))
         total = max(n_missing, len(plan.cases) // (shard[1] if shard else 1))
         with Progress(total, done=total - n_missing, visible=progress) as bar:
-            _run(plan.work(batch_size), queue, run, table, bar)
+
+            def handle(places: list[int], batch: Batch) -> None:
+                table.keep(places, batch.columns)
+                bar.advance(batch.columns["status"])
+
+            try:
+                run(plan.work(batch_size), units, handle)
+            except KeyboardInterrupt as interrupt:
+                interrupt.add_note(table.kept())
+                raise
     if files is not None:
         merge(files)
     return table.dataset()
@@ -140,7 +144,7 @@ class _Table:
         self._plan, self._files, self._labels = plan, files, plan.labels
         if files is None:
             self._labels["provenance"] = plan.provenance
-            self._rows = blank(self._labels, len(plan.cases))
+            self._rows = plan.task.blank(len(plan.cases))
         else:
             self._labels["provenance"] = files.description["provenance"]
             self._rows = rows_of(files, plan)
@@ -154,10 +158,9 @@ class _Table:
         """Keep finished cases; when this returns, those of a store are safe from any crash."""
         if not places:
             return
-        columns = {**blank(self._labels, len(places)), **columns}
-        del columns["case_key"]
+        columns = {**self._plan.task.blank(len(places)), **columns}
         if self._files is not None:
-            write_cases(self._files, [self._plan.cases[place] for place in places], columns)
+            write_cases(self._files, self._plan, places, columns)
         for name, column in columns.items():
             self._rows[name][places] = column
 
@@ -177,49 +180,18 @@ class _Table:
         return assemble(self._labels, self._plan.columns | self._rows)
 
 
-def _run(work: Work, queue: Queue, run: Callable[..., None], table: _Table, bar: Progress) -> None:
-    """Run a queue, keep what is finished, and say what is kept if it does not end."""
-
-    def handle(units: list[Unit], batch: Batch) -> None:
-        table.keep(_places(units), batch.columns)
-        bar.advance(batch.columns["status"])
-
-    try:
-        run(work, queue, handle)
-        if queue:
-            raise KeyboardInterrupt
-    except KeyboardInterrupt as interrupt:
-        interrupt.add_note(table.kept())
-        raise
-
-
-def _probe(plan: Plan, run: Callable[..., None]) -> tuple[Plan, list[_Piece]]:
+def _probe(plan: Plan, run: Run) -> tuple[Plan, list[_Piece]]:
     """The first cases until one does not fail, whose variables are those of all."""
     pieces: list[_Piece] = []
-    variables: list[Variable] = []
-    queue = Queue(plan.cases, [[place] for place in range(min(_PROBES, len(plan.cases)))])
-
-    def handle(units: list[Unit], batch: Batch) -> None:
-        pieces.append((_places(units), batch.columns))
-        if batch.variables:
-            variables.extend(batch.variables)
-            queue.clear()
-
-    run(plan.work(), queue, handle, one_job=True)
-    if variables:
-        return plan.with_variables(tuple(variables)), pieces
-    if queue:
-        raise KeyboardInterrupt
-    messages = [message for _, columns in pieces for message in columns["message"]]
+    for place in range(min(_PROBES, len(plan.cases))):
+        run(plan.work(), [[place]], lambda *piece: pieces.append(piece))
+        if variables := pieces[-1][1].variables:
+            return plan.with_variables(variables), pieces
     raise ValueError(
-        f"fn: failed at each of the first {len(messages)} cases, so that its variables are "
+        f"fn: failed at each of the first {len(pieces)} cases, so that its variables are "
         "unknown; declare them: sweep(Task(fn, [Variable(...)]), ...). The first says: "
-        f"{messages[0]}"
+        f"{pieces[0][1].columns['message'][0]}"
     )
-
-
-def _places(units: list[Unit]) -> list[int]:
-    return [place for unit in units for place in unit]
 
 
 @contextlib.contextmanager

@@ -21,13 +21,11 @@ from meanfield.results.stores import (
     JOURNAL,
     DamagedError,
     Store,
-    blank,
     digest,
     pack_cases,
     pack_description,
     read_description,
 )
-from meanfield.sweeps.grid import Case, case_keys, columns_of
 from meanfield.sweeps.plan import Plan
 
 __all__ = ["description_at", "merge", "open_store", "rows_of", "write_cases"]
@@ -69,17 +67,15 @@ def open_store(
     store = Store(path, stored)
     with _explained(path, "cannot be put in order"):
         _put_in_order(store)
-        new = np.flatnonzero(~np.isin(plan.keys, store.rows()["case_key"]))
-        if new.size:
-            status = np.zeros(new.size, np.int8)
-            write_cases(store, [plan.cases[i] for i in new], {"status": status}, kind="grid")
+        if (new := np.flatnonzero(~np.isin(plan.keys, store.rows()["case_key"]))).size:
+            write_cases(store, plan, new, {"status": np.zeros(new.size, np.int8)}, kind="grid")
             store.refresh()
     return store
 
 
 def rows_of(store: Store, plan: Plan) -> dict[str, np.ndarray]:
     """The values that the store has of the plan's cases, in the plan's order."""
-    rows, own = store.rows(), blank(store.description, len(plan.cases))
+    rows, own = store.rows(), store.blank(len(plan.cases))
     order = np.argsort(rows["case_key"])
     places = np.searchsorted(rows["case_key"], plan.keys, sorter=order)
     places = order[np.minimum(places, len(order) - 1)]
@@ -90,13 +86,18 @@ def rows_of(store: Store, plan: Plan) -> dict[str, np.ndarray]:
 
 
 def write_cases(
-    store: Store, cases: Sequence[Case], columns: Mapping[str, np.ndarray], *, kind: str = "batch"
+    store: Store,
+    plan: Plan,
+    places: Sequence[int] | np.ndarray,
+    columns: Mapping[str, np.ndarray],
+    *,
+    kind: str = "batch",
 ) -> None:
-    """Write a file of cases; when this returns it is safe from any crash."""
-    rows = {"case_key": case_keys(cases), **columns_of(cases), **columns}
-    with _explained(store.path, f"does not take a {kind} of {len(cases)} cases"):
-        # A list of cases that is lost is written again by the same sweep; a flush takes 10 ms.
-        _write_rows(store, rows, kind, durable=kind == "batch")
+    """Write a file of some cases of the plan; when this returns it is safe from any crash."""
+    parameters = {name: column[places] for name, column in plan.columns.items()}
+    rows = {"case_key": plan.keys[places], **parameters, **columns}
+    with _explained(store.path, f"does not take a {kind} of {len(places)} cases"):
+        _write_rows(store, rows, kind)
 
 
 def merge(store: Store) -> None:
@@ -113,12 +114,10 @@ def merge(store: Store) -> None:
             (store.path / merged).unlink(missing_ok=True)
 
 
-def _write_rows(
-    store: Store, rows: Mapping[str, np.ndarray], kind: str, *, durable: bool = True
-) -> str:
+def _write_rows(store: Store, rows: Mapping[str, np.ndarray], kind: str) -> str:
     data = pack_cases(store.description, rows)
     name = f"{kind}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{digest(data)}.nc"
-    write_whole(store.path / name, data, durable=durable)
+    write_whole(store.path / name, data)
     # Only so that a file that is lost can be named; nothing else depends on it.
     with (
         contextlib.suppress(OSError),

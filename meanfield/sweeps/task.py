@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from meanfield.results import Variable
+from meanfield.results.stores import blank
 
 __all__ = ["FAILED", "NOT_CONVERGED", "OK", "PENDING", "RESERVED", "Task"]
 
@@ -100,18 +101,19 @@ class Task:
         return frozenset(inspect.signature(self.function).parameters)
 
     @cached_property
-    def names(self) -> frozenset[str]:
-        """The names of the variables."""
-        return frozenset(variable.name for variable in self.variables or ())
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of one case of each variable, by name."""
+        lengths = {name: len(values) for name, values in self.coords.items()}
+        return {v.name: tuple(lengths[dim] for dim in v.dims) for v in self.variables or ()}
 
     @property
     def label(self) -> str:
         """The function in messages."""
         return self.name or str(getattr(self.function, "__qualname__", self.function))
 
-    def shape(self, variable: Variable) -> tuple[int, ...]:
-        """The shape of one case of a variable."""
-        return tuple(len(self.coords[dim]) for dim in variable.dims)
+    def blank(self, n_cases: int) -> dict[str, np.ndarray]:
+        """So many cases, all pending, see `results.stores.blank`."""
+        return blank(self.variables or (), self.coords, n_cases)
 
 
 def _check_variables(variables: Sequence[Variable], coords: Mapping[str, Any]) -> None:

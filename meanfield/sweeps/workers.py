@@ -3,6 +3,9 @@
 A worker says in shared memory which unit it is at and since when, so that whoever waits for it
 knows whose fault its death was. Processes come from a fork server, which imports the libraries
 once: a worker then starts in some hundredths of a second.
+
+Pools of others do not do: in those of the standard library and of loky one death takes the jobs of
+all workers along, and in pebble's the others wait for a lock that a dead one held.
 """
 
 from __future__ import annotations
@@ -15,12 +18,13 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import wait
 from typing import Any
 
-from meanfield.sweeps.batches import Batch, Work, run_batch
+from meanfield.sweeps.batches import Batch, run_batch
+from meanfield.sweeps.evaluate import Work
 from meanfield.sweeps.grid import Case
 from meanfield.sweeps.memory import keep_freed_memory
 
@@ -42,6 +46,12 @@ class DiedError(Exception):
         super().__init__(cause, number, certain)
         self.cause, self.number, self.certain = cause, number, certain
 
+    def divided(self, units: list[Any]) -> tuple[list[Any], list[Any]]:
+        """Those that may have caused it, and the others."""
+        if self.number is None:
+            return units, []
+        return [units[self.number]], units[: self.number] + units[self.number + 1 :]
+
 
 class Processes:
     """Processes of one thread each, and a thread of ours for each that waits for it.
@@ -53,11 +63,17 @@ class Processes:
     def __init__(
         self, work: Work, n_workers: int, timeout: float | None, stop: threading.Event
     ) -> None:
-        _check_importable(work)
+        try:
+            pickle.dumps(work)
+        except Exception as error:
+            raise TypeError(
+                f"fn: expected a function that worker processes can import, defined at the top of "
+                f"a module, and settings that can be pickled; got {work.task.label} ({error})"
+            ) from error
         self._work, self._timeout, self._stop = work, timeout, stop
         self._threads = ThreadPoolExecutor(n_workers, initializer=_deaf_to_ctrl_c)
         self._idle: list[_Worker] = []
-        self._all: list[_Worker] = []
+        self._busy: set[_Worker] = set()
         self._over = False
 
     def submit(self, units: Sequence[list[Case]], seconds: float) -> Future[Batch]:
@@ -70,45 +86,38 @@ class Processes:
     def __exit__(self, *_: object) -> None:
         with _LOCK:
             self._over = True
-            for worker in self._all:
-                if worker not in self._idle:
-                    worker.process.kill()
+            for worker in self._busy:
+                worker.process.kill()
         self._threads.shutdown()
-        for worker in self._all:
+        for worker in self._idle:
             worker.pipe.close()  # which ends it in peace
-        for worker in self._all:
-            worker.end(_PATIENCE)
+        for worker in self._idle:
+            worker.end()
 
     def _run(self, units: Sequence[list[Case]], seconds: float) -> Batch:
         cause = ""
         for _ in range(_FRUITLESS):
-            worker = self._worker()
+            with _LOCK:
+                if self._over:
+                    break
+                worker = self._idle.pop() if self._idle else _Worker(self._work)
+                self._busy.add(worker)
             try:
-                answer = worker.run(units, seconds, self._timeout, self._stop)
+                return worker.run(units, seconds, self._timeout, self._stop)
             except DiedError as death:
-                with _LOCK:
-                    worker.end()
-                    self._all.remove(worker)
+                worker.end()
                 if death.number is not None:
                     raise
                 cause = death.cause
-                continue
-            with _LOCK:
-                self._idle.append(worker)
-            return answer
+            finally:
+                with _LOCK:
+                    self._busy.discard(worker)
+                    if not worker.pipe.closed:
+                        self._idle.append(worker)
         raise RuntimeError(
             f"sweep: worker processes end before their first case ({cause}). Is the sweep of a "
             "script inside `if __name__ == '__main__':`, and can its module be imported?"
         )
-
-    def _worker(self) -> _Worker:
-        with _LOCK:
-            if self._over:
-                raise DiedError("the sweep is over")
-            if self._idle:
-                return self._idle.pop()
-            self._all.append(_Worker(self._work))
-            return self._all[-1]
 
 
 class _Worker:
@@ -119,14 +128,23 @@ class _Worker:
         self.pipe, theirs = context.Pipe()
         # The unit under way (-1 for none), since when, and whether to end after it.
         self.at = context.RawArray("d", [-1.0, 0.0, 0.0])
-        arguments = (theirs, self.at, work, dict(os.environ))
-        self.process = context.Process(target=_serve, args=arguments)
-        with _environment(_ONE_THREAD):  # before libraries are loaded, in the fork server too
+        before = dict(os.environ)
+        self.process = context.Process(target=_serve, args=(theirs, self.at, work, before))
+        os.environ.update(_ONE_THREAD)  # before libraries are loaded, in the fork server too
+        try:
             self.process.start()
+        finally:
+            for name in _ONE_THREAD:
+                del os.environ[name]
+            os.environ.update(before)
         theirs.close()
 
     def run(
-        self, units: Sequence[list[Case]], seconds: float, timeout: float | None, stop: Any
+        self,
+        units: Sequence[list[Case]],
+        seconds: float,
+        timeout: float | None,
+        stop: threading.Event,
     ) -> Batch:
         """What a job brought; a `DiedError` has no number if it had not begun."""
         with contextlib.suppress(OSError):  # it is dead, which the sentinel tells
@@ -143,15 +161,16 @@ class _Worker:
                     return answer
             number = int(self.at[0])
             if ready:
-                self.end(_PATIENCE)
+                self.end()
                 raise DiedError(_cause(self.process.exitcode), number if number >= 0 else None)
             if timeout and number >= 0 and time.monotonic() - self.at[1] > timeout:
+                self.process.kill()
                 raise DiedError(f"it took longer than {timeout:g} s", number, certain=True)
 
-    def end(self, patience: float = 0.0) -> None:
+    def end(self) -> None:
         """End the process, if it does not end by itself."""
         with _LOCK:
-            self.process.join(patience)
+            self.process.join(_PATIENCE)
             self.process.kill()
             self.process.join()
             self.pipe.close()
@@ -210,28 +229,7 @@ def _cause(code: int | None) -> str:
     return f"its process ended: exit code {code}"
 
 
-def _check_importable(work: Work) -> None:
-    try:
-        pickle.dumps(work)
-    except Exception as error:
-        raise TypeError(
-            f"fn: expected a function that worker processes can import, defined at the top of a "
-            f"module, and settings that can be pickled; got {work.task.label} ({error})"
-        ) from error
-
-
 def _deaf_to_ctrl_c() -> None:
     """What this thread starts never sees Ctrl-C, not even while it imports; the main one does."""
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-
-
-@contextlib.contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
