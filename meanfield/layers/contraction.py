@@ -9,7 +9,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from meanfield.capabilities import HasDim, is_causal
+from meanfield.capabilities import is_causal
+from meanfield.layers.composition import dim_of
 from meanfield.layers.residual import Residual
 from meanfield.linearisation import Linearisation, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure
@@ -82,9 +83,7 @@ class Bounded:
         Raises:
             AttributeError: it does not.
         """
-        if isinstance(self.map, HasDim):
-            return self.map.dim
-        raise AttributeError(f"dim: {type(self.map).__name__} does not declare it")
+        return dim_of([self.map])
 
 
 def contractive(

@@ -7,9 +7,10 @@ from typing import final
 
 from torch import Tensor
 
-from meanfield.capabilities import HasDim, Nearby, is_causal, is_particlewise
+from meanfield.capabilities import Nearby, is_causal, is_particlewise
 from meanfield.layers.composition import (
     checked_maps,
+    dim_of,
     identity,
     name_of,
     nearby_of,
@@ -106,6 +107,4 @@ class Residual:
         Raises:
             AttributeError: it does not.
         """
-        if isinstance(self.map, HasDim):
-            return self.map.dim
-        raise AttributeError(f"dim: {name_of(self.map)} does not declare it")
+        return dim_of([self.map])
