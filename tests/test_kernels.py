@@ -576,6 +576,29 @@ def test_a_normalisation_of_your_own_is_right_where_rows_come_in_blocks():
         mine.field(mu)
 
 
+@pytest.mark.parametrize(
+    ("made", "error", "words"),
+    [
+        (lambda q, k, v: (q, k, v), TypeError, r"expected kernels.Features\(q, k, v\), got tuple"),
+        (
+            lambda q, k, v: kernels.Features(q[0], k, v),
+            ValueError,
+            r"q of shape .*heads, 5, width",
+        ),
+        (lambda q, k, v: kernels.Features(q, k.mT, v), ValueError, r"expected k of shape"),
+    ],
+)
+def test_features_of_another_kind_or_shape_are_refused(made, error, words):
+    class Mine(kernels.Kernel):
+        def features(self, parameters, points, positions):
+            return made(*parameters.project(points))
+
+    case = make_case("dot", "softmax", causal=False)
+    F = SelfAttention(AttentionParameters(**case.layer), kernel=Mine())
+    with pytest.raises(error, match=f"Mine.features: .*{words}"):
+        F(ParticleMeasure(case.points))
+
+
 def test_the_softmax_does_not_see_the_queries_part_of_l2_but_sigmoid_does():
     case = make_case("l2", "softmax", causal=False)
     par = AttentionParameters(**case.layer)

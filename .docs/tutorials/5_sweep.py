@@ -72,6 +72,9 @@ print(sweeps.status(store))
 #
 #    ds = sweep(case, grid, store=store, shard=(int(os.environ["SLURM_ARRAY_TASK_ID"]), 16))
 #
+# Each job gets a Dataset of all cases, in which those of the others may still be pending. When
+# ``meanfield status growth.sweep`` says that all are done, ``results.read(store)`` has them.
+#
 # A script that starts processes begins its work under ``if __name__ == "__main__":``. The answer
 # is the same, bit by bit, whatever runs it:
 threads = sweep(case, grid, seed=0, executor=ThreadPoolExecutor(2), progress=False)
