@@ -9,7 +9,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from meanfield.capabilities import HasDim, HasLocalUpper, HasNearby, Nearby, is_particlewise
+from meanfield.capabilities import (
+    HasLocalUpper,
+    HasNearby,
+    Nearby,
+    declared_dim,
+    is_particlewise,
+)
 from meanfield.layers.particlewise import expanded_radii, scaled_radii
 from meanfield.linalg import LinearMap
 from meanfield.linearisation import Linearisation, factored_constant
@@ -49,8 +55,9 @@ def dim_of(maps: Sequence[MeasureMap]) -> int:
         AttributeError: none of them does.
     """
     for each in maps:
-        if isinstance(each, HasDim):
-            return each.dim
+        dim = declared_dim(each)
+        if dim is not None:
+            return dim
     raise AttributeError(f"dim: not declared by {', '.join(name_of(each) for each in maps)}")
 
 
