@@ -35,7 +35,7 @@ def case(radius, heads, cloud, *, generator):
     layer = AttentionParameters.random(8, n_heads=heads, generator=generator)
     mu = ParticleMeasure(sampling.ball(16, 8, radius=radius, generator=generator))
     found = local_lipschitz(SelfAttention(layer), mu)
-    return {"constant": float(found.value), "splitting": float(found.splitting)}
+    return {"constant": float(found), "splitting": float(found.splitting)}
 
 
 # %%
