@@ -44,7 +44,8 @@ class Bounded:
     """A map of measures with a Lipschitz constant in the norm of its atoms' displacements.
 
     ‖F(μ') − F(μ)‖ ≤ constant · ‖μ' − μ‖ for measures μ, μ' of the same weights, atom by atom.
-    Whoever makes it vouches for that; `meanfield.layers.invert` believes it until it is refuted.
+    That is not checked here; `meanfield.layers.invert` relies on it, and refuses it where it sees
+    a steeper map.
 
     Args:
         map: F.

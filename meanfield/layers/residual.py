@@ -26,7 +26,7 @@ __all__ = ["Residual"]
 @final
 @dataclass(frozen=True, eq=False)
 class Residual:
-    """Atoms move from xᵢ to xᵢ + scale · yᵢ, yᵢ the atom of F(μ); weights and positions ride.
+    """Atoms move from xᵢ to xᵢ + scale · yᵢ, yᵢ the atom of F(μ); weights and positions stay.
 
     A residual block of a transformer: pre-norm is ``Residual(Chain([norm, F]))``, post-norm
     ``Chain([Residual(F), norm])``, peri-norm ``Residual(Chain([norm, F, norm]))``.
