@@ -14,10 +14,12 @@ from typing import Any
 
 import matplotlib
 from docutils import nodes
+from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
 from pybtex.plugin import register_plugin
 from pybtex.style.formatting.unsrt import Style
 from pybtex.style.labels import BaseLabelStyle
+from sphinx.util import logging
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -127,6 +129,7 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", _plain_marks, priority=400)  # before napoleon
     app.connect("autodoc-process-signature", _readable)
     app.connect("autodoc-skip-member", _skip_aliases)
+    app.connect("doctree-read", _try_formulas)
     app.add_html_math_renderer("mathml", (_inline_math, None), (_display_math, None))
 
 
@@ -156,17 +159,30 @@ def _skip_aliases(
     return True if str(getattr(obj, "__doc__", "")).startswith("Alias for field") else None
 
 
+def _try_formulas(app: Any, doctree: nodes.document) -> None:
+    """A formula that cannot be written is a warning where it is read, whatever is built."""
+    for node in doctree.findall(lambda node: isinstance(node, nodes.math | nodes.math_block)):
+        try:
+            _mathml(_aligned(node) if isinstance(node, nodes.math_block) else node.astext())
+        except MathError as error:
+            logging.getLogger(__name__).warning("%s", error, location=node)
+
+
 def _inline_math(writer: Any, node: nodes.math) -> None:
     writer.body.append(_mathml(node.astext()))
     raise nodes.SkipNode
 
 
 def _display_math(writer: Any, node: nodes.math_block) -> None:
+    writer.body.append(f'<div class="formula">{_mathml(_aligned(node), as_block=True)}</div>\n')
+    raise nodes.SkipNode
+
+
+def _aligned(node: nodes.math_block) -> str:
     code = node.astext()
     if "&" in code and r"\begin" not in code:
-        code = rf"\begin{{aligned}}{code}\end{{aligned}}"
-    writer.body.append(f'<div class="formula">{_mathml(code, as_block=True)}</div>\n')
-    raise nodes.SkipNode
+        return rf"\begin{{aligned}}{code}\end{{aligned}}"
+    return code
 
 
 def _mathml(code: str, *, as_block: bool = False) -> str:

@@ -27,6 +27,7 @@ __all__ = [
     "MayBeParticlewise",
     "Nearby",
     "Score",
+    "declared_dim",
     "is_causal",
     "is_particlewise",
 ]
@@ -176,6 +177,14 @@ class HasNearby(Protocol):
                 absent atoms do does not count.
             splitting: whether atoms may split into parts that move differently.
         """
+
+
+def declared_dim(F: object) -> int | None:
+    """d, if F says it; a composed map has the member and says it only if a part does."""
+    try:
+        return F.dim if isinstance(F, HasDim) else None
+    except AttributeError:  # from Python 3.12 on, `isinstance` does not ask for the value
+        return None
 
 
 def is_causal(F: object) -> bool:

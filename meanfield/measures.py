@@ -36,8 +36,8 @@ _MASS_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-8}
 class ParticleMeasure:
     """A probability measure μ = Σᵢ aᵢ δ_{xᵢ} on R^d, or Σᵢ aᵢ δ_{(sᵢ, xᵢ)} on [0, 1] × R^d.
 
-    Weights live as logarithms: in an unbalanced cluster a light atom of weight e^{−900} is
-    ordinary, and its square-root ratio to the heavy atom, exp((log aᵢ − log aⱼ)/2), is not small.
+    Weights are kept as logarithms, so that an atom of weight e^{−900} is ordinary, and a ratio of
+    two weights comes from the difference of their logarithms.
 
     Args:
         points: atoms xᵢ, shape (..., n, d), float32 or float64; leading axes are a batch.
@@ -144,7 +144,7 @@ class ParticleMeasure:
         return _measure(points, self.log_weights.to(*args, **kwargs), moved)
 
     def replace(self, points: Tensor) -> ParticleMeasure:
-        """The measure with its atoms moved to `points` (..., n, d'); weights and positions ride.
+        """The measure with its atoms moved to `points` (..., n, d'); weights and positions stay.
 
         Raises:
             ValueError: if `points` is not one point per atom.
@@ -216,7 +216,7 @@ class MeasureMap(Protocol):
     """Anything that sends a particle measure to a particle measure with the same weights.
 
     What else a map may declare, such as its linearisation, is in `meanfield.linearisation` and
-    `meanfield.capabilities`; automatic differentiation stands in for what it does not.
+    `meanfield.capabilities`. A map that declares no linearisation is differentiated automatically.
     """
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
@@ -300,7 +300,7 @@ class Disintegration(NamedTuple):
 def pushforward(
     transport: Callable[..., Tensor], mu: ParticleMeasure, *, use_positions: bool = False
 ) -> ParticleMeasure:
-    """T♯μ = Σᵢ aᵢ δ_{T(xᵢ)}; weights and positions ride along.
+    """T♯μ = Σᵢ aᵢ δ_{T(xᵢ)}; weights and positions stay.
 
     Args:
         transport: T, from points (..., n, d) to points (..., n, d'); with `use_positions`

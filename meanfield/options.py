@@ -121,7 +121,7 @@ def shown(value: Any) -> str:
         text = repr(value)
         return text if len(text) <= 60 else f"{text[:57]}..."
     if isinstance(value, type):
-        return f"the class {value.__name__}; make one of it first"
+        return f"the class {value.__name__}; write {value.__name__}(...)"
     shape = getattr(value, "shape", None)
     of = f" of shape {tuple(shape)}" if isinstance(shape, tuple) and shape else ""
     return f"{type(value).__name__}{of}"

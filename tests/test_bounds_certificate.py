@@ -259,11 +259,11 @@ def test_the_enclosures_hold_the_formulas(c):
             assert held.low[0] - slack <= true <= held.high[0] + slack, name
 
 
-@pytest.mark.parametrize("c", [0.05, 0.5, 1.0, 3.0, 9.0])
+@pytest.mark.parametrize("c", [0.05, 1.0, 9.0])
 def test_the_steps_by_hand_hold_for_random_laws(c):
     rng = np.random.default_rng(1)
     worst = 0.0
-    for _ in range(300):
+    for _ in range(150):
         k = rng.integers(2, 6)
         weight = rng.dirichlet(np.full(k, 0.5))
         y = rng.normal(size=(k, 2))

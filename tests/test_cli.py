@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -22,10 +23,16 @@ SMALL = [
 ]
 
 
+# All of them are drawn in `test_figures.py`.
+FIGURES = {name: two_dirac.FIGURES[name] for name in ("growth-in-n-masked", "splitting")}
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    assert cli.main(["run", "two-dirac", *SMALL, "--out", str(folder)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(two_dirac, "FIGURES", FIGURES)
+        assert cli.main(["run", "two-dirac", *SMALL, "--out", str(folder)]) == 0
     return folder
 
 
@@ -35,7 +42,7 @@ def test_a_run_leaves_both_datasets_and_every_figure(finished):
     assert zarr.sizes == netcdf.sizes
     for name in ("value", "euclidean", "wasserstein_secant"):
         np.testing.assert_array_equal(zarr[name], netcdf[name])
-    for name in two_dirac.FIGURES:
+    for name in FIGURES:
         for suffix in ("png", "pdf"):
             assert (finished / f"two-dirac-{name}.{suffix}").stat().st_size > 2000
 
@@ -49,10 +56,12 @@ def test_a_run_is_what_the_settings_say(finished):
     assert record["spec"]["fixed"]["secant_tokens"] == [5]
 
 
-def test_plot_draws_a_finished_run_again(finished, tmp_path):
+def test_plot_draws_a_finished_run_again(finished, tmp_path, monkeypatch):
     store = str(finished / "two-dirac.nc")
+    monkeypatch.setattr(two_dirac, "FIGURES", FIGURES)
     assert cli.main(["plot", store, "--out", str(tmp_path)]) == 0
-    assert len(list(tmp_path.glob("*.png"))) == len(two_dirac.FIGURES)
+    drawn = {f"two-dirac-{name}.png" for name in FIGURES}
+    assert {path.name for path in tmp_path.glob("*.png")} == drawn
 
 
 def test_settings_come_from_a_toml_file_and_set_wins(tmp_path, capsys):
@@ -205,8 +214,36 @@ def test_nothing_that_somebody_else_has_made_is_replaced(finished, tmp_path, cap
     assert cli.main(["status", "--check", store]) == 0
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_during_a_case_keeps_those_before_it(tmp_path, capsys, monkeypatch, name):
+    number, bounds_of, n_calls = getattr(signal, name), two_dirac._bounds, 0
+
+    def interrupted(*case):
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 5:
+            os.kill(os.getpid(), number)
+        return bounds_of(*case)
+
+    monkeypatch.setattr(two_dirac, "_bounds", interrupted)
+    command = ["run", "two-dirac", *SMALL, "--no-figures", "--out", str(tmp_path)]
+    assert cli.main(command) == 128 + number
+    store = tmp_path / "two-dirac.sweep"
+    n_kept = status(store).n_done
+    assert n_kept >= 4
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith(f"meanfield: ended by {name}: {n_kept} of ")
+    assert not list(store.glob(".*"))
+
+
 @pytest.mark.parametrize(
-    ("number", "n_workers"), [("SIGINT", 0), ("SIGTERM", 0), ("SIGTERM", 2), ("SIGHUP", 0)]
+    ("number", "n_workers"),
+    [
+        pytest.param("SIGINT", 0, marks=pytest.mark.slow),
+        pytest.param("SIGTERM", 0, marks=pytest.mark.slow),
+        ("SIGTERM", 2),
+        pytest.param("SIGHUP", 0, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_ends_with_a_line_that_is_true_and_a_whole_store(tmp_path, number, n_workers):
     number = getattr(signal, number)

@@ -57,7 +57,7 @@ def made():
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_every_case_is_done_labelled_and_drawn(module, made, tmp_path):
+def test_every_case_is_done_labelled_and_drawn(module, made):
     import matplotlib.pyplot as plt
 
     ds = made(module)
@@ -66,7 +66,7 @@ def test_every_case_is_done_labelled_and_drawn(module, made, tmp_path):
     for function, arguments in module.FIGURES.values():
         with figures.style():
             ax = getattr(figures, function)(ds, **arguments)
-            ax.figure.savefig(tmp_path / f"{function}.png")
+            ax.figure.canvas.draw()
         assert ax.get_title()
         assert ax.get_xlabel()
         assert ax.get_ylabel()

@@ -83,6 +83,27 @@ def test_the_best_pair_lies_between_its_bounds(ds):
     assert (above < papers).all()
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_marker_of_w2_is_not_covered_by_that_of_its_curve(ds, causal):
+    lines = [
+        o for o in figures.plot_lemma_3_2(ds, causal=causal).get_lines() if len(o.get_xdata())
+    ]
+    rings = [one for one in lines if one.get_linestyle() == "None"]
+    assert rings and all(one.get_fillstyle() == "none" for one in rings)
+    for other in lines:
+        if other not in rings:
+            assert other.get_marker() == "None" or other.get_markevery() == []
+
+
+def test_the_only_marker_of_a_curve_of_weights_is_at_its_best_one(ds):
+    ax = figures.plot_light_weight(ds)
+    for one in ax.get_lines():
+        if str(one.get_label()).startswith("R = "):
+            assert one.get_marker() != "None"
+            (place,) = one.get_markevery()
+            assert one.get_ydata()[place] == one.get_ydata().max()
+
+
 def test_points_that_have_not_converged_are_marked(ds):
     ds = ds.copy(deep=True)
     rows = np.flatnonzero((ds.radius == 1.5) & (ds.n_tokens == 5) & ~ds.causal)

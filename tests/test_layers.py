@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, split
-from meanfield.capabilities import HasDim, is_causal
+from meanfield.capabilities import HasDim, declared_dim, is_causal
 from meanfield.layers import (
     MLP,
     Chain,
@@ -17,6 +17,7 @@ from meanfield.layers import (
     Residual,
     RMSNorm,
     Sum,
+    contractive,
 )
 from meanfield.linearisation import linearize
 from meanfield.lipschitz import local_lipschitz
@@ -257,10 +258,25 @@ def test_a_composed_map_is_masked_if_a_part_is_and_knows_its_dimension():
     assert is_causal(post_norm(True))
     assert is_causal(pre_norm(True))
     assert is_causal(parallel(True))
-    assert {F.dim for F in (post_norm(), pre_norm(), parallel(), layer_norm(), mlp())} == {D}
-    free = Chain([Pointwise(torch.tanh)])
-    with pytest.raises(AttributeError, match="Pointwise"):
-        _ = free.dim
+    known = (
+        post_norm(),
+        pre_norm(),
+        parallel(),
+        layer_norm(),
+        mlp(),
+        contractive(mlp(), 0.5, constant=1.0),
+    )
+    assert {F.dim for F in known} == {D}
+    free = Pointwise(torch.tanh)
+    for F in (
+        Chain([free]),
+        Sum([free]),
+        Residual(free),
+        contractive(free, 0.5, constant=1.0).map,
+    ):
+        with pytest.raises(AttributeError, match="dim: not declared by Pointwise"):
+            _ = F.dim
+        assert declared_dim(F) is None
     assert isinstance(post_norm(), HasDim)
 
 

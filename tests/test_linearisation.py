@@ -222,7 +222,7 @@ def test_a_causal_block_that_declares_nothing_serves_every_question():
 def test_a_secant_search_takes_a_block_that_declares_nothing():
     G = Residual(layer(causal=True))
     found = lipschitz_lower(
-        G, 1.0, n_atoms=2, generator=torch.Generator().manual_seed(0), n_pairs=2,
+        G, 9.0, start=measure(n=2), generator=torch.Generator().manual_seed(0), n_pairs=2,
         families=["random", "direction"],
     )  # fmt: skip
     assert found.lower > 0

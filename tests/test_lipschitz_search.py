@@ -28,7 +28,7 @@ def test_the_best_two_atoms_of_the_line_are_found(radius, best):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_search_reaches_the_hand_built_inputs_and_stays_below_the_bound(seed, causal):
     generator = torch.Generator().manual_seed(seed)
     A = torch.randn(2, 2, dtype=F64, generator=generator) - torch.eye(2, dtype=F64)
@@ -50,8 +50,8 @@ def test_the_search_reaches_the_hand_built_inputs_and_stays_below_the_bound(seed
 
 def test_more_atoms_are_never_worse():
     F = SelfAttention(AttentionParameters.random(2, std=1.5))
-    two, constant = worst_case(F, 1.0, **FAST)
-    _, more = worst_case(F, 1.0, n_atoms=4, candidates=[two], **FAST)
+    two, constant = worst_case(F, 1.0, starts=4, steps=20)
+    _, more = worst_case(F, 1.0, n_atoms=4, candidates=[two], starts=4, steps=20)
     assert float(more.value) >= float(constant.value) * (1 - 1e-9)
 
 
@@ -114,5 +114,5 @@ def test_directions_that_do_not_matter_do_not_disturb_the_ascent():
     A = torch.diag(torch.tensor([-1.0, -0.5], dtype=torch.float64))
     F = SelfAttention(AttentionParameters.from_bilinear(A, torch.eye(2, dtype=torch.float64)))
     for n_atoms in (2, 3):
-        found = worst_case(F, 1.5, n_atoms=n_atoms, **FAST)[1]
+        found = worst_case(F, 1.5, n_atoms=n_atoms, starts=4, steps=80)[1]
         assert float(found.value) == pytest.approx(18.178531, rel=1e-6)

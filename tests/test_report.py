@@ -147,6 +147,16 @@ def test_style_loads_nothing(source):
     assert "url(" not in style and "@import" not in style
 
 
+def test_the_browser_is_told_to_load_nothing_and_to_use_the_reader_s_colours(page, source):
+    policy = [a["content"] for t, a in page.elements if "Content-Security-Policy" in a.values()]
+    assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
+    style = re.search(r"<style>(.*?)</style>", source, re.DOTALL).group(1)
+    assert "color-scheme: light dark" in style
+    # xarray's own table goes by variables; one left out would stay light.
+    names = re.findall(r"(--xr-[\w-]+):", source[source.index("The Dataset") :])
+    assert names and set(names) <= set(re.findall(r"(--xr-[\w-]+):", style))
+
+
 def test_hostile_text_is_shown_as_it_is(page):
     for place in ("Gains ", "And ", "meanfield run '", "along the line ", "gain "):
         assert place + HOSTILE in page.text
@@ -250,7 +260,7 @@ def test_an_estimate_has_its_evidence_below_it_whatever_the_order_in_the_file():
 
 def test_figures_of_the_library_are_named_with_their_arguments():
     figures = {
-        "plain": report.Figure("plot_growth_in_n"),
+        "plain": ("plot_growth_in_n", {}),
         "masked": ("plot_growth_in_n", {"causal": True}),
     }
     page = Page(report.render(a_dataset(), figures=figures))

@@ -240,6 +240,7 @@ def test_killed_in_process_it_loses_nothing_and_does_nothing_twice(tmp_path, sta
     assert not list(store.glob(".*")), "litter"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["extension", "retry"])
 def test_killed_while_it_grows_or_is_retried_it_loses_nothing(tmp_path, start, mode):
     kill_again_and_again(start, tmp_path, mode, 4, np.random.default_rng(1))

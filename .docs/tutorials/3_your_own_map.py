@@ -84,7 +84,7 @@ def by_hand(nu):
     return nu.replace(parameters.join(torch.softmax(scores + nu.log_weights, -1) @ v))
 
 
-print(float(local_lipschitz(mine, mu).value), float(local_lipschitz(by_hand, mu).value))
+print(float(local_lipschitz(mine, mu)), float(local_lipschitz(by_hand, mu)))
 
 # %%
 # What comes with it
@@ -103,7 +103,7 @@ shape = sampling.ball(16, 4, generator=generator)
 with figures.style():
     ax = plt.subplots()[1]
     for marker, (name, layer) in zip("osx^", layers.items(), strict=True):
-        values = [float(local_lipschitz(layer, ParticleMeasure(R * shape)).value) for R in radii]
+        values = [float(local_lipschitz(layer, ParticleMeasure(R * shape))) for R in radii]
         ax.semilogy(radii, values, marker + "-", label=name)
     ax.set_xscale("log", base=2)
     ax.set(xlabel="radius R of the cloud", ylabel="local constant")

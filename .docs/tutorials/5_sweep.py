@@ -35,7 +35,7 @@ def case(radius, heads, cloud, *, generator):
     layer = AttentionParameters.random(8, n_heads=heads, generator=generator)
     mu = ParticleMeasure(sampling.ball(16, 8, radius=radius, generator=generator))
     found = local_lipschitz(SelfAttention(layer), mu)
-    return {"constant": float(found.value), "splitting": float(found.splitting)}
+    return {"constant": float(found), "splitting": float(found.splitting)}
 
 
 # %%
@@ -71,6 +71,9 @@ print(sweeps.status(store))
 # As an array job without any scheduler of ours, each job takes every k-th case::
 #
 #    ds = sweep(case, grid, store=store, shard=(int(os.environ["SLURM_ARRAY_TASK_ID"]), 16))
+#
+# Each job gets a Dataset of all cases, in which those of the others may still be pending. When
+# ``meanfield status growth.sweep`` says that all are done, ``results.read(store)`` has them.
 #
 # A script that starts processes begins its work under ``if __name__ == "__main__":``. The answer
 # is the same, bit by bit, whatever runs it:

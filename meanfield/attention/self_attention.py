@@ -121,7 +121,7 @@ class SelfAttention:
         return table("Self-attention", rows)
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
-        """F(μ): atoms move to Γ_μ(xᵢ), weights and positions ride along.
+        """F(μ): atoms move to Γ_μ(xᵢ), weights and positions stay.
 
         Raises:
             ValueError: another dimension than the parameters', or no positions where they count.

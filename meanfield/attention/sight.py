@@ -15,6 +15,7 @@ from meanfield.attention.kernels import Features, Kernel
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.streaming import last_seen, row_parts
 from meanfield.measures import ParticleMeasure
+from meanfield.options import shown
 
 __all__ = ["Block", "Sight"]
 
@@ -81,6 +82,7 @@ class Sight:
         elif not kernel.needs_positions:
             positions = None
         features = kernel.features(parameters, points, positions)
+        _check(features, kernel, points)
         if not centred:
             features = _uncentred(features)
         return cls(
@@ -239,6 +241,20 @@ def _uncentred(f: Features) -> Features:
     """Keys and values measured from the origin."""
     f = f.whole_keys()
     return f if f.v_centre is None else f._replace(v=f.v + f.v_centre, v_centre=None)
+
+
+def _check(features: Features, kernel: Kernel, points: Tensor) -> None:
+    """What a kernel of the user's own has given."""
+    name = f"{type(kernel).__name__}.features"
+    if not isinstance(features, Features):
+        raise TypeError(f"{name}: expected kernels.Features(q, k, v), got {shown(features)}")
+    for letter in "qkv":
+        found = getattr(features, letter)
+        if found.ndim != points.ndim + 1 or found.shape[-2] != points.shape[-2]:
+            raise ValueError(
+                f"{name}: expected {letter} of shape (*batch, heads, {points.shape[-2]}, width), "
+                f"got {tuple(found.shape)}"
+            )
 
 
 def _folded(f: Features, one: float) -> Features:

@@ -1,4 +1,4 @@
-"""Measures through depth: layers as time.
+"""Measures through depth, which is the time of a flow.
 
 A map of measures F, whose image of an atom is Γ_μ(x), is the velocity of the transport equation
 ∂μ + div(μ Γ_μ) = 0; a residual network is its Euler scheme. `flow` moves a measure and returns a

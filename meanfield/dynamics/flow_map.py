@@ -31,7 +31,7 @@ class VelocityMap:
     constraint: str | None = None
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
-        """Atoms move to their velocities; weights and positions ride along."""
+        """Atoms move to their velocities; weights and positions stay."""
         return mu.replace(self._velocity(mu)(mu.points))
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
@@ -78,7 +78,7 @@ class FlowMap:
             raise ValueError(f"start, end: expected start ≤ end, got {self.start}, {self.end}")
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
-        """Φ(μ); weights and positions ride along."""
+        """Φ(μ); weights and positions stay."""
         times = [self.start, self.end] if self.end > self.start else [self.start]
         found = mu
         for _, measure in trajectory(

@@ -152,7 +152,9 @@ def figure(draw: Callable[..., Axes]) -> Callable[..., Axes]:
     lines = inspect.Parameter("lines", inspect.Parameter.VAR_KEYWORD)
     signature = own.replace(parameters=[*mine, *extra, lines])
     drawn.__signature__ = signature  # type: ignore[attr-defined]
-    drawn.__doc__ = (draw.__doc__ or "").replace(_AX, _AX + _COMMON)
+    # Python 3.13 takes the indentation off by itself.
+    text = inspect.cleandoc(draw.__doc__ or "") + "\n"
+    drawn.__doc__ = text.replace(_AX, _AX + _COMMON)
     return drawn
 
 
@@ -162,13 +164,13 @@ _TYPES = {
     "title": "str | None",
     "label": "str | None",
 }
-_AX = "        ax: where to draw; a new figure if None.\n"
+_AX = "    ax: where to draw; a new figure if None.\n"
 _COMMON = """\
-        legend: under the Axes if True; False for none, "beside", a place of matplotlib such
-            as "best", or settings of `Axes.legend`.
-        title: in place of the figure's own; "" for none.
-        label: what comes before the names of the curves, to tell two Datasets apart.
-        **lines: properties of all lines, such as ``linewidth=2``.
+    legend: under the Axes if True; False for none, "beside", a place of matplotlib such
+        as "best", or settings of `Axes.legend`.
+    title: in place of the figure's own; "" for none.
+    label: what comes before the names of the curves, to tell two Datasets apart.
+    **lines: properties of all lines, such as ``linewidth=2``.
 """
 
 

@@ -120,14 +120,15 @@ def plot_light_weight(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes
     for colour, radius in zip(colours(len(radii)), radii, strict=True):
         line = rows.isel(case=np.flatnonzero(rows.radius.values == radius)).sortby("log_ratio")
         line = line.isel(case=np.flatnonzero(line.log_ratio.values > -80))
-        ax.plot(line.log_ratio, line.particle, "-", color=colour, label=f"R = {radius:g}")
+        # One marker, at the best weight.
+        best: Any = {"marker": "o", "markersize": 7}
+        best["markevery"] = [int(np.argmax(line.particle.values))]
+        ax.plot(line.log_ratio, line.particle, color=colour, label=f"R = {radius:g}", **best)
         ax.plot(line.log_ratio, line.splitting, "--", color=colour, linewidth=0.9)
-        best = line.isel(case=int(np.argmax(line.particle.values)))
-        ax.plot(best.log_ratio, best.particle, "o", color=colour)
         mark_unconverged(ax, line.log_ratio, line.particle, line.value_converged)
     ax.plot([], [], "k-", label="particle")
     ax.plot([], [], "k--", linewidth=0.9, label="splitting")
-    ax.plot([], [], "ko", label=r"best, near $e^{-2\gamma R^2}/3$")
+    ax.plot([], [], "ko", markersize=7, label=r"best, near $e^{-2\gamma R^2}/3$")
     ax.set(yscale="log", xlabel="log(light weight / heavy weight)", ylabel="local constant")
     ax.set_ylim(bottom=1e-2)
     ax.set_title("The most sensitive cluster is extremely unbalanced")
@@ -153,11 +154,11 @@ def plot_lemma_3_2(ds: xr.Dataset, *, ax: Axes, causal: bool = False, radius: fl
     rows = rows.isel(case=np.flatnonzero(rows.radius.values == radius)).sortby("n_tokens")
     for k, colour in enumerate(colours(rows.sizes["case"])):
         case = rows.isel(case=k)
+        marks: Any = {"color": colour, "fillstyle": "none", "markersize": 6}
+        # Its marker is in the legend alone: on the curve it would hide those of W₂.
         label = f"n = {int(case.n_tokens)}"
-        ax.plot(ds.step, case.euclidean_secant, "-", color=colour, label=label)
-        ax.plot(
-            ds.step, case.wasserstein_secant, "o", color=colour, fillstyle="none", markersize=6
-        )
+        ax.plot(ds.step, case.euclidean_secant, "o-", markevery=[], label=label, **marks)
+        ax.plot(ds.step, case.wasserstein_secant, "o", **marks)
         ax.axhline(float(case.euclidean), color=colour, linestyle=":", linewidth=0.9)
     ax.plot([], [], "k-", label=r"$\frac{\|f(X)-f(Y)\|}{\|X-Y\|}$")
     name = "d_2" if causal else "W_2"
@@ -218,9 +219,11 @@ def plot_secants(
         case = rows.isel(case=k)
         top, split = case.sel(perturbation="top"), case.sel(perturbation="splitting")
         scale = float(case.euclidean)
+        marks: Any = {"color": colour, "fillstyle": "none"}
+        # Its marker is in the legend alone: on the curve it would hide those of W₂.
         label = f"n = {int(case.n_tokens)}"
-        ax.plot(ds.step, top.euclidean_secant / scale, "-", color=colour, label=label)
-        ax.plot(ds.step, top.wasserstein_secant / scale, "o", color=colour, fillstyle="none")
+        ax.plot(ds.step, top.euclidean_secant / scale, "o-", markevery=[], label=label, **marks)
+        ax.plot(ds.step, top.wasserstein_secant / scale, "o", **marks)
         ax.plot(ds.step, split.wasserstein_secant / scale, "--", color=colour, linewidth=0.9)
         # The scale of the whole curve is what has not converged.
         good = case.euclidean_converged

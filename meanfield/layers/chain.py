@@ -8,8 +8,8 @@ from typing import final
 
 from torch import Tensor
 
-from meanfield.capabilities import HasDim, Nearby, is_causal, is_particlewise
-from meanfield.layers.composition import checked_maps, name_of, nearby_of, upper_of
+from meanfield.capabilities import Nearby, is_causal, is_particlewise
+from meanfield.layers.composition import checked_maps, dim_of, nearby_of, upper_of
 from meanfield.linearisation import Linearisation, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, image_of
 
@@ -105,8 +105,4 @@ class Chain:
         Raises:
             AttributeError: none of them does.
         """
-        for each in self.maps:
-            if isinstance(each, HasDim):
-                return each.dim
-        names = ", ".join(name_of(each) for each in self.maps)
-        raise AttributeError(f"dim: none of the maps of the chain declares it: {names}")
+        return dim_of(self.maps)

@@ -9,14 +9,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from meanfield.capabilities import HasLocalUpper, HasNearby, Nearby, is_particlewise
+from meanfield.capabilities import (
+    HasLocalUpper,
+    HasNearby,
+    Nearby,
+    declared_dim,
+    is_particlewise,
+)
 from meanfield.layers.particlewise import expanded_radii, scaled_radii
 from meanfield.linalg import LinearMap
 from meanfield.linearisation import Linearisation, factored_constant
 from meanfield.measures import MeasureMap, ParticleMeasure, check_map
 from meanfield.options import shown
 
-__all__ = ["checked_maps", "identity", "name_of", "nearby_of", "upper_of"]
+__all__ = ["checked_maps", "dim_of", "identity", "name_of", "nearby_of", "upper_of"]
 
 
 def identity(mu: ParticleMeasure) -> Linearisation:
@@ -40,6 +46,19 @@ def checked_maps(maps: Sequence[MeasureMap], name: str) -> tuple[MeasureMap, ...
 def name_of(F: MeasureMap) -> str:
     """For messages."""
     return getattr(F, "__name__", type(F).__name__)
+
+
+def dim_of(maps: Sequence[MeasureMap]) -> int:
+    """d, of the first of the maps that says it.
+
+    Raises:
+        AttributeError: none of them does.
+    """
+    for each in maps:
+        dim = declared_dim(each)
+        if dim is not None:
+            return dim
+    raise AttributeError(f"dim: not declared by {', '.join(name_of(each) for each in maps)}")
 
 
 def upper_of(F: MeasureMap, mu: ParticleMeasure) -> Tensor:

@@ -9,7 +9,8 @@ from typing import final
 import torch
 from torch import Tensor
 
-from meanfield.capabilities import HasDim, is_causal
+from meanfield.capabilities import is_causal
+from meanfield.layers.composition import dim_of
 from meanfield.layers.residual import Residual
 from meanfield.linearisation import Linearisation, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure
@@ -43,7 +44,8 @@ class Bounded:
     """A map of measures with a Lipschitz constant in the norm of its atoms' displacements.
 
     ‖F(μ') − F(μ)‖ ≤ constant · ‖μ' − μ‖ for measures μ, μ' of the same weights, atom by atom.
-    Whoever makes it vouches for that; `meanfield.layers.invert` believes it until it is refuted.
+    That is not checked here; `meanfield.layers.invert` relies on it, and refuses it where it sees
+    a steeper map.
 
     Args:
         map: F.
@@ -82,9 +84,7 @@ class Bounded:
         Raises:
             AttributeError: it does not.
         """
-        if isinstance(self.map, HasDim):
-            return self.map.dim
-        raise AttributeError(f"dim: {type(self.map).__name__} does not declare it")
+        return dim_of([self.map])
 
 
 def contractive(

@@ -10,8 +10,8 @@ from typing import final
 
 from torch import Tensor
 
-from meanfield.capabilities import HasDim, Nearby, is_causal, is_particlewise
-from meanfield.layers.composition import checked_maps, name_of, nearby_of, upper_of
+from meanfield.capabilities import Nearby, is_causal, is_particlewise
+from meanfield.layers.composition import checked_maps, dim_of, name_of, nearby_of, upper_of
 from meanfield.linearisation import Linearisation, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, image_of
 
@@ -96,7 +96,4 @@ class Sum:
         Raises:
             AttributeError: none of them does.
         """
-        for each in self.maps:
-            if isinstance(each, HasDim):
-                return each.dim
-        raise AttributeError("dim: none of the maps of the sum declares it")
+        return dim_of(self.maps)

@@ -7,9 +7,10 @@ from typing import final
 
 from torch import Tensor
 
-from meanfield.capabilities import HasDim, Nearby, is_causal, is_particlewise
+from meanfield.capabilities import Nearby, is_causal, is_particlewise
 from meanfield.layers.composition import (
     checked_maps,
+    dim_of,
     identity,
     name_of,
     nearby_of,
@@ -25,7 +26,7 @@ __all__ = ["Residual"]
 @final
 @dataclass(frozen=True, eq=False)
 class Residual:
-    """Atoms move from xᵢ to xᵢ + scale · yᵢ, yᵢ the atom of F(μ); weights and positions ride.
+    """Atoms move from xᵢ to xᵢ + scale · yᵢ, yᵢ the atom of F(μ); weights and positions stay.
 
     A residual block of a transformer: pre-norm is ``Residual(Chain([norm, F]))``, post-norm
     ``Chain([Residual(F), norm])``, peri-norm ``Residual(Chain([norm, F, norm]))``.
@@ -106,6 +107,4 @@ class Residual:
         Raises:
             AttributeError: it does not.
         """
-        if isinstance(self.map, HasDim):
-            return self.map.dim
-        raise AttributeError(f"dim: {name_of(self.map)} does not declare it")
+        return dim_of([self.map])

@@ -33,7 +33,7 @@ class OrderInterval:
 
 
 def local_order(F: MeasureMap, mu: ParticleMeasure, *, p: float) -> OrderInterval:
-    """lim sup W_p(F(ν), F(μ)) / W_p(ν, μ) as mass moves little, for p = 1, 2, ∞.
+    """lim sup W_p(F(ν), F(μ)) / W_p(ν, μ) as mass moves by shrinking steps, for p = 1, 2, ∞.
 
     Where atoms may split, displacements live on parts of atoms. With the field's derivatives Sᵢ,
     and T = J − diag(Sᵢ), the norm on L^p is

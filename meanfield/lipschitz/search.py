@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from meanfield import sampling
-from meanfield.capabilities import HasDim, HasScoreMatrices, is_causal
+from meanfield.capabilities import HasScoreMatrices, declared_dim, is_causal
 from meanfield.checks import as_generator
 from meanfield.linalg.vectors import normalised
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
@@ -71,8 +71,7 @@ def worst_case(
     radius, n_atoms = number(radius, "radius", above=0), count(n_atoms, "n_atoms")
     starts, steps = count(starts, "starts"), count(steps, "steps")
     generator = as_generator(generator)
-    if dim is None and isinstance(F, HasDim):
-        dim = F.dim
+    dim = declared_dim(F) if dim is None else dim
     if dim is None:
         raise ValueError(
             "dim: expected the dimension of the points, since F does not say it, got None"

@@ -7,7 +7,6 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import xarray as xr
 
@@ -20,8 +19,7 @@ from meanfield.results.atomic import check_replaceable, write_whole
 
 __all__ = ["render", "write_report"]
 
-_TROUBLES = 30  # cases in trouble that are written out
-_RANDOM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_RANDOM = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CODE = re.compile(r"(`+)(.+?)\1", re.DOTALL)
 
 
@@ -34,14 +32,18 @@ def write_report(
     figures: Mapping[str, Drawing] | None = None,
     fits: Mapping[str, xr.Dataset] | None = None,
 ) -> Path:
-    """Write the report of a Dataset (see `render`) to a file, whole or not at all.
+    """Write the report of a Dataset to a file, whole or not at all.
 
     Args:
         ds: a Dataset of this library; its labels make the tables.
         path: ends in .html; a file that this library has written is replaced.
-        title: heading of the page.
-        question: what was asked.
-        figures: what to draw.
+        title: heading; by default the Dataset's attribute `title`, or "Results".
+        question: what was asked, in paragraphs; by default the attribute `summary`. Text in
+            backquotes is set as code.
+        figures: by name, the name of a function of `meanfield.figures` with its settings, such
+            as ``("plot_growth_in_n", {"causal": True})``, or any function of a Dataset and
+            `ax`. The first line of its docstring is the caption. A figure for which the Dataset
+            lacks the cases says so in its place.
         fits: power laws from `results.fit_power`, by what they describe.
 
     Returns:
@@ -49,6 +51,7 @@ def write_report(
 
     Raises:
         ValueError: another suffix, or a figure that the library does not have.
+        TypeError: `ds` is no Dataset.
         FileExistsError: a file that this library has not written is there.
         OSError: the file cannot be written; nothing is left behind.
 
@@ -76,55 +79,32 @@ def render(
     figures: Mapping[str, Drawing] | None = None,
     fits: Mapping[str, xr.Dataset] | None = None,
 ) -> str:
-    """The report of a Dataset as the text of an HTML page.
-
-    Args:
-        ds: a Dataset of this library.
-        title: heading; by default the Dataset's attribute `title`, or "Results".
-        question: what was asked, in paragraphs; by default the attribute `summary`. Text in
-            backquotes is set as code.
-        figures: by name, a `Figure` (a function of `meanfield.figures` and its arguments) or
-            any function of a Dataset and `ax`. The first line of its docstring is the caption.
-            A figure for which the Dataset lacks the cases says so in its place.
-        fits: Datasets of `results.fit_power`, by what they describe.
-
-    Raises:
-        ValueError: a figure that the library does not have.
-        TypeError: if `ds` is no Dataset.
-    """
+    """The report as the text of an HTML page; arguments and errors as of `write_report`."""
     import jinja2
     from markupsafe import Markup
 
     if not isinstance(ds, xr.Dataset):
         raise TypeError(f"ds: expected an xarray.Dataset, got {shown(ds)}")
-    record = read_provenance(ds)
-    troubles = summaries.troubles(ds)
-    loader = jinja2.PackageLoader("meanfield.report", ".")
+    record, asked = read_provenance(ds), question or str(ds.attrs.get("summary", ""))
+    blocks = [block.strip() for block in re.split(r"\n\s*\n", asked) if block.strip()]
     environment = jinja2.Environment(
-        loader=loader, autoescape=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.PackageLoader("meanfield.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
     )
-    environment.filters["cell"] = lambda value: Markup(escape(value))
     return environment.get_template("page.html.j2").render(
         title=title or str(ds.attrs.get("title", "Results")),
         outcome=summaries.outcome(ds),
-        question=_paragraphs(question or str(ds.attrs.get("summary", ""))),
+        question=[Markup(_CODE.sub(r"<code>\2</code>", escape(block))) for block in blocks],
         command=record.get("command"),
         pictures={name: picture(ds, one) for name, one in (figures or {}).items()},
-        variables=summaries.variables(ds),
-        troubles=troubles._replace(rows=troubles.rows[:_TROUBLES]),
-        more_troubles=len(troubles.rows) - _TROUBLES,
-        fits=summaries.fits(ds, fits or {}),
+        variables=Markup(summaries.variables(ds)),
+        troubles=Markup(summaries.troubles(ds)),
+        fits=Markup(summaries.fits(ds, fits or {})),
         dataset=Markup(_numbered(ds)),
-        provenance=summaries.provenance(record),
-        record=json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) if record else "",
+        provenance=Markup(summaries.provenance(record)),
+        record=json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False),
     )
-
-
-def _paragraphs(text: str) -> list[Any]:
-    from markupsafe import Markup
-
-    blocks = [escape(block.strip()) for block in re.split(r"\n\s*\n", text.strip()) if block]
-    return [Markup(_CODE.sub(r"<code>\2</code>", block)) for block in blocks]
 
 
 def _numbered(ds: xr.Dataset) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xarray as xr
@@ -16,19 +15,11 @@ from meanfield.figures.canvas import with_room
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Drawing", "Figure", "Picture", "picture"]
+__all__ = ["Drawing", "Picture", "picture"]
 
 _LARGEST_SVG = 400_000  # bytes; beyond it a figure of very many points is kept as pixels
 
-
-class Figure(NamedTuple):
-    """A function of `meanfield.figures`, by name, and its arguments besides Dataset and Axes."""
-
-    function: str
-    settings: Mapping[str, Any] = MappingProxyType({})
-
-
-Drawing = Figure | tuple[str, Mapping[str, Any]] | Callable[..., Any]
+Drawing = tuple[str, Mapping[str, Any]] | Callable[..., Any]
 
 
 class Picture(NamedTuple):
@@ -41,16 +32,7 @@ class Picture(NamedTuple):
 
 
 def picture(ds: xr.Dataset, figure: Drawing) -> Picture:
-    """Draw a figure of the Dataset; one for which it has no cases is missing, with the reason.
-
-    Args:
-        ds: the Dataset.
-        figure: a `Figure`, a plain tuple like it, or any function of a Dataset and `ax`. The
-            first line of its docstring is the caption.
-
-    Raises:
-        ValueError: a name that the library does not have.
-    """
+    """Draw a figure of the Dataset; one for which it has no cases is missing, with the reason."""
     draw, settings = (figure, {}) if callable(figure) else (_named(figure[0]), figure[1])
     caption = (draw.__doc__ or "").strip().partition("\n")[0].strip()
     if settings:
@@ -73,11 +55,11 @@ def _drawn(
 ) -> tuple[str, str]:
     """The figure as a data URL, and in words."""
     import matplotlib as mpl
-    from matplotlib.figure import Figure as Canvas
+    from matplotlib.figure import Figure
 
     # A constant salt and no date: the same Dataset gives the same bytes.
     with library.style(), mpl.rc_context({"svg.hashsalt": "meanfield", "svg.fonttype": "path"}):
-        canvas = Canvas()
+        canvas = Figure()
         ax = canvas.subplots()
         draw(ds, ax=ax, **settings)
         with_room(canvas)
@@ -91,9 +73,7 @@ def _drawn(
 
 
 def _in_words(ax: Axes) -> str:
-    title, x, y = ax.get_title(), ax.get_xlabel(), ax.get_ylabel()
     curves = "; ".join(str(label) for label in ax.get_legend_handles_labels()[1])
-    return (
-        f"{title}. Horizontal axis: {x}. Vertical axis: {y}."
-        + (f" Curves: {curves}." if curves else "")
-    ).replace("$", "")
+    axes = f"Horizontal axis: {ax.get_xlabel()}. Vertical axis: {ax.get_ylabel()}."
+    words = f"{ax.get_title()}. {axes}" + (f" Curves: {curves}." if curves else "")
+    return words.replace("$", "")

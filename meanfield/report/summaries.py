@@ -1,27 +1,21 @@
-"""What a Dataset says about itself, as rows of text: variables, troubles, fits."""
+"""What a Dataset says about itself, as text and tables: variables, troubles, fits, provenance."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from meanfield.html import table
 from meanfield.results import read_provenance
 from meanfield.results.shapes import parameters_of
 
-__all__ = ["Table", "fits", "outcome", "provenance", "troubles", "variables"]
+__all__ = ["fits", "outcome", "provenance", "troubles", "variables"]
 
 _BOOKKEEPING = ("status", "message", "case_key")
-
-
-class Table(NamedTuple):
-    """A title, the names of the columns (or none), and rows of cells."""
-
-    title: str
-    header: tuple[str, ...]
-    rows: list[tuple[object, ...]]
+_TROUBLES = 30  # cases in trouble that are written out
 
 
 def outcome(ds: xr.Dataset) -> str:
@@ -34,114 +28,96 @@ def outcome(ds: xr.Dataset) -> str:
     n, names = ds.sizes["case"], parameters_of(ds)
     cases = f"{n} case{'s' * (n != 1)} of {len(names)} parameter{'s' * (len(names) != 1)}{when}"
     if "status" in ds and "flag_meanings" in ds["status"].attrs:
-        return f"{cases}: {_flags(ds['status'])}."
-    troubled = int(sum(bool(words) for words in _not_converged(ds)))
+        return f"{cases}: {_range(ds['status'])}."
+    troubled = sum(bool(words) for words in _not_converged(ds))
     return f"{cases}: {troubled or 'none'} flagged as not converged."
 
 
-def variables(ds: xr.Dataset) -> Table:
+def variables(ds: xr.Dataset) -> str:
     """Each variable with its range, and what is missing or did not converge."""
-    rows: list[tuple[object, ...]] = [
+    # A Zarr folder has no order; sorted, an estimate has its evidence below it.
+    names = sorted(map(str, ds.data_vars), key=lambda name: (name in _BOOKKEEPING, name))
+    rows = [
         (
-            name,
-            _meaning(ds[name]),
-            _units(ds[name]),
-            _together(_range(ds[name])),
-            _together(_without_value(ds[name])),
-            _together(_unconverged(ds, name)),
+            *(name, ds[name].attrs.get("long_name"), ds[name].attrs.get("units")),
+            *(_range(ds[name]), _without_value(ds[name]), _unconverged(ds, name)),
         )
-        # A Zarr folder has no order; sorted, an estimate has its evidence below it.
-        for name in sorted(map(str, ds.data_vars), key=lambda name: (name in _BOOKKEEPING, name))
+        for name in names
         if "fit" not in ds[name].dims  # they have a table of their own
     ]
     header = ("name", "meaning", "units", "range", "no value", "not converged")
-    return Table("Variables", header, rows)
+    return table("Variables", rows, header=header) if rows else ""
 
 
-def troubles(ds: xr.Dataset) -> Table:
+def troubles(ds: xr.Dataset) -> str:
     """The cases that failed, with their messages, and those that did not converge."""
     if "case" not in ds.dims:
-        return Table("Cases in trouble", (), [])
-    names = parameters_of(ds)
-    message = ds["message"].values if "message" in ds else np.full(ds.sizes["case"], "")
-    what = [
-        f"failed: {said}" if said else f"not converged: {', '.join(flagged)}" if flagged else word
-        for said, flagged, word in zip(message, _not_converged(ds), _endings(ds), strict=True)
-    ]
+        return ""
+    names, n = parameters_of(ds), ds.sizes["case"]
     columns = [ds[name].values.tolist() for name in names]
-    rows: list[tuple[object, ...]] = [
-        (case, *(column[case] for column in columns), words)
-        for case, words in enumerate(what)
-        if words
-    ]
-    return Table("Cases in trouble", ("case", *names, "what happened"), rows)
+    said = ds["message"].values if "message" in ds else [""] * n
+    words = _words(ds["status"]) if "status" in ds else {}
+    endings = [words.get(flag, "") for flag in ds["status"].values.tolist()] if words else [""] * n
+    rows: list[tuple[object, ...]] = []
+    for case, flagged in enumerate(_not_converged(ds)):
+        ending = endings[case] if endings[case] not in ("ok", "pending") else ""
+        ending = f"not converged: {', '.join(flagged)}" if flagged else ending
+        ending = f"failed: {said[case]}" if said[case] else ending
+        if ending:
+            rows.append((case, *(column[case] for column in columns), ending))
+    if not rows:
+        return ""
+    header = ("case", *names, "what happened")
+    more = f"<p>… and {len(rows) - _TROUBLES} more; the Dataset has all of them.</p>"
+    listed = table("Cases in trouble", rows[:_TROUBLES], header=header)
+    return listed + more * (len(rows) > _TROUBLES)
 
 
-def fits(ds: xr.Dataset, found: Mapping[str, xr.Dataset]) -> Table:
+def fits(ds: xr.Dataset, found: Mapping[str, xr.Dataset]) -> str:
     """Power laws with their intervals: those given, and those that the Dataset has along `fit`."""
-    rows: list[tuple[object, ...]] = [
+    rows = [
         (
-            what,
-            _with_interval(fit, "constant"),
-            _with_interval(fit, "exponent"),
-            float(fit["envelope"]),
-            int(fit["n_points"]),
+            *(what, _with_interval(fit, "constant"), _with_interval(fit, "exponent")),
+            *(float(fit["envelope"]) if "envelope" in fit else None, int(fit["n_points"])),
         )
-        for what, fit in found.items()
+        for what, fit in (*found.items(), *_own_fits(ds))
     ]
-    own = ds[[n for n in ds.variables if str(n).startswith("fit_")]] if "fit" in ds.dims else None
-    if own is not None:
-        own = own.rename({n: str(n).removeprefix("fit_") for n in own.variables})
-        labels = [str(n) for n in own.coords if own[n].dims == ("fit",) and n != "fit"]
-        for k in range(own.sizes["fit"]):
-            fit = own.isel(fit=k)
-            what = ", ".join(f"{name} {_short(fit[name].values.item())}" for name in labels)
-            ends = (_with_interval(fit, name) for name in ("constant", "exponent"))
-            rows.append((what, *ends, None, int(fit["n_points"])))
-    return Table("Power laws", ("y ≈ C xᵖ", "C", "p", "envelope", "points"), rows)
+    header = ("y ≈ C xᵖ", "C", "p", "envelope", "points")
+    return table("Power laws", rows, header=header) if rows else ""
 
 
-def provenance(record: Mapping[str, Any]) -> Table:
+def provenance(record: Mapping[str, Any]) -> str:
     """When, from which source and with which versions."""
-    versions = record.get("versions") or {}
-    rows: list[tuple[object, ...]] = [
-        (key, record[key])
-        for key in ("created", "commit", "seed", "dtype", "device", "python", "platform")
-        if record.get(key) is not None
-    ]
-    rows += [(f"version of {name}", version) for name, version in versions.items()]
-    return Table("Where the numbers come from", (), rows)
+    keys = ("created", "commit", "seed", "dtype", "device", "python", "platform")
+    rows = [(key, record[key]) for key in keys if record.get(key) is not None]
+    rows += [(f"version of {name}", v) for name, v in (record.get("versions") or {}).items()]
+    return table("Where the numbers come from", rows) if rows else ""
 
 
-def _meaning(variable: xr.DataArray) -> str:
-    return str(variable.attrs.get("long_name", "–"))
-
-
-def _units(variable: xr.DataArray) -> str:
-    return str(variable.attrs.get("units", "–"))
+def _own_fits(ds: xr.Dataset) -> Iterator[tuple[str, xr.Dataset]]:
+    if "fit" not in ds.dims:
+        return
+    own = ds[[name for name in ds.variables if str(name).startswith("fit_")]]
+    own = own.rename({name: str(name).removeprefix("fit_") for name in own.variables})
+    labels = [name for name in own.coords if own[name].dims == ("fit",)]
+    for k in range(own.sizes["fit"]):
+        fit = own.isel(fit=k)
+        yield ", ".join(f"{name} {_short(fit[name].values.item())}" for name in labels), fit
 
 
 def _range(variable: xr.DataArray) -> str:
     kind, values = variable.dtype.kind, variable.values
     if "flag_meanings" in variable.attrs:
-        return _flags(variable)
+        counts = [(int((values == flag).sum()), word) for flag, word in _words(variable).items()]
+        return ", ".join(f"{n} {word}" for n, word in counts if n)
     if kind == "b":
         return f"true in {int(values.sum())} of {values.size}"
     if kind not in "iuf":
         texts = {str(value) for value in values.reshape(-1)} - {""}
         return f"{len(texts)} different text{'s' * (len(texts) != 1)}"
-    finite = values[np.isfinite(values)]
-    infinite = int(np.isinf(values).sum())
-    tail = f", {infinite} infinite" if infinite else ""
-    if not finite.size:
-        return "–" + tail
-    low, high = _short(finite.min().item()), _short(finite.max().item())
-    return (low if low == high else f"{low} to {high}") + tail
-
-
-def _flags(variable: xr.DataArray) -> str:
-    counts = [(int((variable.values == f).sum()), word) for f, word in _words(variable).items()]
-    return ", ".join(f"{n} {word}" for n, word in counts if n)
+    finite, infinite = values[np.isfinite(values)], int(np.isinf(values).sum())
+    ends = [_short(end(finite).item()) for end in (np.min, np.max)] if finite.size else ["–"]
+    return " to ".join(dict.fromkeys(ends)) + (f", {infinite} infinite" if infinite else "")
 
 
 def _words(variable: xr.DataArray) -> dict[Any, str]:
@@ -151,42 +127,32 @@ def _words(variable: xr.DataArray) -> dict[Any, str]:
     return {f: word.replace("_", " ") for f, word in zip(flags.tolist(), words, strict=True)}
 
 
-def _endings(ds: xr.Dataset) -> list[str]:
-    """For each case what its status calls it, where that is no good news."""
-    if "status" not in ds:
-        return [""] * ds.sizes["case"]
-    words = {f: word for f, word in _words(ds["status"]).items() if word not in ("ok", "pending")}
-    return [words.get(status, "") for status in ds["status"].values.tolist()]
+def _flagged(ds: xr.Dataset, name: str) -> xr.DataArray:
+    """Where a value is there and its flag says that it has not converged."""
+    return ds[name].notnull() & ~ds[f"{name}_converged"].astype(bool)
 
 
 def _not_converged(ds: xr.Dataset) -> list[list[str]]:
     """For each case the names of the variables that have not converged."""
     found: list[list[str]] = [[] for _ in range(ds.sizes["case"])]
     for name in map(str, ds.data_vars):
-        if f"{name}_converged" not in ds or "case" not in ds[name].dims:
-            continue
-        flagged = _flagged(ds, name).transpose("case", ...).values.reshape(len(found), -1)
-        for case in np.flatnonzero(flagged.any(axis=1)):
-            found[case].append(name)
+        if f"{name}_converged" in ds and "case" in ds[name].dims:
+            flagged = _flagged(ds, name).transpose("case", ...).values.reshape(len(found), -1)
+            for case in np.flatnonzero(flagged.any(axis=1)):
+                found[case].append(name)
     return found
 
 
-def _flagged(ds: xr.Dataset, name: str) -> xr.DataArray:
-    """Where a value is there and its flag says that it has not converged."""
-    return ds[name].notnull() & ~ds[f"{name}_converged"].astype(bool)
-
-
-def _unconverged(ds: xr.Dataset, name: str) -> str:
+def _unconverged(ds: xr.Dataset, name: str) -> str | None:
     """How many values are flagged, of those that are there."""
     if f"{name}_converged" not in ds:
-        return "–"
-    flagged = _flagged(ds, name)
-    return f"{int(flagged.sum())} of {int(ds[name].notnull().sum())}"
+        return None
+    return f"{int(_flagged(ds, name).sum())} of {int(ds[name].notnull().sum())}"
 
 
-def _without_value(variable: xr.DataArray) -> str:
+def _without_value(variable: xr.DataArray) -> str | None:
     missing = int(np.isnan(variable.values).sum()) if variable.dtype.kind == "f" else 0
-    return f"{missing} of {variable.size}" if missing else "–"
+    return f"{missing} of {variable.size}" if missing else None
 
 
 def _with_interval(fit: xr.Dataset, name: str) -> str:
@@ -197,12 +163,5 @@ def _with_interval(fit: xr.Dataset, name: str) -> str:
     return f"{value:.4g}{interval}"
 
 
-def _together(text: str) -> str:
-    """The text without places to break the line, unless it is long."""
-    return text.replace(" ", "\N{NO-BREAK SPACE}") if len(text) < 30 else text
-
-
 def _short(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
