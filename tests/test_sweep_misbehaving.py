@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -232,6 +233,21 @@ def test_ctrl_c_while_workers_are_starting_ends_too(tmp_path, start):
     said = process.communicate(timeout=60)[1]
     assert process.returncode == -signal.SIGINT
     assert "of 240 cases are kept in" in said
+
+
+def test_the_fork_server_is_started_where_ctrl_c_is_blocked():
+    script = """
+        import signal
+        from multiprocessing import forkserver
+        from meanfield.sweeps import workers
+
+        workers._deaf_to_ctrl_c()
+        forkserver.ensure_running()
+        print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
 
 
 @pytest.mark.parametrize("executor", [0, pytest.param(2, marks=pytest.mark.slow)])

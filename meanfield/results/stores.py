@@ -154,7 +154,7 @@ def assemble(description: Mapping[str, Any], rows: Mapping[str, np.ndarray]) -> 
     return xr.Dataset(data, coords=coords, attrs=attrs)
 
 
-def pack_cases(description: Mapping[str, Any], rows: Mapping[str, np.ndarray]) -> memoryview:
+def pack_cases(description: Mapping[str, Any], rows: Mapping[str, np.ndarray]) -> bytes:
     """The content of a file of cases; without values it is a grid."""
     ds = assemble(description, rows)
     halves = rows["case_key"].astype("<i8").view("<i4").reshape(-1, 2).astype(np.int32)
@@ -162,7 +162,9 @@ def pack_cases(description: Mapping[str, Any], rows: Mapping[str, np.ndarray]) -
     ds.attrs = {"configuration": configuration_digest(description), "source": "meanfield sweep"}
     encoded = encode(ds, netcdf=True)
     nothing = {str(name): {"_FillValue": None} for name in encoded.variables}
-    return encoded.to_netcdf(engine="scipy", format="NETCDF3_64BIT", encoding=nothing)
+    written = encoded.to_netcdf(engine="scipy", format="NETCDF3_64BIT", encoding=nothing)
+    with written:  # a view that lives on is an error where Python 3.13 collects what is behind it
+        return bytes(written)
 
 
 def read_store(path: Path) -> xr.Dataset:

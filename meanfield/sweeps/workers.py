@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -232,4 +233,6 @@ def _cause(code: int | None) -> str:
 def _deaf_to_ctrl_c() -> None:
     """What this thread starts never sees Ctrl-C, not even while it imports; the main one does."""
     if hasattr(signal, "pthread_sigmask"):
+        # First, because where the fork server has to start it, it takes the block off again.
+        resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
