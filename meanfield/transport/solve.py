@@ -299,7 +299,7 @@ def _automatic(problem: Problem, settings: Settings) -> Answer:
         return formula
     if problem.pairs > _DENSE_PAIRS:
         return _large(problem, settings, formula)
-    answer = solve_dense(problem[None], rtol=rtol)[0]
+    answer = solve_dense(problem, rtol=rtol)
     if formula is not None:
         answer = narrower(answer, formula, rtol)
     if answer.width > rtol:
@@ -349,7 +349,7 @@ def _dense_w1(problem: Problem, settings: Settings) -> Answer:
             f"W1: expected at most {_DENSE_W1:.0e} pairs for the dense matrix of distances, got "
             f"{problem.n} × {problem.m}; take fewer points, or W2"
         )
-    return solve_dense(problem[None], rtol=settings.rtol)[0]
+    return solve_dense(problem, rtol=settings.rtol)
 
 
 def _identity(problem: Problem, settings: Settings) -> Answer:
@@ -373,7 +373,7 @@ def _assignment(problem: Problem, settings: Settings) -> Answer:
 
 
 def _simplex(problem: Problem, settings: Settings) -> Answer:
-    answer = solve_dense(problem[None], rtol=settings.rtol, by_simplex=True)[0]
+    answer = solve_dense(problem, rtol=settings.rtol, by_simplex=True)
     return solve_finely(problem, rtol=settings.rtol, answer=answer)
 
 

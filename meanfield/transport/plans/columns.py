@@ -69,7 +69,7 @@ def solve_columns(
         return rounds.run(rtol, _ROUNDS)
     levels = _levels(problem, device)
     coarse = levels[0]
-    answer = solve_dense(coarse.problem[None], rtol=rtol)[0]
+    answer = solve_dense(coarse.problem, rtol=rtol)
     for finer in levels[1:]:
         start = time.perf_counter()
         if not clock.allows("pass", finer.problem.pairs):
