@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meanfield.transport.problem import UNIT, Problem, lengths
+from meanfield.transport.problem import UNIT, Problem, lengths, taken
 
 __all__ = [
     "Answer",
@@ -105,9 +105,9 @@ def feasible(costs: np.ndarray, g: np.ndarray, b: np.ndarray) -> tuple[np.ndarra
 def centred(g: np.ndarray, b: np.ndarray) -> np.ndarray:
     """g less its median by mass."""
     order = np.argsort(g, -1)
-    mass = np.cumsum(np.take_along_axis(b, order, -1), -1)
+    mass = np.cumsum(taken(b, order), -1)
     middle = (mass < mass[..., -1:] / 2).sum(-1, keepdims=True)
-    return g - np.take_along_axis(g, np.take_along_axis(order, middle, -1), -1)
+    return g - taken(g, taken(order, middle))
 
 
 def certify(
@@ -301,11 +301,11 @@ def _settled(problem: Problem, plan: Plan, *, may_match: bool) -> Plan:
         return plan
     sigma = np.full((*count, n), -1)
     order = np.argsort(logs, -1, kind="stable")
-    rows, cols = (np.take_along_axis(t, order, -1) for t in (plan.rows, plan.cols))
+    rows, cols = (taken(t, order) for t in (plan.rows, plan.cols))
     np.put_along_axis(sigma, rows, cols, -1)  # the last, largest, entry of each row stays
     index = np.arange(n)
     found = (np.sort(sigma, -1) == index).all(-1) & (doubt == _MEASURED)
-    found &= (problem.log_a == np.take_along_axis(problem.log_b, sigma, -1)).all(-1)
+    found &= (problem.log_a == taken(problem.log_b, sigma)).all(-1)
     if not found.any():
         return plan
     here, (rows, cols, logs) = found[..., None], (np.array(t) for t in plan[:3])

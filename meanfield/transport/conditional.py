@@ -13,7 +13,7 @@ import torch
 
 from meanfield.measures import ParticleMeasure, check_measure
 from meanfield.options import flag, number
-from meanfield.transport.answers import TransportResult, assemble, refuse_unconverged, stacked
+from meanfield.transport.answers import TransportResult, assemble, gathered, refuse_unconverged
 from meanfield.transport.certificate import Answer, combined
 from meanfield.transport.pairs import as_pair, flat_arrays
 from meanfield.transport.problem import normalised
@@ -79,10 +79,10 @@ def solve_conditional_w2(
     positions = [t.detach().double().cpu().numpy() for t in both]
     flat = (t.reshape(-1, t.shape[-1]) for t in positions)
     answers = [
-        _solve_case(_Case(*case), settings, position_atol, tolerance)
+        _solve_case(_Case(*case), settings, position_atol, tolerance)[None]
         for case in zip(*flat_arrays(pair), *flat, strict=True)
     ]
-    answer = stacked(answers) if answers else None
+    answer = gathered(answers) if answers else None
     result = assemble(pair, answer, seconds=time.perf_counter() - start)
     return refuse_unconverged(result, rtol) if strict else result
 

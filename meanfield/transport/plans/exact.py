@@ -13,14 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meanfield.errors import ConvergenceError
-from meanfield.transport.certificate import (
-    Answer,
-    Plan,
-    certify,
-    feasible,
-    log_masses,
-    narrower,
-)
+from meanfield.transport.certificate import Answer, Plan, certify, feasible, narrower
 from meanfield.transport.plans.formulas import staircase
 from meanfield.transport.problem import Problem
 
@@ -66,13 +59,12 @@ def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> A
         plans, g = np.broadcast_to(np.eye(n), costs.shape).copy(), np.zeros_like(b)
         if todo.any():
             plans[todo], g[todo] = simplexes(a[todo], b[todo], costs[todo])
-    f, g = feasible(costs, g, b)
-    f[back], g[back] = 0, costs[back].min(1)
+    plan = _sparse(plans.reshape(problem.costs.shape))
+    f, g = feasible(problem.costs, g.reshape(problem.b.shape), problem.b)
+    if back.any():
+        f.reshape(-1, n)[back], g.reshape(-1, m)[back] = 0, costs[back].min(1)
     names = ["identity"] * (not todo.all()) + ["simplex"] * bool(todo.any())
-    plan, potentials = _sparse(plans), (f, g)
-    if problem.x.ndim == 2:
-        plan, potentials = Plan(*(t[0] for t in plan[:3])), (f[0], g[0])
-    return certify(problem, plan, potentials, method=" + ".join(names), rtol=rtol)
+    return certify(problem, plan, (f, g), method=" + ".join(names), rtol=rtol)
 
 
 def _nearest(costs: np.ndarray, is_paired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -88,16 +80,20 @@ def _nearest(costs: np.ndarray, is_paired: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def _sparse(plans: np.ndarray) -> Plan:
-    """Dense plans (k, n, m) as entries, padded with −inf."""
-    count, n, m = plans.shape
-    owner, entry = np.divmod(np.flatnonzero(plans > 0), n * m)
-    sizes = np.bincount(owner, minlength=count)
+    """A dense plan (n, m), or a batch of them padded with −inf, by its entries."""
+    *batch, n, m = plans.shape
+    found = np.flatnonzero(plans > 0)
+    logs = np.log(plans.reshape(-1)[found])
+    if not batch:
+        return Plan(*np.divmod(found, m), logs)
+    owner, entry = np.divmod(found, n * m)
+    sizes = np.bincount(owner, minlength=len(plans))
     place = owner, np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    rows, cols = (np.zeros((count, sizes.max(initial=0)), np.int64) for _ in range(2))
-    logs = np.full(rows.shape, -np.inf)
-    rows[place], cols[place] = np.divmod(entry, m)
-    logs[place] = np.log(plans.reshape(-1)[owner * (n * m) + entry])
-    return Plan(rows, cols, logs)
+    shape = (len(plans), sizes.max(initial=0))
+    plan = Plan(np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -np.inf))
+    for held, values in zip(plan[:3], (*np.divmod(entry, m), logs), strict=True):
+        held[place] = values
+    return plan
 
 
 def solve_assignment(problem: Problem, *, rtol: float) -> Answer:
@@ -130,7 +126,7 @@ def solve_finely(problem: Problem, *, rtol: float, answer: Answer) -> Answer:
         ceiling = 1e3 * max(float(left), 1e-30 * float(problem.diameter) ** problem.order)
         np.minimum(reduced, ceiling, out=reduced)
         plans, g = simplexes(problem.a[None], problem.b[None], reduced[None] / ceiling)
-        plan = Plan(*(t[0] for t in _sparse(plans)[:3]))
+        plan = _sparse(plans[0])
         potentials = feasible(problem.costs, answer.g + g[0] * ceiling, problem.b)
         finer = certify(problem, plan, potentials, method="simplex", rtol=rtol)
         answer = narrower(answer, finer, rtol)
