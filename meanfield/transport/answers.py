@@ -13,7 +13,7 @@ from meanfield.checks import one_number
 from meanfield.errors import ConvergenceError
 from meanfield.html import span, table
 from meanfield.results import Variable, batched
-from meanfield.transport.certificate import Answer
+from meanfield.transport.certificate import Answer, joined_names
 from meanfield.transport.coupling import Coupling, alike
 from meanfield.transport.pairs import Pair
 
@@ -145,8 +145,7 @@ def gathered(parts: Sequence[Answer], places: Sequence[Any] | None = None) -> An
     held |= {name: held[name][:, used] for name in ("rows", "cols", "log_mass")}
     if held["f"] is None or held["g"] is None:
         held["f"] = held["g"] = None
-    names = {name for part in parts for name in part.method.split(" + ")}
-    return Answer(**held, method=" + ".join(sorted(names)))
+    return Answer(**held, method=joined_names(parts))
 
 
 def assemble(
@@ -217,7 +216,7 @@ def _rounded(values: np.ndarray, dtype: type, direction: int) -> np.ndarray:
     if dtype is np.float64:
         return values
     with np.errstate(over="ignore"):
-        short = values.astype(dtype)
+        short: np.ndarray = values.astype(dtype)
     if direction:
         wrong = (short > values) if direction < 0 else (short < values)
         short[wrong] = np.nextafter(short[wrong], dtype(direction * np.inf))

@@ -16,6 +16,7 @@ Every function takes one problem or a batch of them (leading axes).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -25,16 +26,19 @@ from meanfield.transport.problem import UNIT, Problem, lengths, taken
 
 __all__ = [
     "Answer",
+    "Part",
     "Plan",
     "certify",
     "combined",
     "feasible",
     "in_unit",
+    "joined_names",
     "log_masses",
     "narrower",
     "power_mean",
     "powers_added",
     "powers_less",
+    "united",
 ]
 
 _EXACT, _MEASURED = -math.inf, math.inf
@@ -193,6 +197,52 @@ def combined(
     largest = float(np.abs(log_masses).max(initial=0.0, where=log_masses > -math.inf))
     error = log_error + (32 + 2 * largest + _sum_error(log_masses.shape[-1])) * UNIT
     return value, lower * (1 - error), upper * (1 + error)
+
+
+class Part(NamedTuple):
+    """Answers of problems of one shape (k of them) inside a larger one, and where they stand."""
+
+    answer: Answer
+    rows: np.ndarray  # atoms of μ, (k, n)
+    cols: np.ndarray  # atoms of ν, (k, m)
+    log_masses: np.ndarray  # of each problem, (k,)
+
+
+def united(
+    parts: Sequence[Part], shape: tuple[int, int], order: int, *, log_error: float = 0.0
+) -> Answer:
+    """One problem of n × m atoms from its parts, which exchange nothing; as `combined`."""
+    answers = [part.answer for part in parts]
+    ends = [[t.value, t.lower, t.upper] for t in answers]
+    logs = np.concatenate([part.log_masses for part in parts])
+    value, lower, upper = combined(logs, np.concatenate(ends, -1), order, log_error=log_error)
+    f, g = (np.zeros(size) for size in shape)
+    has_potentials = not any(t.f is None or t.g is None for t in answers)
+    entries = []
+    for t, rows, cols, log_mass in parts:
+        there = t.log_mass > -math.inf
+        i, j = np.take_along_axis(rows, t.rows, -1), np.take_along_axis(cols, t.cols, -1)
+        entries.append((i[there], j[there], (t.log_mass + log_mass[:, None])[there]))
+        if has_potentials:
+            f[rows], g[cols] = t.f, t.g
+    i, j, log_mass = (np.concatenate(t) for t in zip(*entries, strict=True))
+    return Answer(
+        value=np.clip(value, lower, upper),
+        lower=lower,
+        upper=upper,
+        rows=i,
+        cols=j,
+        log_mass=log_mass,
+        f=f if has_potentials else None,
+        g=g if has_potentials else None,
+        method=joined_names(answers),
+        converged=np.asarray(all(t.converged.all() for t in answers)),
+    )
+
+
+def joined_names(answers: Sequence[Answer]) -> str:
+    """The methods that occur."""
+    return " + ".join(sorted({name for t in answers for name in t.method.split(" + ")}))
 
 
 def in_unit(answer: Answer, exponent: np.ndarray, order: int) -> Answer:

@@ -145,7 +145,7 @@ def compiled_core() -> Any:
         plan, value, f, g, code = emd_wrap.emd_c(weights, weights, cost, 1000, 1, None, None)
         right = np.allclose(plan, np.diag(weights)) and abs(value - 0.375) < 1e-12
         found = emd_wrap.emd_c_sparse(weights, weights, rows, cols, cost.ravel(), 1000)
-        right &= bool(np.array_equal(found[:3], [[0, 1], [0, 1], weights]))
+        right &= np.array_equal(np.stack(found[:3]), [[0, 1], [0, 1], weights.tolist()])
         tight = np.allclose([s + t for s, t in ((f, g), found[4:6])], [0.0, 0.5])
         if right and tight and emd_wrap.check_result(code) is None:
             return emd_wrap
@@ -303,8 +303,8 @@ def sparse_simplex(
         (i, j), mass = plan.tocoo().coords, plan.tocoo().data
     _refuse(message)
     middle = float(np.median(g))  # the artificial root leaves an offset of some thousands
-    ends = (t.astype(np.int64) for t in (i, j))
-    return SparseFound(*ends, mass, (f + middle) * unit, (g - middle) * unit)
+    i, j = i.astype(np.int64), j.astype(np.int64)
+    return SparseFound(i, j, mass, (f + middle) * unit, (g - middle) * unit)
 
 
 def _positive(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
