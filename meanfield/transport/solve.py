@@ -240,7 +240,7 @@ def _solve_one(
     mine, theirs = log_a[rows], log_b[cols]
     theirs = balanced(mine, theirs) if settings.snap else theirs
     problem = Problem.of(near, far, mine, theirs, order=settings.order)
-    answer = in_unit(solve(problem, settings), problem.exponent, problem.order)
+    answer = in_unit(_METHODS[settings.method](problem, settings), problem.exponent, problem.order)
     if is_whole:
         return answer
     f, g = answer.f, answer.g
@@ -266,11 +266,6 @@ def extend(
             f[~in_x] = (costs_between(x[~in_x], y[in_y], order) - g[in_y]).min(1)
         if len(x):
             g[~in_y] = np.fmin.reduce(costs_between(y[~in_y], x, order) - f, axis=1)
-
-
-def solve(problem: Problem, settings: Settings) -> Answer:
-    """One problem in its own unit and numbering."""
-    return _METHODS[settings.method](problem, settings)
 
 
 def _automatic(problem: Problem, settings: Settings) -> Answer:
@@ -318,9 +313,9 @@ def _large(problem: Problem, settings: Settings, formula: Answer | None) -> Answ
 
 
 def _clusters(problem: Problem, settings: Settings) -> Answer | None:
-    inner = replace(settings, method="auto", checkpoint=None)
+    inner = replace(settings, checkpoint=None)
     return solve_clusters(
-        problem, lambda part: solve(part, inner), rtol=settings.rtol, snap=settings.snap
+        problem, lambda part: _automatic(part, inner), rtol=settings.rtol, snap=settings.snap
     )
 
 
