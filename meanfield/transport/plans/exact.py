@@ -51,7 +51,7 @@ def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> A
     n, m = problem.n, problem.m
     costs = problem.costs.reshape(-1, n, m)
     a, b = problem.a.reshape(-1, n), problem.b.reshape(-1, m)
-    forth, back = _nearest(costs, problem.is_paired & (not by_simplex))
+    forth, back = _proved(costs, problem.is_paired & (not by_simplex))
     todo = ~(forth | back)
     if todo.all():
         plans, g = simplexes(a, b, costs)
@@ -67,7 +67,7 @@ def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> A
     return certify(problem, plan, (f, g), method=" + ".join(names), rtol=rtol)
 
 
-def _nearest(costs: np.ndarray, is_paired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _proved(costs: np.ndarray, is_paired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where yᵢ is nearest to xᵢ for every i, so that g = 0 proves xᵢ → yᵢ; and else xᵢ to yᵢ."""
     forth = np.array(np.broadcast_to(is_paired, len(costs)))
     back = forth.copy()
@@ -143,10 +143,11 @@ def compiled_core() -> Any:
         cost = np.array([[0.0, 1.0], [2.0, 0.5]])
         rows, cols = (t.astype(np.uint64).ravel() for t in np.indices((2, 2)))
         plan, value, f, g, code = emd_wrap.emd_c(weights, weights, cost, 1000, 1, None, None)
-        right = np.allclose(plan, np.diag(weights)) and abs(value - 0.375) < 1e-12
-        found = emd_wrap.emd_c_sparse(weights, weights, rows, cols, cost.ravel(), 1000)
-        right &= np.array_equal(np.stack(found[:3]), [[0, 1], [0, 1], weights.tolist()])
-        tight = np.allclose([s + t for s, t in ((f, g), found[4:6])], [0.0, 0.5])
+        *told, _, u, v, _ = emd_wrap.emd_c_sparse(weights, weights, rows, cols, cost.ravel(), 1000)
+        other = np.zeros_like(plan)
+        other[told[0].astype(int), told[1].astype(int)] = told[2]
+        right = np.allclose([plan, other], np.diag(weights)) and abs(value - 0.375) < 1e-12
+        tight = np.allclose([f + g, u + v], [0.0, 0.5])
         if right and tight and emd_wrap.check_result(code) is None:
             return emd_wrap
     except (ImportError, AttributeError, TypeError, ValueError):
@@ -291,8 +292,8 @@ def sparse_simplex(
     core = compiled_core()
     if core is not None:
         ends = (t.astype(np.uint64) for t in (rows, cols))
-        *found, _, f, g, code = core.emd_c_sparse(a, b, *ends, costs / unit, _PIVOTS)
-        message, (i, j, mass) = core.check_result(code), found
+        *told, _, f, g, code = core.emd_c_sparse(a, b, *ends, costs / unit, _PIVOTS)
+        message, (i, j, mass) = core.check_result(code), told
     else:
         import ot
         from scipy.sparse import coo_array
