@@ -132,8 +132,8 @@ def gathered(parts: Sequence[Answer], places: Sequence[Any] | None = None) -> An
 
     def joined(name: str) -> Any:
         each = [getattr(part, name) for part in parts]
-        if any(t is None for t in each):
-            return None
+        if len(each) == 1 or any(t is None for t in each):
+            return each[0] if len(each) == 1 else None
         shape = (count, *max(t.shape[1:] for t in each))
         whole = np.full(shape, -np.inf if name == "log_mass" else 0, each[0].dtype)
         for place, t in zip(places, each, strict=True):
@@ -142,7 +142,8 @@ def gathered(parts: Sequence[Answer], places: Sequence[Any] | None = None) -> An
 
     held = {f.name: joined(f.name) for f in fields(Answer) if f.name != "method"}
     used = (held["log_mass"] > -np.inf).any(0)
-    held |= {name: held[name][:, used] for name in ("rows", "cols", "log_mass")}
+    if not used.all():
+        held |= {name: held[name][:, used] for name in ("rows", "cols", "log_mass")}
     if held["f"] is None or held["g"] is None:
         held["f"] = held["g"] = None
     return Answer(**held, method=joined_names(parts))

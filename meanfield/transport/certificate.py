@@ -342,7 +342,7 @@ def _settled(problem: Problem, plan: Plan, *, may_match: bool) -> Plan:
         none = np.zeros((*count, 1), np.int64)
         plan = Plan(none, none, none - math.inf, plan.log_doubt)
     logs = np.where(plan.log_mass < 700, plan.log_mass, -math.inf)  # NaN as well
-    doubt = np.broadcast_to(np.asarray(plan.log_doubt, float), count)
+    doubt = np.full(count, plan.log_doubt)
     plan = Plan(plan.rows, plan.cols, logs, doubt)
     n = problem.n
     if not may_match or n != problem.m or logs.shape[-1] < n or not (doubt == _MEASURED).any():

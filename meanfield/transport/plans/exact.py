@@ -69,7 +69,7 @@ def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> A
 
 def _proved(costs: np.ndarray, is_paired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where yᵢ is nearest to xᵢ for every i, so that g = 0 proves xᵢ → yᵢ; and else xᵢ to yᵢ."""
-    forth = np.array(np.broadcast_to(is_paired, len(costs)))
+    forth = np.full(len(costs), is_paired)
     back = forth.copy()
     if forth.any():
         along = np.diagonal(costs, axis1=1, axis2=2)

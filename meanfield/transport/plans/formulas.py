@@ -44,7 +44,7 @@ def solve_one_atom(problem: Problem, *, rtol: float) -> Answer:
     """W_p^p = Σᵢ aᵢ ‖xᵢ − y‖^p: there is one coupling only."""
     i, j = np.divmod(np.arange(problem.pairs), problem.m)
     logs = problem.logs_a[..., i] + problem.logs_b[..., j]  # one of the two is 0
-    rows, cols = (np.broadcast_to(t, logs.shape) for t in (i, j))
+    rows, cols = (np.zeros(logs.shape, np.int64) + t for t in (i, j))
     plan = Plan(rows, cols, logs, -math.inf)
     potentials = feasible(problem.costs, np.zeros_like(problem.b), problem.b)
     return certify(problem, plan, potentials, method="one atom", rtol=rtol, is_optimal=True)
@@ -142,7 +142,7 @@ def identity(problem: Problem, *, rtol: float, device: str, probe: bool = True) 
     """
     index = np.arange(problem.n)
     moved = problem.moved(index, index)
-    plan = Plan(index, index, problem.logs_a, -math.inf)
+    plan = Plan(index, index.copy(), problem.logs_a, -math.inf)
     zero, best = np.zeros(problem.n), None
     for mirror in (False, True):
         points, queries = (problem.x, problem.y) if mirror else (problem.y, problem.x)
