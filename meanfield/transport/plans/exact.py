@@ -51,8 +51,10 @@ def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> A
     n, m = problem.n, problem.m
     costs = problem.costs.reshape(-1, n, m)
     a, b = problem.a.reshape(-1, n), problem.b.reshape(-1, m)
-    forth, back = _proved(costs, problem.is_paired & (not by_simplex))
-    todo = ~(forth | back)
+    # Where yᵢ is nearest to xᵢ for every i, g = 0 proves xᵢ → yᵢ optimal.
+    todo = np.full(len(costs), by_simplex | ~problem.is_paired)
+    if not todo.all():
+        todo |= (np.diagonal(costs, axis1=1, axis2=2) > costs.min(2)).any(-1)
     if todo.all():
         plans, g = simplexes(a, b, costs)
     else:
@@ -61,22 +63,8 @@ def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> A
             plans[todo], g[todo] = simplexes(a[todo], b[todo], costs[todo])
     plan = _sparse(plans.reshape(problem.costs.shape))
     f, g = feasible(problem.costs, g.reshape(problem.b.shape), problem.b)
-    if back.any():
-        f.reshape(-1, n)[back], g.reshape(-1, m)[back] = 0, costs[back].min(1)
     names = ["identity"] * (not todo.all()) + ["simplex"] * bool(todo.any())
     return certify(problem, plan, (f, g), method=" + ".join(names), rtol=rtol)
-
-
-def _proved(costs: np.ndarray, is_paired: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where yᵢ is nearest to xᵢ for every i, so that g = 0 proves xᵢ → yᵢ; and else xᵢ to yᵢ."""
-    forth = np.full(len(costs), is_paired)
-    back = forth.copy()
-    if forth.any():
-        along = np.diagonal(costs, axis1=1, axis2=2)
-        forth &= (along <= costs.min(2)).all(-1)
-        back &= ~forth
-        back &= (along <= costs.min(1)).all(-1)
-    return forth, back
 
 
 def _sparse(plans: np.ndarray) -> Plan:
