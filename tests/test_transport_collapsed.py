@@ -188,6 +188,26 @@ def test_clusters_of_clusters_are_solved_level_by_level() -> None:
     assert float(result.relative_width) < 1e-6
 
 
+def test_a_batch_keeps_its_order_where_some_of_its_pairs_are_collapsed() -> None:
+    """What closes in arrays and what is solved by itself come back to their places."""
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(size=(2, 6, 12, 2))
+    home = np.repeat([[0.0, 0.0], [8.0, 0.0]], 6, axis=0)
+    for k in (1, 4):
+        x[k], y[k] = home + 1e-9 * (1 + k) * x[k], home + 1e-9 * y[k]
+    a, b = rng.dirichlet(np.ones(6), size=(2, 2, 6)).transpose(0, 2, 1, 3).reshape(2, 6, 12) / 2
+    found = solve_w2((x, a), (y, b), strict=False)
+    f, g = found.potentials or (None, None)
+    mass = found.coupling.dense()
+    np.testing.assert_allclose(mass.sum(-1), a, atol=1e-12)
+    for k in range(6):
+        alone = solve_w2((x[k], a[k]), (y[k], b[k]), strict=False)
+        assert found.value[k] == pytest.approx(alone.value, rel=1e-6)
+        if f is not None:
+            cost = np.square(x[k][:, None] - y[k]).sum(-1)
+            assert (f[k][:, None] + g[k] - cost).max() <= 1e-12 * cost.max()
+
+
 @pytest.mark.slow
 @given(seeds, st.integers(2, 3), st.integers(2, 60), st.integers(2, 10))
 @settings(max_examples=1500)

@@ -294,6 +294,7 @@ def test_the_fallback_without_the_compiled_core_gives_the_same(
     generator = torch.Generator().manual_seed(11)
     x = torch.randn(20, 2, dtype=torch.float64, generator=generator)
     y = torch.randn(25, 2, dtype=torch.float64, generator=generator)
+    assert exact.compiled_core() is not None  # with the POT of the tests
     with_core = solve_w2(x, y)
     monkeypatch.setattr(exact, "compiled_core", lambda: None)
     torch.testing.assert_close(solve_w2(x, y).value, with_core.value, rtol=1e-13, atol=0)

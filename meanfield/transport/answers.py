@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from meanfield.checks import one_number
 from meanfield.errors import ConvergenceError
 from meanfield.html import span, table
 from meanfield.results import Variable, batched
-from meanfield.transport.certificate import Answer
+from meanfield.transport.certificate import Answer, joined_names
 from meanfield.transport.coupling import Coupling, alike
 from meanfield.transport.pairs import Pair
 
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["TransportResult", "assemble", "refuse_unconverged", "stacked"]
+__all__ = ["TransportResult", "assemble", "gathered", "refuse_unconverged"]
 
 
 _VARIABLES = (
@@ -121,30 +120,33 @@ class TransportResult:
         return table(f"Wasserstein distance {'W₁' if self.order == 1 else 'W₂'}", rows)
 
 
-def stacked(answers: Sequence[Answer]) -> Answer:
-    """Single answers as one batch, plans padded with −inf; potentials of all or none."""
-    kept = [s.log_mass > -np.inf for s in answers]
-    size, count = max(int(t.sum()) for t in kept), len(answers)
-    rows, cols = np.zeros((count, size), np.int64), np.zeros((count, size), np.int64)
-    logs = np.full((count, size), -np.inf)
-    for k, (s, there) in enumerate(zip(answers, kept, strict=True)):
-        used = int(there.sum())
-        rows[k, :used], cols[k, :used] = s.rows[there], s.cols[there]
-        logs[k, :used] = s.log_mass[there]
-    f, g = [s.f for s in answers if s.f is not None], [s.g for s in answers if s.g is not None]
-    is_whole = len(f) == len(g) == count
-    return Answer(
-        value=np.array([s.value for s in answers]),
-        lower=np.array([s.lower for s in answers]),
-        upper=np.array([s.upper for s in answers]),
-        rows=rows,
-        cols=cols,
-        log_mass=logs,
-        f=np.stack(f) if is_whole else None,
-        g=np.stack(g) if is_whole else None,
-        method=" + ".join(sorted({name for s in answers for name in s.method.split(" + ")})),
-        converged=np.array([s.converged for s in answers]),
-    )
+def gathered(parts: Sequence[Answer], places: Sequence[Any] | None = None) -> Answer:
+    """Batches as one, plans padded with −inf; potentials of all or none.
+
+    The answers of a part stand at its places; without places, one part after the other.
+    """
+    if places is None:
+        ends = np.cumsum([len(part.value) for part in parts])
+        places = [slice(end - len(part.value), end) for end, part in zip(ends, parts, strict=True)]
+    count = sum(len(part.value) for part in parts)
+
+    def joined(name: str) -> Any:
+        each = [getattr(part, name) for part in parts]
+        if len(each) == 1 or any(t is None for t in each):
+            return each[0] if len(each) == 1 else None
+        shape = (count, *max(t.shape[1:] for t in each))
+        whole = np.full(shape, -np.inf if name == "log_mass" else 0, each[0].dtype)
+        for place, t in zip(places, each, strict=True):
+            whole[(place, *map(slice, t.shape[1:]))] = t
+        return whole
+
+    held = {f.name: joined(f.name) for f in fields(Answer) if f.name != "method"}
+    used = (held["log_mass"] > -np.inf).any(0)
+    if not used.all():
+        held |= {name: held[name][:, used] for name in ("rows", "cols", "log_mass")}
+    if held["f"] is None or held["g"] is None:
+        held["f"] = held["g"] = None
+    return Answer(**held, method=joined_names(parts))
 
 
 def assemble(
@@ -156,28 +158,29 @@ def assemble(
         none = like.new_zeros(batch)
         return TransportResult(none, none, none, None, None, "empty batch", True, seconds, order)
 
-    def given(values: np.ndarray) -> Any:
-        made = torch.as_tensor(values, device=like.device).reshape(*batch, values.shape[-1])
-        made = made.to(like.dtype) if made.is_floating_point() else made
-        return made.numpy() if pair.as_numpy else made
+    dtype = np.float32 if like.dtype == torch.float32 else np.float64
 
-    def end(values: Tensor) -> Any:
-        return values.reshape(batch).numpy()[()] if pair.as_numpy else values.reshape(batch)
+    def given(values: np.ndarray, *axes: int) -> Any:
+        values = np.reshape(values, (*batch, *axes))
+        if values.dtype.kind == "f":
+            values = values.astype(dtype, copy=False)
+        return values[()] if pair.as_numpy else torch.as_tensor(values, device=like.device)
 
-    lower, upper = _rounded(answer.lower, like, -1), _rounded(answer.upper, like, 1)
+    lower, upper = _rounded(answer.lower, dtype, -1), _rounded(answer.upper, dtype, 1)
     coupling = potentials = None
-    if answer.rows.shape[-1]:
+    size = answer.rows.shape[-1]
+    if size:
         points = (t.points.detach() for t in pair[:2])
         source, target = (t.numpy() if pair.as_numpy else t for t in points)
-        plan = (given(t) for t in (answer.rows, answer.cols, answer.log_mass))
+        plan = (given(t, size) for t in (answer.rows, answer.cols, answer.log_mass))
         coupling = Coupling(source, target, *plan)
     converged = bool(answer.converged.all())
     if converged and answer.f is not None and answer.g is not None:
-        potentials = given(answer.f), given(answer.g)
+        potentials = given(answer.f, answer.f.shape[-1]), given(answer.g, answer.g.shape[-1])
     return TransportResult(
-        value=end(_rounded(answer.value, like, 0).clamp(lower, upper)),
-        lower=end(lower),
-        upper=end(upper),
+        value=given(np.clip(_rounded(answer.value, dtype, 0), lower, upper)),
+        lower=given(lower),
+        upper=given(upper),
         coupling=coupling,
         potentials=potentials,
         method=answer.method,
@@ -209,13 +212,13 @@ def refuse_unconverged(result: TransportResult, rtol: float) -> TransportResult:
     )
 
 
-def _rounded(values: np.ndarray, like: Tensor, direction: int) -> Tensor:
-    """In the dtype of `like`, rounded outward where that dtype is shorter."""
-    if like.dtype == torch.float64:
-        return torch.as_tensor(values, device=like.device)
+def _rounded(values: np.ndarray, dtype: type, direction: int) -> np.ndarray:
+    """In the dtype, rounded outward where that is shorter."""
+    if dtype is np.float64:
+        return values
     with np.errstate(over="ignore"):
-        short = np.atleast_1d(values).astype(np.float32)
+        short: np.ndarray = values.astype(dtype)
     if direction:
         wrong = (short > values) if direction < 0 else (short < values)
-        short[wrong] = np.nextafter(short[wrong], np.float32(direction * np.inf))
-    return torch.as_tensor(short, device=like.device)
+        short[wrong] = np.nextafter(short[wrong], dtype(direction * np.inf))
+    return short

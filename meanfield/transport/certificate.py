@@ -16,25 +16,29 @@ Every function takes one problem or a batch of them (leading axes).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from meanfield.transport.problem import UNIT, Problem, lengths
+from meanfield.transport.problem import UNIT, Problem, lengths, taken
 
 __all__ = [
     "Answer",
+    "Part",
     "Plan",
     "certify",
     "combined",
     "feasible",
     "in_unit",
+    "joined_names",
     "log_masses",
     "narrower",
     "power_mean",
     "powers_added",
     "powers_less",
+    "united",
 ]
 
 _EXACT, _MEASURED = -math.inf, math.inf
@@ -105,9 +109,9 @@ def feasible(costs: np.ndarray, g: np.ndarray, b: np.ndarray) -> tuple[np.ndarra
 def centred(g: np.ndarray, b: np.ndarray) -> np.ndarray:
     """g less its median by mass."""
     order = np.argsort(g, -1)
-    mass = np.cumsum(np.take_along_axis(b, order, -1), -1)
+    mass = np.cumsum(taken(b, order), -1)
     middle = (mass < mass[..., -1:] / 2).sum(-1, keepdims=True)
-    return g - np.take_along_axis(g, np.take_along_axis(order, middle, -1), -1)
+    return g - taken(g, taken(order, middle))
 
 
 def certify(
@@ -193,6 +197,52 @@ def combined(
     largest = float(np.abs(log_masses).max(initial=0.0, where=log_masses > -math.inf))
     error = log_error + (32 + 2 * largest + _sum_error(log_masses.shape[-1])) * UNIT
     return value, lower * (1 - error), upper * (1 + error)
+
+
+class Part(NamedTuple):
+    """Answers of problems of one shape (k of them) inside a larger one, and where they stand."""
+
+    answer: Answer
+    rows: np.ndarray  # atoms of μ, (k, n)
+    cols: np.ndarray  # atoms of ν, (k, m)
+    log_masses: np.ndarray  # of each problem, (k,)
+
+
+def united(
+    parts: Sequence[Part], shape: tuple[int, int], order: int, *, log_error: float = 0.0
+) -> Answer:
+    """One problem of n × m atoms from its parts, which exchange nothing; as `combined`."""
+    answers = [part.answer for part in parts]
+    ends = [[t.value, t.lower, t.upper] for t in answers]
+    logs = np.concatenate([part.log_masses for part in parts])
+    value, lower, upper = combined(logs, np.concatenate(ends, -1), order, log_error=log_error)
+    f, g = (np.zeros(size) for size in shape)
+    has_potentials = not any(t.f is None or t.g is None for t in answers)
+    entries = []
+    for t, rows, cols, log_mass in parts:
+        there = t.log_mass > -math.inf
+        i, j = np.take_along_axis(rows, t.rows, -1), np.take_along_axis(cols, t.cols, -1)
+        entries.append((i[there], j[there], (t.log_mass + log_mass[:, None])[there]))
+        if has_potentials:
+            f[rows], g[cols] = t.f, t.g
+    i, j, log_mass = (np.concatenate(t) for t in zip(*entries, strict=True))
+    return Answer(
+        value=np.clip(value, lower, upper),
+        lower=lower,
+        upper=upper,
+        rows=i,
+        cols=j,
+        log_mass=log_mass,
+        f=f if has_potentials else None,
+        g=g if has_potentials else None,
+        method=joined_names(answers),
+        converged=np.asarray(all(t.converged.all() for t in answers)),
+    )
+
+
+def joined_names(answers: Sequence[Answer]) -> str:
+    """The methods that occur."""
+    return " + ".join(sorted({name for t in answers for name in t.method.split(" + ")}))
 
 
 def in_unit(answer: Answer, exponent: np.ndarray, order: int) -> Answer:
@@ -292,7 +342,7 @@ def _settled(problem: Problem, plan: Plan, *, may_match: bool) -> Plan:
         none = np.zeros((*count, 1), np.int64)
         plan = Plan(none, none, none - math.inf, plan.log_doubt)
     logs = np.where(plan.log_mass < 700, plan.log_mass, -math.inf)  # NaN as well
-    doubt = np.broadcast_to(np.asarray(plan.log_doubt, float), count)
+    doubt = np.full(count, plan.log_doubt)
     plan = Plan(plan.rows, plan.cols, logs, doubt)
     n = problem.n
     if not may_match or n != problem.m or logs.shape[-1] < n or not (doubt == _MEASURED).any():
@@ -301,11 +351,11 @@ def _settled(problem: Problem, plan: Plan, *, may_match: bool) -> Plan:
         return plan
     sigma = np.full((*count, n), -1)
     order = np.argsort(logs, -1, kind="stable")
-    rows, cols = (np.take_along_axis(t, order, -1) for t in (plan.rows, plan.cols))
+    rows, cols = (taken(t, order) for t in (plan.rows, plan.cols))
     np.put_along_axis(sigma, rows, cols, -1)  # the last, largest, entry of each row stays
     index = np.arange(n)
     found = (np.sort(sigma, -1) == index).all(-1) & (doubt == _MEASURED)
-    found &= (problem.log_a == np.take_along_axis(problem.log_b, sigma, -1)).all(-1)
+    found &= (problem.log_a == taken(problem.log_b, sigma)).all(-1)
     if not found.any():
         return plan
     here, (rows, cols, logs) = found[..., None], (np.array(t) for t in plan[:3])

@@ -13,8 +13,8 @@ import torch
 
 from meanfield.measures import ParticleMeasure, check_measure
 from meanfield.options import flag, number
-from meanfield.transport.answers import TransportResult, assemble, refuse_unconverged, stacked
-from meanfield.transport.certificate import Answer, combined
+from meanfield.transport.answers import TransportResult, assemble, gathered, refuse_unconverged
+from meanfield.transport.certificate import Answer, Part, united
 from meanfield.transport.pairs import as_pair, flat_arrays
 from meanfield.transport.problem import normalised
 from meanfield.transport.solve import Settings, checked_settings, extend, solve_arrays
@@ -79,10 +79,10 @@ def solve_conditional_w2(
     positions = [t.detach().double().cpu().numpy() for t in both]
     flat = (t.reshape(-1, t.shape[-1]) for t in positions)
     answers = [
-        _solve_case(_Case(*case), settings, position_atol, tolerance)
+        _solve_case(_Case(*case), settings, position_atol, tolerance)[None]
         for case in zip(*flat_arrays(pair), *flat, strict=True)
     ]
-    answer = stacked(answers) if answers else None
+    answer = gathered(answers) if answers else None
     result = assemble(pair, answer, seconds=time.perf_counter() - start)
     return refuse_unconverged(result, rtol) if strict else result
 
@@ -114,47 +114,21 @@ def _solve_case(case: _Case, settings: Settings, position_atol: float, tolerance
     mismatch = float(np.abs(mine.log_masses - theirs.log_masses).max())
     if mismatch > tolerance:
         return _infinite()
-    ends = np.zeros((3, len(mine.starts)))
-    f, g = np.zeros(len(case.x)), np.zeros(len(case.y))
-    plan: list[tuple[np.ndarray, ...]] = []
-    methods, converged, has_potentials = set(), True, True
+    parts = []
     for ids, xs, ys in _by_shape(mine, theirs):
         found = solve_arrays(case.x[xs], case.y[ys], case.log_a[xs], case.log_b[ys], settings)
         assert found is not None  # a class of groups is not empty
-        ends[:, ids] = found.value, found.lower, found.upper
-        kept = found.log_mass > -math.inf
-        logs = found.log_mass + mine.log_masses[ids][:, None]
-        rows, cols = (
-            np.take_along_axis(t, i, -1) for t, i in ((xs, found.rows), (ys, found.cols))
-        )
-        plan.append((rows[kept], cols[kept], logs[kept]))
-        methods.update(found.method.split(" + "))
-        converged &= bool(found.converged.all())
-        if found.f is None or found.g is None:
-            has_potentials = False
-        else:
-            f[xs], g[ys] = found.f, found.g
-    value, lower, upper = combined(mine.log_masses, ends, 2, log_error=mismatch)
-    rows, cols, logs = (np.concatenate(t) for t in zip(*plan, strict=True))
-    if has_potentials:
+        parts.append(Part(found, xs, ys, mine.log_masses[ids]))
+    answer = united(parts, (len(case.x), len(case.y)), 2, log_error=mismatch)
+    f, g = answer.f, answer.g
+    if f is not None and g is not None:
         in_x, in_y = case.log_a > -math.inf, case.log_b > -math.inf
         for label in np.union1d(labels[0][~in_x], labels[1][~in_y]):
             i, j = (np.flatnonzero(t == label) for t in labels)
             here_f, here_g = f[i], g[j]
             extend(here_f, here_g, case.x[i], case.y[j], in_x[i], in_y[j], 2)
             f[i], g[j] = here_f, here_g
-    return Answer(
-        value=np.clip(value, lower, upper),
-        lower=lower,
-        upper=upper,
-        rows=rows,
-        cols=cols,
-        log_mass=logs,
-        f=f if has_potentials else None,
-        g=g if has_potentials else None,
-        method=" + ".join(sorted(methods)),
-        converged=np.asarray(converged),
-    )
+    return answer
 
 
 def _labels(case: _Case, atol: float) -> tuple[np.ndarray, np.ndarray]:

@@ -54,7 +54,7 @@ def w2(
     """
     refuse_cost_matrix(extra, "w2")
     pair = as_pair(mu, nu, weights)
-    return _valued(pair, solve_w2(*_detached(pair), method=method, rtol=rtol))
+    return _valued(pair, solve_w2(pair.mu, pair.nu, method=method, rtol=rtol))
 
 
 def w2_squared(
@@ -101,7 +101,7 @@ def w1(
     """
     refuse_cost_matrix(extra, "w1")
     pair = as_pair(mu, nu, weights)
-    return _valued(pair, solve_w1(*_detached(pair), rtol=rtol))
+    return _valued(pair, solve_w1(pair.mu, pair.nu, rtol=rtol))
 
 
 def conditional_w2(
@@ -116,19 +116,7 @@ def conditional_w2(
     if not (isinstance(mu, ParticleMeasure) and isinstance(nu, ParticleMeasure)):
         return solve_conditional_w2(mu, nu, **settings).value  # which says what it expected
     pair = as_pair(mu, nu)
-    return _valued(pair, solve_conditional_w2(*_detached(pair), **settings))
-
-
-def _detached(pair: Pair) -> tuple[ParticleMeasure, ParticleMeasure]:
-    first, second = (
-        mu.replace(mu.points.detach())
-        if not mu.log_weights.requires_grad
-        else ParticleMeasure(
-            mu.points.detach(), log_weights=mu.log_weights.detach(), positions=mu.positions
-        )
-        for mu in pair[:2]
-    )
-    return first, second
+    return _valued(pair, solve_conditional_w2(pair.mu, pair.nu, **settings))
 
 
 def _valued(pair: Pair, result: TransportResult) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["UNIT", "Problem", "balanced", "costs_between", "lengths", "normalised"]
+__all__ = ["UNIT", "Problem", "balanced", "costs_between", "lengths", "normalised", "taken"]
 
 UNIT = 2.0**-53  # unit roundoff of float64
 _SAFE_LENGTH = 1e-140  # below it a square loses digits to underflow
@@ -141,10 +141,7 @@ class Problem:
 
     def moved(self, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
         """‖x_{i_k} − y_{j_k}‖, shape (..., k)."""
-        if self.x.ndim == 2:
-            return lengths(self.x[rows] - self.y[cols])
-        starts = np.take_along_axis(self.x, rows[..., None], -2)
-        return lengths(starts - np.take_along_axis(self.y, cols[..., None], -2))
+        return lengths(taken(self.x, rows, -2) - taken(self.y, cols, -2))
 
 
 def costs_between(x: np.ndarray, y: np.ndarray, order: int) -> np.ndarray:
@@ -159,6 +156,14 @@ def costs_between(x: np.ndarray, y: np.ndarray, order: int) -> np.ndarray:
     moves = x[:, :, None] - y[:, None]
     squares = np.einsum("bnmd,bnmd->bnm", moves, moves)
     return squares if order == 2 else np.sqrt(squares)
+
+
+def taken(values: np.ndarray, index: np.ndarray, axis: int = -1) -> np.ndarray:
+    """values[index] along an axis, problem by problem."""
+    if values.ndim == -axis:  # one problem: NumPy's general way takes ten times as long
+        return values[index]
+    index = index[..., None] if axis == -2 else index
+    return np.take_along_axis(values, index, axis)
 
 
 def lengths(moves: np.ndarray) -> np.ndarray:

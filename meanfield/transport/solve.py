@@ -7,18 +7,13 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from meanfield.options import choice, flag, number
-from meanfield.transport.answers import (
-    TransportResult,
-    assemble,
-    refuse_unconverged,
-    stacked,
-)
+from meanfield.transport.answers import TransportResult, assemble, gathered, refuse_unconverged
 from meanfield.transport.certificate import Answer, in_unit, narrower
 from meanfield.transport.pairs import Measure, as_pair, flat_arrays, refuse_cost_matrix
 from meanfield.transport.plans.clusters import solve_clusters
@@ -202,9 +197,8 @@ def solve_arrays(
         return None
     is_small = count > 1 and max(n, m) <= _BATCHED and settings.method == "auto"
     if not is_small or min(log_a.min(), log_b.min()) == -math.inf:
-        return stacked(
-            [_solve_one(*case, settings) for case in zip(x, y, log_a, log_b, strict=True)]
-        )
+        cases = zip(x, y, log_a, log_b, strict=True)
+        return gathered([_solve_one(*case, settings)[None] for case in cases])
     step = max(1, _BLOCK // (n * m * d))
     blocks = [slice(start, start + step) for start in range(0, count, step)]
 
@@ -219,26 +213,13 @@ def solve_arrays(
     else:
         with ThreadPoolExecutor(threads) as pool:
             found = list(pool.map(solved, blocks))
-    whole = found[0] if len(found) == 1 else _chained(found)
-    open_ = np.flatnonzero(whole.width > settings.rtol)
-    if not len(open_):
+    whole = gathered(found)
+    is_open = whole.width > settings.rtol
+    if not is_open.any():
         return whole
-    parts = [whole[k] for k in range(count)]
-    for k in open_:
-        parts[k] = _solve_one(x[k], y[k], log_a[k], log_b[k], settings)
-    return stacked(parts)
-
-
-def _chained(answers: list[Answer]) -> Answer:
-    """Batches one after the other."""
-
-    def joined(name: str) -> Any:
-        parts = [getattr(answer, name) for answer in answers]
-        return None if any(t is None for t in parts) else np.concatenate(parts)
-
-    names = {name for answer in answers for name in answer.method.split(" + ")}
-    arrays = {f.name: joined(f.name) for f in fields(Answer) if f.name != "method"}
-    return Answer(**arrays, method=" + ".join(sorted(names)))
+    closed, left = np.flatnonzero(~is_open), np.flatnonzero(is_open)[:, None]
+    alone = [_solve_one(x[k], y[k], log_a[k], log_b[k], settings)[None] for (k,) in left]
+    return gathered([whole[closed], *alone], [closed, *left])
 
 
 def _solve_batch(problem: Problem, rtol: float) -> Answer:
@@ -259,7 +240,7 @@ def _solve_one(
     mine, theirs = log_a[rows], log_b[cols]
     theirs = balanced(mine, theirs) if settings.snap else theirs
     problem = Problem.of(near, far, mine, theirs, order=settings.order)
-    answer = in_unit(solve(problem, settings), problem.exponent, problem.order)
+    answer = in_unit(_METHODS[settings.method](problem, settings), problem.exponent, problem.order)
     if is_whole:
         return answer
     f, g = answer.f, answer.g
@@ -287,11 +268,6 @@ def extend(
             g[~in_y] = np.fmin.reduce(costs_between(y[~in_y], x, order) - f, axis=1)
 
 
-def solve(problem: Problem, settings: Settings) -> Answer:
-    """One problem in its own unit and numbering."""
-    return _METHODS[settings.method](problem, settings)
-
-
 def _automatic(problem: Problem, settings: Settings) -> Answer:
     rtol = settings.rtol
     formula = closed_form(problem, rtol=rtol)
@@ -299,7 +275,7 @@ def _automatic(problem: Problem, settings: Settings) -> Answer:
         return formula
     if problem.pairs > _DENSE_PAIRS:
         return _large(problem, settings, formula)
-    answer = solve_dense(problem[None], rtol=rtol)[0]
+    answer = solve_dense(problem, rtol=rtol)
     if formula is not None:
         answer = narrower(answer, formula, rtol)
     if answer.width > rtol:
@@ -337,9 +313,9 @@ def _large(problem: Problem, settings: Settings, formula: Answer | None) -> Answ
 
 
 def _clusters(problem: Problem, settings: Settings) -> Answer | None:
-    inner = replace(settings, method="auto", checkpoint=None)
+    inner = replace(settings, checkpoint=None)
     return solve_clusters(
-        problem, lambda part: solve(part, inner), rtol=settings.rtol, snap=settings.snap
+        problem, lambda part: _automatic(part, inner), rtol=settings.rtol, snap=settings.snap
     )
 
 
@@ -349,7 +325,7 @@ def _dense_w1(problem: Problem, settings: Settings) -> Answer:
             f"W1: expected at most {_DENSE_W1:.0e} pairs for the dense matrix of distances, got "
             f"{problem.n} × {problem.m}; take fewer points, or W2"
         )
-    return solve_dense(problem[None], rtol=settings.rtol)[0]
+    return solve_dense(problem, rtol=settings.rtol)
 
 
 def _identity(problem: Problem, settings: Settings) -> Answer:
@@ -373,7 +349,7 @@ def _assignment(problem: Problem, settings: Settings) -> Answer:
 
 
 def _simplex(problem: Problem, settings: Settings) -> Answer:
-    answer = solve_dense(problem[None], rtol=settings.rtol, by_simplex=True)[0]
+    answer = solve_dense(problem, rtol=settings.rtol, by_simplex=True)
     return solve_finely(problem, rtol=settings.rtol, answer=answer)
 
 

@@ -16,13 +16,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meanfield.transport.certificate import Answer, combined, in_unit, powers_added, powers_less
+from meanfield.transport.certificate import (
+    Answer,
+    Part,
+    in_unit,
+    powers_added,
+    powers_less,
+    united,
+)
 from meanfield.transport.plans.exact import simplexes
 from meanfield.transport.plans.formulas import monotone_plan
 from meanfield.transport.problem import UNIT, Problem, lengths
 
 __all__ = ["solve_clusters"]
 
+_NAME = "clusters of "
 _SEPARATION = 20.0  # distance between centres over radius of the clusters
 _MOST_CLUSTERS = 64
 _MOST_CROSSING = 1e-6  # more mass than this is no rounding: its cost can be seen from outside
@@ -74,17 +82,27 @@ def solve_clusters(
     crossing = _crossing(problem.order, clusters, masses, snap)
     if crossing is None:
         return None
-    parts: dict[int, Answer] = {}
-    for k, (rows, cols) in enumerate(zip(clusters.rows, clusters.cols, strict=True)):
+    parts = []
+    for rows, cols, log_mass in zip(clusters.rows, clusters.cols, masses.log_common, strict=True):
         if len(rows) and len(cols):
             part = problem.part(rows, cols, snap=snap)
-            answer = solve_part(part)
-            parts[k] = in_unit(answer, part.exponent - problem.exponent, problem.order)
+            answer = in_unit(solve_part(part), part.exponent - problem.exponent, problem.order)
+            parts.append(Part(_lowered(answer)[None], rows[None], cols[None], log_mass[None]))
     # Rounding of the weights is theirs to answer for; what else crosses is bounded, not solved.
     is_solved = bool((np.abs(masses.excess) <= _rounding(problem, clusters)).all())
-    joined = _joined(problem, clusters, masses, crossing, parts)
+    inside = united(parts, (problem.n, problem.m), problem.order)
+    joined = _joined(problem, clusters, crossing, inside)
     closed = joined.width <= rtol
     return replace(joined, converged=np.asarray((joined.converged and is_solved) or closed))
+
+
+def _lowered(answer: Answer) -> Answer:
+    """Its potentials shifted to g ≤ 0: feasible across clusters too."""
+    answer = replace(answer, method=answer.method.removeprefix(_NAME))
+    if answer.f is None or answer.g is None:
+        return answer
+    top = answer.g.max()
+    return replace(answer, f=answer.f + top, g=answer.g - top)
 
 
 def _separated(points: np.ndarray) -> np.ndarray | None:
@@ -209,51 +227,34 @@ def _crossing(order: int, clusters: _Clusters, masses: _Masses, snap: bool) -> _
     )
 
 
-def _joined(
-    problem: Problem,
-    clusters: _Clusters,
-    masses: _Masses,
-    crossing: _Crossing,
-    parts: dict[int, Answer],
-) -> Answer:
-    """The parts side by side, and what crosses."""
-    order = problem.order
-    ends = np.array([(p.value, p.lower, p.upper) for p in parts.values()]).reshape(-1, 3).T
-    value, lower, upper = combined(masses.log_common[list(parts)], ends, order)
-    upper = powers_added(upper, max(crossing.upper, 0) ** (1 / order), order) * (1 + 4 * UNIT)
-    if crossing.lower >= 0:
-        lower = powers_added(lower, crossing.lower ** (1 / order), order) * (1 - 4 * UNIT)
-    else:
-        lower = powers_less(lower, (-crossing.lower) ** (1 / order), order)
-    value = powers_added(value, max(crossing.cost, 0) ** (1 / order), order)
-    rows = [clusters.rows[k][p.rows] for k, p in parts.items()]
-    cols = [clusters.cols[k][p.cols] for k, p in parts.items()]
-    logs = [p.log_mass + masses.log_common[k] for k, p in parts.items()]
+def _joined(problem: Problem, clusters: _Clusters, crossing: _Crossing, inside: Answer) -> Answer:
+    """What stays inside the clusters, and what crosses between them."""
+    order, is_whole = problem.order, not len(crossing.mass)
+    entries = [(inside.rows, inside.cols, inside.log_mass)]
     for k, m, moved in zip(crossing.sources, crossing.targets, crossing.mass, strict=True):
         source, target = clusters.rows[k], clusters.cols[m]
         i, j, mass = monotone_plan(problem.a[source], problem.b[target])
         kept = mass > 0
-        rows.append(source[i[kept]])
-        cols.append(target[j[kept]])
-        logs.append(np.log(mass[kept]) + math.log(moved))
-    f, g = np.zeros(problem.n), np.zeros(problem.m)
-    is_whole = not len(crossing.mass)
-    for k, part in parts.items():
-        if part.f is None or part.g is None:
-            is_whole = False
-        else:  # shifted to g ≤ 0: feasible across clusters too
-            top = part.g.max()
-            f[clusters.rows[k]], g[clusters.cols[k]] = part.f + top, part.g - top
-    names = {name for p in parts.values() for name in p.method.split(" of ")[-1].split(" + ")}
-    return Answer(
+        logs = np.log(mass[kept]) + math.log(moved)
+        entries.append((source[i[kept]], target[j[kept]], logs))
+    rows, cols, log_mass = (np.concatenate(t) for t in zip(*entries, strict=True))
+    size = abs(crossing.lower) ** (1 / order)
+    if crossing.lower >= 0:
+        lower = powers_added(inside.lower, size, order) * (1 - 4 * UNIT)
+    else:
+        lower = powers_less(inside.lower, size, order)
+    more = crossing.upper ** (1 / order)
+    upper = powers_added(inside.upper, more, order) * (1 + 4 * UNIT)
+    value = powers_added(inside.value, max(crossing.cost, 0) ** (1 / order), order)
+    return replace(
+        inside,
         value=np.clip(value, lower, upper),
         lower=lower,
         upper=upper,
-        rows=np.concatenate(rows),
-        cols=np.concatenate(cols),
-        log_mass=np.concatenate(logs),
-        f=f if is_whole else None,
-        g=g if is_whole else None,
-        method=f"clusters of {' + '.join(sorted(names))}",
-        converged=np.asarray(all(p.converged for p in parts.values())),
+        rows=rows,
+        cols=cols,
+        log_mass=log_mass,
+        f=inside.f if is_whole else None,
+        g=inside.g if is_whole else None,
+        method=_NAME + inside.method,
     )

@@ -69,7 +69,7 @@ def solve_columns(
         return rounds.run(rtol, _ROUNDS)
     levels = _levels(problem, device)
     coarse = levels[0]
-    answer = solve_dense(coarse.problem[None], rtol=rtol)[0]
+    answer = solve_dense(coarse.problem, rtol=rtol)
     for finer in levels[1:]:
         start = time.perf_counter()
         if not clock.allows("pass", finer.problem.pairs):
@@ -211,8 +211,13 @@ class _Rounds:
     device: str
     clock: _Clock
     file: _Checkpoint | None
-    best: Answer | None = field(default=None, init=False)
+    best: Answer = field(init=False)
     ceiling: float = field(default=math.inf, init=False)  # of reduced costs
+
+    def __post_init__(self) -> None:
+        none = np.zeros(0, np.int64)
+        nothing = Plan(none, none, none)  # any plan will be better
+        self.best = _certified(self.problem, nothing, (self.f, self.g), self.slack, 0.0)
 
     def run(self, rtol: float, rounds: int) -> Answer:
         """Solve on the arcs, price all pairs, add what violates; until the interval closes."""
@@ -226,19 +231,14 @@ class _Rounds:
             f = self._priced(pricing, plan, g, rtol)
             self.clock.note("simplex", len(self.arcs), start)
             new = np.setdiff1d(_few_arcs(self._prices, f, problem), self.arcs)
-            if self._best.converged or (not len(new) and self.ceiling <= self._ceiling()):
+            if self.best.converged or (not len(new) and self.ceiling <= self._ceiling()):
                 break
             self.ceiling = math.inf if len(new) else self._ceiling()
             self.arcs = np.union1d(self.arcs, new)
             if self.file is not None:
                 self.file.save(self.arcs, self.g)
-        if self._best.width <= rtol:
-            self.best = replace(self._best, converged=np.asarray(True))
-        return self._best
-
-    @property
-    def _best(self) -> Answer:
-        assert self.best is not None
+        if self.best.width <= rtol:
+            self.best = replace(self.best, converged=np.asarray(True))
         return self.best
 
     def _priced(
@@ -256,8 +256,7 @@ class _Rounds:
         self._prices = prices
 
         latest = _certified(problem, plan, (prices.minima, g), prices.slack, rtol)
-        old = self.best or _certified(problem, plan, (self.f, self.g), self.slack, rtol)
-        self.best = narrower(latest, old, rtol / 4)
+        self.best = narrower(latest, self.best, rtol / 4)
         assert self.best.f is not None
         assert self.best.g is not None
         self.f, self.g = self.best.f, self.best.g
@@ -265,7 +264,7 @@ class _Rounds:
 
     def _ceiling(self) -> float:
         """A multiple of the gap: below it the tolerance of the simplex is finer."""
-        rows, cols, mass = self._best.rows, self._best.cols, np.exp(self._best.log_mass)
+        rows, cols, mass = self.best.rows, self.best.cols, np.exp(self.best.log_mass)
         moved = self.problem.moved(rows, cols)
         return _CEILING * float(mass @ np.maximum(moved**2 - self.f[rows] - self.g[cols], 0))
 

@@ -42,15 +42,11 @@ def closed_form(problem: Problem, *, rtol: float) -> Answer | None:
 
 def solve_one_atom(problem: Problem, *, rtol: float) -> Answer:
     """W_p^p = Σᵢ aᵢ ‖xᵢ − y‖^p: there is one coupling only."""
-    shape = problem.costs.shape[:-2]
-    many = np.zeros((*shape, problem.pairs), np.int64) + np.arange(problem.pairs)
-    none, zero = np.zeros_like(many), np.zeros((*shape, 1))
-    if problem.m == 1:
-        plan = Plan(many, none, problem.logs_a, -math.inf)
-        potentials = problem.costs[..., 0], zero
-    else:
-        plan = Plan(none, many, problem.logs_b, -math.inf)
-        potentials = zero, problem.costs[..., 0, :]
+    i, j = np.divmod(np.arange(problem.pairs), problem.m)
+    logs = problem.logs_a[..., i] + problem.logs_b[..., j]  # one of the two is 0
+    rows, cols = (np.zeros(logs.shape, np.int64) + t for t in (i, j))
+    plan = Plan(rows, cols, logs, -math.inf)
+    potentials = feasible(problem.costs, np.zeros_like(problem.b), problem.b)
     return certify(problem, plan, potentials, method="one atom", rtol=rtol, is_optimal=True)
 
 
@@ -146,7 +142,7 @@ def identity(problem: Problem, *, rtol: float, device: str, probe: bool = True) 
     """
     index = np.arange(problem.n)
     moved = problem.moved(index, index)
-    plan = Plan(index, index, problem.logs_a, -math.inf)
+    plan = Plan(index, index.copy(), problem.logs_a, -math.inf)
     zero, best = np.zeros(problem.n), None
     for mirror in (False, True):
         points, queries = (problem.x, problem.y) if mirror else (problem.y, problem.x)
