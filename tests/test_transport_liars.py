@@ -18,6 +18,7 @@ from meanfield.transport import (
     solve_w1,
     solve_w2,
 )
+from meanfield.transport.answers import refuse_unconverged
 from meanfield.transport.certificate import (
     Plan,
     centred,
@@ -152,7 +153,7 @@ def test_the_lower_end_comes_from_potentials_and_not_from_the_plan() -> None:
 
 @pytest.mark.parametrize("rtol", [1e-2, 1e-4])
 def test_converged_means_within_rtol(rtol: float) -> None:
-    """Plans and potentials apart by more than rtol are not converged, by a tenth of it are."""
+    """Plans and potentials apart by more than rtol are not converged, by less they are."""
     x, y, a, b = problem(11)
     p = Problem.of(x, y, a, b)
     right = solve_dense(p[None], rtol=1e-12)[0]
@@ -161,7 +162,7 @@ def test_converged_means_within_rtol(rtol: float) -> None:
     np.add.at(optimal, (right.rows, right.cols), np.exp(right.log_mass))
     product = np.outer(p.a, p.b)
     cost, worse = (optimal * p.costs).sum(), (product * p.costs).sum()
-    for share, expected in ((4 * rtol, False), (0.2 * rtol, True)):
+    for share, expected in ((2.2 * rtol, False), (1.8 * rtol, True)):  # of W₂², half of W₂
         part = share * cost / (worse - cost)
         mixed = (1 - part) * optimal + part * product
         plan = Plan(rows, cols, np.log(mixed.ravel()))
@@ -252,6 +253,15 @@ def test_the_error_carries_the_flagged_answer(monkeypatch: pytest.MonkeyPatch) -
         solve_w2(*measures(x, y, a, b))
     assert isinstance(refused.value.result, TransportResult)
     assert float(refused.value.result.lower) < float(refused.value.result.upper)
+
+
+def test_the_error_names_the_widest_interval_of_a_batch() -> None:
+    value, lower, upper = (
+        torch.tensor(t, dtype=F64) for t in ([1.0, 2, 4], [1.0, 1, 4], [1.0, 3, 5])
+    )
+    batch = TransportResult(value, lower, upper, None, None, "liar", converged=False, seconds=0.0)
+    with pytest.raises(ConvergenceError, match=r"\[1, 3\] of relative width 0\.667"):
+        refuse_unconverged(batch, 1e-9)
 
 
 def test_centring_takes_the_median_by_mass() -> None:
