@@ -376,6 +376,46 @@ def test_conditional_potentials_are_feasible_at_atoms_without_mass() -> None:
     assert float((f[:, None] + g - (x - y.T).square()).max()) <= 1e-15
 
 
+def test_potentials_of_the_first_distance_are_feasible_at_atoms_without_mass() -> None:
+    """Also beside one that a map has left nowhere."""
+    x = torch.tensor([[0.0, 0.0], [0.3, 0.0], [0.1, 0.2], [0.0, 0.0]], dtype=F64)
+    y = torch.tensor([[0.2, 0.1], [0.0, 0.4], [0.1, 0.1]], dtype=F64)
+    mu, nu = ParticleMeasure(x, [0.4, 0.6, 0.0, 0.0]), ParticleMeasure(y, [0.7, 0.3, 0.0])
+    lost = x.clone()
+    lost[3, 0] = math.nan
+    mu = mu.replace(lost)
+    for solve, order in ((solve_w1, 1), (solve_w2, 2)):
+        found = solve(mu, nu)
+        assert found.potentials is not None
+        f, g = found.potentials
+        cost = torch.linalg.vector_norm(x[:3, None] - y, dim=-1) ** order
+        assert float((f[:3, None] + g - cost).max()) <= 1e-15
+        # At an atom without mass it is as large as feasible.
+        torch.testing.assert_close(g[2], (cost[:, 2] - f[:3]).min(), rtol=0, atol=1e-15)
+
+
+def test_entries_of_a_batch_that_do_not_close_are_solved_one_by_one() -> None:
+    home = np.repeat([[0.0, 0.0], [4.0, 0.0]], 5, axis=0)
+    x, y = home + 1e-9 * np.random.default_rng(0).normal(size=(2, 3, 10, 2))
+    found = solve_w2(x, y)
+    assert found.converged
+    for k in range(3):
+        one = solve_w2(x[k], y[k])
+        assert found.value[k] == pytest.approx(one.value, rel=1e-9)
+    assert (found.relative_width < 1e-6).all()
+
+
+def test_a_permuted_cloud_whose_weights_were_rounded_is_the_same_cloud() -> None:
+    rng = np.random.default_rng(1)
+    x, a = rng.normal(size=(9, 2)), np.log(rng.dirichlet(np.ones(9)))
+    b = np.nextafter(a, 0)
+    order = rng.permutation(9)
+    mu, nu = measures(x, x[order], a, b[order])
+    assert not np.array_equal(mu.log_weights.numpy()[order], nu.log_weights.numpy())
+    assert float(solve_w2(mu, nu).upper) == 0
+    assert float(solve_w2(mu, nu, exact_weights=True, strict=False).upper) > 0
+
+
 def test_weights_that_differ_in_their_last_place_are_read_as_equal_unless_told() -> None:
     """Two clusters 1 apart, 2e-16 of mass between them: 1e-8 of distance, or none."""
     x = torch.tensor([[0.0, 0], [1e-12, 0], [1, 0], [1, 1e-12]], dtype=F64)
