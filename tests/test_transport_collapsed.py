@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import mpmath
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_w2
+from meanfield.transport.certificate import Answer
 from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.exact import solve_dense
 from meanfield.transport.problem import Problem
@@ -134,6 +136,42 @@ def test_what_crosses_may_have_been_the_dear_part_of_its_clusters() -> None:
     truth = math.sqrt(exact_transport(x, y, a, a)) / 2.0 ** int(problem.exponent)
     assert truth == pytest.approx(38 * math.sqrt(extra) / 2.0 ** int(problem.exponent))
     assert 0.99 * truth < float(answer.lower) <= truth <= float(answer.upper) < 1.15 * truth
+
+
+def test_what_crosses_may_go_from_far_side_to_far_side() -> None:
+    """All mass is on the far sides of clusters of radius 1 whose centres are 40 apart."""
+    tiny, extra = 1e-13, 1e-7
+    x = np.array([[-20.0, 0.0], [20.0, 0.0], [-21.0, 0.0], [21.0, 0.0]])
+    a, b = (np.log([tiny, tiny, 0.5 + t, 0.5 - t - 2 * tiny]) for t in (extra / 2, -extra / 2))
+    problem = Problem.of(x, x, a, b)
+    dense = lambda part: solve_dense(part[None], rtol=1e-9)[0]  # noqa: E731
+    answer = solve_clusters(problem, dense, rtol=1e-9, snap=False)
+    assert answer is not None
+    truth = math.sqrt(exact_transport(x, x, a, b)) / 2.0 ** int(problem.exponent)
+    assert truth == pytest.approx(42 * math.sqrt(extra) / 2.0 ** int(problem.exponent), rel=1e-5)
+    assert 0.8 * truth < float(answer.lower) <= truth <= float(answer.upper) < 1.01 * truth
+
+
+def test_potentials_of_clusters_are_feasible_across_them_and_optimal() -> None:
+    """Whatever constant the potentials of a cluster come with."""
+    rng = np.random.default_rng(2)
+    home = np.repeat([[0.0, 0.0], [40.0, 0.0], [0.0, 40.0]], 5, axis=0)
+    x, y = home + rng.uniform(-0.5, 0.5, size=(2, 15, 2))
+    problem = Problem.of(x, y, np.zeros(15), np.zeros(15))
+
+    def shifted(part: Problem) -> Answer:
+        answer, shift = solve_dense(part[None], rtol=1e-9)[0], 1e4 * rng.normal()
+        assert answer.f is not None
+        assert answer.g is not None
+        return replace(answer, f=answer.f - shift, g=answer.g + shift)
+
+    answer = solve_clusters(problem, shifted, rtol=1e-9, snap=True)
+    assert answer is not None
+    assert answer.f is not None
+    assert answer.g is not None
+    assert float((answer.f[:, None] + answer.g - problem.costs).max()) < 1e-11
+    dual = float(answer.f.mean() + answer.g.mean())
+    assert dual == pytest.approx(float(answer.value) ** 2, rel=1e-9)
 
 
 def test_what_crosses_may_pass_through_a_third_cluster_and_pay_for_its_way_inside() -> None:

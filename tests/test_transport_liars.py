@@ -406,10 +406,11 @@ def test_entries_of_a_batch_that_do_not_close_are_solved_one_by_one() -> None:
 
 
 def test_a_permuted_cloud_whose_weights_were_rounded_is_the_same_cloud() -> None:
+    """More atoms than are looked at as clusters."""
     rng = np.random.default_rng(1)
-    x, a = rng.normal(size=(9, 2)), np.log(rng.dirichlet(np.ones(9)))
+    x, a = rng.normal(size=(80, 2)), np.log(rng.dirichlet(np.ones(80)))
     b = np.nextafter(a, 0)
-    order = rng.permutation(9)
+    order = rng.permutation(80)
     mu, nu = measures(x, x[order], a, b[order])
     assert not np.array_equal(mu.log_weights.numpy()[order], nu.log_weights.numpy())
     assert float(solve_w2(mu, nu).upper) == 0
