@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import mpmath
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_w2
+from meanfield.transport.certificate import Answer
 from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.exact import solve_dense
 from meanfield.transport.problem import Problem
@@ -136,6 +138,65 @@ def test_what_crosses_may_have_been_the_dear_part_of_its_clusters() -> None:
     assert 0.99 * truth < float(answer.lower) <= truth <= float(answer.upper) < 1.15 * truth
 
 
+def test_what_crosses_may_go_from_far_side_to_far_side() -> None:
+    """All mass is on the far sides of clusters of radius 1 whose centres are 40 apart."""
+    tiny, extra = 1e-13, 1e-7
+    x = np.array([[-20.0, 0.0], [20.0, 0.0], [-21.0, 0.0], [21.0, 0.0]])
+    a, b = (np.log([tiny, tiny, 0.5 + t, 0.5 - t - 2 * tiny]) for t in (extra / 2, -extra / 2))
+    problem = Problem.of(x, x, a, b)
+    dense = lambda part: solve_dense(part[None], rtol=1e-9)[0]  # noqa: E731
+    answer = solve_clusters(problem, dense, rtol=1e-9, snap=False)
+    assert answer is not None
+    truth = math.sqrt(exact_transport(x, x, a, b)) / 2.0 ** int(problem.exponent)
+    assert truth == pytest.approx(42 * math.sqrt(extra) / 2.0 ** int(problem.exponent), rel=1e-5)
+    assert 0.8 * truth < float(answer.lower) <= truth <= float(answer.upper) < 1.01 * truth
+
+
+def test_potentials_of_clusters_are_feasible_across_them_and_optimal() -> None:
+    """Whatever constant the potentials of a cluster come with."""
+    rng = np.random.default_rng(2)
+    home = np.repeat([[0.0, 0.0], [40.0, 0.0], [0.0, 40.0]], 5, axis=0)
+    x, y = home + rng.uniform(-0.5, 0.5, size=(2, 15, 2))
+    problem = Problem.of(x, y, np.zeros(15), np.zeros(15))
+
+    def shifted(part: Problem) -> Answer:
+        answer, shift = solve_dense(part[None], rtol=1e-9)[0], 1e4 * rng.normal()
+        assert answer.f is not None
+        assert answer.g is not None
+        return replace(answer, f=answer.f - shift, g=answer.g + shift)
+
+    answer = solve_clusters(problem, shifted, rtol=1e-9, snap=True)
+    assert answer is not None
+    assert answer.f is not None
+    assert answer.g is not None
+    assert float((answer.f[:, None] + answer.g - problem.costs).max()) < 1e-11
+    dual = float(answer.f.mean() + answer.g.mean())
+    assert dual == pytest.approx(float(answer.value) ** 2, rel=1e-9)
+
+
+def test_what_crosses_may_pass_through_a_third_cluster_and_pay_for_its_way_inside() -> None:
+    """Three clusters in a row; 1e-7 goes from the first to the last, by way of the middle one.
+
+    One atom arrives at the near side of the middle cluster and another leaves from its far side:
+    that costs two short ways and not a long one, and saves what the two atoms cost each other.
+    """
+    half, tiny, extra = 50.0, 1e-9, 1e-7
+    thirds = [1 / 3 - 2 * tiny] * 3
+    x = [-half, 0, half, -half - 1, 1, half + 1, 1 - half]
+    y = [-half, 0, half, -half - 1, 1, half + 1, half - 1, -1]
+    a = np.log([tiny, tiny, tiny, *thirds, extra])
+    b = np.log([tiny, tiny, tiny, thirds[0], thirds[1] - extra, thirds[2], extra, extra])
+    x, y = (np.pad(np.array(t)[:, None], ((0, 0), (0, 1))) for t in (x, y))
+    problem = Problem.of(x, y, a, b)
+    dense = lambda part: solve_dense(part[None], rtol=1e-9)[0]  # noqa: E731
+    answer = solve_clusters(problem, dense, rtol=1e-9, snap=False)
+    assert answer is not None
+    unit = 2.0 ** int(problem.exponent)
+    truth = math.sqrt(exact_transport(x, y, a, b)) / unit
+    assert truth == pytest.approx((half - 2) * math.sqrt(2 * extra) / unit)
+    assert 0.999 * truth < float(answer.lower) <= truth <= float(answer.upper) < 1.6 * truth
+
+
 @pytest.mark.parametrize("extra", [1e-7, 1e-12])
 def test_clusters_that_exchange_mass_are_not_converged_by_a_bound_of_what_crosses(
     extra: float,
@@ -169,6 +230,47 @@ def test_the_value_is_that_of_the_weights_as_they_stand(log_weight: float) -> No
     found = solve_w2(mu, nu)
     assert float(found.value) == pytest.approx(true, rel=1e-6)
     assert float(found.lower) <= true <= float(found.upper)
+
+
+def test_a_light_cluster_that_is_all_of_the_distance_has_room_for_the_rounding_of_its_mass() -> (
+    None
+):
+    """The logarithm of its mass is rounded: at −600 by up to 512 units of the mass."""
+    rng = np.random.default_rng(0)
+    dense = lambda part: solve_dense(part[None], rtol=1e-9)[0]  # noqa: E731
+    x = np.array([[0.0, 0.0], [0.001, 0.0], [1.0, 0.0]])
+    y = x.copy()
+    y[2, 1] = 2.0**-10
+    with mpmath.workdps(40):
+        for _ in range(40):
+            light = rng.uniform(-690, -520)
+            logs = rng.uniform(-5, 5) + np.array([-1.0, -0.5, light])
+            problem = Problem.of(x, y, logs, logs)
+            answer = solve_clusters(problem, dense, rtol=1e-9, snap=True)
+            assert answer is not None
+            masses = [mpmath.exp(mpmath.mpf(float(t))) for t in logs]
+            truth = mpmath.sqrt(masses[2] / sum(masses)) / 2 ** (10 + int(problem.exponent))
+            assert mpmath.mpf(float(answer.lower)) <= truth <= mpmath.mpf(float(answer.upper))
+            assert float(answer.width) < 1e-12
+
+
+def test_far_clusters_equal_up_to_rounding_do_not_raise_the_floor_of_others() -> None:
+    """Two of four exchange 2e-15 over a distance of 1, the others 2e-16, or nothing, over 10."""
+    x = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 10.0], [10.0, 10.0]])
+    a = np.log(np.full(4, 0.25))
+    b = np.log(0.25 + np.array([2e-15, -2e-15, 0.0, 0.0]))
+    equal = math.sqrt(exact_transport(x, x, a, b))
+    b[2] -= 4 * np.spacing(a[2])
+    truth = math.sqrt(exact_transport(x, x, a, b))
+    assert truth > 2 * equal
+    problem = Problem.of(x, x, a, b)
+    dense = lambda part: solve_dense(part[None], rtol=1e-9)[0]  # noqa: E731
+    meant, stored = (solve_clusters(problem, dense, rtol=1e-9, snap=t) for t in (True, False))
+    assert meant is not None
+    assert stored is not None
+    unit = 2.0 ** int(problem.exponent)
+    assert 0.9 * truth < float(stored.lower) * unit <= truth <= float(stored.upper) * unit
+    assert float(meant.lower) * unit <= equal <= float(meant.upper) * unit
 
 
 def test_clusters_of_clusters_are_solved_level_by_level() -> None:
