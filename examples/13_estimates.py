@@ -20,7 +20,10 @@ import pathlib
 import time
 from collections.abc import Callable
 
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
 from meanfield.transport import sinkhorn_divergence, solve_w2
 
@@ -119,19 +122,14 @@ def main() -> None:
             print(f"  {name:22} {error:+9.2%}  {spent:7.2f} s", flush=True)
         found.append(panel)
     args.out.mkdir(parents=True, exist_ok=True)
+    figure = draw(found, n)
     for suffix in ("png", "pdf"):
-        draw(found, n, args.out / f"estimates.{suffix}")
+        figure.savefig(args.out / f"estimates.{suffix}", dpi=120)
     print(f"\nfigure in {args.out / 'estimates.png'}")
 
 
-def draw(found: list[dict], n: int, path: pathlib.Path) -> None:
+def draw(found: list[dict], n: int) -> Figure:
     """Errors against the time they take, a panel for each dimension."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import FuncFormatter
-
     figure, panels = plt.subplots(
         1, len(found), figsize=(8, 3.4), sharey=True, layout="constrained"
     )
@@ -150,8 +148,7 @@ def draw(found: list[dict], n: int, path: pathlib.Path) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize="small")
     title = f"Error and time of estimates of W₂, n = {n:,} (filled: too large; open: too small)"
     figure.suptitle(title, fontsize="medium")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    return figure
 
 
 if __name__ == "__main__":
