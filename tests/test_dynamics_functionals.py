@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from meanfield import ParticleMeasure, dynamics, sampling
-from meanfield.dynamics import functionals
+from meanfield.dynamics import functionals, merging
 from meanfield.measures import split, stack
 
 
@@ -103,10 +103,12 @@ def test_the_energy_neither_overflows_nor_vanishes():
 # --- clusters ---
 
 
-def test_clusters_are_the_components_of_the_graph_of_short_distances():
+@pytest.mark.parametrize("block", [merging._BLOCK, 150])
+def test_clusters_are_the_components_of_the_graph_of_short_distances(monkeypatch, block):
     from scipy.sparse.csgraph import connected_components
     from scipy.spatial.distance import cdist
 
+    monkeypatch.setattr(merging, "_BLOCK", block)
     for seed in range(10):
         mu = cloud(60, 2, seed)
         scale = 0.1 + 0.1 * seed
@@ -114,6 +116,7 @@ def test_clusters_are_the_components_of_the_graph_of_short_distances():
         count, labels = connected_components(graph)
         found = dynamics.clusters(mu, scale)
         assert found.count == count
+        assert merging.meets(mu, scale) == (count < 60)
         pairs = found.labels[:, None] == found.labels
         np.testing.assert_array_equal(pairs, labels[:, None] == labels)
         masses = found.log_masses.exp()
