@@ -139,7 +139,10 @@ def test_other_files_are_refused_with_what_was_expected(tmp_path):
         results.write(rich_dataset(), tmp_path / "result.h5")
     with pytest.raises(FileNotFoundError, match="nothing at"):
         results.read(tmp_path / "absent.nc")
-    with pytest.raises(ValueError, match="without zarr.json"):
+    with pytest.raises(ValueError, match=r"without zarr.json$"):
+        results.read(tmp_path)
+    results.write(rich_dataset(), tmp_path / "run.nc")
+    with pytest.raises(ValueError, match=r"it holds run\.nc: give one of these"):
         results.read(tmp_path)
 
 

@@ -87,7 +87,13 @@ def read(path: str | os.PathLike[str]) -> xr.Dataset:
         return read_store(path)
     if path.is_dir():
         if not (path / "zarr.json").exists():
-            raise ValueError(f"path: expected a Zarr v3 folder, got {path} without zarr.json")
+            inside = sorted(
+                f.name for kind in ("sweep", "zarr", "nc") for f in path.glob(f"*.{kind}")
+            )
+            meant = f"; it holds {', '.join(inside)}: give one of these" if inside else ""
+            raise ValueError(
+                f"path: expected a Zarr v3 folder, got {path} without zarr.json{meant}"
+            )
         ds = _load_zarr(path)
         if "sweep_schema" in ds.attrs:
             raise ValueError(
