@@ -148,6 +148,15 @@ def test_first_distances_have_gradients(distance, n: int, m: int, d: int) -> Non
     assert torch.autograd.gradcheck(of, tensors)
 
 
+def test_nothing_flows_into_atoms_that_coincide() -> None:
+    x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [5.0, 1.0]], dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([[0.0, 0.0], [1.0, 3.0], [5.0, 1.0]], dtype=torch.float64, requires_grad=True)
+    w1(x, y).backward()
+    wanted = torch.tensor([[0.0, 0.0], [0.0, -1 / 3], [0.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(x.grad, wanted)
+    torch.testing.assert_close(y.grad, -wanted)
+
+
 def test_conditional_distances_have_gradients() -> None:
     generator = torch.Generator().manual_seed(4)
     x, y, s, t = (
