@@ -212,10 +212,11 @@ def test_a_distance_without_potentials_refuses_log_weight_gradients_clearly() ->
 
     x = torch.randn(5, 2, dtype=F64, generator=torch.Generator().manual_seed(0))
     logs = torch.zeros(5, dtype=F64).log_softmax(-1).requires_grad_()
-    pair = as_pair(ParticleMeasure(x, log_weights=logs), x + 1)
     bare = replace(solve_w2(x, x + 1), potentials=None)
-    with pytest.raises(RuntimeError, match="gradient in the points only"):
-        _valued(pair, bare)
+    weighted, uniform = ParticleMeasure(x, log_weights=logs), ParticleMeasure(x)
+    for pair in (as_pair(weighted, uniform), as_pair(uniform, weighted)):
+        with pytest.raises(RuntimeError, match="gradient in the points only"):
+            _valued(pair, bare)
 
 
 def test_conditional_potentials_add_up() -> None:
