@@ -5,7 +5,8 @@ Sinkhorn, minibatches, slices and low rank, against a known W₂.
 
 ::
 
-    python examples/13_estimates.py [--quick] [--n N] [--out DIR]
+    python examples/13_estimates.py [--quick] [--n N] [--dims D ...] [--without NAME ...]
+                                    [--out DIR]
 
 An estimate is as good as its distance to the truth, and above a few thousand points the truth is
 usually not known. Here it is, with an interval. The script also checks the stored values of
@@ -98,13 +99,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="The true error of estimates")
     parser.add_argument("--quick", action="store_true", help="smaller clouds")
     parser.add_argument("--n", type=int, default=2000, help="points of each cloud")
+    parser.add_argument("--dims", type=int, nargs="+", default=[2, 8, 32], help="dimensions")
+    parser.add_argument(
+        "--without", nargs="*", default=[], help='estimates to leave out, as "Sinkhorn, blur 0.05"'
+    )
     parser.add_argument("--out", type=pathlib.Path, default=pathlib.Path("runs"))
     args = parser.parse_args()
     n = 300 if args.quick else args.n
     check_stored_values()
 
     found: list[dict] = []
-    for d in (2, 8, 32):
+    for d in args.dims:
         (x, a), (y, b) = clouds(n, d)
         start = time.process_time()
         truth = solve_w2((x, a), (y, b))
@@ -115,6 +120,8 @@ def main() -> None:
         )
         panel = {"d": d, "seconds": seconds, "estimates": {}}
         for name, estimate in estimates(x, y).items():
+            if name in args.without:
+                continue
             start = time.process_time()
             error = estimate() / truth.value - 1
             spent = time.process_time() - start
@@ -130,9 +137,10 @@ def main() -> None:
 
 def draw(found: list[dict], n: int) -> Figure:
     """Errors against the time they take, a panel for each dimension."""
-    figure, panels = plt.subplots(
-        1, len(found), figsize=(8, 3.4), sharey=True, layout="constrained"
+    figure, grid = plt.subplots(
+        1, len(found), figsize=(8, 3.4), sharey=True, squeeze=False, layout="constrained"
     )
+    panels = grid[0]
     for axes, panel in zip(panels, found, strict=True):
         for k, (name, (seconds, error)) in enumerate(panel["estimates"].items()):
             face = f"C{k}" if error > 0 else "none"
