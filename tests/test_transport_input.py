@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,6 +42,15 @@ def test_points_that_mean_nothing_are_refused(door, bad, error, match) -> None:
 def test_unequal_masses_are_refused() -> None:
     with pytest.raises(ValueError, match="total mass of 1"):
         ParticleMeasure(GOOD, [0.5, 0.5, 0.5])
+
+
+def test_masses_are_looked_at_in_every_case_of_a_batch() -> None:
+    points = np.zeros((2, 2, 1))
+    for last in (0.5001, 0.6):
+        weights = np.array([[0.5, 0.5], [0.5, last]])
+        with pytest.raises(ValueError, match=f"total mass of 1, got {0.5 + last:g}"):
+            w2(points, points, weights=(weights, None))
+    assert w2(points[:0], points[:0], weights=(weights[:0], None)).shape == (0,)
 
 
 def test_batches_that_do_not_broadcast_are_refused() -> None:

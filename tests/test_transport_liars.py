@@ -423,6 +423,18 @@ def test_a_permuted_cloud_whose_weights_were_rounded_is_the_same_cloud(solve) ->
     assert float(solve(mu, nu, exact_weights=True, strict=False).upper) > 0
 
 
+@pytest.mark.parametrize("change", [1e-8, 1e-12, 1e-14])
+def test_weights_that_differ_by_more_than_rounding_are_different(change: float) -> None:
+    """The largest and the smallest, by which most weights are told apart, stay as they are."""
+    x = np.array([[0.0, 0], [1, 0], [0, 3]])
+    a, b = np.log([1.0, 2, 4]), np.log([1.0, 2 * (1 + change), 4])
+    mu, nu = measures(x, x, a - np.log(7), b - np.logaddexp.reduce(b))
+    found = solve_w2(mu, nu)
+    truth = float(exact_transport(x, x, mu.log_weights.numpy(), nu.log_weights.numpy())) ** 0.5
+    assert truth > 0.1 * change**0.5
+    assert float(found.lower) <= truth <= float(found.upper)
+
+
 def test_weights_that_differ_in_their_last_place_are_read_as_equal_unless_told() -> None:
     """Two clusters 1 apart, 2e-16 of mass between them: 1e-8 of distance, or none."""
     x = torch.tensor([[0.0, 0], [1e-12, 0], [1, 0], [1, 1e-12]], dtype=F64)

@@ -136,11 +136,14 @@ def _is_numpy(value: Any) -> bool:
 
 
 def _check_mass(weights: Tensor, points: Tensor, name: str) -> None:
-    total = weights.detach().sum(-1)
-    if bool((total - 1).abs().max() > _MASS_TOLERANCE[points.dtype]):
+    total = weights.detach().sum(-1).reshape(-1)
+    missing = (total - 1).abs()
+    if bool((missing > _MASS_TOLERANCE[points.dtype]).any()):
+        worst = float(total[missing.argmax()])
+        axis = "" if weights.ndim == 1 else "-1, keepdims=True"
         raise ValueError(
-            f"weights of {name}: expected a total mass of 1, got {float(total.reshape(-1)[0]):g}; "
-            "pass weights / weights.sum()"
+            f"weights of {name}: expected a total mass of 1, got {worst:g}; "
+            f"pass weights / weights.sum({axis})"
         )
 
 
