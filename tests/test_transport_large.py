@@ -124,6 +124,19 @@ def test_prices_are_the_smallest_of_all_pairs(
     assert (below.values < ceiling[below.rows]).all()
 
 
+def test_prices_far_from_zero_are_known_less_well_and_say_so() -> None:
+    from meanfield.transport.plans.pricing import Pricing
+
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(50, 2)), rng.normal(size=(60, 2))
+    g = 1e6 + rng.normal(size=60)
+    wide = (t.astype(np.longdouble) for t in (x, y, g))
+    truth = (lambda x, y, g: (np.square(x[:, None] - y[None]).sum(-1) - g).min(1))(*wide)
+    found = Pricing(x, y)(g, 6)
+    errors = np.abs(found.minima - truth)
+    assert 1e-11 < errors.max() <= found.slack < 1e-7
+
+
 def test_precise_prices_lose_no_digit_of_small_displacements() -> None:
     """Centring rounds coordinates by 1e-16: of a displacement of 1e-9 that is 1e-7."""
     from meanfield.transport.plans.pricing import Pricing
