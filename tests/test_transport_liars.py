@@ -423,6 +423,21 @@ def test_a_permuted_cloud_whose_weights_were_rounded_is_the_same_cloud(solve) ->
     assert float(solve(mu, nu, exact_weights=True, strict=False).upper) > 0
 
 
+@pytest.mark.parametrize("d", [2, 30])
+def test_one_atom_that_moves_past_others_is_not_taken_for_the_nearest(d: int) -> None:
+    """The others hardly move, and so do not tell how far the nearest point may be."""
+    rng = np.random.default_rng(d)
+    x = 1e-3 * rng.random((200, d))
+    x[:, :2] = rng.random((200, 2))
+    y = x + 1e-4 * rng.normal(size=x.shape)
+    y[0, 0] += 0.3
+    found = solve_w2(x, y, method="identity", strict=False)
+    truth = solve_w2(x, y, method="simplex")
+    assert float(truth.upper) < 0.9 * float(found.upper)
+    assert float(found.lower) <= float(truth.upper)
+    assert not found.converged
+
+
 @pytest.mark.parametrize("change", [1e-8, 1e-12, 1e-14])
 def test_weights_that_differ_by_more_than_rounding_are_different(change: float) -> None:
     """The largest and the smallest, by which most weights are told apart, stay as they are."""
