@@ -273,6 +273,16 @@ def test_titles_name_the_model_and_the_text_without_their_folders(datasets, fold
     assert inputs.short_name("random:gpt2") == "random:gpt2"
 
 
+def test_a_masked_figure_is_never_drawn_from_plain_cases(datasets):
+    ds = datasets["real_text"]
+    plain = ds.isel(case=np.flatnonzero(~ds.causal.values.astype(bool)))
+    masked = ds.isel(case=np.flatnonzero(ds.causal.values.astype(bool)))
+    with pytest.raises(ValueError, match="masked cases, got plain ones only"):
+        figures.plot_constant_against_n(plain, causal=True)
+    # Of a decoder there are no others.
+    assert "masked" in figures.plot_constant_against_n(masked).get_title()
+
+
 def test_gpt2_is_measured_masked_only(folder):
     source = pretrained.load(folder / "gpt2")
     assert inputs.masks_of(source, (False, True)) == [True]

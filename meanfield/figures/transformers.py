@@ -45,7 +45,7 @@ def plot_constant_against_n(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -
     Args:
         ds: a real-text Dataset.
         ax: where to draw; a new figure if None.
-        causal: whether to take the masked cases; the others if there are none.
+        causal: whether to take the masked cases; they are taken, too, if there are no others.
     """
     rows, causal = _masked(ds, causal)
     for k, colour in enumerate(colours(ds.sizes["layer"])):
@@ -105,7 +105,7 @@ def plot_radius_against_n(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> 
     Args:
         ds: a real-text Dataset.
         ax: where to draw; a new figure if None.
-        causal: whether to take the masked cases; the others if there are none.
+        causal: whether to take the masked cases; they are taken, too, if there are no others.
     """
     rows, causal = _masked(ds, causal)
     for k, colour in enumerate(colours(ds.sizes["layer"])):
@@ -128,7 +128,7 @@ def plot_released_on_text(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> 
     Args:
         ds: a real-text Dataset.
         ax: where to draw; a new figure if None.
-        causal: whether to take the masked cases; the others if there are none.
+        causal: whether to take the masked cases; they are taken, too, if there are no others.
     """
     rows, causal = _masked(ds, causal)
     for k, colour in enumerate(colours(ds.sizes["layer"])):
@@ -160,7 +160,7 @@ def plot_bound_beside_constant(ds: xr.Dataset, *, ax: Axes, causal: bool = False
     Args:
         ds: a real-text Dataset.
         ax: where to draw; a new figure if None.
-        causal: whether to take the masked cases; the others if there are none.
+        causal: whether to take the masked cases; they are taken, too, if there are no others.
     """
     rows, causal = _masked(ds, causal)
     for k, colour in enumerate(colours(ds.sizes["layer"])):
@@ -369,7 +369,7 @@ def plot_large_radius(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes
     Args:
         ds: a large-radius Dataset.
         ax: where to draw; a new figure if None.
-        causal: whether to take the masked cases; the others if there are none.
+        causal: whether to take the masked cases; they are taken, too, if there are no others.
     """
     rows, causal = _masked(ds, causal)
     gaps = np.unique(rows.gap.values)
@@ -414,9 +414,14 @@ def _fits(ds: xr.Dataset, **labels: Any) -> xr.Dataset:
 
 
 def _masked(ds: xr.Dataset, causal: bool) -> tuple[xr.Dataset, bool]:
-    """The cases with this mask, or all if there is only the other; and which mask it is."""
+    """The cases with this mask, and which mask it is; decoders have no plain ones."""
     kinds = np.unique(ds.causal.values.astype(bool))
-    causal = causal if causal in kinds else bool(kinds[0])
+    if causal and True not in kinds:
+        raise ValueError(
+            "causal: expected a Dataset with masked cases, got plain ones only; run it with "
+            "masks=(False, True), or leave causal=True out"
+        )
+    causal = causal or False not in kinds
     return ds.isel(case=np.flatnonzero(ds.causal.values.astype(bool) == causal)), causal
 
 
