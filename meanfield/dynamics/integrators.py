@@ -201,6 +201,10 @@ class Adaptive:
                 "differentiate 'rk4' or 'euler'"
             )
         solver = self._solver(velocity, points, interval, step)
+
+        def reached() -> Tensor:
+            return velocity.constraint.retract(_as_points(solver.y, points))
+
         proposed = solver.h_abs
         for _ in range(self.max_steps):
             if solver.status != "running":
@@ -212,8 +216,7 @@ class Adaptive:
                     f"{self.method}: no step of relative error {self.rtol:g} at t = "
                     f"{solver.t:g}: {message} Loosen rtol and atol, or use a fixed step"
                 )
-            end = velocity.constraint.retract(_as_points(solver.y, points))
-            if halt is not None and halt(end):
+            if halt is not None and halt(reached()):
                 break
         else:
             if solver.status == "running":
@@ -223,7 +226,7 @@ class Adaptive:
                 )
         # The last step is cut at the end of the interval; the one proposed before is not.
         following = max(float(proposed), float(solver.h_abs))
-        return Advance(float(solver.t), end, int(solver.nfev), following)
+        return Advance(float(solver.t), reached(), int(solver.nfev), following)
 
     def _solver(
         self,
