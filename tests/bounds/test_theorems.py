@@ -1,0 +1,355 @@
+"""The constants of the theorems: against the oracle's formulas, and never below a measurement."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meanfield import bounds, sampling
+from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.lipschitz import local_lipschitz
+from meanfield.measures import ParticleMeasure
+from tests import oracles
+from tests.attention.test_self_attention import attention
+from tests.bounds import bounds_oracles
+from tests.strategies import problems
+
+F64 = torch.float64
+norms = st.floats(0, 3)
+radii = st.floats(0.01, 2.5)
+
+
+ORDERS = (1.0, 1.2, 2.0, 2.5, 6.0, math.inf)
+SIZES = (0.0, 0.01, 0.25, 0.5, 1.0, 2.0, 4.0, 6.0, 9.0, 30.0)
+
+
+@given(norms, norms, radii, st.integers(1, 500))
+def test_the_papers_formulas_agree_with_the_oracle(norm_A, norm_V, radius, n):
+    pairs = [
+        (
+            bounds.theorem_3_3(norm_A, norm_V, radius, n),
+            oracles.general_bound(norm_A, norm_V, radius, n),
+        ),
+        (
+            bounds.theorem_3_5(norm_A, norm_V, radius),
+            oracles.mean_field_bound(norm_A, norm_V, radius),
+        ),
+        (
+            bounds.proposition_3_4(norm_A, radius, n),
+            oracles.tightness_lower_bound(-norm_A * np.eye(1), radius, n),
+        ),
+    ]
+    for actual, expected in pairs:
+        assert actual == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "c",
+    [
+        *SIZES[::3],
+        *(pytest.param(c, marks=pytest.mark.slow) for c in SIZES if c not in SIZES[::3]),
+    ],
+)
+def test_the_sharp_formulas_agree_with_the_oracle(c):
+    assert bounds.kernel_norm(c) == pytest.approx(bounds_oracles.kernel_norm(c), rel=1e-12)
+    for p in ORDERS:
+        expected = bounds_oracles.mean_field(c, p)
+        assert bounds.mean_field(4 * c, 0.5, 0.5, p=p) == pytest.approx(expected / 2, rel=1e-11)
+        lower = bounds_oracles.two_dirac_lower(c, p)
+        assert bounds.two_dirac_lower(4 * c, 0.5, p=p) == pytest.approx(lower, rel=1e-6)
+        for n in (1, 2, 30):
+            found = bounds.tokens(4 * c, 2.0, 0.5, n, p=p)
+            assert found == pytest.approx(2 * bounds_oracles.tokens(c, n, p, causal=False))
+    for p in ORDERS[1:-1]:
+        found = bounds.masked_mean_field(c, 1.0, 1.0, p=p)
+        assert found == pytest.approx(bounds_oracles.masked_mean_field(c, p), rel=1e-7)
+        for n in (1, 2, 30):
+            found = bounds.tokens(c, 1.0, 1.0, n, causal=True, p=p)
+            exact = bounds_oracles.tokens(c, n, p, causal=True)
+            assert exact * (1 - 1e-7) <= found <= exact * 1.03
+    assert bounds.masked_mean_field(c, 1.0, 1.0, p=1) == math.inf
+    supremum = math.sqrt(1 + c * c) + c
+    for found in (bounds.masked_mean_field, bounds.mean_field):
+        assert found(c, 1.0, 1.0, p=math.inf) == pytest.approx(supremum, rel=1e-12)
+
+
+def test_the_table_of_the_theory_is_reproduced():
+    c = np.array([0.01, 0.5, 1, 2, 4, 6, 9])
+    upper = [1.010, 1.997, 4.098, 14.92, 169.81, 1754.4, 50906.7]
+    masked = [2.050, 4.988, 10.86, 44.60, 566.5, 6016, 176759]
+    np.testing.assert_allclose(bounds.mean_field(c, 1, 1), upper, rtol=4e-4)
+    np.testing.assert_allclose(bounds.masked_mean_field(c, 1, 1), masked, rtol=4e-4)
+    lower = [2.992603, 12.875411, 165.797322, 1748.43875, 50897.67]
+    np.testing.assert_allclose(bounds.two_dirac_lower(c[2:], 1), lower, rtol=1e-5)
+    below = bounds.masked_two_dirac_lower(9.0, 1.0)
+    assert below == pytest.approx(2 * 50897.67, rel=1e-6)
+    assert 0.57 < below / bounds.masked_mean_field(9.0, 1.0, 1.0) < 1
+
+
+def test_the_order_one_constant_is_known_up_to_c_and_all_are_monotone():
+    c = np.linspace(0, 12, 200)
+    gap = bounds.mean_field(c, 1, 1, p=1) - bounds.two_dirac_lower(c, 1, p=1)
+    np.testing.assert_allclose(gap, c, rtol=1e-5, atol=1e-5)
+    for p in ORDERS:
+        families = [
+            bounds.mean_field(c, 1, 1, p=p),
+            bounds.masked_mean_field(c, 1, 1, p=p),
+            bounds.two_dirac_lower(c, 1, p=p),
+        ]
+        for values in families:
+            finite = values[np.isfinite(values)]
+            assert (np.diff(finite) >= -1e-12 * finite[1:]).all() or values is families[2]
+        assert (families[2] <= families[0] * (1 + 1e-12)).all()
+    over_n = bounds.tokens(1.0, 1.0, 1.5, np.array([1, 2, 10, 100, 1e4, 1e9, np.inf]))
+    assert (np.diff(over_n) >= 0).all()
+    assert over_n[-1] == pytest.approx(bounds.mean_field(1, 1, 1.5))
+
+
+def test_one_formula_is_below_both_of_the_papers():
+    n, radius = np.array([2, 10, 100, 1000])[:, None], np.linspace(0.05, 4, 60)
+    ours = bounds.tokens(1.0, 1.0, radius, n)
+    gain = bounds.theorem_3_3(1.0, 1.0, radius, n) / ours
+    assert gain.min() > 1.5 and gain.max() > 50
+    assert (ours <= bounds.theorem_3_5(1.0, 1.0, radius) * (1 + 1e-12)).all()
+    assert (ours <= bounds.mean_field(1.0, 1.0, radius) * (1 + 1e-12)).all()
+
+
+def test_everything_broadcasts_and_nothing_is_nan():
+    sizes = np.array([0, 1e-320, 1e-160, 1e-10, 0.3, 1, 9, 354, 1e5, 1e160, 1e308])
+    A, V, R = np.meshgrid(sizes, sizes, sizes, indexing="ij")
+    for p in (*ORDERS, 1 + 1e-7, 1e9):
+        found = [
+            bounds.mean_field(A, V, R, p=p, shift=V),
+            bounds.masked_mean_field(A, V, R, p=p),
+            bounds.tokens(A, V, R, 7, p=p),
+            bounds.tokens(A, V, R, math.inf, causal=True, p=p),
+            bounds.soft_cap(A, V, R, 2.0, p=p, causal=True),
+            bounds.l2_mean_field(A, V, R, 3, p=p),
+            bounds.by_oscillation(V, R, A, A, A, p=p),
+            bounds.two_dirac_lower(A, R, p=p),
+            bounds.masked_two_dirac_lower(A, R, p=p),
+            bounds.two_dirac_entry(A, R, -900.0, p=p),
+        ]
+        for values in found:
+            assert values.shape == A.shape
+            assert (values >= 0).all()  # NaN is not
+    found = [
+        bounds.theorem_3_3(A, V, R, math.inf),
+        bounds.theorem_3_5(A, V, R),
+        bounds.proposition_3_4(A, R, math.inf),
+        bounds.proposition_3_4(-A, R, 3),
+        bounds.kernel_norm(A),
+    ]
+    assert all((values >= 0).all() for values in found)
+    # What vanishes does so whatever the rest says.
+    for values in (bounds.mean_field(A, 0, R), bounds.masked_mean_field(A, 0, R)):
+        assert not values.any()
+
+
+@given(st.floats(0.01, 2), radii)
+def test_the_best_ratio_of_weights_maximises_the_two_dirac_entry(gamma, radius):
+    best = bounds.two_dirac_lower(gamma, radius)
+    place = bounds.two_dirac_best_log_ratio(gamma, radius)
+    around = bounds.two_dirac_entry(gamma, radius, place + np.linspace(-5, 5, 1001))
+    assert around.max() <= best * (1 + 1e-12)
+    assert best == pytest.approx(oracles.two_dirac_growth(-gamma, radius), rel=1e-6)
+
+
+def test_the_two_dirac_growth_has_its_limit_and_does_not_overflow_early():
+    radius = math.sqrt(600)
+    limit = oracles.two_dirac_growth_limit(-1.0, radius)
+    assert bounds.two_dirac_lower(1.0, radius) == pytest.approx(limit, rel=2e-3)
+    place = bounds.two_dirac_best_log_ratio(1.0, radius)
+    assert place == pytest.approx(-2 * 600 - math.log(3), abs=2e-3)
+    assert bounds.theorem_3_5(1.0, 1.0, radius) == math.inf
+    # The sharp one is still a number: its exponential has half the exponent.
+    sharp = bounds.mean_field(1.0, 1.0, radius)
+    assert limit < sharp < 1.01 * limit
+    assert bounds.mean_field(1.0, 1.0, 2 * radius) == math.inf
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(1, 6),
+    radius=st.sampled_from([0.1, 0.7, 1.5, 3.0]),
+    causal=st.booleans(),
+)
+@settings(max_examples=100)
+def test_no_measured_constant_exceeds_its_bound(seed, n, radius, causal):
+    generator = torch.Generator().manual_seed(seed)
+    d = 1 + seed % 4
+    A, V = torch.randn(2, d, d, dtype=F64, generator=generator) / math.sqrt(d)
+    F = SelfAttention(AttentionParameters.from_bilinear(A, V), causal=causal)
+    points = sampling.ball(n, d, radius=radius, generator=generator)
+    if seed % 2:
+        points = sampling.sphere(n, d, radius=radius, generator=generator)
+    logs = (4 * torch.randn(n, dtype=F64, generator=generator)).log_softmax(-1)
+    positions = torch.rand(n, dtype=F64, generator=generator).mul(4).floor() / 4
+    norm_A, norm_V = (float(torch.linalg.matrix_norm(M, 2)) for M in (A, V))
+
+    mu = ParticleMeasure(points, log_weights=logs, positions=positions)
+    measured = float(local_lipschitz(F, mu).value)
+    bound = bounds.masked_mean_field if causal else bounds.mean_field
+    assert measured <= bound(norm_A, norm_V, radius) * (1 + 1e-12)
+
+    tokens = ParticleMeasure.from_sequence(points)
+    measured = float(local_lipschitz(F, tokens, geometry="euclidean").value)
+    sharp = bounds.tokens(norm_A, norm_V, radius, n, causal=causal)
+    assert measured <= sharp * (1 + 1e-12)
+    assert sharp <= bounds.theorem_3_3(norm_A, norm_V, radius, n)
+
+
+@pytest.mark.parametrize("branch", ["negative", "positive"])
+@pytest.mark.parametrize("causal", [False, True])
+@given(seed=st.integers(0, 10**6), n=st.integers(2, 40), radius=st.sampled_from([0.5, 2.0, 4.0]))
+def test_the_adversarial_sequence_reaches_the_lower_bound(seed, n, radius, branch, causal):
+    generator = torch.Generator().manual_seed(seed)
+    A = torch.randn(3, 3, dtype=F64, generator=generator)
+    try:
+        pair = sampling.critical_pair(A, branch=branch)
+    except ValueError:
+        return
+    F = SelfAttention(AttentionParameters.from_bilinear(A, torch.eye(3, dtype=F64)))
+    tokens = sampling.adversarial(A, radius, n, branch=branch)
+    measured = float(local_lipschitz(F, tokens, geometry="euclidean", rtol=1e-6).value)
+    assert measured >= bounds.proposition_3_4(pair.scaling, radius, n) * (1 - 1e-6)
+    # Ours: the entry of the two-atom measure, where the crowd is one heavy atom.
+    atoms = sampling.two_diracs(
+        radius, -math.log(n - 1), pair.direction, crowd=pair.crowd, positioned=causal
+    )
+    G = SelfAttention(F.parameters, causal=causal)
+    constant = local_lipschitz(G, atoms)
+    entry = bounds.two_dirac_entry(pair.scaling, radius, -math.log(n - 1))
+    assert float(constant.particle) >= entry * (1 - 1e-9)
+
+
+def test_the_masked_map_at_a_zero_exceeds_the_unmasked_bound_but_not_the_hardy_bound():
+    F = SelfAttention(AttentionParameters.from_bilinear([[0.0]], [[1.0]]), causal=True)
+    for n, norm in ((10, 1.41), (100, 1.63), (1000, 1.75)):
+        mu = ParticleMeasure.from_sequence(torch.zeros(n, 1, dtype=F64))
+        measured = float(local_lipschitz(F, mu, rtol=1e-3).value)
+        assert measured == pytest.approx(norm, abs=6e-3)
+        assert bounds.mean_field(0.0, 1.0, 1.0) < measured < bounds.masked_mean_field(0, 1, 1)
+        assert measured <= bounds.tokens(0, 1, 1, n, causal=True)
+
+
+def test_heads_add_up_by_their_output_norms():
+    assert bounds.multi_head([1.0, 2.0], [3.0, 0.5]) == 4.0
+    assert bounds.multi_head([0.0, 2.0], [[math.inf, 0.5], [1.0, 1.0]]).tolist() == [1.0, 2.0]
+
+
+@given(seed=st.integers(0, 10**6), heads=st.integers(1, 4))
+def test_joined_heads_bound_every_sum_of_contractions(seed, heads):
+    rng = np.random.default_rng(seed)
+    V, tau = rng.normal(size=(heads, 3, 3)), rng.uniform(size=heads)
+    bound = bounds.joined_heads(V, tau)
+    assert bound <= bounds.multi_head(np.linalg.norm(V, 2, axis=(-2, -1)), tau)
+    for _ in range(20):
+        each = rng.normal(size=(heads, 3, 5))
+        each *= (tau / np.linalg.norm(each, 2, axis=(-2, -1)))[:, None, None]
+        assert np.linalg.norm((V @ each).sum(0), 2) <= bound * (1 + 1e-12)
+    orthogonal = np.eye(6).reshape(3, 2, 6).transpose(0, 2, 1)  # three heads, R^2 to R^6
+    assert bounds.joined_heads(orthogonal, [2.0, 2.0, 2.0]) == pytest.approx(2 * 3**0.5)
+    assert bounds.joined_heads(orthogonal, [2.0, math.inf, 2.0]) == math.inf
+
+
+@given(seed=st.integers(0, 10**6), d=st.integers(1, 4))
+def test_the_rate_of_a_matrix_is_never_below_what_points_give(seed, d):
+    rng = np.random.default_rng(seed)
+    A = rng.normal(size=(d, d))
+    rate = bounds.exponential_rate(A)
+    x = rng.normal(size=(4000, d))
+    x *= (rng.uniform(size=(4000, 1)) ** (1 / d)) / np.linalg.norm(x, axis=1, keepdims=True)
+    Ax = x @ A.T
+    reached = (np.linalg.norm(Ax, axis=1) - (Ax * x).sum(1)).max()
+    assert reached <= rate * (1 + 1e-9)
+    assert rate <= 2 * np.linalg.norm(A, 2) * (1 + 1e-9)
+    if d == 1:
+        assert rate == pytest.approx(2 * abs(A[0, 0]) if A < 0 else A[0, 0] / 4, rel=1e-7)
+    assert bounds.exponential_rate(A, 3.0) == pytest.approx(9 * rate)
+
+
+def test_the_rates_that_are_known():
+    skew = np.array([[0.0, 1.0], [-1.0, 0.0]])
+    found = [bounds.exponential_rate(A) for A in (-np.eye(2), skew, np.diag([1.0, 0.4, 0.1]))]
+    np.testing.assert_allclose(found, [2.0, 1.0, 0.25], rtol=1e-8)
+    assert bounds.mean_field_by_rate(np.eye(2), 1.0, 4.0) < 0.1 * bounds.mean_field(1, 1, 4.0)
+    assert bounds.mean_field_by_rate(-np.eye(2), 1.0, 4.0) == bounds.mean_field(1, 1, 4.0)
+
+
+@given(seed=st.integers(0, 10**6), d=st.integers(1, 5))
+def test_the_scaling_factor_is_that_of_the_critical_pair(seed, d):
+    A = torch.randn(d, d, dtype=F64, generator=torch.Generator().manual_seed(seed))
+    gamma = bounds.scaling_factor(A)
+    try:
+        pair = sampling.critical_pair(A)
+    except ValueError:
+        assert gamma == 0.0
+        return
+    assert gamma == pytest.approx(pair.scaling, rel=1e-9)
+    residual = A @ pair.direction - pair.eigenvalue * pair.direction
+    assert float(residual.norm()) < 1e-10
+    assert float(pair.direction.norm()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: bounds.theorem_3_3(-1, 1, 1, 2), "norm_A.*≥ 0"),
+        (lambda: bounds.mean_field(1, math.nan, 1), "norm_V.*≥ 0"),
+        (
+            lambda: bounds.theorem_3_3(1, 1, 1, 0),
+            "n: expected whole numbers of tokens, at least 1",
+        ),
+        (lambda: bounds.masked_mean_field(1, 1, 1, p=0.5), "p: expected orders 1 ≤ p ≤ ∞.*0.5"),
+        (lambda: bounds.mean_field(1, 1, math.inf), "radius: expected finite"),
+        (lambda: bounds.mean_field([1, 2], 1, 1, shift=-3), "shift.*got -3"),
+        (lambda: bounds.soft_cap(1, 1, 1, 0), "tau: expected numbers > 0"),
+        (lambda: bounds.joined_heads(np.eye(2), [1.0]), "expected V"),
+        (lambda: bounds.multi_head([1.0], [math.nan]), "constants: expected numbers ≥ 0"),
+        (lambda: bounds.proposition_3_4(math.inf, 1, 2), "gamma: expected finite"),
+        (lambda: bounds.exponential_rate(np.ones(3)), "square"),
+        (lambda: bounds.scaling_factor(np.ones((2, 3))), "square"),
+    ],
+)
+def test_bad_arguments_are_refused(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+@given(problem=problems(), shift=st.sampled_from([0.0, 5.0]))
+@settings(max_examples=100)
+def test_the_bound_from_the_weights_seen_holds_for_both_components(problem, shift):
+    F, mu = attention(problem), problem.measure
+    mu = mu.replace(mu.points + shift)
+    found = local_lipschitz(F, mu)
+    bound = float(bounds.local_upper(F, mu))
+    assert float(found.value) <= bound * (1 + 1e-9) + 1e-300
+
+
+def test_the_bound_from_the_weights_seen_is_far_below_theorem_3_3():
+    par = AttentionParameters.random(8, std=0.5)
+    F = SelfAttention(par)
+    X = sampling.ball(50, 8, radius=3.0)
+    norms = [float(torch.linalg.matrix_norm(M[0], 2)) for M in (par.A, par.V)]
+    mu = ParticleMeasure(X)
+    measured, bound = float(local_lipschitz(F, mu).value), float(bounds.local_upper(F, mu))
+    assert measured <= bound < 0.1 * bounds.theorem_3_3(*norms, 3.0, 50)
+
+
+def test_the_bound_at_a_batch_and_in_blocks_is_that_one_by_one():
+    for causal in (False, True):
+        F = SelfAttention(AttentionParameters.random(4, n_heads=2, biases=True), causal=causal)
+        mu = ParticleMeasure.from_sequence(torch.randn(3, 9, 4, dtype=F64))
+        alone = torch.stack([bounds.local_upper(F, one) for one in mu])
+        torch.testing.assert_close(bounds.local_upper(F, mu), alone)
+
+
+def test_a_map_without_that_bound_says_so():
+    with pytest.raises(TypeError, match="local_upper"):
+        bounds.local_upper(lambda mu: mu, ParticleMeasure([[0.0]]))

@@ -1,0 +1,482 @@
+"""The flow of a map of measures: orders, laws, constraints, layers, noise, batches."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
+from meanfield.errors import ConvergenceError
+from meanfield.measures import split, stack
+from tests.dynamics import dynamics_oracles as oracles
+
+TIMES = [0.0, 0.4, 1.0]
+D = 3
+PRECISE = dynamics.Adaptive("dop853", rtol=1e-11, atol=1e-13)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def case(seed: int = 0, n: int = 7, *, positioned: bool = False):
+    """A and V without symmetry, points on the sphere, unequal weights."""
+    g = generator(seed)
+    A, V = torch.randn(2, D, D, generator=g, dtype=torch.float64)
+    x = sampling.sphere(n, D, generator=g)
+    logs = torch.randn(n, generator=g, dtype=torch.float64).log_softmax(0)
+    positions = torch.randperm(n, generator=g).double() / n if positioned else None
+    return A, V, ParticleMeasure(x, log_weights=logs, positions=positions)
+
+
+def attention(A, V, **settings) -> SelfAttention:
+    return SelfAttention(AttentionParameters.from_bilinear(A, V), **settings)
+
+
+# --- against loops over pairs ---
+
+
+@pytest.mark.parametrize(
+    ("method", "error"), [(PRECISE, 3e-9), (dynamics.FixedStep("rk4", 5e-3), 1e-6)], ids=str
+)
+@pytest.mark.parametrize("place", ["free", "sphere"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_flow_is_that_of_loops_over_pairs(method, error, place, causal):
+    A, V, mu = case(1, positioned=causal)
+    positions = mu.positions.numpy() if causal else None
+    constraint = "sphere" if place == "sphere" else None
+    ds = dynamics.flow(
+        attention(A, V, causal=causal), mu, TIMES, method=method, constraint=constraint
+    )
+    expected = oracles.flow(
+        mu.points.numpy(), mu.weights.numpy(), A.numpy(), V.numpy(), TIMES,
+        positions=positions, place=place,
+    )  # fmt: skip
+    np.testing.assert_allclose(ds.points, expected, rtol=0, atol=error * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_energy_flow_is_that_of_loops_over_pairs_without_the_denominator(causal):
+    A, V, mu = case(2, positioned=causal)
+    F = dynamics.EnergyFlow(A, V, log_scale=0.3, causal=causal)
+    ds = dynamics.flow(F, mu, TIMES, method=PRECISE, constraint="sphere")
+    expected = oracles.flow(
+        mu.points.numpy(), mu.weights.numpy(), A.numpy(), math.exp(-0.3) * V.numpy(), TIMES,
+        positions=mu.positions.numpy() if causal else None, normalised=False, place="sphere",
+    )  # fmt: skip
+    np.testing.assert_allclose(ds.points, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("placement", ["pre", "peri"])
+def test_pre_and_peri_ln_are_those_of_loops_over_pairs(placement):
+    A, V, mu = case(3)
+    F, constraint = dynamics.placed(attention(A, V), placement)
+    ds = dynamics.flow(F, mu, TIMES, method=PRECISE, constraint=constraint)
+    expected = oracles.flow(
+        mu.points.numpy(), mu.weights.numpy(), A.numpy(), V.numpy(), TIMES, place=placement
+    )
+    np.testing.assert_allclose(ds.points, expected, rtol=0, atol=1e-9)
+
+
+def test_post_ln_and_ngpt_are_the_limits_of_their_layers():
+    A, V, mu = case(4)
+    F, norm, h = attention(A, V), dynamics.rms_norm, 1e-4
+    nu = mu.replace(norm(mu.points))
+    image = F(nu).points
+    for placement, layer in {
+        "post": norm(nu.points + h * image),
+        "ngpt": norm(nu.points + h * norm(image)),
+    }.items():
+        placed, constraint = dynamics.placed(F, placement, norm=norm)
+        ds = dynamics.flow(placed, nu, [0.0, h], constraint=constraint)
+        speed = (ds.points.values[-1] - nu.points.numpy()) / h
+        np.testing.assert_allclose(speed, (layer - nu.points) / h, atol=2e-2 * np.abs(speed).max())
+
+
+def test_layer_norm_keeps_its_sphere_and_agrees_with_the_normalised_layer():
+    A, V, mu = case(5)
+    nu = mu.replace(dynamics.layer_norm(mu.points))
+    F, constraint = dynamics.placed(attention(A, V), "post", norm=dynamics.layer_norm)
+    h = 1e-5
+    ds = dynamics.flow(F, nu, [0.0, h, 1.0], step=0.01, constraint=constraint)
+    end = ds.points.values[-1]
+    np.testing.assert_allclose(end.mean(-1), 0, atol=1e-14)
+    np.testing.assert_allclose(np.linalg.norm(end, axis=-1), math.sqrt(D), rtol=1e-14)
+    layer = dynamics.layer_norm(nu.points + h * F(nu).points)
+    np.testing.assert_allclose(ds.points.values[1], layer, atol=1e-8)
+
+
+# --- orders and exactness ---
+
+
+@pytest.mark.parametrize(("method", "order"), [("euler", 1), ("rk4", 4)])
+@pytest.mark.parametrize("constraint", [None, "sphere"])
+def test_the_error_falls_with_the_order_of_the_method(method, order, constraint):
+    A, V, mu = case(6)
+    F = attention(A, V)
+    exact = dynamics.flow(F, mu, [0, 1], method=PRECISE, constraint=constraint).points[-1]
+    steps = (1 / 16, 1 / 32)
+    errors = [
+        np.abs(
+            dynamics.flow(F, mu, [0, 1], method=method, step=h, constraint=constraint).points[-1]
+            - exact
+        ).max()
+        for h in steps
+    ]
+    assert math.log2(errors[0] / errors[1]) == pytest.approx(order, abs=0.25)
+
+
+def test_without_scores_gaps_stay_and_the_mean_grows_exponentially():
+    _, _, mu = case(7)
+    F = attention(torch.zeros(D, D, dtype=torch.float64), torch.eye(D, dtype=torch.float64))
+    ds = dynamics.flow(F, mu, [0.0, 2.0], method=PRECISE)
+    expected = mu.points + math.expm1(2.0) * mu.mean()
+    np.testing.assert_allclose(ds.points[-1], expected, rtol=1e-10)
+
+
+def test_euler_with_step_one_is_the_residual_network():
+    A, V, mu = case(8, positioned=True)
+    layers = [
+        attention(A, V, causal=True),
+        attention(A.mT, 0.5 * V),
+        attention(-A, V.mT, causal=True),
+    ]
+    ds = dynamics.flow(layers, mu, [0, 1, 2, 3], method="euler", step=1.0)
+    x = mu
+    for k, layer in enumerate(layers):
+        x = x.replace(x.points + layer(x).points)
+        np.testing.assert_array_equal(ds.points[k + 1], x.points)
+    # A step never reaches over the end of a layer.
+    long = dynamics.flow(layers, mu, [0, 3], method="euler", step=5.0)
+    np.testing.assert_array_equal(long.points[-1], ds.points[-1])
+
+
+def test_a_flow_of_layers_goes_from_one_to_the_next():
+    A, V, mu = case(9)
+    first, second = attention(A, V), attention(A.mT, V)
+    both = dynamics.flow([first, second], mu, [0, 0.5, 2], method=PRECISE, constraint="sphere")
+    half = dynamics.flow(first, mu, [0, 1], method=PRECISE, constraint="sphere")
+    nu = mu.replace(torch.as_tensor(half.points.values[-1]))
+    end = dynamics.flow(second, nu, [0, 1], method=PRECISE, constraint="sphere")
+    np.testing.assert_allclose(both.points[-1], end.points[-1], atol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["rk4", "euler", "dopri5"])
+def test_particles_stay_on_their_spheres_to_rounding(method):
+    A, V, mu = case(10)
+    radii = torch.linspace(0.5, 3.0, mu.n_particles, dtype=torch.float64)
+    nu = mu.replace(mu.points * radii[:, None])
+    step = None if method == "dopri5" else 0.05
+    ds = dynamics.flow(
+        attention(A, V), nu, np.linspace(0, 5, 6), method=method, step=step, constraint="sphere"
+    )
+    norms = np.linalg.norm(ds.points, axis=-1)
+    np.testing.assert_allclose(norms, np.broadcast_to(radii, norms.shape), rtol=1e-14)
+
+
+# --- laws ---
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("constraint", [None, "sphere"])
+def test_permutation_splitting_and_absence_change_nothing(causal, constraint):
+    A, V, mu = case(11, positioned=causal)
+    F = attention(A, V, causal=causal)
+
+    def end(measure):
+        return dynamics.flow(F, measure, [0, 1.5], step=0.1, constraint=constraint).points.values[
+            -1
+        ]
+
+    base = end(mu)
+    tolerance = {"rtol": 0, "atol": 1e-12 * np.abs(base).max()}
+    order = torch.randperm(mu.n_particles, generator=generator(1))
+    where = None if mu.positions is None else mu.positions[order]
+    shuffled = ParticleMeasure(
+        mu.points[order], log_weights=mu.log_weights[order], positions=where
+    )
+    np.testing.assert_allclose(end(shuffled), base[order], **tolerance)
+    np.testing.assert_allclose(end(split(mu, 3)), np.repeat(base, 3, axis=0), **tolerance)
+    extra = 5 * sampling.sphere(2, D, generator=generator(2))
+    there = None if mu.positions is None else torch.cat([mu.positions, torch.zeros(2).double()])
+    absent = ParticleMeasure(
+        torch.cat([mu.points, extra]),
+        log_weights=torch.cat([mu.log_weights, torch.full((2,), -math.inf).double()]),
+        positions=there,
+    )
+    if not causal:  # an absent atom before all mass sees nothing and has no velocity
+        np.testing.assert_allclose(end(absent)[:-2], base, **tolerance)
+
+
+def test_earlier_positions_never_depend_on_later_ones():
+    A, V, mu = case(12)
+    F = attention(A, V, causal=True)
+    mu = ParticleMeasure.from_sequence(mu.points)
+    changed = mu.points.clone()
+    changed[-2:] = sampling.sphere(2, D, generator=generator(3))
+    nu = mu.replace(changed)
+    ends = [dynamics.flow(F, m, [0, 2], step=0.1).points.values[-1] for m in (mu, nu)]
+    np.testing.assert_allclose(ends[1][:-2], ends[0][:-2], rtol=0, atol=1e-13)
+    assert np.abs(ends[1][-1] - ends[0][-1]).max() > 1e-2
+
+
+@pytest.mark.parametrize("normalised", [False, True])
+@pytest.mark.parametrize("constraint", [None, "sphere"])
+def test_the_energy_increases_along_its_gradient_flow(normalised, constraint):
+    g = generator(4)
+    B = torch.randn(D, D, generator=g, dtype=torch.float64)
+    A = B + B.mT
+    _, _, mu = case(13)
+    F = attention(A, A) if normalised else dynamics.EnergyFlow(A, A, log_scale=2.0)
+    ds = dynamics.flow(
+        F, mu, np.linspace(0, 0.05, 20), step=1e-3, constraint=constraint,
+        observe={"energy": lambda m: dynamics.log_energy(m, A)},
+    )  # fmt: skip
+    assert (np.diff(ds.energy) > 0).all()
+    # Not for values of another sign.
+    F = attention(A, -A)
+    ds = dynamics.flow(
+        F, mu, [0, 0.01], step=1e-3, constraint=constraint,
+        observe={"energy": lambda m: dynamics.log_energy(m, A)},
+    )  # fmt: skip
+    assert ds.energy[1] < ds.energy[0]
+
+
+def test_a_batch_is_its_members():
+    cases = [case(s) for s in (14, 15)]
+    A, V = cases[0][:2]
+    F = attention(A, V)
+    batch = stack([c[2] for c in cases])
+    ds = dynamics.flow(F, batch, TIMES, step=0.1, observe={"size": dynamics.diameter})
+    assert ds.points.dims == ("time", "case", "particle", "feature")
+    for k, (_, _, mu) in enumerate(cases):
+        one = dynamics.flow(F, mu, TIMES, step=0.1, observe={"size": dynamics.diameter})
+        np.testing.assert_allclose(ds.points[:, k], one.points, rtol=1e-12)
+        np.testing.assert_allclose(ds["size"][:, k], one["size"], rtol=1e-12)
+        np.testing.assert_array_equal(ds.log_weights[k], one.log_weights)
+
+
+def test_multi_head_layers_flow_as_the_sum_of_their_heads():
+    g = generator(16)
+    params = AttentionParameters.random(D, n_heads=3, head_dim=2, generator=g)
+    heads = [
+        SelfAttention(
+            AttentionParameters(
+                params.query[h],
+                params.key[h],
+                params.value[h],
+                params.output[h],
+                scale=params.scale[h],
+            )
+        )
+        for h in range(3)
+    ]
+    _, _, mu = case(17)
+    h = 1e-3
+    ds = dynamics.flow(SelfAttention(params), mu, [0, h], method="euler")
+    expected = mu.points + h * sum(head(mu).points for head in heads)
+    np.testing.assert_allclose(ds.points[-1], expected, rtol=1e-13)
+
+
+def test_the_flow_can_be_differentiated():
+    A, V, mu = case(18)
+    F = attention(A, V)
+
+    def end(points):
+        steps = dynamics.trajectory(F, mu.replace(points), [0, 0.5], step=0.1, constraint="sphere")
+        return list(steps)[-1][1].points
+
+    direction = sampling.gaussian(mu.n_particles, D, generator=generator(5))
+    _, tangent = torch.func.jvp(end, (mu.points,), (direction,))
+    h = 1e-6
+    with torch.no_grad():
+        difference = (end(mu.points + h * direction) - end(mu.points - h * direction)) / (2 * h)
+    torch.testing.assert_close(tangent, difference, rtol=1e-6, atol=1e-8)
+
+
+# --- coalescing ---
+
+
+def test_coalesced_atoms_move_as_they_would_have():
+    A = 5 * torch.eye(D, dtype=torch.float64)
+    x = sampling.sphere(40, D, generator=generator(19))
+    mu = ParticleMeasure(x, torch.linspace(1, 2, 40, dtype=torch.float64) / 60)
+    F = attention(A, torch.eye(D, dtype=torch.float64))
+    times = dynamics.log_clock(0.1, 30.0, 30)
+    method = dynamics.Adaptive("dopri5", 1e-8, 1e-10)
+    runs = [
+        dynamics.flow(F, mu, times, method=method, constraint="sphere", coalesce=c)
+        for c in (0.0, 1e-6)
+    ]
+    np.testing.assert_allclose(runs[1].points, runs[0].points, atol=1e-4)
+    met = [len(np.unique(run.points[-1], axis=0)) for run in runs]
+    assert met[1] < 10 < met[0]
+
+
+def test_atoms_that_meet_within_an_interval_do_not_hold_up_what_follows():
+    # Inside a cluster distances contract at a rate of about 1, so that explicit steps are of
+    # length 1; between the clusters nothing moves for e^20.
+    angles = torch.tensor([0.0, 0.2, 0.3, 3.0, 3.2], dtype=torch.float64)
+    mu = ParticleMeasure(torch.stack([angles.cos(), angles.sin()], -1))
+    eye = torch.eye(2, dtype=torch.float64)
+    ds = dynamics.flow(
+        attention(20 * eye, eye), mu, [0.0, 1e5], method="dopri5", constraint="sphere",
+        coalesce=1e-6,
+    )  # fmt: skip
+    end = ds.points.values[-1]
+    assert len(np.unique(end, axis=0)) == 2
+    assert (end[:3] == end[0]).all() and (end[3:] == end[3]).all()
+    assert ds.evaluations[-1] < 2_000  # 6e5 otherwise
+    before = dynamics.flow(
+        attention(20 * eye, eye), mu, [0.0, 60.0], method="dopri5", constraint="sphere"
+    )
+    np.testing.assert_allclose(end, before.points.values[-1], atol=1e-4)
+
+
+# --- noise ---
+
+
+def at_rest(mu):
+    return mu.replace(torch.zeros_like(mu.points))
+
+
+def test_brownian_motion_on_the_sphere_forgets_its_start_at_the_known_rate():
+    d, tau, t, n = 3, 0.3, 0.8, 20_000
+    mu = ParticleMeasure(torch.eye(d, dtype=torch.float64)[:1].expand(n, -1).clone())
+    noise = dynamics.Noise(tau, generator(6))
+    ds = dynamics.flow(
+        at_rest, mu, [0, t], method="euler", step=0.01, constraint="sphere", noise=noise
+    )
+    # The Laplacian's first eigenvalue is d − 1; the standard error is below 1/√n.
+    expected = math.exp(-(d - 1) * tau * t)
+    assert ds.points[-1, :, 0].mean() == pytest.approx(expected, abs=4 / math.sqrt(n))
+    np.testing.assert_allclose(np.linalg.norm(ds.points[-1], axis=-1), 1, rtol=1e-14)
+
+
+def test_noise_in_space_has_the_variance_of_the_heat_equation():
+    tau, t, n = 0.2, 0.5, 20_000
+    mu = ParticleMeasure(torch.zeros(n, 2, dtype=torch.float64))
+    ds = dynamics.flow(
+        at_rest, mu, [0, t], method="euler", step=0.1, noise=dynamics.Noise(tau, generator(7))
+    )
+    variance = ds.points[-1].var("particle")
+    np.testing.assert_allclose(variance, 2 * tau * t, rtol=4 * math.sqrt(2 / n))
+
+
+def test_no_temperature_is_no_noise():
+    A, V, mu = case(20)
+    F = attention(A, V)
+    noisy = dynamics.flow(
+        F, mu, [0, 1], method="euler", step=0.1, noise=dynamics.Noise(0.0, generator())
+    )
+    still = dynamics.flow(F, mu, [0, 1], method="euler", step=0.1)
+    np.testing.assert_array_equal(noisy.points, still.points)
+
+
+# --- the Dataset ---
+
+
+def test_every_variable_says_what_it_is_and_where_it_comes_from():
+    from meanfield.results import Variable, read_provenance
+
+    A, V, mu = case(21, positioned=True)
+    covariance = Variable("covariance", "covariance", dims=("feature", "feature_2"))
+    ds = dynamics.flow(
+        attention(A, V), mu, TIMES, step=0.1, constraint="sphere",
+        observe={covariance: dynamics.covariance, "radius": dynamics.token_radius},
+    )  # fmt: skip
+    assert all("long_name" in v.attrs for v in ds.variables.values())
+    spec = read_provenance(ds)["spec"]
+    assert spec["maps"] == ["SelfAttention"]
+    assert "rk4" in spec["method"]
+    np.testing.assert_array_equal(ds.positions, mu.positions)
+    np.testing.assert_array_equal(ds.time, TIMES)
+    np.testing.assert_array_equal(ds.evaluations, [0, 16, 40])
+    for k, x in enumerate(torch.as_tensor(ds.points.values)):
+        np.testing.assert_allclose(
+            ds.covariance[k], dynamics.covariance(mu.replace(x)), atol=1e-15
+        )
+
+
+def test_functionals_alone_can_be_kept():
+    A, V, mu = case(22)
+    ds = dynamics.flow(
+        attention(A, V), mu, TIMES, observe={"radius": dynamics.token_radius}, keep_points=False
+    )
+    assert "points" not in ds
+    assert ds.radius.dims == ("time",)
+
+
+def test_single_precision_stays_single():
+    A, V, mu = case(23)
+    F = SelfAttention(AttentionParameters.from_bilinear(A.float(), V.float()))
+    for method in ("rk4", "dopri5"):
+        ds = dynamics.flow(F, mu.to(torch.float32), [0, 0.5], method=method)
+        assert ds.points.dtype == np.float32
+        double = dynamics.flow(attention(A, V), mu, [0, 0.5], method=PRECISE)
+        np.testing.assert_allclose(ds.points[-1], double.points[-1], rtol=0.05, atol=0.05)
+
+
+# --- doors ---
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "heun"}, "method: expected one of"),
+        ({"method": "dopri5", "step": 0.1}, "step: expected None"),
+        ({"step": 0.0}, "step: expected a number > 0"),
+        ({"constraint": "torus"}, "constraint: expected one of"),
+        ({"constraint": "layer_norm"}, "coordinates have mean 0"),
+        ({"times": [0.0, 0.0]}, "times: expected increasing"),
+        ({"times": [0.0, math.nan]}, "times: expected finite"),
+        ({"times": []}, "times: expected"),
+        ({"noise": dynamics.Noise(1.0, generator())}, "noise: expected method 'euler'"),
+        ({"coalesce": -1.0}, "coalesce: expected a number"),
+        ({"observe": {"points": dynamics.diameter}}, "is taken"),
+        ({"observe": {"cov": dynamics.covariance}}, "name the dimensions"),
+        ({"F": []}, "at least one map"),
+        ({"F": [attention(*case()[:2])], "times": [0, 2]}, "times: expected numbers in"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_with_what_would(change, message):
+    A, V, mu = case(24)
+    arguments = {"F": attention(A, V), "mu": mu, "times": TIMES} | change
+    with pytest.raises(ValueError, match=message):
+        dynamics.flow(**arguments)
+
+
+def test_a_map_to_another_dimension_is_no_velocity():
+    A, V, mu = case(25)
+    with pytest.raises(ValueError, match="velocity has the dimension of the space"):
+        dynamics.flow(attention(A, V[:2]), mu, TIMES)
+
+
+def test_a_particle_at_the_origin_is_on_no_sphere():
+    A, V, mu = case(26)
+    mu = mu.replace(mu.points.clone().index_fill_(0, torch.tensor([0]), 0.0))
+    with pytest.raises(ValueError, match="off the origin"):
+        dynamics.flow(attention(A, V), mu, TIMES, constraint="sphere")
+
+
+def test_coalescing_refuses_what_sees_positions():
+    A, V, mu = case(27, positioned=True)
+    with pytest.raises(ValueError, match="coalesce: expected one measure"):
+        dynamics.flow(attention(A, V, causal=True), mu, TIMES, coalesce=1e-6)
+
+
+def test_particles_that_leave_the_range_of_floats_are_reported():
+    _, _, mu = case(28)
+    A = 50 * torch.eye(D, dtype=torch.float64)
+    F = dynamics.EnergyFlow(A, A)
+    with pytest.raises(OverflowError, match="leave the range"):
+        dynamics.flow(F, mu, [0, 10], step=0.1)
+
+
+def test_an_adaptive_method_that_does_not_get_on_says_so():
+    A, V, mu = case(29)
+    with pytest.raises(ConvergenceError, match="3 steps end at"):
+        dynamics.flow(attention(A, V), mu, [0, 50], method=dynamics.Adaptive(max_steps=3))

@@ -1,0 +1,149 @@
+"""A flow killed at random moments resumes and ends with the same bits."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
+
+KINDS = ("rk4", "dopri5", "noise", "coalesce", "functionals", "layers")
+N_TIMES = 30
+
+
+def arguments(kind: str, slowness: int = 1) -> dict:
+    """The arguments of a flow of a tenth of a second, or of a slower one."""
+    g = torch.Generator().manual_seed(3)
+    B, V = torch.randn(2, 3, 3, generator=g, dtype=torch.float64)
+    x = sampling.sphere(60, 3, generator=g)
+    F = SelfAttention(AttentionParameters.from_bilinear(4 * torch.eye(3).double(), V))
+    base = {"F": F, "mu": ParticleMeasure(x), "times": np.linspace(0, 3, N_TIMES)}
+    base["constraint"] = "sphere"
+    if kind == "rk4":
+        return base | {"step": 4e-2 / slowness}
+    if kind == "noise":
+        noise = dynamics.Noise(0.1, torch.Generator().manual_seed(5))
+        return base | {"method": "euler", "step": 2e-2 / slowness, "noise": noise}
+    if kind == "layers":
+        other = SelfAttention(AttentionParameters.from_bilinear(B, V))
+        return base | {"F": [F, other, F], "step": 4e-2 / slowness}
+    if kind == "functionals":
+        seen = {"energy": lambda m: dynamics.log_energy(m, B), "size": dynamics.diameter}
+        return base | {"step": 4e-2 / slowness, "observe": seen, "keep_points": False}
+    rtol = 1e-6 if slowness == 1 else 1e-10
+    method = dynamics.Adaptive("dopri5", rtol, rtol / 100)
+    return base | {"method": method, "coalesce": 1e-3 if kind == "coalesce" else 0.0}
+
+
+SCRIPT = """
+import sys
+import torch
+from meanfield import dynamics
+from tests.dynamics.test_store import arguments
+
+torch.set_num_threads(1)
+dynamics.flow(**arguments(sys.argv[1], 20), store=sys.argv[2])
+"""
+
+
+def start(kind, store) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, kind, str(store)], env=environment)
+
+
+def records(store) -> int:
+    return len(list(store.glob("time-*.npz"))) if store.exists() else 0
+
+
+def same(ds: xr.Dataset, other: xr.Dataset) -> None:
+    xr.testing.assert_identical(ds.drop_attrs(), other.drop_attrs())
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flow_that_was_stopped_goes_on_and_ends_with_the_same_bits(kind, tmp_path):
+    whole = dynamics.flow(**arguments(kind))
+    calls = 0
+
+    def interrupted(mu):
+        nonlocal calls
+        calls += 1
+        if calls > N_TIMES // 2:
+            raise Stopped
+        return 0.0
+
+    settings = arguments(kind)
+    seen = settings.pop("observe", {}) | {"zero": interrupted}
+    with pytest.raises(Stopped):
+        dynamics.flow(**settings, observe=seen, store=tmp_path / "s")
+    assert records(tmp_path / "s") == N_TIMES // 2
+    calls = -(10**9)
+    ds = dynamics.flow(**arguments(kind) | {"observe": seen}, store=tmp_path / "s")
+    assert calls == -(10**9) + N_TIMES - N_TIMES // 2, "did finished work again"
+    same(ds.drop_vars("zero"), whole)
+    # A finished one is read.
+    calls = 10**9
+    same(dynamics.flow(**arguments(kind) | {"observe": seen}, store=tmp_path / "s"), ds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_flow_killed_again_and_again_ends_with_the_same_bits(kind, tmp_path):
+    torch.set_num_threads(1)
+    whole = dynamics.flow(**arguments(kind, 20))
+    store, killed = tmp_path / "s", 0
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        before = records(store)
+        process = start(kind, store)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and records(store) <= before:
+            assert time.monotonic() < deadline, "no progress in two minutes"
+            time.sleep(0.002)
+        time.sleep(rng.uniform(0, 0.1))
+        killed += process.poll() is None
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert killed >= 1
+    same(dynamics.flow(**arguments(kind, 20), store=store), whole)
+
+
+def test_a_store_of_another_flow_is_refused_by_the_fields_that_differ(tmp_path):
+    base = arguments("rk4") | {"times": [0.0, 0.1]}
+    dynamics.flow(**base, store=tmp_path / "s")
+    other = SelfAttention(AttentionParameters.from_bilinear(torch.eye(3), torch.eye(3)).to(
+        torch.float64
+    ))  # fmt: skip
+    moved = base["mu"].replace(base["mu"].points.flip(0))
+    for change, field in [
+        ({"times": [0.0, 0.2]}, "times"),
+        ({"step": 1e-3}, "method"),
+        ({"constraint": None}, "constraint"),
+        ({"F": other}, r"F\[0\]"),
+        ({"mu": moved}, "start"),
+        ({"observe": {"size": dynamics.diameter}}, "observe"),
+        ({"keep_points": False}, "keep_points"),
+    ]:
+        with pytest.raises(ValueError, match=f"another flow: .*{field}"):
+            dynamics.flow(**base | change, store=tmp_path / "s")
+
+
+def test_what_a_killed_process_left_half_written_is_not_taken(tmp_path):
+    base = arguments("rk4") | {"times": [0.0, 0.1, 0.2]}
+    whole = dynamics.flow(**base, store=tmp_path / "s")
+    (tmp_path / "s" / ".time-000002.npz-0123").write_bytes(b"half")
+    same(dynamics.flow(**base, store=tmp_path / "s"), whole)
+    (tmp_path / "s" / "time-000001.npz").write_bytes(b"damaged")
+    with pytest.raises(ValueError, match="cannot be read"):
+        dynamics.flow(**base, store=tmp_path / "s")

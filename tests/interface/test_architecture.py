@@ -1,0 +1,197 @@
+"""The shape of the package: layers look down, doors are few, names exist, imports are light."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "meanfield"
+
+# A module imports only from layers below its own; inside a subpackage, in the order listed there.
+LAYERS = [
+    ["errors", "html", "options"],
+    ["checks"],
+    ["measures", "linalg", "results"],
+    ["capabilities"],
+    ["bounds", "linearisation"],
+    ["attention", "transport", "sampling", "sweeps", "figures"],
+    ["lipschitz", "layers", "corpora", "report"],
+    ["dynamics", "pretrained"],
+    ["experiments"],
+    ["cli"],
+    ["__main__"],
+]
+# `measures` and `linalg` stand on the checks; nothing else shares a layer's floor.
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+# Which third-party package may be imported where (None: anywhere).
+DOORS: dict[str, set[str] | None] = {
+    "numpy": None,
+    "scipy": None,
+    "torch": None,
+    "xarray": {
+        *("results", "sweeps", "figures", "experiments", "cli", "report"),
+        *("lipschitz", "dynamics"),
+    },
+    "ot": {"transport"},
+    "geomloss": {"transport"},
+    "pykeops": {"transport"},
+    "matplotlib": {"figures", "cli", "report", "experiments"},
+    "zarr": {"results", "sweeps"},
+    "tqdm": {"sweeps"},
+    "jinja2": {"report"},
+    "markupsafe": {"report"},
+    "dask": {"sweeps"},
+    "distributed": {"sweeps"},
+    "transformers": {"pretrained"},
+    "pooch": {"corpora"},
+    "safetensors": {"pretrained"},
+    "huggingface_hub": {"pretrained"},
+}
+NO_TORCH = {"results", "figures", "bounds", "errors", "html", "options"}
+
+
+def modules() -> list[Path]:
+    return sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
+
+
+def name_of(path: Path) -> str:
+    relative = path.relative_to(PACKAGE.parent).with_suffix("")
+    parts = relative.parts[:-1] if relative.name == "__init__" else relative.parts
+    return ".".join(parts)
+
+
+def unit_of(name: str) -> str:
+    """The module or subpackage directly under meanfield."""
+    return name.split(".")[1]
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """(imported module, whether only for type checking), wherever in the file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, id(node) in typing_only) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            assert node.level == 0, f"{path}: relative import"
+            if node.module == "meanfield":
+                found += [(f"meanfield.{a.name}", id(node) in typing_only) for a in node.names]
+            else:
+                found.append((node.module, id(node) in typing_only))
+    return found
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_a_module_imports_only_from_lower_layers(path):
+    unit = unit_of(name_of(path))
+    assert unit in LEVEL, f"{unit} has no layer: add it to the table"
+    for name, _ in imports(path):
+        if name.startswith("meanfield."):
+            other = unit_of(name)
+            lower = LEVEL[other] < LEVEL[unit]
+            assert lower or other == unit, f"{name_of(path)} imports {name}, not below it"
+
+
+def test_subpackages_have_no_import_cycles():
+    graph = {name_of(p): {n for n, _ in imports(p) if n.startswith("meanfield.")}
+             for p in modules() if p.name != "__init__.py"}  # fmt: skip
+    seen: set[str] = set()
+
+    def visit(name: str, trail: tuple[str, ...]) -> None:
+        assert name not in trail, " -> ".join((*trail, name))
+        if name in seen or name not in graph:
+            return
+        for other in graph[name]:
+            visit(other, (*trail, name))
+        seen.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def test_no_two_files_share_a_name():
+    names = [path.name for path in modules() if path.name != "__init__.py"]
+    assert {name for name in names if names.count(name) > 1} == set()
+
+
+@pytest.mark.parametrize("path", modules(), ids=name_of)
+def test_third_party_packages_come_in_through_their_doors(path):
+    unit = unit_of(name_of(path))
+    for name, typing_only in imports(path):
+        root = name.split(".")[0]
+        if root in sys.stdlib_module_names or root == "meanfield" or typing_only:
+            continue
+        assert root in DOORS, f"{name_of(path)} imports {root}: no door for it"
+        allowed = DOORS[root]
+        assert allowed is None or unit in allowed, f"{name_of(path)} imports {root}"
+        if root == "torch":
+            assert unit not in NO_TORCH, f"{name_of(path)} imports torch"
+
+
+@pytest.mark.parametrize("path", [PACKAGE / "__init__.py", *modules()], ids=str)
+def test_every_name_in_all_exists(path):
+    if path.name == "__main__.py":
+        return
+    name = "meanfield" if path.parent == PACKAGE and path.stem == "__init__" else name_of(path)
+    module = importlib.import_module(name)
+    for public in getattr(module, "__all__", []):
+        assert getattr(module, public) is not None or public in vars(module)
+
+
+HEAVY = ("torch", "ot", "matplotlib", "transformers", "scipy", "xarray", "zarr", "geomloss")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import meanfield",
+        "import meanfield.cli",
+        "from meanfield.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass",
+        "from meanfield.cli import main\nmain(['list'])",
+    ],
+)
+def test_importing_and_asking_for_help_loads_nothing_heavy(code):
+    check = f"import sys\nprint([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\n{check}"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_every_lazy_name_arrives():
+    import meanfield
+
+    assert all(getattr(meanfield, name) is not None for name in meanfield.__all__)
+
+
+def test_a_module_imported_first_hides_no_function_of_its_name():
+    code = (
+        "import meanfield.sweeps, meanfield\n"
+        "names = [getattr(meanfield, n) for n in meanfield.__all__]\n"
+        "assert callable(meanfield.sweep) and callable(meanfield.SelfAttention)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    import meanfield
+
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = meanfield.nonsense
+
+
+def test_files_stay_readable():
+    long = {name_of(p): len(p.read_text().splitlines()) for p in modules()}
+    assert {name: n for name, n in long.items() if n > 600} == {}

@@ -1,0 +1,107 @@
+"""Every public function answers a plausible wrong argument with what it expected and what it got.
+
+`tests.interface.bad_calls` has the functions, the mistakes and the judge. By default one case in
+twelve is run, and all of them under the marker `slow`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from meanfield import options
+from meanfield.checks import as_float_tensor
+from meanfield.measures import ParticleMeasure
+from meanfield.transport import w2
+from tests.interface import bad_calls as doors
+from tests.interface.bad_calls import CLEAR, FOREIGN, NONSENSE, RIGHT, Case, Door, Wrong
+
+ALL = list(doors.cases())
+EVERY = 12
+
+
+def check(cases: Sequence[Case]) -> None:
+    found = [(case, *doors.verdict(case)) for case in cases]
+    count = Counter(verdict for _, verdict, _ in found)
+    silent = [f"{case}: {text}" for case, verdict, text in found if verdict == NONSENSE]
+    foreign = [f"{case}: {text}" for case, verdict, text in found if verdict == FOREIGN]
+    assert not silent
+    assert count[CLEAR] >= 0.99 * (len(cases) - count[RIGHT]), foreign
+
+
+def test_the_harness_is_as_wide_as_it_says():
+    assert len(doors.DOORS) >= 36
+    assert len({mistake for kind in doors.KINDS.values() for mistake in kind}) >= 95
+
+
+@pytest.mark.parametrize("door", doors.DOORS, ids=lambda door: door.name)
+def test_the_well_formed_call_works(door):
+    if door.name == "results.write":
+        pytest.skip("it writes")
+    assert door() is not None
+
+
+def test_one_wrong_call_in_twelve_ends_in_a_clear_error():
+    check(ALL[::EVERY])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", range(1, EVERY))
+def test_wrong_calls_end_in_a_clear_error(start):
+    check(ALL[start::EVERY])
+
+
+def _judged(call, mistake: Wrong, monkeypatch) -> str:
+    door = Door("a door", call, {"x": 2.0}, {"x": "tried"})
+    monkeypatch.setitem(doors.KINDS, "tried", {"tried": mistake})
+    return doors.verdict(Case(door, "x", "tried"))[0]
+
+
+def test_the_judge_tells_the_four_endings_apart(monkeypatch):
+    halved = lambda x: options.number(x, "x") / 2  # noqa: E731
+    text, whole = Wrong(lambda g: "2.0"), Wrong(lambda g: np.array(g), lambda g: g)
+    assert _judged(halved, text, monkeypatch) == CLEAR
+    assert _judged(halved, whole, monkeypatch) == RIGHT
+    assert _judged(lambda x: x / 2, text, monkeypatch) == FOREIGN
+    assert _judged(lambda x: float(x) / 2, text, monkeypatch) == NONSENSE
+    # Not what the well-formed value gives.
+    assert _judged(lambda x: type(x).__name__, whole, monkeypatch) == NONSENSE
+
+
+@pytest.mark.parametrize("call", [w2, ParticleMeasure.from_sequence])
+def test_a_forgotten_argument_is_named(call):
+    with pytest.raises(TypeError, match=r"missing .*required positional argument"):
+        call()
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match="did you mean 'lanczos'"):
+        options.choice("lancos", "method", ("auto", "lanczos"))
+    with pytest.raises(ValueError, match="got 'xyz'$"):
+        options.choice("xyz", "method", ("auto", "lanczos"))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [[1, 2], [3, 4]],
+        np.array([[1, 2], [3, 4]], ">f8"),
+        np.array([[3.0, 4.0], [1.0, 2.0]])[::-1],
+        np.ma.masked_array([[1.0, 2.0], [3.0, 4.0]]),
+        np.array([[1.0, 2.0], [3.0, 4.0]], np.longdouble),
+        ((1.0, 2.0), (3.0, 4.0)),
+    ],
+)
+def test_numbers_of_any_make_are_taken(given):
+    tensor = as_float_tensor(given, "x")
+    assert tensor.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    assert tensor.dtype == torch.float64
+
+
+def test_arrays_of_single_precision_stay_so_and_lists_are_double():
+    assert as_float_tensor(np.ones(2, np.float32), "x").dtype == torch.float32
+    assert as_float_tensor([np.float32(1.0)], "x").dtype == torch.float64

@@ -1,0 +1,77 @@
+"""The site: its first page runs, everything public is on it, and it builds without a warning."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import meanfield
+from meanfield.experiments import EXPERIMENTS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / ".docs"
+SCRIPTS = sorted([*(ROOT / "examples").glob("*.py"), *(DOCS / "tutorials").glob("*.py")])
+
+
+def listed() -> set[str]:
+    """The modules that the reference names."""
+    pages = [path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md")]
+    return set(re.findall(r"^   (meanfield\S*)$", "\n".join(pages), re.MULTILINE))
+
+
+def test_the_first_page_shows_what_the_library_returns():
+    outcome = doctest.testfile(str(DOCS / "index.md"), module_relative=False)
+    assert outcome.attempted > 0 and outcome.failed == 0
+
+
+def test_every_public_module_and_experiment_is_in_the_reference():
+    modules = {f"meanfield.{name}" for name in meanfield._MODULES} | {*meanfield._HOMES.values()}
+    experiments = {f"meanfield.experiments.{name.replace('-', '_')}" for name in EXPERIMENTS}
+    assert modules | experiments <= listed()
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_every_script_is_a_page_with_a_title(path):
+    lines = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").splitlines()
+    assert len(lines) > 3
+    assert set(lines[1]) == {"="} and len(lines[1]) >= len(lines[0])
+
+
+def build(folder: Path, *settings: str) -> Path:
+    """The pages, made from a copy: Sphinx writes beside its sources."""
+    for name in ("sphinx", "furo", "myst_parser", "sphinx_gallery", "sphinxcontrib.bibtex"):
+        pytest.importorskip(name)
+    built = shutil.ignore_patterns("_build", "_generated", "__pycache__")
+    for part in (".docs", "examples", "data"):
+        shutil.copytree(ROOT / part, folder / part, ignore=built)
+    shutil.copy(ROOT / "README.md", folder)
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", *settings]
+    command += [str(folder / ".docs"), str(folder / "pages")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder / "pages"
+
+
+def test_the_pages_are_read_without_a_warning(tmp_path):
+    """Links, citations and docstrings; nothing is run and nothing drawn."""
+    build(tmp_path, "-b", "dummy", "-D", "plot_gallery=0")
+
+
+@pytest.mark.slow
+def test_the_site_builds_with_every_tutorial_and_example_run(tmp_path):
+    pages = build(tmp_path, "-b", "html")
+    transport = (pages / "_generated/reference/meanfield.transport.html").read_text("utf-8")
+    assert 'id="meanfield.transport.solve_w2"' in transport
+    assert "_modules/meanfield/transport/solve.html" in transport
+    for path in SCRIPTS:
+        kind = "gallery" if path.parent.name == "examples" else "tutorials"
+        page = (pages / "_generated" / kind / f"{path.stem}.html").read_text("utf-8")
+        assert "sphx-glr-script-out" in page, f"{path.stem} shows no output"
+        assert f"_images/sphx_glr_{path.stem}_001" in page, f"{path.stem} shows no figure"

@@ -1,0 +1,82 @@
+"""What a layer declares near an input: the hook between the bounds and the maps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds
+from meanfield.attention.column import Attended, averaging_norm, field_norm, yudin_bound
+from meanfield.attention.kernels import l2
+from meanfield.attention.nearby import nearby_bound
+from meanfield.lipschitz import ball_upper, local_lipschitz
+from tests.attention import input_bounds_oracles as oracle
+from tests.attention.test_input_bounds import case
+
+F64 = torch.float64
+
+
+@given(st.integers(0, 2**31))
+@settings(max_examples=40)
+def test_what_the_engine_sees_is_what_the_oracle_sees(seed):
+    F, mu = case(seed)
+    ours, plain = Attended.of(F._sight(mu)), oracle.attended(F, mu)
+    for bound in (averaging_norm, field_norm):
+        torch.testing.assert_close(bound(ours), bound(plain), rtol=1e-9, atol=1e-12)
+    found = nearby_bound(ours, 0.03, torch.ones((), dtype=F64)).upper
+    expected = nearby_bound(plain, 0.03, torch.ones((), dtype=F64)).upper
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-12)
+
+
+@given(st.integers(0, 2**31))
+@settings(max_examples=40)
+def test_the_bound_at_an_input_is_no_more_than_any_of_its_parts(seed):
+    F, mu = case(seed)
+    seen = oracle.attended(F, mu)
+    found, constant = float(F.local_upper(mu)), float(local_lipschitz(F, mu).value)
+    parts = (averaging_norm(seen) + field_norm(seen), yudin_bound(seen, mu.points))
+    assert constant <= found * (1 + 1e-9)
+    assert all(found <= float(part) * (1 + 1e-9) for part in parts)
+    assert float(ball_upper(F, mu, 0.0)) <= found * (1 + 1e-12)
+
+
+def test_outputs_come_in_the_order_of_the_measure():
+    F = SelfAttention(AttentionParameters.random(3, std=0.7), causal=True)
+    X = torch.randn(5, 3, dtype=F64)
+    s = torch.tensor([0.3, 1.0, 0.1, 0.7, 0.5], dtype=F64)
+    given_order = F.nearby(ParticleMeasure(X, positions=s), 0.1).displacement
+    order = s.argsort()
+    sorted_order = F.nearby(ParticleMeasure(X[order], positions=s[order]), 0.1).displacement
+    torch.testing.assert_close(given_order[order], sorted_order)
+
+
+def test_batches_and_grouped_heads_have_a_bound_each():
+    F = SelfAttention(AttentionParameters.random(4, n_heads=2, biases=True))
+    mu = ParticleMeasure(torch.randn(3, 6, 4, dtype=F64))
+    together = ball_upper(F, mu, 0.05)
+    alone = torch.stack([ball_upper(F, one, 0.05) for one in mu])
+    torch.testing.assert_close(together, alone, rtol=1e-6, atol=0)
+    par = AttentionParameters.random(4, n_heads=4, head_dim=2)
+    shared = AttentionParameters(par.query, par.key[:2], par.value[:2], par.output)
+    G = SelfAttention(shared)
+    found, upper = local_lipschitz(G, mu).value, G.local_upper(mu)
+    assert (found <= upper * (1 + 1e-9)).all()
+    assert (upper <= ball_upper(G, mu, 0.1) * (1 + 1e-9)).any()
+    radius = float(mu.points.norm(dim=-1).max())
+    tokens = local_lipschitz(G, mu, geometry="euclidean").value
+    assert float(tokens.max()) <= bounds.tokens_of_layer(shared, radius, 6)
+
+
+def test_other_maps_and_kernels_are_refused():
+    mu = ParticleMeasure([[0.0], [1.0]])
+    with pytest.raises(TypeError, match="declares nearby"):
+        ball_upper(lambda nu: nu, mu, 0.1)
+    F = SelfAttention(AttentionParameters.random(1), kernel=l2)
+    with pytest.raises(NotImplementedError, match="dot-product attention under the softmax"):
+        ball_upper(F, mu, 0.1)
+    with pytest.raises(ValueError, match="epsilon: expected finite numbers ≥ 0"):
+        ball_upper(SelfAttention(AttentionParameters.random(1)), mu, math.nan)

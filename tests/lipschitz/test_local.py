@@ -1,0 +1,213 @@
+"""Local Lipschitz constants against the dense oracle, the split measure and reference values."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpmath import mp
+
+from meanfield import bounds, sampling
+from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.lipschitz import local_lipschitz
+from meanfield.measures import ParticleMeasure, split, stack
+from tests import oracles
+from tests.attention.test_self_attention import attention
+from tests.strategies import Problem, light_atom_problem, problems
+
+F64 = torch.float64
+
+
+@given(problems())
+def test_both_components_and_the_euclidean_constant_agree_with_dense_algebra(problem: Problem):
+    expected = oracles.local_constants(
+        problem.points, problem.log_weights, problem.layer, **problem.mask
+    )
+    F, mu = attention(problem), problem.measure
+    found = local_lipschitz(F, mu)
+    scale = 1e-300 + expected.particle
+    assert float(found.particle) == pytest.approx(expected.particle, rel=1e-10, abs=1e-300)
+    assert float(found.splitting) == pytest.approx(expected.splitting, rel=1e-9, abs=1e-14 * scale)
+    assert found.value == max(found.particle, found.splitting)
+    plain = local_lipschitz(F, mu, geometry="euclidean")
+    assert float(plain.value) == pytest.approx(expected.euclidean, rel=1e-10, abs=1e-300)
+    assert plain.splitting is None
+
+
+@given(problems(max_particles=4, max_dim=3))
+def test_the_value_is_the_norm_on_the_split_measure(problem: Problem):
+    F, mu = attention(problem), problem.measure
+    once, twice = local_lipschitz(F, mu), local_lipschitz(F, split(mu))
+    torch.testing.assert_close(twice.particle, once.value, rtol=1e-9, atol=1e-300)
+    torch.testing.assert_close(twice.value, once.value, rtol=1e-9, atol=1e-300)
+
+
+@settings(max_examples=25)
+@given(problems(max_particles=4, max_dim=3, weight_kinds=["uniform", "dirichlet", "zeros"]))
+def test_a_map_without_its_own_linearisation_gets_the_same_by_autodiff(problem: Problem):
+    F, mu = attention(problem), problem.measure
+    own, other = local_lipschitz(F, mu), local_lipschitz(lambda m: F(m), mu)
+    torch.testing.assert_close(other.particle, own.particle, rtol=1e-8, atol=1e-300)
+    scale = 1e-12 * float(own.particle) + 1e-300
+    torch.testing.assert_close(other.splitting, own.splitting, rtol=1e-6, atol=scale)
+    plain = local_lipschitz(lambda m: F(m), mu, geometry="euclidean")
+    expected = local_lipschitz(F, mu, geometry="euclidean")
+    torch.testing.assert_close(plain.value, expected.value, rtol=1e-8, atol=1e-300)
+
+
+@given(problems(max_particles=5), st.sampled_from(["wasserstein", "euclidean"]))
+def test_lanczos_agrees_with_the_factorisation(problem: Problem, geometry: str):
+    F, mu = attention(problem), problem.measure
+    dense = local_lipschitz(F, mu, geometry=geometry)
+    steps = local_lipschitz(F, mu, geometry=geometry, method="lanczos", rtol=1e-11, strict=False)
+    scale = 1e-13 * float(dense.value) + 1e-300
+    torch.testing.assert_close(steps.particle, dense.particle, rtol=1e-8, atol=scale)
+
+
+def test_two_weighted_atoms_are_n_tokens():
+    A = torch.diag(torch.tensor([0.5, -0.7, 0.2], dtype=F64))
+    F = SelfAttention(AttentionParameters.from_bilinear(A, torch.eye(3, dtype=F64)))
+    for n, expected in ((5, 2.14486823), (50, 11.20224591), (200, 27.66448368)):
+        tokens = sampling.adversarial(A, 2.0, n)
+        atoms = sampling.two_diracs(2.0, -math.log(n - 1), [0.0, 1.0, 0.0])
+        for geometry in ("euclidean", "wasserstein"):
+            found = local_lipschitz(F, tokens, geometry=geometry, rtol=1e-6)
+            assert float(found.value) == pytest.approx(expected, rel=1e-8)
+        assert float(local_lipschitz(F, atoms).value) == pytest.approx(expected, rel=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("radius", "best"),
+    [(0.5, 1.00), (1.0, 3.07), (1.5, 18.2), (2.0, 166), (2.5, 2329), (3.0, 50898)],
+)
+def test_the_best_two_atom_constants_of_the_line_are_reached(radius, best):
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+    predicted = bounds.two_dirac_best_log_ratio(1.0, radius)
+    log_ratios = torch.linspace(-2 * radius**2 - 8, 0, 2001, dtype=F64)
+    log_ratios[0] = predicted
+    found = local_lipschitz(F, sampling.two_diracs(radius, log_ratios, [1.0]))
+    # The references are printed to three digits, or five for the last.
+    assert float(found.value.max()) == pytest.approx(best, rel=3e-3)
+    assert float(found.value.max()) >= bounds.two_dirac_lower(1.0, radius) * (1 - 1e-12)
+    assert float(found.value.max()) <= bounds.mean_field(1.0, 1.0, radius)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("shape", [(2, 1), (2, 2), (3, 2), (3, 3)])
+def test_weights_of_e_minus_900_are_right_to_ten_digits(seed, shape):
+    problem = light_atom_problem(seed, *shape)
+    F, mu = attention(problem), problem.measure
+    with mp.workdps(50):
+        matrix = oracles.jacobian(
+            oracles.exact(problem.points),
+            oracles.exact(problem.log_weights),
+            oracles.exact_layer(problem.layer),
+            weighted=True,
+        )
+        expected = float(oracles.largest_singular_value(matrix))
+    found = local_lipschitz(F, mu)
+    assert math.isfinite(expected)
+    assert expected > 1e150
+    assert float(found.particle) == pytest.approx(expected, rel=1e-10)
+    steps = local_lipschitz(F, mu, method="lanczos", rtol=1e-12)
+    assert float(steps.particle) == pytest.approx(expected, rel=1e-10)
+
+
+def test_two_diracs_agree_with_the_closed_form_in_high_precision():
+    for radius, log_ratio in ((0.7, -1.0), (2.0, -9.0), (math.sqrt(450), -900.0), (3.0, -900.0)):
+        F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+        found = local_lipschitz(F, sampling.two_diracs(radius, log_ratio, [1.0]))
+        log_light = log_ratio - math.log1p(math.exp(log_ratio))
+        particle, splitting = oracles.two_dirac_constants(-1.0, radius, log_light)
+        assert float(found.particle) == pytest.approx(float(particle), rel=1e-10)
+        assert float(found.splitting) == pytest.approx(float(splitting), rel=1e-10, abs=1e-30)
+        assert float(found.particle) >= bounds.two_dirac_entry(1.0, radius, log_ratio) * (
+            1 - 1e-12
+        )
+
+
+def test_ragged_batches_padded_with_weight_zero_are_right_one_by_one():
+    F = SelfAttention(AttentionParameters.random(3, biases=True))
+    measures = [ParticleMeasure.from_sequence(torch.randn(n, 3, dtype=F64)) for n in (1, 2, 5)]
+    batch = stack(measures)
+    for geometry in ("wasserstein", "euclidean"):
+        together = local_lipschitz(F, batch, geometry=geometry)
+        for k, mu in enumerate(measures):
+            alone = local_lipschitz(F, mu, geometry=geometry)
+            torch.testing.assert_close(together.value[k], alone.value)
+            torch.testing.assert_close(together.particle[k], alone.particle)
+
+
+def test_the_splitting_direction_attains_the_splitting_component():
+    F = SelfAttention(AttentionParameters.random(4, std=1.0))
+    mu = ParticleMeasure.from_sequence(torch.randn(3, 5, 4, dtype=F64))
+    found = local_lipschitz(F, mu)
+    jacobians = F.field_jacobians(mu)
+    picked = jacobians[torch.arange(3), found.splitting_atom]
+    image = (picked @ found.splitting_direction[..., None]).squeeze(-1)
+    torch.testing.assert_close(torch.linalg.vector_norm(image, dim=-1), found.splitting)
+    torch.testing.assert_close(
+        torch.linalg.vector_norm(found.splitting_direction, dim=-1), torch.ones(3, dtype=F64)
+    )
+
+
+def test_a_single_atom_has_the_norm_of_v_and_no_splitting():
+    V = torch.randn(3, 3, dtype=F64)
+    F = SelfAttention(AttentionParameters.from_bilinear(torch.randn(3, 3, dtype=F64), V))
+    found = local_lipschitz(F, ParticleMeasure([[1.0, 2.0, 3.0]]))
+    torch.testing.assert_close(found.value, torch.linalg.matrix_norm(V, 2))
+    assert float(found.splitting) == 0.0
+
+
+def test_float32_constants_agree_with_float64():
+    par = AttentionParameters.random(4, n_heads=2, biases=True)
+    mu = ParticleMeasure.from_sequence(torch.randn(30, 4, dtype=F64))
+    for causal in (False, True):
+        exact = local_lipschitz(SelfAttention(par, causal), mu)
+        single = local_lipschitz(
+            SelfAttention(par.to(torch.float32), causal), mu.to(torch.float32)
+        )
+        assert single.value.dtype == torch.float32
+        torch.testing.assert_close(single.value.double(), exact.value, rtol=1e-5, atol=0)
+        torch.testing.assert_close(single.splitting.double(), exact.splitting, rtol=1e-3, atol=0)
+
+
+def test_unknown_geometries_are_refused():
+    F = SelfAttention(AttentionParameters.random(2))
+    with pytest.raises(ValueError, match="geometry.*'l2'"):
+        local_lipschitz(F, ParticleMeasure([[0.0, 1.0]]), geometry="l2")
+
+
+@pytest.mark.gpu
+def test_constants_on_the_gpu_agree():
+    par = AttentionParameters.random(8, n_heads=2, biases=True)
+    mu = ParticleMeasure.from_sequence(torch.randn(4, 40, 8, dtype=F64))
+    here = local_lipschitz(SelfAttention(par), mu)
+    there = local_lipschitz(SelfAttention(par.to("cuda")), mu.to("cuda"))
+    torch.testing.assert_close(there.value.cpu(), here.value)
+    torch.testing.assert_close(there.splitting.cpu(), here.splitting)
+
+
+@pytest.mark.parametrize("geometry", ["wasserstein", "euclidean"])
+@pytest.mark.parametrize("where", ["layer", "points"])
+def test_a_layer_that_is_being_trained_has_the_same_constant(where, geometry):
+    generator = torch.Generator().manual_seed(0)
+    plain = AttentionParameters.random(4, n_heads=2, generator=generator)
+    points = torch.randn(60, 4, dtype=F64, generator=generator)
+    expected = local_lipschitz(SelfAttention(plain), ParticleMeasure(points), geometry=geometry)
+    par = plain
+    if where == "layer":
+        par = AttentionParameters(
+            *(x.clone().requires_grad_() for x in (plain.query, plain.key, plain.value)),
+            output=plain.output,
+        )
+    else:
+        points = points.clone().requires_grad_()
+    for method in ("auto", "lanczos"):
+        found = local_lipschitz(
+            SelfAttention(par), ParticleMeasure(points), geometry=geometry, method=method
+        )
+        torch.testing.assert_close(found.value.detach(), expected.value, rtol=1e-4, atol=0)

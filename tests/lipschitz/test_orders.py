@@ -1,0 +1,104 @@
+"""Local constants in W_p: known ones, bounds above, and splits below."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling, split
+from meanfield.lipschitz import local_lipschitz, local_order
+from tests.attention.test_input_bounds import case
+from tests.bounds import bounds_oracles
+
+F64 = torch.float64
+ORDERS = (1.0, 2.0, math.inf)
+
+
+@pytest.mark.parametrize("p", ORDERS)
+def test_on_the_line_it_is_the_norm_of_the_dense_matrix_of_atoms_stored_twice(p):
+    F = SelfAttention(AttentionParameters.from_bilinear([[-0.7]], [[1.0]]))
+    mu = ParticleMeasure([[1.0], [-0.4], [0.3]], weights=[0.2, 0.5, 0.3])
+    twice = split(mu)
+    J, _ = bounds_oracles.linearisation(
+        np.array([[-0.7]]), twice.points.numpy(), twice.weights.numpy()
+    )
+    found = local_order(F, mu, p=p)
+    assert float(found.lower) == pytest.approx(float(found.upper), rel=1e-12)
+    expected = bounds_oracles.order_norm(J, twice.weights.numpy(), p)
+    # Two copies are enough for p = 2; for the others the supremum is over ever finer splits.
+    assert expected <= float(found.upper) * (1 + 1e-12)
+    fine = split(mu, copies=30)
+    J, _ = bounds_oracles.linearisation(
+        np.array([[-0.7]]), fine.points.numpy(), fine.weights.numpy()
+    )
+    expected = bounds_oracles.order_norm(J, fine.weights.numpy(), p)
+    assert float(found.upper) == pytest.approx(expected, rel=5e-2)
+
+
+@pytest.mark.parametrize("p", ORDERS)
+@given(seed=st.integers(0, 2**31))
+@settings(max_examples=12)
+def test_the_interval_is_ordered_and_below_the_a_priori_bound(p, seed):
+    F, mu = case(seed, heads=1)
+    found = local_order(F, mu, p=p)
+    assert float(found.lower) <= float(found.upper)
+    assert float(found.upper) <= 3 * float(found.lower)  # d ≤ 4: √d at most for one block
+    if p == 2:
+        assert float(found.upper) == pytest.approx(float(local_lipschitz(F, mu).value), rel=1e-8)
+    norms = bounds.layer_norms(F)
+    radius = float(mu.points.norm(dim=-1).max())
+    bound = bounds.masked_mean_field if F.causal else bounds.mean_field
+    upper = float(bound(norms.A, norms.V, radius, p=p, shift=norms.shift)[0])
+    assert float(found.lower) <= upper * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("p", ORDERS)
+@given(seed=st.integers(0, 2**31))
+@settings(max_examples=8)
+def test_no_displacement_of_split_atoms_is_stretched_more_than_the_upper_end(p, seed):
+    F, mu = case(seed)
+    g = torch.Generator().manual_seed(seed)
+    fine = split(mu, copies=3)
+    f = torch.randn(40, *fine.points.shape, dtype=F64, generator=g)
+    f = torch.where(torch.rand(40, fine.n_particles, 1, generator=g) < 0.6, 0.0, f)
+    moved = torch.stack([F.linearize(fine).matvec(one) for one in f])
+    lengths = [x.norm(dim=-1) for x in (moved, f)]
+    if p == math.inf:
+        sizes = [x.amax(-1) for x in lengths]
+    else:
+        sizes = [(fine.weights * x**p).sum(-1) ** (1 / p) for x in lengths]
+    upper = float(local_order(F, mu, p=p).upper)
+    assert (sizes[0] <= upper * sizes[1] * (1 + 1e-9)).all()
+
+
+def test_the_constants_that_are_reached():
+    eye = torch.eye(2, dtype=F64)
+    F = SelfAttention(AttentionParameters.from_bilinear(-eye, eye))
+    points = 1.5 * torch.stack([eye[0], -eye[0], eye[1]])
+    mu = ParticleMeasure(
+        points, log_weights=torch.tensor([0.0, 0.0, -30.0]).double().log_softmax(0)
+    )
+    found = local_order(F, mu, p=math.inf)
+    sharp = bounds.mean_field(1.0, 1.0, 1.5, p=math.inf)
+    assert float(found.lower) == pytest.approx(sharp, rel=1e-6)
+    pair = sampling.two_diracs(1.5, -18.0, [1.0, 0.0])
+    lower = bounds.two_dirac_lower(1.0, 1.5, p=1)
+    assert float(local_order(F, pair, p=1.0).lower) >= lower * (1 - 1e-4)
+
+
+def test_absent_atoms_and_bad_arguments():
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+    absent = ParticleMeasure([[5.0], [1.0], [-1.0]], weights=[0.0, 0.5, 0.5])
+    present = ParticleMeasure([[1.0], [-1.0]])
+    for p in ORDERS:
+        one, other = (local_order(F, mu, p=p) for mu in (absent, present))
+        torch.testing.assert_close(one.upper, other.upper)
+    with pytest.raises(ValueError, match="p: expected 1, 2 or ∞"):
+        local_order(F, present, p=3.0)
+    with pytest.raises(ValueError, match="no batch axes"):
+        local_order(F, ParticleMeasure(torch.zeros(2, 3, 1, dtype=F64)), p=1.0)

@@ -1,0 +1,123 @@
+"""Checkpoints that are not whole are refused, and weights have a fingerprint."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from meanfield import pretrained
+
+pytest.importorskip("transformers")
+from safetensors.torch import load_file, save_file
+
+from tests.pretrained.small_models import small
+
+KEY = "encoder.layer.1.attention.self.query.weight"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    small("bert").model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def changed(whole, tmp_path):
+    """A copy of the checkpoint whose weights and configuration are changed."""
+
+    def make(weights=None, config=None):
+        folder = tmp_path / "copy"
+        shutil.copytree(whole, folder, dirs_exist_ok=True)
+        file = folder / "model.safetensors"
+        if weights is not None:
+            save_file(weights(load_file(file)), file, metadata={"format": "pt"})
+        if config is not None:
+            settings = json.loads((folder / "config.json").read_text())
+            (folder / "config.json").write_text(json.dumps(config(settings)))
+        return folder
+
+    return make
+
+
+def test_missing_weights_are_refused_by_name(changed):
+    folder = changed(lambda w: {k: v for k, v in w.items() if k != KEY})
+    with pytest.raises(ValueError, match=f"lacks {KEY}$"):
+        pretrained.load(folder)
+
+
+def test_misnamed_weights_are_refused_with_both_names(changed):
+    folder = changed(lambda w: {"model." + k: v for k, v in w.items()})
+    with pytest.raises(ValueError, match=r"lacks embeddings.*does not know: model\.embeddings"):
+        pretrained.load(folder)
+
+
+def test_weights_of_another_shape_are_refused(changed):
+    folder = changed(lambda w: w | {KEY: w[KEY][:, :-1].contiguous()})
+    with pytest.raises(ValueError, match=r"query\.weight \(24, 23\) for \(24, 24\)"):
+        pretrained.load(folder)
+
+
+def test_layers_that_the_configuration_leaves_out_are_refused(changed):
+    folder = changed(config=lambda c: c | {"num_hidden_layers": 2})
+    with pytest.raises(ValueError, match=r"configuration has, 2, but.*layer\.2"):
+        pretrained.load(folder)
+
+
+def test_a_truncated_file_is_refused(changed):
+    folder = changed()
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="cannot be read"):
+        pretrained.load(folder)
+
+
+def test_a_truncated_configuration_is_refused(changed):
+    folder = changed()
+    (folder / "config.json").write_text('{"model_type": "be')
+    with pytest.raises(ValueError, match=r"config\.json cannot be read"):
+        pretrained.load(folder)
+
+
+def test_a_folder_without_weights_is_refused(changed):
+    folder = changed()
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="safetensors"):
+        pretrained.load(folder)
+
+
+@pytest.mark.parametrize("kind", ["opt", "t5", None])
+def test_a_type_that_is_not_read_is_refused(changed, kind):
+    folder = changed(config=lambda c: c | {"model_type": kind})
+    with pytest.raises(ValueError, match="expected a model"):
+        pretrained.load(folder)
+
+
+@pytest.mark.parametrize("kind", ["BertForMaskedLM", "BertForSequenceClassification", "BertModel"])
+def test_heads_that_are_not_the_models_are_left_out(tmp_path, kind):
+    import transformers
+
+    source = small("bert")
+    model = getattr(transformers, kind)(source.model.config).double()
+    body = model if kind == "BertModel" else model.bert
+    body.load_state_dict(source.model.state_dict(), strict=False)
+    model.save_pretrained(tmp_path)
+    assert pretrained.load(tmp_path).fingerprint == source.fingerprint
+
+
+def test_the_fingerprint_tells_weights_apart_and_nothing_else(whole, changed):
+    same = pretrained.load(whole).fingerprint
+    assert len(same) == len("sha256 ") + 64
+    assert pretrained.load(whole, causal=True).fingerprint == same
+    other = changed(lambda w: w | {KEY: 3 * w[KEY]})
+    assert pretrained.load(other).fingerprint != same
+    swapped = changed(
+        lambda w: w | {KEY: w[KEY.replace("query", "key")], KEY.replace("query", "key"): w[KEY]}
+    )
+    assert pretrained.load(swapped).fingerprint != same
+    drawn = pretrained.load("random:bert", config={"num_hidden_layers": 1}, dtype=torch.float32)
+    there = pretrained.load("random:bert", config={"num_hidden_layers": 1})
+    assert drawn.fingerprint == there.fingerprint

@@ -1,0 +1,193 @@
+"""Every family of models against the modules of transformers, in values and in derivatives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from meanfield import ParticleMeasure, pretrained
+from meanfield.capabilities import is_causal
+from meanfield.linearisation import linearize
+
+pytest.importorskip("transformers")
+from tests.pretrained.small_models import CASES, Run, in_float64, small
+
+N = 9
+
+
+def tokens(*shape, seed=2):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 50, shape, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return {}
+
+
+@pytest.fixture
+def source(models, request):
+    case = request.param
+    if case not in models:
+        models[case] = small(case)
+    return models[case]
+
+
+every_case = pytest.mark.parametrize("source", list(CASES), indirect=True)
+
+
+def close(found, expected, accuracy=1e-10):
+    return float((found - expected).abs().max()) <= accuracy * float(expected.abs().max())
+
+
+@every_case
+def test_attention_blocks_and_network_are_those_of_the_model(source):
+    ids = tokens(2, N)
+    run = Run(source, ids)
+    with in_float64():
+        clouds = source.attention_inputs(ids)
+        mu = source.embeddings(ids)
+    assert len(run.attention) == len(run.blocks) == source.n_layers == 3
+    for layer in range(3):
+        attention = source.attention(layer, length=N)
+        moved = attention(ParticleMeasure.from_sequence(clouds[layer])).points
+        assert close(moved, run.attention[layer][1])
+        assert is_causal(attention) == source.causal
+        entered, left = run.blocks[layer]
+        block = source.block(layer, length=N)
+        assert close(block(ParticleMeasure.from_sequence(entered)).points, left)
+    assert close(mu.points, run.blocks[0][0])
+    assert close(source.network(length=N)(mu).points, run.last)
+    part = source.network(1, 3, length=N)(ParticleMeasure.from_sequence(run.blocks[1][0]))
+    assert close(part.points, run.last)
+    first = source.network(last=2, length=N)(mu)
+    assert close(first.points, run.blocks[1][1])
+
+
+def module_map(source, block=None):
+    """Points ↦ points by the modules of transformers: one block, or all with the last norm."""
+    model = source.model
+
+    def network(x):
+        kept = {}
+
+        def replace(module, positional, named):
+            if kept:
+                return None
+            kept["done"] = True
+            if positional:
+                return (x[None], *positional[1:]), named
+            return positional, named | {"hidden_states": x[None]}
+
+        blocks = list(source.family.blocks(model))
+        seen = {}
+
+        def keep(module, positional, out):
+            seen.setdefault("out", out[0] if isinstance(out, tuple) else out)
+
+        hooks = [blocks[0].register_forward_pre_hook(replace, with_kwargs=True)]
+        if block is not None:
+            hooks.append(blocks[0].register_forward_hook(keep))
+        last = model(input_ids=tokens(1, len(x)), use_cache=False).last_hidden_state
+        for hook in hooks:
+            hook.remove()
+        return (last if block is None else seen["out"])[0]
+
+    return network
+
+
+@every_case
+def test_derivatives_are_those_of_the_model_by_automatic_differentiation(source):
+    n = 5
+    with in_float64():
+        mu = source.embeddings(tokens(n))
+        for F, module in (
+            (source.block(0, length=n), module_map(source, 0)),
+            (source.network(length=n), module_map(source)),
+        ):
+            x = mu.points.clone().requires_grad_()
+            dense = torch.autograd.functional.jacobian(module, x)
+            dense = dense.reshape(n * source.dim, -1)
+            for geometry in ("euclidean", "wasserstein"):
+                # Uniform weights cancel.
+                found = linearize(F, mu, geometry=geometry).atoms.to_dense()
+                assert close(found, dense, 1e-8)
+
+
+@every_case
+def test_without_its_casts_to_float32_the_model_is_off_by_their_rounding_only(source):
+    ids = tokens(N)
+    with torch.no_grad():
+        plain = source.model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+    ours = source.network(length=N)(source.embeddings(ids)).points
+    assert close(ours, plain, 1e-4)
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "llama", "mistral", "qwen2", "qwen3", "gemma2"])
+def test_a_layer_that_looks_at_distances_has_to_know_the_length(name):
+    source = small(name)
+    assert source.needs_length
+    for door in (source.attention, source.block):
+        with pytest.raises(ValueError, match="length=n"):
+            door(0)
+    with pytest.raises(ValueError, match="length=n"):
+        source.network()
+    with pytest.raises(ValueError, match="≥ 1"):
+        source.attention(0, length=0)
+    assert source.parameters(0).dim == source.dim
+
+
+@pytest.mark.parametrize("rope", ["dynamic", "yarn"])
+def test_rotary_positions_that_are_scaled_in_another_way_are_refused(rope):
+    parameters = {"rope_type": rope, "rope_theta": 100.0, "factor": 4.0}
+    parameters |= {"original_max_position_embeddings": 16}
+    config = CASES["llama"][1] | {"rope_parameters": parameters}
+    source = pretrained.load("random:llama", config=config)
+    with pytest.raises(ValueError, match=f"rope_type='{rope}'"):
+        source.attention(0, length=5)
+
+
+def test_what_a_configuration_asks_for_and_is_not_read_is_refused():
+    albert = CASES["albert"][1] | {"inner_group_num": 2}
+    with pytest.raises(ValueError, match="inner_group_num=2"):
+        pretrained.load("random:albert", config=albert)
+    strange = pretrained.load("random:bert", config=CASES["bert"][1] | {"hidden_act": "mish"})
+    with pytest.raises(ValueError, match="activation.*'mish'"):
+        strange.block(0)
+
+
+def test_networks_of_no_blocks_are_refused():
+    source = small("bert")
+    for first, last in ((0, 0), (2, 1), (0, 4), (-1, 2)):
+        with pytest.raises(IndexError, match=r"0\.\.3"):
+            source.network(first, last)
+    with pytest.raises(IndexError, match=r"0\.\.2"):
+        source.block(3)
+
+
+def test_roberta_has_fewer_places_than_positions():
+    source = small("roberta")
+    assert source.max_tokens == 31
+    source.embeddings(tokens(31))
+    with pytest.raises(ValueError, match="at most 31"):
+        source.embeddings(tokens(32))
+
+
+@pytest.mark.parametrize("name", ["distilbert", "albert", "llama", "gpt_neox"])
+def test_masks_that_a_family_does_not_have_are_refused(name):
+    source = small(name)
+    with pytest.raises(ValueError, match="masked"):
+        pretrained.load(f"random:{name}", causal=not source.causal, config=CASES[name][1])
+
+
+@pytest.mark.parametrize("name", list(pretrained.FAMILIES))
+def test_every_family_has_a_case_and_a_saved_checkpoint_of_it_loads_as_it_was(tmp_path, name):
+    source = small(next(case for case, (kind, _) in CASES.items() if kind == name))
+    source.model.save_pretrained(tmp_path)
+    loaded = pretrained.load(tmp_path)
+    assert loaded.architecture == name
+    assert loaded.fingerprint == source.fingerprint
+    mu = source.embeddings(tokens(N))
+    F, G = source.network(length=N), loaded.network(length=N)
+    # Not to the last bit: how sums are ordered depends on where the weights lie in memory.
+    assert close(F(mu).points, G(mu).points, 1e-13)

@@ -1,0 +1,158 @@
+"""One sweep through every executor: the same Dataset, one thread each, deaths survived."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+
+import pytest
+import xarray as xr
+
+from meanfield.results import Variable
+from meanfield.sweeps import Task, sweep
+from tests.sweeps import sweep_functions as functions
+
+GRID = {"n": [2, 4, 8], "repetition": range(8)}
+
+
+@pytest.mark.parametrize(
+    ("executor", "stored"),
+    [
+        (None, True),
+        ("threads", True),
+        ("threads", False),
+        (2, False),
+        pytest.param(2, True, marks=pytest.mark.slow),  # the deaths below are this and more
+    ],
+)
+def test_every_executor_gives_the_same_dataset(tmp_path, executor, stored):
+    expected = sweep(functions.NOISE, GRID, seed=2)
+    store = tmp_path / "s.zarr" if stored else None
+    with ThreadPoolExecutor(3) as threads:
+        ds = sweep(
+            functions.NOISE,
+            GRID,
+            seed=2,
+            store=store,
+            executor=threads if executor == "threads" else executor,
+            batch_size=5,
+        )
+    xr.testing.assert_equal(ds, expected)
+
+
+@pytest.mark.slow
+def test_worker_processes_have_one_thread_and_leave_ours_alone():
+    before = {name: os.environ.get(name) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    ds = sweep(functions.THREADS, {"x": [0, 1]}, executor=1)
+    assert ds["n_threads"].values.tolist() == [1, 1]
+    assert {name: os.environ.get(name) for name in before} == before
+
+
+def test_sweep_survives_the_death_of_a_worker(tmp_path, caplog):
+    trap = tmp_path / "trap"
+    trap.touch()
+    with caplog.at_level(logging.WARNING, logger="meanfield"):
+        ds = sweep(
+            functions.DEADLY, {"x": range(12)}, fixed={"trap": str(trap)},
+            store=tmp_path / "s.zarr", executor=2, batch_size=1,
+        )  # fmt: skip
+    assert not trap.exists()
+    assert "its process died: signal 9 (SIGKILL) at {'x': 3}; tried once more" in caplog.text
+    assert ds["y"].values.tolist() == [2.0 * x for x in range(12)]
+
+
+def test_a_case_that_breaks_an_executor_of_the_user_is_told_the_way_out(tmp_path):
+    run = {"fixed": {"how": "SIGKILL"}, "store": tmp_path / "s", "batch_size": 1}
+    with (
+        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver")) as pool,
+        pytest.raises(RuntimeError, match="finished batches are kept.*executor=N runs it in proc"),
+    ):
+        sweep(functions.POISON, {"x": range(12)}, **run, executor=pool)
+    ds = sweep(functions.POISON, {"x": range(12)}, **run, executor=1)
+    assert ds["status"].values.tolist() == [3 if x == 3 else 1 for x in range(12)]
+
+
+class KilledWorker(Exception):
+    """What dask says of a job at which several workers have died."""
+
+
+class Mortal(ThreadPoolExecutor):
+    """A job with the case x = 3 dies after a while, and nobody knows at which case."""
+
+    def __init__(self):
+        super().__init__(2)
+        self.jobs, self.n_beside, self._futures = [], [], []
+
+    def submit(self, run, work, units, seconds):
+        def job():
+            if 3 in cases:
+                time.sleep(0.05)
+                raise KilledWorker
+            return run(work, units, seconds)
+
+        cases = [case["x"] for unit in units for case in unit]
+        self.jobs.append(cases)
+        self.n_beside.append(sum(not future.done() for future in self._futures))
+        self._futures.append(super().submit(job))
+        return self._futures[-1]
+
+
+def test_each_case_of_a_job_that_died_is_tried_alone_and_once():
+    with Mortal() as executor:
+        ds = sweep(Task(functions.square, [Variable("y", "y")]), {"x": range(24)},
+                   executor=executor)  # fmt: skip
+    assert ds["status"].values.tolist() == [3 if x == 3 else 1 for x in range(24)]
+    assert [job for job in executor.jobs if 3 in job] == [[3, 4, 5], [3]]
+    assert executor.jobs[-3:] == [[3], [4], [5]]  # they come last, and nothing can die with them
+    assert executor.n_beside[-3:] == [0, 0, 0]
+
+
+def test_ctrl_c_before_a_job_has_begun_is_no_complete_answer(tmp_path):
+    def interrupt(x):
+        time.sleep(0.3 if x else 0.1)  # the first ends first, and all are submitted by then
+        if x == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+        return {"y": x}
+
+    task = Task(interrupt, [Variable("y", "y")], name="interrupt")
+    with ThreadPoolExecutor(2) as threads, pytest.raises(KeyboardInterrupt) as caught:
+        sweep(task, {"x": range(4)}, store=tmp_path / "s", executor=threads)
+    assert re.match("[23] of 4 cases are kept", caught.value.__notes__[0])
+
+
+def test_error_of_the_program_in_a_worker_ends_the_sweep():
+    with pytest.raises(TypeError, match="defined at the top of a module"):
+        sweep(lambda x: {"y": x}, {"x": [1.0, 2.0]}, executor=2)
+
+
+@pytest.mark.parametrize(
+    ("executor", "error", "text"),
+    [
+        (0, ValueError, "at least 1 worker"),
+        (True, TypeError, "a number of processes"),
+        ("dask", TypeError, "got 'dask'"),
+        (ProcessPoolExecutor, TypeError, "got <class"),
+    ],
+)
+def test_what_is_no_executor_is_refused(executor, error, text):
+    with pytest.raises(error, match=text):
+        sweep(functions.square, {"x": [1]}, executor=executor)
+
+
+class Broken(ThreadPoolExecutor):
+    """Its worker has died between two jobs: the next is refused at once."""
+
+    def submit(self, *arguments, **named):
+        raise BrokenProcessPool("terminated abruptly")
+
+
+def test_an_executor_that_is_found_broken_when_it_gets_a_job_is_told_the_way_out(tmp_path):
+    with Broken(1) as pool, pytest.raises(RuntimeError, match="executor=N runs it in proc"):
+        sweep(functions.POISON, {"x": range(4)}, fixed={"how": "SIGKILL"}, executor=pool)

@@ -1,0 +1,265 @@
+"""Whatever a case does, it is that case's failure: it is recorded, and the others go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meanfield import results
+from meanfield.results import Variable
+from meanfield.sweeps import Task, status, sweep
+from tests.sweeps import sweep_functions as functions
+
+OTHERS = [2.0 * x for x in range(12) if x != 3]
+
+
+def check_only_case_3_failed(ds, message):
+    assert ds["status"].values.tolist() == [3 if x == 3 else 1 for x in range(12)]
+    assert np.delete(ds["y"].values, 3).tolist() == OTHERS
+    assert np.isnan(ds["y"].values[3])
+    assert ds["message"].values[3] == message
+    assert set(np.delete(ds["message"].values, 3)) == {""}
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("exit", "SystemExit: 5"),
+        ("unspeakable", "Unspeakable: its text raises an error itself"),
+        ("escape", r"ValueError: \x1b[2Jforged\nline \ud800"),
+    ],
+)
+def test_a_case_that_raises_anything_is_recorded_and_stored(tmp_path, how, message):
+    ds = sweep(functions.POISON, {"x": range(12)}, fixed={"how": how}, store=tmp_path / "s")
+    check_only_case_3_failed(ds, message)
+    check_only_case_3_failed(results.read(tmp_path / "s"), message)
+    assert "\x1b" not in str(status(tmp_path / "s"))
+
+
+@pytest.mark.parametrize(
+    ("task", "how", "n_workers", "message"),
+    [
+        (functions.POISON, "SIGKILL", 2, "its process died: signal 9 (SIGKILL)"),
+        (functions.POISON, "SIGSEGV", 1, "its process died: signal 11 (SIGSEGV)"),
+        (functions.POISON, "os._exit", 2, "its process ended: exit code 7"),
+        (functions.POISON_BATCHED, "SIGKILL", 1, "its process died: signal 9 (SIGKILL)"),
+    ],
+)
+def test_a_case_that_kills_its_process_fails_alone(tmp_path, task, how, n_workers, message):
+    run = {"fixed": {"how": how}, "store": tmp_path / "s", "executor": n_workers}
+    check_only_case_3_failed(sweep(task, {"x": range(12)}, **run), message)
+    check_only_case_3_failed(sweep(task, {"x": range(12)}, **run), message)  # it is not run again
+
+
+def test_the_first_case_of_a_plain_function_may_kill_its_process_too(tmp_path):
+    run = {"fixed": {"how": "SIGKILL", "at": 0}, "store": tmp_path / "s", "executor": 1}
+    ds = sweep(functions.poison, {"x": range(5)}, **run)
+    assert ds["status"].values.tolist() == [3, 1, 1, 1, 1]
+    assert ds["y"].values[1:].tolist() == [2.0, 4.0, 6.0, 8.0]
+
+
+def test_nothing_of_a_case_runs_in_the_parent():
+    ds = sweep(functions.where, {"x": range(8)}, executor=2)
+    assert os.getpid() not in ds["pid"].values
+
+
+def test_a_case_that_takes_too_long_fails_and_the_others_go_on(caplog):
+    run = {"fixed": {"how": "sleep"}, "executor": 2, "case_timeout": 1.0}
+    start = time.monotonic()
+    ds = sweep(functions.POISON, {"x": range(12)}, **run)
+    assert time.monotonic() - start < 60
+    check_only_case_3_failed(ds, "it took longer than 1 s")
+    assert "tried once more" not in caplog.text  # it would take too long again
+
+
+def test_a_time_limit_that_nobody_can_enforce_is_refused():
+    with pytest.raises(ValueError, match="such as executor=1"):
+        sweep(functions.square, {"x": [1.0]}, case_timeout=1.0)
+
+
+STRAYS = [
+    ("int64", 1.7, "does not hold 1.7"),
+    ("int64", np.nan, "does not hold nan"),
+    ("int64", 2**70, "expected int64, got object"),
+    ("int64", np.uint64(2**63), "does not hold"),
+    ("float32", 1e300, "does not hold 1e+300"),
+    ("float64", 1 + 2j, "expected float64, got complex128"),
+    ("float64", np.ma.masked, "got masked ones"),
+    ("float64", "1.5", "expected float64, got <U3"),
+    ("float64", None, "expected float64, got object"),
+    ("float64", True, "expected float64, got bool"),
+    ("float64", [1.0, 2.0], r"expected shape (), got (2,)"),
+    ("bool", 1, "expected bool, got int64"),
+    ("str", "\ud800", "text in UTF-8"),
+    ("str", "a\0", "text in UTF-8"),
+    ("str", 3, "expected texts, got int"),
+]
+
+
+@pytest.mark.parametrize(("dtype", "value", "message"), STRAYS)
+def test_a_value_that_does_not_fit_without_a_loss_is_a_failure(tmp_path, dtype, value, message):
+    good = {"int64": 2**60 + 1, "str": "é漢 \x1b", "bool": True}.get(dtype, 0.5)
+    task = Task(lambda x: {"v": value if x == 1 else good}, [Variable("v", "v", dtype=dtype)],
+                name="stray")  # fmt: skip
+    ds = sweep(task, {"x": range(3)}, store=tmp_path / "s")
+    assert ds["status"].values.tolist() == [1, 3, 1]
+    assert message in str(ds["message"].values[1])
+    assert ds["v"].values[[0, 2]].tolist() == [good, good]
+    assert results.read(tmp_path / "s").identical(ds)
+
+
+def test_nan_is_a_value_and_the_status_of_a_store_counts_it(tmp_path):
+    variables = [Variable("y", "y"), Variable("v", "two numbers", dims=("place",))]
+
+    def sometimes(x):
+        if x == 4:
+            raise ArithmeticError
+        return {"y": np.nan if x == 1 else x, "v": [0.0, np.nan if x in (1, 2) else 1.0]}
+
+    task = Task(sometimes, variables, coords={"place": [0, 1]}, name="sometimes")
+    ds = sweep(task, {"x": range(5)}, store=tmp_path / "s")
+    assert ds["status"].values.tolist() == [1, 1, 1, 1, 3]
+    found = status(tmp_path / "s")
+    assert found.n_nan == 2
+    assert "4 ok, 0 not converged, 1 failed; 2 hold NaN and did not fail" in str(found)
+
+
+@pytest.mark.parametrize("returned", [None, "hello", 2.0, {}, {"z": 1.0}, {"y": 1.0, "z": 2.0}])
+def test_another_thing_than_the_declared_names_is_a_failure(returned):
+    task = Task(lambda x: returned if x == 1 else {"y": 2.0}, [Variable("y", "y")])
+    ds = sweep(task, {"x": range(3)})
+    assert ds["status"].values.tolist() == [1, 3, 1]
+    assert "expected a mapping with exactly ['y']" in str(ds["message"].values[1])
+
+
+def test_a_vectorised_call_with_one_stray_value_fails_in_that_case_alone():
+    task = Task(lambda x: {"k": np.where(x == 2, 0.5, x)}, [Variable("k", "k", dtype="int64")],
+                batched=True)  # fmt: skip
+    ds = sweep(task, {"x": range(4)})
+    assert ds["status"].values.tolist() == [1, 1, 3, 1]
+    assert ds["k"].values.tolist() == [0, 1, -1, 3]
+
+
+def test_a_setting_that_a_case_changes_is_as_given_for_the_next():
+    def grow(x, items, table):
+        items.append(x)
+        table["sum"] += x
+        return {"n": float(len(items)), "sum": float(table["sum"].sum())}
+
+    given = {"items": [0], "table": {"sum": np.zeros(2)}}
+    ds = sweep(grow, {"x": [1, 2, 3]}, fixed=given)
+    assert ds["n"].values.tolist() == [2.0, 2.0, 2.0]
+    assert ds["sum"].values.tolist() == [2.0, 4.0, 6.0]
+    assert given["items"] == [0]
+
+
+SCRIPT = """
+import sys
+from tests.sweeps import sweep_functions as f
+from meanfield.sweeps import sweep
+
+if __name__ == "__main__":
+    executor, seconds = int(sys.argv[2]) or None, float(sys.argv[3])
+    sweep(f.GROWING, {"i": range(240)}, fixed={"seconds": seconds}, store=sys.argv[1],
+          executor=executor)
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    (tmp_path / "run.py").write_text(SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+
+    def start(executor, seconds):
+        command = [sys.executable, "run.py", "s", str(executor), str(seconds)]
+        process = subprocess.Popen(
+            command, env=environment, cwd=tmp_path, start_new_session=True,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        while not list((tmp_path / "s").glob("grid-*")):
+            assert process.poll() is None
+            time.sleep(0.02)
+        return process
+
+    return start
+
+
+def kept(folder: Path) -> int:
+    return status(folder / "s").n_done
+
+
+def test_batches_end_by_time_though_the_first_cases_are_the_cheapest(tmp_path, start):
+    """A kill loses at most a quarter of the time that the sweep has run, and the case at work."""
+    process = start(0, 0.05)
+    time.sleep(3)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert kept(tmp_path) >= 40 + 0.6 * (3 / 0.05) - 10
+
+
+@pytest.mark.slow
+def test_240_cases_of_growing_cost_killed_after_18_seconds_keep_what_was_done(tmp_path, start):
+    process = start(0, 0.15)
+    time.sleep(18)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert kept(tmp_path) >= 40 + 0.7 * (18 / 0.15) - 10
+
+
+@pytest.mark.parametrize("executor", [0, 2])
+def test_ctrl_c_ends_after_the_running_cases_and_keeps_them(tmp_path, start, executor):
+    process = start(executor, 0.5)
+    while not list((tmp_path / "s").glob("batch-*")):
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == -signal.SIGINT
+    n_kept = kept(tmp_path)
+    assert n_kept >= 4
+    assert f"{n_kept} of 240 cases are kept in {tmp_path / 's'}" in said
+
+
+def test_ctrl_c_while_workers_are_starting_ends_too(tmp_path, start):
+    process = start(2, 0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == -signal.SIGINT
+    assert "of 240 cases are kept in" in said
+
+
+def test_the_fork_server_is_started_where_ctrl_c_is_blocked():
+    script = """
+        import signal
+        from multiprocessing import forkserver
+        from meanfield.sweeps import workers
+
+        workers._deaf_to_ctrl_c()
+        forkserver.ensure_running()
+        print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
+
+
+@pytest.mark.parametrize("executor", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_second_ctrl_c_ends_at_once(tmp_path, start, executor):
+    process = start(executor, 600.0)
+    time.sleep(8 if executor else 3)
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.5)
+    assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=10)[1]
+    assert process.returncode == -signal.SIGINT
+    assert "of 240 cases are kept" in said
+    if executor == 0:
+        assert kept(tmp_path) == 40  # all that were finished

@@ -1,0 +1,376 @@
+"""The store: resumed, extended, shared, refused; the answer is that of a sweep in memory."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+import zlib
+
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meanfield import results
+from meanfield.experiments.settings import override, read_toml
+from meanfield.results import Variable, stores
+from meanfield.sweeps import Task, estimate, export, status, sweep
+from tests.sweeps import sweep_functions as functions
+
+GRID = {"n": [2, 4, 8], "repetition": range(5)}
+
+
+def counting(folder):
+    """A task that leaves a file per evaluation, so that tests see what was run."""
+
+    def count(x):
+        (folder / f"{x}-{time.monotonic_ns()}").touch()
+        if x == 3 and (folder / "broken").exists():
+            raise ArithmeticError((folder / "broken").read_text())
+        return {"y": 2.0 * x}
+
+    folder.mkdir()
+    return Task(count, [Variable("y", "twice x")], name="counting")
+
+
+def evaluated(folder):
+    runs = sorted(int(f.name.split("-")[0]) for f in folder.iterdir() if "-" in f.name)
+    for file in folder.iterdir():
+        file.unlink() if "-" in file.name else None
+    return runs
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+def test_sweep_in_a_store_equals_the_one_in_memory(tmp_path, batch_size):
+    memory = sweep(functions.NOISE, GRID, seed=3)
+    stored = sweep(functions.NOISE, GRID, seed=3, store=tmp_path / "s.zarr", batch_size=batch_size)
+    xr.testing.assert_identical(stored.drop_attrs(deep=False), memory.drop_attrs(deep=False))
+
+
+def test_store_is_read_as_the_dataset_by_us_and_by_xarray_alone(tmp_path):
+    ds = sweep(functions.NOISE, GRID, store=tmp_path / "s.zarr", batch_size=4)
+    xr.testing.assert_identical(results.read(tmp_path / "s.zarr"), ds)
+    batches = [xr.open_dataset(file) for file in sorted((tmp_path / "s.zarr").glob("batch-*.nc"))]
+    assert [batch.sizes["case"] for batch in batches] == [4, 4, 4, 3]
+    raw = xr.concat(batches, "case", data_vars="minimal")
+    np.testing.assert_array_equal(raw["profile"], ds["profile"])
+    np.testing.assert_array_equal(raw["n"], ds["n"])
+    assert "n" in raw.coords and raw["mean"].long_name == "mean of the sample"
+
+
+def test_export_is_one_file_with_the_same_content(tmp_path):
+    ds = sweep(functions.PICKY, {"x": range(7)}, store=tmp_path / "s.zarr", batch_size=2)
+    for name in ("out.nc", "out.zarr"):
+        xr.testing.assert_identical(results.read(export(tmp_path / "s.zarr", tmp_path / name)), ds)
+    with pytest.raises(FileExistsError, match="outside the store of a sweep"):
+        export(tmp_path / "s.zarr", tmp_path / "s.zarr")
+
+
+def test_second_run_evaluates_nothing(tmp_path):
+    task = counting(tmp_path / "log")
+    sweep(task, {"x": range(6)}, store=tmp_path / "s.zarr", batch_size=2)
+    assert evaluated(tmp_path / "log") == list(range(6))
+    sweep(task, {"x": range(6)}, store=tmp_path / "s.zarr")
+    assert evaluated(tmp_path / "log") == []
+
+
+def test_extension_of_a_grid_runs_the_new_cases_only_and_a_part_of_it_runs_nothing(tmp_path):
+    task, store = counting(tmp_path / "log"), tmp_path / "s.zarr"
+    sweep(task, {"x": [1, 2, 3]}, store=store, batch_size=2)
+    evaluated(tmp_path / "log")
+    ds = sweep(task, {"x": [5, 3, 4, 1]}, store=store, batch_size=2)
+    assert evaluated(tmp_path / "log") == [4, 5]
+    assert ds["y"].values.tolist() == [10.0, 6.0, 8.0, 2.0]
+    assert sweep(task, {"x": [4, 2]}, store=store)["y"].values.tolist() == [8.0, 4.0]
+    assert evaluated(tmp_path / "log") == []
+    everything = results.read(store)
+    assert sorted(everything["x"].values.tolist()) == [1, 2, 3, 4, 5]
+    assert np.array_equal(everything["y"], 2.0 * everything["x"])
+
+
+def test_extension_with_a_parameter_that_old_cases_do_not_have(tmp_path):
+    store = tmp_path / "s.zarr"
+    task = Task(functions.square, [Variable("y", "square")])
+    sweep(task, [{"x": 1}, {"x": 2}], store=store)
+    ds = sweep(task, [{"x": 2}, {"x": 3, "offset": 0.5}], store=store)
+    assert ds["y"].values.tolist() == [4.0, 9.5]
+    np.testing.assert_array_equal(results.read(store)["offset"], [np.nan, np.nan, 0.5])
+
+
+def test_failed_cases_are_kept_with_their_message_and_retried_when_asked(tmp_path):
+    task, store, log = counting(tmp_path / "log"), tmp_path / "s.zarr", tmp_path / "log"
+    (log / "broken").write_text("broken")
+    ds = sweep(task, {"x": range(6)}, store=store, batch_size=2)
+    assert ds["message"].values.tolist() == ["", "", "", "ArithmeticError: broken", "", ""]
+    (log / "broken").write_text("still broken")
+    sweep(task, {"x": range(6)}, store=store, retry_failed=True)
+    assert str(results.read(store)["message"][3].values) == "ArithmeticError: still broken"
+    (log / "broken").unlink()
+    evaluated(log)
+    assert int(sweep(task, {"x": range(6)}, store=store)["status"][3]) == 3
+    assert evaluated(log) == []
+    ds = sweep(task, {"x": range(6)}, store=store, retry_failed=True)
+    assert evaluated(log) == [3]
+    assert ds["y"].values.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    assert set(ds["message"].values) == {""}
+    assert results.read(store).drop_attrs(deep=False).identical(ds.drop_attrs(deep=False))
+
+
+@pytest.mark.parametrize(
+    ("change", "fields"),
+    [
+        ({"seed": 1}, ["seed: stored 0, now 1"]),
+        ({"fixed": {"offset": 2.0}}, ['fixed.offset: stored "1.0", now "2.0"']),
+        ({"fixed": {}}, ["fixed.offset"]),
+        ({"fn": Task(functions.picky, [Variable("y", "y")])}, ["function", "fixed.offset"]),
+        (
+            {"fn": Task(functions.square, [Variable("y", "y", dtype="float32")])},
+            ["variable.y", "float32"],
+        ),
+    ],
+)
+def test_another_configuration_is_refused_naming_what_differs(tmp_path, change, fields):
+    arguments = {
+        "fn": Task(functions.square, [Variable("y", "y")]),
+        "fixed": {"offset": 1.0},
+        "seed": 0,
+    }
+    store = tmp_path / "s.zarr"
+    before = sweep(**arguments, grid={"x": [1, 2]}, store=store)
+    if "fn" in change and change["fn"].function is functions.picky:
+        change = {**change, "fixed": {}}
+    with pytest.raises(ValueError, match="another configuration") as caught:
+        sweep(**{**arguments, **change}, grid={"x": [1, 2]}, store=store)
+    assert all(field in str(caught.value) for field in fields)
+    xr.testing.assert_identical(results.read(store), before)
+
+
+def test_tensors_and_dataclasses_among_the_settings_count_by_content(tmp_path):
+    import torch
+
+    task = Task(lambda x, matrix: {"y": float(matrix.sum()) * x}, [Variable("y", "y")], name="t")
+    run = {"fn": task, "grid": {"x": [1.0]}, "store": tmp_path / "s.zarr"}
+    sweep(**run, fixed={"matrix": torch.eye(3)})
+    assert sweep(**run, fixed={"matrix": torch.eye(3)})["y"].values.tolist() == [3.0]
+    with pytest.raises(ValueError, match=r"fixed\.matrix"):
+        sweep(**run, fixed={"matrix": 2 * torch.eye(3)})
+    with pytest.raises(TypeError, match="matrix: expected numbers"):
+        sweep(**run, fixed={"matrix": lambda: 0})
+
+
+@pytest.mark.parametrize("fn", [lambda x: {"y": x}, functools.partial(functions.square, x=1)])
+def test_function_without_a_name_needs_one_for_a_store(tmp_path, fn):
+    """Two lambdas of a module look the same; a store must not mix their results."""
+    task = Task(fn, [Variable("y", "y")])
+    grid = {"x": [1.0, 2.0]}
+    with pytest.raises(TypeError, match="give Task\\(..., name=...\\)"):
+        sweep(task, grid, store=tmp_path / "s.zarr")
+    named = Task(fn, [Variable("y", "y")], name="mine")
+    assert status(sweep_into(tmp_path / "s.zarr", named, grid)).complete
+
+
+def sweep_into(store, task, grid):
+    sweep(task, grid, store=store)
+    return store
+
+
+def test_other_folders_and_files_are_refused_and_stay(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="which is something else"):
+        sweep(functions.square, {"x": [1]}, store=tmp_path)
+    with pytest.raises(ValueError, match="which is something else"):
+        sweep(functions.square, {"x": [1]}, store=tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    with pytest.raises(FileNotFoundError, match="nothing at"):
+        status(tmp_path / "absent")
+
+
+def test_unwritable_folder_is_an_error_that_says_what_to_do(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(OSError, match=r"cannot be made: .*run the same sweep again"):
+        sweep(functions.square, {"x": [1]}, store=tmp_path / "file" / "s.zarr")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_folder_without_permission_is_an_error(tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(PermissionError, match="cannot be made"):
+        sweep(functions.square, {"x": [1]}, store=tmp_path / "locked" / "s.zarr")
+
+
+def test_full_disk_stops_the_sweep_and_loses_nothing_finished(tmp_path):
+    """A limit on file sizes stands for the full disk; it is reached at x = 5."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    full = [True]
+
+    def noise(x):
+        if x == 5 and full:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+        return {"y": np.random.default_rng(x).random(4000)}
+
+    places = {"place": np.zeros(4000)}
+    task = Task(noise, [Variable("y", "noise", dims=("place",))], coords=places, name="noise")
+    run = {"fn": task, "grid": {"x": range(8)}, "store": tmp_path / "s.zarr", "batch_size": 2}
+    try:
+        with pytest.raises(OSError, match=r"does not take a batch of 2 cases: .*batches are kept"):
+            sweep(**run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    full.clear()
+    assert results.read(tmp_path / "s.zarr")["status"].values.tolist() == [1] * 4 + [0] * 4
+    assert not list((tmp_path / "s.zarr").glob(".*"))
+    np.testing.assert_array_equal(sweep(**run)["y"], sweep(task, {"x": range(8)})["y"])
+
+
+def test_status_counts_what_is_there(tmp_path):
+    store = tmp_path / "s.zarr"
+    sweep(functions.PICKY, {"x": range(8)}, store=store, batch_size=2, shard=(0, 2))
+    state = status(store)
+    assert (state.n_cases, state.n_done, state.n_files) == (8, 4, 3)
+    assert not state.complete
+    sweep(functions.PICKY, {"x": range(8)}, store=store)
+    state = status(store)
+    assert (state.n_ok, state.n_not_converged, state.n_failed) == (6, 1, 1)
+    assert state.complete
+    assert "8 of 8 cases done (4 files): 6 ok, 1 not converged, 1 failed" in str(state)
+    assert "1 × ArithmeticError: three is refused" in str(state)
+
+
+def test_what_dead_processes_left_is_removed_and_what_living_ones_write_is_not(tmp_path):
+    store = tmp_path / "s[a].zarr"
+    sweep(functions.NOISE, GRID, store=store, batch_size=4)
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    machine = f"{zlib.crc32(socket.gethostname().encode()):08x}"
+    old = store / f".batch.nc.{machine}.{dead.pid}.aaaaaa.tmp"
+    young = store / f".batch.nc.{machine}.{os.getpid()}.aaaaaa.tmp"
+    elsewhere = store / f".batch.nc.00000000.{dead.pid}.aaaaaa.tmp"
+    for file in (old, young, elsewhere):
+        file.write_text("torn")
+    sweep(functions.NOISE, GRID, store=store)
+    assert not old.exists() and young.exists() and elsewhere.exists()
+    os.utime(elsewhere, (time.time() - 100_000,) * 2)
+    sweep(functions.NOISE, GRID, store=store)
+    assert not elsewhere.exists()
+
+
+def change_description(store, change):
+    """The description of a store changed, with a checksum that fits."""
+    description = json.loads((store / "sweep.json").read_text())
+    del description["checksum"]
+    change(description)
+    (store / "sweep.json").write_bytes(stores.pack_description(description))
+
+
+def test_store_begun_with_other_versions_goes_on_with_a_warning(tmp_path, caplog):
+    store = tmp_path / "s.zarr"
+    sweep(functions.NOISE, GRID, store=store)
+
+    def older(description):
+        record = json.loads(description["provenance"])
+        record["versions"]["numpy"] = "1.0"
+        description["provenance"] = json.dumps(record)
+
+    change_description(store, older)
+    with caplog.at_level(logging.WARNING, logger="meanfield"):
+        sweep(functions.NOISE, GRID, store=store)
+    assert f"numpy 1.0 -> {np.__version__}" in caplog.text
+
+
+def test_shards_split_the_batches_and_meet_in_the_store(tmp_path):
+    task, store, log = counting(tmp_path / "log"), tmp_path / "s.zarr", tmp_path / "log"
+    for i in range(3):
+        sweep(task, {"x": range(10)}, store=store, batch_size=2, shard=(i, 3))
+    assert evaluated(log) == list(range(10))
+    assert results.read(store)["y"].values.tolist() == [2.0 * x for x in range(10)]
+    with pytest.raises(ValueError, match=r"0 ≤ i < k, got \(3, 3\)"):
+        sweep(task, {"x": [1]}, store=store, shard=(3, 3))
+    with pytest.raises(ValueError, match="expected a store"):
+        sweep(task, {"x": [1]}, shard=(0, 3))
+
+
+def test_two_processes_begin_one_store_at_once_and_nothing_is_lost(tmp_path):
+    code = """if True:
+        import sys
+        from tests.sweeps import sweep_functions as f
+        from meanfield.sweeps import sweep
+        grid = {"n": [2, 4], "repetition": range(50)}
+        sweep(f.NOISE, grid, seed=1, store=sys.argv[1], batch_size=3,
+              shard=(int(sys.argv[2]), 2))
+    """
+    store = tmp_path / "s.zarr"
+    pair = [subprocess.Popen([sys.executable, "-c", code, str(store), i]) for i in "01"]
+    assert [process.wait(timeout=60) for process in pair] == [0, 0]
+    memory = sweep(functions.NOISE, {"n": [2, 4], "repetition": range(50)}, seed=1)
+    xr.testing.assert_equal(results.read(store), memory)
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("n_cases", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_many_cases_come_back_as_they_were_written(tmp_path, n_cases):
+    task = Task(
+        lambda a, b: {"product": a * b, "sum": a + b},
+        [Variable("product", "a b"), Variable("sum", "a + b")],
+        batched=True,
+        name="arithmetic",
+    )
+    grid = {"a": np.arange(n_cases / 100), "b": np.arange(100.0)}
+    ds = sweep(task, grid, store=tmp_path / "s.zarr")
+    np.testing.assert_array_equal(ds["product"], np.outer(grid["a"], grid["b"]).ravel())
+    xr.testing.assert_identical(results.read(tmp_path / "s.zarr"), ds)
+
+
+def test_estimate_says_how_long_and_what_failed(tmp_path):
+    forecast = estimate(
+        functions.SLOW_NOISE, {"n": [2], "repetition": range(1000)}, fixed={"seconds": 0.01}
+    )
+    assert forecast.n_cases == 1000
+    # A sleep lasts at least what it says, and rarely three times as long.
+    assert 10 <= forecast.seconds <= 30
+    assert forecast.failure is None
+    assert "three is refused" in str(estimate(functions.PICKY, {"x": [3, 4]}).failure)
+
+
+@pytest.mark.parametrize("fn", [functions.square, functions.PICKY_BATCHED])
+def test_estimate_takes_what_a_sweep_takes_and_divides_by_the_workers(fn):
+    forecast = estimate(fn, {"x": np.arange(4.0, 3000.0)}, n_workers=4)
+    assert forecast.failure is None and forecast.n_cases == 2996
+    assert forecast.seconds == pytest.approx(forecast.seconds_per_case * 2996 / 4)
+
+
+def test_configuration_files_are_read_and_overridden_by_text(tmp_path):
+    (tmp_path / "c.toml").write_text('seed = 1\n[grid]\nn = [2, 4]\nkind = ["plain"]\n')
+    configuration = read_toml(tmp_path / "c.toml")
+    changed = override(configuration, ["grid.n=[8]", "grid.kind=masked", "fixed.rtol=1e-3"])
+    assert changed == {
+        "seed": 1,
+        "grid": {"n": [8], "kind": "masked"},
+        "fixed": {"rtol": 1e-3},
+    }
+    assert configuration["grid"]["n"] == [2, 4]
+    with pytest.raises(ValueError, match=r"expected one of \['grid', 'seed'\]"):
+        override(configuration, ["sead=3"], allowed=["seed", "grid"])
+    with pytest.raises(ValueError, match="expected key=value, got 'seed'"):
+        override(configuration, ["seed"])
+    (tmp_path / "bad.toml").write_text("seed = \n")
+    with pytest.raises(ValueError, match="line 1"):
+        read_toml(tmp_path / "bad.toml")
+
+
+@given(st.lists(st.tuples(st.integers(-4, 4), st.integers(0, 3)), min_size=1, max_size=30))
+def test_of_the_rows_of_a_case_the_best_is_taken_and_of_equals_the_last(pairs):
+    """Against a loop: rank by status, then by place; cases in the order they first appear."""
+    rank, chosen = (0, 2, 2, 1), {}
+    for place, (key, ended) in enumerate(pairs):
+        if key not in chosen or rank[ended] >= rank[pairs[chosen[key]][1]]:
+            chosen[key] = place
+    keys, statuses = (np.array(column) for column in zip(*pairs, strict=True))
+    assert stores._chosen(keys, statuses).tolist() == [*chosen.values()]

@@ -1,0 +1,207 @@
+"""A sweep is the function at every case: labels, seeds, failures, vectorisation."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import xarray as xr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meanfield import results
+from meanfield.results import Variable
+from meanfield.sweeps import Task, case_seed, cases_of, sweep
+from tests.sweeps import sweep_functions as functions
+
+
+def test_sweep_over_a_product_grid_is_the_function_at_every_case():
+    ds = sweep(functions.square, {"x": [1.0, 2.0, 3.0], "offset": [0.0, 10.0]})
+    assert ds["y"].values.tolist() == [1.0, 11.0, 4.0, 14.0, 9.0, 19.0]
+    assert float(results.to_cube(ds)["y"].sel(x=3.0, offset=10.0)) == 19.0
+    assert ds["status"].values.tolist() == [1] * 6
+
+
+def test_ragged_grid_leaves_absent_parameters_nan():
+    ds = sweep(functions.square, [{"x": 1.0}, {"x": 2.0, "offset": 5.0}])
+    assert ds["y"].values.tolist() == [1.0, 9.0]
+    np.testing.assert_array_equal(ds["offset"], [np.nan, 5.0])
+
+
+def test_every_variable_is_labelled_and_the_result_can_be_stored(tmp_path):
+    ds = sweep(functions.NOISE, {"n": [2, 4], "repetition": range(3)})
+    assert all("long_name" in ds[name].attrs for name in ds.variables)
+    assert ds["profile"].dims == ("case", "place") and ds["profile"].units == "m"
+    assert ds["n"].long_name == "sample size"
+    for suffix in ("nc", "zarr"):
+        back = results.read(results.write(ds, tmp_path / f"noise.{suffix}"))
+        xr.testing.assert_identical(back, ds)
+
+
+def test_failed_case_holds_nan_and_its_message_and_the_others_go_on():
+    ds = sweep(functions.PICKY, {"x": [1, 3, 5, 7]})
+    np.testing.assert_array_equal(ds["y"], [2.0, np.nan, 10.0, 14.0])
+    assert ds["status"].values.tolist() == [1, 3, 2, 1]
+    assert ds["message"].values.tolist() == ["", "ArithmeticError: three is refused", "", ""]
+    assert ds["y_converged"].values.tolist() == [True, False, False, True]
+
+
+def test_vectorised_sweep_equals_the_one_case_by_case_even_where_a_case_fails():
+    grid = {"x": range(1, 9)}
+    xr.testing.assert_equal(sweep(functions.PICKY_BATCHED, grid), sweep(functions.PICKY, grid))
+
+
+def test_seeds_follow_the_parameters_so_a_larger_grid_changes_no_case():
+    small = sweep(functions.NOISE, {"n": [2, 4], "repetition": [0, 1]}, seed=5)
+    large = sweep(functions.NOISE, {"repetition": [1, 7, 0], "n": [8, 4, 2, 3]}, seed=5)
+    cubes = [results.to_cube(ds).transpose("n", "repetition", ...) for ds in (small, large)]
+    overlap = cubes[1].sel(n=[2, 4], repetition=[0, 1])
+    np.testing.assert_array_equal(overlap["mean"], cubes[0]["mean"])
+    np.testing.assert_array_equal(overlap["profile"], cubes[0]["profile"])
+    other = sweep(functions.NOISE, {"n": [2, 4], "repetition": [0, 1]}, seed=6)
+    assert not np.any(other["mean"].values == small["mean"].values)
+
+
+def test_seed_is_the_same_in_every_process_and_version():
+    """A frozen value: changing it would silently change the results of every stored sweep."""
+    assert case_seed({"radius": 2.0, "masked": True, "name": "gpt2"}, 7) == FROZEN_SEED
+
+
+FROZEN_SEED = 7127850438474185710
+
+
+@given(st.lists(st.integers(-50, 50), unique=True, min_size=2, max_size=30))
+def test_different_cases_have_different_seeds(values):
+    assert len({case_seed({"x": v}) for v in values}) == len(values)
+
+
+def test_generator_given_to_a_function_is_seeded_by_the_case():
+    import torch
+
+    def draw(x, generator):
+        return {"u": float(torch.rand((), generator=generator, dtype=torch.float64))}
+
+    ds = sweep(draw, {"x": [0, 1]}, seed=3)
+    again = [
+        float(
+            torch.rand(
+                (),
+                generator=torch.Generator().manual_seed(case_seed({"x": x}, 3)),
+                dtype=torch.float64,
+            )
+        )
+        for x in (0, 1)
+    ]
+    assert ds["u"].values.tolist() == again
+
+
+def test_vectorised_function_is_given_the_seeds_of_its_cases():
+    task = Task(
+        lambda x, seeds: {"low": seeds % 2**31},
+        [Variable("low", "low bits of the seed", dtype="int64")],
+        batched=True,
+    )
+    ds = sweep(task, {"x": [1.5, 2.5]}, seed=9)
+    assert ds["low"].values.tolist() == [case_seed({"x": x}, 9) % 2**31 for x in (1.5, 2.5)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ((functions.square, {"x": [1, 1.0]}), ValueError, "different cases, got {'x': 1.0} twice"),
+        ((functions.square, {"x": [np.nan]}), ValueError, "got NaN"),
+        ((functions.square, {"x": []}), ValueError, "at least one case"),
+        ((functions.square, {"x": "abc"}), TypeError, "expected a sequence of values"),
+        ((functions.square, {"x": [[1, 2]]}), TypeError, "put other data into `fixed`"),
+        ((functions.square, {"z": [1]}), TypeError, "cannot be called with the parameters"),
+        ((lambda x: {"x": x}, {"x": [1]}), ValueError, r"got \['x'\]"),
+        ((lambda x: x, {"x": [1]}), ValueError, "mapping from name to number"),
+        ((lambda x: {"y": [x]}, {"x": [1]}), ValueError, "declare variables and dimensions"),
+        (
+            (functions.PICKY_BATCHED, [{"x": 1}, {"y": 1}]),
+            (TypeError, ValueError),
+            "cannot be called|same parameters",
+        ),
+    ],
+)
+def test_a_mistake_of_the_program_is_an_error_at_once(arguments, error, text):
+    with pytest.raises(error, match=text):
+        sweep(*arguments)
+
+
+def test_a_name_in_the_grid_and_fixed_is_refused():
+    with pytest.raises(ValueError, match=r"got \['offset'\] in both"):
+        sweep(functions.square, {"x": [1], "offset": [1]}, fixed={"offset": 2})
+
+
+@pytest.mark.parametrize(
+    ("attrs", "error"),
+    [({"flag": True}, TypeError), ({"d": {}}, TypeError), ({"provenance": "mine"}, ValueError)],
+)
+def test_attributes_that_no_format_takes_are_refused_before_the_first_case(attrs, error):
+    def never(x):
+        raise AssertionError
+
+    with pytest.raises(error, match="expected text or a number|another name than provenance"):
+        sweep(never, {"x": [1]}, attrs=attrs)
+
+
+def test_a_dimension_without_coordinates_is_refused():
+    with pytest.raises(ValueError, match=r"values along \['head'\]"):
+        Task(functions.square, [Variable("y", "y", dims=("head",))])
+
+
+def test_meanfield_sweep_is_a_plain_function_whatever_is_imported_first():
+    code = """if True:
+        import types, meanfield.sweeps
+        from meanfield import sweep
+        assert type(sweep) is types.FunctionType and meanfield.sweep is sweep
+        assert meanfield.sweeps.sweep is sweep
+        print(float(sweep(lambda x: {"y": x + 1}, {"x": [1.0]})["y"][0]))
+    """
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout == "2.0\n"
+
+
+def test_nothing_is_printed_in_a_pipe_and_failures_are_logged_once(capfd, caplog):
+    with caplog.at_level(logging.INFO, logger="meanfield"):
+        sweep(functions.PICKY, {"x": range(200)})
+    captured = capfd.readouterr()
+    assert captured.out == captured.err == ""
+    warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert warnings == [
+        "1 of 200 cases failed and 1 did not converge; `status` and `message` say which"
+    ]
+    assert any("sweep: 100%|" in r.getMessage() for r in caplog.records)
+    assert any("| 200/200 [" in r.getMessage() for r in caplog.records)
+
+
+def test_cases_of_a_product_grid_run_the_last_name_fastest():
+    assert cases_of({"a": [1, 2], "b": (True, False)}) == [
+        {"a": 1, "b": True},
+        {"a": 1, "b": False},
+        {"a": 2, "b": True},
+        {"a": 2, "b": False},
+    ]
+
+
+def test_settings_of_any_kind_may_be_fixed_without_a_store():
+    ds = sweep(lambda x, f: {"y": f(x)}, {"x": [2.0]}, fixed={"f": abs})
+    assert ds["y"].values.tolist() == [2.0]
+    assert "built-in function abs" in results.read_provenance(ds)["spec"]["fixed"]["f"]
+
+
+def test_the_first_case_may_fail_like_any_other():
+    ds = sweep(lambda a: {"y": 1 / a}, {"a": [0, 1, 2]})
+    assert ds["status"].values.tolist() == [3, 1, 1]
+    assert ds["y"].values[1:].tolist() == [1.0, 0.5]
+    assert "ZeroDivisionError" in str(ds["message"].values[0])
+
+
+def test_a_function_that_always_raises_says_so_itself():
+    with pytest.raises(ValueError, match="each of the first 2 cases.*ZeroDivisionError: division"):
+        sweep(lambda a: {"y": a / 0}, {"a": [1, 2]})
