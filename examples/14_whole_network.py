@@ -37,7 +37,7 @@ words = source.encode(Path(options.text).read_text(encoding="utf-8"))[
 mu = source.embeddings(words)
 F = source.network(length=len(words))
 constant = local_lipschitz(F, mu)
-print(f"{source}: {float(constant.value):.4g}, at most {float(constant.upper_999):.4g} (0.999)")
+print(f"{source}: {float(constant.value):.4g}, at most {float(constant.upper):.4g} (0.999)")
 shares = localize(constant, F, mu)
 print(f"carried by token {int(shares.particles.argmax())}: {float(shares.particles.max()):.0%}")
 

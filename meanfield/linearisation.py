@@ -113,10 +113,10 @@ def factored_constant(F: MeasureMap, mu: ParticleMeasure) -> Tensor | None:
     if size * mu.dim > _FACTORED_ENTRIES if alone else mu.n_particles * mu.dim > _FACTORED:
         return None
     at = linearize(F, mu, geometry="wasserstein")
-    apart = largest_block_norm(at.field, method="dense", strict=False)[0].upper_999
+    apart = largest_block_norm(at.field, method="dense", strict=False)[0].upper
     if alone:
         return apart
-    return torch.maximum(operator_norm(at.atoms, method="dense", strict=False).upper_999, apart)
+    return torch.maximum(operator_norm(at.atoms, method="dense", strict=False).upper, apart)
 
 
 def check_geometry(geometry: str) -> None:

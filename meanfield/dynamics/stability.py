@@ -58,7 +58,7 @@ def stability(
         constraint: as in `flow`.
 
     Returns:
-        Dataset along `time`: `constant`, its parts `particle` and `splitting`, `upper_999` (the
+        Dataset along `time`: `constant`, its parts `particle` and `splitting`, `upper` (the
         constant is at most this: for certain, up to rounding, while n·d ≤ 512, with
         probability 0.999 beyond), `converged`, `velocity_constant` λ, `growth` e^{∫λ}; and while
         n·d ≤ 512 `exponents` (time, mode): (1/(t − t₀)) log σₖ of all singular values σₖ of
@@ -176,7 +176,7 @@ def _kept(whole: Linearisation, mu: ParticleMeasure) -> Linearisation:
 
 def _constants(whole: Linearisation | None) -> dict[str, Any]:
     if whole is None:  # the start: the identity
-        one = dict.fromkeys(("constant", "particle", "splitting", "upper_999"), 1.0)
+        one = dict.fromkeys(("constant", "particle", "splitting", "upper"), 1.0)
         return {**one, "converged": True}
     moved = operator_norm(whole.atoms, strict=False)
     apart, _ = largest_block_norm(whole.field, strict=False)
@@ -184,7 +184,7 @@ def _constants(whole: Linearisation | None) -> dict[str, Any]:
         "constant": max(float(moved.value), float(apart.value)),
         "particle": float(moved.value),
         "splitting": float(apart.value),
-        "upper_999": max(float(moved.upper_999), float(apart.upper_999)),
+        "upper": max(float(moved.upper), float(apart.upper)),
         "converged": bool(moved.converged) and bool(apart.converged),
     }
 
@@ -209,7 +209,7 @@ def _assembled(
         "constant": "local W₂ constant of the flow map",
         "particle": "its part from atoms that move as a whole",
         "splitting": "its part from atoms that split",
-        "upper_999": "the constant is at most this (see stability)",
+        "upper": "the constant is at most this (see stability)",
         "velocity_constant": "local W₂ constant of the velocity",
         "growth": "e^{∫ velocity constant}",
     }

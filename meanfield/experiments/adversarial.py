@@ -76,13 +76,11 @@ QUICK = Settings(
 _VARIABLES = (
     Variable("constant", "local Lipschitz constant ‖Df(X)‖ of the layer"),
     Variable("constant_residual", "relative residual of the constant"),
-    Variable("constant_upper_999", "the constant is at most this, with probability 0.999"),
+    Variable("constant_upper", "the constant is at most this, with probability 0.999"),
     Variable("constant_converged", "whether the constant converged", dtype="bool"),
     Variable("head_constant", "the same of the head alone"),
     Variable("head_constant_residual", "relative residual of the head's constant"),
-    Variable(
-        "head_constant_upper_999", "the head's constant is at most this, with probability 0.999"
-    ),
+    Variable("head_constant_upper", "the head's constant is at most this, with probability 0.999"),
     Variable("head_constant_converged", "whether the head's converged", dtype="bool"),
     Variable("released", "√‖Df(X)ᵀ f(X)‖, as the published scripts"),
     Variable("searched", "the largest that ascent of the layer's constant found in B_R"),
@@ -130,11 +128,11 @@ def measure(
     return {
         "constant": float(whole.value),
         "constant_residual": float(whole.residual),
-        "constant_upper_999": float(whole.upper_999),
+        "constant_upper": float(whole.upper),
         "constant_converged": bool(whole.converged),
         "head_constant": float(single.value),
         "head_constant_residual": float(single.residual),
-        "head_constant_upper_999": float(single.upper_999),
+        "head_constant_upper": float(single.upper),
         "head_constant_converged": bool(single.converged),
         "released": float(inputs.released_quantity(F, mu)),
         "searched": math.nan if searched is None else float(searched.value),

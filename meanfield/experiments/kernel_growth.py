@@ -55,7 +55,7 @@ QUICK = Settings(radii=(0.5, 1.0, 2.0), n_atoms=(2,), starts=8, steps=40)
 VARIABLES = (
     Variable("constant", "largest local W₂ constant found"),
     Variable("constant_residual", "its relative residual"),
-    Variable("constant_upper_999", "it is at most this, with probability 0.999"),
+    Variable("constant_upper", "it is at most this, with probability 0.999"),
     Variable("constant_converged", "whether it converged", dtype="bool"),
     Variable("bound", "upper bound on the ball; infinite where none is known"),
 )
@@ -129,7 +129,7 @@ def largest_constant(
     return {
         "constant": float(best.value),
         "constant_residual": float(best.residual),
-        "constant_upper_999": float(best.upper_999),
+        "constant_upper": float(best.upper),
         "constant_converged": bool(best.converged),
         "bound": _bound(kernel, radius),
     }

@@ -58,7 +58,7 @@ QUICK = Settings(dim=4, n_tokens=8, scales=(0.1, 1.0, 10.0, 100.0, 1000.0), gaps
 _VARIABLES = (
     Variable("constant", "local Lipschitz constant ‖Df(λX)‖"),
     Variable("constant_residual", "relative residual of the constant"),
-    Variable("constant_upper_999", "the constant is at most this, with probability 0.999"),
+    Variable("constant_upper", "the constant is at most this, with probability 0.999"),
     Variable("constant_converged", "whether the constant converged", dtype="bool"),
     Variable("limit", "‖V‖ √(largest number of queries that share a key)"),
     Variable("ceiling", "‖V‖ √n"),
@@ -117,7 +117,7 @@ def measure(
     return {
         "constant": float(constant.value),
         "constant_residual": float(constant.residual),
-        "constant_upper_999": float(constant.upper_999),
+        "constant_upper": float(constant.upper),
         "constant_converged": bool(constant.converged),
         "limit": math.sqrt(sharing),
         "ceiling": math.sqrt(n_tokens),

@@ -62,8 +62,8 @@ QUICK = Settings(
 _NAMES = (
     *("euclidean_secant", "wasserstein_secant"),
     *("wasserstein_secant_lower", "wasserstein_secant_upper"),
-    *("euclidean", "euclidean_residual", "euclidean_upper_999", "euclidean_converged"),
-    *("wasserstein", "wasserstein_residual", "wasserstein_upper_999", "wasserstein_converged"),
+    *("euclidean", "euclidean_residual", "euclidean_upper", "euclidean_converged"),
+    *("wasserstein", "wasserstein_residual", "wasserstein_upper", "wasserstein_converged"),
     *("particle", "splitting"),
 )
 _WORDS = {
@@ -73,11 +73,11 @@ _WORDS = {
     "wasserstein_secant_upper": "certified upper end of that ratio",
     "euclidean": "Euclidean constant of the discrete map",
     "euclidean_residual": "its relative residual",
-    "euclidean_upper_999": "it is at most this, with probability 0.999",
+    "euclidean_upper": "it is at most this, with probability 0.999",
     "euclidean_converged": "it has converged",
     "wasserstein": "local Wasserstein constant",
     "wasserstein_residual": "its relative residual",
-    "wasserstein_upper_999": "it is at most this, with probability 0.999",
+    "wasserstein_upper": "it is at most this, with probability 0.999",
     "wasserstein_converged": "it has converged",
     "particle": "its component with atoms moved as a whole",
     "splitting": "its component with one atom split",

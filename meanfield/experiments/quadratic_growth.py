@@ -54,7 +54,7 @@ QUICK = Settings(dim=4, radii=(0.5, 2.0, 8.0, 32.0))
 _VARIABLES = (
     Variable("constant", "local Lipschitz constant ‖Df(X)‖"),
     Variable("constant_residual", "relative residual of the constant"),
-    Variable("constant_upper_999", "the constant is at most this, with probability 0.999"),
+    Variable("constant_upper", "the constant is at most this, with probability 0.999"),
     Variable("constant_converged", "whether the constant converged", dtype="bool"),
     Variable("quadratic_lower", "lower bound (2/3) R² ‖V u‖ ‖Aᵀ u‖ − ‖V‖/3"),
     Variable("general_bound", "upper bound, Theorem 3.3"),
@@ -86,7 +86,7 @@ def measure(radius: float, causal: bool, *, dim: int, layer_seed: int) -> dict[s
     return {
         "constant": float(constant.value),
         "constant_residual": float(constant.residual),
-        "constant_upper_999": float(constant.upper_999),
+        "constant_upper": float(constant.upper),
         "constant_converged": bool(constant.converged),
         "quadratic_lower": max(2 / 3 * radius**2 * float(reached) - norm_V / 3, 0.0),
         "general_bound": bounds.theorem_3_3(norm_A, norm_V, radius, 3),

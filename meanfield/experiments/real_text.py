@@ -77,9 +77,7 @@ _DIMS = ("layer", "window")
 _VARIABLES = (
     Variable("constant", "local Lipschitz constant ‖Df(X)‖", dims=_DIMS),
     Variable("constant_residual", "relative residual of the constant", dims=_DIMS),
-    Variable(
-        "constant_upper_999", "the constant is at most this, with probability 0.999", dims=_DIMS
-    ),
+    Variable("constant_upper", "the constant is at most this, with probability 0.999", dims=_DIMS),
     Variable("constant_converged", "whether the constant converged", dims=_DIMS, dtype="bool"),
     Variable("released", "√‖Df(X)ᵀ f(X)‖, as the published scripts", dims=_DIMS),
     Variable("radius", "root mean square of the token norms", dims=_DIMS),
@@ -133,7 +131,7 @@ def _layer(F: Any, points: torch.Tensor, rtol: float) -> dict[str, np.ndarray]:
     found = {
         "constant": constant.value,
         "constant_residual": constant.residual,
-        "constant_upper_999": constant.upper_999,
+        "constant_upper": constant.upper,
         "constant_converged": constant.converged,
         "released": inputs.released_quantity(F, mu),
         "radius": radius,

@@ -69,7 +69,7 @@ QUICK = Settings(n_tokens=(2, 7, 17, 32), layer=1, depth=2)
 _VARIABLES = (
     Variable("constant", "local Lipschitz constant ‖Df(X)‖"),
     Variable("constant_residual", "relative residual of the constant"),
-    Variable("constant_upper_999", "the constant is at most this, with probability 0.999"),
+    Variable("constant_upper", "the constant is at most this, with probability 0.999"),
     Variable("constant_converged", "whether the constant converged", dtype="bool"),
     Variable("released", "√‖Df(X)ᵀ f(X)‖, as the published scripts"),
     Variable("radius", "root mean square of the token norms"),
@@ -109,7 +109,7 @@ def measure(
     return {
         "constant": float(constant.value),
         "constant_residual": float(constant.residual),
-        "constant_upper_999": float(constant.upper_999),
+        "constant_upper": float(constant.upper),
         "constant_converged": bool(constant.converged),
         "released": float(inputs.released_quantity(F, mu)),
         "radius": float(inputs.token_radii(mu.points)[0]),

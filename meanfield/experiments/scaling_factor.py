@@ -69,7 +69,7 @@ _VARIABLES = (
     Variable("head_constant", "local Lipschitz constant of the head alone", dims=_BOTH),
     Variable("head_constant_residual", "relative residual", dims=_BOTH),
     Variable(
-        "head_constant_upper_999",
+        "head_constant_upper",
         "the head's constant is at most this, with probability 0.999",
         dims=_BOTH,
     ),
@@ -123,7 +123,7 @@ def measure(
         "radius": radius,
         "head_constant": torch.stack([head.value for head in heads]),
         "head_constant_residual": torch.stack([head.residual for head in heads]),
-        "head_constant_upper_999": torch.stack([head.upper_999 for head in heads]),
+        "head_constant_upper": torch.stack([head.upper for head in heads]),
         "head_constant_converged": torch.stack([head.converged for head in heads]),
     }
 

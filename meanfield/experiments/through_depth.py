@@ -73,13 +73,13 @@ _BALLS = ("layer", "epsilon")
 VARIABLES = (
     Variable("constant", "local Wasserstein constant of the block", dims=_DIMS),
     Variable("constant_residual", "relative residual of the constant", dims=_DIMS),
-    Variable("constant_upper_999", "it is at most this, with probability 0.999", dims=_DIMS),
+    Variable("constant_upper", "it is at most this, with probability 0.999", dims=_DIMS),
     Variable("constant_converged", "whether it converged", dims=_DIMS, dtype="bool"),
     Variable("splitting", "splitting component of the block's constant", dims=_DIMS),
     Variable("upper", "certain upper bound of the block's constant, if one is known", dims=_DIMS),
     Variable("through", "local constant of the network up to this block", dims=_DIMS),
     Variable("through_residual", "relative residual of the constant up to here", dims=_DIMS),
-    Variable("through_upper_999", "it is at most this, with probability 0.999", dims=_DIMS),
+    Variable("through_upper", "it is at most this, with probability 0.999", dims=_DIMS),
     Variable("through_converged", "whether it converged", dims=_DIMS, dtype="bool"),
     Variable("product", "product of the blocks' constants up to this block", dims=_DIMS),
     Variable("product_upper", "product of the blocks' upper bounds up to this one", dims=_DIMS),
@@ -97,7 +97,7 @@ VARIABLES = (
     Variable("effective_rank", "exp of the entropy of the covariance's spectrum", dims=_DIMS),
     Variable("network", "local constant of the whole network, final norm included"),
     Variable("network_residual", "relative residual of the network's constant"),
-    Variable("network_upper_999", "it is at most this, with probability 0.999"),
+    Variable("network_upper", "it is at most this, with probability 0.999"),
     Variable("network_converged", "whether it converged", dtype="bool"),
 )
 _PARAMETERS = (
@@ -171,7 +171,7 @@ def _named(name: str, constant: LocalLipschitz) -> dict[str, Any]:
     return {
         name: float(constant.value),
         f"{name}_residual": float(constant.residual),
-        f"{name}_upper_999": float(constant.upper_999),
+        f"{name}_upper": float(constant.upper),
         f"{name}_converged": bool(constant.converged),
         f"{name}_splitting": float(constant.splitting),
     }
@@ -196,7 +196,7 @@ class _Ball:
             return {name: np.full(len(self.radii), np.nan) for name in names}
         self.near = near if self.near is None else near.after(self.near)
         self.radii = near.displacement
-        measured = self.near.at_most(through.upper_999).upper
+        measured = self.near.at_most(through.upper).upper
         found = (self.near.upper, measured, near.displacement.amax(-1))
         return {name: one.cpu().numpy() for name, one in zip(names, found, strict=True)}
 

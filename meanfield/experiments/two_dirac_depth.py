@@ -92,7 +92,7 @@ def depth(
     return {
         "log_ratio": log_ratio,
         "constant": kept.constant.values,
-        "constant_upper": kept.upper_999.values,
+        "constant_upper": kept.upper.values,
         "constant_converged": bool(kept.converged.all()),
         "splitting": kept.splitting.values,
         "layer": kept.velocity_constant.values,

@@ -25,7 +25,7 @@ __all__ = [
     "worst_upper_end",
 ]
 
-# The probability, over the random start, that `NormEstimate.upper_999` is below the norm.
+# The probability, over the random start, that `NormEstimate.upper` is below the norm.
 MISS = 1e-3
 # Times rtol that a residual may be where the gap says that the error is small enough.
 _TRUST = 4.0
@@ -49,12 +49,12 @@ class NormEstimate:
         error: an estimate of the relative distance to that singular value: the residual r, or
             r²/(2·gap) (Kato–Temple) if that is less, with the relative gap to the second
             singular value as the iteration sees it.
-        upper_999: ‖J‖₂ is at most this. After a factorisation that is certain up to rounding.
+        upper: ‖J‖₂ is at most this. After a factorisation that is certain up to rounding.
             After an iteration it holds with probability 0.999 over the random start, for each
             map of the batch and whatever J is, see `upper_end`. A residual is about the nearest
             singular value only; this bounds a larger one that the iteration may have missed.
         converged: whether the error is at most rtol, the residual at most four times that, and
-            `upper_999` at most (1 + upper_rtol) · value.
+            `upper` at most (1 + upper_rtol) · value.
         n_matvecs: products with J; as many with Jᵀ were made. 0 for a factorisation.
         direction: v, shape ``(*batch, n, d)``.
     """
@@ -62,7 +62,7 @@ class NormEstimate:
     value: Tensor
     residual: Tensor
     error: Tensor
-    upper_999: Tensor
+    upper: Tensor
     converged: Tensor
     n_matvecs: int
     direction: Tensor
@@ -71,7 +71,7 @@ class NormEstimate:
         return one_number(self.value, "a norm")
 
     def __repr__(self) -> str:
-        parts = [f"{name}={span(getattr(self, name))}" for name in ("value", "error", "upper_999")]
+        parts = [f"{name}={span(getattr(self, name))}" for name in ("value", "error", "upper")]
         parts.append(f"converged={bool(self.converged.all())}")
         return f"NormEstimate({', '.join(parts)}, n_matvecs={self.n_matvecs})"
 
@@ -80,7 +80,7 @@ class NormEstimate:
             ("value", span(self.value)),
             ("relative residual", span(self.residual)),
             ("relative error, by residual and gap", span(self.error)),
-            ("at most (probability 0.999)" if self.n_matvecs else "at most", span(self.upper_999)),
+            ("at most (probability 0.999)" if self.n_matvecs else "at most", span(self.upper)),
             ("converged", bool(self.converged.all())),
         ]
         return table("Operator norm", rows)
@@ -99,10 +99,8 @@ def checked(estimate: NormEstimate, rtol: float, upper_rtol: float, strict: bool
     if not strict or bool(estimate.converged.all()):
         return estimate
     if bool(met(estimate.error, estimate.residual, rtol).all()):
-        room = estimate.upper_999 / estimate.value.clamp_min(
-            torch.finfo(estimate.value.dtype).tiny
-        )
-        what = f"upper_999/value - 1 = {float(room.max()) - 1:.2e}"
+        room = estimate.upper / estimate.value.clamp_min(torch.finfo(estimate.value.dtype).tiny)
+        what = f"upper/value - 1 = {float(room.max()) - 1:.2e}"
         asked = f"upper_rtol = {upper_rtol:.2e}"
     else:
         what = f"relative error {float(estimate.error.max()):.2e}"

@@ -81,7 +81,7 @@ def _dense_estimate(
         value=sigma.reshape(shape),
         residual=residual.reshape(shape),
         error=residual.reshape(shape),
-        upper_999=(sigma * (1 + residual + room)).reshape(shape),
+        upper=(sigma * (1 + residual + room)).reshape(shape),
         converged=(residual <= max(rtol, floor)).reshape(shape),
         n_matvecs=0,
         direction=v.reshape(*shape, *linear_map.in_shape),

@@ -71,7 +71,7 @@ def krylov_norm(
         value=value.reshape(shape),
         residual=residual.reshape(shape),
         error=error.reshape(shape),
-        upper_999=torch.maximum(upper, value).reshape(shape),
+        upper=torch.maximum(upper, value).reshape(shape),
         converged=(met(error, residual, rtol) & near).reshape(shape),
         n_matvecs=process.products + 1,
         direction=v.reshape(*shape, *linear_map.in_shape),

@@ -38,7 +38,7 @@ def operator_norm(
     Golub–Kahan–Lanczos bidiagonalisation with full re-orthogonalisation from a random start,
     restarted when its bases would not fit in memory. It goes on until both hold: the relative
     error of σ, by the residual of its singular triple and the gap below it, is at most `rtol`;
-    and `upper_999` is at most (1 + `upper_rtol`) · σ. The first is about the singular value that
+    and `upper` is at most (1 + `upper_rtol`) · σ. The first is about the singular value that
     the iteration has found, the second about the norm, which is the largest of all.
 
     Gradients go through "dense" only; an iteration records nothing.
@@ -47,7 +47,7 @@ def operator_norm(
         linear_map: J.
         rtol: largest estimated relative error that counts as converged; the residual must be at
             most four times that.
-        upper_rtol: how far `upper_999` may be above the value, relatively; `math.inf` to ask for
+        upper_rtol: how far `upper` may be above the value, relatively; `math.inf` to ask for
             the value alone.
         max_steps: largest number of products with J; one more measures the residual.
         method: "dense", "lanczos", or "auto": dense for small matrices.
@@ -136,7 +136,7 @@ def _largest_of(every: NormEstimate, linear_map: LinearMap) -> tuple[NormEstimat
         residual=every.residual.gather(-1, block[..., None]).squeeze(-1),
         error=torch.where(counts, every.error, 0.0).amax(-1),
         # The norm is that of one block: this is too low only if that block's end is.
-        upper_999=every.upper_999.amax(-1),
+        upper=every.upper.amax(-1),
         converged=(every.converged | ~counts).all(-1),
         n_matvecs=every.n_matvecs,
         direction=every.direction.gather(-3, index).squeeze(-3),

@@ -47,7 +47,7 @@ def ball_upper(
             a smaller bound, for perturbed sequences.
         constant: a bound of the local constant of F at μ, if one is known; the answer is as
             certain as that. Small ones are factored, and large ones are bounded by the product of
-            those of the layers, where ``local_lipschitz(F, mu).upper_999`` is much smaller.
+            those of the layers, where ``local_lipschitz(F, mu).upper`` is much smaller.
 
     Returns:
         The bound, ``(*batch,)``, with the further axes of ε before.

@@ -170,7 +170,7 @@ _VARIABLES = (
         for suffix, what, dtype in (
             ("", "", "float64"),
             ("_residual", ", relative residual", "float64"),
-            ("_upper_999", ", upper end (probability 0.999)", "float64"),
+            ("_upper", ", upper end (probability 0.999)", "float64"),
             ("_converged", ", converged", "bool"),
         )
     ),
@@ -198,7 +198,7 @@ def _dataset(
     for name, constant in (("euclidean", euclidean), ("wasserstein", wasserstein)):
         values[name] = float(constant.value)
         values[f"{name}_residual"] = float(constant.residual)
-        values[f"{name}_upper_999"] = float(constant.upper_999)
+        values[f"{name}_upper"] = float(constant.upper)
         values[f"{name}_converged"] = bool(constant.converged)
     coords = {
         "perturbation": (

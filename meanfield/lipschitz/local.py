@@ -32,7 +32,7 @@ _VARIABLES = (
     Variable("splitting_component", "its component with one atom split"),
     Variable("constant_residual", "its relative residual"),
     Variable("constant_error", "its estimated relative error"),
-    Variable("constant_upper_999", "the constant is at most this, with probability 0.999"),
+    Variable("constant_upper", "the constant is at most this, with probability 0.999"),
     Variable("constant_converged", "whether it has converged", dtype="bool"),
     Variable("direction", "worst displacement", dims=("particle", "feature")),
     Variable("splitting_atom", "the atom whose splitting is the worst", dtype="int64"),
@@ -57,12 +57,12 @@ class LocalLipschitz:
             within residual · component of a singular value. The larger of the two.
         error: estimated relative error of the components by their residuals and the gaps below
             them, see `meanfield.linalg.NormEstimate.error`. The larger of the two.
-        upper_999: the constant is at most this; with probability 0.999 over the random start of
+        upper: the constant is at most this; with probability 0.999 over the random start of
             an iteration, for certain (up to rounding) when factored (`n_matvecs` is 0 then). See
-            `meanfield.linalg.NormEstimate.upper_999`; `meanfield.bounds.local_upper` is certain
+            `meanfield.linalg.NormEstimate.upper`; `meanfield.bounds.local_upper` is certain
             always, and larger.
         converged: whether the error is at most rtol, the residual at most four times that, and
-            `upper_999` at most (1 + upper_rtol) times each component.
+            `upper` at most (1 + upper_rtol) times each component.
         n_matvecs: products with the linearisation; 0 when it was factored.
         geometry: "wasserstein" or "euclidean".
     """
@@ -75,7 +75,7 @@ class LocalLipschitz:
     splitting_direction: Tensor | None
     residual: Tensor
     error: Tensor
-    upper_999: Tensor
+    upper: Tensor
     converged: Tensor
     n_matvecs: int
     geometry: str
@@ -89,7 +89,7 @@ class LocalLipschitz:
             **{"constant": self.value, "particle_component": self.particle},
             "splitting_component": self.splitting,
             **{"constant_residual": self.residual, "constant_error": self.error},
-            **{"constant_upper_999": self.upper_999, "constant_converged": self.converged},
+            **{"constant_upper": self.upper, "constant_converged": self.converged},
             **{"direction": self.direction, "splitting_atom": self.splitting_atom},
             "splitting_direction": self.splitting_direction,
         }
@@ -111,7 +111,7 @@ class LocalLipschitz:
             ("splitting: one atom splits", splitting),
             ("relative residual", span(self.residual)),
             ("relative error, by residual and gap", span(self.error)),
-            ("at most (probability 0.999)" if self.n_matvecs else "at most", span(self.upper_999)),
+            ("at most (probability 0.999)" if self.n_matvecs else "at most", span(self.upper)),
             ("converged", bool(self.converged.all())),
         ]
         return table(f"Local Lipschitz constant, {self.geometry}", rows)
@@ -154,7 +154,7 @@ def local_lipschitz(
         method: "auto", "dense" or "lanczos", see `meanfield.linalg.operator_norm`.
         generator: of random starts; a fixed seed if None.
         strict: raise when not converged; otherwise the answer comes back flagged.
-        upper_rtol: how far `upper_999` may be above each component, relatively, so that
+        upper_rtol: how far `upper` may be above each component, relatively, so that
             `converged` is about the constant and not about a smaller singular value; `math.inf`
             asks for the value alone.
 
@@ -205,7 +205,7 @@ def _result(
             splitting_direction=None,
             residual=whole.residual,
             error=whole.error,
-            upper_999=whole.upper_999,
+            upper=whole.upper,
             converged=whole.converged,
             n_matvecs=whole.n_matvecs,
             geometry=geometry,
@@ -220,7 +220,7 @@ def _result(
         splitting_direction=field.direction.squeeze(-2),
         residual=torch.maximum(whole.residual, field.residual),
         error=torch.maximum(whole.error, field.error),
-        upper_999=torch.maximum(whole.upper_999, field.upper_999),
+        upper=torch.maximum(whole.upper, field.upper),
         converged=whole.converged & field.converged,
         n_matvecs=whole.n_matvecs + field.n_matvecs,
         geometry=geometry,

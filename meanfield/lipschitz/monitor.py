@@ -18,7 +18,7 @@ __all__ = ["Monitor", "monitor"]
 _VARIABLES = {
     "constant": "local Lipschitz constant of the layer at the measure that enters it",
     "constant_residual": "relative residual of the constant",
-    "constant_upper_999": "the constant is at most this, with probability 0.999",
+    "constant_upper": "the constant is at most this, with probability 0.999",
     "constant_converged": "whether the constant converged",
 }
 

@@ -26,16 +26,16 @@ NumPy arrays in, NumPy arrays out; everything else comes back as tensors. In the
 """
 
 # Reading order; a file imports only those before it: problem · certificate · plans (pricing ·
-# formulas · exact · clusters · columns) · pairs · coupling · answers · solve · conditional ·
+# formulas · exact · clusters · columns) · pairs · coupling · result · solve · conditional ·
 # gradients · entropic.
 
 from __future__ import annotations
 
-from meanfield.transport.answers import TransportResult
 from meanfield.transport.conditional import solve_conditional_w2
 from meanfield.transport.coupling import Coupling
 from meanfield.transport.entropic import sinkhorn_divergence
 from meanfield.transport.gradients import conditional_w2, w1, w2, w2_squared
+from meanfield.transport.result import TransportResult
 from meanfield.transport.solve import solve_w1, solve_w2
 
 __all__ = [

@@ -13,10 +13,10 @@ import torch
 
 from meanfield.measures import ParticleMeasure, check_measure
 from meanfield.options import flag, number
-from meanfield.transport.answers import TransportResult, assemble, gathered, refuse_unconverged
 from meanfield.transport.certificate import Answer, Part, united
 from meanfield.transport.pairs import as_pair, flat_arrays
 from meanfield.transport.problem import normalised
+from meanfield.transport.result import TransportResult, assemble, gathered, refuse_unconverged
 from meanfield.transport.solve import Settings, checked_settings, extend, solve_arrays
 
 __all__ = ["solve_conditional_w2"]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from meanfield.measures import ParticleMeasure
-from meanfield.transport.answers import TransportResult
 from meanfield.transport.conditional import solve_conditional_w2
 from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
+from meanfield.transport.result import TransportResult
 from meanfield.transport.solve import solve_w1, solve_w2
 
 __all__ = ["conditional_w2", "w1", "w2", "w2_squared"]

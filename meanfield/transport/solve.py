@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from meanfield.options import choice, flag, number
-from meanfield.transport.answers import TransportResult, assemble, gathered, refuse_unconverged
 from meanfield.transport.certificate import Answer, in_unit, narrower
 from meanfield.transport.pairs import Measure, as_pair, flat_arrays, refuse_cost_matrix
 from meanfield.transport.plans.clusters import solve_clusters
@@ -27,6 +26,7 @@ from meanfield.transport.plans.formulas import (
     solve_two_atoms,
 )
 from meanfield.transport.problem import Problem, balanced, costs_between
+from meanfield.transport.result import TransportResult, assemble, gathered, refuse_unconverged
 
 __all__ = ["Settings", "checked_settings", "extend", "solve_arrays", "solve_w1", "solve_w2"]
 

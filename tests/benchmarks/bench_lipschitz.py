@@ -117,7 +117,7 @@ def by_us(F: SelfAttention, mu: ParticleMeasure) -> dict[str, Any]:
         "products": found.n_matvecs,
         "residual": float(found.residual),
         "error": float(found.error),
-        "upper_999_over_value": float(found.upper_999 / found.value),
+        "upper_over_value": float(found.upper / found.value),
     }
 
 

@@ -140,7 +140,7 @@ def test_stability_along_a_flow_is_the_constant_of_each_span(constraint):
         found = local_lipschitz(Phi, mu)
         for name in ("particle", "splitting"):
             assert float(ds[name][k]) == pytest.approx(float(getattr(found, name)), rel=1e-6)
-        assert float(ds.upper_999[k]) >= float(ds.constant[k]) * (1 - 1e-12)
+        assert float(ds.upper[k]) >= float(ds.constant[k]) * (1 - 1e-12)
         top = math.log(float(ds.particle[k])) / times[k]
         assert float(ds.exponents[k, 0]) == pytest.approx(top, rel=1e-9)
     assert (ds.constant <= ds.growth * (1 + 1e-2)).all()

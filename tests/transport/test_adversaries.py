@@ -18,7 +18,6 @@ from meanfield.transport import (
     solve_w1,
     solve_w2,
 )
-from meanfield.transport.answers import refuse_unconverged
 from meanfield.transport.certificate import (
     Plan,
     centred,
@@ -30,6 +29,7 @@ from meanfield.transport.certificate import (
 from meanfield.transport.plans import columns
 from meanfield.transport.plans.exact import solve_dense
 from meanfield.transport.problem import Problem
+from meanfield.transport.result import refuse_unconverged
 from tests.transport.adversaries import DENSE_LIARS, install, install_sparse
 from tests.transport.transport_oracles import exact_transport
 
