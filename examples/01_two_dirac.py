@@ -55,7 +55,7 @@ print(best.to_dataframe().round(3))
 short = pairs.isel(
     case=np.flatnonzero((pairs.n_tokens > 1) & (pairs.radius == pairs.radius.max()))
 )
-fit = short.meanfield.fit_power("n_tokens", "euclidean")
+fit = results.fit_power(short.n_tokens, short.euclidean)
 print(f"euclidean constant ~ n^{float(fit.exponent):.2f} at R = {float(pairs.radius.max()):g}")
 
 # %%

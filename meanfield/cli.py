@@ -227,7 +227,8 @@ def _run(options: argparse.Namespace) -> int:
 
     from meanfield import results
     from meanfield.results.atomic import check_replaceable
-    from meanfield.sweeps import keep_freed_memory, sweep
+    from meanfield.sweeps import sweep
+    from meanfield.sweeps.memory import keep_freed_memory
 
     for suffix in (".zarr", ".nc"):  # before hours of work, not after
         check_replaceable(store.with_suffix(suffix))

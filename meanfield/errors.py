@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ConvergenceError", "MissingExtraError"]
+__all__ = ["ConvergenceError", "MissingExtraError", "NoCases"]
 
 
 class ConvergenceError(RuntimeError):
@@ -27,3 +27,10 @@ class MissingExtraError(ImportError):
             f"this needs the package {package!r}, which is not installed: "
             f'pip install "meanfield[{extra}]"'
         )
+
+
+class NoCases(ValueError):
+    """A Dataset lacks the cases that a figure shows, because the settings left them out.
+
+    Only this is answered by leaving the figure out; any other error of a figure is a defect.
+    """

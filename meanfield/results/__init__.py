@@ -2,10 +2,9 @@
 
 Every variable carries `long_name`, and `units` if it has any; dimensions are singular and
 few; an estimate has its evidence beside it under the suffixes `_residual`, `_lower`, `_upper` and
-`_converged`. Importing this module registers the accessor ``ds.meanfield``.
+`_converged`.
 """
 
-from meanfield.results.accessor import MeanfieldAccessor
 from meanfield.results.files import read, write
 from meanfield.results.fits import fit_power
 from meanfield.results.labels import Variable, batched, dataset, describe
@@ -13,7 +12,6 @@ from meanfield.results.provenance import provenance, read_provenance
 from meanfield.results.shapes import to_cube
 
 __all__ = [
-    "MeanfieldAccessor",
     "Variable",
     "batched",
     "dataset",

@@ -5,13 +5,13 @@
 >>> ds["area"].values
 array([ 3., 12.])
 
-`Task` labels what a function returns, or declares it vectorised over cases. With ``store=`` the
-results live in a Zarr folder that survives any death of the process; the same call again does what
-is missing. With ``executor=`` the cases are spread over processes or machines.
+`Task` labels what a function returns, or declares it vectorised over cases. With ``store=``
+finished cases are kept in a folder of netCDF files, which survives any death of the process; the
+same call again computes what is missing. With ``executor=`` the cases are spread over processes or
+machines.
 """
 
-from meanfield.sweeps.grid import case_seed, cases_of
-from meanfield.sweeps.memory import keep_freed_memory
+from meanfield.sweeps.grid import cases_of
 from meanfield.sweeps.plan import Estimate, estimate
 from meanfield.sweeps.run import sweep
 from meanfield.sweeps.status import StoreStatus, export, status
@@ -21,11 +21,9 @@ __all__ = [
     "Estimate",
     "StoreStatus",
     "Task",
-    "case_seed",
     "cases_of",
     "estimate",
     "export",
-    "keep_freed_memory",
     "status",
     "sweep",
 ]

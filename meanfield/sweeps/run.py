@@ -55,7 +55,7 @@ def sweep(
         grid: parameter name -> values (all combinations, the last name fastest), or a list of
             dicts (a ragged grid).
         fixed: settings that are the same in each case, passed by name; in the provenance.
-        seed: of the whole. Each case has its own, see `case_seed`, from this and its parameters.
+        seed: of the whole. Each case has its own, made from this and the parameters of the case.
         attrs: attributes of the Dataset, text and numbers; kept in the store.
         store: a folder that holds finished cases, in files of at most some 20 seconds of work. If
             it exists, only what is missing is run; cases that are not in it yet are added;

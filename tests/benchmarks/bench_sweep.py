@@ -26,7 +26,8 @@ import numpy as np
 
 from meanfield import results
 from meanfield.results import Variable
-from meanfield.sweeps import Task, keep_freed_memory, status, sweep
+from meanfield.sweeps import Task, status, sweep
+from meanfield.sweeps.memory import keep_freed_memory
 
 
 def ten_milliseconds(case_number: int) -> dict[str, float]:

@@ -204,11 +204,3 @@ def test_curves_differ_without_their_colours(ds):
 def test_ticks_stand_at_the_data(ds):
     ax = figures.plot_growth_in_n(ds)
     assert [float(tick) for tick in ax.get_xticks()] == [2.0, 5.0]
-
-
-def test_the_accessor_finds_a_figure_by_its_short_name(ds):
-    ax = ds.meanfield.plot("splitting", title="S")
-    assert ax.get_title() == "S"
-    assert ds.meanfield.plot("plot_splitting").get_title()
-    with pytest.raises(ValueError, match="did you mean 'splitting'"):
-        ds.meanfield.plot("spliting")

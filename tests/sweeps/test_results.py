@@ -329,16 +329,6 @@ def test_failed_cases_are_left_out_of_a_fit_and_bad_numbers_refused():
         results.fit_power([2.0, 2.0], [1.0, 3.0, 4.0])
 
 
-def test_accessor_says_the_same_as_the_functions():
-    ds = product_grid({"a": 2, "b": 3})
-    xr.testing.assert_identical(ds.meanfield.to_cube(), results.to_cube(ds))
-    xr.testing.assert_identical(
-        ds.meanfield.fit_power("b", "y", groups="a"),
-        results.fit_power(ds["b"], ds["y"], groups=ds["a"]),
-    )
-    assert ds.meanfield.provenance == {}
-
-
 def test_provenance_is_one_json_string_with_what_is_needed_to_run_again():
     record = json.loads(results.provenance({"radius": 1.0}, seed=3, dtype="torch.float64"))
     assert record["spec"] == {"radius": 1.0}

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from meanfield import results
 from meanfield.results import Variable
-from meanfield.sweeps import Task, case_seed, cases_of, sweep
+from meanfield.sweeps import Task, cases_of, sweep
+from meanfield.sweeps.grid import case_seed
 from tests.sweeps import sweep_functions as functions
 
 
