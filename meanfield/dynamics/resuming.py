@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import json
 import os
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from meanfield.results.atomic import remove_litter, write_whole
 
 __all__ = ["Checkpoints"]
 
@@ -20,8 +21,7 @@ _STATE, _IDENTITY = "state.npz", "flow.npz"
 class Checkpoints:
     """A folder with the records of a flow, whole or absent whenever the process dies.
 
-    A file is written under another name, synchronised and renamed; the state, which says how many
-    records count, comes last.
+    The state, which says how many records count, is written after them.
 
     Args:
         folder: made if it is not there.
@@ -40,6 +40,7 @@ class Checkpoints:
     ) -> None:
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
+        remove_litter(self._folder)
         text = json.dumps(description, sort_keys=True)
         if (self._folder / _IDENTITY).exists():
             self._compare(text, probe)
@@ -88,15 +89,7 @@ class Checkpoints:
     def _write(self, name: str, arrays: Mapping[str, np.ndarray]) -> None:
         content = io.BytesIO()
         np.savez(content, **arrays)  # type: ignore[arg-type]
-        hidden = self._folder / f".{name}-{secrets.token_hex(4)}"
-        try:
-            with hidden.open("wb") as file:
-                file.write(content.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(hidden, self._folder / name)
-        finally:
-            hidden.unlink(missing_ok=True)
+        write_whole(self._folder / name, content.getbuffer())
 
 
 def _record(index: int) -> str:

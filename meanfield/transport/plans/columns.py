@@ -12,6 +12,7 @@ nearest to them, and so on down to a size that is solved densely.
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import os
 import pathlib
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from meanfield.results.atomic import write_whole
 from meanfield.transport.certificate import Answer, Plan, centred, certify, log_masses, narrower
 from meanfield.transport.plans.exact import solve_dense, sparse_simplex
 from meanfield.transport.plans.formulas import monotone_plan, staircase, widest_direction
@@ -191,12 +193,9 @@ class _Checkpoint:
 
     def save(self, arcs: np.ndarray, g: np.ndarray) -> None:
         """After a round."""
-        partial = self._path.with_name(f"{self._path.name}.{os.getpid()}.partial")
-        with partial.open("wb") as file:
-            np.savez(file, problem=self._problem, arcs=arcs, g=g)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self._path)
+        content = io.BytesIO()
+        np.savez(content, problem=self._problem, arcs=arcs, g=g)
+        write_whole(self._path, content.getbuffer())
 
 
 @dataclass
