@@ -18,6 +18,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from torch.nn.functional import normalize
 
 from meanfield import (
     AttentionParameters,
@@ -75,18 +76,18 @@ for name, (F, time) in times.items():
 # :math:`e^{-2t}` after Post-LN and as :math:`1/t^2` after Pre-LN.
 n, beta = 6, 2.0
 for placement in ("post", "pre", "peri", "ngpt"):
-    F, constraint = dynamics.placed(attention(n, beta), placement)
-    ds = dynamics.flow(
-        F, ParticleMeasure(identity(n)), [0.0, 3.0], method=precise, constraint=constraint
+    F, mu, constraint = dynamics.placed(
+        attention(n, beta), ParticleMeasure(identity(n)), placement
     )
+    ds = dynamics.flow(F, mu, [0.0, 3.0], method=precise, constraint=constraint)
     exact = reduced.equiangular(beta, n, [0.0, 3.0], placement=placement).cosine[-1]
     rows.append((f"cosine at t = 3, {placement}", cosine(ds.points[-1]), float(exact), 1e-9))
 
 for placement, early, late, clock in (("post", 8, 10, lambda t: t), ("pre", 1e3, 4e3, math.log)):
-    F, constraint = dynamics.placed(attention(16, 1.0), placement)
-    ds = dynamics.flow(
-        F, ParticleMeasure(identity(16)), [0, early, late], method=precise, constraint=constraint
+    F, mu, constraint = dynamics.placed(
+        attention(16, 1.0), ParticleMeasure(identity(16)), placement
     )
+    ds = dynamics.flow(F, mu, [0, early, late], method=precise, constraint=constraint)
     gaps = [1 - cosine(x) for x in ds.points[1:]]
     slope = math.log(gaps[0] / gaps[1]) / (clock(late) - clock(early))
     # At a finite time the next term of the expansion is left.
@@ -129,7 +130,7 @@ for factor in (0.5, 2.0):
     north = 2 * identity(3)[0]
     ds = dynamics.flow(
         dynamics.EnergyFlow(identity(3), factor * critical * identity(3)),
-        ParticleMeasure(dynamics.unit_norm(sampling.sphere(n, 3, generator=g) + north)),
+        ParticleMeasure(normalize(sampling.sphere(n, 3, generator=g) + north, dim=-1)),
         np.linspace(0, 24, 49), method="euler", step=0.1, constraint="sphere",
         noise=dynamics.Noise(temperature, g), keep_points=False,
         observe={"order": lambda nu: nu.mean().norm()},

@@ -23,14 +23,7 @@ from meanfield.dynamics.functionals import (
 from meanfield.dynamics.integrators import Adaptive, FixedStep, Noise
 from meanfield.dynamics.merging import Clusters, cluster_count, cluster_masses, clusters
 from meanfield.dynamics.paths import displacements, lengths, measure_at
-from meanfield.dynamics.placements import (
-    Normalised,
-    Placed,
-    layer_norm,
-    placed,
-    rms_norm,
-    unit_norm,
-)
+from meanfield.dynamics.placements import placed
 from meanfield.dynamics.stability import divergence, stability
 from meanfield.dynamics.trajectories import trajectory
 
@@ -41,8 +34,6 @@ __all__ = [
     "FixedStep",
     "FlowMap",
     "Noise",
-    "Normalised",
-    "Placed",
     "VelocityMap",
     "cluster_count",
     "cluster_masses",
@@ -53,15 +44,12 @@ __all__ = [
     "divergence",
     "effective_rank",
     "flow",
-    "layer_norm",
     "lengths",
     "log_clock",
     "log_energy",
     "measure_at",
     "placed",
-    "rms_norm",
     "stability",
     "token_radius",
     "trajectory",
-    "unit_norm",
 ]

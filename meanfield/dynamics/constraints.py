@@ -96,8 +96,8 @@ def constraint_at(name: str | None, points: Tensor) -> Constraint:
         if centred and not float(off) <= _OFF_CENTRE[points.dtype]:
             raise ValueError(
                 "constraint 'layer_norm': expected particles whose coordinates have mean 0, got "
-                f"a mean of {float(off):.3g} of their norm; apply dynamics.layer_norm to the "
-                "points first"
+                f"a mean of {float(off):.3g} of their norm; subtract each particle's mean "
+                "first, points - points.mean(-1, keepdim=True)"
             )
     return Sphere(radii, centred)
 

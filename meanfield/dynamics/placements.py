@@ -2,87 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.layers import Chain, LayerNorm, RMSNorm
+from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure
+from meanfield.options import choice
 
-__all__ = ["PLACEMENTS", "Normalised", "Placed", "layer_norm", "placed", "rms_norm", "unit_norm"]
+__all__ = ["NORMS", "PLACEMENTS", "Placed", "placed"]
 
 PLACEMENTS = ("post", "pre", "peri", "ngpt")
-
-
-def unit_norm(points: Tensor) -> Tensor:
-    """x/|x|, (..., d): RMSNorm up to the constant √d."""
-    return points / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
-
-
-def rms_norm(points: Tensor) -> Tensor:
-    """√d x/|x|, (..., d)."""
-    return points.shape[-1] ** 0.5 * unit_norm(points)
-
-
-def layer_norm(points: Tensor) -> Tensor:
-    """√d (x − x̄)/|x − x̄|, x̄ the mean of the coordinates, (..., d)."""
-    return rms_norm(points - points.mean(-1, keepdim=True))
-
-
-@dataclass(frozen=True)
-class Normalised:
-    """μ ↦ after(F(before(μ))): a map of measures with pointwise functions around it.
-
-    Args:
-        F: a map of measures.
-        before: T(points (..., n, d)) applied first; nothing if None.
-        after: applied last; nothing if None.
-    """
-
-    F: MeasureMap
-    before: Callable[[Tensor], Tensor] | None = None
-    after: Callable[[Tensor], Tensor] | None = None
-
-    def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
-        """The image of μ; weights and positions ride along."""
-        if self.before is not None:
-            mu = mu.replace(self.before(mu.points))
-        image = self.F(mu)
-        return image if self.after is None else image.replace(self.after(image.points))
+NORMS = ("sphere", "rms", "layer")
 
 
 class Placed(NamedTuple):
-    """A map and the constraint of its flow, as `flow` takes them."""
+    """What `flow` is to be called with.
+
+    Attributes:
+        F: the map whose images are the velocities.
+        start: μ, put onto the sphere where the flow stays on one.
+        constraint: the flow's.
+    """
 
     F: MeasureMap
+    start: ParticleMeasure
     constraint: str | None
 
 
-def placed(
-    F: MeasureMap, placement: str, *, norm: Callable[[Tensor], Tensor] = unit_norm
-) -> Placed:
+def placed(F: MeasureMap, mu: ParticleMeasure, placement: str, *, norm: str = "sphere") -> Placed:
     """The flow of a transformer that normalises at a given place.
 
-    With N the norm, θ = N(x) and P_θ the projection on the tangent space of the sphere:
-    Post-LN, N(x + F(x)), flows as θ̇ = P_θ F(θ); Pre-LN, x + F(N(x)), as ẋ = F(θ), that is
-    θ̇ = P_θ F(θ)/|x|; Peri-LN, x + N(F(N(x))), as ẋ = N(F(θ)); nGPT as θ̇ = P_θ N(F(θ)).
+    With N the norm, θ = N(x) and P_θ the projection on the tangent space of the sphere that N
+    maps to: Post-LN, N(x + F(x)), flows as θ̇ = P_θ F(θ); Pre-LN, x + F(N(x)), as ẋ = F(θ);
+    Peri-LN, x + N(F(N(x))), as ẋ = N(F(θ)); nGPT as θ̇ = P_θ N(F(θ)).
 
     Args:
         F: attention, a map of measures.
+        mu: where the flow starts. For "post" and "ngpt" the norm is applied to it: each norm has
+            its own sphere, and attention on it is another flow.
         placement: "post", "pre", "peri" or "ngpt".
-        norm: N, one of `unit_norm`, `rms_norm`, `layer_norm`.
+        norm: N, without learned weights: "sphere", x/|x|; "rms", √d x/|x|; "layer",
+            √d (x − x̄)/|x − x̄| with x̄ the mean of the coordinates.
 
     Raises:
-        ValueError: an unknown placement.
+        ValueError: an unknown placement or norm, a particle where the norm is undefined.
 
     Source: Karagodin, Ge, Polyanskiy, Rigollet (arXiv 2510.22026).
+
+    Example:
+        >>> from meanfield import AttentionParameters, SelfAttention
+        >>> F = SelfAttention(AttentionParameters.from_bilinear(torch.eye(2), torch.eye(2)))
+        >>> placed(F, ParticleMeasure([[3.0, 4.0]]), "post").start.points
+        tensor([[0.6000, 0.8000]], dtype=torch.float64)
     """
-    if placement not in PLACEMENTS:
-        raise ValueError(f"placement: expected one of {PLACEMENTS}, got {placement!r}")
-    before = norm if placement in ("pre", "peri") else None
-    after = norm if placement in ("peri", "ngpt") else None
-    sphere = "layer_norm" if norm is layer_norm else "sphere"
-    constraint = sphere if placement in ("post", "ngpt") else None
-    return Placed(Normalised(F, before, after) if before or after else F, constraint)
+    choice(placement, "placement", PLACEMENTS)
+    choice(norm, "norm", NORMS)
+    check_map(F)
+    N = _norm(norm, check_measure(mu))
+    if placement == "post":
+        velocity: MeasureMap = F
+    elif placement == "ngpt":
+        velocity = Chain([F, N])
+    else:
+        velocity = Chain([N, F, N] if placement == "peri" else [N, F])
+    if placement in ("pre", "peri"):
+        return Placed(velocity, mu, None)
+    return Placed(velocity, N(mu), "layer_norm" if norm == "layer" else "sphere")
+
+
+def _norm(name: str, mu: ParticleMeasure) -> LayerNorm | RMSNorm:
+    ones = torch.ones_like(mu.points.detach().flatten(0, -2)[0])
+    if name == "layer":
+        return LayerNorm(ones, None, 0.0)
+    return RMSNorm(ones if name == "rms" else ones / mu.dim**0.5, 0.0)

@@ -90,7 +90,7 @@ def order(
     F = dynamics.EnergyFlow(beta * eye, ratio * critical * eye)
     x = sampling.sphere(n_particles, dim, generator=generator)
     # From an aligned start: a jump of the order is then found where it ceases to exist.
-    x = dynamics.unit_norm(x + 2 * eye[0])
+    x = torch.nn.functional.normalize(x + 2 * eye[0], dim=-1)
     ds = dynamics.flow(
         F,
         ParticleMeasure(x),

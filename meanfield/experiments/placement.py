@@ -95,10 +95,10 @@ def collapse(
     for start in (exact, drawn @ basis):
         eye = torch.eye(n_tokens, dtype=torch.float64)
         F = SelfAttention(AttentionParameters.from_bilinear(beta * eye, eye))
-        placed, constraint = dynamics.placed(F, placement)
+        velocity, mu, constraint = dynamics.placed(F, ParticleMeasure(start), placement)
         ds = dynamics.flow(
-            placed,
-            ParticleMeasure(start),
+            velocity,
+            mu,
             times,
             method=dynamics.Adaptive("dopri5", 1e-8, 1e-11),
             constraint=constraint,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import iv
+from torch.nn.functional import normalize
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
 from meanfield.dynamics import reduced
@@ -52,7 +53,7 @@ def test_equiangular_tokens_follow_their_reduced_equation(placement, rho):
     n, beta, times = 6, 2.0, [0.0, 0.7, 3.0]
     gram = rho + (1 - rho) * eye(n)
     mu = ParticleMeasure(torch.linalg.cholesky(gram))
-    F, constraint = dynamics.placed(simple(n, beta), placement)
+    F, mu, constraint = dynamics.placed(simple(n, beta), mu, placement)
     ds = dynamics.flow(F, mu, times, method=PRECISE, constraint=constraint)
     expected = reduced.equiangular(beta, n, times, cosine=rho, placement=placement)
     np.testing.assert_allclose([cosine(x) for x in ds.points], expected.cosine, atol=1e-9)
@@ -75,8 +76,7 @@ def test_weighted_tokens_stand_for_many():
 
 def test_collapse_is_exponential_after_post_ln_and_algebraic_after_pre_ln():
     n, beta = 16, 1.0
-    start = ParticleMeasure(eye(n))
-    F, constraint = dynamics.placed(simple(n, beta), "post")
+    F, start, constraint = dynamics.placed(simple(n, beta), ParticleMeasure(eye(n)), "post")
     gaps = [
         1 - cosine(x)
         for x in dynamics.flow(
@@ -84,7 +84,7 @@ def test_collapse_is_exponential_after_post_ln_and_algebraic_after_pre_ln():
         ).points.values[1:]
     ]
     assert math.log(gaps[0] / gaps[1]) / 2 == pytest.approx(2.0, rel=1e-3)
-    F, constraint = dynamics.placed(simple(n, beta), "pre")
+    F, start, constraint = dynamics.placed(simple(n, beta), ParticleMeasure(eye(n)), "pre")
     gaps = [
         1 - cosine(x)
         for x in dynamics.flow(
@@ -341,7 +341,7 @@ def test_the_aligned_measure_is_where_noisy_tokens_end(temperature):
     d, beta, n = 3, 1.0, 600
     g = torch.Generator().manual_seed(2)
     K = 2.0 * reduced.critical_coupling(d, beta, temperature=temperature)
-    mu = ParticleMeasure(dynamics.unit_norm(sampling.sphere(n, d, generator=g) + 2 * eye(d)[0]))
+    mu = ParticleMeasure(normalize(sampling.sphere(n, d, generator=g) + 2 * eye(d)[0], dim=-1))
     ds = dynamics.flow(
         dynamics.EnergyFlow(beta * eye(d), K * eye(d)), mu, np.linspace(0, 12, 25),
         method="euler", step=0.02 / temperature, constraint="sphere",

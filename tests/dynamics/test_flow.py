@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
 from meanfield.errors import ConvergenceError
+from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import split, stack
 from tests.dynamics import dynamics_oracles as oracles
 
@@ -73,7 +75,7 @@ def test_the_energy_flow_is_that_of_loops_over_pairs_without_the_denominator(cau
 @pytest.mark.parametrize("placement", ["pre", "peri"])
 def test_pre_and_peri_ln_are_those_of_loops_over_pairs(placement):
     A, V, mu = case(3)
-    F, constraint = dynamics.placed(attention(A, V), placement)
+    F, mu, constraint = dynamics.placed(attention(A, V), mu, placement)
     ds = dynamics.flow(F, mu, TIMES, method=PRECISE, constraint=constraint)
     expected = oracles.flow(
         mu.points.numpy(), mu.weights.numpy(), A.numpy(), V.numpy(), TIMES, place=placement
@@ -81,32 +83,77 @@ def test_pre_and_peri_ln_are_those_of_loops_over_pairs(placement):
     np.testing.assert_allclose(ds.points, expected, rtol=0, atol=1e-9)
 
 
-def test_post_ln_and_ngpt_are_the_limits_of_their_layers():
+# --- placements ---
+
+
+def _centred(x):
+    return x - x.mean(-1, keepdim=True)
+
+
+NORMS = {
+    "sphere": lambda x: x / x.norm(dim=-1, keepdim=True),
+    "rms": lambda x: math.sqrt(D) * x / x.norm(dim=-1, keepdim=True),
+    "layer": lambda x: math.sqrt(D) * _centred(x) / _centred(x).norm(dim=-1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("placement", ["post", "pre", "peri", "ngpt"])
+def test_a_placement_is_the_limit_of_its_layers(placement, norm):
     A, V, mu = case(4)
-    F, norm, h = attention(A, V), dynamics.rms_norm, 1e-4
-    nu = mu.replace(norm(mu.points))
-    image = F(nu).points
-    for placement, layer in {
-        "post": norm(nu.points + h * image),
-        "ngpt": norm(nu.points + h * norm(image)),
-    }.items():
-        placed, constraint = dynamics.placed(F, placement, norm=norm)
-        ds = dynamics.flow(placed, nu, [0.0, h], constraint=constraint)
-        speed = (ds.points.values[-1] - nu.points.numpy()) / h
-        np.testing.assert_allclose(speed, (layer - nu.points) / h, atol=2e-2 * np.abs(speed).max())
+    G, N, h = attention(A, V), NORMS[norm], 1e-4
+    F, start, constraint = dynamics.placed(G, mu, placement, norm=norm)
+    x = N(mu.points) if placement in ("post", "ngpt") else mu.points
+    torch.testing.assert_close(start.points, x, rtol=1e-14, atol=1e-14)
+
+    def attended(points):
+        return G(mu.replace(points)).points
+
+    layer = {
+        "post": lambda: N(x + h * attended(x)),
+        "ngpt": lambda: N(x + h * N(attended(x))),
+        "pre": lambda: x + h * attended(N(x)),
+        "peri": lambda: x + h * N(attended(N(x))),
+    }[placement]()
+    ds = dynamics.flow(F, start, [0.0, h], constraint=constraint)
+    speed = (ds.points.values[-1] - x.numpy()) / h
+    np.testing.assert_allclose(speed, (layer - x) / h, atol=2e-2 * np.abs(speed).max())
 
 
-def test_layer_norm_keeps_its_sphere_and_agrees_with_the_normalised_layer():
+@pytest.mark.parametrize("placement", ["post", "pre", "peri", "ngpt"])
+def test_each_norm_has_a_flow_of_its_own(placement):
     A, V, mu = case(5)
-    nu = mu.replace(dynamics.layer_norm(mu.points))
-    F, constraint = dynamics.placed(attention(A, V), "post", norm=dynamics.layer_norm)
-    h = 1e-5
-    ds = dynamics.flow(F, nu, [0.0, h, 1.0], step=0.01, constraint=constraint)
-    end = ds.points.values[-1]
+    ends = []
+    for norm in NORMS:
+        F, start, constraint = dynamics.placed(attention(A, V), mu, placement, norm=norm)
+        ends.append(dynamics.flow(F, start, [0, 1], step=0.05, constraint=constraint).points[-1])
+    directions = [x.values / np.linalg.norm(x, axis=-1, keepdims=True) for x in ends]
+    for one, other in itertools.combinations(directions, 2):
+        assert np.abs(one - other).max() > 1e-3
+
+
+def test_layer_norm_keeps_its_sphere():
+    A, V, mu = case(5)
+    F, start, constraint = dynamics.placed(attention(A, V), mu, "post", norm="layer")
+    end = dynamics.flow(F, start, [0.0, 1.0], step=0.01, constraint=constraint).points.values[-1]
     np.testing.assert_allclose(end.mean(-1), 0, atol=1e-14)
     np.testing.assert_allclose(np.linalg.norm(end, axis=-1), math.sqrt(D), rtol=1e-14)
-    layer = dynamics.layer_norm(nu.points + h * F(nu).points)
-    np.testing.assert_allclose(ds.points.values[1], layer, atol=1e-8)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_the_constant_of_a_placed_map_is_that_of_automatic_differentiation(norm):
+    A, V, mu = case(6)
+    F, start, _ = dynamics.placed(attention(A, V), mu, "peri", norm=norm)
+    found = float(local_lipschitz(F, start, rtol=1e-10).value)
+    by_autodiff = local_lipschitz(lambda nu: F(nu), start, rtol=1e-10)
+    assert found == pytest.approx(float(by_autodiff.value), rel=1e-9)
+
+
+@pytest.mark.parametrize("wrong", [{"norm": torch.tanh}, {"norm": "batch"}, {"placement": "mid"}])
+def test_placements_and_norms_are_names(wrong):
+    A, V, mu = case(6)
+    with pytest.raises((TypeError, ValueError), match=f"{next(iter(wrong))}: expected one of"):
+        dynamics.placed(attention(A, V), mu, **({"placement": "post"} | wrong))
 
 
 # --- orders and exactness ---

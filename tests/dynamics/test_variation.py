@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
+from meanfield.layers import LayerNorm
 from meanfield.linearisation import linearize, linearize_by_autodiff
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import split
@@ -46,7 +47,7 @@ def test_the_product_over_the_steps_is_the_derivative_of_the_flow(
 ):
     F, mu = case(1, n=4, causal=causal)
     if constraint == "layer_norm":
-        mu = mu.replace(dynamics.layer_norm(mu.points))
+        mu = LayerNorm(torch.ones(D, dtype=torch.float64), None, 0.0)(mu)
     Phi = dynamics.FlowMap(F, 0.5, step=0.25, method=method, constraint=constraint)
     found = dense(Phi.linearisation(mu, geometry=geometry))
     expected = dense(linearize_by_autodiff(Phi, mu, geometry=geometry, check=False))
