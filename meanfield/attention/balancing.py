@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from meanfield.attention.normalizations import Sinkhorn, Softmax
+from meanfield.attention.normalizations import Sinkhorn
+from meanfield.attention.rows import softmax
 from meanfield.attention.sight import Sight
 from meanfield.attention.tangent import AttentionTangent
 from meanfield.checks import is_traced
@@ -82,7 +83,7 @@ def balanced(sight: Sight, settings: Sinkhorn) -> tuple[Sight, Plan]:
 
 def _balance(scores: Tensor, logs: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """log P with rows that sum to one, and log c; 0 for columns without mass."""
-    log_p = Softmax().log_transition(scores, (logs + g)[..., None, :], None)
+    log_p = softmax.log_p(scores + (logs + g)[..., None, :], None)
     alive = logs > -math.inf
     safe = torch.where(alive, logs, 0.0)
     log_q = log_p + logs[..., :, None] - safe[..., None, :]

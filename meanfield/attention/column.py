@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meanfield.attention.normalizations import softmax
+from meanfield.attention.rows import softmax
 from meanfield.attention.sight import Block, Sight
 
 __all__ = ["Attended", "averaging_norm", "field_norm", "yudin_bound"]
@@ -59,7 +59,7 @@ class Attended:
             logs = sight.column_logs(Block(rows, slice(0, sight.n)))
             blind = (logs == -math.inf).all(-1, keepdim=True)
             scores = features.q[..., rows, :] @ features.k.mT
-            return softmax.log_transition(scores, logs, blind)
+            return softmax.log_p(scores + logs, blind)
 
         return cls(
             log_weights=sight.log_weights,

@@ -15,14 +15,7 @@ from meanfield.attention.column import Attended
 from meanfield.attention.kernels import Kernel, dot_product, l2
 from meanfield.attention.kernels.soft_cap import SoftCap
 from meanfield.attention.nearby import nearby_bound
-from meanfield.attention.normalizations import (
-    Custom,
-    Sigmoid,
-    Sink,
-    Sinkhorn,
-    Softmax,
-    softmax,
-)
+from meanfield.attention.normalizations import Custom, Normalization, Sinkhorn, softmax
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.sight import Sight
 from meanfield.attention.streaming import Rule, attend, row_parts
@@ -37,9 +30,6 @@ from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.options import flag, shown
 
 __all__ = ["SelfAttention"]
-
-
-Normalization = Softmax | Sink | Sigmoid | Sinkhorn | Custom
 
 
 @final
@@ -82,9 +72,9 @@ class SelfAttention:
             self.normalization,
             Normalization,
             "normalization",
-            "one of meanfield.attention.normalizations, whose `custom` wraps a function of yours",
+            "one of meanfield.attention.normalizations, whose `RowWise` takes a function of yours",
         )
-        if self.causal and isinstance(self.normalization, Sinkhorn):
+        if self.causal and not self.normalization.takes_masks:
             raise ValueError(
                 "causal Sinkhorn attention: expected a plain layer, since the only causal plan "
                 "with both marginals is the identity (the first position sees itself alone, "
@@ -102,7 +92,7 @@ class SelfAttention:
         parts = [f"n_heads={par.n_heads}", f"dim={par.dim}", f"out_dim={par.out_dim}"]
         parts += ["causal=True"] * self.causal
         parts += [f"kernel={self.kernel}"] * (self.kernel != dot_product)
-        parts += [f"normalization={self.normalization}"] * (self.normalization != softmax)
+        parts += [f"normalization={self.normalization}"] * (self.normalization is not softmax)
         return f"SelfAttention({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
@@ -141,7 +131,7 @@ class SelfAttention:
             number or ``(*batch, m)``, and its value is the second component of Γ_μ(s, x). It
             raises ValueError where Γ is undefined: at a position before all the mass.
         """
-        if isinstance(self.normalization, Custom) and not self.normalization.row_wise:
+        if not self.normalization.has_field:
             raise ValueError(
                 "field: expected a normalisation of rows, got one of the whole matrix, which says "
                 "nothing about points that are not atoms; custom(..., row_wise=True) if it does"
@@ -274,7 +264,7 @@ class SelfAttention:
     @property
     def score(self) -> Score:
         """What the scores are a function of, under the softmax."""
-        if self.normalization != softmax:
+        if not self.normalization.is_softmax:
             return Score("other")
         if isinstance(self.kernel, SoftCap) and self.kernel.inner == dot_product:
             return Score("soft cap", self.kernel.tau)
@@ -291,12 +281,11 @@ class SelfAttention:
         return [self._head(h) for h in range(self.parameters.n_heads)]
 
     def _head(self, h: int) -> SelfAttention:
-        own = self.normalization
         return replace(
             self,
             parameters=self.parameters.head(h),
             kernel=self.kernel.head(h),
-            normalization=own.head(h) if isinstance(own, Sink) else own,
+            normalization=self.normalization.head(h),
         )
 
     # --- inside ---
@@ -304,7 +293,7 @@ class SelfAttention:
     def _bare_sight(self, mu: ParticleMeasure) -> Sight:
         self._check(mu)
         # A shift of the keys is seen by whatever is not invariant under a shift of a row.
-        centred = isinstance(self.normalization, Softmax | Sinkhorn)
+        centred = self.normalization.shift_invariant
         return Sight.of(
             self.parameters,
             self.kernel,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from meanfield.attention.normalizations import RowWise, Softmax, softmax
+from meanfield.attention.rows import RowWise, softmax
 from meanfield.checks import is_recorded
 
 __all__ = ["Rule", "attend", "last_seen", "row_parts"]
@@ -56,7 +56,7 @@ class Rule:
     def is_plain(self) -> bool:
         """Whether it is the softmax of the products and the log-weights alone."""
         return (
-            isinstance(self.normalization, Softmax)
+            self.normalization.is_softmax
             and self.activation is None
             and self.position_bias is None
         )
@@ -219,7 +219,8 @@ def _attend_by(rule: Rule, rows: Tensors, columns: Tensors, view: View) -> tuple
     if view.bias is not None:
         logs = torch.where(view.bias == -math.inf, -math.inf, logs)
         blind = (logs == -math.inf).all(-1, keepdim=True)
-    return (rule.normalization.log_transition(scores, logs, blind).exp() @ v,), ()
+    own = rule.normalization
+    return (own.p(own.logits(scores, logs), blind) @ v,), ()
 
 
 def _attend(rows: Tensors, columns: Tensors, view: View) -> tuple[Tensors, Tensors]:

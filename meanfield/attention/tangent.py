@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from meanfield.attention.normalizations import RowWise, Softmax
+from meanfield.attention.rows import RowWise
 from meanfield.attention.sight import Block, Sight
 from meanfield.linalg import LinearMap
 
@@ -176,17 +176,17 @@ class AttentionTangent:
     def _is_plain(self) -> bool:
         """Whether P is the softmax of products and log-weights alone."""
         unbiased = self.sight.bias_function is None and self.sight.kernel.activation is None
-        return unbiased and isinstance(self.normalization, Softmax)
+        return unbiased and self.normalization.is_softmax
 
     @cached_property
     def _has_gain(self) -> bool:
         """Whether E is not 1."""
-        own = self.normalization.gain(self.q[:1, :1, :1])
-        return own is not None or self.sight.kernel.activation is not None
+        own, activation = self.normalization.log_psi, self.sight.kernel.activation
+        return own is not None or activation is not None
 
     @property
     def _is_shifted(self) -> bool:
-        return self.normalization.sums_to_one and not self._has_gain
+        return self.normalization.is_softmax and not self._has_gain
 
     @cached_property
     def blocks(self) -> list[Block]:
@@ -274,10 +274,11 @@ class AttentionTangent:
             scores = scores + bias
             logs = torch.where(bias == -math.inf, -math.inf, logs)
         blind = (logs == -math.inf).all(-1, keepdim=True)
-        log_p = self.normalization.log_transition(scores, logs, blind)
-        gain = self.normalization.gain(scores)
-        if slope is not None:
+        log_psi, gain = self.normalization.log_psi, slope
+        if log_psi is not None:
+            scores, slope, *_ = torch.func.jvp(log_psi, (scores,), (torch.ones_like(scores),))
             gain = slope if gain is None else gain * slope
+        log_p = self.normalization.log_p(scores + logs, blind)
         gain = None if gain is None else _flat(gain)
         return _flat(log_p).masked_fill(~self._alive[:, i], -math.inf), gain
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.column import Attended, averaging_norm, field_norm, yudin_bound
-from meanfield.attention.normalizations import softmax
+from meanfield.attention.rows import softmax
 from meanfield.attention.sight import Block, Sight
 from meanfield.attention.tangent import AttentionTangent
 
@@ -89,7 +89,7 @@ class _Seen:
             logs = self.sight.column_logs(block)
             blind = (logs == -math.inf).all(-1, keepdim=True)
             scores = self.queries[..., i, :] @ self.sight.features.k[..., j, :].mT
-            log_p = softmax.log_transition(scores, logs, blind)
+            log_p = softmax.log_p(scores + logs, blind)
             yield block, torch.where(self.alive[..., None, i, None], log_p, -math.inf)
 
     def columns(self) -> Iterator[tuple[Block, Tensor, Tensor]]:

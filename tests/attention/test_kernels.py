@@ -86,7 +86,9 @@ def library_normalization(spec: slow.Spec) -> Any:
     if name == "sink":
         return normalizations.sink(settings[0])
     if name == "sigmoid":
-        return replace(normalizations.sigmoid, shift=settings[0])
+        shift = settings[0]
+        logsigmoid = torch.nn.functional.logsigmoid
+        return normalizations.RowWise(lambda s: logsigmoid(s + shift), divides=False)
     if name == "sinkhorn":
         return normalizations.sinkhorn(rtol=1e-12)
     if name == "custom":
@@ -628,8 +630,8 @@ def test_the_softmax_does_not_see_the_queries_part_of_l2_but_sigmoid_does():
         (lambda: kernels.rotary(dim=3), "dim: expected an even number"),
         (lambda: kernels.rotary(dim=4, frequencies=[1.0]), "frequencies: expected 2 numbers"),
         (lambda: kernels.window(0.0), "width: expected a number > 0"),
-        (lambda: normalizations.sink([[0.0]]), "logits: expected a finite number"),
-        (lambda: normalizations.sink(math.inf), "logits: expected a finite number"),
+        (lambda: normalizations.sink([[0.0]]), "sink: expected a finite number"),
+        (lambda: normalizations.sink(math.inf), "sink: expected a finite number"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(make, words):

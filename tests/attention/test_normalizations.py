@@ -223,7 +223,7 @@ def test_only_sinkhorn_has_a_plan_and_own_normalisations_are_wrapped():
     par = AttentionParameters.random(3)
     with pytest.raises(ValueError, match="expected the normalisation sinkhorn"):
         SelfAttention(par).plan(measure(0))
-    with pytest.raises(TypeError, match="wraps a function of yours"):
+    with pytest.raises(TypeError, match="takes a function of yours"):
         SelfAttention(par, normalization=torch.softmax)
     with pytest.raises(TypeError, match="transition: expected a function, got int"):
         normalizations.custom(3)

@@ -1,0 +1,156 @@
+"""Normalisations: from the scores of a row to its attention weights.
+
+`RowWise` says it row by row: any positive function ψ of the scores, divided by its sum or not,
+with a sink or without. `softmax`, `sigmoid` and `exponential` are values of it. A normalisation of
+the whole matrix is a subclass of `Normalization`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from meanfield.checks import as_float_tensor
+
+__all__ = ["Normalization", "RowWise", "exponential", "sigmoid", "sink", "softmax"]
+
+
+class Normalization:
+    """What turns the scores of a layer into its attention weights P.
+
+    A subclass overrides what is not so for it. `rows` is how rows are normalised once `prepare`
+    has fixed what depends on the whole matrix, such as Sinkhorn's potentials of the columns.
+
+    Attributes:
+        is_softmax: whether it is the softmax of each row.
+        shift_invariant: whether a number added to all scores of a row changes nothing.
+        has_field: whether row i of P depends on the scores of row i and on what `prepare` fixed,
+            and on nothing else; then the map has a field away from its atoms.
+        takes_masks: whether P is defined for a masked layer.
+    """
+
+    is_softmax: bool = False
+    shift_invariant: bool = False
+    has_field: bool = True
+    takes_masks: bool = True
+
+    def head(self, index: int) -> Normalization:
+        """That of one head alone; another one only if it holds numbers per head."""
+        return self
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RowWise(Normalization):
+    """Pᵢⱼ = aⱼ ψ(sᵢⱼ) / (Σ_l a_l ψ(s_il) + e^sink), or aⱼ ψ(sᵢⱼ) if rows are not divided.
+
+    Args:
+        log_psi: log ψ, entry by entry, in differentiable torch operations; None is ψ = exp.
+        divides: whether a row is divided by its sum.
+        sink: logit of one more column of value 0, a number or one per head (H,); None is none.
+        name: for messages.
+
+    Example:
+        >>> from torch.nn.functional import elu
+        >>> linear_attention = RowWise(lambda s: (elu(s) + 1).log(), name="elu + 1")
+        >>> linear_attention
+        elu + 1
+    """
+
+    log_psi: Callable[[Tensor], Tensor] | None = None
+    divides: bool = True
+    sink: Tensor | None = None
+    name: str = "row-wise"
+
+    def __post_init__(self) -> None:
+        if self.log_psi is not None and not callable(self.log_psi):
+            raise TypeError(f"log_psi: expected a function of scores, got {self.log_psi!r}")
+        if self.sink is None:
+            return
+        if not self.divides:
+            raise ValueError("sink: expected none where rows are not divided by their sum")
+        logits = as_float_tensor(self.sink, "sink")
+        if logits.ndim > 1 or not logits.numel() or not bool(torch.isfinite(logits).all()):
+            raise ValueError(
+                f"sink: expected a finite number or one per head, got {logits.tolist()}"
+            )
+        object.__setattr__(self, "sink", logits)
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def is_softmax(self) -> bool:  # type: ignore[override]
+        """Whether ψ = exp and rows sum to one."""
+        return self.log_psi is None and self.divides and self.sink is None
+
+    @property
+    def shift_invariant(self) -> bool:  # type: ignore[override]
+        """Of these, the softmax alone: another ψ sees a shift, and so does a sink."""
+        return self.is_softmax
+
+    def head(self, index: int) -> RowWise:
+        """With the sink of that head."""
+        if self.sink is None or not self.sink.ndim:
+            return self
+        return replace(self, sink=self.sink[index])
+
+    def logits(self, scores: Tensor, log_weights: Tensor) -> Tensor:
+        """log aⱼψ(sᵢⱼ)."""
+        return (scores if self.log_psi is None else self.log_psi(scores)) + log_weights
+
+    def log_sums(self, logits: Tensor) -> Tensor:
+        """log (Σ_l a_l ψ(s_il) + e^sink) of logits log aⱼψ(sᵢⱼ), (..., m, 1); 0 if undivided."""
+        if not self.divides:
+            return torch.zeros_like(logits[..., :1])
+        sums = logits.logsumexp(-1, keepdim=True)
+        return sums if self.sink is None else torch.logaddexp(sums, self._sink_column(logits))
+
+    def log_p(self, logits: Tensor, blind: Tensor | None) -> Tensor:
+        """log P of logits log aⱼψ(sᵢⱼ), (..., H, m, n).
+
+        Args:
+            logits: −∞ where i does not see j.
+            blind: rows that see no mass, (..., m, 1), or None if there are none; their log P is
+                −∞.
+        """
+        if not self.divides:
+            return logits
+        if self.sink is not None:
+            return torch.cat([logits, self._sink_column(logits)], -1).log_softmax(-1)[..., :-1]
+        if blind is None:
+            return logits.log_softmax(-1)
+        return logits.masked_fill(blind, 0.0).log_softmax(-1).masked_fill(blind, -math.inf)
+
+    def p(self, logits: Tensor, blind: Tensor | None) -> Tensor:
+        """P itself; for the softmax in one pass."""
+        if not self.is_softmax:
+            return self.log_p(logits, blind).exp()
+        if blind is None:
+            return logits.softmax(-1)
+        return logits.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+
+    def _sink_column(self, logits: Tensor) -> Tensor:
+        assert self.sink is not None
+        return self.sink.to(logits)[..., None, None].expand(*logits.shape[:-1], 1)
+
+
+softmax = RowWise(name="softmax")
+sigmoid = RowWise(torch.nn.functional.logsigmoid, divides=False, name="sigmoid")
+exponential = RowWise(divides=False, name="exponential")
+
+
+def sink(logits: Any) -> RowWise:
+    """Softmax with an attention sink: Pᵢⱼ = aⱼ e^{sᵢⱼ} / (e^{logit} + Σ_l a_l e^{s_il}).
+
+    Part of the attention goes to one more column, of value 0, that belongs to no particle.
+
+    Args:
+        logits: the sink's logit, a number or one per head (H,).
+    """
+    return RowWise(sink=as_float_tensor(logits, "logits"), name="sink")

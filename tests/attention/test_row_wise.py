@@ -1,0 +1,148 @@
+"""Any positive ψ of the scores is a normalisation with exact derivatives, in blocks of rows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import elu, logsigmoid, softplus
+
+from meanfield.attention import AttentionParameters, SelfAttention, kernels, streaming
+from meanfield.attention.normalizations import RowWise, exponential, sigmoid, sink, softmax
+from meanfield.linearisation import linearize, linearize_by_autodiff
+from meanfield.lipschitz import local_lipschitz
+from meanfield.measures import ParticleMeasure, split
+
+F64 = torch.float64
+
+# Each with ψ itself as plain Python arithmetic, whether rows are divided, and the sink's logit.
+CASES = {
+    "softmax": (softmax, math.exp, True, None),
+    "exponential": (exponential, math.exp, False, None),
+    "sigmoid": (sigmoid, lambda s: 1 / (1 + math.exp(-s)), False, None),
+    "sink": (sink([0.3, -1.0]), math.exp, True, (0.3, -1.0)),
+    "softplus": (
+        RowWise(lambda s: softplus(s).log()),
+        lambda s: math.log1p(math.exp(s)),
+        True,
+        None,
+    ),
+    "elu + 1": (
+        RowWise(lambda s: (elu(s) + 1).log()),
+        lambda s: s + 1 if s > 0 else math.exp(s),
+        True,
+        None,
+    ),
+    "softplus with a sink": (
+        RowWise(lambda s: softplus(s).log(), sink=0.5),
+        lambda s: math.log1p(math.exp(s)),
+        True,
+        (0.5, 0.5),
+    ),
+    "shifted sigmoid": (
+        RowWise(lambda s: logsigmoid(s - 2), divides=False),
+        lambda s: 1 / (1 + math.exp(2 - s)),
+        False,
+        None,
+    ),
+}
+
+
+def layer(name: str, *, causal: bool = False, kernel=kernels.dot_product) -> SelfAttention:
+    generator = torch.Generator().manual_seed(3)
+    par = AttentionParameters.random(
+        3, n_heads=2, head_dim=3, std=0.7, biases=True, generator=generator
+    )
+    return SelfAttention(par, causal=causal, kernel=kernel, normalization=CASES[name][0])
+
+
+def measure(n: int = 7, *, far: float = 0.0) -> ParticleMeasure:
+    generator = torch.Generator().manual_seed(n)
+    points = torch.randn(n, 3, dtype=F64, generator=generator) + far
+    weights = torch.rand(n, dtype=F64, generator=generator)
+    weights[2] = 0.0
+    positions = torch.rand(n, dtype=F64, generator=generator)
+    return ParticleMeasure(points, weights / weights.sum(), positions=positions)
+
+
+def by_double_loop(F: SelfAttention, mu: ParticleMeasure, name: str) -> torch.Tensor:
+    """Γ_μ(xᵢ) from the definition, in plain arithmetic."""
+    _, psi, divides, logits = CASES[name]
+    par, x = F.parameters, mu.points
+    assert mu.positions is not None
+    out = torch.zeros(mu.n_particles, par.out_dim, dtype=F64)
+    for h in range(par.n_heads):
+        one = par.head(h)
+        for i in range(mu.n_particles):
+            total = 0.0 if logits is None else math.exp(logits[h])
+            mean = torch.zeros(one.value.shape[-2], dtype=F64)
+            for j in range(mu.n_particles):
+                if F.causal and mu.positions[j] > mu.positions[i]:
+                    continue
+                query = one.query[0] @ x[i] + one.query_bias[0]
+                share = float(mu.weights[j]) * psi(
+                    float(one.scale[0] * (query @ (one.per_head(one.key)[0] @ x[j])))
+                )
+                total += share
+                value = one.per_head(one.value)[0] @ x[j] + one.per_head(one.value_bias)[0]
+                mean += share * value
+            mean = mean / total if divides and total > 0 else mean
+            out[i] += mean if one.output is None else one.output[0] @ mean
+    return out if par.output_bias is None else out + par.output_bias
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_map_is_that_of_the_double_loop(name, causal):
+    F, mu = layer(name, causal=causal), measure()
+    wanted, alive = by_double_loop(F, mu, name), mu.weights > 0
+    torch.testing.assert_close(F(mu).points[alive], wanted[alive], rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("far", [0.0, 5.0], ids=["near", "far"])
+@pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
+@pytest.mark.parametrize("causal", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_derivative_is_that_of_autodiff(name, causal, geometry, far):
+    """Also far from the origin: only the softmax may measure its keys from their centre."""
+    F, mu = layer(name, causal=causal), measure(far=far)
+    own = linearize(F, mu, geometry=geometry)
+    auto = linearize_by_autodiff(F, mu, geometry=geometry)
+    for part in ("atoms", "field"):
+        found, wanted = (getattr(x, part).to_dense() for x in (own, auto))
+        if part == "field":
+            alive = mu.weights > 0
+            found, wanted = found[alive], wanted[alive]
+        scale = float(wanted.abs().max())
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-13 * scale)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_blocks_of_rows_and_split_atoms_change_nothing(name, monkeypatch):
+    F, mu = layer(name, causal=True), measure(20)
+    image = F(mu).points
+    atoms = linearize(F, mu, geometry="wasserstein").atoms.to_dense()
+    torch.testing.assert_close(F(split(mu)).points[::2], image, rtol=1e-13, atol=1e-13)
+    monkeypatch.setattr(streaming, "_BLOCK_ENTRIES", 100)
+    monkeypatch.setattr(streaming, "_LARGE_BLOCK_ENTRIES", 100)
+    torch.testing.assert_close(F(mu).points, image, rtol=1e-13, atol=1e-13)
+    blocked = F.tangent(mu, geometry="wasserstein", memory=0, block_size=3)
+    eye = torch.eye(60, dtype=F64).reshape(60, 20, 3)
+    columns = torch.stack([blocked.matvec(unit).flatten() for unit in eye], -1)
+    torch.testing.assert_close(columns, atoms, rtol=1e-11, atol=1e-12)
+
+
+def test_a_constant_under_a_psi_of_ones_own_is_that_of_the_split_measure():
+    F, mu = layer("elu + 1"), measure()
+    whole = local_lipschitz(F, split(mu), rtol=1e-9).particle
+    assert float(local_lipschitz(F, mu, rtol=1e-9).value) == pytest.approx(float(whole), rel=1e-8)
+
+
+def test_what_is_no_normalisation_is_refused():
+    with pytest.raises(TypeError, match="log_psi: expected a function of scores, got 2"):
+        RowWise(2)
+    with pytest.raises(ValueError, match="sink: expected none where rows are not divided"):
+        RowWise(divides=False, sink=0.0)
+    assert softmax.shift_invariant
+    assert not CASES["softplus"][0].shift_invariant and not CASES["sink"][0].shift_invariant
