@@ -1,32 +1,173 @@
-"""Checks at the door: what a public function says about its arguments before it computes."""
+"""What a public function says about its arguments before it computes.
+
+Each check takes the value and its name, and gives it back in the type that the library computes
+with, or raises with what was expected and what came. The checks of plain values load no torch:
+the command line and the bookkeeping use them too.
+"""
 
 from __future__ import annotations
 
+import difflib
+import math
+import numbers
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-
-from meanfield.options import shown
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 __all__ = [
+    "as_bool",
     "as_float_tensor",
+    "as_floats",
     "as_generator",
     "check_finite",
     "check_same_kind",
+    "choice",
+    "count",
+    "describe",
     "is_recorded",
     "is_traced",
+    "number",
     "one_number",
+    "suggestion",
 ]
 
-_FLOATS = (torch.float32, torch.float64)
+_MOST = 10**12  # of a count: more is a typing error, and would fill any memory
+
+
+def number(
+    value: Any,
+    name: str,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    finite: bool = True,
+) -> float:
+    """One real number in a range: Python's, NumPy's, or an array or tensor without axes.
+
+    Args:
+        value: what came.
+        name: of the argument.
+        above: it must be more than this.
+        least: it must be at least this.
+        below: it must be less than this.
+        most: it must be at most this.
+        finite: whether infinity is refused.
+
+    Raises:
+        TypeError: no number; truth values, texts and complex numbers are none.
+        ValueError: NaN, or out of the range.
+    """
+    expected = _range(above, least, below, most)
+    found = _plain(value)
+    if not _is_real(found):
+        raise TypeError(f"{name}: expected {expected}, got {describe(value)}")
+    x = float(found)
+    good = (
+        not math.isnan(x)
+        and not (finite and math.isinf(x))
+        and (above is None or x > above)
+        and (least is None or x >= least)
+        and (below is None or x < below)
+        and (most is None or x <= most)
+    )
+    if not good:
+        expected = expected.replace("a number", "a finite number") if math.isinf(x) else expected
+        raise ValueError(f"{name}: expected {expected}, got {found}")
+    return x
+
+
+def count(value: Any, name: str, *, least: int = 1, most: int = _MOST) -> int:
+    """A whole number from `least` to `most`; 3.0 is one, 2.5 and True are not.
+
+    Raises:
+        TypeError: no number.
+        ValueError: not whole, too small, or too large.
+    """
+    expected = f"a whole number ≥ {least}"
+    found = _plain(value)
+    if isinstance(found, bool) or not isinstance(found, (int, float)):
+        raise TypeError(f"{name}: expected {expected}, got {describe(value)}")
+    if found != found or not least <= found <= most or found != int(found):
+        end = f" and ≤ {most}" if found > most else ""
+        raise ValueError(f"{name}: expected {expected}{end}, got {found}")
+    return int(found)
+
+
+def as_bool(value: Any, name: str) -> bool:
+    """True or False, Python's or NumPy's: "False" would count as true, and 0 as a number.
+
+    Raises:
+        TypeError: anything else.
+    """
+    found = _plain(value)
+    if not isinstance(found, bool):
+        raise TypeError(f"{name}: expected True or False, got {describe(value)}")
+    return found
+
+
+def choice(value: Any, name: str, known: Iterable[str]) -> str:
+    """One of several names.
+
+    Raises:
+        TypeError: no text.
+        ValueError: another name; the message has the nearest one.
+    """
+    known = tuple(known)
+    listed = "one of " + ", ".join(map(repr, known)) if len(known) > 1 else repr(known[0])
+    if not isinstance(value, str):
+        raise TypeError(f"{name}: expected {listed}, got {describe(value)}")
+    if value not in known:
+        raise ValueError(f"{name}: expected {listed}, got {value!r}{suggestion(value, known)}")
+    return value
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """The end of a message: a question after the known word that is nearest, or nothing."""
+    by_letters = {one.strip().lower(): one for one in known}
+    near = difflib.get_close_matches(str(word).strip().lower(), by_letters, 1)
+    return f"; did you mean {by_letters[near[0]]!r}?" if near else ""
+
+
+def describe(value: Any) -> str:
+    """What came, in a few words: a text or a number as it is, anything else by its type."""
+    if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
+        text = repr(value)
+        return text if len(text) <= 60 else f"{text[:57]}..."
+    if isinstance(value, type):
+        return f"the class {value.__name__}; write {value.__name__}(...)"
+    shape = getattr(value, "shape", None)
+    of = f" of shape {tuple(shape)}" if isinstance(shape, tuple) and shape else ""
+    return f"{type(value).__name__}{of}"
+
+
+def as_floats(values: Any, name: str = "value") -> np.ndarray:
+    """A float64 array of at least one number, from numbers, lists, arrays, tensors, data frames.
+
+    Raises:
+        TypeError: text, truth values, complex numbers, objects.
+        ValueError: nothing at all, rows of different lengths, masked entries.
+    """
+    if hasattr(values, "detach"):
+        if values.is_complex() or str(values.dtype) == "torch.bool" or values.is_sparse:
+            raise TypeError(f"{name}: expected real numbers, got {values.dtype}, {values.layout}")
+        values = values.detach().cpu().double().numpy()
+    array = _as_array(values, name)
+    if not array.size:
+        raise ValueError(f"{name}: expected at least one number, got none")
+    return array.astype(float, copy=False)
 
 
 def is_traced(tensor: Tensor) -> bool:
     """Whether values cannot be looked at: in a `torch.func` transform, compiled, or on meta."""
+    import torch
+
     if tensor.is_meta or torch.compiler.is_compiling():
         return True
     # Private, but there is no public question with this answer (torch 2.4 to 2.13).
@@ -36,8 +177,10 @@ def is_traced(tensor: Tensor) -> bool:
 
 
 def is_recorded(tensor: Tensor) -> bool:
-    """Whether values cannot steer: traced, or recorded as by `torch.func.linearize`."""
-    # Private, but there is no public question with this answer (torch 2.4 to 2.13).
+    """Whether control flow must not depend on values: traced, or under `torch.func.linearize`."""
+    import torch
+
+    # Private as well.
     return is_traced(tensor) or torch._C._len_torch_dispatch_stack() > 0
 
 
@@ -51,6 +194,8 @@ def as_float_tensor(value: object, name: str, *, like: Tensor | None = None) -> 
         TypeError: no numbers, or a tensor of another dtype or layout.
         ValueError: rows of different lengths, or masked entries.
     """
+    import torch
+
     if not isinstance(value, torch.Tensor):
         array = _as_array(value, name)
         if array.dtype != np.float32 or not hasattr(value, "dtype"):
@@ -58,7 +203,7 @@ def as_float_tensor(value: object, name: str, *, like: Tensor | None = None) -> 
         if like is not None:
             return torch.as_tensor(array, dtype=like.dtype, device=like.device)
         return torch.as_tensor(array)
-    if value.dtype not in _FLOATS:
+    if value.dtype not in (torch.float32, torch.float64):
         raise TypeError(
             f"{name}: expected dtype torch.float32 or torch.float64, got {value.dtype}; "
             f"convert it first, for example with {name}.double()"
@@ -74,12 +219,14 @@ def as_generator(value: Any, name: str = "generator") -> torch.Generator:
     Raises:
         TypeError: anything else, a seed for example.
     """
+    import torch
+
     if value is None:
         return torch.Generator().manual_seed(0)
     if not isinstance(value, torch.Generator):
         seed = value if isinstance(value, int) and not isinstance(value, bool) else 0
         raise TypeError(
-            f"{name}: expected a torch.Generator or None, got {shown(value)}; "
+            f"{name}: expected a torch.Generator or None, got {describe(value)}; "
             f"torch.Generator().manual_seed({seed}) makes one"
         )
     return value
@@ -99,62 +246,10 @@ def one_number(value: Any, what: str) -> float:
     return float(value)
 
 
-def _as_array(value: Any, name: str) -> np.ndarray:
-    """Numbers in a NumPy array of the machine's own byte order that may be written to."""
-    if hasattr(value, "to_numpy"):  # pandas, xarray and their like
-        value = value.to_numpy()
-    if np.ma.isMaskedArray(value):
-        if np.ma.is_masked(value):
-            hidden = int(np.ma.getmaskarray(value).sum())
-            raise ValueError(
-                f"{name}: expected an array without masked entries, got {hidden} of them; "
-                "leave them out, or give these atoms the weight 0"
-            )
-        value = value.data
-    if isinstance(value, (list, tuple)) and _has_gradient(value):
-        raise TypeError(
-            f"{name}: expected one tensor where a gradient is wanted, got a "
-            f"{type(value).__name__} of tensors; join them with torch.stack({name})"
-        )
-    try:
-        array = np.asarray(value)
-    except ValueError as error:
-        raise ValueError(f"{name}: expected rows of one length, got {error}") from None
-    except TypeError:
-        raise TypeError(f"{name}: expected an array of numbers, got {shown(value)}") from None
-    if array.dtype.kind not in "iuf":
-        array = _numbers(array, value, name)
-    native = array.dtype.newbyteorder("=")
-    # torch warns of what it may not write to, and cannot read backwards.
-    return np.require(array, native, "W") if min(array.strides, default=0) >= 0 else array.copy()
-
-
-def _numbers(array: np.ndarray, value: Any, name: str) -> np.ndarray:
-    """Tables whose columns are of several types may hold numbers; anything else is refused."""
-    kinds = {"b": "truth values", "c": "complex numbers", "U": "text", "S": "bytes", "M": "dates"}
-    if (
-        array.dtype.kind == "O"
-        and array.size
-        and all(
-            isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, bool)
-            for x in array.flat
-        )
-    ):
-        return array.astype(np.float64)
-    got = kinds.get(array.dtype.kind, shown(value))
-    raise TypeError(f"{name}: expected an array or tensor of real numbers, got {got}")
-
-
-def _has_gradient(values: Any) -> bool:
-    return any(
-        value.requires_grad if isinstance(value, torch.Tensor) else _has_gradient(value)
-        for value in values
-        if isinstance(value, (torch.Tensor, list, tuple))
-    )
-
-
 def check_finite(tensor: Tensor, name: str) -> None:
     """Refuse NaN and infinite entries (skipped where values cannot be looked at)."""
+    import torch
+
     if is_traced(tensor) or bool(torch.isfinite(tensor).all()):
         return
     bad = ~torch.isfinite(tensor)
@@ -177,3 +272,72 @@ def check_same_kind(reference: Tensor, reference_name: str, tensor: Tensor, name
             f"{name}: expected the device of {reference_name}, {reference.device}, "
             f"got {tensor.device}; move one of them with .to(device)"
         )
+
+
+def _as_array(value: Any, name: str) -> np.ndarray:
+    """Numbers in a NumPy array of the machine's own byte order that may be written to."""
+    if hasattr(value, "to_numpy"):  # pandas, xarray and their like
+        value = value.to_numpy()
+    if np.ma.isMaskedArray(value):
+        if np.ma.is_masked(value):
+            hidden = int(np.ma.getmaskarray(value).sum())
+            raise ValueError(
+                f"{name}: expected an array without masked entries, got {hidden} of them; "
+                "leave them out, or give atoms that are missing the weight 0"
+            )
+        value = value.data
+    if _has_gradient(value) and not hasattr(value, "detach"):
+        raise TypeError(
+            f"{name}: expected one tensor where a gradient is wanted, got a "
+            f"{type(value).__name__} of tensors; join them with torch.stack({name})"
+        )
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: expected rows of one length, got {error}") from None
+    except TypeError:
+        raise TypeError(f"{name}: expected an array of numbers, got {describe(value)}") from None
+    if array.dtype.kind not in "iuf":
+        array = _numbers(array, value, name)
+    native = array.dtype.newbyteorder("=")
+    # torch warns of what it may not write to, and cannot read backwards.
+    return np.require(array, native, "W") if min(array.strides, default=0) >= 0 else array.copy()
+
+
+def _numbers(array: np.ndarray, value: Any, name: str) -> np.ndarray:
+    """Tables whose columns are of several types may hold numbers; anything else is refused."""
+    kinds = {"b": "truth values", "c": "complex numbers", "U": "text", "S": "bytes", "M": "dates"}
+    if array.dtype.kind == "O" and array.size and all(map(_is_real, array.flat)):
+        return array.astype(np.float64)
+    got = kinds.get(array.dtype.kind, describe(value))
+    raise TypeError(f"{name}: expected an array or tensor of real numbers, got {got}")
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _has_gradient(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_gradient, value))
+    return bool(getattr(value, "requires_grad", False))
+
+
+def _plain(value: Any) -> Any:
+    """A number of NumPy or torch without axes as Python's own; anything else as it is."""
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        return value.item()
+    return value
+
+
+def _range(
+    above: float | None, least: float | None, below: float | None, most: float | None
+) -> str:
+    if above == 0 and below == 1:
+        return "a number between 0 and 1"
+    ends = [
+        f"{sign} {end:g}"
+        for sign, end in ((">", above), ("≥", least), ("<", below), ("≤", most))
+        if end is not None
+    ]
+    return f"a number {' and '.join(ends)}".strip()

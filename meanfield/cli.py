@@ -19,8 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from meanfield.checks import suggestion
 from meanfield.experiments import EXPERIMENTS, finish, load
-from meanfield.options import meant
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -268,7 +268,7 @@ def _settings(experiment: ModuleType, options: argparse.Namespace) -> Any:
     begun = {} if options.config is None else read_toml(options.config)
     unknown = sorted(set(begun) - set(known))
     if unknown:
-        hint = meant(unknown[0], known)
+        hint = suggestion(unknown[0], known)
         raise ValueError(f"{options.config}: no setting {unknown[0]!r}; there are {known}{hint}")
     changes = override(begun, options.set, allowed=known)
     fitting = {key: _fitting(key, value, getattr(chosen, key)) for key, value in changes.items()}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from meanfield.capabilities import is_particlewise
+from meanfield.checks import choice
 from meanfield.linalg import LinearMap, largest_block_norm, operator_norm
 from meanfield.linalg.vectors import lengths
 from meanfield.measures import (
@@ -21,7 +22,6 @@ from meanfield.measures import (
     image_of,
     split,
 )
-from meanfield.options import choice
 
 __all__ = [
     "Linearisation",

@@ -11,9 +11,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
+from meanfield.checks import (
+    as_bool,
+    as_float_tensor,
+    check_finite,
+    check_same_kind,
+    count,
+    describe,
+    is_traced,
+    number,
+)
 from meanfield.html import span, table
-from meanfield.options import count, flag, number, shown
 
 __all__ = [
     "Disintegration",
@@ -151,7 +159,7 @@ class ParticleMeasure:
         """
         own = self.points.dtype
         if not isinstance(points, Tensor) or points.dtype != own or points.is_sparse:
-            what = points.dtype if isinstance(points, Tensor) else shown(points)
+            what = points.dtype if isinstance(points, Tensor) else describe(points)
             raise TypeError(
                 f"points: expected a dense tensor of {own}, the measure's own, got {what}; "
                 "mu.to(dtype) changes all of a measure"
@@ -232,7 +240,7 @@ def check_measure(mu: object, name: str = "mu", *, finite: bool = True) -> Parti
     """
     if not isinstance(mu, ParticleMeasure):
         raise TypeError(
-            f"{name}: expected a ParticleMeasure, got {shown(mu)}; wrap points as "
+            f"{name}: expected a ParticleMeasure, got {describe(mu)}; wrap points as "
             "ParticleMeasure(points) or ParticleMeasure.from_sequence(points)"
         )
     if not finite or is_traced(mu.points) or bool(torch.isfinite(mu.points.sum())):
@@ -257,7 +265,7 @@ def check_map(F: object, name: str = "F") -> None:
         return
     made = "; SelfAttention(parameters) makes one" if hasattr(F, "query") else ""
     made = "; source.attention(layer) makes one" if hasattr(F, "attention") else made
-    raise TypeError(f"{name}: expected a map of measures (a function), got {shown(F)}{made}")
+    raise TypeError(f"{name}: expected a map of measures (a function), got {describe(F)}{made}")
 
 
 def image_of(F: MeasureMap, mu: ParticleMeasure, name: str = "F") -> ParticleMeasure:
@@ -280,7 +288,7 @@ def image_of(F: MeasureMap, mu: ParticleMeasure, name: str = "F") -> ParticleMea
     if not isinstance(image, ParticleMeasure):
         raise TypeError(
             f"{name}: expected a map that returns a ParticleMeasure, got {_named(F)}, which "
-            f"returned {shown(image)}; {hint}"
+            f"returned {describe(image)}; {hint}"
         )
     return image
 
@@ -314,8 +322,8 @@ def pushforward(
     """
     check_measure(mu, finite=False)
     if not callable(transport) or isinstance(transport, type):
-        raise TypeError(f"transport: expected a function of points, got {shown(transport)}")
-    use_positions = flag(use_positions, "use_positions")
+        raise TypeError(f"transport: expected a function of points, got {describe(transport)}")
+    use_positions = as_bool(use_positions, "use_positions")
     if use_positions and mu.positions is None:
         raise ValueError("mu: expected a measure with positions, got one without")
     arguments = (mu.points, mu.positions) if use_positions else (mu.points,)
@@ -400,7 +408,7 @@ def merge(mu: ParticleMeasure, atol: float = 0.0) -> ParticleMeasure:
 def stack(measures: Sequence[ParticleMeasure]) -> ParticleMeasure:
     """A batch of measures of possibly different sizes; shorter ones are padded with weight 0."""
     if isinstance(measures, ParticleMeasure) or not isinstance(measures, Iterable):
-        raise TypeError(f"measures: expected a list of measures, got {shown(measures)}")
+        raise TypeError(f"measures: expected a list of measures, got {describe(measures)}")
     measures = [check_measure(mu, "measures", finite=False) for mu in measures]
     if not measures:
         raise ValueError("measures: expected at least one measure, got none")

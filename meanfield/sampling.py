@@ -8,9 +8,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, as_generator, check_finite
+from meanfield.checks import (
+    as_bool,
+    as_float_tensor,
+    as_generator,
+    check_finite,
+    choice,
+    count,
+    number,
+)
 from meanfield.measures import ParticleMeasure
-from meanfield.options import choice, count, flag, number
 
 __all__ = [
     "CriticalPair",
@@ -101,7 +108,7 @@ def two_diracs(
         The measure, atoms ordered (light, heavy).
     """
     u = as_float_tensor(direction, "direction")
-    crowd, positioned = number(crowd, "crowd"), flag(positioned, "positioned")
+    crowd, positioned = number(crowd, "crowd"), as_bool(positioned, "positioned")
     check_finite(u, "direction")
     if u.ndim != 1 or not float(torch.linalg.vector_norm(u)) > 0:
         raise ValueError(f"direction: expected a non-zero vector (d,), got {tuple(u.shape)}")

@@ -22,7 +22,7 @@ from meanfield.attention.rows import (
     sink,
     softmax,
 )
-from meanfield.options import count, flag, number
+from meanfield.checks import as_bool, count, number
 
 __all__ = [
     "Normalization",
@@ -78,7 +78,7 @@ def sinkhorn(*, rtol: float = 1e-12, max_iterations: int = 1000, strict: bool = 
     return Sinkhorn(
         number(rtol, "rtol", above=0, below=1),
         count(max_iterations, "max_iterations", least=0),
-        flag(strict, "strict"),
+        as_bool(strict, "strict"),
     )
 
 
@@ -97,4 +97,4 @@ def custom(transition: Callable[[Tensor, Tensor], Tensor], *, row_wise: bool = F
     """
     if not callable(transition):
         raise TypeError(f"transition: expected a function, got {type(transition).__name__}")
-    return Custom(transition, flag(row_wise, "row_wise"))
+    return Custom(transition, as_bool(row_wise, "row_wise"))

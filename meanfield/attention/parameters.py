@@ -9,9 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, as_generator, check_finite, check_same_kind
+from meanfield.checks import (
+    as_bool,
+    as_float_tensor,
+    as_generator,
+    check_finite,
+    check_same_kind,
+    count,
+    number,
+)
 from meanfield.html import span, table
-from meanfield.options import count, flag, number
 
 __all__ = ["AttentionParameters"]
 
@@ -177,7 +184,7 @@ class AttentionParameters:
         dim, n_heads = count(dim, "dim"), count(n_heads, "n_heads")
         head_dim = None if head_dim is None else count(head_dim, "head_dim")
         std = None if std is None else number(std, "std", least=0)
-        biases, generator = flag(biases, "biases"), as_generator(generator)
+        biases, generator = as_bool(biases, "biases"), as_generator(generator)
         if head_dim is None and dim % n_heads:
             raise ValueError(f"expected dim divisible by n_heads, got {dim} and {n_heads}")
         k = dim // n_heads if head_dim is None else head_dim

@@ -22,12 +22,18 @@ from meanfield.attention.streaming import Rule, attend, row_parts
 from meanfield.attention.tangent import MEMORY, AttentionTangent
 from meanfield.attention.upper import upper_bound
 from meanfield.capabilities import Nearby, Score
-from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
+from meanfield.checks import (
+    as_bool,
+    as_float_tensor,
+    check_finite,
+    check_same_kind,
+    describe,
+    is_traced,
+)
 from meanfield.html import span, table
 from meanfield.linalg import LinearMap
 from meanfield.linearisation import Linearisation, check_geometry, linearize_by_autodiff
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
-from meanfield.options import flag, shown
 
 __all__ = ["SelfAttention"]
 
@@ -66,7 +72,7 @@ class SelfAttention:
 
     def __post_init__(self) -> None:
         _check_kind(self.parameters, AttentionParameters, "parameters", "matrices")
-        object.__setattr__(self, "causal", flag(self.causal, "causal"))
+        object.__setattr__(self, "causal", as_bool(self.causal, "causal"))
         _check_kind(self.kernel, Kernel, "kernel", "a kernel of meanfield.attention.kernels")
         _check_kind(
             self.normalization,
@@ -415,4 +421,4 @@ class SelfAttention:
 
 def _check_kind(value: object, kind: Any, name: str, what: str) -> None:
     if not isinstance(value, kind):
-        raise TypeError(f"{name}: expected {what}, got {shown(value)}")
+        raise TypeError(f"{name}: expected {what}, got {describe(value)}")

@@ -14,8 +14,8 @@ from torch import Tensor
 from meanfield.attention.kernels import Features, Kernel
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.streaming import last_seen, row_parts
+from meanfield.checks import describe
 from meanfield.measures import ParticleMeasure
-from meanfield.options import shown
 
 __all__ = ["Block", "Sight"]
 
@@ -247,7 +247,7 @@ def _check(features: Features, kernel: Kernel, points: Tensor) -> None:
     """What a kernel of the user's own has given."""
     name = f"{type(kernel).__name__}.features"
     if not isinstance(features, Features):
-        raise TypeError(f"{name}: expected kernels.Features(q, k, v), got {shown(features)}")
+        raise TypeError(f"{name}: expected kernels.Features(q, k, v), got {describe(features)}")
     for letter in "qkv":
         found = getattr(features, letter)
         if found.ndim != points.ndim + 1 or found.shape[-2] != points.shape[-2]:

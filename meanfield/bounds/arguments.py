@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.options import reals as as_array
+from meanfield.checks import as_floats as as_array
 
 __all__ = ["as_array", "counts", "exponent", "norms", "orders", "out"]
 

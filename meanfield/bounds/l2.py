@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from meanfield.bounds.arguments import as_array
-from meanfield.options import number, shown
+from meanfield.checks import describe, number
 
 __all__ = ["l2_attention_2", "l2_attention_inf", "l2_attention_max", "l2_spread"]
 
@@ -167,7 +167,7 @@ def _heads(layer: Any) -> tuple[_Heads, list[np.ndarray]]:
     if not hasattr(par, "per_head"):
         raise TypeError(
             "layer: expected AttentionParameters, or a map that has them as `parameters`, got "
-            f"{shown(layer)}"
+            f"{describe(layer)}"
         )
     queries = as_array(par.query)
     values = as_array(par.per_head(par.value))

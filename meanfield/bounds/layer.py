@@ -11,7 +11,7 @@ from meanfield.bounds.arguments import as_array, out
 from meanfield.bounds.joins import joined_heads
 from meanfield.bounds.sharp import tokens
 from meanfield.bounds.theorems import theorem_3_3
-from meanfield.options import shown
+from meanfield.checks import describe
 
 __all__ = [
     "LayerNorms",
@@ -149,7 +149,7 @@ def bilinear(layer: Any) -> tuple[np.ndarray, np.ndarray]:
     if not hasattr(layer, "A") and not (isinstance(layer, (tuple, list)) and len(layer) == 2):
         raise TypeError(
             "layer: expected AttentionParameters, a map that has them as `parameters`, or a pair "
-            f"(A, V) of matrices, got {shown(layer)}"
+            f"(A, V) of matrices, got {describe(layer)}"
         )
     A, V = (layer.A, layer.V) if hasattr(layer, "A") else layer
     A, V = (m[None] if m.ndim == 2 else m for m in (as_array(A, "A"), as_array(V, "V")))

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from meanfield.bounds.arguments import counts, exponent, norms, orders, out
-from meanfield.options import flag
+from meanfield.checks import as_bool
 
 __all__ = [
     "kernel_norm",
@@ -120,7 +120,7 @@ def tokens(
         1.0
     """
     v, n, p = norms(norm_V, "norm_V"), counts(n), orders(p)
-    causal = flag(causal, "causal")
+    causal = as_bool(causal, "causal")
     turning, turned = exponent(norm_A, radius, shift)
     log_mean, log_norm, log_top = _logs(turning)
     inverse = 1 / p

@@ -25,7 +25,7 @@ from meanfield.bounds.scores import l2_mean_field, soft_cap
 from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
 from meanfield.bounds.theorems import proposition_3_4, theorem_3_5
 from meanfield.capabilities import HasScore, Score
-from meanfield.options import count, flag, number
+from meanfield.checks import as_bool, count, number
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -173,7 +173,7 @@ def table(
     """
     radius = number(radius, "radius", above=0)
     n = None if n is None else count(n, "n")
-    causal = getattr(layer, "causal", None) if causal is None else flag(causal, "causal")
+    causal = getattr(layer, "causal", None) if causal is None else as_bool(causal, "causal")
     other, score = None, Score("dot product")
     if isinstance(layer, HasScore):
         score = layer.score

@@ -8,7 +8,7 @@ import numpy as np
 
 from meanfield.bounds.arguments import as_array, counts, exponent, norms, out
 from meanfield.capabilities import HasLocalUpper
-from meanfield.options import shown
+from meanfield.checks import describe
 
 __all__ = [
     "local_upper",
@@ -121,6 +121,6 @@ def local_upper(F: Any, mu: Any) -> Any:
     if not isinstance(F, HasLocalUpper) or isinstance(F, type):
         raise TypeError(
             "F: expected a map with a method local_upper(mu), such as SelfAttention, "
-            f"got {shown(F)}"
+            f"got {describe(F)}"
         )
     return F.local_upper(mu)

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.options import count as whole
-from meanfield.options import number, reals
+from meanfield.checks import as_floats, number
+from meanfield.checks import count as whole
 
 __all__ = ["checked_times", "log_clock"]
 
@@ -43,7 +43,7 @@ def checked_times(times: Sequence[float] | Any) -> np.ndarray:
     Raises:
         ValueError: another shape, NaN or infinite times, times that do not increase.
     """
-    found = reals(times, "times")
+    found = as_floats(times, "times")
     if found.ndim != 1 or not len(found):
         raise ValueError(f"times: expected a sequence of numbers, got shape {found.shape}")
     if not np.isfinite(found).all():

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_generator, is_traced
+from meanfield.checks import as_generator, choice, count, describe, is_traced, number
 from meanfield.dynamics.velocities import Velocity
 from meanfield.errors import ConvergenceError
-from meanfield.options import choice, count, number, shown
 
 __all__ = [
     "METHODS",
@@ -268,7 +267,7 @@ def integrator_of(method: str | FixedStep | Adaptive, step: float | None) -> Fix
     if not isinstance(method, FixedStep | Adaptive):
         raise TypeError(
             f"method: expected one of {METHODS}, FixedStep(...) or Adaptive(...), got "
-            f"{shown(method)}"
+            f"{describe(method)}"
         )
     if step is not None:
         raise ValueError(f"step: expected None with {method}, which has its own; got {step}")

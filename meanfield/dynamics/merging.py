@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from meanfield.checks import count as whole
+from meanfield.checks import number
 from meanfield.measures import ParticleMeasure, check_measure
-from meanfield.options import count as whole
-from meanfield.options import number
 
 __all__ = ["Clusters", "cluster_count", "cluster_masses", "clusters", "coalesced", "meets"]
 

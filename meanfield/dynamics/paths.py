@@ -9,8 +9,8 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from meanfield.checks import count, describe
 from meanfield.measures import ParticleMeasure
-from meanfield.options import count, shown
 from meanfield.results import Variable, dataset
 from meanfield.transport import solve_conditional_w2, solve_w2
 
@@ -26,7 +26,7 @@ def measure_at(ds: xr.Dataset, index: int) -> ParticleMeasure:
     """
     if not isinstance(ds, xr.Dataset) or "points" not in ds:
         raise ValueError(
-            f"ds: expected a flow with its points, got {shown(ds)} without them; run it with "
+            f"ds: expected a flow with its points, got {describe(ds)} without them; run it with "
             "keep_points=True"
         )
     last = ds.sizes["time"] - 1

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import torch
 
+from meanfield.checks import choice
 from meanfield.layers import Chain, LayerNorm, RMSNorm
 from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure
-from meanfield.options import choice
 
 __all__ = ["NORMS", "PLACEMENTS", "Placed", "placed"]
 

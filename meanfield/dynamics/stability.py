@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import xarray as xr
 
+from meanfield.checks import choice
 from meanfield.dynamics.clocks import checked_times
 from meanfield.dynamics.flow_map import FlowMap, VelocityMap
 from meanfield.dynamics.integrators import TABLEAUS
@@ -18,7 +19,6 @@ from meanfield.linalg import LinearMap, largest_block_norm, operator_norm
 from meanfield.linearisation import Linearisation
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, image_of
-from meanfield.options import choice
 from meanfield.results import Variable, dataset, provenance
 from meanfield.transport import solve_conditional_w2, solve_w2
 

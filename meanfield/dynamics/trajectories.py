@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import is_traced
+from meanfield.checks import choice, is_traced, number
 from meanfield.dynamics.clocks import checked_times
 from meanfield.dynamics.constraints import CONSTRAINTS, Constraint, constraint_at
 from meanfield.dynamics.integrators import Adaptive, FixedStep, Noise, integrator_of
 from meanfield.dynamics.merging import coalesced, meets
 from meanfield.dynamics.velocities import Layers, Velocity, layers_of
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
-from meanfield.options import choice, number
 
 __all__ = ["Problem", "State", "problem_of", "states", "trajectory"]
 

@@ -9,7 +9,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from meanfield.options import meant
+from meanfield.checks import suggestion
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -52,7 +52,7 @@ def load(name: str) -> ModuleType:
     """
     if name not in EXPERIMENTS:
         known = ", ".join(EXPERIMENTS)
-        hint = meant(name, EXPERIMENTS)
+        hint = suggestion(name, EXPERIMENTS)
         raise ValueError(f"no experiment named {name!r}; there are: {known}{hint}")
     return importlib.import_module(f"meanfield.experiments.{name.replace('-', '_')}")
 

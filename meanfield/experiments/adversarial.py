@@ -19,12 +19,12 @@ import numpy as np
 import xarray as xr
 
 from meanfield import bounds, sampling
+from meanfield.checks import count
 from meanfield.experiments import inputs
 from meanfield.experiments.ascent import climb
 from meanfield.experiments.fitting import fit_laws, fittable
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
-from meanfield.options import count
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
 from meanfield.sweeps import Task, sweep

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meanfield.options import meant, shown
+from meanfield.checks import describe, suggestion
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,7 +122,7 @@ def figure(draw: Callable[..., Axes]) -> Callable[..., Axes]:
         **settings: Any,
     ) -> Axes:
         if not hasattr(ds, "data_vars"):
-            raise TypeError(f"ds: expected an xarray.Dataset, got {shown(ds)}")
+            raise TypeError(f"ds: expected an xarray.Dataset, got {describe(ds)}")
         lines = {name: settings.pop(name) for name in list(settings) if name not in own.parameters}
         _check_lines(draw.__name__, lines, own)
         canvas = axes(ax)
@@ -182,7 +182,7 @@ def _check_lines(name: str, lines: Mapping[str, Any], own: inspect.Signature) ->
             known = [*own.parameters, "legend", "title", "label", "linewidth", "color", "alpha"]
             raise TypeError(
                 f"{name}: expected its own settings or properties of lines, got {given!r}"
-                f"{meant(given, known)}"
+                f"{suggestion(given, known)}"
             )
 
 

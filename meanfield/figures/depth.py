@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meanfield.checks import choice
 from meanfield.figures.canvas import figure, mark_unconverged, readable_logs
-from meanfield.options import choice
 
 if TYPE_CHECKING:
     import xarray as xr

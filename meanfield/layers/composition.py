@@ -16,11 +16,11 @@ from meanfield.capabilities import (
     declared_dim,
     is_particlewise,
 )
+from meanfield.checks import describe
 from meanfield.layers.particlewise import expanded_radii, scaled_radii
 from meanfield.linalg import LinearMap
 from meanfield.linearisation import Linearisation, factored_constant
 from meanfield.measures import MeasureMap, ParticleMeasure, check_map
-from meanfield.options import shown
 
 __all__ = ["checked_maps", "dim_of", "identity", "name_of", "nearby_of", "upper_of"]
 
@@ -34,7 +34,7 @@ def identity(mu: ParticleMeasure) -> Linearisation:
 def checked_maps(maps: Sequence[MeasureMap], name: str) -> tuple[MeasureMap, ...]:
     """The maps as a tuple, at least one."""
     if not isinstance(maps, Iterable):
-        raise TypeError(f"{name}: expected a list of maps of measures, got {shown(maps)}")
+        raise TypeError(f"{name}: expected a list of maps of measures, got {describe(maps)}")
     found = tuple(maps)
     if not found:
         raise ValueError(f"{name}: expected at least one map of measures, got none")

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from meanfield.capabilities import is_causal
+from meanfield.checks import choice, number
 from meanfield.layers.composition import dim_of
 from meanfield.layers.residual import Residual
 from meanfield.linearisation import Linearisation, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure
-from meanfield.options import choice, number
 
 __all__ = ["NORMS", "Ball", "Bounded", "contractive", "size"]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from meanfield.checks import as_bool, count, describe, number
 from meanfield.errors import ConvergenceError
 from meanfield.html import span, table
 from meanfield.layers.chain import Chain
@@ -16,7 +17,6 @@ from meanfield.layers.residual import Residual
 from meanfield.linalg import operator_norm
 from meanfield.linearisation import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
-from meanfield.options import count, flag, number, shown
 
 __all__ = ["Inversion", "invert"]
 
@@ -111,7 +111,7 @@ def invert(
     """
     check_measure(nu, "nu")
     rtol, max_steps = number(rtol, "rtol", above=0), count(max_steps, "max_steps")
-    strict, probe = flag(strict, "strict"), flag(probe, "probe")
+    strict, probe = as_bool(strict, "strict"), as_bool(probe, "probe")
     stages = [_Stage.of(layer) for layer in (G.maps if isinstance(G, Chain) else (G,))]
     with torch.no_grad():
         found, answers = nu, []
@@ -153,7 +153,7 @@ class _Stage:
         if not isinstance(layer, Residual) or not isinstance(layer.map, Bounded):
             raise TypeError(
                 f"invert: expected layers made by meanfield.layers.contractive, got "
-                f"{shown(layer)}; an inverse needs a Lipschitz constant to rest on"
+                f"{describe(layer)}; an inverse needs a Lipschitz constant to rest on"
             )
         factor = abs(layer.scale) * layer.map.constant
         if not factor < 1:

@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from meanfield.capabilities import Nearby
-from meanfield.checks import as_float_tensor, check_finite, check_same_kind
+from meanfield.checks import as_float_tensor, check_finite, check_same_kind, choice
 from meanfield.layers.particlewise import blockwise, expanded_radii, present_rows, scaled_radii
 from meanfield.linearisation import Linearisation
 from meanfield.measures import ParticleMeasure
-from meanfield.options import choice
 
 __all__ = ["ACTIVATIONS", "MLP", "Activation"]
 

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from meanfield.capabilities import Nearby
-from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced
+from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced, number
 from meanfield.layers.particlewise import blockwise, expanded_radii, present_rows, scaled_radii
 from meanfield.linearisation import Linearisation
 from meanfield.measures import ParticleMeasure
-from meanfield.options import number
 
 __all__ = ["LayerNorm", "RMSNorm"]
 

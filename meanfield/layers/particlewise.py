@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from meanfield.capabilities import Nearby
-from meanfield.checks import is_traced
+from meanfield.checks import describe, is_traced
 from meanfield.linalg import LinearMap
 from meanfield.linearisation import Linearisation, check_geometry
 from meanfield.measures import ParticleMeasure, pushforward
-from meanfield.options import shown
 
 __all__ = ["Pointwise", "blockwise", "expanded_radii", "present_rows", "scaled_radii"]
 
@@ -123,7 +122,7 @@ class Pointwise:
                 raise ValueError(f"{name}: expected a number ≥ 0, got {getattr(self, name)}")
         if not callable(self.transport) or isinstance(self.transport, type):
             raise TypeError(
-                f"transport: expected a function of points, got {shown(self.transport)}"
+                f"transport: expected a function of points, got {describe(self.transport)}"
             )
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:

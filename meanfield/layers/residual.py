@@ -8,6 +8,7 @@ from typing import final
 from torch import Tensor
 
 from meanfield.capabilities import Nearby, is_causal, is_particlewise
+from meanfield.checks import number
 from meanfield.layers.composition import (
     checked_maps,
     dim_of,
@@ -18,7 +19,6 @@ from meanfield.layers.composition import (
 )
 from meanfield.linearisation import Linearisation, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, image_of
-from meanfield.options import number
 
 __all__ = ["Residual"]
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_generator
+from meanfield.checks import as_bool, as_generator, choice, count, describe, number
 from meanfield.linalg.evidence import NormEstimate, checked
 from meanfield.linalg.factorisation import dense_norm, largest_dense
 from meanfield.linalg.krylov import krylov_norm
 from meanfield.linalg.maps import LinearMap
-from meanfield.options import choice, count, flag, number, shown
 
 __all__ = ["METHODS", "check_settings", "largest_block_norm", "operator_norm"]
 
@@ -154,7 +153,7 @@ def check_settings(
     """The tolerances, once no setting of `operator_norm` means nothing."""
     count(max_steps, "max_steps")
     as_generator(generator)
-    flag(strict, "strict")
+    as_bool(strict, "strict")
     return (
         number(rtol, "rtol", least=0, below=1),
         number(upper_rtol, "upper_rtol", least=0, finite=False),
@@ -164,6 +163,7 @@ def check_settings(
 def _check_linear_map(linear_map: object) -> None:
     if not isinstance(linear_map, LinearMap):
         raise TypeError(
-            f"linear_map: expected a LinearMap, got {shown(linear_map)}; linearize(F, mu).atoms "
-            "is that of a map of measures, LinearMap.pointwise(matrices) of matrices"
+            f"linear_map: expected a LinearMap, got {describe(linear_map)}; "
+            "linearize(F, mu).atoms is that of a map of measures, "
+            "LinearMap.pointwise(matrices) of matrices"
         )

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from meanfield.capabilities import HasNearby
-from meanfield.checks import as_float_tensor
+from meanfield.checks import as_bool, as_float_tensor, describe
 from meanfield.linearisation import factored_constant
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
-from meanfield.options import flag, shown
 
 __all__ = ["ball_upper"]
 
@@ -67,10 +66,10 @@ def ball_upper(
     if not isinstance(F, HasNearby) or isinstance(F, type):
         raise TypeError(
             "expected a map that declares nearby(mu, radii), such as dot-product SelfAttention, "
-            f"got {shown(F)}"
+            f"got {describe(F)}"
         )
     check_measure(mu)
-    splitting = flag(splitting, "splitting")
+    splitting = as_bool(splitting, "splitting")
     eps = as_float_tensor(epsilon, "epsilon", like=mu.points).to(mu.points)
     if not bool((eps.isfinite() & (eps >= 0)).all()):
         raise ValueError(f"epsilon: expected finite numbers ≥ 0, got {eps.tolist()}")

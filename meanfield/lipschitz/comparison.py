@@ -10,7 +10,7 @@ import xarray as xr
 from torch import Tensor
 
 from meanfield.capabilities import is_causal
-from meanfield.checks import as_float_tensor, as_generator, check_finite
+from meanfield.checks import as_bool, as_float_tensor, as_generator, check_finite
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.secant import SecantRatio, euclidean_secant_ratio, secant_ratio
 from meanfield.measures import (
@@ -21,7 +21,6 @@ from meanfield.measures import (
     split,
     stack,
 )
-from meanfield.options import flag
 from meanfield.results import Variable, dataset
 
 __all__ = ["Secants", "compare_lemma_3_2", "secants_along", "split_secants"]
@@ -129,7 +128,7 @@ def compare_lemma_3_2(
         raise ValueError(f"X: expected one sequence (n, d), got {tuple(X.shape)}")
     check_finite(X, "X")
     check_map(F)
-    positioned = is_causal(F) if conditional is None else flag(conditional, "conditional")
+    positioned = is_causal(F) if conditional is None else as_bool(conditional, "conditional")
     sequence = ParticleMeasure.from_sequence(X)
     mu = sequence if positioned else ParticleMeasure(X)
     generator = as_generator(generator)

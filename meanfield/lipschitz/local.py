@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from meanfield.checks import one_number
+from meanfield.checks import choice, one_number
 from meanfield.html import span, table
 from meanfield.linalg import LinearMap, NormEstimate, largest_block_norm, operator_norm
 from meanfield.linalg.norms import METHODS, check_settings
 from meanfield.linearisation import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
-from meanfield.options import choice
 from meanfield.results import Variable, batched
 
 if TYPE_CHECKING:

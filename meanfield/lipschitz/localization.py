@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from meanfield.capabilities import HasHeads
+from meanfield.checks import choice, describe
 from meanfield.html import span, table
 from meanfield.linearisation import linearize
 from meanfield.lipschitz.local import LocalLipschitz
 from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure
-from meanfield.options import choice, shown
 from meanfield.results import Variable, batched
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def localize(
     """
     if not isinstance(constant, LocalLipschitz):
         raise TypeError(
-            f"constant: expected what local_lipschitz(F, mu) returns, got {shown(constant)}"
+            f"constant: expected what local_lipschitz(F, mu) returns, got {describe(constant)}"
         )
     check_map(F)
     check_measure(mu)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 import xarray as xr
 
-from meanfield.checks import as_generator
+from meanfield.checks import as_generator, choice, count, describe, number
 from meanfield.html import table
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.proposals import (
@@ -24,7 +24,6 @@ from meanfield.lipschitz.proposals import (
 from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import SecantRatio, secant_ratio
 from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure, image_of
-from meanfield.options import choice, count, number, shown
 from meanfield.results import Variable, dataset
 from meanfield.transport import solve_conditional_w2, solve_w2
 
@@ -162,7 +161,9 @@ def lipschitz_lower(
     """
     check_map(F)
     if isinstance(families, str) or not isinstance(families, Iterable):
-        raise TypeError(f"families: expected a list of some of {FAMILIES}, got {shown(families)}")
+        raise TypeError(
+            f"families: expected a list of some of {FAMILIES}, got {describe(families)}"
+        )
     families = [choice(name, "families", FAMILIES) for name in families]
     if not families:
         raise ValueError(f"families: expected some of {FAMILIES}, got none")

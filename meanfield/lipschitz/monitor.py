@@ -9,9 +9,9 @@ import numpy as np
 import torch
 import xarray as xr
 
+from meanfield.checks import count
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
-from meanfield.options import count
 
 __all__ = ["Monitor", "monitor"]
 

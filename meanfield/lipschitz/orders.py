@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from meanfield.checks import number
 from meanfield.linearisation import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
-from meanfield.options import number
 
 __all__ = ["OrderInterval", "local_order"]
 

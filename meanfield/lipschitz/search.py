@@ -10,12 +10,11 @@ from torch import Tensor
 
 from meanfield import sampling
 from meanfield.capabilities import HasScoreMatrices, declared_dim, is_causal
-from meanfield.checks import as_generator
+from meanfield.checks import as_bool, as_generator, count, number
 from meanfield.linalg.vectors import normalised
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.proposals import random_measures
 from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure
-from meanfield.options import count, flag, number
 
 __all__ = ["worst_case"]
 
@@ -77,7 +76,7 @@ def worst_case(
             "dim: expected the dimension of the points, since F does not say it, got None"
         )
     dim, positions = count(dim, "dim"), None
-    if is_causal(F) if positioned is None else flag(positioned, "positioned"):
+    if is_causal(F) if positioned is None else as_bool(positioned, "positioned"):
         positions = torch.arange(1, n_atoms + 1, dtype=torch.float64) / n_atoms
     points, logs = _random_starts(starts, n_atoms, dim, radius, generator)
     given = [*_constructions(F, radius), *candidates]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, check_finite, check_same_kind, one_number
+from meanfield.checks import as_bool, as_float_tensor, check_finite, check_same_kind, one_number
 from meanfield.html import span, table
 from meanfield.linalg.vectors import lengths
 from meanfield.measures import (
@@ -21,7 +21,6 @@ from meanfield.measures import (
     image_of,
     pushforward,
 )
-from meanfield.options import flag
 from meanfield.results import Variable, batched
 from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
 
@@ -120,7 +119,7 @@ def secant_ratio(
         )
     if conditional is None:
         conditional = mu.is_positioned
-    conditional = flag(conditional, "conditional")
+    conditional = as_bool(conditional, "conditional")
     solve = solve_conditional_w2 if conditional else solve_w2
     denominator = solve(mu, nu, **settings)
     if not bool((denominator.lower > 0).all()):

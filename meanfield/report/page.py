@@ -10,8 +10,8 @@ from pathlib import Path
 
 import xarray as xr
 
+from meanfield.checks import describe
 from meanfield.html import escape
-from meanfield.options import shown
 from meanfield.report import summaries
 from meanfield.report.pictures import Drawing, picture
 from meanfield.results import read_provenance
@@ -84,7 +84,7 @@ def render(
     from markupsafe import Markup
 
     if not isinstance(ds, xr.Dataset):
-        raise TypeError(f"ds: expected an xarray.Dataset, got {shown(ds)}")
+        raise TypeError(f"ds: expected an xarray.Dataset, got {describe(ds)}")
     record, asked = read_provenance(ds), question or str(ds.attrs.get("summary", ""))
     blocks = [block.strip() for block in re.split(r"\n\s*\n", asked) if block.strip()]
     environment = jinja2.Environment(

@@ -9,7 +9,7 @@ from typing import Any
 
 import xarray as xr
 
-from meanfield.options import shown
+from meanfield.checks import describe
 from meanfield.results.atomic import (
     check_replaceable,
     hidden_name,
@@ -49,7 +49,7 @@ def write(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
         OSError: the folder cannot be written or the disk is full; nothing is left behind.
     """
     if not isinstance(ds, xr.Dataset):
-        raise TypeError(f"ds: expected an xarray.Dataset, got {shown(ds)}")
+        raise TypeError(f"ds: expected an xarray.Dataset, got {describe(ds)}")
     path = Path(path)
     if path.suffix not in (".zarr", ".nc"):
         raise ValueError(f"path: expected a name that ends in .zarr or .nc, got {path.name!r}")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from meanfield.options import number, reals
+from meanfield.checks import as_floats, number
 from meanfield.results.labels import Variable, dataset
 
 __all__ = ["fit_power"]
@@ -74,7 +74,7 @@ def fit_power(
     """
     level = number(level, "level", above=0, below=1)
     exponent = None if exponent is None else number(exponent, "exponent")
-    total = reals(x, "x").size
+    total = as_floats(x, "x").size
     x, y, group = _points(x, y, groups, converged)
     if exponent is None and np.ptp(x) == 0:
         raise ValueError(f"x: expected at least two different values to fit p, got only {x[0]!r}")
@@ -106,7 +106,7 @@ def _points(
     x: Any, y: Any, groups: Any, converged: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The pairs that count, flat, with the number of the group of each."""
-    x, y = reals(x, "x"), reals(y, "y")
+    x, y = as_floats(x, "x"), as_floats(y, "y")
     labels = np.arange(x.size).reshape(x.shape) if groups is None else np.asarray(groups)
     good = np.ones(x.shape, bool) if converged is None else np.asarray(converged).astype(bool)
     if not x.shape == y.shape == labels.shape == good.shape:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from meanfield.options import shown
+from meanfield.checks import describe
 
 __all__ = ["parameters_of", "to_cube"]
 
@@ -41,7 +41,7 @@ def to_cube(ds: xr.Dataset, *, parameters: Sequence[str] | None = None) -> xr.Da
         3.0
     """
     if not isinstance(ds, xr.Dataset):
-        raise TypeError(f"ds: expected an xarray.Dataset, got {shown(ds)}")
+        raise TypeError(f"ds: expected an xarray.Dataset, got {describe(ds)}")
     if "case" not in ds.dims:
         raise ValueError(f"ds: expected the dimension 'case', got {tuple(ds.dims)}")
     names = list(parameters_of(ds) if parameters is None else parameters)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.options import shown
+from meanfield.checks import describe
 from meanfield.results.labels import printable
 
 __all__ = ["Case", "Grid", "canonical", "case_keys", "case_seed", "cases_of", "columns_of"]
@@ -47,7 +47,7 @@ def cases_of(grid: Grid) -> list[Case]:
         if not listed or not all(isinstance(case, Mapping) for case in grid):
             raise TypeError(
                 "grid: expected a dict from parameter name to values, or a list of dicts, got "
-                f"{shown(grid)}"
+                f"{describe(grid)}"
             )
         cases = [{str(n): _plain(str(n), v) for n, v in case.items()} for case in grid]
     if not cases or not cases[0]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from meanfield.options import count, shown
+from meanfield.checks import count, describe
 from meanfield.results.stores import Store, assemble, variables_of
 from meanfield.sweeps.batches import Batch
 from meanfield.sweeps.executors import Run, check_executor
@@ -98,7 +98,7 @@ def sweep(
     check_executor(executor, case_timeout)
     seed = count(seed, "seed", least=-(2**63), most=2**63 - 1)
     if not isinstance(fn, Task) and not callable(fn):
-        raise TypeError(f"fn: expected a function or a Task, got {shown(fn)}")
+        raise TypeError(f"fn: expected a function or a Task, got {describe(fn)}")
     _check_settings(store, shard, batch_size)
     path = None if store is None else Path(store).resolve()  # before a case changes the folder
     stored = None if path is None else description_at(path)

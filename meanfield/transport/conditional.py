@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from meanfield.checks import as_bool, number
 from meanfield.measures import ParticleMeasure, check_measure
-from meanfield.options import flag, number
 from meanfield.transport.certificate import Answer, Part, united
 from meanfield.transport.pairs import as_pair, flat_arrays
 from meanfield.transport.problem import normalised
@@ -70,7 +70,7 @@ def solve_conditional_w2(
                 "positions= or use ParticleMeasure.from_sequence"
             )
     position_atol = number(position_atol, "position_atol", least=0, below=1)
-    exact, strict = flag(exact_weights, "exact_weights"), flag(strict, "strict")
+    exact, strict = as_bool(exact_weights, "exact_weights"), as_bool(strict, "strict")
     settings = replace(checked_settings(method, rtol), snap=not exact)
     pair = as_pair(mu, nu)
     settings = replace(settings, device=str(pair.mu.device))

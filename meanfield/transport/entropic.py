@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from meanfield.options import number
+from meanfield.checks import number
 from meanfield.transport.pairs import Measure, as_pair
 
 __all__ = ["sinkhorn_divergence"]

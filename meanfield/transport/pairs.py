@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, check_same_kind, is_traced
+from meanfield.checks import as_float_tensor, check_same_kind, describe, is_traced
 from meanfield.measures import ParticleMeasure, check_measure
-from meanfield.options import shown
 
 __all__ = ["Measure", "Pair", "as_pair", "flat_arrays", "refuse_cost_matrix"]
 
@@ -43,7 +42,9 @@ def as_pair(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) ->
             to 1; atoms with mass that are not finite; empty clouds.
     """
     if weights is not None and (not isinstance(weights, (tuple, list)) or len(weights) != 2):
-        got = f"{len(weights)} entries" if isinstance(weights, (tuple, list)) else shown(weights)
+        got = (
+            f"{len(weights)} entries" if isinstance(weights, (tuple, list)) else describe(weights)
+        )
         raise ValueError(f"weights: expected a pair (a, b), got {got}")
     a, b = weights or (None, None)
     (mu, mu_is_numpy), (nu, nu_is_numpy) = _as_measure(mu, a, "mu"), _as_measure(nu, b, "nu")

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.options import choice, flag, number
+from meanfield.checks import as_bool, choice, number
 from meanfield.transport.certificate import Answer, in_unit, narrower
 from meanfield.transport.pairs import Measure, as_pair, flat_arrays, refuse_cost_matrix
 from meanfield.transport.plans.clusters import solve_clusters
@@ -110,9 +110,9 @@ def solve_w2(
     """
     refuse_cost_matrix(extra, "solve_w2")
     settings = checked_settings(method, rtol, time_limit)
-    exact = flag(exact_weights, "exact_weights")
+    exact = as_bool(exact_weights, "exact_weights")
     settings = replace(settings, snap=not exact, checkpoint=checkpoint)
-    return _solved(mu, nu, weights, settings, flag(strict, "strict"))
+    return _solved(mu, nu, weights, settings, as_bool(strict, "strict"))
 
 
 def solve_w1(
@@ -154,9 +154,9 @@ def solve_w1(
         tensor(2., dtype=torch.float64)
     """
     refuse_cost_matrix(extra, "solve_w1")
-    exact = flag(exact_weights, "exact_weights")
+    exact = as_bool(exact_weights, "exact_weights")
     settings = replace(checked_settings("auto", rtol), order=1, snap=not exact)
-    return _solved(mu, nu, weights, settings, flag(strict, "strict"))
+    return _solved(mu, nu, weights, settings, as_bool(strict, "strict"))
 
 
 def checked_settings(method: str, rtol: float, time_limit: float | None = None) -> Settings:

@@ -14,8 +14,7 @@ PACKAGE = Path(__file__).parents[2] / "meanfield"
 
 # A module imports only from layers below its own; inside a subpackage, in the order listed there.
 LAYERS = [
-    ["errors", "html", "options"],
-    ["checks"],
+    ["errors", "html", "checks"],
     ["measures", "linalg", "results"],
     ["capabilities"],
     ["bounds", "linearisation"],
@@ -26,7 +25,6 @@ LAYERS = [
     ["cli"],
     ["__main__"],
 ]
-# `measures` and `linalg` stand on the checks; nothing else shares a layer's floor.
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 # Which third-party package may be imported where (None: anywhere).
@@ -53,7 +51,7 @@ DOORS: dict[str, set[str] | None] = {
     "safetensors": {"pretrained"},
     "huggingface_hub": {"pretrained"},
 }
-NO_TORCH = {"results", "figures", "bounds", "errors", "html", "options"}
+NO_TORCH = {"results", "figures", "bounds", "errors", "html"}
 
 
 def modules() -> list[Path]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from meanfield import options
+from meanfield import checks
 from meanfield.checks import as_float_tensor
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import w2
@@ -62,7 +62,7 @@ def _judged(call, mistake: Wrong, monkeypatch) -> str:
 
 
 def test_the_judge_tells_the_four_endings_apart(monkeypatch):
-    halved = lambda x: options.number(x, "x") / 2  # noqa: E731
+    halved = lambda x: checks.number(x, "x") / 2  # noqa: E731
     text, whole = Wrong(lambda g: "2.0"), Wrong(lambda g: np.array(g), lambda g: g)
     assert _judged(halved, text, monkeypatch) == CLEAR
     assert _judged(halved, whole, monkeypatch) == RIGHT
@@ -80,9 +80,9 @@ def test_a_forgotten_argument_is_named(call):
 
 def test_a_misspelt_name_is_answered_with_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'lanczos'"):
-        options.choice("lancos", "method", ("auto", "lanczos"))
+        checks.choice("lancos", "method", ("auto", "lanczos"))
     with pytest.raises(ValueError, match="got 'xyz'$"):
-        options.choice("xyz", "method", ("auto", "lanczos"))
+        checks.choice("xyz", "method", ("auto", "lanczos"))
 
 
 @pytest.mark.parametrize(

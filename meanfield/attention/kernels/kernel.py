@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.parameters import AttentionParameters
-from meanfield.options import shown
+from meanfield.checks import describe
 
 __all__ = ["Features", "Kernel", "Turned", "Wrapped", "checked_inner"]
 
@@ -170,7 +170,8 @@ def checked_inner(inner: Kernel) -> Kernel:
     """
     if not isinstance(inner, Kernel):
         raise TypeError(
-            f"inner: expected a kernel, got {shown(inner)}; soft_cap(10.0) is one, soft_cap is not"
+            f"inner: expected a kernel, got {describe(inner)}; "
+            "soft_cap(10.0) is one, soft_cap is not"
         )
     return inner
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from meanfield.attention.kernels.bilinear import dot_product
 from meanfield.attention.kernels.kernel import Kernel, Wrapped, checked_inner
 from meanfield.attention.parameters import AttentionParameters
-from meanfield.checks import as_float_tensor, check_finite
-from meanfield.options import number
+from meanfield.checks import as_float_tensor, check_finite, number
 
 __all__ = ["Alibi", "Window", "alibi", "window"]
 

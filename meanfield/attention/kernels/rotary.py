@@ -12,7 +12,7 @@ from torch import Tensor
 from meanfield.attention.kernels.bilinear import dot_product
 from meanfield.attention.kernels.kernel import Features, Kernel, Turned, checked_inner
 from meanfield.attention.parameters import AttentionParameters
-from meanfield.options import count, flag, number
+from meanfield.checks import as_bool, count, number
 
 __all__ = ["Rotary", "rotary"]
 
@@ -121,7 +121,7 @@ def rotary(
         inner: the kernel whose queries and keys are turned.
     """
     base, length = number(base, "base", above=0), number(length, "length", above=0)
-    interleaved = flag(interleaved, "interleaved")
+    interleaved = as_bool(interleaved, "interleaved")
     dim = None if dim is None else count(dim, "dim", least=2)
     if dim is not None and dim % 2:
         raise ValueError(f"dim: expected an even number ≥ 2, got {dim}")

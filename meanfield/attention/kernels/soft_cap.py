@@ -11,7 +11,7 @@ from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
 from meanfield.attention.kernels.kernel import Kernel, Wrapped, checked_inner
-from meanfield.options import number
+from meanfield.checks import number
 
 __all__ = ["SoftCap", "soft_cap"]
 
