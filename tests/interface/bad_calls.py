@@ -1,7 +1,7 @@
-"""The doors of the library, what plausible callers get wrong there, and how each call ends.
+"""Calls of the library, what plausible callers get wrong in them, and how each then ends.
 
-A `Door` is a public function with one well-formed call and, for each argument, what kind of thing
-it is. `WRONG` has the mistakes for each kind: most must be refused; some mean something (a list in
+A `Call` is a public function with well-formed arguments and, for some of them, of what kind each
+is. `KINDS` has the mistakes for each kind: most must be refused; some mean something (a list in
 place of a tensor, big-endian numbers), and then the answer must be that of the well-formed value,
 or an error. `verdict` makes one wrong call and says how it ended.
 """
@@ -305,22 +305,22 @@ KINDS: dict[str, dict[str, Wrong]] = {
 }
 
 
-# --- the doors ---
+# --- the calls ---
 
 
 @dataclass(frozen=True)
-class Door:
-    """A public function, a well-formed call, and what kind each argument is.
+class Call:
+    """A public function, well-formed arguments, and what kind each argument is.
 
     Attributes:
-        call: the function.
+        function: the function.
         good: the well-formed arguments, by name; a leading "/" marks those given by place.
         kinds: of which kind each is; those left out are not tried.
         fine: (argument, mistake) pairs that are no mistake here, and what they mean.
     """
 
     name: str
-    call: Callable[..., Any]
+    function: Callable[..., Any]
     good: dict[str, Any]
     kinds: dict[str, str]
     fine: dict[tuple[str, str], Callable[[Any], Any] | None] = field(default_factory=dict)
@@ -328,7 +328,7 @@ class Door:
     def __call__(self, **changed: Any) -> Any:
         values = self.good | changed
         places = [v for k, v in values.items() if k.startswith("/")]
-        return self.call(*places, **{k: v for k, v in values.items() if not k.startswith("/")})
+        return self.function(*places, **{k: v for k, v in values.items() if not k.startswith("/")})
 
 
 PARAMETERS = AttentionParameters.from_bilinear([[-1.0, 0.2], [0.0, 0.5]], [[1.0, 0.0], [0.3, 1.0]])
@@ -383,192 +383,192 @@ def _optional(*names: str) -> dict[tuple[str, str], Any]:
     return {(name, "none"): None for name in names}
 
 
-DOORS = [
-    Door("ParticleMeasure", ParticleMeasure,
+CALLS = [
+    Call("ParticleMeasure", ParticleMeasure,
          {"/points": X, "weights": [0.2, 0.3, 0.5]}, {"/points": "array", "weights": "array"},
          _optional("weights") | {("/points", "tensor of single precision beside double"): None,
                                  ("weights", "integers"): None}),
-    Door("ParticleMeasure(log_weights, positions)", ParticleMeasure,
+    Call("ParticleMeasure(log_weights, positions)", ParticleMeasure,
          {"/points": X, "log_weights": np.log([0.2, 0.3, 0.5]), "positions": [0.1, 0.5, 1.0]},
          {"log_weights": "array", "positions": "array"},
          _optional("log_weights", "positions")
          | {("positions", "integers"): lambda g: np.ones(3), ("log_weights", "integers"): None}),
-    Door("ParticleMeasure.from_sequence", ParticleMeasure.from_sequence,
+    Call("ParticleMeasure.from_sequence", ParticleMeasure.from_sequence,
          {"/points": X}, {"/points": "array"},
          {("/points", "tensor of single precision beside double"): None,
           ("/points", "another last axis"): None}),
-    Door("replace", MU.replace, {"/points": torch.tensor(X)}, {"/points": "array"},
+    Call("replace", MU.replace, {"/points": torch.tensor(X)}, {"/points": "array"},
          {("/points", "another last axis"): None}),
-    Door("pushforward", pushforward,
+    Call("pushforward", pushforward,
          {"/T": torch.tanh, "/mu": MU, "use_positions": False},
          {"/mu": "measure", "use_positions": "flag", "/T": "map"},
          {("/T", "torch function"): None, ("/T", "map of points"): None,
           ("/T", "module of torch"): None}),
-    Door("disintegrate", disintegrate, {"/mu": SEQ}, {"/mu": "measure"}),
-    Door("split", split, {"/mu": MU, "/copies": 2}, {"/mu": "measure", "/copies": "count"}),
-    Door("merge", merge, {"/mu": MU, "/atol": 0.5}, {"/mu": "measure", "/atol": "not negative"}),
-    Door("stack", lambda one, measures: stack([one, measures]), {"/one": MU, "/mu": NU},
+    Call("disintegrate", disintegrate, {"/mu": SEQ}, {"/mu": "measure"}),
+    Call("split", split, {"/mu": MU, "/copies": 2}, {"/mu": "measure", "/copies": "count"}),
+    Call("merge", merge, {"/mu": MU, "/atol": 0.5}, {"/mu": "measure", "/atol": "not negative"}),
+    Call("stack", lambda one, measures: stack([one, measures]), {"/one": MU, "/mu": NU},
          {"/mu": "beside a map"}),
-    Door("AttentionParameters", AttentionParameters,
+    Call("AttentionParameters", AttentionParameters,
          {"/query": A, "/key": V, "/value": V, "scale": 0.5, "query_bias": [[0.1, 0.2]]},
          {"/query": "array", "/key": "array", "/value": "array", "scale": "number",
           "query_bias": "array"},
          _optional("scale", "query_bias") | _wide("scale")
          | {("/query", "integers"): None}),
-    Door("AttentionParameters.from_bilinear", AttentionParameters.from_bilinear,
+    Call("AttentionParameters.from_bilinear", AttentionParameters.from_bilinear,
          {"/bilinear": A, "/value": V}, {"/bilinear": "array", "/value": "array"}),
-    Door("AttentionParameters.random", AttentionParameters.random,
+    Call("AttentionParameters.random", AttentionParameters.random,
          {"/dim": 4, "n_heads": 2, "head_dim": 2, "std": 0.5, "biases": False, "generator": None},
          {"/dim": "count", "n_heads": "count", "head_dim": "count", "std": "positive",
           "biases": "flag", "generator": "generator"},
          _optional("head_dim", "std") | {("std", "zero"): None}),
-    Door("AttentionParameters.tied_l2", AttentionParameters.tied_l2,
+    Call("AttentionParameters.tied_l2", AttentionParameters.tied_l2,
          {"/query": V, "/value": V}, {"/query": "array", "/value": "array"}),
-    Door("SelfAttention", lambda *a, **k: SelfAttention(*a, **k)(SEQ),
+    Call("SelfAttention", lambda *a, **k: SelfAttention(*a, **k)(SEQ),
          {"/parameters": PARAMETERS, "causal": False, "kernel": kernels.dot_product,
           "normalization": normalizations.softmax},
          {"/parameters": "thing", "causal": "flag", "kernel": "choice thing",
           "normalization": "choice thing"}),
-    Door("SelfAttention()", F, {"/mu": MU}, {"/mu": "beside a map"}),
-    Door("SelfAttention.field", lambda x: F.field(MU)(x), {"/x": X}, {"/x": "array"}),
-    Door("SelfAttention.field, masked", lambda s: MASKED.field(SEQ)(X, s),
+    Call("SelfAttention()", F, {"/mu": MU}, {"/mu": "beside a map"}),
+    Call("SelfAttention.field", lambda x: F.field(MU)(x), {"/x": X}, {"/x": "array"}),
+    Call("SelfAttention.field, masked", lambda s: MASKED.field(SEQ)(X, s),
          {"/s": [1.0, 1.0, 1.0]}, {"/s": "array"}),
-    Door("SelfAttention.tangent", F.linearize, {"/mu": MU, "geometry": "euclidean"},
+    Call("SelfAttention.tangent", F.linearize, {"/mu": MU, "geometry": "euclidean"},
          {"/mu": "beside a map", "geometry": "choice"}),
-    Door("kernels.soft_cap", kernels.soft_cap, {"/tau": 2.0}, {"/tau": "positive"}),
-    Door("kernels.cosine", kernels.cosine, {"/temperature": 2.0, "eps": 0.5},
+    Call("kernels.soft_cap", kernels.soft_cap, {"/tau": 2.0}, {"/tau": "positive"}),
+    Call("kernels.cosine", kernels.cosine, {"/temperature": 2.0, "eps": 0.5},
          {"/temperature": "positive", "eps": "not negative"}),
-    Door("kernels.rotary", kernels.rotary,
+    Call("kernels.rotary", kernels.rotary,
          {"/base": 100.0, "dim": 2, "length": 4.0, "interleaved": False},
          {"/base": "positive", "dim": "count", "length": "positive", "interleaved": "flag"},
          _optional("dim")),
-    Door("kernels.window", kernels.window, {"/width": 0.5}, {"/width": "positive"},
+    Call("kernels.window", kernels.window, {"/width": 0.5}, {"/width": "positive"},
          {("/width", "inf"): None}),
-    Door("kernels.alibi", kernels.alibi, {"/slopes": [0.5, 0.25], "length": 4.0},
+    Call("kernels.alibi", kernels.alibi, {"/slopes": [0.5, 0.25], "length": 4.0},
          {"/slopes": "array", "length": "positive"},
          {("/slopes", "range"): None, ("/slopes", "another last axis"): None,
           ("/slopes", "tensor of single precision beside double"): None}),
-    Door("normalizations.sink", normalizations.sink, {"/logits": 0.5}, {"/logits": "number"},
+    Call("normalizations.sink", normalizations.sink, {"/logits": 0.5}, {"/logits": "number"},
          _wide("/logits")),
-    Door("normalizations.sinkhorn", normalizations.sinkhorn,
+    Call("normalizations.sinkhorn", normalizations.sinkhorn,
          {"rtol": 1e-6, "max_iterations": 10, "strict": True},
          {"rtol": "positive", "max_iterations": "count", "strict": "flag"},
          {("max_iterations", "zero"): None}),
-    Door("linearize", lambda *a, **k: linearize(*a, **k).atoms.to_dense(),
+    Call("linearize", lambda *a, **k: linearize(*a, **k).atoms.to_dense(),
          {"/F": F, "/mu": MU, "geometry": "euclidean"},
          {"/F": "map", "/mu": "beside a map", "geometry": "choice"}),
-    Door("operator_norm", linalg.operator_norm,
+    Call("operator_norm", linalg.operator_norm,
          {"/J": J, "rtol": 1e-3, "upper_rtol": 0.1, "max_steps": 20, "method": "lanczos",
           "generator": None, "strict": True},
          {"/J": "map", "rtol": "positive", "upper_rtol": "positive", "max_steps": "count",
           "method": "choice", "generator": "generator", "strict": "flag"},
          {("upper_rtol", "inf"): None}),
-    Door("local_lipschitz", lipschitz.local_lipschitz,
+    Call("local_lipschitz", lipschitz.local_lipschitz,
          {"/F": F, "/mu": MU, "geometry": "wasserstein", "rtol": 1e-3, "max_steps": 50,
           "method": "dense", "generator": None, "strict": True, "upper_rtol": 0.1},
          {"/F": "map", "/mu": "beside a map", "geometry": "choice", "rtol": "positive",
           "max_steps": "count", "method": "choice", "generator": "generator", "strict": "flag",
           "upper_rtol": "positive"},
          {("upper_rtol", "inf"): None}),
-    Door("secant_ratio", lipschitz.secant_ratio,
+    Call("secant_ratio", lipschitz.secant_ratio,
          {"/F": F, "/mu": MU, "/nu": NU, "conditional": False},
          {"/F": "map", "/mu": "beside a map", "/nu": "beside a map", "conditional": "flag"},
          _optional("conditional")
          | {("/F", "changes the weights"): None, ("/F", "drops an atom"): None}),
-    Door("euclidean_secant_ratio", lipschitz.euclidean_secant_ratio,
+    Call("euclidean_secant_ratio", lipschitz.euclidean_secant_ratio,
          {"/f": lambda x: x**2, "/X": X, "/Y": X + 0.5},
          {"/f": "map", "/X": "array", "/Y": "array"},
          {("/f", "torch function"): None, ("/f", "map of points"): None,
           ("/f", "module of torch"): None}),
-    Door("ball_upper", lipschitz.ball_upper, {"/F": F, "/mu": MU, "/epsilon": 0.1},
+    Call("ball_upper", lipschitz.ball_upper, {"/F": F, "/mu": MU, "/epsilon": 0.1},
          {"/F": "map", "/mu": "beside a map", "/epsilon": "not negative"},
          {("/epsilon", "list of one"): None}),
-    Door("worst_case", lipschitz.worst_case,
+    Call("worst_case", lipschitz.worst_case,
          {"/F": F, "/radius": 1.0, "n_atoms": 2, "dim": 2, "positioned": False, "starts": 2,
           "steps": 1, "generator": None},
          {"/F": "map", "/radius": "positive", "n_atoms": "count", "dim": "count",
           "positioned": "flag", "starts": "count", "steps": "count", "generator": "generator"},
          _optional("dim", "positioned")),
-    Door("lipschitz_lower", lipschitz.lipschitz_lower,
+    Call("lipschitz_lower", lipschitz.lipschitz_lower,
          {"/F": F, "/radius": 2.0, "n_atoms": 2, "n_pairs": 2, "families": ["random"],
           "start": MU, "generator": None},
          {"/F": "map", "/radius": "positive", "n_atoms": "count", "n_pairs": "count",
           "families": "choice thing", "start": "beside a map", "generator": "generator"},
          _optional("start")
          | {("/F", "changes the weights"): None}),
-    Door("localize", lipschitz.localize,
+    Call("localize", lipschitz.localize,
          {"/constant": CONSTANT, "/F": F, "/mu": MU, "component": "particle"},
          {"/constant": "thing", "/F": "map", "/mu": "beside a map", "component": "choice"}),
-    Door("compare_lemma_3_2", lipschitz.compare_lemma_3_2,
+    Call("compare_lemma_3_2", lipschitz.compare_lemma_3_2,
          {"/F": F, "/X": X, "steps": [0.1], "conditional": False, "generator": None},
          {"/F": "map", "/X": "array", "conditional": "flag", "generator": "generator"},
          _optional("conditional")),
-    Door("infinity_norm", lipschitz.infinity_norm, {"/F": F, "/mu": MU},
+    Call("infinity_norm", lipschitz.infinity_norm, {"/F": F, "/mu": MU},
          {"/F": "map", "/mu": "beside a map"}),
-    Door("local_order", lipschitz.local_order, {"/F": F, "/mu": MU, "p": 2.0},
+    Call("local_order", lipschitz.local_order, {"/F": F, "/mu": MU, "p": 2.0},
          {"/F": "map", "/mu": "beside a map", "p": "positive"}, {("p", "inf"): None}),
-    Door("bounds.mean_field", bounds.mean_field, {"/norm_A": 1.0, "/norm_V": 1.0, "/radius": 1.0},
+    Call("bounds.mean_field", bounds.mean_field, {"/norm_A": 1.0, "/norm_V": 1.0, "/radius": 1.0},
          dict.fromkeys(["/norm_A", "/norm_V", "/radius"], "not negative"),
          _wide("/norm_A", "/norm_V", "/radius")),
-    Door("bounds.tokens", bounds.tokens,
+    Call("bounds.tokens", bounds.tokens,
          {"/norm_A": 1.0, "/norm_V": 1.0, "/radius": 1.0, "/n": 10, "causal": False, "p": 2.0},
          {"/norm_A": "not negative", "/n": "count", "causal": "flag", "p": "positive"},
          _wide("/norm_A", "/n", "p", inf=None) | {("/norm_A", "inf"): _NO_NONE}),
-    Door("bounds.theorem_3_3", bounds.theorem_3_3,
+    Call("bounds.theorem_3_3", bounds.theorem_3_3,
          {"/norm_A": 1.0, "/norm_V": 1.0, "/radius": 1.0, "/n": 10},
          {"/norm_V": "not negative", "/radius": "not negative", "/n": "count"},
          _wide("/norm_V", "/radius", "/n") | {("/n", "inf"): None}),
-    Door("bounds.theorem_3_5", bounds.theorem_3_5,
+    Call("bounds.theorem_3_5", bounds.theorem_3_5,
          {"/norm_A": 1.0, "/norm_V": 1.0, "/radius": 1.0},
          {"/norm_A": "not negative", "/norm_V": "not negative"}, _wide("/norm_A", "/norm_V")),
-    Door("bounds.two_dirac_lower", bounds.two_dirac_lower, {"/gamma": 1.0, "/radius": 1.0},
+    Call("bounds.two_dirac_lower", bounds.two_dirac_lower, {"/gamma": 1.0, "/radius": 1.0},
          {"/gamma": "not negative", "/radius": "not negative"}, _wide("/gamma", "/radius")),
-    Door("bounds.proposition_3_4", bounds.proposition_3_4,
+    Call("bounds.proposition_3_4", bounds.proposition_3_4,
          {"/gamma": 1.0, "/radius": 1.0, "/n": 5}, {"/gamma": "number", "/n": "count"},
          _wide("/gamma", "/n") | {("/n", "inf"): None}),
-    Door("bounds.scaling_factor", bounds.scaling_factor, {"/A": A}, {"/A": "array"},
+    Call("bounds.scaling_factor", bounds.scaling_factor, {"/A": A}, {"/A": "array"},
          {("/A", k): None for k in ("tensor of integers", "half precision", "bfloat16",
                                     "tensor of single precision beside double")}),
-    Door("bounds.layer_norms", bounds.layer_norms, {"/layer": (A, V)}, {"/layer": "thing"},
+    Call("bounds.layer_norms", bounds.layer_norms, {"/layer": (A, V)}, {"/layer": "thing"},
          {("/layer", "map"): None}),
-    Door("bounds.table", bounds.table, {"/layer": PARAMETERS, "/radius": 1.0, "/n": 5,
+    Call("bounds.table", bounds.table, {"/layer": PARAMETERS, "/radius": 1.0, "/n": 5,
                                         "causal": False},
          {"/layer": "thing", "/radius": "positive", "/n": "count", "causal": "flag"},
          _optional("/n", "causal") | {("/layer", "map"): None}),
-    Door("bounds.l2_attention_2", bounds.l2_attention_2, {"/layer": TIED, "/n": 5},
+    Call("bounds.l2_attention_2", bounds.l2_attention_2, {"/layer": TIED, "/n": 5},
          {"/layer": "thing", "/n": "count"}, {("/n", "fraction of one"): None}),
-    Door("bounds.local_upper", bounds.local_upper, {"/F": F, "/mu": MU},
+    Call("bounds.local_upper", bounds.local_upper, {"/F": F, "/mu": MU},
          {"/F": "map", "/mu": "beside a map"}),
-    Door("w2", w2, {"/mu": MU, "/nu": NU, "method": "auto", "rtol": 1e-9},
+    Call("w2", w2, {"/mu": MU, "/nu": NU, "method": "auto", "rtol": 1e-9},
          {"/mu": "beside a map", "/nu": "beside a map", "method": "choice", "rtol": "positive"},
          _CLOUDS),
-    Door("w1", w1, {"/mu": MU, "/nu": NU, "rtol": 1e-9},
+    Call("w1", w1, {"/mu": MU, "/nu": NU, "rtol": 1e-9},
          {"/mu": "beside a map", "/nu": "beside a map", "rtol": "positive"}, _CLOUDS),
-    Door("w2_squared", w2_squared, {"/mu": X, "/nu": X + 0.5, "weights": None},
+    Call("w2_squared", w2_squared, {"/mu": X, "/nu": X + 0.5, "weights": None},
          {"/mu": "array", "/nu": "array", "weights": "array pair"},
          {("weights", "none"): None}),
-    Door("solve_w2", solve_w2,
+    Call("solve_w2", solve_w2,
          {"/mu": MU, "/nu": NU, "method": "auto", "rtol": 1e-9, "time_limit": 9.0,
           "exact_weights": False, "strict": True},
          {"/mu": "beside a map", "method": "choice", "rtol": "positive", "time_limit": "positive",
           "exact_weights": "flag", "strict": "flag"},
          _CLOUDS | _optional("time_limit") | {("time_limit", "inf"): None}),
-    Door("solve_w1", solve_w1,
+    Call("solve_w1", solve_w1,
          {"/mu": MU, "/nu": NU, "rtol": 1e-9, "exact_weights": False, "strict": True},
          {"/nu": "beside a map", "rtol": "positive", "exact_weights": "flag", "strict": "flag"},
          _CLOUDS),
-    Door("solve_conditional_w2", solve_conditional_w2,
+    Call("solve_conditional_w2", solve_conditional_w2,
          {"/mu": SEQ, "/nu": SEQ.replace(torch.tensor(X) + 0.5), "position_atol": 0.1,
           "method": "auto", "rtol": 1e-9, "strict": True},
          {"/mu": "beside a map", "/nu": "beside a map", "position_atol": "not negative",
           "method": "choice", "rtol": "positive", "strict": "flag"}),
-    Door("conditional_w2", conditional_w2,
+    Call("conditional_w2", conditional_w2,
          {"/mu": SEQ, "/nu": SEQ.replace(torch.tensor(X) + 0.5), "position_atol": 0.1},
          {"/mu": "beside a map", "/nu": "beside a map", "position_atol": "not negative"}),
-    Door("sinkhorn_divergence", sinkhorn_divergence,
+    Call("sinkhorn_divergence", sinkhorn_divergence,
          {"/mu": MU, "/nu": NU, "blur": 0.5, "scaling": 0.5},
          {"/mu": "beside a map", "blur": "positive", "scaling": "positive"}, _CLOUDS),
-    Door("sampling.two_diracs", sampling.two_diracs,
+    Call("sampling.two_diracs", sampling.two_diracs,
          {"/radius": 1.0, "/log_ratio": -2.0, "/direction": [1.0, 0.0], "crowd": -1.0,
           "positioned": False},
          {"/radius": "not negative", "/log_ratio": "number", "/direction": "array",
@@ -576,73 +576,73 @@ DOORS = [
          _wide("/radius", "/log_ratio")
          | {("/direction", k): None for k in ("another last axis", "range", "map",
                                               "tensor of single precision beside double")}),
-    Door("sampling.adversarial", sampling.adversarial,
+    Call("sampling.adversarial", sampling.adversarial,
          {"/A": A, "/radius": 1.0, "/n": 4, "branch": "best"},
          {"/A": "array", "/radius": "positive", "/n": "count", "branch": "choice"},
          {("/A", "tensor of single precision beside double"): None, ("/radius", "zero"): None}),
-    Door("sampling.critical_pair", sampling.critical_pair, {"/A": A, "branch": "best"},
+    Call("sampling.critical_pair", sampling.critical_pair, {"/A": A, "branch": "best"},
          {"/A": "array", "branch": "choice"},
          {("/A", "tensor of single precision beside double"): None}),
-    Door("sampling.ball", sampling.ball,
+    Call("sampling.ball", sampling.ball,
          {"/n": 3, "/dim": 2, "radius": 1.0, "generator": None},
          {"/n": "count", "/dim": "count", "radius": "not negative", "generator": "generator"}),
-    Door("sampling.gaussian", sampling.gaussian,
+    Call("sampling.gaussian", sampling.gaussian,
          {"/n": 3, "/dim": 2, "std": 1.0, "generator": None},
          {"/n": "count", "/dim": "count", "std": "not negative", "generator": "generator"}),
-    Door("layers.LayerNorm", lambda *a, **k: layers.LayerNorm(*a, **k)(MU),
+    Call("layers.LayerNorm", lambda *a, **k: layers.LayerNorm(*a, **k)(MU),
          {"/weight": [1.0, 2.0], "bias": [0.0, 0.5], "eps": 0.1},
          {"/weight": "array", "bias": "array", "eps": "not negative"}, _optional("bias")),
-    Door("layers.MLP", lambda *a, **k: layers.MLP(*a, **k)(MU),
+    Call("layers.MLP", lambda *a, **k: layers.MLP(*a, **k)(MU),
          {"/inner": np.ones((3, 2)), "/outer": np.ones((2, 3)), "activation": "gelu"},
          {"/inner": "array", "/outer": "array", "activation": "choice"}),
-    Door("layers.Residual", lambda *a, **k: layers.Residual(*a, **k)(MU),
+    Call("layers.Residual", lambda *a, **k: layers.Residual(*a, **k)(MU),
          {"/map": F, "scale": 0.5}, {"/map": "map", "scale": "number"},
          {("/map", "changes the weights"): None}),
-    Door("layers.Chain", lambda one: layers.Chain([F, one])(MU), {"/map": F}, {"/map": "map"},
+    Call("layers.Chain", lambda one: layers.Chain([F, one])(MU), {"/map": F}, {"/map": "map"},
          {("/map", "changes the weights"): None, ("/map", "drops an atom"): None}),
-    Door("layers.contractive", layers.contractive,
+    Call("layers.contractive", layers.contractive,
          {"/F": F, "/factor": 0.5, "constant": 2.0, "norm": "l2"},
          {"/F": "map", "/factor": "positive", "constant": "positive", "norm": "choice"}),
-    Door("layers.invert", layers.invert,
+    Call("layers.invert", layers.invert,
          {"/G": GROWING, "/nu": MU, "rtol": 1e-6, "max_steps": 50, "strict": True},
          {"/G": "map", "/nu": "measure", "rtol": "positive", "max_steps": "count",
           "strict": "flag"}),
-    Door("dynamics.flow", dynamics.flow,
+    Call("dynamics.flow", dynamics.flow,
          {"/F": F, "/mu": MU, "/times": [0.0, 1.0], "method": "rk4", "step": 0.5,
           "constraint": None, "coalesce": 0.0},
          {"/F": "map", "/mu": "beside a map", "/times": "array", "method": "choice",
           "step": "positive", "coalesce": "not negative"},
          _optional("step")
          | {("/times", k): None for k in ("another last axis", "range", "integers")}),
-    Door("dynamics.stability", dynamics.stability,
+    Call("dynamics.stability", dynamics.stability,
          {"/F": F, "/mu": MU, "/times": [0.0, 1.0], "method": "rk4", "step": 0.5},
          {"/F": "map", "/mu": "beside a map", "method": "choice", "step": "positive"},
          _optional("step")),
-    Door("dynamics.measure_at", dynamics.measure_at, {"/ds": FLOWED, "/index": 1},
+    Call("dynamics.measure_at", dynamics.measure_at, {"/ds": FLOWED, "/index": 1},
          {"/ds": "thing", "/index": "count"}, {("/index", "zero"): None,
                                                   ("/index", "negative"): None}),
-    Door("dynamics.clusters", dynamics.clusters, {"/mu": MU, "/scale": 0.1},
+    Call("dynamics.clusters", dynamics.clusters, {"/mu": MU, "/scale": 0.1},
          {"/mu": "measure", "/scale": "positive"}, {("/scale", "zero"): None}),
-    Door("sweeps.cases_of", sweeps.cases_of, {"/grid": {"a": [1, 2]}}, {"/grid": "map"}),
-    Door("sweep", lambda *a, **k: sweeps.sweep(*a, **k, progress=False),
+    Call("sweeps.cases_of", sweeps.cases_of, {"/grid": {"a": [1, 2]}}, {"/grid": "map"}),
+    Call("sweep", lambda *a, **k: sweeps.sweep(*a, **k, progress=False),
          {"/fn": lambda x: {"y": x}, "/grid": {"x": [1.0, 2.0]}, "seed": 0, "executor": None,
           "batch_size": 2},
          {"/fn": "function", "/grid": "map", "seed": "seed", "executor": "generator",
           "batch_size": "count"},
          _optional("batch_size", "executor")),
-    Door("results.fit_power", results.fit_power,
+    Call("results.fit_power", results.fit_power,
          {"/x": [1.0, 4.0, 9.0], "/y": [3.0, 6.0, 9.5], "exponent": 0.5, "level": 0.9},
          {"/x": "array", "/y": "array", "exponent": "number", "level": "positive"},
          _optional("exponent")
          | {(a, k): None for a in ("/x", "/y")
             for k in ("nan", "nan in a tensor", "half precision", "bfloat16",
                       "tensor of single precision beside double")}),
-    Door("results.to_cube", results.to_cube, {"/ds": CASES}, {"/ds": "thing"}),
-    Door("results.write", lambda ds: results.write(ds, "/nowhere/at/all.nc"), {"/ds": CASES},
+    Call("results.to_cube", results.to_cube, {"/ds": CASES}, {"/ds": "thing"}),
+    Call("results.write", lambda ds: results.write(ds, "/nowhere/at/all.nc"), {"/ds": CASES},
          {"/ds": "thing"}, {("/ds", "dataset"): None}),
 ]  # fmt: skip
 
-# What looks like a mistake and is none, by door; `...` stands for every argument.
+# What looks like a mistake and is none, by call; `...` stands for every argument.
 _BROKEN_ATOMS = ("nan at an atom", "inf at an atom")
 _ANY_MAP = (
     *("function", "torch function", "module of torch", "map of points", "gives points"),
@@ -711,31 +711,31 @@ KINDS["array pair"] = {k: v for k, v in _THING.items() if k != "none"} | {
 class Case(NamedTuple):
     """One wrong call."""
 
-    door: Door
+    call: Call
     argument: str
     mistake: str
 
     def __str__(self) -> str:
-        return f"{self.door.name}({self.argument.lstrip('/')}: {self.mistake})"
+        return f"{self.call.name}({self.argument.lstrip('/')}: {self.mistake})"
 
 
 def cases() -> Iterator[Case]:
     """All wrong calls."""
-    for door in DOORS:
-        for argument, kind in door.kinds.items():
+    for call in CALLS:
+        for argument, kind in call.kinds.items():
             for mistake in KINDS[kind]:
-                if mistake in FINE.get(door.name, ()):
+                if mistake in FINE.get(call.name, ()):
                     continue
-                if door.fine.get((argument, mistake), "wrong") is not None:
-                    yield Case(door, argument, mistake)
+                if call.fine.get((argument, mistake), "wrong") is not None:
+                    yield Case(call, argument, mistake)
 
 
 def verdict(case: Case) -> tuple[str, str]:
     """How a wrong call ends, and what it said or gave."""
-    door, argument, mistake = case
-    good = door.good[argument]
-    wrong = KINDS[door.kinds[argument]][mistake]
-    means = door.fine.get((argument, mistake), wrong.means)
+    call, argument, mistake = case
+    good = call.good[argument]
+    wrong = KINDS[call.kinds[argument]][mistake]
+    means = call.fine.get((argument, mistake), wrong.means)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -743,10 +743,10 @@ def verdict(case: Case) -> tuple[str, str]:
         except Exception as error:
             raise AssertionError(f"{case}: the harness cannot make it") from error
         try:
-            found = door(**{argument: value})
+            found = call(**{argument: value})
         except Exception as error:
             return _of_error(error)
-        if means is not None and alike(found, door(**{argument: means(good)})):
+        if means is not None and alike(found, call(**{argument: means(good)})):
             return RIGHT, ""
     return NONSENSE, repr(found)[:200]
 

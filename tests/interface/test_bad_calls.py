@@ -17,15 +17,15 @@ from meanfield import checks
 from meanfield.checks import as_float_tensor
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import w2
-from tests.interface import bad_calls as doors
-from tests.interface.bad_calls import CLEAR, FOREIGN, NONSENSE, RIGHT, Case, Door, Wrong
+from tests.interface import bad_calls
+from tests.interface.bad_calls import CLEAR, FOREIGN, NONSENSE, RIGHT, Call, Case, Wrong
 
-ALL = list(doors.cases())
+ALL = list(bad_calls.cases())
 EVERY = 12
 
 
 def check(cases: Sequence[Case]) -> None:
-    found = [(case, *doors.verdict(case)) for case in cases]
+    found = [(case, *bad_calls.verdict(case)) for case in cases]
     count = Counter(verdict for _, verdict, _ in found)
     silent = [f"{case}: {text}" for case, verdict, text in found if verdict == NONSENSE]
     foreign = [f"{case}: {text}" for case, verdict, text in found if verdict == FOREIGN]
@@ -34,15 +34,15 @@ def check(cases: Sequence[Case]) -> None:
 
 
 def test_the_harness_is_as_wide_as_it_says():
-    assert len(doors.DOORS) >= 36
-    assert len({mistake for kind in doors.KINDS.values() for mistake in kind}) >= 95
+    assert len(bad_calls.CALLS) >= 36
+    assert len({mistake for kind in bad_calls.KINDS.values() for mistake in kind}) >= 95
 
 
-@pytest.mark.parametrize("door", doors.DOORS, ids=lambda door: door.name)
-def test_the_well_formed_call_works(door):
-    if door.name == "results.write":
+@pytest.mark.parametrize("call", bad_calls.CALLS, ids=lambda call: call.name)
+def test_the_well_formed_call_works(call):
+    if call.name == "results.write":
         pytest.skip("it writes")
-    assert door() is not None
+    assert call() is not None
 
 
 def test_one_wrong_call_in_twelve_ends_in_a_clear_error():
@@ -55,10 +55,10 @@ def test_wrong_calls_end_in_a_clear_error(start):
     check(ALL[start::EVERY])
 
 
-def _judged(call, mistake: Wrong, monkeypatch) -> str:
-    door = Door("a door", call, {"x": 2.0}, {"x": "tried"})
-    monkeypatch.setitem(doors.KINDS, "tried", {"tried": mistake})
-    return doors.verdict(Case(door, "x", "tried"))[0]
+def _judged(function, mistake: Wrong, monkeypatch) -> str:
+    tried = Call("tried", function, {"x": 2.0}, {"x": "tried"})
+    monkeypatch.setitem(bad_calls.KINDS, "tried", {"tried": mistake})
+    return bad_calls.verdict(Case(tried, "x", "tried"))[0]
 
 
 def test_the_judge_tells_the_four_endings_apart(monkeypatch):
