@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import one_number
 from meanfield.errors import ConvergenceError
-from meanfield.html import span, table
 from meanfield.linalg.bidiagonalisation import Cycle
+from meanfield.results.answers import Answer, labelled
 
 __all__ = [
     "MISS",
@@ -25,7 +23,7 @@ __all__ = [
     "worst_upper_end",
 ]
 
-# The probability, over the random start, that `NormEstimate.upper` is below the norm.
+# The probability, over the random start, that the norm exceeds `NormEstimate.upper`.
 MISS = 1e-3
 # Times rtol that a residual may be where the gap says that the error is small enough.
 _TRUST = 4.0
@@ -37,8 +35,7 @@ _PARTS = 256
 _TRIAL_ENTRIES = 2**17
 
 
-@dataclass(frozen=True, eq=False)
-class NormEstimate:
+class NormEstimate(Answer, noun="norm", title="Operator norm"):
     """An estimate of ‖J‖₂ and its evidence; every tensor has the map's batch shape.
 
     Attributes:
@@ -50,40 +47,25 @@ class NormEstimate:
             r²/(2·gap) (Kato–Temple) if that is less, with the relative gap to the second
             singular value as the iteration sees it.
         upper: ‖J‖₂ is at most this. After a factorisation that is certain up to rounding.
-            After an iteration it holds with probability 0.999 over the random start, for each
-            map of the batch and whatever J is, see `upper_end`. A residual is about the nearest
-            singular value only; this bounds a larger one that the iteration may have missed.
+            After an iteration it holds with probability 1 − `miss` over the random start, for
+            each map of the batch and whatever J is, see `upper_end`. A residual is about the
+            nearest singular value only; this bounds a larger one that the iteration may have
+            missed.
+        miss: the probability, over the random start, that ‖J‖₂ exceeds `upper`; 0 if factored.
         converged: whether the error is at most rtol, the residual at most four times that, and
             `upper` at most (1 + upper_rtol) · value.
         n_matvecs: products with J; as many with Jᵀ were made. 0 for a factorisation.
         direction: v, shape ``(*batch, n, d)``.
     """
 
-    value: Tensor
-    residual: Tensor
-    error: Tensor
-    upper: Tensor
-    converged: Tensor
-    n_matvecs: int
-    direction: Tensor
-
-    def __float__(self) -> float:
-        return one_number(self.value, "a norm")
-
-    def __repr__(self) -> str:
-        parts = [f"{name}={span(getattr(self, name))}" for name in ("value", "error", "upper")]
-        parts.append(f"converged={bool(self.converged.all())}")
-        return f"NormEstimate({', '.join(parts)}, n_matvecs={self.n_matvecs})"
-
-    def _repr_html_(self) -> str:
-        rows = [
-            ("value", span(self.value)),
-            ("relative residual", span(self.residual)),
-            ("relative error, by residual and gap", span(self.error)),
-            ("at most (probability 0.999)" if self.n_matvecs else "at most", span(self.upper)),
-            ("converged", bool(self.converged.all())),
-        ]
-        return table("Operator norm", rows)
+    value: Tensor = labelled("operator norm")
+    residual: Tensor = labelled("relative residual", beside=True)
+    error: Tensor = labelled("relative error, by residual and gap")
+    upper: Tensor = labelled("upper end", beside=True)
+    miss: float = labelled("probability that the norm is above its upper end", attribute=True)
+    converged: Tensor = labelled("whether it has converged", dtype="bool", beside=True)
+    n_matvecs: int = labelled("products with the map", attribute=True)
+    direction: Tensor = labelled("unit vector that attains it", dims=("particle", "feature"))
 
 
 def met(error: Tensor, residual: Tensor, rtol: float) -> Tensor:

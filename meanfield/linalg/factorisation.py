@@ -82,6 +82,7 @@ def _dense_estimate(
         residual=residual.reshape(shape),
         error=residual.reshape(shape),
         upper=(sigma * (1 + residual + room)).reshape(shape),
+        miss=0.0,
         converged=(residual <= max(rtol, floor)).reshape(shape),
         n_matvecs=0,
         direction=v.reshape(*shape, *linear_map.in_shape),

@@ -72,6 +72,7 @@ def krylov_norm(
         residual=residual.reshape(shape),
         error=error.reshape(shape),
         upper=torch.maximum(upper, value).reshape(shape),
+        miss=MISS,
         converged=(met(error, residual, rtol) & near).reshape(shape),
         n_matvecs=process.products + 1,
         direction=v.reshape(*shape, *linear_map.in_shape),

@@ -136,6 +136,7 @@ def _largest_of(every: NormEstimate, linear_map: LinearMap) -> tuple[NormEstimat
         error=torch.where(counts, every.error, 0.0).amax(-1),
         # The norm is that of one block: this is too low only if that block's end is.
         upper=every.upper.amax(-1),
+        miss=every.miss,
         converged=(every.converged | ~counts).all(-1),
         n_matvecs=every.n_matvecs,
         direction=every.direction.gather(-3, index).squeeze(-3),

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from meanfield.checks import choice, one_number
-from meanfield.html import span, table
+from meanfield.checks import choice
 from meanfield.linalg import LinearMap, NormEstimate, largest_block_norm, operator_norm
 from meanfield.linalg.norms import METHODS, check_settings
 from meanfield.linearisation import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
-from meanfield.results import Variable, batched
-
-if TYPE_CHECKING:
-    import xarray as xr
+from meanfield.results import Answer, labelled
 
 __all__ = ["LocalLipschitz", "local_lipschitz"]
 
@@ -25,22 +20,7 @@ __all__ = ["LocalLipschitz", "local_lipschitz"]
 _FIELD_ENTRIES = 2**22
 
 
-_VARIABLES = (
-    Variable("constant", "local Lipschitz constant"),
-    Variable("particle_component", "its component with atoms moved as a whole"),
-    Variable("splitting_component", "its component with one atom split"),
-    Variable("constant_residual", "its relative residual"),
-    Variable("constant_error", "its estimated relative error"),
-    Variable("constant_upper", "the constant is at most this, with probability 0.999"),
-    Variable("constant_converged", "whether it has converged", dtype="bool"),
-    Variable("direction", "worst displacement", dims=("particle", "feature")),
-    Variable("splitting_atom", "the atom whose splitting is the worst", dtype="int64"),
-    Variable("splitting_direction", "direction of the worst splitting", dims=("feature",)),
-)
-
-
-@dataclass(frozen=True, eq=False)
-class LocalLipschitz:
+class LocalLipschitz(Answer, noun="constant", title="Local Lipschitz constant"):
     """A local Lipschitz constant and its evidence; tensors have the measure's batch shape.
 
     Attributes:
@@ -56,64 +36,36 @@ class LocalLipschitz:
             within residual · component of a singular value. The larger of the two.
         error: estimated relative error of the components by their residuals and the gaps below
             them, see `meanfield.linalg.NormEstimate.error`. The larger of the two.
-        upper: the constant is at most this; with probability 0.999 over the random start of
-            an iteration, for certain (up to rounding) when factored (`n_matvecs` is 0 then). See
+        upper: the constant is at most this, with probability 1 − `miss`. See
             `meanfield.linalg.NormEstimate.upper`; `meanfield.bounds.local_upper` is certain
             always, and larger.
+        miss: the probability, over the random start of an iteration, that the constant exceeds
+            `upper`; 0 if both components were factored.
         converged: whether the error is at most rtol, the residual at most four times that, and
             `upper` at most (1 + upper_rtol) times each component.
         n_matvecs: products with the linearisation; 0 when it was factored.
         geometry: "wasserstein" or "euclidean".
     """
 
-    value: Tensor
-    particle: Tensor
-    splitting: Tensor | None
-    direction: Tensor
-    splitting_atom: Tensor | None
-    splitting_direction: Tensor | None
-    residual: Tensor
-    error: Tensor
-    upper: Tensor
-    converged: Tensor
-    n_matvecs: int
-    geometry: str
-
-    def __float__(self) -> float:
-        return one_number(self.value, "a constant")
-
-    def to_dataset(self) -> xr.Dataset:
-        """The constant with its parts, evidence and directions; a batch lies along `case`."""
-        values = {
-            **{"constant": self.value, "particle_component": self.particle},
-            "splitting_component": self.splitting,
-            **{"constant_residual": self.residual, "constant_error": self.error},
-            **{"constant_upper": self.upper, "constant_converged": self.converged},
-            **{"direction": self.direction, "splitting_atom": self.splitting_atom},
-            "splitting_direction": self.splitting_direction,
-        }
-        found = batched(_VARIABLES, values, self.value.shape)
-        return found.assign_attrs(geometry=self.geometry, n_matvecs=self.n_matvecs)
-
-    def __repr__(self) -> str:
-        parts = [f"value={span(self.value)}", f"particle={span(self.particle)}"]
-        if self.splitting is not None:
-            parts.append(f"splitting={span(self.splitting)}")
-        parts += [f"error={span(self.error)}", f"converged={bool(self.converged.all())}"]
-        return f"LocalLipschitz({', '.join(parts)}, geometry={self.geometry!r})"
-
-    def _repr_html_(self) -> str:
-        splitting = None if self.splitting is None else span(self.splitting)
-        rows = [
-            ("value", span(self.value)),
-            ("particle: atoms move as a whole", span(self.particle)),
-            ("splitting: one atom splits", splitting),
-            ("relative residual", span(self.residual)),
-            ("relative error, by residual and gap", span(self.error)),
-            ("at most (probability 0.999)" if self.n_matvecs else "at most", span(self.upper)),
-            ("converged", bool(self.converged.all())),
-        ]
-        return table(f"Local Lipschitz constant, {self.geometry}", rows)
+    value: Tensor = labelled("local Lipschitz constant")
+    particle: Tensor = labelled("component with atoms moved as a whole", name="particle_component")
+    splitting: Tensor | None = labelled(
+        "component with one atom split", name="splitting_component"
+    )
+    direction: Tensor = labelled("worst displacement", dims=("particle", "feature"))
+    splitting_atom: Tensor | None = labelled(
+        "the atom whose splitting is the worst", dtype="int64", shown=False
+    )
+    splitting_direction: Tensor | None = labelled(
+        "direction of the worst splitting", dims=("feature",)
+    )
+    residual: Tensor = labelled("relative residual", beside=True)
+    error: Tensor = labelled("relative error, by residual and gap", name="constant_error")
+    upper: Tensor = labelled("upper end", beside=True)
+    miss: float = labelled("probability that the constant is above its upper end", attribute=True)
+    converged: Tensor = labelled("whether it has converged", dtype="bool", beside=True)
+    n_matvecs: int = labelled("products with the linearisation", attribute=True)
+    geometry: str = labelled("geometry", attribute=True)
 
 
 def local_lipschitz(
@@ -205,6 +157,7 @@ def _result(
             residual=whole.residual,
             error=whole.error,
             upper=whole.upper,
+            miss=whole.miss,
             converged=whole.converged,
             n_matvecs=whole.n_matvecs,
             geometry=geometry,
@@ -220,6 +173,7 @@ def _result(
         residual=torch.maximum(whole.residual, field.residual),
         error=torch.maximum(whole.error, field.error),
         upper=torch.maximum(whole.upper, field.upper),
+        miss=max(whole.miss, field.miss),
         converged=whole.converged & field.converged,
         n_matvecs=whole.n_matvecs + field.n_matvecs,
         geometry=geometry,

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from meanfield.capabilities import HasHeads
 from meanfield.checks import choice, describe
-from meanfield.html import span, table
 from meanfield.linearisation import linearize
 from meanfield.lipschitz.local import LocalLipschitz
 from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure
-from meanfield.results import Variable, batched
-
-if TYPE_CHECKING:
-    import xarray as xr
+from meanfield.results import Answer, labelled
 
 __all__ = ["Localization", "localize"]
 
@@ -25,15 +18,7 @@ __all__ = ["Localization", "localize"]
 _ADDS_UP = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 
-_VARIABLES = (
-    Variable("displacement_share", "share of a particle in the displacement", dims=("particle",)),
-    Variable("response_share", "share of a particle in the response", dims=("particle",)),
-    Variable("head_share", "share of a head", dims=("head",)),
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Localization:
+class Localization(Answer, noun="shares", title="Where the constant lives"):
     """Shares of a local constant; tensors have the measure's batch shape in front.
 
     Attributes:
@@ -47,34 +32,22 @@ class Localization:
         component: "particle" or "splitting".
     """
 
-    particles: Tensor
-    responses: Tensor
-    heads: Tensor | None
-    component: str
-
-    def to_dataset(self) -> xr.Dataset:
-        """The shares along `particle` and `head`; a batch lies along `case`."""
-        values = {
-            **{"displacement_share": self.particles, "response_share": self.responses},
-            "head_share": self.heads,
-        }
-        found = batched(_VARIABLES, values, self.particles.shape[:-1])
-        return found.assign_attrs(component=self.component)
-
-    def __repr__(self) -> str:
-        heads = "" if self.heads is None else f", heads={span(self.heads)}"
-        return (
-            f"Localization(particles={span(self.particles)}, responses={span(self.responses)}"
-            f"{heads}, component={self.component!r})"
-        )
-
-    def _repr_html_(self) -> str:
-        rows = [
-            ("share of a particle in the displacement", span(self.particles)),
-            ("share of a particle in the response", span(self.responses)),
-            ("share of a head", None if self.heads is None else span(self.heads)),
-        ]
-        return table(f"Where the constant lives, {self.component} component", rows)
+    particles: Tensor = labelled(
+        "share of a particle in the displacement",
+        dims=("particle",),
+        name="displacement_share",
+        shown=True,
+    )
+    responses: Tensor = labelled(
+        "share of a particle in the response",
+        dims=("particle",),
+        name="response_share",
+        shown=True,
+    )
+    heads: Tensor | None = labelled(
+        "share of a head", dims=("head",), name="head_share", shown=True
+    )
+    component: str = labelled("component", attribute=True)
 
 
 def localize(

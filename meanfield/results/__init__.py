@@ -1,25 +1,51 @@
-"""Results: labelled Datasets, their provenance, files, shapes and fits.
+"""Results: labelled answers and Datasets, their provenance, files, shapes and fits.
 
 Every variable carries `long_name`, and `units` if it has any; dimensions are singular and
 few; an estimate has its evidence beside it under the suffixes `_residual`, `_lower`, `_upper` and
-`_converged`.
+`_converged`. Answers know no measure and no tensor; importing them loads neither torch nor xarray.
 """
 
-from meanfield.results.files import read, write
-from meanfield.results.fits import fit_power
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from meanfield.results.answers import Answer, labelled
 from meanfield.results.labels import Variable, batched, dataset, describe
 from meanfield.results.provenance import provenance, read_provenance
-from meanfield.results.shapes import to_cube
+
+if TYPE_CHECKING:
+    from meanfield.results.files import read, write
+    from meanfield.results.fits import fit_power
+    from meanfield.results.shapes import to_cube
+
+# Fetched on first use, because they load xarray.
+_HOMES = {
+    "fit_power": "fits",
+    "read": "files",
+    "to_cube": "shapes",
+    "write": "files",
+}
 
 __all__ = [
+    "Answer",
     "Variable",
     "batched",
     "dataset",
     "describe",
     "fit_power",
+    "labelled",
     "provenance",
     "read",
     "read_provenance",
     "to_cube",
     "write",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'meanfield.results' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"meanfield.results.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xarray as xr
 
-__all__ = ["Variable", "batched", "dataset", "describe", "printable"]
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["Variable", "as_array", "batched", "dataset", "describe", "printable"]
 
 _DTYPES = ("float64", "float32", "int64", "bool", "str")
 _FILLS: dict[str, Any] = {
@@ -107,6 +109,8 @@ def dataset(
         >>> dataset([gain], {"gain": [1.0, 2.0]})["gain"].long_name
         'Lipschitz constant'
     """
+    import xarray as xr
+
     declared = {variable.name for variable in variables}
     if declared != set(values):
         raise ValueError(
@@ -143,13 +147,19 @@ def batched(
         value = values[variable.name]
         if value is None:
             continue
-        array = np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+        array = as_array(value)
         if batch_shape:
             array = array.reshape(-1, *array.shape[len(batch_shape) :])
             variable = replace(variable, dims=("case", *variable.dims))
         there.append(variable)
         arrays[variable.name] = array
     return dataset(there, arrays)
+
+
+def as_array(value: Any) -> np.ndarray:
+    """A number, an array or a tensor as an array."""
+    # Tensors are told by what they can do: this module does not load torch.
+    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
 def describe(ds: xr.Dataset, variables: Sequence[Variable]) -> xr.Dataset:

@@ -15,7 +15,8 @@ PACKAGE = Path(__file__).parents[2] / "meanfield"
 # A module imports only from layers below its own; inside a subpackage, in the order listed there.
 LAYERS = [
     ["errors", "html", "checks"],
-    ["measures", "linalg", "results"],
+    ["results"],
+    ["measures", "linalg"],
     ["capabilities"],
     ["bounds", "linearisation"],
     ["attention", "transport", "sampling", "sweeps", "figures"],
@@ -149,6 +150,14 @@ def test_every_name_in_all_exists(path):
 
 
 HEAVY = ("torch", "ot", "matplotlib", "transformers", "scipy", "xarray", "zarr", "geomloss")
+
+
+def test_the_answers_of_linear_algebra_and_transport_load_no_xarray():
+    code = (
+        "import sys, meanfield.linalg, meanfield.transport\n"
+        "assert 'xarray' not in sys.modules, 'xarray is loaded'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize(

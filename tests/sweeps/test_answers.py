@@ -96,3 +96,75 @@ def test_a_terminal_gets_a_line_of_words_and_a_notebook_a_table(answer):
 
 def test_a_linear_map_says_its_shapes():
     assert repr(linearize(F, MU).atoms) == "LinearMap((4, 2) → (4, 2), dtype=float64)"
+
+
+class Length(results.Answer, noun="length", title="Length of a curve"):
+    """An answer with a field of every kind."""
+
+    value: torch.Tensor = results.labelled("length of the curve", units="m")
+    lower: torch.Tensor = results.labelled("lower end", beside=True)
+    upper: torch.Tensor = results.labelled("upper end", beside=True)
+    converged: torch.Tensor = results.labelled("whether it converged", dtype="bool", beside=True)
+    corners: torch.Tensor | None = results.labelled("corners", dims=("corner",))
+    straight: results.Answer | None = results.labelled("distance of the ends", name="chord")
+    method: str = results.labelled("method", attribute=True, default="polygon")
+    private: object = None
+
+
+def length(value, lower, upper, **fields) -> Length:
+    value, lower, upper = (torch.tensor(x, dtype=torch.float64) for x in (value, lower, upper))
+    given = {"converged": upper - lower < 0.1, "corners": None, "straight": None}
+    return Length(value, lower, upper, **(given | fields))
+
+
+def test_a_value_and_its_ends_are_printed_with_the_digits_in_which_they_differ():
+    near = repr(length(1.0, 1.0 - 2e-12, 1.0))
+    assert near.startswith("Length(value=1, lower=0.999999999998, upper=1, converged=True")
+    assert "value=0.333333, lower=0.25, upper=inf" in repr(length(1 / 3, 0.25, np.inf))
+    assert "value=nan" in repr(length(np.nan, 0.0, 1.0))
+
+
+def test_converged_is_one_flag_per_measure_and_counts_are_shown_of_a_batch():
+    assert bool(CONSTANT.converged) and CONSTANT.converged.shape == ()
+    assert "converged=1 of 2" in repr(length([1.0, 2.0], [1.0, 1.0], [1.0, 3.0]))
+
+
+def test_columns_and_row_have_the_names_of_the_table_and_agree():
+    found = length(1.0, 0.5, 1.0, private="hidden")
+    row = found.row("worst")
+    names = ["worst", "worst_lower", "worst_upper", "worst_converged"]
+    columns = Length.columns("worst", words="longest curve", dims=("layer",))
+    assert [variable.name for variable in columns] == list(row) == names
+    assert row["worst"] == 1.0 and row["worst_converged"] is False
+    assert [c.long_name for c in columns[:2]] == ["longest curve", "longest curve: lower end"]
+    assert columns[0].units == "m" and columns[0].dims == ("layer",)
+    assert found.row("a", "method", "value") == {"a_method": "polygon", "a": 1.0}
+    assert np.isnan(found.row("a", "corners")["a_corners"])
+    with pytest.raises(ValueError, match=r"expected some of .*'corners'.*, got \['sides'\]"):
+        Length.columns("worst", "sides")
+
+
+def test_a_dataset_holds_what_is_labelled_and_there():
+    part = length(1.0, 0.5, 1.0)
+    ds = length(2.0, 1.0, 2.0, corners=torch.zeros(3), straight=part, private=object).to_dataset()
+    assert list(ds) == [
+        *("length", "length_lower", "length_upper", "length_converged", "corners"),
+        *("chord", "chord_lower", "chord_upper", "chord_converged"),
+    ]
+    assert ds.attrs == {"method": "polygon"} and ds.length.attrs["units"] == "m"
+    assert ds.chord_lower.long_name == "distance of the ends: lower end"
+    several = length([2.0, 3.0], [1.0, 2.0], [2.0, 3.0], corners=torch.zeros(2, 3))
+    assert several.to_dataset().corners.dims == ("case", "corner")
+
+
+def test_a_value_that_asks_for_a_gradient_is_shown_and_stored():
+    value = torch.tensor(1.5, requires_grad=True)
+    found = length(1.5, 1.0, 2.0)
+    found = Length(value, found.lower, found.upper, found.converged, None, None)
+    assert float(found) == 1.5 == float(found.to_dataset().length)
+    assert "value=1.5" in repr(found)
+
+
+def test_an_answer_without_one_value_is_no_float():
+    with pytest.raises(TypeError, match="one value, got Localization"):
+        float(DATASETS["shares"])

@@ -1,0 +1,244 @@
+"""Answers: values with their evidence, and what follows from the labels of their fields."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
+
+import numpy as np
+
+from meanfield.html import span, table
+from meanfield.results.labels import Variable, as_array, batched
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["Answer", "labelled"]
+
+# Digits of a number on the screen; more where a value and its ends would look equal.
+_DIGITS, _MOST_DIGITS = 6, 17
+
+
+@dataclass(frozen=True)
+class _Label:
+    variable: Variable
+    name: str | None
+    beside: bool
+    shown: bool
+    attribute: bool
+
+    @property
+    def words(self) -> str:
+        return self.variable.long_name
+
+
+def labelled(
+    words: str,
+    *,
+    units: str = "1",
+    dims: tuple[str, ...] = (),
+    dtype: str = "float64",
+    name: str | None = None,
+    beside: bool = False,
+    attribute: bool = False,
+    shown: bool | None = None,
+    default: Any = MISSING,
+) -> Any:
+    """A field of an `Answer`, with what it means.
+
+    Args:
+        words: what the number is; of a field that stands beside the value, without naming that.
+        units: "1" if it has none.
+        dims: its own dimensions, behind those of the batch.
+        dtype: as of `Variable`.
+        name: in the Dataset, if not that of the field.
+        beside: evidence for the value: stored in tables beside it, as ``<name>_<field>``.
+        attribute: one for the whole batch, text or a number: an attribute of the Dataset.
+        shown: whether `repr` shows it; by default unless it has dimensions.
+        default: of the field; required if there is none.
+    """
+    variable = Variable(name or "value", words, units, dims, dtype)
+    label = _Label(variable, name, beside, not dims if shown is None else shown, attribute)
+    return field(default=default, metadata={"label": label})
+
+
+@dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(labelled, field))
+class Answer:
+    """Base of what comes back from a computation: a value and the evidence for it.
+
+    A subclass is a frozen dataclass (without the decorator) of labelled fields. From the labels
+    follow `repr`, the table in a notebook, ``float(answer)``, `to_dataset`, `columns` and `row`.
+    Fields without a label are not shown and not stored. Values are numbers, NumPy arrays or
+    tensors with the batch axes in front, None where there is none, or answers themselves.
+
+    Args:
+        noun: the name of the value in a Dataset.
+        title: what a table of one answer is called.
+
+    Example:
+        >>> class Root(Answer, noun="root", title="Root of a polynomial"):
+        ...     value: float = labelled("root of the polynomial")
+        ...     upper: float = labelled("upper end", beside=True)
+        ...     n_steps: int = labelled("steps", attribute=True)
+        >>> root = Root(1.4142135, 1.4142136, n_steps=4)
+        >>> root
+        Root(value=1.4142135, upper=1.4142136, n_steps=4)
+        >>> root.row("best")
+        {'best': 1.4142135, 'best_upper': 1.4142136}
+        >>> Root.columns("best")[1].long_name
+        'root of the polynomial: upper end'
+        >>> list(root.to_dataset())
+        ['root', 'root_upper']
+    """
+
+    noun: ClassVar[str]
+    title: ClassVar[str]
+
+    def __init_subclass__(cls, *, noun: str, title: str) -> None:
+        cls.noun, cls.title = noun, title
+        dataclass(frozen=True, eq=False, repr=False)(cls)
+
+    @classmethod
+    def _labels(cls) -> dict[str, _Label]:
+        found = {f.name: f.metadata.get("label") for f in fields(cls)}  # type: ignore[arg-type]
+        return {name: label for name, label in found.items() if label is not None}
+
+    @classmethod
+    def columns(
+        cls,
+        name: str,
+        *parts: str,
+        words: str | None = None,
+        dims: tuple[str, ...] = (),
+    ) -> tuple[Variable, ...]:
+        """The variables of a table that holds such answers under a name; their values: `row`.
+
+        Args:
+            name: of the value in that table; its evidence gets ``<name>_<field>``.
+            *parts: the fields to keep; the value and what stands beside it if there are none.
+            words: what the value means there, if more than its label says.
+            dims: dimensions of that table besides `case`.
+
+        Raises:
+            ValueError: no such field.
+        """
+        labels = cls._labels()
+        whole = words or (labels["value"].words if "value" in labels else cls.title)
+        chosen = {part: labels[part] for part in cls._chosen(parts)}
+        return tuple(
+            replace(
+                label.variable,
+                name=name if part == "value" else f"{name}_{part}",
+                long_name=whole if part == "value" else f"{whole}: {label.words}",
+                dims=(*dims, *label.variable.dims),
+            )
+            for part, label in chosen.items()
+        )
+
+    def row(self, name: str, *parts: str) -> dict[str, Any]:
+        """The values of `columns`, numbers or NumPy arrays; NaN, -1, False or "" for None."""
+        return {
+            column.name: _plain(getattr(self, part), column)
+            for part, column in zip(self._chosen(parts), self.columns(name, *parts), strict=True)
+        }
+
+    def to_dataset(self) -> xr.Dataset:
+        """Everything labelled that is there; a batch lies along `case`."""
+        variables: list[Variable] = []
+        values: dict[str, Any] = {}
+        attrs: dict[str, Any] = {}
+        for name, label, value in self._given():
+            stored = label.name or name
+            if label.attribute:
+                attrs[stored] = int(value) if isinstance(value, bool) else value
+            elif isinstance(value, Answer):
+                variables += value.columns(stored, words=label.words)
+                values |= value.row(stored)
+            elif name == "value" or label.beside:
+                variables += self.columns(self.noun, name)
+                values[variables[-1].name] = value
+            else:
+                variables.append(replace(label.variable, name=stored))
+                values[stored] = value
+        return batched(variables, values, self._batch_shape()).assign_attrs(attrs)
+
+    @classmethod
+    def _chosen(cls, parts: tuple[str, ...]) -> tuple[str, ...]:
+        labels = cls._labels()
+        if unknown := [part for part in parts if part not in labels]:
+            raise ValueError(f"parts: expected some of {list(labels)}, got {unknown}")
+        return parts or tuple(n for n, label in labels.items() if n == "value" or label.beside)
+
+    def __float__(self) -> float:
+        values = {name: value for name, _, value in self._given() if name == "value"}
+        if not values:
+            raise TypeError(f"expected an answer with one value, got {type(self).__name__}")
+        value = values["value"]
+        if np.ndim(value):
+            raise TypeError(
+                f"expected the {self.noun} of one measure as a float, got a batch of shape "
+                f"{tuple(value.shape)}; take one of them, or .value"
+            )
+        return float(as_array(value))
+
+    def __repr__(self) -> str:
+        parts = (f"{name}={text}" for name, text in self._texts().items())
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        labels, texts = self._labels(), self._texts()
+        return table(self.title, [(labels[name].words, text) for name, text in texts.items()])
+
+    def _given(self) -> Iterator[tuple[str, _Label, Any]]:
+        """Name, label and value of each labelled field that has a value."""
+        for name, label in self._labels().items():
+            value = getattr(self, name)
+            if value is not None:
+                yield name, label, value
+
+    def _batch_shape(self) -> tuple[int, ...]:
+        for _, label, value in self._given():
+            if not (label.attribute or isinstance(value, Answer)):
+                shape = tuple(np.shape(value))
+                return shape[: len(shape) - len(label.variable.dims)]
+        return ()
+
+    def _texts(self) -> dict[str, str]:
+        """What is shown of each field; a value and its ends with the digits that differ."""
+        shown = {name: value for name, label, value in self._given() if label.shown}
+        ends = {
+            name: float(as_array(value))
+            for name, value in shown.items()
+            if name in ("lower", "value", "upper") and not np.ndim(value)
+        }
+        return {n: _text(value) for n, value in shown.items()} | _distinct(ends)
+
+
+def _plain(value: Any, column: Variable) -> Any:
+    array = as_array(column.fill if value is None else value)
+    return array if array.ndim else array.item()
+
+
+def _distinct(numbers: Mapping[str, float]) -> dict[str, str]:
+    """Texts that differ where the numbers do, with as few digits as that takes."""
+    different = len({x for x in numbers.values() if not math.isnan(x)})
+    texts: dict[str, str] = {}
+    for digits in range(_DIGITS, _MOST_DIGITS + 1):
+        texts = {name: f"{x:.{digits}g}" for name, x in numbers.items()}
+        if len(set(texts.values()) - {"nan"}) == different:
+            break
+    return texts
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Answer):
+        (value,) = (part for name, _, part in value._given() if name == "value")
+    if isinstance(value, str):
+        return repr(value)
+    array = as_array(value)
+    if array.dtype == bool and array.size:
+        kept = int(array.sum())
+        return str(bool(kept)) if kept in (0, array.size) else f"{kept} of {array.size}"
+    return span(array)
