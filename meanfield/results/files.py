@@ -18,7 +18,7 @@ from meanfield.results.atomic import (
     write_whole,
 )
 from meanfield.results.encoding import decode, encode
-from meanfield.results.stores import is_store, read_store
+from meanfield.results.store import Store, is_store
 
 __all__ = ["read", "write"]
 
@@ -84,7 +84,7 @@ def read(path: str | os.PathLike[str]) -> xr.Dataset:
     if not path.exists():
         raise FileNotFoundError(f"path: nothing at {path}")
     if is_store(path):
-        return read_store(path)
+        return Store.at(path).dataset()
     if path.is_dir():
         if not (path / "zarr.json").exists():
             inside = sorted(

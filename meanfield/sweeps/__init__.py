@@ -11,11 +11,11 @@ same call again computes what is missing. With ``executor=`` the cases are sprea
 machines.
 """
 
+from meanfield.sweeps.estimate import Estimate, estimate
 from meanfield.sweeps.grid import cases_of
-from meanfield.sweeps.plan import Estimate, estimate
+from meanfield.sweeps.plan import Task
 from meanfield.sweeps.run import sweep
 from meanfield.sweeps.status import StoreStatus, export, status
-from meanfield.sweeps.task import Task
 
 __all__ = [
     "Estimate",

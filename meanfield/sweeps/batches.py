@@ -1,26 +1,31 @@
-"""Batches: some cases, computed one after the other and kept together when their time is up."""
+"""Batches: cases computed one after the other and kept together when their time is up.
+
+A mistake in a case is a failure of that case and stops nothing else.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from meanfield.results import Variable
-from meanfield.sweeps.evaluate import Failure, Outcome, Work, collect, infer, outcomes
-from meanfield.sweeps.grid import Case
+from meanfield.results.cases import FAILED, NOT_CONVERGED, OK
+from meanfield.results.labels import printable
+from meanfield.sweeps.grid import Case, case_seed, columns_of
+from meanfield.sweeps.plan import Task, Work
 
-__all__ = ["Batch", "Queue", "Unit", "run_batch"]
+__all__ = ["Batch", "failed_batch", "run_batch"]
 
-# A batch ends after a quarter of the time that the sweep has run, so that whoever kills it early
-# loses little, and after 20 seconds at the latest; a file takes some 8 ms, of the first 0.4 %.
-_FIRST, _SHARE, _LONGEST = 2.0, 0.25, 20.0
-
-Unit = list[int]  # what is run at once: the place of a case, or those of one vectorised call
+_MESSAGE_LENGTH = 400
+_FITS = {"float64": "fiu", "float32": "fiu", "int64": "iuf", "bool": "b", "str": "O"}
+_INFERRED = {"b": "bool", "f": "float64", "i": "float64", "u": "float64", "U": "str"}
 
 
 @dataclass(frozen=True)
@@ -33,28 +38,15 @@ class Batch:
     interrupt: BaseException | None = None
 
 
-class Queue:
-    """The units that are left, handed out in jobs: always the same share of what is left."""
+@dataclass(frozen=True)
+class _Failure:
+    """Why a case has no values."""
 
-    def __init__(self, units: Iterable[Unit], n_shares: int) -> None:
-        self._units, self._n_shares = deque(units), n_shares
-        self._start = time.monotonic()
+    message: str
 
-    def __len__(self) -> int:
-        return len(self._units)
 
-    @property
-    def seconds(self) -> float:
-        """After how long a batch that begins now is to end."""
-        return min(_LONGEST, max(_FIRST, _SHARE * (time.monotonic() - self._start)))
-
-    def take(self) -> list[Unit]:
-        """The next job."""
-        return [self._units.popleft() for _ in range(-(-len(self) // self._n_shares))]
-
-    def put_back(self, units: Sequence[Unit]) -> None:
-        """Units of a job that were not run, to the front."""
-        self._units.extendleft(reversed(units))
+# How many cases, and the values of each variable or why there are none.
+_Outcome = tuple[int, Mapping[str, Any] | _Failure]
 
 
 def run_batch(
@@ -68,22 +60,166 @@ def run_batch(
     `begin` is told the number of each unit before it begins, and -1 after the last; it returns
     false to end. Where no variables are declared, the first unit that does not fail is the last.
     """
-    done: list[list[Outcome]] = []
+    done: list[list[_Outcome]] = []
     task, n_cases, interrupt = work.task, 0, None
     end = time.monotonic() + seconds
     try:
         for number, cases in enumerate(units):
             if not begin(number):
                 break
-            done.append(outcomes(work, cases))
+            done.append(_outcomes(work, cases))
             values, n_cases = done[-1][0][1], n_cases + len(cases)
-            if task.variables is None and not isinstance(values, Failure):
-                task = dataclasses.replace(task, variables=infer(values))
+            if task.variables is None and not isinstance(values, _Failure):
+                task = dataclasses.replace(task, variables=_infer(values))
                 break
             if n_cases >= work.most_cases or time.monotonic() > end:
                 break
     except KeyboardInterrupt as error:
         interrupt = error
     begin(-1)
-    columns = collect(task, [outcome for unit in done for outcome in unit])
+    columns = _collect(task, [outcome for unit in done for outcome in unit])
     return Batch(len(done), columns, task.variables, interrupt)
+
+
+def failed_batch(task: Task, message: str) -> Batch:
+    """The batch of one case that has ended its process."""
+    return Batch(1, _collect(task, [(1, _Failure(message))]), task.variables)
+
+
+def _outcomes(work: Work, cases: Sequence[Case]) -> list[_Outcome]:
+    """What a call brought, checked; one for many that fails is tried case by case."""
+    try:
+        returned = work.task.function(**_arguments(work, cases))
+        return [(len(cases), _checked(work.task, returned, len(cases)))]
+    except (Exception, SystemExit) as error:
+        if len(cases) == 1:
+            return [(1, _Failure(_message(error)))]
+        return [outcome for case in cases for outcome in _outcomes(work, [case])]
+
+
+def _collect(task: Task, found: Sequence[_Outcome]) -> dict[str, np.ndarray]:
+    """The columns of some outcomes: one per variable, `status` and `message`."""
+    columns = task.labels.blank(sum(n for n, _ in found))
+    status, start = columns["status"], 0
+    for n, values in found:
+        here, start = slice(start, start + n), start + n
+        if isinstance(values, _Failure):
+            columns["message"][here], status[here] = values.message, FAILED
+            continue
+        for name, value in values.items():
+            columns[name][here] = value
+    status[status != FAILED] = OK
+    for variable in task.variables or ():
+        if variable.name.endswith("_converged") and variable.dtype == "bool":
+            flags = columns[variable.name]
+            loose = ~flags.all(axis=tuple(range(1, flags.ndim)))
+            status[loose & (status == OK)] = NOT_CONVERGED
+    return columns
+
+
+def _infer(returned: Any) -> tuple[Variable, ...]:
+    """The variables of a function that declares none; an error unless they are plain values."""
+    if not isinstance(returned, Mapping) or not returned:
+        raise TypeError(
+            f"fn: expected it to return a mapping from name to number, got {returned!r:.80}"
+        )
+    variables = []
+    for name, value in returned.items():
+        array = np.asarray(value)
+        if array.ndim or array.dtype.kind not in _INFERRED or np.ma.isMaskedArray(value):
+            raise TypeError(
+                f"{name}: expected a number, a truth value or a text, got {value!r:.80}; for "
+                "arrays declare variables and dimensions: sweep(Task(fn, [Variable(...)], "
+                "coords=...), ...)"
+            )
+        variables.append(Variable.unlabelled(str(name), dtype=_INFERRED[array.dtype.kind]))
+    return tuple(variables)
+
+
+def _arguments(work: Work, cases: Sequence[Case]) -> dict[str, Any]:
+    """Parameters, settings, and the random numbers that the function takes and was not given."""
+    task = work.task
+    arguments = _fresh(work.fixed) | (columns_of(cases) if task.batched else cases[0])
+    wanted = task.arguments - arguments.keys()
+    if task.batched:
+        if "seeds" in wanted:
+            seeds = [case_seed(case, work.seed) for case in cases]
+            arguments["seeds"] = np.array(seeds, dtype=np.int64)
+        return arguments
+    if "seed" in wanted:
+        arguments["seed"] = case_seed(cases[0], work.seed)
+    if "generator" in wanted:
+        import torch
+
+        arguments["generator"] = torch.Generator().manual_seed(case_seed(cases[0], work.seed))
+    return arguments
+
+
+def _fresh(fixed: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings as they were given, whatever the case before did to a list or an array."""
+    fresh = dict(fixed)
+    for name, value in fixed.items():
+        mutable = isinstance(value, (list, dict, set, tuple, np.ndarray))
+        if mutable or hasattr(value, "detach") or dataclasses.is_dataclass(value):
+            with contextlib.suppress(Exception):  # holds something that cannot be copied: shared
+                fresh[name] = copy.deepcopy(value)
+    return fresh
+
+
+def _message(error: BaseException) -> str:
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:
+        text = "its text raises an error itself"
+    return printable(f"{name}: {text}")[:_MESSAGE_LENGTH]
+
+
+def _checked(task: Task, returned: Any, n_cases: int) -> dict[str, Any]:
+    """What the function returned, in the declared names, shapes and types, or an error."""
+    if task.variables is None:
+        task = dataclasses.replace(task, variables=_infer(returned))
+    shapes, leading = task.labels.shapes, (n_cases,) if task.batched else ()
+    if not isinstance(returned, Mapping) or returned.keys() != shapes.keys():
+        got = sorted(map(str, returned)) if isinstance(returned, Mapping) else type(returned)
+        raise TypeError(
+            f"{task.label}: expected a mapping with exactly {sorted(shapes)}, got {got}"
+        )
+    return {
+        v.name: _fitting(v, returned[v.name], (*leading, *shapes[v.name]))
+        for v in task.variables or ()
+    }
+
+
+def _fitting(variable: Variable, value: Any, shape: tuple[int, ...]) -> np.ndarray | float:
+    if type(value) is float and variable.dtype == "float64" and not shape:
+        return value  # the usual case, ten times faster than an array of one number
+    if np.ma.isMaskedArray(value) and np.ma.getmaskarray(value).any():
+        raise ValueError(f"{variable.name}: expected values, got masked ones")
+    value = value.detach().cpu() if hasattr(value, "detach") else value
+    # As objects, because NumPy's own texts lose NUL characters at the end.
+    array = np.asarray(value, object if variable.dtype == "str" else None)
+    if array.shape != shape:
+        raise ValueError(f"{variable.name}: expected shape {shape}, got {array.shape}")
+    if array.dtype.kind not in _FITS[variable.dtype]:
+        raise TypeError(f"{variable.name}: expected {variable.dtype}, got {array.dtype}")
+    if variable.dtype == "str":
+        return _texts(variable, array)
+    with np.errstate(all="ignore"):
+        cast = array.astype(variable.numpy_dtype)
+    lost = cast != array if variable.dtype == "int64" else np.isinf(cast) & np.isfinite(array)
+    if np.any(lost):
+        raise ValueError(
+            f"{variable.name}: expected {variable.dtype}, which does not hold "
+            f"{array[lost].flat[0]}"
+        )
+    return cast
+
+
+def _texts(variable: Variable, array: np.ndarray) -> np.ndarray:
+    for text in array.flat:
+        if not isinstance(text, str):
+            raise TypeError(f"{variable.name}: expected texts, got {type(text).__name__}")
+        if "\0" in text or text != text.encode("utf-8", "replace").decode():
+            raise ValueError(f"{variable.name}: expected text in UTF-8, got {text!r:.80}")
+    return array[()]  # of no dimension: the text itself

@@ -1,32 +1,132 @@
-"""What a sweep is going to do: its cases, its configuration, the time it may take."""
+"""What a sweep is going to do: a function with labels, its cases, and what identifies them."""
 
 from __future__ import annotations
 
-import dataclasses
+import ast
+import hashlib
 import inspect
 import itertools
-import time
+import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from meanfield.results import Variable, provenance
+from meanfield.results.cases import RESERVED, Columns, Labels
 from meanfield.results.encoding import check_attrs
-from meanfield.results.stores import SCHEMA
-from meanfield.sweeps.batches import Unit, run_batch
-from meanfield.sweeps.evaluate import Work
+from meanfield.results.store import SCHEMA
 from meanfield.sweeps.grid import Case, Grid, canonical, case_keys, cases_of, columns_of
-from meanfield.sweeps.task import RESERVED, Task
 
-__all__ = ["Estimate", "Plan", "estimate", "make_plan"]
+__all__ = ["Plan", "Task", "Unit", "Work", "make_plan"]
 
 _VECTORISED = 1024  # cases in one call of a vectorised function; its memory grows with them
 _MOST_BYTES = 2**27  # of the results in a batch
-_SAMPLE_SECONDS, _LARGEST_SAMPLE = 0.05, 32  # of an estimate
 _SHOWN, _WORDS = 64, 200  # what the provenance spells out
+
+Unit = list[int]  # what is run at once: the place of a case, or those of one vectorised call
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a sweep computes for a case, and what it means.
+
+    Args:
+        function: called with the parameters of a case and the fixed settings by name; returns a
+            mapping from variable name to a number, a truth value, a text or an array. If it has
+            an argument `seed` (an int) or `generator` (a `torch.Generator` on the CPU, seeded
+            with it), it is given the random numbers of the case. For parallel sweeps it must be
+            importable: defined at the top of a module.
+        variables: the meaning of each value returned. A truth value `..._converged` that comes
+            back false gives the case the status "not converged". None takes names and types from
+            the first case that does not fail: numbers, truth values and texts.
+        parameters: the meaning of parameters and of coordinates; others are labelled with their
+            name.
+        coords: values along the variables' own dimensions, which fix their sizes.
+        batched: call the function once for many cases: each parameter is an array of shape (n,),
+            `seeds` (if it has this argument) are n seeds, int64, and all results have a leading
+            axis of length n. When a call raises, its cases are tried one at a time.
+        name: what identifies the function in a store; its module and name by default, of a script
+            its file.
+
+    Raises:
+        ValueError: names used twice or reserved, a dimension without coordinates.
+
+    Example:
+        >>> area = Task(lambda radius: {"area": 3 * radius**2}, [Variable("area", "area", "m²")])
+        >>> area.variables[0].units
+        'm²'
+    """
+
+    function: Callable[..., Mapping[str, Any]]
+    variables: Sequence[Variable] | None = None
+    parameters: Sequence[Variable] = ()
+    coords: Mapping[str, Any] = field(default_factory=dict)
+    batched: bool = False
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        coords = {str(n): np.asarray(values) for n, values in self.coords.items()}
+        if self.variables is not None:
+            object.__setattr__(self, "variables", tuple(self.variables))
+            _check_variables(self.variables, coords)
+        elif self.batched:
+            raise ValueError("variables: expected those of a batched task, got None")
+        object.__setattr__(self, "parameters", tuple(self.parameters))
+        object.__setattr__(self, "coords", coords)
+
+    @property
+    def identity(self) -> str:
+        """What identifies the function in a store: its module and name; it must have one."""
+        if self.name is not None:
+            return self.name
+        name = getattr(self.function, "__qualname__", "<no name>")
+        if "<" in name:
+            raise TypeError(
+                f"fn: expected a named function, by which the store is recognised, got "
+                f"{self.function!r}; define it at the top of a module or give Task(..., name=...)"
+            )
+        return f"{_module_of(self.function)}:{name}"
+
+    @cached_property
+    def code(self) -> str:
+        """Digest of the function's own source, without comments; "" where it cannot be read."""
+        try:
+            source = inspect.getsource(inspect.unwrap(self.function))
+            plain = ast.unparse(ast.parse(textwrap.dedent(source)))
+        except (OSError, TypeError, SyntaxError):
+            return ""
+        return hashlib.sha256(plain.encode()).hexdigest()[:16]
+
+    @cached_property
+    def arguments(self) -> frozenset[str]:
+        """The names of the arguments that the function takes."""
+        return frozenset(inspect.signature(self.function).parameters)
+
+    @cached_property
+    def labels(self) -> Labels:
+        """What labels the values; without variables until they are known."""
+        parameters = {v.name: v.attrs for v in self.parameters}
+        return Labels(tuple(self.variables or ()), parameters, self.coords)
+
+    @property
+    def label(self) -> str:
+        """The function in messages."""
+        return self.name or str(getattr(self.function, "__qualname__", self.function))
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all cases of a sweep have in common: everything a worker needs."""
+
+    task: Task
+    fixed: dict[str, Any]
+    seed: int
+    most_cases: int  # after which a batch ends
 
 
 @dataclass(frozen=True)
@@ -66,22 +166,15 @@ class Plan:
 
     @property
     def description(self) -> dict[str, Any]:
-        """All that a store says about itself, see `results.stores`."""
+        """All that a store says about itself, see `results.store`."""
         identity = {"configuration": self.configuration, "code": self.task.code}
-        return {"schema": SCHEMA, **identity, **self.labels, "provenance": self.provenance}
+        about = {"attrs": self.attrs, "provenance": self.provenance}
+        return {"schema": SCHEMA, **identity, **self.task.labels.plain, **about}
 
-    @property
-    def labels(self) -> dict[str, Any]:
-        """What `results.stores.assemble` needs to make the Dataset, besides the provenance."""
-        return {
-            "variables": [dataclasses.asdict(v) for v in self.task.variables or ()],
-            "parameters": {v.name: v.attrs for v in self.task.parameters},
-            "coords": {
-                name: {"values": v.tolist(), "dtype": "O" if v.dtype.kind == "U" else v.dtype.str}
-                for name, v in self.task.coords.items()
-            },
-            "attrs": self.attrs,
-        }
+    def rows(self, places: Sequence[int] | slice, values: Columns) -> dict[str, np.ndarray]:
+        """The columns of some cases, as a store takes them: keys, parameters and values."""
+        parameters = {name: column[places] for name, column in self.columns.items()}
+        return {"case_key": self.keys[places], **parameters, **values}
 
     def units(
         self, missing: np.ndarray, size: int | None = None, shard: tuple[int, int] = (0, 1)
@@ -98,18 +191,18 @@ class Plan:
 
     def work(self, size: int | None = None) -> Work:
         """What a worker needs to know; a batch has at most `size` cases, and fits in memory."""
-        n_bytes = 64 + sum(column.nbytes for column in self.task.blank(1).values())
+        n_bytes = 64 + sum(column.nbytes for column in self.task.labels.blank(1).values())
         most = _MOST_BYTES // n_bytes
         size = most if size is None or self.task.batched else size
         return Work(self.task, self.fixed, self.seed, max(1, min(size, most)))
 
     def with_variables(self, variables: Sequence[Variable] | None) -> Plan:
         """The same with the variables that the function turned out to return."""
-        task = dataclasses.replace(self.task, variables=variables)
+        task = replace(self.task, variables=variables)
         _check_names(task, {name for case in self.cases for name in case})
-        return dataclasses.replace(self, task=task)
+        return replace(self, task=task)
 
-    @property
+    @cached_property
     def provenance(self) -> str:
         """What was computed, as a person reads it, with what and when; see `results`."""
         values = {name: [case.get(name) for case in self.cases] for name in self.cases[0]}
@@ -121,16 +214,6 @@ class Plan:
         }
         dtype, device = self.fixed.get("dtype"), self.fixed.get("device")
         return provenance(spec, seed=self.seed, dtype=dtype, device=device)
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What a sweep would take, from a sample of its cases; `failure` is the first, if any."""
-
-    n_cases: int
-    seconds_per_case: float
-    seconds: float
-    failure: str | None = None
 
 
 def make_plan(
@@ -163,39 +246,6 @@ def make_plan(
     return plan
 
 
-def estimate(
-    fn: Task | Callable[..., Mapping[str, Any]],
-    grid: Grid,
-    *,
-    fixed: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    attrs: Mapping[str, Any] | None = None,
-    n_workers: int = 1,
-) -> Estimate:
-    """Cases and time of a sweep, from timing its first cases; nothing is written.
-
-    Cases of a grid often grow: if the first are the cheapest, the time is an underestimate.
-    """
-    plan = make_plan(fn, grid, fixed, seed, attrs)
-    units = plan.units(np.ones(len(plan.cases), bool))
-    seconds, each, messages = 0.0, 0.0, []
-    # The first pays for imports, models that are loaded and caches that are filled.
-    for sample in (units[:1], units[1:_LARGEST_SAMPLE]):
-        if not sample or seconds > 60 * _SAMPLE_SECONDS:
-            break
-        start = time.perf_counter()
-        cases = [[plan.cases[place] for place in unit] for unit in sample]
-        batch = run_batch(plan.work(), cases, _SAMPLE_SECONDS)
-        if batch.interrupt is not None:
-            raise batch.interrupt
-        plan = plan.with_variables(batch.variables)
-        seconds = time.perf_counter() - start
-        each = seconds / len(batch.columns["status"])
-        messages += [text for text in batch.columns["message"] if text]
-    total = each * len(plan.cases) / n_workers
-    return Estimate(len(plan.cases), each, total, messages[0] if messages else None)
-
-
 def _check_signature(function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     signature = inspect.signature(function)
     provided = {"seed", "generator", "seeds"} & set(signature.parameters) - set(arguments)
@@ -209,7 +259,7 @@ def _check_signature(function: Callable[..., Any], arguments: Mapping[str, Any])
 
 
 def _check_names(task: Task, parameters: set[str]) -> None:
-    if clash := sorted(parameters & {*RESERVED, *task.coords, *task.shapes}):
+    if clash := sorted(parameters & {*RESERVED, *task.coords, *task.labels.shapes}):
         raise ValueError(
             f"grid: expected names of parameters other than those of variables, dimensions and "
             f"{RESERVED}, got {clash}"
@@ -231,3 +281,31 @@ def _coordinate(values: Any) -> Any:
     """A coordinate in the configuration, spelled out if short: a difference can then be read."""
     spelled = values.dtype.kind in "UO" or values.size <= _SHOWN
     return canonical(values.tolist() if spelled else values)
+
+
+def _check_variables(variables: Sequence[Variable], coords: Mapping[str, Any]) -> None:
+    names = [v.name for v in variables]
+    if not names or len({*names}) < len(names) or {*names} & {*RESERVED, *coords}:
+        raise ValueError(
+            f"variables: expected different names, at least one, none of {RESERVED} and none of "
+            f"a dimension; got {names}"
+        )
+    if clash := sorted({*RESERVED} & {*coords}):
+        raise ValueError(f"coords: expected names other than {RESERVED}, got {clash}")
+    missing = {dim for v in variables for dim in v.dims} - set(coords)
+    if missing:
+        raise ValueError(
+            f"coords: expected values along {sorted(missing)}, which the variables have as "
+            "dimensions; give for example coords={'head': range(12)}"
+        )
+
+
+def _module_of(function: Callable[..., Any]) -> str:
+    """The module as it is imported; of a script the name of its file."""
+    if function.__module__ != "__main__":
+        return function.__module__
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:  # python -m
+        return main.__spec__.name
+    file = getattr(main, "__file__", None)
+    return "interactive" if file is None else Path(file).stem

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.sweeps.task import FAILED, NOT_CONVERGED
+from meanfield.results.cases import FAILED, NOT_CONVERGED
 
 __all__ = ["Progress"]
 

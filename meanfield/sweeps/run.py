@@ -15,14 +15,13 @@ import numpy as np
 import xarray as xr
 
 from meanfield.checks import count, describe
-from meanfield.results.stores import Store, assemble, variables_of
+from meanfield.results.cases import FAILED, PENDING, Columns, Labels
+from meanfield.results.store import Store, description_at, open_store
 from meanfield.sweeps.batches import Batch
 from meanfield.sweeps.executors import Run, check_executor
 from meanfield.sweeps.grid import Grid
-from meanfield.sweeps.plan import Plan, make_plan
+from meanfield.sweeps.plan import Plan, Task, make_plan
 from meanfield.sweeps.progress import Progress
-from meanfield.sweeps.store import description_at, merge, open_store, rows_of, write_cases
-from meanfield.sweeps.task import FAILED, PENDING, Task
 
 __all__ = ["sweep"]
 
@@ -106,7 +105,7 @@ def sweep(
     if path is not None:
         _ = plan.configuration  # what a store does not take is said before the first case
     if plan.task.variables is None and stored:
-        plan = plan.with_variables(variables_of(stored))
+        plan = plan.with_variables(Labels.from_plain(stored).variables)
     with _ending_gently() as stop:
         run = Run(plan.cases, executor, case_timeout, stop)
         first: list[_Piece] = []
@@ -114,7 +113,10 @@ def sweep(
             plan, first = _probe(plan, run)
         files = None
         if path is not None:
-            files = open_store(path, plan, stored, accept_changed_code=accept_changed_code)
+            files = open_store(
+                path, plan.description, stored, accept_changed_code=accept_changed_code
+            )
+            files.add_cases(plan.rows(slice(None), {}))
         table = _Table(plan, files)
         for places, batch in first:
             table.keep(places, batch.columns)
@@ -133,51 +135,51 @@ def sweep(
                 interrupt.add_note(table.kept())
                 raise
     if files is not None:
-        merge(files)
+        files.merge_files()
     return table.dataset()
 
 
 class _Table:
     """The values of a plan's cases: in memory and, if there is one, in a store."""
 
-    def __init__(self, plan: Plan, files: Store | None) -> None:
-        self._plan, self._files, self._labels = plan, files, plan.labels
-        if files is None:
-            self._labels["provenance"] = plan.provenance
-            self._rows = plan.task.blank(len(plan.cases))
+    def __init__(self, plan: Plan, store: Store | None) -> None:
+        self._plan, self._store, self._labels = plan, store, plan.task.labels
+        if store is None:
+            self._provenance, self._rows = plan.provenance, self._labels.blank(len(plan.cases))
         else:
-            self._labels["provenance"] = files.description["provenance"]
-            self._rows = rows_of(files, plan)
+            self._provenance = store.description["provenance"]
+            self._rows = store.rows_of(plan.keys)
 
     def missing(self, retry_failed: bool) -> np.ndarray:
         """Which cases are to be run."""
         status = self._rows["status"]
         return (status == PENDING) | (retry_failed & (status == FAILED))
 
-    def keep(self, places: list[int], columns: Mapping[str, np.ndarray]) -> None:
+    def keep(self, places: list[int], columns: Columns) -> None:
         """Keep finished cases; when this returns, those of a store are safe from any crash."""
         if not places:
             return
-        columns = {**self._plan.task.blank(len(places)), **columns}
-        if self._files is not None:
-            write_cases(self._files, self._plan, places, columns)
+        columns = {**self._labels.blank(len(places)), **columns}
+        if self._store is not None:
+            self._store.write(self._plan.rows(places, columns))
         for name, column in columns.items():
             self._rows[name][places] = column
 
     def kept(self) -> str:
         """What is kept, for a person who has interrupted the sweep."""
-        if self._files is None:
+        if self._store is None:
             return "nothing is kept: the sweep has no store"
-        self._files.refresh()  # it knows better than we do, if a signal came while we wrote
-        n_kept = int((rows_of(self._files, self._plan)["status"] != PENDING).sum())
+        self._store.refresh()  # a signal may have come between the file and our own rows
+        n_kept = int((self._store.rows_of(self._plan.keys)["status"] != PENDING).sum())
         return (
-            f"{n_kept} of {len(self._plan.cases)} cases are kept in {self._files.path}; run the "
+            f"{n_kept} of {len(self._plan.cases)} cases are kept in {self._store.path}; run the "
             "same sweep again to go on"
         )
 
     def dataset(self) -> xr.Dataset:
         """All cases; pending where they were not run."""
-        return assemble(self._labels, self._plan.columns | self._rows)
+        attrs = {**self._plan.attrs, "provenance": self._provenance}
+        return self._labels.dataset(self._plan.columns | self._rows, attrs)
 
 
 def _probe(plan: Plan, run: Run) -> tuple[Plan, list[_Piece]]:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from meanfield.results import read, write
+from meanfield.results.cases import FAILED, NOT_CONVERGED, OK
 from meanfield.results.labels import printable
-from meanfield.results.stores import Store, read_description
-from meanfield.sweeps.task import FAILED, NOT_CONVERGED, OK
+from meanfield.results.store import Store
 
 __all__ = ["StoreStatus", "export", "status"]
 
@@ -77,7 +77,7 @@ def status(store: str | os.PathLike[str]) -> StoreStatus:
         FileNotFoundError, ValueError: there is nothing, or no store of a sweep, at the path.
     """
     path = Path(store)
-    files = Store(path, read_description(path))
+    files = Store.at(path)
     rows = files.rows()
     counts = np.bincount(rows["status"], minlength=4)
     messages = Counter(str(text) for text in rows["message"] if text)

@@ -25,9 +25,9 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from meanfield.sweeps.batches import Batch, run_batch
-from meanfield.sweeps.evaluate import Work
 from meanfield.sweeps.grid import Case
 from meanfield.sweeps.memory import keep_freed_memory
+from meanfield.sweeps.plan import Work
 
 __all__ = ["DiedError", "Processes"]
 

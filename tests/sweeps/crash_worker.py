@@ -20,8 +20,8 @@ from typing import Any
 import zarr.codecs  # noqa: F401
 
 from meanfield import results
+from meanfield.results import store as storing
 from meanfield.sweeps import progress, sweep
-from meanfield.sweeps import store as writing
 from tests.sweeps import sweep_functions as functions
 
 N, REPETITIONS, SEED = [2, 4, 8], 40, 4
@@ -42,11 +42,11 @@ def run(mode: str, store: Path, address: str = "") -> None:
     arguments = settings(mode, store) | {"store": store, "batch_size": 4}
     grid = {"n": N, "repetition": range(REPETITIONS)}
     if mode == "extension":  # ever more cases, and files that are merged
-        writing._MOST_FILES = 8
+        storing._MOST_FILES = 8
         for count in range(1, REPETITIONS + 1, 3):
             sweep(grid={"n": N, "repetition": range(count)}, **arguments)
     elif mode == "end":  # everything is done: it is merged and exported, over what is there
-        writing._MOST_FILES = 1
+        storing._MOST_FILES = 1
         ds = sweep(grid=grid, **arguments)
         for suffix in (".nc", ".zarr"):
             results.write(ds, store.with_suffix(suffix))

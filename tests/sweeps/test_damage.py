@@ -20,9 +20,9 @@ import xarray as xr
 
 from meanfield import results
 from meanfield.results import Variable, atomic
-from meanfield.results.stores import DamagedError
+from meanfield.results import store as storing
+from meanfield.results.store import DamagedError
 from meanfield.sweeps import Task, progress, status, sweep
-from meanfield.sweeps import store as writing
 
 CRASHES = int(os.environ.get("MEANFIELD_CRASHES", "400"))
 N = 12
@@ -138,7 +138,7 @@ def test_files_of_another_sweep_do_not_count(tmp_path, right):
 
 
 def test_files_are_merged_before_they_are_many_and_nothing_is_lost(tmp_path, right, monkeypatch):
-    monkeypatch.setattr(writing, "_MOST_FILES", 4)
+    monkeypatch.setattr(storing, "_MOST_FILES", 4)
     store = tmp_path / "s"
     for n_cases in range(1, N + 1):
         run(store, n_cases)
@@ -160,7 +160,7 @@ def test_a_merge_that_dies_half_way_takes_nothing_for_lost(tmp_path, right, monk
 
     store = tmp_path / "s"
     with monkeypatch.context() as patch:
-        patch.setattr(writing, "_MOST_FILES", 1)
+        patch.setattr(storing, "_MOST_FILES", 1)
         patch.setattr(Path, "unlink", die)
         with pytest.raises(Death):
             run(store, shard=(0, 2))  # what is pending makes a missing file worth a warning
@@ -216,8 +216,8 @@ def record(root, monkeypatch):
     """A sweep, an extension with a retry, and a merge: all calls, and what was reported done."""
     recorder = Recorder(root)
     monkeypatch.setattr(atomic, "os", recorder)
-    monkeypatch.setattr(writing, "os", recorder)
-    monkeypatch.setattr(writing, "_MOST_FILES", 4)
+    monkeypatch.setattr(storing, "os", recorder)
+    monkeypatch.setattr(storing, "_MOST_FILES", 4)
     monkeypatch.setattr(Path, "mkdir", recorded_mkdir(recorder, Path.mkdir))
     monkeypatch.setattr(Path, "unlink", recorded_unlink(recorder, Path.unlink))
     advance = progress.Progress.advance

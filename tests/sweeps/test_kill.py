@@ -23,8 +23,8 @@ import pytest
 import xarray as xr
 
 from meanfield import results
-from meanfield.results.stores import Store, read_description
-from meanfield.sweeps import store as writing
+from meanfield.results import store as storing
+from meanfield.results.store import Store
 from meanfield.sweeps import sweep
 from tests.sweeps import sweep_functions as functions
 from tests.sweeps.crash_worker import REPETITIONS, SEED, N, run, settings
@@ -133,7 +133,7 @@ class Known:
         if not (store / "sweep.json").exists():
             assert not self.finished and n_new == 0
             return
-        assert not Store(store, read_description(store)).damaged
+        assert not Store.at(store).damaged
         found = results.read(store)
         done = np.flatnonzero(found["status"] == 1)
         finished = cases_of(found.isel(case=done)) if done.size else {}
@@ -230,7 +230,7 @@ def test_killed_in_process_it_loses_nothing_and_does_nothing_twice(tmp_path, sta
         wait_for_the_moment(child, store, "here", rng)
         child.kill()
         known.check(store, "here")
-    monkeypatch.setattr(writing, "_MOST_FILES", 10**6)  # so that what is done again would be seen
+    monkeypatch.setattr(storing, "_MOST_FILES", 10**6)  # so that what is done again would be seen
     old = batches(store)
     ds = sweep(grid=GRID, **settings("here", store), store=store, progress=False)
     xr.testing.assert_equal(ds, uninterrupted())

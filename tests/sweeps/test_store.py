@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from meanfield import results
 from meanfield.experiments.settings import override, read_toml
-from meanfield.results import Variable, stores
+from meanfield.results import Variable, cases
+from meanfield.results import store as storing
 from meanfield.sweeps import Task, estimate, export, status, sweep
 from tests.sweeps import sweep_functions as functions
 
@@ -267,7 +268,7 @@ def change_description(store, change):
     description = json.loads((store / "sweep.json").read_text())
     del description["checksum"]
     change(description)
-    (store / "sweep.json").write_bytes(stores.pack_description(description))
+    (store / "sweep.json").write_bytes(storing._pack_description(description))
 
 
 def test_store_begun_with_other_versions_goes_on_with_a_warning(tmp_path, caplog):
@@ -373,4 +374,4 @@ def test_of_the_rows_of_a_case_the_best_is_taken_and_of_equals_the_last(pairs):
         if key not in chosen or rank[ended] >= rank[pairs[chosen[key]][1]]:
             chosen[key] = place
     keys, statuses = (np.array(column) for column in zip(*pairs, strict=True))
-    assert stores._chosen(keys, statuses).tolist() == [*chosen.values()]
+    assert cases._chosen(keys, statuses).tolist() == [*chosen.values()]

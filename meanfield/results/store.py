@@ -1,0 +1,367 @@
+"""The store of a sweep: a folder of small files, each whole, each with its checksum.
+
+    sweep.json               what is computed: configuration, labels, provenance, and a checksum
+    grid-TIME-DIGEST.nc      cases that were asked for, in order
+    batch-TIME-DIGEST.nc     finished cases: parameters, values, status, message
+    written.txt              the names of these files, so that one that is lost can be named
+
+Any netCDF reader opens them. A file whose content does not have the digest in its name is passed
+over, with one warning, and its cases are pending. A case may be in several files: what is done
+wins over what failed, and the later file over the earlier one. The next sweep renames a damaged
+file to its name and ``.damaged``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from meanfield.results.atomic import remove_litter, sync, write_whole
+from meanfield.results.cases import PENDING, Columns, Labels, join, pack, unpack
+from meanfield.results.provenance import versions
+
+__all__ = ["SCHEMA", "DamagedError", "Store", "description_at", "is_store", "open_store"]
+
+SCHEMA = 2
+_DESCRIPTION, _JOURNAL = "sweep.json", "written.txt"
+_FILE = re.compile(r"(grid|batch)-\d{8}T\d{12}-([0-9a-f]{16})\.nc")
+_LOADS = 10  # attempts, while another process merges files
+_MOST_FILES = 32  # beyond which they are merged into one; each costs 1 ms whenever it is read
+_log = logging.getLogger("meanfield")
+
+
+class DamagedError(ValueError):
+    """The description of a store is damaged or missing."""
+
+
+class Store:
+    """A store at a path, of which the description is known; files are loaded once each.
+
+    Attributes:
+        damaged: name of a file -> what is wrong with it.
+    """
+
+    def __init__(self, path: Path, description: Mapping[str, Any]) -> None:
+        self.path, self.description = path, description
+        self.labels = Labels.from_plain(description)
+        self.damaged: dict[str, str] = {}
+        self._digest = _checksum(description["configuration"])
+        self._tables: dict[str, Columns] = {}
+        self.refresh()
+
+    @classmethod
+    def at(cls, path: Path) -> Store:
+        """The store at a path.
+
+        Raises:
+            FileNotFoundError, ValueError, DamagedError: see `_read_description`.
+        """
+        return cls(path, _read_description(path))
+
+    @property
+    def files(self) -> list[str]:
+        """The names of the whole files, grids first, then by time."""
+        return sorted(self._tables, key=lambda name: (name.startswith("batch"), name))
+
+    @property
+    def missing(self) -> list[str]:
+        """The names of files that were written and are not there."""
+        try:
+            text = (self.path / _JOURNAL).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return []
+        named = {line for line in text.splitlines() if _FILE.fullmatch(line)}
+        return sorted(named - set(self._tables) - set(self.damaged))
+
+    def refresh(self) -> None:
+        """Load new files and forget those that another process has merged."""
+        for attempt in range(_LOADS):
+            present = {f.name: f for f in self.path.glob("*.nc") if _FILE.fullmatch(f.name)}
+            self._tables = {name: t for name, t in self._tables.items() if name in present}
+            try:
+                for name in present.keys() - self._tables.keys():
+                    self._load(present[name])
+                return
+            except FileNotFoundError:  # merged since the folder was listed
+                if attempt == _LOADS - 1:
+                    raise
+
+    def rows(self) -> dict[str, np.ndarray]:
+        """All cases, each once: `case_key`, parameters, values, `status` and `message`."""
+        return join(self.labels, [self._tables[name] for name in self.files])
+
+    def rows_of(self, keys: np.ndarray) -> dict[str, np.ndarray]:
+        """Values, `status` and `message` of the cases with these keys; pending where unknown."""
+        rows, own = self.rows(), self.labels.blank(len(keys))
+        order = np.argsort(rows["case_key"])
+        places = np.searchsorted(rows["case_key"], keys, sorter=order)
+        places = order[np.minimum(places, len(order) - 1)]
+        there = rows["case_key"][places] == keys  # a file may be lost since the store was opened
+        for name, column in own.items():
+            column[there] = rows[name][places[there]]
+        return own
+
+    def dataset(self) -> xr.Dataset:
+        """All cases as a labelled Dataset, with one warning if files are damaged or missing."""
+        self._warn()
+        attrs = {**self.description["attrs"], "provenance": self.description["provenance"]}
+        return self.labels.dataset(self.rows(), attrs)
+
+    def write(self, columns: Columns, *, kind: str = "batch") -> None:
+        """Write a file of some cases; when this returns it is safe from any crash."""
+        n_cases = len(columns["case_key"])
+        with _explained(self.path, f"does not take a {kind} of {n_cases} cases"):
+            self._write(columns, kind)
+
+    def add_cases(self, columns: Columns) -> None:
+        """Write down which cases are asked for, given by their keys and parameters."""
+        known = self.rows()["case_key"]
+        if (new := np.flatnonzero(~np.isin(columns["case_key"], known))).size:
+            asked = {name: column[new] for name, column in columns.items()}
+            self.write({**asked, "status": np.zeros(new.size, np.int8)}, kind="grid")
+            self.refresh()
+
+    def merge_files(self) -> None:
+        """Merge many files into one; the old ones are removed when the new one is safe."""
+        if len(list(self.path.glob("*.nc"))) <= _MOST_FILES:
+            return
+        self.refresh()
+        old = self.files
+        with _explained(self.path, "cannot be merged"):
+            name = self._write(self.rows(), "grid")
+            # Journal first: a crash must not report merged files as lost.
+            self._write_journal([name])
+            for merged in old:
+                (self.path / merged).unlink(missing_ok=True)
+
+    def put_in_order(self) -> None:
+        """Warn of damaged files and set them aside; remove what dead processes left."""
+        self._warn()
+        with _explained(self.path, "cannot be put in order"):
+            for name in self.damaged:
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(self.path / name, self.path / f"{name}.damaged")
+            if self.damaged or self.missing:  # warned of once
+                self.damaged.clear()
+                self._write_journal(self.files)
+            remove_litter(self.path)
+
+    def _warn(self) -> None:
+        missing = self.missing
+        if missing and (self.rows()["status"] != PENDING).all():
+            missing = []
+        troubles = [f"{n} ({why})" for n, why in self.damaged.items()]
+        troubles += [f"{name} (missing)" for name in missing]
+        if troubles:
+            warnings.warn(
+                f"store {self.path}: {', '.join(troubles[:5])}"
+                + (f" and {len(troubles) - 5} more" if len(troubles) > 5 else "")
+                + ": their cases are pending, unless other files hold them; the same sweep again "
+                "computes them",
+                stacklevel=4,
+            )
+
+    def _write(self, columns: Columns, kind: str) -> str:
+        data = pack(self.labels, columns, self._digest)
+        name = f"{kind}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{_digest(data)}.nc"
+        write_whole(self.path / name, data)
+        # Only so that a file that is lost can be named; nothing else depends on it.
+        with (
+            contextlib.suppress(OSError),
+            (self.path / _JOURNAL).open("a", encoding="utf-8") as journal,
+        ):
+            journal.write(f"{name}\n")
+        return name
+
+    def _write_journal(self, names: list[str]) -> None:
+        write_whole(self.path / _JOURNAL, "".join(f"{name}\n" for name in names).encode())
+
+    def _load(self, file: Path) -> None:
+        data = file.read_bytes()
+        matched = _FILE.fullmatch(file.name)
+        if matched is None or _digest(data) != matched[2]:
+            self.damaged[file.name] = "damaged"
+            return
+        table, configuration = unpack(data)
+        if configuration == self._digest:
+            self._tables[file.name] = table
+        else:
+            self.damaged[file.name] = "of another configuration"
+
+
+def is_store(path: Path) -> bool:
+    """Whether there is the store of a sweep, whole or not."""
+    return path.is_dir() and (
+        (path / _DESCRIPTION).exists() or any(_FILE.fullmatch(f.name) for f in path.glob("*.nc"))
+    )
+
+
+def description_at(path: Path) -> dict[str, Any] | None:
+    """What the store at `path` computes; None if there is none yet, {} if that is lost."""
+    if not path.exists() or (path.is_dir() and all(_is_hidden(f) for f in path.iterdir())):
+        return None
+    try:
+        return _read_description(path)
+    except DamagedError as error:
+        warnings.warn(str(error), stacklevel=4)
+        return {}
+
+
+def open_store(
+    path: Path,
+    description: Mapping[str, Any],
+    stored: Mapping[str, Any] | None,
+    *,
+    accept_changed_code: bool = False,
+) -> Store:
+    """The store for a sweep with this description, made if it is not there.
+
+    Of processes that make it at once the first wins, and the others use what it has made.
+
+    Args:
+        path: the folder.
+        description: "schema", "configuration", "code", the labels, "attrs" and "provenance".
+        stored: what `description_at` said.
+        accept_changed_code: no warning if the code differs.
+
+    Raises:
+        ValueError: the store has another configuration.
+        OSError: it cannot be made.
+    """
+    with _explained(path, "cannot be made"):
+        if not stored:
+            stored = _create(path, description, replace=stored is not None)
+    configuration = description["configuration"]
+    _check_same(path, stored["configuration"], configuration)
+    _log_other_versions(path, stored)
+    if stored["code"] != description["code"] and not accept_changed_code:
+        warnings.warn(
+            f"store {path}: the source of {configuration['function']} is not what the store was "
+            "begun with, and finished cases are kept as they are; give another store, or "
+            "accept_changed_code=True if it computes the same",
+            stacklevel=3,
+        )
+    store = Store(path, stored)
+    store.put_in_order()
+    return store
+
+
+def _create(path: Path, description: Mapping[str, Any], *, replace: bool) -> Mapping[str, Any]:
+    """Write the description, unless another process was first; one that is lost is replaced."""
+    path.mkdir(parents=True, exist_ok=True)
+    sync(path.parent)
+    strangers = Store(path, description).damaged
+    if "of another configuration" in strangers.values():
+        raise ValueError(
+            f"store {path}: {_DESCRIPTION} is damaged, and there are files of another "
+            f"configuration than that asked for, such as {next(iter(strangers))}; give another "
+            "path, or the configuration it was begun with"
+        )
+    try:
+        write_whole(path / _DESCRIPTION, _pack_description(description), replace=replace)
+    except FileExistsError:
+        return _read_description(path)
+    return description
+
+
+def _pack_description(description: Mapping[str, Any]) -> bytes:
+    """The content of `sweep.json`, one line per entry."""
+    entries = {"checksum": _checksum(description), **description}
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(entries[name])}" for name in entries)
+    return f"{{\n{lines}\n}}\n".encode()
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    """What the store computes.
+
+    Raises:
+        FileNotFoundError: there is nothing at the path.
+        ValueError: no store, or one of another version.
+        DamagedError: the description is damaged or missing.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"store: nothing at {path}")
+    if not is_store(path):
+        raise ValueError(
+            f"store: expected the store of a sweep or nothing, got {path}, which is something else"
+        )
+    try:
+        description = json.loads((path / _DESCRIPTION).read_bytes())
+        whole = description.pop("checksum") == _checksum(description)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        whole = False
+    if not whole:
+        raise DamagedError(
+            f"store {path}: {_DESCRIPTION} is damaged or missing; the same sweep again writes it "
+            "anew and keeps the finished cases"
+        )
+    if description["schema"] != SCHEMA:
+        raise ValueError(
+            f"store {path}: expected schema {SCHEMA}, got {description['schema']}: it belongs to "
+            "another version of this library"
+        )
+    return description
+
+
+def _check_same(path: Path, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    asked = json.loads(json.dumps(asked))
+    differing = [n for n in {**stored, **asked} if stored.get(n) != asked.get(n)]
+    if differing:
+        changes = "; ".join(
+            f"{n}: stored {_short(stored.get(n))}, now {_short(asked.get(n))}" for n in differing
+        )
+        raise ValueError(
+            f"store {path} holds a sweep of another configuration ({changes}). Give another "
+            "path, or the configuration it was begun with"
+        )
+
+
+def _log_other_versions(path: Path, stored: Mapping[str, Any]) -> None:
+    """A line in the log if libraries changed since the store was begun: numbers may, too."""
+    then = json.loads(stored["provenance"]).get("versions", {})
+    now = versions()
+    if changed := [f"{n} {then.get(n)} -> {now.get(n)}" for n in now if then.get(n) != now[n]]:
+        _log.warning("store %s was begun with other versions: %s", path, ", ".join(changed))
+
+
+@contextlib.contextmanager
+def _explained(path: Path, what: str) -> Iterator[None]:
+    """An error of the file system, with what was being done and what is left."""
+    try:
+        yield
+    except OSError as error:
+        raise type(error)(
+            error.errno,
+            f"store {path} {what}: {error.strerror or error}. Finished batches are kept: make "
+            "room or give a folder that can be written, and run the same sweep again to go on",
+        ) from error
+
+
+def _digest(data: bytes) -> str:
+    """The checksum of a file: 64 bits of SHA-256."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _checksum(data: Any) -> str:
+    return _digest(json.dumps(data, sort_keys=True).encode())
+
+
+def _is_hidden(file: Path) -> bool:
+    return file.name.startswith(".") and file.suffix == ".tmp"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False) if value is not None else "nothing"
+    return text if len(text) <= 60 else text[:57] + "..."
