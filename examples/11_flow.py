@@ -58,7 +58,7 @@ print(ds[["clusters", "log_energy", "diameter"]].isel(time=slice(None, None, 8))
 # What the whole flow did: W2 to the start with its interval, and the particles' own paths.
 few = ds.isel(time=[0, 20, 40])
 print(dynamics.displacements(few)[["w2", "w2_lower", "w2_upper", "identity"]].to_dataframe())
-print("median straightness", float(dynamics.lengths(ds).straightness.median()))
+print("median straightness", float(dynamics.path_lengths(ds).straightness.median()))
 
 # %%
 # The same call with store= goes on where it was killed, and ends with the same bits.

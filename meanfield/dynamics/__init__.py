@@ -12,31 +12,21 @@ Dataset; everything else says what happens to it. Every function takes any map o
 from meanfield.dynamics.clocks import log_clock
 from meanfield.dynamics.energy_flow import EnergyFlow
 from meanfield.dynamics.flow import flow
-from meanfield.dynamics.flow_map import FlowMap, VelocityMap
-from meanfield.dynamics.functionals import (
-    covariance,
-    diameter,
-    effective_rank,
-    log_energy,
-    token_radius,
-)
-from meanfield.dynamics.integrators import Adaptive, FixedStep, Noise
-from meanfield.dynamics.merging import Clusters, cluster_count, cluster_masses, clusters
-from meanfield.dynamics.paths import displacements, lengths, measure_at
+from meanfield.dynamics.flow_map import FlowMap
+from meanfield.dynamics.functionals import covariance, diameter, effective_rank, log_energy
+from meanfield.dynamics.integrators import Adaptive, Noise
+from meanfield.dynamics.merging import cluster_count, clusters
+from meanfield.dynamics.paths import displacements, measure_at, path_lengths
 from meanfield.dynamics.placements import placed
 from meanfield.dynamics.stability import divergence, stability
 from meanfield.dynamics.trajectories import trajectory
 
 __all__ = [
     "Adaptive",
-    "Clusters",
     "EnergyFlow",
-    "FixedStep",
     "FlowMap",
     "Noise",
-    "VelocityMap",
     "cluster_count",
-    "cluster_masses",
     "clusters",
     "covariance",
     "diameter",
@@ -44,12 +34,11 @@ __all__ = [
     "divergence",
     "effective_rank",
     "flow",
-    "lengths",
     "log_clock",
     "log_energy",
     "measure_at",
+    "path_lengths",
     "placed",
     "stability",
-    "token_radius",
     "trajectory",
 ]

@@ -13,9 +13,9 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from meanfield.dynamics.integrators import Adaptive, FixedStep, Noise
+from meanfield.dynamics.integrators import Adaptive, Noise
 from meanfield.dynamics.resuming import Checkpoints
-from meanfield.dynamics.trajectories import Problem, State, problem_of, states
+from meanfield.dynamics.trajectories import FlowProblem, State, flow_problem, states
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.results import Variable, dataset, provenance
 
@@ -35,7 +35,7 @@ def flow(
     mu: ParticleMeasure,
     times: Any,
     *,
-    method: str | FixedStep | Adaptive = "rk4",
+    method: str | Adaptive = "rk4",
     step: float | None = None,
     constraint: str | None = None,
     noise: Noise | None = None,
@@ -55,7 +55,7 @@ def flow(
             x ↦ x + F_k(x).
         mu: μ at the first time. Leading axes are a batch.
         times: increasing numbers, the first is the start; see `log_clock`.
-        method: "rk4" (order 4), "euler" (order 1), "dopri5", or `FixedStep`, `Adaptive` with
+        method: "rk4" (order 4), "euler" (order 1), "dopri5", "dop853", or `Adaptive` with
             settings.
         step: largest step of "rk4" and "euler"; the distance of the times if None.
         constraint: None (R^d); "sphere" (each particle keeps its norm: P_x = I − xxᵀ/|x|²);
@@ -89,7 +89,7 @@ def flow(
         >>> ds.points.values[-1, :, 0]  # the mean 2 grows to 2e, gaps stay
         array([4.4365..., 6.4365...])
     """
-    problem = problem_of(
+    problem = flow_problem(
         F, mu, times, method=method, step=step, constraint=constraint, noise=noise,
         coalesce=coalesce,
     )  # fmt: skip
@@ -123,7 +123,7 @@ def _labelled(observe: Mapping[str | Variable, Callable[..., Any]]) -> Observabl
 
 
 def _record(
-    problem: Problem, state: State, observables: Observables, keep_points: bool
+    problem: FlowProblem, state: State, observables: Observables, keep_points: bool
 ) -> dict[str, np.ndarray]:
     measure = problem.measure_at(state)
     record = {"evaluations": np.array(state.evaluations)}
@@ -145,7 +145,7 @@ def _record(
 # --- what goes to disk and comes back ---
 
 
-def _description(problem: Problem) -> dict[str, Any]:
+def _description(problem: FlowProblem) -> dict[str, Any]:
     noise = problem.noise
     mu = problem.start
     arrays = (mu.points, mu.log_weights, mu.positions)
@@ -170,13 +170,13 @@ def _digest(arrays: Sequence[np.ndarray | None]) -> str:
     return hashed.hexdigest()
 
 
-def _probe(problem: Problem) -> dict[str, np.ndarray]:
+def _probe(problem: FlowProblem) -> dict[str, np.ndarray]:
     """Each map by its image of the start: a map of measures has no other name."""
     images = (F(problem.start).points.cpu().numpy() for F in problem.layers.maps)
     return {f"F[{k}]": image for k, image in enumerate(images)}
 
 
-def _saved(problem: Problem, state: State) -> dict[str, np.ndarray]:
+def _saved(problem: FlowProblem, state: State) -> dict[str, np.ndarray]:
     saved = {"time": np.array(state.time), "points": state.points.cpu().numpy()}
     saved["evaluations"] = np.array(state.evaluations)
     saved["step"] = np.array(math.nan if state.step is None else state.step)
@@ -188,7 +188,7 @@ def _saved(problem: Problem, state: State) -> dict[str, np.ndarray]:
 
 
 def _resume(
-    problem: Problem, checkpoints: Checkpoints, records: list[dict[str, np.ndarray]]
+    problem: FlowProblem, checkpoints: Checkpoints, records: list[dict[str, np.ndarray]]
 ) -> State | None:
     """The state a store has come to, its records put into the list."""
     found = checkpoints.load()
@@ -214,7 +214,7 @@ def _resume(
 
 
 def _assembled(
-    problem: Problem,
+    problem: FlowProblem,
     observables: Observables,
     records: list[dict[str, np.ndarray]],
     keep_points: bool,

@@ -253,8 +253,8 @@ class Adaptive:
         )
 
 
-def integrator_of(method: str | FixedStep | Adaptive, step: float | None) -> FixedStep | Adaptive:
-    """The integrator that a method's name and a step stand for.
+def integrator_of(method: str | Adaptive, step: float | None) -> FixedStep | Adaptive:
+    """The integrator that a method and a step stand for.
 
     Raises:
         ValueError: an unknown name, or a step where it means nothing.
@@ -264,10 +264,9 @@ def integrator_of(method: str | FixedStep | Adaptive, step: float | None) -> Fix
         if method in TABLEAUS:
             return FixedStep(method, step)
         method = Adaptive(method)
-    if not isinstance(method, FixedStep | Adaptive):
+    if not isinstance(method, Adaptive):
         raise TypeError(
-            f"method: expected one of {METHODS}, FixedStep(...) or Adaptive(...), got "
-            f"{describe(method)}"
+            f"method: expected one of {METHODS} or Adaptive(...), got {describe(method)}"
         )
     if step is not None:
         raise ValueError(f"step: expected None with {method}, which has its own; got {step}")

@@ -14,7 +14,7 @@ from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable, dataset
 from meanfield.transport import solve_conditional_w2, solve_w2
 
-__all__ = ["displacements", "lengths", "measure_at"]
+__all__ = ["displacements", "measure_at", "path_lengths"]
 
 
 def measure_at(ds: xr.Dataset, index: int) -> ParticleMeasure:
@@ -93,7 +93,7 @@ def displacements(
     return dataset(variables, values, coords={"time": (time, ds["time"].values)})
 
 
-def lengths(ds: xr.Dataset) -> xr.Dataset:
+def path_lengths(ds: xr.Dataset) -> xr.Dataset:
     """Length and straightness of each particle's path through the times of a flow.
 
     Lᵢ = Σₖ |xᵢ(tₖ₊₁) − xᵢ(tₖ)| and |xᵢ(T) − xᵢ(0)|/Lᵢ, which is 1 for a straight path, and for a

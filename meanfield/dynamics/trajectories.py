@@ -19,7 +19,7 @@ from meanfield.dynamics.merging import coalesced, meets
 from meanfield.dynamics.velocities import Layers, Velocity, layers_of
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
-__all__ = ["Problem", "State", "problem_of", "states", "trajectory"]
+__all__ = ["FlowProblem", "State", "flow_problem", "states", "trajectory"]
 
 
 class State(NamedTuple):
@@ -41,7 +41,7 @@ class State(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class FlowProblem:
     """A flow, checked: what moves, when, where and how.
 
     Attributes:
@@ -84,17 +84,17 @@ class Problem:
         return together, constraint_at(self.constraint, points)
 
 
-def problem_of(
+def flow_problem(
     F: MeasureMap | Sequence[MeasureMap],
     mu: ParticleMeasure,
     times: Any,
     *,
-    method: str | FixedStep | Adaptive,
+    method: str | Adaptive,
     step: float | None,
     constraint: str | None,
     noise: Noise | None,
     coalesce: float,
-) -> Problem:
+) -> FlowProblem:
     """The flow that these arguments describe (see `flow`)."""
     check_measure(mu)
     checked = checked_times(times)
@@ -114,7 +114,7 @@ def problem_of(
         )
     layers = layers_of(F, float(checked[0]), float(checked[-1]))
     constraint_at(constraint, mu.points)  # refuses a start that is not on it
-    return Problem(mu, layers, checked, integrator, constraint, noise, coalesce)
+    return FlowProblem(mu, layers, checked, integrator, constraint, noise, coalesce)
 
 
 def trajectory(
@@ -122,7 +122,7 @@ def trajectory(
     mu: ParticleMeasure,
     times: Any,
     *,
-    method: str | FixedStep | Adaptive = "rk4",
+    method: str | Adaptive = "rk4",
     step: float | None = None,
     constraint: str | None = None,
     noise: Noise | None = None,
@@ -132,14 +132,14 @@ def trajectory(
 
     With "rk4" or "euler" the measures are differentiable functions of μ and of the maps.
     """
-    problem = problem_of(
+    problem = flow_problem(
         F, mu, times, method=method, step=step, constraint=constraint, noise=noise,
         coalesce=coalesce,
     )  # fmt: skip
     return ((state.time, problem.measure_at(state)) for state in states(problem))
 
 
-def states(problem: Problem, after: State | None = None) -> Iterator[State]:
+def states(problem: FlowProblem, after: State | None = None) -> Iterator[State]:
     """The states at the times of a problem, from the start on or after a state it has had."""
     state = after
     if state is None:
@@ -151,7 +151,7 @@ def states(problem: Problem, after: State | None = None) -> Iterator[State]:
         yield state
 
 
-def _advanced(problem: Problem, state: State, until: float) -> State:
+def _advanced(problem: FlowProblem, state: State, until: float) -> State:
     points, labels, step, evaluations = state.points, state.labels, state.step, state.evaluations
     measure, constraint = problem.moving(labels)
     for F, start, end in problem.layers.between(state.time, until):
@@ -178,7 +178,7 @@ def _advanced(problem: Problem, state: State, until: float) -> State:
     return State(until, points, labels, evaluations, step)
 
 
-def _meeting(problem: Problem, measure: ParticleMeasure) -> Callable[[Tensor], bool] | None:
+def _meeting(problem: FlowProblem, measure: ParticleMeasure) -> Callable[[Tensor], bool] | None:
     """Whether atoms have met, who would hold up an adaptive method by their fast contraction."""
     scale = problem.coalesce
     return (lambda points: meets(measure.replace(points), scale)) if scale else None

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
+from meanfield.dynamics import functionals
 from meanfield.errors import ConvergenceError
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import split, stack
@@ -42,16 +43,18 @@ def attention(A, V, **settings) -> SelfAttention:
 
 
 @pytest.mark.parametrize(
-    ("method", "error"), [(PRECISE, 3e-9), (dynamics.FixedStep("rk4", 5e-3), 1e-6)], ids=str
+    ("settings", "error"),
+    [({"method": PRECISE}, 3e-9), ({"method": "rk4", "step": 5e-3}, 1e-6)],
+    ids=["dop853", "rk4"],
 )
 @pytest.mark.parametrize("place", ["free", "sphere"])
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_flow_is_that_of_loops_over_pairs(method, error, place, causal):
+def test_the_flow_is_that_of_loops_over_pairs(settings, error, place, causal):
     A, V, mu = case(1, positioned=causal)
     positions = mu.positions.numpy() if causal else None
     constraint = "sphere" if place == "sphere" else None
     ds = dynamics.flow(
-        attention(A, V, causal=causal), mu, TIMES, method=method, constraint=constraint
+        attention(A, V, causal=causal), mu, TIMES, constraint=constraint, **settings
     )
     expected = oracles.flow(
         mu.points.numpy(), mu.weights.numpy(), A.numpy(), V.numpy(), TIMES,
@@ -433,7 +436,7 @@ def test_every_variable_says_what_it_is_and_where_it_comes_from():
     covariance = Variable("covariance", "covariance", dims=("feature", "feature_2"))
     ds = dynamics.flow(
         attention(A, V), mu, TIMES, step=0.1, constraint="sphere",
-        observe={covariance: dynamics.covariance, "radius": dynamics.token_radius},
+        observe={covariance: dynamics.covariance, "radius": functionals.token_radius},
     )  # fmt: skip
     assert all("long_name" in v.attrs for v in ds.variables.values())
     spec = read_provenance(ds)["spec"]
@@ -451,7 +454,7 @@ def test_every_variable_says_what_it_is_and_where_it_comes_from():
 def test_functionals_alone_can_be_kept():
     A, V, mu = case(22)
     ds = dynamics.flow(
-        attention(A, V), mu, TIMES, observe={"radius": dynamics.token_radius}, keep_points=False
+        attention(A, V), mu, TIMES, observe={"radius": functionals.token_radius}, keep_points=False
     )
     assert "points" not in ds
     assert ds.radius.dims == ("time",)

@@ -31,12 +31,12 @@ def with_absent(mu: ParticleMeasure) -> ParticleMeasure:
 
 A = torch.tensor([[0.5, -0.3, 0.1], [0.2, 0.4, 0.0], [0.0, 0.7, -0.6]], dtype=torch.float64)
 FUNCTIONALS = {
-    "token_radius": dynamics.token_radius,
+    "token_radius": functionals.token_radius,
     "diameter": dynamics.diameter,
     "covariance": dynamics.covariance,
     "effective_rank": dynamics.effective_rank,
     "log_energy": lambda mu: dynamics.log_energy(mu, A),
-    "cluster_masses": lambda mu: dynamics.cluster_masses(mu, 0.7, 4),
+    "cluster_masses": lambda mu: merging.cluster_masses(mu, 0.7, 4),
     "cluster_count": lambda mu: dynamics.cluster_count(mu, 0.7),
 }
 
@@ -158,7 +158,7 @@ def test_clusters_refuse_what_they_cannot_label():
     with pytest.raises(ValueError, match="scale"):
         dynamics.clusters(cloud(), -1.0)
     with pytest.raises(ValueError, match="most"):
-        dynamics.cluster_masses(cloud(), 0.1, 0)
+        merging.cluster_masses(cloud(), 0.1, 0)
     with pytest.raises(ValueError, match="A: expected shape"):
         dynamics.log_energy(cloud(), torch.eye(2))
 

@@ -81,7 +81,7 @@ def test_a_batch_of_flows_has_a_distance_each():
 def test_lengths_of_arcs_and_of_straight_paths():
     mu = ParticleMeasure([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
     ds = dynamics.flow(swapping, mu, np.linspace(0, math.pi, 400), step=0.01)
-    found = dynamics.lengths(ds)
+    found = dynamics.path_lengths(ds)
     np.testing.assert_allclose(found.arc_length, [math.pi, 2 * math.pi, 0], rtol=1e-4)
     np.testing.assert_allclose(found.straightness, [2 / math.pi, 2 / math.pi, 1], rtol=1e-4)
 

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
+from meanfield.dynamics.flow_map import VelocityMap
+from meanfield.dynamics.functionals import token_radius
 from meanfield.layers import LayerNorm
 from meanfield.linearisation import linearize, linearize_by_autodiff
 from meanfield.lipschitz import local_lipschitz
@@ -172,7 +174,7 @@ def test_growth_integrates_the_constants_of_the_layers_that_act():
 
 def test_the_velocity_map_is_differentiated_with_its_projection():
     F, mu = case(12)
-    v = dynamics.VelocityMap(F, "sphere")
+    v = VelocityMap(F, "sphere")
     found = dense(v.linearisation(mu, geometry="wasserstein"))
     expected = dense(linearize_by_autodiff(v, mu, geometry="wasserstein"))
     for one, other in zip(found, expected, strict=True):
@@ -198,7 +200,7 @@ def test_two_flows_part_no_more_than_the_bound_of_the_layers(conditional):
     )
 
     def constant(at, other):
-        radius = max(float(dynamics.token_radius(m)) for m in (at, other))
+        radius = max(float(token_radius(m)) for m in (at, other))
         return bound(norm_A, norm_V, radius)
 
     ds = dynamics.divergence(
