@@ -179,6 +179,13 @@ def test_the_error_falls_with_the_order_of_the_method(method, order, constraint)
     assert math.log2(errors[0] / errors[1]) == pytest.approx(order, abs=0.25)
 
 
+def test_steps_that_fit_are_not_one_more_by_rounding():
+    # (3.3 − 2.2)/0.1 is 11.000000000000002.
+    for step, length, count in ((0.1, 3.3 - 2.2, 11), (0.1, 1.0, 10), (0.1, 1.101, 12), (2.0, 1.0, 1)):
+        ds = dynamics.flow(at_rest, case()[2], [0, length], method="euler", step=step)
+        assert ds.evaluations[-1] == count
+
+
 def test_without_scores_gaps_stay_and_the_mean_grows_exponentially():
     _, _, mu = case(7)
     F = attention(torch.zeros(D, D, dtype=torch.float64), torch.eye(D, dtype=torch.float64))

@@ -14,6 +14,8 @@ import torch
 import xarray as xr
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
+from meanfield.dynamics import resuming
+from meanfield.results.atomic import write_whole
 
 KINDS = ("rk4", "dopri5", "noise", "coalesce", "functionals", "layers")
 N_TIMES = 30
@@ -137,6 +139,36 @@ def test_a_store_of_another_flow_is_refused_by_the_fields_that_differ(tmp_path):
     ]:
         with pytest.raises(ValueError, match=f"another flow: .*{field}"):
             dynamics.flow(**base | change, store=tmp_path / "s")
+
+
+@pytest.mark.parametrize("writes", range(7))
+def test_a_flow_that_dies_before_any_write_goes_on_with_the_same_bits(
+    writes, tmp_path, monkeypatch
+):
+    """Identity, and per time a record and then the state: 7 writes."""
+    base = arguments("rk4") | {"times": [0.0, 0.1, 0.2]}
+    whole, left = dynamics.flow(**base), iter(range(writes))
+
+    def until_it_dies(path, data):
+        if next(left, None) is None:
+            raise Stopped
+        write_whole(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(resuming, "write_whole", until_it_dies)
+        with pytest.raises(Stopped):
+            dynamics.flow(**base, store=tmp_path / "s")
+    same(dynamics.flow(**base, store=tmp_path / "s"), whole)
+
+
+def test_a_map_that_has_changed_a_little_is_another_flow(tmp_path):
+    base = arguments("rk4") | {"times": [0.0, 0.1]}
+    dynamics.flow(**base, store=tmp_path / "s")
+    V = base["F"].parameters.value[0]
+    eye = 4 * torch.eye(3, dtype=torch.float64)
+    changed = SelfAttention(AttentionParameters.from_bilinear(eye, (1 + 1e-3) * V))
+    with pytest.raises(ValueError, match=r"another flow: .*F\[0\]"):
+        dynamics.flow(**base | {"F": changed}, store=tmp_path / "s")
 
 
 def test_what_a_killed_process_left_half_written_is_not_taken(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import types
 
 import pytest
 import torch
@@ -181,6 +182,31 @@ def test_the_velocity_map_is_differentiated_with_its_projection():
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
 
 
+def test_velocities_after_layer_norm_are_tangent_to_its_sphere():
+    F, mu = case(16)
+    mu = LayerNorm(torch.ones(D, dtype=torch.float64), None, 0.0)(mu)
+    v = VelocityMap(F, "layer_norm")(mu).points
+    torch.testing.assert_close(v.sum(-1), torch.zeros(5, dtype=torch.float64), atol=1e-13, rtol=0)
+    inside = (v * mu.points).sum(-1)
+    torch.testing.assert_close(inside, torch.zeros_like(inside), atol=1e-13, rtol=0)
+
+    def written_out(nu):
+        """(I − 11ᵀ/d − xxᵀ/|x|²) Γ on the sphere, extended as `VelocityMap` is."""
+        x, g = nu.points, F(nu).points
+        g = g - g.mean(-1, keepdim=True)
+        along = (x * g).sum(-1, keepdim=True) / x.square().sum(-1, keepdim=True)
+        return nu.replace(g - along * x)
+
+    ds = dynamics.stability(F, mu, [0.0, 0.1], step=0.1, constraint="layer_norm")
+    by_autodiff = linearize_by_autodiff(written_out, mu, geometry="wasserstein")
+    atoms, fields = dense(by_autodiff)
+    expected = max(
+        float(torch.linalg.matrix_norm(atoms, 2)),
+        float(torch.linalg.matrix_norm(fields, 2).max()),
+    )
+    assert float(ds.velocity_constant[0]) == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.parametrize("conditional", [False, True])
 def test_two_flows_part_no_more_than_the_bound_of_the_layers(conditional):
     from meanfield import bounds
@@ -217,6 +243,17 @@ def test_stability_is_about_one_measure():
     F, mu = case(14, batch=(2,))
     with pytest.raises(ValueError, match="expected one measure"):
         dynamics.stability(F, mu, [0, 1])
+
+
+def test_the_bound_starts_from_the_upper_end_of_a_wide_interval(monkeypatch):
+    module = importlib.import_module("meanfield.dynamics.stability")
+    wide = types.SimpleNamespace(
+        value=torch.tensor(2.0), lower=torch.tensor(1.0), upper=torch.tensor(3.0)
+    )
+    monkeypatch.setattr(module, "solve_w2", lambda *_: wide)
+    F, mu = case(17)
+    ds = dynamics.divergence(F, mu, mu, [0.0, 0.5], step=0.5, constant=lambda *_: 1.0)
+    assert ds.bound.values == pytest.approx([3.0, 3.0 * math.exp(0.5)])
 
 
 def test_the_bound_takes_the_larger_constant_of_each_interval():
