@@ -29,6 +29,7 @@ from meanfield import (
     results,
     sampling,
 )
+from meanfield.attention.normalizations import exponential
 from meanfield.dynamics import reduced
 from meanfield.results import Variable
 
@@ -46,8 +47,9 @@ def identity(d):
     return torch.eye(d, dtype=torch.float64)
 
 
-def attention(d, beta):
-    return SelfAttention(AttentionParameters.from_bilinear(beta * identity(d), identity(d)))
+def attention(d, beta, value=1.0, **settings):
+    A, V = beta * identity(d), value * identity(d)
+    return SelfAttention(AttentionParameters.from_bilinear(A, V), **settings)
 
 
 def cosine(points):
@@ -63,7 +65,7 @@ def cosine(points):
 times = {
     "softmax, β = 1": (attention(32, 1.0), 5.270284),
     "softmax, β = 8": (attention(32, 8.0), 73.44568),
-    "unnormalised, β = 1": (dynamics.EnergyFlow(identity(32), identity(32)), 2.897049),
+    "unnormalised, β = 1": (attention(32, 1.0, normalization=exponential), 2.897049),
 }
 for name, (F, time) in times.items():
     ds = dynamics.flow(
@@ -129,7 +131,7 @@ for factor in (0.5, 2.0):
     g = torch.Generator().manual_seed(2)
     north = 2 * identity(3)[0]
     ds = dynamics.flow(
-        dynamics.EnergyFlow(identity(3), factor * critical * identity(3)),
+        attention(3, 1.0, factor * critical, normalization=exponential),
         ParticleMeasure(normalize(sampling.sphere(n, 3, generator=g) + north, dim=-1)),
         np.linspace(0, 24, 49), method="euler", step=0.1, constraint="sphere",
         noise=dynamics.Noise(temperature, g), keep_points=False,

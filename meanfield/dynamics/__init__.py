@@ -7,10 +7,9 @@ Dataset; everything else says what happens to it. Every function takes any map o
 
 # Files, each importing only those before it: `constraints`, `placements`, `velocities`, `clocks`,
 # `merging`, `integrators`, `trajectories`, `resuming`, `flow`, `variation`, `flow_map`,
-# `stability`; `functionals`, `energy_flow`, `paths` and `reduced` stand beside them.
+# `stability`; `functionals`, `paths` and `reduced` stand beside them.
 
 from meanfield.dynamics.clocks import log_clock
-from meanfield.dynamics.energy_flow import EnergyFlow
 from meanfield.dynamics.flow import flow
 from meanfield.dynamics.flow_map import FlowMap
 from meanfield.dynamics.functionals import covariance, diameter, effective_rank, log_energy
@@ -23,7 +22,6 @@ from meanfield.dynamics.trajectories import trajectory
 
 __all__ = [
     "Adaptive",
-    "EnergyFlow",
     "FlowMap",
     "Noise",
     "cluster_count",

@@ -56,8 +56,8 @@ def equiangular(
         times: increasing; at the first the cosine is as given and the radius 1.
         cosine: ρ at the first time, −1/(n−1) ≤ ρ ≤ 1.
         placement: "post", "pre", "peri" or "ngpt".
-        normalised: softmax; otherwise `EnergyFlow`, ρ̇ = (2/n)e^{βρ}(1−ρ)((n−1)ρ+1), on the
-            sphere only.
+        normalised: softmax; otherwise weights e^{β⟨x,y⟩}/n that are not divided by their sum,
+            ρ̇ = (2/n)e^{βρ}(1−ρ)((n−1)ρ+1), on the sphere only.
 
     Source: Rigollet (arXiv 2512.01868); placements after Karagodin et al. (arXiv 2510.22026).
     """
@@ -108,10 +108,10 @@ def first_mode(beta: float) -> int:
 
 
 def critical_coupling(dim: int, beta: float, *, temperature: float = 0.5) -> float:
-    """K at which noise just holds `EnergyFlow` at the uniform measure of S^{d−1}.
+    """K up to which the uniform measure of S^{d−1} is stable under attention with noise.
 
-    For dX = K P_X ∫ e^{β⟨X,y⟩} y dμ(y) dt + √(2τ) P_X∘dW the uniform measure is linearly stable
-    below K = 2τ β^{d/2} / (2^{d/2} Γ(d/2) I_{d/2}(β)), whose smallest harmonics decide:
+    For dX = K P_X ∫ e^{β⟨X,y⟩} y dμ(y) dt + √(2τ) P_X∘dW, unnormalised attention, it is linearly
+    stable below K = 2τ β^{d/2} / (2^{d/2} Γ(d/2) I_{d/2}(β)), whose smallest harmonics decide:
     e^{β⟨x,y⟩} has the Funk–Hecke coefficient Γ(d/2) (2/β)^{d/2−1} I_{d/2}(β) at degree 1.
 
     Args:
@@ -131,7 +131,7 @@ def critical_coupling(dim: int, beta: float, *, temperature: float = 0.5) -> flo
 def aligned_order(
     dim: int, beta: float, coupling: float, *, temperature: float = 0.5, nodes: int = 80
 ) -> float:
-    """|∫x dμ| of the most aligned stationary measure of noisy `EnergyFlow`; 0 if it is uniform.
+    """|∫x dμ| of the most aligned stationary measure of attention with noise; 0 if uniform.
 
     Stationary measures have the density ∝ exp((K/(βτ)) ∫e^{β⟨x,y⟩}dμ(y)) (see
     `critical_coupling`); that rotationally symmetric about a pole is the fixed point of this map

@@ -15,6 +15,8 @@ import torch
 import xarray as xr
 
 from meanfield import dynamics, sampling
+from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.attention.normalizations import exponential
 from meanfield.dynamics import reduced
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
@@ -87,7 +89,8 @@ def order(
     """The order of one noisy flow that starts half aligned."""
     critical = reduced.critical_coupling(dim, beta)
     eye = torch.eye(dim, dtype=torch.float64)
-    F = dynamics.EnergyFlow(beta * eye, ratio * critical * eye)
+    parameters = AttentionParameters.from_bilinear(beta * eye, ratio * critical * eye)
+    F = SelfAttention(parameters, normalization=exponential)
     x = sampling.sphere(n_particles, dim, generator=generator)
     # From an aligned start: a jump of the order is then found where it ceases to exist.
     x = torch.nn.functional.normalize(x + 2 * eye[0], dim=-1)

@@ -11,6 +11,7 @@ from scipy.special import iv
 from torch.nn.functional import normalize
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
+from meanfield.attention.normalizations import exponential, softmax
 from meanfield.dynamics import reduced
 from tests import oracles
 
@@ -21,8 +22,9 @@ def eye(d: int) -> torch.Tensor:
     return torch.eye(d, dtype=torch.float64)
 
 
-def simple(d: int, beta: float, **settings) -> SelfAttention:
-    return SelfAttention(AttentionParameters.from_bilinear(beta * eye(d), eye(d)), **settings)
+def simple(d: int, beta: float, value: float = 1.0, **settings) -> SelfAttention:
+    parameters = AttentionParameters.from_bilinear(beta * eye(d), value * eye(d))
+    return SelfAttention(parameters, **settings)
 
 
 def cosine(points) -> float:
@@ -39,7 +41,7 @@ def cosine(points) -> float:
 )
 def test_orthonormal_tokens_collapse_at_the_published_time(beta, normalised, time):
     n = 32
-    F = simple(n, beta) if normalised else dynamics.EnergyFlow(beta * eye(n), eye(n))
+    F = simple(n, beta, normalization=softmax if normalised else exponential)
     ds = dynamics.flow(
         F, ParticleMeasure(eye(n)), [0.0, time], method=PRECISE, constraint="sphere"
     )
@@ -187,7 +189,7 @@ def test_noise_below_and_above_the_threshold():
     """On the circle, K = 1: order at low, disorder at high temperature."""
     beta, n = 1.0, 400
     g = torch.Generator().manual_seed(1)
-    F = dynamics.EnergyFlow(beta * eye(2), eye(2))
+    F = simple(2, beta, normalization=exponential)
     # Critical temperature of K = 1: τ with critical_coupling(…, τ) = 1.
     threshold = 0.5 / reduced.critical_coupling(2, beta)
     order = []
@@ -343,7 +345,7 @@ def test_the_aligned_measure_is_where_noisy_tokens_end(temperature):
     K = 2.0 * reduced.critical_coupling(d, beta, temperature=temperature)
     mu = ParticleMeasure(normalize(sampling.sphere(n, d, generator=g) + 2 * eye(d)[0], dim=-1))
     ds = dynamics.flow(
-        dynamics.EnergyFlow(beta * eye(d), K * eye(d)), mu, np.linspace(0, 12, 25),
+        simple(d, beta, K, normalization=exponential), mu, np.linspace(0, 12, 25),
         method="euler", step=0.02 / temperature, constraint="sphere",
         noise=dynamics.Noise(temperature, g),
         observe={"order": lambda m: m.mean().norm()}, keep_points=False,
