@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import logging
 import signal
 import sys
@@ -366,13 +367,18 @@ def _plot(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from meanfield import figures as library
     from meanfield.report import write_report
 
     ds, experiment = _finished(options.store)
     path = options.out or options.store.with_suffix(".html")
     module = load(experiment)
     title, _, question = (module.__doc__ or experiment).strip().partition("\n")
-    page = write_report(ds, path, title=title, question=question.strip(), figures=module.FIGURES)
+    figures = {
+        name: functools.partial(getattr(library, function), **settings)
+        for name, (function, settings) in module.FIGURES.items()
+    }
+    page = write_report(ds, path, title=title, question=question.strip(), figures=figures)
     _say(f"wrote {page}")
     return 0
 

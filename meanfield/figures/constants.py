@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from meanfield.errors import NoCases
 from meanfield.figures.canvas import (
     colours,
     figure,
@@ -413,7 +414,7 @@ def _select(
     if sequence is not None:
         keep &= (ds.n_tokens.values > 0) == sequence
     if not keep.any():
-        raise ValueError(
+        raise NoCases(
             f"the Dataset has no case with causal={causal}, crowd={crowd}, sequence={sequence}"
         )
     return ds.isel(case=np.flatnonzero(keep))

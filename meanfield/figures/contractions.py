@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
+from meanfield.errors import NoCases
 from meanfield.figures.canvas import colours, figure, readable_logs
 
 if TYPE_CHECKING:
@@ -178,5 +179,5 @@ def _select(ds: xr.Dataset, **values: float | str) -> xr.Dataset:
         keep &= ds[name].values == value
     if not keep.any():
         wanted = ", ".join(f"{name}={value}" for name, value in values.items())
-        raise ValueError(f"no case with {wanted}")
+        raise NoCases(f"no case with {wanted}")
     return ds.isel(case=np.flatnonzero(keep))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from meanfield.errors import NoCases
 from meanfield.figures.canvas import colours, figure, readable_logs
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def rows_where(ds: xr.Dataset, **wanted: Any) -> xr.Dataset:
     for name, value in wanted.items():
         keep &= ds[name].values == value
     if not keep.any():
-        raise ValueError(f"ds: no case with {', '.join(f'{k}={v}' for k, v in wanted.items())}")
+        raise NoCases(f"ds: no case with {', '.join(f'{k}={v}' for k, v in wanted.items())}")
     return ds.isel(case=np.flatnonzero(keep))
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from meanfield.errors import NoCases
 from meanfield.figures.canvas import (
     colours,
     figure,
@@ -200,7 +201,7 @@ def plot_released(ds: xr.Dataset, *, ax: Axes, kind: str = "head") -> Axes:
     """
     kinds = list(dict.fromkeys(ds.input_kind.values))
     if kind not in kinds:
-        raise ValueError(f"kind: expected one of the Dataset's inputs {kinds}, got {kind!r}")
+        raise NoCases(f"kind: expected one of the Dataset's inputs {kinds}, got {kind!r}")
     rows = ds.isel(case=np.flatnonzero(ds.input_kind.values == kind)).sortby("n_tokens")
     n = rows.n_tokens.values
     names = (
@@ -417,7 +418,7 @@ def _masked(ds: xr.Dataset, causal: bool) -> tuple[xr.Dataset, bool]:
     """The cases with this mask, and which mask it is; decoders have no plain ones."""
     kinds = np.unique(ds.causal.values.astype(bool))
     if causal and True not in kinds:
-        raise ValueError(
+        raise NoCases(
             "causal: expected a Dataset with masked cases, got plain ones only; run it with "
             "masks=(False, True), or leave causal=True out"
         )

@@ -43,8 +43,6 @@ DOORS: dict[str, set[str] | None] = {
     "matplotlib": {"figures", "cli", "report", "experiments"},
     "zarr": {"results", "sweeps"},
     "tqdm": {"sweeps"},
-    "jinja2": {"report"},
-    "markupsafe": {"report"},
     "dask": {"sweeps"},
     "distributed": {"sweeps"},
     "transformers": {"pretrained"},
