@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from meanfield.attention import AttentionParameters, SelfAttention
     from meanfield.errors import ConvergenceError
     from meanfield.linalg import LinearMap, NormEstimate, operator_norm
-    from meanfield.linearisation import Linearisation, linearize
+    from meanfield.maps import Linearisation, Map, linearize
     from meanfield.measures import (
-        MeasureMap,
         ParticleMeasure,
         disintegrate,
         merge,
@@ -71,9 +70,9 @@ _HOMES = {
     "LinearMap": "meanfield.linalg",
     "NormEstimate": "meanfield.linalg",
     "operator_norm": "meanfield.linalg",
-    "Linearisation": "meanfield.linearisation",
-    "linearize": "meanfield.linearisation",
-    "MeasureMap": "meanfield.measures",
+    "Linearisation": "meanfield.maps",
+    "Map": "meanfield.maps",
+    "linearize": "meanfield.maps",
     "ParticleMeasure": "meanfield.measures",
     "disintegrate": "meanfield.measures",
     "merge": "meanfield.measures",
@@ -88,7 +87,7 @@ __all__ = [
     "ConvergenceError",
     "LinearMap",
     "Linearisation",
-    "MeasureMap",
+    "Map",
     "NormEstimate",
     "ParticleMeasure",
     "SelfAttention",

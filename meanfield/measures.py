@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -219,16 +219,8 @@ class ParticleMeasure:
         return f"ParticleMeasure({', '.join(parts)})"
 
 
-@runtime_checkable
-class MeasureMap(Protocol):
-    """Anything that sends a particle measure to a particle measure with the same weights.
-
-    What else a map may declare, such as its linearisation, is in `meanfield.linearisation` and
-    `meanfield.capabilities`. A map that declares no linearisation is differentiated automatically.
-    """
-
-    def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
-        """F(μ)."""
+# Whatever sends a measure to one with the same weights; what more it may say: `meanfield.Map`.
+MeasureMap = Callable[[ParticleMeasure], ParticleMeasure]
 
 
 def check_measure(mu: object, name: str = "mu", *, finite: bool = True) -> ParticleMeasure:

@@ -5,23 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from meanfield.attention.balancing import Plan, balanced, balanced_linear_map
+from meanfield.attention.ball_bounds import ball_bound
 from meanfield.attention.column import Attended
 from meanfield.attention.kernels import Kernel, dot_product, l2
 from meanfield.attention.kernels.soft_cap import SoftCap
-from meanfield.attention.nearby import nearby_bound
 from meanfield.attention.normalizations import Custom, Normalization, Sinkhorn, softmax
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.sight import Sight
 from meanfield.attention.streaming import Rule, attend, row_parts
 from meanfield.attention.tangent import MEMORY, AttentionTangent
 from meanfield.attention.upper import upper_bound
-from meanfield.capabilities import Nearby, Score
 from meanfield.checks import (
     as_bool,
     as_float_tensor,
@@ -32,15 +31,35 @@ from meanfield.checks import (
 )
 from meanfield.html import span, table
 from meanfield.linalg import LinearMap
-from meanfield.linearisation import Linearisation, check_geometry, linearize_by_autodiff
-from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.maps import (
+    BallBounds,
+    Linearisation,
+    Map,
+    check_geometry,
+    expanded_radii,
+    linearize_by_autodiff,
+)
+from meanfield.measures import ParticleMeasure, check_measure
 
-__all__ = ["SelfAttention"]
+__all__ = ["Score", "SelfAttention"]
+
+
+class Score(NamedTuple):
+    """What a softmax is taken of.
+
+    Attributes:
+        kind: "dot product" ⟨A x, y⟩, "soft cap" τ tanh(⟨A x, y⟩/τ), "l2" −scale |Qx − Ky|², or
+            "other", which also stands for all that is not a softmax.
+        tau: τ of the cap.
+    """
+
+    kind: str
+    tau: float = math.inf
 
 
 @final
 @dataclass(frozen=True)
-class SelfAttention:
+class SelfAttention(Map):
     """F(μ) = (Γ_μ)♯μ, Γ_μ(x) = Σ_h W^h (∫ e^{⟨A^h x, y⟩} V^h y dμ(y) / ∫ e^{⟨A^h x, y⟩} dμ(y)).
 
     [CAP24] Definitions 2.4 (plain) and 2.5, 2.6 (causal: the integrals run over the atoms whose
@@ -169,7 +188,7 @@ class SelfAttention:
             )
         return balanced(self._bare_sight(mu), self.normalization)[1]
 
-    # --- what the layer declares: `meanfield.linearisation` and `meanfield.capabilities` ---
+    # --- what the layer declares, see `meanfield.Map` ---
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
         """The derivative of the atoms, and of the field at each atom."""
@@ -239,30 +258,26 @@ class SelfAttention:
             )
         return upper_bound(self.tangent(check_measure(mu)))
 
-    def nearby(
+    def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
-    ) -> Nearby:
+    ) -> BallBounds:
         """Bounds of the constant and of displacements near μ, by the largest of the radii."""
         if not self._is_bilinear:
             raise NotImplementedError(
-                "nearby: expected dot-product attention under the softmax, got "
+                "ball_bounds: expected dot-product attention under the softmax, got "
                 f"{self.kernel} and {self.normalization}; its bound is not proved for others"
             )
-        each = torch.as_tensor(radii, dtype=mu.dtype, device=mu.device)
-        each = torch.where(mu.log_weights > -math.inf, each, 0.0)
-        sight = self._sight(mu)
-        found = nearby_bound(
-            Attended.of(sight), each.amax(-1), self.local_upper(mu), splitting=splitting
-        )
+        sight, largest = self._sight(mu), expanded_radii(mu, radii).amax(-1)
+        found = ball_bound(Attended.of(sight), largest, self.local_upper(mu), splitting=splitting)
         return replace(found, displacement=sight.unsort(found.displacement[..., None])[..., 0])
 
     @property
-    def dim(self) -> int:
+    def dim(self) -> int:  # type: ignore[override]
         """d, of the points that come in."""
         return self.parameters.dim
 
     @property
-    def score_matrices(self) -> Tensor:
+    def score_matrices(self) -> Tensor:  # type: ignore[override]
         """A per head, (H, d, d), of the softmax of ⟨A x, y⟩; of other layers none, (0, d, d)."""
         A = self.parameters.A
         return A if self._is_bilinear else A[:0]
@@ -282,7 +297,8 @@ class SelfAttention:
     def _is_bilinear(self) -> bool:
         return self.score.kind == "dot product"
 
-    def single_heads(self) -> Sequence[MeasureMap]:
+    @property
+    def heads(self) -> Sequence[SelfAttention]:  # type: ignore[override]
         """The layer with one head at a time; they add up to it, but for the output bias."""
         return [self._head(h) for h in range(self.parameters.n_heads)]
 

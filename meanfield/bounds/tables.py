@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meanfield import html
+from meanfield.attention.self_attention import Score, SelfAttention
 from meanfield.bounds.diracs import masked_two_dirac_lower, two_dirac_lower
 from meanfield.bounds.joins import joined_heads
 from meanfield.bounds.l2 import l2_attention_2, tied_norms
@@ -24,7 +25,6 @@ from meanfield.bounds.rates import mean_field_by_rate
 from meanfield.bounds.scores import l2_mean_field, soft_cap
 from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
 from meanfield.bounds.theorems import proposition_3_4, theorem_3_5
-from meanfield.capabilities import HasScore, Score
 from meanfield.checks import as_bool, count, number
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def table(
     n = None if n is None else count(n, "n")
     causal = getattr(layer, "causal", None) if causal is None else as_bool(causal, "causal")
     other, score = None, Score("dot product")
-    if isinstance(layer, HasScore):
+    if isinstance(layer, SelfAttention):
         score = layer.score
     if score.kind != "dot product":
         other = "the kernel is not the dot product under the softmax"

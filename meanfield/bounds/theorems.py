@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from meanfield.bounds.arguments import as_array, counts, exponent, norms, out
-from meanfield.capabilities import HasLocalUpper
-from meanfield.checks import describe
+from meanfield.maps import as_map
 
 __all__ = [
     "local_upper",
@@ -109,18 +108,14 @@ def local_upper(F: Any, mu: Any) -> Any:
     constant ‖Df(X)‖ too. Rounding, some n · eps, is not accounted for.
 
     Args:
-        F: a map of measures that has the method `local_upper`, such as `SelfAttention`.
+        F: a map of measures that declares one (`meanfield.Map.local_upper`): `SelfAttention`,
+            what is in `meanfield.layers`.
         mu: a measure, or a batch of them.
 
     Returns:
         The bound, a tensor of the measure's batch shape.
 
     Raises:
-        TypeError: if the map offers none.
+        NotImplementedError: if the map declares none.
     """
-    if not isinstance(F, HasLocalUpper) or isinstance(F, type):
-        raise TypeError(
-            "F: expected a map with a method local_upper(mu), such as SelfAttention, "
-            f"got {describe(F)}"
-        )
-    return F.local_upper(mu)
+    return as_map(F).local_upper(mu)

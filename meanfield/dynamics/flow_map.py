@@ -10,14 +10,14 @@ from meanfield.dynamics.integrators import FixedStep
 from meanfield.dynamics.trajectories import trajectory
 from meanfield.dynamics.variation import flow_linearisation, velocity_linearisation
 from meanfield.dynamics.velocities import Velocity
-from meanfield.linearisation import Linearisation
+from meanfield.maps import Linearisation, Map, as_map
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 __all__ = ["FlowMap", "VelocityMap"]
 
 
 @dataclass(frozen=True)
-class VelocityMap:
+class VelocityMap(Map):
     """μ ↦ (x ↦ P_x Γ_μ(x))♯μ: the velocities of a flow as a map of measures.
 
     Its Lipschitz constant is what Grönwall's inequality asks for.
@@ -35,15 +35,30 @@ class VelocityMap:
         return mu.replace(self._velocity(mu)(mu.points))
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
-        """The derivative at μ, see `meanfield.linearisation`."""
+        """The derivative at μ, see `meanfield.linearize`."""
         return velocity_linearisation(self._velocity(mu), mu.points, geometry)
+
+    @property
+    def causal(self) -> bool:  # type: ignore[override]
+        """Whether F is masked."""
+        return as_map(self.F).causal
+
+    @property
+    def particlewise(self) -> bool:  # type: ignore[override]
+        """Whether F moves every particle by itself."""
+        return as_map(self.F).particlewise
+
+    @property
+    def dim(self) -> int | None:  # type: ignore[override]
+        """d, if F says it."""
+        return as_map(self.F).dim
 
     def _velocity(self, mu: ParticleMeasure) -> Velocity:
         return Velocity(self.F, mu, constraint_at(self.constraint, mu.points))
 
 
 @dataclass(frozen=True)
-class FlowMap:
+class FlowMap(Map):
     """Φ: μ ↦ μ_t, the measure that the flow of `flow` has made of μ between two times.
 
     It is differentiable, so `lipschitz.local_lipschitz`, `lipschitz.secant_ratio` and the like
@@ -88,7 +103,7 @@ class FlowMap:
         return found
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
-        """The derivative at μ as a product over the steps, see `meanfield.linearisation`.
+        """The derivative at μ as a product over the steps, see `meanfield.linearize`.
 
         It keeps the linearisation of F at every stage of every step.
         """
@@ -100,3 +115,22 @@ class FlowMap:
             self.constraint,
             geometry=geometry,
         )
+
+    @property
+    def causal(self) -> bool:  # type: ignore[override]
+        """Whether one of the maps is masked."""
+        return any(as_map(each).causal for each in self._maps)
+
+    @property
+    def particlewise(self) -> bool:  # type: ignore[override]
+        """Whether all of the maps move every particle by itself."""
+        return all(as_map(each).particlewise for each in self._maps)
+
+    @property
+    def dim(self) -> int | None:  # type: ignore[override]
+        """d, of the first map, if it says it."""
+        return as_map(self._maps[0]).dim
+
+    @property
+    def _maps(self) -> Sequence[MeasureMap]:
+        return self.F if isinstance(self.F, Sequence) else [self.F]

@@ -16,8 +16,8 @@ from meanfield.dynamics.integrators import TABLEAUS
 from meanfield.dynamics.trajectories import trajectory
 from meanfield.dynamics.velocities import layers_of
 from meanfield.linalg import LinearMap, largest_block_norm, operator_norm
-from meanfield.linearisation import Linearisation
 from meanfield.lipschitz import local_lipschitz
+from meanfield.maps import Linearisation
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, image_of
 from meanfield.results import Variable, dataset, provenance
 from meanfield.transport import solve_conditional_w2, solve_w2

@@ -12,7 +12,7 @@ from meanfield.dynamics.constraints import Constraint, constraint_at
 from meanfield.dynamics.integrators import TABLEAUS, FixedStep, Tableau, stages
 from meanfield.dynamics.velocities import Velocity, layers_of
 from meanfield.linalg import LinearMap
-from meanfield.linearisation import Linearisation, linearize
+from meanfield.maps import Linearisation, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 __all__ = ["flow_linearisation", "velocity_linearisation"]
@@ -24,7 +24,7 @@ def velocity_linearisation(velocity: Velocity, points: Tensor, geometry: str) ->
     Args:
         velocity: the velocity.
         points: where, on the constraint.
-        geometry: as in `meanfield.linearisation.linearize`.
+        geometry: as in `meanfield.linearize`.
     """
     mu, constraint = velocity.measure.replace(points), velocity.constraint
     image = velocity.F(mu).points
@@ -52,7 +52,7 @@ def flow_linearisation(
         span: from and to.
         integrator: the scheme.
         constraint: where particles stay.
-        geometry: as in `meanfield.linearisation.linearize`.
+        geometry: as in `meanfield.linearize`.
     """
     on = constraint_at(constraint, mu.points)
     start = _Retraction.at(on, mu.points)

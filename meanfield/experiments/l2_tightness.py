@@ -20,8 +20,8 @@ from torch import Tensor
 
 from meanfield import bounds
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
-from meanfield.linearisation import linearize
 from meanfield.lipschitz import infinity_norm
+from meanfield.maps import linearize
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 from meanfield.sweeps import Task, sweep

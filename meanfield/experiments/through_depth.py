@@ -17,11 +17,10 @@ import numpy as np
 import torch
 import xarray as xr
 
-from meanfield.capabilities import Nearby
 from meanfield.experiments import inputs
 from meanfield.layers import Chain
-from meanfield.layers.composition import nearby_of
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
+from meanfield.maps import BallBounds, ball_bounds
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
@@ -184,14 +183,14 @@ class _Ball:
         relative = torch.tensor(epsilons, dtype=mu.dtype, device=mu.device)
         size = float(inputs.token_radii(mu.points)[0])
         self.radii = (size * relative)[:, None].expand(-1, mu.n_particles)
-        self.near: Nearby | None = None
+        self.near: BallBounds | None = None
 
     def after(
         self, block: MeasureMap, mu: ParticleMeasure, through: LocalLipschitz
     ) -> dict[str, np.ndarray]:
         names = ("ball", "ball_999", "ball_radius")
         try:
-            near = nearby_of(block, mu, self.radii, splitting=False)
+            near = ball_bounds(block, mu, self.radii, splitting=False)
         except NotImplementedError:  # not proved for its kernel
             return {name: np.full(len(self.radii), np.nan) for name in names}
         self.near = near if self.near is None else near.after(self.near)

@@ -13,9 +13,9 @@ from meanfield.layers.contraction import Ball, Bounded, contractive
 from meanfield.layers.inverse import Inversion, invert
 from meanfield.layers.mlp import ACTIVATIONS, MLP
 from meanfield.layers.normalised import LayerNorm, RMSNorm
-from meanfield.layers.parallel import Sum
 from meanfield.layers.particlewise import Pointwise
 from meanfield.layers.residual import Residual
+from meanfield.layers.sums import Sum
 
 __all__ = [
     "ACTIVATIONS",

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
 from torch import Tensor
 
-from meanfield.capabilities import Nearby, is_causal, is_particlewise
-from meanfield.layers.composition import checked_maps, dim_of, nearby_of, upper_of
-from meanfield.linearisation import Linearisation, linearize
+from meanfield.layers.composition import Composite
+from meanfield.maps import BallBounds, Linearisation, ball_bounds, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, image_of
 
 __all__ = ["Chain"]
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class Chain:
+@dataclass(frozen=True, eq=False, init=False)
+class Chain(Composite):
     """μ ↦ F_m(… F_2(F_1(μ))): the first of `maps` acts first.
 
     Both parts of the linearisation are products of those of the maps, each at the measure that
@@ -36,13 +35,10 @@ class Chain:
         tensor([[16.]], dtype=torch.float64)
     """
 
-    maps: Sequence[MeasureMap]
-
-    def __post_init__(self) -> None:
-        parts: list[MeasureMap] = []
-        for each in checked_maps(self.maps, "Chain"):
-            parts += each.maps if isinstance(each, Chain) else [each]
-        object.__setattr__(self, "maps", tuple(parts))
+    def __init__(self, maps: Iterable[MeasureMap]) -> None:
+        super().__init__(maps)
+        unfolded = (F.maps if isinstance(F, Chain) else (F,) for F in self.maps)
+        object.__setattr__(self, "maps", sum(unfolded, ()))
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """F(μ)."""
@@ -65,44 +61,26 @@ class Chain:
         Raises:
             NotImplementedError: one of them declares none.
         """
-        bound = upper_of(self.maps[0], mu)
+        bound = self.maps[0].local_upper(mu)
         for before, each in zip(self.maps, self.maps[1:], strict=False):
             mu = before(mu)
-            bound = bound * upper_of(each, mu)
+            bound = bound * each.local_upper(mu)
         return bound
 
-    def nearby(
+    def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
-    ) -> Nearby:
-        """Map by map, each within the displacement of those before it.
+    ) -> BallBounds:
+        """Map by map, each in the ball of radius the displacement of those before it.
 
         Derivatives multiply, J = J_m ⋯ J_1, also where atoms have split; so do their bounds, and
-        the change of a product is that of `Nearby.after`.
+        the change of a product is that of `BallBounds.after`.
 
         Raises:
-            NotImplementedError: one of the maps declares nothing near an input.
+            NotImplementedError: one of the maps declares nothing in a ball.
         """
-        whole = nearby_of(self.maps[0], mu, radii, splitting)
+        whole = ball_bounds(self.maps[0], mu, radii, splitting=splitting)
         for before, each in zip(self.maps, self.maps[1:], strict=False):
             mu = before(mu)
-            whole = nearby_of(each, mu, whole.displacement, splitting).after(whole)
+            next_one = ball_bounds(each, mu, whole.displacement, splitting=splitting)
+            whole = next_one.after(whole)
         return whole
-
-    @property
-    def particlewise(self) -> bool:
-        """Whether all of the maps move every particle by itself."""
-        return all(is_particlewise(each) for each in self.maps)
-
-    @property
-    def causal(self) -> bool:
-        """Whether one of the maps is masked."""
-        return any(is_causal(each) for each in self.maps)
-
-    @property
-    def dim(self) -> int:
-        """d, of the points that come in: that of the first map that says it.
-
-        Raises:
-            AttributeError: none of them does.
-        """
-        return dim_of(self.maps)

@@ -9,12 +9,11 @@ from typing import final
 import torch
 from torch import Tensor
 
-from meanfield.capabilities import is_causal
 from meanfield.checks import choice, number
-from meanfield.layers.composition import dim_of
+from meanfield.layers.composition import Composite
 from meanfield.layers.residual import Residual
-from meanfield.linearisation import Linearisation, linearize
-from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure
+from meanfield.maps import BallBounds, Linearisation, Map, linearize
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 __all__ = ["NORMS", "Ball", "Bounded", "contractive", "size"]
 
@@ -39,8 +38,8 @@ class Ball:
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class Bounded:
+@dataclass(frozen=True, eq=False, init=False)
+class Bounded(Composite):
     """A map of measures with a Lipschitz constant in the norm of its atoms' displacements.
 
     ‖F(μ') − F(μ)‖ ≤ constant · ‖μ' − μ‖ for measures μ, μ' of the same weights, atom by atom.
@@ -54,15 +53,22 @@ class Bounded:
         ball: where it holds; everywhere if None.
     """
 
-    map: MeasureMap
     constant: float
-    norm: str = "l2"
-    ball: Ball | None = None
+    norm: str
+    ball: Ball | None
 
-    def __post_init__(self) -> None:
-        check_map(self.map, "map")
-        object.__setattr__(self, "constant", _number(self.constant))
-        choice(self.norm, "norm", NORMS)
+    def __init__(
+        self, map: MeasureMap, constant: float, norm: str = "l2", ball: Ball | None = None
+    ) -> None:
+        super().__init__([map])
+        object.__setattr__(self, "constant", _number(constant))
+        object.__setattr__(self, "norm", choice(norm, "norm", NORMS))
+        object.__setattr__(self, "ball", ball)
+
+    @property
+    def map(self) -> Map:
+        """F."""
+        return self.maps[0]
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """F(μ)."""
@@ -72,19 +78,15 @@ class Bounded:
         """That of F."""
         return linearize(self.map, mu, geometry=geometry)
 
-    @property
-    def causal(self) -> bool:
-        """Whether F is masked."""
-        return is_causal(self.map)
+    def local_upper(self, mu: ParticleMeasure) -> Tensor:
+        """That of F."""
+        return self.map.local_upper(mu)
 
-    @property
-    def dim(self) -> int:
-        """d, if F says it.
-
-        Raises:
-            AttributeError: it does not.
-        """
-        return dim_of([self.map])
+    def ball_bounds(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
+    ) -> BallBounds:
+        """That of F."""
+        return self.map.ball_bounds(mu, radii, splitting=splitting)
 
 
 def contractive(

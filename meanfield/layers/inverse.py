@@ -15,7 +15,7 @@ from meanfield.layers.chain import Chain
 from meanfield.layers.contraction import Bounded, size
 from meanfield.layers.residual import Residual
 from meanfield.linalg import operator_norm
-from meanfield.linearisation import linearize
+from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 __all__ = ["Inversion", "invert"]

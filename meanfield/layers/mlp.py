@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from meanfield.capabilities import Nearby
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, choice
-from meanfield.layers.particlewise import blockwise, expanded_radii, present_rows, scaled_radii
-from meanfield.linearisation import Linearisation
+from meanfield.layers.particlewise import Particlewise, Product, present_rows
+from meanfield.maps import BallBounds, expanded_radii, scaled_radii
 from meanfield.measures import ParticleMeasure
 
 __all__ = ["ACTIVATIONS", "MLP", "Activation"]
@@ -67,7 +66,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 @final
 @dataclass(frozen=True, eq=False)
-class MLP:
+class MLP(Particlewise):
     """x ↦ W₂ φ(W₁x + b₁) + b₂, or gated: x ↦ W₂ (φ(Gx + c) ∘ (W₁x + b₁)) + b₂.
 
     The derivative is W₂ diag(φ′) W₁, and W₂ (diag(φ) W₁ + diag(φ′ ∘ (W₁x + b₁)) G) with a gate.
@@ -131,8 +130,8 @@ class MLP:
         hidden = phi(up) if gate is None else phi(gate) * up
         return mu.replace(_affine(hidden, self.outer, self.outer_bias))
 
-    def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
-        """Block-diagonal, from the slopes at every atom."""
+    def products(self, mu: ParticleMeasure) -> tuple[Product, Product]:
+        """From the slopes at every atom."""
         by_inner, by_gate = self._factors(mu)
 
         def push(eps: Tensor) -> Tensor:
@@ -146,16 +145,16 @@ class MLP:
             back = (by_inner * hidden) @ self.inner
             return back if by_gate is None else back + (by_gate * hidden) @ self.gate
 
-        return blockwise(mu, push, pull, len(self.outer), geometry)
+        return push, pull
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
         """‖W₂D^½‖ ‖D^½W₁‖, D = max |φ′| over the atoms; a gate adds its own, ``(*batch,)``."""
         present, factors = present_rows(mu), self._factors(mu)
         return self._norm_from([None if f is None else present * f.abs() for f in factors])
 
-    def nearby(
+    def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
-    ) -> Nearby:
+    ) -> BallBounds:
         """Coordinate k of W₁x moves by r |w_k| at most, and φ′ there by what φ″ allows.
 
         A factor f of W₁ that changes by at most |f| ≤ D, entry by entry, changes the derivative
@@ -171,7 +170,7 @@ class MLP:
             for f, c in zip(factors, changes, strict=True)
         ]
         change = self._norm_from([None if c is None else present * c for c in changes])
-        near = Nearby.of(self.local_upper(mu), change, self._norm_from(most), each)
+        near = BallBounds.of(self.local_upper(mu), change, self._norm_from(most), each)
         return replace(near, displacement=scaled_radii(near.upper[..., None], each))
 
     def _factor_changes(self, mu: ParticleMeasure, radii: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -208,14 +207,14 @@ class MLP:
         return (1 + _ROUNDING) * slope * float(_norm(self.outer) * _norm(self.inner))
 
     @property
-    def particlewise(self) -> bool:
-        """Every particle moves by itself."""
-        return True
-
-    @property
-    def dim(self) -> int:
+    def dim(self) -> int:  # type: ignore[override]
         """d."""
         return self.inner.shape[-1]
+
+    @property
+    def out_dim(self) -> int:  # type: ignore[override]
+        """d_out."""
+        return len(self.outer)
 
     def _inside(self, mu: ParticleMeasure) -> tuple[Tensor, Tensor | None]:
         """W₁x + b₁ and Gx + c."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,16 +12,26 @@ from typing import final
 import torch
 from torch import Tensor
 
-from meanfield.capabilities import Nearby
 from meanfield.checks import describe, is_traced
 from meanfield.linalg import LinearMap
-from meanfield.linearisation import Linearisation, check_geometry
+from meanfield.maps import (
+    BallBounds,
+    Linearisation,
+    Map,
+    check_geometry,
+    expanded_radii,
+    scaled_radii,
+)
 from meanfield.measures import ParticleMeasure, pushforward
 
-__all__ = ["Pointwise", "blockwise", "expanded_radii", "present_rows", "scaled_radii"]
+__all__ = ["Particlewise", "Pointwise", "present_rows"]
 
 # How far T of a particle alone may be from T of all: the order of sums may differ.
 _ALONE = {torch.float64: 1e-9, torch.float32: 1e-3}
+# Relative: what upper bounds are raised by, to stay above the rounding of what they come from.
+_ROUNDING = 1e-9
+
+Product = Callable[[Tensor], Tensor]
 
 
 def present_rows(mu: ParticleMeasure) -> Tensor:
@@ -28,65 +39,76 @@ def present_rows(mu: ParticleMeasure) -> Tensor:
     return (mu.log_weights > -math.inf)[..., None].to(mu.dtype)
 
 
-def expanded_radii(mu: ParticleMeasure, radii: Tensor | float) -> Tensor:
-    """How far each atom moves, ``(*batch, n)``; absent ones do not."""
-    each = torch.as_tensor(radii, dtype=mu.dtype, device=mu.device)
-    return torch.where(mu.log_weights > -math.inf, each, 0.0)
+class Particlewise(Map):
+    """A map that moves every particle by itself, with derivative εᵢ ↦ Bᵢεᵢ.
 
+    A subclass gives `__call__` and `products`; `linearisation` and `local_upper` follow. The
+    weights cancel, √aᵢ Bᵢ/√aᵢ = Bᵢ, so both geometries and both components have the same blocks.
 
-def scaled_radii(slope: Tensor, radii: Tensor) -> Tensor:
-    """slope · radii, where 0 · ∞ is 0: what does not move is not moved."""
-    return torch.where(radii > 0, slope * radii, 0.0)
+    Attributes:
+        out_dim: rows of Bᵢ; found by a product if None.
 
-
-def blockwise(
-    mu: ParticleMeasure,
-    push: Callable[[Tensor], Tensor],
-    pull: Callable[[Tensor], Tensor],
-    out_dim: int,
-    geometry: str,
-) -> Linearisation:
-    """The linearisation of a map that moves every particle by itself, εᵢ ↦ Bᵢεᵢ.
-
-    The weights cancel, √aᵢ Bᵢ/√aᵢ = Bᵢ, so both geometries and both components have the same
-    blocks.
-
-    Args:
-        mu: where; absent atoms are cut out.
-        push: ε ``(*batch, n, d)`` ↦ (Bᵢεᵢ).
-        pull: ζ ``(*batch, n, out_dim)`` ↦ (Bᵢᵀζᵢ).
-        out_dim: rows of Bᵢ.
-        geometry: checked only.
+    Example:
+        >>> class Scaling(Particlewise):
+        ...     def __init__(self, factors):
+        ...         self.factors = factors
+        ...
+        ...     def __call__(self, mu):
+        ...         return mu.replace(self.factors * mu.points)
+        ...
+        ...     def products(self, mu):
+        ...         return lambda eps: self.factors * eps, lambda zeta: self.factors * zeta
+        >>> F = Scaling(torch.tensor([2.0, 3.0], dtype=torch.float64))
+        >>> F.local_upper(ParticleMeasure([[1.0, 1.0]]))
+        tensor(3., dtype=torch.float64)
     """
-    check_geometry(geometry)
-    present = present_rows(mu)
 
-    @cache
-    def matrices() -> Tensor:
-        units = torch.eye(mu.dim, dtype=mu.dtype, device=mu.device)
-        return torch.stack([present * push(unit.expand(mu.points.shape)) for unit in units], -1)
+    particlewise = True
+    out_dim: int | None = None
 
-    atoms = LinearMap(
-        matvec=lambda eps: present * push(eps),
-        rmatvec=lambda zeta: pull(present * zeta),
-        in_shape=(mu.n_particles, mu.dim),
-        out_shape=(mu.n_particles, out_dim),
-        batch_shape=mu.batch_shape,
-        dtype=mu.dtype,
-        device=mu.device,
-        dense=lambda part: _dense(LinearMap.pointwise(matrices()), part),
-    )
-    field = LinearMap(
-        matvec=lambda eps: atoms.matvec(eps.squeeze(-2)).unsqueeze(-2),
-        rmatvec=lambda zeta: atoms.rmatvec(zeta.squeeze(-2)).unsqueeze(-2),
-        in_shape=(1, mu.dim),
-        out_shape=(1, out_dim),
-        batch_shape=torch.Size([*mu.batch_shape, mu.n_particles]),
-        dtype=mu.dtype,
-        device=mu.device,
-        dense=lambda part: matrices().flatten(0, -3)[part],
-    )
-    return Linearisation(atoms, field)
+    @abstractmethod
+    def products(self, mu: ParticleMeasure) -> tuple[Product, Product]:
+        """ε ``(*batch, n, d)`` ↦ (Bᵢεᵢ) and ζ ``(*batch, n, out_dim)`` ↦ (Bᵢᵀζᵢ) at μ."""
+
+    def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
+        """Block-diagonal; absent atoms are cut out."""
+        check_geometry(geometry)
+        push, pull = self.products(mu)
+        present = present_rows(mu)
+        out_dim = self.out_dim or push(torch.zeros_like(mu.points)).shape[-1]
+
+        @cache
+        def matrices() -> Tensor:
+            units = torch.eye(mu.dim, dtype=mu.dtype, device=mu.device)
+            columns = [push(unit.expand(mu.points.shape)) for unit in units]
+            return present[..., None] * torch.stack(columns, -1)
+
+        atoms = LinearMap(
+            matvec=lambda eps: present * push(eps),
+            rmatvec=lambda zeta: pull(present * zeta),
+            in_shape=(mu.n_particles, mu.dim),
+            out_shape=(mu.n_particles, out_dim),
+            batch_shape=mu.batch_shape,
+            dtype=mu.dtype,
+            device=mu.device,
+            dense=lambda part: _dense(LinearMap.pointwise(matrices()), part),
+        )
+        field = LinearMap(
+            matvec=lambda eps: atoms.matvec(eps.squeeze(-2)).unsqueeze(-2),
+            rmatvec=lambda zeta: atoms.rmatvec(zeta.squeeze(-2)).unsqueeze(-2),
+            in_shape=(1, mu.dim),
+            out_shape=(1, out_dim),
+            batch_shape=torch.Size([*mu.batch_shape, mu.n_particles]),
+            dtype=mu.dtype,
+            device=mu.device,
+            dense=lambda part: matrices().flatten(0, -3)[part],
+        )
+        return Linearisation(atoms, field)
+
+    def local_upper(self, mu: ParticleMeasure) -> Tensor:
+        """maxᵢ ‖Bᵢ‖, ``(*batch,)``: the constant itself, factored."""
+        blocks = self.linearisation(mu).field.to_dense()
+        return (1 + _ROUNDING) * torch.linalg.matrix_norm(blocks, 2).amax(-1)
 
 
 def _dense(blocks: LinearMap, part: slice) -> Tensor:
@@ -96,7 +118,7 @@ def _dense(blocks: LinearMap, part: slice) -> Tensor:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Pointwise:
+class Pointwise(Particlewise):
     """μ ↦ T♯μ for a map T of points, differentiated automatically, particle by particle.
 
     Args:
@@ -104,7 +126,7 @@ class Pointwise:
             operations.
         lipschitz: a Lipschitz constant of T on all of R^d, ∞ if none is known.
         curvature: one of DT, ∞ if none is known; 0 for a linear T. Whoever gives either vouches
-            for it; they are what `nearby` rests on.
+            for it; they are what `ball_bounds` rests on.
 
     Example:
         >>> Pointwise(torch.tanh)(ParticleMeasure([[0.0], [1.0]])).points
@@ -129,8 +151,8 @@ class Pointwise:
         """T♯μ."""
         return pushforward(self.transport, mu)
 
-    def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
-        """DT(xᵢ) at every atom.
+    def products(self, mu: ParticleMeasure) -> tuple[Product, Product]:
+        """Those of DT(xᵢ), by automatic differentiation.
 
         Raises:
             ValueError: T does not move every particle by itself.
@@ -142,16 +164,11 @@ class Pointwise:
         def push(eps: Tensor) -> Tensor:
             return torch.func.jvp(self.transport, (points,), (eps.contiguous(),))[1]
 
-        return blockwise(mu, push, lambda zeta: pull(zeta)[0], image.shape[-1], geometry)
+        return push, lambda zeta: pull(zeta)[0]
 
-    def local_upper(self, mu: ParticleMeasure) -> Tensor:
-        """maxᵢ ‖DT(xᵢ)‖, ``(*batch,)``: the constant itself, factored."""
-        blocks = self.linearisation(mu).field.to_dense()
-        return 1.000000001 * torch.linalg.matrix_norm(blocks, 2).amax(-1)
-
-    def nearby(
+    def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
-    ) -> Nearby:
+    ) -> BallBounds:
         """From the two constants: |DT(x′) − DT(x)| ≤ curvature · |x′ − x|, and |DT| ≤ lipschitz.
 
         Without either it is ∞ at once, but at radius 0.
@@ -159,13 +176,8 @@ class Pointwise:
         constant, radii = self.local_upper(mu), expanded_radii(mu, radii)
         bent = torch.where(radii > 0, self.curvature * radii, 0.0).amax(-1)
         upper = torch.full_like(constant, self.lipschitz)
-        near = Nearby.of(constant, bent.minimum(constant + upper), upper, radii)
+        near = BallBounds.of(constant, bent.minimum(constant + upper), upper, radii)
         return replace(near, displacement=scaled_radii(near.upper[..., None], radii))
-
-    @property
-    def particlewise(self) -> bool:
-        """Every particle moves by itself."""
-        return True
 
     def _check_alone(self, points: Tensor, image: Tensor) -> None:
         if is_traced(points):

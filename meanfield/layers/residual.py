@@ -7,25 +7,25 @@ from typing import final
 
 from torch import Tensor
 
-from meanfield.capabilities import Nearby, is_causal, is_particlewise
 from meanfield.checks import number
-from meanfield.layers.composition import (
-    checked_maps,
-    dim_of,
-    identity,
+from meanfield.layers.composition import Composite, identity
+from meanfield.maps import (
+    BallBounds,
+    Linearisation,
+    Map,
+    ball_bounds,
+    expanded_radii,
+    linearize,
     name_of,
-    nearby_of,
-    upper_of,
 )
-from meanfield.linearisation import Linearisation, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, image_of
 
 __all__ = ["Residual"]
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class Residual:
+@dataclass(frozen=True, eq=False, init=False)
+class Residual(Composite):
     """Atoms move from xᵢ to xᵢ + scale · yᵢ, yᵢ the atom of F(μ); weights and positions stay.
 
     A residual block of a transformer: pre-norm is ``Residual(Chain([norm, F]))``, post-norm
@@ -42,12 +42,16 @@ class Residual:
         tensor([[4.]], dtype=torch.float64)
     """
 
-    map: MeasureMap
-    scale: float = 1.0
+    scale: float
 
-    def __post_init__(self) -> None:
-        checked_maps([self.map], "Residual")
-        object.__setattr__(self, "scale", number(self.scale, "scale"))
+    def __init__(self, map: MeasureMap, scale: float = 1.0) -> None:
+        super().__init__([map])
+        object.__setattr__(self, "scale", number(scale, "scale"))
+
+    @property
+    def map(self) -> Map:
+        """F."""
+        return self.maps[0]
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """The displaced measure.
@@ -72,39 +76,21 @@ class Residual:
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
         """1 + |scale| times the bound that F declares, ``(*batch,)``."""
-        return 1 + abs(self.scale) * upper_of(self.map, mu)
+        return 1 + abs(self.scale) * self.map.local_upper(mu)
 
-    def nearby(
+    def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
-    ) -> Nearby:
+    ) -> BallBounds:
         """I + scale · J changes as scale · J does, and an atom moves by its own step besides.
 
         Raises:
-            NotImplementedError: F declares nothing near an input.
+            NotImplementedError: F declares nothing in a ball.
         """
-        found, factor = nearby_of(self.map, mu, radii, splitting), abs(self.scale)
-        return Nearby.of(
+        found = ball_bounds(self.map, mu, radii, splitting=splitting)
+        factor = abs(self.scale)
+        return BallBounds.of(
             1 + factor * found.constant,
             factor * found.change,
             1 + factor * found.upper,
-            radii + factor * found.displacement,
+            expanded_radii(mu, radii) + factor * found.displacement,
         )
-
-    @property
-    def particlewise(self) -> bool:
-        """Whether F moves every particle by itself."""
-        return is_particlewise(self.map)
-
-    @property
-    def causal(self) -> bool:
-        """Whether F is masked."""
-        return is_causal(self.map)
-
-    @property
-    def dim(self) -> int:
-        """d, if F says it.
-
-        Raises:
-            AttributeError: it does not.
-        """
-        return dim_of([self.map])

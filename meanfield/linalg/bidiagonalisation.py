@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from meanfield.linalg.basis import Basis
-from meanfield.linalg.maps import LinearMap
+from meanfield.linalg.linear_map import LinearMap
 
 __all__ = ["Bidiagonalisation", "Cycle", "image"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from meanfield.linalg.evidence import NormEstimate
-from meanfield.linalg.maps import LinearMap
+from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.vectors import lengths
 
 __all__ = ["dense_norm", "largest_dense"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from meanfield.linalg.bidiagonalisation import Bidiagonalisation, image
 from meanfield.linalg.evidence import MISS, NormEstimate, met, start_tangent, upper_end
-from meanfield.linalg.maps import LinearMap
+from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.vectors import lengths, normalised, random_vectors
 
 __all__ = ["krylov_norm"]

@@ -9,7 +9,7 @@ from meanfield.checks import as_bool, as_generator, choice, count, describe, num
 from meanfield.linalg.evidence import NormEstimate, checked
 from meanfield.linalg.factorisation import dense_norm, largest_dense
 from meanfield.linalg.krylov import krylov_norm
-from meanfield.linalg.maps import LinearMap
+from meanfield.linalg.linear_map import LinearMap
 
 __all__ = ["METHODS", "check_settings", "largest_block_norm", "operator_norm"]
 

@@ -1,6 +1,6 @@
 """Lipschitz constants of maps of measures: local, secant, and how they compare.
 
-Works for any map of measures; one that declares its own linearisation (`meanfield.linearisation`)
+Works for any map of measures; one that declares its own linearisation (`meanfield.Map`)
 is faster.
 """
 

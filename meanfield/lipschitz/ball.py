@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meanfield.capabilities import HasNearby
-from meanfield.checks import as_bool, as_float_tensor, describe
-from meanfield.linearisation import factored_constant
+from meanfield.checks import as_bool, as_float_tensor
+from meanfield.maps import as_map, ball_bounds
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 __all__ = ["ball_upper"]
@@ -37,7 +36,7 @@ def ball_upper(
     tokens that move by ε at most, if the way they are labelled is the best coupling.
 
     Args:
-        F: a map that declares `nearby`: dot-product `SelfAttention`, what is in
+        F: a map that declares `ball_bounds`: dot-product `SelfAttention`, what is in
             `meanfield.layers`, blocks and networks of those.
         mu: μ.
         epsilon: ε ≥ 0, in the unit of the points; a number, ``(*batch,)``, or with more axes
@@ -52,8 +51,7 @@ def ball_upper(
         The bound, ``(*batch,)``, with the further axes of ε before.
 
     Raises:
-        TypeError: a map without such a bound.
-        NotImplementedError: a part of F without one.
+        NotImplementedError: F, or a part of it, has no such bound.
         ValueError: a negative ε.
 
     Example:
@@ -63,11 +61,7 @@ def ball_upper(
         >>> [round(float(bound), 3) for bound in ball_upper(F, mu, torch.tensor([0.0, 0.01, 0.1]))]
         [2.994, 3.286, 5.569]
     """
-    if not isinstance(F, HasNearby) or isinstance(F, type):
-        raise TypeError(
-            "expected a map that declares nearby(mu, radii), such as dot-product SelfAttention, "
-            f"got {describe(F)}"
-        )
+    F = as_map(F)
     check_measure(mu)
     splitting = as_bool(splitting, "splitting")
     eps = as_float_tensor(epsilon, "epsilon", like=mu.points).to(mu.points)
@@ -80,12 +74,10 @@ def ball_upper(
             f"axes before), got shape {tuple(eps.shape)}"
         )
     shape = torch.broadcast_shapes((*eps.shape, 1), mu.log_weights.shape)
-    found = F.nearby(mu, eps[..., None].expand(shape), splitting=splitting)
+    found = ball_bounds(F, mu, eps[..., None].expand(shape), splitting=splitting)
     if constant is not None:
         constant = as_float_tensor(constant, "constant", like=mu.points).to(mu.points)
         if not bool((constant >= 0).all()):
             raise ValueError(f"constant: expected numbers ≥ 0, got {constant.tolist()}")
-    for known in (constant, factored_constant(F, mu)):
-        if known is not None:
-            found = found.at_most(known)
+        found = found.at_most(constant)
     return found.upper

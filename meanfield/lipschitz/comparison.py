@@ -9,10 +9,10 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from meanfield.capabilities import is_causal
 from meanfield.checks import as_bool, as_float_tensor, as_generator, check_finite
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.secant import SecantRatio, euclidean_secant_ratio, secant_ratio
+from meanfield.maps import as_map
 from meanfield.measures import (
     MeasureMap,
     ParticleMeasure,
@@ -127,8 +127,7 @@ def compare_lemma_3_2(
     if X.ndim != 2:
         raise ValueError(f"X: expected one sequence (n, d), got {tuple(X.shape)}")
     check_finite(X, "X")
-    check_map(F)
-    positioned = is_causal(F) if conditional is None else as_bool(conditional, "conditional")
+    positioned = as_map(F).causal if conditional is None else as_bool(conditional, "conditional")
     sequence = ParticleMeasure.from_sequence(X)
     mu = sequence if positioned else ParticleMeasure(X)
     generator = as_generator(generator)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from meanfield.html import table
-from meanfield.linearisation import linearize
+from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, stack
 
 __all__ = ["InfinityNorm", "infinity_norm"]

@@ -10,7 +10,7 @@ from torch import Tensor
 from meanfield.checks import choice
 from meanfield.linalg import LinearMap, NormEstimate, largest_block_norm, operator_norm
 from meanfield.linalg.norms import METHODS, check_settings
-from meanfield.linearisation import linearize
+from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.results import Answer, labelled
 

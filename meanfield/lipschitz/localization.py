@@ -5,11 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meanfield.capabilities import HasHeads
 from meanfield.checks import choice, describe
-from meanfield.linearisation import linearize
 from meanfield.lipschitz.local import LocalLipschitz
-from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure
+from meanfield.maps import as_map, linearize
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results import Answer, labelled
 
 __all__ = ["Localization", "localize"]
@@ -61,9 +60,8 @@ def localize(
 
     Args:
         constant: of F at μ, from `local_lipschitz`; its geometry decides on J or D^½JD^−½.
-        F: the map. Heads need a map that declares them (`meanfield.capabilities.HasHeads`), such
-            as `meanfield.attention.SelfAttention`, and that add up to it; otherwise there are
-            only particles.
+        F: the map. Its `heads` have shares too, if it declares some (`meanfield.Map`), as
+            `meanfield.attention.SelfAttention` does.
         mu: the measure, as it was given for the constant.
         component: "particle": atoms move as a whole. "splitting": one atom splits; it has the
             share 1 of displacement and response, and the heads are those of D_xΓ_μ(xᵢ).
@@ -85,7 +83,7 @@ def localize(
         raise TypeError(
             f"constant: expected what local_lipschitz(F, mu) returns, got {describe(constant)}"
         )
-    check_map(F)
+    F = as_map(F)
     check_measure(mu)
     choice(component, "component", ("particle", "splitting"))
     if constant.direction.shape != mu.points.shape:
@@ -101,7 +99,7 @@ def localize(
             return at.atoms.matvec(v)
         return at.field.matvec(v.unsqueeze(-2)).squeeze(-2)
 
-    image, heads = respond(F), F.single_heads() if isinstance(F, HasHeads) else []
+    image = respond(F)
     # Squares of constants near the end of the number range would overflow.
     peak = image.abs().amax((-2, -1), keepdim=True)
     scale = torch.where(peak > 0, peak, 1.0)
@@ -111,7 +109,7 @@ def localize(
     return Localization(
         particles=_shares(v),
         responses=image.square().sum(-1) / safe[..., None],
-        heads=_heads([respond(G) / scale for G in heads], image, safe),
+        heads=_heads([respond(G) / scale for G in F.heads], image, safe),
         component=component,
     )
 

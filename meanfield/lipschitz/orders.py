@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import number
-from meanfield.linearisation import linearize
+from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 __all__ = ["OrderInterval", "local_order"]

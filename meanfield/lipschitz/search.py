@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from meanfield import sampling
-from meanfield.capabilities import HasScoreMatrices, declared_dim, is_causal
 from meanfield.checks import as_bool, as_generator, count, number
 from meanfield.linalg.vectors import normalised
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.proposals import random_measures
-from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure
+from meanfield.maps import Map, as_map
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 __all__ = ["worst_case"]
 
@@ -66,17 +66,17 @@ def worst_case(
         ValueError: a radius that is not positive, no dimension, no starts or steps, candidates
             that do not fit.
     """
-    check_map(F)
+    F = as_map(F)
     radius, n_atoms = number(radius, "radius", above=0), count(n_atoms, "n_atoms")
     starts, steps = count(starts, "starts"), count(steps, "steps")
     generator = as_generator(generator)
-    dim = declared_dim(F) if dim is None else dim
+    dim = F.dim if dim is None else dim
     if dim is None:
         raise ValueError(
             "dim: expected the dimension of the points, since F does not say it, got None"
         )
     dim, positions = count(dim, "dim"), None
-    if is_causal(F) if positioned is None else as_bool(positioned, "positioned"):
+    if F.causal if positioned is None else as_bool(positioned, "positioned"):
         positions = torch.arange(1, n_atoms + 1, dtype=torch.float64) / n_atoms
     points, logs = _random_starts(starts, n_atoms, dim, radius, generator)
     given = [*_constructions(F, radius), *candidates]
@@ -120,10 +120,10 @@ def _random_starts(
     return points, logs
 
 
-def _constructions(F: MeasureMap, radius: float) -> list[ParticleMeasure]:
+def _constructions(F: Map, radius: float) -> list[ParticleMeasure]:
     """Two Diracs along each real eigenpair of each head, at a grid of weights about the best."""
     found = []
-    for A in F.score_matrices if isinstance(F, HasScoreMatrices) else ():
+    for A in F.score_matrices:
         for branch in ("negative", "positive"):
             try:
                 pair = sampling.critical_pair(A.detach().double(), branch=branch)

@@ -94,7 +94,7 @@ def yudin(F: SelfAttention, mu: ParticleMeasure) -> float:
     return total
 
 
-def nearby(
+def ball_bounds(
     found: list[Head], weights: np.ndarray, eps: float, constant: float, *, splitting: bool
 ) -> tuple[float, float, np.ndarray]:
     """The bound by change, the bound by columns, and the displacements."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, sampling
 from meanfield.attention import column
-from meanfield.attention.nearby import nearby_bound
+from meanfield.attention.ball_bounds import ball_bound
 from meanfield.lipschitz import local_lipschitz
 from tests.attention import input_bounds_oracles as oracle
 from tests.attention.test_input_bounds import case
@@ -29,10 +29,10 @@ F64 = torch.float64
 def test_it_is_the_bound_of_the_oracle(seed, eps, splitting):
     F, mu = case(seed)
     constant = float(local_lipschitz(F, mu).value)
-    by_change, by_columns, moves = oracle.nearby(
+    by_change, by_columns, moves = oracle.ball_bounds(
         oracle.heads(F, mu), mu.weights.numpy(), eps, constant, splitting=splitting
     )
-    found = nearby_bound(
+    found = ball_bound(
         oracle.attended(F, mu), eps, torch.tensor(constant, dtype=F64), splitting=splitting
     )
     np.testing.assert_allclose(found.displacement.numpy(), moves, rtol=1e-8, atol=1e-300)
@@ -77,7 +77,7 @@ def test_no_constant_in_the_ball_exceeds_it_whether_atoms_split_or_not(copies, s
     F, mu = case(seed)
     g = torch.Generator().manual_seed(seed)
     constant = local_lipschitz(F, mu).value
-    found = nearby_bound(oracle.attended(F, mu), eps, constant, splitting=copies > 1)
+    found = ball_bound(oracle.attended(F, mu), eps, constant, splitting=copies > 1)
     assert climbed(F, mu, eps, g, copies=copies) <= float(found.upper) * (1 + 1e-9)
 
 
@@ -86,7 +86,7 @@ def test_no_constant_in_the_ball_exceeds_it_whether_atoms_split_or_not(copies, s
 def test_no_output_moves_farther_than_it_says(seed, eps):
     F, mu = case(seed)
     g = torch.Generator().manual_seed(seed)
-    found = nearby_bound(oracle.attended(F, mu), eps, local_lipschitz(F, mu).value)
+    found = ball_bound(oracle.attended(F, mu), eps, local_lipschitz(F, mu).value)
     step = torch.randn(60, *mu.points.shape, dtype=F64, generator=g)
     moved = mu.points + eps * step / step.norm(dim=-1, keepdim=True)
     positions = None if mu.positions is None else mu.positions.expand(60, -1)
@@ -103,20 +103,20 @@ def test_a_light_part_of_an_atom_has_more_attention_than_its_share(log_ratio):
     parts = torch.tensor([log_ratio, 0.0], dtype=F64).log_softmax(-1)
     split = ParticleMeasure([[9.0], [11.0]], log_weights=parts)
     constant, seen = local_lipschitz(F, mu).value, oracle.attended(F, mu)
-    assert float(local_lipschitz(F, split).value) <= float(nearby_bound(seen, 1.0, constant).upper)
-    tokens = nearby_bound(seen, 1.0, constant, splitting=False).upper
+    assert float(local_lipschitz(F, split).value) <= float(ball_bound(seen, 1.0, constant).upper)
+    tokens = ball_bound(seen, 1.0, constant, splitting=False).upper
     assert float(tokens) < float(local_lipschitz(F, split).value)
 
 
 def test_at_radius_zero_it_is_the_constant_and_it_grows_with_the_radius():
     F, mu = case(5)
     seen, constant = oracle.attended(F, mu), local_lipschitz(F, mu).value
-    uppers = [float(nearby_bound(seen, eps, constant).upper) for eps in (0, 1e-9, 1e-4, 0.01, 1)]
+    uppers = [float(ball_bound(seen, eps, constant).upper) for eps in (0, 1e-9, 1e-4, 0.01, 1)]
     assert uppers[0] <= float(constant) * (1 + 1e-12)
     assert uppers[1] == pytest.approx(float(constant), rel=1e-6)
     assert uppers == sorted(uppers)
-    tokens_only = nearby_bound(seen, 0.1, constant, splitting=False).upper
-    assert float(tokens_only) <= float(nearby_bound(seen, 0.1, constant).upper)
+    tokens_only = ball_bound(seen, 0.1, constant, splitting=False).upper
+    assert float(tokens_only) <= float(ball_bound(seen, 0.1, constant).upper)
 
 
 def test_batches_of_measures_and_radii_and_blocks_change_nothing(monkeypatch):
@@ -124,10 +124,10 @@ def test_batches_of_measures_and_radii_and_blocks_change_nothing(monkeypatch):
     mu = ParticleMeasure.from_sequence(torch.randn(3, 6, 4, dtype=F64))
     eps = torch.tensor([0.0, 0.01, 0.5], dtype=F64)
     constant = local_lipschitz(F, mu).value
-    together = nearby_bound(oracle.attended(F, mu), eps, constant)
+    together = ball_bound(oracle.attended(F, mu), eps, constant)
     monkeypatch.setattr(column, "_CHUNK_ENTRIES", 1)
     for k in range(3):
-        one = nearby_bound(oracle.attended(F, mu[k]), eps[k], constant[k])
+        one = ball_bound(oracle.attended(F, mu[k]), eps[k], constant[k])
         torch.testing.assert_close(together.upper[k], one.upper)
         torch.testing.assert_close(together.displacement[k], one.displacement)
 
@@ -136,16 +136,16 @@ def test_light_and_absent_atoms_and_large_radii_give_numbers():
     F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
     light = sampling.two_diracs(radius=450**0.5, log_ratio=-900.0, direction=[1.0])
     constant = local_lipschitz(F, light).value
-    found = nearby_bound(oracle.attended(F, light), 1e-6, constant).upper
+    found = ball_bound(oracle.attended(F, light), 1e-6, constant).upper
     assert float(constant) <= float(found) < 1.1 * float(constant)
     absent = ParticleMeasure([[5.0], [1.0], [-1.0]], weights=[0.0, 0.5, 0.5])
     present = ParticleMeasure([[1.0], [-1.0]])
     both = [
-        nearby_bound(oracle.attended(F, mu), 0.1, local_lipschitz(F, mu).value).upper
+        ball_bound(oracle.attended(F, mu), 0.1, local_lipschitz(F, mu).value).upper
         for mu in (absent, present)
     ]
     torch.testing.assert_close(*both)
-    huge = nearby_bound(oracle.attended(F, present), 1e6, torch.ones((), dtype=F64))
+    huge = ball_bound(oracle.attended(F, present), 1e6, torch.ones((), dtype=F64))
     assert not torch.isnan(huge.upper) and float(huge.upper) > 1e6
     with pytest.raises(ValueError, match="epsilon: expected numbers ≥ 0"):
-        nearby_bound(oracle.attended(F, present), -1.0, torch.ones((), dtype=F64))
+        ball_bound(oracle.attended(F, present), -1.0, torch.ones((), dtype=F64))

@@ -13,8 +13,8 @@ from mpmath import mp
 
 from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
 from meanfield.linalg import LinearMap
-from meanfield.linearisation import linearize
 from meanfield.lipschitz import local_lipschitz
+from meanfield.maps import linearize
 from meanfield.measures import ParticleMeasure, split, stack
 from tests import oracles
 from tests.attention import kernel_oracles as slow
@@ -688,7 +688,7 @@ def test_heads_with_numbers_of_their_own_add_up_to_the_layer(kernel, normalizati
         gains = torch.rand(2, 1, 4, dtype=F64)
         F = replace(F, kernel=kernels.qk_norm(gains, 2 * gains))
     whole = F(mu).points - F.parameters.output_bias
-    parts = [head(mu).points for head in F.single_heads()]
+    parts = [head(mu).points for head in F.heads]
     torch.testing.assert_close(sum(parts), whole)
     assert len(parts) == 2
 

@@ -18,8 +18,8 @@ from meanfield.attention import (
     normalizations,
 )
 from meanfield.errors import ConvergenceError
-from meanfield.linearisation import linearize, linearize_by_autodiff
 from meanfield.lipschitz import local_lipschitz
+from meanfield.maps import linearize, linearize_by_autodiff
 from meanfield.measures import ParticleMeasure, split, stack
 from tests import oracles
 from tests.strategies import log_weights as random_log_weights

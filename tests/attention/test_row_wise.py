@@ -10,8 +10,8 @@ from torch.nn.functional import elu, logsigmoid, softplus
 
 from meanfield.attention import AttentionParameters, SelfAttention, kernels, streaming
 from meanfield.attention.normalizations import RowWise, exponential, sigmoid, sink, softmax
-from meanfield.linearisation import linearize, linearize_by_autodiff
 from meanfield.lipschitz import local_lipschitz
+from meanfield.maps import linearize, linearize_by_autodiff
 from meanfield.measures import ParticleMeasure, split
 
 F64 = torch.float64

@@ -10,7 +10,7 @@ import torch
 
 from meanfield import bounds
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
-from meanfield.linearisation import linearize
+from meanfield.maps import linearize
 from meanfield.measures import ParticleMeasure
 from tests import oracles
 

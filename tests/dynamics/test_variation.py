@@ -13,8 +13,8 @@ from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynam
 from meanfield.dynamics.flow_map import VelocityMap
 from meanfield.dynamics.functionals import token_radius
 from meanfield.layers import LayerNorm
-from meanfield.linearisation import linearize, linearize_by_autodiff
 from meanfield.lipschitz import local_lipschitz
+from meanfield.maps import linearize, linearize_by_autodiff
 from meanfield.measures import split
 
 D = 3

@@ -19,7 +19,7 @@ import torch
 from meanfield import bounds, results
 from meanfield.attention import SelfAttention
 from meanfield.layers import invert
-from meanfield.linearisation import linearize
+from meanfield.maps import linearize
 
 pytest.importorskip("safetensors")
 SCRIPT = Path(__file__).parents[2] / "examples" / "12_character_lm.py"

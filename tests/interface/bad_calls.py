@@ -29,7 +29,7 @@ import meanfield
 from meanfield import bounds, dynamics, layers, linalg, lipschitz, results, sampling, sweeps
 from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
 from meanfield.errors import ConvergenceError
-from meanfield.linearisation import linearize
+from meanfield.maps import linearize
 from meanfield.measures import (
     ParticleMeasure,
     disintegrate,

@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, linearisation
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
+from meanfield import maps as maps_module
 from meanfield.attention.kernels import l2
-from meanfield.capabilities import Nearby, is_particlewise
 from meanfield.layers import (
     ACTIVATIONS,
     MLP,
@@ -22,6 +22,7 @@ from meanfield.layers import (
     Sum,
 )
 from meanfield.lipschitz import ball_upper, local_lipschitz
+from meanfield.maps import BallBounds
 from meanfield.measures import pushforward
 
 F64 = torch.float64
@@ -154,7 +155,7 @@ def test_ascent_in_the_ball_exceeds_no_bound(name, eps):
     F, mu = MAPS[name](), cloud(sum(map(ord, name)))
     for splitting in (False, True):
         inner = divided(mu, 2, 3) if splitting else mu
-        near = F.nearby(mu, eps, splitting=splitting)
+        near = F.ball_bounds(mu, eps, splitting=splitting)
         at, image = derivative(F, inner, inner.points), F(inner).points
         upper = float(ball_upper(F, mu, eps, splitting=splitting))
         found = ascent(lambda x, nu=inner: norm(derivative(F, nu, x)), inner, eps, 1)
@@ -186,19 +187,19 @@ def test_splitting_in_the_ball_is_bounded_as_well(name):
 @pytest.mark.parametrize("name", list(MAPS))
 def test_at_radius_zero_nothing_changes_and_then_everything_grows(name, monkeypatch):
     F, mu = MAPS[name](), cloud(8)
-    near = F.nearby(mu, 0.0)
+    near = F.ball_bounds(mu, 0.0)
     assert float(near.change) <= 1e-9 * float(near.constant)
     assert (near.displacement == 0).all()
     assert float(ball_upper(F, mu, 0.0)) <= float(F.local_upper(mu)) * (1 + 1e-9)
     # What is beyond the constant itself at the least radii is rounding of the large factors.
     least = float(ball_upper(F, mu, 1e-13))
     assert least == pytest.approx(float(local_lipschitz(F, mu).value), rel=1e-4)
-    found = [F.nearby(mu, eps) for eps in (0.0, 1e-6, 1e-3, 0.1, 3.0, 1e3, math.inf)]
+    found = [F.ball_bounds(mu, eps) for eps in (0.0, 1e-6, 1e-3, 0.1, 3.0, 1e3, math.inf)]
     for less, more in pairwise(found):
         assert float(less.upper) <= float(more.upper) * (1 + 1e-9)
         assert (less.displacement <= more.displacement * (1 + 1e-9)).all()
-    monkeypatch.setattr(linearisation, "_FACTORED", 0)
-    monkeypatch.setattr(linearisation, "_FACTORED_ENTRIES", 0)
+    monkeypatch.setattr(maps_module, "_FACTORED", 0)
+    monkeypatch.setattr(maps_module, "_FACTORED_ENTRIES", 0)
     # Without factored constants it is put together from the bounds of the parts.
     loose = float(ball_upper(F, mu, 0.0))
     assert loose == pytest.approx(float(F.local_upper(mu)), rel=1e-8)
@@ -215,7 +216,7 @@ def test_the_change_of_a_norm_is_attained_at_small_radii():
     for sign in (1, -1):
         F, eps = RMSNorm(torch.ones(3, dtype=F64), 0.0), 1e-4
         moved = derivative(F, mu, mu.points + sign * eps * h) - derivative(F, mu, mu.points)
-        assert float(norm(moved)) == pytest.approx(float(F.nearby(mu, eps).change), rel=1e-3)
+        assert float(norm(moved)) == pytest.approx(float(F.ball_bounds(mu, eps).change), rel=1e-3)
 
 
 @pytest.mark.parametrize("name", list(ACTIVATIONS))
@@ -245,15 +246,15 @@ def test_radii_may_differ_from_atom_to_atom_and_absent_atoms_do_not_count(name):
         positions=[0.5, 0.2, 0.5, 0.1],
     )
     radii = torch.tensor([0.02, 0.0, 0.01], dtype=F64)
-    alone = F.nearby(mu, radii)
-    both = F.nearby(with_absent, torch.cat([radii, torch.tensor([9.0], dtype=F64)]))
+    alone = F.ball_bounds(mu, radii)
+    both = F.ball_bounds(with_absent, torch.cat([radii, torch.tensor([9.0], dtype=F64)]))
     assert float(both.upper) == pytest.approx(float(alone.upper), rel=1e-9)
     torch.testing.assert_close(both.displacement[:3], alone.displacement, rtol=1e-9, atol=0)
-    assert float(alone.upper) <= float(F.nearby(mu, 0.02).upper) * (1 + 1e-12)
+    assert float(alone.upper) <= float(F.ball_bounds(mu, 0.02).upper) * (1 + 1e-12)
 
 
 def test_maps_that_say_that_particles_move_by_themselves_do():
-    together = {name for name in MAPS if not is_particlewise(MAPS[name]())}
+    together = {name for name in MAPS if not MAPS[name]().particlewise}
     blocks = {"post-norm", "pre-norm", "parallel", "network", "attention"}
     assert together == blocks | {
         f"{name}, causal" for name in ("post-norm", "pre-norm", "attention")
@@ -261,7 +262,7 @@ def test_maps_that_say_that_particles_move_by_themselves_do():
     F = Residual(Sum([Chain([layer_norm(), mlp()]), mlp(True)]))
     mu = cloud(5)
     blocks = derivative(F, mu, mu.points).unflatten(0, (3, D)).unflatten(2, (3, D))
-    assert is_particlewise(F) and not is_particlewise(Sum([mlp(), attention()]))
+    assert F.particlewise and not Sum([mlp(), attention()]).particlewise
     across = blocks.permute(0, 2, 1, 3)[~torch.eye(3, dtype=torch.bool)]
     assert float(across.abs().max()) == 0
 
@@ -290,14 +291,14 @@ def test_a_normalisation_that_may_meet_its_pole_is_unbounded():
     assert float(ball_upper(F, mu, 1.0)) < math.inf
     assert float(ball_upper(F, mu, 2.0)) == math.inf
     # Images stay bounded all the same.
-    assert float(F.maps[0].nearby(mu, 2.0).displacement) <= 2 * 3**0.5 * (1 + 1e-8)
+    assert float(F.maps[0].ball_bounds(mu, 2.0).displacement) <= 2 * 3**0.5 * (1 + 1e-8)
     assert float(ball_upper(Pointwise(torch.sin), mu, 0.1)) == math.inf
 
 
 def test_what_is_not_known_is_infinite_and_not_a_number_never():
     unknown, zero = torch.tensor(math.inf, dtype=F64), torch.zeros((), dtype=F64)
-    first = Nearby.of(zero, zero, zero, zero)
-    second = Nearby.of(unknown, unknown, unknown, unknown)
+    first = BallBounds.of(zero, zero, zero, zero[None])
+    second = BallBounds.of(unknown, unknown, unknown, unknown[None])
     for each in (second.after(first), first.after(second)):
         assert not torch.isnan(torch.stack([each.constant, each.change, each.upper])).any()
         assert float(each.upper) >= 0
@@ -309,7 +310,8 @@ def test_what_is_not_known_is_infinite_and_not_a_number_never():
 )
 def test_the_change_of_a_product_is_the_less_of_its_two_sums(first, second, change, upper):
     one, other = (
-        Nearby.of(*(torch.tensor(x, dtype=F64) for x in (*each, 0.0))) for each in (first, second)
+        BallBounds.of(*(torch.tensor(x, dtype=F64) for x in each), torch.zeros(1, dtype=F64))
+        for each in (first, second)
     )
     found = other.after(one)
     assert float(found.constant) == 2.0
@@ -319,7 +321,7 @@ def test_the_change_of_a_product_is_the_less_of_its_two_sums(first, second, chan
 
 def test_parts_without_a_bound_are_named():
     mu = cloud(1)
-    with pytest.raises(NotImplementedError, match="nearby: expected maps .* got <lambda>|lambda"):
+    with pytest.raises(NotImplementedError, match="ball_bounds: expected a map .* got <lambda>"):
         ball_upper(Chain([layer_norm(), lambda nu: pushforward(torch.tanh, nu)]), mu, 0.1)
     kernel = SelfAttention(AttentionParameters.random(D), kernel=l2)
     with pytest.raises(NotImplementedError, match="dot-product attention under the softmax"):

@@ -13,8 +13,8 @@ from meanfield.errors import ConvergenceError
 from meanfield.linalg import LinearMap, basis, krylov, largest_block_norm, operator_norm
 from meanfield.linalg.basis import Basis
 from meanfield.linalg.bidiagonalisation import Bidiagonalisation
-from meanfield.linearisation import linearize
 from meanfield.lipschitz import local_lipschitz
+from meanfield.maps import linearize
 from meanfield.measures import ParticleMeasure
 from tests import oracles
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds
+from meanfield.attention.ball_bounds import ball_bound
 from meanfield.attention.column import Attended, averaging_norm, field_norm, yudin_bound
 from meanfield.attention.kernels import l2
-from meanfield.attention.nearby import nearby_bound
 from meanfield.lipschitz import ball_upper, local_lipschitz
 from tests.attention import input_bounds_oracles as oracle
 from tests.attention.test_input_bounds import case
@@ -27,8 +27,8 @@ def test_what_the_engine_sees_is_what_the_oracle_sees(seed):
     ours, plain = Attended.of(F._sight(mu)), oracle.attended(F, mu)
     for bound in (averaging_norm, field_norm):
         torch.testing.assert_close(bound(ours), bound(plain), rtol=1e-9, atol=1e-12)
-    found = nearby_bound(ours, 0.03, torch.ones((), dtype=F64)).upper
-    expected = nearby_bound(plain, 0.03, torch.ones((), dtype=F64)).upper
+    found = ball_bound(ours, 0.03, torch.ones((), dtype=F64)).upper
+    expected = ball_bound(plain, 0.03, torch.ones((), dtype=F64)).upper
     torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-12)
 
 
@@ -48,9 +48,9 @@ def test_outputs_come_in_the_order_of_the_measure():
     F = SelfAttention(AttentionParameters.random(3, std=0.7), causal=True)
     X = torch.randn(5, 3, dtype=F64)
     s = torch.tensor([0.3, 1.0, 0.1, 0.7, 0.5], dtype=F64)
-    given_order = F.nearby(ParticleMeasure(X, positions=s), 0.1).displacement
+    given_order = F.ball_bounds(ParticleMeasure(X, positions=s), 0.1).displacement
     order = s.argsort()
-    sorted_order = F.nearby(ParticleMeasure(X[order], positions=s[order]), 0.1).displacement
+    sorted_order = F.ball_bounds(ParticleMeasure(X[order], positions=s[order]), 0.1).displacement
     torch.testing.assert_close(given_order[order], sorted_order)
 
 
@@ -73,7 +73,7 @@ def test_batches_and_grouped_heads_have_a_bound_each():
 
 def test_other_maps_and_kernels_are_refused():
     mu = ParticleMeasure([[0.0], [1.0]])
-    with pytest.raises(TypeError, match="declares nearby"):
+    with pytest.raises(NotImplementedError, match="ball_bounds: expected a map .* got <lambda>"):
         ball_upper(lambda nu: nu, mu, 0.1)
     F = SelfAttention(AttentionParameters.random(1), kernel=l2)
     with pytest.raises(NotImplementedError, match="dot-product attention under the softmax"):

@@ -69,10 +69,10 @@ def attack(F, mu, eps, shares, generator, *, restarts=16, steps=8):
             step = step.detach().requires_grad_(True)
             value = norm(derivative(F, logs, at, x + step) - still)
             best = torch.maximum(best, value.detach().amax())
-            nearby = ParticleMeasure(
+            moved = ParticleMeasure(
                 (x + step).detach(), log_weights=logs.expand(restarts, -1), positions=at
             )
-            far = torch.maximum(far, (F(nearby).points - image).norm(dim=-1).amax(0))
+            far = torch.maximum(far, (F(moved).points - image).norm(dim=-1).amax(0))
             (slope,) = torch.autograd.grad(value.clamp_min(1e-300).log().sum(), step)
             step = step + eps * 0.9**k * slope / slope.norm(dim=-1, keepdim=True).clamp_min(1e-300)
             step = step * (eps / step.norm(dim=-1, keepdim=True).clamp_min(eps))
@@ -82,7 +82,7 @@ def attack(F, mu, eps, shares, generator, *, restarts=16, steps=8):
 
 def assert_unrefuted(F, mu, eps, shares, generator):
     splitting = shares.shape[-1] > 1
-    near = F.nearby(mu, eps, splitting=splitting)
+    near = F.ball_bounds(mu, eps, splitting=splitting)
     constant, change, far = attack(F, mu, eps, shares, generator)
     assert constant <= float(ball_upper(F, mu, eps, splitting=splitting)) * (1 + 1e-7)
     assert change <= float(near.change) * (1 + 1e-6) + 1e-9
@@ -138,7 +138,7 @@ def test_attention_below_the_number_range_counts_where_an_atom_is_as_light(
     assert float(local_lipschitz(F, mu).value) == pytest.approx(expected, rel=1e-5)
     assert expected <= float(F.local_upper(mu)) * (1 + 1e-5)
     for eps in (0.0, 1e-3, 1e-2, 0.1):
-        near = F.nearby(mu, eps, splitting=splitting)
+        near = F.ball_bounds(mu, eps, splitting=splitting)
         upper = float(ball_upper(F, mu, eps, splitting=splitting))
         at = derivative(wide, logs.double(), None, x.double())
         for signs in ((1, 1), (1, -1), (-1, 1), (-1, -1)):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
-from meanfield.linearisation import linearize
 from meanfield.lipschitz import infinity, infinity_norm
+from meanfield.maps import linearize
 from meanfield.measures import ParticleMeasure
 from tests import oracles
 

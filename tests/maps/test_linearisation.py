@@ -11,7 +11,6 @@ import torch
 
 from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
 from meanfield.linalg import LinearMap, operator_norm
-from meanfield.linearisation import Linearisation, linearize, linearize_by_autodiff
 from meanfield.lipschitz import (
     compare_lemma_3_2,
     lipschitz_lower,
@@ -19,6 +18,7 @@ from meanfield.lipschitz import (
     localize,
     worst_case,
 )
+from meanfield.maps import Linearisation, Map, linearize, linearize_by_autodiff
 from meanfield.measures import ParticleMeasure, pushforward, split
 
 F64 = torch.float64
@@ -134,7 +134,7 @@ def test_maps_that_do_not_fit_are_refused():
 # ------------------------------------------------------------------ any map of measures
 
 
-class Residual:
+class Residual(Map):
     """x + F(μ)(x)/2, layer-normalised: a causal block that declares no linearisation."""
 
     def __init__(self, F: SelfAttention) -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meanfield.measures import (
-    MeasureMap,
     ParticleMeasure,
     disintegrate,
     merge,
@@ -184,10 +183,6 @@ def test_stacking_pads_with_weight_zero():
         stack([small, ParticleMeasure([[1.0, 2.0]])])
     with pytest.raises(ValueError, match="at least one"):
         stack([])
-
-
-def test_a_map_of_measures_is_anything_callable():
-    assert isinstance(lambda mu: mu, MeasureMap)
 
 
 def test_moving_to_float32_keeps_extreme_weights():

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from meanfield import ParticleMeasure, pretrained
-from meanfield.capabilities import is_causal
-from meanfield.linearisation import linearize
+from meanfield.maps import linearize
 
 pytest.importorskip("transformers")
 from tests.pretrained.small_models import CASES, Run, in_float64, small
@@ -52,7 +51,7 @@ def test_attention_blocks_and_network_are_those_of_the_model(source):
         attention = source.attention(layer, length=N)
         moved = attention(ParticleMeasure.from_sequence(clouds[layer])).points
         assert close(moved, run.attention[layer][1])
-        assert is_causal(attention) == source.causal
+        assert attention.causal == source.causal
         entered, left = run.blocks[layer]
         block = source.block(layer, length=N)
         assert close(block(ParticleMeasure.from_sequence(entered)).points, left)

@@ -9,7 +9,7 @@ import torch
 from meanfield import bounds, layers, lipschitz, results, transport
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.linalg import operator_norm
-from meanfield.linearisation import linearize
+from meanfield.maps import linearize
 from meanfield.measures import ParticleMeasure
 
 PARAMETERS = AttentionParameters.random(2, n_heads=2)

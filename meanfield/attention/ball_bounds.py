@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.column import Attended, Frames, covariance, norm
-from meanfield.capabilities import Nearby
+from meanfield.maps import BallBounds
 
-__all__ = ["nearby_bound"]
+__all__ = ["ball_bound"]
 
 _ROUNDS = 12  # of power iteration from above; each multiplies once by N and once by Nᵀ
 
 
-def nearby_bound(
+def ball_bound(
     seen: Attended, epsilon: float | Tensor, constant: Tensor, *, splitting: bool = True
-) -> Nearby:
+) -> BallBounds:
     """The smaller of two bounds of all local constants within ε of the input.
 
     One adds to the constant at the input what its derivative can change by; it is the better one
@@ -50,7 +50,7 @@ def nearby_bound(
         part.add(block, _Rows(frames, log_p, block, eps, splitting), seen.log_ratios(block))
     change = _norm_from_above(part.change) + part.turning_change.amax(-1)
     by_columns = (0.5 * part.columns.amax(-1)).exp().sum(-1) + part.turning.amax(-1)
-    return Nearby.of(constant.expand(change.shape), change, by_columns, part.displacement)
+    return BallBounds.of(constant, change, by_columns, part.displacement)
 
 
 class _Parts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -10,30 +9,24 @@ from typing import final
 
 from torch import Tensor
 
-from meanfield.capabilities import Nearby, is_causal, is_particlewise
-from meanfield.layers.composition import checked_maps, dim_of, name_of, nearby_of, upper_of
-from meanfield.linearisation import Linearisation, linearize
-from meanfield.measures import MeasureMap, ParticleMeasure, image_of
+from meanfield.layers.composition import Composite
+from meanfield.maps import BallBounds, Linearisation, Map, ball_bounds, linearize, name_of
+from meanfield.measures import ParticleMeasure, image_of
 
 __all__ = ["Sum"]
 
 
 @final
-@dataclass(frozen=True, eq=False)
-class Sum:
+@dataclass(frozen=True, eq=False, init=False)
+class Sum(Composite):
     """Atoms move to Σ_m yᵢ^m, y^m the atoms of F_m(μ): branches side by side.
 
-    ``Residual(Sum([attention, mlp]))`` is the parallel block of GPT-NeoX. The maps are those of
-    `single_heads`, so that a local constant can be shared out among them.
+    ``Residual(Sum([attention, mlp]))`` is the parallel block of GPT-NeoX. The maps are its
+    `heads`, so that a local constant can be shared out among them.
 
     Args:
         maps: maps of measures into one dimension.
     """
-
-    maps: Sequence[MeasureMap]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "maps", checked_maps(self.maps, "Sum"))
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """The sum.
@@ -57,43 +50,25 @@ class Sum:
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
         """The sum of the maps' own bounds, ``(*batch,)``."""
-        return reduce(add, [upper_of(each, mu) for each in self.maps])
+        return reduce(add, [each.local_upper(mu) for each in self.maps])
 
-    def nearby(
+    def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
-    ) -> Nearby:
+    ) -> BallBounds:
         """The sums of what the maps declare.
 
         Raises:
-            NotImplementedError: one of the maps declares nothing near an input.
+            NotImplementedError: one of the maps declares nothing in a ball.
         """
-        found = [nearby_of(each, mu, radii, splitting) for each in self.maps]
-        return Nearby.of(
+        found = [ball_bounds(each, mu, radii, splitting=splitting) for each in self.maps]
+        return BallBounds.of(
             reduce(add, [each.constant for each in found]),
             reduce(add, [each.change for each in found]),
             reduce(add, [each.upper for each in found]),
             reduce(add, [each.displacement for each in found]),
         )
 
-    def single_heads(self) -> Sequence[MeasureMap]:
+    @property
+    def heads(self) -> tuple[Map, ...]:  # type: ignore[override]
         """The maps."""
         return self.maps
-
-    @property
-    def particlewise(self) -> bool:
-        """Whether all of the maps move every particle by itself."""
-        return all(is_particlewise(each) for each in self.maps)
-
-    @property
-    def causal(self) -> bool:
-        """Whether one of the maps is masked."""
-        return any(is_causal(each) for each in self.maps)
-
-    @property
-    def dim(self) -> int:
-        """d, of the first map that says it.
-
-        Raises:
-            AttributeError: none of them does.
-        """
-        return dim_of(self.maps)

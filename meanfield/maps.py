@@ -1,0 +1,488 @@
+"""Maps of measures: what they may declare about themselves, and how they are linearised.
+
+A map is any function that sends a `ParticleMeasure` to one with the same weights and positions.
+A subclass of `Map` can say more; all members have defaults, and `as_map` wraps a plain function.
+Code that is handed a map calls `as_map` once and then reads members.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import FunctionType
+from typing import final
+
+import torch
+from torch import Tensor
+
+from meanfield.checks import choice
+from meanfield.linalg import LinearMap, largest_block_norm, operator_norm
+from meanfield.linalg.vectors import lengths
+from meanfield.measures import (
+    MeasureMap,
+    ParticleMeasure,
+    check_map,
+    check_measure,
+    image_of,
+    split,
+)
+
+__all__ = [
+    "BallBounds",
+    "Linearisation",
+    "Map",
+    "as_map",
+    "ball_bounds",
+    "factored_constant",
+    "linearize",
+    "linearize_by_autodiff",
+]
+
+# Constants are factored up to this many coordinates of all atoms (half a second each), and where
+# atoms move by themselves up to this many entries of their matrices (some seconds).
+_FACTORED, _FACTORED_ENTRIES = 1024, 2**24
+
+# Steps of the difference quotients that check a derivative, relative to the size of the points.
+# The best of the three is compared.
+_STEPS = {torch.float64: (1e-3, 1e-5, 1e-7), torch.float32: (3e-2, 3e-3, 3e-4)}
+# How far it may be off. A missing term shows as its own size, far above.
+_AGREES = {torch.float64: 1e-2, torch.float32: 5e-2}
+
+# A class with one of these expects them to be read, which happens in subclasses of `Map` only.
+_DECLARED = {"ball_bounds", "causal", "linearisation", "local_upper", "particlewise"}
+
+
+@dataclass(frozen=True, eq=False)
+class Linearisation:
+    """The derivative of F at μ, weights held fixed.
+
+    Maps of measures compose, and so do both parts: those of G∘F are ``G.atoms @ F.atoms`` and
+    ``G.field @ F.field``, with G's linearisation taken at F(μ).
+
+    Attributes:
+        atoms: J, of the atoms of F(μ) in those of μ, on displacements ``(*batch, n, d)``;
+            D^½ J D^−½ on √aᵢ εᵢ in the geometry "wasserstein".
+        field: D_xΓ_μ(xᵢ) of every atom, batch shape ``(*batch, n)``, each (1, d) → (1, d_out): how
+            the image moves when a small part of the mass of atom i does.
+    """
+
+    atoms: LinearMap
+    field: LinearMap
+
+    def __matmul__(self, other: Linearisation) -> Linearisation:
+        """Of the composition G∘F: this is G's at F(μ), the other F's at μ."""
+        return Linearisation(self.atoms @ other.atoms, self.field @ other.field)
+
+
+@dataclass(frozen=True, eq=False)
+class BallBounds:
+    """What holds for every input in a ball round one; ∞ where nothing is known.
+
+    Derivatives are compared as maps of L²(μ), with atoms that have split: the norm of one is the
+    larger of the two components of the local constant. All have the leading axes of
+    `displacement`, those of the radii.
+
+    Attributes:
+        constant: no less than the local constant at the input, ``(*batch,)``.
+        change: the derivative in the ball differs from that at the input by at most this, in norm.
+        upper: no local constant in the ball exceeds it.
+        displacement: the image of atom i, if it has mass, moves by at most this,
+            ``(*batch, n)``.
+    """
+
+    constant: Tensor
+    change: Tensor
+    upper: Tensor
+    displacement: Tensor
+
+    @classmethod
+    def of(
+        cls, constant: Tensor, change: Tensor, upper: Tensor, displacement: Tensor
+    ) -> BallBounds:
+        """With the less of `upper` and `constant` + `change`; NaN is read as not known.
+
+        Overflow leaves ∞ − ∞ and 0 · ∞ behind, and ∞ bounds everything.
+        """
+        constant, change, upper, displacement = (
+            _known(x) for x in (constant, change, upper, displacement)
+        )
+        upper = upper.minimum(constant + change)
+        shape = torch.broadcast_shapes(upper.shape, displacement.shape[:-1])
+        return cls(
+            constant.expand(shape),
+            change.expand(shape),
+            upper.expand(shape),
+            displacement.expand(*shape, displacement.shape[-1]),
+        )
+
+    def at_most(self, constant: Tensor) -> BallBounds:
+        """The same with another bound of the local constant at the input, if that is less."""
+        return BallBounds.of(
+            self.constant.minimum(constant), self.change, self.upper, self.displacement
+        )
+
+    def after(self, first: BallBounds) -> BallBounds:
+        """Of a composition G∘F: this is G's at F(μ), within F's displacement; the other is F's.
+
+        J′_G J′_F − J_G J_F is (J′_G − J_G)J′_F + J_G(J′_F − J_F), and it is
+        (J′_G − J_G)J_F + J′_G(J′_F − J_F).
+        """
+        one = self.change * first.upper + self.constant * first.change
+        other = self.change * first.constant + self.upper * first.change
+        return BallBounds.of(
+            self.constant * first.constant,
+            _known(one).minimum(_known(other)),
+            self.upper * first.upper,
+            self.displacement,
+        )
+
+
+def _known(bound: Tensor) -> Tensor:
+    return bound.nan_to_num(nan=math.inf, posinf=math.inf)
+
+
+class Map(ABC):
+    """A map of measures F that says what it knows about itself.
+
+    A subclass gives `__call__`; everything else has a default. Whoever overrides a member
+    vouches for it: nothing is checked at each call.
+
+    Attributes:
+        causal: whether it is masked: atoms see only those at earlier or equal positions.
+        particlewise: whether it moves every atom by itself.
+        dim: d, of the points that come in, or None if any will do.
+        heads: maps whose displacements add up to those of F, but for a constant; none by default.
+        score_matrices: A of each head of attention with scores ⟨Ax, y⟩, for which worst cases are
+            known; none by default.
+
+    Example:
+        >>> class Twist(Map):
+        ...     particlewise = True
+        ...     dim = 2
+        ...
+        ...     def __call__(self, mu):
+        ...         return mu.replace(mu.points.flip(-1))
+        ...
+        ...     def local_upper(self, mu):
+        ...         return torch.ones(mu.batch_shape, dtype=mu.dtype)
+        >>> mu = ParticleMeasure([[1.0, 2.0]])
+        >>> Twist()(mu).points
+        tensor([[2., 1.]], dtype=torch.float64)
+        >>> linearize(Twist(), mu).field.to_dense()
+        tensor([[[0., 1.],
+                 [1., 0.]]], dtype=torch.float64)
+    """
+
+    causal: bool = False
+    particlewise: bool = False
+    dim: int | None = None
+    heads: Sequence[Map] = ()
+    score_matrices: Sequence[Tensor] | Tensor = ()
+
+    @abstractmethod
+    def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
+        """F(μ): the atoms move, weights and positions stay."""
+
+    def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
+        """The derivative at μ, see `linearize`; by automatic differentiation if not overridden."""
+        return linearize_by_autodiff(self, mu, geometry=geometry)
+
+    def local_upper(self, mu: ParticleMeasure) -> Tensor:
+        """A certain upper bound of the local Wasserstein constant at μ, ``(*batch,)``.
+
+        Raises:
+            NotImplementedError: F declares none.
+        """
+        raise NotImplementedError(
+            f"local_upper: expected a map that declares a bound, got {name_of(self)}; give the "
+            "subclass of Map a method local_upper(mu)"
+        )
+
+    def ball_bounds(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
+    ) -> BallBounds:
+        """What holds as atom i moves by radii[..., i] at most, at fixed position.
+
+        Args:
+            mu: μ.
+            radii: ≥ 0, ``(*batch, n)``, or what broadcasts to it; more axes before give bounds
+                for each. What absent atoms do does not count.
+            splitting: whether atoms may split into parts that move differently.
+
+        Raises:
+            NotImplementedError: F declares none.
+        """
+        raise NotImplementedError(
+            f"ball_bounds: expected a map that declares bounds in a ball, got {name_of(self)}; "
+            "give the subclass of Map a method ball_bounds(mu, radii, *, splitting=True)"
+        )
+
+
+@final
+@dataclass(frozen=True)
+class _Function(Map):
+    """A function that declares nothing."""
+
+    function: MeasureMap
+
+    def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
+        return self.function(mu)
+
+    @property
+    def __name__(self) -> str:
+        own = self.function
+        return own.__name__ if isinstance(own, FunctionType) else type(own).__name__
+
+
+def as_map(F: MeasureMap, name: str = "F") -> Map:
+    """F itself if it is a `Map`, else a map that declares nothing and calls F.
+
+    Raises:
+        TypeError: F is no function, or an object of another class that has members of `Map`,
+            which nobody would read.
+    """
+    if isinstance(F, Map):
+        return F
+    check_map(F, name)
+    told = sorted(_DECLARED.intersection(dir(F)))
+    if told:
+        raise TypeError(
+            f"{name}: expected a subclass of meanfield.Map, got {type(F).__name__}, which is none "
+            f"but has {', '.join(told)}; write class {type(F).__name__}(meanfield.Map), or pass "
+            "lambda mu: F(mu), which declares nothing"
+        )
+    return _Function(F)
+
+
+def name_of(F: Map) -> str:
+    """For messages."""
+    return F.__name__ if isinstance(F, _Function) else type(F).__name__
+
+
+def ball_bounds(
+    F: MeasureMap, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
+) -> BallBounds:
+    """What F declares in a ball, with the constant at μ itself where it can be factored.
+
+    Raises:
+        NotImplementedError: it declares nothing.
+    """
+    F = as_map(F)
+    found, constant = F.ball_bounds(mu, radii, splitting=splitting), factored_constant(F, mu)
+    if constant is None:
+        return found
+    found = found.at_most(constant)
+    if not F.particlewise:
+        return found
+    moved = scaled_radii(found.upper[..., None], expanded_radii(mu, radii))
+    return replace(found, displacement=found.displacement.minimum(moved))
+
+
+def expanded_radii(mu: ParticleMeasure, radii: Tensor | float) -> Tensor:
+    """How far each atom moves, ``(*batch, n)``; absent ones do not."""
+    each = torch.as_tensor(radii, dtype=mu.dtype, device=mu.device)
+    return torch.where(mu.log_weights > -math.inf, each, 0.0)
+
+
+def scaled_radii(slope: Tensor, radii: Tensor) -> Tensor:
+    """slope · radii, with 0 · ∞ = 0."""
+    return torch.where(radii > 0, slope * radii, 0.0)
+
+
+def linearize(F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
+    """The derivative of a map of measures at μ, weights held fixed.
+
+    A `Map` may declare it. Otherwise it comes from automatic differentiation, and its products
+    are checked once: against a difference quotient, and the transpose against the product.
+
+    Args:
+        F: a map of measures that keeps weights, positions and the number of atoms.
+        mu: μ; batch axes give a batch of maps. Atoms of weight 0 are absent.
+        geometry: "euclidean": J on displacements. "wasserstein": D^½ J D^−½, D = diag(aᵢ).
+
+    Raises:
+        TypeError: F is no function, or does not return a ParticleMeasure.
+        ValueError: F changes weights, positions or the number of atoms, or its derivative
+            disagrees with a difference quotient.
+
+    Example:
+        >>> from meanfield.measures import ParticleMeasure, pushforward
+        >>> mu = ParticleMeasure([[1.0], [2.0]])
+        >>> linearize(lambda mu: pushforward(lambda x: x**2, mu), mu).atoms.to_dense()
+        tensor([[2., 0.],
+                [0., 4.]], dtype=torch.float64)
+    """
+    check_geometry(geometry)
+    F = as_map(F)
+    return F.linearisation(check_measure(mu), geometry=geometry)
+
+
+def factored_constant(F: MeasureMap, mu: ParticleMeasure) -> Tensor | None:
+    """No less than the local Wasserstein constant at μ, certain up to rounding, ``(*batch,)``.
+
+    The larger of its two components by factoring their matrices; None where those are large.
+    """
+    F = as_map(F)
+    alone, size = F.particlewise, mu.log_weights.numel() * mu.dim
+    if size * mu.dim > _FACTORED_ENTRIES if alone else mu.n_particles * mu.dim > _FACTORED:
+        return None
+    at = linearize(F, mu, geometry="wasserstein")
+    apart = largest_block_norm(at.field, method="dense", strict=False)[0].upper
+    if alone:
+        return apart
+    return torch.maximum(operator_norm(at.atoms, method="dense", strict=False).upper, apart)
+
+
+def check_geometry(geometry: str) -> None:
+    """Refuse anything but the two."""
+    choice(geometry, "geometry", ("wasserstein", "euclidean"))
+
+
+def linearize_by_autodiff(
+    F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean", check: bool = True
+) -> Linearisation:
+    """`linearize` by automatic differentiation, whatever F declares.
+
+    The field's part stores every atom twice and moves the copies apart: the measure is
+    stationary to first order, so that only the moved query shows.
+    """
+    F = as_map(F)
+    image = _checked_image(F, mu)
+    products = _Products(F, mu)
+    if check:
+        _check_derivative(F, mu, products)
+    out_dim = image.dim
+    return Linearisation(
+        _atoms(products, mu, out_dim, geometry), _field(_Products(F, split(mu)), mu, out_dim)
+    )
+
+
+def _checked_image(F: Map, mu: ParticleMeasure) -> ParticleMeasure:
+    image = image_of(F, mu)
+    name = name_of(F)
+    kept = image.points.shape[:-1] == mu.points.shape[:-1] and _same(
+        image.log_weights, mu.log_weights
+    )
+    if kept and mu.positions is not None:
+        kept = image.positions is not None and _same(image.positions, mu.positions)
+    if not kept:
+        raise ValueError(
+            f"{name}: expected a map that keeps the atoms, their weights and positions, got a "
+            "measure with others; move points alone: mu.replace(points), or pushforward(T, mu)"
+        )
+    return image
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    room = 1e3 * torch.finfo(b.dtype).eps
+    return a.shape == b.shape and bool(torch.allclose(a, b, rtol=room, atol=room))
+
+
+class _Products:
+    """ε ↦ Jε and ζ ↦ Jᵀζ of a map at fixed weights."""
+
+    def __init__(self, F: MeasureMap, mu: ParticleMeasure) -> None:
+        self.map, self.mu = F, mu
+        self._pull: Callable[[Tensor], tuple[Tensor, ...]] | None = None
+
+    def move(self, points: Tensor) -> Tensor:
+        return self.map(self.mu.replace(points)).points
+
+    def forward(self, displacement: Tensor) -> Tensor:
+        at, along = self.mu.points.detach(), displacement.detach().contiguous()
+        try:
+            # The second of the pair: the first is the value of the function, not its tangent.
+            return torch.func.jvp(self.move, (at,), (along,))[1]
+        except (NotImplementedError, RuntimeError):
+            # Without a forward derivative: the transpose of the transpose, which is linear.
+            def back(zeta: Tensor) -> Tensor:
+                return torch.func.vjp(self.move, at)[1](zeta)[0]
+
+            zeros = torch.zeros_like(self.move(at))
+            return torch.func.vjp(back, zeros)[1](along)[0]
+
+    def backward(self, covector: Tensor) -> Tensor:
+        if self._pull is None:
+            _, self._pull, *_ = torch.func.vjp(self.move, self.mu.points.detach())
+        return self._pull(covector.detach())[0]
+
+
+def _check_derivative(F: Map, mu: ParticleMeasure, products: _Products) -> None:
+    """One product against difference quotients, and the transposed one against it."""
+    generator = torch.Generator().manual_seed(0)
+    points = mu.points.detach()
+    draw = torch.randn(points.shape, generator=generator, dtype=torch.float64).to(points)
+    present = (mu.log_weights > -math.inf)[..., None]
+    along = torch.where(present, draw, 0.0)
+    product = torch.where(present, products.forward(along), 0.0)
+    size = float(points.abs().max()) or 1.0
+    with torch.no_grad():
+        quotients = []
+        for step in (size * step for step in _STEPS[points.dtype]):
+            ahead, behind = (
+                products.move(points + step * along),
+                products.move(points - step * along),
+            )
+            quotients.append(torch.where(present, (ahead - behind) / (2 * step), 0.0))
+    scale = max(float(lengths(q.flatten())) for q in (product, *quotients))
+    off = min(float(lengths((q - product).flatten())) for q in quotients)
+    name = name_of(F)
+    if not off <= _AGREES[points.dtype] * scale:
+        raise ValueError(
+            f"{name}: its derivative by automatic differentiation is off by {off / scale:.1e} "
+            "from a difference quotient; keep all of it in torch operations on mu.points (no "
+            ".detach(), .item(), .numpy() or float()): mu.replace(points), or pushforward(T, mu)"
+        )
+    zeta = torch.randn(product.shape, generator=generator, dtype=torch.float64).to(points)
+    zeta = torch.where(present, zeta, 0.0)
+    there, back = (product * zeta).sum(), (products.backward(zeta) * along).sum()
+    room = float(lengths(product.flatten()) * lengths(zeta.flatten()))
+    if not float((there - back).abs()) <= _AGREES[points.dtype] * room:
+        raise ValueError(
+            f"{name}: its forward and reverse derivatives disagree; look for a custom "
+            "autograd.Function in it"
+        )
+
+
+def _atoms(products: _Products, mu: ParticleMeasure, out_dim: int, geometry: str) -> LinearMap:
+    present = (mu.log_weights > -math.inf)[..., None]
+    into = out_of = present.to(mu.dtype)
+    if geometry == "wasserstein":
+        rho = torch.where(present, 0.5 * mu.log_weights[..., None], 0.0)
+        into, out_of = into * (-rho).exp(), out_of * rho.exp()
+    n = mu.n_particles
+    return LinearMap(
+        matvec=lambda eta: out_of * products.forward(into * eta),
+        rmatvec=lambda zeta: into * products.backward(out_of * zeta),
+        in_shape=(n, mu.dim),
+        out_shape=(n, out_dim),
+        batch_shape=mu.batch_shape,
+        dtype=mu.dtype,
+        device=mu.device,
+    )
+
+
+def _field(doubled: _Products, mu: ParticleMeasure, out_dim: int) -> LinearMap:
+    present = (mu.log_weights > -math.inf)[..., None].to(mu.dtype)
+
+    def each(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def antisymmetric(vectors: Tensor) -> Tensor:
+            one = present * vectors.squeeze(-2)
+            pair = torch.stack([one, -one], -2).flatten(-3, -2)
+            first, second = product(pair).unflatten(-2, (mu.n_particles, 2)).unbind(-2)
+            # The copies answer with opposite signs, as far as rounding allows.
+            return (0.5 * present * (first - second)).unsqueeze(-2)
+
+        return antisymmetric
+
+    return LinearMap(
+        matvec=each(doubled.forward),
+        rmatvec=each(doubled.backward),
+        in_shape=(1, mu.dim),
+        out_shape=(1, out_dim),
+        batch_shape=torch.Size([*mu.batch_shape, mu.n_particles]),
+        dtype=mu.dtype,
+        device=mu.device,
+    )
