@@ -1,19 +1,18 @@
 """Self-attention as a map of measures: F(μ) = (Γ_μ)♯μ, with its tangent."""
 
-# Files, each importing only those before it: `parameters` (the matrices), `kernels` (what two
-# particles say to each other), `normalizations` (from scores to transition probabilities),
-# `streaming` (averages under them in blocks of rows), `sight` (who sees whom), `tangent` (the
-# linearisation at a measure), `balancing` (Sinkhorn's potentials), `upper` (a bound of its norm),
-# `self_attention` (`SelfAttention`).
+# Files, each importing only those before it: `parameters` (the matrices), `kernels` (log-score of
+# a pair of points), `rows` (from the scores of a row to its weights), `weights` (P in blocks of
+# rows), `streaming` (averages under P, with derivatives of every order), `tangent` (the
+# linearisation at a measure), `sinkhorn` (plans with both marginals), `input_bounds`, `upper` and
+# `ball_bounds` (bounds at an input and round it), `normalizations` (the public names),
+# `self_attention`.
 
 from meanfield.attention import kernels, normalizations
-from meanfield.attention.balancing import Plan
 from meanfield.attention.kernels import Features as Features
 from meanfield.attention.kernels import Kernel as Kernel
-from meanfield.attention.kernels import dot_product, l2
-from meanfield.attention.normalizations import sigmoid, sinkhorn, softmax
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.self_attention import SelfAttention
+from meanfield.attention.sinkhorn import Plan
 from meanfield.attention.tangent import AttentionTangent
 
 __all__ = [
@@ -21,11 +20,6 @@ __all__ = [
     "AttentionTangent",
     "Plan",
     "SelfAttention",
-    "dot_product",
     "kernels",
-    "l2",
     "normalizations",
-    "sigmoid",
-    "sinkhorn",
-    "softmax",
 ]

@@ -14,7 +14,8 @@ import math
 import torch
 from torch import Tensor
 
-from meanfield.attention.column import Attended, Frames, covariance, norm
+from meanfield.attention.input_bounds import Frames, covariance, norm, row_blocks
+from meanfield.attention.weights import Block, Weights
 from meanfield.maps import BallBounds
 
 __all__ = ["ball_bound"]
@@ -23,7 +24,7 @@ _ROUNDS = 12  # of power iteration from above; each multiplies once by N and onc
 
 
 def ball_bound(
-    seen: Attended, epsilon: float | Tensor, constant: Tensor, *, splitting: bool = True
+    weights: Weights, epsilon: float | Tensor, constant: Tensor, *, splitting: bool = True
 ) -> BallBounds:
     """The smaller of two bounds of all local constants within ε of the input.
 
@@ -31,7 +32,7 @@ def ball_bound(
     at small ε. The other bounds the columns of the attention weights over the whole ball.
 
     Args:
-        seen: what the heads see at the input.
+        weights: at the input, of dot-product attention under the softmax.
         epsilon: ε ≥ 0, how far each token may move; a number, ``(*batch,)``, or
             with more axes before.
         constant: an upper bound of the local constant at the input, both components,
@@ -42,12 +43,14 @@ def ball_bound(
     Raises:
         ValueError: a negative or NaN ε.
     """
-    eps = torch.as_tensor(epsilon, dtype=seen.queries.dtype, device=seen.queries.device)
+    points = weights.points
+    eps = torch.as_tensor(epsilon, dtype=points.dtype, device=points.device)
     if not bool((eps >= 0).all()):
         raise ValueError(f"epsilon: expected numbers ≥ 0, got {epsilon}")
-    frames, part = Frames.of(seen), _Parts(seen, eps)
-    for block, log_p in seen.rows():
-        part.add(block, _Rows(frames, log_p, block, eps, splitting), seen.log_ratios(block))
+    frames, part = Frames.of(weights), _Parts(weights.features.q, eps)
+    for block in row_blocks(weights):
+        rows = _Rows(frames, weights.log_p(block), block.rows, eps, splitting)
+        part.add(block, rows, weights.log_ratios(block))
     change = _norm_from_above(part.change) + part.turning_change.amax(-1)
     by_columns = (0.5 * part.columns.amax(-1)).exp().sum(-1) + part.turning.amax(-1)
     return BallBounds.of(constant, change, by_columns, part.displacement)
@@ -56,22 +59,22 @@ def ball_bound(
 class _Parts:
     """What blocks of rows add up to."""
 
-    def __init__(self, seen: Attended, eps: Tensor) -> None:
-        batch = torch.broadcast_shapes(seen.queries.shape[:-3], eps.shape)
-        heads, n = seen.queries.shape[-3:-1]
-        self.change = seen.queries.new_full((*batch, n, n), -math.inf)  # log N
-        self.columns = seen.queries.new_full((*batch, heads, n), -math.inf)
-        self.turning_change = seen.queries.new_zeros((*batch, n))  # s
+    def __init__(self, queries: Tensor, eps: Tensor) -> None:
+        batch = torch.broadcast_shapes(queries.shape[:-3], eps.shape)
+        heads, n = queries.shape[-3:-1]
+        self.change = queries.new_full((*batch, n, n), -math.inf)  # log N
+        self.columns = queries.new_full((*batch, heads, n), -math.inf)
+        self.turning_change = queries.new_zeros((*batch, n))  # s
         self.turning, self.displacement = (torch.zeros_like(self.turning_change) for _ in range(2))
 
-    def add(self, block: slice, rows: _Rows, ratios: Tensor) -> None:
+    def add(self, block: Block, rows: _Rows, ratios: Tensor) -> None:
         logs = 0.5 * ratios + rows.log_averaging_change
-        self.change[..., block, :] = logs.logsumexp(-3)
+        self.change[..., block.rows, :] = logs.logsumexp(-3)
         logs = rows.log_densest + ratios + rows.tau.log()[..., None]
         self.columns = torch.logaddexp(self.columns, logs.logsumexp(-2))
-        self.turning_change[..., block] = rows.turning_change.sum(-2)
-        self.turning[..., block] = rows.turning.sum(-2)
-        self.displacement[..., block] = rows.displacement.sum(-2)
+        self.turning_change[..., block.rows] = rows.turning_change.sum(-2)
+        self.turning[..., block.rows] = rows.turning.sum(-2)
+        self.displacement[..., block.rows] = rows.displacement.sum(-2)
 
 
 class _Rows:
@@ -94,9 +97,8 @@ class _Rows:
     def _factors(self, log_p: Tensor, splitting: bool) -> None:
         """P̄ ≥ P' and χ ≥ |P'/P − 1| over the ball.
 
-        Of the parts of an atom that splits, all together have P' ≤ 1; but a light one may have
-        all the attention that its share h P allows, relative to its mass. So rows, which are
-        sums over parts, know P' ≤ 1, and columns, which are densities, only if no atom splits.
+        If an atom splits, P' ≤ 1 holds for the sum over its parts (rows) but not for each part's
+        density P'/a (columns).
         """
         eps = self.eps[..., None]
         own = eps * self.pulled_away

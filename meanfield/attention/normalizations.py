@@ -22,7 +22,8 @@ from meanfield.attention.rows import (
     sink,
     softmax,
 )
-from meanfield.checks import as_bool, count, number
+from meanfield.attention.sinkhorn import sinkhorn
+from meanfield.checks import as_bool
 
 __all__ = [
     "Normalization",
@@ -37,18 +38,6 @@ __all__ = [
 
 
 @final
-@dataclass(frozen=True)
-class Sinkhorn(Normalization):
-    """Both marginals of the plan (aᵢPᵢⱼ) are μ; made by `sinkhorn`."""
-
-    rtol: float
-    max_iterations: int
-    strict: bool
-    shift_invariant = True
-    takes_masks = False
-
-
-@final
 @dataclass(frozen=True, eq=False)
 class Custom(Normalization):
     """A user's own function from scores and log-weights to P; made by `custom`."""
@@ -56,30 +45,20 @@ class Custom(Normalization):
     transition: Callable[[Tensor, Tensor], Tensor]
     row_wise: bool
 
+    def whole(self, scores: Tensor, log_weights: Tensor) -> Tensor:
+        """P, checked."""
+        p = self.transition(scores, log_weights)
+        if p.shape != scores.shape:
+            raise ValueError(
+                f"custom normalization: expected transition probabilities of shape "
+                f"{tuple(scores.shape)}, got {tuple(p.shape)}"
+            )
+        return p
+
     @property
     def has_field(self) -> bool:  # type: ignore[override]
         """Whether its rows are their own."""
         return self.row_wise
-
-
-def sinkhorn(*, rtol: float = 1e-12, max_iterations: int = 1000, strict: bool = True) -> Sinkhorn:
-    """Doubly stochastic attention [SABP22], for weighted measures.
-
-    Pᵢⱼ = aⱼ e^{sᵢⱼ + fᵢ + gⱼ} with potentials such that Σⱼ Pᵢⱼ = 1 and Σᵢ aᵢPᵢⱼ = aⱼ. Computed in
-    the logarithmic domain; `SelfAttention.plan` says how well the marginals are met. The
-    softmax is its first half-iteration: ``max_iterations=0, strict=False``. With a mask the only
-    plan is the identity, so masked layers are refused.
-
-    Args:
-        rtol: largest relative error of a column's marginal, maxⱼ |Σᵢ aᵢPᵢⱼ/aⱼ − 1|.
-        max_iterations: most iterations.
-        strict: whether a plan that has not converged raises `ConvergenceError`.
-    """
-    return Sinkhorn(
-        number(rtol, "rtol", above=0, below=1),
-        count(max_iterations, "max_iterations", least=0),
-        as_bool(strict, "strict"),
-    )
 
 
 def custom(transition: Callable[[Tensor, Tensor], Tensor], *, row_wise: bool = False) -> Custom:

@@ -16,24 +16,28 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_float_tensor
+from meanfield.linalg import LinearMap
 
 __all__ = ["Normalization", "RowWise", "exponential", "sigmoid", "sink", "softmax"]
 
 
 class Normalization:
-    """What turns the scores of a layer into its attention weights P.
+    """What turns the scores of a layer into its attention weights P; a base class with defaults.
 
-    A subclass overrides what is not so for it. `rows` is how rows are normalised once `prepare`
-    has fixed what depends on the whole matrix, such as Sinkhorn's potentials of the columns.
+    `RowWise` is a value of it. A subclass that looks at the whole matrix either finds potentials
+    of the columns first (`plan`) and normalises rows by `rows` then, as Sinkhorn's does, or leaves
+    `rows` None and gives `whole`; then derivatives are automatic.
 
     Attributes:
+        rows: how rows are normalised once potentials are in the log-weights; None: by `whole`.
         is_softmax: whether it is the softmax of each row.
         shift_invariant: whether a number added to all scores of a row changes nothing.
-        has_field: whether row i of P depends on the scores of row i and on what `prepare` fixed,
-            and on nothing else; then the map has a field away from its atoms.
+        has_field: whether row i of P depends on the scores of row i and on the potentials, and on
+            nothing else; then the map has a field away from its atoms.
         takes_masks: whether P is defined for a masked layer.
     """
 
+    rows: RowWise | None = None
     is_softmax: bool = False
     shift_invariant: bool = False
     has_field: bool = True
@@ -42,6 +46,22 @@ class Normalization:
     def head(self, index: int) -> Normalization:
         """That of one head alone; another one only if it holds numbers per head."""
         return self
+
+    def plan(self, weights: Any) -> Any:
+        """The plan of the whole matrix with its `potentials` and `converged`; None: it has none.
+
+        Args:
+            weights: an `attention.weights.Weights` without potentials.
+        """
+        return None
+
+    def linear_map(self, tangent: Any) -> LinearMap:
+        """The derivative of the atoms from that at fixed potentials, an `AttentionTangent`."""
+        return tangent.as_linear_map()
+
+    def whole(self, scores: Tensor, log_weights: Tensor) -> Tensor:
+        """P ``(*batch, H, m, n)`` of scores and log-weights ``(*batch, 1, 1, n)``."""
+        raise NotImplementedError(f"{type(self).__name__} has to give `rows` or `whole`")
 
 
 @final
@@ -85,6 +105,11 @@ class RowWise(Normalization):
         return self.name
 
     @property
+    def rows(self) -> RowWise:  # type: ignore[override]
+        """Itself."""
+        return self
+
+    @property
     def is_softmax(self) -> bool:  # type: ignore[override]
         """Whether ψ = exp and rows sum to one."""
         return self.log_psi is None and self.divides and self.sink is None
@@ -99,10 +124,6 @@ class RowWise(Normalization):
         if self.sink is None or not self.sink.ndim:
             return self
         return replace(self, sink=self.sink[index])
-
-    def logits(self, scores: Tensor, log_weights: Tensor) -> Tensor:
-        """log aⱼψ(sᵢⱼ)."""
-        return (scores if self.log_psi is None else self.log_psi(scores)) + log_weights
 
     def log_sums(self, logits: Tensor) -> Tensor:
         """log (Σ_l a_l ψ(s_il) + e^sink) of logits log aⱼψ(sᵢⱼ), (..., m, 1); 0 if undivided."""

@@ -10,17 +10,16 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from meanfield.attention.balancing import Plan, balanced, balanced_linear_map
 from meanfield.attention.ball_bounds import ball_bound
-from meanfield.attention.column import Attended
 from meanfield.attention.kernels import Kernel, dot_product, l2
 from meanfield.attention.kernels.soft_cap import SoftCap
-from meanfield.attention.normalizations import Custom, Normalization, Sinkhorn, softmax
 from meanfield.attention.parameters import AttentionParameters
-from meanfield.attention.sight import Sight
-from meanfield.attention.streaming import Rule, attend, row_parts
+from meanfield.attention.rows import Normalization, RowWise, softmax
+from meanfield.attention.sinkhorn import Plan
+from meanfield.attention.streaming import attend
 from meanfield.attention.tangent import MEMORY, AttentionTangent
 from meanfield.attention.upper import upper_bound
+from meanfield.attention.weights import Weights, blocks_of_rows
 from meanfield.checks import (
     as_bool,
     as_float_tensor,
@@ -143,9 +142,9 @@ class SelfAttention(Map):
             TypeError: another dtype than the parameters'.
             ConvergenceError: a Sinkhorn plan that has not converged, if strict.
         """
-        sight = self._sight(mu)
-        moved = self._attend(sight, sight.features.q, sight.positions)
-        return mu.replace(sight.unsort(moved))
+        weights = self.weights(mu)
+        moved = self._attend(weights, weights.features.q, weights.positions)
+        return mu.replace(weights.unsort(moved))
 
     def field(self, mu: ParticleMeasure) -> Callable[..., Tensor]:
         """Γ_μ at any point, μ held fixed.
@@ -161,7 +160,7 @@ class SelfAttention(Map):
                 "field: expected a normalisation of rows, got one of the whole matrix, which says "
                 "nothing about points that are not atoms; custom(..., row_wise=True) if it does"
             )
-        sight = self._sight(mu)
+        weights = self.weights(mu)
 
         def gamma(x: object, s: object = None) -> Tensor:
             points = as_float_tensor(x, "x", like=mu.points)
@@ -174,19 +173,26 @@ class SelfAttention(Map):
                 raise ValueError("x: expected at least one point, got none")
             check_finite(points, "x")
             positions = None
-            if sight.positions is not None:
-                positions = self._row_positions(s, points, sight)
-            return self._attend(sight, sight.queries(points, positions), positions)
+            if weights.positions is not None:
+                positions = self._row_positions(s, points, weights)
+            return self._attend(weights, weights.queries(points, positions), positions)
 
         return gamma
 
     def plan(self, mu: ParticleMeasure) -> Plan:
         """The Sinkhorn plan with its potentials and how well the marginals are met."""
-        if not isinstance(self.normalization, Sinkhorn):
+        plan: Plan | None = self.normalization.plan(self._bare_weights(mu))
+        if plan is None:
             raise ValueError(
                 f"plan: expected the normalisation sinkhorn, got {self.normalization}"
             )
-        return balanced(self._bare_sight(mu), self.normalization)[1]
+        return plan
+
+    def weights(self, mu: ParticleMeasure) -> Weights:
+        """The attention weights between the atoms of μ, a block of rows at a time."""
+        weights = self._bare_weights(mu)
+        plan: Plan | None = self.normalization.plan(weights)
+        return weights if plan is None else replace(weights, potentials=plan.potentials)
 
     # --- what the layer declares, see `meanfield.Map` ---
 
@@ -195,17 +201,15 @@ class SelfAttention(Map):
         check_geometry(geometry)
         check_measure(mu)
         own = self.normalization
-        if isinstance(own, Custom):
-            return linearize_by_autodiff(self, mu, geometry=geometry)
-        if not isinstance(own, Sinkhorn):
-            tangent = self.tangent(mu, geometry=geometry)
-            return Linearisation(tangent.as_linear_map(), tangent.field_linear_map())
-        sight, plan = balanced(self._bare_sight(mu), own)
-        if not bool(plan.converged.all()):
+        weights = self._bare_weights(mu)
+        plan: Plan | None = own.plan(weights)
+        if own.rows is None or not (plan is None or bool(plan.converged.all())):
             # The implicit derivative is that of potentials that meet their equation.
             return linearize_by_autodiff(self, mu, geometry=geometry)
-        tangent = AttentionTangent(sight.in_place(), softmax, geometry)
-        return Linearisation(balanced_linear_map(tangent), tangent.field_linear_map())
+        if plan is not None:
+            weights = replace(weights, potentials=plan.potentials)
+        tangent = AttentionTangent(weights.in_place(), geometry)
+        return Linearisation(own.linear_map(tangent), tangent.field_linear_map())
 
     def linearize(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> LinearMap:
         """The derivative of the atoms of F(μ) in the atoms of μ at fixed weights.
@@ -235,15 +239,11 @@ class SelfAttention(Map):
             block_size: rows per block of the transition matrix; from the memory of one if None.
         """
         check_geometry(geometry)
-        normalization = self.normalization
-        if isinstance(normalization, Custom):
+        if self.normalization.rows is None:
             raise NotImplementedError(
                 "a normalisation of your own is differentiated automatically: linearize(F, mu)"
             )
-        sight = self._sight(mu)
-        if isinstance(normalization, Sinkhorn):
-            normalization = softmax
-        return AttentionTangent(sight.in_place(), normalization, geometry, memory, block_size)
+        return AttentionTangent(self.weights(mu).in_place(), geometry, memory, block_size)
 
     def field_jacobians(self, mu: ParticleMeasure) -> Tensor:
         """D_xΓ_μ(xᵢ) at every atom, ``(*batch, n, d_out, d)``; V Covᵢ A for one unbiased head."""
@@ -256,7 +256,7 @@ class SelfAttention(Map):
                 "local_upper: expected dot-product attention under the softmax, got "
                 f"{self.kernel} and {self.normalization}; its bound is not proved for others"
             )
-        return upper_bound(self.tangent(check_measure(mu)))
+        return upper_bound(self.weights(check_measure(mu)).in_place())
 
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
@@ -267,9 +267,9 @@ class SelfAttention(Map):
                 "ball_bounds: expected dot-product attention under the softmax, got "
                 f"{self.kernel} and {self.normalization}; its bound is not proved for others"
             )
-        sight, largest = self._sight(mu), expanded_radii(mu, radii).amax(-1)
-        found = ball_bound(Attended.of(sight), largest, self.local_upper(mu), splitting=splitting)
-        return replace(found, displacement=sight.unsort(found.displacement[..., None])[..., 0])
+        weights, largest = self.weights(mu), expanded_radii(mu, radii).amax(-1)
+        found = ball_bound(weights, largest, self.local_upper(mu), splitting=splitting)
+        return replace(found, displacement=weights.unsort(found.displacement[..., None])[..., 0])
 
     @property
     def dim(self) -> int:  # type: ignore[override]
@@ -312,67 +312,37 @@ class SelfAttention(Map):
 
     # --- inside ---
 
-    def _bare_sight(self, mu: ParticleMeasure) -> Sight:
+    def _bare_weights(self, mu: ParticleMeasure) -> Weights:
         self._check(mu)
-        # A shift of the keys is seen by whatever is not invariant under a shift of a row.
-        centred = self.normalization.shift_invariant
-        return Sight.of(
-            self.parameters,
-            self.kernel,
-            mu,
-            causal=self.causal,
-            centred=centred and self.kernel.activation is None,
-        )
+        rows = self.normalization.rows or _WHOLE
+        return Weights.of(self.parameters, self.kernel, rows, mu, causal=self.causal)
 
-    def _sight(self, mu: ParticleMeasure) -> Sight:
-        sight = self._bare_sight(mu)
-        if not isinstance(self.normalization, Sinkhorn):
-            return sight
-        return balanced(sight, self.normalization)[0]
-
-    def _attend(self, sight: Sight, queries: Tensor, positions: Tensor | None) -> Tensor:
+    def _attend(self, weights: Weights, queries: Tensor, positions: Tensor | None) -> Tensor:
         """Γ for queries ``(*batch, H, m, k)``."""
-        par, centre = self.parameters, sight.features.v_centre
-        heads = self._means(sight, queries, positions)
+        par, centre = self.parameters, weights.features.v_centre
+        heads = self._means(weights, queries, positions)
         out = par.join(heads if centre is None else heads + centre)
         return out if par.output_bias is None else out + par.output_bias
 
-    def _means(self, sight: Sight, queries: Tensor, positions: Tensor | None) -> Tensor:
-        """Σⱼ Pᵢⱼ vⱼ of each head about the centre, ``(*batch, H, m, v)``, a block at a time."""
-        features, columns = sight.features, sight.positions
-        if isinstance(self.normalization, Custom):
-            return self._custom_means(sight, queries, positions)
-        own = self.normalization
-        rule = Rule(
-            # Sinkhorn's potentials are in the log-weights.
-            normalization=softmax if isinstance(own, Sinkhorn) else own,
-            activation=self.kernel.activation,
-            position_bias=sight.bias_function,
-            causal=self.causal,
-        )
+    def _means(self, weights: Weights, queries: Tensor, positions: Tensor | None) -> Tensor:
+        """Σⱼ Pᵢⱼ vⱼ of each head about the centre, ``(*batch, H, m, v)``."""
+        features, places = weights.features, weights.places(positions)
+        if self.normalization.rows is None:
+            scores = weights.scores(queries, positions)
+            if self.causal:
+                assert places.rows is not None and places.columns is not None
+                hidden = places.columns[..., None, :] > places.rows[..., :, None]
+                scores = scores.masked_fill(hidden, -math.inf)
+            return self.normalization.whole(scores, weights.head_logs[..., None, :]) @ features.v
         return attend(
             queries,
             features.k,
             features.v,
-            sight.head_logs,
-            None if positions is None else positions[..., None, :],
-            None if columns is None else columns[..., None, :],
-            rule=rule,
+            weights.head_logs,
+            places.rows,
+            places.columns,
+            scoring=weights.scoring,
         )
-
-    def _custom_means(self, sight: Sight, queries: Tensor, positions: Tensor | None) -> Tensor:
-        assert isinstance(self.normalization, Custom)
-        scores = sight.scores(queries, positions)
-        if self.causal and positions is not None and sight.positions is not None:
-            seen = sight.positions[..., None, :] <= positions[..., :, None]
-            scores = scores.masked_fill(~seen[..., None, :, :], -math.inf)
-        p = self.normalization.transition(scores, sight.head_logs[..., None, :])
-        if p.shape != scores.shape:
-            raise ValueError(
-                f"custom normalization: expected transition probabilities of shape "
-                f"{tuple(scores.shape)}, got {tuple(p.shape)}"
-            )
-        return p @ sight.features.v
 
     def _check(self, mu: ParticleMeasure) -> None:
         par = self.parameters
@@ -390,25 +360,26 @@ class SelfAttention(Map):
                 "positions=, or use ParticleMeasure.from_sequence for a token sequence"
             )
 
-    def _refuse_unseeing(self, positions: Tensor, sight: Sight) -> None:
+    def _refuse_blind(self, positions: Tensor, weights: Weights) -> None:
         """Places from which biases of −∞ hide all the mass."""
-        if sight.bias_function is None or is_traced(positions) or sight.positions is None:
+        bias_of = weights.scoring.position_bias
+        if bias_of is None or is_traced(positions) or weights.positions is None:
             return
-        columns, alive = sight.positions, sight.log_weights > -math.inf
-        for part in row_parts(self.parameters.n_heads * columns.numel(), positions.shape[-1]):
-            rows = positions[..., part]
-            bias = sight.bias_function(rows, columns)
-            seen = alive[..., None, None, :]
+        columns, (m, n) = weights.positions, (positions.shape[-1], weights.n)
+        for rows, _ in blocks_of_rows(self.parameters.n_heads * columns.numel(), m, n):
+            bias = bias_of(positions[..., rows], columns)
+            seen = weights.alive[..., None, None, :]
             if bias is not None:
                 seen = seen & (bias > -math.inf)
             if self.causal:
-                seen = seen & (columns[..., None, :] <= rows[..., :, None])[..., None, :, :]
+                earlier = columns[..., None, :] <= positions[..., rows, None]
+                seen = seen & earlier[..., None, :, :]
             if not bool(seen.any(-1).all()):
                 raise ValueError(
                     f"Γ is undefined at a position from which {self.kernel} hides all the mass"
                 )
 
-    def _row_positions(self, s: object, points: Tensor, sight: Sight) -> Tensor:
+    def _row_positions(self, s: object, points: Tensor, weights: Weights) -> Tensor:
         if s is None:
             what = "causal attention" if self.causal else f"the kernel {self.kernel}"
             raise ValueError(f"{what}: expected positions s beside the points x, got none")
@@ -422,17 +393,20 @@ class SelfAttention(Map):
                 f"s: expected a number or one per point, shape {tuple(points.shape[:-1])}, got "
                 f"shape {tuple(positions.shape)}"
             ) from None
-        self._refuse_unseeing(positions, sight)
-        limits = sight.limits
+        self._refuse_blind(positions, weights)
+        limits = weights.limits
         if limits is not None and not is_traced(positions) and not is_traced(limits):
-            alive = sight.log_weights > -math.inf
-            first = torch.where(alive, limits, math.inf).amin(-1, keepdim=True)
+            first = torch.where(weights.alive, limits, math.inf).amin(-1, keepdim=True)
             if bool((positions < first).any()):
                 raise ValueError(
                     "Γ is undefined at a position before all the mass: expected s ≥ "
                     f"{float(first.max())}, got {float(positions.min())}"
                 )
         return positions
+
+
+# Of a normalisation of the whole matrix, which sees shifts of the scores: keys stay as they are.
+_WHOLE = RowWise(divides=False)
 
 
 def _check_kind(value: object, kind: Any, name: str, what: str) -> None:

@@ -1,70 +1,34 @@
-"""Attention a block of rows at a time: neither it nor any derivative of it stores an n × n matrix.
+"""Averages Σⱼ Pᵢⱼ vⱼ a block of rows at a time; no derivative of them stores an n × n matrix.
 
-Attention sends rows (queries) and columns (keys, values, log-weights) to one output per row. Its
-derivatives are of the same kind, if outputs per column are allowed that are sums over the rows:
-a `RowSum`. `RowSum`s are closed under both modes of differentiation, so that one
+A `RowSum` is a function of rows (queries) and columns (keys, values, log-weights) with one output
+per row and, per column, a sum over rows. The class is closed under jvp and vjp, so that one
 `torch.autograd.Function` that runs blocks of rows gives derivatives of every order.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from meanfield.attention.rows import RowWise, softmax
+from meanfield.attention.weights import Block, Places, Scoring, blind_rows, blocks_of_rows
 from meanfield.checks import is_recorded
 
-__all__ = ["Rule", "attend", "last_seen", "row_parts"]
+__all__ = ["attend"]
 
-# Entries of one block of the transition matrix, so that it stays in the cache.
-_BLOCK_ENTRIES = 2**20
-# With fewer rows than this a matrix product is slow, and a larger block is faster.
-_GOOD_ROWS = 64
-# Entries that such a larger block may have.
-_LARGE_BLOCK_ENTRIES = 2**22
 # Log-weight that stands for −inf in the fused kernel. Scores vanish beside it, its exponential is
 # 0 beside any weight, and it is finite: −inf would be multiplied by 0 there.
 _ABSENT = -1e30
 
 Tensors = tuple[Tensor, ...]
 
-
-@dataclass(frozen=True, eq=False)
-class Rule:
-    """From products ⟨qᵢ, kⱼ⟩ to transition probabilities.
-
-    Attributes:
-        normalization: of the scores.
-        activation: applied to the products, entry by entry; None is the identity.
-        position_bias: added to the scores, a function of the positions of rows (..., m) and of
-            columns (..., n); −∞ hides a column. None is no bias.
-        causal: whether a row sees only the columns whose position is at most its own.
-    """
-
-    normalization: RowWise = softmax
-    activation: Callable[[Tensor], Tensor] | None = None
-    position_bias: Callable[[Tensor, Tensor], Tensor | None] | None = None
-    causal: bool = False
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is the softmax of the products and the log-weights alone."""
-        return (
-            self.normalization.is_softmax
-            and self.activation is None
-            and self.position_bias is None
-        )
-
-    def scores(self, products: Tensor, bias: Tensor | None) -> Tensor:
-        """Activated and biased."""
-        out = products if self.activation is None else self.activation(products)
-        return out if bias is None else out + bias
+# The softmax of products and log-weights; without positions nothing is masked.
+_SOFTMAX = Scoring(causal=True)
 
 
 def attend(
@@ -75,7 +39,7 @@ def attend(
     row_positions: Tensor | None = None,
     column_positions: Tensor | None = None,
     *,
-    rule: Rule | None = None,
+    scoring: Scoring | None = None,
 ) -> Tensor:
     """oᵢ = Σⱼ Pᵢⱼ vⱼ with Pᵢⱼ ∝ aⱼ exp⟨qᵢ, kⱼ⟩ over the j that i sees, in O(m + n) memory.
 
@@ -93,10 +57,10 @@ def attend(
         values: vⱼ, ``(*batch, n, v)``.
         log_weights: log aⱼ, ``(*batch, n)``, below +inf; −inf is weight 0. They need not be
             normalised.
-        row_positions: sᵢ, ``(*batch, m)``; i sees j where tⱼ ≤ sᵢ, if the rule is causal.
-        column_positions: tⱼ, ``(*batch, n)``, in increasing order if the rule is causal; with
+        row_positions: sᵢ, ``(*batch, m)``; i sees j where tⱼ ≤ sᵢ, if causal.
+        column_positions: tⱼ, ``(*batch, n)``, in increasing order if causal; with
             `row_positions` only.
-        rule: how products become P; if None the softmax, causal when positions are given.
+        scoring: how products become P; if None the softmax, causal when positions are given.
 
     Returns:
         o, ``(*batch, m, v)``. A row that sees no mass is 0.
@@ -107,14 +71,15 @@ def attend(
         if positions is not None:
             batch = torch.broadcast_shapes(batch, positions.shape[:-1])
     tensors = (t.expand(*batch, *t.shape[-2:]) for t in (*rows, *columns))
-    sight = (_aligned(row_positions, len(batch)), _aligned(column_positions, len(batch)))
-    rule = rule or Rule(causal=row_positions is not None)
-    function = _ATTEND
-    if not rule.is_plain:
-        function = RowSum(partial(_attend_by, rule), n_rows=1, n_row_outputs=1, rule=rule)
-    elif not rule.causal:
-        sight = (None, None)
-    (out,) = _Streamed.apply(function, *sight, *tensors)
+    places = (_aligned(row_positions, len(batch)), _aligned(column_positions, len(batch)))
+    scoring = scoring or Scoring(causal=row_positions is not None)
+    function = _PLAIN
+    if not scoring.is_plain:
+        block = partial(_average, scoring)
+        function = RowSum(block, n_rows=1, n_row_outputs=1, scoring=scoring)
+    elif not scoring.causal:
+        places = (None, None)
+    (out,) = _Streamed.apply(function, *places, *tensors)
     return out
 
 
@@ -125,21 +90,7 @@ def _aligned(positions: Tensor | None, axes: int) -> Tensor | None:
     return positions.reshape(*(1,) * (axes + 1 - positions.ndim), *positions.shape)
 
 
-class View(NamedTuple):
-    """What a block of rows knows of positions.
-
-    Attributes:
-        seen: whom the rows see, (..., rows, columns); None is everybody.
-        blind: which rows see nobody, (..., rows, 1); None is none.
-        bias: what positions add to the scores, (..., rows, columns), or None.
-    """
-
-    seen: Tensor | None
-    blind: Tensor | None
-    bias: Tensor | None
-
-
-BlockFunction = Callable[[Tensors, Tensors, View], tuple[Tensors, Tensors]]
+BlockFunction = Callable[[Tensors, Tensors, Places], tuple[Tensors, Tensors]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,12 +98,12 @@ class RowSum:
     """R = (r(xᵢ, Z))ᵢ and C = Σᵢ c(xᵢ, Z) of rows xᵢ and columns Z.
 
     Attributes:
-        block: takes rows, columns and a `View`, gives the outputs per row and per column.
+        block: takes rows, columns and their `Places`, gives the outputs per row and per column.
         n_rows: how many tensors the rows are.
         n_row_outputs: how many outputs belong to rows; the others belong to columns.
         own_vjp: the reverse derivative, if there is a formula for it.
         own_jvp: the forward derivative, if there is a formula for it.
-        rule: what positions mean to it.
+        scoring: how products become P; the plain softmax has no position bias.
     """
 
     block: BlockFunction
@@ -160,7 +111,7 @@ class RowSum:
     n_row_outputs: int
     own_vjp: RowSum | None = None
     own_jvp: RowSum | None = None
-    rule: Rule = Rule(causal=True)
+    scoring: Scoring = _SOFTMAX
 
     def vjp(self, n_inputs: int) -> RowSum:
         """Rows and cotangents of R, columns and cotangents of C ↦ cotangents of both."""
@@ -168,13 +119,13 @@ class RowSum:
             return self.own_vjp
         n_columns = n_inputs - self.n_rows
 
-        def block(rows: Tensors, columns: Tensors, view: View) -> tuple[Tensors, Tensors]:
+        def block(rows: Tensors, columns: Tensors, places: Places) -> tuple[Tensors, Tensors]:
             at = rows[: self.n_rows], columns[:n_columns]
-            pull_back = torch.func.vjp(lambda r, c: self.block(r, c, view), *at)[1]
+            pull_back = torch.func.vjp(lambda r, c: self.block(r, c, places), *at)[1]
             rows_bar, columns_bar = pull_back((rows[self.n_rows :], columns[n_columns:]))
             return rows_bar, columns_bar
 
-        return RowSum(block, self.n_rows + self.n_row_outputs, self.n_rows, rule=self.rule)
+        return RowSum(block, self.n_rows + self.n_row_outputs, self.n_rows, scoring=self.scoring)
 
     def jvp(self, n_inputs: int) -> RowSum:
         """Rows and their tangents, columns and their tangents ↦ tangents of R and of C."""
@@ -182,16 +133,16 @@ class RowSum:
             return self.own_jvp
         n_columns = n_inputs - self.n_rows
 
-        def block(rows: Tensors, columns: Tensors, view: View) -> tuple[Tensors, Tensors]:
+        def block(rows: Tensors, columns: Tensors, places: Places) -> tuple[Tensors, Tensors]:
             at = rows[: self.n_rows], columns[:n_columns]
             along = rows[self.n_rows :], columns[n_columns:]
             # The transpose of the transpose. `torch.func.jvp` would not run inside the forward
             # mode of ordinary autograd, which has one level.
-            out, pull_back, *_ = torch.func.vjp(lambda r, c: self.block(r, c, view), *at)
+            out, pull_back, *_ = torch.func.vjp(lambda r, c: self.block(r, c, places), *at)
             push_forward = torch.func.vjp(pull_back, _zeros_like(out))[1]
             return push_forward(along)[0]
 
-        return RowSum(block, 2 * self.n_rows, self.n_row_outputs, rule=self.rule)
+        return RowSum(block, 2 * self.n_rows, self.n_row_outputs, scoring=self.scoring)
 
 
 def _zeros_like(outputs: tuple[Tensors, Tensors]) -> tuple[Tensors, Tensors]:
@@ -202,55 +153,36 @@ def _zeros_like(outputs: tuple[Tensors, Tensors]) -> tuple[Tensors, Tensors]:
 # --- attention and its first derivatives ---
 
 
-def _transition(q: Tensor, k: Tensor, w: Tensor, view: View) -> Tensor:
-    logits = (q @ k.mT).add_(w.mT)
-    if view.seen is not None:
-        logits.masked_fill_(~view.seen, -math.inf)
-    if view.blind is None:
-        return logits.softmax(-1)
-    return logits.masked_fill(view.blind, 0.0).softmax(-1).masked_fill(view.blind, 0.0)
-
-
-def _attend_by(rule: Rule, rows: Tensors, columns: Tensors, view: View) -> tuple[Tensors, Tensors]:
+def _average(
+    scoring: Scoring, rows: Tensors, columns: Tensors, places: Places
+) -> tuple[Tensors, Tensors]:
     (q,), (k, v, w) = rows, columns
-    scores, logs, blind = rule.scores(q @ k.mT, view.bias), w.mT, view.blind
-    if view.seen is not None:
-        logs = logs.masked_fill(~view.seen, -math.inf)
-    if view.bias is not None:
-        logs = torch.where(view.bias == -math.inf, -math.inf, logs)
-        blind = (logs == -math.inf).all(-1, keepdim=True)
-    own = rule.normalization
-    return (own.p(own.logits(scores, logs), blind) @ v,), ()
+    return (scoring.p(q @ k.mT, w.mT, places) @ v,), ()
 
 
-def _attend(rows: Tensors, columns: Tensors, view: View) -> tuple[Tensors, Tensors]:
-    (q,), (k, v, w) = rows, columns
-    return (_transition(q, k, w, view) @ v,), ()
-
-
-def _attend_vjp(rows: Tensors, columns: Tensors, view: View) -> tuple[Tensors, Tensors]:
+def _average_vjp(rows: Tensors, columns: Tensors, places: Places) -> tuple[Tensors, Tensors]:
     (q, y), (k, v, w) = rows, columns
-    p = _transition(q, k, w, view)
+    p = _SOFTMAX.p(q @ k.mT, w.mT, places)
     g = (y @ v.mT).mul_(p)
     g.addcmul_(p, g.sum(-1, keepdim=True), value=-1)
     return (g @ k,), (g.mT @ q, p.mT @ y, g.sum(-2)[..., None])
 
 
-def _attend_jvp(rows: Tensors, columns: Tensors, view: View) -> tuple[Tensors, Tensors]:
+def _average_jvp(rows: Tensors, columns: Tensors, places: Places) -> tuple[Tensors, Tensors]:
     (q, q_dot), (k, v, w, k_dot, v_dot, w_dot) = rows, columns
-    p = _transition(q, k, w, view)
+    p = _SOFTMAX.p(q @ k.mT, w.mT, places)
     g = torch.cat([q_dot, q], -1) @ torch.cat([k, k_dot], -1).mT
     g.add_(w_dot.mT).mul_(p)
     g.addcmul_(p, g.sum(-1, keepdim=True), value=-1)
     return (g @ v + p @ v_dot,), ()
 
 
-_ATTEND = RowSum(
-    _attend,
+_PLAIN = RowSum(
+    partial(_average, _SOFTMAX),
     n_rows=1,
     n_row_outputs=1,
-    own_vjp=RowSum(_attend_vjp, n_rows=2, n_row_outputs=1),
-    own_jvp=RowSum(_attend_jvp, n_rows=2, n_row_outputs=1),
+    own_vjp=RowSum(_average_vjp, n_rows=2, n_row_outputs=1),
+    own_jvp=RowSum(_average_jvp, n_rows=2, n_row_outputs=1),
 )
 
 
@@ -268,12 +200,11 @@ class _Streamed(torch.autograd.Function):
         *tensors: Tensor,
     ) -> Tensors:
         rows, columns = tensors[: function.n_rows], tensors[function.n_rows :]
-        places = _Places(row_positions, column_positions, function.rule)
-        if function is _ATTEND:
-            out = _fused(places, rows, columns)
+        if function is _PLAIN:
+            out = _fused(row_positions, column_positions, rows, columns)
             if out is not None:
                 return (out,)
-        return _run(function, places, rows, columns)
+        return _run(function, row_positions, column_positions, rows, columns)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -327,103 +258,57 @@ def _interleaved(
     return (*tensors[:n_rows], *more[:n_more_rows], *tensors[n_rows:], *more[n_more_rows:])
 
 
-@dataclass(frozen=True, eq=False)
-class _Places:
-    """Positions of rows and columns, and what they mean; None where nothing depends on them."""
-
-    rows: Tensor | None
-    columns: Tensor | None
-    rule: Rule
-
-    @property
-    def limits(self) -> tuple[Tensor | None, Tensor | None]:
-        """The positions that limit sight."""
-        return (self.rows, self.columns) if self.rule.causal else (None, None)
-
-    @property
-    def increase_together(self) -> bool:
-        """Whether rows and columns share their positions, and each is later than the last."""
-        if self.rows is None or self.columns is None or self.rows.shape != self.columns.shape:
-            return False
-        same = bool((self.rows == self.columns).all())
-        return same and bool((self.columns.diff(dim=-1) > 0).all())
-
-    def blind(self, log_weights: Tensor) -> Tensor | None:
-        """Rows that see no mass, (..., m, 1), or None when there are none."""
-        alive, (rows, columns) = log_weights > -math.inf, self.limits
-        if rows is None or columns is None:
-            blind = ~alive.any(-1, keepdim=True)
-        else:
-            first = torch.where(alive, columns, math.inf).amin(-1, keepdim=True)
-            blind = rows < first
-        return blind[..., None] if is_recorded(blind) or bool(blind.any()) else None
-
-    def view(self, part: slice, last: int, blind: Tensor | None) -> View:
-        """What a block of rows sees of the first columns."""
-        if blind is not None and blind.shape[-2] > 1:
-            blind = blind[..., part, :]
-        if self.rows is None or self.columns is None:
-            return View(None, blind, None)
-        rows, columns = self.rows[..., part], self.columns[..., :last]
-        seen = columns[..., None, :] <= rows[..., None] if self.rule.causal else None
-        bias = None
-        if self.rule.position_bias is not None:
-            # Heads are an axis of the answer, not of positions.
-            bias = self.rule.position_bias(rows.squeeze(-2), columns.squeeze(-2))
-        return View(seen, blind, bias)
-
-
-def _run(function: RowSum, places: _Places, rows: Tensors, columns: Tensors) -> Tensors:
+def _run(
+    function: RowSum,
+    row_positions: Tensor | None,
+    column_positions: Tensor | None,
+    rows: Tensors,
+    columns: Tensors,
+) -> Tensors:
     m, n = rows[0].shape[-2], columns[0].shape[-2]
-    blind = places.blind(columns[2][..., 0])
+    limits = (row_positions, column_positions) if function.scoring.causal else (None, None)
+    blind = blind_rows(columns[2][..., 0], *limits)
+    places = Places(row_positions, column_positions, blind)
     # Expanded axes are copied once, here: products would copy them in every block.
     rows = tuple(t.contiguous() for t in rows)
     columns = tuple(t.contiguous() for t in columns)
     out: tuple[Tensors, Tensors] | None = None
-    for part in row_parts(math.prod(rows[0].shape[:-2]) * n, m):
-        last, size = last_seen(*places.limits, part, n), part.stop - part.start
-        own = tuple(t.narrow(-2, part.start, size) for t in rows)
-        seen_columns = tuple(t.narrow(-2, 0, last) for t in columns)
-        of_block = function.block(own, seen_columns, places.view(part, last, blind))
+    for block in blocks_of_rows(math.prod(rows[0].shape[:-2]) * n, m, n, *limits):
+        of_block = _of_block(function, rows, columns, places, block)
         # Written into one place: small outputs kept from block to block would lie between the
         # large temporaries of the blocks, and their memory could not be used again.
         out = out or (_room(of_block[0], m), _room(of_block[1], n))
+        size = block.rows.stop - block.rows.start
         for whole, output in zip(out[0], of_block[0], strict=True):
-            whole.narrow(-2, part.start, size).copy_(output)
+            whole.narrow(-2, block.rows.start, size).copy_(output)
         for whole, output in zip(out[1], of_block[1], strict=True):
-            whole.narrow(-2, 0, last).add_(output)
+            whole.narrow(-2, 0, block.columns.stop).add_(output)
     assert out is not None
     return (*out[0], *out[1])
+
+
+def _of_block(
+    function: RowSum, rows: Tensors, columns: Tensors, places: Places, block: Block
+) -> tuple[Tensors, Tensors]:
+    start, size = block.rows.start, block.rows.stop - block.rows.start
+    own = tuple(t.narrow(-2, start, size) for t in rows)
+    seen = tuple(t.narrow(-2, 0, block.columns.stop) for t in columns)
+    return function.block(own, seen, places.block(block))
 
 
 def _room(tensors: Tensors, length: int) -> Tensors:
     return tuple(t.new_zeros(*t.shape[:-2], length, t.shape[-1]) for t in tensors)
 
 
-def row_parts(entries_per_row: int, m: int) -> Iterator[slice]:
-    """Blocks of m rows, at least one, whose part of the matrix has a bounded size."""
-    large = min(_GOOD_ROWS, _LARGE_BLOCK_ENTRIES // max(entries_per_row, 1))
-    size = max(1, large, _BLOCK_ENTRIES // max(entries_per_row, 1))
-    for start in range(0, max(m, 1), size):
-        yield slice(start, min(start + size, m))
-
-
-def last_seen(
-    row_positions: Tensor | None, column_positions: Tensor | None, rows: slice, n: int
-) -> int:
-    """How many of n columns any of these rows sees; at least one, so that shapes stay alive."""
-    if row_positions is None or column_positions is None or column_positions.numel() == 0:
-        return n
-    if is_recorded(column_positions) or is_recorded(row_positions):
-        return n
-    latest = row_positions[..., rows].amax(-1, keepdim=True)
-    return max(1, int((column_positions <= latest).sum(-1).max()))
-
-
 # --- the fused kernel ---
 
 
-def _fused(places: _Places, rows: Tensors, columns: Tensors) -> Tensor | None:
+def _fused(
+    row_positions: Tensor | None,
+    column_positions: Tensor | None,
+    rows: Tensors,
+    columns: Tensors,
+) -> Tensor | None:
     """Attention by torch's fused kernel, which is as accurate; None where it does not apply.
 
     A log-weight rides as one more coordinate, q' = (q, 1), k' = (k, log a). A mask must be the
@@ -433,8 +318,8 @@ def _fused(places: _Places, rows: Tensors, columns: Tensors) -> Tensor | None:
     # On other devices its arithmetic may be TF32, and its memory n².
     if q.device.type != "cpu" or is_recorded(q):
         return None
-    causal, logs = places.rows is not None, w[..., 0]
-    if causal and not places.increase_together:
+    causal, logs = row_positions is not None, w[..., 0]
+    if causal and not _increase_together(row_positions, column_positions):
         return None
     alive = logs > -math.inf
     # The first column is seen by every row when masked.
@@ -454,3 +339,11 @@ def _fused(places: _Places, rows: Tensors, columns: Tensors) -> Tensor | None:
     )
     # Cloned: autograd refuses views as outputs of a function with a forward derivative.
     return out.reshape(*q.shape[:-1], width)[..., : v.shape[-1]].clone()
+
+
+def _increase_together(rows: Tensor | None, columns: Tensor | None) -> bool:
+    """Whether rows and columns share their positions, and each is later than the last."""
+    if rows is None or columns is None or rows.shape != columns.shape:
+        return False
+    same = bool((rows == columns).all())
+    return same and bool((columns.diff(dim=-1) > 0).all())

@@ -11,23 +11,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from meanfield.attention.rows import RowWise
-from meanfield.attention.sight import Block, Sight
+from meanfield.attention.weights import Block, Weights, flat
 from meanfield.linalg import LinearMap
 
-__all__ = ["MEMORY", "AttentionTangent", "Transition"]
+__all__ = ["MEMORY", "AttentionTangent", "Matrices"]
 
 # Entries of differences vⱼ − rᵢ that are formed at once (float64: 8 MiB).
 _DIFFERENCES = 2**20
-# Bytes that kept transition matrices may take unless a caller says otherwise.
+# Bytes that kept matrices may take unless a caller says otherwise.
 MEMORY = 2**29
 
 
-class Transition(NamedTuple):
+class Matrices(NamedTuple):
     """The matrices of a block of rows, (B, rows, columns) with B over batch and heads.
 
-    With P the transition matrix, Eᵢⱼ = ∂ log Pᵢⱼ/∂⟨qᵢ, kⱼ⟩ beside the normaliser's share (1 for
-    the softmax of plain scores), and the tilt τᵢⱼ = √(aᵢ/aⱼ) (1 in the Euclidean geometry):
+    With P the attention weights, Eᵢⱼ = ∂ log Pᵢⱼ/∂⟨qᵢ, kⱼ⟩ beside the row sum's share (1 for the
+    softmax of plain scores), and the tilt τᵢⱼ = √(aᵢ/aⱼ) (1 in the Euclidean geometry):
 
     Attributes:
         queries: G = E∘P, what moved queries act by.
@@ -45,18 +44,17 @@ class _Rows(NamedTuple):
 
     Attributes:
         means: rᵢ, see `AttentionTangent`.
-        normalisers: log of the row sums, +∞ for rows that are absent or see nobody; None where
-            the normalisation is not the softmax of plain scores.
+        log_sums: log P = logits − log_sums; +∞ for rows that are absent or see nobody.
         most: the atom ĵ that a row sees most, int64, or None where it is not used.
         tilts: τ_iĵ, or None where tilts are 1.
         kept: the matrices of every block, if they fit in memory.
     """
 
     means: Tensor
-    normalisers: Tensor | None
+    log_sums: Tensor
     most: Tensor | None
     tilts: Tensor | None
-    kept: list[Transition] | None
+    kept: list[Matrices] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,51 +65,49 @@ class AttentionTangent:
 
         ȯᵢ = Σⱼ Mᵢⱼ v̇ⱼ + Σⱼ Gᵢⱼ ⟨q̇ᵢ, kⱼ⟩ (vⱼ − rᵢ) + Σⱼ Nᵢⱼ ⟨qᵢ, k̇ⱼ⟩ (vⱼ − rᵢ),
 
-    with G, N and M as in `Transition`. rᵢ is the mean Σⱼ Pᵢⱼvⱼ where rows are divided by a sum
+    with G, N and M as in `Matrices`. rᵢ is the mean Σⱼ Pᵢⱼvⱼ where rows are divided by a sum
     (softmax, a sink) and 0 where not (sigmoid). The map acts on plain displacements ε, or with
     ``geometry="wasserstein"`` on ηᵢ = √aᵢ εᵢ as D^½ J D^−½; then τᵢⱼPᵢⱼ is formed from logarithms,
     for Pᵢⱼ can be e^{−900} where the product is of order 1. Atoms of weight 0 are absent: their
     rows and columns are 0.
 
-    Where rows sum to one and E is 1, a shift of a row of ⟨q̇ᵢ, kⱼ⟩ + ⟨qᵢ, k̇ⱼ⟩ changes nothing.
-    Rows are shifted to be 0 at the atom that they see most: when attention is nearly on one
-    atom, vⱼ − rᵢ is nothing but rounding there, and large scores would multiply it.
+    Under the softmax with E = 1 a shift of a row of ⟨q̇ᵢ, kⱼ⟩ + ⟨qᵢ, k̇ⱼ⟩ changes nothing. Its entry
+    at ĵ = argmaxⱼ Pᵢⱼ is subtracted from each row. Otherwise, for nearly one-hot rows, the
+    rounding error of vⱼ − rᵢ is multiplied by large scores.
 
     P never changes, so a product needs no new softmax. It is kept when it fits in `memory` bytes
     and otherwise recomputed in blocks of rows, O(n · block) memory, in buffers that are made once.
     Nothing is computed before the first product. Products record no gradients.
 
     Args:
-        sight: the atoms as the layer sees them.
-        normalization: of the rows.
+        weights: P between the atoms.
         geometry: "euclidean" or "wasserstein".
         memory: bytes that the kept matrices may take.
         block_size: rows per block; chosen from the memory of a block if None.
     """
 
-    sight: Sight
-    normalization: RowWise
+    weights: Weights
     geometry: str = "euclidean"
     memory: int = MEMORY
     block_size: int | None = None
 
     def as_linear_map(self) -> LinearMap:
         """The tangent as a `LinearMap` on displacements."""
-        n, par = self.sight.n, self.sight.parameters
+        n, par = self.weights.n, self.weights.parameters
         return LinearMap(
             matvec=self.matvec,
             rmatvec=self.rmatvec,
             in_shape=(n, par.dim),
             out_shape=(n, par.out_dim),
             batch_shape=self.batch_shape,
-            dtype=self.sight.points.dtype,
-            device=self.sight.points.device,
+            dtype=self.weights.points.dtype,
+            device=self.weights.points.device,
             dense=self.dense,
         )
 
     def field_linear_map(self) -> LinearMap:
         """D_xΓ_μ(xᵢ) of every atom as a batch ``(*batch, n)`` of maps R^d → R^d_out."""
-        par = self.sight.parameters
+        par = self.weights.parameters
 
         def each(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
             return lambda vectors: product(vectors.squeeze(-2)).unsqueeze(-2)
@@ -121,9 +117,9 @@ class AttentionTangent:
             rmatvec=each(self.query_rmatvec),
             in_shape=(1, par.dim),
             out_shape=(1, par.out_dim),
-            batch_shape=torch.Size([*self.batch_shape, self.sight.n]),
-            dtype=self.sight.points.dtype,
-            device=self.sight.points.device,
+            batch_shape=torch.Size([*self.batch_shape, self.weights.n]),
+            dtype=self.weights.points.dtype,
+            device=self.weights.points.device,
             dense=lambda part: self._flat_field_jacobians[part],
         )
 
@@ -132,66 +128,64 @@ class AttentionTangent:
     @property
     def batch_shape(self) -> torch.Size:
         """Leading axes of the measure."""
-        return self.sight.points.shape[:-2]
+        return self.weights.points.shape[:-2]
+
+    @cached_property
+    def _fixed(self) -> Weights:
+        """The weights without a record of gradients."""
+        return self.weights.detached()
 
     @cached_property
     def q(self) -> Tensor:
         """Queries, (B, n, k)."""
-        return _flat(self.sight.features.q.detach())
+        return flat(self._fixed.features.q)
 
     @cached_property
     def k(self) -> Tensor:
         """Keys, (B, n, k)."""
-        return _flat(self.sight.features.k.detach())
+        return flat(self._fixed.features.k)
 
     @cached_property
     def v(self) -> Tensor:
         """Values, (B, n, v)."""
-        return _flat(self.sight.features.v.detach())
+        return flat(self._fixed.features.v)
 
     def _headed(self, flat: Tensor) -> Tensor:
         """(B, ·, ·) as ``(*batch, H, ·, ·)``."""
-        return flat.unflatten(0, (*self.batch_shape, self.sight.parameters.n_heads))
+        return flat.unflatten(0, (*self.batch_shape, self.weights.parameters.n_heads))
 
     def _by_head(self, per_particle: Tensor) -> Tensor:
         """``(*batch, n)`` as (B, n, 1)."""
-        heads = self.sight.parameters.n_heads
-        wide = per_particle[..., None, :].expand(*self.batch_shape, heads, self.sight.n)
-        return wide.reshape(-1, self.sight.n, 1)
+        heads = self.weights.parameters.n_heads
+        wide = per_particle[..., None, :].expand(*self.batch_shape, heads, self.weights.n)
+        return wide.reshape(-1, self.weights.n, 1)
 
     @cached_property
     def _alive(self) -> Tensor:
-        """Which atoms have mass, (B, n, 1)."""
-        return self._by_head(self.sight.log_weights > -math.inf)
+        """Which atoms have mass, ``(*batch, 1, n, 1)``."""
+        return self.weights.alive[..., None, :, None]
 
     @cached_property
     def _half_logs(self) -> Tensor | None:
         """ρ = ½ log a, (B, n, 1), where τᵢⱼ = e^{ρᵢ−ρⱼ} is not 1; 0 for absent atoms."""
-        logs = self.sight.log_weights.detach()
+        logs = self._fixed.log_weights
         if self.geometry == "euclidean" or bool((logs == logs[..., :1]).all()):
             return None
         return self._by_head(torch.where(logs > -math.inf, 0.5 * logs, 0.0))
 
-    @cached_property
-    def _is_plain(self) -> bool:
-        """Whether P is the softmax of products and log-weights alone."""
-        unbiased = self.sight.bias_function is None and self.sight.kernel.activation is None
-        return unbiased and self.normalization.is_softmax
-
-    @cached_property
+    @property
     def _has_gain(self) -> bool:
         """Whether E is not 1."""
-        own, activation = self.normalization.log_psi, self.sight.kernel.activation
-        return own is not None or activation is not None
+        return self.weights.scoring.has_gain
 
     @property
     def _is_shifted(self) -> bool:
-        return self.normalization.is_softmax and not self._has_gain
+        return self.weights.normalization.is_softmax and not self._has_gain
 
     @cached_property
     def blocks(self) -> list[Block]:
         """Of rows, with the columns that they may see."""
-        return list(self.sight.blocks(self.sight.limits, self.sight.n, self.block_size))
+        return list(self.weights.blocks(self.block_size))
 
     @cached_property
     def _room(self) -> list[Tensor]:
@@ -219,94 +213,60 @@ class AttentionTangent:
         # Made before the blocks: small tensors that survive between the large ones of the blocks
         # would keep the allocator from using their room again.
         means = q.new_zeros(*q.shape[:-1], v.shape[-1])
-        normalisers = q.new_empty(*q.shape[:-1], 1)
+        log_sums = q.new_empty(*q.shape[:-1], 1)
         most = torch.zeros(*q.shape[:-1], 1, dtype=torch.int64, device=q.device)
         kept = []
         for block in self.blocks:
             i, j = block
-            log_p, gain = self._first_log_p(block, normalisers[:, i])
+            logits, gain = self._logits(block)
+            log_sums[:, i] = self._log_sums(logits, block)
+            log_p = flat(logits).sub_(log_sums[:, i])
             if self._is_shifted:
                 torch.argmax(log_p, -1, keepdim=True, out=most[:, i])
-            if self.normalization.divides:
+            if self.weights.normalization.divides:
                 means[:, i] = log_p.exp() @ v[:, j]
             if keep:
                 kept.append(self._matrices(block, log_p.clone(), gain))
         tilts = None
         if self._half_logs is not None:
             tilts = (self._half_logs - self._half_logs.gather(1, most)).exp()
-        return _Rows(
-            means,
-            normalisers if self._is_plain else None,
-            most if self._is_shifted else None,
-            tilts,
-            kept if keep else None,
-        )
+        most_or_none = most if self._is_shifted else None
+        return _Rows(means, log_sums, most_or_none, tilts, kept if keep else None)
 
-    def _first_log_p(self, block: Block, normalisers: Tensor) -> tuple[Tensor, Tensor | None]:
-        """log P of a block, with E; fills in the rows' normalisers if P is plain."""
-        if not self._is_plain:
-            return self._general_log_p(block)
-        logits = self._logits(block)
-        row_sums = logits.logsumexp(-1, keepdim=True)
-        # +∞ makes rows that are absent, or see nobody, rows of zeros.
-        seeing = self._alive[:, block.rows] & (row_sums > -math.inf)
-        normalisers.copy_(torch.where(seeing, row_sums, math.inf))
-        return logits.sub_(normalisers), None
+    def _logits(self, block: Block) -> tuple[Tensor, Tensor | None]:
+        """log aⱼψ of a block in a buffer, ``(*batch, H, rows, columns)``, and E, (B, ·, ·)."""
+        logits, gain = self._fixed.logits_and_gain(block, self._buffer(0, block))
+        return logits, None if gain is None else flat(gain)
 
-    def _logits(self, block: Block) -> Tensor:
-        """⟨qᵢ, kⱼ⟩ + log aⱼ of a block in a buffer, −∞ where i does not see j."""
-        logits = torch.bmm(
-            self.q[:, block.rows], self.k[:, block.columns].mT, out=self._buffer(0, block)
-        )
-        self._headed(logits).add_(self.sight.column_logs(block).detach())
-        return logits
+    def _log_sums(self, logits: Tensor, block: Block) -> Tensor:
+        """Of the rows; +∞ makes those that are absent, or see nobody, rows of zeros."""
+        sums = self.weights.normalization.log_sums(logits)
+        seeing = self._alive[..., block.rows, :] & (sums > -math.inf)
+        return flat(torch.where(seeing, sums, math.inf))
 
-    def _general_log_p(self, block: Block) -> tuple[Tensor, Tensor | None]:
-        i, j = block
-        products = self._headed(self.q[:, i] @ self.k[:, j].mT)
-        activation, logs = self.sight.kernel.activation, self.sight.column_logs(block).detach()
-        scores, slope = products, None
-        if activation is not None:
-            ones = torch.ones_like(products)
-            scores, slope, *_ = torch.func.jvp(activation, (products,), (ones,))
-        bias = self.sight.position_bias(block)
-        if bias is not None:
-            scores = scores + bias
-            logs = torch.where(bias == -math.inf, -math.inf, logs)
-        blind = (logs == -math.inf).all(-1, keepdim=True)
-        log_psi, gain = self.normalization.log_psi, slope
-        if log_psi is not None:
-            scores, slope, *_ = torch.func.jvp(log_psi, (scores,), (torch.ones_like(scores),))
-            gain = slope if gain is None else gain * slope
-        log_p = self.normalization.log_p(scores + logs, blind)
-        gain = None if gain is None else _flat(gain)
-        return _flat(log_p).masked_fill(~self._alive[:, i], -math.inf), gain
-
-    def _matrices(self, block: Block, log_p: Tensor, gain: Tensor | None) -> Transition:
+    def _matrices(self, block: Block, log_p: Tensor, gain: Tensor | None) -> Matrices:
         """G, N and M; overwrites log P."""
         rho = self._half_logs
         if rho is None:
             p = log_p.exp_()
             g = p if gain is None else p * gain
-            return Transition(g, g, p)
+            return Matrices(g, g, p)
         # τP in one exponential: either factor alone may leave the number range.
         m = log_p + (rho[:, block.rows] - rho[:, block.columns].mT)
         m.exp_()
         # Absent columns: e^{−∞} is 0 whatever ρ.
         p = log_p.exp_()
-        return Transition(p, m, m) if gain is None else Transition(p * gain, m * gain, m)
+        return Matrices(p, m, m) if gain is None else Matrices(p * gain, m * gain, m)
 
-    def transitions(self) -> Iterator[tuple[Block, Transition]]:
+    def matrices(self) -> Iterator[tuple[Block, Matrices]]:
         """The matrices of every block."""
         rows = self.rows
         if rows.kept is not None:
             yield from zip(self.blocks, rows.kept, strict=True)
             return
         for block in self.blocks:
-            if rows.normalisers is None:
-                log_p, gain = self._general_log_p(block)
-            else:
-                log_p, gain = self._logits(block).sub_(rows.normalisers[:, block.rows]), None
+            logits, gain = self._logits(block)
+            log_p = flat(logits).sub_(rows.log_sums[:, block.rows])
             yield block, self._matrices(block, log_p, gain)
 
     # --- products ---
@@ -316,7 +276,7 @@ class AttentionTangent:
         """Jε, ``(*batch, n, d) → (*batch, n, d_out)``."""
         q_dot, k_dot, v_dot = self.pushed(displacement)
         heads = torch.empty_like(self.rows.means)
-        for block, matrices in self.transitions():
+        for block, matrices in self.matrices():
             i, j = block
             w = self._scored(block, matrices, q_dot, k_dot)
             heads[:, i] = self._spread(block, w).baddbmm_(matrices.values, v_dot[:, j])
@@ -327,21 +287,21 @@ class AttentionTangent:
         """D_xΓ_μ(xᵢ) εᵢ for every atom, ``(*batch, n, d) → (*batch, n, d_out)``."""
         q_dot, _, _ = self.pushed(displacement)
         heads = torch.empty_like(self.rows.means)
-        for block, matrices in self.transitions():
+        for block, matrices in self.matrices():
             heads[:, block.rows] = self._spread(block, self._scored(block, matrices, q_dot, None))
         return self.joined(heads)
 
     def pushed(self, displacement: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q̇, k̇, v̇ of a displacement, (B, n, ·) each."""
-        f = self.sight.push(self.sight.sort(displacement))
-        return _flat(f.q), _flat(f.k), _flat(f.v)
+        f = self.weights.push(self.weights.sort(displacement))
+        return flat(f.q), flat(f.k), flat(f.v)
 
     def joined(self, heads: Tensor) -> Tensor:
         """Outputs ``(*batch, n, d_out)`` of those of the heads, (B, n, v)."""
-        return self.sight.unsort(self.sight.parameters.join(self._headed(heads)))
+        return self.weights.unsort(self.weights.parameters.join(self._headed(heads)))
 
     def _scored(
-        self, block: Block, matrices: Transition, q_dot: Tensor, k_dot: Tensor | None
+        self, block: Block, matrices: Matrices, q_dot: Tensor, k_dot: Tensor | None
     ) -> Tensor:
         """wᵢⱼ = Gᵢⱼ⟨q̇ᵢ, kⱼ⟩ + Nᵢⱼ⟨qᵢ, k̇ⱼ⟩ of a block, rows shifted."""
         i, j = block
@@ -375,7 +335,7 @@ class AttentionTangent:
         """Jᵀζ, ``(*batch, n, d_out) → (*batch, n, d)``."""
         y = self.split(covector)
         q_bar, k_bar, v_bar = (torch.zeros_like(t) for t in (self.q, self.k, self.v))
-        for block, matrices in self.transitions():
+        for block, matrices in self.matrices():
             i, j = block
             by_query, by_key = self._deviations(block, matrices, y[:, i])
             torch.bmm(by_query, self.k[:, j], out=q_bar[:, i])
@@ -387,22 +347,22 @@ class AttentionTangent:
     def query_rmatvec(self, covector: Tensor) -> Tensor:
         """D_xΓ_μ(xᵢ)ᵀ ζᵢ for every atom, ``(*batch, n, d_out) → (*batch, n, d)``."""
         y, q_bar = self.split(covector), torch.empty_like(self.q)
-        for block, matrices in self.transitions():
+        for block, matrices in self.matrices():
             by_query, _ = self._deviations(block, matrices, y[:, block.rows])
             torch.bmm(by_query, self.k[:, block.columns], out=q_bar[:, block.rows])
         return self.pulled(q_bar, torch.zeros_like(self.k), torch.zeros_like(self.v))
 
     def split(self, covector: Tensor) -> Tensor:
         """The transpose of `joined`."""
-        return _flat(self.sight.parameters.join_transposed(self.sight.sort(covector)))
+        return flat(self.weights.parameters.join_transposed(self.weights.sort(covector)))
 
     def pulled(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The transpose of `pushed`."""
-        return self.sight.unsort(
-            self.sight.pull(self._headed(q), self._headed(k), self._headed(v))
+        return self.weights.unsort(
+            self.weights.pull(self._headed(q), self._headed(k), self._headed(v))
         )
 
-    def _deviations(self, block: Block, matrices: Transition, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _deviations(self, block: Block, matrices: Matrices, y: Tensor) -> tuple[Tensor, Tensor]:
         """Gᵢⱼ⟨vⱼ − rᵢ, yᵢ⟩ and Nᵢⱼ⟨vⱼ − rᵢ, yᵢ⟩ of a block: the transpose of shifted rows."""
         i, j = block
         g = torch.bmm(y, self.v[:, j].mT, out=self._buffer(1, block))
@@ -427,7 +387,7 @@ class AttentionTangent:
         jacobians = (
             self._field.unflatten(0, self.batch_shape) if self.batch_shape else self._field[0]
         )
-        return self.sight.unsort(jacobians.flatten(-2)).reshape(jacobians.shape)
+        return self.weights.unsort(jacobians.flatten(-2)).reshape(jacobians.shape)
 
     @cached_property
     def _flat_field_jacobians(self) -> Tensor:
@@ -435,8 +395,8 @@ class AttentionTangent:
 
     @cached_property
     def _field(self) -> Tensor:
-        """The same in the sight's order, (b, n, d_out, d) with b over the batch."""
-        par, (q_dot, _, _) = self.sight.parameters, self._unit_pushes
+        """The same in the order of `weights`, (b, n, d_out, d) with b over the batch."""
+        par, (q_dot, _, _) = self.weights.parameters, self._unit_pushes
         blocks = self._per_batch(self.covariances()) @ q_dot
         if par.output is not None:
             blocks = par.output[:, None] @ blocks
@@ -444,14 +404,14 @@ class AttentionTangent:
 
     @torch.no_grad()
     def covariances(self) -> Tensor:
-        """Cᵢ = Σⱼ Gᵢⱼ (vⱼ − rᵢ) ⊗ (kⱼ − k_ĵ) per head, (B, n, v, k), in the sight's order.
+        """Cᵢ = Σⱼ Gᵢⱼ (vⱼ − rᵢ) ⊗ (kⱼ − k_ĵ) per head, (B, n, v, k), in the order of `weights`.
 
         kⱼ alone where rows are not shifted. Differences, not products of means: covariances of
         atoms close together keep their digits.
         """
         k, v = self.k, self.v
         out = k.new_empty(*k.shape[:-1], v.shape[-1], k.shape[-1])
-        for block, matrices in self.transitions():
+        for block, matrices in self.matrices():
             # The differences take k + v times the room of P: a few rows at a time.
             per_row = len(k) * block.columns.stop * (k.shape[-1] + v.shape[-1])
             step = max(1, _DIFFERENCES // per_row)
@@ -480,13 +440,13 @@ class AttentionTangent:
     @cached_property
     def _unit_pushes(self) -> tuple[Tensor, Tensor, Tensor]:
         """Derivatives of queries, keys and values, (b or 1, H, n or 1, ·, d)."""
-        points = self.sight.points.detach()
+        points = self.weights.points.detach()
         units = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
-        if self.sight.kernel.is_linear:
-            pushed = self.sight.push(units[:, None, :])
+        if self.weights.kernel.is_linear:
+            pushed = self.weights.push(units[:, None, :])
             q, k, v = (t.movedim(0, -1)[None] for t in pushed[:3])
             return q, k, v
-        each = [self.sight.push(unit.expand_as(points))[:3] for unit in units]
+        each = [self.weights.push(unit.expand_as(points))[:3] for unit in units]
         q, k, v = (
             torch.stack([t.reshape(-1, *t.shape[-3:]) for t in same], -1)
             for same in zip(*each, strict=True)
@@ -495,21 +455,21 @@ class AttentionTangent:
 
     def _per_batch(self, flat: Tensor) -> Tensor:
         """(B, ...) as (b, H, ...)."""
-        return flat.unflatten(0, (-1, self.sight.parameters.n_heads))
+        return flat.unflatten(0, (-1, self.weights.parameters.n_heads))
 
     def dense(self, part: slice) -> Tensor:
         """The matrices of a slice of the flattened batch, (b, n·d_out, n·d)."""
         if len(self.blocks) == 1 and self.rows.kept is not None:
             return self._dense(part)
-        sight = self.sight.part(part)
-        whole = replace(self, sight=sight, memory=2**62, block_size=self.sight.n)
-        return whole._dense(slice(0, len(sight.points)))
+        weights = self.weights.part(part)
+        whole = replace(self, weights=weights, memory=2**62, block_size=weights.n)
+        return whole._dense(slice(0, len(weights.points)))
 
     @torch.no_grad()
     def _dense(self, part: slice) -> Tensor:
         """`dense` where the one block of rows is kept."""
         assert self.rows.kept is not None
-        par, (block,), (matrices,) = self.sight.parameters, self.blocks, self.rows.kept
+        par, (block,), (matrices,) = self.weights.parameters, self.blocks, self.rows.kept
         heads = slice(part.start * par.n_heads, part.stop * par.n_heads)
         g, n, m = (t[heads] for t in matrices)
         dv, _ = self._differences(g, block.rows, block.columns, heads)
@@ -524,11 +484,6 @@ class AttentionTangent:
         by_value = self._per_batch(m)[..., :, None, :, None] * v_dot.transpose(-3, -2)[:, :, None]
         by_key = dv.transpose(-2, -1)[..., None] * turned.transpose(-3, -2)
         matrix = (by_value + by_key).sum(1)
-        every = torch.arange(self.sight.n, device=matrix.device)
+        every = torch.arange(self.weights.n, device=matrix.device)
         matrix[:, every, :, every, :] += self._field[part].movedim(1, 0)
-        return self.sight.unsort_dense(matrix, part).flatten(3, 4).flatten(1, 2)
-
-
-def _flat(per_head: Tensor) -> Tensor:
-    """``(*batch, H, n, ·)`` with one axis for batch and heads."""
-    return per_head.reshape(-1, *per_head.shape[-2:])
+        return self.weights.unsort_dense(matrix, part).flatten(3, 4).flatten(1, 2)

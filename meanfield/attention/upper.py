@@ -8,10 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from meanfield.attention.column import Attended, averaging_norm, field_norm, yudin_bound
-from meanfield.attention.rows import softmax
-from meanfield.attention.sight import Block, Sight
-from meanfield.attention.tangent import AttentionTangent
+from meanfield.attention.input_bounds import averaging_norm, field_norm, yudin_bound
+from meanfield.attention.weights import Block, Weights
 
 __all__ = ["upper_bound"]
 
@@ -24,7 +22,7 @@ _SMALL, _POWER_STEPS, _SLACK = 96, 30, 0.01
 _ROUNDS = 4  # of power iteration from above; each multiplies once by P and once by Pᵀ
 
 
-def upper_bound(tangent: AttentionTangent) -> Tensor:
+def upper_bound(weights: Weights) -> Tensor:
     r"""A number that neither ‖D^½JD^−½‖ nor maxᵢ ‖D_xΓ_μ(xᵢ)‖ exceeds, shape ``(*batch,)``.
 
     Not in the papers. The tangent is a sum over heads of three parts, W_h G_h U_h, where U_h is
@@ -38,34 +36,31 @@ def upper_bound(tangent: AttentionTangent) -> Tensor:
 
     and numbers g_h ≥ ‖G_h‖ give ‖Σ_h W_h G_h U_h‖ ≤ ‖[√g_h W_h]_h‖ ‖[√g_h U_h]_h‖, or the sum
     of the heads' products if that is less. Where it is affordable, the values and keys are also
-    bounded together (`column.averaging_norm`), and all by the bound of Yudin et al.
-    (`column.yudin_bound`); the answer is the smallest. Rounding is not accounted for: it is some
-    n · eps, relative.
+    bounded together (`input_bounds.averaging_norm`), and all by the bound of Yudin et al.
+    (`input_bounds.yudin_bound`); the answer is the smallest. Rounding is not accounted for: it is
+    some n · eps, relative.
 
     Args:
-        tangent: of dot-product attention under the softmax.
+        weights: of dot-product attention under the softmax.
     """
-    sight = tangent.sight
-    par, queries, output = sight.parameters, sight.features.q, sight.parameters.output
+    par, queries, output = weights.parameters, weights.features.q, weights.parameters.output
     value, key = par.per_head(par.value), par.per_head(par.key)
-    seen = _Seen(queries, sight)
     # Triangular factors of the projections go into the heads, where they meet what they act on.
     left, values = (
-        (None, sight.features.v) if output is None else _absorb(output, sight.features.v)
+        (None, weights.features.v) if output is None else _absorb(output, weights.features.v)
     )
-    to_queries, keys = _absorb((par.scale[:, None, None] * par.query).mT, sight.features.k)
+    to_queries, keys = _absorb((par.scale[:, None, None] * par.query).mT, weights.features.k)
     to_keys, turned = _absorb(key.mT, queries)
-    log_spreads, query_norms, jacobians = _moments(seen, values, keys, left, to_queries)
-    value_part = _join(_value_norms(seen), output, value, commuting=True)
-    key_part = _join(_key_norms(seen, log_spreads, turned), left, to_keys.mT)
+    log_spreads, query_norms, jacobians = _moments(weights, values, keys, left, to_queries)
+    value_part = _join(_value_norms(weights), output, value, commuting=True)
+    key_part = _join(_key_norms(weights, log_spreads, turned), left, to_keys.mT)
     query_part = torch.minimum(_join(query_norms, left, to_queries.mT), jacobians)
     averaging = value_part + key_part
     if values.numel() * max(values.shape[-1], keys.shape[-1]) > _MOMENT_ENTRIES:
         return averaging + query_part
-    attended = Attended.of(sight)
-    averaging = torch.minimum(averaging, averaging_norm(attended))
-    query_part = torch.minimum(query_part, field_norm(attended))
-    return torch.minimum(averaging + query_part, yudin_bound(attended, sight.points))
+    averaging = torch.minimum(averaging, averaging_norm(weights))
+    query_part = torch.minimum(query_part, field_norm(weights))
+    return torch.minimum(averaging + query_part, yudin_bound(weights))
 
 
 def _absorb(matrix: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,29 +69,11 @@ def _absorb(matrix: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
     return q, vectors @ r.mT
 
 
-class _Seen:
-    """Who sees whom, in logarithms, a block of rows at a time; absent atoms see nobody."""
-
-    def __init__(self, queries: Tensor, sight: Sight) -> None:
-        self.queries, self.sight = queries, sight
-        self.alive = sight.log_weights > -math.inf
-        self.logs = torch.where(self.alive, sight.log_weights, 0.0)
-
-    def transitions(self) -> Iterator[tuple[Block, Tensor]]:
-        """log Pᵢⱼ."""
-        for block in self.sight.blocks(self.sight.limits, self.sight.n, None):
-            i, j = block
-            logs = self.sight.column_logs(block)
-            blind = (logs == -math.inf).all(-1, keepdim=True)
-            scores = self.queries[..., i, :] @ self.sight.features.k[..., j, :].mT
-            log_p = softmax.log_p(scores + logs, blind)
-            yield block, torch.where(self.alive[..., None, i, None], log_p, -math.inf)
-
-    def columns(self) -> Iterator[tuple[Block, Tensor, Tensor]]:
-        """log Pᵢⱼ and log cᵢⱼ."""
-        for block, log_p in self.transitions():
-            ratio = self.logs[..., block.rows, None] - self.logs[..., None, block.columns]
-            yield block, log_p, log_p + ratio[..., None, :, :]
+def _columns(weights: Weights) -> Iterator[tuple[Block, Tensor, Tensor]]:
+    """log Pᵢⱼ and log cᵢⱼ, a block of rows at a time."""
+    for block in weights.blocks():
+        log_p = weights.log_p(block)
+        yield block, log_p, log_p + weights.log_ratios(block)
 
 
 def _core(left: Tensor | None, right: Tensor) -> Tensor:
@@ -154,15 +131,16 @@ def _top(gram: Tensor) -> Tensor:
         bound = torch.where(info > 0, bound * (1 + _SLACK), bound)
 
 
-def _value_norms(seen: _Seen) -> Tensor:
+def _value_norms(weights: Weights) -> Tensor:
     """‖√(aᵢ/aⱼ) Pᵢⱼ‖ at most, of each head ``(*batch, H)``, in logarithms.
 
     maxⱼ (PᵀP x)ⱼ/xⱼ does not grow from one round of power iteration to the next.
     """
-    log_x = seen.queries.new_zeros(seen.queries.shape[:-1])
+    queries = weights.features.q
+    log_x = queries.new_zeros(queries.shape[:-1])
     for _ in range(_ROUNDS):
         log_z = torch.full_like(log_x, -math.inf)
-        for block, log_p, log_c in seen.columns():
+        for block, log_p, log_c in _columns(weights):
             log_y = (log_p + log_x[..., None, block.columns]).logsumexp(-1)
             back = (log_c + log_y[..., :, None]).logsumexp(-2)
             log_z[..., block.columns] = torch.logaddexp(log_z[..., block.columns], back)
@@ -172,13 +150,13 @@ def _value_norms(seen: _Seen) -> Tensor:
     return (0.5 * growth).exp()
 
 
-def _key_norms(seen: _Seen, log_s: Tensor, queries: Tensor) -> Tensor:
+def _key_norms(weights: Weights, log_s: Tensor, queries: Tensor) -> Tensor:
     """√maxⱼ ‖Σᵢ cᵢⱼ sᵢ qᵢqᵢᵀ‖ of each head; its trace where matrices would be many."""
     dim = queries.shape[-1]
     top = torch.full_like(log_s, -math.inf)
     squares = queries.square().sum(-1).log()
     matrices = queries.shape[:-1].numel() * dim**2 <= _MOMENT_ENTRIES
-    for block, _, log_c in seen.columns():
+    for block, _, log_c in _columns(weights):
         logs = log_c + log_s[..., block.rows, None]
         logs = logs if matrices else logs + squares[..., block.rows, None]
         top[..., block.columns] = torch.logaddexp(top[..., block.columns], logs.logsumexp(-2))
@@ -188,7 +166,7 @@ def _key_norms(seen: _Seen, log_s: Tensor, queries: Tensor) -> Tensor:
     peak = torch.where(top > -math.inf, top, 0.0)
     outer = (queries[..., :, None] * queries[..., None, :]).flatten(-2)
     moments = torch.zeros_like(outer)
-    for block, _, log_c in seen.columns():
+    for block, _, log_c in _columns(weights):
         logs = log_c + log_s[..., block.rows, None] - peak[..., None, block.columns]
         moments[..., block.columns, :] += logs.exp().mT @ outer[..., block.rows, :]
     norms = torch.linalg.eigvalsh(moments.unflatten(-1, (dim, dim)))[..., -1].clamp_min(0)
@@ -196,7 +174,7 @@ def _key_norms(seen: _Seen, log_s: Tensor, queries: Tensor) -> Tensor:
 
 
 def _moments(
-    seen: _Seen, values: Tensor, keys: Tensor, left: Tensor | None, right: Tensor
+    weights: Weights, values: Tensor, keys: Tensor, left: Tensor | None, right: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """log ‖Σᵢ‖ at most (*batch, H, n); maxᵢ ‖Sᵢ‖ at most (*batch, H); maxᵢ ‖D_xΓ_μ(xᵢ)‖ (*batch).
 
@@ -210,7 +188,8 @@ def _moments(
     norms = values.new_zeros(values.shape[:-2])
     jacobians = values.new_full(values.shape[:-3], 0.0 if exact else math.inf)
     reach = keys.square().sum(-1).amax(-1).sqrt()
-    for block, log_p in seen.transitions():
+    for block in weights.blocks():
+        log_p = weights.log_p(block)
         v, k = values[..., block.columns, :], keys[..., block.columns, :]
         step = max(1, _CHUNK_ENTRIES // max(1, v.numel()))
         for start in range(0, log_p.shape[-2], step):

@@ -16,7 +16,8 @@ import torch
 import xarray as xr
 
 from meanfield import dynamics, sampling
-from meanfield.attention import AttentionParameters, SelfAttention, dot_product, l2
+from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.attention.kernels import dot_product, l2
 from meanfield.dynamics import reduced
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable

@@ -9,33 +9,6 @@ import numpy as np
 import torch
 
 from meanfield import ParticleMeasure, SelfAttention
-from meanfield.attention.column import Attended
-
-
-def attended(F: SelfAttention, mu: ParticleMeasure) -> Attended:
-    """What the heads of dot-product attention see, from its matrices."""
-    par = F.parameters
-    X = (mu.points - mu.points.mean(-2, keepdim=True))[..., None, :, :]
-    q = mu.points[..., None, :, :] @ par.query.mT
-    if par.query_bias is not None:
-        q = q + par.query_bias[:, None, :]
-    q, k = q * par.scale[:, None, None], X @ par.key.mT
-    logits = q @ k.mT + mu.log_weights[..., None, None, :]
-    if F.causal:
-        sees = mu.positions[..., None, :] <= mu.positions[..., :, None]
-        logits = torch.where(sees[..., None, :, :], logits, -math.inf)
-    log_p = logits.log_softmax(-1)
-    return Attended(
-        log_weights=mu.log_weights,
-        queries=q,
-        keys=k,
-        values=X @ par.value.mT,
-        query=par.scale[:, None, None] * par.query,
-        key=par.key,
-        value=par.value,
-        output=par.output,
-        transitions=lambda rows: log_p[..., rows, :],
-    )
 
 
 class Head(NamedTuple):
@@ -50,13 +23,21 @@ class Head(NamedTuple):
 
 
 def heads(F: SelfAttention, mu: ParticleMeasure) -> list[Head]:
-    seen, par = attended(F, mu), F.parameters
-    P = seen.transitions(slice(None)).exp().numpy()
+    """The heads of dot-product attention, from their matrices, in the order of μ."""
+    par, x = F.parameters, mu.points
     found = []
     for h in range(par.n_heads):
-        V, Q, K = par.V[h].numpy(), seen.query[h].numpy(), seen.key[h].numpy()
-        x, q = mu.points.numpy(), seen.queries[h].numpy()
-        found.append(Head(P[h], V, K.T @ Q, x @ V.T, x @ K.T @ Q, q @ K))
+        one = par.head(h)
+        query, key = one.scale[0] * one.query[0], one.per_head(one.key)[0]
+        q = x @ query.mT
+        if one.query_bias is not None:
+            q = q + one.scale[0] * one.query_bias[0]
+        logits = q @ ((x - x.mean(-2, keepdim=True)) @ key.mT).mT + mu.log_weights
+        if F.causal:
+            sees = mu.positions[None, :] <= mu.positions[:, None]
+            logits = torch.where(sees, logits, -math.inf)
+        P, V, A = logits.softmax(-1).numpy(), par.V[h].numpy(), (key.mT @ query).numpy()
+        found.append(Head(P, V, A, x.numpy() @ V.T, x.numpy() @ A, (q @ key).numpy()))
     return found
 
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, sampling
-from meanfield.attention import column
-from meanfield.attention.column import averaging_norm, field_norm, yudin_bound
+from meanfield.attention import input_bounds
+from meanfield.attention.input_bounds import averaging_norm, field_norm, yudin_bound
 from meanfield.lipschitz import local_lipschitz
 from tests.attention import input_bounds_oracles as oracle
 
@@ -44,7 +44,7 @@ def case(seed: int, *, heads: int | None = None, uniform: bool = False):
 @settings(max_examples=150)
 def test_the_two_parts_bound_both_components(seed):
     F, mu = case(seed)
-    seen, found = oracle.attended(F, mu), local_lipschitz(F, mu)
+    seen, found = F.weights(mu), local_lipschitz(F, mu)
     upper = float(averaging_norm(seen) + field_norm(seen))
     assert float(found.value) <= upper * (1 + 1e-9)
     assert float(found.splitting) <= float(field_norm(seen)) * (1 + 1e-9) + 1e-12
@@ -55,7 +55,7 @@ def test_the_column_bound_is_that_of_the_oracle(seed):
     F, mu = case(seed)
     heads, weights = oracle.heads(F, mu), mu.weights.numpy()
     summed = sum(oracle.column_bound(head, weights) for head in heads)
-    found = float(averaging_norm(oracle.attended(F, mu)))
+    found = float(averaging_norm(F.weights(mu)))
     assert found <= summed * (1 + 1e-9)
     if len(heads) == 1:
         assert found == pytest.approx(summed, rel=1e-9)
@@ -63,14 +63,14 @@ def test_the_column_bound_is_that_of_the_oracle(seed):
         sum(np.linalg.norm(oracle.covariance(h.P[i], h.v, h.y), 2) for h in heads)
         for i in range(len(weights))
     ]
-    assert float(field_norm(oracle.attended(F, mu))) == pytest.approx(max(fields), rel=1e-8)
+    assert float(field_norm(F.weights(mu))) == pytest.approx(max(fields), rel=1e-8)
 
 
 @given(st.integers(0, 2**31))
 @settings(max_examples=150)
 def test_the_bound_of_yudin_et_al_holds_at_uniform_weights(seed):
     F, mu = case(seed, uniform=True)
-    found = float(yudin_bound(oracle.attended(F, mu), mu.points))
+    found = float(yudin_bound(F.weights(mu)))
     assert found == pytest.approx(oracle.yudin(F, mu), rel=1e-9)
     assert float(local_lipschitz(F, mu).value) <= found * (1 + 1e-9)
 
@@ -78,20 +78,20 @@ def test_the_bound_of_yudin_et_al_holds_at_uniform_weights(seed):
 def test_without_a_query_bias_it_is_at_most_the_theorem_and_with_one_that_fails():
     seed = 331  # one masked head on the line
     F, mu = case(seed, uniform=True)
-    seen = oracle.attended(F, mu)
+    seen = F.weights(mu)
     (head,) = oracle.heads(F, mu)
     g = [row.max() * (1 - row.max() + np.sort(np.append(row, 0))[-2]) for row in head.P]
     X, P, A = (oracle.two_norm(m) for m in (mu.points.numpy(), head.P, head.A))
     as_printed = oracle.two_norm(head.V) * (P + 2 * X**2 * A * max(g))
     constant = float(local_lipschitz(F, mu).value)
     assert F.parameters.query_bias is not None
-    assert as_printed < constant <= float(yudin_bound(seen, mu.points))
+    assert as_printed < constant <= float(yudin_bound(seen))
 
 
 def test_it_says_nothing_of_other_weights():
     F = SelfAttention(AttentionParameters.random(2))
     mu = ParticleMeasure(torch.eye(2, dtype=F64), weights=[0.3, 0.7])
-    assert float(yudin_bound(oracle.attended(F, mu), mu.points)) == math.inf
+    assert float(yudin_bound(F.weights(mu))) == math.inf
 
 
 def test_heads_that_write_into_spaces_of_their_own_are_joined():
@@ -99,31 +99,31 @@ def test_heads_that_write_into_spaces_of_their_own_are_joined():
     layer = AttentionParameters(0 * eye, eye, eye, output=eye.mT)
     F, mu = SelfAttention(layer), ParticleMeasure(torch.randn(5, 8, dtype=F64))
     # No interaction: each head takes the mean, of norm 1; added up they are 4.
-    assert float(averaging_norm(oracle.attended(F, mu))) == pytest.approx(2.0, rel=1e-9)
+    assert float(averaging_norm(F.weights(mu))) == pytest.approx(2.0, rel=1e-9)
 
 
 def test_batches_blocks_and_absent_atoms_change_nothing(monkeypatch):
     F = SelfAttention(AttentionParameters.random(4, n_heads=2, biases=True), causal=True)
     X = torch.randn(3, 6, 4, dtype=F64)
-    together = oracle.attended(F, ParticleMeasure.from_sequence(X))
-    found = [averaging_norm(together), field_norm(together), yudin_bound(together, X)]
-    alone = [oracle.attended(F, ParticleMeasure.from_sequence(x)) for x in X]
-    monkeypatch.setattr(column, "_CHUNK_ENTRIES", 1)
+    together = F.weights(ParticleMeasure.from_sequence(X))
+    found = [averaging_norm(together), field_norm(together), yudin_bound(together)]
+    alone = [F.weights(ParticleMeasure.from_sequence(x)) for x in X]
+    monkeypatch.setattr(input_bounds, "_CHUNK_ENTRIES", 1)
     for one, bound in zip(found, (averaging_norm, field_norm), strict=False):
         torch.testing.assert_close(one, torch.stack([bound(seen) for seen in alone]))
-    expected = [yudin_bound(seen, x) for seen, x in zip(alone, X, strict=True)]
+    expected = [yudin_bound(seen) for seen in alone]
     torch.testing.assert_close(found[2], torch.stack(expected))
     absent = ParticleMeasure([[5.0], [1.0], [-1.0]], weights=[0.0, 0.5, 0.5])
     present = ParticleMeasure([[1.0], [-1.0]])
     G = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
     for bound in (averaging_norm, field_norm):
-        assert float(bound(oracle.attended(G, absent))) == pytest.approx(
-            float(bound(oracle.attended(G, present))), rel=1e-12
+        assert float(bound(G.weights(absent))) == pytest.approx(
+            float(bound(G.weights(present))), rel=1e-12
         )
 
 
 def test_light_atoms_are_ordinary():
     F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
     mu = sampling.two_diracs(radius=450**0.5, log_ratio=-900.0, direction=[1.0])
-    seen, constant = oracle.attended(F, mu), float(local_lipschitz(F, mu).value)
+    seen, constant = F.weights(mu), float(local_lipschitz(F, mu).value)
     assert constant <= float(averaging_norm(seen) + field_norm(seen)) < 100 * constant

@@ -13,9 +13,9 @@ import torch
 from meanfield.attention import (
     AttentionParameters,
     SelfAttention,
-    balancing,
     kernels,
     normalizations,
+    sinkhorn,
 )
 from meanfield.errors import ConvergenceError
 from meanfield.lipschitz import local_lipschitz
@@ -320,7 +320,7 @@ def test_nearly_every_hard_plan_is_found_within_two_hundred_iterations():
     # 282 of the first 300; 265 without shorter steps, 242 by the residual instead of the dual.
     settings = normalizations.sinkhorn(max_iterations=200, strict=False)
     found = [
-        balancing._solved(scores, logs[None], settings)[1] < 200
+        sinkhorn._solved(scores, logs[None], settings)[1] < 200
         for scores, logs in map(hard_for_sinkhorn, range(100))
     ]
     assert sum(found) >= 94
@@ -331,7 +331,7 @@ def test_potentials_agree_with_an_independent_solver_of_the_dual():
         scores, logs = hard_for_sinkhorn(seed)
         scores = scores.clamp(-20, 20)
         settings = normalizations.sinkhorn(rtol=1e-12)
-        g, _ = balancing._solved(scores, logs[None], settings)
+        g, _ = sinkhorn._solved(scores, logs[None], settings)
         a, s = logs.exp().numpy(), scores[0].numpy()
         logits = np.log(a) + s + g[0].numpy()
         rows = np.exp(logits - scipy.special.logsumexp(logits, axis=1, keepdims=True))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import elu, logsigmoid, softplus
 
-from meanfield.attention import AttentionParameters, SelfAttention, kernels, streaming
+from meanfield.attention import AttentionParameters, SelfAttention, kernels, weights
 from meanfield.attention.normalizations import RowWise, exponential, sigmoid, sink, softmax
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize, linearize_by_autodiff
@@ -124,8 +124,8 @@ def test_blocks_of_rows_and_split_atoms_change_nothing(name, monkeypatch):
     image = F(mu).points
     atoms = linearize(F, mu, geometry="wasserstein").atoms.to_dense()
     torch.testing.assert_close(F(split(mu)).points[::2], image, rtol=1e-13, atol=1e-13)
-    monkeypatch.setattr(streaming, "_BLOCK_ENTRIES", 100)
-    monkeypatch.setattr(streaming, "_LARGE_BLOCK_ENTRIES", 100)
+    monkeypatch.setattr(weights, "_BLOCK_ENTRIES", 100)
+    monkeypatch.setattr(weights, "_LARGE_BLOCK_ENTRIES", 100)
     torch.testing.assert_close(F(mu).points, image, rtol=1e-13, atol=1e-13)
     blocked = F.tangent(mu, geometry="wasserstein", memory=0, block_size=3)
     eye = torch.eye(60, dtype=F64).reshape(60, 20, 3)

@@ -248,7 +248,7 @@ def test_products_agree_with_differences_and_with_each_other(problem: Problem, s
 def test_a_recorded_masked_layer_has_the_same_tangent_in_order_or_not(positions):
     F = SelfAttention(AttentionParameters.random(3, n_heads=2, head_dim=2), causal=True)
     mu = ParticleMeasure(torch.randn(4, 3, dtype=F64), positions=positions)
-    assert (F.tangent(mu).sight.order is None) == (positions == sorted(positions))
+    assert (F.tangent(mu).weights.order is None) == (positions == sorted(positions))
     _, push = torch.func.linearize(lambda x: F(mu.replace(x)).points, mu.points)
     eps = torch.randn(4, 3, dtype=F64)
     torch.testing.assert_close(F.linearize(mu).matvec(eps), push(eps))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from meanfield.attention import AttentionParameters, SelfAttention, streaming
+from meanfield.attention import AttentionParameters, SelfAttention, streaming, weights
 from meanfield.attention.streaming import attend
 from meanfield.measures import ParticleMeasure
 from tests import oracles
@@ -28,7 +28,7 @@ F64 = torch.float64
 def small_blocks(monkeypatch):
     """Blocks of two rows or so, so that small cases have several."""
     for name in ("_BLOCK_ENTRIES", "_LARGE_BLOCK_ENTRIES"):
-        monkeypatch.setattr(streaming, name, 12)
+        monkeypatch.setattr(weights, name, 12)
 
 
 def dense(q, k, v, w, row_positions=None, column_positions=None) -> Tensor:
@@ -51,14 +51,14 @@ SIGHTS = {"everyone": (), "masked with ties": (ROWS, COLUMNS)}
 
 
 @pytest.fixture(params=SIGHTS.values(), ids=SIGHTS.keys())
-def sight(request) -> tuple[Tensor, ...]:
+def places(request) -> tuple[Tensor, ...]:
     return request.param
 
 
-def agree(of: Callable[[Callable], object], sight: tuple[Tensor, ...]) -> None:
+def agree(of: Callable[[Callable], object], places: tuple[Tensor, ...]) -> None:
     """What `of` makes of streamed attention is what it makes of dense attention."""
-    actual = of(lambda *x: attend(*x, *sight))
-    expected = of(lambda *x: dense(*x, *sight))
+    actual = of(lambda *x: attend(*x, *places))
+    expected = of(lambda *x: dense(*x, *places))
     for one, other in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-12)
 
@@ -90,11 +90,11 @@ def test_forward_derivatives_of_the_map_agree_with_complex_steps(problem: Proble
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_derivatives_of_ordinary_autograd_agree_with_differences(sight):
+def test_derivatives_of_ordinary_autograd_agree_with_differences(places):
     at = [x.requires_grad_() for x in operands()]
 
     def function(*x: Tensor) -> Tensor:
-        return attend(*x, *sight)
+        return attend(*x, *places)
 
     assert torch.autograd.gradcheck(function, at, check_forward_ad=True, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(
@@ -113,13 +113,13 @@ HIGHER = {
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("name", HIGHER)
-def test_second_derivatives_agree_with_dense_attention(name: str, sight):
+def test_second_derivatives_agree_with_dense_attention(name: str, places):
     x = operands()
-    agree(lambda f: HIGHER[name](lambda *y: f(*y).square().sum())(*x), sight)
+    agree(lambda f: HIGHER[name](lambda *y: f(*y).square().sum())(*x), places)
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_mixed_products_agree_with_dense_attention(sight):
+def test_mixed_products_agree_with_dense_attention(places):
     x, along, again = operands(), tuple(operands()), tuple(operands())
     jvp, grad = torch.func.jvp, torch.func.grad
 
@@ -129,47 +129,47 @@ def test_mixed_products_agree_with_dense_attention(sight):
     def push(f: Callable) -> Callable:
         return lambda *y: jvp(f, y, along)[1]
 
-    agree(lambda f: jvp(slope(f), tuple(x), along), sight)
-    agree(lambda f: slope(push(f))(*x), sight)
-    agree(lambda f: jvp(push(f), tuple(x), again), sight)
-    agree(lambda f: jvp(lambda *y: jvp(slope(f), y, along)[1], tuple(x), again), sight)
+    agree(lambda f: jvp(slope(f), tuple(x), along), places)
+    agree(lambda f: slope(push(f))(*x), places)
+    agree(lambda f: jvp(push(f), tuple(x), again), places)
+    agree(lambda f: jvp(lambda *y: jvp(slope(f), y, along)[1], tuple(x), again), places)
 
 
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # torch's own
-def test_the_recorded_linearisation_agrees_with_the_forward_derivative(sight):
+def test_the_recorded_linearisation_agrees_with_the_forward_derivative(places):
     x, along = operands(), tuple(operands())
-    agree(lambda f: torch.func.jvp(f, tuple(x), along), sight)
-    image, push = torch.func.linearize(lambda *y: attend(*y, *sight), *x)
-    torch.testing.assert_close(image, dense(*x, *sight))
-    torch.testing.assert_close(push(*along), torch.func.jvp(dense_at(sight), tuple(x), along)[1])
+    agree(lambda f: torch.func.jvp(f, tuple(x), along), places)
+    image, push = torch.func.linearize(lambda *y: attend(*y, *places), *x)
+    torch.testing.assert_close(image, dense(*x, *places))
+    torch.testing.assert_close(push(*along), torch.func.jvp(dense_at(places), tuple(x), along)[1])
 
 
-def dense_at(sight: tuple[Tensor, ...]) -> Callable[..., Tensor]:
-    return lambda *y: dense(*y, *sight)
+def dense_at(places: tuple[Tensor, ...]) -> Callable[..., Tensor]:
+    return lambda *y: dense(*y, *places)
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_mapping_over_an_axis_is_a_loop(sight):
+def test_mapping_over_an_axis_is_a_loop(places):
     q, k, v, w = operands()
     many_q, many_v = torch.randn(4, 5, 3, dtype=F64), torch.randn(6, 4, 2, dtype=F64)
     many_w = torch.randn(6, 4, dtype=F64)
-    mapped = torch.func.vmap(attend, in_dims=(0, None, 1, 1, *[None] * len(sight)))
+    mapped = torch.func.vmap(attend, in_dims=(0, None, 1, 1, *[None] * len(places)))
     one_by_one = [
-        attend(many_q[i], k, many_v[:, i], many_w[:, i], *sight) for i in range(len(many_q))
+        attend(many_q[i], k, many_v[:, i], many_w[:, i], *places) for i in range(len(many_q))
     ]
-    torch.testing.assert_close(mapped(many_q, k, many_v, many_w, *sight), torch.stack(one_by_one))
+    torch.testing.assert_close(mapped(many_q, k, many_v, many_w, *places), torch.stack(one_by_one))
     pushed = torch.func.vmap(
-        lambda t: torch.func.jvp(lambda x: attend(x, k, v, w, *sight), (q,), (t,))[1]
+        lambda t: torch.func.jvp(lambda x: attend(x, k, v, w, *places), (q,), (t,))[1]
     )(many_q)
     one_by_one = [
-        torch.func.jvp(lambda x: dense(x, k, v, w, *sight), (q,), (t,))[1] for t in many_q
+        torch.func.jvp(lambda x: dense(x, k, v, w, *places), (q,), (t,))[1] for t in many_q
     ]
     torch.testing.assert_close(pushed, torch.stack(one_by_one))
     twice = torch.func.vmap(
-        torch.func.vmap(lambda x: attend(x, k, v, w, *sight), in_dims=1), in_dims=0
+        torch.func.vmap(lambda x: attend(x, k, v, w, *places), in_dims=1), in_dims=0
     )
     rows = torch.randn(2, 5, 3, 3, dtype=F64)
-    expected = dense(rows.movedim(2, 1), k, v, w, *sight)
+    expected = dense(rows.movedim(2, 1), k, v, w, *places)
     torch.testing.assert_close(twice(rows), expected)
 
 
@@ -184,10 +184,10 @@ def test_mapping_over_positions_is_a_loop():
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_batch_axes_broadcast_as_in_dense_attention(sight):
+def test_batch_axes_broadcast_as_in_dense_attention(places):
     q, k, v, w = operands(2, 1)
     q, w = torch.randn(3, 5, 3, dtype=F64), w[0]
-    agree(lambda f: torch.func.vjp(f, q, k, v, w)[1](torch.ones(2, 3, 5, 2, dtype=F64)), sight)
+    agree(lambda f: torch.func.vjp(f, q, k, v, w)[1](torch.ones(2, 3, 5, 2, dtype=F64)), places)
 
 
 # --- weights and masks ---
@@ -238,8 +238,8 @@ def test_the_fused_kernel_is_as_accurate_as_blocks(causal: bool, kind: str, spre
 
     def errors(dtype: torch.dtype) -> tuple[float, float]:
         x = [t.to(dtype) for t in (q, k, v, w[..., None])]
-        at = streaming._Places(positions, positions, streaming._ATTEND.rule), (x[0],), tuple(x[1:])
-        fused, blocks = streaming._fused(*at), streaming._run(streaming._ATTEND, *at)[0]
+        at = positions, positions, (x[0],), tuple(x[1:])
+        fused, blocks = streaming._fused(*at), streaming._run(streaming._PLAIN, *at)[0]
         return tuple(float((t.double() - exact).abs().max()) for t in (fused, blocks))
 
     fused, blocks = errors(torch.float64)
@@ -252,8 +252,7 @@ def test_the_fused_kernel_is_left_where_it_does_not_apply():
     q, k, v, w = operands(1, m=6)
 
     def applies(logs: Tensor, *positions: Tensor | None) -> bool:
-        places = streaming._Places(*positions, streaming._ATTEND.rule)
-        return streaming._fused(places, (q,), (k, v, logs[..., None])) is not None
+        return streaming._fused(*positions, (q,), (k, v, logs[..., None])) is not None
 
     ties, increasing = COLUMNS[None], torch.arange(6.0, dtype=F64)[None]
     assert not applies(w, ties, ties)
@@ -342,11 +341,11 @@ import sys
 import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
-from meanfield.attention import streaming
+from meanfield.attention import weights
 
 torch.set_num_threads(1)
 # Smaller blocks: their memory does not grow with n, and would cover the law at this size.
-streaming._BLOCK_ENTRIES = streaming._LARGE_BLOCK_ENTRIES = 2**18
+weights._BLOCK_ENTRIES = weights._LARGE_BLOCK_ENTRIES = 2**18
 
 
 def run(n):
@@ -393,12 +392,12 @@ def test_derivatives_take_far_less_memory_than_the_matrix():
 
 
 @pytest.mark.gpu
-def test_the_gpu_agrees_with_the_cpu(sight):
+def test_the_gpu_agrees_with_the_cpu(places):
     x, along = operands(), tuple(operands())
-    there = [s.cuda() for s in sight]
+    there = [s.cuda() for s in places]
     actual = torch.func.jvp(
         lambda *y: attend(*y, *there), tuple(t.cuda() for t in x), tuple(t.cuda() for t in along)
     )
-    expected = torch.func.jvp(lambda *y: dense(*y, *sight), tuple(x), along)
+    expected = torch.func.jvp(lambda *y: dense(*y, *places), tuple(x), along)
     for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one.cpu(), other)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, pretrained, sampling
-from meanfield.attention.column import Attended, yudin_bound
+from meanfield.attention.input_bounds import yudin_bound
 from meanfield.layers import LayerNorm
 from meanfield.lipschitz import LocalLipschitz, ball_upper, local_lipschitz
 from meanfield.measures import MeasureMap
@@ -111,7 +111,7 @@ def measured(cases: Iterator[Case]) -> dict[str, Any]:
     count = 0
     for count, (F, mu) in enumerate(cases, 1):  # noqa: B007
         truth = float(constant(F, mu).value)
-        yudin = float(yudin_bound(Attended.of(F._sight(mu)), mu.points))
+        yudin = float(yudin_bound(F.weights(mu)))
         found = {"local_upper": float(F.local_upper(mu)) / truth, "yudin": yudin / truth}
         size = float(mu.points.square().sum(-1).mean().sqrt())
         radii = size * torch.tensor(EPSILONS, dtype=mu.dtype)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds
-from meanfield.attention.ball_bounds import ball_bound
-from meanfield.attention.column import Attended, averaging_norm, field_norm, yudin_bound
+from meanfield.attention.input_bounds import averaging_norm, field_norm, yudin_bound
 from meanfield.attention.kernels import l2
+from meanfield.attention.weights import Block
 from meanfield.lipschitz import ball_upper, local_lipschitz
 from tests.attention import input_bounds_oracles as oracle
 from tests.attention.test_input_bounds import case
@@ -24,21 +24,23 @@ F64 = torch.float64
 @settings(max_examples=40)
 def test_what_the_engine_sees_is_what_the_oracle_sees(seed):
     F, mu = case(seed)
-    ours, plain = Attended.of(F._sight(mu)), oracle.attended(F, mu)
-    for bound in (averaging_norm, field_norm):
-        torch.testing.assert_close(bound(ours), bound(plain), rtol=1e-9, atol=1e-12)
-    found = ball_bound(ours, 0.03, torch.ones((), dtype=F64)).upper
-    expected = ball_bound(plain, 0.03, torch.ones((), dtype=F64)).upper
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-12)
+    weights, heads = F.weights(mu), oracle.heads(F, mu)
+    every = Block(slice(0, weights.n), slice(0, weights.n))
+    p = weights.log_p(every).exp()
+    order = slice(None) if weights.order is None else weights.order
+    for found, head in zip(p, heads, strict=True):
+        wanted = torch.from_numpy(head.P)[order][:, order]
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-14)
+        assert not found[~weights.alive].any()
 
 
 @given(st.integers(0, 2**31))
 @settings(max_examples=40)
 def test_the_bound_at_an_input_is_no_more_than_any_of_its_parts(seed):
     F, mu = case(seed)
-    seen = oracle.attended(F, mu)
+    seen = F.weights(mu)
     found, constant = float(F.local_upper(mu)), float(local_lipschitz(F, mu).value)
-    parts = (averaging_norm(seen) + field_norm(seen), yudin_bound(seen, mu.points))
+    parts = (averaging_norm(seen) + field_norm(seen), yudin_bound(seen))
     assert constant <= found * (1 + 1e-9)
     assert all(found <= float(part) * (1 + 1e-9) for part in parts)
     assert float(ball_upper(F, mu, 0.0)) <= found * (1 + 1e-12)

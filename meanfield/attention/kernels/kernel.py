@@ -44,6 +44,11 @@ class Features(NamedTuple):
             return self
         return self._replace(k=self.k + self.k_centre, k_centre=None)
 
+    def whole(self) -> Features:
+        """The same with keys and values measured from the origin."""
+        f = self.whole_keys()
+        return f if f.v_centre is None else f._replace(v=f.v + f.v_centre, v_centre=None)
+
 
 class Kernel:
     """How points become queries, keys and values. Subclass it and give `features`.

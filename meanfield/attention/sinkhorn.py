@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import final
 
 import torch
 from torch import Tensor
 
-from meanfield.attention.normalizations import Sinkhorn
-from meanfield.attention.rows import softmax
-from meanfield.attention.sight import Sight
+from meanfield.attention.rows import Normalization, softmax
 from meanfield.attention.tangent import AttentionTangent
-from meanfield.checks import is_traced
+from meanfield.attention.weights import Weights
+from meanfield.checks import as_bool, count, is_traced, number
 from meanfield.errors import ConvergenceError
 from meanfield.linalg import LinearMap
 
-__all__ = ["Plan", "balanced", "balanced_linear_map"]
+__all__ = ["Plan", "Sinkhorn", "sinkhorn"]
 
 # Sinkhorn iterations before Newton's method takes over: enough to come near where it converges.
 _WARM_UP = 30
@@ -44,19 +44,59 @@ class Plan:
     converged: Tensor
 
 
-def balanced(sight: Sight, settings: Sinkhorn) -> tuple[Sight, Plan]:
-    """The atoms with the potentials in their log-weights, and the plan (in the sight's order).
+@final
+@dataclass(frozen=True)
+class Sinkhorn(Normalization):
+    """Both marginals of the plan (aᵢPᵢⱼ) are μ; made by `sinkhorn`."""
 
-    Sinkhorn iterations in the logarithmic domain, then Newton's method on the potentials. With
-    c the column sums Σᵢ aᵢPᵢⱼ/aⱼ after the rows are normalised, Sinkhorn's step is g ← g − log c,
-    and Newton's solves (1 − QP) δ = −log c with Qⱼᵢ = aᵢPᵢⱼ/(aⱼcⱼ); it is halved as long as the
-    dual objective, which is concave, does not grow. Derivatives pass through two
-    more Newton steps: each squares the distance to the potentials, so that derivatives up to the
-    third order are exact. Where a plan has not converged, they pass through the iteration.
-    Takes O(H n²) memory.
+    rtol: float
+    max_iterations: int
+    strict: bool
+    rows = softmax
+    shift_invariant = True
+    takes_masks = False
+
+    def plan(self, weights: Weights) -> Plan:
+        """The plan, in the order of the weights; see `_solve_plan`."""
+        return _solve_plan(weights, self)
+
+    def linear_map(self, tangent: AttentionTangent) -> LinearMap:
+        """The derivative with that of the potentials, which act as biases of the keys."""
+        return tangent.as_linear_map() + _PotentialTangent(tangent).as_linear_map()
+
+
+def sinkhorn(*, rtol: float = 1e-12, max_iterations: int = 1000, strict: bool = True) -> Sinkhorn:
+    """Doubly stochastic attention [SABP22], for weighted measures.
+
+    Pᵢⱼ = aⱼ e^{sᵢⱼ + fᵢ + gⱼ} with potentials such that Σⱼ Pᵢⱼ = 1 and Σᵢ aᵢPᵢⱼ = aⱼ. Computed in
+    the logarithmic domain; `SelfAttention.plan` says how well the marginals are met. The
+    softmax is its first half-iteration: ``max_iterations=0, strict=False``. With a mask the only
+    plan is the identity, so masked layers are refused.
+
+    Args:
+        rtol: largest relative error of a column's marginal, maxⱼ |Σᵢ aᵢPᵢⱼ/aⱼ − 1|.
+        max_iterations: most iterations.
+        strict: whether a plan that has not converged raises `ConvergenceError`.
     """
-    scores = sight.scores(sight.features.q, sight.positions)
-    logs = sight.log_weights[..., None, :]
+    return Sinkhorn(
+        number(rtol, "rtol", above=0, below=1),
+        count(max_iterations, "max_iterations", least=0),
+        as_bool(strict, "strict"),
+    )
+
+
+def _solve_plan(weights: Weights, settings: Sinkhorn) -> Plan:
+    """Sinkhorn iterations in the logarithmic domain, then Newton's method on the potentials.
+
+    With c the column sums Σᵢ aᵢPᵢⱼ/aⱼ after the rows are normalised, Sinkhorn's step is
+    g ← g − log c, and Newton's solves (1 − QP) δ = −log c with Qⱼᵢ = aᵢPᵢⱼ/(aⱼcⱼ); it is halved as
+    long as the dual objective, which is concave, does not grow. Derivatives pass through two more
+    Newton steps: each squares the distance to the potentials, so that derivatives up to the third
+    order are exact. Where a plan has not converged, they pass through the iteration. Takes
+    O(H n²) memory.
+    """
+    scores = weights.scores(weights.features.q, weights.positions)
+    logs = weights.log_weights[..., None, :]
     with torch.no_grad():
         g, steps = _solved(scores.detach(), logs.detach(), settings)
     log_p, log_c = _balance(scores, logs, g)
@@ -77,8 +117,7 @@ def balanced(sight: Sight, settings: Sinkhorn) -> tuple[Sight, Plan]:
             for _ in range(2):
                 g = g + _newton_step(log_p, log_c, logs)
                 log_p, log_c = _balance(scores, logs, g)
-    plan = Plan(log_p.exp(), g, residual, steps, met)
-    return replace(sight, potentials=g), plan
+    return Plan(log_p.exp(), g, residual, steps, met)
 
 
 def _balance(scores: Tensor, logs: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,7 +126,7 @@ def _balance(scores: Tensor, logs: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     alive = logs > -math.inf
     safe = torch.where(alive, logs, 0.0)
     log_q = log_p + logs[..., :, None] - safe[..., None, :]
-    # Before the sum: of a column of −∞ it has no gradient, not even one to be left out.
+    # Mask before logsumexp: its gradient at an all −∞ column is NaN.
     return log_p, torch.where(alive[..., None, :], log_q, 0.0).logsumexp(-2) * alive
 
 
@@ -117,7 +156,7 @@ def _longest(scores: Tensor, logs: Tensor, g: Tensor, newton: Tensor, after: Ten
         value, _ = _dual(scores, logs, part)
         # Near the top ascents are below rounding; there the whole step is the right one.
         further = value >= (best if halvings else best - room)
-        # Where clusters do not see one another the step is not finite, nor is the value.
+        # For decoupled clusters the Newton system is singular; such steps are rejected.
         after, best = (
             torch.where(further[..., None], part, after),
             torch.where(further, value, best),
@@ -148,7 +187,7 @@ def _newton_step(log_p: Tensor, log_c: Tensor, logs: Tensor) -> Tensor:
 def _solve(kernel: Tensor, left: Tensor, right: Tensor, of: Tensor) -> Tensor:
     """x with (1 − kernel + left ⊗ right) x = of: the kernel maps constants to constants."""
     system = _regularised(kernel, left, right)
-    # Where clusters do not see one another it is singular: a step that is not finite is not taken.
+    # Singular for decoupled clusters: the caller rejects steps that are not finite.
     return torch.linalg.solve_ex(system, of[..., None])[0][..., 0]
 
 
@@ -165,34 +204,29 @@ def _tolerance(settings: Sinkhorn, dtype: torch.dtype) -> float:
 # --- the linearisation ---
 
 
-def balanced_linear_map(tangent: AttentionTangent) -> LinearMap:
-    """The derivative of Sinkhorn attention, potentials included: implicit differentiation.
+class _PotentialTangent:
+    """ε ↦ what the tangent of the potentials does to the outputs, as whole (B, n, n) matrices.
 
-    The potentials act as biases of the keys, so that J is that of the softmax at fixed potentials
-    plus what their tangent ġ does. With ṡ the tangent of the scores, the marginals ask for
+    J is that of the softmax at fixed potentials plus what their tangent ġ does. With ṡ the tangent
+    of the scores, the marginals ask for
 
         (1 − QP) ġ = −Σᵢ Qⱼᵢ ṡᵢⱼ + Q (Σⱼ Pᵢⱼ ṡᵢⱼ),   Qⱼᵢ = aᵢPᵢⱼ/aⱼ,
 
     a singular system (constants change nothing) that is factored once, in O(H n³) time. (Ours;
     tested against finite differences.)
     """
-    return tangent.as_linear_map() + _Correction(tangent).as_linear_map()
-
-
-class _Correction:
-    """ε ↦ what the tangent of the potentials does to the outputs, as whole (B, n, n) matrices."""
 
     def __init__(self, tangent: AttentionTangent) -> None:
         weighted = tangent.geometry == "wasserstein"
-        whole = replace(tangent, memory=2**62, block_size=tangent.sight.n)
-        ((_, self.p),) = whole.transitions()
+        whole = replace(tangent, memory=2**62, block_size=tangent.weights.n)
+        ((_, self.p),) = whole.matrices()
         tilted = self.p
         if not weighted:
-            ((_, tilted),) = replace(whole, geometry="wasserstein").transitions()
-        self.tangent, sight = whole, whole.sight
-        heads = sight.parameters.n_heads
-        logs = sight.log_weights.detach()[..., None, :].expand(*whole.batch_shape, heads, sight.n)
-        logs = logs.reshape(-1, sight.n)
+            ((_, tilted),) = replace(whole, geometry="wasserstein").matrices()
+        self.tangent, at = whole, whole.weights
+        heads = at.parameters.n_heads
+        logs = at.log_weights.detach()[..., None, :].expand(*whole.batch_shape, heads, at.n)
+        logs = logs.reshape(-1, at.n)
         alive = logs > -math.inf
         safe = torch.where(alive, logs, 0.0)
         # From √(aᵢ/aⱼ) Pᵢⱼ, which is at most √(aⱼ/aᵢ): Pᵢⱼ itself may be below the smallest number

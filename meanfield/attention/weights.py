@@ -1,0 +1,487 @@
+"""Attention weights P: from products ⟨qᵢ, kⱼ⟩, masses and positions, a block of rows at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from meanfield.attention.kernels import Features, Kernel
+from meanfield.attention.parameters import AttentionParameters
+from meanfield.attention.rows import RowWise, softmax
+from meanfield.checks import describe, is_recorded
+from meanfield.measures import ParticleMeasure
+
+__all__ = ["Block", "Places", "Scoring", "Weights", "blind_rows", "blocks_of_rows"]
+
+# Entries of one block of P, so that it stays in the cache.
+_BLOCK_ENTRIES = 2**20
+# With fewer rows than this a matrix product is slow, and a larger block is faster.
+_GOOD_ROWS = 64
+# Entries that such a larger block may have.
+_LARGE_BLOCK_ENTRIES = 2**22
+
+Bias = Callable[[Tensor, Tensor], Tensor | None]
+
+
+class Block(NamedTuple):
+    """A block of rows and the columns that any of them may see."""
+
+    rows: slice
+    columns: slice
+
+
+class Places(NamedTuple):
+    """Where rows and columns stand; an axis of length 1 stands for the heads.
+
+    Attributes:
+        rows: positions, ``(*batch, 1, m)``, or None where nothing depends on them.
+        columns: positions, ``(*batch, 1, n)``, or None.
+        blind: rows from which masks and weights hide all the mass, ``(*batch, 1, m, 1)``, or None
+            if there are none.
+    """
+
+    rows: Tensor | None
+    columns: Tensor | None
+    blind: Tensor | None
+
+    def block(self, block: Block) -> Places:
+        """Of a block."""
+        rows, columns, blind = self
+        return Places(
+            None if rows is None else rows[..., block.rows],
+            None if columns is None else columns[..., block.columns],
+            blind if blind is None or blind.shape[-2] == 1 else blind[..., block.rows, :],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """How a layer makes weights of products ⟨qᵢ, kⱼ⟩: Pᵢⱼ ∝ aⱼ ψ(activation⟨qᵢ, kⱼ⟩ + bias).
+
+    Attributes:
+        normalization: ψ, and whether rows are divided by their sum.
+        activation: applied to the products, entry by entry; None is the identity.
+        position_bias: added to the scores, a function of the positions of rows ``(*batch, m)`` and
+            of columns ``(*batch, n)``; −∞ hides a column. None is no bias.
+        causal: whether a row sees only the columns whose position is at most its own.
+    """
+
+    normalization: RowWise = softmax
+    activation: Callable[[Tensor], Tensor] | None = None
+    position_bias: Bias | None = None
+    causal: bool = False
+
+    @property
+    def has_gain(self) -> bool:
+        """Whether the logarithm of aⱼψ has another derivative in the products than 1."""
+        return self.activation is not None or self.normalization.log_psi is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether P is the softmax of the products and the log-weights alone."""
+        return self.normalization.is_softmax and not self.has_gain and self.position_bias is None
+
+    def logits(self, products: Tensor, log_columns: Tensor, places: Places) -> Tensor:
+        """log aⱼψ(sᵢⱼ), −∞ where i does not see j; overwrites the products.
+
+        Args:
+            products: ⟨qᵢ, kⱼ⟩, ``(*batch, H, m, n)``.
+            log_columns: log aⱼ, ``(*batch, H or 1, 1, n)``.
+            places: of these rows and columns.
+        """
+        bias, hidden = self._bias_and_hidden(places)
+        if self.has_gain:
+            return _masked(self._log_psi(products, bias) + log_columns, hidden)
+        logits = products.add_(log_columns)
+        return _masked(logits if bias is None else logits.add_(bias), hidden)
+
+    def logits_and_gain(
+        self, products: Tensor, log_columns: Tensor, places: Places
+    ) -> tuple[Tensor, Tensor | None]:
+        """`logits`, and their derivatives in the products; None stands for 1."""
+        if not self.has_gain:
+            return self.logits(products, log_columns, places), None
+        bias, hidden = self._bias_and_hidden(places)
+        logits, gain, *_ = torch.func.jvp(
+            lambda x: self._log_psi(x, bias), (products,), (torch.ones_like(products),)
+        )
+        return _masked(logits + log_columns, hidden), gain
+
+    def log_p(self, products: Tensor, log_columns: Tensor, places: Places) -> Tensor:
+        """log P; −∞ in rows that see no mass."""
+        logits = self.logits(products, log_columns, places)
+        return self.normalization.log_p(logits, self._blind(logits, places))
+
+    def p(self, products: Tensor, log_columns: Tensor, places: Places) -> Tensor:
+        """P; 0 in rows that see no mass."""
+        logits = self.logits(products, log_columns, places)
+        return self.normalization.p(logits, self._blind(logits, places))
+
+    def scores(self, products: Tensor, places: Places) -> Tensor:
+        """Activated and biased products; −∞ where the bias hides a column."""
+        scores = products if self.activation is None else self.activation(products)
+        bias = self._bias(places)
+        return scores if bias is None else scores + bias
+
+    def _log_psi(self, products: Tensor, bias: Tensor | None) -> Tensor:
+        scores = products if self.activation is None else self.activation(products)
+        scores = scores if bias is None else scores + bias
+        log_psi = self.normalization.log_psi
+        return scores if log_psi is None else log_psi(scores)
+
+    def _bias(self, places: Places) -> Tensor | None:
+        if self.position_bias is None or places.rows is None or places.columns is None:
+            return None
+        return self.position_bias(places.rows.squeeze(-2), places.columns.squeeze(-2))
+
+    def _bias_and_hidden(self, places: Places) -> tuple[Tensor | None, Tensor | None]:
+        """A finite bias, and which columns a row does not see."""
+        bias, hidden = self._bias(places), None
+        if self.causal and places.rows is not None and places.columns is not None:
+            hidden = places.columns[..., None, :] > places.rows[..., :, None]
+        if bias is not None:
+            # Scores stay finite: the derivative of ψ at −∞ may be NaN.
+            outside = bias == -math.inf
+            bias = bias.masked_fill(outside, 0.0)
+            hidden = outside if hidden is None else hidden | outside
+        return bias, hidden
+
+    def _blind(self, logits: Tensor, places: Places) -> Tensor | None:
+        if self.position_bias is None and self.normalization.log_psi is None:
+            return places.blind
+        return (logits == -math.inf).all(-1, keepdim=True)
+
+
+def _masked(logits: Tensor, hidden: Tensor | None) -> Tensor:
+    return logits if hidden is None else logits.masked_fill_(hidden, -math.inf)
+
+
+def blind_rows(
+    log_weights: Tensor, row_positions: Tensor | None, column_positions: Tensor | None
+) -> Tensor | None:
+    """Rows that see no mass, ``(..., m, 1)``, or None when there are none.
+
+    Args:
+        log_weights: of the columns, ``(..., n)``.
+        row_positions: that limit what is seen, ``(..., m)``; None if nothing does.
+        column_positions: likewise, ``(..., n)``.
+    """
+    alive = log_weights > -math.inf
+    if row_positions is None or column_positions is None:
+        blind = ~alive.any(-1, keepdim=True)
+    else:
+        first = torch.where(alive, column_positions, math.inf).amin(-1, keepdim=True)
+        blind = row_positions < first
+    return blind[..., None] if is_recorded(blind) or bool(blind.any()) else None
+
+
+def blocks_of_rows(
+    entries_per_row: int,
+    n_rows: int,
+    n_columns: int,
+    row_positions: Tensor | None = None,
+    column_positions: Tensor | None = None,
+    size: int | None = None,
+) -> Iterator[Block]:
+    """Blocks of rows whose part of P has a bounded size, with the columns that they may see.
+
+    Args:
+        entries_per_row: of P, over batch and heads.
+        n_rows: at least one block comes even if it is 0.
+        n_columns: n.
+        row_positions: that limit what is seen, ``(..., m)``, in any order, but sorted rows skip
+            more; None if nothing does.
+        column_positions: ``(..., n)``, in increasing order.
+        size: rows in a block; from the memory of a block if None.
+    """
+    if size is None:
+        large = min(_GOOD_ROWS, _LARGE_BLOCK_ENTRIES // max(entries_per_row, 1))
+        size = max(1, large, _BLOCK_ENTRIES // max(entries_per_row, 1))
+    for start in range(0, max(n_rows, 1), size):
+        rows = slice(start, min(start + size, n_rows))
+        yield Block(rows, slice(0, _last_seen(row_positions, column_positions, rows, n_columns)))
+
+
+def _last_seen(
+    row_positions: Tensor | None, column_positions: Tensor | None, rows: slice, n: int
+) -> int:
+    """How many of n columns any of these rows sees; at least one, so that shapes stay alive."""
+    if row_positions is None or column_positions is None or column_positions.numel() == 0:
+        return n
+    if is_recorded(column_positions) or is_recorded(row_positions):
+        return n
+    latest = row_positions[..., rows].amax(-1, keepdim=True)
+    return max(1, int((column_positions <= latest).sum(-1).max()))
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """The attention weights of a layer between the atoms of a measure.
+
+    Atoms are sorted by position when the layer is causal.
+
+    Attributes:
+        parameters: of the layer.
+        kernel: of the layer.
+        normalization: of the rows.
+        points: ``(*batch, n, d)``.
+        features: of the atoms; score biases are one more coordinate of queries and keys.
+        log_weights: ``(*batch, n)``.
+        positions: ``(*batch, n)``, or None where nothing depends on them.
+        causal: whether a row sees only the columns whose position is at most its own.
+        order: the permutation ``(*batch, n)`` that sorted the atoms, or None.
+        potentials: added to the log-weights of the columns, per head ``(*batch, H, n)``, or None.
+    """
+
+    parameters: AttentionParameters
+    kernel: Kernel
+    normalization: RowWise
+    points: Tensor
+    features: Features
+    log_weights: Tensor
+    positions: Tensor | None
+    causal: bool
+    order: Tensor | None
+    potentials: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        parameters: AttentionParameters,
+        kernel: Kernel,
+        normalization: RowWise,
+        mu: ParticleMeasure,
+        *,
+        causal: bool,
+    ) -> Weights:
+        """Those between the atoms of μ."""
+        points, logs, positions, order = mu.points, mu.log_weights, mu.positions, None
+        if causal:
+            assert positions is not None
+            positions, order = positions.sort(dim=-1, stable=True)
+            points = points.gather(-2, order[..., None].expand(points.shape))
+            logs = logs.gather(-1, order)
+        elif not kernel.needs_positions:
+            positions = None
+        features = kernel.features(parameters, points, positions)
+        _check(features, kernel, points)
+        # A shift of all keys changes no score beyond a shift of its row. A mean of values commutes
+        # with a shift of them.
+        if not (normalization.shift_invariant and kernel.activation is None):
+            features = features.whole()
+        features = _folded(features, 1.0)
+        return cls(
+            parameters, kernel, normalization, points, features, logs, positions, causal, order
+        )
+
+    @property
+    def n(self) -> int:
+        """Number of atoms."""
+        return self.points.shape[-2]
+
+    @property
+    def head_logs(self) -> Tensor:
+        """Log-weights and potentials of the columns, ``(*batch, H or 1, n)``."""
+        logs = self.log_weights[..., None, :]
+        return logs if self.potentials is None else logs + self.potentials
+
+    @property
+    def limits(self) -> Tensor | None:
+        """Positions that limit what is seen, ``(*batch, n)``: those of a causal layer."""
+        return self.positions if self.causal else None
+
+    @cached_property
+    def alive(self) -> Tensor:
+        """Which atoms have mass, ``(*batch, n)``."""
+        return self.log_weights > -math.inf
+
+    @cached_property
+    def scoring(self) -> Scoring:
+        """How the layer makes weights of products."""
+        bias = None
+        if self.positions is not None:
+            first = self.positions[..., :1]
+            if self.kernel.position_bias(self.parameters, first, first) is not None:
+                bias = partial(self.kernel.position_bias, self.parameters)
+        return Scoring(self.normalization, self.kernel.activation, bias, self.causal)
+
+    def places(self, rows: Tensor | None, *, blind: bool = False) -> Places:
+        """Of rows at these positions ``(*batch, m)`` and of the atoms.
+
+        Args:
+            rows: positions, or None where nothing depends on them.
+            blind: whether to look for rows that see no mass.
+        """
+        if self.positions is None or rows is None:
+            at, columns = None, None
+        else:
+            at, columns = rows[..., None, :], self.positions[..., None, :]
+        found = None
+        if blind:
+            limits = (at, columns) if self.causal else (None, None)
+            found = blind_rows(self.log_weights[..., None, :], *limits)
+        return Places(at, columns, found)
+
+    # --- P of the atoms ---
+
+    def blocks(self, size: int | None = None) -> Iterator[Block]:
+        """Blocks of rows and the columns that they may see."""
+        entries = math.prod(self.features.k.shape[:-2]) * self.n
+        return blocks_of_rows(entries, self.n, self.n, self.limits, self.limits, size)
+
+    @cached_property
+    def _own_places(self) -> Places:
+        return self.places(self.positions, blind=True)
+
+    def products(self, block: Block, out: Tensor | None = None) -> Tensor:
+        """⟨qᵢ, kⱼ⟩ of a block, ``(*batch, H, rows, columns)``, in a buffer if one is given."""
+        q, k = self.features.q[..., block.rows, :], self.features.k[..., block.columns, :]
+        if out is None:
+            return q @ k.mT
+        torch.bmm(flat(q), flat(k).mT, out=out)
+        return out.view(*q.shape[:-1], k.shape[-2])
+
+    def logits_and_gain(
+        self, block: Block, out: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """See `Scoring.logits_and_gain`."""
+        columns = self.head_logs[..., None, block.columns]
+        places = self._own_places.block(block)
+        return self.scoring.logits_and_gain(self.products(block, out), columns, places)
+
+    def log_p(self, block: Block) -> Tensor:
+        """log Pᵢⱼ, ``(*batch, H, rows, columns)``; −∞ in rows that are absent or see no mass."""
+        columns = self.head_logs[..., None, block.columns]
+        log_p = self.scoring.log_p(self.products(block), columns, self._own_places.block(block))
+        return torch.where(self.alive[..., None, block.rows, None], log_p, -math.inf)
+
+    def log_ratios(self, block: Block) -> Tensor:
+        """log(aᵢ/aⱼ), ``(*batch, 1, rows, columns)``; absent atoms count as of mass 1."""
+        logs = torch.where(self.alive, self.log_weights, 0.0)
+        return (logs[..., block.rows, None] - logs[..., None, block.columns])[..., None, :, :]
+
+    # --- rows that are no atoms ---
+
+    def queries(self, points: Tensor, positions: Tensor | None) -> Tensor:
+        """Queries of other points at this measure, ``(*batch, H, m, k)``."""
+        features = self.kernel.features(self.parameters, points, positions)
+        return _folded(features, 1.0).q
+
+    def scores(self, queries: Tensor, positions: Tensor | None) -> Tensor:
+        """The scores of all rows ``(*batch, H, m, k)`` and atoms at once, (*batch, H, m, n)."""
+        return self.scoring.scores(queries @ self.features.k.mT, self.places(positions))
+
+    # --- the tangent of the features ---
+
+    def push(self, displacement: Tensor) -> Features:
+        """q̇, k̇, v̇ of displacements ``(*batch, n, d)`` in the order here."""
+        tangents = self.kernel.push(self.parameters, self.points, self.positions, displacement)
+        return _folded(tangents, 0.0)
+
+    def pull(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """The transpose of `push`."""
+        bias, width = None, self.features.q.shape[-1]
+        if self.features.b is not None:
+            bias, width = k[..., -1], width - 1
+        cotangents = Features(q[..., :width], k[..., :width], v, bias)
+        return self.kernel.pull(self.parameters, self.points, self.positions, cotangents)
+
+    # --- the order of the measure and that of the positions ---
+
+    def in_place(self) -> Weights:
+        """Drop `order` when it is the identity, to save a gather per product.
+
+        Reads values: not traceable.
+        """
+        if self.order is None or bool((self.order[..., 1:] < self.order[..., :-1]).any()):
+            return self
+        return replace(self, order=None)
+
+    def sort(self, per_particle: Tensor) -> Tensor:
+        """Rows ``(*batch, n, d)`` in the order of the atoms here."""
+        if self.order is None:
+            return per_particle
+        return per_particle.gather(-2, self.order[..., None].expand(per_particle.shape))
+
+    def unsort(self, per_particle: Tensor) -> Tensor:
+        """Rows ``(*batch, n, d)`` back in the order of the measure."""
+        if self.order is None:
+            return per_particle
+        index = self.order[..., None].expand(per_particle.shape)
+        return torch.empty_like(per_particle).scatter(-2, index, per_particle)
+
+    def unsort_dense(self, matrix: Tensor, part: slice) -> Tensor:
+        """Matrices (b, n, ·, n, ·) of a slice of the batch back in the order of the measure."""
+        if self.order is None:
+            return matrix
+        place = self.order.reshape(-1, self.n)[part].argsort(-1)
+        batch = torch.arange(len(matrix), device=matrix.device)[:, None]
+        return matrix[batch, place].movedim(3, 1)[batch, place].movedim(1, 3)
+
+    def part(self, part: slice) -> Weights:
+        """A slice of the flattened batch."""
+
+        def pick(tensor: Tensor | None, event: int) -> Tensor | None:
+            return None if tensor is None else tensor.reshape(-1, *tensor.shape[-event:])[part]
+
+        f = self.features
+        q, k, v, centre = (pick(t, 3) for t in (f.q, f.k, f.v, f.v_centre))
+        b, points = pick(f.b, 2), pick(self.points, 2)
+        logs = pick(self.log_weights, 1)
+        assert q is not None and k is not None and v is not None
+        assert points is not None and logs is not None
+        return replace(
+            self,
+            points=points,
+            features=Features(q, k, v, b, None, centre),
+            log_weights=logs,
+            positions=pick(self.positions, 1),
+            order=pick(self.order, 1),
+            potentials=pick(self.potentials, 2),
+        )
+
+    def detached(self) -> Weights:
+        """The same without a record of how it came about."""
+        f = self.features
+        centre = None if f.v_centre is None else f.v_centre.detach()
+        return replace(
+            self,
+            points=self.points.detach(),
+            features=f._replace(q=f.q.detach(), k=f.k.detach(), v=f.v.detach(), v_centre=centre),
+            log_weights=self.log_weights.detach(),
+            potentials=None if self.potentials is None else self.potentials.detach(),
+        )
+
+
+def flat(per_head: Tensor) -> Tensor:
+    """``(*batch, H, n, ·)`` with one axis for batch and heads."""
+    return per_head.reshape(-1, *per_head.shape[-2:])
+
+
+def _check(features: Features, kernel: Kernel, points: Tensor) -> None:
+    """What a kernel of the user's own has given."""
+    name = f"{type(kernel).__name__}.features"
+    if not isinstance(features, Features):
+        raise TypeError(f"{name}: expected kernels.Features(q, k, v), got {describe(features)}")
+    for letter in "qkv":
+        found = getattr(features, letter)
+        if found.ndim != points.ndim + 1 or found.shape[-2] != points.shape[-2]:
+            raise ValueError(
+                f"{name}: expected {letter} of shape (*batch, heads, {points.shape[-2]}, width), "
+                f"got {tuple(found.shape)}"
+            )
+
+
+def _folded(f: Features, one: float) -> Features:
+    """Score biases as one coordinate more: ⟨(q, 1), (k, b)⟩, and for tangents ⟨(q̇, 0), (k̇, ḃ)⟩."""
+    if f.b is None:
+        return f
+    q = torch.cat([f.q, torch.full_like(f.q[..., :1], one)], -1)
+    k = torch.cat([f.k, f.b[..., None]], -1)
+    return f._replace(q=q, k=k)
