@@ -76,12 +76,14 @@ def check_replaceable(path: Path) -> Path:
     """The path with links resolved, if nothing is there or a file of this library.
 
     Raises:
-        FileExistsError: something else is there, or the path is inside the store of a sweep.
+        FileExistsError: something else is there, or the path is inside the store of a sweep or
+            inside a Zarr folder.
     """
     path = path.resolve()
-    for folder in (path, *path.parents):
-        if (folder / "sweep.json").exists():
-            raise FileExistsError(f"{path}: expected a place outside the store of a sweep")
+    if any((folder / "sweep.json").exists() for folder in (path, *path.parents)):
+        raise FileExistsError(f"{path}: expected a place outside the store of a sweep")
+    if any((folder / "zarr.json").exists() for folder in path.parents):
+        raise FileExistsError(f"{path}: expected a place outside a Zarr folder")
     if path.exists() and not (_is_our_folder(path) if path.is_dir() else _is_marked(path)):
         raise FileExistsError(
             f"{path} was not written by this library, or is the store of a sweep of version 0.1, "

@@ -262,6 +262,8 @@ def _create(path: Path, description: Mapping[str, Any], *, replace: bool) -> Map
     """Write the description, unless another process was first; one that is lost is replaced."""
     path.mkdir(parents=True, exist_ok=True)
     sync(path.parent)
+    if not replace and (path / _DESCRIPTION).exists():
+        return _read_description(path)
     strangers = Store(path, description).damaged
     if "of another configuration" in strangers.values():
         raise ValueError(

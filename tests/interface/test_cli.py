@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from meanfield import cli, results
 from meanfield.experiments import two_dirac
@@ -208,10 +210,48 @@ def test_nothing_that_somebody_else_has_made_is_replaced(finished, tmp_path, cap
     inside = finished / "x" / ".." / "two-dirac.sweep"
     (finished / "x").mkdir()
     for path in (inside / "a.nc", inside.with_suffix(".zarr") / "a.nc"):
-        assert cli.main(["export", store, str(path)]) in (0, 1)
+        capsys.readouterr()
+        assert cli.main(["export", store, str(path)]) == 1
+        assert "expected a place outside" in capsys.readouterr().err
+        assert not path.exists()
     (finished / "x").rmdir()
     assert {file.name for file in finished.iterdir()} == before
     assert cli.main(["status", "--check", store]) == 0
+
+
+def test_status_check_is_exit_code_1_for_damaged_and_for_missing_files(finished, tmp_path, capsys):
+    store = tmp_path / "two-dirac.sweep"
+    shutil.copytree(finished / "two-dirac.sweep", store)
+    assert cli.main(["status", "--check", str(store)]) == 0
+    batch = max(store.glob("batch-*.nc"))
+    whole = batch.read_bytes()
+    batch.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert cli.main(["status", str(store)]) == 0
+    assert cli.main(["status", "--check", str(store)]) == 1
+    assert f"damaged: {batch.name}" in capsys.readouterr().out
+    batch.unlink()
+    assert cli.main(["status", "--check", str(store)]) == 1
+    assert f"missing: {batch.name}" in capsys.readouterr().out
+
+
+def test_threads_are_those_of_each_case(tmp_path, monkeypatch):
+    before, bounds_of, seen = torch.get_num_threads(), two_dirac._bounds, set()
+
+    def counting(*case):
+        seen.add(torch.get_num_threads())
+        return bounds_of(*case)
+
+    monkeypatch.setattr(two_dirac, "_bounds", counting)
+    small = ["--set", "n_tokens=[2]", "--set", "secant_tokens=[]", "--set", "split_radii=[]"]
+    try:
+        for n_threads in (1, 3):
+            seen.clear()
+            command = ["run", "two-dirac", *SMALL, *small, "--threads", str(n_threads)]
+            out = str(tmp_path / str(n_threads))
+            assert cli.main([*command, "--no-figures", "--out", out]) == 0
+            assert seen == {n_threads}
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])

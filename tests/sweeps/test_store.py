@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 
 from meanfield import results
 from meanfield.experiments.settings import override, read_toml
-from meanfield.results import Variable, cases
+from meanfield.results import Variable, atomic, cases
 from meanfield.results import store as storing
-from meanfield.sweeps import Task, estimate, export, status, sweep
+from meanfield.sweeps import Task, estimate, export, run, status, sweep
 from tests.sweeps import sweep_functions as functions
 
 GRID = {"n": [2, 4, 8], "repetition": range(5)}
@@ -296,6 +296,47 @@ def test_shards_split_the_batches_and_meet_in_the_store(tmp_path):
         sweep(task, {"x": [1]}, store=store, shard=(3, 3))
     with pytest.raises(ValueError, match="expected a store"):
         sweep(task, {"x": [1]}, shard=(0, 3))
+
+
+def test_shards_and_what_is_done_do_not_cut_vectorised_calls(tmp_path):
+    """The last digits of linear algebra depend on the cases of a call."""
+    calls = []
+
+    def note(x):
+        calls.append(x.tolist())
+        return {"y": 2.0 * x}
+
+    task, run = Task(note, [Variable("y", "y")], batched=True, name="note"), {"batch_size": 4}
+    grid, store = {"x": range(10)}, tmp_path / "s"
+    sweep(task, grid, store=store, shard=(0, 2), **run)
+    assert calls == [[0, 1, 2, 3], [8, 9]]
+    sweep(task, grid, store=store, shard=(1, 2), **run)
+    assert calls[2:] == [[4, 5, 6, 7]]
+
+
+def test_of_two_sweeps_that_begin_one_store_at_once_the_other_configuration_is_refused(
+    tmp_path, monkeypatch
+):
+    store, look = tmp_path / "s", run.description_at
+
+    def overtaken(path):
+        found = look(path)
+        monkeypatch.undo()
+        sweep(functions.NOISE, GRID, seed=2, store=store)
+        return found
+
+    monkeypatch.setattr(run, "description_at", overtaken)
+    with pytest.raises(ValueError, match="another configuration.*seed: stored 2, now 1"):
+        sweep(functions.NOISE, GRID, seed=1, store=store)
+    xr.testing.assert_equal(results.read(store), sweep(functions.NOISE, GRID, seed=2))
+
+
+def test_a_file_that_is_not_to_be_replaced_stays_and_nothing_is_left_beside_it(tmp_path):
+    path = tmp_path / "a"
+    atomic.write_whole(path, b"first", replace=False)
+    with pytest.raises(FileExistsError):
+        atomic.write_whole(path, b"second", replace=False)
+    assert path.read_bytes() == b"first" and [*tmp_path.iterdir()] == [path]
 
 
 def test_two_processes_begin_one_store_at_once_and_nothing_is_lost(tmp_path):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from meanfield import results
 from meanfield.results import Variable
 from meanfield.sweeps import Task, cases_of, sweep
-from meanfield.sweeps.grid import case_seed
+from meanfield.sweeps.grid import case_keys, case_seed
 from tests.sweeps import sweep_functions as functions
 
 
@@ -72,6 +72,14 @@ def test_seed_is_the_same_in_every_process_and_version():
 
 
 FROZEN_SEED = 7127850438474185710
+
+
+@pytest.mark.parametrize("base", [2**53, 2**60, -(2**53) - 1, 2**62])
+def test_integers_that_floats_do_not_tell_apart_are_different_cases(base):
+    pair = [{"x": base}, {"x": base + 1}]
+    assert len(set(case_keys(pair).tolist())) == 2
+    assert case_seed(pair[0]) != case_seed(pair[1])
+    assert sweep(lambda x: {"last": x % 2}, pair)["last"].values.tolist() in ([0, 1], [1, 0])
 
 
 @given(st.lists(st.integers(-50, 50), unique=True, min_size=2, max_size=30))
