@@ -20,11 +20,9 @@ from meanfield.checks import (
 from meanfield.measures import ParticleMeasure
 
 __all__ = [
-    "CriticalPair",
     "adversarial",
     "ball",
     "critical_pair",
-    "gaussian",
     "interleaved_diracs",
     "sphere",
     "two_diracs",
@@ -32,15 +30,15 @@ __all__ = [
 
 
 class CriticalPair(NamedTuple):
-    """The real eigenpair (λ, u) of A that Proposition 3.4 uses, and where it puts the crowd.
+    """The real eigenpair (λ, u) of A that Proposition 3.4 uses, and where it puts its two atoms.
 
-    The lone (light) atom goes to R u and the crowd (heavy atom) to crowd · R u, with crowd = −1
-    for λ < 0 and ½ for λ > 0; scaling is γ = −λ or λ/8.
+    The light atom goes to R u and the heavy one to heavy_at · R u, with heavy_at = −1 for λ < 0
+    and ½ for λ > 0; scaling is γ = −λ or λ/8.
     """
 
     eigenvalue: float
     direction: Tensor
-    crowd: float
+    heavy_at: float
     scaling: float
 
 
@@ -68,7 +66,7 @@ def critical_pair(A: Any, *, branch: str = "best") -> CriticalPair:
     eigenvalues, vectors = torch.linalg.eig(matrix)
     real = eigenvalues.imag == 0  # LAPACK returns real eigenvalues with imaginary part exactly 0
     pairs = []
-    for sign, crowd, factor in ((-1.0, -1.0, 1.0), (1.0, 0.5, 0.125)):
+    for sign, heavy_at, factor in ((-1.0, -1.0, 1.0), (1.0, 0.5, 0.125)):
         name = "negative" if sign < 0 else "positive"
         gains = torch.where(real, sign * eigenvalues.real, -torch.inf)
         k = int(gains.argmax())
@@ -77,7 +75,7 @@ def critical_pair(A: Any, *, branch: str = "best") -> CriticalPair:
             u = u / torch.linalg.vector_norm(u)
             u = u * torch.where(u[u.abs().argmax()] < 0, -1.0, 1.0)
             value = float(eigenvalues[k].real)
-            pairs.append(CriticalPair(value, u, crowd, factor * float(gains[k])))
+            pairs.append(CriticalPair(value, u, heavy_at, factor * float(gains[k])))
     if not pairs:
         wanted = "non-zero" if branch == "best" else branch
         raise ValueError(
@@ -91,16 +89,16 @@ def two_diracs(
     log_ratio: Any,
     direction: Any,
     *,
-    crowd: float = -1.0,
+    heavy_at: float = -1.0,
     positioned: bool = False,
 ) -> ParticleMeasure:
-    """A light atom at R u and a heavy one at crowd · R u: the two unbalanced clusters.
+    """A light atom at R u and a heavy one at heavy_at · R u: the two unbalanced clusters.
 
     Args:
         radius: R ≥ 0, a number or a batch (...).
         log_ratio: log(light weight / heavy weight), a number or a batch (...). −900 is ordinary.
         direction: u, shape (d,), normalised here.
-        crowd: where the heavy atom stands on the line through u, in units of R.
+        heavy_at: where the heavy atom stands on the line through u, in units of R.
         positioned: whether to place the light atom at position ½ and the heavy one at 1, so that
             in masked attention the heavy atom sees the light one.
 
@@ -108,7 +106,7 @@ def two_diracs(
         The measure, atoms ordered (light, heavy).
     """
     u = as_float_tensor(direction, "direction")
-    crowd, positioned = number(crowd, "crowd"), as_bool(positioned, "positioned")
+    heavy_at, positioned = number(heavy_at, "heavy_at"), as_bool(positioned, "positioned")
     check_finite(u, "direction")
     if u.ndim != 1 or not float(torch.linalg.vector_norm(u)) > 0:
         raise ValueError(f"direction: expected a non-zero vector (d,), got {tuple(u.shape)}")
@@ -120,7 +118,7 @@ def two_diracs(
     z = as_float_tensor(log_ratio, "log_ratio", like=u)
     check_finite(z, "log_ratio")
     r, z = torch.broadcast_tensors(r, z)
-    places = torch.stack([u, crowd * u])
+    places = torch.stack([u, heavy_at * u])
     # log a = −log(1 + e^−z) and log(1 − a) = −log(1 + e^z): exact at both ends.
     zero = torch.zeros_like(z)
     logs = torch.stack([-torch.logaddexp(zero, -z), -torch.logaddexp(zero, z)], -1)
@@ -135,7 +133,7 @@ def interleaved_diracs(
     *,
     scales: int = 20,
     growth: float = 2.0,
-    crowd: float = -1.0,
+    heavy_at: float = -1.0,
 ) -> ParticleMeasure:
     """The two Diracs at every position, the mass growing geometrically with the position.
 
@@ -151,7 +149,7 @@ def interleaved_diracs(
         direction: u, shape (d,), normalised here.
         scales: number of positions m.
         growth: mass of a position over that of the one before, above 1.
-        crowd: where the heavy atoms stand on the line through u, in units of R.
+        heavy_at: where the heavy atoms stand on the line through u, in units of R.
 
     Returns:
         A measure of 2m atoms at positions 1/m, …, 1, the light one first at each.
@@ -160,7 +158,7 @@ def interleaved_diracs(
         ValueError: no scales, or a growth that is not above 1.
     """
     scales, growth = count(scales, "scales"), number(growth, "growth", above=1)
-    pair = two_diracs(radius, log_ratio, direction, crowd=crowd)
+    pair = two_diracs(radius, log_ratio, direction, heavy_at=heavy_at)
     step = torch.arange(scales, dtype=pair.points.dtype, device=pair.points.device)
     mass = (step * math.log(growth)).log_softmax(-1)
     return ParticleMeasure(
@@ -187,25 +185,9 @@ def adversarial(A: Any, radius: float, n: int, *, branch: str = "best") -> Parti
     """
     radius, n = number(radius, "radius", least=0), count(n, "n", least=2)
     pair = critical_pair(A, branch=branch)
-    points = radius * pair.crowd * pair.direction.expand(n, -1).clone()
+    points = radius * pair.heavy_at * pair.direction.expand(n, -1).clone()
     points[0] = radius * pair.direction
     return ParticleMeasure.from_sequence(points)
-
-
-def gaussian(
-    n: int,
-    dim: int,
-    *,
-    std: float = 1.0,
-    batch_shape: tuple[int, ...] = (),
-    generator: torch.Generator | None = None,
-    dtype: torch.dtype = torch.float64,
-) -> Tensor:
-    """Independent N(0, std² I) points, shape ``(*batch_shape, n, dim)``."""
-    generator = as_generator(generator)
-    shape, std = (*batch_shape, count(n, "n"), count(dim, "dim")), number(std, "std", least=0)
-    device = generator.device
-    return std * torch.randn(shape, generator=generator, dtype=dtype, device=device)
 
 
 def sphere(
@@ -218,8 +200,9 @@ def sphere(
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
     """Independent uniform points on the sphere of the given radius, ``(*batch_shape, n, dim)``."""
-    radius = number(radius, "radius", least=0)
-    points = gaussian(n, dim, batch_shape=batch_shape, generator=generator, dtype=dtype)
+    generator, radius = as_generator(generator), number(radius, "radius", least=0)
+    shape = (*batch_shape, count(n, "n"), count(dim, "dim"))
+    points = torch.randn(shape, generator=generator, dtype=dtype, device=generator.device)
     return radius * points / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
 
 

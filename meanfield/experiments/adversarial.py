@@ -118,7 +118,7 @@ def measure(
     F = source.attention(layer)
     pair = _pair(source, layer, head)
     # As `sampling.adversarial` builds it, without a new eigendecomposition for each length.
-    points = radius * pair.crowd * pair.direction.expand(n_tokens, -1).clone()
+    points = radius * pair.heavy_at * pair.direction.expand(n_tokens, -1).clone()
     points[0] = radius * pair.direction
     mu = ParticleMeasure.from_sequence(points)
     whole = local_lipschitz(F, mu, geometry="euclidean", strict=False)

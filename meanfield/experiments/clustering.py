@@ -93,7 +93,7 @@ def through_depth(
     on_sphere = space == "sphere"
     x = sampling.sphere(n_particles, 3, generator=generator)
     if not on_sphere:
-        x = sampling.gaussian(n_particles, 3, generator=generator)
+        x = torch.randn(n_particles, 3, generator=generator, dtype=torch.float64)
         x[:, 2] = 0.0  # attention with A = βI keeps the plane
     times = dynamics.log_clock(1e-2, last if on_sphere else last_plane, n_times - 1)
     ds = dynamics.flow(

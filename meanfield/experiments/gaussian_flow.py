@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from meanfield import dynamics, sampling
+from meanfield import dynamics
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.attention.kernels import dot_product, l2
 from meanfield.dynamics import reduced
@@ -100,7 +100,8 @@ def covariances(
     parameters = AttentionParameters(A, eye, V, scale=0.5 if kernel == "l2" else 1.0)
     F = SelfAttention(parameters, kernel=l2 if kernel == "l2" else dot_product)
     times = np.linspace(0, last, n_times)
-    mu = ParticleMeasure(sampling.gaussian(n_particles, 3, std=std, generator=generator))
+    x = std * torch.randn(n_particles, 3, generator=generator, dtype=torch.float64)
+    mu = ParticleMeasure(x)
     ds = dynamics.flow(F, mu, times, step=step)
     found = torch.stack([dynamics.covariance(dynamics.measure_at(ds, k)) for k in range(n_times)])
     _, expected = reduced.gaussian_moments(

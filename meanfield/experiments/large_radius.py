@@ -16,7 +16,6 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from meanfield import sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
@@ -81,7 +80,7 @@ def configuration(
     generator = torch.Generator().manual_seed(seed)
     A, V = torch.randn(2, dim, dim, generator=generator, dtype=torch.float64) / math.sqrt(dim)
     V = V / torch.linalg.matrix_norm(V, 2)
-    X = sampling.gaussian(n_tokens, dim, generator=generator)
+    X = torch.randn(n_tokens, dim, generator=generator, dtype=torch.float64)
     for _ in range(50):  # moving the last token may change which keys are best
         scores = X[:-1] @ (A @ X[-1])
         best = scores.topk(2).indices

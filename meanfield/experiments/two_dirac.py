@@ -141,7 +141,7 @@ def constants(
     parameters = layer(dim, gamma, layer_seed)
     F = SelfAttention(parameters, causal=causal)
     u = sampling.critical_pair(parameters.A[0], branch="negative").direction
-    mu = sampling.two_diracs(radius, log_ratio, u, crowd=crowd, positioned=causal)
+    mu = sampling.two_diracs(radius, log_ratio, u, heavy_at=crowd, positioned=causal)
     constant = local_lipschitz(F, mu)
     assert constant.splitting is not None
     found = _nothing(len(steps)) | {

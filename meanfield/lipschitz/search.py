@@ -133,7 +133,7 @@ def _constructions(F: Map, radius: float) -> list[ParticleMeasure]:
             offsets = torch.linspace(-3, 3, 13, dtype=torch.float64)
             found.append(
                 sampling.two_diracs(
-                    radius, centre + offsets, pair.direction.cpu(), crowd=pair.crowd
+                    radius, centre + offsets, pair.direction.cpu(), heavy_at=pair.heavy_at
                 )
             )
     return found

@@ -99,7 +99,7 @@ def test_lower_bounds_are_reached_by_their_witnesses(seed, d, radius, causal):
             found = local_lipschitz(F, tokens, geometry="euclidean").value
             reached_tokens = max(reached_tokens, float(found))
             ratio = bounds.two_dirac_best_log_ratio(float(gamma), radius)
-            atoms = sampling.two_diracs(radius, ratio, u.real, crowd=crowd, positioned=causal)
+            atoms = sampling.two_diracs(radius, ratio, u.real, heavy_at=crowd, positioned=causal)
             reached_atoms = max(reached_atoms, float(local_lipschitz(F, atoms).value))
     for row in lower:
         if row.name == "two Diracs, masked":  # a limit; `test_sampling` climbs towards it

@@ -220,7 +220,7 @@ def test_the_adversarial_sequence_reaches_the_lower_bound(seed, n, radius, branc
     assert measured >= bounds.proposition_3_4(pair.scaling, radius, n) * (1 - 1e-6)
     # Ours: the entry of the two-atom measure, where the crowd is one heavy atom.
     atoms = sampling.two_diracs(
-        radius, -math.log(n - 1), pair.direction, crowd=pair.crowd, positioned=causal
+        radius, -math.log(n - 1), pair.direction, heavy_at=pair.heavy_at, positioned=causal
     )
     G = SelfAttention(F.parameters, causal=causal)
     constant = local_lipschitz(G, atoms)

@@ -352,7 +352,7 @@ def test_the_flow_can_be_differentiated():
         steps = dynamics.trajectory(F, mu.replace(points), [0, 0.5], step=0.1, constraint="sphere")
         return list(steps)[-1][1].points
 
-    direction = sampling.gaussian(mu.n_particles, D, generator=generator(5))
+    direction = torch.randn(mu.n_particles, D, generator=generator(5), dtype=torch.float64)
     _, tangent = torch.func.jvp(end, (mu.points,), (direction,))
     h = 1e-6
     with torch.no_grad():

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from meanfield import ParticleMeasure, dynamics, sampling
+from meanfield import ParticleMeasure, dynamics
 from meanfield.dynamics import functionals, merging
 from meanfield.measures import split, stack
 
 
 def cloud(n: int = 30, d: int = 3, seed: int = 0) -> ParticleMeasure:
     g = torch.Generator().manual_seed(seed)
-    x = sampling.gaussian(n, d, generator=g)
+    x = torch.randn(n, d, generator=g, dtype=torch.float64)
     logs = torch.randn(n, generator=g, dtype=torch.float64).log_softmax(0)
     return ParticleMeasure(x, log_weights=logs)
 

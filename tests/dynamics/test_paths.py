@@ -18,6 +18,10 @@ def generator(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def gaussian(n: int, d: int, seed: int) -> torch.Tensor:
+    return torch.randn(n, d, generator=generator(seed), dtype=torch.float64)
+
+
 def attention(d: int, seed: int = 0, **settings) -> SelfAttention:
     A, V = torch.randn(2, d, d, generator=generator(seed), dtype=torch.float64)
     return SelfAttention(AttentionParameters.from_bilinear(A, V), **settings)
@@ -45,8 +49,8 @@ def test_particles_that_change_places_move_and_their_measure_does_not():
 
 
 def test_displacements_are_the_distances_of_the_measures_of_the_flow():
-    mu = ParticleMeasure(sampling.gaussian(9, 3, generator=generator(1)))
-    nu = ParticleMeasure(sampling.gaussian(5, 3, generator=generator(2)))
+    mu = ParticleMeasure(gaussian(9, 3, 1))
+    nu = ParticleMeasure(gaussian(5, 3, 2))
     ds = dynamics.flow(attention(3), mu, [0, 0.3, 0.6], step=0.1)
     at = [dynamics.measure_at(ds, k) for k in range(3)]
     np.testing.assert_array_equal(at[0].points, mu.points)
@@ -60,7 +64,7 @@ def test_displacements_are_the_distances_of_the_measures_of_the_flow():
 
 
 def test_conditional_displacements_of_tokens_are_those_of_the_tokens():
-    mu = ParticleMeasure.from_sequence(sampling.gaussian(6, 2, generator=generator(3)))
+    mu = ParticleMeasure.from_sequence(gaussian(6, 2, 3))
     ds = dynamics.flow(attention(2, causal=True), mu, [0, 0.5], step=0.1)
     found = dynamics.displacements(ds, conditional=True)
     np.testing.assert_allclose(found.w2, found.identity, rtol=1e-9)
@@ -68,7 +72,7 @@ def test_conditional_displacements_of_tokens_are_those_of_the_tokens():
 
 
 def test_a_batch_of_flows_has_a_distance_each():
-    members = [ParticleMeasure(sampling.gaussian(4, 2, generator=generator(s))) for s in range(3)]
+    members = [ParticleMeasure(gaussian(4, 2, s)) for s in range(3)]
     F = attention(2)
     ds = dynamics.flow(F, stack(members), [0, 0.4], step=0.1)
     found = dynamics.displacements(ds)

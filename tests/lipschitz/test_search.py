@@ -41,7 +41,9 @@ def test_the_search_reaches_the_hand_built_inputs_and_stays_below_the_bound(seed
         built = 1.0
     else:
         z = bounds.two_dirac_best_log_ratio(pair.scaling, radius)
-        hand = sampling.two_diracs(radius, z, pair.direction, crowd=pair.crowd, positioned=causal)
+        hand = sampling.two_diracs(
+            radius, z, pair.direction, heavy_at=pair.heavy_at, positioned=causal
+        )
         built = float(local_lipschitz(F, hand).value)
     norm_A = float(torch.linalg.matrix_norm(A, 2))
     bound = bounds.masked_mean_field if causal else bounds.mean_field

@@ -93,7 +93,7 @@ def test_splitting_beats_moving_by_a_factor_that_grows_with_the_radius():
     F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
     factors = []
     for radius in (4.0, 8.0, 16.0):
-        mu = sampling.two_diracs(radius, -2 * math.log(radius), [1.0], crowd=0.0)
+        mu = sampling.two_diracs(radius, -2 * math.log(radius), [1.0], heavy_at=0.0)
         found = local_lipschitz(F, mu)
         factors.append(float(found.splitting / found.particle))
         secants = split_secants(F, mu, found, 1e-6 * radius)
