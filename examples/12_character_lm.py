@@ -340,7 +340,7 @@ def main() -> None:
         small = {"depths": (1, 2), "seeds": 1, "dim": 16, "heads": 2, "context": 16, "batch": 8}
         vars(options).update(small, steps=20, checkpoint_every=5)
     source = options.text or ("alice" if os.environ.get("MEANFIELD_DATA") else __file__)
-    corpus = corpora.load(source, download=False)
+    corpus = corpora.corpus(source, download=False)
     text = Text.of(corpus.text)
     folder = options.out / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from meanfield.errors import MissingExtraError
 
-__all__ = ["ALICE_SHA256", "Corpus", "load", "windows"]
+__all__ = ["corpus", "windows"]
 
 ALICE_SHA256 = "84157c64cf991c7cd7f3fc39aa8fddefebae13710268f448f6034559db37f884"
 _ALICE_FILE = "carroll-alice.txt"
@@ -54,7 +54,7 @@ class Corpus:
         return f"Corpus({self.name!r}, {len(self.text)} characters, sha256={self.sha256[:12]}…)"
 
 
-def load(source: str | os.PathLike[str], *, download: bool = True) -> Corpus:
+def corpus(source: str | os.PathLike[str], *, download: bool = True) -> Corpus:
     """Read a text.
 
     Args:
@@ -75,7 +75,7 @@ def load(source: str | os.PathLike[str], *, download: bool = True) -> Corpus:
         raise FileNotFoundError(
             f'source: expected "alice" or the path of a text file, got {os.fspath(source)!r}'
         )
-    return _corpus(path.name, path.read_bytes())
+    return _decoded(path.name, path.read_bytes())
 
 
 def windows(tokens: Any, n: int, count: int) -> Tensor:
@@ -116,7 +116,7 @@ def windows(tokens: Any, n: int, count: int) -> Tensor:
     return ids[starts[:, None] + torch.arange(n)].long()
 
 
-def _corpus(name: str, raw: bytes) -> Corpus:
+def _decoded(name: str, raw: bytes) -> Corpus:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -166,7 +166,7 @@ def _fetched_alice() -> Path:
 
 
 def _checked_alice(path: Path) -> Corpus:
-    found = _corpus("alice", path.read_bytes())
+    found = _decoded("alice", path.read_bytes())
     if found.sha256 != ALICE_SHA256:
         raise ValueError(
             f"{path.name}: expected the edition with SHA-256 {ALICE_SHA256}, got {found.sha256}; "

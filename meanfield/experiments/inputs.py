@@ -116,7 +116,7 @@ def _tokens(source: Transformer, text: str) -> Tensor:
         generator = torch.Generator().manual_seed(0)
         vocabulary = int(source.model.config.vocab_size)
         return torch.randint(vocabulary, (_RANDOM_LENGTH,), generator=generator)
-    return source.encode(corpora.load(text).text)
+    return source.encode(corpora.corpus(text).text)
 
 
 def clouds(
@@ -137,7 +137,7 @@ def window_ids(source: Transformer, text: str, n_tokens: int, n_windows: int) ->
 
 def text_hash(text: str) -> str:
     """SHA-256 of the file of a text; of random ids, their name."""
-    return RANDOM_TEXT if text == RANDOM_TEXT else corpora.load(text).sha256
+    return RANDOM_TEXT if text == RANDOM_TEXT else corpora.corpus(text).sha256
 
 
 def check_text(text: str, text_sha256: str) -> None:

@@ -13,9 +13,8 @@ share is in ``weights.py``; ``llama.py`` is a good start for a decoder.
 Needs the extra ``models`` (transformers). Nothing is downloaded unless asked for.
 """
 
-from meanfield.pretrained.family import Family, Site
+from meanfield.pretrained.family import Family
 from meanfield.pretrained.loading import load, read
-from meanfield.pretrained.registry import FAMILIES
 from meanfield.pretrained.transformer import Transformer
 
-__all__ = ["FAMILIES", "Family", "Site", "Transformer", "load", "read"]
+__all__ = ["Family", "Transformer", "load", "read"]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from meanfield.attention import SelfAttention
-from meanfield.layers import Chain, Residual
+from meanfield.layers import Chain
 from meanfield.pretrained.family import Family, Site
-from meanfield.pretrained.weights import attention_parameters, feed_forward, layer_norm
+from meanfield.pretrained.weights import attention_parameters, feed_forward, layer_norm, post_norm
 
 __all__ = ["ALBERT"]
 
@@ -28,12 +28,11 @@ def _attention(site: Site) -> SelfAttention:
 
 def _block(site: Site) -> Chain:
     block = site.module
+    feed = feed_forward(site.config.hidden_act, block.ffn, block.ffn_output)
     return Chain(
         [
-            Residual(_attention(site)),
-            layer_norm(block.attention.LayerNorm),
-            Residual(feed_forward(site.config.hidden_act, block.ffn, block.ffn_output)),
-            layer_norm(block.full_layer_layer_norm),
+            post_norm(layer_norm(block.attention.LayerNorm), _attention(site)),
+            post_norm(layer_norm(block.full_layer_layer_norm), feed),
         ]
     )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from meanfield.attention import SelfAttention
-from meanfield.layers import Chain, Residual
+from meanfield.layers import Chain
 from meanfield.pretrained.family import Family, Site
 from meanfield.pretrained.weights import (
     attention_parameters,
     check_absolute_positions,
     feed_forward,
     layer_norm,
+    post_norm,
 )
 
 __all__ = ["BERT", "ELECTRA", "ROBERTA"]
@@ -28,10 +29,8 @@ def _block(site: Site) -> Chain:
     feed = feed_forward(site.config.hidden_act, block.intermediate.dense, block.output.dense)
     return Chain(
         [
-            Residual(_attention(site)),
-            layer_norm(block.attention.output.LayerNorm),
-            Residual(feed),
-            layer_norm(block.output.LayerNorm),
+            post_norm(layer_norm(block.attention.output.LayerNorm), _attention(site)),
+            post_norm(layer_norm(block.output.LayerNorm), feed),
         ]
     )
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from meanfield.attention import SelfAttention
-from meanfield.layers import Chain, Residual
+from meanfield.layers import Chain
 from meanfield.pretrained.family import Family, Site
-from meanfield.pretrained.weights import attention_parameters, feed_forward, layer_norm
+from meanfield.pretrained.weights import attention_parameters, feed_forward, layer_norm, post_norm
 
 __all__ = ["DISTILBERT"]
 
@@ -18,12 +18,11 @@ def _attention(site: Site) -> SelfAttention:
 
 def _block(site: Site) -> Chain:
     block = site.module
+    feed = feed_forward(site.config.activation, block.ffn.lin1, block.ffn.lin2)
     return Chain(
         [
-            Residual(_attention(site)),
-            layer_norm(block.sa_layer_norm),
-            Residual(feed_forward(site.config.activation, block.ffn.lin1, block.ffn.lin2)),
-            layer_norm(block.output_layer_norm),
+            post_norm(layer_norm(block.sa_layer_norm), _attention(site)),
+            post_norm(layer_norm(block.output_layer_norm), feed),
         ]
     )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from meanfield.attention import AttentionParameters, SelfAttention
-from meanfield.layers import Chain, Residual
+from meanfield.layers import Chain
 from meanfield.pretrained.family import Family, Site
-from meanfield.pretrained.weights import feed_forward, layer_norm
+from meanfield.pretrained.weights import feed_forward, layer_norm, pre_norm
 
 __all__ = ["GPT2"]
 
@@ -50,8 +50,8 @@ def _block(site: Site) -> Chain:
     )
     return Chain(
         [
-            Residual(Chain([layer_norm(block.ln_1), _attention(site)])),
-            Residual(Chain([layer_norm(block.ln_2), feed])),
+            pre_norm(layer_norm(block.ln_1), _attention(site)),
+            pre_norm(layer_norm(block.ln_2), feed),
         ]
     )
 

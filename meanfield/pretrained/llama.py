@@ -6,89 +6,120 @@ only, and Qwen3 normalises queries and keys.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from meanfield.attention import SelfAttention
-from meanfield.attention.kernels import Kernel, dot_product, qk_norm
-from meanfield.layers import Chain, Residual
+from meanfield.attention.kernels import Kernel, qk_norm
+from meanfield.layers import MLP, Chain, RMSNorm
 from meanfield.pretrained.family import Family, Site
 from meanfield.pretrained.weights import (
     attention_parameters,
     feed_forward,
+    pre_norm,
     rms_norm,
     rotary_kernel,
     windowed,
 )
 
-__all__ = ["LLAMA", "MISTRAL", "QWEN2", "QWEN3", "RANDOM_SIZES", "sliding_width"]
+__all__ = ["LLAMA", "MISTRAL", "QWEN2", "QWEN3", "decoder", "gated", "masked", "rotary_attention"]
 
-RANDOM_SIZES = {
+_RANDOM_SIZES = {
     **{"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "vocab_size": 8192},
     **{"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32},
 }
 
-
-def sliding_width(site: Site) -> int | None:
-    """Tokens that a layer sees, or None for all: by its type where the layers are of several."""
-    types = getattr(site.config, "layer_types", None)
-    if types is not None and types[site.layer] == "full_attention":
-        return None
-    if types is not None and types[site.layer] != "sliding_attention":
-        raise ValueError(
-            f"layer {site.layer}: expected full_attention or sliding_attention, got "
-            f"{types[site.layer]!r}"
-        )
-    return getattr(site.config, "sliding_window", None)
+Norm = Callable[[Any, Any], RMSNorm]  # of a module and the model's configuration
 
 
-def _attention(site: Site) -> SelfAttention:
-    return _read(site, dot_product)
-
-
-def _normalised_attention(site: Site) -> SelfAttention:
-    own, eps = site.module.self_attn, float(site.config.rms_norm_eps)
-    gains = (own.q_norm.weight.detach(), own.k_norm.weight.detach())
-    return _read(site, qk_norm(*gains, eps=eps))
-
-
-def _read(site: Site, kernel: Kernel) -> SelfAttention:
+def masked(site: Site, kernel: Kernel) -> SelfAttention:
+    """The attention of a block with this kernel, as far back as the layer sees."""
     own = site.module.self_attn
     parameters = attention_parameters(
         site.config, own.q_proj, own.k_proj, own.v_proj, own.o_proj, scale=own.scaling
     )
-    turned = rotary_kernel(site, inner=kernel)
-    seen = windowed(site, sliding_width(site), inner=turned)
+    seen = windowed(site, _sliding_width(site), inner=kernel)
     return SelfAttention(parameters, causal=True, kernel=seen)
 
 
-def _block_with(site: Site, attention: SelfAttention) -> Chain:
-    block, mlp, eps = site.module, site.module.mlp, site.config.rms_norm_eps
-    feed = feed_forward(site.config.hidden_act, mlp.up_proj, mlp.down_proj, mlp.gate_proj)
-    return Chain(
-        [
-            Residual(Chain([rms_norm(block.input_layernorm, eps), attention])),
-            Residual(Chain([rms_norm(block.post_attention_layernorm, eps), feed])),
-        ]
-    )
+def rotary_attention(site: Site) -> SelfAttention:
+    """With queries and keys turned by their positions."""
+    return masked(site, rotary_kernel(site))
 
 
-def _family(model_type: str, stem: str, *, normalised: bool = False, **sizes: Any) -> Family:
-    attention = _normalised_attention if normalised else _attention
+def gated(site: Site, activation: str) -> MLP:
+    """The feed-forward layer of a block."""
+    mlp = site.module.mlp
+    return feed_forward(activation, mlp.up_proj, mlp.down_proj, mlp.gate_proj)
+
+
+def decoder(
+    model_type: str,
+    stem: str,
+    attention: Callable[[Site], SelfAttention] = rotary_attention,
+    *,
+    norm: Norm | None = None,
+    block: Callable[[Site], Chain] | None = None,
+) -> Family:
+    """A family whose models have Llama's modules.
+
+    Args:
+        model_type: see `Family`.
+        stem: see `Family`.
+        attention: of a block.
+        norm: how its norms are read; as Llama's if None.
+        block: the whole block; two pre-norm layers if None.
+    """
+    norm = norm or _norm
+
+    def pre_norm_block(site: Site) -> Chain:
+        first, second = site.module.input_layernorm, site.module.post_attention_layernorm
+        feed = gated(site, site.config.hidden_act)
+        return Chain(
+            [
+                pre_norm(norm(first, site.config), attention(site)),
+                pre_norm(norm(second, site.config), feed),
+            ]
+        )
+
     return Family(
         model_type,
         stem,
         masks=(True,),
         blocks=lambda model: model.layers,
-        attention_module=lambda block: block.self_attn,
+        attention_module=lambda module: module.self_attn,
         attention=attention,
-        block=lambda site: _block_with(site, attention(site)),
-        last=lambda model: [rms_norm(model.norm, model.config.rms_norm_eps)],
+        block=block or pre_norm_block,
+        last=lambda model: [norm(model.norm, model.config)],
         needs_length=True,
-        random_config=RANDOM_SIZES | sizes,
+        random_config=_RANDOM_SIZES,
     )
 
 
-LLAMA = _family("llama", "Llama")
-MISTRAL = _family("mistral", "Mistral")
-QWEN2 = _family("qwen2", "Qwen2")
-QWEN3 = _family("qwen3", "Qwen3", normalised=True)
+def _norm(module: Any, config: Any) -> RMSNorm:
+    return rms_norm(module, config.rms_norm_eps)
+
+
+def _sliding_width(site: Site) -> int | None:
+    """Tokens that a layer sees, or None for all."""
+    # Which of the two fields a configuration has depends on the type of the model: Llama's has
+    # neither, Mistral's a width for all layers, Qwen's and Gemma 2's also a kind for each.
+    kinds = getattr(site.config, "layer_types", None)
+    kind = "sliding_attention" if kinds is None else kinds[site.layer]
+    if kind not in ("full_attention", "sliding_attention"):
+        raise ValueError(
+            f"layer {site.layer}: expected full_attention or sliding_attention, got {kind!r}"
+        )
+    return None if kind == "full_attention" else getattr(site.config, "sliding_window", None)
+
+
+def _normalised_attention(site: Site) -> SelfAttention:
+    own, eps = site.module.self_attn, float(site.config.rms_norm_eps)
+    normalised = qk_norm(own.q_norm.weight.detach(), own.k_norm.weight.detach(), eps=eps)
+    return masked(site, rotary_kernel(site, inner=normalised))
+
+
+LLAMA = decoder("llama", "Llama")
+MISTRAL = decoder("mistral", "Mistral")
+QWEN2 = decoder("qwen2", "Qwen2")
+QWEN3 = decoder("qwen3", "Qwen3", _normalised_attention)

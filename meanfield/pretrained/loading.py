@@ -37,7 +37,7 @@ def load(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> Transformer:
-    """Load a model of one of the types in `FAMILIES`, or draw one at random.
+    """Load a model of a type in `meanfield.pretrained`, or draw one at random.
 
     Args:
         name: a folder with a checkpoint; ``"random:bert"``, ``"random:llama"``, … for random
@@ -84,7 +84,7 @@ def read(model: Any, *, name: str = "model", tokenizer: Any = None) -> Transform
     have dropout in them if it is in training mode.
 
     Args:
-        model: the `torch.nn.Module` of a type in `FAMILIES`, or one with a head on it.
+        model: the `torch.nn.Module` of one of these types, or one with a head on it.
         name: for messages.
         tokenizer: for `encode`.
 

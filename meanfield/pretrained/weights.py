@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meanfield.attention import AttentionParameters
+from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.attention.kernels import Kernel, dot_product, rotary, window
-from meanfield.layers import MLP, LayerNorm, RMSNorm
+from meanfield.layers import MLP, Chain, LayerNorm, Residual, RMSNorm
 from meanfield.pretrained.family import Site
 
 __all__ = [
@@ -21,6 +21,8 @@ __all__ = [
     "check_absolute_positions",
     "feed_forward",
     "layer_norm",
+    "post_norm",
+    "pre_norm",
     "rms_norm",
     "rotary_kernel",
     "windowed",
@@ -94,6 +96,16 @@ def rms_norm(module: Any, eps: float, *, around_one: bool = False) -> RMSNorm:
     return RMSNorm(1 + weight if around_one else weight, float(eps))
 
 
+def pre_norm(norm: LayerNorm | RMSNorm, F: SelfAttention | MLP) -> Residual:
+    """x + F(norm(x))."""
+    return Residual(Chain([norm, F]))
+
+
+def post_norm(norm: LayerNorm, F: SelfAttention | MLP) -> Chain:
+    """norm(x + F(x))."""
+    return Chain([Residual(F), norm])
+
+
 def feed_forward(activation: Any, inner: Any, outer: Any, gate: Any = None) -> MLP:
     """Of linear modules.
 
@@ -154,7 +166,7 @@ def rotary_kernel(site: Site, *, inner: Kernel = dot_product) -> Kernel:
 
 
 def windowed(site: Site, width: int | None, *, inner: Kernel) -> Kernel:
-    """A kernel with sight of `width` tokens, the query's own included; all if None."""
+    """A kernel that sees the last `width` tokens, the query's own included; all if None."""
     length = length_of(site)
     if width is None or width >= length:
         return inner
@@ -164,6 +176,7 @@ def windowed(site: Site, width: int | None, *, inner: Kernel) -> Kernel:
 
 def check_absolute_positions(config: Any) -> None:
     """Refuse scores that depend on distances."""
+    # Configurations written for transformers before version 5 have the field, newer ones do not.
     kind = getattr(config, "position_embedding_type", None)
     if kind not in (None, "absolute"):
         raise ValueError(

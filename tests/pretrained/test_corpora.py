@@ -17,7 +17,7 @@ from meanfield import corpora
 def test_a_file_is_read_with_its_hash_and_plain_line_ends(tmp_path):
     path = tmp_path / "walk.txt"
     path.write_bytes("\ufeffÉté\r\nautomne\r\n".encode())
-    corpus = corpora.load(path)
+    corpus = corpora.corpus(path)
     assert corpus.text == "Été\nautomne\n"
     assert corpus.name == "walk.txt"
     assert corpus.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
@@ -29,7 +29,7 @@ def test_the_licence_around_a_gutenberg_text_is_left_out(tmp_path):
         "Licence\n*** START OF THE PROJECT GUTENBERG EBOOK X ***\n\nStory.\n\n"
         "*** END OF THE PROJECT GUTENBERG EBOOK X ***\nMore licence\n"
     )
-    assert corpora.load(path).text == "Story.\n"
+    assert corpora.corpus(path).text == "Story.\n"
 
 
 @pytest.mark.parametrize(
@@ -39,25 +39,25 @@ def test_files_that_hold_no_text_are_refused(tmp_path, content, message):
     path = tmp_path / "bad.txt"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        corpora.load(path)
+        corpora.corpus(path)
 
 
 def test_an_absent_file_is_named():
     with pytest.raises(FileNotFoundError, match="no-such-file"):
-        corpora.load("no-such-file.txt")
+        corpora.corpus("no-such-file.txt")
 
 
 def test_alice_without_a_file_says_where_to_put_it(monkeypatch, tmp_path):
     monkeypatch.setenv("MEANFIELD_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=f"{corpora.ALICE_SHA256}.*MEANFIELD_DATA"):
-        corpora.load("alice", download=False)
+        corpora.corpus("alice", download=False)
 
 
 def test_alice_of_another_edition_is_refused(monkeypatch, tmp_path):
     (tmp_path / "carroll-alice.txt").write_text("Down the rabbit hole\n")
     monkeypatch.setenv("MEANFIELD_DATA", str(tmp_path))
     with pytest.raises(ValueError, match="expected the edition"):
-        corpora.load("alice")
+        corpora.corpus("alice")
 
 
 def test_alice_is_fetched_from_an_archive_and_its_text_is_checked(monkeypatch, tmp_path):
@@ -77,9 +77,9 @@ def test_alice_is_fetched_from_an_archive_and_its_text_is_checked(monkeypatch, t
     monkeypatch.setattr(pooch, "os_cache", lambda name: cache)
     monkeypatch.setattr(pooch.core, "choose_downloader", lambda url, progressbar: copy)
     with pytest.raises(ValueError, match="expected the edition"):
-        corpora.load("alice")
+        corpora.corpus("alice")
     monkeypatch.setattr(corpora, "ALICE_SHA256", hashlib.sha256(content).hexdigest())
-    assert corpora.load("alice").text == content.decode()
+    assert corpora.corpus("alice").text == content.decode()
 
 
 def test_alice_without_a_network_fails_with_the_ways_out(monkeypatch, tmp_path):
@@ -92,14 +92,14 @@ def test_alice_without_a_network_fails_with_the_ways_out(monkeypatch, tmp_path):
     monkeypatch.setattr(pooch, "os_cache", lambda name: tmp_path)
     monkeypatch.setattr(pooch.core, "choose_downloader", unreachable)
     with pytest.raises(FileNotFoundError, match=r"\(ConnectionError\).*MEANFIELD_DATA"):
-        corpora.load("alice")
+        corpora.corpus("alice")
 
 
 @pytest.mark.data
 def test_the_real_alice_begins_down_the_rabbit_hole():
     if not os.environ.get("MEANFIELD_DATA"):
         pytest.skip("MEANFIELD_DATA names no folder with carroll-alice.txt")
-    corpus = corpora.load("alice", download=False)
+    corpus = corpora.corpus("alice", download=False)
     assert "CHAPTER I. Down the Rabbit-Hole" in corpus.text
     assert corpus.sha256 == corpora.ALICE_SHA256
 
