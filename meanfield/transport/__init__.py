@@ -25,7 +25,7 @@ NumPy arrays in, NumPy arrays out; everything else comes back as tensors. In the
 ``ot.emd2(a, b, M)`` stands ``w2((x, a), (y, b))`` or ``w2(x, y, weights=(a, b))``.
 """
 
-# Reading order; a file imports only those before it: problem · certificate · plans (pricing ·
+# Reading order; a file imports only those before it: problem · certificate · plans (c_transform ·
 # formulas · exact · clusters · columns) · pairs · coupling · result · solve · conditional ·
 # gradients · entropic.
 

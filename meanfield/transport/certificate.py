@@ -8,7 +8,7 @@ marginals, gives an upper bound. This file is the only place that accounts for r
 - a weight exp(l) is right to a few u and |l| u (its logarithm was rounded when normalised);
 - a potential fᵢ = min_j C_ij − g_j is right to u |fᵢ|, *if nothing is added to it afterwards*: so
   g is centred before, never f;
-- what a plan misses of its marginals is brought home at the price of the atoms concerned.
+- marginal errors of a plan are repaired, and the repair is added to the cost.
 
 Every function takes one problem or a batch of them (leading axes).
 """
@@ -25,9 +25,9 @@ import numpy as np
 from meanfield.transport.problem import UNIT, Problem, lengths, taken
 
 __all__ = [
-    "Answer",
+    "Certified",
     "Part",
-    "Plan",
+    "SparsePlan",
     "certify",
     "combined",
     "feasible",
@@ -46,7 +46,7 @@ _TINY = 1e-150  # of the unit: lengths below it may be lost to underflow of thei
 _NO_MASS = 1e-300  # a weight below it is held to no digits
 
 
-class Plan(NamedTuple):
+class SparsePlan(NamedTuple):
     """A sparse plan Σ_k exp(log_mass_k) δ_(rows_k, cols_k), shapes (..., k); −inf pads.
 
     `log_doubt` is the logarithm of the mass that may lie elsewhere than the plan says: −inf where
@@ -60,7 +60,7 @@ class Plan(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class Certified:
     """lower ≤ W_p ≤ upper in the unit of its problem, with plan and feasible potentials.
 
     Leading axes are those of the problem; `f` and `g` are None where none were made.
@@ -83,7 +83,7 @@ class Answer:
         upper = np.where(self.upper > 0, self.upper, 1.0)
         return np.where(self.upper > 0, (self.upper - self.lower) / upper, 0.0)
 
-    def __getitem__(self, index: Any) -> Answer:
+    def __getitem__(self, index: Any) -> Certified:
         """Some answers of the batch."""
         return replace(
             self,
@@ -116,20 +116,20 @@ def centred(g: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def certify(
     problem: Problem,
-    plan: Plan,
+    plan: SparsePlan,
     potentials: tuple[np.ndarray, np.ndarray] | None,
     *,
     method: str,
     rtol: float,
     slack: float = 0.0,
     is_optimal: bool = False,
-) -> Answer:
+) -> Certified:
     """The interval of a plan and of potentials that are feasible up to rounding and `slack`.
 
     Args:
         problem: one problem or a batch.
         plan: any plan; misplaced mass is paid for.
-        potentials: f (..., n) and g (..., m), from `feasible` or from pricing.
+        potentials: f (..., n) and g (..., m), from `feasible` or from a c-transform.
         method: what to call the answer.
         rtol: plan and potentials that meet this closely (beyond what rounding of the weights
             and points leaves open, which is in the interval) are `converged`.
@@ -153,7 +153,7 @@ def certify(
     )
     primal = value**order + missing
     met = primal - dual <= order * rtol * primal + rounding + lost
-    return Answer(
+    return Certified(
         value=np.clip(value, lower, upper),
         lower=_below(lower, upper),
         upper=upper,
@@ -167,8 +167,8 @@ def certify(
     )
 
 
-def narrower(one: Answer, other: Answer, rtol: float) -> Answer:
-    """The better plan with the better potentials: both intervals hold, so their meet does."""
+def narrower(one: Certified, other: Certified, rtol: float) -> Certified:
+    """The better plan with the better potentials: the intersection of two valid intervals."""
     plan = one if one.upper <= other.upper else other
     dual = one if one.lower >= other.lower else other
     closed = plan.upper - dual.lower <= rtol * plan.upper
@@ -202,7 +202,7 @@ def combined(
 class Part(NamedTuple):
     """Answers of problems of one shape (k of them) inside a larger one, and where they stand."""
 
-    answer: Answer
+    answer: Certified
     rows: np.ndarray  # atoms of μ, (k, n)
     cols: np.ndarray  # atoms of ν, (k, m)
     log_masses: np.ndarray  # of each problem, (k,)
@@ -210,7 +210,7 @@ class Part(NamedTuple):
 
 def united(
     parts: Sequence[Part], shape: tuple[int, int], order: int, *, log_error: float = 0.0
-) -> Answer:
+) -> Certified:
     """One problem of n × m atoms from its parts, which exchange nothing; as `combined`."""
     answers = [part.answer for part in parts]
     ends = [[t.value, t.lower, t.upper] for t in answers]
@@ -226,7 +226,7 @@ def united(
         if has_potentials:
             f[rows], g[cols] = t.f, t.g
     i, j, log_mass = (np.concatenate(t) for t in zip(*entries, strict=True))
-    return Answer(
+    return Certified(
         value=np.clip(value, lower, upper),
         lower=lower,
         upper=upper,
@@ -240,12 +240,12 @@ def united(
     )
 
 
-def joined_names(answers: Sequence[Answer]) -> str:
+def joined_names(answers: Sequence[Certified]) -> str:
     """The methods that occur."""
     return " + ".join(sorted({name for t in answers for name in t.method.split(" + ")}))
 
 
-def in_unit(answer: Answer, exponent: np.ndarray, order: int) -> Answer:
+def in_unit(answer: Certified, exponent: np.ndarray, order: int) -> Certified:
     """The answer with distances times 2^exponent; ends rounded outward where that underflows."""
     low, value, high = (np.ldexp(t, exponent) for t in (answer.lower, answer.value, answer.upper))
     low = np.where((low > 0) & (low < 1e-290), np.nextafter(low, 0.0), low)
@@ -331,7 +331,7 @@ def _doubts(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     return first, second
 
 
-def _settled(problem: Problem, plan: Plan, *, may_match: bool) -> Plan:
+def _settled(problem: Problem, plan: SparsePlan, *, may_match: bool) -> SparsePlan:
     """Numbers that are none taken out; plans that only move atoms to atoms of their own weight.
 
     As a permutation such a plan has the marginals of the problem to the last bit; as masses out
@@ -340,10 +340,10 @@ def _settled(problem: Problem, plan: Plan, *, may_match: bool) -> Plan:
     count = problem.log_a.shape[:-1]
     if not plan.rows.shape[-1]:
         none = np.zeros((*count, 1), np.int64)
-        plan = Plan(none, none, none - math.inf, plan.log_doubt)
+        plan = SparsePlan(none, none, none - math.inf, plan.log_doubt)
     logs = np.where(plan.log_mass < 700, plan.log_mass, -math.inf)  # NaN as well
     doubt = np.full(count, plan.log_doubt)
-    plan = Plan(plan.rows, plan.cols, logs, doubt)
+    plan = SparsePlan(plan.rows, plan.cols, logs, doubt)
     n = problem.n
     if not may_match or n != problem.m or logs.shape[-1] < n or not (doubt == _MEASURED).any():
         return plan
@@ -363,10 +363,12 @@ def _settled(problem: Problem, plan: Plan, *, may_match: bool) -> Plan:
     for held, exact in matched:
         held[..., :n] = np.where(here, exact, held[..., :n])
     logs[..., n:] = np.where(here, -math.inf, logs[..., n:])
-    return Plan(rows, cols, logs, np.where(found, _EXACT, doubt))
+    return SparsePlan(rows, cols, logs, np.where(found, _EXACT, doubt))
 
 
-def _misplaced(problem: Problem, plan: Plan, moved: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _misplaced(
+    problem: Problem, plan: SparsePlan, moved: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """What it costs at most to give the plan its marginals: as measured, and in doubt.
 
     Rows, then columns, that hold too much are scaled down, and what is missing is sent through

@@ -13,7 +13,7 @@ import torch
 
 from meanfield.checks import as_bool, number
 from meanfield.measures import ParticleMeasure, check_measure
-from meanfield.transport.certificate import Answer, Part, united
+from meanfield.transport.certificate import Certified, Part, united
 from meanfield.transport.pairs import as_pair, flat_arrays
 from meanfield.transport.problem import normalised
 from meanfield.transport.result import TransportResult, assemble, gathered, refuse_unconverged
@@ -105,7 +105,9 @@ class _Groups(NamedTuple):
     log_masses: np.ndarray
 
 
-def _solve_case(case: _Case, settings: Settings, position_atol: float, tolerance: float) -> Answer:
+def _solve_case(
+    case: _Case, settings: Settings, position_atol: float, tolerance: float
+) -> Certified:
     labels = _labels(case, position_atol)
     mine, theirs = _grouped(labels[0], case.log_a), _grouped(labels[1], case.log_b)
     present = (labels[0][mine.order[mine.starts]], labels[1][theirs.order[theirs.starts]])
@@ -167,9 +169,9 @@ def _by_shape(
         )
 
 
-def _infinite() -> Answer:
+def _infinite() -> Certified:
     none, inf = np.zeros(0, np.int64), np.asarray(math.inf)
-    return Answer(
+    return Certified(
         value=inf,
         lower=inf,
         upper=inf,

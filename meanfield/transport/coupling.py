@@ -16,10 +16,10 @@ from meanfield.measures import ParticleMeasure
 if TYPE_CHECKING:
     from scipy.sparse import coo_array
 
-__all__ = ["Coupling", "Pairs", "alike"]
+__all__ = ["Coupling", "Draws", "alike"]
 
 
-class Pairs(NamedTuple):
+class Draws(NamedTuple):
     """Draws (x, y) from a coupling, shapes (..., size, d), and where their atoms stand."""
 
     source: Any
@@ -91,7 +91,7 @@ class Coupling:
         kept = mass > 0
         return coo_array((mass[kept], (rows[kept], cols[kept])), shape=self.shape)
 
-    def sample(self, size: int, *, generator: torch.Generator | None = None) -> Pairs:
+    def sample(self, size: int, *, generator: torch.Generator | None = None) -> Draws:
         """Independent pairs (x, y) ~ π, as one trains flows on.
 
         Of a conditional coupling both atoms of a pair have the same position.
@@ -106,7 +106,7 @@ class Coupling:
         drawn = drawn.reshape(*held.mass.shape[:-1], size)
         rows, cols = held.rows.gather(-1, drawn), held.cols.gather(-1, drawn)
         points = _taken(held.source, rows), _taken(held.target, cols)
-        return Pairs(*(alike(self.log_mass, t) for t in (*points, rows, cols)))
+        return Draws(*(alike(self.log_mass, t) for t in (*points, rows, cols)))
 
     def cost(self) -> Any:
         """Σ_k π_k ‖x_{i_k} − y_{j_k}‖², shape (...); the square of a distance."""

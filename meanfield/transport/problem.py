@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["UNIT", "Problem", "balanced", "costs_between", "lengths", "normalised", "taken"]
+__all__ = ["UNIT", "Problem", "costs_between", "lengths", "normalised", "snapped", "taken"]
 
 UNIT = 2.0**-53  # unit roundoff of float64
 _SAFE_LENGTH = 1e-140  # below it a square loses digits to underflow
@@ -30,7 +30,7 @@ class Problem:
         x: points of μ, shape (..., n, d).
         y: points of ν, shape (..., m, d).
         log_a: log-weights of μ as they are stored, shape (..., n), all finite; up to a constant.
-            To take it off would round them: whether weights are the same is asked of these.
+            Not normalised, because normalising rounds; equality of weights is tested on these.
         log_b: log-weights of ν, shape (..., m), likewise.
         exponent: distances in this problem times 2^exponent are the caller's, shape (...).
         order: 2 for W₂, 1 for W₁.
@@ -70,7 +70,7 @@ class Problem:
     def part(self, rows: np.ndarray, cols: np.ndarray, *, snap: bool) -> Problem:
         """The problem between two parts, each of mass one, in its own unit."""
         log_a, log_b = self.log_a[rows], self.log_b[cols]
-        log_b = balanced(log_a, log_b) if snap else log_b
+        log_b = snapped(log_a, log_b) if snap else log_b
         x, y = self.x[rows], self.y[cols]
         return Problem.of(x, y, log_a, log_b, order=self.order, exponent=self.exponent)
 
@@ -190,7 +190,7 @@ def normalised(logs: np.ndarray) -> np.ndarray:
     return np.where(flat[..., None], -math.log(count), logs) if flat.any() else logs
 
 
-def balanced(log_a: np.ndarray, log_b: np.ndarray) -> np.ndarray:
+def snapped(log_a: np.ndarray, log_b: np.ndarray) -> np.ndarray:
     """log b with the values of log a where both are the same weights up to rounding.
 
     The weights of a permuted measure are normalised by a sum in another order, which may move

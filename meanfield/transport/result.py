@@ -13,7 +13,7 @@ from meanfield.checks import one_number
 from meanfield.errors import ConvergenceError
 from meanfield.html import span, table
 from meanfield.results import Variable, batched
-from meanfield.transport.certificate import Answer, joined_names
+from meanfield.transport.certificate import Certified, joined_names
 from meanfield.transport.coupling import Coupling, alike
 from meanfield.transport.pairs import Pair
 
@@ -120,7 +120,7 @@ class TransportResult:
         return table(f"Wasserstein distance {'W₁' if self.order == 1 else 'W₂'}", rows)
 
 
-def gathered(parts: Sequence[Answer], places: Sequence[Any] | None = None) -> Answer:
+def gathered(parts: Sequence[Certified], places: Sequence[Any] | None = None) -> Certified:
     """Batches as one, plans padded with −inf; potentials of all or none.
 
     The answers of a part stand at its places; without places, one part after the other.
@@ -140,17 +140,17 @@ def gathered(parts: Sequence[Answer], places: Sequence[Any] | None = None) -> An
             whole[(place, *map(slice, t.shape[1:]))] = t
         return whole
 
-    held = {f.name: joined(f.name) for f in fields(Answer) if f.name != "method"}
+    held = {f.name: joined(f.name) for f in fields(Certified) if f.name != "method"}
     used = (held["log_mass"] > -np.inf).any(0)
     if not used.all():
         held |= {name: held[name][:, used] for name in ("rows", "cols", "log_mass")}
     if held["f"] is None or held["g"] is None:
         held["f"] = held["g"] = None
-    return Answer(**held, method=joined_names(parts))
+    return Certified(**held, method=joined_names(parts))
 
 
 def assemble(
-    pair: Pair, answer: Answer | None, *, order: int = 2, seconds: float
+    pair: Pair, answer: Certified | None, *, order: int = 2, seconds: float
 ) -> TransportResult:
     """Arrays of the caller's kind and batch shape, from a batch in the caller's unit."""
     batch, like = pair.mu.batch_shape, pair.mu.points

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from meanfield.checks import as_bool, choice, number
-from meanfield.transport.certificate import Answer, in_unit, narrower
+from meanfield.transport.certificate import Certified, in_unit, narrower
 from meanfield.transport.pairs import Measure, as_pair, flat_arrays, refuse_cost_matrix
 from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.columns import solve_columns
@@ -25,7 +25,7 @@ from meanfield.transport.plans.formulas import (
     solve_one_atom,
     solve_two_atoms,
 )
-from meanfield.transport.problem import Problem, balanced, costs_between
+from meanfield.transport.problem import Problem, costs_between, snapped
 from meanfield.transport.result import TransportResult, assemble, gathered, refuse_unconverged
 
 __all__ = ["Settings", "checked_settings", "extend", "solve_arrays", "solve_w1", "solve_w2"]
@@ -33,7 +33,7 @@ __all__ = ["Settings", "checked_settings", "extend", "solve_arrays", "solve_w1",
 _DENSE_PAIRS = 160_000  # from here on column generation is faster
 _DENSE_MOST = 25_000_000  # the cost matrix takes 0.2 GB, and the simplex as much again
 _DENSE_W1 = 100_000_000  # the first distance has no column generation
-_PRICED_PAIRS = 25_000_000_000  # beyond, one pass over all pairs takes minutes
+_MOST_PAIRS = 25_000_000_000  # beyond, one pass over all pairs takes minutes
 _BATCHED = 400  # atoms a side up to which a batch is solved in arrays
 _BLOCK = 1_000_000  # coordinate differences held at once
 _THREADED_FROM = 30
@@ -81,10 +81,10 @@ def solve_w2(
             nearest neighbours), "assignment", "simplex" (dense), "column_generation" (large:
             100,000 points in minutes, memory linear in the points).
         rtol: how closely plan and potentials must meet, relative to W₂.
-        time_limit: seconds, kept to about a fifth, plus what cannot be stopped: the first call of
-            a process imports POT (2 s), and one pass over all pairs has to end (n = 10,000:
-            0.5 s). Column generation then gives the interval that it has; without time for the
-            whole problem, that of a quarter of the atoms carried over to all.
+        time_limit: seconds (±20 %), not counting the import of POT (2 s) and the current pass
+            over all pairs (n = 10,000: 0.5 s). Column generation then gives the interval that it
+            has; without time for the whole problem, that of a quarter of the atoms carried over
+            to all.
         exact_weights: whether weights that differ in their last places are different.
         checkpoint: a file into which column generation writes its state after every round, and
             from which the same call goes on. It is left in place.
@@ -186,7 +186,7 @@ def _solved(
 
 def solve_arrays(
     x: np.ndarray, y: np.ndarray, log_a: np.ndarray, log_b: np.ndarray, settings: Settings
-) -> Answer | None:
+) -> Certified | None:
     """Answers of a batch x (b, n, d), y (b, m, d), log a, log b, in the caller's unit.
 
     Many small problems of one shape are solved in arrays; those that do not close, and all
@@ -202,7 +202,7 @@ def solve_arrays(
     step = max(1, _BLOCK // (n * m * d))
     blocks = [slice(start, start + step) for start in range(0, count, step)]
 
-    def solved(block: slice) -> Answer:
+    def solved(block: slice) -> Certified:
         arrays = (t[block] for t in (x, y, log_a, log_b))
         problem = Problem.of(*arrays, order=settings.order)
         return in_unit(_solve_batch(problem, settings.rtol), problem.exponent, settings.order)
@@ -222,7 +222,7 @@ def solve_arrays(
     return gathered([whole[closed], *alone], [closed, *left])
 
 
-def _solve_batch(problem: Problem, rtol: float) -> Answer:
+def _solve_batch(problem: Problem, rtol: float) -> Certified:
     if problem.n == 1 or problem.m == 1:
         return solve_one_atom(problem, rtol=rtol)
     if problem.n == problem.m == problem.order == 2:
@@ -232,13 +232,13 @@ def _solve_batch(problem: Problem, rtol: float) -> Answer:
 
 def _solve_one(
     x: np.ndarray, y: np.ndarray, log_a: np.ndarray, log_b: np.ndarray, settings: Settings
-) -> Answer:
+) -> Certified:
     """One pair by the whole dispatch, in the caller's unit and numbering."""
     rows, cols = (np.flatnonzero(logs > -math.inf) for logs in (log_a, log_b))
     is_whole = len(rows) == len(x) and len(cols) == len(y)
     near, far = (x, y) if is_whole else (x[rows], y[cols])
     mine, theirs = log_a[rows], log_b[cols]
-    theirs = balanced(mine, theirs) if settings.snap else theirs
+    theirs = snapped(mine, theirs) if settings.snap else theirs
     problem = Problem.of(near, far, mine, theirs, order=settings.order)
     answer = in_unit(_METHODS[settings.method](problem, settings), problem.exponent, problem.order)
     if is_whole:
@@ -268,7 +268,7 @@ def extend(
             g[~in_y] = np.fmin.reduce(costs_between(y[~in_y], x, order) - f, axis=1)
 
 
-def _automatic(problem: Problem, settings: Settings) -> Answer:
+def _automatic(problem: Problem, settings: Settings) -> Certified:
     rtol = settings.rtol
     formula = closed_form(problem, rtol=rtol)
     if formula is not None and (formula.width <= rtol or min(problem.n, problem.m) == 1):
@@ -286,7 +286,7 @@ def _automatic(problem: Problem, settings: Settings) -> Answer:
     return answer
 
 
-def _large(problem: Problem, settings: Settings, formula: Answer | None) -> Answer:
+def _large(problem: Problem, settings: Settings, formula: Certified | None) -> Certified:
     """What is cheap first; then columns, or for the first distance the dense simplex."""
     rtol, device, best = settings.rtol, settings.device, formula
     if problem.is_paired:
@@ -312,14 +312,14 @@ def _large(problem: Problem, settings: Settings, formula: Answer | None) -> Answ
     return answer if best is None else narrower(answer, best, rtol)
 
 
-def _clusters(problem: Problem, settings: Settings) -> Answer | None:
+def _clusters(problem: Problem, settings: Settings) -> Certified | None:
     inner = replace(settings, checkpoint=None)
     return solve_clusters(
         problem, lambda part: _automatic(part, inner), rtol=settings.rtol, snap=settings.snap
     )
 
 
-def _dense_w1(problem: Problem, settings: Settings) -> Answer:
+def _dense_w1(problem: Problem, settings: Settings) -> Certified:
     if problem.pairs > _DENSE_W1:
         raise ValueError(
             f"W1: expected at most {_DENSE_W1:.0e} pairs for the dense matrix of distances, got "
@@ -328,7 +328,7 @@ def _dense_w1(problem: Problem, settings: Settings) -> Answer:
     return solve_dense(problem, rtol=settings.rtol)
 
 
-def _identity(problem: Problem, settings: Settings) -> Answer:
+def _identity(problem: Problem, settings: Settings) -> Certified:
     if not problem.is_paired:
         raise ValueError(
             "method 'identity': expected two measures with the same weights in the same order; "
@@ -339,7 +339,7 @@ def _identity(problem: Problem, settings: Settings) -> Answer:
     return answer
 
 
-def _assignment(problem: Problem, settings: Settings) -> Answer:
+def _assignment(problem: Problem, settings: Settings) -> Certified:
     if not problem.is_uniform:
         raise ValueError(
             "method 'assignment': expected uniform measures of one size, got "
@@ -348,15 +348,15 @@ def _assignment(problem: Problem, settings: Settings) -> Answer:
     return solve_assignment(problem, rtol=settings.rtol)
 
 
-def _simplex(problem: Problem, settings: Settings) -> Answer:
+def _simplex(problem: Problem, settings: Settings) -> Certified:
     answer = solve_dense(problem, rtol=settings.rtol, by_simplex=True)
     return solve_finely(problem, rtol=settings.rtol, answer=answer)
 
 
-def _columns(problem: Problem, settings: Settings) -> Answer:
-    if problem.pairs > _PRICED_PAIRS and settings.deadline == math.inf:
+def _columns(problem: Problem, settings: Settings) -> Certified:
+    if problem.pairs > _MOST_PAIRS and settings.deadline == math.inf:
         raise ValueError(
-            f"expected at most {_PRICED_PAIRS:.0e} pairs without a time limit, got {problem.n} × "
+            f"expected at most {_MOST_PAIRS:.0e} pairs without a time limit, got {problem.n} × "
             f"{problem.m}: each pass over them takes minutes; give time_limit=, or fewer points"
         )
     return solve_columns(
@@ -368,7 +368,7 @@ def _columns(problem: Problem, settings: Settings) -> Answer:
     )
 
 
-_METHODS: dict[str, Callable[[Problem, Settings], Answer]] = {
+_METHODS: dict[str, Callable[[Problem, Settings], Certified]] = {
     "auto": _automatic,
     "identity": _identity,
     "assignment": _assignment,

@@ -12,9 +12,9 @@ import pytest
 
 from meanfield.transport.plans import columns, exact
 
-__all__ = ["DENSE_LIARS", "install", "install_sparse"]
+__all__ = ["ADVERSARIES", "install", "install_sparse"]
 
-Lie = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+Adversary = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 
 
 def _corner(plan: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -40,7 +40,7 @@ def _with_nan(plan: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return spoilt, g
 
 
-DENSE_LIARS: dict[str, Lie] = {
+ADVERSARIES: dict[str, Adversary] = {
     "a poor plan": _corner,
     "an early stop": _stopped,
     "wrong marginals": _crossed,
@@ -60,9 +60,9 @@ DENSE_LIARS: dict[str, Lie] = {
 }
 
 
-def install(monkeypatch: pytest.MonkeyPatch, lie: Lie) -> None:
-    """Every call of the dense simplex, and of assignment, lies."""
-    honest, honest_sigma, honest_g = (
+def install(monkeypatch: pytest.MonkeyPatch, adversary: Adversary) -> None:
+    """Every call of the dense simplex, and of assignment, answers wrongly."""
+    right, right_sigma, right_g = (
         exact.simplexes,
         exact.assignment,
         exact._assignment_potentials,
@@ -70,32 +70,32 @@ def install(monkeypatch: pytest.MonkeyPatch, lie: Lie) -> None:
 
     def simplexes(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> tuple:
         with np.errstate(invalid="ignore"):
-            told = [lie(*found) for found in zip(*honest(a, b, costs), strict=True)]
-        return np.stack([plan for plan, _ in told]), np.stack([g for _, g in told])
+            given = [adversary(*found) for found in zip(*right(a, b, costs), strict=True)]
+        return np.stack([plan for plan, _ in given]), np.stack([g for _, g in given])
 
     def assignment(costs: np.ndarray) -> np.ndarray:
-        return np.roll(honest_sigma(costs), 1)
+        return np.roll(right_sigma(costs), 1)
 
     def potentials(costs: np.ndarray, sigma: np.ndarray) -> np.ndarray:
-        g = honest_g(costs, sigma)
+        g = right_g(costs, sigma)
         with np.errstate(invalid="ignore"):
-            return lie(np.eye(len(g)), g)[1]
+            return adversary(np.eye(len(g)), g)[1]
 
     monkeypatch.setattr(exact, "simplexes", simplexes)
     monkeypatch.setattr(exact, "assignment", assignment)
     monkeypatch.setattr(exact, "_assignment_potentials", potentials)
 
 
-def install_sparse(monkeypatch: pytest.MonkeyPatch, lie: Lie) -> None:
-    """Every call of the sparse simplex lies."""
-    honest = columns.sparse_simplex
+def install_sparse(monkeypatch: pytest.MonkeyPatch, adversary: Adversary) -> None:
+    """Every call of the sparse simplex answers wrongly."""
+    right = columns.sparse_simplex
 
     def sparse_simplex(a: np.ndarray, b: np.ndarray, arcs: tuple) -> exact.SparseFound:
-        found = honest(a, b, arcs)
+        found = right(a, b, arcs)
         plan = np.zeros((len(a), len(b)))
         plan[found.rows, found.cols] = found.mass
         with np.errstate(invalid="ignore"):
-            plan, g = lie(plan, found.g)
+            plan, g = adversary(plan, found.g)
         rows, cols = np.nonzero(plan)
         return exact.SparseFound(rows, cols, plan[rows, cols], found.f, g)
 

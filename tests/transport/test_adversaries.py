@@ -19,7 +19,7 @@ from meanfield.transport import (
     solve_w2,
 )
 from meanfield.transport.certificate import (
-    Plan,
+    SparsePlan,
     centred,
     certify,
     combined,
@@ -30,7 +30,7 @@ from meanfield.transport.plans import columns
 from meanfield.transport.plans.exact import solve_dense
 from meanfield.transport.problem import Problem
 from meanfield.transport.result import refuse_unconverged
-from tests.transport.adversaries import DENSE_LIARS, install, install_sparse
+from tests.transport.adversaries import ADVERSARIES, install, install_sparse
 from tests.transport.transport_oracles import exact_transport
 
 F64 = torch.float64
@@ -61,28 +61,28 @@ def doubted(found: TransportResult, truth: float, *, healed: bool) -> None:
         assert found.potentials is None
 
 
-@pytest.mark.parametrize("name", DENSE_LIARS)
-@pytest.mark.parametrize("door", ["w2", "w1", "batch", "conditional", "assignment"])
-def test_what_a_liar_says_is_bounded_and_flagged(
-    monkeypatch: pytest.MonkeyPatch, name: str, door: str
+@pytest.mark.parametrize("name", ADVERSARIES)
+@pytest.mark.parametrize("call", ["w2", "w1", "batch", "conditional", "assignment"])
+def test_what_a_wrong_solver_says_is_bounded_and_flagged(
+    monkeypatch: pytest.MonkeyPatch, name: str, call: str
 ) -> None:
     x, y, a, b = problem(3)
-    if door == "assignment":
+    if call == "assignment":
         y, a = y[:6], np.full(6, -math.log(6.0))
         b = a
-    truth = float(exact_transport(x, y, a, b, 1 if door == "w1" else 2))
-    truth = truth if door == "w1" else math.sqrt(truth)
-    install(monkeypatch, DENSE_LIARS[name])
+    truth = float(exact_transport(x, y, a, b, 1 if call == "w1" else 2))
+    truth = truth if call == "w1" else math.sqrt(truth)
+    install(monkeypatch, ADVERSARIES[name])
     mu, nu = measures(x, y, a, b)
-    if door == "w1":
+    if call == "w1":
         found = solve_w1(mu, nu, strict=False)
-    elif door == "batch":
+    elif call == "batch":
         both = (
             ParticleMeasure(t.points.expand(3, -1, -1), log_weights=t.log_weights.expand(3, -1))
             for t in (mu, nu)
         )
         found = solve_w2(*both, strict=False)
-    elif door == "conditional":
+    elif call == "conditional":
         mu, nu = (
             ParticleMeasure(
                 t.points, log_weights=t.log_weights, positions=torch.ones(len(t.points), dtype=F64)
@@ -91,18 +91,20 @@ def test_what_a_liar_says_is_bounded_and_flagged(
         )
         found = solve_conditional_w2(mu, nu, strict=False)
     else:
-        method = "assignment" if door == "assignment" else "auto"
+        method = "assignment" if call == "assignment" else "auto"
         found = solve_w2(mu, nu, method=method, strict=False)
     # Solved again on reduced costs, 2 % of 2 % of 2 % are nothing.
     doubted(found, truth, healed=name == "potentials 2 % too high" and bool(found.converged))
 
 
-@pytest.mark.parametrize("name", DENSE_LIARS)
-def test_column_generation_believes_no_liar(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize("name", ADVERSARIES)
+def test_column_generation_believes_no_wrong_solver(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     x, y, a, b = problem(5, 40, 30)
     truth = float(solve_w2(*measures(x, y, a, b)).value)
     monkeypatch.setattr(columns, "_DENSE", 10)
-    install_sparse(monkeypatch, DENSE_LIARS[name])
+    install_sparse(monkeypatch, ADVERSARIES[name])
     found = solve_w2(*measures(x, y, a, b), method="column_generation", strict=False)
     assert float(found.lower) <= truth * (1 + 1e-12)
     assert float(found.upper) >= truth * (1 - 1e-12)
@@ -135,9 +137,9 @@ def test_the_lower_end_comes_from_potentials_and_not_from_the_plan() -> None:
     p = Problem.of(x, y, a, b)
     truth = float(exact_transport(x, y, a, b)) ** 0.5
     rows, cols = (t.ravel() for t in np.indices((6, 7)))
-    product = Plan(rows, cols, p.logs_a[rows] + p.logs_b[cols])
+    product = SparsePlan(rows, cols, p.logs_a[rows] + p.logs_b[cols])
     poor = feasible(p.costs, np.zeros(7), p.b)
-    answer = certify(p, product, poor, method="liar", rtol=1e-9)
+    answer = certify(p, product, poor, method="wrong", rtol=1e-9)
     unit = 2.0 ** float(p.exponent)
     dual = math.sqrt(max(p.a @ poor[0] + p.b @ poor[1], 0)) * unit
     cost = math.sqrt(np.exp(product.log_mass) @ p.costs[rows, cols]) * unit
@@ -146,7 +148,7 @@ def test_the_lower_end_comes_from_potentials_and_not_from_the_plan() -> None:
     assert dual < 0.999 * truth
     assert cost > 1.001 * truth
     assert not answer.converged
-    alone = certify(p, product, None, method="liar", rtol=1e-9)
+    alone = certify(p, product, None, method="wrong", rtol=1e-9)
     assert float(alone.lower) == 0
     assert alone.f is None
 
@@ -165,7 +167,7 @@ def test_converged_means_within_rtol(rtol: float) -> None:
     for share, expected in ((2.2 * rtol, False), (1.8 * rtol, True)):  # of W₂², half of W₂
         part = share * cost / (worse - cost)
         mixed = (1 - part) * optimal + part * product
-        plan = Plan(rows, cols, np.log(mixed.ravel()))
+        plan = SparsePlan(rows, cols, np.log(mixed.ravel()))
         answer = certify(p, plan, (right.f, right.g), method="mixed", rtol=rtol)
         assert bool(answer.converged) is expected
 
@@ -181,7 +183,11 @@ def test_what_a_plan_misses_is_paid_for() -> None:
         for size in (1e-3, 1e-1, 1.0):
             logs = right.log_mass + size * rng.normal(size=right.log_mass.shape)
             answer = certify(
-                p, Plan(right.rows, right.cols, logs), (right.f, right.g), method="m", rtol=1e-9
+                p,
+                SparsePlan(right.rows, right.cols, logs),
+                (right.f, right.g),
+                method="m",
+                rtol=1e-9,
             )
             assert float(answer.upper) >= truth
             assert float(answer.lower) <= truth * (1 + 1e-14)
@@ -198,7 +204,7 @@ def test_what_potentials_are_infeasible_by_is_taken_off() -> None:
         high = right.f + slack, right.g
         answer = certify(
             p,
-            Plan(right.rows, right.cols, right.log_mass),
+            SparsePlan(right.rows, right.cols, right.log_mass),
             high,
             method="m",
             rtol=1e-12,
@@ -248,7 +254,7 @@ def test_ends_the_wrong_way_round_are_an_error_and_not_an_answer() -> None:
 
 def test_the_error_carries_the_flagged_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     x, y, a, b = problem(15)
-    install(monkeypatch, DENSE_LIARS["a poor plan"])
+    install(monkeypatch, ADVERSARIES["a poor plan"])
     with pytest.raises(ConvergenceError, match="relative width") as refused:
         solve_w2(*measures(x, y, a, b))
     assert isinstance(refused.value.result, TransportResult)
@@ -259,7 +265,7 @@ def test_the_error_names_the_widest_interval_of_a_batch() -> None:
     value, lower, upper = (
         torch.tensor(t, dtype=F64) for t in ([1.0, 2, 4], [1.0, 1, 4], [1.0, 3, 5])
     )
-    batch = TransportResult(value, lower, upper, None, None, "liar", converged=False, seconds=0.0)
+    batch = TransportResult(value, lower, upper, None, None, "wrong", converged=False, seconds=0.0)
     with pytest.raises(ConvergenceError, match=r"\[1, 3\] of relative width 0\.667"):
         refuse_unconverged(batch, 1e-9)
 
@@ -327,7 +333,7 @@ def test_a_permutation_that_meets_other_weights_is_no_coupling() -> None:
     a, b = np.log([0.2, 0.3, 0.5]), np.log([0.5, 0.2, 0.3])
     p = Problem.of(x, x, a, b)
     index = np.arange(3)
-    answer = certify(p, Plan(index, index, p.logs_a), None, method="liar", rtol=1e-9)
+    answer = certify(p, SparsePlan(index, index, p.logs_a), None, method="wrong", rtol=1e-9)
     truth = math.sqrt(exact_transport(x, x, a, b)) / 2.0 ** int(p.exponent)
     assert float(answer.upper) >= truth > 0
     assert not answer.converged
@@ -340,7 +346,7 @@ def test_squares_that_are_denormal_prove_nothing(move: float) -> None:
     y = x + np.array([0.0, move]) * (x[:, 1:] == 0)
     p = Problem.of(x, y, np.zeros(3), np.zeros(3))
     index, zero = np.arange(3), np.zeros(3)
-    plan = Plan(index, index, p.logs_a)
+    plan = SparsePlan(index, index, p.logs_a)
     answer = certify(p, plan, (p.costs[index, index], zero), method="m", rtol=1e-9)
     unit, truth = 2.0 ** int(p.exponent), math.sqrt(2 / 3) * move
     assert float(answer.lower) * unit <= truth <= float(answer.upper) * unit

@@ -98,7 +98,7 @@ def check(
 
 
 def certified(seed: int) -> bool:
-    """One case by every door; whether its interval is narrow."""
+    """One case by every call; whether its interval is narrow."""
     x, y, a, b, weights, rng = case(seed)
     if seed % 8 == 0 and max(np.abs(x).max(), np.abs(y).max()) < 1e30:
         x, y, a, b = (t.astype(np.float32) for t in (x, y, a, b))
@@ -113,15 +113,15 @@ def certified(seed: int) -> bool:
     is_rounded = weights in ROUNDED and len(a) == len(b) and mu.dtype == torch.float64
     meant = _meant(x, y, mu, nu) if is_rounded else truth
     check(found, meant, x, y, seed)
-    door = seed % 4
-    if door == 0:
+    call = seed % 4
+    if call == 0:
         method = str(rng.choice(["simplex", "column_generation"]))
         named = solve_w2(mu, nu, method=method, exact_weights=True, strict=False)
         check(named, truth, x, y, (seed, method))
-    elif door == 1:
+    elif call == 1:
         first = exact_transport(x, y, mu.log_weights.numpy(), nu.log_weights.numpy(), 1)
         check(solve_w1(mu, nu, exact_weights=True, strict=False), first, x, y, (seed, "w1"))
-    elif door == 2:
+    elif call == 2:
         batch = solve_w2(stack([mu] * 2), stack([nu] * 2), exact_weights=True, strict=False)
         assert bool((batch.lower <= batch.upper).all())
         assert bool(((batch.lower <= exact.upper) & (exact.lower <= batch.upper)).all()), seed

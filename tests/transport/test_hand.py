@@ -121,11 +121,11 @@ def test_data_frames() -> None:
         w2(pandas.DataFrame({"a": ["x", "y"]}), Y)
 
 
-@pytest.mark.parametrize("door", [w2, w1, w2_squared, solve_w2, solve_w1])
-def test_the_call_of_pot_is_met_with_ours(door) -> None:
+@pytest.mark.parametrize("solve", [w2, w1, w2_squared, solve_w2, solve_w1])
+def test_the_call_of_pot_is_met_with_ours(solve) -> None:
     with pytest.raises(TypeError, match=r"\(\(x, a\), \(y, b\)\)") as met:
-        door(A, B, np.zeros((6, 7)))
-    assert f"{door.__name__}(x, y, weights=(a, b))" in str(met.value)
+        solve(A, B, np.zeros((6, 7)))
+    assert f"{solve.__name__}(x, y, weights=(a, b))" in str(met.value)
 
 
 @pytest.mark.parametrize(
@@ -221,10 +221,10 @@ def test_a_time_limit_is_kept_and_the_answer_comes_with_the_error(limit) -> None
     assert 0 <= float(found.lower) < float(found.upper)
 
 
-def test_more_pairs_than_can_be_priced_need_a_time_limit(monkeypatch) -> None:
+def test_more_pairs_than_one_pass_can_take_need_a_time_limit(monkeypatch) -> None:
     from meanfield.transport import solve
 
-    monkeypatch.setattr(solve, "_PRICED_PAIRS", 1e5)
+    monkeypatch.setattr(solve, "_MOST_PAIRS", 1e5)
     x, y = clouds(500)
     with pytest.raises(ValueError, match="time_limit"):
         solve_w2(x, y)

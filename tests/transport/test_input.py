@@ -1,4 +1,4 @@
-"""Bad input is refused at the door, with what was expected and what came."""
+"""Bad input is refused with what was expected and what came."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from meanfield.transport import (
 )
 
 GOOD = torch.zeros(3, 2, dtype=torch.float64)
-DOORS = [w2, w2_squared, w1, solve_w2, sinkhorn_divergence]
+CALLS = [w2, w2_squared, w1, solve_w2, sinkhorn_divergence]
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize(
     ("bad", "error", "match"),
     [
@@ -34,9 +34,9 @@ DOORS = [w2, w2_squared, w1, solve_w2, sinkhorn_divergence]
         (torch.zeros(3, 2, dtype=torch.float32), TypeError, "float32"),
     ],
 )
-def test_points_that_mean_nothing_are_refused(door, bad, error, match) -> None:
+def test_points_that_mean_nothing_are_refused(call, bad, error, match) -> None:
     with pytest.raises(error, match=match):
-        door(GOOD, bad)
+        call(GOOD, bad)
 
 
 def test_unequal_masses_are_refused() -> None:
@@ -106,16 +106,16 @@ def test_a_result_shows_its_interval_in_a_notebook() -> None:
     assert "<td>3</td>" in shown
 
 
-@pytest.mark.parametrize("door", [*DOORS, solve_conditional_w2])
+@pytest.mark.parametrize("call", [*CALLS, solve_conditional_w2])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_atoms_that_a_map_has_lost_are_refused(door, bad: float) -> None:
+def test_atoms_that_a_map_has_lost_are_refused(call, bad: float) -> None:
     """Maps are free to leave the number range; an interval about NaN would certify nothing."""
-    mu = ParticleMeasure(GOOD, positions=[0.0, 0.5, 1.0] if door is solve_conditional_w2 else None)
+    mu = ParticleMeasure(GOOD, positions=[0.0, 0.5, 1.0] if call is solve_conditional_w2 else None)
     points = GOOD.clone()
     points[1, 0] = bad
     for pair in ((mu.replace(points), mu), (mu, mu.replace(points))):
         with pytest.raises(ValueError, match=r"finite.*1 atoms \(the first at index \(1,\)\)"):
-            door(*pair)
+            call(*pair)
 
 
 def test_an_atom_without_mass_may_be_anywhere() -> None:

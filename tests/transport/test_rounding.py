@@ -12,8 +12,8 @@ import torch
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_w1, solve_w2
 from meanfield.transport.certificate import (
-    Answer,
-    Plan,
+    Certified,
+    SparsePlan,
     certify,
     combined,
     in_unit,
@@ -92,7 +92,7 @@ def test_a_light_atom_that_is_all_of_the_distance_has_an_interval_around_the_tru
             truth = exact_weights(shifted)[0] ** (mpmath.mpf(1) / order) * step
             p = Problem.of(x, y, shifted, shifted, order=order)
             index, zero = np.arange(3), np.zeros(3)
-            plan = Plan(index, index, p.logs_a)
+            plan = SparsePlan(index, index, p.logs_a)
             answer = certify(p, plan, (p.costs[index, index], zero), method="m", rtol=1e-9)
             unit = mpmath.mpf(2) ** int(p.exponent)
             assert mpmath.mpf(float(answer.lower)) * unit <= truth, k
@@ -123,7 +123,7 @@ def test_long_sums_of_squares_are_inside(order: int, part: float | None) -> None
         zero = np.zeros(1)
         p = Problem.of(x, y, zero, zero, order=order)
         unit = 2.0 ** int(p.exponent)
-        plan = Plan(np.zeros(1, int), np.zeros(1, int), zero)
+        plan = SparsePlan(np.zeros(1, int), np.zeros(1, int), zero)
         half = p.costs[:, 0] / 2
         answer = certify(p, plan, (half, half), method="m", rtol=1e-9)
         one_sided = certify(p, plan, (2 * half, zero), method="m", rtol=1e-9)
@@ -137,7 +137,7 @@ def test_a_one_sided_bound_is_not_taken_of_potentials_with_slack() -> None:
     y, slack = x + np.array([0.0, 1e-4]), 1e-6
     p = Problem.of(x, y, np.zeros(2), np.zeros(2))
     index, zero = np.arange(2), np.zeros(2)
-    plan, high = Plan(index, index, p.logs_a), p.costs[index, index] + slack
+    plan, high = SparsePlan(index, index, p.logs_a), p.costs[index, index] + slack
     answer = certify(p, plan, (high, zero), method="m", rtol=1e-9, slack=slack)
     assert float(answer.lower) <= 1e-4 / 2.0 ** int(p.exponent)
 
@@ -146,7 +146,7 @@ def test_a_doubtful_mass_of_a_stated_plan_is_paid_for_at_the_diameter() -> None:
     x, y = np.array([[0.0], [1.0]]), np.array([[0.0], [1.0]])
     p = Problem.of(x, y, np.zeros(2), np.zeros(2))
     index = np.arange(2)
-    plan = Plan(index, index, p.logs_a, math.log(1e-6))
+    plan = SparsePlan(index, index, p.logs_a, math.log(1e-6))
     answer = certify(p, plan, None, method="m", rtol=1e-9, is_optimal=True)
     assert float(answer.lower) == 0
     assert 1e-3 <= float(answer.upper) / float(p.diameter) < 1.01e-3
@@ -227,7 +227,7 @@ def test_what_is_missing_from_a_plan_is_paid_for_in_full(order: int) -> None:
     x, y = np.array([[0.0], [-1.0]]), np.array([[0.0], [1.0]])
     logs = np.log([1 - 1e-6, 1e-6])
     p = Problem.of(x, y, logs, logs, order=order)
-    plan = Plan(np.zeros(1, int), np.zeros(1, int), p.logs_a[:1])
+    plan = SparsePlan(np.zeros(1, int), np.zeros(1, int), p.logs_a[:1])
     answer = certify(p, plan, None, method="m", rtol=1e-9)
     assert float(answer.upper) ** order >= 1e-6 * 2**order / 2.0 ** (order * int(p.exponent))
 
@@ -240,7 +240,7 @@ def test_a_stated_doubt_is_paid_for_beside_problems_whose_plans_are_measured() -
     two.log_b[1, 0] = 0.1  # no permutation, or it would be exact
     index = np.stack([np.arange(2)] * 2)
     doubt = np.array([math.log(1e-6), math.inf])
-    answer = certify(two, Plan(index, index, two.logs_a, doubt), None, method="m", rtol=1e-9)
+    answer = certify(two, SparsePlan(index, index, two.logs_a, doubt), None, method="m", rtol=1e-9)
     assert 1e-3 <= answer.upper[0] / one.diameter < 1.01e-3
     assert answer.upper[1] > 1e-2
 
@@ -253,10 +253,10 @@ def test_what_is_no_number_is_no_mass_and_no_potential() -> None:
     assert right.g is not None
     for wrong in (math.nan, math.inf, 750.0):
         logs = np.append(right.log_mass, wrong)
-        plan = Plan(np.append(right.rows, 2), np.append(right.cols, 0), logs)
+        plan = SparsePlan(np.append(right.rows, 2), np.append(right.cols, 0), logs)
         answer = certify(p, plan, (right.f, right.g), method="m", rtol=1e-9)
         assert (answer.lower, answer.upper) == (right.lower, right.upper)
-    plan = Plan(right.rows, right.cols, right.log_mass)
+    plan = SparsePlan(right.rows, right.cols, right.log_mass)
     for side in (0, 1):
         for wrong in (math.nan, math.inf, -math.inf):
             potentials = right.f.copy(), right.g.copy()
@@ -275,7 +275,7 @@ def test_crumbs_beside_a_permutation_cost_nothing() -> None:
         rows, cols, logs = (
             np.concatenate(t)[order] for t in ((index, index), (sigma, index), (p.logs_a, crumb))
         )
-        answer = certify(p, Plan(rows, cols, logs), None, method="m", rtol=1e-9)
+        answer = certify(p, SparsePlan(rows, cols, logs), None, method="m", rtol=1e-9)
         assert float(answer.upper) == 0
 
 
@@ -284,10 +284,10 @@ def test_rows_that_share_a_column_are_no_permutation_nor_are_those_beside_one() 
     x, y = np.array([[0.0], [1.0]]), np.array([[0.5], [9.0]])
     p, index = Problem.of(x, y, np.zeros(2), np.zeros(2)), np.arange(2)
     truth = float(solve_line(p, rtol=1e-9).value)
-    alone = certify(p, Plan(index, 0 * index, p.logs_a), None, method="m", rtol=1e-9)
+    alone = certify(p, SparsePlan(index, 0 * index, p.logs_a), None, method="m", rtol=1e-9)
     two = Problem(*(np.stack([t] * 2) for t in (p.x, p.y, p.log_a, p.log_b, p.exponent)))
     cols = np.stack([index, 0 * index])
-    plan = Plan(np.stack([index] * 2), cols, two.logs_a)
+    plan = SparsePlan(np.stack([index] * 2), cols, two.logs_a)
     beside = certify(two, plan, None, method="m", rtol=1e-9)
     for upper in (alone.upper, *beside.upper):
         assert float(upper) >= truth
@@ -304,7 +304,7 @@ def test_a_plan_that_meets_computed_weights_to_the_last_bit_may_miss_those_store
             a, b = (logs + offset for offset in rng.uniform(-40, 40, size=2))
             p = Problem.of(x, x, a, b)
             met += int(np.array_equal(p.b, p.a))
-            plan = Plan(index, index, p.logs_a)
+            plan = SparsePlan(index, index, p.logs_a)
             answer = certify(p, plan, None, method="m", rtol=1e-9)
             truth = mpmath.sqrt(abs(exact_weights(a)[1] - exact_weights(b)[1]))
             assert truth <= mpmath.mpf(float(answer.upper)) * mpmath.mpf(2) ** int(p.exponent)
@@ -324,16 +324,18 @@ def test_a_sum_of_many_masses_may_be_less_than_computed() -> None:
     x, y = np.array([[0.0]]), np.array([[1.0]])
     p = Problem.of(x, y, np.zeros(1), np.ones(1))  # equal weights would make it a permutation
     none = np.zeros(len(logs), int)
-    answer = certify(p, Plan(none, none, logs), None, method="m", rtol=1e-9)
+    answer = certify(p, SparsePlan(none, none, logs), None, method="m", rtol=1e-9)
     assert float(answer.upper) * 2.0 ** int(p.exponent) >= 1.0
 
 
 # ------------------------------------------------------------------ units, and two answers
 
 
-def answer_of(lower: float, value: float, upper: float, tag: float, *, converged: bool) -> Answer:
+def answer_of(
+    lower: float, value: float, upper: float, tag: float, *, converged: bool
+) -> Certified:
     place = np.zeros(1, int)
-    return Answer(
+    return Certified(
         value=np.asarray(value),
         lower=np.asarray(lower),
         upper=np.asarray(upper),
@@ -397,6 +399,6 @@ def test_repaired_plans_are_never_cheaper_than_the_optimum() -> None:
         else:
             mass *= (p.a / mass.sum(1))[:, None]
         rows, cols = np.nonzero(mass > 0)
-        plan = Plan(rows, cols, np.log(mass[rows, cols]))
+        plan = SparsePlan(rows, cols, np.log(mass[rows, cols]))
         upper = certify(p, plan, None, method="m", rtol=1e-9).upper
         assert float(upper) >= float(solve_line(p, rtol=1e-9).lower)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meanfield.transport.certificate import (
-    Answer,
+    Certified,
     Part,
     in_unit,
     powers_added,
@@ -33,10 +33,10 @@ __all__ = ["solve_clusters"]
 _NAME = "clusters of "
 _SEPARATION = 20.0  # distance between centres over radius of the clusters
 _MOST_CLUSTERS = 64
-_MOST_CROSSING = 1e-6  # more mass than this is no rounding: its cost can be seen from outside
+_MOST_CROSSING = 1e-6  # larger differences of mass are real: leave them to the other solvers
 
 
-class _Clusters(NamedTuple):
+class _Layout(NamedTuple):
     rows: list[np.ndarray]
     cols: list[np.ndarray]
     nearest: np.ndarray  # distances between clusters: lower and upper bounds, (k, k)
@@ -66,8 +66,8 @@ class _Crossing(NamedTuple):
 
 
 def solve_clusters(
-    problem: Problem, solve_part: Callable[[Problem], Answer], *, rtol: float, snap: bool
-) -> Answer | None:
+    problem: Problem, solve_part: Callable[[Problem], Certified], *, rtol: float, snap: bool
+) -> Certified | None:
     """The answer from well-separated clusters of equal mass, or None where there are none.
 
     With `snap`, masses that agree up to rounding of the weights are taken as equal.
@@ -96,7 +96,7 @@ def solve_clusters(
     return replace(joined, converged=np.asarray((joined.converged and is_solved) or closed))
 
 
-def _lowered(answer: Answer) -> Answer:
+def _lowered(answer: Certified) -> Certified:
     """Its potentials shifted to g ≤ 0: feasible across clusters too."""
     answer = replace(answer, method=answer.method.removeprefix(_NAME))
     if answer.f is None or answer.g is None:
@@ -128,7 +128,7 @@ def _separated(points: np.ndarray) -> np.ndarray | None:
     return None
 
 
-def _clusters(problem: Problem, labels: np.ndarray) -> _Clusters:
+def _clusters(problem: Problem, labels: np.ndarray) -> _Layout:
     points = np.concatenate([problem.x, problem.y])
     members = [np.flatnonzero(labels == k) for k in range(int(labels.max()) + 1)]
     centres = np.stack([points[which[0]] for which in members])
@@ -140,10 +140,10 @@ def _clusters(problem: Problem, labels: np.ndarray) -> _Clusters:
     nearest = np.maximum(apart * (1 - 1e-12) - between, 0)
     rows = [which[which < problem.n] for which in members]
     cols = [which[which >= problem.n] - problem.n for which in members]
-    return _Clusters(rows, cols, nearest, apart * (1 + 1e-12) + between, 2 * radii)
+    return _Layout(rows, cols, nearest, apart * (1 + 1e-12) + between, 2 * radii)
 
 
-def _masses(problem: Problem, clusters: _Clusters, snap: bool) -> _Masses:
+def _masses(problem: Problem, clusters: _Layout, snap: bool) -> _Masses:
     """Masses of the clusters; balanced where they differ by no more than rounding of the weights.
 
     Two masses of 0.3, spread over their atoms in different ways, differ by 1e-17 or so; moved
@@ -171,7 +171,7 @@ def _masses(problem: Problem, clusters: _Clusters, snap: bool) -> _Masses:
     return _Masses(log_common, excess.astype(np.float64), error)
 
 
-def _rounding(problem: Problem, clusters: _Clusters) -> np.ndarray:
+def _rounding(problem: Problem, clusters: _Layout) -> np.ndarray:
     """What rounding may have done to the masses of the clusters, shape (k,).
 
     A weight is known through its logarithm: to a few units in the last place and as many of log a.
@@ -189,7 +189,7 @@ def _accurate_masses(logs: np.ndarray) -> tuple[np.ndarray, float]:
     return masses / masses.sum(), (24 + len(logs) / 64) * unit + 1e-300
 
 
-def _crossing(order: int, clusters: _Clusters, masses: _Masses, snap: bool) -> _Crossing | None:
+def _crossing(order: int, clusters: _Layout, masses: _Masses, snap: bool) -> _Crossing | None:
     """Where the excess goes and what that costs; None if clusters are not far enough apart.
 
     Potentials 0 ≤ f ≤ diam^p, g ≤ 0 exist inside each cluster, so block potentials must satisfy
@@ -227,7 +227,9 @@ def _crossing(order: int, clusters: _Clusters, masses: _Masses, snap: bool) -> _
     )
 
 
-def _joined(problem: Problem, clusters: _Clusters, crossing: _Crossing, inside: Answer) -> Answer:
+def _joined(
+    problem: Problem, clusters: _Layout, crossing: _Crossing, inside: Certified
+) -> Certified:
     """What stays inside the clusters, and what crosses between them."""
     order, is_whole = problem.order, not len(crossing.mass)
     entries = [(inside.rows, inside.cols, inside.log_mass)]

@@ -1,9 +1,9 @@
-"""Large problems to a proven gap: a sparse simplex on few arcs, and pricing of all of them.
+"""Large problems to a proven gap: a sparse simplex on few arcs, and c-transforms over all pairs.
 
 An optimal plan uses n + m − 1 of the n m arcs. Potentials of a coarser problem show where they
-lie; the simplex is solved on the arcs with the smallest reduced costs; all pairs are priced,
-nothing n × m is stored; what violates is added. Pricing makes the potentials feasible, so each
-round ends with a certified interval, and the gap says when to stop.
+lie. Each round solves the simplex on the arcs with the smallest reduced costs, takes the
+c-transform of its potentials, which stores nothing n × m, and adds the arcs that violate them.
+c-transforms are feasible, so each round ends with a certified interval; its gap says when to stop.
 
 Coarser problems are nested: a quarter of the atoms, drawn by weight, with the mass of what lies
 nearest to them, and so on down to a size that is solved densely.
@@ -22,10 +22,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from meanfield.results.atomic import write_whole
-from meanfield.transport.certificate import Answer, Plan, centred, certify, log_masses, narrower
+from meanfield.transport.certificate import (
+    Certified,
+    SparsePlan,
+    centred,
+    certify,
+    log_masses,
+    narrower,
+)
+from meanfield.transport.plans.c_transform import CTransform, RowMinima
 from meanfield.transport.plans.exact import solve_dense, sparse_simplex
 from meanfield.transport.plans.formulas import monotone_plan, staircase, widest_direction
-from meanfield.transport.plans.pricing import Prices, Pricing
 from meanfield.transport.problem import Problem
 
 __all__ = ["solve_columns"]
@@ -39,10 +46,10 @@ _FIRST_ARCS = 16
 _NEW_ARCS = 8  # of a row and a round
 _COLUMN_ARCS = 64  # heavy atoms are asked for by many rows
 _ROUNDS = 40
-_CEILING = 1e3  # over the gap: where arcs are all there and the gap is the simplex's tolerance
+_CEILING = 1e3  # clip reduced costs at 1e3 × gap once no arc is missing
 _MOST_SLACK = 0.1  # of the gap asked for
-# Exponents of the time of a pricing in the pairs, and of the simplex in its arcs (measured 1.5
-# to 1.8).
+# Time grows as this power of the pairs in a pass over them, of the arcs in the simplex (measured:
+# 1.5 to 1.8).
 _GROWTH = {"pass": 1.0, "simplex": 1.7}
 
 
@@ -53,21 +60,21 @@ def solve_columns(
     deadline: float = math.inf,
     device: str = "cpu",
     checkpoint: str | os.PathLike[str] | None = None,
-) -> Answer:
+) -> Certified:
     """W₂ with a proven gap, in memory proportional to (n + m) · 100 and a block.
 
     No step is begun that would probably end after the deadline (of `time.perf_counter`). The best
     interval so far is returned then, unconverged: it may be the plan and the potentials of a
-    coarser level, carried over to all atoms. Pricing is on the device, the simplex on the CPU.
+    coarser level, carried over to all atoms. c-transforms run on the device, the simplex on the
+    CPU.
     """
     clock = _Clock(deadline)
     file = None if checkpoint is None else _Checkpoint(pathlib.Path(checkpoint), problem)
     stored = None if file is None else file.load()
     if stored is not None:
-        pricing = Pricing(problem.x, problem.y, device=device)
         g = centred(stored[1], problem.b)
-        prices = pricing(g, 1)
-        rounds = _Rounds(problem, prices.minima, g, prices.slack, stored[0], device, clock, file)
+        row = CTransform(problem.x, problem.y, device=device)(g, 1)
+        rounds = _Rounds(problem, row.minima, g, row.slack, stored[0], device, clock, file)
         return rounds.run(rtol, _ROUNDS)
     levels = _levels(problem, device)
     coarse = levels[0]
@@ -138,17 +145,17 @@ def _closest(points: np.ndarray, centres: np.ndarray, device: str) -> np.ndarray
         from scipy.spatial import cKDTree
 
         return cKDTree(centres).query(points)[1]
-    return Pricing(points, centres, device=device)(np.zeros(len(centres)), 1).cols
+    return CTransform(points, centres, device=device)(np.zeros(len(centres)), 1).cols
 
 
 def _carried(
-    coarse: Problem, answer: Answer, finer: Problem, device: str
+    coarse: Problem, answer: Certified, finer: Problem, device: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Potentials of the coarser problem on the finer one, and arcs that they make cheap."""
+    """Potentials of the coarser problem on the finer one, and arcs of small reduced cost."""
     assert answer.f is not None
-    g = centred(Pricing(finer.y, coarse.x, device=device)(answer.f, 1).minima, finer.b)
-    forth = Pricing(finer.x, finer.y, device=device)(g, _FIRST_ARCS)
-    back = Pricing(finer.y, finer.x, device=device)(forth.minima, _FIRST_ARCS)
+    g = centred(CTransform(finer.y, coarse.x, device=device)(answer.f, 1).minima, finer.b)
+    forth = CTransform(finer.x, finer.y, device=device)(g, _FIRST_ARCS)
+    back = CTransform(finer.y, finer.x, device=device)(forth.minima, _FIRST_ARCS)
     near = forth.rows * finer.m + forth.cols, back.cols * finer.m + back.rows
     arcs = np.unique(np.concatenate([*near, _feasible_arcs(finer)]))
     return forth.minima, back.minima, arcs, back.slack
@@ -210,26 +217,26 @@ class _Rounds:
     device: str
     clock: _Clock
     file: _Checkpoint | None
-    best: Answer = field(init=False)
+    best: Certified = field(init=False)
     ceiling: float = field(default=math.inf, init=False)  # of reduced costs
 
     def __post_init__(self) -> None:
         none = np.zeros(0, np.int64)
-        nothing = Plan(none, none, none)  # any plan will be better
+        nothing = SparsePlan(none, none, none)  # any plan will be better
         self.best = _certified(self.problem, nothing, (self.f, self.g), self.slack, 0.0)
 
-    def run(self, rtol: float, rounds: int) -> Answer:
-        """Solve on the arcs, price all pairs, add what violates; until the interval closes."""
+    def run(self, rtol: float, rounds: int) -> Certified:
+        """Solve on the arcs, look at all pairs, add what violates; until the interval closes."""
         problem = self.problem
-        pricing = Pricing(problem.x, problem.y, device=self.device)
+        transform = CTransform(problem.x, problem.y, device=self.device)
         for k in range(rounds):
             if k and not self.clock.allows("simplex", len(self.arcs)):
                 break
             start = time.perf_counter()
             plan, g = self._on_arcs()
-            f = self._priced(pricing, plan, g, rtol)
+            candidates, f = self._improved(transform, plan, g, rtol)
             self.clock.note("simplex", len(self.arcs), start)
-            new = np.setdiff1d(_few_arcs(self._prices, f, problem), self.arcs)
+            new = np.setdiff1d(_few_arcs(candidates, f, problem), self.arcs)
             if self.best.converged or (not len(new) and self.ceiling <= self._ceiling()):
                 break
             self.ceiling = math.inf if len(new) else self._ceiling()
@@ -240,26 +247,28 @@ class _Rounds:
             self.best = replace(self.best, converged=np.asarray(True))
         return self.best
 
-    def _priced(
-        self, pricing: Pricing, plan: Plan, found: tuple[np.ndarray, np.ndarray], rtol: float
-    ) -> np.ndarray:
-        """Price with the potentials of the simplex, keep what is best; its f on the rows."""
+    def _improved(
+        self,
+        transform: CTransform,
+        plan: SparsePlan,
+        found: tuple[np.ndarray, np.ndarray],
+        rtol: float,
+    ) -> tuple[RowMinima, np.ndarray]:
+        """Keep the best interval; candidate arcs below the simplex's f, and this f."""
         problem = self.problem
         f, g = found
         middle = g - centred(g, problem.b)
         f, g = f + middle[0], g - middle
-        prices = pricing(g, _NEW_ARCS, f)
+        row = transform(g, _NEW_ARCS, f)
         moved = problem.moved(plan.rows, plan.cols)
-        if prices.slack > _MOST_SLACK * rtol * float((np.exp(plan.log_mass) * moved**2).sum()):
-            prices = pricing.precise(g, _NEW_ARCS, f)
-        self._prices = prices
-
-        latest = _certified(problem, plan, (prices.minima, g), prices.slack, rtol)
+        if row.slack > _MOST_SLACK * rtol * float((np.exp(plan.log_mass) * moved**2).sum()):
+            row = transform.precise(g, _NEW_ARCS, f)
+        latest = _certified(problem, plan, (row.minima, g), row.slack, rtol)
         self.best = narrower(latest, self.best, rtol / 4)
         assert self.best.f is not None
         assert self.best.g is not None
         self.f, self.g = self.best.f, self.best.g
-        return f
+        return row, f
 
     def _ceiling(self) -> float:
         """A multiple of the gap: below it the tolerance of the simplex is finer."""
@@ -267,7 +276,7 @@ class _Rounds:
         moved = self.problem.moved(rows, cols)
         return _CEILING * float(mass @ np.maximum(moved**2 - self.f[rows] - self.g[cols], 0))
 
-    def _on_arcs(self) -> tuple[Plan, tuple[np.ndarray, np.ndarray]]:
+    def _on_arcs(self) -> tuple[SparsePlan, tuple[np.ndarray, np.ndarray]]:
         """The simplex on reduced costs: four times faster than on costs, and more accurate.
 
         Most reduced costs of arcs that matter are small, so they, and not the artificial arcs,
@@ -278,14 +287,14 @@ class _Rounds:
         costs = np.square(problem.x[rows] - problem.y[cols]).sum(-1)
         reduced = np.clip(costs - f[rows] - g[cols], 0, self.ceiling)
         found = sparse_simplex(problem.a, problem.b, (rows, cols, reduced))
-        plan = Plan(found.rows, found.cols, log_masses(found.mass))
+        plan = SparsePlan(found.rows, found.cols, log_masses(found.mass))
         return plan, (found.f + f, np.where(np.isfinite(found.g), found.g, 0.0) + g)
 
 
-def _few_arcs(prices: Prices, f: np.ndarray, problem: Problem) -> np.ndarray:
-    """The most violated arcs, at most a few in each row (as priced) and then in each column."""
-    rows, cols = prices.rows, prices.cols
-    order = np.lexsort((prices.values - f[rows], cols))
+def _few_arcs(candidates: RowMinima, f: np.ndarray, problem: Problem) -> np.ndarray:
+    """The most violated arcs: few in each row, as the candidates are, and few in each column."""
+    rows, cols = candidates.rows, candidates.cols
+    order = np.lexsort((candidates.values - f[rows], cols))
     starts = np.flatnonzero(np.diff(cols[order], prepend=-1))
     rank = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
     kept = order[rank < _COLUMN_ARCS]
@@ -300,16 +309,18 @@ def _feasible_arcs(problem: Problem) -> np.ndarray:
     return order_x[rows] * problem.m + order_y[cols]
 
 
-def _spread(problem: Problem, level: _Level, answer: Answer, device: str, rtol: float) -> Answer:
+def _spread(
+    problem: Problem, level: _Level, answer: Certified, device: str, rtol: float
+) -> Certified:
     """Plan and potentials of a coarser level carried over to all atoms.
 
     What the coarse plan moves from group k to group l is split over their atoms, in the order of
     their projections on the widest direction.
     """
     assert answer.f is not None
-    on_y = Pricing(problem.y, level.problem.x, device=device)(answer.f, 1)
+    on_y = CTransform(problem.y, level.problem.x, device=device)(answer.f, 1)
     g = centred(on_y.minima, problem.b)
-    prices = Pricing(problem.x, problem.y, device=device)(g, 1)
+    row = CTransform(problem.x, problem.y, device=device)(g, 1)
     along = widest_direction(problem)
     x, y = problem.x @ along, problem.y @ along
     from_x, from_y = level.problem.x @ along, level.problem.y @ along
@@ -321,8 +332,8 @@ def _spread(problem: Problem, level: _Level, answer: Answer, device: str, rtol: 
         (from_x[entries[0]], entries[1]), coarse_mass, (y, level.col_of), problem.b
     )
     i, j, mass = _within((x[rows], of_row), row_mass, (y[cols], of_col), col_mass)
-    plan, potentials = Plan(rows[i], cols[j], np.log(mass)), (prices.minima, g)
-    return _certified(problem, plan, potentials, prices.slack, rtol)
+    plan, potentials = SparsePlan(rows[i], cols[j], np.log(mass)), (row.minima, g)
+    return _certified(problem, plan, potentials, row.slack, rtol)
 
 
 def _within(
@@ -340,11 +351,11 @@ def _within(
 
 def _certified(
     problem: Problem,
-    plan: Plan,
+    plan: SparsePlan,
     potentials: tuple[np.ndarray, np.ndarray],
     slack: float,
     rtol: float,
-) -> Answer:
+) -> Certified:
     # A quarter: the interval, rounding included, is to be narrower than rtol.
     name = "column generation"
     return certify(problem, plan, potentials, method=name, rtol=rtol / 4, slack=slack)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meanfield.errors import ConvergenceError
-from meanfield.transport.certificate import Answer, Plan, certify, feasible, narrower
+from meanfield.transport.certificate import Certified, SparsePlan, certify, feasible, narrower
 from meanfield.transport.plans.formulas import staircase
 from meanfield.transport.problem import Problem
 
@@ -33,14 +33,14 @@ _REFINEMENTS = 4
 _FEW_FROM = 20_000  # pairs from which a few arcs beat all of them
 _SCALINGS = 10  # steps of Sinkhorn that choose the arcs
 _BLUR = 0.05  # their temperature, over the mean reduced cost
-_MISPLACED = 0.1  # mass that they may leave misplaced: clusters that exchange mass need more steps
+_MISPLACED = 0.1  # give up on the arc subset if Sinkhorn's marginal error is above 10 %
 _REACH = 4.0  # times the gap that they leave: arcs of an optimal plan cost less than that
 _FEW = 0.25  # of all arcs, at most: with more, the dense simplex is up to 4 times as fast
 _ADDITIONS = 4
 _TIGHT = 1e-15  # of the largest reduced cost: 0 up to rounding
 
 
-def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> Answer:
+def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> Certified:
     """One problem, or a batch (one leading axis): nearest neighbours, then the simplex.
 
     Args:
@@ -67,37 +67,39 @@ def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> A
     return certify(problem, plan, (f, g), method=" + ".join(names), rtol=rtol)
 
 
-def _sparse(plans: np.ndarray) -> Plan:
+def _sparse(plans: np.ndarray) -> SparsePlan:
     """A dense plan (n, m), or a batch of them padded with −inf, by its entries."""
     *batch, n, m = plans.shape
     found = np.flatnonzero(plans > 0)
     logs = np.log(plans.reshape(-1)[found])
     if not batch:
-        return Plan(*np.divmod(found, m), logs)
+        return SparsePlan(*np.divmod(found, m), logs)
     owner, entry = np.divmod(found, n * m)
     sizes = np.bincount(owner, minlength=len(plans))
     place = owner, np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     shape = (len(plans), sizes.max(initial=0))
-    plan = Plan(np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -np.inf))
+    plan = SparsePlan(
+        np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.full(shape, -np.inf)
+    )
     for held, values in zip(plan[:3], (*np.divmod(entry, m), logs), strict=True):
         held[place] = values
     return plan
 
 
-def solve_assignment(problem: Problem, *, rtol: float) -> Answer:
+def solve_assignment(problem: Problem, *, rtol: float) -> Certified:
     """One problem of uniform clouds of one size: accurate relative to the answer."""
     sigma = assignment(problem.costs)
     g = _assignment_potentials(problem.costs, sigma)
     return certify(
         problem,
-        Plan(np.arange(problem.n), sigma, problem.logs_a),
+        SparsePlan(np.arange(problem.n), sigma, problem.logs_a),
         feasible(problem.costs, g, problem.b),
         method="assignment",
         rtol=rtol,
     )
 
 
-def solve_finely(problem: Problem, *, rtol: float, answer: Answer) -> Answer:
+def solve_finely(problem: Problem, *, rtol: float, answer: Certified) -> Certified:
     """One problem whose dense answer has not closed: assignment, then reduced costs.
 
     The simplex has absolute tolerances. What it leaves is a problem of the same form whose costs
@@ -180,7 +182,7 @@ def simplexes(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> tuple[np.ndarr
 def _reduced(
     a: np.ndarray, b: np.ndarray, costs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Costs less potentials of a few Sinkhorn steps, their g, and the arcs that are then cheap.
+    """Costs less potentials of a few Sinkhorn steps, their g, and the arcs of small reduced cost.
 
     Sinkhorn's plan costs `gap` more than its potentials, so an optimal plan does not cost more
     than that either. None in the place of the arcs where they are too many or the steps too few.
@@ -239,8 +241,8 @@ def assignment(costs: np.ndarray) -> np.ndarray:
 def _assignment_potentials(costs: np.ndarray, sigma: np.ndarray) -> np.ndarray:
     """Potentials g of an optimal permutation: fᵢ = min_j C_ij − g_j, g_σ(i) = C_iσ(i) − fᵢ.
 
-    Repeated, this is Bellman–Ford in the residual graph; it is at rest after as many rounds as
-    the longest shortest path has arcs. Stopping early leaves a gap, never a wrong bound.
+    Repeated, this is Bellman–Ford in the residual graph; it converges in at most n rounds.
+    Stopping early leaves a gap, never a wrong bound.
     """
     along = costs[np.arange(len(costs)), sigma]
     g, new = np.zeros_like(along), np.empty_like(along)

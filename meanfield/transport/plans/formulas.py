@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from meanfield.transport.certificate import Answer, Plan, centred, certify, feasible
-from meanfield.transport.plans.pricing import Pricing
+from meanfield.transport.certificate import Certified, SparsePlan, centred, certify, feasible
+from meanfield.transport.plans.c_transform import CTransform
 from meanfield.transport.problem import UNIT, Problem, costs_between
 
 __all__ = [
@@ -31,7 +31,7 @@ _PRODUCTS = 400_000_000  # pairs; beyond, n log n wins after all
 _UNSAFE = 1e-140  # distances whose squares underflow inside a tree
 
 
-def closed_form(problem: Problem, *, rtol: float) -> Answer | None:
+def closed_form(problem: Problem, *, rtol: float) -> Certified | None:
     """The answer of one problem where there is a formula for it, otherwise None."""
     if problem.n == 1 or problem.m == 1:
         return solve_one_atom(problem, rtol=rtol)
@@ -40,17 +40,17 @@ def closed_form(problem: Problem, *, rtol: float) -> Answer | None:
     return solve_line(problem, rtol=rtol) if problem.dim == 1 else None
 
 
-def solve_one_atom(problem: Problem, *, rtol: float) -> Answer:
+def solve_one_atom(problem: Problem, *, rtol: float) -> Certified:
     """W_p^p = Σᵢ aᵢ ‖xᵢ − y‖^p: there is one coupling only."""
     i, j = np.divmod(np.arange(problem.pairs), problem.m)
     logs = problem.logs_a[..., i] + problem.logs_b[..., j]  # one of the two is 0
     rows, cols = (np.zeros(logs.shape, np.int64) + t for t in (i, j))
-    plan = Plan(rows, cols, logs, -math.inf)
+    plan = SparsePlan(rows, cols, logs, -math.inf)
     potentials = feasible(problem.costs, np.zeros_like(problem.b), problem.b)
     return certify(problem, plan, potentials, method="one atom", rtol=rtol, is_optimal=True)
 
 
-def solve_two_atoms(problem: Problem, *, rtol: float) -> Answer:
+def solve_two_atoms(problem: Problem, *, rtol: float) -> Certified:
     """A batch with two atoms each, p = 2.
 
     The cost is linear in π₁₁ with slope −2⟨x₁ − x₂, y₁ − y₂⟩, so an end of its range is optimal:
@@ -80,7 +80,7 @@ def solve_two_atoms(problem: Problem, *, rtol: float) -> Answer:
         np.put_along_axis(g, t, np.take_along_axis(from_sender, t, -1), -1)
     return certify(
         problem,
-        Plan(rows, cols, logs, doubt),
+        SparsePlan(rows, cols, logs, doubt),
         feasible(problem.costs, g, problem.b),
         method="two atoms",
         rtol=rtol,
@@ -88,7 +88,7 @@ def solve_two_atoms(problem: Problem, *, rtol: float) -> Answer:
     )
 
 
-def solve_line(problem: Problem, *, rtol: float) -> Answer:
+def solve_line(problem: Problem, *, rtol: float) -> Certified:
     """d = 1: the monotone coupling, W_p^p = ∫₀¹ |F⁻¹(t) − G⁻¹(t)|^p dt."""
     x, y = problem.x[:, 0], problem.y[:, 0]
     plan, steps = _on_line(problem, x, y)
@@ -99,7 +99,7 @@ def solve_line(problem: Problem, *, rtol: float) -> Answer:
     )
 
 
-def same_order(problem: Problem, *, rtol: float, device: str) -> Answer | None:
+def same_order(problem: Problem, *, rtol: float, device: str) -> Certified | None:
     """Clouds that one coupling orders alike along every axis of a basis; None if there is none.
 
     Such a coupling is optimal for every axis by itself, so it is for their sum: f and g are the
@@ -120,10 +120,10 @@ def same_order(problem: Problem, *, rtol: float, device: str) -> Answer | None:
         plan, f, g, slack = found
         # Coordinates turned by the basis are right to d u, and it is orthonormal to d u.
         slack += 16 * (problem.dim + 4) ** 2 * UNIT * float(problem.diameter) ** 2
-        for priced in (False, True):
-            if priced:  # the slack is the price of not pricing all pairs
+        for is_last in (False, True):
+            if is_last:  # slack: feasibility error if not all pairs are checked
                 g = centred(g, problem.b)
-                f, _, _, _, slack = Pricing(problem.x, problem.y, device=device)(g, 1)
+                f, _, _, _, slack = CTransform(problem.x, problem.y, device=device)(g, 1)
             name = "same order"
             answer = certify(problem, plan, (f, g), method=name, rtol=rtol / 4, slack=slack)
             if answer.width <= rtol:
@@ -133,7 +133,9 @@ def same_order(problem: Problem, *, rtol: float, device: str) -> Answer | None:
     return None
 
 
-def identity(problem: Problem, *, rtol: float, device: str, probe: bool = True) -> Answer | None:
+def identity(
+    problem: Problem, *, rtol: float, device: str, probe: bool = True
+) -> Certified | None:
     """The coupling of xᵢ with yᵢ, and nearest neighbours against it; None where a probe fails.
 
     If yᵢ is a nearest point of ν to xᵢ for every i (or the mirror image), then g = 0 and
@@ -142,7 +144,7 @@ def identity(problem: Problem, *, rtol: float, device: str, probe: bool = True) 
     """
     index = np.arange(problem.n)
     moved = problem.moved(index, index)
-    plan = Plan(index, index.copy(), problem.logs_a, -math.inf)
+    plan = SparsePlan(index, index.copy(), problem.logs_a, -math.inf)
     zero, best = np.zeros(problem.n), None
     for mirror in (False, True):
         points, queries = (problem.x, problem.y) if mirror else (problem.y, problem.x)
@@ -187,15 +189,15 @@ def widest_direction(problem: Problem) -> np.ndarray:
 
 def _on_line(
     problem: Problem, x: np.ndarray, y: np.ndarray, least: float = 0.0
-) -> tuple[Plan, tuple[np.ndarray, np.ndarray]]:
+) -> tuple[SparsePlan, tuple[np.ndarray, np.ndarray]]:
     """The monotone plan of coordinates x (n,) and y (m,), and all of its steps."""
     order_x, order_y = (np.argsort(t, kind="stable") for t in (x, y))
     i, j, mass = monotone_plan(problem.a[order_x], problem.b[order_y])
     steps = order_x[i], order_y[j]
     if problem.n == problem.m and (problem.log_a[order_x] == problem.log_b[order_y]).all():
-        return Plan(order_x, order_y, problem.logs_a[order_x], -math.inf), steps
+        return SparsePlan(order_x, order_y, problem.logs_a[order_x], -math.inf), steps
     kept = mass > least
-    return Plan(steps[0][kept], steps[1][kept], np.log(mass[kept])), steps
+    return SparsePlan(steps[0][kept], steps[1][kept], np.log(mass[kept])), steps
 
 
 def _staircase_potentials(
@@ -238,7 +240,7 @@ def _optimal_axes(problem: Problem) -> np.ndarray:
 
 def _ordered_alike(
     problem: Problem, x: np.ndarray, y: np.ndarray
-) -> tuple[Plan, np.ndarray, np.ndarray, float] | None:
+) -> tuple[SparsePlan, np.ndarray, np.ndarray, float] | None:
     """The plan along the widest axis and potentials (f, g, slack), if all axes agree with it."""
     widest = int(np.ptp(x, axis=0).argmax())
     least = 4 * UNIT * (1 / problem.n + 1 / problem.m)
@@ -272,8 +274,9 @@ def _nearest(
     """min_j ‖qᵢ − p_j‖ or less, at most moved[i]."""
     if points.shape[1] >= _TREE_DIM and len(points) * len(queries) <= _PRODUCTS:
         squares = moved**2
-        prices = Pricing(queries, points, device=device).precise(np.zeros(len(points)), 2, squares)
-        return np.sqrt(np.clip(prices.minima, 0.0, squares))
+        transform = CTransform(queries, points, device=device)
+        nearest = transform.precise(np.zeros(len(points)), 2, squares)
+        return np.sqrt(np.clip(nearest.minima, 0.0, squares))
     from scipy.spatial import cKDTree
 
     # Without balancing and compacting: the tree is used once, and duplicates do not hurt it.

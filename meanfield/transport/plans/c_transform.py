@@ -1,8 +1,8 @@
-"""Pricing: the smallest C_ij − g_j of every row, out of all pairs, without storing C.
+"""The c-transform fᵢ = min_j C_ij − g_j of two clouds: all pairs are looked at, C is not stored.
 
-Two ways. In low dimension the rows are cut into cells of a few dozen points: what a column costs
-at the centre of a cell tells for all points of the cell whether it can be the cheapest, and few
-columns can. Where many can, blocks of rows are priced against all columns by matrix products.
+Two ways. In low dimension the rows are cut into cells of a few dozen points: the costs at the
+centre of a cell tell which columns can be the smallest for any of its points, and few can. Where
+many can, blocks of rows are compared with all columns by matrix products.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor
 
 from meanfield.transport.problem import UNIT
 
-__all__ = ["Prices", "Pricing"]
+__all__ = ["CTransform", "RowMinima"]
 
 _BLOCK = 1 << 21  # costs held at once
 _SMALL_CELL = 32
-_PROBES = 8  # cells from which the share of columns that can be cheapest is judged
+_PROBES = 8  # cells from which the share of columns that can be smallest is judged
 _SHARE = 0.12  # above it, whole blocks are faster
 
 
-class Prices(NamedTuple):
-    """Row minima of C − g, and the arcs asked for with their C_ij − g_j."""
+class RowMinima(NamedTuple):
+    """Row minima of C − g, and the candidate arcs asked for with their C_ij − g_j."""
 
     minima: np.ndarray
     rows: np.ndarray
@@ -42,13 +42,13 @@ class _Cell(NamedTuple):
     radius: float
 
 
-class Pricing:
-    """Two clouds to be priced again and again.
+class CTransform:
+    """The c-transform between two clouds, for one g after another.
 
     Args:
         x: points of the rows, shape (n, d).
         y: points of the columns, shape (m, d).
-        device: where to price.
+        device: where to compute.
     """
 
     def __init__(self, x: np.ndarray, y: np.ndarray, *, device: str = "cpu") -> None:
@@ -60,14 +60,14 @@ class Pricing:
         longest = float(self._squares_x.max().sqrt() + self._squares_y.max().sqrt())
         self._size = longest**2
 
-    def __call__(self, g: np.ndarray, count: int, ceiling: np.ndarray | None = None) -> Prices:
-        """The minimum of every row, and `count` cheap arcs of it, the cheapest among them.
+    def __call__(self, g: np.ndarray, count: int, ceiling: np.ndarray | None = None) -> RowMinima:
+        """The minimum of every row, and the `count` arcs of each row with the smallest C − g.
 
         Costs come from products of centred coordinates, right to `slack`.
 
         Args:
             g: potential of the columns, shape (m,).
-            count: arcs wanted of every row.
+            count: arcs of every row.
             ceiling: shape (n,); only arcs with C_ij − g_j below it, beyond rounding.
         """
         offset, slack = self._prepared(g)
@@ -78,12 +78,12 @@ class Pricing:
         rows, cols, values = found.arcs()
         values += self._squares_x[rows]
         minima = found.minima + self._squares_x
-        return _prices(minima, rows, cols, values, slack)
+        return _as_arrays(minima, rows, cols, values, slack)
 
-    def precise(self, g: np.ndarray, count: int, ceiling: np.ndarray) -> Prices:
-        """The same where costs are small beside the coordinates: a slower pass without slack.
+    def precise(self, g: np.ndarray, count: int, ceiling: np.ndarray) -> RowMinima:
+        """The same where costs are small beside the coordinates: slower, and without slack.
 
-        Costs of the `count` cheapest arcs are taken again from direct differences. All others are
+        Costs of the `count` smallest arcs are taken again from direct differences. All others are
         above the last of them, up to the slack of the products, which then no longer matters.
         """
         offset, slack = self._prepared(g)
@@ -99,7 +99,7 @@ class Pricing:
             others.scatter_reduce_(0, rows, rough, "amax")
             minima = torch.minimum(minima, others + self._squares_x - 2 * slack)
         below = values < torch.as_tensor(ceiling, device=self.x.device)[rows]
-        return _prices(minima, rows[below], cols[below], values[below], 0.0)
+        return _as_arrays(minima, rows[below], cols[below], values[below], 0.0)
 
     def _prepared(self, g: np.ndarray) -> tuple[Tensor, float]:
         slack = (self.x.shape[1] + 8) * 2 * UNIT * (self._size + float(np.abs(g).max()))
@@ -148,7 +148,7 @@ class Pricing:
         return float(self._eligible(probes, offset, count, slack).double().mean())
 
     def _eligible(self, cells: list[_Cell], offset: Tensor, count: int, slack: float) -> Tensor:
-        """Columns that may be the cheapest of some point of the cell, (cells, m).
+        """Columns that may be the smallest for some point of the cell, (cells, m).
 
         With c the centre, r the radius and h_j = ‖y_j‖² − g_j − 2 ⟨c, y_j⟩, least at j*, column j
         beats j* at a point within r of c only if h_j − h_j* ≤ 2 r ‖y_j − y_j*‖.
@@ -161,7 +161,7 @@ class Pricing:
         moved = torch.addmm(self._squares_y, self.y[best], self._targets, alpha=-2)
         moved += self._squares_y[best, None] + 4 * slack
         reach = moved.clamp_(min=0).sqrt_().mul_(2 * radii)
-        # So that `count` columns are left: what the farthest of them costs at the centre.
+        # At least `count` columns stay: those with the smallest costs at the centre.
         reach.clamp_(min=lowest.values[:, -1:] - lowest.values[:, :1])
         return at_centre <= reach.add_(lowest.values[:, :1] + 4 * slack)
 
@@ -180,9 +180,10 @@ class Pricing:
         return cells
 
 
-def _prices(minima: Tensor, rows: Tensor, cols: Tensor, values: Tensor, slack: float) -> Prices:
-    first, second, third, fourth = (t.cpu().numpy() for t in (minima, rows, cols, values))
-    return Prices(first, second, third, fourth, slack)
+def _as_arrays(
+    minima: Tensor, rows: Tensor, cols: Tensor, values: Tensor, slack: float
+) -> RowMinima:
+    return RowMinima(*(t.cpu().numpy() for t in (minima, rows, cols, values)), slack)
 
 
 class _Found:
@@ -204,11 +205,11 @@ class _Found:
             if not bool(wanted.all()):
                 rows, costs = rows[wanted], costs[wanted]
         many = min(self._count, costs.shape[1])
-        cheap = costs.topk(many, dim=-1, largest=False)
-        chosen = cheap.indices if cols is None else cols[cheap.indices]
+        few = costs.topk(many, dim=-1, largest=False)
+        chosen = few.indices if cols is None else cols[few.indices]
         if top is not None:
-            chosen = torch.where(cheap.values < top[rows, None], chosen, -1)
-        self._cols[rows, :many], self._values[rows, :many] = chosen, cheap.values
+            chosen = torch.where(few.values < top[rows, None], chosen, -1)
+        self._cols[rows, :many], self._values[rows, :many] = chosen, few.values
 
     def arcs(self) -> tuple[Tensor, Tensor, Tensor]:
         """Rows, columns and values of all arcs."""
