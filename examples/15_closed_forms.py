@@ -18,6 +18,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+import xarray as xr
 from torch.nn.functional import normalize
 
 from meanfield import (
@@ -31,7 +32,6 @@ from meanfield import (
 )
 from meanfield.attention.normalizations import exponential
 from meanfield.dynamics import reduced
-from meanfield.results import Variable
 
 parser = argparse.ArgumentParser(description="Flows beside what is known of them")
 parser.add_argument("--quick", action="store_true")
@@ -189,21 +189,15 @@ rows.append(("distance of the last token from it", float(gap[-1, -1]), 0.0, 0.02
 columns = ("statement", "value", "expected", "allowed")
 what, *numbers = (np.array(column) for column in zip(*rows, strict=True))
 value, expected, allowed = numbers
-variables = {
+meanings = {
     "value": ("simulated", value),
     "expected": ("closed form", expected),
     "error": ("|simulated - closed form|", abs(value - expected)),
     "allowed": ("error of the integrator, of the sample or of the limit", allowed),
 }
-table = results.dataset(
-    [Variable(name, meaning, dims=("statement",)) for name, (meaning, _) in variables.items()],
-    {name: numbers for name, (_, numbers) in variables.items()},
-    coords={
-        "statement": (
-            Variable("statement", "what is known", dims=("statement",), dtype="str"),
-            what,
-        )
-    },
+table = xr.Dataset(
+    {n: ("statement", column, {"long_name": text}) for n, (text, column) in meanings.items()},
+    coords={"statement": ("statement", what, {"long_name": "what is known"})},
 )
 results.write(table, options.out / "closed_forms.nc")
 print(table.to_dataframe().to_string(float_format="{:.6g}".format))

@@ -112,7 +112,8 @@ class BoundTable(Sequence[BoundRow]):
 
     def to_dataset(self) -> xr.Dataset:
         """The rows along `statement`: value (NaN where there is none), applicable, and words."""
-        from meanfield.results import Variable, dataset
+        from meanfield.results import Variable
+        from meanfield.results.labels import dataset
 
         words = ("side", "of", "assumption", "source", "reason")
         along: dict[str, Any] = {"dims": ("statement",)}

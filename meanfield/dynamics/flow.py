@@ -17,7 +17,9 @@ from meanfield.dynamics.integrators import Adaptive, Noise
 from meanfield.dynamics.resuming import Checkpoints
 from meanfield.dynamics.trajectories import FlowProblem, State, flow_problem, states
 from meanfield.measures import MeasureMap, ParticleMeasure
-from meanfield.results import Variable, dataset, provenance
+from meanfield.results import Variable
+from meanfield.results.labels import dataset
+from meanfield.results.provenance import provenance
 
 __all__ = ["flow"]
 

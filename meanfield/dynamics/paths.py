@@ -11,7 +11,8 @@ from torch import Tensor
 
 from meanfield.checks import count, describe
 from meanfield.measures import ParticleMeasure
-from meanfield.results import Variable, dataset
+from meanfield.results import Variable
+from meanfield.results.labels import dataset
 from meanfield.transport import solve_conditional_w2, solve_w2
 
 __all__ = ["displacements", "measure_at", "path_lengths"]

@@ -19,7 +19,9 @@ from meanfield.linalg import LinearMap, largest_block_norm, operator_norm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import Linearisation
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, image_of
-from meanfield.results import Variable, dataset, provenance
+from meanfield.results import Variable
+from meanfield.results.labels import dataset
+from meanfield.results.provenance import provenance
 from meanfield.transport import solve_conditional_w2, solve_w2
 
 __all__ = ["divergence", "stability"]

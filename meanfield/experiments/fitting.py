@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from meanfield.results import Variable, dataset, fit_power
+from meanfield.results import Variable, fit_power
+from meanfield.results.labels import dataset
 
 __all__ = ["LAWS", "fit_laws", "fittable"]
 

@@ -21,7 +21,8 @@ from meanfield.measures import (
     split,
     stack,
 )
-from meanfield.results import Variable, dataset
+from meanfield.results import Variable
+from meanfield.results.labels import dataset
 
 __all__ = ["Secants", "compare_lemma_3_2", "secants_along", "split_secants"]
 

@@ -24,7 +24,8 @@ from meanfield.lipschitz.proposals import (
 from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import SecantRatio, secant_ratio
 from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure, image_of
-from meanfield.results import Variable, dataset
+from meanfield.results import Variable
+from meanfield.results.labels import dataset
 from meanfield.transport import solve_conditional_w2, solve_w2
 
 __all__ = ["FAMILIES", "Found", "SecantSearch", "lipschitz_lower"]

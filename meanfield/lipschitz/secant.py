@@ -21,7 +21,8 @@ from meanfield.measures import (
     image_of,
     pushforward,
 )
-from meanfield.results import Variable, batched
+from meanfield.results import Variable
+from meanfield.results.labels import batched
 from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from meanfield.results.answers import Answer, labelled
-from meanfield.results.labels import Variable, batched, dataset, describe
-from meanfield.results.provenance import provenance, read_provenance
+from meanfield.results.labels import Variable
+from meanfield.results.provenance import read_provenance
 
 if TYPE_CHECKING:
     from meanfield.results.files import read, write
@@ -30,12 +30,8 @@ _HOMES = {
 __all__ = [
     "Answer",
     "Variable",
-    "batched",
-    "dataset",
-    "describe",
     "fit_power",
     "labelled",
-    "provenance",
     "read",
     "read_provenance",
     "to_cube",

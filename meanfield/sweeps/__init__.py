@@ -11,19 +11,9 @@ same call again computes what is missing. With ``executor=`` the cases are sprea
 machines.
 """
 
-from meanfield.sweeps.estimate import Estimate, estimate
-from meanfield.sweeps.grid import cases_of
+from meanfield.sweeps.estimate import estimate
 from meanfield.sweeps.plan import Task
 from meanfield.sweeps.run import sweep
-from meanfield.sweeps.status import StoreStatus, export, status
+from meanfield.sweeps.status import status
 
-__all__ = [
-    "Estimate",
-    "StoreStatus",
-    "Task",
-    "cases_of",
-    "estimate",
-    "export",
-    "status",
-    "sweep",
-]
+__all__ = ["Task", "estimate", "status", "sweep"]

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.results import Variable, provenance
+from meanfield.results import Variable
 from meanfield.results.cases import RESERVED, Columns, Labels
 from meanfield.results.encoding import check_attrs
+from meanfield.results.provenance import provenance
 from meanfield.results.store import SCHEMA
 from meanfield.sweeps.grid import Case, Grid, canonical, case_keys, cases_of, columns_of
 

@@ -1,4 +1,4 @@
-"""What is in a store: how far it is, what failed, what is damaged; and its export."""
+"""What is in a store: how far it is, what failed, what is damaged."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.results import read, write
 from meanfield.results.cases import FAILED, NOT_CONVERGED, OK
 from meanfield.results.labels import printable
 from meanfield.results.store import Store
 
-__all__ = ["StoreStatus", "export", "status"]
+__all__ = ["StoreStatus", "status"]
 
 _MESSAGES_SHOWN = 5
 
@@ -94,14 +93,6 @@ def status(store: str | os.PathLike[str]) -> StoreStatus:
         configuration=files.description["configuration"],
         messages=dict(messages.most_common()),
     )
-
-
-def export(store: str | os.PathLike[str], path: str | os.PathLike[str]) -> Path:
-    """Write what a store holds to one netCDF or Zarr file, see `results.write`; it stays.
-
-    Cases that are not done are pending in it.
-    """
-    return write(read(store), path)
 
 
 def _count_nan(files: Store, rows: dict[str, np.ndarray]) -> int:

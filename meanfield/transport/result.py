@@ -12,7 +12,8 @@ import torch
 from meanfield.checks import one_number
 from meanfield.errors import ConvergenceError
 from meanfield.html import span, table
-from meanfield.results import Variable, batched
+from meanfield.results import Variable
+from meanfield.results.labels import batched
 from meanfield.transport.certificate import Certified, joined_names
 from meanfield.transport.coupling import Coupling, alike
 from meanfield.transport.pairs import Pair

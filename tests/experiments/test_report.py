@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from meanfield import html, report, results
+from meanfield import html, report
 from meanfield.errors import NoCases
 from meanfield.results import Variable
+from meanfield.results.labels import dataset
+from meanfield.results.provenance import provenance
 from meanfield.sweeps import Task, sweep
 
 HOSTILE = "</td></table><script src='http://evil.example/x.js'>\"'&amp;</script>"
@@ -95,10 +97,10 @@ def a_dataset() -> xr.Dataset:
         "kind": (Variable("kind", "kind", dims=case, dtype="str"), ["a", HOSTILE] * 3),
         "step": (Variable("step", "step", dims=("step",)), [0.1, 0.2]),
     }
-    record = results.provenance(
+    record = provenance(
         {"note": HOSTILE}, seed=7, dtype="torch.float64", command=f"meanfield run '{HOSTILE}'"
     )
-    return results.dataset(variables, values, coords=coords, attrs={"provenance": record})
+    return dataset(variables, values, coords=coords, attrs={"provenance": record})
 
 
 def scatter(ds, *, ax):

@@ -38,6 +38,7 @@ from meanfield.measures import (
     split,
     stack,
 )
+from meanfield.sweeps.grid import cases_of
 from meanfield.transport import (
     conditional_w2,
     sinkhorn_divergence,
@@ -620,7 +621,7 @@ CALLS = [
                                                   ("/index", "negative"): None}),
     Call("dynamics.clusters", dynamics.clusters, {"/mu": MU, "/scale": 0.1},
          {"/mu": "measure", "/scale": "positive"}, {("/scale", "zero"): None}),
-    Call("sweeps.cases_of", sweeps.cases_of, {"/grid": {"a": [1, 2]}}, {"/grid": "map"}),
+    Call("cases_of", cases_of, {"/grid": {"a": [1, 2]}}, {"/grid": "map"}),
     Call("sweep", lambda *a, **k: sweeps.sweep(*a, **k, progress=False),
          {"/fn": lambda x: {"y": x}, "/grid": {"x": [1.0, 2.0]}, "seed": 0, "executor": None,
           "batch_size": 2},

@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 from meanfield import results
 from meanfield.results import Variable
+from meanfield.results.labels import dataset, describe
+from meanfield.results.provenance import provenance
 
 
 def rich_dataset(n: int = 5) -> xr.Dataset:
@@ -35,9 +37,9 @@ def rich_dataset(n: int = 5) -> xr.Dataset:
             "total": ((), 3.5),
         },
         coords={"radius": ("case", np.linspace(0, 1, n)), "head": np.arange(3)},
-        attrs={"provenance": results.provenance({"a": None, "b": True}), "level": 0.5},
+        attrs={"provenance": provenance({"a": None, "b": True}), "level": 0.5},
     )
-    return results.describe(ds, [Variable("gain", "Lipschitz constant", symbol="L")])
+    return describe(ds, [Variable("gain", "Lipschitz constant", symbol="L")])
 
 
 @pytest.mark.parametrize("suffix", ["nc", "zarr"])
@@ -330,7 +332,7 @@ def test_failed_cases_are_left_out_of_a_fit_and_bad_numbers_refused():
 
 
 def test_provenance_is_one_json_string_with_what_is_needed_to_run_again():
-    record = json.loads(results.provenance({"radius": 1.0}, seed=3, dtype="torch.float64"))
+    record = json.loads(provenance({"radius": 1.0}, seed=3, dtype="torch.float64"))
     assert record["spec"] == {"radius": 1.0}
     assert (record["seed"], record["dtype"], record["device"]) == (3, "float64", None)
     assert record["versions"]["numpy"] == np.__version__
@@ -340,14 +342,14 @@ def test_provenance_is_one_json_string_with_what_is_needed_to_run_again():
 def test_undeclared_or_missing_values_are_refused():
     gain = Variable("gain", "Lipschitz constant", dims=("case",))
     with pytest.raises(ValueError, match=r"missing \['gain'\], not declared \['gian'\]"):
-        results.dataset([gain], {"gian": [1.0]})
+        dataset([gain], {"gian": [1.0]})
 
 
 def test_labels_lost_to_arithmetic_are_put_back():
     gain = Variable("gain", "Lipschitz constant", units="1")
-    doubled = results.dataset([gain], {"gain": 1.0}).map(lambda v: 2 * v, keep_attrs=False)
+    doubled = dataset([gain], {"gain": 1.0}).map(lambda v: 2 * v, keep_attrs=False)
     assert doubled["gain"].attrs == {}
-    assert results.describe(doubled, [gain])["gain"].attrs == gain.attrs
+    assert describe(doubled, [gain])["gain"].attrs == gain.attrs
 
 
 def test_results_load_neither_torch_nor_matplotlib():

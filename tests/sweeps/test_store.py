@@ -23,7 +23,7 @@ from meanfield import results
 from meanfield.experiments.settings import override, read_toml
 from meanfield.results import Variable, atomic, cases
 from meanfield.results import store as storing
-from meanfield.sweeps import Task, estimate, export, run, status, sweep
+from meanfield.sweeps import Task, estimate, run, status, sweep
 from tests.sweeps import sweep_functions as functions
 
 GRID = {"n": [2, 4, 8], "repetition": range(5)}
@@ -67,12 +67,13 @@ def test_store_is_read_as_the_dataset_by_us_and_by_xarray_alone(tmp_path):
     assert "n" in raw.coords and raw["mean"].long_name == "mean of the sample"
 
 
-def test_export_is_one_file_with_the_same_content(tmp_path):
+def test_a_store_can_be_written_to_one_file_with_the_same_content(tmp_path):
     ds = sweep(functions.PICKY, {"x": range(7)}, store=tmp_path / "s.zarr", batch_size=2)
     for name in ("out.nc", "out.zarr"):
-        xr.testing.assert_identical(results.read(export(tmp_path / "s.zarr", tmp_path / name)), ds)
+        path = results.write(results.read(tmp_path / "s.zarr"), tmp_path / name)
+        xr.testing.assert_identical(results.read(path), ds)
     with pytest.raises(FileExistsError, match="outside the store of a sweep"):
-        export(tmp_path / "s.zarr", tmp_path / "s.zarr")
+        results.write(ds, tmp_path / "s.zarr")
 
 
 def test_second_run_evaluates_nothing(tmp_path):

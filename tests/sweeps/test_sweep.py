@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from meanfield import results
 from meanfield.results import Variable
-from meanfield.sweeps import Task, cases_of, sweep
-from meanfield.sweeps.grid import case_keys, case_seed
+from meanfield.sweeps import Task, sweep
+from meanfield.sweeps.grid import case_keys, case_seed, cases_of
 from tests.sweeps import sweep_functions as functions
 
 
