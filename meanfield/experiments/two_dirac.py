@@ -20,6 +20,7 @@ import xarray as xr
 
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.bounds.diracs import two_dirac_entry
 from meanfield.lipschitz import local_lipschitz, secants_along, split_secants
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
@@ -166,7 +167,7 @@ def _bounds(
 ) -> dict[str, float]:
     upper = bounds.masked_mean_field if causal else bounds.mean_field
     nan = math.nan
-    entry = bounds.two_dirac_entry(gamma, radius, log_ratio) if crowd == -1 else nan
+    entry = two_dirac_entry(gamma, radius, log_ratio) if crowd == -1 else nan
     return {
         "two_dirac_entry": entry,
         "two_dirac_lower": bounds.two_dirac_lower(gamma, radius),
