@@ -6,6 +6,7 @@ import ast
 import importlib
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import get_args
@@ -69,6 +70,7 @@ def unit_of(name: str) -> str:
     return name.split(".")[1]
 
 
+@cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
