@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meanfield import AttentionParameters, SelfAttention, figures, results, sampling
-from meanfield.experiments import two_dirac
+from meanfield import AttentionParameters, SelfAttention, experiments, figures, results, sampling
 from meanfield.lipschitz import local_lipschitz
 
 parser = argparse.ArgumentParser(description="Two unbalanced clusters")
@@ -38,10 +37,11 @@ print(f"{mu}\n  local constant {constant.value:.6g}, residual {constant.residual
 
 # %%
 # The sweep, or a finished one.
+two_dirac = experiments.load("two-dirac")
 if options.open:
     ds = results.read(options.open)
 else:
-    ds = two_dirac.run(two_dirac.QUICK if options.quick else two_dirac.Settings())
+    ds = two_dirac.run(two_dirac.quick if options.quick else two_dirac.settings)
     results.write(ds, options.out / "two_dirac.nc")
 
 # %%
@@ -64,4 +64,5 @@ split = ds.isel(case=np.flatnonzero(ds.splitting > ds.particle))
 print(f"splitting exceeds moving in {split.sizes['case']} of {ds.sizes['case']} cases,",
       f"by a factor up to {float((split.splitting / split.particle).max()):.2f}")  # fmt: skip
 with figures.style():
-    figures.plot_growth_in_radius(ds).figure.savefig(options.out / "growth_in_radius.png")
+    ax = two_dirac.figures["growth-in-radius"](ds)
+    ax.figure.savefig(options.out / "growth_in_radius.png")

@@ -64,19 +64,6 @@ def main() -> None:
     print(f"W2 to the midpoint over W2 = {float(w2(x, halfway) / result.value):.12f}")
     print(f"largest displacement {float((plan.barycentric_map() - x).norm(dim=-1).max()):.3f}")
 
-    # The first atoms of one cloud, and where the plan sends them.
-    with figures.style():
-        ax = plt.subplots()[1]
-        first = plan.rows < 100
-        starts, ends = x[plan.rows[first]], y[plan.cols[first]]
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
-            ax.plot(*zip(start, end, strict=True), "-", color="0.7", linewidth=0.7)
-        ax.plot(*starts.T, "o", label="source, 100 atoms")
-        ax.plot(*ends.T, "s", fillstyle="none", label="where they go")
-        ax.set(aspect="equal", xlabel="$x_1$", ylabel="$x_2$", title="An optimal plan")
-        ax.legend(loc="upper left")
-        ax.figure.savefig(args.out / "plan.png")
-
     # Weights are logarithms: an atom of weight e^-900 that moves by 1 is seen.
     logs = torch.tensor([0.0, -900.0], dtype=torch.float64)
     light = ParticleMeasure([[0.0], [1.0]], log_weights=logs)
@@ -106,8 +93,8 @@ def main() -> None:
             (y, "s", "y"),
         ):
             ax.plot(*cloud[:200].T, marker, ms=3, label=label)
-        ax.set(title=f"W2 = {float(result):.4f}", xlabel="first coordinate", aspect="equal")
-        ax.set_ylabel("second coordinate")
+        ax.set(xlabel="$x_1$", ylabel="$x_2$", aspect="equal")
+        ax.set_title(f"An optimal plan and its midpoint, W2 = {float(result):.4f}")
         ax.legend()
         ax.figure.savefig(args.out / "plan.png")
 

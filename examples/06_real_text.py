@@ -22,8 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meanfield import figures, results
-from meanfield.experiments import real_text
+from meanfield import experiments, figures, results
 
 parser = argparse.ArgumentParser(description="Constants on real text")
 parser.add_argument("--quick", action="store_true")
@@ -36,8 +35,9 @@ readme = Path(__file__).resolve().parent.parent / "README.md"
 
 # %%
 # The sweep. Interrupted, it goes on where it was.
+real_text = experiments.load("real-text")
 settings = replace(
-    real_text.Settings(),
+    real_text.settings,
     model=options.model or "random:bert",
     text=options.text or str(readme),
     depth=0 if options.model else 2,
@@ -70,5 +70,5 @@ print(f"all converged: {bool(ds.constant_converged.all())}")
 
 # %%
 with figures.style():
-    for name in ("plot_constant_against_n", "plot_exponents", "plot_radius_against_n"):
-        getattr(figures, name)(ds).figure.savefig(options.out / f"{name[5:]}.png")
+    for name in ("constants", "exponents", "radius"):
+        real_text.figures[name](ds).figure.savefig(options.out / f"{name}.png")

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meanfield import figures, results
-from meanfield.experiments import released_code
+from meanfield import experiments, figures, results
 
 parser = argparse.ArgumentParser(description="What the published scripts compute")
 parser.add_argument("--quick", action="store_true")
@@ -28,7 +27,8 @@ options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
 
 # %%
-settings = released_code.QUICK if options.quick else released_code.Settings()
+released_code = experiments.load("released-code")
+settings = released_code.quick if options.quick else released_code.settings
 ds = released_code.run(settings)
 results.write(ds, options.out / "released_code.nc")
 print(f"{ds.attrs['model']}, {settings.depth or 12} layers, layer {settings.layer}")
@@ -38,6 +38,5 @@ print(free.fit_exponent.to_dataframe().round(3).to_string())
 
 # %%
 with figures.style():
-    for kind in settings.inputs:
-        ax = figures.plot_released(ds, kind=kind)
-        ax.figure.savefig(options.out / f"released_{kind}.png")
+    for name, draw in released_code.figures.items():
+        draw(ds).figure.savefig(options.out / f"{name}.png")

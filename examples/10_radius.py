@@ -12,8 +12,7 @@ Growth as R², and what is left far out.
 import argparse
 from pathlib import Path
 
-from meanfield import figures, results
-from meanfield.experiments import large_radius, quadratic_growth
+from meanfield import experiments, figures, results
 
 parser = argparse.ArgumentParser(description="Two sides of the radius")
 parser.add_argument("--quick", action="store_true")
@@ -23,17 +22,19 @@ options.out.mkdir(parents=True, exist_ok=True)
 
 # %%
 # Three tokens (Ru, −Ru, 0): the general bound's R² is reached.
-growth = quadratic_growth.run(quadratic_growth.QUICK if options.quick else None)
+quadratic_growth = experiments.load("quadratic-growth")
+growth = quadratic_growth.run(quadratic_growth.quick if options.quick else None)
 results.write(growth, options.out / "quadratic_growth.nc")
 print(growth[["quadratic_lower", "constant", "general_bound"]].to_dataframe().round(3))
 
 # %%
 # Any tokens with unique best keys, scaled by λ: a limit below ‖V‖√n, and a hump near ties.
-limit = large_radius.run(large_radius.QUICK if options.quick else None)
+large_radius = experiments.load("large-radius")
+limit = large_radius.run(large_radius.quick if options.quick else None)
 results.write(limit, options.out / "large_radius.nc")
 print(limit[["constant", "limit", "ceiling"]].to_dataframe().round(3))
 
 # %%
 with figures.style():
-    figures.plot_quadratic_growth(growth).figure.savefig(options.out / "quadratic.png")
-    figures.plot_large_radius(limit).figure.savefig(options.out / "large_radius.png")
+    quadratic_growth.figures["growth"](growth).figure.savefig(options.out / "quadratic.png")
+    large_radius.figures["limit"](limit).figure.savefig(options.out / "large_radius.png")

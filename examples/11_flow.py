@@ -19,12 +19,12 @@ from meanfield import (
     ParticleMeasure,
     SelfAttention,
     dynamics,
+    experiments,
     figures,
     results,
     sampling,
 )
 from meanfield.dynamics import reduced
-from meanfield.experiments import clustering
 
 parser = argparse.ArgumentParser(description="Measures through depth")
 parser.add_argument("--quick", action="store_true")
@@ -83,11 +83,13 @@ exact = reduced.equiangular(1.0, 32, [0.0, 5.270284]).cosine[-1]
 print(f"cosine {float(end[0] @ end[1]):.9f}, the equation {exact:.9f}")
 
 # %%
-# Figures and an animation of an experiment.
-made = clustering.run(clustering.QUICK)
+# The paths of the first flow; figures and animations of an experiment.
 with figures.style():
-    figures.plot_particle_paths(made, space="sphere")
-for name in figures.save_all(made, clustering.FIGURES, options.out, stem="clustering"):
-    print(name)
-for name in figures.save_animations(made, clustering.ANIMATIONS, options.out, stem="clustering"):
-    print(name)
+    figures.plot_particle_paths(ds, title=rf"Tokens on the sphere, $\beta$ = {beta:g}")
+clustering = experiments.load("clustering")
+made = clustering.run(clustering.quick)
+for path in (
+    *figures.save_all(made, clustering.figures, options.out, stem="clustering"),
+    *figures.save_animations(made, clustering.animations, options.out, stem="clustering"),
+):
+    print(path)

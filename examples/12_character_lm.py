@@ -30,6 +30,7 @@ from tqdm import tqdm
 
 from meanfield import bounds, corpora, figures, results, sweep
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
+from meanfield.figures.selection import by_level, select
 from meanfield.layers import MLP, Bounded, Chain, LayerNorm, Residual, invert
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
@@ -379,13 +380,49 @@ def report(ds, out: Path) -> None:
     print(table.drop(columns=["status", "message"], errors="ignore").to_string())
     print("messages:", [m for m in ds.message.values if m] or "none")
     with figures.style():
-        figures.plot_bits_per_character(ds).figure.savefig(out / "bits.png")
-        figures.plot_training_curves(ds).figure.savefig(out / "curves.png")
+        bits_per_character(ds).figure.savefig(out / "bits.png")
+        training_curves(ds).figure.savefig(out / "curves.png")
         contractive = np.flatnonzero(ds.variant.values == "contractive L2")
         if len(contractive):
             deepest = contractive[np.argmax(ds.depth.values[contractive])]
             layers = ds.isel(case=deepest).dropna("layer", subset=["measured"])
-            figures.plot_layer_constants(layers).figure.savefig(out / "constants.png")
+            layer_constants(layers).figure.savefig(out / "constants.png")
+
+
+@figures.figure("bits")
+def bits_per_character(ds, *, ax):
+    """Validation bits per character against depth: each seed a dot, lines through the means."""
+    for colour, variant, rows in by_level(ds, "variant"):
+        means = rows.groupby("depth").mean()
+        ax.plot(rows.depth, rows.bits, "o", color=colour, alpha=0.4)
+        ax.plot(means.depth, means.bits, "-", color=colour, label=variant)
+    ax.set(xlabel="number of blocks", ylabel="validation bits per character")
+    ax.set_title("Character language model, a small replica")
+    ax.set_xticks(np.unique(ds.depth.values))
+    return ax
+
+
+@figures.figure("curve")
+def training_curves(ds, *, ax):
+    """Validation bits per character along the training of the deepest models, means over seeds."""
+    depth = int(ds.depth.max())
+    for colour, variant, rows in by_level(select(ds, depth=depth), "variant"):
+        ax.plot(rows.evaluation, rows.curve.mean("case"), "-", color=colour, label=variant)
+        ax.plot(rows.evaluation, rows.curve.T, ".", color=colour, alpha=0.4)
+    ax.set(xlabel="training steps", ylabel="validation bits per character")
+    ax.set_title(f"Training of {depth} blocks at a fixed rate")
+    return ax
+
+
+@figures.figure("bound", "measured")
+def layer_constants(ds, *, ax):
+    """The constant of each trained layer at the text, beside its bound."""
+    ax.plot(ds.layer, ds.bound, "s--", color="tab:red", label="bound")
+    ax.plot(ds.layer, ds.measured, "o-", color="tab:blue", label="measured at the text")
+    ax.set(yscale="log", xlabel="layer", ylabel="Lipschitz constant")
+    ax.set_title("The trained layers, and what is certain of them")
+    ax.set_xticks(ds.layer.values)
+    return ax
 
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from meanfield import figures, pretrained, results
-from meanfield.experiments import through_depth
+from meanfield import experiments, figures, pretrained, results
 from meanfield.lipschitz import local_lipschitz, localize
 
 parser = argparse.ArgumentParser(description="A checkpoint as maps of measures")
@@ -43,7 +42,8 @@ print(f"carried by token {int(shares.particles.argmax())}: {float(shares.particl
 
 # %%
 # Block by block, over windows of the text.
-settings = replace(through_depth.Settings(), model=options.model, text=options.text)
+through_depth = experiments.load("through-depth")
+settings = replace(through_depth.settings, model=options.model, text=options.text)
 if options.quick:
     settings = replace(settings, n_tokens=12, n_windows=2, rtol=1e-3)
 ds = through_depth.run(settings, progress=False)
@@ -59,5 +59,5 @@ for epsilon, bound in zip(ds.epsilon.values, last.ball_999.values, strict=True):
 
 # %%
 with figures.style():
-    for name in ("plot_constants_through_depth", "plot_displacement_through_depth"):
-        getattr(figures, name)(ds).figure.savefig(options.out / f"{name[5:]}.png")
+    for name, draw in through_depth.figures.items():
+        draw(ds).figure.savefig(options.out / f"{name}.png")

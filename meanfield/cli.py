@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import functools
 import logging
 import signal
 import sys
@@ -17,7 +16,6 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from meanfield.checks import suggestion
@@ -25,6 +23,8 @@ from meanfield.experiments import EXPERIMENTS, finish, load
 
 if TYPE_CHECKING:
     import xarray as xr
+
+    from meanfield.experiments.experiment import Experiment
 
 __all__ = ["main"]
 
@@ -260,11 +260,11 @@ def _some_succeeded(ds: xr.Dataset) -> bool:
     return bool(ds["status"].isin([1, 2]).any())
 
 
-def _settings(experiment: ModuleType, options: argparse.Namespace) -> Any:
+def _settings(experiment: Experiment, options: argparse.Namespace) -> Any:
     """The experiment's settings: its own, then the file's, then those of --set."""
     from meanfield.experiments.settings import override, read_toml
 
-    chosen = experiment.QUICK if options.quick else experiment.Settings()
+    chosen = experiment.quick if options.quick else experiment.settings
     known = [field.name for field in dataclasses.fields(chosen)]
     begun = {} if options.config is None else read_toml(options.config)
     unknown = sorted(set(begun) - set(known))
@@ -291,7 +291,7 @@ def _fitting(key: str, value: Any, current: Any) -> Any:
     return value
 
 
-def _dry_run(experiment: ModuleType, settings: Any, options: argparse.Namespace) -> int:
+def _dry_run(experiment: Experiment, settings: Any, options: argparse.Namespace) -> int:
     from meanfield.sweeps import estimate
 
     found = estimate(**experiment.plan(settings), n_workers=options.workers or 1)
@@ -304,14 +304,13 @@ def _dry_run(experiment: ModuleType, settings: Any, options: argparse.Namespace)
     return 3 if found.failure else 0
 
 
-def _draw(ds: xr.Dataset, experiment: str, folder: Path) -> None:
+def _draw(ds: xr.Dataset, name: str, folder: Path) -> None:
     from meanfield.figures import save_all, save_animations
 
-    module = load(experiment)
-    animations = getattr(module, "ANIMATIONS", {})
+    experiment = load(name)
     for made in (
-        *save_all(ds, module.FIGURES, folder, stem=experiment),
-        *save_animations(ds, animations, folder, stem=experiment),
+        *save_all(ds, experiment.figures, folder, stem=name),
+        *save_animations(ds, experiment.animations, folder, stem=name),
     ):
         _say(f"wrote {made}" if isinstance(made, Path) else made)
 
@@ -367,17 +366,12 @@ def _plot(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from meanfield import figures as library
     from meanfield.report import write_report
 
-    ds, experiment = _finished(options.store)
-    path = options.out or options.store.with_suffix(".html")
-    module = load(experiment)
-    title, _, question = (module.__doc__ or experiment).strip().partition("\n")
-    figures = {
-        name: functools.partial(getattr(library, function), **settings)
-        for name, (function, settings) in module.FIGURES.items()
-    }
+    ds, name = _finished(options.store)
+    path, experiment = options.out or options.store.with_suffix(".html"), load(name)
+    title, _, question = experiment.question.partition("\n")
+    figures = experiment.figures
     page = write_report(ds, path, title=title, question=question.strip(), figures=figures)
     _say(f"wrote {page}")
     return 0

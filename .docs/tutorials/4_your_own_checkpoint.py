@@ -14,14 +14,14 @@ ELECTRA, ALBERT, GPT-2, GPT-NeoX, Llama, Mistral, Qwen 2 and 3, Gemma 1 and 2, a
 # A checkpoint and a text
 # -----------------------
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from transformers import BertConfig, BertModel, BertTokenizer
 from transformers.utils import logging
 
-from meanfield import ParticleMeasure, bounds, figures, pretrained, results
-from meanfield.experiments import real_text
+from meanfield import ParticleMeasure, bounds, experiments, figures, pretrained, results
 from meanfield.lipschitz import local_lipschitz, localize
 
 logging.disable_progress_bar()
@@ -86,12 +86,17 @@ print(local_lipschitz(network, start, geometry="euclidean"))
 # -----------------------
 # The experiment ``real-text`` cuts the text into windows of n tokens and fits a power of n to
 # each layer.
-settings = real_text.Settings(
-    model=str(folder / "checkpoint"), text=str(text), n_tokens=(4, 8, 16, 32), n_windows=3
+real_text = experiments.load("real-text")
+settings = replace(
+    real_text.settings,
+    model=str(folder / "checkpoint"),
+    text=str(text),
+    n_tokens=(4, 8, 16, 32),
+    n_windows=3,
 )
 ds = real_text.run(settings, progress=False)
 with figures.style():
-    figures.plot_constant_against_n(ds)
+    real_text.figures["constants"](ds)
 
 # %%
 # The Dataset has everything that was measured; it is plain xarray, and a file of it keeps where

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import norms, out
-from meanfield.checks import as_floats
+from meanfield.bounds.arguments import as_array, norms, out
 
 __all__ = ["joined_heads", "multi_head"]
 
@@ -48,7 +47,7 @@ def joined_heads(V: Any, constants: Any, *, norms_V: Any = None) -> Any:
         >>> joined_heads([[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]]], [2.0, 2.0])
         2.8284
     """
-    matrices, tau = as_floats(V), _bounds(constants)
+    matrices, tau = as_array(V), _bounds(constants)
     if matrices.ndim != 3 or tau.shape[-1:] != matrices.shape[:1]:
         raise ValueError(
             f"expected V (H, d_out, d) and constants (..., H), got {matrices.shape} "
@@ -70,7 +69,7 @@ def joined_heads(V: Any, constants: Any, *, norms_V: Any = None) -> Any:
 
 
 def _bounds(constants: Any) -> np.ndarray:
-    each = as_floats(constants)
+    each = as_array(constants)
     if not (each >= 0).all():
         raise ValueError(f"constants: expected numbers ≥ 0, got {constants!r}")
     return each

@@ -1,12 +1,18 @@
-"""Experiments: one question per file, each a function ``run`` that returns a Dataset.
+"""Experiments: one question per file, with its settings, its measurement and its figures.
 
 Listing them loads none of them.
+
+>>> from meanfield import experiments
+>>> regimes = experiments.load("regimes")
+>>> regimes.quick.radii
+(0.5, 1.0, 1.5, 2.0, 4.0)
+
+``regimes.run(settings)`` returns the Dataset, and ``regimes.figures["map"](ds)`` draws it.
 """
 
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from meanfield.checks import suggestion
@@ -14,8 +20,11 @@ from meanfield.checks import suggestion
 if TYPE_CHECKING:
     import xarray as xr
 
+    from meanfield.experiments.experiment import Experiment
+
 __all__ = ["EXPERIMENTS", "finish", "load"]
 
+# In the order of the list; the name of the file has "_" for "-".
 EXPERIMENTS = {
     "two-dirac": "how sensitive two unbalanced clusters are: radius, light weight, n, masking",
     "lemma-3-2": "discrete Euclidean against Wasserstein secants as the step shrinks",
@@ -44,8 +53,8 @@ EXPERIMENTS = {
 }
 
 
-def load(name: str) -> ModuleType:
-    """The module of an experiment.
+def load(name: str) -> Experiment:
+    """The experiment of this name, see `experiment.Experiment`.
 
     Raises:
         ValueError: if there is none of that name.
@@ -54,7 +63,9 @@ def load(name: str) -> ModuleType:
         known = ", ".join(EXPERIMENTS)
         hint = suggestion(name, EXPERIMENTS)
         raise ValueError(f"no experiment named {name!r}; there are: {known}{hint}")
-    return importlib.import_module(f"meanfield.experiments.{name.replace('-', '_')}")
+    module = importlib.import_module(f"meanfield.experiments.{name.replace('-', '_')}")
+    experiment: Experiment = module.EXPERIMENT
+    return experiment
 
 
 def finish(ds: xr.Dataset) -> xr.Dataset:
@@ -63,5 +74,4 @@ def finish(ds: xr.Dataset) -> xr.Dataset:
     Args:
         ds: with the attribute `experiment`; one that is finished comes back as it is.
     """
-    module = load(str(ds.attrs.get("experiment")))
-    return module.finish(ds) if hasattr(module, "finish") and "fit" not in ds.sizes else ds
+    return load(str(ds.attrs.get("experiment"))).finish(ds)

@@ -13,66 +13,50 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 
 from meanfield import bounds, sampling
-from meanfield.bounds.layer import Layer
 from meanfield.checks import count
 from meanfield.experiments import inputs
 from meanfield.experiments.ascent import climb
+from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.fitting import fit_laws, fittable
+from meanfield.experiments.settings import setting
+from meanfield.figures.canvas import figure, readable_logs, ticks_at
+from meanfield.figures.curves import FORMULA, curve, formula, mark_unconverged
+from meanfield.figures.selection import by_level, fits_of, select
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "finish", "measure", "plan", "run"]
-
-# File name of each figure -> function of `meanfield.figures` and its arguments.
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "growth": ("plot_adversarial", {}),
-    "heads": ("plot_adversarial_heads", {}),
-}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over; every field can be set from the command line.
+    """What the sweep runs over."""
 
-    Attributes:
-        model: as in `meanfield.pretrained.load`.
-        seed: of random weights; 320 is that of the published scripts.
-        layer: attention layer, from 0; the middle one if None.
-        heads: whose configurations; empty for all.
-        radii: R.
-        n_tokens: lengths n.
-        search_tokens: lengths at which a worse input is searched for.
-        search_steps: steps of that search.
-        causal: whether the layer is masked; GPT-2 always is.
-        depth: number of layers of a random model; 0 for the architecture's own.
-        dtype: "float32" or "float64".
-    """
+    model: str = setting("random:gpt2", "as in `meanfield.pretrained.load`")
+    seed: int = setting(320, "of random weights; 320 is that of the published scripts")
+    layer: int | None = setting(None, "attention layer, from 0; the middle one if None", quick=1)
+    heads: tuple[int, ...] = setting((), "whose configurations; empty for all", quick=(0, 1))
+    radii: tuple[float, ...] = setting((100.0,), "R")
+    n_tokens: tuple[int, ...] = setting((2, 4, 8, 16, 32, 64, 97), "lengths n", quick=(2, 6, 18))
+    search_tokens: tuple[int, ...] = setting(
+        (2, 8, 32), "lengths at which a worse input is searched for", quick=(6,)
+    )
+    search_steps: int = setting(20, "steps of that search", quick=5)
+    causal: bool = setting(False, "whether the layer is masked; GPT-2 always is")
+    depth: int = setting(
+        0, "number of layers of a random model; 0 for the architecture's own", quick=2
+    )
+    dtype: str = setting("float64", "'float32' or 'float64'")
 
-    model: str = "random:gpt2"
-    seed: int = 320
-    layer: int | None = None
-    heads: tuple[int, ...] = ()
-    radii: tuple[float, ...] = (100.0,)
-    n_tokens: tuple[int, ...] = (2, 4, 8, 16, 32, 64, 97)
-    search_tokens: tuple[int, ...] = (2, 8, 32)
-    search_steps: int = 20
-    causal: bool = False
-    depth: int = 0
-    dtype: str = "float64"
-
-
-QUICK = Settings(
-    layer=1, heads=(0, 1), n_tokens=(2, 6, 18), depth=2, search_tokens=(6,), search_steps=5
-)
 
 _VARIABLES = (
     Variable("constant", "local Lipschitz constant ‖Df(X)‖ of the layer"),
@@ -140,7 +124,7 @@ def measure(
         "searched_residual": math.nan if searched is None else float(searched.residual),
         "gamma": pair.scaling,
         "general_lower": bounds.proposition_3_4(pair.scaling, radius, n_tokens),
-        "general_bound": Layer.of(F).theorem_3_3(radius, n_tokens),
+        "general_bound": bounds.theorem_3_3_of_layer(F.parameters, radius, n_tokens),
     }
 
 
@@ -149,60 +133,13 @@ def _pair(source: Transformer, layer: int, head: int) -> sampling.CriticalPair:
     return sampling.critical_pair(source.parameters(layer).head(head).A[0])
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    source = inputs.bilinear_transformer(
-        settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
-    )
-    layer = (
-        source.n_layers // 2 if settings.layer is None else count(settings.layer, "layer", least=0)
-    )
-    inputs.check_fit(source, layers=[layer], n_tokens=settings.n_tokens)
-    heads = settings.heads or tuple(range(source.n_heads))
-    return {
-        "fn": Task(measure, _VARIABLES, _PARAMETERS),
-        "grid": {"head": heads, "radius": settings.radii, "n_tokens": settings.n_tokens},
-        "fixed": {
-            "model": settings.model,
-            "model_revision": source.fingerprint,
-            "model_seed": settings.seed,
-            "layer": layer,
-            "search_tokens": list(settings.search_tokens),
-            "search_steps": settings.search_steps,
-            "causal": settings.causal or source.causal,
-            "depth": settings.depth,
-            "dtype": settings.dtype,
-        },
-        "seed": settings.seed,
-        "attrs": {
-            "experiment": "adversarial",
-            "model": inputs.short_name(settings.model),
-            "layer": layer,
-        },
-    }
-
-
-def finish(ds: xr.Dataset) -> xr.Dataset:
+def _conclude(ds: xr.Dataset) -> xr.Dataset:
     """The finished sweep with its best head and its power laws."""
     if np.isfinite(ds.constant.values).any():
         far = (ds.n_tokens == ds.n_tokens.max()) & (ds.radius == ds.radius.max())
         best = int(np.nanargmax(np.where(far.values, ds.constant.values, -np.inf)))
         ds = ds.assign_attrs(best_head=int(ds["head"].values[best]))
     return ds.merge(fit_laws(_curves(ds))) if len(np.unique(ds.n_tokens)) > 1 else ds
-
-
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep and fit the power laws.
-
-    Args:
-        settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep`: store, executor, …
-
-    Returns:
-        Dataset with the attribute `best_head`: whose configuration gives the layer the largest
-        constant at the largest n and R.
-    """
-    return finish(sweep(**plan(settings or Settings()), **how))
 
 
 def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any, Any]]:
@@ -219,3 +156,86 @@ def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any, Any]]:
                 if fittable(y, good):
                     curves.append((labels, rows.n_tokens.values, y, None, good))
     return curves
+
+
+@figure(
+    *("constant", "constant_converged", "head_constant", "head_constant_converged"),
+    *("released", "searched"),
+)
+def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Constant of the layer against n at the worst case of the best head, at every radius."""
+    head = ds.attrs["best_head"]
+    rows = select(ds, head=head)
+    for colour, radius, unsorted in by_level(rows, "radius"):
+        line = unsorted.sortby("n_tokens")
+        which: Any = {"head": head, "radius": radius}
+        label = f"layer, R = {radius:g}{_law(ds, quantity='constant', **which)}"
+        curve(ax, line, "n_tokens", "constant", color=colour, label=label)
+        label = f"head alone{_law(ds, quantity='head_constant', **which)}"
+        hollow: Any = {"color": colour, "fillstyle": "none", "label": label}
+        curve(ax, line, "n_tokens", "head_constant", "s--", **hollow)
+        scripts = "published scripts' quantity"
+        curve(ax, line, "n_tokens", "released", "x:", color=colour, label=scripts)
+        found = line.isel(case=np.flatnonzero(np.isfinite(line.searched.values)))
+        curve(ax, found, "n_tokens", "searched", "^", color="tab:red", label="searched in $B_R$")
+    ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="local constant")
+    formula(ax, np.sqrt, rows.n_tokens, linewidth=1.4, label=r"$\sqrt{n}$")
+    ticks_at(ax, rows.n_tokens)
+    ax.set_title(f"Worst case of head {head}\n{ds.attrs['model']}, layer {ds.attrs['layer']}")
+    readable_logs(ax)
+    return ax
+
+
+def _law(ds: xr.Dataset, **labels: Any) -> str:
+    fits = fits_of(ds, law="free", **labels)
+    return f", $n^{{{float(fits.fit_exponent[0]):.2f}}}$" if fits.sizes["fit"] else ""
+
+
+@figure("constant", "constant_converged", "head_constant", "head_constant_converged")
+def choice_of_head(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Constant of the layer at the worst case of each head, at the largest n and R."""
+    n = int(ds.n_tokens.max())
+    rows = select(ds, n_tokens=n, radius=float(ds.radius.max())).sortby("head")
+    heads = rows["head"].values
+    for shift, name, label in ((-0.2, "constant", "layer"), (0.2, "head_constant", "head alone")):
+        ax.bar(heads + shift, rows[name], 0.4, label=label)
+        mark_unconverged(ax, heads + shift, rows[name], rows[f"{name}_converged"])
+    label = rf"$\sqrt{{n}}$, n = {n}"
+    ax.axhline(n**0.5, color="black", linestyle=":", label=label, gid=FORMULA)
+    ax.set(xlabel="head whose worst case it is", ylabel="local constant")
+    ax.set_xticks(heads)
+    ax.set_title(f"Choice of head\n{ds.attrs['model']}, layer {ds.attrs['layer']}")
+    ax.grid(visible=False, axis="x")
+    return ax
+
+
+def _layer(s: Settings) -> int:
+    if s.layer is None:
+        return inputs.source_of(s).n_layers // 2
+    return count(s.layer, "layer", least=0)
+
+
+def _derived(s: Settings) -> dict[str, Any]:
+    source = inputs.bilinear(inputs.source_of(s))
+    return {
+        "layer": _layer(s),
+        "causal": s.causal or source.causal,
+        **inputs.pinned(s, layers=[_layer(s)], n_tokens=s.n_tokens),
+    }
+
+
+EXPERIMENT = Experiment(
+    measure,
+    Settings(),
+    grid=lambda s: {
+        "head": s.heads or tuple(range(inputs.source_of(s).n_heads)),
+        "radius": s.radii,
+        "n_tokens": s.n_tokens,
+    },
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
+    derived=_derived,
+    attrs=lambda s: {"model": inputs.short_name(s.model), "layer": _layer(s)},
+    figures={"growth": growth, "heads": choice_of_head},
+    conclude=_conclude,
+)

@@ -9,7 +9,7 @@ within a time grows with its logarithm.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,44 +17,33 @@ import xarray as xr
 
 from meanfield import dynamics, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures import animate_particles
+from meanfield.figures.canvas import colours, figure, readable_logs
+from meanfield.figures.curves import stairs
+from meanfield.figures.selection import by_level, select
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["ANIMATIONS", "FIGURES", "QUICK", "Settings", "masked_flow", "plan", "run"]
-
-# File name of each figure -> function of `meanfield.figures` and its arguments.
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "distance": ("plot_distance_to_first", {}),
-    "leaders": ("plot_masked_clusters", {}),
-}
-ANIMATIONS: dict[str, tuple[str, dict[str, Any]]] = {"masked": ("animate_particles", {})}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over; every field can be set from the command line.
+    """What the sweep runs over."""
 
-    Attributes:
-        betas: β, with A = βI.
-        n_tokens: n, at random places of the circle.
-        repetitions: starts for each β.
-        parking: c.
-        last: the last time.
-        n_times: how many times are kept.
-        seed: of the starts.
-    """
+    betas: tuple[float, ...] = setting(
+        (1.0, 9.0, 36.0, 144.0), "β, with A = βI", quick=(1.0, 36.0)
+    )
+    n_tokens: int = setting(100, "n, at random places of the circle", quick=40)
+    repetitions: int = setting(2, "starts for each β", quick=1)
+    parking: float = setting(4.0, "c")
+    last: float = setting(1e3, "the last time", quick=300.0)
+    n_times: int = setting(80, "how many times are kept", quick=40)
+    seed: int = setting(0, "of the starts")
 
-    betas: tuple[float, ...] = (1.0, 9.0, 36.0, 144.0)
-    n_tokens: int = 100
-    repetitions: int = 2
-    parking: float = 4.0
-    last: float = 1e3
-    n_times: int = 80
-    seed: int = 0
-
-
-QUICK = Settings(betas=(1.0, 36.0), n_tokens=40, repetitions=1, last=300.0, n_times=40)
 
 _PARAMETERS = (
     Variable("beta", "inverse temperature β", symbol="\\beta"),
@@ -115,23 +104,52 @@ def _parked(x: np.ndarray, distance: float) -> int:
     return len(parked)
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    coords = {
-        "time": dynamics.log_clock(1e-1, settings.last, settings.n_times - 1),
-        "particle": np.arange(settings.n_tokens),
+@figure("distance")
+def distance_to_first(ds: xr.Dataset, *, ax: Axes, beta: float | None = None) -> Axes:
+    """Distance of each token to the first against time, masked: all come, later tokens later.
+
+    Args:
+        ds: of this experiment.
+        ax: where to draw; a new figure if None.
+        beta: which; the smallest if None.
+    """
+    beta = float(ds.beta.min()) if beta is None else beta
+    one = select(ds, beta=beta).isel(case=0)
+    n = ds.sizes["particle"]
+    for colour, k in zip(colours(n - 1), range(1, n), strict=True):
+        ax.plot(ds.time[1:], one.distance[1:, k], color=colour, linewidth=0.7)
+    ax.set(xscale="log", yscale="log", ylim=(1e-4, 3), xlabel="time t")
+    ax.set_ylabel("distance to the first token")
+    ax.set_title(rf"Masked: every token goes to the first ($\beta$ = {beta:g}; dark: early)")
+    return ax
+
+
+@figure("n_clusters", "leaders")
+def clusters(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Number of clusters of masked flows against time, and the leaders of their starts."""
+    for colour, beta, rows in by_level(ds, "beta"):
+        label = rf"$\beta$ = {beta:g}"
+        stairs(ax, rows, "n_clusters", time=ds.time, color=colour, label=label)
+        ax.axhline(float(rows.leaders.mean()), color=colour, linestyle=":", linewidth=1)
+    c = float((ds.parking_distance * np.sqrt(ds.beta))[0])
+    ax.plot([], [], "k:", label=rf"leaders: free by ${c:g}\,\beta^{{-1/2}}$")
+    ax.set(xscale="log", yscale="log", xlabel="time t", ylabel="number of clusters")
+    ax.set_title("Masked: clusters gather around leaders, the more the larger β")
+    readable_logs(ax)
+    return ax
+
+
+EXPERIMENT = Experiment(
+    masked_flow,
+    Settings(),
+    grid=lambda s: {"beta": s.betas, "repetition": range(s.repetitions)},
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
+    coords=lambda s: {
+        "time": dynamics.log_clock(1e-1, s.last, s.n_times - 1),
+        "particle": np.arange(s.n_tokens),
         "feature": np.arange(2),
-    }
-    names = ("n_tokens", "parking", "last", "n_times")
-    return {
-        "fn": Task(masked_flow, _VARIABLES, _PARAMETERS, coords),
-        "grid": {"beta": settings.betas, "repetition": range(settings.repetitions)},
-        "fixed": {name: getattr(settings, name) for name in names},
-        "seed": settings.seed,
-        "attrs": {"experiment": "causal-flow"},
-    }
-
-
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep; further arguments (store, executor, …) are those of `meanfield.sweep`."""
-    return sweep(**plan(settings or Settings()), **how)
+    },
+    figures={"distance": distance_to_first, "leaders": clusters},
+    animations={"masked": animate_particles},
+)

@@ -9,7 +9,8 @@ a convex polygon (arXiv 2305.05465).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,50 +18,40 @@ import xarray as xr
 
 from meanfield import dynamics, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures import animate_particles
+from meanfield.figures.canvas import figure, readable_logs
+from meanfield.figures.curves import stairs
+from meanfield.figures.particles import draw_paths
+from meanfield.figures.selection import by_level, select
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["ANIMATIONS", "FIGURES", "QUICK", "Settings", "plan", "run", "through_depth"]
-
-# File name of each figure -> function of `meanfield.figures` and its arguments.
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "count": ("plot_cluster_count", {}),
-    "sphere": ("plot_particle_paths", {"space": "sphere"}),
-    "plane": ("plot_particle_paths", {"space": "plane"}),
-}
-ANIMATIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "sphere": ("animate_particles", {"space": "sphere"}),
-    "plane": ("animate_particles", {"space": "plane"}),
-}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over; every field can be set from the command line.
+    """What the sweep runs over."""
 
-    Attributes:
-        spaces: "sphere" (S², the tangent projection) and "plane" (R², drawn as e^{−t}x).
-        betas: β.
-        n_particles: n, uniform on the sphere, or Gaussian in the plane.
-        last: the time at which the sphere's flow ends; the plane's ends at `last_plane`.
-        last_plane: the same in the plane, where x grows like eᵗ.
-        n_times: how many times are kept, on a logarithmic clock.
-        scale: atoms joined by steps of this length are a cluster.
-        seed: of the start.
-    """
+    spaces: tuple[str, ...] = setting(
+        ("sphere", "plane"),
+        "'sphere' (S², the tangent projection) and 'plane' (R², drawn as e^{−t}x)",
+    )
+    betas: tuple[float, ...] = setting((1.0, 4.0, 9.0, 25.0), "β", quick=(1.0, 9.0))
+    n_particles: int = setting(100, "n, uniform on the sphere, or Gaussian in the plane", quick=40)
+    last: float = setting(
+        1e4,
+        "the time at which the sphere's flow ends; the plane's ends at `last_plane`",
+        quick=300.0,
+    )
+    last_plane: float = setting(12.0, "the same in the plane, where x grows like eᵗ", quick=8.0)
+    n_times: int = setting(80, "how many times are kept, on a logarithmic clock", quick=40)
+    scale: float = setting(0.02, "atoms joined by steps of this length are a cluster")
+    seed: int = setting(0, "of the start")
 
-    spaces: tuple[str, ...] = ("sphere", "plane")
-    betas: tuple[float, ...] = (1.0, 4.0, 9.0, 25.0)
-    n_particles: int = 100
-    last: float = 1e4
-    last_plane: float = 12.0
-    n_times: int = 80
-    scale: float = 0.02
-    seed: int = 0
-
-
-QUICK = Settings(betas=(1.0, 9.0), n_particles=40, last=300.0, last_plane=8.0, n_times=40)
 
 _PARAMETERS = (
     Variable("space", "where the particles live", dtype="str"),
@@ -117,23 +108,58 @@ def through_depth(
     }
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    coords = {
-        "step": np.arange(settings.n_times),
-        "particle": np.arange(settings.n_particles),
+@figure("n_clusters")
+def cluster_count(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Number of clusters on the sphere against time: it falls to 1, the later the larger β."""
+    for colour, beta, rows in by_level(select(ds, space="sphere"), "beta"):
+        label = rf"$\beta$ = {beta:g}"
+        stairs(ax, rows, "n_clusters", time=rows.time.isel(case=0), color=colour, label=label)
+    ax.set(xscale="log", yscale="log", xlabel="time t", ylabel="number of clusters")
+    ax.set_title("On the sphere all tokens end in one point, later for larger β")
+    readable_logs(ax)
+    return ax
+
+
+@figure("points")
+def paths(ds: xr.Dataset, *, ax: Axes, space: str = "plane", beta: float | None = None) -> Axes:
+    """Paths of the particles in the first two coordinates, and where they end.
+
+    Args:
+        ds: of this experiment.
+        ax: where to draw; a new figure if None.
+        space: "sphere" or "plane".
+        beta: which; the largest if None.
+    """
+    rows = select(ds, space=space)
+    beta = float(rows.beta.max()) if beta is None else beta
+    draw_paths(ax, select(rows, beta=beta).isel(case=0).points.values)
+    if space == "sphere":
+        ax.add_patch(_circle())
+    name = "e^{-t}x" if space == "plane" else "x"
+    ax.set(xlabel=rf"${name}_1$", ylabel=rf"${name}_2$")
+    what = "in the plane, rescaled, gather on a polygon" if space == "plane" else "on the sphere"
+    ax.set_title(rf"Tokens {what} ($\beta$ = {beta:g})")
+    return ax
+
+
+def _circle() -> Any:
+    from matplotlib.patches import Circle
+
+    return Circle((0, 0), 1, fill=False, color="0.4", linewidth=0.8)
+
+
+_SPACES = ("sphere", "plane")
+EXPERIMENT = Experiment(
+    through_depth,
+    Settings(),
+    grid=lambda s: {"space": s.spaces, "beta": s.betas},
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
+    coords=lambda s: {
+        "step": np.arange(s.n_times),
+        "particle": np.arange(s.n_particles),
         "feature": np.arange(3),
-    }
-    names = ("n_particles", "last", "last_plane", "n_times", "scale")
-    return {
-        "fn": Task(through_depth, _VARIABLES, _PARAMETERS, coords),
-        "grid": {"space": settings.spaces, "beta": settings.betas},
-        "fixed": {name: getattr(settings, name) for name in names},
-        "seed": settings.seed,
-        "attrs": {"experiment": "clustering"},
-    }
-
-
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep; further arguments (store, executor, …) are those of `meanfield.sweep`."""
-    return sweep(**plan(settings or Settings()), **how)
+    },
+    figures={"count": cluster_count} | {space: partial(paths, space=space) for space in _SPACES},
+    animations={space: partial(animate_particles, space=space) for space in _SPACES},
+)

@@ -7,53 +7,49 @@ what the cloud of tokens looks like, side by side over relative depth. Not in th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 
 from meanfield.experiments import inputs, through_depth
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures.canvas import figure, readable_logs
+from meanfield.figures.selection import levels, select
+from meanfield.pretrained import Transformer
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "measure", "plan", "run"]
-
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "constants": ("plot_families", {"quantity": "constant"}),
-    "network": ("plot_families", {"quantity": "through"}),
-    "rank": ("plot_families", {"quantity": "effective_rank"}),
-}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over.
+    """What the sweep runs over."""
 
-    Attributes:
-        models: as in `meanfield.pretrained.load`.
-        text: "random" for uniform token ids of each model's vocabulary; "alice" or a path where
-            every model has a tokenizer.
-        n_tokens: length of a window.
-        n_windows: windows of the text.
-        dtype: "float32" or "float64".
-        depth: number of layers of the random models; 0 for each architecture's own.
-        seed: of random weights.
-        rtol: relative accuracy of the norms.
-    """
+    models: tuple[str, ...] = setting(
+        ("minilm", "random:bert", "random:gpt2", "random:llama"),
+        "as in `meanfield.pretrained.load`",
+        quick=("random:llama", "random:gpt_neox"),
+    )
+    text: str = setting(
+        "random",
+        "'random' for uniform token ids of each model's vocabulary; 'alice' or a path where every "
+        "model has a tokenizer",
+    )
+    n_tokens: int = setting(32, "length of a window", quick=6)
+    n_windows: int = setting(3, "windows of the text", quick=2)
+    dtype: str = setting("float32", "'float32' or 'float64'")
+    depth: int = setting(
+        6, "number of layers of the random models; 0 for each architecture's own", quick=2
+    )
+    seed: int = setting(0, "of random weights")
+    rtol: float = setting(1e-3, "relative accuracy of the norms")
 
-    models: tuple[str, ...] = ("minilm", "random:bert", "random:gpt2", "random:llama")
-    text: str = "random"
-    n_tokens: int = 32
-    n_windows: int = 3
-    dtype: str = "float32"
-    depth: int = 6
-    seed: int = 0
-    rtol: float = 1e-3
-
-
-QUICK = Settings(models=("random:llama", "random:gpt_neox"), n_tokens=6, n_windows=2, depth=2)
 
 # What `through_depth.followed` knows of each block, flags aside: those have no NaN for the blocks
 # that a shallower model has not got.
@@ -117,58 +113,77 @@ def _depth(model: str, depth: int) -> int:
     return depth if model.startswith("random:") else 0
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    sources = [
-        inputs.transformer(
-            model,
-            seed=settings.seed,
-            dtype=settings.dtype,
-            depth=_depth(model, settings.depth),
-        )
-        for model in settings.models
-    ]
-    for source in sources:
-        inputs.check_fit(
-            source,
-            layers=[],
-            n_tokens=[settings.n_tokens],
-            text=settings.text,
-            n_windows=settings.n_windows,
-        )
-    text_sha256 = inputs.text_hash(settings.text)
-    most_layers = max(source.n_layers for source in sources)
+_QUANTITIES = {
+    "constant": "local $W_2$ constant of the block",
+    "through": "local $W_2$ constant up to the block",
+    "product": "product of the blocks' constants",
+    "effective_rank": "effective rank of the tokens",
+    "radius": "root mean square of the token norms",
+}
+
+
+def _side_by_side(quantity: str) -> Callable[..., Axes]:
+    """The figure of one quantity."""
+
+    @figure(quantity)
+    def families(ds: xr.Dataset, *, ax: Axes) -> Axes:
+        """A quantity of every model over relative depth; medians, and the range over windows."""
+        for model, marker in zip(levels(ds, "model"), itertools.cycle("os^Dv*"), strict=False):
+            cases = select(ds, model=model)
+            n_layers = int(cases.n_layers.max())
+            rows = cases[quantity].isel(layer=slice(n_layers))
+            depth = (np.arange(n_layers) + 1) / n_layers
+            (line,) = ax.plot(
+                depth, rows.median("case"), f"{marker}-", label=str(model), markersize=4
+            )
+            low, high = rows.min("case"), rows.max("case")
+            ax.fill_between(depth, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+        ax.set(yscale="log", xlabel="block / number of blocks", ylabel=_QUANTITIES[quantity])
+        text = {"random": "random token ids"}.get(ds.attrs["text"], ds.attrs["text"])
+        ax.set_title(f"Families through depth: {text}, n = {ds.attrs['n_tokens']}")
+        readable_logs(ax)
+        return ax
+
+    return families
+
+
+def _sources(s: Settings) -> list[Transformer]:
+    how: dict[str, Any] = {"seed": s.seed, "dtype": s.dtype}
+    return [inputs.transformer(name, depth=_depth(name, s.depth), **how) for name in s.models]
+
+
+def _most_layers(s: Settings) -> int:
+    return max(source.n_layers for source in _sources(s))
+
+
+def _derived(s: Settings) -> dict[str, Any]:
+    windows: dict[str, Any] = {"text": s.text, "n_windows": s.n_windows}
+    for source in _sources(s):
+        inputs.check_fit(source, layers=[], n_tokens=[s.n_tokens], **windows)
     return {
-        "fn": Task(measure, _VARIABLES, _PARAMETERS, coords={"layer": np.arange(most_layers)}),
-        "grid": {"model": list(settings.models), "window": range(settings.n_windows)},
-        "fixed": {
-            "models": list(settings.models),
-            "revisions": [source.fingerprint for source in sources],
-            "text": settings.text,
-            "text_sha256": text_sha256,
-            "n_tokens": settings.n_tokens,
-            "n_windows": settings.n_windows,
-            "dtype": settings.dtype,
-            "depth": settings.depth,
-            "model_seed": settings.seed,
-            "rtol": settings.rtol,
-            "most_layers": most_layers,
-        },
-        "seed": settings.seed,
-        "attrs": {
-            "experiment": "families",
-            "text": inputs.short_name(settings.text),
-            "text_sha256": text_sha256,
-            "n_tokens": settings.n_tokens,
-        },
+        "revisions": [source.fingerprint for source in _sources(s)],
+        "text_sha256": inputs.text_hash(s.text),
+        "model_seed": s.seed,
+        "most_layers": _most_layers(s),
     }
 
 
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep over models and windows.
-
-    Args:
-        settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep`: store, executor, …
-    """
-    return sweep(**plan(settings or Settings()), **how)
+EXPERIMENT = Experiment(
+    measure,
+    Settings(),
+    grid=lambda s: {"model": list(s.models), "window": range(s.n_windows)},
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
+    coords=lambda s: {"layer": np.arange(_most_layers(s))},
+    derived=_derived,
+    attrs=lambda s: {
+        "text": inputs.short_name(s.text),
+        "text_sha256": inputs.text_hash(s.text),
+        "n_tokens": s.n_tokens,
+    },
+    figures={
+        "constants": _side_by_side("constant"),
+        "network": _side_by_side("through"),
+        "rank": _side_by_side("effective_rank"),
+    },
+)

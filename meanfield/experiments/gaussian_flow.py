@@ -9,7 +9,8 @@ e^{⟨Ax,y⟩} is decided by the few largest samples.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,22 +20,18 @@ from meanfield import dynamics
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.attention.kernels import dot_product, l2
 from meanfield.dynamics import reduced
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures import animate_particles
+from meanfield.figures.canvas import colours, figure, readable_logs
+from meanfield.figures.curves import curve, formula
+from meanfield.figures.selection import levels, select
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["ANIMATIONS", "FIGURES", "QUICK", "Settings", "covariances", "plan", "run"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-# File name of each figure -> function of `meanfield.figures` and its arguments.
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "covariance": ("plot_covariance", {}),
-    "covariance-l2": ("plot_covariance", {"kernel": "l2"}),
-    "error": ("plot_covariance_error", {}),
-}
-ANIMATIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "softmax": ("animate_particles", {"kernel": "softmax"}),
-    "l2": ("animate_particles", {"kernel": "l2"}),
-}
 
 _A = ((0.5, 0.3, 0.0), (-0.3, -0.4, 0.2), (0.1, 0.0, -0.8))
 _V = ((0.7, 0.0, 0.3), (0.0, 0.9, -0.2), (-0.3, 0.2, 0.8))
@@ -42,30 +39,21 @@ _V = ((0.7, 0.0, 0.3), (0.0, 0.9, -0.2), (-0.3, 0.2, 0.8))
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over; every field can be set from the command line.
+    """What the sweep runs over."""
 
-    Attributes:
-        kernels: "softmax" (weights e^{⟨Ax,y⟩}) and "l2" (e^{−½|Ax−y|²}).
-        n_particles: n, the numbers of samples.
-        repetitions: draws for each.
-        last: the last time.
-        n_times: how many times are kept.
-        std: σ of the start N(0, σ²I).
-        step: of RK4.
-        seed: of the draws.
-    """
+    kernels: tuple[str, ...] = setting(
+        ("softmax", "l2"), "'softmax' (weights e^{⟨Ax,y⟩}) and 'l2' (e^{−½|Ax−y|²})"
+    )
+    n_particles: tuple[int, ...] = setting(
+        (30, 100, 300, 1000, 3000), "n, the numbers of samples", quick=(50, 500)
+    )
+    repetitions: int = setting(8, "draws for each", quick=2)
+    last: float = setting(2.0, "the last time")
+    n_times: int = setting(21, "how many times are kept", quick=6)
+    std: float = setting(0.5, "σ of the start N(0, σ²I)")
+    step: float = setting(0.1, "of RK4")
+    seed: int = setting(0, "of the draws")
 
-    kernels: tuple[str, ...] = ("softmax", "l2")
-    n_particles: tuple[int, ...] = (30, 100, 300, 1000, 3000)
-    repetitions: int = 8
-    last: float = 2.0
-    n_times: int = 21
-    std: float = 0.5
-    step: float = 0.1
-    seed: int = 0
-
-
-QUICK = Settings(n_particles=(50, 500), repetitions=2, n_times=6)
 
 _PARAMETERS = (
     Variable("kernel", "which attention", dtype="str"),
@@ -116,28 +104,76 @@ def covariances(
     }
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    coords = {
-        "time": np.linspace(0, settings.last, settings.n_times),
-        "particle": np.arange(min(settings.n_particles)),
+@figure("eigenvalues", "expected")
+def covariance(ds: xr.Dataset, *, ax: Axes, kernel: str = "softmax") -> Axes:
+    """Eigenvalues of the covariance against time, samples beside the equation.
+
+    Args:
+        ds: of this experiment.
+        ax: where to draw; a new figure if None.
+        kernel: "softmax" or "l2".
+    """
+    ds = select(ds, kernel=kernel)
+    numbers = levels(ds, "n_particles")
+    for k in range(ds.sizes["feature"]):
+        label = "covariance equation" if k == 0 else None
+        ax.plot(ds.time, ds.expected.isel(case=0, feature=k), "k-", label=label)
+    ends = zip(("tab:orange", "tab:blue"), dict.fromkeys((numbers[0], numbers[-1])), strict=False)
+    for colour, n in ends:
+        rows = select(ds, n_particles=n)
+        for k in range(ds.sizes["feature"]):
+            label = f"{n} samples" if k == 0 else None
+            values = rows.eigenvalues.isel(feature=k)
+            ax.plot(ds.time, values.mean("case"), "o", color=colour, markersize=3, label=label)
+            low, high = values.min("case"), values.max("case")
+            ax.fill_between(ds.time, low, high, color=colour, alpha=0.2, linewidth=0)
+    ax.set(yscale="log", xlabel="time t", ylabel="eigenvalues of the covariance")
+    ax.set_title(f"A Gaussian stays one: {kernel} (band: smallest to largest draw)")
+    readable_logs(ax)
+    return ax
+
+
+@figure("error")
+def covariance_error(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Error of the covariance against the number of samples: n^{−1/2}."""
+    steps = [0, ds.sizes["time"] // 2, ds.sizes["time"] - 1]
+    for kernel, line in (("softmax", "o-"), ("l2", "s--")):
+        if kernel not in ds.kernel.values:
+            continue
+        rows = select(ds, kernel=kernel)[["error"]].drop_vars("kernel")
+        middle = rows.groupby("n_particles").median()
+        for colour, k in zip(colours(3), steps, strict=True):
+            label = f"{kernel}, t = {float(ds.time[k]):g}"
+            at = middle.isel(time=k)
+            curve(ax, at, "n_particles", "error", line, color=colour, label=label)
+    ax.set(xscale="log", yscale="log", xlabel="samples n", ylabel="relative error, median")
+    n = ds.n_particles
+    formula(ax, lambda x: 2 / np.sqrt(x), n, linewidth=1.4, label=r"$\propto n^{-1/2}$")
+    ax.set_title("Samples follow the covariance equation")
+    readable_logs(ax)
+    return ax
+
+
+EXPERIMENT = Experiment(
+    covariances,
+    Settings(),
+    grid=lambda s: {
+        "kernel": s.kernels,
+        "n_particles": s.n_particles,
+        "repetition": range(s.repetitions),
+    },
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
+    coords=lambda s: {
+        "time": np.linspace(0, s.last, s.n_times),
+        "particle": np.arange(min(s.n_particles)),
         "feature": np.arange(3),
-    }
-    names = ("last", "n_times", "std", "step")
-    return {
-        "fn": Task(covariances, _VARIABLES, _PARAMETERS, coords),
-        "grid": {
-            "kernel": settings.kernels,
-            "n_particles": settings.n_particles,
-            "repetition": range(settings.repetitions),
-        },
-        "fixed": {name: getattr(settings, name) for name in names}
-        | {"n_shown": min(settings.n_particles)},
-        "seed": settings.seed,
-        "attrs": {"experiment": "gaussian-flow"},
-    }
-
-
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep; further arguments (store, executor, …) are those of `meanfield.sweep`."""
-    return sweep(**plan(settings or Settings()), **how)
+    },
+    derived=lambda s: {"n_shown": min(s.n_particles)},
+    figures={
+        "covariance": covariance,
+        "covariance-l2": partial(covariance, kernel="l2"),
+        "error": covariance_error,
+    },
+    animations={kernel: partial(animate_particles, kernel=kernel) for kernel in ("softmax", "l2")},
+)

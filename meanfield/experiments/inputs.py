@@ -13,20 +13,24 @@ from torch import Tensor
 
 from meanfield import bounds, corpora, pretrained
 from meanfield.attention import AttentionParameters, SelfAttention
-from meanfield.bounds.layer import Layer
 from meanfield.measures import ParticleMeasure
 from meanfield.pretrained import Transformer
 
 __all__ = [
     "RANDOM_TEXT",
+    "bilinear",
     "bilinear_transformer",
     "check_fit",
     "check_text",
     "clouds",
     "head_spectra",
+    "labels",
     "masks_of",
+    "pinned",
+    "pinned_text",
     "released_quantity",
     "short_name",
+    "source_of",
     "text_hash",
     "token_radii",
     "transformer",
@@ -159,18 +163,55 @@ def masks_of(source: Transformer, masks: Sequence[bool]) -> list[bool]:
 
 
 def bilinear_transformer(model: str, causal: bool | None = None, **how: Any) -> Transformer:
-    """A model whose scores are ⟨Ax, y⟩, see `transformer`.
+    """A model whose scores are ⟨Ax, y⟩, see `transformer` and `bilinear`."""
+    return bilinear(transformer(model, causal, **how))
+
+
+def bilinear(source: Transformer) -> Transformer:
+    """The same model.
 
     Raises:
-        ValueError: its scores depend on positions too.
+        ValueError: its scores are not ⟨Ax, y⟩, but depend on positions too.
     """
-    source = transformer(model, causal, **how)
     if source.needs_length:
         raise ValueError(
-            f"{model}: expected a model with scores ⟨Ax, y⟩ (BERT, GPT-2 and their like), got "
+            f"model: expected one with scores ⟨Ax, y⟩ (BERT, GPT-2 and their like), got "
             f"{source.architecture}, whose queries and keys are turned by position"
         )
     return source
+
+
+def source_of(settings: Any, causal: bool | None = None) -> Transformer:
+    """The model that an experiment's settings name."""
+    how = {"seed": settings.seed, "dtype": settings.dtype, "depth": settings.depth}
+    return transformer(settings.model, causal, **how)
+
+
+def pinned(
+    settings: Any, *, layers: Sequence[int], n_tokens: Sequence[int], **text: Any
+) -> dict[str, Any]:
+    """What a sweep holds fast of its model, after `check_fit`."""
+    source = source_of(settings)
+    check_fit(source, layers=layers, n_tokens=n_tokens, **text)
+    return {"model_revision": source.fingerprint, "model_seed": settings.seed}
+
+
+def pinned_text(settings: Any, **fit: Any) -> dict[str, Any]:
+    """What a sweep holds fast of its model and its text."""
+    text = {"text": settings.text, "n_windows": settings.n_windows}
+    return pinned(settings, **fit, **text) | {"text_sha256": text_hash(settings.text)}
+
+
+def labels(settings: Any) -> dict[str, Any]:
+    """Attributes of a Dataset: which model and which text, and how many tokens if it is one n."""
+    length = {"n_tokens": settings.n_tokens} if isinstance(settings.n_tokens, int) else {}
+    return {
+        "model": short_name(settings.model),
+        "model_revision": source_of(settings).fingerprint,
+        "text": short_name(settings.text),
+        "text_sha256": text_hash(settings.text),
+        **length,
+    }
 
 
 def released_quantity(F: SelfAttention, mu: ParticleMeasure) -> Tensor:
@@ -199,5 +240,5 @@ def head_spectra(parameters: AttentionParameters) -> tuple[np.ndarray, np.ndarra
     """
     small = parameters.scale[:, None, None] * (parameters.query @ parameters.key.mT)
     gammas = np.array([bounds.scaling_factor(matrix.cpu().numpy()) for matrix in small])
-    layer = Layer.of(parameters)
-    return gammas, layer.norm_A, layer.norm_V
+    norms = bounds.layer_norms(parameters)
+    return gammas, norms.A, norms.V

@@ -13,26 +13,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
 from meanfield import bounds
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures.canvas import figure, readable_logs
+from meanfield.figures.curves import curve, formula
+from meanfield.figures.selection import by_level, select
 from meanfield.layers import Residual, contractive, invert
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "layer", "measure", "plan", "run", "tokens"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "error": ("plot_inverse", {}),
-    "steps": ("plot_inverse_steps", {}),
-}
 
 _KERNELS = {"l2": kernels.l2, "dot product": kernels.dot_product}
 _STEPS = 60
@@ -41,28 +44,16 @@ _RTOL = 1e-12
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over.
+    """What the sweep runs over."""
 
-    Attributes:
-        factors: c.
-        spreads: standard deviations of the tokens.
-        n_tokens: n.
-        dim: d.
-        n_heads: H.
-        batch: inputs per case.
-        seed: of the matrices and the inputs.
-    """
+    factors: tuple[float, ...] = setting((0.5, 0.7, 0.9), "c")
+    spreads: tuple[float, ...] = setting((1.0, 30.0), "standard deviations of the tokens")
+    n_tokens: int = setting(64, "n", quick=16)
+    dim: int = setting(16, "d", quick=4)
+    n_heads: int = setting(4, "H", quick=1)
+    batch: int = setting(16, "inputs per case", quick=4)
+    seed: int = setting(0, "of the matrices and the inputs")
 
-    factors: tuple[float, ...] = (0.5, 0.7, 0.9)
-    spreads: tuple[float, ...] = (1.0, 30.0)
-    n_tokens: int = 64
-    dim: int = 16
-    n_heads: int = 4
-    batch: int = 16
-    seed: int = 0
-
-
-QUICK = Settings(n_tokens=16, dim=4, n_heads=1, batch=4)
 
 _VARIABLES = (
     Variable("error", "largest relative error of the preimage after k steps", dims=("step",)),
@@ -79,6 +70,7 @@ _PARAMETERS = (
     Variable("kernel", "score", dtype="str"),
     Variable("spread", "standard deviation of the tokens"),
     Variable("factor", "contraction factor c"),
+    Variable("step", "steps k", dims=("step",), dtype="int64"),
 )
 
 
@@ -104,7 +96,7 @@ def measure(
     spread: float,
     factor: float,
     *,
-    n: int,
+    n_tokens: int,
     dim: int,
     n_heads: int,
     batch: int,
@@ -113,9 +105,9 @@ def measure(
     """Errors against steps, the certificate, and the steps that each constant asks for."""
     parameters = layer(dim, n_heads, layer_seed)
     F = SelfAttention(parameters, kernel=_KERNELS[kernel])
-    constant = bounds.l2_attention_2(parameters, n)
+    constant = bounds.l2_attention_2(parameters, n_tokens)
     G = contractive(F, factor, constant=constant)
-    mu = ParticleMeasure(tokens(spread, n, dim, batch, layer_seed))
+    mu = ParticleMeasure(tokens(spread, n_tokens, dim, batch, layer_seed))
     nu = G(mu)
     found = invert(G, nu, rtol=_RTOL, max_steps=400, strict=False)
     sizes = _sizes(mu.points)
@@ -124,7 +116,7 @@ def measure(
     first = float((_sizes(G(nu).points - nu.points) / sizes).max())
     return {
         "error": _errors(G, mu, nu),
-        "certified": float((found.error * n**0.5 / sizes).max()),
+        "certified": float((found.error * n_tokens**0.5 / sizes).max()),
         "true_error": float((_sizes(found.measure.points - mu.points) / sizes).max()),
         "steepness": float(found.steepness.max()),
         "constant": constant,
@@ -155,33 +147,54 @@ def _predicted(first: float, factor: float) -> float:
     return math.ceil(math.log(_RTOL * (1 - factor) / first) / math.log(factor))
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    step = Variable("step", "steps k", dims=("step",), dtype="int64")
-    return {
-        "fn": Task(measure, _VARIABLES, (*_PARAMETERS, step), {"step": range(_STEPS + 1)}),
-        "grid": {
-            "kernel": tuple(_KERNELS),
-            "spread": settings.spreads,
-            "factor": settings.factors,
-        },
-        "fixed": {
-            "n": settings.n_tokens,
-            "dim": settings.dim,
-            "n_heads": settings.n_heads,
-            "batch": settings.batch,
-            "layer_seed": settings.seed,
-        },
-        "seed": settings.seed,
-        "attrs": {"experiment": "inversion"},
-    }
-
-
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep over kernels, spreads and factors.
+@figure("error")
+def errors(ds: xr.Dataset, *, ax: Axes, spread: float | None = None) -> Axes:
+    """The error of the preimage against the number of fixed-point steps.
 
     Args:
-        settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep.sweep`: store, executor, …
+        ds: of this experiment.
+        ax: where to draw; a new figure if None.
+        spread: of the tokens; the largest there is if None.
     """
-    return sweep(**plan(settings or Settings()), **how)
+    spread = float(ds.spread.max()) if spread is None else spread
+    ax.set_yscale("log")
+    for colour, factor, rows in by_level(select(ds, spread=spread), "factor"):
+        for kernel, line in (("l2", "-"), ("dot product", "-.")):
+            error = select(rows, kernel=kernel).error.isel(case=0)
+            label = f"{kernel}, c = {factor:g}"
+            ax.plot(ds.step, error.where(np.isfinite(error)), line, color=colour, label=label)
+        formula(ax, partial(np.power, factor), ds.step, ":", color=colour)
+    ax.plot([], [], "k:", linewidth=0.9, label=r"$c^k$")
+    ax.set(xlabel="step k", ylabel="largest relative error of the preimage")
+    ax.set_title(f"Inverting $x + c\\,f(x)/L$, tokens of spread {spread:g}")
+    return ax
+
+
+@figure("steps_bound", "steps_measured", "steps_taken")
+def steps(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Steps to 1e-12: by the bound, by the constant measured at the input, and as certified."""
+    names = {
+        "steps_bound": ("s--", "predicted by c"),
+        "steps_measured": ("o-", "predicted by the measured constant"),
+        "steps_taken": ("x", "taken until the residual certifies it"),
+    }
+    for colour, spread, rows in by_level(select(ds, kernel="l2"), "spread"):
+        for name, (mark, words) in names.items():
+            label: Any = {"label": f"{words}, spread {spread:g}", "fillstyle": "none"}
+            curve(ax, rows.sortby("factor"), "factor", name, mark, color=colour, **label)
+    ax.set(yscale="log", xlabel="contraction factor c", ylabel="steps to a relative 1e-12")
+    ax.set_title("L2 attention: steps that each constant asks for")
+    readable_logs(ax)
+    return ax
+
+
+EXPERIMENT = Experiment(
+    measure,
+    Settings(),
+    grid=lambda s: {"kernel": tuple(_KERNELS), "spread": s.spreads, "factor": s.factors},
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
+    coords=lambda s: {"step": range(_STEPS + 1)},
+    derived=lambda s: {"layer_seed": s.seed},
+    figures={"error": errors, "steps": steps},
+)

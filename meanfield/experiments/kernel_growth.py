@@ -10,47 +10,46 @@ and their slope is without bound near the origin.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import xarray as xr
 
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures.canvas import colours, figure
+from meanfield.figures.curves import curve, formula
+from meanfield.figures.selection import best, select
 from meanfield.lipschitz import worst_case
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "largest_constant", "plan", "run"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {"growth": ("plot_kernel_growth", {})}
 
 _DIM, _TEMPERATURE, _TAU, _EPS = 2, 5.0, 2.0, 1.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over.
+    """What the sweep runs over."""
 
-    Attributes:
-        kernels: names of kernels, of "dot product", "L2", "cosine" and "soft cap".
-        radii: R.
-        n_atoms: numbers of atoms of the searches.
-        starts: random starts of each search.
-        steps: steps of ascent.
-        seed: of the starts.
-    """
+    kernels: tuple[str, ...] = setting(
+        ("dot product", "L2", "cosine", "soft cap"),
+        "names of kernels, of 'dot product', 'L2', 'cosine' and 'soft cap'",
+    )
+    radii: tuple[float, ...] = setting(
+        (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0), "R", quick=(0.5, 1.0, 2.0)
+    )
+    n_atoms: tuple[int, ...] = setting((2, 3), "numbers of atoms of the searches", quick=(2,))
+    starts: int = setting(32, "random starts of each search", quick=8)
+    steps: int = setting(200, "steps of ascent", quick=40)
+    seed: int = setting(0, "of the starts")
 
-    kernels: tuple[str, ...] = ("dot product", "L2", "cosine", "soft cap")
-    radii: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0)
-    n_atoms: tuple[int, ...] = (2, 3)
-    starts: int = 32
-    steps: int = 200
-    seed: int = 0
-
-
-QUICK = Settings(radii=(0.5, 1.0, 2.0), n_atoms=(2,), starts=8, steps=40)
 
 VARIABLES = (
     Variable("constant", "largest local W₂ constant found"),
@@ -89,7 +88,7 @@ def _bound(kernel: str, radius: float) -> float:
     if kernel == "L2":
         return float(bounds.l2_mean_field(1.0, 1.0, radius, _DIM))
     if kernel == "soft cap":
-        return float(bounds.capped_mean_field(1.0, 1.0, radius, _TAU))
+        return float(bounds.soft_cap(1.0, 1.0, radius, _TAU))
     return float("inf")
 
 
@@ -135,21 +134,27 @@ def largest_constant(
     }
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    return {
-        "fn": Task(largest_constant, VARIABLES, parameters=PARAMETERS),
-        "grid": {
-            "kernel": settings.kernels,
-            "radius": settings.radii,
-            "n_atoms": settings.n_atoms,
-        },
-        "fixed": {"starts": settings.starts, "steps": settings.steps},
-        "seed": settings.seed,
-        "attrs": {"experiment": "kernel-growth"},
-    }
+@figure("constant", "constant_converged", "bound")
+def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """The largest constant found in the ball of radius R for each kernel, and its upper bound."""
+    names = list(dict.fromkeys(ds.kernel.values.tolist()))
+    for name, colour, marker in zip(names, colours(len(names)), "osD^v", strict=False):
+        rows = best(select(ds, kernel=name), "constant", over="radius")
+        label = f"{name}, found"
+        curve(ax, rows, "radius", "constant", f"{marker}-", color=colour, label=label)
+        if np.isfinite(rows.bound).all():
+            curve(ax, rows, "radius", "bound", "--", color=colour, label=f"{name}, upper bound")
+    formula(ax, lambda R: 2 * R**2, ds.radius, linewidth=1.4, label=r"$2R^2$")
+    ax.set(yscale="log", xlabel="radius R", ylabel=r"local $W_2$ constant, $Q=K=V=I$, $d=2$")
+    ax.set_title("Dot products explode, L2 attention grows as the square")
+    return ax
 
 
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep; further arguments (store, executor, …) are those of `meanfield.sweep`."""
-    return sweep(**plan(settings or Settings()), **how)
+EXPERIMENT = Experiment(
+    largest_constant,
+    Settings(),
+    grid=lambda s: {"kernel": s.kernels, "radius": s.radii, "n_atoms": s.n_atoms},
+    variables=VARIABLES,
+    parameters=PARAMETERS,
+    figures={"growth": growth},
+)

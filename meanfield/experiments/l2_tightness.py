@@ -12,26 +12,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
 
 from meanfield import bounds
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures.canvas import colours, figure
+from meanfield.figures.curves import FORMULA, curve
+from meanfield.figures.selection import select
 from meanfield.lipschitz import infinity_norm
 from meanfield.maps import linearize
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "layer", "measure", "plan", "run", "two_groups"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "tightness": ("plot_l2_tightness", {}),
-    "ratio": ("plot_l2_ratio", {}),
-}
 
 _RATE = 0.1  # of Adam, as in the paper
 _WIDEST = 10.0  # starts are uniform on [−w, w], w uniform on [0, 10], as in the paper
@@ -41,24 +43,20 @@ _ROWS = 512
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over.
+    """What the sweep runs over."""
 
-    Attributes:
-        n_tokens: n.
-        shapes: (d, H) of the layers; d/H is the dimension of a head.
-        starts: random starts per case.
-        steps: of Adam.
-        seed: of the starts, and of the layers with d > 1.
-    """
+    n_tokens: tuple[int, ...] = setting(
+        (2, 5, 10, 20, 50, 100, 200, 500, 1000), "n", quick=(2, 10, 100)
+    )
+    shapes: tuple[tuple[int, int], ...] = setting(
+        ((1, 1), (4, 1), (4, 4)),
+        "(d, H) of the layers; d/H is the dimension of a head",
+        quick=((1, 1), (4, 4)),
+    )
+    starts: int = setting(32, "random starts per case", quick=8)
+    steps: int = setting(300, "of Adam", quick=60)
+    seed: int = setting(0, "of the starts, and of the layers with d > 1")
 
-    n_tokens: tuple[int, ...] = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
-    shapes: tuple[tuple[int, int], ...] = ((1, 1), (4, 1), (4, 4))
-    starts: int = 32
-    steps: int = 300
-    seed: int = 0
-
-
-QUICK = Settings(n_tokens=(2, 10, 100), shapes=((1, 1), (4, 4)), starts=8, steps=60)
 
 _VARIABLES = (
     Variable("best", "largest row sum of |J| found by ascent"),
@@ -159,31 +157,49 @@ def _row_sum(F: SelfAttention, X: Tensor, feature: int) -> float:
     return float((J.T @ unit).abs().sum())
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    cases = [
+@figure("bound", "constructed", "closed_form", "best")
+def tightness(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """The largest ‖J‖_∞ of one-dimensional L2 attention found, and its bound, against n."""
+    rows = select(ds, dim=1, n_heads=1).sortby("n_tokens")
+    hollow: Any = {"fillstyle": "none", "markersize": 8, "color": "tab:orange"}
+    for name, fmt, style in (
+        ("bound", "--", {"color": "tab:red", "label": "bound 1 + 4 φ⁻¹(n−1)"}),
+        ("constructed", "s", {**hollow, "label": "a token between two groups"}),
+        ("closed_form", ":", {"color": "tab:orange", "label": r"$1+4\,W_0((n-1)e^{-3/2})$"}),
+        ("best", "o-", {"color": "tab:blue", "label": "best of the ascent"}),
+    ):
+        curve(ax, rows, "n_tokens", name, fmt, **style)
+    ax.set(xscale="log", xlabel="number of tokens n", ylabel=r"largest $\|J\|_\infty$ found")
+    ax.set_title(r"L2 attention, $d = H = 1$: the $\infty$-norm grows as $\log n$")
+    return ax
+
+
+@figure("best|constructed/bound")
+def ratio(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """The largest row sum found over the bound, against n, for every shape of the layer."""
+    shapes = sorted(set(zip(ds.dim.values.tolist(), ds.n_heads.values.tolist(), strict=True)))
+    for colour, (dim, heads) in zip(colours(len(shapes)), shapes, strict=True):
+        rows = select(ds, dim=dim, n_heads=heads).sortby("n_tokens")
+        found = np.fmax(rows.best.values, rows.constructed.values)
+        label = f"d = {dim}, H = {heads}"
+        ax.plot(rows.n_tokens, found / rows.bound.values, "o-", color=colour, label=label)
+    ax.axhline(1.0, linestyle="--", color="black", linewidth=0.9, gid=FORMULA)
+    ax.set(xscale="log", xlabel="number of tokens n", ylabel="best found / bound")
+    ax.set_ylim(0.0, 1.05)
+    ax.set_title(r"How tight the $\infty$-norm bound of L2 attention is")
+    return ax
+
+
+EXPERIMENT = Experiment(
+    measure,
+    Settings(),
+    grid=lambda s: [
         {"dim": dim, "n_heads": heads, "n_tokens": n}
-        for dim, heads in settings.shapes
-        for n in settings.n_tokens
-    ]
-    return {
-        "fn": Task(measure, _VARIABLES, _PARAMETERS),
-        "grid": cases,
-        "fixed": {
-            "starts": settings.starts,
-            "steps": settings.steps,
-            "layer_seed": settings.seed,
-        },
-        "seed": settings.seed,
-        "attrs": {"experiment": "l2-tightness"},
-    }
-
-
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep over n and the shapes.
-
-    Args:
-        settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep.sweep`: store, executor, …
-    """
-    return sweep(**plan(settings or Settings()), **how)
+        for dim, heads in s.shapes
+        for n in s.n_tokens
+    ],
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
+    derived=lambda s: {"layer_seed": s.seed},
+    figures={"tightness": tightness, "ratio": ratio},
+)

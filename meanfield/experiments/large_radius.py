@@ -10,49 +10,46 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 import xarray as xr
 from torch import Tensor
 
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures.canvas import figure, kind, readable_logs
+from meanfield.figures.curves import curve
+from meanfield.figures.selection import by_level, masked
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "configuration", "measure", "plan", "run"]
-
-# File name of each figure -> function of `meanfield.figures` and its arguments.
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "limit": ("plot_large_radius", {}),
-    "limit-masked": ("plot_large_radius", {"causal": True}),
-}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over; every field can be set from the command line.
+    """What the sweep runs over."""
 
-    Attributes:
-        dim: d.
-        n_tokens: n.
-        scales: λ.
-        gaps: how far the two best scores of the last query are apart at λ = 1.
-        masks: plain (False), masked (True) or both.
-        seed: of A, V and X.
-    """
+    dim: int = setting(8, "d", quick=4)
+    n_tokens: int = setting(20, "n", quick=8)
+    scales: tuple[float, ...] = setting(
+        tuple(round(10 ** (k / 4), 5) for k in range(-4, 17)),
+        "λ",
+        quick=(0.1, 1.0, 10.0, 100.0, 1000.0),
+    )
+    gaps: tuple[float, ...] = setting(
+        (1.0, 1e-2, 1e-4),
+        "how far the two best scores of the last query are apart at λ = 1",
+        quick=(1.0, 1e-2),
+    )
+    masks: tuple[bool, ...] = setting((False, True), "plain (False), masked (True) or both")
+    seed: int = setting(0, "of A, V and X")
 
-    dim: int = 8
-    n_tokens: int = 20
-    scales: tuple[float, ...] = tuple(round(10 ** (k / 4), 5) for k in range(-4, 17))
-    gaps: tuple[float, ...] = (1.0, 1e-2, 1e-4)
-    masks: tuple[bool, ...] = (False, True)
-    seed: int = 0
-
-
-QUICK = Settings(dim=4, n_tokens=8, scales=(0.1, 1.0, 10.0, 100.0, 1000.0), gaps=(1.0, 1e-2))
 
 _VARIABLES = (
     Variable("constant", "local Lipschitz constant ‖Df(λX)‖"),
@@ -124,26 +121,34 @@ def measure(
     }
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    return {
-        "fn": Task(measure, _VARIABLES, _PARAMETERS),
-        "grid": {"causal": settings.masks, "gap": settings.gaps, "scale": settings.scales},
-        "fixed": {
-            "dim": settings.dim,
-            "n_tokens": settings.n_tokens,
-            "layer_seed": settings.seed,
-        },
-        "seed": settings.seed,
-        "attrs": {"experiment": "large-radius"},
-    }
-
-
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep over scales.
+@figure("constant", "constant_converged", "limit", "ceiling")
+def far_out(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
+    """Constant at λX against λ and its limit, for queries that are more or less nearly tied.
 
     Args:
-        settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep`: store, executor, …
+        ds: of this experiment.
+        ax: where to draw; a new figure if None.
+        causal: whether to take the masked cases; they are taken, too, if there are no others.
     """
-    return sweep(**plan(settings or Settings()), **how)
+    rows, causal = masked(ds, causal)
+    for colour, gap, unsorted in by_level(rows, "gap"):
+        line = unsorted.sortby("scale")
+        curve(ax, line, "scale", "constant", color=colour, label=f"gap {gap:g}")
+        curve(ax, line, "scale", "limit", "--", color=colour, linewidth=0.9)
+    ax.plot([], [], "k--", linewidth=0.9, label="limit, Thm 4.5" if causal else "limit, Thm 3.7")
+    curve(ax, line, "scale", "ceiling", "k:", label=r"$\|V\|\sqrt{n}$")
+    ax.set(xscale="log", yscale="log", xlabel=r"factor $\lambda$", ylabel=r"$\|Df(\lambda X)\|$")
+    ax.set_title(f"Far out, {kind(causal)}: a limit, and a hump near ties")
+    readable_logs(ax)
+    return ax
+
+
+EXPERIMENT = Experiment(
+    measure,
+    Settings(),
+    grid=lambda s: {"causal": s.masks, "gap": s.gaps, "scale": s.scales},
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
+    derived=lambda s: {"layer_seed": s.seed},
+    figures={"limit": far_out, "limit-masked": partial(far_out, causal=True)},
+)

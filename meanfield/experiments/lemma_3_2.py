@@ -9,55 +9,48 @@ split in two, which no displacement of n tokens does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 import xarray as xr
 
 from meanfield import sampling
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures import plot_secants
+from meanfield.figures.canvas import figure
+from meanfield.figures.selection import select
 from meanfield.lipschitz import compare_lemma_3_2
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "compare", "plan", "run"]
-
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "secants": ("plot_secants", {}),
-    "secants-masked": ("plot_secants", {"causal": True}),
-}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over.
+    """What the sweep runs over."""
 
-    Attributes:
-        n_tokens: sequence lengths n.
-        radii: R; tokens are uniform in the ball.
-        masks: plain (False), masked (True) or both.
-        draws: clouds for each n, R and mask.
-        dim: d.
-        heads: heads of the layer.
-        std: standard deviation of its entries times √d.
-        steps: root-mean-square displacements over R, decreasing.
-        seed: of the layer and the clouds.
-    """
+    n_tokens: tuple[int, ...] = setting(
+        (2, 4, 8, 16, 32, 64), "sequence lengths n", quick=(2, 8, 32)
+    )
+    radii: tuple[float, ...] = setting(
+        (0.5, 1.0, 2.0, 4.0), "R; tokens are uniform in the ball", quick=(1.0, 4.0)
+    )
+    masks: tuple[bool, ...] = setting((False, True), "plain (False), masked (True) or both")
+    draws: int = setting(3, "clouds for each n, R and mask", quick=1)
+    dim: int = setting(4, "d")
+    heads: int = setting(2, "heads of the layer")
+    std: float = setting(1.5, "standard deviation of its entries times √d")
+    steps: tuple[float, ...] = setting(
+        (1.0, 0.3, 0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6),
+        "root-mean-square displacements over R, decreasing",
+        quick=(1.0, 0.1, 1e-2, 1e-4, 1e-6),
+    )
+    seed: int = setting(0, "of the layer and the clouds")
 
-    n_tokens: tuple[int, ...] = (2, 4, 8, 16, 32, 64)
-    radii: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
-    masks: tuple[bool, ...] = (False, True)
-    draws: int = 3
-    dim: int = 4
-    heads: int = 2
-    std: float = 1.5
-    steps: tuple[float, ...] = (1.0, 0.3, 0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-    seed: int = 0
-
-
-QUICK = Settings(
-    n_tokens=(2, 8, 32), radii=(1.0, 4.0), draws=1, steps=(1.0, 0.1, 1e-2, 1e-4, 1e-6)
-)
 
 _NAMES = (
     *("euclidean_secant", "wasserstein_secant"),
@@ -125,27 +118,26 @@ def compare(
     return {name: found[name].values for name in _NAMES}
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    coords = {"perturbation": ["top", "random", "splitting"], "step": settings.steps}
-    task = Task(compare, VARIABLES, parameters=PARAMETERS, coords=coords)
-    grid = {
-        "n_tokens": settings.n_tokens,
-        "radius": settings.radii,
-        "causal": settings.masks,
-        "draw": range(settings.draws),
-    }
-    names = ("dim", "heads", "std", "steps")
-    fixed = {name: getattr(settings, name) for name in names}
-    return {
-        "fn": task,
-        "grid": grid,
-        "fixed": fixed,
-        "seed": settings.seed,
-        "attrs": {"experiment": "lemma-3-2"},
-    }
+@figure("euclidean_secant/euclidean", "wasserstein_secant/euclidean", "euclidean_converged")
+def secants(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
+    """Secant ratios over the Euclidean constant of n tokens, as the step shrinks; largest R."""
+    radius = float(ds.radius.max())
+    plot_secants(select(ds, causal=causal, draw=0, radius=radius).sortby("n_tokens"), ax=ax)
+    ax.set_title(f"Lemma {'4.2 (masked' if causal else '3.2 (plain'}, R = {radius:g})")
+    return ax
 
 
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep; further arguments (store, executor, …) are those of `meanfield.sweep`."""
-    return sweep(**plan(settings or Settings()), **how)
+EXPERIMENT = Experiment(
+    compare,
+    Settings(),
+    grid=lambda s: {
+        "n_tokens": s.n_tokens,
+        "radius": s.radii,
+        "causal": s.masks,
+        "draw": range(s.draws),
+    },
+    variables=VARIABLES,
+    parameters=PARAMETERS,
+    coords=lambda s: {"perturbation": ["top", "random", "splitting"], "step": s.steps},
+    figures={"secants": secants, "secants-masked": partial(secants, causal=True)},
+)

@@ -9,43 +9,40 @@ the sharp one, and the masked bounds (this package): for all measures, and for n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import xarray as xr
 
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures.canvas import figure, readable_logs, ticks_at
+from meanfield.figures.curves import curve
+from meanfield.figures.selection import by_level
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "largest_masked", "plan", "run"]
-
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {"hardy": ("plot_masked_bound", {})}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over.
+    """What the sweep runs over."""
 
-    Attributes:
-        n_tokens: numbers of atoms.
-        sizes: c = ‖A‖R², with R = 1 and V = I.
-        clouds: random weighted clouds per case.
-        dim: d.
-        seed: of the clouds.
-    """
+    n_tokens: tuple[int, ...] = setting(
+        (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), "numbers of atoms", quick=(2, 8, 32, 128)
+    )
+    sizes: tuple[float, ...] = setting(
+        (0.0, 0.01, 0.05, 0.1, 0.2, 0.5), "c = ‖A‖R², with R = 1 and V = I", quick=(0.0, 0.05, 0.2)
+    )
+    clouds: int = setting(10, "random weighted clouds per case", quick=3)
+    dim: int = setting(2, "d")
+    seed: int = setting(0, "of the clouds")
 
-    n_tokens: tuple[int, ...] = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-    sizes: tuple[float, ...] = (0.0, 0.01, 0.05, 0.1, 0.2, 0.5)
-    clouds: int = 10
-    dim: int = 2
-    seed: int = 0
-
-
-QUICK = Settings(n_tokens=(2, 8, 32, 128), sizes=(0.0, 0.05, 0.2), clouds=3)
 
 VARIABLES = (
     Variable("largest", "largest local constant found, masked"),
@@ -88,20 +85,28 @@ def largest_masked(
     }
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    grid = {"n_tokens": settings.n_tokens, "size": settings.sizes}
-    fixed = {"clouds": settings.clouds, "dim": settings.dim}
-    task = Task(largest_masked, VARIABLES, parameters=PARAMETERS)
-    return {
-        "fn": task,
-        "grid": grid,
-        "fixed": fixed,
-        "seed": settings.seed,
-        "attrs": {"experiment": "masked-bound"},
-    }
+@figure("largest", "largest_converged", "unmasked_bound", "tokens_bound")
+def hardy(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Masked constants against n: above the bound of plain attention, below the masked one."""
+    for colour, size, unsorted in by_level(ds, "size"):
+        rows, label = unsorted.sortby("n_tokens"), rf"$\|A\|R^2$ = {size:g}"
+        curve(ax, rows, "n_tokens", "largest", color=colour, label=label)
+        curve(ax, rows, "n_tokens", "unmasked_bound", "-.", color=colour)
+        curve(ax, rows, "n_tokens", "tokens_bound", "--", color=colour, linewidth=0.9)
+    ax.plot([], [], "k-.", label="upper bound of plain attention, Thm 3.5")
+    ax.plot([], [], "k--", linewidth=0.9, label="upper bound, masked: this package")
+    ax.set(xscale="log", yscale="log", xlabel="number of atoms n", ylabel="local constant, masked")
+    ticks_at(ax, ds.n_tokens)
+    ax.set_title("Masked attention beside the bound of plain attention")
+    readable_logs(ax)
+    return ax
 
 
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep; further arguments (store, executor, …) are those of `meanfield.sweep`."""
-    return sweep(**plan(settings or Settings()), **how)
+EXPERIMENT = Experiment(
+    largest_masked,
+    Settings(),
+    grid=lambda s: {"n_tokens": s.n_tokens, "size": s.sizes},
+    variables=VARIABLES,
+    parameters=PARAMETERS,
+    figures={"hardy": hardy},
+)

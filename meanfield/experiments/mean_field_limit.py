@@ -8,7 +8,7 @@ functionals, such as the mean, have n^{−1/2} (Chen, Lin, Liu, Rigollet, arXiv 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,46 +16,38 @@ import xarray as xr
 
 from meanfield import dynamics, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures import animate_particles
+from meanfield.figures.canvas import figure, readable_logs
+from meanfield.figures.curves import curve
+from meanfield.figures.selection import by_level
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 from meanfield.transport import solve_w2
 
-__all__ = ["ANIMATIONS", "FIGURES", "QUICK", "Settings", "distances", "plan", "run"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-# File name of each figure -> function of `meanfield.figures` and its arguments.
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {"slopes": ("plot_mean_field_limit", {})}
-ANIMATIONS: dict[str, tuple[str, dict[str, Any]]] = {"samples": ("animate_particles", {})}
 
 _FRAMES = 21  # times at which samples are kept, for the animation
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over; every field can be set from the command line.
+    """What the sweep runs over."""
 
-    Attributes:
-        n_particles: n.
-        n_many: number of samples that stand for the limit.
-        repetitions: draws for each n.
-        dims: d; the sphere is S^{d−1}.
-        beta: A = βB with a fixed random B of norm 1, V = I.
-        times: depths that are looked at.
-        step: of RK4.
-        seed: of the draws.
-    """
+    n_particles: tuple[int, ...] = setting((16, 32, 64, 128, 256, 512), "n", quick=(16, 64))
+    n_many: int = setting(2048, "number of samples that stand for the limit", quick=256)
+    repetitions: int = setting(5, "draws for each n", quick=2)
+    dims: tuple[int, ...] = setting((3, 5), "d; the sphere is S^{d−1}", quick=(3,))
+    beta: float = setting(2.0, "A = βB with a fixed random B of norm 1, V = I")
+    times: tuple[float, ...] = setting(
+        (0.0, 1.0, 2.0), "depths that are looked at", quick=(0.0, 1.0)
+    )
+    step: float = setting(0.1, "of RK4")
+    seed: int = setting(0, "of the draws")
 
-    n_particles: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
-    n_many: int = 2048
-    repetitions: int = 5
-    dims: tuple[int, ...] = (3, 5)
-    beta: float = 2.0
-    times: tuple[float, ...] = (0.0, 1.0, 2.0)
-    step: float = 0.1
-    seed: int = 0
-
-
-QUICK = Settings(n_particles=(16, 64), n_many=256, repetitions=2, dims=(3,), times=(0.0, 1.0))
 
 _PARAMETERS = (
     Variable("dim", "dimension d; the sphere is S^{d−1}", dtype="int64"),
@@ -122,30 +114,53 @@ def _frames(times: tuple[float, ...]) -> np.ndarray:
     return np.linspace(0, max(times), _FRAMES)
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    n_shown, n_features = min(settings.n_particles), min(3, *settings.dims)
-    coords = {
-        "time": np.array(settings.times),
-        "frame": _frames(settings.times),
-        "particle": np.arange(n_shown),
-        "feature": np.arange(n_features),
-    }
-    names = ("n_many", "beta", "times", "step")
-    return {
-        "fn": Task(distances, _VARIABLES, _PARAMETERS, coords),
-        "grid": {
-            "dim": settings.dims,
-            "n_particles": settings.n_particles,
-            "repetition": range(settings.repetitions),
-        },
-        "fixed": {name: getattr(settings, name) for name in names}
-        | {"n_shown": n_shown, "n_features": n_features},
-        "seed": settings.seed,
-        "attrs": {"experiment": "mean-field-limit"},
-    }
+@figure("w2", "mean_error")
+def slopes(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """W₂ and the gap of the means between n samples and many, against n."""
+    for colour, dim, rows in by_level(ds, "dim"):
+        mean = rows.groupby("n_particles").mean()
+        for k, mark in ((0, "o"), (-1, "s")):
+            at, when = mean.isel(time=k), f"d = {dim}, t = {float(ds.time[k]):g}"
+            label = f"W₂, {when}: {_slope(at, 'w2')}"
+            curve(ax, at, "n_particles", "w2", f"{mark}-", color=colour, label=label)
+            hollow: Any = {"color": colour, "fillstyle": "none"}
+            hollow["label"] = f"means, {when}: {_slope(at, 'mean_error')}"
+            curve(ax, at, "n_particles", "mean_error", f"{mark}--", **hollow)
+    ax.set(xscale="log", yscale="log", xlabel="samples n", ylabel="distance to many samples")
+    ax.set_title("Depth keeps the rate at which samples reach the mean field")
+    readable_logs(ax)
+    return ax
 
 
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep; further arguments (store, executor, …) are those of `meanfield.sweep`."""
-    return sweep(**plan(settings or Settings()), **how)
+def _slope(rows: xr.Dataset, name: str) -> str:
+    n, y = rows.n_particles.values, rows[name].values
+    if len(n) < 2:
+        return "one n"
+    return rf"$n^{{{np.polyfit(np.log(n), np.log(y), 1)[0]:.2f}}}$"
+
+
+def _shown(s: Settings) -> dict[str, int]:
+    """How much of the samples is kept for the animation."""
+    return {"n_shown": min(s.n_particles), "n_features": min(3, *s.dims)}
+
+
+EXPERIMENT = Experiment(
+    distances,
+    Settings(),
+    grid=lambda s: {
+        "dim": s.dims,
+        "n_particles": s.n_particles,
+        "repetition": range(s.repetitions),
+    },
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
+    coords=lambda s: {
+        "time": np.array(s.times),
+        "frame": _frames(s.times),
+        "particle": np.arange(_shown(s)["n_shown"]),
+        "feature": np.arange(_shown(s)["n_features"]),
+    },
+    derived=_shown,
+    figures={"slopes": slopes},
+    animations={"samples": animate_particles},
+)

@@ -10,7 +10,7 @@ Polyanskiy, Rigollet, arXiv 2410.06833).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,48 +19,35 @@ import xarray as xr
 from meanfield import dynamics
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.dynamics import reduced
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures import animate_particles
+from meanfield.figures.canvas import figure
+from meanfield.figures.curves import stairs
+from meanfield.figures.selection import by_level
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["ANIMATIONS", "FIGURES", "QUICK", "Settings", "dominant_mode", "plan", "run", "stairs"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-# File name of each figure -> function of `meanfield.figures` and its arguments.
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "staircase": ("plot_staircase", {}),
-    "first-mode": ("plot_first_mode", {}),
-}
-ANIMATIONS: dict[str, tuple[str, dict[str, Any]]] = {"circle": ("animate_particles", {})}
 
 _GROWN = 0.3  # amplitude at which a mode counts as the one that won; 1 is a perfect comb
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over; every field can be set from the command line.
+    """What the sweep runs over."""
 
-    Attributes:
-        betas: β.
-        repetitions: starts for each β.
-        n_particles: n, evenly spaced and then displaced.
-        noise: standard deviation of the displacement of angles.
-        first: the second time of the logarithmic clock.
-        last: the last.
-        n_times: how many times are kept.
-        seed: of the starts.
-    """
+    betas: tuple[float, ...] = setting((4.0, 9.0, 16.0, 25.0, 49.0), "β", quick=(4.0, 25.0))
+    repetitions: int = setting(3, "starts for each β", quick=1)
+    n_particles: int = setting(120, "n, evenly spaced and then displaced", quick=80)
+    noise: float = setting(1e-3, "standard deviation of the displacement of angles")
+    first: float = setting(1e-1, "the second time of the logarithmic clock")
+    last: float = setting(1e10, "the last", quick=1e6)
+    n_times: int = setting(120, "how many times are kept", quick=80)
+    seed: int = setting(0, "of the starts")
 
-    betas: tuple[float, ...] = (4.0, 9.0, 16.0, 25.0, 49.0)
-    repetitions: int = 3
-    n_particles: int = 120
-    noise: float = 1e-3
-    first: float = 1e-1
-    last: float = 1e10
-    n_times: int = 120
-    seed: int = 0
-
-
-QUICK = Settings(betas=(4.0, 25.0), repetitions=1, n_particles=80, last=1e6, n_times=80)
 
 _PARAMETERS = (
     Variable("beta", "inverse temperature β", symbol="\\beta"),
@@ -76,7 +63,7 @@ _VARIABLES = (
 )
 
 
-def stairs(
+def flow_on_circle(
     beta: float,
     repetition: int,
     *,
@@ -130,23 +117,44 @@ def dominant_mode(points: np.ndarray, grown: float = _GROWN) -> float:
     return float("nan")
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    coords = {
-        "time": dynamics.log_clock(settings.first, settings.last, settings.n_times - 1),
-        "particle": np.arange(settings.n_particles),
+@figure("n_clusters")
+def staircase(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Number of clusters on the circle against time: stages that last exponentially long."""
+    for colour, beta, rows in by_level(ds, "beta"):
+        label = rf"$\beta$ = {beta:g}"
+        stairs(ax, rows, "n_clusters", time=ds.time, color=colour, label=label)
+    top = 2 * float(ds.first_mode.max())
+    ax.set(xscale="log", xlabel="time t", ylabel="number of clusters", ylim=(0, top))
+    ax.locator_params(axis="y", integer=True)
+    ax.set_title("Clusters meet pair after pair, at times exponential in β")
+    return ax
+
+
+@figure("found_mode", "first_mode")
+def first_mode(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """How many clusters the first stage has, against √β, beside the fastest growing mode."""
+    root = np.sqrt(ds.beta.values)
+    ax.plot(root, ds.found_mode, "o", color="tab:blue", fillstyle="none", label="simulated")
+    mean = ds.groupby("beta").mean()
+    expected = r"largest $k^2 I_k(\beta)$"
+    ax.plot(np.sqrt(mean.beta), mean.first_mode, "k--", drawstyle="default", label=expected)
+    ax.set(xlabel=r"$\sqrt{\beta}$", ylabel="clusters of the first stage")
+    ax.locator_params(axis="y", integer=True)
+    ax.set_title("The fastest growing mode sets the first number of clusters")
+    return ax
+
+
+EXPERIMENT = Experiment(
+    flow_on_circle,
+    Settings(),
+    grid=lambda s: {"beta": s.betas, "repetition": range(s.repetitions)},
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
+    coords=lambda s: {
+        "time": dynamics.log_clock(s.first, s.last, s.n_times - 1),
+        "particle": np.arange(s.n_particles),
         "feature": np.arange(2),
-    }
-    names = ("n_particles", "noise", "first", "last", "n_times")
-    return {
-        "fn": Task(stairs, _VARIABLES, _PARAMETERS, coords),
-        "grid": {"beta": settings.betas, "repetition": range(settings.repetitions)},
-        "fixed": {name: getattr(settings, name) for name in names},
-        "seed": settings.seed,
-        "attrs": {"experiment": "metastability"},
-    }
-
-
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep; further arguments (store, executor, …) are those of `meanfield.sweep`."""
-    return sweep(**plan(settings or Settings()), **how)
+    },
+    figures={"staircase": staircase, "first-mode": first_mode},
+    animations={"circle": animate_particles},
+)

@@ -7,8 +7,10 @@ K_# = β^{d/2}/(2^{d/2} Γ(d/2) I_{d/2}(β)) (Mun, Rosenzweig, arXiv 2606.05140)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,18 +20,18 @@ from meanfield import dynamics, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.attention.normalizations import exponential
 from meanfield.dynamics import reduced
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures import animate_particles
+from meanfield.figures.canvas import colours, figure
+from meanfield.figures.curves import FORMULA, formula
+from meanfield.figures.selection import select
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["ANIMATIONS", "FIGURES", "QUICK", "Settings", "order", "plan", "run"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-# File name of each figure -> function of `meanfield.figures` and its arguments.
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {"order": ("plot_noise_threshold", {})}
-ANIMATIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "above": ("animate_particles", {"dim": 2, "ratio": 2.0}),
-    "below": ("animate_particles", {"dim": 2, "ratio": 0.5}),
-}
 
 _SHOWN = 100  # particles that are kept, for the animation
 _TIMES = 81
@@ -37,28 +39,20 @@ _TIMES = 81
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over; every field can be set from the command line.
+    """What the sweep runs over."""
 
-    Attributes:
-        dims: d; the sphere is S^{d−1}.
-        betas: β.
-        ratios: K/K_#.
-        n_particles: n.
-        last: the last time; the order is averaged over the second half.
-        step: of Euler–Maruyama.
-        seed: of start and noise.
-    """
+    dims: tuple[int, ...] = setting((2, 3), "d; the sphere is S^{d−1}", quick=(2,))
+    betas: tuple[float, ...] = setting((0.5, 2.0), "β", quick=(0.5,))
+    ratios: tuple[float, ...] = setting(
+        (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0), "K/K_#", quick=(0.5, 1.0, 2.0)
+    )
+    n_particles: int = setting(400, "n", quick=300)
+    last: float = setting(
+        30.0, "the last time; the order is averaged over the second half", quick=20.0
+    )
+    step: float = setting(0.05, "of Euler–Maruyama")
+    seed: int = setting(0, "of start and noise")
 
-    dims: tuple[int, ...] = (2, 3)
-    betas: tuple[float, ...] = (0.5, 2.0)
-    ratios: tuple[float, ...] = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
-    n_particles: int = 400
-    last: float = 30.0
-    step: float = 0.05
-    seed: int = 0
-
-
-QUICK = Settings(dims=(2,), betas=(0.5,), ratios=(0.5, 1.0, 2.0), n_particles=300, last=20.0)
 
 _PARAMETERS = (
     Variable("dim", "dimension d; the sphere is S^{d−1}", dtype="int64"),
@@ -115,24 +109,44 @@ def order(
     }
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    coords = {
-        "time": np.linspace(0, settings.last, _TIMES),
-        "particle": np.arange(min(_SHOWN, settings.n_particles)),
-        "feature": np.arange(max(settings.dims)),
-    }
-    names = ("n_particles", "last", "step")
-    return {
-        "fn": Task(order, _VARIABLES, _PARAMETERS, coords),
-        "grid": {"dim": settings.dims, "beta": settings.betas, "ratio": settings.ratios},
-        "fixed": {name: getattr(settings, name) for name in names}
-        | {"most_dim": max(settings.dims)},
-        "seed": settings.seed,
-        "attrs": {"experiment": "noise-threshold"},
-    }
+@figure("order")
+def order_against_coupling(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Order of noisy flows against the coupling over its critical value."""
+    pairs = sorted(set(zip(ds.dim.values.tolist(), ds.beta.values.tolist(), strict=True)))
+    for colour, (dim, beta) in zip(colours(len(pairs)), pairs, strict=True):
+        rows = select(ds, dim=dim, beta=beta).sortby("ratio")
+        style: Any = {"fmt": "o", "color": colour, "markersize": 4}
+        style["label"] = rf"d = {dim}, $\beta$ = {beta:g}"
+        ax.errorbar(rows.ratio, rows.order, yerr=rows.order_spread, **style)
+        stationary = _stationary(dim, beta, float(rows.critical[0]))
+        formula(ax, stationary, rows.ratio, "-", color=colour, linewidth=1)
+    ax.axvline(1.0, color="0.4", linestyle="--", linewidth=1, label=r"$K_\#$", gid=FORMULA)
+    ax.plot([], [], "k-", linewidth=1, label="stationary measure")
+    ax.set(xlabel=r"coupling $K/K_\#$", ylabel=r"order $|\int x\,d\mu|$", ylim=(0, 1))
+    ax.set_title("Tokens align where the coupling passes its critical value")
+    return ax
 
 
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep; further arguments (store, executor, …) are those of `meanfield.sweep`."""
-    return sweep(**plan(settings or Settings()), **how)
+def _stationary(dim: int, beta: float, critical: float) -> Callable[[np.ndarray], list[float]]:
+    """The order of the measure that is not uniform, against the coupling over the critical one."""
+    return lambda ratios: [reduced.aligned_order(dim, beta, r * critical) for r in ratios]
+
+
+EXPERIMENT = Experiment(
+    order,
+    Settings(),
+    grid=lambda s: {"dim": s.dims, "beta": s.betas, "ratio": s.ratios},
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
+    coords=lambda s: {
+        "time": np.linspace(0, s.last, _TIMES),
+        "particle": np.arange(min(_SHOWN, s.n_particles)),
+        "feature": np.arange(max(s.dims)),
+    },
+    derived=lambda s: {"most_dim": max(s.dims)},
+    figures={"order": order_against_coupling},
+    animations={
+        name: partial(animate_particles, dim=2, ratio=ratio)
+        for name, ratio in (("above", 2.0), ("below", 0.5))
+    },
+)

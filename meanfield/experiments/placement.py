@@ -9,7 +9,8 @@ high dimension follow it too.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,43 +19,33 @@ import xarray as xr
 from meanfield import dynamics, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.dynamics import reduced
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures import animate_particles
+from meanfield.figures.canvas import colours, figure
+from meanfield.figures.curves import curve, formula
+from meanfield.figures.selection import select
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["ANIMATIONS", "FIGURES", "QUICK", "Settings", "collapse", "plan", "run"]
-
-# File name of each figure -> function of `meanfield.figures` and its arguments.
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {"collapse": ("plot_placements", {})}
-ANIMATIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    placement: ("animate_particles", {"placement": placement}) for placement in ("post", "pre")
-}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over; every field can be set from the command line.
+    """What the sweep runs over."""
 
-    Attributes:
-        placements: "post", "pre", "peri", "ngpt".
-        betas: β.
-        n_tokens: n.
-        dim: d of the random start, which is nearly orthonormal.
-        last: the last time.
-        n_times: how many times are kept.
-        seed: of the random start.
-    """
+    placements: tuple[str, ...] = setting(
+        ("post", "pre", "peri", "ngpt"), "'post', 'pre', 'peri', 'ngpt'"
+    )
+    betas: tuple[float, ...] = setting((1.0, 4.0), "β", quick=(1.0,))
+    n_tokens: int = setting(32, "n", quick=16)
+    dim: int = setting(1024, "d of the random start, which is nearly orthonormal", quick=256)
+    last: float = setting(300.0, "the last time", quick=100.0)
+    n_times: int = setting(60, "how many times are kept", quick=30)
+    seed: int = setting(0, "of the random start")
 
-    placements: tuple[str, ...] = ("post", "pre", "peri", "ngpt")
-    betas: tuple[float, ...] = (1.0, 4.0)
-    n_tokens: int = 32
-    dim: int = 1024
-    last: float = 300.0
-    n_times: int = 60
-    seed: int = 0
-
-
-QUICK = Settings(betas=(1.0,), n_tokens=16, dim=256, last=100.0, n_times=30)
 
 _PARAMETERS = (
     Variable("placement", "where the network normalises", dtype="str"),
@@ -132,23 +123,45 @@ def _mean_gap(u: np.ndarray) -> np.ndarray:
     return squares / (n - 1)
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    coords = {
-        "time": dynamics.log_clock(1e-2, settings.last, settings.n_times - 1),
-        "particle": np.arange(settings.n_tokens),
+@figure("gap_reduced", "gap", "gap_random")
+def rates(ds: xr.Dataset, *, ax: Axes, beta: float | None = None) -> Axes:
+    """1 − cosine against time: e^{−2t} with Post-LN, 1/t² with Pre-LN.
+
+    Args:
+        ds: of this experiment.
+        ax: where to draw; a new figure if None.
+        beta: which; the smallest if None.
+    """
+    rows = select(ds, beta=float(ds.beta.min()) if beta is None else beta)
+    names = list(dict.fromkeys(rows.placement.values))
+    for colour, name in zip(colours(len(names)), names, strict=True):
+        one = select(rows, placement=name).isel(case=0)
+        curve(ax, one, "time", "gap_reduced", "-", color=colour, label=name)
+        curve(ax, one, "time", "gap", "o", color=colour, markersize=3)
+        curve(ax, one, "time", "gap_random", "x", color=colour, markersize=4)
+    ax.plot([], [], "ko", markersize=3, label="orthonormal start")
+    ax.plot([], [], "kx", markersize=4, label="random start")
+    ax.plot([], [], "k-", label="reduced equation")
+    ax.set(xscale="log", yscale="log", ylim=(1e-8, 2), xlabel="time t", ylabel="1 − cosine")
+    late = (10, max(10, float(ds.time[-1])))
+    formula(ax, lambda t: 5 / t**2, late, linewidth=1.4, label=r"$\propto t^{-2}$")
+    ax.set_title("Collapse: exponential with Post-LN, algebraic with Pre-LN")
+    return ax
+
+
+EXPERIMENT = Experiment(
+    collapse,
+    Settings(),
+    grid=lambda s: {"placement": s.placements, "beta": s.betas},
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
+    coords=lambda s: {
+        "time": dynamics.log_clock(1e-2, s.last, s.n_times - 1),
+        "particle": np.arange(s.n_tokens),
         "feature": np.arange(2),
-    }
-    names = ("n_tokens", "dim", "last", "n_times")
-    return {
-        "fn": Task(collapse, _VARIABLES, _PARAMETERS, coords),
-        "grid": {"placement": settings.placements, "beta": settings.betas},
-        "fixed": {name: getattr(settings, name) for name in names},
-        "seed": settings.seed,
-        "attrs": {"experiment": "placement"},
-    }
-
-
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep; further arguments (store, executor, …) are those of `meanfield.sweep`."""
-    return sweep(**plan(settings or Settings()), **how)
+    },
+    figures={"collapse": rates},
+    animations={
+        placement: partial(animate_particles, placement=placement) for placement in ("post", "pre")
+    },
+)

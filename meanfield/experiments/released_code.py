@@ -10,61 +10,54 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import xarray as xr
 
 from meanfield import sampling
+from meanfield.checks import choice
 from meanfield.experiments import inputs
+from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.fitting import fit_laws, fittable
+from meanfield.experiments.settings import setting
+from meanfield.figures.canvas import figure, readable_logs, ticks_at
+from meanfield.figures.curves import curve, power_law
+from meanfield.figures.selection import fits_of, select
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "INPUTS", "QUICK", "Settings", "finish", "measure", "plan", "run"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-# File name of each figure -> function of `meanfield.figures` and its arguments.
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "head": ("plot_released", {"kind": "head"}),
-    "rows": ("plot_released", {"kind": "rows"}),
-    "tokens": ("plot_released", {"kind": "tokens"}),
-}
+
 INPUTS = ("head", "rows", "tokens")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over; every field can be set from the command line.
+    """What the sweep runs over."""
 
-    Attributes:
-        model: a GPT-2, as in `meanfield.pretrained.load`.
-        seed: of random weights; 320 is the scripts'.
-        layer: attention layer, from 0.
-        head: whose adversarial configuration.
-        radius: R of the adversarial configuration.
-        n_tokens: lengths n.
-        inputs: "head" and "rows" (adversarial, for the head and for the rows that the scripts
-            take for it), "tokens" (what random ids become in the model).
-        depth: number of layers of a random model; 0 for the architecture's own.
-        dtype: "float32" or "float64".
-    """
+    model: str = setting("random:gpt2", "a GPT-2, as in `meanfield.pretrained.load`")
+    seed: int = setting(320, "of random weights; 320 is the scripts'")
+    layer: int = setting(6, "attention layer, from 0", quick=1)
+    head: int = setting(0, "whose adversarial configuration")
+    radius: float = setting(100.0, "R of the adversarial configuration")
+    n_tokens: tuple[int, ...] = setting(tuple(range(2, 98, 5)), "lengths n", quick=(2, 7, 17, 32))
+    inputs: tuple[str, ...] = setting(
+        INPUTS,
+        "'head' and 'rows' (adversarial, for the head and for the rows that the scripts take for "
+        "it), 'tokens' (what random ids become in the model)",
+    )
+    depth: int = setting(
+        0, "number of layers of a random model; 0 for the architecture's own", quick=2
+    )
+    dtype: str = setting("float64", "'float32' or 'float64'")
 
-    model: str = "random:gpt2"
-    seed: int = 320
-    layer: int = 6
-    head: int = 0
-    radius: float = 100.0
-    n_tokens: tuple[int, ...] = tuple(range(2, 98, 5))
-    inputs: tuple[str, ...] = INPUTS
-    depth: int = 0
-    dtype: str = "float64"
-
-
-QUICK = Settings(n_tokens=(2, 7, 17, 32), layer=1, depth=2)
 
 _VARIABLES = (
     Variable("constant", "local Lipschitz constant ‖Df(X)‖"),
@@ -142,36 +135,7 @@ def _row_matrix(source: Transformer, layer: int, head: int) -> torch.Tensor:
     return key[rows].T @ query[rows] / width**0.5
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    source = inputs.bilinear_transformer(
-        settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
-    )
-    inputs.check_fit(source, layers=[settings.layer], n_tokens=settings.n_tokens)
-    return {
-        "fn": Task(measure, _VARIABLES, _PARAMETERS),
-        "grid": {"input_kind": settings.inputs, "n_tokens": settings.n_tokens},
-        "fixed": {
-            "model": settings.model,
-            "model_revision": source.fingerprint,
-            "model_seed": settings.seed,
-            "layer": settings.layer,
-            "head": settings.head,
-            "input_radius": settings.radius,
-            "depth": settings.depth,
-            "dtype": settings.dtype,
-        },
-        "seed": settings.seed,
-        "attrs": {
-            "experiment": "released-code",
-            "model": inputs.short_name(settings.model),
-            "layer": settings.layer,
-            "head": settings.head,
-        },
-    }
-
-
-def finish(ds: xr.Dataset) -> xr.Dataset:
+def _conclude(ds: xr.Dataset) -> xr.Dataset:
     """The finished sweep with its power laws."""
     curves = []
     for kind in dict.fromkeys(ds.input_kind.values):
@@ -185,11 +149,56 @@ def finish(ds: xr.Dataset) -> xr.Dataset:
     return ds.merge(fit_laws(curves)) if len(np.unique(ds.n_tokens)) > 1 else ds
 
 
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep and fit the power laws.
+_TITLES = {
+    "head": "Norm and scripts' quantity: worst case of head {head}",
+    "rows": "Norm and scripts' quantity: their slice in place of a head",
+    "tokens": "Norm and scripts' quantity: random token ids",
+}
+
+
+@figure("constant", "constant_converged", "released")
+def both_quantities(ds: xr.Dataset, *, ax: Axes, kind: str = "head") -> Axes:
+    """The norm and what the published scripts compute at the same inputs, with their fits.
 
     Args:
-        settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep`: store, executor, …
+        ds: of this experiment.
+        ax: where to draw; a new figure if None.
+        kind: which inputs: "head", "rows" or "tokens".
     """
-    return finish(sweep(**plan(settings or Settings()), **how))
+    rows = select(ds, input_kind=choice(kind, "kind", _TITLES)).sortby("n_tokens")
+    ax.set(xscale="log", yscale="log", xlabel="number of tokens n")
+    ax.set_ylabel(r"$\|Df(X)\|$, or the scripts' quantity")
+    for quantity, colour, label in (
+        ("constant", "tab:blue", r"norm $\|Df(X)\|$"),
+        ("released", "tab:red", r"scripts: $\sqrt{\|Df(X)^\top f(X)\|}$"),
+    ):
+        curve(ax, rows, "n_tokens", quantity, "o", color=colour)
+        fits = fits_of(ds, quantity=quantity, input_kind=kind, law="free")
+        if fits.sizes["fit"]:
+            C, p = float(fits.fit_constant[0]), float(fits.fit_exponent[0])
+            label += f": ${C:.2f}\\,n^{{{p:.2f}}}$"
+            power_law(ax, fits, rows.n_tokens, color=colour, label=label)
+    ticks_at(ax, rows.n_tokens)
+    what = _TITLES[kind].format(head=ds.attrs.get("head"))
+    ax.set_title(f"{what}\n{ds.attrs.get('model')}, layer {ds.attrs.get('layer')}")
+    readable_logs(ax)
+    return ax
+
+
+def _derived(s: Settings) -> dict[str, Any]:
+    inputs.bilinear(inputs.source_of(s))
+    pinned = inputs.pinned(s, layers=[s.layer], n_tokens=s.n_tokens)
+    return {"input_radius": s.radius, **pinned}
+
+
+EXPERIMENT = Experiment(
+    measure,
+    Settings(),
+    grid=lambda s: {"input_kind": s.inputs, "n_tokens": s.n_tokens},
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
+    derived=_derived,
+    attrs=lambda s: {"model": inputs.short_name(s.model), "layer": s.layer, "head": s.head},
+    figures={kind: partial(both_quantities, kind=kind) for kind in _TITLES},
+    conclude=_conclude,
+)

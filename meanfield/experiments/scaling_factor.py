@@ -7,8 +7,9 @@ enter its layer; the constant of the head at those tokens, which are no worst ca
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,48 +17,37 @@ import xarray as xr
 
 from meanfield.attention import SelfAttention
 from meanfield.experiments import inputs
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures.canvas import figure, readable_logs
+from meanfield.figures.curves import FORMULA, mark_unconverged
+from meanfield.figures.selection import source_of
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "measure", "plan", "run"]
-
-# File name of each figure -> function of `meanfield.figures` and its arguments.
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "heads": ("plot_scaling_factor", {}),
-    "constants": ("plot_head_constants", {}),
-}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over; every field can be set from the command line.
+    """What the sweep runs over."""
 
-    Attributes:
-        model: as in `meanfield.pretrained.load`.
-        text: "alice", a path, or "random" for uniform token ids.
-        n_tokens: length of the windows.
-        n_windows: windows over which radius and constants are averaged.
-        layers: which; empty for all.
-        causal: whether attention is masked; GPT-2 always is.
-        depth: number of layers of a random model; 0 for the architecture's own.
-        seed: of random weights.
-        dtype: "float32" or "float64".
-    """
+    model: str = setting("minilm", "as in `meanfield.pretrained.load`", quick="random:bert")
+    text: str = setting(
+        "alice", "'alice', a path, or 'random' for uniform token ids", quick="random"
+    )
+    n_tokens: int = setting(64, "length of the windows", quick=8)
+    n_windows: int = setting(5, "windows over which radius and constants are averaged", quick=2)
+    layers: tuple[int, ...] = setting((), "which; empty for all")
+    causal: bool = setting(False, "whether attention is masked; GPT-2 always is")
+    depth: int = setting(
+        0, "number of layers of a random model; 0 for the architecture's own", quick=2
+    )
+    seed: int = setting(0, "of random weights")
+    dtype: str = setting("float32", "'float32' or 'float64'")
 
-    model: str = "minilm"
-    text: str = "alice"
-    n_tokens: int = 64
-    n_windows: int = 5
-    layers: tuple[int, ...] = ()
-    causal: bool = False
-    depth: int = 0
-    seed: int = 0
-    dtype: str = "float32"
-
-
-QUICK = Settings(model="random:bert", text="random", n_tokens=8, n_windows=2, depth=2)
 
 _HEAD, _BOTH = ("head",), ("head", "window")
 _VARIABLES = (
@@ -128,53 +118,68 @@ def measure(
     }
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    source = inputs.bilinear_transformer(
-        settings.model, seed=settings.seed, depth=settings.depth, dtype=settings.dtype
-    )
-    coords = {"head": np.arange(source.n_heads), "window": np.arange(settings.n_windows)}
-    layers = settings.layers or range(source.n_layers)
-    inputs.check_fit(
-        source,
-        layers=layers,
-        n_tokens=[settings.n_tokens],
-        text=settings.text,
-        n_windows=settings.n_windows,
-    )
-    text_sha256 = inputs.text_hash(settings.text)
-    return {
-        "fn": Task(measure, _VARIABLES, _PARAMETERS, coords=coords),
-        "grid": {"layer": layers},
-        "fixed": {
-            "model": settings.model,
-            "model_revision": source.fingerprint,
-            "text": settings.text,
-            "text_sha256": text_sha256,
-            "n_tokens": settings.n_tokens,
-            "n_windows": settings.n_windows,
-            "causal": settings.causal or source.causal,
-            "depth": settings.depth,
-            "model_seed": settings.seed,
-            "dtype": settings.dtype,
-        },
-        "seed": settings.seed,
-        "attrs": {
-            "experiment": "scaling-factor",
-            "model": inputs.short_name(settings.model),
-            "model_revision": source.fingerprint,
-            "text": inputs.short_name(settings.text),
-            "text_sha256": text_sha256,
-            "n_tokens": settings.n_tokens,
-        },
-    }
+@figure("exponent")
+def exponents(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """γR² of every head, at the real radius of its tokens, per layer."""
+    exponent = ds.exponent.mean("window").transpose("case", "head").values
+    layer = np.broadcast_to(ds.layer.values[:, None], exponent.shape)
+    ax.plot(layer.ravel(), exponent.ravel(), "o", color="tab:blue", alpha=0.6, label="a head")
+    n = ds.attrs["n_tokens"]
+    needed = np.log(n) / 2
+    label = rf"$\log(n)/2$, n = {n}: above, $e^{{-2\gamma R^2}} < 1/n$"
+    ax.axhline(needed, color="black", linestyle=":", label=label, gid=FORMULA)
+    ax.set(xlabel="layer", ylabel=r"$\gamma R^2$")
+    _scale(ax, exponent, needed)
+    ax.set_xticks(np.unique(ds.layer.values))
+    ax.set_title(f"Scaling factor at the real radius\n{source_of(ds)}")
+    return ax
 
 
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep over layers.
+def _scale(ax: Axes, values: np.ndarray, needed: float) -> None:
+    """Linear up to the smallest decade that holds a tenth of the heads, logarithmic above."""
+    positive = values[values > 0]
+    small = float(np.quantile(positive, 0.1)) if len(positive) else 1.0
+    linear = 10.0 ** np.floor(np.log10(small))
+    ax.set_yscale("symlog", linthresh=linear, subs=(2, 5))
+    ax.set_ylim(0, 1.5 * max(float(np.nanmax(values)), needed))
+    tops = 10.0 ** np.arange(np.log10(linear), np.log10(ax.get_ylim()[1]) + 1e-9)
+    ax.set_yticks([0.0, *tops], ["0", *(f"{top:g}" for top in tops)])
 
-    Args:
-        settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep`: store, executor, …
-    """
-    return sweep(**plan(settings or Settings()), **how)
+
+@figure("head_constant", "head_constant_converged")
+def head_constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Constant of every head alone, mean over windows, per layer."""
+    constant = ds.head_constant.mean("window").transpose("case", "head").values
+    layer = np.broadcast_to(ds.layer.values[:, None], constant.shape)
+    ax.plot(layer.ravel(), constant.ravel(), "o", color="tab:blue", alpha=0.6)
+    good = ds.head_constant_converged.astype(bool).all("window").transpose("case", "head").values
+    mark_unconverged(ax, layer, constant, good)
+    ax.plot(ds.layer, constant.max(1), "-", color="tab:blue", linewidth=0.9, label="largest")
+    ax.set(yscale="log", xlabel="layer", ylabel="local constant of the head alone")
+    ax.set_xticks(np.unique(ds.layer.values))
+    ax.set_title(f"Heads through depth, n = {ds.attrs['n_tokens']}\n{source_of(ds)}")
+    readable_logs(ax)
+    return ax
+
+
+def _layers(s: Settings) -> Sequence[int]:
+    return s.layers or range(inputs.source_of(s).n_layers)
+
+
+EXPERIMENT = Experiment(
+    measure,
+    Settings(),
+    grid=lambda s: {"layer": _layers(s)},
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
+    coords=lambda s: {
+        "head": np.arange(inputs.source_of(s).n_heads),
+        "window": np.arange(s.n_windows),
+    },
+    derived=lambda s: {
+        "causal": s.causal or inputs.bilinear(inputs.source_of(s)).causal,
+        **inputs.pinned_text(s, layers=_layers(s), n_tokens=[s.n_tokens]),
+    },
+    attrs=inputs.labels,
+    figures={"heads": exponents, "constants": head_constants},
+)

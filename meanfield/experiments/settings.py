@@ -1,4 +1,4 @@
-"""Settings in TOML files, with single values overridden by text."""
+"""Settings of experiments: their fields, TOML files, single values overridden by text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
 
-__all__ = ["override", "read_toml"]
+__all__ = ["override", "quick_of", "read_toml", "setting"]
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -79,3 +80,31 @@ def _value(key: str, text: str) -> Any:
     if len(table) > 1:
         raise ValueError(f"setting {key!r}: expected one value, got {text!r}")
     return table["value"]
+
+
+_SAME: Any = object()
+
+
+def setting(value: Any, meaning: str, *, quick: Any = _SAME) -> Any:
+    """A field of an experiment's settings.
+
+    Args:
+        value: what the whole experiment takes.
+        meaning: in words.
+        quick: what a run of seconds takes; the same value if it is not given.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Settings:
+        ...     radii: tuple[float, ...] = setting((1.0, 2.0, 4.0), "R", quick=(1.0,))
+        >>> Settings(), quick_of(Settings)
+        (Settings(radii=(1.0, 2.0, 4.0)), Settings(radii=(1.0,)))
+    """
+    quick = value if quick is _SAME else quick
+    return field(default=value, metadata={"meaning": meaning, "quick": quick})
+
+
+def quick_of(kind: Any) -> Any:
+    """The settings of this class for a run of seconds."""
+    return kind(**{one.name: one.metadata["quick"] for one in fields(kind)})

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,17 +24,19 @@ from torch import Tensor
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.experiments.ascent import climb
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures.canvas import figure, kind, readable_logs
+from meanfield.figures.curves import FORMULA, mark_unconverged
+from meanfield.figures.selection import best, by_level, levels, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz, worst_case
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "measure", "order_norm", "plan", "run"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "gap": ("plot_sharpness", {}),
-    "gap-tokens": ("plot_token_sharpness", {}),
-}
+
 ORDERS = (1.0, 2.0, math.inf)
 
 _ANGLES = 720  # directions of the plane over which the norms of orders 1 and ∞ are maximised
@@ -43,40 +45,26 @@ _WEIGHTS = 2401  # ratios of weights of the two Diracs, about the best one for l
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over.
+    """What the sweep runs over."""
 
-    Attributes:
-        radii: R, so that c = R².
-        n_atoms: numbers of atoms of the searches, and of uniform tokens.
-        dims: dimensions d.
-        masks: plain (False), masked (True) or both.
-        starts: random starts of each search, besides the structured ones.
-        steps: steps of ascent.
-        scales: positions of the masked family, with `growth` the ratio of their masses.
-        growth: see `sampling.interleaved_diracs`.
-        seed: of the starts.
-    """
+    radii: tuple[float, ...] = setting(
+        (0.1, 0.5, 0.7, 1.0, 1.4, 2.0, 2.5, 3.0, 3.5),
+        "R, so that c = R²",
+        quick=(0.1, 1.0, 2.0, 3.0),
+    )
+    n_atoms: tuple[int, ...] = setting(
+        (2, 4, 12, 40), "numbers of atoms of the searches, and of uniform tokens", quick=(2, 6)
+    )
+    dims: tuple[int, ...] = setting((1, 2), "dimensions d", quick=(1,))
+    masks: tuple[bool, ...] = setting((False, True), "plain (False), masked (True) or both")
+    starts: int = setting(24, "random starts of each search, besides the structured ones", quick=8)
+    steps: int = setting(100, "steps of ascent", quick=40)
+    scales: int = setting(
+        200, "positions of the masked family, with `growth` the ratio of their masses", quick=30
+    )
+    growth: float = setting(1.3, "see `sampling.interleaved_diracs`", quick=1.6)
+    seed: int = setting(0, "of the starts")
 
-    radii: tuple[float, ...] = (0.1, 0.5, 0.7, 1.0, 1.4, 2.0, 2.5, 3.0, 3.5)
-    n_atoms: tuple[int, ...] = (2, 4, 12, 40)
-    dims: tuple[int, ...] = (1, 2)
-    masks: tuple[bool, ...] = (False, True)
-    starts: int = 24
-    steps: int = 100
-    scales: int = 200
-    growth: float = 1.3
-    seed: int = 0
-
-
-QUICK = Settings(
-    radii=(0.1, 1.0, 2.0, 3.0),
-    n_atoms=(2, 6),
-    dims=(1,),
-    starts=8,
-    steps=40,
-    scales=30,
-    growth=1.6,
-)
 
 _ORDER: dict[str, Any] = {"dims": ("order",)}
 VARIABLES = (
@@ -236,28 +224,63 @@ def order_norm(F: SelfAttention, mu: ParticleMeasure, p: float) -> float:
     return float(lengths.sum(1).max())
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    task = Task(measure, VARIABLES, parameters=PARAMETERS, coords={"order": list(ORDERS)})
-    return {
-        "fn": task,
-        "grid": {
-            "radius": settings.radii,
-            "n_atoms": settings.n_atoms,
-            "dim": settings.dims,
-            "causal": settings.masks,
-        },
-        "fixed": {
-            "starts": settings.starts,
-            "steps": settings.steps,
-            "scales": settings.scales,
-            "growth": settings.growth,
-        },
-        "seed": settings.seed,
-        "attrs": {"experiment": "sharpness"},
-    }
+@figure(
+    *("upper/found|two_dirac_lower", "theorem_3_5/found|two_dirac_lower", "upper/found"),
+    "found_converged",
+)
+def gap(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Upper bounds over the largest constant known, against c = R²: 1 would be sharp."""
+    for causal, colour in ((False, "tab:blue"), (True, "tab:orange")):
+        if causal not in levels(ds, "causal"):
+            continue
+        rows = best(select(ds, causal=causal), "found", over="radius")
+        c, name = rows.radius**2, kind(causal)
+        # The measure behind the lower bound exists, whether the search found it or not.
+        known = np.maximum(rows.found, rows.two_dirac_lower)
+        ax.plot(c, rows.upper / known, "o-", color=colour, label=f"{name}: this package")
+        mark_unconverged(ax, c, rows.upper / known, rows.found_converged)
+        if causal:
+            label = "masked: the same over what the search found"
+            ax.plot(c, rows.upper / rows.found, "s:", color=colour, fillstyle="none", label=label)
+        else:
+            ax.plot(c, rows.theorem_3_5 / known, "-.", color="tab:red", label="[CAP24] Thm 3.5")
+    ax.axhline(1.0, color="black", linewidth=0.8, gid=FORMULA)
+    ax.set(yscale="log", xlabel=r"$c = \|A\|R^2$", ylabel="upper bound / largest known")
+    ax.set_title("How far the bounds are from measures that exist")
+    readable_logs(ax)
+    return ax
 
 
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep; further arguments (store, executor, …) are those of `meanfield.sweep`."""
-    return sweep(**plan(settings or Settings()), **how)
+@figure("tokens_upper/tokens_found", "theorem_3_3/tokens_found", "tokens_converged")
+def gap_of_tokens(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
+    """Upper bounds for n uniform tokens over the largest constant found, against c = R².
+
+    Args:
+        ds: of this experiment.
+        ax: where to draw; a new figure if None.
+        causal: whether to take the masked cases.
+    """
+    for colour, n, unsorted in by_level(select(ds, causal=causal), "n_atoms"):
+        rows = best(unsorted, "tokens_found", over="radius")
+        c, ratio = rows.radius**2, rows.tokens_upper / rows.tokens_found
+        ax.plot(c, ratio, "o-", color=colour, label=f"n = {n}")
+        ax.plot(c, rows.theorem_3_3 / rows.tokens_found, "--", color=colour, linewidth=0.9)
+        mark_unconverged(ax, c, ratio, rows.tokens_converged)
+    ax.plot([], [], "k-", label="this package")
+    ax.plot([], [], "k--", linewidth=0.9, label="[CAP24] Thm 3.3")
+    ax.axhline(1.0, color="black", linewidth=0.8, gid=FORMULA)
+    ax.set(yscale="log", xlabel=r"$c = \|A\|R^2$", ylabel="upper bound / largest found")
+    ax.set_title(f"Bounds for n uniform tokens ({kind(causal)})")
+    readable_logs(ax)
+    return ax
+
+
+EXPERIMENT = Experiment(
+    measure,
+    Settings(),
+    grid=lambda s: {"radius": s.radii, "n_atoms": s.n_atoms, "dim": s.dims, "causal": s.masks},
+    variables=VARIABLES,
+    parameters=PARAMETERS,
+    coords=lambda s: {"order": list(ORDERS)},
+    figures={"gap": gap, "gap-tokens": gap_of_tokens},
+)

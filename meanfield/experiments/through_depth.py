@@ -11,61 +11,53 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 import xarray as xr
 
 from meanfield.experiments import inputs
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures.canvas import figure, readable_logs
+from meanfield.figures.curves import curve
+from meanfield.figures.selection import source_of
 from meanfield.layers import Chain
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.maps import BallBounds, ball_bounds
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 from meanfield.transport import solve_w2
 
-__all__ = ["FIGURES", "QUICK", "VARIABLES", "Settings", "followed", "measure", "plan", "run"]
-
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "constants": ("plot_constants_through_depth", {}),
-    "displacement": ("plot_displacement_through_depth", {}),
-}
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over.
+    """What the sweep runs over."""
 
-    Attributes:
-        model: as in `meanfield.pretrained.load`.
-        text: "alice", a path, or "random" for uniform token ids.
-        n_tokens: length of a window.
-        n_windows: windows of the text.
-        causal: masked or not, where the model can be both.
-        dtype: "float32" or "float64".
-        depth: number of layers of a random model; 0 for the architecture's own.
-        seed: of random weights.
-        rtol: relative accuracy of the norms.
-        epsilons: how far tokens may move in the bounds over balls, relative to their root mean
-            square norm at the start.
-    """
+    model: str = setting("minilm", "as in `meanfield.pretrained.load`", quick="random:llama")
+    text: str = setting(
+        "alice", "'alice', a path, or 'random' for uniform token ids", quick="random"
+    )
+    n_tokens: int = setting(64, "length of a window", quick=10)
+    n_windows: int = setting(5, "windows of the text", quick=2)
+    causal: bool | None = setting(None, "masked or not, where the model can be both")
+    dtype: str = setting("float64", "'float32' or 'float64'")
+    depth: int = setting(
+        0, "number of layers of a random model; 0 for the architecture's own", quick=2
+    )
+    seed: int = setting(0, "of random weights")
+    rtol: float = setting(1e-4, "relative accuracy of the norms", quick=1e-3)
+    epsilons: tuple[float, ...] = setting(
+        (1e-15, 1e-12, 1e-9, 1e-6, 1e-3),
+        "how far tokens may move in the bounds over balls, relative to their root mean square "
+        "norm at the start",
+    )
 
-    model: str = "minilm"
-    text: str = "alice"
-    n_tokens: int = 64
-    n_windows: int = 5
-    causal: bool | None = None
-    dtype: str = "float64"
-    depth: int = 0
-    seed: int = 0
-    rtol: float = 1e-4
-    epsilons: tuple[float, ...] = (1e-15, 1e-12, 1e-9, 1e-6, 1e-3)
-
-
-QUICK = Settings(model="random:llama", text="random", n_tokens=10, n_windows=2, depth=2, rtol=1e-3)
 
 _DIMS = ("layer",)
 _BALLS = ("layer", "epsilon")
@@ -228,58 +220,79 @@ def _shape(mu: ParticleMeasure) -> dict[str, float]:
     }
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    source = inputs.transformer(
-        settings.model,
-        settings.causal,
-        seed=settings.seed,
-        dtype=settings.dtype,
-        depth=settings.depth,
-    )
-    inputs.check_fit(
-        source,
-        layers=[],
-        n_tokens=[settings.n_tokens],
-        text=settings.text,
-        n_windows=settings.n_windows,
-    )
-    text_sha256 = inputs.text_hash(settings.text)
-    coords = {"layer": np.arange(source.n_layers), "epsilon": np.array(settings.epsilons)}
-    return {
-        "fn": Task(measure, VARIABLES, _PARAMETERS, coords=coords),
-        "grid": {"window": range(settings.n_windows)},
-        "fixed": {
-            "model": settings.model,
-            "model_revision": source.fingerprint,
-            "text": settings.text,
-            "text_sha256": text_sha256,
-            "n_tokens": settings.n_tokens,
-            "n_windows": settings.n_windows,
-            "causal": source.causal,
-            "dtype": settings.dtype,
-            "depth": settings.depth,
-            "model_seed": settings.seed,
-            "rtol": settings.rtol,
-            "epsilons": list(settings.epsilons),
-        },
-        "seed": settings.seed,
-        "attrs": {
-            "experiment": "through-depth",
-            "model": inputs.short_name(settings.model),
-            "model_revision": source.fingerprint,
-            "text": inputs.short_name(settings.text),
-            "text_sha256": text_sha256,
-            "n_tokens": settings.n_tokens,
-        },
-    }
+@figure(
+    *("constant", "constant_converged", "through", "through_converged"),
+    *("product", "product_upper", "ball_999"),
+)
+def constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Constants of the blocks, of the network up to each, and the products; medians of windows.
 
-
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep over windows.
-
-    Args:
-        settings: what to run over; the whole experiment if None.
-        how: as in `meanfield.sweep`: store, executor, …
+    Beside them what the network's constant is at most while every token moves by ε, relative to
+    its size. Such bounds leave the picture, which ends with the products, where radii have grown.
     """
-    return sweep(**plan(settings or Settings()), **how)
+    lines = (
+        ("constant", "o-", "tab:blue", "block"),
+        ("through", "s-", "tab:green", "network up to the block"),
+        ("product", "^-", "tab:orange", "product of the blocks"),
+        ("product_upper", "--", "tab:red", "product of upper bounds"),
+    )
+    for name, style, colour, label in lines:
+        middle = ds[name].median("case").to_dataset()
+        if not np.isfinite(middle[name]).any():
+            continue
+        if f"{name}_converged" in ds:
+            middle[f"{name}_converged"] = ds[f"{name}_converged"].all("case")
+        curve(ax, middle, "layer", name, style, color=colour, label=label)
+    _draw_balls(ax, ds)
+    ax.set(yscale="log", xlabel="block", ylabel=r"local $W_2$ constant")
+    ax.set_xticks(ds.layer.values)
+    readable_logs(ax)
+    ax.set_title(f"Sensitivity through depth\n{source_of(ds)}, {ds.attrs['n_tokens']} tokens")
+    return ax
+
+
+def _draw_balls(ax: Axes, ds: xr.Dataset) -> None:
+    _, top = ax.get_ylim()
+    shades = np.linspace(0.75, 0.25, ds.sizes["epsilon"])
+    for shade, epsilon in zip(shades, ds.epsilon.values, strict=True):
+        middle = ds.ball_999.sel(epsilon=epsilon).median("case")
+        seen = np.isfinite(middle) & (middle <= top)
+        if seen.any():
+            label = f"up to the block, tokens within {epsilon:g}"
+            ax.plot(ds.layer[seen], middle[seen], ":", marker=".", color=str(shade), label=label)
+
+
+@figure("displacement/radius", "moved/radius")
+def displacement(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """How far the cloud moves in W2, and its tokens one by one, in units of the radius."""
+    for name, style, label in (
+        ("displacement", "o-", "each token to its image"),
+        ("moved", "s-", r"$W_2$"),
+    ):
+        # The two agree where no relabelling of the tokens saves anything.
+        size: Any = {"fillstyle": "none", "markersize": 8} if name == "moved" else {}
+        ax.plot(ds.layer, (ds[name] / ds.radius).median("case"), style, label=label, **size)
+    ax.set(xlabel="block", ylabel="distance / radius after the block", ylim=(0, None))
+    ax.set_xticks(ds.layer.values)
+    what = "What a block does to the tokens"
+    ax.set_title(f"{what}\n{source_of(ds)}, {ds.attrs['n_tokens']} tokens")
+    return ax
+
+
+EXPERIMENT = Experiment(
+    measure,
+    Settings(),
+    grid=lambda s: {"window": range(s.n_windows)},
+    variables=VARIABLES,
+    parameters=_PARAMETERS,
+    coords=lambda s: {
+        "layer": np.arange(inputs.source_of(s).n_layers),
+        "epsilon": np.array(s.epsilons),
+    },
+    derived=lambda s: {
+        "causal": inputs.source_of(s, s.causal).causal,
+        **inputs.pinned_text(s, layers=[], n_tokens=[s.n_tokens]),
+    },
+    attrs=inputs.labels,
+    figures={"constants": constants, "displacement": displacement},
+)

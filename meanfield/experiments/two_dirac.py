@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,71 +21,67 @@ import xarray as xr
 
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
-from meanfield.bounds.diracs import two_dirac_entry
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures.canvas import colours, figure, kind, readable_logs, ticks_at
+from meanfield.figures.curves import curve, formula
+from meanfield.figures.selection import best, by_level, levels, select
 from meanfield.lipschitz import local_lipschitz, secants_along, split_secants
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["FIGURES", "QUICK", "Settings", "cases", "constants", "layer", "plan", "run"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-# File name of each figure -> function of `meanfield.figures` and its arguments.
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "growth-in-n": ("plot_growth_in_n", {}),
-    "growth-in-n-masked": ("plot_growth_in_n", {"causal": True}),
-    "growth-in-radius": ("plot_growth_in_radius", {}),
-    "light-weight": ("plot_light_weight", {}),
-    "lemma-3-2": ("plot_lemma_3_2", {}),
-    "lemma-4-2-masked": ("plot_lemma_3_2", {"causal": True}),
-    "splitting": ("plot_splitting", {}),
-}
+
+_OFFSETS = (
+    *(-40.0, -30.0, -22.0, -16.0, -12.0, -9.0, -7.0, -5.0, -4.0, -3.0, -2.0, -1.0, -0.5, 0.0),
+    *(0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 9.0, 12.0, 15.0),
+)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over; every field can be set from the command line.
+    """What the sweep runs over."""
 
-    Attributes:
-        radii: R of the configuration.
-        n_tokens: lengths n of the sequences with one light token.
-        dims: dimensions d.
-        offsets: log-ratios of the weights besides those of sequences, relative to the best one
-            for the radius, log(t/(1−t)) − 2γR² (about e^{−2γR²}/3).
-        log_ratios: absolute log-ratios of the weights, for the far end.
-        split_radii: R of the pairs with the crowd at the origin.
-        gamma: −γ is the eigenvalue of A along u; its others are in [−γ/2, γ/2].
-        masks: plain (False), masked (True) or both.
-        steps: displacements over R of the secants, decreasing.
-        secant_tokens: the sequence lengths that get secants.
-        seed: of A's other eigenvectors.
-    """
-
-    radii: tuple[float, ...] = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0)
-    n_tokens: tuple[int, ...] = (2, 3, 5, 8, 13, 22, 36, 60, 100, 170, 280, 460)
-    dims: tuple[int, ...] = (1, 2, 8)
-    offsets: tuple[float, ...] = (
-        *(-40.0, -30.0, -22.0, -16.0, -12.0, -9.0, -7.0, -5.0, -4.0, -3.0, -2.0, -1.0, -0.5, 0.0),
-        *(0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 9.0, 12.0, 15.0),
+    radii: tuple[float, ...] = setting(
+        (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0),
+        "R of the configuration",
+        quick=(0.5, 1.0, 1.5, 2.0),
     )
-    log_ratios: tuple[float, ...] = (0.0, -100.0, -300.0, -900.0)
-    split_radii: tuple[float, ...] = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.0)
-    gamma: float = 1.0
-    masks: tuple[bool, ...] = (False, True)
-    steps: tuple[float, ...] = (1.0, 0.5, 0.2, 0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-    secant_tokens: tuple[int, ...] = (2, 5, 13, 36)
-    seed: int = 0
-
-
-QUICK = Settings(
-    radii=(0.5, 1.0, 1.5, 2.0),
-    n_tokens=(2, 5, 13, 36, 100),
-    dims=(1, 2),
-    offsets=(-12.0, -7.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 7.0),
-    log_ratios=(0.0, -900.0),
-    split_radii=(0.5, 1.0, 2.0, 4.0, 8.0),
-    steps=(1.0, 0.3, 0.1, 1e-2, 1e-4, 1e-6),
-    secant_tokens=(2, 13),
-)
+    n_tokens: tuple[int, ...] = setting(
+        (2, 3, 5, 8, 13, 22, 36, 60, 100, 170, 280, 460),
+        "lengths n of the sequences with one light token",
+        quick=(2, 5, 13, 36, 100),
+    )
+    dims: tuple[int, ...] = setting((1, 2, 8), "dimensions d", quick=(1, 2))
+    offsets: tuple[float, ...] = setting(
+        _OFFSETS,
+        "log-ratios of the weights besides those of sequences, relative to the best one for the "
+        "radius, log(t/(1−t)) − 2γR² (about e^{−2γR²}/3)",
+        quick=(-12.0, -7.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 7.0),
+    )
+    log_ratios: tuple[float, ...] = setting(
+        (0.0, -100.0, -300.0, -900.0),
+        "absolute log-ratios of the weights, for the far end",
+        quick=(0.0, -900.0),
+    )
+    split_radii: tuple[float, ...] = setting(
+        (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.0),
+        "R of the pairs with the crowd at the origin",
+        quick=(0.5, 1.0, 2.0, 4.0, 8.0),
+    )
+    gamma: float = setting(1.0, "−γ is the eigenvalue of A along u; its others are in [−γ/2, γ/2]")
+    masks: tuple[bool, ...] = setting((False, True), "plain (False), masked (True) or both")
+    steps: tuple[float, ...] = setting(
+        (1.0, 0.5, 0.2, 0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6),
+        "displacements over R of the secants, decreasing",
+        quick=(1.0, 0.3, 0.1, 1e-2, 1e-4, 1e-6),
+    )
+    secant_tokens: tuple[int, ...] = setting(
+        (2, 5, 13, 36), "the sequence lengths that get secants", quick=(2, 13)
+    )
+    seed: int = setting(0, "of A's other eigenvectors")
 
 
 def layer(dim: int, gamma: float, seed: int) -> AttentionParameters:
@@ -167,7 +164,7 @@ def _bounds(
 ) -> dict[str, float]:
     upper = bounds.masked_mean_field if causal else bounds.mean_field
     nan = math.nan
-    entry = two_dirac_entry(gamma, radius, log_ratio) if crowd == -1 else nan
+    entry = bounds.two_dirac_entry(gamma, radius, log_ratio) if crowd == -1 else nan
     return {
         "two_dirac_entry": entry,
         "two_dirac_lower": bounds.two_dirac_lower(gamma, radius),
@@ -251,29 +248,167 @@ PARAMETERS = (
 )
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment: fn, grid, fixed, seed."""
-    task = Task(constants, VARIABLES, parameters=PARAMETERS, coords={"step": settings.steps})
-    fixed = {
-        "gamma": settings.gamma,
-        "steps": settings.steps,
-        "secant_tokens": settings.secant_tokens,
-        "layer_seed": settings.seed,
-    }
-    return {
-        "fn": task,
-        "grid": cases(settings),
-        "fixed": fixed,
-        "seed": settings.seed,
-        "attrs": {"experiment": "two-dirac"},
-    }
-
-
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep.
+@figure("euclidean", "euclidean_converged", "particle", "general_lower")
+def growth_in_n(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
+    """Euclidean constant of n tokens against n, beside √n and what is proved from below.
 
     Args:
-        settings: what to run over; the default is the full size, `QUICK` the small one.
-        **how: for `meanfield.sweep` (store, executor, shard).
+        ds: of this experiment.
+        ax: where to draw; a new figure if None.
+        causal: whether to take the masked cases.
     """
-    return sweep(**plan(settings or Settings()), **how)
+    rows = _pairs(ds, causal=causal, sequence=True)
+    ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel=r"$\|Df(X)\|$")
+    for colour, radius, unsorted in by_level(rows, "radius"):
+        line = unsorted.sortby("n_tokens")
+        curve(ax, line, "n_tokens", "euclidean", color=colour, label=f"R = {radius:g}")
+        curve(ax, line, "n_tokens", "particle", "x", color=colour, markersize=7)
+        curve(ax, line, "n_tokens", "general_lower", ":", color=colour, linewidth=0.9)
+    formula(ax, np.sqrt, rows.n_tokens, "k-", label=r"$\sqrt{n}$")
+    ax.plot([], [], "kx", markersize=7, label="two weighted atoms")
+    ax.plot([], [], "k:", linewidth=0.9, label="lower bound, Prop. 3.4")
+    ax.set_ylim(bottom=0.5)
+    ticks_at(ax, rows.n_tokens)
+    ax.set_title(f"Euclidean constant of $n$ tokens in two clusters, {kind(causal)}")
+    readable_logs(ax)
+    return ax
+
+
+@figure("value", "value_converged", "mean_field_bound", "theorem_3_5", "two_dirac_lower")
+def growth_in_radius(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Best two-Dirac constant against R², between its bounds, and Theorem 3.5 far above."""
+    rows = select(ds, crowd=-1.0)
+    for causal, colour in ((False, "tab:blue"), (True, "tab:orange")):
+        if causal not in levels(rows, "causal"):
+            continue
+        part = _squared(best(select(rows, causal=causal), "value", over="radius"))
+        hollow: Any = {"fillstyle": "none", "markersize": 8, "color": colour}
+        label = f"best two Diracs, {kind(causal)}"
+        curve(ax, part, "square", "value", "s" if causal else "o-", label=label, **hollow)
+        label = f"upper bound, {kind(causal)}: this package"
+        curve(ax, part, "square", "mean_field_bound", "--", color=colour, label=label)
+        if not causal:
+            label = "upper bound, [CAP24] Thm 3.5"
+            curve(ax, part, "square", "theorem_3_5", "-.", color="tab:red", label=label)
+    label = r"lower bound $\max_t\sqrt{t(1-t)}\,(1+2(1-t)c)\,e^{c}$, $c=\gamma R^2$"
+    lower = _squared(best(rows, "two_dirac_lower", over="radius"))
+    curve(ax, lower, "square", "two_dirac_lower", "k:", label=label)
+    ax.set(yscale="log", xlabel=r"$R^2$", ylabel="local constant, Wasserstein")
+    ax.set_title(r"Two unbalanced Diracs: exponential growth in $R^2$")
+    readable_logs(ax)
+    return ax
+
+
+@figure("particle", "splitting", "value_converged")
+def light_weight(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
+    """Both components of the two-Dirac constant against the light weight.
+
+    Args:
+        ds: of this experiment.
+        ax: where to draw; a new figure if None.
+        causal: whether to take the masked cases.
+    """
+    rows = _pairs(ds, causal=causal, sequence=False)
+    for colour, radius, unsorted in by_level(rows, "radius"):
+        line = unsorted.sortby("log_ratio")
+        line = line.isel(case=np.flatnonzero(line.log_ratio.values > -80))
+        # One marker, at the best weight.
+        mark: Any = {"markersize": 7, "markevery": [int(np.argmax(line.particle.values))]}
+        mark |= {"color": colour, "label": f"R = {radius:g}"}
+        curve(ax, line, "log_ratio", "particle", flag="value_converged", **mark)
+        curve(ax, line, "log_ratio", "splitting", "--", color=colour, linewidth=0.9)
+    ax.plot([], [], "k-", label="particle")
+    ax.plot([], [], "k--", linewidth=0.9, label="splitting")
+    ax.plot([], [], "ko", markersize=7, label=r"best, near $e^{-2\gamma R^2}/3$")
+    ax.set(yscale="log", xlabel="log(light weight / heavy weight)", ylabel="local constant")
+    ax.set_ylim(bottom=1e-2)
+    ax.set_title("The most sensitive cluster is extremely unbalanced")
+    readable_logs(ax)
+    return ax
+
+
+@figure("euclidean_secant", "wasserstein_secant", "euclidean", "euclidean_converged")
+def secants(ds: xr.Dataset, *, ax: Axes, causal: bool = False, radius: float = 1.5) -> Axes:
+    """Discrete Euclidean and Wasserstein secants meet as the step shrinks.
+
+    Args:
+        ds: of this experiment.
+        ax: where to draw; a new figure if None.
+        causal: whether to take the masked cases (conditional distance).
+        radius: which R; the nearest that the Dataset has.
+    """
+    rows = _pairs(ds, causal=causal, sequence=True)
+    rows = rows.isel(case=np.flatnonzero(np.isfinite(rows.euclidean_secant).all("step").values))
+    radius = rows.radius.values[np.argmin(np.abs(rows.radius.values - radius))]
+    rows = select(rows, radius=radius).sortby("n_tokens")
+    for k, colour in enumerate(colours(rows.sizes["case"])):
+        case = rows.isel(case=k)
+        marks: Any = {"color": colour, "fillstyle": "none", "markersize": 6}
+        # Its marker is in the legend alone: on the curve it would hide those of W₂.
+        label = f"n = {int(case.n_tokens)}"
+        curve(ax, case, "step", "euclidean_secant", markevery=[], label=label, **marks)
+        curve(ax, case, "step", "wasserstein_secant", "o", **marks)
+        limit = case.assign(euclidean=case.euclidean.broadcast_like(case.step))
+        curve(ax, limit, "step", "euclidean", ":", color=colour, linewidth=0.9)
+    ax.plot([], [], "k-", label=r"$\frac{\|f(X)-f(Y)\|}{\|X-Y\|}$")
+    name = "d_2" if causal else "W_2"
+    label = rf"$\frac{{{name}(F\mu,F\nu)}}{{{name}(\mu,\nu)}}$"
+    ax.plot([], [], "ko", fillstyle="none", label=label)
+    ax.plot([], [], "k:", label="local constant")
+    ax.set(xscale="log", yscale="log", xlabel="step: displacement / R", ylabel="secant ratio")
+    ax.invert_xaxis()
+    lemma = "4.2 (masked" if causal else "3.2 (plain"
+    ax.set_title(f"Lemma {lemma}, R = {radius:g}): secants meet as the step shrinks")
+    readable_logs(ax)
+    return ax
+
+
+@figure("splitting", "particle", "splitting_secant", "value_converged")
+def splitting(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Where splitting an atom beats moving it: a crowd at the origin, one light atom at R."""
+    rows = select(ds, crowd=0.0, causal=False)
+    rows = select(rows, dim=int(rows.dim.min())).sortby("radius")
+    for name, fmt, label in (
+        ("splitting", "o-", r"splitting: $\max_i\|D_x\Gamma_\mu(x_i)\|$"),
+        ("particle", "s-", r"particle: $\|D^{1/2}JD^{-1/2}\|$"),
+    ):
+        curve(ax, rows, "radius", name, fmt, flag="value_converged", label=label)
+    label = f"$W_2$ secant, atom split (step {float(ds.step[-1]):.0e})"
+    last = rows.isel(step=-1)
+    curve(ax, last, "radius", "splitting_secant", "kx", markersize=7, label=label)
+    ax.set(xscale="log", yscale="log", xlabel="radius R", ylabel="local constant, Wasserstein")
+    ax.xaxis.minorticks_off()
+    ax.set_title("Splitting wins: crowd at the origin, light atom at R (d = 1)")
+    readable_logs(ax)
+    return ax
+
+
+def _pairs(ds: xr.Dataset, *, causal: bool, sequence: bool) -> xr.Dataset:
+    """The crowds at −R of the largest dimension: sequences of n tokens, or weighted pairs."""
+    rows = ds.assign_coords(sequence=ds.n_tokens > 0)
+    rows = select(rows, causal=causal, crowd=-1.0, sequence=sequence)
+    return select(rows, dim=int(rows.dim.max()))
+
+
+def _squared(rows: xr.Dataset) -> xr.Dataset:
+    return rows.assign_coords(square=rows.radius**2)
+
+
+EXPERIMENT = Experiment(
+    constants,
+    Settings(),
+    grid=cases,
+    variables=VARIABLES,
+    parameters=PARAMETERS,
+    coords=lambda s: {"step": s.steps},
+    derived=lambda s: {"layer_seed": s.seed},
+    figures={
+        "growth-in-n": growth_in_n,
+        "growth-in-n-masked": partial(growth_in_n, causal=True),
+        "growth-in-radius": growth_in_radius,
+        "light-weight": light_weight,
+        "lemma-3-2": secants,
+        "lemma-4-2-masked": partial(secants, causal=True),
+        "splitting": splitting,
+    },
+)

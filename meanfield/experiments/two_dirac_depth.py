@@ -9,54 +9,47 @@ inequality): how much of the product of the layers' constants is real.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 
 from meanfield import bounds, dynamics, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.experiments.experiment import Experiment
+from meanfield.experiments.settings import setting
+from meanfield.figures import animate_particles
+from meanfield.figures.canvas import colours, figure
+from meanfield.figures.curves import curve
+from meanfield.figures.selection import by_level, select
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
 
-__all__ = ["ANIMATIONS", "FIGURES", "QUICK", "Settings", "depth", "plan", "run"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-# File name of each figure -> function of `meanfield.figures` and its arguments.
-FIGURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "constant": ("plot_constant_through_depth", {}),
-    "weights": ("plot_depth_against_weight", {}),
-}
-ANIMATIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "atoms": ("animate_particles", {"offset": 0.0})
-}
 
 _FINER = 5  # times between two that are kept
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over; every field can be set from the command line.
+    """What the sweep runs over."""
 
-    Attributes:
-        radii: R of the configuration.
-        offsets: log-ratios of the weights, relative to the one most sensitive for one layer.
-        gamma: A = −γ.
-        last: largest depth.
-        n_times: how many depths.
-        step: of RK4.
-        seed: not used: nothing is random.
-    """
+    radii: tuple[float, ...] = setting(
+        (0.5, 1.0, 1.5, 2.0), "R of the configuration", quick=(0.5, 1.5)
+    )
+    offsets: tuple[float, ...] = setting(
+        (-6.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 6.0),
+        "log-ratios of the weights, relative to the one most sensitive for one layer",
+        quick=(-2.0, 0.0, 2.0),
+    )
+    gamma: float = setting(1.0, "A = −γ")
+    last: float = setting(2.0, "largest depth", quick=1.0)
+    n_times: int = setting(21, "how many depths", quick=6)
+    step: float = setting(0.02, "of RK4", quick=0.02)
+    seed: int = setting(0, "not used: nothing is random")
 
-    radii: tuple[float, ...] = (0.5, 1.0, 1.5, 2.0)
-    offsets: tuple[float, ...] = (-6.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 6.0)
-    gamma: float = 1.0
-    last: float = 2.0
-    n_times: int = 21
-    step: float = 0.02
-    seed: int = 0
-
-
-QUICK = Settings(radii=(0.5, 1.5), offsets=(-2.0, 0.0, 2.0), last=1.0, n_times=6, step=0.02)
 
 _PARAMETERS = (
     Variable("radius", "radius R", symbol="R"),
@@ -104,23 +97,48 @@ def depth(
     }
 
 
-def plan(settings: Settings) -> dict[str, Any]:
-    """The arguments of `meanfield.sweep` that make the experiment."""
-    coords = {
-        "time": np.linspace(0, settings.last, settings.n_times),
+@figure("constant", "constant_converged", "grown")
+def against_depth(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Local constant of the flow map of two Diracs against depth, under e^{∫ layer constant}."""
+    offset = float(ds.offset.values[np.argmin(np.abs(ds.offset.values))])
+    rows = select(ds, offset=offset).sortby("radius")
+    for k, colour in enumerate(colours(rows.sizes["case"])):
+        one = rows.isel(case=k)
+        curve(ax, one, "time", "constant", color=colour, label=f"R = {float(one.radius):g}")
+        curve(ax, one, "time", "grown", "--", color=colour, linewidth=1)
+    ax.plot([], [], "k--", linewidth=1, label=r"$e^{\int\lambda}$, layers' constants $\lambda$")
+    top = 30 * float(rows.constant.max())
+    ax.set(yscale="log", ylim=(0.8, top), xlabel="depth t", ylabel="local constant of the flow")
+    ax.set_title("Two unbalanced clusters: what depth amplifies, and what layers allow")
+    return ax
+
+
+@figure("constant", "constant_converged", "layer")
+def against_weight(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Local constant of the flow map at the last depth against the light weight."""
+    for colour, radius, unsorted in by_level(ds, "radius"):
+        rows = unsorted.sortby("log_ratio")
+        last, first = rows.isel(time=-1), rows.isel(time=0)
+        curve(ax, last, "offset", "constant", color=colour, label=f"R = {radius:g}")
+        curve(ax, first, "offset", "layer", ":", color=colour, linewidth=1)
+    ax.plot([], [], "k:", linewidth=1, label="one layer at t = 0")
+    ax.set(yscale="log", xlabel="log-ratio of the weights, relative to one layer's worst")
+    ax.set_ylabel(f"local constant of the flow to t = {float(ds.time[-1]):g}")
+    ax.set_title("Depth moves the most sensitive weight")
+    return ax
+
+
+EXPERIMENT = Experiment(
+    depth,
+    Settings(),
+    grid=lambda s: {"radius": s.radii, "offset": s.offsets},
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
+    coords=lambda s: {
+        "time": np.linspace(0, s.last, s.n_times),
         "particle": np.arange(2),
         "feature": np.arange(1),
-    }
-    names = ("gamma", "last", "n_times", "step")
-    return {
-        "fn": Task(depth, _VARIABLES, _PARAMETERS, coords),
-        "grid": {"radius": settings.radii, "offset": settings.offsets},
-        "fixed": {name: getattr(settings, name) for name in names},
-        "seed": settings.seed,
-        "attrs": {"experiment": "two-dirac-depth"},
-    }
-
-
-def run(settings: Settings | None = None, **how: Any) -> xr.Dataset:
-    """Run the sweep; further arguments (store, executor, …) are those of `meanfield.sweep`."""
-    return sweep(**plan(settings or Settings()), **how)
+    },
+    figures={"constant": against_depth, "weights": against_weight},
+    animations={"atoms": partial(animate_particles, offset=0.0)},
+)

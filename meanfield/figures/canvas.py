@@ -22,7 +22,6 @@ __all__ = [
     "figure",
     "kind",
     "legend_below",
-    "mark_unconverged",
     "readable_logs",
     "style",
     "ticks_at",
@@ -98,51 +97,79 @@ def _bottom(ax: Axes) -> float:
 
 
 def with_room(figure: Any) -> None:
-    """Make a figure of ours taller by its legend, which so takes nothing from the curves."""
+    """Grow the figure by the height of its legend."""
     legends = [legend for ax in figure.axes if (legend := ax.get_legend()) is not None]
     inches = max((one.get_window_extent().height / figure.dpi for one in legends), default=0.0)
     figure.set_figheight(figure.get_figheight() + inches)
 
 
-def figure(draw: Callable[..., Axes]) -> Callable[..., Axes]:
+Draw = Callable[..., "Axes"]
+
+
+def figure(*columns: str) -> Callable[[Draw], Draw]:
     """What all figures take besides their own settings: legend, title, label, lines' properties.
 
     Curves of one colour get one marker, so that they can be told apart without colours.
+
+    Args:
+        *columns: the variables of the Dataset that are drawn, a quotient of two as ``"a/b"``, the
+            larger of two as ``"a|b"``, and the flags ``..._converged`` by which points are
+            marked. The figure refuses a Dataset that lacks one, and has them as its attribute
+            `columns`.
     """
-    own = inspect.signature(draw)
 
-    @functools.wraps(draw)
-    def drawn(
-        ds: Any,
-        *,
-        ax: Axes | None = None,
-        legend: bool | str | Mapping[str, Any] = True,
-        title: str | None = None,
-        label: str | None = None,
-        **settings: Any,
-    ) -> Axes:
-        if not hasattr(ds, "data_vars"):
-            raise TypeError(f"ds: expected an xarray.Dataset, got {describe(ds)}")
-        lines = {name: settings.pop(name) for name in list(settings) if name not in own.parameters}
-        _check_lines(draw.__name__, lines, own)
-        canvas = axes(ax)
-        known = set(canvas.get_lines())
-        draw(ds, ax=canvas, **settings)
-        new = [line for line in canvas.get_lines() if line not in known]
-        _mark(new)
-        for line in new:
-            if lines:
-                line.set(**lines)
-            text = str(line.get_label())
-            if label is not None and not text.startswith("_"):
-                line.set_label(f"{label}: {text}")
-        if title is not None:
-            canvas.set_title(title)
-        _place_legend(canvas, legend)
-        if ax is None:
-            with_room(canvas.figure)
-        return canvas
+    def decorate(draw: Draw) -> Draw:
+        own = inspect.signature(draw)
 
+        @functools.wraps(draw)
+        def drawn(
+            ds: Any,
+            *,
+            ax: Axes | None = None,
+            legend: bool | str | Mapping[str, Any] = True,
+            title: str | None = None,
+            label: str | None = None,
+            **settings: Any,
+        ) -> Axes:
+            _check_columns(draw.__name__, ds, columns)
+            foreign = [name for name in settings if name not in own.parameters]
+            lines = {name: settings.pop(name) for name in foreign}
+            _check_lines(draw.__name__, lines, own)
+            canvas = axes(ax)
+            known = set(canvas.get_lines())
+            draw(ds, ax=canvas, **settings)
+            _finish([line for line in canvas.get_lines() if line not in known], lines, label)
+            if title is not None:
+                canvas.set_title(title)
+            _place_legend(canvas, legend)
+            if ax is None:
+                with_room(canvas.figure)
+            return canvas
+
+        documented: Any = drawn
+        documented.columns = columns
+        documented.__signature__ = _with_common(own, drawn)
+        # Python 3.13 takes the indentation off by itself.
+        text = inspect.cleandoc(draw.__doc__ or "") + "\n"
+        drawn.__doc__ = text.replace(_AX, _AX + _COMMON)
+        return drawn
+
+    return decorate
+
+
+def _finish(lines: Sequence[Any], properties: Mapping[str, Any], label: str | None) -> None:
+    """Markers, the caller's properties, and the caller's words before each label."""
+    _mark(lines)
+    for line in lines:
+        if properties:
+            line.set(**properties)
+        text = str(line.get_label())
+        if label is not None and not text.startswith("_"):
+            line.set_label(f"{label}: {text}")
+
+
+def _with_common(own: inspect.Signature, drawn: Draw) -> inspect.Signature:
+    """The signature of a figure with the options that all have."""
     common = inspect.signature(drawn, follow_wrapped=False).parameters
     extra = [common[name].replace(annotation=_TYPES[name]) for name in _TYPES if name != "ax"]
     mine = [
@@ -150,12 +177,7 @@ def figure(draw: Callable[..., Axes]) -> Callable[..., Axes]:
         for p in own.parameters.values()
     ]
     lines = inspect.Parameter("lines", inspect.Parameter.VAR_KEYWORD)
-    signature = own.replace(parameters=[*mine, *extra, lines])
-    drawn.__signature__ = signature  # type: ignore[attr-defined]
-    # Python 3.13 takes the indentation off by itself.
-    text = inspect.cleandoc(draw.__doc__ or "") + "\n"
-    drawn.__doc__ = text.replace(_AX, _AX + _COMMON)
-    return drawn
+    return own.replace(parameters=[*mine, *extra, lines])
 
 
 _TYPES = {
@@ -172,6 +194,14 @@ _COMMON = """\
     label: what comes before the names of the curves, to tell two Datasets apart.
     **lines: properties of all lines, such as ``linewidth=2``.
 """
+
+
+def _check_columns(name: str, ds: Any, columns: Sequence[str]) -> None:
+    if not hasattr(ds, "data_vars"):
+        raise TypeError(f"ds: expected an xarray.Dataset, got {describe(ds)}")
+    needed = [one for column in columns for one in re.split("[/|]", column)]
+    if lacking := [one for one in needed if one not in ds.variables]:
+        raise ValueError(f"{name}: expected a Dataset with {needed}, got one without {lacking}")
 
 
 def _check_lines(name: str, lines: Mapping[str, Any], own: inspect.Signature) -> None:
@@ -245,18 +275,6 @@ def colours(count: int) -> list[Any]:
 def kind(causal: bool) -> str:
     """What a title calls cases with or without the mask."""
     return "masked" if causal else "plain"
-
-
-def mark_unconverged(ax: Axes, x: Any, y: Any, converged: Any) -> None:
-    """A red cross over every point that has not converged; nothing if all have."""
-    x, y, good = np.broadcast_arrays(
-        np.asarray(x, float), np.asarray(y, float), np.asarray(converged).astype(bool)
-    )
-    bad = ~good & np.isfinite(y)
-    if bad.any():
-        known = any(line.get_label() == "not converged" for line in ax.get_lines())
-        label = "_not converged" if known else "not converged"
-        ax.plot(x[bad], y[bad], "x", color="red", markersize=9, zorder=5, label=label)
 
 
 def readable_logs(ax: Axes) -> None:

@@ -1,86 +1,104 @@
-"""The figures of an experiment in files, PNG and PDF."""
+"""The figures and animations of an experiment in files: PNG and PDF, GIF and MP4."""
 
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
 
-from meanfield.figures import constants, contractions, depth, flows, growth, transformers
+from meanfield.errors import NoCases
 from meanfield.figures.canvas import style, with_room
 from meanfield.results.atomic import check_replaceable, write_whole
 
-__all__ = ["save_all"]
+__all__ = ["save_all", "save_animations"]
 
-_MODULES = (constants, contractions, depth, flows, growth, transformers)
 _MARGIN = 0.1  # inches around a figure
-_FEW = 4  # a second process takes as long to start as two figures to draw
-
-Names = Mapping[str, tuple[str, Mapping[str, Any]]]
+_FPS = 12
 
 
 def save_all(
-    ds: xr.Dataset, names: Names, folder: str | os.PathLike[str], *, stem: str = ""
+    ds: xr.Dataset,
+    figures: Mapping[str, Callable[..., Any]],
+    folder: str | os.PathLike[str],
+    *,
+    stem: str = "",
 ) -> Iterator[Path | str]:
     """Draw figures of a Dataset into ``folder/stem-name.png`` and ``.pdf``.
 
-    Subsetting the fonts of a PDF takes longer than all the rest: beyond a few figures a second
-    process draws half of them.
-
     Args:
         ds: the Dataset.
-        names: name of a file -> name of a function of `meanfield.figures` and its arguments.
+        figures: by the name of their file, functions of a Dataset and ``ax=``.
         folder: where to; it exists.
         stem: what the files' names begin with.
 
     Yields:
         The paths, and a sentence in place of a figure for which the Dataset has no cases.
     """
-    items = list(names.items())
-    target = str(Path(folder) / f"{stem}-") if stem else str(Path(folder)) + os.sep
-    if len(items) <= _FEW or (os.cpu_count() or 1) < 2:
-        yield from _save(ds, items, target)
-        return
-    half = (len(items) + 2) // 2  # the other one has to import first
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-        rest = pool.submit(_save, ds, items[half:], target)
-        yield from _save(ds, items[:half], target)
-        yield from rest.result()
-
-
-def _save(
-    ds: xr.Dataset, items: list[tuple[str, tuple[str, Mapping[str, Any]]]], target: str
-) -> list[Path | str]:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    made: list[Path | str] = []
-    for name, (function, arguments) in items:
-        (draw,) = (getattr(m, function) for m in _MODULES if function in m.__all__)
+    for name, draw in figures.items():
         with style(), mpl.rc_context({"savefig.bbox": None}):
             figure = Figure()
             try:
-                draw(ds, ax=figure.subplots(), **arguments)
-            except ValueError as error:  # cases that the settings leave out
-                made.append(f"no figure {name}: {error}")
+                draw(ds, ax=figure.subplots())
+            except NoCases as error:
+                yield f"no figure {name}: {error}"
                 continue
             with_room(figure)
-            # One layout for both files; "tight" would lay the figure out again for each.
-            figure.draw_without_rendering()
-            box = figure.get_tightbbox().padded(_MARGIN)
-            for suffix in (".png", ".pdf"):
-                path = Path(f"{target}{name}{suffix}")
-                drawn, key = io.BytesIO(), "Software" if suffix == ".png" else "Creator"
-                figure.savefig(
-                    drawn, format=suffix[1:], bbox_inches=box, metadata={key: "meanfield"}
-                )
-                write_whole(check_replaceable(path), drawn.getbuffer())
-                made.append(path)
+            yield from _save(figure, _target(folder, stem, name))
+
+
+def _save(figure: Any, target: Path) -> list[Path]:
+    # One layout for both files; "tight" would lay the figure out again for each.
+    figure.draw_without_rendering()
+    box, made = figure.get_tightbbox().padded(_MARGIN), []
+    for suffix, key in ((".png", "Software"), (".pdf", "Creator")):
+        path, drawn = target.with_name(target.name + suffix), io.BytesIO()
+        figure.savefig(drawn, format=suffix[1:], bbox_inches=box, metadata={key: "meanfield"})
+        write_whole(check_replaceable(path), drawn.getbuffer())
+        made.append(path)
     return made
+
+
+def save_animations(
+    ds: xr.Dataset,
+    animations: Mapping[str, Callable[..., Any]],
+    folder: str | os.PathLike[str],
+    *,
+    stem: str = "",
+) -> Iterator[Path | str]:
+    """Animate a Dataset into ``folder/stem-name.gif``, and ``.mp4`` if ffmpeg is there.
+
+    Args:
+        ds: the Dataset.
+        animations: by the name of their file, functions of a Dataset.
+        folder: where to; it exists.
+        stem: what the files' names begin with.
+
+    Yields:
+        The paths, and a sentence in place of an animation for which the Dataset has no cases.
+    """
+    from matplotlib.animation import FFMpegWriter, PillowWriter
+
+    for name, animate in animations.items():
+        target = _target(folder, stem, name)
+        with style():
+            try:
+                made = animate(ds)
+            except NoCases as error:
+                yield f"no animation {name}: {error}"
+                continue
+            made.save(target.with_suffix(".gif"), writer=PillowWriter(fps=_FPS), dpi=80)
+            yield target.with_suffix(".gif")
+            if FFMpegWriter.isAvailable():
+                made.save(target.with_suffix(".mp4"), writer=FFMpegWriter(fps=_FPS), dpi=120)
+                yield target.with_suffix(".mp4")
+
+
+def _target(folder: str | os.PathLike[str], stem: str, name: str) -> Path:
+    return Path(folder) / (f"{stem}-{name}" if stem else name)

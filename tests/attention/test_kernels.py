@@ -463,7 +463,7 @@ class OfDotProduct(type(kernels.dot_product)):
 
 
 @dataclass(frozen=True)
-class Tempered(kernels.ModifiedKernel):
+class Tempered(kernels.Wrapped):
     """Another kernel with features of its own on top."""
 
     inner: kernels.Kernel = kernels.l2
@@ -474,7 +474,7 @@ class Tempered(kernels.ModifiedKernel):
 
 
 @dataclass(frozen=True)
-class Louder(kernels.ModifiedKernel):
+class Louder(kernels.Wrapped):
     """Only the activation is new: what is inherited stays right."""
 
     inner: kernels.Kernel = kernels.l2
@@ -541,7 +541,7 @@ def test_a_turn_without_its_derivative_is_refused():
         TypeError, match="expected turn, turn_push and turn_pull, got \\['turn'\\]"
     ):
 
-        class Half(kernels.FeatureTransform):
+        class Half(kernels.Turned):
             def turn(self, parameters, features, positions):
                 return features
 

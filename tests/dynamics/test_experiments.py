@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -50,7 +52,7 @@ def made():
 
     def get(module):
         if module not in done:
-            done[module] = module.run(TINY[module], progress=False)
+            done[module] = module.EXPERIMENT.run(TINY[module], progress=False)
         return done[module]
 
     return get
@@ -63,9 +65,9 @@ def test_every_case_is_done_labelled_and_drawn(module, made):
     ds = made(module)
     assert (ds.status == 1).all(), ds.message.values
     assert all("long_name" in v.attrs for v in ds.variables.values())
-    for function, arguments in module.FIGURES.values():
+    for draw in module.EXPERIMENT.figures.values():
         with figures.style():
-            ax = getattr(figures, function)(ds, **arguments)
+            ax = draw(ds)
             ax.figure.canvas.draw()
         assert ax.get_title()
         assert ax.get_xlabel()
@@ -173,7 +175,7 @@ def test_animations_have_a_frame_for_each_time(module, made, tmp_path):
     from PIL import Image
 
     ds = made(module)
-    (name, what), *_ = module.ANIMATIONS.items()
+    (name, what), *_ = module.EXPERIMENT.animations.items()
     paths = list(figures.save_animations(ds, {name: what}, tmp_path, stem="x"))
     assert paths[0] == tmp_path / f"x-{name}.gif"
     with Image.open(paths[0]) as image:
@@ -184,7 +186,7 @@ def test_animations_have_a_frame_for_each_time(module, made, tmp_path):
 
 
 def test_an_animation_without_cases_is_a_sentence(made, tmp_path):
-    names = {"torus": ("animate_particles", {"space": "torus"})}
+    names = {"torus": partial(figures.animate_particles, space="torus")}
     (said,) = figures.save_animations(made(clustering), names, tmp_path)
     assert "no case with space=torus" in said
     assert not list(tmp_path.iterdir())

@@ -30,7 +30,7 @@ def test_the_files_are_those_of_the_checksums():
 
 def test_the_reference_run_is_recomputed():
     stored = results.read(DATA / "two_dirac_quick.nc")
-    again = two_dirac.run(two_dirac.QUICK)
+    again = two_dirac.EXPERIMENT.run(two_dirac.EXPERIMENT.quick)
     assert stored.sizes == again.sizes
     assert (stored.status == 1).all()
     for name in stored.coords:
@@ -58,7 +58,7 @@ def test_the_example_analyses_the_reference_run_without_running_it(name, tmp_pat
     def refuse(*_: object) -> None:
         raise AssertionError("the example ran the sweep")
 
-    monkeypatch.setattr(two_dirac, "run", refuse)
+    monkeypatch.setattr("meanfield.experiments.experiment.sweep", refuse)
     arguments = ["--open", str(DATA / "two_dirac_quick.nc"), "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")

@@ -17,8 +17,8 @@ pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module")
 def dataset():
-    settings = dataclasses.replace(through_depth.QUICK, n_tokens=7, n_windows=1)
-    return through_depth.run(settings, progress=False)
+    settings = dataclasses.replace(through_depth.EXPERIMENT.quick, n_tokens=7, n_windows=1)
+    return through_depth.EXPERIMENT.run(settings, progress=False)
 
 
 def test_constants_multiply_and_distances_add_up(dataset):
@@ -42,7 +42,7 @@ def test_bounds_of_blocks_are_above_their_constants():
     settings = through_depth.Settings(
         model="random:albert", text="random", n_tokens=6, n_windows=1, depth=2, rtol=1e-3
     )
-    ds = through_depth.run(settings, progress=False)
+    ds = through_depth.EXPERIMENT.run(settings, progress=False)
     assert (ds.upper >= ds.constant).all()
     assert (ds.product_upper >= ds["product"]).all()
     # Balls: nested, never below what was measured at their centre, and close to it if small.
@@ -57,9 +57,9 @@ def test_bounds_of_blocks_are_above_their_constants():
 def test_the_figures_draw_what_is_finite(dataset):
     import matplotlib.pyplot as plt
 
-    for function, arguments in through_depth.FIGURES.values():
+    for draw in through_depth.EXPERIMENT.figures.values():
         with figures.style():
-            ax = getattr(figures, function)(dataset, **arguments)
+            ax = draw(dataset)
             ax.figure.canvas.draw()
         assert len(ax.lines) in (2, 3)  # no line for the bounds, which are not known
         assert all(np.isfinite(np.asarray(line.get_ydata(), float)).all() for line in ax.lines)
@@ -96,12 +96,12 @@ def test_the_constant_of_minilm_is_that_of_power_iteration_on_its_own_module():
 @pytest.mark.slow
 def test_families_are_followed_as_one_model_is():
     deep = dataclasses.replace(
-        families.QUICK, models=("random:llama",), depth=2, n_tokens=4, n_windows=1
+        families.EXPERIMENT.quick, models=("random:llama",), depth=2, n_tokens=4, n_windows=1
     )
     with pytest.raises(ValueError, match="n_tokens"):
-        families.run(dataclasses.replace(deep, n_tokens=10**6), progress=False)
-    two = families.run(deep, progress=False)
-    alone = through_depth.run(
+        families.EXPERIMENT.run(dataclasses.replace(deep, n_tokens=10**6), progress=False)
+    two = families.EXPERIMENT.run(deep, progress=False)
+    alone = through_depth.EXPERIMENT.run(
         through_depth.Settings(
             model="random:llama",
             text="random",
@@ -116,7 +116,7 @@ def test_families_are_followed_as_one_model_is():
     np.testing.assert_allclose(two.constant, alone.constant, rtol=1e-6)
     np.testing.assert_allclose(two.through, alone.through, rtol=1e-6)
     assert two.sizes["layer"] == 2 and bool(two.converged.all())
-    ax = figures.plot_families(two, quantity="through")
+    ax = families.EXPERIMENT.figures["network"](two)
     assert ax.get_lines()[0].get_xdata().tolist() == [0.5, 1.0]
 
 

@@ -28,7 +28,7 @@ def test_lemma_3_2_secants_meet_and_splitting_is_its_own_component():
     tiny = lemma_3_2.Settings(
         n_tokens=(2, 6), radii=(2.0,), draws=1, steps=(1.0, 1e-3, 1e-6), dim=2
     )
-    ds = lemma_3_2.run(tiny)
+    ds = lemma_3_2.EXPERIMENT.run(tiny)
     assert (ds.status == 1).all()
     assert labelled(ds)
     small = ds.isel(step=-1)
@@ -45,7 +45,9 @@ def test_lemma_3_2_secants_meet_and_splitting_is_its_own_component():
 
 
 def test_regimes_stay_below_every_upper_bound_and_reach_the_lower_one():
-    ds = regimes.run(regimes.Settings(n_tokens=(2, 20), radii=(0.5, 1.5, 5.0), clouds=3))
+    ds = regimes.EXPERIMENT.run(
+        regimes.Settings(n_tokens=(2, 20), radii=(0.5, 1.5, 5.0), clouds=3)
+    )
     assert (ds.status == 1).all()
     assert labelled(ds)
     upper = np.minimum(ds.general_bound, ds.theorem_3_5)
@@ -61,7 +63,9 @@ def test_regimes_stay_below_every_upper_bound_and_reach_the_lower_one():
 
 
 def test_masked_attention_exceeds_the_unmasked_bound_and_not_the_hardy_bound():
-    ds = masked_bound.run(masked_bound.Settings(n_tokens=(4, 64), sizes=(0.0, 0.3), clouds=2))
+    ds = masked_bound.EXPERIMENT.run(
+        masked_bound.Settings(n_tokens=(4, 64), sizes=(0.0, 0.3), clouds=2)
+    )
     assert (ds.status == 1).all()
     assert labelled(ds)
     zero = ds["size"] == 0.0
@@ -74,7 +78,7 @@ def test_the_bounds_lie_just_above_what_is_found():
     tiny = sharpness.Settings(
         radii=(1.0, 3.0), n_atoms=(3,), dims=(1,), starts=2, steps=10, scales=120, growth=1.4
     )
-    ds = sharpness.run(tiny)
+    ds = sharpness.EXPERIMENT.run(tiny)
     assert (ds.status == 1).all() and labelled(ds)
     ratio = ds.found / ds.upper
     assert (ratio <= 1 + 1e-9).all()
@@ -115,7 +119,7 @@ def test_the_infinity_norm_of_l2_attention_comes_near_its_bound():
     settings = l2_tightness.Settings(
         n_tokens=(2, 10, 51), shapes=((1, 1), (2, 2)), starts=6, steps=60
     )
-    ds = l2_tightness.run(settings)
+    ds = l2_tightness.EXPERIMENT.run(settings)
     assert (ds.status == 1).all()
     assert labelled(ds)
     assert (ds.best <= ds.bound).all()
@@ -132,7 +136,7 @@ def test_the_infinity_norm_of_l2_attention_comes_near_its_bound():
 
 
 def test_l2_attention_is_inverted_and_dot_products_are_refuted_where_they_fail():
-    ds = inversion.run(inversion.QUICK)
+    ds = inversion.EXPERIMENT.run(inversion.EXPERIMENT.quick)
     assert (ds.status == 1).all()
     assert labelled(ds)
     l2 = ds.isel(case=np.flatnonzero(ds.kernel == "l2"))
@@ -155,12 +159,12 @@ def test_l2_attention_is_inverted_and_dot_products_are_refuted_where_they_fail()
 def test_quick_runs_are_complete_and_drawn(name, tmp_path):
     import matplotlib.pyplot as plt
 
-    module = load(name)
-    ds = module.run(module.QUICK)
+    experiment = load(name)
+    ds = experiment.run(experiment.quick)
     assert (ds.status == 1).all()
     assert labelled(ds)
-    for function, arguments in module.FIGURES.values():
+    for draw in experiment.figures.values():
         with figures.style():
-            ax = getattr(figures, function)(ds, **arguments)
-            ax.figure.savefig(tmp_path / f"{function}.png")
+            ax = draw(ds)
+            ax.figure.savefig(tmp_path / "figure.png")
             plt.close(ax.figure)

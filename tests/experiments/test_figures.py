@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,9 +25,12 @@ TINY = two_dirac.Settings(
 )
 
 
+FIGURES = two_dirac.EXPERIMENT.figures
+
+
 @pytest.fixture(scope="module")
 def ds() -> xr.Dataset:
-    return two_dirac.run(TINY)
+    return two_dirac.EXPERIMENT.run(TINY)
 
 
 @pytest.fixture(autouse=True)
@@ -42,11 +46,10 @@ def line(ax, label: str) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(found.get_xdata(), float), np.asarray(found.get_ydata(), float)
 
 
-@pytest.mark.parametrize("name", two_dirac.FIGURES)
+@pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_of_the_experiment_is_drawn_without_a_warning(ds, name, tmp_path):
-    function, arguments = two_dirac.FIGURES[name]
     with figures.style():
-        ax = getattr(figures, function)(ds, **arguments)
+        ax = FIGURES[name](ds)
         ax.figure.savefig(tmp_path / "figure.png")
     assert ax.get_title()
     assert ax.get_xlabel()
@@ -59,11 +62,11 @@ def test_a_figure_draws_on_the_axes_it_is_given(ds):
     import matplotlib.pyplot as plt
 
     ax = plt.subplots()[1]
-    assert figures.plot_splitting(ds, ax=ax) is ax
+    assert two_dirac.splitting(ds, ax=ax) is ax
 
 
 def test_the_growth_in_n_is_the_euclidean_constant(ds):
-    n, values = line(figures.plot_growth_in_n(ds), "R = 1.5")
+    n, values = line(two_dirac.growth_in_n(ds), "R = 1.5")
     rows = ds.isel(
         case=np.flatnonzero((ds.radius == 1.5) & (ds.n_tokens > 0) & ~ds.causal)
     ).sortby("n_tokens")
@@ -72,7 +75,7 @@ def test_the_growth_in_n_is_the_euclidean_constant(ds):
 
 
 def test_the_best_pair_lies_between_its_bounds(ds):
-    ax = figures.plot_growth_in_radius(ds)
+    ax = two_dirac.growth_in_radius(ds)
     _, best = line(ax, "best two Diracs, plain")
     _, above = line(ax, "upper bound, plain: this package")
     (label,) = [o.get_label() for o in ax.get_lines() if o.get_label().startswith("lower bound")]
@@ -85,9 +88,7 @@ def test_the_best_pair_lies_between_its_bounds(ds):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_marker_of_w2_is_not_covered_by_that_of_its_curve(ds, causal):
-    lines = [
-        o for o in figures.plot_lemma_3_2(ds, causal=causal).get_lines() if len(o.get_xdata())
-    ]
+    lines = [o for o in two_dirac.secants(ds, causal=causal).get_lines() if len(o.get_xdata())]
     rings = [one for one in lines if one.get_linestyle() == "None"]
     assert rings and all(one.get_fillstyle() == "none" for one in rings)
     for other in lines:
@@ -96,7 +97,7 @@ def test_a_marker_of_w2_is_not_covered_by_that_of_its_curve(ds, causal):
 
 
 def test_the_only_marker_of_a_curve_of_weights_is_at_its_best_one(ds):
-    ax = figures.plot_light_weight(ds)
+    ax = two_dirac.light_weight(ds)
     for one in ax.get_lines():
         if str(one.get_label()).startswith("R = "):
             assert one.get_marker() != "None"
@@ -108,7 +109,7 @@ def test_points_that_have_not_converged_are_marked(ds):
     ds = ds.copy(deep=True)
     rows = np.flatnonzero((ds.radius == 1.5) & (ds.n_tokens == 5) & ~ds.causal)
     ds.euclidean_converged.values[rows] = False
-    x, y = line(figures.plot_growth_in_n(ds), "not converged")
+    x, y = line(two_dirac.growth_in_n(ds), "not converged")
     assert x.tolist() == [5.0]
     assert y == ds.euclidean.values[rows]
 
@@ -116,28 +117,7 @@ def test_points_that_have_not_converged_are_marked(ds):
 def test_a_dataset_without_the_cases_says_so(ds):
     plain = ds.isel(case=np.flatnonzero(~ds.causal))
     with pytest.raises(ValueError, match="no case with causal=True"):
-        figures.plot_growth_in_n(plain, causal=True)
-
-
-def test_the_language_model_s_figures_draw_what_the_dataset_says(tmp_path):
-    cases = {"variant": ["a", "a", "b", "b"], "depth": [1, 2, 1, 2]}
-    lm = xr.Dataset(
-        {
-            "bits": ("case", [4.0, 3.0, 5.0, 2.0]),
-            "curve": (("case", "evaluation"), [[5.0, 4.0], [4.0, 3.0], [6.0, 5.0], [4.0, 2.0]]),
-            "bound": ("layer", [2.0, 0.7]),
-            "measured": ("layer", [0.1, 0.5]),
-        },
-        {k: ("case", v) for k, v in cases.items()} | {"evaluation": [10, 20], "layer": [1, 2]},
-    )
-    ax = figures.plot_bits_per_character(lm)
-    np.testing.assert_array_equal(line(ax, "a")[1], [4.0, 3.0])
-    ax = figures.plot_training_curves(lm)
-    np.testing.assert_array_equal(line(ax, "b")[1], [4.0, 2.0])
-    ax = figures.plot_layer_constants(lm)
-    np.testing.assert_array_equal(line(ax, "bound")[1], [2.0, 0.7])
-    with figures.style():
-        ax.figure.savefig(tmp_path / "figure.png")
+        two_dirac.growth_in_n(plain, causal=True)
 
 
 def test_the_style_is_left_behind():
@@ -149,10 +129,10 @@ def test_the_style_is_left_behind():
     assert mpl.rcParams["font.size"] == before
 
 
-EVERY_FIGURE = [name for name in figures.__all__ if name.startswith("plot_")]
+PUBLIC = [name for name in figures.__all__ if name.startswith("plot_")]
 
 
-@pytest.mark.parametrize("name", EVERY_FIGURE)
+@pytest.mark.parametrize("name", PUBLIC)
 def test_every_figure_says_which_options_it_takes(name):
     parameters = inspect.signature(getattr(figures, name)).parameters
     assert {"ds", "ax", "legend", "title", "label", "lines"} <= set(parameters)
@@ -161,25 +141,23 @@ def test_every_figure_says_which_options_it_takes(name):
 
 
 def test_title_legend_label_and_lines_are_the_caller_s(ds):
-    ax = figures.plot_splitting(ds, title="Mine", legend=False, linewidth=3, label="ours")
+    ax = two_dirac.splitting(ds, title="Mine", legend=False, linewidth=3, label="ours")
     assert ax.get_title() == "Mine" and ax.get_legend() is None
     assert {one.get_linewidth() for one in ax.get_lines()} == {3}
     assert all(str(one.get_label()).startswith("ours: ") for one in ax.get_lines())
     # A second Dataset on the same Axes keeps the first one's lines as they are.
-    figures.plot_splitting(ds, ax=ax, label="theirs", linewidth=1, title="")
+    two_dirac.splitting(ds, ax=ax, label="theirs", linewidth=1, title="")
     assert {one.get_linewidth() for one in ax.get_lines()} == {1, 3}
     assert ax.get_title() == ""
-    ax = figures.plot_splitting(ds, legend={"loc": "upper left", "title": "curves"})
+    ax = two_dirac.splitting(ds, legend={"loc": "upper left", "title": "curves"})
     assert ax.get_legend().get_title().get_text() == "curves"
 
 
 def test_an_unknown_option_is_named_with_the_nearest(ds):
-    with pytest.raises(
-        TypeError, match=r"plot_splitting: expected .*got 'linewidht'.*'linewidth'"
-    ):
-        figures.plot_splitting(ds, linewidht=2)
+    with pytest.raises(TypeError, match=r"splitting: expected .*got 'linewidht'.*'linewidth'"):
+        two_dirac.splitting(ds, linewidht=2)
     with pytest.raises(TypeError, match=r"ds: expected an xarray.Dataset, got None"):
-        figures.plot_splitting(None)
+        two_dirac.splitting(None)
 
 
 @pytest.mark.parametrize("size", [(5.2, 3.6), (3.3, 2.4), (6.75, 2.2)])
@@ -188,7 +166,7 @@ def test_a_legend_covers_neither_curves_nor_labels(ds, size):
 
     with figures.style():
         ax = plt.subplots(figsize=size)[1]
-        figures.plot_growth_in_radius(ds, ax=ax)
+        two_dirac.growth_in_radius(ds, ax=ax)
         ax.figure.canvas.draw()
         legend = ax.get_legend().get_window_extent()
     assert legend.y1 <= ax.xaxis.get_tightbbox().y0 + 1
@@ -196,11 +174,49 @@ def test_a_legend_covers_neither_curves_nor_labels(ds, size):
 
 
 def test_curves_differ_without_their_colours(ds):
-    ax = figures.plot_growth_in_n(ds)
+    ax = two_dirac.growth_in_n(ds)
     drawn = [one for one in ax.get_lines() if str(one.get_label()).startswith("R = ")]
     assert len({one.get_marker() for one in drawn}) == len(drawn) > 1
 
 
 def test_ticks_stand_at_the_data(ds):
-    ax = figures.plot_growth_in_n(ds)
+    ax = two_dirac.growth_in_n(ds)
     assert [float(tick) for tick in ax.get_xticks()] == [2.0, 5.0]
+
+
+def test_a_dataset_without_the_columns_of_a_figure_is_refused(ds):
+    with pytest.raises(ValueError, match=r"splitting: expected .*without \['splitting_secant'\]"):
+        two_dirac.splitting(ds.drop_vars("splitting_secant"))
+
+
+def test_only_missing_cases_are_answered_by_a_missing_figure(ds, tmp_path):
+    plain = ds.isel(case=np.flatnonzero(~ds.causal))
+    masked = {"masked": partial(two_dirac.growth_in_n, causal=True)}
+    (said,) = figures.save_all(plain, masked, tmp_path)
+    assert "no figure masked: the Dataset has no case" in str(said)
+
+    def broken(ds: xr.Dataset, *, ax) -> None:
+        ax.set_title(r"$\\beta$")  # a formula that is none
+
+    with pytest.raises(ValueError, match="ParseException"):
+        list(figures.save_all(ds, {"broken": broken}, tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_growth_draws_a_column_with_its_bounds(ds):
+    rows = ds.isel(case=np.flatnonzero((ds.n_tokens > 0) & ~ds.causal))
+    ax = figures.plot_growth(rows, y="euclidean", by="radius", bounds=["general_lower"])
+    n, values = line(ax, "radius = 1.5")
+    one = rows.isel(case=np.flatnonzero(rows.radius == 1.5)).sortby("n_tokens")
+    np.testing.assert_array_equal((n, values), (one.n_tokens, one.euclidean))
+    assert ax.get_ylabel() == one.euclidean.long_name
+    with pytest.raises(ValueError, match="did you mean 'euclidean'"):
+        figures.plot_growth(rows, y="euclidian")
+
+
+def test_paths_of_a_flow_are_drawn_without_cases(tmp_path):
+    points = np.random.default_rng(0).normal(size=(5, 3, 2))
+    flow = xr.Dataset({"points": (("time", "particle", "feature"), points)}, {"time": range(5)})
+    x, y = line(figures.plot_particle_paths(flow), "end")
+    np.testing.assert_array_equal((x, y), points[-1].T)
+    assert list(figures.save_animations(flow, {"flow": figures.animate_particles}, tmp_path))

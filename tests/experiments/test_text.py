@@ -17,8 +17,7 @@ import torch
 
 from meanfield import ParticleMeasure, bounds, corpora, figures, pretrained, results
 from meanfield.attention import AttentionParameters, SelfAttention
-from meanfield.bounds.layer import Layer
-from meanfield.experiments import inputs, large_radius, quadratic_growth
+from meanfield.experiments import inputs, large_radius, quadratic_growth, real_text
 from meanfield.experiments.ascent import climb
 from meanfield.experiments.fitting import fit_laws
 from meanfield.lipschitz import local_lipschitz
@@ -57,21 +56,21 @@ def load(name):
 @pytest.fixture(scope="module")
 def datasets(folder):
     """Every experiment on small settings."""
-    real_text, released = load("real_text"), load("released_code")
+    released = load("released_code")
     adversarial, scaling = load("adversarial"), load("scaling_factor")
     bert, gpt2, text = (str(folder / name) for name in ("bert", "gpt2", "text.txt"))
     return {
-        "real_text": real_text.run(
+        "real_text": real_text.EXPERIMENT.run(
             real_text.Settings(
                 bert, text, n_tokens=(2, 5, 9), n_windows=3, dtype="float64", rtol=1e-9
             ),
             progress=False,
         ),
-        "released_code": released.run(
+        "released_code": released.EXPERIMENT.run(
             released.Settings(gpt2, layer=1, head=2, radius=2.0, n_tokens=(2, 6, 12)),
             progress=False,
         ),
-        "adversarial": adversarial.run(
+        "adversarial": adversarial.EXPERIMENT.run(
             adversarial.Settings(
                 gpt2,
                 layer=1,
@@ -82,11 +81,13 @@ def datasets(folder):
             ),
             progress=False,
         ),
-        "scaling_factor": scaling.run(
+        "scaling_factor": scaling.EXPERIMENT.run(
             scaling.Settings(bert, text, n_tokens=6, n_windows=2, dtype="float64"), progress=False
         ),
-        "quadratic_growth": quadratic_growth.run(quadratic_growth.QUICK, progress=False),
-        "large_radius": large_radius.run(large_radius.QUICK, progress=False),
+        "quadratic_growth": quadratic_growth.EXPERIMENT.run(
+            quadratic_growth.EXPERIMENT.quick, progress=False
+        ),
+        "large_radius": large_radius.EXPERIMENT.run(large_radius.EXPERIMENT.quick, progress=False),
     }
 
 
@@ -114,9 +115,9 @@ def test_every_case_succeeds_and_the_dataset_survives_a_file(datasets, name, tmp
 def test_every_figure_draws_finite_numbers_under_a_title(datasets, name):
     import matplotlib.pyplot as plt
 
-    for function, arguments in load(name).FIGURES.values():
+    for draw in load(name).EXPERIMENT.figures.values():
         with figures.style():
-            ax = getattr(figures, function)(datasets[name], **arguments)
+            ax = draw(datasets[name])
             ax.figure.canvas.draw()
         drawn = [line.get_ydata() for line in ax.lines if len(line.get_ydata())]
         heights = [bar.get_height() for bar in ax.patches]
@@ -192,7 +193,7 @@ def test_the_general_bound_with_biases_is_not_exceeded(radius, causal):
         X *= radius / torch.linalg.vector_norm(X, dim=-1, keepdim=True)
         F = SelfAttention(parameters, causal=causal)
         constant = local_lipschitz(F, ParticleMeasure.from_sequence(X), geometry="euclidean")
-        assert float(constant.value) <= Layer.of(parameters).theorem_3_3(radius, 7)
+        assert float(constant.value) <= bounds.theorem_3_3_of_layer(parameters, radius, 7)
 
 
 def test_fits_find_the_exponent_that_made_the_points():
@@ -223,12 +224,12 @@ def test_a_changed_text_is_refused_when_a_run_goes_on(folder, tmp_path):
     settings = real_text.Settings(
         str(folder / "bert"), str(text), n_tokens=(2, 4), n_windows=2, masks=(False,)
     )
-    first = real_text.run(settings, progress=False, store=tmp_path / "store")
-    again = real_text.run(settings, progress=False, store=tmp_path / "store")
+    first = real_text.EXPERIMENT.run(settings, progress=False, store=tmp_path / "store")
+    again = real_text.EXPERIMENT.run(settings, progress=False, store=tmp_path / "store")
     assert np.array_equal(first.constant, again.constant)
     text.write_text("another " * 60)
     with pytest.raises(ValueError, match="text_sha256"):
-        real_text.run(settings, progress=False, store=tmp_path / "store")
+        real_text.EXPERIMENT.run(settings, progress=False, store=tmp_path / "store")
 
 
 def test_a_changed_checkpoint_is_refused_when_a_run_goes_on(folder, tmp_path):
@@ -238,7 +239,7 @@ def test_a_changed_checkpoint_is_refused_when_a_run_goes_on(folder, tmp_path):
     settings = real_text.Settings(
         str(checkpoint), "random", n_tokens=(2, 4), n_windows=2, masks=(False,)
     )
-    first = real_text.run(settings, progress=False, store=tmp_path / "store")
+    first = real_text.EXPERIMENT.run(settings, progress=False, store=tmp_path / "store")
     assert first.attrs["model_revision"].startswith("sha256 ")
     inputs._loaded.cache_clear()
     from safetensors.torch import load_file, save_file
@@ -247,7 +248,7 @@ def test_a_changed_checkpoint_is_refused_when_a_run_goes_on(folder, tmp_path):
     save_file({name: 3 * value for name, value in load_file(weights).items()}, weights,
               metadata={"format": "pt"})  # fmt: skip
     with pytest.raises(ValueError, match=r"fixed\.model_revision: stored .sha256"):
-        real_text.run(settings, progress=False, store=tmp_path / "store")
+        real_text.EXPERIMENT.run(settings, progress=False, store=tmp_path / "store")
     inputs._loaded.cache_clear()
 
 
@@ -263,9 +264,9 @@ def test_a_changed_checkpoint_is_refused_when_a_run_goes_on(folder, tmp_path):
     ],
 )
 def test_what_every_case_would_fail_at_is_said_before_the_first(name, changes, words):
-    module = load(name)
+    experiment = load(name).EXPERIMENT
     with pytest.raises(ValueError, match=words):
-        module.plan(replace(module.QUICK, **changes))
+        experiment.plan(replace(experiment.quick, **changes))
 
 
 def test_titles_name_the_model_and_the_text_without_their_folders(datasets, folder):
@@ -279,9 +280,9 @@ def test_a_masked_figure_is_never_drawn_from_plain_cases(datasets):
     plain = ds.isel(case=np.flatnonzero(~ds.causal.values.astype(bool)))
     masked = ds.isel(case=np.flatnonzero(ds.causal.values.astype(bool)))
     with pytest.raises(ValueError, match="masked cases, got plain ones only"):
-        figures.plot_constant_against_n(plain, causal=True)
+        real_text.constants(plain, causal=True)
     # Of a decoder there are no others.
-    assert "masked" in figures.plot_constant_against_n(masked).get_title()
+    assert "masked" in real_text.constants(masked).get_title()
 
 
 def test_gpt2_is_measured_masked_only(folder):
@@ -320,7 +321,7 @@ def test_the_search_climbs_and_stays_in_the_ball(datasets):
 def test_a_head_alone_grows_as_the_root_of_n_at_its_worst_case():
     pytest.importorskip("transformers")
     adversarial = load("adversarial")
-    ds = adversarial.run(
+    ds = adversarial.EXPERIMENT.run(
         adversarial.Settings(layer=1, depth=2, n_tokens=(8, 32), search_tokens=()), progress=False
     )
     fits = ds.isel(fit=(ds.fit_quantity == "head_constant") & (ds.fit_law == "free"))
@@ -367,7 +368,7 @@ def test_far_out_the_constant_is_its_limit_and_near_ties_it_is_far_above(dataset
 def test_random_gpt2_gives_the_reference_numbers():
     pytest.importorskip("transformers")
     released = load("released_code")
-    ds = released.run(released.Settings(n_tokens=(2, 7, 17)), progress=False)
+    ds = released.EXPERIMENT.run(released.Settings(n_tokens=(2, 7, 17)), progress=False)
 
     def values(quantity, kind):
         return ds[quantity].values[ds.input_kind.values == kind].round(4).tolist()
@@ -390,16 +391,18 @@ def test_a_worker_with_other_weights_refuses_to_measure(folder):
 
 
 def test_bounds_that_are_proved_for_other_scores_are_left_out_and_searches_refused():
-    from meanfield.experiments import adversarial, real_text
+    from meanfield.experiments import adversarial
 
     settings = {"model": "random:llama", "depth": 1}
-    ds = real_text.run(real_text.Settings(text="random", n_tokens=(3, 4), n_windows=1, **settings))
+    ds = real_text.EXPERIMENT.run(
+        real_text.Settings(text="random", n_tokens=(3, 4), n_windows=1, **settings)
+    )
     assert np.isfinite(ds.constant).all()
     assert list(np.unique(ds.causal)) == [True]
     assert np.isnan(ds.local_upper).all()
     assert np.isnan(ds.general_bound).all()
     with pytest.raises(ValueError, match="turned by position"):
-        adversarial.plan(adversarial.Settings(**settings))
+        adversarial.EXPERIMENT.plan(adversarial.Settings(**settings))
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def test_the_optimum_over_the_light_weight_is_where_the_formula_says():
         split_radii=(),
         masks=(False,),
     )
-    ds = two_dirac.run(settings)
+    ds = two_dirac.EXPERIMENT.run(settings)
     best = ds.isel(case=int(np.argmax(ds.particle.values)))
     assert float(best.log_ratio) == pytest.approx(
         bounds.two_dirac_best_log_ratio(1.0, 2.0), abs=0.11
@@ -90,9 +90,10 @@ def test_the_optimum_over_the_light_weight_is_where_the_formula_says():
 
 def test_the_list_of_experiments_loads():
     for name in EXPERIMENTS:
-        module = load(name)
-        assert callable(module.run)
-        assert module.FIGURES is not None
-        assert isinstance(module.QUICK, module.Settings)
+        experiment = load(name)
+        assert experiment.name == name
+        assert experiment.figures and all(map(callable, experiment.figures.values()))
+        assert type(experiment.quick) is type(experiment.settings)
+        assert experiment.question.splitlines()[0].endswith((".", "?"))
     with pytest.raises(ValueError, match="no experiment named 'three-dirac'"):
         load("three-dirac")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -26,14 +27,17 @@ SMALL = [
 
 
 # All of them are drawn in `test_figures.py`.
-FIGURES = {name: two_dirac.FIGURES[name] for name in ("growth-in-n-masked", "splitting")}
+FIGURES = {
+    name: two_dirac.EXPERIMENT.figures[name] for name in ("growth-in-n-masked", "splitting")
+}
+FEWER = dataclasses.replace(two_dirac.EXPERIMENT, figures=FIGURES)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(two_dirac, "FIGURES", FIGURES)
+        patch.setattr(two_dirac, "EXPERIMENT", FEWER)
         assert cli.main(["run", "two-dirac", *SMALL, "--out", str(folder)]) == 0
     return folder
 
@@ -60,7 +64,7 @@ def test_a_run_is_what_the_settings_say(finished):
 
 def test_plot_draws_a_finished_run_again(finished, tmp_path, monkeypatch):
     store = str(finished / "two-dirac.nc")
-    monkeypatch.setattr(two_dirac, "FIGURES", FIGURES)
+    monkeypatch.setattr(two_dirac, "EXPERIMENT", FEWER)
     assert cli.main(["plot", store, "--out", str(tmp_path)]) == 0
     drawn = {f"two-dirac-{name}.png" for name in FIGURES}
     assert {path.name for path in tmp_path.glob("*.png")} == drawn
@@ -290,7 +294,6 @@ def test_a_signal_ends_with_a_line_that_is_true_and_a_whole_store(tmp_path, numb
     code = """if True:
         import sys, time
         from meanfield import cli
-        from meanfield.experiments import two_dirac
         radii = [1 + i / 1000 for i in range(1000)]
         sys.exit(cli.main(["run", "regimes", "--set", f"radii={radii}", "--out", sys.argv[1],
                            *sys.argv[2:]]))
@@ -351,7 +354,7 @@ def test_a_misspelt_experiment_is_answered_with_the_nearest(caplog):
 def test_the_default_layer_of_the_adversarial_experiment_is_one_that_the_model_has():
     from meanfield.experiments import adversarial
 
-    plan = adversarial.plan(adversarial.Settings(depth=3))
+    plan = adversarial.EXPERIMENT.plan(adversarial.Settings(depth=3))
     assert plan["fixed"]["layer"] == plan["attrs"]["layer"] == 1
     with pytest.raises(ValueError, match="layer"):
-        adversarial.plan(adversarial.Settings(depth=3, layer=7))
+        adversarial.EXPERIMENT.plan(adversarial.Settings(depth=3, layer=7))

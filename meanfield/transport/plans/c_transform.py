@@ -183,8 +183,7 @@ class CTransform:
 def _as_arrays(
     minima: Tensor, rows: Tensor, cols: Tensor, values: Tensor, slack: float
 ) -> RowMinima:
-    first, second, third, fourth = (t.cpu().numpy() for t in (minima, rows, cols, values))
-    return RowMinima(first, second, third, fourth, slack)
+    return RowMinima(*(t.cpu().numpy() for t in (minima, rows, cols, values)), slack)
 
 
 class _Found:

@@ -1,0 +1,125 @@
+"""An experiment as a value: its settings, its measurement, what the numbers mean, its figures."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from meanfield.experiments.settings import quick_of
+from meanfield.results import Variable
+from meanfield.sweeps import Task, sweep
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+__all__ = ["Experiment"]
+
+
+def _nothing(settings: Any) -> dict[str, Any]:
+    return {}
+
+
+def _unchanged(ds: xr.Dataset) -> xr.Dataset:
+    return ds
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One question. The file of `measure` gives the name, and its docstring the question.
+
+    Args:
+        measure: the numbers of one case, see `sweeps.Task`. Its positional arguments are the
+            parameters of the grid; those after ``*`` are the settings of the same name, what
+            `derived` gives, and the case's own `seed` or `generator`.
+        settings: of the whole experiment: a frozen dataclass of fields made by
+            `settings.setting`, among them `seed`.
+        grid: from settings to the grid of `meanfield.sweep`.
+        variables: what `measure` returns.
+        parameters: what the parameters and the coordinates mean.
+        coords: from settings to the values along the variables' own dimensions.
+        derived: from settings to the arguments of `measure` that are no settings. It is called
+            before the first case, and may refuse what every case would fail at.
+        attrs: from settings to attributes of the Dataset.
+        figures: by the name of their file, functions of a Dataset and ``ax=``; the first line of
+            the docstring is the caption.
+        animations: by the name of their file, functions of a Dataset.
+        conclude: from the finished sweep to the Dataset, for fits over all cases.
+
+    Example:
+        >>> from meanfield.experiments.settings import setting
+        >>> @dataclass(frozen=True)
+        ... class Settings:
+        ...     radii: tuple[float, ...] = setting((1.0, 2.0, 4.0), "R", quick=(1.0, 2.0))
+        ...     power: int = setting(2, "exponent")
+        ...     seed: int = setting(0, "not used")
+        >>> def area(radius, *, power):
+        ...     return {"area": 3 * radius**power}
+        >>> areas = Experiment(
+        ...     area,
+        ...     Settings(),
+        ...     grid=lambda s: {"radius": s.radii},
+        ...     variables=[Variable("area", "area")],
+        ... )
+        >>> areas.run(areas.quick, progress=False).area.values
+        array([ 3., 12.])
+    """
+
+    measure: Callable[..., Mapping[str, Any]]
+    settings: Any
+    grid: Callable[[Any], Any]
+    variables: Sequence[Variable]
+    parameters: Sequence[Variable] = ()
+    coords: Callable[[Any], Mapping[str, Any]] = _nothing
+    derived: Callable[[Any], Mapping[str, Any]] = _nothing
+    attrs: Callable[[Any], Mapping[str, Any]] = _nothing
+    figures: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    animations: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    conclude: Callable[[xr.Dataset], xr.Dataset] = _unchanged
+
+    @property
+    def name(self) -> str:
+        """What `meanfield run` calls it."""
+        return self.measure.__module__.rpartition(".")[2].replace("_", "-")
+
+    @property
+    def question(self) -> str:
+        """What is asked: a title, an empty line, and paragraphs."""
+        return inspect.getdoc(inspect.getmodule(self.measure)) or self.name
+
+    @property
+    def quick(self) -> Any:
+        """The settings of a run of seconds."""
+        return quick_of(type(self.settings))
+
+    def plan(self, settings: Any = None) -> dict[str, Any]:
+        """The arguments of `meanfield.sweep` that make the experiment; in full size if None."""
+        settings = self.settings if settings is None else settings
+        derived = self.derived(settings)
+        return {
+            "fn": Task(self.measure, self.variables, self.parameters, self.coords(settings)),
+            "grid": self.grid(settings),
+            "fixed": {**self._shared(settings), **derived},
+            "seed": settings.seed,
+            "attrs": {"experiment": self.name, **self.attrs(settings)},
+        }
+
+    def _shared(self, settings: Any) -> dict[str, Any]:
+        """The settings that `measure` takes by name; `seed` is that of the case."""
+        known = inspect.signature(self.measure).parameters.values()
+        wanted = {one.name for one in known if one.kind is one.KEYWORD_ONLY} - {"seed"}
+        return {name: value for name, value in vars(settings).items() if name in wanted}
+
+    def run(self, settings: Any = None, **how: Any) -> xr.Dataset:
+        """Run the sweep.
+
+        Args:
+            settings: what to run over; the whole experiment if None.
+            **how: as in `meanfield.sweep`: store, executor, …
+        """
+        return self.finish(sweep(**self.plan(settings), **how))
+
+    def finish(self, ds: xr.Dataset) -> xr.Dataset:
+        """A sweep as it was stored, with what is fitted at the end; the same if it has that."""
+        return ds if "fit" in ds.sizes else self.conclude(ds)

@@ -1,0 +1,89 @@
+"""What figures draw: columns of a Dataset with their evidence, and formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from matplotlib.axes import Axes
+
+__all__ = ["FORMULA", "curve", "formula", "mark_unconverged", "power_law", "stairs"]
+
+FORMULA = "formula"  # the group id of lines that are no column of the Dataset
+_FINE = 200  # points of a formula
+
+
+def curve(
+    ax: Axes,
+    rows: xr.Dataset,
+    x: str,
+    y: str,
+    fmt: str = "o-",
+    *,
+    flag: str | None = None,
+    **style: Any,
+) -> None:
+    """A column against another, with a red cross where it has not converged.
+
+    Args:
+        ax: where to draw.
+        rows: the cases, in the order of the curve.
+        x: name of a variable, with one dimension.
+        y: name of a variable along the same one.
+        fmt: as in `Axes.plot`.
+        flag: name of the truth values that say so; ``{y}_converged`` if None and there is one.
+        **style: properties of the line.
+    """
+    ax.plot(rows[x], rows[y], fmt, **style)
+    flag = flag or f"{y}_converged"
+    if flag in rows:
+        mark_unconverged(ax, rows[x], rows[y], rows[flag])
+
+
+def formula(
+    ax: Axes, f: Callable[[np.ndarray], Any], x: Any, fmt: str = "k:", **style: Any
+) -> None:
+    """A formula over the range of x, on a fine grid of its own.
+
+    A line through its values at the points of a sweep would be another curve.
+
+    Args:
+        ax: where to draw; the grid is even on a logarithmic axis if the axis is one by now.
+        f: from x to y.
+        x: values whose range it is.
+        fmt: as in `Axes.plot`.
+        **style: properties of the line.
+    """
+    low, high = float(np.min(x)), float(np.max(x))
+    grid = np.geomspace if ax.get_xscale() == "log" else np.linspace
+    fine = grid(low, high, _FINE)
+    ax.plot(fine, f(fine), fmt, gid=FORMULA, **{"linewidth": 0.9, **style})
+
+
+def power_law(ax: Axes, fits: xr.Dataset, n: Any, **style: Any) -> None:
+    """The law C nᵖ of the first of the fits, over the range of n."""
+    C, p = float(fits.fit_constant[0]), float(fits.fit_exponent[0])
+    formula(ax, lambda x: C * x**p, n, "-", **{"linewidth": 1.4, **style})
+
+
+def stairs(ax: Axes, rows: xr.Dataset, y: str, *, time: Any, label: str, **style: Any) -> None:
+    """A column of each case against time, as steps; one entry in the legend."""
+    for k in range(rows.sizes["case"]):
+        values, once = rows[y].isel(case=k)[1:], label if k == 0 else None
+        ax.step(time[1:], values, where="post", linewidth=1, label=once, **style)
+
+
+def mark_unconverged(ax: Axes, x: Any, y: Any, converged: Any) -> None:
+    """A red cross over every point that has not converged; nothing if all have."""
+    x, y, good = np.broadcast_arrays(
+        np.asarray(x, float), np.asarray(y, float), np.asarray(converged).astype(bool)
+    )
+    bad = ~good & np.isfinite(y)
+    if bad.any():
+        known = any(line.get_label() == "not converged" for line in ax.get_lines())
+        label = "_not converged" if known else "not converged"
+        ax.plot(x[bad], y[bad], "x", color="red", markersize=9, zorder=5, label=label)

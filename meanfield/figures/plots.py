@@ -1,0 +1,139 @@
+"""Figures of anybody's Dataset: growth of a constant, secant ratios, exponents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+
+from meanfield.checks import choice
+from meanfield.figures.canvas import colours, figure, kind, readable_logs, ticks_at
+from meanfield.figures.curves import FORMULA, curve, mark_unconverged
+from meanfield.figures.selection import by_level, fits_of, source_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["plot_exponents", "plot_growth", "plot_secants"]
+
+
+@figure()
+def plot_growth(
+    ds: xr.Dataset,
+    *,
+    ax: Axes,
+    x: str = "n_tokens",
+    y: str = "constant",
+    by: str | None = None,
+    bounds: Sequence[str] = (),
+) -> Axes:
+    """A constant against n or R on logarithmic axes, and bounds of it, dashed.
+
+    Args:
+        ds: a Dataset along `case`; points whose ``{y}_converged`` is false are marked.
+        ax: where to draw; a new figure if None.
+        x: the parameter on the horizontal axis.
+        y: the variable on the vertical one.
+        by: a parameter that gives each of its values a curve and a colour; one curve if None.
+        bounds: variables that bound y.
+    """
+    names = [str(name) for name in ds.variables]
+    for name in (x, y, *([by] if by else []), *bounds):
+        choice(name, "the Dataset's variable", names)
+    words = {str(name): ds[name].attrs.get("long_name", str(name)) for name in ds.variables}
+    groups = by_level(ds, by) if by else [(colours(1)[0], None, ds)]
+    for colour, level, rows in groups:
+        rows = rows.sortby(x)
+        label = words[y] if by is None else f"{by} = {_short(level)}"
+        curve(ax, rows, x, y, color=colour, label=label)
+        for name, line in zip(bounds, ("--", "-.", ":") * len(bounds), strict=False):
+            ax.plot(rows[x], rows[name], line, color=colour, linewidth=0.9)
+    for name, line in zip(bounds, ("--", "-.", ":") * len(bounds), strict=False):
+        ax.plot([], [], f"k{line}", linewidth=0.9, label=words[name])
+    ax.set(xscale="log", yscale="log", xlabel=words[x], ylabel=words[y])
+    ticks_at(ax, ds[x])
+    ax.set_title(f"{y} against {x}".replace("_", " "))
+    readable_logs(ax)
+    return ax
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@figure("euclidean_secant/euclidean", "wasserstein_secant/euclidean", "euclidean_converged")
+def plot_secants(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Secant ratios over the Euclidean constant of n tokens, as the step shrinks.
+
+    Args:
+        ds: from `lipschitz.compare_lemma_3_2`, or such Datasets along `case`, of one mask.
+        ax: where to draw; a new figure if None.
+    """
+    rows = ds if "case" in ds.dims else ds.expand_dims("case")
+    for k, colour in enumerate(colours(rows.sizes["case"])):
+        _draw_secants(ax, rows.isel(case=k), colour)
+    ax.axhline(1.0, color="black", linestyle=":", gid=FORMULA)
+    causal = "causal" in ds and bool(np.all(ds.causal))
+    name = "conditional $d_2$" if causal else "$W_2$"
+    ax.plot([], [], "k-", label="Euclidean, discrete map")
+    ax.plot([], [], "ko", fillstyle="none", label=name)
+    ax.plot([], [], "k--", linewidth=0.9, label=f"{name}, worst atom split")
+    ax.set(xscale="log", xlabel="step: displacement / R")
+    ax.set_ylabel("secant ratio / Euclidean constant of n tokens")
+    ax.invert_xaxis()
+    ax.set_title(f"Lemma {'4.2 (masked' if causal else '3.2 (plain'})")
+    readable_logs(ax)
+    return ax
+
+
+def _draw_secants(ax: Axes, case: xr.Dataset, colour: Any) -> None:
+    top, split = case.sel(perturbation="top"), case.sel(perturbation="splitting")
+    scale, step = float(case.euclidean), case.step
+    marks: Any = {"color": colour, "fillstyle": "none"}
+    if "n_tokens" in case:
+        marks["label"] = f"n = {int(case.n_tokens)}"
+    # Its marker is in the legend alone: on the curve it would hide those of W₂.
+    ax.plot(step, top.euclidean_secant / scale, "o-", markevery=[], **marks)
+    marks.pop("label", None)
+    ax.plot(step, top.wasserstein_secant / scale, "o", **marks)
+    ax.plot(step, split.wasserstein_secant / scale, "--", color=colour, linewidth=0.9)
+    # The scale of the whole curve is what has not converged.
+    mark_unconverged(ax, step, top.euclidean_secant / scale, case.euclidean_converged)
+
+
+@figure("fit_exponent", "fit_exponent_lower", "fit_exponent_upper")
+def plot_exponents(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Fitted exponents with their jackknife intervals against the layer, plain and masked.
+
+    Args:
+        ds: with power laws fitted to ``constant`` and ``released``, layer by layer, as the
+            experiment ``real-text`` has them.
+        ax: where to draw; a new figure if None.
+    """
+    styles = (("constant", "o", "norm"), ("released", "x", "published scripts' quantity"))
+    offsets = iter(np.linspace(-0.18, 0.18, 4))
+    for causal, colour in ((False, "tab:blue"), (True, "tab:orange")):
+        for quantity, marker, label in styles:
+            fits = fits_of(ds, quantity=quantity, causal=causal, law="free")
+            shift = next(offsets)
+            if not fits.sizes["fit"]:
+                continue
+            p = fits.fit_exponent.values
+            ends = np.stack([p - fits.fit_exponent_lower, fits.fit_exponent_upper - p])
+            ax.errorbar(
+                fits.fit_layer.values + shift,
+                p,
+                np.maximum(ends, 0),
+                fmt=marker,
+                color=colour,
+                capsize=2,
+                label=f"{label}, {kind(causal)}",
+            )
+    for exponent in (0.25, 0.5):
+        ax.axhline(exponent, color="black", linestyle=":", linewidth=0.9, gid=FORMULA)
+    ax.set(xlabel="layer", ylabel=r"exponent p of $C\,n^p$, 95 % interval")
+    ax.set_xticks(np.unique(ds.fit_layer.values))
+    ax.set_title(f"Growth exponents (dotted: 1/4 and 1/2)\n{source_of(ds)}")
+    return ax

@@ -1,0 +1,80 @@
+"""Which cases of a Dataset a figure shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from meanfield.errors import NoCases
+from meanfield.figures.canvas import colours
+
+__all__ = ["best", "by_level", "fits_of", "levels", "masked", "select", "source_of"]
+
+
+def select(ds: xr.Dataset, **wanted: Any) -> xr.Dataset:
+    """The cases whose parameters have these values.
+
+    Raises:
+        NoCases: there are none.
+    """
+    keep = np.ones(ds.sizes["case"], bool)
+    for name, value in wanted.items():
+        keep &= ds[name].values == value
+    if not keep.any():
+        asked = ", ".join(f"{name}={value}" for name, value in wanted.items())
+        raise NoCases(f"the Dataset has no case with {asked}")
+    return ds.isel(case=np.flatnonzero(keep))
+
+
+def levels(ds: xr.Dataset, name: str) -> list[Any]:
+    """The values that a parameter has, from small to large."""
+    return np.unique(ds[name].values).tolist()
+
+
+def by_level(ds: xr.Dataset, name: str) -> Iterator[tuple[Any, Any, xr.Dataset]]:
+    """The cases with each value of a parameter: (colour, value, cases)."""
+    values = levels(ds, name)
+    for colour, value in zip(colours(len(values)), values, strict=True):
+        yield colour, value, select(ds, **{name: value})
+
+
+def masked(ds: xr.Dataset, causal: bool) -> tuple[xr.Dataset, bool]:
+    """The cases with this mask, and which mask it is.
+
+    Plain cases are answered by masked ones where there are no others: a decoder has no plain
+    attention.
+
+    Raises:
+        NoCases: masked cases are wanted of a Dataset that has plain ones only.
+    """
+    kinds = levels(ds, "causal")
+    if causal and True not in kinds:
+        raise NoCases(
+            "causal: expected a Dataset with masked cases, got plain ones only; run it with "
+            "masks=(False, True), or leave causal=True out"
+        )
+    causal = causal or False not in kinds
+    return select(ds, causal=causal), causal
+
+
+def best(rows: xr.Dataset, name: str, *, over: str) -> xr.Dataset:
+    """Of the cases with each value of the parameter `over`, the one where a column is largest."""
+    return rows.groupby(over).map(lambda one: one.isel(case=int(np.nanargmax(one[name].values))))
+
+
+def fits_of(ds: xr.Dataset, **labels: Any) -> xr.Dataset:
+    """The fits with these labels; none if the Dataset has no fits."""
+    if "fit" not in ds.sizes:
+        return xr.Dataset(coords={"fit": np.arange(0)})
+    keep = np.ones(ds.sizes["fit"], dtype=bool)
+    for name, value in labels.items():
+        keep &= ds[f"fit_{name}"].values == value
+    return ds.isel(fit=np.flatnonzero(keep))
+
+
+def source_of(ds: xr.Dataset) -> str:
+    """The line of a title that names the model and the text."""
+    return ", ".join(f"{name} {ds.attrs[name]}" for name in ("model", "text") if name in ds.attrs)

@@ -1,0 +1,161 @@
+"""Every curve of every experiment is a declared column, and every declared column is a curve.
+
+The Datasets have distinct random numbers in all columns, so that a curve drawn from the wrong one
+is seen. One repetition, one window: means and medians are then the column itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+from matplotlib.collections import PolyCollection, QuadMesh
+
+from meanfield.experiments import EXPERIMENTS, load
+from meanfield.figures.curves import FORMULA
+from meanfield.sweeps.plan import make_plan
+
+ONE = {"repetitions": 1, "n_windows": 1, "draws": 1}
+DRAWN = [(name, figure) for name in EXPERIMENTS for figure in load(name).figures]
+DRAWN.remove(("regimes", "map"))  # has a test of its own
+
+
+@pytest.fixture(autouse=True)
+def _close() -> Iterator[None]:
+    yield
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
+
+
+def random_dataset(name: str) -> xr.Dataset:
+    """The Dataset of a quick run, all of whose numbers are distinct and random."""
+    experiment = load(name)
+    known = {field.name for field in dataclasses.fields(experiment.settings)}
+    fewer = {key: value for key, value in ONE.items() if key in known}
+    plan = make_plan(**experiment.plan(dataclasses.replace(experiment.quick, **fewer)))
+    draw = np.random.default_rng(sum(map(ord, name)))
+    sizes = {"case": len(plan.cases)} | {k: len(v) for k, v in plan.task.coords.items()}
+    data: dict[str, Any] = {}
+    for variable in plan.task.variables or ():
+        dims = ("case", *variable.dims)
+        shape = tuple(sizes[dim] for dim in dims)
+        values = np.ones(shape, bool) if variable.dtype == "bool" else 1 + draw.random(shape)
+        data[variable.name] = (dims, values, variable.attrs)
+    if "n_layers" in data:
+        data["n_layers"] = ("case", np.full(sizes["case"], sizes["layer"]))
+    if name == "two-dirac":  # a configuration without a sequence has no secants
+        data["euclidean_secant"][1][np.array(plan.columns["n_tokens"]) == 0] = np.nan
+    coords = {key: ("case", values) for key, values in plan.columns.items()}
+    ds = xr.Dataset(data, coords | dict(plan.task.coords), {"best_head": 0, **plan.attrs})
+    ds = experiment.finish(ds)
+    for k, end in enumerate(("_lower", "", "_upper")):
+        if f"fit_exponent{end}" in ds:
+            ds[f"fit_exponent{end}"] = ("fit", k + draw.random(ds.sizes["fit"]))
+    return ds
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, xr.Dataset]:
+    return {}
+
+
+def dataset(made: dict[str, xr.Dataset], name: str) -> xr.Dataset:
+    if name not in made:
+        made[name] = random_dataset(name)
+    return made[name]
+
+
+def points(ax: Any) -> list[np.ndarray]:
+    """(x, y) of everything drawn that is no formula: curves, markers, bars, bands, maps."""
+    lines = [
+        np.array([line.get_xdata(), line.get_ydata()], float)
+        for line in ax.get_lines()
+        if line.get_gid() != FORMULA and len(line.get_xdata()) and not is_red(line)
+    ]
+    bars = [
+        np.array([[bar.get_x() + bar.get_width() / 2], [bar.get_height()]])
+        for container in ax.containers
+        for bar in getattr(container, "patches", [])
+    ]
+    bands = [path.vertices.T for found in ax.collections if isinstance(found, PolyCollection)
+             for path in found.get_paths()]  # fmt: skip
+    return [part[:, np.isfinite(part[1])] for part in (*lines, *bars, *bands)]
+
+
+def is_red(line: Any) -> bool:
+    return isinstance(line.get_color(), str) and line.get_color() == "red"
+
+
+def crosses(ax: Any) -> set[tuple[float, float]]:
+    """The points marked as not converged."""
+    red = [line for line in ax.get_lines() if is_red(line)]
+    return {pair for line in red for pair in pairs([line.get_xdata(), line.get_ydata()])}
+
+
+def pairs(points: Any) -> set[tuple[float, float]]:
+    return {(float(x), float(y)) for x, y in np.round(np.array(points, float).T, 9)}
+
+
+def values(ds: xr.Dataset, column: str) -> np.ndarray:
+    """The numbers of a column, of a quotient of two, of either of two."""
+    over, _, under = column.partition("/")
+    quotients = [
+        ds[one] / ds[other] if other else ds[one]
+        for one in over.split("|")
+        for other in under.split("|")
+    ]
+    return np.sort(np.concatenate([one.values.ravel() for one in quotients]))
+
+
+def is_among(y: np.ndarray, column: np.ndarray) -> bool:
+    near = column[np.clip(np.searchsorted(column, y * (1 - 1e-12)), 0, len(column) - 1)]
+    return bool(np.allclose(y, near, rtol=1e-11, atol=0))
+
+
+@pytest.mark.parametrize(("name", "figure"), DRAWN)
+def test_every_curve_is_a_declared_column_and_every_column_is_drawn(made, name, figure):
+    pytest.importorskip("transformers")
+    ds, draw = dataset(made, name), load(name).figures[figure]
+    function = getattr(draw, "func", draw)
+    columns = {c: values(ds, c) for c in function.columns if not c.endswith("_converged")}
+    ax = draw(ds)
+    parts = [part[1] for part in points(ax)]
+    of = [[c for c, known in columns.items() if is_among(y, known)] for y in parts if len(y)]
+    assert all(of), "a curve is no declared column"
+    assert {c for found in of for c in found} == set(columns)
+    assert all(f"{c}_converged" in function.columns for c in columns if f"{c}_converged" in ds)
+
+
+FLAGS = [
+    (name, figure, flag)
+    for name, figure in DRAWN
+    for draw in [load(name).figures[figure]]
+    for flag in getattr(draw, "func", draw).columns
+    if flag.endswith("_converged")
+]
+
+
+@pytest.mark.parametrize(("name", "figure", "flag"), FLAGS)
+def test_what_has_not_converged_is_marked_point_by_point(made, name, figure, flag):
+    pytest.importorskip("transformers")
+    ds, draw = dataset(made, name), load(name).figures[figure]
+    assert not crosses(draw(ds))
+    ax = draw(ds.assign({flag: xr.zeros_like(ds[flag])}))
+    marked = crosses(ax)
+    curves = [pairs(part) for part in points(ax)]
+    whole = set().union(*(curve for curve in curves if curve <= marked))
+    assert marked and marked == whole, "a curve is marked in part, or crosses stand alone"
+
+
+def test_the_map_of_regimes_is_the_worst_found_over_the_root_of_n(made):
+    ds, draw = dataset(made, "regimes"), load("regimes").figures["map"]
+    (mesh,) = [found for found in draw(ds).collections if isinstance(found, QuadMesh)]
+    expected = np.log10(ds.worst / np.sqrt(ds.n_tokens)).values
+    np.testing.assert_allclose(np.sort(mesh.get_array().ravel()), np.sort(expected), rtol=1e-12)
+    ds["worst_converged"][3] = False
+    assert crosses(draw(ds)) == pairs([[ds.n_tokens[3]], [ds.radius[3]]])
