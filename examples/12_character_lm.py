@@ -32,6 +32,7 @@ from meanfield import bounds, corpora, figures, results, sweep
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
 from meanfield.figures.selection import by_level, select
 from meanfield.layers import MLP, Bounded, Chain, LayerNorm, Residual, invert
+from meanfield.linalg import Lanczos
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.sweeps import Task
@@ -283,7 +284,9 @@ def constants(shape: Shape, weights: dict[str, Tensor], text: Text) -> tuple[lis
     for layer in network(shape, double).maps:
         F = layer.map
         attends = isinstance(F, SelfAttention)
-        here = local_lipschitz(F, mu, geometry="euclidean", rtol=1e-2, upper_rtol=0.1)
+        here = local_lipschitz(
+            F, mu, geometry="euclidean", rtol=1e-2, solver=Lanczos(upper_rtol=0.1)
+        )
         measured.append(float(here.value))
         upper.append(bounds.l2_attention_2(F, shape.context) if attends else F.global_upper)
         mu = layer(mu)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import choice
-from meanfield.linalg import LinearMap, largest_block_norm, operator_norm
+from meanfield.linalg import Dense, LinearMap, largest_block_norm, operator_norm
 from meanfield.linalg.vectors import lengths
 from meanfield.measures import (
     MeasureMap,
@@ -329,10 +329,10 @@ def factored_constant(F: MeasureMap, mu: ParticleMeasure) -> Tensor | None:
     if size * mu.dim > _FACTORED_ENTRIES if alone else mu.n_particles * mu.dim > _FACTORED:
         return None
     at = linearize(F, mu, geometry="wasserstein")
-    apart = largest_block_norm(at.field, method="dense", strict=False)[0].upper
+    apart = largest_block_norm(at.field, solver=Dense(), strict=False)[0].upper
     if alone:
         return apart
-    return torch.maximum(operator_norm(at.atoms, method="dense", strict=False).upper, apart)
+    return torch.maximum(operator_norm(at.atoms, solver=Dense(), strict=False).upper, apart)
 
 
 def check_geometry(geometry: str) -> None:

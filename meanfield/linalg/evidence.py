@@ -1,38 +1,54 @@
-"""What comes back beside a norm: the evidence for it."""
+"""What comes back beside a norm: the evidence for it, and the one place that judges it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from meanfield.errors import ConvergenceError
-from meanfield.linalg.bidiagonalisation import Cycle
+from meanfield.linalg.bidiagonalisation import image
+from meanfield.linalg.linear_map import LinearMap
+from meanfield.linalg.vectors import lengths, normalised
 from meanfield.results.answers import Answer, labelled
 
 __all__ = [
-    "MISS",
+    "Candidate",
     "NormEstimate",
+    "certify",
+    "certify_largest",
     "checked",
     "met",
-    "start_tangent",
-    "upper_end",
-    "worst_upper_end",
+    "relative_error",
 ]
 
-# The probability, over the random start, that the norm exceeds `NormEstimate.upper`.
-MISS = 1e-3
 # Times rtol that a residual may be where the gap says that the error is small enough.
 _TRUST = 4.0
-# The interval of possible norms is searched until it is this short, relative to σ.
-_WIDTH = 1e-14
-# Values tried at once in that search; more cost nothing while they fit in one pass over memory.
-_PARTS = 256
-# Entries of one such trial over a whole batch (float64: 1 MiB).
-_TRIAL_ENTRIES = 2**17
+# Roundings, in units of eps, of a factorisation, and of an upper end that is just the value.
+_ROUNDINGS = 1e3
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """What a norm solver hands to `certify`: a vector, and what it knows of the rest.
+
+    Attributes:
+        direction: unit vectors v, ``(*batch, n, d)``, with ‖Jv‖ near ‖J‖₂.
+        upper: ‖J‖₂ is at most this, ``(*batch,)``; infinite if the solver cannot say.
+        miss: the probability, over a random start, that ‖J‖₂ exceeds `upper`; 0 where the solver
+            has seen the whole of J.
+        gap: 1 − (σ₂/σ₁)², as far as the solver sees the second singular value, ``(*batch,)``;
+            None if it does not.
+        n_matvecs: products with J, as many with Jᵀ; 0 if they were not counted.
+    """
+
+    direction: Tensor
+    upper: Tensor
+    miss: float
+    gap: Tensor | None = None
+    n_matvecs: int = 0
 
 
 class NormEstimate(Answer, noun="norm", title="Operator norm"):
@@ -68,12 +84,172 @@ class NormEstimate(Answer, noun="norm", title="Operator norm"):
     direction: Tensor = labelled("unit vector that attains it", dims=("particle", "feature"))
 
 
+def certify(
+    linear_map: LinearMap,
+    candidate: Candidate,
+    *,
+    rtol: float = 1e-4,
+    upper_rtol: float = 0.01,
+) -> NormEstimate:
+    """The norms for which a solver's vectors are evidence, whatever the solver claims.
+
+    σ = ‖Jv‖ and the residual ‖Jᵀu − σv‖/σ come from two products made here. The upper end is the
+    solver's, and is dropped where the value found refutes it. It has converged if
+
+        error ≤ rtol,   residual ≤ 4 rtol   and   upper ≤ (1 + upper_rtol) σ.
+
+    Where ``miss`` is 0, rtol is at least the rounding of a factorisation.
+
+    Args:
+        linear_map: J.
+        candidate: of each map of the batch.
+        rtol: largest estimated relative error that counts as converged.
+        upper_rtol: how far the upper end may be above the value, relatively; `math.inf` for a
+            value alone.
+
+    Raises:
+        ValueError: the vectors have another shape or length than 1, or are not finite.
+        OverflowError: a product leaves the number range.
+
+    Example:
+        >>> J = LinearMap.diagonal(torch.tensor([[2.0], [1.0]]))
+        >>> v = torch.tensor([[1.0], [0.0]])
+        >>> certify(J, Candidate(v, upper=torch.tensor(2.0), miss=0.0))
+        NormEstimate(value=2, residual=0, error=0, upper=2, miss=0, converged=True, n_matvecs=0)
+        >>> second = v.flip(0)
+        >>> certify(J, Candidate(second, upper=torch.tensor(2.0), miss=0.0)).converged
+        tensor(False)
+    """
+    return _judged(_measured(linear_map, candidate), rtol, upper_rtol)
+
+
+def certify_largest(
+    linear_map: LinearMap, candidate: Candidate, *, rtol: float, upper_rtol: float
+) -> tuple[NormEstimate, Tensor]:
+    """`certify` for a block-diagonal map, the blocks along the last batch axis; and the block.
+
+    Blocks that cannot be the largest, as far as their residuals tell, need not have converged.
+    The upper end is the largest of all: it fails only if the maximal block's own bound fails.
+    """
+    every = _measured(linear_map, candidate)
+    value, block = every.value.max(-1)
+    counts = every.value * (1 + every.residual) >= value[..., None]
+    index = block[..., None, None, None].expand(*block.shape, 1, *linear_map.in_shape)
+    largest = replace(
+        every,
+        value=value,
+        residual=torch.where(counts, every.residual, 0.0).amax(-1),
+        error=torch.where(counts, every.error, 0.0).amax(-1),
+        upper=every.upper.amax(-1),
+        holds=every.holds.all(-1),
+        direction=every.direction.gather(-3, index).squeeze(-3),
+    )
+    return _judged(largest, rtol, upper_rtol), block
+
+
+@dataclass(frozen=True, eq=False)
+class _Evidence:
+    """What was measured, in the map's batch shape; `holds`: it does not refute the upper end."""
+
+    value: Tensor
+    residual: Tensor
+    error: Tensor
+    upper: Tensor
+    holds: Tensor
+    direction: Tensor
+    miss: float
+    n_matvecs: int
+
+
+def _measured(linear_map: LinearMap, candidate: Candidate) -> _Evidence:
+    shape, v = linear_map.batch_shape, _unit_vectors(linear_map, candidate)
+    upper = candidate.upper.detach().expand(shape)
+    # Products in the middle of the number range: a power of two takes nothing from v.
+    scale = _power_of_two(upper.flatten())
+    u, length = normalised(image(linear_map, v if scale is None else scale[:, None] * v))
+    back = image(linear_map.T, u if scale is None else scale[:, None] * u)
+    value = (length if scale is None else length / scale).reshape(shape)
+    u, length, found = u.detach(), length.detach(), value.detach()
+    defect = lengths(back.detach() - length[:, None] * v)
+    # The image of 0 is exact.
+    residual = (defect / torch.where(length > 0, length, 1.0)).reshape(shape)
+    gap = candidate.gap
+    # Not the other way round: NaN is no upper end.
+    holds = upper >= found * (1 - _ROUNDINGS * torch.finfo(v.dtype).eps)
+    return _Evidence(
+        value=value,
+        residual=residual,
+        error=residual if gap is None else relative_error(residual, gap.detach().expand(shape)),
+        upper=torch.where(holds, torch.maximum(upper, found), math.inf),
+        holds=holds,
+        direction=v.reshape(*shape, *linear_map.in_shape),
+        miss=candidate.miss,
+        n_matvecs=candidate.n_matvecs + 1 if candidate.n_matvecs else 0,
+    )
+
+
+def _unit_vectors(linear_map: LinearMap, candidate: Candidate) -> Tensor:
+    """The directions as rows (b, n·d), refused unless they have length 1."""
+    wanted = (*linear_map.batch_shape, *linear_map.in_shape)
+    if tuple(candidate.direction.shape) != wanted:
+        raise ValueError(
+            f"direction: expected shape {wanted}, got {tuple(candidate.direction.shape)}"
+        )
+    flat = candidate.direction.detach().reshape(-1, linear_map.columns)
+    length = lengths(flat)
+    unit = (length - 1).abs() <= torch.finfo(flat.dtype).eps ** 0.5
+    if not bool(unit.all()):
+        raise ValueError(
+            f"direction: expected unit vectors, got one of length {float(length[~unit][0]):g}; "
+            "divide by torch.linalg.vector_norm"
+        )
+    return flat / length[:, None]
+
+
+def _power_of_two(upper: Tensor) -> Tensor | None:
+    """A power of two near 1/upper where products could leave the number range; None if nowhere."""
+    kind = torch.finfo(upper.dtype)
+    inside = (upper > kind.tiny**0.5) & (upper < kind.max**0.5)
+    if bool(inside.all()):
+        return None
+    most = -math.floor(math.log2(kind.tiny)) - 1
+    exponent = -torch.frexp(upper).exponent.clamp(-most, most)
+    known = ~inside & (upper > 0) & upper.isfinite()
+    return torch.where(known, torch.ldexp(torch.ones_like(upper), exponent), 1.0)
+
+
+def _judged(found: _Evidence, rtol: float, upper_rtol: float) -> NormEstimate:
+    value = found.value.detach()
+    if found.miss == 0:
+        rtol = max(rtol, _ROUNDINGS * torch.finfo(value.dtype).eps)
+    if upper_rtol == math.inf:
+        near = found.holds
+    else:
+        near = found.holds & (found.upper <= (1 + upper_rtol) * value)
+    return NormEstimate(
+        value=found.value,
+        residual=found.residual,
+        error=found.error,
+        upper=found.upper,
+        miss=found.miss,
+        converged=met(found.error, found.residual, rtol) & near,
+        n_matvecs=found.n_matvecs,
+        direction=found.direction,
+    )
+
+
 def met(error: Tensor, residual: Tensor, rtol: float) -> Tensor:
-    """Whether an error is small enough, and so sure as a residual can make it.
+    """Whether error ≤ rtol and residual ≤ 4 rtol.
 
     Two singular values that the iteration still sees as one are closer than r²/error.
     """
     return (error <= rtol) & (residual <= _TRUST * rtol)
+
+
+def relative_error(residual: Tensor, gap: Tensor) -> Tensor:
+    """The smaller of the residual r and r²/(2·gap), gap = 1 − σ₂²/σ₁² (Kato–Temple)."""
+    temple = 0.5 * residual.square() / gap.clamp_min(torch.finfo(gap.dtype).tiny)
+    return torch.where(gap > 0, torch.minimum(residual, temple), residual)
 
 
 def checked(estimate: NormEstimate, rtol: float, upper_rtol: float, strict: bool) -> NormEstimate:
@@ -89,95 +265,7 @@ def checked(estimate: NormEstimate, rtol: float, upper_rtol: float, strict: bool
         what += f" (residual {float(estimate.residual.max()):.2e})"
         asked = f"rtol = {rtol:.2e} ({_TRUST:g} rtol)"
     raise ConvergenceError(
-        f"norm of a linear map: {what} is above {asked} after {estimate.n_matvecs} products; "
-        "raise max_steps or the tolerance, or pass strict=False for the flagged estimate"
+        f"norm of a linear map: {what} is above {asked} after {estimate.n_matvecs} products; give "
+        "solver=Lanczos(max_steps=…) more of them, raise the tolerance, or pass strict=False for "
+        "the flagged estimate"
     )
-
-
-def upper_end(sigma: Tensor, cycles: Sequence[Cycle], tangent: float) -> Tensor:
-    """The largest ‖J‖₂ that a bidiagonalisation leaves possible, (b,).
-
-    φ is the angle between the start and the top right singular vectors of J, tan φ ≤ `tangent`. On
-    the direction w of a singular value s that the start has a share of, the process acts by
-    numbers: ⟨vⱼ, w⟩ = aⱼ(s) cos φ with
-
-        a₁ = 1,   αⱼ bⱼ = s aⱼ − βⱼ₋₁ bⱼ₋₁,   βⱼ aⱼ₊₁ = s bⱼ − αⱼ aⱼ,
-
-    and Bessel's inequality for v₁ … v_{k+1} leaves only the s with Σⱼ aⱼ(s)² ≤ 1/cos² φ. From σₖ
-    on the sum, one over the Christoffel function of the start's spectral measure, grows with s:
-    its root is sought below `worst_upper_end`. After a restart a_{p+1} is that of the remainder
-    before, and (s² − σᵢ²) aᵢ = σᵢ ρᵢ a_{p+1}, s aᵢ = σᵢ bᵢ for the triples kept; Bessel's
-    inequality holds in every cycle, and for the left vectors with the bⱼ. A remainder at rounding
-    level, which ends the space, may hold a share of w all the same, no longer than that level:
-    it stands for αⱼ or βⱼ here. The bound of one term, |a_{k+1}| ≤ 1/cos φ, is Hochstenbach's
-    (Probabilistic upper bounds for the matrix two-norm, J. Sci. Comput. 57, 2013, 464–476).
-
-    Args:
-        sigma: the largest singular value of each bidiagonal matrix, (b,).
-        cycles: the entries of those matrices.
-        tangent: tan φ at most.
-    """
-    # Small arrays and many steps: NumPy's are the cheaper ones.
-    top = sigma.double().cpu().numpy()
-    scale = np.where(top > 0, top, 1.0)[:, None]
-    scaled = [[x.cpu().numpy() / scale for x in cycle.limits()] for cycle in cycles]
-    parts = max(2, min(_PARTS, _TRIAL_ENTRIES // max(len(top), 1)))
-    ends = np.arange(1, parts) / parts
-    low, width = np.ones_like(scale), worst_upper_end(tangent, len(cycles[0].alphas)) - 1.0
-    with np.errstate(all="ignore"):
-        while width > _WIDTH:
-            possible = _bessel_sum(low + width * ends, scaled) <= 1.0 + tangent**2
-            width = width / parts
-            low = low + width * possible.sum(-1, keepdims=True)
-        upper = (low[:, 0] + width) * top * (1 + torch.finfo(sigma.dtype).eps)
-    return torch.from_numpy(upper).to(sigma)
-
-
-def _bessel_sum(s: np.ndarray, cycles: list[list[np.ndarray]]) -> np.ndarray:
-    """The largest Σⱼ aⱼ(s)² or Σⱼ bⱼ(s)² of a cycle, for s (b, t)."""
-    a, largest = np.ones_like(s), np.ones_like(s)
-    for kept, spikes, alphas, betas in cycles:
-        rights, lefts, taken = a * a, np.zeros_like(s), np.zeros_like(s)
-        for value, spike in zip(kept.T[..., None], spikes.T[..., None], strict=True):
-            share = spike * a / (s * s - value * value)
-            rights += (value * share) ** 2
-            lefts += (s * share) ** 2
-            taken += spike * s * share
-        for alpha, beta in zip(alphas.T[..., None], betas.T[..., None], strict=True):
-            # Beyond the end of the space there are no vectors, and nothing more is learnt.
-            b = np.where(alpha > 0, (s * a - taken) / alpha, 0.0)
-            a = np.where(beta > 0, (s * b - alpha * a) / beta, 0.0)
-            rights += a * a
-            lefts += b * b
-            taken = beta * b
-        largest = np.maximum(largest, np.maximum(rights, lefts))
-    return largest
-
-
-def worst_upper_end(tangent: float, steps: int) -> float:
-    """cosh(arsinh(tan φ) / (2k − 1)), the largest ‖J‖₂ / σₖ after k steps, whatever J is.
-
-    With φ and σₖ as in `upper_end`. Derived here, in the manner of Kuczyński and Woźniakowski
-    (SIAM J. Matrix Anal. Appl. 13, 1992, 1094–1122), who bound the probability: let ‖J‖ = 1 and
-    1 − ε = σₖ². As σₖ² is the maximum of ⟨x, JᵀJx⟩/‖x‖² over x = q(JᵀJ)b with polynomials q of
-    degree < k,
-
-        ε q(1)² cos² φ ≤ sin² φ · max_{0 ≤ λ ≤ 1−ε} q(λ)² (1 − ε − λ)   for all of them.
-
-    With λ = (1 − ε)(1 − t²), t q(λ) is an odd polynomial of degree 2k − 1 in t. Put the Chebyshev
-    polynomial there: at λ = 1, t = i sinh α with ε = tanh² α, and what is left is
-    tan φ ≥ sinh((2k − 1) α), while 1/σₖ = cosh α.
-    """
-    return math.cosh(math.asinh(tangent) / (2 * steps - 1))
-
-
-def start_tangent(size: int, miss: float) -> float:
-    """tan φ that the start of an iteration stays below with probability 1 − miss.
-
-    The start r is uniform on the sphere of R^N: |⟨r, v⟩| ≤ t has probability at most
-    t √(2(N−1)/π) for every unit vector v.
-    """
-    if size == 1:
-        return 0.0
-    cosine = miss / math.sqrt(2 * (size - 1) / math.pi)
-    return math.sqrt(1 - cosine**2) / cosine

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from meanfield.linalg.bidiagonalisation import Bidiagonalisation, image
-from meanfield.linalg.evidence import MISS, NormEstimate, met, start_tangent, upper_end
+from meanfield.checks import as_generator, count, number
+from meanfield.linalg.bidiagonalisation import Bidiagonalisation
+from meanfield.linalg.evidence import Candidate, met, relative_error
 from meanfield.linalg.linear_map import LinearMap
-from meanfield.linalg.vectors import lengths, normalised, random_vectors
+from meanfield.linalg.solvers import NormSolver
+from meanfield.linalg.upper_end import start_tangent, upper_end
+from meanfield.linalg.vectors import normalised, random_vectors
 
-__all__ = ["krylov_norm"]
+__all__ = ["Lanczos"]
 
-# After an upper end that was still too far, so many more steps, as a share of those made, pass
-# before it is computed again.
+# Recompute the upper end after 5 % more steps.
 _LOOK_AGAIN = 1.05
-# The angle of the start is taken this much wider than it is with probability 0.999, so that
+# The angle of the start is taken this much wider than it is with probability 1 − miss, so that
 # rounding in the upper end (at worst the square root of the unit roundoff) is covered.
 _SLACK = 1.001
 # Bytes that the two bases may take before the iteration restarts.
@@ -28,54 +31,81 @@ _LEAST_BASIS = 8
 _SMALL_ENTRIES = 2**20
 
 
-@torch.no_grad()
-def krylov_norm(
-    linear_map: LinearMap,
-    *,
-    rtol: float,
-    upper_rtol: float,
-    max_steps: int,
-    generator: torch.Generator | None,
-    max_basis: int | None = None,
-    only_largest: bool = False,
-) -> NormEstimate:
-    """Norms of the whole batch at once, see `meanfield.linalg.operator_norm`.
+@dataclass(frozen=True)
+class Lanczos(NormSolver):
+    """Golub–Kahan–Lanczos bidiagonalisation with full re-orthogonalisation from a random start.
 
-    With `only_largest`, of the maps along the last batch axis only those have to converge that
-    may be the largest as far as their residuals tell.
+    It goes on until both hold: the relative error of σ, by the residual of its singular triple
+    and the gap below it, is at most rtol; and the upper end is at most (1 + `upper_rtol`) · σ.
+    The first is about the singular value that the iteration has found, the second about the norm,
+    which is the largest of all.
+
+    Args:
+        max_steps: largest number of products with J; one more measures the residual.
+        upper_rtol: how far the upper end may be above the value, relatively; `math.inf` to ask
+            for the value alone.
+        miss: the probability, over the random start, that the norm may exceed the upper end.
+        generator: of the random start; a fixed seed if None.
+        max_basis: vectors kept on either side, at least 2; the iteration then restarts with the
+            better half of them. As many as 4 GiB hold if None.
+
+    Raises:
+        ValueError: settings that mean nothing.
     """
-    start = _random_start(linear_map, generator)
-    tangent = _SLACK * start_tangent(linear_map.columns, MISS)
+
+    max_steps: int = 300
+    upper_rtol: float = 0.01
+    miss: float = 1e-3
+    generator: torch.Generator | None = None
+    max_basis: int | None = None
+
+    def __post_init__(self) -> None:
+        count(self.max_steps, "max_steps")
+        number(self.upper_rtol, "upper_rtol", least=0, finite=False)
+        number(self.miss, "miss", above=0, below=1)
+        as_generator(self.generator)
+        if self.max_basis is not None:
+            count(self.max_basis, "max_basis", least=2)
+
+    def candidate(self, linear_map: LinearMap, rtol: float) -> Candidate:
+        """The top right singular vectors of the whole batch at once."""
+        return _iterated(linear_map, rtol, self, only_largest=False)
+
+    def largest(self, linear_map: LinearMap, rtol: float) -> tuple[Candidate, None]:
+        """Goes on until the blocks have converged that may be the largest by their residuals."""
+        return _iterated(linear_map, rtol, self, only_largest=True), None
+
+
+@torch.no_grad()
+def _iterated(
+    linear_map: LinearMap, rtol: float, solver: Lanczos, *, only_largest: bool
+) -> Candidate:
+    start = _random_start(linear_map, solver.generator)
+    tangent = _SLACK * start_tangent(linear_map.columns, solver.miss)
     process = Bidiagonalisation(linear_map, start)
     rank = min(linear_map.rows, linear_map.columns)
-    most, next_look = max_basis or _fitting_basis(linear_map), 0
+    most, next_look = solver.max_basis or _fitting_basis(linear_map), 0
     while True:
         if process.size >= most:
             process.restart(keep=most // 2)
         process.advance()
         sigma, residual, gap, coefficients = _top_triples(process)
-        candidates = _may_be_largest(linear_map, sigma, residual, only_largest)
-        reached = met(_error(residual, gap), residual, rtol)
+        counting = _may_be_largest(linear_map, sigma, residual, only_largest)
+        reached = met(relative_error(residual, gap), residual, rtol)
         # A space with one step more than the rank can be is exhausted.
-        ended = process.products >= max_steps or rank < process.products < most
-        if ended or (process.products >= next_look and bool(reached[candidates].all())):
+        ended = process.products >= solver.max_steps or rank < process.products < most
+        if ended or (process.products >= next_look and bool(reached[counting].all())):
             upper = upper_end(sigma, process.cycles, tangent)
-            near = _near(upper, sigma, upper_rtol, linear_map, only_largest)
-            if ended or bool(near.all()):
+            if ended or _near(upper, sigma, solver.upper_rtol, linear_map, only_largest):
                 break
             next_look = math.ceil(_LOOK_AGAIN * process.products)
-    v = normalised(process.right.combine(coefficients))[0]
-    value, residual = _measured(linear_map, v)
-    error, shape = _error(residual, gap), linear_map.batch_shape
-    return NormEstimate(
-        value=value.reshape(shape),
-        residual=residual.reshape(shape),
-        error=error.reshape(shape),
-        upper=torch.maximum(upper, value).reshape(shape),
-        miss=MISS,
-        converged=(met(error, residual, rtol) & near).reshape(shape),
-        n_matvecs=process.products + 1,
-        direction=v.reshape(*shape, *linear_map.in_shape),
+    shape = linear_map.batch_shape
+    return Candidate(
+        normalised(process.right.combine(coefficients))[0].reshape(*shape, *linear_map.in_shape),
+        upper=upper.reshape(shape),
+        miss=solver.miss,
+        gap=gap.reshape(shape),
+        n_matvecs=process.products,
     )
 
 
@@ -95,17 +125,6 @@ def _fitting_basis(linear_map: LinearMap) -> int:
     """Vectors on either side that fit in memory."""
     entries = math.prod(linear_map.batch_shape) * (linear_map.rows + linear_map.columns)
     return max(_LEAST_BASIS, _BASIS_BYTES // max(1, entries * linear_map.dtype.itemsize))
-
-
-def _measured(linear_map: LinearMap, v: Tensor) -> tuple[Tensor, Tensor]:
-    """σ = ‖Jv‖ and ‖Jᵀu − σv‖/σ with u = Jv/σ, from two products of their own.
-
-    What the iteration believes rests on the orthogonality of its bases; this does not.
-    """
-    u, sigma = normalised(image(linear_map, v))
-    defect = lengths(image(linear_map.T, u) - sigma[:, None] * v)
-    # The image of 0 is exact.
-    return sigma, torch.where(sigma > 0, defect / torch.where(sigma > 0, sigma, 1.0), 0.0)
 
 
 def _top_triples(process: Bidiagonalisation) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -132,16 +151,10 @@ def _top_of_part(process: Bidiagonalisation, part: slice) -> tuple[Tensor, Tenso
     return values[:, 0], residuals[:, 0], gap, right[:, 0, :].clone()
 
 
-def _error(residual: Tensor, gap: Tensor) -> Tensor:
-    """The smaller of the residual r and r²/(2·gap), gap = 1 − σ₂²/σ₁² (Kato–Temple)."""
-    temple = 0.5 * residual.square() / gap.clamp_min(torch.finfo(gap.dtype).tiny)
-    return torch.where(gap > 0, torch.minimum(residual, temple), residual)
-
-
 def _may_be_largest(
     linear_map: LinearMap, sigma: Tensor, residual: Tensor, only_largest: bool
 ) -> Tensor:
-    """Which maps of the flattened batch have to converge, see `krylov_norm`."""
+    """Which maps of the flattened batch have to converge, see `Lanczos.largest`."""
     if not only_largest:
         return torch.ones_like(sigma, dtype=torch.bool)
     along = (-1, linear_map.batch_shape[-1])
@@ -151,10 +164,9 @@ def _may_be_largest(
 
 def _near(
     upper: Tensor, sigma: Tensor, upper_rtol: float, linear_map: LinearMap, only_largest: bool
-) -> Tensor:
+) -> bool:
     """Whether the upper ends are near enough; of blocks, the largest end and the largest σ."""
-    if not only_largest:
-        return upper <= (1 + upper_rtol) * sigma
-    along = (-1, linear_map.batch_shape[-1])
-    best, most = (x.reshape(along).amax(-1, keepdim=True) for x in (sigma, upper))
-    return (most <= (1 + upper_rtol) * best).expand(along).reshape(-1)
+    if only_largest:
+        along = (-1, linear_map.batch_shape[-1])
+        upper, sigma = upper.reshape(along).amax(-1), sigma.reshape(along).amax(-1)
+    return upper_rtol == math.inf or bool((upper <= (1 + upper_rtol) * sigma).all())

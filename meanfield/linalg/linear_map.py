@@ -231,6 +231,24 @@ class LinearMap:
             flat = torch.stack(list(self.T._images()), -2)
         return flat.reshape(*self.batch_shape, self.rows, self.columns)
 
+    def assembled(self) -> LinearMap:
+        """The same maps by their matrices: assembled once, every product is one with them."""
+        matrices = self.to_dense()
+        flat = matrices.reshape(-1, self.rows, self.columns)
+        return replace(
+            self,
+            matvec=_by_matrix(matrices, self.out_shape),
+            rmatvec=_by_matrix(matrices.mT, self.in_shape),
+            dense=lambda part: flat[part],
+        )
+
+    def block(self, index: Tensor) -> LinearMap:
+        """Of blocks along the last batch axis one each, ``(*batch,)``, by its matrices."""
+        at = index[..., None, None, None].expand(*index.shape, 1, self.rows, self.columns)
+        chosen = self.to_dense().gather(-3, at).squeeze(-3)
+        flat = chosen.reshape(-1, self.rows, self.columns)
+        return replace(self, batch_shape=index.shape, dense=lambda part: flat[part]).assembled()
+
     def _images(self) -> Iterator[Tensor]:
         """The columns, (b, m·e) each."""
         for index in range(self.columns):
@@ -265,6 +283,14 @@ class LinearMap:
             rmatvec=product(self.rmatvec, self.out_shape),
             dtype=str(self.dtype).removeprefix("torch."),
         )
+
+
+def _by_matrix(matrices: Tensor, shape: tuple[int, int]) -> Callable[[Tensor], Tensor]:
+    def product(vectors: Tensor) -> Tensor:
+        out = matrices @ vectors.flatten(-2)[..., None]
+        return out.reshape(*matrices.shape[:-2], *shape)
+
+    return product
 
 
 def _combined(

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from meanfield.checks import choice
-from meanfield.linalg import LinearMap, NormEstimate, largest_block_norm, operator_norm
-from meanfield.linalg.norms import METHODS, check_settings
+from meanfield.linalg import NormEstimate, NormSolver, largest_block_norm, operator_norm
 from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.results import Answer, labelled
 
 __all__ = ["LocalLipschitz", "local_lipschitz"]
-
-# Up to this many entries the derivatives of the field at all atoms are cheapest as matrices.
-_FIELD_ENTRIES = 2**22
 
 
 class LocalLipschitz(Answer, noun="constant", title="Local Lipschitz constant"):
@@ -74,13 +67,12 @@ def local_lipschitz(
     *,
     geometry: str = "wasserstein",
     rtol: float = 1e-4,
-    max_steps: int = 300,
-    method: str = "auto",
-    generator: torch.Generator | None = None,
+    solver: NormSolver | None = None,
     strict: bool = True,
-    upper_rtol: float = 0.01,
 ) -> LocalLipschitz:
-    """lim sup W₂(F(ν), F(μ)) / W₂(ν, μ) as mass moves by shrinking steps, or ‖Df(X)‖.
+    """Local Lipschitz constant of F at μ, in W₂ or, for "euclidean", ‖Df(X)‖.
+
+    lim sup W₂(F(ν), F(μ)) / W₂(ν, μ) as mass moves by shrinking steps.
 
     For "wasserstein" the constant is max(‖D^½JD^−½‖, maxᵢ ‖D_xΓ_μ(xᵢ)‖) with D = diag(aᵢ) and J
     the derivative of the atoms of F(μ) in those of μ. The first component ([CAP24] Lemma C.5)
@@ -101,16 +93,14 @@ def local_lipschitz(
         mu: where; batch axes give a batch of constants. Atoms of weight 0 are absent.
         geometry: "wasserstein" or "euclidean".
         rtol: largest estimated relative error that counts as converged.
-        max_steps: largest number of products with the linearisation.
-        method: "auto", "dense" or "lanczos", see `meanfield.linalg.operator_norm`.
-        generator: of random starts; a fixed seed if None.
+        solver: such as ``Dense()`` or ``Lanczos(upper_rtol=0.1)`` of `meanfield.linalg`; by
+            default chosen by size. Its ``upper_rtol`` says how far `upper` may be above each
+            component, so that `converged` is about the constant and not about a smaller singular
+            value.
         strict: raise when not converged; otherwise the answer comes back flagged.
-        upper_rtol: how far `upper` may be above each component, relatively, so that
-            `converged` is about the constant and not about a smaller singular value; `math.inf`
-            asks for the value alone.
 
     Raises:
-        ConvergenceError: not converged after `max_steps` steps, if strict.
+        ConvergenceError: not converged, if strict.
         OverflowError: the linearisation leaves the number range.
 
     Example:
@@ -121,26 +111,12 @@ def local_lipschitz(
         >>> constant.value
         tensor(3.0, dtype=torch.float64)
     """
-    settings: dict[str, Any] = {
-        **{"rtol": rtol, "upper_rtol": upper_rtol, "max_steps": max_steps},
-        **{"generator": generator, "strict": strict},
-    }
-    check_settings(**settings)
-    choice(method, "method", METHODS)
     at = linearize(F, mu, geometry=geometry)
-    whole = operator_norm(at.atoms, method=method, **settings)
+    whole = operator_norm(at.atoms, rtol=rtol, solver=solver, strict=strict)
     if geometry == "euclidean":
         return _result(whole, None, geometry)
-    apart = largest_block_norm(at.field, method=_field_method(at.field, method), **settings)
+    apart = largest_block_norm(at.field, rtol=rtol, solver=solver, strict=strict)
     return _result(whole, apart, geometry)
-
-
-def _field_method(field: LinearMap, method: str) -> str:
-    if method != "auto":
-        return method
-    entries = field.rows * field.columns * field.batch_shape.numel()
-    small = min(field.rows, field.columns) <= 16
-    return "dense" if small or entries <= _FIELD_ENTRIES else "lanczos"
 
 
 def _result(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 import numpy as np
 
 from meanfield.html import span, table
-from meanfield.results.labels import Variable, as_array, batched
+from meanfield.results.labels import Variable, array_of, batched
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -181,7 +181,7 @@ class Answer:
                 f"expected the {self.noun} of one measure as a float, got a batch of shape "
                 f"{tuple(value.shape)}; take one of them, or .value"
             )
-        return float(as_array(value))
+        return float(array_of(value))
 
     def __repr__(self) -> str:
         parts = (f"{name}={text}" for name, text in self._texts().items())
@@ -209,7 +209,7 @@ class Answer:
         """What is shown of each field; a value and its ends with the digits that differ."""
         shown = {name: value for name, label, value in self._given() if label.shown}
         ends = {
-            name: float(as_array(value))
+            name: float(array_of(value))
             for name, value in shown.items()
             if name in ("lower", "value", "upper") and not np.ndim(value)
         }
@@ -217,7 +217,7 @@ class Answer:
 
 
 def _plain(value: Any, column: Variable) -> Any:
-    array = as_array(column.fill if value is None else value)
+    array = array_of(column.fill if value is None else value)
     return array if array.ndim else array.item()
 
 
@@ -237,7 +237,7 @@ def _text(value: Any) -> str:
         (value,) = (part for name, _, part in value._given() if name == "value")
     if isinstance(value, str):
         return repr(value)
-    array = as_array(value)
+    array = array_of(value)
     if array.dtype == bool and array.size:
         kept = int(array.sum())
         return str(bool(kept)) if kept in (0, array.size) else f"{kept} of {array.size}"

@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Variable", "as_array", "batched", "dataset", "describe", "printable"]
+__all__ = ["Variable", "array_of", "batched", "dataset", "describe", "printable"]
 
 _DTYPES = ("float64", "float32", "int64", "bool", "str")
 _FILLS: dict[str, Any] = {
@@ -147,7 +147,7 @@ def batched(
         value = values[variable.name]
         if value is None:
             continue
-        array = as_array(value)
+        array = array_of(value)
         if batch_shape:
             array = array.reshape(-1, *array.shape[len(batch_shape) :])
             variable = replace(variable, dims=("case", *variable.dims))
@@ -156,7 +156,7 @@ def batched(
     return dataset(there, arrays)
 
 
-def as_array(value: Any) -> np.ndarray:
+def array_of(value: Any) -> np.ndarray:
     """A number, an array or a tensor as an array."""
     # Tensors are told by what they can do: this module does not load torch.
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meanfield.attention import AttentionParameters, SelfAttention
-from meanfield.linalg import operator_norm
+from meanfield.linalg import Lanczos, operator_norm
 from meanfield.measures import ParticleMeasure, split
 from tests import oracles
 from tests.strategies import Problem, layer, problems
@@ -439,7 +439,7 @@ def test_products_keep_their_digits_where_attention_is_on_one_atom(scale, geomet
             assert float((product(x).double() - true(x.double())).norm()) < 1e-4 * size
     off = torch.linalg.matrix_norm(J.to_dense().double() - exact.to_dense(), 2)
     assert float(off) < 1e-4 * size
-    found = operator_norm(J, method="lanczos", rtol=1e-4)
+    found = operator_norm(J, solver=Lanczos(), rtol=1e-4)
     assert float(found.value) == pytest.approx(size, rel=1e-4)
 
 

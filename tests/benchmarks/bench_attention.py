@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
+from meanfield.linalg import Lanczos
 from meanfield.lipschitz import local_lipschitz
 
 DIM = 64
@@ -87,7 +88,9 @@ def local(n: int, geometry: str, device: str, max_steps: int) -> dict[str, Any]:
     base = peak_mb()
     F, mu = problem(n, device)
     start = time.perf_counter()
-    constant = local_lipschitz(F, mu, geometry=geometry, max_steps=max_steps, strict=False)
+    constant = local_lipschitz(
+        F, mu, geometry=geometry, solver=Lanczos(max_steps=max_steps), strict=False
+    )
     row = {
         "n": n,
         "geometry": geometry,

@@ -28,7 +28,7 @@ import torch
 from scipy.sparse.linalg import LinearOperator, svds
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, sampling
-from meanfield.linalg import operator_norm
+from meanfield.linalg import Lanczos, operator_norm
 
 DIM, HEADS = 768, 12
 
@@ -111,7 +111,7 @@ def by_power(
 
 
 def by_us(F: SelfAttention, mu: ParticleMeasure) -> dict[str, Any]:
-    found = operator_norm(F.linearize(mu), rtol=1e-4, method="lanczos")
+    found = operator_norm(F.linearize(mu), rtol=1e-4, solver=Lanczos())
     return {
         "value": float(found.value),
         "products": found.n_matvecs,

@@ -10,9 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meanfield.errors import ConvergenceError
-from meanfield.linalg import LinearMap, largest_block_norm, operator_norm
+from meanfield.linalg import Dense, Lanczos, LinearMap, largest_block_norm, operator_norm
 
 F64 = torch.float64
+
+both_solvers = pytest.mark.parametrize(
+    "solver", [Dense(), Lanczos()], ids=lambda solver: type(solver).__name__
+)
 
 
 def as_map(matrices: torch.Tensor, in_shape, out_shape, **extra) -> LinearMap:
@@ -38,7 +42,7 @@ def random_matrices(seed: int, batch, rows: int, columns: int, decay: float) -> 
     return u @ (s[..., None] * vh)
 
 
-@pytest.mark.parametrize("method", ["dense", "lanczos"])
+@both_solvers
 @given(
     seed=st.integers(0, 10**6),
     rows=st.integers(1, 9),
@@ -47,12 +51,12 @@ def random_matrices(seed: int, batch, rows: int, columns: int, decay: float) -> 
     log_scale=st.sampled_from([-300, 0, 250]),
 )
 def test_both_methods_give_the_largest_singular_value(
-    seed, rows, columns, decay, log_scale, method
+    seed, rows, columns, decay, log_scale, solver
 ):
     scale = 10.0**log_scale
     matrices = scale * random_matrices(seed, (3,), 2 * rows, 3 * columns, decay)
     linear_map = as_map(matrices, (columns, 3), (rows, 2))
-    found = operator_norm(linear_map, method=method, rtol=1e-11)
+    found = operator_norm(linear_map, solver=solver, rtol=1e-11)
     torch.testing.assert_close(found.value / scale, torch.ones(3, dtype=F64), rtol=1e-10, atol=0)
     image = linear_map.matvec(found.direction) / scale
     torch.testing.assert_close(torch.linalg.vector_norm(image, dim=(-2, -1)), found.value / scale)
@@ -62,7 +66,7 @@ def test_the_residual_bounds_the_distance_to_a_singular_value():
     matrices = random_matrices(3, (4,), 60, 60, 0.01)
     linear_map = as_map(matrices, (20, 3), (20, 3))
     for steps in (2, 5, 10, 20):
-        found = operator_norm(linear_map, method="lanczos", max_steps=steps, rtol=0, strict=False)
+        found = operator_norm(linear_map, solver=Lanczos(max_steps=steps), rtol=0, strict=False)
         values = torch.linalg.svdvals(matrices)
         distance = (values - found.value[:, None]).abs().amin(-1)
         assert (distance <= found.residual * found.value * (1 + 1e-12)).all()
@@ -73,7 +77,7 @@ def test_the_residual_bounds_the_distance_to_a_singular_value():
 def test_the_residual_is_that_of_the_singular_triple():
     matrices = random_matrices(5, (), 30, 24, 0.02)
     linear_map = as_map(matrices, (8, 3), (10, 3))
-    found = operator_norm(linear_map, method="lanczos", max_steps=6, rtol=0, strict=False)
+    found = operator_norm(linear_map, solver=Lanczos(max_steps=6), rtol=0, strict=False)
     v = found.direction.flatten()
     u = matrices @ v / found.value
     defect = torch.linalg.vector_norm(matrices.mT @ u - found.value * v) / found.value
@@ -83,7 +87,7 @@ def test_the_residual_is_that_of_the_singular_triple():
 def test_not_converged_raises_or_is_flagged():
     matrices = random_matrices(0, (2,), 40, 40, 1e-3)
     linear_map = as_map(matrices, (40, 1), (40, 1))
-    settings = {"method": "lanczos", "max_steps": 2, "rtol": 1e-10}
+    settings = {"solver": Lanczos(max_steps=2), "rtol": 1e-10}
     with pytest.raises(
         ConvergenceError, match=r"error .* is above rtol = 1.00e-10 \(4 rtol\) after 3"
     ):
@@ -91,9 +95,9 @@ def test_not_converged_raises_or_is_flagged():
     assert not operator_norm(linear_map, **settings, strict=False).converged.any()
 
 
-@pytest.mark.parametrize("method", ["dense", "lanczos"])
-def test_the_zero_map_has_norm_zero(method):
-    found = operator_norm(as_map(torch.zeros(2, 6, 4, dtype=F64), (4, 1), (6, 1)), method=method)
+@both_solvers
+def test_the_zero_map_has_norm_zero(solver):
+    found = operator_norm(as_map(torch.zeros(2, 6, 4, dtype=F64), (4, 1), (6, 1)), solver=solver)
     assert found.value.tolist() == [0.0, 0.0]
     assert found.converged.all()
 
@@ -122,24 +126,28 @@ def test_norms_are_right_at_the_ends_of_the_number_range(dtype, entry, shape):
 def test_entries_beyond_the_number_range_are_said_to_be():
     matrix = torch.full((2, 2), math.inf, dtype=F64)
     with pytest.raises(OverflowError, match="range of torch.float64"):
-        operator_norm(as_map(matrix, (2, 1), (2, 1)), method="dense")
+        operator_norm(as_map(matrix, (2, 1), (2, 1)), solver=Dense())
 
 
-def test_unknown_methods_are_refused():
-    with pytest.raises(ValueError, match="method.*'qr'"):
-        operator_norm(as_map(torch.eye(2), (2, 1), (2, 1)), method="qr")
+@pytest.mark.parametrize("solver", ["lanczos", Lanczos, 300], ids=str)
+def test_what_is_no_solver_is_refused(solver):
+    for norm in (operator_norm, largest_block_norm):
+        with pytest.raises(
+            TypeError, match=r"solver: expected None, or a NormSolver such as Dense"
+        ):
+            norm(as_map(torch.eye(2), (2, 1), (2, 1)), solver=solver)
 
 
-@pytest.mark.parametrize("method", ["dense", "lanczos"])
+@both_solvers
 @given(
     seed=st.integers(0, 10**6), blocks=st.integers(1, 7), spread=st.sampled_from([0.0, 1.0, 30])
 )
-def test_the_largest_block_is_the_norm_of_the_block_diagonal(seed, blocks, spread, method):
+def test_the_largest_block_is_the_norm_of_the_block_diagonal(seed, blocks, spread, solver):
     generator = torch.Generator().manual_seed(seed)
     matrices = torch.randn(2, blocks, 3, 4, dtype=F64, generator=generator)
     matrices *= (spread * torch.randn(2, blocks, 1, 1, dtype=F64, generator=generator)).exp()
     linear_map = as_map(matrices, (1, 4), (1, 3))
-    found, block = largest_block_norm(linear_map, method=method, rtol=1e-9)
+    found, block = largest_block_norm(linear_map, solver=solver, rtol=1e-9)
     norms = torch.linalg.svdvals(matrices)[..., 0]
     expected, index = norms.max(-1)
     torch.testing.assert_close(found.value, expected)
@@ -155,18 +163,18 @@ def test_blocks_that_cannot_be_the_largest_need_not_converge(seed):
     matrices = torch.randn(2, 40, 12, 14, dtype=F64, generator=generator)
     linear_map = as_map(matrices, (1, 14), (1, 12))
     expected, index = torch.linalg.svdvals(matrices)[..., 0].max(-1)
-    found, block = largest_block_norm(linear_map, method="lanczos", rtol=1e-4)
+    found, block = largest_block_norm(linear_map, solver=Lanczos(), rtol=1e-4)
     # Two blocks may be closer to each other than the accuracy asked for.
     torch.testing.assert_close(found.value, expected, rtol=1e-4, atol=0)
-    every = operator_norm(linear_map, method="lanczos", rtol=1e-4)
+    every = operator_norm(linear_map, solver=Lanczos(), rtol=1e-4)
     assert found.n_matvecs <= every.n_matvecs
     assert index.shape == block.shape
 
 
 def test_single_precision_is_right_to_its_digits():
     matrices = random_matrices(1, (2,), 50, 50, 0.05).float()
-    for method in ("dense", "lanczos"):
-        found = operator_norm(as_map(matrices, (50, 1), (50, 1)), method=method, rtol=1e-3)
+    for solver in (Dense(), Lanczos()):
+        found = operator_norm(as_map(matrices, (50, 1), (50, 1)), solver=solver, rtol=1e-3)
         assert found.value.dtype == torch.float32
         torch.testing.assert_close(found.value, torch.ones(2), rtol=1e-5, atol=0)
 
@@ -174,7 +182,7 @@ def test_single_precision_is_right_to_its_digits():
 def test_large_batches_are_factored_in_pieces_and_the_thread_number_is_kept():
     matrices = random_matrices(2, (3000,), 6, 5, 0.3)
     threads = torch.get_num_threads()
-    found = operator_norm(as_map(matrices, (5, 1), (3, 2)), method="dense")
+    found = operator_norm(as_map(matrices, (5, 1), (3, 2)), solver=Dense())
     torch.testing.assert_close(found.value, torch.ones(3000, dtype=F64))
     assert torch.get_num_threads() == threads
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from meanfield.linalg import LinearMap, operator_norm
+from meanfield.linalg import Lanczos, LinearMap, operator_norm
 from meanfield.linalg.vectors import lengths, normalised
 
 F32 = torch.float32
@@ -49,6 +49,6 @@ def test_the_norm_of_a_large_map_in_single_precision_is_right():
         return lambda x: (out * float(into @ x.flatten().double())).to(F32)[:, None]
 
     rank_one = LinearMap(product(u, v), product(v, u), (n, 1), (n, 1), dtype=F32)
-    found = operator_norm(rank_one, method="lanczos")
+    found = operator_norm(rank_one, solver=Lanczos())
     assert float(found.value) == pytest.approx(1.0, rel=1e-6)
     assert float(found.direction.double().norm()) == pytest.approx(1.0, rel=1e-6)

@@ -12,6 +12,7 @@ from mpmath import mp
 
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.linalg import Lanczos
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure, split, stack
 from tests import oracles
@@ -62,7 +63,7 @@ def test_a_map_without_its_own_linearisation_gets_the_same_by_autodiff(problem: 
 def test_lanczos_agrees_with_the_factorisation(problem: Problem, geometry: str):
     F, mu = attention(problem), problem.measure
     dense = local_lipschitz(F, mu, geometry=geometry)
-    steps = local_lipschitz(F, mu, geometry=geometry, method="lanczos", rtol=1e-11, strict=False)
+    steps = local_lipschitz(F, mu, geometry=geometry, solver=Lanczos(), rtol=1e-11, strict=False)
     scale = 1e-13 * float(dense.value) + 1e-300
     torch.testing.assert_close(steps.particle, dense.particle, rtol=1e-8, atol=scale)
 
@@ -112,7 +113,7 @@ def test_weights_of_e_minus_900_are_right_to_ten_digits(seed, shape):
     assert math.isfinite(expected)
     assert expected > 1e150
     assert float(found.particle) == pytest.approx(expected, rel=1e-10)
-    steps = local_lipschitz(F, mu, method="lanczos", rtol=1e-12)
+    steps = local_lipschitz(F, mu, solver=Lanczos(), rtol=1e-12)
     assert float(steps.particle) == pytest.approx(expected, rel=1e-10)
 
 
@@ -206,8 +207,8 @@ def test_a_layer_that_is_being_trained_has_the_same_constant(where, geometry):
         )
     else:
         points = points.clone().requires_grad_()
-    for method in ("auto", "lanczos"):
+    for solver in (None, Lanczos()):
         found = local_lipschitz(
-            SelfAttention(par), ParticleMeasure(points), geometry=geometry, method=method
+            SelfAttention(par), ParticleMeasure(points), geometry=geometry, solver=solver
         )
         torch.testing.assert_close(found.value.detach(), expected.value, rtol=1e-4, atol=0)

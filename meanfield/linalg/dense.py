@@ -1,0 +1,152 @@
+"""Norms of small maps, from the eigenvectors of their Gram matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from meanfield.linalg.evidence import Candidate
+from meanfield.linalg.linear_map import LinearMap
+from meanfield.linalg.solvers import NormSolver
+from meanfield.linalg.vectors import lengths
+
+__all__ = ["Dense"]
+
+# Entries of one chunk of dense matrices (float64: 8 MiB); larger batches go chunk by chunk.
+_CHUNK_ENTRIES = 2**20
+
+
+@dataclass(frozen=True)
+class Dense(NormSolver):
+    """The matrices, and the top eigenpairs of their Gram matrices; certain up to rounding.
+
+    They are scaled first, so that entries up to the ends of the number range do no harm.
+    """
+
+    assembles: ClassVar[bool] = True
+
+    @torch.no_grad()
+    def candidate(self, linear_map: LinearMap, rtol: float) -> Candidate:
+        """The top right singular vectors, with σ itself for an upper end."""
+        batch = math.prod(linear_map.batch_shape)
+        entries = linear_map.rows * linear_map.columns
+        if linear_map.dense is not None:
+            dense = linear_map.dense
+            sigma, v = _chunked(lambda part: _top_vectors(dense(part)), batch, entries)
+        else:
+            sigma, v = _factor(linear_map.to_dense().reshape(-1, *_matrix_shape(linear_map)))
+        return _candidate(sigma, v, linear_map, linear_map.batch_shape)
+
+    @torch.no_grad()
+    def largest(self, linear_map: LinearMap, rtol: float) -> tuple[Candidate, Tensor]:
+        """Skips blocks whose Frobenius norm is already too small."""
+        n = linear_map.batch_shape[-1]
+        blocks = linear_map.to_dense().reshape(-1, n, *_matrix_shape(linear_map))
+        frobenius = lengths(blocks.flatten(-2))
+        every = torch.arange(len(blocks), device=blocks.device)
+        best = frobenius.argmax(-1)
+        sigma, v = _factor(blocks[every, best])
+        frobenius[every, best] = -1.0
+        rows, others = (frobenius > sigma[:, None]).nonzero(as_tuple=True)
+        if len(rows):
+            more, v_more = _factor(blocks[rows, others])
+            # The largest of each row: sorted by value, the last write to a row wins.
+            order = more.argsort()
+            winner = torch.full_like(every, -1).scatter_reduce(
+                0, rows[order], torch.arange(len(order), device=blocks.device), "amax"
+            )
+            place = order[winner.clamp_min(0)]
+            better = (winner >= 0) & (more[place] > sigma)
+            sigma = torch.where(better, more[place], sigma)
+            v = torch.where(better[:, None], v_more[place], v)
+            best = torch.where(better, others[place], best)
+        shape = linear_map.batch_shape[:-1]
+        return _candidate(sigma, v, linear_map, shape), best.reshape(shape)
+
+
+def _matrix_shape(linear_map: LinearMap) -> tuple[int, int]:
+    return linear_map.rows, linear_map.columns
+
+
+def _candidate(sigma: Tensor, v: Tensor, linear_map: LinearMap, shape: torch.Size) -> Candidate:
+    # Gram matrices and their eigenvalues are as accurate as products of so many terms.
+    room = 4 * (min(_matrix_shape(linear_map)) + 2) * torch.finfo(linear_map.dtype).eps
+    upper = (sigma * (1 + room)).reshape(shape)
+    return Candidate(v.reshape(*shape, *linear_map.in_shape), upper=upper, miss=0.0)
+
+
+def _factor(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """σ and v of each matrix (b, rows, columns), chunk by chunk."""
+    rows, columns = matrices.shape[-2:]
+    return _chunked(lambda part: _top_vectors(matrices[part]), len(matrices), rows * columns)
+
+
+def _chunked(
+    solve: Callable[[slice], tuple[Tensor, Tensor]], batch: int, entries: int
+) -> tuple[Tensor, Tensor]:
+    """Solve slices of a batch and join them, several at a time."""
+    workers = torch.get_num_threads()
+    size = max(1, min(_CHUNK_ENTRIES // entries, -(-batch // workers) if batch > 256 else batch))
+    slices = [slice(i, min(i + size, batch)) for i in range(0, batch, size)] or [slice(0, 0)]
+    if len(slices) == 1:
+        return solve(slices[0])
+    # LAPACK loops over a batch on one core and lets go of the interpreter lock. One torch thread
+    # in each: nested teams are 1.5 times slower. The caller's number is what new threads inherit.
+    threads = torch.get_num_threads()
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            parts = list(pool.map(solve, slices))
+    finally:
+        torch.set_num_threads(threads)
+    sigma, v = (torch.cat(part) for part in zip(*parts, strict=True))
+    return sigma, v
+
+
+def _top_vectors(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    scale = _power_of_two(matrices)
+    unit = matrices / scale[..., None, None]
+    wide = unit.shape[-1] > unit.shape[-2]
+    gram = unit @ unit.mT if wide else unit.mT @ unit
+    values, vectors = _eigenpairs(gram)
+    sigma, v = values[..., -1].clamp_min(0).sqrt(), vectors[..., -1]
+    if wide:
+        # The largest entry is from 1 to 2: only the matrix 0 has σ = 0, and any v is its own.
+        v = (unit.mT @ v[..., None])[..., 0] / torch.where(sigma > 0, sigma, 1.0)[:, None]
+        v[:, 0] += torch.where(sigma > 0, 0.0, 1.0)
+    return sigma * scale, v
+
+
+def _eigenpairs(gram: Tensor) -> tuple[Tensor, Tensor]:
+    # Single precision: LAPACK's divide and conquer fails where entries are denormal, with an error
+    # or with NaN.
+    try:
+        values, vectors = torch.linalg.eigh(gram)
+        if bool(torch.isfinite(vectors.sum())):
+            return values, vectors
+    except torch.linalg.LinAlgError:
+        pass
+    values, vectors = torch.linalg.eigh(gram.double())
+    return values.to(gram.dtype), vectors.to(gram.dtype)
+
+
+def _power_of_two(matrices: Tensor) -> Tensor:
+    """The power of two at or below the largest entry of each matrix (b, rows, columns), (b,).
+
+    Division by it is exact, and Gram matrices of what is left stay in range.
+
+    Raises:
+        OverflowError: an entry is not finite.
+    """
+    peak = matrices.abs().amax((-2, -1))
+    if not bool(torch.isfinite(peak).all()):
+        raise OverflowError(
+            f"the linear map has entries beyond the range of {matrices.dtype}: its norm cannot "
+            "be represented; use less extreme weights or a smaller radius"
+        )
+    return torch.ldexp(torch.ones_like(peak), torch.frexp(peak).exponent - 1)

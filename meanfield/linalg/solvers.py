@@ -1,0 +1,70 @@
+"""The seam for methods that find the norm of a linear map."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from meanfield.checks import describe
+from meanfield.linalg.evidence import Candidate
+from meanfield.linalg.linear_map import LinearMap
+
+__all__ = ["NormSolver", "as_solver"]
+
+
+class NormSolver:
+    """Base of norm solvers: values with their settings, given as ``solver=``.
+
+    A subclass gives `candidate`. Whether its answer has converged is not its own to say:
+    `meanfield.linalg.certify` makes two products with J and judges.
+
+    Attributes:
+        upper_rtol: how far the upper end may be above the value, relatively, for an answer to
+            have converged; `math.inf` to ask for the value alone.
+        assembles: whether it needs matrices: `operator_norm` then assembles small maps once, and
+            gradients go through the value.
+
+    Example:
+        >>> import torch
+        >>> from scipy.sparse.linalg import svds
+        >>> class Arpack(NormSolver):
+        ...     def candidate(self, linear_map, rtol):
+        ...         _, s, vh = svds(linear_map.to_scipy(), k=2, tol=rtol, random_state=0)
+        ...         unknown = torch.tensor(torch.inf)  # ARPACK bounds nothing from above
+        ...         v = torch.as_tensor(vh[1].copy()).reshape(linear_map.in_shape)
+        ...         gap = torch.tensor(1 - (s[0] / s[1]) ** 2)
+        ...         return Candidate(v, upper=unknown, miss=1.0, gap=gap)
+        >>> from meanfield.linalg import operator_norm
+        >>> J = LinearMap.diagonal(torch.linspace(1, 3, 10, dtype=torch.float64)[:, None])
+        >>> found = operator_norm(J, solver=Arpack(), strict=False)
+        >>> float(found), bool(found.converged)  # without an upper end it may be the second
+        (3.0, False)
+    """
+
+    upper_rtol: float = 0.01
+    assembles: ClassVar[bool] = False
+
+    def candidate(self, linear_map: LinearMap, rtol: float) -> Candidate:
+        """A unit vector for each map of the batch, accurate to rtol, and what bounds the rest."""
+        raise NotImplementedError(f"{type(self).__name__}: expected a method `candidate`")
+
+    def largest(self, linear_map: LinearMap, rtol: float) -> tuple[Candidate, Tensor | None]:
+        """Of blocks along the last batch axis each, and None; or of one alone, and its index."""
+        return self.candidate(linear_map, rtol), None
+
+
+def as_solver(value: object, default: NormSolver) -> NormSolver:
+    """The solver given, or the default for None.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if value is None:
+        return default
+    if not isinstance(value, NormSolver):
+        raise TypeError(
+            f"solver: expected None, or a NormSolver such as Dense() or Lanczos(max_steps=500), "
+            f"got {describe(value)}"
+        )
+    return value

@@ -1,0 +1,110 @@
+"""How much larger than what a Krylov iteration found the norm may be."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meanfield.linalg.bidiagonalisation import Cycle
+
+__all__ = ["start_tangent", "upper_end", "worst_upper_end"]
+
+# The interval of possible norms is searched until it is this short, relative to σ.
+_WIDTH = 1e-14
+# Grid points per round of the search.
+_PARTS = 256
+# Entries of one such round over a whole batch (float64: 1 MiB).
+_ROUND_ENTRIES = 2**17
+
+
+def upper_end(sigma: Tensor, cycles: Sequence[Cycle], tangent: float) -> Tensor:
+    """The largest ‖J‖₂ that a bidiagonalisation leaves possible, (b,).
+
+    φ is the angle between the start and the top right singular vectors of J, tan φ ≤ `tangent`. On
+    the direction w of a singular value s that the start has a share of, the process acts by
+    numbers: ⟨vⱼ, w⟩ = aⱼ(s) cos φ with
+
+        a₁ = 1,   αⱼ bⱼ = s aⱼ − βⱼ₋₁ bⱼ₋₁,   βⱼ aⱼ₊₁ = s bⱼ − αⱼ aⱼ,
+
+    and Bessel's inequality for v₁ … v_{k+1} leaves only the s with Σⱼ aⱼ(s)² ≤ 1/cos² φ. From σₖ
+    on the sum, one over the Christoffel function of the start's spectral measure, grows with s:
+    its root is sought below `worst_upper_end`. After a restart a_{p+1} is that of the remainder
+    before, and (s² − σᵢ²) aᵢ = σᵢ ρᵢ a_{p+1}, s aᵢ = σᵢ bᵢ for the triples kept; Bessel's
+    inequality holds in every cycle, and for the left vectors with the bⱼ. A remainder at rounding
+    level, which ends the space, may hold a share of w all the same, no longer than that level:
+    it stands for αⱼ or βⱼ here. The bound of one term, |a_{k+1}| ≤ 1/cos φ, is Hochstenbach's
+    (Probabilistic upper bounds for the matrix two-norm, J. Sci. Comput. 57, 2013, 464–476).
+
+    Args:
+        sigma: the largest singular value of each bidiagonal matrix, (b,).
+        cycles: the entries of those matrices.
+        tangent: tan φ at most.
+    """
+    # Small arrays and many steps: NumPy's are the cheaper ones.
+    top = sigma.double().cpu().numpy()
+    scale = np.where(top > 0, top, 1.0)[:, None]
+    scaled = [[x.cpu().numpy() / scale for x in cycle.limits()] for cycle in cycles]
+    parts = max(2, min(_PARTS, _ROUND_ENTRIES // max(len(top), 1)))
+    ends = np.arange(1, parts) / parts
+    low, width = np.ones_like(scale), worst_upper_end(tangent, len(cycles[0].alphas)) - 1.0
+    with np.errstate(all="ignore"):
+        while width > _WIDTH:
+            possible = _bessel_sum(low + width * ends, scaled) <= 1.0 + tangent**2
+            width = width / parts
+            low = low + width * possible.sum(-1, keepdims=True)
+        upper = (low[:, 0] + width) * top * (1 + torch.finfo(sigma.dtype).eps)
+    return torch.from_numpy(upper).to(sigma)
+
+
+def _bessel_sum(s: np.ndarray, cycles: list[list[np.ndarray]]) -> np.ndarray:
+    """The largest Σⱼ aⱼ(s)² or Σⱼ bⱼ(s)² of a cycle, for s (b, t)."""
+    a, largest = np.ones_like(s), np.ones_like(s)
+    for kept, spikes, alphas, betas in cycles:
+        rights, lefts, taken = a * a, np.zeros_like(s), np.zeros_like(s)
+        for value, spike in zip(kept.T[..., None], spikes.T[..., None], strict=True):
+            share = spike * a / (s * s - value * value)
+            rights += (value * share) ** 2
+            lefts += (s * share) ** 2
+            taken += spike * s * share
+        for alpha, beta in zip(alphas.T[..., None], betas.T[..., None], strict=True):
+            # Beyond the end of the space there are no vectors, and nothing more is learnt.
+            b = np.where(alpha > 0, (s * a - taken) / alpha, 0.0)
+            a = np.where(beta > 0, (s * b - alpha * a) / beta, 0.0)
+            rights += a * a
+            lefts += b * b
+            taken = beta * b
+        largest = np.maximum(largest, np.maximum(rights, lefts))
+    return largest
+
+
+def worst_upper_end(tangent: float, steps: int) -> float:
+    """cosh(arsinh(tan φ) / (2k − 1)), the largest ‖J‖₂ / σₖ after k steps, whatever J is.
+
+    With φ and σₖ as in `upper_end`. Derived here, in the manner of Kuczyński and Woźniakowski
+    (SIAM J. Matrix Anal. Appl. 13, 1992, 1094–1122), who bound the probability: let ‖J‖ = 1 and
+    1 − ε = σₖ². As σₖ² is the maximum of ⟨x, JᵀJx⟩/‖x‖² over x = q(JᵀJ)b with polynomials q of
+    degree < k,
+
+        ε q(1)² cos² φ ≤ sin² φ · max_{0 ≤ λ ≤ 1−ε} q(λ)² (1 − ε − λ)   for all of them.
+
+    With λ = (1 − ε)(1 − t²), t q(λ) is an odd polynomial of degree 2k − 1 in t. Put the Chebyshev
+    polynomial there: at λ = 1, t = i sinh α with ε = tanh² α, and what is left is
+    tan φ ≥ sinh((2k − 1) α), while 1/σₖ = cosh α.
+    """
+    return math.cosh(math.asinh(tangent) / (2 * steps - 1))
+
+
+def start_tangent(size: int, miss: float) -> float:
+    """tan φ that the start of an iteration stays below with probability 1 − miss.
+
+    The start r is uniform on the sphere of R^N: |⟨r, v⟩| ≤ t has probability at most
+    t √(2(N−1)/π) for every unit vector v.
+    """
+    if size == 1:
+        return 0.0
+    cosine = miss / math.sqrt(2 * (size - 1) / math.pi)
+    return math.sqrt(1 - cosine**2) / cosine

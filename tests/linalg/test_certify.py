@@ -1,0 +1,224 @@
+"""Norm solvers that are wrong: what the certificate refuses or flags, and a user's own solver."""
+
+from __future__ import annotations
+
+import ast
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from meanfield import linalg
+from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.errors import ConvergenceError
+from meanfield.linalg import Candidate, Dense, Lanczos, LinearMap, NormSolver, certify
+from meanfield.lipschitz import local_lipschitz
+from meanfield.measures import ParticleMeasure
+
+F64 = torch.float64
+VALUES = torch.tensor([3.0, 2.0, 1.0], dtype=F64)
+J = LinearMap.diagonal(VALUES[:, None])
+RIGHT = Candidate(
+    direction=torch.tensor([[1.0], [0.0], [0.0]], dtype=F64),
+    upper=torch.tensor(3.0, dtype=F64),
+    miss=0.0,
+    gap=torch.tensor(1 - (2 / 3) ** 2, dtype=F64),
+)
+
+
+def vector(*entries: float) -> torch.Tensor:
+    return torch.tensor(entries, dtype=F64)[:, None]
+
+
+def number(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=F64)
+
+
+def test_a_right_candidate_has_converged():
+    found = certify(J, RIGHT)
+    assert bool(found.converged) and found.value == found.upper == 3.0
+    assert found.residual == found.error == 0.0 and found.n_matvecs == 0
+
+
+REFUSED = {
+    "twice the length": {"direction": 2 * RIGHT.direction},
+    "no length": {"direction": vector(0, 0, 0)},
+    "not a number": {"direction": vector(math.nan, 0, 0)},
+    "infinite": {"direction": vector(math.inf, 0, 0)},
+    "another shape": {"direction": vector(1, 0)},
+    "a batch of one": {"direction": RIGHT.direction[None]},
+}
+
+
+@pytest.mark.parametrize("wrong", REFUSED)
+def test_what_is_no_unit_vector_is_refused(wrong):
+    with pytest.raises(ValueError, match=r"direction: expected (unit vectors|shape)"):
+        certify(J, replace(RIGHT, **REFUSED[wrong]))
+
+
+FLAGGED = {
+    "no singular vector": {"direction": vector(0.8, 0.6, 0)},
+    "no singular vector, and a gap made up": {"direction": vector(0.8, 0.6, 0), "gap": number(1)},
+    "another singular vector": {"direction": vector(0, 1, 0)},
+    "a vector mapped to little": {"direction": vector(0, 0, 1)},
+    "no upper end": {"upper": number(math.inf)},
+    "an upper end that is no number": {"upper": number(math.nan)},
+    "an upper end far above": {"upper": number(3.1)},
+    "an upper end below the value": {"upper": number(2.9)},
+    "a negative upper end": {"upper": number(-3.0)},
+}
+
+
+@pytest.mark.parametrize("wrong", FLAGGED)
+def test_wrong_candidates_never_converge(wrong):
+    found = certify(J, replace(RIGHT, **FLAGGED[wrong]))
+    assert found.converged.shape == () and not bool(found.converged)
+    image = J @ found.direction
+    torch.testing.assert_close(found.value, torch.linalg.vector_norm(image))
+    assert float(found.upper) >= float(found.value)
+
+
+@pytest.mark.parametrize("upper", [math.nan, 2.9, -1.0])
+def test_an_upper_end_that_is_refuted_is_dropped_even_where_none_was_asked_for(upper):
+    found = certify(J, replace(RIGHT, upper=number(upper)), upper_rtol=math.inf)
+    assert float(found.upper) == math.inf and not bool(found.converged)
+    without = certify(J, replace(RIGHT, upper=number(math.inf)), upper_rtol=math.inf)
+    assert bool(without.converged)
+
+
+def test_a_wrong_gap_cannot_hide_a_large_residual():
+    """At most four times rtol is believed, whatever the gap."""
+    tilted = vector(math.cos(1e-2), math.sin(1e-2), 0)
+    found = certify(J, replace(RIGHT, direction=tilted, gap=number(1e9)))
+    assert float(found.error) < 1e-4 < float(found.residual) and not bool(found.converged)
+    unknown = certify(J, replace(RIGHT, direction=tilted, gap=number(math.nan)))
+    assert float(unknown.error) == float(unknown.residual)
+
+
+def test_one_wrong_candidate_of_a_batch_is_flagged_alone():
+    several = LinearMap.diagonal(VALUES[:, None].expand(2, 3, 1))
+    directions = torch.stack([vector(0, 1, 0), RIGHT.direction])
+    candidate = Candidate(directions, upper=torch.full((2,), 3.0, dtype=F64), miss=0.0)
+    assert certify(several, candidate).converged.tolist() == [False, True]
+
+
+def test_the_zero_map_has_norm_zero_and_no_other():
+    nothing = LinearMap.diagonal(torch.zeros(3, 1, dtype=F64))
+    found = certify(nothing, replace(RIGHT, upper=number(0.0), gap=None))
+    assert bool(found.converged) and found.value == found.upper == 0.0
+    assert not bool(certify(nothing, RIGHT).converged)
+
+
+@pytest.mark.parametrize("log_scale", [-320, -300, 0, 300, 307])
+def test_products_are_right_at_the_ends_of_the_number_range(log_scale):
+    scale = 10.0**log_scale
+    found = certify(
+        LinearMap.diagonal(scale * VALUES[:, None]), replace(RIGHT, upper=number(3 * scale))
+    )
+    assert bool(found.converged)
+    assert float(found.value) == pytest.approx(3 * scale, rel=1e-3 if log_scale == -320 else 1e-15)
+
+
+def test_only_the_certificate_makes_estimates():
+    package = Path(linalg.__file__).parents[1]
+    makers = [
+        (path.name, function.name)
+        for path in package.rglob("*.py")
+        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(function, ast.FunctionDef)
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("NormEstimate")
+    ]
+    assert makers == [("evidence.py", "_judged")]
+
+
+# ------------------------------------------------------------------ a solver of one's own
+
+
+@dataclass(frozen=True)
+class Arpack(NormSolver):
+    """SciPy's singular vectors; bounded from above by the Frobenius norm of the rest."""
+
+    upper_rtol: float = 0.5
+
+    def candidate(self, linear_map, rtol):
+        from scipy.sparse.linalg import svds
+
+        matrices = linear_map.to_dense().reshape(-1, linear_map.rows, linear_map.columns)
+        found = [svds(m.numpy(), k=2, tol=rtol, random_state=0)[1:] for m in matrices]
+        s = torch.stack([torch.as_tensor(s.copy()) for s, _ in found])
+        v = torch.stack([torch.as_tensor(vh[1].copy()) for _, vh in found])
+        shape = linear_map.batch_shape
+        rest = matrices.square().sum((-2, -1)) - s[:, 1] ** 2
+        return Candidate(
+            v.reshape(*shape, *linear_map.in_shape),
+            upper=torch.maximum(s[:, 1] * (1 + 1e-12), rest.clamp_min(0).sqrt()).reshape(shape),
+            miss=0.0,
+            gap=(1 - (s[:, 0] / s[:, 1]) ** 2).reshape(shape),
+        )
+
+
+def test_a_solver_of_ones_own_gives_the_constant_and_both_components():
+    F = SelfAttention(AttentionParameters.random(4))
+    points = torch.randn(2, 9, 4, dtype=F64, generator=torch.Generator().manual_seed(0))
+    mu = ParticleMeasure(points)
+    own = local_lipschitz(F, mu, solver=Arpack(upper_rtol=math.inf))
+    dense = local_lipschitz(F, mu, solver=Dense())
+    torch.testing.assert_close(own.particle, dense.particle, rtol=1e-8, atol=0)
+    torch.testing.assert_close(own.splitting, dense.splitting, rtol=1e-8, atol=0)
+    assert own.splitting_atom.tolist() == dense.splitting_atom.tolist()
+
+
+class Liar(NormSolver):
+    """The right vectors, and nothing known from above."""
+
+    def candidate(self, linear_map, rtol):
+        right = Dense().candidate(linear_map, rtol)
+        return replace(right, upper=torch.full_like(right.upper, math.inf))
+
+
+def test_a_solver_without_an_upper_end_is_not_believed():
+    F = SelfAttention(AttentionParameters.random(2))
+    mu = ParticleMeasure([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    with pytest.raises(ConvergenceError, match="upper/value - 1 = inf"):
+        local_lipschitz(F, mu, solver=Liar())
+    found = local_lipschitz(F, mu, solver=Liar(), strict=False)
+    assert not bool(found.converged) and float(found.upper) == math.inf
+
+
+def test_a_solver_without_candidates_says_so():
+    with pytest.raises(NotImplementedError, match="NormSolver: expected a method `candidate`"):
+        linalg.operator_norm(J, solver=NormSolver())
+
+
+@pytest.mark.parametrize("solver", [Dense(), Lanczos()], ids=lambda s: type(s).__name__)
+def test_the_value_of_a_solver_agrees_with_singular_values(solver):
+    matrix = torch.randn(5, 7, dtype=F64, generator=torch.Generator().manual_seed(0))
+    found = linalg.operator_norm(LinearMap.pointwise(matrix[None]), solver=solver, rtol=1e-10)
+    truth = torch.linalg.matrix_norm(matrix, 2)
+    torch.testing.assert_close(found.value, truth, rtol=1e-12, atol=0)
+    assert (found.miss == 0) == isinstance(solver, Dense)
+    assert (found.n_matvecs == 0) == isinstance(solver, Dense)
+
+
+# ------------------------------------------------------------------ what the error promises
+
+
+@pytest.mark.parametrize("gap", [1e-3, 1e-2, 0.1])
+def test_the_stated_error_is_not_below_the_true_one(gap):
+    """Over spectra with a gap below σ₁, as long as the iteration sees the second value."""
+    values = torch.cat([torch.ones(1), torch.linspace(1 - gap, 0, 299)]).double()
+    linear_map = LinearMap.diagonal(values[:, None])
+    below = total = 0
+    for seed in range(10):
+        for steps in (10, 20, 40, 60):
+            generator = torch.Generator().manual_seed(seed)
+            solver = Lanczos(max_steps=steps, upper_rtol=math.inf, generator=generator)
+            found = linalg.operator_norm(linear_map, rtol=1e-12, solver=solver, strict=False)
+            off = 1 - float(found.value)
+            if float(found.residual) < gap / 4 and off > 1e-13:
+                total += 1
+                below += off > float(found.error) * (1 + 1e-6)
+    assert total >= 5 and below == 0
