@@ -36,6 +36,8 @@ __all__ = [
     "stack",
 ]
 
+_NO_BATCH = "expected a batch of measures, got one measure; its atoms are mu.points"
+_BLOCK = 2**22  # distances held at once: 32 MB in float64
 # How far the total mass may be from 1 before it is refused; inside it, it is normalised.
 _MASS_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-8}
 
@@ -79,20 +81,44 @@ class ParticleMeasure:
         log_weights: Any = None,
         positions: Any = None,
     ) -> None:
-        points = as_float_tensor(points, "points")
-        if points.ndim < 2 or 0 in points.shape[-2:]:
-            raise ValueError(
-                "points: expected shape (..., n, d) with n ≥ 1 particles in dimension d ≥ 1, "
-                f"got {tuple(points.shape)}"
-            )
-        check_finite(points, "points")
+        points = _as_points(points, "points")
         if weights is not None and log_weights is not None:
             raise ValueError("expected weights or log_weights, got both; give one of them")
         logs = _log_weights(points, weights, log_weights)
         if positions is not None:
             positions = _per_particle(points, positions, "positions")
             _check_positions(positions)
-        _fill(self, points, logs, positions)
+        vars(self).update(points=points, log_weights=logs, positions=positions)
+
+    @classmethod
+    def of(cls, value: Any, weights: Any = None, *, name: str = "mu") -> ParticleMeasure:
+        """The measure that a value stands for: a measure is itself, points are uniform.
+
+        Args:
+            value: a `ParticleMeasure`; points (..., n, d) as a tensor, NumPy array, list or data
+                frame; or a pair (points, weights).
+            weights: masses of points that come without, shape (..., n); None for equal ones.
+            name: what an error calls the value.
+
+        Raises:
+            TypeError, ValueError: as `ParticleMeasure`; weights given twice; a measure that a map
+                has left with NaN or infinite atoms.
+
+        Example:
+            >>> ParticleMeasure.of(([[0.0], [2.0]], [0.25, 0.75])).weights
+            tensor([0.2500, 0.7500], dtype=torch.float64)
+        """
+        is_pair = isinstance(value, tuple) and len(value) == 2 and np.ndim(value[0]) >= 2
+        if weights is not None and (is_pair or isinstance(value, ParticleMeasure)):
+            raise ValueError(
+                f"weights: expected None for {name}, which comes with its own, "
+                f"got {describe(weights)}"
+            )
+        if isinstance(value, ParticleMeasure):
+            return check_measure(value, name)
+        value, weights = value if is_pair else (value, weights)
+        points = _as_points(value, name)
+        return _measure(points, _log_weights(points, weights, None, f"weights of {name}"), None)
 
     @classmethod
     def from_sequence(cls, points: Any) -> ParticleMeasure:
@@ -147,9 +173,11 @@ class ParticleMeasure:
 
     def to(self, *args: Any, **kwargs: Any) -> ParticleMeasure:
         """The same measure in another dtype or on another device (as `torch.Tensor.to`)."""
-        moved = None if self.positions is None else self.positions.to(*args, **kwargs)
-        points = self.points.to(*args, **kwargs)
-        return _measure(points, self.log_weights.to(*args, **kwargs), moved)
+        return self._with(self.points.to(*args, **kwargs), lambda t: t.to(*args, **kwargs))
+
+    def expand(self, *batch: int) -> ParticleMeasure:
+        """The measure repeated along batch axes, without a copy (as `torch.Tensor.expand`)."""
+        return self._with(self.points.expand(*batch, -1, -1), lambda t: t.expand(*batch, -1))
 
     def replace(self, points: Tensor) -> ParticleMeasure:
         """The measure with its atoms moved to `points` (..., n, d'); weights and positions stay.
@@ -174,23 +202,22 @@ class ParticleMeasure:
     def __getitem__(self, index: Any) -> ParticleMeasure:
         """One measure of a batch, or a part of the batch; indexes batch axes only."""
         if not self.batch_shape:
-            raise IndexError(
-                "expected a batch of measures to index, got one measure; its atoms are mu.points"
-            )
+            raise IndexError(_NO_BATCH)
         anchors = torch.arange(math.prod(self.batch_shape)).reshape(self.batch_shape)[index]
         if anchors.ndim > len(self.batch_shape):
             raise IndexError(f"too many new axes for batch shape {tuple(self.batch_shape)}")
-        positions = None if self.positions is None else self.positions[index]
-        return _measure(self.points[index], self.log_weights[index], positions)
+        return self._with(self.points[index], lambda t: t[index])
 
     def __iter__(self) -> Iterator[ParticleMeasure]:
         """Over the first batch axis."""
         if not self.batch_shape:
-            raise TypeError(
-                "expected a batch of measures to go through, got one measure; its atoms are "
-                "mu.points"
-            )
+            raise TypeError(_NO_BATCH)
         return (self[i] for i in range(self.batch_shape[0]))
+
+    def _with(self, points: Tensor, change: Callable[[Tensor], Tensor]) -> ParticleMeasure:
+        """Other points, and what a function makes of log-weights and positions."""
+        positions = None if self.positions is None else change(self.positions)
+        return _measure(points, change(self.log_weights), positions)
 
     def _repr_html_(self) -> str:
         rows = [
@@ -248,11 +275,7 @@ def check_measure(mu: object, name: str = "mu", *, finite: bool = True) -> Parti
 
 
 def check_map(F: object, name: str = "F") -> None:
-    """Refuse what cannot be a map of measures; what it returns only a call can say.
-
-    Raises:
-        TypeError: no function, or a class in place of one of its objects.
-    """
+    """Raise TypeError unless F is callable (its return value is checked at the call)."""
     if callable(F) and not isinstance(F, type):
         return
     made = "; SelfAttention(parameters) makes one" if hasattr(F, "query") else ""
@@ -268,21 +291,27 @@ def image_of(F: MeasureMap, mu: ParticleMeasure, name: str = "F") -> ParticleMea
     """
     check_map(F, name)
     hint = "return mu.replace(points), or pushforward(T, mu) for a map of points T"
-    try:
-        image = F(mu)
-    except (TypeError, AttributeError) as error:
-        if str(error).partition(":")[2].startswith(" expected") or "expected a" in str(error):
-            raise
-        raise TypeError(
-            f"{name}: expected a map that takes a ParticleMeasure, got {_named(F)}, which raised "
-            f"{type(error).__name__}: {error}; {hint}"
-        ) from error
+    image = _called(F, (mu,), f"{name}: expected a map that takes a ParticleMeasure", f"; {hint}")
     if not isinstance(image, ParticleMeasure):
         raise TypeError(
             f"{name}: expected a map that returns a ParticleMeasure, got {_named(F)}, which "
             f"returned {describe(image)}; {hint}"
         )
     return image
+
+
+def _called(function: Any, arguments: tuple[Any, ...], expected: str, hint: str = "") -> Any:
+    """What a user's function gives, or what it should have taken."""
+    try:
+        return function(*arguments)
+    except (TypeError, AttributeError) as error:
+        text = str(error)
+        if text.partition(":")[2].startswith(" expected") or "expected a" in text:
+            raise  # the function has said it clearly itself
+        raise TypeError(
+            f"{expected}, got {_named(function)}, which raised {type(error).__name__}: "
+            f"{text}{hint}"
+        ) from error
 
 
 def _named(F: object) -> str:
@@ -319,15 +348,7 @@ def pushforward(
     if use_positions and mu.positions is None:
         raise ValueError("mu: expected a measure with positions, got one without")
     arguments = (mu.points, mu.positions) if use_positions else (mu.points,)
-    try:
-        return mu.replace(transport(*arguments))
-    except (TypeError, AttributeError) as error:
-        if "expected" in str(error):
-            raise
-        raise TypeError(
-            f"transport: expected a function of points (..., n, d), got {_named(transport)}, "
-            f"which raised {type(error).__name__}: {error}"
-        ) from error
+    return mu.replace(_called(transport, arguments, "transport: expected a function of points"))
 
 
 def disintegrate(mu: ParticleMeasure) -> Disintegration:
@@ -339,8 +360,7 @@ def disintegrate(mu: ParticleMeasure) -> Disintegration:
         mu: a positioned measure without batch axes.
 
     Returns:
-        The distinct positions in increasing order, shape (g,); log θ(s), shape (g,); and one
-        probability measure on R^d per position.
+        The g distinct positions in increasing order, their log θ(s), and one measure for each.
 
     Raises:
         ValueError: if μ has no positions or has batch axes.
@@ -351,13 +371,12 @@ def disintegrate(mu: ParticleMeasure) -> Disintegration:
     _refuse_batch(mu, "disintegrate")
     alive = mu.log_weights > -math.inf
     points, logs = mu.points[alive], mu.log_weights[alive]
-    positions, group = mu.positions[alive].unique(sorted=True, return_inverse=True)
-    masses, conditionals = [], []
-    for g in range(len(positions)):
-        inside = group == g
-        masses.append(logs[inside].logsumexp(-1))
-        conditionals.append(_measure(points[inside], logs[inside] - masses[-1], None))
-    return Disintegration(positions, torch.stack(masses), tuple(conditionals))
+    positions, groups = mu.positions[alive].unique(sorted=True, return_inverse=True)
+    log_masses = log_sums(logs, groups, len(positions))
+    logs = logs - log_masses[groups]
+    members = [groups == g for g in range(len(positions))]
+    conditionals = tuple(_measure(points[inside], logs[inside], None) for inside in members)
+    return Disintegration(positions, log_masses, conditionals)
 
 
 def split(mu: ParticleMeasure, copies: int = 2) -> ParticleMeasure:
@@ -365,11 +384,10 @@ def split(mu: ParticleMeasure, copies: int = 2) -> ParticleMeasure:
 
     The copies of atom i are neighbours: they stand at places i·copies, …, (i+1)·copies − 1.
     """
-    copies, positions = count(copies, "copies"), check_measure(mu, finite=False).positions
-    if positions is not None:
-        positions = positions.repeat_interleave(copies, -1)
-    logs = mu.log_weights.repeat_interleave(copies, -1) - math.log(copies)
-    return _measure(mu.points.repeat_interleave(copies, -2), logs, positions)
+    copies, mu = count(copies, "copies"), check_measure(mu, finite=False)
+    points = mu.points.repeat_interleave(copies, -2)
+    repeated = mu._with(points, lambda t: t.repeat_interleave(copies, -1))
+    return _measure(points, repeated.log_weights - math.log(copies), repeated.positions)
 
 
 def merge(mu: ParticleMeasure, atol: float = 0.0) -> ParticleMeasure:
@@ -382,19 +400,48 @@ def merge(mu: ParticleMeasure, atol: float = 0.0) -> ParticleMeasure:
     """
     atol = number(atol, "atol", least=0)
     _refuse_batch(check_measure(mu), "merge")
-    alive = mu.log_weights > -math.inf
+    return merge_labelled(mu, atol)[0]
+
+
+def merge_labelled(
+    mu: ParticleMeasure, atol: float, *, across_positions: bool = False
+) -> tuple[ParticleMeasure, Tensor]:
+    """`merge`, and the new number of each atom, (n,), −1 for atoms of weight 0.
+
+    With `across_positions` atoms of different positions may become one, which then has none.
+    """
+    alive = (mu.log_weights > -math.inf).nonzero()[:, 0]
     points, logs = mu.points[alive], mu.log_weights[alive]
-    positions = None if mu.positions is None else mu.positions[alive]
-    labels = torch.as_tensor(_coincidence_labels(points, positions, atol), device=mu.device)
-    groups = range(int(labels.max()) + 1)
-    first = torch.stack([(labels == g).nonzero()[0, 0] for g in groups])
-    merged_logs = torch.stack([logs[labels == g].logsumexp(-1) for g in groups])
-    merged = points[first]
-    if atol > 0:
-        share = (logs - merged_logs[labels]).exp()[:, None]
-        offsets = share * (points - merged[labels])
-        merged = merged.index_add(0, labels, offsets)
-    return _measure(merged, merged_logs, None if positions is None else positions[first])
+    positions = None if across_positions or mu.positions is None else mu.positions[alive]
+    groups, first = _single_linkage(points.detach(), positions, atol)
+    log_masses = log_sums(logs, groups, len(first))
+    shares = (logs - log_masses[groups]).exp()[:, None]  # they sum to 1 in each group
+    origins = points[first]  # differences first: equal points do not move
+    centres = origins.index_add(0, groups, shares * (points - origins[groups]))
+    labels = torch.full((mu.n_particles,), -1, device=mu.device)
+    labels[alive] = groups
+    positions = None if positions is None else positions[first]
+    return _measure(centres, log_masses, positions), labels
+
+
+def close_pairs(points: Tensor, scale: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs of points (n, d) at most a scale apart, a block of rows at a time: memory O(n)."""
+    size = max(1, _BLOCK // max(len(points), 1))
+    for start in range(0, len(points), size):
+        # Not by matrix products, whose cancellation is 1e-8 where clusters have collapsed.
+        gaps = torch.cdist(
+            points[start : start + size], points, compute_mode="donot_use_mm_for_euclid_dist"
+        )
+        rows, columns = (gaps <= scale).nonzero(as_tuple=True)
+        yield rows + start, columns
+
+
+def log_sums(logs: Tensor, groups: Tensor, count: int) -> Tensor:
+    """log Σ exp(logs) over each group, (..., count), from logs and group numbers (..., n)."""
+    top = logs.new_full((*logs.shape[:-1], count), -math.inf)
+    top = top.scatter_reduce(-1, groups, logs, "amax")
+    scaled = (logs - top.gather(-1, groups)).nan_to_num(nan=-math.inf).exp()
+    return top + torch.zeros_like(top).scatter_add(-1, groups, scaled).log()
 
 
 def stack(measures: Sequence[ParticleMeasure]) -> ParticleMeasure:
@@ -414,26 +461,32 @@ def stack(measures: Sequence[ParticleMeasure]) -> ParticleMeasure:
                 f"positions, got {first!r} and {mu!r}"
             )
     n = max(mu.n_particles for mu in measures)
-    logs = torch.stack([_padded(mu.log_weights, n, -math.inf) for mu in measures])
-    # Padding repeats the first atom, so that whatever looks at points alone sees nothing new.
-    points = torch.stack([_repeat_first(mu.points, n, -2) for mu in measures])
-    if not first.is_positioned:
-        return _measure(points, logs, None)
-    positions = [_repeat_first(mu.positions, n, -1) for mu in measures if mu.positions is not None]
-    return _measure(points, logs, torch.stack(positions))
-
-
-def _fill(mu: ParticleMeasure, points: Tensor, logs: Tensor, positions: Tensor | None) -> None:
-    object.__setattr__(mu, "points", points)
-    object.__setattr__(mu, "log_weights", logs)
-    object.__setattr__(mu, "positions", positions)
+    parts = [_padded(mu, n) for mu in measures]
+    positions = [mu.positions for mu in parts if mu.positions is not None]
+    return _measure(
+        torch.stack([mu.points for mu in parts]),
+        torch.stack([mu.log_weights for mu in parts]),
+        torch.stack(positions) if positions else None,
+    )
 
 
 def _measure(points: Tensor, logs: Tensor, positions: Tensor | None) -> ParticleMeasure:
     """A measure from parts that are known to fit."""
     mu = object.__new__(ParticleMeasure)
-    _fill(mu, points, logs, positions)
+    vars(mu).update(points=points, log_weights=logs, positions=positions)
     return mu
+
+
+def _as_points(value: Any, name: str) -> Tensor:
+    points = as_float_tensor(value, name)
+    if points.ndim < 2 or 0 in points.shape[-2:]:
+        hint = f"; points on the line are {name}[:, None], and weights stand beside points"
+        raise ValueError(
+            f"{name}: expected shape (..., n, d) with n ≥ 1 particles in dimension d ≥ 1, "
+            f"got {tuple(points.shape)}{hint * (points.ndim == 1)}"
+        )
+    check_finite(points, name)
+    return points
 
 
 def _per_particle(points: Tensor, values: Any, name: str) -> Tensor:
@@ -454,44 +507,41 @@ def _per_particle(points: Tensor, values: Any, name: str) -> Tensor:
         ) from None
 
 
-def _log_weights(points: Tensor, weights: Any, log_weights: Any) -> Tensor:
-    if weights is None and log_weights is None:
+def _log_weights(points: Tensor, weights: Any, log_weights: Any, name: str = "weights") -> Tensor:
+    if log_weights is not None:
+        logs = _per_particle(points, log_weights, "log_weights")
+        if not is_traced(logs) and bool((logs.isnan() | (logs == math.inf)).any()):
+            raise ValueError(
+                "log_weights: expected numbers below +inf (−inf is weight 0), got NaN/inf"
+            )
+        return _normalised(logs, "log_weights", "subtract their logsumexp")
+    if weights is None:
         n = points.shape[-2]
         return points.new_full((), -math.log(n)).expand(points.shape[:-1])
-    if weights is not None:
-        masses = _per_particle(points, weights, "weights")
-        check_finite(masses, "weights")
-        if not is_traced(masses) and bool((masses < 0).any()):
-            raise ValueError(
-                f"weights: expected numbers ≥ 0, got a smallest weight of {float(masses.min())}"
-            )
-        return _normalised(masses.log(), "weights")
-    logs = _per_particle(points, log_weights, "log_weights")
-    if not is_traced(logs) and bool((logs.isnan() | (logs == math.inf)).any()):
+    masses = _per_particle(points, weights, name)
+    check_finite(masses, name)
+    if not is_traced(masses) and bool((masses < 0).any()):
         raise ValueError(
-            "log_weights: expected numbers below +inf (−inf is weight 0), got NaN/inf"
+            f"{name}: expected numbers ≥ 0, got a smallest weight of {float(masses.min())}"
         )
-    return _normalised(logs, "log_weights")
+    by = "weights.sum()" if np.ndim(weights) == 1 else "weights.sum(-1, keepdims=True)"
+    return _normalised(masses.log(), name, f"divide them by their sum: weights / {by}")
 
 
-def _normalised(logs: Tensor, name: str) -> Tensor:
+def _normalised(logs: Tensor, name: str, cure: str) -> Tensor:
     log_total = logs.logsumexp(-1, keepdim=True)
     if not is_traced(logs):
-        excess = torch.expm1(log_total.detach().double()).abs().max() if logs.numel() else 0.0
-        if not float(excess) <= _MASS_TOLERANCE[logs.dtype]:
-            totals = log_total.detach().double().exp().flatten()
-            worst = float(totals[(totals - 1).abs().argmax()])
-            hint = "divide them by their sum" if name == "weights" else "subtract their logsumexp"
-            raise ValueError(f"{name}: expected a total mass of 1, got {worst!r}; {hint}")
+        excess = torch.expm1(log_total.detach().double())
+        worst = float(excess.flatten()[excess.abs().argmax()]) if logs.numel() else 0.0
+        if not abs(worst) <= _MASS_TOLERANCE[logs.dtype]:
+            raise ValueError(f"{name}: expected a total mass of 1, got {1 + worst:.10g}; {cure}")
     return logs - log_total
 
 
 def _check_positions(positions: Tensor) -> None:
     check_finite(positions, "positions")
-    if is_traced(positions) or not positions.numel():
-        return
-    low, high = (float(x) for x in positions.detach().aminmax())
-    if low < 0 or high > 1:
+    if not is_traced(positions) and bool(((positions < 0) | (positions > 1)).any()):
+        low, high = (float(x) for x in positions.detach().aminmax())
         raise ValueError(
             f"positions: expected numbers in [0, 1], got a range of [{low}, {high}]; "
             "for a sequence of n tokens use i/n"
@@ -506,42 +556,44 @@ def _refuse_batch(mu: ParticleMeasure, name: str) -> None:
         )
 
 
-def _coincidence_labels(points: Tensor, positions: Tensor | None, atol: float) -> np.ndarray:
-    """Group numbers in order of first appearance."""
-    rows = points.detach().cpu().numpy()
-    if positions is not None:
-        rows = np.column_stack([positions.detach().cpu().numpy(), rows])
-    rows = rows + 0.0  # −0.0 and 0.0 are one point
-    if atol == 0:
-        _, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-        labels, starts = inverse.reshape(-1), first
+def _single_linkage(
+    points: Tensor, positions: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Groups joined by chains of steps of length at most a scale, by order of appearance.
+
+    Returns:
+        The number of each point's group, (n,), and the first point of each group, (k,).
+    """
+    if scale == 0:
+        rows = points if positions is None else torch.cat([positions[:, None], points], -1)
+        keys = rows.cpu().numpy() + 0.0  # −0.0 and 0.0 are one point
     else:
-        labels = _chained(rows, atol, positioned=positions is not None)
-        _, starts = np.unique(labels, return_index=True)
-    rank = np.empty(len(starts), dtype=np.int64)
-    rank[np.argsort(starts)] = np.arange(len(starts))
-    return rank[labels]
+        keys = _components(points, positions, scale)
+    _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    groups = np.argsort(order)[inverse.reshape(-1)]
+    return torch.as_tensor(groups, device=points.device), torch.as_tensor(first[order])
 
 
-def _chained(rows: np.ndarray, atol: float, *, positioned: bool) -> np.ndarray:
-    from scipy.sparse import coo_matrix
+def _components(points: Tensor, positions: Tensor | None, scale: float) -> np.ndarray:
+    from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
-    from scipy.spatial import cKDTree
 
-    places = rows[:, 1:] if positioned else rows
-    pairs = cKDTree(places).query_pairs(atol, output_type="ndarray")
-    if positioned:
-        pairs = pairs[rows[pairs[:, 0], 0] == rows[pairs[:, 1], 0]]
-    n = len(rows)
-    graph = coo_matrix((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(n, n))
-    return connected_components(graph, directed=False)[1]
-
-
-def _padded(values: Tensor, n: int, fill: float) -> Tensor:
-    return torch.nn.functional.pad(values, (0, n - values.shape[-1]), value=fill)
+    n = len(points)
+    labels = np.arange(n)
+    for i, j in close_pairs(points, scale):
+        if positions is not None:
+            together = positions[i] == positions[j]
+            i, j = i[together], j[together]
+        edges = labels[i.cpu().numpy()], labels[j.cpu().numpy()]
+        graph = coo_array((np.ones(len(i), bool), edges), shape=(n, n))
+        labels = connected_components(graph, directed=False)[1][labels]
+    return labels
 
 
-def _repeat_first(values: Tensor, n: int, axis: int) -> Tensor:
-    missing = n - values.shape[axis]
-    filler = values.narrow(axis, 0, 1).repeat_interleave(missing, axis)
-    return torch.cat([values, filler], axis)
+def _padded(mu: ParticleMeasure, n: int) -> ParticleMeasure:
+    """With n atoms: the new ones repeat the first at weight 0, so that no point is new."""
+    there = torch.arange(n, device=mu.device) < mu.n_particles
+    index = torch.arange(n, device=mu.device) * there
+    padded = mu._with(mu.points[..., index, :], lambda t: t[..., index])
+    return _measure(padded.points, padded.log_weights.where(there, -math.inf), padded.positions)

@@ -72,7 +72,8 @@ with figures.style():
     ax = plt.subplots()[1]
     ax.loglog(epsilons, certified, label="certified for the ball")
     ax.axhline(constant, color="C1", ls="--", label="constant at the centre")
-    ax.axhline(bounds.tokens_of_layer(F, radius, 12), color="0.5", ls=":", label="a priori")
+    a_priori = bounds.table(F, radius, 12).row("tokens").value
+    ax.axhline(a_priori, color="0.5", ls=":", label="a priori")
     ax.set(xlabel="radius ε: how far each token may move", ylabel="Lipschitz constant")
     ax.legend()
 

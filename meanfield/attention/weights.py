@@ -337,6 +337,10 @@ class Weights:
 
     @cached_property
     def _own_places(self) -> Places:
+        return self.places(self.positions)
+
+    @cached_property
+    def _own_blind(self) -> Places:
         return self.places(self.positions, blind=True)
 
     def products(self, block: Block, out: Tensor | None = None) -> Tensor:
@@ -358,7 +362,7 @@ class Weights:
     def log_p(self, block: Block) -> Tensor:
         """log Pᵢⱼ, ``(*batch, H, rows, columns)``; −∞ in rows that are absent or see no mass."""
         columns = self.head_logs[..., None, block.columns]
-        log_p = self.scoring.log_p(self.products(block), columns, self._own_places.block(block))
+        log_p = self.scoring.log_p(self.products(block), columns, self._own_blind.block(block))
         return torch.where(self.alive[..., None, block.rows, None], log_p, -math.inf)
 
     def log_ratios(self, block: Block) -> Tensor:

@@ -8,17 +8,16 @@ The statements, and in brackets whose they are:
 - `mean_field`: Lip^{W_p}(F on P(B_R)) ≤ ‖V‖(D(c) + c) for p = 2, c = ‖A‖R² (this package)
 - `masked_mean_field`: Lip_{d_p} ≤ ‖V‖(D(2 + ln(MK/D²)) + c) for p = 2 (this package)
 - `tokens`: Lip(f on B_Rⁿ) ≤ ‖V‖(min(√(1+c²)√(n/(1+(n−1)e^{−2c})), D) + c) (this package)
-- `two_dirac_entry`, `two_dirac_lower`: Lip^{W₂} ≥ √(t(1−t))(1+2(1−t)c)e^c, V = I (this package)
+- `two_dirac_lower`: Lip^{W₂} ≥ √(t(1−t))(1+2(1−t)c)e^c, V = I (this package)
 - `masked_two_dirac_lower`: Lip_{d_p} ≥ p/(p−1) times that (this package)
 - `exponential_rate`, `mean_field_by_rate`: the rate e^{E/2} of a given A (this package)
-- `by_oscillation`, `soft_cap`, `l2_mean_field`: other scores than ⟨Ax, y⟩ (this package)
+- `by_oscillation`, `capped_mean_field`, `l2_mean_field`: other scores than ⟨Ax, y⟩ (this package)
 - `local_upper`: the constant at one μ, from its attention weights (this package)
 - `theorem_3_3`: Lip(f on B_Rⁿ) ≤ √3 ‖V‖ (‖A‖²R⁴(4n+1) + n)^½, masked too ([CAP24] Thm 3.3, 4.3)
 - `theorem_3_5`: Lip^{W₂}(F on P(B_R)) ≤ ‖V‖(1 + 3‖A‖R²)e^{2‖A‖R²} ([CAP24] Thm 3.5)
 - `proposition_3_4`: Lip(f on B_Rⁿ) ≥ √(n−1) / (1 + (n−1)e^{−2γR²}), V = I ([CAP24] Prop. 3.4)
-- `multi_head`, `joined_heads`: Lip ≤ Σ_h ‖W^h‖ Lip(f^h), and less ([CAP24] Lemma 3.8; both)
-- `theorem_3_3_of_layer`, `tokens_of_layer`: of a layer, query biases included (both)
 - `l2_attention_inf`: tied L2 attention on n tokens of R^d, in the ∞-norm ([KPM21])
+- `l2_spread`: what n tokens can have of Σⱼ P_ij |uᵢ−uⱼ|² in it ([KPM21])
 - `l2_attention_2`, `l2_attention_max`: in the Euclidean norm, in maxᵢ |xᵢ| (this package)
 - `table`: every statement for one layer and one ball (as each row says)
 
@@ -28,27 +27,19 @@ statements that are not in the papers; the page "Sharp constants" of the documen
 """
 
 # Files: `sharp` (this package's upper bounds), `diracs` (its lower ones), `rates` (for a given A),
-# `scores` (other kernels), `theorems` (the papers' own), `l2` (L2 attention on n tokens), `joins`
-# and `layer` (from heads to a layer), `tables` (all of them at once).
+# `scores` (other kernels), `theorems` (the papers' own), `joins` and `layer` (from heads to a
+# layer), `l2` (L2 attention on n tokens), `tables` (all of them at once).
 
 from meanfield.bounds.diracs import (
     masked_two_dirac_lower,
     two_dirac_best_log_ratio,
-    two_dirac_entry,
     two_dirac_lower,
 )
-from meanfield.bounds.joins import joined_heads, multi_head
 from meanfield.bounds.l2 import l2_attention_2, l2_attention_inf, l2_attention_max, l2_spread
-from meanfield.bounds.layer import (
-    LayerNorms,
-    layer_norms,
-    theorem_3_3_of_layer,
-    tokens_of_layer,
-)
 from meanfield.bounds.rates import exponential_rate, mean_field_by_rate
-from meanfield.bounds.scores import by_oscillation, l2_mean_field, soft_cap
-from meanfield.bounds.sharp import kernel_norm, masked_mean_field, mean_field, tokens
-from meanfield.bounds.tables import BoundRow, BoundTable, table
+from meanfield.bounds.scores import by_oscillation, capped_mean_field, l2_mean_field
+from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
+from meanfield.bounds.tables import BoundTable, table
 from meanfield.bounds.theorems import (
     local_upper,
     proposition_3_4,
@@ -58,35 +49,26 @@ from meanfield.bounds.theorems import (
 )
 
 __all__ = [
-    "BoundRow",
     "BoundTable",
-    "LayerNorms",
     "by_oscillation",
+    "capped_mean_field",
     "exponential_rate",
-    "joined_heads",
-    "kernel_norm",
     "l2_attention_2",
     "l2_attention_inf",
     "l2_attention_max",
     "l2_mean_field",
     "l2_spread",
-    "layer_norms",
     "local_upper",
     "masked_mean_field",
     "masked_two_dirac_lower",
     "mean_field",
     "mean_field_by_rate",
-    "multi_head",
     "proposition_3_4",
     "scaling_factor",
-    "soft_cap",
     "table",
     "theorem_3_3",
-    "theorem_3_3_of_layer",
     "theorem_3_5",
     "tokens",
-    "tokens_of_layer",
     "two_dirac_best_log_ratio",
-    "two_dirac_entry",
     "two_dirac_lower",
 ]

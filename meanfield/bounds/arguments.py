@@ -6,29 +6,29 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.checks import as_floats as as_array
+from meanfield.checks import as_floats
 
-__all__ = ["as_array", "counts", "exponent", "norms", "orders", "out"]
+__all__ = ["counts", "exponent", "norms", "orders", "out"]
 
 _LARGEST = 1e300  # of c: a few times as much still is a float64
 
 
 def norms(value: Any, name: str) -> np.ndarray:
     """Finite numbers ≥ 0: norms, radii, factors."""
-    array = as_array(value, name)
+    array = as_floats(value, name)
     return _checked(array, (array >= 0) & (array < np.inf), f"{name}: expected finite numbers ≥ 0")
 
 
 def counts(n: Any) -> np.ndarray:
     """Numbers of tokens ≥ 1; infinity is allowed, for the mean-field limit."""
-    array = as_array(n, "n")
+    array = as_floats(n, "n")
     whole = (array >= 1) & ((array == np.floor(array)) | (array == np.inf))
     return _checked(array, whole, "n: expected whole numbers of tokens, at least 1")
 
 
 def orders(p: Any) -> np.ndarray:
     """Orders 1 ≤ p ≤ ∞ of a Wasserstein distance."""
-    array = as_array(p, "p")
+    array = as_floats(p, "p")
     return _checked(array, array >= 1, "p: expected orders 1 ≤ p ≤ ∞ of a distance")
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import as_array, exponent, orders, out
+from meanfield.bounds.arguments import exponent, orders, out
+from meanfield.checks import as_floats
 
 __all__ = [
     "masked_two_dirac_lower",
@@ -33,7 +34,7 @@ def two_dirac_entry(gamma: Any, radius: Any, log_ratio: Any, *, p: Any = 2.0) ->
     Source: growth [CAP24] Prop. 3.6 and App. C.8; this constant is this package's. Proved.
     """
     c, inverse = exponent(gamma, radius)[0], 1 / orders(p)
-    logit = as_array(log_ratio) + 2 * c
+    logit = as_floats(log_ratio) + 2 * c
     # log t and log (1−t): no overflow at either end.
     log_t, log_rest = -np.logaddexp(0, -logit), -np.logaddexp(0, logit)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -85,7 +86,7 @@ def masked_two_dirac_lower(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
     inverse = 1 / orders(p)
     with np.errstate(divide="ignore"):
         hardy = 1 / (1 - inverse)
-    return out(hardy * as_array(two_dirac_lower(gamma, radius, p=p)))
+    return out(hardy * as_floats(two_dirac_lower(gamma, radius, p=p)))
 
 
 def two_dirac_best_log_ratio(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import as_array, norms, out
+from meanfield.bounds.arguments import norms, out
+from meanfield.checks import as_floats
 
 __all__ = ["joined_heads", "multi_head"]
 
@@ -47,7 +48,7 @@ def joined_heads(V: Any, constants: Any, *, norms_V: Any = None) -> Any:
         >>> joined_heads([[[1.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 1.0]]], [2.0, 2.0])
         2.8284
     """
-    matrices, tau = as_array(V), _bounds(constants)
+    matrices, tau = as_floats(V), _bounds(constants)
     if matrices.ndim != 3 or tau.shape[-1:] != matrices.shape[:1]:
         raise ValueError(
             f"expected V (H, d_out, d) and constants (..., H), got {matrices.shape} "
@@ -69,7 +70,7 @@ def joined_heads(V: Any, constants: Any, *, norms_V: Any = None) -> Any:
 
 
 def _bounds(constants: Any) -> np.ndarray:
-    each = as_array(constants)
+    each = as_floats(constants)
     if not (each >= 0).all():
         raise ValueError(f"constants: expected numbers ≥ 0, got {constants!r}")
     return each

@@ -16,12 +16,15 @@ such constant: two tokens that attention cannot tell apart can differ by any val
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import as_array
-from meanfield.checks import describe, number
+from meanfield.bounds.layer import Layer
+from meanfield.checks import as_floats, number
+
+if TYPE_CHECKING:
+    from meanfield.attention.parameters import AttentionParameters
 
 __all__ = ["l2_attention_2", "l2_attention_inf", "l2_attention_max", "l2_spread"]
 
@@ -60,12 +63,13 @@ def l2_attention_inf(layer: Any, n: Any) -> float:
     of dimension one.
 
     Args:
-        layer: parameters with key = query and values B_h Q_h, see `AttentionParameters.tied_l2`;
-            or a map that has them as ``parameters``.
+        layer: `SelfAttention` with ``kernel=l2``, or its parameters, with key = query and values
+            B_h Q_h, see `AttentionParameters.tied_l2`.
         n: number of tokens; 1/min aᵢ for weighted atoms.
 
     Raises:
-        ValueError: untied queries and keys, or values that see what the queries do not.
+        ValueError: another kernel, untied queries and keys, or values that see what the queries
+            do not.
 
     Source: [KPM21] Theorem 3.2 for the paper's layer; for any B_h, and the second form, this
     package. Proved: a row of a k×k sum of outer products has an ℓ₁ norm of at most √k times
@@ -128,16 +132,15 @@ def l2_attention_max(layer: Any, n: Any) -> float:
     return (1 + 4 * l2_spread(n)) * _joined(*_heads(layer), stacked=False)
 
 
-def tied_norms(layer: Any) -> tuple[bool, np.ndarray, int]:
+def tied_norms(par: AttentionParameters) -> tuple[bool, np.ndarray, int]:
     """Whether queries and keys are tied; ‖G_h‖ = scale ‖Q_h‖², (H,); the rank of G_h at most.
 
     The scores of a tied layer are −(x−y)ᵀG(x−y), G = scale · QᵀQ, whatever its biases.
     """
-    par = getattr(layer, "parameters", layer)
-    queries, keys = as_array(par.query), as_array(par.per_head(par.key))
+    queries, keys = as_floats(par.query), as_floats(par.per_head(par.key))
     sizes = np.linalg.norm(queries, 2, axis=(-2, -1))
     tied = _same(queries, keys) and _same_bias(par)
-    return tied, np.abs(as_array(par.scale)) * sizes**2, min(queries.shape[-2:])
+    return tied, np.abs(as_floats(par.scale)) * sizes**2, min(queries.shape[-2:])
 
 
 _Heads = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
@@ -163,15 +166,13 @@ def _joined(heads: _Heads, outputs: list[np.ndarray], *, stacked: bool) -> float
 
 def _heads(layer: Any) -> tuple[_Heads, list[np.ndarray]]:
     """(W_hB_h, B_h, Q_h) of each head, and W_h."""
-    par = getattr(layer, "parameters", layer)
-    if not hasattr(par, "per_head"):
-        raise TypeError(
-            "layer: expected AttentionParameters, or a map that has them as `parameters`, got "
-            f"{describe(layer)}"
-        )
-    queries = as_array(par.query)
-    values = as_array(par.per_head(par.value))
-    outputs = None if par.output is None else as_array(par.output)
+    found = Layer.of(layer)
+    par = found.parameters
+    if found.score is not None and found.score.kind != "l2":
+        raise ValueError("L2 attention: expected a layer with kernel=l2, got another")
+    queries = as_floats(par.query)
+    values = as_floats(par.per_head(par.value))
+    outputs = None if par.output is None else as_floats(par.output)
     if not tied_norms(par)[0]:
         raise ValueError(
             "L2 attention: expected tied queries and keys, key = query and key_bias = query_bias; "
@@ -197,9 +198,9 @@ def _same(a: np.ndarray, b: np.ndarray) -> bool:
     return a.shape == b.shape and bool((a == b).all())
 
 
-def _same_bias(par: Any) -> bool:
+def _same_bias(par: AttentionParameters) -> bool:
     if par.query_bias is None and par.key_bias is None:
         return True
     if par.query_bias is None or par.key_bias is None:
         return False
-    return _same(as_array(par.query_bias), as_array(par.per_head(par.key_bias)))
+    return _same(as_floats(par.query_bias), as_floats(par.per_head(par.key_bias)))

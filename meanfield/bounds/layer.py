@@ -1,142 +1,151 @@
-"""What the theorems need of a layer: norms per head, from parameters or from arrays."""
+"""What the theorems need of a layer: its mask, its scores, and norms of its heads."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import as_array, out
+from meanfield.bounds.arguments import out
 from meanfield.bounds.joins import joined_heads
-from meanfield.bounds.sharp import tokens
 from meanfield.bounds.theorems import theorem_3_3
-from meanfield.checks import describe
+from meanfield.checks import as_bool, as_floats, describe
 
-__all__ = [
-    "LayerNorms",
-    "bilinear",
-    "layer_norms",
-    "raised",
-    "theorem_3_3_of_layer",
-    "tokens_of_layer",
-    "value_matrices",
-]
+if TYPE_CHECKING:
+    from meanfield.attention.parameters import AttentionParameters
+    from meanfield.attention.self_attention import Score
+
+__all__ = ["Layer", "raised"]
 
 # Relative: what upper bounds of a layer are raised by, to stay above the rounding of the norms.
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
-class LayerNorms:
-    """Norms of H heads.
+class Layer:
+    """Attention as the theorems see it; per head, with H heads.
 
     Attributes:
-        A: ‖A_h‖, (H,), of the scores ⟨A_h x + c_h, y⟩.
-        shift: ‖c_h‖, (H,): what a query bias adds, c = scale · Kᵀ b_Q; 0 without one.
-        V: ‖W_h V_h‖, (H,).
+        parameters: its matrices.
+        score: what its softmax is taken of; None where only matrices are given.
+        causal: whether it is masked; None if nobody said.
     """
 
-    A: np.ndarray
-    shift: np.ndarray
-    V: np.ndarray
+    parameters: AttentionParameters
+    score: Score | None
+    causal: bool | None
+
+    @classmethod
+    def of(cls, layer: Any, causal: Any = None) -> Layer:
+        """The facts of a layer, from the layer.
+
+        Args:
+            layer: `meanfield.attention.SelfAttention`, its parameters, or the pair (A, V) of
+                arrays (d, d) or (H, d, d).
+            causal: the mask, where there are only matrices.
+
+        Raises:
+            TypeError: something else.
+            ValueError: shapes that do not fit, another mask than the map's.
+        """
+        # Here, so that formulas of numbers do without torch.
+        from meanfield.attention.parameters import AttentionParameters
+        from meanfield.attention.self_attention import SelfAttention
+
+        causal = None if causal is None else as_bool(causal, "causal")
+        if isinstance(layer, SelfAttention):
+            if causal not in (None, layer.causal):
+                raise ValueError(
+                    f"causal: expected {layer.causal}, as the layer says, or None, got {causal}"
+                )
+            return cls(layer.parameters, layer.score, layer.causal)
+        if not isinstance(layer, AttentionParameters):
+            if not isinstance(layer, (tuple, list)) or len(layer) != 2:
+                raise TypeError(
+                    "layer: expected SelfAttention, AttentionParameters, or a pair (A, V) of "
+                    f"matrices, got {describe(layer)}"
+                )
+            A, V = (as_floats(matrix, name) for matrix, name in zip(layer, "AV", strict=True))
+            layer = AttentionParameters.from_bilinear(A, V)
+        return cls(layer, None, causal)
+
+    @cached_property
+    def A(self) -> np.ndarray:
+        """(H, d, d), of the scores ⟨A_h x + c_h, y⟩."""
+        return as_floats(self.parameters.A)
+
+    @cached_property
+    def V(self) -> np.ndarray:
+        """V_h, output matrices included, (H, d_out, d)."""
+        return as_floats(self.parameters.V)
+
+    @cached_property
+    def norm_A(self) -> np.ndarray:
+        """‖A_h‖, (H,), from k × k matrices."""
+        keys = np.swapaxes(as_floats(self._key), -1, -2)
+        return self._scale * _product_norms(keys, as_floats(self.parameters.query))
+
+    @cached_property
+    def norm_V(self) -> np.ndarray:
+        """‖V_h‖, (H,)."""
+        par = self.parameters
+        value = as_floats(par.per_head(par.value))
+        if par.output is None:
+            return np.linalg.norm(value, 2, axis=(-2, -1))
+        return _product_norms(as_floats(par.output), value)
+
+    @cached_property
+    def shift(self) -> np.ndarray:
+        """|c_h|, (H,), c = scale · Kᵀ b_Q: what a query bias adds to Ax; 0 without one."""
+        return self._pulled(self.parameters.query_bias, self._key)
+
+    @cached_property
+    def key_shift(self) -> np.ndarray:
+        """|scale · Qᵀ b_K|, (H,): what a key bias adds to Aᵀy; 0 without one."""
+        bias = self.parameters.key_bias
+        bias = None if bias is None else self.parameters.per_head(bias)
+        return self._pulled(bias, self.parameters.query)
 
     def effective_A(self, radius: Any) -> np.ndarray:
-        """‖A_h‖ + ‖c_h‖/R, shape (..., H): stands in for ‖A_h‖ where there is a query bias.
+        """‖A_h‖ + |c_h|/R, shape (..., H): stands in for ‖A_h‖ where there is a query bias.
 
         The proofs of Theorems 3.3, 4.3 and 3.5 use ‖A‖ and ‖Ax‖ ≤ ‖A‖R on the ball only, and
-        ‖Ax + c‖ ≤ (‖A‖ + ‖c‖/R)R. This step is not in the paper; tested numerically.
+        ‖Ax + c‖ ≤ (‖A‖ + |c|/R)R. This step is not in the paper; tested numerically.
         """
         R = np.asarray(radius, float)[..., None]
         if not self.shift.any():
-            return np.broadcast_to(self.A, (*R.shape[:-1], len(self.A)))
+            return np.broadcast_to(self.norm_A, (*R.shape[:-1], len(self.norm_A)))
         with np.errstate(divide="ignore"):
-            return self.A + self.shift / R
+            return self.norm_A + self.shift / R
 
+    def theorem_3_3(self, radius: Any, n: int) -> Any:
+        """Σ_h √3 ‖V_h‖ ((‖A_h‖ + |c_h|/R)²R⁴(4n+1) + n)^½: all heads on n tokens in B_R.
 
-def layer_norms(layer: Any) -> LayerNorms:
-    """The norms of a layer.
+        Source: [CAP24] Theorems 3.3 and 4.3 with Lemma 3.8; |c_h|/R is not in the paper.
+        """
+        R = np.asarray(radius, float)
+        each = theorem_3_3(self.effective_A(R), self.norm_V, R[..., None], n)
+        return out(raised(np.sum(each, axis=-1)))
 
-    Args:
-        layer: parameters with ``A`` and ``V`` (H, d, d), such as
-            `meanfield.attention.AttentionParameters`, a map that has them as ``parameters``, or
-            the pair (A, V) of arrays (d, d) or (H, d, d). Parameters with ``query`` (H, k, d),
-            ``key``, ``value``, ``output`` and ``scale`` cost k × k matrices instead of d × d.
+    def joined(self, each: Any) -> float:
+        """A bound of the layer, from one of each head alone at V_h = I."""
+        return float(raised(joined_heads(self.V, each, norms_V=self.norm_V)))
 
-    Raises:
-        ValueError: shapes that do not fit.
-    """
-    layer = getattr(layer, "parameters", layer)
-    if not hasattr(layer, "query_bias"):
-        A, V = bilinear(layer)
-        return LayerNorms(_norms(A), np.zeros(len(A)), _norms(V))
-    scale = as_array(layer.scale)
-    query, key, value = (as_array(m) for m in (layer.query, layer.key, layer.value))
-    # Grouped heads share keys and values.
-    key, value = (np.repeat(m, len(query) // len(m), axis=0) for m in (key, value))
-    norm_A = np.abs(scale) * _product_norms(np.swapaxes(key, -1, -2), query)
-    norm_V = _norms(value)
-    if layer.output is not None:
-        norm_V = _product_norms(as_array(layer.output), value)
-    shift = np.zeros(len(query))
-    if layer.query_bias is not None:
-        pulled = (as_array(layer.query_bias)[:, None, :] @ key)[:, 0]
-        shift = np.abs(scale) * np.linalg.norm(pulled, axis=-1)
-    return LayerNorms(norm_A, shift, norm_V)
+    @property
+    def _scale(self) -> np.ndarray:
+        return np.abs(as_floats(self.parameters.scale))
 
+    @property
+    def _key(self) -> Any:
+        return self.parameters.per_head(self.parameters.key)
 
-def theorem_3_3_of_layer(layer: Any, radius: Any, n: int) -> Any:
-    """Σ_h √3 ‖V_h‖ ((‖A_h‖ + ‖c_h‖/R)²R⁴(4n+1) + n)^½: a whole layer on n tokens in B_R.
-
-    Args:
-        layer: see `layer_norms`.
-        radius: R > 0, numbers of any shape.
-        n: number of tokens.
-
-    Returns:
-        The bound, of the shape of `radius`, raised by 1e-9 relative against rounding.
-
-    Source: [CAP24] Theorems 3.3 and 4.3 with Lemma 3.8; ‖c_h‖/R for query biases is not in the
-    paper, see `LayerNorms.effective_A`.
-
-    Example:
-        >>> theorem_3_3_of_layer(([[0.0]], [[1.0]]), 1.0, 3)
-        3.0
-    """
-    norms = layer_norms(layer)
-    R = np.asarray(radius, float)
-    each = theorem_3_3(norms.effective_A(R), norms.V, R[..., None], n)
-    return out(raised(np.sum(each, axis=-1)))
-
-
-def tokens_of_layer(layer: Any, radius: Any, n: int, *, causal: bool = False) -> Any:
-    """`tokens` of each head, joined by `joined_heads`: a whole layer on n tokens in B_R.
-
-    Args:
-        layer: see `layer_norms`.
-        radius: R, numbers of any shape.
-        n: number of tokens.
-        causal: whether the layer is masked.
-
-    Returns:
-        The bound, of the shape of `radius`, raised by 1e-9 relative against rounding.
-
-    Source: this package.
-
-    Example:
-        >>> tokens_of_layer(([[0.0]], [[1.0]]), 1.0, 3)
-        1.0
-    """
-    norms = layer_norms(layer)
-    R = np.asarray(radius, float)[..., None]
-    each = tokens(norms.A, 1.0, R, n, causal=causal, shift=norms.shift)
-    return out(raised(joined_heads(value_matrices(layer), each, norms_V=norms.V)))
-
-
-def value_matrices(layer: Any) -> np.ndarray:
-    """V_h, output matrices included, (H, d_out, d)."""
-    layer = getattr(layer, "parameters", layer)
-    return as_array(layer.V) if hasattr(layer, "query_bias") else bilinear(layer)[1]
+    def _pulled(self, bias: Any, matrix: Any) -> np.ndarray:
+        if bias is None:
+            return np.zeros(self.parameters.n_heads)
+        rows = as_floats(bias)[:, None, :] @ as_floats(matrix)
+        return self._scale * np.linalg.norm(rows[:, 0], axis=-1)
 
 
 def raised(value: Any) -> Any:
@@ -144,31 +153,8 @@ def raised(value: Any) -> Any:
     return value * (1 + _ROUNDING)
 
 
-def bilinear(layer: Any) -> tuple[np.ndarray, np.ndarray]:
-    """A (H, d, d) and V (H, d_out, d) of parameters or of a pair of arrays."""
-    if not hasattr(layer, "A") and not (isinstance(layer, (tuple, list)) and len(layer) == 2):
-        raise TypeError(
-            "layer: expected AttentionParameters, a map that has them as `parameters`, or a pair "
-            f"(A, V) of matrices, got {describe(layer)}"
-        )
-    A, V = (layer.A, layer.V) if hasattr(layer, "A") else layer
-    A, V = (m[None] if m.ndim == 2 else m for m in (as_array(A, "A"), as_array(V, "V")))
-    for name, matrices in (("A", A), ("V", V)):
-        if not np.isfinite(matrices).all():
-            raise ValueError(f"{name}: expected finite numbers, got NaN or infinite ones")
-    if A.ndim != 3 or V.ndim != 3 or len(A) != len(V) or A.shape[-1] != V.shape[-1]:
-        raise ValueError(f"expected A (H, d, d) and V (H, d_out, d), got {A.shape} and {V.shape}")
-    if A.shape[-1] != A.shape[-2]:
-        raise ValueError(f"A: expected square matrices, got shape {A.shape}")
-    return A, V
-
-
-def _norms(matrices: np.ndarray) -> np.ndarray:
-    return np.linalg.norm(matrices, 2, axis=(-2, -1))
-
-
 def _product_norms(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """‖left @ right‖ for tall left (H, m, k) and wide right (H, k, d)."""
     first = np.linalg.qr(left, mode="r")
     second = np.linalg.qr(np.swapaxes(right, -1, -2), mode="r")
-    return _norms(first @ np.swapaxes(second, -1, -2))
+    return np.linalg.norm(first @ np.swapaxes(second, -1, -2), 2, axis=(-2, -1))

@@ -13,7 +13,7 @@ import numpy as np
 from meanfield.bounds.arguments import exponent, norms, orders, out
 from meanfield.bounds.sharp import log_average, log_running_average
 
-__all__ = ["by_oscillation", "l2_mean_field", "soft_cap"]
+__all__ = ["by_oscillation", "capped_mean_field", "l2_mean_field"]
 
 # e^{h²}(1 + 2Σ_{j≥1} e^{−(j−½)²h²}) at h = 0.6 is 5.667: mass of L2 attention per direction.
 _COLUMN = 5.7
@@ -74,7 +74,7 @@ def _bounded(
         return out(np.where(v > 0, v * (np.exp(average) + turned), 0.0))
 
 
-def soft_cap(
+def capped_mean_field(
     norm_A: Any,
     norm_V: Any,
     radius: Any,
@@ -83,8 +83,13 @@ def soft_cap(
     p: Any = 2.0,
     causal: bool = False,
     shift: Any = 0.0,
+    key_shift: Any = 0.0,
 ) -> Any:
     """‖V‖(e^{τ tanh(c/τ)}(1 + c) + ‖A‖R²): scores τ tanh(⟨Ax, y⟩/τ), an exponent below τ.
+
+    With c = ‖A‖R² + shift·R; a key bias adds key_shift·R to ‖A‖R². (Without a cap it drops out:
+    it adds the same to ∇_xℓ at every y, and ∇_xℓ is held against y − m. The slope of the cap
+    depends on y.)
 
     Args:
         norm_A: spectral norm ‖A‖.
@@ -94,11 +99,12 @@ def soft_cap(
         p: order of the Wasserstein distance, 1 ≤ p ≤ ∞.
         causal: whether the layer is masked.
         shift: |scale · Kᵀ b_Q|, what a query bias adds to Ax.
+        key_shift: |scale · Qᵀ b_K|, what a key bias adds to Aᵀy.
 
     Source: this package. Proved.
 
     Example:
-        >>> soft_cap(1.0, 1.0, 3.0, 1.0)
+        >>> capped_mean_field(1.0, 1.0, 3.0, 1.0)
         36.18
     """
     turning, turned = exponent(norm_A, radius, shift)
@@ -107,6 +113,7 @@ def soft_cap(
         raise ValueError(f"tau: expected numbers > 0, got {tau!r}")
     with np.errstate(over="ignore"):
         oscillation = 2 * cap * np.tanh(turning / cap)
+        turned = turned + norms(key_shift, "key_shift") * norms(radius, "radius")
     return _bounded(v, turning, oscillation, turned, orders(p), causal)
 
 

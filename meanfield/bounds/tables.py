@@ -9,26 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meanfield import html
-from meanfield.attention.self_attention import Score, SelfAttention
 from meanfield.bounds.diracs import masked_two_dirac_lower, two_dirac_lower
-from meanfield.bounds.joins import joined_heads
 from meanfield.bounds.l2 import l2_attention_2, tied_norms
-from meanfield.bounds.layer import (
-    LayerNorms,
-    bilinear,
-    layer_norms,
-    raised,
-    theorem_3_3_of_layer,
-    value_matrices,
-)
+from meanfield.bounds.layer import Layer, raised
 from meanfield.bounds.rates import mean_field_by_rate
-from meanfield.bounds.scores import l2_mean_field, soft_cap
+from meanfield.bounds.scores import capped_mean_field, l2_mean_field
 from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
 from meanfield.bounds.theorems import proposition_3_4, theorem_3_5
-from meanfield.checks import as_bool, count, number
+from meanfield.checks import count, number
 
 if TYPE_CHECKING:
     import xarray as xr
+
+    from meanfield.attention.parameters import AttentionParameters
 
 __all__ = ["BoundRow", "BoundTable", "table"]
 
@@ -157,15 +150,15 @@ def table(
     """What every theorem says a priori of a layer on B_R; heads are summed ([CAP24] Lemma 3.8).
 
     Args:
-        layer: parameters, a map that has them as ``parameters``, or the pair (A, V), see
-            `layer_norms`.
+        layer: `meanfield.attention.SelfAttention`, its parameters, or the pair (A, V) of arrays
+            (d, d) or (H, d, d). The map says whether it is masked and what its scores are.
         radius: R > 0, the unit of the points.
         n: number of tokens; without it the statements about n tokens do not apply.
-        causal: whether the layer is masked; by default as the map says (its ``causal``), else
-            both kinds of statements are given.
+        causal: whether bare matrices are masked; without it both kinds of statements are given.
 
     Raises:
-        ValueError: a radius or a number of tokens that is not positive, shapes that do not fit.
+        ValueError: a radius or a number of tokens that is not positive, shapes that do not fit,
+            another mask than the map's.
 
     Example:
         >>> found = table(([[-1.0]], [[1.0]]), 1.0, n=10)
@@ -174,75 +167,82 @@ def table(
     """
     radius = number(radius, "radius", above=0)
     n = None if n is None else count(n, "n")
-    causal = getattr(layer, "causal", None) if causal is None else as_bool(causal, "causal")
-    other, score = None, Score("dot product")
-    if isinstance(layer, SelfAttention):
-        score = layer.score
-    if score.kind != "dot product":
-        other = "the kernel is not the dot product under the softmax"
-    parameters = getattr(layer, "parameters", layer)
-    norms = layer_norms(parameters)
-    masked = None if causal is None or causal else "the layer is not masked"
-    plain = "the layer is masked" if causal else None
-    rows = [
-        *_upper_rows(parameters, norms, radius, n, (other, plain, masked)),
-        *_other_rows(layer, score, norms, radius, n, (plain, masked)),
-        *_lower_rows(parameters, norms, radius, n, (other, masked)),
-    ]
+    question = _Question(Layer.of(layer, causal), radius, n)
+    rows = [*_upper_rows(question), *_other_rows(question), *_lower_rows(question)]
     return BoundTable(tuple(rows), radius, n)
 
 
-def _upper_rows(
-    parameters: Any,
-    norms: LayerNorms,
-    radius: float,
-    n: int | None,
-    reasons: tuple[str | None, str | None, str | None],
-) -> Iterator[BoundRow]:
-    other, plain, masked = reasons
-    counted = None if n is not None else "the number of tokens is not given"
-    some = n or 1
-    A, V = norms.effective_A(radius), norms.V
-    bias = "; query bias: this package" if norms.shift.any() else ""
+@dataclass(frozen=True, eq=False)
+class _Question:
+    """A layer, a ball and a number of tokens; and why statements do not apply, or None."""
+
+    layer: Layer
+    radius: float
+    n: int | None
+
+    @property
+    def kind(self) -> str:
+        """Of the scores; bare matrices are taken for A and V."""
+        return "dot product" if self.layer.score is None else self.layer.score.kind
+
+    @property
+    def kernel(self) -> str | None:
+        bilinear = self.kind == "dot product"
+        return None if bilinear else "the kernel is not the dot product under the softmax"
+
+    @property
+    def plain(self) -> str | None:
+        return "the layer is masked" if self.layer.causal else None
+
+    @property
+    def masked(self) -> str | None:
+        return "the layer is not masked" if self.layer.causal is False else None
+
+    @property
+    def counted(self) -> str | None:
+        return None if self.n is not None else "the number of tokens is not given"
+
+
+def _upper_rows(question: _Question) -> Iterator[BoundRow]:
+    layer, radius, some = question.layer, question.radius, question.n or 1
+    kernel, counted = question.kernel, question.counted
+    A, V = layer.effective_A(radius), layer.norm_V
+    bias = "; query bias: this package" if layer.shift.any() else ""
     heads: dict[str, Any] = {
-        "norm_A": norms.A,
+        "norm_A": layer.norm_A,
         "norm_V": 1.0,
         "radius": radius,
-        "shift": norms.shift,
+        "shift": layer.shift,
     }
-
-    def joined(each: Any) -> float:
-        return raised(joined_heads(value_matrices(parameters), each, norms_V=V))
-
     yield _row(
         ("Thm 3.3, 4.3", "upper", _TOKENS, "tokens in B_R", f"[CAP24], Lemma 3.8{bias}"),
-        lambda: theorem_3_3_of_layer(parameters, radius, some),
-        other or counted,
+        lambda: layer.theorem_3_3(radius, some),
+        kernel or counted,
     )
     yield _row(
         ("tokens", "upper", _TOKENS, "tokens in B_R", _OURS),
-        lambda: joined(tokens(n=some, **heads)),
-        other or counted or plain,
+        lambda: layer.joined(tokens(n=some, **heads)),
+        kernel or counted or question.plain,
     )
     yield _row(
         ("masked tokens", "upper", _MASKED_TOKENS, "tokens in B_R", _OURS),
-        lambda: joined(tokens(n=some, causal=True, **heads)),
-        other or counted or masked,
+        lambda: layer.joined(tokens(n=some, causal=True, **heads)),
+        kernel or counted or question.masked,
     )
     yield _row(
         ("Thm 3.5", "upper", _PLAIN, "measures on B_R", f"[CAP24], Lemma 3.8{bias}"),
         lambda: raised(float(np.sum(theorem_3_5(A, V, radius)))),
-        other or plain,
+        kernel or question.plain,
     )
     yield _row(
         ("mean field", "upper", _PLAIN, "measures on B_R", _OURS),
-        lambda: joined(_by_norm_or_rate(parameters, norms, radius, mean_field(**heads))),
-        other or plain,
+        lambda: layer.joined(_by_norm_or_rate(layer, radius, mean_field(**heads))),
+        kernel or question.plain,
     )
     yield _row(
         ("masked mean field", "upper", _MASKED, "measures on [0,1]×B_R", _OURS),
-        lambda: joined(masked_mean_field(**heads)),
-        other or masked,
+        lambda: layer.joined(masked_mean_field(**heads)),
+        kernel or question.masked,
     )
     yield _row(
         (
@@ -250,56 +250,62 @@ def _upper_rows(
             *("each query has one best key per head", "[CAP24], triangle inequality"),
         ),
         lambda: raised(float(np.sum(V)) * some**0.5),
-        other or counted,
+        kernel or counted,
     )
 
 
-def _other_rows(
-    layer: Any,
-    score: Score,
-    norms: LayerNorms,
-    radius: float,
-    n: int | None,
-    masks: tuple[str | None, str | None],
-) -> Iterator[BoundRow]:
+def _other_rows(question: _Question) -> Iterator[BoundRow]:
     """Of scores that are capped, or squared distances; none for others."""
-    parameters = getattr(layer, "parameters", layer)
+    if question.kind == "soft cap":
+        yield from _capped_rows(question)
+    elif question.kind == "l2":
+        yield from _l2_rows(question)
 
-    def joined(each: Any) -> float:
-        return raised(joined_heads(value_matrices(parameters), each, norms_V=norms.V))
 
-    untied = None
-    if score.kind == "l2":
-        tied, G, rank = tied_norms(parameters)
-        untied = None if tied else "queries and keys are not tied"
-    kinds = (("", False, _PLAIN, masks[0]), (", masked", True, _MASKED, masks[1]))
-    for tail, causal, of, mask in kinds:
-        if score.kind == "soft cap":
-            yield _row(
-                (f"soft cap{tail}", "upper", of, "points in B_R", _OURS),
-                lambda causal=causal: joined(  # type: ignore[misc]
-                    soft_cap(norms.A, 1.0, radius, score.tau, causal=causal, shift=norms.shift)
-                ),
-                mask,
-            )
-        elif score.kind == "l2":
-            yield _row(
-                (f"L2{tail}", "upper", of, "points in B_R", _OURS),
-                lambda causal=causal: joined(  # type: ignore[misc]
-                    l2_mean_field(G, 1.0, radius, rank, causal=causal)
-                ),
-                untied or mask,
-            )
-    if score.kind == "l2":
-        counted = None if n is not None else "the number of tokens is not given"
-        yield _row(
-            ("L2, n tokens", "upper", "Euclidean, n tokens, masked too", "any tokens", _OURS),
-            lambda: l2_attention_2(parameters, n or 1),
-            untied or counted or _values_outside(parameters),
+def _capped_rows(question: _Question) -> Iterator[BoundRow]:
+    layer, score = question.layer, question.layer.score
+    assert score is not None
+
+    def bound(causal: bool) -> float:
+        each = capped_mean_field(
+            layer.norm_A,
+            1.0,
+            question.radius,
+            score.tau,
+            causal=causal,
+            shift=layer.shift,
+            key_shift=layer.key_shift,
         )
+        return layer.joined(each)
+
+    where = ("points in B_R", _OURS)
+    yield _row(("soft cap", "upper", _PLAIN, *where), lambda: bound(False), question.plain)
+    yield _row(
+        ("soft cap, masked", "upper", _MASKED, *where), lambda: bound(True), question.masked
+    )
 
 
-def _values_outside(parameters: Any) -> str | None:
+def _l2_rows(question: _Question) -> Iterator[BoundRow]:
+    layer = question.layer
+    tied, G, rank = tied_norms(layer.parameters)
+    untied = None if tied else "queries and keys are not tied"
+
+    def bound(causal: bool) -> float:
+        return layer.joined(l2_mean_field(G, 1.0, question.radius, rank, causal=causal))
+
+    where = ("points in B_R", _OURS)
+    yield _row(("L2", "upper", _PLAIN, *where), lambda: bound(False), untied or question.plain)
+    yield _row(
+        ("L2, masked", "upper", _MASKED, *where), lambda: bound(True), untied or question.masked
+    )
+    yield _row(
+        ("L2, n tokens", "upper", "Euclidean, n tokens, masked too", "any tokens", _OURS),
+        lambda: l2_attention_2(layer.parameters, question.n or 1),
+        untied or question.counted or _values_outside(layer.parameters),
+    )
+
+
+def _values_outside(parameters: AttentionParameters) -> str | None:
     try:
         l2_attention_2(parameters, 1)
     except ValueError:
@@ -307,37 +313,25 @@ def _values_outside(parameters: Any) -> str | None:
     return None
 
 
-def _by_norm_or_rate(
-    parameters: Any, norms: LayerNorms, radius: float, by_norm: np.ndarray
-) -> np.ndarray:
+def _by_norm_or_rate(layer: Layer, radius: float, by_norm: np.ndarray) -> np.ndarray:
     """Each head's bound, by the rate of its A where that can be the smaller one."""
-    c = norms.A * radius**2
-    dim = value_matrices(parameters).shape[-1]
-    worth = (norms.shift == 0) & (0.5 * dim * np.log1p(4 * c) < c)
-    if not worth.any():
-        return by_norm
-    A = bilinear(parameters)[0]
-    found = [
-        mean_field_by_rate(A[h], 1.0, radius) if worth[h] else by_norm[h] for h in range(len(A))
+    c = layer.norm_A * radius**2
+    dim = layer.parameters.dim
+    worth = (layer.shift == 0) & (0.5 * dim * np.log1p(4 * c) < c)
+    rates = [
+        mean_field_by_rate(layer.A[h], 1.0, radius) if worth[h] else by_norm[h]
+        for h in range(len(worth))
     ]
-    return np.minimum(by_norm, found)
+    return np.minimum(by_norm, rates)
 
 
-def _lower_rows(
-    parameters: Any,
-    norms: LayerNorms,
-    radius: float,
-    n: int | None,
-    reasons: tuple[str | None, str | None],
-) -> Iterator[BoundRow]:
-    other, masked = reasons
-    counted = None if n is not None else "the number of tokens is not given"
-    some = n or 1
-    reason = other or _no_witness(norms)
+def _lower_rows(question: _Question) -> Iterator[BoundRow]:
+    layer, radius, some = question.layer, question.radius, question.n or 1
+    reason = question.kernel or _no_witness(layer)
     pairs: list[tuple[float, float]] = []
     identity = False
     if reason is None:
-        A, V = (heads[0] for heads in bilinear(parameters))
+        A, V = layer.A[0], layer.V[0]
         identity = V.shape[0] == V.shape[1] and bool((np.eye(len(V)) == V).all())
         pairs = _critical_pairs(A, V)
         reason = None if pairs else "A has no real eigenvalue but 0"
@@ -349,12 +343,12 @@ def _lower_rows(
     yield _row(
         ("Prop. 3.4", "lower", _TOKENS, f"V = I; {witness}", "[CAP24]"),
         lambda: best(lambda gamma: proposition_3_4(gamma, radius, some)),
-        reason or counted or (None if identity else "V is not the identity"),
+        reason or question.counted or (None if identity else "V is not the identity"),
     )
     yield _row(
         ("Prop. 3.4, any V", "lower", _TOKENS, witness, _OURS),
         lambda: best(lambda gamma: proposition_3_4(gamma, radius, some)),
-        reason or counted,
+        reason or question.counted,
     )
     yield _row(
         ("two Diracs", "lower", "W₂ or d₂", "two atoms, best weights", _OURS),
@@ -364,14 +358,14 @@ def _lower_rows(
     yield _row(
         ("two Diracs, masked", "lower", _MASKED, "interleaved at every position", _OURS),
         lambda: best(lambda gamma: masked_two_dirac_lower(gamma, radius)),
-        reason or masked,
+        reason or question.masked,
     )
 
 
-def _no_witness(norms: LayerNorms) -> str | None:
-    if len(norms.A) > 1:
+def _no_witness(layer: Layer) -> str | None:
+    if len(layer.norm_A) > 1:
         return "several heads may cancel"
-    if norms.shift.any():
+    if layer.shift.any():
         return "a query bias moves the witness"
     return None
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import as_array, counts, exponent, norms, out
-from meanfield.maps import as_map
+from meanfield.bounds.arguments import counts, exponent, norms, out
+from meanfield.checks import as_floats
 
 __all__ = [
     "local_upper",
@@ -69,7 +69,7 @@ def proposition_3_4(gamma: Any, radius: Any, n: Any) -> Any:
 
     Source: [CAP24] Proposition 3.4; `meanfield.sampling.adversarial` builds the witness.
     """
-    g, n = as_array(gamma, "gamma"), counts(n)
+    g, n = as_floats(gamma, "gamma"), counts(n)
     if not np.isfinite(g).all():
         raise ValueError(f"gamma: expected finite numbers, got {gamma!r}")
     c = np.sign(g) * exponent(np.abs(g), radius)[0]
@@ -87,7 +87,7 @@ def scaling_factor(A: Any) -> float:
 
     Source: [CAP24] Proposition 3.4.
     """
-    matrix = as_array(A, "A")
+    matrix = as_floats(A, "A")
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
         raise ValueError(f"A: expected a square matrix, got shape {matrix.shape}")
     if not np.isfinite(matrix).all():
@@ -118,4 +118,6 @@ def local_upper(F: Any, mu: Any) -> Any:
     Raises:
         NotImplementedError: if the map declares none.
     """
+    from meanfield.maps import as_map  # loads torch
+
     return as_map(F).local_upper(mu)

@@ -3,45 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from meanfield.checks import is_traced
+from meanfield.checks import choice, is_traced
 
-__all__ = ["CONSTRAINTS", "Constraint", "Free", "Sphere", "constraint_at"]
+__all__ = ["Constraint", "Sphere", "constraint_at"]
 
-CONSTRAINTS = (None, "sphere", "layer_norm")
 # How far a start may be from the hyperplane that LayerNorm maps to, relative to its size.
 _OFF_CENTRE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
-class Constraint(Protocol):
-    """A set that particles do not leave: its tangent projection and the way back onto it."""
-
-    def tangent(self, points: Tensor, vectors: Tensor) -> Tensor:
-        """P_x v at each particle, both (..., n, d)."""
-
-    def retract(self, points: Tensor) -> Tensor:
-        """The points of the set next to points near it, (..., n, d)."""
-
-
 @dataclass(frozen=True)
-class Free:
-    """All of R^d."""
+class Constraint:
+    """A set that particles do not leave; this one is all of R^d."""
 
     def tangent(self, points: Tensor, vectors: Tensor) -> Tensor:
-        """The vectors."""
+        """P_x v, the part of v along the set, at each particle; all (..., n, d)."""
         return vectors
 
     def retract(self, points: Tensor) -> Tensor:
-        """The points."""
+        """The points of the set next to points near it, (..., n, d)."""
         return points
 
 
 @dataclass(frozen=True, eq=False)
-class Sphere:
+class Sphere(Constraint):
     """{x : |x| = r}, r of each particle's own, and with `centred` its part in {x : Σₖ xₖ = 0}.
 
     P_x v = v − ⟨x, v⟩ x/|x|² (of the centred v). This is what a norm after each residual layer
@@ -73,17 +61,16 @@ def constraint_at(name: str | None, points: Tensor) -> Constraint:
     """The constraint of this name through given points.
 
     Args:
-        name: None (free), "sphere" (every particle keeps its norm), "layer_norm" (besides, its
+        name: None (R^d), "sphere" (every particle keeps its norm), "layer_norm" (besides, its
             coordinates keep the mean 0).
         points: (..., n, d).
 
     Raises:
         ValueError: an unknown name, or points that are not on such a set.
     """
-    if name not in CONSTRAINTS:
-        raise ValueError(f"constraint: expected one of {CONSTRAINTS}, got {name!r}")
     if name is None:
-        return Free()
+        return Constraint()
+    choice(name, "constraint", ("sphere", "layer_norm"))
     centred = name == "layer_norm"
     radii = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
     if not is_traced(points):
@@ -96,8 +83,8 @@ def constraint_at(name: str | None, points: Tensor) -> Constraint:
         if centred and not float(off) <= _OFF_CENTRE[points.dtype]:
             raise ValueError(
                 "constraint 'layer_norm': expected particles whose coordinates have mean 0, got "
-                f"a mean of {float(off):.3g} of their norm; subtract each particle's mean "
-                "first, points - points.mean(-1, keepdim=True)"
+                f"a mean of {float(off):.3g} of their norm; subtract each particle's mean first, "
+                "points - points.mean(-1, keepdim=True)"
             )
     return Sphere(radii, centred)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from meanfield.checks import as_generator, choice, count, describe, is_traced, number
 from meanfield.dynamics.velocities import Velocity
 from meanfield.errors import ConvergenceError
+from meanfield.measures import ParticleMeasure
 
 __all__ = [
     "METHODS",
@@ -32,10 +33,10 @@ _TINY_RTOL = 1e-13  # below it the error estimate of a step in float64 is roundi
 
 
 class Advance(NamedTuple):
-    """Where particles have come to, evaluations of the velocity, the step to go on with."""
+    """What the flow has come to, evaluations of the velocity, the step to go on with."""
 
     time: float
-    points: Tensor
+    measure: ParticleMeasure
     evaluations: int
     step: float | None
 
@@ -92,13 +93,13 @@ class Stages(NamedTuple):
     moved: Tensor
 
 
-def stages(tableau: Tableau, velocity: Velocity, points: Tensor, h: float) -> Stages:
+def stages(tableau: Tableau, velocity: Velocity, mu: ParticleMeasure, h: float) -> Stages:
     """One step, with the points at which it looked at the velocity."""
     # Each stage evaluates the attention anew: with the first one's kept the order would be 1.
-    reached, moved, slope = [], points, torch.zeros_like(points)
+    reached, moved, slope = [], mu.points, torch.zeros_like(mu.points)
     for reach, share in zip(tableau.reach, tableau.share, strict=True):
-        reached.append(points + h * reach * slope)
-        slope = velocity(velocity.constraint.retract(reached[-1]))
+        reached.append(mu.points + h * reach * slope)
+        slope = velocity(mu.replace(velocity.constraint.retract(reached[-1]))).points
         moved = moved + h * share * slope
     return Stages(tuple(reached), moved)
 
@@ -128,14 +129,14 @@ class FixedStep:
     def advance(
         self,
         velocity: Velocity,
-        points: Tensor,
+        mu: ParticleMeasure,
         interval: tuple[float, float],
         *,
         noise: Noise | None = None,
         step: float | None = None,
-        halt: Callable[[Tensor], bool] | None = None,
+        halt: Callable[[ParticleMeasure], bool] | None = None,
     ) -> Advance:
-        """Move particles through an interval in which one map acts."""
+        """Move a measure through an interval in which one map acts."""
         del step, halt  # of adaptive methods
         tableau = TABLEAUS[self.method]
         length = interval[1] - interval[0]
@@ -143,11 +144,11 @@ class FixedStep:
         h = length / count
         on = velocity.constraint
         for _ in range(count):
-            moved = stages(tableau, velocity, points, h).moved
+            moved = stages(tableau, velocity, mu, h).moved
             if noise is not None:
-                moved = moved + on.tangent(points, noise.increment(points, h))
-            points = on.retract(moved)
-        return Advance(interval[1], points, len(tableau.reach) * count, None)
+                moved = moved + on.tangent(mu.points, noise.increment(mu.points, h))
+            mu = mu.replace(on.retract(moved))
+        return Advance(interval[1], mu, len(tableau.reach) * count, None)
 
 
 @dataclass(frozen=True)
@@ -179,30 +180,31 @@ class Adaptive:
     def advance(
         self,
         velocity: Velocity,
-        points: Tensor,
+        mu: ParticleMeasure,
         interval: tuple[float, float],
         *,
         noise: Noise | None = None,
         step: float | None = None,
-        halt: Callable[[Tensor], bool] | None = None,
+        halt: Callable[[ParticleMeasure], bool] | None = None,
     ) -> Advance:
-        """Move particles through an interval in which one map acts, from the last step's length.
+        """Move a measure through an interval in which one map acts.
 
-        It ends before the interval does after a step at whose end the points make `halt` true.
+        The first step has the length `step`, if given. Stops after the first step where
+        ``halt(measure)``.
 
         Raises:
             ConvergenceError: a step would be smaller than the spacing of numbers, or there were
                 too many.
         """
-        if is_traced(points):
+        if is_traced(mu.points):
             raise ValueError(
                 f"method {self.method!r} chooses its steps by values, which torch.func hides; "
                 "differentiate 'rk4' or 'euler'"
             )
-        solver = self._solver(velocity, points, interval, step)
+        solver = self._solver(velocity, mu, interval, step)
 
-        def reached() -> Tensor:
-            return velocity.constraint.retract(_as_points(solver.y, points))
+        def reached() -> ParticleMeasure:
+            return mu.replace(velocity.constraint.retract(_as_points(solver.y, mu.points)))
 
         proposed = solver.h_abs
         for _ in range(self.max_steps):
@@ -230,22 +232,22 @@ class Adaptive:
     def _solver(
         self,
         velocity: Velocity,
-        points: Tensor,
+        mu: ParticleMeasure,
         interval: tuple[float, float],
         step: float | None,
     ) -> Any:
         from scipy.integrate import DOP853, RK45
 
         def derivative(_t: float, y: np.ndarray) -> np.ndarray:
-            at = velocity.constraint.retract(_as_points(y, points))
-            return _as_array(velocity(at))
+            at = mu.replace(velocity.constraint.retract(_as_points(y, mu.points)))
+            return _as_array(velocity(at).points)
 
         kind = RK45 if self.method == "dopri5" else DOP853
         first = None if step is None else min(step, interval[1] - interval[0])
         return kind(
             derivative,
             interval[0],
-            _as_array(points),
+            _as_array(mu.points),
             interval[1],
             rtol=self.rtol,
             atol=self.atol,

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from meanfield.checks import count as whole
 from meanfield.checks import number
-from meanfield.measures import ParticleMeasure, check_measure
+from meanfield.measures import ParticleMeasure, check_measure, close_pairs, merge_labelled
 
 __all__ = ["Clusters", "cluster_count", "cluster_masses", "clusters", "coalesced", "meets"]
-
-_BLOCK = 2**22  # entries of a block of distances: 32 MB in float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,20 +59,10 @@ def clusters(mu: ParticleMeasure, scale: float) -> Clusters:
             "their numbers differ, so call it on each mu[i]"
         )
     scale = number(scale, "scale", least=0)
-    alive = (mu.log_weights > -math.inf).nonzero()[:, 0]
-    found = _components(mu.points[alive].detach(), scale)
-    count = int(found.max()) + 1
-    logs = mu.log_weights[alive]
-    log_masses = _log_sums(logs, found, count)
-    order = log_masses.argsort(descending=True, stable=True)
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(count, device=order.device)
-    labels = torch.full((mu.n_particles,), -1, device=mu.device)
-    labels[alive] = rank[found]
-    shares = (logs - log_masses[found]).exp()[:, None]  # within a cluster they sum to 1
-    centres = torch.zeros(count, mu.dim, dtype=mu.dtype, device=mu.device)
-    centres.index_add_(0, rank[found], shares * mu.points[alive])
-    return Clusters(labels, log_masses[order], centres)
+    merged, labels = merge_labelled(mu, scale, across_positions=True)
+    order = merged.log_weights.argsort(descending=True, stable=True)
+    labels = torch.where(labels < 0, labels, order.argsort()[labels])
+    return Clusters(labels, merged.log_weights[order], merged.points[order])
 
 
 def cluster_count(mu: ParticleMeasure, scale: float) -> Tensor:
@@ -113,36 +99,4 @@ def coalesced(mu: ParticleMeasure, scale: float) -> tuple[ParticleMeasure, Tenso
 def meets(mu: ParticleMeasure, scale: float) -> bool:
     """Whether two atoms of positive weight are at most a scale apart."""
     points = mu.points[mu.log_weights > -math.inf]
-    return any(bool((rows != columns).any()) for rows, columns in _close(points, scale))
-
-
-def _components(points: Tensor, scale: float) -> Tensor:
-    """The number of each point's connected component, in the order of their first points."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    labels = np.arange(len(points))
-    for rows, columns in _close(points, scale):
-        edges = labels[rows.cpu().numpy()], labels[columns.cpu().numpy()]
-        graph = coo_array((np.ones(len(rows), bool), edges), shape=(len(points), len(points)))
-        labels = connected_components(graph, directed=False)[1][labels]
-    return torch.as_tensor(labels, dtype=torch.int64, device=points.device)
-
-
-def _close(points: Tensor, scale: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """The pairs of points at most a scale apart, a block of rows at a time."""
-    size = max(1, _BLOCK // max(len(points), 1))
-    for start in range(0, len(points), size):
-        # Not by matrix products, whose cancellation is 1e-8 where clusters have collapsed.
-        gaps = torch.cdist(
-            points[start : start + size], points, compute_mode="donot_use_mm_for_euclid_dist"
-        )
-        rows, columns = (gaps <= scale).nonzero(as_tuple=True)
-        yield rows + start, columns
-
-
-def _log_sums(logs: Tensor, groups: Tensor, count: int) -> Tensor:
-    """log Σ exp over each group, (count,)."""
-    top = logs.new_full((count,), -math.inf).scatter_reduce(0, groups, logs, "amax")
-    sums = logs.new_zeros(count).index_add_(0, groups, (logs - top[groups]).exp())
-    return top + sums.log()
+    return any(bool((rows != columns).any()) for rows, columns in close_pairs(points, scale))

@@ -11,14 +11,15 @@ import xarray as xr
 
 from meanfield.checks import choice
 from meanfield.dynamics.clocks import checked_times
-from meanfield.dynamics.flow_map import FlowMap, VelocityMap
+from meanfield.dynamics.constraints import constraint_at
+from meanfield.dynamics.flow_map import FlowMap
 from meanfield.dynamics.integrators import TABLEAUS
 from meanfield.dynamics.trajectories import trajectory
-from meanfield.dynamics.velocities import layers_of
+from meanfield.dynamics.velocities import Velocity, layers_of
 from meanfield.linalg import LinearMap, largest_block_norm, operator_norm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import Linearisation
-from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, image_of
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
 from meanfield.results.provenance import provenance
@@ -84,18 +85,21 @@ def stability(
     clock = checked_times(times)
     layers = layers_of(F, float(clock[0]), float(clock[-1]))
     small = mu.n_particles * mu.dim <= _DENSE
-    image_of(layers.at(float(clock[0])), mu)
+    layers.check_start(mu)
     measure, whole, rows = mu, None, []
     for k, t in enumerate(clock):
         if k:
-            span = FlowMap(F, float(t), float(clock[k - 1]), method, step, constraint)
+            span = FlowMap(
+                F, float(t), float(clock[k - 1]), method=method, step=step, constraint=constraint
+            )
             part = span.linearisation(measure, geometry="wasserstein")
             whole = part if whole is None else part @ whole
             whole = _kept(whole, measure) if small else whole
             measure = span(measure)
         # At the end of a layer the next one begins; after the last there is none.
         layer = layers.at(float(t), last=k == len(clock) - 1)
-        speed = local_lipschitz(VelocityMap(layer, constraint), measure, strict=False)
+        velocity = Velocity(layer, constraint_at(constraint, measure.points))
+        speed = local_lipschitz(velocity, measure, strict=False)
         elapsed = float(t - clock[0])
         rows.append({**_constants(whole), "velocity_constant": float(speed.value)})
         if small:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import choice, is_traced, number
+from meanfield.checks import is_traced, number
 from meanfield.dynamics.clocks import checked_times
-from meanfield.dynamics.constraints import CONSTRAINTS, Constraint, constraint_at
+from meanfield.dynamics.constraints import Constraint, constraint_at
 from meanfield.dynamics.integrators import Adaptive, FixedStep, Noise, integrator_of
 from meanfield.dynamics.merging import coalesced, meets
 from meanfield.dynamics.velocities import Layers, Velocity, layers_of
@@ -67,21 +68,22 @@ class FlowProblem:
         points = state.points
         return self.start.replace(points if state.labels is None else points[state.labels])
 
-    def moving(self, labels: Tensor | None) -> tuple[ParticleMeasure, Constraint]:
-        """The measure of the atoms that move, and their constraint; its points are the start's."""
+    def moving(self, labels: Tensor | None, points: Tensor) -> tuple[ParticleMeasure, Constraint]:
+        """The measure of the atoms that move, at these points, and their constraint."""
         if labels is None:
-            return self.start, constraint_at(self.constraint, self.start.points)
+            on = constraint_at(self.constraint, self.start.points)
+            return self.start.replace(points), on
         count = int(labels.max()) + 1
         first = torch.full((count,), len(labels), device=labels.device)
         where = torch.arange(len(labels), device=labels.device)
-        points = self.start.points[first.scatter_reduce(0, labels, where, "amin")]
+        at_start = self.start.points[first.scatter_reduce(0, labels, where, "amin")]
         top = self.start.log_weights.new_full((count,), -math.inf)
         top = top.scatter_reduce(0, labels, self.start.log_weights, "amax")
         base = top.where(top > -math.inf, 0.0)
         shares = (self.start.log_weights - base[labels]).exp()
         logs = base + torch.zeros_like(base).index_add_(0, labels, shares).log()
         together = ParticleMeasure(points, log_weights=logs)
-        return together, constraint_at(self.constraint, points)
+        return together, constraint_at(self.constraint, at_start)
 
 
 def flow_problem(
@@ -103,8 +105,6 @@ def flow_problem(
         raise ValueError(
             f"noise: expected method 'euler' (Euler–Maruyama) beside it, got {integrator}"
         )
-    if constraint is not None:
-        choice(constraint, "constraint", [name for name in CONSTRAINTS if name is not None])
     coalesce = number(coalesce, "coalesce", least=0)
     if coalesce and (mu.batch_shape or mu.is_positioned or noise is not None):
         raise ValueError(
@@ -113,6 +113,7 @@ def flow_problem(
             f"{mu!r}{' and noise' if noise is not None else ''}"
         )
     layers = layers_of(F, float(checked[0]), float(checked[-1]))
+    layers.check_start(mu)
     constraint_at(constraint, mu.points)  # refuses a start that is not on it
     return FlowProblem(mu, layers, checked, integrator, constraint, noise, coalesce)
 
@@ -152,33 +153,28 @@ def states(problem: FlowProblem, after: State | None = None) -> Iterator[State]:
 
 
 def _advanced(problem: FlowProblem, state: State, until: float) -> State:
-    points, labels, step, evaluations = state.points, state.labels, state.step, state.evaluations
-    measure, constraint = problem.moving(labels)
+    labels, step, evaluations = state.labels, state.step, state.evaluations
+    measure, constraint = problem.moving(labels, state.points)
+    # Inside clusters the flow contracts fast, which would keep the steps of an adaptive method
+    # short: it stops to have their atoms merged.
+    halt = partial(meets, scale=problem.coalesce) if problem.coalesce else None
     for F, start, end in problem.layers.between(state.time, until):
         time = start
         while time < end:
-            velocity = Velocity(F, measure, constraint)
-            time, points, spent, step = problem.integrator.advance(
-                velocity, points, (time, end), noise=problem.noise, step=step,
-                halt=_meeting(problem, measure),
+            time, measure, spent, step = problem.integrator.advance(
+                Velocity(F, constraint), measure, (time, end), noise=problem.noise, step=step,
+                halt=halt,
             )  # fmt: skip
             evaluations += spent
-            if not is_traced(points) and not bool(torch.isfinite(points).all()):
+            if not is_traced(measure.points) and not bool(measure.points.isfinite().all()):
                 raise OverflowError(
-                    f"particles leave the range of {points.dtype} between t = {start:g} and "
+                    f"particles leave the range of {measure.dtype} between t = {start:g} and "
                     f"{end:g}; flows in R^d with expanding values grow like e^t: stop earlier, "
                     "use a smaller step, or constraint='sphere'"
                 )
             if problem.coalesce:
-                together, renumbered = coalesced(measure.replace(points), problem.coalesce)
+                together, renumbered = coalesced(measure, problem.coalesce)
                 if together.n_particles < measure.n_particles:
-                    points = together.points
                     labels = renumbered if labels is None else renumbered[labels]
-                    measure, constraint = problem.moving(labels)
-    return State(until, points, labels, evaluations, step)
-
-
-def _meeting(problem: FlowProblem, measure: ParticleMeasure) -> Callable[[Tensor], bool] | None:
-    """Whether atoms have met, who would hold up an adaptive method by their fast contraction."""
-    scale = problem.coalesce
-    return (lambda points: meets(measure.replace(points), scale)) if scale else None
+                    measure, constraint = problem.moving(labels, together.points)
+    return State(until, measure.points, labels, evaluations, step)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,33 +10,16 @@ from torch import Tensor
 
 from meanfield.dynamics.constraints import Constraint, constraint_at
 from meanfield.dynamics.integrators import TABLEAUS, FixedStep, Tableau, stages
-from meanfield.dynamics.velocities import Velocity, layers_of
+from meanfield.dynamics.velocities import Layers, Velocity, particlewise_derivative
 from meanfield.linalg import LinearMap
-from meanfield.maps import Linearisation, linearize
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.maps import Linearisation
+from meanfield.measures import ParticleMeasure
 
-__all__ = ["flow_linearisation", "velocity_linearisation"]
-
-
-def velocity_linearisation(velocity: Velocity, points: Tensor, geometry: str) -> Linearisation:
-    """The derivative of x ↦ P_x Γ_μ(x): that of Γ, projected, and that of the projection.
-
-    Args:
-        velocity: the velocity.
-        points: where, on the constraint.
-        geometry: as in `meanfield.linearize`.
-    """
-    mu, constraint = velocity.measure.replace(points), velocity.constraint
-    image = velocity.F(mu).points
-    inner = linearize(velocity.F, mu, geometry=geometry)
-    projected = _pointwise(lambda u: constraint.tangent(points, u), image)
-    turned = _pointwise(lambda x: constraint.tangent(x, image), points)
-    atoms = projected.atoms @ inner.atoms + turned.atoms
-    return Linearisation(atoms, projected.field @ inner.field + turned.field)
+__all__ = ["flow_linearisation"]
 
 
 def flow_linearisation(
-    F: MeasureMap | Sequence[MeasureMap],
+    layers: Layers,
     mu: ParticleMeasure,
     span: tuple[float, float],
     integrator: FixedStep,
@@ -47,7 +30,7 @@ def flow_linearisation(
     """The derivative of the flow over a span of time at μ: exactly that of the scheme.
 
     Args:
-        F: a map of measures, or one per unit of time.
+        layers: the maps.
         mu: μ, at the start of the span.
         span: from and to.
         integrator: the scheme.
@@ -56,23 +39,10 @@ def flow_linearisation(
     """
     on = constraint_at(constraint, mu.points)
     start = _Retraction.at(on, mu.points)
-    steps = tuple(_steps(F, mu, span, integrator, on, geometry))
+    steps = tuple(_steps(layers, mu, span, integrator, on, geometry))
     return Linearisation(
         _Product(start, steps, each=False).as_linear_map(mu),
         _Product(start, steps, each=True).as_linear_map(mu),
-    )
-
-
-def _pointwise(function: Callable[[Tensor], Tensor], points: Tensor) -> Linearisation:
-    """Of a function that acts on every particle by itself."""
-    columns = []
-    for k in range(points.shape[-1]):
-        along = torch.zeros_like(points)
-        along[..., k] = 1.0
-        columns.append(torch.func.jvp(function, (points,), (along,))[1])
-    matrices = torch.stack(columns, -1)
-    return Linearisation(
-        LinearMap.pointwise(matrices), LinearMap.pointwise(matrices.unsqueeze(-3))
     )
 
 
@@ -93,7 +63,7 @@ class _Retraction:
         onto = constraint.retract(points)
         free = onto is points
         unit = None if free else onto / torch.linalg.vector_norm(onto, dim=-1, keepdim=True)
-        return cls(_pointwise(constraint.retract, points), unit)
+        return cls(particlewise_derivative(constraint.retract, points), unit)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +83,7 @@ class _Step:
 
 
 def _steps(
-    F: MeasureMap | Sequence[MeasureMap],
+    layers: Layers,
     mu: ParticleMeasure,
     span: tuple[float, float],
     integrator: FixedStep,
@@ -121,14 +91,15 @@ def _steps(
     geometry: str,
 ) -> Iterator[_Step]:
     tableau = TABLEAUS[integrator.method]
-    points = on.retract(mu.points)
-    for layer, start, end in layers_of(F, *span).between(*span):
-        velocity = Velocity(layer, mu, on)
+    mu = mu.replace(on.retract(mu.points))
+    for F, start, end in layers.between(*span):
+        velocity = Velocity(F, on)
         count = integrator.steps_in(end - start)
         h = (end - start) / count
         for _ in range(count):
-            reached, moved = stages(tableau, velocity, points, h)
-            slopes = (velocity_linearisation(velocity, on.retract(x), geometry) for x in reached)
+            reached, moved = stages(tableau, velocity, mu, h)
+            seen = (mu.replace(on.retract(x)) for x in reached)
+            slopes = (velocity.linearisation(nu, geometry=geometry) for nu in seen)
             yield _Step(
                 tableau,
                 h,
@@ -136,12 +107,12 @@ def _steps(
                 tuple(_Retraction.at(on, x) for x in reached),
                 _Retraction.at(on, moved),
             )
-            points = on.retract(moved)
+            mu = mu.replace(on.retract(moved))
 
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """The steps one after the other; a particle that starts farther out stays farther out.
+    """The steps one after the other; also propagates the derivative in each particle's radius.
 
     Attributes:
         start: the way onto the constraint.

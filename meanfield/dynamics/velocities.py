@@ -3,47 +3,81 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import final
 
 import torch
 from torch import Tensor
 
 from meanfield.dynamics.constraints import Constraint
-from meanfield.measures import MeasureMap, ParticleMeasure, check_map, image_of
+from meanfield.layers.composition import Composite
+from meanfield.linalg import LinearMap
+from meanfield.maps import Linearisation, Map, as_map, linearize
+from meanfield.measures import MeasureMap, ParticleMeasure, image_of
 
-__all__ = ["Layers", "Velocity", "layers_of"]
+__all__ = ["Layers", "Velocity", "layers_of", "particlewise_derivative"]
 
 
-@dataclass(frozen=True, eq=False)
-class Velocity:
-    """x ↦ P_x Γ_μ(x) at the atoms of μ, whose weights and positions do not change.
+@final
+@dataclass(frozen=True, eq=False, init=False)
+class Velocity(Composite):
+    """μ ↦ (x ↦ P_x Γ_μ(x))♯μ: the velocities of a flow as a map of measures.
 
-    Attributes:
+    Its Lipschitz constant is what Grönwall's inequality asks for.
+
+    Args:
         F: Γ, as a map of measures.
-        measure: a measure with these weights and positions, whatever its points.
         constraint: where the particles stay.
     """
 
-    F: MeasureMap
-    measure: ParticleMeasure
     constraint: Constraint
 
-    def __call__(self, points: Tensor) -> Tensor:
-        """The velocities (..., n, d) of particles at `points`, which are on the constraint."""
-        moved = image_of(self.F, self.measure.replace(points))
-        logs, image = self.measure.log_weights, moved.points
-        if moved.log_weights is not logs and not torch.equal(moved.log_weights, logs):
+    def __init__(self, F: MeasureMap, constraint: Constraint) -> None:
+        super().__init__([F])
+        object.__setattr__(self, "constraint", constraint)
+
+    def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
+        """Each particle, which is on the constraint, moves to its velocity.
+
+        Raises:
+            ValueError: F changes the weights, or goes to another dimension.
+        """
+        image = image_of(self.maps[0], mu)
+        logs, moved = image.log_weights, image.points
+        if logs is not mu.log_weights and not torch.equal(logs, mu.log_weights):
             raise ValueError(
                 "F: expected a velocity at the atoms of the measure, got an image with other "
                 "weights; keep them: mu.replace(points), or pushforward(T, mu)"
             )
-        if image.shape != points.shape:
+        if moved.shape != mu.points.shape:
             raise ValueError(
-                f"F: expected an image in R^{points.shape[-1]}, where the particles are, got one "
-                f"of shape {tuple(image.shape)}; a velocity has the dimension of the space"
+                f"F: expected an image in R^{mu.dim}, where the particles are, got one of shape "
+                f"{tuple(moved.shape)}; a velocity has the dimension of the space"
             )
-        return self.constraint.tangent(points, image)
+        return mu.replace(self.constraint.tangent(mu.points, moved))
+
+    def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
+        """That of Γ, projected, and that of the projection."""
+        F, tangent, points = self.maps[0], self.constraint.tangent, mu.points
+        image, inner = F(mu).points, linearize(F, mu, geometry=geometry)
+        projected = particlewise_derivative(lambda v: tangent(points, v), image)
+        turned = particlewise_derivative(lambda x: tangent(x, image), points)
+        atoms = projected.atoms @ inner.atoms + turned.atoms
+        return Linearisation(atoms, projected.field @ inner.field + turned.field)
+
+
+def particlewise_derivative(function: Callable[[Tensor], Tensor], points: Tensor) -> Linearisation:
+    """Of a function of points that acts on every particle by itself."""
+    columns = []
+    for k in range(points.shape[-1]):
+        along = torch.zeros_like(points)
+        along[..., k] = 1.0
+        columns.append(torch.func.jvp(function, (points,), (along,))[1])
+    matrices = torch.stack(columns, -1)
+    return Linearisation(
+        LinearMap.pointwise(matrices), LinearMap.pointwise(matrices.unsqueeze(-3))
+    )
 
 
 @dataclass(frozen=True)
@@ -55,16 +89,16 @@ class Layers:
         shared: whether the only map acts at all times.
     """
 
-    maps: tuple[MeasureMap, ...]
+    maps: tuple[Map, ...]
     shared: bool
 
-    def at(self, time: float, *, last: bool = False) -> MeasureMap:
+    def at(self, time: float, *, last: bool = False) -> Map:
         """The map that acts from a time on; the one that acted until then if it is the last."""
         if self.shared:
             return self.maps[0]
         return self.maps[math.ceil(time) - 1 if last and time > 0 else int(time)]
 
-    def between(self, start: float, end: float) -> Iterator[tuple[MeasureMap, float, float]]:
+    def between(self, start: float, end: float) -> Iterator[tuple[Map, float, float]]:
         """The pieces of an interval in which one map acts: (map, from, to)."""
         if self.shared:
             yield self.maps[0], start, end
@@ -75,6 +109,18 @@ class Layers:
             yield self.maps[k], start, stop
             start = stop
 
+    def check_start(self, mu: ParticleMeasure) -> None:
+        """Refuse a measure that one of the maps cannot take, before any of them is called."""
+        for k, F in enumerate(self.maps):
+            name = "F" if self.shared else f"F[{k}]"
+            if F.dim not in (None, mu.dim):
+                raise ValueError(f"{name}: expected a map on R^{mu.dim}, got one on R^{F.dim}")
+            if F.causal and mu.positions is None:
+                raise ValueError(
+                    f"mu: expected positions, which {name} looks at, got none; "
+                    "ParticleMeasure.from_sequence(points) gives token i of n the position i/n"
+                )
+
 
 def layers_of(F: MeasureMap | Sequence[MeasureMap], start: float, end: float) -> Layers:
     """One map for all times, or a sequence of them, checked against the times of a flow.
@@ -83,17 +129,16 @@ def layers_of(F: MeasureMap | Sequence[MeasureMap], start: float, end: float) ->
         TypeError: something that is not callable.
         ValueError: an empty sequence, or times that the layers do not cover.
     """
-    sequence = isinstance(F, Sequence)
-    maps: tuple[MeasureMap, ...] = tuple(F) if isinstance(F, Sequence) else (F,)
     if isinstance(F, (str, bytes)):
         raise TypeError(f"F: expected a map of measures or a list of them, got {F!r:.40}")
-    for one in maps:
-        check_map(one)
-    if sequence and not maps:
+    if not isinstance(F, Sequence):
+        return Layers((as_map(F),), shared=True)
+    maps = tuple(as_map(each, f"F[{k}]") for k, each in enumerate(F))
+    if not maps:
         raise ValueError("F: expected at least one map, got an empty sequence")
-    if sequence and not (start >= 0 and end <= len(maps)):
+    if not (start >= 0 and end <= len(maps)):
         raise ValueError(
             f"times: expected numbers in [0, {len(maps)}], the layers (layer k acts for "
             f"k ≤ t < k + 1), got [{start:g}, {end:g}]"
         )
-    return Layers(maps, not sequence)
+    return Layers(maps, shared=False)

@@ -19,6 +19,7 @@ import numpy as np
 import xarray as xr
 
 from meanfield import bounds, sampling
+from meanfield.bounds.layer import Layer
 from meanfield.checks import count
 from meanfield.experiments import inputs
 from meanfield.experiments.ascent import climb
@@ -124,7 +125,7 @@ def measure(
         "searched_residual": math.nan if searched is None else float(searched.residual),
         "gamma": pair.scaling,
         "general_lower": bounds.proposition_3_4(pair.scaling, radius, n_tokens),
-        "general_bound": bounds.theorem_3_3_of_layer(F.parameters, radius, n_tokens),
+        "general_bound": Layer.of(F).theorem_3_3(radius, n_tokens),
     }
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from meanfield import bounds, corpora, pretrained
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.bounds.layer import Layer
 from meanfield.measures import ParticleMeasure
 from meanfield.pretrained import Transformer
 
@@ -240,5 +241,5 @@ def head_spectra(parameters: AttentionParameters) -> tuple[np.ndarray, np.ndarra
     """
     small = parameters.scale[:, None, None] * (parameters.query @ parameters.key.mT)
     gammas = np.array([bounds.scaling_factor(matrix.cpu().numpy()) for matrix in small])
-    norms = bounds.layer_norms(parameters)
-    return gammas, norms.A, norms.V
+    layer = Layer.of(parameters)
+    return gammas, layer.norm_A, layer.norm_V

@@ -88,7 +88,7 @@ def _bound(kernel: str, radius: float) -> float:
     if kernel == "L2":
         return float(bounds.l2_mean_field(1.0, 1.0, radius, _DIM))
     if kernel == "soft cap":
-        return float(bounds.soft_cap(1.0, 1.0, radius, _TAU))
+        return float(bounds.capped_mean_field(1.0, 1.0, radius, _TAU))
     return float("inf")
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from meanfield import bounds
+from meanfield.bounds.layer import Layer
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.fitting import fit_laws, fittable
@@ -141,7 +141,7 @@ def _bounds(F: Any, points: torch.Tensor, radius: np.ndarray) -> dict[str, np.nd
     upper = F.local_upper(ParticleMeasure.from_sequence(points[0]))
     return {
         "local_upper": upper.cpu().numpy(),
-        "general_bound": bounds.theorem_3_3_of_layer(F.parameters, radius, points.shape[-2]),
+        "general_bound": Layer.of(F).theorem_3_3(radius, points.shape[-2]),
     }
 
 

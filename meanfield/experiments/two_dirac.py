@@ -21,6 +21,7 @@ import xarray as xr
 
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.bounds.diracs import two_dirac_entry
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import colours, figure, kind, readable_logs, ticks_at
@@ -164,7 +165,7 @@ def _bounds(
 ) -> dict[str, float]:
     upper = bounds.masked_mean_field if causal else bounds.mean_field
     nan = math.nan
-    entry = bounds.two_dirac_entry(gamma, radius, log_ratio) if crowd == -1 else nan
+    entry = two_dirac_entry(gamma, radius, log_ratio) if crowd == -1 else nan
     return {
         "two_dirac_entry": entry,
         "two_dirac_lower": bounds.two_dirac_lower(gamma, radius),

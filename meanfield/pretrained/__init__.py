@@ -8,7 +8,7 @@ Encoders: BERT, RoBERTa, DistilBERT, ELECTRA, ALBERT. Decoders: GPT-2, GPT-NeoX 
 Mistral, Qwen2, Qwen3, Gemma, Gemma 2. To add a type, write a file beside theirs that makes a
 `Family` and name it in ``registry.py``: where the blocks of a model are, its attention as
 `meanfield.attention.SelfAttention`, and its block as a `meanfield.layers.Chain`. What families
-share is in ``weights.py``; ``llama.py`` is a good start for a decoder.
+share is in ``modules.py``; ``llama.py`` is a good start for a decoder.
 
 Needs the extra ``models`` (transformers). Nothing is downloaded unless asked for.
 """

@@ -7,7 +7,7 @@ from typing import Any
 from meanfield.attention import SelfAttention
 from meanfield.layers import Chain
 from meanfield.pretrained.family import Family, Site
-from meanfield.pretrained.weights import (
+from meanfield.pretrained.modules import (
     attention_parameters,
     check_absolute_positions,
     feed_forward,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meanfield.attention import SelfAttention
 from meanfield.layers import Chain
 from meanfield.pretrained.family import Family, Site
-from meanfield.pretrained.weights import attention_parameters, feed_forward, layer_norm, post_norm
+from meanfield.pretrained.modules import attention_parameters, feed_forward, layer_norm, post_norm
 
 __all__ = ["DISTILBERT"]
 

@@ -9,7 +9,7 @@ from meanfield.attention.kernels import soft_cap
 from meanfield.layers import MLP, Chain, Residual, RMSNorm
 from meanfield.pretrained.family import Site
 from meanfield.pretrained.llama import decoder, gated, masked, rotary_attention
-from meanfield.pretrained.weights import rms_norm, rotary_kernel
+from meanfield.pretrained.modules import rms_norm, rotary_kernel
 
 __all__ = ["GEMMA", "GEMMA2"]
 

@@ -7,7 +7,7 @@ from typing import Any
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.layers import Chain
 from meanfield.pretrained.family import Family, Site
-from meanfield.pretrained.weights import feed_forward, layer_norm, pre_norm
+from meanfield.pretrained.modules import feed_forward, layer_norm, pre_norm
 
 __all__ = ["GPT2"]
 

@@ -6,7 +6,7 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.layers import Chain, Residual, Sum
 from meanfield.measures import MeasureMap
 from meanfield.pretrained.family import Family, Site
-from meanfield.pretrained.weights import feed_forward, layer_norm, rotary_kernel
+from meanfield.pretrained.modules import feed_forward, layer_norm, rotary_kernel
 
 __all__ = ["GPT_NEOX"]
 

@@ -13,7 +13,7 @@ from meanfield.attention import SelfAttention
 from meanfield.attention.kernels import Kernel, qk_norm
 from meanfield.layers import MLP, Chain, RMSNorm
 from meanfield.pretrained.family import Family, Site
-from meanfield.pretrained.weights import (
+from meanfield.pretrained.modules import (
     attention_parameters,
     feed_forward,
     pre_norm,

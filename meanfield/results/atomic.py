@@ -1,8 +1,8 @@
 """Files that are whole or absent, whatever happens to the process or to the machine.
 
-A file is written under a hidden name, flushed to the disk and renamed; the folder is flushed too
-before anybody is told. The hidden name says whose it is, so that the next writer can tell the
-litter of the dead from the work of the living.
+A file is written under a temporary name, flushed to the disk and renamed; its folder is flushed
+before `write_whole` returns. Temporary names hold host and process, so that leftovers of dead
+processes can be removed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from pathlib import Path
 __all__ = ["check_replaceable", "hidden_name", "remove_litter", "sync", "write_whole"]
 
 _HIDDEN = re.compile(r"\..*\.([0-9a-f]{8})\.(\d+)\.[0-9a-f]{6}\.tmp")
-_DAY = 86400.0  # seconds after which a leftover of another machine is nobody's
+_DAY = 86400.0  # seconds after which a temporary file of another machine is a leftover
 _MARK = b"meanfield"  # in every file that this library writes
 
 
 def write_whole(path: Path, data: bytes | memoryview, *, replace: bool = True) -> None:
-    """Write a file; when this returns it is on the disk under its name, before that it is not.
+    """Write a file. It has its name only once it is whole; on return it is on the disk.
 
     Raises:
         FileExistsError: there is one, and it is not to be replaced.
@@ -48,7 +48,7 @@ def write_whole(path: Path, data: bytes | memoryview, *, replace: bool = True) -
 
 
 def sync(folder: Path) -> None:
-    """Flush the names in a folder to the disk; where folders cannot be opened, nothing."""
+    """Flush the names in a folder to the disk, where the system can."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -58,13 +58,13 @@ def sync(folder: Path) -> None:
 
 
 def hidden_name(path: Path) -> Path:
-    """A name beside `path` that tells which process of which machine it belongs to."""
+    """A temporary name beside `path` with the machine and the process that it belongs to."""
     owner = f"{_machine()}.{os.getpid()}.{secrets.token_hex(3)}"
     return path.with_name(f".{path.name[:100]}.{owner}.tmp")
 
 
 def remove_litter(folder: Path, name: str = "") -> None:
-    """Remove what dead processes left of files whose names begin with `name`."""
+    """Remove temporary files of dead processes for names that begin with `name`."""
     for leftover in folder.glob(f".{glob.escape(name[:100])}*.tmp"):
         owner = _HIDDEN.fullmatch(leftover.name)
         with contextlib.suppress(OSError):  # another process was faster
@@ -111,9 +111,9 @@ def _is_dead(machine: str, process: int, modified: float) -> bool:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except ProcessLookupError:
         return True
-    except OSError:  # somebody else's, or no Linux
+    except OSError:  # of another user, or not on Linux
         return False
-    return state == "Z"  # killed, and nobody has asked how it ended
+    return state == "Z"  # killed, and not yet waited for
 
 
 @functools.cache
@@ -129,7 +129,7 @@ def _is_marked(path: Path) -> bool:
 
 
 def _is_our_folder(path: Path) -> bool:
-    """A Zarr folder that `write` has made, with nothing in it that is not of Zarr."""
+    """A Zarr folder that `write` has made and to which nothing else was added."""
     head = path / "zarr.json"
     text = head.read_bytes() if head.is_file() else b""
     known = all(entry == head or (entry / "zarr.json").exists() for entry in path.iterdir())

@@ -26,7 +26,7 @@ __all__ = [
 Columns = Mapping[str, np.ndarray]
 PENDING, OK, NOT_CONVERGED, FAILED = range(4)
 RESERVED = ("status", "message", "case", "case_key", "half")
-_RANK = np.array([0, 2, 2, 1])  # of a status: what is done wins over what failed
+_RANK = np.array([0, 2, 2, 1])  # of a status: of the rows of a case the highest is taken
 _STATUS = {
     "long_name": "how the case ended",
     "flag_values": np.arange(4, dtype=np.int8),
@@ -52,14 +52,14 @@ class Labels:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Labels:
-        """The labels that `plain` has written down."""
+        """The inverse of `plain`."""
         variables = [Variable(**{**v, "dims": tuple(v["dims"])}) for v in plain["variables"]]
         coords = {n: np.array(of["values"], of["dtype"]) for n, of in plain["coords"].items()}
         return cls(tuple(variables), plain["parameters"], coords)
 
     @property
     def plain(self) -> dict[str, Any]:
-        """The labels as JSON takes them."""
+        """The labels in types that JSON has."""
         return {
             "variables": [dataclasses.asdict(v) for v in self.variables],
             "parameters": self.parameters,
@@ -75,16 +75,17 @@ class Labels:
         return {v.name: tuple(len(self.coords[d]) for d in v.dims) for v in self.variables}
 
     def blank(self, n_cases: int) -> dict[str, np.ndarray]:
-        """Values, `status` and `message` of so many pending cases."""
+        """Values, `status` and `message` of `n_cases` pending cases."""
+        shapes = self.shapes
         columns = {
-            v.name: np.full((n_cases, *self.shapes[v.name]), v.fill, v.numpy_dtype)
+            v.name: np.full((n_cases, *shapes[v.name]), v.fill, v.numpy_dtype)
             for v in self.variables
         }
         status, message = np.zeros(n_cases, np.int8), np.full(n_cases, "", object)
         return columns | {"status": status, "message": message}
 
     def dataset(self, columns: Columns, attrs: Mapping[str, Any]) -> xr.Dataset:
-        """The labelled Dataset of some cases; values that `columns` lacks are left out."""
+        """The labelled Dataset of some cases; without the variables that `columns` lacks."""
         variables = [*self.variables, _MESSAGE]
         own = {"case_key", "status", *(v.name for v in variables)}
         along = {name: ("case", of) for name, of in columns.items() if name not in own}
@@ -104,14 +105,14 @@ class Labels:
 
 
 def pack(labels: Labels, columns: Columns, configuration: str) -> bytes:
-    """Cases of a sweep, told by the digest of its configuration, as a netCDF file."""
+    """Cases as a netCDF file, with the digest of the configuration that they belong to."""
     ds = labels.dataset(columns, {"configuration": configuration, "source": "meanfield sweep"})
     halves = columns["case_key"].astype("<i8").view("<i4").reshape(-1, 2).astype(np.int32)
     ds["case_key"] = (("case", "half"), halves, dict(_KEY))
     encoded = encode(ds, netcdf=True)
     nothing = {str(name): {"_FillValue": None} for name in encoded.variables}
     written = encoded.to_netcdf(engine="scipy", format="NETCDF3_64BIT", encoding=nothing)
-    with written:  # a view that lives on is an error where Python 3.13 collects what is behind it
+    with written:  # Python 3.13: an error if the buffer is collected before its view
         return bytes(written)
 
 
@@ -131,7 +132,7 @@ def unpack(data: bytes) -> tuple[dict[str, np.ndarray], str]:
 
 
 def join(labels: Labels, tables: Sequence[Columns]) -> dict[str, np.ndarray]:
-    """The columns of several files in one, each case once: its best row, of equals the last."""
+    """The columns of several files in one; of each case the best row, among equals the last."""
     if not tables:
         return labels.blank(0) | {"case_key": np.zeros(0, np.int64)}
     keys, status = (np.concatenate([t[name] for t in tables]) for name in ("case_key", "status"))
@@ -173,7 +174,7 @@ def _chosen(keys: np.ndarray, status: np.ndarray) -> np.ndarray:
 
 
 def _joined(pieces: Sequence[np.ndarray | None], sizes: Sequence[int]) -> np.ndarray:
-    """One column out of those of all files; "" or NaN where a file does not have it."""
+    """One column of all files together; "" or NaN for files that lack it."""
     present = [piece for piece in pieces if piece is not None]
     if len(present) == len(pieces):
         return np.concatenate(present)

@@ -1,4 +1,4 @@
-"""Datasets in the types that Zarr and netCDF hold, and back."""
+"""Datasets in the types that Zarr and netCDF can hold, and back."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import xarray as xr
 __all__ = ["check_attrs", "decode", "encode"]
 
 _BOOL = "false true"
-_STORED_AS = "stored_from"  # the type in memory, where the file's type is another
+_STORED_AS = "stored_from"  # attribute: the type in memory, where that of the file differs
 
 
 def encode(ds: xr.Dataset, *, netcdf: bool = False) -> xr.Dataset:
-    """The Dataset in types that the file format holds, with what is needed to undo it."""
+    """The Dataset in types that the format can hold, with attributes to undo it."""
     check_attrs(ds.attrs, "ds")
-    encoded = {}  # put in at once: each change of a Dataset compares all its variables
+    encoded = {}  # assigned at once: each change of a Dataset compares all its variables
     for name in ds.variables:
         check_attrs(ds[name].attrs, str(name))
         encoded[name] = _encode_variable(ds[name].variable, str(name), netcdf)
@@ -30,7 +30,7 @@ def decode(ds: xr.Dataset) -> xr.Dataset:
 
 
 def check_attrs(attrs: Mapping[Any, Any], owner: str) -> None:
-    """Refuse attributes that are neither text nor numbers, which every format takes."""
+    """Refuse attributes other than text and numbers, which not every format takes."""
     for name, value in attrs.items():
         flags = isinstance(value, (np.ndarray, list)) and name == "flag_values"
         number = isinstance(value, (str, int, float, np.number)) and not isinstance(value, bool)
@@ -78,7 +78,7 @@ def _decode_variable(variable: xr.Variable) -> xr.Variable:
     if values.dtype.kind in "UTO":
         values = values.astype(object)
     values = values.astype(attrs.pop(_STORED_AS, values.dtype))
-    # netCDF hands numbers back in big-endian order and attributes as arrays.
+    # netCDF returns big-endian numbers, and attributes as arrays.
     values = values.astype(values.dtype.newbyteorder("="), copy=False)
     attrs = {name: _plain(value) for name, value in attrs.items()}
     if "flag_values" in attrs:  # Zarr keeps a list of numbers without their type

@@ -1,4 +1,4 @@
-"""Datasets in files: Zarr v3 folders and netCDF, whole or absent, read back exactly."""
+"""Datasets in files, Zarr v3 folders and netCDF: written whole, read back exactly."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ from meanfield.results.store import Store, is_store
 
 __all__ = ["read", "write"]
 
-_WRITER = {"source": "meanfield"}  # what says that the file may be replaced by another of ours
+_WRITER = {"source": "meanfield"}  # marks a file that `write` may replace
 
 
 def write(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
     """Write a Dataset to a Zarr v3 folder (``.zarr``) or a netCDF file (``.nc``).
 
-    The data are written under another name and renamed: a netCDF file of this name is always
-    whole, and of a Zarr folder the old one steps aside for an instant before the new one takes its
-    place. Truth values are stored as int8 with `flag_values` and `flag_meanings`. netCDF is
-    written by SciPy (version 3, 64 bit), which every installation can read; its integers beyond
-    2⁵³ are texts. Zarr has consolidated metadata and checksums.
+    The data are written under another name and renamed: a netCDF file is always whole; a Zarr
+    folder is absent for the instant between the old and the new one. Truth values are stored as
+    int8 with `flag_values` and `flag_meanings`. netCDF is version 3 (64 bit), which SciPy can
+    read; its integers beyond 2⁵³ are texts. Zarr has consolidated metadata and checksums.
 
     Args:
         ds: real numbers, truth values and text; attributes are text and numbers.
-        path: the suffix says the format; what this library has written there is replaced.
+        path: the suffix gives the format; a file that this library has written is replaced.
 
     Returns:
         The path.
@@ -45,7 +44,7 @@ def write(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
         ValueError: another suffix.
         TypeError: complex or float16 variables, attributes that are neither text nor numbers.
         FileExistsError: something that this library has not written is there, or the path is
-            inside the store of a sweep.
+            inside the store of a sweep or a Zarr folder.
         OSError: the folder cannot be written or the disk is full; nothing is left behind.
     """
     if not isinstance(ds, xr.Dataset):
@@ -72,9 +71,9 @@ def read(path: str | os.PathLike[str]) -> xr.Dataset:
     """Read a Dataset that `write` or `sweep` has written, into memory.
 
     Args:
-        path: a netCDF file (``.nc``), a Zarr folder, or the store of a sweep: all cases that were
-            asked for; a case is pending where `status` is 0. Files of a store that are damaged
-            or missing are named in one warning.
+        path: a netCDF file (``.nc``), a Zarr folder, or the store of a sweep. Of a store all
+            cases that were asked for are read, pending ones with `status` 0; one warning names
+            files that are damaged or missing.
 
     Raises:
         FileNotFoundError: there is nothing at the path.
@@ -120,7 +119,7 @@ def _write_folder(ds: xr.Dataset, path: Path) -> None:
         _write_zarr(ds, hidden)
         for folder, _, _ in os.walk(hidden):
             sync(Path(folder))
-        if path.exists():  # folders cannot be replaced in one step
+        if path.exists():  # a folder cannot be replaced in one step
             path.rename(old)
         hidden.rename(path)
         sync(path.parent)
@@ -134,13 +133,13 @@ def _write_zarr(ds: xr.Dataset, path: Path) -> None:
 
     from zarr.codecs import ZstdCodec
 
-    # One chunk per variable: the number of files is the only cost that bites.
+    # One chunk per variable: the number of files dominates the time.
     whole: dict[str, dict[str, Any]] = {
         str(n): {"_FillValue": None, "compressors": ZstdCodec(level=0, checksum=True)}
         | ({"chunks": v.shape} if v.size else {})
         for n, v in ds.variables.items()
     }
-    with warnings.catch_warnings():  # zarr's remark that consolidated metadata are an extension
+    with warnings.catch_warnings():  # zarr warns that consolidated metadata are an extension
         warnings.filterwarnings("ignore", message="Consolidated metadata")
         ds.to_zarr(path, zarr_format=3, consolidated=True, encoding=whole, mode="w")
 
@@ -148,6 +147,6 @@ def _write_zarr(ds: xr.Dataset, path: Path) -> None:
 def _load_zarr(path: Path) -> xr.Dataset:
     with xr.open_zarr(path, consolidated=False, chunks=None, mask_and_scale=False) as opened:
         ds = decode(opened.load())
-    # A folder has no order of its own: by name, so that the same data always read the same.
+    # A folder has no order: sorted, so that the same data always read the same.
     variables = {name: ds[name].variable for name in sorted(ds.data_vars, key=str)}
     return xr.Dataset(variables, coords=ds.coords, attrs=ds.attrs)

@@ -45,17 +45,18 @@ def fit_power(
     points of a group share their randomness (one text, one input), with quantiles of Student's t:
     estimate ± t · √((G−1)/G Σ_g (θ₍₋g₎ − θ)²), G − 2 degrees of freedom (G − 1 if p is given).
     Measured coverage at level 0.95: 93 to 98 % from 3 points or groups on, for normal, Laplace
-    and Student-t(3) errors of log y; 86 to 99 % for lognormal ones, which are very skew. With
-    few groups it is wide, and NaN where leaving out a group leaves no fit.
+    and Student-t(3) errors of log y; 86 to 99 % for lognormal errors, which are skewed. With few
+    groups the interval is wide, and NaN where leaving out a group leaves no fit.
 
-    The fit is a mean and bounds nothing; `envelope` is the constant of the smallest power law
-    with this exponent above all the points of the fit.
+    The fit is no bound; `envelope` is the constant of the smallest power law with this exponent
+    that lies above all points of the fit.
 
     Args:
         x: positive numbers, any shape.
         y: positive numbers, the same shape.
-        exponent: p if it is known (1/2, 1/4 …); fitted if None.
-        groups: labels of the same shape, left out as a whole; each point its own group if None.
+        exponent: p where it is known, such as 1/2; fitted if None.
+        groups: labels of the same shape; points of one group are left out together. None makes
+            each point a group.
         converged: truth values of the same shape; all if None.
         level: nominal coverage of the intervals.
 
@@ -105,7 +106,7 @@ def fit_power(
 def _points(
     x: Any, y: Any, groups: Any, converged: Any
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The pairs that count, flat, with the number of the group of each."""
+    """The pairs of the fit, flat, and the number of the group of each."""
     x, y = as_floats(x, "x"), as_floats(y, "y")
     labels = np.arange(x.size).reshape(x.shape) if groups is None else np.asarray(groups)
     good = np.ones(x.shape, bool) if converged is None else np.asarray(converged).astype(bool)
@@ -164,7 +165,7 @@ def _half_widths(
 
 
 def _envelope(x: np.ndarray, y: np.ndarray, p: float) -> float:
-    """max y / xᵖ, and up until no point is above it in floating point either."""
+    """max y / xᵖ, rounded up until C xᵖ ≥ y holds in floating point."""
     powers = x**p
     constant = np.max(y / powers)
     while (constant * powers < y).any():

@@ -1,4 +1,4 @@
-"""Where numbers come from, as one JSON string: netCDF attributes take no bool, None or dict."""
+"""How a result was made, as one JSON string: netCDF attributes hold no bool, None or dict."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def provenance(
     packages: tuple[str, ...] = (),
     command: str | None = None,
 ) -> str:
-    """Everything needed to make a result again, as one line of JSON.
+    """What is needed to make a result again, as one line of JSON.
 
     Args:
         spec: what was computed, as plain data (text, numbers, lists, dicts); anything else is
@@ -39,8 +39,8 @@ def provenance(
         seed: the seed the user gave.
         dtype: of the computation, such as ``torch.float64``.
         device: of the computation, such as ``"cpu"``.
-        packages: distributions whose version counts, besides those the library stands on.
-        command: the command line; that of this process by default, without its folder.
+        packages: distributions whose versions matter, besides the library's dependencies.
+        command: the command line; by default that of this process, without folders.
 
     Example:
         >>> record = json.loads(provenance({"radius": 2.0}, seed=7))
@@ -68,12 +68,12 @@ def read_provenance(ds: xr.Dataset) -> dict[str, Any]:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """The versions of the distributions that the library stands on, and of others."""
+    """The versions of the library's dependencies and of other distributions."""
     found = {package: _version(package) for package in (*_PACKAGES, *packages)}
     return {package: version for package, version in found.items() if version}
 
 
-@functools.cache  # 4 ms each, and every sweep asks
+@functools.cache  # 4 ms each, in every sweep
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
@@ -84,7 +84,7 @@ def _version(package: str) -> str | None:
 def _commit() -> str | None:
     """The commit of the source tree, with "-dirty" if tracked files were changed."""
     root = Path(__file__).resolve().parents[2]
-    if not (root / ".git").exists():  # installed: another project's repository may be around it
+    if not (root / ".git").exists():  # installed, perhaps inside another project's repository
         return None
     try:
         head = _git(root, "rev-parse", "HEAD")
@@ -102,7 +102,7 @@ def _git(root: Path, *arguments: str) -> str:
 
 def _command() -> str:
     program = Path(sys.argv[0] or "python")
-    # The file's name and not its folder: results are shared, home folders are nobody's business.
+    # Without its folder: results are shared, and home folders are private.
     name = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
     home = str(Path.home()) + "/"
     return shlex.join([*name.split(), *(a.replace(home, "~/") for a in sys.argv[1:])])

@@ -1,4 +1,4 @@
-"""From the long form, one row per case, to the cube, one dimension per parameter."""
+"""From the long form (one row per case) to the cube (one dimension per parameter)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def parameters_of(ds: xr.Dataset) -> list[str]:
 def to_cube(ds: xr.Dataset, *, parameters: Sequence[str] | None = None) -> xr.Dataset:
     """A product grid in long form as a cube: dimension `case` becomes one per parameter.
 
-    The value at (p₁, …, p_k) of the cube is that of the one case with these parameters. Values
+    The value at (p₁, …, p_k) is that of the case with these parameters. Values of a parameter
     keep the order in which they first appear.
 
     Args:
         ds: Dataset with dimension `case` and parameters as coordinates along it.
-        parameters: the new dimensions, all parameters by default; a parameter left out becomes an
-            ordinary variable.
+        parameters: the new dimensions; all parameters by default. One that is left out becomes a
+            variable.
 
     Raises:
         ValueError: the cases are no product grid: some are missing or occur twice.
@@ -65,7 +65,7 @@ def to_cube(ds: xr.Dataset, *, parameters: Sequence[str] | None = None) -> xr.Da
 
 
 def _levels(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The different values in order of appearance, and for each case the place of its own."""
+    """The different values in order of appearance, and for each case the index of its value."""
     places: dict[object, int] = {}
     codes = np.array([places.setdefault(value, len(places)) for value in values.tolist()])
     return np.array(list(places), dtype=values.dtype), codes

@@ -5,10 +5,10 @@
     batch-TIME-DIGEST.nc     finished cases: parameters, values, status, message
     written.txt              the names of these files, so that one that is lost can be named
 
-Any netCDF reader opens them. A file whose content does not have the digest in its name is passed
-over, with one warning, and its cases are pending. A case may be in several files: what is done
-wins over what failed, and the later file over the earlier one. The next sweep renames a damaged
-file to its name and ``.damaged``.
+Any netCDF reader opens them. A file whose content does not have the digest in its name is skipped
+with a warning, and its cases are pending; the next sweep appends ``.damaged`` to its name. A case
+may be in several files: a finished one counts before a failed one, and a later file before an
+earlier one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class DamagedError(ValueError):
 
 
 class Store:
-    """A store at a path, of which the description is known; files are loaded once each.
+    """The store at a path; each file is loaded once.
 
     Attributes:
         damaged: name of a file -> what is wrong with it.
@@ -72,7 +72,7 @@ class Store:
 
     @property
     def files(self) -> list[str]:
-        """The names of the whole files, grids first, then by time."""
+        """The names of the undamaged files, grids first, then by time."""
         return sorted(self._tables, key=lambda name: (name.startswith("batch"), name))
 
     @property
@@ -120,13 +120,13 @@ class Store:
         return self.labels.dataset(self.rows(), attrs)
 
     def write(self, columns: Columns, *, kind: str = "batch") -> None:
-        """Write a file of some cases; when this returns it is safe from any crash."""
+        """Write a file of some cases; on return it survives any crash."""
         n_cases = len(columns["case_key"])
         with _explained(self.path, f"does not take a {kind} of {n_cases} cases"):
             self._write(columns, kind)
 
     def add_cases(self, columns: Columns) -> None:
-        """Write down which cases are asked for, given by their keys and parameters."""
+        """Write the keys and parameters of cases that are not in the store yet."""
         known = self.rows()["case_key"]
         if (new := np.flatnonzero(~np.isin(columns["case_key"], known))).size:
             asked = {name: column[new] for name, column in columns.items()}
@@ -134,7 +134,7 @@ class Store:
             self.refresh()
 
     def merge_files(self) -> None:
-        """Merge many files into one; the old ones are removed when the new one is safe."""
+        """Merge the files if there are many; remove the old ones once the new one is safe."""
         if len(list(self.path.glob("*.nc"))) <= _MOST_FILES:
             return
         self.refresh()
@@ -147,7 +147,7 @@ class Store:
                 (self.path / merged).unlink(missing_ok=True)
 
     def put_in_order(self) -> None:
-        """Warn of damaged files and set them aside; remove what dead processes left."""
+        """Warn of damaged files and rename them; remove temporary files of dead processes."""
         self._warn()
         with _explained(self.path, "cannot be put in order"):
             for name in self.damaged:
@@ -177,7 +177,7 @@ class Store:
         data = pack(self.labels, columns, self._digest)
         name = f"{kind}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{_digest(data)}.nc"
         write_whole(self.path / name, data)
-        # Only so that a file that is lost can be named; nothing else depends on it.
+        # It only serves to name lost files, so an error here is no error of the sweep.
         with (
             contextlib.suppress(OSError),
             (self.path / _JOURNAL).open("a", encoding="utf-8") as journal,
@@ -202,14 +202,14 @@ class Store:
 
 
 def is_store(path: Path) -> bool:
-    """Whether there is the store of a sweep, whole or not."""
+    """Whether the store of a sweep is at the path, damaged or not."""
     return path.is_dir() and (
         (path / _DESCRIPTION).exists() or any(_FILE.fullmatch(f.name) for f in path.glob("*.nc"))
     )
 
 
 def description_at(path: Path) -> dict[str, Any] | None:
-    """What the store at `path` computes; None if there is none yet, {} if that is lost."""
+    """The description of the store at `path`; None without a store, {} if it is damaged."""
     if not path.exists() or (path.is_dir() and all(_is_hidden(f) for f in path.iterdir())):
         return None
     try:
@@ -226,15 +226,15 @@ def open_store(
     *,
     accept_changed_code: bool = False,
 ) -> Store:
-    """The store for a sweep with this description, made if it is not there.
+    """The store for a sweep with this description; made if there is none.
 
-    Of processes that make it at once the first wins, and the others use what it has made.
+    If several processes make it at the same time, all use that of the first.
 
     Args:
         path: the folder.
         description: "schema", "configuration", "code", the labels, "attrs" and "provenance".
-        stored: what `description_at` said.
-        accept_changed_code: no warning if the code differs.
+        stored: from `description_at`.
+        accept_changed_code: do not warn if the code differs.
 
     Raises:
         ValueError: the store has another configuration.
@@ -259,7 +259,7 @@ def open_store(
 
 
 def _create(path: Path, description: Mapping[str, Any], *, replace: bool) -> Mapping[str, Any]:
-    """Write the description, unless another process was first; one that is lost is replaced."""
+    """Write the description; if another process was first, read its own."""
     path.mkdir(parents=True, exist_ok=True)
     sync(path.parent)
     if not replace and (path / _DESCRIPTION).exists():
@@ -286,7 +286,7 @@ def _pack_description(description: Mapping[str, Any]) -> bytes:
 
 
 def _read_description(path: Path) -> dict[str, Any]:
-    """What the store computes.
+    """What the store holds.
 
     Raises:
         FileNotFoundError: there is nothing at the path.
@@ -331,7 +331,7 @@ def _check_same(path: Path, stored: Mapping[str, Any], asked: Mapping[str, Any])
 
 
 def _log_other_versions(path: Path, stored: Mapping[str, Any]) -> None:
-    """A line in the log if libraries changed since the store was begun: numbers may, too."""
+    """Log changed versions of libraries, with which numbers may change."""
     then = json.loads(stored["provenance"]).get("versions", {})
     now = versions()
     if changed := [f"{n} {then.get(n)} -> {now.get(n)}" for n in now if then.get(n) != now[n]]:
@@ -340,7 +340,7 @@ def _log_other_versions(path: Path, stored: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _explained(path: Path, what: str) -> Iterator[None]:
-    """An error of the file system, with what was being done and what is left."""
+    """Add to an error of the file system what failed and what is kept."""
     try:
         yield
     except OSError as error:

@@ -55,10 +55,11 @@ def run_batch(
     seconds: float,
     begin: Callable[[int], bool] = lambda number: True,
 ) -> Batch:
-    """Run units, given by their cases, until the time is up; the same in every executor.
+    """Run units, given by their cases, until the time is up.
 
-    `begin` is told the number of each unit before it begins, and -1 after the last; it returns
-    false to end. Where no variables are declared, the first unit that does not fail is the last.
+    `begin` is called with the number of each unit before it runs, and with -1 after the last;
+    the batch ends if it returns false. Where no variables are declared, the batch ends with the
+    first unit that does not fail.
     """
     done: list[list[_Outcome]] = []
     task, n_cases, interrupt = work.task, 0, None
@@ -87,7 +88,7 @@ def failed_batch(task: Task, message: str) -> Batch:
 
 
 def _outcomes(work: Work, cases: Sequence[Case]) -> list[_Outcome]:
-    """What a call brought, checked; one for many that fails is tried case by case."""
+    """The checked values of a call; a vectorised one that fails is retried case by case."""
     try:
         returned = work.task.function(**_arguments(work, cases))
         return [(len(cases), _checked(work.task, returned, len(cases)))]
@@ -98,7 +99,7 @@ def _outcomes(work: Work, cases: Sequence[Case]) -> list[_Outcome]:
 
 
 def _collect(task: Task, found: Sequence[_Outcome]) -> dict[str, np.ndarray]:
-    """The columns of some outcomes: one per variable, `status` and `message`."""
+    """The columns of some outcomes: variables, `status` and `message`."""
     columns = task.labels.blank(sum(n for n, _ in found))
     status, start = columns["status"], 0
     for n, values in found:
@@ -156,12 +157,12 @@ def _arguments(work: Work, cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def _fresh(fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings as they were given, whatever the case before did to a list or an array."""
+    """A copy of the settings, because a case may change a list or an array."""
     fresh = dict(fixed)
     for name, value in fixed.items():
         mutable = isinstance(value, (list, dict, set, tuple, np.ndarray))
         if mutable or hasattr(value, "detach") or dataclasses.is_dataclass(value):
-            with contextlib.suppress(Exception):  # holds something that cannot be copied: shared
+            with contextlib.suppress(Exception):  # it holds what cannot be copied: shared
                 fresh[name] = copy.deepcopy(value)
     return fresh
 
@@ -176,7 +177,7 @@ def _message(error: BaseException) -> str:
 
 
 def _checked(task: Task, returned: Any, n_cases: int) -> dict[str, Any]:
-    """What the function returned, in the declared names, shapes and types, or an error."""
+    """What the function returned, if it has the declared names, shapes and types."""
     if task.variables is None:
         task = dataclasses.replace(task, variables=_infer(returned))
     shapes, leading = task.labels.shapes, (n_cases,) if task.batched else ()
@@ -193,7 +194,7 @@ def _checked(task: Task, returned: Any, n_cases: int) -> dict[str, Any]:
 
 def _fitting(variable: Variable, value: Any, shape: tuple[int, ...]) -> np.ndarray | float:
     if type(value) is float and variable.dtype == "float64" and not shape:
-        return value  # the usual case, ten times faster than an array of one number
+        return value  # the most common case, ten times faster than by an array
     if np.ma.isMaskedArray(value) and np.ma.getmaskarray(value).any():
         raise ValueError(f"{variable.name}: expected values, got masked ones")
     value = value.detach().cpu() if hasattr(value, "detach") else value
@@ -222,4 +223,4 @@ def _texts(variable: Variable, array: np.ndarray) -> np.ndarray:
             raise TypeError(f"{variable.name}: expected texts, got {type(text).__name__}")
         if "\0" in text or text != text.encode("utf-8", "replace").decode():
             raise ValueError(f"{variable.name}: expected text in UTF-8, got {text!r:.80}")
-    return array[()]  # of no dimension: the text itself
+    return array[()]  # without dimensions: the text itself

@@ -1,4 +1,4 @@
-"""Where batches run: in this process, in processes of our own, in any executor, on dask."""
+"""Where batches run: in this process, in worker processes, in any executor, on dask."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from meanfield.sweeps.workers import DiedError, Processes
 __all__ = ["Run", "check_executor"]
 
 _log = logging.getLogger("meanfield")
-_WINDOW = 2  # jobs submitted per worker of somebody else's: enough to keep it busy
-_JOBS_PER_WORKER = 4  # of what is left: the last jobs are small, so that workers end together
+_WINDOW = 2  # jobs submitted per worker of a foreign executor: enough to keep it busy
+_JOBS_PER_WORKER = 4  # of the units left: the last jobs are small, so that workers end together
 # A batch ends after a quarter of the time that the sweep has run, so that an early kill loses
 # little, and after 20 seconds at the latest; a file takes some 8 ms, of the first 0.4 %.
 _FIRST, _SHARE, _LONGEST = 2.0, 0.25, 20.0
@@ -40,7 +40,7 @@ _Handle = Callable[[list[int], Batch], None]
 
 
 class _Queue:
-    """The units that are left, handed out in jobs: always the same share of what is left."""
+    """The units that are left, handed out in jobs of a fixed share of them."""
 
     def __init__(self, units: Iterable[Unit], n_shares: int) -> None:
         self._units, self._n_shares = deque(units), n_shares
@@ -51,7 +51,7 @@ class _Queue:
 
     @property
     def seconds(self) -> float:
-        """After how long a batch that begins now is to end."""
+        """How long a batch that begins now may last."""
         return min(_LONGEST, max(_FIRST, _SHARE * (time.monotonic() - self._start)))
 
     def take(self) -> list[Unit]:
@@ -59,7 +59,7 @@ class _Queue:
         return [self._units.popleft() for _ in range(-(-len(self) // self._n_shares))]
 
     def put_back(self, units: Sequence[Unit]) -> None:
-        """Units of a job that were not run, to the front."""
+        """Put back units of a job that were not run, first in line."""
         self._units.extendleft(reversed(units))
 
 
@@ -75,9 +75,9 @@ class Run:
     def __call__(self, work: Work, units: Sequence[Unit], handle: _Handle) -> None:
         """Run units and hand over the places of their cases and the batches as they finish.
 
-        A unit at which a process died, or took too long, is run again at the end: its cases one
-        at a time, and so that nothing else can die with them where we cannot tell whose fault it
-        was. An interrupt is raised after what was finished before it is handed over.
+        A job that killed its worker is retried at the end, case by case; where it is not known
+        which case did it, with nothing beside it. An interrupt is raised after the finished units
+        are handed over.
         """
         ours = self.executor is None or isinstance(self.executor, int)
         n_workers = min(_n_workers(self.executor), max(1, len(units)))
@@ -97,7 +97,7 @@ class Run:
         n_jobs: int,
         last_chance: bool = False,
     ) -> list[Unit]:
-        """Run so many jobs at once, until nothing is left; the cases to be tried once more."""
+        """Run `n_jobs` jobs at once until no unit is left; returns the units to be retried."""
         running: dict[Future[Batch], list[Unit]] = {}
         suspects: list[Unit] = []
         try:
@@ -111,9 +111,9 @@ class Run:
                     try:
                         batch = _result(future)
                     except DiedError as death:
-                        guilty, innocent = death.divided(units)
-                        queue.put_back(innocent)
-                        for unit in guilty:
+                        suspected, others = death.divided(units)
+                        queue.put_back(others)
+                        for unit in suspected:
                             if len(unit) == 1 and (last_chance or death.certain):
                                 handle(unit, failed_batch(work.task, death.cause))
                             else:
@@ -136,7 +136,7 @@ class Run:
 
     @contextlib.contextmanager
     def _submitting(self, work: Work, n_workers: int) -> Iterator[_Submit]:
-        """What submits a job to the executor."""
+        """The function that submits a job to the executor."""
         if self.executor is None:
             yield functools.partial(_run_here, work, self.stop)
         elif isinstance(self.executor, int):
@@ -150,7 +150,7 @@ class Run:
 
 
 def check_executor(executor: Any, case_timeout: float | None) -> None:
-    """Refuse what is no executor, and a time limit that nobody can enforce."""
+    """Refuse what is no executor, and a time limit that cannot be enforced."""
     number = isinstance(executor, int) and not isinstance(executor, bool)
     if number and executor < 1:
         raise ValueError(f"executor: expected at least 1 worker process, got {executor}")

@@ -1,4 +1,4 @@
-"""Grids: lists of cases, what identifies a case, and the seed that follows from it."""
+"""Grids: lists of cases, what identifies each, and its seed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from meanfield.results.labels import printable
 
 __all__ = ["Case", "Grid", "canonical", "case_keys", "case_seed", "cases_of", "columns_of"]
 
-# Made once: `json.dumps` with these settings makes an encoder per call.
+# Made once, because `json.dumps` with these settings makes an encoder in each call.
 _to_json = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode
 Case = dict[str, Any]
 Grid = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]

@@ -1,4 +1,4 @@
-"""Memory of processes that are the sweep's own."""
+"""The memory allocator of processes that only run sweeps."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ def keep_freed_memory() -> bool:
     """Tell the C library to keep what is freed, up to 256 MB, instead of giving it back.
 
     By default every temporary beyond 128 kB is mapped and unmapped again, and dask lowers the
-    threshold of its workers further. A local constant of 256 particles takes 1.4 times as long by
-    default and 1.9 times as long under dask, of 1,024 particles 1.1 and 2.1 times. Only for
-    processes that do nothing else than sweeps.
+    threshold of its workers further: a local constant of 256 particles then takes 1.4 times as
+    long, and 1.9 times under dask. Only for processes that do nothing but sweeps.
 
     Returns:
-        Whether there was anything to tell: glibc only.
+        Whether the C library is glibc and took the settings.
     """
     with contextlib.suppress(OSError, AttributeError, TypeError):  # another C library, or none
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,4 +1,4 @@
-"""What a sweep is going to do: a function with labels, its cases, and what identifies them."""
+"""What a sweep computes: a function with labels, its cases, and what identifies both."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ __all__ = ["Plan", "Task", "Unit", "Work", "make_plan"]
 
 _VECTORISED = 1024  # cases in one call of a vectorised function; its memory grows with them
 _MOST_BYTES = 2**27  # of the results in a batch
-_SHOWN, _WORDS = 64, 200  # what the provenance spells out
+_SHOWN, _WORDS = 64, 200  # values of a list, characters of another value that the provenance holds
 
 Unit = list[int]  # what is run at once: the place of a case, or those of one vectorised call
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a sweep computes for a case, and what it means.
+    """The function of a sweep and what the values that it returns mean.
 
     Args:
         function: called with the parameters of a case and the fixed settings by name; returns a
             mapping from variable name to a number, a truth value, a text or an array. If it has
             an argument `seed` (an int) or `generator` (a `torch.Generator` on the CPU, seeded
-            with it), it is given the random numbers of the case. For parallel sweeps it must be
-            importable: defined at the top of a module.
-        variables: the meaning of each value returned. A truth value `..._converged` that comes
-            back false gives the case the status "not converged". None takes names and types from
-            the first case that does not fail: numbers, truth values and texts.
-        parameters: the meaning of parameters and of coordinates; others are labelled with their
-            name.
-        coords: values along the variables' own dimensions, which fix their sizes.
+            with it), it is given that of the case. For parallel sweeps it must be importable,
+            that is defined at the top of a module.
+        variables: the meaning of each value returned. A false truth value `..._converged` gives
+            the case the status "not converged". None takes names and types from the first case
+            that does not fail: numbers, truth values and texts.
+        parameters: the meaning of parameters and of coordinates; one that is not given here is
+            labelled with its name.
+        coords: values along the variables' own dimensions; they fix the sizes of these.
         batched: call the function once for many cases: each parameter is an array of shape (n,),
             `seeds` (if it has this argument) are n seeds, int64, and all results have a leading
-            axis of length n. When a call raises, its cases are tried one at a time.
-        name: what identifies the function in a store; its module and name by default, of a script
-            its file.
+            axis of length n. When a call raises, its cases are run one at a time.
+        name: what identifies the function in a store; its module (of a script: its file) and
+            name by default.
 
     Raises:
         ValueError: names used twice or reserved, a dimension without coordinates.
@@ -82,7 +82,7 @@ class Task:
 
     @property
     def identity(self) -> str:
-        """What identifies the function in a store: its module and name; it must have one."""
+        """What identifies the function in a store: `name`, or its module and name."""
         if self.name is not None:
             return self.name
         name = getattr(self.function, "__qualname__", "<no name>")
@@ -95,7 +95,7 @@ class Task:
 
     @cached_property
     def code(self) -> str:
-        """Digest of the function's own source, without comments; "" where it cannot be read."""
+        """Digest of the function's source without comments; "" where it cannot be read."""
         try:
             source = inspect.getsource(inspect.unwrap(self.function))
             plain = ast.unparse(ast.parse(textwrap.dedent(source)))
@@ -110,13 +110,13 @@ class Task:
 
     @cached_property
     def labels(self) -> Labels:
-        """What labels the values; without variables until they are known."""
+        """The labels of the values; without variables as long as they are not known."""
         parameters = {v.name: v.attrs for v in self.parameters}
         return Labels(tuple(self.variables or ()), parameters, self.coords)
 
     @property
     def label(self) -> str:
-        """The function in messages."""
+        """The name of the function in messages."""
         return self.name or str(getattr(self.function, "__qualname__", self.function))
 
 
@@ -152,9 +152,9 @@ class Plan:
 
     @property
     def configuration(self) -> dict[str, Any]:
-        """All that changes a number, besides the cases; plain data.
+        """All that the values depend on besides the cases, as plain data.
 
-        Neither the grid, which may grow, nor batches, executors, paths and versions.
+        Not the grid, which may grow, nor batches, executors, paths and versions.
         """
         task = self.task
         return {
@@ -167,23 +167,23 @@ class Plan:
 
     @property
     def description(self) -> dict[str, Any]:
-        """All that a store says about itself, see `results.store`."""
+        """What `sweep.json` holds, see `results.store`."""
         identity = {"configuration": self.configuration, "code": self.task.code}
         about = {"attrs": self.attrs, "provenance": self.provenance}
         return {"schema": SCHEMA, **identity, **self.task.labels.plain, **about}
 
     def rows(self, places: Sequence[int] | slice, values: Columns) -> dict[str, np.ndarray]:
-        """The columns of some cases, as a store takes them: keys, parameters and values."""
+        """The columns of some cases as a store takes them: keys, parameters and values."""
         parameters = {name: column[places] for name, column in self.columns.items()}
         return {"case_key": self.keys[places], **parameters, **values}
 
     def units(
         self, missing: np.ndarray, size: int | None = None, shard: tuple[int, int] = (0, 1)
     ) -> list[Unit]:
-        """What is missing and belongs to the shard, in units.
+        """The missing cases of the shard, in units.
 
-        A vectorised call has the cases that it has in the whole grid, whoever runs it, because
-        the last digits of linear algebra depend on them.
+        A vectorised call has the same cases whatever the shard, because the last digits of
+        linear algebra depend on them.
         """
         size = (size or _VECTORISED) if self.task.batched else 1
         places = np.flatnonzero(missing)
@@ -191,21 +191,21 @@ class Plan:
         return [list(unit) for _, unit in itertools.groupby(here, lambda place: place // size)]
 
     def work(self, size: int | None = None) -> Work:
-        """What a worker needs to know; a batch has at most `size` cases, and fits in memory."""
+        """What a worker needs; a batch has at most `size` cases, and its results fit in memory."""
         n_bytes = 64 + sum(column.nbytes for column in self.task.labels.blank(1).values())
         most = _MOST_BYTES // n_bytes
         size = most if size is None or self.task.batched else size
         return Work(self.task, self.fixed, self.seed, max(1, min(size, most)))
 
     def with_variables(self, variables: Sequence[Variable] | None) -> Plan:
-        """The same with the variables that the function turned out to return."""
+        """The same plan with the variables that the function was found to return."""
         task = replace(self.task, variables=variables)
         _check_names(task, {name for case in self.cases for name in case})
         return replace(self, task=task)
 
     @cached_property
     def provenance(self) -> str:
-        """What was computed, as a person reads it, with what and when; see `results`."""
+        """What is computed, in readable form, with versions and date; see `results.provenance`."""
         values = {name: [case.get(name) for case in self.cases] for name in self.cases[0]}
         spec = {
             "function": self.task.label,
@@ -243,7 +243,7 @@ def make_plan(
     if "provenance" in attrs:
         raise ValueError("attrs: expected another name than provenance, which the sweep writes")
     plan = Plan(task, cases, fixed, int(seed), attrs)
-    _ = plan.columns  # numbers and texts in one parameter are an error
+    _ = plan.columns  # refuses numbers and texts in one parameter
     return plan
 
 
@@ -268,7 +268,7 @@ def _check_names(task: Task, parameters: set[str]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and text as they are, of lists the first items; all else in short words."""
+    """Numbers and text as they are, lists cut short, anything else by its `repr`, cut short."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list | tuple):
@@ -279,7 +279,7 @@ def _plain(value: Any) -> Any:
 
 
 def _coordinate(values: Any) -> Any:
-    """A coordinate in the configuration, spelled out if short: a difference can then be read."""
+    """A coordinate in the configuration; if short, its values, which an error can then show."""
     spelled = values.dtype.kind in "UO" or values.size <= _SHOWN
     return canonical(values.tolist() if spelled else values)
 
@@ -302,7 +302,7 @@ def _check_variables(variables: Sequence[Variable], coords: Mapping[str, Any]) -
 
 
 def _module_of(function: Callable[..., Any]) -> str:
-    """The module as it is imported; of a script the name of its file."""
+    """The module by the name that imports it; of a script the name of its file."""
     if function.__module__ != "__main__":
         return function.__module__
     main = sys.modules["__main__"]

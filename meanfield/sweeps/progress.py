@@ -1,4 +1,4 @@
-"""Progress by tqdm: its bar on a terminal, its words in the log once a minute elsewhere."""
+"""Progress by tqdm: a bar on a terminal, elsewhere a line in the log once a minute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS_BETWEEN_LINES = 60.0
 
 
 class Progress:
-    """Counts cases that are done and says so; a context manager."""
+    """Counts finished cases and shows how many there are; a context manager."""
 
     def __init__(self, total: int, *, done: int = 0, visible: bool = True) -> None:
         from tqdm import tqdm

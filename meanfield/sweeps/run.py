@@ -20,14 +20,14 @@ from meanfield.results.store import Store, description_at, open_store
 from meanfield.sweeps.batches import Batch
 from meanfield.sweeps.executors import Run, check_executor
 from meanfield.sweeps.grid import Grid
-from meanfield.sweeps.plan import Plan, Task, make_plan
+from meanfield.sweeps.plan import Plan, Task, Unit, Work, make_plan
 from meanfield.sweeps.progress import Progress
 
 __all__ = ["sweep"]
 
 _log = logging.getLogger("meanfield")
-_PROBES = 16  # cases that may fail before one does not, where the variables are not declared
-_Piece = tuple[list[int], Batch]  # places of cases, and what they brought
+_PROBES = 16  # cases that are tried to learn the variables, where none are declared
+_Piece = tuple[list[int], Batch]  # places of cases, and their values
 
 
 def sweep(
@@ -61,18 +61,18 @@ def sweep(
             another function, seed or setting is refused. A finished case survives any death of
             the process and of the machine.
         executor: None runs in this process; a number starts as many processes of one thread
-            each, and a case that kills its process fails alone; any `concurrent.futures.Executor`
-            or `dask.distributed.Client` is used as it is (give its workers one thread each). The
-            store is written by this process alone.
+            each, and a case that kills its process fails alone; a `concurrent.futures.Executor`
+            or `dask.distributed.Client` is used as it is (give its workers one thread each). Only
+            this process writes the store.
         shard: (i, k) runs only every k-th case, from the i-th on, 0 ≤ i < k, for array jobs; the
             rest is pending in the answer.
-        batch_size: cases after which a batch is stored, by elapsed time alone by default; of
-            vectorised tasks the cases of one call, 1024 by default.
+        batch_size: cases after which a batch is stored, by default only after some time; of a
+            vectorised task the cases of one call, 1024 by default.
         case_timeout: seconds after which a case is ended and has failed, or a vectorised call is
-            ended and its cases are tried one at a time; with a number as `executor`.
+            ended and its cases are run one at a time; needs a number as `executor`.
         retry_failed: run failed cases of the store again.
-        accept_changed_code: no warning if the source of the function is not what the store was
-            begun with.
+        accept_changed_code: do not warn if the function's source changed since the store was
+            created.
         progress: a bar on a terminal, a line a minute in the log "meanfield" elsewhere.
 
     Returns:
@@ -99,11 +99,11 @@ def sweep(
     if not isinstance(fn, Task) and not callable(fn):
         raise TypeError(f"fn: expected a function or a Task, got {describe(fn)}")
     _check_settings(store, shard, batch_size)
-    path = None if store is None else Path(store).resolve()  # before a case changes the folder
+    path = None if store is None else Path(store).resolve()  # a case may change the folder
     stored = None if path is None else description_at(path)
     plan = make_plan(fn, grid, fixed, seed, attrs)
     if path is not None:
-        _ = plan.configuration  # what a store does not take is said before the first case
+        _ = plan.configuration  # refuses what a store cannot identify before the first case
     if plan.task.variables is None and stored:
         plan = plan.with_variables(Labels.from_plain(stored).variables)
     with _ending_gently() as stop:
@@ -113,9 +113,8 @@ def sweep(
             plan, first = _probe(plan, run)
         files = None
         if path is not None:
-            files = open_store(
-                path, plan.description, stored, accept_changed_code=accept_changed_code
-            )
+            accept = accept_changed_code
+            files = open_store(path, plan.description, stored, accept_changed_code=accept)
             files.add_cases(plan.rows(slice(None), {}))
         table = _Table(plan, files)
         for places, batch in first:
@@ -124,16 +123,7 @@ def sweep(
         n_missing = sum(map(len, units))
         total = max(n_missing, len(plan.cases) // (shard[1] if shard else 1))
         with Progress(total, done=total - n_missing, visible=progress) as bar:
-
-            def handle(places: list[int], batch: Batch) -> None:
-                table.keep(places, batch.columns)
-                bar.advance(batch.columns["status"])
-
-            try:
-                run(plan.work(batch_size), units, handle)
-            except KeyboardInterrupt as interrupt:
-                interrupt.add_note(table.kept())
-                raise
+            _fill(table, run, plan.work(batch_size), units, bar)
     if files is not None:
         files.merge_files()
     return table.dataset()
@@ -166,7 +156,7 @@ class _Table:
             self._rows[name][places] = column
 
     def kept(self) -> str:
-        """What is kept, for a person who has interrupted the sweep."""
+        """How many cases are kept, for the message after an interrupt."""
         if self._store is None:
             return "nothing is kept: the sweep has no store"
         self._store.refresh()  # a signal may have come between the file and our own rows
@@ -182,8 +172,22 @@ class _Table:
         return self._labels.dataset(self._plan.columns | self._rows, attrs)
 
 
+def _fill(table: _Table, run: Run, work: Work, units: list[Unit], bar: Progress) -> None:
+    """Run units and keep their values; an interrupt says how many are kept."""
+
+    def keep(places: list[int], batch: Batch) -> None:
+        table.keep(places, batch.columns)
+        bar.advance(batch.columns["status"])
+
+    try:
+        run(work, units, keep)
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(table.kept())
+        raise
+
+
 def _probe(plan: Plan, run: Run) -> tuple[Plan, list[_Piece]]:
-    """The first cases until one does not fail, whose variables are those of all."""
+    """Run the first cases until one does not fail; all cases have its variables."""
     pieces: list[_Piece] = []
     for place in range(min(_PROBES, len(plan.cases))):
         run(plan.work(), [[place]], lambda *piece: pieces.append(piece))
@@ -198,10 +202,10 @@ def _probe(plan: Plan, run: Run) -> tuple[Plan, list[_Piece]]:
 
 @contextlib.contextmanager
 def _ending_gently() -> Iterator[threading.Event]:
-    """The first Ctrl-C asks to end after the running cases, the second is as always."""
+    """The first Ctrl-C ends the sweep after the running cases, the second at once."""
     stop, usual = threading.Event(), signal.default_int_handler
     in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGINT) is not usual:  # it has another meaning
+    if not in_main or signal.getsignal(signal.SIGINT) is not usual:  # the caller handles it
         yield stop
         return
 

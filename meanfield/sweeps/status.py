@@ -1,4 +1,4 @@
-"""What is in a store: how far it is, what failed, what is damaged."""
+"""What a store holds: how many cases are done, what failed, what is damaged."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _MESSAGES_SHOWN = 5
 
 @dataclass(frozen=True)
 class StoreStatus:
-    """Counts of a store; `str` is a paragraph for people.
+    """Counts of a store; `str` gives a paragraph.
 
     Attributes:
-        n_nan: cases that did not fail and hold NaN: it is a value like any other, and counted.
+        n_nan: cases that did not fail and hold NaN.
         damaged: names of files whose content is not what was written.
         missing: names of files that were written and are not there.
-        messages: why cases failed, and how many.
+        messages: how many cases failed with each message.
     """
 
     path: Path
@@ -70,10 +70,10 @@ class StoreStatus:
 
 
 def status(store: str | os.PathLike[str]) -> StoreStatus:
-    """How far a store is; it may be in use. Every file is read and its checksum compared.
+    """Count the cases of a store, which may be in use, and check every file of it.
 
     Raises:
-        FileNotFoundError, ValueError: there is nothing, or no store of a sweep, at the path.
+        FileNotFoundError, ValueError: nothing, or something else, is at the path.
     """
     path = Path(store)
     files = Store.at(path)

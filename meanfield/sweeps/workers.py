@@ -1,11 +1,11 @@
-"""Worker processes of our own: a case that kills one, or takes too long, is that case's failure.
+"""Worker processes: a case that kills its process, or takes too long, fails alone.
 
-A worker says in shared memory which unit it is at and since when, so that whoever waits for it
-knows whose fault its death was. Processes come from a fork server, which imports the libraries
-once: a worker then starts in some hundredths of a second.
+A worker writes to shared memory which unit it runs and since when, so that its death is traced to
+a unit. Processes come from a fork server, which imports the libraries once: a worker then starts
+in some hundredths of a second.
 
-Pools of others do not do: in those of the standard library and of loky one death takes the jobs of
-all workers along, and in pebble's the others wait for a lock that a dead one held.
+Other pools do not serve: in those of the standard library and of loky one death ends the jobs of
+all workers, and in pebble's the others may wait for a lock that a dead one held.
 """
 
 from __future__ import annotations
@@ -31,31 +31,37 @@ from meanfield.sweeps.plan import Work
 
 __all__ = ["DiedError", "Processes"]
 
-_TICK = 0.1  # seconds between looks at the clock and at whether to stop
-_PATIENCE = 5.0  # seconds for a worker without work to end
+_TICK = 0.1  # seconds between checks of the clock and of `stop`
+_PATIENCE = 5.0  # seconds that a worker without work has to end
 _FRUITLESS = 5  # workers in a row that die before they begin
-_LOCK = threading.RLock()  # around what changes the environment, and `multiprocessing`'s own lists
+_LOCK = threading.RLock()  # while the environment or `multiprocessing`'s lists change
 _ONE_THREAD = dict.fromkeys(
     ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"), "1"
 )
 
 
 class DiedError(Exception):
-    """A job that ended its process: why, at which unit if that is known, surely again or not."""
+    """A job ended its process.
+
+    Attributes:
+        cause: in words.
+        number: of the unit under way; None if that is not known.
+        certain: whether the unit would end its process again.
+    """
 
     def __init__(self, cause: str, number: int | None = None, certain: bool = False) -> None:
         super().__init__(cause, number, certain)
         self.cause, self.number, self.certain = cause, number, certain
 
     def divided(self, units: list[Any]) -> tuple[list[Any], list[Any]]:
-        """Those that may have caused it, and the others."""
+        """The units that may have caused it, and the others."""
         if self.number is None:
             return units, []
         return [units[self.number]], units[: self.number] + units[self.number + 1 :]
 
 
 class Processes:
-    """Processes of one thread each, and a thread of ours for each that waits for it.
+    """Processes of one thread each, and for each a thread of this process that waits for it.
 
     A unit that takes longer than `timeout` seconds is ended with its process; when `stop` is set,
     jobs end after the unit under way.
@@ -72,13 +78,13 @@ class Processes:
                 f"a module, and settings that can be pickled; got {work.task.label} ({error})"
             ) from error
         self._work, self._timeout, self._stop = work, timeout, stop
-        self._threads = ThreadPoolExecutor(n_workers, initializer=_deaf_to_ctrl_c)
+        self._threads = ThreadPoolExecutor(n_workers, initializer=_block_ctrl_c)
         self._idle: list[_Worker] = []
         self._busy: set[_Worker] = set()
         self._over = False
 
     def submit(self, units: Sequence[list[Case]], seconds: float) -> Future[Batch]:
-        """Run a batch in a process; a `DiedError` says which unit has ended it."""
+        """Run a batch in a process; if that ends, the future raises a `DiedError`."""
         return self._threads.submit(self._run, units, seconds)
 
     def __enter__(self) -> Processes:
@@ -91,7 +97,7 @@ class Processes:
                 worker.process.kill()
         self._threads.shutdown()
         for worker in self._idle:
-            worker.pipe.close()  # which ends it in peace
+            worker.pipe.close()  # upon which it ends by itself
         for worker in self._idle:
             worker.end()
 
@@ -122,7 +128,7 @@ class Processes:
 
 
 class _Worker:
-    """A process, the pipe to it, and what it is at."""
+    """A process, the pipe to it, and the unit that it runs."""
 
     def __init__(self, work: Work) -> None:
         context = _context()
@@ -131,7 +137,7 @@ class _Worker:
         self.at = context.RawArray("d", [-1.0, 0.0, 0.0])
         before = dict(os.environ)
         self.process = context.Process(target=_serve, args=(theirs, self.at, work, before))
-        os.environ.update(_ONE_THREAD)  # before libraries are loaded, in the fork server too
+        os.environ.update(_ONE_THREAD)  # before libraries are loaded, in the fork server as well
         try:
             self.process.start()
         finally:
@@ -147,14 +153,14 @@ class _Worker:
         timeout: float | None,
         stop: threading.Event,
     ) -> Batch:
-        """What a job brought; a `DiedError` has no number if it had not begun."""
-        with contextlib.suppress(OSError):  # it is dead, which the sentinel tells
+        """The batch of a job; a `DiedError` has no number if no unit had begun."""
+        with contextlib.suppress(OSError):  # it has died: the sentinel is ready
             self.pipe.send((units, seconds))
         while True:
             ready = wait([self.pipe, self.process.sentinel], timeout=_TICK)
             if stop.is_set():
                 self.at[2] = 1.0
-            if self.pipe in ready:  # first: an answer may be its last
+            if self.pipe in ready:  # first: it may answer and then end
                 with contextlib.suppress(EOFError, OSError):
                     answer = self.pipe.recv()
                     if isinstance(answer, Exception):
@@ -169,7 +175,7 @@ class _Worker:
                 raise DiedError(f"it took longer than {timeout:g} s", number, certain=True)
 
     def end(self) -> None:
-        """End the process, if it does not end by itself."""
+        """Wait a while for the process to end, then kill it."""
         with _LOCK:
             self.process.join(_PATIENCE)
             self.process.kill()
@@ -178,7 +184,7 @@ class _Worker:
 
 
 def _serve(pipe: Any, at: Any, work: Work, environment: dict[str, str]) -> None:
-    """What a worker does: batches, until the pipe is closed."""
+    """The worker: runs batches until the pipe is closed."""
     _prepare(environment)
 
     def begin(number: int) -> bool:
@@ -197,10 +203,10 @@ def _serve(pipe: Any, at: Any, work: Work, environment: dict[str, str]) -> None:
 
 
 def _prepare(environment: dict[str, str]) -> None:
-    """One thread, and an end when the parent ends: an orphan would wait for work for ever."""
-    # Ctrl-C reaches the whole process group: the parent decides, the case under way is finished.
+    """Use one thread; end when the parent ends, for whose jobs a worker would wait for ever."""
+    # Ctrl-C reaches the whole process group; the parent lets the case under way finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ.update(environment | _ONE_THREAD)  # the fork server's may be an older one
+    os.environ.update(environment | _ONE_THREAD)  # that of the fork server may be older
     keep_freed_memory()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
@@ -230,9 +236,9 @@ def _cause(code: int | None) -> str:
     return f"its process ended: exit code {code}"
 
 
-def _deaf_to_ctrl_c() -> None:
-    """What this thread starts never sees Ctrl-C, not even while it imports; the main one does."""
+def _block_ctrl_c() -> None:
+    """Block Ctrl-C in this thread and in all that it starts, also while they import."""
     if hasattr(signal, "pthread_sigmask"):
-        # First, because where the fork server has to start it, it takes the block off again.
+        # First: if the fork server had to start it, it would remove the block.
         resource_tracker.ensure_running()
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from meanfield.html import span, table
-from meanfield.measures import ParticleMeasure
+from meanfield.measures import ParticleMeasure, log_sums
 
 if TYPE_CHECKING:
     from scipy.sparse import coo_array
@@ -120,7 +120,7 @@ class Coupling:
         is the conditional mean of the target given the source.
         """
         held = _Tensors.of(self)
-        log_row = _log_summed(held.log_mass, held.rows, self.shape[0])
+        log_row = log_sums(held.log_mass, held.rows, self.shape[0])
         share = (held.log_mass - log_row.gather(-1, held.rows)).nan_to_num(nan=-math.inf).exp()
         moves = share[..., None] * held.moves  # differences first: no cancellation
         index = held.rows[..., None].expand(moves.shape)
@@ -200,10 +200,3 @@ def _taken(points: Tensor, index: Tensor) -> Tensor:
 
 def _summed(mass: Tensor, index: Tensor, size: int) -> Tensor:
     return mass.new_zeros(*mass.shape[:-1], size).scatter_add(-1, index, mass)
-
-
-def _log_summed(log_mass: Tensor, index: Tensor, size: int) -> Tensor:
-    peak = log_mass.new_full((*log_mass.shape[:-1], size), -math.inf)
-    peak = peak.scatter_reduce(-1, index, log_mass, "amax")
-    scaled = (log_mass - peak.gather(-1, index)).nan_to_num(nan=-math.inf).exp()
-    return peak + _summed(scaled, index, size).log()

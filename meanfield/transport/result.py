@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from meanfield.checks import one_number
 from meanfield.errors import ConvergenceError
-from meanfield.html import span, table
-from meanfield.results import Variable
+from meanfield.results import Answer, Variable, labelled
 from meanfield.results.labels import batched
 from meanfield.transport.certificate import Certified, joined_names
 from meanfield.transport.coupling import Coupling, alike
@@ -24,10 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["TransportResult", "assemble", "gathered", "refuse_unconverged"]
 
 
-_VARIABLES = (
-    Variable("distance", "Wasserstein distance", "length"),
-    Variable("distance_lower", "certified lower bound of the distance", "length"),
-    Variable("distance_upper", "certified upper bound of the distance", "length"),
+_PLAN_VARIABLES = (
     Variable("potential_source", "potential f at the source", "length^order", ("source",)),
     Variable("potential_target", "potential g at the target", "length^order", ("target",)),
     Variable("row", "atom of the source", dims=("entry",), dtype="int64"),
@@ -36,8 +31,7 @@ _VARIABLES = (
 )
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class TransportResult:
+class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
     """W₂(μ, ν), or W₁(μ, ν), with the evidence for it.
 
     Tensors, or NumPy arrays where both clouds came as such. None of them carries a gradient:
@@ -54,21 +48,21 @@ class TransportResult:
         potentials: (f, g), shapes (..., n) and (..., m), with fᵢ + g_j ≤ ‖xᵢ − y_j‖^order up
             to rounding and ⟨a, f⟩ + ⟨b, g⟩ = value^order within the width: optimal ones, or None.
         method: what gave the answer; for a batch, the methods that occur, joined by " + ".
-        converged: whether plan and potentials meet within `rtol`, for every entry of the batch, up
-            to what rounding of the weights given leaves open: that is in the interval alone.
+        converged: whether plan and potentials meet within `rtol`, shape of the batch, up to what
+            rounding of the weights given leaves open: that is in the interval alone.
         seconds: wall-clock time spent.
         order: 2 for W₂, 1 for W₁.
     """
 
-    value: Any
-    lower: Any
-    upper: Any
+    value: Any = labelled("Wasserstein distance", units="length")
+    lower: Any = labelled("certified lower bound", units="length", beside=True)
+    upper: Any = labelled("certified upper bound", units="length", beside=True)
     coupling: Coupling | None
     potentials: tuple[Any, Any] | None
-    method: str
-    converged: bool
+    method: str = labelled("method", attribute=True)
+    converged: Any = labelled("whether it has converged", dtype="bool", beside=True)
     seconds: float
-    order: int = 2
+    order: int = labelled("order", attribute=True, default=2)
 
     @property
     def relative_width(self) -> Any:
@@ -77,48 +71,15 @@ class TransportResult:
         width = torch.where((upper > 0) & upper.isfinite(), (upper - lower) / upper, 0.0)
         return alike(self.value, width)
 
-    def __float__(self) -> float:
-        return one_number(self.value, "a distance")
-
     def to_dataset(self) -> xr.Dataset:
         """Distance, ends and potentials; the coupling of a single pair along `entry`."""
-        f, g = self.potentials or (None, None)
-        values: dict[str, Any] = {
-            **{"distance": self.value, "distance_lower": self.lower, "distance_upper": self.upper},
-            **{"potential_source": f, "potential_target": g},
-            **dict.fromkeys(("row", "column", "log_mass")),
-        }
-        if self.coupling is not None:
-            entries = (self.coupling.rows, self.coupling.cols, self.coupling.log_mass)
-            values |= dict(zip(("row", "column", "log_mass"), entries, strict=True))
-        found = batched(_VARIABLES, values, self.value.shape)
-        attrs = {"method": self.method, "converged": int(self.converged), "order": self.order}
-        return found.assign_attrs(attrs)
-
-    def __repr__(self) -> str:
-        tail = f"method={self.method!r}, converged={self.converged}, seconds={self.seconds:.3g}"
-        if self.value.ndim:
-            return f"TransportResult(batch_shape={tuple(self.value.shape)}, {tail})"
-        low, high = float(self.lower), float(self.upper)
-        return (
-            f"TransportResult(value={float(self.value):.10g} in [{low:.10g}, {high:.10g}], {tail})"
+        plan = self.coupling
+        values = (
+            *(self.potentials or (None, None)),
+            *((None, None, None) if plan is None else (plan.rows, plan.cols, plan.log_mass)),
         )
-
-    def _repr_html_(self) -> str:
-        value, lower, upper, width = (
-            span(torch.as_tensor(t))
-            for t in (self.value, self.lower, self.upper, self.relative_width)
-        )
-        rows = [
-            ("value", value),
-            ("certified lower bound", lower),
-            ("certified upper bound", upper),
-            ("relative width", width),
-            ("method", self.method),
-            ("converged", self.converged),
-            ("seconds", self.seconds),
-        ]
-        return table(f"Wasserstein distance {'W₁' if self.order == 1 else 'W₂'}", rows)
+        named = {v.name: value for v, value in zip(_PLAN_VARIABLES, values, strict=True)}
+        return super().to_dataset().merge(batched(_PLAN_VARIABLES, named, self.value.shape))
 
 
 def gathered(parts: Sequence[Certified], places: Sequence[Any] | None = None) -> Certified:
@@ -155,10 +116,6 @@ def assemble(
 ) -> TransportResult:
     """Arrays of the caller's kind and batch shape, from a batch in the caller's unit."""
     batch, like = pair.mu.batch_shape, pair.mu.points
-    if answer is None:
-        none = like.new_zeros(batch)
-        return TransportResult(none, none, none, None, None, "empty batch", True, seconds, order)
-
     dtype = np.float32 if like.dtype == torch.float32 else np.float64
 
     def given(values: np.ndarray, *axes: int) -> Any:
@@ -167,6 +124,9 @@ def assemble(
             values = values.astype(dtype, copy=False)
         return values[()] if pair.as_numpy else torch.as_tensor(values, device=like.device)
 
+    if answer is None:
+        none, yes = given(np.zeros(0)), given(np.ones(0, bool))
+        return TransportResult(none, none, none, None, None, "empty batch", yes, seconds, order)
     lower, upper = _rounded(answer.lower, dtype, -1), _rounded(answer.upper, dtype, 1)
     coupling = potentials = None
     size = answer.rows.shape[-1]
@@ -175,8 +135,7 @@ def assemble(
         source, target = (t.numpy() if pair.as_numpy else t for t in points)
         plan = (given(t, size) for t in (answer.rows, answer.cols, answer.log_mass))
         coupling = Coupling(source, target, *plan)
-    converged = bool(answer.converged.all())
-    if converged and answer.f is not None and answer.g is not None:
+    if answer.converged.all() and answer.f is not None and answer.g is not None:
         potentials = given(answer.f, answer.f.shape[-1]), given(answer.g, answer.g.shape[-1])
     return TransportResult(
         value=given(np.clip(_rounded(answer.value, dtype, 0), lower, upper)),
@@ -185,20 +144,20 @@ def assemble(
         coupling=coupling,
         potentials=potentials,
         method=answer.method,
-        converged=converged,
+        converged=given(answer.converged),
         seconds=seconds,
         order=order,
     )
 
 
 def refuse_unconverged(result: TransportResult, rtol: float) -> TransportResult:
-    """The result if it converged.
+    """The result if all of it converged.
 
     Raises:
         ConvergenceError: otherwise, with the interval that was reached, and the flagged answer
             as its `result`.
     """
-    if result.converged:
+    if bool(torch.as_tensor(result.converged).all()):
         return result
     low, high, width = (
         torch.as_tensor(t).reshape(-1) for t in (result.lower, result.upper, result.relative_width)

@@ -463,7 +463,7 @@ class OfDotProduct(type(kernels.dot_product)):
 
 
 @dataclass(frozen=True)
-class Tempered(kernels.Wrapped):
+class Tempered(kernels.ModifiedKernel):
     """Another kernel with features of its own on top."""
 
     inner: kernels.Kernel = kernels.l2
@@ -474,7 +474,7 @@ class Tempered(kernels.Wrapped):
 
 
 @dataclass(frozen=True)
-class Louder(kernels.Wrapped):
+class Louder(kernels.ModifiedKernel):
     """Only the activation is new: what is inherited stays right."""
 
     inner: kernels.Kernel = kernels.l2
@@ -541,7 +541,7 @@ def test_a_turn_without_its_derivative_is_refused():
         TypeError, match="expected turn, turn_push and turn_pull, got \\['turn'\\]"
     ):
 
-        class Half(kernels.Turned):
+        class Half(kernels.FeatureTransform):
             def turn(self, parameters, features, positions):
                 return features
 

@@ -76,7 +76,7 @@ def attacks() -> Iterator[tuple[str, Attack]]:
         for causal in (False, True):
 
             def cap(c: np.ndarray, n: int, d: int, p: float = p, causal: bool = causal) -> Any:
-                return bounds.soft_cap(c, 1.0, 1.0, TAU, p=p, causal=causal)
+                return bounds.capped_mean_field(c, 1.0, 1.0, TAU, p=p, causal=causal)
 
             def l2(c: np.ndarray, n: int, d: int, p: float = p, causal: bool = causal) -> Any:
                 return bounds.l2_mean_field(c, 1.0, 1.0, d, p=p, causal=causal)

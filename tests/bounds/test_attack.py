@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling
+from meanfield.bounds.layer import Layer
 from meanfield.experiments.ascent import climb
 from meanfield.lipschitz import local_lipschitz, worst_case
 from tests.benchmarks import bench_bounds
@@ -263,15 +264,15 @@ def test_a_query_bias_adds_to_the_average_only(seed):
     A, V = torch.randn(2, d, d, dtype=F64, generator=g)
     bias = 3 * torch.randn(1, d, dtype=F64, generator=g)
     par = AttentionParameters(A, torch.eye(d, dtype=F64), V, query_bias=bias, scale=1.0)
-    norms = bounds.layer_norms(par)
+    layer = Layer.of(par)
     for causal in (False, True):
         _, found = worst_case(
             SelfAttention(par, causal=causal), 1.0, n_atoms=4, starts=8, steps=20, generator=g
         )
         bound = bounds.masked_mean_field if causal else bounds.mean_field
-        upper = float(bound(norms.A, norms.V, 1.0, shift=norms.shift)[0])
+        upper = float(bound(layer.norm_A, layer.norm_V, 1.0, shift=layer.shift)[0])
         assert float(found.value) <= upper * (1 + 1e-9)
-        without = float(bound(norms.A, norms.V, 1.0)[0])
+        without = float(bound(layer.norm_A, layer.norm_V, 1.0)[0])
         assert without < upper
 
 
@@ -309,7 +310,7 @@ def test_other_scores_stay_below_their_bounds(name):
             return (scores + logs).softmax(-1) @ y
 
         if name == "soft cap":
-            upper = bounds.soft_cap(c, 1.0, 1.0, tau)
+            upper = bounds.capped_mean_field(c, 1.0, 1.0, tau)
         else:
             upper = bounds.l2_mean_field(c, 1.0, 1.0, d)
         worst = max(worst, jacobian_constant(move, x, logs) / upper)

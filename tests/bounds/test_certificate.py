@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from meanfield import bounds
+from meanfield.bounds.sharp import kernel_norm
 from tests.bounds.intervals import Interval, exp, interval
 
 SPLIT = 0.25  # c below: series at 0; above: 1/c, down to 0
@@ -275,8 +275,8 @@ def test_the_steps_by_hand_hold_for_random_laws(c):
         turned = e + c * s[:, None] * np.array([1.0, 0.0])
         light = weight @ np.exp(-c * y[:, 0])
         phi = light * (weight @ (np.exp(c * y[:, 0]) * (turned**2).sum(1)))
-        assert phi <= bounds.kernel_norm(c) ** 2 * (1 + 1e-12)
-        worst = max(worst, phi / bounds.kernel_norm(c) ** 2)
+        assert phi <= kernel_norm(c) ** 2 * (1 + 1e-12)
+        worst = max(worst, phi / kernel_norm(c) ** 2)
         # On the circle: the matrix of the claim.
         circle = y / np.linalg.norm(y, axis=1, keepdims=True)
         s = (circle - weight @ circle) @ e
@@ -307,5 +307,5 @@ def test_the_maximum_over_two_poles_is_found():
         )
         expected = math.exp(min(one, 300.0)) * math.sqrt(product.max())
         if one <= 300:
-            assert expected <= bounds.kernel_norm(one) * (1 + 1e-12)
-            assert bounds.kernel_norm(one) <= expected * (1 + 1e-7)
+            assert expected <= kernel_norm(one) * (1 + 1e-12)
+            assert kernel_norm(one) <= expected * (1 + 1e-7)

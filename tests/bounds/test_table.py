@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -14,6 +15,7 @@ from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.attention.kernels import cosine, l2, soft_cap
 from meanfield.attention.normalizations import sigmoid
+from meanfield.bounds.layer import Layer
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from tests import oracles, strategies
@@ -29,22 +31,22 @@ def random_layer(seed: int, d: int, kind: str, size: float) -> tuple[dict, Atten
 @given(st.integers(0, 10**6), st.integers(1, 4), st.sampled_from(strategies.LAYERS))
 def test_the_norms_of_a_layer_are_those_of_its_dense_matrices(seed, d, kind):
     fields, par = random_layer(seed, d, kind, 1.0)
-    found = bounds.layer_norms(par)
+    found = Layer.of(par)
     dense = oracles.bilinear(fields)
     for k, (A, c, M) in enumerate(dense):
-        assert found.A[k] == pytest.approx(np.linalg.norm(A, 2), rel=1e-10)
+        assert found.norm_A[k] == pytest.approx(np.linalg.norm(A, 2), rel=1e-10)
         assert found.shift[k] == pytest.approx(np.linalg.norm(c), rel=1e-10, abs=1e-300)
-        assert found.V[k] == pytest.approx(np.linalg.norm(M, 2), rel=1e-10)
-    arrays = bounds.layer_norms((par.A, par.V))
-    np.testing.assert_allclose(arrays.A, found.A, rtol=1e-10)
-    np.testing.assert_allclose(arrays.V, found.V, rtol=1e-10)
+        assert found.norm_V[k] == pytest.approx(np.linalg.norm(M, 2), rel=1e-10)
+    arrays = Layer.of((par.A, par.V))
+    np.testing.assert_allclose(arrays.norm_A, found.norm_A, rtol=1e-10)
+    np.testing.assert_allclose(arrays.norm_V, found.norm_V, rtol=1e-10)
     expected = sum(
         oracles.general_bound(
             np.linalg.norm(A, 2) + np.linalg.norm(c) / 1.7, np.linalg.norm(M, 2), 1.7, 9
         )
         for A, c, M in dense
     )
-    assert bounds.theorem_3_3_of_layer(par, 1.7, 9) == pytest.approx(expected, rel=1e-8)
+    assert found.theorem_3_3(1.7, 9) == pytest.approx(expected, rel=1e-8)
 
 
 @given(
@@ -215,16 +217,16 @@ def test_no_constant_of_other_scores_exceeds_its_rows(kind, causal, seed, d, rad
 def test_rows_of_other_scores_have_the_numbers_of_the_formulas():
     par = AttentionParameters.from_bilinear([[-2.0]], [[3.0]])
     table = bounds.table(SelfAttention(par, kernel=soft_cap(1.5)), 1.2)
-    expected = bounds.soft_cap(2.0, 3.0, 1.2, 1.5)
+    expected = bounds.capped_mean_field(2.0, 3.0, 1.2, 1.5)
     assert table.row("soft cap").value == pytest.approx(expected, rel=1e-8)
     assert table.row("soft cap, masked").reason == "the layer is not masked"
     masked = bounds.table(SelfAttention(par, causal=True, kernel=soft_cap(1.5)), 1.2)
-    expected = bounds.soft_cap(2.0, 3.0, 1.2, 1.5, causal=True)
+    expected = bounds.capped_mean_field(2.0, 3.0, 1.2, 1.5, causal=True)
     assert masked.row("soft cap, masked").value == pytest.approx(expected, rel=1e-8)
     tied = AttentionParameters.tied_l2([[2.0, 0.0], [0.0, 1.0]], [[1.0], [0.5]])
     F = SelfAttention(tied, kernel=l2)
     found = bounds.table(F, 1.2)
-    norm_V = float(bounds.layer_norms(tied).V[0])
+    norm_V = float(Layer.of(tied).norm_V[0])
     expected = bounds.l2_mean_field(4 / 2**0.5, norm_V, 1.2, 2)
     assert found.row("L2").value == pytest.approx(expected, rel=1e-8)
     assert "number of tokens" in found.row("L2, n tokens").reason
@@ -250,14 +252,14 @@ def test_the_text_is_aligned_and_the_html_escaped():
 
 def test_radii_broadcast_and_bad_arguments_are_refused():
     par = AttentionParameters.random(3, n_heads=3, biases=True)
-    together = bounds.theorem_3_3_of_layer(par, [0.5, 2.0], 7)
+    together = Layer.of(par).theorem_3_3([0.5, 2.0], 7)
     assert together.shape == (2,)
-    assert together[1] == bounds.theorem_3_3_of_layer(par, 2.0, 7)
+    assert together[1] == Layer.of(par).theorem_3_3(2.0, 7)
     with pytest.raises(ValueError, match="radius: expected a number > 0"):
         bounds.table(par, 0.0)
     with pytest.raises(ValueError, match="square"):
         bounds.table((np.ones((2, 3)), np.ones((2, 3))), 1.0)
-    with pytest.raises(ValueError, match="expected A"):
+    with pytest.raises(ValueError, match="value"):
         bounds.table((np.eye(2), np.eye(3)), 1.0)
     with pytest.raises(KeyError, match=r"Thm 3\.5"):
         bounds.table(par, 1.0).row("Thm 9")
@@ -293,9 +295,24 @@ def test_a_matrix_of_small_rate_gets_a_smaller_number():
     assert found < 1e-3 * bounds.mean_field(1.0, 1.0, 6.0)
 
 
-def test_a_whole_layer_on_tokens_is_what_the_table_says():
-    par = AttentionParameters.random(3, n_heads=3, biases=True)
-    for causal, name in ((False, "tokens"), (True, "masked tokens")):
-        found = bounds.tokens_of_layer(par, [0.7, 2.0], 7, causal=causal)
-        assert found.shape == (2,)
-        assert found[1] == pytest.approx(bounds.table(par, 2.0, 7).row(name).value, rel=1e-12)
+def test_a_key_bias_adds_to_the_bound_of_capped_scores():
+    # Without a cap it would drop out; under tanh the slope depends on the other token.
+    eye = torch.eye(2, dtype=F64)
+    mu = ParticleMeasure.from_sequence(torch.tensor([[1.0, 0], [-0.3, 0], [0.2, 0]], dtype=F64))
+    for size, causal in itertools.product((0.0, 10.0, 100.0, 1000.0), (False, True)):
+        par = AttentionParameters(eye, eye, eye, key_bias=[[0.0, size]], scale=1.0)
+        F = SelfAttention(par, causal=causal, kernel=soft_cap(1.0))
+        row = bounds.table(F, 1.0).row("soft cap, masked" if causal else "soft cap")
+        assert float(local_lipschitz(F, mu).value) <= row.value <= 30 + 2 * size
+
+
+def test_what_a_layer_says_of_itself_is_not_contradicted():
+    F = SelfAttention(AttentionParameters.random(2), causal=True)
+    assert bounds.table(F, 1.0, 256).row("tokens").reason == "the layer is masked"
+    with pytest.raises(ValueError, match="causal: expected True, as the layer says"):
+        bounds.table(F, 1.0, 256, causal=False)
+    tied = AttentionParameters.tied_l2([[1.0]], [[1.0]])
+    for bound in (bounds.l2_attention_2, bounds.l2_attention_inf, bounds.l2_attention_max):
+        assert bound(SelfAttention(tied, kernel=l2), 16) == bound(tied, 16)
+        with pytest.raises(ValueError, match="kernel=l2"):
+            bound(SelfAttention(tied), 16)

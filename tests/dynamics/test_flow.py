@@ -518,6 +518,23 @@ def test_a_map_to_another_dimension_is_no_velocity():
         dynamics.flow(attention(A, V[:2]), mu, TIMES)
 
 
+def test_a_layer_that_does_not_fit_is_named_before_the_flow_begins():
+    A, V, mu = case(25)
+    calls = []
+
+    def noted(nu):
+        calls.append(nu)
+        return nu
+
+    masked = attention(A, V, causal=True)
+    with pytest.raises(ValueError, match=r"positions, which F\[1\] looks at"):
+        dynamics.flow([noted, masked], mu, [0, 2])
+    narrow = attention(A[:2, :2], V[:2, :2])
+    with pytest.raises(ValueError, match=r"F\[1\]: expected a map on R\^3, got one on R\^2"):
+        dynamics.flow([noted, narrow], mu, [0, 2])
+    assert not calls
+
+
 def test_a_particle_at_the_origin_is_on_no_sphere():
     A, V, mu = case(26)
     mu = mu.replace(mu.points.clone().index_fill_(0, torch.tensor([0]), 0.0))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from meanfield import ParticleMeasure, dynamics
+from meanfield import ParticleMeasure, dynamics, measures
 from meanfield.dynamics import functionals, merging
 from meanfield.measures import split, stack
 
@@ -103,12 +103,12 @@ def test_the_energy_neither_overflows_nor_vanishes():
 # --- clusters ---
 
 
-@pytest.mark.parametrize("block", [merging._BLOCK, 150])
+@pytest.mark.parametrize("block", [measures._BLOCK, 150])
 def test_clusters_are_the_components_of_the_graph_of_short_distances(monkeypatch, block):
     from scipy.sparse.csgraph import connected_components
     from scipy.spatial.distance import cdist
 
-    monkeypatch.setattr(merging, "_BLOCK", block)
+    monkeypatch.setattr(measures, "_BLOCK", block)
     for seed in range(10):
         mu = cloud(60, 2, seed)
         scale = 0.1 + 0.1 * seed

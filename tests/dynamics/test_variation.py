@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
-from meanfield.dynamics.flow_map import VelocityMap
+from meanfield.dynamics.constraints import constraint_at
 from meanfield.dynamics.functionals import token_radius
+from meanfield.dynamics.velocities import Velocity
 from meanfield.layers import LayerNorm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize, linearize_by_autodiff
@@ -175,7 +176,7 @@ def test_growth_integrates_the_constants_of_the_layers_that_act():
 
 def test_the_velocity_map_is_differentiated_with_its_projection():
     F, mu = case(12)
-    v = VelocityMap(F, "sphere")
+    v = Velocity(F, constraint_at("sphere", mu.points))
     found = dense(v.linearisation(mu, geometry="wasserstein"))
     expected = dense(linearize_by_autodiff(v, mu, geometry="wasserstein"))
     for one, other in zip(found, expected, strict=True):
@@ -185,13 +186,13 @@ def test_the_velocity_map_is_differentiated_with_its_projection():
 def test_velocities_after_layer_norm_are_tangent_to_its_sphere():
     F, mu = case(16)
     mu = LayerNorm(torch.ones(D, dtype=torch.float64), None, 0.0)(mu)
-    v = VelocityMap(F, "layer_norm")(mu).points
+    v = Velocity(F, constraint_at("layer_norm", mu.points))(mu).points
     torch.testing.assert_close(v.sum(-1), torch.zeros(5, dtype=torch.float64), atol=1e-13, rtol=0)
     inside = (v * mu.points).sum(-1)
     torch.testing.assert_close(inside, torch.zeros_like(inside), atol=1e-13, rtol=0)
 
     def written_out(nu):
-        """(I − 11ᵀ/d − xxᵀ/|x|²) Γ on the sphere, extended as `VelocityMap` is."""
+        """(I − 11ᵀ/d − xxᵀ/|x|²) Γ on the sphere, extended as `Velocity` is."""
         x, g = nu.points, F(nu).points
         g = g - g.mean(-1, keepdim=True)
         along = (x * g).sum(-1, keepdim=True) / x.square().sum(-1, keepdim=True)

@@ -17,6 +17,7 @@ import torch
 
 from meanfield import ParticleMeasure, bounds, corpora, figures, pretrained, results
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.bounds.layer import Layer
 from meanfield.experiments import inputs, large_radius, quadratic_growth, real_text
 from meanfield.experiments.ascent import climb
 from meanfield.experiments.fitting import fit_laws
@@ -193,7 +194,7 @@ def test_the_general_bound_with_biases_is_not_exceeded(radius, causal):
         X *= radius / torch.linalg.vector_norm(X, dim=-1, keepdim=True)
         F = SelfAttention(parameters, causal=causal)
         constant = local_lipschitz(F, ParticleMeasure.from_sequence(X), geometry="euclidean")
-        assert float(constant.value) <= bounds.theorem_3_3_of_layer(parameters, radius, 7)
+        assert float(constant.value) <= Layer.of(parameters).theorem_3_3(radius, 7)
 
 
 def test_fits_find_the_exponent_that_made_the_points():

@@ -531,8 +531,6 @@ CALLS = [
     Call("bounds.scaling_factor", bounds.scaling_factor, {"/A": A}, {"/A": "array"},
          {("/A", k): None for k in ("tensor of integers", "half precision", "bfloat16",
                                     "tensor of single precision beside double")}),
-    Call("bounds.layer_norms", bounds.layer_norms, {"/layer": (A, V)}, {"/layer": "thing"},
-         {("/layer", "map"): None}),
     Call("bounds.table", bounds.table, {"/layer": PARAMETERS, "/radius": 1.0, "/n": 5,
                                         "causal": False},
          {"/layer": "thing", "/radius": "positive", "/n": "count", "causal": "flag"},

@@ -13,6 +13,7 @@ import torch
 
 from meanfield import bounds
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
+from meanfield.bounds.layer import Layer
 from meanfield.errors import ConvergenceError
 from meanfield.layers import Ball, Bounded, Chain, Pointwise, Residual, contractive, invert
 from meanfield.measures import ParticleMeasure
@@ -227,8 +228,10 @@ def test_a_constant_on_a_ball_counts_inside_of_it_only(norm):
     F = SelfAttention(parameters)
     directions = torch.randn(n, 3, generator=generator, dtype=torch.float64)
     mu = ParticleMeasure(directions / directions.norm(dim=-1, keepdim=True))
-    layer = bounds.layer_norms(F)
-    constant = math.sqrt(n) * bounds.mean_field(float(layer.A[0]), float(layer.V[0]), radius)
+    layer = Layer.of(F)
+    constant = math.sqrt(n) * bounds.mean_field(
+        float(layer.norm_A[0]), float(layer.norm_V[0]), radius
+    )
     centre = mu.replace(torch.zeros_like(mu.points))
     G = contractive(F, 0.8, constant=constant, norm=norm, ball=Ball(centre, radius))
     found = invert(G, G(mu))

@@ -70,7 +70,7 @@ def test_batches_and_grouped_heads_have_a_bound_each():
     assert (upper <= ball_upper(G, mu, 0.1) * (1 + 1e-9)).any()
     radius = float(mu.points.norm(dim=-1).max())
     tokens = local_lipschitz(G, mu, geometry="euclidean").value
-    assert float(tokens.max()) <= bounds.tokens_of_layer(shared, radius, 6)
+    assert float(tokens.max()) <= bounds.table(G, radius, 6).row("tokens").value
 
 
 def test_other_maps_and_kernels_are_refused():

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling, split
+from meanfield.bounds.layer import Layer
 from meanfield.lipschitz import local_lipschitz, local_order
 from tests.attention.test_input_bounds import case
 from tests.bounds import bounds_oracles
@@ -50,10 +51,10 @@ def test_the_interval_is_ordered_and_below_the_a_priori_bound(p, seed):
     assert float(found.upper) <= 3 * float(found.lower)  # d ≤ 4: √d at most for one block
     if p == 2:
         assert float(found.upper) == pytest.approx(float(local_lipschitz(F, mu).value), rel=1e-8)
-    norms = bounds.layer_norms(F)
+    layer = Layer.of(F)
     radius = float(mu.points.norm(dim=-1).max())
     bound = bounds.masked_mean_field if F.causal else bounds.mean_field
-    upper = float(bound(norms.A, norms.V, radius, p=p, shift=norms.shift)[0])
+    upper = float(bound(layer.norm_A, layer.norm_V, radius, p=p, shift=layer.shift)[0])
     assert float(found.lower) <= upper * (1 + 1e-9)
 
 

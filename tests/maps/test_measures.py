@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meanfield import measures
 from meanfield.measures import (
     ParticleMeasure,
     disintegrate,
@@ -139,11 +140,39 @@ def test_merging_adds_the_weights_of_equal_points_and_drops_absent_atoms():
     torch.testing.assert_close(merged.weights, torch.tensor([0.5, 0.5], dtype=F64))
 
 
+def test_one_call_makes_a_measure_of_what_stands_for_one():
+    points, weights = np.array([[0.0], [2.0]]), [0.25, 0.75]
+    mu = ParticleMeasure(points, weights)
+    assert ParticleMeasure.of(mu) is mu
+    for found in (ParticleMeasure.of((points, weights)), ParticleMeasure.of(points, weights)):
+        assert torch.equal(found.points, mu.points)
+        assert torch.equal(found.log_weights, mu.log_weights)
+    assert ParticleMeasure.of(points.tolist()).weights.tolist() == [0.5, 0.5]
+    for weighted in (mu, (points, weights)):
+        with pytest.raises(ValueError, match="nu, which comes with its own"):
+            ParticleMeasure.of(weighted, weights, name="nu")
+    with pytest.raises(ValueError, match=r"nu: expected shape.*nu\[:, None\]"):
+        ParticleMeasure.of([0.0, 2.0], name="nu")
+    with pytest.raises(ValueError, match=r"nu: expected finite points.*at 1 atoms"):
+        ParticleMeasure.of(mu.replace(mu.points / mu.points), name="nu")
+
+
 def test_merging_within_a_distance_keeps_the_mean():
     mu = ParticleMeasure([[0.0], [1.0], [2.0], [9.0]], weights=[0.1, 0.2, 0.3, 0.4])
     merged = merge(mu, atol=1.0)
     assert merged.n_particles == 2
     torch.testing.assert_close(merged.mean(), mu.mean())
+
+
+@pytest.mark.parametrize("block", [measures._BLOCK, 100])
+def test_a_chain_of_short_steps_is_one_atom_whatever_the_blocks(monkeypatch, block):
+    monkeypatch.setattr(measures, "_BLOCK", block)
+    steps = torch.tensor([[0.0], [5.0], [0.5], [5.5], [1.0], [9.0]], dtype=F64)
+    chain = torch.cat([steps, 20 + 0.5 * torch.arange(30, dtype=F64)[:, None]])
+    merged = merge(ParticleMeasure(chain), atol=0.5)
+    truth = torch.tensor([0.5, 5.25, 9.0, 27.25], dtype=F64)
+    torch.testing.assert_close(merged.points[:, 0], truth)
+    torch.testing.assert_close(merged.weights, torch.tensor([3, 2, 1, 30], dtype=F64) / 36)
 
 
 def test_merging_keeps_atoms_at_different_positions_apart():

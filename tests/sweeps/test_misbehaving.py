@@ -241,7 +241,7 @@ def test_the_fork_server_is_started_where_ctrl_c_is_blocked():
         from multiprocessing import forkserver
         from meanfield.sweeps import workers
 
-        workers._deaf_to_ctrl_c()
+        workers._block_ctrl_c()
         forkserver.ensure_running()
         print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
     """

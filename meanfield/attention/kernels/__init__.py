@@ -3,29 +3,28 @@
 `dot_product` and `l2` are complete; `cosine`, `qk_norm`, `soft_cap`, `rotary`, `alibi` and
 `window` change another kernel, ``inner``, so that they combine:
 ``soft_cap(50.0, inner=rotary(dim=64, length=n))``. To add one, subclass `Kernel` and give
-`features`; `push` and `pull` (the derivative and its transpose) are optional.
+`features`; `push` and `pull` (the derivative and its transpose) are optional. `ModifiedKernel` and
+`FeatureTransform` are base classes of kernels that change another one.
 """
 
-from meanfield.attention.kernels.bilinear import DotProduct, dot_product
-from meanfield.attention.kernels.cosine import Normalised, cosine, qk_norm
-from meanfield.attention.kernels.euclidean import L2, l2
-from meanfield.attention.kernels.kernel import Features, Kernel, Turned, Wrapped
-from meanfield.attention.kernels.position_bias import Alibi, Window, alibi, window
-from meanfield.attention.kernels.rotary import Rotary, rotary
-from meanfield.attention.kernels.soft_cap import SoftCap, soft_cap
+from meanfield.attention.kernels.bilinear import dot_product
+from meanfield.attention.kernels.cosine import cosine, qk_norm
+from meanfield.attention.kernels.euclidean import l2
+from meanfield.attention.kernels.kernel import (
+    Features,
+    FeatureTransform,
+    Kernel,
+    ModifiedKernel,
+)
+from meanfield.attention.kernels.position_bias import alibi, window
+from meanfield.attention.kernels.rotary import rotary
+from meanfield.attention.kernels.soft_cap import soft_cap
 
 __all__ = [
-    "L2",
-    "Alibi",
-    "DotProduct",
+    "FeatureTransform",
     "Features",
     "Kernel",
-    "Normalised",
-    "Rotary",
-    "SoftCap",
-    "Turned",
-    "Window",
-    "Wrapped",
+    "ModifiedKernel",
     "alibi",
     "cosine",
     "dot_product",

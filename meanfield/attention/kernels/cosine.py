@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
-from meanfield.attention.kernels.kernel import Features, Kernel, Turned, checked_inner
+from meanfield.attention.kernels.kernel import Features, FeatureTransform, Kernel, checked_inner
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import number
 
-__all__ = ["Normalised", "cosine", "qk_norm"]
+__all__ = ["NormalisedFeatures", "cosine", "qk_norm"]
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class Normalised(Turned):
+class NormalisedFeatures(FeatureTransform):
     """q ↦ g_q ∘ q/‖q‖ and k ↦ g_k ∘ k/‖k‖, with ‖·‖ a length or a root mean square, and eps.
 
     Made by `cosine` and `qk_norm`. At eps = 0 the derivative is 1/‖q‖, without bound near q = 0,
@@ -39,7 +39,7 @@ class Normalised(Turned):
     rms: bool
     inner: Kernel = dot_product
 
-    def head(self, index: int) -> Normalised:
+    def head(self, index: int) -> NormalisedFeatures:
         """With the gains of that head."""
         q, k = (
             gain[index][None]
@@ -111,7 +111,9 @@ class Normalised(Turned):
         return w * (along - unit * part)
 
 
-def cosine(temperature: float, *, eps: float = 0.0, inner: Kernel = dot_product) -> Normalised:
+def cosine(
+    temperature: float, *, eps: float = 0.0, inner: Kernel = dot_product
+) -> NormalisedFeatures:
     """temperature · ⟨q/|q|, k/|k|⟩: scaled cosine attention.
 
     Bounded scores, but on a ball no bounded gradient: it grows as 1/|x| towards the place where
@@ -123,12 +125,12 @@ def cosine(temperature: float, *, eps: float = 0.0, inner: Kernel = dot_product)
         inner: the kernel whose queries and keys are normalised.
     """
     gain = number(temperature, "temperature", above=0)
-    return Normalised(gain, 1.0, number(eps, "eps", least=0), False, checked_inner(inner))
+    return NormalisedFeatures(gain, 1.0, number(eps, "eps", least=0), False, checked_inner(inner))
 
 
 def qk_norm(
     query_gain: Any = 1.0, key_gain: Any = 1.0, *, eps: float = 1e-6, inner: Kernel = dot_product
-) -> Normalised:
+) -> NormalisedFeatures:
     """scale · ⟨g_q ∘ q/rms(q), g_k ∘ k/rms(k)⟩, rms(q)² = |q|²/k + eps: RMS-normalised features.
 
     Args:
@@ -138,4 +140,4 @@ def qk_norm(
         inner: the kernel whose queries and keys are normalised.
     """
     eps = number(eps, "eps", least=0)
-    return Normalised(query_gain, key_gain, eps, True, checked_inner(inner))
+    return NormalisedFeatures(query_gain, key_gain, eps, True, checked_inner(inner))

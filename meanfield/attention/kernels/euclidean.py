@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
-from meanfield.attention.kernels.kernel import Features, Turned
+from meanfield.attention.kernels.kernel import Features, FeatureTransform
 from meanfield.attention.parameters import AttentionParameters
 
 __all__ = ["L2", "l2"]
@@ -17,7 +17,7 @@ __all__ = ["L2", "l2"]
 
 @final
 @dataclass(frozen=True)
-class L2(Turned):
+class L2(FeatureTransform):
     """−scale · ‖Qx − Ky‖² [KPM21]; tied when the parameters have Q = K.
 
     Under the softmax the part ‖Qx‖² cancels, and what is left is a dot product 2·scale·⟨Qx, Ky⟩

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
-from meanfield.attention.kernels.kernel import Kernel, Wrapped, checked_inner
+from meanfield.attention.kernels.kernel import Kernel, ModifiedKernel, checked_inner
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import as_float_tensor, check_finite, number
 
@@ -20,7 +20,7 @@ __all__ = ["Alibi", "Window", "alibi", "window"]
 
 @final
 @dataclass(frozen=True)
-class Alibi(Wrapped):
+class Alibi(ModifiedKernel):
     """−slope_h · length · |s − t| added to the scores of head h; made by `alibi`."""
 
     slopes: tuple[float, ...]
@@ -51,7 +51,7 @@ class Alibi(Wrapped):
 
 @final
 @dataclass(frozen=True)
-class Window(Wrapped):
+class Window(ModifiedKernel):
     """Rows see only columns at a distance below `width` in position; made by `window`."""
 
     width: float

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
-from meanfield.attention.kernels.kernel import Features, Kernel, Turned, checked_inner
+from meanfield.attention.kernels.kernel import Features, FeatureTransform, Kernel, checked_inner
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import as_bool, count, number
 
@@ -19,7 +19,7 @@ __all__ = ["Rotary", "rotary"]
 
 @final
 @dataclass(frozen=True)
-class Rotary(Turned):
+class Rotary(FeatureTransform):
     """Pair m of query and key coordinates turned by `length` · s · frequencies[m]; see `rotary`.
 
     Attributes:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
-from meanfield.attention.kernels.kernel import Kernel, Wrapped, checked_inner
+from meanfield.attention.kernels.kernel import Kernel, ModifiedKernel, checked_inner
 from meanfield.checks import number
 
 __all__ = ["SoftCap", "soft_cap"]
@@ -18,7 +18,7 @@ __all__ = ["SoftCap", "soft_cap"]
 
 @final
 @dataclass(frozen=True)
-class SoftCap(Wrapped):
+class SoftCap(ModifiedKernel):
     """τ · tanh(s/τ) of the inner kernel's scores s; made by `soft_cap`.
 
     Biases by position (`alibi`, `window`) are added after every cap, wherever they stand.

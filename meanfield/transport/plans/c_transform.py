@@ -183,7 +183,8 @@ class CTransform:
 def _as_arrays(
     minima: Tensor, rows: Tensor, cols: Tensor, values: Tensor, slack: float
 ) -> RowMinima:
-    return RowMinima(*(t.cpu().numpy() for t in (minima, rows, cols, values)), slack)
+    first, second, third, fourth = (t.cpu().numpy() for t in (minima, rows, cols, values))
+    return RowMinima(first, second, third, fourth, slack)
 
 
 class _Found:
