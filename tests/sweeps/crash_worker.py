@@ -1,18 +1,22 @@
 """A process that has imported everything and forks children, which run sweeps and are killed.
 
 It reads a line of JSON for each child: mode, store, address of a dask scheduler or "". The child
-says its process id when it leads a session of its own; its exit code is said when it has ended.
-A child begins as a fresh process is after its imports, a second earlier.
+prints its process id when it leads a session of its own; its exit code is printed when it has
+ended. A child is where a fresh process is after its imports, without the second that these take.
 
-Each child writes the numbers of cases that are reported as done into the file STORE.reported.
+Each child writes the numbers of cases that are reported as done into the file STORE.reported. In
+the mode "script" the store is a script, run as ``python NAME`` in its folder; what it prints goes
+into NAME.out and NAME.err.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import runpy
 import sys
 import tempfile
+import traceback
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -75,6 +79,21 @@ def report_to(path: Path) -> None:
     progress.Progress.advance = reported  # type: ignore[method-assign]
 
 
+def run_script(path: Path) -> None:
+    """Run a file as the main program."""
+    os.chdir(path.parent)
+    for descriptor, kind in ((1, "out"), (2, "err")):
+        os.dup2(os.open(f"{path.name}.{kind}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+    sys.argv = [path.name]
+    try:
+        runpy.run_path(path.name, run_name="__main__")
+    except Exception:
+        traceback.print_exc()
+        raise
+    finally:
+        sys.stdout.flush()
+
+
 def say(number: int) -> None:
     """To the process that asked."""
     sys.stdout.write(f"{number}\n")
@@ -93,8 +112,11 @@ def main() -> None:
             try:
                 os.setsid()
                 say(os.getpid())
-                report_to(Path(f"{store}.reported"))
-                run(mode, Path(store), address)
+                if mode == "script":
+                    run_script(Path(store))
+                else:
+                    report_to(Path(f"{store}.reported"))
+                    run(mode, Path(store), address)
                 code = 0
             finally:
                 os._exit(code)

@@ -1,4 +1,7 @@
-"""One sweep through every executor: the same Dataset, one thread each, deaths survived."""
+"""One sweep through every executor: the same Dataset, one thread each, deaths survived.
+
+All tests that need a fork server of this process are here, so that it is started once.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,13 @@ import time
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
+import numpy as np
 import pytest
 import xarray as xr
 
+from meanfield import results
 from meanfield.results import Variable
-from meanfield.sweeps import Task, sweep
+from meanfield.sweeps import Task, status, sweep
 from tests.sweeps import sweep_functions as functions
 
 GRID = {"n": [2, 4, 8], "repetition": range(8)}
@@ -156,3 +161,70 @@ class Broken(ThreadPoolExecutor):
 def test_an_executor_that_is_found_broken_when_it_gets_a_job_is_told_the_way_out(tmp_path):
     with Broken(1) as pool, pytest.raises(RuntimeError, match="executor=N runs it in proc"):
         sweep(functions.POISON, {"x": range(4)}, fixed={"how": "SIGKILL"}, executor=pool)
+
+
+OTHERS = [2.0 * x for x in range(12) if x != 3]
+
+
+def check_only_case_3_failed(ds, message):
+    assert ds["status"].values.tolist() == [3 if x == 3 else 1 for x in range(12)]
+    assert np.delete(ds["y"].values, 3).tolist() == OTHERS
+    assert np.isnan(ds["y"].values[3])
+    assert ds["message"].values[3] == message
+    assert set(np.delete(ds["message"].values, 3)) == {""}
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("exit", "SystemExit: 5"),
+        ("unspeakable", "Unspeakable: its text raises an error itself"),
+        ("escape", r"ValueError: \x1b[2Jforged\nline \ud800"),
+    ],
+)
+def test_a_case_that_raises_anything_is_recorded_and_stored(tmp_path, how, message):
+    ds = sweep(functions.POISON, {"x": range(12)}, fixed={"how": how}, store=tmp_path / "s")
+    check_only_case_3_failed(ds, message)
+    check_only_case_3_failed(results.read(tmp_path / "s"), message)
+    assert "\x1b" not in str(status(tmp_path / "s"))
+
+
+@pytest.mark.parametrize(
+    ("task", "how", "n_workers", "message"),
+    [
+        (functions.POISON, "SIGKILL", 2, "its process died: signal 9 (SIGKILL)"),
+        (functions.POISON, "SIGSEGV", 1, "its process died: signal 11 (SIGSEGV)"),
+        (functions.POISON, "os._exit", 2, "its process ended: exit code 7"),
+        (functions.POISON_BATCHED, "SIGKILL", 1, "its process died: signal 9 (SIGKILL)"),
+    ],
+)
+def test_a_case_that_kills_its_process_fails_alone(tmp_path, task, how, n_workers, message):
+    run = {"fixed": {"how": how}, "store": tmp_path / "s", "executor": n_workers}
+    check_only_case_3_failed(sweep(task, {"x": range(12)}, **run), message)
+    check_only_case_3_failed(sweep(task, {"x": range(12)}, **run), message)  # it is not run again
+
+
+def test_the_first_case_of_a_plain_function_may_kill_its_process_too(tmp_path):
+    run = {"fixed": {"how": "SIGKILL", "at": 0}, "store": tmp_path / "s", "executor": 1}
+    ds = sweep(functions.poison, {"x": range(5)}, **run)
+    assert ds["status"].values.tolist() == [3, 1, 1, 1, 1]
+    assert ds["y"].values[1:].tolist() == [2.0, 4.0, 6.0, 8.0]
+
+
+def test_nothing_of_a_case_runs_in_the_parent():
+    ds = sweep(functions.where, {"x": range(8)}, executor=2)
+    assert os.getpid() not in ds["pid"].values
+
+
+def test_a_case_that_takes_too_long_fails_and_the_others_go_on(caplog):
+    run = {"fixed": {"how": "sleep"}, "executor": 2, "case_timeout": 1.0}
+    start = time.monotonic()
+    ds = sweep(functions.POISON, {"x": range(12)}, **run)
+    assert time.monotonic() - start < 60
+    check_only_case_3_failed(ds, "it took longer than 1 s")
+    assert "tried once more" not in caplog.text  # it would take too long again
+
+
+def test_a_time_limit_that_nobody_can_enforce_is_refused():
+    with pytest.raises(ValueError, match="such as executor=1"):
+        sweep(functions.square, {"x": [1.0]}, case_timeout=1.0)

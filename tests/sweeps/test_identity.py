@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 import warnings
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import xarray as xr
@@ -18,36 +20,59 @@ from meanfield.sweeps import Task, sweep
 GRID = {"x": [1.0, 2.0, 3.0]}
 
 
-def script(path, body, **sweep_arguments):
-    arguments = ", ".join(f"{name}={value!r}" for name, value in sweep_arguments.items())
-    path.write_text(
-        f"from meanfield import sweep\n\n{textwrap.dedent(body)}\n"
-        f"if __name__ == '__main__':\n"
-        f"    ds = sweep(f, {{'x': [1.0, 2.0, 3.0]}}, store='main.sweep', {arguments})\n"
-        f"    print(ds['y'].values.tolist())\n"
-    )
-    command = [sys.executable, path.name]
-    return subprocess.run(command, cwd=path.parent, capture_output=True, text=True)
+class Done(NamedTuple):
+    """How a script has ended and what it has printed."""
+
+    code: int
+    out: str
+    err: str
 
 
-def test_functions_of_two_scripts_are_not_the_same_function(tmp_path):
-    first = script(tmp_path / "a.py", "def f(x):\n    return {'y': x}\n")
-    assert first.stdout == "[1.0, 2.0, 3.0]\n"
-    second = script(tmp_path / "b.py", "def f(x):\n    return {'y': 1000 * x}\n")
-    assert second.returncode == 1
-    assert 'function: stored "a:f", now "b:f"' in second.stderr
+@pytest.fixture
+def script(start, tmp_path):
+    """Write and run a script that sweeps a function `f` into main.sweep."""
+
+    def script(name, body, **sweep_arguments):
+        path = tmp_path / name
+        arguments = ", ".join(f"{name}={value!r}" for name, value in sweep_arguments.items())
+        path.write_text(
+            f"from meanfield import sweep\n\n{textwrap.dedent(body)}\n"
+            f"if __name__ == '__main__':\n"
+            f"    ds = sweep(f, {{'x': [1.0, 2.0, 3.0]}}, store='main.sweep', {arguments})\n"
+            f"    print(ds['y'].values.tolist())\n"
+        )
+        code = start("script", path).wait()
+        return Done(code, *(Path(f"{path}.{kind}").read_text() for kind in ("out", "err")))
+
+    return script
 
 
-def test_a_changed_body_is_named_and_kept_cases_stay(tmp_path):
-    script(tmp_path / "a.py", "def f(x):\n    return {'y': x}\n")
+def test_functions_of_two_scripts_are_not_the_same_function(script):
+    first = script("a.py", "def f(x):\n    return {'y': x}\n")
+    assert first.out == "[1.0, 2.0, 3.0]\n"
+    second = script("b.py", "def f(x):\n    return {'y': 1000 * x}\n")
+    assert second.code == 1
+    assert 'function: stored "a:f", now "b:f"' in second.err
+
+
+def test_a_changed_body_is_named_and_kept_cases_stay(script):
+    script("a.py", "def f(x):\n    return {'y': x}\n")
     commented = "def f(x):\n    # in words\n    return {'y': x}\n"
-    assert "source" not in script(tmp_path / "a.py", commented).stderr
+    assert "source" not in script("a.py", commented).err
     changed = "def f(x, scale=7.0):\n    return {'y': scale * x}\n"
-    again = script(tmp_path / "a.py", changed)
-    assert "the source of a:f is not what the store was begun with" in again.stderr
-    assert again.stdout == "[1.0, 2.0, 3.0]\n"
-    accepted = script(tmp_path / "a.py", changed, accept_changed_code=True)
-    assert "source" not in accepted.stderr
+    again = script("a.py", changed)
+    assert "the source of a:f is not what the store was begun with" in again.err
+    assert again.out == "[1.0, 2.0, 3.0]\n"
+    accepted = script("a.py", changed, accept_changed_code=True)
+    assert accepted.code == 0 and "source" not in accepted.err
+
+
+def test_a_script_that_python_runs_itself_has_the_same_identity(script, tmp_path):
+    script("a.py", "def f(x):\n    return {'y': x}\n")
+    command = [sys.executable, "a.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "[1.0, 2.0, 3.0]\n"
+    assert done.stderr == ""
 
 
 def test_a_plain_function_is_not_evaluated_for_a_store_that_is_complete(tmp_path):

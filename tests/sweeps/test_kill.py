@@ -56,57 +56,6 @@ def cases_of(ds):
     return {(n, i): (mean, tuple(profile)) for n, i, mean, profile in zip(*columns, strict=True)}
 
 
-class Child:
-    """A sweep that is running, in a session of its own."""
-
-    def __init__(self, nursery):
-        self._nursery, self.pid = nursery, int(nursery.stdout.readline())
-        self._code = None
-
-    def alive(self):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, 0)
-            return True
-        return False
-
-    def kill(self, *, whole_tree=True):
-        with contextlib.suppress(ProcessLookupError):
-            (os.killpg if whole_tree else os.kill)(self.pid, signal.SIGKILL)
-        self.wait()
-
-    def wait(self):
-        if self._code is None:
-            self._code = int(self._nursery.stdout.readline())
-        return self._code
-
-
-@pytest.fixture(scope="module")
-def start():
-    """Start the sweep of a mode."""
-    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-    nursery = subprocess.Popen(
-        [sys.executable, "-m", "tests.sweeps.crash_worker"], env=environment, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-
-    last = []
-
-    def start(mode, store, address=""):
-        for child in last:  # of a test that failed
-            child.kill()
-        nursery.stdin.write(json.dumps([mode, str(store), address]) + "\n")
-        nursery.stdin.flush()
-        last[:] = [Child(nursery)]
-        return last[0]
-
-    yield start
-    for child in last:
-        child.kill()
-    nursery.stdin.close()
-    nursery.wait()
-    nursery.stdout.close()
-
-
 def batches(store):
     return {f.name for f in store.glob("batch-*.nc")}
 

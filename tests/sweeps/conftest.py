@@ -1,0 +1,62 @@
+"""One process that has imported everything and forks the children that tests of sweeps run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+
+class Child:
+    """A sweep that is running, in a session of its own."""
+
+    def __init__(self, parent):
+        self._parent, self.pid = parent, int(parent.stdout.readline())
+        self._code = None
+
+    def alive(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, 0)
+            return True
+        return False
+
+    def kill(self, *, whole_tree=True):
+        with contextlib.suppress(ProcessLookupError):
+            (os.killpg if whole_tree else os.kill)(self.pid, signal.SIGKILL)
+        self.wait()
+
+    def wait(self):
+        if self._code is None:
+            self._code = int(self._parent.stdout.readline())
+        return self._code
+
+
+@pytest.fixture(scope="session")
+def start():
+    """Start the sweep of a mode of `crash_worker`, or a script."""
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "tests.sweeps.crash_worker"], env=environment, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    last = []
+
+    def start(mode, store, address=""):
+        for child in last:  # of a test that failed
+            child.kill()
+        parent.stdin.write(json.dumps([mode, str(store), address]) + "\n")
+        parent.stdin.flush()
+        last[:] = [Child(parent)]
+        return last[0]
+
+    yield start
+    for child in last:
+        child.kill()
+    parent.stdin.close()
+    parent.wait()
+    parent.stdout.close()
