@@ -42,15 +42,15 @@ __all__ = [
 class Custom(Normalization):
     """A user's own function from scores and log-weights to P; made by `custom`."""
 
-    transition: Callable[[Tensor, Tensor], Tensor]
+    weights: Callable[[Tensor, Tensor], Tensor]
     row_wise: bool
 
     def whole(self, scores: Tensor, log_weights: Tensor) -> Tensor:
         """P, checked."""
-        p = self.transition(scores, log_weights)
+        p = self.weights(scores, log_weights)
         if p.shape != scores.shape:
             raise ValueError(
-                f"custom normalization: expected transition probabilities of shape "
+                f"custom normalization: expected attention weights of shape "
                 f"{tuple(scores.shape)}, got {tuple(p.shape)}"
             )
         return p
@@ -61,7 +61,7 @@ class Custom(Normalization):
         return self.row_wise
 
 
-def custom(transition: Callable[[Tensor, Tensor], Tensor], *, row_wise: bool = False) -> Custom:
+def custom(weights: Callable[[Tensor, Tensor], Tensor], *, row_wise: bool = False) -> Custom:
     """A normalisation of the whole matrix; its derivative is by automatic differentiation.
 
     The function gets the scores ``(*batch, H, m, n)``, −∞ where row i does not see column j, and
@@ -70,10 +70,10 @@ def custom(transition: Callable[[Tensor, Tensor], Tensor], *, row_wise: bool = F
     exact derivatives in O(n) memory as ``RowWise(log_psi)``.
 
     Args:
-        transition: differentiable, in torch operations.
+        weights: differentiable, in torch operations.
         row_wise: whether each row of P depends on that row of scores alone. Only then has the
             map a field Γ_μ(x) away from its atoms.
     """
-    if not callable(transition):
-        raise TypeError(f"transition: expected a function, got {type(transition).__name__}")
-    return Custom(transition, as_bool(row_wise, "row_wise"))
+    if not callable(weights):
+        raise TypeError(f"weights: expected a function, got {type(weights).__name__}")
+    return Custom(weights, as_bool(row_wise, "row_wise"))

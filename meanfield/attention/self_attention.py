@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from meanfield.attention.ball_bounds import ball_bound
-from meanfield.attention.kernels import Kernel, dot_product, l2
-from meanfield.attention.kernels.soft_cap import SoftCap
+from meanfield.attention.kernels import Kernel, dot_product
+from meanfield.attention.kernels.kernel import Score
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.rows import Normalization, RowWise, softmax
 from meanfield.attention.sinkhorn import Plan
@@ -40,20 +40,7 @@ from meanfield.maps import (
 )
 from meanfield.measures import ParticleMeasure, check_measure
 
-__all__ = ["Score", "SelfAttention"]
-
-
-class Score(NamedTuple):
-    """What a softmax is taken of.
-
-    Attributes:
-        kind: "dot product" ⟨A x, y⟩, "soft cap" τ tanh(⟨A x, y⟩/τ), "l2" −scale |Qx − Ky|², or
-            "other", which also stands for all that is not a softmax.
-        tau: τ of the cap.
-    """
-
-    kind: str
-    tau: float = math.inf
+__all__ = ["SelfAttention"]
 
 
 @final
@@ -64,15 +51,14 @@ class SelfAttention(Map):
     [CAP24] Definitions 2.4 (plain) and 2.5, 2.6 (causal: the integrals run over the atoms whose
     position is at most that of x; ties see each other). On the uniform measure of a sequence it
     is discrete self-attention, F(m(X)) = m(f(X)). Other kernels and normalisations change what
-    stands for e^{⟨Ax, y⟩} and for its integral; each brings its own derivative, or is
-    differentiated automatically.
+    stands for e^{⟨Ax, y⟩} and for its integral; their derivatives are exact as well.
 
     Args:
         parameters: the matrices of the layer.
         causal: whether the layer is masked; its measures then need positions.
         kernel: how points become queries and keys, and these scores; one of
             `meanfield.attention.kernels` or your own.
-        normalization: from scores to transition probabilities, see
+        normalization: from scores to attention weights, see
             `meanfield.attention.normalizations`.
 
     Example:
@@ -235,13 +221,14 @@ class SelfAttention(Map):
         Args:
             mu: μ.
             geometry: see `linearize`.
-            memory: bytes that kept transition matrices may take; beyond, they are recomputed.
-            block_size: rows per block of the transition matrix; from the memory of one if None.
+            memory: bytes that kept attention weights may take; beyond, they are recomputed.
+            block_size: rows per block of them; from the memory of one if None.
         """
         check_geometry(geometry)
         if self.normalization.rows is None:
             raise NotImplementedError(
-                "a normalisation of your own is differentiated automatically: linearize(F, mu)"
+                f"tangent: expected a normalisation of rows, got {self.normalization}, "
+                "which is differentiated automatically: linearize(F, mu)"
             )
         return AttentionTangent(self.weights(mu).in_place(), geometry, memory, block_size)
 
@@ -285,13 +272,7 @@ class SelfAttention(Map):
     @property
     def score(self) -> Score:
         """What the scores are a function of, under the softmax."""
-        if not self.normalization.is_softmax:
-            return Score("other")
-        if isinstance(self.kernel, SoftCap) and self.kernel.inner == dot_product:
-            return Score("soft cap", self.kernel.tau)
-        if self.kernel == dot_product:
-            return Score("dot product")
-        return Score("l2" if self.kernel == l2 else "other")
+        return self.kernel.score if self.normalization.is_softmax else Score("other")
 
     @property
     def _is_bilinear(self) -> bool:

@@ -30,14 +30,14 @@ class Plan:
     """A plan with both marginals, as far as it has converged.
 
     Attributes:
-        transition: P, ``(*batch, H, n, n)`` in the order of the measure; rows sum to one.
+        weights: P, ``(*batch, H, n, n)`` in the order of the measure; rows sum to one.
         potentials: g, ``(*batch, H, n)``: Pᵢⱼ ∝ aⱼ e^{sᵢⱼ + gⱼ}; determined up to a constant.
         residual: maxⱼ |Σᵢ aᵢPᵢⱼ/aⱼ − 1| over the atoms that have mass, ``(*batch, H)``.
         n_iterations: of Sinkhorn's or Newton's method.
         converged: whether the residual is at most the rtol asked for, ``(*batch, H)``.
     """
 
-    transition: Tensor
+    weights: Tensor
     potentials: Tensor
     residual: Tensor
     n_iterations: int

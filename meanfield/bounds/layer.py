@@ -14,8 +14,8 @@ from meanfield.bounds.theorems import theorem_3_3
 from meanfield.checks import as_bool, as_floats, describe
 
 if TYPE_CHECKING:
+    from meanfield.attention.kernels.kernel import Score
     from meanfield.attention.parameters import AttentionParameters
-    from meanfield.attention.self_attention import Score
 
 __all__ = ["Layer", "raised"]
 

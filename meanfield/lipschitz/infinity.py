@@ -14,7 +14,7 @@ from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, stack
 
 __all__ = ["InfinityNorm", "infinity_norm"]
 
-# Entries of the rows, and of one transition matrix for each of them, that are made at once.
+# Entries of the rows, and of one matrix of weights for each of them, that are made at once.
 _ENTRIES = 2**23
 
 

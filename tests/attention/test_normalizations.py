@@ -50,15 +50,15 @@ def test_the_plan_has_both_marginals(kind, kernel):
         plan = F.plan(mu)
         logs = mu.log_weights
         alive = logs > -math.inf
-        rows = plan.transition.sum(-1)[..., alive]
+        rows = plan.weights.sum(-1)[..., alive]
         torch.testing.assert_close(rows, torch.ones_like(rows), rtol=0, atol=1e-10)
         # Σᵢ aᵢPᵢⱼ/aⱼ through logarithms: aⱼ may be tiny.
-        shares = plan.transition.log() + logs[:, None] - logs
+        shares = plan.weights.log() + logs[:, None] - logs
         columns = shares[..., alive, :][..., alive].exp().sum(-2)
         torch.testing.assert_close(columns, torch.ones_like(columns), rtol=0, atol=1e-10)
         assert plan.converged.all()
         assert (plan.residual <= 1e-12).all()
-        assert not plan.transition[..., ~alive].any()
+        assert not plan.weights[..., ~alive].any()
 
 
 def test_a_share_of_the_marginal_below_the_number_range_is_met_too():
@@ -96,7 +96,7 @@ def test_scores_that_part_the_atoms_are_said_to_be_too_far():
 
 def test_the_plan_is_that_of_the_scalings():
     F, mu = layer(2, std=0.5), measure(5)
-    plan = F.plan(mu).transition
+    plan = F.plan(mu).weights
     for h in range(2):
         one = F.parameters.head(h)
         q = mu.points @ one.query[0].mT + one.query_bias[0]
@@ -111,7 +111,7 @@ def test_the_plan_of_an_equal_score_is_independence():
     mu = measure(4, 8)
     mu = mu.replace(torch.zeros_like(mu.points))
     wanted = mu.weights.expand(2, 8, 8)
-    torch.testing.assert_close(F.plan(mu).transition, wanted)
+    torch.testing.assert_close(F.plan(mu).weights, wanted)
 
 
 @pytest.mark.parametrize("kind", ["uniform", "dirichlet", "zeros"])
@@ -225,10 +225,10 @@ def test_only_sinkhorn_has_a_plan_and_own_normalisations_are_wrapped():
         SelfAttention(par).plan(measure(0))
     with pytest.raises(TypeError, match="takes a function of yours"):
         SelfAttention(par, normalization=torch.softmax)
-    with pytest.raises(TypeError, match="transition: expected a function, got int"):
+    with pytest.raises(TypeError, match="weights: expected a function, got int"):
         normalizations.custom(3)
     short = normalizations.custom(lambda s, a: (s + a).softmax(-1)[..., :-1])
-    with pytest.raises(ValueError, match="expected transition probabilities of shape"):
+    with pytest.raises(ValueError, match="expected attention weights of shape"):
         SelfAttention(par, normalization=short)(measure(0))
 
 
@@ -287,7 +287,7 @@ def test_single_precision_plans_meet_what_single_precision_can():
     F = replace(F, parameters=F.parameters.to(torch.float32))
     mu = measure(2, 20).to(torch.float32)
     plan = F.plan(mu)
-    assert plan.transition.dtype == torch.float32
+    assert plan.weights.dtype == torch.float32
     assert plan.converged.all()
     wide = replace(F, parameters=F.parameters.to(F64))
     torch.testing.assert_close(

@@ -7,7 +7,7 @@ from typing import final
 
 from torch import Tensor
 
-from meanfield.attention.kernels.kernel import Features, Kernel
+from meanfield.attention.kernels.kernel import Features, Kernel, Score
 from meanfield.attention.parameters import AttentionParameters
 
 __all__ = ["DotProduct", "dot_product"]
@@ -19,6 +19,7 @@ class DotProduct(Kernel):
     """scale · ⟨Qx + b_Q, Ky + b_K⟩ ([CAP24] Definition 2.1)."""
 
     is_linear = True
+    score = Score("dot product")
 
     def features(
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None

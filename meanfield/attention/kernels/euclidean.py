@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
-from meanfield.attention.kernels.kernel import Features, FeatureTransform
+from meanfield.attention.kernels.kernel import Features, FeatureTransform, Score
 from meanfield.attention.parameters import AttentionParameters
 
 __all__ = ["L2", "l2"]
@@ -32,6 +32,7 @@ class L2(FeatureTransform):
 
     inner = dot_product
     turnable = False
+    score = Score("l2")
 
     def turn(
         self, parameters: AttentionParameters, features: Features, positions: Tensor | None

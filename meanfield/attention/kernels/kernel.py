@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from copy import copy
 from typing import Any, NamedTuple
@@ -50,6 +51,19 @@ class Features(NamedTuple):
         return f if f.v_centre is None else f._replace(v=f.v + f.v_centre, v_centre=None)
 
 
+class Score(NamedTuple):
+    """What a softmax is taken of.
+
+    Attributes:
+        kind: "dot product" ⟨A x, y⟩, "soft cap" τ tanh(⟨A x, y⟩/τ), "l2" −scale |Qx − Ky|², or
+            "other".
+        tau: τ of the cap.
+    """
+
+    kind: str
+    tau: float = math.inf
+
+
 class Kernel:
     """How points become queries, keys and values. Subclass it and give `features`.
 
@@ -68,12 +82,14 @@ class Kernel:
     Attributes:
         needs_positions: whether `features` or `position_bias` look at positions.
         is_linear: whether `push` is the same at all points and positions.
+        score: what the score is a function of, for bounds that are proved for some scores only.
         turnable: whether the score is a function of ⟨q, k⟩ with the queries and keys of a head,
             so that another kernel may rotate or normalise them.
     """
 
     needs_positions: bool = False
     is_linear: bool = False
+    score: Score = Score("other")
     turnable: bool = True
 
     def __init_subclass__(cls) -> None:

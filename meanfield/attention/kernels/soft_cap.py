@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
-from meanfield.attention.kernels.kernel import Kernel, ModifiedKernel, checked_inner
+from meanfield.attention.kernels.kernel import Kernel, ModifiedKernel, Score, checked_inner
 from meanfield.checks import number
 
 __all__ = ["SoftCap", "soft_cap"]
@@ -26,6 +26,12 @@ class SoftCap(ModifiedKernel):
 
     tau: float
     inner: Kernel = dot_product
+
+    @property
+    def score(self) -> Score:  # type: ignore[override]
+        """τ tanh(⟨Ax, y⟩/τ) where the inner score is ⟨Ax, y⟩."""
+        of_dot_product = self.inner.score.kind == "dot product"
+        return Score("soft cap", self.tau) if of_dot_product else Score("other")
 
     @property
     def activation(self) -> Callable[[Tensor], Tensor]:
