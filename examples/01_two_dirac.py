@@ -39,10 +39,10 @@ print(f"{mu}\n  local constant {constant.value:.6g}, residual {constant.residual
 # The sweep, or a finished one.
 two_dirac = experiments.load("two-dirac")
 if options.open:
-    ds = results.read(options.open)
+    ds = results.read_dataset(options.open)
 else:
     ds = two_dirac.run(two_dirac.quick if options.quick else two_dirac.settings)
-    results.write(ds, options.out / "two_dirac.nc")
+    results.write_dataset(ds, options.out / "two_dirac.nc")
 
 # %%
 # Long form: one row per case. The best pair for each radius, and how close the bounds are.

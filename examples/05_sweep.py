@@ -68,7 +68,7 @@ if __name__ == "__main__":  # worker processes import this file
     store = options.out / ("quick.sweep" if options.quick else "sweep.sweep")
     fixed = {"dim": 8, "n_tokens": 32}
     ds = sweep(task, grid, fixed=fixed, seed=0, store=store, executor=options.workers)
-    results.write(ds, options.out / "sweep.nc")
+    results.write_dataset(ds, options.out / "sweep.nc")
 
     # %% One dimension per parameter, and a power law per number of heads.
     cube = results.to_cube(ds)

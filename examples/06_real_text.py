@@ -48,7 +48,7 @@ elif not options.text:  # a short text
     settings = replace(settings, n_tokens=tuple(range(2, 65, 2)), n_windows=5)
 store = None if options.quick else options.out / "real_text.zarr"
 ds = real_text.run(settings, store=store)
-results.write(ds, options.out / "real_text.nc")
+results.write_dataset(ds, options.out / "real_text.nc")
 
 # %%
 # What the exponent is: fitted, with its interval over places of the text.

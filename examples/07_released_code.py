@@ -30,7 +30,7 @@ options.out.mkdir(parents=True, exist_ok=True)
 released_code = experiments.load("released-code")
 settings = released_code.quick if options.quick else released_code.settings
 ds = released_code.run(settings)
-results.write(ds, options.out / "released_code.nc")
+results.write_dataset(ds, options.out / "released_code.nc")
 print(f"{ds.attrs['model']}, {settings.depth or 12} layers, layer {settings.layer}")
 print(ds[["constant", "released"]].to_dataframe().round(4).to_string())
 free = ds.isel(fit=np.flatnonzero(ds.fit_law == "free"))

@@ -25,7 +25,7 @@ options.out.mkdir(parents=True, exist_ok=True)
 # %%
 adversarial = experiments.load("adversarial")
 ds = adversarial.run(adversarial.quick if options.quick else adversarial.settings)
-results.write(ds, options.out / "adversarial.nc")
+results.write_dataset(ds, options.out / "adversarial.nc")
 far = ds.isel(case=np.flatnonzero(ds.n_tokens == ds.n_tokens.max()))
 print(far[["constant", "head_constant", "gamma", "general_bound"]].to_dataframe().round(3))
 searched = ds.isel(case=np.flatnonzero(np.isfinite(ds.searched)))

@@ -36,7 +36,7 @@ if "MEANFIELD_DATA" not in os.environ:
 if options.quick:
     settings = replace(settings, n_tokens=8, n_windows=2, layers=(0, 1))
 ds = scaling_factor.run(settings)
-results.write(ds, options.out / "scaling_factor.nc")
+results.write_dataset(ds, options.out / "scaling_factor.nc")
 print(f"model {ds.attrs['model']}, text {ds.attrs['text']}")
 table = ds[["exponent", "head_constant"]].mean("window").max("head").to_dataframe()
 print(table.rename(columns=lambda name: f"largest {name}").round(3))

@@ -51,7 +51,7 @@ ds = dynamics.flow(
         "diameter": dynamics.diameter,
     },
 )
-results.write(ds, options.out / "flow.nc")
+results.write_dataset(ds, options.out / "flow.nc")
 print(ds[["clusters", "log_energy", "diameter"]].isel(time=slice(None, None, 8)).to_dataframe())
 
 # %%

@@ -377,7 +377,7 @@ def main() -> None:
 
 def report(ds, out: Path) -> None:
     """The table, the files and the figures."""
-    results.write(ds, out / "character_lm.nc")
+    results.write_dataset(ds, out / "character_lm.nc")
     table = ds[["bits", "inverse_certified", "inverse_error", "inverse_steps"]].to_dataframe()
     table = table.set_index(["variant", "depth", "replica"])
     print(table.drop(columns=["status", "message"], errors="ignore").to_string())

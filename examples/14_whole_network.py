@@ -47,7 +47,7 @@ settings = replace(through_depth.settings, model=options.model, text=options.tex
 if options.quick:
     settings = replace(settings, n_tokens=12, n_windows=2, rtol=1e-3)
 ds = through_depth.run(settings, progress=False)
-results.write(ds, options.out / "through_depth.nc")
+results.write_dataset(ds, options.out / "through_depth.nc")
 last = ds.isel(layer=-1).median("case")
 print(
     f"network {float(ds.network.median()):.3g}, product of blocks {float(last['product']):.3g}, "

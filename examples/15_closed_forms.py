@@ -199,7 +199,7 @@ table = xr.Dataset(
     {n: ("statement", column, {"long_name": text}) for n, (text, column) in meanings.items()},
     coords={"statement": ("statement", what, {"long_name": "what is known"})},
 )
-results.write(table, options.out / "closed_forms.nc")
+results.write_dataset(table, options.out / "closed_forms.nc")
 print(table.to_dataframe().to_string(float_format="{:.6g}".format))
 assert (table.error <= table.allowed).all()
 

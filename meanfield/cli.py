@@ -250,7 +250,7 @@ def _run(options: argparse.Namespace) -> int:
     if not options.shard and _some_succeeded(ds):
         ds = finish(ds)
         for suffix in (".zarr", ".nc"):
-            _say(f"wrote {results.write(ds, store.with_suffix(suffix))}")
+            _say(f"wrote {results.write_dataset(ds, store.with_suffix(suffix))}")
         if not options.no_figures:
             _draw(ds, options.name, options.out)
     return _summary(ds)
@@ -350,10 +350,10 @@ def _store_of(run: Path) -> Path:
 def _export(options: argparse.Namespace) -> int:
     from meanfield import results
 
-    ds = results.read(_store_of(options.store))
+    ds = results.read_dataset(_store_of(options.store))
     if ds.attrs.get("experiment") in EXPERIMENTS and _some_succeeded(ds):
         ds = finish(ds)
-    _say(f"wrote {results.write(ds, options.file)}")
+    _say(f"wrote {results.write_dataset(ds, options.file)}")
     return 0
 
 
@@ -382,7 +382,7 @@ def _finished(store: Path) -> tuple[xr.Dataset, str]:
     from meanfield import results
     from meanfield.results.labels import printable
 
-    ds = results.read(store)
+    ds = results.read_dataset(store)
     name = str(ds.attrs.get("experiment"))
     if name not in EXPERIMENTS:
         raise ValueError(f"{store}: not the Dataset of a `meanfield run`; it names no experiment")

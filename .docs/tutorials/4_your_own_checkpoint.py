@@ -101,7 +101,7 @@ with figures.style():
 # %%
 # The Dataset has everything that was measured; it is plain xarray, and a file of it keeps where
 # it came from.
-results.write(ds, folder / "constants.nc")
+results.write_dataset(ds, folder / "constants.nc")
 ds[["constant", "radius"]].median("window").to_dataframe().round(3).head(8)
 
 # %%

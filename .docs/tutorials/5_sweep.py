@@ -73,7 +73,8 @@ print(sweeps.status(store))
 #    ds = sweep(case, grid, store=store, shard=(int(os.environ["SLURM_ARRAY_TASK_ID"]), 16))
 #
 # Each job gets a Dataset of all cases, in which those of the others may still be pending. When
-# ``meanfield status growth.sweep`` says that all are done, ``results.read(store)`` has them.
+# ``meanfield status growth.sweep`` says that all are done, ``results.read_dataset(store)`` has
+# them.
 #
 # A script that starts processes begins its work under ``if __name__ == "__main__":``. The answer
 # is the same, bit by bit, whatever runs it:
@@ -123,5 +124,5 @@ print(broken.inverse.values, list(broken.message.values))
 print("finished:", int(np.sum(broken.status == 1)), "of", broken.sizes["case"])
 
 # %%
-# Files: ``results.write(ds, "growth.nc")`` and ``results.read``; any program that reads netCDF
-# reads them. The experiments of the package are such sweeps: ``meanfield list``.
+# Files: ``results.write_dataset(ds, "growth.nc")`` and ``results.read_dataset``; any program that
+# reads netCDF reads them. The experiments of the package are such sweeps: ``meanfield list``.

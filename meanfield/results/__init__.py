@@ -15,16 +15,16 @@ from meanfield.results.labels import Variable
 from meanfield.results.provenance import read_provenance
 
 if TYPE_CHECKING:
-    from meanfield.results.files import read, write
+    from meanfield.results.files import read_dataset, write_dataset
     from meanfield.results.fits import fit_power
     from meanfield.results.shapes import to_cube
 
 # Fetched on first use, because they load xarray.
 _HOMES = {
     "fit_power": "fits",
-    "read": "files",
+    "read_dataset": "files",
     "to_cube": "shapes",
-    "write": "files",
+    "write_dataset": "files",
 }
 
 __all__ = [
@@ -32,10 +32,10 @@ __all__ = [
     "Variable",
     "fit_power",
     "labelled",
-    "read",
+    "read_dataset",
     "read_provenance",
     "to_cube",
-    "write",
+    "write_dataset",
 ]
 
 

@@ -129,7 +129,7 @@ def _is_marked(path: Path) -> bool:
 
 
 def _is_our_folder(path: Path) -> bool:
-    """A Zarr folder that `write` has made and to which nothing else was added."""
+    """A Zarr folder that `write_dataset` has made and to which nothing else was added."""
     head = path / "zarr.json"
     text = head.read_bytes() if head.is_file() else b""
     known = all(entry == head or (entry / "zarr.json").exists() for entry in path.iterdir())

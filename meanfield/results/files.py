@@ -20,12 +20,12 @@ from meanfield.results.atomic import (
 from meanfield.results.encoding import decode, encode
 from meanfield.results.store import Store, is_store
 
-__all__ = ["read", "write"]
+__all__ = ["read_dataset", "write_dataset"]
 
-_WRITER = {"source": "meanfield"}  # marks a file that `write` may replace
+_WRITER = {"source": "meanfield"}  # marks a file that `write_dataset` may replace
 
 
-def write(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
+def write_dataset(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
     """Write a Dataset to a Zarr v3 folder (``.zarr``) or a netCDF file (``.nc``).
 
     The data are written under another name and renamed: a netCDF file is always whole; a Zarr
@@ -67,8 +67,8 @@ def write(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
     return path
 
 
-def read(path: str | os.PathLike[str]) -> xr.Dataset:
-    """Read a Dataset that `write` or `sweep` has written, into memory.
+def read_dataset(path: str | os.PathLike[str]) -> xr.Dataset:
+    """Read a Dataset that `write_dataset` or `sweep` has written, into memory.
 
     Args:
         path: a netCDF file (``.nc``), a Zarr folder, or the store of a sweep. Of a store all

@@ -138,7 +138,7 @@ def many(folder: Path, cases: int, task: Task) -> dict[str, Any]:
     written, ds = timed(lambda: sweep(task, grid, store=store))
     cpu = time.process_time() - cpu
     again, _ = timed(lambda: sweep(task, grid, store=store))
-    read, back = timed(lambda: results.read(store))
+    read, back = timed(lambda: results.read_dataset(store))
     if not back.identical(ds):
         raise RuntimeError("what was read is not what was written")
     files = len(list(store.iterdir()))

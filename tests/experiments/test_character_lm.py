@@ -162,7 +162,9 @@ def test_a_killed_run_goes_on_bit_by_bit_the_same(tmp_path):
     for path in sorted((tmp_path / "whole" / "checkpoints").iterdir()):
         other = tmp_path / "killed" / "checkpoints" / path.name
         assert path.read_bytes() == other.read_bytes()
-    one, two = (results.read(tmp_path / n / "character_lm.nc") for n in ("whole", "killed"))
+    one, two = (
+        results.read_dataset(tmp_path / n / "character_lm.nc") for n in ("whole", "killed")
+    )
     for name in one.data_vars:
         np.testing.assert_array_equal(one[name], two[name])
     contractive = one.isel(case=np.flatnonzero(one.variant.values == "contractive L2"))

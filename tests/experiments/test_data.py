@@ -29,7 +29,7 @@ def test_the_files_are_those_of_the_checksums():
 
 
 def test_the_reference_run_is_recomputed():
-    stored = results.read(DATA / "two_dirac_quick.nc")
+    stored = results.read_dataset(DATA / "two_dirac_quick.nc")
     again = two_dirac.EXPERIMENT.run(two_dirac.EXPERIMENT.quick)
     assert stored.sizes == again.sizes
     assert (stored.status == 1).all()
@@ -47,7 +47,7 @@ def test_the_reference_run_is_recomputed():
 
 
 def test_the_provenance_says_how_it_was_made():
-    record = results.read_provenance(results.read(DATA / "two_dirac_quick.nc"))
+    record = results.read_provenance(results.read_dataset(DATA / "two_dirac_quick.nc"))
     assert record["seed"] == 0
     assert record["commit"]
     assert {"meanfield", "torch", "POT", "xarray"} <= set(record["versions"])

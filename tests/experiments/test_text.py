@@ -108,7 +108,7 @@ def test_every_case_succeeds_and_the_dataset_survives_a_file(datasets, name, tmp
     assert set(ds.status.values) == {1}, list(ds.message.values)
     assert all("long_name" in ds[v].attrs for v in ds.variables)
     for path in (tmp_path / "x.nc", tmp_path / "x.zarr"):
-        again = results.read(results.write(ds, path))
+        again = results.read_dataset(results.write_dataset(ds, path))
         assert again.drop_vars("message").identical(ds.drop_vars("message"))
 
 

@@ -635,8 +635,8 @@ CALLS = [
             for k in ("nan", "nan in a tensor", "half precision", "bfloat16",
                       "tensor of single precision beside double")}),
     Call("results.to_cube", results.to_cube, {"/ds": CASES}, {"/ds": "thing"}),
-    Call("results.write", lambda ds: results.write(ds, "/nowhere/at/all.nc"), {"/ds": CASES},
-         {"/ds": "thing"}, {("/ds", "dataset"): None}),
+    Call("results.write_dataset", lambda ds: results.write_dataset(ds, "/nowhere/at/all.nc"),
+         {"/ds": CASES}, {"/ds": "thing"}, {("/ds", "dataset"): None}),
 ]  # fmt: skip
 
 # What looks like a mistake and is none, by call; `...` stands for every argument.

@@ -40,7 +40,7 @@ def test_the_harness_is_as_wide_as_it_says():
 
 @pytest.mark.parametrize("call", bad_calls.CALLS, ids=lambda call: call.name)
 def test_the_well_formed_call_works(call):
-    if call.name == "results.write":
+    if call.name == "results.write_dataset":
         pytest.skip("it writes")
     assert call() is not None
 

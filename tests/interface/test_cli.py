@@ -43,8 +43,8 @@ def finished(tmp_path_factory) -> Path:
 
 
 def test_a_run_leaves_both_datasets_and_every_figure(finished):
-    zarr = results.read(finished / "two-dirac.zarr")
-    netcdf = results.read(finished / "two-dirac.nc")
+    zarr = results.read_dataset(finished / "two-dirac.zarr")
+    netcdf = results.read_dataset(finished / "two-dirac.nc")
     assert zarr.sizes == netcdf.sizes
     for name in ("value", "euclidean", "wasserstein_secant"):
         np.testing.assert_array_equal(zarr[name], netcdf[name])
@@ -54,7 +54,7 @@ def test_a_run_leaves_both_datasets_and_every_figure(finished):
 
 
 def test_a_run_is_what_the_settings_say(finished):
-    ds = results.read(finished / "two-dirac.nc")
+    ds = results.read_dataset(finished / "two-dirac.nc")
     assert set(ds.radius.values) == {1.0, 1.5, 2.0}
     assert set(ds.n_tokens.values) == {0, 2, 5}
     record = results.read_provenance(ds)
@@ -77,7 +77,7 @@ def test_settings_come_from_a_toml_file_and_set_wins(tmp_path, capsys):
     command += ["--set", "split_radii=[]", "--set", "offsets=[0.0]", "--no-figures"]
     command += ["--set", "secant_tokens=[]", "--out", str(tmp_path)]
     assert cli.main(command) == 0
-    ds = results.read(tmp_path / "two-dirac.nc")
+    ds = results.read_dataset(tmp_path / "two-dirac.nc")
     assert set(ds.radius.values) == {2.0}
     assert set(ds.dim.values) == {1}
     assert "0 failed" in capsys.readouterr().out
@@ -117,7 +117,10 @@ def test_status_export_report_and_dry_run_speak_of_the_run(finished, tmp_path, c
         assert cli.main(["status", "--check", str(finished / name)]) == 0
     assert "0 not converged, 0 failed" in capsys.readouterr().out
     assert cli.main(["export", store, str(tmp_path / "copy.nc")]) == 0
-    copy, ds = results.read(tmp_path / "copy.nc"), results.read(finished / "two-dirac.nc")
+    copy, ds = (
+        results.read_dataset(tmp_path / "copy.nc"),
+        results.read_dataset(finished / "two-dirac.nc"),
+    )
     np.testing.assert_array_equal(copy.value, ds.value)
     assert cli.main(["report", store, "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -144,7 +147,10 @@ def test_shards_together_are_the_run(finished, tmp_path):
     for shard in ("0/2", "1/2"):
         assert cli.main([*command, "--shard", shard]) == 0
     assert cli.main(command) == 0
-    whole, ds = results.read(tmp_path / "two-dirac.nc"), results.read(finished / "two-dirac.nc")
+    whole, ds = (
+        results.read_dataset(tmp_path / "two-dirac.nc"),
+        results.read_dataset(finished / "two-dirac.nc"),
+    )
     np.testing.assert_array_equal(whole.value, ds.value)
     with pytest.raises(SystemExit):
         cli.main([*command, "--shard", "2/2"])
@@ -175,7 +181,7 @@ def test_failed_cases_are_counted_and_exit_code_3(tmp_path, capsys):
     said = capsys.readouterr()
     assert "4 failed" in said.out
     assert "range of torch.float64" in said.err
-    ds = results.read(tmp_path / "two-dirac.nc")
+    ds = results.read_dataset(tmp_path / "two-dirac.nc")
     assert sorted(set(ds.radius.values[ds.status.values == 3])) == [30.0]
     assert np.isnan(ds.value.values[ds.status.values == 3]).all()
 

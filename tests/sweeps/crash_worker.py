@@ -53,7 +53,7 @@ def run(mode: str, store: Path, address: str = "") -> None:
         storing._MOST_FILES = 1
         ds = sweep(grid=grid, **arguments)
         for suffix in (".nc", ".zarr"):
-            results.write(ds, store.with_suffix(suffix))
+            results.write_dataset(ds, store.with_suffix(suffix))
     elif mode == "pool":
         with ProcessPoolExecutor(2) as pool:
             sweep(grid=grid, executor=pool, **arguments)

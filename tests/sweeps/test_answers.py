@@ -44,7 +44,7 @@ def test_an_answer_is_a_labelled_dataset_that_files_keep(name, tmp_path):
     assert all("long_name" in variable.attrs for variable in ds.data_vars.values())
     assert not any(variable.attrs.get("units") == "1" for variable in ds.variables.values())
     for suffix in (".nc", ".zarr"):
-        read = results.read(results.write(ds, tmp_path / f"answer{suffix}"))
+        read = results.read_dataset(results.write_dataset(ds, tmp_path / f"answer{suffix}"))
         assert read.equals(ds)
 
 

@@ -60,7 +60,7 @@ def right():
 
 def check_read(store, right, *, at_least=()):
     """What is read is right or pending; the cases of `at_least` are not pending."""
-    found = results.read(store)
+    found = results.read_dataset(store)
     done = found.isel(case=np.flatnonzero(found["status"] != 0)).drop_attrs(deep=False)
     if not done.sizes["case"]:
         assert not at_least

@@ -98,7 +98,7 @@ def test_the_death_of_the_scheduler_is_named_and_finished_batches_are_kept(tmp_p
     finally:
         worker.kill()
         scheduler.kill()
-    assert int((results.read(store)["status"] == 1).sum()) >= 4
+    assert int((results.read_dataset(store)["status"] == 1).sum()) >= 4
 
 
 def free_port():

@@ -185,7 +185,7 @@ def check_only_case_3_failed(ds, message):
 def test_a_case_that_raises_anything_is_recorded_and_stored(tmp_path, how, message):
     ds = sweep(functions.POISON, {"x": range(12)}, fixed={"how": how}, store=tmp_path / "s")
     check_only_case_3_failed(ds, message)
-    check_only_case_3_failed(results.read(tmp_path / "s"), message)
+    check_only_case_3_failed(results.read_dataset(tmp_path / "s"), message)
     assert "\x1b" not in str(status(tmp_path / "s"))
 
 

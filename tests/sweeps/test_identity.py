@@ -106,11 +106,11 @@ def test_a_store_of_version_0_1_is_refused_by_name_and_stays(tmp_path):
     ds.to_zarr(path, zarr_format=3, consolidated=False)
     open_group(path, mode="r+").attrs.update({"sweep_schema": 1, "provenance": "meanfield"})
     with pytest.raises(ValueError, match=r"version 0\.1, which is no longer read; xarray\.open_z"):
-        results.read(path)
+        results.read_dataset(path)
     with pytest.raises(ValueError, match="which is something else"):
         sweep(Task(lambda x: {"y": x}, [Variable("y", "y")], name="old"), GRID, store=path)
     with pytest.raises(FileExistsError, match="not written by this library"):
-        results.write(ds, path)
+        results.write_dataset(ds, path)
     assert xr.open_zarr(path, consolidated=False)["done"].values.tolist() == [True, False]
 
 
@@ -118,13 +118,13 @@ def test_links_and_detours_lead_to_the_same_store(tmp_path):
     task = Task(lambda x: {"y": x}, [Variable("y", "y")], name="f")
     (tmp_path / "link").symlink_to(tmp_path / "real" / "s")
     ds = sweep(task, GRID, store=tmp_path / "link")
-    assert results.read(tmp_path / "real" / "s").identical(ds)
+    assert results.read_dataset(tmp_path / "real" / "s").identical(ds)
     (tmp_path / "a").mkdir()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert sweep(task, GRID, store=tmp_path / "a" / ".." / "link").identical(ds)
-    results.write(ds, tmp_path / "one.nc")
+    results.write_dataset(ds, tmp_path / "one.nc")
     (tmp_path / "alias.nc").symlink_to(tmp_path / "one.nc")
-    results.write(ds.isel(case=[0]), tmp_path / "alias.nc")
+    results.write_dataset(ds.isel(case=[0]), tmp_path / "alias.nc")
     assert (tmp_path / "alias.nc").is_symlink()
-    assert results.read(tmp_path / "one.nc").sizes["case"] == 1
+    assert results.read_dataset(tmp_path / "one.nc").sizes["case"] == 1

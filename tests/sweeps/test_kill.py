@@ -83,7 +83,7 @@ class Known:
             assert not self.finished and n_new == 0
             return
         assert not Store.at(store).damaged
-        found = results.read(store)
+        found = results.read_dataset(store)
         done = np.flatnonzero(found["status"] == 1)
         finished = cases_of(found.isel(case=done)) if done.size else {}
         assert finished.items() <= right().items(), "wrong"
@@ -123,10 +123,12 @@ def wait_for_the_moment(child, store, mode, rng):
 
 def check_exports(store):
     """A file is the old or the new one; a folder may be gone for the instant of its exchange."""
-    expected = results.read(store).drop_attrs(deep=False)
+    expected = results.read_dataset(store).drop_attrs(deep=False)
     for path in (store.with_suffix(".nc"), store.with_suffix(".zarr")):
         if path.suffix == ".nc" or path.exists():
-            xr.testing.assert_identical(results.read(path).drop_attrs(deep=False), expected)
+            xr.testing.assert_identical(
+                results.read_dataset(path).drop_attrs(deep=False), expected
+            )
 
 
 def check_resumed(start, store, mode, address=""):
@@ -245,7 +247,7 @@ def test_workers_killed_at_random_cost_no_case(tmp_path, start):
                 killed += 1
         assert child.wait() == 0
         # A case at which two workers were killed has failed, and says so.
-        assert set(results.read(store)["status"].values.tolist()) <= {1, 3}
+        assert set(results.read_dataset(store)["status"].values.tolist()) <= {1, 3}
         again = sweep(grid=GRID, **settings("worker", store), store=store, retry_failed=True)
         xr.testing.assert_equal(again, uninterrupted())
     record("worker", killed, time.monotonic() - began)

@@ -45,7 +45,7 @@ def test_a_value_that_does_not_fit_without_a_loss_is_a_failure(tmp_path, dtype, 
     assert ds["status"].values.tolist() == [1, 3, 1]
     assert message in str(ds["message"].values[1])
     assert ds["v"].values[[0, 2]].tolist() == [good, good]
-    assert results.read(tmp_path / "s").identical(ds)
+    assert results.read_dataset(tmp_path / "s").identical(ds)
 
 
 def test_nan_is_a_value_and_the_status_of_a_store_counts_it(tmp_path):

@@ -45,7 +45,7 @@ def rich_dataset(n: int = 5) -> xr.Dataset:
 @pytest.mark.parametrize("suffix", ["nc", "zarr"])
 def test_what_is_written_is_read_back_bit_for_bit(tmp_path, suffix):
     ds = rich_dataset()
-    back = results.read(results.write(ds, tmp_path / f"result.{suffix}"))
+    back = results.read_dataset(results.write_dataset(ds, tmp_path / f"result.{suffix}"))
     xr.testing.assert_identical(back, ds)
     assert {n: v.dtype for n, v in back.variables.items()} == {
         n: v.dtype for n, v in ds.variables.items()
@@ -56,16 +56,16 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path, suffix):
 @pytest.mark.parametrize("suffix", ["nc", "zarr"])
 def test_writing_replaces_what_was_there(tmp_path, suffix):
     path = tmp_path / f"result.{suffix}"
-    results.write(rich_dataset(5), path)
-    results.write(rich_dataset(3), path)
+    results.write_dataset(rich_dataset(5), path)
+    results.write_dataset(rich_dataset(3), path)
     xr.testing.assert_identical(
-        results.read(path), rich_dataset(3).assign_attrs(results.read(path).attrs)
+        results.read_dataset(path), rich_dataset(3).assign_attrs(results.read_dataset(path).attrs)
     )
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
 def test_truth_values_are_flags_that_other_programs_understand(tmp_path):
-    path = results.write(rich_dataset(), tmp_path / "result.nc")
+    path = results.write_dataset(rich_dataset(), tmp_path / "result.nc")
     with xr.open_dataset(path, engine="scipy") as raw:
         assert raw["gain_converged"].dtype == np.int8
         assert raw["gain_converged"].attrs["flag_meanings"] == "false true"
@@ -75,7 +75,7 @@ def test_truth_values_are_flags_that_other_programs_understand(tmp_path):
 def test_netcdf_is_read_by_scipy_alone(tmp_path):
     from scipy.io import netcdf_file
 
-    path = results.write(rich_dataset(), tmp_path / "result.nc")
+    path = results.write_dataset(rich_dataset(), tmp_path / "result.nc")
     with netcdf_file(path, mmap=False) as raw:
         assert raw.variables["gain"].long_name == b"Lipschitz constant"
         assert np.array_equal(raw.variables["n_steps"][:], np.arange(5))
@@ -90,27 +90,27 @@ def test_netcdf_is_read_by_scipy_alone(tmp_path):
     ],
 )
 def test_what_netcdf_cannot_hold_is_refused_and_the_old_file_stays(tmp_path, broken, error, text):
-    path = results.write(rich_dataset(), tmp_path / "result.nc")
+    path = results.write_dataset(rich_dataset(), tmp_path / "result.nc")
     before = path.read_bytes()
     with pytest.raises(error, match=text):
-        results.write(broken(rich_dataset()), path)
+        results.write_dataset(broken(rich_dataset()), path)
     assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("suffix", ["nc", "zarr"])
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, suffix):
     """A limit on file sizes stands for the full disk: the system refuses the write."""
-    path = results.write(rich_dataset(), tmp_path / f"result.{suffix}")
+    path = results.write_dataset(rich_dataset(), tmp_path / f"result.{suffix}")
     rng = np.random.default_rng(0)
     big = xr.Dataset({"noise": ("case", rng.standard_normal(100_000))})
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
     try:
         with pytest.raises(OSError, match="File too large"):
-            results.write(big, path)
+            results.write_dataset(big, path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "gain" in results.read(path)
+    assert "gain" in results.read_dataset(path)
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
@@ -118,7 +118,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path, suffix):
 def test_integers_of_64_bits_come_back_exactly(tmp_path, suffix):
     for values in ([2**53 + 1, -(2**63)], [2**40, 3], [7, -1]):
         ds = xr.Dataset({"k": ("case", np.array(values, np.int64))})
-        back = results.read(results.write(ds, tmp_path / f"k.{suffix}"))
+        back = results.read_dataset(results.write_dataset(ds, tmp_path / f"k.{suffix}"))
         assert back.identical(ds) and back["k"].dtype == np.int64
 
 
@@ -128,24 +128,24 @@ def test_what_this_library_has_not_written_is_not_replaced(tmp_path, name):
     if name.endswith("nc"):
         path.write_text("all my work")
     else:
-        results.write(ds, path)
+        results.write_dataset(ds, path)
         (path / "thesis.tex").write_text("all my work")
     with pytest.raises(FileExistsError, match="was not written by this library"):
-        results.write(ds, path)
+        results.write_dataset(ds, path)
     found = path if path.is_file() else path / "thesis.tex"
     assert found.read_text() == "all my work"
 
 
 def test_other_files_are_refused_with_what_was_expected(tmp_path):
     with pytest.raises(ValueError, match=r"\.zarr or \.nc, got 'result.h5'"):
-        results.write(rich_dataset(), tmp_path / "result.h5")
+        results.write_dataset(rich_dataset(), tmp_path / "result.h5")
     with pytest.raises(FileNotFoundError, match="nothing at"):
-        results.read(tmp_path / "absent.nc")
+        results.read_dataset(tmp_path / "absent.nc")
     with pytest.raises(ValueError, match=r"without zarr.json$"):
-        results.read(tmp_path)
-    results.write(rich_dataset(), tmp_path / "run.nc")
+        results.read_dataset(tmp_path)
+    results.write_dataset(rich_dataset(), tmp_path / "run.nc")
     with pytest.raises(ValueError, match=r"it holds run\.nc: give one of these"):
-        results.read(tmp_path)
+        results.read_dataset(tmp_path)
 
 
 def product_grid(sizes: dict[str, int]) -> xr.Dataset:

@@ -58,7 +58,7 @@ def test_sweep_in_a_store_equals_the_one_in_memory(tmp_path, batch_size):
 
 def test_store_is_read_as_the_dataset_by_us_and_by_xarray_alone(tmp_path):
     ds = sweep(functions.NOISE, GRID, store=tmp_path / "s.zarr", batch_size=4)
-    xr.testing.assert_identical(results.read(tmp_path / "s.zarr"), ds)
+    xr.testing.assert_identical(results.read_dataset(tmp_path / "s.zarr"), ds)
     batches = [xr.open_dataset(file) for file in sorted((tmp_path / "s.zarr").glob("batch-*.nc"))]
     assert [batch.sizes["case"] for batch in batches] == [4, 4, 4, 3]
     raw = xr.concat(batches, "case", data_vars="minimal")
@@ -70,10 +70,10 @@ def test_store_is_read_as_the_dataset_by_us_and_by_xarray_alone(tmp_path):
 def test_a_store_can_be_written_to_one_file_with_the_same_content(tmp_path):
     ds = sweep(functions.PICKY, {"x": range(7)}, store=tmp_path / "s.zarr", batch_size=2)
     for name in ("out.nc", "out.zarr"):
-        path = results.write(results.read(tmp_path / "s.zarr"), tmp_path / name)
-        xr.testing.assert_identical(results.read(path), ds)
+        path = results.write_dataset(results.read_dataset(tmp_path / "s.zarr"), tmp_path / name)
+        xr.testing.assert_identical(results.read_dataset(path), ds)
     with pytest.raises(FileExistsError, match="outside the store of a sweep"):
-        results.write(ds, tmp_path / "s.zarr")
+        results.write_dataset(ds, tmp_path / "s.zarr")
 
 
 def test_second_run_evaluates_nothing(tmp_path):
@@ -93,7 +93,7 @@ def test_extension_of_a_grid_runs_the_new_cases_only_and_a_part_of_it_runs_nothi
     assert ds["y"].values.tolist() == [10.0, 6.0, 8.0, 2.0]
     assert sweep(task, {"x": [4, 2]}, store=store)["y"].values.tolist() == [8.0, 4.0]
     assert evaluated(tmp_path / "log") == []
-    everything = results.read(store)
+    everything = results.read_dataset(store)
     assert sorted(everything["x"].values.tolist()) == [1, 2, 3, 4, 5]
     assert np.array_equal(everything["y"], 2.0 * everything["x"])
 
@@ -104,7 +104,7 @@ def test_extension_with_a_parameter_that_old_cases_do_not_have(tmp_path):
     sweep(task, [{"x": 1}, {"x": 2}], store=store)
     ds = sweep(task, [{"x": 2}, {"x": 3, "offset": 0.5}], store=store)
     assert ds["y"].values.tolist() == [4.0, 9.5]
-    np.testing.assert_array_equal(results.read(store)["offset"], [np.nan, np.nan, 0.5])
+    np.testing.assert_array_equal(results.read_dataset(store)["offset"], [np.nan, np.nan, 0.5])
 
 
 def test_failed_cases_are_kept_with_their_message_and_retried_when_asked(tmp_path):
@@ -114,7 +114,7 @@ def test_failed_cases_are_kept_with_their_message_and_retried_when_asked(tmp_pat
     assert ds["message"].values.tolist() == ["", "", "", "ArithmeticError: broken", "", ""]
     (log / "broken").write_text("still broken")
     sweep(task, {"x": range(6)}, store=store, retry_failed=True)
-    assert str(results.read(store)["message"][3].values) == "ArithmeticError: still broken"
+    assert str(results.read_dataset(store)["message"][3].values) == "ArithmeticError: still broken"
     (log / "broken").unlink()
     evaluated(log)
     assert int(sweep(task, {"x": range(6)}, store=store)["status"][3]) == 3
@@ -123,7 +123,7 @@ def test_failed_cases_are_kept_with_their_message_and_retried_when_asked(tmp_pat
     assert evaluated(log) == [3]
     assert ds["y"].values.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
     assert set(ds["message"].values) == {""}
-    assert results.read(store).drop_attrs(deep=False).identical(ds.drop_attrs(deep=False))
+    assert results.read_dataset(store).drop_attrs(deep=False).identical(ds.drop_attrs(deep=False))
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_another_configuration_is_refused_naming_what_differs(tmp_path, change, 
     with pytest.raises(ValueError, match="another configuration") as caught:
         sweep(**{**arguments, **change}, grid={"x": [1, 2]}, store=store)
     assert all(field in str(caught.value) for field in fields)
-    xr.testing.assert_identical(results.read(store), before)
+    xr.testing.assert_identical(results.read_dataset(store), before)
 
 
 def test_tensors_and_dataclasses_among_the_settings_count_by_content(tmp_path):
@@ -227,7 +227,7 @@ def test_full_disk_stops_the_sweep_and_loses_nothing_finished(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     full.clear()
-    assert results.read(tmp_path / "s.zarr")["status"].values.tolist() == [1] * 4 + [0] * 4
+    assert results.read_dataset(tmp_path / "s.zarr")["status"].values.tolist() == [1] * 4 + [0] * 4
     assert not list((tmp_path / "s.zarr").glob(".*"))
     np.testing.assert_array_equal(sweep(**run)["y"], sweep(task, {"x": range(8)})["y"])
 
@@ -292,7 +292,7 @@ def test_shards_split_the_batches_and_meet_in_the_store(tmp_path):
     for i in range(3):
         sweep(task, {"x": range(10)}, store=store, batch_size=2, shard=(i, 3))
     assert evaluated(log) == list(range(10))
-    assert results.read(store)["y"].values.tolist() == [2.0 * x for x in range(10)]
+    assert results.read_dataset(store)["y"].values.tolist() == [2.0 * x for x in range(10)]
     with pytest.raises(ValueError, match=r"0 ≤ i < k, got \(3, 3\)"):
         sweep(task, {"x": [1]}, store=store, shard=(3, 3))
     with pytest.raises(ValueError, match="expected a store"):
@@ -329,7 +329,7 @@ def test_of_two_sweeps_that_begin_one_store_at_once_the_other_configuration_is_r
     monkeypatch.setattr(run, "description_at", overtaken)
     with pytest.raises(ValueError, match="another configuration.*seed: stored 2, now 1"):
         sweep(functions.NOISE, GRID, seed=1, store=store)
-    xr.testing.assert_equal(results.read(store), sweep(functions.NOISE, GRID, seed=2))
+    xr.testing.assert_equal(results.read_dataset(store), sweep(functions.NOISE, GRID, seed=2))
 
 
 def test_a_file_that_is_not_to_be_replaced_stays_and_nothing_is_left_beside_it(tmp_path):
@@ -353,7 +353,7 @@ def test_two_processes_begin_one_store_at_once_and_nothing_is_lost(tmp_path):
     pair = [subprocess.Popen([sys.executable, "-c", code, str(store), i]) for i in "01"]
     assert [process.wait(timeout=60) for process in pair] == [0, 0]
     memory = sweep(functions.NOISE, {"n": [2, 4], "repetition": range(50)}, seed=1)
-    xr.testing.assert_equal(results.read(store), memory)
+    xr.testing.assert_equal(results.read_dataset(store), memory)
     assert not list(tmp_path.glob(".*"))
 
 
@@ -368,7 +368,7 @@ def test_many_cases_come_back_as_they_were_written(tmp_path, n_cases):
     grid = {"a": np.arange(n_cases / 100), "b": np.arange(100.0)}
     ds = sweep(task, grid, store=tmp_path / "s.zarr")
     np.testing.assert_array_equal(ds["product"], np.outer(grid["a"], grid["b"]).ravel())
-    xr.testing.assert_identical(results.read(tmp_path / "s.zarr"), ds)
+    xr.testing.assert_identical(results.read_dataset(tmp_path / "s.zarr"), ds)
 
 
 def test_estimate_says_how_long_and_what_failed(tmp_path):

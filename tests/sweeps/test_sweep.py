@@ -38,7 +38,7 @@ def test_every_variable_is_labelled_and_the_result_can_be_stored(tmp_path):
     assert ds["profile"].dims == ("case", "place") and ds["profile"].units == "m"
     assert ds["n"].long_name == "sample size"
     for suffix in ("nc", "zarr"):
-        back = results.read(results.write(ds, tmp_path / f"noise.{suffix}"))
+        back = results.read_dataset(results.write_dataset(ds, tmp_path / f"noise.{suffix}"))
         xr.testing.assert_identical(back, ds)
 
 
