@@ -9,8 +9,11 @@ import numpy as np
 
 from meanfield.checks import as_floats, number
 from meanfield.checks import count as whole
+from meanfield.results import Variable
 
-__all__ = ["checked_times", "log_clock"]
+__all__ = ["TIME", "checked_times", "log_clock"]
+
+TIME = Variable("time", "time, or depth in layers", dims=("time",), symbol="t")
 
 
 def log_clock(first: float, last: float, count: int, *, start: float = 0.0) -> np.ndarray:

@@ -13,6 +13,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from meanfield.dynamics.clocks import TIME
 from meanfield.dynamics.integrators import Adaptive, Noise
 from meanfield.dynamics.resuming import Checkpoints
 from meanfield.dynamics.trajectories import FlowProblem, State, flow_problem, states
@@ -25,7 +26,6 @@ __all__ = ["flow"]
 
 Observables = Mapping[Variable, Callable[[ParticleMeasure], Any]]
 
-_TIME = Variable("time", "time, or depth in layers", dims=("time",), symbol="t")
 _EVALUATIONS = Variable(
     "evaluations", "evaluations of the velocity since the start", dims=("time",), dtype="int64"
 )
@@ -242,7 +242,7 @@ def _assembled(
     spec = {k: v for k, v in _description(problem).items() if k not in ("times", "generator")}
     spec["maps"] = [type(F).__name__ for F in problem.layers.maps]
     record = provenance(spec, dtype=mu.dtype, device=mu.device)
-    coords = {"time": (_TIME, problem.times)}
+    coords = {"time": (TIME, problem.times)}
     return dataset(variables, values, coords=coords, attrs={"provenance": record})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,12 +11,13 @@ import xarray as xr
 from torch import Tensor
 
 from meanfield.checks import count, describe
+from meanfield.dynamics.clocks import TIME
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
 from meanfield.transport import solve_conditional_w2, solve_w2
 
-__all__ = ["displacements", "measure_at", "path_lengths"]
+__all__ = ["displacements", "measure_at", "path_lengths", "w2_in_time"]
 
 
 def measure_at(ds: xr.Dataset, index: int) -> ParticleMeasure:
@@ -70,28 +72,47 @@ def displacements(
     """
     if not isinstance(to, ParticleMeasure) and to not in ("start", "previous"):
         raise ValueError(f"to: expected 'start', 'previous' or a measure, got {to!r}")
+    along = [measure_at(ds, k) for k in range(ds.sizes["time"])]
+    if isinstance(to, ParticleMeasure):
+        others, words = [to] * len(along), "to μ"
+        own = [torch.full(mu.batch_shape, torch.nan) for mu in along]
+    else:
+        others = [along[0], *(along[:-1] if to == "previous" else along[:1] * (len(along) - 1))]
+        words = "to the start" if to == "start" else "to the time before"
+        own = [_identity(mu, nu) for mu, nu in zip(along, others, strict=True)]
+    pairs = zip(along, others, strict=True)
+    variables, values = w2_in_time(pairs, words, conditional=conditional, **solver)
+    text = "root mean square of the particles' own displacements"
+    variables.append(Variable("identity", text, dims=variables[0].dims))
+    values["identity"] = torch.stack(own).numpy()
+    return dataset(variables, values, coords={"time": (TIME, ds["time"].values)})
+
+
+def w2_in_time(
+    pairs: Iterable[tuple[ParticleMeasure, ParticleMeasure]],
+    words: str,
+    *,
+    conditional: bool,
+    **solver: Any,
+) -> tuple[list[Variable], dict[str, np.ndarray]]:
+    """W₂ of a pair of measures for each time, with its interval, along `time` (and `case`).
+
+    Args:
+        pairs: of measures, in the order of the times.
+        words: between what, for the labels.
+        conditional: conditional W₂ of positioned measures, in place of W₂.
+        solver: settings of the solver.
+    """
     solve = solve_conditional_w2 if conditional else solve_w2
-    rows = []
-    for k in range(ds.sizes["time"]):
-        mu = measure_at(ds, k)
-        nu = to
-        if not isinstance(nu, ParticleMeasure):
-            nu = measure_at(ds, 0 if nu == "start" else max(k - 1, 0))
-        found = solve(mu, nu, **solver)
-        own = _identity(mu, nu) if isinstance(to, str) else torch.full_like(found.value, torch.nan)
-        rows.append([t.numpy() for t in (found.value, found.lower, found.upper, own)])
-    dims = ("time", *(("case",) if "case" in ds["points"].dims else ()))
-    kind = "conditional W₂" if conditional else "W₂"
-    target = f"the {to}" if to == "start" else "the time before" if to == "previous" else "μ"
-    variables = [
-        Variable("w2", f"{kind} to {target}", dims=dims),
-        Variable("w2_lower", f"{kind} to {target} is at least this", dims=dims),
-        Variable("w2_upper", f"{kind} to {target} is at most this", dims=dims),
-        Variable("identity", "root mean square of the particles' own displacements", dims=dims),
-    ]
-    values = {v.name: np.stack([row[i] for row in rows]) for i, v in enumerate(variables)}
-    time = Variable("time", "time, or depth in layers", dims=("time",))
-    return dataset(variables, values, coords={"time": (time, ds["time"].values)})
+    found = [solve(mu, nu, **solver) for mu, nu in pairs]
+    ends = torch.stack([torch.stack([one.value, one.lower, one.upper]) for one in found], 1)
+    dims, shape = (("time",), (3, -1))
+    if found[0].value.ndim:  # batch axes in one
+        dims, shape = (("time", "case"), (3, len(found), -1))
+    whole = f"{'conditional ' if conditional else ''}W₂ {words}"
+    names = {"w2": "", "w2_lower": " is at least this", "w2_upper": " is at most this"}
+    variables = [Variable(name, whole + end, dims=dims) for name, end in names.items()]
+    return variables, dict(zip(names, ends.reshape(shape).numpy(), strict=True))
 
 
 def path_lengths(ds: xr.Dataset) -> xr.Dataset:
@@ -117,5 +138,6 @@ def path_lengths(ds: xr.Dataset) -> xr.Dataset:
 
 
 def _identity(mu: ParticleMeasure, nu: ParticleMeasure) -> Tensor:
+    """(Σᵢ aᵢ|xᵢ − yᵢ|²)^½, (*batch,)."""
     squares = (mu.points - nu.points).square().sum(-1)
     return (mu.weights * squares).sum(-1).sqrt()

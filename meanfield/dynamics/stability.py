@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,10 +10,11 @@ import torch
 import xarray as xr
 
 from meanfield.checks import choice
-from meanfield.dynamics.clocks import checked_times
+from meanfield.dynamics.clocks import TIME, checked_times
 from meanfield.dynamics.constraints import constraint_at
 from meanfield.dynamics.flow_map import FlowMap
 from meanfield.dynamics.integrators import TABLEAUS
+from meanfield.dynamics.paths import w2_in_time
 from meanfield.dynamics.trajectories import trajectory
 from meanfield.dynamics.velocities import Velocity, layers_of
 from meanfield.linalg import LinearMap, largest_block_norm, operator_norm
@@ -23,15 +24,12 @@ from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
 from meanfield.results.provenance import provenance
-from meanfield.transport import solve_conditional_w2, solve_w2
 
 __all__ = ["divergence", "stability"]
 
 # Up to this many coordinates a derivative is kept as a matrix: 512² numbers are 2 MB.
 _DENSE = 512
 _LOST = 1e-12  # singular values below this share of the largest are rounding
-
-_TIME = Variable("time", "time, or depth in layers", dims=("time",), symbol="t")
 
 
 @torch.no_grad()
@@ -135,34 +133,29 @@ def divergence(
         Dataset along `time` (and `case`): `w2`, `w2_lower`, `w2_upper`, and `bound` if a constant
         is given.
     """
-    solve = solve_conditional_w2 if conditional else solve_w2
-    pairs = zip(
-        trajectory(F, mu, times, **settings), trajectory(F, nu, times, **settings), strict=True
-    )
-    found, constants, clock = [], [], []
-    for (t, at), (_, other) in pairs:
-        answer = solve(at, other)
-        found.append([x.reshape(-1).numpy() for x in (answer.value, answer.lower, answer.upper)])
-        clock.append(t)
-        if constant is not None:
-            constants.append(float(constant(at, other)))
-    case = ("case",) if mu.batch_shape or nu.batch_shape else ()
-    kind = "conditional W₂" if conditional else "W₂"
-    names = {
-        "w2": f"{kind} between the flows",
-        "w2_lower": f"{kind} is at least this",
-        "w2_upper": f"{kind} is at most this",
-    }
-    values = {n: np.stack([row[k] for row in found]) for k, n in enumerate(names)}
+    clock = checked_times(times)
+    constants: list[float] = []
+
+    def pairs() -> Iterator[tuple[ParticleMeasure, ParticleMeasure]]:
+        flows = (trajectory(F, start, clock, **settings) for start in (mu, nu))
+        for (_, at), (_, other) in zip(*flows, strict=True):
+            if constant is not None:
+                constants.append(float(constant(at, other)))
+            yield at, other
+
+    variables, values = w2_in_time(pairs(), "between the flows", conditional=conditional)
     if constant is not None:
-        names["bound"] = f"{kind} of the starts times e^{{∫λ}}"
-        larger = np.maximum(constants[1:], constants[:-1])
-        integral = np.concatenate([[0.0], np.cumsum(larger * np.diff(clock))])
-        values["bound"] = values["w2_upper"][:1] * np.exp(integral)[:, None]
-    if not case:
-        values = {name: value[:, 0] for name, value in values.items()}
-    variables = [Variable(name, text, dims=("time", *case)) for name, text in names.items()]
-    return dataset(variables, values, coords={"time": (_TIME, np.array(clock))})
+        growth = _exponential(np.maximum(constants[1:], constants[:-1]), clock)
+        upper = values["w2_upper"]
+        values["bound"] = upper[0] * growth.reshape(-1, *[1] * (upper.ndim - 1))
+        whole = f"{variables[0].long_name}, at the start, times e^{{∫λ}}"
+        variables.append(Variable("bound", whole, dims=variables[0].dims))
+    return dataset(variables, values, coords={"time": (TIME, clock)})
+
+
+def _exponential(slopes: np.ndarray, clock: np.ndarray) -> np.ndarray:
+    """e^{∫λ} at each time, of λ constant between times."""
+    return np.exp(np.concatenate([[0.0], np.cumsum(slopes * np.diff(clock))]))
 
 
 def _kept(whole: Linearisation, mu: ParticleMeasure) -> Linearisation:
@@ -220,17 +213,15 @@ def _assembled(
         "growth": "e^{∫ velocity constant}",
     }
     speed = np.array([row["velocity_constant"] for row in rows])
-    integral = np.cumsum((speed[1:] + speed[:-1]) / 2 * np.diff(clock))
-    growth = np.exp(np.concatenate([[0.0], integral]))
     variables = [Variable(name, text, dims=("time",)) for name, text in names.items()]
     variables.append(Variable("converged", "whether it converged", dims=("time",), dtype="bool"))
     values = {v.name: np.array([row.get(v.name) for row in rows]) for v in variables}
-    values["growth"] = growth
+    values["growth"] = _exponential((speed[1:] + speed[:-1]) / 2, clock)
     if "exponents" in rows[0]:
         text = "(1/t) log of the singular values of the flow map's derivative"
         variables.append(Variable("exponents", text, dims=("time", "mode")))
         values["exponents"] = np.stack([row["exponents"] for row in rows])
     spec = {"method": method, "step": step, "constraint": constraint}
     record = provenance(spec, dtype=mu.dtype, device=mu.device)
-    coords = {"time": (_TIME, clock)}
+    coords = {"time": (TIME, clock)}
     return dataset(variables, values, coords=coords, attrs={"provenance": record})

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
+from meanfield.dynamics import paths
 from meanfield.dynamics.constraints import constraint_at
 from meanfield.dynamics.functionals import token_radius
 from meanfield.dynamics.velocities import Velocity
@@ -247,11 +248,10 @@ def test_stability_is_about_one_measure():
 
 
 def test_the_bound_starts_from_the_upper_end_of_a_wide_interval(monkeypatch):
-    module = importlib.import_module("meanfield.dynamics.stability")
     wide = types.SimpleNamespace(
         value=torch.tensor(2.0), lower=torch.tensor(1.0), upper=torch.tensor(3.0)
     )
-    monkeypatch.setattr(module, "solve_w2", lambda *_: wide)
+    monkeypatch.setattr(paths, "solve_w2", lambda *_: wide)
     F, mu = case(17)
     ds = dynamics.divergence(F, mu, mu, [0.0, 0.5], step=0.5, constant=lambda *_: 1.0)
     assert ds.bound.values == pytest.approx([3.0, 3.0 * math.exp(0.5)])
