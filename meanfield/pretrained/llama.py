@@ -22,7 +22,16 @@ from meanfield.pretrained.modules import (
     windowed,
 )
 
-__all__ = ["LLAMA", "MISTRAL", "QWEN2", "QWEN3", "decoder", "gated", "masked", "rotary_attention"]
+__all__ = [
+    "LLAMA",
+    "MISTRAL",
+    "QWEN2",
+    "QWEN3",
+    "decoder",
+    "decoder_attention",
+    "gated",
+    "rotary_attention",
+]
 
 _RANDOM_SIZES = {
     **{"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "vocab_size": 8192},
@@ -32,7 +41,7 @@ _RANDOM_SIZES = {
 Norm = Callable[[Any, Any], RMSNorm]  # of a module and the model's configuration
 
 
-def masked(site: Site, kernel: Kernel) -> SelfAttention:
+def decoder_attention(site: Site, kernel: Kernel) -> SelfAttention:
     """The attention of a block with this kernel, as far back as the layer sees."""
     own = site.module.self_attn
     parameters = attention_parameters(
@@ -44,7 +53,7 @@ def masked(site: Site, kernel: Kernel) -> SelfAttention:
 
 def rotary_attention(site: Site) -> SelfAttention:
     """With queries and keys turned by their positions."""
-    return masked(site, rotary_kernel(site))
+    return decoder_attention(site, rotary_kernel(site))
 
 
 def gated(site: Site, activation: str) -> MLP:
@@ -116,7 +125,7 @@ def _sliding_width(site: Site) -> int | None:
 def _normalised_attention(site: Site) -> SelfAttention:
     own, eps = site.module.self_attn, float(site.config.rms_norm_eps)
     normalised = qk_norm(own.q_norm.weight.detach(), own.k_norm.weight.detach(), eps=eps)
-    return masked(site, rotary_kernel(site, inner=normalised))
+    return decoder_attention(site, rotary_kernel(site, inner=normalised))
 
 
 LLAMA = decoder("llama", "Llama")
