@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         layers,
         linalg,
         lipschitz,
+        maps,
         measures,
         pretrained,
         report,
@@ -30,47 +31,20 @@ if TYPE_CHECKING:
     )
     from meanfield.attention import AttentionParameters, SelfAttention
     from meanfield.errors import ConvergenceError
-    from meanfield.linalg import LinearMap, NormEstimate, operator_norm
-    from meanfield.maps import Linearisation, Map, linearize
-    from meanfield.measures import (
-        ParticleMeasure,
-        disintegrate,
-        merge,
-        pushforward,
-        split,
-        stack,
-    )
+    from meanfield.lipschitz import local_lipschitz, secant_ratio
+    from meanfield.maps import Map, linearize
+    from meanfield.measures import ParticleMeasure, disintegrate, merge, pushforward, split, stack
     from meanfield.sweeps import sweep
+    from meanfield.transport import solve_w2, w2
 
 __version__ = "0.1.0"
-
-_MODULES = (
-    "attention",
-    "bounds",
-    "corpora",
-    "dynamics",
-    "experiments",
-    "figures",
-    "layers",
-    "linalg",
-    "lipschitz",
-    "measures",
-    "pretrained",
-    "report",
-    "results",
-    "sampling",
-    "sweeps",
-    "transport",
-)
 
 _HOMES = {
     "AttentionParameters": "meanfield.attention",
     "SelfAttention": "meanfield.attention",
     "ConvergenceError": "meanfield.errors",
-    "LinearMap": "meanfield.linalg",
-    "NormEstimate": "meanfield.linalg",
-    "operator_norm": "meanfield.linalg",
-    "Linearisation": "meanfield.maps",
+    "local_lipschitz": "meanfield.lipschitz",
+    "secant_ratio": "meanfield.lipschitz",
     "Map": "meanfield.maps",
     "linearize": "meanfield.maps",
     "ParticleMeasure": "meanfield.measures",
@@ -80,15 +54,14 @@ _HOMES = {
     "split": "meanfield.measures",
     "stack": "meanfield.measures",
     "sweep": "meanfield.sweeps",
+    "solve_w2": "meanfield.transport",
+    "w2": "meanfield.transport",
 }
 
 __all__ = [
     "AttentionParameters",
     "ConvergenceError",
-    "LinearMap",
-    "Linearisation",
     "Map",
-    "NormEstimate",
     "ParticleMeasure",
     "SelfAttention",
     "attention",
@@ -102,19 +75,23 @@ __all__ = [
     "linalg",
     "linearize",
     "lipschitz",
+    "local_lipschitz",
+    "maps",
     "measures",
     "merge",
-    "operator_norm",
     "pretrained",
     "pushforward",
     "report",
     "results",
     "sampling",
+    "secant_ratio",
+    "solve_w2",
     "split",
     "stack",
     "sweep",
     "sweeps",
     "transport",
+    "w2",
 ]
 
 
@@ -123,7 +100,7 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
-    if name in _MODULES:
+    if name in __all__:
         return importlib.import_module(f"meanfield.{name}")
     raise AttributeError(f"module 'meanfield' has no attribute {name!r}")
 
