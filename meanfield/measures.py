@@ -39,7 +39,7 @@ __all__ = [
 _NO_BATCH = "expected a batch of measures, got one measure; its atoms are mu.points"
 _BLOCK = 2**22  # distances held at once: 32 MB in float64
 # How far the total mass may be from 1 before it is refused; inside it, it is normalised.
-_MASS_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-8}
+MASS_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-8}
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -533,7 +533,7 @@ def _normalised(logs: Tensor, name: str, cure: str) -> Tensor:
     if not is_traced(logs):
         excess = torch.expm1(log_total.detach().double())
         worst = float(excess.flatten()[excess.abs().argmax()]) if logs.numel() else 0.0
-        if not abs(worst) <= _MASS_TOLERANCE[logs.dtype]:
+        if not abs(worst) <= MASS_TOLERANCE[logs.dtype]:
             raise ValueError(f"{name}: expected a total mass of 1, got {1 + worst:.10g}; {cure}")
     return logs - log_total
 

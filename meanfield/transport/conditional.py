@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from meanfield.checks import as_bool, number
-from meanfield.measures import ParticleMeasure, check_measure
+from meanfield.checks import number
+from meanfield.measures import MASS_TOLERANCE, ParticleMeasure, check_measure
 from meanfield.transport.certificate import Certified, Part, united
-from meanfield.transport.pairs import as_pair, flat_arrays
+from meanfield.transport.pairs import Pair, as_pair, flat_arrays
 from meanfield.transport.problem import normalised
-from meanfield.transport.result import TransportResult, assemble, gathered, refuse_unconverged
-from meanfield.transport.solve import Settings, checked_settings, extend, solve_arrays
+from meanfield.transport.result import TransportResult, gathered
+from meanfield.transport.solve import Settings, extend, finished, solve_arrays
 
-__all__ = ["solve_conditional_w2"]
-
-# How far log-masses of a position may differ and still be one marginal.
-_MARGINAL_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-8}
+__all__ = ["positioned_pair", "solve_conditional_w2", "solved_by_position"]
 
 
 def solve_conditional_w2(
@@ -62,29 +57,33 @@ def solve_conditional_w2(
         >>> solve_conditional_w2(mu, nu).value
         tensor(1., dtype=torch.float64)
     """
-    start = time.perf_counter()
+    settings = Settings.of(method=method, rtol=rtol, exact_weights=exact_weights, strict=strict)
+    return solved_by_position(positioned_pair(mu, nu), position_atol, settings)
+
+
+def positioned_pair(mu: ParticleMeasure, nu: ParticleMeasure) -> Pair:
+    """The two measures, as `as_pair`; both must carry positions."""
     for name, measure in (("mu", mu), ("nu", nu)):
         if check_measure(measure, name).positions is None:
             raise ValueError(
                 f"{name}: expected a ParticleMeasure with positions, got one without; give "
                 "positions= or use ParticleMeasure.from_sequence"
             )
+    return as_pair(mu, nu)
+
+
+def solved_by_position(pair: Pair, position_atol: float, settings: Settings) -> TransportResult:
+    """The conditional distance of a pair with positions, or of a batch of pairs."""
     position_atol = number(position_atol, "position_atol", least=0, below=1)
-    exact, strict = as_bool(exact_weights, "exact_weights"), as_bool(strict, "strict")
-    settings = replace(checked_settings(method, rtol), snap=not exact)
-    pair = as_pair(mu, nu)
     settings = replace(settings, device=str(pair.mu.device))
-    tolerance = _MARGINAL_TOLERANCE[pair.mu.dtype]
+    tolerance = MASS_TOLERANCE[pair.mu.dtype]
     both = (t.positions for t in pair[:2] if t.positions is not None)
-    positions = [t.detach().double().cpu().numpy() for t in both]
-    flat = (t.reshape(-1, t.shape[-1]) for t in positions)
+    flat = (t.detach().double().cpu().numpy().reshape(-1, t.shape[-1]) for t in both)
     answers = [
         _solve_case(_Case(*case), settings, position_atol, tolerance)[None]
         for case in zip(*flat_arrays(pair), *flat, strict=True)
     ]
-    answer = gathered(answers) if answers else None
-    result = assemble(pair, answer, seconds=time.perf_counter() - start)
-    return refuse_unconverged(result, rtol) if strict else result
+    return finished(pair, gathered(answers) if answers else None, settings)
 
 
 class _Case(NamedTuple):
@@ -114,7 +113,7 @@ def _solve_case(
     if not np.array_equal(*present):
         return _infinite()
     mismatch = float(np.abs(mine.log_masses - theirs.log_masses).max())
-    if mismatch > tolerance:
+    if mismatch > tolerance:  # no longer one marginal
         return _infinite()
     parts = []
     for ids, xs, ys in _by_shape(mine, theirs):

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from meanfield.measures import ParticleMeasure
-from meanfield.transport.conditional import solve_conditional_w2
+from meanfield.transport.conditional import positioned_pair, solved_by_position
 from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
 from meanfield.transport.result import TransportResult
-from meanfield.transport.solve import solve_w1, solve_w2
+from meanfield.transport.solve import Settings, solved
 
 __all__ = ["conditional_w2", "w1", "w2", "w2_squared"]
 
@@ -53,8 +53,9 @@ def w2(
         tensor(3.0000, dtype=torch.float64)
     """
     refuse_cost_matrix(extra, "w2")
+    settings = Settings.of(method=method, rtol=rtol)
     pair = as_pair(mu, nu, weights)
-    return _valued(pair, solve_w2(pair.mu, pair.nu, method=method, rtol=rtol))
+    return _valued(pair, solved(pair, settings))
 
 
 def w2_squared(
@@ -100,8 +101,9 @@ def w1(
         TypeError, ValueError: as `solve_w2`.
     """
     refuse_cost_matrix(extra, "w1")
+    settings = Settings.of(order=1, rtol=rtol)
     pair = as_pair(mu, nu, weights)
-    return _valued(pair, solve_w1(pair.mu, pair.nu, rtol=rtol))
+    return _valued(pair, solved(pair, settings))
 
 
 def conditional_w2(
@@ -112,11 +114,9 @@ def conditional_w2(
     Differentiable in points, and in log-weights along changes that keep both first marginals
     equal (others lead to +∞). Arguments and errors as for `solve_conditional_w2`.
     """
-    settings: dict[str, Any] = {"position_atol": position_atol, "rtol": rtol}
-    if not (isinstance(mu, ParticleMeasure) and isinstance(nu, ParticleMeasure)):
-        return solve_conditional_w2(mu, nu, **settings).value  # which says what it expected
-    pair = as_pair(mu, nu)
-    return _valued(pair, solve_conditional_w2(pair.mu, pair.nu, **settings))
+    settings = Settings.of(rtol=rtol)
+    pair = positioned_pair(mu, nu)
+    return _valued(pair, solved_by_position(pair, position_atol, settings))
 
 
 def _valued(pair: Pair, result: TransportResult) -> Any:
@@ -125,7 +125,7 @@ def _valued(pair: Pair, result: TransportResult) -> Any:
     inputs = (mu.points, nu.points, mu.log_weights, nu.log_weights)
     if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
         return _Envelope.apply(*inputs, result)
-    return result.value.numpy()[()] if pair.as_numpy else result.value
+    return result.value
 
 
 class _Envelope(torch.autograd.Function):

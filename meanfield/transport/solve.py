@@ -1,4 +1,4 @@
-"""W₂ and W₁ between particle measures: which solver answers what, and the public doors."""
+"""W₂ and W₁ between particle measures: which solver answers what."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from meanfield.checks import as_bool, choice, number
 from meanfield.transport.certificate import Certified, in_unit, narrower
-from meanfield.transport.pairs import Measure, as_pair, flat_arrays, refuse_cost_matrix
+from meanfield.transport.pairs import Measure, Pair, as_pair, flat_arrays, refuse_cost_matrix
 from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.columns import solve_columns
 from meanfield.transport.plans.exact import solve_assignment, solve_dense, solve_finely
@@ -22,13 +22,11 @@ from meanfield.transport.plans.formulas import (
     closed_form,
     identity,
     same_order,
-    solve_one_atom,
-    solve_two_atoms,
 )
 from meanfield.transport.problem import Problem, costs_between, snapped
 from meanfield.transport.result import TransportResult, assemble, gathered, refuse_unconverged
 
-__all__ = ["Settings", "checked_settings", "extend", "solve_arrays", "solve_w1", "solve_w2"]
+__all__ = ["Settings", "extend", "finished", "solve_arrays", "solve_w1", "solve_w2", "solved"]
 
 _DENSE_PAIRS = 160_000  # from here on column generation is faster
 _DENSE_MOST = 25_000_000  # the cost matrix takes 0.2 GB, and the simplex as much again
@@ -41,7 +39,7 @@ _THREADED_FROM = 30
 
 @dataclass(frozen=True)
 class Settings:
-    """What the caller asked for."""
+    """What the caller asked for, and when."""
 
     method: str = "auto"
     rtol: float = 1e-9
@@ -49,7 +47,33 @@ class Settings:
     deadline: float = math.inf
     device: str = "cpu"
     snap: bool = True
+    strict: bool = True
     checkpoint: str | os.PathLike[str] | None = None
+    start: float = field(default_factory=time.perf_counter)
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        method: str = "auto",
+        time_limit: float | None = None,
+        rtol: float,
+        exact_weights: bool = False,
+        strict: bool = True,
+        **others: Any,
+    ) -> Settings:
+        """The settings, refused if they mean nothing; the clock starts here."""
+        settings = cls(
+            method=choice(method, "method", _METHODS),
+            rtol=number(rtol, "rtol", above=0, below=1),
+            snap=not as_bool(exact_weights, "exact_weights"),
+            strict=as_bool(strict, "strict"),
+            **others,
+        )
+        if time_limit is None:
+            return settings
+        seconds = number(time_limit, "time_limit", above=0, finite=False)
+        return replace(settings, deadline=settings.start + seconds)
 
 
 def solve_w2(
@@ -109,10 +133,15 @@ def solve_w2(
         0.8660254037844386
     """
     refuse_cost_matrix(extra, "solve_w2")
-    settings = checked_settings(method, rtol, time_limit)
-    exact = as_bool(exact_weights, "exact_weights")
-    settings = replace(settings, snap=not exact, checkpoint=checkpoint)
-    return _solved(mu, nu, weights, settings, as_bool(strict, "strict"))
+    settings = Settings.of(
+        method=method,
+        rtol=rtol,
+        time_limit=time_limit,
+        exact_weights=exact_weights,
+        checkpoint=checkpoint,
+        strict=strict,
+    )
+    return solved(as_pair(mu, nu, weights), settings)
 
 
 def solve_w1(
@@ -154,34 +183,24 @@ def solve_w1(
         tensor(2., dtype=torch.float64)
     """
     refuse_cost_matrix(extra, "solve_w1")
-    exact = as_bool(exact_weights, "exact_weights")
-    settings = replace(checked_settings("auto", rtol), order=1, snap=not exact)
-    return _solved(mu, nu, weights, settings, as_bool(strict, "strict"))
+    settings = Settings.of(order=1, rtol=rtol, exact_weights=exact_weights, strict=strict)
+    return solved(as_pair(mu, nu, weights), settings)
 
 
-def checked_settings(method: str, rtol: float, time_limit: float | None = None) -> Settings:
-    """The settings, refused if they mean nothing; the clock starts here."""
-    choice(method, "method", _METHODS)
-    rtol = number(rtol, "rtol", above=0, below=1)
-    if time_limit is not None:
-        time_limit = number(time_limit, "time_limit", above=0, finite=False)
-    deadline = math.inf if time_limit is None else time.perf_counter() + time_limit
-    return Settings(method, rtol, deadline=deadline)
-
-
-def _solved(
-    mu: Measure, nu: Measure, weights: tuple[Any, Any] | None, settings: Settings, strict: bool
-) -> TransportResult:
-    start = time.perf_counter()
-    pair = as_pair(mu, nu, weights)
-    settings = replace(settings, device=str(pair.mu.device))
+def solved(pair: Pair, settings: Settings) -> TransportResult:
+    """The distance of a pair of measures, or of a batch of pairs."""
     arrays = flat_arrays(pair)
     if settings.checkpoint is not None and len(arrays[0]) != 1:
         raise ValueError(f"checkpoint: expected one pair of measures, got {len(arrays[0])}")
-    answer = solve_arrays(*arrays, settings)
-    seconds = time.perf_counter() - start
+    answer = solve_arrays(*arrays, replace(settings, device=str(pair.mu.device)))
+    return finished(pair, answer, settings)
+
+
+def finished(pair: Pair, answer: Certified | None, settings: Settings) -> TransportResult:
+    """The answer as the caller's kind of arrays, refused under `strict` if it is open."""
+    seconds = time.perf_counter() - settings.start
     result = assemble(pair, answer, order=settings.order, seconds=seconds)
-    return refuse_unconverged(result, settings.rtol) if strict else result
+    return refuse_unconverged(result, settings.rtol) if settings.strict else result
 
 
 def solve_arrays(
@@ -205,7 +224,9 @@ def solve_arrays(
     def solved(block: slice) -> Certified:
         arrays = (t[block] for t in (x, y, log_a, log_b))
         problem = Problem.of(*arrays, order=settings.order)
-        return in_unit(_solve_batch(problem, settings.rtol), problem.exponent, settings.order)
+        formula = closed_form(problem, rtol=settings.rtol)
+        answer = formula or solve_dense(problem, rtol=settings.rtol)
+        return in_unit(answer, problem.exponent, settings.order)
 
     threads = os.cpu_count() or 1
     if max(n, m) < _THREADED_FROM or threads == 1 or len(blocks) == 1:
@@ -220,14 +241,6 @@ def solve_arrays(
     closed, left = np.flatnonzero(~is_open), np.flatnonzero(is_open)[:, None]
     alone = [_solve_one(x[k], y[k], log_a[k], log_b[k], settings)[None] for (k,) in left]
     return gathered([whole[closed], *alone], [closed, *left])
-
-
-def _solve_batch(problem: Problem, rtol: float) -> Certified:
-    if problem.n == 1 or problem.m == 1:
-        return solve_one_atom(problem, rtol=rtol)
-    if problem.n == problem.m == problem.order == 2:
-        return solve_two_atoms(problem, rtol=rtol)
-    return solve_dense(problem, rtol=rtol)
 
 
 def _solve_one(

@@ -32,12 +32,14 @@ _UNSAFE = 1e-140  # distances whose squares underflow inside a tree
 
 
 def closed_form(problem: Problem, *, rtol: float) -> Certified | None:
-    """The answer of one problem where there is a formula for it, otherwise None."""
+    """The answer where there is a formula, otherwise None; on the line of one problem only."""
     if problem.n == 1 or problem.m == 1:
         return solve_one_atom(problem, rtol=rtol)
     if problem.n == problem.m == problem.order == 2:
-        return solve_two_atoms(problem[None], rtol=rtol)[0]
-    return solve_line(problem, rtol=rtol) if problem.dim == 1 else None
+        return solve_two_atoms(problem, rtol=rtol)
+    if problem.dim == 1 and problem.x.ndim == 2:
+        return solve_line(problem, rtol=rtol)
+    return None
 
 
 def solve_one_atom(problem: Problem, *, rtol: float) -> Certified:
@@ -51,31 +53,31 @@ def solve_one_atom(problem: Problem, *, rtol: float) -> Certified:
 
 
 def solve_two_atoms(problem: Problem, *, rtol: float) -> Certified:
-    """A batch with two atoms each, p = 2.
+    """Two atoms each, p = 2.
 
     The cost is linear in π₁₁ with slope −2⟨x₁ − x₂, y₁ − y₂⟩, so an end of its range is optimal:
     partners share what both have, and the excess crosses. It is the difference of the *light*
     weights, never of the heavy ones: 1 − e^{−900} is stored as 1.
     """
     x, y, log_a = problem.x, problem.y, problem.logs_a
-    flip = ((x[:, 0] - x[:, 1]) * (y[:, 0] - y[:, 1])).sum(-1) < 0
-    partner = np.where(flip[:, None], [1, 0], [0, 1])  # (b, 2)
+    flip = ((x[..., 0, :] - x[..., 1, :]) * (y[..., 0, :] - y[..., 1, :])).sum(-1) < 0
+    partner = np.where(flip[..., None], [1, 0], [0, 1])  # (..., 2)
     mine, theirs = log_a, np.take_along_axis(problem.logs_b, partner, -1)
-    light = np.maximum(mine, theirs).argmin(-1)[:, None]
-    light_a, light_b = (np.take_along_axis(t, light, -1)[:, 0] for t in (mine, theirs))
+    light = np.maximum(mine, theirs).argmin(-1)[..., None]
+    light_a, light_b = (np.take_along_axis(t, light, -1)[..., 0] for t in (mine, theirs))
     top, gap = np.maximum(light_a, light_b), light_a - light_b
     with np.errstate(divide="ignore"):
         excess = np.where(gap == 0, -math.inf, top + np.log(-np.expm1(-np.abs(gap))))
-    sender = np.where(gap > 0, light[:, 0], 1 - light[:, 0])[:, None]
+    sender = np.where((gap > 0)[..., None], light, 1 - light)
     rows = np.concatenate([np.broadcast_to([0, 1], partner.shape), sender], -1)
     receiver = np.take_along_axis(partner, 1 - sender, -1)
     cols = np.concatenate([partner, receiver], -1)
-    logs = np.concatenate([np.minimum(mine, theirs), excess[:, None]], -1)
+    logs = np.concatenate([np.minimum(mine, theirs), excess[..., None]], -1)
     equal = (problem.log_a == np.take_along_axis(problem.log_b, partner, -1)).all(-1)
     doubt = np.where(equal, -math.inf, top + np.log(16 * UNIT * (1 + np.abs(top))))
     # The entry that crosses is tight too, which fixes g: f of its sender is 0.
     g = np.empty_like(problem.logs_b)
-    from_sender = problem.costs[np.arange(len(x)), sender[:, 0]]
+    from_sender = np.take_along_axis(problem.costs, sender[..., None], -2)[..., 0, :]
     for t in (np.take_along_axis(partner, sender, -1), receiver):
         np.put_along_axis(g, t, np.take_along_axis(from_sender, t, -1), -1)
     return certify(
