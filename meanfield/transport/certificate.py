@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meanfield.transport.problem import UNIT, Problem, lengths, taken
+from meanfield.transport.problem import UNIT, Problem, row_norms, taken
 
 __all__ = [
     "Certified",
     "Part",
     "SparsePlan",
-    "certify",
+    "certified",
     "combined",
     "feasible",
     "in_unit",
@@ -114,7 +114,7 @@ def centred(g: np.ndarray, b: np.ndarray) -> np.ndarray:
     return g - taken(g, taken(order, middle))
 
 
-def certify(
+def certified(
     problem: Problem,
     plan: SparsePlan,
     potentials: tuple[np.ndarray, np.ndarray] | None,
@@ -394,7 +394,7 @@ def _misplaced(
         held, spent = (_summed(t, index, weights.shape[-1]) for t in (mass, paid))
         entries = _summed((mass > 0).astype(float), index, weights.shape[-1])
         mean = np.minimum(spent / np.maximum(held, _NO_MASS), problem.diameter[..., None] ** order)
-        price = (growth * lengths(points - centre) ** order + (growth - 1) * mean) * (1 + 1e-9)
+        price = (growth * row_norms(points - centre) ** order + (growth - 1) * mean) * (1 + 1e-9)
         missing = missing + (np.abs(weights - held) * price).sum(-1)
         rounding = rounding + ((in_doubt + 2 * entries * UNIT * held) * price).sum(-1)
     return np.where(measured, missing, 0.0), np.where(measured, rounding, stated)

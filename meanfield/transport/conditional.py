@@ -13,7 +13,7 @@ from meanfield.checks import number
 from meanfield.measures import MASS_TOLERANCE, ParticleMeasure, check_measure
 from meanfield.transport.certificate import Certified, Part, united
 from meanfield.transport.pairs import Pair, as_pair, flat_arrays
-from meanfield.transport.problem import normalised
+from meanfield.transport.problem import normalised_logs
 from meanfield.transport.result import TransportResult, gathered
 from meanfield.transport.solve import Settings, extend, finished, solve_arrays
 
@@ -149,7 +149,7 @@ def _grouped(labels: np.ndarray, logs: np.ndarray) -> _Groups:
     top = np.maximum.reduceat(logs[order], starts)
     scaled = np.exp(logs[order] - np.repeat(top, sizes))
     # Normalised in double precision: log(1/n) in float32 is wrong by 2e-7.
-    log_masses = normalised(top + np.log(np.add.reduceat(scaled, starts)))
+    log_masses = normalised_logs(top + np.log(np.add.reduceat(scaled, starts)))
     return _Groups(order, starts, sizes, log_masses)
 
 

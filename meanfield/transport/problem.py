@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["UNIT", "Problem", "costs_between", "lengths", "normalised", "snapped", "taken"]
+__all__ = ["UNIT", "Problem", "costs_between", "normalised_logs", "row_norms", "snapped", "taken"]
 
 UNIT = 2.0**-53  # unit roundoff of float64
 _SAFE_LENGTH = 1e-140  # below it a square loses digits to underflow
@@ -97,12 +97,12 @@ class Problem:
     @cached_property
     def logs_a(self) -> np.ndarray:
         """log aᵢ with Σ aᵢ = 1, shape (..., n); right to a unit in its last place."""
-        return normalised(self.log_a)
+        return normalised_logs(self.log_a)
 
     @cached_property
     def logs_b(self) -> np.ndarray:
         """log b_j, shape (..., m)."""
-        return normalised(self.log_b)
+        return normalised_logs(self.log_b)
 
     @cached_property
     def a(self) -> np.ndarray:
@@ -137,11 +137,11 @@ class Problem:
         """An upper bound of every ‖xᵢ − y_j‖, shape (...)."""
         low = np.minimum(self.x.min(-2), self.y.min(-2))
         high = np.maximum(self.x.max(-2), self.y.max(-2))
-        return lengths(high - low) * (1 + (2 * self.dim + 16) * UNIT)
+        return row_norms(high - low) * (1 + (2 * self.dim + 16) * UNIT)
 
     def moved(self, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
         """‖x_{i_k} − y_{j_k}‖, shape (..., k)."""
-        return lengths(taken(self.x, rows, -2) - taken(self.y, cols, -2))
+        return row_norms(taken(self.x, rows, -2) - taken(self.y, cols, -2))
 
 
 def costs_between(x: np.ndarray, y: np.ndarray, order: int) -> np.ndarray:
@@ -166,7 +166,7 @@ def taken(values: np.ndarray, index: np.ndarray, axis: int = -1) -> np.ndarray:
     return np.take_along_axis(values, index, axis)
 
 
-def lengths(moves: np.ndarray) -> np.ndarray:
+def row_norms(moves: np.ndarray) -> np.ndarray:
     """‖·‖ along the last axis, also where the square underflows."""
     found = np.asarray(np.sqrt(np.einsum("...d,...d->...", moves, moves)))
     short = found < _SAFE_LENGTH
@@ -178,7 +178,7 @@ def lengths(moves: np.ndarray) -> np.ndarray:
     return found
 
 
-def normalised(logs: np.ndarray) -> np.ndarray:
+def normalised_logs(logs: np.ndarray) -> np.ndarray:
     """Log-weights less the logarithm of their sum, the same for every order of the atoms."""
     count = logs.shape[-1]
     flat = np.ptp(logs, -1) == 0
@@ -202,7 +202,7 @@ def snapped(log_a: np.ndarray, log_b: np.ndarray) -> np.ndarray:
     if ends[0] > 32 * UNIT * max(1.0, *ends[1:]):  # most weights are told apart by their range
         return log_b
     order_a, order_b = np.argsort(log_a, kind="stable"), np.argsort(log_b, kind="stable")
-    mine, theirs = normalised(log_a)[order_a], normalised(log_b)[order_b]
+    mine, theirs = normalised_logs(log_a)[order_a], normalised_logs(log_b)[order_b]
     if not (np.abs(mine - theirs) <= 8 * UNIT * np.maximum(np.abs(mine), 1)).all():
         return log_b
     snapped = np.empty_like(log_b)

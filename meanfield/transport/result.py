@@ -62,7 +62,7 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
     method: str = labelled("method", attribute=True)
     converged: Any = labelled("whether it has converged", dtype="bool", beside=True)
     seconds: float
-    order: int = labelled("order", attribute=True, default=2)
+    order: int = labelled("order p of Wₚ", attribute=True, default=2)
 
     @property
     def relative_width(self) -> Any:

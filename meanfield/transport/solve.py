@@ -20,8 +20,8 @@ from meanfield.transport.plans.columns import solve_columns
 from meanfield.transport.plans.exact import solve_assignment, solve_dense, solve_finely
 from meanfield.transport.plans.formulas import (
     closed_form,
-    identity,
     same_order,
+    solve_paired,
 )
 from meanfield.transport.problem import Problem, costs_between, snapped
 from meanfield.transport.result import TransportResult, assemble, gathered, refuse_unconverged
@@ -303,7 +303,7 @@ def _large(problem: Problem, settings: Settings, formula: Certified | None) -> C
     """What is cheap first; then columns, or for the first distance the dense simplex."""
     rtol, device, best = settings.rtol, settings.device, formula
     if problem.is_paired:
-        near = identity(problem, rtol=rtol, device=device)
+        near = solve_paired(problem, rtol=rtol, device=device)
         if near is not None:
             best = near if best is None else narrower(near, best, rtol)
     if best is not None and (best.width <= rtol or formula is not None):
@@ -347,7 +347,7 @@ def _identity(problem: Problem, settings: Settings) -> Certified:
             "method 'identity': expected two measures with the same weights in the same order; "
             "use method='auto'"
         )
-    answer = identity(problem, rtol=settings.rtol, device=settings.device, probe=False)
+    answer = solve_paired(problem, rtol=settings.rtol, device=settings.device, probe=False)
     assert answer is not None  # without a probe there always is one
     return answer
 

@@ -21,7 +21,7 @@ from meanfield.transport import (
 from meanfield.transport.certificate import (
     SparsePlan,
     centred,
-    certify,
+    certified,
     combined,
     feasible,
     narrower,
@@ -139,7 +139,7 @@ def test_the_lower_end_comes_from_potentials_and_not_from_the_plan() -> None:
     rows, cols = (t.ravel() for t in np.indices((6, 7)))
     product = SparsePlan(rows, cols, p.logs_a[rows] + p.logs_b[cols])
     poor = feasible(p.costs, np.zeros(7), p.b)
-    answer = certify(p, product, poor, method="wrong", rtol=1e-9)
+    answer = certified(p, product, poor, method="wrong", rtol=1e-9)
     unit = 2.0 ** float(p.exponent)
     dual = math.sqrt(max(p.a @ poor[0] + p.b @ poor[1], 0)) * unit
     cost = math.sqrt(np.exp(product.log_mass) @ p.costs[rows, cols]) * unit
@@ -148,7 +148,7 @@ def test_the_lower_end_comes_from_potentials_and_not_from_the_plan() -> None:
     assert dual < 0.999 * truth
     assert cost > 1.001 * truth
     assert not answer.converged
-    alone = certify(p, product, None, method="wrong", rtol=1e-9)
+    alone = certified(p, product, None, method="wrong", rtol=1e-9)
     assert float(alone.lower) == 0
     assert alone.f is None
 
@@ -168,7 +168,7 @@ def test_converged_means_within_rtol(rtol: float) -> None:
         part = share * cost / (worse - cost)
         mixed = (1 - part) * optimal + part * product
         plan = SparsePlan(rows, cols, np.log(mixed.ravel()))
-        answer = certify(p, plan, (right.f, right.g), method="mixed", rtol=rtol)
+        answer = certified(p, plan, (right.f, right.g), method="mixed", rtol=rtol)
         assert bool(answer.converged) is expected
 
 
@@ -182,7 +182,7 @@ def test_what_a_plan_misses_is_paid_for() -> None:
         rng = np.random.default_rng(seed)
         for size in (1e-3, 1e-1, 1.0):
             logs = right.log_mass + size * rng.normal(size=right.log_mass.shape)
-            answer = certify(
+            answer = certified(
                 p,
                 SparsePlan(right.rows, right.cols, logs),
                 (right.f, right.g),
@@ -202,7 +202,7 @@ def test_what_potentials_are_infeasible_by_is_taken_off() -> None:
     assert right.f is not None
     for slack in (1e-3, 1e-6, 1e-9):
         high = right.f + slack, right.g
-        answer = certify(
+        answer = certified(
             p,
             SparsePlan(right.rows, right.cols, right.log_mass),
             high,
@@ -333,7 +333,7 @@ def test_a_permutation_that_meets_other_weights_is_no_coupling() -> None:
     a, b = np.log([0.2, 0.3, 0.5]), np.log([0.5, 0.2, 0.3])
     p = Problem.of(x, x, a, b)
     index = np.arange(3)
-    answer = certify(p, SparsePlan(index, index, p.logs_a), None, method="wrong", rtol=1e-9)
+    answer = certified(p, SparsePlan(index, index, p.logs_a), None, method="wrong", rtol=1e-9)
     truth = math.sqrt(exact_transport(x, x, a, b)) / 2.0 ** int(p.exponent)
     assert float(answer.upper) >= truth > 0
     assert not answer.converged
@@ -347,7 +347,7 @@ def test_squares_that_are_denormal_prove_nothing(move: float) -> None:
     p = Problem.of(x, y, np.zeros(3), np.zeros(3))
     index, zero = np.arange(3), np.zeros(3)
     plan = SparsePlan(index, index, p.logs_a)
-    answer = certify(p, plan, (p.costs[index, index], zero), method="m", rtol=1e-9)
+    answer = certified(p, plan, (p.costs[index, index], zero), method="m", rtol=1e-9)
     unit, truth = 2.0 ** int(p.exponent), math.sqrt(2 / 3) * move
     assert float(answer.lower) * unit <= truth <= float(answer.upper) * unit
     found = solve_w2(np.stack([x, x]), np.stack([y, y]))

@@ -129,7 +129,7 @@ def test_a_pair_of_ten_thousand_is_exact_by_nearest_neighbours() -> None:
 def test_what_it_says_of_itself() -> None:
     x = torch.randn(5, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     y = x.flip(0) * 2
-    assert "W₁" in solve_w1(x, y)._repr_html_()
+    assert "order p of Wₚ</th><td>1</td>" in solve_w1(x, y)._repr_html_()
     assert solve_w1(x.float(), y.float()).value.dtype == torch.float32
     with pytest.raises(ValueError, match="rtol"):
         solve_w1(x, y, rtol=2.0)

@@ -14,7 +14,7 @@ from meanfield.transport import solve_w1, solve_w2
 from meanfield.transport.certificate import (
     Certified,
     SparsePlan,
-    certify,
+    certified,
     combined,
     in_unit,
     narrower,
@@ -93,7 +93,7 @@ def test_a_light_atom_that_is_all_of_the_distance_has_an_interval_around_the_tru
             p = Problem.of(x, y, shifted, shifted, order=order)
             index, zero = np.arange(3), np.zeros(3)
             plan = SparsePlan(index, index, p.logs_a)
-            answer = certify(p, plan, (p.costs[index, index], zero), method="m", rtol=1e-9)
+            answer = certified(p, plan, (p.costs[index, index], zero), method="m", rtol=1e-9)
             unit = mpmath.mpf(2) ** int(p.exponent)
             assert mpmath.mpf(float(answer.lower)) * unit <= truth, k
             assert truth <= mpmath.mpf(float(answer.upper)) * unit, k
@@ -125,8 +125,8 @@ def test_long_sums_of_squares_are_inside(order: int, part: float | None) -> None
         unit = 2.0 ** int(p.exponent)
         plan = SparsePlan(np.zeros(1, int), np.zeros(1, int), zero)
         half = p.costs[:, 0] / 2
-        answer = certify(p, plan, (half, half), method="m", rtol=1e-9)
-        one_sided = certify(p, plan, (2 * half, zero), method="m", rtol=1e-9)
+        answer = certified(p, plan, (half, half), method="m", rtol=1e-9)
+        one_sided = certified(p, plan, (2 * half, zero), method="m", rtol=1e-9)
         for found in (answer, one_sided):
             assert float(found.lower) * unit <= truth <= float(found.upper) * unit, seed
             assert float(found.width) < 1e-8
@@ -138,7 +138,7 @@ def test_a_one_sided_bound_is_not_taken_of_potentials_with_slack() -> None:
     p = Problem.of(x, y, np.zeros(2), np.zeros(2))
     index, zero = np.arange(2), np.zeros(2)
     plan, high = SparsePlan(index, index, p.logs_a), p.costs[index, index] + slack
-    answer = certify(p, plan, (high, zero), method="m", rtol=1e-9, slack=slack)
+    answer = certified(p, plan, (high, zero), method="m", rtol=1e-9, slack=slack)
     assert float(answer.lower) <= 1e-4 / 2.0 ** int(p.exponent)
 
 
@@ -147,7 +147,7 @@ def test_a_doubtful_mass_of_a_stated_plan_is_paid_for_at_the_diameter() -> None:
     p = Problem.of(x, y, np.zeros(2), np.zeros(2))
     index = np.arange(2)
     plan = SparsePlan(index, index, p.logs_a, math.log(1e-6))
-    answer = certify(p, plan, None, method="m", rtol=1e-9, is_optimal=True)
+    answer = certified(p, plan, None, method="m", rtol=1e-9, is_optimal=True)
     assert float(answer.lower) == 0
     assert 1e-3 <= float(answer.upper) / float(p.diameter) < 1.01e-3
 
@@ -228,7 +228,7 @@ def test_what_is_missing_from_a_plan_is_paid_for_in_full(order: int) -> None:
     logs = np.log([1 - 1e-6, 1e-6])
     p = Problem.of(x, y, logs, logs, order=order)
     plan = SparsePlan(np.zeros(1, int), np.zeros(1, int), p.logs_a[:1])
-    answer = certify(p, plan, None, method="m", rtol=1e-9)
+    answer = certified(p, plan, None, method="m", rtol=1e-9)
     assert float(answer.upper) ** order >= 1e-6 * 2**order / 2.0 ** (order * int(p.exponent))
 
 
@@ -240,7 +240,9 @@ def test_a_stated_doubt_is_paid_for_beside_problems_whose_plans_are_measured() -
     two.log_b[1, 0] = 0.1  # no permutation, or it would be exact
     index = np.stack([np.arange(2)] * 2)
     doubt = np.array([math.log(1e-6), math.inf])
-    answer = certify(two, SparsePlan(index, index, two.logs_a, doubt), None, method="m", rtol=1e-9)
+    answer = certified(
+        two, SparsePlan(index, index, two.logs_a, doubt), None, method="m", rtol=1e-9
+    )
     assert 1e-3 <= answer.upper[0] / one.diameter < 1.01e-3
     assert answer.upper[1] > 1e-2
 
@@ -254,14 +256,14 @@ def test_what_is_no_number_is_no_mass_and_no_potential() -> None:
     for wrong in (math.nan, math.inf, 750.0):
         logs = np.append(right.log_mass, wrong)
         plan = SparsePlan(np.append(right.rows, 2), np.append(right.cols, 0), logs)
-        answer = certify(p, plan, (right.f, right.g), method="m", rtol=1e-9)
+        answer = certified(p, plan, (right.f, right.g), method="m", rtol=1e-9)
         assert (answer.lower, answer.upper) == (right.lower, right.upper)
     plan = SparsePlan(right.rows, right.cols, right.log_mass)
     for side in (0, 1):
         for wrong in (math.nan, math.inf, -math.inf):
             potentials = right.f.copy(), right.g.copy()
             potentials[side][1] = wrong
-            answer = certify(p, plan, potentials, method="m", rtol=1e-9)
+            answer = certified(p, plan, potentials, method="m", rtol=1e-9)
             assert (answer.lower, answer.upper) == (0, right.upper)
             assert not answer.converged
 
@@ -275,7 +277,7 @@ def test_crumbs_beside_a_permutation_cost_nothing() -> None:
         rows, cols, logs = (
             np.concatenate(t)[order] for t in ((index, index), (sigma, index), (p.logs_a, crumb))
         )
-        answer = certify(p, SparsePlan(rows, cols, logs), None, method="m", rtol=1e-9)
+        answer = certified(p, SparsePlan(rows, cols, logs), None, method="m", rtol=1e-9)
         assert float(answer.upper) == 0
 
 
@@ -284,11 +286,11 @@ def test_rows_that_share_a_column_are_no_permutation_nor_are_those_beside_one() 
     x, y = np.array([[0.0], [1.0]]), np.array([[0.5], [9.0]])
     p, index = Problem.of(x, y, np.zeros(2), np.zeros(2)), np.arange(2)
     truth = float(solve_line(p, rtol=1e-9).value)
-    alone = certify(p, SparsePlan(index, 0 * index, p.logs_a), None, method="m", rtol=1e-9)
+    alone = certified(p, SparsePlan(index, 0 * index, p.logs_a), None, method="m", rtol=1e-9)
     two = Problem(*(np.stack([t] * 2) for t in (p.x, p.y, p.log_a, p.log_b, p.exponent)))
     cols = np.stack([index, 0 * index])
     plan = SparsePlan(np.stack([index] * 2), cols, two.logs_a)
-    beside = certify(two, plan, None, method="m", rtol=1e-9)
+    beside = certified(two, plan, None, method="m", rtol=1e-9)
     for upper in (alone.upper, *beside.upper):
         assert float(upper) >= truth
 
@@ -305,7 +307,7 @@ def test_a_plan_that_meets_computed_weights_to_the_last_bit_may_miss_those_store
             p = Problem.of(x, x, a, b)
             met += int(np.array_equal(p.b, p.a))
             plan = SparsePlan(index, index, p.logs_a)
-            answer = certify(p, plan, None, method="m", rtol=1e-9)
+            answer = certified(p, plan, None, method="m", rtol=1e-9)
             truth = mpmath.sqrt(abs(exact_weights(a)[1] - exact_weights(b)[1]))
             assert truth <= mpmath.mpf(float(answer.upper)) * mpmath.mpf(2) ** int(p.exponent)
     assert met > 10
@@ -324,7 +326,7 @@ def test_a_sum_of_many_masses_may_be_less_than_computed() -> None:
     x, y = np.array([[0.0]]), np.array([[1.0]])
     p = Problem.of(x, y, np.zeros(1), np.ones(1))  # equal weights would make it a permutation
     none = np.zeros(len(logs), int)
-    answer = certify(p, SparsePlan(none, none, logs), None, method="m", rtol=1e-9)
+    answer = certified(p, SparsePlan(none, none, logs), None, method="m", rtol=1e-9)
     assert float(answer.upper) * 2.0 ** int(p.exponent) >= 1.0
 
 
@@ -400,5 +402,5 @@ def test_repaired_plans_are_never_cheaper_than_the_optimum() -> None:
             mass *= (p.a / mass.sum(1))[:, None]
         rows, cols = np.nonzero(mass > 0)
         plan = SparsePlan(rows, cols, np.log(mass[rows, cols]))
-        upper = certify(p, plan, None, method="m", rtol=1e-9).upper
+        upper = certified(p, plan, None, method="m", rtol=1e-9).upper
         assert float(upper) >= float(solve_line(p, rtol=1e-9).lower)

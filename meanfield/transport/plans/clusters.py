@@ -4,7 +4,7 @@ Between two clusters at distance D with inner displacements s, a solver with abs
 sees W_p ≈ s beside costs of D^p; at s = 1e-8 D nothing is left of it. If both measures put the
 same mass in each cluster, nothing crosses, and each cluster is a problem in its own unit. If the
 masses differ by a little, exactly that little crosses, and block potentials c_k added to f and
-taken from g certify it.
+taken from g certified it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from meanfield.transport.certificate import (
 )
 from meanfield.transport.plans.exact import simplexes
 from meanfield.transport.plans.formulas import monotone_plan
-from meanfield.transport.problem import UNIT, Problem, lengths
+from meanfield.transport.problem import UNIT, Problem, row_norms
 
 __all__ = ["solve_clusters"]
 
@@ -133,9 +133,9 @@ def _clusters(problem: Problem, labels: np.ndarray) -> _Layout:
     members = [np.flatnonzero(labels == k) for k in range(int(labels.max()) + 1)]
     centres = np.stack([points[which[0]] for which in members])
     radii = np.array(
-        [lengths(points[which] - c).max() for which, c in zip(members, centres, strict=True)]
+        [row_norms(points[which] - c).max() for which, c in zip(members, centres, strict=True)]
     )
-    apart, radii = lengths(centres[:, None] - centres[None]), radii * (1 + 1e-12)
+    apart, radii = row_norms(centres[:, None] - centres[None]), radii * (1 + 1e-12)
     between = radii[:, None] + radii[None]
     nearest = np.maximum(apart * (1 - 1e-12) - between, 0)
     rows = [which[which < problem.n] for which in members]

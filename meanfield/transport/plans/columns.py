@@ -26,7 +26,7 @@ from meanfield.transport.certificate import (
     Certified,
     SparsePlan,
     centred,
-    certify,
+    certified,
     log_masses,
     narrower,
 )
@@ -358,4 +358,4 @@ def _certified(
 ) -> Certified:
     # A quarter: the interval, rounding included, is to be narrower than rtol.
     name = "column generation"
-    return certify(problem, plan, potentials, method=name, rtol=rtol / 4, slack=slack)
+    return certified(problem, plan, potentials, method=name, rtol=rtol / 4, slack=slack)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from meanfield.errors import ConvergenceError
-from meanfield.transport.certificate import Certified, SparsePlan, certify, feasible, narrower
+from meanfield.transport.certificate import Certified, SparsePlan, certified, feasible, narrower
 from meanfield.transport.plans.formulas import staircase
 from meanfield.transport.problem import Problem
 
@@ -64,7 +64,7 @@ def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> C
     plan = _sparse(plans.reshape(problem.costs.shape))
     f, g = feasible(problem.costs, g.reshape(problem.b.shape), problem.b)
     names = ["identity"] * (not todo.all()) + ["simplex"] * bool(todo.any())
-    return certify(problem, plan, (f, g), method=" + ".join(names), rtol=rtol)
+    return certified(problem, plan, (f, g), method=" + ".join(names), rtol=rtol)
 
 
 def _sparse(plans: np.ndarray) -> SparsePlan:
@@ -90,7 +90,7 @@ def solve_assignment(problem: Problem, *, rtol: float) -> Certified:
     """One problem of uniform clouds of one size: accurate relative to the answer."""
     sigma = assignment(problem.costs)
     g = _assignment_potentials(problem.costs, sigma)
-    return certify(
+    return certified(
         problem,
         SparsePlan(np.arange(problem.n), sigma, problem.logs_a),
         feasible(problem.costs, g, problem.b),
@@ -118,7 +118,7 @@ def solve_finely(problem: Problem, *, rtol: float, answer: Certified) -> Certifi
         plans, g = simplexes(problem.a[None], problem.b[None], reduced[None] / ceiling)
         plan = _sparse(plans[0])
         potentials = feasible(problem.costs, answer.g + g[0] * ceiling, problem.b)
-        finer = certify(problem, plan, potentials, method="simplex", rtol=rtol)
+        finer = certified(problem, plan, potentials, method="simplex", rtol=rtol)
         answer = narrower(answer, finer, rtol)
     return answer
 

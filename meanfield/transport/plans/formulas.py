@@ -6,16 +6,16 @@ import math
 
 import numpy as np
 
-from meanfield.transport.certificate import Certified, SparsePlan, centred, certify, feasible
+from meanfield.transport.certificate import Certified, SparsePlan, centred, certified, feasible
 from meanfield.transport.plans.c_transform import CTransform
 from meanfield.transport.problem import UNIT, Problem, costs_between
 
 __all__ = [
     "closed_form",
-    "identity",
     "monotone_plan",
     "same_order",
     "solve_one_atom",
+    "solve_paired",
     "solve_two_atoms",
     "staircase",
     "widest_direction",
@@ -49,7 +49,7 @@ def solve_one_atom(problem: Problem, *, rtol: float) -> Certified:
     rows, cols = (np.zeros(logs.shape, np.int64) + t for t in (i, j))
     plan = SparsePlan(rows, cols, logs, -math.inf)
     potentials = feasible(problem.costs, np.zeros_like(problem.b), problem.b)
-    return certify(problem, plan, potentials, method="one atom", rtol=rtol, is_optimal=True)
+    return certified(problem, plan, potentials, method="one atom", rtol=rtol, is_optimal=True)
 
 
 def solve_two_atoms(problem: Problem, *, rtol: float) -> Certified:
@@ -80,7 +80,7 @@ def solve_two_atoms(problem: Problem, *, rtol: float) -> Certified:
     from_sender = np.take_along_axis(problem.costs, sender[..., None], -2)[..., 0, :]
     for t in (np.take_along_axis(partner, sender, -1), receiver):
         np.put_along_axis(g, t, np.take_along_axis(from_sender, t, -1), -1)
-    return certify(
+    return certified(
         problem,
         SparsePlan(rows, cols, logs, doubt),
         feasible(problem.costs, g, problem.b),
@@ -96,7 +96,7 @@ def solve_line(problem: Problem, *, rtol: float) -> Certified:
     plan, steps = _on_line(problem, x, y)
     is_matched = plan.log_doubt == -math.inf
     f, g, slack = _staircase_potentials(problem, steps, x, y)
-    return certify(
+    return certified(
         problem, plan, (f, g), method="line", rtol=rtol, slack=slack, is_optimal=is_matched
     )
 
@@ -127,7 +127,7 @@ def same_order(problem: Problem, *, rtol: float, device: str) -> Certified | Non
                 g = centred(g, problem.b)
                 f, _, _, _, slack = CTransform(problem.x, problem.y, device=device)(g, 1)
             name = "same order"
-            answer = certify(problem, plan, (f, g), method=name, rtol=rtol / 4, slack=slack)
+            answer = certified(problem, plan, (f, g), method=name, rtol=rtol / 4, slack=slack)
             if answer.width <= rtol:
                 break
         if answer.converged:
@@ -135,7 +135,7 @@ def same_order(problem: Problem, *, rtol: float, device: str) -> Certified | Non
     return None
 
 
-def identity(
+def solve_paired(
     problem: Problem, *, rtol: float, device: str, probe: bool = True
 ) -> Certified | None:
     """The coupling of xᵢ with yᵢ, and nearest neighbours against it; None where a probe fails.
@@ -154,7 +154,7 @@ def identity(
             continue
         nearest = _nearest(points, queries, moved, device) ** problem.order
         potentials = (zero, nearest) if mirror else (nearest, zero)
-        answer = certify(problem, plan, potentials, method="identity", rtol=rtol)
+        answer = certified(problem, plan, potentials, method="identity", rtol=rtol)
         best = answer if best is None or answer.lower > best.lower else best
         if best.converged:
             break
