@@ -46,6 +46,7 @@ meanfield: self-attention as a map of measures, its Lipschitz constants and opti
 
 In Python: import meanfield; meanfield.transport.w2(x, y). All options: meanfield --help"""
 _RUN = "the .sweep, .zarr or .nc of a run"
+_ANY = "the store of a sweep, or the .zarr or .nc of a Dataset"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -130,8 +131,8 @@ def _parser() -> argparse.ArgumentParser:
     plot.add_argument("--out", type=Path, metavar="DIR", help="where to (default: beside it)")
     plot.set_defaults(action=_plot)
 
-    report = commands.add_parser("report", help="one self-contained HTML page of a finished run")
-    report.add_argument("store", type=Path, metavar="RUN", help=_RUN)
+    report = commands.add_parser("report", help="one HTML page of a run or of any Dataset")
+    report.add_argument("store", type=Path, metavar="RUN", help=_ANY)
     report.add_argument("--out", type=Path, metavar="FILE", help="default: RUN with .html")
     report.set_defaults(action=_report)
 
@@ -257,7 +258,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _some_succeeded(ds: xr.Dataset) -> bool:
-    return bool(ds["status"].isin([1, 2]).any())
+    from meanfield.results.cases import NOT_CONVERGED, OK
+
+    return bool(ds["status"].isin([OK, NOT_CONVERGED]).any())
 
 
 def _settings(experiment: Experiment, options: argparse.Namespace) -> Any:
@@ -317,18 +320,22 @@ def _draw(ds: xr.Dataset, name: str, folder: Path) -> None:
 
 def _summary(ds: xr.Dataset) -> int:
     """Say how many cases there are and how many went wrong; the exit code."""
+    status = ds["status"].values
+    pending, _, not_converged, failed = (int((status == code).sum()) for code in range(4))
+    waiting = f", {pending} pending" if pending else ""
+    _say(f"{len(status)} cases, {not_converged} not converged, {failed} failed{waiting}")
+    if failed:
+        _logger.error("%d of %d cases failed%s", failed, len(status), _first_message(ds))
+    return 3 if failed else 0
+
+
+def _first_message(ds: xr.Dataset) -> str:
+    """What the first failed case says."""
+    from meanfield.results.cases import FAILED
     from meanfield.results.labels import printable
 
-    states = ds["status"].values
-    pending, _, loose, failed = (int((states == code).sum()) for code in range(4))
-    waiting = f", {pending} pending" if pending else ""
-    _say(f"{len(states)} cases, {loose} not converged, {failed} failed{waiting}")
-    if failed:
-        first = ds["message"].values[(states == 3).argmax()]
-        _logger.error(
-            "%d of %d cases failed; the first says: %s", failed, len(states), printable(str(first))
-        )
-    return 3 if failed else 0
+    messages = ds["message"].values[ds["status"].values == FAILED]
+    return f"; the first says: {printable(str(messages[0]))}" if len(messages) else ""
 
 
 def _status(options: argparse.Namespace) -> int:
@@ -342,7 +349,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _store_of(run: Path) -> Path:
-    """The store of a run, of which any file may be named; of another, what was named."""
+    """The store beside any file of a run; the path itself if there is none."""
     store = run.with_suffix(".sweep")
     return store if store.exists() else run
 
@@ -358,10 +365,15 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _plot(options: argparse.Namespace) -> int:
-    ds, experiment = _finished(options.store)
+    ds, name = _finished(options.store)
+    if name is None:
+        raise ValueError(
+            f"{options.store}: not the Dataset of a `meanfield run`; it names no experiment, "
+            "whose figures could be drawn"
+        )
     folder = options.out or options.store.parent
     folder.mkdir(parents=True, exist_ok=True)
-    _draw(ds, experiment, folder)
+    _draw(ds, name, folder)
     return 0
 
 
@@ -369,27 +381,27 @@ def _report(options: argparse.Namespace) -> int:
     from meanfield.report import write_report
 
     ds, name = _finished(options.store)
-    path, experiment = options.out or options.store.with_suffix(".html"), load(name)
-    title, _, question = experiment.question.partition("\n")
-    figures = experiment.figures
-    page = write_report(ds, path, title=title, question=question.strip(), figures=figures)
-    _say(f"wrote {page}")
+    about: dict[str, Any] = {}
+    if name is not None:
+        experiment = load(name)
+        title, _, question = experiment.question.partition("\n")
+        about = {"title": title, "question": question, "figures": experiment.figures}
+    path = options.out or options.store.with_suffix(".html")
+    _say(f"wrote {write_report(ds, path, **about)}")
     return 0
 
 
-def _finished(store: Path) -> tuple[xr.Dataset, str]:
-    """The Dataset of a run, and which experiment made it."""
+def _finished(path: Path) -> tuple[xr.Dataset, str | None]:
+    """A Dataset, and the name of the experiment that it is of, if any."""
     from meanfield import results
-    from meanfield.results.labels import printable
 
-    ds = results.read_dataset(store)
-    name = str(ds.attrs.get("experiment"))
+    ds = results.read_dataset(path)
+    name = ds.attrs.get("experiment")
     if name not in EXPERIMENTS:
-        raise ValueError(f"{store}: not the Dataset of a `meanfield run`; it names no experiment")
+        return ds, None
     if not _some_succeeded(ds):
-        failed = ds["message"].values[ds["status"].values == 3]
-        first = f"; the first says: {printable(str(failed[0]))}" if len(failed) else ""
-        raise ValueError(f"{store}: no case has an answer, {len(failed)} failed{first}")
+        n_failed = int((ds["message"] != "").sum())
+        raise ValueError(f"{path}: no case has an answer, {n_failed} failed{_first_message(ds)}")
     return finish(ds), name
 
 

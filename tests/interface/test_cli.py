@@ -16,8 +16,9 @@ import pytest
 import torch
 
 from meanfield import cli, results
+from meanfield.errors import NoCases
 from meanfield.experiments import two_dirac
-from meanfield.sweeps import status
+from meanfield.sweeps import Task, status, sweep
 
 SMALL = [
     *("--quick", "--set", "radii=[1.0, 1.5]", "--set", "n_tokens=[2, 5]"),
@@ -129,6 +130,41 @@ def test_status_export_report_and_dry_run_speak_of_the_run(finished, tmp_path, c
     said = capsys.readouterr().out
     assert f"{ds.sizes['case']} cases" in said
     assert not (tmp_path / "no").exists()
+
+
+def test_a_sweep_of_ones_own_has_a_report_and_no_figures(tmp_path, capsys):
+    store = tmp_path / "own.sweep"
+    sweep(Task(lambda x: {"inverse": 1 / x}, name="inverse"), {"x": [1, 0, 2]}, store=store)
+    assert cli.main(["report", str(store)]) == 0
+    page = (tmp_path / "own.html").read_text(encoding="utf-8")
+    assert "3 cases of 1 parameter" in page and "2 ok, 1 failed" in page
+    assert "1 failed: ZeroDivisionError" in page
+    capsys.readouterr()
+    assert cli.main(["plot", str(store)]) == 1
+    assert "it names no experiment" in capsys.readouterr().err
+
+
+def test_a_defect_of_a_figure_is_exit_code_1_and_a_figure_without_cases_is_none(
+    finished, tmp_path, capsys, monkeypatch
+):
+    def lacking(ds, *, ax):
+        raise NoCases("no masked cases")
+
+    def broken(ds, *, ax):
+        ax.set_title(r"$\\beta$")  # which is no formula
+
+    store, out = str(finished / "two-dirac.nc"), str(tmp_path / "page.html")
+    for figures, code, words in (
+        ({"lacking": lacking}, 0, "no masked cases"),
+        ({"lacking": lacking, "broken": broken}, 1, "ParseException"),
+    ):
+        one = dataclasses.replace(two_dirac.EXPERIMENT, figures=figures)
+        monkeypatch.setattr(two_dirac, "EXPERIMENT", one)
+        assert cli.main(["plot", store, "--out", str(tmp_path)]) == code
+        said = capsys.readouterr()
+        assert words in said.out + said.err
+        assert cli.main(["report", store, "--out", out]) == code
+    assert "Not drawn: no masked cases" in Path(out).read_text(encoding="utf-8")
 
 
 def test_the_same_run_again_computes_nothing_and_another_is_refused(finished, capsys, monkeypatch):
