@@ -452,15 +452,11 @@ def _atoms(products: _Products, mu: ParticleMeasure, out_dim: int, geometry: str
     if geometry == "wasserstein":
         rho = torch.where(present, 0.5 * mu.log_weights[..., None], 0.0)
         into, out_of = into * (-rho).exp(), out_of * rho.exp()
-    n = mu.n_particles
-    return LinearMap(
-        matvec=lambda eta: out_of * products.forward(into * eta),
-        rmatvec=lambda zeta: into * products.backward(out_of * zeta),
-        in_shape=(n, mu.dim),
-        out_shape=(n, out_dim),
-        batch_shape=mu.batch_shape,
-        dtype=mu.dtype,
-        device=mu.device,
+    return LinearMap.of(
+        mu.points,
+        lambda eta: out_of * products.forward(into * eta),
+        lambda zeta: into * products.backward(out_of * zeta),
+        out_dim=out_dim,
     )
 
 
@@ -469,20 +465,13 @@ def _field(doubled: _Products, mu: ParticleMeasure, out_dim: int) -> LinearMap:
 
     def each(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def antisymmetric(vectors: Tensor) -> Tensor:
-            one = present * vectors.squeeze(-2)
+            one = present * vectors
             pair = torch.stack([one, -one], -2).flatten(-3, -2)
             first, second = product(pair).unflatten(-2, (mu.n_particles, 2)).unbind(-2)
             # The copies answer with opposite signs, as far as rounding allows.
-            return (0.5 * present * (first - second)).unsqueeze(-2)
+            return 0.5 * present * (first - second)
 
         return antisymmetric
 
-    return LinearMap(
-        matvec=each(doubled.forward),
-        rmatvec=each(doubled.backward),
-        in_shape=(1, mu.dim),
-        out_shape=(1, out_dim),
-        batch_shape=torch.Size([*mu.batch_shape, mu.n_particles]),
-        dtype=mu.dtype,
-        device=mu.device,
-    )
+    forward, backward = each(doubled.forward), each(doubled.backward)
+    return LinearMap.of(mu.points, forward, backward, out_dim=out_dim, each=True)

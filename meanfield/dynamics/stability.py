@@ -17,7 +17,7 @@ from meanfield.dynamics.integrators import TABLEAUS
 from meanfield.dynamics.paths import w2_in_time
 from meanfield.dynamics.trajectories import trajectory
 from meanfield.dynamics.velocities import Velocity, layers_of
-from meanfield.linalg import LinearMap, largest_block_norm, operator_norm
+from meanfield.linalg import largest_block_norm, operator_norm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import Linearisation
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
@@ -92,7 +92,7 @@ def stability(
             )
             part = span.linearisation(measure, geometry="wasserstein")
             whole = part if whole is None else part @ whole
-            whole = _kept(whole, measure) if small else whole
+            whole = _kept(whole) if small else whole
             measure = span(measure)
         # At the end of a layer the next one begins; after the last there is none.
         layer = layers.at(float(t), last=k == len(clock) - 1)
@@ -158,19 +158,9 @@ def _exponential(slopes: np.ndarray, clock: np.ndarray) -> np.ndarray:
     return np.exp(np.concatenate([[0.0], np.cumsum(slopes * np.diff(clock))]))
 
 
-def _kept(whole: Linearisation, mu: ParticleMeasure) -> Linearisation:
+def _kept(whole: Linearisation) -> Linearisation:
     """The same with its matrices: products along the flow then cost no more evaluations."""
-    matrix, shape = whole.atoms.to_dense(), (mu.n_particles, mu.dim)
-    atoms = LinearMap(
-        lambda eps: (matrix @ eps.reshape(-1)).reshape(shape),
-        lambda zeta: (matrix.mT @ zeta.reshape(-1)).reshape(shape),
-        shape,
-        shape,
-        dtype=mu.dtype,
-        device=mu.device,
-        dense=lambda part: matrix[None][part],
-    )
-    return Linearisation(atoms, LinearMap.pointwise(whole.field.to_dense().unsqueeze(-3)))
+    return Linearisation(whole.atoms.assembled(), whole.field.assembled())
 
 
 def _constants(whole: Linearisation | None) -> dict[str, Any]:

@@ -83,24 +83,19 @@ class Particlewise(Map):
             columns = [push(unit.expand(mu.points.shape)) for unit in units]
             return present[..., None] * torch.stack(columns, -1)
 
-        atoms = LinearMap(
-            matvec=lambda eps: present * push(eps),
-            rmatvec=lambda zeta: pull(present * zeta),
-            in_shape=(mu.n_particles, mu.dim),
-            out_shape=(mu.n_particles, out_dim),
-            batch_shape=mu.batch_shape,
-            dtype=mu.dtype,
-            device=mu.device,
+        atoms = LinearMap.of(
+            mu.points,
+            lambda eps: present * push(eps),
+            lambda zeta: pull(present * zeta),
+            out_dim=out_dim,
             dense=lambda part: _dense(LinearMap.pointwise(matrices()), part),
         )
-        field = LinearMap(
-            matvec=lambda eps: atoms.matvec(eps.squeeze(-2)).unsqueeze(-2),
-            rmatvec=lambda zeta: atoms.rmatvec(zeta.squeeze(-2)).unsqueeze(-2),
-            in_shape=(1, mu.dim),
-            out_shape=(1, out_dim),
-            batch_shape=torch.Size([*mu.batch_shape, mu.n_particles]),
-            dtype=mu.dtype,
-            device=mu.device,
+        field = LinearMap.of(
+            mu.points,
+            atoms.matvec,
+            atoms.rmatvec,
+            out_dim=out_dim,
+            each=True,
             dense=lambda part: matrices().flatten(0, -3)[part],
         )
         return Linearisation(atoms, field)

@@ -57,6 +57,43 @@ class LinearMap:
     # --- maps to begin with ---
 
     @classmethod
+    def of(
+        cls,
+        points: Tensor,
+        matvec: Callable[[Tensor], Tensor],
+        rmatvec: Callable[[Tensor], Tensor],
+        *,
+        out_dim: int | None = None,
+        each: bool = False,
+        dense: Callable[[slice], Tensor] | None = None,
+    ) -> LinearMap:
+        """A map of displacements of these points, by products.
+
+        Args:
+            points: ``(*batch, n, d)``: their shape, dtype and device are meant.
+            matvec: ε ``(*batch, n, d)`` ↦ Jε ``(*batch, n, out_dim)``.
+            rmatvec: ζ ↦ Jᵀζ, the other way.
+            out_dim: d by default.
+            each: one map R^d → R^out_dim for each point, a batch ``(*batch, n)`` of maps; the
+                products given are those of all points at once.
+            dense: as of `LinearMap`.
+        """
+        *batch, n, d = points.shape
+        rows = 1 if each else n
+        if each:
+            matvec, rmatvec = _one_by_one(matvec), _one_by_one(rmatvec)
+        return cls(
+            matvec,
+            rmatvec,
+            in_shape=(rows, d),
+            out_shape=(rows, d if out_dim is None else out_dim),
+            batch_shape=torch.Size([*batch, n] if each else batch),
+            dtype=points.dtype,
+            device=points.device,
+            dense=dense,
+        )
+
+    @classmethod
     def identity(
         cls,
         shape: tuple[int, int],
@@ -283,6 +320,10 @@ class LinearMap:
             rmatvec=product(self.rmatvec, self.out_shape),
             dtype=str(self.dtype).removeprefix("torch."),
         )
+
+
+def _one_by_one(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda vectors: product(vectors.squeeze(-2)).unsqueeze(-2)
 
 
 def _by_matrix(matrices: Tensor, shape: tuple[int, int]) -> Callable[[Tensor], Tensor]:
