@@ -23,6 +23,7 @@ from meanfield.figures import plot_secants
 from meanfield.figures.canvas import figure
 from meanfield.figures.selection import select
 from meanfield.lipschitz import compare_lemma_3_2
+from meanfield.lipschitz.comparison import VARIABLES
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
@@ -52,38 +53,6 @@ class Settings:
     seed: int = setting(0, "of the layer and the clouds")
 
 
-_NAMES = (
-    *("euclidean_secant", "wasserstein_secant"),
-    *("wasserstein_secant_lower", "wasserstein_secant_upper"),
-    *("euclidean", "euclidean_residual", "euclidean_upper", "euclidean_converged"),
-    *("wasserstein", "wasserstein_residual", "wasserstein_upper", "wasserstein_converged"),
-    *("particle", "splitting"),
-)
-_WORDS = {
-    "euclidean_secant": "Euclidean secant ratio of the discrete map",
-    "wasserstein_secant": "Wasserstein secant ratio of the map of measures",
-    "wasserstein_secant_lower": "certified lower end of that ratio",
-    "wasserstein_secant_upper": "certified upper end of that ratio",
-    "euclidean": "Euclidean constant of the discrete map",
-    "euclidean_residual": "its relative residual",
-    "euclidean_upper": "it is at most this, with probability 0.999",
-    "euclidean_converged": "it has converged",
-    "wasserstein": "local Wasserstein constant",
-    "wasserstein_residual": "its relative residual",
-    "wasserstein_upper": "it is at most this, with probability 0.999",
-    "wasserstein_converged": "it has converged",
-    "particle": "its component with atoms moved as a whole",
-    "splitting": "its component with one atom split",
-}
-VARIABLES = tuple(
-    Variable(
-        name,
-        _WORDS[name],
-        dims=("perturbation", "step") if "secant" in name else (),
-        dtype="bool" if name.endswith("converged") else "float64",
-    )
-    for name in _NAMES
-)
 PARAMETERS = (
     Variable("n_tokens", "number of tokens n", dtype="int64"),
     Variable("radius", "radius R of the ball", symbol="R"),
@@ -115,7 +84,7 @@ def compare(
     F = SelfAttention(parameters, causal=causal)
     X = sampling.ball(n_tokens, dim, radius=radius, generator=generator)
     found = compare_lemma_3_2(F, X, steps=steps, generator=generator)
-    return {name: found[name].values for name in _NAMES}
+    return {variable.name: found[variable.name].values for variable in VARIABLES}
 
 
 @figure("euclidean_secant/euclidean", "wasserstein_secant/euclidean", "euclidean_converged")

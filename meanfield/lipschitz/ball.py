@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_bool, as_float_tensor
-from meanfield.maps import as_map, ball_bounds
+from meanfield.maps import as_map, ball_bounds, name_of
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 __all__ = ["ball_upper"]
@@ -29,8 +29,7 @@ def ball_upper(
     constants multiply, and the end-to-end constant changes by what each derivative can. Radii
     grow quickly with depth: the bound is ∞ where it overflows, or where a normalisation may meet
     a token without spread. Not in the papers; the proof is on the page "Sharp constants" of the
-    documentation. Rounding, some n · eps, is not accounted for;
-    attention below the number range is.
+    documentation. Accounts for weights that underflow, not for rounding (about n · eps).
 
     It bounds ratios of W₂ wherever the straight path between two measures stays in the ball: for
     tokens that move by ε at most, if the way they are labelled is the best coupling.
@@ -80,4 +79,11 @@ def ball_upper(
         if not bool((constant >= 0).all()):
             raise ValueError(f"constant: expected numbers ≥ 0, got {constant.tolist()}")
         found = found.at_most(constant)
-    return found.upper
+    wanted = torch.broadcast_shapes(eps.shape, batch)
+    try:
+        return found.upper.expand(wanted)
+    except RuntimeError as error:
+        raise ValueError(
+            f"ball_bounds of {name_of(F)}: expected bounds of shape {tuple(wanted)}, or what "
+            f"broadcasts to it, got {tuple(found.upper.shape)}"
+        ) from error

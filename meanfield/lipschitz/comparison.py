@@ -24,7 +24,27 @@ from meanfield.measures import (
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
 
-__all__ = ["Secants", "compare_lemma_3_2", "secants_along", "split_secants"]
+__all__ = ["VARIABLES", "Secants", "compare_lemma_3_2", "secants_along", "split_secants"]
+
+
+_ALONG = ("perturbation", "step")
+
+# Of the Dataset of `compare_lemma_3_2`.
+VARIABLES = (
+    Variable(
+        "euclidean_secant",
+        "discrete secant ratio, Euclidean",
+        dims=_ALONG,
+        symbol=r"\|f(X)-f(Y)\|/\|X-Y\|",
+    ),
+    *SecantRatio.columns(
+        "wasserstein_secant", words="secant ratio of the map of measures", dims=_ALONG
+    ),
+    *LocalLipschitz.columns("euclidean", words="Euclidean constant of the discrete map at X"),
+    *LocalLipschitz.columns("wasserstein", words="local Wasserstein constant at the measure of X"),
+    Variable("particle", "its component with atoms moved as a whole"),
+    Variable("splitting", "its component with one atom split"),
+)
 
 
 class Secants(NamedTuple):
@@ -145,60 +165,21 @@ def compare_lemma_3_2(
     return _dataset(steps, rows, euclidean, wasserstein)
 
 
-_VARIABLES = (
-    Variable(
-        "euclidean_secant",
-        "discrete secant ratio, Euclidean",
-        dims=("perturbation", "step"),
-        symbol=r"\|f(X)-f(Y)\|/\|X-Y\|",
-    ),
-    *(
-        Variable(
-            f"wasserstein_secant{suffix}",
-            f"secant ratio of the map of measures, Wasserstein{words}",
-            dims=("perturbation", "step"),
-        )
-        for suffix, words in (("", ""), ("_lower", ", lower end"), ("_upper", ", upper end"))
-    ),
-    *(
-        Variable(f"{name}{suffix}", f"{words}{what}", dtype=dtype)
-        for name, words in (
-            ("euclidean", "Euclidean constant of the discrete map at X"),
-            ("wasserstein", "local Wasserstein constant at the measure of X"),
-        )
-        for suffix, what, dtype in (
-            ("", "", "float64"),
-            ("_residual", ", relative residual", "float64"),
-            ("_upper", ", upper end (probability 0.999)", "float64"),
-            ("_converged", ", converged", "bool"),
-        )
-    ),
-    Variable("particle", "its component with atoms moved as a whole"),
-    Variable("splitting", "its component with one atom split"),
-)
-
-
 def _dataset(
     steps: Sequence[float],
     rows: dict[str, Secants],
     euclidean: LocalLipschitz,
     wasserstein: LocalLipschitz,
 ) -> xr.Dataset:
-    assert wasserstein.splitting is not None
+    ratios = [row.wasserstein.row("wasserstein_secant") for row in rows.values()]
     values: dict[str, Any] = {
         "euclidean_secant": [row.euclidean.tolist() for row in rows.values()],
-        "particle": float(wasserstein.particle),
-        "splitting": float(wasserstein.splitting),
+        **{name: [ratio[name] for ratio in ratios] for name in ratios[0]},
+        **euclidean.row("euclidean"),
+        **wasserstein.row("wasserstein"),
+        "particle": wasserstein.particle,
+        "splitting": wasserstein.splitting,
     }
-    ratios = [row.wasserstein for row in rows.values()]
-    values["wasserstein_secant"] = [ratio.value.tolist() for ratio in ratios]
-    values["wasserstein_secant_lower"] = [ratio.lower.tolist() for ratio in ratios]
-    values["wasserstein_secant_upper"] = [ratio.upper.tolist() for ratio in ratios]
-    for name, constant in (("euclidean", euclidean), ("wasserstein", wasserstein)):
-        values[name] = float(constant.value)
-        values[f"{name}_residual"] = float(constant.residual)
-        values[f"{name}_upper"] = float(constant.upper)
-        values[f"{name}_converged"] = bool(constant.converged)
     coords = {
         "perturbation": (
             Variable("perturbation", "direction", dims=("perturbation",), dtype="str"),
@@ -209,4 +190,4 @@ def _dataset(
             list(steps),
         ),
     }
-    return dataset(_VARIABLES, values, coords=coords)
+    return dataset(VARIABLES, values, coords=coords)

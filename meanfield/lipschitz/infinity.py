@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from meanfield.html import table
 from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, stack
+from meanfield.results import Answer, labelled
 
 __all__ = ["InfinityNorm", "infinity_norm"]
 
@@ -18,8 +17,7 @@ __all__ = ["InfinityNorm", "infinity_norm"]
 _ENTRIES = 2**23
 
 
-@dataclass(frozen=True, eq=False)
-class InfinityNorm:
+class InfinityNorm(Answer, noun="infinity_norm", title="∞-norm of the Jacobian"):
     """‖J‖_∞ and where it is attained.
 
     Attributes:
@@ -30,21 +28,12 @@ class InfinityNorm:
         direction: signs (n, d) with (J · direction)[token, feature] = value.
     """
 
-    value: Tensor
-    token: int
-    feature: int
-    direction: Tensor
-
-    def __float__(self) -> float:
-        return float(self.value)
-
-    def __repr__(self) -> str:
-        where = f"token={self.token}, feature={self.feature}"
-        return f"InfinityNorm(value={float(self.value):.6g}, {where})"
-
-    def _repr_html_(self) -> str:
-        rows = [("value", float(self.value)), ("token", self.token), ("feature", self.feature)]
-        return table("∞-norm of the Jacobian", rows)
+    value: Tensor = labelled("largest absolute row sum of the Jacobian")
+    token: int = labelled("token of that row", dtype="int64")
+    feature: int = labelled("coordinate of that token", dtype="int64")
+    direction: Tensor = labelled(
+        "change of all coordinates by one that attains it", dims=("particle", "feature")
+    )
 
 
 def infinity_norm(F: MeasureMap, mu: ParticleMeasure) -> InfinityNorm:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
-import xarray as xr
+from torch import Tensor
 
 from meanfield.checks import as_generator, choice, count, describe, number
-from meanfield.html import table
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.proposals import (
     Pairs,
@@ -24,9 +24,12 @@ from meanfield.lipschitz.proposals import (
 from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import SecantRatio, secant_ratio
 from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure, image_of
-from meanfield.results import Variable
+from meanfield.results import Answer, Variable, labelled
 from meanfield.results.labels import dataset
 from meanfield.transport import solve_conditional_w2, solve_w2
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 __all__ = ["FAMILIES", "Found", "SecantSearch", "lipschitz_lower"]
 
@@ -46,23 +49,26 @@ class Found:
     tried: int
 
 
-@dataclass(frozen=True, eq=False)
-class SecantSearch:
+class SecantSearch(Answer, noun="secant", title="Certified lower bound of a Lipschitz constant"):
     """What a search over pairs of measures found.
 
     Attributes:
+        value: certified: the lower end of W₂(Fμ, Fν) over the upper end of W₂(μ, ν) for the best
+            pair.
         family: which family of pairs holds the best one.
-        best: the best pair per family that had one; see `Found`.
         radius: of the ball that holds all atoms.
+        constant: the local constant at `start`; a limit of secants, so below the Lipschitz
+            constant too.
         start: the measure whose local constant the structured pairs start from.
-        constant: its local constant; a limit of secants, so below the Lipschitz constant too.
+        best: the best pair per family that had one; see `Found`.
     """
 
-    family: str
-    best: Mapping[str, Found]
-    radius: float
+    value: Tensor = labelled("certified lower bound of the Lipschitz constant")
+    family: str = labelled("family of the best pair", attribute=True)
+    radius: float = labelled("radius of the ball", attribute=True)
+    constant: LocalLipschitz = labelled("local constant at the start", name="local")
     start: ParticleMeasure
-    constant: LocalLipschitz
+    best: Mapping[str, Found]
 
     @property
     def mu(self) -> ParticleMeasure:
@@ -76,42 +82,30 @@ class SecantSearch:
 
     @property
     def ratio(self) -> SecantRatio:
-        """The secant ratio of the best pair."""
+        """The secant ratio of the best pair, whose lower end is `value`."""
         return self.best[self.family].ratio
-
-    @property
-    def lower(self) -> float:
-        """Certified: lower end of W₂(Fμ, Fν) over upper end of W₂(μ, ν) for the best pair."""
-        return float(self.ratio.lower)
-
-    def __float__(self) -> float:
-        return self.lower
-
-    def __repr__(self) -> str:
-        each = ", ".join(f"{name}: {float(f.ratio.lower):.6g}" for name, f in self.best.items())
-        return f"SecantSearch(lower={self.lower:.6g}, family={self.family!r}, {{{each}}})"
-
-    def _repr_html_(self) -> str:
-        rows = [
-            (name, float(f.ratio.lower), float(f.ratio.value), float(f.ratio.upper), f.tried)
-            for name, f in self.best.items()
-        ]
-        header = ("family", "lower", "value", "upper", "pairs")
-        return table(f"Secant ratios in the ball of radius {self.radius:g}", rows, header=header)
 
     def to_dataset(self) -> xr.Dataset:
         """The best ratio per family with its certified interval, along `family`."""
-        found = list(self.best.values())
-        values = {
-            "secant": [float(f.ratio.value) for f in found],
-            "secant_lower": [float(f.ratio.lower) for f in found],
-            "secant_upper": [float(f.ratio.upper) for f in found],
-            "distance": [float(f.ratio.denominator.value) for f in found],
-            "tried": [f.tried for f in found],
-            "local": float(self.constant.value),
-        }
-        family = Variable("family", "family of pairs", dims=("family",), dtype="str")
-        return dataset(_VARIABLES, values, coords={"family": (family, list(self.best))})
+        along: dict[str, Any] = {"dims": ("family",)}
+        variables = [
+            *SecantRatio.columns("secant", words="best secant ratio", **along),
+            Variable("distance", "distance of the best pair", units="length", **along),
+            Variable("tried", "pairs measured", dtype="int64", **along),
+            *LocalLipschitz.columns("local", words="local constant at the start"),
+        ]
+        rows = [
+            f.ratio.row("secant")
+            | {"distance": float(f.ratio.denominator.value), "tried": f.tried}
+            for f in self.best.values()
+        ]
+        values = {name: [row[name] for row in rows] for name in rows[0]}
+        family = Variable("family", "family of pairs", dtype="str", **along)
+        return dataset(
+            variables,
+            values | self.constant.row("local"),
+            coords={"family": (family, list(self.best))},
+        )
 
 
 def lipschitz_lower(
@@ -193,7 +187,7 @@ def lipschitz_lower(
     if not best:
         raise ValueError("expected some pair at a positive finite distance, found none")
     family = max(best, key=lambda name: float(best[name].ratio.lower))
-    return SecantSearch(family, best, radius, start, constant)
+    return SecantSearch(best[family].ratio.lower, family, radius, constant, start, best)
 
 
 @dataclass(frozen=True)
@@ -284,18 +278,3 @@ def _check_start(start: ParticleMeasure, radius: float) -> None:
     largest = float(torch.linalg.vector_norm(start.points, dim=-1).max())
     if largest > radius * (1 + 1e-12):
         raise ValueError(f"start: expected atoms in the ball of radius {radius}, got {largest}")
-
-
-_VARIABLES = (
-    *(
-        Variable(f"secant{suffix}", f"best secant ratio{words}", dims=("family",))
-        for suffix, words in (
-            ("", ""),
-            ("_lower", ", certified lower end"),
-            ("_upper", ", upper end"),
-        )
-    ),
-    Variable("distance", "distance of the best pair", dims=("family",), units="length"),
-    Variable("tried", "pairs measured", dims=("family",), dtype="int64"),
-    Variable("local", "local constant at the start of the structured pairs"),
-)

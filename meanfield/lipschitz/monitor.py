@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import xarray as xr
 
 from meanfield.checks import count
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.results import Variable
+from meanfield.results.labels import dataset
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 __all__ = ["Monitor", "monitor"]
 
-_VARIABLES = {
-    "constant": "local Lipschitz constant of the layer at the measure that enters it",
-    "constant_residual": "relative residual of the constant",
-    "constant_upper": "the constant is at most this, with probability 0.999",
-    "constant_converged": "whether the constant converged",
-}
+_VARIABLES = LocalLipschitz.columns(
+    "constant",
+    words="local Lipschitz constant of the layer at the measure that enters it",
+    dims=("step", "layer"),
+)
+_STEP = Variable("step", "training step", dims=("step",), dtype="int64")
+_LAYER = Variable("layer", "layer", dims=("layer",), dtype="int64")
 
 
 class Monitor:
@@ -35,8 +40,7 @@ class Monitor:
     ) -> None:
         self._read, self._mu, self._every, self._settings = read, mu, every, settings
         self.steps = 0
-        self._at: list[int] = []
-        self._found: list[list[LocalLipschitz]] = []
+        self._found: dict[int, list[dict[str, Any]]] = {}
 
     def __call__(self, *ignored: Any) -> None:
         """One step was made; what a hook is called with does not matter."""
@@ -49,10 +53,10 @@ class Monitor:
         """Measure now, whatever the step."""
         mu, found = self._mu, []
         for F in self._read():
-            found.append(local_lipschitz(F, mu, strict=False, **self._settings))
+            constant = local_lipschitz(F, mu, strict=False, **self._settings)
+            found.append(constant.row("constant"))
             mu = F(mu)
-        self._at.append(self.steps)
-        self._found.append(found)
+        self._found[self.steps] = found
 
     def dataset(self) -> xr.Dataset:
         """What was measured so far, over (step, layer).
@@ -65,23 +69,11 @@ class Monitor:
                 f"expected at least one measurement, got none in {self.steps} steps; one is made "
                 f"every {self._every} steps, or by measure()"
             )
-        fields = {
-            name: np.array(
-                [[_number(c, name) for c in found] for found in self._found],
-                dtype=bool if name.endswith("converged") else float,
-            )
-            for name in _VARIABLES
-        }
-        return xr.Dataset(
-            {
-                name: (("step", "layer"), values, {"long_name": _VARIABLES[name]})
-                for name, values in fields.items()
-            },
-            coords={
-                "step": ("step", self._at, {"long_name": "training step"}),
-                "layer": ("layer", np.arange(len(self._found[0])), {"long_name": "layer"}),
-            },
-        )
+        rows = list(self._found.values())
+        values = {v.name: [[one[v.name] for one in row] for row in rows] for v in _VARIABLES}
+        layers = np.arange(len(rows[0]))
+        coords = {"step": (_STEP, list(self._found)), "layer": (_LAYER, layers)}
+        return dataset(_VARIABLES, values, coords=coords)
 
 
 def monitor(
@@ -123,7 +115,3 @@ def monitor(
     if check_measure(mu).batch_shape:
         raise ValueError(f"mu: expected one measure, got a batch {tuple(mu.batch_shape)}")
     return Monitor(read, mu, every, settings)
-
-
-def _number(constant: LocalLipschitz, name: str) -> float:
-    return float(getattr(constant, {"constant": "value"}.get(name, name.split("_", 1)[-1])))

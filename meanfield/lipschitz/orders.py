@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,14 +10,14 @@ from torch import Tensor
 from meanfield.checks import number
 from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.results import Answer, labelled
 
 __all__ = ["OrderInterval", "local_order"]
 
 _ROUNDS = 30  # of alternating maximisation; each can only raise the lower end
 
 
-@dataclass(frozen=True, eq=False)
-class OrderInterval:
+class OrderInterval(Answer, noun="constant", title="Local Lipschitz constant of order p"):
     """A local constant of order p lies between `lower` and `upper`, up to rounding.
 
     Attributes:
@@ -27,9 +26,9 @@ class OrderInterval:
         p: 1, 2 or ∞.
     """
 
-    lower: Tensor
-    upper: Tensor
-    p: float
+    lower: Tensor = labelled("lower end", beside=True)
+    upper: Tensor = labelled("upper end", beside=True)
+    p: float = labelled("order", attribute=True)
 
 
 def local_order(F: MeasureMap, mu: ParticleMeasure, *, p: float) -> OrderInterval:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_bool, as_float_tensor, check_finite, check_same_kind, one_number
-from meanfield.html import span, table
+from meanfield.checks import as_bool, as_float_tensor, check_finite, check_same_kind
 from meanfield.linalg.vectors import lengths
 from meanfield.measures import (
     MeasureMap,
@@ -21,30 +19,13 @@ from meanfield.measures import (
     image_of,
     pushforward,
 )
-from meanfield.results import Variable
-from meanfield.results.labels import batched
+from meanfield.results import Answer, labelled
 from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
-
-if TYPE_CHECKING:
-    import xarray as xr
 
 __all__ = ["SecantRatio", "euclidean_secant_ratio", "secant_ratio", "sequence_map"]
 
 
-_ENDS = {"value": "", "lower": "_lower", "upper": "_upper"}
-_VARIABLES = tuple(
-    Variable(f"{name}{end}", f"{words}{which}", units)
-    for name, words, units in (
-        ("secant", "secant ratio", "1"),
-        ("image_distance", "distance of the images", "length"),
-        ("distance", "distance of the measures", "length"),
-    )
-    for end, which in (("", ""), ("_lower", ", certified lower end"), ("_upper", ", upper end"))
-)
-
-
-@dataclass(frozen=True, eq=False)
-class SecantRatio:
+class SecantRatio(Answer, noun="secant", title="Secant ratio"):
     """W₂(F(μ), F(ν)) / W₂(μ, ν) with what is certain about it.
 
     Attributes:
@@ -58,37 +39,12 @@ class SecantRatio:
         conditional: whether the distances are conditional ones (positioned measures).
     """
 
-    value: Tensor
-    lower: Tensor
-    upper: Tensor
-    numerator: TransportResult
-    denominator: TransportResult
-    conditional: bool
-
-    def __float__(self) -> float:
-        return one_number(self.value, "a ratio")
-
-    def to_dataset(self) -> xr.Dataset:
-        """The ratio with its certified ends, and both distances with theirs."""
-        parts = {"secant": self, "image_distance": self.numerator, "distance": self.denominator}
-        ends = ((part, name, end) for name, part in parts.items() for end in _ENDS)
-        values = {f"{name}{_ENDS[end]}": getattr(part, end) for part, name, end in ends}
-        found = batched(_VARIABLES, values, self.value.shape)
-        return found.assign_attrs(metric="conditional W2" if self.conditional else "W2")
-
-    def __repr__(self) -> str:
-        ends = f"lower={span(self.lower)}, upper={span(self.upper)}"
-        return f"SecantRatio(value={span(self.value)}, {ends}, conditional={self.conditional})"
-
-    def _repr_html_(self) -> str:
-        rows = [
-            ("value", span(self.value)),
-            ("certified lower bound of the Lipschitz constant", span(self.lower)),
-            ("upper end of the ratio", span(self.upper)),
-            ("distance of the images", span(self.numerator.value)),
-            ("distance of the measures", span(self.denominator.value)),
-        ]
-        return table(f"Secant ratio, {'conditional W₂' if self.conditional else 'W₂'}", rows)
+    value: Tensor = labelled("secant ratio")
+    lower: Tensor = labelled("certified lower bound of the Lipschitz constant", beside=True)
+    upper: Tensor = labelled("upper end of the ratio", beside=True)
+    numerator: TransportResult = labelled("distance of the images", name="image_distance")
+    denominator: TransportResult = labelled("distance of the measures", name="distance")
+    conditional: bool = labelled("whether the distances are conditional", attribute=True)
 
 
 def secant_ratio(

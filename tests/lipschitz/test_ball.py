@@ -9,11 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, maps
 from meanfield.attention.input_bounds import averaging_norm, field_norm, yudin_bound
 from meanfield.attention.kernels import l2
 from meanfield.attention.weights import Block
 from meanfield.lipschitz import ball_upper, local_lipschitz
+from meanfield.maps import BallBounds, Map
 from tests.attention import input_bounds_oracles as oracle
 from tests.attention.test_input_bounds import case
 
@@ -82,3 +83,28 @@ def test_other_maps_and_kernels_are_refused():
         ball_upper(F, mu, 0.1)
     with pytest.raises(ValueError, match="epsilon: expected finite numbers ≥ 0"):
         ball_upper(SelfAttention(AttentionParameters.random(1)), mu, math.nan)
+
+
+class Doubling(Map):
+    """A linear map: its bound does not depend on the ball, and may have any shape."""
+
+    def __init__(self, upper):
+        self.upper = upper
+
+    def __call__(self, mu):
+        return mu.replace(2 * mu.points)
+
+    def ball_bounds(self, mu, radii, *, splitting=True):
+        return BallBounds(self.upper, torch.zeros_like(self.upper), self.upper, 2 * radii)
+
+
+def test_one_bound_comes_back_for_each_radius_whatever_shape_the_map_gives(monkeypatch):
+    monkeypatch.setattr(maps, "factored_constant", lambda F, mu: None)
+    mu = ParticleMeasure([[[1.0], [-1.0]], [[2.0], [0.0]]])
+    F = Doubling(torch.tensor(2.0, dtype=F64))
+    assert ball_upper(F, mu, 0.1).shape == (2,)
+    several = torch.tensor([[0.0], [0.1], [10.0]]).expand(3, 2)
+    assert ball_upper(F, mu, several).tolist() == [[2.0, 2.0]] * 3
+    assert ball_upper(F, mu[0], torch.tensor([0.0, 0.1, 10.0])).tolist() == [2.0] * 3
+    with pytest.raises(ValueError, match=r"expected bounds of shape \(2,\).*got \(3,\)"):
+        ball_upper(Doubling(torch.full((3,), 2.0, dtype=F64)), mu, 0.1)

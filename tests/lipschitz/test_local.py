@@ -13,8 +13,10 @@ from mpmath import mp
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.bounds.diracs import two_dirac_entry
-from meanfield.linalg import Lanczos
+from meanfield.errors import ConvergenceError
+from meanfield.linalg import Dense, Lanczos, LinearMap
 from meanfield.lipschitz import local_lipschitz
+from meanfield.maps import Linearisation, Map
 from meanfield.measures import ParticleMeasure, split, stack
 from tests import oracles
 from tests.attention.test_self_attention import attention
@@ -211,3 +213,45 @@ def test_a_layer_that_is_being_trained_has_the_same_constant(where, geometry):
             SelfAttention(par), ParticleMeasure(points), geometry=geometry, solver=solver
         )
         torch.testing.assert_close(found.value.detach(), expected.value, rtol=1e-4, atol=0)
+
+
+class TwoSpectra(Map):
+    """The derivative of the atoms is one multiple of 1, that of the field has a spectrum."""
+
+    def __init__(self, whole: float, apart: torch.Tensor) -> None:
+        self.whole, self.apart = whole, apart
+
+    def __call__(self, mu):
+        return mu
+
+    def linearisation(self, mu, *, geometry="euclidean"):
+        every = torch.full(mu.points.shape, self.whole, dtype=F64)
+        return Linearisation(
+            LinearMap.diagonal(every), LinearMap.diagonal(self.apart.expand(1, 1, -1))
+        )
+
+
+@pytest.mark.parametrize("whole", [0.5, 3.0])
+def test_a_constant_whose_field_alone_does_not_converge_is_flagged(whole):
+    apart = torch.linspace(2, 0.1, 300, dtype=F64)
+    mu = ParticleMeasure(torch.zeros(1, 300, dtype=F64))
+    solver = Lanczos(max_steps=4)
+    found = local_lipschitz(TwoSpectra(whole, apart), mu, solver=solver, strict=False)
+    alone = local_lipschitz(
+        TwoSpectra(whole, apart), mu, geometry="euclidean", solver=solver, strict=False
+    )
+    assert bool(alone.converged) and not bool(found.converged)
+    assert float(found.error) > 1e-4 > float(alone.error)
+    with pytest.raises(ConvergenceError):
+        local_lipschitz(TwoSpectra(whole, apart), mu, solver=solver)
+
+
+@pytest.mark.parametrize("solver", [Dense(), Lanczos()], ids=lambda s: type(s).__name__)
+def test_the_upper_end_covers_the_larger_component(solver):
+    mu = ParticleMeasure(torch.zeros(1, 300, dtype=F64))
+    apart = 0.9 ** torch.arange(300, dtype=F64)
+    for whole, larger in ((0.5, 1.0), (2.0, 2.0)):
+        found = local_lipschitz(TwoSpectra(whole, apart), mu, solver=solver)
+        assert float(found.value) == pytest.approx(larger, rel=1e-4)
+        assert larger * (1 - 1e-14) <= float(found.upper) <= 1.01 * larger
+        assert found.miss == (0.0 if isinstance(solver, Dense) else 1e-3)

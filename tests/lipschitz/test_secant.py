@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -16,11 +18,13 @@ from meanfield.lipschitz import (
     compare_lemma_3_2,
     euclidean_secant_ratio,
     local_lipschitz,
+    secant,
     secant_ratio,
     sequence_map,
     split_secants,
 )
 from meanfield.measures import ParticleMeasure, split
+from meanfield.transport import solve_w2
 from tests import oracles
 
 F64 = torch.float64
@@ -156,3 +160,27 @@ def test_secants_of_tiny_steps_do_not_underflow():
     X = torch.zeros(2, 1, dtype=F64)
     Y = X + 1e-170
     assert float(euclidean_secant_ratio(lambda x: 2 * x, X, Y)) == pytest.approx(2.0)
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=30)
+def test_the_ends_of_a_ratio_are_rounded_outward(seed):
+    F = random_layer(seed, 2)
+    X = torch.randn(2, 4, 2, dtype=F64, generator=torch.Generator().manual_seed(seed))
+    found = secant_ratio(F, ParticleMeasure(X[0]), ParticleMeasure(X[1]))
+    above, below = found.numerator, found.denominator
+    exact = [Fraction(float(end)) for end in (above.lower, above.upper, below.lower, below.upper)]
+    assert Fraction(float(found.lower)) < exact[0] / exact[3]
+    assert Fraction(float(found.upper)) > exact[1] / exact[2]
+
+
+def test_measures_that_are_not_provably_apart_are_refused(monkeypatch):
+    """An interval [0, u] of their distance bounds the ratio by nothing."""
+
+    def unsure(mu, nu, **settings):
+        found = solve_w2(mu, nu, **settings)
+        return replace(found, lower=torch.zeros_like(found.lower))
+
+    monkeypatch.setattr(secant, "solve_w2", unsure)
+    with pytest.raises(ValueError, match="provably apart"):
+        secant_ratio(random_layer(0, 1), ParticleMeasure([[0.0]]), ParticleMeasure([[1.0]]))
