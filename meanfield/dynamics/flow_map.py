@@ -10,7 +10,7 @@ from meanfield.dynamics.integrators import FixedStep
 from meanfield.dynamics.trajectories import trajectory
 from meanfield.dynamics.variation import flow_linearisation
 from meanfield.dynamics.velocities import layers_of
-from meanfield.layers.composition import Composite
+from meanfield.layers.composition import Composite, identity_at
 from meanfield.maps import Linearisation
 from meanfield.measures import MeasureMap, ParticleMeasure
 
@@ -80,6 +80,7 @@ class FlowMap(Composite):
         It keeps the linearisation of F at every stage of every step.
         """
         layers = layers_of(self.F, *self.span)
-        return flow_linearisation(
+        whole = flow_linearisation(
             layers, mu, self.span, self.integrator, self.constraint, geometry=geometry
         )
+        return whole @ identity_at(mu)  # without absent atoms

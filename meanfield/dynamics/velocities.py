@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from meanfield.dynamics.constraints import Constraint
-from meanfield.layers.composition import Composite
+from meanfield.layers.composition import Composite, identity_at
 from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation, Map, as_map, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, image_of
@@ -63,8 +63,11 @@ class Velocity(Composite):
         image, inner = F(mu).points, linearize(F, mu, geometry=geometry)
         projected = particlewise_derivative(lambda v: tangent(points, v), image)
         turned = particlewise_derivative(lambda x: tangent(x, image), points)
-        atoms = projected.atoms @ inner.atoms + turned.atoms
-        return Linearisation(atoms, projected.field @ inner.field + turned.field)
+        still = identity_at(mu)  # without absent atoms
+        return Linearisation(
+            projected.atoms @ inner.atoms + turned.atoms @ still.atoms,
+            projected.field @ inner.field + turned.field @ still.field,
+        )
 
 
 def particlewise_derivative(function: Callable[[Tensor], Tensor], points: Tensor) -> Linearisation:

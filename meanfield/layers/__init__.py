@@ -13,7 +13,7 @@ from meanfield.layers.contraction import Ball, Bounded, contractive
 from meanfield.layers.inverse import Inversion, invert
 from meanfield.layers.mlp import ACTIVATIONS, MLP
 from meanfield.layers.normalised import LayerNorm, RMSNorm
-from meanfield.layers.particlewise import Pointwise
+from meanfield.layers.particlewise import Particlewise, Pointwise
 from meanfield.layers.residual import Residual
 from meanfield.layers.sums import Sum
 
@@ -25,6 +25,7 @@ __all__ = [
     "Chain",
     "Inversion",
     "LayerNorm",
+    "Particlewise",
     "Pointwise",
     "RMSNorm",
     "Residual",

@@ -11,7 +11,7 @@ from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation, Map, as_map
 from meanfield.measures import MeasureMap, ParticleMeasure
 
-__all__ = ["Composite", "identity"]
+__all__ = ["Composite", "identity_at"]
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -52,7 +52,7 @@ class Composite(Map):
         return found
 
 
-def identity(mu: ParticleMeasure) -> Linearisation:
+def identity_at(mu: ParticleMeasure) -> Linearisation:
     """The linearisation of μ ↦ μ: atoms of weight 0 are absent from it, as from any other."""
     present = (mu.log_weights > -math.inf)[..., None].to(mu.dtype).expand(mu.points.shape)
     return Linearisation(LinearMap.diagonal(present), LinearMap.diagonal(present.unsqueeze(-2)))

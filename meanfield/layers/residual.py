@@ -8,7 +8,7 @@ from typing import final
 from torch import Tensor
 
 from meanfield.checks import number
-from meanfield.layers.composition import Composite, identity
+from meanfield.layers.composition import Composite, identity_at
 from meanfield.maps import (
     BallBounds,
     Linearisation,
@@ -69,7 +69,7 @@ class Residual(Composite):
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
         """I + scale · that of F, for the atoms and for the field."""
-        still, moved = identity(mu), linearize(self.map, mu, geometry=geometry)
+        still, moved = identity_at(mu), linearize(self.map, mu, geometry=geometry)
         return Linearisation(
             still.atoms + self.scale * moved.atoms, still.field + self.scale * moved.field
         )

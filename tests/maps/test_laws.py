@@ -1,0 +1,204 @@
+"""What holds for every map of measures: one table of maps against one of laws.
+
+A map that is new goes into `tests/maps/small_maps.py`; a law that is new goes here.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+
+import pytest
+import torch
+
+from meanfield import attention, dynamics, layers
+from meanfield.lipschitz import local_lipschitz
+from meanfield.maps import Map, as_map, linearize
+from meanfield.measures import ParticleMeasure, stack
+from tests.maps import small_maps as small
+from tests.maps.small_maps import F64, MAPS, cloud, dense_atoms, dense_field, draw
+from tests.pretrained import small_models
+
+# One of each family of checkpoints; the others differ in their configurations.
+FAMILIES = [name for name in small_models.CASES if "," not in name]
+
+
+@functools.cache
+def block_of(name):
+    return small_models.small(name).block(0, length=5)
+
+
+def a_map(name, dtype=F64):
+    return as_map(block_of(name) if name in FAMILIES else MAPS[name](dtype))
+
+
+def clouds_for(F, count=1, **settings):
+    """Measures in the dimension that the map says."""
+    found = [cloud(seed, dim=F.dim or small.D, **settings) for seed in range(count)]
+    return found[0] if count == 1 else found
+
+
+def declares_ball(F):
+    try:
+        F.ball_bounds(clouds_for(F), 0.1)
+    except NotImplementedError:
+        return False
+    return True
+
+
+every_map = pytest.mark.parametrize("name", [*MAPS, *FAMILIES])
+BALLS = [name for name in MAPS if declares_ball(a_map(name))]
+
+
+@every_map
+@pytest.mark.parametrize("absent", [False, True])
+def test_the_linearisation_is_the_dense_derivative_in_both_geometries(name, absent):
+    F = a_map(name)
+    mu = clouds_for(F, absent=absent)
+    for geometry in ("euclidean", "wasserstein"):
+        at = linearize(F, mu, geometry=geometry)
+        wanted = dense_atoms(F, mu, geometry)
+        small.close(at.atoms.to_dense(), wanted, 1e-10)
+        small.close(small.by_products(at.atoms), wanted, 1e-10)
+        small.close(small.by_products(at.atoms.T).mT, wanted, 1e-10)
+        small.close(at.field.to_dense(), dense_field(F, mu), 1e-10)
+
+
+@every_map
+def test_splitting_an_atom_changes_nothing(name):
+    F = a_map(name)
+    mu = clouds_for(F)
+    copies = torch.tensor([0, 0, 1, 2, 3, 4])
+    shares = torch.tensor([0.3, 0.7, 1, 1, 1, 1], dtype=F64).log()
+    divided = ParticleMeasure(
+        mu.points[copies],
+        log_weights=mu.log_weights[copies] + shares,
+        positions=mu.positions[copies],
+    )
+    small.close(F(divided).points, F(mu).points[copies], 1e-10)
+
+
+@every_map
+def test_an_absent_atom_changes_nothing(name):
+    F = a_map(name)
+    mu = clouds_for(F, absent=True)
+    kept = mu.weights > 0
+    without = ParticleMeasure(mu.points[kept], mu.weights[kept], positions=mu.positions[kept])
+    small.close(F(mu).points[kept], F(without).points, 1e-10)
+
+
+@every_map
+def test_weights_and_positions_stay(name):
+    F = a_map(name)
+    mu = clouds_for(F)
+    image = F(mu)
+    assert torch.equal(image.log_weights, mu.log_weights)
+    assert torch.equal(image.positions, mu.positions)
+
+
+@every_map
+def test_a_map_depends_on_what_it_declares_and_on_nothing_else(name):
+    """Particle-wise: on no other atom. Causal: on earlier ones. Else on later ones as well."""
+    F = a_map(name)
+    mu = clouds_for(F)
+    blocks = dense_atoms(F, mu).unflatten(0, (5, -1)).unflatten(2, (5, -1))
+    reached = blocks.abs().amax((1, 3)) > 1e-12 * float(blocks.abs().max())
+    later = mu.positions[:, None] < mu.positions
+    earlier = mu.positions[:, None] > mu.positions
+    assert bool(reached[later].any()) == (not F.causal and not F.particlewise)
+    assert bool(reached[earlier].any()) == (not F.particlewise)
+
+
+@every_map
+def test_a_batch_is_its_measures_one_by_one(name):
+    F = a_map(name)
+    singles = clouds_for(F, 2)
+    batch = stack(singles)
+    image = F(batch).points
+    for geometry in ("euclidean", "wasserstein"):
+        at = linearize(F, batch, geometry=geometry)
+        atoms, field = at.atoms.to_dense(), at.field.to_dense()
+        for k, mu in enumerate(singles):
+            one = linearize(F, mu, geometry=geometry)
+            small.close(image[k], F(mu).points, 1e-11)
+            small.close(atoms[k], one.atoms.to_dense(), 1e-11)
+            small.close(field[k], one.field.to_dense(), 1e-11)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_float32_in_is_float32_out(name):
+    if name in ("attention, softplus", "attention, sinkhorn"):
+        pytest.skip("their tolerance is for float64")
+    F, mu = a_map(name, torch.float32), cloud(dtype=torch.float32)
+    at = linearize(F, mu)
+    assert F(mu).dtype == at.atoms.dtype == at.field.dtype == torch.float32
+    assert at.atoms.to_dense().dtype == at.field.to_dense().dtype == torch.float32
+    small.close(F(mu).points.double(), a_map(name)(mu.to(F64)).points, 1e-4)
+
+
+@every_map
+def test_the_dimension_that_is_declared_is_asked_for(name):
+    F = a_map(name)
+    if F.dim is None:
+        pytest.skip("it takes any")
+    if name in ("subclass",):
+        pytest.skip("it checks nothing")
+    with pytest.raises(ValueError, match=str(F.dim)):
+        F(cloud(dim=F.dim + 1))
+
+
+@every_map
+def test_heads_add_up(name):
+    F = a_map(name)
+    if not F.heads:
+        pytest.skip("it declares none")
+    mu = clouds_for(F)
+    whole = linearize(F, mu).atoms.to_dense()
+    small.close(sum(linearize(G, mu).atoms.to_dense() for G in F.heads), whole, 1e-10)
+
+
+@every_map
+def test_no_local_constant_is_above_the_bound_at_its_place(name):
+    F = a_map(name)
+    mu = clouds_for(F)
+    try:
+        upper = F.local_upper(mu)
+    except NotImplementedError:
+        pytest.skip("it declares none")
+    assert float(local_lipschitz(F, mu).value) <= float(upper) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", BALLS)
+def test_ball_bounds_hold_for_all_that_is_drawn_and_have_the_shape_of_the_radii(name):
+    F = a_map(name)
+    mu = clouds_for(F)
+    radii = torch.tensor([0.0, 0.01, 0.1], dtype=F64)[:, None].expand(3, 5)
+    near = F.ball_bounds(mu, radii, splitting=False)
+    assert near.constant.shape == near.change.shape == near.upper.shape == (3,)
+    assert near.displacement.shape == (3, 5)
+    at, image = dense_atoms(F, mu), F(mu).points
+    room = 1 + 1e-8
+    assert float(torch.linalg.matrix_norm(at, 2)) <= float(near.constant[0]) * room
+    for k, seed in ((k, seed) for k in range(3) for seed in range(3)):
+        step = draw(*mu.points.shape, seed=seed + 20)
+        step = step / step.norm(dim=-1, keepdim=True) * float(radii[k, 0])
+        nu = mu.replace(mu.points + step)
+        change = torch.linalg.matrix_norm(dense_atoms(F, nu) - at, 2)
+        moved = (F(nu).points - image).norm(dim=-1)
+        assert float(local_lipschitz(F, nu).value) <= float(near.upper[k]) * room
+        assert float(change) <= float(near.change[k]) * room + 1e-10
+        assert (moved <= near.displacement[k] * room + 1e-12).all()
+
+
+def test_every_map_that_is_exported_is_in_the_table():
+    exported = [vars(module)[name] for module in (attention, dynamics, layers)
+                for name in module.__all__]  # fmt: skip
+    kinds = {kind for kind in exported if isinstance(kind, type) and issubclass(kind, Map)}
+    base_classes = {layers.Particlewise}
+    within = {layers.Bounded}  # what `contractive` puts into a residual layer
+    assert kinds - base_classes - within <= {type(a_map(name)) for name in MAPS}
+
+
+def test_a_layer_of_a_stranger_is_one_short_class():
+    lines = inspect.getsource(small.Linear).strip().splitlines()
+    assert len(lines) <= 25
