@@ -12,13 +12,13 @@ import torch
 from mpmath import mp
 
 from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
-from meanfield.linalg import LinearMap
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
-from meanfield.measures import ParticleMeasure, split, stack
+from meanfield.measures import ParticleMeasure, split
 from tests import oracles
 from tests.attention import kernel_oracles as slow
 from tests.attention.kernel_oracles import Case
+from tests.maps.small_maps import by_products, close
 from tests.strategies import LIGHT
 
 F64 = torch.float64
@@ -155,21 +155,6 @@ def library(case: Case) -> tuple[SelfAttention, ParticleMeasure]:
         normalization=library_normalization(case.normalization),
     )
     return F, ParticleMeasure(case.points, log_weights=case.log_weights, positions=case.positions)
-
-
-def by_products(J: LinearMap) -> torch.Tensor:
-    """The matrix by products with J alone: `to_dense` takes the transpose where it is cheaper."""
-    units = torch.eye(J.columns, dtype=F64).reshape(-1, *J.in_shape)
-    images = [J.matvec(unit.expand(*J.batch_shape, *J.in_shape)) for unit in units]
-    return torch.stack([image.reshape(*J.batch_shape, -1) for image in images], -1)
-
-
-def close(found: torch.Tensor, wanted: np.ndarray, tolerance: float) -> None:
-    """To a tolerance relative to the largest singular value or entry."""
-    wanted = torch.from_numpy(np.asarray(wanted, dtype=float))
-    size = float(torch.linalg.matrix_norm(wanted.reshape(-1, wanted.shape[-1]), 2))
-    off = float((found - wanted).abs().max())
-    assert off <= tolerance * size, f"off by {off / size:.1e}"
 
 
 CASES = [
@@ -341,50 +326,6 @@ def test_weights_of_e_minus_900_are_right_to_ten_digits(kernel, normalization, c
         close(by_products(at.atoms), wanted, 1e-10)
         close(by_products(at.atoms.T).mT, wanted, 1e-10)
         close(at.field.to_dense(), slopes, 1e-10)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("normalization", NORMALIZATIONS)
-@pytest.mark.parametrize(
-    "kernel",
-    [
-        "dot",
-        pytest.param("l2", marks=pytest.mark.slow),
-        pytest.param("cosine", marks=pytest.mark.slow),
-        pytest.param("alibi", marks=pytest.mark.slow),
-        "alibi_cosine_cap",
-    ],
-)
-def test_a_batch_is_its_measures_one_by_one(kernel, normalization, causal):
-    if causal and normalization == "sinkhorn":
-        pytest.skip("refused")
-    cases = [
-        make_case(kernel, normalization, causal=causal, weights=weights)
-        for weights in ("dirichlet", "uniform", "zeros")
-    ]
-    cases[1] = cases[1]._replace(points=cases[1].points[::-1].copy())
-    if cases[2].positions is not None:
-        cases[2] = cases[2]._replace(positions=cases[2].positions[[1, 0, 4, 3, 2]])
-    F, _ = library(cases[0])
-    singles = [library(case)[1] for case in cases]
-    batch = stack([stack(singles[:2]), stack(singles[1:])])
-    images = F(batch).points
-    for geometry in ("euclidean", "wasserstein"):
-        at = linearize(F, batch, geometry=geometry)
-        dense, field = at.atoms.to_dense(), at.field.to_dense()
-        products = by_products(at.atoms)
-        constants = local_lipschitz(F, batch, geometry=geometry)
-        for i in range(2):
-            for j in range(2):
-                mu = singles[i + j]
-                one = linearize(F, mu, geometry=geometry)
-                alive = mu.weights > 0
-                torch.testing.assert_close(images[i, j][alive], F(mu).points[alive])
-                torch.testing.assert_close(dense[i, j], one.atoms.to_dense())
-                torch.testing.assert_close(products[i, j], one.atoms.to_dense())
-                torch.testing.assert_close(field[i, j], one.field.to_dense())
-                value = local_lipschitz(F, mu, geometry=geometry).value
-                torch.testing.assert_close(constants.value[i, j], value)
 
 
 # ------------------------------------------------------------------ kernels of the user's own

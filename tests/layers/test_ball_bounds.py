@@ -1,4 +1,4 @@
-"""Bounds near an input through layers: never exceeded by ascent in the ball, exact at radius 0."""
+"""Bounds in a ball through layers: never exceeded by ascent in it, exact at radius 0."""
 
 from __future__ import annotations
 
@@ -13,73 +13,34 @@ from meanfield import maps as maps_module
 from meanfield.attention.kernels import l2
 from meanfield.layers import (
     ACTIVATIONS,
-    MLP,
     Chain,
     LayerNorm,
     Pointwise,
     Residual,
     RMSNorm,
-    Sum,
 )
 from meanfield.lipschitz import ball_upper, local_lipschitz
 from meanfield.maps import BallBounds
 from meanfield.measures import pushforward
+from tests.maps import small_maps as small
+from tests.maps.small_maps import (
+    D,
+    attention,
+    draw,
+    layer_norm,
+    mlp,
+    parallel,
+    post_norm,
+    pre_norm,
+    rms_norm,
+)
 
 F64 = torch.float64
-D = 3
-
-
-def draw(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64)
-
-
-def attention(causal=False, seed=3):
-    generator = torch.Generator().manual_seed(seed)
-    params = AttentionParameters.random(
-        D, n_heads=2, head_dim=2, biases=True, std=0.6, generator=generator
-    )
-    return SelfAttention(params, causal=causal)
-
-
-def mlp(gated=False, activation="gelu", size=0.6):
-    W, U, G = (size * draw(*shape, seed=k) for k, shape in enumerate(((6, D), (D, 6), (6, D))))
-    gate = {"gate": G, "gate_bias": draw(6, seed=6)} if gated else {}
-    return MLP(W, U, draw(6, seed=4), draw(D, seed=5), activation=activation, **gate)
-
-
-def layer_norm(seed=1):
-    return LayerNorm(1 + 0.3 * draw(D, seed=seed), draw(D, seed=2), 1e-3)
-
-
-def rms_norm():
-    return RMSNorm(1 + 0.3 * draw(D, seed=4), 1e-3)
-
-
-def post_norm(causal=False):
-    return Chain([Residual(attention(causal)), layer_norm(), Residual(mlp()), layer_norm(7)])
-
-
-def pre_norm(causal=False):
-    return Chain(
-        [
-            Residual(Chain([rms_norm(), attention(causal)])),
-            Residual(Chain([rms_norm(), mlp(True, "silu")]), -0.5),
-        ]
-    )
-
-
-def parallel(causal=False):
-    return Residual(Sum([Chain([layer_norm(), attention(causal)]), Chain([layer_norm(), mlp()])]))
-
-
-MATRIX = draw(2, D, seed=9)
 MAPS = {
-    "linear": lambda: Pointwise(
-        lambda x: x @ MATRIX.T, float(torch.linalg.matrix_norm(MATRIX, 2)), 0.0
-    ),
-    "sine": lambda: Pointwise(lambda x: torch.sin(2 * x), 2.0, 4.0),
+    "linear": small.linear,
+    "sine": small.MAPS["sine"],
     "layer norm": layer_norm,
-    "layer norm without ε": lambda: LayerNorm(draw(D, seed=1), None, 0.0),
+    "layer norm without ε": small.MAPS["layer norm without ε"],
     "rms norm": rms_norm,
     **{name: lambda name=name: mlp(activation=name) for name in ACTIVATIONS},
     "gated": lambda: mlp(True, "silu"),
@@ -91,7 +52,7 @@ MAPS = {
     "pre-norm": pre_norm,
     "pre-norm, causal": lambda: pre_norm(True),
     "parallel": parallel,
-    "network": lambda: Chain([pre_norm(True), parallel(True), post_norm(True)]),
+    "network": small.network,
 }
 COMPOSED = [name for name in MAPS if "norm" in name or name in ("parallel", "network")]
 
@@ -175,16 +136,6 @@ def test_ascent_in_the_ball_exceeds_no_bound(name, eps):
 
 
 @pytest.mark.parametrize("name", list(MAPS))
-def test_splitting_in_the_ball_is_bounded_as_well(name):
-    F, mu = MAPS[name](), cloud(3)
-    upper = float(ball_upper(F, mu, 0.1, splitting=False))
-    for seed in range(4):
-        step = draw(*mu.points.shape, seed=seed)
-        near = mu.replace(mu.points + 0.1 * step / step.norm(dim=-1, keepdim=True))
-        assert float(local_lipschitz(F, near).value) <= upper * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("name", list(MAPS))
 def test_at_radius_zero_nothing_changes_and_then_everything_grows(name, monkeypatch):
     F, mu = MAPS[name](), cloud(8)
     near = F.ball_bounds(mu, 0.0)
@@ -251,20 +202,6 @@ def test_radii_may_differ_from_atom_to_atom_and_absent_atoms_do_not_count(name):
     assert float(both.upper) == pytest.approx(float(alone.upper), rel=1e-9)
     torch.testing.assert_close(both.displacement[:3], alone.displacement, rtol=1e-9, atol=0)
     assert float(alone.upper) <= float(F.ball_bounds(mu, 0.02).upper) * (1 + 1e-12)
-
-
-def test_maps_that_say_that_particles_move_by_themselves_do():
-    together = {name for name in MAPS if not MAPS[name]().particlewise}
-    blocks = {"post-norm", "pre-norm", "parallel", "network", "attention"}
-    assert together == blocks | {
-        f"{name}, causal" for name in ("post-norm", "pre-norm", "attention")
-    }
-    F = Residual(Sum([Chain([layer_norm(), mlp()]), mlp(True)]))
-    mu = cloud(5)
-    blocks = derivative(F, mu, mu.points).unflatten(0, (3, D)).unflatten(2, (3, D))
-    assert F.particlewise and not Sum([mlp(), attention()]).particlewise
-    across = blocks.permute(0, 2, 1, 3)[~torch.eye(3, dtype=torch.bool)]
-    assert float(across.abs().max()) == 0
 
 
 def test_batches_have_a_bound_each():

@@ -263,8 +263,8 @@ def by_products(J):
 
 
 def close(found, wanted, tolerance):
-    """To a tolerance relative to the largest entry."""
+    """To a tolerance relative to the largest singular value."""
     wanted = torch.as_tensor(wanted)
-    size = float(wanted.abs().max())
+    size = float(torch.linalg.matrix_norm(wanted.reshape(-1, wanted.shape[-1]), 2))
     off = float((found - wanted).abs().max())
     assert off <= tolerance * size, f"off by {off / size:.1e}"

@@ -20,6 +20,7 @@ from meanfield.lipschitz import (
 )
 from meanfield.maps import Linearisation, Map, linearize, linearize_by_autodiff
 from meanfield.measures import ParticleMeasure, pushforward, split
+from tests.maps.small_maps import by_products
 
 F64 = torch.float64
 
@@ -41,13 +42,6 @@ def random_map(seed: int, rows=(3, 2), columns=(2, 4), batch=(2,), dense: bool =
         dense=(lambda part: matrix.reshape(-1, *size)[part]) if dense else None,
     )
     return J, matrix
-
-
-def by_products(J: LinearMap) -> torch.Tensor:
-    """The matrix by products with J alone: `to_dense` takes the transpose where it is cheaper."""
-    units = torch.eye(J.columns, dtype=F64).reshape(-1, *J.in_shape)
-    images = [J.matvec(unit.expand(*J.batch_shape, *J.in_shape)) for unit in units]
-    return torch.stack([image.reshape(*J.batch_shape, -1) for image in images], -1)
 
 
 def same(J: LinearMap, matrix: torch.Tensor) -> None:
