@@ -264,7 +264,7 @@ FOREIGN = {
     "sweeps.workers": "signals differ between systems",
     "cli": "signals differ between systems, notes of errors between versions of Python",
     "pretrained.llama": "configurations of transformers leave fields out",
-    "pretrained.weights": "configurations of transformers leave fields out",
+    "pretrained.modules": "configurations of transformers leave fields out",
     "attention.kernels.kernel": "which class among a kernel's bases overrides a method",
     "measures": "hints in messages, to somebody who passed what is no map",
     "experiments": "an experiment is a module with or without `finish`",
