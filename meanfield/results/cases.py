@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from meanfield.results.encoding import encode
+from meanfield.results.encoding import netcdf
 from meanfield.results.labels import Variable
 
 __all__ = [
@@ -109,11 +109,7 @@ def pack(labels: Labels, columns: Columns, configuration: str) -> bytes:
     ds = labels.dataset(columns, {"configuration": configuration, "source": "meanfield sweep"})
     halves = columns["case_key"].astype("<i8").view("<i4").reshape(-1, 2).astype(np.int32)
     ds["case_key"] = (("case", "half"), halves, dict(_KEY))
-    encoded = encode(ds, netcdf=True)
-    nothing = {str(name): {"_FillValue": None} for name in encoded.variables}
-    written = encoded.to_netcdf(engine="scipy", format="NETCDF3_64BIT", encoding=nothing)
-    with written:  # Python 3.13: an error if the buffer is collected before its view
-        return bytes(written)
+    return netcdf(ds)
 
 
 def unpack(data: bytes) -> tuple[dict[str, np.ndarray], str]:

@@ -8,19 +8,33 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-__all__ = ["check_attrs", "decode", "encode"]
+__all__ = ["check_attrs", "decode", "encode", "netcdf"]
 
 _BOOL = "false true"
 _STORED_AS = "stored_from"  # attribute: the type in memory, where that of the file differs
 
 
-def encode(ds: xr.Dataset, *, netcdf: bool = False) -> xr.Dataset:
-    """The Dataset in types that the format can hold, with attributes to undo it."""
+def netcdf(ds: xr.Dataset) -> bytes:
+    """The Dataset as a netCDF file (version 3, 64 bit)."""
+    encoded = encode(ds, narrow=True)
+    nothing = {str(name): {"_FillValue": None} for name in encoded.variables}
+    written = encoded.to_netcdf(engine="scipy", format="NETCDF3_64BIT", encoding=nothing)
+    with written:  # Python 3.13: an error if the buffer is collected before its view
+        return bytes(written)
+
+
+def encode(ds: xr.Dataset, *, narrow: bool = False) -> xr.Dataset:
+    """The Dataset in types that files can hold, with attributes to undo it.
+
+    Args:
+        ds: real numbers, truth values and text.
+        narrow: without integers of 64 bits, which netCDF 3 does not have.
+    """
     check_attrs(ds.attrs, "ds")
     encoded = {}  # assigned at once: each change of a Dataset compares all its variables
     for name in ds.variables:
         check_attrs(ds[name].attrs, str(name))
-        encoded[name] = _encode_variable(ds[name].variable, str(name), netcdf)
+        encoded[name] = _encode_variable(ds[name].variable, str(name), narrow)
     return ds.drop_encoding().assign(encoded)
 
 
@@ -41,7 +55,7 @@ def check_attrs(attrs: Mapping[Any, Any], owner: str) -> None:
             )
 
 
-def _encode_variable(variable: xr.Variable, name: str, netcdf: bool) -> xr.Variable:
+def _encode_variable(variable: xr.Variable, name: str, narrow: bool) -> xr.Variable:
     kind, values, attrs = variable.dtype.kind, variable.values, dict(variable.attrs)
     if kind == "b":
         attrs |= {"flag_values": np.array([0, 1], np.int8), "flag_meanings": _BOOL}
@@ -53,7 +67,7 @@ def _encode_variable(variable: xr.Variable, name: str, netcdf: bool) -> xr.Varia
             f"{name}: expected real numbers, truth values or text, got {variable.dtype}; "
             "store complex numbers as two real variables"
         )
-    if netcdf and kind in "iu" and variable.dtype not in (np.int8, np.int16, np.int32):
+    if narrow and kind in "iu" and variable.dtype not in (np.int8, np.int16, np.int32):
         return xr.Variable(
             variable.dims, _narrow(values), attrs | {_STORED_AS: str(variable.dtype)}
         )

@@ -17,7 +17,7 @@ from meanfield.results.atomic import (
     sync,
     write_whole,
 )
-from meanfield.results.encoding import decode, encode
+from meanfield.results.encoding import decode, encode, netcdf
 from meanfield.results.store import Store, is_store
 
 __all__ = ["read_dataset", "write_dataset"]
@@ -52,16 +52,14 @@ def write_dataset(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     if path.suffix not in (".zarr", ".nc"):
         raise ValueError(f"path: expected a name that ends in .zarr or .nc, got {path.name!r}")
-    netcdf = path.suffix == ".nc"
-    encoded = encode(ds, netcdf=netcdf).assign_attrs({**_WRITER, **ds.attrs})
+    marked = ds.assign_attrs({**_WRITER, **ds.attrs})
+    # Before anything is touched: a Dataset that the format cannot hold is refused here.
+    encoded = netcdf(marked) if path.suffix == ".nc" else encode(marked)
     target = check_replaceable(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     remove_litter(target.parent, target.name)
-    if netcdf:
-        nothing = {str(name): {"_FillValue": None} for name in encoded.variables}
-        write_whole(
-            target, encoded.to_netcdf(engine="scipy", format="NETCDF3_64BIT", encoding=nothing)
-        )
+    if isinstance(encoded, bytes):
+        write_whole(target, encoded)
     else:
         _write_folder(encoded, target)
     return path

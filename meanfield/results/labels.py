@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Variable", "array_of", "batched", "dataset", "describe", "printable"]
+__all__ = ["Variable", "array_of", "batched", "dataset", "printable"]
 
 _DTYPES = ("float64", "float32", "int64", "bool", "str")
 _FILLS: dict[str, Any] = {
@@ -160,20 +160,6 @@ def array_of(value: Any) -> np.ndarray:
     """A number, an array or a tensor as an array."""
     # Tensors are told by what they can do: this module does not load torch.
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
-
-
-def describe(ds: xr.Dataset, variables: Sequence[Variable]) -> xr.Dataset:
-    """The same Dataset with the labels put (back) on; operations of xarray may drop them.
-
-    Variables that are not in the Dataset are passed over; those not described get their name as
-    `long_name` where it is missing.
-    """
-    ds = ds.copy()
-    labels = {variable.name: variable.attrs for variable in variables}
-    for name in ds.variables:
-        known = Variable.unlabelled(str(name)).attrs if str(name).isidentifier() else {}
-        ds[name].attrs = known | ds[name].attrs | labels.get(str(name), {})
-    return ds
 
 
 def printable(text: str) -> str:
