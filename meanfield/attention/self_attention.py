@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -19,7 +18,7 @@ from meanfield.attention.sinkhorn import Plan
 from meanfield.attention.streaming import attend
 from meanfield.attention.tangent import MEMORY, AttentionTangent
 from meanfield.attention.upper import upper_bound
-from meanfield.attention.weights import Weights, blocks_of_rows
+from meanfield.attention.weights import Weights
 from meanfield.checks import (
     as_bool,
     as_float_tensor,
@@ -307,14 +306,11 @@ class SelfAttention(Map):
 
     def _means(self, weights: Weights, queries: Tensor, positions: Tensor | None) -> Tensor:
         """Σⱼ Pᵢⱼ vⱼ of each head about the centre, ``(*batch, H, m, v)``."""
-        features, places = weights.features, weights.places(positions)
+        features = weights.features
         if self.normalization.rows is None:
             scores = weights.scores(queries, positions)
-            if self.causal:
-                assert places.rows is not None and places.columns is not None
-                hidden = places.columns[..., None, :] > places.rows[..., :, None]
-                scores = scores.masked_fill(hidden, -math.inf)
             return self.normalization.whole(scores, weights.head_logs[..., None, :]) @ features.v
+        places = weights.places(positions)
         return attend(
             queries,
             features.k,
@@ -341,25 +337,6 @@ class SelfAttention(Map):
                 "positions=, or use ParticleMeasure.from_sequence for a token sequence"
             )
 
-    def _refuse_blind(self, positions: Tensor, weights: Weights) -> None:
-        """Places from which biases of −∞ hide all the mass."""
-        bias_of = weights.scoring.position_bias
-        if bias_of is None or is_traced(positions) or weights.positions is None:
-            return
-        columns, (m, n) = weights.positions, (positions.shape[-1], weights.n)
-        for rows, _ in blocks_of_rows(self.parameters.n_heads * columns.numel(), m, n):
-            bias = bias_of(positions[..., rows], columns)
-            seen = weights.alive[..., None, None, :]
-            if bias is not None:
-                seen = seen & (bias > -math.inf)
-            if self.causal:
-                earlier = columns[..., None, :] <= positions[..., rows, None]
-                seen = seen & earlier[..., None, :, :]
-            if not bool(seen.any(-1).all()):
-                raise ValueError(
-                    f"Γ is undefined at a position from which {self.kernel} hides all the mass"
-                )
-
     def _row_positions(self, s: object, points: Tensor, weights: Weights) -> Tensor:
         if s is None:
             what = "causal attention" if self.causal else f"the kernel {self.kernel}"
@@ -374,15 +351,15 @@ class SelfAttention(Map):
                 f"s: expected a number or one per point, shape {tuple(points.shape[:-1])}, got "
                 f"shape {tuple(positions.shape)}"
             ) from None
-        self._refuse_blind(positions, weights)
-        limits = weights.limits
-        if limits is not None and not is_traced(positions) and not is_traced(limits):
-            first = torch.where(weights.alive, limits, math.inf).amin(-1, keepdim=True)
-            if bool((positions < first).any()):
-                raise ValueError(
-                    "Γ is undefined at a position before all the mass: expected s ≥ "
-                    f"{float(first.max())}, got {float(positions.min())}"
-                )
+        assert weights.positions is not None
+        values = (positions, weights.positions, weights.log_weights)
+        traced = any(is_traced(value) for value in values)
+        if not traced and not bool(weights.seeing(positions).all()):
+            why = f"{self.kernel} hides" if weights.scoring.position_bias else "it lies before"
+            raise ValueError(
+                f"s: Γ is undefined at a position that sees no atom, since {why} all the mass; "
+                f"got s from {float(positions.min())} to {float(positions.max())}"
+            )
         return positions
 
 

@@ -87,7 +87,7 @@ class Scoring:
         """Whether P is the softmax of the products and the log-weights alone."""
         return self.normalization.is_softmax and not self.has_gain and self.position_bias is None
 
-    def logits(self, products: Tensor, log_columns: Tensor, places: Places) -> Tensor:
+    def logits(self, products: Tensor, log_columns: Tensor | float, places: Places) -> Tensor:
         """log aⱼψ(sᵢⱼ), −∞ where i does not see j; overwrites the products.
 
         Args:
@@ -123,11 +123,9 @@ class Scoring:
         logits = self.logits(products, log_columns, places)
         return self.normalization.p(logits, self._blind(logits, places))
 
-    def scores(self, products: Tensor, places: Places) -> Tensor:
-        """Activated and biased products; −∞ where the bias hides a column."""
-        scores = products if self.activation is None else self.activation(products)
-        bias = self._bias(places)
-        return scores if bias is None else scores + bias
+    def hidden(self, places: Places) -> Tensor | None:
+        """Which columns a row does not see, ``(*batch, H or 1, m, n)``; None: it sees all."""
+        return self._bias_and_hidden(places)[1]
 
     def _log_psi(self, products: Tensor, bias: Tensor | None) -> Tensor:
         scores = products if self.activation is None else self.activation(products)
@@ -135,22 +133,21 @@ class Scoring:
         log_psi = self.normalization.log_psi
         return scores if log_psi is None else log_psi(scores)
 
-    def _bias(self, places: Places) -> Tensor | None:
-        if self.position_bias is None or places.rows is None or places.columns is None:
-            return None
-        return self.position_bias(places.rows.squeeze(-2), places.columns.squeeze(-2))
-
     def _bias_and_hidden(self, places: Places) -> tuple[Tensor | None, Tensor | None]:
         """A finite bias, and which columns a row does not see."""
-        bias, hidden = self._bias(places), None
-        if self.causal and places.rows is not None and places.columns is not None:
-            hidden = places.columns[..., None, :] > places.rows[..., :, None]
-        if bias is not None:
-            # Scores stay finite: the derivative of ψ at −∞ may be NaN.
-            outside = bias == -math.inf
-            bias = bias.masked_fill(outside, 0.0)
-            hidden = outside if hidden is None else hidden | outside
-        return bias, hidden
+        rows, columns = places.rows, places.columns
+        if rows is None or columns is None:
+            return None, None
+        hidden = columns[..., None, :] > rows[..., :, None] if self.causal else None
+        if self.position_bias is None:
+            return None, hidden
+        bias = self.position_bias(rows.squeeze(-2), columns.squeeze(-2))
+        if bias is None:
+            return None, hidden
+        # Scores stay finite: the derivative of ψ at −∞ may be NaN.
+        outside = bias == -math.inf
+        hidden = outside if hidden is None else hidden | outside
+        return bias.masked_fill(outside, 0.0), hidden
 
     def _blind(self, logits: Tensor, places: Places) -> Tensor | None:
         if self.position_bias is None and self.normalization.log_psi is None:
@@ -378,8 +375,20 @@ class Weights:
         return _folded(features, 1.0).q
 
     def scores(self, queries: Tensor, positions: Tensor | None) -> Tensor:
-        """The scores of all rows ``(*batch, H, m, k)`` and atoms at once, (*batch, H, m, n)."""
-        return self.scoring.scores(queries @ self.features.k.mT, self.places(positions))
+        """log ψ of all rows ``(*batch, H, m, k)`` and atoms; −∞ where a row does not see one."""
+        return self.scoring.logits(queries @ self.features.k.mT, 0.0, self.places(positions))
+
+    def seeing(self, positions: Tensor) -> Tensor:
+        """Which rows at positions ``(*batch, m)`` see any mass, ``(*batch, H or 1, m)``."""
+        places, m = self.places(positions), positions.shape[-1]
+        parts = []
+        entries = self.parameters.n_heads * self.log_weights.numel()
+        for block in blocks_of_rows(entries, m, self.n):
+            hidden = self.scoring.hidden(places.block(block))
+            seen = self.alive[..., None, None, :]
+            seen = seen if hidden is None else seen & ~hidden
+            parts.append(seen.any(-1).expand(*seen.shape[:-2], block.rows.stop - block.rows.start))
+        return torch.cat(parts, -1)
 
     # --- the tangent of the features ---
 
