@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,9 @@ from torch import Tensor
 
 from meanfield.dynamics.clocks import TIME
 from meanfield.dynamics.integrators import Adaptive, Noise
-from meanfield.dynamics.resuming import Checkpoints
+from meanfield.dynamics.resuming import Checkpoints, description
 from meanfield.dynamics.trajectories import FlowProblem, State, flow_problem, states
+from meanfield.maps import name_of
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
@@ -52,37 +52,35 @@ def flow(
     do not change. Memory does not grow with the number of steps.
 
     Args:
-        F: Γ as a map of measures, whose image of xᵢ is Γ_μ(xᵢ); or a sequence of them, of which
-            the k-th acts for k ≤ t < k + 1, so that "euler" with step 1 is the network
-            x ↦ x + F_k(x).
+        F: Γ as a map of measures, whose image of xᵢ is Γ_μ(xᵢ); or a sequence of them, the k-th
+            acting for k ≤ t < k + 1: with "euler" and step 1 that is the network x ↦ x + F_k(x).
         mu: μ at the first time. Leading axes are a batch.
         times: increasing numbers, the first is the start; see `log_clock`.
         method: "rk4" (order 4), "euler" (order 1), "dopri5", "dop853", or `Adaptive` with
             settings.
         step: largest step of "rk4" and "euler"; the distance of the times if None.
         constraint: None (R^d); "sphere" (each particle keeps its norm: P_x = I − xxᵀ/|x|²);
-            "layer_norm" (besides, its coordinates have mean 0). See `placed`.
-        noise: Brownian motion besides, with method "euler".
-        coalesce: atoms joined by steps of at most this length become one, which moves for all of
-            them; looked for after each time, and after each step of an adaptive method, which
-            then takes long steps through metastable stages: inside clusters its stability would
-            forbid them. The error is of this length, times what the flow expands.
-        observe: functions of a measure to keep along the flow, by name, or by a
-            `results.Variable` that labels them and names the dimensions of arrays. Their value
-            has the shape ``(*batch, *dims)``.
-        keep_points: whether the Dataset has the particles.
-        store: a folder to which each time is written when it is reached. The same call again
-            goes on where the last was killed and ends with the same bits.
+            "layer_norm" (its coordinates also have mean 0). See `placed`.
+        noise: Brownian motion added to the flow, with method "euler" only.
+        coalesce: atoms within this distance are merged (checked after each output time and, with
+            an adaptive method, after each step). Removes the stiffness of collapsed clusters;
+            the error is about this distance times the expansion of the flow.
+        observe: functions of a measure whose values are kept along the flow, by name, or by a
+            `results.Variable` that labels them and names the dimensions of arrays. A value has
+            the shape ``(*batch, *dims)``.
+        keep_points: whether the particles are kept.
+        store: a folder to which each time is written when it is reached. Calling again continues
+            after the last time written, and returns the same bits as an uninterrupted run.
 
     Returns:
         Dataset: `points` (time, particle, feature), `log_weights` (particle), `positions` if any,
-        `evaluations` (time) of the velocity, what was observed. A batch adds the dimension `case`
-        after `time`, its axes in one.
+        `evaluations` (time) of the velocity, and what was observed. The axes of a batch become one
+        dimension `case`, after `time`.
 
     Raises:
         ValueError, TypeError: arguments that do not fit; a store of another flow.
         OverflowError: particles leave the range of their dtype.
-        ConvergenceError: an adaptive method does not get on.
+        ConvergenceError: an adaptive method needs too many steps, or steps below rounding.
 
     Example:
         >>> from meanfield import AttentionParameters, SelfAttention
@@ -96,18 +94,16 @@ def flow(
         coalesce=coalesce,
     )  # fmt: skip
     observables = _labelled(observe or {})
-    checkpoints = None
+    checkpoints, reached = None, None
     records: list[dict[str, np.ndarray]] = []
-    reached = None
     if store is not None:
-        names = sorted(v.name for v in observables)
-        description = _description(problem) | {"observe": names, "keep_points": keep_points}
-        checkpoints = Checkpoints(store, description, _probe(problem))
-        reached = _resume(problem, checkpoints, records)
+        kept = {"observe": sorted(v.name for v in observables), "keep_points": keep_points}
+        checkpoints = Checkpoints(store, problem, kept)
+        reached, records = checkpoints.load()
     for state in states(problem, reached):
         records.append(_record(problem, state, observables, keep_points))
         if checkpoints is not None:
-            checkpoints.save(len(records) - 1, records[-1], _saved(problem, state))
+            checkpoints.save(len(records) - 1, records[-1], state)
     return _assembled(problem, observables, records, keep_points)
 
 
@@ -144,77 +140,6 @@ def _record(
     return record
 
 
-# --- what goes to disk and comes back ---
-
-
-def _description(problem: FlowProblem) -> dict[str, Any]:
-    noise = problem.noise
-    mu = problem.start
-    arrays = (mu.points, mu.log_weights, mu.positions)
-    return {
-        "times": problem.times.tolist(),
-        "method": str(problem.integrator),
-        "constraint": problem.constraint,
-        "coalesce": problem.coalesce,
-        "temperature": None if noise is None else noise.temperature,
-        "layers": None if problem.layers.shared else len(problem.layers.maps),
-        "dtype": str(mu.dtype).removeprefix("torch."),
-        "start": _digest([None if a is None else a.cpu().numpy() for a in arrays]),
-        "generator": None if noise is None else _digest([noise.generator.get_state().numpy()]),
-    }
-
-
-def _digest(arrays: Sequence[np.ndarray | None]) -> str:
-    hashed = hashlib.sha256()
-    for array in arrays:
-        hashed.update(b"none" if array is None else repr(array.shape).encode())
-        hashed.update(b"" if array is None else np.ascontiguousarray(array).tobytes())
-    return hashed.hexdigest()
-
-
-def _probe(problem: FlowProblem) -> dict[str, np.ndarray]:
-    """Each map by its image of the start: a map of measures has no other name."""
-    images = (F(problem.start).points.cpu().numpy() for F in problem.layers.maps)
-    return {f"F[{k}]": image for k, image in enumerate(images)}
-
-
-def _saved(problem: FlowProblem, state: State) -> dict[str, np.ndarray]:
-    saved = {"time": np.array(state.time), "points": state.points.cpu().numpy()}
-    saved["evaluations"] = np.array(state.evaluations)
-    saved["step"] = np.array(math.nan if state.step is None else state.step)
-    if state.labels is not None:
-        saved["labels"] = state.labels.cpu().numpy()
-    if problem.noise is not None:
-        saved["generator"] = problem.noise.generator.get_state().numpy()
-    return saved
-
-
-def _resume(
-    problem: FlowProblem, checkpoints: Checkpoints, records: list[dict[str, np.ndarray]]
-) -> State | None:
-    """The state a store has come to, its records put into the list."""
-    found = checkpoints.load()
-    if found is None:
-        return None
-    saved, stored = found
-    records.extend(stored)
-    device = problem.start.device
-    if problem.noise is not None:
-        problem.noise.generator.set_state(torch.as_tensor(saved["generator"]))
-    labels = torch.as_tensor(saved["labels"], device=device) if "labels" in saved else None
-    step = float(saved["step"])
-    return State(
-        float(saved["time"]),
-        torch.as_tensor(saved["points"], device=device),
-        labels,
-        int(saved["evaluations"]),
-        None if math.isnan(step) else step,
-    )
-
-
-# --- the Dataset ---
-
-
 def _assembled(
     problem: FlowProblem,
     observables: Observables,
@@ -224,33 +149,26 @@ def _assembled(
     mu = problem.start
     case = ("case",) if mu.batch_shape else ()
     kind = str(mu.dtype).removeprefix("torch.")
-    variables = [_EVALUATIONS]
+    in_time = [replace(v, dims=("time", *case, *v.dims)) for v in observables]
     if keep_points:
         dims = ("time", *case, "particle", "feature")
-        variables.append(Variable("points", "where the particles are", dims=dims, dtype=kind))
-    for v in observables:
-        dims = ("time", *case, *v.dims)
-        variables.append(Variable(v.name, v.long_name, v.units, dims, v.dtype, v.symbol))
-    batch = len(mu.batch_shape)
-    values = {v.name: _stacked(records, v.name, batch) for v in variables}
+        in_time.append(Variable("points", "where the particles are", dims=dims, dtype=kind))
     fixed = {"log_weights": ("logarithm of the weights", mu.log_weights)}
     if mu.positions is not None:
         fixed["positions"] = ("positions", mu.positions)
+    variables = [_EVALUATIONS, *in_time]
+    values = {v.name: np.stack([record[v.name] for record in records]) for v in variables}
     for name, (meaning, tensor) in fixed.items():
         variables.append(Variable(name, meaning, dims=(*case, "particle"), dtype=kind))
-        values[name] = _merged(tensor.cpu().numpy()[None], batch)[0]
-    spec = {k: v for k, v in _description(problem).items() if k not in ("times", "generator")}
-    spec["maps"] = [type(F).__name__ for F in problem.layers.maps]
+        values[name] = tensor.cpu().numpy()
+    if case:  # batch axes in one
+        depth = len(mu.batch_shape)
+        for v in variables[1:]:
+            array, first = values[v.name], v.dims.index("case")
+            shape = (*array.shape[:first], -1, *array.shape[first + depth :])
+            values[v.name] = array.reshape(shape)
+    spec = {k: v for k, v in description(problem).items() if k not in ("times", "generator")}
+    spec["maps"] = [name_of(F) for F in problem.layers.maps]
     record = provenance(spec, dtype=mu.dtype, device=mu.device)
     coords = {"time": (TIME, problem.times)}
     return dataset(variables, values, coords=coords, attrs={"provenance": record})
-
-
-def _stacked(records: list[dict[str, np.ndarray]], name: str, batch: int) -> np.ndarray:
-    stacked = np.stack([record[name] for record in records])
-    return stacked if name == "evaluations" else _merged(stacked, batch)
-
-
-def _merged(array: np.ndarray, batch: int) -> np.ndarray:
-    """Batch axes, which follow the first, in one."""
-    return array.reshape(array.shape[0], -1, *array.shape[1 + batch :]) if batch else array
