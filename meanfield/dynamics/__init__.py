@@ -1,13 +1,13 @@
 """Measures through depth, which is the time of a flow.
 
-A map of measures F, whose image of an atom is Γ_μ(x), is the velocity of the transport equation
+A map of measures F, whose image of the atom x is Γ_μ(x), is the velocity of the transport equation
 ∂μ + div(μ Γ_μ) = 0; a residual network is its Euler scheme. `flow` moves a measure and returns a
-Dataset; everything else says what happens to it. Every function takes any map of measures.
+Dataset, `FlowMap` is the flow as a map of measures, and the rest measures what a flow does.
 """
 
-# Files, each importing only those before it: `constraints`, `placements`, `velocities`, `clocks`,
-# `merging`, `integrators`, `trajectories`, `resuming`, `flow`, `variation`, `flow_map`,
-# `stability`; `functionals`, `paths` and `reduced` stand beside them.
+# Files, each importing only those before it: `clocks`, `constraints`, `velocities`, `merging`,
+# `integrators`, `trajectories`, `resuming`, `flow`, `variation`, `flow_map`, `paths`, `stability`;
+# `placements`, `functionals` and `reduced` import none of the others but `clocks`.
 
 from meanfield.dynamics.clocks import log_clock
 from meanfield.dynamics.flow import flow

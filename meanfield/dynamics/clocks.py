@@ -1,4 +1,4 @@
-"""Times to look at a flow: metastable stages last e^β, so clocks are often logarithmic."""
+"""Output times of a flow: metastable stages last about e^β, so they are often logarithmic."""
 
 from __future__ import annotations
 

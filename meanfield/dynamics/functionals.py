@@ -24,7 +24,7 @@ def token_radius(mu: ParticleMeasure) -> Tensor:
 def diameter(mu: ParticleMeasure) -> Tensor:
     """Largest |xᵢ − xⱼ| among atoms with weight, shape (...); blocks of pairs, O(n) memory."""
     alive = mu.log_weights > -math.inf
-    # An absent atom stands where a present one does.
+    # Absent atoms do not count: they are put where a present one is.
     stand_in = mu.points.take_along_dim(alive.long().argmax(-1)[..., None, None], -2)
     points = mu.points.where(alive[..., None], stand_in)
     size = max(1, _BLOCK // max(points[..., 0].numel(), 1))

@@ -33,7 +33,7 @@ _TINY_RTOL = 1e-13  # below it the error estimate of a step in float64 is roundi
 
 
 class Advance(NamedTuple):
-    """What the flow has come to, evaluations of the velocity, the step to go on with."""
+    """The time and measure reached, evaluations of the velocity, the next step to try."""
 
     time: float
     measure: ParticleMeasure
@@ -69,15 +69,15 @@ class Noise:
 
 
 class Tableau(NamedTuple):
-    """An explicit Runge–Kutta method each of whose stages needs only the one before.
+    """An explicit Runge–Kutta method in which each stage depends on the previous one only.
 
     Attributes:
-        reach: how far along the stage before a stage is taken, in steps; the first is at 0.
-        share: of each stage in the step.
+        nodes: stage i is at x + h · nodeᵢ · (slope of stage i − 1).
+        weights: of the slopes in the step.
     """
 
-    reach: tuple[float, ...]
-    share: tuple[float, ...]
+    nodes: tuple[float, ...]
+    weights: tuple[float, ...]
 
 
 TABLEAUS = {
@@ -87,30 +87,30 @@ TABLEAUS = {
 
 
 class Stages(NamedTuple):
-    """Where a step looked at the velocity and where it ends, both before they are put back."""
+    """The points at which a step evaluates the velocity, and its end, all before retraction."""
 
     reached: tuple[Tensor, ...]
     moved: Tensor
 
 
 def stages(tableau: Tableau, velocity: Velocity, mu: ParticleMeasure, h: float) -> Stages:
-    """One step, with the points at which it looked at the velocity."""
-    # Each stage evaluates the attention anew: with the first one's kept the order would be 1.
+    """One step, with the points at which it evaluates the velocity."""
+    # Each stage evaluates attention at its own measure; with the first measure's the order is 1.
     reached, moved, slope = [], mu.points, torch.zeros_like(mu.points)
-    for reach, share in zip(tableau.reach, tableau.share, strict=True):
-        reached.append(mu.points + h * reach * slope)
+    for node, weight in zip(tableau.nodes, tableau.weights, strict=True):
+        reached.append(mu.points + h * node * slope)
         slope = velocity(mu.replace(velocity.constraint.retract(reached[-1]))).points
-        moved = moved + h * share * slope
+        moved = moved + h * weight * slope
     return Stages(tuple(reached), moved)
 
 
 @dataclass(frozen=True)
 class FixedStep:
-    """Equal steps, and back onto the constraint after each.
+    """Equal steps, each followed by a retraction onto the constraint.
 
     Args:
         method: "euler" (order 1: residual layers of size h) or "rk4" (order 4).
-        step: largest h; an interval is cut into equal steps. One step an interval if None.
+        step: largest h; an interval is cut into equal steps. One step per interval if None.
     """
 
     method: str = "rk4"
@@ -123,7 +123,7 @@ class FixedStep:
 
     def steps_in(self, length: float) -> int:
         """How many steps an interval of this length takes."""
-        # The slack: ten steps of 0.1 make 1, not eleven of 0.0909.
+        # Slack for rounding: in floats 2.1/0.3 is above 7.
         return 1 if self.step is None else max(1, math.ceil(length / self.step * (1 - 1e-12)))
 
     def advance(
@@ -137,7 +137,7 @@ class FixedStep:
         halt: Callable[[ParticleMeasure], bool] | None = None,
     ) -> Advance:
         """Move a measure through an interval in which one map acts."""
-        del step, halt  # of adaptive methods
+        del step, halt  # used by adaptive methods
         tableau = TABLEAUS[self.method]
         length = interval[1] - interval[0]
         count = self.steps_in(length)
@@ -148,22 +148,22 @@ class FixedStep:
             if noise is not None:
                 moved = moved + on.tangent(mu.points, noise.increment(mu.points, h))
             mu = mu.replace(on.retract(moved))
-        return Advance(interval[1], mu, len(tableau.reach) * count, None)
+        return Advance(interval[1], mu, len(tableau.nodes) * count, None)
 
 
 @dataclass(frozen=True)
 class Adaptive:
     """Steps of SciPy's Dormand–Prince pairs, chosen from an estimate of their error.
 
-    One step is common to all particles and cases. On a sphere the velocity is extended to a
-    neighbourhood as constant along rays, for which |x| is constant too; particles are put back
-    at the end of each interval.
+    All particles and cases share a step. On a sphere the velocity is extended off the sphere,
+    constant along rays, so that it stays tangent; particles are retracted at the end of each
+    interval.
 
     Args:
         method: "dopri5", order 5(4), or "dop853", order 8(5,3), better below rtol of about 1e-8.
         rtol: relative error of a step in each coordinate.
         atol: absolute error of a step in each coordinate.
-        max_steps: steps in an interval before it is given up.
+        max_steps: largest number of steps in an interval.
     """
 
     method: str = "dopri5"
@@ -193,8 +193,7 @@ class Adaptive:
         ``halt(measure)``.
 
         Raises:
-            ConvergenceError: a step would be smaller than the spacing of numbers, or there were
-                too many.
+            ConvergenceError: a step below the spacing of floats, or more than `max_steps`.
         """
         if is_traced(mu.points):
             raise ValueError(
@@ -225,7 +224,7 @@ class Adaptive:
                     f"{self.method}: {self.max_steps} steps end at t = {solver.t:g} of "
                     f"{interval[1]:g}; loosen rtol and atol, give coalesce=, or raise max_steps"
                 )
-        # The last step is cut at the end of the interval; the one proposed before is not.
+        # The end of the interval cuts the last step short: go on with the length before that.
         following = max(float(proposed), float(solver.h_abs))
         return Advance(float(solver.t), reached(), int(solver.nfev), following)
 

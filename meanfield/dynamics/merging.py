@@ -39,7 +39,7 @@ class Clusters:
 def clusters(mu: ParticleMeasure, scale: float) -> Clusters:
     """The clusters of a measure at a scale, in O(n²) time and O(n) memory, in any dimension.
 
-    Positions, if there are any, are not looked at.
+    Positions are ignored.
 
     Args:
         mu: a measure without batch axes.
@@ -84,8 +84,8 @@ def cluster_masses(mu: ParticleMeasure, scale: float, most: int) -> Tensor:
 def coalesced(mu: ParticleMeasure, scale: float) -> tuple[ParticleMeasure, Tensor]:
     """The measure with each cluster as one atom at its barycentre, and each atom's new number.
 
-    Atoms of weight 0 stay as they are. Positions are not looked at: it is for maps that do not
-    use them.
+    Atoms of weight 0 stay as they are. Positions are ignored: this is for maps that do not use
+    them.
     """
     found = clusters(mu, scale)
     dead = found.labels < 0

@@ -1,4 +1,4 @@
-"""What a whole flow did: distances between its times, the length and straightness of paths."""
+"""Distances between the times of a flow; length and straightness of the particles' paths."""
 
 from __future__ import annotations
 

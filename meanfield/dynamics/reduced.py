@@ -1,6 +1,6 @@
-"""What is known of these flows in closed form: a few ordinary equations and constants.
+"""Flows in closed form: ordinary differential equations and constants.
 
-They stand beside simulations in figures and tests, and are solved to about 1e-10.
+Figures and tests compare simulations with them. They are solved to about 1e-10.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far two measures part in depth: constants of the flow, exponents, what layers allow."""
+"""Stability of flows: local constants and exponents, and Grönwall's bound from the velocities."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def stability(
     step: float | None = None,
     constraint: str | None = None,
 ) -> xr.Dataset:
-    """Local constants of the flow maps Φ_t at μ, their exponents, and what the layers allow.
+    """Local constants of the flow maps Φ_t at μ, their exponents, and Grönwall's bound.
 
     With Φ_t the flow from the first time to t and D = diag(aᵢ): ‖D^½ DΦ_t D^−½‖ when atoms move
     as a whole, maxᵢ ‖D_xΦ_t(xᵢ)‖ when one splits, and the larger of the two, the local Lipschitz
-    constant in W₂. The derivatives are those of the scheme, multiplied along the flow. Beside
-    them e^{∫λ}, λ(t) the local constant of the velocity at μ_t: Grönwall's inequality, by the
-    trapezoidal rule over the times.
+    constant in W₂. The derivatives are those of the scheme, multiplied along the flow. Grönwall's
+    inequality bounds the constant by e^{∫λ}, with λ(t) the local constant of the velocity at μ_t;
+    the integral is by the trapezoidal rule over the times.
 
     Args:
         F: as in `flow`.
@@ -59,11 +59,12 @@ def stability(
         constraint: as in `flow`.
 
     Returns:
-        Dataset along `time`: `constant`, its parts `particle` and `splitting`, `upper` (the
-        constant is at most this: for certain, up to rounding, while n·d ≤ 512, with
-        probability 0.999 beyond), `converged`, `velocity_constant` λ, `growth` e^{∫λ}; and while
-        n·d ≤ 512 `exponents` (time, mode): (1/(t − t₀)) log σₖ of all singular values σₖ of
-        D^½DΦD^−½, decreasing; NaN at the start and below 1e-12 of the largest.
+        Dataset along `time`: `constant` with its parts `particle` and `splitting`; `upper`, a
+        bound of the constant, certain up to rounding while n·d ≤ 512 and else at the confidence
+        of `meanfield.linalg.operator_norm`; `converged`; `velocity_constant` λ and `growth`
+        e^{∫λ}. While n·d ≤ 512 also `exponents` (time, mode): (1/(t − t₀)) log σₖ of all
+        singular values σₖ of D^½DΦD^−½, decreasing; NaN at the start and below 1e-12 of the
+        largest.
 
     Raises:
         ValueError: a batch, or arguments that `flow` refuses.
@@ -116,7 +117,7 @@ def divergence(
     constant: Callable[[ParticleMeasure, ParticleMeasure], float] | None = None,
     **settings: Any,
 ) -> xr.Dataset:
-    """W₂ between the flows of two measures, with its interval, and what layers allow.
+    """W₂ between the flows of two measures, with its interval, and Grönwall's bound.
 
     Args:
         F: as in `flow`.
@@ -124,8 +125,8 @@ def divergence(
         nu: ν, of any number of particles.
         times: as in `flow`.
         conditional: conditional W₂ of positioned measures, in place of W₂.
-        constant: λ(μ_t, ν_t), a Lipschitz constant of the velocity on what holds both, such as a
-            bound of `meanfield.bounds` on their ball; then W₂(t) ≤ e^{∫λ} W₂(0). The integral
+        constant: λ(μ_t, ν_t), a Lipschitz constant of the velocity on a set that holds both, such
+            as a bound of `meanfield.bounds` on their ball; then W₂(t) ≤ e^{∫λ} W₂(0). The integral
             takes the larger end of each interval: an upper sum where λ is monotone in it.
         settings: of `trajectory`.
 
@@ -159,7 +160,7 @@ def _exponential(slopes: np.ndarray, clock: np.ndarray) -> np.ndarray:
 
 
 def _kept(whole: Linearisation) -> Linearisation:
-    """The same with its matrices: products along the flow then cost no more evaluations."""
+    """The same, stored as matrices: later products then cost no evaluations of F."""
     return Linearisation(whole.atoms.assembled(), whole.field.assembled())
 
 

@@ -1,4 +1,4 @@
-"""The state of a flow at chosen times, one after the other, in memory that does not grow."""
+"""The states of a flow at chosen times, of which only one is held in memory."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["FlowProblem", "State", "flow_problem", "states", "trajectory"]
 
 
 class State(NamedTuple):
-    """All that is needed to go on from a time.
+    """All that is needed to continue from a time.
 
     Attributes:
         time: t.
-        points: where the atoms are that move, (..., m, d).
-        labels: which of them each particle is, (n,); each its own if None.
+        points: of the atoms that move, (..., m, d).
+        labels: for each particle the index of its atom, (n,); None if no atoms have merged.
         evaluations: of the velocity, since the start.
-        step: the step that an adaptive method goes on with.
+        step: the next step that an adaptive method tries.
     """
 
     time: float
@@ -43,16 +43,16 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FlowProblem:
-    """A flow, checked: what moves, when, where and how.
+    """A flow, its arguments checked.
 
     Attributes:
         start: μ at the first time.
         layers: the maps.
-        times: when the flow is looked at.
+        times: output times, the first is that of the start.
         integrator: how it gets from one time to the next.
         constraint: None, "sphere" or "layer_norm".
-        noise: Brownian motion besides, if any.
-        coalesce: atoms joined by steps of at most this length become one; 0: none do.
+        noise: Brownian motion added to the flow, if any.
+        coalesce: distance within which atoms are merged; 0 for no merging.
     """
 
     start: ParticleMeasure
@@ -108,8 +108,8 @@ def flow_problem(
     coalesce = number(coalesce, "coalesce", least=0)
     if coalesce and (mu.batch_shape or mu.is_positioned or noise is not None):
         raise ValueError(
-            "coalesce: expected one measure without batch axes, positions and noise: atoms of "
-            "different positions see different pasts, and noise parts what has met; got "
+            "coalesce: expected one measure without batch axes, positions or noise (atoms at "
+            "different positions see different pasts, and noise separates merged atoms), got "
             f"{mu!r}{' and noise' if noise is not None else ''}"
         )
     layers = layers_of(F, float(checked[0]), float(checked[-1]))
@@ -129,7 +129,7 @@ def trajectory(
     noise: Noise | None = None,
     coalesce: float = 0.0,
 ) -> Iterator[tuple[float, ParticleMeasure]]:
-    """(t, μ_t) at each time, of which only one is held; arguments as in `flow`.
+    """(t, μ_t) at each time, one at a time; arguments as in `flow`.
 
     With "rk4" or "euler" the measures are differentiable functions of μ and of the maps.
     """
@@ -141,7 +141,7 @@ def trajectory(
 
 
 def states(problem: FlowProblem, after: State | None = None) -> Iterator[State]:
-    """The states at the times of a problem, from the start on or after a state it has had."""
+    """The states at the times of a problem, from the start or after a given state."""
     state = after
     if state is None:
         onto = constraint_at(problem.constraint, problem.start.points)
@@ -155,8 +155,8 @@ def states(problem: FlowProblem, after: State | None = None) -> Iterator[State]:
 def _advanced(problem: FlowProblem, state: State, until: float) -> State:
     labels, step, evaluations = state.labels, state.step, state.evaluations
     measure, constraint = problem.moving(labels, state.points)
-    # Inside clusters the flow contracts fast, which would keep the steps of an adaptive method
-    # short: it stops to have their atoms merged.
+    # The flow contracts clusters fast, which keeps adaptive steps short. Stopping as soon as
+    # atoms meet, and merging them, removes that.
     halt = partial(meets, scale=problem.coalesce) if problem.coalesce else None
     for F, start, end in problem.layers.between(state.time, until):
         time = start

@@ -48,11 +48,11 @@ def flow_linearisation(
 
 @dataclass(frozen=True, eq=False)
 class _Retraction:
-    """x ↦ the constraint's point next to x, at the particles' own radii.
+    """The derivatives of x ↦ the point of the constraint next to x.
 
     Attributes:
-        moved: its derivative in x.
-        outward: its derivative in the radius, (*batch, n, d): unit vectors; None in free space.
+        moved: in x.
+        outward: in the particle's radius, (*batch, n, d): unit vectors; None in free space.
     """
 
     moved: Linearisation

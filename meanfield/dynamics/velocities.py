@@ -58,7 +58,7 @@ class Velocity(Composite):
         return mu.replace(self.constraint.tangent(mu.points, moved))
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
-        """That of Γ, projected, and that of the projection."""
+        """The projected derivative of Γ, plus the derivative of the projection."""
         F, tangent, points = self.maps[0], self.constraint.tangent, mu.points
         image, inner = F(mu).points, linearize(F, mu, geometry=geometry)
         projected = particlewise_derivative(lambda v: tangent(points, v), image)
@@ -71,7 +71,7 @@ class Velocity(Composite):
 
 
 def particlewise_derivative(function: Callable[[Tensor], Tensor], points: Tensor) -> Linearisation:
-    """Of a function of points that acts on every particle by itself."""
+    """The linearisation of a function of points that acts on every particle by itself."""
     columns = []
     for k in range(points.shape[-1]):
         along = torch.zeros_like(points)
@@ -96,7 +96,7 @@ class Layers:
     shared: bool
 
     def at(self, time: float, *, last: bool = False) -> Map:
-        """The map that acts from a time on; the one that acted until then if it is the last."""
+        """The map that acts from this time on; with `last`, the one that acts up to it."""
         if self.shared:
             return self.maps[0]
         return self.maps[math.ceil(time) - 1 if last and time > 0 else int(time)]
