@@ -10,6 +10,7 @@ import dataclasses
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -69,16 +70,15 @@ class Labels:
             },
         }
 
-    @property
+    @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of one case of each variable, by name."""
         return {v.name: tuple(len(self.coords[d]) for d in v.dims) for v in self.variables}
 
     def blank(self, n_cases: int) -> dict[str, np.ndarray]:
         """Values, `status` and `message` of `n_cases` pending cases."""
-        shapes = self.shapes
         columns = {
-            v.name: np.full((n_cases, *shapes[v.name]), v.fill, v.numpy_dtype)
+            v.name: np.full((n_cases, *self.shapes[v.name]), v.fill, v.numpy_dtype)
             for v in self.variables
         }
         status, message = np.zeros(n_cases, np.int8), np.full(n_cases, "", object)

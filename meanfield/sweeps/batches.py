@@ -91,7 +91,7 @@ def _outcomes(work: Work, cases: Sequence[Case]) -> list[_Outcome]:
     """The checked values of a call; a vectorised one that fails is retried case by case."""
     try:
         returned = work.task.function(**_arguments(work, cases))
-        return [(len(cases), _checked(work.task, returned, len(cases)))]
+        return [(len(cases), _values(work.task, returned, len(cases)))]
     except (Exception, SystemExit) as error:
         if len(cases) == 1:
             return [(1, _Failure(_message(error)))]
@@ -176,7 +176,7 @@ def _message(error: BaseException) -> str:
     return printable(f"{name}: {text}")[:_MESSAGE_LENGTH]
 
 
-def _checked(task: Task, returned: Any, n_cases: int) -> dict[str, Any]:
+def _values(task: Task, returned: Any, n_cases: int) -> dict[str, Any]:
     """What the function returned, if it has the declared names, shapes and types."""
     if task.variables is None:
         task = dataclasses.replace(task, variables=_infer(returned))

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -98,8 +98,31 @@ class Run:
         last_chance: bool = False,
     ) -> list[Unit]:
         """Run `n_jobs` jobs at once until no unit is left; returns the units to be retried."""
-        running: dict[Future[Batch], list[Unit]] = {}
         suspects: list[Unit] = []
+        with contextlib.closing(self._finished(queue, submit, n_jobs)) as finished:
+            for units, ended in finished:
+                if isinstance(ended, Batch):
+                    queue.put_back(units[ended.n_units :])
+                    handle([p for unit in units[: ended.n_units] for p in unit], ended)
+                    if ended.interrupt is not None:
+                        raise ended.interrupt
+                    continue
+                suspected, others = ended.divided(units)
+                queue.put_back(others)
+                for unit in suspected:
+                    if len(unit) == 1 and (last_chance or ended.certain):
+                        handle(unit, failed_batch(work.task, ended.cause))
+                    else:
+                        suspects += [[place] for place in unit]
+                        case = self.cases[unit[0]]
+                        _log.warning("sweep: %s at %s; tried once more", ended.cause, case)
+        return suspects
+
+    def _finished(
+        self, queue: _Queue, submit: _Submit, n_jobs: int
+    ) -> Generator[tuple[list[Unit], Batch | DiedError], None, None]:
+        """Jobs as they finish; when `stop` is set, those under way."""
+        running: dict[Future[Batch], list[Unit]] = {}
         try:
             while running or (queue and not self.stop.is_set()):
                 while queue and len(running) < n_jobs and not self.stop.is_set():
@@ -107,24 +130,7 @@ class Run:
                     cases = [[self.cases[place] for place in unit] for unit in units]
                     running[submit(cases, queue.seconds)] = units
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
-                    units = running.pop(future)
-                    try:
-                        batch = _result(future)
-                    except DiedError as death:
-                        suspected, others = death.divided(units)
-                        queue.put_back(others)
-                        for unit in suspected:
-                            if len(unit) == 1 and (last_chance or death.certain):
-                                handle(unit, failed_batch(work.task, death.cause))
-                            else:
-                                suspects += [[place] for place in unit]
-                                case = self.cases[unit[0]]
-                                _log.warning("sweep: %s at %s; tried once more", death.cause, case)
-                        continue
-                    queue.put_back(units[batch.n_units :])
-                    handle([p for unit in units[: batch.n_units] for p in unit], batch)
-                    if batch.interrupt is not None:
-                        raise batch.interrupt
+                    yield running.pop(future), _result(future)
                 for future in [f for f in running if self.stop.is_set() and f.cancel()]:
                     queue.put_back(running.pop(future))
         finally:
@@ -132,7 +138,6 @@ class Run:
                 future.cancel()
         if queue:
             raise KeyboardInterrupt
-        return suspects
 
     @contextlib.contextmanager
     def _submitting(self, work: Work, n_workers: int) -> Iterator[_Submit]:
@@ -195,12 +200,14 @@ def _run_on_dask(work: Work, units: Sequence[list[Case]], seconds: float) -> Bat
     return run_batch(work, units, seconds)
 
 
-def _result(future: Future[Batch]) -> Batch:
+def _result(future: Future[Batch]) -> Batch | DiedError:
     try:
         return future.result()
+    except DiedError as death:
+        return death
     except Exception as error:
-        if type(error).__name__ == "KilledWorker":  # dask's, after the deaths of several workers
-            raise DiedError("its process died, and those of the attempts after it") from error
+        if type(error).__name__ == "KilledWorker":  # of dask, after several workers died
+            return DiedError("its process died, and those of the attempts after it")
         raise
 
 
