@@ -43,7 +43,7 @@ __all__ = [
 
 _EXACT, _MEASURED = -math.inf, math.inf
 _TINY = 1e-150  # of the unit: lengths below it may be lost to underflow of their squares
-_NO_MASS = 1e-300  # a weight below it is held to no digits
+_NO_MASS = 1e-300  # weights below it have no right digits
 
 
 class SparsePlan(NamedTuple):
@@ -260,7 +260,7 @@ def in_unit(answer: Certified, exponent: np.ndarray, order: int) -> Certified:
 
 
 def log_masses(masses: np.ndarray) -> np.ndarray:
-    """Logarithms of what a solver calls masses; −inf for what is none."""
+    """Logarithms of a solver's masses; −inf where they are not positive."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(masses > 0, np.log(masses), -math.inf)
 
@@ -307,7 +307,7 @@ def _scaled_mean(logs: np.ndarray, distances: np.ndarray, order: int) -> np.ndar
 
 
 def _below(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
-    """The lower end; two ends that do hold cannot be the wrong way round."""
+    """The lower end; ends that are valid are in order."""
     assert np.all(lower <= upper), (lower, upper)
     return lower
 
@@ -324,7 +324,7 @@ def _relative_error(problem: Problem, count: int) -> np.ndarray:
 
 
 def _doubts(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """By how much each computed weight may be off."""
+    """Bounds of the errors of the computed weights."""
     few = _sum_error(max(problem.n, problem.m)) + 8
     sides = ((problem.a, problem.logs_a), (problem.b, problem.logs_b))
     first, second = (w * ((few + 2 * np.abs(logs)) * UNIT) + _NO_MASS for w, logs in sides)
@@ -332,10 +332,10 @@ def _doubts(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _settled(problem: Problem, plan: SparsePlan, *, may_match: bool) -> SparsePlan:
-    """Numbers that are none taken out; plans that only move atoms to atoms of their own weight.
+    """The plan without NaN and infinite masses, and exact where it permutes atoms of equal weight.
 
-    As a permutation such a plan has the marginals of the problem to the last bit; as masses out
-    of a simplex, what they miss would have to travel.
+    A permutation has the marginals of the problem to the last bit. The masses that a simplex
+    returns do not, and their errors would be added to the cost.
     """
     count = problem.log_a.shape[:-1]
     if not plan.rows.shape[-1]:
@@ -369,7 +369,7 @@ def _settled(problem: Problem, plan: SparsePlan, *, may_match: bool) -> SparsePl
 def _misplaced(
     problem: Problem, plan: SparsePlan, moved: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What it costs at most to give the plan its marginals: as measured, and in doubt.
+    """The largest cost of repairing the plan's marginals: of errors measured, and of rounding.
 
     Rows, then columns, that hold too much are scaled down, and what is missing is sent through
     the centre z: ‖x − y‖^p ≤ P(x) + P(y) with P = 2^{p−1} ‖· − z‖^p. Mass taken off a column
@@ -430,9 +430,9 @@ def _dual(
 def _one_sided(
     problem: Problem, f: np.ndarray, g: np.ndarray, error: np.ndarray, slack: float
 ) -> np.ndarray:
-    """The same where one potential is 0 and nothing cancels: right to relative rounding.
+    """A lower bound where one potential is 0: nothing cancels, so rounding is relative.
 
-    fᵢ is then the cost of reaching the nearest point of the other cloud.
+    The other is then the cost of reaching the nearest point of the other cloud.
     """
     best = np.zeros(f.shape[:-1])
     if slack:

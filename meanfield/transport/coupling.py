@@ -1,9 +1,9 @@
-"""Couplings: who sends how much mass to whom."""
+"""Couplings of two particle measures, stored sparsely."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -62,14 +62,14 @@ class Coupling:
 
     def marginals(self) -> tuple[Any, Any]:
         """(Σ_j π_ij, Σ_i π_ij), shapes (..., n) and (..., m)."""
-        (n, m), held = self.shape, _Tensors.of(self)
+        (n, m), held = self.shape, self._tensors()
         sums = (_summed(held.mass, t, k) for t, k in ((held.rows, n), (held.cols, m)))
         first, second = (alike(self.log_mass, t) for t in sums)
         return first, second
 
     def dense(self) -> Any:
         """The matrix π, shape (..., n, m)."""
-        (n, m), held = self.shape, _Tensors.of(self)
+        (n, m), held = self.shape, self._tensors()
         flat = _summed(held.mass, held.rows * m + held.cols, n * m)
         return alike(self.log_mass, flat.reshape(*flat.shape[:-1], n, m))
 
@@ -81,7 +81,7 @@ class Coupling:
         """
         from scipy.sparse import coo_array
 
-        held = _Tensors.of(self)
+        held = self._tensors()
         if held.rows.ndim > 1:
             raise ValueError(
                 f"expected one coupling, got a batch of shape {tuple(held.rows.shape[:-1])}; "
@@ -92,15 +92,15 @@ class Coupling:
         return coo_array((mass[kept], (rows[kept], cols[kept])), shape=self.shape)
 
     def sample(self, size: int, *, generator: torch.Generator | None = None) -> Draws:
-        """Independent pairs (x, y) ~ π, as one trains flows on.
+        """Independent draws (x, y) ~ π, for example to train flows on.
 
         Of a conditional coupling both atoms of a pair have the same position.
 
         Args:
-            size: how many pairs (of each entry of a batch).
+            size: how many draws (of each entry of a batch).
             generator: where the randomness comes from.
         """
-        held = _Tensors.of(self)
+        held = self._tensors()
         flat = held.mass.reshape(-1, held.mass.shape[-1])
         drawn = torch.multinomial(flat, size, replacement=True, generator=generator)
         drawn = drawn.reshape(*held.mass.shape[:-1], size)
@@ -110,8 +110,8 @@ class Coupling:
 
     def cost(self) -> Any:
         """Σ_k π_k ‖x_{i_k} − y_{j_k}‖², shape (...); the square of a distance."""
-        held = _Tensors.of(self)
-        return alike(self.log_mass, (held.mass * held.moves.square().sum(-1)).sum(-1))
+        held = self._tensors()
+        return alike(self.log_mass, (held.mass * held._moves.square().sum(-1)).sum(-1))
 
     def barycentric_map(self) -> Any:
         """T(xᵢ) = Σ_j π_ij y_j / Σ_j π_ij, shape (..., n, d); xᵢ itself where xᵢ has no mass.
@@ -119,10 +119,10 @@ class Coupling:
         At an optimal coupling without splitting this is the optimal map; where atoms split it
         is the conditional mean of the target given the source.
         """
-        held = _Tensors.of(self)
+        held = self._tensors()
         log_row = log_sums(held.log_mass, held.rows, self.shape[0])
         share = (held.log_mass - log_row.gather(-1, held.rows)).nan_to_num(nan=-math.inf).exp()
-        moves = share[..., None] * held.moves  # differences first: no cancellation
+        moves = share[..., None] * held._moves  # differences first: no cancellation
         index = held.rows[..., None].expand(moves.shape)
         return alike(self.log_mass, held.source.scatter_add(-2, index, moves))
 
@@ -140,14 +140,21 @@ class Coupling:
         """
         if not 0 <= t <= 1:
             raise ValueError(f"t: expected a time in [0, 1], got {t}")
-        held = _Tensors.of(self)
-        points = _taken(held.source, held.rows) + t * held.moves
+        held = self._tensors()
+        points = _taken(held.source, held.rows) + t * held._moves
         logs = held.log_mass - held.log_mass.logsumexp(-1, keepdim=True)
         return ParticleMeasure(points, log_weights=logs)
 
+    def _tensors(self) -> Coupling:
+        return Coupling(*(torch.as_tensor(getattr(self, f.name)) for f in fields(self)))
+
+    @property
+    def _moves(self) -> Tensor:
+        return _taken(self.target, self.cols) - _taken(self.source, self.rows)
+
     def _repr_html_(self) -> str:
         n, m = self.shape
-        held = _Tensors.of(self)
+        held = self._tensors()
         rows = [
             ("atoms of the source", n),
             ("atoms of the target", m),
@@ -168,26 +175,6 @@ class Coupling:
 def alike(kind: Any, tensor: Tensor) -> Any:
     """The tensor as what `kind` is: a NumPy array where that is one."""
     return tensor.detach().cpu().numpy() if _is_numpy(kind) else tensor
-
-
-class _Tensors(NamedTuple):
-    source: Tensor
-    target: Tensor
-    rows: Tensor
-    cols: Tensor
-    log_mass: Tensor
-
-    @classmethod
-    def of(cls, coupling: Coupling) -> _Tensors:
-        return cls(*(torch.as_tensor(getattr(coupling, name)) for name in cls._fields))
-
-    @property
-    def mass(self) -> Tensor:
-        return self.log_mass.exp()
-
-    @property
-    def moves(self) -> Tensor:
-        return _taken(self.target, self.cols) - _taken(self.source, self.rows)
 
 
 def _is_numpy(value: Any) -> bool:

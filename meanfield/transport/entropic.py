@@ -35,7 +35,7 @@ def sinkhorn_divergence(
     """S_ε(μ, ν) = OT_ε(μ, ν) − ½ OT_ε(μ, μ) − ½ OT_ε(ν, ν), ε = 2 blur², cost ‖x − y‖².
 
     It tends to W₂² (not W₂, and twice GeomLoss's number) as blur → 0, and is smooth in points
-    and weights. It is no bound: what it is off is set by `scaling` (the annealing has finitely
+    and weights. It is no bound: its error is set by `scaling` (the annealing has finitely
     many steps), 0.1 to 3 %; `solve_w2` gives W₂ itself. Sinkhorn iterations run
     on the device of the points. Clouds too large for a matrix of costs go through KeOps where it
     is installed, and otherwise through blocks of rows: slower, in memory O(n).

@@ -1,4 +1,4 @@
-"""What a caller may give: measures, points, points with weights, NumPy arrays, data frames."""
+"""Two arguments of a distance, whatever they come as, made one pair of measures."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from meanfield.checks import check_same_kind, describe, is_traced
 from meanfield.measures import ParticleMeasure
@@ -80,17 +79,11 @@ def refuse_cost_matrix(extra: tuple[Any, ...], name: str) -> None:
 
 def flat_arrays(pair: Pair) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """x (B, n, d), y (B, m, d), log a (B, n), log b (B, m) in float64 on the CPU."""
-
-    def array(tensor: Tensor, axes: int) -> np.ndarray:
-        flat = tensor.detach().reshape(-1, *tensor.shape[tensor.ndim - axes :])
-        return flat.double().cpu().numpy()
-
-    return (
-        array(pair.mu.points, 2),
-        array(pair.nu.points, 2),
-        array(pair.mu.log_weights, 1),
-        array(pair.nu.log_weights, 1),
-    )
+    (mu, nu, _), axes = pair, len(pair.mu.batch_shape)
+    tensors = (mu.points, nu.points, mu.log_weights, nu.log_weights)
+    flat = (t.detach().reshape(-1, *t.shape[axes:]) for t in tensors)
+    x, y, log_a, log_b = (t.double().cpu().numpy() for t in flat)
+    return x, y, log_a, log_b
 
 
 def _is_numpy(value: Measure) -> bool:

@@ -16,7 +16,7 @@ __all__ = ["UNIT", "Problem", "costs_between", "normalised_logs", "row_norms", "
 
 UNIT = 2.0**-53  # unit roundoff of float64
 _SAFE_LENGTH = 1e-140  # below it a square loses digits to underflow
-_LOOPED_PAIRS = 400  # costs of one problem from which on they are worth a call of their own
+_LOOPED_PAIRS = 400  # entries of a matrix of costs from which on it is worth a call of its own
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +160,7 @@ def costs_between(x: np.ndarray, y: np.ndarray, order: int) -> np.ndarray:
 
 def taken(values: np.ndarray, index: np.ndarray, axis: int = -1) -> np.ndarray:
     """values[index] along an axis, problem by problem."""
-    if values.ndim == -axis:  # one problem: NumPy's general way takes ten times as long
+    if values.ndim == -axis:  # for one problem take_along_axis takes ten times as long
         return values[index]
     index = index[..., None] if axis == -2 else index
     return np.take_along_axis(values, index, axis)

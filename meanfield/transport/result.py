@@ -27,7 +27,7 @@ _PLAN_VARIABLES = (
     Variable("potential_target", "potential g at the target", "length^order", ("target",)),
     Variable("row", "atom of the source", dims=("entry",), dtype="int64"),
     Variable("column", "atom of the target", dims=("entry",), dtype="int64"),
-    Variable("log_mass", "log of the mass that goes", dims=("entry",)),
+    Variable("log_mass", "log of the mass of the entry", dims=("entry",)),
 )
 
 

@@ -30,11 +30,11 @@ __all__ = ["Settings", "extend", "finished", "solve_arrays", "solve_w1", "solve_
 
 _DENSE_PAIRS = 160_000  # from here on column generation is faster
 _DENSE_MOST = 25_000_000  # the cost matrix takes 0.2 GB, and the simplex as much again
-_DENSE_W1 = 100_000_000  # the first distance has no column generation
+_DENSE_W1 = 100_000_000  # W₁ has no column generation
 _MOST_PAIRS = 25_000_000_000  # beyond, one pass over all pairs takes minutes
 _BATCHED = 400  # atoms a side up to which a batch is solved in arrays
 _BLOCK = 1_000_000  # coordinate differences held at once
-_THREADED_FROM = 30
+_THREADED_FROM = 30  # atoms a side from which threads pay
 
 
 @dataclass(frozen=True)
@@ -300,7 +300,7 @@ def _automatic(problem: Problem, settings: Settings) -> Certified:
 
 
 def _large(problem: Problem, settings: Settings, formula: Certified | None) -> Certified:
-    """What is cheap first; then columns, or for the first distance the dense simplex."""
+    """What is cheap to certify first; then column generation, or for W₁ the dense simplex."""
     rtol, device, best = settings.rtol, settings.device, formula
     if problem.is_paired:
         near = solve_paired(problem, rtol=rtol, device=device)
@@ -320,7 +320,7 @@ def _large(problem: Problem, settings: Settings, formula: Certified | None) -> C
     # Nothing can stop a dense solve: it may take a hundred times what columns took.
     is_free = settings.deadline == math.inf
     if answer.width > rtol and problem.pairs <= _DENSE_MOST and is_free:
-        # Displacements small beside the clouds: a dense problem is solved to finer costs.
+        # Where displacements are small beside the clouds, dense solves reach finer costs.
         answer = narrower(solve_finely(problem, rtol=rtol, answer=answer), answer, rtol)
     return answer if best is None else narrower(answer, best, rtol)
 

@@ -88,7 +88,7 @@ def solve_clusters(
             part = problem.part(rows, cols, snap=snap)
             answer = in_unit(solve_part(part), part.exponent - problem.exponent, problem.order)
             parts.append(Part(_lowered(answer)[None], rows[None], cols[None], log_mass[None]))
-    # Rounding of the weights is theirs to answer for; what else crosses is bounded, not solved.
+    # An excess within rounding of the weights is certain; a larger one is bounded, not solved.
     is_solved = bool((np.abs(masses.excess) <= _rounding(problem, clusters)).all())
     inside = united(parts, (problem.n, problem.m), problem.order)
     joined = _joined(problem, clusters, crossing, inside)
@@ -108,7 +108,7 @@ def _lowered(answer: Certified) -> Certified:
 def _separated(points: np.ndarray) -> np.ndarray | None:
     """Labels of clusters of radius r whose centres are 20 r or more apart, if there are any.
 
-    Farthest-point clustering in the maximum norm, which nothing underflows: with k centres the
+    Farthest-point clustering in the maximum norm, which does not underflow: with k centres the
     covering radius is r_k and the centres are r_{k−1} apart, so a drop shows the clusters.
     """
     reach = np.abs(points - points[0]).max(-1)
@@ -220,7 +220,7 @@ def _crossing(order: int, clusters: _Layout, masses: _Masses, snap: bool) -> _Cr
     f = (near - (g - g[0])).min(1)
     lower = float(a @ f + b @ (g - g[0])) * (1 - 1e-12) * moved - doubt
     upper = float(plan[i, j] @ far[i, j]) * (1 + 1e-12) * moved + doubt
-    # Weights come from float64: a few units of their last place may be meant to be nothing.
+    # Weights come from float64: masses a few units in the last place apart may stand for equal.
     certain = max(lower - 16 * UNIT * reach, 0) if snap else max(lower, 0)
     return _Crossing(
         give[i], take[j], plan[i, j] * moved, upper, certain - inner, (lower + upper) / 2

@@ -34,7 +34,7 @@ _FEW_FROM = 20_000  # pairs from which a few arcs beat all of them
 _SCALINGS = 10  # steps of Sinkhorn that choose the arcs
 _BLUR = 0.05  # their temperature, over the mean reduced cost
 _MISPLACED = 0.1  # give up on the arc subset if Sinkhorn's marginal error is above 10 %
-_REACH = 4.0  # times the gap that they leave: arcs of an optimal plan cost less than that
+_REACH = 4.0  # keep arcs of reduced cost up to 4 × gap: an optimal plan hardly uses others
 _FEW = 0.25  # of all arcs, at most: with more, the dense simplex is up to 4 times as fast
 _ADDITIONS = 4
 _TIGHT = 1e-15  # of the largest reduced cost: 0 up to rounding
@@ -273,9 +273,6 @@ def sparse_simplex(
     Raises:
         ConvergenceError: if POT reports anything but an optimum.
     """
-    import ot
-    from scipy.sparse import coo_array
-
     rows, cols, costs = arcs
     a, b = _positive(a, b)
     unit = max(float(costs.max()), 1e-300)

@@ -177,7 +177,7 @@ def monotone_plan(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
 
 def staircase(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Arcs of the monotone plan, both ways around its corners: rounding of sums cannot cut it."""
+    """Arcs of the monotone plan, both ways around its corners: rounding cannot disconnect it."""
     i, j, _ = monotone_plan(a, b)
     return np.concatenate([i, i[:-1], i[1:]]), np.concatenate([j, j[1:], j[:-1]])
 
@@ -262,7 +262,7 @@ def _ordered_alike(
 def _may_be_nearest(
     points: np.ndarray, queries: np.ndarray, moved: np.ndarray, logs: np.ndarray, rtol: float
 ) -> bool:
-    """Whether a few atoms, the heavier the likelier, have their partners nearest to them."""
+    """Whether a few atoms, drawn by weight, have their partners nearest to them."""
     draws = logs + np.random.default_rng(0).gumbel(size=len(logs))
     few = np.argpartition(-draws, min(_PROBES, len(draws)) - 1)[:_PROBES]
     nearest = costs_between(queries[few], points, 2).min(-1)
@@ -285,6 +285,6 @@ def _nearest(
     tree = cKDTree(points, balanced_tree=False, compact_nodes=False)
     reach = float(moved.max()) * (1 + 1e-12)
     found, _ = tree.query(queries, distance_upper_bound=max(reach, _UNSAFE))
-    # The tree squares: what it finds below 1e-154 it may have lost, and what is not found is 0.
+    # The tree squares distances: those below 1e-154 may have underflowed, and count as 0.
     found = np.where(found > 2 * _UNSAFE, found, 0.0)
     return np.minimum(found, moved)
