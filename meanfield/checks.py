@@ -32,7 +32,6 @@ __all__ = [
     "is_recorded",
     "is_traced",
     "number",
-    "one_number",
     "suggestion",
 ]
 
@@ -230,20 +229,6 @@ def as_generator(value: Any, name: str = "generator") -> torch.Generator:
             f"torch.Generator().manual_seed({seed}) makes one"
         )
     return value
-
-
-def one_number(value: Any, what: str) -> float:
-    """An answer as a float, where it is one and not a batch.
-
-    Raises:
-        TypeError: a batch.
-    """
-    if value.ndim:
-        raise TypeError(
-            f"expected {what} of one measure as a float, got a batch of shape "
-            f"{tuple(value.shape)}; take one of them, or .value"
-        )
-    return float(value)
 
 
 def check_finite(tensor: Tensor, name: str) -> None:

@@ -127,9 +127,9 @@ class ParticleMeasure:
         Args:
             points: tokens, shape (..., n, d).
         """
-        points = as_float_tensor(points, "points")
-        n = points.shape[-2] if points.ndim >= 2 else 0
-        positions = torch.arange(1, n + 1, dtype=points.dtype, device=points.device) / max(n, 1)
+        points = _as_points(points, "points")
+        n = points.shape[-2]
+        positions = torch.arange(1, n + 1, dtype=points.dtype, device=points.device) / n
         return cls(points, positions=positions)
 
     @property

@@ -169,16 +169,6 @@ def _by_shape(
 
 
 def _infinite() -> Certified:
-    none, inf = np.zeros(0, np.int64), np.asarray(math.inf)
-    return Certified(
-        value=inf,
-        lower=inf,
-        upper=inf,
-        rows=none,
-        cols=none,
-        log_mass=np.zeros(0),
-        f=None,
-        g=None,
-        method="unequal first marginals",
-        converged=np.asarray(True),
-    )
+    none, inf, name = np.zeros(0, np.int64), np.asarray(math.inf), "unequal first marginals"
+    yes = np.asarray(True)
+    return Certified(inf, inf, inf, none, none, np.zeros(0), None, None, name, converged=yes)

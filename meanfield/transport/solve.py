@@ -221,7 +221,7 @@ def solve_arrays(
     step = max(1, _BLOCK // (n * m * d))
     blocks = [slice(start, start + step) for start in range(0, count, step)]
 
-    def solved(block: slice) -> Certified:
+    def answer_of(block: slice) -> Certified:
         arrays = (t[block] for t in (x, y, log_a, log_b))
         problem = Problem.of(*arrays, order=settings.order)
         formula = closed_form(problem, rtol=settings.rtol)
@@ -230,10 +230,10 @@ def solve_arrays(
 
     threads = os.cpu_count() or 1
     if max(n, m) < _THREADED_FROM or threads == 1 or len(blocks) == 1:
-        found = [solved(block) for block in blocks]
+        found = [answer_of(block) for block in blocks]
     else:
         with ThreadPoolExecutor(threads) as pool:
-            found = list(pool.map(solved, blocks))
+            found = list(pool.map(answer_of, blocks))
     whole = gathered(found)
     is_open = whole.width > settings.rtol
     if not is_open.any():
