@@ -1,8 +1,8 @@
 """Transformers as a source of layers, blocks, networks, and of the token clouds that enter them.
 
-The weights are read into maps of measures; from then on the model only makes inputs. Calling the
-model's own attention modules instead would be wrong without a sign of it: alone, GPT-2's is not
-causal in its plain implementation and BERT's never is.
+The weights are read into maps of measures; the model itself only makes their inputs. Calling the
+model's own attention modules instead would be silently wrong: called alone, GPT-2's is not causal
+in its plain implementation, and BERT's never is.
 
 Encoders: BERT, RoBERTa, DistilBERT, ELECTRA, ALBERT. Decoders: GPT-2, GPT-NeoX (Pythia), Llama,
 Mistral, Qwen2, Qwen3, Gemma, Gemma 2. To add a type, write a file beside theirs that makes a

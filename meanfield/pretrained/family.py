@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from meanfield.attention import SelfAttention
-from meanfield.measures import MeasureMap
+from meanfield.maps import Map
 
 __all__ = ["Family", "Site"]
 
@@ -17,7 +17,7 @@ class Site(NamedTuple):
 
     Attributes:
         model: the `torch.nn.Module` of transformers.
-        module: of the block.
+        module: the block's.
         layer: its number, from 0.
         causal: whether attention is masked.
         length: n, of the sequence whose positions i/n the measure has, or None.
@@ -31,20 +31,8 @@ class Site(NamedTuple):
 
     @property
     def config(self) -> Any:
-        """Of the model."""
+        """The model's configuration."""
         return self.model.config
-
-
-def _no_maps(model: Any) -> Sequence[MeasureMap]:
-    return ()
-
-
-def _no_objection(config: Any) -> None:
-    return None
-
-
-def _positions(config: Any) -> int:
-    return int(config.max_position_embeddings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,12 +48,12 @@ class Family:
         attention: the attention of a block, output projection included.
         block: the whole block.
         last: what follows the last block up to ``last_hidden_state``.
-        check: raises ValueError for a configuration that is not read right.
-        max_tokens: longest sequence, of a configuration.
-        needs_length: whether its layers look at positions beyond their order, so that they have
-            to know the length of the sequence.
-        model_arguments: of the model's class.
-        random_config: sizes of a random model where the type's own are too large to draw.
+        check: raises ValueError for a configuration that would be read wrongly.
+        max_tokens: of a configuration, the longest sequence.
+        needs_length: whether its layers use distances between positions, so that they need the
+            length of the sequence.
+        model_arguments: arguments of the model's class.
+        random_config: smaller sizes for random models.
     """
 
     model_type: str
@@ -74,10 +62,10 @@ class Family:
     blocks: Callable[[Any], Sequence[Any]]
     attention_module: Callable[[Any], Any]
     attention: Callable[[Site], SelfAttention]
-    block: Callable[[Site], MeasureMap]
-    last: Callable[[Any], Sequence[MeasureMap]] = _no_maps
-    check: Callable[[Any], None] = _no_objection
-    max_tokens: Callable[[Any], int] = _positions
+    block: Callable[[Site], Map]
+    last: Callable[[Any], Sequence[Map]] = lambda model: ()
+    check: Callable[[Any], None] = lambda config: None
+    max_tokens: Callable[[Any], int] = lambda config: int(config.max_position_embeddings)
     needs_length: bool = False
     model_arguments: Mapping[str, Any] = field(default_factory=dict)
     random_config: Mapping[str, Any] = field(default_factory=dict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.layers import Chain, Residual, Sum
-from meanfield.measures import MeasureMap
+from meanfield.maps import Map
 from meanfield.pretrained.family import Family, Site
 from meanfield.pretrained.modules import feed_forward, layer_norm, rotary_kernel
 
@@ -34,7 +34,7 @@ def _attention(site: Site) -> SelfAttention:
     return SelfAttention(parameters, causal=True, kernel=rotary_kernel(site))
 
 
-def _block(site: Site) -> MeasureMap:
+def _block(site: Site) -> Map:
     block, mlp = site.module, site.module.mlp
     feed = feed_forward(site.config.hidden_act, mlp.dense_h_to_4h, mlp.dense_4h_to_h)
     attention = Chain([layer_norm(block.input_layernorm), _attention(site)])

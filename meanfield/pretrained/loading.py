@@ -1,4 +1,4 @@
-"""The door: a model by name, from a folder, a package, the cache, or drawn at random."""
+"""A model by name: from a folder, a package or the cache, or with random weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def load(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> Transformer:
-    """Load a model of a type in `meanfield.pretrained`, or draw one at random.
+    """Load a model of a type that `meanfield.pretrained` names, or one with random weights.
 
     Args:
         name: a folder with a checkpoint; ``"random:bert"``, ``"random:llama"``, … for random
@@ -77,11 +77,11 @@ def load(
 
 
 def read(model: Any, *, name: str = "model", tokenizer: Any = None) -> Transformer:
-    """A model of transformers that is at hand, as it is: in training, fine-tuned, cut.
+    """Read a model of transformers that is in memory: in training, fine-tuned, shortened.
 
-    Its layers are read anew at each call of `attention`, `block` and `network`, so that they
-    follow the weights. It is not put into evaluation mode; `embeddings` and `attention_inputs`
-    have dropout in them if it is in training mode.
+    Each call of `attention`, `block` and `network` reads the weights as they are then. The model
+    is not put into evaluation mode: in training mode `embeddings` and `attention_inputs` have
+    dropout.
 
     Args:
         model: the `torch.nn.Module` of one of these types, or one with a head on it.
@@ -90,7 +90,7 @@ def read(model: Any, *, name: str = "model", tokenizer: Any = None) -> Transform
 
     Raises:
         ValueError: a type that is not read.
-        TypeError: no model of transformers.
+        TypeError: not a model of transformers.
     """
     _require_transformers()
     from transformers import PreTrainedModel
@@ -115,7 +115,7 @@ def _random(name: str, causal: bool | None, seed: int, changes: dict[str, Any]) 
         raise ValueError(f"name: expected one of {known}, got {name!r}")
     family = FAMILIES[architecture]
     config_class, model_class = _classes(family)
-    # The configuration classes take any keyword without a word, so that a typo would be silent.
+    # Configuration classes accept any keyword: a typo would go unnoticed.
     usual = config_class()
     known_fields = {*usual.to_dict(), *config_class.attribute_map}
     if unknown := sorted(set(changes) - known_fields):

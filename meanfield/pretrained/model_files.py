@@ -1,4 +1,4 @@
-"""Where checkpoints are and whether they are whole: nothing is downloaded unless asked for."""
+"""Finding checkpoints and checking that they are complete; downloads only if asked to."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def model_type(folder: Path) -> str:
 def read_model(kind: Any, folder: Path, config: Any, arguments: Mapping[str, Any]) -> Any:
     """The model with its weights, all of which must be there.
 
-    What transformers does not find it draws at random, and says so in a log that few read.
+    Weights that transformers does not find it initialises at random, with a log message only.
 
     Raises:
         FileNotFoundError: no safetensors files.
@@ -168,9 +168,9 @@ def _check_whole(folder: Path, model: Any, report: Mapping[str, Any]) -> None:
 
 
 def _of_other_layers(model: Any, keys: Any) -> list[str]:
-    """Weights that the model has in its layers, under numbers that it does not have.
+    """Weights of layers beyond those of the model.
 
-    The weights of a head (of a language model, a classifier) are none of the model's and no loss.
+    Weights of a head (language model, classifier) are not part of the model and may be left out.
     """
 
     def numberless(key: str) -> str:
@@ -188,7 +188,7 @@ def _some(names: list[str]) -> str:
 
 def read_tokenizer(folder: Path) -> Any:
     """The tokenizer of a checkpoint, or None if it has no vocabulary."""
-    # Without these files transformers makes up a tokenizer of five words.
+    # Without these files transformers returns a tokenizer of five words.
     if not any((folder / file).exists() for file in _WORDS):
         return None
     from transformers import AutoTokenizer

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from meanfield.attention import AttentionParameters, SelfAttention
-from meanfield.html import table
 from meanfield.layers import Chain
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.maps import Map
+from meanfield.measures import ParticleMeasure
 from meanfield.pretrained.family import Family, Site
 from meanfield.pretrained.model_files import quiet
 
@@ -28,9 +28,9 @@ class Transformer:
     """A model in evaluation mode, read as attention layers, blocks and a network.
 
     All of them are maps of measures; the tokens are the uniform measure with token i of n at
-    position i/n. Layers that look at the distance of positions (rotary positions, windows) have
-    to be told n: `needs_length` says so, and ``length=n`` tells them. They are maps of measures
-    on [0, 1] × R^d like any other then, and do not change when atoms split.
+    position i/n. Layers that use distances between positions (rotary positions, windows) need n:
+    `needs_length` says so, and ``length=n`` gives it. They are then maps of measures on
+    [0, 1] × R^d like any other, and do not change when atoms split.
 
     Attributes:
         name: as given to `meanfield.pretrained.load`.
@@ -92,25 +92,12 @@ class Transformer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the weights and their names, as float64; as they are when first asked."""
+        """SHA-256 of the weights and their names, as float64; computed once, at the first use."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
             digest.update(tensor.detach().to("cpu", torch.float64).contiguous().numpy())
         return f"sha256 {digest.hexdigest()}"
-
-    def _repr_html_(self) -> str:
-        rows = [
-            ("type", self.architecture),
-            ("layers", self.n_layers),
-            ("heads", self.n_heads),
-            ("dimension", self.dim),
-            ("masked", self.causal),
-            ("most tokens", self.max_tokens),
-            ("weights", str(self.dtype).removeprefix("torch.")),
-            ("revision", self.revision or None),
-        ]
-        return table(f"Transformer {self.name}", rows)
 
     def __repr__(self) -> str:
         return (
@@ -154,7 +141,7 @@ class Transformer:
         with torch.no_grad():
             return self.family.attention(self._site(layer, length))
 
-    def block(self, layer: int, *, length: int | None = None) -> MeasureMap:
+    def block(self, layer: int, *, length: int | None = None) -> Map:
         """Attention and feed-forward layer with their residuals and norms.
 
         Args:
@@ -213,8 +200,8 @@ class Transformer:
     ) -> Tensor:
         """The token clouds X that enter the attention layers, by the model itself.
 
-        Where a layer norm precedes attention they come after it. Models with RMSNorm compute it
-        in float32 whatever the dtype of their weights; the maps here do not.
+        If a norm precedes attention, X is its output. Models compute RMSNorm in float32
+        whatever the dtype of their weights; the maps here do not.
 
         Args:
             tokens: ids, shape (n,) or (batch, n).
@@ -268,7 +255,7 @@ class Transformer:
     def _inputs(
         self, modules: list[Any], places: list[int], ids: Tensor, **extra: Tensor
     ) -> list[Tensor]:
-        """What enters some of the modules, in a run of the model."""
+        """The hidden states that enter some of the modules in one run of the model."""
         batch = ids if ids.ndim == 2 else ids[None]
         extra = {name: t if t.ndim == 2 else t[None] for name, t in extra.items()}
         with torch.no_grad(), _recorded(modules) as seen:
