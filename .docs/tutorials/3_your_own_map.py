@@ -20,12 +20,14 @@ from meanfield import (
     ParticleMeasure,
     SelfAttention,
     figures,
+    layers,
     linearize,
     pushforward,
     sampling,
 )
 from meanfield.attention import kernels
-from meanfield.lipschitz import lipschitz_lower, local_lipschitz
+from meanfield.lipschitz import ball_upper, lipschitz_lower, local_lipschitz
+from meanfield.maps import BallBounds, expanded_radii
 
 generator = torch.Generator().manual_seed(0)
 parameters = AttentionParameters.random(4, n_heads=2, generator=generator)
@@ -53,6 +55,42 @@ linearize(block, mu).atoms.to_dense().shape
 torch.manual_seed(0)
 mlp = nn.Sequential(nn.Linear(4, 32), nn.GELU(), nn.Linear(32, 4)).double().requires_grad_(False)
 print(local_lipschitz(lambda nu: pushforward(mlp, block(nu)), mu))
+
+# %%
+# A layer that knows more
+# -----------------------
+# A function declares nothing. What you know of a map goes into a subclass of ``meanfield.Map``:
+# whether it is masked, its derivative, bounds that you have proved. A layer that moves every
+# token by itself gives two products, and its exact derivative and constant follow; a third
+# method bounds what happens as tokens move.
+
+
+class Linear(layers.Particlewise):
+    """x ↦ Wx + b."""
+
+    def __init__(self, weight, bias):
+        self.weight, self.bias = weight, bias
+        self.norm = torch.linalg.matrix_norm(weight, 2)
+
+    def __call__(self, mu):
+        return mu.replace(mu.points @ self.weight.mT + self.bias)
+
+    def products(self, mu):
+        return lambda eps: eps @ self.weight.mT, lambda zeta: zeta @ self.weight
+
+    def ball_bounds(self, mu, radii, *, splitting=True):
+        moved = self.norm * expanded_radii(mu, radii)
+        return BallBounds.of(self.norm, torch.zeros_like(self.norm), self.norm, moved)
+
+
+linear = Linear(torch.randn(4, 4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64))
+network = layers.Chain([layers.Residual(attention), linear])
+print(local_lipschitz(network, mu))
+
+# %%
+# The networks that it is part of have such bounds too. No local constant is above this one while
+# every token moves by at most 0.01:
+ball_upper(network, mu, 0.01)
 
 # %%
 # Your own kernel
@@ -92,7 +130,7 @@ print(float(local_lipschitz(mine, mu)), float(local_lipschitz(by_hand, mu)))
 # The kernels of the literature are there: ``l2``, ``cosine``, ``qk_norm``, ``soft_cap``,
 # ``rotary``, ``alibi``, ``window``, and they combine. How do constants grow with the radius of
 # the cloud?
-layers = {
+kinds = {
     "dot product": SelfAttention(parameters),
     "L2": SelfAttention(parameters, kernel=kernels.l2),
     "soft cap at 2": SelfAttention(parameters, kernel=kernels.soft_cap(2.0)),
@@ -102,7 +140,7 @@ radii = [0.5, 1, 2, 4, 8, 16]
 shape = sampling.ball(16, 4, generator=generator)
 with figures.style():
     ax = plt.subplots()[1]
-    for marker, (name, layer) in zip("osx^", layers.items(), strict=True):
+    for marker, (name, layer) in zip("osx^", kinds.items(), strict=True):
         values = [float(local_lipschitz(layer, ParticleMeasure(R * shape))) for R in radii]
         ax.semilogy(radii, values, marker + "-", label=name)
     ax.set_xscale("log", base=2)
