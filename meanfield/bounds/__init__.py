@@ -27,8 +27,8 @@ statements that are not in the papers; the page "Sharp constants" of the documen
 """
 
 # Files: `sharp` (this package's upper bounds), `diracs` (its lower ones), `rates` (for a given A),
-# `scores` (other kernels), `theorems` (the papers' own), `joins` and `layer` (from heads to a
-# layer), `l2` (L2 attention on n tokens), `tables` (all of them at once).
+# `scores` (other kernels), `theorems` (the papers' own), `layer` (from heads to a layer),
+# `l2` (L2 attention on n tokens), `tables` (all of them at once).
 
 from meanfield.bounds.diracs import (
     masked_two_dirac_lower,

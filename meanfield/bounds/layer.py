@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meanfield.bounds.arguments import out
-from meanfield.bounds.joins import joined_heads
 from meanfield.bounds.theorems import theorem_3_3
 from meanfield.checks import as_bool, as_floats, describe
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from meanfield.attention.kernels.kernel import Score
     from meanfield.attention.parameters import AttentionParameters
 
-__all__ = ["Layer", "raised"]
+__all__ = ["Layer", "joined_heads", "raised"]
 
 # Relative: what upper bounds of a layer are raised by, to stay above the rounding of the norms.
 _ROUNDING = 1e-9
@@ -146,6 +145,36 @@ class Layer:
             return np.zeros(self.parameters.n_heads)
         rows = as_floats(bias)[:, None, :] @ as_floats(matrix)
         return self._scale * np.linalg.norm(rows[:, 0], axis=-1)
+
+
+def joined_heads(V: Any, constants: Any, *, norms_V: Any = None) -> Any:
+    """min(Σ_h τ_h ‖V_h‖, ‖Σ_h τ_h V_hV_hᵀ‖^½ (Σ_h τ_h)^½): the constant of Σ_h V_h F_h.
+
+    The second is smaller where heads write into different directions: by √H if these are
+    orthogonal. It holds for constants in L^p with p ≥ 2: by Cauchy–Schwarz in h, and Minkowski's
+    inequality for p/2.
+
+    Args:
+        V: what each head does to its mean, (H, d_out, d).
+        constants: τ_h ≥ 0, a bound of each head alone at V_h = I, (..., H); ∞ if none is known.
+        norms_V: ‖V_h‖, (H,), if they are known.
+
+    Source: the first is [CAP24] Lemma 3.8; the second is this package's. Proved.
+    """
+    matrices, tau = as_floats(V), as_floats(constants)
+    norms_V = np.linalg.norm(matrices, 2, axis=(-2, -1)) if norms_V is None else norms_V
+    with np.errstate(invalid="ignore", over="ignore"):
+        summed = np.where(norms_V > 0, norms_V * tau, 0.0).sum(-1)
+    if len(matrices) == 1:
+        return out(summed)
+    finite = np.where(np.isfinite(tau), tau, 0.0)
+    scale = np.maximum(finite.max(-1, keepdims=True), np.finfo(float).tiny)
+    share = finite / scale  # so that no product overflows
+    gram = np.einsum("...h,hik->...ik", share, matrices @ np.swapaxes(matrices, -1, -2))
+    top = np.linalg.eigvalsh(gram)[..., -1].clip(0)
+    with np.errstate(over="ignore"):
+        together = np.sqrt(top * share.sum(-1)) * scale[..., 0]
+    return out(np.where(np.isfinite(tau).all(-1), np.minimum(summed, together), summed))
 
 
 def raised(value: Any) -> Any:

@@ -15,9 +15,9 @@ from meanfield.layers.residual import Residual
 from meanfield.maps import BallBounds, Linearisation, Map, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
-__all__ = ["NORMS", "Ball", "Bounded", "contractive", "size"]
+__all__ = ["Ball", "Bounded", "contractive", "size"]
 
-NORMS = ("l2", "max")
+_NORMS = ("l2", "max")
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class Bounded(Composite):
     ) -> None:
         super().__init__([map])
         object.__setattr__(self, "constant", _number(constant))
-        object.__setattr__(self, "norm", choice(norm, "norm", NORMS))
+        object.__setattr__(self, "norm", choice(norm, "norm", _NORMS))
         object.__setattr__(self, "ball", ball)
 
     @property

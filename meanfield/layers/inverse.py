@@ -10,13 +10,13 @@ from torch import Tensor
 
 from meanfield.checks import as_bool, count, describe, number
 from meanfield.errors import ConvergenceError
-from meanfield.html import span, table
 from meanfield.layers.chain import Chain
 from meanfield.layers.contraction import Bounded, size
 from meanfield.layers.residual import Residual
 from meanfield.linalg import operator_norm
 from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.results import Answer, labelled
 
 __all__ = ["Inversion", "invert"]
 
@@ -28,8 +28,7 @@ _REFUTED = 1 + 1e-6
 _PATIENCE = 8
 
 
-@dataclass(frozen=True, eq=False)
-class Inversion:
+class Inversion(Answer, noun="preimage", title="Preimage"):
     """A preimage and its evidence; tensors have the batch shape of ν.
 
     Attributes:
@@ -45,29 +44,12 @@ class Inversion:
     """
 
     measure: ParticleMeasure
-    error: Tensor
-    residual: Tensor
-    n_steps: int
-    converged: Tensor
-    factor: float
-    steepness: Tensor
-
-    def __repr__(self) -> str:
-        parts = [f"error={span(self.error)}", f"residual={span(self.residual)}"]
-        parts.append(f"converged={bool(self.converged.all())}, n_steps={self.n_steps}")
-        return f"Inversion({self.measure!r}, {', '.join(parts)})"
-
-    def _repr_html_(self) -> str:
-        rows = [
-            ("atoms", self.measure.n_particles),
-            ("certified error, weighted L2", span(self.error)),
-            ("residual", span(self.residual)),
-            ("contraction factor", self.factor),
-            ("steepness seen, over the constant", span(self.steepness)),
-            ("evaluations", self.n_steps),
-            ("converged", bool(self.converged.all())),
-        ]
-        return table("Preimage", rows)
+    error: Tensor = labelled("certified error, weighted L2", beside=True)
+    residual: Tensor = labelled("residual", beside=True)
+    n_steps: int = labelled("evaluations", attribute=True)
+    converged: Tensor = labelled("converged", dtype="bool", beside=True)
+    factor: float = labelled("contraction factor", attribute=True)
+    steepness: Tensor = labelled("steepness seen, over the constant", beside=True)
 
 
 def invert(
@@ -116,7 +98,7 @@ def invert(
         found, answers = nu, []
         error = nu.points.new_zeros(nu.batch_shape)
         for k in reversed(range(len(stages))):
-            # What is left of the error asked for, once the layers before it have magnified it.
+            # Tolerance for this layer, so that the total stays below rtol.
             share = math.prod(1 - stage.factor for stage in stages[:k]) / len(stages)
             goal = share * rtol * size(nu.points, nu, "l2")
             if k + 1 < len(stages) and (stages[k + 1].norm, stages[k].norm) == ("l2", "max"):
