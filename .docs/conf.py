@@ -5,9 +5,11 @@ sphinx-build -W --keep-going -b html .docs .docs/_build
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import os
 import re
+import runpy
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,10 @@ from pybtex.style.labels import BaseLabelStyle
 from sphinx.util import logging
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# A page that is no file of the repository.
+_LISTING = runpy.run_path(str(ROOT / ".docs" / "listing.py"))
+(ROOT / ".docs" / "reference" / "experiments.md").write_text(_LISTING["page"](), encoding="utf-8")
 
 project = "meanfield"
 author = "The meanfield developers"
@@ -134,7 +140,11 @@ def setup(app: Any) -> None:
 
 
 def _plain_marks(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """In a docstring |x| is an absolute value and [CAP24] a citation."""
+    """In a docstring |x| is an absolute value and [CAP24] a citation; settings have meanings."""
+    if what == "class" and dataclasses.is_dataclass(obj):
+        known = {one.name: one.metadata.get("meaning") for one in dataclasses.fields(obj)}
+        meanings = [f"    {name}: {meaning}." for name, meaning in known.items() if meaning]
+        lines += ["", "Attributes:", *meanings, ""] if meanings else []
     if what == "data" and isinstance(obj, dict | tuple):
         lines[:] = [", ".join(f"``{name}``" for name in obj) + "."]
     for k, line in enumerate(lines):

@@ -24,18 +24,20 @@ from meanfield.checks import count
 from meanfield.experiments import inputs
 from meanfield.experiments.ascent import climb
 from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.fitting import fit_laws, fittable
+from meanfield.experiments.fitting import with_laws
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import figure, readable_logs, ticks_at
-from meanfield.figures.curves import FORMULA, curve, formula, mark_unconverged
+from meanfield.figures.canvas import FORMULA, figure, readable_logs, ticks_at
+from meanfield.figures.curves import curve, formula, mark_unconverged
 from meanfield.figures.selection import by_level, fits_of, select
-from meanfield.lipschitz import local_lipschitz
+from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+__all__ = ["EXPERIMENT", "Settings"]
 
 
 @dataclass(frozen=True)
@@ -59,18 +61,12 @@ class Settings:
     dtype: str = setting("float64", "'float32' or 'float64'")
 
 
+_SEARCHED = ("value", "residual")
 _VARIABLES = (
-    Variable("constant", "local Lipschitz constant ‖Df(X)‖ of the layer"),
-    Variable("constant_residual", "relative residual of the constant"),
-    Variable("constant_upper", "the constant is at most this, with probability 0.999"),
-    Variable("constant_converged", "whether the constant converged", dtype="bool"),
-    Variable("head_constant", "the same of the head alone"),
-    Variable("head_constant_residual", "relative residual of the head's constant"),
-    Variable("head_constant_upper", "the head's constant is at most this, with probability 0.999"),
-    Variable("head_constant_converged", "whether the head's converged", dtype="bool"),
+    *LocalLipschitz.columns("constant", words="local Lipschitz constant ‖Df(X)‖ of the layer"),
+    *LocalLipschitz.columns("head_constant", words="the same of the head alone"),
     Variable("released", "√‖Df(X)ᵀ f(X)‖, as the published scripts"),
-    Variable("searched", "the largest that ascent of the layer's constant found in B_R"),
-    Variable("searched_residual", "relative residual of the searched constant"),
+    *LocalLipschitz.columns("searched", *_SEARCHED, words="largest that ascent in B_R found"),
     Variable("gamma", "scaling factor γ of the head"),
     Variable("general_lower", "what the head would reach with V = I, Proposition 3.4"),
     Variable("general_bound", "upper bound, Theorem 3.3 summed over heads"),
@@ -110,19 +106,14 @@ def measure(
     whole = local_lipschitz(F, mu, geometry="euclidean", strict=False)
     alone = type(F)(F.parameters.head(head), causal=F.causal)
     single = local_lipschitz(alone, mu, geometry="euclidean", strict=False)
-    searched = climb(F, mu, radius, steps=search_steps)[1] if n_tokens in search_tokens else None
+    searched = {"searched": math.nan, "searched_residual": math.nan}
+    if n_tokens in search_tokens:
+        searched = climb(F, mu, radius, steps=search_steps)[1].row("searched", *_SEARCHED)
     return {
-        "constant": float(whole.value),
-        "constant_residual": float(whole.residual),
-        "constant_upper": float(whole.upper),
-        "constant_converged": bool(whole.converged),
-        "head_constant": float(single.value),
-        "head_constant_residual": float(single.residual),
-        "head_constant_upper": float(single.upper),
-        "head_constant_converged": bool(single.converged),
+        **whole.row("constant"),
+        **single.row("head_constant"),
         "released": float(inputs.released_quantity(F, mu)),
-        "searched": math.nan if searched is None else float(searched.value),
-        "searched_residual": math.nan if searched is None else float(searched.residual),
+        **searched,
         "gamma": pair.scaling,
         "general_lower": bounds.proposition_3_4(pair.scaling, radius, n_tokens),
         "general_bound": Layer.of(F).theorem_3_3(radius, n_tokens),
@@ -140,23 +131,8 @@ def _conclude(ds: xr.Dataset) -> xr.Dataset:
         far = (ds.n_tokens == ds.n_tokens.max()) & (ds.radius == ds.radius.max())
         best = int(np.nanargmax(np.where(far.values, ds.constant.values, -np.inf)))
         ds = ds.assign_attrs(best_head=int(ds["head"].values[best]))
-    return ds.merge(fit_laws(_curves(ds))) if len(np.unique(ds.n_tokens)) > 1 else ds
-
-
-def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any, Any]]:
-    curves = []
-    for head in np.unique(ds["head"].values):
-        for radius in np.unique(ds.radius.values):
-            chosen = (ds["head"].values == head) & (ds.radius.values == radius)
-            rows = ds.isel(case=np.flatnonzero(chosen))
-            for quantity in ("constant", "head_constant", "released"):
-                y = rows[quantity].values
-                labels = {"quantity": quantity, "head": int(head), "radius": float(radius)}
-                flag = f"{quantity}_converged"
-                good = rows[flag].values if flag in rows else np.isfinite(y)
-                if fittable(y, good):
-                    curves.append((labels, rows.n_tokens.values, y, None, good))
-    return curves
+    quantities = ("constant", "head_constant", "released")
+    return with_laws(ds, quantities, by=("head", "radius"))
 
 
 @figure(

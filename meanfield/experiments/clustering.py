@@ -31,6 +31,8 @@ from meanfield.results import Variable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+__all__ = ["EXPERIMENT", "Settings"]
+
 
 @dataclass(frozen=True)
 class Settings:

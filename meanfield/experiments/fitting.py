@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import xarray as xr
 from meanfield.results import Variable, fit_power
 from meanfield.results.labels import dataset
 
-__all__ = ["LAWS", "fit_laws", "fittable"]
+__all__ = ["LAWS", "fit_laws", "with_laws"]
 
 # Exponent of each law; None is fitted. [CAP24] draw n^1/4 and n^1/2.
 LAWS: Mapping[str, float | None] = {"free": None, "1/4": 0.25, "1/2": 0.5}
@@ -27,6 +28,53 @@ _NAMES = {
     "n_points": "points of the fit",
     "n_excluded": "points left out: missing, or not converged",
 }
+
+
+def with_laws(
+    ds: xr.Dataset,
+    quantities: Sequence[str],
+    *,
+    by: Sequence[str],
+    along: str | None = None,
+    groups: str | None = None,
+) -> xr.Dataset:
+    """The Dataset with power laws of quantities against n; as it is if there is but one n.
+
+    Points whose ``..._converged`` is false and NaN are left out, and curves of fewer than two
+    others.
+
+    Args:
+        ds: with ``n_tokens`` along `case`.
+        quantities: the variables to fit.
+        by: parameters; each combination of their values has a curve of its own.
+        along: a dimension, each of whose places has one.
+        groups: a dimension whose places are the groups of the jackknife.
+    """
+    if len(np.unique(ds.n_tokens)) < 2:
+        return ds
+    curves = []
+    for place in itertools.product(*(np.unique(ds[name]).tolist() for name in by)):
+        labels: dict[str, Any] = dict(zip(by, place, strict=True))
+        keep = np.all([ds[name].values == value for name, value in labels.items()], axis=0)
+        rows = ds.isel(case=np.flatnonzero(keep))
+        for quantity in quantities:
+            for at in rows[along].values.tolist() if along else [None]:
+                here = {along: at} if along else {}
+                curve = _curve(rows.sel(here), quantity, groups)
+                if curve is not None:
+                    curves.append(({"quantity": quantity, **labels, **here}, *curve))
+    return ds.merge(fit_laws(curves))
+
+
+def _curve(rows: xr.Dataset, quantity: str, groups: str | None) -> tuple[Any, ...] | None:
+    """n, values, groups and whether each has converged; None if there is nothing to fit."""
+    y, flag = rows[quantity], f"{quantity}_converged"
+    good = (rows[flag] if flag in rows else y.notnull()).astype(bool)
+    if int((good & y.notnull()).sum()) < 2:
+        return None
+    n, y, good = xr.broadcast(rows.n_tokens, y, good)
+    group = xr.broadcast(y, rows[groups])[1].values if groups else None
+    return n.values, y.values, group, good.values
 
 
 def fit_laws(
@@ -79,11 +127,6 @@ def _fitted(n: Any, y: Any, groups: Any, converged: Any, exponent: float | None)
         residual = residual[np.asarray(converged).astype(bool)]
     values["rms"] = float(np.sqrt(np.nanmean(residual**2)))
     return {f"fit_{name}": value for name, value in values.items()}
-
-
-def fittable(y: Any, converged: Any) -> bool:
-    """Whether at least two points are there and have converged."""
-    return int((np.isfinite(np.asarray(y, float)) & np.asarray(converged).astype(bool)).sum()) > 1
 
 
 def _dtype(value: Any) -> str:

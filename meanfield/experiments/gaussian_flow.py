@@ -32,6 +32,8 @@ from meanfield.results import Variable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+__all__ = ["EXPERIMENT", "Settings"]
+
 
 _A = ((0.5, 0.3, 0.0), (-0.3, -0.4, 0.2), (0.1, 0.0, -0.8))
 _V = ((0.7, 0.0, 0.3), (0.0, 0.9, -0.2), (-0.3, 0.2, 0.8))

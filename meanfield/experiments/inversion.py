@@ -36,6 +36,8 @@ from meanfield.results import Variable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+__all__ = ["EXPERIMENT", "Settings"]
+
 
 _KERNELS = {"l2": kernels.l2, "dot product": kernels.dot_product}
 _STEPS = 60

@@ -23,12 +23,14 @@ from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import colours, figure
 from meanfield.figures.curves import curve, formula
 from meanfield.figures.selection import best, select
-from meanfield.lipschitz import worst_case
+from meanfield.lipschitz import LocalLipschitz, worst_case
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+__all__ = ["EXPERIMENT", "Settings"]
 
 
 _DIM, _TEMPERATURE, _TAU, _EPS = 2, 5.0, 2.0, 1.0
@@ -52,10 +54,7 @@ class Settings:
 
 
 VARIABLES = (
-    Variable("constant", "largest local W₂ constant found"),
-    Variable("constant_residual", "its relative residual"),
-    Variable("constant_upper", "it is at most this, with probability 0.999"),
-    Variable("constant_converged", "whether it converged", dtype="bool"),
+    *LocalLipschitz.columns("constant", words="largest local W₂ constant found"),
     Variable("bound", "upper bound on the ball; infinite where none is known"),
 )
 PARAMETERS = (
@@ -126,10 +125,7 @@ def largest_constant(
     ]
     best = max(found, key=lambda constant: float(constant.value))
     return {
-        "constant": float(best.value),
-        "constant_residual": float(best.residual),
-        "constant_upper": float(best.upper),
-        "constant_converged": bool(best.converged),
+        **best.row("constant"),
         "bound": _bound(kernel, radius),
     }
 

@@ -23,8 +23,8 @@ from meanfield import bounds
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import colours, figure
-from meanfield.figures.curves import FORMULA, curve
+from meanfield.figures.canvas import FORMULA, colours, figure
+from meanfield.figures.curves import curve
 from meanfield.figures.selection import select
 from meanfield.lipschitz import infinity_norm
 from meanfield.maps import linearize
@@ -33,6 +33,8 @@ from meanfield.results import Variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+__all__ = ["EXPERIMENT", "Settings"]
 
 
 _RATE = 0.1  # of Adam, as in the paper

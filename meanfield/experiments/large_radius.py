@@ -23,12 +23,14 @@ from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import figure, kind, readable_logs
 from meanfield.figures.curves import curve
 from meanfield.figures.selection import by_level, masked
-from meanfield.lipschitz import local_lipschitz
+from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+__all__ = ["EXPERIMENT", "Settings"]
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,7 @@ class Settings:
 
 
 _VARIABLES = (
-    Variable("constant", "local Lipschitz constant ‖Df(λX)‖"),
-    Variable("constant_residual", "relative residual of the constant"),
-    Variable("constant_upper", "the constant is at most this, with probability 0.999"),
-    Variable("constant_converged", "whether the constant converged", dtype="bool"),
+    *LocalLipschitz.columns("constant", words="local Lipschitz constant ‖Df(λX)‖"),
     Variable("limit", "‖V‖ √(largest number of queries that share a key)"),
     Variable("ceiling", "‖V‖ √n"),
     Variable("smallest_gap", "smallest gap between the two best scores of a query at λ"),
@@ -111,10 +110,7 @@ def measure(
     gaps = best[:, 0] - best[:, 1]
     sharing = int(torch.bincount(chosen[:, 0]).max())
     return {
-        "constant": float(constant.value),
-        "constant_residual": float(constant.residual),
-        "constant_upper": float(constant.upper),
-        "constant_converged": bool(constant.converged),
+        **constant.row("constant"),
         "limit": math.sqrt(sharing),
         "ceiling": math.sqrt(n_tokens),
         "smallest_gap": scale**2 * float(gaps.min()),

@@ -21,12 +21,14 @@ from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import figure, readable_logs, ticks_at
 from meanfield.figures.curves import curve
 from meanfield.figures.selection import by_level
-from meanfield.lipschitz import local_lipschitz
+from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+__all__ = ["EXPERIMENT", "Settings"]
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,7 @@ class Settings:
 
 
 VARIABLES = (
-    Variable("largest", "largest local constant found, masked"),
-    Variable("largest_residual", "its relative residual"),
-    Variable("largest_converged", "every constant converged", dtype="bool"),
+    *LocalLipschitz.columns("largest", words="largest local constant found, masked"),
     Variable("unmasked_bound", "the constant of Theorem 3.5, plain attention"),
     Variable("unmasked_sharp", "the sharp constant of plain attention"),
     Variable("hardy_bound", "upper bound, masked, all measures"),
@@ -74,9 +74,9 @@ def largest_masked(
     mu = ParticleMeasure(points, log_weights=logs.log_softmax(-1), positions=positions)
     found = local_lipschitz(F, mu, rtol=1e-3, strict=False)
     k = int(found.value.argmax())
+    row = {name: column[k] for name, column in found.row("largest").items()}
     return {
-        "largest": float(found.value[k]),
-        "largest_residual": float(found.residual[k]),
+        **row,
         "largest_converged": bool(found.converged.all()),
         "unmasked_bound": bounds.theorem_3_5(size, 1.0, 1.0),
         "unmasked_sharp": bounds.mean_field(size, 1.0, 1.0),

@@ -29,6 +29,8 @@ from meanfield.transport import solve_w2
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+__all__ = ["EXPERIMENT", "Settings"]
+
 
 _FRAMES = 21  # times at which samples are kept, for the animation
 

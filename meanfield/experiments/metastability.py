@@ -23,13 +23,15 @@ from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures import animate_particles
 from meanfield.figures.canvas import figure
-from meanfield.figures.curves import stairs
+from meanfield.figures.curves import formula, stairs
 from meanfield.figures.selection import by_level
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+__all__ = ["EXPERIMENT", "Settings"]
 
 
 _GROWN = 0.3  # amplitude at which a mode counts as the one that won; 1 is a perfect comb
@@ -130,14 +132,13 @@ def staircase(ds: xr.Dataset, *, ax: Axes) -> Axes:
     return ax
 
 
-@figure("found_mode", "first_mode")
+@figure("found_mode")
 def first_mode(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """How many clusters the first stage has, against √β, beside the fastest growing mode."""
     root = np.sqrt(ds.beta.values)
     ax.plot(root, ds.found_mode, "o", color="tab:blue", fillstyle="none", label="simulated")
-    mean = ds.groupby("beta").mean()
-    expected = r"largest $k^2 I_k(\beta)$"
-    ax.plot(np.sqrt(mean.beta), mean.first_mode, "k--", drawstyle="default", label=expected)
+    fastest = np.vectorize(lambda x: reduced.first_mode(x**2))
+    formula(ax, fastest, root, "k--", linewidth=1.4, label=r"largest $k^2 I_k(\beta)$")
     ax.set(xlabel=r"$\sqrt{\beta}$", ylabel="clusters of the first stage")
     ax.locator_params(axis="y", integer=True)
     ax.set_title("The fastest growing mode sets the first number of clusters")

@@ -23,14 +23,16 @@ from meanfield.dynamics import reduced
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures import animate_particles
-from meanfield.figures.canvas import colours, figure
-from meanfield.figures.curves import FORMULA, formula
+from meanfield.figures.canvas import FORMULA, colours, figure
+from meanfield.figures.curves import formula
 from meanfield.figures.selection import select
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+__all__ = ["EXPERIMENT", "Settings"]
 
 
 _SHOWN = 100  # particles that are kept, for the animation

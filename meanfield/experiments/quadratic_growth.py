@@ -27,12 +27,14 @@ from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import figure, kind, readable_logs
 from meanfield.figures.curves import curve
 from meanfield.figures.selection import levels, select
-from meanfield.lipschitz import local_lipschitz
+from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+__all__ = ["EXPERIMENT", "Settings"]
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,7 @@ class Settings:
 
 
 _VARIABLES = (
-    Variable("constant", "local Lipschitz constant ‖Df(X)‖"),
-    Variable("constant_residual", "relative residual of the constant"),
-    Variable("constant_upper", "the constant is at most this, with probability 0.999"),
-    Variable("constant_converged", "whether the constant converged", dtype="bool"),
+    *LocalLipschitz.columns("constant", words="local Lipschitz constant ‖Df(X)‖"),
     Variable("quadratic_lower", "lower bound (2/3) R² ‖V u‖ ‖Aᵀ u‖ − ‖V‖/3"),
     Variable("general_bound", "upper bound, Theorem 3.3"),
 )
@@ -80,10 +79,7 @@ def measure(radius: float, causal: bool, *, dim: int, layer_seed: int) -> dict[s
     norm_A, norm_V = (float(torch.linalg.matrix_norm(matrix, 2)) for matrix in (A, V))
     reached = torch.linalg.vector_norm(V @ u) * torch.linalg.vector_norm(A.mT @ u)
     return {
-        "constant": float(constant.value),
-        "constant_residual": float(constant.residual),
-        "constant_upper": float(constant.upper),
-        "constant_converged": bool(constant.converged),
+        **constant.row("constant"),
         "quadratic_lower": max(2 / 3 * radius**2 * float(reached) - norm_V / 3, 0.0),
         "general_bound": bounds.theorem_3_3(norm_A, norm_V, radius, 3),
     }

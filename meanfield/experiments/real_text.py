@@ -22,18 +22,20 @@ import xarray as xr
 from meanfield.bounds.layer import Layer
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.fitting import fit_laws, fittable
+from meanfield.experiments.fitting import with_laws
 from meanfield.experiments.settings import setting
 from meanfield.figures import plot_exponents
 from meanfield.figures.canvas import colours, figure, kind, readable_logs, ticks_at
 from meanfield.figures.curves import curve, mark_unconverged, power_law
 from meanfield.figures.selection import fits_of, masked, source_of
-from meanfield.lipschitz import local_lipschitz
+from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+__all__ = ["EXPERIMENT", "Settings"]
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,7 @@ class Settings:
 
 _DIMS = ("layer", "window")
 _VARIABLES = (
-    Variable("constant", "local Lipschitz constant ‖Df(X)‖", dims=_DIMS),
-    Variable("constant_residual", "relative residual of the constant", dims=_DIMS),
-    Variable("constant_upper", "the constant is at most this, with probability 0.999", dims=_DIMS),
-    Variable("constant_converged", "whether the constant converged", dims=_DIMS, dtype="bool"),
+    *LocalLipschitz.columns("constant", words="local Lipschitz constant ‖Df(X)‖", dims=_DIMS),
     Variable("released", "√‖Df(X)ᵀ f(X)‖, as the published scripts", dims=_DIMS),
     Variable("radius", "root mean square of the token norms", dims=_DIMS),
     Variable("radius_max", "largest token norm", dims=_DIMS),
@@ -119,17 +118,13 @@ def _layer(F: Any, points: torch.Tensor, rtol: float) -> dict[str, np.ndarray]:
     constant = local_lipschitz(F, mu, geometry="euclidean", rtol=rtol, strict=False)
     radius, largest = inputs.token_radii(points)
     found = {
-        "constant": constant.value,
-        "constant_residual": constant.residual,
-        "constant_upper": constant.upper,
-        "constant_converged": constant.converged,
         "released": inputs.released_quantity(F, mu),
         "radius": radius,
         "radius_max": largest,
         "localisation": constant.direction.square().sum(-1).amax(-1),
     }
     arrays = {name: value.cpu().numpy() for name, value in found.items()}
-    return arrays | _bounds(F, points, arrays["radius_max"])
+    return constant.row("constant") | arrays | _bounds(F, points, arrays["radius_max"])
 
 
 def _bounds(F: Any, points: torch.Tensor, radius: np.ndarray) -> dict[str, np.ndarray]:
@@ -143,29 +138,6 @@ def _bounds(F: Any, points: torch.Tensor, radius: np.ndarray) -> dict[str, np.nd
         "local_upper": upper.cpu().numpy(),
         "general_bound": Layer.of(F).theorem_3_3(radius, points.shape[-2]),
     }
-
-
-def _conclude(ds: xr.Dataset) -> xr.Dataset:
-    """The finished sweep with its power laws."""
-    return ds if len(np.unique(ds.n_tokens)) < 2 else ds.merge(fit_laws(_curves(ds)))
-
-
-def _curves(ds: xr.Dataset) -> list[tuple[dict[str, Any], Any, Any, Any, Any]]:
-    """n against constant of each layer, mask and quantity; windows are the groups."""
-    curves = []
-    for causal in np.unique(ds.causal.values):
-        rows = ds.isel(case=np.flatnonzero(ds.causal.values == causal))
-        for quantity in ("constant", "released"):
-            for k, layer in enumerate(ds.layer.values):
-                y = rows[quantity].isel(layer=k).transpose("case", "window").values
-                n, window = np.broadcast_arrays(rows.n_tokens.values[:, None], ds.window.values)
-                labels = {"quantity": quantity, "causal": bool(causal), "layer": int(layer)}
-                flag = f"{quantity}_converged"
-                known = rows[flag] if flag in rows else rows[quantity].notnull()
-                good = known.isel(layer=k).transpose("case", "window").values
-                if fittable(y, good):
-                    curves.append((labels, n, y, window, good))
-    return curves
 
 
 @figure("constant", "constant_converged")
@@ -313,5 +285,11 @@ EXPERIMENT = Experiment(
         "released": beside_scripts,
         "bounds": beside_bounds,
     },
-    conclude=_conclude,
+    conclude=partial(
+        with_laws,
+        quantities=("constant", "released"),
+        by=("causal",),
+        along="layer",
+        groups="window",
+    ),
 )

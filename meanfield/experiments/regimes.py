@@ -22,12 +22,14 @@ from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import figure, readable_logs, ticks_at
 from meanfield.figures.curves import formula, mark_unconverged
-from meanfield.lipschitz import local_lipschitz
+from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+__all__ = ["EXPERIMENT", "Settings"]
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,7 @@ class Settings:
 
 
 VARIABLES = (
-    Variable("worst", "largest Euclidean constant found"),
-    Variable("worst_residual", "its relative residual"),
-    Variable("worst_converged", "every constant converged", dtype="bool"),
+    *LocalLipschitz.columns("worst", words="largest Euclidean constant found"),
     Variable("adversarial", "the same over the adversarial sequences only"),
     Variable("general_bound", "upper bound, Theorem 3.3"),
     Variable("general_lower", "lower bound of the supremum, Proposition 3.4"),
@@ -90,9 +90,9 @@ def worst_found(
     found = local_lipschitz(F, ParticleMeasure(points), geometry="euclidean", strict=False)
     k = int(found.value.argmax())
     norm_A, gamma = max(map(abs, eigenvalues)), bounds.scaling_factor(A)
+    row = {name: column[k] for name, column in found.row("worst").items()}
     return {
-        "worst": float(found.value[k]),
-        "worst_residual": float(found.residual[k]),
+        **row,
         "worst_converged": bool(found.converged.all()),
         "adversarial": float(found.value[: len(built)].max()) if built else math.nan,
         "general_bound": bounds.theorem_3_3(norm_A, 1.0, radius, n_tokens),

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import xarray as xr
 
@@ -21,18 +20,20 @@ from meanfield import sampling
 from meanfield.checks import choice
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.fitting import fit_laws, fittable
+from meanfield.experiments.fitting import with_laws
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import figure, readable_logs, ticks_at
 from meanfield.figures.curves import curve, power_law
 from meanfield.figures.selection import fits_of, select
-from meanfield.lipschitz import local_lipschitz
+from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+__all__ = ["EXPERIMENT", "Settings"]
 
 
 INPUTS = ("head", "rows", "tokens")
@@ -60,10 +61,7 @@ class Settings:
 
 
 _VARIABLES = (
-    Variable("constant", "local Lipschitz constant ‖Df(X)‖"),
-    Variable("constant_residual", "relative residual of the constant"),
-    Variable("constant_upper", "the constant is at most this, with probability 0.999"),
-    Variable("constant_converged", "whether the constant converged", dtype="bool"),
+    *LocalLipschitz.columns("constant", words="local Lipschitz constant ‖Df(X)‖"),
     Variable("released", "√‖Df(X)ᵀ f(X)‖, as the published scripts"),
     Variable("radius", "root mean square of the token norms"),
 )
@@ -100,10 +98,7 @@ def measure(
         mu = sampling.adversarial(slicing(source, layer, head), input_radius, n_tokens)
     constant = local_lipschitz(F, mu, geometry="euclidean", strict=False)
     return {
-        "constant": float(constant.value),
-        "constant_residual": float(constant.residual),
-        "constant_upper": float(constant.upper),
-        "constant_converged": bool(constant.converged),
+        **constant.row("constant"),
         "released": float(inputs.released_quantity(F, mu)),
         "radius": float(inputs.token_radii(mu.points)[0]),
     }
@@ -133,20 +128,6 @@ def _row_matrix(source: Transformer, layer: int, head: int) -> torch.Tensor:
     rows = slice(head * width, (head + 1) * width)
     query, key, _ = weight.split(d, 1)
     return key[rows].T @ query[rows] / width**0.5
-
-
-def _conclude(ds: xr.Dataset) -> xr.Dataset:
-    """The finished sweep with its power laws."""
-    curves = []
-    for kind in dict.fromkeys(ds.input_kind.values):
-        rows = ds.isel(case=np.flatnonzero(ds.input_kind.values == kind))
-        for quantity in ("constant", "released"):
-            labels = {"input_kind": str(kind), "quantity": quantity}
-            y, flag = rows[quantity].values, f"{quantity}_converged"
-            good = rows[flag].values if flag in rows else np.isfinite(y)
-            if fittable(y, good):
-                curves.append((labels, rows.n_tokens.values, y, None, good))
-    return ds.merge(fit_laws(curves)) if len(np.unique(ds.n_tokens)) > 1 else ds
 
 
 _TITLES = {
@@ -200,5 +181,5 @@ EXPERIMENT = Experiment(
     derived=_derived,
     attrs=lambda s: {"model": inputs.short_name(s.model), "layer": s.layer, "head": s.head},
     figures={kind: partial(both_quantities, kind=kind) for kind in _TITLES},
-    conclude=_conclude,
+    conclude=partial(with_laws, quantities=("constant", "released"), by=("input_kind",)),
 )

@@ -12,22 +12,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 import xarray as xr
 
 from meanfield.attention import SelfAttention
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import figure, readable_logs
-from meanfield.figures.curves import FORMULA, mark_unconverged
+from meanfield.figures.canvas import FORMULA, figure, readable_logs
+from meanfield.figures.curves import mark_unconverged
 from meanfield.figures.selection import source_of
-from meanfield.lipschitz import local_lipschitz
+from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+__all__ = ["EXPERIMENT", "Settings"]
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,9 @@ _VARIABLES = (
     Variable("norm_V", "spectral norm ‖W V‖ of the head", dims=_HEAD),
     Variable("exponent", "γ R² at the root mean square radius", dims=_BOTH),
     Variable("radius", "root mean square of the token norms", dims=("window",)),
-    Variable("head_constant", "local Lipschitz constant of the head alone", dims=_BOTH),
-    Variable("head_constant_residual", "relative residual", dims=_BOTH),
-    Variable(
-        "head_constant_upper",
-        "the head's constant is at most this, with probability 0.999",
-        dims=_BOTH,
+    *LocalLipschitz.columns(
+        "head_constant", words="local Lipschitz constant of the head alone", dims=_BOTH
     ),
-    Variable("head_constant_converged", "whether it converged", dims=_BOTH, dtype="bool"),
 )
 _PARAMETERS = (
     Variable("layer", "attention layer, from 0"),
@@ -96,25 +92,16 @@ def measure(
     gamma, norm_A, norm_V = inputs.head_spectra(F.parameters)
     radius = inputs.token_radii(points)[0].cpu().double().numpy()
     mu = ParticleMeasure.from_sequence(points)
-    heads = [
-        local_lipschitz(
-            SelfAttention(F.parameters.head(h), causal=F.causal),
-            mu,
-            geometry="euclidean",
-            strict=False,
-        )
-        for h in range(source.n_heads)
-    ]
+    heads = [SelfAttention(F.parameters.head(h), causal=F.causal) for h in range(source.n_heads)]
+    how: Any = {"geometry": "euclidean", "strict": False}
+    rows = [local_lipschitz(head, mu, **how).row("head_constant") for head in heads]
     return {
         "gamma": gamma,
         "norm_A": norm_A,
         "norm_V": norm_V,
         "exponent": gamma[:, None] * radius**2,
         "radius": radius,
-        "head_constant": torch.stack([head.value for head in heads]),
-        "head_constant_residual": torch.stack([head.residual for head in heads]),
-        "head_constant_upper": torch.stack([head.upper for head in heads]),
-        "head_constant_converged": torch.stack([head.converged for head in heads]),
+        **{name: np.stack([row[name] for row in rows]) for name in rows[0]},
     }
 
 

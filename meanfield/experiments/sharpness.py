@@ -26,8 +26,8 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.experiments.ascent import climb
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import figure, kind, readable_logs
-from meanfield.figures.curves import FORMULA, mark_unconverged
+from meanfield.figures.canvas import FORMULA, figure, kind, readable_logs
+from meanfield.figures.curves import mark_unconverged
 from meanfield.figures.selection import best, by_level, levels, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz, worst_case
 from meanfield.measures import ParticleMeasure
@@ -35,6 +35,8 @@ from meanfield.results import Variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+__all__ = ["EXPERIMENT", "Settings"]
 
 
 ORDERS = (1.0, 2.0, math.inf)
@@ -68,9 +70,7 @@ class Settings:
 
 _ORDER: dict[str, Any] = {"dims": ("order",)}
 VARIABLES = (
-    Variable("found", "largest local constant found"),
-    Variable("found_residual", "its relative residual"),
-    Variable("found_converged", "whether it converged", dtype="bool"),
+    *LocalLipschitz.columns("found", words="largest local constant found"),
     Variable("two_dirac_lower", "what two Diracs reach at least (masked: interleaved)"),
     Variable("upper", "upper bound, this package"),
     Variable("theorem_3_5", "upper bound, Theorem 3.5 (NaN where masked)"),
@@ -120,9 +120,7 @@ def measure(
         best = float(local_lipschitz(F, pairs).value.max())
         extremality = float(found.value) / best
     return {
-        "found": float(found.value),
-        "found_residual": float(found.residual),
-        "found_converged": bool(found.converged),
+        **found.row("found"),
         "two_dirac_lower": lower(1.0, radius),
         "upper": upper(1.0, 1.0, radius),
         "theorem_3_5": math.nan if causal else bounds.theorem_3_5(1.0, 1.0, radius),

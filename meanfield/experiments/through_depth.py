@@ -34,6 +34,8 @@ from meanfield.transport import solve_w2
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+__all__ = ["EXPERIMENT", "VARIABLES", "Settings", "followed"]
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -62,16 +64,12 @@ class Settings:
 _DIMS = ("layer",)
 _BALLS = ("layer", "epsilon")
 VARIABLES = (
-    Variable("constant", "local Wasserstein constant of the block", dims=_DIMS),
-    Variable("constant_residual", "relative residual of the constant", dims=_DIMS),
-    Variable("constant_upper", "it is at most this, with probability 0.999", dims=_DIMS),
-    Variable("constant_converged", "whether it converged", dims=_DIMS, dtype="bool"),
+    *LocalLipschitz.columns("constant", words="local W₂ constant of the block", dims=_DIMS),
     Variable("splitting", "splitting component of the block's constant", dims=_DIMS),
     Variable("upper", "certain upper bound of the block's constant, if one is known", dims=_DIMS),
-    Variable("through", "local constant of the network up to this block", dims=_DIMS),
-    Variable("through_residual", "relative residual of the constant up to here", dims=_DIMS),
-    Variable("through_upper", "it is at most this, with probability 0.999", dims=_DIMS),
-    Variable("through_converged", "whether it converged", dims=_DIMS, dtype="bool"),
+    *LocalLipschitz.columns(
+        "through", words="local constant of the network up to this block", dims=_DIMS
+    ),
     Variable("product", "product of the blocks' constants up to this block", dims=_DIMS),
     Variable("product_upper", "product of the blocks' upper bounds up to this one", dims=_DIMS),
     Variable(
@@ -86,10 +84,9 @@ VARIABLES = (
     Variable("arc_length", "sum of the W2 distances up to this block", dims=_DIMS),
     Variable("radius", "root mean square of the token norms after the block", dims=_DIMS),
     Variable("effective_rank", "exp of the entropy of the covariance's spectrum", dims=_DIMS),
-    Variable("network", "local constant of the whole network, final norm included"),
-    Variable("network_residual", "relative residual of the network's constant"),
-    Variable("network_upper", "it is at most this, with probability 0.999"),
-    Variable("network_converged", "whether it converged", dtype="bool"),
+    *LocalLipschitz.columns(
+        "network", words="local constant of the whole network, final norm included"
+    ),
 )
 _PARAMETERS = (
     Variable("window", "window of the text"),
@@ -135,11 +132,13 @@ def followed(
         block = source.block(layer, length=n)
         image = block(mu)
         blocks.append(block)
+        here = local_lipschitz(block, mu, rtol=rtol, strict=False)
         through = local_lipschitz(Chain(blocks), start, rtol=rtol, strict=False)
+        assert here.splitting is not None
         rows.append(
-            _named("constant", local_lipschitz(block, mu, rtol=rtol, strict=False))
-            | _named("through", through)
-            | {"upper": _upper(block, mu)}
+            here.row("constant")
+            | through.row("through")
+            | {"splitting": float(here.splitting), "upper": _upper(block, mu)}
             | (ball.after(block, mu, through) if ball else {})
             | _moved(mu, image)
             | _shape(image)
@@ -147,24 +146,12 @@ def followed(
         mu = image
     whole = local_lipschitz(source.network(length=n), start, rtol=rtol, strict=False)
     found = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    del found["through_splitting"]
     return {
-        **{name.replace("constant_splitting", "splitting"): x for name, x in found.items()},
+        **found,
         "product": np.cumprod(found["constant"]),
         "product_upper": np.cumprod(found["upper"]),
         "arc_length": np.cumsum(found["moved"]),
-        **{k: v for k, v in _named("network", whole).items() if not k.endswith("splitting")},
-    }
-
-
-def _named(name: str, constant: LocalLipschitz) -> dict[str, Any]:
-    assert constant.splitting is not None
-    return {
-        name: float(constant.value),
-        f"{name}_residual": float(constant.residual),
-        f"{name}_upper": float(constant.upper),
-        f"{name}_converged": bool(constant.converged),
-        f"{name}_splitting": float(constant.splitting),
+        **whole.row("network"),
     }
 
 

@@ -27,12 +27,19 @@ from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import colours, figure, kind, readable_logs, ticks_at
 from meanfield.figures.curves import curve, formula
 from meanfield.figures.selection import best, by_level, levels, select
-from meanfield.lipschitz import local_lipschitz, secants_along, split_secants
+from meanfield.lipschitz import (
+    LocalLipschitz,
+    local_lipschitz,
+    secants_along,
+    split_secants,
+)
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+__all__ = ["EXPERIMENT", "Settings"]
 
 
 _OFFSETS = (
@@ -146,9 +153,7 @@ def constants(
     found = _nothing(len(steps)) | {
         "particle": float(constant.particle),
         "splitting": float(constant.splitting),
-        "value": float(constant.value),
-        "value_residual": float(constant.residual),
-        "value_converged": bool(constant.converged),
+        **constant.row("value"),
         **_bounds(gamma, radius, causal, crowd, log_ratio, n_tokens),
     }
     if crowd == 0 and float(constant.splitting) > 0:
@@ -189,11 +194,7 @@ def _sequence(
     if not F.causal:
         tokens = ParticleMeasure(tokens.points)
     constant = local_lipschitz(F, tokens, geometry="euclidean", rtol=1e-8)
-    found: dict[str, Any] = {
-        "euclidean": float(constant.value),
-        "euclidean_residual": float(constant.residual),
-        "euclidean_converged": bool(constant.converged),
-    }
+    found = constant.row("euclidean")
     if with_secants:
         lengths = [h * radius for h in steps]
         secants = secants_along(F, tokens, constant.direction, lengths)
@@ -216,16 +217,9 @@ _SECANT: dict[str, Any] = {"dims": ("step",)}
 VARIABLES = (
     Variable("particle", "local Wasserstein constant, atoms moved as a whole"),
     Variable("splitting", "local Wasserstein constant, one atom split"),
-    Variable("value", "local Wasserstein constant of the two-atom measure"),
-    Variable("value_residual", "relative residual of the local Wasserstein constant"),
-    Variable("value_converged", "local Wasserstein constant converged", dtype="bool"),
-    Variable("euclidean", "Euclidean constant of the sequence of n tokens"),
-    Variable("euclidean_residual", "relative residual of the Euclidean constant"),
-    Variable(
-        "euclidean_converged",
-        "Euclidean constant converged (true where there is no sequence)",
-        dtype="bool",
-    ),
+    *LocalLipschitz.columns("value", words="local Wasserstein constant of the two-atom measure"),
+    # Converged where there is no sequence.
+    *LocalLipschitz.columns("euclidean", words="Euclidean constant of the sequence of n tokens"),
     Variable("euclidean_secant", "Euclidean secant ratio along the worst direction", **_SECANT),
     Variable("wasserstein_secant", "Wasserstein secant ratio along the same direction", **_SECANT),
     Variable("wasserstein_secant_lower", "certified lower end of that ratio", **_SECANT),
@@ -283,9 +277,9 @@ def growth_in_radius(ds: xr.Dataset, *, ax: Axes) -> Axes:
         if causal not in levels(rows, "causal"):
             continue
         part = _squared(best(select(rows, causal=causal), "value", over="radius"))
-        hollow: Any = {"fillstyle": "none", "markersize": 8, "color": colour}
-        label = f"best two Diracs, {kind(causal)}"
-        curve(ax, part, "square", "value", "s" if causal else "o-", label=label, **hollow)
+        mark: Any = {"color": colour, "label": f"best two Diracs, {kind(causal)}"}
+        mark |= {"fillstyle": "none", "markersize": 8} if causal else {}
+        curve(ax, part, "square", "value", "s" if causal else "o-", **mark)
         label = f"upper bound, {kind(causal)}: this package"
         curve(ax, part, "square", "mean_field_bound", "--", color=colour, label=label)
         if not causal:

@@ -28,6 +28,8 @@ from meanfield.results import Variable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+__all__ = ["EXPERIMENT", "Settings"]
+
 
 _FINER = 5  # times between two that are kept
 

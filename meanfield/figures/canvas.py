@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = [
+    "FORMULA",
     "axes",
     "colours",
     "figure",
@@ -27,6 +28,8 @@ __all__ = [
     "ticks_at",
     "with_room",
 ]
+
+FORMULA = "formula"  # the group id of lines that are no column of the Dataset
 
 _MARKERS = "osD^vPX*<>"
 _FEW = 6  # markers along a curve of many points
@@ -223,7 +226,9 @@ def _mark(lines: Sequence[Any]) -> None:
     marker_of: dict[str, str] = {}
     for line in lines:
         colour, plain = to_hex(line.get_color()), line.get_marker() in ("None", None, "")
-        if colour == "#000000" or (not plain and line.get_marker() not in ("o", ".")):
+        if line.get_gid() == FORMULA or colour == "#000000":
+            continue
+        if not plain and line.get_marker() not in ("o", "."):
             continue
         if plain and (line.get_linestyle() != "-" or str(line.get_label()).startswith("_")):
             continue

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meanfield.figures.canvas import FORMULA
+
 if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes
 
-__all__ = ["FORMULA", "curve", "formula", "mark_unconverged", "power_law", "stairs"]
+__all__ = ["curve", "formula", "mark_unconverged", "power_law", "stairs"]
 
-FORMULA = "formula"  # the group id of lines that are no column of the Dataset
 _FINE = 200  # points of a formula
 
 

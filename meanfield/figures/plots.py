@@ -9,8 +9,8 @@ import numpy as np
 import xarray as xr
 
 from meanfield.checks import choice
-from meanfield.figures.canvas import colours, figure, kind, readable_logs, ticks_at
-from meanfield.figures.curves import FORMULA, curve, mark_unconverged
+from meanfield.figures.canvas import FORMULA, colours, figure, kind, readable_logs, ticks_at
+from meanfield.figures.curves import curve, mark_unconverged
 from meanfield.figures.selection import by_level, fits_of, source_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import xarray as xr
 from matplotlib.collections import PolyCollection, QuadMesh
 
 from meanfield.experiments import EXPERIMENTS, load
-from meanfield.figures.curves import FORMULA
+from meanfield.figures.canvas import FORMULA
 from meanfield.sweeps.plan import make_plan
 
 ONE = {"repetitions": 1, "n_windows": 1, "draws": 1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -21,8 +22,9 @@ SCRIPTS = sorted([*(ROOT / "examples").glob("*.py"), *(DOCS / "tutorials").glob(
 
 
 def listed() -> set[str]:
-    """The modules that the reference names."""
+    """The modules that the reference names; the page of experiments is made from their list."""
     pages = [path.read_text(encoding="utf-8") for path in (DOCS / "reference").glob("*.md")]
+    pages.append(runpy.run_path(str(DOCS / "listing.py"))["page"]())
     return set(re.findall(r"^   (meanfield\S*)$", "\n".join(pages), re.MULTILINE))
 
 
