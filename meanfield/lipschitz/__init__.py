@@ -8,33 +8,21 @@ is faster.
 # `search`, `secant`, `lower`, `comparison`, `ball`, `orders`, `monitor`.
 
 from meanfield.lipschitz.ball import ball_upper
-from meanfield.lipschitz.comparison import compare_lemma_3_2, secants_along, split_secants
-from meanfield.lipschitz.infinity import InfinityNorm, infinity_norm
+from meanfield.lipschitz.comparison import compare_lemma_3_2, secants_along
+from meanfield.lipschitz.infinity import infinity_norm
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
-from meanfield.lipschitz.localization import Localization, localize
-from meanfield.lipschitz.lower import FAMILIES, SecantSearch, lipschitz_lower
-from meanfield.lipschitz.monitor import Monitor, monitor
-from meanfield.lipschitz.orders import OrderInterval, local_order
+from meanfield.lipschitz.localization import localize
+from meanfield.lipschitz.lower import lipschitz_lower
+from meanfield.lipschitz.monitor import monitor
+from meanfield.lipschitz.orders import local_order
 from meanfield.lipschitz.search import worst_case
-from meanfield.lipschitz.secant import (
-    SecantRatio,
-    euclidean_secant_ratio,
-    secant_ratio,
-    sequence_map,
-)
+from meanfield.lipschitz.secant import SecantRatio, secant_ratio
 
 __all__ = [
-    "FAMILIES",
-    "InfinityNorm",
     "LocalLipschitz",
-    "Localization",
-    "Monitor",
-    "OrderInterval",
     "SecantRatio",
-    "SecantSearch",
     "ball_upper",
     "compare_lemma_3_2",
-    "euclidean_secant_ratio",
     "infinity_norm",
     "lipschitz_lower",
     "local_lipschitz",
@@ -43,7 +31,5 @@ __all__ = [
     "monitor",
     "secant_ratio",
     "secants_along",
-    "sequence_map",
-    "split_secants",
     "worst_case",
 ]

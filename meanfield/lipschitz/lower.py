@@ -31,9 +31,9 @@ from meanfield.transport import solve_conditional_w2, solve_w2
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["FAMILIES", "Found", "SecantSearch", "lipschitz_lower"]
+__all__ = ["PAIR_FAMILIES", "Found", "SecantSearch", "lipschitz_lower"]
 
-FAMILIES = ("random", "direction", "splitting", "transfer")
+PAIR_FAMILIES = ("random", "direction", "splitting", "transfer")
 
 # Random measures whose weights are transferred, besides the worst case.
 _TRANSFERS = 4
@@ -116,7 +116,7 @@ def lipschitz_lower(
     dim: int | None = None,
     positioned: bool | None = None,
     n_pairs: int = 64,
-    families: Sequence[str] = FAMILIES,
+    families: Sequence[str] = PAIR_FAMILIES,
     start: ParticleMeasure | None = None,
     generator: torch.Generator | None = None,
 ) -> SecantSearch:
@@ -144,7 +144,7 @@ def lipschitz_lower(
         positioned: whether measures have positions; by default for maps that declare themselves
             causal (their ``causal``). Not together with a `start`, whose own positions count.
         n_pairs: number of random pairs.
-        families: which to try, of `FAMILIES`.
+        families: which to try, of `PAIR_FAMILIES`.
         start: measure in B_R without batch axes; `worst_case` with its cheap settings if None.
         generator: of the random pairs; a fixed seed if None.
 
@@ -157,11 +157,11 @@ def lipschitz_lower(
     check_map(F)
     if isinstance(families, str) or not isinstance(families, Iterable):
         raise TypeError(
-            f"families: expected a list of some of {FAMILIES}, got {describe(families)}"
+            f"families: expected a list of some of {PAIR_FAMILIES}, got {describe(families)}"
         )
-    families = [choice(name, "families", FAMILIES) for name in families]
+    families = [choice(name, "families", PAIR_FAMILIES) for name in families]
     if not families:
-        raise ValueError(f"families: expected some of {FAMILIES}, got none")
+        raise ValueError(f"families: expected some of {PAIR_FAMILIES}, got none")
     radius, n_pairs = number(radius, "radius", above=0), count(n_pairs, "n_pairs")
     n_atoms, generator = count(n_atoms, "n_atoms"), as_generator(generator)
     if start is None:

@@ -29,6 +29,7 @@ import meanfield
 from meanfield import bounds, dynamics, layers, linalg, lipschitz, results, sampling, sweeps
 from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
 from meanfield.errors import ConvergenceError
+from meanfield.lipschitz.secant import euclidean_secant_ratio
 from meanfield.maps import linearize
 from meanfield.measures import (
     ParticleMeasure,
@@ -477,7 +478,7 @@ CALLS = [
          {"/F": "map", "/mu": "beside a map", "/nu": "beside a map", "conditional": "flag"},
          _optional("conditional")
          | {("/F", "changes the weights"): None, ("/F", "drops an atom"): None}),
-    Call("euclidean_secant_ratio", lipschitz.euclidean_secant_ratio,
+    Call("euclidean_secant_ratio", euclidean_secant_ratio,
          {"/f": lambda x: x**2, "/X": X, "/Y": X + 0.5},
          {"/f": "map", "/X": "array", "/Y": "array"},
          {("/f", "torch function"): None, ("/f", "map of points"): None,

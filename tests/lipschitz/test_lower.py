@@ -9,7 +9,8 @@ import torch
 
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
-from meanfield.lipschitz import FAMILIES, lipschitz_lower, local_lipschitz, secant_ratio
+from meanfield.lipschitz import lipschitz_lower, local_lipschitz, secant_ratio
+from meanfield.lipschitz.lower import PAIR_FAMILIES
 from meanfield.lipschitz.proposals import (
     direction_pairs,
     random_pairs,
@@ -39,7 +40,7 @@ def test_the_bound_found_never_exceeds_the_theorem(seed, causal):
     )
     norms = [float(torch.linalg.matrix_norm(M, 2)) for M in (A, V)]
     bound = (bounds.masked_mean_field if causal else bounds.mean_field)(*norms, radius)
-    assert set(found.best) <= set(FAMILIES)
+    assert set(found.best) <= set(PAIR_FAMILIES)
     for one in found.best.values():
         assert float(one.ratio.lower) <= bound * (1 + 1e-9)
         assert one.ratio.conditional == causal
@@ -167,7 +168,7 @@ def test_the_table_by_family_is_a_dataset():
     start = ParticleMeasure([[1.0], [-1.0]], weights=[0.1, 0.9])
     found = lipschitz_lower(line(-1.0), 1.0, n_pairs=8, start=start)
     ds = found.to_dataset()
-    assert list(ds.family.values) == list(FAMILIES)
+    assert list(ds.family.values) == list(PAIR_FAMILIES)
     assert float(ds.secant_lower.max()) == float(found)
     assert bool((ds.secant_lower <= ds.secant).all())
     assert bool((ds.secant <= ds.secant_upper).all())
@@ -196,7 +197,7 @@ def test_a_pair_that_is_not_provably_apart_alone_is_passed_over():
     F = line(0.6614, 0.2669)
     found = lipschitz_lower(F, 2.0, n_atoms=8, n_pairs=2)
     assert 0 < float(found) <= bounds.mean_field(0.6614, 0.2669, 2.0)
-    assert set(found.best) == set(FAMILIES)
+    assert set(found.best) == set(PAIR_FAMILIES)
 
 
 def test_one_distance_that_is_not_known_well_does_not_end_the_search():

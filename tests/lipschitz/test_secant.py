@@ -14,15 +14,9 @@ from hypothesis import strategies as st
 
 from meanfield import sampling
 from meanfield.attention import AttentionParameters, SelfAttention
-from meanfield.lipschitz import (
-    compare_lemma_3_2,
-    euclidean_secant_ratio,
-    local_lipschitz,
-    secant,
-    secant_ratio,
-    sequence_map,
-    split_secants,
-)
+from meanfield.lipschitz import compare_lemma_3_2, local_lipschitz, secant, secant_ratio
+from meanfield.lipschitz.comparison import split_secants
+from meanfield.lipschitz.secant import euclidean_secant_ratio, sequence_map
 from meanfield.measures import ParticleMeasure, split
 from meanfield.transport import solve_w2
 from tests import oracles
