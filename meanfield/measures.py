@@ -246,7 +246,7 @@ class ParticleMeasure:
         return f"ParticleMeasure({', '.join(parts)})"
 
 
-# Whatever sends a measure to one with the same weights; what more it may say: `meanfield.Map`.
+# For annotations: a function from a measure to one with the same weights. See `meanfield.Map`.
 MeasureMap = Callable[[ParticleMeasure], ParticleMeasure]
 
 
@@ -294,7 +294,7 @@ def image_of(F: MeasureMap, mu: ParticleMeasure, name: str = "F") -> ParticleMea
     image = _called(F, (mu,), f"{name}: expected a map that takes a ParticleMeasure", f"; {hint}")
     if not isinstance(image, ParticleMeasure):
         raise TypeError(
-            f"{name}: expected a map that returns a ParticleMeasure, got {_named(F)}, which "
+            f"{name}: expected a map that returns a ParticleMeasure, got {name_of(F)}, which "
             f"returned {describe(image)}; {hint}"
         )
     return image
@@ -309,12 +309,13 @@ def _called(function: Any, arguments: tuple[Any, ...], expected: str, hint: str 
         if text.partition(":")[2].startswith(" expected") or "expected a" in text:
             raise  # the function has said it clearly itself
         raise TypeError(
-            f"{expected}, got {_named(function)}, which raised {type(error).__name__}: "
+            f"{expected}, got {name_of(function)}, which raised {type(error).__name__}: "
             f"{text}{hint}"
         ) from error
 
 
-def _named(F: object) -> str:
+def name_of(F: object) -> str:
+    """For messages."""
     return getattr(F, "__name__", None) or type(F).__name__
 
 

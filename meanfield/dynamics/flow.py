@@ -16,8 +16,7 @@ from meanfield.dynamics.clocks import TIME
 from meanfield.dynamics.integrators import Adaptive, Noise
 from meanfield.dynamics.resuming import Checkpoints, description
 from meanfield.dynamics.trajectories import FlowProblem, State, flow_problem, states
-from meanfield.maps import name_of
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, name_of
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
 from meanfield.results.provenance import provenance

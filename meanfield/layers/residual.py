@@ -16,9 +16,8 @@ from meanfield.maps import (
     ball_bounds,
     expanded_radii,
     linearize,
-    name_of,
 )
-from meanfield.measures import MeasureMap, ParticleMeasure, image_of
+from meanfield.measures import MeasureMap, ParticleMeasure, image_of, name_of
 
 __all__ = ["Residual"]
 

@@ -10,8 +10,8 @@ from typing import final
 from torch import Tensor
 
 from meanfield.layers.composition import Composite
-from meanfield.maps import BallBounds, Linearisation, Map, ball_bounds, linearize, name_of
-from meanfield.measures import ParticleMeasure, image_of
+from meanfield.maps import BallBounds, Linearisation, Map, ball_bounds, linearize
+from meanfield.measures import ParticleMeasure, image_of, name_of
 
 __all__ = ["Sum"]
 

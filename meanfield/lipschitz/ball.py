@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_bool, as_float_tensor
-from meanfield.maps import as_map, ball_bounds, name_of
-from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.maps import as_map, ball_bounds
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, name_of
 
 __all__ = ["ball_upper"]
 

@@ -20,6 +20,7 @@ LAYERS = [
     ["errors", "html", "checks"],
     ["results"],
     ["measures", "linalg"],
+    ["autodiff"],
     ["maps"],
     ["attention", "transport", "sampling", "sweeps", "figures"],
     ["bounds", "lipschitz", "layers", "corpora", "report"],
