@@ -27,8 +27,6 @@ __all__ = [
     "Disintegration",
     "MeasureMap",
     "ParticleMeasure",
-    "check_map",
-    "check_measure",
     "disintegrate",
     "merge",
     "pushforward",
