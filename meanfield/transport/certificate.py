@@ -167,8 +167,10 @@ def certified(
     )
 
 
-def narrower(one: Certified, other: Certified, rtol: float) -> Certified:
+def narrower(one: Certified, other: Certified | None, rtol: float) -> Certified:
     """The better plan with the better potentials: the intersection of two valid intervals."""
+    if other is None:
+        return one
     plan = one if one.upper <= other.upper else other
     dual = one if one.lower >= other.lower else other
     closed = plan.upper - dual.lower <= rtol * plan.upper

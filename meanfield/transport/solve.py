@@ -288,9 +288,7 @@ def _automatic(problem: Problem, settings: Settings) -> Certified:
         return formula
     if problem.pairs > _DENSE_PAIRS:
         return _large(problem, settings, formula)
-    answer = solve_dense(problem, rtol=rtol)
-    if formula is not None:
-        answer = narrower(answer, formula, rtol)
+    answer = narrower(solve_dense(problem, rtol=rtol), formula, rtol)
     if answer.width > rtol:
         split = _clusters(problem, settings)
         answer = answer if split is None else narrower(split, answer, rtol)
@@ -305,7 +303,7 @@ def _large(problem: Problem, settings: Settings, formula: Certified | None) -> C
     if problem.is_paired:
         near = solve_paired(problem, rtol=rtol, device=device)
         if near is not None:
-            best = near if best is None else narrower(near, best, rtol)
+            best = narrower(near, best, rtol)
     if best is not None and (best.width <= rtol or formula is not None):
         return best
     alike = same_order(problem, rtol=rtol, device=device)
@@ -315,14 +313,14 @@ def _large(problem: Problem, settings: Settings, formula: Certified | None) -> C
     if split is not None:
         if split.converged:
             return split
-        best = split if best is None else narrower(split, best, rtol)
+        best = narrower(split, best, rtol)
     answer = _dense_w1(problem, settings) if problem.order == 1 else _columns(problem, settings)
     # Nothing can stop a dense solve: it may take a hundred times what columns took.
     is_free = settings.deadline == math.inf
     if answer.width > rtol and problem.pairs <= _DENSE_MOST and is_free:
         # Where displacements are small beside the clouds, dense solves reach finer costs.
         answer = narrower(solve_finely(problem, rtol=rtol, answer=answer), answer, rtol)
-    return answer if best is None else narrower(answer, best, rtol)
+    return narrower(answer, best, rtol)
 
 
 def _clusters(problem: Problem, settings: Settings) -> Certified | None:

@@ -102,7 +102,7 @@ def check(
     assert truth * (1 - rtol) <= upper**order + tiny, (label, float(found.upper), found)
 
 
-def certified(seed: int) -> bool:
+def is_narrow(seed: int) -> bool:
     """One case by every call; whether its interval is narrow."""
     x, y, a, b, weights, rng = case(seed)
     if seed % 8 == 0 and max(np.abs(x).max(), np.abs(y).max()) < 1e30:
@@ -144,14 +144,14 @@ def _meant(x: np.ndarray, y: np.ndarray, mu: ParticleMeasure, nu: ParticleMeasur
 
 @pytest.mark.parametrize("start", range(0, 400, 100))
 def test_no_interval_misses_in_a_sample_of_the_campaign(start: int) -> None:
-    narrow = sum(certified(seed) for seed in range(start, start + 100))
+    narrow = sum(is_narrow(seed) for seed in range(start, start + 100))
     assert narrow > 75
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, 20_000, 1000))
 def test_no_interval_misses_in_twenty_thousand_cases(start: int) -> None:
-    assert sum(certified(seed) for seed in range(start, start + 1000)) > 750
+    assert sum(is_narrow(seed) for seed in range(start, start + 1000)) > 750
 
 
 @pytest.mark.parametrize("seed", range(40))

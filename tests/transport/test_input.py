@@ -109,7 +109,7 @@ def test_a_result_shows_its_interval_in_a_notebook() -> None:
 @pytest.mark.parametrize("call", [*CALLS, solve_conditional_w2])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_atoms_that_a_map_has_lost_are_refused(call, bad: float) -> None:
-    """Maps are free to leave the number range; an interval about NaN would certified nothing."""
+    """Maps are free to leave the number range; an interval about NaN would certify nothing."""
     mu = ParticleMeasure(GOOD, positions=[0.0, 0.5, 1.0] if call is solve_conditional_w2 else None)
     points = GOOD.clone()
     points[1, 0] = bad

@@ -4,7 +4,7 @@ Between two clusters at distance D with inner displacements s, a solver with abs
 sees W_p ≈ s beside costs of D^p; at s = 1e-8 D nothing is left of it. If both measures put the
 same mass in each cluster, nothing crosses, and each cluster is a problem in its own unit. If the
 masses differ by a little, exactly that little crosses, and block potentials c_k added to f and
-taken from g certified it.
+taken from g certify it.
 """
 
 from __future__ import annotations
