@@ -9,7 +9,7 @@ from meanfield.linalg.vectors import lengths
 
 __all__ = ["Basis"]
 
-# Vectors that a basis asks memory for at once: one block that doubles would be held twice.
+# Vectors per block of memory. A single block that grows would be held twice while it is copied.
 _BLOCK_VECTORS = 8
 # Entries that a rotation holds beside the basis (float64: 8 MiB).
 _PIECE_ENTRIES = 2**20
@@ -35,8 +35,8 @@ class Basis:
         """Append what the basis does not span of the vectors, of length 1.
 
         Returns:
-            The length of that, 0 where it is at rounding level: then there is nothing more to
-            find, and zeros are appended. And how long it may be all the same. (batch,) each.
+            length: norm of the new direction, 0 below rounding; zeros are then appended.
+            bound: the largest norm that rounding may hide. (batch,) each.
         """
         rest, length, whole = self.remainder(vectors)
         floor = 16 * torch.finfo(vectors.dtype).eps * whole
@@ -59,7 +59,7 @@ class Basis:
         if self.count == 0:
             length = lengths(vectors)
             return vectors, length, length
-        # The newest vector takes most; what is left is nearly orthogonal to the others already.
+        # Mostly along the newest vector; what is left is nearly orthogonal to the others already.
         newest = self.newest()
         share = (newest[:, None] @ vectors[..., None])[..., 0]
         vectors, taken = self._without(torch.addcmul(vectors, share, newest, value=-1))
@@ -96,7 +96,7 @@ class Basis:
         return out
 
     def rotate(self, coefficients: Tensor) -> None:
-        """Become Σ_k cₖ vₖ, orthonormal c (batch, fewer, k), piece by piece in its own memory."""
+        """Replace the vectors by Σ_k cₖ vₖ, orthonormal c (batch, fewer, k), in place."""
         keep, count = coefficients.shape[-2:]
         width = max(1, _PIECE_ENTRIES // max(1, self.batch * self.count))
         for start in range(0, self.blocks[0].shape[-1], width):

@@ -25,8 +25,7 @@ class Cycle:
         spikes: ρᵢ with Aᵀuᵢ = σᵢvᵢ + ρᵢv_{p+1}, (batch, p).
         alphas: the diagonal from column p + 1 on, (batch,) each.
         betas: beside it; the last is the length of the remainder.
-        alpha_limits: what was taken for no more than rounding is 0 in `alphas`, and at most this
-            long, (batch,) each.
+        alpha_limits: what α may be at most where rounding hides it (there α is 0), (batch,) each.
         beta_limits: likewise.
     """
 

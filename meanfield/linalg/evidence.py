@@ -26,7 +26,7 @@ __all__ = [
 
 # Times rtol that a residual may be where the gap says that the error is small enough.
 _TRUST = 4.0
-# Roundings, in units of eps, of a factorisation, and of an upper end that is just the value.
+# Rounding of a factorisation, and of an upper end that equals the value, in units of eps.
 _ROUNDINGS = 1e3
 
 
@@ -56,21 +56,20 @@ class NormEstimate(Answer, noun="norm", title="Operator norm"):
 
     Attributes:
         value: σ = ‖J v‖ for the unit vector v = `direction`: a lower bound of the norm up to
-            rounding, whatever the iteration did.
+            rounding, whatever the solver did.
         residual: ‖Jᵀu − σv‖/σ with u = Jv/σ (relative), from two products made for this check:
             a singular value of J lies within residual · value of `value`.
         error: an estimate of the relative distance to that singular value: the residual r, or
             r²/(2·gap) (Kato–Temple) if that is less, with the relative gap to the second
-            singular value as the iteration sees it.
+            singular value as the solver sees it.
         upper: ‖J‖₂ is at most this. After a factorisation that is certain up to rounding.
             After an iteration it holds with probability 1 − `miss` over the random start, for
-            each map of the batch and whatever J is, see `upper_end`. A residual is about the
-            nearest singular value only; this bounds a larger one that the iteration may have
-            missed.
+            each map of the batch and whatever J is. A residual is about the nearest singular
+            value only; this bounds a larger one that the iteration may have missed.
         miss: the probability, over the random start, that ‖J‖₂ exceeds `upper`; 0 if factored.
         converged: whether the error is at most rtol, the residual at most four times that, and
             `upper` at most (1 + upper_rtol) · value.
-        n_matvecs: products with J; as many with Jᵀ were made. 0 for a factorisation.
+        n_matvecs: products with J, as many with Jᵀ; 0 if they were not counted.
         direction: v, shape ``(*batch, n, d)``.
     """
 
@@ -108,7 +107,7 @@ def certify(
             value alone.
 
     Raises:
-        ValueError: the vectors have another shape or length than 1, or are not finite.
+        ValueError: vectors that have not length 1, another shape, a miss that is no probability.
         OverflowError: a product leaves the number range.
 
     Example:
@@ -163,7 +162,9 @@ class _Evidence:
 
 def _measured(linear_map: LinearMap, candidate: Candidate) -> _Evidence:
     shape, v = linear_map.batch_shape, _unit_vectors(linear_map, candidate)
-    upper = candidate.upper.detach().expand(shape)
+    upper = _per_map(candidate.upper, shape, "upper")
+    if not 0 <= candidate.miss <= 1:
+        raise ValueError(f"miss: expected a probability, got {candidate.miss}")
     # Products in the middle of the number range: a power of two takes nothing from v.
     scale = _power_of_two(upper.flatten())
     u, length = normalised(image(linear_map, v if scale is None else scale[:, None] * v))
@@ -173,19 +174,28 @@ def _measured(linear_map: LinearMap, candidate: Candidate) -> _Evidence:
     defect = lengths(back.detach() - length[:, None] * v)
     # The image of 0 is exact.
     residual = (defect / torch.where(length > 0, length, 1.0)).reshape(shape)
-    gap = candidate.gap
-    # Not the other way round: NaN is no upper end.
+    gap = None if candidate.gap is None else _per_map(candidate.gap, shape, "gap")
+    # Not `upper < found` negated: NaN is no upper end.
     holds = upper >= found * (1 - _ROUNDINGS * torch.finfo(v.dtype).eps)
     return _Evidence(
         value=value,
         residual=residual,
-        error=residual if gap is None else relative_error(residual, gap.detach().expand(shape)),
+        error=residual if gap is None else relative_error(residual, gap),
         upper=torch.where(holds, torch.maximum(upper, found), math.inf),
         holds=holds,
         direction=v.reshape(*shape, *linear_map.in_shape),
         miss=candidate.miss,
         n_matvecs=candidate.n_matvecs + 1 if candidate.n_matvecs else 0,
     )
+
+
+def _per_map(values: Tensor, shape: torch.Size, name: str) -> Tensor:
+    try:
+        return values.detach().expand(shape)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{name}: expected one number per map, shape {tuple(shape)}, got {tuple(values.shape)}"
+        ) from error
 
 
 def _unit_vectors(linear_map: LinearMap, candidate: Candidate) -> Tensor:

@@ -109,22 +109,15 @@ class LinearMap:
     @classmethod
     def diagonal(cls, factors: Tensor) -> LinearMap:
         """ε ↦ factors ∘ ε, factors ``(*batch, n, d)``."""
+        n, d = factors.shape[-2:]
+
+        def product(vectors: Tensor) -> Tensor:
+            return factors * vectors
 
         def dense(part: slice) -> Tensor:
-            rows = factors.reshape(-1, shape[0] * shape[1])[part]
-            return torch.diag_embed(rows)
+            return torch.diag_embed(factors.reshape(-1, n * d)[part])
 
-        shape = (factors.shape[-2], factors.shape[-1])
-        return cls(
-            lambda eps: factors * eps,
-            lambda zeta: factors * zeta,
-            shape,
-            shape,
-            factors.shape[:-2],
-            factors.dtype,
-            factors.device,
-            dense,
-        )
+        return cls.of(factors, product, product, dense=dense)
 
     @classmethod
     def pointwise(cls, matrices: Tensor) -> LinearMap:
@@ -141,16 +134,8 @@ class LinearMap:
             whole[:, every, :, every, :] = blocks.movedim(1, 0)
             return whole.flatten(3, 4).flatten(1, 2)
 
-        return cls(
-            product(matrices),
-            product(matrices.mT),
-            (n, d),
-            (n, e),
-            matrices.shape[:-3],
-            matrices.dtype,
-            matrices.device,
-            dense,
-        )
+        like = matrices.new_empty(()).expand(*matrices.shape[:-3], n, d)
+        return cls.of(like, product(matrices), product(matrices.mT), out_dim=e, dense=dense)
 
     # --- the algebra ---
 

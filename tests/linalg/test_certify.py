@@ -58,6 +58,18 @@ def test_what_is_no_unit_vector_is_refused(wrong):
         certify(J, replace(RIGHT, **REFUSED[wrong]))
 
 
+@pytest.mark.parametrize("miss", [-0.1, 1.5, math.nan])
+def test_a_miss_that_is_no_probability_is_refused(miss):
+    with pytest.raises(ValueError, match="miss: expected a probability"):
+        certify(J, replace(RIGHT, miss=miss))
+
+
+@pytest.mark.parametrize("name", ["upper", "gap"])
+def test_numbers_for_other_maps_are_refused(name):
+    with pytest.raises(ValueError, match=f"{name}: expected one number per map"):
+        certify(J, replace(RIGHT, **{name: torch.ones(3, dtype=F64)}))
+
+
 FLAGGED = {
     "no singular vector": {"direction": vector(0.8, 0.6, 0)},
     "no singular vector, and a gap made up": {"direction": vector(0.8, 0.6, 0), "gap": number(1)},
