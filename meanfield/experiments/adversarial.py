@@ -44,12 +44,16 @@ __all__ = ["EXPERIMENT", "Settings"]
 class Settings:
     """What the sweep runs over."""
 
-    model: str = setting("random:gpt2", "as in `meanfield.pretrained.load`")
-    seed: int = setting(320, "of random weights; 320 is that of the published scripts")
+    model: str = setting("random:gpt2", "model, as in `meanfield.pretrained.load`")
+    seed: int = setting(320, "seed of random weights; 320 in the published scripts")
     layer: int | None = setting(None, "attention layer, from 0; the middle one if None", quick=1)
-    heads: tuple[int, ...] = setting((), "whose configurations; empty for all", quick=(0, 1))
-    radii: tuple[float, ...] = setting((100.0,), "R")
-    n_tokens: tuple[int, ...] = setting((2, 4, 8, 16, 32, 64, 97), "lengths n", quick=(2, 6, 18))
+    heads: tuple[int, ...] = setting(
+        (), "heads whose configurations are taken; all if empty", quick=(0, 1)
+    )
+    radii: tuple[float, ...] = setting((100.0,), "radii R")
+    n_tokens: tuple[int, ...] = setting(
+        (2, 4, 8, 16, 32, 64, 97), "numbers of tokens n", quick=(2, 6, 18)
+    )
     search_tokens: tuple[int, ...] = setting(
         (2, 8, 32), "lengths at which a worse input is searched for", quick=(6,)
     )
@@ -181,7 +185,8 @@ def choice_of_head(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.axhline(n**0.5, color="black", linestyle=":", label=label, gid=FORMULA)
     ax.set(xlabel="head whose worst case it is", ylabel="local constant")
     ax.set_xticks(heads)
-    ax.set_title(f"Choice of head\n{ds.attrs['model']}, layer {ds.attrs['layer']}")
+    what = "Layer and head at the worst case of each head"
+    ax.set_title(f"{what}\n{ds.attrs['model']}, layer {ds.attrs['layer']}")
     ax.grid(visible=False, axis="x")
     return ax
 

@@ -54,7 +54,7 @@ def _constant(F: SelfAttention, mu: ParticleMeasure) -> LocalLipschitz:
 
 
 def _gradient(F: SelfAttention, mu: ParticleMeasure, constant: LocalLipschitz) -> Tensor:
-    """Of the norm in the tokens, scaled so that the token that moves most moves by one."""
+    """Gradient of the norm, scaled so that the token that moves most moves by one."""
     v = constant.direction
 
     def tangent(X: Tensor) -> Tensor:

@@ -37,14 +37,14 @@ class Settings:
     """What the sweep runs over."""
 
     betas: tuple[float, ...] = setting(
-        (1.0, 9.0, 36.0, 144.0), "β, with A = βI", quick=(1.0, 36.0)
+        (1.0, 9.0, 36.0, 144.0), "inverse temperatures β; A = βI", quick=(1.0, 36.0)
     )
-    n_tokens: int = setting(100, "n, at random places of the circle", quick=40)
+    n_tokens: int = setting(100, "number of tokens n, at random places of the circle", quick=40)
     repetitions: int = setting(2, "starts for each β", quick=1)
-    parking: float = setting(4.0, "c")
-    last: float = setting(1e3, "the last time", quick=300.0)
-    n_times: int = setting(80, "how many times are kept", quick=40)
-    seed: int = setting(0, "of the starts")
+    parking: float = setting(4.0, "c of the parking distance cβ^{−1/2}")
+    last: float = setting(1e3, "last time", quick=300.0)
+    n_times: int = setting(80, "number of times that are kept", quick=40)
+    seed: int = setting(0, "seed of the starts")
 
 
 _PARAMETERS = (
@@ -74,7 +74,7 @@ def masked_flow(
     generator: torch.Generator,
 ) -> dict[str, Any]:
     """One masked flow on the circle."""
-    del repetition  # it is in the generator
+    del repetition  # the generator of the case depends on it
     eye = torch.eye(2, dtype=torch.float64)
     F = SelfAttention(AttentionParameters.from_bilinear(beta * eye, eye), causal=True)
     x = sampling.sphere(n_tokens, 2, generator=generator)

@@ -42,17 +42,23 @@ class Settings:
         ("sphere", "plane"),
         "'sphere' (S², the tangent projection) and 'plane' (R², drawn as e^{−t}x)",
     )
-    betas: tuple[float, ...] = setting((1.0, 4.0, 9.0, 25.0), "β", quick=(1.0, 9.0))
-    n_particles: int = setting(100, "n, uniform on the sphere, or Gaussian in the plane", quick=40)
+    betas: tuple[float, ...] = setting(
+        (1.0, 4.0, 9.0, 25.0), "inverse temperatures β", quick=(1.0, 9.0)
+    )
+    n_particles: int = setting(
+        100, "number of particles n, uniform on the sphere, or Gaussian in the plane", quick=40
+    )
     last: float = setting(
         1e4,
         "the time at which the sphere's flow ends; the plane's ends at `last_plane`",
         quick=300.0,
     )
-    last_plane: float = setting(12.0, "the same in the plane, where x grows like eᵗ", quick=8.0)
-    n_times: int = setting(80, "how many times are kept, on a logarithmic clock", quick=40)
+    last_plane: float = setting(
+        12.0, "the time at which the plane's flow ends; there x grows like eᵗ", quick=8.0
+    )
+    n_times: int = setting(80, "number of times that are kept, on a logarithmic clock", quick=40)
     scale: float = setting(0.02, "atoms joined by steps of this length are a cluster")
-    seed: int = setting(0, "of the start")
+    seed: int = setting(0, "seed of the start")
 
 
 _PARAMETERS = (

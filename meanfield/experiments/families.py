@@ -35,7 +35,7 @@ class Settings:
 
     models: tuple[str, ...] = setting(
         ("minilm", "random:bert", "random:gpt2", "random:llama"),
-        "as in `meanfield.pretrained.load`",
+        "models, as in `meanfield.pretrained.load`",
         quick=("random:llama", "random:gpt_neox"),
     )
     text: str = setting(
@@ -49,12 +49,12 @@ class Settings:
     depth: int = setting(
         6, "number of layers of the random models; 0 for each architecture's own", quick=2
     )
-    seed: int = setting(0, "of random weights")
+    seed: int = setting(0, "seed of random weights")
     rtol: float = setting(1e-3, "relative accuracy of the norms")
 
 
-# What `through_depth.followed` knows of each block, flags aside: those have no NaN for the blocks
-# that a shallower model has not got.
+# The numbers that `through_depth.followed` gives for each block. No flags: they have no NaN to
+# stand for the blocks that a shallower model lacks.
 _PER_BLOCK = tuple(
     variable
     for variable in through_depth.VARIABLES
@@ -142,7 +142,7 @@ def _side_by_side(quantity: str) -> Callable[..., Axes]:
             ax.fill_between(depth, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
         ax.set(yscale="log", xlabel="block / number of blocks", ylabel=_QUANTITIES[quantity])
         text = {"random": "random token ids"}.get(ds.attrs["text"], ds.attrs["text"])
-        ax.set_title(f"Families through depth: {text}, n = {ds.attrs['n_tokens']}")
+        ax.set_title(f"{_QUANTITIES[quantity]}\n{text}, n = {ds.attrs['n_tokens']}")
         readable_logs(ax)
         return ax
 

@@ -47,14 +47,14 @@ class Settings:
         ("softmax", "l2"), "'softmax' (weights e^{⟨Ax,y⟩}) and 'l2' (e^{−½|Ax−y|²})"
     )
     n_particles: tuple[int, ...] = setting(
-        (30, 100, 300, 1000, 3000), "n, the numbers of samples", quick=(50, 500)
+        (30, 100, 300, 1000, 3000), "numbers of samples n", quick=(50, 500)
     )
-    repetitions: int = setting(8, "draws for each", quick=2)
-    last: float = setting(2.0, "the last time")
-    n_times: int = setting(21, "how many times are kept", quick=6)
+    repetitions: int = setting(8, "draws for each n", quick=2)
+    last: float = setting(2.0, "last time")
+    n_times: int = setting(21, "number of times that are kept", quick=6)
     std: float = setting(0.5, "σ of the start N(0, σ²I)")
-    step: float = setting(0.1, "of RK4")
-    seed: int = setting(0, "of the draws")
+    step: float = setting(0.1, "step of RK4")
+    seed: int = setting(0, "seed of the draws")
 
 
 _PARAMETERS = (
@@ -84,7 +84,7 @@ def covariances(
     generator: torch.Generator,
 ) -> dict[str, Any]:
     """One cloud of samples of N(0, σ²I) beside the equation."""
-    del repetition  # it is in the generator
+    del repetition  # the generator of the case depends on it
     A, V = (torch.tensor(matrix, dtype=torch.float64) for matrix in (_A, _V))
     eye = torch.eye(3, dtype=torch.float64)
     parameters = AttentionParameters(A, eye, V, scale=0.5 if kernel == "l2" else 1.0)

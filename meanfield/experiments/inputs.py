@@ -101,7 +101,7 @@ def check_fit(
     text: str = RANDOM_TEXT,
     n_windows: int = 1,
 ) -> None:
-    """Say before the first case what would fail in every case.
+    """Raise before the first case what would fail in every case.
 
     Raises:
         ValueError: layers or lengths that the model does not have, too short a text.
@@ -191,20 +191,20 @@ def source_of(settings: Any, causal: bool | None = None) -> Transformer:
 def pinned(
     settings: Any, *, layers: Sequence[int], n_tokens: Sequence[int], **text: Any
 ) -> dict[str, Any]:
-    """What a sweep holds fast of its model, after `check_fit`."""
+    """What tells the model from others in a store, after `check_fit`."""
     source = source_of(settings)
     check_fit(source, layers=layers, n_tokens=n_tokens, **text)
     return {"model_revision": source.fingerprint, "model_seed": settings.seed}
 
 
 def pinned_text(settings: Any, **fit: Any) -> dict[str, Any]:
-    """What a sweep holds fast of its model and its text."""
+    """What tells the model and the text from others in a store, after `check_fit`."""
     text = {"text": settings.text, "n_windows": settings.n_windows}
     return pinned(settings, **fit, **text) | {"text_sha256": text_hash(settings.text)}
 
 
 def labels(settings: Any) -> dict[str, Any]:
-    """Attributes of a Dataset: which model and which text, and how many tokens if it is one n."""
+    """Attributes of a Dataset: the model, the text, and n if there is one only."""
     length = {"n_tokens": settings.n_tokens} if isinstance(settings.n_tokens, int) else {}
     return {
         "model": short_name(settings.model),

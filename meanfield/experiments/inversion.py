@@ -48,13 +48,13 @@ _RTOL = 1e-12
 class Settings:
     """What the sweep runs over."""
 
-    factors: tuple[float, ...] = setting((0.5, 0.7, 0.9), "c")
+    factors: tuple[float, ...] = setting((0.5, 0.7, 0.9), "contraction factors c")
     spreads: tuple[float, ...] = setting((1.0, 30.0), "standard deviations of the tokens")
-    n_tokens: int = setting(64, "n", quick=16)
-    dim: int = setting(16, "d", quick=4)
-    n_heads: int = setting(4, "H", quick=1)
+    n_tokens: int = setting(64, "number of tokens n", quick=16)
+    dim: int = setting(16, "dimension d", quick=4)
+    n_heads: int = setting(4, "number of heads H", quick=1)
     batch: int = setting(16, "inputs per case", quick=4)
-    seed: int = setting(0, "of the matrices and the inputs")
+    seed: int = setting(0, "seed of the matrices and the inputs")
 
 
 _VARIABLES = (
@@ -130,7 +130,7 @@ def measure(
 
 
 def _errors(G: Residual, mu: ParticleMeasure, nu: ParticleMeasure) -> list[float]:
-    """Of x ← y − c f(x)/L from y, the largest over the batch, infinite beyond the range."""
+    """Largest error over the batch at each step of x ← y − c f(x)/L, from x = y."""
     x, found = nu, []
     for _ in range(_STEPS + 1):
         found.append(float((_sizes(x.points - mu.points) / _sizes(mu.points)).max()))

@@ -45,12 +45,12 @@ class Settings:
         "names of kernels, of 'dot product', 'L2', 'cosine' and 'soft cap'",
     )
     radii: tuple[float, ...] = setting(
-        (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0), "R", quick=(0.5, 1.0, 2.0)
+        (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0), "radii R", quick=(0.5, 1.0, 2.0)
     )
     n_atoms: tuple[int, ...] = setting((2, 3), "numbers of atoms of the searches", quick=(2,))
     starts: int = setting(32, "random starts of each search", quick=8)
     steps: int = setting(200, "steps of ascent", quick=40)
-    seed: int = setting(0, "of the starts")
+    seed: int = setting(0, "seed of the starts")
 
 
 VARIABLES = (

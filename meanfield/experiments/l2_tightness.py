@@ -48,7 +48,7 @@ class Settings:
     """What the sweep runs over."""
 
     n_tokens: tuple[int, ...] = setting(
-        (2, 5, 10, 20, 50, 100, 200, 500, 1000), "n", quick=(2, 10, 100)
+        (2, 5, 10, 20, 50, 100, 200, 500, 1000), "numbers of tokens n", quick=(2, 10, 100)
     )
     shapes: tuple[tuple[int, int], ...] = setting(
         ((1, 1), (4, 1), (4, 4)),
@@ -56,8 +56,8 @@ class Settings:
         quick=((1, 1), (4, 4)),
     )
     starts: int = setting(32, "random starts per case", quick=8)
-    steps: int = setting(300, "of Adam", quick=60)
-    seed: int = setting(0, "of the starts, and of the layers with d > 1")
+    steps: int = setting(300, "steps of Adam", quick=60)
+    seed: int = setting(0, "seed of the starts, and of the layers with d > 1")
 
 
 _VARIABLES = (

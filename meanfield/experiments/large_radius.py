@@ -37,11 +37,11 @@ __all__ = ["EXPERIMENT", "Settings"]
 class Settings:
     """What the sweep runs over."""
 
-    dim: int = setting(8, "d", quick=4)
-    n_tokens: int = setting(20, "n", quick=8)
+    dim: int = setting(8, "dimension d", quick=4)
+    n_tokens: int = setting(20, "number of tokens n", quick=8)
     scales: tuple[float, ...] = setting(
         tuple(round(10 ** (k / 4), 5) for k in range(-4, 17)),
-        "λ",
+        "factors λ of the tokens",
         quick=(0.1, 1.0, 10.0, 100.0, 1000.0),
     )
     gaps: tuple[float, ...] = setting(
@@ -50,7 +50,7 @@ class Settings:
         quick=(1.0, 1e-2),
     )
     masks: tuple[bool, ...] = setting((False, True), "plain (False), masked (True) or both")
-    seed: int = setting(0, "of A, V and X")
+    seed: int = setting(0, "seed of A, V and X")
 
 
 _VARIABLES = (
@@ -134,7 +134,7 @@ def far_out(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     ax.plot([], [], "k--", linewidth=0.9, label="limit, Thm 4.5" if causal else "limit, Thm 3.7")
     curve(ax, line, "scale", "ceiling", "k:", label=r"$\|V\|\sqrt{n}$")
     ax.set(xscale="log", yscale="log", xlabel=r"factor $\lambda$", ylabel=r"$\|Df(\lambda X)\|$")
-    ax.set_title(f"Far out, {kind(causal)}: a limit, and a hump near ties")
+    ax.set_title(f"Constant at $\\lambda X$, {kind(causal)}: a limit, and a hump near ties")
     readable_logs(ax)
     return ax
 

@@ -44,15 +44,15 @@ class Settings:
     )
     masks: tuple[bool, ...] = setting((False, True), "plain (False), masked (True) or both")
     draws: int = setting(3, "clouds for each n, R and mask", quick=1)
-    dim: int = setting(4, "d")
+    dim: int = setting(4, "dimension d")
     heads: int = setting(2, "heads of the layer")
-    std: float = setting(1.5, "standard deviation of its entries times √d")
+    std: float = setting(1.5, "standard deviation of the layer's entries, times √d")
     steps: tuple[float, ...] = setting(
         (1.0, 0.3, 0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6),
         "root-mean-square displacements over R, decreasing",
         quick=(1.0, 0.1, 1e-2, 1e-4, 1e-6),
     )
-    seed: int = setting(0, "of the layer and the clouds")
+    seed: int = setting(0, "seed of the layer and the clouds")
 
 
 PARAMETERS = (
@@ -94,7 +94,8 @@ def secants(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     """Secant ratios over the Euclidean constant of n tokens, as the step shrinks; largest R."""
     radius = float(ds.radius.max())
     plot_secants(select(ds, causal=causal, draw=0, radius=radius).sortby("n_tokens"), ax=ax)
-    ax.set_title(f"Lemma {'4.2 (masked' if causal else '3.2 (plain'}, R = {radius:g})")
+    lemma = "4.2 (masked" if causal else "3.2 (plain"
+    ax.set_title(f"Lemma {lemma}, R = {radius:g}): secants over the constant")
     return ax
 
 

@@ -42,8 +42,8 @@ class Settings:
         (0.0, 0.01, 0.05, 0.1, 0.2, 0.5), "c = ‖A‖R², with R = 1 and V = I", quick=(0.0, 0.05, 0.2)
     )
     clouds: int = setting(10, "random weighted clouds per case", quick=3)
-    dim: int = setting(2, "d")
-    seed: int = setting(0, "of the clouds")
+    dim: int = setting(2, "dimension d")
+    seed: int = setting(0, "seed of the clouds")
 
 
 VARIABLES = (

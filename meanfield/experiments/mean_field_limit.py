@@ -39,16 +39,18 @@ _FRAMES = 21  # times at which samples are kept, for the animation
 class Settings:
     """What the sweep runs over."""
 
-    n_particles: tuple[int, ...] = setting((16, 32, 64, 128, 256, 512), "n", quick=(16, 64))
+    n_particles: tuple[int, ...] = setting(
+        (16, 32, 64, 128, 256, 512), "numbers of samples n", quick=(16, 64)
+    )
     n_many: int = setting(2048, "number of samples that stand for the limit", quick=256)
     repetitions: int = setting(5, "draws for each n", quick=2)
-    dims: tuple[int, ...] = setting((3, 5), "d; the sphere is S^{d−1}", quick=(3,))
+    dims: tuple[int, ...] = setting((3, 5), "dimensions d; the sphere is S^{d−1}", quick=(3,))
     beta: float = setting(2.0, "A = βB with a fixed random B of norm 1, V = I")
     times: tuple[float, ...] = setting(
         (0.0, 1.0, 2.0), "depths that are looked at", quick=(0.0, 1.0)
     )
-    step: float = setting(0.1, "of RK4")
-    seed: int = setting(0, "of the draws")
+    step: float = setting(0.1, "step of RK4")
+    seed: int = setting(0, "seed of the draws")
 
 
 _PARAMETERS = (
@@ -81,7 +83,7 @@ def distances(
     generator: torch.Generator,
 ) -> dict[str, Any]:
     """n samples and many, independent, through the same layers."""
-    del repetition  # it is in the generator
+    del repetition  # the generator of the case depends on it
     fixed = torch.Generator().manual_seed(dim)
     B = torch.randn(dim, dim, generator=fixed, dtype=torch.float64)
     A = beta * B / torch.linalg.matrix_norm(B, 2)

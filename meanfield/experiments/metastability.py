@@ -41,14 +41,16 @@ _GROWN = 0.3  # amplitude at which a mode counts as the one that won; 1 is a per
 class Settings:
     """What the sweep runs over."""
 
-    betas: tuple[float, ...] = setting((4.0, 9.0, 16.0, 25.0, 49.0), "β", quick=(4.0, 25.0))
+    betas: tuple[float, ...] = setting(
+        (4.0, 9.0, 16.0, 25.0, 49.0), "inverse temperatures β", quick=(4.0, 25.0)
+    )
     repetitions: int = setting(3, "starts for each β", quick=1)
     n_particles: int = setting(120, "n, evenly spaced and then displaced", quick=80)
     noise: float = setting(1e-3, "standard deviation of the displacement of angles")
     first: float = setting(1e-1, "the second time of the logarithmic clock")
     last: float = setting(1e10, "the last", quick=1e6)
-    n_times: int = setting(120, "how many times are kept", quick=80)
-    seed: int = setting(0, "of the starts")
+    n_times: int = setting(120, "number of times that are kept", quick=80)
+    seed: int = setting(0, "seed of the starts")
 
 
 _PARAMETERS = (
@@ -77,7 +79,7 @@ def flow_on_circle(
     generator: torch.Generator,
 ) -> dict[str, Any]:
     """One flow on the circle from nearly uniform atoms."""
-    del repetition  # it is in the generator
+    del repetition  # the generator of the case depends on it
     eye = torch.eye(2, dtype=torch.float64)
     F = SelfAttention(AttentionParameters.from_bilinear(beta * eye, eye))
     phi = 2 * torch.pi * torch.arange(n_particles, dtype=torch.float64) / n_particles

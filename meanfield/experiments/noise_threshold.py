@@ -43,17 +43,19 @@ _TIMES = 81
 class Settings:
     """What the sweep runs over."""
 
-    dims: tuple[int, ...] = setting((2, 3), "d; the sphere is S^{d−1}", quick=(2,))
-    betas: tuple[float, ...] = setting((0.5, 2.0), "β", quick=(0.5,))
+    dims: tuple[int, ...] = setting((2, 3), "dimensions d; the sphere is S^{d−1}", quick=(2,))
+    betas: tuple[float, ...] = setting((0.5, 2.0), "inverse temperatures β", quick=(0.5,))
     ratios: tuple[float, ...] = setting(
-        (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0), "K/K_#", quick=(0.5, 1.0, 2.0)
+        (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0),
+        "couplings over the critical one, K/K_#",
+        quick=(0.5, 1.0, 2.0),
     )
-    n_particles: int = setting(400, "n", quick=300)
+    n_particles: int = setting(400, "number of particles n", quick=300)
     last: float = setting(
         30.0, "the last time; the order is averaged over the second half", quick=20.0
     )
-    step: float = setting(0.05, "of Euler–Maruyama")
-    seed: int = setting(0, "of start and noise")
+    step: float = setting(0.05, "step of Euler–Maruyama")
+    seed: int = setting(0, "seed of start and noise")
 
 
 _PARAMETERS = (
@@ -88,7 +90,7 @@ def order(
     parameters = AttentionParameters.from_bilinear(beta * eye, ratio * critical * eye)
     F = SelfAttention(parameters, normalization=exponential)
     x = sampling.sphere(n_particles, dim, generator=generator)
-    # From an aligned start: a jump of the order is then found where it ceases to exist.
+    # From an aligned start, so that a jump is seen where the aligned state ceases to exist.
     x = torch.nn.functional.normalize(x + 2 * eye[0], dim=-1)
     ds = dynamics.flow(
         F,
@@ -118,7 +120,7 @@ def order_against_coupling(ds: xr.Dataset, *, ax: Axes) -> Axes:
     for colour, (dim, beta) in zip(colours(len(pairs)), pairs, strict=True):
         rows = select(ds, dim=dim, beta=beta).sortby("ratio")
         style: Any = {"fmt": "o", "color": colour, "markersize": 4}
-        style["label"] = rf"d = {dim}, $\beta$ = {beta:g}"
+        style["label"] = rf"d = {dim}, $\beta$ = {beta:g} (bar: deviation in time)"
         ax.errorbar(rows.ratio, rows.order, yerr=rows.order_spread, **style)
         stationary = _stationary(dim, beta, float(rows.critical[0]))
         formula(ax, stationary, rows.ratio, "-", color=colour, linewidth=1)

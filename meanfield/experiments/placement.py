@@ -39,14 +39,17 @@ class Settings:
     """What the sweep runs over."""
 
     placements: tuple[str, ...] = setting(
-        ("post", "pre", "peri", "ngpt"), "'post', 'pre', 'peri', 'ngpt'"
+        ("post", "pre", "peri", "ngpt"),
+        "where the network normalises: 'post', 'pre', 'peri' or 'ngpt'",
     )
-    betas: tuple[float, ...] = setting((1.0, 4.0), "β", quick=(1.0,))
-    n_tokens: int = setting(32, "n", quick=16)
-    dim: int = setting(1024, "d of the random start, which is nearly orthonormal", quick=256)
-    last: float = setting(300.0, "the last time", quick=100.0)
-    n_times: int = setting(60, "how many times are kept", quick=30)
-    seed: int = setting(0, "of the random start")
+    betas: tuple[float, ...] = setting((1.0, 4.0), "inverse temperatures β", quick=(1.0,))
+    n_tokens: int = setting(32, "number of tokens n", quick=16)
+    dim: int = setting(
+        1024, "dimension of the random start, which is nearly orthonormal", quick=256
+    )
+    last: float = setting(300.0, "last time", quick=100.0)
+    n_times: int = setting(60, "number of times that are kept", quick=30)
+    seed: int = setting(0, "seed of the random start")
 
 
 _PARAMETERS = (

@@ -41,12 +41,12 @@ __all__ = ["EXPERIMENT", "Settings"]
 class Settings:
     """What the sweep runs over."""
 
-    dim: int = setting(16, "d", quick=4)
+    dim: int = setting(16, "dimension d", quick=4)
     radii: tuple[float, ...] = setting(
-        tuple(round(2.0**k, 4) for k in range(-3, 8)), "R", quick=(0.5, 2.0, 8.0, 32.0)
+        tuple(round(2.0**k, 4) for k in range(-3, 8)), "radii R", quick=(0.5, 2.0, 8.0, 32.0)
     )
     masks: tuple[bool, ...] = setting((False, True), "plain (False), masked (True) or both")
-    seed: int = setting(0, "of A and V")
+    seed: int = setting(0, "seed of A and V")
 
 
 _VARIABLES = (

@@ -51,9 +51,11 @@ class Settings:
     text: str = setting(
         "alice", "'alice', a path, or 'random' for uniform token ids", quick="random"
     )
-    n_tokens: tuple[int, ...] = setting(tuple(range(2, 99, 2)), "lengths n", quick=(2, 4, 12))
+    n_tokens: tuple[int, ...] = setting(
+        tuple(range(2, 99, 2)), "numbers of tokens n", quick=(2, 4, 12)
+    )
     n_windows: int = setting(10, "windows per length", quick=2)
-    layers: tuple[int, ...] = setting((), "which; empty for all")
+    layers: tuple[int, ...] = setting((), "attention layers; all if empty")
     masks: tuple[bool, ...] = setting(
         (False, True), "plain (False), masked (True) or both; GPT-2 is always masked"
     )
@@ -61,7 +63,7 @@ class Settings:
     depth: int = setting(
         0, "number of layers of a random model; 0 for the architecture's own", quick=2
     )
-    seed: int = setting(0, "of random weights")
+    seed: int = setting(0, "seed of random weights")
     rtol: float = setting(1e-4, "relative accuracy of the norms", quick=1e-3)
 
 

@@ -41,12 +41,12 @@ class Settings:
     )
     radii: tuple[float, ...] = setting(
         (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0),
-        "R",
+        "radii R",
         quick=(0.5, 1.0, 1.5, 2.0, 4.0),
     )
-    eigenvalues: tuple[float, ...] = setting((-1.0, 0.5), "of the diagonal A (V = I)")
+    eigenvalues: tuple[float, ...] = setting((-1.0, 0.5), "eigenvalues of the diagonal A (V = I)")
     clouds: int = setting(20, "random clouds per case", quick=5)
-    seed: int = setting(0, "of the clouds")
+    seed: int = setting(0, "seed of the clouds")
 
 
 VARIABLES = (
@@ -107,7 +107,7 @@ def worst_found(
 
 @figure("worst", "worst_converged")
 def regime_map(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """Largest constant found over √n, over (n, R), and the lines where one bound hands over."""
+    """Largest constant found, over √n, for each (n, R), and where another bound is the smaller."""
     cube = ds.set_index(case=["n_tokens", "radius"]).unstack("case").sortby(["n_tokens", "radius"])
     n, radius = cube.n_tokens.values, cube.radius.values
     share = np.log10((cube.worst / np.sqrt(cube.n_tokens)).transpose("radius", "n_tokens").values)
@@ -130,7 +130,7 @@ def regime_map(ds: xr.Dataset, *, ax: Axes) -> Axes:
 
 
 def _draw_borders(ax: Axes, edges: tuple[np.ndarray, np.ndarray], *, norm_A: float) -> None:
-    """Where one bound hands over to another; ‖A‖ is that of every case."""
+    """Lines between the regimes of the bounds; ‖A‖ is that of every case."""
 
     def exact(n: Any) -> Any:
         return np.sqrt(np.log(n) / (2 * norm_A))

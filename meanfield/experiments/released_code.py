@@ -44,11 +44,13 @@ class Settings:
     """What the sweep runs over."""
 
     model: str = setting("random:gpt2", "a GPT-2, as in `meanfield.pretrained.load`")
-    seed: int = setting(320, "of random weights; 320 is the scripts'")
+    seed: int = setting(320, "seed of random weights; 320 in the published scripts")
     layer: int = setting(6, "attention layer, from 0", quick=1)
-    head: int = setting(0, "whose adversarial configuration")
+    head: int = setting(0, "head whose adversarial configuration is taken")
     radius: float = setting(100.0, "R of the adversarial configuration")
-    n_tokens: tuple[int, ...] = setting(tuple(range(2, 98, 5)), "lengths n", quick=(2, 7, 17, 32))
+    n_tokens: tuple[int, ...] = setting(
+        tuple(range(2, 98, 5)), "numbers of tokens n", quick=(2, 7, 17, 32)
+    )
     inputs: tuple[str, ...] = setting(
         INPUTS,
         "'head' and 'rows' (adversarial, for the head and for the rows that the scripts take for "

@@ -35,18 +35,18 @@ __all__ = ["EXPERIMENT", "Settings"]
 class Settings:
     """What the sweep runs over."""
 
-    model: str = setting("minilm", "as in `meanfield.pretrained.load`", quick="random:bert")
+    model: str = setting("minilm", "model, as in `meanfield.pretrained.load`", quick="random:bert")
     text: str = setting(
         "alice", "'alice', a path, or 'random' for uniform token ids", quick="random"
     )
     n_tokens: int = setting(64, "length of the windows", quick=8)
     n_windows: int = setting(5, "windows over which radius and constants are averaged", quick=2)
-    layers: tuple[int, ...] = setting((), "which; empty for all")
+    layers: tuple[int, ...] = setting((), "attention layers; all if empty")
     causal: bool = setting(False, "whether attention is masked; GPT-2 always is")
     depth: int = setting(
         0, "number of layers of a random model; 0 for the architecture's own", quick=2
     )
-    seed: int = setting(0, "of random weights")
+    seed: int = setting(0, "seed of random weights")
     dtype: str = setting("float32", "'float32' or 'float64'")
 
 
@@ -118,7 +118,7 @@ def exponents(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.set(xlabel="layer", ylabel=r"$\gamma R^2$")
     _scale(ax, exponent, needed)
     ax.set_xticks(np.unique(ds.layer.values))
-    ax.set_title(f"Scaling factor at the real radius\n{source_of(ds)}")
+    ax.set_title(f"$\\gamma R^2$ of each head at the radius of its tokens\n{source_of(ds)}")
     return ax
 
 
@@ -144,7 +144,7 @@ def head_constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.plot(ds.layer, constant.max(1), "-", color="tab:blue", linewidth=0.9, label="largest")
     ax.set(yscale="log", xlabel="layer", ylabel="local constant of the head alone")
     ax.set_xticks(np.unique(ds.layer.values))
-    ax.set_title(f"Heads through depth, n = {ds.attrs['n_tokens']}\n{source_of(ds)}")
+    ax.set_title(f"Constant of each head alone, n = {ds.attrs['n_tokens']}\n{source_of(ds)}")
     readable_logs(ax)
     return ax
 

@@ -61,11 +61,13 @@ class Settings:
     masks: tuple[bool, ...] = setting((False, True), "plain (False), masked (True) or both")
     starts: int = setting(24, "random starts of each search, besides the structured ones", quick=8)
     steps: int = setting(100, "steps of ascent", quick=40)
-    scales: int = setting(
-        200, "positions of the masked family, with `growth` the ratio of their masses", quick=30
+    scales: int = setting(200, "positions of the masked family", quick=30)
+    growth: float = setting(
+        1.3,
+        "ratio of neighbouring masses of that family, see `sampling.interleaved_diracs`",
+        quick=1.6,
     )
-    growth: float = setting(1.3, "see `sampling.interleaved_diracs`", quick=1.6)
-    seed: int = setting(0, "of the starts")
+    seed: int = setting(0, "seed of the starts")
 
 
 _ORDER: dict[str, Any] = {"dims": ("order",)}
@@ -244,7 +246,7 @@ def gap(ds: xr.Dataset, *, ax: Axes) -> Axes:
             ax.plot(c, rows.theorem_3_5 / known, "-.", color="tab:red", label="[CAP24] Thm 3.5")
     ax.axhline(1.0, color="black", linewidth=0.8, gid=FORMULA)
     ax.set(yscale="log", xlabel=r"$c = \|A\|R^2$", ylabel="upper bound / largest known")
-    ax.set_title("How far the bounds are from measures that exist")
+    ax.set_title("Upper bounds over the largest constants known")
     readable_logs(ax)
     return ax
 
@@ -268,7 +270,7 @@ def gap_of_tokens(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     ax.plot([], [], "k--", linewidth=0.9, label="[CAP24] Thm 3.3")
     ax.axhline(1.0, color="black", linewidth=0.8, gid=FORMULA)
     ax.set(yscale="log", xlabel=r"$c = \|A\|R^2$", ylabel="upper bound / largest found")
-    ax.set_title(f"Bounds for n uniform tokens ({kind(causal)})")
+    ax.set_title(f"Upper bounds for n uniform tokens over the largest found ({kind(causal)})")
     readable_logs(ax)
     return ax
 

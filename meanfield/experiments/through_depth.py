@@ -41,18 +41,20 @@ __all__ = ["EXPERIMENT", "VARIABLES", "Settings", "followed"]
 class Settings:
     """What the sweep runs over."""
 
-    model: str = setting("minilm", "as in `meanfield.pretrained.load`", quick="random:llama")
+    model: str = setting(
+        "minilm", "model, as in `meanfield.pretrained.load`", quick="random:llama"
+    )
     text: str = setting(
         "alice", "'alice', a path, or 'random' for uniform token ids", quick="random"
     )
     n_tokens: int = setting(64, "length of a window", quick=10)
     n_windows: int = setting(5, "windows of the text", quick=2)
-    causal: bool | None = setting(None, "masked or not, where the model can be both")
+    causal: bool | None = setting(None, "whether attention is masked; as the model has it if None")
     dtype: str = setting("float64", "'float32' or 'float64'")
     depth: int = setting(
         0, "number of layers of a random model; 0 for the architecture's own", quick=2
     )
-    seed: int = setting(0, "of random weights")
+    seed: int = setting(0, "seed of random weights")
     rtol: float = setting(1e-4, "relative accuracy of the norms", quick=1e-3)
     epsilons: tuple[float, ...] = setting(
         (1e-15, 1e-12, 1e-9, 1e-6, 1e-3),
@@ -215,7 +217,7 @@ def constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Constants of the blocks, of the network up to each, and the products; medians of windows.
 
     Beside them what the network's constant is at most while every token moves by ε, relative to
-    its size. Such bounds leave the picture, which ends with the products, where radii have grown.
+    its size. Bounds above the products are not drawn.
     """
     lines = (
         ("constant", "o-", "tab:blue", "block"),
@@ -234,7 +236,7 @@ def constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.set(yscale="log", xlabel="block", ylabel=r"local $W_2$ constant")
     ax.set_xticks(ds.layer.values)
     readable_logs(ax)
-    ax.set_title(f"Sensitivity through depth\n{source_of(ds)}, {ds.attrs['n_tokens']} tokens")
+    ax.set_title(f"Local constants through depth\n{source_of(ds)}, {ds.attrs['n_tokens']} tokens")
     return ax
 
 
@@ -261,7 +263,7 @@ def displacement(ds: xr.Dataset, *, ax: Axes) -> Axes:
         ax.plot(ds.layer, (ds[name] / ds.radius).median("case"), style, label=label, **size)
     ax.set(xlabel="block", ylabel="distance / radius after the block", ylim=(0, None))
     ax.set_xticks(ds.layer.values)
-    what = "What a block does to the tokens"
+    what = "How far each block moves the tokens"
     ax.set_title(f"{what}\n{source_of(ds)}, {ds.attrs['n_tokens']} tokens")
     return ax
 

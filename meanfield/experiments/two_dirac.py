@@ -85,7 +85,7 @@ class Settings:
     secant_tokens: tuple[int, ...] = setting(
         (2, 5, 13, 36), "the sequence lengths that get secants", quick=(2, 13)
     )
-    seed: int = setting(0, "of A's other eigenvectors")
+    seed: int = setting(0, "seed of A's other eigenvectors")
 
 
 def layer(dim: int, gamma: float, seed: int) -> AttentionParameters:
@@ -313,7 +313,7 @@ def light_weight(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     ax.plot([], [], "ko", markersize=7, label=r"best, near $e^{-2\gamma R^2}/3$")
     ax.set(yscale="log", xlabel="log(light weight / heavy weight)", ylabel="local constant")
     ax.set_ylim(bottom=1e-2)
-    ax.set_title("The most sensitive cluster is extremely unbalanced")
+    ax.set_title("Two Diracs: the most sensitive pair is extremely unbalanced")
     readable_logs(ax)
     return ax
 
@@ -356,7 +356,7 @@ def secants(ds: xr.Dataset, *, ax: Axes, causal: bool = False, radius: float = 1
 
 @figure("splitting", "particle", "splitting_secant", "value_converged")
 def splitting(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """Where splitting an atom beats moving it: a crowd at the origin, one light atom at R."""
+    """Where splitting an atom beats moving it: heavy atom at the origin, light one at R."""
     rows = select(ds, crowd=0.0, causal=False)
     rows = select(rows, dim=int(rows.dim.min())).sortby("radius")
     for name, fmt, label in (
@@ -369,13 +369,13 @@ def splitting(ds: xr.Dataset, *, ax: Axes) -> Axes:
     curve(ax, last, "radius", "splitting_secant", "kx", markersize=7, label=label)
     ax.set(xscale="log", yscale="log", xlabel="radius R", ylabel="local constant, Wasserstein")
     ax.xaxis.minorticks_off()
-    ax.set_title("Splitting wins: crowd at the origin, light atom at R (d = 1)")
+    ax.set_title("Splitting beats moving: heavy atom at 0, light atom at R (d = 1)")
     readable_logs(ax)
     return ax
 
 
 def _pairs(ds: xr.Dataset, *, causal: bool, sequence: bool) -> xr.Dataset:
-    """The crowds at −R of the largest dimension: sequences of n tokens, or weighted pairs."""
+    """Cases of the largest d with the heavy atom at −R: sequences of tokens, or weighted pairs."""
     rows = ds.assign_coords(sequence=ds.n_tokens > 0)
     rows = select(rows, causal=causal, crowd=-1.0, sequence=sequence)
     return select(rows, dim=int(rows.dim.max()))

@@ -48,8 +48,8 @@ class Settings:
     )
     gamma: float = setting(1.0, "A = −γ")
     last: float = setting(2.0, "largest depth", quick=1.0)
-    n_times: int = setting(21, "how many depths", quick=6)
-    step: float = setting(0.02, "of RK4", quick=0.02)
+    n_times: int = setting(21, "number of depths", quick=6)
+    step: float = setting(0.02, "step of RK4", quick=0.02)
     seed: int = setting(0, "not used: nothing is random")
 
 
@@ -111,7 +111,7 @@ def against_depth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.plot([], [], "k--", linewidth=1, label=r"$e^{\int\lambda}$, layers' constants $\lambda$")
     top = 30 * float(rows.constant.max())
     ax.set(yscale="log", ylim=(0.8, top), xlabel="depth t", ylabel="local constant of the flow")
-    ax.set_title("Two unbalanced clusters: what depth amplifies, and what layers allow")
+    ax.set_title("Two Diracs: constant of the flow, and what its layers allow")
     return ax
 
 
@@ -126,7 +126,7 @@ def against_weight(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.plot([], [], "k:", linewidth=1, label="one layer at t = 0")
     ax.set(yscale="log", xlabel="log-ratio of the weights, relative to one layer's worst")
     ax.set_ylabel(f"local constant of the flow to t = {float(ds.time[-1]):g}")
-    ax.set_title("Depth moves the most sensitive weight")
+    ax.set_title("Two Diracs: depth moves the most sensitive weight")
     return ax
 
 
