@@ -72,7 +72,11 @@ print("resumed to the same bits:", bool((stored.points == again.points).all()))
 # Stability: the local constant of the flow map, beside what its layers would allow.
 small = ParticleMeasure(mu.points[:8])
 found = dynamics.stability(F, small, [0.0, 0.25, 0.5, 1.0], step=0.05, constraint="sphere")
-print(found[["constant", "splitting", "velocity_constant", "growth"]].to_dataframe().round(3))
+print(
+    found[["constant", "constant_splitting", "velocity_constant", "growth"]]
+    .to_dataframe()
+    .round(3)
+)
 
 # %%
 # A residual network is the Euler scheme; orthonormal tokens follow a scalar equation.

@@ -59,7 +59,7 @@ dynamics.displacements(few)[["w2_lower", "w2_upper", "identity"]].to_dataframe()
 # would allow if they all added up.
 small = ParticleMeasure(mu.points[:8])
 found = dynamics.stability(F, small, [0.0, 0.25, 0.5, 1.0], step=0.05, constraint="sphere")
-found[["constant", "splitting", "velocity_constant", "growth"]].to_dataframe().round(3)
+found[["constant", "constant_splitting", "velocity_constant", "growth"]].to_dataframe().round(3)
 
 # %%
 # Held against a closed form

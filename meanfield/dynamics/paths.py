@@ -15,7 +15,7 @@ from meanfield.dynamics.clocks import TIME
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
-from meanfield.transport import solve_conditional_w2, solve_w2
+from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
 
 __all__ = ["displacements", "measure_at", "path_lengths", "w2_in_time"]
 
@@ -105,14 +105,15 @@ def w2_in_time(
     """
     solve = solve_conditional_w2 if conditional else solve_w2
     found = [solve(mu, nu, **solver) for mu, nu in pairs]
-    ends = torch.stack([torch.stack([one.value, one.lower, one.upper]) for one in found], 1)
-    dims, shape = (("time",), (3, -1))
-    if found[0].value.ndim:  # batch axes in one
-        dims, shape = (("time", "case"), (3, len(found), -1))
+    case = ("case",) if found[0].value.ndim else ()
     whole = f"{'conditional ' if conditional else ''}W₂ {words}"
-    names = {"w2": "", "w2_lower": " is at least this", "w2_upper": " is at most this"}
-    variables = [Variable(name, whole + end, dims=dims) for name, end in names.items()]
-    return variables, dict(zip(names, ends.reshape(shape).numpy(), strict=True))
+    parts = ("value", "lower", "upper")
+    variables = list(TransportResult.columns("w2", *parts, words=whole, dims=("time", *case)))
+    rows = [one.row("w2", *parts) for one in found]
+    # The axes of a batch become one.
+    shape = (len(rows), *(-1 for _ in case))
+    values = {v.name: np.stack([row[v.name] for row in rows]).reshape(shape) for v in variables}
+    return variables, values
 
 
 def path_lengths(ds: xr.Dataset) -> xr.Dataset:

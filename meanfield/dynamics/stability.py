@@ -17,8 +17,9 @@ from meanfield.dynamics.integrators import TABLEAUS
 from meanfield.dynamics.paths import w2_in_time
 from meanfield.dynamics.trajectories import trajectory
 from meanfield.dynamics.velocities import Velocity, layers_of
-from meanfield.linalg import largest_block_norm, operator_norm
+from meanfield.layers.composition import identity_at
 from meanfield.lipschitz import local_lipschitz
+from meanfield.lipschitz.local import LocalLipschitz, constant_of
 from meanfield.maps import Linearisation
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results import Variable
@@ -30,6 +31,9 @@ __all__ = ["divergence", "stability"]
 # Up to this many coordinates a derivative is kept as a matrix: 512² numbers are 2 MB.
 _DENSE = 512
 _LOST = 1e-12  # singular values below this share of the largest are rounding
+# Fields of the local constants that are kept.
+_CONSTANT = ("value", "particle", "splitting", "upper", "miss", "converged")
+_VELOCITY = ("value", "upper", "miss", "converged")
 
 
 @torch.no_grad()
@@ -59,11 +63,11 @@ def stability(
         constraint: as in `flow`.
 
     Returns:
-        Dataset along `time`: `constant` with its parts `particle` and `splitting`; `upper`, a
-        bound of the constant, certain up to rounding while n·d ≤ 512 and else at the confidence
-        of `meanfield.linalg.operator_norm`; `converged`; `velocity_constant` λ and `growth`
-        e^{∫λ}. While n·d ≤ 512 also `exponents` (time, mode): (1/(t − t₀)) log σₖ of all
-        singular values σₖ of D^½DΦD^−½, decreasing; NaN at the start and below 1e-12 of the
+        Dataset along `time`: `constant` and, as fields of `lipschitz.LocalLipschitz`,
+        `constant_particle`, `constant_splitting`, `constant_upper`, `constant_miss` and
+        `constant_converged`; λ as `velocity_constant` with its own upper end, miss and converged;
+        `growth` e^{∫λ}. While n·d ≤ 512 also `exponents` (time, mode): (1/(t − t₀)) log σₖ of
+        all singular values σₖ of D^½DΦD^−½, decreasing; NaN at the start and below 1e-12 of the
         largest.
 
     Raises:
@@ -85,25 +89,26 @@ def stability(
     layers = layers_of(F, float(clock[0]), float(clock[-1]))
     small = mu.n_particles * mu.dim <= _DENSE
     layers.check_start(mu)
-    measure, whole, rows = mu, None, []
+    measure, whole, rows = mu, identity_at(mu), []
     for k, t in enumerate(clock):
         if k:
             span = FlowMap(
                 F, float(t), float(clock[k - 1]), method=method, step=step, constraint=constraint
             )
-            part = span.linearisation(measure, geometry="wasserstein")
-            whole = part if whole is None else part @ whole
-            whole = _kept(whole) if small else whole
+            whole = span.linearisation(measure, geometry="wasserstein") @ whole
+            if small:  # as matrices: later products then cost no evaluations of F
+                whole = Linearisation(whole.atoms.assembled(), whole.field.assembled())
             measure = span(measure)
         # At the end of a layer the next one begins; after the last there is none.
         layer = layers.at(float(t), last=k == len(clock) - 1)
         velocity = Velocity(layer, constraint_at(constraint, measure.points))
+        found = constant_of(whole, strict=False).row("constant", *_CONSTANT)
         speed = local_lipschitz(velocity, measure, strict=False)
-        elapsed = float(t - clock[0])
-        rows.append({**_constants(whole), "velocity_constant": float(speed.value)})
+        rows.append(found | speed.row("velocity_constant", *_VELOCITY))
         if small:
-            rows[-1]["exponents"] = _exponents(whole, elapsed, mu)
-    return _assembled(rows, clock, mu, method, step, constraint)
+            rows[-1]["exponents"] = _exponents(whole, float(t - clock[0]))
+    spec = {"method": method, "step": step, "constraint": constraint}
+    return _assembled(rows, clock, provenance(spec, dtype=mu.dtype, device=mu.device))
 
 
 @torch.no_grad()
@@ -159,60 +164,30 @@ def _exponential(slopes: np.ndarray, clock: np.ndarray) -> np.ndarray:
     return np.exp(np.concatenate([[0.0], np.cumsum(slopes * np.diff(clock))]))
 
 
-def _kept(whole: Linearisation) -> Linearisation:
-    """The same, stored as matrices: later products then cost no evaluations of F."""
-    return Linearisation(whole.atoms.assembled(), whole.field.assembled())
-
-
-def _constants(whole: Linearisation | None) -> dict[str, Any]:
-    if whole is None:  # the start: the identity
-        one = dict.fromkeys(("constant", "particle", "splitting", "upper"), 1.0)
-        return {**one, "converged": True}
-    moved = operator_norm(whole.atoms, strict=False)
-    apart, _ = largest_block_norm(whole.field, strict=False)
-    return {
-        "constant": max(float(moved.value), float(apart.value)),
-        "particle": float(moved.value),
-        "splitting": float(apart.value),
-        "upper": max(float(moved.upper), float(apart.upper)),
-        "converged": bool(moved.converged) and bool(apart.converged),
-    }
-
-
-def _exponents(whole: Linearisation | None, elapsed: float, mu: ParticleMeasure) -> np.ndarray:
-    if whole is None:
-        return np.full(mu.n_particles * mu.dim, np.nan)
+def _exponents(whole: Linearisation, elapsed: float) -> np.ndarray:
     sigma = torch.linalg.svdvals(whole.atoms.to_dense())
-    seen = sigma > _LOST * sigma[0]
+    seen = (sigma > _LOST * sigma[0]) & (elapsed > 0)
     return torch.where(seen, sigma.log() / elapsed, torch.nan).numpy()
 
 
-def _assembled(
-    rows: list[dict[str, Any]],
-    clock: np.ndarray,
-    mu: ParticleMeasure,
-    method: str,
-    step: float | None,
-    constraint: str | None,
-) -> xr.Dataset:
-    names = {
-        "constant": "local W₂ constant of the flow map",
-        "particle": "its part from atoms that move as a whole",
-        "splitting": "its part from atoms that split",
-        "upper": "the constant is at most this (see stability)",
-        "velocity_constant": "local W₂ constant of the velocity",
-        "growth": "e^{∫ velocity constant}",
-    }
-    speed = np.array([row["velocity_constant"] for row in rows])
-    variables = [Variable(name, text, dims=("time",)) for name, text in names.items()]
-    variables.append(Variable("converged", "whether it converged", dims=("time",), dtype="bool"))
-    values = {v.name: np.array([row.get(v.name) for row in rows]) for v in variables}
-    values["growth"] = _exponential((speed[1:] + speed[:-1]) / 2, clock)
+def _assembled(rows: list[dict[str, Any]], clock: np.ndarray, record: str) -> xr.Dataset:
+    variables = [
+        *LocalLipschitz.columns(
+            "constant", *_CONSTANT, words="local W₂ constant of the flow map", dims=("time",)
+        ),
+        *LocalLipschitz.columns(
+            "velocity_constant",
+            *_VELOCITY,
+            words="local W₂ constant of the velocity",
+            dims=("time",),
+        ),
+    ]
     if "exponents" in rows[0]:
         text = "(1/t) log of the singular values of the flow map's derivative"
         variables.append(Variable("exponents", text, dims=("time", "mode")))
-        values["exponents"] = np.stack([row["exponents"] for row in rows])
-    spec = {"method": method, "step": step, "constraint": constraint}
-    record = provenance(spec, dtype=mu.dtype, device=mu.device)
+    values = {v.name: np.stack([row[v.name] for row in rows]) for v in variables}
+    speed = values["velocity_constant"]
+    values["growth"] = _exponential((speed[1:] + speed[:-1]) / 2, clock)
+    variables.append(Variable("growth", "e^{∫ velocity constant}", dims=("time",)))
     coords = {"time": (TIME, clock)}
     return dataset(variables, values, coords=coords, attrs={"provenance": record})

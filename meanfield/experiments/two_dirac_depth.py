@@ -87,9 +87,9 @@ def depth(
     return {
         "log_ratio": log_ratio,
         "constant": kept.constant.values,
-        "constant_upper": kept.upper.values,
-        "constant_converged": bool(kept.converged.all()),
-        "splitting": kept.splitting.values,
+        "constant_upper": kept.constant_upper.values,
+        "constant_converged": bool(kept.constant_converged.all()),
+        "splitting": kept.constant_splitting.values,
         "layer": kept.velocity_constant.values,
         "grown": kept.growth.values,
         "gap": np.abs(paths[:, 0, 0] - paths[:, 1, 0]),

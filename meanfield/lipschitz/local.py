@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from meanfield.linalg import NormEstimate, NormSolver, largest_block_norm, operator_norm
-from meanfield.maps import linearize
+from meanfield.maps import Linearisation, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.results import Answer, labelled
 
-__all__ = ["LocalLipschitz", "local_lipschitz"]
+__all__ = ["LocalLipschitz", "constant_of", "local_lipschitz"]
 
 
 class LocalLipschitz(Answer, noun="constant", title="Local Lipschitz constant"):
@@ -112,6 +112,18 @@ def local_lipschitz(
         tensor(3.0, dtype=torch.float64)
     """
     at = linearize(F, mu, geometry=geometry)
+    return constant_of(at, geometry=geometry, rtol=rtol, solver=solver, strict=strict)
+
+
+def constant_of(
+    at: Linearisation,
+    *,
+    geometry: str = "wasserstein",
+    rtol: float = 1e-4,
+    solver: NormSolver | None = None,
+    strict: bool = True,
+) -> LocalLipschitz:
+    """The local constant of a map with this linearisation in this geometry."""
     whole = operator_norm(at.atoms, rtol=rtol, solver=solver, strict=strict)
     if geometry == "euclidean":
         return _result(whole, None, geometry)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import math
-import types
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from meanfield.layers import LayerNorm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize, linearize_by_autodiff
 from meanfield.measures import split
+from meanfield.transport import solve_w2
 
 D = 3
 
@@ -145,11 +146,15 @@ def test_stability_along_a_flow_is_the_constant_of_each_span(constraint):
         Phi = dynamics.FlowMap(F, times[k], step=0.1, constraint=constraint)
         found = local_lipschitz(Phi, mu)
         for name in ("particle", "splitting"):
-            assert float(ds[name][k]) == pytest.approx(float(getattr(found, name)), rel=1e-6)
-        assert float(ds.upper[k]) >= float(ds.constant[k]) * (1 - 1e-12)
-        top = math.log(float(ds.particle[k])) / times[k]
+            assert float(ds[f"constant_{name}"][k]) == pytest.approx(
+                float(getattr(found, name)), rel=1e-6
+            )
+        assert float(ds.constant_upper[k]) >= float(ds.constant[k]) * (1 - 1e-12)
+        top = math.log(float(ds.constant_particle[k])) / times[k]
         assert float(ds.exponents[k, 0]) == pytest.approx(top, rel=1e-9)
     assert (ds.constant <= ds.growth * (1 + 1e-2)).all()
+    assert ds.constant_converged.all() and ds.velocity_constant_converged.all()
+    assert (ds.velocity_constant_upper >= ds.velocity_constant * (1 - 1e-12)).all()
 
 
 def test_large_and_small_flows_take_different_roads_to_one_answer(monkeypatch):
@@ -159,7 +164,7 @@ def test_large_and_small_flows_take_different_roads_to_one_answer(monkeypatch):
     monkeypatch.setattr(module, "_DENSE", 0)
     large = dynamics.stability(F, mu, [0, 0.3, 0.6], step=0.1, constraint="sphere")
     assert "exponents" not in large
-    for name in ("constant", "splitting", "growth"):
+    for name in ("constant", "constant_splitting", "growth"):
         assert large[name].values == pytest.approx(small[name].values, rel=1e-3)
 
 
@@ -248,11 +253,10 @@ def test_stability_is_about_one_measure():
 
 
 def test_the_bound_starts_from_the_upper_end_of_a_wide_interval(monkeypatch):
-    wide = types.SimpleNamespace(
-        value=torch.tensor(2.0), lower=torch.tensor(1.0), upper=torch.tensor(3.0)
-    )
-    monkeypatch.setattr(paths, "solve_w2", lambda *_: wide)
     F, mu = case(17)
+    ends = {name: torch.tensor(x) for name, x in (("value", 2.0), ("lower", 1.0), ("upper", 3.0))}
+    wide = dataclasses.replace(solve_w2(mu, mu), **ends)
+    monkeypatch.setattr(paths, "solve_w2", lambda *_: wide)
     ds = dynamics.divergence(F, mu, mu, [0.0, 0.5], step=0.5, constant=lambda *_: 1.0)
     assert ds.bound.values == pytest.approx([3.0, 3.0 * math.exp(0.5)])
 
