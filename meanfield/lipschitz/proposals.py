@@ -138,7 +138,7 @@ def tied_measures(
 
 def _steps(stored: ParticleMeasure, epsilon: Tensor, radius: float) -> Pairs:
     """(1 − t)xᵢ against (1 − t)xᵢ ± tR εᵢ/max‖ε‖."""
-    # A hair below 1, so that rounding does not leave the ball.
+    # Slightly below 1, so that rounding does not leave the ball.
     unit = (1 - 1e-9) * radius * epsilon / torch.linalg.vector_norm(epsilon, dim=-1).max()
     t = torch.tensor(STEPS, dtype=stored.dtype).repeat(2)[:, None, None]
     sign = torch.ones_like(t)
@@ -160,6 +160,6 @@ def random_measures(
     share = torch.rand(count, 1, 1, generator=generator, dtype=torch.float64)
     depth = 4.0 * radius**2 * torch.rand(count, 1, generator=generator, dtype=torch.float64)
     logits = -depth * torch.rand(count, n, generator=generator, dtype=torch.float64)
-    # A hair inside, so that rounding does not leave the ball.
+    # Slightly inside, so that rounding does not leave the ball.
     points = (1 - 1e-15) * torch.where(share < 0.5, inside, outside)
     return points, logits.log_softmax(-1)

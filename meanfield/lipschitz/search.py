@@ -236,7 +236,7 @@ def _ascend(
         size = step * radius if k == 0 else 5.0 * step[..., 0]
         moved.append(value + rate * size * scaled)
     length = torch.linalg.vector_norm(moved[0], dim=-1, keepdim=True)
-    # A hair inside, so that rounding does not leave the ball.
+    # Slightly inside, so that rounding does not leave the ball.
     inside = moved[0] * (radius * (1 - 1e-15) / length.clamp_min(radius))
     return inside, moved[1].clamp_min(_LIGHTEST).log_softmax(-1)
 

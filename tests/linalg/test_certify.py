@@ -173,14 +173,27 @@ class Arpack(NormSolver):
 
 
 def test_a_solver_of_ones_own_gives_the_constant_and_both_components():
-    F = SelfAttention(AttentionParameters.random(4))
-    points = torch.randn(2, 9, 4, dtype=F64, generator=torch.Generator().manual_seed(0))
+    F = SelfAttention(AttentionParameters.random(17))
+    points = torch.randn(2, 3, 17, dtype=F64, generator=torch.Generator().manual_seed(0))
     mu = ParticleMeasure(points)
     own = local_lipschitz(F, mu, solver=Arpack(upper_rtol=math.inf))
     dense = local_lipschitz(F, mu, solver=Dense())
     torch.testing.assert_close(own.particle, dense.particle, rtol=1e-8, atol=0)
     torch.testing.assert_close(own.splitting, dense.splitting, rtol=1e-8, atol=0)
     assert own.splitting_atom.tolist() == dense.splitting_atom.tolist()
+
+
+def test_a_gradient_goes_through_the_value_of_a_factorisation():
+    start = torch.randn(3, 6, 4, 5, dtype=F64, generator=torch.Generator().manual_seed(0))
+    for matrices in (start, start.mT):
+        ours, truth = matrices.clone().requires_grad_(), matrices.clone().requires_grad_()
+        blocks = LinearMap.pointwise(ours[..., None, :, :])
+        every = linalg.operator_norm(blocks).value.sum()
+        largest = linalg.largest_block_norm(blocks)[0].value.sum()
+        norms = torch.linalg.matrix_norm(truth, 2)
+        (found,) = torch.autograd.grad(every + largest, ours)
+        (wanted,) = torch.autograd.grad(norms.sum() + norms.amax(-1).sum(), truth)
+        torch.testing.assert_close(found, wanted)
 
 
 class Liar(NormSolver):
