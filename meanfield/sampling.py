@@ -96,7 +96,8 @@ def two_diracs(
 
     Args:
         radius: R ≥ 0, a number or a batch (...).
-        log_ratio: log(light weight / heavy weight), a number or a batch (...). −900 is ordinary.
+        log_ratio: log(light weight / heavy weight), a number or a batch (...), of any
+            size: −900 loses no digits.
         direction: u, shape (d,), normalised here.
         heavy_at: where the heavy atom stands on the line through u, in units of R.
         positioned: whether to place the light atom at position ½ and the heavy one at 1, so that
@@ -119,7 +120,7 @@ def two_diracs(
     check_finite(z, "log_ratio")
     r, z = torch.broadcast_tensors(r, z)
     places = torch.stack([u, heavy_at * u])
-    # log a = −log(1 + e^−z) and log(1 − a) = −log(1 + e^z): exact at both ends.
+    # log a = −log(1 + e^−z) and log(1 − a) = −log(1 + e^z): accurate at both ends.
     zero = torch.zeros_like(z)
     logs = torch.stack([-torch.logaddexp(zero, -z), -torch.logaddexp(zero, z)], -1)
     positions = u.new_tensor([0.5, 1.0]) if positioned else None

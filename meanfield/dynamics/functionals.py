@@ -10,15 +10,9 @@ from torch import Tensor
 from meanfield.checks import as_float_tensor
 from meanfield.measures import ParticleMeasure
 
-__all__ = ["covariance", "diameter", "effective_rank", "log_energy", "token_radius"]
+__all__ = ["covariance", "diameter", "effective_rank", "log_energy"]
 
 _BLOCK = 2**22  # entries of a block of pairs: 32 MB in float64
-
-
-def token_radius(mu: ParticleMeasure) -> Tensor:
-    """Largest |xᵢ| among atoms with weight, shape (...)."""
-    norms = torch.linalg.vector_norm(mu.points, dim=-1)
-    return norms.where(mu.log_weights > -math.inf, 0.0).amax(-1)
 
 
 def diameter(mu: ParticleMeasure) -> Tensor:
@@ -50,8 +44,8 @@ def effective_rank(mu: ParticleMeasure) -> Tensor:
     """
     values = torch.linalg.eigvalsh(covariance(mu)).clamp_min(0.0)
     total = values.sum(-1, keepdim=True)
-    shares = values / torch.where(total > 0, total, 1.0)
-    rank = torch.special.entr(shares).sum(-1).exp()
+    fractions = values / torch.where(total > 0, total, 1.0)
+    rank = torch.special.entr(fractions).sum(-1).exp()
     return rank.where(total[..., 0] > 0, 0.0)
 
 

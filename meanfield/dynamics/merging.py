@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meanfield.checks import count as whole
 from meanfield.checks import number
 from meanfield.measures import ParticleMeasure, check_measure, close_pairs, merge_labelled
 
-__all__ = ["Clusters", "cluster_count", "cluster_masses", "clusters", "coalesced", "meets"]
+__all__ = ["Clusters", "cluster_count", "clusters", "coalesced", "meets"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,15 +69,6 @@ def cluster_count(mu: ParticleMeasure, scale: float) -> Tensor:
     if not check_measure(mu).batch_shape:
         return torch.tensor(clusters(mu, scale).count)
     return torch.stack([cluster_count(one, scale) for one in mu])
-
-
-def cluster_masses(mu: ParticleMeasure, scale: float, most: int) -> Tensor:
-    """Masses of the `most` heaviest clusters, decreasing, 0 where there are fewer; (..., most)."""
-    most = whole(most, "most")
-    if mu.batch_shape:
-        return torch.stack([cluster_masses(one, scale, most) for one in mu])
-    masses = clusters(mu, scale).log_masses[:most].exp()
-    return torch.nn.functional.pad(masses, (0, most - len(masses)))
 
 
 def coalesced(mu: ParticleMeasure, scale: float) -> tuple[ParticleMeasure, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from meanfield.dynamics.constraints import Constraint, constraint_at
 from meanfield.dynamics.integrators import Adaptive, FixedStep, Noise, integrator_of
 from meanfield.dynamics.merging import coalesced, meets
 from meanfield.dynamics.velocities import Layers, Velocity, layers_of
-from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, log_sums
 
 __all__ = ["FlowProblem", "State", "flow_problem", "states", "trajectory"]
 
@@ -74,16 +73,12 @@ class FlowProblem:
             on = constraint_at(self.constraint, self.start.points)
             return self.start.replace(points), on
         count = int(labels.max()) + 1
-        first = torch.full((count,), len(labels), device=labels.device)
-        where = torch.arange(len(labels), device=labels.device)
-        at_start = self.start.points[first.scatter_reduce(0, labels, where, "amin")]
-        top = self.start.log_weights.new_full((count,), -math.inf)
-        top = top.scatter_reduce(0, labels, self.start.log_weights, "amax")
-        base = top.where(top > -math.inf, 0.0)
-        shares = (self.start.log_weights - base[labels]).exp()
-        logs = base + torch.zeros_like(base).index_add_(0, labels, shares).log()
-        together = ParticleMeasure(points, log_weights=logs)
-        return together, constraint_at(self.constraint, at_start)
+        logs = log_sums(self.start.log_weights, labels, count)
+        places = torch.arange(len(labels), device=labels.device)
+        first = torch.full_like(logs, len(labels), dtype=places.dtype)
+        first = first.scatter_reduce(0, labels, places, "amin")
+        on = constraint_at(self.constraint, self.start.points[first])
+        return ParticleMeasure(points, log_weights=logs), on
 
 
 def flow_problem(

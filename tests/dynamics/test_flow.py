@@ -11,7 +11,6 @@ import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
 from meanfield.attention.normalizations import RowWise, exponential, softmax
-from meanfield.dynamics import functionals
 from meanfield.errors import ConvergenceError
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import split, stack
@@ -449,7 +448,7 @@ def test_every_variable_says_what_it_is_and_where_it_comes_from():
     covariance = Variable("covariance", "covariance", dims=("feature", "feature_2"))
     ds = dynamics.flow(
         attention(A, V), mu, TIMES, step=0.1, constraint="sphere",
-        observe={covariance: dynamics.covariance, "radius": functionals.token_radius},
+        observe={covariance: dynamics.covariance, "size": dynamics.diameter},
     )  # fmt: skip
     assert all("long_name" in v.attrs for v in ds.variables.values())
     spec = read_provenance(ds)["spec"]
@@ -467,10 +466,10 @@ def test_every_variable_says_what_it_is_and_where_it_comes_from():
 def test_functionals_alone_can_be_kept():
     A, V, mu = case(22)
     ds = dynamics.flow(
-        attention(A, V), mu, TIMES, observe={"radius": functionals.token_radius}, keep_points=False
+        attention(A, V), mu, TIMES, observe={"size": dynamics.diameter}, keep_points=False
     )
     assert "points" not in ds
-    assert ds.radius.dims == ("time",)
+    assert ds["size"].dims == ("time",)
 
 
 def test_single_precision_stays_single():

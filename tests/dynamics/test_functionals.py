@@ -31,12 +31,10 @@ def with_absent(mu: ParticleMeasure) -> ParticleMeasure:
 
 A = torch.tensor([[0.5, -0.3, 0.1], [0.2, 0.4, 0.0], [0.0, 0.7, -0.6]], dtype=torch.float64)
 FUNCTIONALS = {
-    "token_radius": functionals.token_radius,
     "diameter": dynamics.diameter,
     "covariance": dynamics.covariance,
     "effective_rank": dynamics.effective_rank,
     "log_energy": lambda mu: dynamics.log_energy(mu, A),
-    "cluster_masses": lambda mu: merging.cluster_masses(mu, 0.7, 4),
     "cluster_count": lambda mu: dynamics.cluster_count(mu, 0.7),
 }
 
@@ -49,13 +47,12 @@ def by_loops(mu: ParticleMeasure) -> dict[str, float]:
         for j in range(len(x))
     )
     return {
-        "token_radius": max(np.linalg.norm(p) for p in x),
         "diameter": max(np.linalg.norm(p - q) for p in x for q in x),
         "log_energy": math.log(energy),
     }
 
 
-@pytest.mark.parametrize("name", ["token_radius", "diameter", "log_energy"])
+@pytest.mark.parametrize("name", ["diameter", "log_energy"])
 @pytest.mark.parametrize("block", [1, 50, 2**22])
 def test_a_functional_is_its_sum_over_pairs_whatever_the_blocks(name, block, monkeypatch):
     monkeypatch.setattr(functionals, "_BLOCK", block)
@@ -157,8 +154,6 @@ def test_clusters_refuse_what_they_cannot_label():
         dynamics.clusters(stack([cloud(), cloud()]), 0.1)
     with pytest.raises(ValueError, match="scale"):
         dynamics.clusters(cloud(), -1.0)
-    with pytest.raises(ValueError, match="most"):
-        merging.cluster_masses(cloud(), 0.1, 0)
     with pytest.raises(ValueError, match="A: expected shape"):
         dynamics.log_energy(cloud(), torch.eye(2))
 

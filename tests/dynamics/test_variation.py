@@ -12,7 +12,6 @@ import torch
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
 from meanfield.dynamics import paths
 from meanfield.dynamics.constraints import constraint_at
-from meanfield.dynamics.functionals import token_radius
 from meanfield.dynamics.velocities import Velocity
 from meanfield.layers import LayerNorm
 from meanfield.lipschitz import local_lipschitz
@@ -233,7 +232,7 @@ def test_two_flows_part_no_more_than_the_bound_of_the_layers(conditional):
     )
 
     def constant(at, other):
-        radius = max(float(token_radius(m)) for m in (at, other))
+        radius = max(float(m.points.norm(dim=-1).max()) for m in (at, other))
         return bound(norm_A, norm_V, radius)
 
     ds = dynamics.divergence(
