@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meanfield.checks import suggestion
-from meanfield.experiments import EXPERIMENTS, finish, load
+from meanfield.experiments import EXPERIMENTS, load
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -249,7 +249,7 @@ def _run(options: argparse.Namespace) -> int:
     )
     _say(f"wrote {store}")
     if not options.shard and _some_succeeded(ds):
-        ds = finish(ds)
+        ds = experiment.finish(ds)
         for suffix in (".zarr", ".nc"):
             _say(f"wrote {results.write_dataset(ds, store.with_suffix(suffix))}")
         if not options.no_figures:
@@ -358,8 +358,9 @@ def _export(options: argparse.Namespace) -> int:
     from meanfield import results
 
     ds = results.read_dataset(_store_of(options.store))
-    if ds.attrs.get("experiment") in EXPERIMENTS and _some_succeeded(ds):
-        ds = finish(ds)
+    name = ds.attrs.get("experiment")
+    if name in EXPERIMENTS and _some_succeeded(ds):
+        ds = load(name).finish(ds)
     _say(f"wrote {results.write_dataset(ds, options.file)}")
     return 0
 
@@ -402,7 +403,7 @@ def _finished(path: Path) -> tuple[xr.Dataset, str | None]:
     if not _some_succeeded(ds):
         n_failed = int((ds["message"] != "").sum())
         raise ValueError(f"{path}: no case has an answer, {n_failed} failed{_first_message(ds)}")
-    return finish(ds), name
+    return load(name).finish(ds), name
 
 
 def _info(options: argparse.Namespace) -> int:

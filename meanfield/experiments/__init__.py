@@ -18,11 +18,9 @@ from typing import TYPE_CHECKING
 from meanfield.checks import suggestion
 
 if TYPE_CHECKING:
-    import xarray as xr
-
     from meanfield.experiments.experiment import Experiment
 
-__all__ = ["EXPERIMENTS", "finish", "load"]
+__all__ = ["EXPERIMENTS", "load"]
 
 # In the order of the list; the name of the file has "_" for "-".
 EXPERIMENTS = {
@@ -66,12 +64,3 @@ def load(name: str) -> Experiment:
     module = importlib.import_module(f"meanfield.experiments.{name.replace('-', '_')}")
     experiment: Experiment = module.EXPERIMENT
     return experiment
-
-
-def finish(ds: xr.Dataset) -> xr.Dataset:
-    """A sweep as it was stored, with what its experiment adds at the end, such as fits.
-
-    Args:
-        ds: with the attribute `experiment`; one that is finished comes back as it is.
-    """
-    return load(str(ds.attrs.get("experiment"))).finish(ds)

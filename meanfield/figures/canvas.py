@@ -24,6 +24,7 @@ __all__ = [
     "kind",
     "legend_below",
     "readable_logs",
+    "short",
     "style",
     "ticks_at",
     "with_room",
@@ -110,7 +111,7 @@ Draw = Callable[..., "Axes"]
 
 
 def figure(*columns: str) -> Callable[[Draw], Draw]:
-    """What all figures take besides their own settings: legend, title, label, lines' properties.
+    """Decorate a figure, so that it takes legend, title, label and properties of lines as well.
 
     Curves of one colour get one marker, so that they can be told apart without colours.
 
@@ -282,10 +283,15 @@ def kind(causal: bool) -> str:
     return "masked" if causal else "plain"
 
 
+def short(value: Any) -> str:
+    """A parameter's value as labels and titles show it."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def readable_logs(ax: Axes) -> None:
     """Plain numbers on logarithmic axes of few decades, where powers of ten would be too few.
 
-    Call it after everything is drawn: it goes by the limits.
+    Call it last: it uses the limits of the axes.
     """
     from matplotlib.ticker import (
         FixedLocator,

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from meanfield.figures.canvas import figure
+from meanfield.figures.canvas import figure, short
 from meanfield.figures.selection import select
 
 if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation
     from matplotlib.axes import Axes
 
-__all__ = ["animate_particles", "draw_paths", "plot_particle_paths"]
+__all__ = ["FPS", "animate_particles", "draw_paths", "plot_particle_paths"]
 
-_FPS = 12
+FPS = 12
 _SYMBOLS = {"beta": r"$\beta$", "radius": "R", "dim": "d", "ratio": r"$K/K_\#$"}
 
 
@@ -75,7 +75,7 @@ def animate_particles(ds: xr.Dataset, **wanted: Any) -> FuncAnimation:
     start = points[0]
     colour = np.arange(len(start))
     dots = ax.scatter(start[:, 0], start[:, 1], c=colour, cmap="viridis", s=area)
-    what = ", ".join(f"{_SYMBOLS.get(name, name)} = {_short(x)}" for name, x in wanted.items())
+    what = ", ".join(f"{_SYMBOLS.get(name, name)} = {short(x)}" for name, x in wanted.items())
 
     def frame(k: int) -> list[Any]:
         dots.set_offsets(points[k, :, :2])
@@ -84,7 +84,7 @@ def animate_particles(ds: xr.Dataset, **wanted: Any) -> FuncAnimation:
         ax.set_title(f"{what}\nt = {times[k]:.3g}")
         return [dots]
 
-    return FuncAnimation(figure, frame, frames=len(points), interval=1000 / _FPS)
+    return FuncAnimation(figure, frame, frames=len(points), interval=1000 / FPS)
 
 
 def _case(ds: xr.Dataset, wanted: dict[str, Any]) -> tuple[xr.Dataset, dict[str, Any]]:
@@ -103,7 +103,3 @@ def _frame_of(ax: Axes, points: np.ndarray, on_a_line: bool) -> None:
     ax.set(xlim=(-size, size), ylim=(-size, size), aspect="equal", xlabel="$x_1$", ylabel="$x_2$")
     if on_a_line:
         ax.set(yticks=[], ylabel="", xlabel="$x$")
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -9,7 +9,15 @@ import numpy as np
 import xarray as xr
 
 from meanfield.checks import choice
-from meanfield.figures.canvas import FORMULA, colours, figure, kind, readable_logs, ticks_at
+from meanfield.figures.canvas import (
+    FORMULA,
+    colours,
+    figure,
+    kind,
+    readable_logs,
+    short,
+    ticks_at,
+)
 from meanfield.figures.curves import curve, mark_unconverged
 from meanfield.figures.selection import by_level, fits_of, source_of
 
@@ -46,7 +54,7 @@ def plot_growth(
     groups = by_level(ds, by) if by else [(colours(1)[0], None, ds)]
     for colour, level, rows in groups:
         rows = rows.sortby(x)
-        label = words[y] if by is None else f"{by} = {_short(level)}"
+        label = words[y] if by is None else f"{by} = {short(level)}"
         curve(ax, rows, x, y, color=colour, label=label)
         for name, line in zip(bounds, ("--", "-.", ":") * len(bounds), strict=False):
             ax.plot(rows[x], rows[name], line, color=colour, linewidth=0.9)
@@ -57,10 +65,6 @@ def plot_growth(
     ax.set_title(f"{y} against {x}".replace("_", " "))
     readable_logs(ax)
     return ax
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @figure("euclidean_secant/euclidean", "wasserstein_secant/euclidean", "euclidean_converged")

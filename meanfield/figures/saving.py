@@ -12,12 +12,12 @@ import xarray as xr
 
 from meanfield.errors import NoCases
 from meanfield.figures.canvas import style, with_room
+from meanfield.figures.particles import FPS
 from meanfield.results.atomic import check_replaceable, write_whole
 
 __all__ = ["save_all", "save_animations"]
 
 _MARGIN = 0.1  # inches around a figure
-_FPS = 12
 
 
 def save_all(
@@ -93,10 +93,10 @@ def save_animations(
             except NoCases as error:
                 yield f"no animation {name}: {error}"
                 continue
-            made.save(target.with_suffix(".gif"), writer=PillowWriter(fps=_FPS), dpi=80)
+            made.save(target.with_suffix(".gif"), writer=PillowWriter(fps=FPS), dpi=80)
             yield target.with_suffix(".gif")
             if FFMpegWriter.isAvailable():
-                made.save(target.with_suffix(".mp4"), writer=FFMpegWriter(fps=_FPS), dpi=120)
+                made.save(target.with_suffix(".mp4"), writer=FFMpegWriter(fps=FPS), dpi=120)
                 yield target.with_suffix(".mp4")
 
 

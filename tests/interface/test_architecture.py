@@ -269,7 +269,6 @@ FOREIGN = {
     "pretrained.modules": "configurations of transformers leave fields out",
     "attention.kernels.kernel": "which class among a kernel's bases overrides a method",
     "measures": "hints in messages, to somebody who passed what is no map",
-    "experiments": "an experiment is a module with or without `finish`",
 }
 
 
