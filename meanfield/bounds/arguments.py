@@ -33,9 +33,9 @@ def orders(p: Any) -> np.ndarray:
 
 
 def exponent(norm_A: Any, radius: Any, shift: Any = 0.0) -> tuple[np.ndarray, np.ndarray]:
-    """‖A‖R² + |b|R, at most 1e300, and ‖A‖R²: what turns the average, and what turns the field.
+    """c = ‖A‖R² + |b|R, cut off at 1e300, and ‖A‖R², infinite where c was cut off.
 
-    The second is infinite where either is above 1e300, and with it every bound.
+    The first is the exponent of a bound, the second is added to it.
     """
     a, r, b = norms(norm_A, "norm_A"), norms(radius, "radius"), norms(shift, "shift")
     with np.errstate(over="ignore"):

@@ -1,10 +1,10 @@
 """Layers as maps of measures, each with its exact linearisation, and how they compose.
 
-`Pointwise`, `LayerNorm`, `RMSNorm` and `MLP` move every particle by itself; attention is in
-`meanfield.attention`; `Chain`, `Residual` and `Sum` combine maps into blocks and networks,
-masked or not, of weighted measures; atoms of weight 0 are absent. Each declares
-``linearisation``, and ``local_upper``, a certain bound of the local constant, where its parts do.
-`contractive` scales a map so that x + c·F(x)/L can be inverted, and `invert` does it with a
+`Pointwise`, `LayerNorm`, `RMSNorm` and `MLP` move every particle by itself, as do subclasses of
+`Particlewise`; attention is in `meanfield.attention`. `Chain`, `Residual` and `Sum` combine maps
+into blocks and networks, masked or not. All are subclasses of `meanfield.Map` with an exact
+derivative, a certain bound of the local constant, and bounds in a ball, where their parts have
+them. `contractive` scales a map so that x + c·F(x)/L can be inverted, and `invert` does it with a
 certified error.
 """
 

@@ -40,6 +40,11 @@ class Chain(Composite):
         unfolded = (F.maps if isinstance(F, Chain) else (F,) for F in self.maps)
         object.__setattr__(self, "maps", sum(unfolded, ()))
 
+    @property
+    def dim(self) -> int | None:  # type: ignore[override]
+        """d, if the first map says it: what a later one says is of the points that reach it."""
+        return self.maps[0].dim
+
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """F(μ)."""
         for each in self.maps:

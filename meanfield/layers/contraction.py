@@ -99,7 +99,8 @@ def contractive(
 
     Args:
         F: a map of measures into the same dimension.
-        factor: c, 0 < c < 1. Small ones invert faster, large ones can do more.
+        factor: c, 0 < c < 1. A small one takes fewer steps to
+            invert, a large one lets points move farther.
         constant: L, a Lipschitz constant of F at the weights that it will see. A bound such as
             `meanfield.bounds.l2_attention_2` (norm "l2") or `l2_attention_max` ("max") holds
             everywhere; a constant that is certified on a ball round an input holds there, and

@@ -252,6 +252,6 @@ def _lengths(matrix: Tensor) -> Tensor:
 
 
 def _norm(matrix: Tensor) -> Tensor:
-    """By the smaller Gram matrix, a tenth of the time of singular values; to some n · eps."""
+    """‖W‖₂ from the smaller Gram matrix: a tenth of the time of an SVD, right to about n · eps."""
     wide = matrix if matrix.shape[-2] <= matrix.shape[-1] else matrix.mT
     return torch.linalg.eigvalsh(wide @ wide.mT)[..., -1].clamp_min(0).sqrt()

@@ -146,6 +146,12 @@ def test_a_composed_map_is_masked_if_a_part_is_and_knows_its_dimension():
         assert F.dim is None
 
 
+def test_the_dimension_of_a_chain_is_that_of_what_comes_in():
+    wider = Pointwise(lambda x: torch.cat([x, x], -1))
+    assert Chain([wider, LayerNorm(torch.ones(2 * D))]).dim is None
+    assert Chain([mlp(), wider]).dim == D
+
+
 def test_chains_among_the_maps_of_a_chain_are_unfolded():
     norm, F = layer_norm(), mlp()
     assert Chain([Chain([norm, F]), Chain([norm])]).maps == (norm, F, norm)

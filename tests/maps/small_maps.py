@@ -239,9 +239,9 @@ def dense_derivative(F, mu):
     return jacobian * present[:, None, None, None] * present[:, None]
 
 
-def dense_atoms(F, mu, geometry="wasserstein"):
-    """The matrix of J, or of D^½JD^−½."""
-    jacobian = dense_derivative(F, mu)
+def dense_atoms(F, mu, geometry="wasserstein", jacobian=None):
+    """The matrix of J, or of D^½JD^−½; from `dense_derivative` if that is there."""
+    jacobian = dense_derivative(F, mu) if jacobian is None else jacobian
     if geometry == "wasserstein":
         root = torch.where(mu.weights > 0, mu.weights, 1.0).sqrt()
         jacobian = jacobian * root[:, None, None, None] / root[:, None]

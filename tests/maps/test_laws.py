@@ -17,7 +17,15 @@ from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import Map, as_map, linearize
 from meanfield.measures import ParticleMeasure, stack
 from tests.maps import small_maps as small
-from tests.maps.small_maps import F64, MAPS, cloud, dense_atoms, dense_field, draw
+from tests.maps.small_maps import (
+    F64,
+    MAPS,
+    cloud,
+    dense_atoms,
+    dense_derivative,
+    dense_field,
+    draw,
+)
 from tests.pretrained import small_models
 
 # One of each family of checkpoints; the others differ in their configurations.
@@ -57,14 +65,15 @@ BALLS = list(answers(lambda F, mu: F.ball_bounds(mu, 0.1)))
 @pytest.mark.parametrize("absent", [False, True])
 def test_the_linearisation_is_the_dense_derivative_in_both_geometries(name, absent):
     F = a_map(name)
-    mu = clouds_for(F, absent=absent)
+    mu = clouds_for(F, absent=absent, n=4)
+    jacobian, field = dense_derivative(F, mu), dense_field(F, mu)
     for geometry in ("euclidean", "wasserstein"):
         at = linearize(F, mu, geometry=geometry)
-        wanted = dense_atoms(F, mu, geometry)
+        wanted = dense_atoms(F, mu, geometry, jacobian)
         small.close(at.atoms.to_dense(), wanted, 1e-10)
         small.close(small.by_products(at.atoms), wanted, 1e-10)
         small.close(small.by_products(at.atoms.T).mT, wanted, 1e-10)
-        small.close(at.field.to_dense(), dense_field(F, mu), 1e-10)
+        small.close(at.field.to_dense(), field, 1e-10)
 
 
 @every_map
