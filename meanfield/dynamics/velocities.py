@@ -60,7 +60,7 @@ class Velocity(Composite):
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
         """The projected derivative of Γ, plus the derivative of the projection."""
         F, tangent, points = self.maps[0], self.constraint.tangent, mu.points
-        image, inner = F(mu).points, linearize(F, mu, geometry=geometry)
+        image, inner = image_of(F, mu).points, linearize(F, mu, geometry=geometry)
         projected = particlewise_derivative(lambda v: tangent(points, v), image)
         turned = particlewise_derivative(lambda x: tangent(x, image), points)
         still = identity_at(mu)  # without absent atoms

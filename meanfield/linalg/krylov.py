@@ -60,12 +60,16 @@ class Lanczos(NormSolver):
     max_basis: int | None = None
 
     def __post_init__(self) -> None:
-        count(self.max_steps, "max_steps")
-        number(self.upper_rtol, "upper_rtol", least=0, finite=False)
-        number(self.miss, "miss", above=0, below=1)
         as_generator(self.generator)
+        checked: dict[str, float] = {
+            "max_steps": count(self.max_steps, "max_steps"),
+            "upper_rtol": number(self.upper_rtol, "upper_rtol", least=0, finite=False),
+            "miss": number(self.miss, "miss", above=0, below=1),
+        }
         if self.max_basis is not None:
-            count(self.max_basis, "max_basis", least=2)
+            checked["max_basis"] = count(self.max_basis, "max_basis", least=2)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     def candidate(self, linear_map: LinearMap, rtol: float) -> Candidate:
         """The top right singular vectors of the whole batch at once."""

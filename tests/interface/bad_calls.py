@@ -395,6 +395,12 @@ CALLS = [
          {"log_weights": "array", "positions": "array"},
          _optional("log_weights", "positions")
          | {("positions", "integers"): lambda g: np.ones(3), ("log_weights", "integers"): None}),
+    Call("ParticleMeasure.of", ParticleMeasure.of, {"/mu": MU}, {"/mu": "measure"}, _CLOUDS),
+    Call("ParticleMeasure.of(points, weights)", ParticleMeasure.of,
+         {"/value": X, "/weights": [0.2, 0.3, 0.5]}, {"/value": "array", "/weights": "array"},
+         _optional("/weights")
+         | {("/value", "tensor of single precision beside double"): None,
+            ("/value", "another last axis"): None}),
     Call("ParticleMeasure.from_sequence", ParticleMeasure.from_sequence,
          {"/points": X}, {"/points": "array"},
          {("/points", "tensor of single precision beside double"): None,
@@ -485,7 +491,7 @@ CALLS = [
           ("/f", "module of torch"): None}),
     Call("ball_upper", lipschitz.ball_upper, {"/F": F, "/mu": MU, "/epsilon": 0.1},
          {"/F": "map", "/mu": "beside a map", "/epsilon": "not negative"},
-         {("/epsilon", "list of one"): None}),
+         _wide("/epsilon") | {("/epsilon", "empty list"): None}),
     Call("worst_case", lipschitz.worst_case,
          {"/F": F, "/radius": 1.0, "n_atoms": 2, "dim": 2, "positioned": False, "starts": 2,
           "steps": 1, "generator": None},
