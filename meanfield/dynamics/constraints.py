@@ -27,6 +27,10 @@ class Constraint:
         """The points of the set next to points near it, (..., n, d)."""
         return points
 
+    def outward(self, points: Tensor) -> Tensor | None:
+        """The derivative of `retract` in each particle's radius, (..., n, d); None without one."""
+        return None
+
 
 @dataclass(frozen=True, eq=False)
 class Sphere(Constraint):
@@ -52,9 +56,13 @@ class Sphere(Constraint):
 
     def retract(self, points: Tensor) -> Tensor:
         """r x/|x| (of the centred x)."""
+        return self.radii * self.outward(points)
+
+    def outward(self, points: Tensor) -> Tensor:
+        """x/|x| (of the centred x)."""
         if self.centred:
             points = _centred(points)
-        return points * (self.radii / torch.linalg.vector_norm(points, dim=-1, keepdim=True))
+        return points / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
 
 
 def constraint_at(name: str | None, points: Tensor) -> Constraint:

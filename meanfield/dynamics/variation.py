@@ -60,10 +60,8 @@ class _Retraction:
 
     @classmethod
     def at(cls, constraint: Constraint, points: Tensor) -> _Retraction:
-        onto = constraint.retract(points)
-        free = onto is points
-        unit = None if free else onto / torch.linalg.vector_norm(onto, dim=-1, keepdim=True)
-        return cls(particlewise_derivative(constraint.retract, points), unit)
+        moved = particlewise_derivative(constraint.retract, points)
+        return cls(moved, constraint.outward(points))
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,6 +39,22 @@ class Site(NamedTuple):
 class Family:
     """How one type of model is read.
 
+    A new type is a file beside the others and a line of ``registry.py``::
+
+        PHI = Family(
+            "phi",
+            "Phi",
+            masks=(True,),
+            blocks=lambda model: model.layers,
+            attention_module=lambda block: block.self_attn,
+            attention=phi_attention,  # (site: Site) -> SelfAttention
+            block=phi_block,  # (site: Site) -> Chain
+            last=lambda model: [layer_norm(model.final_layernorm)],
+            needs_length=True,
+        )
+
+    In a program of your own: ``meanfield.pretrained.registry.FAMILIES["phi"] = PHI``.
+
     Attributes:
         model_type: of its configuration.
         stem: of its classes in transformers: "Bert" for BertConfig and BertModel.
