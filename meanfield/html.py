@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-__all__ = ["escape", "span", "table"]
+__all__ = ["escape", "html_table", "span"]
 
 
 def escape(value: object) -> str:
@@ -46,7 +46,7 @@ def span(values: Any) -> str:
     return ends if len(found) == 1 else f"{ends} ({len(found)} numbers)"
 
 
-def table(title: str, rows: Iterable[Sequence[object]], *, header: Sequence[str] = ()) -> str:
+def html_table(title: str, rows: Iterable[Sequence[object]], *, header: Sequence[str] = ()) -> str:
     """An HTML table; the first cell of each row is its header. All text is escaped.
 
     Args:
@@ -58,7 +58,7 @@ def table(title: str, rows: Iterable[Sequence[object]], *, header: Sequence[str]
         ValueError: rows of different lengths.
 
     Example:
-        >>> table("A & B", [("n", 3)]).partition("<tbody>")[2]
+        >>> html_table("A & B", [("n", 3)]).partition("<tbody>")[2]
         '<tr><th scope="row">n</th><td>3</td></tr></tbody></table>'
     """
     rows = [tuple(row) for row in rows]

@@ -21,7 +21,7 @@ from meanfield.checks import (
     is_traced,
     number,
 )
-from meanfield.html import span, table
+from meanfield.html import html_table, span
 
 __all__ = [
     "Disintegration",
@@ -226,7 +226,7 @@ class ParticleMeasure:
             ("positions", None if self.positions is None else span(self.positions)),
             ("tensors", f"{str(self.dtype).removeprefix('torch.')} on {self.device}"),
         ]
-        return table("Particle measure", rows)
+        return html_table("Particle measure", rows)
 
     def __repr__(self) -> str:
         parts = [f"n_particles={self.n_particles}", f"dim={self.dim}"]

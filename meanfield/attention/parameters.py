@@ -18,7 +18,7 @@ from meanfield.checks import (
     count,
     number,
 )
-from meanfield.html import span, table
+from meanfield.html import html_table, span
 
 __all__ = ["AttentionParameters"]
 
@@ -330,7 +330,7 @@ class AttentionParameters:
             for name in ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias")
             if (matrix := getattr(self, name)) is not None
         ]
-        return table("Attention parameters", [*rows, ("scale", span(self.scale))])
+        return html_table("Attention parameters", [*rows, ("scale", span(self.scale))])
 
     def __repr__(self) -> str:
         biases = [

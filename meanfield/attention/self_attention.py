@@ -27,7 +27,7 @@ from meanfield.checks import (
     describe,
     is_traced,
 )
-from meanfield.html import span, table
+from meanfield.html import html_table, span
 from meanfield.linalg import LinearMap
 from meanfield.maps import (
     BallBounds,
@@ -117,7 +117,7 @@ class SelfAttention(Map):
             ("‖A‖ of each head", span(torch.linalg.matrix_norm(par.A.detach(), 2))),
             ("‖V‖ of each head", span(torch.linalg.matrix_norm(par.V.detach(), 2))),
         ]
-        return table("Self-attention", rows)
+        return html_table("Self-attention", rows)
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """F(μ): atoms move to Γ_μ(xᵢ), weights and positions stay.

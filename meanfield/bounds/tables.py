@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meanfield import html
 from meanfield.bounds.diracs import masked_two_dirac_lower, two_dirac_lower
 from meanfield.bounds.l2 import l2_attention_2, tied_norms
 from meanfield.bounds.layer import Layer, raised
@@ -17,6 +16,7 @@ from meanfield.bounds.scores import capped_mean_field, l2_mean_field
 from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
 from meanfield.bounds.theorems import proposition_3_4, theorem_3_5
 from meanfield.checks import count, number
+from meanfield.html import html_table
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -141,7 +141,7 @@ class BoundTable(Sequence[BoundRow]):
         return str(self)
 
     def _repr_html_(self) -> str:
-        return html.table(self._title(), [row.cells() for row in self.rows], header=_HEADER)
+        return html_table(self._title(), [row.cells() for row in self.rows], header=_HEADER)
 
 
 def table(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 import numpy as np
 
-from meanfield.html import span, table
+from meanfield.html import html_table, span
 from meanfield.results.labels import Variable, array_of, batched
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ class Answer:
 
     def _repr_html_(self) -> str:
         labels, texts = self._labels(), self._texts()
-        return table(self.title, [(labels[name].words, text) for name, text in texts.items()])
+        return html_table(self.title, [(labels[name].words, text) for name, text in texts.items()])
 
     def _given(self) -> Iterator[tuple[str, _Label, Any]]:
         """Name, label and value of each labelled field that has a value."""

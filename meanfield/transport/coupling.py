@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.html import span, table
+from meanfield.html import html_table, span
 from meanfield.measures import ParticleMeasure, log_sums
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ class Coupling:
             ("log-mass of an entry", span(held.log_mass)),
             ("mean squared displacement", span(torch.as_tensor(self.cost()))),
         ]
-        return table("Coupling", rows)
+        return html_table("Coupling", rows)
 
     def __repr__(self) -> str:
         n, m = self.shape

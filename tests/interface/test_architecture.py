@@ -243,7 +243,7 @@ def public_names() -> dict[str, dict[int, str]]:
 
 
 # To be renamed; nothing is to be added.
-STILL_AMBIGUOUS = {"Plan", "load", "table"}
+STILL_AMBIGUOUS = {"Plan", "load"}
 
 
 def test_no_two_public_names_mean_different_things():
@@ -267,7 +267,6 @@ FOREIGN = {
     "cli": "signals differ between systems, notes of errors between versions of Python",
     "pretrained.llama": "configurations of transformers leave fields out",
     "pretrained.modules": "configurations of transformers leave fields out",
-    "attention.kernels.kernel": "which class among a kernel's bases overrides a method",
     "measures": "hints in messages, to somebody who passed what is no map",
 }
 
@@ -279,10 +278,9 @@ def is_probe(call: ast.Call) -> bool:
 
 @pytest.mark.parametrize("path", modules(), ids=name_of)
 def test_nothing_is_asked_whether_it_has_a_member(path):
-    if name_of(path).removeprefix("meanfield.") in FOREIGN:
-        return
     probes = [ast.unparse(call) for call in calls(path, "hasattr", "getattr") if is_probe(call)]
-    assert probes == []
+    allowed = name_of(path).removeprefix("meanfield.") in FOREIGN
+    assert bool(probes) == allowed, probes  # an exception that is not needed is to go
 
 
 def own_classes(expression: ast.expr, module: ModuleType) -> list[type]:
