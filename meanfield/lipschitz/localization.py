@@ -17,7 +17,7 @@ __all__ = ["Localization", "localize"]
 _ADDS_UP = {torch.float64: 1e-8, torch.float32: 1e-3}
 
 
-class Localization(Answer, noun="shares", title="Where the constant lives"):
+class Localization(Answer, noun="localization", title="Where the constant lives"):
     """Shares of a local constant; tensors have the measure's batch shape in front.
 
     Attributes:
