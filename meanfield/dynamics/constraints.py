@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +18,13 @@ _OFF_CENTRE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 @dataclass(frozen=True)
 class Constraint:
-    """A set that particles do not leave; this one is all of R^d."""
+    """A set that particles do not leave; this one is all of R^d.
+
+    Attributes:
+        is_free: whether nothing is projected or retracted.
+    """
+
+    is_free: ClassVar[bool] = True
 
     def tangent(self, points: Tensor, vectors: Tensor) -> Tensor:
         """P_x v, the part of v along the set, at each particle; all (..., n, d)."""
@@ -27,9 +34,9 @@ class Constraint:
         """The points of the set next to points near it, (..., n, d)."""
         return points
 
-    def outward(self, points: Tensor) -> Tensor | None:
-        """The derivative of `retract` in each particle's radius, (..., n, d); None without one."""
-        return None
+    def outward(self, points: Tensor) -> Tensor:
+        """The derivative of `retract` in each particle's radius, (..., n, d)."""
+        return torch.zeros_like(points)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +51,7 @@ class Sphere(Constraint):
         centred: whether coordinates have mean 0, as after LayerNorm.
     """
 
+    is_free: ClassVar[bool] = False
     radii: Tensor
     centred: bool = False
 

@@ -38,7 +38,7 @@ def flow_linearisation(
         geometry: as in `meanfield.linearize`.
     """
     on = constraint_at(constraint, mu.points)
-    start = _Retraction.at(on, mu.points)
+    start = _retraction(on, mu.points)
     steps = tuple(_steps(layers, mu, span, integrator, on, geometry))
     return Linearisation(
         _Product(start, steps, each=False).as_linear_map(mu),
@@ -52,16 +52,19 @@ class _Retraction:
 
     Attributes:
         moved: in x.
-        outward: in the particle's radius, (*batch, n, d): unit vectors; None in free space.
+        outward: in the particle's radius, (*batch, n, d): unit vectors.
     """
 
     moved: Linearisation
-    outward: Tensor | None
+    outward: Tensor
 
-    @classmethod
-    def at(cls, constraint: Constraint, points: Tensor) -> _Retraction:
-        moved = particlewise_derivative(constraint.retract, points)
-        return cls(moved, constraint.outward(points))
+
+def _retraction(constraint: Constraint, points: Tensor) -> _Retraction | None:
+    """None in free space, where nothing is retracted."""
+    if constraint.is_free:
+        return None
+    moved = particlewise_derivative(constraint.retract, points)
+    return _Retraction(moved, constraint.outward(points))
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +74,10 @@ class _Step:
     tableau: Tableau
     size: float
     velocities: tuple[Linearisation, ...]
-    retractions: tuple[_Retraction, ...]
-    end: _Retraction
+    retractions: tuple[_Retraction | None, ...]
+    end: _Retraction | None
 
-    def parts(self) -> list[tuple[float, float, Linearisation, _Retraction]]:
+    def parts(self) -> list[tuple[float, float, Linearisation, _Retraction | None]]:
         a, b = self.tableau
         scaled = ([self.size * x for x in coefficients] for coefficients in (a, b))
         return list(zip(*scaled, self.velocities, self.retractions, strict=True))
@@ -102,8 +105,8 @@ def _steps(
                 tableau,
                 h,
                 tuple(slopes),
-                tuple(_Retraction.at(on, x) for x in reached),
-                _Retraction.at(on, moved),
+                tuple(_retraction(on, x) for x in reached),
+                _retraction(on, moved),
             )
             mu = mu.replace(on.retract(moved))
 
@@ -118,7 +121,7 @@ class _Product:
         each: for the fields of single atoms, in place of all atoms together.
     """
 
-    start: _Retraction
+    start: _Retraction | None
     steps: tuple[_Step, ...]
     each: bool
 
@@ -131,8 +134,7 @@ class _Product:
 
     def push(self, eps: Tensor) -> Tensor:
         """One product with each V."""
-        outward = self._outward(self.start)
-        radius = None if outward is None else (outward * eps).sum(-1, keepdim=True)
+        radius = (self._outward(self.start) * eps).sum(-1, keepdim=True)
         eps = self._onto(self.start, eps, radius)
         for step in self.steps:
             moved, slope = eps, torch.zeros_like(eps)
@@ -152,26 +154,21 @@ class _Product:
                 back, radius = self._off(R, self._pick(V).rmatvec(b * moved + later), radius)
                 zeta, later = zeta + back, a * back
         zeta, radius = self._off(self.start, zeta, radius)
-        outward = self._outward(self.start)
-        return zeta if outward is None else zeta + outward * radius
+        return zeta + self._outward(self.start) * radius
 
     def _pick(self, part: Linearisation) -> LinearMap:
         return part.field if self.each else part.atoms
 
-    def _outward(self, R: _Retraction) -> Tensor | None:
-        if R.outward is None:
-            return None
+    def _outward(self, R: _Retraction | None) -> Tensor | float:
+        if R is None:
+            return 0.0
         return R.outward.unsqueeze(-2) if self.each else R.outward
 
-    def _onto(self, R: _Retraction, eps: Tensor, radius: Tensor | None) -> Tensor:
-        outward = self._outward(R)
-        if outward is None or radius is None:
-            return eps
-        return self._pick(R.moved).matvec(eps) + outward * radius
+    def _onto(self, R: _Retraction | None, eps: Tensor, radius: Tensor) -> Tensor:
+        return eps if R is None else self._pick(R.moved).matvec(eps) + self._outward(R) * radius
 
-    def _off(self, R: _Retraction, zeta: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
-        outward = self._outward(R)
-        if outward is None:
+    def _off(self, R: _Retraction | None, zeta: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
+        if R is None:
             return zeta, radius
-        more = (outward * zeta).sum(-1, keepdim=True)
+        more = (self._outward(R) * zeta).sum(-1, keepdim=True)
         return self._pick(R.moved).rmatvec(zeta), radius + more

@@ -60,7 +60,10 @@ class Velocity(Composite):
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
         """The projected derivative of Γ, plus the derivative of the projection."""
         F, tangent, points = self.maps[0], self.constraint.tangent, mu.points
-        image, inner = image_of(F, mu).points, linearize(F, mu, geometry=geometry)
+        inner = linearize(F, mu, geometry=geometry)
+        if self.constraint.is_free:
+            return inner
+        image = image_of(F, mu).points
         projected = particlewise_derivative(lambda v: tangent(points, v), image)
         turned = particlewise_derivative(lambda x: tangent(x, image), points)
         still = identity_at(mu)  # without absent atoms
