@@ -125,7 +125,7 @@ def _check_derivative(F: MeasureMap, mu: ParticleMeasure, products: _Products) -
     draw = torch.randn(points.shape, generator=generator, dtype=torch.float64).to(points)
     present = (mu.log_weights > -math.inf)[..., None]
     along = torch.where(present, draw, 0.0)
-    product = torch.where(present, products.forward(along), 0.0)
+    product = torch.where(present, products.forward(along), 0.0).detach()
     size = float(points.abs().max()) or 1.0
     with torch.no_grad():
         quotients = []
@@ -146,7 +146,7 @@ def _check_derivative(F: MeasureMap, mu: ParticleMeasure, products: _Products) -
         )
     zeta = torch.randn(product.shape, generator=generator, dtype=torch.float64).to(points)
     zeta = torch.where(present, zeta, 0.0)
-    there, back = (product * zeta).sum(), (products.backward(zeta) * along).sum()
+    there, back = (product * zeta).sum(), (products.backward(zeta).detach() * along).sum()
     room = float(lengths(product.flatten()) * lengths(zeta.flatten()))
     if not float((there - back).abs()) <= _AGREES[points.dtype] * room:
         raise ValueError(
