@@ -136,7 +136,11 @@ def assemble(
         plan = (given(t, size) for t in (answer.rows, answer.cols, answer.log_mass))
         coupling = Coupling(source, target, *plan)
     if answer.converged.all() and answer.f is not None and answer.g is not None:
-        potentials = given(answer.f, answer.f.shape[-1]), given(answer.g, answer.g.shape[-1])
+        f, g = (_rounded(t, dtype, 0) for t in (answer.f, answer.g))
+        pairs = ((f, answer.f), (g, answer.g))
+        # Squares may be beyond the range of float32 where distances are not.
+        if not any((np.isinf(short) & np.isfinite(t)).any() for short, t in pairs):
+            potentials = given(f, f.shape[-1]), given(g, g.shape[-1])
     return TransportResult(
         value=given(np.clip(_rounded(answer.value, dtype, 0), lower, upper)),
         lower=given(lower),

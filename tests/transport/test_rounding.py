@@ -404,3 +404,12 @@ def test_repaired_plans_are_never_cheaper_than_the_optimum() -> None:
         plan = SparsePlan(rows, cols, np.log(mass[rows, cols]))
         upper = certified(p, plan, None, method="m", rtol=1e-9).upper
         assert float(upper) >= float(solve_line(p, rtol=1e-9).lower)
+
+
+def test_squares_beyond_float32_leave_the_distance_and_no_potentials() -> None:
+    x, y = (1e25 * np.random.default_rng(0).normal(size=(2, 6, 2))).astype(np.float32)
+    found, truth = solve_w2(x, y), solve_w2(x.astype(float), y.astype(float))
+    assert found.value.dtype == np.float32
+    assert found.value == pytest.approx(float(truth.value), rel=1e-6)
+    assert found.potentials is None
+    assert truth.potentials is not None
