@@ -23,7 +23,7 @@ from meanfield.results.provenance import provenance
 from meanfield.results.store import SCHEMA
 from meanfield.sweeps.grid import Case, Grid, canonical, case_keys, cases_of, columns_of
 
-__all__ = ["Plan", "Task", "Unit", "Work", "make_plan"]
+__all__ = ["SweepPlan", "Task", "Unit", "Work", "make_plan"]
 
 _VECTORISED = 1024  # cases in one call of a vectorised function; its memory grows with them
 _MOST_BYTES = 2**27  # of the results in a batch
@@ -131,7 +131,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """A task, the cases to do it for, and the settings and the seed they share."""
 
     task: Task
@@ -197,7 +197,7 @@ class Plan:
         size = most if size is None or self.task.batched else size
         return Work(self.task, self.fixed, self.seed, max(1, min(size, most)))
 
-    def with_variables(self, variables: Sequence[Variable] | None) -> Plan:
+    def with_variables(self, variables: Sequence[Variable] | None) -> SweepPlan:
         """The same plan with the variables that the function was found to return."""
         task = replace(self.task, variables=variables)
         _check_names(task, {name for case in self.cases for name in case})
@@ -223,7 +223,7 @@ def make_plan(
     fixed: Mapping[str, Any] | None,
     seed: int,
     attrs: Mapping[str, Any] | None = None,
-) -> Plan:
+) -> SweepPlan:
     """Check the arguments of a sweep and put them together."""
     cases, fixed = cases_of(grid), dict(fixed or {})
     kinds = {tuple(case): case for case in cases}  # ragged grids have several
@@ -242,7 +242,7 @@ def make_plan(
     check_attrs(attrs := dict(attrs or {}), "the sweep")
     if "provenance" in attrs:
         raise ValueError("attrs: expected another name than provenance, which the sweep writes")
-    plan = Plan(task, cases, fixed, int(seed), attrs)
+    plan = SweepPlan(task, cases, fixed, int(seed), attrs)
     _ = plan.columns  # refuses numbers and texts in one parameter
     return plan
 

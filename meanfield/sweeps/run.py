@@ -20,7 +20,7 @@ from meanfield.results.store import Store, description_at, open_store
 from meanfield.sweeps.batches import Batch
 from meanfield.sweeps.executors import Run, check_executor
 from meanfield.sweeps.grid import Grid
-from meanfield.sweeps.plan import Plan, Task, Unit, Work, make_plan
+from meanfield.sweeps.plan import SweepPlan, Task, Unit, Work, make_plan
 from meanfield.sweeps.progress import Progress
 
 __all__ = ["sweep"]
@@ -132,7 +132,7 @@ def sweep(
 class _Table:
     """The values of a plan's cases: in memory and, if there is one, in a store."""
 
-    def __init__(self, plan: Plan, store: Store | None) -> None:
+    def __init__(self, plan: SweepPlan, store: Store | None) -> None:
         self._plan, self._store, self._labels = plan, store, plan.task.labels
         if store is None:
             self._provenance, self._rows = plan.provenance, self._labels.blank(len(plan.cases))
@@ -186,7 +186,7 @@ def _fill(table: _Table, run: Run, work: Work, units: list[Unit], bar: Progress)
         raise
 
 
-def _probe(plan: Plan, run: Run) -> tuple[Plan, list[_Piece]]:
+def _probe(plan: SweepPlan, run: Run) -> tuple[SweepPlan, list[_Piece]]:
     """Run the first cases until one does not fail; all cases have its variables."""
     pieces: list[_Piece] = []
     for place in range(min(_PROBES, len(plan.cases))):
