@@ -27,6 +27,7 @@ __all__ = [
     "Map",
     "as_map",
     "ball_bounds",
+    "expanded_radii",
     "factored_constant",
     "linearize",
     "linearize_by_autodiff",

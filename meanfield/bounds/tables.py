@@ -84,9 +84,6 @@ class BoundTable(Sequence[BoundRow]):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[BoundRow]:
-        return iter(self.rows)
-
     def row(self, name: str) -> BoundRow:
         """The row of a statement.
 
