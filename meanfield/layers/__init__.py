@@ -10,20 +10,18 @@ certified error.
 
 from meanfield.layers.chain import Chain
 from meanfield.layers.contraction import Ball, Bounded, contractive
-from meanfield.layers.inverse import Inversion, invert
-from meanfield.layers.mlp import ACTIVATIONS, MLP
+from meanfield.layers.inverse import invert
+from meanfield.layers.mlp import MLP
 from meanfield.layers.normalised import LayerNorm, RMSNorm
 from meanfield.layers.particlewise import Particlewise, Pointwise
 from meanfield.layers.residual import Residual
 from meanfield.layers.sums import Sum
 
 __all__ = [
-    "ACTIVATIONS",
     "MLP",
     "Ball",
     "Bounded",
     "Chain",
-    "Inversion",
     "LayerNorm",
     "Particlewise",
     "Pointwise",

@@ -28,7 +28,7 @@ __all__ = [
     "windowed",
 ]
 
-# Names of activations in transformers -> in `meanfield.layers.ACTIVATIONS`.
+# Names of activations in transformers -> in `meanfield.layers.mlp.ACTIVATIONS`.
 _ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",

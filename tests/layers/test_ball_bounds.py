@@ -12,13 +12,13 @@ from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
 from meanfield import maps as maps_module
 from meanfield.attention.kernels import l2
 from meanfield.layers import (
-    ACTIVATIONS,
     Chain,
     LayerNorm,
     Pointwise,
     Residual,
     RMSNorm,
 )
+from meanfield.layers.mlp import ACTIVATIONS
 from meanfield.lipschitz import ball_upper, local_lipschitz
 from meanfield.maps import BallBounds
 from meanfield.measures import pushforward
