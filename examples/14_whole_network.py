@@ -36,7 +36,10 @@ words = source.encode(Path(options.text).read_text(encoding="utf-8"))[
 mu = source.embeddings(words)
 F = source.network(length=len(words))
 constant = local_lipschitz(F, mu)
-print(f"{source}: {float(constant.value):.4g}, at most {float(constant.upper):.4g} (0.999)")
+print(
+    f"{source}: {float(constant.value):.4g}, at most {float(constant.upper):.4g}, "
+    f"but for a probability of {constant.miss:g}"
+)
 shares = localize(constant, F, mu)
 print(f"carried by token {int(shares.particles.argmax())}: {float(shares.particles.max()):.0%}")
 
@@ -53,7 +56,7 @@ print(
     f"network {float(ds.network.median()):.3g}, product of blocks {float(last['product']):.3g}, "
     f"product of bounds {float(last.product_upper):.3g}"
 )
-# Certified for every text whose tokens are this near: inf where a bound has left the numbers.
+# For every text whose tokens are this near, with probability 0.999; inf where a bound overflows.
 for epsilon, bound in zip(ds.epsilon.values, last.ball_999.values, strict=True):
     print(f"at most, while every token moves by {epsilon:g} of its size: {bound:.3g}")
 
