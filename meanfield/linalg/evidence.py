@@ -11,7 +11,7 @@ from torch import Tensor
 from meanfield.errors import ConvergenceError
 from meanfield.linalg.bidiagonalisation import image
 from meanfield.linalg.linear_map import LinearMap
-from meanfield.linalg.vectors import lengths, normalised
+from meanfield.linalg.vectors import lengths, lengths_in_range, normalised
 from meanfield.results.answers import Answer, labelled
 
 __all__ = [
@@ -167,13 +167,21 @@ def _measured(linear_map: LinearMap, candidate: Candidate) -> _Evidence:
         raise ValueError(f"miss: expected a probability, got {candidate.miss}")
     # Products in the middle of the number range: a power of two takes nothing from v.
     scale = _power_of_two(upper.flatten())
-    u, length = normalised(image(linear_map, v if scale is None else scale[:, None] * v))
-    back = image(linear_map.T, u if scale is None else scale[:, None] * u)
+    if scale is None:
+        forth = image(linear_map, v)
+        length = lengths_in_range(forth)
+        # The image of 0 is exact.
+        whole = torch.where(length > 0, length, 1.0).detach()
+        back = image(linear_map.T, forth.detach() / whole[:, None])
+    else:
+        u, length = normalised(image(linear_map, scale[:, None] * v))
+        whole = torch.where(length > 0, length, 1.0).detach()
+        back = image(linear_map.T, scale[:, None] * u.detach())
     value = (length if scale is None else length / scale).reshape(shape)
-    u, length, found = u.detach(), length.detach(), value.detach()
-    defect = lengths(back.detach() - length[:, None] * v)
-    # The image of 0 is exact.
-    residual = (defect / torch.where(length > 0, length, 1.0)).reshape(shape)
+    found = value.detach()
+    defect = back.detach() - length.detach()[:, None] * v
+    defect = lengths_in_range(defect) if scale is None else lengths(defect)
+    residual = (defect / whole).reshape(shape)
     gap = None if candidate.gap is None else _per_map(candidate.gap, shape, "gap")
     # Not `upper < found` negated: NaN is no upper end.
     holds = upper >= found * (1 - _ROUNDINGS * torch.finfo(v.dtype).eps)
@@ -206,7 +214,7 @@ def _unit_vectors(linear_map: LinearMap, candidate: Candidate) -> Tensor:
             f"direction: expected shape {wanted}, got {tuple(candidate.direction.shape)}"
         )
     flat = candidate.direction.detach().reshape(-1, linear_map.columns)
-    length = lengths(flat)
+    length = lengths_in_range(flat)
     unit = (length - 1).abs() <= torch.finfo(flat.dtype).eps ** 0.5
     if not bool(unit.all()):
         raise ValueError(
@@ -219,7 +227,7 @@ def _unit_vectors(linear_map: LinearMap, candidate: Candidate) -> Tensor:
 def _power_of_two(upper: Tensor) -> Tensor | None:
     """A power of two near 1/upper where products could leave the number range; None if nowhere."""
     kind = torch.finfo(upper.dtype)
-    inside = (upper > kind.tiny**0.5) & (upper < kind.max**0.5)
+    inside = (upper > kind.tiny**0.5 / kind.eps) & (upper < kind.max**0.5)
     if bool(inside.all()):
         return None
     most = -math.floor(math.log2(kind.tiny)) - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["lengths", "normalised", "random_vectors"]
+__all__ = ["lengths", "lengths_in_range", "normalised", "random_vectors"]
 
 # Entries whose squares one accumulator may take. On the CPU it is of the vectors' own precision:
 # over 10⁷ entries of single precision it would lose a thousandth of their length.
@@ -14,7 +14,7 @@ _CHUNK = 1024
 
 def lengths(vectors: Tensor) -> Tensor:
     """Euclidean lengths of (..., size), also where squares leave the number range."""
-    length = _in_parts(vectors)
+    length = lengths_in_range(vectors)
     kind = torch.finfo(vectors.dtype)
     low, high = kind.tiny**0.5 / kind.eps, kind.max**0.5
     if bool(((length > low) & (length < high)).all()):
@@ -29,7 +29,7 @@ def normalised(vectors: Tensor) -> tuple[Tensor, Tensor]:
     """
     peak = vectors.abs().amax(-1, keepdim=True)
     scaled = vectors / torch.where(peak > 0, peak, 1.0)
-    length = _in_parts(scaled)[..., None]
+    length = lengths_in_range(scaled)[..., None]
     unit = scaled / torch.where(length > 0, length, 1.0)
     return unit, (length * peak)[..., 0]
 
@@ -42,7 +42,8 @@ def random_vectors(
     return draw.to(device)
 
 
-def _in_parts(vectors: Tensor) -> Tensor:
+def lengths_in_range(vectors: Tensor) -> Tensor:
+    """Euclidean lengths of (..., size) whose squares stay in the number range."""
     size = vectors.shape[-1]
     whole = size - size % _CHUNK
     if size <= 4 * _CHUNK:
