@@ -7,7 +7,7 @@ from meanfield.experiments import EXPERIMENTS
 _PAGE = """# Experiments
 
 Each is a sweep with its figures: `meanfield run NAME`, or in Python
-`experiments.load(NAME).run()`.
+`experiments.get(NAME).run()`.
 
 ```{{eval-rst}}
 .. autosummary::

@@ -37,7 +37,7 @@ print(f"{mu}\n  local constant {constant.value:.6g}, residual {constant.residual
 
 # %%
 # The sweep, or a finished one.
-two_dirac = experiments.load("two-dirac")
+two_dirac = experiments.get("two-dirac")
 if options.open:
     ds = results.read_dataset(options.open)
 else:

@@ -35,7 +35,7 @@ readme = Path(__file__).resolve().parent.parent / "README.md"
 
 # %%
 # The sweep. Interrupted, it goes on where it was.
-real_text = experiments.load("real-text")
+real_text = experiments.get("real-text")
 settings = replace(
     real_text.settings,
     model=options.model or "random:bert",

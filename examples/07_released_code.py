@@ -27,7 +27,7 @@ options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
 
 # %%
-released_code = experiments.load("released-code")
+released_code = experiments.get("released-code")
 settings = released_code.quick if options.quick else released_code.settings
 ds = released_code.run(settings)
 results.write_dataset(ds, options.out / "released_code.nc")

@@ -23,7 +23,7 @@ options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
 
 # %%
-adversarial = experiments.load("adversarial")
+adversarial = experiments.get("adversarial")
 ds = adversarial.run(adversarial.quick if options.quick else adversarial.settings)
 results.write_dataset(ds, options.out / "adversarial.nc")
 far = ds.isel(case=np.flatnonzero(ds.n_tokens == ds.n_tokens.max()))

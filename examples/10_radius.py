@@ -22,14 +22,14 @@ options.out.mkdir(parents=True, exist_ok=True)
 
 # %%
 # Three tokens (Ru, −Ru, 0): the general bound's R² is reached.
-quadratic_growth = experiments.load("quadratic-growth")
+quadratic_growth = experiments.get("quadratic-growth")
 growth = quadratic_growth.run(quadratic_growth.quick if options.quick else None)
 results.write_dataset(growth, options.out / "quadratic_growth.nc")
 print(growth[["quadratic_lower", "constant", "general_bound"]].to_dataframe().round(3))
 
 # %%
 # Any tokens with unique best keys, scaled by λ: a limit below ‖V‖√n, and a hump near ties.
-large_radius = experiments.load("large-radius")
+large_radius = experiments.get("large-radius")
 limit = large_radius.run(large_radius.quick if options.quick else None)
 results.write_dataset(limit, options.out / "large_radius.nc")
 print(limit[["constant", "limit", "ceiling"]].to_dataframe().round(3))

@@ -90,7 +90,7 @@ print(f"cosine {float(end[0] @ end[1]):.9f}, the equation {exact:.9f}")
 # The paths of the first flow; figures and animations of an experiment.
 with figures.style():
     figures.plot_particle_paths(ds, title=rf"Tokens on the sphere, $\beta$ = {beta:g}")
-clustering = experiments.load("clustering")
+clustering = experiments.get("clustering")
 made = clustering.run(clustering.quick)
 for path in (
     *figures.save_all(made, clustering.figures, options.out, stem="clustering"),

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meanfield.checks import suggestion
-from meanfield.experiments import EXPERIMENTS, load
+from meanfield.experiments import EXPERIMENTS, get
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -218,7 +218,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    experiment = load(options.name)
+    experiment = get(options.name)
     settings = _settings(experiment, options)
     if options.dry_run:
         return _dry_run(experiment, settings, options)
@@ -310,7 +310,7 @@ def _dry_run(experiment: Experiment, settings: Any, options: argparse.Namespace)
 def _draw(ds: xr.Dataset, name: str, folder: Path) -> None:
     from meanfield.figures import save_all, save_animations
 
-    experiment = load(name)
+    experiment = get(name)
     for made in (
         *save_all(ds, experiment.figures, folder, stem=name),
         *save_animations(ds, experiment.animations, folder, stem=name),
@@ -360,7 +360,7 @@ def _export(options: argparse.Namespace) -> int:
     ds = results.read_dataset(_store_of(options.store))
     name = ds.attrs.get("experiment")
     if name in EXPERIMENTS and _some_succeeded(ds):
-        ds = load(name).finish(ds)
+        ds = get(name).finish(ds)
     _say(f"wrote {results.write_dataset(ds, options.file)}")
     return 0
 
@@ -384,7 +384,7 @@ def _report(options: argparse.Namespace) -> int:
     ds, name = _finished(options.store)
     about: dict[str, Any] = {}
     if name is not None:
-        experiment = load(name)
+        experiment = get(name)
         title, _, question = experiment.question.partition("\n")
         about = {"title": title, "question": question, "figures": experiment.figures}
     path = options.out or options.store.with_suffix(".html")
@@ -403,7 +403,7 @@ def _finished(path: Path) -> tuple[xr.Dataset, str | None]:
     if not _some_succeeded(ds):
         n_failed = int((ds["message"] != "").sum())
         raise ValueError(f"{path}: no case has an answer, {n_failed} failed{_first_message(ds)}")
-    return load(name).finish(ds), name
+    return get(name).finish(ds), name
 
 
 def _info(options: argparse.Namespace) -> int:

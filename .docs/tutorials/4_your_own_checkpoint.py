@@ -86,7 +86,7 @@ print(local_lipschitz(network, start, geometry="euclidean"))
 # -----------------------
 # The experiment ``real-text`` cuts the text into windows of n tokens and fits a power of n to
 # each layer.
-real_text = experiments.load("real-text")
+real_text = experiments.get("real-text")
 settings = replace(
     real_text.settings,
     model=str(folder / "checkpoint"),

@@ -3,7 +3,7 @@
 Listing them loads none of them.
 
 >>> from meanfield import experiments
->>> regimes = experiments.load("regimes")
+>>> regimes = experiments.get("regimes")
 >>> regimes.quick.radii
 (0.5, 1.0, 1.5, 2.0, 4.0)
 
@@ -20,7 +20,7 @@ from meanfield.checks import suggestion
 if TYPE_CHECKING:
     from meanfield.experiments.experiment import Experiment
 
-__all__ = ["EXPERIMENTS", "load"]
+__all__ = ["EXPERIMENTS", "get"]
 
 # In the order of the list; the name of the file has "_" for "-".
 EXPERIMENTS = {
@@ -51,7 +51,7 @@ EXPERIMENTS = {
 }
 
 
-def load(name: str) -> Experiment:
+def get(name: str) -> Experiment:
     """The experiment of this name, see `experiment.Experiment`.
 
     Raises:

@@ -1,7 +1,7 @@
 """Figures: each is a function of a Dataset that draws on one Axes and returns it.
 
 Here are those of anybody's Dataset; an experiment has its own beside its measurement, see
-`experiments.load`. Nothing here computes or shows, and only `save_all` and `save_animations`
+`experiments.get`. Nothing here computes or shows, and only `save_all` and `save_animations`
 write files. Colours run from dark (small) to light (large) where they stand for a quantity; a
 bound is dashed, a measurement is a line with markers.
 """

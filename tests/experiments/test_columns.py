@@ -15,12 +15,12 @@ import pytest
 import xarray as xr
 from matplotlib.collections import PolyCollection, QuadMesh
 
-from meanfield.experiments import EXPERIMENTS, load
+from meanfield.experiments import EXPERIMENTS, get
 from meanfield.figures.canvas import FORMULA
 from meanfield.sweeps.plan import make_plan
 
 ONE = {"repetitions": 1, "n_windows": 1, "draws": 1}
-DRAWN = [(name, figure) for name in EXPERIMENTS for figure in load(name).figures]
+DRAWN = [(name, figure) for name in EXPERIMENTS for figure in get(name).figures]
 DRAWN.remove(("regimes", "map"))  # has a test of its own
 
 
@@ -34,7 +34,7 @@ def _close() -> Iterator[None]:
 
 def random_dataset(name: str) -> xr.Dataset:
     """The Dataset of a quick run, all of whose numbers are distinct and random."""
-    experiment = load(name)
+    experiment = get(name)
     known = {field.name for field in dataclasses.fields(experiment.settings)}
     fewer = {key: value for key, value in ONE.items() if key in known}
     plan = make_plan(**experiment.plan(dataclasses.replace(experiment.quick, **fewer)))
@@ -120,7 +120,7 @@ def is_among(y: np.ndarray, column: np.ndarray) -> bool:
 @pytest.mark.parametrize(("name", "figure"), DRAWN)
 def test_every_curve_is_a_declared_column_and_every_column_is_drawn(made, name, figure):
     pytest.importorskip("transformers")
-    ds, draw = dataset(made, name), load(name).figures[figure]
+    ds, draw = dataset(made, name), get(name).figures[figure]
     function = getattr(draw, "func", draw)
     columns = {c: values(ds, c) for c in function.columns if not c.endswith("_converged")}
     ax = draw(ds)
@@ -134,7 +134,7 @@ def test_every_curve_is_a_declared_column_and_every_column_is_drawn(made, name, 
 FLAGS = [
     (name, figure, flag)
     for name, figure in DRAWN
-    for draw in [load(name).figures[figure]]
+    for draw in [get(name).figures[figure]]
     for flag in getattr(draw, "func", draw).columns
     if flag.endswith("_converged")
 ]
@@ -143,7 +143,7 @@ FLAGS = [
 @pytest.mark.parametrize(("name", "figure", "flag"), FLAGS)
 def test_what_has_not_converged_is_marked_point_by_point(made, name, figure, flag):
     pytest.importorskip("transformers")
-    ds, draw = dataset(made, name), load(name).figures[figure]
+    ds, draw = dataset(made, name), get(name).figures[figure]
     assert not crosses(draw(ds))
     ax = draw(ds.assign({flag: xr.zeros_like(ds[flag])}))
     marked = crosses(ax)
@@ -153,7 +153,7 @@ def test_what_has_not_converged_is_marked_point_by_point(made, name, figure, fla
 
 
 def test_the_map_of_regimes_is_the_worst_found_over_the_root_of_n(made):
-    ds, draw = dataset(made, "regimes"), load("regimes").figures["map"]
+    ds, draw = dataset(made, "regimes"), get("regimes").figures["map"]
     (mesh,) = [found for found in draw(ds).collections if isinstance(found, QuadMesh)]
     expected = np.log10(ds.worst / np.sqrt(ds.n_tokens)).values
     np.testing.assert_allclose(np.sort(mesh.get_array().ravel()), np.sort(expected), rtol=1e-12)

@@ -9,10 +9,10 @@ import torch
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, figures
 from meanfield.experiments import (
     EXPERIMENTS,
+    get,
     inversion,
     l2_tightness,
     lemma_3_2,
-    load,
     masked_bound,
     regimes,
     sharpness,
@@ -159,7 +159,7 @@ def test_l2_attention_is_inverted_and_dot_products_are_refuted_where_they_fail()
 def test_quick_runs_are_complete_and_drawn(name, tmp_path):
     import matplotlib.pyplot as plt
 
-    experiment = load(name)
+    experiment = get(name)
     ds = experiment.run(experiment.quick)
     assert (ds.status == 1).all()
     assert labelled(ds)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meanfield import bounds
-from meanfield.experiments import EXPERIMENTS, load, two_dirac
+from meanfield.experiments import EXPERIMENTS, get, two_dirac
 from tests import oracles
 from tests.experiments.test_figures import TINY, ds
 
@@ -90,10 +90,10 @@ def test_the_optimum_over_the_light_weight_is_where_the_formula_says():
 
 def test_the_list_of_experiments_loads():
     for name in EXPERIMENTS:
-        experiment = load(name)
+        experiment = get(name)
         assert experiment.name == name
         assert experiment.figures and all(map(callable, experiment.figures.values()))
         assert type(experiment.quick) is type(experiment.settings)
         assert experiment.question.splitlines()[0].endswith((".", "?"))
     with pytest.raises(ValueError, match="no experiment named 'three-dirac'"):
-        load("three-dirac")
+        get("three-dirac")

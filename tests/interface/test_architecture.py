@@ -242,13 +242,9 @@ def public_names() -> dict[str, dict[int, str]]:
     return found
 
 
-# To be renamed; nothing is to be added.
-STILL_AMBIGUOUS = {"load"}
-
-
 def test_no_two_public_names_mean_different_things():
     several = {name: list(m.values()) for name, m in public_names().items() if len(m) > 1}
-    assert {name: m for name, m in several.items() if name not in STILL_AMBIGUOUS} == {}
+    assert several == {}
 
 
 # Where objects of other packages are looked at, which may or may not have a member. What a map, a
