@@ -109,7 +109,7 @@ def w2_in_time(
     whole = f"{'conditional ' if conditional else ''}W₂ {words}"
     parts = ("value", "lower", "upper")
     variables = list(TransportResult.columns("w2", *parts, words=whole, dims=("time", *case)))
-    rows = [one.row("w2", *parts) for one in found]
+    rows = [one.values("w2", *parts) for one in found]
     # The axes of a batch become one.
     shape = (len(rows), *(-1 for _ in case))
     values = {v.name: np.stack([row[v.name] for row in rows]).reshape(shape) for v in variables}

@@ -102,9 +102,9 @@ def stability(
         # At the end of a layer the next one begins; after the last there is none.
         layer = layers.at(float(t), last=k == len(clock) - 1)
         velocity = Velocity(layer, constraint_at(constraint, measure.points))
-        found = constant_of(whole, strict=False).row("constant", *_CONSTANT)
+        found = constant_of(whole, strict=False).values("constant", *_CONSTANT)
         speed = local_lipschitz(velocity, measure, strict=False)
-        rows.append(found | speed.row("velocity_constant", *_VELOCITY))
+        rows.append(found | speed.values("velocity_constant", *_VELOCITY))
         if small:
             rows[-1]["exponents"] = _exponents(whole, float(t - clock[0]))
     spec = {"method": method, "step": step, "constraint": constraint}

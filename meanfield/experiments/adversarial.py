@@ -112,10 +112,10 @@ def measure(
     single = local_lipschitz(alone, mu, geometry="euclidean", strict=False)
     searched = {"searched": math.nan, "searched_residual": math.nan}
     if n_tokens in search_tokens:
-        searched = climb(F, mu, radius, steps=search_steps)[1].row("searched", *_SEARCHED)
+        searched = climb(F, mu, radius, steps=search_steps)[1].values("searched", *_SEARCHED)
     return {
-        **whole.row("constant"),
-        **single.row("head_constant"),
+        **whole.values("constant"),
+        **single.values("head_constant"),
         "released": float(inputs.released_quantity(F, mu)),
         **searched,
         "gamma": pair.scaling,

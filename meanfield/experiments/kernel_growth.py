@@ -125,7 +125,7 @@ def largest_constant(
     ]
     best = max(found, key=lambda constant: float(constant.value))
     return {
-        **best.row("constant"),
+        **best.values("constant"),
         "bound": _bound(kernel, radius),
     }
 

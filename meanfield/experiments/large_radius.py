@@ -110,7 +110,7 @@ def measure(
     gaps = best[:, 0] - best[:, 1]
     sharing = int(torch.bincount(chosen[:, 0]).max())
     return {
-        **constant.row("constant"),
+        **constant.values("constant"),
         "limit": math.sqrt(sharing),
         "ceiling": math.sqrt(n_tokens),
         "smallest_gap": scale**2 * float(gaps.min()),

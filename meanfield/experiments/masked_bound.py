@@ -74,7 +74,7 @@ def largest_masked(
     mu = ParticleMeasure(points, log_weights=logs.log_softmax(-1), positions=positions)
     found = local_lipschitz(F, mu, rtol=1e-3, strict=False)
     k = int(found.value.argmax())
-    row = {name: column[k] for name, column in found.row("largest").items()}
+    row = {name: column[k] for name, column in found.values("largest").items()}
     return {
         **row,
         "largest_converged": bool(found.converged.all()),

@@ -79,7 +79,7 @@ def measure(radius: float, causal: bool, *, dim: int, layer_seed: int) -> dict[s
     norm_A, norm_V = (float(torch.linalg.matrix_norm(matrix, 2)) for matrix in (A, V))
     reached = torch.linalg.vector_norm(V @ u) * torch.linalg.vector_norm(A.mT @ u)
     return {
-        **constant.row("constant"),
+        **constant.values("constant"),
         "quadratic_lower": max(2 / 3 * radius**2 * float(reached) - norm_V / 3, 0.0),
         "general_bound": bounds.theorem_3_3(norm_A, norm_V, radius, 3),
     }

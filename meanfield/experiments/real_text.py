@@ -126,7 +126,7 @@ def _layer(F: Any, points: torch.Tensor, rtol: float) -> dict[str, np.ndarray]:
         "localisation": constant.direction.square().sum(-1).amax(-1),
     }
     arrays = {name: value.cpu().numpy() for name, value in found.items()}
-    return constant.row("constant") | arrays | _bounds(F, points, arrays["radius_max"])
+    return constant.values("constant") | arrays | _bounds(F, points, arrays["radius_max"])
 
 
 def _bounds(F: Any, points: torch.Tensor, radius: np.ndarray) -> dict[str, np.ndarray]:

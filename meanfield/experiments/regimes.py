@@ -90,7 +90,7 @@ def worst_found(
     found = local_lipschitz(F, ParticleMeasure(points), geometry="euclidean", strict=False)
     k = int(found.value.argmax())
     norm_A, gamma = max(map(abs, eigenvalues)), bounds.scaling_factor(A)
-    row = {name: column[k] for name, column in found.row("worst").items()}
+    row = {name: column[k] for name, column in found.values("worst").items()}
     return {
         **row,
         "worst_converged": bool(found.converged.all()),

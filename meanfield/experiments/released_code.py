@@ -100,7 +100,7 @@ def measure(
         mu = sampling.adversarial(slicing(source, layer, head), input_radius, n_tokens)
     constant = local_lipschitz(F, mu, geometry="euclidean", strict=False)
     return {
-        **constant.row("constant"),
+        **constant.values("constant"),
         "released": float(inputs.released_quantity(F, mu)),
         "radius": float(inputs.token_radii(mu.points)[0]),
     }

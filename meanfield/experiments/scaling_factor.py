@@ -94,7 +94,7 @@ def measure(
     mu = ParticleMeasure.from_sequence(points)
     heads = [SelfAttention(F.parameters.head(h), causal=F.causal) for h in range(source.n_heads)]
     how: Any = {"geometry": "euclidean", "strict": False}
-    rows = [local_lipschitz(head, mu, **how).row("head_constant") for head in heads]
+    rows = [local_lipschitz(head, mu, **how).values("head_constant") for head in heads]
     return {
         "gamma": gamma,
         "norm_A": norm_A,

@@ -122,7 +122,7 @@ def measure(
         best = float(local_lipschitz(F, pairs).value.max())
         extremality = float(found.value) / best
     return {
-        **found.row("found"),
+        **found.values("found"),
         "two_dirac_lower": lower(1.0, radius),
         "upper": upper(1.0, 1.0, radius),
         "theorem_3_5": math.nan if causal else bounds.theorem_3_5(1.0, 1.0, radius),

@@ -138,8 +138,8 @@ def followed(
         through = local_lipschitz(Chain(blocks), start, rtol=rtol, strict=False)
         assert here.splitting is not None
         rows.append(
-            here.row("constant")
-            | through.row("through")
+            here.values("constant")
+            | through.values("through")
             | {"splitting": float(here.splitting), "upper": _upper(block, mu)}
             | (ball.after(block, mu, through) if ball else {})
             | _moved(mu, image)
@@ -153,7 +153,7 @@ def followed(
         "product": np.cumprod(found["constant"]),
         "product_upper": np.cumprod(found["upper"]),
         "arc_length": np.cumsum(found["moved"]),
-        **whole.row("network"),
+        **whole.values("network"),
     }
 
 

@@ -149,7 +149,7 @@ def constants(
     found = _nothing(len(steps)) | {
         "particle": float(constant.particle),
         "splitting": float(constant.splitting),
-        **constant.row("value"),
+        **constant.values("value"),
         **_bounds(gamma, radius, causal, crowd, log_ratio, n_tokens),
     }
     if crowd == 0 and float(constant.splitting) > 0:
@@ -190,7 +190,7 @@ def _sequence(
     if not F.causal:
         tokens = ParticleMeasure(tokens.points)
     constant = local_lipschitz(F, tokens, geometry="euclidean", rtol=1e-8)
-    found = constant.row("euclidean")
+    found = constant.values("euclidean")
     if with_secants:
         lengths = [h * radius for h in steps]
         secants = secants_along(F, tokens, constant.direction, lengths)

@@ -171,12 +171,12 @@ def _dataset(
     euclidean: LocalLipschitz,
     wasserstein: LocalLipschitz,
 ) -> xr.Dataset:
-    ratios = [row.wasserstein.row("wasserstein_secant") for row in rows.values()]
+    ratios = [row.wasserstein.values("wasserstein_secant") for row in rows.values()]
     values: dict[str, Any] = {
         "euclidean_secant": [row.euclidean.tolist() for row in rows.values()],
         **{name: [ratio[name] for ratio in ratios] for name in ratios[0]},
-        **euclidean.row("euclidean"),
-        **wasserstein.row("wasserstein"),
+        **euclidean.values("euclidean"),
+        **wasserstein.values("wasserstein"),
         "particle": wasserstein.particle,
         "splitting": wasserstein.splitting,
     }

@@ -95,7 +95,7 @@ class SecantSearch(Answer, noun="secant", title="Certified lower bound of a Lips
             *LocalLipschitz.columns("local", words="local constant at the start"),
         ]
         rows = [
-            f.ratio.row("secant")
+            f.ratio.values("secant")
             | {"distance": float(f.ratio.denominator.value), "tried": f.tried}
             for f in self.best.values()
         ]
@@ -103,7 +103,7 @@ class SecantSearch(Answer, noun="secant", title="Certified lower bound of a Lips
         family = Variable("family", "family of pairs", dtype="str", **along)
         return dataset(
             variables,
-            values | self.constant.row("local"),
+            values | self.constant.values("local"),
             coords={"family": (family, list(self.best))},
         )
 

@@ -54,7 +54,7 @@ class Monitor:
         mu, found = self._mu, []
         for F in self._read():
             constant = local_lipschitz(F, mu, strict=False, **self._settings)
-            found.append(constant.row("constant"))
+            found.append(constant.values("constant"))
             mu = F(mu)
         self._found[self.steps] = found
 

@@ -69,7 +69,7 @@ class Answer:
     """Base of what comes back from a computation: a value and the evidence for it.
 
     A subclass is a frozen dataclass (without the decorator) of labelled fields. From the labels
-    follow `repr`, the table in a notebook, ``float(answer)``, `to_dataset`, `columns` and `row`.
+    follow `repr`, the table in a notebook, ``float(answer)``, `to_dataset`, `columns` and `values`.
     Fields without a label are not shown and not stored. Values are numbers, NumPy arrays or
     tensors with the batch axes in front, None where there is none, or answers themselves.
 
@@ -85,7 +85,7 @@ class Answer:
         >>> root = Root(1.4142135, 1.4142136, n_steps=4)
         >>> root
         Root(value=1.4142135, upper=1.4142136, n_steps=4)
-        >>> root.row("best")
+        >>> root.values("best")
         {'best': 1.4142135, 'best_upper': 1.4142136}
         >>> Root.columns("best")[1].long_name
         'root of the polynomial: upper end'
@@ -113,7 +113,7 @@ class Answer:
         words: str | None = None,
         dims: tuple[str, ...] = (),
     ) -> tuple[Variable, ...]:
-        """The variables of a table that holds such answers under a name; their values: `row`.
+        """The variables of a table that holds such answers under a name; their numbers: `values`.
 
         Args:
             name: of the value in that table; its evidence gets ``<name>_<field>``.
@@ -137,7 +137,7 @@ class Answer:
             for part, label in chosen.items()
         )
 
-    def row(self, name: str, *parts: str) -> dict[str, Any]:
+    def values(self, name: str, *parts: str) -> dict[str, Any]:
         """The values of `columns`, numbers or NumPy arrays; NaN, -1, False or "" for None."""
         return {
             column.name: _plain(getattr(self, part), column)
@@ -155,7 +155,7 @@ class Answer:
                 attrs[stored] = int(value) if isinstance(value, bool) else value
             elif isinstance(value, Answer):
                 variables += value.columns(stored, words=label.words)
-                values |= value.row(stored)
+                values |= value.values(stored)
             elif name == "value" or label.beside:
                 variables += self.columns(self.noun, name)
                 values[variables[-1].name] = value

@@ -129,17 +129,17 @@ def test_converged_is_one_flag_per_measure_and_counts_are_shown_of_a_batch():
     assert "converged=1 of 2" in repr(length([1.0, 2.0], [1.0, 1.0], [1.0, 3.0]))
 
 
-def test_columns_and_row_have_the_names_of_the_table_and_agree():
+def test_columns_and_values_have_the_names_of_the_table_and_agree():
     found = length(1.0, 0.5, 1.0, private="hidden")
-    row = found.row("worst")
+    row = found.values("worst")
     names = ["worst", "worst_lower", "worst_upper", "worst_converged"]
     columns = Length.columns("worst", words="longest curve", dims=("layer",))
     assert [variable.name for variable in columns] == list(row) == names
     assert row["worst"] == 1.0 and row["worst_converged"] is False
     assert [c.long_name for c in columns[:2]] == ["longest curve", "longest curve: lower end"]
     assert columns[0].units == "m" and columns[0].dims == ("layer",)
-    assert found.row("a", "method", "value") == {"a_method": "polygon", "a": 1.0}
-    assert np.isnan(found.row("a", "corners")["a_corners"])
+    assert found.values("a", "method", "value") == {"a_method": "polygon", "a": 1.0}
+    assert np.isnan(found.values("a", "corners")["a_corners"])
     with pytest.raises(ValueError, match=r"expected some of .*'corners'.*, got \['sides'\]"):
         Length.columns("worst", "sides")
 
