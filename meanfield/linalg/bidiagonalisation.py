@@ -9,6 +9,7 @@ from torch import Tensor
 
 from meanfield.linalg.basis import Basis
 from meanfield.linalg.linear_map import LinearMap
+from meanfield.linalg.vectors import finite
 
 __all__ = ["Bidiagonalisation", "Cycle", "image"]
 
@@ -136,11 +137,4 @@ def image(linear_map: LinearMap, vectors: Tensor) -> Tensor:
         OverflowError: it is not finite.
     """
     shaped = vectors.reshape(*linear_map.batch_shape, *linear_map.in_shape)
-    out = linear_map.matvec(shaped).reshape(len(vectors), linear_map.rows)
-    # The sum first: it is finite nearly always, and needs no second tensor.
-    if not bool(torch.isfinite(out.sum())) and not bool(torch.isfinite(out).all()):
-        raise OverflowError(
-            f"a product with the linear map leaves the range of {out.dtype}: its norm "
-            "cannot be represented; use less extreme weights or a smaller radius"
-        )
-    return out
+    return finite(linear_map.matvec(shaped).reshape(len(vectors), linear_map.rows))

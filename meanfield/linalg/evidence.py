@@ -9,9 +9,14 @@ import torch
 from torch import Tensor
 
 from meanfield.errors import ConvergenceError
-from meanfield.linalg.bidiagonalisation import image
 from meanfield.linalg.linear_map import LinearMap
-from meanfield.linalg.vectors import lengths, lengths_in_range, normalised
+from meanfield.linalg.vectors import (
+    are_in_range,
+    finite,
+    lengths,
+    lengths_in_range,
+    normalised,
+)
 from meanfield.results.answers import Answer, labelled
 
 __all__ = [
@@ -28,6 +33,8 @@ __all__ = [
 _TRUST = 4.0
 # Rounding of a factorisation, and of an upper end that equals the value, in units of eps.
 _ROUNDINGS = 1e3
+# Likewise of a vector divided by its length.
+_UNIT_ROUNDINGS = 4.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,40 +168,45 @@ class _Evidence:
 
 
 def _measured(linear_map: LinearMap, candidate: Candidate) -> _Evidence:
-    shape, v = linear_map.batch_shape, _unit_vectors(linear_map, candidate)
+    v, shape = _unit_vectors(linear_map, candidate), linear_map.batch_shape
     upper = _per_map(candidate.upper, shape, "upper")
     if not 0 <= candidate.miss <= 1:
         raise ValueError(f"miss: expected a probability, got {candidate.miss}")
-    # Products in the middle of the number range: a power of two takes nothing from v.
-    scale = _power_of_two(upper.flatten())
-    if scale is None:
-        forth = image(linear_map, v)
-        length = lengths_in_range(forth)
-        # The image of 0 is exact.
-        whole = torch.where(length > 0, length, 1.0).detach()
-        back = image(linear_map.T, forth.detach() / whole[:, None])
-    else:
-        u, length = normalised(image(linear_map, scale[:, None] * v))
-        whole = torch.where(length > 0, length, 1.0).detach()
-        back = image(linear_map.T, scale[:, None] * u.detach())
-    value = (length if scale is None else length / scale).reshape(shape)
-    found = value.detach()
-    defect = back.detach() - length.detach()[:, None] * v
-    defect = lengths_in_range(defect) if scale is None else lengths(defect)
-    residual = (defect / whole).reshape(shape)
-    gap = None if candidate.gap is None else _per_map(candidate.gap, shape, "gap")
+    value, residual = _value_and_residual(linear_map, v, upper)
+    error, found = residual, value.detach()
+    if candidate.gap is not None:
+        error = relative_error(residual, _per_map(candidate.gap, shape, "gap"))
     # Not `upper < found` negated: NaN is no upper end.
     holds = upper >= found * (1 - _ROUNDINGS * torch.finfo(v.dtype).eps)
     return _Evidence(
         value=value,
         residual=residual,
-        error=residual if gap is None else relative_error(residual, gap),
+        error=error,
         upper=torch.where(holds, torch.maximum(upper, found), math.inf),
         holds=holds,
-        direction=v.reshape(*shape, *linear_map.in_shape),
+        direction=v,
         miss=candidate.miss,
         n_matvecs=candidate.n_matvecs + 1 if candidate.n_matvecs else 0,
     )
+
+
+def _value_and_residual(linear_map: LinearMap, v: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """‖Jv‖, with its gradient, and ‖Jᵀu − ‖Jv‖v‖ / ‖Jv‖ with u = Jv / ‖Jv‖."""
+    scale, measure = None, lengths_in_range
+    forth = linear_map.matvec(v).flatten(-2)
+    length = lengths_in_range(forth)
+    if not are_in_range(length.detach()):
+        # Products in the middle of the number range: a power of two takes nothing from v.
+        scale, measure = _power_of_two(upper), lengths
+        forth = finite(linear_map.matvec(scale[..., None, None] * v).flatten(-2))
+        forth, length = normalised(forth)
+    found = length.detach()[..., None]
+    # The image of 0 is exact.
+    whole = found if scale is None else torch.where(found > 0, found, 1.0)
+    u = forth.detach() / whole if scale is None else scale[..., None] * forth.detach()
+    back = finite(linear_map.rmatvec(u.unflatten(-1, linear_map.out_shape)).detach().flatten(-2))
+    defect = measure(torch.addcmul(back, found, v.flatten(-2), value=-1))
+    return length if scale is None else length / scale, defect / whole[..., 0]
 
 
 def _per_map(values: Tensor, shape: torch.Size, name: str) -> Tensor:
@@ -207,32 +219,30 @@ def _per_map(values: Tensor, shape: torch.Size, name: str) -> Tensor:
 
 
 def _unit_vectors(linear_map: LinearMap, candidate: Candidate) -> Tensor:
-    """The directions as rows (b, n·d), refused unless they have length 1."""
-    wanted = (*linear_map.batch_shape, *linear_map.in_shape)
-    if tuple(candidate.direction.shape) != wanted:
+    """The directions ``(*batch, n, d)``, refused unless they have length 1."""
+    wanted, v = (*linear_map.batch_shape, *linear_map.in_shape), candidate.direction.detach()
+    if tuple(v.shape) != wanted:
+        raise ValueError(f"direction: expected shape {wanted}, got {tuple(v.shape)}")
+    length = lengths_in_range(v.flatten(-2))
+    off, eps = (length - 1).abs(), torch.finfo(v.dtype).eps
+    most = float(off.max()) if off.numel() else 0.0
+    if not most <= eps**0.5:
         raise ValueError(
-            f"direction: expected shape {wanted}, got {tuple(candidate.direction.shape)}"
+            f"direction: expected unit vectors, got one of length "
+            f"{float(length.flatten()[off.argmax()]):g}; divide by torch.linalg.vector_norm"
         )
-    flat = candidate.direction.detach().reshape(-1, linear_map.columns)
-    length = lengths_in_range(flat)
-    unit = (length - 1).abs() <= torch.finfo(flat.dtype).eps ** 0.5
-    if not bool(unit.all()):
-        raise ValueError(
-            f"direction: expected unit vectors, got one of length {float(length[~unit][0]):g}; "
-            "divide by torch.linalg.vector_norm"
-        )
-    return flat / length[:, None]
+    return v if most <= _UNIT_ROUNDINGS * eps else v / length[..., None, None]
 
 
-def _power_of_two(upper: Tensor) -> Tensor | None:
-    """A power of two near 1/upper where products could leave the number range; None if nowhere."""
+def _power_of_two(upper: Tensor) -> Tensor:
+    """A power of two near 1/upper where it is known and far from the middle of the number range.
+
+    Elsewhere 1.
+    """
     kind = torch.finfo(upper.dtype)
-    inside = (upper > kind.tiny**0.5 / kind.eps) & (upper < kind.max**0.5)
-    if bool(inside.all()):
-        return None
     most = -math.floor(math.log2(kind.tiny)) - 1
     exponent = -torch.frexp(upper).exponent.clamp(-most, most)
-    known = ~inside & (upper > 0) & upper.isfinite()
+    known = (upper > 0) & upper.isfinite()
     return torch.where(known, torch.ldexp(torch.ones_like(upper), exponent), 1.0)
 
 
@@ -240,10 +250,8 @@ def _judged(found: _Evidence, rtol: float, upper_rtol: float) -> NormEstimate:
     value = found.value.detach()
     if found.miss == 0:
         rtol = max(rtol, _ROUNDINGS * torch.finfo(value.dtype).eps)
-    if upper_rtol == math.inf:
-        near = found.holds
-    else:
-        near = found.holds & (found.upper <= (1 + upper_rtol) * value)
+    # An upper end that was refuted is infinite by now; the value is finite.
+    near = found.holds if upper_rtol == math.inf else found.upper / (1 + upper_rtol) <= value
     return NormEstimate(
         value=found.value,
         residual=found.residual,
@@ -261,7 +269,8 @@ def met(error: Tensor, residual: Tensor, rtol: float) -> Tensor:
 
     Two singular values that the iteration still sees as one are closer than r²/error.
     """
-    return (error <= rtol) & (residual <= _TRUST * rtol)
+    near = error <= rtol
+    return near if error is residual else near & (residual <= _TRUST * rtol)
 
 
 def relative_error(residual: Tensor, gap: Tensor) -> Tensor:

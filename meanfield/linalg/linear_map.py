@@ -255,21 +255,23 @@ class LinearMap:
 
     def assembled(self) -> LinearMap:
         """The same maps by their matrices: assembled once, every product is one with them."""
-        matrices = self.to_dense()
+        return self._by_matrices(self.to_dense())
+
+    def block(self, index: Tensor) -> LinearMap:
+        """Of blocks along the last batch axis one each, ``(*batch,)``, by its matrices."""
+        at = index[..., None, None, None].expand(*index.shape, 1, self.rows, self.columns)
+        return self._by_matrices(self.to_dense().gather(-3, at).squeeze(-3))
+
+    def _by_matrices(self, matrices: Tensor) -> LinearMap:
+        """Maps between the same spaces, by matrices ``(*batch, m·e, n·d)``."""
         flat = matrices.reshape(-1, self.rows, self.columns)
         return replace(
             self,
             matvec=_by_matrix(matrices, self.out_shape),
             rmatvec=_by_matrix(matrices.mT, self.in_shape),
+            batch_shape=matrices.shape[:-2],
             dense=lambda part: flat[part],
         )
-
-    def block(self, index: Tensor) -> LinearMap:
-        """Of blocks along the last batch axis one each, ``(*batch,)``, by its matrices."""
-        at = index[..., None, None, None].expand(*index.shape, 1, self.rows, self.columns)
-        chosen = self.to_dense().gather(-3, at).squeeze(-3)
-        flat = chosen.reshape(-1, self.rows, self.columns)
-        return replace(self, batch_shape=index.shape, dense=lambda part: flat[part]).assembled()
 
     def _images(self) -> Iterator[Tensor]:
         """The columns, (b, m·e) each."""

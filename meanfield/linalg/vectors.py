@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-__all__ = ["lengths", "lengths_in_range", "normalised", "random_vectors"]
+__all__ = ["are_in_range", "finite", "lengths", "lengths_in_range", "normalised", "random_vectors"]
 
 # Entries whose squares one accumulator may take. On the CPU it is of the vectors' own precision:
 # over 10⁷ entries of single precision it would lose a thousandth of their length.
@@ -15,11 +17,16 @@ _CHUNK = 1024
 def lengths(vectors: Tensor) -> Tensor:
     """Euclidean lengths of (..., size), also where squares leave the number range."""
     length = lengths_in_range(vectors)
-    kind = torch.finfo(vectors.dtype)
-    low, high = kind.tiny**0.5 / kind.eps, kind.max**0.5
-    if bool(((length > low) & (length < high)).all()):
-        return length
-    return normalised(vectors)[1]
+    return length if are_in_range(length) else normalised(vectors)[1]
+
+
+def are_in_range(length: Tensor) -> bool:
+    """Whether the squares of all these lengths keep their digits; of NaN they do not."""
+    if length.numel() == 0:
+        return True
+    kind = torch.finfo(length.dtype)
+    least, most = (float(end) for end in length.detach().aminmax())
+    return kind.tiny**0.5 / kind.eps < least and most < kind.max**0.5
 
 
 def normalised(vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,3 +59,18 @@ def lengths_in_range(vectors: Tensor) -> Tensor:
     rest = torch.linalg.vector_norm(vectors[..., whole:], dim=-1, keepdim=True)
     of_parts = torch.cat([parts, rest], -1).double()
     return torch.linalg.vector_norm(of_parts, dim=-1).to(vectors.dtype)
+
+
+def finite(products: Tensor) -> Tensor:
+    """Products with a linear map.
+
+    Raises:
+        OverflowError: one is not finite.
+    """
+    # The sum first: it is finite nearly always, and needs no second tensor.
+    if not math.isfinite(float(products.detach().sum())) and not bool(products.isfinite().all()):
+        raise OverflowError(
+            f"a product with the linear map leaves the range of {products.dtype}: its norm "
+            "cannot be represented; use less extreme weights or a smaller radius"
+        )
+    return products

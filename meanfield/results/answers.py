@@ -69,9 +69,9 @@ class Answer:
     """Base of what comes back from a computation: a value and the evidence for it.
 
     A subclass is a frozen dataclass (without the decorator) of labelled fields. From the labels
-    follow `repr`, the table in a notebook, ``float(answer)``, `to_dataset`, `columns` and `values`.
-    Fields without a label are not shown and not stored. Values are numbers, NumPy arrays or
-    tensors with the batch axes in front, None where there is none, or answers themselves.
+    follow `repr`, the table in a notebook, ``float(answer)``, `to_dataset`, `columns` and
+    `values`. Fields without a label are not shown and not stored. Values are numbers, NumPy arrays
+    or tensors with the batch axes in front, None where there is none, or answers themselves.
 
     Args:
         noun: the name of the value in a Dataset.
