@@ -56,8 +56,9 @@ print(
     f"network {float(ds.network.median()):.3g}, product of blocks {float(last['product']):.3g}, "
     f"product of bounds {float(last.product_upper):.3g}"
 )
-# For every text whose tokens are this near, with probability 0.999; inf where a bound overflows.
-for epsilon, bound in zip(ds.epsilon.values, last.ball_999.values, strict=True):
+# For every text whose tokens are this near, but for the probability that belongs to what was
+# measured; inf where a bound overflows.
+for epsilon, bound in zip(ds.epsilon.values, last.ball_measured.values, strict=True):
     print(f"at most, while every token moves by {epsilon:g} of its size: {bound:.3g}")
 
 # %%

@@ -27,7 +27,7 @@ def _unchanged(ds: xr.Dataset) -> xr.Dataset:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One question. The file of `measure` gives the name, and its docstring the question.
+    """One question. The file of the settings gives the name, and its docstring the question.
 
     Args:
         measure: the numbers of one case, see `sweeps.Task`. Its positional arguments are the
@@ -81,12 +81,12 @@ class Experiment:
     @property
     def name(self) -> str:
         """What `meanfield run` calls it."""
-        return self.measure.__module__.rpartition(".")[2].replace("_", "-")
+        return type(self.settings).__module__.rpartition(".")[2].replace("_", "-")
 
     @property
     def question(self) -> str:
         """What is asked: a title, an empty line, and paragraphs."""
-        return inspect.getdoc(inspect.getmodule(self.measure)) or self.name
+        return inspect.getdoc(inspect.getmodule(type(self.settings))) or self.name
 
     @property
     def quick(self) -> Any:

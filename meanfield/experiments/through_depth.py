@@ -9,7 +9,7 @@ far they move one by one; and what the cloud looks like. None of it is in the pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import figure, readable_logs
 from meanfield.figures.curves import curve
-from meanfield.figures.selection import source_of
+from meanfield.figures.selection import reduced, source_of
 from meanfield.layers import Chain
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.maps import BallBounds, ball_bounds
@@ -34,7 +34,7 @@ from meanfield.transport import solve_w2
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["EXPERIMENT", "VARIABLES", "Settings", "followed"]
+__all__ = ["EXPERIMENT", "PARAMETERS", "VARIABLES", "Settings", "derived", "measure"]
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,11 @@ VARIABLES = (
     Variable(
         "ball", "certain bound of it while tokens move by epsilon, layer by layer", dims=_BALLS
     ),
-    Variable("ball_999", "the same with what was measured, with probability 0.999", dims=_BALLS),
+    Variable(
+        "ball_measured",
+        "the same with what was measured, but for the probability that `through_upper` has",
+        dims=_BALLS,
+    ),
     Variable("ball_radius", "no token is moved by more after this block", dims=_BALLS),
     Variable("moved", "W2 distance of the tokens before and after the block", dims=_DIMS),
     Variable("moved_lower", "lower end of that distance", dims=_DIMS),
@@ -89,8 +93,11 @@ VARIABLES = (
     *LocalLipschitz.columns(
         "network", words="local constant of the whole network, final norm included"
     ),
+    Variable("converged", "whether every norm did", dtype="bool"),
+    Variable("n_layers", "blocks of the model; beyond them the others are NaN", dtype="int64"),
 )
-_PARAMETERS = (
+PARAMETERS = (
+    Variable("model", "model"),
     Variable("window", "window of the text"),
     Variable("layer", "block, from 0"),
     Variable("epsilon", "how far tokens may move, relative to their root mean square norm"),
@@ -98,32 +105,45 @@ _PARAMETERS = (
 
 
 def measure(
+    model: str,
     window: int,
     *,
-    model: str,
-    model_revision: str,
+    loading: Mapping[str, Mapping[str, Any]],
     text: str,
     text_sha256: str,
     n_tokens: int,
     n_windows: int,
-    causal: bool,
     dtype: str,
-    depth: int,
     model_seed: int,
     rtol: float,
-    epsilons: list[float],
+    epsilons: Sequence[float],
+    most_layers: int,
 ) -> dict[str, Any]:
-    """One window through the network; arrays (layer,) and (layer, epsilon)."""
+    """One window through one model; arrays (layer,) and (layer, epsilon).
+
+    Beyond the last block of the model numbers are NaN, and flags true. `loading` holds what
+    `inputs.transformer` takes for each model.
+    """
     inputs.check_text(text, text_sha256)
-    source = inputs.transformer(
-        model, causal, seed=model_seed, dtype=dtype, depth=depth, revision=model_revision
-    )
+    source = inputs.transformer(model, seed=model_seed, dtype=dtype, **loading[model])
     ids = inputs.window_ids(source, text, n_tokens, n_windows)[window]
-    return followed(source, ids, rtol, epsilons)
+    found = _followed(source, ids, rtol, epsilons)
+    flags = [np.all(value) for name, value in found.items() if name.endswith("_converged")]
+    padded = {name: _padded(value, most_layers) for name, value in found.items()}
+    return padded | {"converged": all(flags), "n_layers": source.n_layers}
 
 
-def followed(
-    source: Transformer, ids: torch.Tensor, rtol: float, epsilons: Sequence[float] = ()
+def _padded(values: Any, n_layers: int) -> Any:
+    """Values of the blocks continued to so many blocks; what has no blocks as it is."""
+    if not np.ndim(values):
+        return values
+    blank = True if values.dtype == bool else np.nan
+    after = [(0, n_layers - len(values))] + [(0, 0)] * (values.ndim - 1)
+    return np.pad(values, after, constant_values=blank)
+
+
+def _followed(
+    source: Transformer, ids: torch.Tensor, rtol: float, epsilons: Sequence[float]
 ) -> dict[str, Any]:
     """The tokens through all blocks of a model, see the variables; no balls without epsilons."""
     n = ids.shape[-1]
@@ -169,7 +189,7 @@ class _Ball:
     def after(
         self, block: MeasureMap, mu: ParticleMeasure, through: LocalLipschitz
     ) -> dict[str, np.ndarray]:
-        names = ("ball", "ball_999", "ball_radius")
+        names = ("ball", "ball_measured", "ball_radius")
         try:
             near = ball_bounds(block, mu, self.radii, splitting=False)
         except NotImplementedError:  # not proved for its kernel
@@ -211,7 +231,7 @@ def _shape(mu: ParticleMeasure) -> dict[str, float]:
 
 @figure(
     *("constant", "constant_converged", "through", "through_converged"),
-    *("product", "product_upper", "ball_999"),
+    *("product", "product_upper", "ball_measured"),
 )
 def constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Constants of the blocks, of the network up to each, and the products; medians of windows.
@@ -226,11 +246,9 @@ def constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
         ("product_upper", "--", "tab:red", "product of upper bounds"),
     )
     for name, style, colour, label in lines:
-        middle = ds[name].median("case").to_dataset()
+        middle = reduced(ds, name, along="case")
         if not np.isfinite(middle[name]).any():
             continue
-        if f"{name}_converged" in ds:
-            middle[f"{name}_converged"] = ds[f"{name}_converged"].all("case")
         curve(ax, middle, "layer", name, style, color=colour, label=label)
     _draw_balls(ax, ds)
     ax.set(yscale="log", xlabel="block", ylabel=r"local $W_2$ constant")
@@ -244,7 +262,7 @@ def _draw_balls(ax: Axes, ds: xr.Dataset) -> None:
     _, top = ax.get_ylim()
     shades = np.linspace(0.75, 0.25, ds.sizes["epsilon"])
     for shade, epsilon in zip(shades, ds.epsilon.values, strict=True):
-        middle = ds.ball_999.sel(epsilon=epsilon).median("case")
+        middle = ds.ball_measured.sel(epsilon=epsilon).median("case")
         seen = np.isfinite(middle) & (middle <= top)
         if seen.any():
             label = f"up to the block, tokens within {epsilon:g}"
@@ -268,20 +286,41 @@ def displacement(ds: xr.Dataset, *, ax: Axes) -> Axes:
     return ax
 
 
+def derived(s: Any, depths: Mapping[str, int], causal: bool | None = None) -> dict[str, Any]:
+    """What `measure` takes besides settings, for models and the depths they are loaded with."""
+    loading, most_layers = {}, 0
+    for name, depth in depths.items():
+        how: dict[str, Any] = {"seed": s.seed, "dtype": s.dtype, "depth": depth}
+        source = inputs.transformer(name, **how)
+        inputs.check_fit(
+            source, layers=[], n_tokens=[s.n_tokens], text=s.text, n_windows=s.n_windows
+        )
+        mask = inputs.transformer(name, causal, **how).causal
+        loading[name] = {"revision": source.fingerprint, "depth": depth, "causal": mask}
+        most_layers = max(most_layers, source.n_layers)
+    return {
+        "loading": loading,
+        "model_seed": s.seed,
+        "text_sha256": inputs.text_hash(s.text),
+        "most_layers": most_layers,
+    }
+
+
+def _derived(s: Settings) -> dict[str, Any]:
+    return derived(s, {s.model: s.depth}, s.causal)
+
+
 EXPERIMENT = Experiment(
     measure,
     Settings(),
-    grid=lambda s: {"window": range(s.n_windows)},
+    grid=lambda s: {"model": [s.model], "window": range(s.n_windows)},
     variables=VARIABLES,
-    parameters=_PARAMETERS,
+    parameters=PARAMETERS,
     coords=lambda s: {
         "layer": np.arange(inputs.source_of(s).n_layers),
         "epsilon": np.array(s.epsilons),
     },
-    derived=lambda s: {
-        "causal": inputs.source_of(s, s.causal).causal,
-        **inputs.pinned_text(s, layers=[], n_tokens=[s.n_tokens]),
-    },
+    derived=_derived,
     attrs=inputs.labels,
     figures={"constants": constants, "displacement": displacement},
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import xarray as xr
 from meanfield.errors import NoCases
 from meanfield.figures.canvas import colours
 
-__all__ = ["best", "by_level", "fits_of", "levels", "masked", "select", "source_of"]
+__all__ = ["best", "by_level", "fits_of", "levels", "masked", "reduced", "select", "source_of"]
 
 
 def select(ds: xr.Dataset, **wanted: Any) -> xr.Dataset:
@@ -63,6 +63,24 @@ def masked(ds: xr.Dataset, causal: bool) -> tuple[xr.Dataset, bool]:
 def best(rows: xr.Dataset, name: str, *, over: str) -> xr.Dataset:
     """Of the cases with each value of the parameter `over`, the one where a column is largest."""
     return rows.groupby(over).map(lambda one: one.isel(case=int(np.nanargmax(one[name].values))))
+
+
+def reduced(
+    rows: xr.Dataset,
+    *names: str,
+    along: str,
+    how: Callable[..., xr.Dataset] = xr.Dataset.median,
+) -> xr.Dataset:
+    """Columns reduced along a dimension; converged where all of it has.
+
+    Args:
+        rows: the cases.
+        *names: of the columns; ``{name}_converged`` comes along where there is one.
+        along: the dimension.
+        how: to reduce numbers, such as `xarray.Dataset.mean`.
+    """
+    flags = [f"{name}_converged" for name in names if f"{name}_converged" in rows]
+    return how(rows[list(names)], along).assign({flag: rows[flag].all(along) for flag in flags})
 
 
 def fits_of(ds: xr.Dataset, **labels: Any) -> xr.Dataset:

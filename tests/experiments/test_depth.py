@@ -47,10 +47,10 @@ def test_bounds_of_blocks_are_above_their_constants():
     assert (ds.product_upper >= ds["product"]).all()
     # Balls: nested, never below what was measured at their centre, and close to it if small.
     assert ds.sizes["epsilon"] == 5 and not np.isnan(ds.ball).any()
-    assert (ds.ball_999 <= ds.ball * (1 + 1e-9)).all()
-    assert (ds.ball_999.diff("epsilon") >= -1e-9 * ds.ball_999.isel(epsilon=0)).all()
-    assert (ds.ball_999.isel(epsilon=0) >= ds.through * (1 - 1e-9)).all()
-    assert (ds.ball_999.isel(epsilon=0) <= ds.through_upper * (1 + 1e-3)).all()
+    assert (ds.ball_measured <= ds.ball * (1 + 1e-9)).all()
+    assert (ds.ball_measured.diff("epsilon") >= -1e-9 * ds.ball_measured.isel(epsilon=0)).all()
+    assert (ds.ball_measured.isel(epsilon=0) >= ds.through * (1 - 1e-9)).all()
+    assert (ds.ball_measured.isel(epsilon=0) <= ds.through_upper * (1 + 1e-3)).all()
     assert (ds.ball_radius.isel(layer=0) >= ds.epsilon).all()
 
 
@@ -120,24 +120,25 @@ def test_families_are_followed_as_one_model_is():
     assert ax.get_lines()[0].get_xdata().tolist() == [0.5, 1.0]
 
 
-def test_a_shallow_family_is_nan_beyond_its_last_block():
-    source = inputs.transformer("random:llama", dtype="float32", depth=1)
-    found = families.measure(
-        "random:llama",
+def test_a_shallow_model_is_nan_beyond_its_last_block():
+    source = inputs.transformer("random:albert", dtype="float32", depth=1)
+    found = through_depth.measure(
+        "random:albert",
         0,
-        models=["random:llama"],
-        revisions=[source.fingerprint],
+        loading={"random:albert": {"revision": source.fingerprint, "depth": 1}},
         text="random",
         text_sha256="random",
         n_tokens=4,
         n_windows=1,
         dtype="float32",
-        depth=1,
         model_seed=0,
         rtol=1e-3,
+        epsilons=(1e-6, 1e-3),
         most_layers=3,
     )
-    assert found["n_layers"] == 1
+    assert found["n_layers"] == 1 and found["converged"]
+    assert found["constant_converged"].tolist() == [True] * 3
+    assert found["ball"].shape == (3, 2) and np.isnan(found["ball"][1:]).all()
     for name in ("constant", "constant_residual", "through", "moved_lower", "effective_rank"):
         assert np.isfinite(found[name][0]) and np.isnan(found[name][1:]).all()
     named = {variable.name for variable in through_depth.VARIABLES}
