@@ -1,9 +1,9 @@
-"""An upper bound of every local constant in a ball round an input, from what is seen at it.
+"""An upper bound of all local constants in a ball around an input, computed at that input.
 
 Every token may move by ε, and an atom may split into parts that move differently: the ball of
-radius ε for the distance W_∞ (masked: at fixed positions). Weights of attention then change by a
+radius ε for the distance W_∞ (masked: at fixed positions). Attention weights then change by a
 factor between l and h, which bounds the change of the derivative entry by entry, and outputs stay
-within ‖V‖ε of the hull of the values. Not in the papers; the proof is on the page "Sharp
+within ‖V‖ε of the convex hull of the values. Not in the papers; the proof is on the page "Sharp
 constants" of the documentation.
 """
 
@@ -28,17 +28,17 @@ def ball_bound(
 ) -> BallBounds:
     """The smaller of two bounds of all local constants within ε of the input.
 
-    One adds to the constant at the input what its derivative can change by; it is the better one
-    at small ε. The other bounds the columns of the attention weights over the whole ball.
+    The first is the constant at the input plus a bound of the change of the derivative; it is the
+    smaller one at small ε. The second bounds the columns of the attention weights over the ball.
 
     Args:
-        weights: at the input, of dot-product attention under the softmax.
+        weights: attention weights at the input, of dot-product attention under the softmax.
         epsilon: ε ≥ 0, how far each token may move; a number, ``(*batch,)``, or
-            with more axes before.
+            ``(..., *batch)``.
         constant: an upper bound of the local constant at the input, both components,
             ``(*batch,)``.
-        splitting: whether atoms may split over the ball. Without it the bounds are a little
-            smaller: then only tokens move, and weights stay theirs.
+        splitting: whether atoms may split. If not, every token keeps its weight, and the bounds
+            are a little smaller.
 
     Raises:
         ValueError: a negative or NaN ε.
@@ -57,7 +57,7 @@ def ball_bound(
 
 
 class _Parts:
-    """What blocks of rows add up to."""
+    """Bounds collected over the blocks of rows: sums and largest values."""
 
     def __init__(self, queries: Tensor, eps: Tensor) -> None:
         batch = torch.broadcast_shapes(queries.shape[:-3], eps.shape)
@@ -107,14 +107,14 @@ class _Rows:
         high = (log_p + own).logsumexp(-1, keepdim=True)
         if splitting:
             log_h, log_l = theta - low, -theta - high
-        else:  # the weight itself is not multiplied in its own row
+        else:  # the factor applies to the other weights of the row only
             rest = (low.exp() - (log_p - own).exp()).clamp_min(0)
             log_h = -(self.p + (-theta).exp() * rest).log()
             rest = (high.exp() - (log_p + own).exp()).clamp_min(0)
             log_l = -(self.p + theta.exp() * rest).log()
         log_h = torch.where(self.seen, log_h.clamp_min(0), 0.0)
         log_l = torch.where(self.seen, log_l.clamp_max(0), 0.0)
-        # In logarithms: weights below the number range count, divided by those of light atoms.
+        # In logarithms: a P that underflows counts once divided by the weight of a light atom.
         log_growth = log_p + log_h + (-torch.expm1(-log_h)).log()
         log_loss = log_p + (-torch.expm1(log_l)).log()
         log_change = torch.maximum(torch.minimum(log_growth, (1 - self.p).log()), log_loss)
@@ -129,7 +129,7 @@ class _Rows:
         self.log_h = log_h.amax(-1)
 
     def _spreads(self, frames: Frames) -> None:
-        """Standard deviations at the input and over the ball, largest over directions."""
+        """Standard deviations in the worst direction, at the input and over the ball."""
         self.std, self.pulled_std = (
             torch.linalg.eigvalsh(covariance(self.p, x, x))[..., -1].clamp_min(0).sqrt()
             for x in (frames.values, frames.pulled)
@@ -150,12 +150,12 @@ class _Rows:
         return torch.minimum(torch.minimum(by_factor, by_mass), farthest)
 
     def _shift(self, std: Tensor, away: Tensor) -> Tensor:
-        """How far a mean moves as the weights change."""
+        """How far a mean moves at most as the weights change."""
         by_factor = torch.where(std > 0, self.chi * std, 0.0)
         return torch.minimum((self.change * away).sum(-1), by_factor)
 
     def _log_averaging_change(self, frames: Frames, block: slice, mean: Tensor) -> Tensor:
-        """Logarithms of the norms of the blocks of T' − T at most."""
+        """Logarithms of upper bounds of the norms of the blocks of T' − T."""
         eps, length = self.eps[..., None], self.length[..., None]
         image = frames.image[..., block, :]
         along = image @ frames.values.mT - (image * mean).sum(-1, keepdim=True)
@@ -175,7 +175,7 @@ class _Rows:
         )
 
     def _turning(self, at_input: Tensor) -> None:
-        """‖S' − S‖ and ‖S'‖ at most, of each row."""
+        """Upper bounds of ‖S' − S‖ and ‖S'‖ of each row, and of its displacement."""
         std, pulled = self.std, self.pulled_std
         by_factor = torch.where(std * pulled > 0, self.chi * std * pulled, 0.0)
         squares = [(self.change * away.square()).sum(-1) for away in (self.away, self.pulled_away)]
@@ -188,7 +188,7 @@ class _Rows:
             + self.norm_A * self.norm_V * self.eps**2
         )
         self.turning = torch.fmin(self.std_most * self.pulled_most, at_input + self.turning_change)
-        # Means stay in the hull of the values that are seen.
+        # A mean stays in the convex hull of the values that its row sees.
         farthest = torch.where(self.seen, self.away, 0.0).amax(-1)
         self.displacement = torch.fmin(
             self.eps * (self.tau.sqrt() + self.turning), farthest + self.norm_V * self.eps
@@ -196,7 +196,7 @@ class _Rows:
 
 
 def _distances(p: Tensor, atoms: Tensor) -> tuple[Tensor, Tensor]:
-    """|xⱼ − x̄ᵢ| and the means x̄ᵢ; without the cancellation of a product of matrices."""
+    """|xⱼ − x̄ᵢ| and the means x̄ᵢ; from differences, as expanding the square would cancel."""
     mean = p @ atoms
     return torch.cdist(mean, atoms, compute_mode="donot_use_mm_for_euclid_dist"), mean
 

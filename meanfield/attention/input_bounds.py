@@ -1,10 +1,10 @@
 """Bounds of the local constant at an input from the columns of its attention weights.
 
-Pure functions of plain tensors: what each head attends to, and the matrices behind it. With
+With
 uᵢ = Kᵀqᵢ, Covᵢ the covariance of the values seen from i, and T, S the parts of the derivative that
 average and that turn (see `meanfield.bounds`), row i of a head is at most
 λ_max(VVᵀ + |uᵢ|² V Covᵢ Vᵀ)^½ (Σⱼ Pᵢⱼ|fⱼ|²)^½, by Cauchy–Schwarz under Pᵢ, whose mean annihilates
-the cross term. None of it is in the papers, except for the bound that has their name.
+the cross term. Not in the papers, except for `yudin_bound`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ def row_blocks(weights: Weights) -> Iterator[Block]:
 
 @dataclass(frozen=True, eq=False)
 class Frames:
-    """Features of the atoms in coordinates of the heads that keep lengths of the whole space.
+    """Features of the atoms in orthonormal coordinates per head: lengths are those in R^d.
 
     Attributes:
         values: R_W v for W = Q_W R_W, ``(*batch, H, n, v)``.
-        pulled: Q̃ᵀk, whose means are the field's, in a frame of its own, ``(*batch, H, n, k)``.
-        turned: u = Kᵀq in a frame of its own, ``(*batch, H, n, k)``.
+        pulled: Q̃ᵀk, whose covariance with the values is the derivative of the field,
+            ``(*batch, H, n, k)``.
+        turned: u = Kᵀq, ``(*batch, H, n, k)``.
         image: R_W V u, ``(*batch, H, n, v)``.
         value: R_W V, (H, v, d).
         norm_V: ‖W V‖, (H,).
@@ -56,7 +57,7 @@ class Frames:
 
     @classmethod
     def of(cls, weights: Weights) -> Frames:
-        """Triangular factors of the projections, pulled into the heads."""
+        """From the R of QR factorisations of the projections: the orthonormal factor drops out."""
         par, (q, k, values) = weights.parameters, weights.features[:3]
         query, key = par.scale[:, None, None] * par.query, par.per_head(par.key)
         to_keys, to_queries = (torch.linalg.qr(m.mT)[1] for m in (key, query))
@@ -76,10 +77,12 @@ class Frames:
 
 
 def averaging_norm(weights: Weights) -> Tensor:
-    """Σ_h [maxⱼ Σᵢ (aᵢ/aⱼ) Pᵢⱼ λ_max(VVᵀ + |uᵢ|² V Covᵢ Vᵀ)]^½ ≥ ‖T‖, or less, ``(*batch,)``.
+    """An upper bound of ‖T‖, ``(*batch,)``.
 
-    Heads are joined as Σ_h W_h T_h by min(Σ_h g_h ‖·‖, ‖Σ_h g_h W_hW_hᵀ‖^½ (Σ_h g_h)^½). The local
-    constant is at most this plus `field_norm`. Rounding, some n · eps, is not accounted for.
+    A head of value V has ‖T‖ ≤ g(V) = [maxⱼ Σᵢ (aᵢ/aⱼ) Pᵢⱼ λ_max(VVᵀ + |uᵢ|² V Covᵢ Vᵀ)]^½. Heads
+    are joined by min(Σ_h g(W_hV_h), ‖Σ_h g_h W_hW_hᵀ‖^½ (Σ_h g_h)^½), g_h = g(V_h). The local
+    constant is at most this plus `field_norm`. Rounding (about n · eps, relative) is not
+    accounted for.
 
     Args:
         weights: of dot-product attention under the softmax.
@@ -100,7 +103,7 @@ def averaging_norm(weights: Weights) -> Tensor:
 
 
 def field_norm(weights: Weights) -> Tensor:
-    """maxᵢ Σ_h ‖W V Covᵢ A‖ ≥ ‖S‖, the field's derivative at the atoms, ``(*batch,)``.
+    """maxᵢ Σ_h ‖W V Covᵢ A‖ ≥ ‖S‖, S the field's derivative at the atoms, ``(*batch,)``.
 
     Args:
         weights: of dot-product attention under the softmax.
@@ -116,10 +119,10 @@ def field_norm(weights: Weights) -> Tensor:
 def yudin_bound(weights: Weights) -> Tensor:
     """Σ_h ‖W_hV_h‖ (‖P‖ + ‖X‖ (‖U‖ + ‖X‖‖A‖) maxᵢ g₁(Pᵢ)), g₁(p) = p₍₁₎(1 − p₍₁₎ + p₍₂₎).
 
-    ``(*batch,)``. It bounds the local constant at uniform weights (both components), masked or
-    not, and is infinite at others. The theorem has 2‖X‖²‖A‖ for ‖X‖(‖U‖ + ‖X‖‖A‖). The rows of U
-    are uᵢ = Axᵢ, so that ‖U‖ ≤ ‖X‖‖A‖. With a query bias they are uᵢ = Axᵢ + b, and there the
-    theorem as it stands fails.
+    ``(*batch,)``. For uniform weights it bounds the local constant (both components), masked or
+    not; for other weights it is infinite. The theorem has 2‖X‖²‖A‖ in place of
+    ‖X‖(‖U‖ + ‖X‖‖A‖). Without a query bias the rows of U are uᵢ = Axᵢ, so that ‖U‖ ≤ ‖X‖‖A‖. With
+    one they are uᵢ = Axᵢ + b, and the theorem as it stands fails.
 
     Args:
         weights: of dot-product attention under the softmax.

@@ -1,7 +1,7 @@
-"""From scores to attention weights: which share of attention row i pays to column j.
+"""From scores to attention weights: Pᵢⱼ, the attention that row i pays to column j.
 
 `softmax`, `sigmoid`, `exponential` and `sink` are values of `RowWise`, as is any other positive
-function of the scores: what row i pays depends on its own scores alone, so that any block of rows
+function of the scores: row i of P depends on row i of the scores alone, so that any block of rows
 can be computed by itself. `sinkhorn` is the softmax with a potential added to the log-weights,
 fixed before the rows. `custom` is a function of the whole matrix, or of rows if it says so.
 """
@@ -57,7 +57,7 @@ class Custom(Normalization):
 
     @property
     def has_field(self) -> bool:  # type: ignore[override]
-        """Whether its rows are their own."""
+        """Whether each row of P depends on that row of scores alone."""
         return self.row_wise
 
 

@@ -1,8 +1,8 @@
 """Normalisations: from the scores of a row to its attention weights.
 
-`RowWise` says it row by row: any positive function ψ of the scores, divided by its sum or not,
-with a sink or without. `softmax`, `sigmoid` and `exponential` are values of it. A normalisation of
-the whole matrix is a subclass of `Normalization`.
+`RowWise` normalises each row by itself: any positive function ψ of the scores, divided by its sum
+or not, with a sink or without. `softmax`, `sigmoid` and `exponential` are values of it. A
+normalisation of the whole matrix is a subclass of `Normalization`.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ __all__ = ["Normalization", "RowWise", "exponential", "sigmoid", "sink", "softma
 class Normalization:
     """What turns the scores of a layer into its attention weights P; a base class with defaults.
 
-    `RowWise` is a value of it. A subclass that looks at the whole matrix either finds potentials
-    of the columns first (`plan`) and normalises rows by `rows` then, as Sinkhorn's does, or leaves
-    `rows` None and gives `whole`; then derivatives are automatic.
+    `RowWise` covers what needs one row at a time. A subclass that needs the whole matrix has two
+    ways. As Sinkhorn's, it first finds potentials of the columns (`plan`) and then normalises the
+    rows by `rows`. Or it leaves `rows` None and gives `whole`; its derivative is then by automatic
+    differentiation.
 
     Attributes:
-        rows: how rows are normalised once potentials are in the log-weights; None: by `whole`.
+        rows: how rows are normalised, with the potentials added to the log-weights; None if
+            `whole` is used.
         is_softmax: whether it is the softmax of each row.
         shift_invariant: whether a number added to all scores of a row changes nothing.
-        has_field: whether row i of P depends on the scores of row i and on the potentials, and on
-            nothing else; then the map has a field away from its atoms.
+        has_field: whether row i of P depends on nothing but the scores of row i and the
+            potentials; then the map has a field Γ_μ(x) away from its atoms.
         takes_masks: whether P is defined for a masked layer.
     """
 
@@ -44,11 +46,11 @@ class Normalization:
     takes_masks: bool = True
 
     def head(self, index: int) -> Normalization:
-        """That of one head alone; another one only if it holds numbers per head."""
+        """The normalisation of one head; `self` unless it holds numbers per head."""
         return self
 
     def plan(self, weights: Any) -> Any:
-        """The plan of the whole matrix with its `potentials` and `converged`; None: it has none.
+        """A plan of the whole matrix, with `potentials` and `converged`; None if there is none.
 
         Args:
             weights: an `attention.weights.Weights` without potentials.
@@ -56,7 +58,7 @@ class Normalization:
         return None
 
     def linear_map(self, tangent: Any) -> LinearMap:
-        """The derivative of the atoms from that at fixed potentials, an `AttentionTangent`."""
+        """The derivative of the atoms, given that at fixed potentials (an `AttentionTangent`)."""
         return tangent.as_linear_map()
 
     def whole(self, scores: Tensor, log_weights: Tensor) -> Tensor:
@@ -116,7 +118,7 @@ class RowWise(Normalization):
 
     @property
     def shift_invariant(self) -> bool:  # type: ignore[override]
-        """Of these, the softmax alone: another ψ sees a shift, and so does a sink."""
+        """True for the softmax alone: a shift of the scores changes P for another ψ or a sink."""
         return self.is_softmax
 
     def head(self, index: int) -> RowWise:

@@ -49,8 +49,8 @@ class SelfAttention(Map):
 
     [CAP24] Definitions 2.4 (plain) and 2.5, 2.6 (causal: the integrals run over the atoms whose
     position is at most that of x; ties see each other). On the uniform measure of a sequence it
-    is discrete self-attention, F(m(X)) = m(f(X)). Other kernels and normalisations change what
-    stands for e^{⟨Ax, y⟩} and for its integral; their derivatives are exact as well.
+    is discrete self-attention, F(m(X)) = m(f(X)). Other kernels replace e^{⟨Ax, y⟩} and other
+    normalisations its integral; their derivatives are exact as well.
 
     Args:
         parameters: the matrices of the layer.
@@ -189,7 +189,7 @@ class SelfAttention(Map):
         weights = self._bare_weights(mu)
         plan: Plan | None = own.plan(weights)
         if own.rows is None or not (plan is None or bool(plan.converged.all())):
-            # The implicit derivative is that of potentials that meet their equation.
+            # The implicit derivative assumes that the potentials solve their equation.
             return linearize_by_autodiff(self, mu, geometry=geometry)
         if plan is not None:
             weights = replace(weights, potentials=plan.potentials)
@@ -215,7 +215,7 @@ class SelfAttention(Map):
         memory: int = MEMORY,
         block_size: int | None = None,
     ) -> AttentionTangent:
-        """The linearisation with all that it offers, potentials held fixed.
+        """The derivative as an `AttentionTangent`, potentials held fixed.
 
         Args:
             mu: μ.
@@ -270,7 +270,7 @@ class SelfAttention(Map):
 
     @property
     def score(self) -> Score:
-        """What the scores are a function of, under the softmax."""
+        """The kind of score under the softmax, for bounds that are proved for some kinds only."""
         return self.kernel.score if self.normalization.is_softmax else Score("other")
 
     @property
@@ -363,7 +363,8 @@ class SelfAttention(Map):
         return positions
 
 
-# Of a normalisation of the whole matrix, which sees shifts of the scores: keys stay as they are.
+# Stands for a normalisation of the whole matrix, under which a shift of the scores may change P:
+# it is not shift-invariant, and so the keys are not centred.
 _WHOLE = RowWise(divides=False)
 
 

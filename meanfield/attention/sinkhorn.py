@@ -18,10 +18,11 @@ from meanfield.linalg import LinearMap
 
 __all__ = ["Plan", "Sinkhorn", "sinkhorn"]
 
-# Sinkhorn iterations before Newton's method takes over: enough to come near where it converges.
+# Sinkhorn iterations before Newton's method takes over, which is fast only near the solution.
 _WARM_UP = 30
-# Parts of Newton's step that are tried: of 300 hard cases (scores to 150, weights to e^−20) 282
-# converge within 200 iterations; with the whole step or none 265, without a choice 252.
+# Newton's step times 1, ½, …, ½⁶ is tried. Of 300 hard cases (scores up to 150, weights down to
+# e^−20) 282 converge within 200 iterations; if only the whole step may be accepted or rejected
+# 265, if it is always taken 252.
 _HALVINGS = 7
 
 
@@ -33,7 +34,7 @@ class Plan:
         weights: P, ``(*batch, H, n, n)`` in the order of the measure; rows sum to one.
         potentials: g, ``(*batch, H, n)``: Pᵢⱼ ∝ aⱼ e^{sᵢⱼ + gⱼ}; determined up to a constant.
         residual: maxⱼ |Σᵢ aᵢPᵢⱼ/aⱼ − 1| over the atoms that have mass, ``(*batch, H)``.
-        n_iterations: of Sinkhorn's or Newton's method.
+        n_iterations: iterations of Sinkhorn's and Newton's methods together.
         converged: whether the residual is at most the rtol asked for, ``(*batch, H)``.
     """
 
@@ -61,7 +62,7 @@ class Sinkhorn(Normalization):
         return _solve_plan(weights, self)
 
     def linear_map(self, tangent: AttentionTangent) -> LinearMap:
-        """The derivative with that of the potentials, which act as biases of the keys."""
+        """The derivative, that of the potentials included (they act as biases of the keys)."""
         return tangent.as_linear_map() + _PotentialTangent(tangent).as_linear_map()
 
 
@@ -110,7 +111,7 @@ def _solve_plan(weights: Weights, settings: Sinkhorn) -> Plan:
         )
     if scores.requires_grad or logs.requires_grad or is_traced(scores) or is_traced(logs):
         if not bool(met.all()):
-            # What has not converged is the iteration's own, and so is its derivative.
+            # Not converged: the answer is defined by the iteration, so differentiate through it.
             g, _ = _solved(scores, logs, settings)
             log_p, log_c = _balance(scores, logs, g)
         else:
@@ -149,12 +150,12 @@ def _solved(scores: Tensor, logs: Tensor, settings: Sinkhorn) -> tuple[Tensor, i
 
 
 def _longest(scores: Tensor, logs: Tensor, g: Tensor, newton: Tensor, after: Tensor) -> Tensor:
-    """The longest part of Newton's step that ascends further than Sinkhorn's and shorter parts."""
+    """The longest part of Newton's step that ascends as far as Sinkhorn's and shorter parts."""
     best, room = _dual(scores, logs, after)
     for halvings in reversed(range(_HALVINGS)):
         part = g + newton * 0.5**halvings
         value, _ = _dual(scores, logs, part)
-        # Near the top ascents are below rounding; there the whole step is the right one.
+        # Near the maximum the ascent is below rounding; the whole step is right there.
         further = value >= (best if halvings else best - room)
         # For decoupled clusters the Newton system is singular; such steps are rejected.
         after, best = (
@@ -165,7 +166,7 @@ def _longest(scores: Tensor, logs: Tensor, g: Tensor, newton: Tensor, after: Ten
 
 
 def _dual(scores: Tensor, logs: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """Σⱼ aⱼgⱼ − Σᵢ aᵢ log Σⱼ aⱼ e^{sᵢⱼ + gⱼ}, and how much of it may be rounding; (*batch, H).
+    """Σⱼ aⱼgⱼ − Σᵢ aᵢ log Σⱼ aⱼ e^{sᵢⱼ + gⱼ}, and a bound of its rounding; (*batch, H).
 
     Concave in g, and largest where the column sums are right: a(1 − c) is its gradient.
     """
@@ -197,7 +198,7 @@ def _regularised(kernel: Tensor, left: Tensor, right: Tensor) -> Tensor:
 
 
 def _tolerance(settings: Sinkhorn, dtype: torch.dtype) -> float:
-    """No tighter than rounding allows."""
+    """The tolerance asked for, or the rounding level if that is larger."""
     return max(settings.rtol, 64 * torch.finfo(dtype).eps)
 
 
@@ -205,15 +206,15 @@ def _tolerance(settings: Sinkhorn, dtype: torch.dtype) -> float:
 
 
 class _PotentialTangent:
-    """ε ↦ what the tangent of the potentials does to the outputs, as whole (B, n, n) matrices.
+    """ε ↦ the change of the outputs through the potentials, with whole (B, n, n) matrices.
 
-    J is that of the softmax at fixed potentials plus what their tangent ġ does. With ṡ the tangent
-    of the scores, the marginals ask for
+    J is the derivative at fixed potentials plus this change, which their tangent ġ makes. With ṡ
+    the tangent of the scores, differentiating the marginals gives
 
         (1 − QP) ġ = −Σᵢ Qⱼᵢ ṡᵢⱼ + Q (Σⱼ Pᵢⱼ ṡᵢⱼ),   Qⱼᵢ = aᵢPᵢⱼ/aⱼ,
 
-    a singular system (constants change nothing) that is factored once, in O(H n³) time. (Ours;
-    tested against finite differences.)
+    a singular system (constants are in its kernel) that is factored once, in O(H n³) time.
+    (Derived here; tested against finite differences.)
     """
 
     def __init__(self, tangent: AttentionTangent) -> None:
@@ -229,13 +230,13 @@ class _PotentialTangent:
         logs = logs.reshape(-1, at.n)
         alive = logs > -math.inf
         safe = torch.where(alive, logs, 0.0)
-        # From √(aᵢ/aⱼ) Pᵢⱼ, which is at most √(aⱼ/aᵢ): Pᵢⱼ itself may be below the smallest number
-        # where aᵢ/aⱼ is above the largest.
+        # Q from √(aᵢ/aⱼ) Pᵢⱼ, which is at most √(aⱼ/aᵢ): where aᵢ/aⱼ overflows, Pᵢⱼ itself may
+        # underflow.
         half = torch.where(
             alive[:, :, None] & alive[:, None, :], 0.5 * (safe[:, :, None] - safe[:, None, :]), 0.0
         )
         q = tilted.values * half.exp()
-        # Q is K in the geometry of the atoms: with the ratio that the tilt leaves.
+        # K is Q in the geometry asked for: with √(aᵢ/aⱼ) for aᵢ/aⱼ if it is weighted.
         self.k = tilted.values if weighted else q
         gain = self._gain()
         self.k_gain, self.q_gain = self.k * gain, q * gain

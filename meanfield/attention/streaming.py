@@ -21,13 +21,13 @@ from meanfield.checks import is_recorded
 
 __all__ = ["attend"]
 
-# Log-weight that stands for −inf in the fused kernel. Scores vanish beside it, its exponential is
-# 0 beside any weight, and it is finite: −inf would be multiplied by 0 there.
+# Log-weight that stands for −inf in the fused kernel. Scores are negligible beside it, its
+# exponential is 0 beside any weight, and it is finite: the kernel would form −inf · 0.
 _ABSENT = -1e30
 
 Tensors = tuple[Tensor, ...]
 
-# The softmax of products and log-weights; without positions nothing is masked.
+# The softmax of products plus log-weights; without positions nothing is masked.
 _SOFTMAX = Scoring(causal=True)
 
 
@@ -45,7 +45,7 @@ def attend(
 
     Differentiable to every order, forwards and backwards, in the queries, keys, values and
     log-weights: by `torch.func.jvp`, `vjp`, `grad`, `jacfwd`, `jacrev`, `hessian`, `vmap` and what
-    they compose to, and by ordinary autograd, also with ``create_graph=True``. Derivatives
+    their compositions, and by ordinary autograd, also with ``create_graph=True``. Derivatives
     recompute P in blocks of rows and take O(m + n) memory too. Leading axes broadcast.
     Not supported, and refused by torch: two nested levels of `torch.autograd.forward_ad` (nest
     `torch.func.jvp` instead), and the batched forward mode of `torch.autograd` itself
@@ -98,7 +98,7 @@ class RowSum:
     """R = (r(xᵢ, Z))ᵢ and C = Σᵢ c(xᵢ, Z) of rows xᵢ and columns Z.
 
     Attributes:
-        block: takes rows, columns and their `Places`, gives the outputs per row and per column.
+        block: from rows, columns and their `Places` to the outputs per row and per column.
         n_rows: how many tensors the rows are.
         n_row_outputs: how many outputs belong to rows; the others belong to columns.
         own_vjp: the reverse derivative, if there is a formula for it.
@@ -254,7 +254,7 @@ def _apply(function: RowSum, *tensors: Tensor | None) -> Tensors:
 def _interleaved(
     n_rows: int, tensors: list[Tensor], n_more_rows: int, more: Any
 ) -> tuple[Tensor, ...]:
-    """Rows and more rows, then columns and more columns."""
+    """Both sets of rows, then both sets of columns."""
     return (*tensors[:n_rows], *more[:n_more_rows], *tensors[n_rows:], *more[n_more_rows:])
 
 
@@ -311,8 +311,8 @@ def _fused(
 ) -> Tensor | None:
     """Attention by torch's fused kernel, which is as accurate; None where it does not apply.
 
-    A log-weight rides as one more coordinate, q' = (q, 1), k' = (k, log a). A mask must be the
-    kernel's own, by storage order: positions that rows and columns share and that increase.
+    Log-weights go into one more coordinate, q' = (q, 1), k' = (k, log a). The kernel masks by
+    storage order only, so rows and columns must share positions, and these must increase.
     """
     (q,), (k, v, w) = rows, columns
     # On other devices its arithmetic may be TF32, and its memory n².
@@ -328,7 +328,7 @@ def _fused(
     if not bool((logs == logs[..., :1]).all()):
         q = torch.cat([q, torch.ones_like(q[..., :1])], -1)
         k = torch.cat([k, w.clamp_min(_ABSENT)], -1)
-    # Only equal widths take the fast road; others would build the n × n matrix.
+    # Only for equal widths does torch use its fused kernel; else it builds the n × n matrix.
     width = max(k.shape[-1], v.shape[-1])
     q_flat, k_flat, v_flat = (
         torch.nn.functional.pad(t, (0, width - t.shape[-1])).reshape(-1, 1, t.shape[-2], width)

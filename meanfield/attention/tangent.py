@@ -18,20 +18,20 @@ __all__ = ["MEMORY", "AttentionTangent", "Matrices"]
 
 # Entries of differences vⱼ − rᵢ that are formed at once (float64: 8 MiB).
 _DIFFERENCES = 2**20
-# Bytes that kept matrices may take unless a caller says otherwise.
+# Bytes that kept matrices may take by default.
 MEMORY = 2**29
 
 
 class Matrices(NamedTuple):
     """The matrices of a block of rows, (B, rows, columns) with B over batch and heads.
 
-    With P the attention weights, Eᵢⱼ = ∂ log Pᵢⱼ/∂⟨qᵢ, kⱼ⟩ beside the row sum's share (1 for the
+    With P the attention weights, Eᵢⱼ = ∂ log(aⱼψ)/∂⟨qᵢ, kⱼ⟩, the row sum held fixed (1 for the
     softmax of plain scores), and the tilt τᵢⱼ = √(aᵢ/aⱼ) (1 in the Euclidean geometry):
 
     Attributes:
-        queries: G = E∘P, what moved queries act by.
-        keys: N = τ∘E∘P, what moved keys act by.
-        values: M = τ∘P, what moved values act by.
+        queries: G = E∘P, for the motion of the queries.
+        keys: N = τ∘E∘P, for the motion of the keys.
+        values: M = τ∘P, for the motion of the values.
     """
 
     queries: Tensor
@@ -40,12 +40,12 @@ class Matrices(NamedTuple):
 
 
 class _Rows(NamedTuple):
-    """What is known of all rows, (B, n, ·) each.
+    """Data of all rows, (B, n, ·) each.
 
     Attributes:
         means: rᵢ, see `AttentionTangent`.
         log_sums: log P = logits − log_sums; +∞ for rows that are absent or see nobody.
-        most: the atom ĵ that a row sees most, int64, or None where it is not used.
+        most: ĵ = argmaxⱼ Pᵢⱼ, int64, or None where it is not used.
         tilts: τ_iĵ, or None where tilts are 1.
         kept: the matrices of every block, if they fit in memory.
     """
@@ -75,9 +75,9 @@ class AttentionTangent:
     at ĵ = argmaxⱼ Pᵢⱼ is subtracted from each row. Otherwise, for nearly one-hot rows, the
     rounding error of vⱼ − rᵢ is multiplied by large scores.
 
-    P never changes, so a product needs no new softmax. It is kept when it fits in `memory` bytes
-    and otherwise recomputed in blocks of rows, O(n · block) memory, in buffers that are made once.
-    Nothing is computed before the first product. Products record no gradients.
+    P is kept for all products when it fits in `memory` bytes, and otherwise recomputed in blocks
+    of rows, O(n · block) memory, in buffers that are made once. Nothing is computed before the
+    first product. Products record no gradients.
 
     Args:
         weights: P between the atoms.
@@ -123,7 +123,7 @@ class AttentionTangent:
             dense=lambda part: self._flat_field_jacobians[part],
         )
 
-    # --- what does not change from product to product ---
+    # --- what all products share ---
 
     @property
     def batch_shape(self) -> torch.Size:
@@ -201,7 +201,7 @@ class AttentionTangent:
 
     @cached_property
     def rows(self) -> _Rows:
-        """What is known of the rows."""
+        """The data of all rows, see `_Rows`."""
         with torch.no_grad():
             return self._prepared()
 
@@ -211,7 +211,7 @@ class AttentionTangent:
         matrices = (1 + (self._half_logs is not None)) * (1 + self._has_gain)
         keep = len(q) * entries * matrices * q.element_size() <= self.memory
         # Made before the blocks: small tensors that survive between the large ones of the blocks
-        # would keep the allocator from using their room again.
+        # would keep the allocator from using their memory again.
         means = q.new_zeros(*q.shape[:-1], v.shape[-1])
         log_sums = q.new_empty(*q.shape[:-1], 1)
         most = torch.zeros(*q.shape[:-1], 1, dtype=torch.int64, device=q.device)
@@ -239,7 +239,7 @@ class AttentionTangent:
         return logits, None if gain is None else flat(gain)
 
     def _log_sums(self, logits: Tensor, block: Block) -> Tensor:
-        """Of the rows; +∞ makes those that are absent, or see nobody, rows of zeros."""
+        """log Σ of the rows; +∞ where a row is absent or sees no mass, so that its P is 0."""
         sums = self.weights.normalization.log_sums(logits)
         seeing = self._alive[..., block.rows, :] & (sums > -math.inf)
         return flat(torch.where(seeing, sums, math.inf))
@@ -297,7 +297,7 @@ class AttentionTangent:
         return flat(f.q), flat(f.k), flat(f.v)
 
     def joined(self, heads: Tensor) -> Tensor:
-        """Outputs ``(*batch, n, d_out)`` of those of the heads, (B, n, v)."""
+        """The outputs ``(*batch, n, d_out)`` from those of the heads, (B, n, v)."""
         return self.weights.unsort(self.weights.parameters.join(self._headed(heads)))
 
     def _scored(
@@ -412,7 +412,7 @@ class AttentionTangent:
         k, v = self.k, self.v
         out = k.new_empty(*k.shape[:-1], v.shape[-1], k.shape[-1])
         for block, matrices in self.matrices():
-            # The differences take k + v times the room of P: a few rows at a time.
+            # The differences take k + v times the memory of P: a few rows at a time.
             per_row = len(k) * block.columns.stop * (k.shape[-1] + v.shape[-1])
             step = max(1, _DIFFERENCES // per_row)
             for start in range(block.rows.start, block.rows.stop, step):
@@ -426,7 +426,7 @@ class AttentionTangent:
     def _differences(
         self, g: Tensor, rows: slice, columns: slice, heads: slice = slice(None)
     ) -> tuple[Tensor, Tensor]:
-        """vⱼ − rᵢ and kⱼ − k_ĵ of a few rows, (B, rows, columns, ·); only vⱼ − rᵢ is dense's."""
+        """vⱼ − rᵢ and kⱼ − k_ĵ of a few rows, (B, rows, columns, ·); `dense` uses only vⱼ − rᵢ."""
         k, v = self.k[heads, None, columns], self.v[heads, None, columns]
         if self.rows.most is None:
             return v - self.rows.means[heads, rows, None], k
@@ -434,7 +434,7 @@ class AttentionTangent:
         dv, dk = (
             t - t[:, 0].gather(1, most.expand(-1, -1, t.shape[-1]))[:, :, None] for t in (v, k)
         )
-        # rᵢ − v_ĵ as a mean of differences: where attention is nearly on ĵ it is tiny.
+        # rᵢ − v_ĵ as a mean of differences: it is tiny where row i is nearly one-hot at ĵ.
         return dv - (g[:, :, None] @ dv), dk
 
     @cached_property
@@ -480,7 +480,7 @@ class AttentionTangent:
         # ⟨qᵢ, k̇ⱼ⟩ for unit displacements of atom j: (b, H, i, j or 1, d).
         q = self._per_batch(self.q[heads])
         turned = q[..., :, None, None, :] @ k_dot[:, :, None]
-        # [b, i, α, j, β]: the value's share, the key's share, and the query's on the diagonal.
+        # [b, i, α, j, β]: the parts of values and keys, and that of queries on the diagonal.
         by_value = self._per_batch(m)[..., :, None, :, None] * v_dot.transpose(-3, -2)[:, :, None]
         by_key = dv.transpose(-2, -1)[..., None] * turned.transpose(-3, -2)
         matrix = (by_value + by_key).sum(1)

@@ -1,4 +1,4 @@
-"""An upper bound of the local constant of attention, from the weights that are there."""
+"""An upper bound of the local constant of attention, from the attention weights."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from meanfield.attention.weights import Block, Weights
 
 __all__ = ["upper_bound"]
 
-# Up to this many entries of small matrices per atom their norms are computed, beyond it traces.
+# Up to this many entries of the small matrices of all atoms together, their norms are computed;
+# beyond it, traces stand in for the norms.
 _MOMENT_ENTRIES = 2**25
-# Up to this many products d_out · d · min(d, d_out) the field's Jacobians are decomposed.
+# Up to this many multiplications, n · d_out · d · min(d, d_out), the norms of the field's
+# Jacobians are computed.
 _JACOBIAN_WORK = 2**26
 _CHUNK_ENTRIES = 2**22
 _SMALL, _POWER_STEPS, _SLACK = 96, 30, 0.01
@@ -34,18 +36,18 @@ def upper_bound(weights: Weights) -> Tensor:
         keys     ‖G‖² ≤ maxⱼ ‖Σᵢ cᵢⱼ ‖Σᵢ‖ qᵢqᵢᵀ‖, by Cauchy–Schwarz in j
         queries  ‖G‖ = maxᵢ ‖Sᵢ‖; without heads, maxᵢ ‖D_xΓ_μ(xᵢ)‖ itself where it is affordable
 
-    and numbers g_h ≥ ‖G_h‖ give ‖Σ_h W_h G_h U_h‖ ≤ ‖[√g_h W_h]_h‖ ‖[√g_h U_h]_h‖, or the sum
-    of the heads' products if that is less. Where it is affordable, the values and keys are also
-    bounded together (`input_bounds.averaging_norm`), and all by the bound of Yudin et al.
-    (`input_bounds.yudin_bound`); the answer is the smallest. Rounding is not accounted for: it is
-    some n · eps, relative.
+    and numbers g_h ≥ ‖G_h‖ give ‖Σ_h W_h G_h U_h‖ ≤ ‖[√g_h W_h]_h‖ ‖[√g_h U_h]_h‖, or
+    Σ_h g_h ‖W_h‖ ‖U_h‖ if that is less (for the values Σ_h g_h ‖W_h U_h‖). Where it is
+    affordable, the values and keys are also bounded together (`input_bounds.averaging_norm`), and
+    all three by the bound of Yudin et al. (`input_bounds.yudin_bound`); the answer is the
+    smallest. Rounding (about n · eps, relative) is not accounted for.
 
     Args:
         weights: of dot-product attention under the softmax.
     """
     par, queries, output = weights.parameters, weights.features.q, weights.parameters.output
     value, key = par.per_head(par.value), par.per_head(par.key)
-    # Triangular factors of the projections go into the heads, where they meet what they act on.
+    # Of a QR factorisation of each projection, R multiplies the features inside the heads.
     left, values = (
         (None, weights.features.v) if output is None else _absorb(output, weights.features.v)
     )
@@ -83,10 +85,10 @@ def _core(left: Tensor | None, right: Tensor) -> Tensor:
 
 
 def _join(norms: Tensor, left: Tensor | None, right: Tensor, commuting: bool = False) -> Tensor:
-    """‖Σ_h left_h G_h right_h‖ at most, for ‖G_h‖ ≤ norms ``(*batch, H)``.
+    """An upper bound of ‖Σ_h left_h G_h right_h‖, for ‖G_h‖ ≤ norms ``(*batch, H)``.
 
-    `commuting`: G_h acts on atoms only, so that left_h right_h is one matrix to it. Where a norm
-    has overflown, nothing is known: ∞.
+    `commuting`: G_h acts on atoms only, so that it commutes with right_h, and left_h right_h is
+    one matrix. Where a norm has overflowed, the bound is ∞.
     """
     known = norms.isfinite()
     norms = torch.where(known, norms, 0.0)
@@ -106,10 +108,10 @@ def _norms(matrices: Tensor) -> Tensor:
 
 
 def _top(gram: Tensor) -> Tensor:
-    """√λ_max of positive semi-definite matrices; of large ones at most 1 % more.
+    """√λ_max of positive semi-definite matrices; for large ones, up to 1 % more.
 
-    tI − G has a Cholesky factor just when t > λ_max, which takes a tenth of the time of an
-    eigenvalue; power iteration says which t to try.
+    tI − G has a Cholesky factor exactly when t > λ_max; to try takes a tenth of the time of an
+    eigenvalue. Power iteration says which t to try.
     """
     size = gram.shape[-1]
     if size <= _SMALL:
@@ -132,7 +134,7 @@ def _top(gram: Tensor) -> Tensor:
 
 
 def _value_norms(weights: Weights) -> Tensor:
-    """‖√(aᵢ/aⱼ) Pᵢⱼ‖ at most, of each head ``(*batch, H)``, in logarithms.
+    """Upper bounds of ‖√(aᵢ/aⱼ) Pᵢⱼ‖ of each head, ``(*batch, H)``, by way of logarithms.
 
     maxⱼ (PᵀP x)ⱼ/xⱼ does not grow from one round of power iteration to the next.
     """
@@ -151,7 +153,7 @@ def _value_norms(weights: Weights) -> Tensor:
 
 
 def _key_norms(weights: Weights, log_s: Tensor, queries: Tensor) -> Tensor:
-    """√maxⱼ ‖Σᵢ cᵢⱼ sᵢ qᵢqᵢᵀ‖ of each head; its trace where matrices would be many."""
+    """√maxⱼ ‖Σᵢ cᵢⱼ sᵢ qᵢqᵢᵀ‖ of each head; the trace for ‖·‖ where matrices are too many."""
     dim = queries.shape[-1]
     top = torch.full_like(log_s, -math.inf)
     squares = queries.square().sum(-1).log()
@@ -162,7 +164,7 @@ def _key_norms(weights: Weights, log_s: Tensor, queries: Tensor) -> Tensor:
         top[..., block.columns] = torch.logaddexp(top[..., block.columns], logs.logsumexp(-2))
     if not matrices:
         return (0.5 * top.amax(-1)).exp()
-    # Relative to the largest, or light atoms would leave the number range.
+    # Relative to the largest: the ratios of light atoms would overflow.
     peak = torch.where(top > -math.inf, top, 0.0)
     outer = (queries[..., :, None] * queries[..., None, :]).flatten(-2)
     moments = torch.zeros_like(outer)
@@ -176,7 +178,7 @@ def _key_norms(weights: Weights, log_s: Tensor, queries: Tensor) -> Tensor:
 def _moments(
     weights: Weights, values: Tensor, keys: Tensor, left: Tensor | None, right: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """log ‖Σᵢ‖ at most (*batch, H, n); maxᵢ ‖Sᵢ‖ at most (*batch, H); maxᵢ ‖D_xΓ_μ(xᵢ)‖ (*batch).
+    """Bounds of log ‖Σᵢ‖ (*batch, H, n), maxᵢ ‖Sᵢ‖ (*batch, H) and maxᵢ ‖D_xΓ_μ(xᵢ)‖ (*batch).
 
     The last, maxᵢ ‖Σ_h left_h Sᵢ right_hᵀ‖, is infinite where it is not affordable.
     """
@@ -219,9 +221,9 @@ def _moments(
 
 
 def _log_lost(log_p: Tensor, squares: Tensor) -> Tensor:
-    """What a sum of p · squares lacks where weights are below the number range, as a logarithm.
+    """log Σ p · squares over the terms that underflow, which the sum itself misses.
 
-    The spread is multiplied by aᵢ/aⱼ, so that what a light atom adds to it counts.
+    They count: the spread is multiplied by aᵢ/aⱼ, which is large for a light atom j.
     """
     logs = log_p + squares.log()
     least = math.log(torch.finfo(log_p.dtype).tiny)

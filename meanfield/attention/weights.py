@@ -37,12 +37,12 @@ class Block(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where rows and columns stand; an axis of length 1 stands for the heads.
+    """Positions of rows and columns, with an axis of length 1 in place of the heads.
 
     Attributes:
         rows: positions, ``(*batch, 1, m)``, or None where nothing depends on them.
         columns: positions, ``(*batch, 1, n)``, or None.
-        blind: rows from which masks and weights hide all the mass, ``(*batch, 1, m, 1)``, or None
+        blind: rows that see no mass (mask, bias or weights of 0), ``(*batch, 1, m, 1)``, or None
             if there are none.
     """
 
@@ -62,7 +62,7 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Scoring:
-    """How a layer makes weights of products ⟨qᵢ, kⱼ⟩: Pᵢⱼ ∝ aⱼ ψ(activation⟨qᵢ, kⱼ⟩ + bias).
+    """From products ⟨qᵢ, kⱼ⟩ to attention weights: Pᵢⱼ ∝ aⱼ ψ(activation⟨qᵢ, kⱼ⟩ + bias).
 
     Attributes:
         normalization: ψ, and whether rows are divided by their sum.
@@ -79,7 +79,7 @@ class Scoring:
 
     @property
     def has_gain(self) -> bool:
-        """Whether the logarithm of aⱼψ has another derivative in the products than 1."""
+        """Whether the derivative of log aⱼψ in the products may differ from 1."""
         return self.activation is not None or self.normalization.log_psi is not None
 
     @property
@@ -166,7 +166,7 @@ def blind_rows(
 
     Args:
         log_weights: of the columns, ``(..., n)``.
-        row_positions: that limit what is seen, ``(..., m)``; None if nothing does.
+        row_positions: positions for the mask, ``(..., m)``; None without a mask.
         column_positions: likewise, ``(..., n)``.
     """
     alive = log_weights > -math.inf
@@ -186,14 +186,14 @@ def blocks_of_rows(
     column_positions: Tensor | None = None,
     size: int | None = None,
 ) -> Iterator[Block]:
-    """Blocks of rows whose part of P has a bounded size, with the columns that they may see.
+    """Blocks of rows whose entries of P are at most some number, with the columns they may see.
 
     Args:
         entries_per_row: of P, over batch and heads.
-        n_rows: at least one block comes even if it is 0.
+        n_rows: m; even for 0 rows there is one block.
         n_columns: n.
-        row_positions: that limit what is seen, ``(..., m)``, in any order, but sorted rows skip
-            more; None if nothing does.
+        row_positions: positions for the mask, ``(..., m)``, in any order, but for sorted rows
+            more columns are skipped; None without a mask.
         column_positions: ``(..., n)``, in increasing order.
         size: rows in a block; from the memory of a block if None.
     """
@@ -208,7 +208,7 @@ def blocks_of_rows(
 def _last_seen(
     row_positions: Tensor | None, column_positions: Tensor | None, rows: slice, n: int
 ) -> int:
-    """How many of n columns any of these rows sees; at least one, so that shapes stay alive."""
+    """How many of the first n columns some of these rows sees; at least one: no empty tensors."""
     if row_positions is None or column_positions is None or column_positions.numel() == 0:
         return n
     if is_recorded(column_positions) or is_recorded(row_positions):
@@ -257,7 +257,7 @@ class Weights:
         *,
         causal: bool,
     ) -> Weights:
-        """Those between the atoms of μ."""
+        """The attention weights between the atoms of μ."""
         points, logs, positions, order = mu.points, mu.log_weights, mu.positions, None
         if causal:
             assert positions is not None
@@ -268,8 +268,8 @@ class Weights:
             positions = None
         features = kernel.features(parameters, points, positions)
         _check(features, kernel, points)
-        # A shift of all keys changes no score beyond a shift of its row. A mean of values commutes
-        # with a shift of them.
+        # A shift of all keys shifts each row of scores by a number, and a mean of values commutes
+        # with a shift of them. So centres may stay out if P does not see shifts of its rows.
         if not (normalization.shift_invariant and kernel.activation is None):
             features = features.whole()
         features = _folded(features, 1.0)
@@ -290,7 +290,7 @@ class Weights:
 
     @property
     def limits(self) -> Tensor | None:
-        """Positions that limit what is seen, ``(*batch, n)``: those of a causal layer."""
+        """Positions for the mask, ``(*batch, n)``; None if the layer is not causal."""
         return self.positions if self.causal else None
 
     @cached_property
@@ -300,7 +300,7 @@ class Weights:
 
     @cached_property
     def scoring(self) -> Scoring:
-        """How the layer makes weights of products."""
+        """From products to attention weights, as this layer does it."""
         bias = None
         if self.positions is not None:
             first = self.positions[..., :1]
@@ -367,7 +367,7 @@ class Weights:
         logs = torch.where(self.alive, self.log_weights, 0.0)
         return (logs[..., block.rows, None] - logs[..., None, block.columns])[..., None, :, :]
 
-    # --- rows that are no atoms ---
+    # --- queries at other points ---
 
     def queries(self, points: Tensor, positions: Tensor | None) -> Tensor:
         """Queries of other points at this measure, ``(*batch, H, m, k)``."""
@@ -417,7 +417,7 @@ class Weights:
         return replace(self, order=None)
 
     def sort(self, per_particle: Tensor) -> Tensor:
-        """Rows ``(*batch, n, d)`` in the order of the atoms here."""
+        """Rows ``(*batch, n, d)`` put in the order of the atoms here."""
         if self.order is None:
             return per_particle
         return per_particle.gather(-2, self.order[..., None].expand(per_particle.shape))
@@ -460,7 +460,7 @@ class Weights:
         )
 
     def detached(self) -> Weights:
-        """The same without a record of how it came about."""
+        """The same, detached from automatic differentiation."""
         f = self.features
         centre = None if f.v_centre is None else f.v_centre.detach()
         return replace(
@@ -478,7 +478,7 @@ def flat(per_head: Tensor) -> Tensor:
 
 
 def _check(features: Features, kernel: Kernel, points: Tensor) -> None:
-    """What a kernel of the user's own has given."""
+    """Check the shapes of the features, which may come from a user's kernel."""
     name = f"{type(kernel).__name__}.features"
     if not isinstance(features, Features):
         raise TypeError(f"{name}: expected kernels.Features(q, k, v), got {describe(features)}")

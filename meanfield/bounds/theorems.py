@@ -105,7 +105,7 @@ def local_upper(F: Any, mu: Any) -> Any:
     on the page "Sharp constants" of the documentation), and Theorem 3 of [YGKR25] (uniform
     weights only). It is far below the a-priori bounds, and
     costs a few products with the linearisation. For uniform weights it bounds the Euclidean
-    constant ‖Df(X)‖ too. Rounding, some n · eps, is not accounted for.
+    constant ‖Df(X)‖ too. Rounding (about n · eps) is not accounted for.
 
     Args:
         F: a map of measures that declares one (`meanfield.Map.local_upper`): `SelfAttention`,

@@ -1,4 +1,4 @@
-"""Kernels: how points become queries, keys and values, and pairs of them scores.
+"""Kernels: from points to queries, keys and values, and from pairs of these to scores.
 
 `dot_product` and `l2` are complete; `cosine`, `qk_norm`, `soft_cap`, `rotary`, `alibi` and
 `window` change another kernel, ``inner``, so that they combine:

@@ -24,7 +24,7 @@ class DotProduct(Kernel):
     def features(
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
     ) -> Features:
-        """Keys and values about the mean of the points."""
+        """Keys and values are measured from those of the mean of the points."""
         centre = points.mean(-2, keepdim=True)
         q, k, v = parameters.project(points - centre)
         q_centre, k_centre, v_centre = parameters.project(centre)
@@ -45,7 +45,7 @@ class DotProduct(Kernel):
         positions: Tensor | None,
         displacement: Tensor,
     ) -> Features:
-        """The features are affine: their linear part."""
+        """The linear part of the features, which are affine."""
         q, k, v = parameters.project(displacement)
         return Features(parameters.scale[:, None, None] * q, k, v)
 

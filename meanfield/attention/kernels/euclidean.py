@@ -20,14 +20,14 @@ __all__ = ["L2", "l2"]
 class L2(FeatureTransform):
     """−scale · ‖Qx − Ky‖² [KPM21]; tied when the parameters have Q = K.
 
-    Under the softmax the part ‖Qx‖² cancels, and what is left is a dot product 2·scale·⟨Qx, Ky⟩
-    with the score bias −scale·‖Ky‖² of the key. The whole square is kept in the scores for
-    normalisations that do see it, through one coordinate more: q' = (2·scale·q, −scale·‖q‖²),
+    Under the softmax the part ‖Qx‖² cancels, and a dot product 2·scale·⟨Qx, Ky⟩ remains, with the
+    score bias −scale·‖Ky‖² of the key. Other normalisations need the whole square, so it is kept
+    in the scores, through one coordinate more: q' = (2·scale·q, −scale·‖q‖²),
     k' = (k, 1).
 
     The squares are formed from the origin: scores carry rounding of eps · scale · ‖Ky‖², which in
-    single precision shows for clouds far from it. With Q = K a shift of all points changes no
-    score, so that such a cloud can be centred first.
+    single precision matters for clouds far from the origin. With Q = K a shift of all points
+    changes no score, so that such a cloud can be centred first.
     """
 
     inner = dot_product

@@ -27,8 +27,8 @@ class Features(NamedTuple):
         v: values, ``(*batch, H, n, v)``.
         b: score biases of the keys, ``(*batch, H, n)``; None is 0.
         k_centre: where the keys are measured from, ``(*batch, H, 1, k)``; None is 0. So
-            differences between particles close together but far from the origin keep their
-            digits, and the softmax does not depend on a shift of all keys.
+            differences between particles that are close together but far from the origin keep
+            their digits. The softmax may leave it out: it does not depend on a shift of all keys.
         v_centre: likewise for the values, ``(*batch, H, 1, v)``.
     """
 
@@ -52,7 +52,7 @@ class Features(NamedTuple):
 
 
 class Score(NamedTuple):
-    """What a softmax is taken of.
+    """The kind of score that a softmax is taken of.
 
     Attributes:
         kind: "dot product" ⟨A x, y⟩, "soft cap" τ tanh(⟨A x, y⟩/τ), "l2" −scale |Qx − Ky|², or
@@ -69,7 +69,7 @@ class Kernel:
 
     `push` and `pull` are the derivative of `features` and its transpose, at fixed parameters and
     positions. The ones here differentiate `features` automatically, which takes 0.5 to 4 ms a
-    product (more than the product itself below some 500 atoms); a subclass may give its own.
+    product (more than the product itself below about 500 atoms); a subclass may give its own.
     The tangent of `k_centre` and `v_centre` counts as part of k and v, so a kernel that uses
     centres must give both. A kernel knows nothing of softmax, masks, weights and blocks.
 
@@ -157,7 +157,7 @@ class Kernel:
         return None
 
     def head(self, index: int) -> Kernel:
-        """The kernel of one head; differs from this one only if it holds numbers per head."""
+        """The kernel of one head; `self` unless it holds numbers per head."""
         return self
 
     def _refuse_centres(
@@ -173,7 +173,7 @@ class Kernel:
 
 
 def _place(cls: type, name: str) -> int:
-    """Where in the order of inheritance a name is defined first."""
+    """The place in the method resolution order of the first class that defines a name."""
     return next(place for place, base in enumerate(cls.__mro__) if name in vars(base))
 
 
@@ -270,7 +270,7 @@ class FeatureTransform(ModifiedKernel):
     """Another kernel whose queries and keys are changed particle by particle.
 
     Subclasses give `turn`, its derivative `turn_push`, and `turn_pull`, the transpose of that.
-    Written by hand: recorded automatic differentiation takes 1.3 to 1.6 times as long.
+    They are written by hand, as automatic differentiation takes 1.3 to 1.6 times as long.
     """
 
     is_linear = False

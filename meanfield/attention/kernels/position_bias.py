@@ -98,6 +98,6 @@ def window(width: float, *, inner: Kernel = dot_product) -> Window:
 
     Args:
         width: in units of position, > 0.
-        inner: the kernel whose sight is limited.
+        inner: the kernel that is limited to the window.
     """
     return Window(number(width, "width", above=0, finite=False), checked_inner(inner))

@@ -21,7 +21,7 @@ __all__ = ["SoftCap", "soft_cap"]
 class SoftCap(ModifiedKernel):
     """τ · tanh(s/τ) of the inner kernel's scores s; made by `soft_cap`.
 
-    Biases by position (`alibi`, `window`) are added after every cap, wherever they stand.
+    Position biases (`alibi`, `window`) are added after every cap, in whatever order kernels nest.
     """
 
     tau: float
@@ -45,7 +45,7 @@ class SoftCap(ModifiedKernel):
 def soft_cap(tau: float, *, inner: Kernel = dot_product) -> SoftCap:
     """τ · tanh(scale · ⟨q, k⟩ / τ): scores that cannot leave (−τ, τ).
 
-    Biases by position are added after the cap, wherever they stand: ``soft_cap(τ,
+    Position biases are added after the cap, in whatever order kernels nest: ``soft_cap(τ,
     inner=alibi(...))`` is ``alibi(..., inner=soft_cap(τ))``.
 
     Args:
