@@ -21,9 +21,9 @@ class Chain(Composite):
     """μ ↦ F_m(… F_2(F_1(μ))): the first of `maps` acts first.
 
     Both parts of the linearisation are products of those of the maps, each at the measure that
-    enters it: J = J_m ⋯ J_1, and atom by atom D_xΓ = D_xΓ^m ⋯ D_xΓ^1. The second holds since a
-    vanishing mass that splits moves no measure to first order, so that each map sees a query
-    that moves alone. It is not in [CAP24].
+    enters it: J = J_m ⋯ J_1, and atom by atom D_xΓ = D_xΓ^m ⋯ D_xΓ^1. The second holds since
+    moving a vanishing mass changes the measure by nothing to first order, so that at each map
+    only the query moves. It is not in [CAP24].
 
     Args:
         maps: maps of measures that keep weights and positions; chains among them are unfolded.
@@ -42,7 +42,7 @@ class Chain(Composite):
 
     @property
     def dim(self) -> int | None:  # type: ignore[override]
-        """d, if the first map says it: what a later one says is of the points that reach it."""
+        """d, if the first map declares it: a later one declares that of the points it gets."""
         return self.maps[0].dim
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
@@ -75,7 +75,7 @@ class Chain(Composite):
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:
-        """Map by map, each in the ball of radius the displacement of those before it.
+        """Map by map, each in a ball whose radii are the displacements by the maps before it.
 
         Derivatives multiply, J = J_m ⋯ J_1, also where atoms have split; so do their bounds, and
         the change of a product is that of `BallBounds.after`.

@@ -1,4 +1,4 @@
-"""Maps made of maps: what a composite declares, its parts declare."""
+"""Maps made of maps: what a composite declares follows from its parts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Composite(Map):
 
     @property
     def dim(self) -> int | None:  # type: ignore[override]
-        """d, of the first map that says it, or None: all take the same points."""
+        """d, from the first map that declares it, or None: all take the same points."""
         return next((each.dim for each in self.maps if each.dim is not None), None)
 
     def _checked(self, maps: Iterable[MeasureMap]) -> tuple[Map, ...]:

@@ -1,4 +1,4 @@
-"""Residual layers x + c·F(x)/L that can be inverted, and the constants they rest on."""
+"""Residual layers x + c·F(x)/L that can be inverted, and the Lipschitz constants they need."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NORMS = ("l2", "max")
 
 @dataclass(frozen=True, eq=False)
 class Ball:
-    """The measures with the centre's weights, each atom within `radius` of its place in it.
+    """The measures with the centre's weights, each atom within `radius` of the centre's.
 
     Args:
         centre: μ.
@@ -43,8 +43,8 @@ class Bounded(Composite):
     """A map of measures with a Lipschitz constant in the norm of its atoms' displacements.
 
     ‖F(μ') − F(μ)‖ ≤ constant · ‖μ' − μ‖ for measures μ, μ' of the same weights, atom by atom.
-    That is not checked here; `meanfield.layers.invert` relies on it, and refuses it where it sees
-    a steeper map.
+    That is not checked here; `meanfield.layers.invert` relies on it, and refuses the map if it
+    meets a larger ratio.
 
     Args:
         map: F.
@@ -104,7 +104,7 @@ def contractive(
         constant: L, a Lipschitz constant of F at the weights that it will see. A bound such as
             `meanfield.bounds.l2_attention_2` (norm "l2") or `l2_attention_max` ("max") holds
             everywhere; a constant that is certified on a ball round an input holds there, and
-            needs `ball`. One measured at a single input is neither.
+            needs `ball`. A constant measured at a single input holds nowhere else.
         norm: the norm of L, see `Bounded`.
         ball: where L holds; everywhere if None.
 

@@ -1,4 +1,4 @@
-"""The inverse of contractive residual layers, with a certificate of how near it is."""
+"""The inverse of contractive residual layers, with a certified error."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from meanfield.results import Answer, labelled
 
 __all__ = ["Inversion", "invert"]
 
-# Roundings of one evaluation of y − x − s F(x), in units of eps times the sizes of the three.
+# Rounding error of one evaluation of y − x − s F(x), in units of eps times the sizes of the three.
 _ROUNDINGS = 8.0
-# How much steeper than its constant a map must be seen to be for the constant to be refuted.
+# The constant is refuted if a ratio ‖F(x) − F(x')‖/‖x − x'‖ exceeds it by this factor.
 _REFUTED = 1 + 1e-6
-# Steps without a smaller residual after which rounding is all that is left.
+# After so many steps without a smaller residual only rounding is left.
 _PATIENCE = 8
 
 
@@ -39,8 +39,8 @@ class Inversion(Answer, noun="preimage", title="Preimage"):
         n_steps: evaluations of the layer, summed over those of a chain.
         converged: whether the error is at most rtol times the size of μ or ν.
         factor: c, the contraction factor of the certificate; the largest of a chain's.
-        steepness: the steepest that F was seen to be, over its constant. Above 1 the constant is
-            wrong, and nothing is proved; far below 1 it is loose, and the iteration was faster.
+        steepness: the largest ratio ‖F(x) − F(x')‖/‖x − x'‖ met, over the constant. Above 1 the
+            constant is wrong, and nothing is proved; far below 1 it is loose.
     """
 
     measure: ParticleMeasure
@@ -67,21 +67,21 @@ def invert(
 
         ‖x − x*‖ ≤ ‖y − G(x)‖ / (1 − c)        (Banach, a posteriori)
 
-    where y = G(x*): the residual that is there, whatever way x was found. It is at most the
-    a-priori c^k ‖x₁ − x₀‖/(1 − c), and much less where F is less steep than its constant. In a
-    chain the error of one layer adds to the residual of the layer before it.
+    where y = G(x*), however x was found. After k steps this is at most the a-priori bound
+    c^k ‖x₁ − x₀‖/(1 − c), and much less where F is less steep than its constant. In a chain the
+    error of one layer adds to the residual of the layer before it.
 
-    The proof rests on the constant. It is tested on the way: between iterates, and by the norm of
-    the Jacobian at the answer, a steeper F refutes it, and then the error is infinite. With a
-    constant that holds in a ball, the ball of the certificate must lie in that ball. Rounding of
-    the sum y − x − s F(x) is counted, and F's own as much as if it were 8 eps of its size.
+    The proof assumes the constant. It is tested between iterates and against the norm of the
+    Jacobian at the answer; if F is steeper, the constant is refuted and the error is infinite. If
+    the constant holds in a ball only, the ball of the certificate must lie in that ball. Rounding
+    of the sum y − x − s F(x) is counted; that of F itself is taken to be 8 eps of its size.
 
     Args:
         G: a layer of `contractive`, or a `Chain` of such layers.
         nu: ν; batch axes give a batch.
         rtol: error asked for, relative to the larger of (Σ aᵢ|xᵢ|²)^½ of μ and of ν.
         max_steps: evaluations of each layer at most.
-        strict: raise when the error is not reached; otherwise the answer comes back flagged.
+        strict: raise when the error is not reached; otherwise return with `converged` False.
         probe: whether to look at the Jacobian at the answer too.
 
     Raises:
@@ -181,7 +181,7 @@ class _Stage:
         return _ROUNDINGS * torch.finfo(x.dtype).eps * sum(sizes, torch.zeros_like(sizes[0]))
 
     def _ratio(self, moved: Tensor, step: Tensor, nu: ParticleMeasure, image: Tensor) -> Tensor:
-        """‖F(x) − F(x')‖ / (constant ‖x − x'‖) at least: less what rounding may have added."""
+        """A lower bound of ‖F(x) − F(x')‖ / (constant ‖x − x'‖): less what rounding may add."""
         eps = _ROUNDINGS * torch.finfo(image.dtype).eps
         noise = eps * size(image, nu, self.norm)
         rise = (size(moved, nu, self.norm) - noise).clamp_min(0)
@@ -191,7 +191,7 @@ class _Stage:
         return torch.where(run > 100 * coarse, rise / run, 0.0)
 
     def _steepness_at(self, mu: ParticleMeasure) -> Tensor:
-        """‖Jv‖ / (constant ‖v‖) along the direction in which J is steepest in the mean."""
+        """‖Jv‖ / (constant ‖v‖) along the v that maximises it in the weighted L² norm."""
         J = linearize(self.map, mu, geometry="wasserstein").atoms
         top = operator_norm(J, rtol=1e-2, strict=False)
         half = (0.5 * mu.log_weights)[..., None].exp()
@@ -219,7 +219,7 @@ class _Stage:
 
 
 def _in_max_norm(error: Tensor, mu: ParticleMeasure) -> Tensor:
-    """How far an atom may be off where (Σ aᵢ|xᵢ|²)^½ is: the lightest may have it all."""
+    """A bound of maxᵢ |xᵢ| from (Σ aᵢ|xᵢ|²)^½: the lightest atom may carry all of it."""
     light = mu.log_weights.masked_fill(mu.log_weights == -math.inf, 0.0).amin(-1)
     return error * (-0.5 * light).exp()
 

@@ -19,7 +19,7 @@ from meanfield.measures import ParticleMeasure
 
 __all__ = ["ACTIVATIONS", "MLP", "Activation"]
 
-# Relative: what upper bounds are raised by, to stay above the rounding of the norms.
+# Upper bounds are raised by this, relative, to stay above the rounding of the norms.
 _ROUNDING = 1e-9
 
 
@@ -30,7 +30,7 @@ class Activation(NamedTuple):
         function: φ, entry by entry.
         lowest_slope: a lower bound of φ′.
         highest_slope: an upper bound of φ′, and of |φ′|.
-        curvature: an upper bound of |φ″|; ∞ for a slope that jumps at 0 and nowhere else changes.
+        curvature: an upper bound of |φ″|; ∞ for a slope that is constant but for a jump at 0.
     """
 
     function: Callable[[Tensor], Tensor]
@@ -39,7 +39,7 @@ class Activation(NamedTuple):
     curvature: float
 
     def slope_change(self, at: Tensor, slope: Tensor, radii: Tensor) -> Tensor:
-        """|φ′(x) − φ′(at)| at most, for |x − at| ≤ radii."""
+        """An upper bound of |φ′(x) − φ′(at)| for |x − at| ≤ radii."""
         if math.isinf(self.curvature):
             bent = torch.where((at.abs() > radii) | (radii == 0), 0.0, math.inf)
         else:
@@ -47,13 +47,13 @@ class Activation(NamedTuple):
         return bent.minimum((self.highest_slope - slope).maximum(slope - self.lowest_slope))
 
     def steepest(self, at: Tensor, slope: Tensor, radii: Tensor) -> Tensor:
-        """|φ′(x)| at most, for |x − at| ≤ radii."""
+        """An upper bound of |φ′(x)| for |x − at| ≤ radii."""
         near = slope.abs() + self.slope_change(at, slope, radii)
         return near.clamp_max(self.highest_slope)
 
 
-# Slopes are extreme at ±√2 (gelu), ±2.3994 (silu), ±1.4185 (the tanh form of gelu), and bend most
-# at 0, but for tanh.
+# Slopes are extreme at ±√2 (gelu), ±2.3994 (silu), ±1.4185 (the tanh form of gelu); |φ″| is
+# largest at 0, except for tanh.
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": Activation(functional.gelu, -0.12891, 1.12891, 0.79789),
     "gelu_tanh": Activation(partial(functional.gelu, approximate="tanh"), -0.129, 1.129, 0.79789),
@@ -131,7 +131,7 @@ class MLP(Particlewise):
         return mu.replace(_affine(hidden, self.outer, self.outer_bias))
 
     def products(self, mu: ParticleMeasure) -> tuple[Product, Product]:
-        """From the slopes at every atom."""
+        """The derivative and its transpose, from the slopes at every atom."""
         by_inner, by_gate = self._factors(mu)
 
         def push(eps: Tensor) -> Tensor:
@@ -148,14 +148,14 @@ class MLP(Particlewise):
         return push, pull
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
-        """‖W₂D^½‖ ‖D^½W₁‖, D = max |φ′| over the atoms; a gate adds its own, ``(*batch,)``."""
+        """‖W₂D^½‖ ‖D^½W₁‖, D = max |φ′| over the atoms; a gate adds such a term; ``(*batch,)``."""
         present, factors = present_rows(mu), self._factors(mu)
         return self._norm_from([None if f is None else present * f.abs() for f in factors])
 
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:
-        """Coordinate k of W₁x moves by r |w_k| at most, and φ′ there by what φ″ allows.
+        """From: coordinate k of W₁x moves by r |w_k| at most, and φ′ there by sup |φ″| times that.
 
         A factor f of W₁ that changes by at most |f| ≤ D, entry by entry, changes the derivative
         by W₂ diag(f) W₁, and ‖W₂ diag(f) W₁‖ ≤ ‖W₂D^½‖ ‖D^½W₁‖. With a gate the factors are
@@ -174,7 +174,7 @@ class MLP(Particlewise):
         return replace(near, displacement=scaled_radii(near.upper[..., None], each))
 
     def _factor_changes(self, mu: ParticleMeasure, radii: Tensor) -> tuple[Tensor, Tensor | None]:
-        """By how much `_factors` change at most as atoms move by radii ``(*batch, n)``."""
+        """Upper bounds of the change of `_factors` as atoms move by radii ``(*batch, n)``."""
         act = ACTIVATIONS[self.activation]
         up, gate = self._inside(mu)
         at, matrix = (up, self.inner) if gate is None else (gate, self.gate)
@@ -188,7 +188,7 @@ class MLP(Particlewise):
         return scaled_radii(steepest, moved), bent * up.abs() + scaled_radii(steepest, up_moved)
 
     def _norm_from(self, factors: Sequence[Tensor | None]) -> Tensor:
-        """‖W₂ diag(f) W₁‖ + ‖W₂ diag(g) G‖ at most, for |f|, |g| ≤ factors at every atom."""
+        """A bound of ‖W₂ diag(f) W₁‖ + ‖W₂ diag(g) G‖ for |f|, |g| ≤ factors at every atom."""
         total = self.outer.new_zeros(())
         for factor, matrix in zip(factors, (self.inner, self.gate), strict=True):
             if factor is not None:
@@ -200,7 +200,7 @@ class MLP(Particlewise):
 
     @property
     def global_upper(self) -> float:
-        """‖W₂‖ sup|φ′| ‖W₁‖: no local constant is above it; ∞ with a gate, whose product grows."""
+        """‖W₂‖ sup|φ′| ‖W₁‖ bounds all local constants; ∞ with a gate, whose product grows."""
         if self.gate is not None:
             return math.inf
         slope = ACTIVATIONS[self.activation].highest_slope
@@ -252,6 +252,6 @@ def _lengths(matrix: Tensor) -> Tensor:
 
 
 def _norm(matrix: Tensor) -> Tensor:
-    """‖W‖₂ from the smaller Gram matrix: a tenth of the time of an SVD, right to about n · eps."""
+    """‖W‖₂ from the smaller Gram matrix: a tenth of the time of an SVD, error about n · eps."""
     wide = matrix if matrix.shape[-2] <= matrix.shape[-1] else matrix.mT
     return torch.linalg.eigvalsh(wide @ wide.mT)[..., -1].clamp_min(0).sqrt()

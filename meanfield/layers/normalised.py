@@ -16,15 +16,15 @@ from meanfield.measures import ParticleMeasure
 
 __all__ = ["LayerNorm", "RMSNorm"]
 
-# Relative: what upper bounds are raised by, to stay above the rounding of what they come from.
+# Upper bounds are raised by this, relative, to stay above the rounding of what they come from.
 _ROUNDING = 1e-9
 
 
 class _Norm(Particlewise):
     """x ↦ γ ∘ x̂ + β with x̂ = z/σ, σ² = mean(z²) + ε; z is x, less its mean if centred.
 
-    The derivative is diag(γ)(I − x̂x̂ᵀ/d)/σ, and after I − 11ᵀ/d if centred; its norm is at most
-    max|γ|/σ.
+    The derivative is diag(γ)(I − x̂x̂ᵀ/d)/σ, times I − 11ᵀ/d on the right if centred; its norm is
+    at most max|γ|/σ.
     """
 
     weight: Any
@@ -52,7 +52,7 @@ class _Norm(Particlewise):
         return mu.replace(image if self.bias is None else image + self.bias)
 
     def products(self, mu: ParticleMeasure) -> tuple[Product, Product]:
-        """Those of the derivative at every atom."""
+        """The derivative at every atom and its transpose."""
         unit, spread = (t.detach() for t in self._unit(mu))
 
         def across(vectors: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class _Norm(Particlewise):
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:
-        """With σ₋ the least spread within the radius r, e = r/√d: σ₋² = (√(σ²−ε) − e)₊² + ε.
+        """From the least spread σ₋ within the radius r: σ₋² = (√(σ²−ε) − e)₊² + ε, e = r/√d.
 
         The derivative is at most max|γ|/σ₋. The second derivative of z ↦ z/(|z|²+ε)^½ is the
         symmetric form of 3s(s²−1)/σ², s = ⟨z, h⟩/σ, so at most (2/√3)/σ² in norm; along a step
@@ -92,7 +92,7 @@ class _Norm(Particlewise):
 
     @property
     def global_upper(self) -> float:
-        """max|γ|/√ε: no local constant is above it; ∞ at ε = 0."""
+        """max|γ|/√ε, which bounds all local constants; ∞ at ε = 0."""
         largest = float(self._largest)
         if not self.eps:
             return math.inf if largest else 0.0

@@ -26,9 +26,9 @@ from meanfield.measures import ParticleMeasure, pushforward
 
 __all__ = ["Particlewise", "Pointwise", "present_rows"]
 
-# How far T of a particle alone may be from T of all: the order of sums may differ.
+# Allowed difference between T of one particle alone and T of all: the order of sums may differ.
 _ALONE = {torch.float64: 1e-9, torch.float32: 1e-3}
-# Relative: what upper bounds are raised by, to stay above the rounding of what they come from.
+# Upper bounds are raised by this, relative, to stay above the rounding of what they come from.
 _ROUNDING = 1e-9
 
 Product = Callable[[Tensor], Tensor]
@@ -71,7 +71,7 @@ class Particlewise(Map):
         """ε ``(*batch, n, d)`` ↦ (Bᵢεᵢ) and ζ ``(*batch, n, out_dim)`` ↦ (Bᵢᵀζᵢ) at μ."""
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
-        """Block-diagonal; absent atoms are cut out."""
+        """Block-diagonal; the blocks of absent atoms are 0."""
         check_geometry(geometry)
         push, pull = self.products(mu)
         present = present_rows(mu)
@@ -101,7 +101,7 @@ class Particlewise(Map):
         return Linearisation(atoms, field)
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
-        """maxᵢ ‖Bᵢ‖, ``(*batch,)``: the constant itself, factored."""
+        """maxᵢ ‖Bᵢ‖, ``(*batch,)``: the constant itself, by factoring the blocks."""
         blocks = self.linearisation(mu).field.to_dense()
         return (1 + _ROUNDING) * torch.linalg.matrix_norm(blocks, 2).amax(-1)
 
@@ -120,8 +120,8 @@ class Pointwise(Particlewise):
         transport: T, from points (..., d) to points (..., d'), each by itself, in torch
             operations.
         lipschitz: a Lipschitz constant of T on all of R^d, ∞ if none is known.
-        curvature: one of DT, ∞ if none is known; 0 for a linear T. Whoever gives either vouches
-            for it; they are what `ball_bounds` rests on.
+        curvature: a Lipschitz constant of DT, ∞ if none is known; 0 for a linear T. `ball_bounds`
+            uses both constants and does not check them.
 
     Example:
         >>> Pointwise(torch.tanh)(ParticleMeasure([[0.0], [1.0]])).points
@@ -147,7 +147,7 @@ class Pointwise(Particlewise):
         return pushforward(self.transport, mu)
 
     def products(self, mu: ParticleMeasure) -> tuple[Product, Product]:
-        """Those of DT(xᵢ), by automatic differentiation.
+        """Those with DT(xᵢ), by automatic differentiation.
 
         Raises:
             ValueError: T does not move every particle by itself.
@@ -166,7 +166,7 @@ class Pointwise(Particlewise):
     ) -> BallBounds:
         """From the two constants: |DT(x′) − DT(x)| ≤ curvature · |x′ − x|, and |DT| ≤ lipschitz.
 
-        Without either it is ∞ at once, but at radius 0.
+        If one of them is ∞, so are the bounds, except at radius 0.
         """
         constant, radii = self.local_upper(mu), expanded_radii(mu, radii)
         bent = torch.where(radii > 0, self.curvature * radii, 0.0).amax(-1)

@@ -1,4 +1,4 @@
-"""What a map adds to its input: x + scale · F(x)."""
+"""Residual maps x + scale · F(x)."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Residual(Composite):
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:
-        """I + scale · J changes as scale · J does, and an atom moves by its own step besides.
+        """I + scale · J changes as scale · J does; an atom's own step adds to its displacement.
 
         Raises:
             NotImplementedError: F declares nothing in a ball.

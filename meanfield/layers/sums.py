@@ -1,4 +1,4 @@
-"""Several maps of one measure, added up."""
+"""Sums of maps of one measure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Sum(Composite):
     """Atoms move to Σ_m yᵢ^m, y^m the atoms of F_m(μ): branches side by side.
 
     ``Residual(Sum([attention, mlp]))`` is the parallel block of GPT-NeoX. The maps are its
-    `heads`, so that a local constant can be shared out among them.
+    `heads`, so that `lipschitz.localize` can tell their contributions to a local constant.
 
     Args:
         maps: maps of measures into one dimension.
