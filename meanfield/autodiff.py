@@ -1,4 +1,4 @@
-"""The derivative of any map of measures by automatic differentiation, checked as it is taken."""
+"""The derivative of any map of measures by automatic differentiation, with a check of it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Linearisation", "check_geometry", "linearize_by_autodiff"]
 # Steps of the difference quotients that check a derivative, relative to the size of the points.
 # The best of the three is compared.
 _STEPS = {torch.float64: (1e-3, 1e-5, 1e-7), torch.float32: (3e-2, 3e-3, 3e-4)}
-# How far it may be off. A missing term shows as its own size, far above.
+# Largest relative error. A missing term shows as its own size, far above.
 _AGREES = {torch.float64: 1e-2, torch.float32: 5e-2}
 
 
@@ -41,12 +41,12 @@ class Linearisation:
     field: LinearMap
 
     def __matmul__(self, other: Linearisation) -> Linearisation:
-        """Of the composition G∘F: this is G's at F(μ), the other F's at μ."""
+        """That of G∘F from those of G at F(μ) (`self`) and of F at μ (`other`)."""
         return Linearisation(self.atoms @ other.atoms, self.field @ other.field)
 
 
 def check_geometry(geometry: str) -> None:
-    """Refuse anything but the two."""
+    """Refuse anything but "wasserstein" and "euclidean"."""
     choice(geometry, "geometry", ("wasserstein", "euclidean"))
 
 
@@ -55,8 +55,8 @@ def linearize_by_autodiff(
 ) -> Linearisation:
     """`linearize` by automatic differentiation, whatever F declares.
 
-    The field's part stores every atom twice and moves the copies apart: the measure is
-    stationary to first order, so that only the moved query shows.
+    For the field every atom is stored twice and its copies move apart: to first order the measure
+    stays as it is, so that only the motion of the query counts.
     """
     image = _checked_image(F, mu)
     products = _Products(F, mu)
@@ -105,7 +105,7 @@ class _Products:
             # The second of the pair: the first is the value of the function, not its tangent.
             return torch.func.jvp(self.move, (at,), (along,))[1]
         except (NotImplementedError, RuntimeError):
-            # Without a forward derivative: the transpose of the transpose, which is linear.
+            # No forward derivative: take the transpose of the reverse one, which is linear.
             def back(zeta: Tensor) -> Tensor:
                 return torch.func.vjp(self.move, at)[1](zeta)[0]
 
@@ -119,7 +119,7 @@ class _Products:
 
 
 def _check_derivative(F: MeasureMap, mu: ParticleMeasure, products: _Products) -> None:
-    """One product against difference quotients, and the transposed one against it."""
+    """Compare one product with difference quotients, and the transposed product with it."""
     generator = torch.Generator().manual_seed(0)
     points = mu.points.detach()
     draw = torch.randn(points.shape, generator=generator, dtype=torch.float64).to(points)
@@ -177,7 +177,7 @@ def _field(doubled: _Products, mu: ParticleMeasure, out_dim: int) -> LinearMap:
             one = present * vectors
             pair = torch.stack([one, -one], -2).flatten(-3, -2)
             first, second = product(pair).unflatten(-2, (mu.n_particles, 2)).unbind(-2)
-            # The copies answer with opposite signs, as far as rounding allows.
+            # The images of the copies move oppositely, up to rounding.
             return 0.5 * present * (first - second)
 
         return antisymmetric

@@ -2,7 +2,7 @@
 
 A map is any function that sends a `ParticleMeasure` to one with the same weights and positions.
 A subclass of `Map` can say more; all members have defaults, and `as_map` wraps a plain function.
-Code that is handed a map calls `as_map` once and then reads members.
+Code that takes a map calls `as_map` once and then reads these members.
 """
 
 from __future__ import annotations
@@ -33,25 +33,24 @@ __all__ = [
     "linearize_by_autodiff",
 ]
 
-# Constants are factored up to this many coordinates of all atoms (half a second each), and where
-# atoms move by themselves up to this many entries of their matrices (some seconds).
+# Constants come from a factorisation up to this many coordinates n · d (half a second each), and
+# for particlewise maps up to this many entries of all blocks together (a few seconds).
 _FACTORED, _FACTORED_ENTRIES = 1024, 2**24
 
-# A class with one of these expects them to be read, which happens in subclasses of `Map` only.
+# Members that only subclasses of `Map` may have: of other classes nobody would read them.
 _DECLARED = {"ball_bounds", "causal", "linearisation", "local_upper", "particlewise"}
 
 
 @dataclass(frozen=True, eq=False)
 class BallBounds:
-    """What holds for every input in a ball round one; ∞ where nothing is known.
+    """Bounds that hold for every input in a ball around a given one; ∞ where nothing is known.
 
-    Derivatives are compared as maps of L²(μ), with atoms that have split: the norm of one is the
-    larger of the two components of the local constant. All have the leading axes of
-    `displacement`, those of the radii.
+    The norm of a derivative is that on L²(μ) with atoms that may split: the larger of the two
+    components of the local constant. All bounds have the leading axes of the radii.
 
     Attributes:
         constant: no less than the local constant at the input, ``(*batch,)``.
-        change: the derivative in the ball differs from that at the input by at most this, in norm.
+        change: no less than the norm of J′ − J, J the derivative at the input and J′ in the ball.
         upper: no local constant in the ball exceeds it.
         displacement: the image of atom i, if it has mass, moves by at most this,
             ``(*batch, n)``.
@@ -66,9 +65,9 @@ class BallBounds:
     def of(
         cls, constant: Tensor, change: Tensor, upper: Tensor, displacement: Tensor
     ) -> BallBounds:
-        """With the less of `upper` and `constant` + `change`; NaN is read as not known.
+        """With the smaller of `upper` and `constant` + `change`; NaN becomes ∞.
 
-        Overflow leaves ∞ − ∞ and 0 · ∞ behind, and ∞ bounds everything.
+        NaN comes from overflow (∞ − ∞, 0 · ∞), and ∞ is a valid bound.
         """
         constant, change, upper, displacement = (
             _known(x) for x in (constant, change, upper, displacement)
@@ -83,15 +82,15 @@ class BallBounds:
         )
 
     def at_most(self, constant: Tensor) -> BallBounds:
-        """The same with another bound of the local constant at the input, if that is less."""
+        """The same with another bound of the local constant at the input, if that is smaller."""
         return BallBounds.of(
             self.constant.minimum(constant), self.change, self.upper, self.displacement
         )
 
     def after(self, first: BallBounds) -> BallBounds:
-        """Of a composition G∘F: this is G's at F(μ), within F's displacement; the other is F's.
+        """The bounds of G∘F from those of G at F(μ) (`self`, radii F's displacement) and of F.
 
-        J′_G J′_F − J_G J_F is (J′_G − J_G)J′_F + J_G(J′_F − J_F), and it is
+        J′_G J′_F − J_G J_F equals (J′_G − J_G)J′_F + J_G(J′_F − J_F) as well as
         (J′_G − J_G)J_F + J′_G(J′_F − J_F).
         """
         one = self.change * first.upper + self.constant * first.change
@@ -109,16 +108,16 @@ def _known(bound: Tensor) -> Tensor:
 
 
 class Map(ABC):
-    """A map of measures F that says what it knows about itself.
+    """A map of measures F that can declare its properties, its derivative and its bounds.
 
-    A subclass gives `__call__`; everything else has a default. Whoever overrides a member
-    vouches for it: nothing is checked at each call.
+    A subclass gives `__call__`; everything else has a default. What a subclass declares is taken
+    as true: nothing is checked at each call.
 
     Attributes:
-        causal: whether it is masked: atoms see only those at earlier or equal positions.
-        particlewise: whether it moves every atom by itself.
-        dim: d, of the points that come in, or None if any will do.
-        heads: maps whose displacements add up to those of F, but for a constant; none by default.
+        causal: whether F is masked: an atom depends only on atoms at earlier or equal positions.
+        particlewise: whether the image of every atom depends on that atom alone.
+        dim: d, of the points of μ, or None if any will do.
+        heads: maps whose images add up to that of F, up to a constant; none by default.
         score_matrices: A of each head of attention with scores ⟨Ax, y⟩, for which worst cases are
             known; none by default.
 
@@ -158,7 +157,7 @@ class Map(ABC):
         """A certain upper bound of the local Wasserstein constant at μ, ``(*batch,)``.
 
         Raises:
-            NotImplementedError: F declares none.
+            NotImplementedError: F declares no bound.
         """
         raise NotImplementedError(
             f"local_upper: expected a map that declares a bound, got {name_of(self)}; give the "
@@ -168,12 +167,12 @@ class Map(ABC):
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:
-        """What holds as atom i moves by radii[..., i] at most, at fixed position.
+        """Bounds that hold as atom i moves by at most radii[..., i], at fixed positions sᵢ.
 
         Args:
             mu: μ.
-            radii: ≥ 0, ``(*batch, n)``, or what broadcasts to it; more axes before give bounds
-                for each. What absent atoms do does not count.
+            radii: ≥ 0, ``(*batch, n)`` or broadcastable to it; further leading axes give bounds
+                for each of their entries. Radii of absent atoms are ignored.
             splitting: whether atoms may split into parts that move differently.
 
         Raises:
@@ -206,7 +205,7 @@ def as_map(F: MeasureMap, name: str = "F") -> Map:
 
     Raises:
         TypeError: F is no function, or an object of another class that has members of `Map`,
-            which nobody would read.
+            which would be ignored.
     """
     if isinstance(F, Map):
         return F
@@ -224,10 +223,10 @@ def as_map(F: MeasureMap, name: str = "F") -> Map:
 def ball_bounds(
     F: MeasureMap, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
 ) -> BallBounds:
-    """What F declares in a ball, with the constant at μ itself where it can be factored.
+    """The bounds that F declares in a ball, with the constant at μ itself if F is small enough.
 
     Raises:
-        NotImplementedError: it declares nothing.
+        NotImplementedError: F declares no bounds in a ball.
     """
     F = as_map(F)
     found, constant = F.ball_bounds(mu, radii, splitting=splitting), factored_constant(F, mu)
@@ -241,7 +240,7 @@ def ball_bounds(
 
 
 def expanded_radii(mu: ParticleMeasure, radii: Tensor | float) -> Tensor:
-    """How far each atom moves, ``(*batch, n)``; absent ones do not."""
+    """The radius of each atom, ``(*batch, n)``; 0 for absent ones."""
     each = torch.as_tensor(radii, dtype=mu.dtype, device=mu.device)
     return torch.where(mu.log_weights > -math.inf, each, 0.0)
 
@@ -280,9 +279,9 @@ def linearize(F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean"
 
 
 def factored_constant(F: MeasureMap, mu: ParticleMeasure) -> Tensor | None:
-    """No less than the local Wasserstein constant at μ, certain up to rounding, ``(*batch,)``.
+    """An upper bound of the local Wasserstein constant at μ, sharp up to rounding, ``(*batch,)``.
 
-    The larger of its two components by factoring their matrices; None where those are large.
+    The larger of its two components, by factoring their matrices; None where those are too large.
     """
     F = as_map(F)
     alone, size = F.particlewise, mu.log_weights.numel() * mu.dim

@@ -1,4 +1,4 @@
-"""Weighted particle measures μ = Σᵢ aᵢ δ_{xᵢ} and what can be done to them without a distance."""
+"""Weighted particle measures μ = Σᵢ aᵢ δ_{xᵢ}: construction, pushforward, splitting, merging."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 _NO_BATCH = "expected a batch of measures, got one measure; its atoms are mu.points"
 _BLOCK = 2**22  # distances held at once: 32 MB in float64
-# How far the total mass may be from 1 before it is refused; inside it, it is normalised.
+# Total masses this near 1 are normalised, others refused.
 MASS_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-8}
 
 
@@ -44,8 +44,8 @@ MASS_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-8}
 class ParticleMeasure:
     """A probability measure μ = Σᵢ aᵢ δ_{xᵢ} on R^d, or Σᵢ aᵢ δ_{(sᵢ, xᵢ)} on [0, 1] × R^d.
 
-    Weights are kept as logarithms, so that an atom of weight e^{−900} is ordinary, and a ratio of
-    two weights comes from the difference of their logarithms.
+    Weights are kept as logarithms, so that an atom of weight e^{−900} loses no digits, and a ratio
+    of two weights is computed from the difference of their logarithms.
 
     Args:
         points: atoms xᵢ, shape (..., n, d), float32 or float64; leading axes are a batch.
@@ -95,7 +95,7 @@ class ParticleMeasure:
         Args:
             value: a `ParticleMeasure`; points (..., n, d) as a tensor, NumPy array, list or data
                 frame; or a pair (points, weights).
-            weights: masses of points that come without, shape (..., n); None for equal ones.
+            weights: masses of the points, shape (..., n), if `value` has none; None if equal.
             name: what an error calls the value.
 
         Raises:
@@ -147,7 +147,7 @@ class ParticleMeasure:
 
     @property
     def batch_shape(self) -> torch.Size:
-        """Leading axes: how many measures this is a batch of."""
+        """Leading axes: the shape of the batch of measures, () for a single one."""
         return self.points.shape[:-2]
 
     @property
@@ -157,7 +157,7 @@ class ParticleMeasure:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors lie."""
+        """The device of the tensors."""
         return self.points.device
 
     @property
@@ -213,7 +213,7 @@ class ParticleMeasure:
         return (self[i] for i in range(self.batch_shape[0]))
 
     def _with(self, points: Tensor, change: Callable[[Tensor], Tensor]) -> ParticleMeasure:
-        """Other points, and what a function makes of log-weights and positions."""
+        """Other points, with `change` applied to log-weights and positions."""
         positions = None if self.positions is None else change(self.positions)
         return _measure(points, change(self.log_weights), positions)
 
@@ -249,11 +249,11 @@ MeasureMap = Callable[[ParticleMeasure], ParticleMeasure]
 
 
 def check_measure(mu: object, name: str = "mu", *, finite: bool = True) -> ParticleMeasure:
-    """A measure whose atoms with mass are finite; a map may have made others.
+    """The measure, if its atoms with mass are finite; a map may have made them infinite.
 
     Raises:
         TypeError: no `ParticleMeasure`.
-        ValueError: NaN or infinite atoms, unless they may be.
+        ValueError: NaN or infinite atoms, if `finite`.
     """
     if not isinstance(mu, ParticleMeasure):
         raise TypeError(
@@ -282,7 +282,7 @@ def check_map(F: object, name: str = "F") -> None:
 
 
 def image_of(F: MeasureMap, mu: ParticleMeasure, name: str = "F") -> ParticleMeasure:
-    """F(μ), or what a function that is no map of measures should have been.
+    """F(μ), or an error that says what a map of measures is.
 
     Raises:
         TypeError: it does not take a measure, or does not return one.
@@ -299,7 +299,7 @@ def image_of(F: MeasureMap, mu: ParticleMeasure, name: str = "F") -> ParticleMea
 
 
 def _called(function: Any, arguments: tuple[Any, ...], expected: str, hint: str = "") -> Any:
-    """What a user's function gives, or what it should have taken."""
+    """The result of a user's function; its TypeError becomes one that says what was expected."""
     try:
         return function(*arguments)
     except (TypeError, AttributeError) as error:
@@ -313,7 +313,7 @@ def _called(function: Any, arguments: tuple[Any, ...], expected: str, hint: str 
 
 
 def name_of(F: object) -> str:
-    """For messages."""
+    """The name of a function or of the class of an object, for messages."""
     return getattr(F, "__name__", None) or type(F).__name__
 
 
@@ -394,8 +394,8 @@ def merge(mu: ParticleMeasure, atol: float = 0.0) -> ParticleMeasure:
 
     Args:
         mu: a measure without batch axes. Positions, if any, must coincide exactly too.
-        atol: atoms joined by a chain of steps of Euclidean length at most `atol` become one,
-            at their barycentre. 0 joins equal points only and moves nothing.
+        atol: atoms that a chain of steps of Euclidean length at most `atol` joins become one
+            atom, at their barycentre. 0 joins equal points only and moves nothing.
     """
     atol = number(atol, "atol", least=0)
     _refuse_batch(check_measure(mu), "merge")
@@ -407,7 +407,7 @@ def merge_labelled(
 ) -> tuple[ParticleMeasure, Tensor]:
     """`merge`, and the new number of each atom, (n,), −1 for atoms of weight 0.
 
-    With `across_positions` atoms of different positions may become one, which then has none.
+    With `across_positions` atoms of different positions may be merged; the result has none.
     """
     alive = (mu.log_weights > -math.inf).nonzero()[:, 0]
     points, logs = mu.points[alive], mu.log_weights[alive]
@@ -415,7 +415,7 @@ def merge_labelled(
     groups, first = _single_linkage(points.detach(), positions, atol)
     log_masses = log_sums(logs, groups, len(first))
     shares = (logs - log_masses[groups]).exp()[:, None]  # they sum to 1 in each group
-    origins = points[first]  # differences first: equal points do not move
+    origins = points[first]  # averages of differences, so that equal points do not move
     centres = origins.index_add(0, groups, shares * (points - origins[groups]))
     labels = torch.full((mu.n_particles,), -1, device=mu.device)
     labels[alive] = groups
@@ -591,7 +591,7 @@ def _components(points: Tensor, positions: Tensor | None, scale: float) -> np.nd
 
 
 def _padded(mu: ParticleMeasure, n: int) -> ParticleMeasure:
-    """With n atoms: the new ones repeat the first at weight 0, so that no point is new."""
+    """Padded to n atoms by copies of the first atom with weight 0."""
     there = torch.arange(n, device=mu.device) < mu.n_particles
     index = torch.arange(n, device=mu.device) * there
     padded = mu._with(mu.points[..., index, :], lambda t: t[..., index])
