@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Ended(KeyboardInterrupt):
-    """The system asks the process to end: a time limit of the cluster, a closed terminal."""
+    """A signal to end the process: time limit of a cluster (SIGTERM), closed terminal (SIGHUP)."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -71,7 +71,7 @@ class _Ended(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def _ending_by_signal() -> Iterator[None]:
-    """SIGTERM and SIGHUP end as Ctrl-C does: what is finished is stored, a line says so."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C: what is finished is stored, and a line says so."""
     numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     if threading.current_thread() is not threading.main_thread():
         numbers = []
@@ -184,7 +184,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _logging_to_stderr(verbose: bool) -> Iterator[None]:
-    """The library's log on stderr while a command runs; a caller's logging is as before after."""
+    """Log to stderr while a command runs; afterwards restore the caller's logging."""
     handler, level = logging.StreamHandler(sys.stderr), _logger.level
     handler.setFormatter(logging.Formatter("meanfield: %(message)s"))
     _logger.addHandler(handler)
@@ -232,10 +232,10 @@ def _run(options: argparse.Namespace) -> int:
     from meanfield.sweeps import sweep
     from meanfield.sweeps.memory import keep_freed_memory
 
-    for suffix in (".zarr", ".nc"):  # before hours of work, not after
+    for suffix in (".zarr", ".nc"):  # refuse it before hours of work, not after
         check_replaceable(store.with_suffix(suffix))
     keep_freed_memory()
-    # Small cases: a second thread waits more than it works, ten times slower on a busy machine.
+    # Cases are small: more threads wait for one another, ten times slower on a busy machine.
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
     ds = sweep(
@@ -264,7 +264,7 @@ def _some_succeeded(ds: xr.Dataset) -> bool:
 
 
 def _settings(experiment: Experiment, options: argparse.Namespace) -> Any:
-    """The experiment's settings: its own, then the file's, then those of --set."""
+    """The settings of a run: the defaults, overridden by the file, overridden by --set."""
     from meanfield.experiments.settings import override, read_toml
 
     chosen = experiment.quick if options.quick else experiment.settings
@@ -280,7 +280,7 @@ def _settings(experiment: Experiment, options: argparse.Namespace) -> Any:
 
 
 def _fitting(key: str, value: Any, current: Any) -> Any:
-    """The value in the type of the current one, or an error that says what is expected."""
+    """The value converted to the type of the current one, or an error with what is expected."""
     if isinstance(current, tuple):
         items = value if isinstance(value, list) else [value]
         return tuple(_fitting(key, item, current[0]) if current else item for item in items)
@@ -319,7 +319,7 @@ def _draw(ds: xr.Dataset, name: str, folder: Path) -> None:
 
 
 def _summary(ds: xr.Dataset) -> int:
-    """Say how many cases there are and how many went wrong; the exit code."""
+    """Print how many cases there are and how many failed; returns the exit code."""
     status = ds["status"].values
     pending, _, not_converged, failed = (int((status == code).sum()) for code in range(4))
     waiting = f", {pending} pending" if pending else ""
@@ -330,7 +330,7 @@ def _summary(ds: xr.Dataset) -> int:
 
 
 def _first_message(ds: xr.Dataset) -> str:
-    """What the first failed case says."""
+    """The message of the first failed case."""
     from meanfield.results.cases import FAILED
     from meanfield.results.labels import printable
 
@@ -349,7 +349,7 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _store_of(run: Path) -> Path:
-    """The store beside any file of a run; the path itself if there is none."""
+    """The store beside a file of a run; the path itself if there is none."""
     store = run.with_suffix(".sweep")
     return store if store.exists() else run
 
@@ -393,7 +393,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _finished(path: Path) -> tuple[xr.Dataset, str | None]:
-    """A Dataset, and the name of the experiment that it is of, if any."""
+    """A Dataset, and the name of the experiment that made it, if any."""
     from meanfield import results
 
     ds = results.read_dataset(path)

@@ -42,7 +42,7 @@ class Corpus:
 
     Attributes:
         name: "alice", or the name of the file.
-        text: with Unix line ends, and without the licence that Project Gutenberg puts around.
+        text: with Unix line ends, and without the licence text of Project Gutenberg.
         sha256: of the bytes of the file.
     """
 
@@ -81,9 +81,9 @@ def corpus(source: str | os.PathLike[str], *, download: bool = True) -> Corpus:
 def windows(tokens: Any, n: int, count: int) -> Tensor:
     """Windows of n consecutive tokens, evenly spread and disjoint.
 
-    Window j starts at token ⌊jL/count⌋ of L, whatever n: windows of different lengths stand at
-    the same places of the text, so that a trend in n compares like with like, and an interval
-    for it resamples places.
+    Window j starts at token ⌊jL/count⌋ of L, whatever n: windows of different lengths start at
+    the same places of the text. So a trend in n compares the same places, and confidence
+    intervals resample places.
 
     Args:
         tokens: ids of the whole text, shape (L,).
@@ -150,7 +150,7 @@ def _fetched_alice() -> Path:
     level = logger.level
     logger.setLevel("ERROR")
     try:
-        # The archive is packed anew from time to time; what is pinned is the text inside.
+        # The archive is repacked from time to time, so the checksum is of the text inside.
         files = pooch.retrieve(
             _ALICE_ARCHIVE,
             known_hash=None,

@@ -1,7 +1,7 @@
-"""A Dataset as one page of HTML that stands alone: no script, no request, no second file.
+"""A Dataset as one self-contained page of HTML: no script, no request, no second file.
 
-The page has what was asked, the figures, what failed or did not converge, the Dataset as xarray
-shows it, and its provenance. Any Dataset has a page; one of a sweep says most.
+The page has the question, the figures, what failed or did not converge, the Dataset as xarray
+shows it, and its provenance. Any Dataset will do; that of a sweep fills all parts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from meanfield.results.shapes import parameters_of
 
 __all__ = ["write_report"]
 
-_LARGEST_SVG = 400_000  # bytes; beyond it a figure of very many points is kept as pixels
+_LARGEST_SVG = 400_000  # bytes; beyond it a figure is embedded as pixels
 _MESSAGES = 10  # different messages of failed cases that are written out
 _RANDOM = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CODE = re.compile(r"(`+)(.+?)\1", re.DOTALL)
@@ -77,7 +77,7 @@ def write_report(
     question: str | None = None,
     figures: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Path:
-    """Write the page of a Dataset to a file, whole or not at all.
+    """Write the page of a Dataset to a file, completely or not at all.
 
     Args:
         ds: any Dataset: of an experiment, of one's own sweep, of a flow.
@@ -86,7 +86,7 @@ def write_report(
         question: what was asked, in paragraphs; by default the attribute `summary`. Text in
             backquotes is set as code.
         figures: by name, functions of a Dataset and ``ax=``; the first line of the docstring is
-            the caption. One that raises `NoCases` is replaced by what it says.
+            the caption. One that raises `NoCases` is replaced by the message.
 
     Returns:
         The path.

@@ -1,4 +1,4 @@
-"""Measures to start from: the configurations of the proofs, and random clouds."""
+"""Example measures: the configurations of the proofs, and random points."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def two_diracs(
     heavy_at: float = -1.0,
     positioned: bool = False,
 ) -> ParticleMeasure:
-    """A light atom at R u and a heavy one at heavy_at · R u: the two unbalanced clusters.
+    """A light atom at R u and a heavy one at heavy_at · R u.
 
     Args:
         radius: R ≥ 0, a number or a batch (...).
@@ -136,13 +136,13 @@ def interleaved_diracs(
     growth: float = 2.0,
     heavy_at: float = -1.0,
 ) -> ParticleMeasure:
-    """The two Diracs at every position, the mass growing geometrically with the position.
+    """Two Diracs at each of m positions; the mass grows geometrically with the position.
 
-    Masked attention averages over the past. On a measure that is a product of positions and two
-    Diracs its derivative is a running mean of the plain one, whose norm tends to Hardy's factor 2
-    (p/(p−1) in d_p) with the number of scales and as the growth tends to 1: the local constant
-    climbs towards `meanfield.bounds.masked_two_dirac_lower`. For ‖A‖R² = 9, where the limit is
-    101,795: 82,619 with 20 scales that double, 94,995 with 200 that grow by 1.3.
+    Masked attention averages over the past. On the product of a law of positions with two Diracs
+    its derivative is a running mean of the plain one. The norm of this mean tends to Hardy's
+    factor 2 (p/(p−1) in d_p) as the number of scales grows and the growth tends to 1: the local
+    constant rises to `meanfield.bounds.masked_two_dirac_lower`. For ‖A‖R² = 9, where the limit is
+    101,795: 82,619 with 20 scales and growth 2, 94,995 with 200 scales and growth 1.3.
 
     Args:
         radius: R ≥ 0, a number or a batch (...).
@@ -172,8 +172,8 @@ def interleaved_diracs(
 def adversarial(A: Any, radius: float, n: int, *, branch: str = "best") -> ParticleMeasure:
     """The token sequence of Proposition 3.4: one token at R u, n − 1 at −R u or at R u/2.
 
-    The lone token comes first, so that the others see it in masked attention too. As a measure
-    it is `two_diracs` with ratio 1/(n−1).
+    The single token comes first, so that the others attend to it in masked attention too. As a
+    measure it is `two_diracs` with ratio 1/(n−1).
 
     Args:
         A: scores ⟨A x, y⟩ of one head, shape (d, d).
