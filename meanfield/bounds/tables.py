@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +18,9 @@ from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
 from meanfield.bounds.theorems import proposition_3_4, theorem_3_5
 from meanfield.checks import count, number
 from meanfield.html import html_table
+from meanfield.results.answers import Answer, labelled
 
 if TYPE_CHECKING:
-    import xarray as xr
-
     from meanfield.attention.parameters import AttentionParameters
 
 __all__ = ["BoundRow", "BoundTable", "table"]
@@ -28,6 +28,7 @@ __all__ = ["BoundRow", "BoundTable", "table"]
 _TOKENS, _MASKED_TOKENS = "Euclidean, n tokens", "Euclidean, n tokens, masked"
 _PLAIN, _MASKED = "W₂, all measures", "conditional d₂, masked"
 _OURS = "this package"
+_ALONG = ("statement",)
 _HEADER = ("statement", "value", "side", "of", "assumption", "source")
 
 
@@ -70,13 +71,40 @@ class BoundRow:
         return (self.name, shown, self.side, self.of, self.assumption, self.source)
 
 
-@dataclass(frozen=True, repr=False)
-class BoundTable(Sequence[BoundRow]):
-    """Rows in the order of the theorems; an index is a number, or a name by `row`."""
+class BoundTable(
+    Answer, Sequence[BoundRow], noun="value", title="Bounds of the Lipschitz constant"
+):
+    """Rows in the order of the theorems; an index is a number, or a name by `row`.
 
-    rows: tuple[BoundRow, ...]
-    radius: float
-    n: int | None
+    Attributes:
+        statement: the names of the rows; the other columns are those of `BoundRow`.
+        value: None where a statement does not apply.
+        reason: why, or "".
+        applies: whether there is a number.
+        radius: R of the ball.
+        n: number of tokens, if it was given.
+    """
+
+    statement: tuple[str, ...] = labelled("statement", dims=_ALONG, dtype="str")
+    value: tuple[float | None, ...] = labelled("bound of the Lipschitz constant", dims=_ALONG)
+    side: tuple[str, ...] = labelled("side", dims=_ALONG, dtype="str")
+    of: tuple[str, ...] = labelled("of", dims=_ALONG, dtype="str")
+    assumption: tuple[str, ...] = labelled("assumption", dims=_ALONG, dtype="str")
+    source: tuple[str, ...] = labelled("source", dims=_ALONG, dtype="str")
+    reason: tuple[str, ...] = labelled("reason", dims=_ALONG, dtype="str")
+    applies: tuple[bool, ...] = labelled(
+        "whether the statement applies", dims=_ALONG, dtype="bool", name="applicable"
+    )
+    radius: float = labelled("radius", attribute=True)
+    n: int | None = labelled("number of tokens", attribute=True)
+
+    @cached_property
+    def rows(self) -> tuple[BoundRow, ...]:
+        """One statement each."""
+        words = (self.side, self.of, self.assumption, self.source)
+        reasons = (reason or None for reason in self.reason)
+        columns = zip(self.statement, self.value, *words, reasons, strict=True)
+        return tuple(BoundRow(*cells) for cells in columns)
 
     def __getitem__(self, index: Any) -> Any:
         return self.rows[index]
@@ -99,30 +127,6 @@ class BoundTable(Sequence[BoundRow]):
     def applicable(self) -> tuple[BoundRow, ...]:
         """The rows that have a number."""
         return tuple(row for row in self.rows if row.applicable)
-
-    def to_dataset(self) -> xr.Dataset:
-        """The rows along `statement`: value (NaN where there is none), applicable, and words."""
-        from meanfield.results import Variable
-        from meanfield.results.labels import dataset
-
-        words = ("side", "of", "assumption", "source", "reason")
-        along: dict[str, Any] = {"dims": ("statement",)}
-        variables = [
-            Variable("value", "bound of the Lipschitz constant", **along),
-            Variable("applicable", "whether the statement applies", dtype="bool", **along),
-            *(Variable(word, word, dtype="str", **along) for word in words),
-        ]
-        values: dict[str, Any] = {
-            word: [getattr(row, word) or "" for row in self.rows] for word in words
-        }
-        values["value"] = [np.nan if row.value is None else row.value for row in self.rows]
-        values["applicable"] = [row.applicable for row in self.rows]
-        statement = Variable("statement", "statement", dtype="str", **along)
-        names = [row.name for row in self.rows]
-        attrs: dict[str, float | int] = {"radius": self.radius}
-        if self.n is not None:
-            attrs["n"] = self.n
-        return dataset(variables, values, coords={"statement": (statement, names)}, attrs=attrs)
 
     def _title(self) -> str:
         tokens = "" if self.n is None else f", n = {self.n}"
@@ -166,7 +170,18 @@ def table(
     n = None if n is None else count(n, "n")
     question = _Question(Layer.of(layer, causal), radius, n)
     rows = [*_upper_rows(question), *_other_rows(question), *_lower_rows(question)]
-    return BoundTable(tuple(rows), radius, n)
+    return BoundTable(
+        statement=tuple(row.name for row in rows),
+        value=tuple(row.value for row in rows),
+        side=tuple(row.side for row in rows),
+        of=tuple(row.of for row in rows),
+        assumption=tuple(row.assumption for row in rows),
+        source=tuple(row.source for row in rows),
+        reason=tuple(row.reason or "" for row in rows),
+        applies=tuple(row.applicable for row in rows),
+        radius=radius,
+        n=n,
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -178,8 +178,8 @@ class Answer:
         value = values["value"]
         if np.ndim(value):
             raise TypeError(
-                f"expected the {self.noun} of one measure as a float, got a batch of shape "
-                f"{tuple(value.shape)}; take one of them, or .value"
+                f"expected one {self.noun} as a float, got several, of shape "
+                f"{tuple(np.shape(value))}; take one of them, or .value"
             )
         return float(array_of(value))
 
