@@ -69,7 +69,6 @@ _SEARCHED = ("value", "residual")
 _VARIABLES = (
     *LocalLipschitz.columns("constant", words="local Lipschitz constant ‖Df(X)‖ of the layer"),
     *LocalLipschitz.columns("head_constant", words="the same of the head alone"),
-    Variable("released", "√‖Df(X)ᵀ f(X)‖, as the published scripts"),
     *LocalLipschitz.columns("searched", *_SEARCHED, words="largest that ascent in B_R found"),
     Variable("gamma", "scaling factor γ of the head"),
     Variable("general_lower", "what the head would reach with V = I, Proposition 3.4"),
@@ -116,7 +115,6 @@ def measure(
     return {
         **whole.values("constant"),
         **single.values("head_constant"),
-        "released": float(inputs.released_quantity(F, mu)),
         **searched,
         "gamma": pair.scaling,
         "general_lower": bounds.proposition_3_4(pair.scaling, radius, n_tokens),
@@ -135,13 +133,12 @@ def _conclude(ds: xr.Dataset) -> xr.Dataset:
         far = (ds.n_tokens == ds.n_tokens.max()) & (ds.radius == ds.radius.max())
         best = int(np.nanargmax(np.where(far.values, ds.constant.values, -np.inf)))
         ds = ds.assign_attrs(best_head=int(ds["head"].values[best]))
-    quantities = ("constant", "head_constant", "released")
-    return with_laws(ds, quantities, by=("head", "radius"))
+    return with_laws(ds, ("constant", "head_constant"), by=("head", "radius"))
 
 
 @figure(
     *("constant", "constant_converged", "head_constant", "head_constant_converged"),
-    *("released", "searched"),
+    "searched",
 )
 def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Constant of the layer against n at the worst case of the best head, at every radius."""
@@ -155,8 +152,6 @@ def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
         label = f"head alone{_law(ds, quantity='head_constant', **which)}"
         hollow: Any = {"color": colour, "fillstyle": "none", "label": label}
         curve(ax, line, "n_tokens", "head_constant", "s--", **hollow)
-        scripts = "published scripts' quantity"
-        curve(ax, line, "n_tokens", "released", "x:", color=colour, label=scripts)
         found = line.isel(case=np.flatnonzero(np.isfinite(line.searched.values)))
         curve(ax, found, "n_tokens", "searched", "^", color="tab:red", label="searched in $B_R$")
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="local constant")

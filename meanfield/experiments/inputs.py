@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from meanfield import bounds, corpora, pretrained
-from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.attention import AttentionParameters
 from meanfield.bounds.layer import Layer
-from meanfield.measures import ParticleMeasure
 from meanfield.pretrained import Transformer
 
 __all__ = [
@@ -29,7 +28,6 @@ __all__ = [
     "masks_of",
     "pinned",
     "pinned_text",
-    "released_quantity",
     "short_name",
     "source_of",
     "text_hash",
@@ -213,19 +211,6 @@ def labels(settings: Any) -> dict[str, Any]:
         "text_sha256": text_hash(settings.text),
         **length,
     }
-
-
-def released_quantity(F: SelfAttention, mu: ParticleMeasure) -> Tensor:
-    """√‖Df(X)ᵀ f(X)‖: what the scripts published with [CAP24] report in place of ‖Df(X)‖.
-
-    Their power iteration takes the value, not the tangent, out of the forward-mode pair, so that
-    it settles on this after two steps. It bounds the norm neither from above nor from below.
-
-    Returns:
-        One number per measure of the batch.
-    """
-    pulled = F.linearize(mu).rmatvec(F(mu).points)
-    return torch.linalg.vector_norm(pulled, dim=(-2, -1)).sqrt()
 
 
 def token_radii(points: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,9 +3,8 @@
 [CAP24] Figures 1 (first row), 4, 5 and 6. For each length n a text is cut into windows, the model
 is run on each, and at the token cloud X that enters a layer the sweep has ‖Df(X)‖ of its
 multi-head attention (output projection included, no residual, no norm), the root mean square
-radius of the tokens, what the published scripts would report, the bound of Theorem 3.3, and for
-one window an upper bound that uses the attention weights. Then C nᵖ is fitted per layer, with p
-free, 1/4 and 1/2.
+radius of the tokens, the bound of Theorem 3.3, and for one window an upper bound that uses the
+attention weights. Then C nᵖ is fitted per layer, with p free, 1/4 and 1/2.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from meanfield.experiments.settings import setting
 from meanfield.figures import plot_exponents
 from meanfield.figures.canvas import colours, figure, kind, readable_logs, ticks_at
 from meanfield.figures.curves import curve, mark_unconverged, power_law
-from meanfield.figures.selection import fits_of, masked, source_of
+from meanfield.figures.selection import fits_of, masked, reduced, source_of
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
@@ -70,7 +69,6 @@ class Settings:
 _DIMS = ("layer", "window")
 _VARIABLES = (
     *LocalLipschitz.columns("constant", words="local Lipschitz constant ‖Df(X)‖", dims=_DIMS),
-    Variable("released", "√‖Df(X)ᵀ f(X)‖, as the published scripts", dims=_DIMS),
     Variable("radius", "root mean square of the token norms", dims=_DIMS),
     Variable("radius_max", "largest token norm", dims=_DIMS),
     Variable("localisation", "largest share of one token in the top direction", dims=_DIMS),
@@ -120,7 +118,6 @@ def _layer(F: Any, points: torch.Tensor, rtol: float) -> dict[str, np.ndarray]:
     constant = local_lipschitz(F, mu, geometry="euclidean", rtol=rtol, strict=False)
     radius, largest = inputs.token_radii(points)
     found = {
-        "released": inputs.released_quantity(F, mu),
         "radius": radius,
         "radius_max": largest,
         "localisation": constant.direction.square().sum(-1).amax(-1),
@@ -203,33 +200,6 @@ def radius(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     return ax
 
 
-@figure("constant", "constant_converged", "released")
-def beside_scripts(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
-    """The norm and what the published scripts compute, mean over windows, per layer.
-
-    Args:
-        ds: of this experiment.
-        ax: where to draw; a new figure if None.
-        causal: whether to take the masked cases; they are taken, too, if there are no others.
-    """
-    rows, causal = masked(ds, causal)
-    for k, colour in enumerate(colours(ds.sizes["layer"])):
-        line = rows[["constant", "released"]].isel(layer=k).mean("window")
-        line["constant_converged"] = rows.constant_converged.isel(layer=k).all("window")
-        label = f"layer {int(ds.layer[k])}"
-        curve(ax, line, "n_tokens", "constant", "-", color=colour, label=label)
-        curve(ax, line, "n_tokens", "released", "--", color=colour)
-    ax.plot([], [], "k-", label=r"$\|Df(X)\|$")
-    ax.plot([], [], "k--", label=r"$\sqrt{\|Df(X)^\top f(X)\|}$")
-    ax.set(xscale="log", yscale="log", xlabel="number of tokens n")
-    ax.set_ylabel(r"$\|Df(X)\|$, or the scripts' quantity")
-    ticks_at(ax, rows.n_tokens)
-    what = f"The norm and the published scripts' quantity, {kind(causal)}, mean over windows"
-    ax.set_title(f"{what}\n{source_of(ds)}")
-    readable_logs(ax)
-    return ax
-
-
 @figure("constant", "constant_converged", "local_upper", "general_bound")
 def beside_bounds(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     """Largest constant over windows, and two upper bounds at the same tokens, per layer.
@@ -241,8 +211,12 @@ def beside_bounds(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     """
     rows, causal = masked(ds, causal)
     for k, colour in enumerate(colours(ds.sizes["layer"])):
-        line = rows[["constant", "general_bound", "local_upper"]].isel(layer=k).max("window")
-        line["constant_converged"] = rows.constant_converged.isel(layer=k).all("window")
+        line = reduced(
+            rows.isel(layer=k),
+            *("constant", "general_bound", "local_upper"),
+            along="window",
+            how=xr.Dataset.max,
+        )
         label = f"layer {int(ds.layer[k])}"
         curve(ax, line, "n_tokens", "constant", color=colour, label=label)
         curve(ax, line, "n_tokens", "local_upper", "-.", color=colour)
@@ -284,12 +258,11 @@ EXPERIMENT = Experiment(
         "constants-masked": partial(constants, causal=True),
         "exponents": plot_exponents,
         "radius": radius,
-        "released": beside_scripts,
         "bounds": beside_bounds,
     },
     conclude=partial(
         with_laws,
-        quantities=("constant", "released"),
+        quantities=("constant",),
         by=("causal",),
         along="layer",
         groups="window",

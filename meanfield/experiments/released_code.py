@@ -17,6 +17,7 @@ import torch
 import xarray as xr
 
 from meanfield import sampling
+from meanfield.attention import SelfAttention
 from meanfield.checks import choice
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
@@ -33,7 +34,7 @@ from meanfield.results import Variable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["EXPERIMENT", "Settings"]
+__all__ = ["EXPERIMENT", "Settings", "released_quantity"]
 
 
 INPUTS = ("head", "rows", "tokens")
@@ -101,9 +102,22 @@ def measure(
     constant = local_lipschitz(F, mu, geometry="euclidean", strict=False)
     return {
         **constant.values("constant"),
-        "released": float(inputs.released_quantity(F, mu)),
+        "released": float(released_quantity(F, mu)),
         "radius": float(inputs.token_radii(mu.points)[0]),
     }
+
+
+def released_quantity(F: SelfAttention, mu: ParticleMeasure) -> torch.Tensor:
+    """√‖Df(X)ᵀ f(X)‖: what the scripts published with [CAP24] report in place of ‖Df(X)‖.
+
+    Their power iteration takes the value, not the tangent, out of the forward-mode pair, so that
+    it settles on this after two steps. It bounds the norm neither from above nor from below.
+
+    Returns:
+        One number per measure of the batch.
+    """
+    pulled = F.linearize(mu).rmatvec(F(mu).points)
+    return torch.linalg.vector_norm(pulled, dim=(-2, -1)).sqrt()
 
 
 def _random_tokens(source: Transformer, n_tokens: int, layer: int) -> ParticleMeasure:

@@ -112,29 +112,25 @@ def plot_exponents(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Fitted exponents with their jackknife intervals against the layer, plain and masked.
 
     Args:
-        ds: with power laws fitted to ``constant`` and ``released``, layer by layer, as the
-            experiment ``real-text`` has them.
+        ds: with power laws fitted to ``constant``, layer by layer, as the experiment
+            ``real-text`` has them.
         ax: where to draw; a new figure if None.
     """
-    styles = (("constant", "o", "norm"), ("released", "x", "published scripts' quantity"))
-    offsets = iter(np.linspace(-0.18, 0.18, 4))
-    for causal, colour in ((False, "tab:blue"), (True, "tab:orange")):
-        for quantity, marker, label in styles:
-            fits = fits_of(ds, quantity=quantity, causal=causal, law="free")
-            shift = next(offsets)
-            if not fits.sizes["fit"]:
-                continue
-            p = fits.fit_exponent.values
-            ends = np.stack([p - fits.fit_exponent_lower, fits.fit_exponent_upper - p])
-            ax.errorbar(
-                fits.fit_layer.values + shift,
-                p,
-                np.maximum(ends, 0),
-                fmt=marker,
-                color=colour,
-                capsize=2,
-                label=f"{label}, {kind(causal)}",
-            )
+    for causal, colour, shift in ((False, "tab:blue", -0.1), (True, "tab:orange", 0.1)):
+        fits = fits_of(ds, quantity="constant", causal=causal, law="free")
+        if not fits.sizes["fit"]:
+            continue
+        p = fits.fit_exponent.values
+        ends = np.stack([p - fits.fit_exponent_lower, fits.fit_exponent_upper - p])
+        ax.errorbar(
+            fits.fit_layer.values + shift,
+            p,
+            np.maximum(ends, 0),
+            fmt="o",
+            color=colour,
+            capsize=2,
+            label=kind(causal),
+        )
     for exponent in (0.25, 0.5):
         ax.axhline(exponent, color="black", linestyle=":", linewidth=0.9, gid=FORMULA)
     ax.set(xlabel="layer", ylabel=r"exponent p of $C\,n^p$, 95 % interval")

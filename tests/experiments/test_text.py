@@ -149,8 +149,6 @@ def test_constants_on_text_are_norms_of_the_jacobian_of_the_models_own_attention
             J = torch.func.jacrev(f)(X).reshape(60, 60)
             expected = float(torch.linalg.matrix_norm(J, 2))
             assert float(rows.constant[0, layer, window]) == pytest.approx(expected, rel=1e-9)
-            released = float(torch.linalg.vector_norm(J.T @ f(X).reshape(-1)).sqrt())
-            assert float(rows.released[0, layer, window]) == pytest.approx(released, rel=1e-9)
 
 
 def test_constants_on_text_stay_below_the_general_bound(datasets):
@@ -171,7 +169,7 @@ def test_the_loop_of_the_published_scripts_settles_on_the_released_quantity():
         u = torch.func.vjp(f, mu.points)[1](value)[0]  # the slip: the value, not the tangent
         v = u / torch.linalg.vector_norm(u)
         settled = torch.linalg.vector_norm(u).sqrt()
-    assert torch.allclose(inputs.released_quantity(F, mu), settled, rtol=1e-12)
+    assert torch.allclose(load("released_code").released_quantity(F, mu), settled, rtol=1e-12)
     assert not torch.allclose(settled, local_lipschitz(F, mu, geometry="euclidean").value)
     assert tangent.shape == value.shape
 
