@@ -9,7 +9,7 @@ itself with score 0, so that t = |uᵢ−uⱼ|² counts only by t e^{−t}, and 
 maximum. With Cauchy–Schwarz the three sums are at most 1, 2c and 2c times ‖B‖ max |Q ẋⱼ|. A mask
 takes atoms away and never the token itself; weights aᵢ put 1/min aᵢ in the place of n.
 
-Values that see what the queries do not (B does not exist), and untied queries and keys, have no
+With values that depend on more than the queries do (no B), or untied queries and keys, there is no
 such constant: two tokens that attention cannot tell apart can differ by any value.
 """
 
@@ -55,9 +55,9 @@ def l2_spread(n: Any) -> float:
 def l2_attention_inf(layer: Any, n: Any) -> float:
     """max over rows w of [W_hB_h]_h of Σ_h β_h(w_h), c = φ⁻¹(n−1): bounds ‖J‖_∞ anywhere.
 
-    β(w) is the less of (1 + 4√k c) |w|₁ ‖Q‖_∞ and (1 + 4c) |w|₂ ‖Q‖_{∞→2}. It is the ∞-norm
+    β(w) is the smaller of (1 + 4√k c) |w|₁ ‖Q‖_∞ and (1 + 4c) |w|₂ ‖Q‖_{∞→2}. It is the ∞-norm
     constant of tied L2 attention on n tokens of R^d, masked or not: the largest row sum of |J|.
-    The second form is the less one for wide heads. For the layer of the paper, whose values are
+    The second form is the smaller one for wide heads. For the layer of the paper, whose values are
     W^Vᵀ W^Q W^Qᵀ/√k, it is at most the form of the paper,
     (4c + 1/√k) ‖W^Oᵀ‖_∞ max_h ‖W^Q_h‖_∞‖W^Q_hᵀ‖_∞ max_h ‖W^V_hᵀ‖_∞, and equal to it for one head
     of dimension one.
@@ -68,8 +68,8 @@ def l2_attention_inf(layer: Any, n: Any) -> float:
         n: number of tokens; 1/min aᵢ for weighted atoms.
 
     Raises:
-        ValueError: another kernel, untied queries and keys, or values that see what the queries
-            do not.
+        ValueError: another kernel, untied queries and keys, or values that depend on
+            more than the queries do.
 
     Source: [KPM21] Theorem 3.2 for the paper's layer; for any B_h, and the second form, this
     package. Proved: a row of a k×k sum of outer products has an ℓ₁ norm of at most √k times
@@ -106,7 +106,7 @@ def l2_attention_2(layer: Any, n: Any) -> float:
         ValueError: as `l2_attention_inf`.
 
     Source: this package. Proved. The form of [KPM21] Theorem 3.2 is
-    √(n/k) (4c + 1) (Σ_h ‖W^Q_h‖⁴‖W^V_h‖²)^½ ‖W^O‖, and this is less. (The fourth power is needed:
+    √(n/k) (4c + 1) (Σ_h ‖W^Q_h‖⁴‖W^V_h‖²)^½ ‖W^O‖, which is larger. (The fourth power is needed:
     with ‖W^Q‖² the right side would not scale as the Jacobian does when W^Q → sW^Q, x → x/s.)
     """
     c = l2_spread(n)
@@ -147,7 +147,7 @@ _Heads = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 def _joined(heads: _Heads, outputs: list[np.ndarray], *, stacked: bool) -> float:
-    """At least ‖Σ_h W_hB_h G_h Q_h‖ for ‖G_h‖ ≤ 1: the least of three ways to pull it apart.
+    """At least ‖Σ_h W_hB_h G_h Q_h‖ for ‖G_h‖ ≤ 1: the least of three products of norms.
 
     `stacked`: whether ‖(Q_h x)_h‖ ≤ ‖[Q_h]_h‖‖x‖ holds, as it does in Euclidean norms. In the
     norm maxᵢ|xᵢ| another token may be the largest in every head.

@@ -28,8 +28,8 @@ class Layer:
 
     Attributes:
         parameters: its matrices.
-        score: what its softmax is taken of; None where only matrices are given.
-        causal: whether it is masked; None if nobody said.
+        score: the scores under its softmax; None where only matrices are given.
+        causal: whether it is masked; None if that is not given.
     """
 
     parameters: AttentionParameters
@@ -38,7 +38,7 @@ class Layer:
 
     @classmethod
     def of(cls, layer: Any, causal: Any = None) -> Layer:
-        """The facts of a layer, from the layer.
+        """What the theorems need of this layer.
 
         Args:
             layer: `meanfield.attention.SelfAttention`, its parameters, or the pair (A, V) of
@@ -178,7 +178,7 @@ def joined_heads(V: Any, constants: Any, *, norms_V: Any = None) -> Any:
 
 
 def raised(value: Any) -> Any:
-    """An upper bound above the rounding of the norms that it comes from."""
+    """The bound, raised above the rounding of the norms in it."""
     return value * (1 + _ROUNDING)
 
 

@@ -17,12 +17,12 @@ _NARROWINGS, _GOLDEN = 50, (5**0.5 - 1) / 2
 
 
 def exponential_rate(A: Any, radius: Any = 1.0) -> Any:
-    """E = R² max_{|x| ≤ 1} (|Ax| − ⟨Ax, x⟩): the plain W₂ constant on B_R is e^{E/2} up to powers.
+    """E = R² max_{|x| ≤ 1} (|Ax| − ⟨Ax, x⟩): the W₂ constant on B_R grows as e^{E/2}.
 
-    A = −γI has E = 2γR², a skew A ‖A‖R², and a positive semi-definite one ‖A‖R²/4: there γ/8 in
-    [CAP24] Proposition 3.4 is exact. Computed from above, as min_s 1/(2s) + λ_max(sAᵀA/2 − A)₊
-    with the symmetric part of A: exact if d ≥ 3 (or d = 1), by the convexity of joint numerical
-    ranges, and a bound in the plane.
+    That is up to powers of ‖A‖R². A = −γI has E = 2γR², a skew A ‖A‖R², and a positive
+    semi-definite one ‖A‖R²/4: there γ/8 in [CAP24] Proposition 3.4 is exact. Computed from above,
+    as min_s 1/(2s) + λ_max(sAᵀA/2 − A)₊ with the symmetric part of A: exact if d ≥ 3 (or d = 1),
+    by the convexity of joint numerical ranges, and a bound in the plane.
 
     Args:
         A: square matrix (d, d).

@@ -39,7 +39,7 @@ def by_oscillation(
         radius: R.
         oscillation: ω ≥ max_y ℓ(x, y) − min_y ℓ(x, y) for each x in B_R.
         gradient: g ≥ |∇_yℓ(x, y)| for all x, y in B_R.
-        field: s ≥ ‖E[(y−m)(∇_xℓ)ᵀ]‖; R · sup|∇_xℓ| always is.
+        field: s ≥ ‖E[(y−m)(∇_xℓ)ᵀ]‖; R · sup|∇_xℓ| always will do.
         p: order of the Wasserstein distance, 1 ≤ p ≤ ∞.
         causal: whether the layer is masked (the conditional distance d_p).
 
@@ -88,8 +88,8 @@ def capped_mean_field(
     """‖V‖(e^{τ tanh(c/τ)}(1 + c) + ‖A‖R²): scores τ tanh(⟨Ax, y⟩/τ), an exponent below τ.
 
     With c = ‖A‖R² + shift·R; a key bias adds key_shift·R to ‖A‖R². (Without a cap it drops out:
-    it adds the same to ∇_xℓ at every y, and ∇_xℓ is held against y − m. The slope of the cap
-    depends on y.)
+    it adds the same to ∇_xℓ at every y, and only the covariance with y counts. The slope of the
+    cap depends on y.)
 
     Args:
         norm_A: spectral norm ‖A‖.

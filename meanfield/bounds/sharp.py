@@ -1,9 +1,9 @@
-"""The sharp constants: one family of kernels, three ways to sum it up.
+"""The sharp constants, from three norms of one kernel.
 
 With u = Ax (+ a query bias), c ≥ |u|R, P_x the attention that x pays, w its density and m its
-mean, the derivative of F at μ is V(T + S): T averages, (Tf)(x) = ∫ w(x,y) [I + (y − m)uᵀ] f(y) dμ,
-and S turns, (Sf)(x) = Cov_x A f(x), with ‖S‖ ≤ ‖A‖R². For a unit vector e the kernel
-k(y) = w |e + ⟨e, y − m⟩u| of ⟨e, Tf⟩ has
+mean, the derivative of F at μ is V(T + S): (Tf)(x) = ∫ w(x,y) [I + (y − m)uᵀ] f(y) dμ, as the
+atoms seen move, and (Sf)(x) = Cov_x A f(x), as the query moves, with ‖S‖ ≤ ‖A‖R². For a unit
+vector e the kernel k(y) = w |e + ⟨e, y − m⟩u| of ⟨e, Tf⟩ has
 
     ∫ k dμ ≤ M = √(1 + c²),   (∫ k² dμ)^½ ≤ D(c),   sup k ≤ K = (1 + 2c)e^{2c},
 
@@ -100,7 +100,7 @@ def tokens(
 ) -> Any:
     """‖V‖(min(√(1+c²) √(n/(1+(n−1)e^{−2c})), D(c)) + ‖A‖R²): n uniform tokens in B_R.
 
-    One formula for every regime; they change at n = e^{2c}. Masked, n/(1+(n−1)e^{−2c}) becomes
+    It grows as √n up to about n = e^{2c}, then levels off. Masked, n/(1+(n−1)e^{−2c}) becomes
     Σ_{i<n} 1/(1+ie^{−2c}) and D(c) the masked constant. For p = 2 it bounds ‖Df(X)‖; for other p,
     displacements are measured by (Σ|εᵢ|^p/n)^{1/p}.
 

@@ -194,7 +194,7 @@ class _Question:
 
     @property
     def kind(self) -> str:
-        """Of the scores; bare matrices are taken for A and V."""
+        """Of the scores; bare matrices are A and V of dot products."""
         return "dot product" if self.layer.score is None else self.layer.score.kind
 
     @property
@@ -393,7 +393,7 @@ def _critical_pairs(A: np.ndarray, V: np.ndarray) -> list[tuple[float, float]]:
     for value, u in zip(values, vectors.T, strict=True):
         if value.imag == 0 and value.real != 0:
             direction = u.real / np.linalg.norm(u.real)
-            # A hair below: eigenvectors are known to rounding only.
+            # Slightly below: eigenvectors are known to rounding only.
             gain = (1 - 1e-9) * float(np.linalg.norm(V @ direction))
             pairs.append((float(max(-value.real, value.real / 8)), gain))
     return pairs

@@ -103,9 +103,9 @@ def local_upper(F: Any, mu: Any) -> Any:
     For dot-product attention the smallest of three that use the attention weights at μ: the parts
     of the derivative by themselves, column masses with covariances (both of this package, proved
     on the page "Sharp constants" of the documentation), and Theorem 3 of [YGKR25] (uniform
-    weights only). It is far below the a-priori bounds, and
-    costs a few products with the linearisation. For uniform weights it bounds the Euclidean
-    constant ‖Df(X)‖ too. Rounding (about n · eps) is not accounted for.
+    weights only). It is far below the a-priori bounds, and costs a few products with the
+    linearisation. For uniform weights it bounds the Euclidean constant ‖Df(X)‖ too. Rounding
+    (about n · eps) is not accounted for.
 
     Args:
         F: a map of measures that declares one (`meanfield.Map.local_upper`): `SelfAttention`,

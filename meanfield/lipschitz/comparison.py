@@ -1,4 +1,4 @@
-"""Lemma 3.2 at work: discrete Euclidean and Wasserstein estimates of one map, side by side."""
+"""Euclidean constants of the discrete map beside Wasserstein ones, as in [CAP24] Lemma 3.2."""
 
 from __future__ import annotations
 
@@ -128,8 +128,8 @@ def compare_lemma_3_2(
 
     [CAP24] Lemma 3.2 (4.2 for masked attention): on uniform measures of n atoms the Wasserstein
     (conditional) and the Euclidean constant are equal, since for steps below half the smallest
-    separation the identity coupling is optimal. Beyond n atoms they are not: along "splitting"
-    the worst atom is split in two, which no displacement of n tokens does.
+    separation the identity coupling is optimal. On measures of more atoms they are not: along
+    "splitting" the worst atom is split in two, which no displacement of n tokens does.
 
     Args:
         F: a map of measures.

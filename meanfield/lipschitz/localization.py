@@ -26,8 +26,8 @@ class Localization(Answer, noun="localization", title="Where the constant lives"
         responses: share of each particle in the response u = Jv/σ, ‖uᵢ‖², ``(*batch, n)``; ≥ 0,
             sums to 1 (all 0 where σ = 0).
         heads: ⟨J_h v, u⟩/σ, ``(*batch, H)``; sums to 1 since J = Σ_h J_h, but one head may have a
-            negative share or one above 1: it then works against the others. None where F does
-            not say its heads; all 0 where σ = 0.
+            negative share or one above 1: it then works against the others. None where F
+            declares no heads; all 0 where σ = 0.
         component: "particle" or "splitting".
     """
 

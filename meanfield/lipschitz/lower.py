@@ -139,13 +139,13 @@ def lipschitz_lower(
     Args:
         F: a map of measures that keeps weights (and positions).
         radius: R > 0.
-        n_atoms: atoms of the measures; random ones with tied positions have twice as many.
+        n_atoms: atoms of the measures; random positioned ones for transfers have twice as many.
         dim: d; by default as F declares (its ``dim``).
         positioned: whether measures have positions; by default for maps that declare themselves
             causal (their ``causal``). Not together with a `start`, whose own positions count.
         n_pairs: number of random pairs.
         families: which to try, of `PAIR_FAMILIES`.
-        start: measure in B_R without batch axes; `worst_case` with its cheap settings if None.
+        start: measure in B_R without batch axes; by default what `worst_case` finds in 50 steps.
         generator: of the random pairs; a fixed seed if None.
 
     Raises:
@@ -192,7 +192,7 @@ def lipschitz_lower(
 
 @dataclass(frozen=True)
 class _Size:
-    """How many random pairs of how many atoms, where."""
+    """The number of random pairs, and what the measures are like."""
 
     n_pairs: int
     n_atoms: int
@@ -246,14 +246,14 @@ def _random_transfers(size: _Size, generator: torch.Generator) -> ParticleMeasur
 
 
 def _best(F: MeasureMap, batches: Sequence[Pairs]) -> Found | None:
-    """The pair of largest certified ratio among those provably apart."""
+    """The pair of largest certified ratio among those of provably positive distance."""
     best: Found | None = None
     tried = 0
     for mu, nu in batches:
         solve = solve_conditional_w2 if mu.is_positioned else solve_w2
-        # Ends count, however far apart: no pair is worth the whole search.
+        # Both ends are valid however far apart: a hard pair must not end the search.
         distance = solve(mu, nu, strict=False)
-        # Two shares that round to the same weights, or steps below rounding, prove nothing.
+        # Measures that are equal up to rounding prove nothing.
         usable = (distance.lower > 0) & torch.isfinite(distance.upper)
         if not bool(usable.any()):
             continue
@@ -262,7 +262,7 @@ def _best(F: MeasureMap, batches: Sequence[Pairs]) -> Found | None:
         images = image_of(F, mu), image_of(F, nu)
         lower = solve(*images, strict=False).lower / distance.upper[usable]
         order = torch.nan_to_num(lower, nan=-1.0).argsort(descending=True).tolist()
-        # Alone a pair may take another way than in a batch, and not be provably apart there.
+        # Alone a pair may be solved by another algorithm, that does not prove it to be apart.
         k = next((k for k in order if bool(solve(mu[k], nu[k], strict=False).lower > 0)), None)
         if k is None:
             continue

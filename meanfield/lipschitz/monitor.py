@@ -43,7 +43,7 @@ class Monitor:
         self._found: dict[int, list[dict[str, Any]]] = {}
 
     def __call__(self, *ignored: Any) -> None:
-        """One step was made; what a hook is called with does not matter."""
+        """Count one step; the arguments that a hook gets are ignored."""
         self.steps += 1
         if self.steps % self._every == 0:
             self.measure()
@@ -92,7 +92,8 @@ def monitor(
         read: the layers as they are now, in the order in which they act, for example
             ``lambda: [source.block(l) for l in range(source.n_layers)]`` with
             ``source = pretrained.read(model)``.
-        mu: the measure that enters the first; each later one gets what the ones before make.
+        mu: the measure that enters the first layer; each later one gets the image under
+            those before.
         every: steps between measurements.
         settings: of `local_lipschitz`: geometry, rtol, …
 

@@ -42,8 +42,8 @@ def local_order(F: MeasureMap, mu: ParticleMeasure, *, p: float) -> OrderInterva
         p = 2   max(‖D^½JD^−½‖, maxᵢ‖Sᵢ‖).
 
     The suprema over e are bracketed: `lower` by alternating maximisation from each coordinate,
-    `upper` by the norms of the blocks; on the line they agree. Dense, for few atoms.
-    Not in the papers; derived here, tested numerically.
+    `upper` by the norms of the blocks; on the line they agree. For few atoms: the
+    matrices are stored. Not in the papers; derived here, tested numerically.
 
     Args:
         F: a map of measures that keeps weights.

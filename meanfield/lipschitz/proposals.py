@@ -1,4 +1,4 @@
-"""Pairs of measures in a ball that may be sent far apart: the proposals of a secant search.
+"""Pairs of measures in a ball that a map may send far apart: what a search for secants tries.
 
 Each family returns a batch of pairs (μ, ν) with all atoms in B_R, or None where it has none to
 offer. For masked maps the two measures of a pair share their law of positions, so that the
@@ -50,8 +50,8 @@ def random_pairs(
 ) -> Pairs:
     """Random measures of n atoms, one half paired at random, one half with a measure nearby.
 
-    Atoms are uniform on the ball or the sphere, weights from uniform to unbalanced by e^{−4R²}.
-    A near one has the atoms xᵢ + s(yᵢ − xᵢ) with s from 1 to 1e-4. Positioned pairs have token i
+    Atoms are uniform on the ball or the sphere, weights from uniform to ratios of e^{−4R²}.
+    A nearby one has the atoms xᵢ + s(yᵢ − xᵢ) with s from 1 to 1e-4. Positioned pairs have token i
     at i/n and the same weights; otherwise the far pairs have weights of their own.
     """
     x, first = random_measures(n_pairs, n_atoms, dim, radius, generator)
@@ -130,7 +130,7 @@ def transfer_pairs(mu: ParticleMeasure) -> Pairs | None:
 def tied_measures(
     count: int, n: int, dim: int, radius: float, generator: torch.Generator
 ) -> ParticleMeasure:
-    """Random measures with two atoms at each of n positions, for transfers in masked maps."""
+    """Random measures with two atoms at each of n positions, between which mass can move."""
     points, logs = random_measures(count, 2 * n, dim, radius, generator)
     where = torch.arange(1, n + 1, dtype=torch.float64).repeat_interleave(2) / n
     return ParticleMeasure(points, log_weights=logs, positions=where)
@@ -154,7 +154,7 @@ def _steps(stored: ParticleMeasure, epsilon: Tensor, radius: float) -> Pairs:
 def random_measures(
     count: int, n: int, dim: int, radius: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Half in the ball and half on the sphere; weights from uniform to extremely unbalanced."""
+    """Atoms in the ball or on the sphere, and log-weights, uniform to extremely unbalanced."""
     inside = sampling.ball(n, dim, radius=radius, batch_shape=(count,), generator=generator)
     outside = sampling.sphere(n, dim, radius=radius, batch_shape=(count,), generator=generator)
     share = torch.rand(count, 1, 1, generator=generator, dtype=torch.float64)

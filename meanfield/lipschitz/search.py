@@ -37,12 +37,13 @@ def worst_case(
     """A measure of n atoms in B_R whose local Wasserstein constant is large, and the constant.
 
     Ascent of log max(‖D^½JD^−½‖, maxᵢ‖D_xΓ_μ(xᵢ)‖) over atoms (projected on the ball) and
-    log-weights, from many starts at once: the constructions of the proofs where F declares
-    ``score_matrices`` (both branches of each head, best weight), collapsed and random measures,
-    and the caller's candidates. With the singular vectors u, v held fixed, the gradient of the top
-    singular value is that of ⟨u, D^½JD^−½ v⟩. Plain ascent from random starts does poorly here
-    (the best weights are e^{−2γR²}), hence weights in log space and structured starts; the result
-    is never below the best start.
+    log-weights, from many starts at once: the two Diracs of the proofs where F declares
+    ``score_matrices`` (along the critical eigenvectors of each head, at weights about the best),
+    random measures, one with all its atoms in one place, and the caller's candidates. With the
+    singular vectors u, v held fixed, the gradient of the top singular value is that of
+    ⟨u, D^½JD^−½ v⟩. Plain ascent from random starts does poorly here (the best weights are
+    e^{−2γR²}), hence weights in log space and structured starts; the result is never below the
+    best start.
 
     A lower bound of the supremum over the ball: nothing says that it is attained.
 
@@ -121,7 +122,7 @@ def _random_starts(
 
 
 def _constructions(F: Map, radius: float) -> list[ParticleMeasure]:
-    """Two Diracs along each real eigenpair of each head, at a grid of weights about the best."""
+    """Two Diracs along the critical eigenvectors of each head, at weights about the best."""
     found = []
     for A in F.score_matrices:
         for branch in ("negative", "positive"):
@@ -222,7 +223,7 @@ def _ascend(
     total: int,
     radius: float,
 ) -> tuple[Tensor, Tensor]:
-    """One step of Adam per start, decaying to a thousandth; then back into the ball."""
+    """One step of Adam from each start, then back into the ball; steps shrink to a thousandth."""
     rate = 0.001 ** (count / total)
     moved = []
     for k, (value, gradient) in enumerate(zip((points, logs), gradients, strict=True)):
