@@ -1,4 +1,4 @@
-"""Bounds at an input and round it, by loops over tokens and dense matrices of the whole space."""
+"""Bounds at an input and in a ball around it, by loops over tokens and dense matrices on R^d."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bound over a ball round an input: the oracle's, and never exceeded by search in the ball."""
+"""The bound over a ball around an input equals the oracle's, and no search exceeds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The linearisation of attention takes no n × n matrix: the peak of a fresh process."""
+"""The linearisation of attention stores no n × n matrix: peak memory of a fresh process."""
 
 from __future__ import annotations
 

@@ -325,7 +325,7 @@ def test_covariances_of_close_atoms_far_from_the_origin_keep_their_digits():
     torch.testing.assert_close(F.field_jacobians(mu).flatten(), expected, rtol=1e-9, atol=0)
 
 
-# --- the door ---
+# --- wrong arguments ---
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How far certain bounds are above the truth, at an input and over a ball round it.
+"""How far certified bounds are above the truth, at an input and over a ball around it.
 
     python tests/benchmarks/bench_balls.py [--families layernormed adversarial minilm] [--out FILE]
 
@@ -6,9 +6,9 @@ Ratios to the local constant at the input: `local_upper`, and Yudin et al.'s bou
 to the largest constant that ascent finds within ε (relative to the tokens' root mean square norm):
 `ball_upper`, for tokens of equal weight. The truth over a ball is a lower bound of the supremum,
 so these ratios are upper bounds of what is lost. Large layers are not factored; beside the
-certain bound there is the one with the measured constant, of probability 0.999. Quantiles over
-the inputs of a family go to JSON. MiniLM needs its package, and MEANFIELD_DATA a folder with the
-text.
+certified bound there is the one with the measured constant, which holds with probability 0.999.
+Quantiles over the inputs of a family go to JSON. MiniLM needs its package, and MEANFIELD_DATA a
+folder with the text.
 """
 
 from __future__ import annotations

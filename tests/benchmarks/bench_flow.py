@@ -1,4 +1,4 @@
-"""Flows on the sphere: time and memory against n, and beside the loops one writes oneself.
+"""Flows on the sphere: time and memory against n, and compared with plain loops.
 
     python tests/benchmarks/bench_flow.py [--sizes N ...] [--steps K] [--json FILE]
 

@@ -6,7 +6,7 @@ d = 768, 12 heads, causal, float32, LayerNormed inputs; and the adversarial inpu
 3.4 (head 0, R = 100). Ours goes on until the error is at most 1e-4 *and* the norm is at most 1 %
 larger with probability 0.999. The others get the same map through `torch.func` and prove less:
 `scipy.sparse.linalg.svds` (ARPACK, tol 1e-4) on jvp/vjp, and power iteration on
-`torch.func.linearize` with its tangent right. "power" stops as soon as its value changes by less
+`torch.func.linearize` with a correct tangent. "power" stops as soon as its value changes by less
 than 1e-5, "power_proven" when its residual is as small as ours (or at the cap: then the ratio is
 a lower bound). One thread unless --threads.
 Writes JSON: CPU seconds, products, relative difference from svds, and ratios of CPU seconds.

@@ -1,10 +1,10 @@
-"""Time of norms on real text, against the published scripts' loop with the tangent put right.
+"""Time of norms on real text, against the published scripts' loop with its tangent corrected.
 
     python tests/benchmarks/bench_real_text.py [--quick] [--out FILE]
 
 The same inputs go through both. Theirs: power iteration on JᵀJ, one input at a time, one
 forward-mode and one reverse-mode pass of autodiff per step, started at random. It is stopped by an
-oracle as soon as its value is within 1e-4 of the norm, which flatters it, and a second time by the
+oracle as soon as its value is within 1e-4 of the norm, which favours it, and a second time by the
 relative change of its value, as one would in practice; the error it then has is recorded. Ours:
 `local_lipschitz` on all windows of a length at once, to its proven relative error of 1e-4. Both in
 float32 on one thread; the truth comes from float64 and rtol 1e-10.

@@ -1,4 +1,4 @@
-"""What a sweep costs besides its cases, and what processes gain.
+"""The overhead of a sweep, and its speed-up by several processes.
 
     python tests/benchmarks/bench_sweep.py [--quick] [--only NAME] [--out FILE]
 

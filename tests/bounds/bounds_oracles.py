@@ -1,4 +1,4 @@
-"""The sharp constants once more: by quadrature, by brute force, and the dense linearisation."""
+"""Oracles for the sharp constants: quadrature, brute force and the dense linearisation."""
 
 from __future__ import annotations
 

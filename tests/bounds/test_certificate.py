@@ -13,8 +13,8 @@ q = (Σ − ce^{−c})/2 one has Φ ≤ a eᵀGe for a = C − Σz − qr and a 
 So Φ ≤ D² follows from Y := D² − aV₂₂ > 0 and X·Y ≥ a²rV₁₂², where X := D² − aG₁₁ = gap + r s with
 s = qG₁₁(r=0) + 2cΣ(1−cz)a and gap = D² − (value at the two poles of mean z) ≥ 0 by the definition
 of D. Three variables are left, c, z and ρ. Where the gap may vanish, s·Y > a²V₁₂² is shown,
-elsewhere (gap + rs)Y > a²rV₁₂². Both hold with room to spare, a²rV₁₂² ≤ 0.51 XY, so that few boxes
-are enough.
+elsewhere (gap + rs)Y > a²rV₁₂². Neither is close, a²rV₁₂² ≤ 0.51 XY, so that few boxes are
+enough.
 """
 
 from __future__ import annotations

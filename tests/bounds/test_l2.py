@@ -1,4 +1,4 @@
-"""The constants of L2 attention: reference values, and thousands of Jacobians below them."""
+"""The constants of L2 attention: reference values, and no norm of thousands of Jacobians above."""
 
 from __future__ import annotations
 

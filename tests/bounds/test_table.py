@@ -1,4 +1,4 @@
-"""All theorems at once: which apply, what they say, and that no measured constant disagrees."""
+"""The table of theorems: which apply, their bounds, and that no measured constant disagrees."""
 
 from __future__ import annotations
 
@@ -94,14 +94,17 @@ def test_lower_bounds_are_reached_by_their_witnesses(seed, d, radius, causal):
         for value, u in zip(values, vectors.T, strict=True):
             if value.imag or (value.real < 0) != (branch == "negative"):
                 continue
-            crowd, gamma = (-1.0, -value.real) if branch == "negative" else (0.5, value.real / 8)
-            points = radius * crowd * u.real.expand(n, -1).clone()
+            negative = branch == "negative"
+            heavy_at, gamma = (-1.0, -value.real) if negative else (0.5, value.real / 8)
+            points = radius * heavy_at * u.real.expand(n, -1).clone()
             points[0] = radius * u.real
             tokens = ParticleMeasure.from_sequence(points)
             found = local_lipschitz(F, tokens, geometry="euclidean").value
             reached_tokens = max(reached_tokens, float(found))
             ratio = bounds.two_dirac_best_log_ratio(float(gamma), radius)
-            atoms = sampling.two_diracs(radius, ratio, u.real, heavy_at=crowd, positioned=causal)
+            atoms = sampling.two_diracs(
+                radius, ratio, u.real, heavy_at=heavy_at, positioned=causal
+            )
             reached_atoms = max(reached_atoms, float(local_lipschitz(F, atoms).value))
     for row in lower:
         if row.name == "two Diracs, masked":  # a limit; `test_sampling` climbs towards it

@@ -221,7 +221,7 @@ def test_the_adversarial_sequence_reaches_the_lower_bound(seed, n, radius, branc
     tokens = sampling.adversarial(A, radius, n, branch=branch)
     measured = float(local_lipschitz(F, tokens, geometry="euclidean", rtol=1e-6).value)
     assert measured >= bounds.proposition_3_4(pair.scaling, radius, n) * (1 - 1e-6)
-    # Ours: the entry of the two-atom measure, where the crowd is one heavy atom.
+    # Ours: the entry of the two-atom measure, where one heavy atom stands for n − 1 tokens.
     atoms = sampling.two_diracs(
         radius, -math.log(n - 1), pair.direction, heavy_at=pair.heavy_at, positioned=causal
     )

@@ -314,7 +314,7 @@ def test_the_covariance_equation_is_that_of_the_oracle():
     np.testing.assert_allclose(found, covariance_rate, rtol=1e-5, atol=1e-6)
 
 
-# --- doors ---
+# --- wrong arguments ---
 
 
 def test_the_reduced_equations_refuse_what_they_are_not_about():

@@ -1,4 +1,4 @@
-"""The experiments on flows: what each is there to show, at a tiny size, and its pictures."""
+"""The experiments on flows at a tiny size: the effect that each shows, and its figures."""
 
 from __future__ import annotations
 

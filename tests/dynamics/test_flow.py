@@ -482,7 +482,7 @@ def test_single_precision_stays_single():
         np.testing.assert_allclose(ds.points[-1], double.points[-1], rtol=0.05, atol=0.05)
 
 
-# --- doors ---
+# --- wrong arguments ---
 
 
 @pytest.mark.parametrize(

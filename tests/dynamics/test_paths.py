@@ -1,4 +1,4 @@
-"""What a whole flow did, and the flow as a map of measures."""
+"""Quantities along a whole flow, and the flow as a map of measures."""
 
 from __future__ import annotations
 

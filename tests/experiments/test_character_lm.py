@@ -1,4 +1,4 @@
-"""The character language model: its parts, and that a kill loses nothing."""
+"""The character language model: its parts, and resuming after the process is killed."""
 
 from __future__ import annotations
 

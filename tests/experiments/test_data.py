@@ -1,4 +1,4 @@
-"""The reference run in data/: unchanged, recomputable, and useful without running anything."""
+"""The reference run in data/: unchanged, reproducible, and readable without a new run."""
 
 from __future__ import annotations
 

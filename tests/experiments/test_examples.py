@@ -1,4 +1,4 @@
-"""Every numbered script runs as a person runs it."""
+"""Every numbered script runs from the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The smaller experiments: what each is there to show, at a tiny size."""
+"""The smaller experiments at a tiny size: the effect that each shows."""
 
 from __future__ import annotations
 

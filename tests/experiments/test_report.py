@@ -1,4 +1,4 @@
-"""The report page: it stands alone, hides nothing, and shows hostile text as text."""
+"""The report page: self-contained, failures included, and markup in text is escaped."""
 
 from __future__ import annotations
 

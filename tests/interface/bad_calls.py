@@ -1,4 +1,4 @@
-"""Calls of the library, what plausible callers get wrong in them, and how each then ends.
+"""Calls of public functions, plausible mistakes in their arguments, and how each call ends.
 
 A `Call` is a public function with well-formed arguments and, for some of them, of what kind each
 is. `KINDS` has the mistakes for each kind: most must be refused; some mean something (a list in

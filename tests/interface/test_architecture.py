@@ -1,5 +1,5 @@
-"""The shape of the package: layers look down, foreign packages come in at few places,
-names exist and mean one thing, imports are light."""
+"""The architecture of the package: modules import from lower layers only, third-party packages
+are imported in few places, a public name exists and means one thing, importing loads little."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Every public function answers a plausible wrong argument with what it expected and what it got.
+"""Every public function refuses a plausible wrong argument: what it expected, what it got.
 
-`tests.interface.bad_calls` has the functions, the mistakes and the judge. By default one case in
+`tests.interface.bad_calls` has the functions, the mistakes and `verdict`. By default one case in
 twelve is run, and all of them under the marker `slow`.
 """
 

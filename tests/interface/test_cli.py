@@ -1,4 +1,4 @@
-"""The command line as a person meets it: what it writes, what it says, how it ends."""
+"""The command line as a user sees it: files, messages, exit codes."""
 
 from __future__ import annotations
 

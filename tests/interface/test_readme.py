@@ -1,4 +1,4 @@
-"""What a newcomer is told is true: the README's examples run, and CI runs its two commands."""
+"""The README's examples run, and CI runs its two commands."""
 
 from __future__ import annotations
 

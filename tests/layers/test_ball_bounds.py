@@ -1,4 +1,4 @@
-"""Bounds in a ball through layers: never exceeded by ascent in it, exact at radius 0."""
+"""Bounds in a ball, of layers and networks: not exceeded by ascent in it, exact at radius 0."""
 
 from __future__ import annotations
 

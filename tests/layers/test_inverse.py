@@ -1,4 +1,4 @@
-"""Inverses of contractive layers: the error that comes back always holds, or nothing is said.
+"""Inverses of contractive layers: the returned error always holds; it is ∞ if nothing is proved.
 
 The layers are evaluated a second time in extended precision, so that the preimage is known.
 """

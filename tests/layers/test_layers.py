@@ -1,4 +1,4 @@
-"""Layers and their composition: values by hand, and what is refused.
+"""Layers and their composition: values computed by hand, and wrong arguments.
 
 Their derivatives are held against dense automatic ones in `tests/maps/test_laws.py`.
 """

@@ -1,4 +1,4 @@
-"""Norms against solvers that lie, spectra made to mislead, and layers drawn at random."""
+"""Norms with parts that are wrong on purpose, misleading spectra, and random layers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-# ------------------------------------------------------------------ parts that lie
+# ------------------------------------------------------------------ wrong parts
 
 
 def _no_orthogonalisation(self, vectors):
@@ -67,10 +67,12 @@ def _noise_instead(self, vectors):
     return noise, torch.linalg.vector_norm(noise, dim=-1), length
 
 
-@pytest.mark.parametrize("lie", [_no_orthogonalisation, _against_the_newest_alone, _noise_instead])
-def test_value_and_residual_do_not_believe_the_basis(monkeypatch, lie):
+@pytest.mark.parametrize(
+    "wrong", [_no_orthogonalisation, _against_the_newest_alone, _noise_instead]
+)
+def test_value_and_residual_do_not_believe_the_basis(monkeypatch, wrong):
     """They are measured by products made for it, whatever the iteration thinks it did."""
-    monkeypatch.setattr(Basis, "remainder", lie)
+    monkeypatch.setattr(Basis, "remainder", wrong)
     matrix = torch.randn(60, 50, generator=seeded(0), dtype=F64)
     J = LinearMap(
         lambda x: (matrix @ x[..., 0])[:, None],

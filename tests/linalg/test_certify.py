@@ -1,4 +1,4 @@
-"""Norm solvers that are wrong: what the certificate refuses or flags, and a user's own solver."""
+"""Wrong norm solvers, which the certificate refuses or flags, and a user's own solver."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_gradient_goes_through_the_value_of_a_factorisation():
         torch.testing.assert_close(found, wanted)
 
 
-class Liar(NormSolver):
+class WithoutUpperEnd(NormSolver):
     """The right vectors, and nothing known from above."""
 
     def candidate(self, linear_map, rtol):
@@ -208,8 +208,8 @@ def test_a_solver_without_an_upper_end_is_not_believed():
     F = SelfAttention(AttentionParameters.random(2))
     mu = ParticleMeasure([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     with pytest.raises(ConvergenceError, match="upper/value - 1 = inf"):
-        local_lipschitz(F, mu, solver=Liar())
-    found = local_lipschitz(F, mu, solver=Liar(), strict=False)
+        local_lipschitz(F, mu, solver=WithoutUpperEnd())
+    found = local_lipschitz(F, mu, solver=WithoutUpperEnd(), strict=False)
     assert not bool(found.converged) and float(found.upper) == math.inf
 
 

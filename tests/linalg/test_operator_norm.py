@@ -1,4 +1,4 @@
-"""Operator norms: dense and Lanczos against singular values, and what is said when they fail."""
+"""Operator norms: dense and Lanczos against singular values, and their errors when they fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much larger than what a Krylov iteration found the norm may be."""
+"""How far the norm may exceed the value that a Krylov iteration has found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a layer declares near an input: the hook between the bounds and the maps."""
+"""Upper bounds at an input and in a ball around it, from what layers declare."""
 
 from __future__ import annotations
 

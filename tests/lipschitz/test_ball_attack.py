@@ -1,8 +1,8 @@
-"""Bounds near an input against an oracle of their own: derivatives written out, in logarithms.
+"""Bounds in a ball against a separate oracle: derivatives written out, in logarithms.
 
-Light atoms make entries of D^½JD^−½ large whose attention is below the number range, so that
-neither the engine nor automatic differentiation (whose rounding those weights would magnify) is
-what a bound is held against here.
+With light atoms, entries of D^½JD^−½ can be large although their attention weights underflow. Such
+ratios of weights also magnify the rounding of automatic differentiation. So bounds are compared
+neither with the library's own linearisation nor with autodiff here.
 """
 
 from __future__ import annotations

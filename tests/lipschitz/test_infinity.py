@@ -1,4 +1,4 @@
-"""The ∞-norm against dense Jacobians, in blocks and in one piece."""
+"""The ∞-norm against dense Jacobians, computed in blocks and at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shares of particles and heads: against dense algebra head by head, and by their laws."""
+"""Contributions of particles and heads: against dense algebra head by head, and their laws."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search over pairs: each family against a hand computation; the result against the theorems."""
+"""Search over pairs: each family against a computation by hand, the result against theorems."""
 
 from __future__ import annotations
 

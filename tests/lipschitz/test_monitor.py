@@ -1,4 +1,4 @@
-"""The callback of a training loop measures what one would measure by hand."""
+"""The callback of a training loop measures the same as a loop by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local constants in W_p: known ones, bounds above, and splits below."""
+"""Local constants in W_p: known values, upper bounds, and lower bounds by splitting atoms."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_the_certified_end_holds_against_the_line_oracle():
 
 
 def test_splitting_beats_moving_by_a_factor_that_grows_with_the_radius():
-    # Ours: A = −1, the crowd at the origin, a light atom at R that gets attention 1/(1 + R²).
+    # Ours: A = −1, the heavy atom at the origin, a light atom at R that gets attention 1/(1 + R²).
     F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
     factors = []
     for radius in (4.0, 8.0, 16.0):

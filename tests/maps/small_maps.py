@@ -1,4 +1,4 @@
-"""Small maps of every kind, and what they are held against: dense automatic differentiation."""
+"""Small maps of every kind, and their oracle: dense automatic differentiation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for every map of measures: one table of maps against one of laws.
+"""Laws that hold for every map of measures: a table of maps times a table of laws.
 
 A map that is new goes into `tests/maps/small_maps.py`; a law that is new goes here.
 """

@@ -1,4 +1,4 @@
-"""The algebra of linear maps, linearisations of any map of measures, and what is refused."""
+"""The algebra of linear maps, linearisations of any map of measures, and wrong maps."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_maps_that_change_more_than_points_are_refused():
 
 
 def test_a_wrong_transpose_is_refused():
-    class Lying(torch.autograd.Function):
+    class WrongTranspose(torch.autograd.Function):
         @staticmethod
         def forward(x):
             return x.clone()
@@ -284,7 +284,9 @@ def test_a_wrong_transpose_is_refused():
         def backward(ctx, covector):
             return -covector
 
-    refuse(lambda mu: mu.replace(Lying.apply(mu.points)), "forward and reverse derivatives")
+    refuse(
+        lambda mu: mu.replace(WrongTranspose.apply(mu.points)), "forward and reverse derivatives"
+    )
 
 
 def test_maps_with_kinks_and_constants_are_not_refused():

@@ -1,4 +1,4 @@
-"""What a map declares, what a plain function is taken for, and what is refused."""
+"""What a map declares, how a plain function is wrapped, and wrong arguments."""
 
 from __future__ import annotations
 

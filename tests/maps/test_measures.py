@@ -1,4 +1,4 @@
-"""Particle measures: what is refused, and what pushing, splitting and merging keep."""
+"""Particle measures: wrong arguments, and what pushforward, splitting and merging preserve."""
 
 from __future__ import annotations
 

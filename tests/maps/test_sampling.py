@@ -1,4 +1,4 @@
-"""Starting measures: the witnesses of the proofs and random clouds."""
+"""Example measures: the configurations of the proofs, and random points."""
 
 from __future__ import annotations
 

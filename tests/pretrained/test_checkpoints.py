@@ -1,4 +1,4 @@
-"""Checkpoints that are not whole are refused, and weights have a fingerprint."""
+"""Incomplete checkpoints are refused, and weights have a fingerprint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts come in whole and known; windows are disjoint and at the same places for every length."""
+"""Texts are complete and identified; windows are disjoint, at the same places for all lengths."""
 
 from __future__ import annotations
 

@@ -127,9 +127,9 @@ def test_without_its_casts_to_float32_the_model_is_off_by_their_rounding_only(so
 def test_a_layer_that_looks_at_distances_has_to_know_the_length(name):
     source = small(name)
     assert source.needs_length
-    for door in (source.attention, source.block):
+    for layer in (source.attention, source.block):
         with pytest.raises(ValueError, match="length=n"):
-            door(0)
+            layer(0)
     with pytest.raises(ValueError, match="length=n"):
         source.network()
     with pytest.raises(ValueError, match="≥ 1"):

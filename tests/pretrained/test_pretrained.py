@@ -1,4 +1,4 @@
-"""Extraction from transformers, and the traps that make it wrong without a sign."""
+"""Layers taken from transformers, and settings that would make them silently wrong."""
 
 from __future__ import annotations
 

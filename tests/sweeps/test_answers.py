@@ -1,4 +1,4 @@
-"""Answers as Datasets, as floats, and as what a terminal and a notebook show."""
+"""Answers as Datasets, as floats, and as shown by terminals and notebooks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever happens to the files of a store: right numbers or pending, named, and repaired.
+"""Damaged files of a store: every case has the right numbers or is pending, named and repaired.
 
 Damage: each file deleted, cut, emptied, zeroed, or with one bit turned. Power loss: every write,
 flush, rename and deletion of a sweep is recorded, and the disk is put together as it may be after

@@ -1,4 +1,4 @@
-"""One sweep through every executor: the same Dataset, one thread each, deaths survived.
+"""One sweep through every executor: the same Dataset, one thread each, also if workers die.
 
 All tests that need a fork server of this process are here, so that it is started once.
 """

@@ -1,4 +1,4 @@
-"""A store knows what it holds: another function, setting or model is refused or named."""
+"""A store records what it holds: another function, setting or model is refused or reported."""
 
 from __future__ import annotations
 

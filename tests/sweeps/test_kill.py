@@ -1,4 +1,4 @@
-"""Killed at random moments, a sweep loses nothing that is finished and ends as if never killed.
+"""A sweep killed at random moments loses no finished case, and ends with the same Dataset.
 
 MEANFIELD_KILLS sets how many kills the slow campaign makes in all, 200 by default; it writes what
 it has counted, by mode, to the file named by MEANFIELD_KILLS_RECORD.

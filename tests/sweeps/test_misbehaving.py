@@ -1,4 +1,4 @@
-"""Whatever a case returns, and whenever Ctrl-C comes: a failure is recorded, the rest is kept."""
+"""Bad return values, errors and Ctrl-C: a failure is recorded, the other cases are kept."""
 
 from __future__ import annotations
 

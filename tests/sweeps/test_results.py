@@ -1,4 +1,4 @@
-"""Labels, files, cubes, fits: what goes in comes out, and known laws are found again."""
+"""Labels, files, cubes, fits: written data is read back, and fits recover known laws."""
 
 from __future__ import annotations
 

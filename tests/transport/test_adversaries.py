@@ -1,4 +1,4 @@
-"""The word "certified": bad plans and bad potentials widen the interval, and nothing else."""
+"""What "certified" means: bad plans and potentials widen the interval, which still holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thousands of hard small problems against an exact integer linear program: no interval misses."""
+"""Thousands of hard small problems: intervals contain the value of an exact integer program."""
 
 from __future__ import annotations
 

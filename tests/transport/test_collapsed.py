@@ -1,4 +1,4 @@
-"""Clusters far apart and small: where solvers with absolute tolerances are silently wrong."""
+"""Small clusters far apart, where solvers with absolute tolerances are silently wrong."""
 
 from __future__ import annotations
 

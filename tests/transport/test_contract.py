@@ -1,4 +1,4 @@
-"""What the numbers mean: ours, POT's, GeomLoss's and SciPy's for two points at distance 3."""
+"""W₂ or its square: ours, POT's, GeomLoss's and SciPy's for two points at distance 3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The entropic path: never a bare number where a bound is meant."""
+"""The Sinkhorn divergence: its limit, its gradients, and blocks in place of a dense matrix."""
 
 from __future__ import annotations
 

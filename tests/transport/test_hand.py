@@ -1,4 +1,4 @@
-"""What the hand of somebody who comes from POT, GeomLoss or pandas expects."""
+"""Calls as users of POT, GeomLoss or pandas would write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input is refused with what was expected and what came."""
+"""Bad input is refused: the error says what was expected and what it got."""
 
 from __future__ import annotations
 

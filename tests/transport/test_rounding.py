@@ -1,4 +1,4 @@
-"""What the certificate says of rounding holds against exact arithmetic, and says no more."""
+"""The certificate's bounds of rounding, against exact arithmetic."""
 
 from __future__ import annotations
 
