@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meanfield.checks import choice
+from meanfield.checks import choice, name_of
+from meanfield.images import image_of
 from meanfield.linalg import LinearMap
 from meanfield.linalg.vectors import lengths
-from meanfield.measures import MeasureMap, ParticleMeasure, image_of, name_of, split
+from meanfield.measures import MeasureMap, ParticleMeasure, split
 
 __all__ = ["Linearisation", "check_geometry", "linearize_by_autodiff"]
 

@@ -24,6 +24,7 @@ __all__ = [
     "as_float_tensor",
     "as_floats",
     "as_generator",
+    "called",
     "check_finite",
     "check_same_kind",
     "choice",
@@ -31,6 +32,7 @@ __all__ = [
     "describe",
     "is_recorded",
     "is_traced",
+    "name_of",
     "number",
     "suggestion",
 ]
@@ -144,6 +146,25 @@ def describe(value: Any) -> str:
     shape = getattr(value, "shape", None)
     of = f" of shape {tuple(shape)}" if isinstance(shape, tuple) and shape else ""
     return f"{type(value).__name__}{of}"
+
+
+def name_of(F: object) -> str:
+    """The name of a function or of the class of an object, for messages."""
+    return getattr(F, "__name__", None) or type(F).__name__
+
+
+def called(function: Any, arguments: tuple[Any, ...], expected: str, hint: str = "") -> Any:
+    """The result of a user's function; its type errors say what kind of function was expected."""
+    try:
+        return function(*arguments)
+    except (TypeError, AttributeError) as error:
+        text = str(error)
+        if text.partition(":")[2].startswith(" expected") or "expected a" in text:
+            raise  # the function has said it clearly itself
+        raise TypeError(
+            f"{expected}, got {name_of(function)}, which raised {type(error).__name__}: "
+            f"{text}{hint}"
+        ) from error
 
 
 def as_floats(values: Any, name: str = "value") -> np.ndarray:

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from meanfield.autodiff import Linearisation, check_geometry, linearize_by_autodiff
+from meanfield.checks import name_of
+from meanfield.images import check_map
 from meanfield.linalg import Dense, largest_block_norm, operator_norm
-from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure, name_of
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 __all__ = [
     "BallBounds",

@@ -14,6 +14,7 @@ from torch import Tensor
 from meanfield.checks import (
     as_bool,
     as_float_tensor,
+    called,
     check_finite,
     check_same_kind,
     count,
@@ -272,51 +273,6 @@ def check_measure(mu: object, name: str = "mu", *, finite: bool = True) -> Parti
     return mu
 
 
-def check_map(F: object, name: str = "F") -> None:
-    """Raise TypeError unless F is callable (its return value is checked at the call)."""
-    if callable(F) and not isinstance(F, type):
-        return
-    made = "; SelfAttention(parameters) makes one" if hasattr(F, "query") else ""
-    made = "; source.attention(layer) makes one" if hasattr(F, "attention") else made
-    raise TypeError(f"{name}: expected a map of measures (a function), got {describe(F)}{made}")
-
-
-def image_of(F: MeasureMap, mu: ParticleMeasure, name: str = "F") -> ParticleMeasure:
-    """F(μ), or an error that says what a map of measures is.
-
-    Raises:
-        TypeError: it does not take a measure, or does not return one.
-    """
-    check_map(F, name)
-    hint = "return mu.replace(points), or pushforward(T, mu) for a map of points T"
-    image = _called(F, (mu,), f"{name}: expected a map that takes a ParticleMeasure", f"; {hint}")
-    if not isinstance(image, ParticleMeasure):
-        raise TypeError(
-            f"{name}: expected a map that returns a ParticleMeasure, got {name_of(F)}, which "
-            f"returned {describe(image)}; {hint}"
-        )
-    return image
-
-
-def _called(function: Any, arguments: tuple[Any, ...], expected: str, hint: str = "") -> Any:
-    """The result of a user's function; its TypeError becomes one that says what was expected."""
-    try:
-        return function(*arguments)
-    except (TypeError, AttributeError) as error:
-        text = str(error)
-        if text.partition(":")[2].startswith(" expected") or "expected a" in text:
-            raise  # the function has said it clearly itself
-        raise TypeError(
-            f"{expected}, got {name_of(function)}, which raised {type(error).__name__}: "
-            f"{text}{hint}"
-        ) from error
-
-
-def name_of(F: object) -> str:
-    """The name of a function or of the class of an object, for messages."""
-    return getattr(F, "__name__", None) or type(F).__name__
-
-
 class Disintegration(NamedTuple):
     """μ̄ = ∫ δ_s ⊗ μ^s dθ(s): the positions s, their log-masses log θ(s), the measures μ^s."""
 
@@ -347,7 +303,7 @@ def pushforward(
     if use_positions and mu.positions is None:
         raise ValueError("mu: expected a measure with positions, got one without")
     arguments = (mu.points, mu.positions) if use_positions else (mu.points,)
-    return mu.replace(_called(transport, arguments, "transport: expected a function of points"))
+    return mu.replace(called(transport, arguments, "transport: expected a function of points"))
 
 
 def disintegrate(mu: ParticleMeasure) -> Disintegration:

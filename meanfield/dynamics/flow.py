@@ -12,11 +12,12 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from meanfield.checks import name_of
 from meanfield.dynamics.clocks import TIME
 from meanfield.dynamics.integrators import Adaptive, Noise
 from meanfield.dynamics.resuming import Checkpoints, description
 from meanfield.dynamics.trajectories import FlowProblem, State, flow_problem, states
-from meanfield.measures import MeasureMap, ParticleMeasure, name_of
+from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
 from meanfield.results.provenance import provenance

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 
 from meanfield.checks import choice
+from meanfield.images import check_map
 from meanfield.layers import Chain, LayerNorm, RMSNorm
-from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 __all__ = ["NORMS", "PLACEMENTS", "Placed", "placed"]
 

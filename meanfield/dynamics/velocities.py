@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from meanfield.dynamics.constraints import Constraint
+from meanfield.images import image_of
 from meanfield.layers.composition import Composite, identity_at
 from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation, Map, as_map, linearize
-from meanfield.measures import MeasureMap, ParticleMeasure, image_of
+from meanfield.measures import MeasureMap, ParticleMeasure
 
 __all__ = ["Layers", "Velocity", "layers_of", "particlewise_derivative"]
 

@@ -8,9 +8,10 @@ from typing import final
 
 from torch import Tensor
 
+from meanfield.images import image_of
 from meanfield.layers.composition import Composite
 from meanfield.maps import BallBounds, Linearisation, ball_bounds, linearize
-from meanfield.measures import MeasureMap, ParticleMeasure, image_of
+from meanfield.measures import MeasureMap, ParticleMeasure
 
 __all__ = ["Chain"]
 

@@ -7,7 +7,8 @@ from typing import final
 
 from torch import Tensor
 
-from meanfield.checks import number
+from meanfield.checks import name_of, number
+from meanfield.images import image_of
 from meanfield.layers.composition import Composite, identity_at
 from meanfield.maps import (
     BallBounds,
@@ -17,7 +18,7 @@ from meanfield.maps import (
     expanded_radii,
     linearize,
 )
-from meanfield.measures import MeasureMap, ParticleMeasure, image_of, name_of
+from meanfield.measures import MeasureMap, ParticleMeasure
 
 __all__ = ["Residual"]
 

@@ -9,9 +9,11 @@ from typing import final
 
 from torch import Tensor
 
+from meanfield.checks import name_of
+from meanfield.images import image_of
 from meanfield.layers.composition import Composite
 from meanfield.maps import BallBounds, Linearisation, Map, ball_bounds, linearize
-from meanfield.measures import ParticleMeasure, image_of, name_of
+from meanfield.measures import ParticleMeasure
 
 __all__ = ["Sum"]
 

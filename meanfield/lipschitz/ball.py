@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_bool, as_float_tensor
+from meanfield.checks import as_bool, as_float_tensor, name_of
 from meanfield.maps import as_map, ball_bounds
-from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, name_of
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 __all__ = ["ball_upper"]
 

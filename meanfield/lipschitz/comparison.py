@@ -10,17 +10,11 @@ import xarray as xr
 from torch import Tensor
 
 from meanfield.checks import as_bool, as_float_tensor, as_generator, check_finite
+from meanfield.images import check_map
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.secant import SecantRatio, euclidean_secant_ratio, secant_ratio
 from meanfield.maps import as_map
-from meanfield.measures import (
-    MeasureMap,
-    ParticleMeasure,
-    check_map,
-    check_measure,
-    split,
-    stack,
-)
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, split, stack
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
 

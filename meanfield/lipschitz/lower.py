@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_generator, choice, count, describe, number
+from meanfield.images import check_map, image_of
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.proposals import (
     Pairs,
@@ -23,7 +24,7 @@ from meanfield.lipschitz.proposals import (
 )
 from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import SecantRatio, secant_ratio
-from meanfield.measures import MeasureMap, ParticleMeasure, check_map, check_measure, image_of
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results import Answer, Variable, labelled
 from meanfield.results.labels import dataset
 from meanfield.transport import solve_conditional_w2, solve_w2

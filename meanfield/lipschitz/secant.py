@@ -10,15 +10,9 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_bool, as_float_tensor, check_finite, check_same_kind
+from meanfield.images import check_map, image_of
 from meanfield.linalg.vectors import lengths
-from meanfield.measures import (
-    MeasureMap,
-    ParticleMeasure,
-    check_map,
-    check_measure,
-    image_of,
-    pushforward,
-)
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, pushforward
 from meanfield.results import Answer, labelled
 from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
 

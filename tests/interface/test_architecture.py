@@ -21,6 +21,7 @@ LAYERS = [
     ["errors", "html", "checks"],
     ["results"],
     ["measures", "linalg"],
+    ["images"],
     ["autodiff"],
     ["maps"],
     ["attention", "transport", "sampling", "sweeps", "figures"],
@@ -263,7 +264,7 @@ FOREIGN = {
     "cli": "signals differ between systems, notes of errors between versions of Python",
     "pretrained.llama": "configurations of transformers leave fields out",
     "pretrained.modules": "configurations of transformers leave fields out",
-    "measures": "hints in messages, to somebody who passed what is no map",
+    "images": "hints in messages, to somebody who passed what is no map",
 }
 
 

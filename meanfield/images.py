@@ -1,0 +1,34 @@
+"""F(μ) for a function F of the user: if F is no map of measures, the error says what one is."""
+
+from __future__ import annotations
+
+from meanfield.checks import called, describe, name_of
+from meanfield.measures import MeasureMap, ParticleMeasure
+
+__all__ = ["check_map", "image_of"]
+
+
+def check_map(F: object, name: str = "F") -> None:
+    """Raise TypeError unless F is callable (its return value is checked at the call)."""
+    if callable(F) and not isinstance(F, type):
+        return
+    made = "; SelfAttention(parameters) makes one" if hasattr(F, "query") else ""
+    made = "; source.attention(layer) makes one" if hasattr(F, "attention") else made
+    raise TypeError(f"{name}: expected a map of measures (a function), got {describe(F)}{made}")
+
+
+def image_of(F: MeasureMap, mu: ParticleMeasure, name: str = "F") -> ParticleMeasure:
+    """F(μ), or an error that says what a map of measures is.
+
+    Raises:
+        TypeError: F does not take a measure, or does not return one.
+    """
+    check_map(F, name)
+    hint = "return mu.replace(points), or pushforward(T, mu) for a map of points T"
+    image = called(F, (mu,), f"{name}: expected a map that takes a ParticleMeasure", f"; {hint}")
+    if not isinstance(image, ParticleMeasure):
+        raise TypeError(
+            f"{name}: expected a map that returns a ParticleMeasure, got {name_of(F)}, which "
+            f"returned {describe(image)}; {hint}"
+        )
+    return image
