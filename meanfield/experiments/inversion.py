@@ -176,7 +176,8 @@ def errors(ds: xr.Dataset, *, ax: Axes, spread: float | None = None) -> Axes:
 def steps(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Steps to 1e-12: by the bound, by the constant measured at the input, and as certified."""
     names = {
-        "steps_bound": ("s--", "predicted by c"),
+        # No line: it depends on the first step too, and is known at these c only.
+        "steps_bound": ("D", "predicted by c"),
         "steps_measured": ("o-", "predicted by the measured constant"),
         "steps_taken": ("x", "taken until the residual certifies it"),
     }

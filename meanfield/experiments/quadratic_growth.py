@@ -13,10 +13,11 @@ It stands last, so that the same holds masked. (The choice of tokens is ours.)
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import xarray as xr
 
@@ -25,7 +26,7 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import figure, kind, readable_logs
-from meanfield.figures.curves import curve
+from meanfield.figures.curves import curve, formula
 from meanfield.figures.selection import levels, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
@@ -70,33 +71,54 @@ def layer(dim: int, seed: int) -> AttentionParameters:
 def measure(radius: float, causal: bool, *, dim: int, layer_seed: int) -> dict[str, Any]:
     """The constant at (R u, −R u, 0), between its bounds; u maximises ‖Aᵀu‖."""
     parameters = layer(dim, layer_seed)
-    A, V = parameters.A[0], parameters.V[0]
-    u = torch.linalg.svd(A)[0][:, 0]
+    u = _direction(parameters)
     X = torch.stack([radius * u, -radius * u, torch.zeros_like(u)])
     F = SelfAttention(parameters, causal=causal)
     mu = ParticleMeasure.from_sequence(X)
     constant = local_lipschitz(F, mu, geometry="euclidean", strict=False)
-    norm_A, norm_V = (float(torch.linalg.matrix_norm(matrix, 2)) for matrix in (A, V))
-    reached = torch.linalg.vector_norm(V @ u) * torch.linalg.vector_norm(A.mT @ u)
+    sizes = _sizes(parameters)
     return {
         **constant.values("constant"),
-        "quadratic_lower": max(2 / 3 * radius**2 * float(reached) - norm_V / 3, 0.0),
-        "general_bound": bounds.theorem_3_3(norm_A, norm_V, radius, 3),
+        "quadratic_lower": max(_lower(radius, sizes), 0.0),
+        "general_bound": _general(radius, sizes),
     }
 
 
-@figure("constant", "constant_converged", "quadratic_lower", "general_bound")
+def _direction(parameters: AttentionParameters) -> torch.Tensor:
+    return torch.linalg.svd(parameters.A[0])[0][:, 0]
+
+
+def _sizes(parameters: AttentionParameters) -> dict[str, float]:
+    """What the bounds depend on besides R: ‖A‖, ‖V‖ and ‖V u‖ ‖Aᵀ u‖."""
+    A, V, u = parameters.A[0], parameters.V[0], _direction(parameters)
+    norm_A, norm_V = (float(torch.linalg.matrix_norm(matrix, 2)) for matrix in (A, V))
+    reached = torch.linalg.vector_norm(V @ u) * torch.linalg.vector_norm(A.mT @ u)
+    return {"norm_A": norm_A, "norm_V": norm_V, "reached": float(reached)}
+
+
+def _lower(radius: Any, sizes: Mapping[str, float]) -> Any:
+    return 2 / 3 * radius**2 * sizes["reached"] - sizes["norm_V"] / 3
+
+
+def _general(radius: Any, sizes: Mapping[str, float]) -> Any:
+    return bounds.theorem_3_3(sizes["norm_A"], sizes["norm_V"], radius, 3)
+
+
+@figure("constant", "constant_converged")
 def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Constant against R at (R u, −R u, 0), between R² from below and Theorem 3.3."""
+    ax.set(xscale="log", yscale="log", xlabel="radius R", ylabel="local constant")
     for causal, colour, marker in ((False, "tab:blue", "o"), (True, "tab:orange", "x")):
         if causal in levels(ds, "causal"):
             rows, label = select(ds, causal=causal), f"local constant, {kind(causal)}"
             curve(ax, rows, "radius", "constant", marker, color=colour, label=label)
-    lower = rows.isel(case=np.flatnonzero(rows.quadratic_lower.values > 0))
-    thin: Any = {"linewidth": 0.9}
-    curve(ax, lower, "radius", "quadratic_lower", "k:", label=r"lower bound, $R^2$", **thin)
-    curve(ax, rows, "radius", "general_bound", "k--", label="upper bound, Thm 3.3")
-    ax.set(xscale="log", yscale="log", xlabel="radius R", ylabel="local constant")
+    # Below its zero it says nothing.
+    zero = (ds.attrs["norm_V"] / (2 * ds.attrs["reached"])) ** 0.5
+    above = [max(float(ds.radius.min()), 1.02 * zero), float(ds.radius.max())]
+    if above[0] < above[1]:
+        formula(ax, partial(_lower, sizes=ds.attrs), above, label=r"lower bound, $R^2$")
+    upper: Any = {"linewidth": 1.4, "label": "upper bound, Thm 3.3"}
+    formula(ax, partial(_general, sizes=ds.attrs), ds.radius, "k--", **upper)
     ax.set_title("Three tokens $(Ru, -Ru, 0)$ grow as $R^2$")
     readable_logs(ax)
     return ax
@@ -109,5 +131,6 @@ EXPERIMENT = Experiment(
     variables=_VARIABLES,
     parameters=_PARAMETERS,
     derived=lambda s: {"layer_seed": s.seed},
+    attrs=lambda s: _sizes(layer(s.dim, s.seed)),
     figures={"growth": growth},
 )
