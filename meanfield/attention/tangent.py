@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -93,33 +93,22 @@ class AttentionTangent:
 
     def as_linear_map(self) -> LinearMap:
         """The tangent as a `LinearMap` on displacements."""
-        n, par = self.weights.n, self.weights.parameters
-        return LinearMap(
-            matvec=self.matvec,
-            rmatvec=self.rmatvec,
-            in_shape=(n, par.dim),
-            out_shape=(n, par.out_dim),
-            batch_shape=self.batch_shape,
-            dtype=self.weights.points.dtype,
-            device=self.weights.points.device,
+        return LinearMap.of(
+            self.weights.points,
+            self.matvec,
+            self.rmatvec,
+            out_dim=self.weights.parameters.out_dim,
             dense=self.dense,
         )
 
     def field_linear_map(self) -> LinearMap:
         """D_xΓ_μ(xᵢ) of every atom as a batch ``(*batch, n)`` of maps R^d → R^d_out."""
-        par = self.weights.parameters
-
-        def each(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-            return lambda vectors: product(vectors.squeeze(-2)).unsqueeze(-2)
-
-        return LinearMap(
-            matvec=each(self.query_matvec),
-            rmatvec=each(self.query_rmatvec),
-            in_shape=(1, par.dim),
-            out_shape=(1, par.out_dim),
-            batch_shape=torch.Size([*self.batch_shape, self.weights.n]),
-            dtype=self.weights.points.dtype,
-            device=self.weights.points.device,
+        return LinearMap.of(
+            self.weights.points,
+            self.query_matvec,
+            self.query_rmatvec,
+            out_dim=self.weights.parameters.out_dim,
+            each=True,
             dense=lambda part: self._flat_field_jacobians[part],
         )
 
