@@ -75,17 +75,17 @@ class Bounded(Composite):
         return self.map(mu)
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
-        """That of F."""
+        """The derivative of F."""
         return linearize(self.map, mu, geometry=geometry)
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
-        """That of F."""
+        """The bound that F declares."""
         return self.map.local_upper(mu)
 
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:
-        """That of F."""
+        """The bounds that F declares."""
         return self.map.ball_bounds(mu, radii, splitting=splitting)
 
 
@@ -103,7 +103,7 @@ def contractive(
             invert, a large one lets points move farther.
         constant: L, a Lipschitz constant of F at the weights that it will see. A bound such as
             `meanfield.bounds.l2_attention_2` (norm "l2") or `l2_attention_max` ("max") holds
-            everywhere; a constant that is certified on a ball round an input holds there, and
+            everywhere; a constant that is certified on a ball around an input holds there, and
             needs `ball`. A constant measured at a single input holds nowhere else.
         norm: the norm of L, see `Bounded`.
         ball: where L holds; everywhere if None.

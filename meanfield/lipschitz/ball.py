@@ -1,4 +1,4 @@
-"""A certified bound of every local constant in a ball round an input."""
+"""A certified bound of all local constants in a ball around an input."""
 
 from __future__ import annotations
 
