@@ -23,7 +23,8 @@ import xarray as xr
 
 from meanfield.checks import describe
 from meanfield.errors import NoCases
-from meanfield.figures.canvas import style, with_room
+from meanfield.figures.canvas import style
+from meanfield.figures.legends import with_room
 from meanfield.results import read_provenance
 from meanfield.results.atomic import check_replaceable, write_whole
 from meanfield.results.shapes import parameters_of

@@ -6,9 +6,9 @@ write files. Colours run from dark (small) to light (large) where they stand for
 bound is dashed, a measurement is a line with markers.
 """
 
-# Files, each importing only those before it: `canvas` (style, Axes, the options that all figures
-# take), `selection` (which cases), `curves` (columns and formulas), `plots`, `particles`,
-# `saving`.
+# Files, each importing only those before it: `legends`, `canvas` (style, Axes, the options that
+# all figures take), `selection` (which cases), `curves` (columns and formulas), `plots`,
+# `particles`, `saving`.
 
 from meanfield.figures.canvas import figure, style
 from meanfield.figures.particles import animate_particles, plot_particle_paths

@@ -1,4 +1,4 @@
-"""What all figures share: the house style, Axes, legends, colours."""
+"""What all figures share: the house style, Axes, colours, the options that they take."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meanfield.checks import describe, suggestion
+from meanfield.figures.legends import place_legend, with_room
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,12 +23,10 @@ __all__ = [
     "colours",
     "figure",
     "kind",
-    "legend_below",
     "readable_logs",
     "short",
     "style",
     "ticks_at",
-    "with_room",
 ]
 
 FORMULA = "formula"  # the group id of lines that are no column of the Dataset
@@ -73,40 +72,6 @@ def axes(ax: Axes | None) -> Axes:
     return plt.subplots()[1]
 
 
-def legend_below(ax: Axes, **settings: Any) -> None:
-    """The legend under the Axes and its label, in as many columns as their width holds."""
-    from matplotlib.transforms import ScaledTranslation
-
-    handles, labels = ax.get_legend_handles_labels()
-    if not handles:
-        return
-    figure: Any = ax.figure
-    size = _points_of(settings.get("fontsize"))
-    # A character is half as wide as high; the handle and the gaps take five heights.
-    widest = size * (
-        5 + 0.5 * max(len(re.sub(r"[${}\\_^]|mathrm|left|right", "", t)) for t in labels)
-    )
-    width = ax.get_window_extent().width / figure.dpi * 72
-    columns = max(1, min(4, int(1.1 * width / widest), len(labels)))
-    below = ax.get_window_extent().y0 - _bottom(ax)
-    shift = ScaledTranslation(0, -below / figure.dpi - 0.04, figure.dpi_scale_trans)
-    where = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0)}
-    ax.legend(**{"ncols": columns, "bbox_transform": ax.transAxes + shift, **where, **settings})
-
-
-def _bottom(ax: Axes) -> float:
-    """The lower end of the axis with its label, in pixels."""
-    box = ax.xaxis.get_tightbbox()
-    return ax.get_window_extent().y0 if box is None else box.y0
-
-
-def with_room(figure: Any) -> None:
-    """Grow the figure by the height of its legend."""
-    legends = [legend for ax in figure.axes if (legend := ax.get_legend()) is not None]
-    inches = max((one.get_window_extent().height / figure.dpi for one in legends), default=0.0)
-    figure.set_figheight(figure.get_figheight() + inches)
-
-
 Draw = Callable[..., "Axes"]
 
 
@@ -145,7 +110,7 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
             _finish([line for line in canvas.get_lines() if line not in known], lines, label)
             if title is not None:
                 canvas.set_title(title)
-            _place_legend(canvas, legend)
+            place_legend(canvas, legend)
             if ax is None:
                 with_room(canvas.figure)
             return canvas
@@ -238,25 +203,6 @@ def _mark(lines: Sequence[Any]) -> None:
         if plain and len(line.get_xdata()) > _FEW:
             first = len(marker_of) * len(line.get_xdata()) // (_FEW * _FEW)
             line.set_markevery((first, len(line.get_xdata()) // _FEW))
-
-
-def _place_legend(ax: Axes, legend: bool | str | Mapping[str, Any]) -> None:
-    if legend is False:
-        return
-    if legend is True or legend == "below":
-        legend_below(ax)
-    elif legend == "beside":
-        ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-    else:
-        settings: Any = legend if isinstance(legend, Mapping) else {"loc": legend}
-        ax.legend(**settings)
-
-
-def _points_of(size: Any) -> float:
-    import matplotlib as mpl
-    from matplotlib.font_manager import FontProperties
-
-    return FontProperties(size=size or mpl.rcParams["legend.fontsize"]).get_size_in_points()
 
 
 def ticks_at(ax: Axes, x: Any) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import xarray as xr
 
 from meanfield.errors import NoCases
-from meanfield.figures.canvas import style, with_room
+from meanfield.figures.canvas import style
+from meanfield.figures.legends import with_room
 from meanfield.figures.particles import FPS
 from meanfield.results.atomic import check_replaceable, write_whole
 
