@@ -14,7 +14,7 @@ from torch import Tensor
 from meanfield.linalg.evidence import Candidate
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
-from meanfield.linalg.vectors import lengths
+from meanfield.linalg.vectors import finite, lengths
 
 __all__ = ["Dense"]
 
@@ -143,10 +143,5 @@ def _power_of_two(matrices: Tensor) -> Tensor:
     Raises:
         OverflowError: an entry is not finite.
     """
-    peak = matrices.abs().amax((-2, -1))
-    if not bool(torch.isfinite(peak).all()):
-        raise OverflowError(
-            f"the linear map has entries beyond the range of {matrices.dtype}: its norm cannot "
-            "be represented; use less extreme weights or a smaller radius"
-        )
+    peak = finite(matrices.abs().amax((-2, -1)), "an entry of the linear map")
     return torch.ldexp(torch.ones_like(peak), torch.frexp(peak).exponent - 1)

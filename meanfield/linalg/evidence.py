@@ -147,27 +147,14 @@ def certify_largest(
         residual=torch.where(counts, every.residual, 0.0).amax(-1),
         error=torch.where(counts, every.error, 0.0).amax(-1),
         upper=every.upper.amax(-1),
-        holds=every.holds.all(-1),
+        converged=every.converged.all(-1),
         direction=every.direction.gather(-3, index).squeeze(-3),
     )
     return _judged(largest, rtol, upper_rtol), block
 
 
-@dataclass(frozen=True, eq=False)
-class _Evidence:
-    """What was measured, in the map's batch shape; `holds`: it does not refute the upper end."""
-
-    value: Tensor
-    residual: Tensor
-    error: Tensor
-    upper: Tensor
-    holds: Tensor
-    direction: Tensor
-    miss: float
-    n_matvecs: int
-
-
-def _measured(linear_map: LinearMap, candidate: Candidate) -> _Evidence:
+def _measured(linear_map: LinearMap, candidate: Candidate) -> NormEstimate:
+    """The estimate; it has converged, so far, unless it refutes its upper end."""
     v, shape = _unit_vectors(linear_map, candidate), linear_map.batch_shape
     upper = _per_map(candidate.upper, shape, "upper")
     if not 0 <= candidate.miss <= 1:
@@ -178,15 +165,15 @@ def _measured(linear_map: LinearMap, candidate: Candidate) -> _Evidence:
         error = relative_error(residual, _per_map(candidate.gap, shape, "gap"))
     # Not `upper < found` negated: NaN is no upper end.
     holds = upper >= found * (1 - _ROUNDINGS * torch.finfo(v.dtype).eps)
-    return _Evidence(
+    return NormEstimate(
         value=value,
         residual=residual,
         error=error,
         upper=torch.where(holds, torch.maximum(upper, found), math.inf),
-        holds=holds,
-        direction=v,
         miss=candidate.miss,
+        converged=holds,
         n_matvecs=candidate.n_matvecs + 1 if candidate.n_matvecs else 0,
+        direction=v,
     )
 
 
@@ -204,8 +191,8 @@ def _value_and_residual(linear_map: LinearMap, v: Tensor, upper: Tensor) -> tupl
     # The image of 0 is exact.
     whole = found if scale is None else torch.where(found > 0, found, 1.0)
     u = forth.detach() / whole if scale is None else scale[..., None] * forth.detach()
-    back = finite(linear_map.rmatvec(u.unflatten(-1, linear_map.out_shape)).detach().flatten(-2))
-    defect = measure(torch.addcmul(back, found, v.flatten(-2), value=-1))
+    back = linear_map.rmatvec(u.reshape(*length.shape, *linear_map.out_shape)).detach()
+    defect = measure(torch.addcmul(finite(back.flatten(-2)), found, v.flatten(-2), value=-1))
     return length if scale is None else length / scale, defect / whole[..., 0]
 
 
@@ -246,22 +233,14 @@ def _power_of_two(upper: Tensor) -> Tensor:
     return torch.where(known, torch.ldexp(torch.ones_like(upper), exponent), 1.0)
 
 
-def _judged(found: _Evidence, rtol: float, upper_rtol: float) -> NormEstimate:
+def _judged(found: NormEstimate, rtol: float, upper_rtol: float) -> NormEstimate:
     value = found.value.detach()
     if found.miss == 0:
         rtol = max(rtol, _ROUNDINGS * torch.finfo(value.dtype).eps)
-    # An upper end that was refuted is infinite by now; the value is finite.
-    near = found.holds if upper_rtol == math.inf else found.upper / (1 + upper_rtol) <= value
-    return NormEstimate(
-        value=found.value,
-        residual=found.residual,
-        error=found.error,
-        upper=found.upper,
-        miss=found.miss,
-        converged=met(found.error, found.residual, rtol) & near,
-        n_matvecs=found.n_matvecs,
-        direction=found.direction,
-    )
+    good = found.converged & met(found.error, found.residual, rtol)
+    if upper_rtol < math.inf:
+        good = good & (found.upper / (1 + upper_rtol) <= value)
+    return replace(found, converged=good)
 
 
 def met(error: Tensor, residual: Tensor, rtol: float) -> Tensor:

@@ -265,11 +265,14 @@ class LinearMap:
     def _by_matrices(self, matrices: Tensor) -> LinearMap:
         """Maps between the same spaces, by matrices ``(*batch, m·e, n·d)``."""
         flat = matrices.reshape(-1, self.rows, self.columns)
-        return replace(
-            self,
+        return LinearMap(
             matvec=_by_matrix(matrices, self.out_shape),
             rmatvec=_by_matrix(matrices.mT, self.in_shape),
+            in_shape=self.in_shape,
+            out_shape=self.out_shape,
             batch_shape=matrices.shape[:-2],
+            dtype=self.dtype,
+            device=self.device,
             dense=lambda part: flat[part],
         )
 

@@ -61,16 +61,16 @@ def lengths_in_range(vectors: Tensor) -> Tensor:
     return torch.linalg.vector_norm(of_parts, dim=-1).to(vectors.dtype)
 
 
-def finite(products: Tensor) -> Tensor:
-    """Products with a linear map.
+def finite(values: Tensor, what: str = "a product with the linear map") -> Tensor:
+    """The values.
 
     Raises:
         OverflowError: one is not finite.
     """
     # The sum first: it is finite nearly always, and needs no second tensor.
-    if not math.isfinite(float(products.detach().sum())) and not bool(products.isfinite().all()):
+    if not math.isfinite(float(values.detach().sum())) and not bool(values.isfinite().all()):
         raise OverflowError(
-            f"a product with the linear map leaves the range of {products.dtype}: its norm "
-            "cannot be represented; use less extreme weights or a smaller radius"
+            f"{what} leaves the range of {values.dtype}: its norm cannot be represented; use less "
+            "extreme weights or a smaller radius"
         )
-    return products
+    return values

@@ -143,7 +143,7 @@ def test_only_the_certificate_makes_estimates():
         for call in ast.walk(function)
         if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("NormEstimate")
     ]
-    assert makers == [("evidence.py", "_judged")]
+    assert makers == [("evidence.py", "_measured")]
 
 
 # ------------------------------------------------------------------ a solver of one's own
