@@ -139,6 +139,22 @@ def test_a_constant_under_a_psi_of_ones_own_is_that_of_the_split_measure():
     assert float(local_lipschitz(F, mu, rtol=1e-9).value) == pytest.approx(float(whole), rel=1e-8)
 
 
+@pytest.mark.parametrize("name", ["softmax", "elu + 1", "softplus with a sink"])
+def test_rows_that_see_nothing_through_a_window_are_finite_and_differentiable(name):
+    """An absent atom far from the others: all of its logits are −∞, where ψ has no derivative."""
+    F = layer(name, kernel=kernels.window(0.2))
+    positions = torch.tensor([0.0, 0.1, 0.15, 0.9], dtype=F64)
+    points = torch.randn(4, 3, dtype=F64, generator=torch.Generator().manual_seed(0))
+    mu = ParticleMeasure(points, [0.5, 0.3, 0.2, 0.0], positions=positions)
+    assert F(mu).points.isfinite().all()
+    own, auto = linearize(F, mu), linearize_by_autodiff(F, mu)
+    assert own.atoms.to_dense().isfinite().all()
+    torch.testing.assert_close(own.atoms.to_dense()[:9, :9], auto.atoms.to_dense()[:9, :9])
+    leaf = points.clone().requires_grad_()
+    F(mu.replace(leaf)).points[:3].square().sum().backward()
+    assert leaf.grad is not None and leaf.grad.isfinite().all()
+
+
 def test_what_is_no_normalisation_is_refused():
     with pytest.raises(TypeError, match="log_psi: expected a function of scores, got 2"):
         RowWise(2)
