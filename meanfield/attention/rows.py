@@ -33,7 +33,6 @@ class Normalization:
         rows: how rows are normalised, with the potentials added to the log-weights; None if
             `whole` is used.
         is_softmax: whether it is the softmax of each row.
-        shift_invariant: whether a number added to all scores of a row changes nothing.
         has_field: whether row i of P depends on nothing but the scores of row i and the
             potentials; then the map has a field Γ_μ(x) away from its atoms.
         takes_masks: whether P is defined for a masked layer.
@@ -41,7 +40,6 @@ class Normalization:
 
     rows: RowWise | None = None
     is_softmax: bool = False
-    shift_invariant: bool = False
     has_field: bool = True
     takes_masks: bool = True
 
@@ -115,11 +113,6 @@ class RowWise(Normalization):
     def is_softmax(self) -> bool:  # type: ignore[override]
         """Whether ψ = exp and rows sum to one."""
         return self.log_psi is None and self.divides and self.sink is None
-
-    @property
-    def shift_invariant(self) -> bool:  # type: ignore[override]
-        """True for the softmax alone: a shift of the scores changes P for another ψ or a sink."""
-        return self.is_softmax
 
     def head(self, index: int) -> RowWise:
         """With the sink of that head."""

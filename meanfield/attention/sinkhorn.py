@@ -54,7 +54,6 @@ class Sinkhorn(Normalization):
     max_iterations: int
     strict: bool
     rows = softmax
-    shift_invariant = True
     takes_masks = False
 
     def plan(self, weights: Weights) -> Plan:

@@ -269,8 +269,9 @@ class Weights:
         features = kernel.features(parameters, points, positions)
         _check(features, kernel, points)
         # A shift of all keys shifts each row of scores by a number, and a mean of values commutes
-        # with a shift of them. So centres may stay out if P does not see shifts of its rows.
-        if not (normalization.shift_invariant and kernel.activation is None):
+        # with a shift of them. So centres may stay out under the softmax: another ψ or a
+        # sink sees shifts of its rows.
+        if not (normalization.is_softmax and kernel.activation is None):
             features = features.whole()
         features = _folded(features, 1.0)
         return cls(

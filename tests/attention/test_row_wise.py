@@ -160,5 +160,5 @@ def test_what_is_no_normalisation_is_refused():
         RowWise(2)
     with pytest.raises(ValueError, match="sink: expected none where rows are not divided"):
         RowWise(divides=False, sink=0.0)
-    assert softmax.shift_invariant
-    assert not CASES["softplus"][0].shift_invariant and not CASES["sink"][0].shift_invariant
+    assert softmax.is_softmax
+    assert not CASES["softplus"][0].is_softmax and not CASES["sink"][0].is_softmax
