@@ -13,6 +13,7 @@ import logging
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -212,8 +213,9 @@ def _say(text: str) -> None:
 
 def _list(options: argparse.Namespace) -> int:
     width = max(map(len, EXPERIMENTS))
-    for name, summary in EXPERIMENTS.items():
-        _say(f"{name:{width}}  {summary}")
+    wide = max(len(one.question) for one in EXPERIMENTS.values())
+    for name, one in EXPERIMENTS.items():
+        _say(f"{name:{width}}  {one.question:{wide}}  {one.paper}".rstrip())
     return 0
 
 
@@ -248,13 +250,20 @@ def _run(options: argparse.Namespace) -> int:
         accept_changed_code=options.accept_changed_code,
     )
     _say(f"wrote {store}")
-    if not options.shard and _some_succeeded(ds):
-        ds = experiment.finish(ds)
-        for suffix in (".zarr", ".nc"):
-            _say(f"wrote {results.write_dataset(ds, store.with_suffix(suffix))}")
-        if not options.no_figures:
-            _draw(ds, options.name, options.out)
-    return _summary(ds)
+    if options.shard or not _some_succeeded(ds):
+        return _summary(ds)
+    ds = experiment.finish(ds)
+    for suffix in (".zarr", ".nc"):
+        _say(f"wrote {results.write_dataset(ds, store.with_suffix(suffix))}")
+    if not options.no_figures:
+        begun = time.monotonic()
+        _draw(ds, options.name, options.out)
+        _say(f"figures took {time.monotonic() - begun:.0f} s")
+    code = _summary(ds)
+    for line in experiment.answer(ds):
+        _say(line)
+    _say(f"next: meanfield report {store.with_suffix('.zarr')}")
+    return code
 
 
 def _some_succeeded(ds: xr.Dataset) -> bool:

@@ -13,7 +13,7 @@ Listing them loads none of them.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from meanfield.checks import suggestion
 
@@ -22,32 +22,82 @@ if TYPE_CHECKING:
 
 __all__ = ["EXPERIMENTS", "get"]
 
+
+class Listed(NamedTuple):
+    """An experiment in the list, which loads none."""
+
+    question: str
+    paper: str = ""  # what it shows of the papers, if anything
+
+
 # In the order of the list; the name of the file has "_" for "-".
 EXPERIMENTS = {
-    "two-dirac": "how sensitive two unbalanced clusters are: radius, light weight, n, masking",
-    "lemma-3-2": "discrete Euclidean against Wasserstein secants as the step shrinks",
-    "regimes": "over (n, R): worst constants found against every theorem",
-    "sharpness": "how far the bounds are from the worst that is found, plain, masked, tokens",
-    "kernel-growth": "dot products explode with the radius, L2 attention grows as its square",
-    "masked-bound": "masked attention exceeds the unmasked mean-field bound",
-    "real-text": "local constant of attention against n on real text, per layer, plain and masked",
-    "through-depth": "constants of a transformer block by block and end to end, and its tokens",
-    "families": "families of transformers side by side: block by block, and what tokens become",
-    "adversarial": "growth in n at the inputs built to be the worst, per head",
-    "released-code": "what the published scripts compute, beside the norm",
-    "scaling-factor": "γR² of every head at the real token radius",
-    "quadratic-growth": "three tokens whose constant grows as R²",
-    "inversion": "inverting x + c f(x)/L by its fixed point: L2 against dot-product attention",
-    "l2-tightness": "how close to its bound the infinity norm of L2 attention comes",
-    "large-radius": "Theorem 3.7: the limit far out, and the hump near ties",
-    "clustering": "tokens through depth, on the sphere and in the plane",
-    "metastability": "the staircase of meeting clusters, and how many there are first",
-    "two-dirac-depth": "two unbalanced clusters through depth, and what layers allow",
-    "causal-flow": "masked tokens: leaders, and the first token that all go to",
-    "gaussian-flow": "samples of a Gaussian beside its covariance equation",
-    "mean-field-limit": "W2 between n tokens and many, at the start and in depth",
-    "noise-threshold": "order against coupling: where noise gives way",
-    "placement": "how fast tokens collapse with Pre-, Post-, Peri-LN and nGPT",
+    "two-dirac": Listed(
+        "how sensitive two unbalanced clusters are: radius, light weight, n, masking",
+        "[CAP24] Prop. 3.4, 3.6",
+    ),
+    "lemma-3-2": Listed(
+        "discrete Euclidean against Wasserstein secants as the step shrinks",
+        "[CAP24] Lemmas 3.2, 4.2",
+    ),
+    "regimes": Listed(
+        "over (n, R): worst constants found against every theorem",
+        "[CAP24] Thm 3.3, 3.5, Prop. 3.4",
+    ),
+    "sharpness": Listed(
+        "how far the bounds are from the worst that is found, plain, masked, tokens",
+        "[CAP24] Thm 3.3, 3.5",
+    ),
+    "kernel-growth": Listed(
+        "dot products explode with the radius, L2 attention grows as its square",
+        "[KPM21] Thm 3.1, 3.2",
+    ),
+    "masked-bound": Listed(
+        "masked attention exceeds the unmasked mean-field bound", "[CAP24] Thm 4.4"
+    ),
+    "real-text": Listed(
+        "local constant of attention against n on real text, per layer, plain and masked",
+        "[CAP24] Fig. 1, 4, 5, 6",
+    ),
+    "through-depth": Listed(
+        "constants of a transformer block by block and end to end, and its tokens"
+    ),
+    "families": Listed(
+        "families of transformers side by side: block by block, and what tokens become"
+    ),
+    "adversarial": Listed(
+        "growth in n at the inputs built to be the worst, per head", "[CAP24] Fig. 1, Prop. 3.4"
+    ),
+    "released-code": Listed(
+        "what the published scripts compute, beside the norm", "[CAP24] scripts of Fig. 1"
+    ),
+    "scaling-factor": Listed("γR² of every head at the real token radius", "[CAP24] Fig. 2"),
+    "quadratic-growth": Listed(
+        "three tokens whose constant grows as R²", "[CAP24] Fig. 3, Thm 3.3"
+    ),
+    "inversion": Listed(
+        "inverting x + c f(x)/L by its fixed point: L2 against dot-product attention",
+        "[KPM21] Sec. 4, 5.2",
+    ),
+    "l2-tightness": Listed(
+        "how close to its bound the infinity norm of L2 attention comes",
+        "[KPM21] Thm 3.2, Sec. 5.1",
+    ),
+    "large-radius": Listed(
+        "Theorem 3.7: the limit far out, and the hump near ties", "[CAP24] Thm 3.7, 4.5"
+    ),
+    "clustering": Listed("tokens through depth, on the sphere and in the plane"),
+    "metastability": Listed("the staircase of meeting clusters, and how many there are first"),
+    "two-dirac-depth": Listed("two unbalanced clusters through depth, and what layers allow"),
+    "causal-flow": Listed(
+        "masked tokens: leaders, and the first token that all go to", "[CAP24] footnote 1"
+    ),
+    "gaussian-flow": Listed("samples of a Gaussian beside its covariance equation"),
+    "mean-field-limit": Listed("W2 between n tokens and many, at the start and in depth"),
+    "noise-threshold": Listed("order against coupling: where noise gives way"),
+    "placement": Listed(
+        "how fast tokens collapse with Pre-, Post-, Peri-LN and nGPT", "[CAP24] Sec. 2.3"
+    ),
 }
 
 

@@ -25,6 +25,10 @@ def _unchanged(ds: xr.Dataset) -> xr.Dataset:
     return ds
 
 
+def _no_lines(ds: xr.Dataset) -> Sequence[str]:
+    return ()
+
+
 @dataclass(frozen=True)
 class Experiment:
     """One question. The file of the settings gives the name, and its docstring the question.
@@ -46,6 +50,8 @@ class Experiment:
             the docstring is the caption.
         animations: by the name of their file, functions of a Dataset.
         conclude: from the finished sweep to the Dataset, for fits over all cases.
+        answer: from the Dataset to the lines with which `meanfield run` ends: the numbers that
+            answer the question.
 
     Example:
         >>> from meanfield.experiments.settings import setting
@@ -77,6 +83,7 @@ class Experiment:
     figures: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     animations: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     conclude: Callable[[xr.Dataset], xr.Dataset] = _unchanged
+    answer: Callable[[xr.Dataset], Sequence[str]] = _no_lines
 
     @property
     def name(self) -> str:

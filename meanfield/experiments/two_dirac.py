@@ -385,6 +385,23 @@ def _squared(rows: xr.Dataset) -> xr.Dataset:
     return rows.assign_coords(square=rows.radius**2)
 
 
+def answer(ds: xr.Dataset) -> list[str]:
+    """At the largest R: what was found, and the bounds."""
+    rows = select(ds, crowd=-1.0)
+    lines = []
+    for causal in levels(rows, "causal"):
+        top = best(select(rows, causal=causal), "value", over="radius").isel(radius=-1)
+        found, bound, paper = (
+            float(top[name]) for name in ("value", "mean_field_bound", "theorem_3_5")
+        )
+        of_paper = "" if causal else f"; of [CAP24], Theorem 3.5: {paper:.3g}"
+        lines.append(
+            f"{kind(causal)}, R = {float(top.radius):g}: largest constant found {found:,.6g}; "
+            f"bound of this package {bound:,.6g}{of_paper}"
+        )
+    return lines
+
+
 EXPERIMENT = Experiment(
     constants,
     Settings(),
@@ -402,4 +419,5 @@ EXPERIMENT = Experiment(
         "lemma-4-2-masked": partial(secants, causal=True),
         "splitting": splitting,
     },
+    answer=answer,
 )

@@ -1,8 +1,9 @@
-"""Progress by tqdm: a bar on a terminal, elsewhere a line in the log once a minute."""
+"""Progress on standard error: a bar on a terminal, elsewhere a line a minute."""
 
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from typing import Any
 
@@ -28,6 +29,9 @@ class Progress:
         # None: no bar unless standard error is a terminal, so that logs stay readable.
         disable = None if visible else True
         self._bar: Any = tqdm(total=total, initial=done, unit="case", disable=disable)
+        self._lines = visible and self._bar.disable
+        if visible and done:
+            self._bar.write(f"{done} of {total} cases found", file=sys.stderr)
 
     def advance(self, status: np.ndarray) -> None:
         """Count finished cases by their status."""
@@ -50,9 +54,9 @@ class Progress:
             )  # fmt: skip
 
     def _say(self) -> None:
-        if not self._bar.disable:
+        if not self._lines:
             return
         self._last_line = time.monotonic()
         n, elapsed = self._n_before + self._counts.sum(), self._last_line - self._start
         meter = self._bar.format_meter(n, self._total, elapsed, ncols=79, ascii=True)
-        _log.info("sweep: %s", meter)
+        self._bar.write(f"sweep: {meter}", file=sys.stderr)

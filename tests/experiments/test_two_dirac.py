@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -97,3 +98,23 @@ def test_the_list_of_experiments_loads():
         assert experiment.question.splitlines()[0].endswith((".", "?"))
     with pytest.raises(ValueError, match="no experiment named 'three-dirac'"):
         get("three-dirac")
+
+
+def test_a_run_ends_with_the_largest_constant_between_its_bounds():
+    settings = two_dirac.Settings(
+        radii=(1.0, 2.0),
+        n_tokens=(2,),
+        dims=(1,),
+        offsets=(0.0,),
+        log_ratios=(),
+        split_radii=(1.0,),
+        secant_tokens=(),
+    )
+    lines = two_dirac.answer(two_dirac.EXPERIMENT.run(settings, progress=False))
+    plain, masked = ([float(x) for x in re.findall(r"[\d.]+(?:e\+\d+)?", s)] for s in lines)
+    radius, found, bound = plain[:3]
+    assert radius == 2.0
+    assert found == pytest.approx(bounds.two_dirac_lower(1.0, 2.0), rel=1e-3)
+    assert found <= bound == pytest.approx(bounds.mean_field(1.0, 1.0, 2.0), rel=1e-5)
+    assert plain[-1] == pytest.approx(bounds.theorem_3_5(1.0, 1.0, 2.0), rel=1e-2)
+    assert masked[2] == pytest.approx(bounds.masked_mean_field(1.0, 1.0, 2.0), rel=1e-5)

@@ -1,0 +1,45 @@
+"""The page of the papers: every name on it exists, and the settings of the papers are settings."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from meanfield.experiments import EXPERIMENTS, get
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / ".docs" / "papers.md").read_text(encoding="utf-8")
+NAMES = sorted(set(re.findall(r"\{py:obj\}`(meanfield[\w.]*)`", PAGE)))
+COMMANDS = sorted(set(re.findall(r"`meanfield run ([\w-]+)", PAGE)))
+FILES = sorted((ROOT / "examples" / "papers").glob("*.toml"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_function_on_the_page_exists(name):
+    assert pkgutil.resolve_name(name) is not None
+
+
+def test_every_command_and_file_on_the_page_exists():
+    assert set(COMMANDS) <= set(EXPERIMENTS)
+    linked = re.findall(r"<\.\./(examples/papers/\S+)>", PAGE)
+    assert {ROOT / name for name in linked} == set(FILES)
+    for name in re.findall(r"`(examples/\w+\.py)`", PAGE):
+        assert (ROOT / name).is_file()
+
+
+def test_every_experiment_that_the_list_gives_to_a_paper_is_on_the_page():
+    listed = {name for name, one in EXPERIMENTS.items() if "Fig" in one.paper}
+    assert listed <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_settings_of_the_papers_are_settings_of_their_experiment(path):
+    row = next(line for line in PAGE.splitlines() if path.name in line)
+    experiment = re.search(r"`meanfield run ([\w-]+)`", row)
+    assert experiment is not None
+    known = vars(get(experiment.group(1)).settings)
+    assert set(tomllib.loads(path.read_text(encoding="utf-8"))) <= set(known)
