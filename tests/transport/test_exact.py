@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 from fractions import Fraction
 
 import mpmath
@@ -16,7 +18,7 @@ from scipy.spatial.distance import cdist
 
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_w2, w2
-from meanfield.transport.plans import exact
+from meanfield.transport.plans import core, exact
 from tests.transport.transport_oracles import (
     brute_force_w2,
     linear_program_w2_squared,
@@ -293,8 +295,6 @@ def test_float32_in_float32_out_and_the_interval_still_holds() -> None:
 def test_the_fallback_without_the_compiled_core_gives_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from meanfield.transport.plans import exact
-
     generator = torch.Generator().manual_seed(11)
     x = torch.randn(20, 2, dtype=torch.float64, generator=generator)
     y = torch.randn(25, 2, dtype=torch.float64, generator=generator)
@@ -302,6 +302,31 @@ def test_the_fallback_without_the_compiled_core_gives_the_same(
     with_core = solve_w2(x, y)
     monkeypatch.setattr(exact, "compiled_core", lambda: None)
     torch.testing.assert_close(solve_w2(x, y).value, with_core.value, rtol=1e-13, atol=0)
+
+
+def test_the_core_is_loaded_without_the_package_and_leaves_nothing_behind() -> None:
+    before = {name for name in sys.modules if "pot" in name or name.split(".")[0] == "ot"}
+    alone = core._loaded_alone()
+    after = {name for name in sys.modules if "pot" in name or name.split(".")[0] == "ot"}
+    assert after == before - {"ot.lp.emd_wrap"}
+    weights, costs = np.array([0.5, 0.5]), np.array([[2.0, 1.0], [1.0, 2.0]])
+    assert alone.emd_c(weights, weights, costs, 1000, 1, None, None)[1] == 1.0
+
+
+@pytest.mark.slow
+def test_the_first_distance_of_a_process_does_not_import_pot_and_pot_can_be_imported_later() -> (
+    None
+):
+    program = """
+import sys, numpy as np
+from meanfield.transport import w2
+w2(np.eye(9), np.ones((9, 9)))
+assert "ot" not in sys.modules
+import ot
+assert ot.lp.emd_wrap.emd_c is ot.lp._network_simplex.emd_c
+assert abs(ot.emd2([0.5, 0.5], [0.5, 0.5], np.eye(2))) < 1e-12
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 @pytest.mark.gpu

@@ -169,6 +169,7 @@ def test_a_solve_goes_on_from_its_checkpoint(tmp_path, monkeypatch) -> None:
     whole = solve_w2(x, y)
     rounds = columns._ROUNDS
     monkeypatch.setattr(columns, "_ROUNDS", 1)
+    monkeypatch.setattr(columns, "_FIRST_ARCS", 2)
     stopped = solve_w2(x, y, method="column_generation", checkpoint=path, strict=False)
     assert not stopped.converged
     assert path.exists()
@@ -184,6 +185,7 @@ def test_a_checkpoint_of_another_problem_is_refused(tmp_path, monkeypatch) -> No
     from meanfield.transport.plans import columns
 
     monkeypatch.setattr(columns, "_ROUNDS", 1)
+    monkeypatch.setattr(columns, "_FIRST_ARCS", 2)
     x, y = clouds(900)
     path = tmp_path / "state.npz"
     solve_w2(x, y, checkpoint=path, strict=False)

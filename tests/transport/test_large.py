@@ -9,6 +9,10 @@ import torch
 from meanfield.errors import ConvergenceError
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_w2
+from meanfield.transport.plans import columns
+from meanfield.transport.plans.c_transform import halved
+from meanfield.transport.plans.exact import sparse_simplex
+from meanfield.transport.problem import Problem
 
 
 def pair(kind: str, n: int, m: int, d: int) -> tuple[ParticleMeasure, ParticleMeasure]:
@@ -45,13 +49,59 @@ def test_column_generation_agrees_with_the_dense_simplex(
 def test_column_generation_works_when_representatives_are_few(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from meanfield.transport.plans import columns
-
     monkeypatch.setattr(columns, "_DENSE", 60)
     mu, nu = pair("softmax", 900, 800, 3)
     found = solve_w2(mu, nu, method="column_generation")
     dense = solve_w2(mu, nu, method="simplex")
     torch.testing.assert_close(found.value, dense.value, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize(("n", "d", "size"), [(1, 2, 4), (7, 1, 4), (1000, 3, 4), (333, 8, 32)])
+def test_halving_puts_every_point_into_one_small_group_of_neighbours(
+    n: int, d: int, size: int
+) -> None:
+    points = np.random.default_rng(n).normal(size=(n, d))
+    order, starts = halved(points, size)
+    assert sorted(order) == list(range(n))
+    groups = np.split(order, starts[1:])
+    assert size / 2 < max(map(len, groups)) <= size or n <= size
+    assert max(map(len, groups)) - min(map(len, groups)) <= 1
+    # Halved along the widest axis, so no two groups overlap along all axes.
+    first, second = groups[0], groups[-1]
+    if len(groups) > 1:
+        low, high = (fn(axis=0) for fn in (points[first].max, points[second].min))
+        back, forth = (fn(axis=0) for fn in (points[second].max, points[first].min))
+        assert ((low <= high) | (back <= forth)).any()
+
+
+@pytest.mark.parametrize("kind", ["uniform", "softmax"])
+def test_coarser_levels_keep_masses_and_means(kind: str) -> None:
+    mu, nu = pair(kind, 900, 150, 3)
+    arrays = (t.numpy() for t in (mu.points, nu.points, mu.log_weights, nu.log_weights))
+    problem = Problem.of(*arrays)
+    levels = columns._levels(problem)
+    assert [level.problem.n for level in levels] == [256, 900]
+    assert [level.problem.m for level in levels] == [150, 150]  # small enough as it is
+    coarse = levels[0]
+    np.testing.assert_allclose(
+        coarse.problem.a, np.bincount(coarse.row_of, problem.a), rtol=0, atol=1e-15
+    )
+    np.testing.assert_allclose(
+        coarse.problem.a @ coarse.problem.x, problem.a @ problem.x, rtol=0, atol=1e-14
+    )
+    assert coarse.problem.y is problem.y
+
+
+def test_a_start_from_potentials_changes_nothing_but_the_time() -> None:
+    rng = np.random.default_rng(3)
+    costs, a = rng.random((40, 50)), rng.dirichlet(np.ones(40))
+    b, (rows, cols) = rng.dirichlet(np.ones(50)), np.indices((40, 50)).reshape(2, -1)
+    cold = sparse_simplex(a, b, (rows, cols, costs.ravel()))
+    reduced = np.maximum(costs - cold.f[:, None] - cold.g, 0).ravel()
+    warm = sparse_simplex(a, b, (rows, cols, reduced), is_warm=True)
+    # Potentials in the core are offsets of the order of n + m, and are rounded there.
+    assert warm.mass @ reduced[warm.rows * 50 + warm.cols] < 1e-13
+    assert (reduced - (warm.f[:, None] + warm.g).ravel()).min() > -1e-13
 
 
 @pytest.mark.parametrize("method", ["auto", "column_generation", "simplex"])

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from meanfield.transport.problem import UNIT
 
-__all__ = ["CTransform", "RowMinima"]
+__all__ = ["CTransform", "RowMinima", "halved"]
 
 _BLOCK = 1 << 21  # costs held at once
 _SMALL_CELL = 32
@@ -171,7 +171,8 @@ class CTransform:
         cells = []
         # In the plane, columns at centres and columns left to look at are then equally many.
         size = max(_SMALL_CELL, round(0.5 * math.sqrt(len(self.y))))
-        for which in _halved(points, np.arange(len(points)), size):
+        order, starts = halved(points, size)
+        for which in np.split(order, starts[1:]):
             inside = points[which]
             centre = (inside.min(0) + inside.max(0)) / 2
             radius = float(np.sqrt(np.square(inside - centre).sum(-1).max())) * (1 + 1e-12)
@@ -218,13 +219,20 @@ class _Found:
         return rows, self._cols[rows, place], self._values[rows, place]
 
 
-def _halved(points: np.ndarray, which: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Cells of at most `size` points, by halving along the widest axis."""
-    if len(which) <= size:
-        yield which
-        return
-    inside = points[which]
-    axis = int(np.ptp(inside, axis=0).argmax())
-    order = which[np.argpartition(inside[:, axis], len(which) // 2)]
-    yield from _halved(points, order[: len(which) // 2], size)
-    yield from _halved(points, order[len(which) // 2 :], size)
+def halved(points: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Groups of at most `size` neighbours, by halving along the widest axis of each group.
+
+    Returns:
+        The points in an order in which groups stand together, and where each group starts.
+    """
+    order, starts = np.arange(len(points)), np.zeros(1, np.int64)
+    while True:
+        sizes = np.diff(starts, append=len(order))
+        if sizes.max() <= size:
+            return order, starts
+        inside = points[order]
+        extent = np.maximum.reduceat(inside, starts) - np.minimum.reduceat(inside, starts)
+        group = np.repeat(np.arange(len(starts)), sizes)
+        along = inside[np.arange(len(order)), extent.argmax(1)[group]]
+        order = order[np.lexsort((along, group))]
+        starts = np.stack([starts, starts + sizes // 2], -1).ravel()

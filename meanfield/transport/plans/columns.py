@@ -5,8 +5,8 @@ lie. Each round solves the simplex on the arcs with the smallest reduced costs, 
 c-transform of its potentials, which stores nothing n × m, and adds the arcs that violate them.
 c-transforms are feasible, so each round ends with a certified interval; its gap says when to stop.
 
-Coarser problems are nested: a quarter of the atoms, drawn by weight, with the mass of what lies
-nearest to them, and so on down to a size that is solved densely.
+Coarser problems are nested: groups of up to four neighbours become one atom at their centroid,
+with the sum of their masses, and so on down to a size that is solved densely.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from meanfield.transport.certificate import (
     log_masses,
     narrower,
 )
-from meanfield.transport.plans.c_transform import CTransform, RowMinima
+from meanfield.transport.plans.c_transform import CTransform, RowMinima, halved
 from meanfield.transport.plans.exact import solve_dense, sparse_simplex
 from meanfield.transport.plans.formulas import monotone_plan, staircase, widest_direction
 from meanfield.transport.problem import Problem
@@ -38,10 +38,9 @@ from meanfield.transport.problem import Problem
 __all__ = ["solve_columns"]
 
 _DENSE = 400  # atoms of the coarsest problem, at most
-_COARSER = 4  # times fewer atoms from level to level
+_TOGETHER = 4  # neighbours that are one atom of the next coarser level
 _COARSE_GAP = 2e-3  # of W₂² on a coarser level: potentials are right that far at best
 _COARSE_ROUNDS = 4
-_TREE_DIM = 6  # up to here a tree finds neighbours faster than products do
 _FIRST_ARCS = 16
 _NEW_ARCS = 8  # of a row and a round
 _COLUMN_ARCS = 64  # heavy atoms are asked for by many rows
@@ -76,7 +75,7 @@ def solve_columns(
         row = CTransform(problem.x, problem.y, device=device)(g, 1)
         rounds = _Rounds(problem, row.minima, g, row.slack, stored[0], device, clock, file)
         return rounds.run(rtol, _ROUNDS)
-    levels = _levels(problem, device)
+    levels = _levels(problem)
     coarse = levels[0]
     answer = solve_dense(coarse.problem, rtol=rtol)
     for finer in levels[1:]:
@@ -105,47 +104,38 @@ class _Level:
     col_of: np.ndarray
 
 
-def _levels(problem: Problem, device: str) -> list[_Level]:
+def _levels(problem: Problem) -> list[_Level]:
     """From coarse to fine; the last one is the problem itself."""
-    generator = np.random.default_rng(0)
-    # Drawn by weight, without replacement: uniform draws miss the heavy atoms and stall.
-    order_x, order_y = (
-        np.argsort(-(logs + generator.gumbel(size=len(logs))))
-        for logs in (problem.log_a, problem.log_b)
-    )
-    rows, cols = np.arange(problem.n), np.arange(problem.m)
-    levels = [_Level(problem, rows, cols)]
-    n, m = problem.n, problem.m
-    while max(n, m) > _DENSE:
-        n, m = (size if size <= _DENSE // 2 else size // _COARSER for size in (n, m))
-        kept_rows, kept_cols = np.sort(order_x[:n]), np.sort(order_y[:m])
-        places = np.searchsorted(rows, kept_rows), np.searchsorted(cols, kept_cols)
-        levels.append(_coarsened(levels[-1], *places, device))
-        rows, cols = kept_rows, kept_cols
+    levels = [_Level(problem, np.arange(problem.n), np.arange(problem.m))]
+    while max(levels[-1].problem.n, levels[-1].problem.m) > _DENSE:
+        levels.append(_coarsened(levels[-1]))
     if len(levels) == 1:
         levels.append(levels[0])
     return levels[::-1]
 
 
-def _coarsened(level: _Level, rows: np.ndarray, cols: np.ndarray, device: str) -> _Level:
-    """Some of the atoms of a level, with the mass of those that lie nearest to them."""
+def _coarsened(level: _Level) -> _Level:
+    """Groups of neighbours at their centroids, with the sum of their masses."""
     finer = level.problem
-    x, y = finer.x[rows], finer.y[cols]
-    row_of, col_of = _closest(finer.x, x, device), _closest(finer.y, y, device)
-    log_a = np.log(np.bincount(row_of, finer.a, len(x)) + 1e-300)
-    log_b = np.log(np.bincount(col_of, finer.b, len(y)) + 1e-300)
+    x, log_a, row_of = _centroids(finer.x, finer.a, finer.logs_a)
+    y, log_b, col_of = _centroids(finer.y, finer.b, finer.logs_b)
     coarser = Problem(x, y, log_a, log_b, finer.exponent)
     return _Level(coarser, row_of[level.row_of], col_of[level.col_of])
 
 
-def _closest(points: np.ndarray, centres: np.ndarray, device: str) -> np.ndarray:
-    if len(points) == len(centres):
-        return np.arange(len(points))
-    if points.shape[1] <= _TREE_DIM:
-        from scipy.spatial import cKDTree
-
-        return cKDTree(centres).query(points)[1]
-    return CTransform(points, centres, device=device)(np.zeros(len(centres)), 1).cols
+def _centroids(
+    points: np.ndarray, masses: np.ndarray, logs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Centroids of groups of neighbours, their log-masses, and the group of each point."""
+    if len(points) <= _DENSE // 2:
+        return points, logs, np.arange(len(points))
+    order, starts = halved(points, _TOGETHER)
+    group_of = np.empty(len(points), np.int64)
+    group_of[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
+    weights = np.maximum(masses, 1e-300)[order]
+    total = np.add.reduceat(weights, starts)
+    moments = np.add.reduceat(weights[:, None] * points[order], starts)
+    return moments / total[:, None], np.log(total), group_of
 
 
 def _carried(
@@ -157,7 +147,7 @@ def _carried(
     forth = CTransform(finer.x, finer.y, device=device)(g, _FIRST_ARCS)
     back = CTransform(finer.y, finer.x, device=device)(forth.minima, _FIRST_ARCS)
     near = forth.rows * finer.m + forth.cols, back.cols * finer.m + back.rows
-    arcs = np.unique(np.concatenate([*near, _feasible_arcs(finer)]))
+    arcs = _sorted_set(np.concatenate([*near, _feasible_arcs(finer)]))
     return forth.minima, back.minima, arcs, back.slack
 
 
@@ -233,16 +223,19 @@ class _Rounds:
             if k and not self.clock.allows("simplex", len(self.arcs)):
                 break
             start = time.perf_counter()
-            plan, g = self._on_arcs()
+            plan, g = self._on_arcs(is_warm=k > 0)
             candidates, f = self._improved(transform, plan, g, rtol)
             self.clock.note("simplex", len(self.arcs), start)
-            new = np.setdiff1d(_few_arcs(candidates, f, problem), self.arcs)
-            if self.best.converged or (not len(new) and self.ceiling <= self._ceiling()):
-                break
-            self.ceiling = math.inf if len(new) else self._ceiling()
-            self.arcs = np.union1d(self.arcs, new)
+            wanted = _sorted_set(_few_arcs(candidates, f, problem))
+            place = np.searchsorted(self.arcs, wanted)
+            new = wanted[self.arcs[np.minimum(place, len(self.arcs) - 1)] != wanted]
+            is_done = self.best.converged or (not len(new) and self.ceiling <= self._ceiling())
+            self.arcs = _sorted_set(np.concatenate([self.arcs, new]))
             if self.file is not None:
                 self.file.save(self.arcs, self.g)
+            if is_done:
+                break
+            self.ceiling = math.inf if len(new) else self._ceiling()
         if self.best.width <= rtol:
             self.best = replace(self.best, converged=np.asarray(True))
         return self.best
@@ -276,7 +269,7 @@ class _Rounds:
         moved = self.problem.moved(rows, cols)
         return _CEILING * float(mass @ np.maximum(moved**2 - self.f[rows] - self.g[cols], 0))
 
-    def _on_arcs(self) -> tuple[SparsePlan, tuple[np.ndarray, np.ndarray]]:
+    def _on_arcs(self, *, is_warm: bool) -> tuple[SparsePlan, tuple[np.ndarray, np.ndarray]]:
         """The simplex on reduced costs: four times faster than on costs, and more accurate.
 
         Most reduced costs of arcs that matter are small, so they, and not the artificial arcs,
@@ -286,9 +279,15 @@ class _Rounds:
         rows, cols = np.divmod(self.arcs, problem.m)
         costs = np.square(problem.x[rows] - problem.y[cols]).sum(-1)
         reduced = np.clip(costs - f[rows] - g[cols], 0, self.ceiling)
-        found = sparse_simplex(problem.a, problem.b, (rows, cols, reduced))
+        found = sparse_simplex(problem.a, problem.b, (rows, cols, reduced), is_warm=is_warm)
         plan = SparsePlan(found.rows, found.cols, log_masses(found.mass))
         return plan, (found.f + f, np.where(np.isfinite(found.g), found.g, 0.0) + g)
+
+
+def _sorted_set(arcs: np.ndarray) -> np.ndarray:
+    """The arcs in order, each once; `numpy.unique` hashes integers, 60 times as slowly."""
+    arcs = np.sort(arcs)
+    return arcs[np.diff(arcs, prepend=-1) > 0]
 
 
 def _few_arcs(candidates: RowMinima, f: np.ndarray, problem: Problem) -> np.ndarray:

@@ -1,25 +1,23 @@
 """Dense problems: POT's network simplex and SciPy's assignment, one problem or many in arrays.
 
-POT's compiled core is called directly where it answers a known problem rightly: the Python
-wrapper around it costs twenty times the solution of a problem of eight atoms. Elsewhere, and for
-sparse problems, the public `ot.emd` is used. Only the calls of the solvers are a loop.
+Where POT's compiled core is not to be had, the public `ot.emd` is used. Only the calls of the
+solvers are a loop.
 """
 
 from __future__ import annotations
 
-import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from meanfield.errors import ConvergenceError
 from meanfield.transport.certificate import Certified, SparsePlan, certified, feasible, narrower
+from meanfield.transport.plans.core import compiled_core
 from meanfield.transport.plans.formulas import staircase
 from meanfield.transport.problem import Problem
 
 __all__ = [
     "assignment",
-    "compiled_core",
     "simplexes",
     "solve_assignment",
     "solve_dense",
@@ -121,28 +119,6 @@ def solve_finely(problem: Problem, *, rtol: float, answer: Certified) -> Certifi
         finer = certified(problem, plan, potentials, method="simplex", rtol=rtol)
         answer = narrower(answer, finer, rtol)
     return answer
-
-
-@functools.cache
-def compiled_core() -> Any:
-    """POT's private compiled module if it solves a known problem rightly, otherwise None."""
-    try:
-        from ot.lp import emd_wrap
-
-        weights = np.array([0.25, 0.75])
-        cost = np.array([[0.0, 1.0], [2.0, 0.5]])
-        rows, cols = (t.astype(np.uint64).ravel() for t in np.indices((2, 2)))
-        plan, value, f, g, code = emd_wrap.emd_c(weights, weights, cost, 1000, 1, None, None)
-        *told, _, u, v, _ = emd_wrap.emd_c_sparse(weights, weights, rows, cols, cost.ravel(), 1000)
-        other = np.zeros_like(plan)
-        other[told[0].astype(int), told[1].astype(int)] = told[2]
-        right = np.allclose([plan, other], np.diag(weights)) and abs(value - 0.375) < 1e-12
-        tight = np.allclose([f + g, u + v], [0.0, 0.5])
-        if right and tight and emd_wrap.check_result(code) is None:
-            return emd_wrap
-    except (ImportError, AttributeError, TypeError, ValueError):
-        pass
-    return None
 
 
 def simplexes(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -266,9 +242,19 @@ class SparseFound(NamedTuple):
 
 
 def sparse_simplex(
-    a: np.ndarray, b: np.ndarray, arcs: tuple[np.ndarray, np.ndarray, np.ndarray]
+    a: np.ndarray,
+    b: np.ndarray,
+    arcs: tuple[np.ndarray, np.ndarray, np.ndarray],
+    *,
+    is_warm: bool = False,
 ) -> SparseFound:
     """An optimal plan on given arcs (rows, columns, costs).
+
+    Args:
+        a: masses of the rows.
+        b: masses of the columns.
+        arcs: rows, columns and costs.
+        is_warm: whether potentials 0 are nearly optimal; the simplex then starts from them.
 
     Raises:
         ConvergenceError: if POT reports anything but an optimum.
@@ -279,7 +265,8 @@ def sparse_simplex(
     core = compiled_core()
     if core is not None:
         ends = (t.astype(np.uint64) for t in (rows, cols))
-        *told, _, f, g, code = core.emd_c_sparse(a, b, *ends, costs / unit, _PIVOTS)
+        zeros = (np.zeros(len(a)), np.zeros(len(b))) if is_warm else (None, None)
+        *told, _, f, g, code = core.emd_c_sparse(a, b, *ends, costs / unit, _PIVOTS, *zeros)
         message, (i, j, mass) = core.check_result(code), told
     else:
         import ot
