@@ -62,16 +62,18 @@ print("median straightness", float(dynamics.path_lengths(ds).straightness.median
 
 # %%
 # The same call with store= goes on where it was killed, and ends with the same bits.
-stored = dynamics.flow(F, mu, [0.0, 0.5, 1.0], step=0.1, constraint="sphere",
+stored = dynamics.flow(F, mu, [0.0, 0.5, 1.0], method="rk4", step=0.1, constraint="sphere",
                        store=options.out / "run")  # fmt: skip
-again = dynamics.flow(F, mu, [0.0, 0.5, 1.0], step=0.1, constraint="sphere",
+again = dynamics.flow(F, mu, [0.0, 0.5, 1.0], method="rk4", step=0.1, constraint="sphere",
                       store=options.out / "run")  # fmt: skip
 print("resumed to the same bits:", bool((stored.points == again.points).all()))
 
 # %%
 # Stability: the local constant of the flow map, beside what its layers would allow.
 small = ParticleMeasure(mu.points[:8])
-found = dynamics.stability(F, small, [0.0, 0.25, 0.5, 1.0], step=0.05, constraint="sphere")
+found = dynamics.stability(
+    F, small, [0.0, 0.25, 0.5, 1.0], method="rk4", step=0.05, constraint="sphere"
+)
 print(
     found[["constant", "constant_splitting", "velocity_constant", "growth"]]
     .to_dataframe()
@@ -82,7 +84,9 @@ print(
 # A residual network is the Euler scheme; orthonormal tokens follow a scalar equation.
 tokens = ParticleMeasure(torch.eye(32, dtype=torch.float64))
 G = SelfAttention(AttentionParameters.from_bilinear(tokens.points, tokens.points))
-end = dynamics.flow(G, tokens, [0.0, 5.270284], step=0.05, constraint="sphere").points[-1]
+end = dynamics.flow(
+    G, tokens, [0.0, 5.270284], method="rk4", step=0.05, constraint="sphere"
+).points[-1]
 exact = reduced.equiangular(1.0, 32, [0.0, 5.270284]).cosine[-1]
 print(f"cosine {float(end[0] @ end[1]):.9f}, the equation {exact:.9f}")
 

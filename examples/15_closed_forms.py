@@ -117,7 +117,7 @@ for beta, k in ((1.0, 1), (4.0, 2), (30.0, 5)):
     weights = (1 + 1e-6 * torch.cos(k * phi)) / 256
     mu = ParticleMeasure(torch.stack([phi.cos(), phi.sin()], -1), weights)
     h = 1e-3
-    ds = dynamics.flow(attention(2, beta), mu, [0.0, h], constraint="sphere")
+    ds = dynamics.flow(attention(2, beta), mu, [0.0, h], method="rk4", step=h, constraint="sphere")
     sizes = [np.cos(k * np.arctan2(*x.T[::-1])) @ weights.numpy() for x in ds.points.values]
     rate = math.log(sizes[1] / sizes[0]) / h
     rows.append((f"growth of mode {k}, β = {beta:g}", rate, reduced.mode_rate(k, beta), 1e-3))
@@ -168,7 +168,7 @@ starts = {
 }
 F = SelfAttention(AttentionParameters.from_bilinear(A, V))
 for name, (mu, allowed) in starts.items():
-    ds = dynamics.flow(F, mu, [0.0, 1.0], step=0.02)
+    ds = dynamics.flow(F, mu, [0.0, 1.0], method="rk4", step=0.02)
     found = dynamics.covariance(mu.replace(torch.as_tensor(ds.points.values[-1]))).norm()
     rows.append((f"|Σ| at t = 1, {name}", float(found), float(exact), allowed))
 

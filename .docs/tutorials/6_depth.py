@@ -58,7 +58,9 @@ dynamics.displacements(few)[["w2_lower", "w2_upper", "identity"]].to_dataframe()
 # The local constant of the flow map from time 0 to t, beside what the constants of its layers
 # would allow if they all added up.
 small = ParticleMeasure(mu.points[:8])
-found = dynamics.stability(F, small, [0.0, 0.25, 0.5, 1.0], step=0.05, constraint="sphere")
+found = dynamics.stability(
+    F, small, [0.0, 0.25, 0.5, 1.0], method="rk4", step=0.05, constraint="sphere"
+)
 found[["constant", "constant_splitting", "velocity_constant", "growth"]].to_dataframe().round(3)
 
 # %%
@@ -69,7 +71,9 @@ found[["constant", "constant_splitting", "velocity_constant", "growth"]].to_data
 # ``15_closed_forms.py`` has a table of twenty such statements.
 tokens = ParticleMeasure(torch.eye(32, dtype=torch.float64))
 G = SelfAttention(AttentionParameters.from_bilinear(tokens.points, tokens.points))
-end = dynamics.flow(G, tokens, [0.0, 5.270284], step=0.05, constraint="sphere").points[-1]
+end = dynamics.flow(
+    G, tokens, [0.0, 5.270284], method="rk4", step=0.05, constraint="sphere"
+).points[-1]
 exact = reduced.equiangular(1.0, 32, [0.0, 5.270284]).cosine[-1]
 print(f"cosine {float(end[0] @ end[1]):.9f}, the equation {float(exact):.9f}")
 

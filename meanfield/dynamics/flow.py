@@ -13,8 +13,9 @@ import xarray as xr
 from torch import Tensor
 
 from meanfield.checks import name_of
+from meanfield.dynamics.adaptive import Adaptive
 from meanfield.dynamics.clocks import TIME
-from meanfield.dynamics.integrators import Adaptive, Noise
+from meanfield.dynamics.integrators import Noise
 from meanfield.dynamics.resuming import Checkpoints, description
 from meanfield.dynamics.trajectories import FlowProblem, State, flow_problem, states
 from meanfield.measures import MeasureMap, ParticleMeasure
@@ -37,7 +38,7 @@ def flow(
     mu: ParticleMeasure,
     times: Any,
     *,
-    method: str | Adaptive = "rk4",
+    method: str | Adaptive = "dopri5",
     step: float | None = None,
     constraint: str | None = None,
     noise: Noise | None = None,
@@ -56,15 +57,15 @@ def flow(
             acting for k ≤ t < k + 1: with "euler" and step 1 that is the network x ↦ x + F_k(x).
         mu: μ at the first time. Leading axes are a batch.
         times: increasing numbers, the first is the start; see `log_clock`.
-        method: "rk4" (order 4), "euler" (order 1), "dopri5", "dop853", or `Adaptive` with
-            settings.
-        step: largest step of "rk4" and "euler"; the distance of the times if None.
+        method: "dopri5" or "dop853", which choose their steps, or `Adaptive` with settings; "rk4"
+            (order 4) or "euler" (order 1), whose error is that of their step.
+        step: largest step of "rk4" and "euler", which need one; None for the others.
         constraint: None (R^d); "sphere" (each particle keeps its norm: P_x = I − xxᵀ/|x|²);
             "layer_norm" (its coordinates also have mean 0). See `placed`.
         noise: Brownian motion added to the flow, with method "euler" only.
-        coalesce: atoms within this distance are merged (checked after each output time and, with
-            an adaptive method, after each step). Removes the stiffness of collapsed clusters;
-            the error is about this distance times the expansion of the flow.
+        coalesce: atoms within this distance are merged (checked after each step). Removes the
+            stiffness of collapsed clusters; the error is about this distance times the expansion
+            of the flow.
         observe: functions of a measure whose values are kept along the flow, by name, or by a
             `results.Variable` that labels them and names the dimensions of arrays. A value has
             the shape ``(*batch, *dims)``.
@@ -85,9 +86,9 @@ def flow(
     Example:
         >>> from meanfield import AttentionParameters, SelfAttention
         >>> F = SelfAttention(AttentionParameters.from_bilinear([[0.0]], [[1.0]]))
-        >>> ds = flow(F, ParticleMeasure([[1.0], [3.0]]), [0.0, 1.0], step=0.1)
+        >>> ds = flow(F, ParticleMeasure([[1.0], [3.0]]), [0.0, 1.0])
         >>> ds.points.values[-1, :, 0]  # the mean 2 grows to 2e, gaps stay
-        array([4.4365..., 6.4365...])
+        array([4.43656..., 6.43656...])
     """
     problem = flow_problem(
         F, mu, times, method=method, step=step, constraint=constraint, noise=noise,

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from meanfield.dynamics.integrators import FixedStep
-from meanfield.dynamics.trajectories import trajectory
+import numpy as np
+
+from meanfield.dynamics.adaptive import Adaptive, integrator_of
+from meanfield.dynamics.integrators import Integrator
+from meanfield.dynamics.trajectories import FlowProblem, states
 from meanfield.dynamics.variation import flow_linearisation
 from meanfield.dynamics.velocities import layers_of
 from meanfield.layers.composition import Composite, identity_at
@@ -29,20 +32,21 @@ class FlowMap(Composite):
         F: a map of measures, or one per unit of time, as in `flow`.
         end: t.
         start: the time of μ.
-        method: "rk4" or "euler".
-        step: largest step; the whole span if None.
+        method: as in `flow`. An adaptive method makes other steps at other measures; they differ
+            by its tolerance, and a secant ratio of close measures sees that.
+        step: as in `flow`.
         constraint: as in `flow`.
 
     Example:
         >>> from meanfield import AttentionParameters, SelfAttention
         >>> F = SelfAttention(AttentionParameters.from_bilinear([[0.0]], [[1.0]]))
-        >>> FlowMap(F, 1.0, step=0.1)(ParticleMeasure([[1.0], [3.0]])).points
+        >>> FlowMap(F, 1.0)(ParticleMeasure([[1.0], [3.0]])).points
         tensor([[4.4366],
                 [6.4366]], dtype=torch.float64)
     """
 
     span: tuple[float, float]
-    integrator: FixedStep
+    integrator: Integrator
     constraint: str | None
     F: MeasureMap | Sequence[MeasureMap] = field(repr=False)
 
@@ -52,7 +56,7 @@ class FlowMap(Composite):
         end: float,
         start: float = 0.0,
         *,
-        method: str = "rk4",
+        method: str | Adaptive = "dopri5",
         step: float | None = None,
         constraint: str | None = None,
     ) -> None:
@@ -62,20 +66,20 @@ class FlowMap(Composite):
         store = object.__setattr__
         store(self, "F", F)
         store(self, "span", (start, end))
-        store(self, "integrator", FixedStep(method, step))
+        store(self, "integrator", integrator_of(method, step))
         store(self, "constraint", constraint)
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """Φ(μ); weights and positions stay."""
-        method, step = self.integrator.method, self.integrator.step
-        times = sorted({*self.span})
-        *_, (_, found) = trajectory(
-            self.F, mu, times, method=method, step=step, constraint=self.constraint
-        )
-        return found
+        layers, times = layers_of(self.F, *self.span), np.array(sorted({*self.span}))
+        problem = FlowProblem(mu, layers, times, self.integrator, self.constraint)
+        *_, last = states(problem)
+        return problem.measure_at(last)
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
         """The derivative at μ as a product over the steps, exactly that of the scheme.
+
+        Steps that an adaptive method chooses count as fixed.
 
         It keeps the linearisation of F at every stage of every step.
         """

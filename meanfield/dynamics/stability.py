@@ -9,11 +9,10 @@ import numpy as np
 import torch
 import xarray as xr
 
-from meanfield.checks import choice
+from meanfield.dynamics.adaptive import Adaptive
 from meanfield.dynamics.clocks import TIME, checked_times
 from meanfield.dynamics.constraints import constraint_at
 from meanfield.dynamics.flow_map import FlowMap
-from meanfield.dynamics.integrators import TABLEAUS
 from meanfield.dynamics.paths import w2_in_time
 from meanfield.dynamics.trajectories import trajectory
 from meanfield.dynamics.velocities import Velocity, layers_of
@@ -42,7 +41,7 @@ def stability(
     mu: ParticleMeasure,
     times: Any,
     *,
-    method: str = "rk4",
+    method: str | Adaptive = "dopri5",
     step: float | None = None,
     constraint: str | None = None,
 ) -> xr.Dataset:
@@ -58,8 +57,8 @@ def stability(
         F: as in `flow`.
         mu: one measure, without batch axes.
         times: increasing, the first is the start.
-        method: "rk4" or "euler".
-        step: largest step; the distance of the times if None.
+        method: as in `flow`.
+        step: as in `flow`.
         constraint: as in `flow`.
 
     Returns:
@@ -76,7 +75,7 @@ def stability(
     Example:
         >>> from meanfield import AttentionParameters, SelfAttention
         >>> F = SelfAttention(AttentionParameters.from_bilinear([[0.0]], [[1.0]]))
-        >>> stability(F, ParticleMeasure([[1.0], [3.0]]), [0.0, 1.0], step=0.01).constant.values
+        >>> stability(F, ParticleMeasure([[1.0], [3.0]]), [0.0, 1.0]).constant.values
         array([1.    , 2.71828...])
     """
     if check_measure(mu).batch_shape:
@@ -84,7 +83,6 @@ def stability(
             f"mu: expected one measure, got a batch of shape {tuple(mu.batch_shape)}; call it on "
             "each mu[i]"
         )
-    choice(method, "method", TABLEAUS)
     clock = checked_times(times)
     layers = layers_of(F, float(clock[0]), float(clock[-1]))
     small = mu.n_particles * mu.dim <= _DENSE
@@ -107,7 +105,7 @@ def stability(
         rows.append(found | speed.values("velocity_constant", *_VELOCITY))
         if small:
             rows[-1]["exponents"] = _exponents(whole, float(t - clock[0]))
-    spec = {"method": method, "step": step, "constraint": constraint}
+    spec = {"method": str(method), "step": step, "constraint": constraint}
     return _assembled(rows, clock, provenance(spec, dtype=mu.dtype, device=mu.device))
 
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import is_traced, number
+from meanfield.dynamics.adaptive import Adaptive, integrator_of
 from meanfield.dynamics.clocks import checked_times
 from meanfield.dynamics.constraints import Constraint, constraint_at
-from meanfield.dynamics.integrators import Adaptive, FixedStep, Noise, integrator_of
+from meanfield.dynamics.integrators import Integrator, Noise, out_of_range
 from meanfield.dynamics.merging import coalesced, meets
 from meanfield.dynamics.velocities import Layers, Velocity, layers_of
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, log_sums
@@ -42,7 +43,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FlowProblem:
-    """A flow, its arguments checked.
+    """A flow; its arguments are checked.
 
     Attributes:
         start: μ at the first time.
@@ -57,10 +58,25 @@ class FlowProblem:
     start: ParticleMeasure
     layers: Layers
     times: np.ndarray
-    integrator: FixedStep | Adaptive
+    integrator: Integrator
     constraint: str | None
-    noise: Noise | None
-    coalesce: float
+    noise: Noise | None = None
+    coalesce: float = 0.0
+
+    def __post_init__(self) -> None:
+        mu, noise = check_measure(self.start), self.noise
+        if noise is not None and self.integrator.method != "euler":
+            raise ValueError(
+                f"noise: expected method 'euler' (Euler–Maruyama) beside it, got {self.integrator}"
+            )
+        if self.coalesce and (mu.batch_shape or mu.is_positioned or noise is not None):
+            raise ValueError(
+                "coalesce: expected one measure without batch axes, positions or noise (atoms at "
+                "different positions see different pasts, and noise separates merged atoms), got "
+                f"{mu!r}{' and noise' if noise is not None else ''}"
+            )
+        self.layers.check_start(mu)
+        constraint_at(self.constraint, mu.points)  # refuses a start that is not on it
 
     def measure_at(self, state: State) -> ParticleMeasure:
         """All particles, whether they move together or not."""
@@ -93,24 +109,11 @@ def flow_problem(
     coalesce: float,
 ) -> FlowProblem:
     """The flow that these arguments describe (see `flow`)."""
-    check_measure(mu)
-    checked = checked_times(times)
-    integrator = integrator_of(method, step)
-    if noise is not None and integrator.method != "euler":
-        raise ValueError(
-            f"noise: expected method 'euler' (Euler–Maruyama) beside it, got {integrator}"
-        )
+    clock = checked_times(times)
+    layers = layers_of(F, float(clock[0]), float(clock[-1]))
     coalesce = number(coalesce, "coalesce", least=0)
-    if coalesce and (mu.batch_shape or mu.is_positioned or noise is not None):
-        raise ValueError(
-            "coalesce: expected one measure without batch axes, positions or noise (atoms at "
-            "different positions see different pasts, and noise separates merged atoms), got "
-            f"{mu!r}{' and noise' if noise is not None else ''}"
-        )
-    layers = layers_of(F, float(checked[0]), float(checked[-1]))
-    layers.check_start(mu)
-    constraint_at(constraint, mu.points)  # refuses a start that is not on it
-    return FlowProblem(mu, layers, checked, integrator, constraint, noise, coalesce)
+    integrator = integrator_of(method, step)
+    return FlowProblem(mu, layers, clock, integrator, constraint, noise, coalesce)
 
 
 def trajectory(
@@ -118,7 +121,7 @@ def trajectory(
     mu: ParticleMeasure,
     times: Any,
     *,
-    method: str | Adaptive = "rk4",
+    method: str | Adaptive = "dopri5",
     step: float | None = None,
     constraint: str | None = None,
     noise: Noise | None = None,
@@ -126,7 +129,7 @@ def trajectory(
 ) -> Iterator[tuple[float, ParticleMeasure]]:
     """(t, μ_t) at each time, one at a time; arguments as in `flow`.
 
-    With "rk4" or "euler" the measures are differentiable functions of μ and of the maps.
+    The measures are differentiable functions of μ and of the maps.
     """
     problem = flow_problem(
         F, mu, times, method=method, step=step, constraint=constraint, noise=noise,
@@ -162,11 +165,7 @@ def _advanced(problem: FlowProblem, state: State, until: float) -> State:
             )  # fmt: skip
             evaluations += spent
             if not is_traced(measure.points) and not bool(measure.points.isfinite().all()):
-                raise OverflowError(
-                    f"particles leave the range of {measure.dtype} between t = {start:g} and "
-                    f"{end:g}; flows in R^d with expanding values grow like e^t: stop earlier, "
-                    "use a smaller step, or constraint='sphere'"
-                )
+                raise out_of_range(measure.dtype, start)
             if problem.coalesce:
                 together, renumbered = coalesced(measure, problem.coalesce)
                 if together.n_particles < measure.n_particles:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from meanfield.dynamics.constraints import Constraint, constraint_at
-from meanfield.dynamics.integrators import TABLEAUS, FixedStep, Tableau, stages
+from meanfield.dynamics.integrators import Integrator
+from meanfield.dynamics.schemes import Tableau, stepped, tableau
 from meanfield.dynamics.velocities import Layers, Velocity, particlewise_derivative
 from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation
@@ -22,7 +23,7 @@ def flow_linearisation(
     layers: Layers,
     mu: ParticleMeasure,
     span: tuple[float, float],
-    integrator: FixedStep,
+    integrator: Integrator,
     constraint: str | None,
     *,
     geometry: str,
@@ -69,46 +70,42 @@ def _retraction(constraint: Constraint, points: Tensor) -> _Retraction | None:
 
 @dataclass(frozen=True, eq=False)
 class _Step:
-    """One step: ε ↦ R'(ε + h Σ bᵢκᵢ), κᵢ = Vᵢ Rᵢ'(ε + h aᵢκᵢ₋₁), of linearisations V and R'."""
+    """One step: ε ↦ R'(ε + h Σⱼ bⱼκⱼ), κᵢ = Vᵢ Rᵢ'(ε + h Σⱼ aᵢⱼκⱼ), of linearisations V and R'."""
 
-    tableau: Tableau
+    method: Tableau
     size: float
     velocities: tuple[Linearisation, ...]
     retractions: tuple[_Retraction | None, ...]
     end: _Retraction | None
 
-    def parts(self) -> list[tuple[float, float, Linearisation, _Retraction | None]]:
-        a, b = self.tableau
-        scaled = ([self.size * x for x in coefficients] for coefficients in (a, b))
-        return list(zip(*scaled, self.velocities, self.retractions, strict=True))
+    def stages(self) -> list[tuple[tuple[float, ...], Linearisation, _Retraction | None]]:
+        return list(zip(self.method.rows, self.velocities, self.retractions, strict=True))
 
 
 def _steps(
     layers: Layers,
     mu: ParticleMeasure,
     span: tuple[float, float],
-    integrator: FixedStep,
+    integrator: Integrator,
     on: Constraint,
     geometry: str,
 ) -> Iterator[_Step]:
-    tableau = TABLEAUS[integrator.method]
-    mu = mu.replace(on.retract(mu.points))
+    method = tableau(integrator.method)
+    mu, following = mu.replace(on.retract(mu.points)), None
     for F, start, end in layers.between(*span):
         velocity = Velocity(F, on)
-        count = integrator.steps_in(end - start)
-        h = (end - start) / count
-        for _ in range(count):
-            reached, moved = stages(tableau, velocity, mu, h)
+        for taken in integrator.steps(velocity, mu, (start, end), step=following):
+            reached, moved = taken.stages.reached, taken.stages.moved
             seen = (mu.replace(on.retract(x)) for x in reached)
             slopes = (velocity.linearisation(nu, geometry=geometry) for nu in seen)
             yield _Step(
-                tableau,
-                h,
+                method,
+                taken.size,
                 tuple(slopes),
                 tuple(_retraction(on, x) for x in reached),
                 _retraction(on, moved),
             )
-            mu = mu.replace(on.retract(moved))
+            mu, following = taken.measure, taken.following
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,10 +134,11 @@ class _Product:
         radius = (self._outward(self.start) * eps).sum(-1, keepdim=True)
         eps = self._onto(self.start, eps, radius)
         for step in self.steps:
-            moved, slope = eps, torch.zeros_like(eps)
-            for a, b, V, R in step.parts():
-                slope = self._pick(V).matvec(self._onto(R, eps + a * slope, radius))
-                moved = moved + b * slope
+            slopes: list[Tensor] = []
+            for row, V, R in step.stages():
+                reached = stepped(eps, step.size, row, slopes)
+                slopes.append(self._pick(V).matvec(self._onto(R, reached, radius)))
+            moved = stepped(eps, step.size, step.method.weights, slopes)
             eps = self._onto(step.end, moved, radius)
         return eps
 
@@ -149,10 +147,13 @@ class _Product:
         radius = torch.zeros_like(zeta[..., :1])
         for step in reversed(self.steps):
             moved, radius = self._off(step.end, zeta, radius)
-            zeta, later = moved, torch.zeros_like(moved)
-            for a, b, V, R in reversed(step.parts()):
-                back, radius = self._off(R, self._pick(V).rmatvec(b * moved + later), radius)
-                zeta, later = zeta + back, a * back
+            zeta, h = moved, step.size
+            slopes = [h * weight * moved for weight in step.method.weights]
+            for i, (row, V, R) in reversed(list(enumerate(step.stages()))):
+                back, radius = self._off(R, self._pick(V).rmatvec(slopes[i]), radius)
+                zeta = zeta + back
+                for j, weight in enumerate(row):
+                    slopes[j] = torch.add(slopes[j], back, alpha=h * weight)
         zeta, radius = self._off(self.start, zeta, radius)
         return zeta + self._outward(self.start) * radius
 

@@ -92,7 +92,7 @@ def covariances(
     times = np.linspace(0, last, n_times)
     x = std * torch.randn(n_particles, 3, generator=generator, dtype=torch.float64)
     mu = ParticleMeasure(x)
-    ds = dynamics.flow(F, mu, times, step=step)
+    ds = dynamics.flow(F, mu, times, method="rk4", step=step)
     found = torch.stack([dynamics.covariance(dynamics.measure_at(ds, k)) for k in range(n_times)])
     _, expected = reduced.gaussian_moments(
         A, V, torch.zeros_like(eye[0]), std**2 * eye, times, key=eye if kernel == "l2" else None

@@ -96,6 +96,7 @@ def distances(
             F,
             ParticleMeasure(sampling.sphere(n, dim, generator=generator)),
             when,
+            method="rk4",
             step=step,
             constraint="sphere",
         )

@@ -81,8 +81,8 @@ def depth(
     log_ratio = float(bounds.two_dirac_best_log_ratio(gamma, radius)) + offset
     mu = sampling.two_diracs(radius, log_ratio, [1.0])
     fine = np.linspace(0, last, _FINER * (n_times - 1) + 1)  # for the integral of λ
-    ds = dynamics.stability(F, mu, fine, step=step)
-    paths = dynamics.flow(F, mu, fine, step=step).points.values[::_FINER]
+    ds = dynamics.stability(F, mu, fine, method="rk4", step=step)
+    paths = dynamics.flow(F, mu, fine, method="rk4", step=step).points.values[::_FINER]
     kept = ds.isel(time=slice(None, None, _FINER))
     return {
         "log_ratio": log_ratio,

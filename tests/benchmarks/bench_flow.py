@@ -36,7 +36,9 @@ def start(n: int) -> torch.Tensor:
 def ours(x: torch.Tensor, steps: int) -> torch.Tensor:
     eye = torch.eye(3, dtype=x.dtype)
     F = SelfAttention(AttentionParameters.from_bilinear(eye, eye))
-    ds = dynamics.flow(F, ParticleMeasure(x), [0.0, steps * STEP], step=STEP, constraint="sphere")
+    ds = dynamics.flow(
+        F, ParticleMeasure(x), [0.0, steps * STEP], method="rk4", step=STEP, constraint="sphere"
+    )
     return torch.as_tensor(ds.points.values[-1])
 
 

@@ -70,7 +70,9 @@ def test_weighted_tokens_stand_for_many():
     many = ParticleMeasure(torch.cat([u[:1].expand(3, -1), u[1:].expand(5, -1)]))
     two = ParticleMeasure(u, [k / 8 for k in counts])
     ends = [
-        dynamics.flow(simple(3, 4.0), m, [0, 2], step=0.05, constraint="sphere").points.values[-1]
+        dynamics.flow(
+            simple(3, 4.0), m, [0, 2], method="rk4", step=0.05, constraint="sphere"
+        ).points.values[-1]
         for m in (many, two)
     ]
     np.testing.assert_allclose(ends[0][[0, -1]], ends[1], rtol=1e-12)
@@ -122,7 +124,7 @@ def circle(n: int, k: int, size: float) -> ParticleMeasure:
 def test_modes_of_the_circle_grow_at_the_rate_of_bessel_functions(beta, k):
     n, size, h = 256, 1e-6, 1e-3
     mu = circle(n, k, size)
-    ds = dynamics.flow(simple(2, beta), mu, [0.0, h], constraint="sphere")
+    ds = dynamics.flow(simple(2, beta), mu, [0.0, h], method="rk4", step=h, constraint="sphere")
 
     def mode(points) -> float:
         angle = np.arctan2(points[:, 1], points[:, 0])
@@ -224,7 +226,9 @@ def test_masked_tokens_on_the_sphere_all_go_to_the_first_which_never_moves(seed)
 def test_at_large_beta_only_the_closest_pair_moves():
     phi = torch.tensor([0.0, 0.5, 1.3, 3.0], dtype=torch.float64)
     mu = ParticleMeasure(torch.stack([phi.cos(), phi.sin()], -1))
-    velocity = dynamics.flow(simple(2, 200.0), mu, [0, 1e-3], constraint="sphere").points
+    velocity = dynamics.flow(
+        simple(2, 200.0), mu, [0, 1e-3], method="rk4", step=1e-3, constraint="sphere"
+    ).points
     speed = np.linalg.norm(velocity[1] - velocity[0], axis=-1)
     assert speed[:2].min() > 1e6 * speed[2:].max()
     assert speed[0] == pytest.approx(speed[1], rel=1e-9)

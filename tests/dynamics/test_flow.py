@@ -123,7 +123,7 @@ def test_a_placement_is_the_limit_of_its_layers(placement, norm):
         "pre": lambda: x + h * attended(N(x)),
         "peri": lambda: x + h * N(attended(N(x))),
     }[placement]()
-    ds = dynamics.flow(F, start, [0.0, h], constraint=constraint)
+    ds = dynamics.flow(F, start, [0.0, h], method="rk4", step=h, constraint=constraint)
     speed = (ds.points.values[-1] - x.numpy()) / h
     np.testing.assert_allclose(speed, (layer - x) / h, atol=2e-2 * np.abs(speed).max())
 
@@ -134,7 +134,11 @@ def test_each_norm_has_a_flow_of_its_own(placement):
     ends = []
     for norm in NORMS:
         F, start, constraint = dynamics.placed(attention(A, V), mu, placement, norm=norm)
-        ends.append(dynamics.flow(F, start, [0, 1], step=0.05, constraint=constraint).points[-1])
+        ends.append(
+            dynamics.flow(F, start, [0, 1], method="rk4", step=0.05, constraint=constraint).points[
+                -1
+            ]
+        )
     directions = [x.values / np.linalg.norm(x, axis=-1, keepdims=True) for x in ends]
     for one, other in itertools.combinations(directions, 2):
         assert np.abs(one - other).max() > 1e-3
@@ -143,7 +147,9 @@ def test_each_norm_has_a_flow_of_its_own(placement):
 def test_layer_norm_keeps_its_sphere():
     A, V, mu = case(5)
     F, start, constraint = dynamics.placed(attention(A, V), mu, "post", norm="layer")
-    end = dynamics.flow(F, start, [0.0, 1.0], step=0.01, constraint=constraint).points.values[-1]
+    end = dynamics.flow(
+        F, start, [0.0, 1.0], method="rk4", step=0.01, constraint=constraint
+    ).points.values[-1]
     np.testing.assert_allclose(end.mean(-1), 0, atol=1e-14)
     np.testing.assert_allclose(np.linalg.norm(end, axis=-1), math.sqrt(D), rtol=1e-14)
 
@@ -185,10 +191,49 @@ def test_the_error_falls_with_the_order_of_the_method(method, order, constraint)
 
 
 def test_steps_that_fit_are_not_one_more_by_rounding():
-    # 2.1/0.3 is 7.000000000000001.
-    for step, length, count in ((0.3, 2.1, 7), (0.1, 1.0, 10), (0.1, 1.101, 12), (2.0, 1.0, 1)):
+    # 2.1/0.3 is 7.000000000000001, 1.1/0.1 is 11.000000000000002.
+    for step, length, count in (
+        (0.3, 2.1, 7),
+        (0.1, 1.0, 10),
+        (0.1, 1.1, 11),
+        (0.1, 1.101, 12),
+        (2.0, 1.0, 1),
+    ):
         ds = dynamics.flow(at_rest, case()[2], [0, length], method="euler", step=step)
         assert ds.evaluations[-1] == count
+
+
+def test_by_default_the_steps_are_as_short_as_the_flow_needs():
+    F = SelfAttention(AttentionParameters.from_bilinear([[0.0]], [[1.0]]))
+    mu = ParticleMeasure([[1.0], [3.0]])
+    mean = 2 * math.exp(10.0)
+    assert dynamics.flow(F, mu, [0, 10]).points[-1].mean() == pytest.approx(mean, rel=1e-5)
+    *_, (_, last) = dynamics.trajectory(F, mu, [0, 10])
+    assert float(last.points.mean()) == pytest.approx(mean, rel=1e-5)
+    assert float(dynamics.FlowMap(F, 10.0)(mu).points.mean()) == pytest.approx(mean, rel=1e-5)
+    constants = dynamics.stability(F, mu, [0, 5.0]).constant
+    assert float(constants[-1]) == pytest.approx(math.exp(5.0), rel=1e-5)
+
+
+def test_copies_of_particles_and_other_cases_do_not_loosen_adaptive_steps():
+    A, V, mu = case(25)
+    still = ParticleMeasure(torch.zeros_like(mu.points), log_weights=mu.log_weights)
+    alone = dynamics.flow(attention(A, V), mu, [0, 2.0])
+    doubled = dynamics.flow(attention(A, V), split(mu), [0, 2.0])
+    beside = dynamics.flow(attention(A, V), stack([mu, still]), [0, 2.0])
+    assert alone.evaluations[-1] == doubled.evaluations[-1] == beside.evaluations[-1]
+    np.testing.assert_allclose(doubled.points[-1, ::2], alone.points[-1], rtol=1e-12)
+    np.testing.assert_allclose(beside.points[-1, 0], alone.points[-1], rtol=1e-12)
+
+
+def test_adaptive_steps_are_refused_where_values_are_hidden():
+    A, V, mu = case(26)
+
+    def end(points):
+        return dynamics.FlowMap(attention(A, V), 1.0)(mu.replace(points)).points
+
+    with pytest.raises(ValueError, match="vmap hides"):
+        torch.func.vmap(end)(mu.points[None])
 
 
 def test_without_scores_gaps_stay_and_the_mean_grows_exponentially():
@@ -249,9 +294,9 @@ def test_permutation_splitting_and_absence_change_nothing(causal, constraint):
     F = attention(A, V, causal=causal)
 
     def end(measure):
-        return dynamics.flow(F, measure, [0, 1.5], step=0.1, constraint=constraint).points.values[
-            -1
-        ]
+        return dynamics.flow(
+            F, measure, [0, 1.5], method="rk4", step=0.1, constraint=constraint
+        ).points.values[-1]
 
     base = end(mu)
     tolerance = {"rtol": 0, "atol": 1e-12 * np.abs(base).max()}
@@ -280,7 +325,9 @@ def test_earlier_positions_never_depend_on_later_ones():
     changed = mu.points.clone()
     changed[-2:] = sampling.sphere(2, D, generator=generator(3))
     nu = mu.replace(changed)
-    ends = [dynamics.flow(F, m, [0, 2], step=0.1).points.values[-1] for m in (mu, nu)]
+    ends = [
+        dynamics.flow(F, m, [0, 2], method="rk4", step=0.1).points.values[-1] for m in (mu, nu)
+    ]
     np.testing.assert_allclose(ends[1][:-2], ends[0][:-2], rtol=0, atol=1e-13)
     assert np.abs(ends[1][-1] - ends[0][-1]).max() > 1e-2
 
@@ -294,14 +341,14 @@ def test_the_energy_increases_along_its_gradient_flow(normalised, constraint):
     _, _, mu = case(13)
     F = attention(A, A, normalization=softmax if normalised else shifted_exponential(2.0))
     ds = dynamics.flow(
-        F, mu, np.linspace(0, 0.05, 20), step=1e-3, constraint=constraint,
+        F, mu, np.linspace(0, 0.05, 20), method="rk4", step=1e-3, constraint=constraint,
         observe={"energy": lambda m: dynamics.log_energy(m, A)},
     )  # fmt: skip
     assert (np.diff(ds.energy) > 0).all()
     # Not for values of another sign.
     F = attention(A, -A)
     ds = dynamics.flow(
-        F, mu, [0, 0.01], step=1e-3, constraint=constraint,
+        F, mu, [0, 0.01], method="rk4", step=1e-3, constraint=constraint,
         observe={"energy": lambda m: dynamics.log_energy(m, A)},
     )  # fmt: skip
     assert ds.energy[1] < ds.energy[0]
@@ -312,10 +359,14 @@ def test_a_batch_is_its_members():
     A, V = cases[0][:2]
     F = attention(A, V)
     batch = stack([c[2] for c in cases])
-    ds = dynamics.flow(F, batch, TIMES, step=0.1, observe={"size": dynamics.diameter})
+    ds = dynamics.flow(
+        F, batch, TIMES, method="rk4", step=0.1, observe={"size": dynamics.diameter}
+    )
     assert ds.points.dims == ("time", "case", "particle", "feature")
     for k, (_, _, mu) in enumerate(cases):
-        one = dynamics.flow(F, mu, TIMES, step=0.1, observe={"size": dynamics.diameter})
+        one = dynamics.flow(
+            F, mu, TIMES, method="rk4", step=0.1, observe={"size": dynamics.diameter}
+        )
         np.testing.assert_allclose(ds.points[:, k], one.points, rtol=1e-12)
         np.testing.assert_allclose(ds["size"][:, k], one["size"], rtol=1e-12)
         np.testing.assert_array_equal(ds.log_weights[k], one.log_weights)
@@ -338,7 +389,7 @@ def test_multi_head_layers_flow_as_the_sum_of_their_heads():
     ]
     _, _, mu = case(17)
     h = 1e-3
-    ds = dynamics.flow(SelfAttention(params), mu, [0, h], method="euler")
+    ds = dynamics.flow(SelfAttention(params), mu, [0, h], method="euler", step=h)
     expected = mu.points + h * sum(head(mu).points for head in heads)
     np.testing.assert_allclose(ds.points[-1], expected, rtol=1e-13)
 
@@ -348,7 +399,9 @@ def test_the_flow_can_be_differentiated():
     F = attention(A, V)
 
     def end(points):
-        steps = dynamics.trajectory(F, mu.replace(points), [0, 0.5], step=0.1, constraint="sphere")
+        steps = dynamics.trajectory(
+            F, mu.replace(points), [0, 0.5], method="rk4", step=0.1, constraint="sphere"
+        )
         return list(steps)[-1][1].points
 
     direction = torch.randn(mu.n_particles, D, generator=generator(5), dtype=torch.float64)
@@ -447,7 +500,7 @@ def test_every_variable_says_what_it_is_and_where_it_comes_from():
     A, V, mu = case(21, positioned=True)
     covariance = Variable("covariance", "covariance", dims=("feature", "feature_2"))
     ds = dynamics.flow(
-        attention(A, V), mu, TIMES, step=0.1, constraint="sphere",
+        attention(A, V), mu, TIMES, method="rk4", step=0.1, constraint="sphere",
         observe={covariance: dynamics.covariance, "size": dynamics.diameter},
     )  # fmt: skip
     assert all("long_name" in v.attrs for v in ds.variables.values())
@@ -475,11 +528,11 @@ def test_functionals_alone_can_be_kept():
 def test_single_precision_stays_single():
     A, V, mu = case(23)
     F = SelfAttention(AttentionParameters.from_bilinear(A.float(), V.float()))
-    for method in ("rk4", "dopri5"):
-        ds = dynamics.flow(F, mu.to(torch.float32), [0, 0.5], method=method)
+    for method, step in (("rk4", 0.1), ("dopri5", None)):
+        ds = dynamics.flow(F, mu.to(torch.float32), [0, 0.5], method=method, step=step)
         assert ds.points.dtype == np.float32
         double = dynamics.flow(attention(A, V), mu, [0, 0.5], method=PRECISE)
-        np.testing.assert_allclose(ds.points[-1], double.points[-1], rtol=0.05, atol=0.05)
+        np.testing.assert_allclose(ds.points[-1], double.points[-1], rtol=1e-4, atol=1e-4)
 
 
 # --- wrong arguments ---
@@ -490,7 +543,10 @@ def test_single_precision_stays_single():
     [
         ({"method": "heun"}, "method: expected one of"),
         ({"method": "dopri5", "step": 0.1}, "step: expected None"),
-        ({"step": 0.0}, "step: expected a number > 0"),
+        ({"method": "rk4", "step": 0.0}, "step: expected a number > 0"),
+            ({"method": "rk4"}, "step: expected a number > 0 with method 'rk4', got None"),
+            ({"method": "euler"}, "method 'euler' with step 1"),
+            ({"step": 0.1}, "step: expected None with method 'dopri5'"),
         ({"constraint": "torus"}, "constraint: expected one of"),
         ({"constraint": "layer_norm"}, "coordinates have mean 0"),
         ({"times": [0.0, 0.0]}, "times: expected increasing"),
@@ -552,7 +608,7 @@ def test_particles_that_leave_the_range_of_floats_are_reported():
     A = 50 * torch.eye(D, dtype=torch.float64)
     F = attention(A, A, normalization=exponential)
     with pytest.raises(OverflowError, match="leave the range"):
-        dynamics.flow(F, mu, [0, 10], step=0.1)
+        dynamics.flow(F, mu, [0, 10], method="rk4", step=0.1)
 
 
 def test_an_adaptive_method_that_does_not_get_on_says_so():

@@ -38,7 +38,7 @@ def swapping(mu):
 
 def test_particles_that_change_places_move_and_their_measure_does_not():
     mu = ParticleMeasure([[1.0, 0.0], [-1.0, 0.0]])
-    ds = dynamics.flow(swapping, mu, np.linspace(0, math.pi, 5), step=0.01)
+    ds = dynamics.flow(swapping, mu, np.linspace(0, math.pi, 5), method="rk4", step=0.01)
     found = dynamics.displacements(ds)
     np.testing.assert_allclose(found.identity[-1], 2.0, rtol=1e-6)
     np.testing.assert_allclose(found.w2[-1], 0.0, atol=1e-6)
@@ -51,7 +51,7 @@ def test_particles_that_change_places_move_and_their_measure_does_not():
 def test_displacements_are_the_distances_of_the_measures_of_the_flow():
     mu = ParticleMeasure(gaussian(9, 3, 1))
     nu = ParticleMeasure(gaussian(5, 3, 2))
-    ds = dynamics.flow(attention(3), mu, [0, 0.3, 0.6], step=0.1)
+    ds = dynamics.flow(attention(3), mu, [0, 0.3, 0.6], method="rk4", step=0.1)
     at = [dynamics.measure_at(ds, k) for k in range(3)]
     np.testing.assert_array_equal(at[0].points, mu.points)
     for to, others in {
@@ -65,7 +65,7 @@ def test_displacements_are_the_distances_of_the_measures_of_the_flow():
 
 def test_conditional_displacements_of_tokens_are_those_of_the_tokens():
     mu = ParticleMeasure.from_sequence(gaussian(6, 2, 3))
-    ds = dynamics.flow(attention(2, causal=True), mu, [0, 0.5], step=0.1)
+    ds = dynamics.flow(attention(2, causal=True), mu, [0, 0.5], method="rk4", step=0.1)
     found = dynamics.displacements(ds, conditional=True)
     np.testing.assert_allclose(found.w2, found.identity, rtol=1e-9)
     assert dynamics.displacements(ds).w2[-1] <= found.w2[-1] + 1e-12
@@ -74,17 +74,17 @@ def test_conditional_displacements_of_tokens_are_those_of_the_tokens():
 def test_a_batch_of_flows_has_a_distance_each():
     members = [ParticleMeasure(gaussian(4, 2, s)) for s in range(3)]
     F = attention(2)
-    ds = dynamics.flow(F, stack(members), [0, 0.4], step=0.1)
+    ds = dynamics.flow(F, stack(members), [0, 0.4], method="rk4", step=0.1)
     found = dynamics.displacements(ds)
     assert found.w2.dims == ("time", "case")
     for k, mu in enumerate(members):
-        one = dynamics.displacements(dynamics.flow(F, mu, [0, 0.4], step=0.1))
+        one = dynamics.displacements(dynamics.flow(F, mu, [0, 0.4], method="rk4", step=0.1))
         np.testing.assert_allclose(found.w2[:, k], one.w2, rtol=1e-9, atol=1e-12)
 
 
 def test_lengths_of_arcs_and_of_straight_paths():
     mu = ParticleMeasure([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
-    ds = dynamics.flow(swapping, mu, np.linspace(0, math.pi, 400), step=0.01)
+    ds = dynamics.flow(swapping, mu, np.linspace(0, math.pi, 400), method="rk4", step=0.01)
     found = dynamics.path_lengths(ds)
     np.testing.assert_allclose(found.arc_length, [math.pi, 2 * math.pi, 0], rtol=1e-4)
     np.testing.assert_allclose(found.straightness, [2 / math.pi, 2 / math.pi, 1], rtol=1e-4)
@@ -106,11 +106,11 @@ def test_a_flow_without_points_says_what_is_missing():
 def test_flow_maps_compose_and_end_where_the_flow_does():
     F = attention(3)
     mu = ParticleMeasure(sampling.sphere(7, 3, generator=generator(4)))
-    whole = dynamics.FlowMap(F, 1.0, step=0.1, constraint="sphere")
-    first = dynamics.FlowMap(F, 0.4, step=0.1, constraint="sphere")
-    rest = dynamics.FlowMap(F, 1.0, start=0.4, step=0.1, constraint="sphere")
+    whole = dynamics.FlowMap(F, 1.0, method="rk4", step=0.1, constraint="sphere")
+    first = dynamics.FlowMap(F, 0.4, method="rk4", step=0.1, constraint="sphere")
+    rest = dynamics.FlowMap(F, 1.0, start=0.4, method="rk4", step=0.1, constraint="sphere")
     torch.testing.assert_close(rest(first(mu)).points, whole(mu).points, rtol=0, atol=1e-12)
-    ds = dynamics.flow(F, mu, [0, 1], step=0.1, constraint="sphere")
+    ds = dynamics.flow(F, mu, [0, 1], method="rk4", step=0.1, constraint="sphere")
     np.testing.assert_array_equal(ds.points[-1], whole(mu).points)
     still = dynamics.FlowMap(F, 0.0)
     torch.testing.assert_close(still(mu).points, mu.points)
@@ -121,7 +121,7 @@ def test_flow_maps_compose_and_end_where_the_flow_does():
 def test_two_measures_part_no_faster_than_local_constants_allow():
     F = attention(2, 5)
     mu = ParticleMeasure(sampling.ball(6, 2, generator=generator(6)))
-    Phi = dynamics.FlowMap(F, 0.5, step=0.05)
+    Phi = dynamics.FlowMap(F, 0.5, method="rk4", step=0.05)
     constant = local_lipschitz(Phi, mu, rtol=1e-8)
     direction = constant.direction
     near = mu.replace(mu.points + 1e-6 * direction / direction.norm())

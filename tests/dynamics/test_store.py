@@ -30,16 +30,21 @@ def arguments(kind: str, slowness: int = 1) -> dict:
     base = {"F": F, "mu": ParticleMeasure(x), "times": np.linspace(0, 3, N_TIMES)}
     base["constraint"] = "sphere"
     if kind == "rk4":
-        return base | {"step": 4e-2 / slowness}
+        return base | {"method": "rk4", "step": 4e-2 / slowness}
     if kind == "noise":
         noise = dynamics.Noise(0.1, torch.Generator().manual_seed(5))
         return base | {"method": "euler", "step": 2e-2 / slowness, "noise": noise}
     if kind == "layers":
         other = SelfAttention(AttentionParameters.from_bilinear(B, V))
-        return base | {"F": [F, other, F], "step": 4e-2 / slowness}
+        return base | {"F": [F, other, F], "method": "rk4", "step": 4e-2 / slowness}
     if kind == "functionals":
         seen = {"energy": lambda m: dynamics.log_energy(m, B), "size": dynamics.diameter}
-        return base | {"step": 4e-2 / slowness, "observe": seen, "keep_points": False}
+        return base | {
+            "method": "rk4",
+            "step": 4e-2 / slowness,
+            "observe": seen,
+            "keep_points": False,
+        }
     rtol = 1e-6 if slowness == 1 else 1e-10
     method = dynamics.Adaptive("dopri5", rtol, rtol / 100)
     return base | {"method": method, "coalesce": 1e-3 if kind == "coalesce" else 0.0}

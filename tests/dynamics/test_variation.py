@@ -45,6 +45,8 @@ def dense(linearisation):
         ("euler", "sphere", True, "euclidean"),
         ("euler", None, True, "wasserstein"),
         ("euler", "layer_norm", False, "wasserstein"),
+        ("dopri5", "layer_norm", True, "wasserstein"),
+        ("dop853", None, False, "euclidean"),
     ],
 )
 def test_the_product_over_the_steps_is_the_derivative_of_the_flow(
@@ -53,7 +55,8 @@ def test_the_product_over_the_steps_is_the_derivative_of_the_flow(
     F, mu = case(1, n=4, causal=causal)
     if constraint == "layer_norm":
         mu = LayerNorm(torch.ones(D, dtype=torch.float64), None, 0.0)(mu)
-    Phi = dynamics.FlowMap(F, 0.5, step=0.25, method=method, constraint=constraint)
+    step = 0.25 if method in ("rk4", "euler") else None
+    Phi = dynamics.FlowMap(F, 0.5, step=step, method=method, constraint=constraint)
     found = dense(Phi.linearisation(mu, geometry=geometry))
     expected = dense(linearize_by_autodiff(Phi, mu, geometry=geometry, check=False))
     for ours, theirs in zip(found, expected, strict=True):
@@ -63,14 +66,14 @@ def test_the_product_over_the_steps_is_the_derivative_of_the_flow(
 @pytest.mark.parametrize("constraint", [None, "sphere"])
 def test_the_transpose_is_the_transpose(constraint):
     F, mu = case(2)
-    J = dynamics.FlowMap(F, 0.7, step=0.25, constraint=constraint).linearisation(mu)
+    J = dynamics.FlowMap(F, 0.7, method="rk4", step=0.25, constraint=constraint).linearisation(mu)
     for part in (J.atoms, J.field):
         torch.testing.assert_close(part.T.to_dense(), part.to_dense().mT, rtol=1e-12, atol=1e-13)
 
 
 def test_the_derivative_is_a_difference_quotient():
     F, mu = case(3)
-    Phi = dynamics.FlowMap([F, F], 1.4, step=0.1, constraint="sphere")
+    Phi = dynamics.FlowMap([F, F], 1.4, method="rk4", step=0.1, constraint="sphere")
     g = torch.Generator().manual_seed(0)
     eps = torch.randn(5, D, generator=g, dtype=torch.float64)
     h = 1e-6
@@ -81,7 +84,7 @@ def test_the_derivative_is_a_difference_quotient():
 
 def test_a_batch_has_its_members_derivatives():
     F, mu = case(4, batch=(2,))
-    Phi = dynamics.FlowMap(F, 0.5, step=0.25, constraint="sphere")
+    Phi = dynamics.FlowMap(F, 0.5, method="rk4", step=0.25, constraint="sphere")
     together = dense(Phi.linearisation(mu, geometry="wasserstein"))
     for k in range(2):
         alone = dense(Phi.linearisation(mu[k], geometry="wasserstein"))
@@ -91,7 +94,7 @@ def test_a_batch_has_its_members_derivatives():
 
 def test_derivatives_compose_along_the_flow():
     F, mu = case(5)
-    settings = {"step": 0.1, "constraint": "sphere"}
+    settings = {"method": "rk4", "step": 0.1, "constraint": "sphere"}
     first = dynamics.FlowMap(F, 0.3, **settings)
     rest = dynamics.FlowMap(F, 0.8, start=0.3, **settings)
     whole = dynamics.FlowMap(F, 0.8, **settings).linearisation(mu, geometry="wasserstein")
@@ -104,7 +107,7 @@ def test_derivatives_compose_along_the_flow():
 
 def test_the_constant_of_the_flow_counts_splitting():
     F, mu = case(6)
-    Phi = dynamics.FlowMap(F, 0.5, step=0.1)
+    Phi = dynamics.FlowMap(F, 0.5, method="rk4", step=0.1)
     constant = local_lipschitz(Phi, mu)
     doubled = local_lipschitz(Phi, split(mu))
     assert float(doubled.particle) == pytest.approx(float(constant.value), rel=1e-6)
@@ -116,7 +119,7 @@ def test_light_atoms_do_not_underflow():
     mu = sampling.two_diracs(math.sqrt(450.0), -900.0, [1.0])
     h = 1e-3
     constant = local_lipschitz(F, mu)
-    step = local_lipschitz(dynamics.FlowMap(F, h, method="euler"), mu)
+    step = local_lipschitz(dynamics.FlowMap(F, h, method="euler", step=h), mu)
     # I + hJ: between h‖J‖ − 1 and h‖J‖ + 1.
     assert float(step.particle) == pytest.approx(h * float(constant.particle), rel=1e-9)
 
@@ -126,7 +129,7 @@ def test_without_scores_the_mean_grows_and_the_rest_does_not():
     zero, eye = torch.zeros(D, D, dtype=torch.float64), torch.eye(D, dtype=torch.float64)
     F = SelfAttention(AttentionParameters.from_bilinear(zero, eye))
     _, mu = case(7)
-    found = local_lipschitz(dynamics.FlowMap(F, 1.0, step=0.1), mu)
+    found = local_lipschitz(dynamics.FlowMap(F, 1.0, method="rk4", step=0.1), mu)
     assert float(found.particle) == pytest.approx(math.e, rel=1e-5)
     assert found.splitting is not None
     assert float(found.splitting) == pytest.approx(1.0, rel=1e-12)
@@ -139,10 +142,10 @@ def test_without_scores_the_mean_grows_and_the_rest_does_not():
 def test_stability_along_a_flow_is_the_constant_of_each_span(constraint):
     F, mu = case(8)
     times = [0.0, 0.3, 1.0]
-    ds = dynamics.stability(F, mu, times, step=0.1, constraint=constraint)
+    ds = dynamics.stability(F, mu, times, method="rk4", step=0.1, constraint=constraint)
     assert ds.constant.values[0] == 1.0
     for k in (1, 2):
-        Phi = dynamics.FlowMap(F, times[k], step=0.1, constraint=constraint)
+        Phi = dynamics.FlowMap(F, times[k], method="rk4", step=0.1, constraint=constraint)
         found = local_lipschitz(Phi, mu)
         for name in ("particle", "splitting"):
             assert float(ds[f"constant_{name}"][k]) == pytest.approx(
@@ -158,10 +161,10 @@ def test_stability_along_a_flow_is_the_constant_of_each_span(constraint):
 
 def test_large_and_small_flows_take_different_roads_to_one_answer(monkeypatch):
     F, mu = case(9)
-    small = dynamics.stability(F, mu, [0, 0.3, 0.6], step=0.1, constraint="sphere")
+    small = dynamics.stability(F, mu, [0, 0.3, 0.6], method="rk4", step=0.1, constraint="sphere")
     module = importlib.import_module("meanfield.dynamics.stability")
     monkeypatch.setattr(module, "_DENSE", 0)
-    large = dynamics.stability(F, mu, [0, 0.3, 0.6], step=0.1, constraint="sphere")
+    large = dynamics.stability(F, mu, [0, 0.3, 0.6], method="rk4", step=0.1, constraint="sphere")
     assert "exponents" not in large
     for name in ("constant", "constant_splitting", "growth"):
         assert large[name].values == pytest.approx(small[name].values, rel=1e-3)
@@ -170,9 +173,9 @@ def test_large_and_small_flows_take_different_roads_to_one_answer(monkeypatch):
 def test_growth_integrates_the_constants_of_the_layers_that_act():
     F, mu = case(10)
     G, _ = case(11)
-    ds = dynamics.stability([F, G], mu, [0.0, 1.0, 2.0], step=0.25)
-    on_the_way = [mu, dynamics.FlowMap([F, G], 1.0, step=0.25)(mu)]
-    on_the_way.append(dynamics.FlowMap([F, G], 2.0, step=0.25)(mu))
+    ds = dynamics.stability([F, G], mu, [0.0, 1.0, 2.0], method="rk4", step=0.25)
+    on_the_way = [mu, dynamics.FlowMap([F, G], 1.0, method="rk4", step=0.25)(mu)]
+    on_the_way.append(dynamics.FlowMap([F, G], 2.0, method="rk4", step=0.25)(mu))
     expected = [float(local_lipschitz(H, m).value) for H, m in zip([F, G, G], on_the_way)]  # noqa: B905
     assert ds.velocity_constant.values == pytest.approx(expected, rel=1e-6)
     integral = sum((a + b) / 2 for a, b in zip(expected[1:], expected[:-1], strict=True))
@@ -203,7 +206,7 @@ def test_velocities_after_layer_norm_are_tangent_to_its_sphere():
         along = (x * g).sum(-1, keepdim=True) / x.square().sum(-1, keepdim=True)
         return nu.replace(g - along * x)
 
-    ds = dynamics.stability(F, mu, [0.0, 0.1], step=0.1, constraint="layer_norm")
+    ds = dynamics.stability(F, mu, [0.0, 0.1], method="rk4", step=0.1, constraint="layer_norm")
     by_autodiff = linearize_by_autodiff(written_out, mu, geometry="wasserstein")
     atoms, fields = dense(by_autodiff)
     expected = max(
@@ -236,11 +239,18 @@ def test_two_flows_part_no_more_than_the_bound_of_the_layers(conditional):
         return bound(norm_A, norm_V, radius)
 
     ds = dynamics.divergence(
-        G, mu, nu, [0.0, 0.05, 0.1], step=0.05, conditional=conditional, constant=constant
+        G,
+        mu,
+        nu,
+        [0.0, 0.05, 0.1],
+        method="rk4",
+        step=0.05,
+        conditional=conditional,
+        constant=constant,
     )
     distance = conditional_w2 if conditional else w2
     assert float(ds.w2[0]) == pytest.approx(float(distance(mu, nu)), rel=1e-9)
-    Phi = dynamics.FlowMap(G, 0.1, step=0.05)
+    Phi = dynamics.FlowMap(G, 0.1, method="rk4", step=0.05)
     assert float(ds.w2[-1]) == pytest.approx(float(distance(Phi(mu), Phi(nu))), rel=1e-9)
     assert (ds.w2 <= ds.bound).all()
 
@@ -256,7 +266,9 @@ def test_the_bound_starts_from_the_upper_end_of_a_wide_interval(monkeypatch):
     ends = {name: torch.tensor(x) for name, x in (("value", 2.0), ("lower", 1.0), ("upper", 3.0))}
     wide = dataclasses.replace(solve_w2(mu, mu), **ends)
     monkeypatch.setattr(paths, "solve_w2", lambda *_: wide)
-    ds = dynamics.divergence(F, mu, mu, [0.0, 0.5], step=0.5, constant=lambda *_: 1.0)
+    ds = dynamics.divergence(
+        F, mu, mu, [0.0, 0.5], method="rk4", step=0.5, constant=lambda *_: 1.0
+    )
     assert ds.bound.values == pytest.approx([3.0, 3.0 * math.exp(0.5)])
 
 
@@ -265,7 +277,13 @@ def test_the_bound_takes_the_larger_constant_of_each_interval():
     nu = mu.replace(mu.points.flip(0))
     constants = iter([1.0, 3.0, 2.0])
     ds = dynamics.divergence(
-        F, mu, nu, [0.0, 0.5, 1.5], step=0.5, constant=lambda _at, _other: next(constants)
+        F,
+        mu,
+        nu,
+        [0.0, 0.5, 1.5],
+        method="rk4",
+        step=0.5,
+        constant=lambda _at, _other: next(constants),
     )
     expected = [0.0, 0.5 * 3, 0.5 * 3 + 1.0 * 3]
     assert (ds.bound / ds.w2_upper[0]).values == pytest.approx([math.exp(x) for x in expected])

@@ -346,7 +346,7 @@ CONSTANT = lipschitz.local_lipschitz(F, MU)
 TIED = AttentionParameters.tied_l2(np.eye(2), np.eye(2))
 GROWING = layers.contractive(layers.Pointwise(torch.sin), 0.5, constant=1.0)
 J = linalg.LinearMap.pointwise(torch.ones(1, 2, 2, dtype=torch.float64))
-FLOWED = dynamics.flow(F, MU, [0.0, 0.5, 1.0], step=0.5)
+FLOWED = dynamics.flow(F, MU, [0.0, 0.5, 1.0], method="rk4", step=0.5)
 CASES = xr.Dataset({"y": ("case", [3.0, 6.0])}, coords={"x": ("case", [1.0, 4.0])})
 
 # Numbers that may be arrays, which broadcast; a masked or complex one may not.
