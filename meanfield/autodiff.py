@@ -15,7 +15,7 @@ from meanfield.linalg import LinearMap
 from meanfield.linalg.vectors import lengths
 from meanfield.measures import MeasureMap, ParticleMeasure, split
 
-__all__ = ["Linearisation", "check_geometry", "linearize_by_autodiff"]
+__all__ = ["Linearisation", "check_geometry", "derivative_along", "linearize_by_autodiff"]
 
 # Steps of the difference quotients that check a derivative, relative to the size of the points.
 # The best of the three is compared.
@@ -69,6 +69,11 @@ def linearize_by_autodiff(
     )
 
 
+def derivative_along(F: MeasureMap, mu: ParticleMeasure, displacement: Tensor) -> Tensor:
+    """Jε at μ, ``(*batch, n, d_out)``, itself differentiable, in μ and in parameters of F."""
+    return _Products(F, mu).along(mu.points, displacement)
+
+
 def _checked_image(F: MeasureMap, mu: ParticleMeasure) -> ParticleMeasure:
     image = image_of(F, mu)
     name = name_of(F)
@@ -101,7 +106,10 @@ class _Products:
         return self.map(self.mu.replace(points)).points
 
     def forward(self, displacement: Tensor) -> Tensor:
-        at, along = self.mu.points.detach(), displacement.detach().contiguous()
+        return self.along(self.mu.points.detach(), displacement.detach())
+
+    def along(self, at: Tensor, displacement: Tensor) -> Tensor:
+        along = displacement.contiguous()
         try:
             # The second of the pair: the first is the value of the function, not its tangent.
             return torch.func.jvp(self.move, (at,), (along,))[1]

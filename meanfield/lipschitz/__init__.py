@@ -4,8 +4,9 @@ Works for any map of measures; one that declares its own linearisation (`meanfie
 is faster.
 """
 
-# Files, each importing only those before it: `local`, `infinity`, `localization`, `proposals`,
-# `search`, `secant`, `lower`, `comparison`, `ball`, `orders`, `monitor`.
+# Files, each importing only those before it: `differentiable`, `local`, `infinity`,
+# `localization`, `proposals`, `search`, `secant`, `lower`, `comparison`, `ball`, `orders`,
+# `monitor`.
 
 from meanfield.lipschitz.ball import ball_upper
 from meanfield.lipschitz.comparison import compare_lemma_3_2, secants_along

@@ -1,0 +1,275 @@
+"""Gradients of local constants against central differences, and where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
+from meanfield.layers import MLP, Chain, LayerNorm, Pointwise, Residual
+from meanfield.linalg import Lanczos
+from meanfield.lipschitz import local_lipschitz
+from meanfield.maps import Linearisation, Map
+from meanfield.measures import ParticleMeasure
+
+F64 = torch.float64
+D, N = 3, 4
+
+
+def draw(*shape, seed=0, scale=1.0):
+    return scale * torch.randn(*shape, dtype=F64, generator=torch.Generator().manual_seed(seed))
+
+
+def matrices(seed=0):
+    """What one block is made of."""
+    shapes = {"query": (2, 2, D), "key": (2, 2, D), "value": (2, 2, D), "output": (2, D, 2)}
+    shapes |= {"bias": (2, 2), "gain": (D,), "inner": (5, D), "outer": (D, 5)}
+    return {name: draw(*s, seed=seed + k) for k, (name, s) in enumerate(shapes.items())}
+
+
+def layer(w, **kind):
+    parts = AttentionParameters(w["query"], w["key"], w["value"], w["output"], w["bias"])
+    return SelfAttention(parts, **kind)
+
+
+def block(w, **kind):
+    attends = Residual(Chain([LayerNorm(w["gain"]), layer(w, **kind)]))
+    return Chain([attends, Residual(MLP(w["inner"], w["outer"]))])
+
+
+def two_blocks(w):
+    return Chain([block(w, causal=True), block({n: t.flip(0) for n, t in w.items()})])
+
+
+MAPS = {
+    "plain": layer,
+    "causal": lambda w: layer(w, causal=True),
+    "l2": lambda w: layer(w, kernel=kernels.l2),
+    "rotary": lambda w: layer(w, kernel=kernels.rotary(base=100.0, length=4.0)),
+    "sinkhorn": lambda w: layer(w, normalization=normalizations.sinkhorn(rtol=1e-14)),
+    "sigmoid": lambda w: layer(w, normalization=normalizations.sigmoid),
+    "mlp": lambda w: MLP(w["inner"], w["outer"]),
+    "block": block,
+    "two blocks": two_blocks,
+}
+
+
+def measure(points, scores):
+    n = points.shape[-2]
+    order = torch.tensor([2, 0, 3, 1])[:n]
+    positions = (1 + order).to(F64) / n
+    return ParticleMeasure(points, log_weights=scores.log_softmax(-1), positions=positions)
+
+
+def central(f, at, along, step=1e-3):
+    """The derivative of f along a direction, by differences of fourth order."""
+
+    def apart(h):
+        return float(f(at + h * along)) - float(f(at - h * along))
+
+    return (8 * apart(step) - apart(2 * step)) / (12 * step)
+
+
+@pytest.mark.parametrize(
+    ("name", "geometry"),
+    [*((name, "wasserstein") for name in MAPS), ("causal", "euclidean"), ("block", "euclidean")],
+)
+def test_gradients_are_those_of_central_differences(name, geometry):
+    given = {"points": draw(N, D, seed=50), "scores": draw(N, seed=51)} | matrices(7)
+
+    def constant(**changed):
+        w = given | changed
+        mu = measure(w["points"], w["scores"])
+        return local_lipschitz(MAPS[name](w), mu, geometry=geometry).value
+
+    asking = {key: value.clone().requires_grad_() for key, value in given.items()}
+    constant(**asking).backward()
+    for keys in (["points"], ["scores"], list(matrices())):
+        along = {key: draw(*given[key].shape, seed=90 + k) for k, key in enumerate(keys)}
+
+        def moved(h, along=along):
+            return constant(**{key: given[key] + h * step for key, step in along.items()})
+
+        grads = {key: asking[key].grad for key in keys if asking[key].grad is not None}
+        found = sum(float((grad * along[key]).sum()) for key, grad in grads.items())
+        assert found == pytest.approx(central(moved, 0.0, 1.0), rel=1e-6, abs=1e-10)
+
+
+def splitting_case():
+    """A measure whose largest component is that of an atom that splits."""
+    points = torch.tensor([[1.4, 0.02], [-1.4, 0.0], [0.02, -0.03]], dtype=F64)
+    mu = ParticleMeasure(points, weights=[0.4, 0.4, 0.2])
+    A = torch.tensor([[-1.0, 0.02], [-0.01, -1.0]], dtype=F64)
+    return mu, A, torch.tensor([[-1.0, 0.02], [0.0, -0.7]], dtype=F64)
+
+
+def test_the_gradient_of_the_splitting_component():
+    mu, A, V = splitting_case()
+
+    def constant(A, points):
+        F = SelfAttention(AttentionParameters.from_bilinear(A, V))
+        return local_lipschitz(F, mu.replace(points))
+
+    a, x = A.clone().requires_grad_(), mu.points.clone().requires_grad_()
+    found = constant(a, x)
+    assert found.splitting > found.particle
+    found.value.backward()
+    for at, grad, f in [
+        (A, a.grad, lambda A: constant(A, mu.points).value),
+        (mu.points, x.grad, lambda x: constant(A, x).value),
+    ]:
+        along = draw(*at.shape, seed=3)
+        assert float((grad * along).sum()) == pytest.approx(central(f, at, along), rel=1e-7)
+
+
+def test_a_batch_has_the_gradients_of_its_measures():
+    w = matrices(3)
+    points, scores = draw(3, N, D, seed=5), draw(3, N, seed=6)
+    x = points.clone().requires_grad_()
+    local_lipschitz(block(w), measure(x, scores)).value.sum().backward()
+    for one in range(3):
+        alone = points[one].clone().requires_grad_()
+        local_lipschitz(block(w), measure(alone, scores[one])).value.backward()
+        torch.testing.assert_close(x.grad[one], alone.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_a_batch_in_which_both_components_win():
+    split, A, V = splitting_case()
+    spread = ParticleMeasure([[0.5, 0.2], [-0.3, 1.0], [2.0, -0.3]], weights=[0.02, 0.18, 0.8])
+    x = torch.stack([split.points, spread.points]).requires_grad_()
+    mu = ParticleMeasure(x, log_weights=torch.stack([split.log_weights, spread.log_weights]))
+    F = SelfAttention(AttentionParameters.from_bilinear(A, V))
+    found = local_lipschitz(F, mu)
+    assert (found.splitting > found.particle).tolist() == [True, False]
+    found.value.sum().backward()
+    for one, nu in enumerate((split, spread)):
+        alone = nu.points.clone().requires_grad_()
+        local_lipschitz(F, nu.replace(alone)).value.backward()
+        torch.testing.assert_close(x.grad[one], alone.grad, rtol=1e-9, atol=1e-12)
+
+
+def test_an_iteration_has_the_gradient_of_a_factorisation():
+    w, points = matrices(11), draw(N, D, seed=12)
+    grads = []
+    for settings in ({}, {"solver": Lanczos(), "rtol": 1e-10}):
+        x = points.clone().requires_grad_()
+        local_lipschitz(block(w), measure(x, draw(N, seed=13)), **settings).value.backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(grads[1], grads[0], rtol=1e-7, atol=1e-8)
+
+
+def test_atoms_of_weight_0_get_no_gradient():
+    x = draw(N, D, seed=21).requires_grad_()
+    logs = torch.tensor([0.5, 0.0, 0.25, 0.25], dtype=F64).log().requires_grad_()
+    local_lipschitz(layer(matrices()), ParticleMeasure(x, log_weights=logs)).value.backward()
+    for grad, asks in ((x.grad, x), (logs.grad, logs)):
+        assert bool(grad.isfinite().all()) and float(grad.norm()) > 0.1, asks
+        assert float(grad[1].norm()) < 1e-14
+
+
+def test_light_atoms_keep_the_gradient():
+    """At weights of e^-18 the worst displacement has entries of e^9 before it is weighted."""
+    logs = torch.tensor([0.0, -18.0], dtype=F64).log_softmax(-1)
+
+    def constant(x):
+        F = SelfAttention(AttentionParameters.from_bilinear([[-9.0]], [[1.0]]))
+        return local_lipschitz(F, ParticleMeasure(x, log_weights=logs)).value
+
+    at = torch.tensor([[1.0], [-1.0]], dtype=F64)
+    x = at.clone().requires_grad_()
+    constant(x).backward()
+    along = draw(2, 1, seed=4)
+    expected = central(constant, at, along, step=1e-4)
+    assert float((x.grad * along).sum()) == pytest.approx(expected, rel=1e-6)
+
+
+# --- where there is none ---
+
+
+def test_nothing_is_recorded_where_nothing_asks():
+    w, mu = matrices(), measure(draw(N, D), draw(N))
+    assert not local_lipschitz(layer(w), mu).value.requires_grad
+    w["query"].requires_grad_()
+    with torch.no_grad():
+        assert not local_lipschitz(layer(w), mu).value.requires_grad
+    assert local_lipschitz(layer(w), mu).value.requires_grad
+
+
+@pytest.mark.parametrize("solver", [None, Lanczos()])
+def test_a_double_singular_value_is_refused(solver):
+    scale = torch.tensor(2.0, dtype=F64, requires_grad=True)
+    mean = SelfAttention(
+        AttentionParameters.from_bilinear(torch.zeros(2, 2).double(), torch.eye(2).double())
+    )
+    F, mu = Chain([mean, Pointwise(lambda x: scale * x)]), ParticleMeasure(draw(N, 2))
+    found = local_lipschitz(F, mu, solver=solver)
+    assert float(found.value.detach()) == pytest.approx(2)
+    with pytest.raises(ValueError, match=r"expected a largest singular value that is simple"):
+        found.value.backward()
+
+
+def test_a_tie_of_two_atoms_that_split_is_refused():
+    _, A, V = splitting_case()
+    points = torch.tensor([[1.4, 0.0], [-1.4, 0.0], [0.0, 0.0], [0.0, 0.0]], dtype=F64)
+    mu = ParticleMeasure(points.requires_grad_(), weights=[0.4, 0.4, 0.1, 0.1])
+    F = SelfAttention(AttentionParameters.from_bilinear(A, V))
+    found = local_lipschitz(F, mu)
+    assert found.splitting > found.particle
+    with pytest.raises(ValueError, match="simple"):
+        found.value.backward()
+
+
+def test_only_measures_whose_gradient_is_wanted_are_refused():
+    mu, A, V = splitting_case()
+    tie = torch.zeros_like(mu.points)
+    x = torch.stack([mu.points, tie]).requires_grad_()
+    F = Residual(SelfAttention(AttentionParameters.from_bilinear(A, V)), 0.3)
+    value = local_lipschitz(F, ParticleMeasure(x)).value
+    value[0].backward(retain_graph=True)
+    with pytest.raises(ValueError, match="simple"):
+        value[1].backward()
+
+
+class Liar(Map):
+    """Declares a derivative that is not its own."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def __call__(self, mu):
+        return mu.replace(torch.sin(mu.points))
+
+    def linearisation(self, mu, *, geometry="euclidean"):
+        own = super().linearisation(mu, geometry=geometry)
+        return Linearisation(self.factor * own.atoms, self.factor * own.field)
+
+
+def test_a_declared_derivative_that_is_not_that_of_the_map_is_refused():
+    x = draw(N, D).requires_grad_()
+    value = local_lipschitz(Liar(1.001), ParticleMeasure(x)).value
+    with pytest.raises(ValueError, match="check the linearisation"):
+        value.backward()
+
+
+def test_the_second_derivative_is_refused():
+    x = draw(N, D, seed=2).requires_grad_()
+    value = local_lipschitz(layer(matrices()), measure(x, draw(N))).value
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        torch.autograd.grad(value, x, create_graph=True)
+
+
+# --- in a training loop ---
+
+
+def test_a_penalty_lowers_the_constant():
+    w = {name: value.requires_grad_() for name, value in matrices(30).items()}
+    mu = measure(draw(N, D, seed=31), draw(N, seed=32))
+    descent = torch.optim.SGD(w.values(), lr=0.05)
+    values = []
+    for _ in range(5):
+        descent.zero_grad()
+        value = local_lipschitz(block(w), mu).value
+        value.backward()
+        descent.step()
+        values.append(float(value.detach()))
+    assert values == sorted(values, reverse=True) and values[-1] < 0.8 * values[0]
