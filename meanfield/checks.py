@@ -204,6 +204,15 @@ def is_recorded(tensor: Tensor) -> bool:
     return is_traced(tensor) or torch._C._len_torch_dispatch_stack() > 0
 
 
+def is_differentiated(*tensors: Tensor) -> bool:
+    """Whether a derivative in any of them may be asked for, in any mode of torch."""
+    import torch
+
+    if torch.autograd.forward_ad._current_level >= 0 or any(map(is_recorded, tensors)):
+        return True
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+
+
 def as_float_tensor(value: object, name: str, *, like: Tensor | None = None) -> Tensor:
     """The value as a float32 or float64 tensor; anything but a tensor becomes `like` or float64.
 

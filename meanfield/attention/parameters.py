@@ -211,11 +211,13 @@ class AttentionParameters:
 
     def project(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Qx, Kx, Vx of points ``(*batch, n, d)``: ``(*batch, H, n, ·)``; no bias, no scale."""
+        joined = (points @ self._inner.mT).split_with_sizes(self._widths, -1)
+        if self.n_heads == 1:
+            q, k, v = (part[..., None, :, :] for part in joined)
+            return q, k, v
         q, k, v = (
             part.unflatten(-1, (heads, -1)).transpose(-2, -3)
-            for part, heads in zip(
-                (points @ self._inner.mT).split(self._widths, -1), self._counts, strict=True
-            )
+            for part, heads in zip(joined, self._counts, strict=True)
         )
         if self.n_groups == self.n_heads:
             return q, k, v

@@ -193,7 +193,7 @@ class SelfAttention(Map):
             return linearize_by_autodiff(self, mu, geometry=geometry)
         if plan is not None:
             weights = replace(weights, potentials=plan.potentials)
-        tangent = AttentionTangent(weights.in_place(), geometry)
+        tangent = AttentionTangent(weights, geometry)
         return Linearisation(own.linear_map(tangent), tangent.field_linear_map())
 
     def linearize(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> LinearMap:
@@ -229,7 +229,7 @@ class SelfAttention(Map):
                 f"tangent: expected a normalisation of rows, got {self.normalization}, "
                 "which is differentiated automatically: linearize(F, mu)"
             )
-        return AttentionTangent(self.weights(mu).in_place(), geometry, memory, block_size)
+        return AttentionTangent(self.weights(mu), geometry, memory, block_size)
 
     def field_jacobians(self, mu: ParticleMeasure) -> Tensor:
         """D_xΓ_μ(xᵢ) at every atom, ``(*batch, n, d_out, d)``; V Covᵢ A for one unbiased head."""
@@ -242,7 +242,7 @@ class SelfAttention(Map):
                 "local_upper: expected dot-product attention under the softmax, got "
                 f"{self.kernel} and {self.normalization}; its bound is not proved for others"
             )
-        return upper_bound(self.weights(check_measure(mu)).in_place())
+        return upper_bound(self.weights(check_measure(mu)))
 
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True

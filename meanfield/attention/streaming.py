@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.weights import Block, Places, Scoring, blind_rows, blocks_of_rows
-from meanfield.checks import is_recorded
+from meanfield.checks import is_differentiated, is_recorded
 
 __all__ = ["attend"]
 
@@ -66,20 +66,22 @@ def attend(
         o, ``(*batch, m, v)``. A row that sees no mass is 0.
     """
     rows, columns = (queries,), (keys, values, log_weights[..., None])
-    batch = torch.broadcast_shapes(*(t.shape[:-2] for t in (*rows, *columns)))
-    for positions in (row_positions, column_positions):
-        if positions is not None:
-            batch = torch.broadcast_shapes(batch, positions.shape[:-1])
-    tensors = (t.expand(*batch, *t.shape[-2:]) for t in (*rows, *columns))
-    places = (_aligned(row_positions, len(batch)), _aligned(column_positions, len(batch)))
+    places = [t for t in (row_positions, column_positions) if t is not None]
+    shapes = {t.shape[:-2] for t in (*rows, *columns)} | {t.shape[:-1] for t in places}
+    batch = torch.broadcast_shapes(*shapes) if len(shapes) > 1 else shapes.pop()
+    tensors = [t.expand(*batch, *t.shape[-2:]) for t in (*rows, *columns)]
+    aligned = (_aligned(row_positions, len(batch)), _aligned(column_positions, len(batch)))
     scoring = scoring or Scoring(causal=row_positions is not None)
     function = _PLAIN
     if not scoring.is_plain:
         block = partial(_average, scoring)
         function = RowSum(block, n_rows=1, n_row_outputs=1, scoring=scoring)
     elif not scoring.causal:
-        places = (None, None)
-    (out,) = _Streamed.apply(function, *places, *tensors)
+        aligned = (None, None)
+    # Where nothing is differentiated, `apply` would take as long as a small map.
+    recorded = is_differentiated(*tensors, *places)
+    run = _Streamed.apply if recorded else _Streamed.forward
+    (out,) = run(function, *aligned, *tensors)
     return out
 
 

@@ -232,7 +232,7 @@ class Weights:
         log_weights: ``(*batch, n)``.
         positions: ``(*batch, n)``, or None where nothing depends on them.
         causal: whether a row sees only the columns whose position is at most its own.
-        order: the permutation ``(*batch, n)`` that sorted the atoms, or None.
+        order: the permutation ``(*batch, n)`` that sorted the atoms; None: they were sorted.
         potentials: added to the log-weights of the columns, per head ``(*batch, H, n)``, or None.
     """
 
@@ -259,12 +259,12 @@ class Weights:
     ) -> Weights:
         """The attention weights between the atoms of μ."""
         points, logs, positions, order = mu.points, mu.log_weights, mu.positions, None
-        if causal:
+        if causal and not _is_sorted(positions):
             assert positions is not None
             positions, order = positions.sort(dim=-1, stable=True)
             points = points.gather(-2, order[..., None].expand(points.shape))
             logs = logs.gather(-1, order)
-        elif not kernel.needs_positions:
+        elif not (causal or kernel.needs_positions):
             positions = None
         features = kernel.features(parameters, points, positions)
         _check(features, kernel, points)
@@ -408,15 +408,6 @@ class Weights:
 
     # --- the order of the measure and that of the positions ---
 
-    def in_place(self) -> Weights:
-        """Drop `order` when it is the identity, to save a gather per product.
-
-        Reads values: not traceable.
-        """
-        if self.order is None or bool((self.order[..., 1:] < self.order[..., :-1]).any()):
-            return self
-        return replace(self, order=None)
-
     def sort(self, per_particle: Tensor) -> Tensor:
         """Rows ``(*batch, n, d)`` put in the order of the atoms here."""
         if self.order is None:
@@ -476,6 +467,12 @@ class Weights:
 def flat(per_head: Tensor) -> Tensor:
     """``(*batch, H, n, ·)`` with one axis for batch and heads."""
     return per_head.reshape(-1, *per_head.shape[-2:])
+
+
+def _is_sorted(positions: Tensor | None) -> bool:
+    if positions is None or is_recorded(positions):
+        return False
+    return bool((positions[..., 1:] >= positions[..., :-1]).all())
 
 
 def _check(features: Features, kernel: Kernel, points: Tensor) -> None:
