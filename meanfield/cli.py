@@ -230,7 +230,7 @@ def _run(options: argparse.Namespace) -> int:
     import torch
 
     from meanfield import results
-    from meanfield.results.atomic import check_replaceable
+    from meanfield.results.marks import check_replaceable
     from meanfield.sweeps import sweep
     from meanfield.sweeps.memory import keep_freed_memory
 

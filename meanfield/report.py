@@ -26,7 +26,8 @@ from meanfield.errors import NoCases
 from meanfield.figures.canvas import style
 from meanfield.figures.legends import with_room
 from meanfield.results import read_provenance
-from meanfield.results.atomic import check_replaceable, write_whole
+from meanfield.results.atomic import write_whole
+from meanfield.results.marks import check_replaceable
 from meanfield.results.shapes import parameters_of
 
 __all__ = ["write_report"]

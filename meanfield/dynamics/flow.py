@@ -71,7 +71,9 @@ def flow(
             the shape ``(*batch, *dims)``.
         keep_points: whether the particles are kept.
         store: a folder to which each time is written when it is reached. Calling again continues
-            after the last time written, and returns the same bits as an uninterrupted run.
+            after the last time written, and returns the same bits as an uninterrupted run. Maps
+            and functions of `observe` are told apart by their values at the start and at one
+            scattered cloud, for which they are called once more.
 
     Returns:
         Dataset: `points` (time, particle, feature), `log_weights` (particle), `positions` if any,
@@ -99,12 +101,13 @@ def flow(
     records: list[dict[str, np.ndarray]] = []
     if store is not None:
         kept = {"observe": sorted(v.name for v in observables), "keep_points": keep_points}
-        checkpoints = Checkpoints(store, problem, kept)
+        functions = {variable.name: function for variable, function in observables.items()}
+        checkpoints = Checkpoints(store, problem, kept, functions)
         reached, records = checkpoints.load()
     for state in states(problem, reached):
         records.append(_record(problem, state, observables, keep_points))
         if checkpoints is not None:
-            checkpoints.save(len(records) - 1, records[-1], state)
+            checkpoints.save(records[-1], state)
     return _assembled(problem, observables, records, keep_points)
 
 

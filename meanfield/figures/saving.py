@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,13 @@ from meanfield.errors import NoCases
 from meanfield.figures.canvas import style
 from meanfield.figures.legends import with_room
 from meanfield.figures.particles import FPS
-from meanfield.results.atomic import check_replaceable, write_whole
+from meanfield.results.atomic import write_whole
+from meanfield.results.marks import check_replaceable
 
 __all__ = ["save_all", "save_animations"]
 
 _MARGIN = 0.1  # inches around a figure
+_GIF_MARK = b"!\xfe\x09meanfield\0;"  # a comment and the end of the file
 
 
 def save_all(
@@ -94,11 +97,20 @@ def save_animations(
             except NoCases as error:
                 yield f"no animation {name}: {error}"
                 continue
-            made.save(target.with_suffix(".gif"), writer=PillowWriter(fps=FPS), dpi=80)
-            yield target.with_suffix(".gif")
+            yield _save_animation(made, PillowWriter(fps=FPS), 80, target, ".gif")
             if FFMpegWriter.isAvailable():
-                made.save(target.with_suffix(".mp4"), writer=FFMpegWriter(fps=FPS), dpi=120)
-                yield target.with_suffix(".mp4")
+                signed = FFMpegWriter(fps=FPS, metadata={"comment": "meanfield"})
+                yield _save_animation(made, signed, 120, target, ".mp4")
+
+
+def _save_animation(made: Any, writer: Any, dpi: int, target: Path, suffix: str) -> Path:
+    path = check_replaceable(target.with_name(target.name + suffix))
+    with tempfile.TemporaryDirectory() as folder:
+        drawn = Path(folder) / path.name  # writers know the format by the suffix
+        made.save(drawn, writer=writer, dpi=dpi)
+        data = drawn.read_bytes()
+    write_whole(path, data[:-1] + _GIF_MARK if suffix == ".gif" else data)
+    return target.with_name(target.name + suffix)
 
 
 def _target(folder: str | os.PathLike[str], stem: str, name: str) -> Path:

@@ -1,16 +1,20 @@
-"""Files that are whole or absent, whatever happens to the process or to the machine.
+"""The one writer: files and folders that are whole or absent, whatever happens to the machine.
 
-A file is written under a temporary name, flushed to the disk and renamed; its folder is flushed
-before `write_whole` returns. Temporary names hold host and process, so that leftovers of dead
-processes can be removed.
+What is written gets a hidden name first; its files and then its folders are flushed to the disk,
+and only then it is given its own name, in one step. On return it survives a loss of power. Hidden
+names hold machine, process namespace and process, so that what dead processes left can be told.
+
+As in SQLite, a file system that cannot flush folders, or has no hard links, is worked with as it
+is; an error while the content of a file is flushed is an error.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
 import functools
 import glob
-import mmap
 import os
 import re
 import secrets
@@ -18,13 +22,20 @@ import shutil
 import socket
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["check_replaceable", "hidden_name", "remove_litter", "sync", "write_whole"]
+__all__ = ["hidden_name", "remove_litter", "sync", "whole", "write_whole"]
 
-_HIDDEN = re.compile(r"\..*\.([0-9a-f]{8})\.(\d+)\.[0-9a-f]{6}\.tmp")
+_HIDDEN = re.compile(r"\.(.*)\.([0-9a-f]{8})\.(\d+)\.[0-9a-f]{6}\.(tmp|old)")
 _DAY = 86400.0  # seconds after which a temporary file of another machine is a leftover
-_MARK = b"meanfield"  # in every file that this library writes
+# What a file system says that does not know an operation, such as flushing a folder on CIFS or
+# hard links on exFAT; a full or a broken disk says something else.
+_UNKNOWN = {
+    errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.EACCES,
+    errno.EBADF, errno.EMLINK,
+}  # fmt: skip
+_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 
 def write_whole(path: Path, data: bytes | memoryview, *, replace: bool = True) -> None:
@@ -32,75 +43,134 @@ def write_whole(path: Path, data: bytes | memoryview, *, replace: bool = True) -
 
     Raises:
         FileExistsError: there is one, and it is not to be replaced.
-        OSError: it cannot be written; nothing is left behind.
+        OSError: it cannot be written, the folder is missing, the disk is full; nothing is left.
     """
-    hidden = hidden_name(path)
-    try:
-        _write(hidden, data)
-        if replace:
-            os.replace(hidden, path)
-        else:
-            os.link(hidden, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(hidden)
-    sync(path.parent)
-
-
-def sync(folder: Path) -> None:
-    """Flush the names in a folder to the disk, where the system can."""
-    if os.name == "posix":
-        descriptor = os.open(folder, os.O_RDONLY)
+    with whole(path, replace=replace) as hidden:
+        descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(descriptor, left) :]
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
 
-def hidden_name(path: Path) -> Path:
+@contextlib.contextmanager
+def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
+    """The hidden name under which a block writes a file or a folder; then it gets its own.
+
+    A file must be flushed by the block; the files in a folder are flushed here. A folder takes
+    the place of another one in one step where the system can exchange names (Linux); elsewhere
+    the name is absent for an instant, and after a crash just then `remove_litter` puts the old
+    one back.
+
+    Raises:
+        FileExistsError: there is one, and it is not to be replaced.
+        OSError: see `write_whole`.
+    """
+    hidden = hidden_name(path)
+    try:
+        yield hidden
+        if hidden.is_dir():
+            _flush_folder(hidden)
+            _place_folder(hidden, path)
+        elif replace:
+            os.replace(hidden, path)
+        else:
+            _place_new(hidden, path)
+        sync(path.parent)
+    finally:
+        _remove(hidden)
+
+
+def sync(folder: Path) -> None:
+    """Flush the names in a folder to the disk, where the system can."""
+    if os.name == "posix":
+        try:
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            if error.errno not in _UNKNOWN:
+                raise
+
+
+def hidden_name(path: Path, kind: str = "tmp") -> Path:
     """A temporary name beside `path` with the machine and the process that it belongs to."""
     owner = f"{_machine()}.{os.getpid()}.{secrets.token_hex(3)}"
-    return path.with_name(f".{path.name[:100]}.{owner}.tmp")
+    return path.with_name(f".{path.name[:100]}.{owner}.{kind}")
 
 
 def remove_litter(folder: Path, name: str = "") -> None:
-    """Remove temporary files of dead processes for names that begin with `name`."""
-    for leftover in folder.glob(f".{glob.escape(name[:100])}*.tmp"):
-        owner = _HIDDEN.fullmatch(leftover.name)
-        with contextlib.suppress(OSError):  # another process was faster
-            if owner and _is_dead(owner[1], int(owner[2]), leftover.stat().st_mtime):
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    """Remove what dead processes left for names that begin with `name`.
 
-
-def check_replaceable(path: Path) -> Path:
-    """The path with links resolved, if nothing is there or a file of this library.
-
-    Raises:
-        FileExistsError: something else is there, or the path is inside the store of a sweep or
-            inside a Zarr folder.
+    A folder that was to be replaced when its process died, and has no successor, is put back.
     """
-    path = path.resolve()
-    if any((folder / "sweep.json").exists() for folder in (path, *path.parents)):
-        raise FileExistsError(f"{path}: expected a place outside the store of a sweep")
-    if any((folder / "zarr.json").exists() for folder in path.parents):
-        raise FileExistsError(f"{path}: expected a place outside a Zarr folder")
-    if path.exists() and not (_is_our_folder(path) if path.is_dir() else _is_marked(path)):
-        raise FileExistsError(
-            f"{path} was not written by this library, or is the store of a sweep of version 0.1, "
-            "and is not replaced; give another name, or remove it"
-        )
-    return path
+    for kind in ("old", "tmp"):
+        for leftover in folder.glob(f".{glob.escape(name[:100])}*.{kind}"):
+            owner = _HIDDEN.fullmatch(leftover.name)
+            with contextlib.suppress(OSError):  # another process was faster
+                if owner and _is_dead(owner[2], int(owner[3]), leftover.stat().st_mtime):
+                    if kind == "old" and not (folder / owner[1]).exists():
+                        leftover.rename(folder / owner[1])
+                    else:
+                        _remove(leftover)
 
 
-def _write(path: Path, data: bytes | memoryview) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+def _flush_folder(folder: Path) -> None:
+    for inside, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            descriptor = os.open(os.path.join(inside, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        sync(Path(inside))
+
+
+def _place_folder(hidden: Path, path: Path) -> None:
+    """Give a folder its name; what had it before has the hidden name then, or is gone."""
+    if not path.exists():
+        hidden.rename(path)
+    elif not _exchange(hidden, path):
+        old = hidden_name(path, "old")
+        path.rename(old)
+        try:
+            hidden.rename(path)
+        except OSError:
+            old.rename(path)
+            raise
+        sync(path.parent)
+        old.rename(hidden)  # a half removed folder must not look like one to be put back
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step, where the system can."""
+    names = os.fsencode(one), os.fsencode(other)
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # a library without it, or none
+        return ctypes.CDLL(None).renameat2(_HERE, names[0], _HERE, names[1], _EXCHANGE) == 0
+    return False
+
+
+def _place_new(hidden: Path, path: Path) -> None:
     try:
-        left = memoryview(data)
-        while left:
-            left = left[os.write(descriptor, left) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        os.link(hidden, path)
+    except OSError as error:
+        if error.errno not in _UNKNOWN:
+            raise
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        os.replace(hidden, path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
 
 def _is_dead(machine: str, process: int, modified: float) -> bool:
@@ -118,19 +188,11 @@ def _is_dead(machine: str, process: int, modified: float) -> bool:
 
 @functools.cache
 def _machine() -> str:
-    return f"{zlib.crc32(socket.gethostname().encode()):08x}"
+    """The machine and, because containers share names of machines, the process namespace."""
+    with contextlib.suppress(OSError):
+        return _digest(f"{socket.gethostname()} {os.stat('/proc/self/ns/pid').st_ino}")
+    return _digest(socket.gethostname())
 
 
-def _is_marked(path: Path) -> bool:
-    if not path.stat().st_size:
-        return True  # what an older version left of a file when it was killed
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return data.find(_MARK) >= 0
-
-
-def _is_our_folder(path: Path) -> bool:
-    """A Zarr folder that `write_dataset` has made and to which nothing else was added."""
-    head = path / "zarr.json"
-    text = head.read_bytes() if head.is_file() else b""
-    known = all(entry == head or (entry / "zarr.json").exists() for entry in path.iterdir())
-    return known and _MARK in text and b"sweep_schema" not in text
+def _digest(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-__all__ = ["check_attrs", "decode", "encode", "netcdf"]
+__all__ = ["check_attrs", "check_labels", "check_names", "decode", "encode", "netcdf"]
 
 _BOOL = "false true"
 _STORED_AS = "stored_from"  # attribute: the type in memory, where that of the file differs
+_MOST_BYTES = 2**31 - 4  # of a variable in netCDF 3
 
 
 def netcdf(ds: xr.Dataset) -> bytes:
     """The Dataset as a netCDF file (version 3, 64 bit)."""
     encoded = encode(ds, narrow=True)
+    for name, variable in encoded.variables.items():
+        if (n_bytes := _width(variable) * variable.size) > _MOST_BYTES:
+            raise ValueError(
+                f"{name}: expected at most 2 GiB in one variable of a netCDF file, in which texts "
+                f"are as wide as the longest, got {n_bytes / 2**30:.2f} GiB; write a .zarr"
+            )
     nothing = {str(name): {"_FillValue": None} for name in encoded.variables}
     written = encoded.to_netcdf(engine="scipy", format="NETCDF3_64BIT", encoding=nothing)
     with written:  # Python 3.13: an error if the buffer is collected before its view
@@ -30,10 +37,9 @@ def encode(ds: xr.Dataset, *, narrow: bool = False) -> xr.Dataset:
         ds: real numbers, truth values and text.
         narrow: without integers of 64 bits, which netCDF 3 does not have.
     """
-    check_attrs(ds.attrs, "ds")
+    check_labels(ds, narrow=narrow)
     encoded = {}  # assigned at once: each change of a Dataset compares all its variables
     for name in ds.variables:
-        check_attrs(ds[name].attrs, str(name))
         encoded[name] = _encode_variable(ds[name].variable, str(name), narrow)
     return ds.drop_encoding().assign(encoded)
 
@@ -43,7 +49,28 @@ def decode(ds: xr.Dataset) -> xr.Dataset:
     return ds.drop_encoding().assign({n: _decode_variable(ds[n].variable) for n in ds.variables})
 
 
-def check_attrs(attrs: Mapping[Any, Any], owner: str) -> None:
+def check_labels(ds: xr.Dataset, *, narrow: bool = False) -> None:
+    """Refuse names and attributes that files cannot hold; `narrow` for netCDF 3.
+
+    Raises:
+        ValueError: names with "/", in netCDF other than ASCII; integers that it does not have.
+        TypeError: attributes other than text and numbers.
+    """
+    for owner, attrs in [("ds", ds.attrs), *((str(n), v.attrs) for n, v in ds.variables.items())]:
+        check_names(attrs, ascii_only=narrow)
+        check_attrs(attrs, owner, narrow=narrow)
+    check_names([*ds.variables, *ds.dims], ascii_only=narrow)
+
+
+def check_names(names: Iterable[Any], *, ascii_only: bool = False) -> None:
+    """Refuse names that files cannot hold."""
+    for name in map(str, names):
+        if not name.isprintable() or "/" in name or not name or (ascii_only > name.isascii()):
+            kind = "ASCII characters" if ascii_only else "printable characters"
+            raise ValueError(f"expected names of {kind} without '/', got {name!r}")
+
+
+def check_attrs(attrs: Mapping[Any, Any], owner: str, *, narrow: bool = False) -> None:
     """Refuse attributes other than text and numbers, which not every format takes."""
     for name, value in attrs.items():
         flags = isinstance(value, (np.ndarray, list)) and name == "flag_values"
@@ -53,6 +80,18 @@ def check_attrs(attrs: Mapping[Any, Any], owner: str) -> None:
                 f"attribute {name!r} of {owner}: expected text or a number, got "
                 f"{type(value).__name__}; put it into the provenance, which is one JSON string"
             )
+        if narrow and isinstance(value, (int, np.integer)) and not -(2**31) <= value < 2**31:
+            raise ValueError(
+                f"attribute {name!r} of {owner}: expected an integer of 32 bits, which is what "
+                f"netCDF 3 has, got {value}; give it as a float or a text"
+            )
+
+
+def _width(variable: xr.Variable) -> int:
+    """Bytes of each value in netCDF."""
+    if variable.dtype.kind != "O":
+        return variable.dtype.itemsize
+    return max((len(text.encode("utf-8", "replace")) for text in variable.values.flat), default=1)
 
 
 def _encode_variable(variable: xr.Variable, name: str, narrow: bool) -> xr.Variable:
@@ -61,6 +100,8 @@ def _encode_variable(variable: xr.Variable, name: str, narrow: bool) -> xr.Varia
         attrs |= {"flag_values": np.array([0, 1], np.int8), "flag_meanings": _BOOL}
         return xr.Variable(variable.dims, values.astype(np.int8), attrs)
     if kind in "UT" or (kind == "O" and all(isinstance(v, str) for v in values.flat)):
+        if narrow and any("\0" in text for text in values.flat):
+            raise ValueError(f"{name}: expected texts without NUL, which netCDF loses")
         return xr.Variable(variable.dims, values.astype(object), attrs)
     if kind not in "iuf" or (variable.dtype.itemsize == 2 and kind == "f"):
         raise TypeError(

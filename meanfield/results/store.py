@@ -30,6 +30,7 @@ import xarray as xr
 
 from meanfield.results.atomic import remove_litter, sync, write_whole
 from meanfield.results.cases import PENDING, Columns, Labels, join, pack, unpack
+from meanfield.results.marks import is_description
 from meanfield.results.provenance import versions
 
 __all__ = ["SCHEMA", "DamagedError", "Store", "description_at", "is_store", "open_store"]
@@ -204,7 +205,8 @@ class Store:
 def is_store(path: Path) -> bool:
     """Whether the store of a sweep is at the path, damaged or not."""
     return path.is_dir() and (
-        (path / _DESCRIPTION).exists() or any(_FILE.fullmatch(f.name) for f in path.glob("*.nc"))
+        is_description(path / _DESCRIPTION)
+        or any(_FILE.fullmatch(f.name) for f in path.glob("*.nc"))
     )
 
 

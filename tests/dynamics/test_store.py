@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,10 +16,10 @@ import xarray as xr
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
 from meanfield.dynamics import resuming
-from meanfield.results.atomic import write_whole
+from meanfield.results.arrays import write_arrays
 
 KINDS = ("rk4", "dopri5", "noise", "coalesce", "functionals", "layers")
-N_TIMES = 30
+N_TIMES, PROBES = 30, 2  # by two measures it is told which flow a store holds
 
 
 def arguments(kind: str, slowness: int = 1) -> dict:
@@ -86,7 +87,7 @@ def test_a_flow_that_was_stopped_goes_on_and_ends_with_the_same_bits(kind, tmp_p
     def interrupted(mu):
         nonlocal calls
         calls += 1
-        if calls > N_TIMES // 2:
+        if calls > PROBES + N_TIMES // 2:
             raise Stopped
         return 0.0
 
@@ -97,11 +98,12 @@ def test_a_flow_that_was_stopped_goes_on_and_ends_with_the_same_bits(kind, tmp_p
     assert records(tmp_path / "s") == N_TIMES // 2
     calls = -(10**9)
     ds = dynamics.flow(**arguments(kind) | {"observe": seen}, store=tmp_path / "s")
-    assert calls == -(10**9) + N_TIMES - N_TIMES // 2, "did finished work again"
+    assert calls == -(10**9) + PROBES + N_TIMES - N_TIMES // 2, "did finished work again"
     same(ds.drop_vars("zero"), whole)
     # A finished one is read.
-    calls = 10**9
+    calls = -(10**9)
     same(dynamics.flow(**arguments(kind) | {"observe": seen}, store=tmp_path / "s"), ds)
+    assert calls == -(10**9) + PROBES
 
 
 @pytest.mark.slow
@@ -154,13 +156,13 @@ def test_a_flow_that_dies_before_any_write_goes_on_with_the_same_bits(
     base = arguments("rk4") | {"times": [0.0, 0.1, 0.2]}
     whole, left = dynamics.flow(**base), iter(range(writes))
 
-    def until_it_dies(path, data):
+    def until_it_dies(path, arrays):
         if next(left, None) is None:
             raise Stopped
-        write_whole(path, data)
+        return write_arrays(path, arrays)
 
     with monkeypatch.context() as patch:
-        patch.setattr(resuming, "write_whole", until_it_dies)
+        patch.setattr(resuming, "write_arrays", until_it_dies)
         with pytest.raises(Stopped):
             dynamics.flow(**base, store=tmp_path / "s")
     same(dynamics.flow(**base, store=tmp_path / "s"), whole)
@@ -184,3 +186,63 @@ def test_what_a_killed_process_left_half_written_is_not_taken(tmp_path):
     (tmp_path / "s" / "time-000001.npz").write_bytes(b"damaged")
     with pytest.raises(ValueError, match="cannot be read"):
         dynamics.flow(**base, store=tmp_path / "s")
+
+
+def other_energy(mu):
+    return 2 * dynamics.diameter(mu)
+
+
+def test_another_function_of_the_same_name_and_a_map_that_agrees_at_the_start_are_refused(
+    tmp_path,
+):
+    """All particles at one point: their image does not depend on the scores."""
+    start = ParticleMeasure(torch.ones(5, 3, dtype=torch.float64))
+    eye = torch.eye(3, dtype=torch.float64)
+
+    def flow(scores, observed):
+        F = SelfAttention(AttentionParameters.from_bilinear(scores, eye))
+        noise = dynamics.Noise(0.1, torch.Generator().manual_seed(5))
+        return dynamics.flow(F, start, [0.0, 0.1], method="euler", noise=noise,
+                             observe={"size": observed}, store=tmp_path / "s")  # fmt: skip
+
+    first = flow(eye, dynamics.diameter)
+    same(flow(eye, dynamics.diameter), first)
+    with pytest.raises(ValueError, match=r"another flow: F\[0\] scattered differ"):
+        flow(2 * eye, dynamics.diameter)
+    with pytest.raises(ValueError, match="another flow: observe size scattered differ"):
+        flow(eye, other_energy)
+
+
+def damages(folder, other):
+    """Each file deleted, cut, emptied, turned by a bit, or taken from elsewhere."""
+    files = sorted(folder.glob("*.npz"))
+    for file in files:
+        data = file.read_bytes()
+        yield file, None
+        yield file, b""
+        yield file, data[: len(data) // 2]
+        for at in np.linspace(0, len(data) - 1, 5).astype(int):
+            yield file, data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+        for stranger in (*files, *sorted(other.glob("*.npz"))):
+            if stranger.read_bytes() != data:
+                yield file, stranger.read_bytes()
+
+
+def test_no_damaged_exchanged_or_foreign_file_of_a_flow_gives_a_wrong_number(tmp_path):
+    base, n_refused, n_right, n_tried = arguments("rk4") | {"times": [0.0, 0.1, 0.2]}, 0, 0, 0
+    whole = dynamics.flow(**base, store=tmp_path / "s")
+    turned = base["mu"].replace(-base["mu"].points)
+    dynamics.flow(**base | {"mu": turned}, store=tmp_path / "other")
+    for file, damage in damages(tmp_path / "s", tmp_path / "other"):
+        store, n_tried = tmp_path / "damaged", n_tried + 1
+        shutil.copytree(tmp_path / "s", store)
+        name = file.name
+        (store / name).unlink() if damage is None else (store / name).write_bytes(damage)
+        try:
+            same(dynamics.flow(**base, store=store), whole)
+        except ValueError as error:
+            n_refused += name in str(error) or "another flow" in str(error)
+        else:
+            n_right += 1
+        shutil.rmtree(store)
+    assert n_refused > 50 and n_refused + n_right == n_tried

@@ -7,11 +7,9 @@ import json
 import logging
 import os
 import resource
-import socket
 import subprocess
 import sys
 import time
-import zlib
 
 import numpy as np
 import pytest
@@ -251,7 +249,7 @@ def test_what_dead_processes_left_is_removed_and_what_living_ones_write_is_not(t
     sweep(functions.NOISE, GRID, store=store, batch_size=4)
     dead = subprocess.Popen(["true"])
     dead.wait()
-    machine = f"{zlib.crc32(socket.gethostname().encode()):08x}"
+    machine = atomic._machine()
     old = store / f".batch.nc.{machine}.{dead.pid}.aaaaaa.tmp"
     young = store / f".batch.nc.{machine}.{os.getpid()}.aaaaaa.tmp"
     elsewhere = store / f".batch.nc.00000000.{dead.pid}.aaaaaa.tmp"

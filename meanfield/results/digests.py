@@ -1,0 +1,84 @@
+"""Digests of a Dataset, variable by variable, in an attribute of it: what is read is checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from meanfield.results.marks import DIGEST
+
+__all__ = ["check_digests", "with_digests"]
+
+_ATTRIBUTES = ""  # in the place of a name: those of the Dataset
+
+
+def with_digests(ds: xr.Dataset) -> xr.Dataset:
+    """The Dataset with the attribute that `check_digests` reads."""
+    return ds.assign_attrs({DIGEST: json.dumps(_digests(ds))})
+
+
+def check_digests(ds: xr.Dataset, path: Path) -> xr.Dataset:
+    """The Dataset without that attribute; one that has none is taken as it is.
+
+    Raises:
+        ValueError: a variable is lost, or is not what was written; the message names it.
+    """
+    attrs = dict(ds.attrs)
+    if (text := attrs.pop(DIGEST, None)) is None:
+        return ds
+    ds = xr.Dataset(ds.variables, attrs=attrs).set_coords(list(ds.coords))
+    try:
+        then = dict(json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: its digests cannot be read ({error})") from error
+    now = _digests(ds)
+    troubles = [
+        f"{name or 'an attribute'} ({'not what was written' if name in now else 'lost'})"
+        for name in then
+        if now.get(name) != then[name]
+    ] + [f"{name} (was not written)" for name in now if name not in then]
+    if troubles:
+        raise ValueError(
+            f"{path} is damaged, or was changed by another program: {', '.join(troubles)}; "
+            "xarray opens it as it is"
+        )
+    return ds
+
+
+def _digests(ds: xr.Dataset) -> dict[str, str]:
+    return {
+        _ATTRIBUTES: _digest(json.dumps(_plain(ds.attrs)).encode()),
+        **{str(name): _of_variable(variable) for name, variable in ds.variables.items()},
+    }
+
+
+def _of_variable(variable: xr.Variable) -> str:
+    values = np.asarray(variable.values)
+    if values.dtype.kind in "OUT":
+        kind, content = "text", json.dumps(values.astype(object).tolist()).encode()
+    else:
+        native = values.astype(values.dtype.newbyteorder("="), copy=False)
+        kind, content = native.dtype.name, np.ascontiguousarray(native).tobytes()
+    about = [kind, list(map(str, variable.dims)), list(values.shape), _plain(variable.attrs)]
+    return _digest(json.dumps(about).encode(), content)
+
+
+def _plain(attrs: Mapping[Any, Any]) -> list[Any]:
+    """Attributes in a form that does not depend on the file's own types."""
+    return sorted(
+        [str(name), value if isinstance(value, str) else np.asarray(value, float).tolist()]
+        for name, value in attrs.items()
+    )
+
+
+def _digest(*parts: bytes) -> str:
+    hashed = hashlib.sha256()
+    for part in parts:
+        hashed.update(part)
+    return hashed.hexdigest()[:16]

@@ -1,0 +1,76 @@
+"""Which files are this library's: told by a mark in the place where it writes one."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import re
+from pathlib import Path
+
+__all__ = ["DIGEST", "check_replaceable", "is_description"]
+
+DIGEST = "meanfield_digest"  # attribute or member with the digest of the content
+_HTML = rb'<meta name="generator" content="meanfield">'
+# By suffix, the bytes of the mark with what stands before and after it in that format, so that the
+# word in a text, a path or a history is none.
+_MARKS = {
+    ".nc": rb"\0\0\0\x10meanfield_digest\0\0\0\x02.{4}\{",
+    ".npz": rb"PK\x03\x04.{26}meanfield_digest\.npy",
+    ".html": _HTML,
+    ".htm": _HTML,
+    ".png": rb"tEXtSoftware\0meanfield",
+    ".pdf": rb"/Creator \(meanfield\)",
+    ".gif": rb"!\xfe\x09meanfield\0",
+    ".mp4": rb"\xa9cmt.{4}data.{8}meanfield",
+}
+
+
+def check_replaceable(path: Path) -> Path:
+    """The path with links resolved, if nothing is there or a file of this library.
+
+    Raises:
+        FileExistsError: something else is there, or the path is inside the store of a sweep or
+            inside a Zarr folder.
+    """
+    path = path.resolve()
+    if any(is_description(folder / "sweep.json") for folder in (path, *path.parents)):
+        raise FileExistsError(f"{path}: expected a place outside the store of a sweep")
+    if any((folder / "zarr.json").exists() for folder in path.parents):
+        raise FileExistsError(f"{path}: expected a place outside a Zarr folder")
+    if path.exists() and not (_is_our_folder(path) if path.is_dir() else _is_marked(path)):
+        raise FileExistsError(
+            f"{path} was not written by this library, or by an older version of it, and is not "
+            "replaced; give another name, or remove it"
+        )
+    return path
+
+
+def is_description(path: Path) -> bool:
+    """Whether a file is the `sweep.json` of a store, perhaps damaged, and not somebody else's."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return False
+    try:
+        entries = json.loads(data)
+    except ValueError:
+        return data.count(b"\0") == len(data) or b'"checksum": ' in data[:200]
+    return isinstance(entries, dict) and {"schema", "checksum"} <= entries.keys()
+
+
+def _is_marked(path: Path) -> bool:
+    if not path.stat().st_size:
+        return True  # nothing is lost
+    mark = _MARKS.get(path.suffix)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return mark is not None and re.search(mark, data, re.DOTALL) is not None
+
+
+def _is_our_folder(path: Path) -> bool:
+    """A Zarr folder that `write_dataset` has made and to which nothing else was added."""
+    head = path / "zarr.json"
+    known = all(entry == head or (entry / "zarr.json").exists() for entry in path.iterdir())
+    try:
+        return known and DIGEST in json.loads(head.read_bytes())["attributes"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return False

@@ -1,0 +1,304 @@
+"""The one writer: what it does where a system lacks something, whose files it replaces, and that
+what is read is what was written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from meanfield import results
+from meanfield.report import write_report
+from meanfield.results import atomic
+from meanfield.results.arrays import read_arrays, write_arrays
+from meanfield.results.marks import check_replaceable
+from tests.sweeps.test_results import rich_dataset
+
+
+def refusing(monkeypatch, name, code, when=lambda path: True):
+    """Let a call of the system fail as on a file system that does not know it."""
+    usual = getattr(os, name)
+
+    def refuse(*arguments):
+        if when(arguments[0]):
+            raise OSError(code, os.strerror(code))
+        return usual(*arguments)
+
+    monkeypatch.setattr(atomic.os, name, refuse)
+
+
+def is_folder(descriptor):
+    return Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir()
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_without_hard_links_a_file_is_made_once(tmp_path, monkeypatch, code):
+    refusing(monkeypatch, "link", code)
+    path = tmp_path / "a"
+    atomic.write_whole(path, b"first", replace=False)
+    with pytest.raises(FileExistsError):
+        atomic.write_whole(path, b"second", replace=False)
+    assert path.read_bytes() == b"first" and [*tmp_path.iterdir()] == [path]
+
+
+def test_a_folder_that_cannot_be_flushed_is_no_error_and_a_file_or_a_broken_disk_is(
+    tmp_path, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        refusing(patch, "fsync", errno.EINVAL, is_folder)
+        atomic.write_whole(tmp_path / "a", b"whole")
+        results.write_dataset(rich_dataset(), tmp_path / "a.zarr")
+    assert (tmp_path / "a").read_bytes() == b"whole"
+    for code, when in [(errno.EIO, is_folder), (errno.EINVAL, lambda file: not is_folder(file))]:
+        with monkeypatch.context() as patch:
+            refusing(patch, "fsync", code, when)
+            with pytest.raises(OSError, match=os.strerror(code)):
+                atomic.write_whole(tmp_path / "b", b"not sure")
+    assert {file.name for file in tmp_path.iterdir()} <= {"a", "a.zarr", "b"}
+
+
+def test_a_missing_folder_and_a_full_disk_leave_nothing(tmp_path, monkeypatch):
+    with pytest.raises(FileNotFoundError):
+        atomic.write_whole(tmp_path / "absent" / "a", b"")
+    refusing(monkeypatch, "write", errno.ENOSPC)
+    with pytest.raises(OSError, match="No space left"):
+        atomic.write_whole(tmp_path / "a", b"more than there is")
+    assert not [*tmp_path.iterdir()]
+
+
+class Death(BaseException):
+    """Of the process."""
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+@pytest.mark.parametrize("deadly", range(5))
+def test_a_folder_is_the_old_or_the_new_one_whenever_its_writer_dies(
+    tmp_path, monkeypatch, exchanges, deadly
+):
+    """The process dies at its `deadly`-th rename or flush of the folder; another one comes."""
+    old, new, path = rich_dataset(5), rich_dataset(3), tmp_path / "a.zarr"
+    results.write_dataset(old, path)
+    left = iter(range(deadly))
+
+    def deadly_call(usual):
+        def call(*arguments):
+            if next(left, None) is None:
+                raise Death
+            return usual(*arguments)
+
+        return call
+
+    died = False
+    with monkeypatch.context() as patch:
+        if not exchanges:
+            patch.setattr(atomic, "_exchange", lambda *_: False)
+        patch.setattr(Path, "rename", deadly_call(Path.rename))
+        patch.setattr(atomic, "_place_folder", deadly_call(atomic._place_folder))
+        patch.setattr(atomic, "_remove", lambda path: None)  # the dead clean nothing up
+        try:
+            results.write_dataset(new, path)
+        except Death:
+            died = True
+    assert died == (deadly < (4 if not exchanges else 1))
+    monkeypatch.setattr(atomic, "_is_dead", lambda *_: True)
+    found = results.read_dataset(path)
+    assert found.sizes["case"] in ((3, 5) if died else (3,))
+    results.write_dataset(new, path)
+    assert [*tmp_path.iterdir()] == [path] and results.read_dataset(path).sizes["case"] == 3
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare")
+def test_what_a_process_of_another_namespace_writes_is_left_alone(tmp_path):
+    """Two containers of one name count processes on their own."""
+    code = "from meanfield.results import atomic; print(atomic._machine())"
+    command = ["unshare", "--pid", "--fork", "--mount-proc", "python", "-c", code]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip("namespaces are not permitted here")
+    machine = found.stdout.strip()
+    assert machine != atomic._machine()
+    living = tmp_path / f".a.{machine}.4000000.0123ab.tmp"
+    living.write_bytes(b"half")
+    atomic.remove_litter(tmp_path)
+    assert living.exists()
+    os.utime(living, (time.time() - 100_000,) * 2)
+    atomic.remove_litter(tmp_path)
+    assert not living.exists()
+
+
+def test_every_file_of_a_zarr_folder_is_flushed_before_it_has_its_name(tmp_path, monkeypatch):
+    flushed, usual = set(), os.fsync
+
+    def fsync(descriptor):
+        flushed.add(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+        usual(descriptor)
+
+    def place(hidden, path):
+        names = {os.path.relpath(file, tmp_path) for file in hidden.rglob("*")}
+        assert names | {hidden.name} <= flushed
+        placed(hidden, path)
+
+    placed = atomic._place_folder
+    monkeypatch.setattr(atomic.os, "fsync", fsync)
+    monkeypatch.setattr(atomic, "_place_folder", place)
+    results.write_dataset(rich_dataset(), tmp_path / "a.zarr")
+    assert "." in flushed
+
+
+FOREIGN = "made in ~/projects/meanfield-thesis: meanfield_digest, generator meanfield"
+
+
+def foreign(path):
+    """A file of somebody who writes about this library."""
+    if path.suffix == ".nc":
+        xr.Dataset({"y": 1.0}, attrs={"history": FOREIGN, "source": "meanfield"}).to_netcdf(path)
+    elif path.suffix == ".zarr":
+        xr.Dataset({"y": 1.0}, attrs={"history": FOREIGN}).to_zarr(path, zarr_format=3)
+    elif path.suffix == ".npz":
+        np.savez(path, meanfield=np.array(FOREIGN))
+    elif path.suffix == ".html":
+        path.write_text(f"<html><head><title>{FOREIGN}</title></head></html>")
+    else:
+        path.write_bytes(FOREIGN.encode())
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+@pytest.mark.parametrize("suffix", ["nc", "zarr", "npz", "html", "png", "pdf", "gif", "mp4"])
+def test_a_file_in_which_the_word_stands_is_somebody_elses(tmp_path, suffix):
+    path = tmp_path / f"mine.{suffix}"
+    foreign(path)
+    with pytest.raises(FileExistsError, match="was not written by this library"):
+        check_replaceable(path)
+
+
+def test_what_this_library_writes_it_may_replace(tmp_path):
+    from meanfield.figures import save_all, save_animations
+
+    def animate(ds):
+        from matplotlib.animation import FuncAnimation
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(1, 1))
+        return FuncAnimation(figure, lambda _: [], frames=2)
+
+    ds = rich_dataset()
+    made = [results.write_dataset(ds, tmp_path / f"a{suffix}") for suffix in (".nc", ".zarr")]
+    made.append(write_report(ds, tmp_path / "a.html"))
+    made += save_all(ds, {"gain": lambda ds, ax: ax.plot(ds["gain"])}, tmp_path)
+    made += save_animations(ds, {"v1.5": animate}, tmp_path)
+    write_arrays(tmp_path / "a.npz", {"x": np.ones(2)})
+    made.append(tmp_path / "a.npz")
+    assert {path.suffix for path in made} >= {".nc", ".zarr", ".html", ".png", ".pdf", ".gif"}
+    for path in made:
+        assert check_replaceable(path) == path.resolve()
+    assert tmp_path / "v1.5.gif" in made
+
+
+def test_the_settings_of_another_program_are_no_store(tmp_path):
+    (tmp_path / "sweep.json").write_text('{"learning_rate": 1}')
+    results.write_dataset(rich_dataset(), tmp_path / "a.nc")
+    with pytest.raises(ValueError, match="without zarr.json"):
+        results.read_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["nc", "zarr"])
+@pytest.mark.parametrize("n_bits", [1, pytest.param(400, marks=pytest.mark.slow)])
+def test_no_damaged_result_is_read_as_another_number(tmp_path, suffix, n_bits):
+    ds, whole = rich_dataset()[["gain", "message"]], tmp_path / f"whole.{suffix}"
+    results.write_dataset(ds, whole)
+    inside = [Path()] if whole.is_file() else [f.relative_to(whole) for f in whole.rglob("*")]
+    for name in inside:
+        file = whole / name
+        for damage in damages(file, n_bits):
+            broken = tmp_path / f"broken.{suffix}"
+            shutil.copytree(whole, broken) if whole.is_dir() else shutil.copy(whole, broken)
+            damage(broken / name)
+            try:
+                found = results.read_dataset(broken)
+            except (ValueError, FileNotFoundError) as error:
+                said = str(error)
+            else:
+                said = ""
+                xr.testing.assert_identical(found, ds)
+            assert "broken" in said or not said, said
+            shutil.rmtree(broken) if broken.is_dir() else broken.unlink(missing_ok=True)
+
+
+def damages(file, n_bits):
+    if file.is_dir():
+        yield shutil.rmtree
+        return
+    data = file.read_bytes()
+    yield Path.unlink
+    for content in (b"", data[: len(data) // 2], bytes(len(data))):
+        yield lambda path, content=content: path.write_bytes(content)
+    for bit in np.linspace(0, 8 * len(data) - 1, n_bits).astype(int):
+        turned = bytearray(data)
+        turned[bit // 8] ^= 1 << (bit % 8)
+        yield lambda path, turned=turned: path.write_bytes(turned)
+
+
+def test_lost_chunks_and_variables_are_named(tmp_path):
+    path = results.write_dataset(rich_dataset(), tmp_path / "a.zarr")
+    shutil.rmtree(path / "gain" / "c")
+    shutil.rmtree(path / "single")
+    with pytest.raises(ValueError, match=r"gain \(not what was written\), single \(lost\)"):
+        results.read_dataset(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "suffix", "text"),
+    [
+        (lambda ds: ds.rename(gain="gain/relative"), "zarr", "without '/', got 'gain/relative'"),
+        (lambda ds: ds.rename(gain="σ"), "nc", "ASCII characters without '/', got 'σ'"),
+        (lambda ds: ds.assign_attrs(n=2**40), "nc", "an integer of 32 bits"),
+        (lambda ds: ds.assign(t=("case", np.array(["a\0"] * 5, object))), "nc", "without NUL"),
+    ],
+)
+def test_what_a_format_would_lose_is_refused(tmp_path, change, suffix, text):
+    with pytest.raises(ValueError, match=text):
+        results.write_dataset(change(rich_dataset()), tmp_path / f"a.{suffix}")
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_variable_beyond_what_netcdf_holds_is_refused_before_it_is_made(tmp_path):
+    wide = np.full(200_000, "", object)
+    wide[0] = "x" * 20_000  # texts are as wide as the longest
+    ds = xr.Dataset({"text": ("case", wide)})
+    with pytest.raises(ValueError, match=r"text: expected at most 2 GiB .* got 3\.73 GiB"):
+        results.write_dataset(ds, tmp_path / "a.nc")
+    results.write_dataset(ds, tmp_path / "a.zarr")
+    assert results.read_dataset(tmp_path / "a.zarr").identical(ds)
+
+
+def test_arrays_are_read_back_or_refused_by_the_name_of_their_file(tmp_path):
+    path = tmp_path / "a.npz"
+    arrays = {"x": np.arange(3.0), "name": np.array("é"), "none": np.zeros((0, 2), np.float32)}
+    digest = write_arrays(path, arrays)
+    back = read_arrays(path, digest)
+    assert back.keys() == arrays.keys()
+    assert all(np.array_equal(back[k], arrays[k]) for k in arrays)
+    data = path.read_bytes()
+    for at in range(0, len(data), 7):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        try:
+            found = read_arrays(path)
+        except ValueError as error:
+            found = None if "a.npz cannot be read" in str(error) else str(error)
+        assert found is None or all(np.array_equal(found[k], arrays[k]) for k in arrays)
+    write_arrays(path.with_name("b.npz"), {"x": np.arange(4.0)})
+    shutil.copy(path.with_name("b.npz"), path)
+    with pytest.raises(ValueError, match="not the one that was written for this place"):
+        read_arrays(path, digest)
+    np.savez(path, x=np.ones(3))
+    with pytest.raises(ValueError, match="not written by this library"):
+        read_arrays(path)
+    with pytest.raises(FileExistsError):
+        write_arrays(path, arrays)
