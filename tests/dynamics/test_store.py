@@ -192,9 +192,7 @@ def other_energy(mu):
     return 2 * dynamics.diameter(mu)
 
 
-def test_another_function_of_the_same_name_and_a_map_that_agrees_at_the_start_are_refused(
-    tmp_path,
-):
+def test_another_observable_and_a_map_that_agrees_at_the_start_are_refused(tmp_path):
     """All particles at one point: their image does not depend on the scores."""
     start = ParticleMeasure(torch.ones(5, 3, dtype=torch.float64))
     eye = torch.eye(3, dtype=torch.float64)
@@ -202,7 +200,7 @@ def test_another_function_of_the_same_name_and_a_map_that_agrees_at_the_start_ar
     def flow(scores, observed):
         F = SelfAttention(AttentionParameters.from_bilinear(scores, eye))
         noise = dynamics.Noise(0.1, torch.Generator().manual_seed(5))
-        return dynamics.flow(F, start, [0.0, 0.1], method="euler", noise=noise,
+        return dynamics.flow(F, start, [0.0, 0.1], method="euler", step=0.1, noise=noise,
                              observe={"size": observed}, store=tmp_path / "s")  # fmt: skip
 
     first = flow(eye, dynamics.diameter)
