@@ -198,5 +198,7 @@ def _aligned(node: nodes.math_block) -> str:
 def _mathml(code: str, *, as_block: bool = False) -> str:
     made = tex2mathml(code, as_block=as_block)
     made = re.sub(r"<mo>[:∶]</mo>\s*<mo>=</mo>", "<mo>≔</mo>", made)
+    # Norm bars keep their height: browsers would stretch one with an index and not its partner.
+    made = re.sub(r"<mo(?: class=\"math\w+\")?>‖</mo>", '<mo stretchy="false">‖</mo>', made)
     # Bars enclose; as operators they would have spaces on both sides.
     return re.sub(r"<mo([^>]*)>([|‖])</mo>", r'<mo\1 lspace="0" rspace="0">\2</mo>', made)
