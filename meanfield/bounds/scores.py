@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from meanfield.bounds.arguments import exponent, norms, orders, out
-from meanfield.bounds.sharp import log_average, log_running_average
+from meanfield.bounds.running import log_masked_bounded
+from meanfield.bounds.sharp import log_average
 
 __all__ = ["by_oscillation", "capped_mean_field", "l2_mean_field"]
 
@@ -69,7 +70,7 @@ def _bounded(
         turning = np.minimum(turning, 1e300)
         mean = np.log1p(turning)
         logs = (mean, mean + oscillation / 2, np.log1p(2 * turning) + oscillation)
-        average = log_running_average(*logs, p) if causal else log_average(*logs, p)
+        average = log_masked_bounded(turning, oscillation, p) if causal else log_average(*logs, p)
         turned = np.where(turning < 1e300, turned, np.inf)
         return out(np.where(v > 0, v * (np.exp(average) + turned), 0.0))
 

@@ -34,27 +34,94 @@ def mean_field(c: float, p: float) -> float:
     return K ** (2 / p - 1) * D ** (2 - 2 / p) + c if M else math.nan
 
 
-def masked_mean_field(c: float, p: float) -> float:
-    """∫₀¹ v^{−1/p} d min(Kv, D√v, M) + c by quadrature."""
-    D, M, K = kernel_norm(c), math.sqrt(1 + c * c), (1 + 2 * c) * math.exp(2 * c)
+def by_three_norms(c: float, p: float) -> float:
+    """∫₀¹ v^{−1/p} d min(Kv, D√v, M) by quadrature."""
+    return _by_quadrature(kernel_norm(c), math.sqrt(1 + c * c), (1 + 2 * c) * math.exp(2 * c), p)
+
+
+def by_three_norms_bounded(turning: float, oscillation: float, p: float) -> float:
+    mean = 1 + turning
+    top = (1 + 2 * turning) * math.exp(oscillation)
+    return _by_quadrature(math.exp(oscillation / 2) * mean, mean, top, p)
+
+
+def _by_quadrature(D: float, M: float, K: float, p: float) -> float:
     first, second = (D / K) ** 2, min(1.0, (M / D) ** 2)
     with mp.workdps(20):
         # v = w^k takes the singularity at 0 away.
         k = mp.mpf(p) / (p - 1)
         steep = mp.quad(lambda w: K * k * w ** (k - 1 - k / p), [0, mp.mpf(first) ** (1 / k)])
         middle = mp.quad(lambda v: D / 2 * v ** (-0.5 - mp.mpf(1) / p), [first, second])
-        return float(steep + middle) + c
+        return float(steep + middle)
 
 
-def tokens(c: float, n: int, p: float, *, causal: bool) -> float:
+def by_two_norms(c: float, p: float) -> float:
+    """The bound of every dimension as the theorem writes it, by search over a, ρ and Q."""
+    kappa, M = 1 + 2 * c, math.sqrt(1 + c * c)
+
+    def pair(rho, Q):
+        mean = np.sqrt((1 - Q) * (1 + c * c * (1 - rho**2)))
+        return mean, np.maximum(Q * math.exp(2 * c) * (1 + c * (1 + rho)) - kappa, 0)
+
+    rest = p / (p - 1) * M ** (1 - 1 / p) * kappa ** (1 / p)
+    return least_joint(pair, c, p) + rest
+
+
+def by_two_norms_bounded(turning: float, oscillation: float, p: float) -> float:
+    """The same for scores of a given oscillation."""
+    kappa = 1 + 2 * turning
+
+    def pair(_, Q):
+        mean = np.sqrt(1 - Q) * (1 + turning)
+        return mean, np.maximum(Q * math.exp(oscillation) * kappa - kappa, 0)
+
+    rest = p / (p - 1) * (1 + turning) ** (1 - 1 / p) * kappa ** (1 / p)
+    return least_joint(pair, oscillation / 2, p) + rest
+
+
+def on_the_line(c: float, p: float) -> float:
+    def pair(t, _):
+        mean = t * (1 + 2 * (1 - t) * c) + (1 - t) * np.maximum(1 - 2 * t * c, 0)
+        return mean, ((1 - t) * math.exp(2 * c) + t) * (1 + 2 * (1 - t) * c)
+
+    if c <= 0.5:
+        return least_joint(pair, c, p)
+    t = np.linspace(0, 1, 200_001)
+    mean = ((1 - t) * (2 * t * c - 1)).max()
+    top = max(1.0, math.exp(-2) * (math.exp(2 * c - 1) / (2 * c) + 1))
+    return least_joint(pair, c, p) + p / (p - 1) * mean ** (1 - 1 / p) * top ** (1 / p)
+
+
+def least_joint(pair, c: float, p: float) -> float:
+    """min_a (a(p−1))^{−1/p} max (X + aY), (X, Y) = pair(x, y) over the unit square, by zooming."""
+
+    def joint(log_a: float) -> float:
+        a, low, high = math.exp(log_a), np.zeros(2), np.ones(2)
+        best = 0.0
+        for count in (201, *[11] * 7):
+            x, y = (np.linspace(low[k], high[k], count) for k in range(2))
+            mean, top = pair(x[:, None], y[None])
+            value = mean + a * top + 0 * (x[:, None] + y)
+            place = np.unravel_index(np.argmax(value), value.shape)
+            best = max(best, float(value[place]))
+            middle, width = np.array([x[place[0]], y[place[1]]]), 2 * (high - low) / (count - 1)
+            low, high = np.maximum(middle - width, 0), np.minimum(middle + width, 1)
+        return math.log(best) - (log_a + math.log(p - 1)) / p
+
+    low, high = -2 * c - 3 - max(math.log(p - 1), 0), -2 * c + 3 - min(math.log(p - 1), 0)
+    for _ in range(30):
+        left, right = low + (high - low) / 3, high - (high - low) / 3
+        low, high = (low, right) if joint(left) < joint(right) else (left, high)
+    return math.exp(joint((low + high) / 2))
+
+
+def tokens(c: float, n: int, p: float, *, causal: bool, limit: float) -> float:
+    """With the bound of all measures, `limit`."""
     light = math.exp(-2 * c)
     column = sum(1 / (1 + i * light) for i in range(n)) if causal else n / (1 + (n - 1) * light)
     M = math.sqrt(1 + c * c)
     spread = M if p >= 2 else M ** (2 - 2 / p) * (1 + 2 * c) ** (2 / p - 1)
-    limit = (masked_mean_field if causal else mean_field)(c, p) - c if p > 1 else math.inf
-    if p == 1 and not causal:
-        limit = mean_field(c, 1.0) - c
-    return min(spread * column ** (1 / p), limit) + c
+    return min(spread * column ** (1 / p) + c, limit)
 
 
 def two_dirac_lower(c: float, p: float) -> float:
