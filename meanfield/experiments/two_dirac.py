@@ -75,6 +75,9 @@ class Settings:
         "R of the pairs with the crowd at the origin",
         quick=(0.5, 1.0, 2.0, 4.0, 8.0),
     )
+    scales: int = setting(
+        60, "positions at which light and heavy atoms are interleaved (masked)", quick=30
+    )
     gamma: float = setting(1.0, "−γ is the eigenvalue of A along u; its others are in [−γ/2, γ/2]")
     masks: tuple[bool, ...] = setting((False, True), "plain (False), masked (True) or both")
     steps: tuple[float, ...] = setting(
@@ -135,6 +138,7 @@ def constants(
     n_tokens: int,
     *,
     gamma: float,
+    scales: int,
     steps: Sequence[float],
     secant_tokens: Sequence[int],
     layer_seed: int,
@@ -152,6 +156,9 @@ def constants(
         **constant.values("value"),
         **_bounds(gamma, radius, causal, crowd, log_ratio, n_tokens),
     }
+    if causal and crowd == -1 and log_ratio == bounds.two_dirac_best_log_ratio(gamma, radius):
+        every = sampling.interleaved_diracs(radius, log_ratio, u, scales=scales, growth=1.5)
+        found["interleaved"] = float(local_lipschitz(F, every).value)
     if crowd == 0 and float(constant.splitting) > 0:
         secants = split_secants(F, mu, constant, [h * radius for h in steps])
         found["splitting_secant"] = secants.wasserstein.value.numpy()
@@ -165,11 +172,12 @@ def _bounds(
     gamma: float, radius: float, causal: bool, crowd: float, log_ratio: float, n: int
 ) -> dict[str, float]:
     upper = bounds.masked_mean_field if causal else bounds.mean_field
+    lower = bounds.masked_two_dirac_lower if causal else bounds.two_dirac_lower
     nan = math.nan
     entry = two_dirac_entry(gamma, radius, log_ratio) if crowd == -1 else nan
     return {
         "two_dirac_entry": entry,
-        "two_dirac_lower": bounds.two_dirac_lower(gamma, radius),
+        "two_dirac_lower": lower(gamma, radius),
         "mean_field_bound": upper(gamma, 1.0, radius),
         "theorem_3_5": nan if causal else bounds.theorem_3_5(gamma, 1.0, radius),
         "general_bound": bounds.theorem_3_3(gamma, 1.0, radius, n) if n else nan,
@@ -222,7 +230,8 @@ VARIABLES = (
     Variable("wasserstein_secant_upper", "certified upper end of that ratio", **_SECANT),
     Variable("splitting_secant", "Wasserstein secant ratio with the worst atom split", **_SECANT),
     Variable("two_dirac_entry", "heavy-light entry, lower bound of the particle component"),
-    Variable("two_dirac_lower", "what two Diracs in the ball reach at least"),
+    Variable("interleaved", "local constant with two Diracs at every scale of position (masked)"),
+    Variable("two_dirac_lower", "what two Diracs reach at least (masked: at every position)"),
     Variable("mean_field_bound", "upper bound over all measures in the ball"),
     Variable("theorem_3_5", "the same by Theorem 3.5 (NaN where masked)"),
     Variable("general_bound", "upper bound over n tokens in the ball, Theorem 3.3"),
@@ -265,7 +274,10 @@ def growth_in_n(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     return ax
 
 
-@figure("value", "value_converged", "mean_field_bound", "theorem_3_5", "two_dirac_lower")
+@figure(
+    *("value", "value_converged", "mean_field_bound", "theorem_3_5", "two_dirac_lower"),
+    "interleaved",
+)
 def growth_in_radius(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Best two-Dirac constant against R², between its bounds, and Theorem 3.5 far above."""
     rows = select(ds, crowd=-1.0)
@@ -281,9 +293,13 @@ def growth_in_radius(ds: xr.Dataset, *, ax: Axes) -> Axes:
         if not causal:
             label = "upper bound, [CAP24] Thm 3.5"
             curve(ax, part, "square", "theorem_3_5", "-.", color="tab:red", label=label)
-    label = r"lower bound $\max_t\sqrt{t(1-t)}\,(1+2(1-t)c)\,e^{c}$, $c=\gamma R^2$"
-    lower = _squared(best(rows, "two_dirac_lower", over="radius"))
-    curve(ax, lower, "square", "two_dirac_lower", "k:", label=label)
+        else:
+            every = _squared(best(select(rows, causal=True), "interleaved", over="radius"))
+            label = "masked: light and heavy atoms at every scale of position"
+            curve(ax, every, "square", "interleaved", "d", color="tab:orange", label=label)
+        curve(ax, part, "square", "two_dirac_lower", ":", color=colour)
+    label = r"lower bound $\max_t\sqrt{t(1-t)}\,(1+2(1-t)c)\,e^{c}$, $c=\gamma R^2$; masked: twice"
+    ax.plot([], [], "k:", label=label)
     ax.set(yscale="log", xlabel=r"$R^2$", ylabel="local constant, Wasserstein")
     ax.set_title(r"Two unbalanced Diracs: exponential growth in $R^2$")
     readable_logs(ax)
