@@ -6,7 +6,8 @@ of 1e-12. An upper bound too large for float64 comes back as infinity.
 The statements, and in brackets whose they are:
 
 - `mean_field`: Lip^{W_p}(F on P(B_R)) ≤ ‖V‖(D(c) + c) for p = 2, c = ‖A‖R² (this package)
-- `masked_mean_field`: Lip_{d_p} ≤ ‖V‖(D(2 + ln(MK/D²)) + c) for p = 2 (this package)
+- `masked_mean_field`: Lip_{d_p} ≤ ‖V‖(√2(1+c)e^c + 2√((1+2c)(1+c)) + c) for p = 2, and less
+  (this package)
 - `tokens`: Lip(f on B_Rⁿ) ≤ ‖V‖(min(√(1+c²)√(n/(1+(n−1)e^{−2c})), D) + c) (this package)
 - `two_dirac_lower`: Lip^{W₂} ≥ √(t(1−t))(1+2(1−t)c)e^c, V = I (this package)
 - `masked_two_dirac_lower`: Lip_{d_p} ≥ p/(p−1) times that (this package)
@@ -26,9 +27,9 @@ Papamakarios, Mnih, *The Lipschitz Constant of Self-Attention*, ICML 2021. "This
 statements that are not in the papers; the page "Sharp constants" of the documentation proves them.
 """
 
-# Files: `sharp` (this package's upper bounds), `diracs` (its lower ones), `rates` (for a given A),
-# `scores` (other kernels), `theorems` (the papers' own), `layer` (from heads to a layer),
-# `l2` (L2 attention on n tokens), `tables` (all of them at once).
+# Files: `sharp` (this package's upper bounds), `running` (under a mask), `diracs` (its lower ones),
+# `rates` (for a given A), `scores` (other kernels), `theorems` (the papers' own), `layer` (from
+# heads to a layer), `l2` (L2 attention on n tokens), `tables` (all of them at once).
 
 from meanfield.bounds.diracs import (
     masked_two_dirac_lower,

@@ -253,7 +253,7 @@ def _upper_rows(question: _Question) -> Iterator[BoundRow]:
     )
     yield _row(
         ("masked mean field", "upper", _MASKED, "measures on [0,1]×B_R", _OURS),
-        lambda: layer.joined(masked_mean_field(**heads)),
+        lambda: layer.joined(masked_mean_field(**heads, dim=layer.parameters.dim)),
         kernel or question.masked,
     )
     yield _row(

@@ -132,7 +132,7 @@ def test_the_table_of_the_line_has_the_numbers_of_the_formulas():
         "masked tokens": bounds.tokens(1, 1, 1, 10, causal=True),
         "Thm 3.5": bounds.theorem_3_5(1, 1, 1),
         "mean field": bounds.mean_field(1, 1, 1),
-        "masked mean field": bounds.masked_mean_field(1, 1, 1),
+        "masked mean field": bounds.masked_mean_field(1, 1, 1, dim=1),
         "Thm 3.7, 4.5": math.sqrt(10),
         "Prop. 3.4": bounds.proposition_3_4(1, 1, 10),
         "Prop. 3.4, any V": bounds.proposition_3_4(1, 1, 10),
