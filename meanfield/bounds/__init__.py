@@ -27,9 +27,9 @@ Papamakarios, Mnih, *The Lipschitz Constant of Self-Attention*, ICML 2021. "This
 statements that are not in the papers; the page "Sharp constants" of the documentation proves them.
 """
 
-# Files: `sharp` (this package's upper bounds), `running` (under a mask), `diracs` (its lower ones),
-# `rates` (for a given A), `scores` (other kernels), `theorems` (the papers' own), `layer` (from
-# heads to a layer), `l2` (L2 attention on n tokens), `tables` (all of them at once).
+# Files: `sharp` (this package's upper bounds), `running` (under a mask), `diracs` (its lower
+# ones), `rates` (for a given A), `scores` (other kernels), `theorems` (the papers' own), `layer`
+# (from heads to a layer), `l2` (L2 attention on n tokens), `tables` (all of them at once).
 
 from meanfield.bounds.diracs import (
     masked_two_dirac_lower,
