@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["ConvergenceError", "MissingExtraError", "NoCases"]
+__all__ = ["CertificateError", "ConvergenceError", "MissingExtraError", "NoCases"]
+
+
+class CertificateError(RuntimeError):
+    """Evidence for an answer contradicts itself, so that no interval can be given.
+
+    A solver or a formula has not kept what it promises: potentials that are not feasible, a lower
+    bound above the upper one, parts that do not weigh what the whole does.
+    """
 
 
 class ConvergenceError(RuntimeError):

@@ -10,6 +10,10 @@ marginals, gives an upper bound. This file is the only place that accounts for r
   g is centred before, never f;
 - marginal errors of a plan are repaired, and the repair is added to the cost.
 
+What solvers and formulas promise is looked at, by sample where all pairs are many: potentials
+that are not feasible are a `CertificateError`, and so are ends the wrong way round. A theorem that
+calls a plan optimal is believed where the potentials that it comes with agree.
+
 Every function takes one problem or a batch of them (leading axes).
 """
 
@@ -22,7 +26,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from meanfield.transport.problem import UNIT, Problem, row_norms, taken
+from meanfield.errors import CertificateError
+from meanfield.transport.problem import UNIT, Problem, costs_between, row_norms, taken
 
 __all__ = [
     "Certified",
@@ -44,6 +49,9 @@ __all__ = [
 _EXACT, _MEASURED = -math.inf, math.inf
 _TINY = 1e-150  # of the unit: lengths below it may be lost to underflow of their squares
 _NO_MASS = 1e-300  # weights below it have no right digits
+_LENGTHS = ("primal", "dual", "plan_doubt", "dual_doubt")
+_ALL_PAIRS = 4096  # up to here every pair is asked whether its potentials are feasible
+_SAMPLE = 16  # rows, and columns, that are asked beyond
 
 
 class SparsePlan(NamedTuple):
@@ -64,6 +72,14 @@ class Certified:
     """lower ≤ W_p ≤ upper in the unit of its problem, with plan and feasible potentials.
 
     Leading axes are those of the problem; `f` and `g` are None where none were made.
+
+    Attributes:
+        primal: cost of the plan with the repair of its marginals; its p-th root, as all of these.
+        dual: ⟨a, f⟩ + ⟨b, g⟩ less the slack of f and g, with its sign; of a plan that a theorem
+            calls optimal its cost.
+        plan_doubt: what rounding in this problem may have done to the power of `primal`.
+        dual_doubt: likewise to `dual`. What pricing leaves open is no rounding: it is in the
+            interval alone, and keeps the two apart.
     """
 
     value: np.ndarray
@@ -76,6 +92,11 @@ class Certified:
     g: np.ndarray | None
     method: str
     converged: np.ndarray
+    primal: np.ndarray
+    dual: np.ndarray
+    plan_doubt: np.ndarray
+    dual_doubt: np.ndarray
+    order: int
 
     @property
     def width(self) -> np.ndarray:
@@ -85,14 +106,20 @@ class Certified:
 
     def __getitem__(self, index: Any) -> Certified:
         """Some answers of the batch."""
-        return replace(
-            self,
-            **{
-                f.name: getattr(self, f.name)[index]
-                for f in fields(self)
-                if f.name != "method" and getattr(self, f.name) is not None
-            },
-        )
+        held = {name: getattr(self, name) for name in self.arrays()}
+        return replace(self, **{k: t[index] for k, t in held.items() if t is not None})
+
+    @property
+    def rounding(self) -> np.ndarray:
+        """How much of upper − lower is explained by rounding in this problem."""
+        doubt = powers_added(self.plan_doubt, self.dual_doubt, self.order)
+        rest = powers_less(self.upper, np.minimum(doubt, self.upper), self.order)
+        return np.minimum(self.upper - rest, self.upper - self.lower)
+
+    @classmethod
+    def arrays(cls) -> list[str]:
+        """The fields that have the axes of the batch."""
+        return [f.name for f in fields(cls) if f.name not in ("method", "order")]
 
 
 def feasible(costs: np.ndarray, g: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -141,18 +168,26 @@ def certified(
     moved = problem.moved(plan.rows, plan.cols)
     value = power_mean(plan.log_mass, moved, order)
     error = _relative_error(problem, plan.rows.shape[-1])
-    missing, rounding = _misplaced(problem, plan, moved)
-    reach = np.asarray(missing + rounding) ** (1 / order)
+    missing, plan_doubt = _misplaced(problem, plan, moved)
+    reach = np.asarray(missing + plan_doubt) ** (1 / order)
     upper = powers_added(value * (1 + error), reach, order) * (1 + 4 * UNIT)
-    f, g, dual, lost = _dual(problem, potentials, slack)
-    lower = np.maximum(dual - lost, 0.0) ** (1 / order) * (1 - 4 * UNIT)
+    primal = powers_added(value, missing ** (1 / order), order)
+    plan_doubt = plan_doubt ** (1 / order)
+    f, g = _finite(problem, potentials)
+    _refuse_infeasible(problem, f, g, slack)
+    gained, lost = _dual(problem, f, g)
+    lower = np.maximum(gained - lost - slack, 0.0) ** (1 / order) * (1 - 4 * UNIT)
+    dual, highest = (_signed_root(gained + t, order) for t in (-slack, slack))
+    dual_doubt = lost ** (1 / order)
     lower = np.maximum(lower, _one_sided(problem, f, g, error, slack))
-    is_known = np.asarray(plan.log_doubt) < _MEASURED if is_optimal else np.False_
-    lower = np.maximum(
-        lower, np.where(is_known, powers_less(value * (1 - error), reach, order), 0)
-    )
-    primal = value**order + missing
-    met = primal - dual <= order * rtol * primal + rounding + lost
+    if is_optimal:
+        # A theorem speaks of the plan; the potentials that it comes with must not contradict it.
+        is_known = np.asarray(plan.log_doubt) < _MEASURED
+        is_known &= _meet(order, rtol, primal, highest, plan_doubt, dual_doubt)
+        certain = powers_less(value * (1 - error), reach, order)
+        lower = np.maximum(lower, np.where(is_known, certain, 0))
+        dual = np.where(is_known, np.maximum(primal, dual), dual)
+        dual_doubt = np.where(is_known, 0.0, dual_doubt)
     return Certified(
         value=np.clip(value, lower, upper),
         lower=_below(lower, upper),
@@ -163,24 +198,59 @@ def certified(
         f=None if potentials is None else f,
         g=None if potentials is None else g,
         method=method,
-        converged=is_known | (met & (potentials is not None)) | (upper - lower <= rtol * upper),
+        converged=_closed(lower, upper, rtol)
+        | _meet(order, rtol, primal, dual, plan_doubt, dual_doubt) & (potentials is not None),
+        primal=primal,
+        dual=dual,
+        plan_doubt=plan_doubt,
+        dual_doubt=dual_doubt,
+        order=order,
     )
 
 
+def _meet(
+    order: int, rtol: float, primal: np.ndarray, dual: np.ndarray, *doubts: np.ndarray
+) -> np.ndarray:
+    """Whether s^p − t^p ≤ p rtol s^p + Σ doubts^p: plan and potentials meet up to rounding."""
+    top = np.maximum(primal, np.abs(dual))
+    top = np.where(top > 0, top, 1.0)
+    with np.errstate(over="ignore"):
+        paid, gained, *open_by = (np.abs(t / top) ** order for t in (primal, dual, *doubts))
+    return paid - np.sign(dual) * gained <= order * rtol * paid + sum(open_by)
+
+
+def _signed_root(power: np.ndarray, order: int) -> np.ndarray:
+    return np.sign(power) * np.abs(power) ** (1 / order)
+
+
+def _closed(lower: np.ndarray, upper: np.ndarray, rtol: float) -> np.ndarray:
+    return upper - lower <= rtol * upper
+
+
 def narrower(one: Certified, other: Certified | None, rtol: float) -> Certified:
-    """The better plan with the better potentials: the intersection of two valid intervals."""
+    """The better plan with the better potentials: the intersection of two valid intervals.
+
+    It is converged if this plan and these potentials meet, or if one of the two answers has and
+    the interval that is left is no wider than rounding explains there.
+    """
     if other is None:
         return one
     plan = one if one.upper <= other.upper else other
     dual = one if one.lower >= other.lower else other
-    closed = plan.upper - dual.lower <= rtol * plan.upper
+    order = plan.order
+    met = _meet(order, rtol, plan.primal, dual.dual, plan.plan_doubt, dual.dual_doubt)
+    for answer in (one, other):
+        doubts = (answer.plan_doubt, answer.dual_doubt) * 2
+        met = met | answer.converged & _meet(order, rtol, plan.upper, dual.lower, *doubts)
     return replace(
         plan,
         value=np.clip(plan.value, dual.lower, plan.upper),
         lower=_below(dual.lower, plan.upper),
         f=dual.f,
         g=dual.g,
-        converged=one.converged | other.converged | closed,
+        dual=dual.dual,
+        dual_doubt=dual.dual_doubt,
+        converged=_closed(dual.lower, plan.upper, rtol) | met,
     )
 
 
@@ -239,7 +309,18 @@ def united(
         g=g if has_potentials else None,
         method=joined_names(answers),
         converged=np.asarray(all(t.converged.all() for t in answers)),
+        order=order,
+        **{name: _shared(logs, answers, name, order) for name in _LENGTHS},
     )
+
+
+def _shared(logs: np.ndarray, answers: Sequence[Certified], name: str, order: int) -> np.ndarray:
+    """(Σ θ_k t_k^p)^(1/p), of parts of both signs."""
+    each = np.concatenate([getattr(t, name) for t in answers])
+    for_it, against = (power_mean(logs, np.maximum(t, 0), order) for t in (each, -each))
+    if not against.any():
+        return for_it
+    return _signed_root(for_it**order - against**order, order)
 
 
 def joined_names(answers: Sequence[Certified]) -> str:
@@ -258,7 +339,8 @@ def in_unit(answer: Certified, exponent: np.ndarray, order: int) -> Certified:
             f, g = (np.ldexp(t, order * np.asarray(exponent)[..., None]) for t in (f, g))
         if not (np.isfinite(f).all() and np.isfinite(g).all()):  # squares beyond 1e308
             f = g = None
-    return replace(answer, value=value, lower=low, upper=high, f=f, g=g)
+    lengths = {name: np.ldexp(getattr(answer, name), exponent) for name in _LENGTHS}
+    return replace(answer, value=value, lower=low, upper=high, f=f, g=g, **lengths)
 
 
 def log_masses(masses: np.ndarray) -> np.ndarray:
@@ -310,8 +392,42 @@ def _scaled_mean(logs: np.ndarray, distances: np.ndarray, order: int) -> np.ndar
 
 def _below(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
     """The lower end; ends that are valid are in order."""
-    assert np.all(lower <= upper), (lower, upper)
+    if not np.all(lower <= upper):  # NaN as well
+        k = np.unravel_index(np.argmax(np.where(lower <= upper, 0, 1)), np.shape(lower))
+        raise CertificateError(
+            f"expected a lower bound below the upper one, got {float(lower[k]):.17g} and "
+            f"{float(upper[k]):.17g} in the problem's unit: a solver or a formula has broken its "
+            "promise, or this is a defect of this library"
+        )
     return lower
+
+
+def _refuse_infeasible(problem: Problem, f: np.ndarray, g: np.ndarray, slack: float) -> None:
+    """Look at fᵢ + g_j ≤ C_ij + slack, for all pairs where they are few, or for a sample.
+
+    Raises:
+        CertificateError: where it fails by more than rounding.
+    """
+    order, n, m = problem.order, problem.n, problem.m
+    if problem.x.ndim > 2 or problem.pairs <= _ALL_PAIRS:
+        looks = [(problem.costs, f[..., :, None], g[..., None, :])]
+    else:
+        some = np.unique(np.r_[np.linspace(0, n - 1, _SAMPLE).astype(int), f.argmax()])
+        others = np.unique(np.r_[np.linspace(0, m - 1, _SAMPLE).astype(int), g.argmax()])
+        rows = costs_between(problem.x[some], problem.y, order)
+        cols = costs_between(problem.x, problem.y[others], order)
+        looks = [(rows, f[some, None], g), (cols, f[:, None], g[others])]
+    for costs, mine, theirs in looks:
+        excess = mine + theirs - costs
+        size = costs + np.abs(mine) + np.abs(theirs)
+        allowed = slack + 4 * (problem.dim + 8) * UNIT * size + 4 * _TINY**order
+        if not (excess <= allowed).all():
+            worst = float((excess - allowed).max())
+            raise CertificateError(
+                f"potentials: expected fᵢ + g_j ≤ ‖xᵢ − y_j‖^{order} for every pair, got a pair "
+                f"that exceeds it by {worst:.3g} in the problem's unit, beyond the slack of "
+                f"{slack:.3g} that was stated; take `feasible` or a c-transform"
+            )
 
 
 def _sum_error(count: int) -> float:
@@ -412,21 +528,27 @@ def _summed(values: np.ndarray, index: np.ndarray, size: int) -> np.ndarray:
     )
 
 
-def _dual(
-    problem: Problem, potentials: tuple[np.ndarray, np.ndarray] | None, slack: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """f, g, ⟨a, f⟩ + ⟨b, g⟩ and what rounding may have added to it."""
+def _finite(
+    problem: Problem, potentials: tuple[np.ndarray, np.ndarray] | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """f and g; zeros, which are feasible, in the place of none and of those not finite."""
     f, g = potentials or (np.zeros_like(problem.a), np.zeros_like(problem.b))
     finite = np.isfinite(f).all(-1) & np.isfinite(g).all(-1)
-    f, g = (np.where(finite[..., None], t, 0.0) for t in (f, g))  # costs are not negative
+    if finite.all():
+        return f, g
+    return np.where(finite[..., None], f, 0.0), np.where(finite[..., None], g, 0.0)
+
+
+def _dual(problem: Problem, f: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """⟨a, f⟩ + ⟨b, g⟩ and what rounding may have added to it."""
     doubt_f, doubt_g = _doubts(problem)
     gain_f, gain_g = problem.a * f, problem.b * g
     dual = gain_f.sum(-1) + gain_g.sum(-1)
     size = np.abs(gain_f).sum(-1) + np.abs(gain_g).sum(-1)
     lost = (doubt_f * np.abs(f)).sum(-1) + (doubt_g * np.abs(g)).sum(-1)
     lost += (_sum_error(problem.n + problem.m) + 8) * UNIT * size
-    lost += 2 * (problem.dim + 8) * UNIT * np.abs(dual) + slack + _TINY**problem.order
-    return f, g, dual, lost
+    lost += 2 * (problem.dim + 8) * UNIT * np.abs(dual) + _TINY**problem.order
+    return dual, lost
 
 
 def _one_sided(

@@ -12,7 +12,18 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["UNIT", "Problem", "costs_between", "normalised_logs", "row_norms", "snapped", "taken"]
+from meanfield.errors import CertificateError
+
+__all__ = [
+    "UNIT",
+    "Problem",
+    "costs_between",
+    "normalised_logs",
+    "row_norms",
+    "same_weights",
+    "snapped",
+    "taken",
+]
 
 UNIT = 2.0**-53  # unit roundoff of float64
 _SAFE_LENGTH = 1e-140  # below it a square loses digits to underflow
@@ -70,7 +81,7 @@ class Problem:
     def part(self, rows: np.ndarray, cols: np.ndarray, *, snap: bool) -> Problem:
         """The problem between two parts, each of mass one, in its own unit."""
         log_a, log_b = self.log_a[rows], self.log_b[cols]
-        log_b = snapped(log_a, log_b) if snap else log_b
+        log_b = same_weights(log_b, snapped(log_a, log_b)) if snap else log_b
         x, y = self.x[rows], self.y[cols]
         return Problem.of(x, y, log_a, log_b, order=self.order, exponent=self.exponent)
 
@@ -207,6 +218,22 @@ def snapped(log_a: np.ndarray, log_b: np.ndarray) -> np.ndarray:
         return log_b
     snapped = np.empty_like(log_b)
     snapped[order_b] = log_a[order_a]
+    return snapped
+
+
+def same_weights(logs: np.ndarray, snapped: np.ndarray) -> np.ndarray:
+    """The snapped log-weights, if they are the given ones up to rounding.
+
+    Raises:
+        CertificateError: otherwise.
+    """
+    if snapped is not logs:
+        mine, theirs = normalised_logs(logs), normalised_logs(snapped)
+        if not (np.abs(mine - theirs) <= 16 * UNIT * np.maximum(np.abs(mine), 1)).all():
+            raise CertificateError(
+                "expected snapped weights that are the given ones up to rounding, got log-weights "
+                f"that differ by {float(np.abs(mine - theirs).max()):.3g}"
+            )
     return snapped
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,9 +48,12 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
             to rounding and ⟨a, f⟩ + ⟨b, g⟩ = value^order within the width: optimal ones, or None.
         method: what gave the answer; for a batch, the methods that occur, joined by " + ".
         converged: whether plan and potentials meet within `rtol`, shape of the batch, up to what
-            rounding of the weights given leaves open: that is in the interval alone.
+            rounding of the weights given leaves open: that is in the interval, and in `rounding`.
         seconds: wall-clock time spent.
         order: 2 for W₂, 1 for W₁.
+        rounding: how much of upper − lower rounding explains: of weights that are known to a few
+            units in their last place, and of sums. No solver makes the interval narrower than
+            that; where clouds are collapsed it may be most of W₂ itself.
     """
 
     value: Any = labelled("Wasserstein distance", units="length")
@@ -63,6 +65,9 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
     converged: Any = labelled("whether it has converged", dtype="bool", beside=True)
     seconds: float
     order: int = labelled("order p of Wₚ", attribute=True, default=2)
+    rounding: Any = labelled(
+        "width that rounding leaves open", units="length", beside=True, shown=False, default=None
+    )
 
     @property
     def relative_width(self) -> Any:
@@ -102,13 +107,13 @@ def gathered(parts: Sequence[Certified], places: Sequence[Any] | None = None) ->
             whole[(place, *map(slice, t.shape[1:]))] = t
         return whole
 
-    held = {f.name: joined(f.name) for f in fields(Certified) if f.name != "method"}
+    held = {name: joined(name) for name in Certified.arrays()}
     used = (held["log_mass"] > -np.inf).any(0)
     if not used.all():
         held |= {name: held[name][:, used] for name in ("rows", "cols", "log_mass")}
     if held["f"] is None or held["g"] is None:
         held["f"] = held["g"] = None
-    return Certified(**held, method=joined_names(parts))
+    return Certified(**held, method=joined_names(parts), order=parts[0].order)
 
 
 def assemble(
@@ -151,6 +156,7 @@ def assemble(
         converged=given(answer.converged),
         seconds=seconds,
         order=order,
+        rounding=given(_rounded(answer.rounding, dtype, 1)),
     )
 
 

@@ -23,7 +23,7 @@ from meanfield.transport.plans.formulas import (
     same_order,
     solve_paired,
 )
-from meanfield.transport.problem import Problem, costs_between, snapped
+from meanfield.transport.problem import Problem, costs_between, same_weights, snapped
 from meanfield.transport.result import TransportResult, assemble, gathered, refuse_unconverged
 
 __all__ = ["Settings", "extend", "finished", "solve_arrays", "solve_w1", "solve_w2", "solved"]
@@ -251,7 +251,7 @@ def _solve_one(
     is_whole = len(rows) == len(x) and len(cols) == len(y)
     near, far = (x, y) if is_whole else (x[rows], y[cols])
     mine, theirs = log_a[rows], log_b[cols]
-    theirs = snapped(mine, theirs) if settings.snap else theirs
+    theirs = same_weights(theirs, snapped(mine, theirs)) if settings.snap else theirs
     problem = Problem.of(near, far, mine, theirs, order=settings.order)
     answer = in_unit(_METHODS[settings.method](problem, settings), problem.exponent, problem.order)
     if is_whole:

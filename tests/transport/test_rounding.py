@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import mpmath
 import numpy as np
@@ -65,7 +66,7 @@ def test_a_dual_value_is_right_to_what_is_said_to_be_lost() -> None:
                 f, g = rng.normal(size=n) / p.a, rng.normal(size=m) / p.b
                 if n == 2:  # the light atoms alone
                     f, g = f * (p.a < 0.5), g * (p.b < 0.5)
-                *_, dual, lost = dual_of(p, (f, g), 0.0)
+                dual, lost = dual_of(p, f, g)
                 terms = zip(exact_weights(p.log_a) + exact_weights(p.log_b), [*f, *g], strict=True)
                 truth = mpmath.fsum(mass * mpmath.mpf(float(t)) for mass, t in terms)
                 assert abs(mpmath.mpf(float(dual)) - truth) <= mpmath.mpf(float(lost))
@@ -334,8 +335,9 @@ def test_a_sum_of_many_masses_may_be_less_than_computed() -> None:
 
 
 def answer_of(
-    lower: float, value: float, upper: float, tag: float, *, converged: bool
+    lower: float, value: float, upper: float, tag: float, *, converged: bool, doubt: float = 0.0
 ) -> Certified:
+    """An answer whose plan costs its upper end and whose potentials give its lower one."""
     place = np.zeros(1, int)
     return Certified(
         value=np.asarray(value),
@@ -348,6 +350,11 @@ def answer_of(
         g=np.full(1, -tag),
         method=str(tag),
         converged=np.asarray(converged),
+        primal=np.asarray(upper),
+        dual=np.asarray(lower),
+        plan_doubt=np.asarray(doubt),
+        dual_doubt=np.asarray(0.0),
+        order=2,
     )
 
 
@@ -362,8 +369,28 @@ def test_the_better_plan_is_joined_to_the_better_potentials(swap: bool) -> None:
     assert (found.log_mass[0], found.method, found.f[0]) == (-1.0, "1.0", 2.0)
     assert not found.converged
     assert narrower(*both, 0.2).converged  # 0.5 of 3
-    sure = answer_of(2.5, 3.5, 4.0, 2.0, converged=True)
-    assert narrower(*((sure, plan) if swap else (plan, sure)), 1e-9).converged
+
+
+@pytest.mark.parametrize("swap", [False, True])
+@pytest.mark.parametrize(("doubt", "is_right"), [(1.2, True), (1.1, False)])
+def test_a_flag_is_kept_only_where_rounding_explains_the_interval_that_is_left(
+    swap: bool, doubt: float, is_right: bool
+) -> None:
+    """3² − 2.5² = 2.75 are left: less than 2 · 1.2², more than 2 · 1.1²."""
+    plan = answer_of(1.0, 2.0, 3.0, 1.0, converged=False)
+    said = answer_of(2.5, 3.5, 4.0, 2.0, converged=True, doubt=doubt)
+    found = narrower(*((said, plan) if swap else (plan, said)), 1e-9)
+    assert bool(found.converged) is is_right
+    unsaid = answer_of(2.5, 3.5, 4.0, 2.0, converged=False, doubt=doubt)
+    assert not narrower(*((unsaid, plan) if swap else (plan, unsaid)), 1e-9).converged
+
+
+def test_the_plan_kept_is_held_against_the_potentials_kept() -> None:
+    """Each of the two met its own; the doubts that count are those of what is kept."""
+    plan = answer_of(1.0, 2.0, 3.0, 1.0, converged=False, doubt=1.7)
+    dual = answer_of(2.5, 3.5, 4.0, 2.0, converged=False)
+    assert narrower(plan, dual, 1e-9).converged  # 2.75 of 1.7² = 2.89
+    assert not narrower(replace(plan, plan_doubt=np.asarray(1.6)), dual, 1e-9).converged
 
 
 @pytest.mark.parametrize("order", [1, 2])

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from meanfield.errors import CertificateError
 from meanfield.transport.certificate import (
     Certified,
     Part,
@@ -88,12 +89,32 @@ def solve_clusters(
             part = problem.part(rows, cols, snap=snap)
             answer = in_unit(solve_part(part), part.exponent - problem.exponent, problem.order)
             parts.append(Part(_lowered(answer)[None], rows[None], cols[None], log_mass[None]))
+    _refuse_masses(problem, parts)
     # An excess within rounding of the weights is certain; a larger one is bounded, not solved.
     is_solved = bool((np.abs(masses.excess) <= _rounding(problem, clusters)).all())
     inside = united(parts, (problem.n, problem.m), problem.order)
-    joined = _joined(problem, clusters, crossing, inside)
+    joined = _joined(problem, clusters, crossing, inside, is_solved)
     closed = joined.width <= rtol
     return replace(joined, converged=np.asarray((joined.converged and is_solved) or closed))
+
+
+def _refuse_masses(problem: Problem, parts: list[Part]) -> None:
+    """Masses of the parts, added once more: none above that of its atoms, and nothing missing.
+
+    Raises:
+        CertificateError: otherwise.
+    """
+    total = 0.0
+    for part in parts:
+        mass = float(np.exp(part.log_masses).sum())
+        there = min(problem.a[part.rows].sum(), problem.b[part.cols].sum())
+        total += mass
+        if not mass <= there * (1 + 1e-9):
+            raise CertificateError(
+                f"clusters: expected a part of mass {there:.9g} at most, got {mass:.9g}"
+            )
+    if not total >= 1 - 2 * _MOST_CROSSING:
+        raise CertificateError(f"clusters: expected parts of mass 1 together, got {total:.9g}")
 
 
 def _lowered(answer: Certified) -> Certified:
@@ -228,7 +249,11 @@ def _crossing(order: int, clusters: _Layout, masses: _Masses, snap: bool) -> _Cr
 
 
 def _joined(
-    problem: Problem, clusters: _Layout, crossing: _Crossing, inside: Certified
+    problem: Problem,
+    clusters: _Layout,
+    crossing: _Crossing,
+    inside: Certified,
+    is_solved: bool,
 ) -> Certified:
     """What stays inside the clusters, and what crosses between them."""
     order, is_whole = problem.order, not len(crossing.mass)
@@ -247,7 +272,11 @@ def _joined(
         lower = powers_less(inside.lower, size, order)
     more = crossing.upper ** (1 / order)
     upper = powers_added(inside.upper, more, order) * (1 + 4 * UNIT)
-    value = powers_added(inside.value, max(crossing.cost, 0) ** (1 / order), order)
+    cost = max(crossing.cost, 0)
+    value = powers_added(inside.value, cost ** (1 / order), order)
+    # Only an excess that is itself rounding leaves open what rounding explains.
+    open_above = max(crossing.upper - cost, 0) ** (1 / order) * is_solved
+    open_below = max(cost - crossing.lower, 0) ** (1 / order) * is_solved
     return replace(
         inside,
         value=np.clip(value, lower, upper),
@@ -259,4 +288,8 @@ def _joined(
         f=inside.f if is_whole else None,
         g=inside.g if is_whole else None,
         method=_NAME + inside.method,
+        primal=powers_added(inside.primal, cost ** (1 / order), order),
+        dual=np.where(crossing.lower >= 0, powers_added(inside.dual, size, order), lower),
+        plan_doubt=powers_added(inside.plan_doubt, open_above, order),
+        dual_doubt=powers_added(inside.dual_doubt, open_below, order),
     )

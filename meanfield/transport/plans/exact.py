@@ -169,9 +169,9 @@ def _reduced(
     level = _BLUR * float(a @ reduced @ b)
     if not level > 0:
         return reduced, g, None
-    kernel = np.exp(np.multiply(reduced, -1 / level))
     u = np.ones_like(a)
     with np.errstate(all="ignore"):
+        kernel = np.exp(-(reduced / level))  # 1 / level is infinite where it is denormal
         for _ in range(_SCALINGS):
             v = b / (u @ kernel)
             u = a / (kernel @ v)

@@ -1,0 +1,318 @@
+"""What closed forms, nearest neighbours and clusters take for granted, handed over wrong.
+
+Every lie must be noticed: the right answer all the same, a flagged interval that holds, or a
+`CertificateError` in words. Also what may be called rounding, and what may not.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meanfield.errors import CertificateError
+from meanfield.transport import certificate, solve_w1, solve_w2
+from meanfield.transport import problem as problems
+from meanfield.transport import solve as dispatch
+from meanfield.transport.certificate import SparsePlan, certified, feasible, united
+from meanfield.transport.plans import clusters, columns, exact, formulas
+from meanfield.transport.plans.c_transform import CTransform
+from meanfield.transport.problem import Problem
+from tests.transport.transport_oracles import exact_transport
+
+RNG = np.random.default_rng(5)
+LINE = RNG.normal(size=(30, 1)), RNG.normal(size=(30, 1)) + 0.3
+PLANE = RNG.normal(size=(60, 2)), RNG.normal(size=(60, 2)) + 0.3
+NEAR = PLANE[0], PLANE[0] + 0.02 * RNG.normal(size=(60, 2))
+MOVED = PLANE[0], PLANE[0][::-1] + 1.0  # the same cloud elsewhere, numbered otherwise
+TWO = np.array([[0.0, 0.0], [1.0, 0.2]]), np.array([[1.3, 0.1], [0.1, 0.0]])
+HOMES = np.repeat([[0.0, 0.0], [50.0, 0.0]], 30, axis=0)
+COLLAPSED = tuple(HOMES + 1e-7 * RNG.normal(size=(2, 60, 2)))
+WEIGHTS = RNG.dirichlet(np.ones(60))
+LARGE = RNG.normal(size=(500, 2)), RNG.normal(size=(500, 2)) + 0.3
+STRETCHED = LARGE[0], LARGE[0][::-1] @ np.array([[2.0, 0.7], [0.7, 1.0]])
+SHAKEN = LARGE[0], LARGE[0] + 1e-3 * RNG.standard_t(2, size=(500, 2))
+
+
+def changed(name: str, place: Any, make: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """A lie: what stands under this name there answers otherwise."""
+
+    def install(monkeypatch: pytest.MonkeyPatch) -> None:
+        right = getattr(place, name)
+        monkeypatch.setattr(place, name, make(right))
+
+    return install
+
+
+def then(change: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda right: lambda *args, **kwargs: change(right(*args, **kwargs))
+
+
+def reversed_match(found: tuple) -> tuple:
+    plan, steps = found
+    return plan._replace(cols=plan.cols[::-1]), steps
+
+
+def raised_minima(found: Any) -> Any:
+    return found._replace(minima=found.minima + 0.2)
+
+
+def heavier(found: Any) -> Any:
+    return found._replace(log_common=found.log_common + math.log(1.1))
+
+
+def tilted(logs: np.ndarray) -> np.ndarray:
+    return logs + np.log(1 + 0.1 * (np.arange(len(logs)) % 2))
+
+
+def turned(axes: np.ndarray) -> np.ndarray:
+    return 1.2 * axes
+
+
+# what is told, to whom, and the clouds and the method that hear it
+LIES: dict[str, tuple] = {
+    "a matched plan on the line reversed": (
+        changed("_on_line", formulas, then(reversed_match)), LINE, {}),
+    "the line sorted the other way": (
+        changed("_on_line", formulas, lambda right: lambda p, x, y, *rest: right(p, x, -y, *rest)),
+        LINE, {}),
+    "potentials of the staircase too high": (
+        changed("_staircase_potentials", formulas, then(lambda t: (t[0] + 0.3, t[1], t[2]))),
+        LINE, {}),
+    "one potential of the staircase too high": (
+        changed("_staircase_potentials", formulas,
+                then(lambda t: (t[0] + 0.3 * (t[0] == t[0].max()), t[1], t[2]))),
+        LINE, {}),
+    "every atom has its own partner nearest": (
+        changed("_nearest", formulas, lambda right: lambda points, queries, moved, device: moved),
+        PLANE, {"method": "identity"}),
+    "nearest points twice as far": (
+        changed("_nearest", formulas, lambda right: lambda *args: 2 * right(*args)),
+        NEAR, {"method": "identity"}),
+    "parts of clusters too heavy": (
+        changed("_masses", clusters, then(heavier)), COLLAPSED, {}),
+    "clusters without one of their parts": (
+        changed("_masses", clusters, then(lambda m: m._replace(
+            log_common=m.log_common - np.array([0.0, 0.7])))), COLLAPSED, {}),
+    "labels of clusters mixed": (
+        changed("_separated", clusters, then(lambda t: None if t is None else t[::-1].copy())),
+        COLLAPSED, {}),
+    "clusters farther apart than they are": (
+        changed("_clusters", clusters, then(lambda t: t._replace(nearest=3 * t.nearest))),
+        COLLAPSED, {}),
+    "snapped weights of another measure": (
+        changed("snapped", dispatch, lambda right: lambda a, b: tilted(b)), PLANE, {}),
+    "axes that are not orthonormal": (
+        changed("_optimal_axes", formulas, then(turned)), STRETCHED, {}),
+    "minima of pricing too high": (
+        changed("__call__", CTransform, then(raised_minima)), LARGE, {}),
+    "precise minima of pricing too high": (
+        changed("precise", CTransform, then(raised_minima)), SHAKEN,
+        {"method": "column_generation"}),
+    "feasible potentials too high": (
+        changed("feasible", exact, then(lambda t: (t[0] + 0.1, t[1]))), PLANE, {}),
+    "one feasible potential too high": (
+        changed("feasible", exact, then(lambda t: (t[0], t[1] + 0.1 * (t[1] == t[1].max())))),
+        PLANE, {}),
+    "pricing finds no arcs": (
+        changed("_few_arcs", columns, then(lambda arcs: arcs[:0])), LARGE,
+        {"method": "column_generation"}),
+    "an assignment shifted": (
+        changed("assignment", exact, then(lambda sigma: np.roll(sigma, 1))), PLANE,
+        {"method": "assignment"}),
+}  # fmt: skip
+
+
+def swap_partners(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`solve_two_atoms` asks np.where which end of the range is the better one."""
+    right = formulas.certified
+
+    def wrong(problem: Problem, plan: SparsePlan, *rest: Any, **kwargs: Any) -> Any:
+        return right(problem, plan._replace(cols=1 - plan.cols), *rest, **kwargs)
+
+    monkeypatch.setattr(formulas, "certified", wrong)
+
+
+LIES["partners of two atoms swapped"] = (swap_partners, TWO, {})
+
+
+def noticed(solve: Callable[[], Any], truth: float, *, tight: float = 1e-7) -> str:
+    """How the lie ended; an answer that does not hold, or that is believed though wide, fails."""
+    try:
+        found = solve()
+    except CertificateError:
+        return "refused"
+    assert float(found.lower) <= truth * (1 + 1e-12), (found, truth)
+    assert float(found.upper) >= truth * (1 - 1e-12), (found, truth)
+    if not found.converged:
+        return "flagged"
+    assert float(found.relative_width) <= tight, (found, truth)
+    return "healed"
+
+
+@pytest.mark.parametrize("name", LIES)
+@pytest.mark.parametrize("weighted", [False, True], ids=["uniform", "weighted"])
+def test_a_lie_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str, weighted: bool) -> None:
+    install, (x, y), settings = LIES[name]
+    a = np.resize(WEIGHTS, len(x)) if weighted and len(x) < 100 else np.full(len(x), 1.0)
+    a = a / a.sum()
+    if weighted and settings.get("method") == "assignment":
+        return
+    truth = float(solve_w2((x, a), (y, a)).value)
+    install(monkeypatch)
+    noticed(lambda: solve_w2((x, a), (y, a), strict=False, **settings), truth)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_a_theorem_is_not_believed_against_its_own_potentials(order: int) -> None:
+    """A wrong coupling with the right marginals, said to be optimal."""
+    x, y = LINE
+    p = Problem.of(x, y, np.zeros(30), np.zeros(30), order=order)
+    right = formulas.solve_line(p, rtol=1e-9)
+    assert right.converged and right.f is not None and right.g is not None
+    wrong = SparsePlan(right.rows, right.cols[::-1], right.log_mass, -math.inf)
+    answer = certified(
+        p, wrong, (right.f, right.g), method="m", rtol=1e-9, slack=1e-12, is_optimal=True
+    )
+    assert not answer.converged
+    assert float(answer.lower) == pytest.approx(float(right.value), rel=1e-9)
+    alone = certified(p, wrong, None, method="m", rtol=1e-9, is_optimal=True)
+    assert not alone.converged and float(alone.lower) == 0
+
+
+def test_infeasible_potentials_are_named_in_words_for_many_pairs_and_for_few() -> None:
+    for n in (10, 200):
+        x, y = RNG.normal(size=(2, n, 3))
+        p = Problem.of(x, y, np.zeros(n), np.zeros(n))
+        f, g = feasible(p.costs, np.zeros(n), p.b)
+        index = np.arange(n)
+        plan = SparsePlan(index, index, p.logs_a)
+        for high in ((f + 0.01, g), (f, g + 0.01 * (g == g.max()))):
+            with pytest.raises(CertificateError, match="for every pair"):
+                certified(p, plan, high, method="m", rtol=1e-9)
+            certified(p, plan, high, method="m", rtol=1e-9, slack=0.01)  # said so: paid for
+
+
+def test_parts_of_another_mass_are_refused() -> None:
+    with pytest.raises(CertificateError, match="mass 1"):
+        clusters._refuse_masses(*heavy_part(0.4))
+    with pytest.raises(CertificateError, match="at most"):
+        clusters._refuse_masses(*heavy_part(1.1))
+    clusters._refuse_masses(*heavy_part(1.0))
+
+
+def heavy_part(mass: float) -> tuple:
+    p = Problem.of(*PLANE, np.zeros(60), np.zeros(60))
+    answer = exact.solve_dense(p[None], rtol=1e-9)
+    everyone = np.arange(60)[None]
+    return p, [clusters.Part(answer, everyone, everyone, np.array([math.log(mass)]))]
+
+
+def test_snapped_weights_are_the_given_ones_up_to_rounding() -> None:
+    logs = np.log(WEIGHTS)
+    assert problems.same_weights(logs, np.nextafter(logs, 0)) is not logs
+    with pytest.raises(CertificateError, match="up to rounding"):
+        problems.same_weights(logs, tilted(logs))
+
+
+@pytest.mark.parametrize("module", [certificate, clusters, formulas, problems])
+def test_optimised_python_notices_as_well(module: Any) -> None:
+    """`python -O` leaves out asserts: none of the guards is one."""
+    nodes = ast.walk(ast.parse(inspect.getsource(module)))
+    assert not [node.lineno for node in nodes if isinstance(node, ast.Assert)]
+
+
+# ------------------------------------------------------------------ what rounding may explain
+
+
+def core_and_far(n: int, radius: float, weight: float) -> tuple:
+    """A collapsed core, and one atom of small weight at distance 1 that has to come home."""
+    rng = np.random.default_rng(0)
+    x, y = radius * rng.normal(size=(2, n, 2))
+    x[0] = [1, 0]
+    a, b = rng.dirichlet(np.ones(n), size=2)
+    a[0] = weight
+    return (x, a / a.sum()), (y, b)
+
+
+@pytest.mark.parametrize(("weight", "truth"), [(1e-18, 1.0e-9), (1e-15, 3.16228e-8)])
+def test_what_pricing_leaves_open_is_no_rounding(weight: float, truth: float) -> None:
+    """The empty plan costs less than the error of the products with which pairs are priced."""
+    found = solve_w2(*core_and_far(450, 1e-12, weight), strict=False)
+    assert float(found.lower) <= truth * (1 + 1e-4)
+    assert float(found.upper) >= truth * (1 - 1e-4)
+    assert not found.converged or float(found.relative_width) < 1e-6
+    assert float(found.value) == pytest.approx(truth, rel=1e-3)
+
+
+@pytest.mark.parametrize("d", [2, 5])
+def test_nested_scales_are_solved_or_flagged(d: int) -> None:
+    rng = np.random.default_rng(0)
+    n = 450
+    radii = 10 ** rng.uniform(-10, 0, size=(2, n, 1))
+    x, y = radii * rng.normal(size=(2, n, d)) / math.sqrt(d)
+    a, b = radii[..., 0] ** -3 / (radii[..., 0] ** -3).sum(1, keepdims=True)
+    found = solve_w2((x, a), (y, b), strict=False)
+    assert not found.converged or found.relative_width < 1e-6 or found.rounding > 0
+    finer = solve_w2((x, a), (y, b), method="simplex", strict=False)
+    assert float(found.lower) <= float(finer.upper)
+    assert float(finer.lower) <= float(found.upper)
+    assert float(found.value) <= 1.01 * float(finer.upper)
+
+
+def test_slack_keeps_plan_and_potentials_apart() -> None:
+    """They meet in value, but the potentials may be too high by all of the cost."""
+    x, y = 1e-6 * RNG.normal(size=(2, 5, 2))
+    p = Problem.of(x, y, np.zeros(5), np.zeros(5))
+    right = exact.solve_dense(p[None], rtol=1e-9)[0]
+    plan = SparsePlan(right.rows, right.cols, right.log_mass)
+    for slack, met in ((0.0, True), (1.0, False)):
+        answer = certified(p, plan, (right.f, right.g), method="m", rtol=1e-9, slack=slack)
+        assert bool(answer.converged) is met
+        nothing = SparsePlan(plan.rows[:0], plan.cols[:0], plan.log_mass[:0])
+        empty = certified(p, nothing, (right.f, right.g), method="m", rtol=1e-9, slack=slack)
+        assert not empty.converged
+    assert float(answer.rounding) < 1e-9
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_parts_keep_what_they_cost_and_what_rounding_left_open(order: int) -> None:
+    """θ of one with a share of another: as the powers add, also of negative dual values."""
+    p = Problem.of(*(t[:5] for t in PLANE), np.zeros(5), np.zeros(5), order=order)
+    one = exact.solve_dense(p[None], rtol=1e-9)
+    other = replace(one, primal=3 * one.primal, dual=-one.dual, dual_doubt=0 * one.dual + 0.5)
+    index = np.arange(5)[None]
+    logs = np.log([[0.25], [0.75]])
+    parts = [
+        clusters.Part(t, index + 5 * k, index + 5 * k, logs[k]) for k, t in enumerate((one, other))
+    ]
+    whole = united(parts, (10, 10), order)
+    powers = [(0.25 + 0.75 * 3**order) * one.primal**order, -0.5 * one.dual**order]
+    assert float(whole.primal**order) == pytest.approx(powers[0].item(), rel=1e-12)
+    assert float(whole.dual) < 0
+    assert float(-(abs(whole.dual) ** order)) == pytest.approx(powers[1].item(), rel=1e-12)
+    assert float(whole.dual_doubt**order) == pytest.approx(0.75 * 0.5**order, rel=1e-6)
+
+
+def test_a_level_that_is_denormal_makes_no_warning() -> None:
+    """Reduced costs whose mean underflows: 1 / level is infinite."""
+    a = np.full(150, 1 / 150)
+    costs = np.zeros((150, 150))
+    costs[0, 0] = 5e-310
+    plans, _ = exact.simplexes(a[None], a[None], costs[None])
+    assert plans.sum() == pytest.approx(1)
+
+
+def test_the_truth_of_these_clouds_is_that_of_integers() -> None:
+    """The oracle of this file is the package's own answer: here it is held against another."""
+    for x, y in ((LINE[0][:7], LINE[1][:6]), (PLANE[0][:6], PLANE[1][:7]), TWO):
+        a, b = np.zeros(len(x)), np.zeros(len(y))
+        for order, solve in ((1, solve_w1), (2, solve_w2)):
+            truth = float(exact_transport(x, y, a, b, order)) ** (1 / order)
+            assert float(solve(x, y).value) == pytest.approx(truth, rel=1e-12)
