@@ -142,7 +142,7 @@ def local_lipschitz(
         found.splitting_direction,
         found.residual,
     )
-    return replace(found, value=differentiable_value(F, mu, at, parts, rtol=rtol, solver=solver))
+    return replace(found, value=differentiable_value(F, mu, at, parts, rtol=rtol))
 
 
 def constant_of(
