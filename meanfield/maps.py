@@ -40,7 +40,9 @@ __all__ = [
 _FACTORED, _FACTORED_ENTRIES = 1024, 2**24
 
 # Members that only subclasses of `Map` may have: of other classes nobody would read them.
-_DECLARED = {"ball_bounds", "causal", "linearisation", "local_upper", "particlewise"}
+_DECLARED = {
+    *("ball_bounds", "causal", "largest_logits", "linearisation", "local_upper", "particlewise"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,6 +156,14 @@ class Map(ABC):
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
         """The derivative at μ, see `linearize`; by automatic differentiation if not overridden."""
         return linearize_by_autodiff(self, mu, geometry=geometry)
+
+    def largest_logits(self, mu: ParticleMeasure) -> Tensor:
+        """The largest |score| at μ of each head of attention inside F, ``(*batch, heads)``.
+
+        What grows before training diverges, and what QK-clip and soft caps bound. Without
+        log-weights and without what a mask hides; a map without attention has no heads.
+        """
+        return mu.points.new_zeros(*mu.batch_shape, 0)
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
         """A certain upper bound of the local Wasserstein constant at μ, ``(*batch,)``.

@@ -235,6 +235,13 @@ class SelfAttention(Map):
         """D_xΓ_μ(xᵢ) at every atom, ``(*batch, n, d_out, d)``; V Covᵢ A for one unbiased head."""
         return self.tangent(mu).field_jacobians()
 
+    def largest_logits(self, mu: ParticleMeasure) -> Tensor:
+        """max |s(xᵢ, xⱼ)| over the pairs of atoms that a head sees, ``(*batch, H)``."""
+        self._check(mu)
+        # Without the shift of the keys that the softmax does not see.
+        weights = Weights.of(self.parameters, self.kernel, _WHOLE, mu, causal=self.causal)
+        return torch.stack([s.amax((-2, -1)) for s in weights.score_sizes()]).amax(0)
+
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
         """An upper bound of the local Wasserstein constant at μ, see `bounds.local_upper`."""
         if not self._is_bilinear:

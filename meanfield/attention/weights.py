@@ -363,6 +363,15 @@ class Weights:
         log_p = self.scoring.log_p(self.products(block), columns, self._own_blind.block(block))
         return torch.where(self.alive[..., None, block.rows, None], log_p, -math.inf)
 
+    def score_sizes(self) -> Iterator[Tensor]:
+        """|sᵢⱼ| of every block, ``(*batch, H, rows, columns)``; 0 where i does not see j."""
+        columns = torch.where(self.alive, 0.0, -math.inf)[..., None, None, :]
+        for block in self.blocks():
+            places, seen = self._own_places.block(block), columns[..., block.columns]
+            scores = self.scoring.logits(self.products(block), seen, places)
+            kept = self.alive[..., None, block.rows, None] & (scores > -math.inf)
+            yield torch.where(kept, scores.abs(), 0.0)
+
     def log_ratios(self, block: Block) -> Tensor:
         """log(aᵢ/aⱼ), ``(*batch, 1, rows, columns)``; absent atoms count as of mass 1."""
         logs = torch.where(self.alive, self.log_weights, 0.0)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor
 
 from meanfield.images import image_of
@@ -60,6 +61,14 @@ class Chain(Composite):
             mu = before(mu)
             whole = linearize(each, mu, geometry=geometry) @ whole
         return whole
+
+    def largest_logits(self, mu: ParticleMeasure) -> Tensor:
+        """Those of the maps, each at the measure that enters it."""
+        found = []
+        for each in self.maps:
+            found.append(each.largest_logits(mu))
+            mu = each(mu)
+        return torch.cat(found, -1)
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
         """The product of the maps' own bounds, each at the measure that enters it, ``(*batch,)``.

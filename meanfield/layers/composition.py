@@ -6,6 +6,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
 from meanfield.checks import describe
 from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation, Map, as_map
@@ -41,6 +44,10 @@ class Composite(Map):
     def dim(self) -> int | None:  # type: ignore[override]
         """d, from the first map that declares it, or None: all take the same points."""
         return next((each.dim for each in self.maps if each.dim is not None), None)
+
+    def largest_logits(self, mu: ParticleMeasure) -> Tensor:
+        """Those of the maps, which all take μ."""
+        return torch.cat([each.largest_logits(mu) for each in self.maps], -1)
 
     def _checked(self, maps: Iterable[MeasureMap]) -> tuple[Map, ...]:
         name = type(self).__name__

@@ -100,7 +100,8 @@ def local_lipschitz(
     constant of a layer is a penalty like any other. It costs one more derivative of F, along the
     worst direction, and in the backward pass the second singular value, since a double one has no
     derivative. The relative error of the gradient is about `residual` over the gap between the
-    two. Under ``torch.no_grad()`` nothing is recorded.
+    two. With ``strict=False``, as in a training loop, nobody looks: where the two are close the
+    gradient is one of the generalised gradients. Under ``torch.no_grad()`` nothing is recorded.
 
     Args:
         F: a map of measures that keeps weights (and positions).
@@ -116,7 +117,8 @@ def local_lipschitz(
     Raises:
         ConvergenceError: not converged, if strict.
         OverflowError: the linearisation leaves the number range.
-        ValueError: in the backward pass, where the largest singular value is not simple.
+        ValueError: in the backward pass, where the largest singular value is not simple, if
+            strict.
 
     Example:
         >>> from meanfield.attention import AttentionParameters, SelfAttention
@@ -142,7 +144,7 @@ def local_lipschitz(
         found.splitting_direction,
         found.residual,
     )
-    return replace(found, value=differentiable_value(F, mu, at, parts, rtol=rtol))
+    return replace(found, value=differentiable_value(F, mu, at, parts, rtol=rtol, strict=strict))
 
 
 def constant_of(

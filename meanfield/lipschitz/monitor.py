@@ -1,7 +1,8 @@
-"""Constants of the layers of a model while it is trained."""
+"""Constants and largest logits of the layers of a model while it is trained."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import torch
 
 from meanfield.checks import count
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
+from meanfield.maps import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
@@ -24,8 +26,12 @@ _VARIABLES = LocalLipschitz.columns(
     words="local Lipschitz constant of the layer at the measure that enters it",
     dims=("step", "layer"),
 )
+_LOGIT = Variable(
+    "largest_logit", "largest score of a head, its absolute value", dims=("step", "layer", "head")
+)
 _STEP = Variable("step", "training step", dims=("step",), dtype="int64")
 _LAYER = Variable("layer", "layer", dims=("layer",), dtype="int64")
+_HEAD = Variable("head", "head of attention in the layer", dims=("head",), dtype="int64")
 
 
 class Monitor:
@@ -41,6 +47,7 @@ class Monitor:
         self._read, self._mu, self._every, self._settings = read, mu, every, settings
         self.steps = 0
         self._found: dict[int, list[dict[str, Any]]] = {}
+        self._logits: dict[int, list[list[float]]] = {}
 
     def __call__(self, *ignored: Any) -> None:
         """Count one step; the arguments that a hook gets are ignored."""
@@ -51,15 +58,18 @@ class Monitor:
     @torch.no_grad()
     def measure(self) -> None:
         """Measure now, whatever the step."""
-        mu, found = self._mu, []
-        for F in self._read():
+        mu, found, logits = self._mu, [], []
+        for F in map(as_map, self._read()):
             constant = local_lipschitz(F, mu, strict=False, **self._settings)
             found.append(constant.values("constant"))
+            logits.append(F.largest_logits(mu).tolist())
             mu = F(mu)
-        self._found[self.steps] = found
+        self._found[self.steps], self._logits[self.steps] = found, logits
 
     def dataset(self) -> xr.Dataset:
-        """What was measured so far, over (step, layer).
+        """What was measured so far: constants over (step, layer), and logits with `head` too.
+
+        Layers with fewer heads than others have NaN in their places.
 
         Raises:
             ValueError: nothing yet.
@@ -71,9 +81,17 @@ class Monitor:
             )
         rows = list(self._found.values())
         values = {v.name: [[one[v.name] for one in row] for row in rows] for v in _VARIABLES}
-        layers = np.arange(len(rows[0]))
-        coords = {"step": (_STEP, list(self._found)), "layer": (_LAYER, layers)}
-        return dataset(_VARIABLES, values, coords=coords)
+        heads = max(len(layer) for row in self._logits.values() for layer in row)
+        values[_LOGIT.name] = [
+            [layer + [math.nan] * (heads - len(layer)) for layer in row]
+            for row in self._logits.values()
+        ]
+        coords = {
+            "step": (_STEP, list(self._found)),
+            "layer": (_LAYER, np.arange(len(rows[0]))),
+            "head": (_HEAD, np.arange(heads)),
+        }
+        return dataset((*_VARIABLES, _LOGIT), values, coords=coords)
 
 
 def monitor(
@@ -83,7 +101,10 @@ def monitor(
     every: int = 100,
     **settings: Any,
 ) -> Monitor:
-    """A callback that measures the constants of layers every so many steps of a training loop.
+    """A callback that measures layers every so many steps of a training loop.
+
+    For each layer its local constant with the evidence, and the largest logit of each head
+    inside it (`Map.largest_logits`).
 
     ``optimizer.register_step_post_hook(callback)`` calls it after each step; so does a line
     ``callback()`` in a loop of one's own.
@@ -109,6 +130,8 @@ def monitor(
         >>> callback.dataset().constant.values
         array([[2., 2.],
                [2., 2.]])
+        >>> callback.dataset().largest_logit.shape
+        (2, 2, 1)
     """
     every = count(every, "every")
     if not callable(read):

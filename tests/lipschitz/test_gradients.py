@@ -206,6 +206,8 @@ def test_a_double_singular_value_is_refused(solver):
     assert float(found.value.detach()) == pytest.approx(2)
     with pytest.raises(ValueError, match=r"expected a largest singular value that is simple"):
         found.value.backward()
+    local_lipschitz(F, mu, solver=solver, strict=False).value.backward()
+    assert float(scale.grad) == pytest.approx(1)
 
 
 def test_a_tie_of_two_atoms_that_split_is_refused():

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, pretrained
+from meanfield.attention import kernels
 from meanfield.lipschitz import local_lipschitz, monitor
 
 
@@ -59,3 +60,36 @@ def test_what_cannot_be_monitored_is_refused():
     pytest.importorskip("transformers")
     with pytest.raises(TypeError, match="model of transformers"):
         pretrained.read(torch.nn.Linear(1, 1))
+
+
+def test_the_largest_logit_of_every_head_is_that_of_the_scores():
+    """By double loops over what each head sees, also of layers that have no head."""
+    from meanfield.layers import Chain, LayerNorm, Residual
+    from tests.maps.small_maps import attention, cloud, mlp
+
+    mu = cloud(absent=True)
+    block = Residual(Chain([LayerNorm(torch.ones(mu.dim).double()), attention(True)]))
+    network = Chain([block, attention(False, kernel=kernels.soft_cap(1.5))])
+    callback = monitor(lambda: [network, mlp()], mu, every=1)
+    callback()
+    found = callback.dataset().largest_logit.values[0]
+    expected = []
+    inner, outer = block.map.maps[1], network.maps[1]
+    for F, at in ((inner, block.map.maps[0](mu)), (outer, block(mu))):
+        par = F.parameters
+        for h in range(par.n_heads):
+            sizes = [0.0]
+            for i in range(mu.n_particles):
+                for j in range(mu.n_particles):
+                    hidden = F.causal and mu.positions[j] > mu.positions[i]
+                    if hidden or not (mu.weights[i] > 0 and mu.weights[j] > 0):
+                        continue
+                    q = par.query[h] @ at.points[i]
+                    q = q if par.query_bias is None else q + par.query_bias[h]
+                    k = par.per_head(par.key)[h] @ at.points[j]
+                    k = k if par.key_bias is None else k + par.per_head(par.key_bias)[h]
+                    score = float(par.scale[h] * q @ k)
+                    sizes.append(abs(score if F is inner else 1.5 * np.tanh(score / 1.5)))
+            expected.append(max(sizes))
+    np.testing.assert_allclose(found[0], expected, rtol=1e-12)
+    assert np.isnan(found[1]).all()
