@@ -204,7 +204,7 @@ class MLP(Particlewise):
         if self.gate is not None:
             return math.inf
         slope = ACTIVATIONS[self.activation].highest_slope
-        return (1 + _ROUNDING) * slope * float(_norm(self.outer) * _norm(self.inner))
+        return (1 + _ROUNDING) * slope * float((_norm(self.outer) * _norm(self.inner)).detach())
 
     @property
     def dim(self) -> int:  # type: ignore[override]

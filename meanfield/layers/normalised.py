@@ -93,7 +93,7 @@ class _Norm(Particlewise):
     @property
     def global_upper(self) -> float:
         """max|γ|/√ε, which bounds all local constants; ∞ at ε = 0."""
-        largest = float(self._largest)
+        largest = float(self._largest.detach())
         if not self.eps:
             return math.inf if largest else 0.0
         return largest / math.sqrt(self.eps)

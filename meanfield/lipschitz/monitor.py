@@ -40,7 +40,7 @@ class Monitor:
     def __init__(
         self,
         read: Callable[[], Sequence[MeasureMap]],
-        mu: ParticleMeasure,
+        mu: Callable[[], ParticleMeasure],
         every: int,
         settings: dict[str, Any],
     ) -> None:
@@ -58,7 +58,7 @@ class Monitor:
     @torch.no_grad()
     def measure(self) -> None:
         """Measure now, whatever the step."""
-        mu, found, logits = self._mu, [], []
+        mu, found, logits = self._mu(), [], []
         for F in map(as_map, self._read()):
             constant = local_lipschitz(F, mu, strict=False, **self._settings)
             found.append(constant.values("constant"))
@@ -96,7 +96,7 @@ class Monitor:
 
 def monitor(
     read: Callable[[], Sequence[MeasureMap]],
-    mu: ParticleMeasure,
+    mu: ParticleMeasure | Callable[[], ParticleMeasure],
     *,
     every: int = 100,
     **settings: Any,
@@ -113,8 +113,9 @@ def monitor(
         read: the layers as they are now, in the order in which they act, for example
             ``lambda: [source.block(l) for l in range(source.n_layers)]`` with
             ``source = pretrained.read(model)``.
-        mu: the measure that enters the first layer; each later one gets the image under
-            those before.
+        mu: the measure that enters the first layer, or a function without arguments that
+            returns it, for embeddings that are trained too; each later layer gets the image
+            under those before.
         every: steps between measurements.
         settings: of `local_lipschitz`: geometry, rtol, …
 
@@ -136,6 +137,17 @@ def monitor(
     every = count(every, "every")
     if not callable(read):
         raise TypeError(f"read: expected a function without arguments, got {type(read).__name__}")
-    if check_measure(mu).batch_shape:
-        raise ValueError(f"mu: expected one measure, got a batch {tuple(mu.batch_shape)}")
-    return Monitor(read, mu, every, settings)
+    if not callable(mu):
+        _single(mu)
+
+    def entering() -> ParticleMeasure:
+        return _single(mu() if callable(mu) else mu)
+
+    return Monitor(read, entering, every, settings)
+
+
+def _single(mu: object) -> ParticleMeasure:
+    found = check_measure(mu)
+    if found.batch_shape:
+        raise ValueError(f"mu: expected one measure, got a batch {tuple(found.batch_shape)}")
+    return found
