@@ -124,9 +124,9 @@ def penalty(maps: list[Chain], mu: ParticleMeasure) -> Tensor:
 
 # %%
 # Training one model, with a monitor at a validation sequence.
-def train(variant: str, train_text: Tensor, valid: Tensor, options: argparse.Namespace) -> dict:
+def train(variant: str, text: Tensor, valid: Tensor, options: argparse.Namespace) -> dict:
     """Validation bits, constants and logits along the training, and CPU seconds a step."""
-    weights = initial(options, int(train_text.max()) + 1)
+    weights = initial(options, int(torch.cat([text, valid.flatten()]).max()) + 1)
     adam = torch.optim.Adam(weights.values(), lr=options.rate)
     generator = torch.Generator().manual_seed(1)
     every = max(1, options.steps // 10)
@@ -138,9 +138,9 @@ def train(variant: str, train_text: Tensor, valid: Tensor, options: argparse.Nam
     adam.register_step_post_hook(watch)
     bits, seconds = [], []
     for step in range(1, options.steps + 1):
-        starts = torch.randint(len(train_text) - options.context, (options.batch,),
+        starts = torch.randint(len(text) - options.context, (options.batch,),
                                generator=generator)  # fmt: skip
-        windows = torch.stack([train_text[s : s + options.context + 1] for s in starts.tolist()])
+        windows = torch.stack([text[s : s + options.context + 1] for s in starts.tolist()])
         began = time.process_time()
         maps = read()
         loss = entropy(maps, weights, windows)
