@@ -110,7 +110,8 @@ def solve_w2(
             has; without time for the whole problem, that of a quarter of the atoms carried over
             to all.
         exact_weights: whether weights that differ in their last places are different.
-        checkpoint: a file into which column generation writes its state after every round, and
+        checkpoint: an ``.npz`` file into which column generation writes its state after every
+            round (a disk that is full is a warning), and
             from which the same call goes on. It is left in place.
         strict: raise if `rtol` is not met; otherwise the answer comes back flagged.
 

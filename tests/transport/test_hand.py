@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import pickle
 import time
 
 import numpy as np
@@ -11,6 +13,8 @@ from scipy import sparse
 
 from meanfield.errors import ConvergenceError
 from meanfield.measures import ParticleMeasure
+from meanfield.results import arrays
+from meanfield.results.arrays import read_arrays, write_arrays
 from meanfield.transport import (
     sinkhorn_divergence,
     solve_conditional_w2,
@@ -199,15 +203,81 @@ def test_a_checkpoint_with_lying_potentials_costs_time_and_nothing_else(tmp_path
     x, y = clouds(600)
     path = tmp_path / "state.npz"
     whole = solve_w2(x, y, method="column_generation", checkpoint=path)
-    with np.load(path) as stored:
-        state = dict(stored)
-    state["g"] = 1e3 * np.sin(np.arange(600.0))
-    with path.open("wb") as file:
-        np.savez(file, **state)
+    state = read_arrays(path)
+    lies = {"g": 1e3 * np.sin(np.arange(600.0)), "arcs": state["arcs"][:3]}  # no coupling there
+    write_arrays(path, state | lies)
     again = solve_w2(x, y, method="column_generation", checkpoint=path, strict=False)
     assert float(again.lower) <= float(whole.upper)
     assert float(again.upper) >= float(whole.lower)
     assert again.converged
+
+
+DAMAGES = {
+    "cut in half": lambda path, state: path.write_bytes(path.read_bytes()[: 2000]),
+    "a flipped bit": lambda path, state: path.write_bytes(
+        path.read_bytes()[:900] + bytes([path.read_bytes()[900] ^ 4]) + path.read_bytes()[901:]),
+    "empty": lambda path, state: path.write_bytes(b""),
+    "a text": lambda path, state: path.write_text("arcs"),
+    "a pickle": lambda path, state: path.write_bytes(pickle.dumps({"arcs": [1]})),
+    "an archive of others": lambda path, state: np.savez(path, **state),
+    "objects": lambda path, state: np.savez(path, arcs=np.array([{}], object)),
+    "other arrays of ours": lambda path, state: write_arrays(path, {"points": np.zeros(3)}),
+    "no arcs": lambda path, state: write_arrays(path, state | {"arcs": state["arcs"][:0]}),
+    "arcs beyond the last": lambda path, state: write_arrays(
+        path, state | {"arcs": np.array([0, 600 * 600])}),
+    "arcs below 0": lambda path, state: write_arrays(path, state | {"arcs": np.array([-1, 5])}),
+    "arcs that are floats": lambda path, state: write_arrays(
+        path, state | {"arcs": state["arcs"] + 0.5}),
+    "arcs in a matrix": lambda path, state: write_arrays(
+        path, state | {"arcs": state["arcs"][None]}),
+    "too few potentials": lambda path, state: write_arrays(path, state | {"g": state["g"][1:]}),
+    "a potential that is NaN": lambda path, state: write_arrays(
+        path, state | {"g": np.full(600, np.nan)}),
+    "no potentials": lambda path, state: write_arrays(
+        path, {name: t for name, t in state.items() if name != "g"}),
+}  # fmt: skip
+
+
+def test_a_damaged_or_foreign_checkpoint_is_named_and_left_alone(tmp_path, monkeypatch) -> None:
+    from meanfield.transport.plans import columns
+
+    monkeypatch.setattr(columns, "_ROUNDS", 1)
+    x, y = clouds(600)
+    path = tmp_path / "state.npz"
+    solve_w2(x, y, method="column_generation", checkpoint=path, strict=False)
+    right, state = path.read_bytes(), read_arrays(path)
+    for name, damage in DAMAGES.items():
+        path.write_bytes(right)
+        damage(path, state)
+        damaged = path.read_bytes()
+        with pytest.raises(ValueError, match=r"^checkpoint: .*state\.npz"):
+            solve_w2(x, y, method="column_generation", checkpoint=path, strict=False)
+        assert path.read_bytes() == damaged, name
+
+
+@pytest.mark.parametrize("name", ["state", "state.pt", "nowhere/state.npz"])
+def test_a_checkpoint_that_could_not_be_read_again_is_refused(tmp_path, name) -> None:
+    x, y = clouds(450)
+    with pytest.raises(ValueError, match="an .npz file in a folder that exists"):
+        solve_w2(x, y, method="column_generation", checkpoint=tmp_path / name)
+
+
+def test_a_full_disk_costs_the_checkpoint_and_not_the_answer(tmp_path, monkeypatch) -> None:
+    x, y = clouds(450)
+    tries = []
+
+    def full(*args: object, **kwargs: object) -> None:
+        tries.append(1)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(arrays, "write_whole", full)
+    with pytest.warns(UserWarning, match=r"state\.npz cannot be written .*No space left"):
+        found = solve_w2(
+            x, y, method="column_generation", checkpoint=tmp_path / "state.npz", rtol=1e-12,
+            strict=False,
+        )  # fmt: skip
+    assert len(tries) == 1  # once said, not tried again
+    assert found.relative_width < 1e-9
 
 
 @pytest.mark.parametrize("limit", [0.01, 0.03, 0.1, 0.2, 0.3])

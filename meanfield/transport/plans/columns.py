@@ -11,17 +11,13 @@ with the sum of their masses, and so on down to a size that is solved densely.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import math
 import os
-import pathlib
 import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from meanfield.results.atomic import write_whole
 from meanfield.transport.certificate import (
     Certified,
     SparsePlan,
@@ -31,6 +27,7 @@ from meanfield.transport.certificate import (
     narrower,
 )
 from meanfield.transport.plans.c_transform import CTransform, RowMinima, halved
+from meanfield.transport.plans.checkpoint import Checkpoint
 from meanfield.transport.plans.exact import solve_dense, sparse_simplex
 from meanfield.transport.plans.formulas import monotone_plan, staircase, widest_direction
 from meanfield.transport.problem import Problem
@@ -68,12 +65,13 @@ def solve_columns(
     CPU.
     """
     clock = _Clock(deadline)
-    file = None if checkpoint is None else _Checkpoint(pathlib.Path(checkpoint), problem)
+    file = None if checkpoint is None else Checkpoint(checkpoint, problem)
     stored = None if file is None else file.load()
     if stored is not None:
         g = centred(stored[1], problem.b)
         row = CTransform(problem.x, problem.y, device=device)(g, 1)
-        rounds = _Rounds(problem, row.minima, g, row.slack, stored[0], device, clock, file)
+        arcs = _sorted_set(np.concatenate([stored[0], _feasible_arcs(problem)]))
+        rounds = _Rounds(problem, row.minima, g, row.slack, arcs, device, clock, file)
         return rounds.run(rtol, _ROUNDS)
     levels = _levels(problem)
     coarse = levels[0]
@@ -166,35 +164,6 @@ class _Clock:
         self._unit[kind] = (time.perf_counter() - start) / size ** _GROWTH[kind]
 
 
-class _Checkpoint:
-    """The active columns and potentials of the finest level, in a file replaced atomically."""
-
-    def __init__(self, path: pathlib.Path, problem: Problem) -> None:
-        arrays = (problem.x, problem.y, problem.log_a, problem.log_b, problem.exponent)
-        digest = hashlib.sha256()
-        for array in arrays:
-            digest.update(np.ascontiguousarray(array).tobytes())
-        self._path, self._problem = path, digest.hexdigest()
-
-    def load(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Arcs and g, or None before the first round."""
-        if not self._path.exists():
-            return None
-        with np.load(self._path) as stored:
-            if str(stored["problem"]) != self._problem:
-                raise ValueError(
-                    f"checkpoint: expected the state of this problem, got that of another one in "
-                    f"{self._path}; give another path, or remove the file"
-                )
-            return stored["arcs"], stored["g"]
-
-    def save(self, arcs: np.ndarray, g: np.ndarray) -> None:
-        """After a round."""
-        content = io.BytesIO()
-        np.savez(content, problem=self._problem, arcs=arcs, g=g)
-        write_whole(self._path, content.getbuffer())
-
-
 @dataclass
 class _Rounds:
     """The rounds on one level. f and g are feasible up to `slack`; arcs are i m + j."""
@@ -206,7 +175,7 @@ class _Rounds:
     arcs: np.ndarray
     device: str
     clock: _Clock
-    file: _Checkpoint | None
+    file: Checkpoint | None
     best: Certified = field(init=False)
     ceiling: float = field(default=math.inf, init=False)  # of reduced costs
 
