@@ -35,7 +35,7 @@ from meanfield.results.provenance import versions
 
 __all__ = ["SCHEMA", "DamagedError", "Store", "description_at", "is_store", "open_store"]
 
-SCHEMA = 2
+SCHEMA = 3
 _DESCRIPTION, _JOURNAL = "sweep.json", "written.txt"
 _FILE = re.compile(r"(grid|batch)-\d{8}T\d{12}-([0-9a-f]{16})\.nc")
 _LOADS = 10  # attempts, while another process merges files
@@ -128,7 +128,14 @@ class Store:
 
     def add_cases(self, columns: Columns) -> None:
         """Write the keys and parameters of cases that are not in the store yet."""
-        known = self.rows()["case_key"]
+        rows = self.rows()
+        for name in columns.keys() & rows.keys():
+            there, asked = (
+                "texts" if of[name].dtype == object else "numbers" for of in (rows, columns)
+            )
+            if there != asked:
+                raise ValueError(f"parameter {name!r}: the store holds {there}, got {asked}")
+        known = rows["case_key"]
         if (new := np.flatnonzero(~np.isin(columns["case_key"], known))).size:
             asked = {name: column[new] for name, column in columns.items()}
             self.write({**asked, "status": np.zeros(new.size, np.int8)}, kind="grid")
@@ -234,9 +241,10 @@ def open_store(
 
     Args:
         path: the folder.
-        description: "schema", "configuration", "code", the labels, "attrs" and "provenance".
+        description: "schema", "configuration", what the function has "carried" and its "code",
+            the labels, "attrs" and "provenance".
         stored: from `description_at`.
-        accept_changed_code: do not warn if the code differs.
+        accept_changed_code: do not look at what the function carries, nor at its code.
 
     Raises:
         ValueError: the store has another configuration.
@@ -245,16 +253,10 @@ def open_store(
     with _explained(path, "cannot be made"):
         if not stored:
             stored = _create(path, description, replace=stored is not None)
-    configuration = description["configuration"]
-    _check_same(path, stored["configuration"], configuration)
+    _check_same(path, stored["configuration"], description["configuration"])
     _log_other_versions(path, stored)
-    if stored["code"] != description["code"] and not accept_changed_code:
-        warnings.warn(
-            f"store {path}: the source of {configuration['function']} is not what the store was "
-            "begun with, and finished cases are kept as they are; give another store, or "
-            "accept_changed_code=True if it computes the same",
-            stacklevel=3,
-        )
+    if not accept_changed_code:
+        _check_function(path, stored, description)
     store = Store(path, stored)
     store.put_in_order()
     return store
@@ -329,6 +331,24 @@ def _check_same(path: Path, stored: Mapping[str, Any], asked: Mapping[str, Any])
         raise ValueError(
             f"store {path} holds a sweep of another configuration ({changes}). Give another "
             "path, or the configuration it was begun with"
+        )
+
+
+def _check_function(path: Path, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+    """Refuse a function that carries something else; warn of changed or unreadable source."""
+    then, now = stored["carried"], asked["carried"]
+    both = then.keys() & now.keys()  # others come and go with the source
+    _check_same(path, {n: then[n] for n in both}, {n: now[n] for n in both})
+    name, trouble = asked["configuration"]["function"], ""
+    if stored["code"] != asked["code"]:
+        trouble = "the source, or a list or dict that it reads, is not what the store began with"
+    elif not asked["code"]:
+        trouble = "the source cannot be read, so that a change of it goes unnoticed"
+    if trouble:
+        warnings.warn(
+            f"store {path}: {name}: {trouble}; finished cases are kept as they are. Give another "
+            "store, or accept_changed_code=True if it computes the same",
+            stacklevel=4,
         )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,11 +12,10 @@ import numpy as np
 
 from meanfield.checks import describe
 from meanfield.results.labels import printable
+from meanfield.sweeps.identity import canonical, to_json
 
-__all__ = ["Case", "Grid", "canonical", "case_keys", "case_seed", "cases_of", "columns_of"]
+__all__ = ["Case", "Grid", "case_keys", "case_seed", "cases_of", "columns_of"]
 
-# Made once, because `json.dumps` with these settings makes an encoder in each call.
-_to_json = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode
 Case = dict[str, Any]
 Grid = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
@@ -60,7 +57,7 @@ def case_seed(case: Mapping[str, Any], seed: int = 0) -> int:
     """The seed of a case, in [0, 2⁶³): from its parameters and the user's seed by SHA-256.
 
     The position in the grid plays no part, so extending a grid changes no existing case. Numbers
-    that are equal count as equal: 2 and 2.0 give one seed.
+    that are equal count as equal: 2 and 2.0 give one seed, "2.0" gives another.
 
     Example:
         >>> case_seed({"radius": 2, "n": 8}) == case_seed({"n": 8, "radius": 2.0})
@@ -78,40 +75,6 @@ def columns_of(cases: Sequence[Case]) -> dict[str, np.ndarray]:
     """The values of each parameter over the cases; NaN or "" where a case has none."""
     names = dict.fromkeys(name for case in cases for name in case)
     return {name: _column(name, [case.get(name) for case in cases]) for name in names}
-
-
-def canonical(value: Any, name: str = "value") -> Any:
-    """Plain data that are equal exactly when the values mean the same, for JSON.
-
-    Arrays and tensors count by content, dataclasses by type and fields; functions are refused.
-    """
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, (int, float)):
-        # One spelling per number; an int beyond the reach of floats keeps its digits.
-        return repr(float(value)) if abs(value) < 2**53 or math.inf == abs(value) else repr(value)
-    if isinstance(value, Mapping):
-        return {str(k): canonical(v, f"{name}.{k}") for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [canonical(item, f"{name}[{i}]") for i, item in enumerate(value)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return {"type": type(value).__qualname__, **canonical(fields, name)}
-    return _canonical_array(value, name)
-
-
-def _canonical_array(value: Any, name: str) -> dict[str, Any]:
-    if hasattr(value, "detach"):  # a torch tensor, without importing torch
-        value = value.detach().cpu().numpy()
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
-        raise TypeError(
-            f"{name}: expected numbers, text, lists, dicts, arrays, tensors or dataclasses of "
-            f"these, got {type(value).__name__}; a store must be able to tell whether it changed"
-        )
-    content = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-    return {"array": content, "shape": list(value.shape), "dtype": str(value.dtype)}
 
 
 def _axis(name: str, values: Any) -> list[Any]:
@@ -165,4 +128,4 @@ def _refuse_twins(cases: list[Case]) -> None:
 
 
 def _digest(value: Any) -> int:
-    return int.from_bytes(hashlib.sha256(_to_json(value).encode()).digest()[:8], "big") >> 1
+    return int.from_bytes(hashlib.sha256(to_json(value).encode()).digest()[:8], "big") >> 1

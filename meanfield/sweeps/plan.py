@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import inspect
 import itertools
-import sys
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +16,8 @@ from meanfield.results.cases import RESERVED, Columns, Labels
 from meanfield.results.encoding import check_attrs
 from meanfield.results.provenance import provenance
 from meanfield.results.store import SCHEMA
-from meanfield.sweeps.grid import Case, Grid, canonical, case_keys, cases_of, columns_of
+from meanfield.sweeps.grid import Case, Grid, case_keys, cases_of, columns_of
+from meanfield.sweeps.identity import Identity, canonical, identity_of
 
 __all__ = ["SweepPlan", "Task", "Unit", "Work", "make_plan"]
 
@@ -52,7 +48,8 @@ class Task:
             `seeds` (if it has this argument) are n seeds, int64, and all results have a leading
             axis of length n. When a call raises, its cases are run one at a time.
         name: what identifies the function in a store; its module (of a script: its file) and
-            name by default.
+            name by default. What it carries (the object of a method, closures, defaults, objects
+            of its module) counts as well; with a name, what cannot be compared is let pass.
 
     Raises:
         ValueError: names used twice or reserved, a dimension without coordinates.
@@ -81,27 +78,28 @@ class Task:
         object.__setattr__(self, "coords", coords)
 
     @property
-    def identity(self) -> str:
-        """What identifies the function in a store: `name`, or its module and name."""
+    def identity(self) -> Identity:
+        """What identifies the function in a store.
+
+        Raises:
+            TypeError: it has no name, or carries what cannot be compared; with a `name` it may.
+        """
+        found = identity_of(self.function)
         if self.name is not None:
-            return self.name
-        name = getattr(self.function, "__qualname__", "<no name>")
-        if "<" in name:
+            return replace(found, name=self.name)
+        if found.name is None:
             raise TypeError(
                 f"fn: expected a named function, by which the store is recognised, got "
                 f"{self.function!r}; define it at the top of a module or give Task(..., name=...)"
             )
-        return f"{_module_of(self.function)}:{name}"
-
-    @cached_property
-    def code(self) -> str:
-        """Digest of the function's source without comments; "" where it cannot be read."""
-        try:
-            source = inspect.getsource(inspect.unwrap(self.function))
-            plain = ast.unparse(ast.parse(textwrap.dedent(source)))
-        except (OSError, TypeError, SyntaxError):
-            return ""
-        return hashlib.sha256(plain.encode()).hexdigest()[:16]
+        if found.unknown:
+            names = ", ".join(f"{name} ({kind})" for name, kind in found.unknown.items())
+            raise TypeError(
+                f"fn: {found.name} computes with {names}, and a store cannot tell whether that "
+                "changed; make it in the function, pass numbers in `fixed`, or say with "
+                "Task(..., name=...) that it is the same whenever the name is"
+            )
+        return found
 
     @cached_property
     def arguments(self) -> frozenset[str]:
@@ -150,25 +148,25 @@ class SweepPlan:
         """The values of each parameter over the cases, see `columns_of`."""
         return columns_of(self.cases)
 
-    @property
-    def configuration(self) -> dict[str, Any]:
+    def configuration(self, function: Identity) -> dict[str, Any]:
         """All that the values depend on besides the cases, as plain data.
 
         Not the grid, which may grow, nor batches, executors, paths and versions.
         """
         task = self.task
         return {
-            "function": task.identity,
+            "function": function.name,
             "seed": self.seed,
             **{f"fixed.{name}": canonical(v, name) for name, v in self.fixed.items()},
             **{f"coords.{name}": _coordinate(v) for name, v in task.coords.items()},
             **{f"variable.{v.name}": [v.dtype, list(v.dims)] for v in task.variables or ()},
         }
 
-    @property
-    def description(self) -> dict[str, Any]:
+    def description(self, function: Identity) -> dict[str, Any]:
         """What `sweep.json` holds, see `results.store`."""
-        identity = {"configuration": self.configuration, "code": self.task.code}
+        configuration = self.configuration(function)
+        identity = {"configuration": configuration, "carried": function.carried}
+        identity["code"] = function.code
         about = {"attrs": self.attrs, "provenance": self.provenance}
         return {"schema": SCHEMA, **identity, **self.task.labels.plain, **about}
 
@@ -299,14 +297,3 @@ def _check_variables(variables: Sequence[Variable], coords: Mapping[str, Any]) -
             f"coords: expected values along {sorted(missing)}, which the variables have as "
             "dimensions; give for example coords={'head': range(12)}"
         )
-
-
-def _module_of(function: Callable[..., Any]) -> str:
-    """The module by the name that imports it; of a script the name of its file."""
-    if function.__module__ != "__main__":
-        return function.__module__
-    main = sys.modules["__main__"]
-    if main.__spec__ is not None:  # python -m
-        return main.__spec__.name
-    file = getattr(main, "__file__", None)
-    return "interactive" if file is None else Path(file).stem

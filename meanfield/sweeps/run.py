@@ -71,8 +71,10 @@ def sweep(
         case_timeout: seconds after which a case is ended and has failed, or a vectorised call is
             ended and its cases are run one at a time; needs a number as `executor`.
         retry_failed: run failed cases of the store again.
-        accept_changed_code: do not warn if the function's source changed since the store was
-            created.
+        accept_changed_code: neither warn nor refuse if the source of the function, or what it
+            carries, changed since the store was created. Seen are the function, those of its
+            module that it calls, its defaults, closures and object, and the objects of its module
+            that it reads; not what it calls in other modules.
         progress: a bar on a terminal, a line a minute in the log "meanfield" elsewhere.
 
     Returns:
@@ -102,8 +104,9 @@ def sweep(
     path = None if store is None else Path(store).resolve()  # a case may change the folder
     stored = None if path is None else description_at(path)
     plan = make_plan(fn, grid, fixed, seed, attrs)
-    if path is not None:
-        _ = plan.configuration  # refuses what a store cannot identify before the first case
+    if path is not None:  # what a store cannot identify is refused before the first case
+        identity = plan.task.identity
+        _ = plan.configuration(identity)
     if plan.task.variables is None and stored:
         plan = plan.with_variables(Labels.from_plain(stored).variables)
     with _ending_gently() as stop:
@@ -114,7 +117,8 @@ def sweep(
         files = None
         if path is not None:
             accept = accept_changed_code
-            files = open_store(path, plan.description, stored, accept_changed_code=accept)
+            described = plan.description(identity)
+            files = open_store(path, described, stored, accept_changed_code=accept)
             files.add_cases(plan.rows(slice(None), {}))
         table = _Table(plan, files)
         for places, batch in first:

@@ -259,6 +259,7 @@ FOREIGN = {
     "transport.pairs": "arrays of any library",
     "figures.canvas": "datasets, and the properties of matplotlib's lines",
     "sweeps.executors": "executors of other packages",
+    "sweeps.identity": "functions of the user",
     "sweeps.plan": "functions of the user",
     "sweeps.workers": "signals differ between systems",
     "cli": "signals differ between systems, notes of errors between versions of Python",

@@ -18,7 +18,7 @@ import torch
 from meanfield import cli, results
 from meanfield.errors import NoCases
 from meanfield.experiments import two_dirac
-from meanfield.sweeps import Task, status, sweep
+from meanfield.sweeps import Task, batches, status, sweep
 
 SMALL = [
     *("--quick", "--set", "radii=[1.0, 1.5]", "--set", "n_tokens=[2, 5]"),
@@ -168,10 +168,10 @@ def test_a_defect_of_a_figure_is_exit_code_1_and_a_figure_without_cases_is_none(
 
 
 def test_the_same_run_again_computes_nothing_and_another_is_refused(finished, capsys, monkeypatch):
-    def refuse(**_: object) -> None:
+    def refuse(*_: object) -> None:
         raise AssertionError("a finished case was computed again")
 
-    monkeypatch.setattr(two_dirac, "_bounds", refuse)
+    monkeypatch.setattr(batches, "_outcomes", refuse)
     command = ["run", "two-dirac", *SMALL, "--no-figures", "--out", str(finished)]
     assert cli.main([*command, "--resume"]) == 0
     assert cli.main([*command, "--set", "gamma=0.5"]) == 1
