@@ -17,7 +17,12 @@ from meanfield.transport.certificate import Certified, in_unit, narrower
 from meanfield.transport.pairs import Measure, Pair, as_pair, flat_arrays, refuse_cost_matrix
 from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.columns import solve_columns
-from meanfield.transport.plans.exact import solve_assignment, solve_dense, solve_finely
+from meanfield.transport.plans.exact import (
+    solve_assignment,
+    solve_dense,
+    solve_finely,
+    solve_on_few_arcs,
+)
 from meanfield.transport.plans.formulas import (
     closed_form,
     same_order,
@@ -29,6 +34,10 @@ from meanfield.transport.result import TransportResult, assemble, gathered, refu
 __all__ = ["Settings", "extend", "finished", "solve_arrays", "solve_w1", "solve_w2", "solved"]
 
 _DENSE_PAIRS = 160_000  # from here on column generation is faster
+_DENSE_PAIRS_HIGH = 1_200_000  # the same in high dimension, where levels of centroids help less
+_HIGH_DIM = 12
+_FEW_ARCS_PAIRS = 4_000_000  # up to here the simplex is faster where Sinkhorn leaves few arcs,
+_LOW_DIM = 3  # which it does above this dimension
 _DENSE_MOST = 25_000_000  # the cost matrix takes 0.2 GB, and the simplex as much again
 _DENSE_W1 = 100_000_000  # W₁ has no column generation
 _MOST_PAIRS = 25_000_000_000  # beyond, one pass over all pairs takes minutes
@@ -315,13 +324,23 @@ def _large(problem: Problem, settings: Settings, formula: Certified | None) -> C
         if split.converged:
             return split
         best = narrower(split, best, rtol)
-    answer = _dense_w1(problem, settings) if problem.order == 1 else _columns(problem, settings)
+    answer = _dense_w1(problem, settings) if problem.order == 1 else _squared(problem, settings)
     # Nothing can stop a dense solve: it may take a hundred times what columns took.
     is_free = settings.deadline == math.inf
     if answer.width > rtol and problem.pairs <= _DENSE_MOST and is_free:
         # Where displacements are small beside the clouds, dense solves reach finer costs.
         answer = narrower(solve_finely(problem, rtol=rtol, answer=answer), answer, rtol)
     return narrower(answer, best, rtol)
+
+
+def _squared(problem: Problem, settings: Settings) -> Certified:
+    """W₂ by few arcs, by the dense simplex or by column generation, whichever is fastest."""
+    answer = None
+    if problem.dim > _LOW_DIM and problem.pairs <= _FEW_ARCS_PAIRS:
+        answer = solve_on_few_arcs(problem, rtol=settings.rtol)
+    if answer is None and problem.dim > _HIGH_DIM and problem.pairs <= _DENSE_PAIRS_HIGH:
+        answer = solve_dense(problem, rtol=settings.rtol, try_few_arcs=False)
+    return _columns(problem, settings) if answer is None else answer
 
 
 def _clusters(problem: Problem, settings: Settings) -> Certified | None:

@@ -11,7 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from meanfield.errors import ConvergenceError
-from meanfield.transport.certificate import Certified, SparsePlan, certified, feasible, narrower
+from meanfield.transport.certificate import (
+    Certified,
+    SparsePlan,
+    certified,
+    feasible,
+    log_masses,
+    narrower,
+)
 from meanfield.transport.plans.core import compiled_core
 from meanfield.transport.plans.formulas import staircase
 from meanfield.transport.problem import Problem
@@ -22,6 +29,7 @@ __all__ = [
     "solve_assignment",
     "solve_dense",
     "solve_finely",
+    "solve_on_few_arcs",
     "sparse_simplex",
 ]
 
@@ -34,17 +42,22 @@ _BLUR = 0.05  # their temperature, over the mean reduced cost
 _MISPLACED = 0.1  # give up on the arc subset if Sinkhorn's marginal error is above 10 %
 _REACH = 4.0  # keep arcs of reduced cost up to 4 × gap: an optimal plan hardly uses others
 _FEW = 0.25  # of all arcs, at most: with more, the dense simplex is up to 4 times as fast
+_FEW_OF_ATOM = 110  # arcs of an atom, at most: with more, column generation is faster
 _ADDITIONS = 4
 _TIGHT = 1e-15  # of the largest reduced cost: 0 up to rounding
+_LEAST_SCALING = np.float32(1e-30)
 
 
-def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> Certified:
+def solve_dense(
+    problem: Problem, *, rtol: float, by_simplex: bool = False, try_few_arcs: bool = True
+) -> Certified:
     """One problem, or a batch (one leading axis): nearest neighbours, then the simplex.
 
     Args:
         problem: the problems.
         rtol: how closely plans and potentials must meet.
         by_simplex: not to look for nearest neighbours.
+        try_few_arcs: whether Sinkhorn may choose the arcs of large problems.
     """
     n, m = problem.n, problem.m
     costs = problem.costs.reshape(-1, n, m)
@@ -54,7 +67,7 @@ def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> C
     if not todo.all():
         todo |= (np.diagonal(costs, axis1=1, axis2=2) > costs.min(2)).any(-1)
     if todo.all():
-        plans, g = simplexes(a, b, costs)
+        plans, g = simplexes(a, b, costs, try_few_arcs=try_few_arcs)
     else:
         plans, g = np.broadcast_to(np.eye(n), costs.shape).copy(), np.zeros_like(b)
         if todo.any():
@@ -84,6 +97,18 @@ def _sparse(plans: np.ndarray) -> SparsePlan:
     return plan
 
 
+def solve_on_few_arcs(problem: Problem, *, rtol: float) -> Certified | None:
+    """One problem by the simplex on the arcs that a few Sinkhorn steps leave; None if many."""
+    costs = problem.costs
+    reduced, start, active = _reduced(problem.a, problem.b, costs)
+    found = None if active is None else _on_active_arcs(problem.a, problem.b, reduced, active)
+    if found is None:
+        return None
+    plan = SparsePlan(found.rows, found.cols, log_masses(found.mass))
+    potentials = feasible(costs, found.g + start, problem.b)
+    return certified(problem, plan, potentials, method="simplex", rtol=rtol)
+
+
 def solve_assignment(problem: Problem, *, rtol: float) -> Certified:
     """One problem of uniform clouds of one size: accurate relative to the answer."""
     sigma = assignment(problem.costs)
@@ -104,7 +129,7 @@ def solve_finely(problem: Problem, *, rtol: float, answer: Certified) -> Certifi
     are the reduced costs: clipped at a multiple of the gap and brought to order one, the same
     tolerances become as much finer. Potentials add up.
     """
-    if problem.is_uniform:
+    if not answer.converged and problem.is_uniform:
         answer = narrower(answer, solve_assignment(problem, rtol=rtol), rtol)
     for _ in range(_REFINEMENTS):
         if answer.converged or answer.f is None or answer.g is None:
@@ -121,7 +146,9 @@ def solve_finely(problem: Problem, *, rtol: float, answer: Certified) -> Certifi
     return answer
 
 
-def simplexes(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def simplexes(
+    a: np.ndarray, b: np.ndarray, costs: np.ndarray, *, try_few_arcs: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
     """Plans (k, n, m) and potentials g (k, m) of dense problems.
 
     Raises:
@@ -132,7 +159,7 @@ def simplexes(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> tuple[np.ndarr
     (a, b), costs = _positive(a, b), np.ascontiguousarray(costs)
     for k, cost in enumerate(costs):
         start: np.ndarray | float = 0.0
-        if cost.size >= _FEW_FROM:
+        if try_few_arcs and cost.size >= _FEW_FROM:
             cost, start, active = _reduced(a[k], b[k], cost)
             found = None if active is None else _on_active_arcs(a[k], b[k], cost, active)
             if found is not None:
@@ -162,6 +189,7 @@ def _reduced(
 
     Sinkhorn's plan costs `gap` more than its potentials, so an optimal plan does not cost more
     than that either. None in the place of the arcs where they are too many or the steps too few.
+    Single precision is enough to choose by.
     """
     reduced = costs - costs.min(1, keepdims=True)
     g = reduced.min(0)
@@ -169,25 +197,27 @@ def _reduced(
     level = _BLUR * float(a @ reduced @ b)
     if not level > 0:
         return reduced, g, None
-    u = np.ones_like(a)
+    mine, theirs = a.astype(np.float32), b.astype(np.float32)
+    u = np.ones_like(mine)
     with np.errstate(all="ignore"):
-        kernel = np.exp(-(reduced / level))  # 1 / level is infinite where it is denormal
+        short = (reduced / level).astype(np.float32)  # 1 / level is infinite where it is denormal
+        kernel = np.exp(-short)
         for _ in range(_SCALINGS):
-            v = b / (u @ kernel)
-            u = a / (kernel @ v)
-        misplaced = float(np.abs(v * (u @ kernel) - b).sum())
-        kernel *= reduced
-        gap = float(u @ kernel @ v)
+            v = theirs / (u @ kernel)
+            u = mine / (kernel @ v)
+        misplaced = float(np.abs(v * (u @ kernel) - theirs).sum())
+        short *= kernel
+        gap = level * float(u @ short @ v)
     if not misplaced <= _MISPLACED:  # NaN as well; such potentials are worse than none
         return costs, np.zeros_like(b), None
-    g = g + level * np.log(v)
+    g = g + level * np.log(np.maximum(v, _LEAST_SCALING))
     np.subtract(costs, g, out=reduced)
     reduced -= reduced.min(1)[:, None]
     last = reduced.min(0)
     reduced -= last
     active = reduced <= _REACH * gap
-    is_few = np.count_nonzero(active) <= _FEW * active.size
-    return reduced, g + last, active if is_few else None
+    most = min(_FEW * active.size, _FEW_OF_ATOM * max(active.shape))
+    return reduced, g + last, active if np.count_nonzero(active) <= most else None
 
 
 def _on_active_arcs(
@@ -196,14 +226,17 @@ def _on_active_arcs(
     """The optimum from the active arcs and those that it turns out to need; None if many."""
     active[staircase(a, b)] = True
     rounding = _TIGHT * float(costs.max())
+    left = np.empty_like(costs)
     for _ in range(_ADDITIONS):
         rows, cols = np.nonzero(active)
         found = sparse_simplex(a, b, (rows, cols, costs[rows, cols]))
-        missed = costs - found.f[:, None] - found.g < -rounding
-        missed &= ~active
+        lowest = np.subtract(costs, found.g, out=left).min(1)
+        short = np.flatnonzero(lowest < found.f - rounding)
+        missed = left[short] < (found.f[short] - rounding)[:, None]
+        missed &= ~active[short]
         if not missed.any():
             return found
-        active |= missed
+        active[short] |= missed
     return None
 
 
