@@ -68,9 +68,10 @@ def install(monkeypatch: pytest.MonkeyPatch, adversary: Adversary) -> None:
         exact._assignment_potentials,
     )
 
-    def simplexes(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> tuple:
+    def simplexes(a: np.ndarray, b: np.ndarray, costs: np.ndarray, **settings: bool) -> tuple:
+        found = right(a, b, costs, **settings)
         with np.errstate(invalid="ignore"):
-            given = [adversary(*found) for found in zip(*right(a, b, costs), strict=True)]
+            given = [adversary(*each) for each in zip(*found, strict=True)]
         return np.stack([plan for plan, _ in given]), np.stack([g for _, g in given])
 
     def assignment(costs: np.ndarray) -> np.ndarray:
@@ -90,8 +91,10 @@ def install_sparse(monkeypatch: pytest.MonkeyPatch, adversary: Adversary) -> Non
     """Every call of the sparse simplex answers wrongly."""
     right = columns.sparse_simplex
 
-    def sparse_simplex(a: np.ndarray, b: np.ndarray, arcs: tuple) -> exact.SparseFound:
-        found = right(a, b, arcs)
+    def sparse_simplex(
+        a: np.ndarray, b: np.ndarray, arcs: tuple, **settings: bool
+    ) -> exact.SparseFound:
+        found = right(a, b, arcs, **settings)
         plan = np.zeros((len(a), len(b)))
         plan[found.rows, found.cols] = found.mass
         with np.errstate(invalid="ignore"):
