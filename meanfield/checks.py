@@ -214,13 +214,14 @@ def is_differentiated(*tensors: Tensor) -> bool:
 
 
 def as_float_tensor(value: object, name: str, *, like: Tensor | None = None) -> Tensor:
-    """The value as a float32 or float64 tensor; anything but a tensor becomes `like` or float64.
+    """The value as a float32 or float64 tensor; anything else becomes `like` or float64.
 
-    Arrays, data frames and lists of numbers are taken. Numbers that an array hides or has not got
-    (masks, missing ones, complex parts) are refused and not guessed.
+    Tensors of integers and of half precision, arrays, data frames and lists of numbers are taken.
+    Numbers that an array hides or has not got (masks, missing ones, complex parts) are refused
+    and not guessed.
 
     Raises:
-        TypeError: no numbers, or a tensor of another dtype or layout.
+        TypeError: no real numbers, or a tensor of another layout.
         ValueError: rows of different lengths, or masked entries.
     """
     import torch
@@ -232,14 +233,16 @@ def as_float_tensor(value: object, name: str, *, like: Tensor | None = None) -> 
         if like is not None:
             return torch.as_tensor(array, dtype=like.dtype, device=like.device)
         return torch.as_tensor(array)
-    if value.dtype not in (torch.float32, torch.float64):
+    if value.is_complex() or value.is_quantized or value.dtype == torch.bool:
         raise TypeError(
-            f"{name}: expected dtype torch.float32 or torch.float64, got {value.dtype}; "
-            f"convert it first, for example with {name}.double()"
+            f"{name}: expected real numbers, such as dtype torch.float32 or torch.float64, "
+            f"got {value.dtype}"
         )
     if value.layout is not torch.strided or value.is_nested:
         raise TypeError(f"{name}: expected a dense tensor, got {value.layout}; use .to_dense()")
-    return value
+    if value.dtype in (torch.float32, torch.float64):
+        return value
+    return value.to(torch.float64 if like is None else like.dtype)
 
 
 def as_generator(value: Any, name: str = "generator") -> torch.Generator:
