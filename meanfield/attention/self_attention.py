@@ -343,6 +343,7 @@ class SelfAttention(Map):
                 f"{what}: expected a measure with positions, got one without; give "
                 "positions=, or use ParticleMeasure.from_sequence for a token sequence"
             )
+        self.kernel.check(mu)
 
     def _row_positions(self, s: object, points: Tensor, weights: Weights) -> Tensor:
         if s is None:

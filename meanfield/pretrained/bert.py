@@ -14,6 +14,7 @@ from meanfield.pretrained.modules import (
     layer_norm,
     post_norm,
 )
+from meanfield.pretrained.token_ids import TokenIds
 
 __all__ = ["BERT", "ELECTRA", "ROBERTA"]
 
@@ -59,6 +60,6 @@ ROBERTA = _family(
     "roberta",
     "Roberta",
     model_arguments={"add_pooling_layer": False},
-    max_tokens=_roberta_tokens,
+    inputs=TokenIds(_roberta_tokens),
 )
 ELECTRA = _family("electra", "Electra")

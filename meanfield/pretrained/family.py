@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from meanfield.attention import SelfAttention
 from meanfield.maps import Map
+from meanfield.pretrained.model_inputs import ModelInputs
+from meanfield.pretrained.token_ids import TokenIds
 
 __all__ = ["Family", "Site"]
 
@@ -58,14 +60,16 @@ class Family:
     Attributes:
         model_type: of its configuration.
         stem: of its classes in transformers: "Bert" for BertConfig and BertModel.
-        masks: the masks that it can have: plain (False), causal (True) or both.
+        masks: the masks that it can have: plain (False), causal (True) or both. A decoder whose
+            configuration says ``is_causal: false`` is plain all the same.
         blocks: the modules of the blocks of a model, in the order in which they act.
         attention_module: of a block, the module that the tokens enter for attention.
         attention: the attention of a block, output projection included.
         block: the whole block.
         last: what follows the last block up to ``last_hidden_state``.
         check: raises ValueError for a configuration that would be read wrongly.
-        max_tokens: of a configuration, the longest sequence.
+        inputs: from what a user gives (texts, ids, images) to runs of the model.
+        sizes: of a model, its number of heads H and the dimension d of its tokens.
         needs_length: whether its layers use distances between positions, so that they need the
             length of the sequence.
         model_arguments: arguments of the model's class.
@@ -81,7 +85,11 @@ class Family:
     block: Callable[[Site], Map]
     last: Callable[[Any], Sequence[Map]] = lambda model: ()
     check: Callable[[Any], None] = lambda config: None
-    max_tokens: Callable[[Any], int] = lambda config: int(config.max_position_embeddings)
+    inputs: ModelInputs = field(default_factory=TokenIds)
+    sizes: Callable[[Any], tuple[int, int]] = lambda model: (
+        int(model.config.num_attention_heads),
+        int(model.config.hidden_size),
+    )
     needs_length: bool = False
     model_arguments: Mapping[str, Any] = field(default_factory=dict)
     random_config: Mapping[str, Any] = field(default_factory=dict)

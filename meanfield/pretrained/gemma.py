@@ -8,7 +8,13 @@ from meanfield.attention import SelfAttention
 from meanfield.attention.kernels import soft_cap
 from meanfield.layers import MLP, Chain, Residual, RMSNorm
 from meanfield.pretrained.family import Site
-from meanfield.pretrained.llama import decoder, decoder_attention, gated, rotary_attention
+from meanfield.pretrained.llama import (
+    decoder,
+    decoder_attention,
+    gated,
+    rotary_attention,
+    sliding_width,
+)
 from meanfield.pretrained.modules import rms_norm, rotary_kernel
 
 __all__ = ["GEMMA", "GEMMA2"]
@@ -20,7 +26,8 @@ def _norm(module: Any, config: Any) -> RMSNorm:
 
 def _capped_attention(site: Site) -> SelfAttention:
     kernel, cap = rotary_kernel(site), site.config.attn_logit_softcapping
-    return decoder_attention(site, kernel if cap is None else soft_cap(float(cap), inner=kernel))
+    capped = kernel if cap is None else soft_cap(float(cap), inner=kernel)
+    return decoder_attention(site, capped, sliding_width(site))
 
 
 def _peri_norm_block(site: Site) -> Chain:

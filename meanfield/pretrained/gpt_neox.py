@@ -6,32 +6,36 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.layers import Chain, Residual, Sum
 from meanfield.maps import Map
 from meanfield.pretrained.family import Family, Site
-from meanfield.pretrained.modules import feed_forward, layer_norm, rotary_kernel
+from meanfield.pretrained.modules import (
+    columns_of_heads,
+    feed_forward,
+    layer_norm,
+    linear,
+    rotary_kernel,
+)
 
 __all__ = ["GPT_NEOX"]
 
 
 def _attention(site: Site) -> SelfAttention:
     own, H = site.module.attention, int(site.config.num_attention_heads)
-    fused, out = own.query_key_value, own.dense
+    fused, out = linear(own.query_key_value), linear(own.dense)
     # Rows are heads, and in each head queries, keys and values in turn.
-    heads = fused.weight.detach().unflatten(0, (H, 3, -1))
-    query, key, value = heads.unbind(1)
+    query, key, value = fused.weight.unflatten(0, (H, 3, -1)).unbind(1)
     query_bias = key_bias = value_bias = None
     if fused.bias is not None:
-        query_bias, key_bias, value_bias = fused.bias.detach().unflatten(0, (H, 3, -1)).unbind(1)
-    weight = out.weight.detach()
+        query_bias, key_bias, value_bias = fused.bias.unflatten(0, (H, 3, -1)).unbind(1)
     parameters = AttentionParameters(
         query,
         key,
         value,
-        weight.reshape(len(weight), H, -1).movedim(0, 1),
+        columns_of_heads(out.weight, H),
         query_bias=query_bias,
         key_bias=key_bias,
         value_bias=value_bias,
-        output_bias=None if out.bias is None else out.bias.detach(),
+        output_bias=out.bias,
     )
-    return SelfAttention(parameters, causal=True, kernel=rotary_kernel(site))
+    return SelfAttention(parameters, causal=site.causal, kernel=rotary_kernel(site))
 
 
 def _block(site: Site) -> Map:

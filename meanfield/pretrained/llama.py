@@ -31,6 +31,7 @@ __all__ = [
     "decoder_attention",
     "gated",
     "rotary_attention",
+    "sliding_width",
 ]
 
 _RANDOM_SIZES = {
@@ -41,19 +42,30 @@ _RANDOM_SIZES = {
 Norm = Callable[[Any, Any], RMSNorm]  # of a module and the model's configuration
 
 
-def decoder_attention(site: Site, kernel: Kernel) -> SelfAttention:
-    """The attention of a block with this kernel, as far back as the layer sees."""
+def decoder_attention(site: Site, kernel: Kernel, width: int | None = None) -> SelfAttention:
+    """The attention of a block with this kernel, `width` tokens back or all of them."""
     own = site.module.self_attn
     parameters = attention_parameters(
         site.config, own.q_proj, own.k_proj, own.v_proj, own.o_proj, scale=own.scaling
     )
-    seen = windowed(site, _sliding_width(site), inner=kernel)
-    return SelfAttention(parameters, causal=True, kernel=seen)
+    seen = windowed(site, width, inner=kernel)
+    return SelfAttention(parameters, causal=site.causal, kernel=seen)
 
 
 def rotary_attention(site: Site) -> SelfAttention:
     """With queries and keys turned by their positions."""
     return decoder_attention(site, rotary_kernel(site))
+
+
+def sliding_width(site: Site) -> int | None:
+    """Tokens that a layer sees, or None for all, where the configuration has a kind for each."""
+    kind = site.config.layer_types[site.layer]
+    if kind not in ("full_attention", "sliding_attention"):
+        raise ValueError(
+            f"layer {site.layer}: expected full_attention or sliding_attention, got {kind!r}"
+        )
+    width: int | None = site.config.sliding_window
+    return None if kind == "full_attention" else width
 
 
 def gated(site: Site, activation: str) -> MLP:
@@ -109,26 +121,25 @@ def _norm(module: Any, config: Any) -> RMSNorm:
     return rms_norm(module, config.rms_norm_eps)
 
 
-def _sliding_width(site: Site) -> int | None:
-    """Tokens that a layer sees, or None for all."""
-    # Which of the two fields a configuration has depends on the type of the model: Llama's has
-    # neither, Mistral's a width for all layers, Qwen's and Gemma 2's also a kind for each.
-    kinds = getattr(site.config, "layer_types", None)
-    kind = "sliding_attention" if kinds is None else kinds[site.layer]
-    if kind not in ("full_attention", "sliding_attention"):
-        raise ValueError(
-            f"layer {site.layer}: expected full_attention or sliding_attention, got {kind!r}"
-        )
-    return None if kind == "full_attention" else getattr(site.config, "sliding_window", None)
+# Llama has no window whatever its configuration says, Mistral one width for all layers, Qwen and
+# Gemma 2 a kind for each layer: so do their classes in transformers.
+
+
+def _one_width(site: Site) -> SelfAttention:
+    return decoder_attention(site, rotary_kernel(site), site.config.sliding_window)
+
+
+def _width_of_layer(site: Site) -> SelfAttention:
+    return decoder_attention(site, rotary_kernel(site), sliding_width(site))
 
 
 def _normalised_attention(site: Site) -> SelfAttention:
     own, eps = site.module.self_attn, float(site.config.rms_norm_eps)
     normalised = qk_norm(own.q_norm.weight.detach(), own.k_norm.weight.detach(), eps=eps)
-    return decoder_attention(site, rotary_kernel(site, inner=normalised))
+    return decoder_attention(site, rotary_kernel(site, inner=normalised), sliding_width(site))
 
 
 LLAMA = decoder("llama", "Llama")
-MISTRAL = decoder("mistral", "Mistral")
-QWEN2 = decoder("qwen2", "Qwen2")
+MISTRAL = decoder("mistral", "Mistral", _one_width)
+QWEN2 = decoder("qwen2", "Qwen2", _width_of_layer)
 QWEN3 = decoder("qwen3", "Qwen3", _normalised_attention)

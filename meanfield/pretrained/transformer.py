@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,11 +13,13 @@ import torch
 from torch import Tensor
 
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.checks import count
 from meanfield.layers import Chain
 from meanfield.maps import Map
-from meanfield.measures import ParticleMeasure
+from meanfield.measures import ParticleMeasure, stack
 from meanfield.pretrained.family import Family, Site
-from meanfield.pretrained.model_files import quiet
+from meanfield.pretrained.precision import InFloat64
+from meanfield.pretrained.recording import recorded
 
 __all__ = ["Transformer"]
 
@@ -58,7 +59,7 @@ class Transformer:
     @property
     def masks(self) -> tuple[bool, ...]:
         """The masks that such a model can have: plain (False), causal (True) or both."""
-        return self.family.masks
+        return self.family.masks if self.causal in self.family.masks else (self.causal,)
 
     @property
     def needs_length(self) -> bool:
@@ -68,22 +69,22 @@ class Transformer:
     @property
     def n_layers(self) -> int:
         """Number of blocks, each with one attention layer."""
-        return int(self.model.config.num_hidden_layers)
+        return len(self.family.blocks(self.model))
 
     @property
     def n_heads(self) -> int:
         """H, of queries."""
-        return int(self.model.config.num_attention_heads)
+        return self.family.sizes(self.model)[0]
 
     @property
     def dim(self) -> int:
         """d, of the tokens."""
-        return int(self.model.config.hidden_size)
+        return self.family.sizes(self.model)[1]
 
     @property
     def max_tokens(self) -> int:
         """Longest sequence that the model has positions for."""
-        return self.family.max_tokens(self.model.config)
+        return self.family.inputs.max_tokens(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -175,21 +176,32 @@ class Transformer:
 
     # --- its inputs ---
 
-    def embeddings(self, tokens: Any) -> ParticleMeasure:
-        """The tokens as they enter the first block: a uniform measure with positions.
+    def embeddings(self, tokens: Any, *, length: int | None = None) -> ParticleMeasure:
+        """The tokens as they enter the first block: a uniform measure, token i at i/length.
 
-        There is no padding: every id is a token that the others see. For texts of several
-        lengths call it on each and put the measures together by `meanfield.measures.stack`.
+        Several texts give a batch of measures; shorter ones are padded with atoms of weight 0,
+        which are absent. Token i of every text stands at i/length, so that one
+        ``network(length=…)`` takes them all.
 
         Args:
-            tokens: ids, shape (n,) or (batch, n).
+            tokens: a text, without special tokens; a list of texts; ids, shape (n,) or
+                (batch, n), or a list of them; or what a tokenizer returns, whose padding is left
+                out. Of a model of images these, ``(channels, height, width)`` or a batch.
+            length: of the sequence whose places are [0, 1]; of the longest text if None.
 
         Raises:
-            ValueError: see `attention_inputs`.
+            ValueError: see `attention_inputs`, or a length below that of a text.
         """
-        ids = self._checked_tokens(tokens)
-        (points,) = self._inputs(list(self.family.blocks(self.model)), [0], ids)
-        return ParticleMeasure.from_sequence(points)
+        first = list(self.family.blocks(self.model))
+        runs = self.family.inputs.runs(self.model, self.tokenizer, tokens)
+        clouds = [self._entering(first, [0], run)[0] for run in runs.arguments]
+        longest = max(cloud.shape[-2] for cloud in clouds)
+        places = longest if length is None else count(length, "length")
+        if places < longest:
+            raise ValueError(f"length: expected at least {longest} places, got {places}")
+        if len(clouds) == 1:
+            return _placed(clouds[0][0] if runs.single else clouds[0], places)
+        return stack([_placed(cloud[0], places) for cloud in clouds])
 
     def attention_inputs(
         self,
@@ -200,11 +212,10 @@ class Transformer:
     ) -> Tensor:
         """The token clouds X that enter the attention layers, by the model itself.
 
-        If a norm precedes attention, X is its output. Models compute RMSNorm in float32
-        whatever the dtype of their weights; the maps here do not.
+        If a norm precedes attention, X is its output.
 
         Args:
-            tokens: ids, shape (n,) or (batch, n).
+            tokens: as in `embeddings`, of one length.
             layers: which ones, in the order wanted; all if None.
             zero_token_types: pass token types 0, as the scripts published with [CAP24] do. For
                 BERT that is the default and changes nothing; in GPT-2 it adds the embedding of
@@ -214,15 +225,25 @@ class Transformer:
             Shape (layers, n, d) or (layers, batch, n, d).
 
         Raises:
-            ValueError: no sequence, longer than the model allows, or ids it does not have.
+            ValueError: no sequence, several lengths, longer than the model allows, or ids it
+                does not have.
+            TypeError: no tokens at all.
             IndexError: there is no such layer.
         """
         chosen = list(range(self.n_layers) if layers is None else layers)
         self._check_layers(chosen)
-        ids = self._checked_tokens(tokens)
-        extra = {"token_type_ids": torch.zeros_like(ids)} if zero_token_types else {}
+        runs = self.family.inputs.runs(self.model, self.tokenizer, tokens)
+        if len(runs.arguments) > 1:
+            raise ValueError(
+                "tokens: expected texts of one length, since one tensor holds them all, got "
+                "several; call attention_inputs on each"
+            )
+        (run,) = runs.arguments
+        if zero_token_types:
+            run["token_type_ids"] = torch.zeros_like(run["input_ids"])
         modules = [self.family.attention_module(b) for b in self.family.blocks(self.model)]
-        return torch.stack(self._inputs(modules, chosen, ids, **extra))
+        clouds = torch.stack(self._entering(modules, chosen, run))
+        return clouds[:, 0] if runs.single else clouds
 
     def encode(self, text: str) -> Tensor:
         """Token ids of a text, without special tokens, int64.
@@ -230,13 +251,7 @@ class Transformer:
         A model without a tokenizer (random weights) numbers the words in order of appearance,
         modulo its vocabulary.
         """
-        if self.tokenizer is None:
-            known: dict[str, int] = {}
-            numbers = [known.setdefault(word, len(known)) for word in text.split()]
-            return torch.tensor(numbers, dtype=torch.int64) % self.model.config.vocab_size
-        with quiet():
-            ids = self.tokenizer(text, add_special_tokens=False, return_attention_mask=False)
-        return torch.tensor(ids["input_ids"], dtype=torch.int64)
+        return self.family.inputs.encode(self.model, self.tokenizer, text)
 
     # --- inside ---
 
@@ -252,56 +267,23 @@ class Transformer:
             )
         return range(first, stop)
 
-    def _inputs(
-        self, modules: list[Any], places: list[int], ids: Tensor, **extra: Tensor
+    def _entering(
+        self, modules: list[Any], places: list[int], run: Mapping[str, Tensor]
     ) -> list[Tensor]:
         """The hidden states that enter some of the modules in one run of the model."""
-        batch = ids if ids.ndim == 2 else ids[None]
-        extra = {name: t if t.ndim == 2 else t[None] for name, t in extra.items()}
-        with torch.no_grad(), _recorded(modules) as seen:
-            self.model(input_ids=batch, use_cache=False, **extra)
-        # Layers may share a module; it is then called once for each.
-        found = [seen[modules[i]][Counter(modules[:i])[modules[i]]] for i in places]
-        return found if ids.ndim == 2 else [cloud[0] for cloud in found]
+        exact = InFloat64() if self.dtype == torch.float64 else nullcontext()
+        with torch.no_grad(), exact, recorded(modules) as calls:
+            self.family.inputs.run(self.model, run, self.causal)
+        return [calls[place].entered for place in places]
 
     def _check_layers(self, layers: Sequence[int]) -> None:
         bad = [i for i in layers if not 0 <= i < self.n_layers]
         if bad or not layers:
             raise IndexError(f"layers: expected some of 0..{self.n_layers - 1}, got {layers}")
 
-    def _checked_tokens(self, tokens: Any) -> Tensor:
-        ids = torch.as_tensor(tokens, device=self.model.device)
-        if ids.ndim not in (1, 2) or 0 in ids.shape or ids.dtype.is_floating_point:
-            raise ValueError(
-                f"tokens: expected integers of shape (n,) or (batch, n), got {ids.dtype} "
-                f"of shape {tuple(ids.shape)}"
-            )
-        if ids.shape[-1] > self.max_tokens:
-            raise ValueError(
-                f"tokens: expected at most {self.max_tokens} per sequence (the positions of "
-                f"{self.name}), got {ids.shape[-1]}; cut the text into shorter windows"
-            )
-        vocabulary = int(self.model.config.vocab_size)
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= vocabulary:
-            raise ValueError(
-                f"tokens: expected ids in 0..{vocabulary - 1}, got a range of [{low}, {high}]; "
-                "were they made by another model's tokenizer?"
-            )
-        return ids.long()
 
-
-@contextmanager
-def _recorded(modules: Sequence[Any]) -> Iterator[dict[Any, list[Tensor]]]:
-    """The hidden states that enter the modules, call by call, while the context lasts."""
-    seen: dict[Any, list[Tensor]] = {module: [] for module in modules}
-
-    def record(module: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> None:
-        seen[module].append(positional[0] if positional else named["hidden_states"])
-
-    hooks = [module.register_forward_pre_hook(record, with_kwargs=True) for module in seen]
-    try:
-        yield seen
-    finally:
-        for hook in hooks:
-            hook.remove()
+def _placed(cloud: Tensor, length: int) -> ParticleMeasure:
+    """Uniform, token i at i/length."""
+    mu = ParticleMeasure.from_sequence(cloud)
+    places = torch.arange(1, mu.n_particles + 1, dtype=mu.dtype, device=mu.device)
+    return ParticleMeasure(mu.points, positions=places / length)

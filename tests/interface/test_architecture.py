@@ -263,7 +263,6 @@ FOREIGN = {
     "sweeps.plan": "functions of the user",
     "sweeps.workers": "signals differ between systems",
     "cli": "signals differ between systems, notes of errors between versions of Python",
-    "pretrained.llama": "configurations of transformers leave fields out",
     "pretrained.modules": "configurations of transformers leave fields out",
     "images": "hints in messages, to somebody who passed what is no map",
 }

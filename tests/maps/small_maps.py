@@ -214,7 +214,7 @@ MAPS = {
 
 
 def cloud(seed=0, n=5, dim=D, dtype=F64, *, absent=False):
-    """Weighted atoms at multiples of 1/n, unsorted; one may have no mass."""
+    """Weighted atoms at multiples of 1/n or 1/5, unsorted; one may have no mass."""
     logs = draw(n, seed=seed + 1)
     if absent:
         logs[1] = -torch.inf
@@ -222,7 +222,8 @@ def cloud(seed=0, n=5, dim=D, dtype=F64, *, absent=False):
     return ParticleMeasure(
         draw(n, dim, seed=seed, dtype=dtype),
         log_weights=logs.log_softmax(-1).to(dtype),
-        positions=((1 + order) / n).to(dtype),
+        # Blocks of checkpoints with rotary positions stand for sequences of five tokens.
+        positions=((1 + order) / max(n, 5)).to(dtype),
     )
 
 

@@ -215,7 +215,7 @@ def test_a_model_in_the_cache_is_found_without_a_network(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("random:gpt2", {"causal": False, "config": SMALL_GPT2}, "always masked"),
+        ("random:gpt2", {"causal": False, "config": SMALL_GPT2}, "which is masked"),
         ("random:gpt2", {"config": {"n_layers": 2}}, r"no fields \['n_layers'\]"),
         ("random:opt", {}, "one of random:bert, random:roberta"),
         ("gpt2", {"config": {"n_layer": 2}}, "only random models"),

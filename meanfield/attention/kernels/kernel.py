@@ -12,6 +12,7 @@ from torch import Tensor
 
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import describe
+from meanfield.measures import ParticleMeasure
 
 __all__ = ["FeatureTransform", "Features", "Kernel", "ModifiedKernel", "checked_inner"]
 
@@ -156,6 +157,9 @@ class Kernel:
         """
         return None
 
+    def check(self, mu: ParticleMeasure) -> None:
+        """Raise ValueError for measures that the kernel is not made for; any will do here."""
+
     def head(self, index: int) -> Kernel:
         """The kernel of one head; `self` unless it holds numbers per head."""
         return self
@@ -222,6 +226,10 @@ class ModifiedKernel(Kernel):
     def turnable(self) -> bool:  # type: ignore[override]
         """Whether the inner kernel is."""
         return self.inner.turnable
+
+    def check(self, mu: ParticleMeasure) -> None:
+        """The inner kernel's."""
+        self.inner.check(mu)
 
     def head(self, index: int) -> Kernel:
         """With the inner kernel of that head."""

@@ -1,0 +1,72 @@
+"""Tokens stand at whole places of a sequence."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from meanfield.attention.kernels import Kernel, ModifiedKernel
+from meanfield.attention.kernels.kernel import Score
+from meanfield.checks import is_traced
+from meanfield.measures import ParticleMeasure
+
+__all__ = ["WholePlaces"]
+
+# How far length · position may be from a whole number: positions are i/n up to rounding.
+_ROUNDING = 1e-3
+
+
+@final
+@dataclass(frozen=True)
+class WholePlaces(ModifiedKernel):
+    """A kernel for sequences of `length` places, which token i of a text at i/length fits.
+
+    A sequence of 32 tokens at i/32 read with length 64 would stand at the places 2, 4, …, 64,
+    and with length 8 at fractions of places; both are refused.
+
+    Attributes:
+        length: of the sequence that the positions in [0, 1] stand for.
+        inner: the kernel.
+    """
+
+    length: int
+    inner: Kernel
+
+    @property
+    def score(self) -> Score:  # type: ignore[override]
+        """The inner kernel's."""
+        return self.inner.score
+
+    def check(self, mu: ParticleMeasure) -> None:
+        """Refuse positions that are no multiples of 1/length, or all of them of 2/length, ….
+
+        Raises:
+            ValueError: such positions.
+        """
+        self.inner.check(mu)
+        if mu.positions is None:
+            return
+        places = (self.length * mu.positions).double()
+        whole = places.round()
+        if is_traced(whole):
+            return
+        present = mu.log_weights > -math.inf
+        off = float(((places - whole).abs() * present).max())
+        if off > _ROUNDING:
+            raise ValueError(
+                f"length: expected positions i/{self.length}, multiples of 1/length, got one that "
+                f"is off by {off:.2g}/{self.length}; give the length that the positions were made "
+                "with, length=n for n tokens at i/n"
+            )
+        rows = whole.reshape(-1, whole.shape[-1]).long().cpu().numpy()
+        step = int(np.gcd.reduce(rows, axis=-1).max())
+        if step > 1:
+            raise ValueError(
+                f"length: expected positions i/{self.length} with i = 1, 2, …, got multiples of "
+                f"{step}/{self.length} only, as of n = {self.length / step:g} tokens at i/n; give "
+                "length=n, or make the positions with embeddings(tokens, length="
+                f"{self.length}). Tokens that a longer text has lost stay, with weight 0"
+            )
