@@ -114,7 +114,9 @@ class Certified:
         """How much of upper − lower is explained by rounding in this problem."""
         doubt = powers_added(self.plan_doubt, self.dual_doubt, self.order)
         rest = powers_less(self.upper, np.minimum(doubt, self.upper), self.order)
-        return np.minimum(self.upper - rest, self.upper - self.lower)
+        with np.errstate(invalid="ignore"):  # ∞ − ∞ where the distance is infinite
+            both = np.minimum(self.upper - rest, self.upper - self.lower)
+        return np.where(np.isfinite(self.upper), both, 0.0)
 
     @classmethod
     def arrays(cls) -> list[str]:
