@@ -5,9 +5,10 @@
 # rows), `streaming` (averages under P, with derivatives of every order), `tangent` (the
 # linearisation at a measure), `sinkhorn` (plans with both marginals), `input_bounds` and `upper`
 # (bounds at an input), `ball_bounds` (bounds in a ball around it), `normalizations` (the public
-# names), `self_attention`.
+# names), `self_attention`, `cross_attention`.
 
 from meanfield.attention import kernels, normalizations
+from meanfield.attention.cross_attention import CrossAttention
 from meanfield.attention.kernels import Features as Features
 from meanfield.attention.kernels import Kernel as Kernel
 from meanfield.attention.parameters import AttentionParameters
@@ -18,6 +19,7 @@ from meanfield.attention.tangent import AttentionTangent
 __all__ = [
     "AttentionParameters",
     "AttentionTangent",
+    "CrossAttention",
     "Plan",
     "SelfAttention",
     "kernels",
