@@ -104,16 +104,24 @@ class Labels:
         return xr.Dataset(data, coords=coords, attrs=attrs)
 
 
-def pack(labels: Labels, columns: Columns, configuration: str) -> bytes:
-    """Cases as a netCDF file, with the digest of the configuration that they belong to."""
-    ds = labels.dataset(columns, {"configuration": configuration, "source": "meanfield sweep"})
+def pack(labels: Labels, columns: Columns, configuration: str, replaced: str = "") -> bytes:
+    """Cases as a netCDF file.
+
+    Args:
+        labels: what the columns mean.
+        columns: the cases.
+        configuration: the digest of that to which they belong.
+        replaced: the names of files in whose place this one comes.
+    """
+    attrs = {"configuration": configuration, "source": "meanfield sweep"}
+    ds = labels.dataset(columns, attrs | ({"replaced": replaced} if replaced else {}))
     halves = columns["case_key"].astype("<i8").view("<i4").reshape(-1, 2).astype(np.int32)
     ds["case_key"] = (("case", "half"), halves, dict(_KEY))
     return netcdf(ds)
 
 
-def unpack(data: bytes) -> tuple[dict[str, np.ndarray], str]:
-    """The columns of a file and the digest of its configuration."""
+def unpack(data: bytes) -> tuple[dict[str, np.ndarray], str, str]:
+    """The columns of a file, the digest of its configuration, and the names of `pack`."""
     from scipy.io import netcdf_file
 
     with netcdf_file(io.BytesIO(data)) as file:
@@ -122,9 +130,9 @@ def unpack(data: bytes) -> tuple[dict[str, np.ndarray], str]:
             for name, variable in file.variables.items()
             if variable.dimensions[:1] == ("case",)
         }
-        configuration = file.configuration.decode()
+        attrs = {name: value.decode() for name, value in file._attributes.items()}
     columns["case_key"] = columns["case_key"].astype("<i4").view("<i8")[:, 0].astype(np.int64)
-    return columns, configuration
+    return columns, attrs["configuration"], attrs.get("replaced", "")
 
 
 def join(labels: Labels, tables: Sequence[Columns]) -> dict[str, np.ndarray]:

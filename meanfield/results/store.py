@@ -5,10 +5,11 @@
     batch-TIME-DIGEST.nc     finished cases: parameters, values, status, message
     written.txt              the names of these files, so that one that is lost can be named
 
-Any netCDF reader opens them. A file whose content does not have the digest in its name is skipped
-with a warning, and its cases are pending; the next sweep appends ``.damaged`` to its name. A case
-may be in several files: a finished one counts before a failed one, and a later file before an
-earlier one.
+Any netCDF reader opens them; none is larger than 1 GiB. A file whose content does not have the
+digest in its name, or a folder in its place, is skipped with a warning, and its cases are pending;
+the same sweep again appends ``.damaged`` to its name and computes them. A case may be in several
+files: a finished one counts before a failed one, and a later file before an earlier one. Many
+files are merged into few, which hold the names of those that they replace.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import math
 import os
 import re
 import warnings
@@ -30,6 +32,7 @@ import xarray as xr
 
 from meanfield.results.atomic import remove_litter, sync, write_whole
 from meanfield.results.cases import PENDING, Columns, Labels, join, pack, unpack
+from meanfield.results.encoding import check_names
 from meanfield.results.marks import is_description
 from meanfield.results.provenance import versions
 
@@ -39,7 +42,8 @@ SCHEMA = 3
 _DESCRIPTION, _JOURNAL = "sweep.json", "written.txt"
 _FILE = re.compile(r"(grid|batch)-\d{8}T\d{12}-([0-9a-f]{16})\.nc")
 _LOADS = 10  # attempts, while another process merges files
-_MOST_FILES = 32  # beyond which they are merged into one; each costs 1 ms whenever it is read
+_MOST_FILES = 32  # beyond which they are merged; each costs 1 ms whenever it is read
+_MOST_BYTES = 2**30  # of a file; a variable of netCDF 3 may have twice as many
 _log = logging.getLogger("meanfield")
 
 
@@ -52,14 +56,18 @@ class Store:
 
     Attributes:
         damaged: name of a file -> what is wrong with it.
+        missing: the names of files that were written and are not there, if cases may be lost
+            with them: those that hold a grid, and others while cases are pending.
     """
 
     def __init__(self, path: Path, description: Mapping[str, Any]) -> None:
         self.path, self.description = path, description
         self.labels = Labels.from_plain(description)
         self.damaged: dict[str, str] = {}
+        self.missing: list[str] = []
         self._digest = _checksum(description["configuration"])
         self._tables: dict[str, Columns] = {}
+        self._replaced: dict[str, list[str]] = {}  # by a merged file
         self.refresh()
 
     @classmethod
@@ -76,28 +84,39 @@ class Store:
         """The names of the undamaged files, grids first, then by time."""
         return sorted(self._tables, key=lambda name: (name.startswith("batch"), name))
 
-    @property
-    def missing(self) -> list[str]:
-        """The names of files that were written and are not there."""
-        try:
-            text = (self.path / _JOURNAL).read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return []
-        named = {line for line in text.splitlines() if _FILE.fullmatch(line)}
-        return sorted(named - set(self._tables) - set(self.damaged))
-
     def refresh(self) -> None:
         """Load new files and forget those that another process has merged."""
+        self.missing = self._load_new()
+        if self.missing:  # or merged while the folder was listed
+            self.missing = self._load_new()
+
+    def _load_new(self) -> list[str]:
+        """Load new files; returns the names of those that are missing."""
         for attempt in range(_LOADS):
+            # First: a name that is written later may be that of a file merged in the meantime.
+            named = self._names_written()
             present = {f.name: f for f in self.path.glob("*.nc") if _FILE.fullmatch(f.name)}
-            self._tables = {name: t for name, t in self._tables.items() if name in present}
+            for gone in self._tables.keys() - present.keys():
+                del self._tables[gone], self._replaced[gone]
             try:
                 for name in present.keys() - self._tables.keys():
                     self._load(present[name])
-                return
+                break
             except FileNotFoundError:  # merged since the folder was listed
                 if attempt == _LOADS - 1:
                     raise
+        missing = named - self._tables.keys() - self.damaged.keys()
+        missing -= {old for names in self._replaced.values() for old in names}
+        if missing and not any(name.startswith("grid") for name in missing):
+            missing = missing if PENDING in self.rows()["status"] else set()
+        return sorted(missing)
+
+    def _names_written(self) -> set[str]:
+        try:
+            text = (self.path / _JOURNAL).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return set()
+        return {line for line in text.splitlines() if _FILE.fullmatch(line)}
 
     def rows(self) -> dict[str, np.ndarray]:
         """All cases, each once: `case_key`, parameters, values, `status` and `message`."""
@@ -121,10 +140,11 @@ class Store:
         return self.labels.dataset(self.rows(), attrs)
 
     def write(self, columns: Columns, *, kind: str = "batch") -> None:
-        """Write a file of some cases; on return it survives any crash."""
+        """Write files of some cases; on return they survive any crash."""
         n_cases = len(columns["case_key"])
         with _explained(self.path, f"does not take a {kind} of {n_cases} cases"):
-            self._write(columns, kind)
+            for rows in _pieces(columns):
+                self._write({name: column[rows] for name, column in columns.items()}, kind)
 
     def add_cases(self, columns: Columns) -> None:
         """Write the keys and parameters of cases that are not in the store yet."""
@@ -142,36 +162,63 @@ class Store:
             self.refresh()
 
     def merge_files(self) -> None:
-        """Merge the files if there are many; remove the old ones once the new one is safe."""
-        if len(list(self.path.glob("*.nc"))) <= _MOST_FILES:
+        """Merge the files if there are many; remove the old ones once the new ones are safe.
+
+        An error, such as a full disk, is a warning: nothing is lost by it.
+        """
+        try:
+            if len(list(self.path.glob("*.nc"))) > _MOST_FILES:
+                self.refresh()
+                for group in self._groups():
+                    self._merge(group)
+        except FileNotFoundError:  # another process was faster
             return
-        self.refresh()
-        old = self.files
-        with _explained(self.path, "cannot be merged"):
-            name = self._write(self.rows(), "grid")
-            # Journal first: a crash must not report merged files as lost.
-            self._write_journal([name])
-            for merged in old:
-                (self.path / merged).unlink(missing_ok=True)
+        except (OSError, ValueError, MemoryError) as error:
+            warnings.warn(
+                f"store {self.path}: its {len(self.files)} files are not merged ({error}); they "
+                "are whole and hold everything, and the same sweep again merges them",
+                stacklevel=3,
+            )
+
+    def _groups(self) -> Iterator[list[str]]:
+        """Runs of files that together are not larger than one may be."""
+        group: list[str] = []
+        left = _MOST_BYTES
+        for name in self.files:
+            left -= (size := (self.path / name).stat().st_size)
+            if left < 0:
+                yield group
+                group, left = [], _MOST_BYTES - size
+            group.append(name)
+        yield group
+
+    def _merge(self, group: list[str]) -> None:
+        rows = join(self.labels, [self._tables[name] for name in group])
+        pieces = list(_pieces(rows))
+        if len(pieces) >= len(group):  # as texts, which are as wide as the longest of a file
+            return
+        for piece in pieces:
+            self._write({n: column[piece] for n, column in rows.items()}, "grid", " ".join(group))
+        # Journal first: a crash must not report merged files as lost.
+        self._write_journal(sorted(self._names_written() - {*group}))
+        for merged in group:
+            (self.path / merged).unlink(missing_ok=True)
 
     def put_in_order(self) -> None:
         """Warn of damaged files and rename them; remove temporary files of dead processes."""
         self._warn()
         with _explained(self.path, "cannot be put in order"):
             for name in self.damaged:
-                with contextlib.suppress(FileNotFoundError):
-                    os.replace(self.path / name, self.path / f"{name}.damaged")
+                _set_aside(self.path / name)
             if self.damaged or self.missing:  # warned of once
                 self.damaged.clear()
+                self.missing.clear()
                 self._write_journal(self.files)
             remove_litter(self.path)
 
     def _warn(self) -> None:
-        missing = self.missing
-        if missing and (self.rows()["status"] != PENDING).all():
-            missing = []
         troubles = [f"{n} ({why})" for n, why in self.damaged.items()]
-        troubles += [f"{name} (missing)" for name in missing]
+        troubles += [f"{name} (missing)" for name in self.missing]
         if troubles:
             warnings.warn(
                 f"store {self.path}: {', '.join(troubles[:5])}"
@@ -181,8 +228,8 @@ class Store:
                 stacklevel=4,
             )
 
-    def _write(self, columns: Columns, kind: str) -> str:
-        data = pack(self.labels, columns, self._digest)
+    def _write(self, columns: Columns, kind: str, replaced: str = "") -> None:
+        data = pack(self.labels, columns, self._digest, replaced)
         name = f"{kind}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{_digest(data)}.nc"
         write_whole(self.path / name, data)
         # It only serves to name lost files, so an error here is no error of the sweep.
@@ -191,20 +238,24 @@ class Store:
             (self.path / _JOURNAL).open("a", encoding="utf-8") as journal,
         ):
             journal.write(f"{name}\n")
-        return name
 
     def _write_journal(self, names: list[str]) -> None:
+        if (self.path / _JOURNAL).is_dir():
+            _set_aside(self.path / _JOURNAL)
         write_whole(self.path / _JOURNAL, "".join(f"{name}\n" for name in names).encode())
 
     def _load(self, file: Path) -> None:
+        if file.is_dir() or (file.is_symlink() and not file.exists()):
+            self.damaged[file.name] = "a folder, or a link that leads nowhere"
+            return
         data = file.read_bytes()
         matched = _FILE.fullmatch(file.name)
         if matched is None or _digest(data) != matched[2]:
             self.damaged[file.name] = "damaged"
             return
-        table, configuration = unpack(data)
+        table, configuration, replaced = unpack(data)
         if configuration == self._digest:
-            self._tables[file.name] = table
+            self._tables[file.name], self._replaced[file.name] = table, replaced.split()
         else:
             self.damaged[file.name] = "of another configuration"
 
@@ -250,6 +301,7 @@ def open_store(
         ValueError: the store has another configuration.
         OSError: it cannot be made.
     """
+    _check_labels(description)
     with _explained(path, "cannot be made"):
         if not stored:
             stored = _create(path, description, replace=stored is not None)
@@ -275,11 +327,42 @@ def _create(path: Path, description: Mapping[str, Any], *, replace: bool) -> Map
             f"configuration than that asked for, such as {next(iter(strangers))}; give another "
             "path, or the configuration it was begun with"
         )
+    if (path / _DESCRIPTION).is_dir():
+        _set_aside(path / _DESCRIPTION)
     try:
         write_whole(path / _DESCRIPTION, _pack_description(description), replace=replace)
     except FileExistsError:
         return _read_description(path)
     return description
+
+
+def _check_labels(description: Mapping[str, Any]) -> None:
+    """Refuse names that netCDF does not have, and cases that no file holds."""
+    labels = Labels.from_plain(description)
+    check_names([*labels.shapes, *labels.coords], ascii_only=True)
+    sizes = [math.prod(labels.shapes[v.name]) * v.numpy_dtype.itemsize for v in labels.variables]
+    if sum(sizes) > _MOST_BYTES:
+        raise ValueError(
+            f"store: expected cases of at most {_MOST_BYTES / 2**30:g} GiB, got "
+            f"{sum(sizes) / 2**30:.2f} GiB each; write them to files in the function, or sweep "
+            "over parts of them"
+        )
+
+
+def _pieces(columns: Columns) -> Iterator[slice]:
+    """The rows in runs of which each fits into a file."""
+    n_rows, widths = len(columns["case_key"]), [2**10]
+    for column in columns.values():
+        wide = column.dtype == object  # texts: all as wide as the longest
+        each = max((len(t.encode()) for t in column.flat), default=0) if wide else column.itemsize
+        widths.append(each * (column.size // max(1, n_rows)))
+    most = max(1, _MOST_BYTES // sum(widths))
+    return (slice(start, start + most) for start in range(0, max(1, n_rows), most))
+
+
+def _set_aside(file: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(file, file.with_name(f"{file.name}.damaged"))
 
 
 def _pack_description(description: Mapping[str, Any]) -> bytes:

@@ -5,8 +5,6 @@ A mistake in a case is a failure of that case and stops nothing else.
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +21,10 @@ from meanfield.sweeps.plan import Task, Work
 
 __all__ = ["Batch", "failed_batch", "run_batch"]
 
+_Caught = tuple[type[BaseException], ...]
 _MESSAGE_LENGTH = 400
+_TEXT_LENGTH = 2**16  # characters; in netCDF all texts of a variable are as wide as the longest
+_CAUGHT: _Caught = (Exception, SystemExit)
 _FITS = {"float64": "fiu", "float32": "fiu", "int64": "iuf", "bool": "b", "str": "O"}
 _INFERRED = {"b": "bool", "f": "float64", "i": "float64", "u": "float64", "U": "str"}
 
@@ -54,12 +55,14 @@ def run_batch(
     units: Sequence[list[Case]],
     seconds: float,
     begin: Callable[[int], bool] = lambda number: True,
+    caught: _Caught = _CAUGHT,
 ) -> Batch:
     """Run units, given by their cases, until the time is up.
 
     `begin` is called with the number of each unit before it runs, and with -1 after the last;
-    the batch ends if it returns false. Where no variables are declared, the batch ends with the
-    first unit that does not fail.
+    the batch ends if it returns false. What is raised and not `caught`, such as Ctrl-C, ends the
+    batch as well: it is in its `interrupt`, and the units before it are kept. Where no variables
+    are declared, the batch ends with the first unit that does not fail.
     """
     done: list[list[_Outcome]] = []
     task, n_cases, interrupt = work.task, 0, None
@@ -68,14 +71,14 @@ def run_batch(
         for number, cases in enumerate(units):
             if not begin(number):
                 break
-            done.append(_outcomes(work, cases))
+            done.append(_outcomes(work, cases, caught))
             values, n_cases = done[-1][0][1], n_cases + len(cases)
             if task.variables is None and not isinstance(values, _Failure):
                 task = dataclasses.replace(task, variables=_infer(values))
                 break
             if n_cases >= work.most_cases or time.monotonic() > end:
                 break
-    except KeyboardInterrupt as error:
+    except BaseException as error:
         interrupt = error
     begin(-1)
     columns = _collect(task, [outcome for unit in done for outcome in unit])
@@ -87,15 +90,15 @@ def failed_batch(task: Task, message: str) -> Batch:
     return Batch(1, _collect(task, [(1, _Failure(message))]), task.variables)
 
 
-def _outcomes(work: Work, cases: Sequence[Case]) -> list[_Outcome]:
+def _outcomes(work: Work, cases: Sequence[Case], caught: _Caught) -> list[_Outcome]:
     """The checked values of a call; a vectorised one that fails is retried case by case."""
     try:
         returned = work.task.function(**_arguments(work, cases))
         return [(len(cases), _values(work.task, returned, len(cases)))]
-    except (Exception, SystemExit) as error:
+    except caught as error:
         if len(cases) == 1:
             return [(1, _Failure(_message(error)))]
-        return [outcome for case in cases for outcome in _outcomes(work, [case])]
+        return [outcome for case in cases for outcome in _outcomes(work, [case], caught)]
 
 
 def _collect(task: Task, found: Sequence[_Outcome]) -> dict[str, np.ndarray]:
@@ -140,7 +143,7 @@ def _infer(returned: Any) -> tuple[Variable, ...]:
 def _arguments(work: Work, cases: Sequence[Case]) -> dict[str, Any]:
     """Parameters, settings, and the random numbers that the function takes and was not given."""
     task = work.task
-    arguments = _fresh(work.fixed) | (columns_of(cases) if task.batched else cases[0])
+    arguments = work.settings.fresh() | (columns_of(cases) if task.batched else cases[0])
     wanted = task.arguments - arguments.keys()
     if task.batched:
         if "seeds" in wanted:
@@ -154,17 +157,6 @@ def _arguments(work: Work, cases: Sequence[Case]) -> dict[str, Any]:
 
         arguments["generator"] = torch.Generator().manual_seed(case_seed(cases[0], work.seed))
     return arguments
-
-
-def _fresh(fixed: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the settings, because a case may change a list or an array."""
-    fresh = dict(fixed)
-    for name, value in fixed.items():
-        mutable = isinstance(value, (list, dict, set, tuple, np.ndarray))
-        if mutable or hasattr(value, "detach") or dataclasses.is_dataclass(value):
-            with contextlib.suppress(Exception):  # it holds what cannot be copied: shared
-                fresh[name] = copy.deepcopy(value)
-    return fresh
 
 
 def _message(error: BaseException) -> str:
@@ -221,6 +213,11 @@ def _texts(variable: Variable, array: np.ndarray) -> np.ndarray:
     for text in array.flat:
         if not isinstance(text, str):
             raise TypeError(f"{variable.name}: expected texts, got {type(text).__name__}")
+        if len(text) > _TEXT_LENGTH:
+            raise ValueError(
+                f"{variable.name}: expected a text of at most {_TEXT_LENGTH} characters, got "
+                f"{len(text)}; write it to a file and return its name"
+            )
         if "\0" in text or text != text.encode("utf-8", "replace").decode():
             raise ValueError(f"{variable.name}: expected text in UTF-8, got {text!r:.80}")
     return array[()]  # without dimensions: the text itself

@@ -215,7 +215,10 @@ def _result(future: Future[Batch]) -> Batch | DiedError:
 def _explained() -> Iterator[None]:
     try:
         yield
-    except (BrokenExecutor, CancelledError) as error:
+    except Exception as error:
+        of_dask = type(error).__name__ == "CommClosedError"  # its scheduler died
+        if not (of_dask or isinstance(error, (BrokenExecutor, CancelledError))):
+            raise
         raise RuntimeError(
             f"sweep: the executor is gone ({type(error).__name__}: {error}): a worker process, or "
             "the scheduler, died (out of memory? a crash in compiled code? a script without `if "

@@ -26,7 +26,7 @@ class StoreStatus:
     Attributes:
         n_nan: cases that did not fail and hold NaN.
         damaged: names of files whose content is not what was written.
-        missing: names of files that were written and are not there.
+        missing: names of files that were written and are not there, if cases may be lost.
         messages: how many cases failed with each message.
     """
 
@@ -49,8 +49,9 @@ class StoreStatus:
 
     @property
     def complete(self) -> bool:
-        """Whether every case is finished."""
-        return self.n_done == self.n_cases
+        """Whether every case is finished, and no file that names cases is lost or damaged."""
+        lost = any(name.startswith("grid") for name in (*self.damaged, *self.missing))
+        return self.n_done == self.n_cases and not lost
 
     def __str__(self) -> str:
         function, seed = (self.configuration.get(name, "?") for name in ("function", "seed"))

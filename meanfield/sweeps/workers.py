@@ -32,6 +32,7 @@ from meanfield.sweeps.plan import Work
 __all__ = ["DiedError", "Processes"]
 
 _TICK = 0.1  # seconds between checks of the clock and of `stop`
+_STOPPED = 1.0  # seconds between two of them: Ctrl-Z, or the machine slept
 _PATIENCE = 5.0  # seconds that a worker without work has to end
 _FRUITLESS = 5  # workers in a row that die before they begin
 _LOCK = threading.RLock()  # while the environment or `multiprocessing`'s lists change
@@ -104,11 +105,15 @@ class Processes:
     def _run(self, units: Sequence[list[Case]], seconds: float) -> Batch:
         cause = ""
         for _ in range(_FRUITLESS):
-            with _LOCK:
-                if self._over:
-                    break
-                worker = self._idle.pop() if self._idle else _Worker(self._work)
-                self._busy.add(worker)
+            try:
+                with _LOCK:
+                    if self._over:
+                        break
+                    worker = self._idle.pop() if self._idle else _Worker(self._work)
+                    self._busy.add(worker)
+            except (EOFError, OSError) as error:  # the fork server has died; another one starts
+                cause = f"{type(error).__name__}: {error}"
+                continue
             try:
                 return worker.run(units, seconds, self._timeout, self._stop)
             except DiedError as death:
@@ -156,8 +161,12 @@ class _Worker:
         """The batch of a job; a `DiedError` has no number if no unit had begun."""
         with contextlib.suppress(OSError):  # it has died: the sentinel is ready
             self.pipe.send((units, seconds))
+        now = time.monotonic()
         while True:
             ready = wait([self.pipe, self.process.sentinel], timeout=_TICK)
+            now, before = time.monotonic(), now
+            if now - before > _STOPPED and self.at[1] < before:
+                self.at[1] += now - before  # no time of the case
             if stop.is_set():
                 self.at[2] = 1.0
             if self.pipe in ready:  # first: it may answer and then end
@@ -170,7 +179,7 @@ class _Worker:
             if ready:
                 self.end()
                 raise DiedError(_cause(self.process.exitcode), number if number >= 0 else None)
-            if timeout and number >= 0 and time.monotonic() - self.at[1] > timeout:
+            if timeout and number >= 0 and now - self.at[1] > timeout:
                 self.process.kill()
                 raise DiedError(f"it took longer than {timeout:g} s", number, certain=True)
 
@@ -196,7 +205,8 @@ def _serve(pipe: Any, at: Any, work: Work, environment: dict[str, str]) -> None:
         while True:
             units, seconds = pipe.recv()
             try:
-                answer: Any = run_batch(work, units, seconds, begin)
+                # Whatever a case raises is its own: Ctrl-C does not reach a worker.
+                answer: Any = run_batch(work, units, seconds, begin, (BaseException,))
             except Exception as error:
                 answer = RuntimeError(f"sweep: {type(error).__name__}: {error}")
             pipe.send(answer)

@@ -9,6 +9,7 @@ names may have arrived in any order. MEANFIELD_CRASHES sets how many crash point
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import warnings
@@ -402,3 +403,124 @@ def test_the_replay_notices_what_is_not_flushed(tmp_path, monkeypatch, right, mu
         except (AssertionError, DamagedError):
             caught += 1
     assert caught > 0
+
+
+def test_a_lost_grid_file_is_missing_and_the_store_is_not_complete(tmp_path, right):
+    """Nothing else tells that cases were asked for which no file holds."""
+    store = tmp_path / "s"
+    run(store, shard=(0, 2))
+    next(store.glob("grid-*")).unlink()
+    with pytest.warns(UserWarning, match=r"grid-.*\(missing\)"):
+        assert results.read_dataset(store).sizes["case"] == N // 2
+    assert status(store).missing and not status(store).complete
+    with pytest.warns(UserWarning, match=r"grid-.*\(missing\)"):
+        assert run(store).drop_attrs(deep=False).identical(right)
+    assert status(store).complete and not status(store).missing
+
+
+def test_the_only_file_of_a_merged_store_is_missed(tmp_path, right, monkeypatch):
+    monkeypatch.setattr(storing, "_MOST_FILES", 1)
+    run(tmp_path / "s")
+    (merged,) = (tmp_path / "s").glob("*.nc")
+    merged.unlink()
+    with pytest.warns(UserWarning, match=rf"{merged.name} \(missing\)"):
+        assert results.read_dataset(tmp_path / "s").sizes["case"] == 0
+    assert not status(tmp_path / "s").complete
+
+
+def test_a_batch_that_is_lost_and_computed_again_elsewhere_is_not_missed(tmp_path, right):
+    store = tmp_path / "s"
+    run(store)
+    next(store.glob("batch-*")).unlink()
+    with pytest.warns(UserWarning, match="missing"):
+        run(store)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_read(store, right, at_least=range(N))
+
+
+@pytest.mark.parametrize("name", ["sweep.json", "written.txt", "grid", "batch"])
+@pytest.mark.parametrize("what", ["folder", "dangling link"])
+def test_a_folder_or_a_link_in_the_place_of_a_file_is_named_and_put_aside(
+    tmp_path, right, name, what
+):
+    store = tmp_path / "s"
+    run(store)
+    file = next(store.glob(f"{name}*"))
+    file.unlink()
+    file.mkdir() if what == "folder" else file.symlink_to(tmp_path / "nowhere")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with contextlib.suppress(DamagedError):
+            check_read(store, right)
+        assert run(store).drop_attrs(deep=False).identical(right)
+    if name != "written.txt":  # it only serves to name other files
+        assert file.name in str(said[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_read(store, right, at_least=range(N))
+
+
+def test_files_are_merged_into_several_that_are_not_too_large(tmp_path, right, monkeypatch):
+    store = tmp_path / "s"
+    run(store)
+    size = max(file.stat().st_size for file in store.glob("*.nc"))
+    monkeypatch.setattr(storing, "_MOST_FILES", 2)
+    monkeypatch.setattr(storing, "_MOST_BYTES", 3 * size)
+    assert run(store).drop_attrs(deep=False).identical(right)
+    files = list(store.glob("*.nc"))
+    assert 1 < len(files) < 2 + N // 3
+    assert max(file.stat().st_size for file in files) <= 3 * size
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_read(store, right, at_least=range(N))
+
+
+def test_a_batch_that_no_file_holds_is_written_in_several(tmp_path, right, monkeypatch):
+    monkeypatch.setattr(storing, "_MOST_BYTES", 2500)
+    ds = sweep(TASK, {"x": range(N)}, store=tmp_path / "s", progress=False)
+    assert ds.drop_attrs(deep=False).identical(right)
+    assert len(list((tmp_path / "s").glob("batch-*"))) > 3
+    check_read(tmp_path / "s", right, at_least=range(N))
+    monkeypatch.setattr(storing, "_MOST_BYTES", 30)
+    with pytest.raises(ValueError, match=r"cases of at most .* GiB, got 0\.00 GiB each"):
+        sweep(TASK, {"x": range(N)}, store=tmp_path / "t", progress=False)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+def test_a_finished_sweep_does_not_fail_at_its_merge(tmp_path, right, monkeypatch, code):
+    def refuse(*_, **__):
+        raise OSError(code, os.strerror(code))
+
+    store = tmp_path / "s"
+    run(store)
+    monkeypatch.setattr(storing, "_MOST_FILES", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(storing, "write_whole", refuse)
+        with pytest.warns(UserWarning, match=f"are not merged .*{os.strerror(code)}"):
+            assert run(store).drop_attrs(deep=False).identical(right)
+    assert run(store).drop_attrs(deep=False).identical(right)
+    assert len(list(store.glob("*.nc"))) == 1
+
+
+def test_a_reader_beside_a_writer_that_merges_misses_nothing(tmp_path, right, monkeypatch):
+    """The line of a file may come after another process has merged that file."""
+    store, write_line = tmp_path / "s", Path.open
+    run(store, shard=(0, 2))
+    monkeypatch.setattr(storing, "_MOST_FILES", 1)
+
+    def late(self, *arguments, **more):
+        if self.name == "written.txt":
+            monkeypatch.undo()
+            other = storing.Store.at(store)
+            with monkeypatch.context() as patch:
+                patch.setattr(storing, "_MOST_FILES", 1)
+                other.merge_files()
+        return write_line(self, *arguments, **more)
+
+    monkeypatch.setattr(Path, "open", late)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sweep(TASK, {"x": range(N - 1)}, store=store, batch_size=3, progress=False, shard=(1, 4))
+        check_read(store, right)
+        assert not status(store).missing

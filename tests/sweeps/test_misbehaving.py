@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ import pytest
 
 from meanfield import results
 from meanfield.results import Variable
-from meanfield.sweeps import Task, status, sweep
+from meanfield.sweeps import Task, status, sweep, workers
+from meanfield.sweeps.settings import Settings
 
 STRAYS = [
     ("int64", 1.7, "does not hold 1.7"),
@@ -195,3 +197,92 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path, start, executor):
     assert "of 240 cases are kept" in said
     if executor == 0:
         assert kept(tmp_path) == 40  # all that were finished
+
+
+class Abandoned(BaseException):
+    """As `asyncio.CancelledError` or `pytest.fail` are."""
+
+
+def abandon(x):
+    if x == 4:
+        raise Abandoned("at four")
+    return {"y": float(x)}
+
+
+def test_what_ends_a_sweep_in_process_drops_nothing_that_is_done(tmp_path):
+    task = Task(abandon, [Variable("y", "y")])
+    with pytest.raises(Abandoned):
+        sweep(task, {"x": range(8)}, store=tmp_path / "s")
+    assert status(tmp_path / "s").n_ok == 4
+    ds = sweep(task, {"x": range(8)}, store=tmp_path / "s", executor=1)
+    assert ds["status"].values.tolist() == [1, 1, 1, 1, 3, 1, 1, 1]
+    assert str(ds["message"].values[4]) == "Abandoned: at four"
+
+
+def test_a_long_text_fails_in_its_case_because_all_would_be_as_wide(tmp_path):
+    task = Task(lambda x: {"text": "x" * x}, [Variable("text", "text", dtype="str")], name="t")
+    ds = sweep(task, {"x": [1, 2**16, 2**16 + 1]}, store=tmp_path / "s")
+    assert ds["status"].values.tolist() == [1, 1, 3]
+    assert "a text of at most 65536 characters, got 65537" in str(ds["message"].values[2])
+
+
+@pytest.mark.parametrize("size", [10, 2**18])  # copied, mapped
+@pytest.mark.parametrize("kind", ["array", "tensor", "nested"])
+def test_every_case_has_settings_of_its_own_however_large(kind, size):
+    import torch
+
+    array = np.arange(float(size))
+    setting = {"array": array, "tensor": torch.as_tensor(array.copy()), "nested": {"a": [array]}}
+    fresh = Settings({"setting": setting[kind], "other": 1})
+
+    def values(settings):
+        found = settings["setting"]
+        return found["a"][0] if kind == "nested" else found
+
+    for _ in range(2):
+        mine = values(fresh.fresh())
+        assert type(mine) is (torch.Tensor if kind == "tensor" else np.ndarray)
+        assert np.array_equal(np.asarray(mine), np.arange(float(size)))
+        mine[:] = -1.0
+    assert np.array_equal(np.asarray(values({"setting": setting[kind]})), np.arange(float(size)))
+    again = pickle.loads(pickle.dumps(fresh)).fresh()
+    assert np.array_equal(np.asarray(values(again)), np.arange(float(size)))
+
+
+def slow_start(x):
+    time.sleep(1.0)
+    return {"y": float(x)}
+
+
+@pytest.mark.slow
+def test_a_sweep_that_was_stopped_for_a_while_has_no_case_that_took_too_long(start, tmp_path):
+    script = tmp_path / "stopped.py"
+    script.write_text(
+        "from meanfield import sweep\nfrom tests.sweeps.test_misbehaving import slow_start\n"
+        "if __name__ == '__main__':\n"
+        "    ds = sweep(slow_start, {'x': range(6)}, executor=2, case_timeout=3.0)\n"
+        "    print(ds['status'].values.tolist())\n"
+    )
+    child = start("script", script)
+    time.sleep(4.0)  # its processes have started
+    os.killpg(child.pid, signal.SIGSTOP)
+    time.sleep(6.0)
+    os.killpg(child.pid, signal.SIGCONT)
+    assert child.wait() == 0
+    assert Path(f"{script}.out").read_text() == "[1, 1, 1, 1, 1, 1]\n"
+
+
+def test_a_worker_that_cannot_be_started_is_tried_again(monkeypatch):
+    left, begin = iter(range(2)), workers._Worker.__init__
+
+    def fail_twice(self, work):
+        if next(left, None) is not None:
+            raise EOFError("unexpected EOF")
+        begin(self, work)
+
+    monkeypatch.setattr(workers._Worker, "__init__", fail_twice)
+    ds = sweep(Task(abandon, [Variable("y", "y")]), {"x": [1, 2]}, executor=1)
+    assert ds["status"].values.tolist() == [1, 1]
+    monkeypatch.setattr(workers._Worker, "__init__", lambda self, work: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        sweep(Task(abandon, [Variable("y", "y")]), {"x": [1, 2]}, executor=1)
