@@ -4,12 +4,13 @@ Works for any map of measures; one that declares its own linearisation (`meanfie
 is faster.
 """
 
-# Files, each importing only those before it: `differentiable`, `local`, `cross`, `infinity`,
-# `localization`, `proposals`, `search`, `secant`, `lower`, `comparison`, `ball`, `orders`,
-# `monitor`.
+# Files, each importing only those before it: `differentiable`, `local`, `cross`, `remainders`,
+# `compression`, `infinity`, `localization`, `proposals`, `search`, `secant`, `lower`,
+# `comparison`, `ball`, `orders`, `monitor`.
 
 from meanfield.lipschitz.ball import ball_upper
 from meanfield.lipschitz.comparison import compare_lemma_3_2, secants_along
+from meanfield.lipschitz.compression import CompressionError, compression_error
 from meanfield.lipschitz.cross import CrossLipschitz, cross_lipschitz
 from meanfield.lipschitz.infinity import infinity_norm
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
@@ -21,11 +22,13 @@ from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import SecantRatio, secant_ratio
 
 __all__ = [
+    "CompressionError",
     "CrossLipschitz",
     "LocalLipschitz",
     "SecantRatio",
     "ball_upper",
     "compare_lemma_3_2",
+    "compression_error",
     "cross_lipschitz",
     "infinity_norm",
     "lipschitz_lower",
