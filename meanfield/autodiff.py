@@ -9,19 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meanfield.checks import choice, name_of
-from meanfield.images import image_of
+from meanfield.checks import choice
+from meanfield.derivative_checks import (
+    check_derivative,
+    check_repeats,
+    check_weights,
+    checked_image,
+)
 from meanfield.linalg import LinearMap
-from meanfield.linalg.vectors import lengths
 from meanfield.measures import MeasureMap, ParticleMeasure, split
 
 __all__ = ["Linearisation", "check_geometry", "derivative_along", "linearize_by_autodiff"]
-
-# Steps of the difference quotients that check a derivative, relative to the size of the points.
-# The best of the three is compared.
-_STEPS = {torch.float64: (1e-3, 1e-5, 1e-7), torch.float32: (3e-2, 3e-3, 3e-4)}
-# Largest relative error. A missing term shows as its own size, far above.
-_AGREES = {torch.float64: 1e-2, torch.float32: 5e-2}
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +56,20 @@ def linearize_by_autodiff(
 
     For the field every atom is stored twice and its copies move apart: to first order the measure
     stays as it is, so that only the motion of the query counts.
+
+    Raises:
+        NoDerivativeError: F has none at μ.
+        ValueError: F is no map of measures, or its derivative is not that of its values; see
+            `meanfield.derivative_checks`.
     """
-    image = _checked_image(F, mu)
+    check_geometry(geometry)
+    image = checked_image(F, mu)
     products = _Products(F, mu)
     if check:
-        _check_derivative(F, mu, products)
+        check_repeats(F, mu, image)
+        check_derivative(F, mu, image, products.forward, products.backward)
+        if geometry == "wasserstein":
+            check_weights(F, mu, image)
     out_dim = image.dim
     return Linearisation(
         _atoms(products, mu, out_dim, geometry), _field(_Products(F, split(mu)), mu, out_dim)
@@ -72,27 +79,6 @@ def linearize_by_autodiff(
 def derivative_along(F: MeasureMap, mu: ParticleMeasure, displacement: Tensor) -> Tensor:
     """Jε at μ, ``(*batch, n, d_out)``, itself differentiable, in μ and in parameters of F."""
     return _Products(F, mu).along(mu.points, displacement)
-
-
-def _checked_image(F: MeasureMap, mu: ParticleMeasure) -> ParticleMeasure:
-    image = image_of(F, mu)
-    name = name_of(F)
-    kept = image.points.shape[:-1] == mu.points.shape[:-1] and _same(
-        image.log_weights, mu.log_weights
-    )
-    if kept and mu.positions is not None:
-        kept = image.positions is not None and _same(image.positions, mu.positions)
-    if not kept:
-        raise ValueError(
-            f"{name}: expected a map that keeps the atoms, their weights and positions, got a "
-            "measure with others; move points alone: mu.replace(points), or pushforward(T, mu)"
-        )
-    return image
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    room = 1e3 * torch.finfo(b.dtype).eps
-    return a.shape == b.shape and bool(torch.allclose(a, b, rtol=room, atol=room))
 
 
 class _Products:
@@ -125,43 +111,6 @@ class _Products:
         if self._pull is None:
             _, self._pull, *_ = torch.func.vjp(self.move, self.mu.points.detach())
         return self._pull(covector.detach())[0]
-
-
-def _check_derivative(F: MeasureMap, mu: ParticleMeasure, products: _Products) -> None:
-    """Compare one product with difference quotients, and the transposed product with it."""
-    generator = torch.Generator().manual_seed(0)
-    points = mu.points.detach()
-    draw = torch.randn(points.shape, generator=generator, dtype=torch.float64).to(points)
-    present = (mu.log_weights > -math.inf)[..., None]
-    along = torch.where(present, draw, 0.0)
-    product = torch.where(present, products.forward(along), 0.0).detach()
-    size = float(points.abs().max()) or 1.0
-    with torch.no_grad():
-        quotients = []
-        for step in (size * step for step in _STEPS[points.dtype]):
-            ahead, behind = (
-                products.move(points + step * along),
-                products.move(points - step * along),
-            )
-            quotients.append(torch.where(present, (ahead - behind) / (2 * step), 0.0))
-    scale = max(float(lengths(q.flatten())) for q in (product, *quotients))
-    off = min(float(lengths((q - product).flatten())) for q in quotients)
-    name = name_of(F)
-    if not off <= _AGREES[points.dtype] * scale:
-        raise ValueError(
-            f"{name}: its derivative by automatic differentiation is off by {off / scale:.1e} "
-            "from a difference quotient; keep all of it in torch operations on mu.points (no "
-            ".detach(), .item(), .numpy() or float()): mu.replace(points), or pushforward(T, mu)"
-        )
-    zeta = torch.randn(product.shape, generator=generator, dtype=torch.float64).to(points)
-    zeta = torch.where(present, zeta, 0.0)
-    there, back = (product * zeta).sum(), (products.backward(zeta).detach() * along).sum()
-    room = float(lengths(product.flatten()) * lengths(zeta.flatten()))
-    if not float((there - back).abs()) <= _AGREES[points.dtype] * room:
-        raise ValueError(
-            f"{name}: its forward and reverse derivatives disagree; look for a custom "
-            "autograd.Function in it"
-        )
 
 
 def _atoms(products: _Products, mu: ParticleMeasure, out_dim: int, geometry: str) -> LinearMap:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["CertificateError", "ConvergenceError", "MissingExtraError", "NoCases"]
+__all__ = [
+    "CertificateError",
+    "ConvergenceError",
+    "MissingExtraError",
+    "NoCases",
+    "NoDerivativeError",
+]
 
 
 class CertificateError(RuntimeError):
@@ -41,4 +47,12 @@ class NoCases(ValueError):
     """A Dataset lacks the cases that a figure shows, because the settings left them out.
 
     Only this is answered by leaving the figure out; any other error of a figure is a defect.
+    """
+
+
+class NoDerivativeError(ValueError):
+    """A map has no derivative at a measure: ReLU or |x| at exactly 0, a direction x/|x| at 0.
+
+    Its local constant is not the norm of a derivative there; `bounds.local_upper` and
+    `lipschitz.ball_upper` of layers that declare bounds hold at such places too.
     """

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from meanfield.autodiff import Linearisation, check_geometry, linearize_by_autodiff
 from meanfield.checks import name_of
+from meanfield.errors import NoDerivativeError
 from meanfield.images import check_map
 from meanfield.linalg import Dense, largest_block_norm, operator_norm
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
@@ -275,8 +276,10 @@ def linearize(F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean"
 
     Raises:
         TypeError: F is no function, or does not return a ParticleMeasure.
+        NoDerivativeError: F has no derivative at μ, as ReLU at exactly 0.
         ValueError: F changes weights, positions or the number of atoms, or its derivative
-            disagrees with a difference quotient.
+            disagrees with a difference quotient; or it gives another image when called again, or
+            (geometry "wasserstein") when atoms are stored in two parts.
 
     Example:
         >>> from meanfield.measures import ParticleMeasure, pushforward
@@ -293,13 +296,17 @@ def linearize(F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean"
 def factored_constant(F: MeasureMap, mu: ParticleMeasure) -> Tensor | None:
     """An upper bound of the local Wasserstein constant at μ, sharp up to rounding, ``(*batch,)``.
 
-    The larger of its two components, by factoring their matrices; None where those are too large.
+    The larger of its two components, by factoring their matrices; None where those are too large,
+    or where F has no derivative.
     """
     F = as_map(F)
     alone, size = F.particlewise, mu.log_weights.numel() * mu.dim
     if size * mu.dim > _FACTORED_ENTRIES if alone else mu.n_particles * mu.dim > _FACTORED:
         return None
-    at = linearize(F, mu, geometry="wasserstein")
+    try:
+        at = linearize(F, mu, geometry="wasserstein")
+    except NoDerivativeError:
+        return None
     apart = largest_block_norm(at.field, solver=Dense(), strict=False)[0].upper
     if alone:
         return apart

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -27,6 +28,7 @@ from meanfield.checks import (
     describe,
     is_traced,
 )
+from meanfield.errors import NoDerivativeError
 from meanfield.html import html_table, span
 from meanfield.linalg import LinearMap
 from meanfield.maps import (
@@ -187,6 +189,7 @@ class SelfAttention(Map):
         check_measure(mu)
         own = self.normalization
         weights = self._bare_weights(mu)
+        self._refuse_undefined(mu)
         plan: Plan | None = own.plan(weights)
         if own.rows is None or not (plan is None or bool(plan.converged.all())):
             # The implicit derivative assumes that the potentials solve their equation.
@@ -344,6 +347,16 @@ class SelfAttention(Map):
                 "positions=, or use ParticleMeasure.from_sequence for a token sequence"
             )
         self.kernel.check(mu)
+
+    def _refuse_undefined(self, mu: ParticleMeasure) -> None:
+        at = self.kernel.undefined(self.parameters, mu.points, mu.positions)
+        if at is None or is_traced(mu.points):
+            return
+        if bool((at & (mu.log_weights > -math.inf)).any()):
+            raise NoDerivativeError(
+                f"{self.kernel!r}: expected queries and keys off 0, where their direction jumps, "
+                "got one at 0; give eps > 0, or move that atom"
+            )
 
     def _row_positions(self, s: object, points: Tensor, weights: Weights) -> Tensor:
         if s is None:

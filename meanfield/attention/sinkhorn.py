@@ -97,9 +97,10 @@ def _solve_plan(weights: Weights, settings: Sinkhorn) -> Plan:
     """
     scores = weights.scores(weights.features.q, weights.positions)
     logs = weights.log_weights[..., None, :]
+    blind = _blind(scores, logs)
     with torch.no_grad():
-        g, steps = _solved(scores.detach(), logs.detach(), settings)
-    log_p, log_c = _balance(scores, logs, g)
+        g, steps = _solved(scores.detach(), logs.detach(), settings, blind)
+    log_p, log_c = _balance(scores, logs, g, blind)
     residual = _residual(log_c)
     met = residual <= _tolerance(settings, scores.dtype)
     if settings.strict and not bool(met.all()):
@@ -111,18 +112,26 @@ def _solve_plan(weights: Weights, settings: Sinkhorn) -> Plan:
     if scores.requires_grad or logs.requires_grad or is_traced(scores) or is_traced(logs):
         if not bool(met.all()):
             # Not converged: the answer is defined by the iteration, so differentiate through it.
-            g, _ = _solved(scores, logs, settings)
-            log_p, log_c = _balance(scores, logs, g)
+            g, _ = _solved(scores, logs, settings, blind)
+            log_p, log_c = _balance(scores, logs, g, blind)
         else:
             for _ in range(2):
                 g = g + _newton_step(log_p, log_c, logs)
-                log_p, log_c = _balance(scores, logs, g)
+                log_p, log_c = _balance(scores, logs, g, blind)
     return Plan(log_p.exp(), g, residual, steps, met)
 
 
-def _balance(scores: Tensor, logs: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-    """log P with rows that sum to one, and log c; 0 for columns without mass."""
-    log_p = softmax.log_p(scores + (logs + g)[..., None, :], None)
+def _blind(scores: Tensor, logs: Tensor) -> Tensor | None:
+    """The rows of absent atoms that see no mass through their window, (*batch, H, n, 1)."""
+    blind = (scores + logs[..., None, :]).detach().amax(-1, keepdim=True) == -math.inf
+    return blind if is_traced(blind) or bool(blind.any()) else None
+
+
+def _balance(
+    scores: Tensor, logs: Tensor, g: Tensor, blind: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """log P with rows that sum to one, but for blind ones, and log c; 0 without mass."""
+    log_p = softmax.log_p(scores + (logs + g)[..., None, :], blind)
     alive = logs > -math.inf
     safe = torch.where(alive, logs, 0.0)
     log_q = log_p + logs[..., :, None] - safe[..., None, :]
@@ -134,11 +143,13 @@ def _residual(log_c: Tensor) -> Tensor:
     return log_c.expm1().abs().amax(-1)
 
 
-def _solved(scores: Tensor, logs: Tensor, settings: Sinkhorn) -> tuple[Tensor, int]:
+def _solved(
+    scores: Tensor, logs: Tensor, settings: Sinkhorn, blind: Tensor | None = None
+) -> tuple[Tensor, int]:
     """Potentials that meet the tolerance if they can, and how many iterations they took."""
     g, tolerance = torch.zeros_like(scores[..., 0, :]), _tolerance(settings, scores.dtype)
     for step in range(settings.max_iterations + 1):
-        log_p, log_c = _balance(scores, logs, g)
+        log_p, log_c = _balance(scores, logs, g, blind)
         if step == settings.max_iterations or bool(_residual(log_c).max() <= tolerance):
             return g, step
         after = g - log_c
@@ -171,12 +182,13 @@ def _dual(scores: Tensor, logs: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
     """
     weights = logs.exp()
     rows = (scores + (logs + g)[..., None, :]).logsumexp(-1)
+    rows = torch.where(weights > 0, rows, 0.0)  # of absent atoms it may be −∞
     room = 64 * torch.finfo(g.dtype).eps * (weights * (rows.abs() + g.abs())).sum(-1)
     return (weights * (g - rows)).sum(-1), room
 
 
 def _newton_step(log_p: Tensor, log_c: Tensor, logs: Tensor) -> Tensor:
-    """δ with (1 − QP) δ = −log c up to a constant, 0 on average under μ."""
+    """δ with (1 − QP) δ = −log c up to a constant per component, each 0 on average under μ."""
     alive = logs > -math.inf
     safe = torch.where(alive, logs, 0.0)
     log_q = log_p + logs[..., :, None] - (safe + log_c)[..., None, :]
@@ -185,15 +197,31 @@ def _newton_step(log_p: Tensor, log_c: Tensor, logs: Tensor) -> Tensor:
 
 
 def _solve(kernel: Tensor, left: Tensor, right: Tensor, of: Tensor) -> Tensor:
-    """x with (1 − kernel + left ⊗ right) x = of: the kernel maps constants to constants."""
+    """x with (1 − kernel + left ⊗ right) x = of, component by component."""
     system = _regularised(kernel, left, right)
-    # Singular for decoupled clusters: the caller rejects steps that are not finite.
+    # Singular where clusters are nearly decoupled: the caller rejects steps that are not finite.
     return torch.linalg.solve_ex(system, of[..., None])[0][..., 0]
 
 
 def _regularised(kernel: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """1 − kernel + left ⊗ right within each component: the kernel maps its constants to such."""
     eye = torch.eye(kernel.shape[-1], dtype=kernel.dtype, device=kernel.device)
-    return eye - kernel + left[..., :, None] * right[..., None, :]
+    constants = left[..., :, None] * right[..., None, :]
+    return eye - kernel + torch.where(_connected(kernel, constants), constants, 0.0)
+
+
+def _connected(kernel: Tensor, constants: Tensor) -> Tensor:
+    """Which columns are connected by entries of the kernel, bool (..., n, n).
+
+    A window, or scores so far apart that weights underflow, leave several components.
+    """
+    linked = (kernel > 0) | (kernel.mT > 0)
+    if not is_traced(kernel) and bool((linked | (constants == 0)).all()):
+        return linked
+    reach = linked.float() + torch.eye(kernel.shape[-1], device=kernel.device)
+    for _ in range(max(1, kernel.shape[-1] - 1).bit_length()):
+        reach = (reach @ reach > 0).float()
+    return reach > 0
 
 
 def _tolerance(settings: Sinkhorn, dtype: torch.dtype) -> float:
@@ -212,7 +240,8 @@ class _PotentialTangent:
 
         (1 − QP) ġ = −Σᵢ Qⱼᵢ ṡᵢⱼ + Q (Σⱼ Pᵢⱼ ṡᵢⱼ),   Qⱼᵢ = aᵢPᵢⱼ/aⱼ,
 
-    a singular system (constants are in its kernel) that is factored once, in O(H n³) time.
+    a singular system (what is constant on every component of P is in its kernel) that is factored
+    once, in O(H n³) time.
     (Derived here; tested against finite differences.)
     """
 

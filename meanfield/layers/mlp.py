@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from meanfield.checks import as_float_tensor, check_finite, check_same_kind, choice
+from meanfield.checks import as_float_tensor, check_finite, check_same_kind, choice, is_traced
+from meanfield.errors import NoDerivativeError
 from meanfield.layers.particlewise import Particlewise, Product, present_rows
 from meanfield.maps import BallBounds, expanded_radii, scaled_radii
 from meanfield.measures import ParticleMeasure
@@ -41,7 +42,8 @@ class Activation(NamedTuple):
     def slope_change(self, at: Tensor, slope: Tensor, radii: Tensor) -> Tensor:
         """An upper bound of |φ′(x) − φ′(at)| for |x − at| ≤ radii."""
         if math.isinf(self.curvature):
-            bent = torch.where((at.abs() > radii) | (radii == 0), 0.0, math.inf)
+            # At exactly 0 both slopes count, also at radius 0.
+            bent = torch.where(at.abs() > radii, 0.0, math.inf)
         else:
             bent = self.curvature * radii
         return bent.minimum((self.highest_slope - slope).maximum(slope - self.lowest_slope))
@@ -70,7 +72,7 @@ class MLP(Particlewise):
     """x ↦ W₂ φ(W₁x + b₁) + b₂, or gated: x ↦ W₂ (φ(Gx + c) ∘ (W₁x + b₁)) + b₂.
 
     The derivative is W₂ diag(φ′) W₁, and W₂ (diag(φ) W₁ + diag(φ′ ∘ (W₁x + b₁)) G) with a gate.
-    ReLU has slope 0 at 0, as in torch.
+    ReLU at exactly 0 has no derivative: there `linearisation` refuses, and the bounds hold.
 
     Args:
         inner: W₁, (m, d).
@@ -131,7 +133,12 @@ class MLP(Particlewise):
         return mu.replace(_affine(hidden, self.outer, self.outer_bias))
 
     def products(self, mu: ParticleMeasure) -> tuple[Product, Product]:
-        """The derivative and its transpose, from the slopes at every atom."""
+        """The derivative and its transpose, from the slopes at every atom.
+
+        Raises:
+            NoDerivativeError: ReLU at exactly 0.
+        """
+        self._refuse_kinks(mu)
         by_inner, by_gate = self._factors(mu)
 
         def push(eps: Tensor) -> Tensor:
@@ -148,9 +155,12 @@ class MLP(Particlewise):
         return push, pull
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
-        """‖W₂D^½‖ ‖D^½W₁‖, D = max |φ′| over the atoms; a gate adds such a term; ``(*batch,)``."""
-        present, factors = present_rows(mu), self._factors(mu)
-        return self._norm_from([None if f is None else present * f.abs() for f in factors])
+        """‖W₂D^½‖ ‖D^½W₁‖, D = max |φ′| over the atoms; a gate adds such a term; ``(*batch,)``.
+
+        Where ReLU meets exactly 0 both slopes count.
+        """
+        still = torch.zeros_like(mu.log_weights)
+        return self._norm_from(self._largest_factors(mu, self._factor_changes(mu, still)))
 
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
@@ -161,17 +171,37 @@ class MLP(Particlewise):
         by W₂ diag(f) W₁, and ‖W₂ diag(f) W₁‖ ≤ ‖W₂D^½‖ ‖D^½W₁‖. With a gate the factors are
         φ(g) and φ′(g)u, and |φ′(g′)u′ − φ′(g)u| ≤ |φ′(g′) − φ′(g)||u| + |φ′(g′)||u′ − u|.
         """
-        each = expanded_radii(mu, radii)
-        present, factors = present_rows(mu), self._factors(mu)
+        each, present = expanded_radii(mu, radii), present_rows(mu)
         changes = self._factor_changes(mu, each)
-        cap = ACTIVATIONS[self.activation].highest_slope if self.gate is None else math.inf
-        most = [
-            None if f is None or c is None else present * (f.abs() + c).clamp_max(cap)
-            for f, c in zip(factors, changes, strict=True)
-        ]
+        most = self._largest_factors(mu, changes)
         change = self._norm_from([None if c is None else present * c for c in changes])
         near = BallBounds.of(self.local_upper(mu), change, self._norm_from(most), each)
         return replace(near, displacement=scaled_radii(near.upper[..., None], each))
+
+    def _largest_factors(
+        self, mu: ParticleMeasure, changes: Sequence[Tensor | None]
+    ) -> list[Tensor | None]:
+        """Upper bounds of |`_factors`| that change by this much; 0 for absent atoms."""
+        cap = ACTIVATIONS[self.activation].highest_slope if self.gate is None else math.inf
+        return [
+            None if f is None or c is None else present_rows(mu) * (f.abs() + c).clamp_max(cap)
+            for f, c in zip(self._factors(mu), changes, strict=True)
+        ]
+
+    def _refuse_kinks(self, mu: ParticleMeasure) -> None:
+        up, gate = self._inside(mu)
+        if not math.isinf(ACTIVATIONS[self.activation].curvature) or is_traced(up):
+            return
+        at, matrix = (up, self.inner) if gate is None else (gate, self.gate)
+        # Units that no input reaches, or that reach no output, have nothing to differentiate.
+        used = matrix.abs().amax(-1) * self.outer.abs().amax(0)
+        jump = used if gate is None else used * up.abs()
+        if bool(((at == 0) & (jump > 0) & (present_rows(mu) > 0)).any()):
+            raise NoDerivativeError(
+                f"MLP: expected no unit at exactly 0, where {self.activation} has no derivative, "
+                "got one; move that atom a little, or take local_upper or ball_upper, which hold "
+                "there"
+            )
 
     def _factor_changes(self, mu: ParticleMeasure, radii: Tensor) -> tuple[Tensor, Tensor | None]:
         """Upper bounds of the change of `_factors` as atoms move by radii ``(*batch, n)``."""

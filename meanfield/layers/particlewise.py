@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import describe, is_traced
+from meanfield.derivative_checks import kinked, quotients
+from meanfield.errors import NoDerivativeError
 from meanfield.linalg import LinearMap
 from meanfield.maps import (
     BallBounds,
@@ -151,15 +153,24 @@ class Pointwise(Particlewise):
 
         Raises:
             ValueError: T does not move every particle by itself.
+            NoDerivativeError: T has none at an atom, as torch.abs at 0.
         """
         points = mu.points.detach()
         image, pull, *_ = torch.func.vjp(self.transport, points)
         self._check_alone(points, image)
+        self._refuse_kinks(mu, image)
 
         def push(eps: Tensor) -> Tensor:
             return torch.func.jvp(self.transport, (points,), (eps.contiguous(),))[1]
 
         return push, lambda zeta: pull(zeta)[0]
+
+    def local_upper(self, mu: ParticleMeasure) -> Tensor:
+        """maxᵢ ‖DT(xᵢ)‖, and `lipschitz` where T has no derivative, ``(*batch,)``."""
+        try:
+            return super().local_upper(mu).clamp_max(self.lipschitz)
+        except NoDerivativeError:
+            return mu.log_weights.new_full(mu.batch_shape, self.lipschitz)
 
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
@@ -170,9 +181,25 @@ class Pointwise(Particlewise):
         """
         constant, radii = self.local_upper(mu), expanded_radii(mu, radii)
         bent = torch.where(radii > 0, self.curvature * radii, 0.0).amax(-1)
+        if math.isinf(self.curvature):  # T may have a kink where its constant is attained
+            bent = torch.where(constant < self.lipschitz, bent, math.inf)
         upper = torch.full_like(constant, self.lipschitz)
         near = BallBounds.of(constant, bent.minimum(constant + upper), upper, radii)
         return replace(near, displacement=scaled_radii(near.upper[..., None], radii))
+
+    def _refuse_kinks(self, mu: ParticleMeasure, image: Tensor) -> None:
+        points, present = mu.points.detach(), present_rows(mu) > 0
+        if is_traced(points):
+            return
+        generator = torch.Generator().manual_seed(0)
+        along = torch.randn(points.shape, generator=generator, dtype=torch.float64).to(points)
+        found = quotients(self.transport, points, along, image)
+        if bool(kinked([each.masked(present) for each in found]).any()):
+            raise NoDerivativeError(
+                "Pointwise: expected a function with a derivative at every atom, got one that "
+                "changes at other rates to one side than to the other, as torch.abs does at 0; "
+                "move that atom a little, or give lipschitz=, with which the bounds hold there"
+            )
 
     def _check_alone(self, points: Tensor, image: Tensor) -> None:
         if is_traced(points):

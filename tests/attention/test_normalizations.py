@@ -345,3 +345,74 @@ def test_potentials_agree_with_an_independent_solver_of_the_dual():
         rng = np.random.default_rng(seed)
         for scale in (1e-3, 1e-1, 1.0):
             assert dual(g[0].numpy() + scale * rng.normal(size=len(a))) <= best + 1e-12
+
+
+@pytest.mark.parametrize("weights", [[0.1, 0.2, 0.3, 0.15, 0.25], [0.3, 0.3, 0.4, 0.0, 0.0]])
+@pytest.mark.parametrize("width", [0.05, 0.15])
+def test_what_windows_separate_is_balanced_by_itself(weights, width):
+    """Clusters at 0.1 and 0.8, of which the window may even cut off every atom."""
+    F = layer(3, kernel=kernels.window(width))
+    places = torch.tensor([0.1, 0.2, 0.3, 0.8, 0.9], dtype=F64)
+    mu = ParticleMeasure(measure(4, 5).points, weights=weights, positions=places)
+    found, plan = F(mu).points, F.plan(mu)
+    assert bool(plan.converged.all()) and bool(plan.weights.isfinite().all())
+    jacobian = linearize(F, mu)
+    dense, field = jacobian.atoms.to_dense(), jacobian.field.to_dense()
+    components = [[0, 1, 2], [3, 4]] if width == 0.15 else [[k] for k in range(5)]
+    for part in components:
+        total = sum(weights[k] for k in part)
+        if not total:
+            assert bool(torch.isfinite(found[part]).all())
+            continue
+        shares = [weights[k] / total for k in part]
+        alone = ParticleMeasure(mu.points[part], weights=shares, positions=places[part])
+        torch.testing.assert_close(found[part], F(alone).points, rtol=1e-9, atol=1e-10)
+        own = linearize_by_autodiff(F, alone)
+        rows = [3 * k + c for k in part for c in range(3)]
+        torch.testing.assert_close(
+            dense[rows][:, rows], own.atoms.to_dense(), rtol=1e-8, atol=1e-9
+        )
+        others = [r for r in range(15) if r not in rows]
+        assert float(dense[rows][:, others].abs().max()) < 1e-12
+        torch.testing.assert_close(field[part], own.field.to_dense(), rtol=1e-8, atol=1e-9)
+    assert bool(local_lipschitz(F, mu).converged)
+
+
+def test_clusters_that_scores_separate_have_a_plan_and_a_derivative():
+    """Far apart with large scores: weights between them underflow, and no window says so."""
+    eye = torch.eye(2, dtype=F64)
+    F = SelfAttention(
+        AttentionParameters(eye, eye, eye, scale=1.0), normalization=normalizations.sinkhorn()
+    )
+    points = torch.tensor([[30.0, 0.3], [30.0, -0.2], [-30.0, 0.5], [-30.0, 0.1]], dtype=F64)
+    mu = ParticleMeasure(points, weights=[0.1, 0.2, 0.3, 0.4])
+    dense = linearize(F, mu).atoms.to_dense()
+    torch.testing.assert_close(dense, linearize_by_autodiff(F, mu).atoms.to_dense())
+    assert float(dense[:4, 4:].abs().max()) == 0.0
+
+
+def test_the_layers_scale_plays_no_part_where_a_temperature_replaces_it():
+    mu, inner = measure(5), kernels.cosine(2.0)
+    for outer, follows in ((kernels.cosine, False), (kernels.qk_norm, True)):
+        kernel = outer(1.5, eps=0.1, inner=inner)
+        ends = []
+        for scale in (0.1, 1.0, 2.0):
+            par = AttentionParameters.from_bilinear(torch.diag(mu.points[0]), mu.points[:3])
+            par = AttentionParameters(par.query, par.key, par.value, scale=scale)
+            F = SelfAttention(par, kernel=kernel)
+            ends.append(F(mu).points)
+            features = inner.features(F.parameters, mu.points, None).whole()
+            q, k = features.q, features.k
+            if follows:
+                q, k = (x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt() for x in (q, k))
+                q = 1.5 * scale * q
+            else:
+                q, k = (x / (x.square().sum(-1, keepdim=True) + 0.1).sqrt() for x in (q, k))
+                q = 1.5 * q
+            found = kernel.features(F.parameters, mu.points, None)
+            torch.testing.assert_close(found.q, q)
+            torch.testing.assert_close(found.k, k)
+            torch.testing.assert_close(
+                linearize(F, mu).atoms.to_dense(), linearize_by_autodiff(F, mu).atoms.to_dense()
+            )
+        assert torch.equal(ends[0], ends[2]) != follows

@@ -22,6 +22,7 @@ LAYERS = [
     ["results"],
     ["measures", "linalg"],
     ["images"],
+    ["derivative_checks"],
     ["autodiff"],
     ["maps"],
     ["attention", "transport", "sampling", "sweeps", "figures"],

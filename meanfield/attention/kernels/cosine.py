@@ -21,8 +21,8 @@ __all__ = ["NormalisedFeatures", "cosine", "qk_norm"]
 class NormalisedFeatures(FeatureTransform):
     """q ↦ g_q ∘ q/‖q‖ and k ↦ g_k ∘ k/‖k‖, with ‖·‖ a length or a root mean square, and eps.
 
-    Made by `cosine` and `qk_norm`. At eps = 0 the derivative is 1/‖q‖, without bound near q = 0,
-    and a query or key that is 0 stays 0.
+    Made by `cosine` and `qk_norm`. At eps = 0 the derivative is 1/‖q‖, without bound near q = 0;
+    a query or key that is 0 stays 0, and has none.
 
     Attributes:
         query_gain: g_q, a number or a tensor that broadcasts to (H, 1, k).
@@ -49,12 +49,23 @@ class NormalisedFeatures(FeatureTransform):
         )
         return replace(self, query_gain=q, key_gain=k, inner=self.inner.head(index))
 
+    def undefined(
+        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
+    ) -> Tensor | None:
+        """At eps = 0 where a query or a key is 0, and where the inner kernel has no derivative."""
+        inner = self.inner.undefined(parameters, points, positions)
+        if self.eps > 0:
+            return inner
+        at = self._inner_features(parameters, points, positions)
+        gone = [(x == 0).all(-1).any(-2) for x in (at.q, at.k)]
+        own = gone[0] | gone[1]
+        return own if inner is None else own | inner
+
     def turn(
         self, parameters: AttentionParameters, features: Features, positions: Tensor | None
     ) -> Features:
         """Unit vectors times the gains."""
-        scale = parameters.scale[:, None, None]
-        q = features.q / scale
+        q = features.q / self._inner_scale(parameters)
         q_gain, k_gain = self._gains(parameters)
         return features._replace(
             q=q_gain * q * self._inverse_length(q),
@@ -69,7 +80,7 @@ class NormalisedFeatures(FeatureTransform):
         tangents: Features,
     ) -> Features:
         """The part of each tangent across its vector, over the length."""
-        scale = parameters.scale[:, None, None]
+        scale = self._inner_scale(parameters)
         q_gain, k_gain = self._gains(parameters)
         return tangents._replace(
             q=q_gain * self._across(features.q / scale, tangents.q / scale),
@@ -84,12 +95,21 @@ class NormalisedFeatures(FeatureTransform):
         cotangents: Features,
     ) -> Features:
         """Its transpose: the projection is symmetric."""
-        scale = parameters.scale[:, None, None]
+        scale = self._inner_scale(parameters)
         q_gain, k_gain = self._gains(parameters)
         return cotangents._replace(
             q=self._across(features.q / scale, q_gain * cotangents.q) / scale,
             k=self._across(features.k, k_gain * cotangents.k),
         )
+
+    @property
+    def is_scaled(self) -> bool:  # type: ignore[override]
+        """Not if lengths are Euclidean: the temperature stands for the layer's scale."""
+        return self.rms
+
+    def _inner_scale(self, parameters: AttentionParameters) -> Tensor | float:
+        """What the inner queries are divided by, so that eps is added to lengths without it."""
+        return parameters.scale[:, None, None] if self.inner.is_scaled else 1.0
 
     def _gains(self, parameters: AttentionParameters) -> tuple[Any, Any]:
         factor = parameters.scale[:, None, None] if self.rms else 1.0

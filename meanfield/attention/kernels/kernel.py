@@ -84,6 +84,7 @@ class Kernel:
         needs_positions: whether `features` or `position_bias` look at positions.
         is_linear: whether `push` is the same at all points and positions.
         score: what the score is a function of, for bounds that are proved for some scores only.
+        is_scaled: whether the layer's scale is a factor of the queries.
         turnable: whether the score is a function of ⟨q, k⟩ with the queries and keys of a head,
             so that another kernel may rotate or normalise them.
     """
@@ -91,6 +92,7 @@ class Kernel:
     needs_positions: bool = False
     is_linear: bool = False
     score: Score = Score("other")
+    is_scaled: bool = True
     turnable: bool = True
 
     def __init_subclass__(cls) -> None:
@@ -160,6 +162,12 @@ class Kernel:
     def check(self, mu: ParticleMeasure) -> None:
         """Raise ValueError for measures that the kernel is not made for; any will do here."""
 
+    def undefined(
+        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
+    ) -> Tensor | None:
+        """Where the features have no derivative, bool ``(*batch, n)``; None for nowhere."""
+        return None
+
     def head(self, index: int) -> Kernel:
         """The kernel of one head; `self` unless it holds numbers per head."""
         return self
@@ -223,6 +231,11 @@ class ModifiedKernel(Kernel):
         return self.inner.is_linear
 
     @property
+    def is_scaled(self) -> bool:  # type: ignore[override]
+        """Whether those of the inner kernel are."""
+        return self.inner.is_scaled
+
+    @property
     def turnable(self) -> bool:  # type: ignore[override]
         """Whether the inner kernel is."""
         return self.inner.turnable
@@ -261,6 +274,12 @@ class ModifiedKernel(Kernel):
     ) -> Tensor:
         """The inner kernel's."""
         return self.inner.pull(parameters, points, positions, cotangents)
+
+    def undefined(
+        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
+    ) -> Tensor | None:
+        """The inner kernel's."""
+        return self.inner.undefined(parameters, points, positions)
 
     @property
     def activation(self) -> Callable[[Tensor], Tensor] | None:

@@ -1,0 +1,222 @@
+"""What a user's function is checked for before its derivative is believed.
+
+It keeps weights and positions; it gives the same image twice; its automatic derivative is that of
+its values, on both sides; and an atom that is stored in two parts changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from meanfield.checks import name_of
+from meanfield.errors import NoDerivativeError
+from meanfield.images import image_of
+from meanfield.linalg.vectors import lengths
+from meanfield.measures import MeasureMap, ParticleMeasure
+
+__all__ = [
+    "check_derivative",
+    "check_repeats",
+    "check_weights",
+    "checked_image",
+    "kinked",
+    "quotients",
+]
+
+# Steps of the difference quotients, relative to the size of the points. The best of them is
+# compared; a kink is seen by all but the largest.
+_STEPS = {torch.float64: (1e-3, 1e-5, 1e-7, 1e-9), torch.float32: (3e-2, 3e-3, 3e-4, 3e-5)}
+# Largest relative error of a derivative: as a rule, and at most, where the quotients themselves
+# differ by more. A missing term shows as its own size.
+_AGREES = {torch.float64: (1e-4, 1e-2), torch.float32: (1e-2, 5e-2)}
+# How far one-sided quotients of an atom differ at a kink, relative to the larger.
+_KINK = {torch.float64: 1e-3, torch.float32: 2e-2}
+# Largest relative change of an image that should stay: rounding of sums in another order.
+_SAME = {torch.float64: 1e-7, torch.float32: 1e-3}
+
+Product = Callable[[Tensor], Tensor]
+
+
+def checked_image(F: MeasureMap, mu: ParticleMeasure) -> ParticleMeasure:
+    """F(μ), a measure with the same atoms, weights and positions."""
+    image = image_of(F, mu)
+    kept = image.points.shape[:-1] == mu.points.shape[:-1] and _same(
+        image.log_weights, mu.log_weights
+    )
+    if kept and mu.positions is not None:
+        kept = image.positions is not None and _same(image.positions, mu.positions)
+    if not kept:
+        raise ValueError(
+            f"{name_of(F)}: expected a map that keeps the atoms, their weights and positions, got "
+            "a measure with others; move points alone: mu.replace(points), or pushforward(T, mu)"
+        )
+    return image
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    room = 1e3 * torch.finfo(b.dtype).eps
+    return a.shape == b.shape and bool(torch.allclose(a, b, rtol=room, atol=room))
+
+
+class Quotients(NamedTuple):
+    """Difference quotients of a map at some points along a direction, with one step.
+
+    Attributes:
+        step: h, relative to the size of the points.
+        ahead: (F(x + hε) − F(x))/h, (..., n, d).
+        behind: (F(x) − F(x − hε))/h.
+        noise: lengths of their rounding errors, (..., n), if F rounds as its values do.
+    """
+
+    step: float
+    ahead: Tensor
+    behind: Tensor
+    noise: Tensor
+
+    @property
+    def central(self) -> Tensor:
+        """Their mean, of which the error is of order h²."""
+        return 0.5 * (self.ahead + self.behind)
+
+    def masked(self, present: Tensor) -> Quotients:
+        """Those of the atoms that have mass; 0 for others."""
+        ahead, behind = (torch.where(present, x, 0.0) for x in (self.ahead, self.behind))
+        return self._replace(ahead=ahead, behind=behind)
+
+
+@torch.no_grad()
+def quotients(move: Product, points: Tensor, along: Tensor, image: Tensor) -> list[Quotients]:
+    """The quotients of x ↦ move(x) at points whose image is known, steps decreasing."""
+    size, image, found = float(points.abs().max()) or 1.0, image.detach(), []
+    rounding = 10 * torch.finfo(points.dtype).eps * lengths(image)
+    for step in _STEPS[points.dtype]:
+        h = step * size
+        ahead, behind = move(points + h * along) - image, image - move(points - h * along)
+        found.append(Quotients(step, ahead / h, behind / h, rounding / h))
+    return found
+
+
+def kinked(found: Sequence[Quotients]) -> Tensor:
+    """At which atoms the two sides differ, and by as much with every small step, (..., n).
+
+    Curvature makes the difference fall with the step, and rounding makes it grow.
+    """
+    last = found[-3:]
+    gaps = torch.stack([lengths(q.ahead - q.behind) for q in last])
+    rates = torch.stack([torch.maximum(lengths(q.ahead), lengths(q.behind)) for q in last])
+    least, most = gaps.amin(0), gaps.amax(0)
+    seen = (least > _KINK[gaps.dtype] * rates.amax(0)) & (least > 2 * last[-1].noise)
+    return seen & (most < 2 * least)
+
+
+def _compare(product: Tensor, found: Sequence[Quotients], name: str) -> None:
+    """Refuse a product that is none of the quotients."""
+    central = [q.central for q in found]
+    off = [
+        max(_length(c - product) - _length(q.noise), 0.0)
+        for c, q in zip(central, found, strict=True)
+    ]
+    best = min(range(len(off)), key=off.__getitem__)
+    scale = max(_length(product), _length(central[best]))
+    spread = min(_length(b - a) for a, b in pairwise(central))
+    tight, loose = _AGREES[product.dtype]
+    if not off[best] <= min(max(tight * scale, spread), loose * scale):
+        raise ValueError(
+            f"{name}: its derivative by automatic differentiation is off by "
+            f"{off[best] / scale:.1e} from a difference quotient; keep all of it in torch "
+            "operations on mu.points (no .detach(), .item(), .numpy() or float()): "
+            "mu.replace(points), or pushforward(T, mu)"
+        )
+
+
+def _length(vectors: Tensor) -> float:
+    return float(lengths(vectors.detach().flatten()))
+
+
+@torch.no_grad()
+def check_repeats(F: MeasureMap, mu: ParticleMeasure, image: ParticleMeasure) -> None:
+    """Refuse a map that gives another image when it is called again."""
+    off = _distance(F(mu).points, image.points, _present(mu))
+    if not off <= _SAME[mu.dtype]:
+        raise ValueError(
+            f"{name_of(F)}: expected the same image of the same measure, got one that is off by "
+            f"{off:.1e} when called again; a module in training mode draws dropout: call .eval(), "
+            "and draw noise once, outside of the map"
+        )
+
+
+@torch.no_grad()
+def check_weights(F: MeasureMap, mu: ParticleMeasure, image: ParticleMeasure) -> None:
+    """Refuse a map that changes when every second atom is stored as parts of 0.3 and 0.7."""
+    parts = torch.tensor([2, 1], device=mu.device).repeat(mu.n_particles)[: mu.n_particles]
+    index = torch.arange(mu.n_particles, device=mu.device).repeat_interleave(parts)
+    shares = torch.tensor([0.3, 0.7, 1.0], dtype=mu.dtype, device=mu.device).log()
+    shares = shares.repeat(mu.n_particles)[: len(index)]
+    apart = ParticleMeasure(
+        mu.points[..., index, :],
+        log_weights=mu.log_weights[..., index] + shares,
+        positions=None if mu.positions is None else mu.positions[..., index],
+    )
+    found, expected = image_of(F, apart).points, image.points[..., index, :]
+    present = _present(mu)[..., index, :]
+    off = _distance(found, expected, present) if found.shape == expected.shape else math.inf
+    if not off <= _SAME[mu.dtype]:
+        raise ValueError(
+            f"{name_of(F)}: expected an image that depends on the measure alone, got one that is "
+            f"off by {off:.1e} when atoms are stored in two parts each; use mu.log_weights: add "
+            "them to the scores of a softmax, weight means by mu.weights. For the constant of a "
+            'map of sequences without weights, geometry="euclidean"'
+        )
+
+
+def _present(mu: ParticleMeasure) -> Tensor:
+    return (mu.log_weights > -math.inf)[..., None]
+
+
+def _distance(found: Tensor, expected: Tensor, present: Tensor) -> float:
+    """The largest difference, relative to the largest entry."""
+    found, expected = (torch.where(present, x.detach(), 0.0) for x in (found, expected))
+    return float((found - expected).abs().max()) / (float(expected.abs().max()) or 1.0)
+
+
+def check_derivative(
+    F: MeasureMap,
+    mu: ParticleMeasure,
+    image: ParticleMeasure,
+    forward: Product,
+    backward: Product,
+) -> None:
+    """Compare one product with difference quotients, and the transposed product with it."""
+    name, points, present = name_of(F), mu.points.detach(), _present(mu)
+    generator = torch.Generator().manual_seed(0)
+    along = torch.where(present, _normal(points, generator), 0.0)
+    product = torch.where(present, forward(along), 0.0).detach()
+    found = quotients(lambda x: F(mu.replace(x)).points, points, along, image.points)
+    found = [q.masked(present) for q in found]
+    at = kinked(found)
+    if bool(at.any()):
+        atom = int(at.reshape(-1, at.shape[-1]).any(0).nonzero()[0])
+        raise NoDerivativeError(
+            f"{name}: expected a map with a derivative at the measure, got one whose image of "
+            f"atom {atom} changes at other rates on one side than on the other, as relu and abs "
+            "do at 0; move the atom a little, or give a subclass of Map its own local_upper"
+        )
+    _compare(product, found, name)
+    zeta = torch.where(present, _normal(product, generator), 0.0)
+    there, back = (product * zeta).sum(), (backward(zeta).detach() * along).sum()
+    room = _AGREES[mu.dtype][0] * _length(product) + 1e3 * _length(found[0].noise) * found[0].step
+    if not float((there - back).abs()) <= room * _length(zeta):
+        raise ValueError(
+            f"{name}: its forward and reverse derivatives disagree; look for a custom "
+            "autograd.Function in it"
+        )
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)

@@ -1,0 +1,178 @@
+"""What a user's function is checked for before its derivative is believed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from meanfield import ParticleMeasure, linearize, local_lipschitz
+from meanfield.attention import kernels
+from meanfield.attention.parameters import AttentionParameters
+from meanfield.attention.self_attention import SelfAttention
+from meanfield.bounds import local_upper
+from meanfield.errors import NoDerivativeError
+from meanfield.layers import MLP, Chain, Pointwise
+from meanfield.lipschitz import ball_upper
+
+F64 = torch.float64
+W = torch.tensor([[2.0, -1.0], [0.5, 1.0]], dtype=F64)
+
+
+def measure(n: int = 5, *, batch: tuple[int, ...] = (), positioned: bool = False):
+    g = torch.Generator().manual_seed(n)
+    points = torch.randn(*batch, n, 2, generator=g, dtype=F64)
+    logs = torch.randn(*batch, n, generator=g, dtype=F64).log_softmax(-1)
+    positions = torch.linspace(0, 1, n, dtype=F64) if positioned else None
+    return ParticleMeasure(points, log_weights=logs, positions=positions)
+
+
+def moving(T):
+    return lambda mu: mu.replace(T(mu.points))
+
+
+# --- the derivative is that of the values ---
+
+
+@pytest.mark.parametrize("share", [0.3, 0.009, 0.001])
+def test_a_small_part_without_a_path_for_gradients_is_noticed(share):
+    with pytest.raises(ValueError, match="from a difference quotient"):
+        linearize(moving(lambda x: x @ W + share * (x @ W).detach()), measure())
+
+
+def test_a_part_below_what_quotients_resolve_is_not():
+    linearize(moving(lambda x: x @ W + 1e-6 * (x @ W).detach()), measure())
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_noise_is_noticed_whatever_its_size(batch):
+    with pytest.raises(ValueError, match=r"expected the same image .*call \.eval\(\)"):
+        linearize(moving(lambda x: x @ W + 1e-5 * torch.randn_like(x)), measure(batch=batch))
+    dropout = torch.nn.Dropout(0.1)
+    with pytest.raises(ValueError, match=r"call \.eval\(\)"):
+        linearize(moving(dropout), measure(400))
+    dropout.eval()
+    linearize(moving(dropout), measure(40))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-300])
+def test_a_derivative_that_is_nothing_but_rounding_is_not_refused(scale):
+    # The softmax of constant scores, in which gradients cancel up to rounding.
+    def F(mu):
+        scores = scale * (mu.points @ mu.points.mT) + mu.log_weights[..., None, :]
+        return mu.replace(scores.softmax(-1).sum(-1, keepdim=True) * (1 + scale * mu.points))
+
+    for seed in range(3, 8):
+        size = float(linearize(F, measure(seed), geometry="wasserstein").atoms.to_dense().norm())
+        assert size <= max(3 * scale * seed, 1e-14)
+
+
+# --- kinks ---
+
+
+@pytest.mark.parametrize("T", [torch.abs, torch.relu, lambda x: x.norm(dim=-1, keepdim=True)])
+@pytest.mark.parametrize("dtype", [F64, torch.float32])
+def test_a_kink_at_an_atom_is_refused_by_name(T, dtype):
+    mu = measure().to(dtype)
+    linearize(moving(T), mu)
+    kinked = mu.replace(mu.points.index_fill(0, torch.tensor([3]), 0.0))
+    for F in (moving(T), Pointwise(T)):
+        with pytest.raises(NoDerivativeError, match="move (the|that) atom a little"):
+            local_lipschitz(F, kinked)
+    with pytest.raises(NoDerivativeError, match="atom 3"):
+        linearize(moving(T), kinked)
+    absent = kinked.log_weights.index_fill(0, torch.tensor([3]), -torch.inf).log_softmax(0)
+    for F in (moving(T), Pointwise(T)):
+        linearize(F, ParticleMeasure(kinked.points, log_weights=absent))
+
+
+def test_curvature_and_kinks_nearby_are_no_kinks():
+    mu = ParticleMeasure([[1e-3], [-2e-6], [1.0]])
+    for T in (torch.abs, torch.relu, lambda x: (300 * x).sin(), lambda x: x * x.abs()):
+        linearize(moving(T), mu)
+    linearize(moving(lambda x: x * x.abs()), ParticleMeasure([[0.0], [1.0]]))
+
+
+def test_bounds_of_relu_at_exactly_zero_take_both_slopes():
+    one = torch.eye(1, dtype=F64)
+    zero = ParticleMeasure([[0.0], [-1.0]])
+    relu = MLP(one, 3 * one, activation="relu")
+    gated = MLP(one, one, gate=one, gate_bias=[1.0], inner_bias=[2.0], activation="relu")
+    for F, mu, slope in ((relu, zero, 3.0), (gated, ParticleMeasure([[-1.0]]), 1.0)):
+        with pytest.raises(NoDerivativeError, match="no unit at exactly 0"):
+            local_lipschitz(F, mu)
+        h = 1e-6
+        secant = (F(mu.replace(mu.points + h)).points - F(mu).points).abs().max() / h
+        assert float(secant) == pytest.approx(slope, rel=1e-5)
+        assert slope <= float(local_upper(F, mu)) <= 1.0001 * slope
+        assert float(ball_upper(F, mu, 0.0)) >= slope
+        assert float(ball_upper(Chain([F, relu]), mu, 0.0)) >= 3 * slope
+        assert float(F.ball_bounds(mu, 0.0).change) >= slope  # of one slope from the other
+    # Units at 0 that nothing reaches, or that reach nothing, have a derivative.
+    padded = MLP([[1.0], [0.0], [2.0]], [[1.0, 5.0, 0.0]], [1.0, 0.0, 0.0], activation="relu")
+    assert float(local_lipschitz(padded, ParticleMeasure([[0.0]])).value) == pytest.approx(1.0)
+    gone = MLP(one, one, gate=one, activation="relu")  # relu(x) x has slope 0 at 0
+    assert float(local_lipschitz(gone, ParticleMeasure([[0.0]])).value) == 0.0
+
+
+def test_bounds_of_a_function_with_a_kink_are_its_constant():
+    zero, beside = ParticleMeasure([[0.0], [1.0]]), ParticleMeasure([[0.5], [1.0]])
+    known, unknown = Pointwise(torch.abs, lipschitz=1.0), Pointwise(torch.abs)
+    assert float(known.local_upper(zero)) == 1.0
+    assert float(unknown.local_upper(zero)) == torch.inf
+    assert float(unknown.local_upper(beside)) == pytest.approx(1.0)
+    assert float(ball_upper(known, zero, 0.0)) == 1.0
+    assert float(known.ball_bounds(zero, 0.0).change) >= 2.0
+
+
+@pytest.mark.parametrize("inner", [kernels.dot_product, kernels.rotary(length=3.0)])
+def test_the_direction_of_a_query_that_is_zero_has_no_derivative(inner):
+    eye = torch.eye(2, dtype=F64)
+    points = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]], dtype=F64)
+    at_zero = ParticleMeasure(points, positions=[0.1, 0.2, 0.3])
+    absent = ParticleMeasure(points, weights=[0.0, 0.5, 0.5], positions=[0.1, 0.2, 0.3])
+    sharp = SelfAttention(
+        AttentionParameters(eye, eye, eye), kernel=kernels.cosine(4.0, inner=inner)
+    )
+    smooth = SelfAttention(
+        AttentionParameters(eye, eye, eye), kernel=kernels.cosine(4.0, eps=1e-2, inner=inner)
+    )
+    with pytest.raises(NoDerivativeError, match="eps > 0"):
+        local_lipschitz(sharp, at_zero)
+    assert bool(local_lipschitz(sharp, absent).converged)
+    assert bool(local_lipschitz(smooth, at_zero).converged)
+    capped = SelfAttention(sharp.parameters, kernel=kernels.soft_cap(2.0, inner=sharp.kernel))
+    with pytest.raises(NoDerivativeError, match="eps > 0"):
+        linearize(capped, at_zero)
+
+
+# --- weights ---
+
+
+def softmax_attention(mu, *, blind: bool):
+    scores = mu.points @ W @ mu.points.mT
+    scores = scores if blind else scores + mu.log_weights[..., None, :]
+    return mu.replace(scores.softmax(-1) @ mu.points)
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize("positioned", [False, True])
+def test_a_map_blind_to_weights_is_refused(batch, positioned):
+    mu = measure(batch=batch, positioned=positioned)
+    assert bool(local_lipschitz(lambda m: softmax_attention(m, blind=False), mu).converged.all())
+    for m in (mu, ParticleMeasure(mu.points)):
+        with pytest.raises(ValueError, match=r"use mu\.log_weights"):
+            local_lipschitz(lambda m: softmax_attention(m, blind=True), m)
+    # As a map of sequences it has a constant.
+    local_lipschitz(lambda m: softmax_attention(m, blind=True), mu, geometry="euclidean")
+
+
+def test_means_without_weights_and_powers_of_weights_are_refused():
+    def powers(m):
+        return m.replace(m.points - (m.weights[..., None] ** 2 * m.points).sum(-2, True))
+
+    def means(m):
+        return m.replace(m.points - m.points.mean(-2, keepdim=True))
+
+    for F in (powers, means, moving(lambda x: x.cumsum(-2))):
+        with pytest.raises(ValueError, match=r"off by .* when atoms are stored in two parts"):
+            local_lipschitz(F, measure())
