@@ -16,9 +16,9 @@ from meanfield.results.cases import RESERVED, Columns, Labels
 from meanfield.results.encoding import check_attrs
 from meanfield.results.provenance import provenance
 from meanfield.results.store import SCHEMA
+from meanfield.sweeps.fixed import FixedSettings
 from meanfield.sweeps.grid import Case, Grid, case_keys, cases_of, columns_of
 from meanfield.sweeps.identity import Identity, canonical, identity_of
-from meanfield.sweeps.settings import Settings
 
 __all__ = ["SweepPlan", "Task", "Unit", "Work", "make_plan"]
 
@@ -124,7 +124,7 @@ class Work:
     """What all cases of a sweep have in common: everything a worker needs."""
 
     task: Task
-    settings: Settings
+    settings: FixedSettings
     seed: int
     most_cases: int  # after which a batch ends
 
@@ -194,7 +194,7 @@ class SweepPlan:
         n_bytes = 64 + sum(column.nbytes for column in self.task.labels.blank(1).values())
         most = _MOST_BYTES // n_bytes
         size = most if size is None or self.task.batched else size
-        return Work(self.task, Settings(self.fixed), self.seed, max(1, min(size, most)))
+        return Work(self.task, FixedSettings(self.fixed), self.seed, max(1, min(size, most)))
 
     def with_variables(self, variables: Sequence[Variable] | None) -> SweepPlan:
         """The same plan with the variables that the function was found to return."""

@@ -17,7 +17,7 @@ import pytest
 from meanfield import results
 from meanfield.results import Variable
 from meanfield.sweeps import Task, status, sweep, workers
-from meanfield.sweeps.settings import Settings
+from meanfield.sweeps.fixed import FixedSettings
 
 STRAYS = [
     ("int64", 1.7, "does not hold 1.7"),
@@ -233,7 +233,7 @@ def test_every_case_has_settings_of_its_own_however_large(kind, size):
 
     array = np.arange(float(size))
     setting = {"array": array, "tensor": torch.as_tensor(array.copy()), "nested": {"a": [array]}}
-    fresh = Settings({"setting": setting[kind], "other": 1})
+    fresh = FixedSettings({"setting": setting[kind], "other": 1})
 
     def values(settings):
         found = settings["setting"]

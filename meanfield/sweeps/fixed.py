@@ -15,13 +15,13 @@ from typing import IO, Any
 
 import numpy as np
 
-__all__ = ["Settings"]
+__all__ = ["FixedSettings"]
 
 _LARGE = 2**20  # bytes beyond which an array is mapped and not copied
 
 
-class Settings:
-    """Settings by name, of which every case gets a copy, because it may change a list or an array.
+class FixedSettings:
+    """FixedSettings by name, of which every case gets a copy, because it may change a list or an array.
 
     A large array lies in a temporary file that each case maps for itself: what a case writes stays
     with it, and memory is taken for what it writes alone.
