@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from meanfield.checks import choice
 from meanfield.derivative_checks import (
@@ -89,7 +90,9 @@ class _Products:
         self._pull: Callable[[Tensor], tuple[Tensor, ...]] | None = None
 
     def move(self, points: Tensor) -> Tensor:
-        return self.map(self.mu.replace(points)).points
+        # Fused attention of torch has no second derivative on the CPU, and no forward one.
+        with sdpa_kernel(SDPBackend.MATH):
+            return self.map(self.mu.replace(points)).points
 
     def forward(self, displacement: Tensor) -> Tensor:
         return self.along(self.mu.points.detach(), displacement.detach())

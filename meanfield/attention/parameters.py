@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from meanfield.checks import (
     check_finite,
     check_same_kind,
     count,
+    describe,
     number,
 )
 from meanfield.html import html_table, span
@@ -157,6 +159,44 @@ class AttentionParameters:
             heads = rows.unflatten(0, (len(V), -1)).mT
         values = V.mT @ W @ W.mT / math.sqrt(W.shape[-1])
         return cls(W.mT, W.mT, values, heads)
+
+    @classmethod
+    def from_module(cls, module: torch.nn.MultiheadAttention) -> AttentionParameters:
+        """The matrices and biases of a `torch.nn.MultiheadAttention` as self-attention.
+
+        They are those of the module now, and carry its gradients. Whether attention is masked
+        is said at a call of the module, and so by ``SelfAttention(parameters, causal=…)``.
+
+        Args:
+            module: with or without biases, whatever its ``batch_first``. Dropout is left out, as
+                it is in evaluation mode.
+
+        Raises:
+            TypeError: no such module, or a subclass with a forward of its own.
+            ValueError: keys and values of other dimensions (``kdim``, ``vdim``), which no points
+                of one cloud have, or key and value atoms added to those of the cloud
+                (``add_bias_kv``, ``add_zero_attn``).
+
+        Example:
+            >>> module = torch.nn.MultiheadAttention(8, 2, batch_first=True).double().eval()
+            >>> AttentionParameters.from_module(module).dim
+            8
+        """
+        _check_multihead(module)
+        H, packed = module.num_heads, module.in_proj_bias
+        # One below the other; the rows of each are heads, the columns of the last are.
+        query, key, value = module.in_proj_weight.unflatten(0, (3, H, -1))
+        biases = (None, None, None) if packed is None else packed.unflatten(0, (3, H, -1))
+        return cls(
+            query,
+            key,
+            value,
+            module.out_proj.weight.unflatten(1, (H, -1)).movedim(1, 0),
+            query_bias=biases[0],
+            key_bias=biases[1],
+            value_bias=biases[2],
+            output_bias=module.out_proj.bias,
+        )
 
     @classmethod
     def random(
@@ -310,20 +350,26 @@ class AttentionParameters:
 
     def to(self, *args: Any, **kwargs: Any) -> AttentionParameters:
         """The same matrices in another dtype or on another device (as `torch.Tensor.to`)."""
+        return self._each(lambda t: t.to(*args, **kwargs))
 
-        def move(t: Tensor | None) -> Tensor | None:
-            return None if t is None else t.to(*args, **kwargs)
+    def detach(self) -> AttentionParameters:
+        """The same matrices without their gradients."""
+        return self._each(Tensor.detach)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> AttentionParameters:
+        def changed(t: Tensor | None) -> Tensor | None:
+            return None if t is None else change(t)
 
         return AttentionParameters(
-            move(self.query),
-            move(self.key),
-            move(self.value),
-            move(self.output),
-            query_bias=move(self.query_bias),
-            value_bias=move(self.value_bias),
-            output_bias=move(self.output_bias),
-            scale=move(self.scale),
-            key_bias=move(self.key_bias),
+            changed(self.query),
+            changed(self.key),
+            changed(self.value),
+            changed(self.output),
+            query_bias=changed(self.query_bias),
+            value_bias=changed(self.value_bias),
+            output_bias=changed(self.output_bias),
+            scale=changed(self.scale),
+            key_bias=changed(self.key_bias),
         )
 
     def _repr_html_(self) -> str:
@@ -403,3 +449,24 @@ def _scale(value: Any, query: Tensor) -> Tensor:
         )
     check_finite(tensor, "scale")
     return tensor.expand(H)
+
+
+def _check_multihead(module: Any) -> None:
+    """Refuse what `AttentionParameters.from_module` would read wrongly."""
+    kind = torch.nn.MultiheadAttention
+    if not isinstance(module, kind) or type(module).forward is not kind.forward:
+        raise TypeError(
+            "module: expected a torch.nn.MultiheadAttention with its own forward, got "
+            f"{describe(module)}; of a whole encoder pretrained.read(module) makes maps"
+        )
+    if (module.kdim, module.vdim) != (module.embed_dim, module.embed_dim):
+        raise ValueError(
+            f"module: expected queries, keys and values of one cloud in dimension "
+            f"{module.embed_dim}, got kdim={module.kdim}, vdim={module.vdim}"
+        )
+    if module.bias_k is not None or module.add_zero_attn:
+        which = "add_zero_attn" if module.add_zero_attn else "add_bias_kv"
+        raise ValueError(
+            f"module: expected attention to the atoms of the cloud alone, got {which}=True, which "
+            "adds an atom of weight 1/n"
+        )

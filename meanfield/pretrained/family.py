@@ -37,6 +37,11 @@ class Site(NamedTuple):
         return self.model.config
 
 
+def _eager(model: Any) -> Any:
+    model.set_attn_implementation("eager")
+    return model
+
+
 @dataclass(frozen=True, eq=False)
 class Family:
     """How one type of model is read.
@@ -70,6 +75,7 @@ class Family:
         check: raises ValueError for a configuration that would be read wrongly.
         inputs: from what a user gives (texts, ids, images) to runs of the model.
         sizes: of a model, its number of heads H and the dimension d of its tokens.
+        plainly: the model with attention written out, as its modules say it, and not fused.
         needs_length: whether its layers use distances between positions, so that they need the
             length of the sequence.
         model_arguments: arguments of the model's class.
@@ -90,6 +96,7 @@ class Family:
         int(model.config.num_attention_heads),
         int(model.config.hidden_size),
     )
+    plainly: Callable[[Any], Any] = _eager
     needs_length: bool = False
     model_arguments: Mapping[str, Any] = field(default_factory=dict)
     random_config: Mapping[str, Any] = field(default_factory=dict)

@@ -21,6 +21,7 @@ def _attention(site: Site) -> SelfAttention:
     H = int(config.num_attention_heads)
     fused, out = linear(own.c_attn), linear(own.c_proj)
     query, key, value = fused.weight.unflatten(0, (3, H, -1))
+    assert fused.bias is not None
     query_bias, key_bias, value_bias = fused.bias.unflatten(0, (3, H, -1))
     scale = query.shape[1] ** -0.5 if config.scale_attn_weights else 1.0
     if config.scale_attn_by_inverse_layer_idx:

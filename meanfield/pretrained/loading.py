@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from meanfield.checks import as_bool
+from meanfield.checks import as_bool, describe
 from meanfield.errors import MissingExtraError
 from meanfield.pretrained.family import Family
 from meanfield.pretrained.model_files import (
@@ -25,6 +25,7 @@ from meanfield.pretrained.model_files import (
 )
 from meanfield.pretrained.modules import masked_by
 from meanfield.pretrained.registry import FAMILIES, family_of
+from meanfield.pretrained.torch_encoder import TORCH_ENCODER
 from meanfield.pretrained.transformer import Transformer
 from meanfield.pretrained.verification import check_parity
 
@@ -91,7 +92,12 @@ def load(
 
 
 def read(
-    model: Any, *, name: str = "model", tokenizer: Any = None, verify: bool = True
+    model: Any,
+    *,
+    causal: bool | None = None,
+    name: str = "model",
+    tokenizer: Any = None,
+    verify: bool = True,
 ) -> Transformer:
     """Read a model that is in memory: in training, fine-tuned, shortened.
 
@@ -100,7 +106,12 @@ def read(
     mode `embeddings` and `attention_inputs` have dropout.
 
     Args:
-        model: a model of transformers of one of these types, or one with a head on it.
+        model: a model of transformers of one of the types that are read, or one with a head on
+            it; a `torch.nn.TransformerEncoder` or `torch.nn.TransformerEncoderLayer`, whose
+            tokens are points. A `torch.nn.MultiheadAttention` is read by
+            `AttentionParameters.from_module`.
+        causal: whether attention is masked. None: as the configuration has it; encoders of
+            torch, which are told so at each call, are plain then.
         name: for messages.
         tokenizer: for texts.
         verify: whether the blocks are compared with the model's own modules, in one run on a few
@@ -109,23 +120,49 @@ def read(
     Raises:
         ValueError: a type that is not read, weights of several dtypes, modules with a forward of
             their own (adapters), or blocks that do not do what the model does.
-        TypeError: not a model of transformers.
-    """
-    _require_transformers()
-    from transformers import PreTrainedModel
+        TypeError: another kind of module; the message says what can be done with it.
 
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model: expected a model of transformers, got {type(model).__name__}")
-    family = family_of(model.config.model_type, name)
-    masked = _own_mask(model.config, family)
-    source = Transformer(name, family, masked, "", model.base_model, tokenizer)
+    Example:
+        >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        >>> source = read(torch.nn.TransformerEncoder(layer, 2).double())
+        >>> source
+        Transformer('model', torch encoder, n_layers=2, n_heads=2, dim=8, causal=False)
+        >>> mu = source.embeddings(torch.ones(5, 8))
+        >>> source.network()(mu).points.shape
+        torch.Size([5, 8])
+    """
+    if isinstance(model, (torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)):
+        masked = causal is not None and as_bool(causal, "causal")
+        source = Transformer(name, TORCH_ENCODER, masked, "", model, None)
+    else:
+        source = _of_transformers(model, causal, name, tokenizer)
     _check_one_dtype(source)
     _readable(source, False)
     if as_bool(verify, "verify"):
         copy = deepcopy(source.model).to(torch.float64).eval()
-        copy.set_attn_implementation("eager")
-        check_parity(replace(source, model=copy))
+        check_parity(replace(source, model=source.family.plainly(copy)))
     return source
+
+
+def _of_transformers(model: Any, causal: bool | None, name: str, tokenizer: Any) -> Transformer:
+    _require_transformers()
+    from transformers import PreTrainedModel
+
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(
+            "model: expected a model of transformers, a torch.nn.TransformerEncoder or "
+            f"TransformerEncoderLayer, got {describe(model)}; any module T that sends points "
+            "(n, d) to points is the map lambda mu: pushforward(T, mu), and of a "
+            "torch.nn.MultiheadAttention AttentionParameters.from_module(T) are the matrices"
+        )
+    family = family_of(model.config.model_type, name)
+    own = _own_mask(model.config, family)
+    if causal is not None and as_bool(causal, "causal") != own:
+        raise ValueError(
+            f"causal: expected {own} or None, as the configuration of the model has it, got "
+            f"{causal}; change model.config.is_decoder or is_causal first"
+        )
+    return Transformer(name, family, own, "", model.base_model, tokenizer)
 
 
 def _readable(source: Transformer, verify: bool) -> Transformer:

@@ -100,7 +100,7 @@ def linear(module: Any) -> Linear:
     return Linear(weight if type(module).forward is torch.nn.Linear.forward else weight.mT, bias)
 
 
-def check_forward(module: Any, *kinds: type) -> None:
+def check_forward(module: Any, *kinds: Any) -> None:
     """Refuse a module that does not compute what one of these classes of modules does.
 
     Its tensors would be read and the rest of it dropped.

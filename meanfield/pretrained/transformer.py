@@ -199,8 +199,10 @@ class Transformer:
         places = longest if length is None else count(length, "length")
         if places < longest:
             raise ValueError(f"length: expected at least {longest} places, got {places}")
-        if len(clouds) == 1:
-            return _placed(clouds[0][0] if runs.single else clouds[0], places)
+        if runs.single:
+            return _placed(clouds[0][0], places)
+        if len({cloud.shape[-2] for cloud in clouds}) == 1:
+            return _placed(torch.cat(clouds), places)
         return stack([_placed(cloud[0], places) for cloud in clouds])
 
     def attention_inputs(
@@ -233,17 +235,19 @@ class Transformer:
         chosen = list(range(self.n_layers) if layers is None else layers)
         self._check_layers(chosen)
         runs = self.family.inputs.runs(self.model, self.tokenizer, tokens)
-        if len(runs.arguments) > 1:
+        modules = [self.family.attention_module(b) for b in self.family.blocks(self.model)]
+        found = []
+        for run in runs.arguments:
+            types = (
+                {"token_type_ids": torch.zeros_like(run["input_ids"])} if zero_token_types else {}
+            )
+            found.append(torch.stack(self._entering(modules, chosen, run | types)))
+        if len({clouds.shape[-2] for clouds in found}) > 1:
             raise ValueError(
                 "tokens: expected texts of one length, since one tensor holds them all, got "
                 "several; call attention_inputs on each"
             )
-        (run,) = runs.arguments
-        if zero_token_types:
-            run["token_type_ids"] = torch.zeros_like(run["input_ids"])
-        modules = [self.family.attention_module(b) for b in self.family.blocks(self.model)]
-        clouds = torch.stack(self._entering(modules, chosen, run))
-        return clouds[:, 0] if runs.single else clouds
+        return found[0][:, 0] if runs.single else torch.cat(found, 1)
 
     def encode(self, text: str) -> Tensor:
         """Token ids of a text, without special tokens, int64.
@@ -270,11 +274,12 @@ class Transformer:
     def _entering(
         self, modules: list[Any], places: list[int], run: Mapping[str, Tensor]
     ) -> list[Tensor]:
-        """The hidden states that enter some of the modules in one run of the model."""
+        """The hidden states ``(batch, n, d)`` that enter some of the modules in one run."""
         exact = InFloat64() if self.dtype == torch.float64 else nullcontext()
         with torch.no_grad(), exact, recorded(modules) as calls:
             self.family.inputs.run(self.model, run, self.causal)
-        return [calls[place].entered for place in places]
+        clouds = [calls[place].entered for place in places]
+        return [cloud if cloud.ndim == 3 else cloud[None] for cloud in clouds]
 
     def _check_layers(self, layers: Sequence[int]) -> None:
         bad = [i for i in layers if not 0 <= i < self.n_layers]

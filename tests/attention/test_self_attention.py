@@ -343,7 +343,7 @@ def test_covariances_of_close_atoms_far_from_the_origin_keep_their_digits():
         ({"scale": [1.0, 2.0]}, ValueError, "scale: expected"),
         ({"scale": math.nan}, ValueError, "scale.*NaN"),
         ({"key": torch.zeros(1, 2, 3)}, TypeError, "float64.*float32"),
-        ({"query": torch.zeros(1, 2, 3, dtype=torch.int32)}, TypeError, "int32"),
+        ({"query": torch.zeros(1, 2, 3, dtype=torch.bool)}, TypeError, "torch.bool"),
     ],
 )
 def test_bad_parameters_are_refused(change, error, words):

@@ -30,6 +30,7 @@ CALLS = [w2, w2_squared, w1, solve_w2, sinkhorn_divergence]
         (torch.zeros(3, 5, dtype=torch.float64), ValueError, "d = 2.*d = 5"),
         (torch.zeros(0, 2, dtype=torch.float64), ValueError, "n ≥ 1"),
         (torch.zeros(2, dtype=torch.float64), ValueError, "shape"),
+        (torch.zeros(3, 2, dtype=torch.bool), TypeError, "torch.bool"),
         (torch.zeros(3, 2, dtype=torch.float32), TypeError, "float32"),
     ],
 )

@@ -1,0 +1,198 @@
+"""Modules of torch as maps: against their own forward and their dense Jacobians."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, pretrained, pushforward
+from meanfield.lipschitz import local_lipschitz
+from meanfield.maps import linearize
+
+N, D = 5, 12
+
+
+def draw(*shape, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def randomised(module, dtype=torch.float64):
+    """All of its parameters random: zero biases would hide mistakes."""
+    module = module.to(dtype).eval()
+    with torch.no_grad():
+        for seed, parameter in enumerate(module.parameters()):
+            parameter.copy_(0.4 * draw(*parameter.shape, seed=seed, dtype=dtype))
+    return module
+
+
+def causal_mask(n, dtype=torch.float64):
+    return nn.Transformer.generate_square_subsequent_mask(n, dtype=dtype)
+
+
+def dense_jacobian(function, x):
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.func.jacrev(function)(x).reshape(x.numel(), -1).detach()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "settings", [{}, {"bias": False}, {"batch_first": True}, {"kdim": D, "vdim": D}], ids=str
+)
+def test_multihead_attention_is_the_map_that_its_matrices_make(settings, masked, dtype):
+    module = randomised(nn.MultiheadAttention(D, 3, **settings), dtype)
+    F = SelfAttention(AttentionParameters.from_module(module), causal=masked)
+    mu = ParticleMeasure.from_sequence(draw(N, D, seed=9, dtype=dtype))
+    mask = causal_mask(N, dtype) if masked else None
+
+    def own(x):
+        return module(x, x, x, need_weights=False, attn_mask=mask)[0]
+
+    room = 1e3 * torch.finfo(dtype).eps
+    assert torch.allclose(F(mu).points, own(mu.points), rtol=room, atol=room)
+    found = local_lipschitz(F, mu, geometry="euclidean").value
+    norm = torch.linalg.matrix_norm(dense_jacobian(own, mu.points), 2)
+    assert torch.allclose(found, norm, rtol=1e2 * room)
+
+
+@pytest.mark.parametrize(
+    ("module", "error", "message"),
+    [
+        (nn.MultiheadAttention(D, 3, kdim=4), ValueError, "kdim=4"),
+        (nn.MultiheadAttention(D, 3, vdim=4), ValueError, "vdim=4"),
+        (nn.MultiheadAttention(D, 3, add_bias_kv=True), ValueError, "add_bias_kv=True"),
+        (nn.MultiheadAttention(D, 3, add_zero_attn=True), ValueError, "add_zero_attn=True"),
+        (nn.Linear(D, D), TypeError, "got Linear"),
+        (nn.TransformerEncoderLayer(D, 3), TypeError, "pretrained.read"),
+        (
+            type("Mine", (nn.MultiheadAttention,), {"forward": lambda s, x: x})(D, 3),
+            TypeError,
+            "Mine",
+        ),
+    ],
+)
+def test_attention_that_is_another_map_is_refused(module, error, message):
+    with pytest.raises(error, match=message):
+        AttentionParameters.from_module(module)
+
+
+def test_the_matrices_of_a_module_carry_its_gradients():
+    module = randomised(nn.MultiheadAttention(D, 3))
+    F = SelfAttention(AttentionParameters.from_module(module))
+    F(ParticleMeasure(draw(N, D))).points.square().sum().backward()
+    assert all(p.grad is not None and bool(p.grad.any()) for p in (module.in_proj_weight,))
+
+
+LAYERS = {
+    "post-norm": {},
+    "pre-norm": {"norm_first": True},
+    "gelu": {"activation": "gelu", "batch_first": True},
+    "gelu, tanh": {"activation": nn.GELU("tanh")},
+    "a module": {"activation": nn.ReLU(), "norm_first": True, "batch_first": True},
+    "no biases": {"bias": False, "activation": nn.functional.silu},
+    "a wide eps": {"layer_norm_eps": 0.3},
+}
+
+
+def encoder(case, depth, dtype=torch.float64, last=True):
+    layer = nn.TransformerEncoderLayer(D, 3, 20, **LAYERS[case])
+    if not depth:
+        return randomised(layer, dtype)
+    norm = nn.LayerNorm(D) if last else None
+    return randomised(nn.TransformerEncoder(layer, depth, norm, enable_nested_tensor=False), dtype)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("case", list(LAYERS))
+def test_an_encoder_is_the_network_that_is_read(case, depth, masked):
+    module = encoder(case, depth)
+    source = pretrained.read(module, causal=masked)
+    x = draw(N, D, seed=9)
+    mu, F = source.embeddings(x), source.network()
+    name = "mask" if depth else "src_mask"
+    mask = {name: causal_mask(N)} if masked else {}
+    with torch.no_grad():
+        own = module(x, **mask)
+    assert float((F(mu).points - own).abs().max()) <= 1e-12 * float(own.abs().max())
+    assert (source.n_layers, source.n_heads, source.dim) == (max(depth, 1), 3, D)
+    assert source.causal == masked
+    if case in ("post-norm", "pre-norm"):
+        dense = dense_jacobian(lambda y: module(y, **mask), x)
+        found = linearize(F, mu).atoms.to_dense()
+        assert torch.allclose(found, dense, rtol=0, atol=1e-10 * float(dense.abs().max()))
+
+
+def test_a_batch_of_clouds_is_its_clouds_one_by_one_in_either_layout():
+    for case in ("gelu", "gelu, tanh"):  # one of them with the batch first
+        source = pretrained.read(encoder(case, 2))
+        clouds = draw(3, N, D, seed=4)
+        whole, inputs = source.embeddings(clouds), source.attention_inputs(clouds)
+        assert inputs.shape == (2, 3, N, D)
+        for cloud, mu, entering in zip(
+            clouds, (whole[i] for i in range(3)), inputs[1], strict=True
+        ):
+            assert torch.equal(mu.points, cloud)
+            first = source.block(0)(source.embeddings(cloud)).points
+            assert torch.allclose(entering, first, atol=1e-12)  # post-norm: the block's output
+
+
+def test_single_precision_is_kept():
+    source = pretrained.read(encoder("post-norm", 2, torch.float32, last=False))
+    image = source.network()(source.embeddings(draw(N, D)))
+    assert image.dtype == torch.float32
+    with torch.no_grad():
+        own = source.model(draw(N, D, dtype=torch.float32))
+    assert torch.allclose(image.points, own, atol=1e-4)
+
+
+def replaced(**parts):
+    module = encoder("post-norm", 0)
+    for name, part in parts.items():
+        setattr(module, name, part)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "error", "message"),
+    [
+        (replaced(activation=torch.sin), ValueError, "activation.*sin"),
+        (replaced(norm1=nn.Identity()), ValueError, "expected a LayerNorm, got Identity"),
+        (replaced(linear1=nn.Bilinear(D, 2, 3).double()), ValueError, "got Bilinear"),
+        (replaced(dropout1=nn.Tanh()), ValueError, "block 0"),
+        (nn.TransformerDecoderLayer(D, 3), TypeError, "pushforward"),
+        (nn.MultiheadAttention(D, 3), TypeError, "from_module"),
+        (nn.Linear(D, D), TypeError, "pushforward"),
+    ],
+)
+def test_what_is_no_such_encoder_is_refused_with_what_to_do(module, error, message):
+    with pytest.raises(error, match=message):
+        pretrained.read(module)
+
+
+def test_points_of_another_dimension_are_refused():
+    source = pretrained.read(encoder("post-norm", 0))
+    for given in (draw(N, D + 1), draw(D), draw(0, D)):
+        with pytest.raises(ValueError, match=rf"\(n, {D}\)"):
+            source.embeddings(given)
+    with pytest.raises(ValueError, match="a model of texts"):
+        source.encode("text")
+
+
+def test_any_other_module_is_differentiated_without_its_fused_attention():
+    """Gradients are on, as they are in every module that one has."""
+    module = encoder("gelu", 2)
+    mu = ParticleMeasure.from_sequence(draw(N, D, seed=9))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "`torch.jit", DeprecationWarning)
+        found = local_lipschitz(lambda nu: pushforward(module, nu), mu, geometry="euclidean")
+    dense = dense_jacobian(module, mu.points)
+    assert torch.allclose(found.value, torch.linalg.matrix_norm(dense, 2), rtol=1e-6)
+    expected = local_lipschitz(pretrained.read(module).network(), mu, geometry="euclidean")
+    assert torch.allclose(found.value, expected.value, rtol=1e-6)
