@@ -12,7 +12,7 @@ Conventions, for two points at distance 3:
 =====================================  =======  ==========================================
 call                                   answer   what it is
 =====================================  =======  ==========================================
-`w2`, `solve_w2(...).value`, `w1`      3        W₂ (W₁), in the unit of the points
+`w2`, `solve_w2(...).value`, `wp`      3        W₂ (W_p), in the unit of the points
 `w2_squared`                           9        W₂²
 `sinkhorn_divergence`                  → 9      tends to W₂² as blur → 0
 ``ot.emd2`` (POT, its default cost)    9        W₂²
@@ -34,9 +34,9 @@ from __future__ import annotations
 from meanfield.transport.conditional import solve_conditional_w2
 from meanfield.transport.coupling import Coupling
 from meanfield.transport.entropic import sinkhorn_divergence
-from meanfield.transport.gradients import conditional_w2, w1, w2, w2_squared
+from meanfield.transport.gradients import conditional_w2, w1, w2, w2_squared, wp
 from meanfield.transport.result import TransportResult
-from meanfield.transport.solve import solve_w1, solve_w2
+from meanfield.transport.solve import solve_w1, solve_w2, solve_wp
 
 __all__ = [
     "Coupling",
@@ -46,7 +46,9 @@ __all__ = [
     "solve_conditional_w2",
     "solve_w1",
     "solve_w2",
+    "solve_wp",
     "w1",
     "w2",
     "w2_squared",
+    "wp",
 ]

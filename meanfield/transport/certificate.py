@@ -96,7 +96,7 @@ class Certified:
     dual: np.ndarray
     plan_doubt: np.ndarray
     dual_doubt: np.ndarray
-    order: int
+    order: float
 
     @property
     def width(self) -> np.ndarray:
@@ -211,7 +211,7 @@ def certified(
 
 
 def _meet(
-    order: int, rtol: float, primal: np.ndarray, dual: np.ndarray, *doubts: np.ndarray
+    order: float, rtol: float, primal: np.ndarray, dual: np.ndarray, *doubts: np.ndarray
 ) -> np.ndarray:
     """Whether s^p − t^p ≤ p rtol s^p + Σ doubts^p: plan and potentials meet up to rounding."""
     top = np.maximum(primal, np.abs(dual))
@@ -221,7 +221,7 @@ def _meet(
     return paid - np.sign(dual) * gained <= order * rtol * paid + sum(open_by)
 
 
-def _signed_root(power: np.ndarray, order: int) -> np.ndarray:
+def _signed_root(power: np.ndarray, order: float) -> np.ndarray:
     return np.sign(power) * np.abs(power) ** (1 / order)
 
 
@@ -257,7 +257,7 @@ def narrower(one: Certified, other: Certified | None, rtol: float) -> Certified:
 
 
 def combined(
-    log_masses: np.ndarray, parts: np.ndarray, order: int, *, log_error: float = 0.0
+    log_masses: np.ndarray, parts: np.ndarray, order: float, *, log_error: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(value, lower, upper) of parts of given masses that exchange nothing.
 
@@ -283,7 +283,7 @@ class Part(NamedTuple):
 
 
 def united(
-    parts: Sequence[Part], shape: tuple[int, int], order: int, *, log_error: float = 0.0
+    parts: Sequence[Part], shape: tuple[int, int], order: float, *, log_error: float = 0.0
 ) -> Certified:
     """One problem of n × m atoms from its parts, which exchange nothing; as `combined`."""
     answers = [part.answer for part in parts]
@@ -316,7 +316,7 @@ def united(
     )
 
 
-def _shared(logs: np.ndarray, answers: Sequence[Certified], name: str, order: int) -> np.ndarray:
+def _shared(logs: np.ndarray, answers: Sequence[Certified], name: str, order: float) -> np.ndarray:
     """(Σ θ_k t_k^p)^(1/p), of parts of both signs."""
     each = np.concatenate([getattr(t, name) for t in answers])
     for_it, against = (power_mean(logs, np.maximum(t, 0), order) for t in (each, -each))
@@ -330,15 +330,15 @@ def joined_names(answers: Sequence[Certified]) -> str:
     return " + ".join(sorted({name for t in answers for name in t.method.split(" + ")}))
 
 
-def in_unit(answer: Certified, exponent: np.ndarray, order: int) -> Certified:
+def in_unit(answer: Certified, exponent: np.ndarray, order: float) -> Certified:
     """The answer with distances times 2^exponent; ends rounded outward where that underflows."""
     low, value, high = (np.ldexp(t, exponent) for t in (answer.lower, answer.value, answer.upper))
     low = np.where((low > 0) & (low < 1e-290), np.nextafter(low, 0.0), low)
     high = np.where((answer.upper > 0) & (high < 1e-290), np.nextafter(high, 1.0), high)
     f, g, value = answer.f, answer.g, np.clip(value, low, high)
     if f is not None and g is not None:
-        with np.errstate(over="ignore"):
-            f, g = (np.ldexp(t, order * np.asarray(exponent)[..., None]) for t in (f, g))
+        with np.errstate(over="ignore", invalid="ignore"):
+            f, g = (t * np.exp2(order * np.asarray(exponent, float)[..., None]) for t in (f, g))
         if not (np.isfinite(f).all() and np.isfinite(g).all()):  # squares beyond 1e308
             f = g = None
     lengths = {name: np.ldexp(getattr(answer, name), exponent) for name in _LENGTHS}
@@ -351,7 +351,7 @@ def log_masses(masses: np.ndarray) -> np.ndarray:
         return np.where(masses > 0, np.log(masses), -math.inf)
 
 
-def power_mean(log_weights: np.ndarray, distances: np.ndarray, order: int) -> np.ndarray:
+def power_mean(log_weights: np.ndarray, distances: np.ndarray, order: float) -> np.ndarray:
     """(Σ exp(lᵢ) tᵢ^p)^(1/p) along the last axis, also where the sum underflows.
 
     exp(−900)·1 underflows, and so does (1e-170)²; their roots do not. The largest term is
@@ -367,19 +367,27 @@ def power_mean(log_weights: np.ndarray, distances: np.ndarray, order: int) -> np
     return found
 
 
-def powers_added(one: np.ndarray, other: np.ndarray, order: int) -> np.ndarray:
+def powers_added(one: np.ndarray, other: np.ndarray, order: float) -> np.ndarray:
     """(s^p + t^p)^(1/p) without underflow."""
-    return np.hypot(one, other) if order == 2 else np.add(one, other)
+    if order in (1, 2):
+        return np.hypot(one, other) if order == 2 else np.add(one, other)
+    top, least = np.maximum(one, other), np.minimum(one, other)
+    share = np.divide(least, top, out=np.zeros(np.shape(top)), where=np.isfinite(top) & (top > 0))
+    return top * (1 + share**order) ** (1 / order)
 
 
-def powers_less(whole: np.ndarray, taken: np.ndarray, order: int) -> np.ndarray:
+def powers_less(whole: np.ndarray, taken: np.ndarray, order: float) -> np.ndarray:
     """(s^p − t^p)^(1/p), rounded down, 0 where that is negative."""
     left = np.maximum(whole - taken, 0)
-    root = np.sqrt(left) * np.sqrt(whole + taken) if order == 2 else left
-    return root * (1 - 8 * UNIT)
+    if order in (1, 2):
+        return (np.sqrt(left) * np.sqrt(whole + taken) if order == 2 else left) * (1 - 8 * UNIT)
+    share = np.divide(taken, whole, out=np.ones(np.shape(left)), where=left > 0)
+    # A power of a quotient right to u is right to (p + 1) u.
+    rest = np.maximum(1 - share**order - 4 * (order + 1) * UNIT, 0)
+    return whole * rest ** (1 / order) * (1 - 8 * UNIT)
 
 
-def _scaled_mean(logs: np.ndarray, distances: np.ndarray, order: int) -> np.ndarray:
+def _scaled_mean(logs: np.ndarray, distances: np.ndarray, order: float) -> np.ndarray:
     is_there = (distances > 0) & (logs > -math.inf)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
         terms = np.where(is_there, logs / order + np.log(distances), -math.inf)
@@ -422,7 +430,7 @@ def _refuse_infeasible(problem: Problem, f: np.ndarray, g: np.ndarray, slack: fl
     for costs, mine, theirs in looks:
         excess = mine + theirs - costs
         size = costs + np.abs(mine) + np.abs(theirs)
-        allowed = slack + 4 * (problem.dim + 8) * UNIT * size + 4 * _TINY**order
+        allowed = slack + 4 * order * (problem.dim + 8) * UNIT * size + 4 * _tiny(order)
         if not (excess <= allowed).all():
             worst = float((excess - allowed).max())
             raise CertificateError(
@@ -430,6 +438,11 @@ def _refuse_infeasible(problem: Problem, f: np.ndarray, g: np.ndarray, slack: fl
                 f"that exceeds it by {worst:.3g} in the problem's unit, beyond the slack of "
                 f"{slack:.3g} that was stated; take `feasible` or a c-transform"
             )
+
+
+def _tiny(order: float) -> float:
+    """Powers of lengths below it may be lost to underflow."""
+    return max(_TINY**order, _NO_MASS)
 
 
 def _sum_error(count: int) -> float:
@@ -549,7 +562,8 @@ def _dual(problem: Problem, f: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, n
     size = np.abs(gain_f).sum(-1) + np.abs(gain_g).sum(-1)
     lost = (doubt_f * np.abs(f)).sum(-1) + (doubt_g * np.abs(g)).sum(-1)
     lost += (_sum_error(problem.n + problem.m) + 8) * UNIT * size
-    lost += 2 * (problem.dim + 8) * UNIT * np.abs(dual) + _TINY**problem.order
+    # Costs are right to p (d + 4) u, and potentials feasible for costs as they are computed.
+    lost += max(2, problem.order) * (problem.dim + 8) * UNIT * np.abs(dual) + _tiny(problem.order)
     return dual, lost
 
 
@@ -566,6 +580,6 @@ def _one_sided(
     for mine, other, logs in ((f, g, problem.logs_a), (g, f, problem.logs_b)):
         fits = (other == 0).all(-1)  # a negative potential may be 0: costs are not negative
         if fits.any():
-            safe = np.where(mine > _TINY**problem.order, mine, 0.0) ** (1 / problem.order)
+            safe = np.where(mine > _tiny(problem.order), mine, 0.0) ** (1 / problem.order)
             best = np.maximum(best, np.where(fits, power_mean(logs, safe, problem.order), 0.0))
     return best * (1 - 2 * error)

@@ -1,4 +1,4 @@
-"""W₂, W₂², W₁ and conditional W₂ as differentiable functions, by the envelope theorem.
+"""W₂, W₂², W₁, W_p and conditional W₂ as differentiable functions, by the envelope theorem.
 
 At an optimal plan π with potentials f, g: ∂W_p^p/∂xᵢ = p Σ_j π_ij ‖xᵢ − y_j‖^{p−2} (xᵢ − y_j) and
 ∂W_p^p/∂aᵢ = fᵢ up to a constant. Nothing is differentiated through a solver. Where the optimal
@@ -16,9 +16,9 @@ from meanfield.measures import ParticleMeasure
 from meanfield.transport.conditional import positioned_pair, solved_by_position
 from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
 from meanfield.transport.result import TransportResult
-from meanfield.transport.solve import Settings, solved
+from meanfield.transport.solve import Settings, as_order, solved
 
-__all__ = ["conditional_w2", "w1", "w2", "w2_squared"]
+__all__ = ["conditional_w2", "w1", "w2", "w2_squared", "wp"]
 
 
 def w2(
@@ -106,6 +106,41 @@ def w1(
     return _valued(pair, solved(pair, settings))
 
 
+def wp(
+    mu: Measure,
+    nu: Measure,
+    p: float,
+    *,
+    weights: tuple[Any, Any] | None = None,
+    rtol: float = 1e-9,
+) -> Any:
+    """W_p(μ, ν), the value of `solve_wp`, differentiable in points and log-weights.
+
+    Args:
+        mu: μ, as for `solve_w2`.
+        nu: ν, likewise.
+        p: the order, at least 1. Below 2 the distance of two atoms that coincide has no second
+            derivative, and for p = 1 no gradient either: 0 is taken.
+        weights: as for `solve_w2`.
+        rtol: as for `solve_wp`.
+
+    Returns:
+        The distance in the unit of the points, shape of the batch; NumPy for NumPy.
+
+    Raises:
+        ConvergenceError: when `rtol` is not met; `solve_wp` gives the interval instead.
+        TypeError, ValueError: as `solve_wp`.
+
+    Example:
+        >>> x = torch.zeros(4, 2, dtype=torch.float64)
+        >>> wp(x, x + 3.0 / 2**0.5, 4)
+        tensor(3.0000, dtype=torch.float64)
+    """
+    settings = Settings.of(order=as_order(p), rtol=rtol)
+    pair = as_pair(mu, nu, weights)
+    return _valued(pair, solved(pair, settings))
+
+
 def conditional_w2(
     mu: ParticleMeasure, nu: ParticleMeasure, *, position_atol: float = 0.0, rtol: float = 1e-9
 ) -> Tensor:
@@ -160,9 +195,9 @@ class _Envelope(torch.autograd.Function):
                 t[..., None].expand(*t.shape, x.shape[-1]) for t in (coupling.rows, coupling.cols)
             )
             moves = x.gather(-2, index) - y.gather(-2, index_y)
-            if order == 1:
+            if order != 2:
                 size = torch.linalg.vector_norm(moves, dim=-1, keepdim=True)
-                moves = torch.where(size > 0, moves / size, 0.0)
+                moves = torch.where(size > 0, moves * size ** (order - 2), 0.0)
             flow = coupling.mass[..., None] * moves
             into_x = torch.zeros_like(x).scatter_add(-2, index, flow) * scale[..., None]
             into_y = torch.zeros_like(y).scatter_add(-2, index_y, -flow) * scale[..., None]

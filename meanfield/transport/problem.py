@@ -44,7 +44,7 @@ class Problem:
             Not normalised, because normalising rounds; equality of weights is tested on these.
         log_b: log-weights of ν, shape (..., m), likewise.
         exponent: distances in this problem times 2^exponent are the caller's, shape (...).
-        order: 2 for W₂, 1 for W₁.
+        order: p of W_p, at least 1.
     """
 
     x: np.ndarray
@@ -52,7 +52,7 @@ class Problem:
     log_a: np.ndarray
     log_b: np.ndarray
     exponent: np.ndarray
-    order: int = 2
+    order: float = 2
 
     @classmethod
     def of(
@@ -62,7 +62,7 @@ class Problem:
         log_a: np.ndarray,
         log_b: np.ndarray,
         *,
-        order: int = 2,
+        order: float = 2,
         exponent: int | np.ndarray = 0,
     ) -> Problem:
         """The problem in its own unit; `exponent` is the unit of the coordinates given."""
@@ -155,10 +155,12 @@ class Problem:
         return row_norms(taken(self.x, rows, -2) - taken(self.y, cols, -2))
 
 
-def costs_between(x: np.ndarray, y: np.ndarray, order: int) -> np.ndarray:
+def costs_between(x: np.ndarray, y: np.ndarray, order: float) -> np.ndarray:
     """‖xᵢ − y_j‖^order of all pairs, relative error below (d + 4) u; leading axes are a batch."""
     from scipy.spatial.distance import cdist
 
+    if order not in (1, 2):
+        return costs_between(x, y, 1) ** order
     metric = "sqeuclidean" if order == 2 else "euclidean"
     if x.ndim == 2:
         return cdist(x, y, metric)
@@ -166,7 +168,7 @@ def costs_between(x: np.ndarray, y: np.ndarray, order: int) -> np.ndarray:
         return np.stack([cdist(*pair, metric) for pair in zip(x, y, strict=True)])
     moves = x[:, :, None] - y[:, None]
     squares = np.einsum("bnmd,bnmd->bnm", moves, moves)
-    return squares if order == 2 else np.sqrt(squares)
+    return squares if order == 2 else squares ** (order / 2)
 
 
 def taken(values: np.ndarray, index: np.ndarray, axis: int = -1) -> np.ndarray:

@@ -31,7 +31,7 @@ _PLAN_VARIABLES = (
 
 
 class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
-    """W₂(μ, ν), or W₁(μ, ν), with the evidence for it.
+    """W_p(μ, ν) with the evidence for it.
 
     Tensors, or NumPy arrays where both clouds came as such. None of them carries a gradient:
     `w2`, `w1` and `conditional_w2` do. ``float(result)`` is the value.
@@ -50,7 +50,7 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         converged: whether plan and potentials meet within `rtol`, shape of the batch, up to what
             rounding of the weights given leaves open: that is in the interval, and in `rounding`.
         seconds: wall-clock time spent.
-        order: 2 for W₂, 1 for W₁.
+        order: p; 2 for W₂.
         rounding: how much of upper − lower rounding explains: of weights that are known to a few
             units in their last place, and of sums. No solver makes the interval narrower than
             that; where clouds are collapsed it may be most of W₂ itself.
@@ -64,7 +64,7 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
     method: str = labelled("method", attribute=True)
     converged: Any = labelled("whether it has converged", dtype="bool", beside=True)
     seconds: float
-    order: int = labelled("order p of Wₚ", attribute=True, default=2)
+    order: float = labelled("order p of Wₚ", attribute=True, default=2)
     rounding: Any = labelled(
         "width that rounding leaves open", units="length", beside=True, shown=False, default=None
     )
@@ -119,7 +119,7 @@ def gathered(parts: Sequence[Certified], places: Sequence[Any] | None = None) ->
 
 
 def assemble(
-    pair: Pair, answer: Certified | None, *, order: int = 2, seconds: float
+    pair: Pair, answer: Certified | None, *, order: float = 2, seconds: float
 ) -> TransportResult:
     """Arrays of the caller's kind and batch shape, from a batch in the caller's unit."""
     batch, like = pair.mu.batch_shape, pair.mu.points
@@ -176,7 +176,7 @@ def refuse_unconverged(result: TransportResult, rtol: float) -> TransportResult:
     )
     worst = int(width.argmax())
     raise ConvergenceError(
-        f"W{result.order}: expected plan and potentials to meet within rtol={rtol:g}, got the "
+        f"W{result.order:g}: expected plan and potentials to meet within rtol={rtol:g}, got the "
         f"interval [{float(low[worst]):.12g}, {float(high[worst]):.12g}] of relative width "
         f"{float(width[worst]):.3g} by {result.method!r}; take strict=False for the flagged "
         "interval (also in this error's .result), a larger rtol, or another method",

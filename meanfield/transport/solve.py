@@ -1,4 +1,4 @@
-"""W₂ and W₁ between particle measures: which solver answers what."""
+"""W₂ and W_p between particle measures: which solver answers what."""
 
 from __future__ import annotations
 
@@ -31,7 +31,17 @@ from meanfield.transport.plans.formulas import (
 from meanfield.transport.problem import Problem, costs_between, same_weights, snapped
 from meanfield.transport.result import TransportResult, assemble, gathered, refuse_unconverged
 
-__all__ = ["Settings", "extend", "finished", "solve_arrays", "solve_w1", "solve_w2", "solved"]
+__all__ = [
+    "Settings",
+    "as_order",
+    "extend",
+    "finished",
+    "solve_arrays",
+    "solve_w1",
+    "solve_w2",
+    "solve_wp",
+    "solved",
+]
 
 _DENSE_PAIRS = 160_000  # from here on column generation is faster
 _DENSE_PAIRS_HIGH = 1_200_000  # the same in high dimension, where levels of centroids help less
@@ -39,7 +49,7 @@ _HIGH_DIM = 12
 _FEW_ARCS_PAIRS = 4_000_000  # up to here the simplex is faster where Sinkhorn leaves few arcs,
 _LOW_DIM = 3  # which it does above this dimension
 _DENSE_MOST = 25_000_000  # the cost matrix takes 0.2 GB, and the simplex as much again
-_DENSE_W1 = 100_000_000  # W₁ has no column generation
+_DENSE_MOST_WP = 100_000_000  # only W₂ has column generation
 _MOST_PAIRS = 25_000_000_000  # beyond, one pass over all pairs takes minutes
 _BATCHED = 400  # atoms a side up to which a batch is solved in arrays
 _BLOCK = 1_000_000  # coordinate differences held at once
@@ -52,7 +62,7 @@ class Settings:
 
     method: str = "auto"
     rtol: float = 1e-9
-    order: int = 2
+    order: float = 2
     deadline: float = math.inf
     device: str = "cpu"
     snap: bool = True
@@ -165,26 +175,7 @@ def solve_w1(
 ) -> TransportResult:
     """W₁(μ, ν) = min over couplings of Σ π_ij ‖xᵢ − y_j‖, with a certified interval.
 
-    By quantiles on the line; by nearest neighbours where both measures have the same weights in
-    the same order and no atom moves past another; cluster by cluster where they are collapsed; by
-    POT's network simplex on the dense matrix of distances otherwise, O(n m) memory.
-
-    Args:
-        mu: μ, as for `solve_w2`.
-        nu: ν, likewise.
-        *extra: nothing.
-        weights: as for `solve_w2`.
-        rtol: how closely plan and potentials must meet, relative to W₁.
-        exact_weights: as for `solve_w2`.
-        strict: raise if they do not; otherwise the answer comes back flagged.
-
-    Returns:
-        The distance in the unit of the points, its interval, coupling and method. Potentials
-        satisfy fᵢ + g_j ≤ ‖xᵢ − y_j‖.
-
-    Raises:
-        ConvergenceError: under `strict`, when `rtol` is not met.
-        TypeError, ValueError: as `solve_w2`.
+    `solve_wp` of order 1: arguments, answer and errors are described there.
 
     Example:
         >>> import torch
@@ -195,6 +186,59 @@ def solve_w1(
     refuse_cost_matrix(extra, "solve_w1")
     settings = Settings.of(order=1, rtol=rtol, exact_weights=exact_weights, strict=strict)
     return solved(as_pair(mu, nu, weights), settings)
+
+
+def solve_wp(
+    mu: Measure,
+    nu: Measure,
+    p: float,
+    *,
+    weights: tuple[Any, Any] | None = None,
+    rtol: float = 1e-9,
+    exact_weights: bool = False,
+    strict: bool = True,
+) -> TransportResult:
+    """W_p(μ, ν) = (min over couplings of Σ π_ij ‖xᵢ − y_j‖^p)^(1/p), with a certified interval.
+
+    By quantiles on the line; by nearest neighbours where both measures have the same weights in
+    the same order and no atom moves past another; cluster by cluster where they are collapsed; by
+    POT's network simplex on the dense matrix of costs otherwise, O(n m) memory. Of order 2 it is
+    `solve_w2`, which knows more.
+
+    Args:
+        mu: μ, as for `solve_w2`.
+        nu: ν, likewise.
+        p: the order, at least 1. Large orders look at the largest displacements only, and leave
+            a solver few digits for the others: the interval says how many.
+        weights: as for `solve_w2`.
+        rtol: how closely plan and potentials must meet, relative to W_p.
+        exact_weights: as for `solve_w2`.
+        strict: raise if they do not; otherwise the answer comes back flagged.
+
+    Returns:
+        The distance in the unit of the points, its interval, coupling and method. Potentials
+        satisfy fᵢ + g_j ≤ ‖xᵢ − y_j‖^p.
+
+    Raises:
+        ConvergenceError: under `strict`, when `rtol` is not met.
+        TypeError, ValueError: as `solve_w2`; more than 10⁸ pairs where no formula applies.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.array([[0.0], [1.0]])
+        >>> float(solve_wp(x, x[:1], 3).value ** 3)
+        0.5
+    """
+    settings = Settings.of(
+        order=as_order(p), rtol=rtol, exact_weights=exact_weights, strict=strict
+    )
+    return solved(as_pair(mu, nu, weights), settings)
+
+
+def as_order(p: Any) -> float:
+    """The order of a distance; whole numbers as integers, whose powers are cheaper."""
+    p = number(p, "p", least=1)
+    return int(p) if p.is_integer() else p
 
 
 def solved(pair: Pair, settings: Settings) -> TransportResult:
@@ -281,7 +325,7 @@ def extend(
     y: np.ndarray,
     in_x: np.ndarray,
     in_y: np.ndarray,
-    order: int,
+    order: float,
 ) -> None:
     """Potentials at atoms of weight 0, by c-transforms of those at the others; in place."""
     with np.errstate(invalid="ignore", over="ignore"):  # an atom of weight 0 may be nowhere: NaN
@@ -308,7 +352,7 @@ def _automatic(problem: Problem, settings: Settings) -> Certified:
 
 
 def _large(problem: Problem, settings: Settings, formula: Certified | None) -> Certified:
-    """What is cheap to certify first; then column generation, or for W₁ the dense simplex."""
+    """What is cheap to certify first; then column generation, or but for W₂ the dense simplex."""
     rtol, device, best = settings.rtol, settings.device, formula
     if problem.is_paired:
         near = solve_paired(problem, rtol=rtol, device=device)
@@ -324,7 +368,7 @@ def _large(problem: Problem, settings: Settings, formula: Certified | None) -> C
         if split.converged:
             return split
         best = narrower(split, best, rtol)
-    answer = _dense_w1(problem, settings) if problem.order == 1 else _squared(problem, settings)
+    answer = _squared(problem, settings) if problem.order == 2 else _dense_wp(problem, settings)
     # Nothing can stop a dense solve: it may take a hundred times what columns took.
     is_free = settings.deadline == math.inf
     if answer.width > rtol and problem.pairs <= _DENSE_MOST and is_free:
@@ -350,11 +394,11 @@ def _clusters(problem: Problem, settings: Settings) -> Certified | None:
     )
 
 
-def _dense_w1(problem: Problem, settings: Settings) -> Certified:
-    if problem.pairs > _DENSE_W1:
+def _dense_wp(problem: Problem, settings: Settings) -> Certified:
+    if problem.pairs > _DENSE_MOST_WP:
         raise ValueError(
-            f"W1: expected at most {_DENSE_W1:.0e} pairs for the dense matrix of distances, got "
-            f"{problem.n} × {problem.m}; take fewer points, or W2"
+            f"W{problem.order:g}: expected at most {_DENSE_MOST_WP:.0e} pairs for the dense "
+            f"matrix of costs, got {problem.n} × {problem.m}; take fewer points, or W2"
         )
     return solve_dense(problem, rtol=settings.rtol)
 

@@ -46,9 +46,11 @@ from meanfield.transport import (
     solve_conditional_w2,
     solve_w1,
     solve_w2,
+    solve_wp,
     w1,
     w2,
     w2_squared,
+    wp,
 )
 
 PACKAGE = str(pathlib.Path(meanfield.__file__).parent)
@@ -567,6 +569,12 @@ CALLS = [
          {"/mu": MU, "/nu": NU, "rtol": 1e-9, "exact_weights": False, "strict": True},
          {"/nu": "beside a map", "rtol": "positive", "exact_weights": "flag", "strict": "flag"},
          _CLOUDS),
+    Call("solve_wp", solve_wp,
+         {"/mu": MU, "/nu": NU, "/p": 3, "rtol": 1e-9, "exact_weights": False, "strict": True},
+         {"/nu": "beside a map", "rtol": "positive", "exact_weights": "flag", "strict": "flag"},
+         _CLOUDS),
+    Call("wp", wp, {"/mu": MU, "/nu": NU, "/p": 1.5, "rtol": 1e-9},
+         {"/mu": "beside a map", "/p": "positive", "rtol": "positive"}, _CLOUDS),
     Call("solve_conditional_w2", solve_conditional_w2,
          {"/mu": SEQ, "/nu": SEQ.replace(torch.tensor(X) + 0.5), "position_atol": 0.1,
           "method": "auto", "rtol": 1e-9, "strict": True},

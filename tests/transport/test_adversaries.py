@@ -17,6 +17,7 @@ from meanfield.transport import (
     solve_conditional_w2,
     solve_w1,
     solve_w2,
+    solve_wp,
 )
 from meanfield.transport.certificate import (
     SparsePlan,
@@ -62,7 +63,7 @@ def doubted(found: TransportResult, truth: float, *, healed: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ADVERSARIES)
-@pytest.mark.parametrize("call", ["w2", "w1", "batch", "conditional", "assignment"])
+@pytest.mark.parametrize("call", ["w2", "w1", "w3", "batch", "conditional", "assignment"])
 def test_what_a_wrong_solver_says_is_bounded_and_flagged(
     monkeypatch: pytest.MonkeyPatch, name: str, call: str
 ) -> None:
@@ -70,12 +71,12 @@ def test_what_a_wrong_solver_says_is_bounded_and_flagged(
     if call == "assignment":
         y, a = y[:6], np.full(6, -math.log(6.0))
         b = a
-    truth = float(exact_transport(x, y, a, b, 1 if call == "w1" else 2))
-    truth = truth if call == "w1" else math.sqrt(truth)
+    order = {"w1": 1, "w3": 3}.get(call, 2)
+    truth = float(exact_transport(x, y, a, b, order)) ** (1 / order)
     install(monkeypatch, ADVERSARIES[name])
     mu, nu = measures(x, y, a, b)
-    if call == "w1":
-        found = solve_w1(mu, nu, strict=False)
+    if order != 2:
+        found = solve_wp(mu, nu, order, strict=False)
     elif call == "batch":
         both = (
             ParticleMeasure(t.points.expand(3, -1, -1), log_weights=t.log_weights.expand(3, -1))

@@ -80,7 +80,8 @@ def exact_transport(
 ) -> Fraction:
     """W_p^p in integers: points as they are stored, weights exp(l) / Σ exp(l) to 2^-1500.
 
-    The transportation simplex with Bland's rule; for p = 1 roots are taken to 2^-400 of the span.
+    The transportation simplex with Bland's rule; of an odd order roots are taken to 2^-400 of the
+    span.
     """
     both = np.concatenate([x, y]).astype(float)
     unit = Fraction(1, max(Fraction(t).denominator for t in both.ravel().tolist()))
@@ -89,12 +90,14 @@ def exact_transport(
         [sum((s - t) ** 2 for s, t in zip(p, q, strict=True)) for q in places[len(x) :]]
         for p in places[: len(x)]
     ]
-    if order == 1:
-        cost = [[math.isqrt(c << 800) for c in row] for row in cost]
-        unit = unit / 2**400
+    root = 1 << 400 if order % 2 else 1
+    if order % 2:
+        cost = [[math.isqrt(c**order << 800) for c in row] for row in cost]
+    else:
+        cost = [[c ** (order // 2) for c in row] for row in cost]
     a, b = _integer_masses(log_a), _integer_masses(log_b)
     total = _integer_simplex(cost, a, b)
-    return Fraction(total, 1 << MASS_BITS) * unit**order
+    return Fraction(total, 1 << MASS_BITS) * unit**order / root
 
 
 def _integer_masses(logs: np.ndarray) -> list[int]:

@@ -210,7 +210,7 @@ def _accurate_masses(logs: np.ndarray) -> tuple[np.ndarray, float]:
     return masses / masses.sum(), (24 + len(logs) / 64) * unit + 1e-300
 
 
-def _crossing(order: int, clusters: _Layout, masses: _Masses, snap: bool) -> _Crossing | None:
+def _crossing(order: float, clusters: _Layout, masses: _Masses, snap: bool) -> _Crossing | None:
     """Where the excess goes and what that costs; None if clusters are not far enough apart.
 
     Potentials 0 ≤ f ≤ diam^p, g ≤ 0 exist inside each cluster, so block potentials must satisfy

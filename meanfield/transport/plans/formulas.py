@@ -221,7 +221,7 @@ def _staircase_potentials(
     middle = np.median(g)
     f, g = f + middle, g - middle
     size = float(max(np.abs(f).max(), np.abs(g).max()) + problem.diameter**problem.order)
-    slack = 8 * len(i) * _LONG_UNIT * size
+    slack = 8 * problem.order * len(i) * _LONG_UNIT * size
     return f.astype(np.float64), g.astype(np.float64), slack
 
 
