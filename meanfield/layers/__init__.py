@@ -9,6 +9,7 @@ certified error.
 """
 
 from meanfield.layers.chain import Chain
+from meanfield.layers.clip import Clip
 from meanfield.layers.contraction import Ball, Bounded, contractive
 from meanfield.layers.inverse import invert
 from meanfield.layers.mlp import MLP
@@ -22,6 +23,7 @@ __all__ = [
     "Ball",
     "Bounded",
     "Chain",
+    "Clip",
     "LayerNorm",
     "Particlewise",
     "Pointwise",

@@ -12,7 +12,14 @@ from torch import Tensor
 from meanfield.checks import choice, number
 from meanfield.layers.composition import Composite
 from meanfield.layers.residual import Residual
-from meanfield.maps import BallBounds, Linearisation, Map, linearize
+from meanfield.maps import (
+    BallBounds,
+    Linearisation,
+    Map,
+    expanded_radii,
+    linearize,
+    scaled_radii,
+)
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 __all__ = ["Ball", "Bounded", "contractive", "size"]
@@ -85,8 +92,44 @@ class Bounded(Composite):
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:
-        """The bounds that F declares."""
-        return self.map.ball_bounds(mu, radii, splitting=splitting)
+        """The bounds that F declares, and those by the constant where it holds everywhere.
+
+        A constant in "l2" is one of measures whose atoms keep their weights, so that it says
+        nothing of atoms that split, unless F moves each by itself.
+
+        Raises:
+            NotImplementedError: F declares none, and the constant does not say enough.
+        """
+        try:
+            own = self.map.ball_bounds(mu, radii, splitting=splitting)
+        except NotImplementedError:
+            own = None
+        if self.ball is not None or (splitting and not self.particlewise):
+            return self.map.ball_bounds(mu, radii, splitting=splitting) if own is None else own
+        by_constant = self._by_constant(mu, expanded_radii(mu, radii))
+        return by_constant if own is None else _smaller(own, by_constant)
+
+    def _by_constant(self, mu: ParticleMeasure, radii: Tensor) -> BallBounds:
+        bound = torch.full_like(radii[..., 0], self.constant)
+        present = mu.log_weights > -math.inf
+        if self.norm == "max":
+            far = scaled_radii(bound, torch.where(present, radii, 0.0).amax(-1))
+            nothing = torch.full_like(bound, math.inf)
+            return BallBounds.of(nothing, nothing, nothing, far[..., None].expand(radii.shape))
+        moved = size(radii[..., None], mu, "l2")[..., None]
+        roots = torch.where(present, (0.5 * mu.log_weights).exp(), 1.0)
+        displacement = radii if self.particlewise else moved / roots
+        change = torch.where(moved[..., 0] > 0, 2 * bound, 0.0)
+        return BallBounds.of(bound, change, bound, scaled_radii(bound[..., None], displacement))
+
+
+def _smaller(one: BallBounds, other: BallBounds) -> BallBounds:
+    return BallBounds.of(
+        one.constant.minimum(other.constant),
+        one.change.minimum(other.change),
+        one.upper.minimum(other.upper),
+        one.displacement.minimum(other.displacement),
+    )
 
 
 def contractive(

@@ -6,9 +6,10 @@ is faster.
 
 # Files, each importing only those before it: `differentiable`, `local`, `cross`, `remainders`,
 # `compression`, `infinity`, `localization`, `proposals`, `search`, `secant`, `lower`,
-# `comparison`, `ball`, `orders`, `monitor`.
+# `comparison`, `ball`, `certified`, `orders`, `monitor`.
 
 from meanfield.lipschitz.ball import ball_upper
+from meanfield.lipschitz.certified import CertifiedRadius, Readout, certified_radius
 from meanfield.lipschitz.comparison import compare_lemma_3_2, secants_along
 from meanfield.lipschitz.compression import CompressionError, compression_error
 from meanfield.lipschitz.cross import CrossLipschitz, cross_lipschitz
@@ -22,11 +23,14 @@ from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import SecantRatio, secant_ratio
 
 __all__ = [
+    "CertifiedRadius",
     "CompressionError",
     "CrossLipschitz",
     "LocalLipschitz",
+    "Readout",
     "SecantRatio",
     "ball_upper",
+    "certified_radius",
     "compare_lemma_3_2",
     "compression_error",
     "cross_lipschitz",

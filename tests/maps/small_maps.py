@@ -12,6 +12,7 @@ from meanfield.dynamics.velocities import Velocity
 from meanfield.layers import (
     MLP,
     Chain,
+    Clip,
     LayerNorm,
     Particlewise,
     Pointwise,
@@ -185,6 +186,7 @@ MAPS = {
         lambda x: torch.stack([x.sin().sum(-1), x[..., 0] ** 2], -1)
     ),
     "sine": lambda dtype=F64: Pointwise(lambda x: torch.sin(2 * x), 2.0, 4.0),
+    "clip": lambda dtype=F64: Clip(1.2),
     "layer norm": lambda dtype=F64: layer_norm(dtype=dtype),
     "layer norm without ε": lambda dtype=F64: LayerNorm(draw(D, seed=1, dtype=dtype), None, 0.0),
     "rms norm": rms_norm,

@@ -1,0 +1,241 @@
+"""How far an input may move before a classifier can change its mind."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor
+
+from meanfield.checks import as_float_tensor, check_finite, check_same_kind, count, describe
+from meanfield.maps import Map, as_map, ball_bounds
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.results import Answer, labelled
+
+__all__ = ["CertifiedRadius", "Readout", "certified_radius"]
+
+# What bounds are raised by, and how near the radius by first order one can come.
+_ROUNDING = 1e-9
+# Radii tried at once, the ratio of the first to the last, and rounds of refinement.
+_RADII, _SPAN, _ROUNDS = 12, 1e-8, 3
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Readout:
+    """Class scores of a measure: W x̄ + b, x̄ its mean or the token that classifies.
+
+    Args:
+        weight: W, ``(classes, d)``, at least two classes.
+        bias: b, ``(classes,)``; 0 if None.
+        token: the number of the classifying token; the mean of all if None.
+
+    Example:
+        >>> readout = Readout([[1.0, 0.0], [0.0, 1.0]])
+        >>> readout(ParticleMeasure([[1.0, 0.0], [3.0, 4.0]]))
+        tensor([2., 2.], dtype=torch.float64)
+    """
+
+    weight: Any
+    bias: Any = None
+    token: int | None = None
+
+    def __post_init__(self) -> None:
+        weight = as_float_tensor(self.weight, "weight")
+        if weight.ndim != 2 or len(weight) < 2:
+            raise ValueError(f"weight: expected shape (classes, d), got {tuple(weight.shape)}")
+        check_finite(weight, "weight")
+        object.__setattr__(self, "weight", weight)
+        if self.bias is not None:
+            bias = as_float_tensor(self.bias, "bias", like=weight)
+            check_same_kind(weight, "weight", bias, "bias")
+            if bias.shape != weight.shape[:1]:
+                raise ValueError(f"bias: expected shape ({len(weight)},), got {tuple(bias.shape)}")
+            check_finite(bias, "bias")
+            object.__setattr__(self, "bias", bias)
+        if self.token is not None:
+            object.__setattr__(self, "token", count(self.token, "token", least=0))
+
+    def __call__(self, mu: ParticleMeasure) -> Tensor:
+        """The scores, ``(*batch, classes)``."""
+        check_same_kind(self.weight, "weight", mu.points, "the measure")
+        if mu.dim != self.weight.shape[-1]:
+            raise ValueError(
+                f"readout: expected a measure on R^{self.weight.shape[-1]}, got R^{mu.dim}"
+            )
+        scores: Tensor = self._point(mu) @ self.weight.mT
+        return scores if self.bias is None else scores + self.bias
+
+    def moved(self, displacement: Tensor, mu: ParticleMeasure) -> Tensor:
+        """How far x̄ moves at most as atom i moves by this, ``(..., n)`` to ``(...)``."""
+        if self.token is not None:
+            return displacement[..., self.token]
+        # 0 · ∞ of an absent atom is 0.
+        return torch.where(mu.weights > 0, mu.weights * displacement, 0.0).sum(-1)
+
+    def stretch(self, mu: ParticleMeasure) -> Tensor:
+        """|x̄| is at most this times (Σ aᵢ|xᵢ|²)^½, ``(*batch,)``."""
+        if self.token is None:
+            return torch.ones_like(mu.log_weights[..., 0])
+        return (-0.5 * mu.log_weights[..., self.token]).exp()
+
+    def _point(self, mu: ParticleMeasure) -> Tensor:
+        if self.token is None:
+            return mu.mean()
+        if self.token >= mu.n_particles:
+            raise ValueError(
+                f"token: expected one of {mu.n_particles}, numbered from 0, got {self.token}"
+            )
+        return mu.points[..., self.token, :]
+
+
+class CertifiedRadius(Answer, noun="certified_radius", title="Certified radius"):
+    """A radius within which no input changes the class; tensors have the batch shape of μ.
+
+    Attributes:
+        value: ε: the class is the same for all tokens x' with (Σᵢ|x'ᵢ − xᵢ|²)^½ ≤ ε. 0 where two
+            classes are level.
+        label: the class.
+        margin: by how much its score is above the next.
+        first_order: the margin over the length of its gradient, the least over the other
+            classes: what the radius would be if scores were linear. No bound.
+    """
+
+    value: Tensor = labelled("certified radius, L2 of all tokens")
+    label: Tensor = labelled("class", dtype="int64", name="label")
+    margin: Tensor = labelled("score above that of the next class", name="margin")
+    first_order: Tensor = labelled("radius of the linearised scores, no bound", beside=True)
+
+
+def certified_radius(network: MeasureMap, readout: Readout, x: ParticleMeasure) -> CertifiedRadius:
+    """The largest ε that is found for which no input within ε of x changes the class, in L2.
+
+    The margin of the class over another one, at a point within ε, is at least the margin at x
+    less ε times the smallest of
+
+        |∇margin(x)| + ρ · change(ε),     ρ · upper(ε),     |r| · displacement(ε)/ε,
+
+    with the bounds that `Map.ball_bounds` of the network gives for tokens that move by ε at most,
+    r the difference of two rows of the readout, and ρ = |r| times what weighted lengths differ
+    by. For a linear network the first is exact, and so is ε. For a network with a global
+    constant, of layers that are `meanfield.layers.Bounded` by construction, the second is never
+    vacuous. For a deep network without either, radii shrink with depth as bounds multiply, to
+    the point of meaning nothing: `value` far below `first_order` says so.
+
+    If tokens are patches of an image, cut without overlap, L2 of the tokens is that of the
+    pixels. If the first map is x ↦ Wx + b, a radius in front of it is in units of x. Rounding of
+    scores (about n · eps of their size) is not accounted for.
+
+    Args:
+        network: a map that declares bounds in a ball.
+        readout: from its output to the scores of classes.
+        x: the input, or a batch of inputs.
+
+    Raises:
+        NotImplementedError: the network declares no bounds in a ball.
+        TypeError: no `Readout`.
+
+    Example:
+        >>> from meanfield.layers import Pointwise
+        >>> double = Pointwise(lambda x: 2 * x, lipschitz=2.0, curvature=0.0)
+        >>> readout = Readout([[1.0, 0.0], [0.0, 1.0]])
+        >>> found = certified_radius(double, readout, ParticleMeasure([[3.0, 1.0]]))
+        >>> round(float(found), 6)  # the margin falls by 2√2 a unit
+        1.414214
+    """
+    F = as_map(network, "network")
+    if not isinstance(readout, Readout):
+        raise TypeError(f"readout: expected lipschitz.Readout, got {describe(readout)}")
+    mu = check_measure(x, "x")
+    at = _scores(F, readout, mu)
+    first = (at.margins / at.slopes.clamp_min(torch.finfo(mu.dtype).tiny)).amin(-1)
+    # A network that does not move has no radius by first order: a million sizes of the input.
+    far = 1e6 * (1 + torch.linalg.vector_norm(mu.points, dim=(-2, -1)))
+    top = first.minimum(far) * (1 - 2 * _ROUNDING)
+    low, high = torch.zeros_like(top), top
+    shares = torch.logspace(math.log10(_SPAN), 0, _RADII, dtype=mu.dtype, device=mu.device)
+    with torch.no_grad():
+        for _ in range(_ROUNDS):
+            radii = low + (high - low) * shares.reshape(-1, *(1,) * top.ndim)
+            holds = _holds(F, readout, mu, at, radii)
+            # The largest that is certified, and the next one that was tried.
+            place = torch.where(holds, torch.arange(_RADII).reshape(-1, *(1,) * top.ndim), -1)
+            best = place.amax(0)
+            every = torch.cat([low[None], radii])
+            high = every.gather(0, (best + 2).clamp_max(_RADII)[None])[0]
+            low = every.gather(0, (best + 1)[None])[0]
+            shares = torch.linspace(0, 1, _RADII + 1, dtype=mu.dtype, device=mu.device)[1:]
+    return CertifiedRadius(
+        value=torch.where(at.margins.amin(-1) > 0, low, 0.0),
+        label=at.label,
+        margin=at.margins.amin(-1),
+        first_order=first,
+    )
+
+
+class _Scores(NamedTuple):
+    """At the input: the class, and of the other classes margins, slopes and rows of the readout.
+
+    Attributes:
+        label: ``(*batch,)``.
+        margins: ``(*batch, classes − 1)``.
+        slopes: lengths of the gradients of the margins, likewise.
+        rows: |r|, likewise.
+    """
+
+    label: Tensor
+    margins: Tensor
+    slopes: Tensor
+    rows: Tensor
+
+
+def _scores(F: Map, readout: Readout, mu: ParticleMeasure) -> _Scores:
+    with torch.enable_grad():
+        points = mu.points.detach().requires_grad_()
+        scores = readout(F(mu.replace(points)))
+        grads = torch.stack(
+            [
+                torch.autograd.grad(score.sum(), points, retain_graph=True)[0]
+                for score in scores.unbind(-1)
+            ],
+            -3,
+        )
+    scores = scores.detach()
+    label = scores.argmax(-1)
+    classes = torch.arange(scores.shape[-1], device=scores.device)
+    others = classes.expand(scores.shape)[classes != label[..., None]]
+    others = others.reshape(*label.shape, -1)
+    # Absent tokens do not move.
+    grads = torch.where(mu.log_weights[..., None, :, None] > -math.inf, grads, 0.0).flatten(-2)
+    weight = readout.weight.detach()
+
+    def apart(values: Tensor) -> Tensor:
+        """Of the label less that of the others, ``(*batch, classes − 1, ·)``."""
+        own = values.gather(-2, label[..., None, None].expand(*label.shape, 1, values.shape[-1]))
+        rest = others[..., None].expand(*others.shape, values.shape[-1])
+        return own - values.gather(-2, rest)
+
+    rows = apart(weight.expand(*label.shape, *weight.shape))
+    return _Scores(
+        label,
+        apart(scores[..., None])[..., 0],
+        torch.linalg.vector_norm(apart(grads), dim=-1),
+        torch.linalg.vector_norm(rows, dim=-1),
+    )
+
+
+def _holds(F: Map, readout: Readout, mu: ParticleMeasure, at: _Scores, radii: Tensor) -> Tensor:
+    """Whether no input within each radius ``(radii, *batch)`` changes the class."""
+    each = radii[..., None].expand(*radii.shape, mu.n_particles)
+    found = ball_bounds(F, mu, each, splitting=False)
+    # Weighted lengths of displacements are at most this times those of L2.
+    widest = (0.5 * mu.log_weights.amax(-1)).exp()
+    rho = at.rows * (widest * readout.stretch(F(mu)))[..., None]
+    eps = radii[..., None]
+    by_slope = eps * (at.slopes + rho * found.change[..., None])
+    by_constant = eps * rho * found.upper[..., None]
+    by_place = at.rows * readout.moved(found.displacement, mu)[..., None]
+    falls = by_slope.fmin(by_constant).fmin(by_place)
+    return (at.margins > (1 + _ROUNDING) * falls).all(-1)

@@ -1,0 +1,203 @@
+"""Certified radii: exact for linear networks, and never beaten by attacks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from meanfield import bounds
+from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.layers import MLP, Bounded, Chain, Clip, LayerNorm, Pointwise, Residual, contractive
+from meanfield.lipschitz import Readout, certified_radius
+from meanfield.measures import ParticleMeasure, stack
+from tests.maps.small_maps import draw, linear
+
+F64 = torch.float64
+N, D, CLASSES = 5, 3, 4
+
+
+def cloud(seed=0, *, weights=None):
+    positions = (1 + torch.arange(N)).to(F64) / N
+    return ParticleMeasure(draw(N, D, seed=seed), weights, positions=positions)
+
+
+def attention(seed=3, causal=False):
+    generator = torch.Generator().manual_seed(seed)
+    parts = AttentionParameters.random(D, n_heads=1, std=0.6, generator=generator)
+    return SelfAttention(parts, causal=causal)
+
+
+def mlp(seed=5):
+    return MLP(draw(4, D, seed=seed) / 2, draw(D, 4, seed=seed + 1) / 2, activation="tanh")
+
+
+def readout(seed=11, token=None):
+    return Readout(draw(CLASSES, D, seed=seed), draw(CLASSES, seed=seed + 1) / 4, token)
+
+
+def pre_norm(causal=False):
+    norm = LayerNorm(torch.ones(D, dtype=F64), eps=0.1)
+    return Chain([Residual(Chain([norm, attention(causal=causal)])), Residual(mlp())])
+
+
+def bounded(factor=0.5, radius=1.0):
+    """Two blocks whose constants hold everywhere, by construction."""
+    layers = []
+    for seed in (3, 4):
+        F = attention(seed)
+        constant = bounds.table(F, radius, N).row("tokens").value
+        layers.append(contractive(Chain([Clip(radius), F]), factor, constant=constant))
+        layers.append(contractive(mlp(seed), factor, constant=mlp(seed).global_upper))
+    return Chain(layers)
+
+
+NETWORKS = {
+    "attention": attention,
+    "causal": lambda: attention(causal=True),
+    "pre-norm": pre_norm,
+    "bounded": bounded,
+    "linear": lambda: Chain([Pointwise(lambda x: 2 * x, 2.0, 0.0), linear()]),
+}
+
+
+def linear_attention():
+    parts = AttentionParameters.from_bilinear(torch.zeros(D, D).double(), draw(D, D, seed=8))
+    return Residual(SelfAttention(parts), 0.7)
+
+
+@pytest.mark.parametrize("token", [None, 0])
+@pytest.mark.parametrize("weights", [None, [0.1, 0.2, 0.3, 0.15, 0.25]])
+def test_of_a_linear_network_it_is_the_distance_to_the_nearest_other_class(token, weights):
+    mu, read = cloud(weights=weights), readout(token=token)
+    F = Chain([linear_attention(), Pointwise(lambda x: x @ draw(D, D, seed=9), 99.0, 0.0)])
+    found = certified_radius(F, read, mu)
+    J = torch.func.jacrev(lambda x: read(F(mu.replace(x))))(mu.points).flatten(1)
+    scores, c = read(F(mu)), int(found.label)
+    assert c == int(scores.argmax())
+    others = [k for k in range(CLASSES) if k != c]
+    exact = min(float((scores[c] - scores[k]) / (J[c] - J[k]).norm()) for k in others)
+    assert float(found.value) == pytest.approx(exact, rel=1e-6)
+    assert float(found.value) <= exact
+    assert float(found.first_order) == pytest.approx(exact, rel=1e-12)
+
+
+def flipped(F, read, mu, radius, starts=1000, steps=4, seed=0):
+    """Attacks by projected gradients from the sphere that change the class within the radius."""
+    label = int(read(F(mu)).argmax())
+    delta = draw(starts, N, D, seed=seed)
+    many = mu.expand(starts)
+    beaten = 0
+    for step in range(steps + 1):
+        delta = radius * delta / torch.linalg.vector_norm(delta, dim=(-2, -1), keepdim=True)
+        delta.requires_grad_()
+        scores = read(F(many.replace(mu.points + delta)))
+        beaten += int((scores.argmax(-1) != label).sum())
+        if step == steps:
+            return beaten
+        rest = scores.clone()
+        rest[:, label] = -math.inf
+        (grad,) = torch.autograd.grad((rest.amax(-1) - scores[:, label]).sum(), delta)
+        size = torch.linalg.vector_norm(grad, dim=(-2, -1), keepdim=True).clamp_min(1e-12)
+        delta = (delta + radius * grad / size).detach()
+    return beaten
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_thousand_attacks_within_the_radius_never_change_the_class(name):
+    F, mu = NETWORKS[name](), cloud(2)
+    read = Readout(draw(CLASSES, F(mu).dim, seed=12))
+    found = certified_radius(F, read, mu)
+    assert 0 < float(found.value) <= float(found.first_order) * 1e6
+    assert flipped(F, read, mu, float(found.value)) == 0
+    assert flipped(F, read, mu, 50 * float(found.first_order), starts=50) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_more_inputs_and_weights_are_never_beaten(seed):
+    weights = draw(N, seed=seed).softmax(-1)
+    for name, network in NETWORKS.items():
+        F, mu = network(), cloud(seed, weights=weights)
+        read = Readout(draw(CLASSES, F(mu).dim, seed=seed), None, None if seed % 2 else seed % N)
+        found = certified_radius(F, read, mu)
+        assert flipped(F, read, mu, float(found.value), steps=10, seed=seed) == 0, name
+
+
+def test_a_network_bounded_by_construction_has_a_radius_of_its_global_constant():
+    F, mu, read = bounded(factor=0.5), cloud(4), readout()
+    found = certified_radius(F, read, mu)
+    widest = float(torch.cdist(read.weight, read.weight).max())
+    # Mean over N tokens: a displacement of length ε moves the mean by ε/√N at most.
+    least = float(found.margin) * math.sqrt(N) / (widest * 1.5**4)
+    assert float(found.value) >= 0.999 * least
+
+
+def test_larger_margins_have_larger_radii_and_level_classes_have_none():
+    F, mu, read = pre_norm(), cloud(2), readout()
+    small = certified_radius(F, read, mu)
+    bias = read.bias + torch.nn.functional.one_hot(small.label, CLASSES)
+    large = certified_radius(F, Readout(read.weight, bias), mu)
+    assert float(large.value) > 1.01 * float(small.value)
+    level = Readout(torch.ones(2, D, dtype=F64))
+    assert float(certified_radius(F, level, mu).value) == 0
+
+
+def test_a_batch_has_the_radii_of_its_inputs():
+    F, read, inputs = pre_norm(), readout(token=1), [cloud(seed) for seed in range(3)]
+    found = certified_radius(F, read, stack(inputs))
+    for k, mu in enumerate(inputs):
+        alone = certified_radius(F, read, mu)
+        assert float(found.value[k]) == pytest.approx(float(alone.value), rel=1e-6)
+        assert int(found.label[k]) == int(alone.label)
+
+
+def test_absent_tokens_do_not_count():
+    F, read = attention(), readout()
+    mu = cloud(2)
+    padded = ParticleMeasure(
+        torch.cat([mu.points, mu.points[:1]]),
+        torch.cat([mu.weights, torch.zeros(1, dtype=F64)]),
+        positions=torch.cat([mu.positions, mu.positions[:1]]),
+    )
+    one, other = certified_radius(F, read, mu), certified_radius(F, read, padded)
+    assert float(one.value) == pytest.approx(float(other.value), rel=1e-6)
+
+
+def test_what_does_not_fit_is_refused():
+    F, mu = attention(), cloud()
+    with pytest.raises(TypeError, match="readout: expected"):
+        certified_radius(F, torch.nn.Linear(D, 2), mu)
+    with pytest.raises(NotImplementedError, match="ball_bounds"):
+        certified_radius(lambda nu: nu, readout(), mu)
+    with pytest.raises(ValueError, match="readout: expected a measure on"):
+        certified_radius(F, Readout(draw(2, D + 1)), mu)
+    with pytest.raises(ValueError, match="token: expected one of 5"):
+        certified_radius(F, readout(token=5), mu)
+
+
+# --- what layers that are bounded by construction declare ---
+
+
+def test_a_bounded_map_declares_its_constant_in_every_ball():
+    F = Bounded(attention(), 0.3)  # a claim: what is declared is taken as true
+    found = F.ball_bounds(cloud(), 100.0, splitting=False)
+    assert float(found.upper) == 0.3 and float(found.change) <= 0.6
+    split = F.ball_bounds(cloud(), 100.0)
+    assert float(split.upper) > 1
+    mu = cloud(weights=[0.1, 0.2, 0.3, 0.15, 0.25])
+    radii = torch.tensor([1.0, 0.0, 0.0, 2.0, 0.0], dtype=F64)
+    moved = Bounded(lambda nu: nu, 0.5).ball_bounds(mu, radii, splitting=False).displacement
+    both = math.sqrt(0.1 * 1 + 0.15 * 4)
+    expected = 0.5 * both / mu.weights.sqrt()
+    torch.testing.assert_close(moved, expected)
+    far = Bounded(lambda nu: nu, 0.5, "max").ball_bounds(mu, radii, splitting=False)
+    assert far.displacement.tolist() == pytest.approx([1.0] * N) and far.upper == math.inf
+    alone = Bounded(Pointwise(torch.sin), 1.0).ball_bounds(mu, radii)
+    assert alone.displacement.tolist() == pytest.approx(radii.tolist()) and alone.upper == 1
+
+
+def test_a_bounded_map_that_cannot_say_is_refused():
+    with pytest.raises(NotImplementedError):
+        Bounded(lambda nu: nu, 0.5).ball_bounds(cloud(), 0.1)
