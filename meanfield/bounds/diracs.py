@@ -6,15 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import exponent, orders, out
+from meanfield.bounds.arguments import counts, exponent, orders, out
 from meanfield.checks import as_floats
 
 __all__ = [
     "masked_two_dirac_lower",
+    "sphere_two_dirac_lower",
+    "tokens_lower",
     "two_dirac_best_log_ratio",
     "two_dirac_entry",
     "two_dirac_lower",
 ]
+
+_PLACES, _ZOOMS = 65, 6  # of the search over two variables: to 1e-9 of the value
 
 
 def two_dirac_entry(gamma: Any, radius: Any, log_ratio: Any, *, p: Any = 2.0) -> Any:
@@ -87,6 +91,75 @@ def masked_two_dirac_lower(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
     with np.errstate(divide="ignore"):
         hardy = 1 / (1 - inverse)
     return out(hardy * as_floats(two_dirac_lower(gamma, radius, p=p)))
+
+
+def tokens_lower(norm_A: Any, radius: Any, n: Any) -> Any:
+    """½c√(n−1) √((1+√(1−s²))/2), s = ln(n−1)/c: what n tokens reach if A/‖A‖ turns by 90°.
+
+    n − 1 tokens stand at x, |x| = R, and pay half of their attention to one token y with
+    ⟨Ax, y − x⟩ = ln(n−1), as far from x as that allows. So √n hides the factor c: for c ≫ ln n the
+    worst constant of n tokens is between 0.50 and 0.77 times c√n (`tokens`).
+
+    Args:
+        norm_A: spectral norm ‖A‖.
+        radius: R.
+        n: number of tokens, at least 2.
+
+    Returns:
+        The number; 0 where ln(n−1) > c, or n = 1: there is no such y.
+
+    Source: this package. Proved, for V = I and d ≥ 2.
+
+    Example:
+        >>> tokens_lower(9.0, 1.0, 50)
+        30.716
+    """
+    c, n = exponent(norm_A, radius)[0], counts(n)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        s = np.log(n - 1) / c
+        far = np.sqrt((1 + np.sqrt(1 - s * s)) / 2)
+        return out(np.where((n > 1) & (s <= 1), c / 2 * np.sqrt(n - 1) * far, 0.0))
+
+
+def sphere_two_dirac_lower(gamma: Any, radius: Any) -> Any:
+    """What two Diracs on a circle of radius R reach when atoms move along the circle only.
+
+    The heavy atom is at Re₁, the light one at the angle π − φ; A = −γI, V = I. With t as in
+    `two_dirac_entry`, the maximum over φ and t of
+    √(t(1−t)) e^{c(1+cos φ)/2} |f + (1−t)c sin φ (y − e₁)|, y − e₁ in units of R, f ⟂ y a unit
+    vector. It grows as (3√3/8)√(2c/e) e^c: a normalisation before attention takes √(ec/2) off.
+
+    Args:
+        gamma: scaling factor γ.
+        radius: R.
+
+    Source: this package. Proved, for d ≥ 2 (LayerNorm: 3).
+
+    Example:
+        >>> sphere_two_dirac_lower(1.0, 3.0)
+        13516.364
+    """
+    return out(np.vectorize(_on_circle, otypes=[float])(exponent(gamma, radius)[0]))
+
+
+def _on_circle(c: float) -> float:
+    """The maximum, by zooming into a grid: every point of it is reached."""
+    low, high = np.zeros(2), np.array([min(np.pi, 8 / np.sqrt(max(c, 1e-300))), 1.0])
+    best = 0.0
+    for _ in range(_ZOOMS):
+        angle, t = np.linspace(low, high, _PLACES).T
+        gain = (1 - t) * c * np.sin(angle[:, None])
+        square = 1 + 2 * gain * np.sin(angle[:, None])
+        square += 2 * gain**2 * (1 + np.cos(angle[:, None]))
+        # cos φ − 1 without cancellation: c may be large.
+        log_score = -c * np.sin(angle[:, None] / 2) ** 2
+        value = np.exp(log_score) * np.sqrt(t * (1 - t) * square)
+        place = np.unravel_index(np.argmax(value), value.shape)
+        best, middle = float(value[place]), np.array([angle[place[0]], t[place[1]]])
+        step = 2 * (high - low) / (_PLACES - 1)
+        low, high = np.maximum(middle - step, 0), np.minimum(middle + step, [np.pi, 1.0])
+    with np.errstate(over="ignore"):
+        return float(best * np.exp(c))
 
 
 def two_dirac_best_log_ratio(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:

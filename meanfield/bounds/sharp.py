@@ -113,11 +113,13 @@ def tokens(
     p: Any = 2.0,
     shift: Any = 0.0,
 ) -> Any:
-    """‖V‖(min(√(1+c²) √(n/(1+(n−1)e^{−2c})), D(c)) + ‖A‖R²): n uniform tokens in B_R.
+    """‖V‖(min(√n max_q √(q(1+c²v(q))), D(c)) + ‖A‖R²): n uniform tokens in B_R.
 
-    It grows as √n up to about n = e^{2c}, then levels off. Masked, n/(1+(n−1)e^{−2c}) becomes
-    Σ_{i<n} 1/(1+ie^{−2c}) and D(c) the masked constant. For p = 2 it bounds ‖Df(X)‖; for other p,
-    displacements are measured by (Σ|εᵢ|^p/n)^{1/p}.
+    The maximum is over 0 ≤ q ≤ 1/(1+(n−1)e^{−2c}), what one token can get of attention; v = 1 up
+    to q = ½ and 4q(1−q) beyond, the variance that a law with an atom of mass q can have. It
+    grows as √n up to about n = e^{2c}, between ½ and √(16/27) times c√n (`tokens_lower`), then
+    levels off. Masked, the squares add up for 1, …, n tokens and D(c) is the masked constant. For
+    p = 2 it bounds ‖Df(X)‖; for other p, displacements are measured by (Σ|εᵢ|^p/n)^{1/p}.
 
     Args:
         norm_A: spectral norm ‖A‖.
@@ -139,14 +141,16 @@ def tokens(
     turning, turned = exponent(norm_A, radius, shift)
     logs = _logs(turning)
     log_mean = logs[0]
-    inverse = 1 / p
-    # (∫ |e + su|^q dP)^{1/q} for 1/q + 1/p = 1, between its values at q = 2 and q = ∞.
-    spread = log_mean + np.maximum(2 * inverse - 1, 0) * (np.log1p(2 * turning) - log_mean)
-    column = _log_masked_column(turning, n) if causal else _log_column(turning, n)
+    # (∫ |e + su|^q dP)^{p/q} for 1/q + 1/p = 1 is at most (1+c²v)^power (1+2c)^steep, between its
+    # values at q = 2 and q = ∞.
+    inverse, power, steep = 1 / p, np.minimum(p / 2, p - 1), np.maximum(2 - p, 0)
+    column = _log_masked_column if causal else _log_column
+    with np.errstate(over="ignore", invalid="ignore"):
+        summed = np.where(inverse > 0, inverse * column(turning, n, np.minimum(power, 1e300)), 0)
+        summed = np.where(np.isinf(p), log_mean, summed)
+    summed = summed + inverse * np.where(steep > 0, steep * np.log1p(2 * turning), 0)
     limit = log_masked(turning, logs, p) if causal else log_average(*logs, p)
-    with np.errstate(invalid="ignore"):
-        summed = np.where(inverse > 0, inverse * column, 0.0)
-    return _assembled(v, np.minimum(spread + summed, limit), turned)
+    return _assembled(v, np.minimum(summed, limit), turned)
 
 
 def kernel_norm(c: Any) -> Any:
@@ -197,19 +201,54 @@ def log_average(
     return np.where(share <= 1, low, high)
 
 
-def _log_column(c: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """log of n/(1+(n−1)e^{−2c}): what the columns of P sum to at most."""
+def _log_column(c: np.ndarray, n: np.ndarray, power: np.ndarray) -> np.ndarray:
+    """log of n max_q q(1+c²v(q))^power over q ≤ 1/(1+(n−1)e^{−2c}): a column of P at most."""
     with np.errstate(divide="ignore", over="ignore"):
-        return -np.log(1 / n + (1 - 1 / n) * np.exp(-2 * c))
+        # log n, less the logarithm of 1/q = 1 + (n−1)e^{−2c}; n may be infinite.
+        least = np.logaddexp(0, np.log(n - 1) - 2 * c)
+        share = np.exp(-least)
+        top = np.minimum(share, _best_share(c, power))
+        log_top = np.where(top < share, np.log(top), -least)
+        return np.where(
+            np.isinf(n),
+            2 * c + 2 * power * np.log(np.hypot(1, c)),
+            np.log(n) + log_top + power * _log_spread(c, top),
+        )
 
 
-def _log_masked_column(c: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """log of Σ_{i<n} 1/(1+ie^{−2c}) at most; convex in i, so at most the integral about it."""
-    light = np.exp(-2 * c)
+def _log_masked_column(c: np.ndarray, n: np.ndarray, power: np.ndarray) -> np.ndarray:
+    """The same for Σ_{i<n} max_q …, q ≤ 1/(1+ie^{−2c}), at most: the smaller of two bounds.
+
+    With 1+c² for 1+c²v(q); and with one maximum for all i < e^{2c}, where q may be above ½. The
+    terms are convex in i, so that sums are at most integrals about them.
+    """
+    light, log_square = np.exp(-2 * c), 2 * np.log(np.hypot(1, c))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         integral = np.log1p((n - 1) * light / (1 + light / 2)) / light
         # Where ne^{−2c} is below 1e-12 the sum is n to rounding.
-        return np.log(np.minimum(n, np.where(n * light > 1e-12, 1 + integral, n)))
+        whole = np.log(np.minimum(n, np.where(n * light > 1e-12, 1 + integral, n)))
+        whole = whole + power * log_square
+        first = np.minimum(n, 1 + np.exp(np.minimum(2 * c, 700)))
+        top = np.minimum(1.0, _best_share(c, power))
+        head = np.log(first) + np.log(top) + power * _log_spread(c, top)
+        rest = np.log1p((n - first) * light / (1 + light * (first - 0.5))) / light
+        tail = np.where(n > first, np.log(rest) + power * log_square, -np.inf)
+        both = np.logaddexp(head, tail)
+        return np.where(np.isnan(both), whole, np.minimum(whole, both))
+
+
+def _best_share(c: np.ndarray, power: np.ndarray) -> np.ndarray:
+    """Where q(1+4c²q(1−q))^power is largest: the root of a quadratic, beyond ½."""
+    # With r = power, (2(1+2r)q − (1+r))² = (1+r)² + (1+2r)/c², over (1+r)².
+    with np.errstate(divide="ignore", over="ignore"):
+        double = (1 + 2 * power) / (1 + power)
+        return (1 + np.sqrt(1 + double / (1 + power) / c / c)) / (2 * double)
+
+
+def _log_spread(c: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """log(1 + c²v(q)), v = 1 up to ½ and 4q(1−q) beyond."""
+    variance = np.where(q > 0.5, 4 * q * (1 - q), 1.0)
+    return 2 * np.log(np.hypot(1, c * np.sqrt(variance)))
 
 
 def _assembled(v: np.ndarray, log_average: np.ndarray, turned: np.ndarray) -> Any:

@@ -116,12 +116,20 @@ def least_joint(pair, c: float, p: float) -> float:
 
 
 def tokens(c: float, n: int, p: float, *, causal: bool, limit: float) -> float:
-    """With the bound of all measures, `limit`."""
+    """With the bound of all measures, `limit`; every sum and maximum as it is written."""
+    if p == math.inf:
+        return min(math.sqrt(1 + c * c) + c, limit)
     light = math.exp(-2 * c)
-    column = sum(1 / (1 + i * light) for i in range(n)) if causal else n / (1 + (n - 1) * light)
-    M = math.sqrt(1 + c * c)
-    spread = M if p >= 2 else M ** (2 - 2 / p) * (1 + 2 * c) ** (2 / p - 1)
-    return min(spread * column ** (1 / p) + c, limit)
+    power, steep = (p / 2, 0.0) if p >= 2 else (p - 1, 2 - p)
+
+    def column(largest: float) -> float:
+        q = np.linspace(0, largest, 20_001)
+        spread = 1 + c * c * np.where(q > 0.5, 4 * q * (1 - q), 1.0)
+        return float((q * spread**power).max())
+
+    shares = [1 / (1 + i * light) for i in range(n)]
+    total = sum(map(column, shares)) if causal else n * column(shares[-1])
+    return min((total * (1 + 2 * c) ** steep) ** (1 / p) + c, limit)
 
 
 def two_dirac_lower(c: float, p: float) -> float:
