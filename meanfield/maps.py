@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 __all__ = [
     "BallBounds",
+    "Gain",
     "Linearisation",
     "Map",
     "as_map",
@@ -112,6 +113,24 @@ def _known(bound: Tensor) -> Tensor:
     return bound.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
+class Gain(NamedTuple):
+    """What is linear in a normalisation: x ↦ γ ∘ N(x) + β.
+
+    Attributes:
+        weight: γ, (d,).
+        bias: β, (d,), or None for 0.
+        eps: ε of N.
+        centred: whether N(x) has mean 0.
+        unit: N.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+    centred: bool
+    unit: Map
+
+
 class Map(ABC):
     """A map of measures F that can declare its properties, its derivative and its bounds.
 
@@ -125,6 +144,7 @@ class Map(ABC):
         heads: maps whose images add up to that of F, up to a constant; none by default.
         score_matrices: A of each head of attention with scores ⟨Ax, y⟩, for which worst cases are
             known; none by default.
+        gain: of a normalisation, what is linear in it; None for other maps.
 
     Example:
         >>> class Twist(Map):
@@ -149,6 +169,12 @@ class Map(ABC):
     dim: int | None = None
     heads: Sequence[Map] = ()
     score_matrices: Sequence[Tensor] | Tensor = ()
+    gain: Gain | None = None
+
+    @property
+    def stages(self) -> tuple[Map, ...]:
+        """The maps that F applies one after another: F alone, unless it is a chain."""
+        return (self,)
 
     @abstractmethod
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:

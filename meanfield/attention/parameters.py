@@ -21,6 +21,7 @@ from meanfield.checks import (
     number,
 )
 from meanfield.html import html_table, span
+from meanfield.maps import Map, as_map
 
 __all__ = ["AttentionParameters"]
 
@@ -346,6 +347,55 @@ class AttentionParameters:
             value_bias=pick(self.value_bias),
             scale=self.scale[one],
             key_bias=pick(self.key_bias),
+        )
+
+    def after(self, norm: Map) -> AttentionParameters:
+        """The parameters at γ ∘ z + β, as a function of z: the gain of a normalisation absorbed.
+
+        Qγz stands for Q, Qβ + b_Q for b_Q, likewise for keys and values; if z has mean 0
+        (LayerNorm), also less the mean of each row. So attention after the norm is attention of
+        these parameters after the same norm with γ = 1 and β = 0, whose points have length √d at
+        most: bounds on the ball see ‖ΓAΓ‖d in place of ‖A‖ max|γ|²d ([CAP24] §2.3).
+
+        Args:
+            norm: `meanfield.layers.LayerNorm`, `meanfield.layers.RMSNorm`.
+
+        Raises:
+            TypeError: a map that declares no gain.
+            ValueError: another dimension.
+
+        Example:
+            >>> from meanfield.layers import RMSNorm
+            >>> AttentionParameters([[1.0]], [[1.0]], [[1.0]]).after(RMSNorm([3.0])).A
+            tensor([[[9.]]], dtype=torch.float64)
+        """
+        gain = as_map(norm, "norm").gain
+        if gain is None:
+            raise TypeError(f"norm: expected LayerNorm or RMSNorm, got {describe(norm)}")
+        if len(gain.weight) != self.dim:
+            raise ValueError(f"norm: expected one of dimension {self.dim}, got {len(gain.weight)}")
+        check_same_kind(self.query, "the parameters", gain.weight, "the norm")
+        shift = gain.bias
+
+        def moved(matrix: Tensor) -> Tensor:
+            scaled = matrix * gain.weight
+            return scaled - scaled.mean(-1, keepdim=True) if gain.centred else scaled
+
+        def bias(own: Tensor | None, matrix: Tensor) -> Tensor | None:
+            if shift is None:
+                return own
+            return matrix @ shift if own is None else own + matrix @ shift
+
+        return AttentionParameters(
+            moved(self.query),
+            moved(self.key),
+            moved(self.value),
+            self.output,
+            query_bias=bias(self.query_bias, self.query),
+            value_bias=bias(self.value_bias, self.value),
+            output_bias=self.output_bias,
+            scale=self.scale,
+            key_bias=bias(self.key_bias, self.key),
         )
 
     def to(self, *args: Any, **kwargs: Any) -> AttentionParameters:

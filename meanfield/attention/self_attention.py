@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.ball_bounds import ball_bound
-from meanfield.attention.kernels import Kernel, dot_product
+from meanfield.attention.kernels import FeatureSizes, Kernel, dot_product
 from meanfield.attention.kernels.kernel import Score
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.rows import Normalization, RowWise, softmax
@@ -282,6 +282,12 @@ class SelfAttention(Map):
     def score(self) -> Score:
         """The kind of score under the softmax, for bounds that are proved for some kinds only."""
         return self.kernel.score if self.normalization.is_softmax else Score("other")
+
+    def feature_sizes(self, radius: float) -> FeatureSizes | None:
+        """How large queries and keys are on a ball; None if unknown, or under no softmax."""
+        if not self.normalization.is_softmax:
+            return None
+        return self.kernel.feature_sizes(self.parameters, radius)
 
     @property
     def _is_bilinear(self) -> bool:

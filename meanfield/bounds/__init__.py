@@ -8,9 +8,11 @@ The statements, and in brackets whose they are:
 - `mean_field`: Lip^{W_p}(F on P(B_R)) ≤ ‖V‖(D(c) + c) for p = 2, c = ‖A‖R² (this package)
 - `masked_mean_field`: Lip_{d_p} ≤ ‖V‖(√2(1+c)e^c + 2√((1+2c)(1+c)) + c) for p = 2, and less
   (this package)
-- `tokens`: Lip(f on B_Rⁿ) ≤ ‖V‖(min(√(1+c²)√(n/(1+(n−1)e^{−2c})), D) + c) (this package)
+- `tokens`: Lip(f on B_Rⁿ) ≤ ‖V‖(min(√n max_q √(q(1+c²v(q))), D) + c) (this package)
 - `two_dirac_lower`: Lip^{W₂} ≥ √(t(1−t))(1+2(1−t)c)e^c, V = I (this package)
 - `masked_two_dirac_lower`: Lip_{d_p} ≥ p/(p−1) times that (this package)
+- `tokens_lower`: Lip(f on B_Rⁿ) ≥ ½c√(n−1) and less where n is large, A a rotation (this package)
+- `sphere_mean_field`, `sphere_two_dirac_lower`: behind a normalisation (this package)
 - `exponential_rate`, `mean_field_by_rate`: the rate e^{E/2} of a given A (this package)
 - `by_oscillation`, `capped_mean_field`, `l2_mean_field`: other scores than ⟨Ax, y⟩ (this package)
 - `local_upper`: the constant at one μ, from its attention weights (this package)
@@ -19,6 +21,7 @@ The statements, and in brackets whose they are:
 - `proposition_3_4`: Lip(f on B_Rⁿ) ≥ √(n−1) / (1 + (n−1)e^{−2γR²}), V = I ([CAP24] Prop. 3.4)
 - `l2_attention_inf`: tied L2 attention on n tokens of R^d, in the ∞-norm ([KPM21])
 - `l2_spread`: what n tokens can have of Σⱼ P_ij |uᵢ−uⱼ|² in it ([KPM21])
+- `l2_theorem_3_2`: the same in the Euclidean norm ([KPM21])
 - `l2_attention_2`, `l2_attention_max`: in the Euclidean norm, in maxᵢ |xᵢ| (this package)
 - `table`: every statement for one layer and one ball (as each row says)
 
@@ -27,19 +30,29 @@ Papamakarios, Mnih, *The Lipschitz Constant of Self-Attention*, ICML 2021. "This
 statements that are not in the papers; the page "Sharp constants" of the documentation proves them.
 """
 
-# Files: `sharp` (this package's upper bounds), `running` (under a mask), `diracs` (its lower
-# ones), `rates` (for a given A), `scores` (other kernels), `theorems` (the papers' own), `layer`
-# (from heads to a layer), `l2` (L2 attention on n tokens), `tables` (all of them at once).
+# Files: `sharp` (this package's upper bounds), `running` (under a mask), `spheres` (behind a
+# norm), `diracs` (its lower ones), `rates` (for a given A), `scores` (other kernels), `theorems`
+# (the papers' own), `layer` (from heads to a layer), `l2` (L2 attention on n tokens), `tables`
+# (all of them at once: `statements`, `upper_rows`, `point_rows`, `lower_rows`).
 
 from meanfield.bounds.diracs import (
     masked_two_dirac_lower,
+    sphere_two_dirac_lower,
+    tokens_lower,
     two_dirac_best_log_ratio,
     two_dirac_lower,
 )
-from meanfield.bounds.l2 import l2_attention_2, l2_attention_inf, l2_attention_max, l2_spread
+from meanfield.bounds.l2 import (
+    l2_attention_2,
+    l2_attention_inf,
+    l2_attention_max,
+    l2_spread,
+    l2_theorem_3_2,
+)
 from meanfield.bounds.rates import exponential_rate, mean_field_by_rate
 from meanfield.bounds.scores import by_oscillation, capped_mean_field, l2_mean_field
 from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
+from meanfield.bounds.spheres import sphere_mean_field
 from meanfield.bounds.tables import BoundTable, table
 from meanfield.bounds.theorems import (
     local_upper,
@@ -59,6 +72,7 @@ __all__ = [
     "l2_attention_max",
     "l2_mean_field",
     "l2_spread",
+    "l2_theorem_3_2",
     "local_upper",
     "masked_mean_field",
     "masked_two_dirac_lower",
@@ -66,10 +80,13 @@ __all__ = [
     "mean_field_by_rate",
     "proposition_3_4",
     "scaling_factor",
+    "sphere_mean_field",
+    "sphere_two_dirac_lower",
     "table",
     "theorem_3_3",
     "theorem_3_5",
     "tokens",
+    "tokens_lower",
     "two_dirac_best_log_ratio",
     "two_dirac_lower",
 ]

@@ -139,11 +139,15 @@ def sphere_two_dirac_lower(gamma: Any, radius: Any) -> Any:
         >>> sphere_two_dirac_lower(1.0, 3.0)
         13516.364
     """
-    return out(np.vectorize(_on_circle, otypes=[float])(exponent(gamma, radius)[0]))
+    values = np.vectorize(lambda c: circle_response(c)[0], otypes=[float])
+    return out(values(exponent(gamma, radius)[0]))
 
 
-def _on_circle(c: float) -> float:
-    """The maximum, by zooming into a grid: every point of it is reached."""
+def circle_response(c: float) -> tuple[float, np.ndarray]:
+    """`sphere_two_dirac_lower`, and the unit vector along which the heavy atom answers.
+
+    Its components are along e₁ and across. By zooming into a grid: every point of it is reached.
+    """
     low, high = np.zeros(2), np.array([min(np.pi, 8 / np.sqrt(max(c, 1e-300))), 1.0])
     best = 0.0
     for _ in range(_ZOOMS):
@@ -158,8 +162,15 @@ def _on_circle(c: float) -> float:
         best, middle = float(value[place]), np.array([angle[place[0]], t[place[1]]])
         step = 2 * (high - low) / (_PLACES - 1)
         low, high = np.maximum(middle - step, 0), np.minimum(middle + step, [np.pi, 1.0])
+    # f = −(sin φ, cos φ), and y − e₁.
+    gain, sine, cosine = (1 - middle[1]) * c * np.sin(middle[0]), *_turn(middle[0])
+    answer = np.array([-sine - gain * (1 + cosine), -cosine + gain * sine])
     with np.errstate(over="ignore"):
-        return float(best * np.exp(c))
+        return float(best * np.exp(c)), answer / np.linalg.norm(answer)
+
+
+def _turn(angle: float) -> tuple[float, float]:
+    return float(np.sin(angle)), float(np.cos(angle))
 
 
 def two_dirac_best_log_ratio(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:

@@ -26,7 +26,13 @@ from meanfield.checks import as_floats, number
 if TYPE_CHECKING:
     from meanfield.attention.parameters import AttentionParameters
 
-__all__ = ["l2_attention_2", "l2_attention_inf", "l2_attention_max", "l2_spread"]
+__all__ = [
+    "l2_attention_2",
+    "l2_attention_inf",
+    "l2_attention_max",
+    "l2_spread",
+    "l2_theorem_3_2",
+]
 
 # Relative; rows of the values outside the span of the queries beyond it are no rounding.
 _OUTSIDE = 1e-9
@@ -132,6 +138,36 @@ def l2_attention_max(layer: Any, n: Any) -> float:
     return (1 + 4 * l2_spread(n)) * _joined(*_heads(layer), stacked=False)
 
 
+def l2_theorem_3_2(layer: Any, n: Any) -> float:
+    """√(n/k) (4c + 1) (Σ_h ‖W^Q_h‖⁴‖W^V_h‖²)^½ ‖W^O‖, c = φ⁻¹(n−1): the paper's bound of ‖J‖₂.
+
+    For values W^Vᵀ W^Q W^Qᵀ/√k, with the smallest such W^V; `l2_attention_2` is sharper.
+
+    Args:
+        layer: as for `l2_attention_inf`, of scale 1/√k.
+        n: number of tokens.
+
+    Raises:
+        ValueError: as `l2_attention_inf`; values that are not of the paper's form.
+
+    Source: [KPM21] Theorem 3.2; with ‖W^Q‖⁴, as the Jacobian scales, for the printed ‖W^Q‖².
+    """
+    heads, outputs = _heads(layer)
+    par = Layer.of(layer).parameters
+    width = par.query.shape[-2]
+    if not np.allclose(as_floats(par.scale), width**-0.5, rtol=1e-12):
+        raise ValueError(f"scale: expected 1/√{width}, that of the paper, got another")
+    total = 0.0
+    for _, B, q in heads:
+        W = math.sqrt(width) * B @ np.linalg.pinv(q.T)
+        if np.linalg.norm(W @ q.T - math.sqrt(width) * B) > _OUTSIDE * np.linalg.norm(B):
+            raise ValueError("values: expected W^Vᵀ W^Q W^Qᵀ/√k, got another function of queries")
+        total += float(np.linalg.norm(q, 2) ** 4 * np.linalg.norm(W, 2) ** 2)
+    last = np.linalg.norm(np.concatenate(outputs, -1), 2)
+    c = l2_spread(n)
+    return float((1 + _ROUNDING) * math.sqrt(n / width * total) * (4 * c + 1) * last)
+
+
 def tied_norms(par: AttentionParameters) -> tuple[bool, np.ndarray, int]:
     """Whether queries and keys are tied; ‖G_h‖ = scale ‖Q_h‖², (H,); the rank of G_h at most.
 
@@ -168,6 +204,8 @@ def _heads(layer: Any) -> tuple[_Heads, list[np.ndarray]]:
     """(W_hB_h, B_h, Q_h) of each head, and W_h."""
     found = Layer.of(layer)
     par = found.parameters
+    if found.norm is not None:
+        raise ValueError("L2 attention: expected a layer, got a chain of a norm and a layer")
     if found.score is not None and found.score.kind != "l2":
         raise ValueError("L2 attention: expected a layer with kernel=l2, got another")
     queries = as_floats(par.query)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,19 @@ from meanfield.bounds.theorems import theorem_3_3
 from meanfield.checks import as_bool, as_floats, describe
 
 if TYPE_CHECKING:
-    from meanfield.attention.kernels.kernel import Score
+    from meanfield.attention.kernels.kernel import FeatureSizes, Score
     from meanfield.attention.parameters import AttentionParameters
+    from meanfield.maps import Gain, Map
 
 __all__ = ["Layer", "joined_heads", "raised"]
 
 # Relative: what upper bounds of a layer are raised by, to stay above the rounding of the norms.
 _ROUNDING = 1e-9
+
+_EXPECTED = (
+    "layer: expected SelfAttention, a Chain of LayerNorm or RMSNorm and SelfAttention, "
+    "AttentionParameters, or a pair (A, V) of matrices, got "
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,22 +34,28 @@ class Layer:
     """Attention as the theorems see it; per head, with H heads.
 
     Attributes:
-        parameters: its matrices.
+        parameters: its matrices, the gain of a norm before it absorbed.
         score: the scores under its softmax; None where only matrices are given.
         causal: whether it is masked; None if that is not given.
+        sizes: of queries and keys on a ball of some radius; None where they are not known.
+        norm: the normalisation before it, with γ = 1 and β = 0; None without one.
+        map: the map itself, None where only matrices are given.
     """
 
     parameters: AttentionParameters
     score: Score | None
     causal: bool | None
+    sizes: Callable[[float], FeatureSizes | None] = lambda radius: None
+    norm: Gain | None = None
+    map: Map | None = None
 
     @classmethod
     def of(cls, layer: Any, causal: Any = None) -> Layer:
         """What the theorems need of this layer.
 
         Args:
-            layer: `meanfield.attention.SelfAttention`, its parameters, or the pair (A, V) of
-                arrays (d, d) or (H, d, d).
+            layer: `meanfield.attention.SelfAttention`, a chain of a norm and such a layer, its
+                parameters, or the pair (A, V) of arrays (d, d) or (H, d, d).
             causal: the mask, where there are only matrices.
 
         Raises:
@@ -51,24 +64,34 @@ class Layer:
         """
         # Here, so that formulas of numbers do without torch.
         from meanfield.attention.parameters import AttentionParameters
-        from meanfield.attention.self_attention import SelfAttention
+        from meanfield.maps import Map
 
         causal = None if causal is None else as_bool(causal, "causal")
-        if isinstance(layer, SelfAttention):
+        if isinstance(layer, Map):
             if causal not in (None, layer.causal):
                 raise ValueError(
                     f"causal: expected {layer.causal}, as the layer says, or None, got {causal}"
                 )
-            return cls(layer.parameters, layer.score, layer.causal)
+            return cls._of_map(layer)
         if not isinstance(layer, AttentionParameters):
             if not isinstance(layer, (tuple, list)) or len(layer) != 2:
-                raise TypeError(
-                    "layer: expected SelfAttention, AttentionParameters, or a pair (A, V) of "
-                    f"matrices, got {describe(layer)}"
-                )
+                raise TypeError(_EXPECTED + describe(layer))
             A, V = (as_floats(matrix, name) for matrix, name in zip(layer, "AV", strict=True))
             layer = AttentionParameters.from_bilinear(A, V)
         return cls(layer, None, causal)
+
+    @classmethod
+    def _of_map(cls, layer: Map) -> Layer:
+        from meanfield.attention.self_attention import SelfAttention
+
+        *before, last = layer.stages
+        gains = [each.gain for each in before]
+        if not isinstance(last, SelfAttention) or len(gains) > 1 or None in gains:
+            raise TypeError(_EXPECTED + " then ".join(describe(each) for each in layer.stages))
+        norm = gains[0] if gains else None
+        if norm is not None:
+            last = replace(last, parameters=last.parameters.after(before[0]))
+        return cls(last.parameters, last.score, last.causal, last.feature_sizes, norm, layer)
 
     @cached_property
     def A(self) -> np.ndarray:
@@ -99,6 +122,15 @@ class Layer:
     def shift(self) -> np.ndarray:
         """|c_h|, (H,), c = scale · Kᵀ b_Q: what a query bias adds to Ax; 0 without one."""
         return self._pulled(self.parameters.query_bias, self._key)
+
+    @cached_property
+    def pull(self) -> np.ndarray:
+        """c_h, (H, d): what a query bias adds to Ax."""
+        par = self.parameters
+        if par.query_bias is None:
+            return np.zeros((par.n_heads, par.dim))
+        rows = as_floats(par.query_bias)[:, None, :] @ as_floats(self._key)
+        return as_floats(par.scale)[:, None] * rows[:, 0]
 
     @cached_property
     def key_shift(self) -> np.ndarray:

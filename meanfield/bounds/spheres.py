@@ -11,9 +11,9 @@ from meanfield.bounds.sharp import kernel_norm
 
 __all__ = ["sphere_mean_field", "tangential_norm"]
 
-_PLACES, _STEPS = 257, 45  # of the searches for a maximum over ζ, and for the best λ
-_TOPS = 8
-_GOLDEN = (5**0.5 - 1) / 2
+# Of the search for a maximum over ζ: a grid, and golden section about its highest places.
+_PLACES, _TOPS, _STEPS, _GOLDEN = 129, 8, 40, (5**0.5 - 1) / 2
+_SCALES, _ROUNDS = 33, 10  # of the search for λ: 16^−10 of the first bracket
 _LARGEST = 750.0  # e^c is no float64 beyond
 
 
@@ -60,37 +60,35 @@ def tangential_norm(c: Any) -> Any:
 
 
 def _tangential(c: float) -> float:
-    """Over e^c first: with ζ = −cos of an angle, finer towards both ends for large c."""
-    near = np.sqrt(np.minimum(1.0, 8 / max(c, 1e-300))) * np.linspace(0, 1, _PLACES)
-    angles = np.unique(
-        np.concatenate([near * np.pi / 2, np.linspace(0, np.pi, _PLACES), np.pi - near])
-    )
-
-    def worst(log_scale: float) -> float:
-        def value(angle: np.ndarray) -> np.ndarray:
-            low, high = -2 * c * np.sin(angle / 2) ** 2, -2 * c * np.cos(angle / 2) ** 2
-            steep = (1 + 2 * c * np.sin(angle)) ** 2
-            return np.exp(log_scale + low) + np.exp(high - log_scale) * steep
-
-        found = value(angles)
-        # The best of the grid and its neighbours, in case two maxima are nearly equal.
-        tops = np.argsort(found)[-_TOPS:]
-        left, right = (
-            angles[np.maximum(tops - 1, 0)],
-            angles[np.minimum(tops + 1, len(angles) - 1)],
-        )
-        for _ in range(_STEPS):
-            first, second = right - _GOLDEN * (right - left), left + _GOLDEN * (right - left)
-            smaller = value(first) < value(second)
-            left, right = np.where(smaller, first, left), np.where(smaller, right, second)
-        return float(max(found.max(), value((left + right) / 2).max()))
-
+    """The best λ, by rounds over a grid: the maximum over ζ is convex in log λ."""
     low, high = -1.0, 2 * np.log1p(2 * c) + 1
-    for _ in range(_STEPS):
-        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        if worst(left) < worst(right):
-            high = right
-        else:
-            low = left
+    for _ in range(_ROUNDS):
+        scales = np.linspace(low, high, _SCALES)
+        found = _largest(c, scales)
+        place = int(np.argmin(found))
+        low, high = scales[max(place - 1, 0)], scales[min(place + 1, _SCALES - 1)]
     with np.errstate(over="ignore"):
-        return float(np.exp(c) * worst((low + high) / 2) / 2)
+        return float(np.exp(c) * found.min() / 2)
+
+
+def _largest(c: float, log_scales: np.ndarray) -> np.ndarray:
+    """max_ζ of the sum, over e^c, for each log λ; ζ = −cos of an angle."""
+    near = np.sqrt(min(1.0, 8 / max(c, 1e-300))) * np.linspace(0, np.pi / 2, _PLACES)
+    # Finer towards both ends, where the two maxima are for large c.
+    angles = np.sort(np.concatenate([near, np.linspace(0, np.pi, _PLACES), np.pi - near]))
+
+    def value(angle: np.ndarray) -> np.ndarray:
+        low, high = -2 * c * np.sin(angle / 2) ** 2, -2 * c * np.cos(angle / 2) ** 2
+        steep = (1 + 2 * c * np.sin(angle)) ** 2
+        return np.exp(log_scales[:, None] + low) + np.exp(high - log_scales[:, None]) * steep
+
+    found = value(angles)
+    # The best of the grid and their neighbours, in case two maxima are nearly equal.
+    tops = np.argpartition(found, -_TOPS, axis=1)[:, -_TOPS:]
+    left = angles[np.maximum(tops - 1, 0)]
+    right = angles[np.minimum(tops + 1, len(angles) - 1)]
+    for _ in range(_STEPS):
+        first, second = right - _GOLDEN * (right - left), left + _GOLDEN * (right - left)
+        smaller = value(first) < value(second)
+        left, right = np.where(smaller, first, left), np.where(smaller, right, second)
+    return np.maximum(found.max(1), value((left + right) / 2).max(1))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from meanfield.images import image_of
 from meanfield.layers.composition import Composite
-from meanfield.maps import BallBounds, Linearisation, ball_bounds, linearize
+from meanfield.maps import BallBounds, Linearisation, Map, ball_bounds, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 __all__ = ["Chain"]
@@ -41,6 +41,11 @@ class Chain(Composite):
         super().__init__(maps)
         unfolded = (F.maps if isinstance(F, Chain) else (F,) for F in self.maps)
         object.__setattr__(self, "maps", sum(unfolded, ()))
+
+    @property
+    def stages(self) -> tuple[Map, ...]:
+        """Its maps."""
+        return self.maps
 
     @property
     def dim(self) -> int | None:  # type: ignore[override]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced, number
 from meanfield.layers.particlewise import Particlewise, Product, present_rows
-from meanfield.maps import BallBounds, expanded_radii, scaled_radii
+from meanfield.maps import BallBounds, Gain, expanded_radii, scaled_radii
 from meanfield.measures import ParticleMeasure
 
 __all__ = ["LayerNorm", "RMSNorm"]
@@ -97,6 +97,12 @@ class _Norm(Particlewise):
         if not self.eps:
             return math.inf if largest else 0.0
         return largest / math.sqrt(self.eps)
+
+    @property
+    def gain(self) -> Gain:  # type: ignore[override]
+        """γ and β, and this norm without them."""
+        unit = type(self)(torch.ones_like(self.weight), eps=self.eps)  # type: ignore[call-arg]
+        return Gain(self.weight, self.bias, self.eps, self._centred, unit)
 
     @property
     def dim(self) -> int:  # type: ignore[override]

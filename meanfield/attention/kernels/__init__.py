@@ -12,6 +12,7 @@ from meanfield.attention.kernels.cosine import cosine, qk_norm
 from meanfield.attention.kernels.euclidean import l2
 from meanfield.attention.kernels.kernel import (
     Features,
+    FeatureSizes,
     FeatureTransform,
     Kernel,
     ModifiedKernel,
@@ -21,6 +22,7 @@ from meanfield.attention.kernels.rotary import rotary
 from meanfield.attention.kernels.soft_cap import soft_cap
 
 __all__ = [
+    "FeatureSizes",
     "FeatureTransform",
     "Features",
     "Kernel",

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
+import torch
 from torch import Tensor
 
-from meanfield.attention.kernels.kernel import Features, Kernel, Score
+from meanfield.attention.kernels.kernel import Features, FeatureSizes, Kernel, Score
 from meanfield.attention.parameters import AttentionParameters
 
 __all__ = ["DotProduct", "dot_product"]
@@ -37,6 +38,22 @@ class DotProduct(Kernel):
             v_centre = v_centre + parameters.per_head(parameters.value_bias)[:, None, :]
         scale = parameters.scale[:, None, None]
         return Features(scale * q, k, v, None, k_centre, v_centre)
+
+    def feature_sizes(self, parameters: AttentionParameters, radius: float) -> FeatureSizes:
+        """From norms of the matrices."""
+        scale = parameters.scale.abs()
+        slopes, sizes = [], []
+        for matrix, bias in (
+            (parameters.query, parameters.query_bias),
+            (parameters.key, parameters.key_bias),
+        ):
+            slope = parameters.per_head(torch.linalg.matrix_norm(matrix, 2))
+            shift = 0.0 if bias is None else parameters.per_head(bias.norm(dim=-1))
+            slopes.append(slope)
+            sizes.append(slope * radius + shift)
+        return FeatureSizes(
+            scale * sizes[0], sizes[1], scale * slopes[0], slopes[1], torch.zeros_like(scale)
+        )
 
     def push(
         self,

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
-from meanfield.attention.kernels.kernel import Features, FeatureTransform, Kernel, checked_inner
+from meanfield.attention.kernels.kernel import (
+    Features,
+    FeatureSizes,
+    FeatureTransform,
+    Kernel,
+    checked_inner,
+)
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import number
 
@@ -70,6 +76,26 @@ class NormalisedFeatures(FeatureTransform):
         return features._replace(
             q=q_gain * q * self._inverse_length(q),
             k=k_gain * features.k * self._inverse_length(features.k),
+        )
+
+    def feature_sizes(self, parameters: AttentionParameters, radius: float) -> FeatureSizes | None:
+        """|q| ≤ max|g|, times √k for root mean squares; slopes by 1/√eps, None at eps = 0."""
+        inner = self.inner.feature_sizes(parameters, radius)
+        if inner is None or self.eps == 0:
+            return None
+        length = parameters.query.shape[-2] ** 0.5 if self.rms else 1.0
+        found = []
+        for gain in self._gains(parameters):
+            each = torch.as_tensor(gain, dtype=inner.bias.dtype, device=inner.bias.device).abs()
+            found.append(each.amax((-2, -1)) if each.ndim == 3 else each.amax())
+        q_gain, k_gain = found
+        scale = parameters.scale.abs()
+        return FeatureSizes(
+            (q_gain * length).expand_as(scale),
+            (k_gain * length).expand_as(scale),
+            q_gain * inner.query_slope / scale / self.eps**0.5,
+            k_gain * inner.key_slope / self.eps**0.5,
+            inner.bias,
         )
 
     def turn_push(

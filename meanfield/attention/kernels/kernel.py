@@ -14,7 +14,14 @@ from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import describe
 from meanfield.measures import ParticleMeasure
 
-__all__ = ["FeatureTransform", "Features", "Kernel", "ModifiedKernel", "checked_inner"]
+__all__ = [
+    "FeatureSizes",
+    "FeatureTransform",
+    "Features",
+    "Kernel",
+    "ModifiedKernel",
+    "checked_inner",
+]
 
 
 class Features(NamedTuple):
@@ -63,6 +70,26 @@ class Score(NamedTuple):
 
     kind: str
     tau: float = math.inf
+
+
+class FeatureSizes(NamedTuple):
+    """How large the queries and keys of points in a ball are at most, per head, (H,).
+
+    The score is a function of slope at most 1 of ⟨q, k⟩, and a bias that depends on positions.
+
+    Attributes:
+        query: |q|, factors of the score included.
+        key: |k|.
+        query_slope: Lipschitz constant of x ↦ q.
+        key_slope: of y ↦ k.
+        bias: the largest bias less the smallest.
+    """
+
+    query: Tensor
+    key: Tensor
+    query_slope: Tensor
+    key_slope: Tensor
+    bias: Tensor
 
 
 class Kernel:
@@ -166,6 +193,10 @@ class Kernel:
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
     ) -> Tensor | None:
         """Where the features have no derivative, bool ``(*batch, n)``; None for nowhere."""
+        return None
+
+    def feature_sizes(self, parameters: AttentionParameters, radius: float) -> FeatureSizes | None:
+        """For all points in the ball of this radius, at any positions; None if not known."""
         return None
 
     def head(self, index: int) -> Kernel:

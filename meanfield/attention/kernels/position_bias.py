@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
-from meanfield.attention.kernels.kernel import Kernel, ModifiedKernel, checked_inner
+from meanfield.attention.kernels.kernel import FeatureSizes, Kernel, ModifiedKernel, checked_inner
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import as_float_tensor, check_finite, number
 
@@ -32,6 +32,14 @@ class Alibi(ModifiedKernel):
         """With the slope of that head."""
         slope = self.slopes[index if len(self.slopes) > 1 else 0]
         return replace(self, slopes=(slope,), inner=self.inner.head(index))
+
+    def feature_sizes(self, parameters: AttentionParameters, radius: float) -> FeatureSizes | None:
+        """The inner kernel's; biases of positions in [0, 1] are within |slope| · length."""
+        inner = self.inner.feature_sizes(parameters, radius)
+        if inner is None:
+            return None
+        slopes = torch.as_tensor(self.slopes, dtype=inner.bias.dtype, device=inner.bias.device)
+        return inner._replace(bias=inner.bias + self.length * slopes.abs())
 
     def position_bias(
         self, parameters: AttentionParameters, rows: Tensor, columns: Tensor

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
-from meanfield.attention.kernels.kernel import Features, FeatureTransform, Kernel, checked_inner
+from meanfield.attention.kernels.kernel import (
+    Features,
+    FeatureSizes,
+    FeatureTransform,
+    Kernel,
+    checked_inner,
+)
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import as_bool, count, number
 
@@ -44,6 +50,10 @@ class Rotary(FeatureTransform):
     ) -> Features:
         """R(s) q and R(s) k."""
         return self._rotated(features, positions, 1.0)
+
+    def feature_sizes(self, parameters: AttentionParameters, radius: float) -> FeatureSizes | None:
+        """Rotations keep lengths."""
+        return self.inner.feature_sizes(parameters, radius)
 
     def turn_push(
         self,

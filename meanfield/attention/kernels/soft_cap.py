@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
-from meanfield.attention.kernels.kernel import Kernel, ModifiedKernel, Score, checked_inner
+from meanfield.attention.kernels.kernel import (
+    FeatureSizes,
+    Kernel,
+    ModifiedKernel,
+    Score,
+    checked_inner,
+)
+from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import number
 
 __all__ = ["SoftCap", "soft_cap"]
@@ -32,6 +39,10 @@ class SoftCap(ModifiedKernel):
         """τ tanh(⟨Ax, y⟩/τ) where the inner score is ⟨Ax, y⟩."""
         of_dot_product = self.inner.score.kind == "dot product"
         return Score("soft cap", self.tau) if of_dot_product else Score("other")
+
+    def feature_sizes(self, parameters: AttentionParameters, radius: float) -> FeatureSizes | None:
+        """The inner kernel's: the slope of τ·tanh(s/τ) is at most 1."""
+        return self.inner.feature_sizes(parameters, radius)
 
     @property
     def activation(self) -> Callable[[Tensor], Tensor]:

@@ -1,0 +1,330 @@
+"""Bounds behind a normalisation, at points, and for bounded scores."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling
+from meanfield.attention.kernels import alibi, cosine, dot_product, l2, qk_norm, rotary, soft_cap
+from meanfield.bounds.diracs import circle_response
+from meanfield.bounds.spheres import tangential_norm
+from meanfield.layers import MLP, Chain, LayerNorm, RMSNorm
+from meanfield.lipschitz import local_lipschitz
+from tests import strategies
+
+F64 = torch.float64
+BOUNDED = {
+    "rotary": rotary(length=9.0),
+    "partial rotary": rotary(dim=2, length=9.0),
+    "qk norm": qk_norm(1.3, 0.7, eps=0.05),
+    "cosine": cosine(2.0, eps=0.1),
+    "alibi": alibi([0.5, 0.1], length=3.0),
+    "capped rotary": soft_cap(1.5, inner=rotary(length=9.0)),
+    "rotary qk norm": rotary(length=9.0, inner=qk_norm(eps=0.05)),
+}
+
+
+def norm_layer(d: int, g: torch.Generator, *, centred: bool, eps: float = 1e-2):
+    weight, bias = (
+        torch.rand(d, dtype=F64, generator=g) + 0.5,
+        torch.randn(d, dtype=F64, generator=g),
+    )
+    return LayerNorm(weight, bias, eps) if centred else RMSNorm(weight, eps)
+
+
+def random_parameters(d: int, g: torch.Generator, *, groups: int = 2) -> AttentionParameters:
+    def draw(*shape):
+        return torch.randn(*shape, dtype=F64, generator=g)
+
+    return AttentionParameters(
+        *(draw(2, 4, d), draw(groups, 4, d), draw(groups, 3, d), draw(2, d, 3)),
+        query_bias=draw(2, 4),
+        key_bias=draw(groups, 4),
+        value_bias=draw(groups, 3),
+        output_bias=draw(d),
+    )
+
+
+@pytest.mark.parametrize("centred", [False, True])
+@pytest.mark.parametrize("kernel", [dot_product, l2, *BOUNDED.values()])
+def test_an_absorbed_gain_changes_nothing(kernel, centred):
+    g = torch.Generator().manual_seed(0)
+    N = norm_layer(3, g, centred=centred)
+    par = random_parameters(3, g, groups=1)
+    mu = ParticleMeasure.from_sequence(torch.randn(6, 3, dtype=F64, generator=g))
+    whole = SelfAttention(par, kernel=kernel)(N(mu)).points
+    absorbed = SelfAttention(par.after(N), kernel=kernel)(N.gain.unit(mu)).points
+    torch.testing.assert_close(absorbed, whole, rtol=1e-11, atol=1e-11)
+
+
+def test_only_a_norm_is_absorbed():
+    par = AttentionParameters.random(2)
+    with pytest.raises(TypeError, match="norm: expected LayerNorm or RMSNorm, got SelfAttention"):
+        par.after(SelfAttention(par))
+    with pytest.raises(ValueError, match="norm: expected one of dimension 2, got 3"):
+        par.after(RMSNorm(torch.ones(3, dtype=F64)))
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    d=st.integers(2, 4),
+    kind=st.sampled_from(strategies.LAYERS),
+    centred=st.booleans(),
+    causal=st.booleans(),
+    eps=st.sampled_from([0.0, 1e-3, 0.5]),
+)
+@settings(max_examples=10)
+def test_no_constant_behind_a_norm_exceeds_a_row(seed, d, kind, centred, causal, eps):
+    g = torch.Generator().manual_seed(seed)
+    par = AttentionParameters(**strategies.layer(np.random.default_rng(seed), d, kind, 1.0))
+    F = Chain([norm_layer(d, g, centred=centred, eps=eps), SelfAttention(par, causal=causal)])
+    mu = ParticleMeasure.from_sequence(torch.randn(5, d, dtype=F64, generator=g))
+    radius = float(mu.points.norm(dim=-1).max())
+    table = bounds.table(F, radius, points=mu)
+    wasserstein, euclidean = (
+        float(local_lipschitz(F, mu, geometry=geometry).value)
+        for geometry in ("wasserstein", "euclidean")
+    )
+    for row in table.applicable:
+        if row.side == "upper" and row.name != "sphere":
+            found = euclidean if row.of.startswith("Euclidean") else wasserstein
+            assert found <= row.value * (1 + 1e-9), row.name
+    if eps == 0 and table.row("sphere").applicable:
+        spread = 1 / float(F.maps[0].gain.unit.local_upper(mu))
+        assert wasserstein * spread <= table.row("sphere").value * (1 + 1e-9)
+    anywhere = bounds.table(F, radius)
+    if eps > 0:
+        row = "masked mean field" if causal else "mean field"
+        assert table.row(row).value <= anywhere.row(row).value
+    else:
+        assert anywhere.row("tokens").reason is not None
+
+
+def test_a_small_ball_is_small_behind_a_norm():
+    F = Chain([RMSNorm([1.0, 1.0], 1.0), SelfAttention(AttentionParameters.random(2))])
+    points = torch.tensor([[3.0, 4.0], [0.1, 0.0]], dtype=F64)
+    lengths = F.maps[0](ParticleMeasure(points)).points.norm(dim=-1)
+    for x, expected in zip(points, lengths, strict=True):
+        from meanfield.bounds.layer import Layer
+        from meanfield.bounds.statements import Question
+
+        found = Question.of(Layer.of(F), float(x.norm()), None, None)
+        assert found.radius == pytest.approx(float(expected)) and found.slope == pytest.approx(1.0)
+
+
+def test_theorem_c_3_is_its_formula_and_bounds_the_constant():
+    g = torch.Generator().manual_seed(1)
+    for k in range(20):
+        par = random_parameters(3, g)
+        X = (1 + k % 3) * torch.randn(6, 3, dtype=F64, generator=g)
+        F = SelfAttention(par, causal=bool(k % 2))
+        table = bounds.table(F, 100.0, points=X)
+        A, V, x = par.A.numpy(), par.V.numpy(), X.numpy()
+        total = 0.0
+        for h in range(2):
+            pull = par.scale[h].item() * par.key[h].numpy().T @ par.query_bias[h].numpy()
+            r = max(np.linalg.norm(a - b) for a in x for b in x)
+            U = max(np.linalg.norm(A[h] @ a + pull) for a in x)
+            W = max(np.linalg.norm(A[h].T @ a) for a in x)
+            norm = np.linalg.norm(V[h], 2)
+            total += norm * math.sqrt(3 * (6 + 6 * U**2 * r**2 + W**2 * r**2))
+        found = table.row("Thm C.3").value
+        assert found == pytest.approx(total, rel=1e-8)
+        mu = ParticleMeasure.from_sequence(X)
+        assert float(local_lipschitz(F, mu, geometry="euclidean").value) <= found
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize("causal", [False, True])
+def test_bounded_scores_bound_every_constant(name, causal):
+    g = torch.Generator().manual_seed(2)
+    worst = 0.0
+    for k in range(6):
+        radius, n = (0.3, 1.0, 2.0)[k % 3], 3 + k % 3
+        par = random_parameters(3, g)
+        F = SelfAttention(par, causal=causal, kernel=BOUNDED[name])
+        shape = {"radius": radius, "batch_shape": (40,), "generator": g}
+        points = torch.cat([sampling.ball(n, 3, **shape), sampling.sphere(n, 3, **shape)])
+        logs = (3 * torch.randn(80, n, dtype=F64, generator=g)).log_softmax(-1)
+        mu = ParticleMeasure(points, log_weights=logs, positions=np.arange(1, n + 1) / n)
+        row = bounds.table(F, radius).row("bounded scores" + (", masked" if causal else ""))
+        worst = max(worst, float(local_lipschitz(F, mu).value.max()) / row.value)
+        sizes = F.feature_sizes(radius)
+        features = F.kernel.features(par, points, mu.positions)
+        assert bool(
+            (features.whole_keys().k.norm(dim=-1).amax((0, 2)) <= sizes.key * 1.0001).all()
+        )
+        assert bool((features.q.norm(dim=-1).amax((0, 2)) <= sizes.query * 1.0001).all())
+    assert 1e-3 < worst <= 1
+
+
+def test_without_frequencies_rotary_scores_are_dot_products_of_a_known_oscillation():
+    par = AttentionParameters.random(4, head_dim=2)
+    F = SelfAttention(par, kernel=rotary(frequencies=[0.0]))
+    Q, K = (float(torch.linalg.matrix_norm(M[0], 2)) for M in (par.query, par.key))
+    c = float(par.scale[0]) * Q * K * 1.5**2
+    V = float(torch.linalg.matrix_norm(par.V[0], 2))
+    expected = bounds.by_oscillation(V, 1.5, 2 * c, c / 1.5, c)
+    found = bounds.table(F, 1.5).row("bounded scores").value
+    assert found == pytest.approx(expected, rel=1e-8)
+
+
+def test_the_far_token_reaches_its_row():
+    g = torch.Generator().manual_seed(3)
+    seen = 0
+    for k in range(20):
+        d, n, radius = 1 + k % 3, (2, 5, 30)[k % 3], (1.0, 2.0)[k % 2]
+        A, V = torch.randn(2, d, d, dtype=F64, generator=g)
+        if k == 0:
+            A = -torch.eye(d, dtype=F64)
+        row = bounds.table((A, V), radius, n).row("far token")
+        if not row.applicable:
+            continue
+        seen += 1
+        x = radius * torch.linalg.svd(A)[2][0]
+        u = A @ x
+        unit = u / u.norm()
+        height = unit @ x + math.log(n - 1) / u.norm()
+        across = x - (unit @ x) * unit
+        if float(across.norm()) > 1e-6:
+            width = max(radius**2 - float(height) ** 2, 0.0) ** 0.5
+            y = height * unit - width * across / across.norm()
+        else:
+            y = height * unit
+        mu = ParticleMeasure(torch.stack([y, *[x] * (n - 1)]))
+        F = SelfAttention(AttentionParameters.from_bilinear(A, V))
+        found = float(local_lipschitz(F, mu, geometry="euclidean").value)
+        assert row.value <= found * (1 + 1e-9)
+    assert seen > 8
+    turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=F64)
+    row = bounds.table((9 * turn, np.eye(2)), 1.0, 50).row("far token")
+    assert (
+        bounds.tokens_lower(9.0, 1.0, 50) <= row.value <= 1.1 * bounds.tokens_lower(9.0, 1.0, 50)
+    )
+    assert 0.499 < bounds.tokens_lower(200.0, 1.0, 50) / (200 * 7) < 0.51
+    assert bounds.tokens(200.0, 1.0, 1.0, 50) - 200 < 0.78 * 200 * 50**0.5
+
+
+@pytest.mark.parametrize("c", [0.0, 0.25, 1.0, 4.0, 9.0, 40.0])
+def test_the_norm_along_a_sphere_is_the_supremum_over_two_atoms(c):
+    zeta = -np.cos(
+        np.unique(
+            np.concatenate([np.linspace(0, np.pi, 1501), np.pi - np.geomspace(1e-4, 3, 400)])
+        )
+    )
+    first, second = (
+        np.exp(-c * (1 + zeta)),
+        np.exp(c * (zeta - 1)) * (1 + 2 * c * np.sqrt(1 - zeta**2)) ** 2,
+    )
+    # The product of the means of two atoms is a parabola in the weight t of the second.
+    a, b = first[:, None] - first, second[:, None] - second
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.clip(np.nan_to_num((a * second[:, None] + b * first[:, None]) / (2 * a * b)), 0, 1)
+    best = ((first[:, None] - t * a) * (second[:, None] - t * b)).max()
+    found = tangential_norm(c)
+    assert math.exp(c) * math.sqrt(best) <= found * (1 + 1e-12)
+    assert found == pytest.approx(math.exp(c) * math.sqrt(best), rel=1e-4)
+
+
+def test_two_diracs_on_a_circle_reach_their_number_and_nothing_exceeds_the_sphere_s():
+    g, worst = torch.Generator().manual_seed(4), 0.0
+    for d, gamma in ((2, 0.1), (2, 1.0), (3, 2.0)):
+        par = AttentionParameters.from_bilinear(-gamma * np.eye(d), np.eye(d))
+        F = Chain([RMSNorm(torch.ones(d, dtype=F64), 0.0), SelfAttention(par)])
+        radius, c = d**0.5, gamma * d
+        table = bounds.table(F, 2 * radius)
+        upper, lower = table.row("sphere").value, table.row("sphere, two Diracs").value
+        assert lower == pytest.approx(bounds.sphere_two_dirac_lower(gamma, radius), rel=1e-8)
+        angle = torch.linspace(0.05, math.pi, 60, dtype=F64)
+        logs = -c * (1 + angle.cos())[:, None] + torch.linspace(-4, 2, 60, dtype=F64)
+        light = torch.stack([-angle.cos(), angle.sin()], -1)
+        points = torch.zeros(60, 60, 2, d, dtype=F64)
+        points[..., 0, 0], points[..., 1, :2] = 1.0, light[:, None]
+        pair = torch.stack([torch.zeros_like(logs), logs], -1).log_softmax(-1)
+        mu = ParticleMeasure(radius * points.flatten(0, 1), log_weights=pair.flatten(0, 1))
+        found = float(local_lipschitz(F, mu).value.max())
+        assert lower * 0.999 <= found <= upper
+        X = sampling.sphere(4, d, radius=radius, batch_shape=(200,), generator=g)
+        logs = ((1 + 2 * c) * torch.randn(200, 4, dtype=F64, generator=g)).log_softmax(-1)
+        random = local_lipschitz(F, ParticleMeasure(X, log_weights=logs)).value
+        worst = max(worst, found / upper, float(random.max()) / upper)
+    assert 0.4 < worst <= 1
+
+
+@pytest.mark.parametrize("c", [0.5, 3.0])
+def test_any_values_answer_on_the_circle_as_the_derivative_says(c):
+    V = torch.tensor([[1.0, 2.0], [-0.5, 0.7]], dtype=F64)
+    A = torch.diag(torch.tensor([-c / 2, 0.15], dtype=F64))
+    F = Chain([RMSNorm([1.0, 1.0], 0.0), SelfAttention(AttentionParameters.from_bilinear(A, V))])
+    row = bounds.table(F, 3.0).row("sphere, two Diracs")
+    value, along = circle_response(c)
+    signs = [float(np.linalg.norm(V.numpy() @ (along * [1, s]))) for s in (1, -1)]
+    assert value * min(signs) * (1 - 1e-6) <= row.value <= value * max(signs)
+    # Two Diracs with the best weights and angle of those that are tried reach it.
+    angle = torch.linspace(0.05, math.pi, 80, dtype=F64)
+    logs = -c * (1 + angle.cos())[:, None] + torch.linspace(-4, 2, 80, dtype=F64)
+    found = 0.0
+    for sign in (1.0, -1.0):
+        light = torch.stack([-angle.cos(), sign * angle.sin()], -1)[:, None].expand(-1, 80, -1)
+        points = torch.stack([torch.tensor([1.0, 0.0], dtype=F64).expand_as(light), light], -2)
+        pair = torch.stack([torch.zeros_like(logs), logs], -1).log_softmax(-1)
+        mu = ParticleMeasure(2**0.5 * points.flatten(0, 1), log_weights=pair.flatten(0, 1))
+        found = max(found, float(local_lipschitz(F, mu).value.max()))
+    assert row.value * 0.999 <= found <= bounds.table(F, 3.0).row("sphere").value
+
+
+@pytest.mark.parametrize("n", [1, 2, 17])
+def test_theorem_3_2_of_l2_attention_is_the_printed_form(n):
+    g = torch.Generator().manual_seed(5)
+    W, V = (torch.randn(2, 4, 2, dtype=F64, generator=g) for _ in range(2))
+    O = torch.randn(4, 4, dtype=F64, generator=g)  # noqa: E741
+    par = AttentionParameters.tied_l2(W, V, O)
+    found = bounds.l2_theorem_3_2(par, n)
+    # The smallest W^V of the same values: W^V less what W^Q does not see.
+    projected = [W[h] @ torch.linalg.pinv(W[h]) @ V[h] for h in range(2)]
+    norm = lambda M: float(torch.linalg.matrix_norm(M, 2))  # noqa: E731
+    total = sum(norm(W[h]) ** 4 * norm(projected[h]) ** 2 for h in range(2))
+    expected = math.sqrt(n / 2 * total) * (4 * bounds.l2_spread(n) + 1) * norm(O)
+    assert found == pytest.approx(expected, rel=1e-9)
+    assert bounds.l2_attention_2(par, n) <= found * (1 + 1e-9)
+    F = SelfAttention(par, kernel=l2)
+    table = bounds.table(F, 2.0, n)
+    assert table.row("L2, Thm 3.2").value == found
+    X = torch.randn(30, n, 4, dtype=F64, generator=g)
+    measured = local_lipschitz(F, ParticleMeasure.from_sequence(X), geometry="euclidean")
+    assert float(measured.value.max()) <= table.row("L2, n tokens").value <= found * (1 + 1e-9)
+
+
+def test_what_contradicts_the_map_or_the_ball_is_refused():
+    par = AttentionParameters.random(2)
+    N, F, X = RMSNorm([1.0, 1.0]), SelfAttention(par), torch.ones(3, 2, dtype=F64)
+    for chain in (Chain([N, N, F]), Chain([F, N]), Chain([N]), MLP([[1.0, 0.0]], [[1.0], [0.0]])):
+        with pytest.raises(TypeError, match="layer: expected SelfAttention, a Chain of LayerNorm"):
+            bounds.table(chain, 1.0)
+    with pytest.raises(ValueError, match="causal: expected False, as the layer says"):
+        bounds.table(Chain([N, F]), 1.0, causal=True)
+    with pytest.raises(
+        ValueError, match=r"points: expected them in the ball of radius 1, got 1\.4"
+    ):
+        bounds.table(F, 1.0, points=X)
+    with pytest.raises(ValueError, match="n: expected 3, the number of points, or None, got 4"):
+        bounds.table(F, 2.0, 4, points=X)
+    with pytest.raises(ValueError, match=r"points: expected one measure, got a batch \(5,\)"):
+        bounds.table(F, 9.0, points=ParticleMeasure(torch.ones(5, 3, 2, dtype=F64)))
+    with pytest.raises(ValueError, match="got a chain of a norm and a layer"):
+        bounds.l2_attention_2(Chain([N, SelfAttention(par, kernel=l2)]), 3)
+    table = bounds.table(SelfAttention(par, kernel=rotary()), 2.0, points=X)
+    assert "declares no bound" in table.row("at the points").reason or (
+        table.row("at the points").applicable
+    )
+    assert table.row("sphere").reason is not None and table.n == 3
+    free = AttentionParameters([[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]])
+    assert (
+        "do not" in bounds.table(SelfAttention(free, kernel=l2), 1.0, 3).row("L2, Thm 3.2").reason
+    )
