@@ -169,7 +169,7 @@ def draw_curves(runs: dict[str, dict], out: Path) -> None:
             axes[2].plot(ds.step, ds.largest_logit.max(("layer", "head")), "o-", color=colour)
         axes[0].set(ylabel="validation bits per character")
         axes[1].set(yscale="log", ylabel="product of the blocks' constants")
-        axes[2].set(yscale="log", ylabel="largest logit of all heads")
+        axes[2].set(ylabel="largest logit of all heads")
         for ax in axes:
             ax.set_xlabel("training steps")
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)

@@ -14,8 +14,9 @@ to a fraction of the tokens: *merging* the most similar pairs and adding their w
 al., 2023), *eviction* of the tokens that get the least attention, and *attention matching*: the
 same tokens as eviction with weights fitted to the outputs at reference queries, as in
 arXiv:2602.16284, here one weight per token for all heads. Merging that forgets the weights stands
-beside it. ``compression_error`` bounds |Γ_μ(x) − Γ_ν(x)| for all x within ε of a query, and
-W₂(F♯μ, F♯ν) is what becomes of the whole cache.
+beside it. ``compression_error`` bounds the length of Γ_μ(x) − Γ_ν(x) for all x
+within ε of a query, and W₂(F♯μ, F♯ν) is what becomes of the whole cache. One weight per token
+does little beyond eviction here, since all heads share it.
 """
 
 # %%
@@ -158,8 +159,7 @@ def draw(rows: dict, fractions, shares, out: Path) -> None:
         right.set(ylabel=f"certified relative error, {middle:g} kept")
         right.axhline(2, color="0.5", lw=1)
         right.text(shares[0], 2, "as large as two outputs", va="bottom", color="0.4")
-        for ax in (left, right):
-            ax.set_yscale("log")
+        right.set_yscale("log")
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
         figure.savefig(out / "errors.png")
 
