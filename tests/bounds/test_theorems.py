@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meanfield import bounds, sampling
@@ -49,6 +50,14 @@ def test_the_papers_formulas_agree_with_the_oracle(norm_A, norm_V, radius, n):
     ]
     for actual, expected in pairs:
         assert actual == pytest.approx(expected, rel=1e-12)
+
+
+@given(st.floats(-3, 3), st.sampled_from(SIZES), st.integers(2, 500))
+def test_the_papers_lower_bound_keeps_the_sign_of_its_factor(gamma, radius, n):
+    root, c = math.sqrt(n - 1), mpmath.mpf(gamma) * radius**2
+    expected = root / (1 + (n - 1) * mpmath.exp(-2 * c))
+    found = bounds.proposition_3_4(gamma, radius, n)
+    assert found == pytest.approx(float(expected), rel=1e-9 * (1 + abs(float(c))), abs=1e-300)
 
 
 @pytest.mark.parametrize(
@@ -242,10 +251,10 @@ def test_no_measured_constant_exceeds_its_bound(seed, n, radius, causal):
 def test_the_adversarial_sequence_reaches_the_lower_bound(seed, n, radius, branch, causal):
     generator = torch.Generator().manual_seed(seed)
     A = torch.randn(3, 3, dtype=F64, generator=generator)
-    try:
-        pair = sampling.critical_pair(A, branch=branch)
-    except ValueError:
-        return
+    real = torch.linalg.eigvals(A)
+    real = real.real[real.imag == 0]
+    assume(bool((real < 0).any() if branch == "negative" else (real > 0).any()))
+    pair = sampling.critical_pair(A, branch=branch)
     F = SelfAttention(AttentionParameters.from_bilinear(A, torch.eye(3, dtype=F64)))
     tokens = sampling.adversarial(A, radius, n, branch=branch)
     measured = float(local_lipschitz(F, tokens, geometry="euclidean", rtol=1e-6).value)

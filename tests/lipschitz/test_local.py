@@ -242,6 +242,7 @@ def test_a_constant_whose_field_alone_does_not_converge_is_flagged(whole):
     )
     assert bool(alone.converged) and not bool(found.converged)
     assert float(found.error) > 1e-4 > float(alone.error)
+    assert float(found.residual) > 1e-2 > float(alone.residual)
     with pytest.raises(ConvergenceError):
         local_lipschitz(TwoSpectra(whole, apart), mu, solver=solver)
 
