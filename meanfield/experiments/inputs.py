@@ -118,8 +118,7 @@ def check_fit(
 def _tokens(source: Transformer, text: str) -> Tensor:
     if text == RANDOM_TEXT:
         generator = torch.Generator().manual_seed(0)
-        vocabulary = int(source.model.config.vocab_size)
-        return torch.randint(vocabulary, (_RANDOM_LENGTH,), generator=generator)
+        return torch.randint(source.vocabulary, (_RANDOM_LENGTH,), generator=generator)
     return source.encode(corpora.corpus(text).text)
 
 

@@ -49,6 +49,10 @@ class ModelInputs(ABC):
         hidden: Tensor = model(**arguments).last_hidden_state
         return hidden
 
+    def vocabulary(self, model: Any) -> int:
+        """How many token ids the model knows."""
+        raise ValueError(f"tokens: expected a model of texts, got {type(model).__name__}")
+
     def encode(self, model: Any, tokenizer: Any, text: str) -> Tensor:
         """Token ids of a text, where the model has such."""
         raise ValueError(f"text: expected a model of texts, got {type(model).__name__}")

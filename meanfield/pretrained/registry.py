@@ -10,6 +10,7 @@ from meanfield.pretrained.gemma import GEMMA, GEMMA2
 from meanfield.pretrained.gpt2 import GPT2
 from meanfield.pretrained.gpt_neox import GPT_NEOX
 from meanfield.pretrained.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from meanfield.pretrained.vit import VIT
 
 __all__ = ["FAMILIES", "family_of"]
 
@@ -18,6 +19,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         *(BERT, ROBERTA, DISTILBERT, ELECTRA, ALBERT),
         *(GPT2, GPT_NEOX, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2),
+        VIT,
     )
 }
 

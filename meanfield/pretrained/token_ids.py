@@ -35,11 +35,15 @@ class TokenIds(ModelInputs):
         """As the configuration has it."""
         return self.places(model.config)
 
+    def vocabulary(self, model: Any) -> int:
+        """As the configuration has it."""
+        return int(model.config.vocab_size)
+
     def sample(self, model: Any) -> Tensor:
         """A few random ids."""
         n = min(_SAMPLE_LENGTH, self.max_tokens(model))
         generator = torch.Generator().manual_seed(0)
-        return torch.randint(int(model.config.vocab_size), (n,), generator=generator)
+        return torch.randint(self.vocabulary(model), (n,), generator=generator)
 
     def runs(self, model: Any, tokenizer: Any, given: Any) -> Runs:
         """One run of all texts if they have one length, else one of each."""
@@ -69,7 +73,7 @@ class TokenIds(ModelInputs):
         if tokenizer is None:
             known: dict[str, int] = {}
             numbers = [known.setdefault(word, len(known)) for word in text.split()]
-            return torch.tensor(numbers, dtype=torch.int64) % model.config.vocab_size
+            return torch.tensor(numbers, dtype=torch.int64) % self.vocabulary(model)
         with quiet():
             ids = tokenizer(text, add_special_tokens=False, return_attention_mask=False)
         return torch.tensor(ids["input_ids"], dtype=torch.int64)
@@ -88,7 +92,7 @@ class TokenIds(ModelInputs):
         return [{"input_ids": row} for row in rows], single
 
     def _check(self, model: Any, ids: Tensor) -> None:
-        longest, vocabulary = self.max_tokens(model), int(model.config.vocab_size)
+        longest, vocabulary = self.max_tokens(model), self.vocabulary(model)
         if ids.dtype == torch.bool:
             raise ValueError("tokens: expected integers, got truth values")
         if not len(ids):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,9 +17,13 @@ from meanfield.checks import count
 from meanfield.layers import Chain
 from meanfield.maps import Map
 from meanfield.measures import ParticleMeasure, stack
+from meanfield.pretrained.constants import Place, constants_of
 from meanfield.pretrained.family import Family, Site
 from meanfield.pretrained.precision import InFloat64
 from meanfield.pretrained.recording import recorded
+
+if TYPE_CHECKING:
+    import xarray as xr
 
 __all__ = ["Transformer"]
 
@@ -85,6 +89,11 @@ class Transformer:
     def max_tokens(self) -> int:
         """Longest sequence that the model has positions for."""
         return self.family.inputs.max_tokens(self.model)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many token ids the model knows."""
+        return self.family.inputs.vocabulary(self.model)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -192,18 +201,8 @@ class Transformer:
         Raises:
             ValueError: see `attention_inputs`, or a length below that of a text.
         """
-        first = list(self.family.blocks(self.model))
-        runs = self.family.inputs.runs(self.model, self.tokenizer, tokens)
-        clouds = [self._entering(first, [0], run)[0] for run in runs.arguments]
-        longest = max(cloud.shape[-2] for cloud in clouds)
-        places = longest if length is None else count(length, "length")
-        if places < longest:
-            raise ValueError(f"length: expected at least {longest} places, got {places}")
-        if runs.single:
-            return _placed(clouds[0][0], places)
-        if len({cloud.shape[-2] for cloud in clouds}) == 1:
-            return _placed(torch.cat(clouds), places)
-        return stack([_placed(cloud[0], places) for cloud in clouds])
+        mu, *_ = self._measures(list(self.family.blocks(self.model)), tokens, length)
+        return mu
 
     def attention_inputs(
         self,
@@ -241,13 +240,65 @@ class Transformer:
             types = (
                 {"token_type_ids": torch.zeros_like(run["input_ids"])} if zero_token_types else {}
             )
-            found.append(torch.stack(self._entering(modules, chosen, run | types)))
+            clouds = self._entering(modules, run | types)
+            found.append(torch.stack([clouds[layer] for layer in chosen]))
         if len({clouds.shape[-2] for clouds in found}) > 1:
             raise ValueError(
                 "tokens: expected texts of one length, since one tensor holds them all, got "
                 "several; call attention_inputs on each"
             )
         return found[0][:, 0] if runs.single else torch.cat(found, 1)
+
+    def constants(
+        self,
+        tokens: Any,
+        *,
+        length: int | None = None,
+        geometry: str = "wasserstein",
+        rtol: float = 1e-3,
+    ) -> xr.Dataset:
+        """Local constants of every attention layer, every block and the network at a text.
+
+        Args:
+            tokens: as in `embeddings`; several texts lie along ``text``.
+            length: as in `embeddings`.
+            geometry: as of `meanfield.lipschitz.local_lipschitz`.
+            rtol: likewise.
+
+        Returns:
+            A Dataset of ``attention`` and ``block`` (layer) and ``network``, each with its
+            evidence: ``_upper`` with the probability ``_miss`` that it fails, ``_error``,
+            ``_residual``, ``_converged``; and ``_bound``, which is certain, where one is proved.
+
+        Raises:
+            ValueError: see `embeddings`.
+
+        Example:
+            >>> from meanfield.pretrained import read
+            >>> layer = torch.nn.TransformerEncoderLayer(8, 2, 16).double()
+            >>> ds = read(layer).constants(torch.eye(8)[:5])
+            >>> ds.block.sizes["layer"], bool(ds.block_upper >= ds.block)
+            (1, True)
+        """
+        blocks = list(self.family.blocks(self.model))
+        modules = [self.family.attention_module(block) for block in blocks]
+        entering = self._measures(blocks, tokens, length)
+        inner = self._measures(modules, tokens, length)
+        n = entering[0].n_particles if length is None else length
+        return constants_of(
+            [Place(self.attention(i, length=n), mu) for i, mu in enumerate(inner)],
+            [Place(self.block(i, length=n), mu) for i, mu in enumerate(entering)],
+            Place(self.network(length=n), entering[0]),
+            geometry=geometry,
+            rtol=rtol,
+            attrs={
+                "model": self.name,
+                "architecture": self.architecture,
+                "causal": int(self.causal),
+                "length": n,
+                "weights": self.fingerprint,
+            },
+        )
 
     def encode(self, text: str) -> Tensor:
         """Token ids of a text, without special tokens, int64.
@@ -271,20 +322,39 @@ class Transformer:
             )
         return range(first, stop)
 
-    def _entering(
-        self, modules: list[Any], places: list[int], run: Mapping[str, Tensor]
-    ) -> list[Tensor]:
-        """The hidden states ``(batch, n, d)`` that enter some of the modules in one run."""
+    def _measures(
+        self, modules: list[Any], tokens: Any, length: int | None
+    ) -> list[ParticleMeasure]:
+        """What enters each of the modules, one for each layer, as measures."""
+        runs = self.family.inputs.runs(self.model, self.tokenizer, tokens)
+        clouds = [self._entering(modules, run) for run in runs.arguments]
+        longest = max(cloud.shape[-2] for cloud, *_ in clouds)
+        places = longest if length is None else count(length, "length")
+        if places < longest:
+            raise ValueError(f"length: expected at least {longest} places, got {places}")
+        return [_joined(each, places, runs.single) for each in zip(*clouds, strict=True)]
+
+    def _entering(self, modules: list[Any], run: Mapping[str, Tensor]) -> list[Tensor]:
+        """The hidden states ``(batch, n, d)`` that enter the module of each layer in one run."""
         exact = InFloat64() if self.dtype == torch.float64 else nullcontext()
         with torch.no_grad(), exact, recorded(modules) as calls:
             self.family.inputs.run(self.model, run, self.causal)
-        clouds = [calls[place].entered for place in places]
+        clouds = [call.entered for call in calls]
         return [cloud if cloud.ndim == 3 else cloud[None] for cloud in clouds]
 
     def _check_layers(self, layers: Sequence[int]) -> None:
         bad = [i for i in layers if not 0 <= i < self.n_layers]
         if bad or not layers:
             raise IndexError(f"layers: expected some of 0..{self.n_layers - 1}, got {layers}")
+
+
+def _joined(clouds: Sequence[Tensor], length: int, single: bool) -> ParticleMeasure:
+    """One measure, or a batch of measures of possibly several lengths; token i at i/length."""
+    if single:
+        return _placed(clouds[0][0], length)
+    if len({cloud.shape[-2] for cloud in clouds}) == 1:
+        return _placed(torch.cat(list(clouds)), length)
+    return stack([_placed(cloud[0], length) for cloud in clouds])
 
 
 def _placed(cloud: Tensor, length: int) -> ParticleMeasure:

@@ -41,7 +41,7 @@ THIRD_PARTY: dict[str, set[str] | None] = {
     "torch": None,
     "xarray": {
         *("results", "sweeps", "figures", "experiments", "cli", "report"),
-        *("lipschitz", "dynamics"),
+        *("lipschitz", "dynamics", "pretrained"),
     },
     "ot": {"transport"},
     "geomloss": {"transport"},

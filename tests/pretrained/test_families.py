@@ -170,7 +170,7 @@ def test_masks_that_a_family_does_not_have_are_refused(name):
         pretrained.load(f"random:{name}", causal=not source.causal, config=CASES[name][1])
 
 
-@pytest.mark.parametrize("name", list(FAMILIES))
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"vit"}))
 def test_every_family_has_a_case_and_a_saved_checkpoint_of_it_loads_as_it_was(tmp_path, name):
     source = small(next(case for case, (kind, _) in CASES.items() if kind == name))
     source.model.save_pretrained(tmp_path)

@@ -1,0 +1,58 @@
+"""The table of constants of a model: each number is the one that a call of its own gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from meanfield.bounds import local_upper
+from meanfield.lipschitz import local_lipschitz
+
+pytest.importorskip("transformers")
+from tests.pretrained.small_models import small
+
+IDS = torch.arange(3, 8)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+@pytest.mark.parametrize("geometry", ["wasserstein", "euclidean"])
+def test_every_constant_is_that_of_its_map_at_what_enters_it(name, geometry):
+    source = small(name)
+    ds = source.constants(IDS, geometry=geometry, rtol=1e-4)
+    mu = source.embeddings(IDS)
+    clouds = source.attention_inputs(IDS)
+    start = mu
+    for layer in range(3):
+        block, F = source.block(layer, length=5), source.attention(layer, length=5)
+        for found, G, at in (("block", block, mu), ("attention", F, mu.replace(clouds[layer]))):
+            constant = local_lipschitz(G, at, geometry=geometry)
+            assert float(ds[found][layer]) == pytest.approx(float(constant), rel=1e-6)
+            assert ds[f"{found}_converged"][layer]
+            assert float(ds[f"{found}_upper"][layer]) >= float(constant)
+            bound = float(ds[f"{found}_bound"][layer])
+            if name == "bert":
+                assert bound == pytest.approx(float(local_upper(G, at)))
+                assert bound >= float(constant)
+            else:
+                assert np.isnan(bound) or bound >= float(constant) * (1 - 1e-6)
+        mu = block(mu)
+    whole = local_lipschitz(source.network(length=5), start, geometry=geometry)
+    assert float(ds.network) == pytest.approx(float(whole), rel=1e-6)
+    assert ds.attrs["length"] == 5
+    assert ds.attrs["weights"] == source.fingerprint
+    assert ds.attrs["geometry"] == geometry
+
+
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_texts_of_several_lengths_have_the_constants_that_each_has_alone(name):
+    source = small(name)
+    texts = [IDS, IDS[:3]]
+    together = source.constants(texts)
+    for row, ids in enumerate(texts):
+        alone = source.constants(ids, length=5)
+        for variable in ("attention", "block", "network"):
+            found = together[variable].isel(text=row).values
+            assert found == pytest.approx(alone[variable].values, rel=1e-3)
+    assert together.block.dims == ("layer", "text")
+    assert all(variable.attrs["long_name"] for variable in together.variables.values())
