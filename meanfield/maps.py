@@ -21,7 +21,7 @@ from meanfield.autodiff import Linearisation, check_geometry, linearize_by_autod
 from meanfield.checks import name_of
 from meanfield.errors import NoDerivativeError
 from meanfield.images import check_map
-from meanfield.linalg import Dense, largest_block_norm, operator_norm
+from meanfield.linalg import Certified, Dense, largest_block_norm, operator_norm
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 __all__ = [
@@ -31,10 +31,14 @@ __all__ = [
     "Map",
     "as_map",
     "ball_bounds",
+    "certain_norm",
+    "derivative_if_any",
     "expanded_radii",
     "factored_constant",
+    "has_blocks",
     "linearize",
     "linearize_by_autodiff",
+    "offered_upper",
 ]
 
 # Constants come from a factorisation up to this many coordinates n · d (half a second each), and
@@ -195,13 +199,19 @@ class Map(ABC):
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
         """A certain upper bound of the local Wasserstein constant at μ, ``(*batch,)``.
 
+        From the blocks of the linearisation, if F's has them, see `meanfield.linalg.Certified`; a
+        small map is factored.
+
         Raises:
-            NotImplementedError: F declares no bound.
+            NotImplementedError: F has no such blocks and declares no other bound.
         """
-        raise NotImplementedError(
-            f"local_upper: expected a map that declares a bound, got {name_of(self)}; give the "
-            "subclass of Map a method local_upper(mu)"
-        )
+        found = offered_upper(self, mu)
+        if found is None:
+            raise NotImplementedError(
+                f"local_upper: expected a map that declares a bound, got {name_of(self)}; give "
+                "the subclass of Map a method local_upper(mu)"
+            )
+        return found
 
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
@@ -319,6 +329,39 @@ def linearize(F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean"
     return F.linearisation(check_measure(mu), geometry=geometry)
 
 
+def offered_upper(F: Map, mu: ParticleMeasure) -> Tensor | None:
+    """The bound that follows from blocks of F's linearisation; None where it has none."""
+    at = derivative_if_any(F, mu)
+    if at is None or at.atoms.blocks is None:
+        return None
+    if mu.n_particles * mu.dim <= _FACTORED:
+        return _factored(at)
+    return certain_norm(at)
+
+
+def derivative_if_any(F: Map, mu: ParticleMeasure) -> Linearisation | None:
+    """The derivative with the weights, or None where F has none, as at the kink of a ReLU."""
+    try:
+        return F.linearisation(check_measure(mu), geometry="wasserstein")
+    except NoDerivativeError:
+        return None
+
+
+def has_blocks(at: Linearisation) -> bool:
+    """Whether every map of the batch offers its blocks, see `meanfield.linalg.LinearMap`."""
+    blocks, count = at.atoms.blocks, math.prod(at.atoms.batch_shape)
+    return blocks is not None and all(blocks(index) is not None for index in range(count))
+
+
+def certain_norm(at: Linearisation) -> Tensor | None:
+    """A certain bound of both components from the blocks of rows, ``(*batch,)``; None without."""
+    if not has_blocks(at):
+        return None
+    whole = operator_norm(at.atoms, solver=Certified(), rtol=1e-2, strict=False)
+    apart, _ = largest_block_norm(at.field, solver=Certified(), rtol=1e-2, strict=False)
+    return torch.maximum(whole.upper, apart.upper)
+
+
 def factored_constant(F: MeasureMap, mu: ParticleMeasure) -> Tensor | None:
     """An upper bound of the local Wasserstein constant at μ, sharp up to rounding, ``(*batch,)``.
 
@@ -330,9 +373,12 @@ def factored_constant(F: MeasureMap, mu: ParticleMeasure) -> Tensor | None:
     if size * mu.dim > _FACTORED_ENTRIES if alone else mu.n_particles * mu.dim > _FACTORED:
         return None
     try:
-        at = linearize(F, mu, geometry="wasserstein")
+        return _factored(linearize(F, mu, geometry="wasserstein"), alone)
     except NoDerivativeError:
         return None
+
+
+def _factored(at: Linearisation, alone: bool = False) -> Tensor:
     apart = largest_block_norm(at.field, solver=Dense(), strict=False)[0].upper
     if alone:
         return apart

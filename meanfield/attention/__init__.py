@@ -3,9 +3,9 @@
 # Files, each importing only those before it: `parameters` (the matrices), `kernels` (log-score of
 # a pair of points), `rows` (from the scores of a row to its weights), `weights` (P in blocks of
 # rows), `streaming` (averages under P, with derivatives of every order), `tangent` (the
-# linearisation at a measure), `sinkhorn` (plans with both marginals), `input_bounds` and `upper`
-# (bounds at an input), `ball_bounds` (bounds in a ball around it), `normalizations` (the public
-# names), `self_attention`, `cross_attention`.
+# linearisation at a measure), `averaging` (its blocks, for certain bounds at an input), `sinkhorn`
+# (plans with both marginals), `input_bounds` and `ball_bounds` (bounds in a ball around an input),
+# `normalizations` (the public names), `self_attention`, `cross_attention`.
 
 from meanfield.attention import kernels, normalizations
 from meanfield.attention.cross_attention import CrossAttention

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
+from meanfield.attention.averaging import attention_blocks
 from meanfield.attention.ball_bounds import ball_bound
 from meanfield.attention.kernels import FeatureSizes, Kernel, dot_product
 from meanfield.attention.kernels.kernel import Score
@@ -18,7 +20,6 @@ from meanfield.attention.rows import Normalization, RowWise, softmax
 from meanfield.attention.sinkhorn import Plan
 from meanfield.attention.streaming import attend
 from meanfield.attention.tangent import MEMORY, AttentionTangent
-from meanfield.attention.upper import upper_bound
 from meanfield.attention.weights import Weights
 from meanfield.checks import (
     as_bool,
@@ -197,7 +198,10 @@ class SelfAttention(Map):
         if plan is not None:
             weights = replace(weights, potentials=plan.potentials)
         tangent = AttentionTangent(weights, geometry)
-        return Linearisation(own.linear_map(tangent), tangent.field_linear_map())
+        atoms = own.linear_map(tangent)
+        if plan is None:  # potentials move as well, and join tokens in another way
+            atoms = replace(atoms, blocks=cache(partial(attention_blocks, tangent)))
+        return Linearisation(atoms, tangent.field_linear_map())
 
     def linearize(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> LinearMap:
         """The derivative of the atoms of F(μ) in the atoms of μ at fixed weights.
@@ -244,15 +248,6 @@ class SelfAttention(Map):
         # Without the shift of the keys that the softmax does not see.
         weights = Weights.of(self.parameters, self.kernel, _WHOLE, mu, causal=self.causal)
         return torch.stack([s.amax((-2, -1)) for s in weights.score_sizes()]).amax(0)
-
-    def local_upper(self, mu: ParticleMeasure) -> Tensor:
-        """An upper bound of the local Wasserstein constant at μ, see `bounds.local_upper`."""
-        if not self._is_bilinear:
-            raise NotImplementedError(
-                "local_upper: expected dot-product attention under the softmax, got "
-                f"{self.kernel} and {self.normalization}; its bound is not proved for others"
-            )
-        return upper_bound(self.weights(check_measure(mu)))
 
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True

@@ -258,6 +258,15 @@ class AttentionTangent:
             log_p = flat(logits).sub_(rows.log_sums[:, block.rows])
             yield block, self._matrices(block, log_p, gain)
 
+    def square_matrices(self) -> Matrices:
+        """The matrices of all rows and columns, (B, n, n); 0 where a row does not see a column."""
+        n = self.weights.n
+        whole = [self.q.new_zeros(len(self.q), n, n) for _ in range(3)]
+        for (i, j), parts in self.matrices():
+            for out, part in zip(whole, parts, strict=True):
+                out[:, i, j] = part
+        return Matrices(*whole)
+
     # --- products ---
 
     @torch.no_grad()

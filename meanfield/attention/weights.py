@@ -407,6 +407,10 @@ class Weights:
         tangents = self.kernel.push(self.parameters, self.points, self.positions, displacement)
         return _folded(tangents, 0.0)
 
+    def key_slopes(self) -> Tensor | None:
+        """Aⱼ with k̇ⱼ = AⱼKẋⱼ, see `Kernel.key_slopes`."""
+        return self.kernel.key_slopes(self.parameters, self.points, self.positions)
+
     def pull(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The transpose of `push`."""
         bias, width = None, self.features.q.shape[-1]

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from meanfield.images import image_of
 from meanfield.layers.composition import Composite
-from meanfield.maps import BallBounds, Linearisation, Map, ball_bounds, linearize
+from meanfield.maps import (
+    BallBounds,
+    Linearisation,
+    Map,
+    ball_bounds,
+    certain_norm,
+    derivative_if_any,
+    has_blocks,
+    linearize,
+)
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 __all__ = ["Chain"]
@@ -75,20 +84,24 @@ class Chain(Composite):
             mu = each(mu)
         return torch.cat(found, -1)
 
-    def local_upper(self, mu: ParticleMeasure) -> Tensor:
-        """The product of the maps' own bounds, each at the measure that enters it, ``(*batch,)``.
+    def _upper_of_parts(self, mu: ParticleMeasure) -> Tensor:
+        """The product of the bounds of runs of maps, as long ones as can be joined, ``(*batch,)``.
 
         Raises:
-            NotImplementedError: one of them declares none.
+            NotImplementedError: a map has no blocks and declares no bound.
         """
-        bound = self.maps[0].local_upper(mu)
+        bound, run = torch.ones(mu.batch_shape).to(mu.points), _Run.of(self.maps[0], mu)
         for before, each in zip(self.maps, self.maps[1:], strict=False):
-            mu = before(mu)
-            bound = bound * each.local_upper(mu)
-        return bound
+            mu = image_of(before, mu)
+            here = _Run.of(each, mu)
+            joined = here.after(run)
+            if joined is None:
+                bound = bound * run.upper()
+            run = joined or here
+        return bound * run.upper()
 
-    def ball_bounds(
-        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
+    def _ball_of_parts(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool
     ) -> BallBounds:
         """Map by map, each in a ball whose radii are the displacements by the maps before it.
 
@@ -104,3 +117,31 @@ class Chain(Composite):
             next_one = ball_bounds(each, mu, whole.displacement, splitting=splitting)
             whole = next_one.after(whole)
         return whole
+
+
+class _Run(NamedTuple):
+    """Neighbours in a chain that are bounded as one map: the measure that enters, and their J."""
+
+    maps: tuple[Map, ...]
+    start: ParticleMeasure
+    at: Linearisation | None
+
+    @classmethod
+    def of(cls, each: Map, mu: ParticleMeasure) -> _Run:
+        return cls((each,), mu, derivative_if_any(each, mu))
+
+    def after(self, first: _Run) -> _Run | None:
+        """Both as one, or None where the product has no blocks."""
+        if self.at is None or first.at is None:
+            return None
+        at = self.at @ first.at
+        return _Run(first.maps + self.maps, first.start, at) if has_blocks(at) else None
+
+    def upper(self) -> Tensor:
+        """A bound of its constant."""
+        if len(self.maps) == 1:
+            return self.maps[0].local_upper(self.start)
+        assert self.at is not None
+        found = certain_norm(self.at)
+        assert found is not None
+        return found

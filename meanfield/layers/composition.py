@@ -11,10 +11,17 @@ from torch import Tensor
 
 from meanfield.checks import describe
 from meanfield.linalg import LinearMap
-from meanfield.maps import Linearisation, Map, as_map
+from meanfield.maps import (
+    BallBounds,
+    Linearisation,
+    Map,
+    as_map,
+    ball_bounds,
+    offered_upper,
+)
 from meanfield.measures import MeasureMap, ParticleMeasure
 
-__all__ = ["Composite", "identity_at"]
+__all__ = ["Composite", "identity_at", "part_in_ball"]
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -49,6 +56,39 @@ class Composite(Map):
         """Those of the maps, which all take μ."""
         return torch.cat([each.largest_logits(mu) for each in self.maps], -1)
 
+    def local_upper(self, mu: ParticleMeasure) -> Tensor:
+        """Of the composite as one map, if its parts can be joined; else from the parts' own.
+
+        Raises:
+            NotImplementedError: one of the parts declares no bound.
+        """
+        found = offered_upper(self, mu)
+        return self._upper_of_parts(mu) if found is None else found
+
+    def ball_bounds(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
+    ) -> BallBounds:
+        """From what the parts declare, with the constant at μ of the composite as one map.
+
+        Raises:
+            NotImplementedError: one of the parts declares nothing in a ball.
+        """
+        found = self._ball_of_parts(mu, radii, splitting=splitting)
+        try:
+            return found.at_most(self.local_upper(mu))
+        except NotImplementedError:  # a part declares bounds in a ball and none at an input
+            return found
+
+    def _ball_of_parts(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool
+    ) -> BallBounds:
+        """Bounds in a ball from those of the maps."""
+        raise NotImplementedError
+
+    def _upper_of_parts(self, mu: ParticleMeasure) -> Tensor:
+        """A bound from the bounds of the maps."""
+        raise NotImplementedError
+
     def _checked(self, maps: Iterable[MeasureMap]) -> tuple[Map, ...]:
         name = type(self).__name__
         if not isinstance(maps, Iterable):
@@ -57,6 +97,15 @@ class Composite(Map):
         if not found:
             raise ValueError(f"{name}: expected at least one map of measures, got none")
         return found
+
+
+def part_in_ball(
+    F: Map, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool
+) -> BallBounds:
+    """The bounds of a part whose constant at μ the whole will replace: no time goes into it."""
+    if isinstance(F, Composite):
+        return F._ball_of_parts(mu, radii, splitting=splitting)
+    return ball_bounds(F, mu, radii, splitting=splitting)
 
 
 def identity_at(mu: ParticleMeasure) -> Linearisation:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced, number
 from meanfield.layers.particlewise import Particlewise, Product, present_rows
+from meanfield.linalg.blocks import Metric
 from meanfield.maps import BallBounds, Gain, expanded_radii, scaled_radii
 from meanfield.measures import ParticleMeasure
 
@@ -61,6 +62,18 @@ class _Norm(Particlewise):
             return (rest - rest.mean(-1, keepdim=True) if self._centred else rest) / spread
 
         return lambda eps: self.weight * across(eps), lambda zeta: across(self.weight * zeta)
+
+    def metric(self, mu: ParticleMeasure, index: int) -> Metric:
+        """ΓCΓ/σ² less (2/d − |x̂|²/d²) γ∘x̂ (γ∘x̂)ᵀ/σ², C the centring or the identity."""
+        per_token = (*self._unit(mu), present_rows(mu))
+        parts = (t.detach().reshape(-1, *t.shape[-2:])[index] for t in per_token)
+        unit, spread, present = parts
+        spread, present = spread[:, 0], present[:, 0]
+        centring = torch.eye(self.dim, dtype=mu.dtype, device=mu.device)
+        centring = centring - self._centred / self.dim
+        scale = present / spread.square()
+        less = 2 / self.dim - unit.square().sum(-1) / self.dim**2
+        return Metric(scale, self.weight[:, None] * centring, scale * less, self.weight * unit)
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
         """maxᵢ max|γ|/σ(xᵢ), ``(*batch,)``."""

@@ -16,6 +16,7 @@ from meanfield.checks import describe, is_traced
 from meanfield.derivative_checks import kinked, quotients
 from meanfield.errors import NoDerivativeError
 from meanfield.linalg import LinearMap
+from meanfield.linalg.blocks import Metric, TokenBlocks
 from meanfield.maps import (
     BallBounds,
     Linearisation,
@@ -91,6 +92,10 @@ class Particlewise(Map):
             lambda zeta: pull(present * zeta),
             out_dim=out_dim,
             dense=lambda part: _dense(LinearMap.pointwise(matrices()), part),
+            blocks=lambda index: TokenBlocks(
+                matrices().reshape(-1, mu.n_particles, out_dim, mu.dim)[index],
+                metric=self.metric(mu, index),
+            ),
         )
         field = LinearMap.of(
             mu.points,
@@ -101,6 +106,13 @@ class Particlewise(Map):
             dense=lambda part: matrices().flatten(0, -3)[part],
         )
         return Linearisation(atoms, field)
+
+    def metric(self, mu: ParticleMeasure, index: int) -> Metric | None:
+        """BᵢBᵢᵀ of one measure of the flattened batch, as a multiple of one matrix less a square.
+
+        None where it is not of that form. Where it is, attention after the map is bounded with it.
+        """
+        return None
 
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
         """maxᵢ ‖Bᵢ‖, ``(*batch,)``: the constant itself, by factoring the blocks."""

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from meanfield.checks import name_of, number
 from meanfield.images import image_of
-from meanfield.layers.composition import Composite, identity_at
+from meanfield.layers.composition import Composite, identity_at, part_in_ball
 from meanfield.maps import (
     BallBounds,
     Linearisation,
     Map,
-    ball_bounds,
     expanded_radii,
     linearize,
 )
@@ -74,19 +73,19 @@ class Residual(Composite):
             still.atoms + self.scale * moved.atoms, still.field + self.scale * moved.field
         )
 
-    def local_upper(self, mu: ParticleMeasure) -> Tensor:
+    def _upper_of_parts(self, mu: ParticleMeasure) -> Tensor:
         """1 + |scale| times the bound that F declares, ``(*batch,)``."""
         return 1 + abs(self.scale) * self.map.local_upper(mu)
 
-    def ball_bounds(
-        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
+    def _ball_of_parts(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool
     ) -> BallBounds:
         """I + scale · J changes as scale · J does; an atom's own step adds to its displacement.
 
         Raises:
             NotImplementedError: F declares nothing in a ball.
         """
-        found = ball_bounds(self.map, mu, radii, splitting=splitting)
+        found = part_in_ball(self.map, mu, radii, splitting=splitting)
         factor = abs(self.scale)
         return BallBounds.of(
             1 + factor * found.constant,

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from meanfield.checks import name_of
 from meanfield.images import image_of
-from meanfield.layers.composition import Composite
-from meanfield.maps import BallBounds, Linearisation, Map, ball_bounds, linearize
+from meanfield.layers.composition import Composite, part_in_ball
+from meanfield.maps import BallBounds, Linearisation, Map, linearize
 from meanfield.measures import ParticleMeasure
 
 __all__ = ["Sum"]
@@ -50,19 +50,19 @@ class Sum(Composite):
             reduce(add, [part.field for part in parts]),
         )
 
-    def local_upper(self, mu: ParticleMeasure) -> Tensor:
+    def _upper_of_parts(self, mu: ParticleMeasure) -> Tensor:
         """The sum of the maps' own bounds, ``(*batch,)``."""
         return reduce(add, [each.local_upper(mu) for each in self.maps])
 
-    def ball_bounds(
-        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
+    def _ball_of_parts(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool
     ) -> BallBounds:
         """The sums of what the maps declare.
 
         Raises:
             NotImplementedError: one of the maps declares nothing in a ball.
         """
-        found = [ball_bounds(each, mu, radii, splitting=splitting) for each in self.maps]
+        found = [part_in_ball(each, mu, radii, splitting=splitting) for each in self.maps]
         return BallBounds.of(
             reduce(add, [each.constant for each in found]),
             reduce(add, [each.change for each in found]),

@@ -1,24 +1,29 @@
 """Linear maps given by their products, and their norms with the evidence."""
 
-# Files, each importing only those before it: `vectors` (lengths), `linear_map` (`LinearMap`),
-# `basis` (`Basis`), `bidiagonalisation` (the process), `upper_end` (what it leaves possible),
-# `evidence` (`certify`), `solvers` (`NormSolver`), `dense` and `krylov` (two of them), `norms`
-# (the choice between the two).
+# Files, each importing only those before it: `vectors` (lengths), `blocks` (the blocks of a map of
+# tokens), `linear_map` (`LinearMap`), `basis` (`Basis`), `bidiagonalisation` (the process),
+# `upper_end` (what it leaves possible), `certain` (bounds from blocks), `evidence` (`certify`),
+# `solvers` (`NormSolver`), `dense`, `krylov` and `row_weights` (three of them), `norms` (the
+# choice).
 
+from meanfield.linalg.certain import RowWeights
 from meanfield.linalg.dense import Dense
 from meanfield.linalg.evidence import Candidate, NormEstimate, certify
 from meanfield.linalg.krylov import Lanczos
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.norms import largest_block_norm, operator_norm
+from meanfield.linalg.row_weights import Certified
 from meanfield.linalg.solvers import NormSolver
 
 __all__ = [
     "Candidate",
+    "Certified",
     "Dense",
     "Lanczos",
     "LinearMap",
     "NormEstimate",
     "NormSolver",
+    "RowWeights",
     "certify",
     "largest_block_norm",
     "operator_norm",

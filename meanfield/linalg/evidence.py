@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from meanfield.errors import ConvergenceError
+from meanfield.linalg.certain import RowWeights, row_bound
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.vectors import (
     are_in_range,
@@ -49,6 +51,8 @@ class Candidate:
         gap: 1 − (σ₂/σ₁)², as far as the solver sees the second singular value, ``(*batch,)``;
             None if it does not.
         n_matvecs: products with J, as many with Jᵀ; 0 if they were not counted.
+        weights: of the blocks of the rows of each map of the flattened batch: `certify` computes
+            the upper end that they prove, with certainty, and takes it where it is the smaller.
     """
 
     direction: Tensor
@@ -56,6 +60,7 @@ class Candidate:
     miss: float
     gap: Tensor | None = None
     n_matvecs: int = 0
+    weights: Sequence[RowWeights] = ()
 
 
 class NormEstimate(Answer, noun="norm", title="Operator norm"):
@@ -157,6 +162,8 @@ def _measured(linear_map: LinearMap, candidate: Candidate) -> NormEstimate:
     """The estimate; it has converged, so far, unless it refutes its upper end."""
     v, shape = _unit_vectors(linear_map, candidate), linear_map.batch_shape
     upper = _per_map(candidate.upper, shape, "upper")
+    if candidate.weights:
+        upper = upper.minimum(_proved(linear_map, candidate.weights))
     if not 0 <= candidate.miss <= 1:
         raise ValueError(f"miss: expected a probability, got {candidate.miss}")
     value, residual = _value_and_residual(linear_map, v, upper)
@@ -175,6 +182,20 @@ def _measured(linear_map: LinearMap, candidate: Candidate) -> NormEstimate:
         n_matvecs=candidate.n_matvecs + 1 if candidate.n_matvecs else 0,
         direction=v,
     )
+
+
+def _proved(linear_map: LinearMap, weights: Sequence[RowWeights]) -> Tensor:
+    """The upper ends that weights of rows prove, ``(*batch,)``; ∞ for maps without blocks."""
+    count = math.prod(linear_map.batch_shape)
+    if len(weights) != count:
+        raise ValueError(f"weights: expected those of {count} maps, got {len(weights)}")
+    found = []
+    for index, each in enumerate(weights):
+        blocks = None if linear_map.blocks is None else linear_map.blocks(index)
+        found.append(math.inf if blocks is None else float(row_bound(blocks, each)))
+    up = 1 + 2 * torch.finfo(linear_map.dtype).eps
+    bounds = torch.tensor(found, dtype=linear_map.dtype, device=linear_map.device)
+    return up * bounds.reshape(linear_map.batch_shape)
 
 
 def _value_and_residual(linear_map: LinearMap, v: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:

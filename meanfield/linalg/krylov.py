@@ -23,6 +23,9 @@ _LOOK_AGAIN = 1.05
 # The angle of the start is taken this much wider than it is with probability 1 − miss, so that
 # rounding in the upper end (at worst the square root of the unit roundoff) is covered.
 _SLACK = 1.001
+# Starts whose share of the top direction is 1e-11 show it in double precision; rounding hides a
+# share below about 1e-12, and in single precision below about 1e-5.
+_MISS = {torch.float64: 1e-9, torch.float32: 1e-3}
 # Bytes that the two bases may take before the iteration restarts.
 _BASIS_BYTES = 2**32
 # Vectors that each basis may always have, however long they are.
@@ -44,7 +47,8 @@ class Lanczos(NormSolver):
         max_steps: largest number of products with J; one more measures the residual.
         upper_rtol: how far the upper end may be above the value, relatively; `math.inf` to ask
             for the value alone.
-        miss: the probability, over the random start, that the norm may exceed the upper end.
+        miss: the probability, over the random start, that the norm may exceed the upper end; by
+            default 1e-9 in double and 1e-3 in single precision.
         generator: of the random start; a fixed seed if None.
         max_basis: vectors kept on either side, at least 2; the iteration then restarts with the
             better half of them. As many as 4 GiB hold if None.
@@ -55,7 +59,7 @@ class Lanczos(NormSolver):
 
     max_steps: int = 300
     upper_rtol: float = 0.01
-    miss: float = 1e-3
+    miss: float | None = None
     generator: torch.Generator | None = None
     max_basis: int | None = None
 
@@ -64,8 +68,9 @@ class Lanczos(NormSolver):
         checked: dict[str, float] = {
             "max_steps": count(self.max_steps, "max_steps"),
             "upper_rtol": number(self.upper_rtol, "upper_rtol", least=0, finite=False),
-            "miss": number(self.miss, "miss", above=0, below=1),
         }
+        if self.miss is not None:
+            checked["miss"] = number(self.miss, "miss", above=0, below=1)
         if self.max_basis is not None:
             checked["max_basis"] = count(self.max_basis, "max_basis", least=2)
         for name, value in checked.items():
@@ -85,7 +90,8 @@ def _iterated(
     linear_map: LinearMap, rtol: float, solver: Lanczos, *, only_largest: bool
 ) -> Candidate:
     start = _random_start(linear_map, solver.generator)
-    tangent = _SLACK * start_tangent(linear_map.columns, solver.miss)
+    miss = _MISS[linear_map.dtype] if solver.miss is None else solver.miss
+    tangent = _SLACK * start_tangent(linear_map.columns, miss)
     process = Bidiagonalisation(linear_map, start)
     rank = min(linear_map.rows, linear_map.columns)
     most, next_look = solver.max_basis or _fitting_basis(linear_map), 0
@@ -107,7 +113,7 @@ def _iterated(
     return Candidate(
         normalised(process.right.combine(coefficients))[0].reshape(*shape, *linear_map.in_shape),
         upper=upper.reshape(shape),
-        miss=solver.miss,
+        miss=miss,
         gap=gap.reshape(shape),
         n_matvecs=process.products,
     )

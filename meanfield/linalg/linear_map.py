@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import numbers
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, overload
 
 import torch
 from torch import Tensor
+
+from meanfield.linalg.blocks import TokenBlocks
 
 __all__ = ["LinearMap"]
 
@@ -32,6 +36,8 @@ class LinearMap:
         device: of the tensors.
         dense: returns the matrices of a slice of the flattened batch, shape (b, m·e, n·d);
             without it they are assembled column by column.
+        blocks: returns the `TokenBlocks` of one map of the flattened batch, or None where it has
+            none; for certain bounds of norms. None if no map has them.
 
     Example:
         >>> J = LinearMap.pointwise(torch.tensor([[[0.0, 1.0], [2.0, 0.0]]]))
@@ -48,6 +54,7 @@ class LinearMap:
     dtype: torch.dtype = torch.float64
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dense: Callable[[slice], Tensor] | None = None
+    blocks: Callable[[int], TokenBlocks | None] | None = None
 
     def __repr__(self) -> str:
         batch = f", batch_shape={tuple(self.batch_shape)}" if self.batch_shape else ""
@@ -66,6 +73,7 @@ class LinearMap:
         out_dim: int | None = None,
         each: bool = False,
         dense: Callable[[slice], Tensor] | None = None,
+        blocks: Callable[[int], TokenBlocks | None] | None = None,
     ) -> LinearMap:
         """A map of displacements of these points, by products.
 
@@ -77,6 +85,7 @@ class LinearMap:
             each: one map R^d → R^out_dim for each point, a batch ``(*batch, n)`` of maps; the
                 products given are those of all points at once.
             dense: as of `LinearMap`.
+            blocks: as of `LinearMap`.
         """
         *batch, n, d = points.shape
         rows = 1 if each else n
@@ -91,6 +100,7 @@ class LinearMap:
             dtype=points.dtype,
             device=points.device,
             dense=dense,
+            blocks=blocks,
         )
 
     @classmethod
@@ -117,7 +127,10 @@ class LinearMap:
         def dense(part: slice) -> Tensor:
             return torch.diag_embed(factors.reshape(-1, n * d)[part])
 
-        return cls.of(factors, product, product, dense=dense)
+        def blocks(index: int) -> TokenBlocks:
+            return TokenBlocks(torch.diag_embed(factors.reshape(-1, n, d)[index]))
+
+        return cls.of(factors, product, product, dense=dense, blocks=blocks)
 
     @classmethod
     def pointwise(cls, matrices: Tensor) -> LinearMap:
@@ -134,8 +147,12 @@ class LinearMap:
             whole[:, every, :, every, :] = blocks.movedim(1, 0)
             return whole.flatten(3, 4).flatten(1, 2)
 
+        def token_blocks(index: int) -> TokenBlocks:
+            return TokenBlocks(matrices.reshape(-1, n, e, d)[index])
+
         like = matrices.new_empty(()).expand(*matrices.shape[:-3], n, d)
-        return cls.of(like, product(matrices), product(matrices.mT), out_dim=e, dense=dense)
+        forth, back = product(matrices), product(matrices.mT)
+        return cls.of(like, forth, back, out_dim=e, dense=dense, blocks=token_blocks)
 
     # --- the algebra ---
 
@@ -150,6 +167,7 @@ class LinearMap:
             in_shape=self.out_shape,
             out_shape=self.in_shape,
             dense=None if dense is None else lambda part: dense(part).mT,
+            blocks=None,
         )
 
     @overload
@@ -183,6 +201,7 @@ class LinearMap:
             rmatvec=lambda zeta: other.rmatvec(self.rmatvec(zeta)),
             in_shape=other.in_shape,
             dense=dense,
+            blocks=_of_both(self.blocks, other.blocks, operator.matmul),
         )
 
     def __add__(self, other: LinearMap) -> LinearMap:
@@ -203,18 +222,25 @@ class LinearMap:
             matvec=lambda eps: self.matvec(eps) + other.matvec(eps),
             rmatvec=lambda zeta: self.rmatvec(zeta) + other.rmatvec(zeta),
             dense=dense,
+            blocks=_of_both(self.blocks, other.blocks, operator.add),
         )
 
     def __mul__(self, factor: float) -> LinearMap:
         """c · J for a real number c."""
         if not isinstance(factor, numbers.Real):
             return NotImplemented
-        dense = self.dense
+        dense, blocks = self.dense, self.blocks
+
+        def scaled(index: int) -> TokenBlocks | None:
+            own = None if blocks is None else blocks(index)
+            return None if own is None else own * float(factor)
+
         return replace(
             self,
             matvec=lambda eps: factor * self.matvec(eps),
             rmatvec=lambda zeta: factor * self.rmatvec(zeta),
             dense=None if dense is None else lambda part: factor * dense(part),
+            blocks=scaled,
         )
 
     __rmul__ = __mul__
@@ -322,6 +348,22 @@ def _by_matrix(matrices: Tensor, shape: tuple[int, int]) -> Callable[[Tensor], T
         return out.reshape(*matrices.shape[:-2], *shape)
 
     return product
+
+
+def _of_both(
+    left: Callable[[int], TokenBlocks | None] | None,
+    right: Callable[[int], TokenBlocks | None] | None,
+    operation: Callable[[TokenBlocks, TokenBlocks], TokenBlocks | None],
+) -> Callable[[int], TokenBlocks | None] | None:
+    if left is None or right is None:
+        return None
+
+    @cache
+    def both(index: int) -> TokenBlocks | None:
+        one, other = left(index), right(index)
+        return None if one is None or other is None else operation(one, other)
+
+    return both
 
 
 def _combined(

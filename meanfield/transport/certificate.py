@@ -30,7 +30,6 @@ from meanfield.errors import CertificateError
 from meanfield.transport.problem import UNIT, Problem, costs_between, row_norms, taken
 
 __all__ = [
-    "Certified",
     "Part",
     "SparsePlan",
     "certified",

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from meanfield import ParticleMeasure, SelfAttention
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
+
+F64 = torch.float64
 
 
 class Head(NamedTuple):
@@ -20,6 +22,29 @@ class Head(NamedTuple):
     v: np.ndarray
     y: np.ndarray
     u: np.ndarray
+
+
+def case(
+    seed: int, *, heads: int | None = None, uniform: bool = False
+) -> tuple[SelfAttention, ParticleMeasure]:
+    """A layer, plain or masked, and a weighted measure; two to nine tokens."""
+    g = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=g))
+
+    d, n, H = draw(1, 4), draw(2, 9), heads or draw(1, 3)
+    std = float(0.3 + 1.4 * torch.rand((), generator=g)) * d**-0.5
+    layer = AttentionParameters.random(
+        d, n_heads=H, head_dim=draw(1, d), std=std, biases=bool(draw(0, 1)), generator=g
+    )
+    points = 2 * torch.randn(n, d, dtype=F64, generator=g)
+    spread = 0 if uniform else draw(0, 3)
+    logs = (spread * torch.randn(n, dtype=F64, generator=g)).log_softmax(-1)
+    causal = bool(draw(0, 1))
+    positions = torch.randint(1, n + 1, (n,), generator=g).to(F64) / n if causal else None
+    F = SelfAttention(layer, causal=causal)
+    return F, ParticleMeasure(points, log_weights=logs, positions=positions)
 
 
 def heads(F: SelfAttention, mu: ParticleMeasure) -> list[Head]:
@@ -47,32 +72,6 @@ def two_norm(matrix: np.ndarray) -> float:
 
 def covariance(p: np.ndarray, one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return ((one - p @ one) * p[:, None]).T @ (other - p @ other)
-
-
-def column_bound(head: Head, weights: np.ndarray) -> float:
-    """[maxⱼ Σᵢ (aᵢ/aⱼ) Pᵢⱼ λ_max(VVᵀ + |uᵢ|² Cov v)]^½."""
-    n = len(weights)
-    tau = [
-        two_norm(head.V @ head.V.T + (u @ u) * covariance(p, head.v, head.v))
-        for p, u in zip(head.P, head.u, strict=True)
-    ]
-    columns = [
-        sum(weights[i] / weights[j] * head.P[i, j] * tau[i] for i in range(n)) for j in range(n)
-    ]
-    return math.sqrt(max(columns))
-
-
-def yudin(F: SelfAttention, mu: ParticleMeasure) -> float:
-    total = 0.0
-    for head in heads(F, mu):
-        g = []
-        for row in head.P:
-            first, second = np.sort(np.append(row, 0.0))[::-1][:2]
-            g.append(first * (1 - first + second))
-        X = two_norm(mu.points.numpy())
-        turning = X * (two_norm(head.u) + X * two_norm(head.A))
-        total += two_norm(head.V) * (two_norm(head.P) + turning * max(g))
-    return total
 
 
 def ball_bounds(

@@ -15,7 +15,7 @@ from meanfield.attention import input_bounds
 from meanfield.attention.ball_bounds import ball_bound
 from meanfield.lipschitz import local_lipschitz
 from tests.attention import input_bounds_oracles as oracle
-from tests.attention.test_input_bounds import case
+from tests.attention.input_bounds_oracles import case
 
 F64 = torch.float64
 

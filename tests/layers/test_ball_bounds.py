@@ -145,16 +145,17 @@ def test_at_radius_zero_nothing_changes_and_then_everything_grows(name, monkeypa
     # What is beyond the constant itself at the least radii is rounding of the large factors.
     least = float(ball_upper(F, mu, 1e-13))
     assert least == pytest.approx(float(local_lipschitz(F, mu).value), rel=1e-4)
-    found = [F.ball_bounds(mu, eps) for eps in (0.0, 1e-6, 1e-3, 0.1, 3.0, 1e3, math.inf)]
-    for less, more in pairwise(found):
-        assert float(less.upper) <= float(more.upper) * (1 + 1e-9)
-        assert (less.displacement <= more.displacement * (1 + 1e-9)).all()
+    radii = torch.tensor([0.0, 1e-6, 1e-3, 0.1, 3.0, 1e3, math.inf], dtype=F64)
+    found = F.ball_bounds(mu, radii[:, None])
+    for parts in (found.upper, found.displacement):
+        for less, more in pairwise(parts.expand(7, *parts.shape[1:])):
+            assert (less <= more * (1 + 1e-9)).all()
     monkeypatch.setattr(maps_module, "_FACTORED", 0)
     monkeypatch.setattr(maps_module, "_FACTORED_ENTRIES", 0)
     # Without factored constants it is put together from the bounds of the parts.
     loose = float(ball_upper(F, mu, 0.0))
     assert loose == pytest.approx(float(F.local_upper(mu)), rel=1e-8)
-    assert float(ball_upper(F, mu, 1e-3)) >= float(found[2].upper) * (1 - 1e-9)
+    assert float(ball_upper(F, mu, 1e-3)) >= float(found.upper.expand(7)[2]) * (1 - 1e-9)
     sure = float(local_lipschitz(F, mu).upper)
     assert float(ball_upper(F, mu, 1e-13, constant=sure)) == pytest.approx(sure, rel=1e-4)
 

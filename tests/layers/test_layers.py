@@ -108,13 +108,18 @@ def test_bounds_do_not_see_an_absent_atom(name):
     assert float(F.local_upper(mu)) == pytest.approx(float(F.local_upper(without)), rel=1e-12)
 
 
-def test_the_bound_of_composed_maps_is_put_together_from_those_of_their_parts():
+def test_composed_maps_are_bounded_as_one_and_no_worse_than_by_their_parts():
     mu = cloud()
     norm, F = layer_norm(), mlp()
-    chain = Chain([norm, F])
-    assert torch.equal(chain.local_upper(mu), norm.local_upper(mu) * F.local_upper(norm(mu)))
-    assert torch.equal(Residual(F, -0.5).local_upper(mu), 1 + 0.5 * F.local_upper(mu))
-    assert torch.equal(Sum([norm, F]).local_upper(mu), norm.local_upper(mu) + F.local_upper(mu))
+    first, second = norm.local_upper(mu), F.local_upper(norm(mu))
+    parts = {
+        Chain([norm, F]): first * second,
+        Residual(F, -0.5): 1 + 0.5 * F.local_upper(mu),
+        Sum([norm, F]): first + F.local_upper(mu),
+    }
+    for G, bound in parts.items():
+        assert local_lipschitz(G, mu).value <= G.local_upper(mu) * (1 + 1e-12)
+        assert G.local_upper(mu) <= bound
     assert F.global_upper >= float(F.local_upper(mu))
     assert mlp(True).global_upper == math.inf
     assert LayerNorm([1.0], None, 0.0).global_upper == math.inf

@@ -255,4 +255,4 @@ def test_the_upper_end_covers_the_larger_component(solver):
         found = local_lipschitz(TwoSpectra(whole, apart), mu, solver=solver)
         assert float(found.value) == pytest.approx(larger, rel=1e-4)
         assert larger * (1 - 1e-14) <= float(found.upper) <= 1.01 * larger
-        assert found.miss == (0.0 if isinstance(solver, Dense) else 1e-3)
+        assert found.miss == (0.0 if isinstance(solver, Dense) else 1e-9)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling, split
 from meanfield.bounds.layer import Layer
 from meanfield.lipschitz import local_lipschitz, local_order
-from tests.attention.test_input_bounds import case
+from tests.attention.input_bounds_oracles import case
 from tests.bounds import bounds_oracles
 
 F64 = torch.float64

@@ -77,5 +77,13 @@ class DotProduct(Kernel):
         q = parameters.scale[:, None, None] * cotangents.q
         return parameters.project_transposed(q, cotangents.k, cotangents.v)
 
+    def key_slopes(
+        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
+    ) -> Tensor:
+        """The identity: keys move by Kẋ."""
+        width = parameters.key.shape[-2]
+        eye = torch.eye(width, dtype=points.dtype, device=points.device)
+        return eye.expand(*points.shape[:-2], 1, 1, width, width)
+
 
 dot_product = DotProduct()

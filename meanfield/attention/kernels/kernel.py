@@ -124,9 +124,9 @@ class Kernel:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        # A subclass that overrides `features` does not inherit `push` and `pull`: they
-        # differentiate the parent's features.
-        for name in ("push", "pull"):
+        # A subclass that overrides `features` does not inherit these: they differentiate
+        # the parent's features.
+        for name in ("push", "pull", "key_slopes"):
             if _place(cls, name) > _place(cls, "features"):
                 setattr(cls, name, getattr(Kernel, name))
         if _place(cls, "is_linear") > min(_place(cls, "features"), _place(cls, "push")):
@@ -160,6 +160,18 @@ class Kernel:
         """The transpose of `push`: cotangents of q, k, v and b to those of points."""
         given = tuple(c for c in cotangents[:4] if c is not None)
         return torch.func.vjp(self._parts(parameters, positions), points)[1](given)[0]
+
+    def key_slopes(
+        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
+    ) -> Tensor | None:
+        """Aⱼ with k̇ⱼ = AⱼKẋⱼ, K the key matrices: how keys move, for certain bounds.
+
+        Shape ``(*batch, H or 1, n or 1, k′, k)``, k′ the width of the keys, with one more for the
+        score biases if there are any. To give it says as well that values move by V ẋⱼ and
+        queries only with their own point. None if it is not known: only small maps then have
+        bounds.
+        """
+        return None
 
     def _parts(
         self, parameters: AttentionParameters, positions: Tensor | None
@@ -312,6 +324,12 @@ class ModifiedKernel(Kernel):
         """The inner kernel's."""
         return self.inner.undefined(parameters, points, positions)
 
+    def key_slopes(
+        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
+    ) -> Tensor | None:
+        """The inner kernel's."""
+        return self.inner.key_slopes(parameters, points, positions)
+
     @property
     def activation(self) -> Callable[[Tensor], Tensor] | None:
         """The inner kernel's."""
@@ -397,6 +415,23 @@ class FeatureTransform(ModifiedKernel):
         at = self._inner_features(parameters, points, positions)
         back = self.turn_pull(parameters, at, positions, cotangents)
         return self.inner.pull(parameters, points, positions, back)
+
+    def key_slopes(
+        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
+    ) -> Tensor | None:
+        """The chain rule, one unit vector of the inner kernel's keys at a time."""
+        inner = self.inner.key_slopes(parameters, points, positions)
+        if inner is None:
+            return None
+        at = self._inner_features(parameters, points, positions)
+        still = Features(torch.zeros_like(at.q), at.k, torch.zeros_like(at.v))
+        columns = []
+        for column in inner.unbind(-1):
+            along = still._replace(k=column.expand_as(at.k))
+            moved = self.turn_push(parameters, at, positions, along)
+            bias = [] if moved.b is None else [moved.b[..., None]]
+            columns.append(torch.cat([moved.k, *bias], -1))
+        return torch.stack(columns, -1)
 
     def _inner_features(
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None

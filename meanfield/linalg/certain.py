@@ -1,0 +1,127 @@
+"""Upper bounds of norms that hold with certainty, from blocks of rows with weights.
+
+Let J = [Jᵢⱼ] be blocks, g groups of its rows, and w_gj > 0 numbers (0 where J_gj = 0). With
+c_g = λ_max(Σⱼ J_gjJ_gjᵀ/w_gj),
+
+    ‖J‖² ≤ maxⱼ Σ_g c_g w_gj.
+
+For |J_gf| = |Σⱼ (J_gj/√w_gj)(√w_gj fⱼ)| ≤ c_g^½ (Σⱼ w_gj|fⱼ|²)^½; square, and sum over g. Every w
+is valid: one that is far from the best costs tightness and never truth. Not in the papers; the
+page "Sharp constants" of the documentation proves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meanfield.linalg.blocks import Rows, TokenBlocks
+
+__all__ = ["RowWeights", "groups", "row_bound", "top_eigenvalues"]
+
+# Entries of the matrices of several groups of rows at once (float64: 128 MiB).
+_GRAM_ENTRIES = 2**24
+# Up to this size eigenvalues are computed; beyond it, a Cholesky factor shows that they are below.
+_SMALL, _POWER_STEPS, _SLACK = 96, 20, 1e-3
+# What underflow may hide of the square of a bound, per block.
+_HIDDEN = 1e-300
+
+
+@dataclass(frozen=True, eq=False)
+class RowWeights:
+    """The weights w of the bound above for one map: a certificate that anyone may propose.
+
+    Attributes:
+        values: w ≥ 0, (groups, n).
+        size: tokens in a group of rows; the last group may have fewer.
+    """
+
+    values: Tensor
+    size: int = 1
+
+
+def groups(n: int, size: int, most: int) -> Iterator[Rows]:
+    """All rows in groups, at most so many groups at a time; a smaller last group by itself."""
+    whole = n - n % size
+    for start in range(0, whole, most * size):
+        yield Rows(start, min(start + most * size, whole), size)
+    if whole < n:
+        yield Rows(whole, n, n - whole)
+
+
+def row_bound(blocks: TokenBlocks, weights: RowWeights) -> Tensor:
+    """The bound of ‖J‖ for these weights, raised by what rounding may have taken.
+
+    Infinite where a weight is 0 and its block is not. In double precision.
+
+    Raises:
+        ValueError: weights of another shape, negative or NaN ones, a size below 1.
+    """
+    n, e, _ = blocks.diagonal.shape
+    size, values = weights.size, _checked(weights, n)
+    blocks, factor = blocks.in_range()
+    columns = values.new_zeros(n)
+    for rows in groups(n, size, max(1, _GRAM_ENTRIES // (size * e) ** 2)):
+        first = rows.start // size
+        w = values[first : first + rows.count // rows.size]
+        if bool(((w == 0) & blocks.seen(rows)).any()):
+            return values.new_tensor(torch.inf)
+        s = torch.where(w > 0, 1 / w, 0.0)
+        gram, slack = blocks.gram(s, rows)
+        top = top_eigenvalues(gram) + slack + _HIDDEN * n * (1 + s.amax(-1))
+        columns += (top[:, None] * w).sum(0)
+    eps = torch.finfo(values.dtype).eps
+    found = columns.amax().sqrt() * (1 + 4 * n * eps) / factor
+    return torch.where(found.isnan(), torch.inf, found)
+
+
+def _checked(weights: RowWeights, n: int) -> Tensor:
+    values, size = weights.values, weights.size
+    if not 1 <= size <= n:
+        raise ValueError(f"weights: expected groups of 1 to {n} tokens, got {size}")
+    wanted = (-(-n // size), n)
+    if tuple(values.shape) != wanted:
+        raise ValueError(f"weights: expected shape {wanted}, got {tuple(values.shape)}")
+    if not bool(((values >= 0) & values.isfinite()).all()):
+        raise ValueError("weights: expected finite numbers ≥ 0")
+    return values.double()
+
+
+def top_eigenvalues(matrices: Tensor) -> Tensor:
+    """Upper bounds of λ_max of symmetric positive semi-definite matrices (g, m, m), rounding too.
+
+    For large ones tI − G has a Cholesky factor exactly when t > λ_max, up to rounding: to try
+    takes a tenth of the time of an eigenvalue. Power iteration says which t to try.
+    """
+    m, eps = matrices.shape[-1], torch.finfo(matrices.dtype).eps
+    peak = matrices.abs().amax((-2, -1))
+    scale = torch.where((peak > 0) & peak.isfinite(), peak, 1.0)[:, None, None]
+    unit = matrices / scale
+    if not bool(unit.isfinite().all()):
+        return torch.full_like(peak, torch.inf)
+    # As |G_ij| ≤ √(G_ii G_jj), the trace lies between the peak, which is 1, and m.
+    room = 16 * m * (m + 2) * eps
+    top = torch.linalg.eigvalsh(unit)[..., -1].clamp_min(0) if m <= _SMALL else _by_cholesky(unit)
+    return (1 + room) * top * peak
+
+
+def _by_cholesky(unit: Tensor) -> Tensor:
+    """t with tI − G positive definite, a little above λ_max."""
+    v = unit.square().sum(-1, keepdim=True).sqrt()
+    top, tiny = torch.zeros_like(v[:, 0, 0]), torch.finfo(v.dtype).tiny
+    for _ in range(_POWER_STEPS):
+        v = v / torch.linalg.vector_norm(v, dim=-2, keepdim=True).clamp_min(tiny)
+        image = unit @ v
+        top, v = torch.linalg.vector_norm(image, dim=(-2, -1)), image
+    eye = torch.eye(unit.shape[-1], dtype=unit.dtype, device=unit.device)
+    bound, left, slack = top.clone(), torch.arange(len(unit), device=unit.device), _SLACK
+    bound = torch.where(top > 0, top * (1 + slack), tiny)
+    while len(left):
+        trial = bound[left, None, None] * eye - unit[left]
+        left = left[torch.linalg.cholesky_ex(trial)[1] > 0]
+        slack = 2 * slack
+        bound[left] = bound[left] * (1 + slack)
+    return bound

@@ -1,0 +1,313 @@
+"""Certain upper ends: blocks against dense matrices, weights on purpose wrong, many layers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, maps, sampling
+from meanfield.attention import kernels, normalizations
+from meanfield.errors import ConvergenceError
+from meanfield.layers import MLP, Chain, LayerNorm, Residual, RMSNorm, Sum
+from meanfield.linalg import (
+    Candidate,
+    Certified,
+    Dense,
+    LinearMap,
+    RowWeights,
+    certify,
+    operator_norm,
+)
+from meanfield.linalg.blocks import Rows
+from meanfield.linalg.certain import groups, row_bound, top_eigenvalues
+from meanfield.lipschitz import local_lipschitz
+from meanfield.maps import linearize
+
+F64 = torch.float64
+DIM, N = 8, 7
+KERNELS = {
+    "dot product": kernels.dot_product,
+    "rotary": kernels.rotary(100.0, length=7),
+    "partial rotary": kernels.rotary(100.0, length=7, dim=2),
+    "QK-norm": kernels.qk_norm(),
+    "QK-norm, then rotary": kernels.rotary(100.0, length=7, inner=kernels.qk_norm()),
+    "soft cap": kernels.soft_cap(2.0),
+    "soft cap of rotary": kernels.soft_cap(2.0, inner=kernels.rotary(length=7)),
+    "L2": kernels.l2,
+    "window": kernels.window(0.5),
+    "ALiBi": kernels.alibi([1.0]),
+}
+
+
+def drawn(seed: int, n: int = N, d: int = DIM, spread: float = 2.0) -> ParticleMeasure:
+    g = torch.Generator().manual_seed(seed)
+    logs = (spread * torch.randn(n, dtype=F64, generator=g)).log_softmax(-1)
+    points, s = torch.randn(n, d, dtype=F64, generator=g), torch.rand(n, dtype=F64, generator=g)
+    return ParticleMeasure(points, log_weights=logs, positions=s)
+
+
+def parameters(seed: int = 0, d: int = DIM) -> AttentionParameters:
+    g = torch.Generator().manual_seed(seed)
+    par = AttentionParameters.random(d, n_heads=4, head_dim=4, biases=True, generator=g)
+    keys, values = par.key[:2], par.value[:2]  # grouped, and with key biases
+    key_bias = torch.randn(2, 4, dtype=F64, generator=g)
+    return AttentionParameters(
+        par.query, keys, values, par.output, par.query_bias, None, par.output_bias, None, key_bias
+    )
+
+
+def layered() -> dict[str, maps.Map]:
+    """Attention among maps of tokens that can be bounded as one map."""
+    g = torch.Generator().manual_seed(3)
+    F = SelfAttention(parameters(), causal=True, kernel=KERNELS["soft cap of rotary"])
+    norm = LayerNorm(torch.rand(DIM, dtype=F64, generator=g) + 0.5, eps=0.1)
+    rms = RMSNorm(torch.rand(DIM, dtype=F64, generator=g) + 0.5, eps=0.1)
+    mlp = MLP(*torch.randn(2, DIM, DIM, dtype=F64, generator=g))
+    return {
+        "residual": Residual(F),
+        "pre-norm": Residual(Chain([norm, F]), 0.7),
+        "RMS": Residual(Chain([rms, F])),
+        "post-norm": Chain([Residual(F), norm]),
+        "peri-norm": Residual(Chain([norm, F, rms])),
+        "block": Chain([Residual(Chain([norm, F])), Residual(Chain([rms, mlp]))]),
+        "parallel": Residual(Sum([Chain([norm, F]), Chain([rms, mlp])])),
+    }
+
+
+MAPS: dict[str, maps.Map] = (
+    {
+        f"{name}{', masked' * causal}": SelfAttention(parameters(), causal=causal, kernel=kernel)
+        for name, kernel in KERNELS.items()
+        for causal in (False, True)
+    }
+    | {"sigmoid": SelfAttention(parameters(), normalization=normalizations.sigmoid)}
+    | layered()
+)
+
+
+def blocks_and_dense(F: maps.Map, mu: ParticleMeasure):
+    atoms = linearize(F, mu, geometry="wasserstein").atoms
+    matrix = atoms.to_dense()
+    n = mu.n_particles
+    dense = matrix.reshape(n, -1, n, matrix.shape[-1] // n).transpose(1, 2)  # (n, n, e, d)
+    assert atoms.blocks is not None
+    return atoms.blocks(0), dense
+
+
+def norm(dense: torch.Tensor) -> float:
+    return float(torch.linalg.matrix_norm(dense.transpose(1, 2).flatten(2).flatten(0, 1), 2))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("name", MAPS)
+def test_sums_over_blocks_are_those_of_the_dense_derivative(name, size):
+    blocks, dense = blocks_and_dense(MAPS[name], drawn(1))
+    g = torch.Generator().manual_seed(2)
+    for rows in groups(N, size, 2):
+        J = dense[rows.slice]
+        x = torch.randn(rows.count, J.shape[-2], dtype=F64, generator=g)
+        y = torch.randn(rows.count, N, J.shape[-1], dtype=F64, generator=g)
+        back, forth = torch.einsum("ijed,ie->ijd", J, x), torch.einsum("ijed,ijd->ie", J, y)
+        torch.testing.assert_close(blocks.back(x, rows), back, rtol=1e-10, atol=1e-11)
+        torch.testing.assert_close(blocks.forth(y, rows), forth, rtol=1e-10, atol=1e-11)
+        s = 10 ** (3 * torch.rand(rows.count // rows.size, N, dtype=F64, generator=g))
+        joined = rows.grouped(J).transpose(1, 2).flatten(2, 3)  # (groups, n, size·e, d)
+        wanted = torch.einsum("gj,gjad,gjbd->gab", s, joined, joined)
+        found, slack = blocks.gram(s, rows)
+        off = torch.linalg.matrix_norm(found - wanted, 2)
+        top = torch.linalg.matrix_norm(wanted, 2)
+        assert bool((off <= slack + 4e-15 * top).all())
+        assert bool((slack <= 1e-8 * top).all())
+        differs = rows.grouped(J.abs().amax((-2, -1)) > 0).any(1)
+        assert not bool((differs & ~blocks.seen(rows)).any())
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_the_bound_is_certain_and_near(name):
+    mu = drawn(4)
+    blocks, dense = blocks_and_dense(MAPS[name], mu)
+    sigma = norm(dense)
+    found = operator_norm(
+        linearize(MAPS[name], mu, geometry="wasserstein").atoms, solver=Certified()
+    )
+    assert float(found.value) == pytest.approx(sigma, rel=1e-4)
+    assert sigma <= float(found.upper) <= 1.8 * sigma
+    assert found.miss == 0
+    # All tokens in one group is the norm itself.
+    whole = RowWeights(torch.ones(1, N, dtype=F64), N)
+    assert sigma * (1 - 1e-14) <= float(row_bound(blocks, whole)) <= sigma * (1 + 1e-7)
+
+
+def loops(dense: torch.Tensor, w: torch.Tensor) -> float:
+    """The bound by its definition, one row and one block at a time."""
+    total = torch.zeros(len(dense), dtype=F64)
+    for J, weights in zip(dense, w, strict=True):
+        summed = sum(block @ block.mT / at for block, at in zip(J, weights, strict=True))
+        total += float(torch.linalg.matrix_norm(summed, 2)) * weights
+    return math.sqrt(float(total.max()))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_choice_of_weights_is_valid_and_gives_its_own_bound(seed):
+    g = torch.Generator().manual_seed(seed)
+    blocks, dense = blocks_and_dense(list(MAPS.values())[3 * seed], drawn(seed))
+    sigma = norm(dense)
+    for power in (0.0, 1.0, 10.0, 60.0):
+        w = 10 ** (power * torch.randn(N, N, dtype=F64, generator=g).clamp(-2, 2))
+        found = float(row_bound(blocks, RowWeights(w)))
+        assert sigma <= found
+        if power <= 10:
+            assert found == pytest.approx(loops(dense, w), rel=1e-6)
+
+
+@pytest.mark.parametrize("power", [-900, 900])
+def test_weights_at_the_ends_of_the_number_range_bound_or_say_nothing(power):
+    blocks, dense = blocks_and_dense(MAPS["dot product"], drawn(0))
+    w = torch.ones(N, N, dtype=F64)
+    w[:, 2] = math.exp(max(power, -740) if power < 0 else min(power, 700))
+    assert float(row_bound(blocks, RowWeights(w))) >= norm(dense)
+    w[:, 2] = 0.0
+    assert float(row_bound(blocks, RowWeights(w))) == math.inf
+
+
+def test_masked_columns_may_have_weight_zero_and_others_not():
+    mu = ParticleMeasure.from_sequence(drawn(5).points)
+    blocks, dense = blocks_and_dense(MAPS["dot product, masked"], mu)
+    w = torch.ones(N, N, dtype=F64).tril()
+    assert norm(dense) <= float(row_bound(blocks, RowWeights(w))) < math.inf
+    w[N - 1, 0] = 0.0
+    assert float(row_bound(blocks, RowWeights(w))) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        (RowWeights(torch.ones(N, N + 1, dtype=F64)), r"weights: expected shape \(7, 7\)"),
+        (RowWeights(torch.ones(N, N, dtype=F64), 2), r"weights: expected shape \(4, 7\)"),
+        (RowWeights(-torch.ones(N, N, dtype=F64)), "weights: expected finite numbers"),
+        (RowWeights(torch.full((N, N), math.nan, dtype=F64)), "weights: expected finite numbers"),
+        (RowWeights(torch.ones(N, N, dtype=F64), 0), "weights: expected groups of 1 to 7"),
+    ],
+)
+def test_what_are_no_weights_is_refused(weights, words):
+    J = linearize(MAPS["dot product"], drawn(0), geometry="wasserstein").atoms
+    v = torch.zeros(N, DIM, dtype=F64)
+    v[0, 0] = 1.0
+    unknown = torch.tensor(math.inf, dtype=F64)
+    with pytest.raises(ValueError, match=words):
+        certify(J, Candidate(v, unknown, 0.0, weights=[weights]))
+    with pytest.raises(ValueError, match="weights: expected those of 1 maps, got 2"):
+        certify(J, Candidate(v, unknown, 0.0, weights=[weights] * 2))
+
+
+def test_maps_without_blocks_are_refused_and_weights_for_them_prove_nothing():
+    J = LinearMap(lambda x: x, lambda y: y, (3, 1), (3, 1))
+    with pytest.raises(NotImplementedError, match="Certified: expected a map that offers"):
+        operator_norm(J, solver=Certified())
+    v = torch.tensor([[1.0], [0.0], [0.0]], dtype=F64)
+    claim = Candidate(
+        v, torch.tensor(math.inf, dtype=F64), 0.0, weights=[RowWeights(torch.ones(3, 3))]
+    )
+    assert float(certify(J, claim).upper) == math.inf
+    two = Chain([SelfAttention(parameters()), SelfAttention(parameters())])
+    with pytest.raises(NotImplementedError, match="Certified: expected"):
+        local_lipschitz(two, drawn(0), solver=Certified())
+
+
+@pytest.mark.parametrize("rounds", [1, 4, 16])
+def test_rounds_cost_tightness_and_never_truth(rounds):
+    g = torch.Generator().manual_seed(0)
+    F = SelfAttention(AttentionParameters.random(16, n_heads=2, generator=g), causal=True)
+    mu = LayerNorm(torch.ones(16, dtype=F64))(
+        ParticleMeasure.from_sequence(torch.randn(20, 16, dtype=F64, generator=g))
+    )
+    exact = local_lipschitz(F, mu, solver=Dense())
+    each = [
+        float(local_lipschitz(F, mu, solver=Certified(rounds, group=size)).upper / exact.value)
+        for size in (1, 4, 7, 20)
+    ]
+    assert min(each) >= 1
+    assert each[-1] <= 1.001
+    assert each[0] <= {1: 2.6, 4: 1.9, 16: 1.6}[rounds]
+    assert each[1] <= {1: 0.9, 4: 0.97, 16: 0.9}[rounds] * each[0]
+
+
+def test_adversarial_tokens_light_and_absent_atoms():
+    eye = torch.eye(2, dtype=F64)
+    F = SelfAttention(AttentionParameters.from_bilinear(-eye, eye))
+    for n in (2, 5, 40):
+        X = sampling.sphere(1, 2, radius=1.5).expand(n, 2).clone()
+        X[1:] *= -1
+        found = local_lipschitz(F, ParticleMeasure(X), solver=Certified())
+        assert 1 - 1e-12 <= float(found.upper / found.value) <= 1.06
+    G = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+    light = sampling.two_diracs(radius=450**0.5, log_ratio=-900.0, direction=[1.0])
+    exact = local_lipschitz(G, light, solver=Dense())
+    found = local_lipschitz(G, light, solver=Certified(), strict=False)
+    assert float(exact.value) <= float(found.upper) <= 1.5 * float(exact.value)
+    absent = ParticleMeasure([[5.0], [1.0], [-1.0]], weights=[0.0, 0.5, 0.5])
+    present = ParticleMeasure([[1.0], [-1.0]])
+    both = [float(local_lipschitz(G, mu, solver=Certified()).upper) for mu in (absent, present)]
+    assert both[0] == pytest.approx(both[1], rel=1e-2)
+
+
+def test_a_batch_has_a_certificate_each_and_single_precision_one_too():
+    layer = AttentionParameters.random(16, n_heads=4, std=0.3)
+    points = torch.randn(3, 12, 16, dtype=F64, generator=torch.Generator().manual_seed(0))
+    F, mu = SelfAttention(layer, causal=True), ParticleMeasure.from_sequence(points)
+    together = local_lipschitz(F, mu, solver=Certified()).upper
+    alone = [local_lipschitz(F, one, solver=Certified()).upper for one in mu]
+    torch.testing.assert_close(together, torch.stack(alone), rtol=1e-6, atol=0)
+    single = AttentionParameters.random(16, n_heads=4, std=0.3, dtype=torch.float32)
+    G, nu = SelfAttention(single), ParticleMeasure(points.float())
+    found = local_lipschitz(G, nu, solver=Certified(), rtol=1e-3, strict=False)
+    exact = local_lipschitz(G, nu, solver=Dense(), rtol=1e-3).value
+    assert bool((exact <= found.upper).all() and (found.upper <= 2 * exact).all())
+
+
+def test_large_maps_are_bounded_by_runs_of_layers(monkeypatch):
+    """Beyond the size that is factored; two attentions in a row multiply."""
+    mu, layers = drawn(6), layered()
+    F = layers["block"]
+    constant = float(local_lipschitz(F, mu).value)
+    one = float(bounds.local_upper(F, mu))
+    assert one == pytest.approx(constant, rel=1e-9)
+    monkeypatch.setattr(maps, "_FACTORED", 0)
+    joined = float(bounds.local_upper(F, mu))
+    assert constant <= joined <= 1.8 * constant
+    twice = Chain([F, F])
+    product = joined * float(bounds.local_upper(F, F(mu)))
+    assert float(local_lipschitz(twice, mu).value) <= float(bounds.local_upper(twice, mu))
+    assert float(bounds.local_upper(twice, mu)) <= product * (1 + 1e-9)
+    both = Sum([layers["residual"], layers["RMS"]])
+    assert float(local_lipschitz(both, mu).value) <= float(bounds.local_upper(both, mu))
+
+
+def test_top_eigenvalues_are_bounded_within_a_percent():
+    g = torch.Generator().manual_seed(0)
+    root = torch.randn(4, 120, 150, generator=g, dtype=F64)
+    root[1, 0] *= 50  # one direction far above the rest
+    root[2] = 0
+    root[3] *= 1e-15
+    for part in (slice(0, 120), slice(1, 20)):
+        gram = root[:, part] @ root[:, part].mT
+        found, true = top_eigenvalues(gram), torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0)
+        assert bool(((true <= found) & (found <= 1.01 * true)).all())
+    assert float(top_eigenvalues(torch.full((1, 3, 3), math.nan, dtype=F64))) == math.inf
+
+
+def test_the_value_must_still_converge():
+    mu = drawn(7)
+    J = linearize(MAPS["dot product"], mu, geometry="wasserstein").atoms
+    with pytest.raises(ConvergenceError):
+        operator_norm(J, solver=Certified(max_steps=1))
+    with pytest.raises(ValueError, match="rounds: expected"):
+        Certified(rounds=0)
+
+
+def test_rows_are_grouped_with_a_smaller_last_group():
+    found = [(rows.start, rows.stop, rows.size) for rows in groups(11, 3, 2)]
+    assert found == [(0, 6, 3), (6, 9, 3), (9, 11, 2)]
+    assert Rows(0, 6, 3).grouped(torch.arange(6)).tolist() == [[0, 1, 2], [3, 4, 5]]
