@@ -22,7 +22,8 @@ def exponential_rate(A: Any, radius: Any = 1.0) -> Any:
     That is up to powers of ‖A‖R². A = −γI has E = 2γR², a skew A ‖A‖R², and a positive
     semi-definite one ‖A‖R²/4: there γ/8 in [CAP24] Proposition 3.4 is exact. Computed from above,
     as min_s 1/(2s) + λ_max(sAᵀA/2 − A)₊ with the symmetric part of A: exact if d ≥ 3 (or d = 1),
-    by the convexity of joint numerical ranges, and a bound in the plane.
+    by the convexity of joint numerical ranges, and a bound in the plane. For layers without
+    query biases: with one Ax is not what queries are.
 
     Args:
         A: square matrix (d, d).
@@ -64,6 +65,8 @@ def _unit_rate(A: np.ndarray) -> float:
 
 def mean_field_by_rate(A: Any, norm_V: Any, radius: Any) -> Any:
     """‖V‖(min(√(e(1+c²)) (1+4c)^{d/2} e^{E/2}, D(c)) + c), c = ‖A‖R²: `mean_field` for this A.
+
+    Without query biases: it takes none.
 
     Args:
         A: square matrix (d, d).

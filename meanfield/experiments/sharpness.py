@@ -23,11 +23,13 @@ from torch import Tensor
 
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.bounds.sharp import kernel_norm
+from meanfield.bounds.spheres import tangential_norm
 from meanfield.experiments.ascent import climb
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import FORMULA, figure, kind, readable_logs
-from meanfield.figures.curves import mark_unconverged
+from meanfield.figures.curves import formula, mark_unconverged
 from meanfield.figures.selection import best, by_level, levels, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz, worst_case
 from meanfield.measures import ParticleMeasure
@@ -275,6 +277,27 @@ def gap_of_tokens(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     return ax
 
 
+@figure("two_dirac_lower")
+def ball_and_sphere(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """What a norm before attention buys: constants on the ball and along the sphere, over e^c."""
+    c = np.maximum(ds.radius.values**2, 0.05)
+    along = lambda x: np.minimum(tangential_norm(x), kernel_norm(x))  # noqa: E731
+    ax.set(
+        xscale="log", yscale="log", xlabel=r"$c = \|A\|R^2$", ylabel=r"constant of T over $e^c$"
+    )
+    for colour, name, upper, lower in (
+        ("tab:blue", "ball", kernel_norm, bounds.two_dirac_lower),
+        ("tab:green", "sphere", along, bounds.sphere_two_dirac_lower),
+    ):
+        above = lambda x, upper=upper: upper(x) * np.exp(-x)  # noqa: E731
+        below = lambda x, lower=lower: lower(x, 1.0) * np.exp(-x)  # noqa: E731
+        formula(ax, above, c, "-", color=colour, label=f"{name}: upper bound")
+        formula(ax, below, c, "--", color=colour, label=f"{name}: two Diracs")
+    ax.set_title("Attention of measures on a ball, and behind a normalisation")
+    readable_logs(ax)
+    return ax
+
+
 EXPERIMENT = Experiment(
     measure,
     Settings(),
@@ -282,5 +305,5 @@ EXPERIMENT = Experiment(
     variables=VARIABLES,
     parameters=PARAMETERS,
     coords=lambda s: {"order": list(ORDERS)},
-    figures={"gap": gap, "gap-tokens": gap_of_tokens},
+    figures={"gap": gap, "gap-tokens": gap_of_tokens, "ball-and-sphere": ball_and_sphere},
 )
