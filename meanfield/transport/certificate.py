@@ -42,6 +42,7 @@ __all__ = [
     "power_mean",
     "powers_added",
     "powers_less",
+    "scaled",
     "united",
 ]
 
@@ -139,7 +140,8 @@ def centred(g: np.ndarray, b: np.ndarray) -> np.ndarray:
     order = np.argsort(g, -1)
     mass = np.cumsum(taken(b, order), -1)
     middle = (mass < mass[..., -1:] / 2).sum(-1, keepdims=True)
-    return g - taken(g, taken(order, middle))
+    with np.errstate(invalid="ignore"):  # ∞ − ∞, of a wrong solver
+        return g - taken(g, taken(order, middle))
 
 
 def certified(
@@ -342,6 +344,20 @@ def in_unit(answer: Certified, exponent: np.ndarray, order: float) -> Certified:
             f = g = None
     lengths = {name: np.ldexp(getattr(answer, name), exponent) for name in _LENGTHS}
     return replace(answer, value=value, lower=low, upper=high, f=f, g=g, **lengths)
+
+
+def scaled(answer: Certified, factor: float, doubt: np.ndarray) -> Certified:
+    """The answer with distances times a factor, where lengths are in doubt by `doubt` besides."""
+    order, exact = answer.order, 4 * UNIT
+    lengths = {name: getattr(answer, name) * factor for name in _LENGTHS}
+    upper = answer.upper * (factor * (1 + exact)) + doubt
+    lower = np.maximum(answer.lower * (factor * (1 - exact)) - doubt, 0.0)
+    for name in ("plan_doubt", "dual_doubt"):
+        moved = powers_less(upper + doubt, upper, order) + exact ** (1 / order) * upper
+        lengths[name] = powers_added(lengths[name], moved, order)
+    f, g = (None if t is None else t * factor**order for t in (answer.f, answer.g))
+    value = np.clip(answer.value * factor, lower, upper)
+    return replace(answer, value=value, lower=lower, upper=upper, f=f, g=g, **lengths)
 
 
 def log_masses(masses: np.ndarray) -> np.ndarray:

@@ -1,29 +1,32 @@
-"""Conditional W₂: transport that keeps positions [CAP24, Definition 4.1; HHT23]."""
+"""Conditional W₂: transport that keeps positions, or pays for changing them [CAP24, HHT23]."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
-from meanfield.checks import number
+from meanfield.checks import as_float_tensor, check_finite, describe, number
 from meanfield.measures import MASS_TOLERANCE, ParticleMeasure, check_measure
-from meanfield.transport.certificate import Certified, Part, united
-from meanfield.transport.pairs import Pair, as_pair, flat_arrays
-from meanfield.transport.problem import normalised_logs
+from meanfield.transport.certificate import Certified, Part, scaled, united
+from meanfield.transport.pairs import Measure, Pair, as_pair, flat_arrays
+from meanfield.transport.problem import UNIT, normalised_logs, row_norms
 from meanfield.transport.result import TransportResult, gathered
 from meanfield.transport.solve import Settings, extend, finished, solve_arrays
 
-__all__ = ["positioned_pair", "solve_conditional_w2", "solved_by_position"]
+__all__ = ["conditioned_pair", "solve_conditional_w2", "solved_by_condition"]
 
 
 def solve_conditional_w2(
-    mu: ParticleMeasure,
-    nu: ParticleMeasure,
+    mu: Measure,
+    nu: Measure,
     *,
+    conditions: tuple[Any, Any] | None = None,
+    penalty: float | None = None,
     method: str = "auto",
     position_atol: float = 0.0,
     rtol: float = 1e-9,
@@ -32,20 +35,33 @@ def solve_conditional_w2(
 ) -> TransportResult:
     """d₂(μ̄, ν̄) = (∫ W₂(μˢ, νˢ)² dθ(s))^½ with a certified interval.
 
+    With a penalty λ mass may change its condition at a price:
+    d₂,λ(μ̄, ν̄)² = min over couplings of Σ π_ij (‖xᵢ − y_j‖² + λ ‖sᵢ − t_j‖²). That is W₂ of the
+    points at λ = 0, grows with λ, and tends to d₂ as λ → ∞. Between samples of continuous
+    conditions, no two of which are equal, it is the distance that is finite.
+
     Args:
-        mu: positioned measure μ̄ (batch axes broadcast).
-        nu: positioned measure ν̄ with the same first marginal θ; if the marginals differ the
-            distance is +∞, which is a value and not an error.
+        mu: positioned measure μ̄ (batch axes broadcast); with `conditions`, anything that
+            `solve_w2` takes.
+        nu: ν̄ with the same first marginal θ; if the marginals differ the distance is +∞, which
+            is a value and not an error. With a penalty they may differ.
+        conditions: (s, t) in the place of positions: numbers (..., n) and (..., m), or vectors
+            (..., n, k) and (..., m, k) of any dimension k.
+        penalty: λ ≥ 0, in squared units of the points over those of the conditions; None or
+            infinity forbids every change of condition. A power of four rounds nothing; others
+            round the points once, which is in the interval.
         method: "auto", or a solver for every position by name.
         position_atol: positions at most this far from the next are one group; 0 compares
-            exactly.
+            exactly, as vectors and penalties always do.
         rtol: how closely plans and potentials must meet at every position.
         exact_weights: as for `solve_w2`, at every position.
         strict: raise if they do not; otherwise the answer comes back flagged.
 
     Returns:
-        Distance in the unit of the points; interval, coupling (inside positions only),
-        potentials (feasible inside positions).
+        Distance in the unit of the points; interval, coupling of the points (without a penalty
+        inside conditions only), potentials (feasible for the cost with its penalty, or inside
+        conditions). ``coupling.sample(size)`` draws pairs, and says by `rows` and `cols` which
+        conditions they have.
 
     Raises:
         ValueError: measures without positions, and what `solve_w2` refuses.
@@ -56,34 +72,119 @@ def solve_conditional_w2(
         >>> nu = ParticleMeasure([[1.0], [0.0]], positions=[0.5, 1.0])
         >>> solve_conditional_w2(mu, nu).value
         tensor(1., dtype=torch.float64)
+        >>> solve_conditional_w2(mu, nu, penalty=0.0).value
+        tensor(0., dtype=torch.float64)
     """
     settings = Settings.of(method=method, rtol=rtol, exact_weights=exact_weights, strict=strict)
-    return solved_by_position(positioned_pair(mu, nu), position_atol, settings)
+    return solved_by_condition(
+        conditioned_pair(mu, nu, conditions), penalty, position_atol, settings
+    )
 
 
-def positioned_pair(mu: ParticleMeasure, nu: ParticleMeasure) -> Pair:
-    """The two measures, as `as_pair`; both must carry positions."""
-    for name, measure in (("mu", mu), ("nu", nu)):
-        if check_measure(measure, name).positions is None:
+class ConditionedPair(NamedTuple):
+    """Two measures, and the conditions (B, n, k) and (B, m, k) of their atoms."""
+
+    pair: Pair
+    s: np.ndarray
+    t: np.ndarray
+
+
+def conditioned_pair(
+    mu: Measure, nu: Measure, conditions: tuple[Any, Any] | None = None
+) -> ConditionedPair:
+    """The two measures, as `as_pair`, with `conditions` or else their positions."""
+    if conditions is None:
+        for name, measure in (("mu", mu), ("nu", nu)):
+            if check_measure(measure, name).positions is None:
+                raise ValueError(
+                    f"{name}: expected a ParticleMeasure with positions, got one without; give "
+                    "positions=, conditions=, or use ParticleMeasure.from_sequence"
+                )
+        pair = as_pair(mu, nu)
+        given = [t.positions[..., None] for t in pair[:2] if t.positions is not None]
+    else:
+        if not isinstance(conditions, (tuple, list)) or len(conditions) != 2:
             raise ValueError(
-                f"{name}: expected a ParticleMeasure with positions, got one without; give "
-                "positions= or use ParticleMeasure.from_sequence"
+                f"conditions: expected a pair (s, t) of arrays, got {describe(conditions)}"
             )
-    return as_pair(mu, nu)
+        pair = as_pair(mu, nu)
+        both = zip(("mu", "nu"), conditions, pair[:2], strict=True)
+        given = [_conditions(value, measure, name) for name, value, measure in both]
+        if given[0].shape[-1] != given[1].shape[-1]:
+            raise ValueError(
+                "conditions: expected one dimension k, got "
+                f"{given[0].shape[-1]} for mu and {given[1].shape[-1]} for nu"
+            )
+    flat = (t.detach().double().cpu().numpy().reshape(-1, *t.shape[-2:]) for t in given)
+    return ConditionedPair(pair, *flat)
 
 
-def solved_by_position(pair: Pair, position_atol: float, settings: Settings) -> TransportResult:
-    """The conditional distance of a pair with positions, or of a batch of pairs."""
+def _conditions(value: Any, measure: ParticleMeasure, name: str) -> Tensor:
+    """Conditions of the atoms of a measure, (*batch, n, k)."""
+    found = as_float_tensor(value, f"conditions of {name}", like=measure.points)
+    check_finite(found, f"conditions of {name}")
+    n = measure.n_particles
+    if found.ndim and found.shape[-1] == n and found.shape[-2:-1] != (n,):
+        found = found[..., None]
+    if found.ndim < 2 or found.shape[-2] != n:
+        raise ValueError(
+            f"conditions of {name}: expected one number or vector for each of its {n} atoms, "
+            f"shape (..., {n}) or (..., {n}, k), got {tuple(found.shape)}"
+        )
+    return found.expand(*measure.batch_shape, n, found.shape[-1])
+
+
+def solved_by_condition(
+    given: ConditionedPair, penalty: float | None, position_atol: float, settings: Settings
+) -> TransportResult:
+    """The conditional distance of a pair with conditions, or of a batch of pairs."""
+    pair, s, t = given
     position_atol = number(position_atol, "position_atol", least=0, below=1)
+    price = math.inf
+    if penalty is not None:
+        price = number(penalty, "penalty", least=0, finite=False)
+    if position_atol and (price < math.inf or s.shape[-1] > 1):
+        raise ValueError(
+            "position_atol: expected 0 for conditions that are vectors or have a penalty, got "
+            f"{position_atol:g}; positions are grouped on the line only"
+        )
     settings = replace(settings, device=str(pair.mu.device))
+    if price < math.inf:
+        return finished(pair, _solve_penalised(pair, s, t, price, settings), settings)
     tolerance = MASS_TOLERANCE[pair.mu.dtype]
-    both = (t.positions for t in pair[:2] if t.positions is not None)
-    flat = (t.detach().double().cpu().numpy().reshape(-1, t.shape[-1]) for t in both)
     answers = [
         _solve_case(_Case(*case), settings, position_atol, tolerance)[None]
-        for case in zip(*flat_arrays(pair), *flat, strict=True)
+        for case in zip(*flat_arrays(pair), s, t, strict=True)
     ]
     return finished(pair, gathered(answers) if answers else None, settings)
+
+
+def _solve_penalised(
+    pair: Pair, s: np.ndarray, t: np.ndarray, penalty: float, settings: Settings
+) -> Certified | None:
+    """W₂ of the points (x, √λ s), in units in which as little as possible is rounded.
+
+    λ = 4^e r with 1 ≤ r < 4: conditions are multiplied by 2^e, which rounds nothing, and points
+    divided by √r, so that a large λ cannot round the points away.
+    """
+    x, y, log_a, log_b = flat_arrays(pair)
+    if penalty == 0:
+        return solve_arrays(x, y, log_a, log_b, settings)
+    power = (math.frexp(penalty)[1] - 1) // 2
+    root = math.sqrt(math.ldexp(penalty, -2 * power))
+    joined = (
+        np.concatenate([points / root, np.ldexp(conditions, power)], -1)
+        for points, conditions in ((x, s), (y, t))
+    )
+    answer = solve_arrays(*joined, log_a, log_b, settings)
+    if answer is None or root == 1:
+        return answer
+    # Points of weight 0 may be anywhere.
+    sizes = (
+        row_norms(np.where((logs > -math.inf)[..., None], points, 0.0)).max(-1)
+        for points, logs in ((x, log_a), (y, log_b))
+    )
+    return scaled(answer, root, 4 * UNIT * sum(sizes))
 
 
 class _Case(NamedTuple):
@@ -135,6 +236,10 @@ def _solve_case(
 def _labels(case: _Case, atol: float) -> tuple[np.ndarray, np.ndarray]:
     """Group numbers in order of position; positions chained by steps ≤ atol are one."""
     everything = np.concatenate([case.s, case.t])
+    if everything.shape[-1] > 1:
+        ranks = np.unique(everything + 0.0, axis=0, return_inverse=True)[1].reshape(-1)
+        return ranks[: len(case.s)], ranks[len(case.s) :]
+    everything = everything[:, 0]
     order = np.argsort(everything, kind="stable")
     ranks = np.empty(len(everything), np.int64)
     ranks[order] = np.cumsum(np.diff(everything[order], prepend=-np.inf) > atol)

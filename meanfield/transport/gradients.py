@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meanfield.measures import ParticleMeasure
-from meanfield.transport.conditional import positioned_pair, solved_by_position
+from meanfield.transport.conditional import conditioned_pair, solved_by_condition
 from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
 from meanfield.transport.result import TransportResult
 from meanfield.transport.solve import Settings, as_order, solved
@@ -142,16 +141,23 @@ def wp(
 
 
 def conditional_w2(
-    mu: ParticleMeasure, nu: ParticleMeasure, *, position_atol: float = 0.0, rtol: float = 1e-9
-) -> Tensor:
+    mu: Measure,
+    nu: Measure,
+    *,
+    conditions: tuple[Any, Any] | None = None,
+    penalty: float | None = None,
+    position_atol: float = 0.0,
+    rtol: float = 1e-9,
+) -> Any:
     """d₂(μ̄, ν̄) = (∫ W₂(μˢ, νˢ)² dθ(s))^½; +∞ where the first marginals differ.
 
-    Differentiable in points, and in log-weights along changes that keep both first marginals
-    equal (others lead to +∞). Arguments and errors as for `solve_conditional_w2`.
+    With a penalty λ the conditions may change at the price λ ‖s − t‖². Differentiable in points,
+    and in log-weights: without a penalty along changes that keep both first marginals equal
+    (others lead to +∞). Arguments and errors as for `solve_conditional_w2`.
     """
     settings = Settings.of(rtol=rtol)
-    pair = positioned_pair(mu, nu)
-    return _valued(pair, solved_by_position(pair, position_atol, settings))
+    given = conditioned_pair(mu, nu, conditions)
+    return _valued(given.pair, solved_by_condition(given, penalty, position_atol, settings))
 
 
 def _valued(pair: Pair, result: TransportResult) -> Any:

@@ -100,6 +100,14 @@ def exact_transport(
     return Fraction(total, 1 << MASS_BITS) * unit**order / root
 
 
+def exact_optimum(costs: list[list[Fraction]], log_a: np.ndarray, log_b: np.ndarray) -> Fraction:
+    """The least Σ π_ij C_ij, of rational costs and weights to 2^-1500."""
+    unit = math.lcm(*(c.denominator for row in costs for c in row))
+    whole = [[int(c * unit) for c in row] for row in costs]
+    total = _integer_simplex(whole, _integer_masses(log_a), _integer_masses(log_b))
+    return Fraction(total, (1 << MASS_BITS) * unit)
+
+
 def _integer_masses(logs: np.ndarray) -> list[int]:
     with mpmath.workprec(MASS_BITS + 200):
         raw = [mpmath.exp(mpmath.mpf(float(t))) if t > -math.inf else mpmath.mpf(0) for t in logs]

@@ -1,0 +1,210 @@
+"""Conditional transport at a price: both limits, rational optima, closed forms, any conditions."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meanfield.measures import ParticleMeasure
+from meanfield.transport import conditional_w2, solve_conditional_w2, w2
+from meanfield.transport.plans import exact
+from tests.transport.adversaries import ADVERSARIES, install
+from tests.transport.transport_oracles import exact_optimum
+
+seeds = st.integers(0, 2**31)
+PENALTIES = (0.0, 2.0**-10, 0.3, 1.0, 7.0, 4.0**5, 1e9)
+
+
+def clouds(seed: int, n: int, m: int, k: int = 1) -> tuple[np.ndarray, ...]:
+    """Points, conditions on a grid of three values, and weights of conditions that agree."""
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(n, 2)), rng.normal(size=(m, 2)) + 0.3
+    places = rng.normal(size=(3, k))
+    at_x, at_y = (np.r_[:3, rng.integers(3, size=size - 3)] for size in (n, m))
+    share = rng.dirichlet(np.ones(3))
+    a, b = (share[at] * rng.uniform(0.5, 1, size=len(at)) for at in (at_x, at_y))
+    for weights, at in ((a, at_x), (b, at_y)):
+        for group in range(3):
+            weights[at == group] *= share[group] / weights[at == group].sum()
+    return x, y, places[at_x], places[at_y], a, b
+
+
+@given(seeds, st.sampled_from(PENALTIES[1:]), st.integers(3, 6), st.integers(3, 6))
+@settings(max_examples=12, deadline=None)
+def test_the_interval_contains_the_rational_optimum(
+    seed: int, penalty: float, n: int, m: int
+) -> None:
+    x, y, s, t, a, b = clouds(seed, n, m, 2)
+
+    def squares(p: np.ndarray, q: np.ndarray) -> Fraction:
+        return sum((Fraction(u) - Fraction(v)) ** 2 for u, v in zip(p, q, strict=True))
+
+    costs = [
+        [squares(x[i], y[j]) + Fraction(penalty) * squares(s[i], t[j]) for j in range(m)]
+        for i in range(n)
+    ]
+    mu, nu = ParticleMeasure(x, a), ParticleMeasure(y, b)
+    logs = (t.log_weights.numpy() for t in (mu, nu))
+    truth = math.sqrt(exact_optimum(costs, *logs))
+    # Masses of conditions differ by 1e-17, which a price of 1e9 makes felt: as they are stored.
+    found = solve_conditional_w2(
+        mu, nu, conditions=(s, t), penalty=penalty, exact_weights=True, strict=False
+    )
+    assert float(found.lower) <= truth * (1 + 1e-15)
+    assert float(found.upper) >= truth * (1 - 1e-15)
+    assert float(found.relative_width) < (1e-9 if penalty < 1e6 else 1e-5)
+    if found.potentials is not None:
+        f, g = (np.asarray(t) for t in found.potentials)
+        assert (f[:, None] + g <= np.array(costs, float) * (1 + 1e-12) + 1e-12).all()
+
+
+def test_a_price_of_nothing_is_the_distance_of_the_points() -> None:
+    x, y, s, t, a, b = clouds(0, 12, 9)
+    found = solve_conditional_w2((x, a), (y, b), conditions=(s, t), penalty=0)
+    assert float(found.value) == float(w2((x, a), (y, b)))
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_it_grows_with_the_price_up_to_the_conditional_distance(k: int) -> None:
+    x, y, s, t, a, b = clouds(1, 12, 9, k)
+    pair, both = ((x, a), (y, b)), {"conditions": (s, t)}
+    values = [float(conditional_w2(*pair, **both, penalty=p)) for p in PENALTIES]
+    last = float(conditional_w2(*pair, **both))
+    assert values[0] < values[2] < values[4]
+    # Masses of the conditions agree to 1e-17, and a price of λ is paid for what is left; where it
+    # is so high that conditions are far apart, such masses are taken as equal.
+    slack = 1e-16 * np.array(PENALTIES) + 1e-12
+    assert (np.diff(values) >= -slack[1:] * last).all()
+    assert (np.array(values) <= last * (1 + slack)).all()
+    for penalty in (4.0**12, 1e9, 1e60, math.inf):
+        dear = solve_conditional_w2(*pair, **both, penalty=penalty)
+        near = 1e-12 + (1e-16 * penalty if penalty < 1e12 else 0)
+        assert float(dear.value) == pytest.approx(last, rel=near)
+
+
+def test_vectors_group_as_their_names_do() -> None:
+    x, y, s, t, a, b = clouds(2, 15, 14, 3)
+    names = {tuple(row): k / 4 for k, row in enumerate(np.unique(s, axis=0))}
+    mu, nu = (
+        ParticleMeasure(points, weights, positions=[names[tuple(row)] for row in rows])
+        for points, weights, rows in ((x, a, s), (y, b, t))
+    )
+    found = solve_conditional_w2((x, a), (y, b), conditions=(s, t))
+    assert float(found.value) == pytest.approx(float(conditional_w2(mu, nu)), rel=1e-14)
+    moved = conditional_w2((x, a), (y, b), conditions=(s, t + 1e-9))
+    assert moved == math.inf  # other conditions: no coupling keeps them
+
+
+@pytest.mark.parametrize("penalty", [0.5, 4.0, 1e4, 1e12])
+def test_continuous_conditions_of_a_linear_map(penalty: float) -> None:
+    """(s, x) to (s, B x + C s): at a high price each pair keeps its own partner."""
+    rng = np.random.default_rng(4)
+    n = 60
+    s, x = rng.normal(size=(n, 2)), rng.normal(size=(n, 2))
+    linear, shift = np.array([[1.5, 0.3], [0.3, 0.8]]), rng.normal(size=(2, 2))
+    y = x @ linear + s @ shift
+    order = rng.permutation(n)
+    found = solve_conditional_w2(x, y[order], conditions=(s, s[order]), penalty=penalty)
+    own = math.sqrt(np.square(x - y).sum(-1).mean())
+    assert float(found.lower) <= own
+    if penalty > 1e3:
+        assert float(found.value) == pytest.approx(own, rel=1e-12)
+    # Gelbrich: at least the distance of the Gaussians of the same means and covariances.
+    root = math.sqrt(penalty)
+    first, second = np.c_[x, root * s], np.c_[y, root * s]
+    means = first.mean(0) - second.mean(0)
+    one, two = (np.cov(t.T, bias=True) for t in (first, second))
+    cross = np.linalg.eigvals(one @ two).real.clip(min=0)
+    bound = means @ means + np.trace(one) + np.trace(two) - 2 * np.sqrt(cross).sum()
+    assert float(found.upper) ** 2 >= bound * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("penalty", [0.7, 4.0, 100.0])
+def test_a_symmetric_positive_map_of_both_has_a_closed_form(penalty: float) -> None:
+    rng = np.random.default_rng(5)
+    z = rng.normal(size=(80, 3))  # (x, √λ s)
+    half = rng.normal(size=(3, 3))
+    image = z @ (np.eye(3) + 0.2 * half @ half.T)
+    root, order = math.sqrt(penalty), rng.permutation(80)
+    conditions = z[:, 2] / root, image[order, 2] / root
+    found = solve_conditional_w2(
+        z[:, :2].copy(), image[order, :2].copy(), conditions=conditions, penalty=penalty
+    )
+    truth = math.sqrt(np.square(image - z).sum(-1).mean())
+    assert float(found.value) == pytest.approx(truth, rel=1e-13)
+
+
+@pytest.mark.parametrize("penalty", [None, 0.7])
+def test_swapped_arguments_and_shapes_of_conditions_change_nothing(penalty: float) -> None:
+    x, y, s, t, a, b = clouds(6, 8, 9)
+    there = solve_conditional_w2((x, a), (y, b), conditions=(s, t), penalty=penalty)
+    back = solve_conditional_w2((y, b), (x, a), conditions=(t, s), penalty=penalty)
+    flat = solve_conditional_w2(
+        (x, a), (y, b), conditions=(s[:, 0], torch.tensor(t[:, 0])), penalty=penalty
+    )
+    assert float(back.value) == pytest.approx(float(there.value), rel=1e-13)
+    assert float(flat.value) == float(there.value)
+    batch = solve_conditional_w2(
+        np.stack([x[:8], x[:8] + 1]), y[:8], conditions=(s[:8], t[:8]), penalty=0.7, strict=False
+    )
+    assert batch.value.shape == (2,)
+
+
+def test_pairs_that_are_drawn_come_with_their_conditions() -> None:
+    x, y, s, t, a, b = clouds(7, 8, 9)
+    plan = solve_conditional_w2((x, a), (y, b), conditions=(s, t)).coupling
+    draws = plan.sample(500, generator=torch.Generator().manual_seed(0))
+    assert (s[draws.rows] == t[draws.cols]).all()
+    np.testing.assert_array_equal(draws.source, x[draws.rows])
+
+
+@pytest.mark.parametrize("penalty", [0.7, 40.0])
+def test_gradients_are_those_of_differences(penalty: float) -> None:
+    x, y, s, t, a, b = clouds(8, 6, 7)
+    points = torch.tensor(x, requires_grad=True)
+    nu, both = (torch.tensor(y), torch.tensor(b)), {"conditions": (s, t), "penalty": penalty}
+    conditional_w2((points, torch.tensor(a)), nu, **both).backward()
+    way, step = np.random.default_rng(1).normal(size=x.shape), 1e-6
+    ends = [float(conditional_w2((x + e * way, a), (y, b), **both)) for e in (step, -step)]
+    along = (ends[0] - ends[1]) / (2 * step)
+    assert float((points.grad * torch.tensor(way)).sum()) == pytest.approx(along, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ADVERSARIES)
+def test_wrong_solvers_are_not_believed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    x, y, s, t, a, b = clouds(9, 6, 7)
+    call = ((x, a), (y, b)), {"conditions": (s, t), "penalty": 0.7, "strict": False}
+    truth = solve_conditional_w2(*call[0], **call[1])
+    install(monkeypatch, ADVERSARIES[name])
+    assert exact.simplexes is not None
+    found = solve_conditional_w2(*call[0], **call[1])
+    assert float(found.lower) <= float(truth.upper)
+    assert float(found.upper) >= float(truth.lower)
+    assert not bool(found.converged) or float(found.relative_width) < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"penalty": -1.0}, "penalty: expected"),
+        ({"penalty": math.nan}, "penalty: expected"),
+        ({"conditions": (np.zeros(4), np.zeros(6))}, r"conditions of mu: .*5 atoms.*\(4,\)"),
+        ({"conditions": (np.zeros((5, 2)), np.zeros((6, 3)))}, "one dimension k, got 2 .* 3"),
+        ({"conditions": (np.zeros(5), np.full(6, np.nan))}, "conditions of nu"),
+        ({"conditions": np.zeros(5)}, "a pair"),
+        ({"penalty": 1.0, "position_atol": 0.1}, "position_atol: expected 0"),
+        ({"conditions": None}, "ParticleMeasure"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(settings: dict, match: str) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(5, 2)), rng.normal(size=(6, 2))
+    both = {"conditions": (np.zeros(5), np.zeros(6))} | settings
+    with pytest.raises((ValueError, TypeError), match=match):
+        solve_conditional_w2(x, y, **both)
