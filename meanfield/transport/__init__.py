@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from meanfield.transport.conditional import solve_conditional_w2
 from meanfield.transport.coupling import Coupling
-from meanfield.transport.entropic import sinkhorn_divergence
+from meanfield.transport.entropic import conditional_sinkhorn_divergence, sinkhorn_divergence
 from meanfield.transport.gradients import conditional_w2, w1, w2, w2_squared, wp
 from meanfield.transport.result import TransportResult
 from meanfield.transport.solve import solve_w1, solve_w2, solve_wp
@@ -41,6 +41,7 @@ from meanfield.transport.solve import solve_w1, solve_w2, solve_wp
 __all__ = [
     "Coupling",
     "TransportResult",
+    "conditional_sinkhorn_divergence",
     "conditional_w2",
     "sinkhorn_divergence",
     "solve_conditional_w2",

@@ -18,7 +18,12 @@ from meanfield.transport.problem import UNIT, normalised_logs, row_norms
 from meanfield.transport.result import TransportResult, gathered
 from meanfield.transport.solve import Settings, extend, finished, solve_arrays
 
-__all__ = ["conditioned_pair", "solve_conditional_w2", "solved_by_condition"]
+__all__ = [
+    "conditioned_pair",
+    "grouped_conditions",
+    "solve_conditional_w2",
+    "solved_by_condition",
+]
 
 
 def solve_conditional_w2(
@@ -208,7 +213,7 @@ class _Groups(NamedTuple):
 def _solve_case(
     case: _Case, settings: Settings, position_atol: float, tolerance: float
 ) -> Certified:
-    labels = _labels(case, position_atol)
+    labels = grouped_conditions(case.s, case.t, position_atol)
     mine, theirs = _grouped(labels[0], case.log_a), _grouped(labels[1], case.log_b)
     present = (labels[0][mine.order[mine.starts]], labels[1][theirs.order[theirs.starts]])
     if not np.array_equal(*present):
@@ -233,17 +238,19 @@ def _solve_case(
     return answer
 
 
-def _labels(case: _Case, atol: float) -> tuple[np.ndarray, np.ndarray]:
-    """Group numbers in order of position; positions chained by steps ≤ atol are one."""
-    everything = np.concatenate([case.s, case.t])
+def grouped_conditions(
+    s: np.ndarray, t: np.ndarray, atol: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Group numbers of conditions (n, k), (m, k); on the line steps ≤ atol are chained to one."""
+    everything = np.concatenate([s, t])
     if everything.shape[-1] > 1:
         ranks = np.unique(everything + 0.0, axis=0, return_inverse=True)[1].reshape(-1)
-        return ranks[: len(case.s)], ranks[len(case.s) :]
+        return ranks[: len(s)], ranks[len(s) :]
     everything = everything[:, 0]
     order = np.argsort(everything, kind="stable")
     ranks = np.empty(len(everything), np.int64)
     ranks[order] = np.cumsum(np.diff(everything[order], prepend=-np.inf) > atol)
-    return ranks[: len(case.s)], ranks[len(case.s) :]
+    return ranks[: len(s)], ranks[len(s) :]
 
 
 def _grouped(labels: np.ndarray, logs: np.ndarray) -> _Groups:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from meanfield.checks import check_same_kind, describe, is_traced
-from meanfield.measures import MASS_TOLERANCE, ParticleMeasure
+from meanfield.measures import MASS_TOLERANCE, ParticleMeasure, stack
 
 __all__ = ["Measure", "Pair", "as_pair", "flat_arrays", "refuse_cost_matrix"]
 
@@ -29,7 +29,8 @@ def as_pair(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) ->
 
     Args:
         mu: a `ParticleMeasure`; points (..., n, d) of a uniform measure as tensor, NumPy array,
-            list or data frame; or a pair (points, weights).
+            list or data frame; a pair (points, weights); or a list of clouds of any sizes, which
+            is a batch.
         nu: the same.
         weights: (a, b) for points given without weights; None for a uniform one.
 
@@ -48,7 +49,7 @@ def as_pair(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) ->
     plain = _plain(mu, a), _plain(nu, b)
     if None not in plain and plain[0].dim == plain[1].dim:
         return Pair(*plain, as_numpy)
-    mu, nu = ParticleMeasure.of(mu, a, name="mu"), ParticleMeasure.of(nu, b, name="nu")
+    mu, nu = _measure(mu, a, "mu"), _measure(nu, b, "nu")
     check_same_kind(mu.points, "mu", nu.points, "nu")
     if mu.dim != nu.dim:
         raise ValueError(
@@ -68,6 +69,33 @@ def as_pair(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) ->
             f"{tuple(nu.batch_shape)} for nu"
         ) from None
     return Pair(mu.expand(*batch), nu.expand(*batch), as_numpy)
+
+
+def _measure(value: Measure, weights: Any, name: str) -> ParticleMeasure:
+    """The measure of one argument; of a list of clouds a batch, padded with atoms of weight 0."""
+    if isinstance(value, tuple) and len(value) == 2 and np.ndim(value[0]) == 1:
+        raise ValueError(
+            f"{name}: expected (points, weights), points (n, d) first, got a first entry of shape "
+            f"{np.shape(value[0])}"
+        )
+    sizes = {_size(entry) for entry in value} if isinstance(value, list) and value else {None}
+    if None in sizes or (len(sizes) == 1 and not isinstance(value[0], ParticleMeasure)):
+        return ParticleMeasure.of(value, weights, name=name)
+    if weights is not None:
+        raise ValueError(
+            f"weights: expected None for {name}, a list of clouds; give (points, weights) or a "
+            "ParticleMeasure for each of them"
+        )
+    return stack([ParticleMeasure.of(t, name=f"{name}[{k}]") for k, t in enumerate(value)])
+
+
+def _size(cloud: Any) -> int | None:
+    """How many atoms an entry of a list has, if it is a cloud."""
+    if isinstance(cloud, ParticleMeasure):
+        return None if cloud.batch_shape else cloud.n_particles
+    points = cloud[0] if isinstance(cloud, tuple) and len(cloud) == 2 else cloud
+    is_array = isinstance(points, np.ndarray | torch.Tensor) and points.ndim == 2
+    return len(points) if is_array else None
 
 
 def _plain(value: Measure, weights: Any) -> ParticleMeasure | None:

@@ -116,7 +116,8 @@ def solve_w2(
 
     Args:
         mu: μ: a `ParticleMeasure`, points (..., n, d) of a uniform measure, or (points, weights).
-            Tensors, lists, NumPy arrays and data frames; NumPy in, NumPy out.
+            Tensors, lists, NumPy arrays and data frames; NumPy in, NumPy out. A list of clouds,
+            of any sizes, is a batch.
         nu: ν, likewise; sizes may differ, batch axes broadcast.
         *extra: nothing; here only to answer ``emd2(a, b, M)``.
         weights: (a, b) for points without weights of their own; None is uniform.

@@ -41,6 +41,7 @@ from meanfield.measures import (
 )
 from meanfield.sweeps.grid import cases_of
 from meanfield.transport import (
+    conditional_sinkhorn_divergence,
     conditional_w2,
     sinkhorn_divergence,
     solve_conditional_w2,
@@ -380,6 +381,7 @@ _CLOUDS = {
         "points and weights",
     )
 }
+_LISTED = _CLOUDS | {(name, "list of measures"): None for name in ("/mu", "/nu")}  # a batch
 _NO_NONE = None
 
 
@@ -561,9 +563,9 @@ CALLS = [
          {"/F": "map", "/mu": "beside a map"}),
     Call("w2", w2, {"/mu": MU, "/nu": NU, "method": "auto", "rtol": 1e-9},
          {"/mu": "beside a map", "/nu": "beside a map", "method": "choice", "rtol": "positive"},
-         _CLOUDS),
+         _LISTED),
     Call("w1", w1, {"/mu": MU, "/nu": NU, "rtol": 1e-9},
-         {"/mu": "beside a map", "/nu": "beside a map", "rtol": "positive"}, _CLOUDS),
+         {"/mu": "beside a map", "/nu": "beside a map", "rtol": "positive"}, _LISTED),
     Call("w2_squared", w2_squared, {"/mu": X, "/nu": X + 0.5, "weights": None},
          {"/mu": "array", "/nu": "array", "weights": "array pair"},
          {("weights", "none"): None}),
@@ -572,17 +574,17 @@ CALLS = [
           "exact_weights": False, "strict": True},
          {"/mu": "beside a map", "method": "choice", "rtol": "positive", "time_limit": "positive",
           "exact_weights": "flag", "strict": "flag"},
-         _CLOUDS | _optional("time_limit") | {("time_limit", "inf"): None}),
+         _LISTED | _optional("time_limit") | {("time_limit", "inf"): None}),
     Call("solve_w1", solve_w1,
          {"/mu": MU, "/nu": NU, "rtol": 1e-9, "exact_weights": False, "strict": True},
          {"/nu": "beside a map", "rtol": "positive", "exact_weights": "flag", "strict": "flag"},
-         _CLOUDS),
+         _LISTED),
     Call("solve_wp", solve_wp,
          {"/mu": MU, "/nu": NU, "/p": 3, "rtol": 1e-9, "exact_weights": False, "strict": True},
          {"/nu": "beside a map", "rtol": "positive", "exact_weights": "flag", "strict": "flag"},
-         _CLOUDS),
+         _LISTED),
     Call("wp", wp, {"/mu": MU, "/nu": NU, "/p": 1.5, "rtol": 1e-9},
-         {"/mu": "beside a map", "/p": "positive", "rtol": "positive"}, _CLOUDS),
+         {"/mu": "beside a map", "/p": "positive", "rtol": "positive"}, _LISTED),
     Call("solve_conditional_w2", solve_conditional_w2,
          {"/mu": SEQ, "/nu": SEQ.replace(torch.tensor(X) + 0.5), "position_atol": 0.1,
           "method": "auto", "rtol": 1e-9, "strict": True},
@@ -593,7 +595,13 @@ CALLS = [
          {"/mu": "beside a map", "/nu": "beside a map", "position_atol": "not negative"}),
     Call("sinkhorn_divergence", sinkhorn_divergence,
          {"/mu": MU, "/nu": NU, "blur": 0.5, "scaling": 0.5},
-         {"/mu": "beside a map", "blur": "positive", "scaling": "positive"}, _CLOUDS),
+         {"/mu": "beside a map", "blur": "positive", "scaling": "positive"}, _LISTED),
+    Call("conditional_sinkhorn_divergence", conditional_sinkhorn_divergence,
+         {"/mu": SEQ, "/nu": SEQ.replace(torch.tensor(X) + 0.5), "penalty": 1.0, "blur": 0.5,
+          "scaling": 0.5},
+         {"/mu": "beside a map", "penalty": "not negative", "blur": "positive",
+          "scaling": "positive"},
+         {("penalty", k): None for k in ("inf", "none")}),
     Call("sampling.two_diracs", sampling.two_diracs,
          {"/radius": 1.0, "/log_ratio": -2.0, "/direction": [1.0, 0.0], "heavy_at": -1.0,
           "positioned": False},

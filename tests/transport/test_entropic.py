@@ -5,11 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from meanfield.measures import ParticleMeasure
-from meanfield.transport import sinkhorn_divergence, w2_squared
+from meanfield.transport import (
+    conditional_sinkhorn_divergence,
+    conditional_w2,
+    sinkhorn_divergence,
+    w2_squared,
+)
 
 
 def clouds(n: int, m: int, d: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
@@ -111,3 +117,56 @@ def test_sinkhorn_stays_on_the_device() -> None:
     x, y = (t.cuda() for t in clouds(60, 50))
     weights = ParticleMeasure(x)
     assert sinkhorn_divergence(weights, y).device == x.device
+
+
+# ------------------------------------------------------------------ conditional
+
+
+def conditioned(seed: int, n: int, m: int) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(seed)
+    x, y = rng.normal(size=(n, 2)), rng.normal(size=(m, 2)) + 0.5
+    return x, y, np.arange(n) % 2 / 4.0, np.arange(m) % 2 / 4.0
+
+
+def test_it_is_the_mean_over_conditions() -> None:
+    x, y, s, t = conditioned(0, 8, 6)
+    found = conditional_sinkhorn_divergence(x, y, conditions=(s, t), blur=0.3)
+    parts = [sinkhorn_divergence(x[k::2], y[k::2], blur=0.3) for k in (0, 1)]
+    assert isinstance(found, np.floating)
+    np.testing.assert_allclose(found, np.mean(parts), rtol=1e-12)
+    other = conditional_sinkhorn_divergence(x, y, conditions=(s, t + 0.1))
+    assert other == np.inf
+
+
+def test_with_little_blur_it_is_the_conditional_distance_squared() -> None:
+    x, y, s, t = conditioned(1, 8, 6)
+    for penalty in (None, 0.0, 3.0):
+        truth = conditional_w2(x, y, conditions=(s, t), penalty=penalty) ** 2
+        found = conditional_sinkhorn_divergence(
+            x, y, conditions=(s, t), penalty=penalty, blur=0.01, scaling=0.99
+        )
+        np.testing.assert_allclose(found, truth, rtol=2e-3)
+
+
+@pytest.mark.parametrize("penalty", [None, 3.0])
+def test_its_gradient_is_that_of_differences(penalty: float | None) -> None:
+    x, y, s, t = conditioned(2, 6, 6)
+    settings = {"conditions": (s, t), "penalty": penalty, "blur": 0.5, "scaling": 0.97}
+    points = torch.tensor(x, requires_grad=True)
+    conditional_sinkhorn_divergence(points, torch.tensor(y), **settings).backward()
+    way, step = np.random.default_rng(1).normal(size=x.shape), 1e-5
+    ends = [conditional_sinkhorn_divergence(x + e * way, y, **settings) for e in (step, -step)]
+    along = (ends[0] - ends[1]) / (2 * step)
+    # The annealing is not run to convergence: the envelope theorem holds up to what is left.
+    np.testing.assert_allclose(float((points.grad * torch.tensor(way)).sum()), along, rtol=1e-2)
+
+
+def test_batches_and_absent_atoms() -> None:
+    x, y, s, t = conditioned(3, 6, 6)
+    weights = np.array([0.25, 0.25, 0.25, 0.25, 0, 0])
+    both = conditional_sinkhorn_divergence(
+        (np.stack([x, x + 1]), weights), (np.stack([y, y]), weights), conditions=(s, t)
+    )
+    few = conditional_sinkhorn_divergence(x[:4], y[:4], conditions=(s[:4], t[:4]))
+    assert both.shape == (2,)
+    np.testing.assert_allclose(both[0], few, rtol=1e-12)

@@ -137,3 +137,26 @@ def test_on_the_line_paired_atoms_prove_what_sorted_weights_leave_open() -> None
     true = float(((nu.points - mu.points).square().sum(-1) * logs.exp()).sum().sqrt())
     assert float(found.lower) == pytest.approx(true, rel=1e-9)
     assert float(found.lower) <= true * (1 + 1e-12) <= float(found.upper) * (1 + 2e-12)
+
+
+def test_a_list_of_clouds_of_different_sizes_is_a_batch() -> None:
+    rng = np.random.default_rng(0)
+    xs = [rng.normal(size=(n, 2)) for n in (4, 6, 1)]
+    ys = [(rng.normal(size=(n, 2)), rng.dirichlet(np.ones(n))) for n in (5, 5, 7)]
+    found = solve_w2(xs, ys)
+    each = [float(w2(x, y)) for x, y in zip(xs, ys, strict=True)]
+    np.testing.assert_allclose(found.value, each, rtol=1e-13)
+    np.testing.assert_allclose(w2(xs, ys[0]), [float(w2(x, ys[0])) for x in xs], rtol=1e-13)
+    measures = [ParticleMeasure(x) for x in xs]
+    np.testing.assert_allclose(w2(measures, ys), each, rtol=1e-13)
+    assert w2([xs[0], xs[0]], [ys[0][0]] * 2).shape == (2,)
+
+
+def test_pairs_in_the_wrong_order_and_weights_as_columns_are_told() -> None:
+    x, a = np.eye(3), np.full(3, 1 / 3)
+    with pytest.raises(ValueError, match=r"\(points, weights\), points \(n, d\) first"):
+        w2((a, x), (a, x))
+    with pytest.raises(ValueError, match=r"one number per particle.*got \(3, 1\)"):
+        w2((x, a[:, None]), x)
+    with pytest.raises(ValueError, match="a list of clouds"):
+        w2([x, x[:2]], x, weights=(a, a))
