@@ -263,6 +263,7 @@ def _run(options: argparse.Namespace) -> int:
     for line in experiment.answer(ds):
         _say(line)
     _say(f"next: meanfield report {store.with_suffix('.zarr')}")
+    _say("in Python: results.to_cube(results.read_dataset(PATH)) has one axis per parameter")
     return code
 
 

@@ -3,6 +3,9 @@
 dX = K P_X ∫ e^{β⟨X,y⟩} y dμ(y) dt + P_X∘dW on the sphere. The uniform measure is stable below
 K_# = β^{d/2}/(2^{d/2} Γ(d/2) I_{d/2}(β)) (Mun, Rosenzweig, arXiv 2606.05140); above it the mean
 |∫x dμ| is no longer 0. For β below some β_* it leaves 0 continuously, above with a jump.
+
+With n particles the order below K_# is not 0 but about 1/√n, and near K_# the flow slows down: at
+the last time the start is still felt there, which the deviation in time does not show.
 """
 
 from __future__ import annotations
@@ -68,6 +71,7 @@ _VARIABLES = (
     Variable("order", "|∫x dμ|, averaged over the second half of the flow"),
     Variable("order_spread", "standard deviation of it in time"),
     Variable("expected", "|∫x dμ| of the stationary measure that is not uniform; 0 if none"),
+    Variable("uniform", "|∫x dμ| of n independent uniform particles: √⟨|∫x dμ|²⟩ = 1/√n"),
     Variable("critical", "critical coupling K_#"),
     Variable("points", "some particles", dims=("time", "particle", "feature")),
 )
@@ -108,6 +112,7 @@ def order(
         "order": late.mean(),
         "order_spread": late.std(),
         "expected": reduced.aligned_order(dim, beta, ratio * critical),
+        "uniform": n_particles**-0.5,
         "critical": critical,
         "points": np.pad(points, ((0, 0), (0, 0), (0, most_dim - dim))),
     }
@@ -125,7 +130,12 @@ def order_against_coupling(ds: xr.Dataset, *, ax: Axes) -> Axes:
         stationary = _stationary(dim, beta, float(rows.critical[0]))
         formula(ax, stationary, rows.ratio, "-", color=colour, linewidth=1)
     ax.axvline(1.0, color="0.4", linestyle="--", linewidth=1, label=r"$K_\#$", gid=FORMULA)
-    ax.plot([], [], "k-", linewidth=1, label="stationary measure")
+    ax.plot([], [], "k-", linewidth=1, label="stationary measure, n = ∞")
+    n = round(float(ds.uniform[0]) ** -2)
+    label = rf"$1/\sqrt{{n}}$: {n} independent uniform particles"
+    ax.axhline(
+        float(ds.uniform[0]), color="0.4", linestyle=":", linewidth=1, label=label, gid=FORMULA
+    )
     ax.set(xlabel=r"coupling $K/K_\#$", ylabel=r"order $|\int x\,d\mu|$", ylim=(0, 1))
     ax.set_title("Tokens align where the coupling passes its critical value")
     return ax

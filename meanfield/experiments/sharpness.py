@@ -75,7 +75,7 @@ class Settings:
 _ORDER: dict[str, Any] = {"dims": ("order",)}
 VARIABLES = (
     *LocalLipschitz.columns("found", words="largest local constant found"),
-    Variable("two_dirac_lower", "what two Diracs reach at least (masked: interleaved)"),
+    Variable("two_dirac_lower", "what two Diracs reach at least (masked: interleaved, a limit)"),
     Variable("upper", "upper bound, this package"),
     Variable("theorem_3_5", "upper bound, Theorem 3.5 (NaN where masked)"),
     Variable("extremality", "largest constant found over the best of two Diracs (plain)"),

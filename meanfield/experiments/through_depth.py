@@ -68,12 +68,18 @@ _BALLS = ("layer", "epsilon")
 VARIABLES = (
     *LocalLipschitz.columns("constant", words="local W₂ constant of the block", dims=_DIMS),
     Variable("splitting", "splitting component of the block's constant", dims=_DIMS),
-    Variable("upper", "certain upper bound of the block's constant, if one is known", dims=_DIMS),
+    Variable(
+        "upper", "certain upper bound of the block's constant (NaN: none proved)", dims=_DIMS
+    ),
     *LocalLipschitz.columns(
         "through", words="local constant of the network up to this block", dims=_DIMS
     ),
     Variable("product", "product of the blocks' constants up to this block", dims=_DIMS),
-    Variable("product_upper", "product of the blocks' upper bounds up to this one", dims=_DIMS),
+    Variable(
+        "product_upper",
+        "product of the blocks' upper bounds up to here (NaN: none proved)",
+        dims=_DIMS,
+    ),
     Variable(
         "ball", "certain bound of it while tokens move by epsilon, layer by layer", dims=_BALLS
     ),
