@@ -16,6 +16,7 @@ _HTML = rb'<meta name="generator" content="meanfield">'
 _MARKS = {
     ".nc": rb"\0\0\0\x10meanfield_digest\0\0\0\x02.{4}\{",
     ".npz": rb"PK\x03\x04.{26}meanfield_digest\.npy",
+    ".proof": rb"^meanfield transport proof ",
     ".html": _HTML,
     ".htm": _HTML,
     ".png": rb"tEXtSoftware\0meanfield",

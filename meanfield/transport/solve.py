@@ -309,13 +309,20 @@ def _solve_one(
     theirs = same_weights(theirs, snapped(mine, theirs)) if settings.snap else theirs
     problem = Problem.of(near, far, mine, theirs, order=settings.order)
     answer = in_unit(_METHODS[settings.method](problem, settings), problem.exponent, problem.order)
-    if is_whole:
-        return answer
+    return answer if is_whole else in_numbering(answer, (x, y), (log_a, log_b))
+
+
+def in_numbering(
+    answer: Certified, points: tuple[np.ndarray, ...], logs: tuple[np.ndarray, ...]
+) -> Certified:
+    """An answer between the atoms that have mass, in the numbering of all, and in their unit."""
+    (x, y), (there, here) = points, (t > -math.inf for t in logs)
+    rows, cols = np.flatnonzero(there), np.flatnonzero(here)
     f, g = answer.f, answer.g
     if f is not None and g is not None:
         (f, own_f), (g, own_g) = (np.zeros(len(x)), f), (np.zeros(len(y)), g)
         f[rows], g[cols] = own_f, own_g
-        extend(f, g, x, y, log_a > -math.inf, log_b > -math.inf, settings.order)
+        extend(f, g, x, y, there, here, answer.order)
     return replace(answer, rows=rows[answer.rows], cols=cols[answer.cols], f=f, g=g)
 
 

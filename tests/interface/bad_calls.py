@@ -41,6 +41,7 @@ from meanfield.measures import (
 )
 from meanfield.sweeps.grid import cases_of
 from meanfield.transport import (
+    certify,
     conditional_sinkhorn_divergence,
     conditional_w2,
     sinkhorn_divergence,
@@ -585,6 +586,10 @@ CALLS = [
          _LISTED),
     Call("wp", wp, {"/mu": MU, "/nu": NU, "/p": 1.5, "rtol": 1e-9},
          {"/mu": "beside a map", "/p": "positive", "rtol": "positive"}, _LISTED),
+    Call("certify", certify,
+         {"/mu": MU, "/nu": NU, "p": 3, "rtol": 1e-9},
+         {"/nu": "beside a map", "p": "positive", "rtol": "positive"},
+         _CLOUDS),
     Call("solve_conditional_w2", solve_conditional_w2,
          {"/mu": SEQ, "/nu": SEQ.replace(torch.tensor(X) + 0.5), "position_atol": 0.1,
           "method": "auto", "rtol": 1e-9, "strict": True},

@@ -244,9 +244,13 @@ def public_names() -> dict[str, dict[int, str]]:
     return found
 
 
+# The verb of two seams: each grades what somebody else has found, to an interval.
+SAME_VERB = {"certify": ["meanfield.linalg.evidence", "meanfield.transport.grading"]}
+
+
 def test_no_two_public_names_mean_different_things():
-    several = {name: list(m.values()) for name, m in public_names().items() if len(m) > 1}
-    assert several == {}
+    several = {name: sorted(m.values()) for name, m in public_names().items() if len(m) > 1}
+    assert several == SAME_VERB
 
 
 # Where objects of other packages are looked at, which may or may not have a member. What a map, a

@@ -1,0 +1,247 @@
+"""The certificate for everybody: a plan and potentials of any solver, graded to an interval."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from meanfield.checks import number
+from meanfield.errors import ConvergenceError
+from meanfield.transport.certificate import (
+    Certified,
+    SparsePlan,
+    centred,
+    certified,
+    in_unit,
+    log_masses,
+    power_mean,
+)
+from meanfield.transport.foreign import Entries, entries_of, potentials_of
+from meanfield.transport.pairs import Measure, as_pair, flat_arrays
+from meanfield.transport.plans.c_transform import CTransform
+from meanfield.transport.plans.exact import solve_dense, sparse_simplex
+from meanfield.transport.plans.formulas import monotone_plan, staircase, widest_direction
+from meanfield.transport.plans.pricing import priced
+from meanfield.transport.problem import Problem, same_weights, snapped
+from meanfield.transport.result import Blame, TransportResult, assemble
+from meanfield.transport.solve import as_order, in_numbering
+
+__all__ = ["certify"]
+
+_MOST_SLACK = 0.1  # of what `rtol` allows
+_BLAMED_DENSE = 160_000  # pairs up to which the better pair is that of the dense simplex
+_BLAMED = 20_000  # atoms up to which there is one, on a few arcs
+_NEAR = 8  # arcs of small reduced cost, of a row and of a column
+_ADDED = 1e-13  # of the mass: less of it is priced by the certificate, not put elsewhere
+
+
+def certify(
+    mu: Measure,
+    nu: Measure,
+    *,
+    plan: Any = None,
+    potentials: Any = None,
+    p: float = 2,
+    rtol: float = 1e-9,
+) -> TransportResult:
+    """Grade a plan and potentials of any solver: an interval that holds W_p(μ, ν), proven.
+
+    The cost of any plan is an upper bound, and potentials with fᵢ + g_j ≤ ‖xᵢ − y_j‖^p give
+    W_p^p ≥ ⟨a, f⟩ + ⟨b, g⟩. Nothing is believed. A plan whose marginals are off is scaled down to
+    them, and the mass that is left goes in the order of its projections on the widest direction.
+    Potentials are replaced by c-transforms of theirs, fᵢ = min_j ‖xᵢ − y_j‖^p − g_j, which are
+    feasible and at least as good. Rounding is in the interval.
+
+    Args:
+        mu: μ, as for `solve_w2`; one measure.
+        nu: ν, likewise.
+        plan: a permutation or map (n,) of whole numbers, xᵢ to y_plan[i]; a matrix (n, m), also
+            sparse; a tuple (rows, cols), as of SciPy's assignment, or (rows, cols, mass); a
+            `Coupling`. Without one the upper end is that of a monotone plan along one direction.
+        potentials: (f, g), of which one may be None; any precision and device; of the cost
+            ‖x − y‖^p itself (GeomLoss has half of it for p = 2: multiply by 2). Without them the
+            lower end is that of nearest points.
+        p: the order, at least 1.
+        rtol: what `converged` means. Nothing is raised where it is not met.
+
+    Returns:
+        The interval; `value` is the cost of the plan, `coupling` the repaired plan, `potentials`
+        the c-transforms. `blame` says what makes the interval wide.
+
+    Raises:
+        TypeError: no plan, no potentials, or measures that `solve_w2` refuses.
+        ValueError: shapes that do not fit, masses that are negative, not finite or far from a sum
+            of 1, potentials that are not finite; a batch of measures.
+
+    Example:
+        >>> import numpy as np
+        >>> x, y = np.array([[0.0], [1.0]]), np.array([[0.5], [2.0]])
+        >>> found = certify(x, y, plan=[1, 0], potentials=(None, [0.0, 0.0]))
+        >>> round(float(found.lower), 4), round(float(found.upper), 4)
+        (0.7906, 1.4577)
+        >>> certify(x, y, plan=[0, 1], potentials=(None, [0.0, 0.75])).converged
+        np.True_
+    """
+    start = time.perf_counter()
+    order, rtol = as_order(p), number(rtol, "rtol", above=0, below=1)
+    pair = as_pair(mu, nu)
+    if pair.mu.batch_shape:
+        raise ValueError(
+            f"expected one pair of measures, got a batch of shape {tuple(pair.mu.batch_shape)}; "
+            "certify each pair by itself"
+        )
+    x, y, log_a, log_b = (t[0] for t in flat_arrays(pair))
+    entries = None if plan is None else entries_of(plan, len(x), len(y))
+    f, g = potentials_of(potentials, len(x), len(y))
+    atoms = tuple(np.flatnonzero(logs > -math.inf) for logs in (log_a, log_b))
+    mine, theirs = log_a[atoms[0]], log_b[atoms[1]]
+    theirs = same_weights(theirs, snapped(mine, theirs))
+    problem = Problem.of(x[atoms[0]], y[atoms[1]], mine, theirs, order=order)
+    given, misplaced = _repaired(problem, _among(entries, atoms, (len(x), len(y))))
+    unit = -order * float(problem.exponent)
+    known = [_in_unit(t, which, unit) for t, which in zip((f, g), atoms, strict=True)]
+    answer = _graded(problem, given, known, rtol, str(pair.mu.device))
+    names = ("plan" * (plan is not None), "potentials" * (potentials is not None))
+    answer = replace(answer, method="given " + (" and ".join(filter(None, names)) or "nothing"))
+    parts = _blamed(problem, answer, rtol, str(pair.mu.device))
+    over, under, rounding, undecided = (math.ldexp(t, int(problem.exponent)) for t in parts)
+    blame = Blame(over, under, rounding, undecided, misplaced)
+    answer = in_numbering(in_unit(answer, problem.exponent, order), (x, y), (log_a, log_b))
+    seconds = time.perf_counter() - start
+    return assemble(pair, answer[None], order=order, seconds=seconds, blame=blame)
+
+
+def _in_unit(
+    potential: np.ndarray | None, atoms: np.ndarray, exponent: float
+) -> np.ndarray | None:
+    """A potential at the atoms that have mass, in the unit of the problem."""
+    if potential is None:
+        return None
+    if not np.isfinite(potential[atoms]).all():
+        raise ValueError("potentials: expected finite ones at atoms with mass, got NaN or inf")
+    with np.errstate(over="ignore"):
+        return np.clip(potential[atoms] * np.exp2(exponent), -1e300, 1e300)
+
+
+def _among(
+    entries: Entries | None, atoms: tuple[np.ndarray, ...], sizes: tuple[int, int]
+) -> Entries:
+    """The entries between atoms that have mass, in the numbering of these."""
+    if entries is None:
+        none = np.zeros(0, np.int64)
+        return Entries(none, none, np.zeros(0))
+    places = [np.full(size, -1) for size in sizes]
+    for place, which in zip(places, atoms, strict=True):
+        place[which] = np.arange(len(which))
+    rows, cols = places[0][entries.rows], places[1][entries.cols]
+    there = (rows >= 0) & (cols >= 0)
+    logs = None if entries.log_mass is None else entries.log_mass[there]
+    return Entries(rows[there], cols[there], logs)
+
+
+def _repaired(problem: Problem, entries: Entries) -> tuple[SparsePlan, float]:
+    """A plan with the marginals of the problem, and the mass that the given one had elsewhere.
+
+    Rows, then columns, that hold too much are scaled down; what is left goes in the order of its
+    projections on the widest direction. Less than rounding is left to the certificate, which
+    prices it.
+    """
+    i, j, logs = entries
+    logs = problem.logs_a[i] if logs is None else logs
+    mass, scaled = np.exp(logs), logs
+    sides = ((i, problem.a), (j, problem.b))
+    for index, weights in sides:
+        held = np.bincount(index, mass, len(weights))
+        share = np.where(held > weights, weights / np.maximum(held, 1e-300), 1.0)[index]
+        mass, scaled = mass * share, scaled + log_masses(share)
+    left = [np.maximum(w - np.bincount(index, mass, len(w)), 0) for index, w in sides]
+    misplaced = float(max(t.sum() for t in left))
+    if misplaced <= _ADDED:
+        return SparsePlan(i, j, logs), misplaced
+    along = widest_direction(problem)
+    orders = [np.argsort(t @ along) for t in (problem.x, problem.y)]
+    k, q, moved = monotone_plan(*(t[order] for t, order in zip(left, orders, strict=True)))
+    moved, kept = moved * misplaced, moved > 0
+    added = (orders[0][k[kept]], orders[1][q[kept]], np.log(moved[kept]))
+    joined = (np.concatenate(t) for t in zip((i, j, scaled), added, strict=True))
+    return SparsePlan(*joined), misplaced
+
+
+def _graded(
+    problem: Problem,
+    plan: SparsePlan,
+    known: Sequence[np.ndarray | None],
+    rtol: float,
+    device: str,
+) -> Certified:
+    """The interval of a plan and of c-transforms of f or of g, whichever are better."""
+    order, (f, g) = problem.order, known
+    moved = problem.moved(plan.rows, plan.cols)
+    allowed = _MOST_SLACK * rtol * float(power_mean(plan.log_mass, moved, order)) ** order
+    starts = [(g, problem.b, False)] * (g is not None or f is None)
+    starts += [(f, problem.a, True)] * (f is not None or g is None)
+    best, best_dual = None, -math.inf
+    for given, weights, mirror in starts:
+        start = np.zeros_like(weights) if given is None else centred(given, weights)
+        reach = 4 * float(problem.diameter) ** order  # beyond it a potential says nothing
+        start = np.clip(start, -reach, reach)
+        first, _ = priced(problem, start, mirror=mirror, allowed=allowed, device=device)
+        second, slack = priced(problem, first, mirror=not mirror, allowed=allowed, device=device)
+        pair = (second, first) if mirror else (first, second)
+        dual = float(problem.a @ pair[0] + problem.b @ pair[1]) - slack
+        if best is None or dual > best_dual:
+            best, best_dual = (pair, slack), dual
+    assert best is not None  # there is a start
+    return certified(problem, plan, best[0], method="given", rtol=rtol, slack=best[1])
+
+
+def _blamed(
+    problem: Problem, answer: Certified, rtol: float, device: str
+) -> tuple[float, float, float, float]:
+    """Parts of the width: the plan's, the potentials', of rounding, and undecided."""
+    low, high = float(answer.lower), float(answer.upper)
+    over = under = 0.0
+    better = None if answer.converged else _better(problem, answer, rtol, device)
+    if better is not None:
+        over, under = max(high - float(better.upper), 0.0), max(float(better.lower) - low, 0.0)
+    rest = max(high - low - over - under, 0.0)
+    rounding = min(float(answer.rounding), rest)
+    return over, under, rounding, rest - rounding
+
+
+def _better(problem: Problem, answer: Certified, rtol: float, device: str) -> Certified | None:
+    """A better pair: by the simplex, on all arcs where they are few, or on those that matter."""
+    try:
+        if problem.pairs <= _BLAMED_DENSE:
+            return solve_dense(problem, rtol=rtol)
+        if problem.order == 2 and problem.n + problem.m <= _BLAMED:
+            return _on_near_arcs(problem, answer, rtol, device)
+    except ConvergenceError:
+        pass
+    return None
+
+
+def _on_near_arcs(problem: Problem, answer: Certified, rtol: float, device: str) -> Certified:
+    """The simplex on the plan's arcs, and on those where f and g are nearly tight."""
+    x, y, m = problem.x, problem.y, problem.m
+    f, g = answer.f, answer.g
+    assert f is not None and g is not None
+    forth = CTransform(x, y, device=device)(g, _NEAR)
+    back = CTransform(y, x, device=device)(f, _NEAR)
+    along = widest_direction(problem)
+    orders = [np.argsort(t @ along) for t in (x, y)]
+    i, j = staircase(problem.a[orders[0]], problem.b[orders[1]])
+    near = [forth.rows * m + forth.cols, back.cols * m + back.rows]
+    near.append(orders[0][i] * m + orders[1][j])  # a coupling is among them
+    if len(answer.rows) <= _NEAR * (problem.n + m):  # Sinkhorn's has all of them
+        near.append(answer.rows * m + answer.cols)
+    rows, cols = np.divmod(np.unique(np.concatenate(near)), m)
+    reduced = np.square(x[rows] - y[cols]).sum(-1) - f[rows] - g[cols]
+    found = sparse_simplex(problem.a, problem.b, (rows, cols, np.maximum(reduced, 0)))
+    plan = SparsePlan(found.rows, found.cols, log_masses(found.mass))
+    return _graded(problem, plan, (None, g + found.g), rtol, device)

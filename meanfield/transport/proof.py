@@ -1,0 +1,139 @@
+"""Points, weights, plan and potentials as exact numbers: the file that `checker` proves."""
+
+from __future__ import annotations
+
+import decimal
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from meanfield.errors import CertificateError
+from meanfield.results.atomic import write_whole
+from meanfield.results.marks import check_replaceable
+from meanfield.transport.certificate import Certified
+from meanfield.transport.checker import HEAD, check
+from meanfield.transport.problem import Problem, same_weights, snapped
+
+__all__ = ["Evidence", "write_proof"]
+
+_BITS = 160  # of the lightest weight, and of a cost below the unit of the points
+_CENTRE_BITS = 64
+_RANGE = 10_000.0  # of log-weights
+_DIGITS = decimal.Context(prec=80, Emin=-(10**9), Emax=10**9)
+
+
+class Evidence(NamedTuple):
+    """A pair of measures in float64, log-weights −inf where there is no atom, and its answer."""
+
+    x: np.ndarray
+    y: np.ndarray
+    log_a: np.ndarray
+    log_b: np.ndarray
+    answer: Certified
+
+
+def write_proof(evidence: Evidence, path: Path, *, checked: bool) -> None:
+    """Write the file, and run the checker on it.
+
+    Raises:
+        CertificateError: plan and potentials do not prove the interval of the answer.
+    """
+    evidence, problem = _present(evidence)
+    path = check_replaceable(path)
+    write_whole(path, _content(evidence, problem))
+    if not checked:
+        return
+    try:
+        check(str(path))
+    except ValueError as error:
+        path.unlink()
+        answer = evidence.answer
+        raise CertificateError(
+            f"{path}: expected plan and potentials that prove the interval "
+            f"[{float(answer.lower):.9g}, {float(answer.upper):.9g}] in exact arithmetic, got: "
+            f"{error}"
+        ) from None
+
+
+def _present(evidence: Evidence) -> tuple[Evidence, Problem]:
+    """The atoms that have mass, in a numbering of their own, and the problem in its unit."""
+    x, y, log_a, log_b, answer = evidence
+    rows, cols = (np.flatnonzero(logs > -math.inf) for logs in (log_a, log_b))
+    there = answer.log_mass > -math.inf
+    answer = replace(
+        answer,
+        rows=np.searchsorted(rows, answer.rows[there]),
+        cols=np.searchsorted(cols, answer.cols[there]),
+        log_mass=answer.log_mass[there],
+        f=None if answer.f is None else answer.f[rows],
+        g=None if answer.g is None else answer.g[cols],
+    )
+    log_a, log_b = log_a[rows], log_b[cols]
+    log_b = same_weights(log_b, snapped(log_a, log_b))
+    problem = Problem.of(x[rows], y[cols], log_a, log_b, order=answer.order)
+    return Evidence(x[rows], y[cols], log_a, log_b, answer), problem
+
+
+def _content(evidence: Evidence, problem: Problem) -> bytes:
+    """The file: every number an integer, in a unit that is a power of two."""
+    answer, order = evidence.answer, problem.order
+    assert answer.f is not None and answer.g is not None  # `save` has asked
+    lower, upper = float(answer.lower), float(answer.upper)
+    points = [evidence.x.tolist(), evidence.y.tolist()]
+    # Finer than the points: the checker rounds the centre to whole units.
+    unit = -_least_bit(t for cloud in points for point in cloud for t in point) - _CENTRE_BITS
+    f, g = answer.f.tolist(), answer.g.tolist()
+    finest = max(_least_bit(f + g) + order * unit, _least_bit((lower, upper)) + unit)
+    shift = max(finest, 0) + _BITS
+    x, y = ([[_scaled(t, -unit) for t in point] for point in cloud] for cloud in points)
+    a, b = _weights(evidence.log_a), _weights(evidence.log_b)
+    content = {
+        "p": order, "e": unit, "s": shift, "x": x, "y": y, "a": a, "b": b,
+        "rows": answer.rows.tolist(), "cols": answer.cols.tolist(),
+        "mass": _masses(answer, problem, a),
+        "f": [_scaled(t, shift - order * unit) for t in f],
+        "g": [_scaled(t, shift - order * unit) for t in g],
+        "lower": _scaled(lower, shift - unit), "upper": _scaled(upper, shift - unit),
+    }  # fmt: skip
+    body = json.dumps(content, separators=(",", ":")).encode()
+    return (HEAD + hashlib.sha256(body).hexdigest()).encode() + b"\n" + body
+
+
+def _least_bit(numbers: Iterable[float]) -> int:
+    """The least k ≥ 0 for which 2^k times each number is an integer."""
+    return max((t.as_integer_ratio()[1].bit_length() - 1 for t in numbers), default=0)
+
+
+def _scaled(number: float, exponent: int) -> int:
+    """number · 2^exponent, where that is an integer."""
+    top, bottom = number.as_integer_ratio()
+    return (top << exponent) // bottom
+
+
+def _weights(logs: np.ndarray) -> list[int]:
+    """exp(l) in a unit in which the lightest has enough digits; equal logs are equal."""
+    span = float(np.ptp(logs))
+    if span > _RANGE:
+        raise ValueError(f"expected log-weights within {_RANGE:g} of each other, got {span:g}")
+    bits, top = _BITS + math.ceil(span / math.log(2)), Decimal(float(logs.max()))
+    known = {t: _exp(Decimal(t) - top, 2**bits) for t in set(logs.tolist())}
+    return [known[t] for t in logs.tolist()]
+
+
+def _masses(answer: Certified, problem: Problem, a: list[int]) -> list[int]:
+    """The plan in the unit of a; an entry that moves all of an atom moves just that."""
+    whole, total = problem.logs_a[answer.rows] == answer.log_mass, sum(a)
+    entries = zip(answer.rows.tolist(), answer.log_mass.tolist(), whole.tolist(), strict=True)
+    return [a[i] if all_of_it else _exp(Decimal(log), total) for i, log, all_of_it in entries]
+
+
+def _exp(exponent: Decimal, unit: int) -> int:
+    """exp(exponent) · unit, rounded down."""
+    return int(_DIGITS.multiply(_DIGITS.exp(exponent), Decimal(unit)))
