@@ -277,7 +277,7 @@ def gap_of_tokens(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     return ax
 
 
-@figure("two_dirac_lower")
+@figure()
 def ball_and_sphere(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """What a norm before attention buys: constants on the ball and along the sphere, over e^c."""
     c = np.maximum(ds.radius.values**2, 0.05)
