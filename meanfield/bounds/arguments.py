@@ -14,8 +14,14 @@ _LARGEST = 1e300  # of c: a few times as much still is a float64
 
 
 def norms(value: Any, name: str) -> np.ndarray:
-    """Finite numbers ≥ 0: norms, radii, factors."""
+    """Finite numbers ≥ 0: norms, radii, factors; no square array of norms, which is a matrix."""
     array = as_floats(value, name)
+    if name.startswith("norm") and array.ndim == 2 and array.shape[0] == array.shape[1] > 1:
+        raise ValueError(
+            f"{name}: expected a norm or an array of norms, got a square matrix {array.shape}; "
+            "give its norm, or take bounds.table((A, V), R); a square array of norms has to be "
+            "flattened, or broadcast from a row and a column"
+        )
     return _checked(array, (array >= 0) & (array < np.inf), f"{name}: expected finite numbers ≥ 0")
 
 
