@@ -6,7 +6,7 @@ A trained transformer is a chain of maps of measures. Its constants at *your* te
 
 Here the checkpoint is a small BERT with random weights that the tutorial saves itself, so that
 nothing is downloaded. Put the path of your folder in its place: BERT, RoBERTa, DistilBERT,
-ELECTRA, ALBERT, GPT-2, GPT-NeoX, Llama, Mistral, Qwen 2 and 3, Gemma 1 and 2, as
+ELECTRA, ALBERT, ViT, GPT-2, GPT-NeoX, Llama, Mistral, Qwen 2 and 3, Gemma 1 and 2, as
 ``save_pretrained`` writes them. This page needs ``pip install ".[models]"``.
 """
 
@@ -47,14 +47,24 @@ tokenizer = BertTokenizer(str(folder / "vocab.txt"))
 files = tokenizer.save_pretrained(folder / "checkpoint")
 
 # %%
+# All layers at once
+# ------------------
+# ``load`` compares every block with the model's own module, in one run on a few tokens: what it
+# does not understand (an adapter, a mask, a field of the configuration) it refuses.
+# ``constants`` takes a text, a list of texts, ids or what a tokenizer returns.
+source = pretrained.load(folder / "checkpoint")
+constants = source.constants("how far does a small change of one token spread ?")
+constants[["attention", "block", "block_upper", "block_bound"]].to_dataframe().round(2)
+
+# %%
+# ``_upper`` holds but for the probability ``_miss``, ``_bound`` always. The network:
+print(float(constants.network), "at most", float(constants.network_upper))
+
+# %%
 # One layer
 # ---------
 # ``attention_inputs`` are the token clouds that enter the attention of each layer, and
 # ``attention(layer)`` is that layer alone: all heads and the output projection, no residual.
-source = pretrained.load(folder / "checkpoint")
-source
-
-# %%
 ids = source.encode(text.read_text())[:24]
 X = source.attention_inputs(ids[None], layers=[0, 1, 2])
 mu = ParticleMeasure.from_sequence(X[1][0])
@@ -111,5 +121,6 @@ ds[["constant", "radius"]].median("window").to_dataframe().round(3).head(8)
 #        --set n_windows=3 --out results
 #    meanfield report results/real-text.zarr
 #
-# A model that is in memory, in training say, is read by ``pretrained.read(model)``; all layers
-# with rotary positions, grouped queries or RMS norms work alike.
+# A model that is in memory, in training say, is read by ``pretrained.read(model)``; so is a
+# ``torch.nn.TransformerEncoder``. All layers with rotary positions, grouped queries or RMS norms
+# work alike; they need ``length=n``, and refuse a measure whose positions are of another n.
