@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import name_of
-from meanfield.errors import NoDerivativeError
+from meanfield.errors import ConvergenceError, NoDerivativeError
 from meanfield.images import image_of
 from meanfield.linalg.vectors import lengths
 from meanfield.measures import MeasureMap, ParticleMeasure
@@ -163,7 +163,7 @@ def check_weights(F: MeasureMap, mu: ParticleMeasure, image: ParticleMeasure) ->
         log_weights=mu.log_weights[..., index] + shares,
         positions=None if mu.positions is None else mu.positions[..., index],
     )
-    found, expected = image_of(F, apart).points, image.points[..., index, :]
+    found, expected = _image_apart(F, apart, mu.n_particles), image.points[..., index, :]
     present = _present(mu)[..., index, :]
     off = _distance(found, expected, present) if found.shape == expected.shape else math.inf
     if not off <= _SAME[mu.dtype]:
@@ -173,6 +173,21 @@ def check_weights(F: MeasureMap, mu: ParticleMeasure, image: ParticleMeasure) ->
             "them to the scores of a softmax, weight means by mu.weights. For the constant of a "
             'map of sequences without weights, geometry="euclidean"'
         )
+
+
+def _image_apart(F: MeasureMap, apart: ParticleMeasure, n: int) -> Tensor:
+    """The points of F(μ) with more atoms than μ came with, which modules of a fixed n refuse."""
+    try:
+        return image_of(F, apart).points
+    except ConvergenceError:
+        raise
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(
+            f"{name_of(F)}: expected a map that takes any number of atoms, since an atom may be "
+            f"stored in two parts, got {type(error).__name__} for {apart.n_particles} in place of "
+            f"{n}: {error}; of n tokens alone, or with a mask of n × n (attn_mask), take the "
+            'constant with geometry="euclidean", which keeps n'
+        ) from error
 
 
 def _present(mu: ParticleMeasure) -> Tensor:

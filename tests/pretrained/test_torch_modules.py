@@ -196,3 +196,29 @@ def test_any_other_module_is_differentiated_without_its_fused_attention():
     assert torch.allclose(found.value, torch.linalg.matrix_norm(dense, 2), rtol=1e-6)
     expected = local_lipschitz(pretrained.read(module).network(), mu, geometry="euclidean")
     assert torch.allclose(found.value, expected.value, rtol=1e-6)
+
+
+ODD = {
+    "dropout": (lambda m, x: m.train()(x), r"call \.eval\(\)"),
+    "fixed n": (
+        lambda m, x: m(x.reshape(1, N, D))[0],
+        'any number of atoms.*geometry="euclidean"',
+    ),
+    "a mask of n × n": (lambda m, x: m(x, causal_mask(N)), r"8 in place of 5.*attn_mask"),
+    "no weights": (lambda m, x: m(x), "use mu.log_weights"),
+}
+
+
+@pytest.mark.parametrize("case", list(ODD))
+def test_a_module_that_knows_no_measures_says_what_to_do(case):
+    own, message = ODD[case]
+    module = encoder("pre-norm", 0)
+    mu = ParticleMeasure.from_sequence(draw(N, D, seed=9))
+    with pytest.raises(ValueError, match=message):
+        local_lipschitz(lambda nu: nu.replace(own(module, nu.points)), mu)
+    if case != "dropout":
+        found = local_lipschitz(
+            lambda nu: nu.replace(own(module, nu.points)), mu, geometry="euclidean"
+        )
+        dense = dense_jacobian(lambda x: own(module, x), mu.points)
+        assert torch.allclose(found.value, torch.linalg.matrix_norm(dense, 2), rtol=1e-6)
