@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -28,6 +29,7 @@ from meanfield.transport.plans.formulas import (
     same_order,
     solve_paired,
 )
+from meanfield.transport.plans.prediction import predicted
 from meanfield.transport.problem import Problem, costs_between, same_weights, snapped
 from meanfield.transport.result import TransportResult, assemble, gathered, refuse_unconverged
 
@@ -43,6 +45,8 @@ __all__ = [
     "solved",
 ]
 
+_logger = logging.getLogger(__name__)
+
 _DENSE_PAIRS = 160_000  # from here on column generation is faster
 _DENSE_PAIRS_HIGH = 1_200_000  # the same in high dimension, where levels of centroids help less
 _HIGH_DIM = 12
@@ -50,7 +54,8 @@ _FEW_ARCS_PAIRS = 4_000_000  # up to here the simplex is faster where Sinkhorn l
 _LOW_DIM = 3  # which it does above this dimension
 _DENSE_MOST = 25_000_000  # the cost matrix takes 0.2 GB, and the simplex as much again
 _DENSE_MOST_WP = 100_000_000  # only W₂ has column generation
-_MOST_PAIRS = 25_000_000_000  # beyond, one pass over all pairs takes minutes
+_MOST_SECONDS = 10_000.0  # predicted; beyond, somebody has to ask for it
+_ANNOUNCED = 10.0  # predicted seconds from which on progress is logged
 _BATCHED = 400  # atoms a side up to which a batch is solved in arrays
 _BLOCK = 1_000_000  # coordinate differences held at once
 _THREADED_FROM = 30  # atoms a side from which threads pay
@@ -123,7 +128,8 @@ def solve_w2(
         weights: (a, b) for points without weights of their own; None is uniform.
         method: "auto" takes the cheapest solver that gives `rtol`. By name: "identity" (with
             nearest neighbours), "assignment", "simplex" (dense), "column_generation" (large:
-            100,000 points in minutes, memory linear in the points).
+            100,000 points in half a minute to minutes, memory linear in the points; what it will
+            take, and its rounds, are logged).
         rtol: how closely plan and potentials must meet, relative to W₂.
         time_limit: seconds (±20 %), not counting the import of POT (2 s) and the current pass
             over all pairs (n = 10,000: 0.5 s). Column generation then gives the interval that it
@@ -140,8 +146,9 @@ def solve_w2(
 
     Raises:
         ConvergenceError: under `strict`, when `rtol` is not met; its `result` is the answer.
-        TypeError, ValueError: input of unequal kinds or shapes, NaN, unequal masses; more than
-            25 · 10⁹ pairs without a time limit, where no formula applies.
+        TypeError, ValueError: input of unequal kinds or shapes, NaN, unequal masses; what
+            would take more than about three hours without a time limit, where no formula applies
+            (a million points a side in three dimensions pass).
 
     Example:
         >>> import torch
@@ -437,11 +444,15 @@ def _simplex(problem: Problem, settings: Settings) -> Certified:
 
 
 def _columns(problem: Problem, settings: Settings) -> Certified:
-    if problem.pairs > _MOST_PAIRS and settings.deadline == math.inf:
+    expected = predicted(problem)
+    if expected.seconds > _MOST_SECONDS and settings.deadline == math.inf:
         raise ValueError(
-            f"expected at most {_MOST_PAIRS:.0e} pairs without a time limit, got {problem.n} × "
-            f"{problem.m}: each pass over them takes minutes; give time_limit=, or fewer points"
+            f"expected a problem of at most {_MOST_SECONDS / 3600:.1f} hours, got {problem.n} × "
+            f"{problem.m} atoms in dimension {problem.dim}, which take {expected}; give "
+            "time_limit= and checkpoint=, or fewer points"
         )
+    if expected.seconds > _ANNOUNCED:
+        _logger.info("%d × %d atoms: %s", problem.n, problem.m, expected)
     return solve_columns(
         problem,
         rtol=settings.rtol,

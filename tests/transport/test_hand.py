@@ -293,12 +293,12 @@ def test_a_time_limit_is_kept_and_the_answer_comes_with_the_error(limit) -> None
     assert 0 <= float(found.lower) < float(found.upper)
 
 
-def test_more_pairs_than_one_pass_can_take_need_a_time_limit(monkeypatch) -> None:
+def test_what_would_take_hours_needs_a_time_limit(monkeypatch) -> None:
     from meanfield.transport import solve
 
-    monkeypatch.setattr(solve, "_MOST_PAIRS", 1e5)
+    monkeypatch.setattr(solve, "_MOST_SECONDS", 1e-4)
     x, y = clouds(500)
-    with pytest.raises(ValueError, match="time_limit"):
+    with pytest.raises(ValueError, match=r"500 × 500 atoms in dimension 3.*GB; give time_limit="):
         solve_w2(x, y)
     assert solve_w2(x, x + 1).converged  # a formula has no such limit
 

@@ -9,9 +9,10 @@ import torch
 from meanfield.errors import ConvergenceError
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_w2
-from meanfield.transport.plans import columns
+from meanfield.transport.plans import clusters, columns
 from meanfield.transport.plans.c_transform import halved
 from meanfield.transport.plans.exact import sparse_simplex
+from meanfield.transport.plans.prediction import predicted
 from meanfield.transport.problem import Problem
 
 
@@ -275,3 +276,54 @@ def test_c_transforms_on_the_device_give_the_answer_of_the_cpu(d: int) -> None:
     assert there.value.device.type == "cuda"
     assert float(there.relative_width) < 1e-9
     assert float(there.value) == pytest.approx(float(here.value), rel=1e-9)
+
+
+# ------------------------------------------------------------------ what it will take
+
+
+def problem_of(n: int, d: int) -> Problem:
+    x = np.broadcast_to(np.zeros(d), (n, d))  # nothing is looked at
+    logs = np.broadcast_to(np.zeros(()), (n,))
+    return Problem(x, x, logs, logs, np.zeros(()))
+
+
+def test_predictions_are_those_of_the_documentation() -> None:
+    """100,000 in the plane: 24 to 35 s and half a gigabyte; in d = 16 six minutes, 1.2 GB."""
+    plane, high = predicted(problem_of(100_000, 2)), predicted(problem_of(100_000, 16))
+    assert 20 < plane.seconds < 50
+    assert 4e8 < plane.memory < 7e8
+    assert 200 < high.seconds < 500
+    assert 1e9 < high.memory < 1.5e9
+    assert str(predicted(problem_of(1_000_000, 2))).startswith("about 37 minutes")
+    assert predicted(problem_of(1_000_000, 3)).seconds < 10_000  # not refused
+    assert "hours" in str(predicted(problem_of(1_000_000, 16)))
+
+
+def test_predictions_grow_with_the_problem() -> None:
+    found = [predicted(problem_of(n, d)) for n in (10**5, 10**6) for d in (1, 2, 5, 16, 64, 300)]
+    assert all(t.seconds > 0 for t in found)
+    for times in ([t.seconds for t in found[:6]], [t.memory for t in found[6:]]):
+        assert (np.diff(times) >= 0).all()
+    assert all(b.seconds > 50 * a.seconds for a, b in zip(found[:6], found[6:], strict=True))
+
+
+def test_rounds_of_large_problems_are_logged(caplog, monkeypatch) -> None:
+    monkeypatch.setattr(columns, "_LOGGED", 1000)
+    mu, nu = pair("uniform", 700, 700, 2)
+    with caplog.at_level("INFO", logger="meanfield"):
+        solve_w2(mu, nu, method="column_generation")
+    assert "700 × 700 atoms, round 1:" in caplog.text
+    assert "relative width" in caplog.text
+
+
+@pytest.mark.parametrize(("k", "n"), [(2, 2000), (40, 2000), (3, 3000)])
+def test_clusters_are_seen_in_a_sample(k: int, n: int) -> None:
+    rng = np.random.default_rng(k)
+    centres = 10.0 * rng.permutation(np.stack(np.meshgrid(*[np.arange(8)] * 2), -1).reshape(-1, 2))
+    sizes = np.r_[1, np.full(k - 2, 5), n - 1 - 5 * (k - 2)]  # one atom, few atoms, the rest
+    which = np.repeat(np.arange(k), sizes)
+    points = centres[which] + 0.1 * rng.uniform(-1, 1, size=(n, 2))
+    labels = clusters._separated(points[rng.permutation(n)])
+    assert labels is not None
+    assert sorted(np.bincount(labels)) == sorted(sizes)
+    assert clusters._separated(rng.normal(size=(n, 2))) is None

@@ -11,6 +11,7 @@ with the sum of their masses, and so on down to a size that is solved densely.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import time
@@ -34,6 +35,9 @@ from meanfield.transport.problem import Problem
 
 __all__ = ["solve_columns"]
 
+_logger = logging.getLogger(__name__)
+
+_LOGGED = 50_000  # atoms of a level from which on its rounds are worth a line
 _DENSE = 400  # atoms of the coarsest problem, at most
 _TOGETHER = 4  # neighbours that are one atom of the next coarser level
 _COARSE_GAP = 2e-3  # of W₂² on a coarser level: potentials are right that far at best
@@ -195,6 +199,9 @@ class _Rounds:
             plan, g = self._on_arcs(is_warm=k > 0)
             candidates, f = self._improved(transform, plan, g, rtol)
             self.clock.note("simplex", len(self.arcs), start)
+            level = logging.INFO if problem.n + problem.m > _LOGGED else logging.DEBUG
+            told = (problem.n, problem.m, k + 1, len(self.arcs), float(self.best.width))
+            _logger.log(level, "%d × %d atoms, round %d: %d arcs, relative width %.1e", *told)
             wanted = _sorted_set(_few_arcs(candidates, f, problem))
             place = np.searchsorted(self.arcs, wanted)
             new = wanted[self.arcs[np.minimum(place, len(self.arcs) - 1)] != wanted]
