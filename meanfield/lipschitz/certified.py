@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, count, describe
+from meanfield.images import image_of
 from meanfield.maps import Map, as_map, ball_bounds
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results import Answer, labelled
@@ -194,7 +195,7 @@ class _Scores(NamedTuple):
 def _scores(F: Map, readout: Readout, mu: ParticleMeasure) -> _Scores:
     with torch.enable_grad():
         points = mu.points.detach().requires_grad_()
-        scores = readout(F(mu.replace(points)))
+        scores = readout(image_of(F, mu.replace(points), "network"))
         grads = torch.stack(
             [
                 torch.autograd.grad(score.sum(), points, retain_graph=True)[0]

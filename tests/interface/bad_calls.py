@@ -27,7 +27,13 @@ import xarray as xr
 
 import meanfield
 from meanfield import bounds, dynamics, layers, linalg, lipschitz, results, sampling, sweeps
-from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
+from meanfield.attention import (
+    AttentionParameters,
+    CrossAttention,
+    SelfAttention,
+    kernels,
+    normalizations,
+)
 from meanfield.errors import ConvergenceError
 from meanfield.lipschitz.secant import euclidean_secant_ratio
 from meanfield.maps import linearize
@@ -497,6 +503,18 @@ CALLS = [
     Call("ball_upper", lipschitz.ball_upper, {"/F": F, "/mu": MU, "/epsilon": 0.1},
          {"/F": "map", "/mu": "beside a map", "/epsilon": "not negative"},
          _wide("/epsilon") | {("/epsilon", "empty list"): None}),
+    Call("cross_lipschitz", lipschitz.cross_lipschitz,
+         {"/cross": CrossAttention(F), "/mu": MU, "/eta": NU, "rtol": 1e-3, "solver": None,
+          "strict": True},
+         {"/cross": "thing", "/mu": "beside a map", "/eta": "beside a map", "rtol": "positive",
+          "solver": "thing", "strict": "flag"}, _optional("solver")),
+    Call("compression_error", lipschitz.compression_error,
+         {"/F": F, "/mu": MU, "/nu": NU, "/queries": X, "/epsilon": 0.1, "positions": None},
+         {"/F": "thing", "/mu": "beside a map", "/nu": "beside a map", "/queries": "array",
+          "/epsilon": "not negative"}, {("/F", "map"): None}),
+    Call("certified_radius", lipschitz.certified_radius,
+         {"/F": F, "/readout": lipschitz.Readout(A), "/mu": MU},
+         {"/F": "map", "/readout": "thing", "/mu": "beside a map"}),
     Call("worst_case", lipschitz.worst_case,
          {"/F": F, "/radius": 1.0, "n_atoms": 2, "dim": 2, "positioned": False, "starts": 2,
           "steps": 1, "generator": None},
@@ -703,6 +721,7 @@ FINE: dict[str, tuple[str, ...]] = {
     # A tolerance of 0 goes on to rounding.
     "operator_norm": ("zero",),
     "local_lipschitz": ("zero",),
+    "cross_lipschitz": ("zero",),
     # Bounds at astronomic numbers of tokens are numbers.
     "bounds.tokens": ("huge",),
     "bounds.theorem_3_3": ("huge",),
