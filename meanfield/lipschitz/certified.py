@@ -233,7 +233,7 @@ def _holds(F: Map, readout: Readout, mu: ParticleMeasure, at: _Scores, radii: Te
     found = ball_bounds(F, mu, each, splitting=False)
     # Weighted lengths of displacements are at most this times those of L2.
     widest = (0.5 * mu.log_weights.amax(-1)).exp()
-    rho = at.rows * (widest * readout.stretch(F(mu)))[..., None]
+    rho = at.rows * (widest * readout.stretch(mu))[..., None]
     eps = radii[..., None]
     by_slope = eps * (at.slopes + rho * found.change[..., None])
     by_constant = eps * rho * found.upper[..., None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -210,15 +212,23 @@ def test_a_double_singular_value_is_refused(solver):
     assert float(scale.grad) == pytest.approx(1)
 
 
+def away_from_peers(mu):
+    """sin x less half its mean over the atoms at the same position: twice as steep for parts."""
+    same = (mu.positions[:, None] == mu.positions).to(mu.dtype) * mu.weights
+    values = torch.sin(mu.points)
+    return mu.replace(values - 0.5 * same / same.sum(-1, keepdim=True) @ values)
+
+
 def test_a_tie_of_two_atoms_that_split_is_refused():
-    _, A, V = splitting_case()
-    points = torch.tensor([[1.4, 0.0], [-1.4, 0.0], [0.0, 0.0], [0.0, 0.0]], dtype=F64)
-    mu = ParticleMeasure(points.requires_grad_(), weights=[0.4, 0.4, 0.1, 0.1])
-    F = SelfAttention(AttentionParameters.from_bilinear(A, V))
-    found = local_lipschitz(F, mu)
-    assert found.splitting > found.particle
+    x = torch.tensor([[0.3], [-0.3], [1.0]], dtype=F64, requires_grad=True)
+    mu = ParticleMeasure(x, positions=[0.2, 0.4, 0.6])
+    found = local_lipschitz(away_from_peers, mu)
+    assert float(found.splitting) == pytest.approx(2 * float(found.particle))
     with pytest.raises(ValueError, match="simple"):
         found.value.backward()
+    alone = ParticleMeasure(x[1:], positions=[0.4, 0.6])
+    local_lipschitz(away_from_peers, alone).value.backward()
+    assert x.grad.flatten().tolist() == pytest.approx([0.0, math.sin(0.3), 0.0])
 
 
 def test_only_measures_whose_gradient_is_wanted_are_refused():
