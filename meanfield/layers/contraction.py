@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import choice, number
-from meanfield.layers.composition import Composite
+from meanfield.layers.composition import Composite, part_in_ball
 from meanfield.layers.residual import Residual
 from meanfield.maps import (
     BallBounds,
@@ -89,8 +89,8 @@ class Bounded(Composite):
         """The bound that F declares."""
         return self.map.local_upper(mu)
 
-    def ball_bounds(
-        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
+    def _ball_of_parts(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool
     ) -> BallBounds:
         """The bounds that F declares, and those by the constant where it holds everywhere.
 
@@ -100,14 +100,14 @@ class Bounded(Composite):
         Raises:
             NotImplementedError: F declares none, and the constant does not say enough.
         """
-        try:
-            own = self.map.ball_bounds(mu, radii, splitting=splitting)
-        except NotImplementedError:
-            own = None
         if self.ball is not None or (splitting and not self.particlewise):
-            return self.map.ball_bounds(mu, radii, splitting=splitting) if own is None else own
+            return part_in_ball(self.map, mu, radii, splitting=splitting)
         by_constant = self._by_constant(mu, expanded_radii(mu, radii))
-        return by_constant if own is None else _smaller(own, by_constant)
+        try:
+            own = part_in_ball(self.map, mu, radii, splitting=splitting)
+        except NotImplementedError:
+            return by_constant
+        return _smaller(own, by_constant)
 
     def _by_constant(self, mu: ParticleMeasure, radii: Tensor) -> BallBounds:
         bound = torch.full_like(radii[..., 0], self.constant)
