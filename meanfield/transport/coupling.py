@@ -33,8 +33,9 @@ class Coupling:
     """A coupling π = Σ_k π_k δ_{(x_{i_k}, y_{j_k})} of two particle measures, stored sparsely.
 
     An exact plan has at most n + m − 1 entries; nothing of size n × m is kept. Masses live as
-    logarithms, as the weights do: the pair of two atoms of weight e^{−900} is not lost. Where the
-    clouds were NumPy arrays, so is everything here.
+    logarithms, as the weights do. Formulas keep the pair of two atoms of weight e^{−900}; plans of
+    the simplex lose atoms lighter than about 1e-16 of all mass, which then have none here (the
+    interval does not). Where the clouds were NumPy arrays, so is everything here.
 
     Attributes:
         source: points xᵢ, shape (..., n, d).
@@ -114,7 +115,7 @@ class Coupling:
         return alike(self.log_mass, (held.mass * held._moves.square().sum(-1)).sum(-1))
 
     def barycentric_map(self) -> Any:
-        """T(xᵢ) = Σ_j π_ij y_j / Σ_j π_ij, shape (..., n, d); xᵢ itself where xᵢ has no mass.
+        """T(xᵢ) = Σ_j π_ij y_j / Σ_j π_ij, shape (..., n, d); xᵢ itself where π has no mass.
 
         At an optimal coupling without splitting this is the optimal map; where atoms split it
         is the conditional mean of the target given the source.

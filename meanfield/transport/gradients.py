@@ -14,7 +14,7 @@ from torch import Tensor
 
 from meanfield.transport.conditional import conditioned_pair, solved_by_condition
 from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
-from meanfield.transport.result import TransportResult
+from meanfield.transport.result import TransportResult, warn_of_rounding
 from meanfield.transport.solve import Settings, as_order, solved
 
 __all__ = ["conditional_w2", "w1", "w2", "w2_squared", "wp"]
@@ -161,7 +161,8 @@ def conditional_w2(
 
 
 def _valued(pair: Pair, result: TransportResult) -> Any:
-    """The value, with its gradient where one is wanted."""
+    """The value, with its gradient where one is wanted, and a warning where it is hardly known."""
+    warn_of_rounding(result)
     mu, nu = pair.mu, pair.nu
     inputs = (mu.points, nu.points, mu.log_weights, nu.log_weights)
     if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):

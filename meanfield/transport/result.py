@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,7 +23,16 @@ from meanfield.transport.proof import Evidence, write_proof
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Blame", "TransportResult", "assemble", "gathered", "refuse_unconverged"]
+__all__ = [
+    "Blame",
+    "TransportResult",
+    "assemble",
+    "gathered",
+    "refuse_unconverged",
+    "warn_of_rounding",
+]
+
+_WIDE = 1e-3  # of the distance
 
 
 _PLAN_VARIABLES = (
@@ -251,6 +261,23 @@ def assemble(
         seconds=seconds,
         order=order,
         rounding=given(_rounded(answer.rounding, dtype, 1)),
+    )
+
+
+def warn_of_rounding(result: TransportResult) -> None:
+    """Tell who asks for a value alone that rounding leaves more than its last digits open."""
+    if result.rounding is None:  # an empty batch
+        return
+    wide = result.rounding > _WIDE * result.upper
+    if not bool(wide.any()):
+        return
+    lower, upper = (torch.as_tensor(t).reshape(-1) for t in (result.lower, result.upper))
+    worst = int(torch.as_tensor(result.relative_width).reshape(-1).argmax())
+    warnings.warn(
+        f"W{result.order:g} lies in [{float(lower[worst]):.4g}, {float(upper[worst]):.4g}]: so "
+        "much is left open by rounding of the weights where a distance is small beside the clouds, "
+        "whatever the solver; solve_w2 gives the interval",
+        stacklevel=4,
     )
 
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from meanfield.errors import CertificateError
-from meanfield.transport import certificate, solve_w1, solve_w2
+from meanfield.transport import certificate, solve_w1, solve_w2, w2
 from meanfield.transport import problem as problems
 from meanfield.transport import solve as dispatch
 from meanfield.transport.certificate import SparsePlan, certified, feasible, united
@@ -298,6 +300,39 @@ def test_parts_keep_what_they_cost_and_what_rounding_left_open(order: int) -> No
     assert float(whole.dual) < 0
     assert float(-(abs(whole.dual) ** order)) == pytest.approx(powers[1].item(), rel=1e-12)
     assert float(whole.dual_doubt**order) == pytest.approx(0.75 * 0.5**order, rel=1e-6)
+
+
+def test_who_asks_for_the_value_alone_is_told_that_rounding_leaves_it_open() -> None:
+    """The same points in another order, weights changed by 1e-11: few digits are left."""
+    rng = np.random.default_rng(0)
+    x, a = rng.normal(size=(450, 2)), rng.dirichlet(np.ones(450))
+    order = rng.permutation(450)
+    b = a * (1 + 1e-11 * rng.normal(size=450))
+    there = (x, a / a.sum()), (x[order], b[order] / b.sum())
+    found = solve_w2(*there, strict=False)
+    assert found.relative_width > 0.01
+    assert found.rounding > 0.5 * (found.upper - found.lower)
+    with pytest.warns(UserWarning, match=r"W2 lies in \[\d.*rounding of the weights"):
+        w2(*there)
+    with pytest.warns(UserWarning, match="W2 lies in"):
+        w2(*(tuple(np.stack([t] * 2) for t in side) for side in there))
+    assert solve_w2(x, x[order] + 1).rounding < 1e-9
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        w2(x, x[order] + 1)
+        w2(torch.zeros(0, 3, 2), torch.zeros(0, 3, 2))
+
+
+def test_plans_of_the_simplex_lose_the_lightest_atoms_and_the_interval_does_not() -> None:
+    x = np.array([[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]])
+    y = np.array([[0.5, 0.5], [1.0, 0.0], [2.0, 1.0]])
+    a, b = np.array([1e-40, 0.5, 0.5]), np.array([2e-40, 0.4, 0.6])
+    found = solve_w2((x, a), (y, b))
+    truth = exact_transport(x, y, np.log(a), np.log(b))
+    assert float(found.lower) ** 2 <= truth * (1 + 1e-15) and truth <= float(found.upper) ** 2
+    assert found.coupling.marginals()[0][0] == 0  # as the docstring of Coupling says
+    line = solve_w2((x[:2], np.array([1e-40, 1.0])), (y[:1], np.ones(1)))
+    assert line.coupling.marginals()[0][0] == pytest.approx(1e-40)
 
 
 def test_a_level_that_is_denormal_makes_no_warning() -> None:
