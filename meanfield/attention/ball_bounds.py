@@ -14,7 +14,15 @@ import math
 import torch
 from torch import Tensor
 
-from meanfield.attention.input_bounds import Frames, covariance, norm, row_blocks
+from meanfield.attention.input_bounds import (
+    Frames,
+    RowFrames,
+    centred,
+    covariance,
+    norm,
+    row_blocks,
+)
+from meanfield.attention.kernels.kernel import Motion
 from meanfield.attention.weights import Block, Weights
 from meanfield.maps import BallBounds
 
@@ -48,8 +56,9 @@ def ball_bound(
     if not bool((eps >= 0).all()):
         raise ValueError(f"epsilon: expected numbers ≥ 0, got {epsilon}")
     frames, part = Frames.of(weights), _Parts(weights.features.q, eps)
+    motion = frames.motion(eps)
     for block in row_blocks(weights):
-        rows = _Rows(frames, weights.log_p(block), block.rows, eps, splitting)
+        rows = _Rows(frames, block, motion, eps, splitting)
         part.add(block, rows, weights.log_ratios(block))
     change = _norm_from_above(part.change) + part.turning_change.amax(-1)
     by_columns = (0.5 * part.columns.amax(-1)).exp().sum(-1) + part.turning.amax(-1)
@@ -81,28 +90,70 @@ class _Rows:
     """A block of rows of every head, ``(*batch, H, rows, n)`` and ``(*batch, H, rows)``."""
 
     def __init__(
-        self, frames: Frames, log_p: Tensor, block: slice, eps: Tensor, splitting: bool
+        self,
+        frames: Frames,
+        block: Block,
+        motion: tuple[Motion, Motion],
+        eps: Tensor,
+        splitting: bool,
     ) -> None:
-        self.norm_V, self.norm_A = frames.norm_V[:, None], frames.norm_A[:, None]
-        self.eps = eps[..., None, None]
+        log_p, gain = frames.weights.log_p_and_gain(block)
+        self.norm_V, self.eps = frames.norm_V[:, None], eps[..., None, None]
         self.p, self.seen = log_p.exp(), log_p > -math.inf
-        self.length = torch.linalg.vector_norm(frames.turned[..., block, :], dim=-1)
-        self.away, mean = _distances(self.p, frames.values)  # |vⱼ − mᵢ|
-        self.pulled_away, _ = _distances(self.p, frames.pulled)  # |yⱼ − ȳᵢ|
-        self._factors(log_p, splitting)
-        self._spreads(frames)
-        self.log_averaging_change = self._log_averaging_change(frames, block, mean)
-        self._turning(norm(covariance(self.p, frames.values, frames.pulled)))
+        self.away = centred(self.p, frames.values[..., None, :, :]).norm(dim=-1)  # |vⱼ − mᵢ|
+        vectors = frames.rows(block, self.p, gain)
+        self.pulled_away = centred(self.p, vectors.pulled).norm(dim=-1)  # |yᵢⱼ − ȳᵢ|
+        own = self._motions(frames, block, motion, vectors, gain)
+        self._factors(log_p, own, splitting)
+        self._spreads(frames, vectors)
+        self.log_averaging_change = self._log_averaging_change(frames, vectors)
+        at_input = norm(covariance(self.p, frames.values[..., None, :, :], vectors.pulled))
+        self._turning(at_input)
 
-    def _factors(self, log_p: Tensor, splitting: bool) -> None:
-        """P̄ ≥ P' and χ ≥ |P'/P − 1| over the ball.
+    def _motions(
+        self,
+        frames: Frames,
+        block: Block,
+        motion: tuple[Motion, Motion],
+        vectors: RowFrames,
+        gain: Tensor | None,
+    ) -> Tensor:
+        """How far |uᵢⱼ| and yᵢⱼ move, and half of how far scores of a row move apart."""
+        queries, keys = (_of_rows(motion[0], block), motion[1])
+        eps, norm_A = self.eps, frames.norm_A[..., None]
+        key_bent, query_bent = keys.bent[..., None, :], queries.bent[..., None]
+        own = eps[..., None] * (vectors.raw_turned + key_bent * vectors.queries[..., None])
+        pulled = self.pulled_away if vectors.raw_pulled is None else vectors.raw_pulled
+        own = own + eps[..., None] * (pulled + query_bent * vectors.keys)
+        both = norm_A * eps * eps
+        if not frames.linear:
+            both = queries.moved * keys.moved.amax(-1, keepdim=True)
+        own = own + both[..., None]
+        # The changes of u and y, with all keys seen in the place of one.
+        u = keys.bent.amax(-1, keepdim=True) * vectors.queries
+        y = queries.bent * torch.where(self.seen, vectors.keys, 0.0).amax(-1)
+        if frames.linear:
+            u, y = u + norm_A * eps, y + norm_A * eps
+        else:
+            u = u + keys.steepest.amax(-1, keepdim=True) * queries.moved
+            y = y + queries.steepest * keys.moved.amax(-1, keepdim=True)
+        self.length, self.varies = vectors.turned, vectors.image is None
+        if gain is not None:
+            bent = (frames.weights.kernel.curvature * own).clamp_max(1.0)
+            bent = torch.where(self.seen, bent, 0.0)
+            u = u + (bent * vectors.raw_turned).amax(-1)
+            assert vectors.raw_pulled is not None
+            y = y + (bent * vectors.raw_pulled).amax(-1)
+        self.turned_change, self.pulled_change = u, y
+        return own
+
+    def _factors(self, log_p: Tensor, own: Tensor, splitting: bool) -> None:
+        """P̄ ≥ P' and χ ≥ |P'/P − 1| over the ball, where scores move by ±own but for a shift.
 
         If an atom splits, P' ≤ 1 holds for the sum over its parts (rows) but not for each part's
         density P'/a (columns).
         """
-        eps = self.eps[..., None]
-        own = eps * self.pulled_away
-        theta = 2 * eps * (self.length + self.norm_A * self.eps)[..., None] + own
+        theta = own
         low = (log_p - own).logsumexp(-1, keepdim=True)
         high = (log_p + own).logsumexp(-1, keepdim=True)
         if splitting:
@@ -128,18 +179,19 @@ class _Rows:
         self.chi = torch.maximum(torch.expm1(log_h), -torch.expm1(log_l)).amax(-1)
         self.log_h = log_h.amax(-1)
 
-    def _spreads(self, frames: Frames) -> None:
+    def _spreads(self, frames: Frames, vectors: RowFrames) -> None:
         """Standard deviations in the worst direction, at the input and over the ball."""
         self.std, self.pulled_std = (
             torch.linalg.eigvalsh(covariance(self.p, x, x))[..., -1].clamp_min(0).sqrt()
-            for x in (frames.values, frames.pulled)
+            for x in (frames.values[..., None, :, :], vectors.pulled)
         )
         self.std_most = self._std_most(self.std, self.away) + self.norm_V * self.eps
-        self.pulled_most = (
-            self._std_most(self.pulled_std, self.pulled_away) + self.norm_A * self.eps
-        )
-        turned = self.length + self.norm_A * self.eps
-        self.tau = self.norm_V**2 + (turned * self.std_most) ** 2
+        self.pulled_most = self._std_most(self.pulled_std, self.pulled_away) + self.pulled_change
+        longest = torch.where(self.seen, self.length, 0.0).amax(-1)
+        spread = (longest + self.turned_change) * self.std_most
+        # Where u depends on j, its mean product with v − m need not vanish.
+        each = self.norm_V + spread if self.varies else torch.hypot(self.norm_V, spread)
+        self.tau = each**2
         self.shift = self._shift(self.std, self.away)
         self.pulled_shift = self._shift(self.pulled_std, self.pulled_away)
 
@@ -154,25 +206,29 @@ class _Rows:
         by_factor = torch.where(std > 0, self.chi * std, 0.0)
         return torch.minimum((self.change * away).sum(-1), by_factor)
 
-    def _log_averaging_change(self, frames: Frames, block: slice, mean: Tensor) -> Tensor:
+    def _log_averaging_change(self, frames: Frames, vectors: RowFrames) -> Tensor:
         """Logarithms of upper bounds of the norms of the blocks of T' − T."""
-        eps, length = self.eps[..., None], self.length[..., None]
-        image = frames.image[..., block, :]
+        away, norm_V = self.away, self.norm_V[..., None]
+        block_norm = norm_V + self.length * away
+        if vectors.image is not None:
+            block_norm = block_norm.minimum(self._block_norm(frames, vectors.image))
+        moved = (2 * self.norm_V * self.eps + self.shift)[..., None]
+        turned_change = self.turned_change[..., None]
+        return torch.logaddexp(
+            self.log_density_change + block_norm.log(),
+            self.log_densest
+            + (moved * (self.length + turned_change) + away * turned_change).log(),
+        )
+
+    def _block_norm(self, frames: Frames, image: Tensor) -> Tensor:
+        """‖V + δuᵀ‖² ≤ ‖V‖² + ⟨g, δ⟩ + |g||δ| with g = Vu + |u|²δ/2; an equality for V = I."""
+        mean, away = self.p @ frames.values, self.away
         along = image @ frames.values.mT - (image * mean).sum(-1, keepdim=True)
-        # ‖V + δuᵀ‖² ≤ ‖V‖² + ⟨g, δ⟩ + |g||δ| with g = Vu + |u|²δ/2; an equality for V = I.
-        square, away = length.square(), self.away
+        square = self.length.square()
         inner = along + 0.5 * square * away.square()
         g = image.square().sum(-1, keepdim=True) + square * (along + 0.25 * square * away.square())
         norm_V = self.norm_V[..., None]
-        block_norm = (norm_V**2 + inner + g.clamp_min(0).sqrt() * away).clamp_min(0).sqrt()
-        block_norm = torch.minimum(block_norm, norm_V + length * away)
-        moved = 2 * norm_V * eps + self.shift[..., None]
-        norm_A = self.norm_A[..., None]
-        turned = length + norm_A * eps
-        return torch.logaddexp(
-            self.log_density_change + block_norm.log(),
-            self.log_densest + (moved * turned + away * norm_A * eps).log(),
-        )
+        return (norm_V**2 + inner + g.clamp_min(0).sqrt() * away).clamp_min(0).sqrt()
 
     def _turning(self, at_input: Tensor) -> None:
         """Upper bounds of ‖S' − S‖ and ‖S'‖ of each row, and of its displacement."""
@@ -184,8 +240,8 @@ class _Rows:
         self.turning_change = (
             by_weights
             + self.shift * self.pulled_shift
-            + self.eps * growth * (self.norm_A * std + self.norm_V * pulled)
-            + self.norm_A * self.norm_V * self.eps**2
+            + growth * (self.pulled_change * std + self.norm_V * self.eps * pulled)
+            + self.pulled_change * self.norm_V * self.eps
         )
         self.turning = torch.fmin(self.std_most * self.pulled_most, at_input + self.turning_change)
         # A mean stays in the convex hull of the values that its row sees.
@@ -195,10 +251,9 @@ class _Rows:
         )
 
 
-def _distances(p: Tensor, atoms: Tensor) -> tuple[Tensor, Tensor]:
-    """|xⱼ − x̄ᵢ| and the means x̄ᵢ; from differences, as expanding the square would cancel."""
-    mean = p @ atoms
-    return torch.cdist(mean, atoms, compute_mode="donot_use_mm_for_euclid_dist"), mean
+def _of_rows(motion: Motion, block: Block) -> Motion:
+    """That of these rows; what holds for all atoms has an axis of length 1."""
+    return Motion(*(t if t.shape[-1] == 1 else t[..., block.rows] for t in motion))
 
 
 def _norm_from_above(log_N: Tensor) -> Tensor:

@@ -253,10 +253,10 @@ class SelfAttention(Map):
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:
         """Bounds of the constant and of displacements near μ, by the largest of the radii."""
-        if not self._is_bilinear:
+        if not self.normalization.is_softmax:
             raise NotImplementedError(
-                "ball_bounds: expected dot-product attention under the softmax, got "
-                f"{self.kernel} and {self.normalization}; its bound is not proved for others"
+                f"ball_bounds: expected attention under the softmax, got {self.normalization}; "
+                "its bound is not proved for others"
             )
         weights, largest = self.weights(mu), expanded_radii(mu, radii).amax(-1)
         found = ball_bound(weights, largest, self.local_upper(mu), splitting=splitting)

@@ -372,6 +372,12 @@ class Weights:
             kept = self.alive[..., None, block.rows, None] & (scores > -math.inf)
             yield torch.where(kept, scores.abs(), 0.0)
 
+    def log_p_and_gain(self, block: Block) -> tuple[Tensor, Tensor | None]:
+        """`log_p`, and the derivative E of log aⱼψ in ⟨qᵢ, kⱼ⟩; None stands for 1."""
+        if not self.scoring.has_gain:
+            return self.log_p(block), None
+        return self.log_p(block), self.logits_and_gain(block)[1]
+
     def log_ratios(self, block: Block) -> Tensor:
         """log(aᵢ/aⱼ), ``(*batch, 1, rows, columns)``; absent atoms count as of mass 1."""
         logs = torch.where(self.alive, self.log_weights, 0.0)

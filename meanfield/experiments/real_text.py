@@ -72,10 +72,12 @@ _VARIABLES = (
     Variable("radius", "root mean square of the token norms", dims=_DIMS),
     Variable("radius_max", "largest token norm", dims=_DIMS),
     Variable("localisation", "largest share of one token in the top direction", dims=_DIMS),
+    Variable("local_upper", "certain upper bound at the input, first window", dims=("layer",)),
     Variable(
-        "local_upper", "upper bound from the attention weights, first window", dims=("layer",)
+        "general_bound",
+        "upper bound, Theorem 3.3 summed over heads; NaN where scores are not ⟨Ax, y⟩",
+        dims=_DIMS,
     ),
-    Variable("general_bound", "upper bound, Theorem 3.3 summed over heads", dims=_DIMS),
 )
 _PARAMETERS = (
     Variable("n_tokens", "number of tokens n"),
@@ -127,16 +129,13 @@ def _layer(F: Any, points: torch.Tensor, rtol: float) -> dict[str, np.ndarray]:
 
 
 def _bounds(F: Any, points: torch.Tensor, radius: np.ndarray) -> dict[str, np.ndarray]:
-    """Upper bounds, proved for scores ⟨Ax, y⟩; NaN for others."""
-    if not len(F.score_matrices):
-        nothing = np.full(len(points), np.nan)
-        return {"local_upper": nothing[0], "general_bound": nothing}
-    # It costs as much as the constant, so one window has to do.
+    """Upper bounds; Theorem 3.3 is for scores ⟨Ax, y⟩, NaN for others."""
+    general = np.full(len(points), np.nan)
+    if len(F.score_matrices):
+        general = Layer.of(F).theorem_3_3(radius, points.shape[-2])
+    # It costs more than the constant, so one window has to do.
     upper = F.local_upper(ParticleMeasure.from_sequence(points[0]))
-    return {
-        "local_upper": upper.cpu().numpy(),
-        "general_bound": Layer.of(F).theorem_3_3(radius, points.shape[-2]),
-    }
+    return {"local_upper": upper.cpu().numpy(), "general_bound": general}
 
 
 @figure("constant", "constant_converged")

@@ -198,7 +198,7 @@ class _Ball:
         names = ("ball", "ball_measured", "ball_radius")
         try:
             near = ball_bounds(block, mu, self.radii, splitting=False)
-        except NotImplementedError:  # not proved for its kernel
+        except NotImplementedError:  # the map declares none
             return {name: np.full(len(self.radii), np.nan) for name in names}
         self.near = near if self.near is None else near.after(self.near)
         self.radii = near.displacement
@@ -210,7 +210,7 @@ class _Ball:
 def _upper(block: Any, mu: ParticleMeasure) -> float:
     try:
         return float(block.local_upper(mu))
-    except NotImplementedError:  # not proved for its kernel
+    except NotImplementedError:  # the map declares none
         return float("nan")
 
 

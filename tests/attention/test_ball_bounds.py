@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, sampling
-from meanfield.attention import input_bounds
+from meanfield.attention import input_bounds, kernels
 from meanfield.attention.ball_bounds import ball_bound
 from meanfield.lipschitz import local_lipschitz
 from tests.attention import input_bounds_oracles as oracle
@@ -95,6 +95,80 @@ def test_no_output_moves_farther_than_it_says(seed, eps):
     batch = ParticleMeasure(moved, log_weights=mu.log_weights.expand(60, -1), positions=positions)
     length = (F(batch).points - F(mu).points).norm(dim=-1).amax(0)
     assert (length <= most * (1 + 1e-9) + 1e-14).all()
+
+
+KERNELS = {
+    "rotary": lambda w: kernels.rotary(20.0, length=6, dim=2 * (w // 2)),
+    "partial rotary": lambda w: kernels.rotary(20.0, length=6, dim=2),
+    "QK-norm": lambda w: kernels.qk_norm(1.5, 0.7, eps=1e-2),
+    "cosine": lambda w: kernels.cosine(3.0, eps=0.1),
+    "QK-norm, then rotary": lambda w: kernels.rotary(length=6, dim=2, inner=kernels.qk_norm()),
+    "soft cap": lambda w: kernels.soft_cap(1.0),
+    "soft cap of rotary": lambda w: kernels.soft_cap(2.0, inner=kernels.rotary(length=6, dim=2)),
+    "window": lambda w: kernels.window(0.5),
+    "ALiBi": lambda w: kernels.alibi([2.0]),
+}
+
+
+def with_kernel(name: str, seed: int) -> tuple[SelfAttention, ParticleMeasure]:
+    """A layer with grouped heads and biases of the keys, light atoms, positions."""
+    g = torch.Generator().manual_seed(seed)
+    par = AttentionParameters.random(3, n_heads=2, head_dim=3, biases=True, generator=g)
+    shared = AttentionParameters(
+        par.query, par.key[:1], par.value[:1], par.output, par.query_bias, None, None, None,
+        torch.randn(1, 3, dtype=F64, generator=g),
+    )  # fmt: skip
+    F = SelfAttention(shared, causal=bool(seed % 2), kernel=KERNELS[name](3))
+    logs = (2 * torch.randn(6, dtype=F64, generator=g)).log_softmax(-1)
+    points = 1.5 * torch.randn(6, 3, dtype=F64, generator=g)
+    return F, ParticleMeasure(
+        points, log_weights=logs, positions=torch.arange(1, 7, dtype=F64) / 6
+    )
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_bounds_of_other_kernels_hold_in_the_ball(name):
+    for seed, eps in enumerate([1e-3, 0.3]):
+        F, mu = with_kernel(name, seed)
+        g = torch.Generator().manual_seed(seed)
+        for copies in (1, 2):
+            near = F.ball_bounds(mu, eps, splitting=copies > 1)
+            found = climbed(F, mu, eps, g, copies=copies, rounds=3, width=12)
+            assert found <= float(near.upper) * (1 + 1e-9)
+        step = torch.randn(40, *mu.points.shape, dtype=F64, generator=g)
+        moved = mu.points + eps * step / step.norm(dim=-1, keepdim=True)
+        logs, s = (t.expand(40, -1) for t in (mu.log_weights, mu.positions))
+        batch = ParticleMeasure(moved, log_weights=logs, positions=s)
+        length = (F(batch).points - F(mu).points).norm(dim=-1).amax(0)
+        assert (length <= near.displacement * (1 + 1e-9)).all()
+        change = (
+            F.linearize(batch, geometry="wasserstein").to_dense()
+            - F.linearize(mu, geometry="wasserstein").to_dense()
+        )
+        assert float(torch.linalg.matrix_norm(change, 2).max()) <= float(near.change) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_bounds_of_other_kernels_are_continuous_in_the_radius(name):
+    F, mu = with_kernel(name, 1)
+    radii = torch.tensor([0.0, 1e-9, 1e-4, 1e-2, 1.0], dtype=F64)
+    found = F.ball_bounds(mu, radii[:, None])
+    constant = float(local_lipschitz(F, mu).value)
+    assert float(found.upper[0]) == pytest.approx(constant, rel=1e-9)
+    assert float(found.upper[1]) == pytest.approx(constant, rel=1e-5)
+    assert float(found.upper[3]) <= 3 * constant
+    assert (found.upper.diff() >= 0).all() and (found.displacement.diff(dim=0) >= 0).all()
+
+
+def test_rotations_by_nothing_give_the_bound_of_the_dot_product():
+    F, mu = with_kernel("rotary", 1)
+    still = SelfAttention(
+        F.parameters, causal=True, kernel=kernels.rotary(frequencies=[0.0], length=6)
+    )
+    plain = SelfAttention(F.parameters, causal=True)
+    for name in ("constant", "change", "upper", "displacement"):
+        one, other = (getattr(G.ball_bounds(mu, 0.1), name) for G in (still, plain))
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=0)
 
 
 @pytest.mark.parametrize("log_ratio", [-5.0, -18.0, -22.0])

@@ -35,8 +35,9 @@ def test_constants_multiply_and_distances_add_up(dataset):
     assert (ds.splitting <= ds.constant * (1 + 1e-9)).all()
     assert ((ds.effective_rank >= 1) & (ds.effective_rank <= 7)).all()
     assert (ds.constant <= ds.upper).all()
-    # In balls round rotary positions no bound is proved, and none is made up.
-    assert np.isnan(ds.ball).all()
+    # The first block, whose ball is that of the tokens; further on radii may overflow.
+    assert np.isfinite(ds.ball.isel(layer=0, epsilon=0)).all()
+    assert (ds.ball_measured.isel(epsilon=0) >= ds.through * (1 - 1e-9)).all()
 
 
 def test_bounds_of_blocks_are_above_their_constants():
@@ -62,7 +63,7 @@ def test_the_figures_draw_what_is_finite(dataset):
         with figures.style():
             ax = draw(dataset)
             ax.figure.canvas.draw()
-        assert len(ax.lines) in (2, 3, 4)  # no line for bounds in balls, which are not known
+        assert len(ax.lines) >= 2
         assert all(np.isfinite(np.asarray(line.get_ydata(), float)).all() for line in ax.lines)
         assert "random:llama" in ax.get_title()
         plt.close(ax.figure)

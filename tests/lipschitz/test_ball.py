@@ -75,7 +75,7 @@ def test_other_maps_and_kernels_are_refused():
     with pytest.raises(NotImplementedError, match="ball_bounds: expected a map .* got <lambda>"):
         ball_upper(lambda nu: nu, mu, 0.1)
     F = SelfAttention(AttentionParameters.random(1), kernel=l2)
-    with pytest.raises(NotImplementedError, match="dot-product attention under the softmax"):
+    with pytest.raises(NotImplementedError, match="a kernel that says how far its features move"):
         ball_upper(F, mu, 0.1)
     with pytest.raises(ValueError, match="epsilon: expected finite numbers ≥ 0"):
         ball_upper(SelfAttention(AttentionParameters.random(1)), mu, math.nan)

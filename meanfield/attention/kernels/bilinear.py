@@ -8,7 +8,13 @@ from typing import final
 import torch
 from torch import Tensor
 
-from meanfield.attention.kernels.kernel import Features, FeatureSizes, Kernel, Score
+from meanfield.attention.kernels.kernel import (
+    Features,
+    FeatureSizes,
+    Kernel,
+    Motion,
+    Score,
+)
 from meanfield.attention.parameters import AttentionParameters
 
 __all__ = ["DotProduct", "dot_product"]
@@ -84,6 +90,28 @@ class DotProduct(Kernel):
         width = parameters.key.shape[-2]
         eye = torch.eye(width, dtype=points.dtype, device=points.device)
         return eye.expand(*points.shape[:-2], 1, 1, width, width)
+
+    def query_slopes(
+        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
+    ) -> Tensor:
+        """The identity."""
+        return self.key_slopes(parameters, points, positions)
+
+    def motion(
+        self,
+        parameters: AttentionParameters,
+        points: Tensor,
+        positions: Tensor | None,
+        radius: Tensor,
+    ) -> tuple[Motion, Motion]:
+        """‖Q̃‖ and ‖K‖ times the radius; slopes do not change."""
+        query = parameters.scale[:, None, None] * parameters.query
+        motions = []
+        for matrices in (query, parameters.per_head(parameters.key)):
+            steepest = torch.linalg.matrix_norm(matrices, 2)[:, None]
+            moved = steepest * radius[..., None, None]
+            motions.append(Motion(moved, steepest, torch.zeros_like(moved)))
+        return motions[0], motions[1]
 
 
 dot_product = DotProduct()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -14,6 +15,7 @@ from meanfield.attention.kernels.kernel import (
     FeatureSizes,
     FeatureTransform,
     Kernel,
+    Motion,
     checked_inner,
 )
 from meanfield.attention.parameters import AttentionParameters
@@ -136,6 +138,51 @@ class NormalisedFeatures(FeatureTransform):
     def _inner_scale(self, parameters: AttentionParameters) -> Tensor | float:
         """What the inner queries are divided by, so that eps is added to lengths without it."""
         return parameters.scale[:, None, None] if self.inner.is_scaled else 1.0
+
+    def motion(
+        self,
+        parameters: AttentionParameters,
+        points: Tensor,
+        positions: Tensor | None,
+        radius: Tensor,
+    ) -> tuple[Motion, Motion] | None:
+        """From the least length in the ball, as for `meanfield.layers.RMSNorm`.
+
+        With e the largest step of the vector before, in the unit of its length σ: the least
+        length is σ₋² = (√(σ² − ε) − e)₊² + ε, the slope at most g/σ₋, and it changes by at most
+        (2/√3) g e/(σ(σ − e)).
+        """
+        inner = self.inner.motion(parameters, points, positions, radius)
+        if inner is None or self.inner.activation is not None:
+            return None
+        at = self._inner_features(parameters, points, positions)
+        scale = parameters.scale[:, None, None]
+        sides = zip((at.q, at.k), inner, (scale, None), self._gains(parameters), strict=True)
+        q, k = (self._moved(*side) for side in sides)
+        return q, k
+
+    def _moved(self, vectors: Tensor, before: Motion, scale: Tensor | None, gain: Any) -> Motion:
+        """The motion of g ∘ z/σ(z), z the vectors over their scale."""
+        z = vectors if scale is None else vectors / scale
+        unit = 1.0 if scale is None else scale[..., 0]
+        root = math.sqrt(z.shape[-1]) if self.rms else 1.0
+        largest = torch.as_tensor(gain, dtype=z.dtype, device=z.device).abs()
+        largest = largest.amax((-2, -1))[..., None] if largest.ndim > 1 else largest.max()
+        length = 1 / self._inverse_length(z)[..., 0]
+        step, slope = (t / (unit * root) for t in (before.moved, before.steepest))
+        inside = (length.square() - self.eps).clamp_min(0).sqrt() - step
+        least = (inside.clamp_min(0).square() + self.eps).sqrt()
+        least = torch.where(step > 0, least, length)
+        # In the unit of lengths a slope is that of z/σ, which has length √k or 1 at most.
+        steepest = largest * root * slope / least
+        fixed = 2 / math.sqrt(3) * step / (length * (length - step))
+        bent = torch.where(step < length, fixed, math.inf).minimum(1 / length + 1 / least)
+        bent = torch.where(step > 0, bent, 0.0)
+        turned = (
+            largest * root * slope * bent + largest * root * before.bent / (unit * root) / least
+        )
+        moved = (largest * root * step / least).minimum(2 * largest * root)
+        return Motion(torch.where(step > 0, moved, 0.0), steepest, turned)
 
     def _gains(self, parameters: AttentionParameters) -> tuple[Any, Any]:
         factor = parameters.scale[:, None, None] if self.rms else 1.0

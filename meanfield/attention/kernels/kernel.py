@@ -20,6 +20,7 @@ __all__ = [
     "Features",
     "Kernel",
     "ModifiedKernel",
+    "Motion",
     "checked_inner",
 ]
 
@@ -57,6 +58,20 @@ class Features(NamedTuple):
         """The same with keys and values measured from the origin."""
         f = self.whole_keys()
         return f if f.v_centre is None else f._replace(v=f.v + f.v_centre, v_centre=None)
+
+
+class Motion(NamedTuple):
+    """How far the queries or the keys of atoms may move, ``(..., *batch, H, n or 1)`` each.
+
+    Attributes:
+        moved: no less than |q(x′) − q(x)|.
+        steepest: no less than ‖Dq(x′)‖.
+        bent: no less than ‖Dq(x′) − Dq(x)‖.
+    """
+
+    moved: Tensor
+    steepest: Tensor
+    bent: Tensor
 
 
 class Score(NamedTuple):
@@ -126,7 +141,7 @@ class Kernel:
         super().__init_subclass__()
         # A subclass that overrides `features` does not inherit these: they differentiate
         # the parent's features.
-        for name in ("push", "pull", "key_slopes"):
+        for name in ("push", "pull", "key_slopes", "query_slopes", "motion"):
             if _place(cls, name) > _place(cls, "features"):
                 setattr(cls, name, getattr(Kernel, name))
         if _place(cls, "is_linear") > min(_place(cls, "features"), _place(cls, "push")):
@@ -172,6 +187,31 @@ class Kernel:
         bounds.
         """
         return None
+
+    def query_slopes(
+        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
+    ) -> Tensor | None:
+        """Bᵢ with q̇ᵢ = BᵢQ̃ẋᵢ, Q̃ = scale · Q, likewise; None if it is not known."""
+        return None
+
+    def motion(
+        self,
+        parameters: AttentionParameters,
+        points: Tensor,
+        positions: Tensor | None,
+        radius: Tensor,
+    ) -> tuple[Motion, Motion] | None:
+        """How queries and keys may move as every point moves by at most a radius.
+
+        The radius has shape ``(..., *batch)``. None if it is not known: there are no bounds in a
+        ball then.
+        """
+        return None
+
+    @property
+    def curvature(self) -> float:
+        """An upper bound of |s″|, s the `activation`, given that 0 ≤ s′ ≤ 1; ∞ if unknown."""
+        return 0.0 if self.activation is None else math.inf
 
     def _parts(
         self, parameters: AttentionParameters, positions: Tensor | None
@@ -330,10 +370,31 @@ class ModifiedKernel(Kernel):
         """The inner kernel's."""
         return self.inner.key_slopes(parameters, points, positions)
 
+    def query_slopes(
+        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
+    ) -> Tensor | None:
+        """The inner kernel's."""
+        return self.inner.query_slopes(parameters, points, positions)
+
+    def motion(
+        self,
+        parameters: AttentionParameters,
+        points: Tensor,
+        positions: Tensor | None,
+        radius: Tensor,
+    ) -> tuple[Motion, Motion] | None:
+        """The inner kernel's."""
+        return self.inner.motion(parameters, points, positions, radius)
+
     @property
     def activation(self) -> Callable[[Tensor], Tensor] | None:
         """The inner kernel's."""
         return self.inner.activation
+
+    @property
+    def curvature(self) -> float:
+        """The inner kernel's."""
+        return self.inner.curvature
 
     def position_bias(
         self, parameters: AttentionParameters, rows: Tensor, columns: Tensor
@@ -419,19 +480,52 @@ class FeatureTransform(ModifiedKernel):
     def key_slopes(
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
     ) -> Tensor | None:
-        """The chain rule, one unit vector of the inner kernel's keys at a time."""
+        """The chain rule."""
         inner = self.inner.key_slopes(parameters, points, positions)
-        if inner is None:
+        found = self._slopes(parameters, points, positions, None, inner)
+        return None if found is None else found[1]
+
+    def query_slopes(
+        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
+    ) -> Tensor | None:
+        """The chain rule."""
+        inner = self.inner.query_slopes(parameters, points, positions)
+        found = self._slopes(parameters, points, positions, inner, None)
+        return None if found is None else found[0]
+
+    def motion(
+        self,
+        parameters: AttentionParameters,
+        points: Tensor,
+        positions: Tensor | None,
+        radius: Tensor,
+    ) -> tuple[Motion, Motion] | None:
+        """Not known of any transform; those that know it say it."""
+        return None
+
+    def _slopes(
+        self,
+        parameters: AttentionParameters,
+        points: Tensor,
+        positions: Tensor | None,
+        queries: Tensor | None,
+        keys: Tensor | None,
+    ) -> tuple[Tensor, Tensor] | None:
+        """Derivatives of queries and keys, one column of those inside at a time; None of None."""
+        columns = queries if keys is None else keys
+        if columns is None:
             return None
         at = self._inner_features(parameters, points, positions)
-        still = Features(torch.zeros_like(at.q), at.k, torch.zeros_like(at.v))
-        columns = []
-        for column in inner.unbind(-1):
-            along = still._replace(k=column.expand_as(at.k))
-            moved = self.turn_push(parameters, at, positions, along)
+        zeros = Features(torch.zeros_like(at.q), torch.zeros_like(at.k), torch.zeros_like(at.v))
+        found = []
+        for column in columns.unbind(-1):
+            along = {"q" if keys is None else "k": column.expand_as(at.q)}
+            moved = self.turn_push(parameters, at, positions, zeros._replace(**along))
             bias = [] if moved.b is None else [moved.b[..., None]]
-            columns.append(torch.cat([moved.k, *bias], -1))
-        return torch.stack(columns, -1)
+            none = [torch.zeros_like(b) for b in bias]
+            found.append((torch.cat([moved.q, *none], -1), torch.cat([moved.k, *bias], -1)))
+        q, k = (torch.stack(parts, -1) for parts in zip(*found, strict=True))
+        return q, k
 
     def _inner_features(
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None

@@ -15,6 +15,7 @@ from meanfield.attention.kernels.kernel import (
     FeatureSizes,
     FeatureTransform,
     Kernel,
+    Motion,
     checked_inner,
 )
 from meanfield.attention.parameters import AttentionParameters
@@ -74,6 +75,16 @@ class Rotary(FeatureTransform):
     ) -> Features:
         """A rotation backwards."""
         return self._rotated(cotangents, positions, -1.0)
+
+    def motion(
+        self,
+        parameters: AttentionParameters,
+        points: Tensor,
+        positions: Tensor | None,
+        radius: Tensor,
+    ) -> tuple[Motion, Motion] | None:
+        """The inner kernel's: rotations keep lengths."""
+        return self.inner.motion(parameters, points, positions, radius)
 
     def _rotated(self, features: Features, positions: Tensor | None, sign: float) -> Features:
         if positions is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
@@ -43,6 +44,11 @@ class SoftCap(ModifiedKernel):
     def feature_sizes(self, parameters: AttentionParameters, radius: float) -> FeatureSizes | None:
         """The inner kernel's: the slope of τ·tanh(s/τ) is at most 1."""
         return self.inner.feature_sizes(parameters, radius)
+
+    @property
+    def curvature(self) -> float:
+        """4/(3√3 τ), and as much more as the inner kernel has: all slopes are at most 1."""
+        return 4 / (3 * math.sqrt(3) * self.tau) + self.inner.curvature
 
     @property
     def activation(self) -> Callable[[Tensor], Tensor]:
