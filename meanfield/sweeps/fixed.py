@@ -21,7 +21,7 @@ _LARGE = 2**20  # bytes beyond which an array is mapped and not copied
 
 
 class FixedSettings:
-    """FixedSettings by name, of which every case gets a copy, because it may change a list or an array.
+    """Settings by name, of which every case gets a copy: it may change a list or an array.
 
     A large array lies in a temporary file that each case maps for itself: what a case writes stays
     with it, and memory is taken for what it writes alone.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from meanfield.sweeps.identity import canonical, to_json
 
 __all__ = ["Case", "Grid", "case_keys", "case_seed", "cases_of", "columns_of"]
 
+_REMEMBERED = 2**16  # spellings of values
 Case = dict[str, Any]
 Grid = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
@@ -38,6 +39,8 @@ def cases_of(grid: Grid) -> list[Case]:
     if isinstance(grid, Mapping):
         axes = {str(name): _axis(str(name), values) for name, values in grid.items()}
         names = list(axes)
+        for name, values in axes.items():  # where these differ, so do all cases
+            _refuse_twins([{name: value} for value in values])
         cases = [dict(zip(names, row, strict=True)) for row in itertools.product(*axes.values())]
     else:
         listed = isinstance(grid, Sequence) and not isinstance(grid, (str, bytes))
@@ -47,9 +50,9 @@ def cases_of(grid: Grid) -> list[Case]:
                 f"{describe(grid)}"
             )
         cases = [{str(n): _plain(str(n), v) for n, v in case.items()} for case in grid]
+        _refuse_twins(cases)
     if not cases or not cases[0]:
         raise ValueError("grid: expected at least one case with at least one parameter, got none")
-    _refuse_twins(cases)
     return cases
 
 
@@ -63,12 +66,27 @@ def case_seed(case: Mapping[str, Any], seed: int = 0) -> int:
         >>> case_seed({"radius": 2, "n": 8}) == case_seed({"n": 8, "radius": 2.0})
         True
     """
-    return _digest({"case": canonical(dict(case)), "seed": int(seed)})
+    return _hashed(to_json({"case": canonical(dict(case)), "seed": int(seed)}))
 
 
 def case_keys(cases: Iterable[Case]) -> np.ndarray:
     """What identifies each case: 63 bits of the SHA-256 of its parameters, int64."""
-    return np.array([_digest(canonical(case)) for case in cases], dtype=np.int64)
+    return np.array([_hashed(text) for text in _spelled(cases)], dtype=np.int64)
+
+
+def _spelled(cases: Iterable[Case]) -> Iterator[str]:
+    """The JSON text of each case; the values of a product grid are spelled once."""
+    parts: dict[tuple[str, type, Any], str] = {}
+    for case in cases:
+        if len(parts) > _REMEMBERED:
+            parts.clear()
+        texts = []
+        for name in sorted(case):
+            place = name, type(case[name]), case[name]
+            if place not in parts:
+                parts[place] = to_json({name: canonical(case[name])})[1:-1]
+            texts.append(parts[place])
+        yield f"{{{','.join(texts)}}}"
 
 
 def columns_of(cases: Sequence[Case]) -> dict[str, np.ndarray]:
@@ -127,5 +145,5 @@ def _refuse_twins(cases: list[Case]) -> None:
             )
 
 
-def _digest(value: Any) -> int:
-    return int.from_bytes(hashlib.sha256(to_json(value).encode()).digest()[:8], "big") >> 1
+def _hashed(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1

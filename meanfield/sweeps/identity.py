@@ -76,7 +76,8 @@ def canonical(value: Any, name: str = "value") -> Any:
         value = value.item()
     if isinstance(value, (int, float)):
         # One spelling per number; an int beyond the reach of floats keeps its digits.
-        return repr(float(value)) if abs(value) < 2**53 or math.inf == abs(value) else repr(value)
+        small = abs(value) < 2**53 or math.inf == abs(value)
+        return repr(float(value) + 0.0) if small else repr(value)  # -0.0 is 0.0
     if isinstance(value, Mapping):
         return {str(k): canonical(v, f"{name}.{k}") for k, v in value.items()}
     if isinstance(value, (list, tuple)):
