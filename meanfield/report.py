@@ -26,7 +26,7 @@ from meanfield.errors import NoCases
 from meanfield.figures.canvas import style
 from meanfield.figures.legends import with_room
 from meanfield.results import read_provenance
-from meanfield.results.atomic import write_whole
+from meanfield.results.atomic import make_folder, write_whole
 from meanfield.results.marks import check_replaceable
 from meanfield.results.shapes import parameters_of
 
@@ -129,7 +129,7 @@ def write_report(
         if content
     )
     heading = escape(title or str(ds.attrs.get("title", "Results")))
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     write_whole(target, _PAGE.format(policy=_POLICY, title=heading, body=body).encode())
     return path
 

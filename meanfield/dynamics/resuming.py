@@ -17,7 +17,7 @@ from meanfield.dynamics.constraints import constraint_at
 from meanfield.dynamics.trajectories import FlowProblem, State
 from meanfield.measures import ParticleMeasure
 from meanfield.results.arrays import digest_of, read_arrays, write_arrays
-from meanfield.results.atomic import remove_litter, sync
+from meanfield.results.atomic import make_folder, remove_litter
 
 __all__ = ["Checkpoints", "description"]
 
@@ -48,8 +48,7 @@ class Checkpoints:
         observables: Mapping[str, Callable[[ParticleMeasure], Any]],
     ) -> None:
         self._folder, self._problem = Path(folder), problem
-        self._folder.mkdir(parents=True, exist_ok=True)
-        sync(self._folder.parent)
+        make_folder(self._folder)
         remove_litter(self._folder)
         self._digests: list[str] = []
         probe = dict(_probe(problem, observables))

@@ -25,7 +25,15 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["hidden_name", "remove_litter", "sync", "whole", "write_whole"]
+__all__ = [
+    "hidden_name",
+    "make_folder",
+    "remove_litter",
+    "sync",
+    "whole",
+    "write_new",
+    "write_whole",
+]
 
 _HIDDEN = re.compile(r"\.(.*)\.([0-9a-f]{8})\.(\d+)\.[0-9a-f]{6}\.(tmp|old)")
 _DAY = 86400.0  # seconds after which a temporary file of another machine is a leftover
@@ -46,24 +54,17 @@ def write_whole(path: Path, data: bytes | memoryview, *, replace: bool = True) -
         OSError: it cannot be written, the folder is missing, the disk is full; nothing is left.
     """
     with whole(path, replace=replace) as hidden:
-        descriptor = os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        try:
-            left = memoryview(data)
-            while left:
-                left = left[os.write(descriptor, left) :]
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        write_new(hidden, data)
 
 
 @contextlib.contextmanager
 def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
     """The hidden name under which a block writes a file or a folder; then it gets its own.
 
-    A file must be flushed by the block; the files in a folder are flushed here. A folder takes
-    the place of another one in one step where the system can exchange names (Linux); elsewhere
-    the name is absent for an instant, and after a crash just then `remove_litter` puts the old
-    one back.
+    The block writes files by `write_new`, which flushes them; folders are flushed here. A folder
+    takes the place of another one in one step where the system can exchange names (Linux);
+    elsewhere the name is absent for an instant, and after a crash just then `remove_litter` puts
+    the old one back.
 
     Raises:
         FileExistsError: there is one, and it is not to be replaced.
@@ -73,7 +74,8 @@ def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
     try:
         yield hidden
         if hidden.is_dir():
-            _flush_folder(hidden)
+            for folder, _, _ in os.walk(hidden, topdown=False):
+                sync(Path(folder))
             _place_folder(hidden, path)
         elif replace:
             os.replace(hidden, path)
@@ -82,6 +84,26 @@ def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
         sync(path.parent)
     finally:
         _remove(hidden)
+
+
+def write_new(path: Path, data: bytes | memoryview) -> None:
+    """Write a file that is not there yet and flush its content, not its name."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it; on return their names are on the disk."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync(folder.parent)
 
 
 def sync(folder: Path) -> None:
@@ -118,17 +140,6 @@ def remove_litter(folder: Path, name: str = "") -> None:
                         leftover.rename(folder / owner[1])
                     else:
                         _remove(leftover)
-
-
-def _flush_folder(folder: Path) -> None:
-    for inside, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            descriptor = os.open(os.path.join(inside, name), os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        sync(Path(inside))
 
 
 def _place_folder(hidden: Path, path: Path) -> None:

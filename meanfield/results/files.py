@@ -10,7 +10,7 @@ from typing import Any
 import xarray as xr
 
 from meanfield.checks import describe
-from meanfield.results.atomic import remove_litter, whole, write_whole
+from meanfield.results.atomic import make_folder, remove_litter, whole, write_new, write_whole
 from meanfield.results.digests import check_digests, with_digests
 from meanfield.results.encoding import check_labels, decode, encode, netcdf
 from meanfield.results.marks import check_replaceable
@@ -54,13 +54,15 @@ def write_dataset(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
     signed = with_digests(ds)
     encoded = netcdf(signed) if path.suffix == ".nc" else encode(signed)
     target = check_replaceable(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(target.parent)
     remove_litter(target.parent, target.name)
     if isinstance(encoded, bytes):
         write_whole(target, encoded)
     else:
         with whole(target) as hidden:
-            _write_zarr(encoded, hidden)
+            for name, content in _zarr(encoded).items():
+                (hidden / name).parent.mkdir(parents=True, exist_ok=True)
+                write_new(hidden / name, content.to_bytes())
     return path
 
 
@@ -104,8 +106,10 @@ def read_dataset(path: str | os.PathLike[str]) -> xr.Dataset:
     return check_digests(ds, path)
 
 
-def _write_zarr(ds: xr.Dataset, path: Path) -> None:
+def _zarr(ds: xr.Dataset) -> dict[str, Any]:
+    """The files of a Zarr folder; Zarr's own writing needs hard links."""
     from zarr.codecs import ZstdCodec
+    from zarr.storage import MemoryStore
 
     # One chunk per variable: the number of files dominates the time.
     encoding: dict[str, dict[str, Any]] = {
@@ -113,9 +117,11 @@ def _write_zarr(ds: xr.Dataset, path: Path) -> None:
         | ({"chunks": _chunks(v)} if v.size else {})
         for n, v in ds.variables.items()
     }
+    files: dict[str, Any] = {}
     with warnings.catch_warnings():  # zarr warns that consolidated metadata are an extension
         warnings.filterwarnings("ignore", message="Consolidated metadata")
-        ds.to_zarr(path, zarr_format=3, consolidated=True, encoding=encoding, mode="w")
+        ds.to_zarr(MemoryStore(files), zarr_format=3, consolidated=True, encoding=encoding)
+    return files
 
 
 def _chunks(variable: xr.Variable) -> tuple[int, ...]:

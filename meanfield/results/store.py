@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from meanfield.results.atomic import remove_litter, sync, write_whole
+from meanfield.results.atomic import make_folder, remove_litter, write_whole
 from meanfield.results.cases import PENDING, Columns, Labels, join, pack, unpack
 from meanfield.results.encoding import check_names
 from meanfield.results.marks import is_description
@@ -316,8 +316,7 @@ def open_store(
 
 def _create(path: Path, description: Mapping[str, Any], *, replace: bool) -> Mapping[str, Any]:
     """Write the description; if another process was first, read its own."""
-    path.mkdir(parents=True, exist_ok=True)
-    sync(path.parent)
+    make_folder(path)
     if not replace and (path / _DESCRIPTION).exists():
         return _read_description(path)
     strangers = Store(path, description).damaged
