@@ -12,6 +12,7 @@ from meanfield import pretrained
 pytest.importorskip("transformers")
 import transformers
 
+from tests.pretrained.odd_models import campaign
 from tests.pretrained.small_models import in_float64
 
 _SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 50}
@@ -306,3 +307,10 @@ def test_shards_of_a_checkpoint_are_read(tmp_path):
     model.save_pretrained(tmp_path, max_shard_size="5KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     agrees(pretrained.load(tmp_path), own_output(model))
+
+
+@pytest.mark.slow
+def test_random_models_with_odd_configurations_are_right_or_refused():
+    counts, wrong = campaign(200, seed=7)
+    assert wrong == []
+    assert sum(number for (_, ending), number in counts.items() if ending == "right") > 100
