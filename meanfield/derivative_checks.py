@@ -111,8 +111,7 @@ def kinked(found: Sequence[Quotients]) -> Tensor:
     gaps = torch.stack([lengths(q.ahead - q.behind) for q in last])
     rates = torch.stack([torch.maximum(lengths(q.ahead), lengths(q.behind)) for q in last])
     least, most = gaps.amin(0), gaps.amax(0)
-    seen = (least > _KINK[gaps.dtype] * rates.amax(0)) & (least > 2 * last[-1].noise)
-    return seen & (most < 2 * least)
+    return (least > _KINK[gaps.dtype] * rates.amax(0)) & (most < 2 * least)
 
 
 def _compare(product: Tensor, found: Sequence[Quotients], name: str) -> None:

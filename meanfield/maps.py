@@ -303,7 +303,7 @@ def linearize(F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean"
     """The derivative of a map of measures at μ, weights held fixed.
 
     A `Map` may declare it. Otherwise it comes from automatic differentiation, and its products
-    are checked once: against a difference quotient, and the transpose against the product.
+    are checked once: against difference quotients, and the transpose against the product.
 
     Args:
         F: a map of measures that keeps weights, positions and the number of atoms.

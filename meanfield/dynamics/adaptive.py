@@ -15,6 +15,7 @@ from meanfield.dynamics.integrators import FixedStep, Integrator, Noise, Step, o
 from meanfield.dynamics.schemes import ADAPTIVE, FIXED, Tableau, stages, stepped, tableau
 from meanfield.dynamics.velocities import Velocity
 from meanfield.errors import ConvergenceError
+from meanfield.linalg.vectors import lengths
 from meanfield.measures import ParticleMeasure
 
 __all__ = ["Adaptive", "integrator_of"]
@@ -30,7 +31,7 @@ _SHORTER, _LONGER, _MARGIN = 0.2, 10.0, 0.9
 class Adaptive(Integrator):
     """Steps of the Dormand–Prince pairs, chosen from an estimate of their error.
 
-    All particles and cases share a step, and the largest error among their coordinates counts:
+    All particles and cases share a step, and the largest error among the particles counts:
     neither splitting particles nor adding cases makes any of them less accurate. On a sphere the
     velocity is extended off the sphere, constant along rays, so that it stays tangent. The
     measures that are reached are differentiable functions of the start and of the maps, with
@@ -38,8 +39,8 @@ class Adaptive(Integrator):
 
     Args:
         method: "dopri5", order 5(4), or "dop853", order 8(5,3), better below rtol of about 1e-8.
-        rtol: relative error of a step in each coordinate.
-        atol: absolute error of a step in each coordinate.
+        rtol: error of a step at a particle, relative to its distance from 0.
+        atol: absolute error of a step at a particle, added to that.
         max_steps: largest number of steps in an interval.
     """
 
@@ -97,24 +98,25 @@ class Adaptive(Integrator):
             mu, slope, spent, taken, longest = reached, last, 0, taken + 1, _LONGER
 
     def _room(self, *points: Tensor) -> Tensor:
-        """The error that a step may make in each coordinate."""
-        size = points[0].detach().abs()
-        for more in points[1:]:
-            size = size.maximum(more.detach().abs())
-        return self.atol + self.rtol * size
+        """The error that a step may make at each particle, (..., n)."""
+        sizes = torch.stack([self._lengths(x) for x in points])
+        return self.atol + self.rtol * sizes.amax(0)
 
     def _error(self, method: Tableau, slopes: Sequence[Tensor], room: Tensor) -> float:
         """The largest error of a step of length 1, over what it may be."""
-        zero = torch.zeros_like(room)
+        zero = torch.zeros_like(slopes[0])
         errors = [self._largest(stepped(zero, 1.0, row, slopes), room) for row in method.errors]
         if len(errors) == 1 or not errors[0]:
             return errors[0]
-        # [HNW93] II.10: an estimate of order 5 corrected by one of order 3.
+        # Of order 5, corrected by one of order 3: Hairer, Nørsett, Wanner, II.10.
         return errors[0] ** 2 / math.hypot(errors[0], 0.1 * errors[1])
 
     def _largest(self, of: Tensor, room: Tensor) -> float:
+        return float((self._lengths(of) / room).max())
+
+    def _lengths(self, of: Tensor) -> Tensor:
         try:
-            return float((of.detach() / room).abs().max())
+            return lengths(of.detach())
         except RuntimeError as error:
             raise ValueError(
                 f"method {self.method!r} chooses its steps by values, which vmap hides; give a "
@@ -124,9 +126,8 @@ class Adaptive(Integrator):
     def _first_size(
         self, method: Tableau, velocity: Velocity, mu: ParticleMeasure, slope: Tensor
     ) -> float:
-        """A first step by [HNW93] II.4; one evaluation of the velocity."""
+        """As in Hairer, Nørsett, Wanner, Solving ODEs I, II.4; one evaluation of the velocity."""
         room, x, v = self._room(mu.points), mu.points.detach(), slope.detach()
-
         far, fast = self._largest(x, room), self._largest(v, room)
         h = 1e-6 if min(far, fast) < 1e-5 else 0.01 * far / fast
         ahead = mu.replace(velocity.constraint.retract(x + h * v))

@@ -226,6 +226,20 @@ def test_copies_of_particles_and_other_cases_do_not_loosen_adaptive_steps():
     np.testing.assert_allclose(beside.points[-1, 0], alone.points[-1], rtol=1e-12)
 
 
+def test_the_error_of_adaptive_steps_does_not_depend_on_the_axes():
+    """In coordinates that pass through 0 a relative error would be one of 1e-9."""
+    A, V, mu = case(27)
+    Q = torch.linalg.qr(torch.randn(D, D, generator=generator(9), dtype=torch.float64))[0]
+    turned = mu.replace(mu.points @ Q.mT)
+    ends = [
+        dynamics.flow(attention(*matrices), start, [0, 2.0], constraint="sphere")
+        for matrices, start in (((A, V), mu), ((Q @ A @ Q.mT, Q @ V @ Q.mT), turned))
+    ]
+    assert ends[0].evaluations[-1] == ends[1].evaluations[-1]
+    expected = ends[0].points.values[-1] @ Q.mT.numpy()
+    np.testing.assert_allclose(ends[1].points[-1], expected, rtol=0, atol=1e-10)
+
+
 def test_adaptive_steps_are_refused_where_values_are_hidden():
     A, V, mu = case(26)
 

@@ -45,8 +45,8 @@ def dense(linearisation):
         ("euler", "sphere", True, "euclidean"),
         ("euler", None, True, "wasserstein"),
         ("euler", "layer_norm", False, "wasserstein"),
-        ("dopri5", "layer_norm", True, "wasserstein"),
-        ("dop853", None, False, "euclidean"),
+        (dynamics.Adaptive("dopri5", 1e-2, 1e-2), "layer_norm", True, "wasserstein"),
+        (dynamics.Adaptive("dop853", 1e-2, 1e-2), None, False, "euclidean"),
     ],
 )
 def test_the_product_over_the_steps_is_the_derivative_of_the_flow(

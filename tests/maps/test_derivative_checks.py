@@ -66,6 +66,15 @@ def test_a_derivative_that_is_nothing_but_rounding_is_not_refused(scale):
         assert size <= max(3 * scale * seed, 1e-14)
 
 
+def test_derivatives_that_cancel_agree_forwards_and_backwards_up_to_rounding():
+    def F(mu):  # 1 for all points, since a softmax sums to it
+        scores = mu.points @ W @ mu.points.mT + mu.log_weights[..., None, :]
+        return mu.replace(scores.softmax(-1).sum(-1, keepdim=True))
+
+    for seed in range(3, 12):
+        assert float(linearize(F, measure(seed)).atoms.to_dense().norm()) < 1e-13
+
+
 # --- kinks ---
 
 
@@ -90,6 +99,8 @@ def test_curvature_and_kinks_nearby_are_no_kinks():
     for T in (torch.abs, torch.relu, lambda x: (300 * x).sin(), lambda x: x * x.abs()):
         linearize(moving(T), mu)
     linearize(moving(lambda x: x * x.abs()), ParticleMeasure([[0.0], [1.0]]))
+    # Curvature shows at the large step, rounding of 1e9 at the small ones.
+    linearize(moving(lambda x: 1e9 + (300 * x).sin()), measure())
 
 
 def test_bounds_of_relu_at_exactly_zero_take_both_slopes():
