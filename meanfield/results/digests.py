@@ -16,6 +16,7 @@ from meanfield.results.marks import DIGEST
 __all__ = ["check_digests", "with_digests"]
 
 _ATTRIBUTES = ""  # in the place of a name: those of the Dataset
+_BEGIN = '{"": "'  # of the attribute
 
 
 def with_digests(ds: xr.Dataset) -> xr.Dataset:
@@ -31,6 +32,9 @@ def check_digests(ds: xr.Dataset, path: Path) -> xr.Dataset:
     """
     attrs = dict(ds.attrs)
     if (text := attrs.pop(DIGEST, None)) is None:
+        renamed = [name for name, value in attrs.items() if str(value).startswith(_BEGIN)]
+        if renamed:
+            raise ValueError(f"{path} is damaged: {DIGEST} is called {renamed[0]!r}")
         return ds
     ds = xr.Dataset(ds.variables, attrs=attrs).set_coords(list(ds.coords))
     try:

@@ -150,11 +150,11 @@ class Store:
         """Write the keys and parameters of cases that are not in the store yet."""
         rows = self.rows()
         for name in columns.keys() & rows.keys():
-            there, asked = (
+            there, wanted = (
                 "texts" if of[name].dtype == object else "numbers" for of in (rows, columns)
             )
-            if there != asked:
-                raise ValueError(f"parameter {name!r}: the store holds {there}, got {asked}")
+            if there != wanted:
+                raise ValueError(f"parameter {name!r}: the store holds {there}, got {wanted}")
         known = rows["case_key"]
         if (new := np.flatnonzero(~np.isin(columns["case_key"], known))).size:
             asked = {name: column[new] for name, column in columns.items()}

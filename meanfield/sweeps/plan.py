@@ -165,9 +165,8 @@ class SweepPlan:
 
     def description(self, function: Identity) -> dict[str, Any]:
         """What `sweep.json` holds, see `results.store`."""
-        configuration = self.configuration(function)
-        identity = {"configuration": configuration, "carried": function.carried}
-        identity["code"] = function.code
+        configuration, carried = self.configuration(function), function.carried
+        identity = {"configuration": configuration, "carried": carried, "code": function.code}
         about = {"attrs": self.attrs, "provenance": self.provenance}
         return {"schema": SCHEMA, **identity, **self.task.labels.plain, **about}
 
