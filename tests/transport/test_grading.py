@@ -189,6 +189,25 @@ def test_single_precision_and_infeasible_potentials_cost_a_little_and_never_the_
         assert truth * (1 - loss) <= float(found.lower) <= truth * (1 + 1e-14)
 
 
+def test_the_better_one_of_two_potentials_is_enough() -> None:
+    """Their c-transforms are taken from each side, and those that give more are kept."""
+    (f, g), noise = BEST.potentials, 0.5 * RNG.normal(size=30)
+    for pair in ((f, noise), (noise, g)):
+        found = certify((X, A), (Y, B), plan=BEST.plan, potentials=pair)
+        assert found.converged and found.relative_width < 1e-12
+
+
+def test_weights_that_agree_to_their_last_place_are_read_as_equal() -> None:
+    """As in `solve_w2`: 1e-17 of mass, moved across the cloud, would be more than all the rest."""
+    order = RNG.permutation(30)
+    near = X[order] + 1e-10 * RNG.normal(size=(30, 2))
+    mu = measure_of(X, np.log(A))
+    nu = measure_of(near, np.nextafter(np.log(A), 0)[order])
+    found = certify(mu, nu, plan=np.argsort(order), potentials=(None, np.zeros(30)))
+    assert float(found.upper) < 1e-9
+    assert found.converged and found.relative_width < 1e-6
+
+
 def test_atoms_without_mass_may_be_anywhere_and_have_any_potential() -> None:
     x, a = np.vstack([X, [[np.nan, np.inf]]]), np.append(A, 0.0)
     plan = np.vstack([BEST.plan, np.zeros(30)])
