@@ -17,6 +17,8 @@ Needs the extra ``models`` (transformers). Nothing is downloaded unless asked fo
 
 from meanfield.pretrained.family import Family
 from meanfield.pretrained.loading import load, read
+from meanfield.pretrained.model_inputs import ModelInputs
+from meanfield.pretrained.token_ids import TokenIds
 from meanfield.pretrained.transformer import Transformer
 
-__all__ = ["Family", "Transformer", "load", "read"]
+__all__ = ["Family", "ModelInputs", "TokenIds", "Transformer", "load", "read"]

@@ -25,7 +25,22 @@ class Runs(NamedTuple):
 
 
 class ModelInputs(ABC):
-    """How the models of a family take their inputs."""
+    """How the models of a family take their inputs: texts, images, points.
+
+    Example:
+        >>> import torch
+        >>> class Numbers(ModelInputs):
+        ...     def runs(self, model, tokenizer, given):
+        ...         return Runs([{"inputs": given[None]}], single=True)
+        ...
+        ...     def sample(self, model):
+        ...         return torch.ones(3, 2)
+        ...
+        ...     def max_tokens(self, model):
+        ...         return 100
+        >>> Numbers().runs(None, None, torch.ones(3, 2)).arguments[0]["inputs"].shape
+        torch.Size([1, 3, 2])
+    """
 
     @abstractmethod
     def runs(self, model: Any, tokenizer: Any, given: Any) -> Runs:

@@ -27,6 +27,12 @@ class TokenIds(ModelInputs):
 
     Attributes:
         places: of a configuration, the longest sequence.
+
+    Example:
+        >>> from types import SimpleNamespace as Bare
+        >>> model = Bare(config=Bare(vocab_size=100, max_position_embeddings=32))
+        >>> TokenIds().encode(model, None, "to be or not to be")
+        tensor([0, 1, 2, 3, 0, 1])
     """
 
     places: Callable[[Any], int] = lambda config: int(config.max_position_embeddings)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.pretrained.small_models import small
 
+_ONE = {"num_hidden_layers": 1, "hidden_size": 24, "vocab_size": 50}
 KEY = "encoder.layer.1.attention.self.query.weight"
 
 
@@ -118,6 +119,6 @@ def test_the_fingerprint_tells_weights_apart_and_nothing_else(whole, changed):
         lambda w: w | {KEY: w[KEY.replace("query", "key")], KEY.replace("query", "key"): w[KEY]}
     )
     assert pretrained.load(swapped).fingerprint != same
-    drawn = pretrained.load("random:bert", config={"num_hidden_layers": 1}, dtype=torch.float32)
-    there = pretrained.load("random:bert", config={"num_hidden_layers": 1})
+    drawn = pretrained.load("random:bert", config=_ONE, dtype=torch.float32)
+    there = pretrained.load("random:bert", config=_ONE)
     assert drawn.fingerprint == there.fingerprint
