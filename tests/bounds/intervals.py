@@ -37,6 +37,19 @@ class Interval:
 
     __radd__, __rmul__ = __add__, __mul__
 
+    def __truediv__(self, other: Interval | float) -> Interval:
+        """By what is not 0; everything where it may be."""
+        o = interval(other)
+        apart = (o.low > 0) | (o.high < 0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            inverse = _outward(
+                np.where(apart, 1 / o.high, -np.inf), np.where(apart, 1 / o.low, np.inf)
+            )
+        return self * inverse
+
+    def __rtruediv__(self, other: float) -> Interval:
+        return interval(other) / self
+
     def square(self) -> Interval:
         top = np.maximum(np.abs(self.low), np.abs(self.high))
         bottom = np.maximum(np.maximum(self.low, -self.high), 0.0)
@@ -57,6 +70,12 @@ def interval(value: Interval | float | np.ndarray) -> Interval:
 
 def exp(x: Interval) -> Interval:
     return Interval(np.exp(x.low) * (1 - _EXP), np.exp(x.high) * (1 + _EXP))
+
+
+def root(x: Interval) -> Interval:
+    """The square root; numpy rounds it correctly."""
+    found = _outward(np.sqrt(np.maximum(x.low, 0.0)), np.sqrt(np.maximum(x.high, 0.0)))
+    return Interval(np.maximum(found.low, 0.0), found.high)
 
 
 def _outward(low: np.ndarray, high: np.ndarray) -> Interval:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling
 from meanfield.attention.kernels import alibi, cosine, dot_product, l2, qk_norm, rotary, soft_cap
 from meanfield.bounds.diracs import circle_response
-from meanfield.bounds.spheres import tangential_norm
+from meanfield.bounds.sharp import kernel_norm
+from meanfield.bounds.spheres import sphere_mean_field, tangential_norm
 from meanfield.layers import MLP, Chain, LayerNorm, RMSNorm
 from meanfield.lipschitz import local_lipschitz
 from tests import strategies
@@ -106,6 +107,32 @@ def test_no_constant_behind_a_norm_exceeds_a_row(seed, d, kind, centred, causal,
         assert anywhere.row("tokens").reason is not None
 
 
+def test_the_part_across_the_sphere_counts():
+    F = Chain([RMSNorm([1.0, 1.0], 50.0), SelfAttention(AttentionParameters.from_bilinear(
+        0.001 * np.eye(2), np.eye(2)))])  # fmt: skip
+    mu = ParticleMeasure(torch.tensor([[1.0, 0.0]], dtype=F64))
+    row = bounds.table(F, 1.0, points=mu).row("sphere, at the points").value
+    across = 1 / float(F.maps[0].gain.unit.local_upper(mu))
+    share = 50.0 / across**2
+    c = 0.001 * 2
+    expected = (tangential_norm(c) + c + share * (kernel_norm(c) + c)) / across
+    limit = (kernel_norm(c) + c) / across
+    assert row == pytest.approx(min(expected, limit), rel=1e-6)
+    small = Chain([RMSNorm([1.0, 1.0], 1e-3), F.maps[1]])
+    found = bounds.table(small, 1.0, points=mu).row("sphere, at the points").value
+    spread = 1 / float(small.maps[0].gain.unit.local_upper(mu))
+    least = (kernel_norm(c) + c) / spread
+    assert found <= least * (1 + 1e-6)
+    # Where the sphere is below the ball: ε/σ² of the ball's bound is added.
+    par = AttentionParameters.from_bilinear(2 * np.eye(2), np.eye(2))
+    steep = Chain([RMSNorm([1.0, 1.0], 0.1), SelfAttention(par)])
+    found = bounds.table(steep, 1.0, points=mu).row("sphere, at the points").value
+    spread = 1 / float(steep.maps[0].gain.unit.local_upper(mu))
+    along, ball = sphere_mean_field(2.0, 1.0, 2**0.5), bounds.mean_field(2.0, 1.0, 2**0.5)
+    expected = min(along + 0.1 / spread**2 * ball, ball) / spread
+    assert found == pytest.approx(expected, rel=1e-6) and expected < 0.9 * ball / spread
+
+
 def test_a_small_ball_is_small_behind_a_norm():
     F = Chain([RMSNorm([1.0, 1.0], 1.0), SelfAttention(AttentionParameters.random(2))])
     points = torch.tensor([[3.0, 4.0], [0.1, 0.0]], dtype=F64)
@@ -172,6 +199,10 @@ def test_without_frequencies_rotary_scores_are_dot_products_of_a_known_oscillati
     V = float(torch.linalg.matrix_norm(par.V[0], 2))
     expected = bounds.by_oscillation(V, 1.5, 2 * c, c / 1.5, c)
     found = bounds.table(F, 1.5).row("bounded scores").value
+    assert found == pytest.approx(expected, rel=1e-8)
+    biased = SelfAttention(par, kernel=alibi([0.5], length=3.0))
+    expected = bounds.by_oscillation(V, 1.5, 2 * c + 1.5, c / 1.5, c)
+    found = bounds.table(biased, 1.5).row("bounded scores").value
     assert found == pytest.approx(expected, rel=1e-8)
 
 
@@ -255,6 +286,22 @@ def test_two_diracs_on_a_circle_reach_their_number_and_nothing_exceeds_the_spher
         random = local_lipschitz(F, ParticleMeasure(X, log_weights=logs)).value
         worst = max(worst, found / upper, float(random.max()) / upper)
     assert 0.4 < worst <= 1
+
+
+@pytest.mark.parametrize("c", [0.5, 1.0, 4.0, 9.0])
+def test_the_circle_s_number_is_the_maximum_of_its_formula(c):
+    angle, t = np.meshgrid(np.linspace(0, np.pi, 2001), np.linspace(0, 1, 801), indexing="ij")
+    away = np.stack([-np.cos(angle) - 1, np.sin(angle)])
+    f = -np.stack([np.sin(angle), np.cos(angle)])
+    answer = f + (1 - t) * c * np.sin(angle) * away
+    size = (
+        np.sqrt(t * (1 - t)) * np.exp(c * (1 + np.cos(angle)) / 2) * np.linalg.norm(answer, axis=0)
+    )
+    place = np.unravel_index(np.argmax(size), size.shape)
+    value, along = circle_response(c)
+    assert size[place] <= value * (1 + 1e-12) and value == pytest.approx(size[place], rel=1e-4)
+    expected = answer[:, place[0], place[1]] / np.linalg.norm(answer[:, place[0], place[1]])
+    np.testing.assert_allclose(along, expected, atol=0.01)
 
 
 @pytest.mark.parametrize("c", [0.5, 3.0])

@@ -92,9 +92,9 @@ def test_the_sharp_formulas_agree_with_the_oracle(c):
 SEARCHED = {"rel": 1e-5}
 
 
-@pytest.mark.parametrize("p", [1.2, 2.0, pytest.param(6.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("p", [1.2, 2.0, 6.0])
 @pytest.mark.parametrize(
-    "c", [0.0, 0.5, 4.0, *(pytest.param(c, marks=pytest.mark.slow) for c in (1.0, 2.0, 9.0, 30.0))]
+    "c", [0.5, 9.0, *(pytest.param(c, marks=pytest.mark.slow) for c in (0.0, 1.0, 2.0, 4.0, 30.0))]
 )
 def test_the_masked_formulas_agree_with_searches(c, p):
     three, two = bounds_oracles.by_three_norms(c, p), bounds_oracles.by_two_norms(c, p)
