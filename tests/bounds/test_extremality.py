@@ -15,9 +15,8 @@ are there already; inside it is shown to be negative: near the ends because 𝒟
 𝒟' > 0 at 1, in the middle directly. All c of a box at once: t, the attention of the heavy atom to
 the light one, is enclosed by a change of sign of 𝒟(1).
 
-At larger c the layer at 1 is thinner than the cells here; for single c up to 20, and down to 0.35,
-the same was found in 40 digits. Nothing is proved of measures far from two Diracs, and cannot be by concavity: at c ≈ 0.35 there
-are two separate local maxima.
+At larger c the layer at 1 is thinner than the cells here. Nothing is proved of measures far from
+two Diracs, and cannot be by concavity: at c ≈ 0.35 there are two separate local maxima.
 """
 
 from __future__ import annotations
