@@ -202,6 +202,18 @@ class AttentionCore(Core):
         both = (self.values[:, rows.slice] != 0) | (self.keys[:, rows.slice] != 0)
         return both.any(0)
 
+    def sizes(self, rows: Rows) -> Tensor:
+        """‖W‖(M‖V‖ + N(|vⱼ| + |rᵢ|)|qᵢ|‖Aⱼ‖‖K‖), summed over heads."""
+        W, V, K = (
+            torch.linalg.vector_norm(t, dim=(-2, -1))[:, None, None]
+            for t in (self.W, self.V, self.K)
+        )
+        i = rows.slice
+        away = self.v.norm(dim=-1)[:, None] + self.means[:, i].norm(dim=-1)[..., None]
+        slopes = torch.linalg.vector_norm(self.slopes, dim=(-2, -1))[:, None]
+        turned = self.q[:, i].norm(dim=-1)[..., None] * slopes * K
+        return (W * (self.values[:, i] * V + self.keys[:, i].abs() * away * turned)).sum(0)
+
     def size(self) -> float:
         """The largest of M and N."""
         return max(float(self.values.abs().max()), float(self.keys.abs().max()))

@@ -28,7 +28,7 @@ def point_rows(question: Question) -> Iterator[BoundRow]:
     )
     declared, reason = _declared(question)
     yield statement(
-        ("at the points", "upper", _HERE, "these points", f"{OURS}, [YGKR25]"),
+        ("at the points", "upper", _HERE, "these points", OURS),
         lambda: declared,
         reason,
     )

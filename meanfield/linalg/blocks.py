@@ -103,6 +103,10 @@ class Core(ABC):
         """Which blocks may differ from 0, (rows, n)."""
 
     @abstractmethod
+    def sizes(self, rows: Rows) -> Tensor:
+        """Upper bounds of ‖Tᵢⱼ‖ from the norms of all terms, (rows, n), for rounding."""
+
+    @abstractmethod
     def size(self) -> float:
         """A number of the order of the largest entries."""
 
@@ -187,6 +191,26 @@ class TokenBlocks:
     def n(self) -> int:
         """Number of tokens."""
         return self.diagonal.shape[0]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """n, e, d."""
+        n, e, d = self.diagonal.shape
+        return n, e, d
+
+    def sizes(self, rows: Rows) -> Tensor:
+        """Upper bounds of ‖Jᵢⱼ‖ from the norms of all terms, (rows, n), for rounding."""
+        own = torch.linalg.vector_norm(self.diagonal, dim=(-2, -1))
+        out = torch.zeros(rows.count, self.n, dtype=own.dtype, device=own.device)
+        if self.core is not None:
+            out = abs(self.scale) * self.core.sizes(rows)
+            if self.left is not None:
+                left = torch.linalg.vector_norm(self.left[rows.slice], dim=(-2, -1))
+                out = out * left[:, None]
+            if self.right is not None:
+                out = out * torch.linalg.vector_norm(self.right, dim=(-2, -1))
+        self._on_diagonal(out, rows).add_(own[rows.slice])
+        return out
 
     def back(self, x: Tensor, rows: Rows) -> Tensor:
         """Jᵢⱼᵀxᵢ for x (rows, e): (rows, n, d)."""

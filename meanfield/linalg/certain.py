@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from meanfield.linalg.blocks import Rows, TokenBlocks
+from meanfield.linalg.deflation import Deflated, joined_bound
 
 __all__ = ["RowWeights", "groups", "row_bound", "top_eigenvalues"]
 
@@ -37,10 +38,13 @@ class RowWeights:
     Attributes:
         values: w ≥ 0, (groups, n).
         size: tokens in a group of rows; the last group may have fewer.
+        basis: vectors Q, (n, d, k), made orthonormal: the weights are then for J − JQQᵀ, and the
+            bound is that of `meanfield.linalg.deflation`. None for J itself.
     """
 
     values: Tensor
     size: int = 1
+    basis: Tensor | None = None
 
 
 def groups(n: int, size: int, most: int) -> Iterator[Rows]:
@@ -60,9 +64,30 @@ def row_bound(blocks: TokenBlocks, weights: RowWeights) -> Tensor:
     Raises:
         ValueError: weights of another shape, negative or NaN ones, a size below 1.
     """
-    n, e, _ = blocks.diagonal.shape
-    size, values = weights.size, _checked(weights, n)
     blocks, factor = blocks.in_range()
+    if weights.basis is None:
+        return _column_bound(blocks, weights) / factor
+    deflated = Deflated.of(blocks, _orthonormal(weights.basis, blocks))
+    return joined_bound(deflated, _column_bound(deflated, weights)) / factor
+
+
+def _orthonormal(basis: Tensor, blocks: TokenBlocks) -> Tensor:
+    """The vectors, orthonormal to the last digit.
+
+    Raises:
+        ValueError: vectors of another shape, or more than the dimension.
+    """
+    n, _, d = blocks.shape
+    if basis.ndim != 3 or tuple(basis.shape[:2]) != (n, d) or not 0 < basis.shape[2] <= n * d:
+        raise ValueError(f"basis: expected shape ({n}, {d}, k), got {tuple(basis.shape)}")
+    if not bool(basis.isfinite().all()):
+        raise ValueError("basis: expected finite numbers")
+    return torch.linalg.qr(basis.double().flatten(0, 1))[0].unflatten(0, (n, d))
+
+
+def _column_bound(blocks: TokenBlocks | Deflated, weights: RowWeights) -> Tensor:
+    n, e, _ = blocks.shape
+    size, values = weights.size, _checked(weights, n)
     columns = values.new_zeros(n)
     for rows in groups(n, size, max(1, _GRAM_ENTRIES // (size * e) ** 2)):
         first = rows.start // size
@@ -73,8 +98,7 @@ def row_bound(blocks: TokenBlocks, weights: RowWeights) -> Tensor:
         gram, slack = blocks.gram(s, rows)
         top = top_eigenvalues(gram) + slack + _HIDDEN * n * (1 + s.amax(-1))
         columns += (top[:, None] * w).sum(0)
-    eps = torch.finfo(values.dtype).eps
-    found = columns.amax().sqrt() * (1 + 4 * n * eps) / factor
+    found = columns.amax().sqrt() * (1 + 4 * n * torch.finfo(values.dtype).eps)
     return torch.where(found.isnan(), torch.inf, found)
 
 

@@ -51,8 +51,9 @@ class Candidate:
         gap: 1 − (σ₂/σ₁)², as far as the solver sees the second singular value, ``(*batch,)``;
             None if it does not.
         n_matvecs: products with J, as many with Jᵀ; 0 if they were not counted.
-        weights: of the blocks of the rows of each map of the flattened batch: `certify` computes
-            the upper end that they prove, with certainty, and takes it where it is the smaller.
+        weights: of the blocks of the rows of each map of the flattened batch, one certificate or
+            several: `certify` computes the upper ends that they prove, with certainty, and takes
+            the smallest.
     """
 
     direction: Tensor
@@ -60,7 +61,7 @@ class Candidate:
     miss: float
     gap: Tensor | None = None
     n_matvecs: int = 0
-    weights: Sequence[RowWeights] = ()
+    weights: Sequence[Sequence[RowWeights]] = ()
 
 
 class NormEstimate(Answer, noun="norm", title="Operator norm"):
@@ -184,7 +185,7 @@ def _measured(linear_map: LinearMap, candidate: Candidate) -> NormEstimate:
     )
 
 
-def _proved(linear_map: LinearMap, weights: Sequence[RowWeights]) -> Tensor:
+def _proved(linear_map: LinearMap, weights: Sequence[Sequence[RowWeights]]) -> Tensor:
     """The upper ends that weights of rows prove, ``(*batch,)``; ∞ for maps without blocks."""
     count = math.prod(linear_map.batch_shape)
     if len(weights) != count:
@@ -192,7 +193,8 @@ def _proved(linear_map: LinearMap, weights: Sequence[RowWeights]) -> Tensor:
     found = []
     for index, each in enumerate(weights):
         blocks = None if linear_map.blocks is None else linear_map.blocks(index)
-        found.append(math.inf if blocks is None else float(row_bound(blocks, each)))
+        ends = [] if blocks is None else [float(row_bound(blocks, one)) for one in each]
+        found.append(min(ends, default=math.inf))
     up = 1 + 2 * torch.finfo(linear_map.dtype).eps
     bounds = torch.tensor(found, dtype=linear_map.dtype, device=linear_map.device)
     return up * bounds.reshape(linear_map.batch_shape)

@@ -16,7 +16,7 @@ from meanfield.linalg.solvers import NormSolver
 from meanfield.linalg.upper_end import start_tangent, upper_end
 from meanfield.linalg.vectors import normalised, random_vectors
 
-__all__ = ["Lanczos"]
+__all__ = ["Lanczos", "random_start"]
 
 # Recompute the upper end after 5 % more steps.
 _LOOK_AGAIN = 1.05
@@ -89,7 +89,7 @@ class Lanczos(NormSolver):
 def _iterated(
     linear_map: LinearMap, rtol: float, solver: Lanczos, *, only_largest: bool
 ) -> Candidate:
-    start = _random_start(linear_map, solver.generator)
+    start = random_start(linear_map, solver.generator)
     miss = _MISS[linear_map.dtype] if solver.miss is None else solver.miss
     tangent = _SLACK * start_tangent(linear_map.columns, miss)
     process = Bidiagonalisation(linear_map, start)
@@ -119,7 +119,7 @@ def _iterated(
     )
 
 
-def _random_start(linear_map: LinearMap, generator: torch.Generator | None) -> Tensor:
+def random_start(linear_map: LinearMap, generator: torch.Generator | None) -> Tensor:
     """Unit vectors (b, n·d), uniform on the sphere."""
     draw = random_vectors(
         math.prod(linear_map.batch_shape),

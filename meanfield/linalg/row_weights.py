@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import count
+from meanfield.linalg.bidiagonalisation import Bidiagonalisation
 from meanfield.linalg.blocks import Rows, TokenBlocks
 from meanfield.linalg.certain import RowWeights, groups, top_eigenvalues
+from meanfield.linalg.deflation import Deflated
 from meanfield.linalg.evidence import Candidate
-from meanfield.linalg.krylov import Lanczos
+from meanfield.linalg.krylov import Lanczos, random_start
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
 
@@ -23,6 +25,8 @@ _logger = logging.getLogger(__name__)
 
 # Power steps for the top direction of each group, each round and in the first.
 _STEPS, _FIRST_STEPS = 2, 8
+# Singular values below this share of the largest are left to the weights.
+_DEFLATED = 0.3
 # It ends when so many rounds together have gained less than this.
 _PATIENCE, _GAIN = 3, 0.02
 # Weights are at least this much of the mean of their row, so that no column is forgotten.
@@ -43,6 +47,10 @@ class Certified(NormSolver):
     Args:
         rounds: at most; the first few gain most.
         group: tokens in a group of rows; memory and time of the certificate grow with it.
+        deflate: so many singular vectors, of an iteration of three times as many steps, are taken
+            out of J before weights are sought for what is left. Where those stop below the norm,
+            the upper end is the norm itself; where many singular values are alike, it helps
+            little. The smaller of both bounds is kept.
         max_steps: of the iteration for the value, see `Lanczos`.
 
     Raises:
@@ -60,12 +68,14 @@ class Certified(NormSolver):
 
     rounds: int = 16
     group: int = 1
+    deflate: int = 0
     max_steps: int = 300
     upper_rtol: float = math.inf
 
     def __post_init__(self) -> None:
         for name in ("rounds", "group", "max_steps"):
             object.__setattr__(self, name, count(getattr(self, name), name))
+        object.__setattr__(self, "deflate", count(self.deflate, "deflate", least=0))
 
     @torch.no_grad()
     def candidate(self, linear_map: LinearMap, rtol: float) -> Candidate:
@@ -75,7 +85,7 @@ class Certified(NormSolver):
             NotImplementedError: a map offers no blocks.
         """
         found = self._lanczos.candidate(linear_map, rtol)
-        weights = []
+        weights, bases = [], self._bases(linear_map)
         for index in range(math.prod(linear_map.batch_shape)):
             blocks = None if linear_map.blocks is None else linear_map.blocks(index)
             if blocks is None:
@@ -85,7 +95,12 @@ class Certified(NormSolver):
                     "one that does not; take Dense() if it is small, or Lanczos()"
                 )
             size = min(self.group, blocks.n)
-            weights.append(RowWeights(self._improved(blocks, size), size))
+            weights.append([RowWeights(self._improved(blocks.in_range()[0], size), size)])
+            if bases is not None:
+                inside, _ = blocks.in_range()
+                rest = Deflated.of(inside, bases[index])
+                found_rest = self._improved(rest, size)
+                weights[-1].append(RowWeights(found_rest, size, bases[index]))
         return Candidate(
             found.direction,
             upper=torch.full_like(found.upper, math.inf),
@@ -113,7 +128,21 @@ class Certified(NormSolver):
     def _lanczos(self) -> Lanczos:
         return Lanczos(max_steps=self.max_steps, upper_rtol=math.inf)
 
-    def _improved(self, blocks: TokenBlocks, size: int) -> Tensor:
+    def _bases(self, linear_map: LinearMap) -> Tensor | None:
+        """Singular vectors of each map, (b, n, d, k), those above 0.4 of the largest; or None."""
+        rank = min(linear_map.rows, linear_map.columns)
+        k = min(self.deflate, rank - 1)
+        if k < 1:
+            return None
+        process = Bidiagonalisation(linear_map, random_start(linear_map, None))
+        for _ in range(min(3 * k + 20, rank)):
+            process.advance()
+        _, values, right, _ = process.triples()
+        k = min(k, max(1, int((values > _DEFLATED * values[:, :1]).sum(-1).max())))
+        vectors = process.right.combine(right[:, :k].to(linear_map.dtype))
+        return vectors.mT.unflatten(1, linear_map.in_shape)
+
+    def _improved(self, blocks: TokenBlocks | Deflated, size: int) -> Tensor:
         """The best weights found, (groups, n)."""
         search = _Search(blocks, size)
         best, since = math.inf, []
@@ -141,16 +170,16 @@ class _Search:
         weights: w, (groups, n).
     """
 
-    def __init__(self, blocks: TokenBlocks, size: int) -> None:
-        n, e, d = blocks.diagonal.shape
-        self.blocks, self.size = blocks.in_range()[0], size
+    def __init__(self, blocks: TokenBlocks | Deflated, size: int) -> None:
+        n, e, d = blocks.shape
+        self.blocks, self.size = blocks, size
         self.parts = list(groups(n, size, max(1, _ENTRIES // (n * d * size))))
         self.seen = torch.cat([blocks.seen(rows) for rows in self.parts])
-        self.weights = self.seen.to(blocks.diagonal.dtype)
+        self.weights = self.seen.double()
         self.theta = torch.ones_like(self.weights[0])
         generator = torch.Generator().manual_seed(0)
         draw = torch.randn(n, e, generator=generator, dtype=torch.float64)
-        self.x = draw.to(blocks.diagonal.device)
+        self.x = draw.to(self.weights)
         self.squares: Tensor | None = None
         self.rounds = 0
 

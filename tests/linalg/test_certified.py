@@ -22,6 +22,7 @@ from meanfield.linalg import (
 )
 from meanfield.linalg.blocks import Rows
 from meanfield.linalg.certain import groups, row_bound, top_eigenvalues
+from meanfield.linalg.deflation import Deflated
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
 
@@ -197,9 +198,9 @@ def test_what_are_no_weights_is_refused(weights, words):
     v[0, 0] = 1.0
     unknown = torch.tensor(math.inf, dtype=F64)
     with pytest.raises(ValueError, match=words):
-        certify(J, Candidate(v, unknown, 0.0, weights=[weights]))
+        certify(J, Candidate(v, unknown, 0.0, weights=[[weights]]))
     with pytest.raises(ValueError, match="weights: expected those of 1 maps, got 2"):
-        certify(J, Candidate(v, unknown, 0.0, weights=[weights] * 2))
+        certify(J, Candidate(v, unknown, 0.0, weights=[[weights]] * 2))
 
 
 def test_maps_without_blocks_are_refused_and_weights_for_them_prove_nothing():
@@ -208,7 +209,7 @@ def test_maps_without_blocks_are_refused_and_weights_for_them_prove_nothing():
         operator_norm(J, solver=Certified())
     v = torch.tensor([[1.0], [0.0], [0.0]], dtype=F64)
     claim = Candidate(
-        v, torch.tensor(math.inf, dtype=F64), 0.0, weights=[RowWeights(torch.ones(3, 3))]
+        v, torch.tensor(math.inf, dtype=F64), 0.0, weights=[[RowWeights(torch.ones(3, 3))]]
     )
     assert float(certify(J, claim).upper) == math.inf
     two = Chain([SelfAttention(parameters()), SelfAttention(parameters())])
@@ -311,3 +312,81 @@ def test_rows_are_grouped_with_a_smaller_last_group():
     found = [(rows.start, rows.stop, rows.size) for rows in groups(11, 3, 2)]
     assert found == [(0, 6, 3), (6, 9, 3), (9, 11, 2)]
     assert Rows(0, 6, 3).grouped(torch.arange(6)).tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def bases(dense: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
+    """Orthonormal vectors that a solver may hand in, good ones and wrong ones."""
+    g = torch.Generator().manual_seed(seed)
+    matrix = dense.transpose(1, 2).flatten(2).flatten(0, 1)
+    right = torch.linalg.svd(matrix)[2].mT
+    n, d = len(dense), dense.shape[-1]
+    some = torch.randn(n * d, 5, dtype=F64, generator=g)
+    kinds = {
+        "singular": right[:, :5],
+        "all": right,
+        "perturbed": right[:, :5] + 0.1 * some / some.norm(),
+        "the top one left out": right[:, 1:6],
+        "the last ones": right[:, -3:],
+        "random": some,
+    }
+    return {name: Q.unflatten(0, (n, d)) for name, Q in kinds.items()}
+
+
+@pytest.mark.parametrize("name", ["dot product", "rotary, masked", "block"])
+def test_sums_over_what_a_basis_leaves_are_those_of_the_dense_rest(name):
+    blocks, dense = blocks_and_dense(MAPS[name], drawn(1))
+    g = torch.Generator().manual_seed(2)
+    for Q in bases(dense, 3).values():
+        Q = torch.linalg.qr(Q.flatten(0, 1))[0].unflatten(0, Q.shape[:2])
+        rest = Deflated.of(blocks, Q)
+        E = dense - torch.einsum("imab,mbk,jck->ijac", dense, Q, Q)
+        for rows in groups(N, 3, 2):
+            J = E[rows.slice]
+            x = torch.randn(rows.count, J.shape[-2], dtype=F64, generator=g)
+            back = torch.einsum("ijed,ie->ijd", J, x)
+            torch.testing.assert_close(rest.back(x, rows), back, rtol=1e-10, atol=1e-11)
+            y = torch.randn(rows.count, N, J.shape[-1], dtype=F64, generator=g)
+            forth = torch.einsum("ijed,ijd->ie", J, y)
+            torch.testing.assert_close(rest.forth(y, rows), forth, rtol=1e-10, atol=1e-11)
+            s = 10 ** (2 * torch.rand(rows.count // rows.size, N, dtype=F64, generator=g))
+            joined = rows.grouped(J).transpose(1, 2).flatten(2, 3)
+            wanted = torch.einsum("gj,gjad,gjbd->gab", s, joined, joined)
+            found, slack = rest.gram(s, rows)
+            off = torch.linalg.matrix_norm(found - wanted, 2)
+            assert bool((off <= slack).all())
+            assert bool(rest.seen(rows).all())
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_basis_is_valid_and_says_no_less_than_the_norm(seed):
+    blocks, dense = blocks_and_dense(list(MAPS.values())[5 * seed + 1], drawn(seed))
+    g, sigma = torch.Generator().manual_seed(seed), norm(dense)
+    for name, Q in bases(dense, seed).items():
+        for spread in (0.0, 3.0):
+            w = (spread * torch.randn(N, N, dtype=F64, generator=g)).exp()
+            found = float(row_bound(blocks, RowWeights(w, basis=Q)))
+            assert sigma * (1 - 1e-14) <= found, name
+        if name == "all":  # nothing is left
+            assert found == pytest.approx(sigma, rel=1e-7)
+
+
+def test_without_its_top_directions_a_layer_is_bounded_to_the_last_digits():
+    g = torch.Generator().manual_seed(0)
+    F = SelfAttention(AttentionParameters.random(16, n_heads=2, generator=g))
+    X = torch.randn(16, 16, dtype=F64, generator=g)
+    mu = LayerNorm(torch.ones(16, dtype=F64))(ParticleMeasure.from_sequence(X))
+    J = linearize(F, mu, geometry="wasserstein").atoms
+    sigma = float(torch.linalg.matrix_norm(J.to_dense(), 2))
+    assert float(operator_norm(J, solver=Certified()).upper) > 1.3 * sigma
+    found = float(operator_norm(J, solver=Certified(deflate=16)).upper)
+    assert sigma * (1 - 1e-14) <= found <= sigma * (1 + 1e-9)
+
+
+def test_what_is_no_basis_is_refused():
+    blocks, _ = blocks_and_dense(MAPS["dot product"], drawn(0))
+    w = torch.ones(N, N, dtype=F64)
+    for wrong in (torch.ones(N, 3), torch.ones(N, DIM, 0), torch.ones(DIM, N, 2)):
+        with pytest.raises(ValueError, match="basis: expected shape"):
+            row_bound(blocks, RowWeights(w, basis=wrong))
+    with pytest.raises(ValueError, match="basis: expected finite"):
+        row_bound(blocks, RowWeights(w, basis=torch.full((N, DIM, 1), math.nan)))

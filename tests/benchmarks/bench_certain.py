@@ -1,0 +1,168 @@
+"""How far certain bounds at an input are above the constant, and what they cost.
+
+    python tests/benchmarks/bench_certain.py [--families random adversarial minilm] [--out FILE]
+    python tests/benchmarks/bench_certain.py --attacks 1000 [--seed 0]
+
+For each input: the constant, `Certified` over it with tokens by themselves and in groups of four,
+and CPU seconds of a round and of the whole certificate over those of `Lanczos` (in one process,
+one after the other). Attacks hand random weights, up to e^±900, ties, masks and light atoms to
+`certify`, and count the bounds below the largest singular value of the dense matrix; of rotary and
+capped kernels, bounds in a ball below what random steps find. MiniLM needs its package, and
+MEANFIELD_DATA a folder with the text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from meanfield import (
+    AttentionParameters,
+    ParticleMeasure,
+    SelfAttention,
+    maps,
+    pretrained,
+    sampling,
+)
+from meanfield.attention import kernels
+from meanfield.layers import Chain, LayerNorm, Residual
+from meanfield.linalg import Certified, Lanczos, RowWeights, operator_norm
+from meanfield.linalg.certain import row_bound
+from meanfield.lipschitz import local_lipschitz
+from meanfield.maps import Map, linearize
+
+F64 = torch.float64
+Case = tuple[str, Map, ParticleMeasure]
+
+
+def random() -> Iterator[Case]:
+    for n, d, heads in ((16, 16, 2), (64, 32, 4), (256, 64, 4)):
+        for causal in (False, True):
+            for seed in range(4 if n < 100 else 1):
+                g = torch.Generator().manual_seed(seed)
+                par = AttentionParameters.random(d, n_heads=heads, generator=g)
+                norm = LayerNorm(torch.ones(d, dtype=F64))
+                X = ParticleMeasure.from_sequence(torch.randn(n, d, dtype=F64, generator=g))
+                F, name = SelfAttention(par, causal=causal), f"{n} × {d}{', masked' * causal}"
+                yield name, F, norm(X)
+                yield f"block, {name}", Residual(Chain([norm, F])), X
+
+
+def adversarial() -> Iterator[Case]:
+    eye = torch.eye(2, dtype=F64)
+    F = SelfAttention(AttentionParameters.from_bilinear(-eye, eye))
+    for n in (2, 12, 40, 200):
+        for radius in (0.5, 1.5, 2.5):
+            X = sampling.sphere(1, 2, radius=radius).expand(n, 2).clone()
+            X[1:] *= -1
+            yield f"n = {n}", F, ParticleMeasure.from_sequence(X)
+
+
+def minilm() -> Iterator[Case]:
+    source = pretrained.load("minilm")
+    text = Path(os.environ["MEANFIELD_DATA"], "carroll-alice.txt").read_text(encoding="utf-8")
+    ids = source.encode(text[5_000:20_000])
+    for n in (12, 64):
+        for layer, points in enumerate(source.attention_inputs(ids[:n])):
+            F = source.attention(layer)
+            yield f"n = {n}, layer {layer}", F, ParticleMeasure.from_sequence(points)
+    yield "n = 12, block 0", source.block(0), source.embeddings(ids[:12])
+
+
+FAMILIES = {"random": random, "adversarial": adversarial, "minilm": minilm}
+
+
+def measured(F: Map, mu: ParticleMeasure) -> dict[str, float]:
+    J = linearize(F, mu, geometry="wasserstein").atoms
+    start = time.process_time()
+    found = operator_norm(J, rtol=1e-3, solver=Lanczos(), strict=False)
+    krylov = time.process_time() - start
+    out = {"constant": float(found.value), "upper": float(found.upper / found.value)}
+    for group in (1, 4):
+        if group * J.out_shape[1] > 600:
+            continue
+        start = time.process_time()
+        sure = operator_norm(J, rtol=1e-2, solver=Certified(group=group), strict=False)
+        spent = time.process_time() - start
+        out[f"groups of {group}"] = float(sure.upper / found.value)
+        out[f"groups of {group}, CPU s"] = spent
+        out[f"groups of {group}, over Lanczos"] = spent / krylov
+    return out
+
+
+def attacked(seed: int) -> tuple[int, int, int]:
+    """Bounds handed out, and how many were below what there is: at the input, in a ball."""
+    g = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high + 1, (), generator=g))
+
+    n, d, heads = draw(1, 9), draw(1, 6), draw(1, 3)
+    std = float(10 ** (2 * torch.rand((), generator=g) - 1))
+    par = AttentionParameters.random(d, n_heads=heads, head_dim=2, std=std, generator=g)
+    kernel = (
+        kernels.dot_product,
+        kernels.rotary(length=n),
+        kernels.soft_cap(1.0),
+        kernels.soft_cap(2.0, inner=kernels.rotary(length=n)),
+        kernels.rotary(length=n, inner=kernels.qk_norm(eps=1e-3)),
+    )[draw(0, 4)]
+    F: Map = SelfAttention(par, causal=bool(draw(0, 1)), kernel=kernel)
+    if draw(0, 1):
+        F = Residual(Chain([LayerNorm(torch.ones(d, dtype=F64), eps=0.1), F]))
+    logs = ((0.0, 2.0, 300.0)[draw(0, 2)] * torch.randn(n, dtype=F64, generator=g)).log_softmax(-1)
+    X = 2 * torch.randn(n, d, dtype=F64, generator=g)
+    s = torch.randint(1, n + 1, (n,), generator=g).to(F64) / n  # ties
+    mu = ParticleMeasure(X, log_weights=logs, positions=s)
+    J = linearize(F, mu, geometry="wasserstein").atoms
+    sigma = float(torch.linalg.matrix_norm(J.to_dense(), 2)) * (1 - 1e-13)
+    blocks, size = J.blocks(0), draw(1, n)  # type: ignore[misc]
+    low = 0
+    for power in (0.0, 2.0, 30.0, 390.0):
+        w = (power * torch.randn(-(-n // size), n, dtype=F64, generator=g)).clamp(-700, 700).exp()
+        low += float(row_bound(blocks, RowWeights(w, size))) < sigma
+    low += float(operator_norm(J, solver=Certified(4), strict=False).upper) < sigma
+    eps = float(10 ** (4 * torch.rand((), generator=g) - 4))
+    near = F.ball_bounds(mu, eps)
+    step = torch.randn(8, n, d, dtype=F64, generator=g)
+    step = eps * step / step.norm(dim=-1, keepdim=True)
+    batch = ParticleMeasure(X + step, log_weights=logs.expand(8, -1), positions=s.expand(8, -1))
+    there = local_lipschitz(F, batch, strict=False).value
+    return 5, low, int((there * (1 - 1e-9) - 1e-12 > near.upper).any())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=list(FAMILIES))
+    parser.add_argument("--attacks", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    if options.attacks:
+        counts = torch.tensor([attacked(options.seed + k) for k in range(options.attacks)])
+        total, low, beyond = counts.sum(0).tolist()
+        print(f"{total} bounds at inputs, {low} below; {options.attacks} balls, {beyond} exceeded")
+        return
+    maps._FACTORED = 0  # what larger layers get
+    found = []
+    for family in options.families:
+        for name, F, mu in FAMILIES[family]():
+            row = {"family": family, "input": name} | measured(F, mu)
+            found.append(
+                {k: v if isinstance(v, str) else float(f"{v:.4g}") for k, v in row.items()}
+            )
+            print(found[-1], flush=True)
+    assert all(math.isfinite(row["groups of 1"]) for row in found)
+    if options.out is not None:
+        options.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
