@@ -119,6 +119,39 @@ def test_random_caches_stay_below_their_bounds():
     assert max(ratios) > 0.99  # the bound is reached, where the radius is small
 
 
+def on_the_line(seed):
+    """Scores see one coordinate, values are the other: suprema are found on a fine grid."""
+    a, v, *x = draw(10, seed=seed).tolist()
+    A, V = [[2 * a, 0.0], [0.0, 0.0]], [[0.0, v]]
+    F = SelfAttention(AttentionParameters.from_bilinear(A, V))
+    logs = 2 * draw(4, seed=seed + 1)
+    mu = ParticleMeasure(torch.tensor(x).double().reshape(4, 2), log_weights=logs.log_softmax(-1))
+    kept = 1 + seed % 3
+    nu = ParticleMeasure(mu.points[:kept], log_weights=logs[:kept].log_softmax(-1))
+    if seed % 2:
+        nu = ParticleMeasure(nu.points + 0.3 * draw(kept, 2, seed=seed + 2), nu.weights)
+    if seed % 5 == 0:  # what was dropped has the mean value: it changes the sums alone
+        points = mu.points.clone()
+        points[kept:, 1] = (nu.weights @ nu.points)[1]
+        mu = mu.replace(points)
+    return F, mu, nu
+
+
+def test_on_the_line_the_bound_is_near_the_largest_value_of_a_fine_grid():
+    ratios = []
+    grid = torch.linspace(-1, 1, 61, dtype=F64)[:, None] * torch.tensor([1.0, 0.0])
+    for seed in range(60):
+        F, mu, nu = on_the_line(seed)
+        query = draw(1, 2, seed=seed + 9)
+        for epsilon in (0.1, 0.6):
+            x = query + epsilon * grid
+            largest = float((F.field(mu)(x) - F.field(nu)(x)).abs().max())
+            bound = float(compression_error(F, mu, nu, query, epsilon).value)
+            assert largest <= bound * (1 + 1e-12), seed
+            ratios.append(largest / bound if bound else 1.0)
+    assert sorted(ratios)[-8] > 0.99
+
+
 @pytest.mark.slow
 def test_many_random_caches_stay_below_their_bounds():
     attack(range(1000), starts=8, steps=40)
