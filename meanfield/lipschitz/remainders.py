@@ -206,7 +206,9 @@ def _remainder(
     tilted = torch.linalg.vector_norm((signed[..., None] * one.gradients).sum(-2), dim=-1)
     # (Γ_ν(x) − m') Σ w e^t, less its first order total · DΓ_ν δ.
     curved = total.abs() * moved.beyond + moved.most * (epsilon * tilted + bent_total)
-    # The denominator is from 1 to 1 + spread: the first order may shrink by that.
+    if par.n_heads == 1:
+        return norms[0] * (bent + curved)[0]
+    # Denominators are from 1 to 1 + spread: first orders of heads that cancel shrink by that.
     spread = one.curvature(one.p, epsilon)
     head_slope = torch.linalg.matrix_norm(one.derivative - other.derivative, 2)
     first = torch.linalg.vector_norm(one.mean - other.mean, dim=-1) + epsilon * head_slope

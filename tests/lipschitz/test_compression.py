@@ -152,6 +152,24 @@ def test_on_the_line_the_bound_is_near_the_largest_value_of_a_fine_grid():
     assert sorted(ratios)[-8] > 0.99
 
 
+@pytest.mark.parametrize("seed", [6, 24, 44, 72, 138, 141])
+def test_two_heads_that_cancel_at_the_query_stay_below_the_bound(seed):
+    """Their denominators differ away from it, so that first order cancels at the query alone."""
+    F, mu, nu = on_the_line(seed)
+    query = draw(1, 2, seed=seed + 9)
+    A, V = F.parameters.A[0], F.parameters.V[0]
+    flat = SelfAttention(AttentionParameters.from_bilinear(0 * A, V))
+    gaps = [float(G.field(mu)(query) - G.field(nu)(query)) for G in (F, flat)]
+    both = torch.stack([V, -gaps[0] / gaps[1] * V])
+    G = SelfAttention(AttentionParameters.from_bilinear(torch.stack([A, 0 * A]), both))
+    for epsilon in (0.3, 1.0):
+        x = query + epsilon * torch.linspace(-1, 1, 41, dtype=F64)[:, None] * torch.eye(2)[0]
+        found = compression_error(G, mu, nu, query, epsilon)
+        assert float(found.gap) < 1e-12
+        largest = float((G.field(mu)(x) - G.field(nu)(x)).norm(dim=-1).max())
+        assert largest <= float(found.value) * (1 + 1e-12)
+
+
 @pytest.mark.slow
 def test_many_random_caches_stay_below_their_bounds():
     attack(range(1000), starts=8, steps=40)
