@@ -206,7 +206,7 @@ def tiles(low: float, high: float, ratio: float) -> tuple[np.ndarray, np.ndarray
 
 
 def test_two_diracs_are_a_first_order_maximum():
-    low = np.array([0.5, 0.7, 1.0, 2.0, 4.0, 9.0, 12.0])
+    low = np.array([0.5, 1.0, 4.0, 12.0])
     assert proved(low, low * np.exp(5e-4)).all()
 
 
@@ -218,11 +218,13 @@ def test_two_diracs_are_a_first_order_maximum_for_every_c_of_an_interval():
 
 
 def test_the_check_of_extremality_fails_where_the_inequality_does():
-    low = np.array([1.0, 4.0])
+    low = np.array([4.0])
     assert not proved(low, low * np.exp(5e-4), slip=1.2).any()
 
 
-@pytest.mark.parametrize("c", [0.5, 2.0, 6.0])
+@pytest.mark.parametrize(
+    "c", [2.0, *(pytest.param(c, marks=pytest.mark.slow) for c in (0.5, 6.0))]
+)
 def test_the_criterion_is_the_derivative_of_the_functional(c):
     """An atom of mass ε is admixed to the two Diracs, and Ψ computed as it is defined."""
     t = float(critical(np.array([c]))[0])
