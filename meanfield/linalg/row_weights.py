@@ -27,6 +27,8 @@ _logger = logging.getLogger(__name__)
 _STEPS, _FIRST_STEPS = 2, 8
 # Singular values below this share of the largest are left to the weights.
 _DEFLATED = 0.3
+# Length of what is added to the top directions before each round.
+_STIRRED = 0.1
 # It ends when so many rounds together have gained less than this.
 _PATIENCE, _GAIN = 3, 0.02
 # Weights are at least this much of the mean of their row, so that no column is forgotten.
@@ -177,15 +179,15 @@ class _Search:
         self.seen = torch.cat([blocks.seen(rows) for rows in self.parts])
         self.weights = self.seen.double()
         self.theta = torch.ones_like(self.weights[0])
-        generator = torch.Generator().manual_seed(0)
-        draw = torch.randn(n, e, generator=generator, dtype=torch.float64)
-        self.x = draw.to(self.weights)
+        self.generator = torch.Generator().manual_seed(0)
+        self.x = self.weights.new_zeros(n, e)
         self.squares: Tensor | None = None
         self.rounds = 0
 
     def round(self) -> float:
         """An estimate of the bound for the present weights: from below, by power steps."""
         s = torch.where(self.weights > 0, 1 / self.weights, 0.0)
+        self._stir()
         for _ in range(_STEPS if self.rounds else _FIRST_STEPS):
             squares = torch.cat([self._step(s, rows) for rows in self.parts])
         self.tops = (s * squares).sum(-1)
@@ -194,6 +196,13 @@ class _Search:
         old = squares if self.squares is None else self.squares
         self.squares = old + (squares - old) / self.rounds
         return float(self.columns.max().clamp_min(0).sqrt())
+
+    def _stir(self) -> None:
+        """A little of all directions: with new weights another one may have come to the top."""
+        draw = torch.randn(self.x.shape, generator=self.generator, dtype=torch.float64)
+        draw = draw.to(self.x) / draw.shape[-1] ** 0.5
+        length = torch.linalg.vector_norm(self.x, dim=-1, keepdim=True)
+        self.x = self.x / torch.where(length > 0, length, 1.0) + _STIRRED * draw
 
     def _step(self, s: Tensor, rows: Rows) -> Tensor:
         """|J_gjᵀx_g|², and the next x_g: a step of the power method with Σⱼ s_gj J_gjJ_gjᵀ."""
