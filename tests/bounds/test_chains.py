@@ -107,6 +107,18 @@ def test_no_constant_behind_a_norm_exceeds_a_row(seed, d, kind, centred, causal,
         assert anywhere.row("tokens").reason is not None
 
 
+def test_what_bounds_attention_is_multiplied_by_the_constant_of_the_norm():
+    par = AttentionParameters.random(2)
+    F = Chain([RMSNorm([1.0, 1.0], 0.25), SelfAttention(par)])
+    table, inner = bounds.table(F, 3.0, 5), 2**0.5 * 3 / (9 + 2 * 0.25) ** 0.5
+    alone = bounds.table(SelfAttention(par), inner, 5)
+    for name in ("Thm 3.3, 4.3", "tokens", "Thm 3.5", "mean field"):
+        assert table.row(name).value == pytest.approx(2 * alone.row(name).value, rel=1e-7)
+    mu = ParticleMeasure.from_sequence(torch.ones(5, 2, dtype=F64))  # σ² = 1 + 0.25
+    found = bounds.table(F, 3.0, points=mu).row("tokens").value
+    assert found == pytest.approx(alone.row("tokens").value / 1.25**0.5, rel=1e-7)
+
+
 def test_the_part_across_the_sphere_counts():
     F = Chain([RMSNorm([1.0, 1.0], 50.0), SelfAttention(AttentionParameters.from_bilinear(
         0.001 * np.eye(2), np.eye(2)))])  # fmt: skip
