@@ -96,7 +96,9 @@ if __name__ == "__main__":
         ax = plt.subplots()[1]
         line = cube.constant
         ax.plot(cube.n_tokens, line.median("cloud"), "o-", label="median of the clouds")
-        ax.fill_between(cube.n_tokens, line.min("cloud"), line.max("cloud"), alpha=0.2)
-        ax.set(xscale="log", yscale="log", xlabel="tokens n", ylabel="local constant")
+        ends = line.min("cloud"), line.max("cloud")
+        ax.fill_between(cube.n_tokens, *ends, alpha=0.2, label="all clouds")
+        ax.set_xscale("log", base=2)
+        ax.set(xlabel="tokens n", ylabel="local constant")
         ax.legend()
         ax.figure.savefig(options.out / "cluster.png")
