@@ -155,6 +155,15 @@ def test_a_configuration_that_is_not_read_is_refused_at_load(tmp_path, case):
             pretrained.load(folder, verify=verify)
 
 
+def test_a_mask_that_is_asked_for_is_put_on_whatever_the_configuration_says(tmp_path):
+    folder = saved(tmp_path, "Bert", _SIZES, PLAIN | {"is_decoder": True})
+    assert not pretrained.load(folder).causal
+    source = pretrained.load(folder, causal=True)
+    assert source.causal
+    agrees(source, own_output(source.model))
+    assert is_masked(source.model)
+
+
 def test_a_head_with_tied_weights_is_left_out(tmp_path):
     model = built("Llama", _DECODER, {"tie_word_embeddings": True}, "ForCausalLM")
     model.save_pretrained(tmp_path)
