@@ -177,11 +177,11 @@ def _solve_penalised(
         return solve_arrays(x, y, log_a, log_b, settings)
     power = (math.frexp(penalty)[1] - 1) // 2
     root = math.sqrt(math.ldexp(penalty, -2 * power))
-    joined = (
+    first, second = (
         np.concatenate([points / root, np.ldexp(conditions, power)], -1)
         for points, conditions in ((x, s), (y, t))
     )
-    answer = solve_arrays(*joined, log_a, log_b, settings)
+    answer = solve_arrays(first, second, log_a, log_b, settings)
     if answer is None or root == 1:
         return answer
     # Points of weight 0 may be anywhere.

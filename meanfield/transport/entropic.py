@@ -121,7 +121,7 @@ def conditional_sinkhorn_divergence(
             for t in pair[:2]
         ]
         cases = zip(*flat[0], *flat[1], *conditions_of, strict=True)
-        each = [_conditional(*case, **settings) for case in cases]
+        each = [_conditional(*case, settings) for case in cases]
         found = torch.stack(each).reshape(pair.mu.batch_shape)
     return found.numpy()[()] if pair.as_numpy else found
 
@@ -134,7 +134,13 @@ def _priced(measure: ParticleMeasure, conditions: np.ndarray, penalty: float) ->
 
 
 def _conditional(
-    a: Tensor, x: Tensor, b: Tensor, y: Tensor, s: np.ndarray, t: np.ndarray, **settings: float
+    a: Tensor,
+    x: Tensor,
+    b: Tensor,
+    y: Tensor,
+    s: np.ndarray,
+    t: np.ndarray,
+    settings: dict[str, float],
 ) -> Tensor:
     """Σ θ(s) S_ε(μˢ, νˢ) of one pair; atoms of weight 0 are nowhere."""
     (a, x, s), (b, y, t) = (
@@ -152,7 +158,9 @@ def _conditional(
     total = x.new_zeros(())
     for (i, j), (p, q) in zip(groups, masses, strict=True):
         one, other = _padded(a[i] / p, x[i]), _padded(b[j] / q, y[j])
-        total = total + 2 * p.detach() * _divergence(*one, *other, **settings)
+        total = total + 2 * p.detach() * _divergence(
+            *one, *other, blur=settings["blur"], scaling=settings["scaling"]
+        )
     return total
 
 

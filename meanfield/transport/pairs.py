@@ -46,9 +46,9 @@ def as_pair(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) ->
         raise ValueError(f"weights: expected a pair (a, b), got {got}")
     a, b = weights or (None, None)
     as_numpy = _is_numpy(mu) and _is_numpy(nu)
-    plain = _plain(mu, a), _plain(nu, b)
-    if None not in plain and plain[0].dim == plain[1].dim:
-        return Pair(*plain, as_numpy)
+    first, second = _plain(mu, a), _plain(nu, b)
+    if first is not None and second is not None and first.dim == second.dim:
+        return Pair(first, second, as_numpy)
     mu, nu = _measure(mu, a, "mu"), _measure(nu, b, "nu")
     check_same_kind(mu.points, "mu", nu.points, "nu")
     if mu.dim != nu.dim:

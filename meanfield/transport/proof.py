@@ -83,7 +83,7 @@ def _present(evidence: Evidence) -> tuple[Evidence, Problem]:
 
 def _content(evidence: Evidence, problem: Problem) -> bytes:
     """The file: every number an integer, in a unit that is a power of two."""
-    answer, order = evidence.answer, problem.order
+    answer, order = evidence.answer, int(problem.order)  # `save` refuses others
     assert answer.f is not None and answer.g is not None  # `save` has asked
     lower, upper = float(answer.lower), float(answer.upper)
     points = [evidence.x.tolist(), evidence.y.tolist()]
