@@ -378,6 +378,17 @@ def test_what_windows_separate_is_balanced_by_itself(weights, width):
     assert bool(local_lipschitz(F, mu).converged)
 
 
+@pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
+def test_a_chain_of_windows_is_one_component(geometry):
+    """Atoms that see each other only through those between them, and a pair far from all."""
+    F = layer(5, kernel=kernels.window(0.15))
+    places = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.9, 1.0], dtype=F64)
+    mu = replace(measure(6, 8), positions=places)
+    assert bool(F.plan(mu).converged.all())
+    found, auto = (take(F, mu, geometry=geometry) for take in (linearize, linearize_by_autodiff))
+    torch.testing.assert_close(found.atoms.to_dense(), auto.atoms.to_dense())
+
+
 def test_clusters_that_scores_separate_have_a_plan_and_a_derivative():
     """Far apart with large scores: weights between them underflow, and no window says so."""
     eye = torch.eye(2, dtype=F64)

@@ -75,6 +75,16 @@ def test_derivatives_that_cancel_agree_forwards_and_backwards_up_to_rounding():
         assert float(linearize(F, measure(seed)).atoms.to_dense().norm()) < 1e-13
 
 
+def test_where_the_quotients_disagree_the_derivative_may_be_off_by_as_much():
+    # Rounding spoils the quotients of small steps, and curvature those of large ones.
+    def T(x):
+        return (100 * ((x + 1e8) - 1e8)).sin()
+
+    linearize(moving(T), measure(40))
+    with pytest.raises(ValueError, match="from a difference quotient"):
+        linearize(moving(lambda x: T(x) + 0.03 * T(x).detach()), measure(40))
+
+
 # --- kinks ---
 
 
