@@ -389,6 +389,21 @@ def test_a_chain_of_windows_is_one_component(geometry):
     torch.testing.assert_close(found.atoms.to_dense(), auto.atoms.to_dense())
 
 
+def test_an_absent_atom_that_sees_nobody_changes_nothing():
+    """Not even how soon Newton's steps are taken, which the dual objective decides."""
+    F = layer(7, std=3.0, kernel=kernels.window(0.5))
+    points, places = measure(8, 6).points, torch.linspace(0, 0.3, 6, dtype=F64)
+    alone = ParticleMeasure(points, positions=places)
+    with_absent = ParticleMeasure(
+        torch.cat([points, points[:1]]),
+        weights=[1 / 6] * 6 + [0.0],
+        positions=torch.cat([places, places.new_ones(1)]),
+    )
+    plans = [F.plan(mu) for mu in (alone, with_absent)]
+    assert plans[0].n_iterations == plans[1].n_iterations > sinkhorn._WARM_UP
+    torch.testing.assert_close(plans[1].weights[..., :6, :6], plans[0].weights)
+
+
 def test_clusters_that_scores_separate_have_a_plan_and_a_derivative():
     """Far apart with large scores: weights between them underflow, and no window says so."""
     eye = torch.eye(2, dtype=F64)

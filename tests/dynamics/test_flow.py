@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.integrate import solve_ivp
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
 from meanfield.attention.normalizations import RowWise, exponential, softmax
@@ -213,6 +214,22 @@ def test_by_default_the_steps_are_as_short_as_the_flow_needs():
     assert float(dynamics.FlowMap(F, 10.0)(mu).points.mean()) == pytest.approx(mean, rel=1e-5)
     constants = dynamics.stability(F, mu, [0, 5.0]).constant
     assert float(constants[-1]) == pytest.approx(math.exp(5.0), rel=1e-5)
+
+
+@pytest.mark.parametrize(("method", "peer"), [("dopri5", "RK45"), ("dop853", "DOP853")])
+def test_one_coordinate_takes_the_steps_that_scipy_takes(method, peer):
+    def F(mu):
+        return mu.replace((5 * mu.points).sin() + 0.3)
+
+    ds = dynamics.flow(F, ParticleMeasure([[0.2]]), [0.0, 6.0], method=method)
+    theirs = solve_ivp(
+        lambda _, y: np.sin(5 * y) + 0.3, (0.0, 6.0), [0.2], method=peer, rtol=1e-6, atol=1e-9
+    )
+    assert ds.evaluations[-1] == theirs.nfev
+    np.testing.assert_allclose(ds.points[-1, 0, 0], theirs.y[0, -1], rtol=1e-13)
+    # An output time cuts one step short, and not those after it.
+    often = dynamics.flow(F, ParticleMeasure([[0.2]]), [0.0, 1.0, 1.0 + 1e-6, 6.0], method=method)
+    assert often.evaluations[-1] <= theirs.nfev + (40 if method == "dop853" else 20)
 
 
 def test_copies_of_particles_and_other_cases_do_not_loosen_adaptive_steps():
