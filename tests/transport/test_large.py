@@ -11,7 +11,7 @@ from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_w2
 from meanfield.transport.plans import clusters, columns
 from meanfield.transport.plans.c_transform import halved
-from meanfield.transport.plans.exact import sparse_simplex
+from meanfield.transport.plans.exact import solve_on_few_arcs, sparse_simplex
 from meanfield.transport.plans.prediction import predicted
 from meanfield.transport.problem import Problem
 
@@ -327,3 +327,13 @@ def test_clusters_are_seen_in_a_sample(k: int, n: int) -> None:
     assert labels is not None
     assert sorted(np.bincount(labels)) == sorted(sizes)
     assert clusters._separated(rng.normal(size=(n, 2))) is None
+
+
+def test_few_arcs_prove_the_optimum_by_themselves() -> None:
+    mu, nu = pair("uniform", 400, 400, 16)
+    arrays = (t.numpy() for t in (mu.points, nu.points, mu.log_weights, nu.log_weights))
+    problem = Problem.of(*arrays)
+    found = solve_on_few_arcs(problem, rtol=1e-9)
+    assert found is not None
+    assert found.converged
+    assert found.width < 1e-10

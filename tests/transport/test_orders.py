@@ -11,7 +11,8 @@ from scipy.optimize import linprog
 from scipy.spatial.distance import cdist
 
 from meanfield.transport import solve_w1, solve_w2, solve_wp, wp
-from meanfield.transport.certificate import powers_added, powers_less
+from meanfield.transport.certificate import SparsePlan, certified, powers_added, powers_less
+from meanfield.transport.problem import Problem
 from tests.transport.transport_oracles import exact_transport
 
 seeds = st.integers(0, 2**31)
@@ -151,3 +152,18 @@ def test_sums_and_differences_of_powers_do_not_leave_the_range(
 def test_orders_below_one_and_without_end_are_refused(p: float) -> None:
     with pytest.raises(ValueError, match="p: expected"):
         wp(np.zeros((2, 1)), np.ones((2, 1)), p)
+
+
+def test_cubes_that_underflow_do_not_raise_the_lower_end() -> None:
+    x = np.random.default_rng(0).normal(size=(20, 2))
+    moved = 3e-107 * np.random.default_rng(1).uniform(1, 2, size=(20, 1))
+    problem = Problem.of(
+        np.c_[x, 0 * moved], np.c_[x, moved], *np.full((2, 20), -np.log(20)), order=3
+    )
+    index = np.arange(20)
+    plan = SparsePlan(index, index, problem.logs_a)
+    nearest = np.zeros(20), problem.moved(index, index) ** 3
+    found = certified(problem, plan, nearest, method="", rtol=1e-9)
+    truth = float(np.mean((moved / moved.max()) ** 3) ** (1 / 3) * moved.max())
+    low, high = (np.ldexp(t, int(problem.exponent)) for t in (found.lower, found.upper))
+    assert low <= truth <= high * (1 + 1e-14)

@@ -60,6 +60,11 @@ def test_the_interval_contains_the_rational_optimum(
     assert float(found.upper) >= truth * (1 - 1e-15)
     assert float(found.relative_width) < (1e-9 if penalty < 1e6 else 1e-5)
     if found.potentials is not None:
+        mine, theirs = (np.exp(t.log_weights.numpy()) for t in (mu, nu))
+        gained = sum(
+            w @ np.asarray(h) for w, h in zip((mine, theirs), found.potentials, strict=True)
+        )
+        assert gained == pytest.approx(truth**2, rel=1e-9 if penalty < 1e6 else 1e-5)
         f, g = (np.asarray(t) for t in found.potentials)
         assert (f[:, None] + g <= np.array(costs, float) * (1 + 1e-12) + 1e-12).all()
 
