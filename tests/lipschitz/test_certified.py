@@ -11,6 +11,7 @@ from meanfield import bounds
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.layers import MLP, Bounded, Chain, Clip, LayerNorm, Pointwise, Residual, contractive
 from meanfield.lipschitz import Readout, certified_radius
+from meanfield.maps import BallBounds, Map
 from meanfield.measures import ParticleMeasure, stack
 from tests.maps.small_maps import draw, linear
 
@@ -175,6 +176,32 @@ def test_what_does_not_fit_is_refused():
         certified_radius(F, Readout(draw(2, D + 1)), mu)
     with pytest.raises(ValueError, match="token: expected one of 5"):
         certified_radius(F, readout(token=5), mu)
+
+
+class Declared(Map):
+    """The identity, with bounds in balls that are given."""
+
+    def __init__(self, change, upper):
+        self.change, self.upper = change, upper
+
+    def __call__(self, mu):
+        return mu
+
+    def ball_bounds(self, mu, radii, *, splitting=True):
+        each = torch.ones_like(radii[..., 0])
+        far = torch.full_like(radii, math.inf)
+        return BallBounds.of(each, self.change * each, self.upper * each, far)
+
+
+@pytest.mark.parametrize(("change", "upper"), [(3.0, 99.0), (100.0, 2.0)])
+def test_the_radius_is_that_of_the_formulas(change, upper):
+    mu = cloud(weights=[0.1, 0.2, 0.3, 0.15, 0.25])
+    read = Readout([[1.0, 0.0, 0.0], [-1.0, 0.0, 0.0]], token=0)
+    found = certified_radius(Declared(change, upper), read, mu)
+    stretch = math.sqrt(0.3 / 0.1)
+    steepest = min(2 * (1 + stretch * change), 2 * stretch * upper)
+    assert float(found.value) == pytest.approx(float(found.margin) / steepest, rel=0.05)
+    assert float(found.value) * steepest <= float(found.margin)
 
 
 # --- what layers that are bounded by construction declare ---
