@@ -20,7 +20,7 @@ from meanfield.linalg import (
     certify,
     operator_norm,
 )
-from meanfield.linalg.blocks import Rows
+from meanfield.linalg.blocks import Rows, TokenBlocks
 from meanfield.linalg.certain import groups, row_bound, top_eigenvalues
 from meanfield.linalg.deflation import Deflated
 from meanfield.lipschitz import local_lipschitz
@@ -391,3 +391,16 @@ def test_what_is_no_basis_is_refused():
             row_bound(blocks, RowWeights(w, basis=wrong))
     with pytest.raises(ValueError, match="basis: expected finite"):
         row_bound(blocks, RowWeights(w, basis=torch.full((N, DIM, 1), math.nan)))
+
+
+def test_what_rounding_may_have_taken_is_added(monkeypatch):
+    blocks, _ = blocks_and_dense(MAPS["dot product"], drawn(0))
+    weights = RowWeights(torch.ones(N, N, dtype=F64))
+    plain, gram = float(row_bound(blocks, weights)), TokenBlocks.gram
+
+    def uncertain(self, s, rows):
+        found, slack = gram(self, s, rows)
+        return found, slack + 1.0
+
+    monkeypatch.setattr(TokenBlocks, "gram", uncertain)
+    assert float(row_bound(blocks, weights)) ** 2 == pytest.approx(plain**2 + N, rel=1e-9)
