@@ -21,6 +21,7 @@ from meanfield.errors import CertificateError
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import certify, checker, grading, solve_conditional_w2, solve_w1, solve_w2
 from meanfield.transport.plans import pricing
+from meanfield.transport.plans.c_transform import CTransform
 from tests.transport.foreign_cases import (
     check_grade,
     damaged_files,
@@ -197,7 +198,7 @@ def test_the_better_one_of_two_potentials_is_enough() -> None:
         assert found.converged and found.relative_width < 1e-12
 
 
-def test_weights_that_agree_to_their_last_place_are_read_as_equal() -> None:
+def test_weights_that_agree_to_their_last_place_are_read_as_equal(tmp_path) -> None:
     """As in `solve_w2`: 1e-17 of mass, moved across the cloud, would be more than all the rest."""
     order = RNG.permutation(30)
     near = X[order] + 1e-10 * RNG.normal(size=(30, 2))
@@ -206,6 +207,35 @@ def test_weights_that_agree_to_their_last_place_are_read_as_equal() -> None:
     found = certify(mu, nu, plan=np.argsort(order), potentials=(None, np.zeros(30)))
     assert float(found.upper) < 1e-9
     assert found.converged and found.relative_width < 1e-6
+    checker.check(str(found.save(tmp_path / "it.proof")))  # with the weights that were read
+
+
+def test_a_common_offset_of_a_potential_means_nothing() -> None:
+    found = certify((X, A), (Y, B), plan=BEST.plan, potentials=(None, BEST.potentials[1] + 1e6))
+    assert found.relative_width < 1e-8
+
+
+def test_what_pricing_says_it_may_be_wrong_by_is_taken_off(monkeypatch) -> None:
+    """Minima that are 1e-4 too high, and say so."""
+    right = CTransform.__call__
+
+    def high(self, g, count, ceiling=None):
+        found = right(self, g, count, ceiling)
+        return found._replace(minima=found.minima + 1e-4, slack=found.slack + 1e-4)
+
+    monkeypatch.setattr(CTransform, "__call__", high)
+    monkeypatch.setattr(pricing, "_DIRECT", 100)
+    truth = float(BEST.value)
+    found = certify((X, A), (Y, B), plan=BEST.plan, potentials=BEST.potentials, rtol=0.5)
+    assert truth - 1e-3 < float(found.lower) <= truth * (1 + 1e-12)
+
+
+def test_the_centre_through_which_a_file_sends_the_rest_is_not_on_the_grid(tmp_path) -> None:
+    """Points at 1 and 2, almost all mass at 2: rounded to 1, it would make the rest too dear."""
+    mu = measure_of(np.array([[1.0], [2.0]]), np.log([1.77e-6, 1 - 1.77e-6]))
+    nu = measure_of(np.array([[2.0], [2.0]]), np.log([0.0966, 0.9034]))
+    found = certify(mu, nu, potentials=([1.0, 0.0], [0.0, 0.0]), p=1)
+    assert checker.check(str(found.save(tmp_path / "it.proof")))[2] == float(found.upper)
 
 
 def test_atoms_without_mass_may_be_anywhere_and_have_any_potential() -> None:
@@ -329,7 +359,7 @@ def test_narrow_intervals_are_proven_in_exact_arithmetic(tmp_path) -> None:
 
 
 def test_foreign_grades_are_proven_and_damaged_files_refused(tmp_path) -> None:
-    for seed in range(25):
+    for seed in (*range(20), 76):  # the last one needs the lighter of two potentials lowered
         path = tmp_path / f"{seed}.proof"
         case = foreign_case(seed)
         found = certify(case.mu, case.nu, plan=case.plan, potentials=case.potentials, p=case.order)
@@ -368,6 +398,10 @@ def test_the_checker_believes_nothing_that_is_signed(tmp_path) -> None:
         "negative row": {"rows": [t - len(right["a"]) for t in right["rows"]]},
         "negative column": {"cols": [t - len(right["b"]) for t in right["cols"]]},
         "no mass": {"a": [0] * 30, "b": [0] * 30, "mass": [0] * len(right["mass"])},
+        "no dimension": {
+            "x": [[]] * 30, "y": [[]] * 30, "a": [0] * 30, "b": [0] * 30, "mass": [],
+            "rows": [], "cols": [],
+        },
         "negative weights": {"a": [-t for t in right["a"]], "b": [-t for t in right["b"]]},
         "a weight of 1 below": {"a": [*right["a"][:-1], -right["a"][-1]]},
         "fewer weights": {"a": right["a"][:-1], "f": right["f"][:-1]},
@@ -387,6 +421,42 @@ def test_the_checker_believes_nothing_that_is_signed(tmp_path) -> None:
         path.write_bytes(signed(right | change))
         with pytest.raises(Exception):  # noqa: B017, PT011
             pytest.fail(f"{name}: {checker.check(str(path))}")
+
+
+@pytest.mark.parametrize(
+    ("x", "b", "shares", "upper"),
+    [
+        ([0.0, 10.0], [0.9, 0.1], [1.0, 1.0], 1e-3),  # the second column holds 0.4 too much
+        ([-1.0, 1.0], [0.4, 0.6], [0.8, 1.0], 0.55),  # 0.1 is left, and has 2 to go: 0.4 in all
+    ],
+)
+def test_a_plan_that_misses_its_marginals_proves_no_less_than_its_repair(
+    tmp_path, x: list, b: list, shares: list, upper: float
+) -> None:
+    points, a = np.array(x)[:, None], np.array([0.5, 0.5])
+    path = solve_w2((points, a), (points, np.array(b))).save(tmp_path / "w2.proof")
+    data = json.loads(path.read_bytes().partition(b"\n")[2])
+    mass = [round(share * 1024) * t >> 10 for share, t in zip(shares, data["a"], strict=True)]
+    claim = {"rows": [0, 1], "cols": [0, 1], "mass": mass, "lower": 0}
+    for end, is_proven in ((upper, False), (20.0, True)):
+        claim["upper"] = int(Fraction(end) * 2 ** (data["s"] - data["e"]))
+        path.write_bytes(signed(data | claim))
+        if is_proven:
+            assert checker.check(str(path))[2] == Fraction(end)
+            continue
+        with pytest.raises(ValueError, match="do not prove"):
+            checker.check(str(path))
+
+
+def test_roots_are_rounded_outward(tmp_path) -> None:
+    path = solve_w1([[0.0, 0.0]], [[1.0, 1.0]]).save(tmp_path / "w1.proof")
+    data = json.loads(path.read_bytes().partition(b"\n")[2])
+    below = math.isqrt(2 << 2 * (data["s"] - data["e"]))  # √2, and a little less
+    path.write_bytes(signed(data | {"lower": 0, "upper": below + 1}))
+    checker.check(str(path))
+    path.write_bytes(signed(data | {"lower": 0, "upper": below}))
+    with pytest.raises(ValueError, match="do not prove"):
+        checker.check(str(path))
 
 
 def test_what_cannot_be_saved_is_refused(tmp_path) -> None:
