@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -49,7 +49,7 @@ def tableau(method: str) -> Tableau:
     return _from_arrays(DOP853, [DOP853.E5, DOP853.E3])
 
 
-def _from_arrays(kind: type, errors: Sequence[Iterable[float]]) -> Tableau:
+def _from_arrays(kind: Any, errors: Sequence[Iterable[float]]) -> Tableau:
     rows = tuple(tuple(map(float, row[:i])) for i, row in enumerate(kind.A[: kind.n_stages]))
     weights = tuple(map(float, kind.B))
     return Tableau(

@@ -111,17 +111,18 @@ def conditional_sinkhorn_divergence(
         "scaling": number(scaling, "scaling", above=0, below=1),
     }
     price = math.inf if penalty is None else number(penalty, "penalty", least=0, finite=False)
-    pair, *conditions_of = conditioned_pair(mu, nu, conditions)
+    pair, s, t = conditioned_pair(mu, nu, conditions)
     if price < math.inf:
-        both = (_priced(*each, price) for each in zip(pair[:2], conditions_of, strict=True))
+        both = (_priced(*each, price) for each in zip(pair[:2], (s, t), strict=True))
         found = sinkhorn_divergence(*both, **settings)
     else:
         flat = [
             (t.weights.reshape(-1, t.n_particles), t.points.reshape(-1, t.n_particles, t.dim))
             for t in pair[:2]
         ]
-        cases = zip(*flat[0], *flat[1], *conditions_of, strict=True)
-        each = [_conditional(*case, settings) for case in cases]
+        (a, x), (b, y) = flat
+        cases = zip(a, x, b, y, s, t, strict=True)
+        each = [_conditional(*case, settings=settings) for case in cases]
         found = torch.stack(each).reshape(pair.mu.batch_shape)
     return found.numpy()[()] if pair.as_numpy else found
 
