@@ -157,8 +157,10 @@ class Layer:
         Source: [CAP24] Theorems 3.3 and 4.3 with Lemma 3.8; |c_h|/R is not in the paper.
         """
         R = np.asarray(radius, float)
-        each = theorem_3_3(self.effective_A(R), self.norm_V, R[..., None], n)
-        return out(raised(np.sum(each, axis=-1)))
+        # One head at a time: radii by heads would be a matrix, which is no array of norms.
+        of_heads = zip(self.effective_A(R.ravel()).T, self.norm_V, strict=True)
+        each = [theorem_3_3(norm_A, norm_V, R.ravel(), n) for norm_A, norm_V in of_heads]
+        return out(raised(np.sum(each, axis=0)).reshape(R.shape))
 
     def joined(self, each: Any) -> float:
         """A bound of the layer, from one of each head alone at V_h = I."""

@@ -130,7 +130,7 @@ def table(
     Example:
         >>> found = table(([[-1.0]], [[1.0]]), 1.0, n=10)
         >>> [row.name for row in found.applicable if row.side == "lower"]
-        ['Prop. 3.4', 'Prop. 3.4, any V', 'two Diracs', 'two Diracs, masked', 'far token']
+        ['Prop. 3.4', 'Prop. 3.4, any V', 'two Diracs', 'two Diracs, masked']
     """
     radius = number(radius, "radius", above=0)
     n = None if n is None else count(n, "n")

@@ -120,9 +120,8 @@ def conditional_sinkhorn_divergence(
             (t.weights.reshape(-1, t.n_particles), t.points.reshape(-1, t.n_particles, t.dim))
             for t in pair[:2]
         ]
-        (a, x), (b, y) = flat
-        cases = zip(a, x, b, y, s, t, strict=True)
-        each = [_conditional(*case, settings=settings) for case in cases]
+        sides = (zip(*measure, c, strict=True) for measure, c in zip(flat, (s, t), strict=True))
+        each = [_conditional(one, other, settings) for one, other in zip(*sides, strict=True)]
         found = torch.stack(each).reshape(pair.mu.batch_shape)
     return found.numpy()[()] if pair.as_numpy else found
 
@@ -135,18 +134,12 @@ def _priced(measure: ParticleMeasure, conditions: np.ndarray, penalty: float) ->
 
 
 def _conditional(
-    a: Tensor,
-    x: Tensor,
-    b: Tensor,
-    y: Tensor,
-    s: np.ndarray,
-    t: np.ndarray,
+    one: tuple[Tensor, Tensor, np.ndarray],
+    other: tuple[Tensor, Tensor, np.ndarray],
     settings: dict[str, float],
 ) -> Tensor:
-    """Σ θ(s) S_ε(μˢ, νˢ) of one pair; atoms of weight 0 are nowhere."""
-    (a, x, s), (b, y, t) = (
-        (w[w > 0], p[w > 0], c[(w > 0).cpu()]) for w, p, c in ((a, x, s), (b, y, t))
-    )
+    """Σ θ(s) S_ε(μˢ, νˢ) of weights, points and conditions; atoms of weight 0 are nowhere."""
+    (a, x, s), (b, y, t) = ((w[w > 0], p[w > 0], c[(w > 0).cpu()]) for w, p, c in (one, other))
     of_x, of_y = grouped_conditions(s, t)
     groups = [
         (torch.as_tensor(of_x == k), torch.as_tensor(of_y == k))
@@ -158,9 +151,9 @@ def _conditional(
         return x.new_tensor(math.inf)
     total = x.new_zeros(())
     for (i, j), (p, q) in zip(groups, masses, strict=True):
-        one, other = _padded(a[i] / p, x[i]), _padded(b[j] / q, y[j])
+        first, second = _padded(a[i] / p, x[i]), _padded(b[j] / q, y[j])
         total = total + 2 * p.detach() * _divergence(
-            *one, *other, blur=settings["blur"], scaling=settings["scaling"]
+            *first, *second, blur=settings["blur"], scaling=settings["scaling"]
         )
     return total
 

@@ -76,18 +76,16 @@ def test_the_growth_in_n_is_the_euclidean_constant(ds):
 
 def test_the_best_pair_lies_between_its_bounds(ds):
     ax = two_dirac.growth_in_radius(ds)
-    _, best = line(ax, "best two Diracs, plain")
+    _, best = line(ax, "found, plain: best two Diracs")
     _, above = line(ax, "upper bound, plain: this package")
-    labels = [o.get_label() for o in ax.get_lines() if o.get_label().startswith("lower bound")]
-    plain, masked = labels
-    _, below = line(ax, plain)
+    _, below = line(ax, "lower bound, plain")
     assert (below <= best * (1 + 1e-12)).all()
     assert (best <= above).all()
     _, papers = line(ax, "upper bound, [CAP24] Thm 3.5")
     assert (above < papers).all()
     # At finitely many scales of position the masked constant stays below its limit.
-    _, interleaved = line(ax, "masked: light and heavy atoms at every scale of position")
-    _, limit = line(ax, masked)
+    _, interleaved = line(ax, "found, masked: at every scale of position")
+    _, limit = line(ax, "lower bound, masked: twice the plain")
     assert (0.7 * limit < interleaved).all() and (interleaved > best).all()
     assert (interleaved <= line(ax, "upper bound, masked: this package")[1]).all()
 

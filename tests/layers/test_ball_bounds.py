@@ -262,7 +262,9 @@ def test_parts_without_a_bound_are_named():
     with pytest.raises(NotImplementedError, match="ball_bounds: expected a map .* got <lambda>"):
         ball_upper(Chain([layer_norm(), lambda nu: pushforward(torch.tanh, nu)]), mu, 0.1)
     kernel = SelfAttention(AttentionParameters.random(D), kernel=l2)
-    with pytest.raises(NotImplementedError, match="dot-product attention under the softmax"):
+    with pytest.raises(
+        NotImplementedError, match="expected a kernel that says how far its features move"
+    ):
         ball_upper(Residual(kernel), mu, 0.1)
     with pytest.raises(ValueError, match="lipschitz: expected a number ≥ 0"):
         Pointwise(torch.sin, lipschitz=-1.0)
