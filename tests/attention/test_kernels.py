@@ -13,7 +13,7 @@ from mpmath import mp
 
 from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
 from meanfield.lipschitz import local_lipschitz
-from meanfield.maps import linearize
+from meanfield.maps import linearize, linearize_by_autodiff
 from meanfield.measures import ParticleMeasure, split
 from tests import oracles
 from tests.attention import kernel_oracles as slow
@@ -638,3 +638,14 @@ def test_kernels_that_need_positions_say_so():
     F = SelfAttention(AttentionParameters.random(4), kernel=kernels.alibi([1.0]))
     with pytest.raises(ValueError, match="expected a measure with positions"):
         F(ParticleMeasure(torch.eye(4, dtype=F64)))
+
+
+@pytest.mark.parametrize("kernel", ["dot", "cosine", "l2"])
+def test_reverse_derivatives_see_no_light_atom_that_is_hidden(kernel):
+    # Rounding of 1e-17 there would be multiplied by e^450.
+    case = make_case(kernel, "softmax", causal=True)
+    logs = np.log([0.4, 1e-300, 0.3, 0.2, 0.1])
+    case = case._replace(log_weights=logs, positions=np.array([0.1, 0.9, 0.2, 0.3, 0.4]))
+    F, mu = library(case)
+    at = linearize_by_autodiff(F, mu, geometry="wasserstein").atoms
+    close(by_products(at.T).mT, slow.weighted(slow.jacobian(case), logs), 1e-10)

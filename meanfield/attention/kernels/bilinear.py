@@ -32,7 +32,7 @@ class DotProduct(Kernel):
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
     ) -> Features:
         """Keys and values are measured from those of the mean of the points."""
-        centre = points.mean(-2, keepdim=True)
+        centre = points.detach().mean(-2, keepdim=True)
         q, k, v = parameters.project(points - centre)
         q_centre, k_centre, v_centre = parameters.project(centre)
         q = q + q_centre
