@@ -24,10 +24,11 @@ class SecantRatio(Answer, noun="secant", title="Secant ratio"):
 
     Attributes:
         value: quotient of the two values.
-        lower: lower end of the numerator over upper end of the denominator: a certified lower
-            bound of the Lipschitz constant of F on any set that holds μ and ν.
-        upper: upper end of the numerator over lower end of the denominator; bounds this ratio,
-            not the Lipschitz constant.
+        lower: lower end of the numerator, less the rounding of images (8 eps of the size of
+            each), over upper end of the denominator: a certified lower bound of the Lipschitz
+            constant of F on any set that holds μ and ν.
+        upper: upper end of the numerator, and that rounding, over lower end of the denominator;
+            bounds this ratio, not the Lipschitz constant.
         numerator: W₂(F(μ), F(ν)) with its coupling and method.
         denominator: W₂(μ, ν) with its coupling and method.
         conditional: whether the distances are conditional ones (positioned measures).
@@ -79,15 +80,29 @@ def secant_ratio(
         raise ValueError(
             "the conditional distance is infinite: the measures have different laws of positions"
         )
-    numerator = solve(image_of(F, mu), image_of(F, nu), **settings)
+    images = image_of(F, mu), image_of(F, nu)
+    numerator, off = solve(*images, **settings), rounding_of(*images)
     return SecantRatio(
         value=numerator.value / denominator.value,
-        lower=_outward(numerator.lower / denominator.upper, 0.0),
-        upper=_outward(numerator.upper / denominator.lower, math.inf),
+        lower=_outward((numerator.lower - off).clamp_min(0.0) / denominator.upper, 0.0),
+        upper=_outward((numerator.upper + off) / denominator.lower, math.inf),
         numerator=numerator,
         denominator=denominator,
         conditional=conditional,
     )
+
+
+def rounding_of(*images: ParticleMeasure) -> Tensor:
+    """What rounding of images can change between them: 8 eps of (Σ aᵢ|yᵢ|²)^½, summed."""
+    sizes = []
+    for one in images:
+        present = (one.weights > 0)[..., None]
+        points = torch.where(present, one.points.detach(), 0.0)
+        # Scaled, for squares may overflow.
+        top = points.abs().amax((-2, -1), keepdim=True).clamp_min(torch.finfo(one.dtype).tiny)
+        squares = (one.weights[..., None].detach() * (points / top).square()).sum((-2, -1))
+        sizes.append(top[..., 0, 0] * squares.sqrt())
+    return 8 * torch.finfo(images[0].dtype).eps * torch.stack(sizes).sum(0)
 
 
 def _outward(quotient: Tensor, direction: float) -> Tensor:

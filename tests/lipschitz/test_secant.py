@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from meanfield import sampling
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.layers import Pointwise
 from meanfield.lipschitz import compare_lemma_3_2, local_lipschitz, secant, secant_ratio
 from meanfield.lipschitz.comparison import split_secants
 from meanfield.lipschitz.secant import euclidean_secant_ratio, sequence_map
@@ -178,3 +179,12 @@ def test_measures_that_are_not_provably_apart_are_refused(monkeypatch):
     monkeypatch.setattr(secant, "solve_w2", unsure)
     with pytest.raises(ValueError, match="provably apart"):
         secant_ratio(random_layer(0, 1), ParticleMeasure([[0.0]]), ParticleMeasure([[1.0]]))
+
+
+def test_rounding_of_images_raises_no_lower_bound():
+    x = torch.linspace(-1.0, 1.0, 200, dtype=torch.float64)[:, None, None]
+    mu, nu = ParticleMeasure(x), ParticleMeasure(x + 1e-15)
+    found = secant_ratio(Pointwise(lambda y: 1000 + y / 3), mu, nu)
+    # The quotients themselves are 0 or in the hundreds.
+    assert float(found.value.max()) > 50
+    assert float(found.lower.max()) <= 1 / 3 <= float(found.upper.min())
