@@ -1,0 +1,501 @@
+"""The table of public functions that take a map, and what each has to answer.
+
+A row hands its function one problem of `attentions` and asserts what double loops and complex
+steps say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import numpy as np
+import ot
+import torch
+
+from meanfield import ParticleMeasure, dynamics, layers, linalg, lipschitz, maps
+from meanfield import bounds as theorems
+from meanfield.attention import CrossAttention
+from tests.attention import kernel_oracles as slow
+from tests.attention.test_kernels import looks_at_positions
+from tests.interface.attentions import Problem, above, is_affine, near
+from tests.maps.small_maps import by_products
+
+ROWS: dict[str, Any] = {}
+
+
+def row(function):
+    """The row of the public function of this name."""
+    ROWS[function.__name__.removesuffix("_")] = function
+    return function
+
+
+# ------------------------------------------------------------------ derivatives
+
+
+def _is_derivative(p: Problem, at: Any, geometry: str) -> None:
+    there = p.truth.alive.repeat(p.case.points.shape[1])
+    wanted = p.truth.conjugated() if geometry == "wasserstein" else p.truth.whole
+    wanted = np.array(wanted, dtype=float)[there][:, there]
+    for found in (at.atoms.to_dense(), by_products(at.atoms), by_products(at.atoms.T).mT):
+        near(found[there][:, there], wanted)
+    near(at.field.to_dense(), p.truth.fields)
+
+
+@row
+def linearize(p):
+    for geometry in ("euclidean", "wasserstein"):
+        _is_derivative(p, maps.linearize(p.F, p.mu, geometry=geometry), geometry)
+
+
+@row
+def linearize_by_autodiff(p):
+    for geometry in ("euclidean", "wasserstein"):
+        at = maps.linearize_by_autodiff(p.F, p.mu, geometry=geometry)
+        _is_derivative(p, at, geometry)
+
+
+@row
+def derivative_if_any(p):
+    _is_derivative(p, maps.derivative_if_any(p.F, p.mu), "wasserstein")
+
+
+@row
+def operator_norm(p):
+    at = maps.linearize(p.F, p.mu, geometry="wasserstein").atoms
+    near(linalg.operator_norm(at).value, p.truth.parts()[0])
+
+
+@row
+def largest_block_norm(p):
+    at = maps.linearize(p.F, p.mu, geometry="wasserstein").field
+    near(linalg.largest_block_norm(at)[0].value, p.truth.parts()[1])
+
+
+@row
+def has_blocks(p):
+    assert maps.has_blocks(maps.linearize(p.F, p.mu)) in (True, False)
+
+
+@row
+def local_lipschitz(p):
+    particle, splitting = p.truth.parts()
+    found = lipschitz.local_lipschitz(p.F, p.mu)
+    near([found.value, found.particle, found.splitting], [p.truth.constant, particle, splitting])
+    above(found.upper, p.truth.constant)
+    iterated = linalg.Lanczos(generator=torch.Generator().manual_seed(0))
+    near(lipschitz.local_lipschitz(p.F, p.mu, solver=iterated).value, p.truth.constant, 2e-4)
+
+
+@row
+def infinity_norm(p):
+    near(lipschitz.infinity_norm(p.F, p.mu).value, np.abs(p.truth.whole).sum(1).max())
+
+
+@row
+def local_order(p):
+    near(lipschitz.local_order(p.F, p.mu, p=2).upper, p.truth.constant)
+    n, d = p.case.points.shape
+    J = np.array(p.truth.whole, dtype=float).reshape(n, d, n, d).transpose(0, 2, 1, 3)
+    S = p.truth.fields
+    T = J - np.eye(n)[:, :, None, None] * S[:, None]
+    norm = lambda M, e: np.linalg.norm(M.swapaxes(-1, -2) @ e, axis=-1)  # noqa: E731
+    found = lipschitz.local_order(p.F, p.mu, p=math.inf)
+    for e in p.rng.normal(size=(20, d)):
+        e /= np.linalg.norm(e)
+        above(found.upper, (norm(T, e).sum(1) + norm(S, e)).max())
+    blocks = np.linalg.norm(T, 2, axis=(2, 3)).sum(1) + np.linalg.norm(S, 2, axis=(1, 2))
+    above(blocks.max(), found.lower)
+
+
+@row
+def localize(p):
+    found = lipschitz.local_lipschitz(p.F, p.mu)
+    where = lipschitz.localize(found, p.F, p.mu)
+    v = found.direction.numpy().ravel()
+    u = p.truth.conjugated() @ v / float(found.particle)
+    d = p.case.points.shape[1]
+    near(where.particles, (v.reshape(-1, d) ** 2).sum(1) / (v @ v))
+    near(where.responses, (u.reshape(-1, d) ** 2).sum(1))
+    output, shares = p.case.layer["output"], []
+    for h in range(len(output)):
+        one = output * (np.arange(len(output)) == h)[:, None, None]
+        alone = p.case._replace(layer={**p.case.layer, "output": one})
+        shares.append(u @ type(p.truth)(alone).conjugated() @ v / float(found.particle))
+    near(where.heads, shares)
+
+
+@row
+def monitor(p):
+    callback = lipschitz.monitor(lambda: [p.F], p.mu)
+    callback.measure()
+    found, there = callback.dataset(), np.flatnonzero(p.truth.alive)
+    near(found.constant.values[0, 0], p.truth.constant)
+    where = p.case.positions if p.case.positions is not None else [None] * len(p.case.points)
+    scores = [
+        [
+            abs(s)
+            for i in there
+            for s in slow._scores(p.case, h, p.case.points[i], where[i]).values()
+        ]
+        for h in range(len(p.case.layer["query"]))
+    ]
+    near(found.largest_logit.values[0, 0], [max(of_head) for of_head in scores])
+
+
+# ------------------------------------------------------------------ bounds at a measure
+
+
+@row
+def factored_constant(p):
+    near(maps.factored_constant(p.F, p.mu), p.truth.constant)
+
+
+@row
+def certain_norm(p):
+    bound = maps.certain_norm(maps.linearize(p.F, p.mu, geometry="wasserstein"))
+    assert bound is None or float(bound) >= p.truth.constant * (1 - 1e-9)
+
+
+@row
+def offered_upper(p):
+    bound = maps.offered_upper(p.F, p.mu)
+    assert bound is None or float(bound) >= p.truth.constant * (1 - 1e-9)
+
+
+@row
+def local_upper(p):
+    above(theorems.local_upper(p.F, p.mu), p.truth.constant)
+
+
+@row
+def table(p):
+    radius = float(np.linalg.norm(p.case.points, axis=1).max()) * (1 + 1e-12)
+    there = ParticleMeasure(p.mu.points, weights=None, positions=p.mu.positions)
+    for mu in (p.mu, there):
+        truth = p.at(mu)
+        found = theorems.table(p.F, radius, mu.n_particles, points=mu).applicable
+        lower = [one.value for one in found if one.side == "lower" and one.of.startswith("W₂")]
+        for one in found:
+            if one.side == "upper" and one.of.startswith(("W₂", "d₂")):
+                above(one.value, [truth.constant, *(lower if "all measures" in one.of else [])])
+            elif one.side == "upper" and one.of.startswith("Euclidean") and mu is there:
+                above(one.value, truth.parts()[0])
+
+
+def _tied(p, bound, norm):
+    n = math.ceil(1 / float(p.mu.weights[p.mu.weights > 0].min()))
+    J = np.array(p.truth.whole, dtype=float)
+    above(bound(p.F, n), norm(J))
+
+
+def _spectral(J):
+    return np.linalg.norm(J, 2)
+
+
+@row
+def l2_attention_2(p):
+    _tied(p, theorems.l2_attention_2, _spectral)
+    _tied(p, theorems.l2_attention_2, lambda J: p.truth.parts()[0])
+
+
+@row
+def l2_theorem_3_2(p):
+    _tied(p, theorems.l2_theorem_3_2, _spectral)
+
+
+@row
+def l2_attention_inf(p):
+    _tied(p, theorems.l2_attention_inf, lambda J: np.abs(J).sum(1).max())
+
+
+@row
+def l2_attention_max(p):
+    n, d = p.case.points.shape
+    moves = p.rng.normal(size=(50, n, d))
+    moves /= np.linalg.norm(moves, axis=-1, keepdims=True)
+    reach = lambda J: np.linalg.norm((J @ moves.reshape(50, -1).T).T.reshape(50, n, d), axis=-1)  # noqa: E731
+    _tied(p, theorems.l2_attention_max, lambda J: reach(J).max())
+
+
+# ------------------------------------------------------------------ bounds in a ball
+
+
+@row
+def ball_upper(p):
+    for radius in (0.0, 0.02, 0.3):
+        above(lipschitz.ball_upper(p.F, p.mu, radius), p.at(p.moved(radius)).constant)
+
+
+@row
+def ball_bounds(p):
+    for radius in (0.02, 0.3):
+        found, moved = maps.ball_bounds(p.F, p.mu, radius), p.at(p.moved(radius))
+        above(found.constant, p.truth.constant)
+        above(found.upper, moved.constant)
+        change = np.linalg.norm(moved.conjugated() - p.truth.conjugated(), 2)
+        fields = np.linalg.norm(moved.fields - p.truth.fields, 2, axis=(1, 2)).max()
+        above(found.change, max(change, fields))
+        moves = np.linalg.norm(moved.images - p.truth.images, axis=1)
+        above(np.where(p.truth.alive, found.displacement, math.inf), moves)
+
+
+@row
+def certified_radius(p):
+    classes = int(p.rng.integers(2, 4))
+    weight, bias = p.rng.normal(size=(classes, p.mu.dim)), p.rng.normal(size=classes)
+    token = 0 if p.rng.random() < 0.5 else None
+    found = lipschitz.certified_radius(p.F, lipschitz.Readout(weight, bias, token), p.mu)
+
+    def scores(truth):
+        shares = np.exp(truth.case.log_weights)
+        return weight @ (shares @ truth.images if token is None else truth.images[token]) + bias
+
+    assert int(found.label) == scores(p.truth).argmax()
+    for step in p.rng.normal(size=(20, *p.mu.points.shape)):
+        step *= min(float(found.value), 10.0) / np.linalg.norm(step)
+        near_x = p.at(p.mu.replace(p.mu.points + torch.as_tensor(step)))
+        assert scores(near_x).argmax() == int(found.label)
+
+
+@row
+def compression_error(p):
+    mu, radius = p.mu, 0.2
+    nu = mu.replace(mu.points + 0.1 * torch.as_tensor(p.rng.normal(size=tuple(mu.points.shape))))
+    where = None if mu.positions is None else torch.ones(2, dtype=torch.float64)
+    queries = p.rng.normal(size=(2, mu.dim))
+    found = lipschitz.compression_error(p.F, mu, nu, queries, radius, positions=where)
+    s = None if where is None else 1.0
+    cases = p.case, p.at(nu).case
+    for reach in (0.0, radius, radius, radius, radius):
+        away = p.rng.normal(size=queries.shape)
+        away *= reach / np.linalg.norm(away, axis=1, keepdims=True)
+        ends = [np.stack([slow.field(case, x, s) for x in queries + away]) for case in cases]
+        gap = np.linalg.norm(ends[0] - ends[1], axis=1)
+        above(found.value, gap)
+        if reach == 0:
+            near(found.gap, gap)
+
+
+@row
+def cross_lipschitz(p):
+    places = None if p.mu.positions is None else [1.0, 1.0]
+    eta = ParticleMeasure(p.rng.normal(size=(2, p.mu.dim)), [0.3, 0.7], positions=places)
+    found = lipschitz.cross_lipschitz(CrossAttention(p.F), p.mu, eta)
+    s = None if places is None else 1.0
+    queries = eta.points.numpy()
+    columns = slow.column_logs(p.case)
+    own = [slow._jacobian(lambda x: slow.field(p.case, x, s, columns), x) for x in queries]
+    near(found.queries.value, max(np.linalg.norm(J, 2) for J in own))
+    if (p.case.log_weights < -600).any():
+        return
+
+    def move(y):
+        there = p.case._replace(points=y)
+        return np.stack([slow.field(there, x, s, slow.column_logs(there)) for x in queries])
+
+    T = slow._jacobian(move, p.case.points).reshape(2, -1, *p.case.points.shape)
+    roots = np.exp(0.5 * np.where(p.truth.alive, p.case.log_weights, 0.0))
+    T = (
+        T
+        * eta.weights.numpy()[:, None, None, None] ** 0.5
+        / roots[:, None]
+        * p.truth.alive[:, None]
+    )
+    near(found.context.value, np.linalg.norm(T.reshape(2 * p.mu.dim, -1), 2))
+
+
+@row
+def CrossAttention_(p):
+    eta = ParticleMeasure([[0.3] * p.mu.dim], positions=None if p.mu.positions is None else [1.0])
+    s = None if p.mu.positions is None else 1.0
+    columns = slow.column_logs(p.case)
+    near(
+        CrossAttention(p.F)(p.mu, eta).points[0],
+        slow.field(p.case, eta.points[0].numpy(), s, columns),
+    )
+
+
+# ------------------------------------------------------------------ distances and searches
+
+
+def _w2(x: Any, a: Any, y: Any, b: Any, places: Any = None) -> float:
+    """W₂, position by position where there are places, by POT's simplex; squared costs."""
+    total = 0.0
+    for s in [None] if places is None else np.unique(places[0]):
+        i = slice(None) if s is None else places[0] == s
+        j = slice(None) if s is None else places[1] == s
+        cost = ((x[i][:, None] - y[j]) ** 2).sum(-1)
+        if a[i].sum() > 1e-100:
+            share = a[i].sum()
+            total += share * ot.emd2(a[i] / share, b[j] / b[j].sum(), cost)
+    return math.sqrt(max(total, 0.0))
+
+
+def _secant(p: Problem, mu: ParticleMeasure, nu: ParticleMeasure, conditional: bool) -> float:
+    truths = p.at(mu), p.at(nu)
+    a, b = (np.exp(truth.case.log_weights) for truth in truths)
+    places = tuple(truth.case.positions for truth in truths) if conditional else None
+    images = _w2(truths[0].images, a, truths[1].images, b, places)
+    return images / _w2(truths[0].case.points, a, truths[1].case.points, b, places)
+
+
+@row
+def secant_ratio(p):
+    nu = p.moved(0.3)
+    found = lipschitz.secant_ratio(p.F, p.mu, nu)
+    assert found.conditional == p.mu.is_positioned
+    near(found.value, _secant(p, p.mu, nu, p.mu.is_positioned))
+
+
+@row
+def secants_along(p):
+    mu = ParticleMeasure(p.mu.points, positions=p.mu.positions)
+    step = torch.as_tensor(p.rng.normal(size=tuple(mu.points.shape)))
+    step /= step.norm()
+    found = lipschitz.secants_along(p.F, mu, step, 0.1)
+    nu = mu.replace(mu.points + 0.1 * math.sqrt(mu.n_particles) * step)
+    moves = (p.at(nu).images - p.at(mu).images) / (0.1 * math.sqrt(mu.n_particles))
+    near(found.euclidean, np.linalg.norm(moves))
+    near(found.wasserstein.value, _secant(p, mu, nu, mu.is_positioned))
+
+
+@row
+def compare_lemma_3_2(p):
+    found = lipschitz.compare_lemma_3_2(p.F, p.mu.points, steps=(1e-4,))
+    sees = p.case.causal or looks_at_positions(p.case.kernel)
+    X = p.mu.points
+    truth = p.at(ParticleMeasure.from_sequence(X) if sees else ParticleMeasure(X))
+    particle, splitting = truth.parts()
+    near([found.euclidean, found.particle, found.splitting], [particle, particle, splitting])
+    near(found.wasserstein, truth.constant)
+    near(found.euclidean_secant.sel(perturbation="top"), [particle], 5e-2)
+    near(found.wasserstein_secant.sel(perturbation="splitting"), [splitting], 5e-2)
+
+
+@row
+def worst_case(p):
+    mu, found = lipschitz.worst_case(p.F, 1.2, positioned=p.mu.is_positioned, starts=2, steps=2)
+    assert float(mu.points.norm(dim=-1).max()) <= 1.2 * (1 + 1e-12)
+    near(found.value, p.at(mu).constant)
+
+
+@row
+def lipschitz_lower(p):
+    radius = 1.1 * float(p.mu.points.norm(dim=-1).max())
+    sizes = {"n_pairs": 3, "families": ("random", "transfer", "splitting"), "start": p.mu}
+    found = lipschitz.lipschitz_lower(p.F, radius, **sizes)
+    for one in found.best.values():
+        near(one.ratio.value, _secant(p, one.mu, one.nu, one.ratio.conditional))
+    assert found.best[found.family].ratio.conditional == p.mu.is_positioned
+
+
+# ------------------------------------------------------------------ blocks
+
+
+@row
+def as_map(p):
+    is_affine(p, maps.as_map(p.F), 0.0, 1.0)
+
+
+@row
+def Residual(p):
+    is_affine(p, layers.Residual(p.F, -0.5), 1.0, -0.5)
+
+
+@row
+def Sum(p):
+    is_affine(p, layers.Sum([p.F, p.F]), 0.0, 2.0)
+
+
+@row
+def Bounded(p):
+    is_affine(p, layers.Bounded(p.F, 9.0), 0.0, 1.0)
+
+
+@row
+def Chain(p):
+    G, after = layers.Chain([p.F, p.F]), p.at(p.mu.replace(torch.as_tensor(p.truth.images)))
+    near(G(p.mu).points[p.truth.alive], after.images[p.truth.alive])
+    at = maps.linearize(G, p.mu, geometry="wasserstein")
+    near(at.atoms.to_dense(), after.conjugated() @ p.truth.conjugated())
+    near(at.field.to_dense(), after.fields @ p.truth.fields)
+    composed = np.linalg.norm(after.conjugated() @ p.truth.conjugated(), 2)
+    with contextlib.suppress(NotImplementedError):
+        above(theorems.local_upper(G, p.mu), composed)
+        above(lipschitz.ball_upper(G, p.mu, 0.0), composed)
+
+
+@row
+def contractive(p):
+    is_affine(p, layers.contractive(p.F, 0.5, constant=4.0), 1.0, 0.125)
+
+
+@row
+def invert(p):
+    constant = 4 * p.truth.constant
+    nu = p.mu.replace(torch.as_tensor(p.case.points + 0.5 * p.truth.images / constant))
+    found = layers.invert(layers.contractive(p.F, 0.5, constant=constant), nu).measure
+    back = p.at(found)
+    there = p.truth.alive
+    near((back.case.points + 0.5 * back.images / constant)[there], nu.points[there], 1e-7)
+
+
+# ------------------------------------------------------------------ flows
+
+
+def _runge_kutta(p: Problem, end: float, steps: int) -> np.ndarray:
+    x, h = p.case.points, end / steps
+    speed = lambda y: p.at(p.mu.replace(torch.as_tensor(y))).images  # noqa: E731
+    for _ in range(steps):
+        k1 = speed(x)
+        k2 = speed(x + h / 2 * k1)
+        k3 = speed(x + h / 2 * k2)
+        x = x + h / 6 * (k1 + 2 * k2 + 2 * k3 + speed(x + h * k3))
+    return x
+
+
+@row
+def flow(p):
+    ds = dynamics.flow(p.F, p.mu, [0.0, 0.2], keep_points=True)
+    end, there = dynamics.measure_at(ds, -1), p.truth.alive
+    near(end.points[there], _runge_kutta(p, 0.2, 8)[there], 1e-4)
+
+
+@row
+def trajectory(p):
+    *_, (_, end) = dynamics.trajectory(p.F, p.mu, [0.0, 0.2])
+    near(end.points[p.truth.alive], _runge_kutta(p, 0.2, 8)[p.truth.alive], 1e-4)
+
+
+@row
+def FlowMap(p):
+    is_affine(p, dynamics.FlowMap(p.F, 0.1, method="euler", step=0.1), 1.0, 0.1)
+
+
+@row
+def stability(p):
+    found = dynamics.stability(p.F, p.mu, [0.0, 0.1], method="euler", step=0.1).isel(time=-1)
+    particle, splitting = p.truth.parts(1.0, 0.1)
+    near([found.constant_particle, found.constant_splitting], [particle, splitting])
+    near(found.constant, max(particle, splitting))
+
+
+@row
+def divergence(p):
+    nu, times = p.moved(0.2), [0.0, 0.1]
+    found = dynamics.divergence(p.F, p.mu, nu, times, method="euler", step=0.1)
+    a = np.exp(p.case.log_weights)
+    ends = [truth.case.points + 0.1 * truth.images for truth in (p.truth, p.at(nu))]
+    near(found.w2[..., -1], _w2(ends[0], a, ends[1], a))
+
+
+@row
+def placed(p):
+    for where in ("pre", "post"):
+        found = dynamics.placed(p.F, p.mu, where)
+        unit = p.case.points / np.linalg.norm(p.case.points, axis=1, keepdims=True)
+        wanted = p.at(p.mu.replace(torch.as_tensor(unit))).images
+        near(found.F(found.start).points[p.truth.alive], wanted[p.truth.alive])
+        near(found.start.points, unit if where == "post" else p.case.points)
