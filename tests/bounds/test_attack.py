@@ -90,7 +90,7 @@ WHOLE = [
 
 
 def test_no_weighted_measure_exceeds_its_bound():
-    worst = campaign(weighted, SAMPLE, starts=8, steps=15)
+    worst = campaign(weighted, SAMPLE, starts=4, steps=15)
     assert 0.5 < max(worst.values()) <= 1 + 1e-9
 
 
@@ -218,7 +218,7 @@ def test_no_matrix_on_the_line_exceeds_the_bound_of_its_order(p, causal):
     """‖J‖ in L^p from below: the duality map's power iteration, random clouds of 2 to 7 atoms."""
     rng = np.random.default_rng(int(10 * min(p, 9)) + causal)
     worst = 0.0
-    for _ in range(60):
+    for _ in range(25):
         n, c = int(rng.integers(2, 8)), float(rng.choice(SIZES))
         x = rng.uniform(-1, 1, n).round() if rng.random() < 0.5 else rng.uniform(-1, 1, n)
         logs = rng.normal(size=n) * (1 + 2 * c)
@@ -267,7 +267,7 @@ def test_a_query_bias_adds_to_the_average_only(seed):
     layer = Layer.of(par)
     for causal in (False, True):
         _, found = worst_case(
-            SelfAttention(par, causal=causal), 1.0, n_atoms=4, starts=8, steps=20, generator=g
+            SelfAttention(par, causal=causal), 1.0, n_atoms=4, starts=4, steps=15, generator=g
         )
         bound = bounds.masked_mean_field if causal else bounds.mean_field
         upper = float(bound(layer.norm_A, layer.norm_V, 1.0, shift=layer.shift)[0])

@@ -220,7 +220,7 @@ def test_the_two_dirac_growth_has_its_limit_and_does_not_overflow_early():
     radius=st.sampled_from([0.1, 0.7, 1.5, 3.0]),
     causal=st.booleans(),
 )
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_no_measured_constant_exceeds_its_bound(seed, n, radius, causal):
     generator = torch.Generator().manual_seed(seed)
     d = 1 + seed % 4
@@ -247,6 +247,7 @@ def test_no_measured_constant_exceeds_its_bound(seed, n, radius, causal):
 
 @pytest.mark.parametrize("branch", ["negative", "positive"])
 @pytest.mark.parametrize("causal", [False, True])
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10**6), n=st.integers(2, 40), radius=st.sampled_from([0.5, 2.0, 4.0]))
 def test_the_adversarial_sequence_reaches_the_lower_bound(seed, n, radius, branch, causal):
     generator = torch.Generator().manual_seed(seed)

@@ -50,7 +50,7 @@ def shifted_exponential(shift: float) -> RowWise:
 
 @pytest.mark.parametrize(
     ("settings", "error"),
-    [({"method": PRECISE}, 3e-9), ({"method": "rk4", "step": 5e-3}, 1e-6)],
+    [({"method": PRECISE}, 3e-9), ({"method": "rk4", "step": 1e-2}, 1e-6)],
     ids=["dop853", "rk4"],
 )
 @pytest.mark.parametrize("place", ["free", "sphere"])

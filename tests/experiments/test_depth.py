@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 @pytest.fixture(scope="module")
 def dataset():
-    settings = dataclasses.replace(through_depth.EXPERIMENT.quick, n_tokens=7, n_windows=1)
+    settings = dataclasses.replace(through_depth.EXPERIMENT.quick, n_tokens=4, n_windows=1)
     return through_depth.EXPERIMENT.run(settings, progress=False)
 
 
@@ -33,7 +33,7 @@ def test_constants_multiply_and_distances_add_up(dataset):
     assert (ds.moved_lower <= ds.moved).all() and (ds.moved <= ds.moved_upper).all()
     assert (ds.moved <= ds.displacement * (1 + 1e-9)).all()
     assert (ds.splitting <= ds.constant * (1 + 1e-9)).all()
-    assert ((ds.effective_rank >= 1) & (ds.effective_rank <= 7)).all()
+    assert ((ds.effective_rank >= 1) & (ds.effective_rank <= 4)).all()
     assert (ds.constant <= ds.upper).all()
     # The first block, whose ball is that of the tokens; further on radii may overflow.
     assert np.isfinite(ds.ball.isel(layer=0, epsilon=0)).all()
@@ -42,7 +42,7 @@ def test_constants_multiply_and_distances_add_up(dataset):
 
 def test_bounds_of_blocks_are_above_their_constants():
     settings = through_depth.Settings(
-        model="random:albert", text="random", n_tokens=6, n_windows=1, depth=2, rtol=1e-3
+        model="random:albert", text="random", n_tokens=3, n_windows=1, depth=2, rtol=1e-3
     )
     ds = through_depth.EXPERIMENT.run(settings, progress=False)
     assert (ds.upper >= ds.constant).all()
@@ -130,7 +130,7 @@ def test_a_shallow_model_is_nan_beyond_its_last_block():
         loading={"random:albert": {"revision": source.fingerprint, "depth": 1}},
         text="random",
         text_sha256="random",
-        n_tokens=4,
+        n_tokens=3,
         n_windows=1,
         dtype="float32",
         model_seed=0,

@@ -252,7 +252,7 @@ def misled(values: torch.Tensor, starts: int, **settings) -> tuple[int, int, flo
 
 
 @pytest.mark.parametrize("miss", [0.05, 0.3])
-@pytest.mark.parametrize("steps", [1, 2, 4, 8])
+@pytest.mark.parametrize("steps", [1, 3, 8])
 @pytest.mark.parametrize("spectrum", ["plateau 3e-3 below a spike", "linear", "geometric"])
 def test_upper_ends_miss_no_more_often_than_promised(spectrum, steps, miss):
     """With a promise that is broken more often, since one in a thousand is not seen to be."""
@@ -261,9 +261,10 @@ def test_upper_ends_miss_no_more_often_than_promised(spectrum, steps, miss):
     assert missed <= 1000 * miss + 4 * math.sqrt(1000 * miss * (1 - miss))
 
 
+@pytest.mark.parametrize("starts", [30, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("spectrum", SPECTRA)
-def test_upper_ends_at_the_defaults_hold(spectrum):
-    _, missed, off = misled(SPECTRA[spectrum], 200)
+def test_upper_ends_at_the_defaults_hold(spectrum, starts):
+    _, missed, off = misled(SPECTRA[spectrum], starts)
     assert missed == 0
     # What has converged is never further off than the upper end lets it be.
     assert off <= 0.01
@@ -341,9 +342,8 @@ def campaign(seeds: range) -> dict[str, list]:
     return out
 
 
-@pytest.mark.parametrize("first", [0, 20, 40])
-def test_random_layers_converge_to_the_norm(first):
-    found = campaign(range(first, first + 20))
+def test_random_layers_converge_to_the_norm():
+    found = campaign(range(20))
     assert found == {"wrong": [], "missed": [], "unconverged": [], "field": []}
 
 

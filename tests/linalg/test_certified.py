@@ -41,6 +41,8 @@ KERNELS = {
     "ALiBi": kernels.alibi([1.0]),
 }
 
+MASKED = ("dot product", "rotary", "QK-norm", "soft cap of rotary", "ALiBi")
+
 
 def drawn(seed: int, n: int = N, d: int = DIM, spread: float = 2.0) -> ParticleMeasure:
     g = torch.Generator().manual_seed(seed)
@@ -82,6 +84,7 @@ MAPS: dict[str, maps.Map] = (
         f"{name}{', masked' * causal}": SelfAttention(parameters(), causal=causal, kernel=kernel)
         for name, kernel in KERNELS.items()
         for causal in (False, True)
+        if not causal or name in MASKED
     }
     | {"sigmoid": SelfAttention(parameters(), normalization=normalizations.sigmoid)}
     | layered()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.polynomial import chebyshev
 
@@ -142,7 +142,7 @@ def test_more_steps_and_factorisations_bring_the_upper_end_down():
 
 @pytest.mark.parametrize("upper_rtol", [1e-3, 1e-6])
 def test_the_iteration_goes_on_until_the_upper_end_is_near(upper_rtol):
-    values = torch.stack([torch.linspace(1, 0.2, 400), torch.linspace(2, 0.1, 400)]).double()
+    values = torch.stack([torch.linspace(1, 0.2, 200), torch.linspace(2, 0.1, 200)]).double()
     least = operator_norm(diagonal(values), solver=Lanczos(upper_rtol=math.inf))
     found = operator_norm(diagonal(values), solver=Lanczos(upper_rtol=upper_rtol))
     assert bool((found.upper <= (1 + upper_rtol) * found.value).all())
@@ -216,6 +216,7 @@ def test_the_upper_end_of_blocks_is_the_largest_of_theirs():
 
 
 @pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
+@settings(max_examples=25)
 @given(problems())
 def test_the_upper_end_holds_for_any_weights_and_numbers_of_particles(geometry, problem):
     F = SelfAttention(AttentionParameters(**problem.layer), causal=problem.causal)
@@ -309,7 +310,14 @@ def test_settings_of_an_iteration_that_mean_nothing_are_refused(settings, words)
         Lanczos(**settings)
 
 
-@pytest.mark.parametrize(("excess", "least"), [(1e-2, 0), (1e-3, 1), (1e-4, 10)])
+@pytest.mark.parametrize(
+    ("excess", "least"),
+    [
+        pytest.param(1e-2, 0, marks=pytest.mark.slow),
+        pytest.param(1e-3, 1, marks=pytest.mark.slow),
+        (1e-4, 10),
+    ],
+)
 def test_what_rounding_hides_at_the_end_of_the_space_is_below_the_upper_end(excess, least):
     """In single precision the remainder that holds the direction is taken for rounding."""
     values = torch.ones(300)
@@ -329,11 +337,11 @@ def test_what_rounding_hides_at_the_end_of_the_space_is_below_the_upper_end(exce
 def test_two_values_that_look_like_one_are_told_apart():
     values = torch.cat([torch.tensor([1.0, 1 - 1e-3]), torch.linspace(0.9, 0, 298)]).double()
     wrong = 0
-    for seed in range(40):
+    for seed in range(15):
         generator = torch.Generator().manual_seed(seed)
         found = operator_norm(diagonal(values), solver=Lanczos(generator=generator))
         wrong += float(found.value) < 1 - 1e-4
-    assert wrong <= 4  # 35 if the gap alone were believed
+    assert wrong <= 2  # 13 if the gap alone were believed
 
 
 def test_restarts_keep_the_factorisation():

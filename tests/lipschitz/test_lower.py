@@ -27,7 +27,7 @@ def line(A: float, V: float = 1.0, *, causal: bool = False) -> SelfAttention:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_bound_found_never_exceeds_the_theorem(seed, causal):
     generator = torch.Generator().manual_seed(seed)
     d, radius = 1 + seed % 3, (0.3, 1.0, 1.8)[seed % 3]

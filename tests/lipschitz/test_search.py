@@ -11,7 +11,7 @@ from meanfield.lipschitz import local_lipschitz, worst_case
 from meanfield.measures import ParticleMeasure
 
 F64 = torch.float64
-FAST = {"starts": 6, "steps": 80}
+FAST = {"starts": 3, "steps": 60}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_the_search_reaches_the_hand_built_inputs_and_stays_below_the_bound(seed
     A = torch.randn(2, 2, dtype=F64, generator=generator) - torch.eye(2, dtype=F64)
     F = SelfAttention(AttentionParameters.from_bilinear(A, torch.eye(2, dtype=F64)), causal)
     radius = 1.3
-    _, constant = worst_case(F, radius, starts=6, steps=40)
+    _, constant = worst_case(F, radius, starts=4, steps=30)
     try:
         pair = sampling.critical_pair(A)
     except ValueError:
@@ -81,7 +81,7 @@ def test_adversarial_inputs_stay_below_the_bounds_of_the_whole_layer(seed, causa
 
 def test_a_map_without_parameters_is_searched_by_automatic_differentiation():
     F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
-    _, constant = worst_case(lambda mu: F(mu), 1.0, dim=1, starts=12, steps=80)
+    _, constant = worst_case(lambda mu: F(mu), 1.0, dim=1, starts=8, steps=80)
     assert float(constant.value) == pytest.approx(3.0686796, rel=1e-4)
 
 
@@ -116,5 +116,5 @@ def test_directions_that_do_not_matter_do_not_disturb_the_ascent():
     A = torch.diag(torch.tensor([-1.0, -0.5], dtype=torch.float64))
     F = SelfAttention(AttentionParameters.from_bilinear(A, torch.eye(2, dtype=torch.float64)))
     for n_atoms in (2, 3):
-        found = worst_case(F, 1.5, n_atoms=n_atoms, starts=4, steps=80)[1]
+        found = worst_case(F, 1.5, n_atoms=n_atoms, starts=2, steps=50)[1]
         assert float(found.value) == pytest.approx(18.178531, rel=1e-6)

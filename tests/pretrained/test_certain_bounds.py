@@ -15,7 +15,7 @@ CASES = [*dict.fromkeys(name.split(",")[0] for name in small.CASES), "llama, bia
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_family_has_bounds_of_attention_and_of_blocks(case, monkeypatch):
-    source, n = small.small(case), 6
+    source, n = small.small(case), 4
     mu = source.block(0, length=n)(source.embeddings(torch.arange(1, n + 1)))
     monkeypatch.setattr(maps, "_FACTORED", 0)  # as of larger models
     for F in (source.attention(1, length=n), source.block(1, length=n)):

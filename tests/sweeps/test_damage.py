@@ -85,12 +85,17 @@ def damages(data, n_bits):
         yield f"bit {bit} turned", bytes(turned)
 
 
-@pytest.mark.parametrize("n_bits", [2, pytest.param(60, marks=pytest.mark.slow)])
-def test_every_damage_of_every_file_is_named_and_repaired(tmp_path, right, n_bits):
+@pytest.mark.parametrize(
+    ("n_batches", "n_bits"), [(1, 2), pytest.param(N // 3, 60, marks=pytest.mark.slow)]
+)
+def test_every_damage_of_every_file_is_named_and_repaired(tmp_path, right, n_batches, n_bits):
+    """Of the batches, which are all written alike, the first ones."""
     whole = tmp_path / "whole"
     run(whole)
     names = sorted(file.name for file in whole.iterdir())
     assert len(names) == 1 + 1 + N // 3 + 1  # description, grid, batches, list of files
+    batches = [name for name in names if name.startswith("batch")]
+    names = [name for name in names if name not in batches[n_batches:]]
     n_tried = 0
     for name in names:
         for how, data in damages((whole / name).read_bytes(), n_bits):
@@ -367,7 +372,7 @@ def replay(tmp_path, monkeypatch, right, count, seed=0):
 def test_after_a_loss_of_power_read_is_right_or_pending_and_resume_completes(
     tmp_path, monkeypatch, right
 ):
-    replay(tmp_path, monkeypatch, right, 60)
+    replay(tmp_path, monkeypatch, right, 40)
 
 
 @pytest.mark.slow
@@ -394,15 +399,14 @@ def test_the_replay_notices_what_is_not_flushed(tmp_path, monkeypatch, right, mu
     (tmp_path / "recorded").mkdir()
     log = record(tmp_path / "recorded", monkeypatch)
     rng = np.random.default_rng(0)
-    caught = 0
     for number, (point, how) in enumerate(crash_points(log, 40, 0)):
         root = tmp_path / str(number)
         root.mkdir()
         try:
             crash(log, point, how, root, rng, right)
         except (AssertionError, DamagedError):
-            caught += 1
-    assert caught > 0
+            return
+    pytest.fail("no crash was found out")
 
 
 def test_a_lost_grid_file_is_missing_and_the_store_is_not_complete(tmp_path, right):

@@ -148,7 +148,7 @@ def test_240_cases_of_growing_cost_killed_after_18_seconds_keep_what_was_done(tm
     assert kept(tmp_path) >= 40 + 0.7 * (18 / 0.15) - 10
 
 
-@pytest.mark.parametrize("executor", [0, 2])
+@pytest.mark.parametrize("executor", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_ctrl_c_ends_after_the_running_cases_and_keeps_them(tmp_path, start, executor):
     process = start(executor, 0.5)
     while not list((tmp_path / "s").glob("batch-*")):

@@ -138,7 +138,7 @@ def test_weights_that_underflow(method: str, n: int, d: int) -> None:
     ],
 )
 def test_a_time_limit_gives_the_interval_of_a_coarser_problem(kind: str, d: int) -> None:
-    mu, nu = pair(kind, 5000, 4800, d)
+    mu, nu = pair(kind, 2500, 2400, d)
     exact = solve_w2(mu, nu)
     early = solve_w2(mu, nu, method="column_generation", time_limit=1e-9, strict=False)
     assert not early.converged
