@@ -185,7 +185,8 @@ def table(p):
 
 
 def _tied(p, bound, norm):
-    n = math.ceil(1 / float(p.mu.weights[p.mu.weights > 0].min()))
+    lightest = float(p.mu.weights[p.mu.log_weights > -math.inf].min())
+    n = math.ceil(1 / max(lightest, 1e-300))
     J = np.array(p.truth.whole, dtype=float)
     above(bound(p.F, n), norm(J))
 
@@ -371,7 +372,8 @@ def compare_lemma_3_2(p):
     near([found.euclidean, found.particle, found.splitting], [particle, particle, splitting])
     near(found.wasserstein, truth.constant)
     near(found.euclidean_secant.sel(perturbation="top"), [particle], 5e-2)
-    near(found.wasserstein_secant.sel(perturbation="splitting"), [splitting], 5e-2)
+    split = float(found.wasserstein_secant.sel(perturbation="splitting")[0])
+    assert abs(split - splitting) <= 5e-2 * splitting + 1e-3
 
 
 @row

@@ -13,10 +13,12 @@ from meanfield import maps as maps_module
 from meanfield.attention.kernels import l2
 from meanfield.layers import (
     Chain,
+    Clip,
     LayerNorm,
     Pointwise,
     Residual,
     RMSNorm,
+    Sum,
 )
 from meanfield.layers.mlp import ACTIVATIONS
 from meanfield.lipschitz import ball_upper, local_lipschitz
@@ -268,3 +270,22 @@ def test_parts_without_a_bound_are_named():
         ball_upper(Residual(kernel), mu, 0.1)
     with pytest.raises(ValueError, match="lipschitz: expected a number ≥ 0"):
         Pointwise(torch.sin, lipschitz=-1.0)
+
+
+def test_branches_add_their_bounds_and_a_residual_scales_them():
+    mu, one, other = cloud(3), small.MAPS["sine"](), mlp()
+    parts = [maps_module.ball_bounds(F, mu, 0.1) for F in (one, other)]
+    both = Sum([one, other]).ball_bounds(mu, 0.1)
+    torch.testing.assert_close(both.change, parts[0].change + parts[1].change)
+    torch.testing.assert_close(both.displacement, parts[0].displacement + parts[1].displacement)
+    for scale in (-0.5, 2.0):
+        found = Residual(one, scale).ball_bounds(mu, 0.1)
+        torch.testing.assert_close(found.change, abs(scale) * parts[0].change)
+        moved = 0.1 + abs(scale) * parts[0].displacement
+        torch.testing.assert_close(found.displacement, moved.expand_as(found.displacement))
+
+
+def test_a_clipped_derivative_changes_only_where_the_ball_meets_the_sphere():
+    for length, change in ((0.9, 0.0), (1.1, 1.0), (1.3, 1.0), (1.5, 1.0)):
+        mu = ParticleMeasure([[length, 0.0]])
+        assert float(maps_module.ball_bounds(Clip(1.2), mu, 0.2).change) == change
