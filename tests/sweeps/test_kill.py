@@ -178,7 +178,7 @@ def record(mode, kills, seconds):
 
 def test_killed_in_process_it_loses_nothing_and_does_nothing_twice(tmp_path, start, monkeypatch):
     store, known, rng = tmp_path / "s", Known(), np.random.default_rng(0)
-    for _ in range(8):
+    for _ in range(5):
         child = start("here", store)
         wait_for_the_moment(child, store, "here", rng)
         child.kill()
