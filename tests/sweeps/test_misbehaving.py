@@ -127,7 +127,7 @@ def start(tmp_path):
 
 
 def kept(folder: Path) -> int:
-    return status(folder / "s").n_done
+    return status(folder / "s").n_done if (folder / "s" / "sweep.json").exists() else 0
 
 
 def test_batches_end_by_time_though_the_first_cases_are_the_cheapest(tmp_path, start):
@@ -255,21 +255,30 @@ def slow_start(x):
 
 
 @pytest.mark.slow
-def test_a_sweep_that_was_stopped_for_a_while_has_no_case_that_took_too_long(start, tmp_path):
+def test_a_sweep_that_was_stopped_for_a_while_has_no_case_that_took_too_long(tmp_path):
     script = tmp_path / "stopped.py"
     script.write_text(
-        "from meanfield import sweep\nfrom tests.sweeps.test_misbehaving import slow_start\n"
+        "from meanfield.sweeps import Task, sweep\nfrom meanfield.results import Variable\n"
+        "from tests.sweeps.test_misbehaving import slow_start\n"
         "if __name__ == '__main__':\n"
-        "    ds = sweep(slow_start, {'x': range(6)}, executor=2, case_timeout=3.0)\n"
+        "    task = Task(slow_start, [Variable('y', 'y')])\n"
+        "    ds = sweep(task, {'x': range(6)}, executor=2, case_timeout=3.0, store='s')\n"
         "    print(ds['status'].values.tolist())\n"
     )
-    child = start("script", script)
-    time.sleep(4.0)  # its processes have started
+    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
+    child = subprocess.Popen(
+        [sys.executable, str(script)], env=environment, cwd=tmp_path, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 60
+    while kept(tmp_path) < 2:
+        assert child.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
     os.killpg(child.pid, signal.SIGSTOP)
     time.sleep(6.0)
     os.killpg(child.pid, signal.SIGCONT)
-    assert child.wait() == 0
-    assert Path(f"{script}.out").read_text() == "[1, 1, 1, 1, 1, 1]\n"
+    said, _ = child.communicate(timeout=60)
+    assert child.returncode == 0 and said == "[1, 1, 1, 1, 1, 1]\n"
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again(monkeypatch):
