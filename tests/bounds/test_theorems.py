@@ -398,3 +398,21 @@ def test_the_bound_at_a_batch_and_in_blocks_is_that_one_by_one():
 def test_a_map_without_that_bound_says_so():
     with pytest.raises(NotImplementedError, match="local_upper: expected .* got <lambda>"):
         bounds.local_upper(lambda mu: mu, ParticleMeasure([[0.0]]))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["soft cap", "l2"])
+def test_bounds_of_other_scores_are_those_of_their_oscillation_on_a_grid(kind, causal):
+    """On the line: what a score varies by in y, its slope in y, and the field's share in x."""
+    size, radius, tau, places = 0.7, 1.5, 0.9, np.linspace(-1.5, 1.5, 301)
+    x, y = places[:, None], places[None, :]
+    if kind == "soft cap":
+        scores, field = tau * np.tanh(size * x * y / tau), size * radius**2
+        found = bounds.capped_mean_field(size, 2.0, radius, tau, causal=causal)
+    else:
+        scores, field = -size * (x - y) ** 2, 2 * size * radius**2
+        found = bounds.l2_mean_field(size, 2.0, radius, 1 if causal else 100, causal=causal)
+    oscillation = np.ptp(scores, axis=1).max()
+    gradient = np.abs(np.gradient(scores, places, axis=1, edge_order=2)).max()
+    expected = bounds.by_oscillation(2.0, radius, oscillation, gradient, field, causal=causal)
+    assert found == pytest.approx(expected, rel=1e-3)
