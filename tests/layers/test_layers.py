@@ -220,3 +220,17 @@ def test_a_norm_without_eps_is_refused_where_it_is_undefined():
     mu = ParticleMeasure([[1.0, 2.0], [3.0, 3.0]])
     with pytest.raises(ValueError, match="spread 0"):
         LayerNorm([1.0, 1.0], None, 0.0)(mu)
+
+
+@pytest.mark.parametrize("layer", [LayerNorm, RMSNorm])
+def test_the_metric_of_a_norm_is_its_derivative_times_its_transpose(layer):
+    norm = layer(draw(D).abs() + 0.5, eps=0.1)
+    mu = cloud(4)
+    metric = norm.metric(mu, 0)
+    derivative = torch.autograd.functional.jacobian(
+        lambda x: norm(mu.replace(x)).points.flatten(), mu.points
+    ).reshape(mu.n_particles, D, mu.n_particles, D)
+    for j in range(mu.n_particles):
+        block, y = derivative[j, :, j], metric.along[j]
+        found = metric.scale[j] * metric.base @ metric.base.mT - metric.less[j] * y.outer(y)
+        torch.testing.assert_close(found, block @ block.mT)
