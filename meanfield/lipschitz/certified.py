@@ -157,12 +157,14 @@ def certified_radius(network: MeasureMap, readout: Readout, x: ParticleMeasure) 
     top = first.minimum(far) * (1 - 2 * _ROUNDING)
     low, high = torch.zeros_like(top), top
     shares = torch.logspace(math.log10(_SPAN), 0, _RADII, dtype=mu.dtype, device=mu.device)
+    across = (-1, *(1,) * top.ndim)
+    numbers = torch.arange(_RADII, device=mu.device).reshape(across)
     with torch.no_grad():
         for _ in range(_ROUNDS):
-            radii = low + (high - low) * shares.reshape(-1, *(1,) * top.ndim)
+            radii = low + (high - low) * shares.reshape(across)
             holds = _holds(F, readout, mu, at, radii)
             # The largest that is certified, and the next one that was tried.
-            place = torch.where(holds, torch.arange(_RADII).reshape(-1, *(1,) * top.ndim), -1)
+            place = torch.where(holds, numbers, -1)
             best = place.amax(0)
             every = torch.cat([low[None], radii])
             high = every.gather(0, (best + 2).clamp_max(_RADII)[None])[0]
