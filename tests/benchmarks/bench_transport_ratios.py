@@ -20,12 +20,11 @@ import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
+from tables import machine, show
 
 from meanfield.transport import solve_w2
 
 DIMS, KINDS = (2, 16, 64), ("gauss", "tails", "clusters", "attention")
-PAGE = pathlib.Path(__file__).parents[2] / ".docs" / "performance.md"
-BEGIN, END = "<!-- ratios: written by bench_transport_ratios.py -->", "<!-- ratios: end -->"
 
 
 def clouds(kind: str, n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
@@ -110,7 +109,7 @@ def table(found: list[dict]) -> str:
                 ratios = [c["ratio"] for c in same]
                 cells.append(f"{min(ratios):.2g} – {max(ratios):.2g}")
         lines.append(f"| {n:,} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", f"On {machine()}."])
 
 
 def main() -> None:
@@ -132,10 +131,7 @@ def main() -> None:
         return
     args.out.write_text(json.dumps(found, indent=1) + "\n")
     if not args.no_page:
-        page = PAGE.read_text(encoding="utf-8")
-        before, rest = page.split(BEGIN)
-        after = rest.split(END)[1]
-        PAGE.write_text(f"{before}{BEGIN}\n\n{table(found)}\n\n{END}{after}", encoding="utf-8")
+        show(__file__, table(found))
 
 
 if __name__ == "__main__":

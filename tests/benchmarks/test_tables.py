@@ -1,0 +1,60 @@
+"""The tables of the page of performance: what is written where, and that every script still runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tables
+
+HERE = Path(__file__).parent
+
+
+def test_the_page_names_scripts_that_exist():
+    assert tables.named()
+    for name in tables.named():
+        assert (HERE / f"{name}.py").exists()
+
+
+def test_a_table_is_written_between_its_comments_and_nowhere_else(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- begin bench_a -->\nold\n<!-- end bench_a -->\nafter\n")
+    tables.show("somewhere/bench_a.py", "| new |", page)
+    assert page.read_text() == (
+        "before\n<!-- begin bench_a -->\n\n| new |\n\n<!-- end bench_a -->\nafter\n"
+    )
+    with pytest.raises(ValueError, match="expected one pair of comments"):
+        tables.show("bench_b.py", "| new |", page)
+
+
+def test_rows_of_another_processor_are_kept_and_ones_own_replaced(tmp_path):
+    file = tmp_path / "rows.json"
+    old = [{"case": "a", "machine": "H200, torch 2.13"}, {"case": "b", "machine": "EPYC, 1 core"}]
+    file.write_text(json.dumps(old))
+    new = [{"case": "c", "machine": "EPYC, 2 cores"}]
+    assert tables.kept(file, new) == [old[0], *new]
+
+
+def test_a_row_says_how_much_slower_the_script_is():
+    def spin(seconds):
+        end = time.process_time() + seconds
+        while time.process_time() < end:
+            pass
+
+    row = tables.beside("a", lambda: spin(0.01), lambda: spin(0.02), peer="b", lasting=0.0)
+    assert row["ratio"] == pytest.approx(2, rel=0.2)
+    assert "| a | 10 ms | b | 20 ms | 2 |" in tables.table(
+        [row | {"ours_s": 0.01, "peer_s": 0.02}]
+    )
+
+
+@pytest.mark.slow
+def test_every_benchmark_of_the_page_runs_at_small_sizes():
+    command = [sys.executable, str(HERE / "run_all.py"), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
+    assert done.returncode == 0, done.stdout + done.stderr
