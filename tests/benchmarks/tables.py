@@ -1,7 +1,7 @@
 """Ours beside the strongest script that one would write: measured, kept, and shown on the page.
 
-A benchmark whose table stands on `.docs/performance.md` is a script `bench_NAME.py` with a function
-that yields rows, and a pair of comments on the page where its table goes:
+A benchmark whose table stands on `.docs/performance.md` is a script `bench_NAME.py` with a
+function that yields rows, and a pair of comments on the page where its table goes:
 
     from tables import beside, main                     # a script sees its own folder
 
@@ -15,10 +15,10 @@ that yields rows, and a pair of comments on the page where its table goes:
     <!-- begin bench_NAME -->
     <!-- end bench_NAME -->
 
-`python tests/benchmarks/bench_NAME.py [--quick] [--device cuda]` measures, writes `bench_NAME.json`
-and the table; `--quick` takes small sizes and writes nothing. Rows of another machine are kept, so
-that a run on a GPU adds to those of a CPU. A script whose table has another shape calls `show`
-itself. `python tests/benchmarks/run_all.py` runs every script that the page names.
+`python tests/benchmarks/bench_NAME.py [--quick] [--device cuda]` measures, writes
+`bench_NAME.json` and the table; `--quick` takes small sizes and writes nothing. Rows of another
+machine are kept, so that a run on a GPU adds to those of a CPU. A script whose table has another
+shape calls `show` itself. `python tests/benchmarks/run_all.py` runs every script of the page.
 """
 
 from __future__ import annotations

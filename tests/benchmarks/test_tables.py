@@ -1,4 +1,4 @@
-"""The tables of the page of performance: what is written where, and that every script still runs."""
+"""The tables of the page of performance: what goes where, and that every script runs."""
 
 from __future__ import annotations
 
