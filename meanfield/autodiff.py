@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from meanfield.checks import choice
+from meanfield.checks import choice, name_of
 from meanfield.derivative_checks import (
     check_derivative,
+    check_light_atoms,
     check_repeats,
     check_weights,
     checked_image,
@@ -71,6 +72,7 @@ def linearize_by_autodiff(
         check_derivative(F, mu, image, products.forward, products.backward)
         if geometry == "wasserstein":
             check_weights(F, mu, image)
+            check_light_atoms(name_of(F), mu, image, products.forward)
     out_dim = image.dim
     return Linearisation(
         _atoms(products, mu, out_dim, geometry), _field(_Products(F, split(mu)), mu, out_dim)

@@ -22,6 +22,7 @@ from meanfield.measures import MeasureMap, ParticleMeasure
 
 __all__ = [
     "check_derivative",
+    "check_light_atoms",
     "check_repeats",
     "check_weights",
     "checked_image",
@@ -39,6 +40,8 @@ _AGREES = {torch.float64: (1e-4, 1e-2), torch.float32: (1e-2, 5e-2)}
 _KINK = {torch.float64: 1e-3, torch.float32: 2e-2}
 # Largest relative change of an image that should stay: rounding of sums in another order.
 _SAME = {torch.float64: 1e-7, torch.float32: 1e-3}
+# The derivative in atoms of weight a has an error of eps/√a, of at most 1e-3 above this many eps.
+_LIGHT = 1e3
 
 Product = Callable[[Tensor], Tensor]
 
@@ -229,6 +232,38 @@ def check_derivative(
         raise ValueError(
             f"{name}: its forward and reverse derivatives disagree; look for a custom "
             "autograd.Function in it"
+        )
+
+
+def check_light_atoms(
+    name: str, mu: ParticleMeasure, out: ParticleMeasure, forward: Product
+) -> None:
+    """Refuse a derivative in whose place rounding stands, multiplied by 1/√a of a light atom.
+
+    Only a share a of an image depends on an atom of mass a: where a is below the rounding of a
+    computed derivative, that must be exactly 0 or its own rounding is all that there is.
+
+    Args:
+        name: of the map.
+        mu: the measure whose atoms move.
+        out: the image.
+        forward: ε ↦ Jε, of displacements of μ's atoms.
+    """
+    smallest = (_LIGHT * torch.finfo(mu.dtype).eps) ** 2
+    light = _present(mu) & (mu.weights < smallest)[..., None]
+    if not bool(light.any()):
+        return
+    along = _normal(mu.points, torch.Generator().manual_seed(1))
+    others = forward(torch.where(light, 0.0, along))
+    scale = _length(torch.where(_present(out), others, 0.0))
+    # Of a map of measures this is at most about √a, of rounding at least 1e-3.
+    per_mass = torch.where(light, (-0.5 * mu.log_weights[..., None]).exp() * along, 0.0)
+    heavy = _present(out) & (out.weights >= smallest)[..., None]
+    moved = _length(torch.where(heavy, forward(per_mass), 0.0))
+    if not moved <= 1e-6 * scale:
+        raise NoDerivativeError(
+            f"{name}: the derivative in atoms of weight below {smallest:.0e} is lost in rounding; "
+            "leave these atoms out; a subclass of Map can give its own `linearisation`"
         )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from meanfield.attention.self_attention import SelfAttention
 from meanfield.checks import check_same_kind, describe
+from meanfield.derivative_checks import check_light_atoms
 from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation, Map, check_geometry
 from meanfield.measures import ParticleMeasure, check_measure
@@ -77,6 +78,9 @@ class CrossAttention:
             eta: the queries, m atoms.
             geometry: "euclidean": J on displacements. "wasserstein": E^½ J D^−½ with the weights
                 D of μ and E of η.
+
+        Raises:
+            NoDerivativeError: the derivative in very light atoms is lost in rounding.
         """
         check_geometry(geometry)
         image = self(mu, eta)
@@ -88,8 +92,14 @@ class CrossAttention:
         def move(points: Tensor) -> Tensor:
             return self(mu.replace(points), eta).points
 
+        def along(eps: Tensor) -> Tensor:
+            return torch.func.jvp(move, (points,), (eps.contiguous(),))[1]
+
+        if geometry == "wasserstein":
+            check_light_atoms("CrossAttention", mu, image, along)
+
         def push(eps: Tensor) -> Tensor:
-            return out_of * torch.func.jvp(move, (points,), ((into * eps).contiguous(),))[1]
+            return out_of * along(into * eps)
 
         def pull(zeta: Tensor) -> Tensor:
             return into * torch.func.vjp(move, points)[1](out_of * zeta)[0]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from meanfield.attention import AttentionParameters, CrossAttention, SelfAttention
+from meanfield.errors import NoDerivativeError
 from meanfield.layers import Chain, LayerNorm, Residual
 from meanfield.lipschitz import cross_lipschitz, local_lipschitz
 from meanfield.maps import linearize
@@ -126,3 +127,15 @@ def test_what_does_not_fit_is_refused():
         CrossAttention(lambda mu: mu)
     with pytest.raises(TypeError, match="cross: expected"):
         cross_lipschitz(attention(), mu, mu)
+
+
+def test_a_context_whose_light_atoms_are_lost_in_rounding_is_refused():
+    F, mu, eta = attention(), cloud(), queries()
+    logs = torch.cat([torch.zeros(mu.n_particles - 1), torch.tensor([-900.0])]).double()
+    light = ParticleMeasure(mu.points, log_weights=logs.log_softmax(0))
+    assert torch.isfinite(CrossAttention(F).context_derivative(light, eta).to_dense()).all()
+    # The keys of attention are measured from their mean, and far away that is rounded.
+    far, there = light.replace(light.points + 1e3), eta.replace(eta.points + 1e3)
+    with pytest.raises(NoDerivativeError, match="rounding"):
+        CrossAttention(F).context_derivative(far, there)
+    CrossAttention(F).context_derivative(far, there, geometry="euclidean")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
+from meanfield.errors import NoDerivativeError
 from meanfield.linalg import LinearMap, operator_norm
 from meanfield.lipschitz import (
     compare_lemma_3_2,
@@ -306,3 +307,30 @@ def test_a_custom_normalisation_goes_through_autodiff():
         found = linearize(replace(F, normalization=own), mu, geometry="wasserstein")
         same(found.atoms, wanted.atoms.to_dense())
         same(found.field, wanted.field.to_dense())
+
+
+def recentred(mu: ParticleMeasure) -> ParticleMeasure:
+    """Attention whose keys are measured from their unweighted mean, which a softmax takes off."""
+    x = mu.points
+    scores = x @ (x - x.mean(0)).mT + mu.log_weights
+    return mu.replace(scores.softmax(-1) @ x)
+
+
+@pytest.mark.parametrize("log_weight", [-75.0, -900.0])
+def test_rounding_is_not_multiplied_by_light_atoms(log_weight: float) -> None:
+    points = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logs = torch.tensor([0.0, 0.0, 0.0, 0.0, log_weight], dtype=torch.float64)
+    mu = ParticleMeasure(points, log_weights=logs.log_softmax(0))
+    with pytest.raises(NoDerivativeError, match="rounding"):
+        linearize(recentred, mu, geometry="wasserstein")
+    plain = linearize(recentred, mu).atoms.to_dense()
+    assert plain.abs().max() < 10
+
+    def direct(mu: ParticleMeasure) -> ParticleMeasure:
+        scores = mu.points @ mu.points.mT + mu.log_weights
+        return mu.replace(scores.softmax(-1) @ mu.points)
+
+    heavy = ParticleMeasure(points[:4])
+    found = linearize(direct, mu, geometry="wasserstein").atoms.to_dense()
+    expected = linearize(direct, heavy, geometry="wasserstein").atoms.to_dense()
+    torch.testing.assert_close(found[:12, :12], expected)
