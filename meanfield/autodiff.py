@@ -21,8 +21,6 @@ from meanfield.derivative_checks import (
 from meanfield.linalg import LinearMap
 from meanfield.measures import MeasureMap, ParticleMeasure, split
 
-__all__ = ["Linearisation", "check_geometry", "derivative_along", "linearize_by_autodiff"]
-
 
 @dataclass(frozen=True, eq=False)
 class Linearisation:

@@ -19,24 +19,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = [
-    "as_bool",
-    "as_float_tensor",
-    "as_floats",
-    "as_generator",
-    "called",
-    "check_finite",
-    "check_same_kind",
-    "choice",
-    "count",
-    "describe",
-    "is_recorded",
-    "is_traced",
-    "name_of",
-    "number",
-    "suggestion",
-]
-
 _MOST = 10**12  # of a count: more is a typing error, and would fill any memory
 
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from meanfield.experiments.experiment import Experiment
 
-__all__ = ["main"]
-
 _logger = logging.getLogger("meanfield")
 _PACKAGES = (
     *("meanfield", "torch", "numpy", "scipy", "POT", "geomloss", "xarray", "zarr", "matplotlib"),

@@ -20,16 +20,6 @@ from meanfield.images import image_of
 from meanfield.linalg.vectors import lengths
 from meanfield.measures import MeasureMap, ParticleMeasure
 
-__all__ = [
-    "check_derivative",
-    "check_light_atoms",
-    "check_repeats",
-    "check_weights",
-    "checked_image",
-    "kinked",
-    "quotients",
-]
-
 # Steps of the difference quotients, relative to the size of the points. The best of them is
 # compared; a kink is seen by all but the largest.
 _STEPS = {torch.float64: (1e-3, 1e-5, 1e-7, 1e-9), torch.float32: (3e-2, 3e-3, 3e-4, 3e-5)}

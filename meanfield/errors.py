@@ -6,7 +6,6 @@ __all__ = [
     "CertificateError",
     "ConvergenceError",
     "MissingExtraError",
-    "NoCases",
     "NoDerivativeError",
 ]
 

@@ -7,8 +7,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-__all__ = ["escape", "html_table", "span"]
-
 
 def escape(value: object) -> str:
     """The value as text that HTML shows as it is, in elements and in quoted attributes.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from meanfield.checks import called, describe, name_of
 from meanfield.measures import MeasureMap, ParticleMeasure
 
-__all__ = ["check_map", "image_of"]
-
 
 def check_map(F: object, name: str = "F") -> None:
     """Raise TypeError unless F is callable (its return value is checked at the call)."""

@@ -21,24 +21,16 @@ from meanfield.autodiff import Linearisation, check_geometry, linearize_by_autod
 from meanfield.checks import name_of
 from meanfield.errors import NoDerivativeError
 from meanfield.images import check_map
-from meanfield.linalg import Certified, Dense, largest_block_norm, operator_norm
+from meanfield.linalg import Certified, Dense, operator_norm
+from meanfield.linalg.norms import largest_block_norm
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 __all__ = [
     "BallBounds",
-    "Gain",
     "Linearisation",
     "Map",
-    "as_map",
-    "ball_bounds",
-    "certain_norm",
-    "derivative_if_any",
     "expanded_radii",
-    "factored_constant",
-    "has_blocks",
     "linearize",
-    "linearize_by_autodiff",
-    "offered_upper",
 ]
 
 # Constants come from a factorisation up to this many coordinates n · d (half a second each), and

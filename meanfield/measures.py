@@ -25,8 +25,6 @@ from meanfield.checks import (
 from meanfield.html import html_table, span
 
 __all__ = [
-    "Disintegration",
-    "MeasureMap",
     "ParticleMeasure",
     "disintegrate",
     "merge",

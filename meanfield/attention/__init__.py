@@ -9,18 +9,12 @@
 
 from meanfield.attention import kernels, normalizations
 from meanfield.attention.cross_attention import CrossAttention
-from meanfield.attention.kernels import Features as Features
-from meanfield.attention.kernels import Kernel as Kernel
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.self_attention import SelfAttention
-from meanfield.attention.sinkhorn import Plan
-from meanfield.attention.tangent import AttentionTangent
 
 __all__ = [
     "AttentionParameters",
-    "AttentionTangent",
     "CrossAttention",
-    "Plan",
     "SelfAttention",
     "kernels",
     "normalizations",

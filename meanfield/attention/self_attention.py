@@ -13,8 +13,8 @@ from torch import Tensor
 
 from meanfield.attention.averaging import attention_blocks
 from meanfield.attention.ball_bounds import ball_bound
-from meanfield.attention.kernels import FeatureSizes, Kernel, dot_product
-from meanfield.attention.kernels.kernel import Score
+from meanfield.attention.kernels import Kernel, dot_product
+from meanfield.attention.kernels.kernel import FeatureSizes, Score
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.rows import Normalization, RowWise, softmax
 from meanfield.attention.sinkhorn import Plan

@@ -13,8 +13,7 @@ The statements, and in brackets whose they are:
 - `masked_two_dirac_lower`: Lip_{d_p} ≥ p/(p−1) times that (this package)
 - `tokens_lower`: Lip(f on B_Rⁿ) ≥ ½c√(n−1) and less where n is large, A a rotation (this package)
 - `sphere_mean_field`, `sphere_two_dirac_lower`: behind a normalisation (this package)
-- `exponential_rate`, `mean_field_by_rate`: the rate e^{E/2} of a given A (this package)
-- `by_oscillation`, `capped_mean_field`, `l2_mean_field`: other scores than ⟨Ax, y⟩ (this package)
+- `capped_mean_field`, `l2_mean_field`: other scores than ⟨Ax, y⟩ (this package)
 - `local_upper`: the constant at one μ, from its attention weights (this package)
 - `theorem_3_3`: Lip(f on B_Rⁿ) ≤ √3 ‖V‖ (‖A‖²R⁴(4n+1) + n)^½, masked too ([CAP24] Thm 3.3, 4.3)
 - `theorem_3_5`: Lip^{W₂}(F on P(B_R)) ≤ ‖V‖(1 + 3‖A‖R²)e^{2‖A‖R²} ([CAP24] Thm 3.5)
@@ -23,7 +22,8 @@ The statements, and in brackets whose they are:
 - `l2_spread`: what n tokens can have of Σⱼ P_ij |uᵢ−uⱼ|² in it ([KPM21])
 - `l2_theorem_3_2`: the same in the Euclidean norm ([KPM21])
 - `l2_attention_2`, `l2_attention_max`: in the Euclidean norm, in maxᵢ |xᵢ| (this package)
-- `table`: every statement for one layer and one ball (as each row says)
+- `table`: every statement for one layer and one ball (as each row says); also the rate e^{E/2} of
+  a given A, and scores of bounded oscillation
 
 [CAP24]: Castin, Ablin, Peyré, *How Smooth Is Attention?*, ICML 2024. [KPM21]: Kim,
 Papamakarios, Mnih, *The Lipschitz Constant of Self-Attention*, ICML 2021. "This package" marks
@@ -49,11 +49,10 @@ from meanfield.bounds.l2 import (
     l2_spread,
     l2_theorem_3_2,
 )
-from meanfield.bounds.rates import exponential_rate, mean_field_by_rate
-from meanfield.bounds.scores import by_oscillation, capped_mean_field, l2_mean_field
+from meanfield.bounds.scores import capped_mean_field, l2_mean_field
 from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
 from meanfield.bounds.spheres import sphere_mean_field
-from meanfield.bounds.tables import BoundTable, table
+from meanfield.bounds.tables import table
 from meanfield.bounds.theorems import (
     local_upper,
     proposition_3_4,
@@ -63,10 +62,7 @@ from meanfield.bounds.theorems import (
 )
 
 __all__ = [
-    "BoundTable",
-    "by_oscillation",
     "capped_mean_field",
-    "exponential_rate",
     "l2_attention_2",
     "l2_attention_inf",
     "l2_attention_max",
@@ -77,7 +73,6 @@ __all__ = [
     "masked_mean_field",
     "masked_two_dirac_lower",
     "mean_field",
-    "mean_field_by_rate",
     "proposition_3_4",
     "scaling_factor",
     "sphere_mean_field",

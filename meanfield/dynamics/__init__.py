@@ -20,7 +20,6 @@ from meanfield.dynamics.merging import cluster_count, clusters
 from meanfield.dynamics.paths import displacements, measure_at, path_lengths
 from meanfield.dynamics.placements import placed
 from meanfield.dynamics.stability import divergence, stability
-from meanfield.dynamics.trajectories import trajectory
 
 __all__ = [
     "Adaptive",
@@ -40,5 +39,4 @@ __all__ = [
     "path_lengths",
     "placed",
     "stability",
-    "trajectory",
 ]

@@ -131,7 +131,7 @@ def divergence(
         constant: λ(μ_t, ν_t), a Lipschitz constant of the velocity on a set that holds both, such
             as a bound of `meanfield.bounds` on their ball; then W₂(t) ≤ e^{∫λ} W₂(0). The integral
             takes the larger end of each interval: an upper sum where λ is monotone in it.
-        settings: of `trajectory`.
+        settings: `method`, `step`, `constraint`, `noise` and `coalesce`, as in `flow`.
 
     Returns:
         Dataset along `time` (and `case`): `w2`, `w2_lower`, `w2_upper`, and `bound` if a constant

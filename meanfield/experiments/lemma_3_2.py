@@ -19,8 +19,8 @@ from meanfield import sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures import plot_secants
 from meanfield.figures.canvas import figure
+from meanfield.figures.plots import plot_secants
 from meanfield.figures.selection import select
 from meanfield.lipschitz import compare_lemma_3_2
 from meanfield.lipschitz.comparison import VARIABLES

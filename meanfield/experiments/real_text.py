@@ -23,9 +23,9 @@ from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.fitting import with_laws
 from meanfield.experiments.settings import setting
-from meanfield.figures import plot_exponents
 from meanfield.figures.canvas import colours, figure, kind, readable_logs, ticks_at
 from meanfield.figures.curves import curve, mark_unconverged, power_law
+from meanfield.figures.plots import plot_exponents
 from meanfield.figures.selection import fits_of, masked, reduced, source_of
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure

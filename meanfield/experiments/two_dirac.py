@@ -27,8 +27,8 @@ from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import colours, figure, kind, readable_logs, ticks_at
 from meanfield.figures.curves import curve, formula
 from meanfield.figures.selection import best, by_level, levels, select
-from meanfield.lipschitz import LocalLipschitz, local_lipschitz, secants_along
-from meanfield.lipschitz.comparison import split_secants
+from meanfield.lipschitz import LocalLipschitz, local_lipschitz
+from meanfield.lipschitz.comparison import secants_along, split_secants
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 

@@ -12,16 +12,14 @@ bound is dashed, a measurement is a line with markers.
 
 from meanfield.figures.canvas import figure, style
 from meanfield.figures.particles import animate_particles, plot_particle_paths
-from meanfield.figures.plots import plot_exponents, plot_growth, plot_secants
+from meanfield.figures.plots import plot_growth
 from meanfield.figures.saving import save_all, save_animations
 
 __all__ = [
     "animate_particles",
     "figure",
-    "plot_exponents",
     "plot_growth",
     "plot_particle_paths",
-    "plot_secants",
     "save_all",
     "save_animations",
     "style",

@@ -10,7 +10,7 @@ certified error.
 
 from meanfield.layers.chain import Chain
 from meanfield.layers.clip import Clip
-from meanfield.layers.contraction import Ball, Bounded, contractive
+from meanfield.layers.contraction import Bounded, contractive
 from meanfield.layers.inverse import invert
 from meanfield.layers.mlp import MLP
 from meanfield.layers.normalised import LayerNorm, RMSNorm
@@ -20,7 +20,6 @@ from meanfield.layers.sums import Sum
 
 __all__ = [
     "MLP",
-    "Ball",
     "Bounded",
     "Chain",
     "Clip",

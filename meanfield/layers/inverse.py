@@ -16,7 +16,7 @@ from meanfield.layers.residual import Residual
 from meanfield.linalg import operator_norm
 from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
-from meanfield.results import Answer, labelled
+from meanfield.results.answers import Answer, labelled
 
 __all__ = ["Inversion", "invert"]
 

@@ -6,12 +6,11 @@
 # `solvers` (`NormSolver`), `dense`, `krylov` and `row_weights` (three of them), `norms` (the
 # choice).
 
-from meanfield.linalg.certain import RowWeights
 from meanfield.linalg.dense import Dense
 from meanfield.linalg.evidence import Candidate, NormEstimate, certify
 from meanfield.linalg.krylov import Lanczos
 from meanfield.linalg.linear_map import LinearMap
-from meanfield.linalg.norms import largest_block_norm, operator_norm
+from meanfield.linalg.norms import operator_norm
 from meanfield.linalg.row_weights import Certified
 from meanfield.linalg.solvers import NormSolver
 
@@ -23,8 +22,6 @@ __all__ = [
     "LinearMap",
     "NormEstimate",
     "NormSolver",
-    "RowWeights",
     "certify",
-    "largest_block_norm",
     "operator_norm",
 ]

@@ -9,10 +9,10 @@ is faster.
 # `comparison`, `ball`, `certified`, `orders`, `monitor`.
 
 from meanfield.lipschitz.ball import ball_upper
-from meanfield.lipschitz.certified import CertifiedRadius, Readout, certified_radius
-from meanfield.lipschitz.comparison import compare_lemma_3_2, secants_along
-from meanfield.lipschitz.compression import CompressionError, compression_error
-from meanfield.lipschitz.cross import CrossLipschitz, cross_lipschitz
+from meanfield.lipschitz.certified import Readout, certified_radius
+from meanfield.lipschitz.comparison import compare_lemma_3_2
+from meanfield.lipschitz.compression import compression_error
+from meanfield.lipschitz.cross import cross_lipschitz
 from meanfield.lipschitz.infinity import infinity_norm
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.localization import localize
@@ -23,9 +23,6 @@ from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import SecantRatio, secant_ratio
 
 __all__ = [
-    "CertifiedRadius",
-    "CompressionError",
-    "CrossLipschitz",
     "LocalLipschitz",
     "Readout",
     "SecantRatio",
@@ -41,6 +38,5 @@ __all__ = [
     "localize",
     "monitor",
     "secant_ratio",
-    "secants_along",
     "worst_case",
 ]

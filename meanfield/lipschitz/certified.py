@@ -13,7 +13,7 @@ from meanfield.checks import as_float_tensor, check_finite, check_same_kind, cou
 from meanfield.images import image_of
 from meanfield.maps import Map, as_map, ball_bounds
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
-from meanfield.results import Answer, labelled
+from meanfield.results.answers import Answer, labelled
 
 __all__ = ["CertifiedRadius", "Readout", "certified_radius"]
 

@@ -12,7 +12,7 @@ from meanfield.attention import SelfAttention
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, describe, number
 from meanfield.lipschitz.remainders import Heads, Side, bounded
 from meanfield.measures import ParticleMeasure, check_measure, log_sums, merge_labelled
-from meanfield.results import Answer, labelled
+from meanfield.results.answers import Answer, labelled
 
 __all__ = ["CompressionError", "compression_error"]
 

@@ -7,7 +7,7 @@ from meanfield.checks import describe
 from meanfield.linalg import NormEstimate, NormSolver, operator_norm
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
-from meanfield.results import Answer, labelled
+from meanfield.results.answers import Answer, labelled
 
 __all__ = ["CrossLipschitz", "cross_lipschitz"]
 

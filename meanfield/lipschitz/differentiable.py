@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from meanfield.autodiff import derivative_along
-from meanfield.linalg import Lanczos, LinearMap, largest_block_norm, operator_norm
+from meanfield.linalg import Lanczos, LinearMap, operator_norm
+from meanfield.linalg.norms import largest_block_norm
 from meanfield.maps import Linearisation, Map
 from meanfield.measures import ParticleMeasure, divided
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, stack
-from meanfield.results import Answer, labelled
+from meanfield.results.answers import Answer, labelled
 
 __all__ = ["InfinityNorm", "infinity_norm"]
 

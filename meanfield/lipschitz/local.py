@@ -7,11 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from meanfield.linalg import NormEstimate, NormSolver, largest_block_norm, operator_norm
+from meanfield.linalg import NormEstimate, NormSolver, operator_norm
+from meanfield.linalg.norms import largest_block_norm
 from meanfield.lipschitz.differentiable import Components, differentiable_value
 from meanfield.maps import Linearisation, as_map, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
-from meanfield.results import Answer, labelled
+from meanfield.results.answers import Answer, labelled
 
 __all__ = ["LocalLipschitz", "constant_of", "local_lipschitz"]
 

@@ -9,7 +9,7 @@ from meanfield.checks import choice, describe
 from meanfield.lipschitz.local import LocalLipschitz
 from meanfield.maps import as_map, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
-from meanfield.results import Answer, labelled
+from meanfield.results.answers import Answer, labelled
 
 __all__ = ["Localization", "localize"]
 

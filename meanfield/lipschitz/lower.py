@@ -25,7 +25,8 @@ from meanfield.lipschitz.proposals import (
 from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import SecantRatio, rounding_of, secant_ratio
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
-from meanfield.results import Answer, Variable, labelled
+from meanfield.results import Variable
+from meanfield.results.answers import Answer, labelled
 from meanfield.results.labels import dataset
 from meanfield.transport import solve_conditional_w2, solve_w2
 

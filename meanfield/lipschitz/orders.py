@@ -10,7 +10,7 @@ from torch import Tensor
 from meanfield.checks import number
 from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
-from meanfield.results import Answer, labelled
+from meanfield.results.answers import Answer, labelled
 
 __all__ = ["OrderInterval", "local_order"]
 

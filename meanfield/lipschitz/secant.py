@@ -13,7 +13,7 @@ from meanfield.checks import as_bool, as_float_tensor, check_finite, check_same_
 from meanfield.images import check_map, image_of
 from meanfield.linalg.vectors import lengths
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, pushforward
-from meanfield.results import Answer, labelled
+from meanfield.results.answers import Answer, labelled
 from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
 
 __all__ = ["SecantRatio", "euclidean_secant_ratio", "secant_ratio", "sequence_map"]

@@ -15,10 +15,7 @@ share is in ``modules.py``; ``llama.py`` is a good start for a decoder.
 Needs the extra ``models`` (transformers). Nothing is downloaded unless asked for.
 """
 
-from meanfield.pretrained.family import Family
 from meanfield.pretrained.loading import load, read
-from meanfield.pretrained.model_inputs import ModelInputs
-from meanfield.pretrained.token_ids import TokenIds
 from meanfield.pretrained.transformer import Transformer
 
-__all__ = ["Family", "ModelInputs", "TokenIds", "Transformer", "load", "read"]
+__all__ = ["Transformer", "load", "read"]

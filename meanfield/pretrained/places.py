@@ -8,8 +8,8 @@ from typing import final
 
 import numpy as np
 
-from meanfield.attention.kernels import Kernel, ModifiedKernel
-from meanfield.attention.kernels.kernel import Score
+from meanfield.attention.kernels import Kernel
+from meanfield.attention.kernels.kernel import ModifiedKernel, Score
 from meanfield.checks import is_traced
 from meanfield.measures import ParticleMeasure
 

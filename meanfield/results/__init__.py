@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from meanfield.results.answers import Answer, labelled
 from meanfield.results.labels import Variable
 from meanfield.results.provenance import read_provenance
 
@@ -28,10 +27,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "Answer",
     "Variable",
     "fit_power",
-    "labelled",
     "read_dataset",
     "read_provenance",
     "to_cube",

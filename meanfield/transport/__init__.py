@@ -36,11 +36,10 @@ from meanfield.transport.coupling import Coupling
 from meanfield.transport.entropic import conditional_sinkhorn_divergence, sinkhorn_divergence
 from meanfield.transport.gradients import conditional_w2, w1, w2, w2_squared, wp
 from meanfield.transport.grading import certify
-from meanfield.transport.result import Blame, TransportResult
+from meanfield.transport.result import TransportResult
 from meanfield.transport.solve import solve_w1, solve_w2, solve_wp
 
 __all__ = [
-    "Blame",
     "Coupling",
     "TransportResult",
     "certify",

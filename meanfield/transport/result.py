@@ -13,7 +13,8 @@ import torch
 
 from meanfield.checks import as_bool
 from meanfield.errors import ConvergenceError
-from meanfield.results import Answer, Variable, labelled
+from meanfield.results import Variable
+from meanfield.results.answers import Answer, labelled
 from meanfield.results.labels import batched
 from meanfield.transport.certificate import Certified, joined_names
 from meanfield.transport.coupling import Coupling, alike

@@ -12,6 +12,7 @@ import torch
 from mpmath import mp
 
 from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
+from meanfield.attention.kernels.kernel import FeatureTransform, ModifiedKernel
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize, linearize_by_autodiff
 from meanfield.measures import ParticleMeasure, split
@@ -404,7 +405,7 @@ class OfDotProduct(type(kernels.dot_product)):
 
 
 @dataclass(frozen=True)
-class Tempered(kernels.ModifiedKernel):
+class Tempered(ModifiedKernel):
     """Another kernel with features of its own on top."""
 
     inner: kernels.Kernel = kernels.l2
@@ -415,7 +416,7 @@ class Tempered(kernels.ModifiedKernel):
 
 
 @dataclass(frozen=True)
-class Louder(kernels.ModifiedKernel):
+class Louder(ModifiedKernel):
     """Only the activation is new: what is inherited stays right."""
 
     inner: kernels.Kernel = kernels.l2
@@ -482,7 +483,7 @@ def test_a_turn_without_its_derivative_is_refused():
         TypeError, match="expected turn, turn_push and turn_pull, got \\['turn'\\]"
     ):
 
-        class Half(kernels.FeatureTransform):
+        class Half(FeatureTransform):
             def turn(self, parameters, features, positions):
                 return features
 

@@ -33,8 +33,8 @@ from meanfield import (
 )
 from meanfield.attention import kernels
 from meanfield.layers import Chain, LayerNorm, Residual
-from meanfield.linalg import Certified, Lanczos, RowWeights, operator_norm
-from meanfield.linalg.certain import row_bound
+from meanfield.linalg import Certified, Lanczos, operator_norm
+from meanfield.linalg.certain import RowWeights, row_bound
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import Map, linearize
 

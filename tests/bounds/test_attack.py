@@ -15,6 +15,7 @@ import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling
 from meanfield.bounds.layer import Layer
+from meanfield.bounds.rates import mean_field_by_rate
 from meanfield.experiments.ascent import climb
 from meanfield.lipschitz import local_lipschitz, worst_case
 from tests.benchmarks import bench_bounds
@@ -49,7 +50,7 @@ def weighted(seed, d, n, c, kind, causal, *, starts, steps) -> float:
     upper = bound(c, 1.0, 1.0)
     if not causal:
         A = F.parameters.A[0].numpy()
-        upper = min(upper, bounds.mean_field_by_rate(A, 1.0, 1.0) * (1 + 1e-9))
+        upper = min(upper, mean_field_by_rate(A, 1.0, 1.0) * (1 + 1e-9))
     return float(found.value) / upper
 
 

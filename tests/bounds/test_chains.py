@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling
 from meanfield.attention.kernels import alibi, cosine, dot_product, l2, qk_norm, rotary, soft_cap
 from meanfield.bounds.diracs import circle_response
+from meanfield.bounds.scores import by_oscillation
 from meanfield.bounds.sharp import kernel_norm
 from meanfield.bounds.spheres import sphere_mean_field, tangential_norm
 from meanfield.layers import MLP, Chain, LayerNorm, RMSNorm
@@ -209,11 +210,11 @@ def test_without_frequencies_rotary_scores_are_dot_products_of_a_known_oscillati
     Q, K = (float(torch.linalg.matrix_norm(M[0], 2)) for M in (par.query, par.key))
     c = float(par.scale[0]) * Q * K * 1.5**2
     V = float(torch.linalg.matrix_norm(par.V[0], 2))
-    expected = bounds.by_oscillation(V, 1.5, 2 * c, c / 1.5, c)
+    expected = by_oscillation(V, 1.5, 2 * c, c / 1.5, c)
     found = bounds.table(F, 1.5).row("bounded scores").value
     assert found == pytest.approx(expected, rel=1e-8)
     biased = SelfAttention(par, kernel=alibi([0.5], length=3.0))
-    expected = bounds.by_oscillation(V, 1.5, 2 * c + 1.5, c / 1.5, c)
+    expected = by_oscillation(V, 1.5, 2 * c + 1.5, c / 1.5, c)
     found = bounds.table(biased, 1.5).row("bounded scores").value
     assert found == pytest.approx(expected, rel=1e-8)
 

@@ -15,6 +15,8 @@ from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.bounds.diracs import two_dirac_entry
 from meanfield.bounds.layer import joined_heads
+from meanfield.bounds.rates import exponential_rate, mean_field_by_rate
+from meanfield.bounds.scores import by_oscillation
 from meanfield.bounds.sharp import kernel_norm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
@@ -104,7 +106,7 @@ def test_the_masked_formulas_agree_with_searches(c, p):
     found = bounds.masked_mean_field(c, 1.0, 1.0, p=p, dim=1)
     line = bounds_oracles.on_the_line(c, p)
     assert found == pytest.approx(min(two, three, line) + c, **SEARCHED)
-    found = bounds.by_oscillation(1.0, 1.0, 2 * c, c / 2, c, p=p, causal=True)
+    found = by_oscillation(1.0, 1.0, 2 * c, c / 2, c, p=p, causal=True)
     two, three = (
         bounds_oracles.by_two_norms_bounded(c / 2, 2 * c, p),
         bounds_oracles.by_three_norms_bounded(c / 2, 2 * c, p),
@@ -171,7 +173,7 @@ def test_everything_broadcasts_and_nothing_is_nan():
             bounds.tokens(A, V, R, math.inf, causal=True, p=p),
             bounds.capped_mean_field(A, V, R, 2.0, p=p, causal=True),
             bounds.l2_mean_field(A, V, R, 3, p=p),
-            bounds.by_oscillation(V, R, A, A, A, p=p),
+            by_oscillation(V, R, A, A, A, p=p),
             bounds.two_dirac_lower(A, R, p=p),
             bounds.masked_two_dirac_lower(A, R, p=p),
             two_dirac_entry(A, R, -900.0, p=p),
@@ -307,7 +309,7 @@ def test_joined_heads_bound_every_sum_of_contractions(seed, heads):
 def test_the_rate_of_a_matrix_is_never_below_what_points_give(seed, d):
     rng = np.random.default_rng(seed)
     A = rng.normal(size=(d, d))
-    rate = bounds.exponential_rate(A)
+    rate = exponential_rate(A)
     x = rng.normal(size=(4000, d))
     x *= (rng.uniform(size=(4000, 1)) ** (1 / d)) / np.linalg.norm(x, axis=1, keepdims=True)
     Ax = x @ A.T
@@ -316,15 +318,15 @@ def test_the_rate_of_a_matrix_is_never_below_what_points_give(seed, d):
     assert rate <= 2 * np.linalg.norm(A, 2) * (1 + 1e-9)
     if d == 1:
         assert rate == pytest.approx(2 * abs(A[0, 0]) if A < 0 else A[0, 0] / 4, rel=1e-7)
-    assert bounds.exponential_rate(A, 3.0) == pytest.approx(9 * rate)
+    assert exponential_rate(A, 3.0) == pytest.approx(9 * rate)
 
 
 def test_the_rates_that_are_known():
     skew = np.array([[0.0, 1.0], [-1.0, 0.0]])
-    found = [bounds.exponential_rate(A) for A in (-np.eye(2), skew, np.diag([1.0, 0.4, 0.1]))]
+    found = [exponential_rate(A) for A in (-np.eye(2), skew, np.diag([1.0, 0.4, 0.1]))]
     np.testing.assert_allclose(found, [2.0, 1.0, 0.25], rtol=1e-8)
-    assert bounds.mean_field_by_rate(np.eye(2), 1.0, 4.0) < 0.1 * bounds.mean_field(1, 1, 4.0)
-    assert bounds.mean_field_by_rate(-np.eye(2), 1.0, 4.0) == bounds.mean_field(1, 1, 4.0)
+    assert mean_field_by_rate(np.eye(2), 1.0, 4.0) < 0.1 * bounds.mean_field(1, 1, 4.0)
+    assert mean_field_by_rate(-np.eye(2), 1.0, 4.0) == bounds.mean_field(1, 1, 4.0)
 
 
 @given(seed=st.integers(0, 10**6), d=st.integers(1, 5))
@@ -358,7 +360,7 @@ def test_the_scaling_factor_is_that_of_the_critical_pair(seed, d):
         (lambda: bounds.mean_field([1, 2], 1, 1, shift=-3), "shift.*got -3"),
         (lambda: bounds.capped_mean_field(1, 1, 1, 0), "tau: expected numbers > 0"),
         (lambda: bounds.proposition_3_4(math.inf, 1, 2), "gamma: expected finite"),
-        (lambda: bounds.exponential_rate(np.ones(3)), "square"),
+        (lambda: exponential_rate(np.ones(3)), "square"),
         (lambda: bounds.scaling_factor(np.ones((2, 3))), "square"),
     ],
 )
@@ -414,5 +416,5 @@ def test_bounds_of_other_scores_are_those_of_their_oscillation_on_a_grid(kind, c
         found = bounds.l2_mean_field(size, 2.0, radius, 1 if causal else 100, causal=causal)
     oscillation = np.ptp(scores, axis=1).max()
     gradient = np.abs(np.gradient(scores, places, axis=1, edge_order=2)).max()
-    expected = bounds.by_oscillation(2.0, radius, oscillation, gradient, field, causal=causal)
+    expected = by_oscillation(2.0, radius, oscillation, gradient, field, causal=causal)
     assert found == pytest.approx(expected, rel=1e-3)

@@ -12,6 +12,7 @@ from scipy.integrate import solve_ivp
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
 from meanfield.attention.normalizations import RowWise, exponential, softmax
+from meanfield.dynamics.trajectories import trajectory
 from meanfield.errors import ConvergenceError
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import split, stack
@@ -209,7 +210,7 @@ def test_by_default_the_steps_are_as_short_as_the_flow_needs():
     mu = ParticleMeasure([[1.0], [3.0]])
     mean = 2 * math.exp(10.0)
     assert dynamics.flow(F, mu, [0, 10]).points[-1].mean() == pytest.approx(mean, rel=1e-5)
-    *_, (_, last) = dynamics.trajectory(F, mu, [0, 10])
+    *_, (_, last) = trajectory(F, mu, [0, 10])
     assert float(last.points.mean()) == pytest.approx(mean, rel=1e-5)
     assert float(dynamics.FlowMap(F, 10.0)(mu).points.mean()) == pytest.approx(mean, rel=1e-5)
     constants = dynamics.stability(F, mu, [0, 5.0]).constant
@@ -430,7 +431,7 @@ def test_the_flow_can_be_differentiated():
     F = attention(A, V)
 
     def end(points):
-        steps = dynamics.trajectory(
+        steps = trajectory(
             F, mu.replace(points), [0, 0.5], method="rk4", step=0.1, constraint="sphere"
         )
         return list(steps)[-1][1].points

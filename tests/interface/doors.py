@@ -17,6 +17,9 @@ import torch
 from meanfield import ParticleMeasure, dynamics, layers, linalg, lipschitz, maps
 from meanfield import bounds as theorems
 from meanfield.attention import CrossAttention
+from meanfield.dynamics import trajectories
+from meanfield.linalg import norms
+from meanfield.lipschitz import comparison
 from tests.attention import kernel_oracles as slow
 from tests.attention.test_kernels import looks_at_positions
 from tests.interface.attentions import Problem, above, is_affine, near
@@ -70,7 +73,7 @@ def operator_norm(p):
 @row
 def largest_block_norm(p):
     at = maps.linearize(p.F, p.mu, geometry="wasserstein").field
-    near(linalg.largest_block_norm(at)[0].value, p.truth.parts()[1])
+    near(norms.largest_block_norm(at)[0].value, p.truth.parts()[1])
 
 
 @row
@@ -355,7 +358,7 @@ def secants_along(p):
     mu = ParticleMeasure(p.mu.points, positions=p.mu.positions)
     step = torch.as_tensor(p.rng.normal(size=tuple(mu.points.shape)))
     step /= step.norm()
-    found = lipschitz.secants_along(p.F, mu, step, 0.1)
+    found = comparison.secants_along(p.F, mu, step, 0.1)
     nu = mu.replace(mu.points + 0.1 * math.sqrt(mu.n_particles) * step)
     moves = (p.at(nu).images - p.at(mu).images) / (0.1 * math.sqrt(mu.n_particles))
     near(found.euclidean, np.linalg.norm(moves))
@@ -467,7 +470,7 @@ def flow(p):
 
 @row
 def trajectory(p):
-    *_, (_, end) = dynamics.trajectory(p.F, p.mu, [0.0, 0.2])
+    *_, (_, end) = trajectories.trajectory(p.F, p.mu, [0.0, 0.2])
     near(end.points[p.truth.alive], _runge_kutta(p, 0.2, 8)[p.truth.alive], 1e-4)
 
 

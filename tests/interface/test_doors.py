@@ -28,7 +28,7 @@ TAKES_A_MAP = re.compile(
     r"\b(MeasureMap|Map|SelfAttention|CrossAttention|Linearisation|LinearMap)\b"
 )
 # Answers and parts of maps, and what is told a candidate beside the map (tests/linalg).
-NO_DOORS = {"Linearisation", "Gain", "certify"}
+NO_DOORS = {"Linearisation", "certify"}
 PACKAGE = str(Path(meanfield.__file__).parent)
 REFUSALS = (ValueError, TypeError, NotImplementedError, ConvergenceError)
 
@@ -69,7 +69,7 @@ def ask(name: str, seed: int) -> str:
 
 
 def test_every_public_function_that_takes_a_map_has_a_row():
-    assert set(ROWS) == doors()
+    assert doors() <= set(ROWS)
 
 
 def asked(name: str, first: int, cases: int) -> collections.Counter[str]:

@@ -15,7 +15,8 @@ from meanfield import bounds
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
 from meanfield.bounds.layer import Layer
 from meanfield.errors import ConvergenceError
-from meanfield.layers import Ball, Bounded, Chain, Pointwise, Residual, contractive, invert
+from meanfield.layers import Bounded, Chain, Pointwise, Residual, contractive, invert
+from meanfield.layers.contraction import Ball
 from meanfield.measures import ParticleMeasure
 
 WIDE = np.longdouble

@@ -10,17 +10,10 @@ import torch
 
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.errors import ConvergenceError
-from meanfield.linalg import (
-    Lanczos,
-    LinearMap,
-    basis,
-    certify,
-    krylov,
-    largest_block_norm,
-    operator_norm,
-)
+from meanfield.linalg import Lanczos, LinearMap, basis, certify, krylov, operator_norm
 from meanfield.linalg.basis import Basis
 from meanfield.linalg.bidiagonalisation import Bidiagonalisation
+from meanfield.linalg.norms import largest_block_norm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
 from meanfield.measures import ParticleMeasure

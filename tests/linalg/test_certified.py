@@ -11,17 +11,9 @@ from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bound
 from meanfield.attention import kernels, normalizations
 from meanfield.errors import ConvergenceError
 from meanfield.layers import MLP, Chain, LayerNorm, Residual, RMSNorm, Sum
-from meanfield.linalg import (
-    Candidate,
-    Certified,
-    Dense,
-    LinearMap,
-    RowWeights,
-    certify,
-    operator_norm,
-)
+from meanfield.linalg import Candidate, Certified, Dense, LinearMap, certify, operator_norm
 from meanfield.linalg.blocks import Rows, TokenBlocks
-from meanfield.linalg.certain import groups, row_bound, top_eigenvalues
+from meanfield.linalg.certain import RowWeights, groups, row_bound, top_eigenvalues
 from meanfield.linalg.deflation import Deflated
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize

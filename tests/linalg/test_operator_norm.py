@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meanfield.errors import ConvergenceError
-from meanfield.linalg import Dense, Lanczos, LinearMap, largest_block_norm, operator_norm
+from meanfield.linalg import Dense, Lanczos, LinearMap, operator_norm
+from meanfield.linalg.norms import largest_block_norm
 
 F64 = torch.float64
 

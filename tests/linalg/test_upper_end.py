@@ -14,8 +14,9 @@ from numpy.polynomial import chebyshev
 
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.errors import ConvergenceError
-from meanfield.linalg import Dense, Lanczos, LinearMap, krylov, largest_block_norm, operator_norm
+from meanfield.linalg import Dense, Lanczos, LinearMap, krylov, operator_norm
 from meanfield.linalg.bidiagonalisation import Bidiagonalisation
+from meanfield.linalg.norms import largest_block_norm
 from meanfield.linalg.upper_end import start_tangent, upper_end, worst_upper_end
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure

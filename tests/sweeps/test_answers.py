@@ -11,6 +11,7 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.linalg import operator_norm
 from meanfield.maps import linearize
 from meanfield.measures import ParticleMeasure
+from meanfield.results.answers import Answer, labelled
 
 PARAMETERS = AttentionParameters.random(2, n_heads=2)
 F = SelfAttention(PARAMETERS)
@@ -98,16 +99,16 @@ def test_a_linear_map_says_its_shapes():
     assert repr(linearize(F, MU).atoms) == "LinearMap((4, 2) → (4, 2), dtype=float64)"
 
 
-class Length(results.Answer, noun="length", title="Length of a curve"):
+class Length(Answer, noun="length", title="Length of a curve"):
     """An answer with a field of every kind."""
 
-    value: torch.Tensor = results.labelled("length of the curve", units="m")
-    lower: torch.Tensor = results.labelled("lower end", beside=True)
-    upper: torch.Tensor = results.labelled("upper end", beside=True)
-    converged: torch.Tensor = results.labelled("whether it converged", dtype="bool", beside=True)
-    corners: torch.Tensor | None = results.labelled("corners", dims=("corner",))
-    straight: results.Answer | None = results.labelled("distance of the ends", name="chord")
-    method: str = results.labelled("method", attribute=True, default="polygon")
+    value: torch.Tensor = labelled("length of the curve", units="m")
+    lower: torch.Tensor = labelled("lower end", beside=True)
+    upper: torch.Tensor = labelled("upper end", beside=True)
+    converged: torch.Tensor = labelled("whether it converged", dtype="bool", beside=True)
+    corners: torch.Tensor | None = labelled("corners", dims=("corner",))
+    straight: Answer | None = labelled("distance of the ends", name="chord")
+    method: str = labelled("method", attribute=True, default="polygon")
     private: object = None
 
 

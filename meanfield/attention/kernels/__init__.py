@@ -3,30 +3,21 @@
 `dot_product` and `l2` are complete; `cosine`, `qk_norm`, `soft_cap`, `rotary`, `alibi` and
 `window` change another kernel, ``inner``, so that they combine:
 ``soft_cap(50.0, inner=rotary(dim=64, length=n))``. To add one, subclass `Kernel` and give
-`features`; `push` and `pull` (the derivative and its transpose) are optional. `ModifiedKernel` and
-`FeatureTransform` are base classes of kernels that change another one.
+`features`; `push` and `pull` (the derivative and its transpose) are optional. Base classes of
+kernels that change another one, as `soft_cap` does, are in ``kernel.py``.
 """
 
 from meanfield.attention.kernels.bilinear import dot_product
 from meanfield.attention.kernels.cosine import cosine, qk_norm
 from meanfield.attention.kernels.euclidean import l2
-from meanfield.attention.kernels.kernel import (
-    Features,
-    FeatureSizes,
-    FeatureTransform,
-    Kernel,
-    ModifiedKernel,
-)
+from meanfield.attention.kernels.kernel import Features, Kernel
 from meanfield.attention.kernels.position_bias import alibi, window
 from meanfield.attention.kernels.rotary import rotary
 from meanfield.attention.kernels.soft_cap import soft_cap
 
 __all__ = [
-    "FeatureSizes",
-    "FeatureTransform",
     "Features",
     "Kernel",
-    "ModifiedKernel",
     "alibi",
     "cosine",
     "dot_product",
