@@ -136,14 +136,13 @@ def attention(shape: Shape, w: dict[str, Tensor]) -> SelfAttention:
     if "key" in w:
         parameters = AttentionParameters(w["query"], w["key"], w["value"], output)
         return SelfAttention(parameters, causal=True, kernel=kernel)
-    queries = w["query"].mT
     if shape.variant == "contractive L2":
         # ‖[W_h]‖ (Σ ‖B_h‖²‖Q_h‖²)^½ (1 + 4c), one of the forms of bounds.l2_attention_max.
-        middles = w["value"] @ queries / math.sqrt(queries.shape[-1])
-        sizes = (norm(middles) * norm(queries)).square().sum().sqrt()
+        middles = w["value"] @ w["query"].mT / math.sqrt(w["query"].shape[-2])
+        sizes = (norm(middles) * norm(w["query"])).square().sum().sqrt()
         constant = (1 + 4 * bounds.l2_spread(shape.context)) * sizes * norm(w["output"])
         output = shape.factor * output / constant
-    parameters = AttentionParameters.tied_l2(queries, w["value"].mT, output.mT.flatten(0, 1))
+    parameters = AttentionParameters.tied_l2(w["query"], w["value"], output)
     return SelfAttention(parameters, causal=True, kernel=kernel)
 
 

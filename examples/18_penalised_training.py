@@ -74,7 +74,7 @@ def initial(options: argparse.Namespace, n_symbols: int) -> dict[str, Tensor]:
 def block(variant: str, w: dict[str, Tensor], options: argparse.Namespace) -> Chain:
     """Pre-norm, or two contractive layers."""
     if variant == "contractive":
-        matrices = w["query"].mT, w["value"].mT, w["output"].mT.flatten(0, 1)
+        matrices = w["query"], w["value"], w["output"]
         attends = SelfAttention(AttentionParameters.tied_l2(*matrices), True, kernels.l2)
         mlp = MLP(w["inner"], w["outer"])
         exact = AttentionParameters.tied_l2(*(t.detach().double() for t in matrices))

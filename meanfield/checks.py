@@ -124,7 +124,7 @@ def describe(value: Any) -> str:
         text = repr(value)
         return text if len(text) <= 60 else f"{text[:57]}..."
     if isinstance(value, type):
-        return f"the class {value.__name__}; write {value.__name__}(...)"
+        return f"the class {value.__name__} and no instance of it"
     shape = getattr(value, "shape", None)
     of = f" of shape {tuple(shape)}" if isinstance(shape, tuple) and shape else ""
     return f"{type(value).__name__}{of}"
@@ -149,20 +149,22 @@ def called(function: Any, arguments: tuple[Any, ...], expected: str, hint: str =
         ) from error
 
 
-def as_floats(values: Any, name: str = "value") -> np.ndarray:
+def as_floats(values: Any, name: str = "value", *, finite: bool = False) -> np.ndarray:
     """A float64 array of at least one number, from numbers, lists, arrays, tensors, data frames.
 
     Raises:
         TypeError: text, truth values, complex numbers, objects.
-        ValueError: nothing at all, rows of different lengths, masked entries.
+        ValueError: nothing at all, rows of different lengths, masked entries, and NaN or
+            infinity if `finite`.
     """
     if hasattr(values, "detach"):
-        if values.is_complex() or str(values.dtype) == "torch.bool" or values.is_sparse:
-            raise TypeError(f"{name}: expected real numbers, got {values.dtype}, {values.layout}")
-        values = values.detach().cpu().double().numpy()
+        values = as_float_tensor(values, name).detach().cpu().double().numpy()
     array = _as_array(values, name)
     if not array.size:
         raise ValueError(f"{name}: expected at least one number, got none")
+    if finite and not np.isfinite(array).all():
+        bad = array[~np.isfinite(array)]
+        raise ValueError(f"{name}: expected finite numbers, got {bad[0]} ({bad.size} of them)")
     return array.astype(float, copy=False)
 
 
@@ -246,6 +248,28 @@ def as_generator(value: Any, name: str = "generator") -> torch.Generator:
     return value
 
 
+def check_move(tensor: Tensor, *args: Any, **kwargs: Any) -> None:
+    """Refuse arguments of `torch.Tensor.to` that name no device of this machine, or no dtype here.
+
+    Raises:
+        ValueError: a device that is not there, or a word that is neither device nor dtype.
+        TypeError: a dtype other than float32 and float64.
+    """
+    import torch
+
+    kinds = "torch.float32 or torch.float64"
+    try:
+        dtype = tensor.new_empty(0).to(*args, **kwargs).dtype
+    except (AssertionError, RuntimeError, TypeError):
+        devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        got = ", ".join(describe(value) for value in (*args, *kwargs.values()))
+        raise ValueError(
+            f"to: expected {kinds}, or a device of this machine ({', '.join(devices)}), got {got}"
+        ) from None
+    if dtype not in (torch.float32, torch.float64):
+        raise TypeError(f"to: expected {kinds}, got {dtype}")
+
+
 def check_finite(tensor: Tensor, name: str) -> None:
     """Refuse NaN and infinite entries (skipped where values cannot be looked at)."""
     import torch
@@ -274,6 +298,16 @@ def check_same_kind(reference: Tensor, reference_name: str, tensor: Tensor, name
         )
 
 
+def check_same_labels(reference: Any, reference_name: str, value: Any, name: str) -> None:
+    """Refuse two tables of pandas whose rows have other labels: here rows go by their place."""
+    labels = [table.index for table in (reference, value) if hasattr(table, "iloc")]
+    if len(labels) == 2 and not labels[0].equals(labels[1]):
+        raise ValueError(
+            f"{name}: expected the row labels of {reference_name} in the same order, got others; "
+            "rows go by place, so sort them alike, or take .to_numpy() of both"
+        )
+
+
 def _as_array(value: Any, name: str) -> np.ndarray:
     """Numbers in a NumPy array of the machine's own byte order that may be written to."""
     if hasattr(value, "to_numpy"):  # pandas, xarray and their like
@@ -282,19 +316,21 @@ def _as_array(value: Any, name: str) -> np.ndarray:
         if np.ma.is_masked(value):
             hidden = int(np.ma.getmaskarray(value).sum())
             raise ValueError(
-                f"{name}: expected an array without masked entries, got {hidden} of them; "
-                "leave them out, or give atoms that are missing the weight 0"
+                f"{name}: expected an array without masked entries, got {hidden} of them; leave "
+                "them out (an atom that is absent has weight 0)"
             )
         value = value.data
     if _has_gradient(value) and not hasattr(value, "detach"):
         raise TypeError(
             f"{name}: expected one tensor where a gradient is wanted, got a "
-            f"{type(value).__name__} of tensors; join them with torch.stack({name})"
+            f"{type(value).__name__} of tensors; torch.stack makes one of them"
         )
     try:
         array = np.asarray(value)
-    except ValueError as error:
-        raise ValueError(f"{name}: expected rows of one length, got {error}") from None
+    except ValueError:
+        raise ValueError(
+            f"{name}: expected rows of one length, got {describe(value)} of several lengths"
+        ) from None
     except TypeError:
         raise TypeError(f"{name}: expected an array of numbers, got {describe(value)}") from None
     if array.dtype.kind not in "iuf":

@@ -200,7 +200,7 @@ class Map(ABC):
         found = offered_upper(self, mu)
         if found is None:
             raise NotImplementedError(
-                f"local_upper: expected a map that declares a bound, got {name_of(self)}; give "
+                f"F: expected a map that declares an upper bound, got {name_of(self)}; give "
                 "the subclass of Map a method local_upper(mu)"
             )
         return found
@@ -220,7 +220,7 @@ class Map(ABC):
             NotImplementedError: F declares none.
         """
         raise NotImplementedError(
-            f"ball_bounds: expected a map that declares bounds in a ball, got {name_of(self)}; "
+            f"F: expected a map that declares bounds in a ball, got {name_of(self)}; "
             "give the subclass of Map a method ball_bounds(mu, radii, *, splitting=True)"
         )
 

@@ -16,7 +16,9 @@ from meanfield.checks import (
     as_float_tensor,
     called,
     check_finite,
+    check_move,
     check_same_kind,
+    check_same_labels,
     count,
     describe,
     is_traced,
@@ -44,7 +46,8 @@ class ParticleMeasure:
     """A probability measure μ = Σᵢ aᵢ δ_{xᵢ} on R^d, or Σᵢ aᵢ δ_{(sᵢ, xᵢ)} on [0, 1] × R^d.
 
     Weights are kept as logarithms, so that an atom of weight e^{−900} loses no digits, and a ratio
-    of two weights is computed from the difference of their logarithms.
+    of two weights is computed from the difference of their logarithms. ``mu == nu`` asks whether
+    they are one object, `meanfield.w2` whether they are one measure.
 
     Args:
         points: atoms xᵢ, shape (..., n, d), float32 or float64; leading axes are a batch.
@@ -78,9 +81,12 @@ class ParticleMeasure:
         log_weights: Any = None,
         positions: Any = None,
     ) -> None:
-        points = _as_points(points, "points")
         if weights is not None and log_weights is not None:
             raise ValueError("expected weights or log_weights, got both; give one of them")
+        given = {"weights": weights, "log_weights": log_weights, "positions": positions}
+        for name, each in given.items():
+            check_same_labels(points, "points", each, name)
+        points = _as_points(points, "points")
         logs = _log_weights(points, weights, log_weights)
         if positions is not None:
             positions = _per_particle(points, positions, "positions")
@@ -105,7 +111,7 @@ class ParticleMeasure:
             >>> ParticleMeasure.of(([[0.0], [2.0]], [0.25, 0.75])).weights
             tensor([0.2500, 0.7500], dtype=torch.float64)
         """
-        is_pair = isinstance(value, tuple) and len(value) == 2 and np.ndim(value[0]) >= 2
+        is_pair = isinstance(value, tuple) and len(value) == 2
         if weights is not None and (is_pair or isinstance(value, ParticleMeasure)):
             raise ValueError(
                 f"weights: expected None for {name}, which comes with its own, "
@@ -114,6 +120,7 @@ class ParticleMeasure:
         if isinstance(value, ParticleMeasure):
             return check_measure(value, name)
         value, weights = value if is_pair else (value, weights)
+        check_same_labels(value, name, weights, f"weights of {name}")
         points = _as_points(value, name)
         return _measure(points, _log_weights(points, weights, None, f"weights of {name}"), None)
 
@@ -175,6 +182,7 @@ class ParticleMeasure:
 
     def to(self, *args: Any, **kwargs: Any) -> ParticleMeasure:
         """The same measure in another dtype or on another device (as `torch.Tensor.to`)."""
+        check_move(self.points, *args, **kwargs)
         return self._with(self.points.to(*args, **kwargs), lambda t: t.to(*args, **kwargs))
 
     def expand(self, *batch: int) -> ParticleMeasure:
@@ -200,6 +208,10 @@ class ParticleMeasure:
                 f"+ (d,), got {tuple(points.shape)}"
             )
         return _measure(points, self.log_weights, self.positions)
+
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        """Refused: NumPy would make one object of it."""
+        raise TypeError("expected an array, got a ParticleMeasure; take mu.points or mu.weights")
 
     def __getitem__(self, index: Any) -> ParticleMeasure:
         """One measure of a batch, or a part of the batch; indexes batch axes only."""
@@ -460,7 +472,7 @@ def _measure(points: Tensor, logs: Tensor, positions: Tensor | None) -> Particle
 def _as_points(value: Any, name: str) -> Tensor:
     points = as_float_tensor(value, name)
     if points.ndim < 2 or 0 in points.shape[-2:]:
-        hint = f"; points on the line are {name}[:, None], and weights stand beside points"
+        hint = f"; points on the line are {name}[:, None], and weights come second"
         raise ValueError(
             f"{name}: expected shape (..., n, d) with n ≥ 1 particles in dimension d ≥ 1, "
             f"got {tuple(points.shape)}{hint * (points.ndim == 1)}"

@@ -527,6 +527,12 @@ def sinkhorn_attention_map(
 # ------------------------------------------------------------------ L2 attention [KPM21]
 
 
+def outputs_by_inputs(query: Any, value: Any, output: Any) -> tuple[Any, Any, Any]:
+    """The matrices of `l2_attention` as `AttentionParameters.tied_l2` takes them."""
+    heads = output.reshape(len(query), -1, output.shape[-1])
+    return tuple(matrix.swapaxes(-1, -2) for matrix in (query, value, heads))
+
+
 def l2_attention(
     points: np.ndarray, query: np.ndarray, value: np.ndarray, output: np.ndarray
 ) -> np.ndarray:

@@ -15,6 +15,7 @@ from meanfield.checks import (
     as_float_tensor,
     as_generator,
     check_finite,
+    check_move,
     check_same_kind,
     count,
     describe,
@@ -35,7 +36,9 @@ class AttentionParameters:
     the layer sums the heads and adds b_O ([CAP24] Def. 2.1, 2.2 and App. E.3). Under the softmax
     of dot products a key bias changes nothing; with rotary positions, or for other kernels, it
     does. Several query heads may share one key and value head (grouped heads): query head h then
-    uses key and value head ⌊hG/H⌋.
+    uses key and value head ⌊hG/H⌋. Matrices map columns, as the weights of `torch.nn.Linear` do:
+    outputs × inputs, here and everywhere else. The matrices of [KPM21] and those that multiply
+    rows, X W^Q, are their transposes.
 
     Args:
         query: Q, shape (H, k, d); a matrix (k, d) is one head.
@@ -131,35 +134,22 @@ class AttentionParameters:
 
     @classmethod
     def tied_l2(cls, query: Any, value: Any, output: Any = None) -> AttentionParameters:
-        """The L2 attention of [KPM21] in the paper's matrices, for ``kernel=kernels.l2``.
+        """The L2 attention of [KPM21], for ``kernel=kernels.l2``.
 
-        P_ij ∝ exp(−‖W^Qᵀ(xᵢ − xⱼ)‖²/√k), heads P X W^Q W^Qᵀ W^V/√k concatenated, times W^O:
+        P_ij ∝ exp(−‖Q(xᵢ − xⱼ)‖²/√k), heads Σⱼ Pᵢⱼ V QᵀQ xⱼ/√k, summed behind their outputs:
         queries and keys are one, and the values see only what the queries see, without which
         L2 attention would not be Lipschitz.
 
         Args:
-            query: W^Q, shape (H, d, k) or (d, k).
-            value: W^V, shape (H, d, v) or (d, v).
-            output: W^O, shape (H·v, d_out); the identity if None, which needs one head.
+            query: Q = W^Qᵀ, shape (H, k, d) or (k, d).
+            value: V = W^Vᵀ, shape (H, v, d) or (v, d).
+            output: the transposes of the H blocks of rows of W^O, shape (H, d_out, v); the
+                identity if None, which needs one head.
         """
-        W, V = _heads(query, "query"), _heads(value, "value")
-        check_same_kind(W, "query", V, "value")
-        if W.shape[-2] != V.shape[-2] or len(W) != len(V):
-            raise ValueError(
-                f"value: expected shape ({len(W)}, {W.shape[-2]}, v) beside query "
-                f"{tuple(W.shape)}, got {tuple(V.shape)}"
-            )
-        heads = None
-        if output is not None:
-            rows = as_float_tensor(output, "output")
-            if rows.ndim != 2 or len(rows) != len(V) * V.shape[-1]:
-                raise ValueError(
-                    f"output: expected shape ({len(V) * V.shape[-1]}, d_out), "
-                    f"got {tuple(rows.shape)}"
-                )
-            heads = rows.unflatten(0, (len(V), -1)).mT
-        values = V.mT @ W @ W.mT / math.sqrt(W.shape[-1])
-        return cls(W.mT, W.mT, values, heads)
+        Q, V = _heads(query, "query"), _heads(value, "value")
+        check_same_kind(Q, "query", V, "value")
+        _check_shapes(Q, Q, V, None if output is None else _heads(output, "output"))
+        return cls(Q, Q, V @ Q.mT @ Q / math.sqrt(Q.shape[-2]), output)
 
     @classmethod
     def from_module(cls, module: torch.nn.MultiheadAttention) -> AttentionParameters:
@@ -400,6 +390,7 @@ class AttentionParameters:
 
     def to(self, *args: Any, **kwargs: Any) -> AttentionParameters:
         """The same matrices in another dtype or on another device (as `torch.Tensor.to`)."""
+        check_move(self.query, *args, **kwargs)
         return self._each(lambda t: t.to(*args, **kwargs))
 
     def detach(self) -> AttentionParameters:
@@ -464,7 +455,11 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor, w: Tensor | None) -> None:
             f"dividing {H}, got {tuple(k.shape)}"
         )
     if v.shape[0] != k.shape[0] or v.shape[-1] != d:
-        raise ValueError(f"value: expected shape ({k.shape[0]}, v, {d}), got {tuple(v.shape)}")
+        turned = v.shape[-1] != d and v.shape[-2] == width
+        hint = "; matrices are outputs × inputs, so give .mT of all of X W" * turned
+        raise ValueError(
+            f"value: expected shape ({k.shape[0]}, v, {d}), got {tuple(v.shape)}{hint}"
+        )
     if w is None:
         if H > 1:
             raise ValueError(

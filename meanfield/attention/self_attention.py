@@ -77,7 +77,7 @@ class SelfAttention(Map):
     normalization: Normalization = softmax
 
     def __post_init__(self) -> None:
-        _check_kind(self.parameters, AttentionParameters, "parameters", "matrices")
+        _check_kind(self.parameters, AttentionParameters, "parameters", "AttentionParameters")
         object.__setattr__(self, "causal", as_bool(self.causal, "causal"))
         _check_kind(self.kernel, Kernel, "kernel", "a kernel of meanfield.attention.kernels")
         _check_kind(
@@ -337,8 +337,8 @@ class SelfAttention(Map):
         check_measure(mu, finite=False)
         if mu.dim != par.dim:
             raise ValueError(
-                f"expected a measure on R^{par.dim} (the parameters' dimension), "
-                f"got one on R^{mu.dim}"
+                f"mu: expected a measure on R^{par.dim} (the parameters' dimension), got one on "
+                f"R^{mu.dim}; points are (n, d), and matrices map columns: query is (H, k, d)"
             )
         check_same_kind(par.query, "the parameters", mu.points, "the measure")
         if (self.causal or self.kernel.needs_positions) and mu.positions is None:
@@ -379,8 +379,8 @@ class SelfAttention(Map):
         if not traced and not bool(weights.seeing(positions).all()):
             why = f"{self.kernel} hides" if weights.scoring.position_bias else "it lies before"
             raise ValueError(
-                f"s: Γ is undefined at a position that sees no atom, since {why} all the mass; "
-                f"got s from {float(positions.min())} to {float(positions.max())}"
+                "s: expected positions that see an atom, since Γ is undefined elsewhere, got "
+                f"{float(positions.min())} to {float(positions.max())}: {why} all the mass"
             )
         return positions
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from meanfield.checks import as_floats
 
-__all__ = ["counts", "exponent", "norms", "orders", "out"]
+__all__ = ["counts", "exponent", "norms", "orders", "out", "square"]
 
 _LARGEST = 1e300  # of c: a few times as much still is a float64
 
@@ -23,6 +23,14 @@ def norms(value: Any, name: str) -> np.ndarray:
             "flattened, or broadcast from a row and a column"
         )
     return _checked(array, (array >= 0) & (array < np.inf), f"{name}: expected finite numbers ≥ 0")
+
+
+def square(A: Any) -> np.ndarray:
+    """A square matrix of finite numbers."""
+    matrix = as_floats(A, "A", finite=True)
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        raise ValueError(f"A: expected one square matrix (d, d), got shape {matrix.shape}")
+    return matrix
 
 
 def counts(n: Any) -> np.ndarray:

@@ -38,7 +38,7 @@ def two_dirac_entry(gamma: Any, radius: Any, log_ratio: Any, *, p: Any = 2.0) ->
     Source: growth [CAP24] Prop. 3.6 and App. C.8; this constant is this package's. Proved.
     """
     c, inverse = exponent(gamma, radius)[0], 1 / orders(p)
-    logit = as_floats(log_ratio) + 2 * c
+    logit = as_floats(log_ratio, "log_ratio") + 2 * c
     # log t and log (1−t): no overflow at either end.
     log_t, log_rest = -np.logaddexp(0, -logit), -np.logaddexp(0, logit)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -205,15 +205,18 @@ def _heads(layer: Any) -> tuple[_Heads, list[np.ndarray]]:
     found = Layer.of(layer)
     par = found.parameters
     if found.norm is not None:
-        raise ValueError("L2 attention: expected a layer, got a chain of a norm and a layer")
+        raise ValueError("layer: expected L2 attention alone, got a chain of a norm and a layer")
     if found.score is not None and found.score.kind != "l2":
-        raise ValueError("L2 attention: expected a layer with kernel=l2, got another")
+        raise ValueError(
+            "layer: expected L2 attention, SelfAttention(parameters, kernel=kernels.l2), got "
+            f"kernel {found.score.kind}"
+        )
     queries = as_floats(par.query)
     values = as_floats(par.per_head(par.value))
     outputs = None if par.output is None else as_floats(par.output)
     if not tied_norms(par)[0]:
         raise ValueError(
-            "L2 attention: expected tied queries and keys, key = query and key_bias = query_bias; "
+            "layer: expected tied queries and keys, key = query and key_bias = query_bias; "
             "untied, it is not Lipschitz on R^d"
         )
     heads, lefts = [], []
@@ -222,7 +225,7 @@ def _heads(layer: Any) -> tuple[_Heads, list[np.ndarray]]:
         outside = np.linalg.norm(v - B @ q)
         if outside > _OUTSIDE * np.linalg.norm(v):
             raise ValueError(
-                f"L2 attention: expected values of head {h} that are a function of its queries, "
+                f"layer: expected values of head {h} that are a function of its queries, "
                 f"value = B @ query, got a part {outside:.2g} outside; without it the layer is "
                 "not Lipschitz on R^d. AttentionParameters.tied_l2 makes such values"
             )

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import exponent, norms, out
+from meanfield.bounds.arguments import exponent, norms, out, square
 from meanfield.bounds.sharp import kernel_norm
-from meanfield.checks import as_floats
 
 __all__ = ["exponential_rate", "mean_field_by_rate"]
 
@@ -35,10 +34,7 @@ def exponential_rate(A: Any, radius: Any = 1.0) -> Any:
         >>> exponential_rate([[2.0, 0.0], [0.0, 1.0]])
         0.5
     """
-    matrix = as_floats(A)
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
-        raise ValueError(f"A: expected a square matrix (d, d), got shape {matrix.shape}")
-    r = norms(radius, "radius")
+    matrix, r = square(A), norms(radius, "radius")
     size = float(np.linalg.norm(matrix, 2))
     with np.errstate(over="ignore"):
         return out(size * _unit_rate(matrix / size) * r * r if size > 0 else 0.0 * r)
@@ -79,7 +75,7 @@ def mean_field_by_rate(A: Any, norm_V: Any, radius: Any) -> Any:
         >>> mean_field_by_rate([[1.0]], 1.0, 6.0) < 1e6  # mean_field: 1e17
         True
     """
-    matrix, v = as_floats(A), norms(norm_V, "norm_V")
+    matrix, v = square(A), norms(norm_V, "norm_V")
     rate = exponential_rate(matrix, radius)
     c, field = exponent(np.linalg.norm(matrix, 2), radius)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import counts, exponent, norms, out
+from meanfield.bounds.arguments import counts, exponent, norms, out, square
 from meanfield.checks import as_floats
 
 __all__ = [
@@ -69,9 +69,7 @@ def proposition_3_4(gamma: Any, radius: Any, n: Any) -> Any:
 
     Source: [CAP24] Proposition 3.4; `meanfield.sampling.adversarial` builds the witness.
     """
-    g, n = as_floats(gamma, "gamma"), counts(n)
-    if not np.isfinite(g).all():
-        raise ValueError(f"gamma: expected finite numbers, got {gamma!r}")
+    g, n = as_floats(gamma, "gamma", finite=True), counts(n)
     c = np.sign(g) * exponent(np.abs(g), radius)[0]
     with np.errstate(over="ignore", divide="ignore"):
         # 1/√(n−1) + √(n−1) e^{−2c}: the second part in logarithms, for n may be infinite.
@@ -87,12 +85,7 @@ def scaling_factor(A: Any) -> float:
 
     Source: [CAP24] Proposition 3.4.
     """
-    matrix = as_floats(A, "A")
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"A: expected a square matrix, got shape {matrix.shape}")
-    if not np.isfinite(matrix).all():
-        raise ValueError("A: expected finite numbers, got NaN or infinite ones")
-    eigenvalues = np.linalg.eigvals(matrix)
+    eigenvalues = np.linalg.eigvals(square(A))
     real = eigenvalues[np.isreal(eigenvalues)].real
     return float(max(-real.min(), real.max() / 8, 0.0)) if real.size else 0.0
 

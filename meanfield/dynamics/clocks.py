@@ -46,11 +46,9 @@ def checked_times(times: Sequence[float] | Any) -> np.ndarray:
     Raises:
         ValueError: another shape, NaN or infinite times, times that do not increase.
     """
-    found = as_floats(times, "times")
-    if found.ndim != 1 or not len(found):
+    found = as_floats(times, "times", finite=True)
+    if found.ndim != 1:
         raise ValueError(f"times: expected a sequence of numbers, got shape {found.shape}")
-    if not np.isfinite(found).all():
-        raise ValueError("times: expected finite numbers, got NaN or infinite ones")
     if not (np.diff(found) > 0).all():
         k = int(np.argmin(np.diff(found)))
         raise ValueError(

@@ -82,7 +82,7 @@ def layer(dim: int, n_heads: int, seed: int) -> AttentionParameters:
     k = dim // n_heads
     W, V = torch.randn(2, n_heads, dim, k, generator=generator, dtype=torch.float64) / dim**0.5
     output = torch.randn(dim, dim, generator=generator, dtype=torch.float64) / dim**0.5
-    return AttentionParameters.tied_l2(W, V, output)
+    return AttentionParameters.tied_l2(W.mT, V.mT, output.unflatten(0, (n_heads, k)).mT)
 
 
 def tokens(spread: float, n: int, dim: int, batch: int, seed: int) -> Tensor:

@@ -83,10 +83,9 @@ def layer(dim: int, n_heads: int, seed: int) -> AttentionParameters:
     generator = torch.Generator().manual_seed(seed)
     draws = torch.randn(2, dim, dim, generator=generator, dtype=torch.float64)
     queries, values = (torch.linalg.qr(draw)[0] for draw in draws)
-    split = (dim, n_heads, dim // n_heads)
-    return AttentionParameters.tied_l2(
-        queries.reshape(split).movedim(1, 0), values.reshape(split).movedim(1, 0), eye
-    )
+    heads = (n_heads, dim // n_heads)
+    query, value, output = (W.mT.unflatten(0, heads) for W in (queries, values, eye))
+    return AttentionParameters.tied_l2(query, value, output.mT)
 
 
 def two_groups(n: int) -> Tensor:

@@ -93,7 +93,7 @@ class Composite(Map):
         name = type(self).__name__
         if not isinstance(maps, Iterable):
             raise TypeError(f"{name}: expected a list of maps of measures, got {describe(maps)}")
-        found = tuple(as_map(F, f"{name}, place {place}") for place, F in enumerate(maps))
+        found = tuple(as_map(F, f"maps[{place}]") for place, F in enumerate(maps))
         if not found:
             raise ValueError(f"{name}: expected at least one map of measures, got none")
         return found

@@ -16,6 +16,7 @@ from meanfield.maps import (
     BallBounds,
     Linearisation,
     Map,
+    as_map,
     expanded_radii,
     linearize,
     scaled_radii,
@@ -67,7 +68,7 @@ class Bounded(Composite):
     def __init__(
         self, map: MeasureMap, constant: float, norm: str = "l2", ball: Ball | None = None
     ) -> None:
-        super().__init__([map])
+        super().__init__([as_map(map, "map")])
         object.__setattr__(self, "constant", _number(constant))
         object.__setattr__(self, "norm", choice(norm, "norm", _NORMS))
         object.__setattr__(self, "ball", ball)
@@ -165,7 +166,7 @@ def contractive(
     """
     # From 1 on the layer need not have an inverse.
     factor = number(factor, "factor", above=0, below=1)
-    bounded = Bounded(F, constant, norm, ball)
+    bounded = Bounded(as_map(F), constant, norm, ball)
     if bounded.constant == 0:
         raise ValueError("constant: expected a number > 0, got 0")
     return Residual(bounded, factor / bounded.constant)

@@ -14,6 +14,7 @@ from meanfield.maps import (
     BallBounds,
     Linearisation,
     Map,
+    as_map,
     expanded_radii,
     linearize,
 )
@@ -44,7 +45,7 @@ class Residual(Composite):
     scale: float
 
     def __init__(self, map: MeasureMap, scale: float = 1.0) -> None:
-        super().__init__([map])
+        super().__init__([as_map(map, "map")])
         object.__setattr__(self, "scale", number(scale, "scale"))
 
     @property

@@ -73,11 +73,6 @@ def as_pair(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) ->
 
 def _measure(value: Measure, weights: Any, name: str) -> ParticleMeasure:
     """The measure of one argument; of a list of clouds a batch, padded with atoms of weight 0."""
-    if isinstance(value, tuple) and len(value) == 2 and np.ndim(value[0]) == 1:
-        raise ValueError(
-            f"{name}: expected (points, weights), points (n, d) first, got a first entry of shape "
-            f"{np.shape(value[0])}"
-        )
     sizes = {_size(entry) for entry in value} if isinstance(value, list) and value else {None}
     if None in sizes or (len(sizes) == 1 and not isinstance(value[0], ParticleMeasure)):
         return ParticleMeasure.of(value, weights, name=name)

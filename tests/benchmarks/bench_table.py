@@ -37,7 +37,7 @@ def layer(case: int, d: int, g: torch.Generator) -> Map:
     if case % 13 == 0:
         kernel = alibi([0.5] * heads, length=4.0)
     if kernel is l2:
-        par = AttentionParameters.tied_l2(draw(heads, d, 2), draw(heads, d, 2), draw(2 * heads, d))
+        par = AttentionParameters.tied_l2(draw(heads, 2, d), draw(heads, 2, d), draw(heads, d, 2))
     else:
         kinds = BIASES if case % 4 == 1 else (BIASES[case % 3],) if case % 2 else ()
         query, key = draw(heads, 2, d), draw(heads, 2, d)

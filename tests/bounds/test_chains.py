@@ -18,7 +18,7 @@ from meanfield.bounds.sharp import kernel_norm
 from meanfield.bounds.spheres import sphere_mean_field, tangential_norm
 from meanfield.layers import MLP, Chain, LayerNorm, RMSNorm
 from meanfield.lipschitz import local_lipschitz
-from tests import strategies
+from tests import oracles, strategies
 
 F64 = torch.float64
 BOUNDED = {
@@ -344,7 +344,7 @@ def test_theorem_3_2_of_l2_attention_is_the_printed_form(n):
     g = torch.Generator().manual_seed(5)
     W, V = (torch.randn(2, 4, 2, dtype=F64, generator=g) for _ in range(2))
     O = torch.randn(4, 4, dtype=F64, generator=g)  # noqa: E741
-    par = AttentionParameters.tied_l2(W, V, O)
+    par = AttentionParameters.tied_l2(*oracles.outputs_by_inputs(W, V, O))
     found = bounds.l2_theorem_3_2(par, n)
     # The smallest W^V of the same values: W^V less what W^Q does not see.
     projected = [W[h] @ torch.linalg.pinv(W[h]) @ V[h] for h in range(2)]

@@ -48,7 +48,9 @@ def max_norm_lower(J: torch.Tensor, n: int) -> float:
 @pytest.mark.parametrize("n", [2, 4, 8])
 @pytest.mark.parametrize(("heads", "k"), [(1, 1), (2, 1), (2, 2)])
 def test_no_jacobian_exceeds_the_bounds(n, heads, k, causal):
-    parameters = AttentionParameters.tied_l2(*paper_matrices(heads, k, n))
+    parameters = AttentionParameters.tied_l2(
+        *oracles.outputs_by_inputs(*paper_matrices(heads, k, n))
+    )
     generator = torch.Generator().manual_seed(n)
     sizes = 10.0 ** torch.linspace(-1.5, 1.0, 200, dtype=torch.float64)
     X = torch.randn(200, n, heads * k, generator=generator, dtype=torch.float64)
@@ -64,7 +66,7 @@ def test_no_jacobian_exceeds_the_bounds(n, heads, k, causal):
 @pytest.mark.parametrize("lightest", [0.2, 1e-3, 1e-6])
 def test_weighted_atoms_obey_the_bound_at_one_over_the_lightest_weight(lightest):
     generator = torch.Generator().manual_seed(3)
-    parameters = AttentionParameters.tied_l2(*paper_matrices(1, 2, 5))
+    parameters = AttentionParameters.tied_l2(*oracles.outputs_by_inputs(*paper_matrices(1, 2, 5)))
     weights = torch.tensor([lightest, *[(1 - lightest) / 3] * 3], dtype=torch.float64)
     X = torch.randn(400, 4, 2, generator=generator, dtype=torch.float64)
     X = X * 10.0 ** torch.linspace(-1, 1, 400, dtype=torch.float64)[:, None, None]
@@ -97,8 +99,8 @@ def test_two_far_groups_come_within_two_of_the_bound(n):
 
 def test_the_bounds_scale_as_the_jacobian_does():
     W, V, output = paper_matrices(2, 2, 1)
-    before = AttentionParameters.tied_l2(W, V, output)
-    after = AttentionParameters.tied_l2(10 * W, V, output)
+    before = AttentionParameters.tied_l2(*oracles.outputs_by_inputs(W, V, output))
+    after = AttentionParameters.tied_l2(*oracles.outputs_by_inputs(10 * W, V, output))
     for bound in (bounds.l2_attention_inf, bounds.l2_attention_2, bounds.l2_attention_max):
         assert bound(after, 7) == pytest.approx(100 * bound(before, 7))
 
@@ -106,7 +108,7 @@ def test_the_bounds_scale_as_the_jacobian_does():
 @pytest.mark.parametrize("seed", range(5))
 def test_the_bounds_are_below_the_forms_of_the_paper(seed):
     matrices = paper_matrices(2, 2, seed)
-    parameters = AttentionParameters.tied_l2(*matrices)
+    parameters = AttentionParameters.tied_l2(*oracles.outputs_by_inputs(*matrices))
     arrays = [m.numpy() for m in matrices]
     room = 1 + 1e-9
     assert bounds.l2_attention_inf(parameters, 7) <= oracles.l2_bound_inf(7, *arrays) * room
@@ -125,7 +127,9 @@ def test_one_head_of_dimension_one_has_the_reference_values():
 
 def test_the_paper_s_layer_is_the_oracle_s():
     W, V, output = paper_matrices(2, 2, 4)
-    F = SelfAttention(AttentionParameters.tied_l2(W, V, output), kernel=kernels.l2)
+    F = SelfAttention(
+        AttentionParameters.tied_l2(*oracles.outputs_by_inputs(W, V, output)), kernel=kernels.l2
+    )
     X = torch.linspace(-1, 1, 20, dtype=torch.float64).reshape(5, 4).cos()
     expected = oracles.l2_attention(X.numpy(), W.numpy(), V.numpy(), output.numpy())
     np.testing.assert_allclose(F(ParticleMeasure(X)).points, expected, rtol=1e-11)
@@ -159,13 +163,13 @@ def test_a_layer_without_a_constant_is_refused():
     good = AttentionParameters.tied_l2([[1.0]], [[1.0]])
     with pytest.raises(ValueError, match="n: expected a number ≥ 1"):
         bounds.l2_attention_inf(good, 0)
-    with pytest.raises(ValueError, match=r"output: expected shape \(1, d_out\)"):
-        AttentionParameters.tied_l2([[1.0]], [[1.0]], [[1.0], [1.0]])
+    with pytest.raises(ValueError, match=r"output: expected shape \(1, d_out, 1\)"):
+        AttentionParameters.tied_l2([[1.0]], [[1.0]], [[1.0, 1.0]])
 
 
 def test_the_bias_that_queries_and_keys_share_changes_nothing():
     W, V, output = paper_matrices(1, 2, 2)
-    plain = AttentionParameters.tied_l2(W, V, output)
+    plain = AttentionParameters.tied_l2(*oracles.outputs_by_inputs(W, V, output))
     bias = [[1.0, -2.0]]
     biased = AttentionParameters(
         plain.query, plain.key, plain.value, plain.output, query_bias=bias, key_bias=bias

@@ -185,10 +185,10 @@ def other_layer(seed, d, kind, causal):
         )
         return SelfAttention(par, causal=causal, kernel=soft_cap(0.8))
     W, V = (
-        torch.randn(2, d, 2, dtype=F64, generator=g),
-        torch.randn(2, d, 2, dtype=F64, generator=g),
+        torch.randn(2, 2, d, dtype=F64, generator=g),
+        torch.randn(2, 2, d, dtype=F64, generator=g),
     )
-    par = AttentionParameters.tied_l2(W, V, torch.randn(4, d, dtype=F64, generator=g))
+    par = AttentionParameters.tied_l2(W, V, torch.randn(2, d, 2, dtype=F64, generator=g))
     bias = torch.randn(2, 2, dtype=F64, generator=g)
     biased = AttentionParameters(
         par.query, par.key, par.value, par.output, query_bias=bias, key_bias=bias
@@ -227,7 +227,7 @@ def test_rows_of_other_scores_have_the_numbers_of_the_formulas():
     masked = bounds.table(SelfAttention(par, causal=True, kernel=soft_cap(1.5)), 1.2)
     expected = bounds.capped_mean_field(2.0, 3.0, 1.2, 1.5, causal=True)
     assert masked.row("soft cap, masked").value == pytest.approx(expected, rel=1e-8)
-    tied = AttentionParameters.tied_l2([[2.0, 0.0], [0.0, 1.0]], [[1.0], [0.5]])
+    tied = AttentionParameters.tied_l2([[2.0, 0.0], [0.0, 1.0]], [[1.0, 0.5]])
     F = SelfAttention(tied, kernel=l2)
     found = bounds.table(F, 1.2)
     norm_V = float(Layer.of(tied).norm_V[0])
@@ -318,5 +318,5 @@ def test_what_a_layer_says_of_itself_is_not_contradicted():
     tied = AttentionParameters.tied_l2([[1.0]], [[1.0]])
     for bound in (bounds.l2_attention_2, bounds.l2_attention_inf, bounds.l2_attention_max):
         assert bound(SelfAttention(tied, kernel=l2), 16) == bound(tied, 16)
-        with pytest.raises(ValueError, match="kernel=l2"):
+        with pytest.raises(ValueError, match="kernel=kernels.l2"):
             bound(SelfAttention(tied), 16)

@@ -398,7 +398,7 @@ def test_the_bound_at_a_batch_and_in_blocks_is_that_one_by_one():
 
 
 def test_a_map_without_that_bound_says_so():
-    with pytest.raises(NotImplementedError, match="local_upper: expected .* got <lambda>"):
+    with pytest.raises(NotImplementedError, match="F: expected .* got <lambda>"):
         bounds.local_upper(lambda mu: mu, ParticleMeasure([[0.0]]))
 
 

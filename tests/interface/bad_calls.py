@@ -488,7 +488,7 @@ CALLS = [
          {"max_steps": 20, "upper_rtol": 0.1, "miss": 1e-3, "generator": None, "max_basis": 4},
          {"max_steps": "count", "upper_rtol": "not negative", "miss": "positive",
           "generator": "generator", "max_basis": "count"},
-         {("upper_rtol", "inf"): None} | _optional("max_basis")),
+         {("upper_rtol", "inf"): None} | _optional("max_basis", "miss")),
     Call("local_lipschitz", lipschitz.local_lipschitz,
          {"/F": F, "/mu": MU, "geometry": "wasserstein", "rtol": 1e-3, "solver": None,
           "strict": True},

@@ -261,7 +261,7 @@ def test_the_change_of_a_product_is_the_less_of_its_two_sums(first, second, chan
 
 def test_parts_without_a_bound_are_named():
     mu = cloud(1)
-    with pytest.raises(NotImplementedError, match="ball_bounds: expected a map .* got <lambda>"):
+    with pytest.raises(NotImplementedError, match="F: expected a map .* got <lambda>"):
         ball_upper(Chain([layer_norm(), lambda nu: pushforward(torch.tanh, nu)]), mu, 0.1)
     kernel = SelfAttention(AttentionParameters.random(D), kernel=l2)
     with pytest.raises(

@@ -51,7 +51,7 @@ def draw_layer(generator, d, heads, size=1.0):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
     return AttentionParameters.tied_l2(
-        size * normal(heads, d, k), normal(heads, d, k), normal(heads * k, d)
+        size * normal(heads, k, d), normal(heads, k, d), normal(heads, d, k)
     )
 
 

@@ -174,7 +174,7 @@ def test_maps_that_declare_nothing_are_differentiated_inside_a_chain():
     ("make", "message"),
     [
         (lambda: Chain([]), "at least one"),
-        (lambda: Chain([layer_norm(), 3]), "place 1: expected a map"),
+        (lambda: Chain([layer_norm(), 3]), r"maps\[1\]: expected a map"),
         (lambda: Residual(None), "got None"),
         (lambda: Residual(layer_norm(), math.inf), "finite"),
         (lambda: Pointwise(2.0), "function of points"),

@@ -72,7 +72,7 @@ def test_batches_and_grouped_heads_have_a_bound_each():
 
 def test_other_maps_and_kernels_are_refused():
     mu = ParticleMeasure([[0.0], [1.0]])
-    with pytest.raises(NotImplementedError, match="ball_bounds: expected a map .* got <lambda>"):
+    with pytest.raises(NotImplementedError, match="F: expected a map .* got <lambda>"):
         ball_upper(lambda nu: nu, mu, 0.1)
     F = SelfAttention(AttentionParameters.random(1), kernel=l2)
     with pytest.raises(NotImplementedError, match="a kernel that says how far its features move"):

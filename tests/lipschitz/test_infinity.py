@@ -36,7 +36,9 @@ def test_it_is_the_oracle_s_of_l2_attention():
     W, V, output = rng.normal(size=(2, 4, 2)), rng.normal(size=(2, 4, 2)), rng.normal(size=(4, 4))
     X = rng.normal(size=(5, 4))
     J = oracles.jacobian_by_complex_step(lambda Y: oracles.l2_attention(Y, W, V, output), X)
-    F = SelfAttention(AttentionParameters.tied_l2(W, V, output), kernel=kernels.l2)
+    F = SelfAttention(
+        AttentionParameters.tied_l2(*oracles.outputs_by_inputs(W, V, output)), kernel=kernels.l2
+    )
     found = infinity_norm(F, ParticleMeasure(X))
     assert float(found.value) == pytest.approx(np.abs(J).sum(1).max(), rel=1e-9)
 

@@ -80,9 +80,11 @@ def test_a_module_may_be_a_map():
 
 def test_what_is_not_declared_is_refused_by_name():
     mu = small.cloud()
-    with pytest.raises(NotImplementedError, match="local_upper: expected a map .* got plain"):
+    with pytest.raises(
+        NotImplementedError, match="F: expected a map that declares an upper bound, got plain"
+    ):
         as_map(small.plain).local_upper(mu)
-    with pytest.raises(NotImplementedError, match="ball_bounds: expected a map .* got Drift"):
+    with pytest.raises(NotImplementedError, match="F: expected a map .* got Drift"):
         ball_upper(small.Drift(), mu, 0.1)
 
 
