@@ -255,7 +255,7 @@ def _run(options: argparse.Namespace) -> int:
         _say(f"wrote {results.write_dataset(ds, store.with_suffix(suffix))}")
     if not options.no_figures:
         begun = time.monotonic()
-        _draw(ds, options.name, options.out)
+        _draw(ds, options.name, options.out, stem=options.name)
         _say(f"figures took {time.monotonic() - begun:.0f} s")
     code = _summary(ds)
     for line in experiment.answer(ds):
@@ -315,13 +315,21 @@ def _dry_run(experiment: Experiment, settings: Any, options: argparse.Namespace)
     return 3 if found.failure else 0
 
 
-def _draw(ds: xr.Dataset, name: str, folder: Path) -> None:
+def _draw(ds: xr.Dataset, name: str | None, folder: Path, *, stem: str) -> None:
+    """The figures of an experiment, or those of any Dataset."""
     from meanfield.figures import save_all, save_animations
+    from meanfield.figures.plots import figures_of
 
-    experiment = get(name)
+    drawings = figures_of(ds) if name is None else get(name).figures
+    if not drawings:
+        raise ValueError(
+            "expected a Dataset with particles through time, or with cases of several values of "
+            f"a number, got the variables {list(ds.variables)}"
+        )
+    animations = {} if name is None else get(name).animations
     for made in (
-        *save_all(ds, experiment.figures, folder, stem=name),
-        *save_animations(ds, experiment.animations, folder, stem=name),
+        *save_all(ds, drawings, folder, stem=stem),
+        *save_animations(ds, animations, folder, stem=stem),
     ):
         _say(f"wrote {made}" if isinstance(made, Path) else made)
 
@@ -375,14 +383,9 @@ def _export(options: argparse.Namespace) -> int:
 
 def _plot(options: argparse.Namespace) -> int:
     ds, name = _finished(options.store)
-    if name is None:
-        raise ValueError(
-            f"{options.store}: not the Dataset of a `meanfield run`; it names no experiment, "
-            "whose figures could be drawn"
-        )
     folder = options.out or options.store.parent
     folder.mkdir(parents=True, exist_ok=True)
-    _draw(ds, name, folder)
+    _draw(ds, name, folder, stem=name or options.store.stem)
     return 0
 
 

@@ -23,8 +23,9 @@ import xarray as xr
 
 from meanfield.checks import describe
 from meanfield.errors import NoCases
-from meanfield.figures.canvas import style
+from meanfield.figures.canvas import kind, style
 from meanfield.figures.legends import with_room
+from meanfield.figures.plots import figures_of
 from meanfield.results import read_provenance
 from meanfield.results.atomic import make_folder, write_whole
 from meanfield.results.marks import check_replaceable
@@ -88,7 +89,8 @@ def write_report(
         question: what was asked, in paragraphs; by default the attribute `summary`. Text in
             backquotes is set as code.
         figures: by name, functions of a Dataset and ``ax=``; the first line of the docstring is
-            the caption. One that raises `NoCases` is replaced by the message.
+            the caption. One that raises `NoCases` is replaced by the message. If None, paths of
+            particles, and each number of the cases against the parameters.
 
     Returns:
         The path.
@@ -113,7 +115,8 @@ def write_report(
     target = check_replaceable(path)
     record, asked = read_provenance(ds), question or str(ds.attrs.get("summary", ""))
     source = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)
-    drawn = "\n".join(_figure(ds, name, draw) for name, draw in (figures or {}).items())
+    drawings = figures_of(ds) if figures is None else figures
+    drawn = "\n".join(_figure(ds, name, draw) for name, draw in drawings.items())
     troubles = "".join(f"<li>{escape(one)}</li>" for one in _troubles(ds))
     sections = {
         "What was asked": "".join(f"<p>{_marked(text)}</p>" for text in _paragraphs(asked)),
@@ -173,14 +176,27 @@ def _figure(ds: xr.Dataset, name: str, draw: Callable[..., Any]) -> str:
     if isinstance(draw, functools.partial):
         own, settings = draw.func, draw.keywords
     caption = (own.__doc__ or "").strip().partition("\n")[0].strip()
-    if settings:
-        caption += " (" + ", ".join(f"{key} = {value}" for key, value in settings.items()) + ")"
+    caption += _chosen(ds, settings)
     try:
         picture = f'<img src="{_drawn(ds, draw)}" alt="{escape(caption or name)}">'
     except NoCases as error:
         picture = f"<p>Not drawn: {escape(str(error))}</p>"
     words = f"<b>{escape(name)}.</b> {escape(caption)}"
     return f"<figure>{picture}<figcaption>{words}</figcaption></figure>"
+
+
+def _chosen(ds: xr.Dataset, settings: Mapping[str, Any]) -> str:
+    """Which cases or columns a figure shows, in words."""
+    words = []
+    for name, value in settings.items():
+        if name == "causal":
+            words.append(kind(value))
+        elif isinstance(value, str):
+            # A variable by its long name, a value as it is.
+            words.append(str(ds[value].attrs.get("long_name", value)) if value in ds else value)
+        elif isinstance(value, (int, float)):
+            words.append(f"{name} {value:g}")
+    return f" ({', '.join(words)})" if words else ""
 
 
 def _drawn(ds: xr.Dataset, draw: Callable[..., Any]) -> str:

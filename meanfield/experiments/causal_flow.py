@@ -108,7 +108,7 @@ def _parked(x: np.ndarray, distance: float) -> int:
 
 @figure("distance")
 def distance_to_first(ds: xr.Dataset, *, ax: Axes, beta: float | None = None) -> Axes:
-    """Distance of each token to the first against time, masked: all come, later tokens later.
+    """Distance of each token to the first against time, masked; early tokens are dark.
 
     Args:
         ds: of this experiment.
@@ -122,7 +122,7 @@ def distance_to_first(ds: xr.Dataset, *, ax: Axes, beta: float | None = None) ->
         ax.plot(ds.time[1:], one.distance[1:, k], color=colour, linewidth=0.7)
     ax.set(xscale="log", yscale="log", ylim=(1e-4, 3), xlabel="time t")
     ax.set_ylabel("distance to the first token")
-    ax.set_title(rf"Masked: every token goes to the first ($\beta$ = {beta:g}; dark: early)")
+    ax.set_title(rf"Masked: distance to the first token ($\beta$ = {beta:g}; dark: early)")
     return ax
 
 
@@ -136,7 +136,7 @@ def clusters(ds: xr.Dataset, *, ax: Axes) -> Axes:
     c = float((ds.parking_distance * np.sqrt(ds.beta))[0])
     ax.plot([], [], "k:", label=rf"leaders: free by ${c:g}\,\beta^{{-1/2}}$")
     ax.set(xscale="log", yscale="log", xlabel="time t", ylabel="number of clusters")
-    ax.set_title("Masked: clusters gather around leaders, the more the larger β")
+    ax.set_title("Masked: number of clusters, and of leaders at the start")
     readable_logs(ax)
     return ax
 

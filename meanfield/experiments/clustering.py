@@ -23,7 +23,7 @@ from meanfield.experiments.settings import setting
 from meanfield.figures import animate_particles
 from meanfield.figures.canvas import figure, readable_logs
 from meanfield.figures.curves import stairs
-from meanfield.figures.particles import draw_paths
+from meanfield.figures.particles import draw_paths, projection
 from meanfield.figures.selection import by_level, select
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
@@ -118,12 +118,12 @@ def through_depth(
 
 @figure("n_clusters")
 def cluster_count(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """Number of clusters on the sphere against time: it falls to 1, the later the larger β."""
+    """Number of clusters on the sphere against time, for each β."""
     for colour, beta, rows in by_level(select(ds, space="sphere"), "beta"):
         label = rf"$\beta$ = {beta:g}"
         stairs(ax, rows, "n_clusters", time=rows.time.isel(case=0), color=colour, label=label)
     ax.set(xscale="log", yscale="log", xlabel="time t", ylabel="number of clusters")
-    ax.set_title("On the sphere all tokens end in one point, later for larger β")
+    ax.set_title("Tokens on the sphere: number of clusters")
     readable_logs(ax)
     return ax
 
@@ -145,7 +145,7 @@ def paths(ds: xr.Dataset, *, ax: Axes, space: str = "plane", beta: float | None 
         ax.add_patch(_circle())
     name = "e^{-t}x" if space == "plane" else "x"
     ax.set(xlabel=rf"${name}_1$", ylabel=rf"${name}_2$")
-    what = "in the plane, rescaled, gather on a polygon" if space == "plane" else "on the sphere"
+    what = "in the plane, rescaled" if space == "plane" else f"on the sphere{projection(3)}"
     ax.set_title(rf"Tokens {what} ($\beta$ = {beta:g})")
     return ax
 

@@ -52,8 +52,8 @@ class Settings:
 
 
 _QUANTITIES = {
-    "constant": "local $W_2$ constant of the block",
-    "through": "local $W_2$ constant up to the block",
+    "constant": "local W₂ constant of the block",
+    "through": "local W₂ constant up to the block",
     "effective_rank": "effective rank of the tokens",
 }
 _MARKERS = "os^Dv*"
@@ -82,6 +82,8 @@ def _side_by_side(quantity: str) -> Callable[..., Axes]:
         readable_logs(ax)
         return ax
 
+    what = _QUANTITIES[quantity]
+    families.__doc__ = str(families.__doc__).replace("A quantity", what[0].upper() + what[1:])
     return families
 
 

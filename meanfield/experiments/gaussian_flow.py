@@ -130,14 +130,14 @@ def covariance(ds: xr.Dataset, *, ax: Axes, kernel: str = "softmax") -> Axes:
             low, high = values.min("case"), values.max("case")
             ax.fill_between(ds.time, low, high, color=colour, alpha=0.2, linewidth=0)
     ax.set(yscale="log", xlabel="time t", ylabel="eigenvalues of the covariance")
-    ax.set_title(f"A Gaussian stays one: {kernel} (band: smallest to largest draw)")
+    ax.set_title(f"Covariance of a Gaussian: {kernel} (band: smallest to largest draw)")
     readable_logs(ax)
     return ax
 
 
 @figure("error")
 def covariance_error(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """Error of the covariance against the number of samples: n^{−1/2}."""
+    """Error of the covariance against the number of samples, beside n^{−1/2}."""
     steps = [0, ds.sizes["time"] // 2, ds.sizes["time"] - 1]
     for kernel, line in (("softmax", "o-"), ("l2", "s--")):
         if kernel not in ds.kernel.values:
@@ -151,7 +151,7 @@ def covariance_error(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.set(xscale="log", yscale="log", xlabel="samples n", ylabel="relative error, median")
     n = ds.n_particles
     formula(ax, lambda x: 2 / np.sqrt(x), n, linewidth=1.4, label=r"$\propto n^{-1/2}$")
-    ax.set_title("Samples follow the covariance equation")
+    ax.set_title("Distance of samples from the covariance equation")
     readable_logs(ax)
     return ax
 

@@ -182,9 +182,12 @@ def steps(ds: xr.Dataset, *, ax: Axes) -> Axes:
         "steps_taken": ("x", "taken until the residual certifies it"),
     }
     for colour, spread, rows in by_level(select(ds, kernel="l2"), "spread"):
-        for name, (mark, words) in names.items():
-            label: Any = {"label": f"{words}, spread {spread:g}", "fillstyle": "none"}
-            curve(ax, rows.sortby("factor"), "factor", name, mark, color=colour, **label)
+        for name, (mark, _) in names.items():
+            style: Any = {"color": colour, "fillstyle": "none"}
+            style |= {"label": f"tokens of spread {spread:g}"} if mark == "o-" else {}
+            curve(ax, rows.sortby("factor"), "factor", name, mark, **style)
+    for mark, words in names.values():
+        ax.plot([], [], f"k{mark}", fillstyle="none", label=words)
     ax.set(yscale="log", xlabel="contraction factor c", ylabel="steps to a relative 1e-12")
     ax.set_title("L2 attention: steps that each constant asks for")
     readable_logs(ax)

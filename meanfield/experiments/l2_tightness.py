@@ -23,8 +23,8 @@ from meanfield import bounds
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import FORMULA, colours, figure
-from meanfield.figures.curves import curve
+from meanfield.figures.canvas import FORMULA, colours, figure, readable_logs
+from meanfield.figures.curves import curve, formula
 from meanfield.figures.selection import select
 from meanfield.lipschitz import infinity_norm
 from meanfield.maps import linearize
@@ -118,7 +118,7 @@ def measure(
     constructed, closed_form = math.nan, math.nan
     if dim == 1:
         constructed = _row_sum(F, two_groups(n_tokens), 0)
-        closed_form = 1 + 4 * bounds.l2_spread(1 + (n_tokens - 1) / math.sqrt(math.e))
+        closed_form = 1 + 4 * _spread_of_groups(n_tokens)
     return {
         "best": best,
         "best_norm": norm,
@@ -127,6 +127,11 @@ def measure(
         "bound": bounds.l2_attention_inf(F, n_tokens),
         "spread": bounds.l2_spread(n_tokens),
     }
+
+
+def _spread_of_groups(n: float) -> float:
+    """φ⁻¹((n−1)/√e): `bounds.l2_spread` of a token between two equal groups."""
+    return bounds.l2_spread(1 + (n - 1) / math.sqrt(math.e))
 
 
 def _climb(F: SelfAttention, starts: Tensor, steps: int) -> tuple[Tensor, int]:
@@ -158,20 +163,23 @@ def _row_sum(F: SelfAttention, X: Tensor, feature: int) -> float:
     return float((J.T @ unit).abs().sum())
 
 
-@figure("bound", "constructed", "closed_form", "best")
+@figure("constructed", "best")
 def tightness(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """The largest ‖J‖_∞ of one-dimensional L2 attention found, and its bound, against n."""
     rows = select(ds, dim=1, n_heads=1).sortby("n_tokens")
     hollow: Any = {"fillstyle": "none", "markersize": 8, "color": "tab:orange"}
-    for name, fmt, style in (
-        ("bound", "--", {"color": "tab:red", "label": "bound 1 + 4 φ⁻¹(n−1)"}),
-        ("constructed", "s", {**hollow, "label": "a token between two groups"}),
-        ("closed_form", ":", {"color": "tab:orange", "label": r"$1+4\,W_0((n-1)e^{-3/2})$"}),
-        ("best", "o-", {"color": "tab:blue", "label": "best of the ascent"}),
-    ):
-        curve(ax, rows, "n_tokens", name, fmt, **style)
     ax.set(xscale="log", xlabel="number of tokens n", ylabel=r"largest $\|J\|_\infty$ found")
-    ax.set_title(r"L2 attention, $d = H = 1$: the $\infty$-norm grows as $\log n$")
+    curve(ax, rows, "n_tokens", "constructed", "s", label="a token between two groups", **hollow)
+    curve(ax, rows, "n_tokens", "best", color="tab:blue", label="best of the ascent")
+    equal = r"equal groups, odd n: $1+4\,W_0((n-1)e^{-3/2})$"
+    for fmt, colour, label, spread in (
+        ("--", "tab:red", "bound 1 + 4 φ⁻¹(n−1)", bounds.l2_spread),
+        (":", "tab:orange", equal, _spread_of_groups),
+    ):
+        f = np.vectorize(lambda n, spread=spread: 1 + 4 * spread(n))
+        formula(ax, f, rows.n_tokens, fmt, color=colour, linewidth=1.4, label=label)
+    ax.set_title(r"Largest $\infty$-norm of L2 attention, $d = H = 1$")
+    readable_logs(ax)
     return ax
 
 
@@ -187,7 +195,8 @@ def ratio(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.axhline(1.0, linestyle="--", color="black", linewidth=0.9, gid=FORMULA)
     ax.set(xscale="log", xlabel="number of tokens n", ylabel="best found / bound")
     ax.set_ylim(0.0, 1.05)
-    ax.set_title(r"How tight the $\infty$-norm bound of L2 attention is")
+    ax.set_title(r"Largest $\infty$-norm found of L2 attention over its bound")
+    readable_logs(ax)
     return ax
 
 

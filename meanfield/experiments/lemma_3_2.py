@@ -93,10 +93,8 @@ def compare(
 def secants(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     """Secant ratios over the Euclidean constant of n tokens, as the step shrinks; largest R."""
     radius = float(ds.radius.max())
-    plot_secants(select(ds, causal=causal, draw=0, radius=radius).sortby("n_tokens"), ax=ax)
-    lemma = "4.2 (masked" if causal else "3.2 (plain"
-    ax.set_title(f"Lemma {lemma}, R = {radius:g}): secants over the constant")
-    return ax
+    rows = select(ds, causal=causal, draw=0, radius=radius)
+    return plot_secants(rows.sortby("n_tokens"), ax=ax)
 
 
 EXPERIMENT = Experiment(

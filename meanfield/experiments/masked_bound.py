@@ -9,6 +9,7 @@ the sharp one, and the masked bounds (this package): for all measures, and for n
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +19,8 @@ from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import figure, readable_logs, ticks_at
-from meanfield.figures.curves import curve
+from meanfield.figures.canvas import FORMULA, figure, readable_logs, ticks_at
+from meanfield.figures.curves import curve, formula
 from meanfield.figures.selection import by_level
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
@@ -85,17 +86,18 @@ def largest_masked(
     }
 
 
-@figure("largest", "largest_converged", "unmasked_bound", "tokens_bound")
+@figure("largest", "largest_converged")
 def hardy(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Masked constants against n: above the bound of plain attention, below the masked one."""
+    ax.set(xscale="log", yscale="log", xlabel="number of atoms n", ylabel="local constant, masked")
     for colour, size, unsorted in by_level(ds, "size"):
         rows, label = unsorted.sortby("n_tokens"), rf"$\|A\|R^2$ = {size:g}"
         curve(ax, rows, "n_tokens", "largest", color=colour, label=label)
-        curve(ax, rows, "n_tokens", "unmasked_bound", "-.", color=colour)
-        curve(ax, rows, "n_tokens", "tokens_bound", "--", color=colour, linewidth=0.9)
+        ax.axhline(bounds.theorem_3_5(size, 1, 1), color=colour, linestyle="-.", gid=FORMULA)
+        above = partial(bounds.tokens, size, 1.0, 1.0, causal=True)
+        formula(ax, above, ds.n_tokens, "--", whole=True, color=colour)
     ax.plot([], [], "k-.", label="upper bound of plain attention, Thm 3.5")
     ax.plot([], [], "k--", linewidth=0.9, label="upper bound, masked: this package")
-    ax.set(xscale="log", yscale="log", xlabel="number of atoms n", ylabel="local constant, masked")
     ticks_at(ax, ds.n_tokens)
     ax.set_title("Masked attention beside the bound of plain attention")
     readable_logs(ax)

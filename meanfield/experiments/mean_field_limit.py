@@ -132,7 +132,7 @@ def slopes(ds: xr.Dataset, *, ax: Axes) -> Axes:
             hollow["label"] = f"means, {when}: {_slope(at, 'mean_error')}"
             curve(ax, at, "n_particles", "mean_error", f"{mark}--", **hollow)
     ax.set(xscale="log", yscale="log", xlabel="samples n", ylabel="distance to many samples")
-    ax.set_title("Depth keeps the rate at which samples reach the mean field")
+    ax.set_title("Distance of n samples to many, at the start and in depth")
     readable_logs(ax)
     return ax
 

@@ -123,14 +123,14 @@ def dominant_mode(points: np.ndarray, grown: float = _GROWN) -> float:
 
 @figure("n_clusters")
 def staircase(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """Number of clusters on the circle against time: stages that last exponentially long."""
+    """Number of clusters on the circle against time, for each β."""
     for colour, beta, rows in by_level(ds, "beta"):
         label = rf"$\beta$ = {beta:g}"
         stairs(ax, rows, "n_clusters", time=ds.time, color=colour, label=label)
     top = 2 * float(ds.first_mode.max())
     ax.set(xscale="log", xlabel="time t", ylabel="number of clusters", ylim=(0, top))
     ax.locator_params(axis="y", integer=True)
-    ax.set_title("Clusters meet pair after pair, at times exponential in β")
+    ax.set_title("Tokens on the circle: number of clusters")
     return ax
 
 
@@ -143,7 +143,7 @@ def first_mode(ds: xr.Dataset, *, ax: Axes) -> Axes:
     formula(ax, fastest, root, "k--", linewidth=1.4, label=r"largest $k^2 I_k(\beta)$")
     ax.set(xlabel=r"$\sqrt{\beta}$", ylabel="clusters of the first stage")
     ax.locator_params(axis="y", integer=True)
-    ax.set_title("The fastest growing mode sets the first number of clusters")
+    ax.set_title("First number of clusters, beside the fastest growing mode")
     return ax
 
 

@@ -137,7 +137,7 @@ def order_against_coupling(ds: xr.Dataset, *, ax: Axes) -> Axes:
         float(ds.uniform[0]), color="0.4", linestyle=":", linewidth=1, label=label, gid=FORMULA
     )
     ax.set(xlabel=r"coupling $K/K_\#$", ylabel=r"order $|\int x\,d\mu|$", ylim=(0, 1))
-    ax.set_title("Tokens align where the coupling passes its critical value")
+    ax.set_title("Order against the coupling over its critical value")
     return ax
 
 

@@ -130,7 +130,7 @@ def _mean_gap(u: np.ndarray) -> np.ndarray:
 
 @figure("gap_reduced", "gap", "gap_random")
 def rates(ds: xr.Dataset, *, ax: Axes, beta: float | None = None) -> Axes:
-    """1 − cosine against time: e^{−2t} with Post-LN, 1/t² with Pre-LN.
+    """1 − cosine against time, for each place of the norm, beside 1/t².
 
     Args:
         ds: of this experiment.
@@ -150,7 +150,7 @@ def rates(ds: xr.Dataset, *, ax: Axes, beta: float | None = None) -> Axes:
     ax.set(xscale="log", yscale="log", ylim=(1e-8, 2), xlabel="time t", ylabel="1 − cosine")
     late = (10, max(10, float(ds.time[-1])))
     formula(ax, lambda t: 5 / t**2, late, linewidth=1.4, label=r"$\propto t^{-2}$")
-    ax.set_title("Collapse: exponential with Post-LN, algebraic with Pre-LN")
+    ax.set_title("Collapse of the tokens, by the place of the norm")
     return ax
 
 

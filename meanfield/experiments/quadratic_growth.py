@@ -119,7 +119,7 @@ def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
         formula(ax, partial(_lower, sizes=ds.attrs), above, label=r"lower bound, $R^2$")
     upper: Any = {"linewidth": 1.4, "label": "upper bound, Thm 3.3"}
     formula(ax, partial(_general, sizes=ds.attrs), ds.radius, "k--", **upper)
-    ax.set_title("Three tokens $(Ru, -Ru, 0)$ grow as $R^2$")
+    ax.set_title("Constant at the three tokens $(Ru, -Ru, 0)$")
     readable_logs(ax)
     return ax
 

@@ -139,13 +139,13 @@ def _bounds(F: Any, points: torch.Tensor, radius: np.ndarray) -> dict[str, np.nd
 
 
 @figure("constant", "constant_converged")
-def constants(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
+def constants(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
     """Local constant against n, one colour per layer: windows as dots, their fits as lines.
 
     Args:
         ds: of this experiment.
         ax: where to draw; a new figure if None.
-        causal: whether to take the masked cases; they are taken, too, if there are no others.
+        causal: whether to take the masked cases; the plain ones if None, if there are any.
     """
     rows, causal = masked(ds, causal)
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel=r"$\|Df(X)\|$")
@@ -177,13 +177,13 @@ def _draw_law(ax: Axes, ds: xr.Dataset, n: Any, colour: Any, *, layer: int, caus
 
 
 @figure("radius")
-def radius(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
+def radius(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
     """Root mean square token norm against n, mean over windows, one colour per layer.
 
     Args:
         ds: of this experiment.
         ax: where to draw; a new figure if None.
-        causal: whether to take the masked cases; they are taken, too, if there are no others.
+        causal: whether to take the masked cases; the plain ones if None, if there are any.
     """
     rows, causal = masked(ds, causal)
     for k, colour in enumerate(colours(ds.sizes["layer"])):
@@ -200,13 +200,13 @@ def radius(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
 
 
 @figure("constant", "constant_converged", "local_upper", "general_bound")
-def beside_bounds(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
+def beside_bounds(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
     """Largest constant over windows, and two upper bounds at the same tokens, per layer.
 
     Args:
         ds: of this experiment.
         ax: where to draw; a new figure if None.
-        causal: whether to take the masked cases; they are taken, too, if there are no others.
+        causal: whether to take the masked cases; the plain ones if None, if there are any.
     """
     rows, causal = masked(ds, causal)
     for k, colour in enumerate(colours(ds.sizes["layer"])):
@@ -253,7 +253,7 @@ EXPERIMENT = Experiment(
     derived=_derived,
     attrs=inputs.labels,
     figures={
-        "constants": constants,
+        "constants": partial(constants, causal=False),
         "constants-masked": partial(constants, causal=True),
         "exponents": plot_exponents,
         "radius": radius,

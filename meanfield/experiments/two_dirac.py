@@ -10,7 +10,7 @@ sequence where the ratio of weights is 1/(n−1), secant ratios at shrinking ste
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import xarray as xr
+from scipy.special import expit
 
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.bounds.diracs import two_dirac_entry
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import colours, figure, kind, readable_logs, ticks_at
+from meanfield.figures.canvas import figure, kind, readable_logs, ticks_at
 from meanfield.figures.curves import curve, formula
+from meanfield.figures.plots import plot_secants
 from meanfield.figures.selection import best, by_level, levels, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.comparison import secants_along, split_secants
@@ -248,7 +250,7 @@ PARAMETERS = (
 )
 
 
-@figure("euclidean", "euclidean_converged", "particle", "general_lower")
+@figure("euclidean", "euclidean_converged", "particle")
 def growth_in_n(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     """Euclidean constant of n tokens against n, beside √n and what is proved from below.
 
@@ -263,8 +265,9 @@ def growth_in_n(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
         line = unsorted.sortby("n_tokens")
         curve(ax, line, "n_tokens", "euclidean", color=colour, label=f"R = {radius:g}")
         curve(ax, line, "n_tokens", "particle", "x", color=colour, markersize=7)
-        curve(ax, line, "n_tokens", "general_lower", ":", color=colour, linewidth=0.9)
-    formula(ax, np.sqrt, rows.n_tokens, "k-", label=r"$\sqrt{n}$")
+        below = partial(bounds.proposition_3_4, ds.attrs["gamma"], radius)
+        formula(ax, below, rows.n_tokens, ":", whole=True, color=colour)
+    formula(ax, np.sqrt, rows.n_tokens, "k-", linewidth=2, alpha=0.4, label=r"$\sqrt{n}$")
     ax.plot([], [], "kx", markersize=7, label="two weighted atoms")
     ax.plot([], [], "k:", linewidth=0.9, label="lower bound, Prop. 3.4")
     ax.set_ylim(bottom=0.5)
@@ -274,10 +277,7 @@ def growth_in_n(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     return ax
 
 
-@figure(
-    *("value", "value_converged", "mean_field_bound", "theorem_3_5", "two_dirac_lower"),
-    "interleaved",
-)
+@figure("value", "value_converged", "interleaved")
 def growth_in_radius(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Best two-Dirac constant against R², between its bounds, and Theorem 3.5 far above.
 
@@ -289,56 +289,84 @@ def growth_in_radius(ds: xr.Dataset, *, ax: Axes) -> Axes:
             continue
         part = _squared(best(select(rows, causal=causal), "value", over="radius"))
         mark: Any = {"color": colour, "label": f"found, {kind(causal)}: best two Diracs"}
-        mark |= {"fillstyle": "none", "markersize": 8} if causal else {}
-        curve(ax, part, "square", "value", "s" if causal else "o-", **mark)
-        label = f"upper bound, {kind(causal)}: this package"
-        curve(ax, part, "square", "mean_field_bound", "--", color=colour, label=label)
-        if not causal:
-            label = "upper bound, [CAP24] Thm 3.5"
-            curve(ax, part, "square", "theorem_3_5", "-.", color="tab:red", label=label)
-        else:
+        curve(ax, part, "square", "value", "s" if causal else "o", fillstyle="none", **mark)
+        if causal:
             every = _squared(best(select(rows, causal=True), "interleaved", over="radius"))
             label = "found, masked: at every scale of position"
-            curve(ax, every, "square", "interleaved", "d", color="tab:orange", label=label)
-        label = "lower bound, masked: twice the plain" if causal else "lower bound, plain"
-        curve(ax, part, "square", "two_dirac_lower", ":", color=colour, label=label)
+            curve(ax, every, "square", "interleaved", "d", color=colour, label=label)
+        for label, (fmt, of_radius) in _bounds_of_radius(ds.attrs["gamma"], causal).items():
+            of_square = lambda x, bound=of_radius: bound(np.sqrt(x))  # noqa: E731
+            style: Any = {"color": "tab:red" if fmt == "-." else colour, "linewidth": 1.4}
+            formula(ax, of_square, part.square, fmt, label=label, **style)
     ax.set(yscale="log", xlabel=r"$R^2$", ylabel="local constant, Wasserstein")
-    ax.set_title(r"Two unbalanced Diracs: exponential growth in $R^2$")
+    ax.set_title(r"Two unbalanced Diracs: the constant against $R^2$")
     readable_logs(ax)
     return ax
+
+
+def _bounds_of_radius(gamma: float, causal: bool) -> dict[str, tuple[str, Callable[..., Any]]]:
+    """By their label: the line of each bound, and what it is of R."""
+    if causal:
+        upper, lower = bounds.masked_mean_field, bounds.masked_two_dirac_lower
+        return {
+            "upper bound, masked: this package": ("--", partial(upper, gamma, 1.0)),
+            "lower bound, masked: twice the plain": (":", partial(lower, gamma)),
+        }
+    return {
+        "upper bound, plain: this package": ("--", partial(bounds.mean_field, gamma, 1.0)),
+        "upper bound, [CAP24] Thm 3.5": ("-.", partial(bounds.theorem_3_5, gamma, 1.0)),
+        "lower bound, plain": (":", partial(bounds.two_dirac_lower, gamma)),
+    }
 
 
 @figure("particle", "splitting", "value_converged")
-def light_weight(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
-    """Both components of the two-Dirac constant against the light weight.
+def light_weight(ds: xr.Dataset, *, ax: Axes) -> Axes:
+    """Both components of the two-Dirac constant against the light weight, plain: found as marks.
 
-    Args:
-        ds: of this experiment.
-        ax: where to draw; a new figure if None.
-        causal: whether to take the masked cases.
+    The lines are their closed forms.
     """
-    rows = _pairs(ds, causal=causal, sequence=False)
-    for colour, radius, unsorted in by_level(rows, "radius"):
-        line = unsorted.sortby("log_ratio")
-        line = line.isel(case=np.flatnonzero(line.log_ratio.values > -80))
-        # One marker, at the best weight.
-        mark: Any = {"markersize": 7, "markevery": [int(np.argmax(line.particle.values))]}
-        mark |= {"color": colour, "label": f"R = {radius:g}"}
-        curve(ax, line, "log_ratio", "particle", flag="value_converged", **mark)
-        curve(ax, line, "log_ratio", "splitting", "--", color=colour, linewidth=0.9)
-    ax.plot([], [], "k-", label="particle")
+    rows = _pairs(ds, causal=False, sequence=False)
+    rows = rows.isel(case=np.flatnonzero(rows.log_ratio.values > -80))
+    for colour, radius, line in by_level(rows, "radius"):
+        mark: Any = {"color": colour, "flag": "value_converged", "markersize": 3}
+        curve(ax, line, "log_ratio", "particle", "o", label=f"R = {radius:g}", **mark)
+        curve(ax, line, "log_ratio", "splitting", "x", **mark)
+        for part, fmt in ((0, "-"), (1, "--")):
+            case: Any = {"c": ds.attrs["gamma"] * radius**2, "dim": int(rows.dim[0])}
+            at = lambda z, part=part, case=case: two_atom_constants(z, **case)[part]  # noqa: E731
+            formula(ax, at, line.log_ratio, fmt, color=colour)
+    ax.plot([], [], "k-", linewidth=0.9, label="particle")
     ax.plot([], [], "k--", linewidth=0.9, label="splitting")
-    ax.plot([], [], "ko", markersize=7, label=r"best, near $e^{-2\gamma R^2}/3$")
     ax.set(yscale="log", xlabel="log(light weight / heavy weight)", ylabel="local constant")
     ax.set_ylim(bottom=1e-2)
-    ax.set_title("Two Diracs: the most sensitive pair is extremely unbalanced")
+    ax.set_title("Two Diracs: the constant against the weight of the light one")
     readable_logs(ax)
     return ax
+
+
+def two_atom_constants(
+    log_ratio: np.ndarray, *, c: float, dim: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Particle and splitting component at a light atom at Ru and a heavy one at −Ru, c = γR².
+
+    The first is the largest singular value of √(aᵢ/aₖ) ∂oᵢ/∂xₖ, which is
+    Pᵢₖ(1 − c(xₖ − oᵢ)xᵢ) − 4c Pᵢ₁Pᵢ₂ δᵢₖ along u, with x = (1, −1), and Pᵢₖ across it (d > 1); the
+    second is the larger of 4c Pᵢ₁Pᵢ₂.
+    """
+    z, x = log_ratio[..., None], np.array([1.0, -1.0])
+    light = expit(z - 2 * c * x)  # what each pays to the light one
+    P = np.stack([light, 1 - light], -1)
+    o = 2 * light - 1
+    variance = 4 * c * light * (1 - light)
+    along = P * (1 - c * (x - o[..., None]) * x[:, None]) - variance[..., None] * np.eye(2)
+    scale = np.exp(z[..., None] * np.array([[0.0, 0.5], [-0.5, 0.0]]))  # √(aᵢ/aₖ)
+    blocks = np.stack([along, P if dim > 1 else along])
+    return np.linalg.norm(scale * blocks, 2, axis=(-2, -1)).max(0), variance.max(-1)
 
 
 @figure("euclidean_secant", "wasserstein_secant", "euclidean", "euclidean_converged")
 def secants(ds: xr.Dataset, *, ax: Axes, causal: bool = False, radius: float = 1.5) -> Axes:
-    """Discrete Euclidean and Wasserstein secants meet as the step shrinks.
+    """Discrete Euclidean and Wasserstein secants over the constant, as the step shrinks.
 
     Args:
         ds: of this experiment.
@@ -349,26 +377,7 @@ def secants(ds: xr.Dataset, *, ax: Axes, causal: bool = False, radius: float = 1
     rows = _pairs(ds, causal=causal, sequence=True)
     rows = rows.isel(case=np.flatnonzero(np.isfinite(rows.euclidean_secant).all("step").values))
     radius = rows.radius.values[np.argmin(np.abs(rows.radius.values - radius))]
-    rows = select(rows, radius=radius).sortby("n_tokens")
-    for k, colour in enumerate(colours(rows.sizes["case"])):
-        case = rows.isel(case=k)
-        marks: Any = {"color": colour, "fillstyle": "none", "markersize": 6}
-        # Its marker is in the legend alone: on the curve it would hide those of W₂.
-        label = f"n = {int(case.n_tokens)}"
-        curve(ax, case, "step", "euclidean_secant", markevery=[], label=label, **marks)
-        curve(ax, case, "step", "wasserstein_secant", "o", **marks)
-        limit = case.assign(euclidean=case.euclidean.broadcast_like(case.step))
-        curve(ax, limit, "step", "euclidean", ":", color=colour, linewidth=0.9)
-    ax.plot([], [], "k-", label=r"$\frac{\|f(X)-f(Y)\|}{\|X-Y\|}$")
-    name = "d_2" if causal else "W_2"
-    label = rf"$\frac{{{name}(F\mu,F\nu)}}{{{name}(\mu,\nu)}}$"
-    ax.plot([], [], "ko", fillstyle="none", label=label)
-    ax.plot([], [], "k:", label="local constant")
-    ax.set(xscale="log", yscale="log", xlabel="step: displacement / R", ylabel="secant ratio")
-    ax.invert_xaxis()
-    lemma = "4.2 (masked" if causal else "3.2 (plain"
-    ax.set_title(f"Lemma {lemma}, R = {radius:g}): secants meet as the step shrinks")
-    readable_logs(ax)
+    plot_secants(select(rows, radius=radius).sortby("n_tokens"), ax=ax)
     return ax
 
 
@@ -387,7 +396,7 @@ def splitting(ds: xr.Dataset, *, ax: Axes) -> Axes:
     curve(ax, last, "radius", "splitting_secant", "kx", markersize=7, label=label)
     ax.set(xscale="log", yscale="log", xlabel="radius R", ylabel="local constant, Wasserstein")
     ax.xaxis.minorticks_off()
-    ax.set_title("Splitting beats moving: heavy atom at 0, light atom at R (d = 1)")
+    ax.set_title(f"Heavy atom at 0, light atom at R, d = {int(rows.dim[0])}: splitting and moving")
     readable_logs(ax)
     return ax
 
@@ -430,6 +439,7 @@ EXPERIMENT = Experiment(
     parameters=PARAMETERS,
     coords=lambda s: {"step": s.steps},
     derived=lambda s: {"layer_seed": s.seed},
+    attrs=lambda s: {"gamma": s.gamma},
     figures={
         "growth-in-n": growth_in_n,
         "growth-in-n-masked": partial(growth_in_n, causal=True),

@@ -126,7 +126,7 @@ def against_weight(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.plot([], [], "k:", linewidth=1, label="one layer at t = 0")
     ax.set(yscale="log", xlabel="log-ratio of the weights, relative to one layer's worst")
     ax.set_ylabel(f"local constant of the flow to t = {float(ds.time[-1]):g}")
-    ax.set_title("Two Diracs: depth moves the most sensitive weight")
+    ax.set_title("Two Diracs: constant of the flow against the light weight")
     return ax
 
 

@@ -33,6 +33,7 @@ FORMULA = "formula"  # the group id of lines that are no column of the Dataset
 
 _MARKERS = "osD^vPX*<>"
 _FEW = 6  # markers along a curve of many points
+_NOTHING = {"None", None, "", " "}  # for a line or a marker that is none
 
 _STYLE: Any = {
     "figure.figsize": (5.2, 3.6),
@@ -107,7 +108,9 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
             canvas = axes(ax)
             known = set(canvas.get_lines())
             draw(ds, ax=canvas, **settings)
-            _finish([line for line in canvas.get_lines() if line not in known], lines, label)
+            new = [line for line in canvas.get_lines() if line not in known]
+            _leave_out_what_is_not_drawn(new)
+            _finish(new, lines, label)
             if title is not None:
                 canvas.set_title(title)
             place_legend(canvas, legend)
@@ -124,6 +127,17 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
         return drawn
 
     return decorate
+
+
+def _leave_out_what_is_not_drawn(lines: Sequence[Any]) -> None:
+    """No entry in the legend for a line without a point, nor for a key to no line."""
+    keys = [line for line in lines if not len(line.get_xdata())]
+    drawn = [line for line in lines if np.isfinite(np.asarray(line.get_ydata(), float)).any()]
+    looks = [{line.get_linestyle(), line.get_marker()} - _NOTHING for line in drawn]
+    for line in lines:
+        own = {line.get_linestyle(), line.get_marker()} - _NOTHING
+        if line not in drawn and not (line in keys and any(own <= look for look in looks)):
+            line.set_label("_not drawn")
 
 
 def _finish(lines: Sequence[Any], properties: Mapping[str, Any], label: str | None) -> None:
@@ -235,9 +249,10 @@ def short(value: Any) -> str:
 
 
 def readable_logs(ax: Axes) -> None:
-    """Plain numbers on logarithmic axes of few decades, where powers of ten would be too few.
+    """Plain numbers on logarithmic axes, powers of ten only beyond 0.001 and 10,000.
 
-    Call it last: it uses the limits of the axes.
+    On axes of few decades there are ticks between the powers. Call it last: it uses the limits of
+    the axes.
     """
     from matplotlib.ticker import (
         FixedLocator,
@@ -253,6 +268,8 @@ def readable_logs(ax: Axes) -> None:
         low, high = axis.get_view_interval()
         decades = abs(float(np.log10(high / low)))
         axis.set_minor_formatter(NullFormatter())
+        if min(low, high) >= 1e-3 and max(low, high) < 5e4:
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         if decades < 2.5:
             subs = (1, 2, 5) if decades >= 1 else (1, 1.5, 2, 3, 4, 5, 6, 8)
             few = MaxNLocator(5) if decades < 0.3 else LogLocator(10, subs, numticks=12)

@@ -46,7 +46,13 @@ def curve(
 
 
 def formula(
-    ax: Axes, f: Callable[[np.ndarray], Any], x: Any, fmt: str = "k:", **style: Any
+    ax: Axes,
+    f: Callable[[np.ndarray], Any],
+    x: Any,
+    fmt: str = "k:",
+    *,
+    whole: bool = False,
+    **style: Any,
 ) -> None:
     """A formula over the range of x, on a fine grid of its own.
 
@@ -57,11 +63,13 @@ def formula(
         f: from x to y.
         x: values whose range it is.
         fmt: as in `Axes.plot`.
+        whole: whether f is of whole numbers, such as a number of tokens.
         **style: properties of the line.
     """
     low, high = float(np.min(x)), float(np.max(x))
     grid = np.geomspace if ax.get_xscale() == "log" else np.linspace
     fine = grid(low, high, _FINE)
+    fine = np.unique(fine.round()) if whole else fine
     ax.plot(fine, f(fine), fmt, gid=FORMULA, **{"linewidth": 0.9, **style})
 
 

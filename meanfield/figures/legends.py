@@ -39,7 +39,7 @@ def _below(ax: Axes, **settings: Any) -> None:
         5 + 0.5 * max(len(re.sub(r"[${}\\_^]|mathrm|left|right", "", t)) for t in labels)
     )
     width = ax.get_window_extent().width / figure.dpi * 72
-    columns = max(1, min(4, int(1.1 * width / widest), len(labels)))
+    columns = max(1, min(4, int(1.4 * width / widest), len(labels)))
     below = ax.get_window_extent().y0 - _bottom(ax)
     shift = ScaledTranslation(0, -below / figure.dpi - 0.04, figure.dpi_scale_trans)
     where = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0)}

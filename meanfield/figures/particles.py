@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation
     from matplotlib.axes import Axes
 
-__all__ = ["FPS", "animate_particles", "draw_paths", "plot_particle_paths"]
+__all__ = ["FPS", "animate_particles", "draw_paths", "plot_particle_paths", "projection"]
 
 FPS = 12
 _SYMBOLS = {"beta": r"$\beta$", "radius": "R", "dim": "d", "ratio": r"$K/K_\#$"}
@@ -24,15 +24,32 @@ _SYMBOLS = {"beta": r"$\beta$", "radius": "R", "dim": "d", "ratio": r"$K/K_\#$"}
 def plot_particle_paths(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Paths of the particles in their first two coordinates, where they start and where they end.
 
+    On the line they are drawn against time.
+
     Args:
         ds: with ``points`` (time, particle, feature), as `dynamics.flow` returns it; of several
             cases the first is drawn.
         ax: where to draw; a new figure if None.
     """
     one = ds.isel(case=0) if "case" in ds.points.dims else ds
-    draw_paths(ax, one.points.values)
-    ax.set(xlabel="$x_1$", ylabel="$x_2$", title="Paths of the particles")
+    dim = one.sizes["feature"]
+    if dim == 1:
+        ax.plot(_times(one), one.points.values[..., 0], color="tab:blue", linewidth=0.7, marker="")
+        ax.set(xlabel="time t", ylabel="$x$")
+    else:
+        draw_paths(ax, one.points.values)
+        ax.set(xlabel="$x_1$", ylabel="$x_2$")
+    ax.set_title(f"Paths of the particles{projection(dim)}")
     return ax
+
+
+def projection(dim: int) -> str:
+    """What a title says of points of which two coordinates are shown."""
+    return "" if dim < 3 else ", seen along $x_3$" if dim == 3 else f", two of {dim} coordinates"
+
+
+def _times(one: xr.Dataset) -> np.ndarray:
+    return one["time" if "time" in one.variables else one.points.dims[0]].values
 
 
 def draw_paths(ax: Axes, points: np.ndarray) -> None:
@@ -60,9 +77,7 @@ def animate_particles(ds: xr.Dataset, **wanted: Any) -> FuncAnimation:
     from matplotlib.figure import Figure
 
     one, wanted = _case(ds, wanted)
-    points = one.points.values
-    clock = one.points.dims[0]
-    times = one[clock if clock != "step" else "time"].values
+    points, times = one.points.values, _times(one)
     on_a_line = points.shape[-1] == 1
     if on_a_line:
         points = np.concatenate([points, np.zeros_like(points)], -1)
@@ -75,13 +90,17 @@ def animate_particles(ds: xr.Dataset, **wanted: Any) -> FuncAnimation:
     start = points[0]
     colour = np.arange(len(start))
     dots = ax.scatter(start[:, 0], start[:, 1], c=colour, cmap="viridis", s=area)
-    what = ", ".join(f"{_SYMBOLS.get(name, name)} = {short(x)}" for name, x in wanted.items())
+    words = [
+        x if isinstance(x, str) else f"{_SYMBOLS.get(name, name)} = {short(x)}"
+        for name, x in wanted.items()
+    ]
+    what = ", ".join(words) + projection(points.shape[-1])
 
     def frame(k: int) -> list[Any]:
         dots.set_offsets(points[k, :, :2])
         # The far side of a sphere is drawn lighter.
         dots.set_alpha(np.where(depth[k] < -1e-9, 0.35, 1.0).tolist())
-        ax.set_title(f"{what}\nt = {times[k]:.3g}")
+        ax.set_title(f"{what.removeprefix(', ')}\nt = {times[k]:.3g}")
         return [dots]
 
     return FuncAnimation(figure, frame, frames=len(points), interval=1000 / FPS)

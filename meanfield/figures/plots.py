@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +20,18 @@ from meanfield.figures.canvas import (
     ticks_at,
 )
 from meanfield.figures.curves import curve, mark_unconverged
-from meanfield.figures.selection import by_level, fits_of, source_of
+from meanfield.figures.particles import plot_particle_paths
+from meanfield.figures.selection import by_level, fits_of, levels, source_of
+from meanfield.results.shapes import parameters_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_exponents", "plot_growth", "plot_secants"]
+__all__ = ["figures_of", "plot_exponents", "plot_growth", "plot_secants"]
+
+_CURVES = 8  # at most in a figure of any Dataset
+_FIGURES = 12
+_EVIDENCE = ("_residual", "_error", "_miss", "_lower", "_upper")
 
 
 @figure()
@@ -37,10 +44,13 @@ def plot_growth(
     by: str | None = None,
     bounds: Sequence[str] = (),
 ) -> Axes:
-    """A constant against n or R on logarithmic axes, and bounds of it, dashed.
+    """A number of each case against a parameter, and bounds of it, dashed.
+
+    An axis is logarithmic if its values are positive and span a factor of 10.
 
     Args:
-        ds: a Dataset along `case`; points whose ``{y}_converged`` is false are marked.
+        ds: a Dataset along `case`; points whose ``{y}_converged`` is false are marked. Where
+            another parameter differs at the same x, there are points without a curve.
         ax: where to draw; a new figure if None.
         x: the parameter on the horizontal axis.
         y: the variable on the vertical one.
@@ -55,16 +65,51 @@ def plot_growth(
     for colour, level, rows in groups:
         rows = rows.sortby(x)
         label = words[y] if by is None else f"{by} = {short(level)}"
-        curve(ax, rows, x, y, color=colour, label=label)
+        once = len(np.unique(rows[x])) == rows.sizes["case"]
+        curve(ax, rows, x, y, "o-" if once else "o", color=colour, label=label)
         for name, line in zip(bounds, ("--", "-.", ":") * len(bounds), strict=False):
             ax.plot(rows[x], rows[name], line, color=colour, linewidth=0.9)
     for name, line in zip(bounds, ("--", "-.", ":") * len(bounds), strict=False):
         ax.plot([], [], f"k{line}", linewidth=0.9, label=words[name])
-    ax.set(xscale="log", yscale="log", xlabel=words[x], ylabel=words[y])
+    ax.set(xscale=_scale(ds[x]), yscale=_scale(ds[y]), xlabel=words[x], ylabel=words[y])
     ticks_at(ax, ds[x])
     ax.set_title(f"{y} against {x}".replace("_", " "))
     readable_logs(ax)
     return ax
+
+
+def _scale(values: xr.DataArray) -> str:
+    known = values.values[np.isfinite(values.values)]
+    wide = known.size and known.min() > 0 and known.max() >= 10 * known.min()
+    return "log" if wide else "linear"
+
+
+def figures_of(ds: xr.Dataset) -> Mapping[str, Callable[..., Axes]]:
+    """Figures of anybody's Dataset: paths of particles, numbers of cases against a parameter.
+
+    On the horizontal axis is the parameter of the most values, and the next has colours.
+    """
+    made: dict[str, Callable[..., Axes]] = {}
+    if set(map(str, ds["points"].dims if "points" in ds else ())) >= {"particle", "feature"}:
+        made["paths"] = plot_particle_paths
+    several = {name: len(levels(ds, name)) for name in parameters_of(ds)}
+    several = {name: n for name, n in several.items() if n > 1}
+    axes = [name for name in several if ds[name].dtype.kind in "iuf"]
+    if not axes:
+        return made
+    x = max(axes, key=several.__getitem__)
+    colour = [name for name, n in several.items() if name != x and n <= _CURVES]
+    by = max(colour, key=several.__getitem__, default=None)
+    numbers = [
+        str(name)
+        for name, column in ds.data_vars.items()
+        if column.dims == ("case",) and column.dtype.kind == "f" and column.notnull().any()
+    ]
+    for y in numbers[:_FIGURES]:
+        if not y.endswith(_EVIDENCE):
+            bounds = [f"{y}{end}" for end in ("_lower", "_upper") if f"{y}{end}" in numbers]
+            made[y] = partial(plot_growth, x=x, y=y, by=by, bounds=bounds)
+    return made
 
 
 @figure("euclidean_secant/euclidean", "wasserstein_secant/euclidean", "euclidean_converged")
@@ -72,7 +117,8 @@ def plot_secants(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Secant ratios over the Euclidean constant of n tokens, as the step shrinks.
 
     Args:
-        ds: from `lipschitz.compare_lemma_3_2`, or such Datasets along `case`, of one mask.
+        ds: from `lipschitz.compare_lemma_3_2`, or such Datasets along `case`, of one mask; without
+            the dimension `perturbation` the ratios are those along the worst direction.
         ax: where to draw; a new figure if None.
     """
     rows = ds if "case" in ds.dims else ds.expand_dims("case")
@@ -85,15 +131,19 @@ def plot_secants(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.plot([], [], "ko", fillstyle="none", label=name)
     ax.plot([], [], "k--", linewidth=0.9, label=f"{name}, worst atom split")
     ax.set(xscale="log", xlabel="step: displacement / R")
-    ax.set_ylabel("secant ratio / Euclidean constant of n tokens")
+    ax.set_ylabel("secant ratio / Euclidean constant")
     ax.invert_xaxis()
-    ax.set_title(f"Lemma {'4.2 (masked' if causal else '3.2 (plain'})")
+    radii = np.unique(rows.radius) if "radius" in rows else ()
+    radius = f", R = {radii[0]:g}" if len(radii) == 1 else ""
+    lemma = "4.2, masked" if causal else "3.2, plain"
+    ax.set_title(f"Lemma {lemma}{radius}: secants over the constant of n tokens")
     readable_logs(ax)
     return ax
 
 
 def _draw_secants(ax: Axes, case: xr.Dataset, colour: Any) -> None:
-    top, split = case.sel(perturbation="top"), case.sel(perturbation="splitting")
+    several = "perturbation" in case.dims
+    top = case.sel(perturbation="top") if several else case
     scale, step = float(case.euclidean), case.step
     marks: Any = {"color": colour, "fillstyle": "none"}
     if "n_tokens" in case:
@@ -102,7 +152,9 @@ def _draw_secants(ax: Axes, case: xr.Dataset, colour: Any) -> None:
     ax.plot(step, top.euclidean_secant / scale, "o-", markevery=[], **marks)
     marks.pop("label", None)
     ax.plot(step, top.wasserstein_secant / scale, "o", **marks)
-    ax.plot(step, split.wasserstein_secant / scale, "--", color=colour, linewidth=0.9)
+    if several:
+        split = case.sel(perturbation="splitting").wasserstein_secant
+        ax.plot(step, split / scale, "--", color=colour, linewidth=0.9)
     # The scale of the whole curve is what has not converged.
     mark_unconverged(ax, step, top.euclidean_secant / scale, case.euclidean_converged)
 

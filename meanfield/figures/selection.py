@@ -41,22 +41,15 @@ def by_level(ds: xr.Dataset, name: str) -> Iterator[tuple[Any, Any, xr.Dataset]]
         yield colour, value, select(ds, **{name: value})
 
 
-def masked(ds: xr.Dataset, causal: bool) -> tuple[xr.Dataset, bool]:
+def masked(ds: xr.Dataset, causal: bool | None) -> tuple[xr.Dataset, bool]:
     """The cases with this mask, and which mask it is.
 
-    Plain cases are answered by masked ones where there are no others: a decoder has no plain
-    attention.
+    None is for the plain cases, and where there are none, as of a decoder, for the masked ones.
 
     Raises:
-        NoCases: masked cases are wanted of a Dataset that has plain ones only.
+        NoCases: there are no such cases.
     """
-    kinds = levels(ds, "causal")
-    if causal and True not in kinds:
-        raise NoCases(
-            "causal: expected a Dataset with masked cases, got plain ones only; run it with "
-            "masks=(False, True), or leave causal=True out"
-        )
-    causal = causal or False not in kinds
+    causal = False not in levels(ds, "causal") if causal is None else causal
     return select(ds, causal=causal), causal
 
 

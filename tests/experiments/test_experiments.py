@@ -163,8 +163,11 @@ def test_quick_runs_are_complete_and_drawn(name, tmp_path):
     ds = experiment.run(experiment.quick)
     assert (ds.status == 1).all()
     assert labelled(ds)
+    drawn = set()
     for draw in experiment.figures.values():
         with figures.style():
             ax = draw(ds)
             ax.figure.savefig(tmp_path / "figure.png")
             plt.close(ax.figure)
+        drawn.add((tmp_path / "figure.png").read_bytes())
+    assert len(drawn) == len(experiment.figures)  # no two show the same

@@ -10,8 +10,19 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from meanfield import figures
+from meanfield import (
+    AttentionParameters,
+    ParticleMeasure,
+    SelfAttention,
+    dynamics,
+    figures,
+    local_lipschitz,
+    sampling,
+    sweep,
+)
 from meanfield.experiments import two_dirac
+from meanfield.figures import canvas
+from meanfield.figures.plots import figures_of
 
 TINY = two_dirac.Settings(
     radii=(1.0, 1.5),
@@ -76,18 +87,23 @@ def test_the_growth_in_n_is_the_euclidean_constant(ds):
 
 def test_the_best_pair_lies_between_its_bounds(ds):
     ax = two_dirac.growth_in_radius(ds)
-    _, best = line(ax, "found, plain: best two Diracs")
-    _, above = line(ax, "upper bound, plain: this package")
-    _, below = line(ax, "lower bound, plain")
+    best = line(ax, "found, plain: best two Diracs")[1]
+    above, below, papers = (
+        line(ax, label)[1][[0, -1]]  # a formula; the Dataset has two radii
+        for label in (
+            "upper bound, plain: this package",
+            "lower bound, plain",
+            "upper bound, [CAP24] Thm 3.5",
+        )
+    )
     assert (below <= best * (1 + 1e-12)).all()
     assert (best <= above).all()
-    _, papers = line(ax, "upper bound, [CAP24] Thm 3.5")
     assert (above < papers).all()
     # At finitely many scales of position the masked constant stays below its limit.
-    _, interleaved = line(ax, "found, masked: at every scale of position")
-    _, limit = line(ax, "lower bound, masked: twice the plain")
+    interleaved = line(ax, "found, masked: at every scale of position")[1]
+    limit = line(ax, "lower bound, masked: twice the plain")[1][[0, -1]]
     assert (0.7 * limit < interleaved).all() and (interleaved > best).all()
-    assert (interleaved <= line(ax, "upper bound, masked: this package")[1]).all()
+    assert (interleaved <= line(ax, "upper bound, masked: this package")[1][[0, -1]]).all()
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -100,13 +116,17 @@ def test_a_marker_of_w2_is_not_covered_by_that_of_its_curve(ds, causal):
             assert other.get_marker() == "None" or other.get_markevery() == []
 
 
-def test_the_only_marker_of_a_curve_of_weights_is_at_its_best_one(ds):
-    ax = two_dirac.light_weight(ds)
-    for one in ax.get_lines():
-        if str(one.get_label()).startswith("R = "):
-            assert one.get_marker() != "None"
-            (place,) = one.get_markevery()
-            assert one.get_ydata()[place] == one.get_ydata().max()
+@pytest.mark.parametrize("dim", [1, 3])
+def test_the_closed_form_of_two_atoms_is_what_is_measured(dim):
+    F = SelfAttention(two_dirac.layer(dim, 0.7, 0))
+    u = sampling.critical_pair(F.parameters.A[0], branch="negative").direction
+    for radius in (0.3, 2.0):
+        for z in (0.0, -1.5, -9.0, -60.0):
+            found = local_lipschitz(F, sampling.two_diracs(radius, z, u))
+            c = 0.7 * radius**2
+            exact = two_dirac.two_atom_constants(np.array([z]), c=c, dim=dim)
+            np.testing.assert_allclose(exact[0], [found.particle], rtol=1e-9)
+            np.testing.assert_allclose(exact[1], [found.splitting], rtol=1e-9)
 
 
 def test_points_that_have_not_converged_are_marked(ds):
@@ -218,9 +238,70 @@ def test_growth_draws_a_column_with_its_bounds(ds):
         figures.plot_growth(rows, y="euclidian")
 
 
-def test_paths_of_a_flow_are_drawn_without_cases(tmp_path):
-    points = np.random.default_rng(0).normal(size=(5, 3, 2))
-    flow = xr.Dataset({"points": (("time", "particle", "feature"), points)}, {"time": range(5)})
-    x, y = line(figures.plot_particle_paths(flow), "end")
-    np.testing.assert_array_equal((x, y), points[-1].T)
+def test_no_entry_of_a_legend_is_without_its_line():
+    @figures.figure("y")
+    def draw(ds, *, ax):
+        """A line, a key to it, a key to none, and a line without a point."""
+        ax.plot(ds.x, ds.y, "s--", label="values")
+        ax.plot(ds.x, np.nan * ds.y, "-", label="nowhere")
+        for look in ("k--", "ks", "k:", "kx", "kx--"):
+            ax.plot([], [], look, label=f"key {look}")
+        return ax
+
+    ds = xr.Dataset({"y": ("x", [1.0, 2.0])}, {"x": [1.0, 2.0]})
+    assert draw(ds).get_legend_handles_labels()[1] == ["values", "key k--", "key ks"]
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 5])
+def test_a_flow_is_drawn_and_animated_as_it_comes(dim, tmp_path):
+    eye = np.eye(dim)
+    F = SelfAttention(AttentionParameters.from_bilinear(eye, eye))
+    start = np.random.default_rng(0).normal(size=(3, dim))
+    flow = dynamics.flow(F, ParticleMeasure(start), [0.0, 0.5])
+    ax = figures.plot_particle_paths(flow)
+    if dim == 1:
+        drawn = [one.get_ydata() for one in ax.get_lines()]
+        np.testing.assert_array_equal(drawn, flow.points.values[..., 0].T)
+    else:
+        np.testing.assert_array_equal(line(ax, "end"), flow.points.values[-1, :, :2].T)
+    words = {3: ", seen along $x_3$", 5: ", two of 5 coordinates"}.get(dim, "")
+    assert ax.get_title() == f"Paths of the particles{words}"
     assert list(figures.save_animations(flow, {"flow": figures.animate_particles}, tmp_path))
+    # So are several flows in a sweep of one's own, along cases.
+    both = xr.concat([flow, flow], "case").assign_coords(beta=("case", [1.0, 2.0]))
+    assert list(figures_of(both)) == ["paths"]
+    for name, draw in figures_of(both).items():
+        assert draw(both).get_title(), name
+    assert list(figures.save_animations(both, {"flow": figures.animate_particles}, tmp_path))
+
+
+def test_any_sweep_has_figures_of_its_numbers_against_its_parameters():
+    ds = sweep(
+        lambda radius, shift, word: {"y": radius + shift, "y_upper": 9.0, "z": 10.0**radius},
+        {"radius": [1.0, 2.0, 3.0], "shift": [0.0, 1.0], "word": ["a"]},
+        progress=False,
+    )
+    drawings = figures_of(ds)
+    assert list(drawings) == ["y", "z"]
+    ax = drawings["y"](ds)
+    np.testing.assert_array_equal(line(ax, "shift = 1"), [[1, 2, 3], [2, 3, 4]])
+    assert (ax.get_xscale(), ax.get_yscale()) == ("linear", "linear")
+    assert "y upper" in " ".join(ax.get_legend_handles_labels()[1]).replace("_", " ")
+    assert drawings["z"](ds).get_yscale() == "log"
+    # A third parameter leaves several points at one x, and no curve through them.
+    three = ds.assign_coords(word=("case", list("ab") * 3)).assign_coords(
+        shift=("case", [0.0, 0.5, 1.0, 1.5, 2.0, 2.5])
+    )
+    assert figures_of(three)["y"].keywords["x"] == "shift"
+    ax = figures.plot_growth(ds, x="radius", y="y")
+    assert ax.get_lines()[0].get_linestyle() == "None"
+    assert figures_of(ds.isel(case=[0])) == {}
+
+
+def test_logarithmic_axes_have_one_kind_of_number():
+    rows = xr.Dataset({"y": ("case", [1.0, 30.0])}, {"n": ("case", [1.0, 5000.0])})
+    ax = figures.plot_growth(rows, x="n", y="y")
+    canvas.readable_logs(ax)
+    ax.figure.canvas.draw()
+    ticks = [t.get_text() for a in (ax.xaxis, ax.yaxis) for t in a.get_ticklabels()]
+    assert not any("10^" in text for text in ticks)

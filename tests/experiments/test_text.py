@@ -18,6 +18,7 @@ import torch
 from meanfield import ParticleMeasure, bounds, corpora, figures, pretrained, results
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.bounds.layer import Layer
+from meanfield.errors import NoCases
 from meanfield.experiments import inputs, large_radius, quadratic_growth, real_text
 from meanfield.experiments.ascent import climb
 from meanfield.experiments.fitting import fit_laws
@@ -278,10 +279,23 @@ def test_a_masked_figure_is_never_drawn_from_plain_cases(datasets):
     ds = datasets["real_text"]
     plain = ds.isel(case=np.flatnonzero(~ds.causal.values.astype(bool)))
     masked = ds.isel(case=np.flatnonzero(ds.causal.values.astype(bool)))
-    with pytest.raises(ValueError, match="masked cases, got plain ones only"):
+    with pytest.raises(NoCases, match="no case with causal=True"):
         real_text.constants(plain, causal=True)
-    # Of a decoder there are no others.
+    # Of a decoder there are no others, and no second file shows the same.
     assert "masked" in real_text.constants(masked).get_title()
+    with pytest.raises(NoCases, match="no case with causal=False"):
+        real_text.EXPERIMENT.figures["constants"](masked)
+
+
+def test_a_bound_that_is_nowhere_known_has_no_entry_in_the_legend(datasets):
+    ds = datasets["real_text"]
+    nowhere = {name: np.nan * ds[name] for name in ("local_upper", "general_bound")}
+    known = real_text.beside_bounds(ds).get_legend_handles_labels()[1]
+    unknown = real_text.beside_bounds(ds.assign(nowhere)).get_legend_handles_labels()[1]
+    assert set(known) - set(unknown) == {
+        "upper bound at the first window",
+        "upper bound, Thm 3.3, heads summed",
+    }
 
 
 def test_gpt2_is_measured_masked_only(folder):

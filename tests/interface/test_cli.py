@@ -132,16 +132,20 @@ def test_status_export_report_and_dry_run_speak_of_the_run(finished, tmp_path, c
     assert not (tmp_path / "no").exists()
 
 
-def test_a_sweep_of_ones_own_has_a_report_and_no_figures(tmp_path, capsys):
+def test_a_sweep_of_ones_own_has_a_report_and_figures(tmp_path, capsys):
     store = tmp_path / "own.sweep"
     sweep(Task(lambda x: {"inverse": 1 / x}, name="inverse"), {"x": [1, 0, 2]}, store=store)
     assert cli.main(["report", str(store)]) == 0
     page = (tmp_path / "own.html").read_text(encoding="utf-8")
     assert "3 cases of 1 parameter" in page and "2 ok, 1 failed" in page
     assert "1 failed: ZeroDivisionError" in page
+    assert 'alt="A number of each case' in page
+    assert cli.main(["plot", str(store)]) == 0
+    assert (tmp_path / "own-inverse.png").stat().st_size > 2000
+    sweep(Task(lambda x: {"y": x}, name="one"), {"x": [1]}, store=tmp_path / "one.sweep")
     capsys.readouterr()
-    assert cli.main(["plot", str(store)]) == 1
-    assert "it names no experiment" in capsys.readouterr().err
+    assert cli.main(["plot", str(tmp_path / "one.sweep")]) == 1
+    assert "expected a Dataset with particles through time" in capsys.readouterr().err
 
 
 def test_a_defect_of_a_figure_is_exit_code_1_and_a_figure_without_cases_is_none(
