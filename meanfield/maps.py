@@ -21,8 +21,9 @@ from meanfield.autodiff import Linearisation, check_geometry, linearize_by_autod
 from meanfield.checks import name_of
 from meanfield.errors import NoDerivativeError
 from meanfield.images import check_map
-from meanfield.linalg import Certified, Dense, operator_norm
+from meanfield.linalg import Dense, operator_norm
 from meanfield.linalg.norms import largest_block_norm
+from meanfield.linalg.row_weights import certain_block_upper, certain_upper
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 __all__ = [
@@ -197,7 +198,8 @@ class Map(ABC):
         Raises:
             NotImplementedError: F has no such blocks and declares no other bound.
         """
-        found = offered_upper(self, mu)
+        at = derivative_if_any(self, mu)
+        found = None if at is None else certain_norm(at)
         if found is None:
             raise NotImplementedError(
                 f"F: expected a map that declares an upper bound, got {name_of(self)}; give "
@@ -209,6 +211,9 @@ class Map(ABC):
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:
         """Bounds that hold as atom i moves by at most radii[..., i], at fixed positions sᵢ.
+
+        What F knows without its constant at μ, which may be ∞ here: `maps.ball_bounds` asks for
+        that, once, and puts it in.
 
         Args:
             mu: μ.
@@ -264,16 +269,17 @@ def as_map(F: MeasureMap, name: str = "F") -> Map:
 def ball_bounds(
     F: MeasureMap, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
 ) -> BallBounds:
-    """The bounds that F declares in a ball, with the constant at μ itself if F is small enough.
+    """The bounds that F declares in a ball, with `constant_upper` at μ.
 
     Raises:
         NotImplementedError: F declares no bounds in a ball.
     """
     F = as_map(F)
-    found, constant = F.ball_bounds(mu, radii, splitting=splitting), factored_constant(F, mu)
-    if constant is None:
+    found = F.ball_bounds(mu, radii, splitting=splitting)
+    try:
+        found = found.at_most(constant_upper(F, mu))
+    except NotImplementedError:  # F declares bounds in a ball and none at an input
         return found
-    found = found.at_most(constant)
     if not F.particlewise:
         return found
     moved = scaled_radii(found.upper[..., None], expanded_radii(mu, radii))
@@ -321,16 +327,6 @@ def linearize(F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean"
     return F.linearisation(check_measure(mu), geometry=geometry)
 
 
-def offered_upper(F: Map, mu: ParticleMeasure) -> Tensor | None:
-    """The bound that follows from blocks of F's linearisation; None where it has none."""
-    at = derivative_if_any(F, mu)
-    if at is None or at.atoms.blocks is None:
-        return None
-    if mu.n_particles * mu.dim <= _FACTORED:
-        return _factored(at)
-    return certain_norm(at)
-
-
 def derivative_if_any(F: Map, mu: ParticleMeasure) -> Linearisation | None:
     """The derivative with the weights, or None where F has none, as at the kink of a ReLU."""
     try:
@@ -346,28 +342,31 @@ def has_blocks(at: Linearisation) -> bool:
 
 
 def certain_norm(at: Linearisation) -> Tensor | None:
-    """A certain bound of both components from the blocks of rows, ``(*batch,)``; None without."""
+    """A certain bound of both components from the blocks of rows, ``(*batch,)``; None without.
+
+    Small maps are factored.
+    """
     if not has_blocks(at):
         return None
-    whole = operator_norm(at.atoms, solver=Certified(), rtol=1e-2, strict=False)
-    apart, _ = largest_block_norm(at.field, solver=Certified(), rtol=1e-2, strict=False)
-    return torch.maximum(whole.upper, apart.upper)
+    if at.atoms.columns <= _FACTORED:
+        return _factored(at)
+    return torch.maximum(certain_upper(at.atoms), certain_block_upper(at.field))
 
 
-def factored_constant(F: MeasureMap, mu: ParticleMeasure) -> Tensor | None:
-    """An upper bound of the local Wasserstein constant at μ, sharp up to rounding, ``(*batch,)``.
+def constant_upper(F: MeasureMap, mu: ParticleMeasure) -> Tensor:
+    """The least certain bound of the local Wasserstein constant at μ that is known, ``(*batch,)``.
 
-    The larger of its two components, by factoring their matrices; None where those are too large,
-    or where F has no derivative.
+    Of a small map with a derivative it is sharp: both components are factored. Of others it is
+    what they declare, see `Map.local_upper`.
+
+    Raises:
+        NotImplementedError: F is large and declares none.
     """
     F = as_map(F)
     alone, size = F.particlewise, mu.log_weights.numel() * mu.dim
-    if size * mu.dim > _FACTORED_ENTRIES if alone else mu.n_particles * mu.dim > _FACTORED:
-        return None
-    try:
-        return _factored(linearize(F, mu, geometry="wasserstein"), alone)
-    except NoDerivativeError:
-        return None
+    small = size * mu.dim <= _FACTORED_ENTRIES if alone else mu.n_particles * mu.dim <= _FACTORED
+    at = derivative_if_any(F, mu) if small else None
+    return F.local_upper(mu) if at is None else _factored(at, alone)
 
 
 def _factored(at: Linearisation, alone: bool = False) -> Tensor:

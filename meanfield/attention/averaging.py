@@ -348,7 +348,8 @@ def attention_blocks(tangent: AttentionTangent, index: int) -> TokenBlocks | Non
         K=par.per_head(par.key),
         W=W if par.output is None else par.output,
     )
-    return TokenBlocks(one.field_jacobians()[0], core)
+    fields = tangent.field_jacobians()  # kept there, for the splitting component too
+    return TokenBlocks(fields.reshape(-1, *fields.shape[-3:])[index], core)
 
 
 def _taken(per_token: Tensor, order: Tensor, axes: tuple[int, ...]) -> Tensor:

@@ -31,20 +31,16 @@ __all__ = ["ball_bound"]
 _ROUNDS = 12  # of power iteration from above; each multiplies once by N and once by Nᵀ
 
 
-def ball_bound(
-    weights: Weights, epsilon: float | Tensor, constant: Tensor, *, splitting: bool = True
-) -> BallBounds:
-    """The smaller of two bounds of all local constants within ε of the input.
+def ball_bound(weights: Weights, epsilon: float | Tensor, *, splitting: bool = True) -> BallBounds:
+    """How much the derivative may change within ε, and a bound of all local constants there.
 
-    The first is the constant at the input plus a bound of the change of the derivative; it is the
-    smaller one at small ε. The second bounds the columns of the attention weights over the ball.
+    The change is what small ε need, on top of the constant at the input, which is not asked for
+    here. The bound comes from the columns of the attention weights over the ball.
 
     Args:
         weights: attention weights at the input, of dot-product attention under the softmax.
         epsilon: ε ≥ 0, how far each token may move; a number, ``(*batch,)``, or
             ``(..., *batch)``.
-        constant: an upper bound of the local constant at the input, both components,
-            ``(*batch,)``.
         splitting: whether atoms may split. If not, every token keeps its weight, and the bounds
             are a little smaller.
 
@@ -62,7 +58,8 @@ def ball_bound(
         part.add(block, rows, weights.log_ratios(block))
     change = _norm_from_above(part.change) + part.turning_change.amax(-1)
     by_columns = (0.5 * part.columns.amax(-1)).exp().sum(-1) + part.turning.amax(-1)
-    return BallBounds.of(constant, change, by_columns, part.displacement)
+    unknown = torch.full_like(change, math.inf)
+    return BallBounds.of(unknown, change, by_columns, part.displacement)
 
 
 class _Parts:

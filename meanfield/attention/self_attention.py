@@ -252,14 +252,14 @@ class SelfAttention(Map):
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:
-        """Bounds of the constant and of displacements near μ, by the largest of the radii."""
+        """Bounds of the derivative and of displacements near μ, by the largest of the radii."""
         if not self.normalization.is_softmax:
             raise NotImplementedError(
                 f"ball_bounds: expected attention under the softmax, got {self.normalization}; "
                 "its bound is not proved for others"
             )
         weights, largest = self.weights(mu), expanded_radii(mu, radii).amax(-1)
-        found = ball_bound(weights, largest, self.local_upper(mu), splitting=splitting)
+        found = ball_bound(weights, largest, splitting=splitting)
         return replace(found, displacement=weights.unsort(found.displacement[..., None])[..., 0])
 
     @property

@@ -11,6 +11,7 @@ from meanfield.bounds.layer import raised
 from meanfield.bounds.sharp import mean_field
 from meanfield.bounds.spheres import sphere_mean_field
 from meanfield.bounds.statements import OURS, BoundRow, Question, statement
+from meanfield.bounds.theorems import local_upper
 from meanfield.checks import as_floats
 
 __all__ = ["point_rows"]
@@ -87,6 +88,6 @@ def _declared(question: Question) -> tuple[float, str | None]:
     if whole is None or question.points is None:
         return math.nan, question.placed or "bare matrices are no map"
     try:
-        return float(whole.local_upper(question.points)), None
+        return float(local_upper(whole, question.points)), None
     except NotImplementedError:
         return math.nan, "the map declares no bound at an input"

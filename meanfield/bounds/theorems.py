@@ -112,6 +112,6 @@ def local_upper(F: Any, mu: Any) -> Any:
     Raises:
         NotImplementedError: if the map declares none.
     """
-    from meanfield.maps import as_map  # loads torch
+    from meanfield.maps import constant_upper  # loads torch
 
-    return as_map(F).local_upper(mu)
+    return constant_upper(F, mu)

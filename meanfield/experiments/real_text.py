@@ -28,6 +28,7 @@ from meanfield.figures.curves import curve, mark_unconverged, power_law
 from meanfield.figures.plots import plot_exponents
 from meanfield.figures.selection import fits_of, masked, reduced, source_of
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
+from meanfield.maps import constant_upper
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
@@ -134,7 +135,7 @@ def _bounds(F: Any, points: torch.Tensor, radius: np.ndarray) -> dict[str, np.nd
     if len(F.score_matrices):
         general = Layer.of(F).theorem_3_3(radius, points.shape[-2])
     # It costs more than the constant, so one window has to do.
-    upper = F.local_upper(ParticleMeasure.from_sequence(points[0]))
+    upper = constant_upper(F, ParticleMeasure.from_sequence(points[0]))
     return {"local_upper": upper.cpu().numpy(), "general_bound": general}
 
 

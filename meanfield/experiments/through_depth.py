@@ -25,7 +25,7 @@ from meanfield.figures.curves import curve
 from meanfield.figures.selection import reduced, source_of
 from meanfield.layers import Chain
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
-from meanfield.maps import BallBounds, ball_bounds
+from meanfield.maps import BallBounds, ball_bounds, constant_upper
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
@@ -163,11 +163,14 @@ def _followed(
         here = local_lipschitz(block, mu, rtol=rtol, strict=False)
         through = local_lipschitz(Chain(blocks), start, rtol=rtol, strict=False)
         assert here.splitting is not None
+        near = ball.after(block, mu, through) if ball else {}
+        if "upper" not in near:
+            near["upper"] = _upper(block, mu)
         rows.append(
             here.values("constant")
             | through.values("through")
-            | {"splitting": float(here.splitting), "upper": _upper(block, mu)}
-            | (ball.after(block, mu, through) if ball else {})
+            | {"splitting": float(here.splitting)}
+            | near
             | _moved(mu, image)
             | _shape(image)
         )
@@ -204,12 +207,13 @@ class _Ball:
         self.radii = near.displacement
         measured = self.near.at_most(through.upper).upper
         found = (self.near.upper, measured, near.displacement.amax(-1))
-        return {name: one.cpu().numpy() for name, one in zip(names, found, strict=True)}
+        by_name = {name: one.cpu().numpy() for name, one in zip(names, found, strict=True)}
+        return by_name | {"upper": near.constant[0].cpu().numpy()}
 
 
-def _upper(block: Any, mu: ParticleMeasure) -> float:
+def _upper(block: MeasureMap, mu: ParticleMeasure) -> float:
     try:
-        return float(block.local_upper(mu))
+        return float(constant_upper(block, mu))
     except NotImplementedError:  # the map declares none
         return float("nan")
 

@@ -100,8 +100,8 @@ class Chain(Composite):
             run = joined or here
         return bound * run.upper()
 
-    def _ball_of_parts(
-        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool
+    def ball_bounds(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:
         """Map by map, each in a ball whose radii are the displacements by the maps before it.
 

@@ -17,7 +17,6 @@ from meanfield.maps import (
     Map,
     as_map,
     ball_bounds,
-    offered_upper,
 )
 from meanfield.measures import MeasureMap, ParticleMeasure
 
@@ -62,28 +61,10 @@ class Composite(Map):
         Raises:
             NotImplementedError: one of the parts declares no bound.
         """
-        found = offered_upper(self, mu)
-        return self._upper_of_parts(mu) if found is None else found
-
-    def ball_bounds(
-        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
-    ) -> BallBounds:
-        """From what the parts declare, with the constant at μ of the composite as one map.
-
-        Raises:
-            NotImplementedError: one of the parts declares nothing in a ball.
-        """
-        found = self._ball_of_parts(mu, radii, splitting=splitting)
         try:
-            return found.at_most(self.local_upper(mu))
-        except NotImplementedError:  # a part declares bounds in a ball and none at an input
-            return found
-
-    def _ball_of_parts(
-        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool
-    ) -> BallBounds:
-        """Bounds in a ball from those of the maps."""
-        raise NotImplementedError
+            return super().local_upper(mu)
+        except NotImplementedError:
+            return self._upper_of_parts(mu)
 
     def _upper_of_parts(self, mu: ParticleMeasure) -> Tensor:
         """A bound from the bounds of the maps."""
@@ -102,10 +83,13 @@ class Composite(Map):
 def part_in_ball(
     F: Map, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool
 ) -> BallBounds:
-    """The bounds of a part whose constant at μ the whole will replace: no time goes into it."""
-    if isinstance(F, Composite):
-        return F._ball_of_parts(mu, radii, splitting=splitting)
-    return ball_bounds(F, mu, radii, splitting=splitting)
+    """The bounds of a part of a whole whose constant at μ will replace that of the part.
+
+    Only maps of particles need theirs: it bounds how far they move them.
+    """
+    if F.particlewise:
+        return ball_bounds(F, mu, radii, splitting=splitting)
+    return F.ball_bounds(mu, radii, splitting=splitting)
 
 
 def identity_at(mu: ParticleMeasure) -> Linearisation:

@@ -90,8 +90,8 @@ class Bounded(Composite):
         """The bound that F declares."""
         return self.map.local_upper(mu)
 
-    def _ball_of_parts(
-        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool
+    def ball_bounds(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:
         """The bounds that F declares, and those by the constant where it holds everywhere.
 

@@ -78,8 +78,8 @@ class Residual(Composite):
         """1 + |scale| times the bound that F declares, ``(*batch,)``."""
         return 1 + abs(self.scale) * self.map.local_upper(mu)
 
-    def _ball_of_parts(
-        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool
+    def ball_bounds(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:
         """I + scale · J changes as scale · J does; an atom's own step adds to its displacement.
 

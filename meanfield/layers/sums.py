@@ -54,8 +54,8 @@ class Sum(Composite):
         """The sum of the maps' own bounds, ``(*batch,)``."""
         return reduce(add, [each.local_upper(mu) for each in self.maps])
 
-    def _ball_of_parts(
-        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool
+    def ball_bounds(
+        self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:
         """The sums of what the maps declare.
 

@@ -28,6 +28,7 @@ __all__ = [
     "certify_largest",
     "checked",
     "met",
+    "proved",
     "relative_error",
 ]
 
@@ -164,7 +165,7 @@ def _measured(linear_map: LinearMap, candidate: Candidate) -> NormEstimate:
     v, shape = _unit_vectors(linear_map, candidate), linear_map.batch_shape
     upper = _per_map(candidate.upper, shape, "upper")
     if candidate.weights:
-        upper = upper.minimum(_proved(linear_map, candidate.weights))
+        upper = upper.minimum(proved(linear_map, candidate.weights))
     if not 0 <= candidate.miss <= 1:
         raise ValueError(f"miss: expected a probability, got {candidate.miss}")
     value, residual = _value_and_residual(linear_map, v, upper)
@@ -185,7 +186,8 @@ def _measured(linear_map: LinearMap, candidate: Candidate) -> NormEstimate:
     )
 
 
-def _proved(linear_map: LinearMap, weights: Sequence[Sequence[RowWeights]]) -> Tensor:
+@torch.no_grad()
+def proved(linear_map: LinearMap, weights: Sequence[Sequence[RowWeights]]) -> Tensor:
     """The upper ends that weights of rows prove, ``(*batch,)``; ∞ for maps without blocks."""
     count = math.prod(linear_map.batch_shape)
     if len(weights) != count:

@@ -14,12 +14,12 @@ from meanfield.linalg.bidiagonalisation import Bidiagonalisation
 from meanfield.linalg.blocks import Rows, TokenBlocks
 from meanfield.linalg.certain import RowWeights, groups, top_eigenvalues
 from meanfield.linalg.deflation import Deflated
-from meanfield.linalg.evidence import Candidate
+from meanfield.linalg.evidence import Candidate, proved
 from meanfield.linalg.krylov import Lanczos, random_start
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
 
-__all__ = ["Certified"]
+__all__ = ["Certified", "certain_block_upper", "certain_upper"]
 
 _logger = logging.getLogger(__name__)
 
@@ -87,6 +87,30 @@ class Certified(NormSolver):
             NotImplementedError: a map offers no blocks.
         """
         found = self._lanczos.candidate(linear_map, rtol)
+        return Candidate(
+            found.direction,
+            upper=torch.full_like(found.upper, math.inf),
+            miss=0.0,
+            gap=found.gap,
+            n_matvecs=found.n_matvecs,
+            weights=self.weights(linear_map),
+        )
+
+    @torch.no_grad()
+    def largest(self, linear_map: LinearMap, rtol: float) -> tuple[Candidate, None]:
+        """Of small blocks, see `certain_block_upper`."""
+        found, _ = self._lanczos.largest(linear_map, rtol)
+        # Of all blocks: products with one that is 0 but for rounding may exceed its own.
+        upper = certain_block_upper(linear_map)[..., None].expand_as(found.upper)
+        return Candidate(found.direction, upper, 0.0, found.gap, found.n_matvecs), None
+
+    @torch.no_grad()
+    def weights(self, linear_map: LinearMap) -> list[list[RowWeights]]:
+        """The certificates for each map of the flattened batch, without a value.
+
+        Raises:
+            NotImplementedError: a map offers no blocks.
+        """
         weights, bases = [], self._bases(linear_map)
         for index in range(math.prod(linear_map.batch_shape)):
             blocks = None if linear_map.blocks is None else linear_map.blocks(index)
@@ -96,35 +120,12 @@ class Certified(NormSolver):
                     "maps of particles, sums and products with one attention among them), got "
                     "one that does not; take Dense() if it is small, or Lanczos()"
                 )
-            size = min(self.group, blocks.n)
-            weights.append([RowWeights(self._improved(blocks.in_range()[0], size), size)])
+            size, (inside, _) = min(self.group, blocks.n), blocks.in_range()
+            weights.append([RowWeights(self._improved(inside, size), size)])
             if bases is not None:
-                inside, _ = blocks.in_range()
-                rest = Deflated.of(inside, bases[index])
-                found_rest = self._improved(rest, size)
-                weights[-1].append(RowWeights(found_rest, size, bases[index]))
-        return Candidate(
-            found.direction,
-            upper=torch.full_like(found.upper, math.inf),
-            miss=0.0,
-            gap=found.gap,
-            n_matvecs=found.n_matvecs,
-            weights=weights,
-        )
-
-    @torch.no_grad()
-    def largest(self, linear_map: LinearMap, rtol: float) -> tuple[Candidate, None]:
-        """Of small blocks, the Gram matrices below a multiple of the identity."""
-        found, _ = self._lanczos.largest(linear_map, rtol)
-        dense = linear_map.to_dense().flatten(0, -3).double()
-        gram = dense @ dense.mT if dense.shape[-2] < dense.shape[-1] else dense.mT @ dense
-        slack = 2 * sum(dense.shape[-2:]) * torch.finfo(dense.dtype).eps
-        top = top_eigenvalues(gram) + slack * dense.square().sum((-2, -1))
-        up = 1 + 2 * torch.finfo(linear_map.dtype).eps
-        upper = (up * top.sqrt()).to(linear_map.dtype).reshape(linear_map.batch_shape)
-        # Of all blocks: products with one that is 0 but for rounding may exceed its own.
-        upper = upper.amax(-1, keepdim=True).expand_as(upper)
-        return Candidate(found.direction, upper, 0.0, found.gap, found.n_matvecs), None
+                rest = self._improved(Deflated.of(inside, bases[index]), size)
+                weights[-1].append(RowWeights(rest, size, bases[index]))
+        return weights
 
     @property
     def _lanczos(self) -> Lanczos:
@@ -159,6 +160,29 @@ class Certified(NormSolver):
                 break
             search.update()
         return weights if best < math.inf else search.weights
+
+
+def certain_upper(linear_map: LinearMap) -> Tensor:
+    """An upper bound of the norm alone, ``(*batch,)``: that of `Certified` without an iteration.
+
+    Raises:
+        NotImplementedError: a map offers no blocks.
+    """
+    return proved(linear_map, Certified().weights(linear_map))
+
+
+@torch.no_grad()
+def certain_block_upper(linear_map: LinearMap) -> Tensor:
+    """Of blocks along the last batch axis an upper bound of the largest norm, ``(*batch,)``.
+
+    Their Gram matrices are shown to be below a multiple of the identity.
+    """
+    dense = linear_map.to_dense().flatten(0, -3).double()
+    gram = dense @ dense.mT if dense.shape[-2] < dense.shape[-1] else dense.mT @ dense
+    slack = 2 * sum(dense.shape[-2:]) * torch.finfo(dense.dtype).eps
+    top = top_eigenvalues(gram) + slack * dense.square().sum((-2, -1))
+    up = 1 + 2 * torch.finfo(linear_map.dtype).eps
+    return (up * top.sqrt()).to(linear_map.dtype).reshape(linear_map.batch_shape).amax(-1)
 
 
 class _Search:

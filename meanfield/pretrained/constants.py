@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
-from meanfield.maps import Map
+from meanfield.maps import Map, constant_upper
 from meanfield.measures import ParticleMeasure
 from meanfield.results.labels import Variable, array_of, dataset
 
@@ -78,7 +78,7 @@ def _measured(place: Place, name: str, geometry: str, rtol: float) -> dict[str, 
     F, mu = place
     found = local_lipschitz(F, mu, geometry=geometry, rtol=rtol, strict=False)
     try:
-        bound = array_of(F.local_upper(mu))
+        bound = array_of(constant_upper(F, mu))
     except NotImplementedError:  # not proved for its kernel
         bound = np.asarray(np.nan)
     shape = mu.batch_shape

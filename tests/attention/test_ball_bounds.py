@@ -14,6 +14,7 @@ from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, sampl
 from meanfield.attention import input_bounds, kernels
 from meanfield.attention.ball_bounds import ball_bound
 from meanfield.lipschitz import local_lipschitz
+from meanfield.maps import ball_bounds
 from tests.attention import input_bounds_oracles as oracle
 from tests.attention.input_bounds_oracles import case
 
@@ -33,7 +34,9 @@ def test_it_is_the_bound_of_the_oracle(seed, eps, splitting):
         oracle.heads(F, mu), mu.weights.numpy(), eps, constant, splitting=splitting
     )
     weights = F.weights(mu)
-    found = ball_bound(weights, eps, torch.tensor(constant, dtype=F64), splitting=splitting)
+    found = ball_bound(weights, eps, splitting=splitting).at_most(
+        torch.tensor(constant, dtype=F64)
+    )
     displacement = weights.unsort(found.displacement[..., None])[..., 0]
     np.testing.assert_allclose(displacement.numpy(), moves, rtol=1e-8, atol=1e-300)
     # Blocks ‖V + δuᵀ‖ and ‖N‖ are bounded from above, the latter tightly.
@@ -77,7 +80,7 @@ def test_no_constant_in_the_ball_exceeds_it_whether_atoms_split_or_not(copies, s
     F, mu = case(seed)
     g = torch.Generator().manual_seed(seed)
     constant = local_lipschitz(F, mu).value
-    found = ball_bound(F.weights(mu), eps, constant, splitting=copies > 1)
+    found = ball_bound(F.weights(mu), eps, splitting=copies > 1).at_most(constant)
     assert climbed(F, mu, eps, g, copies=copies) <= float(found.upper) * (1 + 1e-9)
 
 
@@ -87,7 +90,7 @@ def test_no_output_moves_farther_than_it_says(seed, eps):
     F, mu = case(seed)
     g = torch.Generator().manual_seed(seed)
     weights = F.weights(mu)
-    found = ball_bound(weights, eps, local_lipschitz(F, mu).value)
+    found = ball_bound(weights, eps).at_most(local_lipschitz(F, mu).value)
     most = weights.unsort(found.displacement[..., None])[..., 0]
     step = torch.randn(60, *mu.points.shape, dtype=F64, generator=g)
     moved = mu.points + eps * step / step.norm(dim=-1, keepdim=True)
@@ -152,7 +155,7 @@ def test_the_bounds_of_other_kernels_hold_in_the_ball(name):
 def test_the_bounds_of_other_kernels_are_continuous_in_the_radius(name):
     F, mu = with_kernel(name, 1)
     radii = torch.tensor([0.0, 1e-9, 1e-4, 1e-2, 1.0], dtype=F64)
-    found = F.ball_bounds(mu, radii[:, None])
+    found = ball_bounds(F, mu, radii[:, None])
     constant = float(local_lipschitz(F, mu).value)
     assert float(found.upper[0]) == pytest.approx(constant, rel=1e-9)
     assert float(found.upper[1]) == pytest.approx(constant, rel=1e-5)
@@ -179,20 +182,24 @@ def test_a_light_part_of_an_atom_has_more_attention_than_its_share(log_ratio):
     parts = torch.tensor([log_ratio, 0.0], dtype=F64).log_softmax(-1)
     split = ParticleMeasure([[9.0], [11.0]], log_weights=parts)
     constant, seen = local_lipschitz(F, mu).value, F.weights(mu)
-    assert float(local_lipschitz(F, split).value) <= float(ball_bound(seen, 1.0, constant).upper)
-    tokens = ball_bound(seen, 1.0, constant, splitting=False).upper
+    assert float(local_lipschitz(F, split).value) <= float(
+        ball_bound(seen, 1.0).at_most(constant).upper
+    )
+    tokens = ball_bound(seen, 1.0, splitting=False).at_most(constant).upper
     assert float(tokens) < float(local_lipschitz(F, split).value)
 
 
 def test_at_radius_zero_it_is_the_constant_and_it_grows_with_the_radius():
     F, mu = case(5)
     seen, constant = F.weights(mu), local_lipschitz(F, mu).value
-    uppers = [float(ball_bound(seen, eps, constant).upper) for eps in (0, 1e-9, 1e-4, 0.01, 1)]
+    uppers = [
+        float(ball_bound(seen, eps).at_most(constant).upper) for eps in (0, 1e-9, 1e-4, 0.01, 1)
+    ]
     assert uppers[0] <= float(constant) * (1 + 1e-12)
     assert uppers[1] == pytest.approx(float(constant), rel=1e-6)
     assert uppers == sorted(uppers)
-    tokens_only = ball_bound(seen, 0.1, constant, splitting=False).upper
-    assert float(tokens_only) <= float(ball_bound(seen, 0.1, constant).upper)
+    tokens_only = ball_bound(seen, 0.1, splitting=False).at_most(constant).upper
+    assert float(tokens_only) <= float(ball_bound(seen, 0.1).at_most(constant).upper)
 
 
 def test_batches_of_measures_and_radii_and_blocks_change_nothing(monkeypatch):
@@ -200,10 +207,10 @@ def test_batches_of_measures_and_radii_and_blocks_change_nothing(monkeypatch):
     mu = ParticleMeasure.from_sequence(torch.randn(3, 6, 4, dtype=F64))
     eps = torch.tensor([0.0, 0.01, 0.5], dtype=F64)
     constant = local_lipschitz(F, mu).value
-    together = ball_bound(F.weights(mu), eps, constant)
+    together = ball_bound(F.weights(mu), eps).at_most(constant)
     monkeypatch.setattr(input_bounds, "_CHUNK_ENTRIES", 1)
     for k in range(3):
-        one = ball_bound(F.weights(mu[k]), eps[k], constant[k])
+        one = ball_bound(F.weights(mu[k]), eps[k]).at_most(constant[k])
         torch.testing.assert_close(together.upper[k], one.upper)
         torch.testing.assert_close(together.displacement[k], one.displacement)
 
@@ -212,16 +219,16 @@ def test_light_and_absent_atoms_and_large_radii_give_numbers():
     F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
     light = sampling.two_diracs(radius=450**0.5, log_ratio=-900.0, direction=[1.0])
     constant = local_lipschitz(F, light).value
-    found = ball_bound(F.weights(light), 1e-6, constant).upper
+    found = ball_bound(F.weights(light), 1e-6).at_most(constant).upper
     assert float(constant) <= float(found) < 1.1 * float(constant)
     absent = ParticleMeasure([[5.0], [1.0], [-1.0]], weights=[0.0, 0.5, 0.5])
     present = ParticleMeasure([[1.0], [-1.0]])
     both = [
-        ball_bound(F.weights(mu), 0.1, local_lipschitz(F, mu).value).upper
+        ball_bound(F.weights(mu), 0.1).at_most(local_lipschitz(F, mu).value).upper
         for mu in (absent, present)
     ]
     torch.testing.assert_close(*both)
-    huge = ball_bound(F.weights(present), 1e6, torch.ones((), dtype=F64))
+    huge = ball_bound(F.weights(present), 1e6)
     assert not torch.isnan(huge.upper) and float(huge.upper) > 1e6
     with pytest.raises(ValueError, match="epsilon: expected numbers ≥ 0"):
-        ball_bound(F.weights(present), -1.0, torch.ones((), dtype=F64))
+        ball_bound(F.weights(present), -1.0)

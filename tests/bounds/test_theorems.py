@@ -399,7 +399,8 @@ def test_the_bound_at_a_batch_and_in_blocks_is_that_one_by_one():
 
 def test_a_map_without_that_bound_says_so():
     with pytest.raises(NotImplementedError, match="F: expected .* got <lambda>"):
-        bounds.local_upper(lambda mu: mu, ParticleMeasure([[0.0]]))
+        bounds.local_upper(lambda mu: mu, ParticleMeasure(torch.zeros(1025, 1, dtype=F64)))
+    assert float(bounds.local_upper(lambda mu: mu, ParticleMeasure([[0.0]]))) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("causal", [False, True])
