@@ -1,4 +1,4 @@
-"""Arrays in one file with a digest: what a long computation goes on from."""
+"""Arrays in one file with a digest: batches of cases, and what a long computation goes on from."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from meanfield.results.atomic import remove_litter, write_whole
 from meanfield.results.marks import DIGEST, check_replaceable
 
-__all__ = ["digest_of", "read_arrays", "write_arrays"]
+__all__ = ["digest_of", "pack_arrays", "read_arrays", "write_arrays"]
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
@@ -26,10 +26,15 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
         OSError: it cannot be written; the file that was there before is whole.
     """
     remove_litter(path.parent, path.name)
-    digest, content = digest_of(arrays), io.BytesIO()
-    np.savez(content, allow_pickle=False, **{DIGEST: np.array(digest)}, **arrays)
-    write_whole(check_replaceable(path), content.getbuffer())
-    return digest
+    write_whole(check_replaceable(path), pack_arrays(arrays))
+    return digest_of(arrays)
+
+
+def pack_arrays(arrays: Mapping[str, np.ndarray]) -> memoryview:
+    """The content of such a file."""
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **{DIGEST: np.array(digest_of(arrays))}, **arrays)
+    return content.getbuffer()
 
 
 def read_arrays(path: Path, digest: str | None = None) -> dict[str, np.ndarray]:

@@ -1,7 +1,7 @@
 """The one writer: files and folders that are whole or absent, whatever happens to the machine.
 
 What is written gets a hidden name first; its files and then its folders are flushed to the disk,
-and only then it is given its own name, in one step. On return it survives a loss of power. Hidden
+and only then it is given its own name. On return it survives a loss of power. Hidden
 names hold machine, process namespace and process, so that what dead processes left can be told.
 
 As in SQLite, a file system that cannot flush folders, or has no hard links, is worked with as it
@@ -11,7 +11,6 @@ is; an error while the content of a file is flushed is an error.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import functools
 import glob
@@ -43,7 +42,6 @@ _UNKNOWN = {
     errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.EACCES,
     errno.EBADF, errno.EMLINK,
 }  # fmt: skip
-_HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of Linux
 
 
 def write_whole(path: Path, data: bytes | memoryview, *, replace: bool = True) -> None:
@@ -61,10 +59,9 @@ def write_whole(path: Path, data: bytes | memoryview, *, replace: bool = True) -
 def whole(path: Path, *, replace: bool = True) -> Iterator[Path]:
     """The hidden name under which a block writes a file or a folder; then it gets its own.
 
-    The block writes files by `write_new`, which flushes them; folders are flushed here. A folder
-    takes the place of another one in one step where the system can exchange names (Linux);
-    elsewhere the name is absent for an instant, and after a crash just then `remove_litter` puts
-    the old one back.
+    The block writes files by `write_new`, which flushes them; folders are flushed here. While a
+    folder takes the place of another one the name is absent for an instant; after a crash just
+    then `remove_litter` puts the old one back.
 
     Raises:
         FileExistsError: there is one, and it is not to be replaced.
@@ -146,24 +143,16 @@ def _place_folder(hidden: Path, path: Path) -> None:
     """Give a folder its name; what had it before has the hidden name then, or is gone."""
     if not path.exists():
         hidden.rename(path)
-    elif not _exchange(hidden, path):
-        old = hidden_name(path, "old")
-        path.rename(old)
-        try:
-            hidden.rename(path)
-        except OSError:
-            old.rename(path)
-            raise
-        sync(path.parent)
-        old.rename(hidden)  # a half removed folder must not look like one to be put back
-
-
-def _exchange(one: Path, other: Path) -> bool:
-    """Exchange two names in one step, where the system can."""
-    names = os.fsencode(one), os.fsencode(other)
-    with contextlib.suppress(AttributeError, OSError, TypeError):  # a library without it, or none
-        return ctypes.CDLL(None).renameat2(_HERE, names[0], _HERE, names[1], _EXCHANGE) == 0
-    return False
+        return
+    old = hidden_name(path, "old")
+    path.rename(old)
+    try:
+        hidden.rename(path)
+    except OSError:
+        old.rename(path)
+        raise
+    sync(path.parent)
+    old.rename(hidden)  # a half removed folder must not look like one to be put back
 
 
 def _place_new(hidden: Path, path: Path) -> None:

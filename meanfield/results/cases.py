@@ -7,16 +7,17 @@ which identifies a case.
 from __future__ import annotations
 
 import dataclasses
-import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from meanfield.results.encoding import netcdf
+from meanfield.results.arrays import pack_arrays, read_arrays
 from meanfield.results.labels import Variable
 
 __all__ = [
@@ -26,7 +27,7 @@ __all__ = [
 
 Columns = Mapping[str, np.ndarray]
 PENDING, OK, NOT_CONVERGED, FAILED = range(4)
-RESERVED = ("status", "message", "case", "case_key", "half")
+RESERVED = ("status", "message", "case", "case_key")
 _RANK = np.array([0, 2, 2, 1])  # of a status: of the rows of a case the highest is taken
 _STATUS = {
     "long_name": "how the case ended",
@@ -34,7 +35,6 @@ _STATUS = {
     "flag_meanings": "pending ok not_converged failed",
 }
 _MESSAGE = Variable("message", "why it failed", dtype="str")
-_KEY = {"long_name": "SHA-256 of the parameters, 63 bits in two halves", "units": "1"}
 
 
 @dataclass(frozen=True)
@@ -104,35 +104,43 @@ class Labels:
         return xr.Dataset(data, coords=coords, attrs=attrs)
 
 
-def pack(labels: Labels, columns: Columns, configuration: str, replaced: str = "") -> bytes:
-    """Cases as a netCDF file.
+def pack(columns: Columns, configuration: str, replaced: Sequence[str] = ()) -> memoryview:
+    """Cases as the content of a file.
 
     Args:
-        labels: what the columns mean.
-        columns: the cases.
+        columns: the cases; texts are kept as UTF-8 with a zero byte between them.
         configuration: the digest of that to which they belong.
         replaced: the names of files in whose place this one comes.
     """
-    attrs = {"configuration": configuration, "source": "meanfield sweep"}
-    ds = labels.dataset(columns, attrs | ({"replaced": replaced} if replaced else {}))
-    halves = columns["case_key"].astype("<i8").view("<i4").reshape(-1, 2).astype(np.int32)
-    ds["case_key"] = (("case", "half"), halves, dict(_KEY))
-    return netcdf(ds)
+    about = {"configuration": configuration, "replaced": " ".join(replaced)}
+    arrays = {name: np.array(text) for name, text in about.items()}
+    for name, column in columns.items():
+        if column.dtype == object:
+            joined = "\0".join(column.flat).encode()
+            arrays[f"texts {name}"] = np.frombuffer(joined, np.uint8)
+        else:
+            arrays[f"numbers {name}"] = column
+    return pack_arrays(arrays)
 
 
-def unpack(data: bytes) -> tuple[dict[str, np.ndarray], str, str]:
-    """The columns of a file, the digest of its configuration, and the names of `pack`."""
-    from scipy.io import netcdf_file
+def unpack(file: Path, labels: Labels) -> tuple[dict[str, np.ndarray], str, list[str]]:
+    """The columns of a file, the digest of its configuration, and the names of `pack`.
 
-    with netcdf_file(io.BytesIO(data)) as file:
-        columns = {
-            name: _column(variable)
-            for name, variable in file.variables.items()
-            if variable.dimensions[:1] == ("case",)
-        }
-        attrs = {name: value.decode() for name, value in file._attributes.items()}
-    columns["case_key"] = columns["case_key"].astype("<i4").view("<i8")[:, 0].astype(np.int64)
-    return columns, attrs["configuration"], attrs.get("replaced", "")
+    Raises:
+        FileNotFoundError, ValueError: see `read_arrays`.
+    """
+    columns, arrays = {}, read_arrays(file)
+    configuration, replaced = (str(arrays.pop(name)) for name in ("configuration", "replaced"))
+    n_cases = len(arrays["numbers case_key"])
+    for place, array in arrays.items():
+        kind, _, name = place.partition(" ")
+        if kind == "texts":
+            shape = (n_cases, *labels.shapes.get(name, ()))
+            texts = array.tobytes().decode().split("\0")[: math.prod(shape)]
+            columns[name] = np.array(texts, object).reshape(shape)
+        else:
+            columns[name] = array
+    return columns, configuration, replaced.split()
 
 
 def join(labels: Labels, tables: Sequence[Columns]) -> dict[str, np.ndarray]:
@@ -153,21 +161,6 @@ def join(labels: Labels, tables: Sequence[Columns]) -> dict[str, np.ndarray]:
     return rows | {n: _joined([t.get(n) for t in tables], sizes)[chosen] for n in parameters}
 
 
-def _column(variable: Any) -> np.ndarray:
-    values, attrs = variable[:], variable._attributes
-    if values.dtype.kind == "S":  # texts, as one character per cell
-        width = values.shape[-1]
-        texts = np.ascontiguousarray(values).view(f"S{width}")[..., 0]
-        decoded = np.full(texts.shape, "", dtype=object)
-        there = texts != b""
-        decoded[there] = [text.decode("utf-8") for text in texts[there]]
-        values = decoded
-    if attrs.get("flag_meanings") == b"false true":
-        return values.astype(bool)
-    stored_from = attrs.get("stored_from", b"").decode()
-    return values.astype(stored_from or values.dtype.newbyteorder("="))
-
-
 def _chosen(keys: np.ndarray, status: np.ndarray) -> np.ndarray:
     """For each case the row to take, in the order in which the cases first appear."""
     order = np.lexsort((_RANK[status], keys))  # stable: equal rows keep their order
@@ -178,15 +171,12 @@ def _chosen(keys: np.ndarray, status: np.ndarray) -> np.ndarray:
 
 
 def _joined(pieces: Sequence[np.ndarray | None], sizes: Sequence[int]) -> np.ndarray:
-    """One column of all files together; "" or NaN for files that lack it."""
-    present = [piece for piece in pieces if piece is not None]
-    if len(present) == len(pieces):
-        return np.concatenate(present)
-    blank = "" if any(piece.dtype == object for piece in present) else np.nan
-    tail = present[0].shape[1:]
+    """One parameter of all files together; "" or NaN for files that lack it."""
+    texts = any(piece is not None and piece.dtype == object for piece in pieces)
+    blank, kind = ("", object) if texts else (np.nan, float)
     return np.concatenate(
         [
-            np.full((size, *tail), blank, object if blank == "" else None) if p is None else p
-            for p, size in zip(pieces, sizes, strict=True)
+            np.full(size, blank, kind) if piece is None else piece
+            for piece, size in zip(pieces, sizes, strict=True)
         ]
     )

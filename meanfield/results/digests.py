@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from meanfield.results.arrays import digest_of
 from meanfield.results.marks import DIGEST
 
 __all__ = ["check_digests", "with_digests"]
@@ -56,21 +56,21 @@ def check_digests(ds: xr.Dataset, path: Path) -> xr.Dataset:
 
 
 def _digests(ds: xr.Dataset) -> dict[str, str]:
-    return {
-        _ATTRIBUTES: _digest(json.dumps(_plain(ds.attrs)).encode()),
-        **{str(name): _of_variable(variable) for name, variable in ds.variables.items()},
-    }
+    about = {str(name): _of_variable(variable) for name, variable in ds.variables.items()}
+    return {_ATTRIBUTES: digest_of({"": _bytes(_plain(ds.attrs))})[:16], **about}
 
 
 def _of_variable(variable: xr.Variable) -> str:
     values = np.asarray(variable.values)
+    about = [*map(str, variable.dims), _plain(variable.attrs)]
     if values.dtype.kind in "OUT":
-        kind, content = "text", json.dumps(values.astype(object).tolist()).encode()
-    else:
-        native = values.astype(values.dtype.newbyteorder("="), copy=False)
-        kind, content = native.dtype.name, np.ascontiguousarray(native).tobytes()
-    about = [kind, list(map(str, variable.dims)), list(values.shape), _plain(variable.attrs)]
-    return _digest(json.dumps(about).encode(), content)
+        values = _bytes([values.shape, values.astype(object).tolist()])
+    native = values.astype(values.dtype.newbyteorder("="), copy=False)
+    return digest_of({"values": native, "about": _bytes(about)})[:16]
+
+
+def _bytes(plain: Any) -> np.ndarray:
+    return np.frombuffer(json.dumps(plain).encode(), np.uint8)
 
 
 def _plain(attrs: Mapping[Any, Any]) -> list[Any]:
@@ -79,10 +79,3 @@ def _plain(attrs: Mapping[Any, Any]) -> list[Any]:
         [str(name), value if isinstance(value, str) else np.asarray(value, float).tolist()]
         for name, value in attrs.items()
     )
-
-
-def _digest(*parts: bytes) -> str:
-    hashed = hashlib.sha256()
-    for part in parts:
-        hashed.update(part)
-    return hashed.hexdigest()[:16]

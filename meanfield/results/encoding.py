@@ -8,58 +8,70 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-__all__ = ["check_attrs", "check_labels", "check_names", "decode", "encode", "netcdf"]
+__all__ = ["check_attrs", "check_dataset", "check_names", "decode", "netcdf"]
 
-_BOOL = "false true"
 _STORED_AS = "stored_from"  # attribute: the type in memory, where that of the file differs
-_MOST_BYTES = 2**31 - 4  # of a variable in netCDF 3
+_SCALAR = "scalar"  # dimension of numbers without one, beside records
+_MOST_BYTES = 2**31 - 4  # of a variable in netCDF 3, or of one step of its record dimension
 
 
-def netcdf(ds: xr.Dataset) -> bytes:
-    """The Dataset as a netCDF file (version 3, 64 bit)."""
-    encoded = encode(ds, narrow=True)
-    for name, variable in encoded.variables.items():
-        if (n_bytes := _width(variable) * variable.size) > _MOST_BYTES:
-            raise ValueError(
-                f"{name}: expected at most 2 GiB in one variable of a netCDF file, in which texts "
-                f"are as wide as the longest, got {n_bytes / 2**30:.2f} GiB; write a .zarr"
-            )
-    nothing = {str(name): {"_FillValue": None} for name in encoded.variables}
-    written = encoded.to_netcdf(engine="scipy", format="NETCDF3_64BIT", encoding=nothing)
-    with written:  # Python 3.13: an error if the buffer is collected before its view
-        return bytes(written)
+def netcdf(ds: xr.Dataset) -> memoryview:
+    """The Dataset as a netCDF file (version 3, 64 bit).
 
+    The dimension of a variable of more than 2 GiB is its record dimension: then the limit is that
+    of a step along it.
 
-def encode(ds: xr.Dataset, *, narrow: bool = False) -> xr.Dataset:
-    """The Dataset in types that files can hold, with attributes to undo it.
-
-    Args:
-        ds: real numbers, truth values and text.
-        narrow: without integers of 64 bits, which netCDF 3 does not have.
+    Raises:
+        ValueError: names, attributes or texts that netCDF 3 does not have, several variables of
+            more than 2 GiB along different dimensions.
     """
-    check_labels(ds, narrow=narrow)
-    encoded = {}  # assigned at once: each change of a Dataset compares all its variables
-    for name in ds.variables:
-        encoded[name] = _encode_variable(ds[name].variable, str(name), narrow)
-    return ds.drop_encoding().assign(encoded)
+    for attrs in (ds.attrs, *(variable.attrs for variable in ds.variables.values())):
+        check_names(attrs, ascii_only=True)
+        for name, value in attrs.items():
+            if isinstance(value, (int, np.integer)) and not -(2**31) <= value < 2**31:
+                raise ValueError(
+                    f"attribute {name!r}: expected an integer of 32 bits, which is what netCDF 3 "
+                    f"has, got {value}; give it as a float or a text"
+                )
+    check_names([*ds.variables, *ds.dims], ascii_only=True)
+    # Assigned at once: each change of a Dataset compares all its variables.
+    encoded = ds.drop_encoding().assign({n: _narrow(ds[n].variable, n) for n in ds.variables})
+    nothing = {str(name): {"_FillValue": None} for name in encoded.variables}
+    if records := _records(encoded):  # SciPy writes scalars over records
+        wide = {n: v.set_dims({_SCALAR: 1}) for n, v in encoded.variables.items() if not v.dims}
+        encoded = encoded.assign(wide)
+    return encoded.to_netcdf(
+        engine="scipy", format="NETCDF3_64BIT", encoding=nothing, unlimited_dims=records
+    )
 
 
 def decode(ds: xr.Dataset) -> xr.Dataset:
-    """Undo `encode`."""
+    """A Dataset that was read as it was before it was written."""
+    ds = ds.isel({_SCALAR: 0}, missing_dims="ignore")
     return ds.drop_encoding().assign({n: _decode_variable(ds[n].variable) for n in ds.variables})
 
 
-def check_labels(ds: xr.Dataset, *, narrow: bool = False) -> None:
-    """Refuse names and attributes that files cannot hold; `narrow` for netCDF 3.
+def check_dataset(ds: xr.Dataset) -> None:
+    """Refuse what files cannot hold.
 
     Raises:
-        ValueError: names with "/", in netCDF other than ASCII; integers that it does not have.
-        TypeError: attributes other than text and numbers.
+        ValueError: names with "/".
+        TypeError: variables other than real numbers, truth values and texts, attributes other
+            than text and numbers.
     """
+    check_names([*ds.variables, *ds.dims])
     for owner, attrs in [("ds", ds.attrs), *((str(n), v.attrs) for n, v in ds.variables.items())]:
-        check_names(attrs, ascii_only=narrow)
-        check_attrs(attrs, owner, narrow=narrow)
-    check_names([*ds.variables, *ds.dims], ascii_only=narrow)
+        check_names(attrs)
+        check_attrs(attrs, owner)
+    for name, variable in ds.variables.items():
+        kind, texts = variable.dtype.kind, variable.values.flat
+        if kind == "O" and all(isinstance(text, str) for text in texts):
+            continue
+        if kind not in "biufUT" or (variable.dtype.itemsize == 2 and kind == "f"):
+            raise TypeError(
+                f"{name}: expected real numbers, truth values or text, got {variable.dtype}; "
+                "store complex numbers as two real variables"
+            )
 
 
 def check_names(names: Iterable[Any], *, ascii_only: bool = False) -> None:
@@ -70,7 +82,7 @@ def check_names(names: Iterable[Any], *, ascii_only: bool = False) -> None:
             raise ValueError(f"expected names of {kind} without '/', got {name!r}")
 
 
-def check_attrs(attrs: Mapping[Any, Any], owner: str, *, narrow: bool = False) -> None:
+def check_attrs(attrs: Mapping[Any, Any], owner: str) -> None:
     """Refuse attributes other than text and numbers, which not every format takes."""
     for name, value in attrs.items():
         flags = isinstance(value, (np.ndarray, list)) and name == "flag_values"
@@ -80,11 +92,43 @@ def check_attrs(attrs: Mapping[Any, Any], owner: str, *, narrow: bool = False) -
                 f"attribute {name!r} of {owner}: expected text or a number, got "
                 f"{type(value).__name__}; put it into the provenance, which is one JSON string"
             )
-        if narrow and isinstance(value, (int, np.integer)) and not -(2**31) <= value < 2**31:
-            raise ValueError(
-                f"attribute {name!r} of {owner}: expected an integer of 32 bits, which is what "
-                f"netCDF 3 has, got {value}; give it as a float or a text"
-            )
+
+
+def _narrow(variable: xr.Variable, name: Any) -> xr.Variable:
+    """The variable without types that netCDF 3 does not have.
+
+    Integers are int32 or, beyond it, the floats that equal them, or texts. Truth values are left
+    to xarray, which has a convention for them.
+    """
+    values, attrs = variable.values, dict(variable.attrs)
+    if values.dtype.kind in "OUT":
+        if any("\0" in text for text in values.flat):
+            raise ValueError(f"{name}: expected texts without NUL, which netCDF loses")
+        return xr.Variable(variable.dims, values.astype(object), attrs)
+    if values.dtype.kind in "fb" or values.dtype in (np.int8, np.int16, np.int32):
+        return variable
+    low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
+    attrs[_STORED_AS] = str(values.dtype)
+    if -(2**31) <= low <= high < 2**31:
+        values = values.astype(np.int32)
+    elif -(2**53) <= low <= high <= 2**53:
+        values = values.astype(float)
+    else:
+        values = values.astype(str).astype(object)
+    return xr.Variable(variable.dims, values, attrs)
+
+
+def _records(ds: xr.Dataset) -> list[Any]:
+    """The dimension to be that of records, if there must be one."""
+    large = {n: v for n, v in ds.variables.items() if _width(v) * v.size > _MOST_BYTES}
+    dims = {variable.dims[0] for variable in large.values()}
+    if len(dims) > 1 or any(dim in v.dims[1:] for dim in dims for v in ds.variables.values()):
+        raise ValueError(
+            f"expected in a netCDF file variables of 2 GiB or more, in which texts are as wide as "
+            f"the longest, along one dimension, the first of its variables; got {[*large]}; write "
+            "a .zarr"
+        )
+    return [*dims]
 
 
 def _width(variable: xr.Variable) -> int:
@@ -94,42 +138,8 @@ def _width(variable: xr.Variable) -> int:
     return max((len(text.encode("utf-8", "replace")) for text in variable.values.flat), default=1)
 
 
-def _encode_variable(variable: xr.Variable, name: str, narrow: bool) -> xr.Variable:
-    kind, values, attrs = variable.dtype.kind, variable.values, dict(variable.attrs)
-    if kind == "b":
-        attrs |= {"flag_values": np.array([0, 1], np.int8), "flag_meanings": _BOOL}
-        return xr.Variable(variable.dims, values.astype(np.int8), attrs)
-    if kind in "UT" or (kind == "O" and all(isinstance(v, str) for v in values.flat)):
-        if narrow and any("\0" in text for text in values.flat):
-            raise ValueError(f"{name}: expected texts without NUL, which netCDF loses")
-        return xr.Variable(variable.dims, values.astype(object), attrs)
-    if kind not in "iuf" or (variable.dtype.itemsize == 2 and kind == "f"):
-        raise TypeError(
-            f"{name}: expected real numbers, truth values or text, got {variable.dtype}; "
-            "store complex numbers as two real variables"
-        )
-    if narrow and kind in "iu" and variable.dtype not in (np.int8, np.int16, np.int32):
-        return xr.Variable(
-            variable.dims, _narrow(values), attrs | {_STORED_AS: str(variable.dtype)}
-        )
-    return xr.Variable(variable.dims, values, attrs)
-
-
-def _narrow(values: np.ndarray) -> np.ndarray:
-    """Integers of 64 bits as int32 or, beyond it, as the floats that equal them, or as texts."""
-    low, high = (int(values.min()), int(values.max())) if values.size else (0, 0)
-    if -(2**31) <= low <= high < 2**31:
-        return values.astype(np.int32)
-    if -(2**53) <= low <= high <= 2**53:
-        return values.astype(np.float64)
-    return values.astype(str).astype(object)
-
-
 def _decode_variable(variable: xr.Variable) -> xr.Variable:
     attrs, values = dict(variable.attrs), variable.values
-    if attrs.get("flag_meanings") == _BOOL:
-        del attrs["flag_values"], attrs["flag_meanings"]
-        values = values.astype(bool)
     if values.dtype.kind in "UTO":
         values = values.astype(object)
     values = values.astype(attrs.pop(_STORED_AS, values.dtype))

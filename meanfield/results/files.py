@@ -10,9 +10,9 @@ from typing import Any
 import xarray as xr
 
 from meanfield.checks import describe
-from meanfield.results.atomic import make_folder, remove_litter, whole, write_new, write_whole
+from meanfield.results.atomic import make_folder, remove_litter, whole, write_new
 from meanfield.results.digests import check_digests, with_digests
-from meanfield.results.encoding import check_labels, decode, encode, netcdf
+from meanfield.results.encoding import check_dataset, decode, netcdf
 from meanfield.results.marks import check_replaceable
 from meanfield.results.store import Store, is_store
 
@@ -25,10 +25,10 @@ def write_dataset(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
     """Write a Dataset to a Zarr v3 folder (``.zarr``) or a netCDF file (``.nc``).
 
     The data are written under another name, flushed to the disk, and put in place in one step: on
-    return they survive a loss of power. Truth values are stored as int8 with `flag_values` and
-    `flag_meanings`. netCDF is version 3 (64 bit), which SciPy can read; its integers beyond 2⁵³
-    are texts. The attribute `meanfield_digest` holds a digest of each variable, which
-    `read_dataset` checks, and marks the file as one that this function may replace.
+    return they survive a loss of power. netCDF is version 3 (64 bit), which SciPy can read; truth
+    values are int8 there and integers beyond 2⁵³ texts. The attribute `meanfield_digest` holds a
+    digest of each variable, which `read_dataset` checks, and marks the file as one that this
+    function may replace.
 
     Args:
         ds: real numbers, truth values and text; attributes are text and numbers.
@@ -38,7 +38,8 @@ def write_dataset(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
         The path.
 
     Raises:
-        ValueError: another suffix, names with "/", and in netCDF a variable of 2 GiB or more.
+        ValueError: another suffix, names with "/", and what netCDF does not have, such as two
+            dimensions along which variables have more than 2 GiB.
         TypeError: complex or float16 variables, attributes that are neither text nor numbers.
         FileExistsError: something that this library has not written is there, or the path is
             inside the store of a sweep or a Zarr folder.
@@ -50,17 +51,17 @@ def write_dataset(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
     if path.suffix not in (".zarr", ".nc"):
         raise ValueError(f"path: expected a name that ends in .zarr or .nc, got {path.name!r}")
     # Before anything is touched: a Dataset that the format cannot hold is refused here.
-    check_labels(ds)
-    signed = with_digests(ds)
-    encoded = netcdf(signed) if path.suffix == ".nc" else encode(signed)
+    check_dataset(ds)
+    signed = with_digests(ds.drop_encoding())
+    packed = netcdf(signed) if path.suffix == ".nc" else _zarr(signed)
     target = check_replaceable(path)
     make_folder(target.parent)
     remove_litter(target.parent, target.name)
-    if isinstance(encoded, bytes):
-        write_whole(target, encoded)
-    else:
-        with whole(target) as hidden:
-            for name, content in _zarr(encoded).items():
+    with whole(target) as hidden:
+        if not isinstance(packed, dict):
+            write_new(hidden, packed)
+        else:
+            for name, content in packed.items():
                 (hidden / name).parent.mkdir(parents=True, exist_ok=True)
                 write_new(hidden / name, content.to_bytes())
     return path

@@ -1,15 +1,15 @@
-"""The store of a sweep: a folder of small files, each whole, each with its checksum.
+"""The store of a sweep: a folder of small files, each whole, each with its digest.
 
     sweep.json               what is computed: configuration, labels, provenance, and a checksum
-    grid-TIME-DIGEST.nc      cases that were asked for, in order
-    batch-TIME-DIGEST.nc     finished cases: parameters, values, status, message
+    grid-TIME-NUMBER.npz     cases that were asked for, in order
+    batch-TIME-NUMBER.npz    finished cases: parameters, values, status, message
     written.txt              the names of these files, so that one that is lost can be named
 
-Any netCDF reader opens them; none is larger than 1 GiB. A file whose content does not have the
-digest in its name, or a folder in its place, is skipped with a warning, and its cases are pending;
-the same sweep again appends ``.damaged`` to its name and computes them. A case may be in several
-files: a finished one counts before a failed one, and a later file before an earlier one. Many
-files are merged into few, which hold the names of those that they replace.
+A file whose content is not what was written, or a folder in its place, is skipped with a warning,
+and its cases are pending; the same sweep again appends ``.damaged`` to its name and computes them.
+A case may be in several files: a finished one counts before a failed one, and a later file before
+an earlier one. Many small files are merged into one, which holds the names of those that it
+replaces.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import contextlib
 import hashlib
 import json
 import logging
-import math
 import os
 import re
+import secrets
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,12 @@ from meanfield.results.provenance import versions
 
 __all__ = ["SCHEMA", "DamagedError", "Store", "description_at", "is_store", "open_store"]
 
-SCHEMA = 3
+SCHEMA = 4
 _DESCRIPTION, _JOURNAL = "sweep.json", "written.txt"
-_FILE = re.compile(r"(grid|batch)-\d{8}T\d{12}-([0-9a-f]{16})\.nc")
+_FILE = re.compile(r"(grid|batch)-\d{8}T\d{12}-[0-9a-f]{8}\.npz")
 _LOADS = 10  # attempts, while another process merges files
-_MOST_FILES = 32  # beyond which they are merged; each costs 1 ms whenever it is read
-_MOST_BYTES = 2**30  # of a file; a variable of netCDF 3 may have twice as many
+_MOST_FILES = 32  # small ones, beyond which they are merged; each costs 1 ms whenever it is read
+_SMALL = 2**25  # bytes
 _log = logging.getLogger("meanfield")
 
 
@@ -65,7 +65,7 @@ class Store:
         self.labels = Labels.from_plain(description)
         self.damaged: dict[str, str] = {}
         self.missing: list[str] = []
-        self._digest = _checksum(description["configuration"])
+        self._configuration = _checksum(description["configuration"])
         self._tables: dict[str, Columns] = {}
         self._replaced: dict[str, list[str]] = {}  # by a merged file
         self.refresh()
@@ -86,30 +86,24 @@ class Store:
 
     def refresh(self) -> None:
         """Load new files and forget those that another process has merged."""
-        self.missing = self._load_new()
-        if self.missing:  # or merged while the folder was listed
-            self.missing = self._load_new()
-
-    def _load_new(self) -> list[str]:
-        """Load new files; returns the names of those that are missing."""
-        for attempt in range(_LOADS):
+        for _ in range(_LOADS):
             # First: a name that is written later may be that of a file merged in the meantime.
             named = self._names_written()
-            present = {f.name: f for f in self.path.glob("*.nc") if _FILE.fullmatch(f.name)}
+            present = {f.name: f for f in self.path.glob("*.npz") if _FILE.fullmatch(f.name)}
             for gone in self._tables.keys() - present.keys():
                 del self._tables[gone], self._replaced[gone]
-            try:
-                for name in present.keys() - self._tables.keys():
-                    self._load(present[name])
-                break
-            except FileNotFoundError:  # merged since the folder was listed
-                if attempt == _LOADS - 1:
-                    raise
+            for name in present.keys() - self._tables.keys():
+                self._load(present[name])
+            self.missing = sorted(self._missing_of(named))
+            if not self.missing:
+                return
+
+    def _missing_of(self, named: set[str]) -> set[str]:
         missing = named - self._tables.keys() - self.damaged.keys()
         missing -= {old for names in self._replaced.values() for old in names}
         if missing and not any(name.startswith("grid") for name in missing):
-            missing = missing if PENDING in self.rows()["status"] else set()
-        return sorted(missing)
+            return missing if PENDING in self.rows()["status"] else set()
+        return missing
 
     def _names_written(self) -> set[str]:
         try:
@@ -118,9 +112,26 @@ class Store:
             return set()
         return {line for line in text.splitlines() if _FILE.fullmatch(line)}
 
+    def _load(self, file: Path) -> None:
+        try:
+            table, configuration, replaced = unpack(file, self.labels)
+        except FileNotFoundError:  # merged since the folder was listed
+            if file.is_symlink():
+                self.damaged[file.name] = "a link that leads nowhere"
+        except (OSError, ValueError, LookupError):
+            self.damaged[file.name] = "a folder" if file.is_dir() else "damaged"
+        else:
+            if configuration == self._configuration:
+                self._tables[file.name], self._replaced[file.name] = table, replaced
+            else:
+                self.damaged[file.name] = "of another configuration"
+
     def rows(self) -> dict[str, np.ndarray]:
         """All cases, each once: `case_key`, parameters, values, `status` and `message`."""
-        return join(self.labels, [self._tables[name] for name in self.files])
+        return self._joined(self.files)
+
+    def _joined(self, files: Sequence[str]) -> dict[str, np.ndarray]:
+        return join(self.labels, [self._tables[name] for name in files])
 
     def rows_of(self, keys: np.ndarray) -> dict[str, np.ndarray]:
         """Values, `status` and `message` of the cases with these keys; pending where unknown."""
@@ -140,11 +151,20 @@ class Store:
         return self.labels.dataset(self.rows(), attrs)
 
     def write(self, columns: Columns, *, kind: str = "batch") -> None:
-        """Write files of some cases; on return they survive any crash."""
+        """Write a file of some cases; on return they survive any crash."""
         n_cases = len(columns["case_key"])
         with _explained(self.path, f"does not take a {kind} of {n_cases} cases"):
-            for rows in _pieces(columns):
-                self._write({name: column[rows] for name, column in columns.items()}, kind)
+            self._write(columns, kind)
+
+    def _write(self, columns: Columns, kind: str, replaced: Sequence[str] = ()) -> None:
+        name = f"{kind}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{secrets.token_hex(4)}.npz"
+        write_whole(self.path / name, pack(columns, self._configuration, replaced))
+        # It only serves to name lost files, so an error here is no error of the sweep.
+        with (
+            contextlib.suppress(OSError),
+            (self.path / _JOURNAL).open("a", encoding="utf-8") as journal,
+        ):
+            journal.write(f"{name}\n")
 
     def add_cases(self, columns: Columns) -> None:
         """Write the keys and parameters of cases that are not in the store yet."""
@@ -162,47 +182,29 @@ class Store:
             self.refresh()
 
     def merge_files(self) -> None:
-        """Merge the files if there are many; remove the old ones once the new ones are safe.
+        """Merge small files if there are many; remove the old ones once the new one is safe.
 
         An error, such as a full disk, is a warning: nothing is lost by it.
         """
         try:
-            if len(list(self.path.glob("*.nc"))) > _MOST_FILES:
-                self.refresh()
-                for group in self._groups():
-                    self._merge(group)
+            sizes = {f.name: f.stat().st_size for f in self.path.glob("*.npz")}
+            if sum(size < _SMALL for size in sizes.values()) <= _MOST_FILES:
+                return
+            self.refresh()
+            old = [name for name in self.files if sizes.get(name, _SMALL) < _SMALL]
+            self._write(self._joined(old), "grid", old)
+            # Journal first: a crash must not report merged files as lost.
+            self._write_journal(sorted(self._names_written() - {*old}))
+            for name in old:
+                (self.path / name).unlink(missing_ok=True)
         except FileNotFoundError:  # another process was faster
             return
-        except (OSError, ValueError, MemoryError) as error:
+        except (OSError, MemoryError) as error:
             warnings.warn(
                 f"store {self.path}: its {len(self.files)} files are not merged ({error}); they "
                 "are whole and hold everything, and the same sweep again merges them",
                 stacklevel=3,
             )
-
-    def _groups(self) -> Iterator[list[str]]:
-        """Runs of files that together are not larger than one may be."""
-        group: list[str] = []
-        left = _MOST_BYTES
-        for name in self.files:
-            left -= (size := (self.path / name).stat().st_size)
-            if left < 0:
-                yield group
-                group, left = [], _MOST_BYTES - size
-            group.append(name)
-        yield group
-
-    def _merge(self, group: list[str]) -> None:
-        rows = join(self.labels, [self._tables[name] for name in group])
-        pieces = list(_pieces(rows))
-        if len(pieces) >= len(group):  # as texts, which are as wide as the longest of a file
-            return
-        for piece in pieces:
-            self._write({n: column[piece] for n, column in rows.items()}, "grid", " ".join(group))
-        # Journal first: a crash must not report merged files as lost.
-        self._write_journal(sorted(self._names_written() - {*group}))
-        for merged in group:
-            (self.path / merged).unlink(missing_ok=True)
 
     def put_in_order(self) -> None:
         """Warn of damaged files and rename them; remove temporary files of dead processes."""
@@ -216,6 +218,11 @@ class Store:
                 self._write_journal(self.files)
             remove_litter(self.path)
 
+    def _write_journal(self, names: list[str]) -> None:
+        if (self.path / _JOURNAL).is_dir():
+            _set_aside(self.path / _JOURNAL)
+        write_whole(self.path / _JOURNAL, "".join(f"{name}\n" for name in names).encode())
+
     def _warn(self) -> None:
         troubles = [f"{n} ({why})" for n, why in self.damaged.items()]
         troubles += [f"{name} (missing)" for name in self.missing]
@@ -228,43 +235,11 @@ class Store:
                 stacklevel=4,
             )
 
-    def _write(self, columns: Columns, kind: str, replaced: str = "") -> None:
-        data = pack(self.labels, columns, self._digest, replaced)
-        name = f"{kind}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{_digest(data)}.nc"
-        write_whole(self.path / name, data)
-        # It only serves to name lost files, so an error here is no error of the sweep.
-        with (
-            contextlib.suppress(OSError),
-            (self.path / _JOURNAL).open("a", encoding="utf-8") as journal,
-        ):
-            journal.write(f"{name}\n")
-
-    def _write_journal(self, names: list[str]) -> None:
-        if (self.path / _JOURNAL).is_dir():
-            _set_aside(self.path / _JOURNAL)
-        write_whole(self.path / _JOURNAL, "".join(f"{name}\n" for name in names).encode())
-
-    def _load(self, file: Path) -> None:
-        if file.is_dir() or (file.is_symlink() and not file.exists()):
-            self.damaged[file.name] = "a folder, or a link that leads nowhere"
-            return
-        data = file.read_bytes()
-        matched = _FILE.fullmatch(file.name)
-        if matched is None or _digest(data) != matched[2]:
-            self.damaged[file.name] = "damaged"
-            return
-        table, configuration, replaced = unpack(data)
-        if configuration == self._digest:
-            self._tables[file.name], self._replaced[file.name] = table, replaced.split()
-        else:
-            self.damaged[file.name] = "of another configuration"
-
 
 def is_store(path: Path) -> bool:
     """Whether the store of a sweep is at the path, damaged or not."""
     return path.is_dir() and (
-        is_description(path / _DESCRIPTION)
-        or any(_FILE.fullmatch(f.name) for f in path.glob("*.nc"))
+        is_description(path / _DESCRIPTION) or any(_FILE.fullmatch(f.name) for f in path.iterdir())
     )
 
 
@@ -301,7 +276,8 @@ def open_store(
         ValueError: the store has another configuration.
         OSError: it cannot be made.
     """
-    _check_labels(description)
+    labels = Labels.from_plain(description)
+    check_names([*labels.shapes, *labels.coords])
     with _explained(path, "cannot be made"):
         if not stored:
             stored = _create(path, description, replace=stored is not None)
@@ -333,30 +309,6 @@ def _create(path: Path, description: Mapping[str, Any], *, replace: bool) -> Map
     except FileExistsError:
         return _read_description(path)
     return description
-
-
-def _check_labels(description: Mapping[str, Any]) -> None:
-    """Refuse names that netCDF does not have, and cases that no file holds."""
-    labels = Labels.from_plain(description)
-    check_names([*labels.shapes, *labels.coords], ascii_only=True)
-    sizes = [math.prod(labels.shapes[v.name]) * v.numpy_dtype.itemsize for v in labels.variables]
-    if sum(sizes) > _MOST_BYTES:
-        raise ValueError(
-            f"store: expected cases of at most {_MOST_BYTES / 2**30:g} GiB, got "
-            f"{sum(sizes) / 2**30:.2f} GiB each; write them to files in the function, or sweep "
-            "over parts of them"
-        )
-
-
-def _pieces(columns: Columns) -> Iterator[slice]:
-    """The rows in runs of which each fits into a file."""
-    n_rows, widths = len(columns["case_key"]), [2**10]
-    for column in columns.values():
-        wide = column.dtype == object  # texts: all as wide as the longest
-        each = max((len(t.encode()) for t in column.flat), default=0) if wide else column.itemsize
-        widths.append(each * (column.size // max(1, n_rows)))
-    most = max(1, _MOST_BYTES // sum(widths))
-    return (slice(start, start + most) for start in range(0, max(1, n_rows), most))
 
 
 def _set_aside(file: Path) -> None:
@@ -455,13 +407,8 @@ def _explained(path: Path, what: str) -> Iterator[None]:
         ) from error
 
 
-def _digest(data: bytes) -> str:
-    """The checksum of a file: 64 bits of SHA-256."""
-    return hashlib.sha256(data).hexdigest()[:16]
-
-
 def _checksum(data: Any) -> str:
-    return _digest(json.dumps(data, sort_keys=True).encode())
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _is_hidden(file: Path) -> bool:

@@ -6,8 +6,8 @@
 array([ 3., 12.])
 
 `Task` labels what a function returns, or declares it vectorised over cases. With ``store=``
-finished cases are kept in a folder of netCDF files, which survives any death of the process; the
-same call again computes what is missing. With ``executor=`` the cases are spread over processes or
+finished cases are kept in a folder of files, which survives any death of the process; the same
+call again computes what is missing. With ``executor=`` the cases are spread over processes or
 machines.
 """
 

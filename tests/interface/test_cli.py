@@ -273,7 +273,7 @@ def test_status_check_is_exit_code_1_for_damaged_and_for_missing_files(finished,
     store = tmp_path / "two-dirac.sweep"
     shutil.copytree(finished / "two-dirac.sweep", store)
     assert cli.main(["status", "--check", str(store)]) == 0
-    batch = max(store.glob("batch-*.nc"))
+    batch = max(store.glob("batch-*.npz"))
     whole = batch.read_bytes()
     batch.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     assert cli.main(["status", str(store)]) == 0
@@ -349,7 +349,7 @@ def test_a_signal_ends_with_a_line_that_is_true_and_a_whole_store(tmp_path, numb
         [sys.executable, "-c", code, str(tmp_path), *workers], stderr=subprocess.PIPE, text=True
     )
     store, deadline = tmp_path / "regimes.sweep", time.monotonic() + 60
-    while not list(store.glob("batch-*.nc")):
+    while not list(store.glob("batch-*.npz")):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(number)

@@ -53,7 +53,7 @@ def test_sweep_ends_in_one_run_though_a_worker_is_killed(tmp_path, client):
     pids = list(client.run(os.getpid).values())
 
     def kill_after_some_batches():
-        while len(list(store.glob("batch-*.nc"))) < 3:
+        while len(list(store.glob("batch-*.npz"))) < 3:
             time.sleep(0.01)
         os.kill(pids[0], signal.SIGKILL)
 
@@ -87,7 +87,7 @@ def test_the_death_of_the_scheduler_is_named_and_finished_batches_are_kept(tmp_p
             client.wait_for_workers(1)
 
             def kill_after_some_batches():
-                while len(list(store.glob("batch-*.nc"))) < 2:
+                while len(list(store.glob("batch-*.npz"))) < 2:
                     time.sleep(0.01)
                 scheduler.kill()
 
