@@ -12,8 +12,6 @@ from torch import Tensor
 from meanfield.attention.tangent import AttentionTangent
 from meanfield.linalg.blocks import Core, Metric, Rows, TokenBlocks
 
-__all__ = ["AttentionCore", "attention_blocks"]
-
 # Entries of the differences vⱼ − rᵢ and of their products that are held at once (float64: 64 MiB).
 _ENTRIES = 2**23
 

@@ -26,8 +26,6 @@ from meanfield.attention.kernels.kernel import Motion
 from meanfield.attention.weights import Block, Weights
 from meanfield.maps import BallBounds
 
-__all__ = ["ball_bound"]
-
 _ROUNDS = 12  # of power iteration from above; each multiplies once by N and once by Nᵀ
 
 

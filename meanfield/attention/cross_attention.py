@@ -16,8 +16,6 @@ from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation, Map, check_geometry
 from meanfield.measures import ParticleMeasure, check_measure
 
-__all__ = ["CrossAttention"]
-
 
 @final
 @dataclass(frozen=True, eq=False)

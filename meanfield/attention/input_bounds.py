@@ -11,8 +11,6 @@ from torch import Tensor
 from meanfield.attention.kernels.kernel import Motion
 from meanfield.attention.weights import Block, Weights
 
-__all__ = ["Frames", "RowFrames", "row_blocks"]
-
 _CHUNK_ENTRIES = 2**22  # of one array (*batch, H, rows, n, k) at a time
 
 

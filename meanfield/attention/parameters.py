@@ -24,8 +24,6 @@ from meanfield.checks import (
 from meanfield.html import html_table, span
 from meanfield.maps import Map, as_map
 
-__all__ = ["AttentionParameters"]
-
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class AttentionParameters:

@@ -18,8 +18,6 @@ from torch import Tensor
 from meanfield.checks import as_float_tensor
 from meanfield.linalg import LinearMap
 
-__all__ = ["Normalization", "RowWise", "exponential", "sigmoid", "sink", "softmax"]
-
 
 class Normalization:
     """What turns the scores of a layer into its attention weights P; a base class with defaults.

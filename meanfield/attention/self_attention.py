@@ -42,8 +42,6 @@ from meanfield.maps import (
 )
 from meanfield.measures import ParticleMeasure, check_measure
 
-__all__ = ["SelfAttention"]
-
 
 @final
 @dataclass(frozen=True)

@@ -16,8 +16,6 @@ from meanfield.checks import as_bool, count, is_traced, number
 from meanfield.errors import ConvergenceError
 from meanfield.linalg import LinearMap
 
-__all__ = ["Plan", "Sinkhorn", "sinkhorn"]
-
 # Sinkhorn iterations before Newton's method takes over, which is fast only near the solution.
 _WARM_UP = 30
 # Newton's step times 1, ½, …, ½⁶ is tried. Of 300 hard cases (scores up to 150, weights down to

@@ -19,8 +19,6 @@ from torch import Tensor
 from meanfield.attention.weights import Block, Places, Scoring, blind_rows, blocks_of_rows
 from meanfield.checks import is_differentiated, is_recorded
 
-__all__ = ["attend"]
-
 # Log-weight that stands for −inf in the fused kernel. Scores are negligible beside it, its
 # exponential is 0 beside any weight, and it is finite: the kernel would form −inf · 0.
 _ABSENT = -1e30

@@ -14,8 +14,6 @@ from torch import Tensor
 from meanfield.attention.weights import Block, Weights, flat
 from meanfield.linalg import LinearMap
 
-__all__ = ["MEMORY", "AttentionTangent", "Matrices"]
-
 # Entries of differences vⱼ − rᵢ that are formed at once (float64: 8 MiB).
 _DIFFERENCES = 2**20
 # Bytes that kept matrices may take by default.

@@ -17,8 +17,6 @@ from meanfield.attention.rows import RowWise, softmax
 from meanfield.checks import describe, is_recorded
 from meanfield.measures import ParticleMeasure
 
-__all__ = ["Block", "Places", "Scoring", "Weights", "blind_rows", "blocks_of_rows"]
-
 # Entries of one block of P, so that it stays in the cache.
 _BLOCK_ENTRIES = 2**20
 # With fewer rows than this a matrix product is slow, and a larger block is faster.

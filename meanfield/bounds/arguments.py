@@ -8,8 +8,6 @@ import numpy as np
 
 from meanfield.checks import as_floats
 
-__all__ = ["counts", "exponent", "norms", "orders", "out", "square"]
-
 _LARGEST = 1e300  # of c: a few times as much still is a float64
 
 

@@ -9,15 +9,6 @@ import numpy as np
 from meanfield.bounds.arguments import counts, exponent, orders, out
 from meanfield.checks import as_floats
 
-__all__ = [
-    "masked_two_dirac_lower",
-    "sphere_two_dirac_lower",
-    "tokens_lower",
-    "two_dirac_best_log_ratio",
-    "two_dirac_entry",
-    "two_dirac_lower",
-]
-
 _PLACES, _ZOOMS = 65, 6  # of the search over two variables: to 1e-9 of the value
 
 

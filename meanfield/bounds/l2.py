@@ -26,14 +26,6 @@ from meanfield.checks import as_floats, number
 if TYPE_CHECKING:
     from meanfield.attention.parameters import AttentionParameters
 
-__all__ = [
-    "l2_attention_2",
-    "l2_attention_inf",
-    "l2_attention_max",
-    "l2_spread",
-    "l2_theorem_3_2",
-]
-
 # Relative; rows of the values outside the span of the queries beyond it are no rounding.
 _OUTSIDE = 1e-9
 # Relative: what the bounds are raised by, to stay above the rounding of the norms.

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from meanfield.attention.parameters import AttentionParameters
     from meanfield.maps import Gain, Map
 
-__all__ = ["Layer", "joined_heads", "raised"]
-
 # Relative: what upper bounds of a layer are raised by, to stay above the rounding of the norms.
 _ROUNDING = 1e-9
 

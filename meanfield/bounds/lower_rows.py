@@ -12,8 +12,6 @@ from meanfield.bounds.layer import Layer
 from meanfield.bounds.statements import OURS, BoundRow, Question, statement
 from meanfield.bounds.theorems import proposition_3_4
 
-__all__ = ["lower_rows"]
-
 _TOKENS, _MASKED = "Euclidean, n tokens", "conditional d₂, masked"
 _ALONG_SPHERE = "W₂, times 1/σ, behind a norm"
 

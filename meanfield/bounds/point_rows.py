@@ -14,8 +14,6 @@ from meanfield.bounds.statements import OURS, BoundRow, Question, statement
 from meanfield.bounds.theorems import local_upper
 from meanfield.checks import as_floats
 
-__all__ = ["point_rows"]
-
 _TOKENS, _HERE = "Euclidean, at the points", "W₂ or d₂, at the points"
 
 

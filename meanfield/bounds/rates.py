@@ -10,8 +10,6 @@ import numpy as np
 from meanfield.bounds.arguments import exponent, norms, out, square
 from meanfield.bounds.sharp import kernel_norm
 
-__all__ = ["exponential_rate", "mean_field_by_rate"]
-
 _NARROWINGS, _GOLDEN = 50, (5**0.5 - 1) / 2
 
 

@@ -18,8 +18,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ["log_masked", "log_masked_bounded"]
-
 # Golden section in log a, from a bracket of length at most 40 to 1e-13.
 _NARROWINGS, _GOLDEN = 70, (5**0.5 - 1) / 2
 

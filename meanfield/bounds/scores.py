@@ -14,8 +14,6 @@ from meanfield.bounds.arguments import exponent, norms, orders, out
 from meanfield.bounds.running import log_masked_bounded
 from meanfield.bounds.sharp import log_average
 
-__all__ = ["by_oscillation", "capped_mean_field", "l2_mean_field"]
-
 # e^{h²}(1 + 2Σ_{j≥1} e^{−(j−½)²h²}) at h = 0.6 is 5.667: mass of L2 attention per direction.
 _COLUMN = 5.7
 

@@ -21,14 +21,6 @@ from meanfield.bounds.arguments import counts, exponent, norms, orders, out
 from meanfield.bounds.running import log_masked
 from meanfield.checks import as_bool, count
 
-__all__ = [
-    "kernel_norm",
-    "log_average",
-    "masked_mean_field",
-    "mean_field",
-    "tokens",
-]
-
 _GRID = np.linspace(0.0, 1.0, 65)
 # Golden section from a bracket of two grid steps to 1e-9; the maximum then is good to 1e-17.
 _NARROWINGS, _GOLDEN = 40, (5**0.5 - 1) / 2

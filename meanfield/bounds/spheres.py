@@ -9,8 +9,6 @@ import numpy as np
 from meanfield.bounds.arguments import exponent, norms, out
 from meanfield.bounds.sharp import kernel_norm
 
-__all__ = ["sphere_mean_field", "tangential_norm"]
-
 # Of the search for a maximum over ζ: a grid, and golden section about its highest places.
 _PLACES, _TOPS, _STEPS, _GOLDEN = 129, 8, 40, (5**0.5 - 1) / 2
 _SCALES, _ROUNDS = 33, 10  # of the search for λ: 16^−10 of the first bracket

@@ -12,8 +12,6 @@ from meanfield.bounds.layer import Layer, raised
 if TYPE_CHECKING:
     from meanfield.measures import ParticleMeasure
 
-__all__ = ["OURS", "BoundRow", "Question", "Words", "statement"]
-
 OURS = "this package"
 
 Words = tuple[str, str, str, str, str]  # name, side, of, assumption, source

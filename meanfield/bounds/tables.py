@@ -18,8 +18,6 @@ from meanfield.results.answers import Answer, labelled
 if TYPE_CHECKING:
     from meanfield.measures import ParticleMeasure
 
-__all__ = ["BoundRow", "BoundTable", "table"]
-
 _ALONG = ("statement",)
 _HEADER = ("statement", "value", "side", "of", "assumption", "source")
 

@@ -9,14 +9,6 @@ import numpy as np
 from meanfield.bounds.arguments import counts, exponent, norms, out, square
 from meanfield.checks import as_floats
 
-__all__ = [
-    "local_upper",
-    "proposition_3_4",
-    "scaling_factor",
-    "theorem_3_3",
-    "theorem_3_5",
-]
-
 
 def theorem_3_3(norm_A: Any, norm_V: Any, radius: Any, n: Any) -> Any:
     """√3 ‖V‖ (‖A‖²R⁴(4n+1) + n)^½: the Euclidean constant on n tokens in B_R, plain or masked.

@@ -19,8 +19,6 @@ from meanfield.checks import as_floats
 if TYPE_CHECKING:
     from meanfield.attention.parameters import AttentionParameters
 
-__all__ = ["other_rows", "upper_rows"]
-
 _TOKENS, _MASKED_TOKENS = "Euclidean, n tokens", "Euclidean, n tokens, masked"
 _PLAIN, _MASKED = "W₂, all measures", "conditional d₂, masked"
 

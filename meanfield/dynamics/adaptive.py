@@ -18,8 +18,6 @@ from meanfield.errors import ConvergenceError
 from meanfield.linalg.vectors import lengths
 from meanfield.measures import ParticleMeasure
 
-__all__ = ["Adaptive", "integrator_of"]
-
 _TINY_RTOL = 1e-13  # below it the error estimate of a step in float64 is rounding
 # The next step is longer or shorter than the last by these factors at most, and that of the
 # formula by a margin.

@@ -11,8 +11,6 @@ from meanfield.checks import as_floats, number
 from meanfield.checks import count as whole
 from meanfield.results import Variable
 
-__all__ = ["TIME", "checked_times", "log_clock"]
-
 TIME = Variable("time", "time, or depth in layers", dims=("time",), symbol="t")
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from meanfield.checks import choice, is_traced
 
-__all__ = ["Constraint", "Sphere", "constraint_at"]
-
 # How far a start may be from the hyperplane that LayerNorm maps to, relative to its size.
 _OFF_CENTRE = {torch.float32: 1e-5, torch.float64: 1e-12}
 

@@ -23,8 +23,6 @@ from meanfield.results import Variable
 from meanfield.results.labels import dataset
 from meanfield.results.provenance import provenance
 
-__all__ = ["flow"]
-
 Observables = Mapping[Variable, Callable[[ParticleMeasure], Any]]
 
 _EVALUATIONS = Variable(

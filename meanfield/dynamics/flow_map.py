@@ -17,8 +17,6 @@ from meanfield.layers.composition import Composite, identity_at
 from meanfield.maps import Linearisation
 from meanfield.measures import MeasureMap, ParticleMeasure
 
-__all__ = ["FlowMap"]
-
 
 @final
 @dataclass(frozen=True, eq=False, init=False)

@@ -10,8 +10,6 @@ from torch import Tensor
 from meanfield.checks import as_float_tensor
 from meanfield.measures import ParticleMeasure
 
-__all__ = ["covariance", "diameter", "effective_rank", "log_energy"]
-
 _BLOCK = 2**22  # entries of a block of pairs: 32 MB in float64
 
 

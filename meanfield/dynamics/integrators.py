@@ -16,8 +16,6 @@ from meanfield.dynamics.schemes import FIXED, Stages, stages, tableau
 from meanfield.dynamics.velocities import Velocity
 from meanfield.measures import ParticleMeasure
 
-__all__ = ["Advance", "FixedStep", "Integrator", "Noise", "Step", "out_of_range"]
-
 
 class Advance(NamedTuple):
     """The time and measure reached, evaluations of the velocity, the next step to try."""

@@ -11,8 +11,6 @@ from torch import Tensor
 from meanfield.checks import number
 from meanfield.measures import ParticleMeasure, check_measure, close_pairs, merge_labelled
 
-__all__ = ["Clusters", "cluster_count", "clusters", "coalesced", "meets"]
-
 
 @dataclass(frozen=True, eq=False)
 class Clusters:

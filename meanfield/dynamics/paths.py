@@ -17,8 +17,6 @@ from meanfield.results import Variable
 from meanfield.results.labels import dataset
 from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
 
-__all__ = ["displacements", "measure_at", "path_lengths", "w2_in_time"]
-
 
 def measure_at(ds: xr.Dataset, index: int) -> ParticleMeasure:
     """The measure of a flow at the index-th of its times.

@@ -11,8 +11,6 @@ from meanfield.images import check_map
 from meanfield.layers import Chain, LayerNorm, RMSNorm
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
-__all__ = ["NORMS", "PLACEMENTS", "Placed", "placed"]
-
 PLACEMENTS = ("post", "pre", "peri", "ngpt")
 NORMS = ("sphere", "rms", "layer")
 

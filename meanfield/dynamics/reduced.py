@@ -16,16 +16,6 @@ from torch import Tensor
 from meanfield.dynamics.clocks import checked_times
 from meanfield.dynamics.placements import PLACEMENTS
 
-__all__ = [
-    "Equiangular",
-    "aligned_order",
-    "critical_coupling",
-    "equiangular",
-    "first_mode",
-    "gaussian_moments",
-    "mode_rate",
-]
-
 
 class Equiangular(NamedTuple):
     """Of n unit vectors with equal angles: their common cosine ρ and norm r, each (T,)."""

@@ -19,8 +19,6 @@ from meanfield.measures import ParticleMeasure
 from meanfield.results.arrays import digest_of, read_arrays, write_arrays
 from meanfield.results.atomic import make_folder, remove_litter
 
-__all__ = ["Checkpoints", "description"]
-
 _STATE, _IDENTITY = "state.npz", "flow.npz"
 
 

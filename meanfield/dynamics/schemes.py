@@ -12,8 +12,6 @@ from torch import Tensor
 from meanfield.dynamics.velocities import Velocity
 from meanfield.measures import ParticleMeasure
 
-__all__ = ["ADAPTIVE", "FIXED", "Stages", "Tableau", "stages", "stepped", "tableau"]
-
 FIXED = ("rk4", "euler")
 ADAPTIVE = ("dopri5", "dop853")
 

@@ -25,8 +25,6 @@ from meanfield.results import Variable
 from meanfield.results.labels import dataset
 from meanfield.results.provenance import provenance
 
-__all__ = ["divergence", "stability"]
-
 # Up to this many coordinates a derivative is kept as a matrix: 512² numbers are 2 MB.
 _DENSE = 512
 _LOST = 1e-12  # singular values below this share of the largest are rounding

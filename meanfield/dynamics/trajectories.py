@@ -20,8 +20,6 @@ from meanfield.dynamics.merging import coalesced, meets
 from meanfield.dynamics.velocities import Layers, Velocity, layers_of
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, log_sums
 
-__all__ = ["FlowProblem", "State", "flow_problem", "states", "trajectory"]
-
 
 class State(NamedTuple):
     """All that is needed to continue from a time.

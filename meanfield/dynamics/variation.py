@@ -16,8 +16,6 @@ from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation
 from meanfield.measures import ParticleMeasure
 
-__all__ = ["flow_linearisation"]
-
 
 def flow_linearisation(
     layers: Layers,

@@ -17,8 +17,6 @@ from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation, Map, as_map, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
 
-__all__ = ["Layers", "Velocity", "layers_of", "particlewise_derivative"]
-
 
 @final
 @dataclass(frozen=True, eq=False, init=False)

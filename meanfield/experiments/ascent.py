@@ -9,8 +9,6 @@ from meanfield.attention import SelfAttention
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
 
-__all__ = ["climb"]
-
 _SMALLEST_STEP = 1e-4  # of the radius
 
 

@@ -12,8 +12,6 @@ import xarray as xr
 from meanfield.results import Variable, fit_power
 from meanfield.results.labels import dataset
 
-__all__ = ["LAWS", "fit_laws", "with_laws"]
-
 # Exponent of each law; None is fitted. [CAP24] draw n^1/4 and n^1/2.
 LAWS: Mapping[str, float | None] = {"free": None, "1/4": 0.25, "1/2": 0.5}
 

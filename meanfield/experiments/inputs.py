@@ -16,26 +16,6 @@ from meanfield.attention import AttentionParameters
 from meanfield.bounds.layer import Layer
 from meanfield.pretrained import Transformer
 
-__all__ = [
-    "RANDOM_TEXT",
-    "bilinear",
-    "bilinear_transformer",
-    "check_fit",
-    "check_text",
-    "clouds",
-    "head_spectra",
-    "labels",
-    "masks_of",
-    "pinned",
-    "pinned_text",
-    "short_name",
-    "source_of",
-    "text_hash",
-    "token_radii",
-    "transformer",
-    "window_ids",
-]
-
 RANDOM_TEXT = "random"  # uniform token ids in place of a text
 _RANDOM_LENGTH = 50_000
 

@@ -10,8 +10,6 @@ from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
 
-__all__ = ["override", "quick_of", "read_toml", "setting"]
-
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The tables of a TOML file.

@@ -17,18 +17,6 @@ from meanfield.figures.legends import place_legend, with_room
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "FORMULA",
-    "axes",
-    "colours",
-    "figure",
-    "kind",
-    "readable_logs",
-    "short",
-    "style",
-    "ticks_at",
-]
-
 FORMULA = "formula"  # the group id of lines that are no column of the Dataset
 
 _MARKERS = "osD^vPX*<>"

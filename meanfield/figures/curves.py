@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import xarray as xr
     from matplotlib.axes import Axes
 
-__all__ = ["curve", "formula", "mark_unconverged", "power_law", "stairs"]
-
 _FINE = 200  # points of a formula
 
 

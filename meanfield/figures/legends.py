@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["place_legend", "with_room"]
-
 
 def place_legend(ax: Axes, legend: bool | str | Mapping[str, Any]) -> None:
     """The legend where it is wanted, see the option of `canvas.figure`."""

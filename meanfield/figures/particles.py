@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation
     from matplotlib.axes import Axes
 
-__all__ = ["FPS", "animate_particles", "draw_paths", "plot_particle_paths", "projection"]
-
 FPS = 12
 _SYMBOLS = {"beta": r"$\beta$", "radius": "R", "dim": "d", "ratio": r"$K/K_\#$"}
 

@@ -27,8 +27,6 @@ from meanfield.results.shapes import parameters_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["figures_of", "plot_exponents", "plot_growth", "plot_secants"]
-
 _CURVES = 8  # at most in a figure of any Dataset
 _FIGURES = 12
 _EVIDENCE = ("_residual", "_error", "_miss", "_lower", "_upper")

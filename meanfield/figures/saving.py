@@ -18,8 +18,6 @@ from meanfield.figures.particles import FPS
 from meanfield.results.atomic import write_whole
 from meanfield.results.marks import check_replaceable
 
-__all__ = ["save_all", "save_animations"]
-
 _MARGIN = 0.1  # inches around a figure
 _GIF_MARK = b"!\xfe\x09meanfield\0;"  # a comment and the end of the file
 

@@ -11,8 +11,6 @@ import xarray as xr
 from meanfield.errors import NoCases
 from meanfield.figures.canvas import colours
 
-__all__ = ["best", "by_level", "fits_of", "levels", "masked", "reduced", "select", "source_of"]
-
 
 def select(ds: xr.Dataset, **wanted: Any) -> xr.Dataset:
     """The cases whose parameters have these values.

@@ -23,8 +23,6 @@ from meanfield.maps import (
 )
 from meanfield.measures import MeasureMap, ParticleMeasure
 
-__all__ = ["Chain"]
-
 
 @final
 @dataclass(frozen=True, eq=False, init=False)

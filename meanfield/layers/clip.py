@@ -13,8 +13,6 @@ from meanfield.layers.particlewise import Particlewise, Product
 from meanfield.maps import BallBounds, expanded_radii
 from meanfield.measures import ParticleMeasure
 
-__all__ = ["Clip"]
-
 
 @final
 @dataclass(frozen=True, eq=False)

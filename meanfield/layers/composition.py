@@ -20,8 +20,6 @@ from meanfield.maps import (
 )
 from meanfield.measures import MeasureMap, ParticleMeasure
 
-__all__ = ["Composite", "identity_at", "part_in_ball"]
-
 
 @dataclass(frozen=True, eq=False, init=False)
 class Composite(Map):

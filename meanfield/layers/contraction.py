@@ -23,8 +23,6 @@ from meanfield.maps import (
 )
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
-__all__ = ["Ball", "Bounded", "contractive", "size"]
-
 _NORMS = ("l2", "max")
 
 

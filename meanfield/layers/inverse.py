@@ -18,8 +18,6 @@ from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results.answers import Answer, labelled
 
-__all__ = ["Inversion", "invert"]
-
 # Rounding error of one evaluation of y − x − s F(x), in units of eps times the sizes of the three.
 _ROUNDINGS = 8.0
 # The constant is refuted if a ratio ‖F(x) − F(x')‖/‖x − x'‖ exceeds it by this factor.

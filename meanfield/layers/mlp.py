@@ -18,8 +18,6 @@ from meanfield.layers.particlewise import Particlewise, Product, present_rows
 from meanfield.maps import BallBounds, expanded_radii, scaled_radii
 from meanfield.measures import ParticleMeasure
 
-__all__ = ["ACTIVATIONS", "MLP", "Activation"]
-
 # Upper bounds are raised by this, relative, to stay above the rounding of the norms.
 _ROUNDING = 1e-9
 

@@ -15,8 +15,6 @@ from meanfield.linalg.blocks import Metric
 from meanfield.maps import BallBounds, Gain, expanded_radii, scaled_radii
 from meanfield.measures import ParticleMeasure
 
-__all__ = ["LayerNorm", "RMSNorm"]
-
 # Upper bounds are raised by this, relative, to stay above the rounding of what they come from.
 _ROUNDING = 1e-9
 

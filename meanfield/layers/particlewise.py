@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import describe, is_traced
-from meanfield.derivative_checks import kinked, quotients
+from meanfield.derivative_checks import Product, kinked, quotients
 from meanfield.errors import NoDerivativeError
 from meanfield.linalg import LinearMap
 from meanfield.linalg.blocks import Metric, TokenBlocks
@@ -27,14 +27,10 @@ from meanfield.maps import (
 )
 from meanfield.measures import ParticleMeasure, pushforward
 
-__all__ = ["Particlewise", "Pointwise", "present_rows"]
-
 # Allowed difference between T of one particle alone and T of all: the order of sums may differ.
 _ALONE = {torch.float64: 1e-9, torch.float32: 1e-3}
 # Upper bounds are raised by this, relative, to stay above the rounding of what they come from.
 _ROUNDING = 1e-9
-
-Product = Callable[[Tensor], Tensor]
 
 
 def present_rows(mu: ParticleMeasure) -> Tensor:

@@ -20,8 +20,6 @@ from meanfield.maps import (
 )
 from meanfield.measures import MeasureMap, ParticleMeasure
 
-__all__ = ["Residual"]
-
 
 @final
 @dataclass(frozen=True, eq=False, init=False)

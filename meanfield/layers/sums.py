@@ -15,8 +15,6 @@ from meanfield.layers.composition import Composite, part_in_ball
 from meanfield.maps import BallBounds, Linearisation, Map, linearize
 from meanfield.measures import ParticleMeasure
 
-__all__ = ["Sum"]
-
 
 @final
 @dataclass(frozen=True, eq=False, init=False)

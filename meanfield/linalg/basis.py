@@ -7,8 +7,6 @@ from torch import Tensor
 
 from meanfield.linalg.vectors import lengths
 
-__all__ = ["Basis"]
-
 # Vectors per block of memory. A single block that grows would be held twice while it is copied.
 _BLOCK_VECTORS = 8
 # Entries that a rotation holds beside the basis (float64: 8 MiB).

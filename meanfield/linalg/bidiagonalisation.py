@@ -11,8 +11,6 @@ from meanfield.linalg.basis import Basis
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.vectors import finite
 
-__all__ = ["Bidiagonalisation", "Cycle", "image"]
-
 
 @dataclass(frozen=True, eq=False)
 class Cycle:

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-__all__ = ["Core", "Metric", "Rows", "TokenBlocks"]
-
 # Between these the squares of entries, times and over weights, stay in range.
 _IN_RANGE = 1e-50, 1e50
 

@@ -21,8 +21,6 @@ from torch import Tensor
 from meanfield.linalg.blocks import Rows, TokenBlocks
 from meanfield.linalg.deflation import Deflated, joined_bound
 
-__all__ = ["RowWeights", "groups", "row_bound", "top_eigenvalues"]
-
 # Entries of the matrices of several groups of rows at once (float64: 128 MiB).
 _GRAM_ENTRIES = 2**24
 # Up to this size eigenvalues are computed; beyond it, a Cholesky factor shows that they are below.

@@ -15,8 +15,6 @@ from torch import Tensor
 
 from meanfield.linalg.blocks import Rows, TokenBlocks
 
-__all__ = ["Deflated", "joined_bound"]
-
 # Halvings of the interval for λ, to the last digit.
 _HALVINGS = 60
 

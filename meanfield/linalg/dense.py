@@ -16,8 +16,6 @@ from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
 from meanfield.linalg.vectors import finite, lengths
 
-__all__ = ["Dense"]
-
 # Entries of one chunk of dense matrices (float64: 8 MiB); larger batches go chunk by chunk.
 _CHUNK_ENTRIES = 2**20
 

@@ -21,17 +21,6 @@ from meanfield.linalg.vectors import (
 )
 from meanfield.results.answers import Answer, labelled
 
-__all__ = [
-    "Candidate",
-    "NormEstimate",
-    "certify",
-    "certify_largest",
-    "checked",
-    "met",
-    "proved",
-    "relative_error",
-]
-
 # Times rtol that a residual may be where the gap says that the error is small enough.
 _TRUST = 4.0
 # Rounding of a factorisation, and of an upper end that equals the value, in units of eps.

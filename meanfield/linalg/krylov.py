@@ -16,8 +16,6 @@ from meanfield.linalg.solvers import NormSolver
 from meanfield.linalg.upper_end import start_tangent, upper_end
 from meanfield.linalg.vectors import normalised, random_vectors
 
-__all__ = ["Lanczos", "random_start"]
-
 # Recompute the upper end after 5 % more steps.
 _LOOK_AGAIN = 1.05
 # The angle of the start is taken this much wider than it is with probability 1 − miss, so that

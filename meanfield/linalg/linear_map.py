@@ -15,8 +15,6 @@ from torch import Tensor
 
 from meanfield.linalg.blocks import TokenBlocks
 
-__all__ = ["LinearMap"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LinearMap:

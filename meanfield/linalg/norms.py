@@ -14,8 +14,6 @@ from meanfield.linalg.krylov import Lanczos
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver, as_solver
 
-__all__ = ["largest_block_norm", "operator_norm"]
-
 # Below this many rows or columns a factorisation costs less than a Krylov iteration.
 _DENSE_LIMIT = 192
 # Likewise for each of many blocks, and up to this many entries in all of them.

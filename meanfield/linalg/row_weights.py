@@ -19,8 +19,6 @@ from meanfield.linalg.krylov import Lanczos, random_start
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
 
-__all__ = ["Certified", "certain_block_upper", "certain_upper"]
-
 _logger = logging.getLogger(__name__)
 
 # Power steps for the top direction of each group, each round and in the first.

@@ -10,8 +10,6 @@ from meanfield.checks import describe
 from meanfield.linalg.evidence import Candidate
 from meanfield.linalg.linear_map import LinearMap
 
-__all__ = ["NormSolver", "as_solver"]
-
 
 class NormSolver:
     """Base of norm solvers: values with their settings, given as ``solver=``.

@@ -11,8 +11,6 @@ from torch import Tensor
 
 from meanfield.linalg.bidiagonalisation import Cycle
 
-__all__ = ["start_tangent", "upper_end", "worst_upper_end"]
-
 # The interval of possible norms is searched until it is this short, relative to σ.
 _WIDTH = 1e-14
 # Grid points per round of the search.

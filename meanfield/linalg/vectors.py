@@ -7,8 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["are_in_range", "finite", "lengths", "lengths_in_range", "normalised", "random_vectors"]
-
 # Entries whose squares one accumulator may take. On the CPU it is of the vectors' own precision:
 # over 10⁷ entries of single precision it would lose a thousandth of their length.
 _CHUNK = 1024

@@ -9,8 +9,6 @@ from meanfield.checks import as_bool, as_float_tensor, name_of
 from meanfield.maps import as_map, ball_bounds
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
-__all__ = ["ball_upper"]
-
 
 def ball_upper(
     F: MeasureMap,

@@ -15,8 +15,6 @@ from meanfield.maps import Map, as_map, ball_bounds
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results.answers import Answer, labelled
 
-__all__ = ["CertifiedRadius", "Readout", "certified_radius"]
-
 # What bounds are raised by, and how near the radius by first order one can come.
 _ROUNDING = 1e-9
 # Radii that are tried, and the ratio of the first to the last.

@@ -18,9 +18,6 @@ from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, split
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
 
-__all__ = ["VARIABLES", "Secants", "compare_lemma_3_2", "secants_along", "split_secants"]
-
-
 _ALONG = ("perturbation", "step")
 
 # Of the Dataset of `compare_lemma_3_2`.

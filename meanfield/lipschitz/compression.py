@@ -14,8 +14,6 @@ from meanfield.lipschitz.remainders import Heads, Side, bounded
 from meanfield.measures import ParticleMeasure, check_measure, log_sums, merge_labelled
 from meanfield.results.answers import Answer, labelled
 
-__all__ = ["CompressionError", "compression_error"]
-
 # Relative: what the bound is raised by, to stay above the rounding of norms and eigenvalues.
 _ROUNDING = 1e-9
 

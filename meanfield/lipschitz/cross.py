@@ -9,8 +9,6 @@ from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results.answers import Answer, labelled
 
-__all__ = ["CrossLipschitz", "cross_lipschitz"]
-
 
 class CrossLipschitz(Answer, noun="cross_constant", title="Local constants of cross-attention"):
     """What (μ, η) ↦ Γ_μ♯η does to small changes of either measure.

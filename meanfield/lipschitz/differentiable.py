@@ -22,8 +22,6 @@ from meanfield.linalg.norms import largest_block_norm
 from meanfield.maps import Linearisation, Map
 from meanfield.measures import ParticleMeasure, divided
 
-__all__ = ["Components", "differentiable_value"]
-
 # Largest angle, by residual over gap, between the vector found and the singular vector.
 _ANGLE = 0.1
 # Rounding of a factorisation, in units of eps.

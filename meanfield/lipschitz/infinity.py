@@ -11,8 +11,6 @@ from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, stack
 from meanfield.results.answers import Answer, labelled
 
-__all__ = ["InfinityNorm", "infinity_norm"]
-
 # Entries of the rows, and of one matrix of weights for each of them, that are made at once.
 _ENTRIES = 2**23
 

@@ -14,8 +14,6 @@ from meanfield.maps import Linearisation, as_map, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.results.answers import Answer, labelled
 
-__all__ = ["LocalLipschitz", "constant_of", "local_lipschitz"]
-
 # The field's derivative at an atom is factored up to this size: iterations over as many small
 # blocks as there are atoms cost more in time and memory, whatever suits the atoms together.
 _FACTORED_ROWS = 16

@@ -11,8 +11,6 @@ from meanfield.maps import as_map, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results.answers import Answer, labelled
 
-__all__ = ["Localization", "localize"]
-
 # Heads are reported only if their responses add up to that of the map to this, relative.
 _ADDS_UP = {torch.float64: 1e-8, torch.float32: 1e-3}
 

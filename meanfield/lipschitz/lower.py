@@ -33,8 +33,6 @@ from meanfield.transport import solve_conditional_w2, solve_w2
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["PAIR_FAMILIES", "Found", "SecantSearch", "lipschitz_lower"]
-
 PAIR_FAMILIES = ("random", "direction", "splitting", "transfer")
 
 # Random measures whose weights are transferred, besides the worst case.

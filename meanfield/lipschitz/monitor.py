@@ -19,8 +19,6 @@ from meanfield.results.labels import dataset
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Monitor", "monitor"]
-
 _VARIABLES = LocalLipschitz.columns(
     "constant",
     words="local Lipschitz constant of the layer at the measure that enters it",

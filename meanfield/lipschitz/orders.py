@@ -12,8 +12,6 @@ from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results.answers import Answer, labelled
 
-__all__ = ["OrderInterval", "local_order"]
-
 _ROUNDS = 30  # of alternating maximisation; each can only raise the lower end
 
 

@@ -16,16 +16,6 @@ from meanfield import sampling
 from meanfield.lipschitz.local import LocalLipschitz
 from meanfield.measures import ParticleMeasure, split
 
-__all__ = [
-    "Pairs",
-    "direction_pairs",
-    "random_measures",
-    "random_pairs",
-    "splitting_pairs",
-    "tied_measures",
-    "transfer_pairs",
-]
-
 # Relative to the radius. Below 1e-6 the rounding of points costs more than the step gains.
 STEPS = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 # Shares of an atom's mass that move in a transfer.

@@ -26,8 +26,6 @@ from torch import Tensor
 from meanfield.attention import SelfAttention
 from meanfield.attention.weights import Weights
 
-__all__ = ["Heads", "Side", "bounded"]
-
 
 class Heads(NamedTuple):
     """Queries and gradients of the scores, per head.

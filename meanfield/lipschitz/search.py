@@ -16,8 +16,6 @@ from meanfield.lipschitz.proposals import random_measures
 from meanfield.maps import Map, as_map
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
-__all__ = ["worst_case"]
-
 # Log-weights below this are as good as absent at any radius whose constant fits in float64.
 _LIGHTEST = -1300.0
 

@@ -16,8 +16,6 @@ from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, pushf
 from meanfield.results.answers import Answer, labelled
 from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
 
-__all__ = ["SecantRatio", "euclidean_secant_ratio", "secant_ratio", "sequence_map"]
-
 
 class SecantRatio(Answer, noun="secant", title="Secant ratio"):
     """W₂(F(μ), F(ν)) / W₂(μ, ν) with what is certain about it.

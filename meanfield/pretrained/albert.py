@@ -10,8 +10,6 @@ from meanfield.layers import Chain
 from meanfield.pretrained.family import Family, Site
 from meanfield.pretrained.modules import attention_parameters, feed_forward, layer_norm, post_norm
 
-__all__ = ["ALBERT"]
-
 
 def _blocks(model: Any) -> Sequence[Any]:
     layers, groups = int(model.config.num_hidden_layers), int(model.config.num_hidden_groups)

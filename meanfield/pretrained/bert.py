@@ -16,8 +16,6 @@ from meanfield.pretrained.modules import (
 )
 from meanfield.pretrained.token_ids import TokenIds
 
-__all__ = ["BERT", "ELECTRA", "ROBERTA"]
-
 
 def _attention(site: Site) -> SelfAttention:
     own, out = site.module.attention.self, site.module.attention.output.dense

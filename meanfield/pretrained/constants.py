@@ -15,8 +15,6 @@ from meanfield.results.labels import Variable, array_of, dataset
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Place", "constants_of"]
-
 _PARTS = ("value", "upper", "miss", "error", "residual", "converged")
 
 

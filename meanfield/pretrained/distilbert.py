@@ -7,8 +7,6 @@ from meanfield.layers import Chain
 from meanfield.pretrained.family import Family, Site
 from meanfield.pretrained.modules import attention_parameters, feed_forward, layer_norm, post_norm
 
-__all__ = ["DISTILBERT"]
-
 
 def _attention(site: Site) -> SelfAttention:
     own = site.module.attention

@@ -11,8 +11,6 @@ from meanfield.maps import Map
 from meanfield.pretrained.model_inputs import ModelInputs
 from meanfield.pretrained.token_ids import TokenIds
 
-__all__ = ["Family", "Site"]
-
 
 class Site(NamedTuple):
     """A layer of a model, and how it is to be read.

@@ -17,8 +17,6 @@ from meanfield.pretrained.llama import (
 )
 from meanfield.pretrained.modules import rms_norm, rotary_kernel
 
-__all__ = ["GEMMA", "GEMMA2"]
-
 
 def _norm(module: Any, config: Any) -> RMSNorm:
     return rms_norm(module, config.rms_norm_eps, around_one=True)

@@ -13,8 +13,6 @@ from meanfield.pretrained.modules import (
     pre_norm,
 )
 
-__all__ = ["GPT2"]
-
 
 def _attention(site: Site) -> SelfAttention:
     own, config = site.module.attn, site.config

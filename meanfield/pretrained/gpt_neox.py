@@ -14,8 +14,6 @@ from meanfield.pretrained.modules import (
     rotary_kernel,
 )
 
-__all__ = ["GPT_NEOX"]
-
 
 def _attention(site: Site) -> SelfAttention:
     own, H = site.module.attention, int(site.config.num_attention_heads)

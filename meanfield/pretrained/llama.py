@@ -22,18 +22,6 @@ from meanfield.pretrained.modules import (
     windowed,
 )
 
-__all__ = [
-    "LLAMA",
-    "MISTRAL",
-    "QWEN2",
-    "QWEN3",
-    "decoder",
-    "decoder_attention",
-    "gated",
-    "rotary_attention",
-    "sliding_width",
-]
-
 _RANDOM_SIZES = {
     **{"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "vocab_size": 8192},
     **{"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 32},

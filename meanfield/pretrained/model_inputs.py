@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["ModelInputs", "Runs"]
-
 
 class Runs(NamedTuple):
     """The runs of a model that one input needs.

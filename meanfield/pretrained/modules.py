@@ -17,22 +17,6 @@ from meanfield.layers import MLP, Chain, LayerNorm, Residual, RMSNorm
 from meanfield.pretrained.family import Site
 from meanfield.pretrained.places import WholePlaces
 
-__all__ = [
-    "attention_parameters",
-    "check_absolute_positions",
-    "check_forward",
-    "columns_of_heads",
-    "feed_forward",
-    "layer_norm",
-    "linear",
-    "masked_by",
-    "post_norm",
-    "pre_norm",
-    "rms_norm",
-    "rotary_kernel",
-    "windowed",
-]
-
 # Names of activations in transformers -> in `meanfield.layers.mlp.ACTIVATIONS`.
 _ACTIVATIONS = {
     "gelu": "gelu",

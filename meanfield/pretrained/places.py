@@ -13,8 +13,6 @@ from meanfield.attention.kernels.kernel import ModifiedKernel, Score
 from meanfield.checks import is_traced
 from meanfield.measures import ParticleMeasure
 
-__all__ = ["WholePlaces"]
-
 # How far length · position may be from a whole number: positions are i/n up to rounding.
 _ROUNDING = 1e-3
 

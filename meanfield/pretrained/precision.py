@@ -9,8 +9,6 @@ import torch
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["InFloat64"]
-
 
 class InFloat64(TorchFunctionMode):
     """While it lasts, nothing in float64 is rounded to float32.

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-__all__ = ["Call", "recorded"]
-
 
 class Call(NamedTuple):
     """One call of a module: the hidden states that enter it and those that leave it."""

@@ -12,8 +12,6 @@ from meanfield.pretrained.gpt_neox import GPT_NEOX
 from meanfield.pretrained.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from meanfield.pretrained.vit import VIT
 
-__all__ = ["FAMILIES", "family_of"]
-
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (

@@ -14,8 +14,6 @@ from meanfield.checks import describe
 from meanfield.pretrained.model_files import quiet
 from meanfield.pretrained.model_inputs import ModelInputs, Runs
 
-__all__ = ["TokenIds"]
-
 _SAMPLE_LENGTH = 7
 # What a tokenizer returns and a model can take here.
 _ENCODED = ("input_ids", "attention_mask", "token_type_ids")

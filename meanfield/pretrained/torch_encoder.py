@@ -22,8 +22,6 @@ from meanfield.pretrained.modules import (
     pre_norm,
 )
 
-__all__ = ["TORCH_ENCODER"]
-
 _SAMPLE_LENGTH = 7
 
 

@@ -25,8 +25,6 @@ from meanfield.pretrained.recording import recorded
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Transformer"]
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Transformer:

@@ -12,8 +12,6 @@ from meanfield.pretrained.precision import InFloat64
 from meanfield.pretrained.recording import recorded
 from meanfield.pretrained.transformer import Transformer
 
-__all__ = ["check_parity"]
-
 # Largest relative difference of a block's outputs in float64: rounding is near 1e-13.
 _ROUNDING = 1e-9
 

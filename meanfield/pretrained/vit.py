@@ -15,8 +15,6 @@ from meanfield.pretrained.family import Family, Site
 from meanfield.pretrained.model_inputs import ModelInputs, Runs
 from meanfield.pretrained.modules import attention_parameters, feed_forward, layer_norm, pre_norm
 
-__all__ = ["VIT"]
-
 
 class _Pixels(ModelInputs):
     """Images of the model's own size, or what an image processor returns."""

@@ -15,8 +15,6 @@ from meanfield.results.labels import Variable, array_of, batched
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Answer", "labelled"]
-
 # Digits of a number on the screen; more where a value and its ends would look equal.
 _DIGITS, _MOST_DIGITS = 6, 17
 

@@ -12,8 +12,6 @@ import numpy as np
 from meanfield.results.atomic import remove_litter, write_whole
 from meanfield.results.marks import DIGEST, check_replaceable
 
-__all__ = ["digest_of", "pack_arrays", "read_arrays", "write_arrays"]
-
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
     """Write arrays to an ``.npz`` file by the one writer; on return it survives any crash.

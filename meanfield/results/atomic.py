@@ -24,16 +24,6 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = [
-    "hidden_name",
-    "make_folder",
-    "remove_litter",
-    "sync",
-    "whole",
-    "write_new",
-    "write_whole",
-]
-
 _HIDDEN = re.compile(r"\.(.*)\.([0-9a-f]{8})\.(\d+)\.[0-9a-f]{6}\.(tmp|old)")
 _DAY = 86400.0  # seconds after which a temporary file of another machine is a leftover
 # What a file system says that does not know an operation, such as flushing a folder on CIFS or

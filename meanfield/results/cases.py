@@ -20,11 +20,6 @@ import xarray as xr
 from meanfield.results.arrays import pack_arrays, read_arrays
 from meanfield.results.labels import Variable
 
-__all__ = [
-    "FAILED", "NOT_CONVERGED", "OK", "PENDING", "RESERVED", "Columns", "Labels", "join", "pack",
-    "unpack",
-]  # fmt: skip
-
 Columns = Mapping[str, np.ndarray]
 PENDING, OK, NOT_CONVERGED, FAILED = range(4)
 RESERVED = ("status", "message", "case", "case_key")

@@ -13,8 +13,6 @@ import xarray as xr
 from meanfield.results.arrays import digest_of
 from meanfield.results.marks import DIGEST
 
-__all__ = ["check_digests", "with_digests"]
-
 _ATTRIBUTES = ""  # in the place of a name: those of the Dataset
 _BEGIN = '{"": "'  # of the attribute
 

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-__all__ = ["check_attrs", "check_dataset", "check_names", "decode", "netcdf"]
-
 _STORED_AS = "stored_from"  # attribute: the type in memory, where that of the file differs
 _SCALAR = "scalar"  # dimension of numbers without one, beside records
 _MOST_BYTES = 2**31 - 4  # of a variable in netCDF 3, or of one step of its record dimension

@@ -16,8 +16,6 @@ from meanfield.results.encoding import check_dataset, decode, netcdf
 from meanfield.results.marks import check_replaceable
 from meanfield.results.store import Store, is_store
 
-__all__ = ["read_dataset", "write_dataset"]
-
 _CHUNK = 2**30  # bytes; Zstandard takes at most twice as many
 
 

@@ -10,8 +10,6 @@ import xarray as xr
 from meanfield.checks import as_floats, number
 from meanfield.results.labels import Variable, dataset
 
-__all__ = ["fit_power"]
-
 _FITTED = (
     Variable("constant", "constant C of y ≈ C xᵖ"),
     Variable("constant_lower", "lower end of the jackknife interval of C"),

@@ -11,8 +11,6 @@ import numpy as np
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["Variable", "array_of", "batched", "dataset", "printable"]
-
 _DTYPES = ("float64", "float32", "int64", "bool", "str")
 _FILLS: dict[str, Any] = {
     "float64": np.nan,

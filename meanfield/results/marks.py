@@ -7,8 +7,6 @@ import mmap
 import re
 from pathlib import Path
 
-__all__ = ["DIGEST", "check_replaceable", "is_description"]
-
 DIGEST = "meanfield_digest"  # attribute or member with the digest of the content
 _HTML = rb'<meta name="generator" content="meanfield">'
 # By suffix, the bytes of the mark with what stands before and after it in that format, so that the

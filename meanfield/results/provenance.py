@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = ["provenance", "read_provenance", "versions"]
-
 _PACKAGES = ("meanfield", "torch", "numpy", "scipy", "POT", "geomloss", "xarray", "zarr")
 
 

@@ -10,8 +10,6 @@ import xarray as xr
 
 from meanfield.checks import describe
 
-__all__ = ["parameters_of", "to_cube"]
-
 
 def parameters_of(ds: xr.Dataset) -> list[str]:
     """The names of the parameters: the coordinates along `case`."""

@@ -36,8 +36,6 @@ from meanfield.results.encoding import check_names
 from meanfield.results.marks import is_description
 from meanfield.results.provenance import versions
 
-__all__ = ["SCHEMA", "DamagedError", "Store", "description_at", "is_store", "open_store"]
-
 SCHEMA = 4
 _DESCRIPTION, _JOURNAL = "sweep.json", "written.txt"
 _FILE = re.compile(r"(grid|batch)-\d{8}T\d{12}-[0-9a-f]{8}\.npz")

@@ -19,8 +19,6 @@ from meanfield.results.labels import printable
 from meanfield.sweeps.grid import Case, case_seed, columns_of
 from meanfield.sweeps.plan import Task, Work
 
-__all__ = ["Batch", "failed_batch", "run_batch"]
-
 _Caught = tuple[type[BaseException], ...]
 _MESSAGE_LENGTH = 400
 _TEXT_LENGTH = 2**16  # characters; in netCDF all texts of a variable are as wide as the longest

@@ -13,8 +13,6 @@ from meanfield.sweeps.batches import run_batch
 from meanfield.sweeps.grid import Grid
 from meanfield.sweeps.plan import Task, make_plan
 
-__all__ = ["Estimate", "estimate"]
-
 _SAMPLE_SECONDS, _LARGEST_SAMPLE = 0.05, 32
 
 

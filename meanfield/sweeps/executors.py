@@ -27,8 +27,6 @@ from meanfield.sweeps.memory import keep_freed_memory
 from meanfield.sweeps.plan import Unit, Work
 from meanfield.sweeps.workers import DiedError, Processes
 
-__all__ = ["Run", "check_executor"]
-
 _log = logging.getLogger("meanfield")
 _WINDOW = 2  # jobs submitted per worker of a foreign executor: enough to keep it busy
 _JOBS_PER_WORKER = 4  # of the units left: the last jobs are small, so that workers end together

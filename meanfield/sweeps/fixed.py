@@ -15,8 +15,6 @@ from typing import IO, Any
 
 import numpy as np
 
-__all__ = ["FixedSettings"]
-
 _LARGE = 2**20  # bytes beyond which an array is mapped and not copied
 
 

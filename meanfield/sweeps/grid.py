@@ -14,8 +14,6 @@ from meanfield.checks import describe
 from meanfield.results.labels import printable
 from meanfield.sweeps.identity import canonical, to_json
 
-__all__ = ["Case", "Grid", "case_keys", "case_seed", "cases_of", "columns_of"]
-
 _REMEMBERED = 2**16  # spellings of values
 Case = dict[str, Any]
 Grid = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]

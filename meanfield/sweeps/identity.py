@@ -27,8 +27,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Identity", "canonical", "identity_of", "to_json"]
-
 # Made once, because `json.dumps` with these settings makes an encoder in each call.
 to_json = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode
 _LONGEST = 200  # characters of a value that a message can still show; beyond them its digest

@@ -6,8 +6,6 @@ import contextlib
 import ctypes
 import functools
 
-__all__ = ["keep_freed_memory"]
-
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, in glibc's malloc.h
 _KEPT = 2**28
 _LARGEST_IN_HEAP = 2**25  # the most that glibc takes on 64 bits

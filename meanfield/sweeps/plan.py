@@ -20,8 +20,6 @@ from meanfield.sweeps.fixed import FixedSettings
 from meanfield.sweeps.grid import Case, Grid, case_keys, cases_of, columns_of
 from meanfield.sweeps.identity import Identity, canonical, identity_of
 
-__all__ = ["SweepPlan", "Task", "Unit", "Work", "make_plan"]
-
 _VECTORISED = 1024  # cases in one call of a vectorised function; its memory grows with them
 _MOST_BYTES = 2**27  # of the results in a batch
 _SHOWN, _WORDS = 64, 200  # values of a list, characters of another value that the provenance holds

@@ -11,8 +11,6 @@ import numpy as np
 
 from meanfield.results.cases import FAILED, NOT_CONVERGED
 
-__all__ = ["Progress"]
-
 _log = logging.getLogger("meanfield")
 _log.addHandler(logging.NullHandler())
 _SECONDS_BETWEEN_LINES = 60.0

@@ -23,8 +23,6 @@ from meanfield.sweeps.grid import Grid
 from meanfield.sweeps.plan import SweepPlan, Task, Unit, Work, make_plan
 from meanfield.sweeps.progress import Progress
 
-__all__ = ["sweep"]
-
 _log = logging.getLogger("meanfield")
 _PROBES = 16  # cases that are tried to learn the variables, where none are declared
 _Piece = tuple[list[int], Batch]  # places of cases, and their values

@@ -14,8 +14,6 @@ from meanfield.results.cases import FAILED, NOT_CONVERGED, OK
 from meanfield.results.labels import printable
 from meanfield.results.store import Store
 
-__all__ = ["StoreStatus", "status"]
-
 _MESSAGES_SHOWN = 5
 
 

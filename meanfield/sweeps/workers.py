@@ -29,8 +29,6 @@ from meanfield.sweeps.grid import Case
 from meanfield.sweeps.memory import keep_freed_memory
 from meanfield.sweeps.plan import Work
 
-__all__ = ["DiedError", "Processes"]
-
 _TICK = 0.1  # seconds between checks of the clock and of `stop`
 _STOPPED = 1.0  # seconds between two of them: Ctrl-Z, or the machine slept
 _PATIENCE = 5.0  # seconds that a worker without work has to end

@@ -29,23 +29,6 @@ import numpy as np
 from meanfield.errors import CertificateError
 from meanfield.transport.problem import UNIT, Problem, costs_between, row_norms, taken
 
-__all__ = [
-    "Part",
-    "SparsePlan",
-    "certified",
-    "combined",
-    "feasible",
-    "in_unit",
-    "joined_names",
-    "log_masses",
-    "narrower",
-    "power_mean",
-    "powers_added",
-    "powers_less",
-    "scaled",
-    "united",
-]
-
 _EXACT, _MEASURED = -math.inf, math.inf
 _TINY = 1e-150  # of the unit: lengths below it may be lost to underflow of their squares
 _NO_MASS = 1e-300  # weights below it have no right digits

@@ -18,13 +18,6 @@ from meanfield.transport.problem import UNIT, normalised_logs, row_norms
 from meanfield.transport.result import TransportResult, gathered
 from meanfield.transport.solve import Settings, extend, finished, solve_arrays
 
-__all__ = [
-    "conditioned_pair",
-    "grouped_conditions",
-    "solve_conditional_w2",
-    "solved_by_condition",
-]
-
 
 def solve_conditional_w2(
     mu: Measure,

@@ -16,8 +16,6 @@ from meanfield.measures import ParticleMeasure, log_sums
 if TYPE_CHECKING:
     from scipy.sparse import coo_array
 
-__all__ = ["Coupling", "Draws", "alike"]
-
 
 class Draws(NamedTuple):
     """Draws (x, y) from a coupling, shapes (..., size, d), and where their atoms stand."""

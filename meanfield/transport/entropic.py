@@ -21,8 +21,6 @@ from meanfield.measures import MASS_TOLERANCE, ParticleMeasure
 from meanfield.transport.conditional import conditioned_pair, grouped_conditions
 from meanfield.transport.pairs import Measure, as_pair
 
-__all__ = ["conditional_sinkhorn_divergence", "sinkhorn_divergence"]
-
 _TENSOR_ENTRIES = 50_000_000  # differences n m d held at once by the tensorised backend
 # Scores of a block of rows: 1 MB of float32 stays in the cache, which is 2 to 3.5 times as fast.
 _BLOCK = 2**18

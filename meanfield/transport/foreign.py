@@ -11,8 +11,6 @@ from meanfield.checks import describe
 from meanfield.transport.certificate import log_masses
 from meanfield.transport.coupling import Coupling
 
-__all__ = ["Entries", "entries_of", "potentials_of"]
-
 _SAID = (
     "an assignment (n,) of whole numbers, a matrix (n, m), a sparse matrix, a tuple (rows, cols) "
     "or (rows, cols, mass), or a Coupling"

@@ -17,8 +17,6 @@ from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
 from meanfield.transport.result import TransportResult, warn_of_rounding
 from meanfield.transport.solve import Settings, as_order, solved
 
-__all__ = ["conditional_w2", "w1", "w2", "w2_squared", "wp"]
-
 
 def w2(
     mu: Measure,

@@ -31,8 +31,6 @@ from meanfield.transport.problem import Problem, same_weights, snapped
 from meanfield.transport.result import Blame, TransportResult, assemble
 from meanfield.transport.solve import as_order, in_numbering
 
-__all__ = ["certify"]
-
 _MOST_SLACK = 0.1  # of what `rtol` allows
 _BLAMED_DENSE = 160_000  # pairs up to which the better pair is that of the dense simplex
 _BLAMED = 20_000  # atoms up to which there is one, on a few arcs

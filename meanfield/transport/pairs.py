@@ -11,8 +11,6 @@ import torch
 from meanfield.checks import check_same_kind, describe, is_traced
 from meanfield.measures import MASS_TOLERANCE, ParticleMeasure, stack
 
-__all__ = ["Measure", "Pair", "as_pair", "flat_arrays", "refuse_cost_matrix"]
-
 Measure = Any  # ParticleMeasure | Tensor | ndarray | DataFrame | (points, weights)
 
 

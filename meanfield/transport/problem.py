@@ -14,17 +14,6 @@ import numpy as np
 
 from meanfield.errors import CertificateError
 
-__all__ = [
-    "UNIT",
-    "Problem",
-    "costs_between",
-    "normalised_logs",
-    "row_norms",
-    "same_weights",
-    "snapped",
-    "taken",
-]
-
 UNIT = 2.0**-53  # unit roundoff of float64
 _SAFE_LENGTH = 1e-140  # below it a square loses digits to underflow
 _LOOPED_PAIRS = 400  # entries of a matrix of costs from which on it is worth a call of its own

@@ -21,8 +21,6 @@ from meanfield.transport.certificate import Certified
 from meanfield.transport.checker import HEAD, check
 from meanfield.transport.problem import Problem, same_weights, snapped
 
-__all__ = ["Evidence", "write_proof"]
-
 _BITS = 160  # of the lightest weight, and of a cost below the unit of the points
 _CENTRE_BITS = 64
 _RANGE = 10_000.0  # of log-weights

@@ -24,15 +24,6 @@ from meanfield.transport.proof import Evidence, write_proof
 if TYPE_CHECKING:
     import xarray as xr
 
-__all__ = [
-    "Blame",
-    "TransportResult",
-    "assemble",
-    "gathered",
-    "refuse_unconverged",
-    "warn_of_rounding",
-]
-
 _WIDE = 1e-3  # of the distance
 
 

@@ -33,18 +33,6 @@ from meanfield.transport.plans.prediction import predicted
 from meanfield.transport.problem import Problem, costs_between, same_weights, snapped
 from meanfield.transport.result import TransportResult, assemble, gathered, refuse_unconverged
 
-__all__ = [
-    "Settings",
-    "as_order",
-    "extend",
-    "finished",
-    "solve_arrays",
-    "solve_w1",
-    "solve_w2",
-    "solve_wp",
-    "solved",
-]
-
 _logger = logging.getLogger(__name__)
 
 _DENSE_PAIRS = 160_000  # from here on column generation is faster

@@ -17,8 +17,6 @@ from meanfield.attention.kernels.kernel import (
 )
 from meanfield.attention.parameters import AttentionParameters
 
-__all__ = ["DotProduct", "dot_product"]
-
 
 @final
 @dataclass(frozen=True)

@@ -21,8 +21,6 @@ from meanfield.attention.kernels.kernel import (
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import number
 
-__all__ = ["NormalisedFeatures", "cosine", "qk_norm"]
-
 
 @final
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,6 @@ from meanfield.attention.kernels.bilinear import dot_product
 from meanfield.attention.kernels.kernel import Features, FeatureTransform, Score
 from meanfield.attention.parameters import AttentionParameters
 
-__all__ = ["L2", "l2"]
-
 
 @final
 @dataclass(frozen=True)

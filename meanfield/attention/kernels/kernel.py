@@ -14,16 +14,6 @@ from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import describe
 from meanfield.measures import ParticleMeasure
 
-__all__ = [
-    "FeatureSizes",
-    "FeatureTransform",
-    "Features",
-    "Kernel",
-    "ModifiedKernel",
-    "Motion",
-    "checked_inner",
-]
-
 
 class Features(NamedTuple):
     """What attention needs of each particle, per head; also a tangent or cotangent of these.

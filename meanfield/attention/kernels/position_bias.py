@@ -15,8 +15,6 @@ from meanfield.attention.kernels.kernel import FeatureSizes, Kernel, ModifiedKer
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import as_float_tensor, check_finite, number
 
-__all__ = ["Alibi", "Window", "alibi", "window"]
-
 
 @final
 @dataclass(frozen=True)

@@ -21,8 +21,6 @@ from meanfield.attention.kernels.kernel import (
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import as_bool, count, number
 
-__all__ = ["Rotary", "rotary"]
-
 
 @final
 @dataclass(frozen=True)

@@ -21,8 +21,6 @@ from meanfield.attention.kernels.kernel import (
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import number
 
-__all__ = ["SoftCap", "soft_cap"]
-
 
 @final
 @dataclass(frozen=True)

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from meanfield.transport.problem import UNIT
 
-__all__ = ["CTransform", "RowMinima", "halved"]
-
 _BLOCK = 1 << 21  # costs held at once
 _SMALL_CELL = 32
 _PROBES = 8  # cells from which the share of columns that can be smallest is judged

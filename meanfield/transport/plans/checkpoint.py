@@ -11,8 +11,6 @@ import numpy as np
 from meanfield.results.arrays import digest_of, read_arrays, write_arrays
 from meanfield.transport.problem import Problem
 
-__all__ = ["Checkpoint"]
-
 
 class Checkpoint:
     """Arcs and potentials of the finest level, in an ``.npz`` file that is replaced atomically.

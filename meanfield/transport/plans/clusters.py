@@ -29,8 +29,6 @@ from meanfield.transport.plans.exact import simplexes
 from meanfield.transport.plans.formulas import monotone_plan
 from meanfield.transport.problem import UNIT, Problem, row_norms
 
-__all__ = ["solve_clusters"]
-
 _NAME = "clusters of "
 _SEPARATION = 20.0  # distance between centres over radius of the clusters
 _MOST_CLUSTERS = 64

@@ -33,8 +33,6 @@ from meanfield.transport.plans.exact import solve_dense, sparse_simplex
 from meanfield.transport.plans.formulas import monotone_plan, staircase, widest_direction
 from meanfield.transport.problem import Problem
 
-__all__ = ["solve_columns"]
-
 _logger = logging.getLogger(__name__)
 
 _LOGGED = 50_000  # atoms of a level from which on its rounds are worth a line

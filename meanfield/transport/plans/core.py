@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["compiled_core"]
-
 _ALONE = "_pot_alone"  # a package that nobody else imports
 
 

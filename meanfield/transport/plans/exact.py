@@ -23,16 +23,6 @@ from meanfield.transport.plans.core import compiled_core
 from meanfield.transport.plans.formulas import staircase
 from meanfield.transport.problem import Problem
 
-__all__ = [
-    "assignment",
-    "simplexes",
-    "solve_assignment",
-    "solve_dense",
-    "solve_finely",
-    "solve_on_few_arcs",
-    "sparse_simplex",
-]
-
 _PIVOTS = 10**12  # the default of POT, 1e5, silently moves 15 to 78 % of the mass
 _LEAST_MASS = 1e-300  # atoms of weight 0 make the core return meaningless potentials
 _REFINEMENTS = 4

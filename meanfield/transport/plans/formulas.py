@@ -10,17 +10,6 @@ from meanfield.transport.certificate import Certified, SparsePlan, centred, cert
 from meanfield.transport.plans.c_transform import CTransform
 from meanfield.transport.problem import UNIT, Problem, costs_between
 
-__all__ = [
-    "closed_form",
-    "monotone_plan",
-    "same_order",
-    "solve_one_atom",
-    "solve_paired",
-    "solve_two_atoms",
-    "staircase",
-    "widest_direction",
-]
-
 _LONG = np.longdouble
 _LONG_UNIT = float(np.finfo(_LONG).eps)
 _PROBES = 64  # atoms that tell whether nearest neighbours can prove the identity

@@ -8,8 +8,6 @@ import numpy as np
 
 from meanfield.transport.problem import Problem
 
-__all__ = ["Prediction", "predicted"]
-
 # Seconds at 100,000 uniform atoms a side on one core of a 2.x GHz Xeon, and their growth: measured
 # for d = 2 (24 to 35 s), 3 and 16, between them interpolated. The simplex grows as n^1.8, pricing
 # in high dimension as n².

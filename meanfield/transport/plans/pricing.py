@@ -7,8 +7,6 @@ import numpy as np
 from meanfield.transport.plans.c_transform import CTransform
 from meanfield.transport.problem import Problem, costs_between
 
-__all__ = ["priced"]
-
 _DIRECT = 50_000_000  # coordinate differences up to which every cost is taken from its own
 _BLOCK = 1 << 21  # costs held at once
 _CANDIDATES = 8  # of a row, taken again where products are not precise enough
