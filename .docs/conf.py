@@ -91,7 +91,7 @@ def _arguments(gallery: dict[str, Any], script: dict[str, Any]) -> list[str]:
 
 def _tight(gallery: dict[str, Any], script: str) -> None:
     """Figures are saved after the style in which they were drawn has ended."""
-    matplotlib.rcParams["savefig.bbox"] = "tight"
+    matplotlib.rcParams.update({"savefig.bbox": "tight", "axes.formatter.min_exponent": 4})
 
 
 sphinx_gallery_conf = {

@@ -40,6 +40,7 @@ _STYLE: Any = {
     "grid.alpha": 0.25,
     "lines.linewidth": 1.4,
     "lines.markersize": 4,
+    "axes.formatter.min_exponent": 4,  # 2 and 5 on logarithmic axes, not 2×10⁰
 }
 
 

@@ -23,38 +23,33 @@ def place_legend(ax: Axes, legend: bool | str | Mapping[str, Any]) -> None:
         ax.legend(**settings)
 
 
-def _below(ax: Axes, **settings: Any) -> None:
+def _below(ax: Axes) -> None:
     """The legend under the Axes and its label, in as many columns as their width holds."""
+    import matplotlib as mpl
+    from matplotlib.font_manager import FontProperties
     from matplotlib.transforms import ScaledTranslation
 
     handles, labels = ax.get_legend_handles_labels()
     if not handles:
         return
     figure: Any = ax.figure
-    size = _points_of(settings.get("fontsize"))
+    size = FontProperties(size=mpl.rcParams["legend.fontsize"]).get_size_in_points()
     # A character is half as wide as high; the handle and the gaps take five heights.
     widest = size * (
         5 + 0.5 * max(len(re.sub(r"[${}\\_^]|mathrm|left|right", "", t)) for t in labels)
     )
     width = ax.get_window_extent().width / figure.dpi * 72
-    columns = max(1, min(4, int(1.4 * width / widest), len(labels)))
+    columns = max(1, min(4, int(1.45 * width / widest), len(labels)))
     below = ax.get_window_extent().y0 - _bottom(ax)
     shift = ScaledTranslation(0, -below / figure.dpi - 0.04, figure.dpi_scale_trans)
-    where = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0)}
-    ax.legend(**{"ncols": columns, "bbox_transform": ax.transAxes + shift, **where, **settings})
+    where: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0)}
+    ax.legend(ncols=columns, bbox_transform=ax.transAxes + shift, **where)
 
 
 def _bottom(ax: Axes) -> float:
     """The lower end of the axis with its label, in pixels."""
     box = ax.xaxis.get_tightbbox()
     return ax.get_window_extent().y0 if box is None else box.y0
-
-
-def _points_of(size: Any) -> float:
-    import matplotlib as mpl
-    from matplotlib.font_manager import FontProperties
-
-    return FontProperties(size=size or mpl.rcParams["legend.fontsize"]).get_size_in_points()
 
 
 def with_room(figure: Any) -> None:
