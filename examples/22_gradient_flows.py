@@ -105,8 +105,8 @@ for name, flow in flows.items():
     print(f"{name:12} dE/dt over the mean squared speed: {ratio.min():.4f} to {ratio.max():.4f}")
 
 # %%
-# Left, where the softmax has come by the last of these times; right, how fast the energies grow. No
-# energy is larger than that of one point, :math:`e^\beta/2\beta`, where all clusters end.
+# Left, where the softmax has come by the last of these times; right, how fast the energies grow.
+# No energy is larger than that of one point, :math:`e^\beta/2\beta`, where all clusters end.
 with figures.style():
     fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6))
     figures.plot_particle_paths(flows["softmax"], ax=left, title=rf"softmax, $\beta$ = {beta:g}")

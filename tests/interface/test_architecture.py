@@ -341,3 +341,12 @@ def moves(call: ast.Call) -> bool:
 def test_files_stay_readable():
     long = {name_of(p): len(p.read_text().splitlines()) for p in modules()}
     assert {name: n for name, n in long.items() if n > 600} == {}
+
+
+def test_the_drawing_of_the_house_has_every_package_in_its_row():
+    drawing = (PACKAGE.parent / ".docs/_static/house.svg").read_text(encoding="utf-8")
+    boxes = re.findall(r'y="(\d+)" class="unit">(\w+)<', drawing)
+    assert {name for _, name in boxes} == LEVEL.keys() - {"__main__"}
+    for y, name in boxes:
+        for other_y, other in boxes:
+            assert (LEVEL[name] < LEVEL[other]) <= (int(y) > int(other_y)), (name, other)

@@ -54,7 +54,8 @@ def build(folder: Path, *settings: str) -> Path:
     built = shutil.ignore_patterns("_build", "_generated", "__pycache__")
     for part in (".docs", "examples", "data"):
         shutil.copytree(ROOT / part, folder / part, ignore=built)
-    shutil.copy(ROOT / "README.md", folder)
+    for page in ("README.md", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / page, folder)
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", *settings]
     command += [str(folder / ".docs"), str(folder / "pages")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
