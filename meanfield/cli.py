@@ -128,6 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     plot = commands.add_parser("plot", help="draw the figures of a finished run again")
     plot.add_argument("store", type=Path, metavar="RUN", help=_RUN)
     plot.add_argument("--out", type=Path, metavar="DIR", help="where to (default: beside it)")
+    _add_pdf(plot)
     plot.set_defaults(action=_plot)
 
     report = commands.add_parser("report", help="one HTML page of a run or of any Dataset")
@@ -171,7 +172,12 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--dry-run", action="store_true", help="say what it would take, run nothing")
     run.add_argument("--no-figures", action="store_true", help="only the Dataset")
+    _add_pdf(run)
     run.set_defaults(action=_run)
+
+
+def _add_pdf(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--pdf", action="store_true", help="each figure as PDF as well as PNG")
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -255,7 +261,7 @@ def _run(options: argparse.Namespace) -> int:
         _say(f"wrote {results.write_dataset(ds, store.with_suffix(suffix))}")
     if not options.no_figures:
         begun = time.monotonic()
-        _draw(ds, options.name, options.out, stem=options.name)
+        _draw(ds, options.name, options.out, stem=options.name, pdf=options.pdf)
         _say(f"figures took {time.monotonic() - begun:.0f} s")
     code = _summary(ds)
     for line in experiment.answer(ds):
@@ -315,7 +321,7 @@ def _dry_run(experiment: Experiment, settings: Any, options: argparse.Namespace)
     return 3 if found.failure else 0
 
 
-def _draw(ds: xr.Dataset, name: str | None, folder: Path, *, stem: str) -> None:
+def _draw(ds: xr.Dataset, name: str | None, folder: Path, *, stem: str, pdf: bool) -> None:
     """The figures of an experiment, or those of any Dataset."""
     from meanfield.figures import save_all, save_animations
     from meanfield.figures.plots import figures_of
@@ -328,7 +334,7 @@ def _draw(ds: xr.Dataset, name: str | None, folder: Path, *, stem: str) -> None:
         )
     animations = {} if name is None else get(name).animations
     for made in (
-        *save_all(ds, drawings, folder, stem=stem),
+        *save_all(ds, drawings, folder, stem=stem, pdf=pdf),
         *save_animations(ds, animations, folder, stem=stem),
     ):
         _say(f"wrote {made}" if isinstance(made, Path) else made)
@@ -385,7 +391,7 @@ def _plot(options: argparse.Namespace) -> int:
     ds, name = _finished(options.store)
     folder = options.out or options.store.parent
     folder.mkdir(parents=True, exist_ok=True)
-    _draw(ds, name, folder, stem=name or options.store.stem)
+    _draw(ds, name, folder, stem=name or options.store.stem, pdf=options.pdf)
     return 0
 
 

@@ -49,6 +49,7 @@ class Experiment:
         figures: by the name of their file, functions of a Dataset and ``ax=``; the first line of
             the docstring is the caption.
         animations: by the name of their file, functions of a Dataset.
+        batched: `measure` takes the parameters of many cases as arrays, see `sweeps.Task`.
         conclude: from the finished sweep to the Dataset, for fits over all cases.
         answer: from the Dataset to the lines with which `meanfield run` ends: the numbers that
             answer the question.
@@ -82,6 +83,7 @@ class Experiment:
     attrs: Callable[[Any], Mapping[str, Any]] = _nothing
     figures: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     animations: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    batched: bool = False
     conclude: Callable[[xr.Dataset], xr.Dataset] = _unchanged
     answer: Callable[[xr.Dataset], Sequence[str]] = _no_lines
 
@@ -103,9 +105,11 @@ class Experiment:
     def plan(self, settings: Any = None) -> dict[str, Any]:
         """The arguments of `meanfield.sweep` that make the experiment; in full size if None."""
         settings = self.settings if settings is None else settings
-        derived = self.derived(settings)
+        derived, coords = self.derived(settings), self.coords(settings)
         return {
-            "fn": Task(self.measure, self.variables, self.parameters, self.coords(settings)),
+            "fn": Task(
+                self.measure, self.variables, self.parameters, coords, batched=self.batched
+            ),
             "grid": self.grid(settings),
             "fixed": {**self._shared(settings), **derived},
             "seed": settings.seed,

@@ -10,7 +10,7 @@ sequence where the ratio of weights is 1/(n−1), secant ratios at shrinking ste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ import numpy as np
 import torch
 import xarray as xr
 from scipy.special import expit
+from torch import Tensor
 
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
@@ -31,7 +32,7 @@ from meanfield.figures.plots import plot_secants
 from meanfield.figures.selection import best, by_level, levels, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.comparison import secants_along, split_secants
-from meanfield.measures import ParticleMeasure
+from meanfield.measures import ParticleMeasure, stack
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
@@ -132,91 +133,122 @@ def cases(settings: Settings) -> list[dict[str, Any]]:
 
 
 def constants(
-    radius: float,
-    dim: int,
-    causal: bool,
-    crowd: float,
-    log_ratio: float,
-    n_tokens: int,
+    radius: np.ndarray,
+    dim: np.ndarray,
+    causal: np.ndarray,
+    crowd: np.ndarray,
+    log_ratio: np.ndarray,
+    n_tokens: np.ndarray,
     *,
     gamma: float,
     scales: int,
     steps: Sequence[float],
     secant_tokens: Sequence[int],
     layer_seed: int,
-) -> dict[str, Any]:
-    """Everything that is measured and bounded in one configuration."""
-    parameters = layer(dim, gamma, layer_seed)
-    F = SelfAttention(parameters, causal=causal)
-    u = sampling.critical_pair(parameters.A[0], branch="negative").direction
-    mu = sampling.two_diracs(radius, log_ratio, u, heavy_at=crowd, positioned=causal)
-    constant = local_lipschitz(F, mu)
-    assert constant.splitting is not None
-    found = _nothing(len(steps)) | {
-        "particle": float(constant.particle),
-        "splitting": float(constant.splitting),
-        **constant.values("value"),
-        **_bounds(gamma, radius, causal, crowd, log_ratio, n_tokens),
-    }
-    if causal and crowd == -1 and log_ratio == bounds.two_dirac_best_log_ratio(gamma, radius):
-        every = sampling.interleaved_diracs(radius, log_ratio, u, scales=scales, growth=1.5)
-        found["interleaved"] = float(local_lipschitz(F, every).value)
-    if crowd == 0 and float(constant.splitting) > 0:
-        secants = split_secants(F, mu, constant, [h * radius for h in steps])
-        found["splitting_secant"] = secants.wasserstein.value.numpy()
-    if n_tokens:
-        with_secants = n_tokens in secant_tokens
-        found |= _sequence(F, parameters, radius, n_tokens, steps, with_secants)
+) -> dict[str, np.ndarray]:
+    """Everything that is measured and bounded in many configurations."""
+    found = _nothing(len(radius), len(steps))
+    for (d, masked), of_layer in _alike(np.arange(len(radius)), dim, causal):
+        parameters = layer(d, gamma, layer_seed)
+        F = SelfAttention(parameters, causal=masked)
+        u = sampling.critical_pair(parameters.A[0], branch="negative").direction
+        _put(found, of_layer, _bounds(gamma, radius[of_layer], masked))
+        for (at,), cases in _alike(of_layer, crowd):
+            R, z = radius[cases], log_ratio[cases]
+            mu = sampling.two_diracs(R, z, u, heavy_at=at, positioned=masked)
+            constant = local_lipschitz(F, mu)
+            parts = {"particle": constant.particle, "splitting": constant.splitting}
+            _put(found, cases, {**parts, **constant.values("value")})
+            if at == 0:
+                _put(found, cases, {"splitting_secant": _split(F, mu, R, steps)})
+            elif at == -1:
+                _put(found, cases, {"two_dirac_entry": two_dirac_entry(gamma, R, z)})
+                best = z == bounds.two_dirac_best_log_ratio(gamma, R)
+                if masked and best.any():
+                    _put(found, cases[best], _interleaved(F, R[best], z[best], u, scales))
+        for (n,), cases in _alike(of_layer[n_tokens[of_layer] > 0], n_tokens):
+            with_steps = steps if n in secant_tokens else ()
+            _put(found, cases, _sequences(F, gamma, radius[cases], n, with_steps))
     return found
 
 
-def _bounds(
-    gamma: float, radius: float, causal: bool, crowd: float, log_ratio: float, n: int
-) -> dict[str, float]:
+def _alike(
+    places: np.ndarray, *columns: np.ndarray
+) -> Iterator[tuple[tuple[Any, ...], np.ndarray]]:
+    """The values that columns have together at these places, and the places that have them."""
+    rows = list(zip(*(column[places].tolist() for column in columns), strict=True))
+    for values in dict.fromkeys(rows):
+        yield values, places[[row == values for row in rows]]
+
+
+def _put(found: dict[str, np.ndarray], cases: np.ndarray, values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        found[name][cases] = value
+
+
+def _bounds(gamma: float, radius: np.ndarray, causal: bool) -> dict[str, Any]:
+    """What holds for all measures in the ball."""
+    R, places = np.unique(radius, return_inverse=True)
     upper = bounds.masked_mean_field if causal else bounds.mean_field
     lower = bounds.masked_two_dirac_lower if causal else bounds.two_dirac_lower
-    nan = math.nan
-    entry = two_dirac_entry(gamma, radius, log_ratio) if crowd == -1 else nan
-    return {
-        "two_dirac_entry": entry,
-        "two_dirac_lower": lower(gamma, radius),
-        "mean_field_bound": upper(gamma, 1.0, radius),
-        "theorem_3_5": nan if causal else bounds.theorem_3_5(gamma, 1.0, radius),
-        "general_bound": bounds.theorem_3_3(gamma, 1.0, radius, n) if n else nan,
-        "general_lower": bounds.proposition_3_4(gamma, radius, n) if n else nan,
-    }
+    found = {"two_dirac_lower": lower(gamma, R), "mean_field_bound": upper(gamma, 1.0, R)}
+    if not causal:
+        found["theorem_3_5"] = bounds.theorem_3_5(gamma, 1.0, R)
+    return {name: values[places] for name, values in found.items()}
 
 
-def _sequence(
-    F: SelfAttention,
-    parameters: AttentionParameters,
-    radius: float,
-    n: int,
-    steps: Sequence[float],
-    with_secants: bool,
+def _split(
+    F: SelfAttention, mu: ParticleMeasure, radius: np.ndarray, steps: Sequence[float]
+) -> list[np.ndarray]:
+    """Secants with the worst atom split; NaN where no splitting moves anything (masked)."""
+    found = []
+    for k, R in enumerate(radius):
+        constant = local_lipschitz(F, mu[k])
+        assert constant.splitting is not None
+        secants = split_secants(F, mu[k], constant, [h * R for h in steps])
+        found.append(secants.wasserstein.value.numpy() if constant.splitting > 0 else math.nan)
+    return found
+
+
+def _interleaved(
+    F: SelfAttention, radius: np.ndarray, log_ratio: np.ndarray, u: Tensor, scales: int
+) -> dict[str, Any]:
+    mu = sampling.interleaved_diracs(radius, log_ratio, u, scales=scales, growth=1.5)
+    return {"interleaved": local_lipschitz(F, mu).value}
+
+
+def _sequences(
+    F: SelfAttention, gamma: float, radius: np.ndarray, n: int, steps: Sequence[float]
 ) -> dict[str, Any]:
     """The discrete map at one light token and n − 1 others (masked: at positions i/n)."""
-    tokens = sampling.adversarial(parameters.A[0], radius, n, branch="negative")
+    A = F.parameters.A[0]
+    tokens = stack([sampling.adversarial(A, R, n, branch="negative") for R in radius.tolist()])
     if not F.causal:
         tokens = ParticleMeasure(tokens.points)
     constant = local_lipschitz(F, tokens, geometry="euclidean", rtol=1e-8)
-    found = constant.values("euclidean")
-    if with_secants:
-        lengths = [h * radius for h in steps]
-        secants = secants_along(F, tokens, constant.direction, lengths)
-        found["euclidean_secant"] = secants.euclidean.numpy()
-        for name, part in (("", "value"), ("_lower", "lower"), ("_upper", "upper")):
-            found[f"wasserstein_secant{name}"] = getattr(secants.wasserstein, part).numpy()
+    found = constant.values("euclidean") | {
+        "general_bound": bounds.theorem_3_3(gamma, 1.0, radius, n),
+        "general_lower": bounds.proposition_3_4(gamma, radius, n),
+    }
+    if not steps:
+        return found
+    each = [
+        secants_along(F, tokens[k], constant.direction[k], [h * R for h in steps])
+        for k, R in enumerate(radius)
+    ]
+    found["euclidean_secant"] = [one.euclidean for one in each]
+    for name, part in (("", "value"), ("_lower", "lower"), ("_upper", "upper")):
+        found[f"wasserstein_secant{name}"] = [getattr(one.wasserstein, part) for one in each]
     return found
 
 
-def _nothing(n_steps: int) -> dict[str, Any]:
+def _nothing(n_cases: int, n_steps: int) -> dict[str, np.ndarray]:
     """What stands where a configuration has no sequence or no secants."""
-    blank: dict[str, Any] = {"euclidean_converged": True}
-    for variable in VARIABLES:
-        if variable.dtype == "float64":
-            blank[variable.name] = np.full(n_steps, math.nan) if variable.dims else math.nan
-    return blank
+    blank = {"float64": math.nan, "int64": -1, "bool": True}
+    return {
+        variable.name: np.full((n_cases, n_steps)[: 1 + len(variable.dims)], blank[variable.dtype])
+        for variable in VARIABLES
+    }
 
 
 _SECANT: dict[str, Any] = {"dims": ("step",)}
@@ -440,6 +472,7 @@ EXPERIMENT = Experiment(
     coords=lambda s: {"step": s.steps},
     derived=lambda s: {"layer_seed": s.seed},
     attrs=lambda s: {"gamma": s.gamma},
+    batched=True,
     figures={
         "growth-in-n": growth_in_n,
         "growth-in-n-masked": partial(growth_in_n, causal=True),

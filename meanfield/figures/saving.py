@@ -1,4 +1,4 @@
-"""The figures and animations of an experiment in files: PNG and PDF, GIF and MP4."""
+"""The figures and animations of an experiment in files: PNG or PDF, GIF and MP4."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ def save_all(
     folder: str | os.PathLike[str],
     *,
     stem: str = "",
+    pdf: bool = False,
 ) -> Iterator[Path | str]:
-    """Draw figures of a Dataset into ``folder/stem-name.png`` and ``.pdf``.
+    """Draw figures of a Dataset into ``folder/stem-name.png``.
 
     Args:
         ds: the Dataset.
         figures: by the name of their file, functions of a Dataset and ``ax=``.
         folder: where to; it exists.
         stem: what the files' names begin with.
+        pdf: draw each into ``folder/stem-name.pdf`` as well.
 
     Yields:
         The paths, and a sentence in place of a figure for which the Dataset has no cases.
@@ -52,14 +54,15 @@ def save_all(
                 yield f"no figure {name}: {error}"
                 continue
             with_room(figure)
-            yield from _save(figure, _target(folder, stem, name))
+            yield from _save(figure, _target(folder, stem, name), pdf=pdf)
 
 
-def _save(figure: Any, target: Path) -> list[Path]:
-    # One layout for both files; "tight" would lay the figure out again for each.
+def _save(figure: Any, target: Path, *, pdf: bool) -> list[Path]:
+    # One layout for all: "tight", or an engine that is left on, lays the figure out for each file.
     figure.draw_without_rendering()
+    figure.set_layout_engine("none")
     box, made = figure.get_tightbbox().padded(_MARGIN), []
-    for suffix, key in ((".png", "Software"), (".pdf", "Creator")):
+    for suffix, key in ((".png", "Software"), (".pdf", "Creator"))[: 1 + pdf]:
         path, drawn = target.with_name(target.name + suffix), io.BytesIO()
         figure.savefig(drawn, format=suffix[1:], bbox_inches=box, metadata={key: "meanfield"})
         write_whole(check_replaceable(path), drawn.getbuffer())

@@ -189,7 +189,7 @@ def test_what_this_library_writes_it_may_replace(tmp_path):
     ds = rich_dataset()
     made = [results.write_dataset(ds, tmp_path / f"a{suffix}") for suffix in (".nc", ".zarr")]
     made.append(write_report(ds, tmp_path / "a.html"))
-    made += save_all(ds, {"gain": lambda ds, ax: ax.plot(ds["gain"])}, tmp_path)
+    made += save_all(ds, {"gain": lambda ds, ax: ax.plot(ds["gain"])}, tmp_path, pdf=True)
     made += save_animations(ds, {"v1.5": animate}, tmp_path)
     write_arrays(tmp_path / "a.npz", {"x": np.ones(2)})
     made.append(tmp_path / "a.npz")

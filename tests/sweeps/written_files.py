@@ -60,7 +60,7 @@ def write(kind: str, folder: Path, version: int) -> None:
         write_report(dataset(version), path, title=f"version {version}")
     elif kind == "png":
         make_folder(folder)
-        list(save_all(dataset(version), {"a": draw}, folder))
+        list(save_all(dataset(version), {"a": draw}, folder, pdf=True))
     elif kind == "npz":
         make_folder(folder)
         write_arrays(path, {"y": dataset(version)["y"].values})
