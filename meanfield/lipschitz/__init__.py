@@ -5,8 +5,8 @@ is faster.
 """
 
 # Files, each importing only those before it: `differentiable`, `local`, `cross`, `remainders`,
-# `compression`, `infinity`, `localization`, `proposals`, `search`, `secant`, `lower`,
-# `comparison`, `ball`, `certified`, `orders`, `monitor`.
+# `compression`, `infinity`, `localization`, `search`, `secant`, `comparison`, `ball`,
+# `certified`, `orders`, `monitor`.
 
 from meanfield.lipschitz.ball import ball_upper
 from meanfield.lipschitz.certified import Readout, certified_radius
@@ -16,7 +16,6 @@ from meanfield.lipschitz.cross import cross_lipschitz
 from meanfield.lipschitz.infinity import infinity_norm
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.localization import localize
-from meanfield.lipschitz.lower import lipschitz_lower
 from meanfield.lipschitz.monitor import monitor
 from meanfield.lipschitz.orders import local_order
 from meanfield.lipschitz.search import worst_case
@@ -32,7 +31,6 @@ __all__ = [
     "compression_error",
     "cross_lipschitz",
     "infinity_norm",
-    "lipschitz_lower",
     "local_lipschitz",
     "local_order",
     "localize",

@@ -12,7 +12,6 @@ from meanfield import sampling
 from meanfield.checks import as_bool, as_generator, count, number
 from meanfield.linalg.vectors import normalised
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
-from meanfield.lipschitz.proposals import random_measures
 from meanfield.maps import Map, as_map
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
@@ -113,8 +112,18 @@ class _Best:
 def _random_starts(
     starts: int, n: int, dim: int, radius: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Random measures, the first with all atoms in one place."""
-    points, logs = random_measures(starts, n, dim, radius, generator)
+    """Atoms in the ball or on the sphere, and log-weights, uniform to extremely unbalanced.
+
+    The first measure has all its atoms in one place.
+    """
+    inside = sampling.ball(n, dim, radius=radius, batch_shape=(starts,), generator=generator)
+    outside = sampling.sphere(n, dim, radius=radius, batch_shape=(starts,), generator=generator)
+    share = torch.rand(starts, 1, 1, generator=generator, dtype=torch.float64)
+    depth = 4.0 * radius**2 * torch.rand(starts, 1, generator=generator, dtype=torch.float64)
+    logits = -depth * torch.rand(starts, n, generator=generator, dtype=torch.float64)
+    # Slightly inside, so that rounding does not leave the ball.
+    points = (1 - 1e-15) * torch.where(share < 0.5, inside, outside)
+    logs = logits.log_softmax(-1)
     points[0], logs[0] = points[0, :1], -math.log(n)
     return points, logs
 

@@ -79,7 +79,7 @@ def secant_ratio(
             "the conditional distance is infinite: the measures have different laws of positions"
         )
     images = image_of(F, mu), image_of(F, nu)
-    numerator, off = solve(*images, **settings), rounding_of(*images)
+    numerator, off = solve(*images, **settings), _rounding_of(*images)
     return SecantRatio(
         value=numerator.value / denominator.value,
         lower=_outward((numerator.lower - off).clamp_min(0.0) / denominator.upper, 0.0),
@@ -90,7 +90,7 @@ def secant_ratio(
     )
 
 
-def rounding_of(*images: ParticleMeasure) -> Tensor:
+def _rounding_of(*images: ParticleMeasure) -> Tensor:
     """What rounding of images can change between them: 8 eps of (Σ aᵢ|yᵢ|²)^½, summed."""
     sizes = []
     for one in images:

@@ -525,13 +525,6 @@ CALLS = [
          {"/F": "map", "/radius": "positive", "n_atoms": "count", "dim": "count",
           "positioned": "flag", "starts": "count", "steps": "count", "generator": "generator"},
          _optional("dim", "positioned")),
-    Call("lipschitz_lower", lipschitz.lipschitz_lower,
-         {"/F": F, "/radius": 2.0, "n_atoms": 2, "n_pairs": 2, "families": ["random"],
-          "start": MU, "generator": None},
-         {"/F": "map", "/radius": "positive", "n_atoms": "count", "n_pairs": "count",
-          "families": "choice thing", "start": "beside a map", "generator": "generator"},
-         _optional("start")
-         | {("/F", "changes the weights"): None}),
     Call("localize", lipschitz.localize,
          {"/constant": CONSTANT, "/F": F, "/mu": MU, "component": "particle"},
          {"/constant": "thing", "/F": "map", "/mu": "beside a map", "component": "choice"}),

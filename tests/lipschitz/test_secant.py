@@ -188,3 +188,35 @@ def test_rounding_of_images_raises_no_lower_bound():
     # The quotients themselves are 0 or in the hundreds.
     assert float(found.value.max()) > 50
     assert float(found.lower.max()) <= 1 / 3 <= float(found.upper.min())
+
+
+SHARES = torch.tensor([1.0, 0.5, 0.1, 1e-2, 1e-3], dtype=F64)
+
+
+def test_mass_that_changes_place_under_a_mean_moves_it_by_the_root_of_that_mass():
+    # A = 0: Γ is V times the mean, which moves by m|x − y|; the input is √m |x − y| away.
+    F = SelfAttention(AttentionParameters.from_bilinear([[0.0]], [[3.0]]))
+    mass = 0.25 * SHARES
+    points = torch.tensor([[1.0], [-1.0]], dtype=F64).expand(5, 2, 1)
+    before = ParticleMeasure(points, weights=torch.tensor([0.25, 0.75], dtype=F64).expand(5, 2))
+    after = ParticleMeasure(points, weights=torch.stack([0.25 - mass, 0.75 + mass], -1))
+    torch.testing.assert_close(secant_ratio(F, before, after).value, 3 * mass.sqrt())
+
+
+def test_mass_that_changes_place_at_one_position_moves_every_later_mean():
+    # Mass ½ at each of s = ½, 1. A share m of all the mass changes place x → y at s = ½: the
+    # means there move by 2mΔ and mΔ, so d₂² = ½·4m²Δ² + ½·m²Δ² = (5/2) m²Δ², the input mΔ².
+    F = SelfAttention(AttentionParameters.from_bilinear([[0.0]], [[1.0]]), causal=True)
+    mass, positions = 0.25 * SHARES, torch.tensor([0.5, 0.5, 1.0], dtype=F64)
+    points = torch.tensor([[1.0], [-1.0], [0.0]], dtype=F64).expand(5, 3, 1)
+    before, after = (
+        ParticleMeasure(
+            points,
+            weights=torch.stack([0.25 - moved, 0.25 + moved, 0.5 + 0 * moved], -1),
+            positions=positions,
+        )
+        for moved in (0 * mass, mass)
+    )
+    found = secant_ratio(F, before, after)
+    assert found.conditional
+    torch.testing.assert_close(found.value, (2.5 * mass).sqrt())

@@ -14,7 +14,6 @@ from meanfield.errors import NoDerivativeError
 from meanfield.linalg import LinearMap, operator_norm
 from meanfield.lipschitz import (
     compare_lemma_3_2,
-    lipschitz_lower,
     local_lipschitz,
     localize,
     worst_case,
@@ -212,15 +211,6 @@ def test_a_causal_block_that_declares_nothing_serves_every_question():
     value = float(compared["euclidean"])
     assert float(top["euclidean_secant"]) == pytest.approx(value, rel=1e-3)
     assert float(top["wasserstein_secant"]) == pytest.approx(value, rel=1e-3)
-
-
-def test_a_secant_search_takes_a_block_that_declares_nothing():
-    G = Residual(layer(causal=True))
-    found = lipschitz_lower(
-        G, 9.0, start=measure(n=2), generator=torch.Generator().manual_seed(0), n_pairs=2,
-        families=["random", "direction"],
-    )  # fmt: skip
-    assert float(found) > 0
 
 
 def refuse(F, words: str, mu: ParticleMeasure | None = None) -> None:
