@@ -21,26 +21,9 @@ from meanfield.maps import (
     linearize,
     scaled_radii,
 )
-from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.measures import MeasureMap, ParticleMeasure
 
 _NORMS = ("l2", "max")
-
-
-@dataclass(frozen=True, eq=False)
-class Ball:
-    """The measures with the centre's weights, each atom within `radius` of the centre's.
-
-    Args:
-        centre: μ.
-        radius: > 0, in the unit of the points.
-    """
-
-    centre: ParticleMeasure
-    radius: float
-
-    def __post_init__(self) -> None:
-        check_measure(self.centre, "centre")
-        object.__setattr__(self, "radius", number(self.radius, "radius", above=0))
 
 
 @final
@@ -56,20 +39,15 @@ class Bounded(Composite):
         map: F.
         constant: the Lipschitz constant.
         norm: "l2": (Σ aᵢ|xᵢ|²)^½. "max": maxᵢ |xᵢ| over atoms that have mass.
-        ball: where it holds; everywhere if None.
     """
 
     constant: float
     norm: str
-    ball: Ball | None
 
-    def __init__(
-        self, map: MeasureMap, constant: float, norm: str = "l2", ball: Ball | None = None
-    ) -> None:
+    def __init__(self, map: MeasureMap, constant: float, norm: str = "l2") -> None:
         super().__init__([as_map(map, "map")])
         object.__setattr__(self, "constant", _number(constant))
         object.__setattr__(self, "norm", choice(norm, "norm", _NORMS))
-        object.__setattr__(self, "ball", ball)
 
     @property
     def map(self) -> Map:
@@ -91,7 +69,7 @@ class Bounded(Composite):
     def ball_bounds(
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:
-        """The bounds that F declares, and those by the constant where it holds everywhere.
+        """The bounds that F declares, and those by the constant.
 
         A constant in "l2" is one of measures whose atoms keep their weights, so that it says
         nothing of atoms that split, unless F moves each by itself.
@@ -99,7 +77,7 @@ class Bounded(Composite):
         Raises:
             NotImplementedError: F declares none, and the constant does not say enough.
         """
-        if self.ball is not None or (splitting and not self.particlewise):
+        if splitting and not self.particlewise:
             return part_in_ball(self.map, mu, radii, splitting=splitting)
         by_constant = self._by_constant(mu, expanded_radii(mu, radii))
         try:
@@ -131,9 +109,7 @@ def _smaller(one: BallBounds, other: BallBounds) -> BallBounds:
     )
 
 
-def contractive(
-    F: MeasureMap, factor: float, *, constant: float, norm: str = "l2", ball: Ball | None = None
-) -> Residual:
+def contractive(F: MeasureMap, factor: float, *, constant: float, norm: str = "l2") -> Residual:
     """x + factor · F(x)/constant: the invertible residual layer of [KPM21] Section 4.
 
     What it adds has the Lipschitz constant `factor` < 1, so that x ↦ y − factor·F(x)/constant
@@ -145,10 +121,9 @@ def contractive(
             invert, a large one lets points move farther.
         constant: L, a Lipschitz constant of F at the weights that it will see. A bound such as
             `meanfield.bounds.l2_attention_2` (norm "l2") or `l2_attention_max` ("max") holds
-            everywhere; a constant that is certified on a ball around an input holds there, and
-            needs `ball`. A constant measured at a single input holds nowhere else.
+            everywhere; one for tokens in a ball does behind `meanfield.layers.Clip`. A constant
+            measured at a single input holds nowhere else.
         norm: the norm of L, see `Bounded`.
-        ball: where L holds; everywhere if None.
 
     Raises:
         ValueError: a factor outside (0, 1), a constant that is not finite and > 0.
@@ -164,7 +139,7 @@ def contractive(
     """
     # From 1 on the layer need not have an inverse.
     factor = number(factor, "factor", above=0, below=1)
-    bounded = Bounded(as_map(F), constant, norm, ball)
+    bounded = Bounded(as_map(F), constant, norm)
     if bounded.constant == 0:
         raise ValueError("constant: expected a number > 0, got 0")
     return Residual(bounded, factor / bounded.constant)

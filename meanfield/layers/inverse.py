@@ -70,9 +70,9 @@ def invert(
     error of one layer adds to the residual of the layer before it.
 
     The proof assumes the constant. It is tested between iterates and against the norm of the
-    Jacobian at the answer; if F is steeper, the constant is refuted and the error is infinite. If
-    the constant holds in a ball only, the ball of the certificate must lie in that ball. Rounding
-    of the sum y − x − s F(x) is counted; that of F itself is taken to be 8 eps of its size.
+    Jacobian at the answer; if F is steeper, the constant is refuted and the error is infinite.
+    Rounding of the sum y − x − s F(x) is counted; that of F itself is taken to be 8 eps of its
+    size.
 
     Args:
         G: a layer of `contractive`, or a `Chain` of such layers.
@@ -85,8 +85,7 @@ def invert(
     Raises:
         TypeError: a map that was not made by `contractive`.
         ValueError: a contraction factor of 1 or more.
-        ConvergenceError: if strict: the constant is refuted, the answer outside of the ball
-            where it holds, or the error not reached.
+        ConvergenceError: if strict: the constant is refuted, or the error not reached.
     """
     check_measure(nu, "nu")
     rtol, max_steps = number(rtol, "rtol", above=0), count(max_steps, "max_steps")
@@ -114,7 +113,7 @@ def invert(
         steepness=torch.stack([each.steepness for each in answers]).amax(0),
     )
     if strict and not bool(answer.converged.all()):
-        raise ConvergenceError(_reason(answer, stages, rtol))
+        raise ConvergenceError(_reason(answer, rtol))
     return answer
 
 
@@ -170,8 +169,7 @@ class _Stage:
         mu = nu.replace(where)
         if probe:
             steepness = torch.maximum(steepness, self._steepness_at(mu))
-        proved = (steepness <= _REFUTED) & self._inside(mu, best)
-        error = torch.where(proved, best, math.inf)
+        error = torch.where(steepness <= _REFUTED, best, math.inf)
         return Inversion(mu, error, residual, steps, error <= goal, self.factor, steepness)
 
     def _rounding(self, x: Tensor, moved: Tensor, nu: ParticleMeasure) -> Tensor:
@@ -200,21 +198,6 @@ class _Stage:
         )
         return torch.where(run > 0, rise / (self.map.constant * run), 0.0)
 
-    def _inside(self, mu: ParticleMeasure, error: Tensor) -> Tensor:
-        """Whether the constant holds wherever the certificate needs it."""
-        ball = self.map.ball
-        if ball is None:
-            return torch.ones_like(error, dtype=torch.bool)
-        if ball.centre.points.shape[-2:] != mu.points.shape[-2:]:
-            raise ValueError(
-                f"ball: expected a centre of shape {tuple(mu.points.shape[-2:])}, that of the "
-                f"measure to invert, got {tuple(ball.centre.points.shape[-2:])}"
-            )
-        if not torch.allclose(ball.centre.log_weights.exp(), mu.weights, rtol=1e-9, atol=0.0):
-            raise ValueError("ball: expected a centre with the weights of the measure to invert")
-        reach = _in_max_norm(error, mu) if self.norm == "l2" else error
-        return size(mu.points - ball.centre.points, mu, "max") + reach <= ball.radius
-
 
 def _in_max_norm(error: Tensor, mu: ParticleMeasure) -> Tensor:
     """A bound of maxᵢ |xᵢ| from (Σ aᵢ|xᵢ|²)^½: the lightest atom may carry all of it."""
@@ -222,19 +205,13 @@ def _in_max_norm(error: Tensor, mu: ParticleMeasure) -> Tensor:
     return error * (-0.5 * light).exp()
 
 
-def _reason(answer: Inversion, stages: list[_Stage], rtol: float) -> str:
+def _reason(answer: Inversion, rtol: float) -> str:
     steep = float(answer.steepness.max())
     if steep > _REFUTED:
         return (
             f"invert: the constant of a layer is refuted, its map is {steep:.4g} times as steep; "
-            "dot-product attention has no constant on R^d: give a bound that holds, or a "
-            "constant on a ball"
-        )
-    local = any(stage.map.ball is not None for stage in stages)
-    if local and bool((answer.error.isinf() & answer.residual.isfinite()).any()):
-        return (
-            "invert: the answer is not inside the ball where the constant of a layer holds; "
-            "give a constant for a larger ball"
+            "dot-product attention has no constant on R^d: give a bound that holds, or clip its "
+            "tokens to a ball, with layers.Clip"
         )
     return (
         f"invert: a certified error of {float(answer.error.max()):.2e} after {answer.n_steps} "
