@@ -170,7 +170,6 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--accept-changed-code", action="store_true", help="no warning if the code has changed"
     )
-    run.add_argument("--dry-run", action="store_true", help="say what it would take, run nothing")
     run.add_argument("--no-figures", action="store_true", help="only the Dataset")
     _add_pdf(run)
     run.set_defaults(action=_run)
@@ -226,8 +225,6 @@ def _list(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     experiment = get(options.name)
     settings = _settings(experiment, options)
-    if options.dry_run:
-        return _dry_run(experiment, settings, options)
     store = options.out / f"{options.name}.sweep"
     if options.resume and not store.exists():
         raise FileNotFoundError(f"--resume: there is no run at {store}")
@@ -236,11 +233,9 @@ def _run(options: argparse.Namespace) -> int:
     from meanfield import results
     from meanfield.results.marks import check_replaceable
     from meanfield.sweeps import sweep
-    from meanfield.sweeps.memory import keep_freed_memory
 
     for suffix in (".zarr", ".nc"):  # refuse it before hours of work, not after
         check_replaceable(store.with_suffix(suffix))
-    keep_freed_memory()
     # Cases are small: more threads wait for one another, ten times slower on a busy machine.
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -306,19 +301,6 @@ def _fitting(key: str, value: Any, current: Any) -> Any:
             f"got {value!r}"
         )
     return value
-
-
-def _dry_run(experiment: Experiment, settings: Any, options: argparse.Namespace) -> int:
-    from meanfield.sweeps import estimate
-
-    found = estimate(**experiment.plan(settings), n_workers=options.workers or 1)
-    _say(
-        f"{options.name}: {found.n_cases} cases; about {found.seconds:.0f} s, from "
-        f"{found.seconds_per_case:.3g} s for one of the first cases; nothing was written"
-    )
-    if found.failure:
-        _logger.error("a case of the sample failed, so the time says little: %s", found.failure)
-    return 3 if found.failure else 0
 
 
 def _draw(ds: xr.Dataset, name: str | None, folder: Path, *, stem: str, pdf: bool) -> None:

@@ -11,9 +11,8 @@ call again computes what is missing. With ``executor=`` the cases are spread ove
 machines.
 """
 
-from meanfield.sweeps.estimate import estimate
 from meanfield.sweeps.plan import Task
 from meanfield.sweeps.run import sweep
 from meanfield.sweeps.status import status
 
-__all__ = ["Task", "estimate", "status", "sweep"]
+__all__ = ["Task", "status", "sweep"]

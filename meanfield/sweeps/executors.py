@@ -18,12 +18,10 @@ from concurrent.futures import (
     Future,
     wait,
 )
-from dataclasses import dataclass
 from typing import Any
 
 from meanfield.sweeps.batches import Batch, failed_batch, run_batch
 from meanfield.sweeps.grid import Case
-from meanfield.sweeps.memory import keep_freed_memory
 from meanfield.sweeps.plan import Unit, Work
 from meanfield.sweeps.workers import DiedError, Processes
 
@@ -61,14 +59,15 @@ class _Queue:
         self._units.extendleft(reversed(units))
 
 
-@dataclass(frozen=True)
 class Run:
-    """How cases are run; `stop` ends it after the running ones."""
+    """How cases are run. The first Ctrl-C ends it after the cases under way, the second at once.
 
-    cases: Sequence[Case]
-    executor: Any
-    case_timeout: float | None
-    stop: threading.Event
+    In this process the case under way ends with it.
+    """
+
+    def __init__(self, cases: Sequence[Case], executor: Any, case_timeout: float | None) -> None:
+        self._cases, self._executor, self._case_timeout = cases, executor, case_timeout
+        self._stop = threading.Event()
 
     def __call__(self, work: Work, units: Sequence[Unit], handle: _Handle) -> None:
         """Run units and hand over the places of their cases and the batches as they finish.
@@ -77,10 +76,10 @@ class Run:
         which case did it, with nothing beside it. An interrupt is raised after the finished units
         are handed over.
         """
-        ours = self.executor is None or isinstance(self.executor, int)
-        n_workers = min(_n_workers(self.executor), max(1, len(units)))
+        ours = self._executor is None or isinstance(self._executor, int)
+        n_workers = min(_n_workers(self._executor), max(1, len(units)))
         n_jobs, n_alone = (n_workers, n_workers) if ours else (_WINDOW * n_workers, 1)
-        n_shares = _JOBS_PER_WORKER * n_workers if self.executor else 1
+        n_shares = _JOBS_PER_WORKER * n_workers if self._executor else 1
         with self._submitting(work, n_workers) as submit, _explained():
             suspects = self._spread(work, _Queue(units, n_shares), handle, submit, n_jobs)
             alone = _Queue(suspects, len(suspects))
@@ -112,44 +111,52 @@ class Run:
                         handle(unit, failed_batch(work.task, ended.cause))
                     else:
                         suspects += [[place] for place in unit]
-                        case = self.cases[unit[0]]
+                        case = self._cases[unit[0]]
                         _log.warning("sweep: %s at %s; tried once more", ended.cause, case)
         return suspects
 
     def _finished(
         self, queue: _Queue, submit: _Submit, n_jobs: int
     ) -> Generator[tuple[list[Unit], Batch | DiedError], None, None]:
-        """Jobs as they finish; when `stop` is set, those under way."""
+        """Jobs as they finish; after an interrupt those under way, then it is raised."""
         running: dict[Future[Batch], list[Unit]] = {}
+        interrupt: KeyboardInterrupt | None = None
         try:
-            while running or (queue and not self.stop.is_set()):
-                while queue and len(running) < n_jobs and not self.stop.is_set():
-                    units = queue.take()
-                    cases = [[self.cases[place] for place in unit] for unit in units]
-                    running[submit(cases, queue.seconds)] = units
-                for future in wait(running, return_when=FIRST_COMPLETED).done:
+            while running or (queue and interrupt is None):
+                try:
+                    while queue and len(running) < n_jobs and interrupt is None:
+                        units = queue.take()
+                        cases = [[self._cases[place] for place in unit] for unit in units]
+                        running[submit(cases, queue.seconds)] = units
+                    done = wait(running, return_when=FIRST_COMPLETED).done
+                except KeyboardInterrupt as signalled:
+                    if interrupt is not None:
+                        raise
+                    interrupt = signalled
+                    self._stop.set()
+                    _log.warning("sweep: ends after the running cases; once more ends it at once")
+                    running = {f: units for f, units in running.items() if not f.cancel()}
+                    continue
+                for future in done:
                     yield running.pop(future), _result(future)
-                for future in [f for f in running if self.stop.is_set() and f.cancel()]:
-                    queue.put_back(running.pop(future))
         finally:
             for future in running:
                 future.cancel()
-        if queue:
-            raise KeyboardInterrupt
+        if interrupt is not None:
+            raise interrupt
 
     @contextlib.contextmanager
     def _submitting(self, work: Work, n_workers: int) -> Iterator[_Submit]:
         """The function that submits a job to the executor."""
-        if self.executor is None:
-            yield functools.partial(_run_here, work, self.stop)
-        elif isinstance(self.executor, int):
-            with Processes(work, n_workers, self.case_timeout, self.stop) as processes:
+        if self._executor is None:
+            yield functools.partial(_run_here, work)
+        elif isinstance(self._executor, int):
+            with Processes(work, n_workers, self._case_timeout, self._stop) as processes:
                 yield processes.submit
-        elif _is_client(self.executor):
-            submit = self.executor.get_executor(pure=False).submit
-            yield functools.partial(submit, _run_on_dask, work)
         else:
-            yield functools.partial(self.executor.submit, run_batch, work)
+            client = _is_client(self._executor)
+            executor = self._executor.get_executor(pure=False) if client else self._executor
+            yield functools.partial(executor.submit, run_batch, work)
 
 
 def check_executor(executor: Any, case_timeout: float | None) -> None:
@@ -185,17 +192,10 @@ def _is_client(executor: Any) -> bool:
     )
 
 
-def _run_here(
-    work: Work, stop: threading.Event, units: Sequence[list[Case]], seconds: float
-) -> Future[Batch]:
+def _run_here(work: Work, units: Sequence[list[Case]], seconds: float) -> Future[Batch]:
     future: Future[Batch] = Future()
-    future.set_result(run_batch(work, units, seconds, lambda _: not stop.is_set()))
+    future.set_result(run_batch(work, units, seconds))
     return future
-
-
-def _run_on_dask(work: Work, units: Sequence[list[Case]], seconds: float) -> Batch:
-    keep_freed_memory()
-    return run_batch(work, units, seconds)
 
 
 def _result(future: Future[Batch]) -> Batch | DiedError:

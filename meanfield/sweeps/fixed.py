@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
+import io
 import mmap
+import pickle
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cached_property
-from typing import IO, Any
+from collections.abc import Callable, Mapping
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -22,65 +23,67 @@ class FixedSettings:
     """Settings by name, of which every case gets a copy: it may change a list or an array.
 
     A large array lies in a temporary file that each case maps for itself: what a case writes stays
-    with it, and memory is taken for what it writes alone.
+    with it, and memory is taken for what it writes alone. What cannot be pickled is not copied.
     """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
 
     def fresh(self) -> dict[str, Any]:
-        """A copy; of what cannot be copied the thing itself."""
-        fresh = dict(self._values)
-        memo = {place: view() for place, view in self._views.items()}
-        for name, value in self._values.items():
-            mutable = isinstance(value, (list, dict, set, tuple, np.ndarray))
-            if mutable or hasattr(value, "detach") or dataclasses.is_dataclass(value):
-                with contextlib.suppress(Exception):  # objects raise what they like
-                    fresh[name] = copy.deepcopy(value, dict(memo))
-        return fresh
+        """The settings for one case."""
+        return self._values | {name: copy() for name, copy in self._copies.items()}
 
     @cached_property
-    def _views(self) -> dict[int, Callable[[], Any]]:
-        """By identity of a large array, the function that maps it anew."""
-        views = {}
-        for array in _large_arrays(self._values.values()):
-            with contextlib.suppress(OSError, TypeError, ValueError):  # then it is copied
-                file = tempfile.TemporaryFile()  # noqa: SIM115  open as long as it is mapped
-                weakref.finalize(self, file.close)
-                views[id(array)] = _mapped(array, file)
-        return views
+    def _copies(self) -> dict[str, Callable[[], Any]]:
+        """By name of a setting that a case might change, the function that makes it anew."""
+        kinds = (list, dict, set, tuple, np.ndarray)
+        found = {}
+        for name, value in self._values.items():
+            if isinstance(value, kinds) or _is_tensor(value) or dataclasses.is_dataclass(value):
+                with contextlib.suppress(Exception):  # objects raise what they like
+                    found[name] = _copier(value)
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_values": self._values}
 
 
-def _large_arrays(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, Mapping):
-            yield from _large_arrays(value.values())
-        elif isinstance(value, (list, tuple)):
-            yield from _large_arrays(value)
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            yield from _large_arrays(getattr(value, f.name) for f in dataclasses.fields(value))
-        elif type(value) is np.ndarray and value.nbytes >= _LARGE and not value.dtype.hasobject:
-            yield value
-        elif "torch" in sys.modules and type(value) is sys.modules["torch"].Tensor:
-            host = value.device.type == "cpu" and not value.requires_grad
-            if host and value.layout == sys.modules["torch"].strided and value.nbytes >= _LARGE:
-                yield value
+class _Pickler(pickle.Pickler):
+    """Leaves the content of arrays aside, also that of tensors."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if _is_tensor(value):
+            with contextlib.suppress(TypeError, RuntimeError):  # of a type that NumPy has not
+                return sys.modules["torch"].from_numpy, (value.contiguous().numpy(),)
+        return NotImplemented
 
 
-def _mapped(array: Any, file: IO[bytes]) -> Callable[[], Any]:
-    """The function that maps the array, written to a file, for one case."""
-    is_array = isinstance(array, np.ndarray)
-    content = array if is_array else array.contiguous().view(sys.modules["torch"].uint8).numpy()
-    file.write(np.ascontiguousarray(content).data)
-    file.flush()
+def _is_tensor(value: Any) -> bool:
+    return "torch" in sys.modules and type(value) is sys.modules["torch"].Tensor
 
-    def view() -> Any:
-        private = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        if is_array:
-            return np.frombuffer(private, array.dtype).reshape(array.shape)
-        return sys.modules["torch"].frombuffer(private, dtype=array.dtype).reshape(array.shape)
 
-    return view
+def _copier(value: Any) -> Callable[[], Any]:
+    """The function that makes a value anew."""
+    content = io.BytesIO()
+    arrays: list[pickle.PickleBuffer] = []
+    _Pickler(content, protocol=5, buffer_callback=arrays.append).dump(value)
+    buffers = [_opener(array.raw()) for array in arrays]
+    return lambda: pickle.loads(content.getvalue(), buffers=[opened() for opened in buffers])
+
+
+def _opener(data: memoryview) -> Callable[[], Any]:
+    """The function that gives these bytes to a case, which may write into them."""
+    return _Mapped(data) if data.nbytes >= _LARGE else partial(bytearray, bytes(data))
+
+
+class _Mapped:
+    """Bytes in a temporary file; each call maps them anew."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115  open as long as this is there
+        weakref.finalize(self, self._file.close)
+        self._file.write(data)
+        self._file.flush()
+
+    def __call__(self) -> mmap.mmap:
+        return mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -204,16 +204,11 @@ def _content(value: Any) -> Any:
 
 
 def _source(function: FunctionType) -> str:
-    """The source without comments; where it cannot be read, such as in a shell, the bytecode."""
+    """The source without comments; "" where it cannot be read, such as in a shell."""
     try:
         return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
     except (OSError, TypeError, SyntaxError):
-        return _bytecode(function.__code__)
-
-
-def _bytecode(code: CodeType) -> str:
-    consts = [_bytecode(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
-    return to_json([code.co_code.hex(), list(code.co_names), consts])
+        return ""
 
 
 def _name_of(function: Callable[..., Any]) -> str | None:

@@ -157,7 +157,10 @@ class SweepPlan:
             "function": function.name,
             "seed": self.seed,
             **{f"fixed.{name}": canonical(v, name) for name, v in self.fixed.items()},
-            **{f"coords.{name}": _coordinate(v) for name, v in task.coords.items()},
+            **{
+                f"coords.{name}": canonical(v.tolist() if v.dtype.kind in "UO" else v)
+                for name, v in task.coords.items()
+            },
             **{f"variable.{v.name}": [v.dtype, list(v.dims)] for v in task.variables or ()},
         }
 
@@ -272,12 +275,6 @@ def _plain(value: Any) -> Any:
         return [*map(_plain, value[:_SHOWN]), *more]
     text = repr(value)
     return text if len(text) <= _WORDS else text[: _WORDS - 1] + "…"
-
-
-def _coordinate(values: Any) -> Any:
-    """A coordinate in the configuration; if short, its values, which an error can then show."""
-    spelled = values.dtype.kind in "UO" or values.size <= _SHOWN
-    return canonical(values.tolist() if spelled else values)
 
 
 def _check_variables(variables: Sequence[Variable], coords: Mapping[str, Any]) -> None:

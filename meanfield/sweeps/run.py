@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
+import functools
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +17,9 @@ from meanfield.results.store import Store, description_at, open_store
 from meanfield.sweeps.batches import Batch
 from meanfield.sweeps.executors import Run, check_executor
 from meanfield.sweeps.grid import Grid
-from meanfield.sweeps.plan import SweepPlan, Task, Unit, Work, make_plan
+from meanfield.sweeps.plan import SweepPlan, Task, make_plan
 from meanfield.sweeps.progress import Progress
 
-_log = logging.getLogger("meanfield")
 _PROBES = 16  # cases that are tried to learn the variables, where none are declared
 _Piece = tuple[list[int], Batch]  # places of cases, and their values
 
@@ -87,7 +83,8 @@ def sweep(
             configuration (the message names the fields).
         OSError: the store cannot be written; finished batches are kept.
         RuntimeError: no worker process can begin, or the executor is gone.
-        KeyboardInterrupt: Ctrl-C, after the running cases; a second one ends at once.
+        KeyboardInterrupt: Ctrl-C; cases under way elsewhere are waited for and kept, after a
+            second one they are not.
 
     Example:
         >>> ds = sweep(lambda x, power: {"y": x**power}, {"x": [2.0, 3.0]}, fixed={"power": 2})
@@ -107,25 +104,27 @@ def sweep(
         _ = plan.configuration(identity)
     if plan.task.variables is None and stored:
         plan = plan.with_variables(Labels.from_plain(stored).variables)
-    with _ending_gently() as stop:
-        run = Run(plan.cases, executor, case_timeout, stop)
-        first: list[_Piece] = []
-        if plan.task.variables is None:
-            plan, first = _probe(plan, run)
-        files = None
-        if path is not None:
-            accept = accept_changed_code
-            described = plan.description(identity)
-            files = open_store(path, described, stored, accept_changed_code=accept)
-            files.add_cases(plan.rows(slice(None), {}))
-        table = _Table(plan, files)
+    run = Run(plan.cases, executor, case_timeout)
+    first: list[_Piece] = []
+    if plan.task.variables is None:
+        plan, first = _probe(plan, run)
+    files = None
+    if path is not None:
+        described = plan.description(identity)
+        files = open_store(path, described, stored, accept_changed_code=accept_changed_code)
+        files.add_cases(plan.rows(slice(None), {}))
+    table = _Table(plan, files)
+    try:
         for places, batch in first:
             table.keep(places, batch.columns)
         units = plan.units(table.missing(retry_failed), batch_size, shard or (0, 1))
         n_missing = sum(map(len, units))
         total = max(n_missing, len(plan.cases) // (shard[1] if shard else 1))
         with Progress(total, done=total - n_missing, visible=progress) as bar:
-            _fill(table, run, plan.work(batch_size), units, bar)
+            run(plan.work(batch_size), units, functools.partial(_keep, table, bar))
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(table.kept())
+        raise
     if files is not None:
         files.merge_files()
     return table.dataset()
@@ -174,18 +173,9 @@ class _Table:
         return self._labels.dataset(self._plan.columns | self._rows, attrs)
 
 
-def _fill(table: _Table, run: Run, work: Work, units: list[Unit], bar: Progress) -> None:
-    """Run units and keep their values; an interrupt says how many are kept."""
-
-    def keep(places: list[int], batch: Batch) -> None:
-        table.keep(places, batch.columns)
-        bar.advance(batch.columns["status"])
-
-    try:
-        run(work, units, keep)
-    except KeyboardInterrupt as interrupt:
-        interrupt.add_note(table.kept())
-        raise
+def _keep(table: _Table, bar: Progress, places: list[int], batch: Batch) -> None:
+    table.keep(places, batch.columns)
+    bar.advance(batch.columns["status"])
 
 
 def _probe(plan: SweepPlan, run: Run) -> tuple[SweepPlan, list[_Piece]]:
@@ -200,27 +190,6 @@ def _probe(plan: SweepPlan, run: Run) -> tuple[SweepPlan, list[_Piece]]:
         "unknown; declare them: sweep(Task(fn, [Variable(...)]), ...). The first says: "
         f"{pieces[0][1].columns['message'][0]}"
     )
-
-
-@contextlib.contextmanager
-def _ending_gently() -> Iterator[threading.Event]:
-    """The first Ctrl-C ends the sweep after the running cases, the second at once."""
-    stop, usual = threading.Event(), signal.default_int_handler
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGINT) is not usual:  # the caller handles it
-        yield stop
-        return
-
-    def ask(number: int, frame: Any) -> None:
-        signal.signal(signal.SIGINT, usual)
-        stop.set()
-        _log.warning("sweep: ends after the running cases; once more ends it at once")
-
-    signal.signal(signal.SIGINT, ask)
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGINT, usual)
 
 
 def _check_settings(store: object, shard: tuple[int, int] | None, size: int | None) -> None:

@@ -26,7 +26,6 @@ from typing import Any
 
 from meanfield.sweeps.batches import Batch, run_batch
 from meanfield.sweeps.grid import Case
-from meanfield.sweeps.memory import keep_freed_memory
 from meanfield.sweeps.plan import Work
 
 _TICK = 0.1  # seconds between checks of the clock and of `stop`
@@ -215,7 +214,6 @@ def _prepare(environment: dict[str, str]) -> None:
     # Ctrl-C reaches the whole process group; the parent lets the case under way finish.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(environment | _ONE_THREAD)  # that of the fork server may be older
-    keep_freed_memory()
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     parent = multiprocessing.parent_process()

@@ -27,7 +27,6 @@ import numpy as np
 from meanfield import results
 from meanfield.results import Variable
 from meanfield.sweeps import Task, status, sweep
-from meanfield.sweeps.memory import keep_freed_memory
 
 
 def ten_milliseconds(case_number: int) -> dict[str, float]:
@@ -190,7 +189,6 @@ def processes(cases: int, repeats: int) -> dict[str, Any]:
     import torch
 
     torch.set_num_threads(1)
-    keep_freed_memory()  # as the workers do
     grid = {"n": [256], "repetition": range(cases)}
 
     def run(executor: Any) -> float:
@@ -249,6 +247,7 @@ def main() -> None:
         parts: dict[str, Callable[[], Any]] = {
             "overhead_of_10_ms_cases": lambda: overheads(Path(name), 3000 // small),
             "many_cases": lambda: many(Path(name), 100_000 // small, ONE_BY_ONE),
+            "a_million_cases": lambda: many(Path(name), 1_000_000 // small, ONE_BY_ONE),
             "a_million_vectorised": lambda: many(Path(name), 1_000_000 // small, ARITHMETIC),
             "extensions": lambda: extensions(Path(name), 200 // small),
             "second_start": second_start,

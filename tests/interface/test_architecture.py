@@ -273,7 +273,6 @@ FOREIGN = {
     "sweeps.grid": "arrays of any library, torch not imported",
     "transport.pairs": "arrays of any library",
     "figures.canvas": "datasets, and the properties of matplotlib's lines",
-    "sweeps.fixed": "arrays of any library, torch not imported",
     "sweeps.executors": "executors of other packages",
     "sweeps.identity": "functions of the user",
     "sweeps.plan": "functions of the user",

@@ -112,7 +112,7 @@ def test_mistakes_are_one_sentence_and_exit_code_1(arguments, words, capsys):
     assert len(said.strip().splitlines()) == 1
 
 
-def test_status_export_report_and_dry_run_speak_of_the_run(finished, tmp_path, capsys):
+def test_status_export_and_report_speak_of_the_run(finished, tmp_path, capsys):
     store = str(finished / "two-dirac.zarr")
     for name in ("two-dirac.zarr", "two-dirac.sweep", "two-dirac.nc"):
         assert cli.main(["status", "--check", str(finished / name)]) == 0
@@ -126,10 +126,6 @@ def test_status_export_report_and_dry_run_speak_of_the_run(finished, tmp_path, c
     assert cli.main(["report", store, "--out", str(tmp_path / "page.html")]) == 0
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "two_dirac_lower" in page
-    assert cli.main(["run", "two-dirac", *SMALL, "--dry-run", "--out", str(tmp_path / "no")]) == 0
-    said = capsys.readouterr().out
-    assert f"{ds.sizes['case']} cases" in said
-    assert not (tmp_path / "no").exists()
 
 
 def test_a_sweep_of_ones_own_has_a_report_and_figures(tmp_path, capsys):
@@ -175,7 +171,7 @@ def test_the_same_run_again_computes_nothing_and_another_is_refused(finished, ca
     def refuse(*_: object) -> None:
         raise AssertionError("a finished case was computed again")
 
-    monkeypatch.setattr(batches, "_outcomes", refuse)
+    monkeypatch.setattr(batches, "_outcome", refuse)
     command = ["run", "two-dirac", *SMALL, "--no-figures", "--out", str(finished)]
     assert cli.main([*command, "--resume"]) == 0
     assert cli.main([*command, "--set", "gamma=0.5"]) == 1
@@ -231,8 +227,6 @@ def test_a_run_whose_cases_all_failed_says_why_and_draws_nothing(tmp_path, capsy
     for key in ("n_tokens=[]", "secant_tokens=[]", "offsets=[0.0]", "split_radii=[]"):
         command += ["--set", key]
     command += ["--set", "radii=[30.0]", "--set", "log_ratios=[]"]
-    assert cli.main([*command, "--dry-run"]) == 3
-    assert "a case of the sample failed" in capsys.readouterr().err
     assert cli.main(command) == 3
     said = capsys.readouterr()
     assert "4 of 4 cases failed; the first says: OverflowError: " in said.err
@@ -275,7 +269,7 @@ def test_status_check_is_exit_code_1_for_damaged_and_for_missing_files(finished,
     assert cli.main(["status", "--check", str(store)]) == 0
     batch = max(store.glob("batch-*.npz"))
     whole = batch.read_bytes()
-    batch.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    batch.write_bytes(whole[:99] + bytes([whole[99] ^ 1]) + whole[100:])
     assert cli.main(["status", str(store)]) == 0
     assert cli.main(["status", "--check", str(store)]) == 1
     assert f"damaged: {batch.name}" in capsys.readouterr().out

@@ -19,7 +19,7 @@ from zarr import open_group
 
 from meanfield import results
 from meanfield.results import Variable
-from meanfield.sweeps import Task, identity, sweep
+from meanfield.sweeps import Task, sweep
 from meanfield.sweeps.grid import case_keys, case_seed
 from meanfield.sweeps.identity import identity_of
 
@@ -202,26 +202,15 @@ def test_a_container_that_has_changed_is_a_warning_because_it_may_be_a_cache(tmp
         sweep(task, GRID, store=tmp_path / "s")
 
 
-def test_what_has_no_source_warns_and_what_is_typed_in_a_shell_is_told_by_its_bytecode(
-    tmp_path, monkeypatch
-):
-    def typed(body):
-        scope: dict[str, Any] = {"__name__": "shell"}
-        exec(compile(f"def f(x):\n    return {{'y': {body}}}\n", "<shell>", "exec"), scope)
-        return Task(scope["f"], name="f")
-
-    sweep(typed("x"), GRID, store=tmp_path / "s")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        sweep(typed("x"), GRID, store=tmp_path / "s")
-    for changed in ("x + 1", "2 * x", "x.real"):
-        with pytest.warns(UserWarning, match="is not what the store began with"):
-            sweep(typed(changed), GRID, store=tmp_path / "s")
+def test_what_has_no_source_warns(tmp_path):
+    scope: dict[str, Any] = {"__name__": "shell"}
+    exec(compile("def f(x):\n    return {'y': x}\n", "<shell>", "exec"), scope)
+    typed = Task(scope["f"], name="f")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="source cannot be read"):
+            sweep(typed, GRID, store=tmp_path / "s")
     assert identity_of(len).code == ""
     assert identity_of(functools.lru_cache(by_global)).carried == {"global SCALE": "2.0"}
-    monkeypatch.setattr(identity, "_source", lambda function: "")
-    with pytest.warns(UserWarning, match="source cannot be read"):
-        sweep(by_global, {"x": [1.0]}, store=tmp_path / "no source")
 
 
 def test_text_is_not_a_number(tmp_path):

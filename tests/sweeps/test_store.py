@@ -21,7 +21,7 @@ from meanfield import results
 from meanfield.experiments.settings import override, read_toml
 from meanfield.results import Variable, atomic, cases
 from meanfield.results import store as storing
-from meanfield.sweeps import Task, estimate, run, status, sweep
+from meanfield.sweeps import Task, run, status, sweep
 from tests.sweeps import sweep_functions as functions
 
 GRID = {"n": [2, 4, 8], "repetition": range(5)}
@@ -368,24 +368,6 @@ def test_many_cases_come_back_as_they_were_written(tmp_path, n_cases):
     ds = sweep(task, grid, store=tmp_path / "s.zarr")
     np.testing.assert_array_equal(ds["product"], np.outer(grid["a"], grid["b"]).ravel())
     xr.testing.assert_identical(results.read_dataset(tmp_path / "s.zarr"), ds)
-
-
-def test_estimate_says_how_long_and_what_failed(tmp_path):
-    forecast = estimate(
-        functions.SLOW_NOISE, {"n": [2], "repetition": range(1000)}, fixed={"seconds": 0.01}
-    )
-    assert forecast.n_cases == 1000
-    # A sleep lasts at least what it says, and rarely three times as long.
-    assert 10 <= forecast.seconds <= 30
-    assert forecast.failure is None
-    assert "three is refused" in str(estimate(functions.PICKY, {"x": [3, 4]}).failure)
-
-
-@pytest.mark.parametrize("fn", [functions.square, functions.PICKY_BATCHED])
-def test_estimate_takes_what_a_sweep_takes_and_divides_by_the_workers(fn):
-    forecast = estimate(fn, {"x": np.arange(4.0, 3000.0)}, n_workers=4)
-    assert forecast.failure is None and forecast.n_cases == 2996
-    assert forecast.seconds == pytest.approx(forecast.seconds_per_case * 2996 / 4)
 
 
 def test_configuration_files_are_read_and_overridden_by_text(tmp_path):
