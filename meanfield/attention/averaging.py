@@ -200,17 +200,18 @@ class AttentionCore(Core):
         both = (self.values[:, rows.slice] != 0) | (self.keys[:, rows.slice] != 0)
         return both.any(0)
 
-    def sizes(self, rows: Rows) -> Tensor:
-        """‖W‖(M‖V‖ + N(|vⱼ| + |rᵢ|)|qᵢ|‖Aⱼ‖‖K‖), summed over heads."""
-        W, V, K = (
-            torch.linalg.vector_norm(t, dim=(-2, -1))[:, None, None]
-            for t in (self.W, self.V, self.K)
-        )
-        i = rows.slice
-        away = self.v.norm(dim=-1)[:, None] + self.means[:, i].norm(dim=-1)[..., None]
-        slopes = torch.linalg.vector_norm(self.slopes, dim=(-2, -1))[:, None]
-        turned = self.q[:, i].norm(dim=-1)[..., None] * slopes * K
-        return (W * (self.values[:, i] * V + self.keys[:, i].abs() * away * turned)).sum(0)
+    def absolute(self) -> AttentionCore:
+        """|W|(|M||V| + |N|(|vⱼ| + |rᵢ|)|uᵢⱼ|ᵀ), with |K|ᵀ|Aⱼ|ᵀ|qᵢ| for |uᵢⱼ|."""
+        named = {each.name: getattr(self, each.name) for each in fields(self)}
+        named.pop("most")
+        signless = {name: value.abs() for name, value in named.items()}
+        return replace(self, **signless | {"means": -signless["means"]})
+
+    @property
+    def terms(self) -> int:
+        """Along n tokens, the coordinates of points, values, queries, and keys of all heads."""
+        H, v, d = self.V.shape
+        return self.n + d + self.out_dim + H + v + self.q.shape[-1] + H * self.K.shape[1] + 8
 
     def size(self) -> float:
         """The largest of M and N."""

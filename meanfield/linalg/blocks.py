@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor
 
 # Between these the squares of entries, times and over weights, stay in range.
 _IN_RANGE = 1e-50, 1e50
+# Entries of (rows, n, d), and of the matrices of groups of rows, at once (float64: 64, 128 MiB).
+_PAIR_ENTRIES, _GRAM_ENTRIES = 2**23, 2**24
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,22 @@ class Rows:
     def grouped(self, per_row: Tensor) -> Tensor:
         """(rows, …) as (groups, size, …)."""
         return per_row.unflatten(0, (-1, self.size))
+
+
+def groups(n: int, size: int, most: int) -> Iterator[Rows]:
+    """All rows in groups, at most so many groups at a time; a smaller last group by itself."""
+    whole = n - n % size
+    for start in range(0, whole, most * size):
+        yield Rows(start, min(start + most * size, whole), size)
+    if whole < n:
+        yield Rows(whole, n, n - whole)
+
+
+def portions(shape: tuple[int, int, int], size: int = 1) -> list[Rows]:
+    """All rows of n × n blocks (e × d), so many groups at a time as fit in memory."""
+    n, e, d = shape
+    most = min(_PAIR_ENTRIES // (size * n * d), _GRAM_ENTRIES // (size * e) ** 2)
+    return list(groups(n, size, max(1, most)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +120,13 @@ class Core(ABC):
         """Which blocks may differ from 0, (rows, n)."""
 
     @abstractmethod
-    def sizes(self, rows: Rows) -> Tensor:
-        """Upper bounds of ‖Tᵢⱼ‖ from the norms of all terms, (rows, n), for rounding."""
+    def absolute(self) -> Core:
+        """The blocks with |·| for every number: a bound, entry by entry, also of all terms."""
+
+    @property
+    @abstractmethod
+    def terms(self) -> int:
+        """Roundings, at most, between a number and a product with all blocks."""
 
     @abstractmethod
     def size(self) -> float:
@@ -196,19 +220,22 @@ class TokenBlocks:
         n, e, d = self.diagonal.shape
         return n, e, d
 
-    def sizes(self, rows: Rows) -> Tensor:
-        """Upper bounds of ‖Jᵢⱼ‖ from the norms of all terms, (rows, n), for rounding."""
-        own = torch.linalg.vector_norm(self.diagonal, dim=(-2, -1))
-        out = torch.zeros(rows.count, self.n, dtype=own.dtype, device=own.device)
-        if self.core is not None:
-            out = abs(self.scale) * self.core.sizes(rows)
-            if self.left is not None:
-                left = torch.linalg.vector_norm(self.left[rows.slice], dim=(-2, -1))
-                out = out * left[:, None]
-            if self.right is not None:
-                out = out * torch.linalg.vector_norm(self.right, dim=(-2, -1))
-        self._on_diagonal(out, rows).add_(own[rows.slice])
-        return out
+    def absolute(self) -> TokenBlocks:
+        """The blocks with |·| for every number: a bound, entry by entry, also of all terms."""
+        return TokenBlocks(
+            self.diagonal.abs(),
+            None if self.core is None else self.core.absolute(),
+            None if self.left is None else self.left.abs(),
+            None if self.right is None else self.right.abs(),
+            scale=abs(self.scale),
+        )
+
+    @property
+    def terms(self) -> int:
+        """Roundings, at most, between a number and a product with all blocks."""
+        inside = sum(self.diagonal.shape[1:]) if self.core is None else self.core.terms
+        around = [sum(t.shape[1:]) for t in (self.left, self.right) if t is not None]
+        return inside + sum(around) + 4
 
     def back(self, x: Tensor, rows: Rows) -> Tensor:
         """Jᵢⱼᵀxᵢ for x (rows, e): (rows, n, d)."""

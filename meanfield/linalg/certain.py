@@ -12,17 +12,14 @@ page "Sharp constants" of the documentation proves it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from meanfield.linalg.blocks import Rows, TokenBlocks
+from meanfield.linalg.blocks import TokenBlocks, portions
 from meanfield.linalg.deflation import Deflated, joined_bound
 
-# Entries of the matrices of several groups of rows at once (float64: 128 MiB).
-_GRAM_ENTRIES = 2**24
 # Up to this size eigenvalues are computed; beyond it, a Cholesky factor shows that they are below.
 _SMALL, _POWER_STEPS, _SLACK = 96, 20, 1e-3
 # What underflow may hide of the square of a bound, per block.
@@ -43,15 +40,6 @@ class RowWeights:
     values: Tensor
     size: int = 1
     basis: Tensor | None = None
-
-
-def groups(n: int, size: int, most: int) -> Iterator[Rows]:
-    """All rows in groups, at most so many groups at a time; a smaller last group by itself."""
-    whole = n - n % size
-    for start in range(0, whole, most * size):
-        yield Rows(start, min(start + most * size, whole), size)
-    if whole < n:
-        yield Rows(whole, n, n - whole)
 
 
 def row_bound(blocks: TokenBlocks, weights: RowWeights) -> Tensor:
@@ -84,10 +72,10 @@ def _orthonormal(basis: Tensor, blocks: TokenBlocks) -> Tensor:
 
 
 def _column_bound(blocks: TokenBlocks | Deflated, weights: RowWeights) -> Tensor:
-    n, e, _ = blocks.shape
-    size, values = weights.size, _checked(weights, n)
+    n, size = blocks.n, weights.size
+    values = _checked(weights, n)
     columns = values.new_zeros(n)
-    for rows in groups(n, size, max(1, _GRAM_ENTRIES // (size * e) ** 2)):
+    for rows in portions(blocks.shape, size):
         first = rows.start // size
         w = values[first : first + rows.count // rows.size]
         if bool(((w == 0) & blocks.seen(rows)).any()):

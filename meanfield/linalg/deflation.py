@@ -9,11 +9,12 @@ complement. Where U is below σ and the columns of Q are singular vectors, the l
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from meanfield.linalg.blocks import Rows, TokenBlocks
+from meanfield.linalg.blocks import Rows, TokenBlocks, portions
 
 # Halvings of the interval for λ, to the last digit.
 _HALVINGS = 60
@@ -36,10 +37,12 @@ class Deflated:
     @classmethod
     def of(cls, whole: TokenBlocks, basis: Tensor) -> Deflated:
         """With A by products, from orthonormal vectors (n, d, k)."""
-        rows, n = Rows(0, whole.n), whole.n
-        each = basis.double().unbind(-1)
-        columns = [whole.forth(vector.expand(n, *vector.shape), rows) for vector in each]
-        return cls(whole, basis.double(), torch.stack(columns, -1))
+        return cls(whole, basis.double(), _images(whole, basis.double()))
+
+    @cached_property
+    def rough(self) -> TokenBlocks:
+        """|J|, for rounding."""
+        return self.whole.absolute()
 
     @property
     def n(self) -> int:
@@ -79,38 +82,63 @@ class Deflated:
         return found, slack + self._rounding(s, rows, A, inner)
 
     def _rounding(self, s: Tensor, rows: Rows, A: Tensor, inner: Tensor) -> Tensor:
-        """Of the products with A, and of X by the sizes of the blocks."""
-        n, e, d = self.shape
-        room = 16 * (n + e + d + self.basis.shape[-1]) * torch.finfo(s.dtype).eps
-        lengths = torch.linalg.vector_norm(self.basis, dim=(-2, -1))
-        sizes = rows.grouped(self.whole.sizes(rows)).sum(1)
+        """Of the products with A, and of X by those of absolute values."""
+        room = 4 * (self.rough.terms + sum(self.basis.shape)) * torch.finfo(s.dtype).eps
+        weights = s.repeat_interleave(rows.size, 0)[..., None]
+        rough = self.rough.forth(weights * self.basis.norm(dim=-1), rows)
         size = torch.linalg.vector_norm(A, dim=(-2, -1))
         trace = inner.diagonal(0, -2, -1).sum(-1)
-        return room * (2 * size * (s * sizes * lengths).sum(-1) + size**2 * trace)
+        return room * (2 * size * rows.grouped(rough).flatten(1).norm(dim=-1) + size**2 * trace)
 
 
 def joined_bound(deflated: Deflated, rest: Tensor) -> Tensor:
     """The bound of ‖J‖ from U = `rest`, raised by the rounding of the products.
 
-    A product with J errs by at most γS, S ≥ ‖[‖Jᵢⱼ‖]‖ the norm of the sizes of the blocks, by
-    Schur's test. So does each column of A, and hence Θ by 2√k γS‖A‖ and R by √k γS‖A‖ twice.
+    A product with J errs, entry by entry, by at most γ times that of absolute values, γ the number
+    of its roundings. Hence ‖A − JQ‖ ≤ α = γ‖|J|q̂‖ in the Frobenius norm, q̂ the lengths of the rows
+    of Q, and JᵀA errs by β = γ‖|J|ᵀâ‖. With the rounding τ of AᵀA and Q up to δ = ‖QᵀQ − I‖
+    orthonormal, Θ errs by ϑ = τ + 2‖A‖α + α² + 3δ‖A‖², and R by (‖A‖ + α + U)α + β + ϑ.
     """
-    whole, Q, A = deflated.whole, deflated.basis, deflated.images
-    (n, e, d), k, eps = deflated.shape, Q.shape[-1], torch.finfo(Q.dtype).eps
-    rows, flat, image = Rows(0, n), Q.flatten(0, 1), A.flatten(0, 1)
-    back = torch.stack([whole.back(a, rows).sum(0) for a in A.unbind(-1)], -1).flatten(0, 1)
-    theta = image.mT @ image
-    defect = back - flat @ theta
-    size = whole.sizes(rows)
-    gamma = 4 * (n + 2 * e + 2 * d) * eps * (size.sum(0).max() * size.sum(1).max()).sqrt()
-    length = torch.linalg.matrix_norm(image, 2)
-    error = k**0.5 * gamma * length + (n * e + k) * eps * length.square()
-    lost = torch.linalg.matrix_norm(flat.mT @ flat - torch.eye(k).to(Q), 2) + k * eps
-    short = 2 * torch.linalg.matrix_norm(defect, 2) * error + error.square()
+    Q, A, whole = deflated.basis, deflated.images, deflated.whole
+    k, unit = Q.shape[-1], torch.finfo(Q.dtype).eps / 2
+    short = (sum(deflated.shape) + k + 8) * unit  # of sums over n tokens of short products
+    theta, length = _gram(A), torch.linalg.matrix_norm(A.flatten(0, 1), 2)
+    defect = _sum_of_rows(whole, A) - Q @ theta
+    gamma = (1 + 1e-9) * whole.terms * unit
+    alpha = gamma * _images(deflated.rough, Q.norm(dim=-1, keepdim=True)).norm()
+    beta = gamma * _sum_of_rows(deflated.rough, A.norm(dim=-1, keepdim=True)).norm()
     eye = torch.eye(k).to(Q)
-    theta, gram = theta + 2 * error * eye, defect.mT @ defect + 4 * short * eye
-    found = _least(theta, gram, (rest * (1 + lost)).square())
-    return (found * (1 + 4 * lost)).sqrt()
+    lost = torch.linalg.matrix_norm(_gram(Q) - eye, 2) + k * short
+    error = short * (k**0.5 * theta.norm() + A.square().sum()) + 2 * length * alpha + alpha**2
+    error = error + 3 * lost * length**2
+    off = (length + alpha + rest) * alpha + beta + error
+    found = torch.linalg.matrix_norm(defect.flatten(0, 1), 2)
+    gram = _gram(defect) + (2 * found * off + off**2 + short * defect.square().sum()) * eye
+    return _least(theta + error * eye, gram, rest.square()).sqrt()
+
+
+def _gram(columns: Tensor) -> Tensor:
+    """CᵀC for C (n, d, k), token by token first: that many fewer roundings in a row."""
+    return (columns.mT @ columns).sum(0)
+
+
+def _sum_of_rows(blocks: TokenBlocks, columns: Tensor) -> Tensor:
+    """JᵀC for C (n, e, k): (n, d, k)."""
+    parts = portions(blocks.shape)
+    every = columns.unbind(-1)
+    found = [sum(blocks.back(x[rows.slice], rows).sum(0) for rows in parts) for x in every]
+    return torch.stack(found, -1)
+
+
+def _images(blocks: TokenBlocks, columns: Tensor) -> Tensor:
+    """JC for C (n, d, k): (n, e, k)."""
+    found = [
+        torch.stack(
+            [blocks.forth(y.expand(rows.count, *y.shape), rows) for y in columns.unbind(-1)], -1
+        )
+        for rows in portions(blocks.shape)
+    ]
+    return torch.cat(found)
 
 
 def _least(theta: Tensor, gram: Tensor, rest: Tensor) -> Tensor:

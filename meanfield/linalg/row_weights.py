@@ -11,8 +11,8 @@ from torch import Tensor
 
 from meanfield.checks import count
 from meanfield.linalg.bidiagonalisation import Bidiagonalisation
-from meanfield.linalg.blocks import Rows, TokenBlocks
-from meanfield.linalg.certain import RowWeights, groups, top_eigenvalues
+from meanfield.linalg.blocks import Rows, TokenBlocks, portions
+from meanfield.linalg.certain import RowWeights, top_eigenvalues
 from meanfield.linalg.deflation import Deflated
 from meanfield.linalg.evidence import Candidate, proved
 from meanfield.linalg.krylov import Lanczos, random_start
@@ -31,8 +31,6 @@ _STIRRED = 0.1
 _PATIENCE, _GAIN = 3, 0.02
 # Weights are at least this much of the mean of their row, so that no column is forgotten.
 _LEAST = 1e-6
-# Entries of (rows, n, d) that are held at once (float64: 64 MiB).
-_ENTRIES = 2**23
 
 
 @dataclass(frozen=True)
@@ -195,9 +193,8 @@ class _Search:
     """
 
     def __init__(self, blocks: TokenBlocks | Deflated, size: int) -> None:
-        n, e, d = blocks.shape
-        self.blocks, self.size = blocks, size
-        self.parts = list(groups(n, size, max(1, _ENTRIES // (n * d * size))))
+        n, e, _ = blocks.shape
+        self.blocks, self.size, self.parts = blocks, size, portions(blocks.shape, size)
         self.seen = torch.cat([blocks.seen(rows) for rows in self.parts])
         self.weights = self.seen.double()
         self.theta = torch.ones_like(self.weights[0])

@@ -44,6 +44,22 @@ assert local_lipschitz(F, mu, solver=Lanczos(upper_rtol=0.1)).converged
 print(peak() - before)
 """
 
+# A certain upper end, deflated too: what is O(n²) are a few numbers for each pair and head.
+CERTIFIED = """
+from meanfield.linalg import Certified, operator_norm
+
+def bounded(n):
+    mu = ParticleMeasure(X[:n, :16].double(), log_weights=logs[:n].double().log_softmax(-1))
+    F = SelfAttention(AttentionParameters.random(16, generator=generator))
+    J = F.linearize(mu, geometry="wasserstein")
+    return operator_norm(J, solver=Certified(rounds=1, deflate=1, max_steps=3), strict=False).upper
+
+bounded(64)
+before = peak()
+assert bounded({n}) < float("inf")
+print(peak() - before)
+"""
+
 SETTINGS = [
     {},
     {"MALLOC_TRIM_THRESHOLD_": "100000000", "MALLOC_MMAP_THRESHOLD_": "100000000"},
@@ -76,6 +92,14 @@ def test_a_pair_of_products_takes_far_less_than_the_matrix(n, d, megabytes, numb
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_local_constant_at_65536_atoms_takes_less_than_a_gigabyte():
     script = PAIR.format(n=65_536, d=64).split("F.linearize")[0] + CONSTANT
+    assert _printed(script, SETTINGS[0])[-1] < 1000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_certain_bound_at_2048_atoms_takes_a_few_numbers_for_each_pair():
+    """34 MB each; vectors in R^16 for all pairs would be 540 MB."""
+    script = PAIR.format(n=2048, d=16).split("F.linearize")[0] + CERTIFIED.format(n=2048)
     assert _printed(script, SETTINGS[0])[-1] < 1000
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, maps, sampling
 from meanfield.attention import kernels, normalizations
+from meanfield.attention.averaging import AttentionCore
 from meanfield.errors import ConvergenceError
 from meanfield.layers import MLP, Chain, LayerNorm, Residual, RMSNorm, Sum
 from meanfield.linalg import Candidate, Certified, Dense, LinearMap, certify, operator_norm
-from meanfield.linalg.blocks import Rows, TokenBlocks
-from meanfield.linalg.certain import RowWeights, groups, row_bound, top_eigenvalues
+from meanfield.linalg.blocks import Rows, TokenBlocks, groups
+from meanfield.linalg.certain import RowWeights, row_bound, top_eigenvalues
 from meanfield.linalg.deflation import Deflated
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
@@ -375,7 +377,101 @@ def test_without_its_top_directions_a_layer_is_bounded_to_the_last_digits():
     sigma = float(torch.linalg.matrix_norm(J.to_dense(), 2))
     assert float(operator_norm(J, solver=Certified()).upper) > 1.3 * sigma
     found = float(operator_norm(J, solver=Certified(deflate=16)).upper)
-    assert sigma * (1 - 1e-14) <= found <= sigma * (1 + 1e-9)
+    assert sigma * (1 - 1e-14) <= found <= sigma * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", ["dot product", "rotary, masked", "block"])
+def test_products_with_blocks_err_by_less_than_is_taken_for_their_rounding(name):
+    """Against the blocks that are stored, multiplied in longer precision, one after another."""
+    blocks, dense = blocks_and_dense(MAPS[name], drawn(1))
+    exact = long_blocks(blocks)
+    np.testing.assert_allclose(exact.astype(float), dense, rtol=1e-9, atol=1e-11)
+    rough = blocks.absolute()
+    for seed in range(5):
+        g = torch.Generator().manual_seed(seed)
+        y = torch.randn(N, DIM, dtype=F64, generator=g)
+        rows, every = Rows(0, N), y.expand(N, N, DIM)
+        error = np.abs(blocks.forth(every, rows).numpy() - np.einsum("ijed,jd->ie", exact, y))
+        size = rough.forth(every.abs(), rows).numpy()
+        assert (size >= 0.999 * np.einsum("ijed,jd->ie", np.abs(exact), y.abs())).all()
+        assert (error <= blocks.terms * 2.0**-53 * size).all()
+        back = np.abs(blocks.back(y, rows).numpy() - np.einsum("ijed,ie->ijd", exact, y))
+        assert (back <= blocks.terms * 2.0**-53 * rough.back(y.abs(), rows).numpy()).all()
+
+
+def long_blocks(blocks: TokenBlocks) -> np.ndarray:
+    """Jᵢⱼ = scale · LᵢTᵢⱼRⱼ + δᵢⱼDᵢ in longer precision, block by block, (n, n, e, d)."""
+    core = blocks.core
+    assert isinstance(core, AttentionCore)
+    M, N_, v, r, q, V, K, W, A = (
+        t.numpy().astype(np.longdouble)
+        for t in (core.values, core.keys, core.v, core.means, core.q, core.V, core.K, core.W,
+                  core.slopes.expand(len(core.q), N, -1, -1))
+    )  # fmt: skip
+    n, e, d = blocks.shape
+    out = np.zeros((n, n, e, d), dtype=np.longdouble)
+    for i in range(n):
+        for j in range(n):
+            T = sum(
+                W[h] @ (M[h, i, j] * V[h] + N_[h, i, j] * np.outer(v[h, j] - r[h, i], u))
+                for h, u in enumerate(K[h].T @ A[h, j].T @ q[h, i] for h in range(len(q)))
+            )
+            L = T if blocks.left is None else blocks.left[i].numpy() @ T
+            R = L if blocks.right is None else L @ blocks.right[j].numpy()
+            out[i, j] = blocks.scale * R + (i == j) * blocks.diagonal[i].numpy()
+    return out
+
+
+def test_bound_and_columns_are_those_of_loops_over_rows_that_form_no_block():
+    """c_i and |J_ijᵀg| from keys, values and scores alone."""
+    g = torch.Generator().manual_seed(5)
+    par = AttentionParameters.random(DIM, n_heads=2, head_dim=4, generator=g)
+    mu = drawn(3)
+    w = (2 * torch.randn(N, N, dtype=F64, generator=g)).exp()
+    a, X = mu.weights, mu.points
+    Q = par.scale[:, None, None] * par.query
+    q, k, v = X @ Q.mT, X @ par.key.mT, X @ par.value.mT  # (H, n, ·)
+    P = (q @ k.mT + a.log()).softmax(-1)
+    F = SelfAttention(par)
+    blocks, _ = blocks_and_dense(F, mu)
+    columns = torch.zeros(N, dtype=F64)
+    for i in range(N):
+        ratio = (a[i] / a).sqrt()
+        c, top, b = looped_row(P[:, i], w[i], ratio, q[:, i], k, v, Q, par, i)
+        columns += c * w[i]
+        found = blocks.back(top[None], Rows(i, i + 1))[0].norm(dim=-1)
+        torch.testing.assert_close(found, b, rtol=1e-10, atol=1e-12)
+    bound = float(row_bound(blocks, RowWeights(w)))
+    assert bound == pytest.approx(float(columns.max().sqrt()), rel=1e-6)
+
+
+def looped_row(P, w, ratio, q, k, v, Q, par, i):
+    """λ_max of Σⱼ JᵢⱼJᵢⱼᵀ/wᵢⱼ, its vector g and |Jᵢⱼᵀg| for P (H, n), scores scaled into Q."""
+    K, V, W = par.key, par.value, par.output
+    H, size, d = V.shape
+    away = v - P[:, None] @ v
+    s = ratio / w.sqrt()
+    P0 = P * s
+    Y = (P0[..., None] * away).permute(1, 0, 2).reshape(len(w), H * size)
+    u = torch.einsum("hk,hkd->hd", q, K)
+    Vc, Wc = V.reshape(H * size, d), W.permute(1, 0, 2).reshape(-1, H * size)
+
+    def spread(matrix):
+        return matrix.repeat_interleave(size, 0).repeat_interleave(size, 1)
+
+    L = (Vc @ u.T).repeat_interleave(size, 1) * (P0 @ Y).repeat_interleave(size, 0)
+    inside = Vc @ Vc.T * spread(P0 @ P0.T) + L + L.T + (Y.T @ Y) * spread(u @ u.T)
+    S = torch.einsum("hov,hj,hjv,hjk,hkd->od", W, P, away, k, Q)
+    own = torch.einsum("h,hov,hvd->od", P[:, i], W, V)
+    own = own + torch.einsum("h,hov,hv,hd->od", P[:, i], W, away[:, i], u)
+    R = Wc @ inside @ Wc.T + (own @ S.T + S @ own.T + S @ S.T) / w[i]
+    values, vectors = torch.linalg.eigh((R + R.T) / 2)
+    top = vectors[:, -1]
+    z = (Wc.T @ top).reshape(H, size)
+    b = P.T @ torch.einsum("hvd,hv->hd", V, z)
+    b = (b + (P * torch.einsum("hjv,hv->hj", away, z)).T @ u) * ratio[:, None]
+    b[i] += S.T @ top
+    return values[-1], top, b.norm(dim=-1)
 
 
 def test_what_is_no_basis_is_refused():
