@@ -32,7 +32,6 @@ from meanfield.transport.problem import UNIT, Problem, costs_between, row_norms,
 _EXACT, _MEASURED = -math.inf, math.inf
 _TINY = 1e-150  # of the unit: lengths below it may be lost to underflow of their squares
 _NO_MASS = 1e-300  # weights below it have no right digits
-_LENGTHS = ("primal", "dual", "plan_doubt", "dual_doubt")
 _ALL_PAIRS = 4096  # up to here every pair is asked whether its potentials are feasible
 _SAMPLE = 16  # rows, and columns, that are asked beyond
 
@@ -57,12 +56,10 @@ class Certified:
     Leading axes are those of the problem; `f` and `g` are None where none were made.
 
     Attributes:
-        primal: cost of the plan with the repair of its marginals; its p-th root, as all of these.
-        dual: ⟨a, f⟩ + ⟨b, g⟩ less the slack of f and g, with its sign; of a plan that a theorem
-            calls optimal its cost.
-        plan_doubt: what rounding in this problem may have done to the power of `primal`.
-        dual_doubt: likewise to `dual`. What pricing leaves open is no rounding: it is in the
-            interval alone, and keeps the two apart.
+        converged: whether the ends meet within rtol and what rounding explains.
+        plan_doubt: what rounding in this problem may have done to the power of `upper`; its p-th
+            root.
+        dual_doubt: likewise to `lower`. What pricing leaves open is no rounding.
     """
 
     value: np.ndarray
@@ -75,8 +72,6 @@ class Certified:
     g: np.ndarray | None
     method: str
     converged: np.ndarray
-    primal: np.ndarray
-    dual: np.ndarray
     plan_doubt: np.ndarray
     dual_doubt: np.ndarray
     order: float
@@ -130,7 +125,7 @@ def centred(g: np.ndarray, b: np.ndarray) -> np.ndarray:
 def certified(
     problem: Problem,
     plan: SparsePlan,
-    potentials: tuple[np.ndarray, np.ndarray] | None,
+    potentials: np.ndarray | tuple[np.ndarray, np.ndarray] | None,
     *,
     method: str,
     rtol: float,
@@ -142,10 +137,10 @@ def certified(
     Args:
         problem: one problem or a batch.
         plan: any plan; misplaced mass is paid for.
-        potentials: f (..., n) and g (..., m), from `feasible` or from a c-transform.
+        potentials: any g (..., m), of which c-transforms are taken here; or f (..., n) and g from
+            a c-transform, which are looked at.
         method: what to call the answer.
-        rtol: plan and potentials that meet this closely (beyond what rounding of the weights
-            and points leaves open, which is in the interval) are `converged`.
+        rtol: what `converged` means.
         slack: how far fᵢ + g_j may lie above C_ij.
         is_optimal: a theorem says that no plan with the marginals of this one costs less.
     """
@@ -155,25 +150,21 @@ def certified(
     value = power_mean(plan.log_mass, moved, order)
     error = _relative_error(problem, plan.rows.shape[-1])
     missing, plan_doubt = _misplaced(problem, plan, moved)
-    reach = np.asarray(missing + plan_doubt) ** (1 / order)
+    reach = (missing + plan_doubt) ** (1 / order)
     upper = powers_added(value * (1 + error), reach, order) * (1 + 4 * UNIT)
-    primal = powers_added(value, missing ** (1 / order), order)
-    plan_doubt = plan_doubt ** (1 / order)
-    f, g = _finite(problem, potentials)
-    _refuse_infeasible(problem, f, g, slack)
+    f, g = _feasible(problem, potentials, slack)
     gained, lost = _dual(problem, f, g)
     lower = np.maximum(gained - lost - slack, 0.0) ** (1 / order) * (1 - 4 * UNIT)
-    dual, highest = (_signed_root(gained + t, order) for t in (-slack, slack))
-    dual_doubt = lost ** (1 / order)
-    lower = np.maximum(lower, _one_sided(problem, f, g, error, slack))
+    if not slack and (gained < 1e20 * _tiny(order)).any():  # it may have underflowed
+        lower = np.maximum(lower, _one_sided(problem, f, g, error))
     if is_optimal:
         # A theorem speaks of the plan; the potentials that it comes with must not contradict it.
+        highest = np.maximum(gained + slack, 0.0) ** (1 / order)
         is_known = np.asarray(plan.log_doubt) < _MEASURED
-        is_known &= _meet(order, rtol, primal, highest, plan_doubt, dual_doubt)
-        certain = powers_less(value * (1 - error), reach, order)
-        lower = np.maximum(lower, np.where(is_known, certain, 0))
-        dual = np.where(is_known, np.maximum(primal, dual), dual)
-        dual_doubt = np.where(is_known, 0.0, dual_doubt)
+        is_known &= _meet(order, rtol, value, highest, (plan_doubt + lost) / 2)
+        certain = np.where(is_known, powers_less(value * (1 - error), reach, order), 0.0)
+        lost = np.where(certain > lower, plan_doubt, lost)
+        lower = np.maximum(lower, certain)
     return Certified(
         value=np.clip(value, lower, upper),
         lower=_below(lower, upper),
@@ -184,29 +175,22 @@ def certified(
         f=None if potentials is None else f,
         g=None if potentials is None else g,
         method=method,
-        converged=_closed(lower, upper, rtol)
-        | _meet(order, rtol, primal, dual, plan_doubt, dual_doubt) & (potentials is not None),
-        primal=primal,
-        dual=dual,
-        plan_doubt=plan_doubt,
-        dual_doubt=dual_doubt,
+        converged=_meet(order, rtol, upper, lower, plan_doubt + lost),
+        plan_doubt=plan_doubt ** (1 / order),
+        dual_doubt=lost ** (1 / order),
         order=order,
     )
 
 
 def _meet(
-    order: float, rtol: float, primal: np.ndarray, dual: np.ndarray, *doubts: np.ndarray
+    order: float, rtol: float, upper: np.ndarray, lower: np.ndarray, doubt: np.ndarray
 ) -> np.ndarray:
-    """Whether s^p − t^p ≤ p rtol s^p + Σ doubts^p: plan and potentials meet up to rounding."""
-    top = np.maximum(primal, np.abs(dual))
-    top = np.where(top > 0, top, 1.0)
-    with np.errstate(over="ignore"):
-        paid, gained, *open_by = (np.abs(t / top) ** order for t in (primal, dual, *doubts))
-    return paid - np.sign(dual) * gained <= order * rtol * paid + sum(open_by)
+    """Whether s^p − t^p ≤ p rtol s^p + 2 doubt, or s − t ≤ rtol s: the ends meet up to rounding.
 
-
-def _signed_root(power: np.ndarray, order: float) -> np.ndarray:
-    return np.sign(power) * np.abs(power) ** (1 / order)
+    Both ends have room for the doubt; so that plan and potentials meet within it as well.
+    """
+    power = upper**order
+    return (power - lower**order <= order * rtol * power + 2 * doubt) | _closed(lower, upper, rtol)
 
 
 def _closed(lower: np.ndarray, upper: np.ndarray, rtol: float) -> np.ndarray:
@@ -216,27 +200,25 @@ def _closed(lower: np.ndarray, upper: np.ndarray, rtol: float) -> np.ndarray:
 def narrower(one: Certified, other: Certified | None, rtol: float) -> Certified:
     """The better plan with the better potentials: the intersection of two valid intervals.
 
-    It is converged if this plan and these potentials meet, or if one of the two answers has and
-    the interval that is left is no wider than rounding explains there.
+    It is converged if rounding explains it, in what is kept or in one that has converged.
     """
     if other is None:
         return one
     plan = one if one.upper <= other.upper else other
     dual = one if one.lower >= other.lower else other
-    order = plan.order
-    met = _meet(order, rtol, plan.primal, dual.dual, plan.plan_doubt, dual.dual_doubt)
+    order, lower, upper = plan.order, dual.lower, plan.upper
+    doubt = plan.plan_doubt**order + dual.dual_doubt**order
     for answer in (one, other):
-        doubts = (answer.plan_doubt, answer.dual_doubt) * 2
-        met = met | answer.converged & _meet(order, rtol, plan.upper, dual.lower, *doubts)
+        whole = answer.plan_doubt**order + answer.dual_doubt**order
+        doubt = np.where(answer.converged, np.maximum(doubt, whole), doubt)
     return replace(
         plan,
-        value=np.clip(plan.value, dual.lower, plan.upper),
-        lower=_below(dual.lower, plan.upper),
+        value=np.clip(plan.value, lower, upper),
+        lower=_below(lower, upper),
         f=dual.f,
         g=dual.g,
-        dual=dual.dual,
         dual_doubt=dual.dual_doubt,
-        converged=_closed(dual.lower, plan.upper, rtol) | met,
+        converged=_meet(order, rtol, upper, lower, doubt),
     )
 
 
@@ -296,17 +278,9 @@ def united(
         method=joined_names(answers),
         converged=np.asarray(all(t.converged.all() for t in answers)),
         order=order,
-        **{name: _shared(logs, answers, name, order) for name in _LENGTHS},
+        plan_doubt=power_mean(logs, np.concatenate([t.plan_doubt for t in answers]), order),
+        dual_doubt=power_mean(logs, np.concatenate([t.dual_doubt for t in answers]), order),
     )
-
-
-def _shared(logs: np.ndarray, answers: Sequence[Certified], name: str, order: float) -> np.ndarray:
-    """(Σ θ_k t_k^p)^(1/p), of parts of both signs."""
-    each = np.concatenate([getattr(t, name) for t in answers])
-    for_it, against = (power_mean(logs, np.maximum(t, 0), order) for t in (each, -each))
-    if not against.any():
-        return for_it
-    return _signed_root(for_it**order - against**order, order)
 
 
 def joined_names(answers: Sequence[Certified]) -> str:
@@ -317,30 +291,46 @@ def joined_names(answers: Sequence[Certified]) -> str:
 def in_unit(answer: Certified, exponent: np.ndarray, order: float) -> Certified:
     """The answer with distances times 2^exponent; ends rounded outward where that underflows."""
     low, value, high = (np.ldexp(t, exponent) for t in (answer.lower, answer.value, answer.upper))
-    low = np.where((low > 0) & (low < 1e-290), np.nextafter(low, 0.0), low)
-    high = np.where((answer.upper > 0) & (high < 1e-290), np.nextafter(high, 1.0), high)
-    f, g, value = answer.f, answer.g, np.clip(value, low, high)
+    if (low < 1e-290).any():
+        low = np.where((low > 0) & (low < 1e-290), np.nextafter(low, 0.0), low)
+        high = np.where((answer.upper > 0) & (high < 1e-290), np.nextafter(high, 1.0), high)
+        value = np.clip(value, low, high)
+    f, g = answer.f, answer.g
     if f is not None and g is not None:
         with np.errstate(over="ignore", invalid="ignore"):
-            f, g = (t * np.exp2(order * np.asarray(exponent, float)[..., None]) for t in (f, g))
+            unit = np.exp2(order * np.asarray(exponent, float))[..., None]
+            f, g = f * unit, g * unit
         if not (np.isfinite(f).all() and np.isfinite(g).all()):  # squares beyond 1e308
             f = g = None
-    lengths = {name: np.ldexp(getattr(answer, name), exponent) for name in _LENGTHS}
-    return replace(answer, value=value, lower=low, upper=high, f=f, g=g, **lengths)
+    return replace(
+        answer,
+        value=value,
+        lower=low,
+        upper=high,
+        f=f,
+        g=g,
+        plan_doubt=np.ldexp(answer.plan_doubt, exponent),
+        dual_doubt=np.ldexp(answer.dual_doubt, exponent),
+    )
 
 
 def scaled(answer: Certified, factor: float, doubt: np.ndarray) -> Certified:
     """The answer with distances times a factor, where lengths are in doubt by `doubt` besides."""
     order, exact = answer.order, 4 * UNIT
-    lengths = {name: getattr(answer, name) * factor for name in _LENGTHS}
     upper = answer.upper * (factor * (1 + exact)) + doubt
     lower = np.maximum(answer.lower * (factor * (1 - exact)) - doubt, 0.0)
-    for name in ("plan_doubt", "dual_doubt"):
-        moved = powers_less(upper + doubt, upper, order) + exact ** (1 / order) * upper
-        lengths[name] = powers_added(lengths[name], moved, order)
+    moved = powers_less(upper + doubt, upper, order) + exact ** (1 / order) * upper
     f, g = (None if t is None else t * factor**order for t in (answer.f, answer.g))
-    value = np.clip(answer.value * factor, lower, upper)
-    return replace(answer, value=value, lower=lower, upper=upper, f=f, g=g, **lengths)
+    return replace(
+        answer,
+        value=np.clip(answer.value * factor, lower, upper),
+        lower=lower,
+        upper=upper,
+        f=f,
+        g=g,
+        plan_doubt=powers_added(answer.plan_doubt * factor, moved, order),
+        dual_doubt=powers_added(answer.dual_doubt * factor, moved, order),
+    )
 
 
 def log_masses(masses: np.ndarray) -> np.ndarray:
@@ -355,12 +345,12 @@ def power_mean(log_weights: np.ndarray, distances: np.ndarray, order: float) -> 
     exp(−900)·1 underflows, and so does (1e-170)²; their roots do not. The largest term is
     scaled out where it has to be.
     """
-    logs, distances = np.broadcast_arrays(log_weights, distances)
-    total = np.asarray((np.exp(logs) * distances**order).sum(-1))
+    total = np.asarray((np.exp(log_weights) * distances**order).sum(-1))
+    found = np.asarray(total ** (1 / order))
     small = total < 1e-250
     if not small.any():
-        return total ** (1 / order)
-    found = np.asarray(total ** (1 / order))
+        return found
+    logs, distances = np.broadcast_arrays(log_weights, distances)
     found[small] = _scaled_mean(logs[small], distances[small], order)
     return found
 
@@ -410,21 +400,38 @@ def _below(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
     return lower
 
 
+def _feasible(
+    problem: Problem, potentials: np.ndarray | tuple[np.ndarray, np.ndarray] | None, slack: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """f and g; zeros, which are feasible, in the place of none and of those not finite."""
+    if isinstance(potentials, np.ndarray):
+        f, g = feasible(problem.costs, potentials, problem.b)
+    else:
+        f, g = potentials or (np.zeros_like(problem.a), np.zeros_like(problem.b))
+    finite = np.isfinite(f).all(-1) & np.isfinite(g).all(-1)
+    if not finite.all():
+        f, g = (np.where(finite[..., None], t, 0.0) for t in (f, g))
+    if isinstance(potentials, tuple):
+        _refuse_infeasible(problem, f, g, slack)
+    return f, g
+
+
 def _refuse_infeasible(problem: Problem, f: np.ndarray, g: np.ndarray, slack: float) -> None:
     """Look at fᵢ + g_j ≤ C_ij + slack, for all pairs where they are few, or for a sample.
 
     Raises:
         CertificateError: where it fails by more than rounding.
     """
-    order, n, m = problem.order, problem.n, problem.m
-    if problem.x.ndim > 2 or problem.pairs <= _ALL_PAIRS:
-        looks = [(problem.costs, f[..., :, None], g[..., None, :])]
-    else:
-        some = np.unique(np.r_[np.linspace(0, n - 1, _SAMPLE).astype(int), f.argmax()])
-        others = np.unique(np.r_[np.linspace(0, m - 1, _SAMPLE).astype(int), g.argmax()])
-        rows = costs_between(problem.x[some], problem.y, order)
-        cols = costs_between(problem.x, problem.y[others], order)
-        looks = [(rows, f[some, None], g), (cols, f[:, None], g[others])]
+    order, is_small = problem.order, problem.pairs <= _ALL_PAIRS
+    some, others = (
+        np.unique(np.r_[np.linspace(0, t.size - 1, t.size if is_small else _SAMPLE), t.argmax()])
+        for t in (f, g)
+    )
+    rows, cols = some.astype(int), others.astype(int)
+    looks = [
+        (costs_between(problem.x[rows], problem.y, order), f[rows, None], g),
+        (costs_between(problem.x, problem.y[cols], order), f[:, None], g[cols]),
+    ]
     for costs, mine, theirs in looks:
         excess = mine + theirs - costs
         size = costs + np.abs(mine) + np.abs(theirs)
@@ -450,7 +457,7 @@ def _sum_error(count: int) -> float:
 
 def _relative_error(problem: Problem, count: int) -> np.ndarray:
     """Of a power mean of `count` lengths."""
-    largest = np.maximum(np.abs(problem.logs_a).max(-1), np.abs(problem.logs_b).max(-1))
+    largest = -np.minimum(problem.logs_a.min(-1), problem.logs_b.min(-1))  # all are at most 0
     return (_sum_error(count) + 2 * problem.dim + 24 + 2 * largest) * UNIT
 
 
@@ -458,7 +465,7 @@ def _doubts(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     """Bounds of the errors of the computed weights."""
     few = _sum_error(max(problem.n, problem.m)) + 8
     sides = ((problem.a, problem.logs_a), (problem.b, problem.logs_b))
-    first, second = (w * ((few + 2 * np.abs(logs)) * UNIT) + _NO_MASS for w, logs in sides)
+    first, second = (w * ((few - 2 * logs) * UNIT) + _NO_MASS for w, logs in sides)
     return first, second
 
 
@@ -468,15 +475,13 @@ def _settled(problem: Problem, plan: SparsePlan, *, may_match: bool) -> SparsePl
     A permutation has the marginals of the problem to the last bit. The masses that a simplex
     returns do not, and their errors would be added to the cost.
     """
-    count = problem.log_a.shape[:-1]
+    count, n = problem.log_a.shape[:-1], problem.n
     if not plan.rows.shape[-1]:
         none = np.zeros((*count, 1), np.int64)
         plan = SparsePlan(none, none, none - math.inf, plan.log_doubt)
     logs = np.where(plan.log_mass < 700, plan.log_mass, -math.inf)  # NaN as well
-    doubt = np.full(count, plan.log_doubt)
-    plan = SparsePlan(plan.rows, plan.cols, logs, doubt)
-    n = problem.n
-    if not may_match or n != problem.m or logs.shape[-1] < n or not (doubt == _MEASURED).any():
+    plan = SparsePlan(plan.rows, plan.cols, logs, np.full(count, plan.log_doubt))
+    if not may_match or n != problem.m or logs.shape[-1] < n or np.all(plan.log_doubt == _EXACT):
         return plan
     if not (np.sort(problem.log_a, -1) == np.sort(problem.log_b, -1)).all(-1).any():
         return plan
@@ -485,16 +490,19 @@ def _settled(problem: Problem, plan: SparsePlan, *, may_match: bool) -> SparsePl
     rows, cols = (taken(t, order) for t in (plan.rows, plan.cols))
     np.put_along_axis(sigma, rows, cols, -1)  # the last, largest, entry of each row stays
     index = np.arange(n)
-    found = (np.sort(sigma, -1) == index).all(-1) & (doubt == _MEASURED)
+    found = (np.sort(sigma, -1) == index).all(-1) & (plan.log_doubt == _MEASURED)
     found &= (problem.log_a == taken(problem.log_b, sigma)).all(-1)
     if not found.any():
         return plan
+    if found.all():
+        exact = np.full(count, _EXACT)
+        return SparsePlan(np.zeros_like(sigma) + index, sigma, problem.logs_a, exact)
     here, (rows, cols, logs) = found[..., None], (np.array(t) for t in plan[:3])
     matched = ((rows, index), (cols, sigma), (logs, problem.logs_a))
     for held, exact in matched:
         held[..., :n] = np.where(here, exact, held[..., :n])
     logs[..., n:] = np.where(here, -math.inf, logs[..., n:])
-    return SparsePlan(rows, cols, logs, np.where(found, _EXACT, doubt))
+    return SparsePlan(rows, cols, logs, np.where(found, _EXACT, plan.log_doubt))
 
 
 def _misplaced(
@@ -507,24 +515,24 @@ def _misplaced(
     that holds too much leaves its row short; P(xᵢ) ≤ 4^{p−1} (C_ij + ‖y_j − z‖^p) pays for it.
     """
     order, doubt = problem.order, np.asarray(plan.log_doubt)
+    missing = rounding = np.zeros(doubt.shape)
+    if (doubt == _EXACT).all():
+        return missing, rounding
+    measured, reach = doubt == _MEASURED, problem.diameter**order
     with np.errstate(over="ignore"):
-        stated = np.exp(np.where(doubt == _MEASURED, -math.inf, doubt)) * problem.diameter**order
-    measured = doubt == _MEASURED
-    if not measured.any():
-        return np.zeros_like(stated), stated
+        stated = np.exp(np.where(measured, -math.inf, doubt)) * reach
     mass = np.exp(plan.log_mass)
     paid = mass * moved**order
     centre = (problem.a[..., None] * problem.x).sum(-2, keepdims=True)
     growth = 4.0 ** (order - 1)
-    missing, rounding = np.zeros_like(stated), np.zeros_like(stated)
-    sides = (
-        (plan.rows, problem.a, problem.x, _doubts(problem)[0]),
-        (plan.cols, problem.b, problem.y, _doubts(problem)[1]),
+    sides = zip(
+        plan[:2], (problem.a, problem.b), (problem.x, problem.y), _doubts(problem), strict=True
     )
     for index, weights, points, in_doubt in sides:
-        held, spent = (_summed(t, index, weights.shape[-1]) for t in (mass, paid))
-        entries = _summed((mass > 0).astype(float), index, weights.shape[-1])
-        mean = np.minimum(spent / np.maximum(held, _NO_MASS), problem.diameter[..., None] ** order)
+        held, spent, entries = (
+            _summed(t, index, weights.shape[-1]) for t in (mass, paid, (mass > 0).astype(float))
+        )
+        mean = np.minimum(spent / np.maximum(held, _NO_MASS), reach[..., None])
         price = (growth * row_norms(points - centre) ** order + (growth - 1) * mean) * (1 + 1e-9)
         missing = missing + (np.abs(weights - held) * price).sum(-1)
         rounding = rounding + ((in_doubt + 2 * entries * UNIT * held) * price).sum(-1)
@@ -541,17 +549,6 @@ def _summed(values: np.ndarray, index: np.ndarray, size: int) -> np.ndarray:
     )
 
 
-def _finite(
-    problem: Problem, potentials: tuple[np.ndarray, np.ndarray] | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """f and g; zeros, which are feasible, in the place of none and of those not finite."""
-    f, g = potentials or (np.zeros_like(problem.a), np.zeros_like(problem.b))
-    finite = np.isfinite(f).all(-1) & np.isfinite(g).all(-1)
-    if finite.all():
-        return f, g
-    return np.where(finite[..., None], f, 0.0), np.where(finite[..., None], g, 0.0)
-
-
 def _dual(problem: Problem, f: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """⟨a, f⟩ + ⟨b, g⟩ and what rounding may have added to it."""
     doubt_f, doubt_g = _doubts(problem)
@@ -565,19 +562,14 @@ def _dual(problem: Problem, f: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, n
     return dual, lost
 
 
-def _one_sided(
-    problem: Problem, f: np.ndarray, g: np.ndarray, error: np.ndarray, slack: float
-) -> np.ndarray:
+def _one_sided(problem: Problem, f: np.ndarray, g: np.ndarray, error: np.ndarray) -> np.ndarray:
     """A lower bound where one potential is 0: nothing cancels, so rounding is relative.
 
     The other is then the cost of reaching the nearest point of the other cloud.
     """
     best = np.zeros(f.shape[:-1])
-    if slack:
-        return best
     for mine, other, logs in ((f, g, problem.logs_a), (g, f, problem.logs_b)):
         fits = (other == 0).all(-1)  # a negative potential may be 0: costs are not negative
-        if fits.any():
-            safe = np.where(mine > _tiny(problem.order), mine, 0.0) ** (1 / problem.order)
-            best = np.maximum(best, np.where(fits, power_mean(logs, safe, problem.order), 0.0))
+        safe = np.where(mine > _tiny(problem.order), mine, 0.0) ** (1 / problem.order)
+        best = np.maximum(best, np.where(fits, power_mean(logs, safe, problem.order), 0.0))
     return best * (1 - 2 * error)

@@ -13,7 +13,7 @@ from torch import Tensor
 from meanfield.checks import as_float_tensor, check_finite, describe, number
 from meanfield.measures import MASS_TOLERANCE, ParticleMeasure, check_measure
 from meanfield.transport.certificate import Certified, Part, scaled, united
-from meanfield.transport.pairs import Measure, Pair, as_pair, flat_arrays
+from meanfield.transport.pairs import Measure, Measures, Pair, as_measures
 from meanfield.transport.problem import UNIT, normalised_logs, row_norms
 from meanfield.transport.result import TransportResult, gathered
 from meanfield.transport.solve import Settings, extend, finished, solve_arrays
@@ -82,7 +82,7 @@ def solve_conditional_w2(
 class ConditionedPair(NamedTuple):
     """Two measures, and the conditions (B, n, k) and (B, m, k) of their atoms."""
 
-    pair: Pair
+    measures: Measures
     s: np.ndarray
     t: np.ndarray
 
@@ -90,7 +90,7 @@ class ConditionedPair(NamedTuple):
 def conditioned_pair(
     mu: Measure, nu: Measure, conditions: tuple[Any, Any] | None = None
 ) -> ConditionedPair:
-    """The two measures, as `as_pair`, with `conditions` or else their positions."""
+    """The two measures, as `as_measures`, with `conditions` or else their positions."""
     if conditions is None:
         for name, measure in (("mu", mu), ("nu", nu)):
             if check_measure(measure, name).positions is None:
@@ -98,23 +98,23 @@ def conditioned_pair(
                     f"{name}: expected a ParticleMeasure with positions, got one without; give "
                     "positions=, conditions=, or use ParticleMeasure.from_sequence"
                 )
-        pair = as_pair(mu, nu)
-        given = [t.positions[..., None] for t in pair[:2] if t.positions is not None]
+        both = as_measures(mu, nu)
+        given = [t.positions[..., None] for t in both[:2] if t.positions is not None]
     else:
         if not isinstance(conditions, (tuple, list)) or len(conditions) != 2:
             raise ValueError(
                 f"conditions: expected a pair (s, t) of arrays, got {describe(conditions)}"
             )
-        pair = as_pair(mu, nu)
-        both = zip(("mu", "nu"), conditions, pair[:2], strict=True)
-        given = [_conditions(value, measure, name) for name, value, measure in both]
+        both = as_measures(mu, nu)
+        named = zip(("mu", "nu"), conditions, both[:2], strict=True)
+        given = [_conditions(value, measure, name) for name, value, measure in named]
         if given[0].shape[-1] != given[1].shape[-1]:
             raise ValueError(
                 "conditions: expected one dimension k, got "
                 f"{given[0].shape[-1]} for mu and {given[1].shape[-1]} for nu"
             )
     flat = (t.detach().double().cpu().numpy().reshape(-1, *t.shape[-2:]) for t in given)
-    return ConditionedPair(pair, *flat)
+    return ConditionedPair(both, *flat)
 
 
 def _conditions(value: Any, measure: ParticleMeasure, name: str) -> Tensor:
@@ -136,7 +136,8 @@ def solved_by_condition(
     given: ConditionedPair, penalty: float | None, position_atol: float, settings: Settings
 ) -> TransportResult:
     """The conditional distance of a pair with conditions, or of a batch of pairs."""
-    pair, s, t = given
+    (mu, _, _), s, t = given
+    pair = given.measures.pair
     position_atol = number(position_atol, "position_atol", least=0, below=1)
     price = math.inf
     if penalty is not None:
@@ -146,13 +147,13 @@ def solved_by_condition(
             "position_atol: expected 0 for conditions that are vectors or have a penalty, got "
             f"{position_atol:g}; positions are grouped on the line only"
         )
-    settings = replace(settings, device=str(pair.mu.device))
+    settings = replace(settings, device=pair.device)
     if price < math.inf:
         return finished(pair, _solve_penalised(pair, s, t, price, settings), settings)
-    tolerance = MASS_TOLERANCE[pair.mu.dtype]
+    tolerance = MASS_TOLERANCE[mu.dtype]
     answers = [
         _solve_case(_Case(*case), settings, position_atol, tolerance)[None]
-        for case in zip(*flat_arrays(pair), s, t, strict=True)
+        for case in zip(*pair.flat, s, t, strict=True)
     ]
     return finished(pair, gathered(answers) if answers else None, settings)
 
@@ -165,7 +166,7 @@ def _solve_penalised(
     λ = 4^e r with 1 ≤ r < 4: conditions are multiplied by 2^e, which rounds nothing, and points
     divided by √r, so that a large λ cannot round the points away.
     """
-    x, y, log_a, log_b = flat_arrays(pair)
+    x, y, log_a, log_b = pair.flat
     if penalty == 0:
         return solve_arrays(x, y, log_a, log_b, settings)
     power = (math.frexp(penalty)[1] - 1) // 2
@@ -278,4 +279,4 @@ def _infinite() -> Certified:
     yes = np.asarray(True)
     ends = (inf, inf, inf, none, none, np.zeros(0), None, None, name, yes)
     zero = np.zeros(())
-    return Certified(*ends, primal=inf, dual=inf, plan_doubt=zero, dual_doubt=zero, order=2)
+    return Certified(*ends, plan_doubt=zero, dual_doubt=zero, order=2)

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from meanfield.checks import number
 from meanfield.measures import MASS_TOLERANCE, ParticleMeasure
 from meanfield.transport.conditional import conditioned_pair, grouped_conditions
-from meanfield.transport.pairs import Measure, as_pair
+from meanfield.transport.pairs import Measure, as_measures
 
 _TENSOR_ENTRIES = 50_000_000  # differences n m d held at once by the tensorised backend
 # Scores of a block of rows: 1 MB of float32 stays in the cache, which is 2 to 3.5 times as fast.
@@ -55,7 +55,7 @@ def sinkhorn_divergence(
     """
     blur = number(blur, "blur", above=0)
     scaling = number(scaling, "scaling", above=0, below=1)
-    mu, nu, as_numpy = as_pair(mu, nu)
+    mu, nu, as_numpy = as_measures(mu, nu)
     batch, n, m, d = mu.batch_shape, mu.n_particles, nu.n_particles, mu.dim
     centre = mu.mean().mean(tuple(range(len(batch))), keepdim=False) if batch else mu.mean()
     x, y = ((t.points - centre.detach()).reshape(-1, t.n_particles, d) for t in (mu, nu))
@@ -109,19 +109,19 @@ def conditional_sinkhorn_divergence(
         "scaling": number(scaling, "scaling", above=0, below=1),
     }
     price = math.inf if penalty is None else number(penalty, "penalty", least=0, finite=False)
-    pair, s, t = conditioned_pair(mu, nu, conditions)
+    measures, s, t = conditioned_pair(mu, nu, conditions)
     if price < math.inf:
-        both = (_priced(*each, price) for each in zip(pair[:2], (s, t), strict=True))
+        both = (_priced(*each, price) for each in zip(measures[:2], (s, t), strict=True))
         found = sinkhorn_divergence(*both, **settings)
     else:
         flat = [
             (t.weights.reshape(-1, t.n_particles), t.points.reshape(-1, t.n_particles, t.dim))
-            for t in pair[:2]
+            for t in measures[:2]
         ]
         sides = (zip(*measure, c, strict=True) for measure, c in zip(flat, (s, t), strict=True))
         each = [_conditional(one, other, settings) for one, other in zip(*sides, strict=True)]
-        found = torch.stack(each).reshape(pair.mu.batch_shape)
-    return found.numpy()[()] if pair.as_numpy else found
+        found = torch.stack(each).reshape(measures.mu.batch_shape)
+    return found.numpy()[()] if measures.as_numpy else found
 
 
 def _priced(measure: ParticleMeasure, conditions: np.ndarray, penalty: float) -> ParticleMeasure:

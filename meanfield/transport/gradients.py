@@ -155,16 +155,18 @@ def conditional_w2(
     """
     settings = Settings.of(rtol=rtol)
     given = conditioned_pair(mu, nu, conditions)
-    return _valued(given.pair, solved_by_condition(given, penalty, position_atol, settings))
+    return _valued(
+        given.measures.pair, solved_by_condition(given, penalty, position_atol, settings)
+    )
 
 
 def _valued(pair: Pair, result: TransportResult) -> Any:
     """The value, with its gradient where one is wanted, and a warning where it is hardly known."""
     warn_of_rounding(result)
-    mu, nu = pair.mu, pair.nu
-    inputs = (mu.points, nu.points, mu.log_weights, nu.log_weights)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
-        return _Envelope.apply(*inputs, result)
+    if pair.as_numpy or not torch.is_grad_enabled():
+        return result.value
+    if any(t.requires_grad for t in pair):
+        return _Envelope.apply(*pair, result)
     return result.value
 
 

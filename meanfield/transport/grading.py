@@ -22,7 +22,7 @@ from meanfield.transport.certificate import (
     power_mean,
 )
 from meanfield.transport.foreign import Entries, entries_of, potentials_of
-from meanfield.transport.pairs import Measure, as_pair, flat_arrays
+from meanfield.transport.pairs import Measure, as_pair
 from meanfield.transport.plans.c_transform import CTransform
 from meanfield.transport.plans.exact import solve_dense, sparse_simplex
 from meanfield.transport.plans.formulas import monotone_plan, staircase, widest_direction
@@ -88,12 +88,12 @@ def certify(
     start = time.perf_counter()
     order, rtol = as_order(p), number(rtol, "rtol", above=0, below=1)
     pair = as_pair(mu, nu)
-    if pair.mu.batch_shape:
+    if pair.batch_shape:
         raise ValueError(
-            f"expected one pair of measures, got a batch of shape {tuple(pair.mu.batch_shape)}; "
+            f"expected one pair of measures, got a batch of shape {pair.batch_shape}; "
             "certify each pair by itself"
         )
-    x, y, log_a, log_b = (t[0] for t in flat_arrays(pair))
+    x, y, log_a, log_b = (t[0] for t in pair.flat)
     entries = None if plan is None else entries_of(plan, len(x), len(y))
     f, g = potentials_of(potentials, len(x), len(y))
     atoms = tuple(np.flatnonzero(logs > -math.inf) for logs in (log_a, log_b))
@@ -103,10 +103,10 @@ def certify(
     given, misplaced = _repaired(problem, _among(entries, atoms, (len(x), len(y))))
     unit = -order * float(problem.exponent)
     known = [_in_unit(t, which, unit) for t, which in zip((f, g), atoms, strict=True)]
-    answer = _graded(problem, given, known, rtol, str(pair.mu.device))
+    answer = _graded(problem, given, known, rtol, pair.device)
     names = ("plan" * (plan is not None), "potentials" * (potentials is not None))
     answer = replace(answer, method="given " + (" and ".join(filter(None, names)) or "nothing"))
-    parts = _blamed(problem, answer, rtol, str(pair.mu.device))
+    parts = _blamed(problem, answer, rtol, pair.device)
     over, under, rounding, undecided = (math.ldexp(t, int(problem.exponent)) for t in parts)
     blame = Blame(over, under, rounding, undecided, misplaced)
     answer = in_numbering(in_unit(answer, problem.exponent, order), (x, y), (log_a, log_b))

@@ -15,15 +15,64 @@ Measure = Any  # ParticleMeasure | Tensor | ndarray | DataFrame | (points, weigh
 
 
 class Pair(NamedTuple):
+    """Points (..., n, d), (..., m, d) and log-weights of two measures whose batch axes agree.
+
+    NumPy arrays where both came as such (or as data frames), so that NumPy goes back; tensors
+    otherwise.
+    """
+
+    x: Any
+    y: Any
+    log_a: Any
+    log_b: Any
+
+    @property
+    def as_numpy(self) -> bool:
+        """Whether NumPy goes back."""
+        return isinstance(self.x, np.ndarray)
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        """Leading axes, () for a single pair."""
+        return tuple(self.log_a.shape[:-1])
+
+    @property
+    def is_single(self) -> bool:
+        """Whether they are of single precision."""
+        return self.x.dtype in (np.float32, torch.float32)
+
+    @property
+    def device(self) -> str:
+        """Where the points are."""
+        return "cpu" if self.as_numpy else str(self.x.device)
+
+    @property
+    def flat(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """x (B, n, d), y (B, m, d), log a (B, n), log b (B, m) in float64 on the CPU."""
+        arrays = self if self.as_numpy else (t.detach().double().cpu().numpy() for t in self)
+        axes = len(self.batch_shape)
+        flat = (t.reshape(-1, *t.shape[axes:]) for t in arrays)
+        x, y, log_a, log_b = (t.astype(np.float64, copy=False) for t in flat)
+        return x, y, log_a, log_b
+
+
+class Measures(NamedTuple):
     """Two measures of one kind whose batch axes have been broadcast."""
 
     mu: ParticleMeasure
     nu: ParticleMeasure
-    as_numpy: bool  # both came as NumPy arrays (or data frames), so NumPy goes back
+    as_numpy: bool
+
+    @property
+    def pair(self) -> Pair:
+        """Their arrays."""
+        mu, nu, as_numpy = self
+        tensors = (mu.points, nu.points, mu.log_weights, nu.log_weights)
+        return Pair(*(t.numpy() if as_numpy else t for t in tensors))
 
 
 def as_pair(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) -> Pair:
-    """Both arguments as measures: same dtype, device and dimension, batch axes broadcast.
+    """Both arguments as arrays of one dtype, device and dimension, batch axes broadcast.
 
     Args:
         mu: a `ParticleMeasure`; points (..., n, d) of a uniform measure as tensor, NumPy array,
@@ -37,16 +86,17 @@ def as_pair(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) ->
         ValueError: dimensions, devices or batch shapes that do not fit; weights that do not sum
             to 1; atoms with mass that are not finite; empty clouds.
     """
-    if weights is not None and (not isinstance(weights, (tuple, list)) or len(weights) != 2):
-        got = (
-            f"{len(weights)} entries" if isinstance(weights, (tuple, list)) else describe(weights)
-        )
-        raise ValueError(f"weights: expected a pair (a, b), got {got}")
-    a, b = weights or (None, None)
-    as_numpy = _is_numpy(mu) and _is_numpy(nu)
+    a, b = _both(weights)
     first, second = _plain(mu, a), _plain(nu, b)
-    if first is not None and second is not None and first.dim == second.dim:
-        return Pair(first, second, as_numpy)
+    if first is not None and second is not None and first[0].shape[1] == second[0].shape[1]:
+        return Pair(first[0], second[0], first[1], second[1])
+    return as_measures(mu, nu, weights).pair
+
+
+def as_measures(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) -> Measures:
+    """Both arguments as measures; arguments and errors as of `as_pair`."""
+    a, b = _both(weights)
+    as_numpy = _is_numpy(mu) and _is_numpy(nu)
     mu, nu = _measure(mu, a, "mu"), _measure(nu, b, "nu")
     check_same_kind(mu.points, "mu", nu.points, "nu")
     if mu.dim != nu.dim:
@@ -66,7 +116,18 @@ def as_pair(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) ->
             f"expected batch shapes that broadcast, got {tuple(mu.batch_shape)} for mu and "
             f"{tuple(nu.batch_shape)} for nu"
         ) from None
-    return Pair(mu.expand(*batch), nu.expand(*batch), as_numpy)
+    return Measures(mu.expand(*batch), nu.expand(*batch), as_numpy)
+
+
+def _both(weights: Any) -> tuple[Any, Any]:
+    if weights is None:
+        return None, None
+    if not isinstance(weights, (tuple, list)) or len(weights) != 2:
+        got = (
+            f"{len(weights)} entries" if isinstance(weights, (tuple, list)) else describe(weights)
+        )
+        raise ValueError(f"weights: expected a pair (a, b), got {got}")
+    return weights[0], weights[1]
 
 
 def _measure(value: Measure, weights: Any, name: str) -> ParticleMeasure:
@@ -91,8 +152,8 @@ def _size(cloud: Any) -> int | None:
     return len(points) if is_array else None
 
 
-def _plain(value: Measure, weights: Any) -> ParticleMeasure | None:
-    """The measure of one cloud of NumPy arrays that is plainly right, otherwise None.
+def _plain(value: Measure, weights: Any) -> tuple[np.ndarray, np.ndarray] | None:
+    """Points and log-weights of one cloud of NumPy arrays that is plainly right, otherwise None.
 
     Every day's case: checks by torch take longer than transport between ten atoms. What is not
     plainly right is left to `ParticleMeasure.of`, which says what is wrong with it.
@@ -104,21 +165,17 @@ def _plain(value: Measure, weights: Any) -> ParticleMeasure | None:
     if not np.isfinite(points).all():
         return None
     if weights is None:
-        logs = np.full(len(points), -math.log(len(points)))
-    else:
-        if not _is_plain(weights) or weights.shape != points.shape[:1] or not weights.min() > 0:
-            return None
-        total = weights.sum()
-        if not abs(total - 1) <= MASS_TOLERANCE[torch.float64]:
-            return None
-        logs = np.log(weights) - math.log(total)
-    return ParticleMeasure.checked(torch.from_numpy(points), torch.from_numpy(logs))
+        return points, np.full(len(points), -math.log(len(points)))
+    if not _is_plain(weights) or weights.shape != points.shape[:1] or not weights.min() > 0:
+        return None
+    total = weights.sum()
+    if not abs(total - 1) <= MASS_TOLERANCE[torch.float64]:
+        return None
+    return points, np.log(weights) - math.log(total)
 
 
 def _is_plain(values: Any) -> bool:
-    if type(values) is not np.ndarray or values.dtype != np.float64:
-        return False
-    return bool(values.flags.c_contiguous and values.flags.writeable)
+    return type(values) is np.ndarray and values.dtype == np.float64
 
 
 def refuse_cost_matrix(extra: tuple[Any, ...], name: str) -> None:
@@ -130,15 +187,6 @@ def refuse_cost_matrix(extra: tuple[Any, ...], name: str) -> None:
             "weights=(a, b)), with points x (n, d) and y (m, d): costs are made from the points, "
             "since a matrix of squares has lost the digits of small displacements"
         )
-
-
-def flat_arrays(pair: Pair) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """x (B, n, d), y (B, m, d), log a (B, n), log b (B, m) in float64 on the CPU."""
-    (mu, nu, _), axes = pair, len(pair.mu.batch_shape)
-    tensors = (mu.points, nu.points, mu.log_weights, nu.log_weights)
-    flat = (t.detach().reshape(-1, *t.shape[axes:]) for t in tensors)
-    x, y, log_a, log_b = (t.double().cpu().numpy() for t in flat)
-    return x, y, log_a, log_b
 
 
 def _is_numpy(value: Measure) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -73,7 +75,7 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         upper: certified upper bound, likewise.
         coupling: the plan that gives `upper`, or None where none exists (infinite distance).
         potentials: (f, g), shapes (..., n) and (..., m), with fᵢ + g_j ≤ ‖xᵢ − y_j‖^order up
-            to rounding and ⟨a, f⟩ + ⟨b, g⟩ = value^order within the width: optimal ones, or None.
+            to rounding and ⟨a, f⟩ + ⟨b, g⟩ = value^order within the width, or None.
         method: what gave the answer; for a batch, the methods that occur, joined by " + ".
         converged: whether plan and potentials meet within `rtol`, shape of the batch, up to what
             rounding of the weights given leaves open: that is in the interval, and in `rounding`.
@@ -83,23 +85,46 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
             units in their last place, and of sums. No solver makes the interval narrower than
             that; where clouds are collapsed it may be most of W₂ itself.
         blame: of `certify`, what makes the interval wide.
-        evidence: what `save` writes, in double precision; None for a batch.
+        found: the pair and its answer in double precision, of which coupling, potentials and
+            what `save` writes are made when they are asked for.
     """
 
     value: Any = labelled("Wasserstein distance", units="length")
     lower: Any = labelled("certified lower bound", units="length", beside=True)
     upper: Any = labelled("certified upper bound", units="length", beside=True)
-    coupling: Coupling | None
-    potentials: tuple[Any, Any] | None
     method: str = labelled("method", attribute=True)
     converged: Any = labelled("whether it has converged", dtype="bool", beside=True)
     seconds: float
     order: float = labelled("order p of Wₚ", attribute=True, default=2)
     blame: Blame | None = None
-    evidence: Evidence | None = None
+    found: tuple[Pair, Certified] | None = None
     rounding: Any = labelled(
         "width that rounding leaves open", units="length", beside=True, shown=False, default=None
     )
+
+    @cached_property
+    def coupling(self) -> Coupling | None:
+        """The plan that gives `upper`."""
+        if self.found is None or not self.found[1].rows.shape[-1]:
+            return None
+        pair, answer = self.found
+        points = (t if pair.as_numpy else t.detach() for t in pair[:2])
+        plan = (_given(pair, t) for t in (answer.rows, answer.cols, answer.log_mass))
+        return Coupling(*points, *plan)
+
+    @cached_property
+    def potentials(self) -> tuple[Any, Any] | None:
+        """The potentials that give `lower`."""
+        if self.found is None:
+            return None
+        pair, answer = self.found
+        if answer.f is None or answer.g is None:
+            return None
+        most = np.finfo(np.float32).max if pair.is_single else math.inf
+        # Squares may be beyond the range of float32 where distances are not.
+        if any((np.isfinite(t) & (np.abs(t) > most)).any() for t in (answer.f, answer.g)):
+            return None
+        return _given(pair, answer.f), _given(pair, answer.g)
 
     @property
     def relative_width(self) -> Any:
@@ -149,13 +174,16 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
             raise ValueError(f"path: expected a name that ends in .proof, got {path.name!r}")
         if self.order != int(self.order):
             raise ValueError(f"save: expected a distance of whole order, got {self.order:g}")
-        if self.evidence is None or self.evidence.answer.g is None:
+        if self.value.ndim or self.coupling is None or self.potentials is None:
             raise ValueError(
                 "save: expected the answer for one pair of measures with a plan and potentials, "
                 f"got one by {self.method!r} without; solve each pair by itself, or use "
                 "method='simplex'"
             )
-        write_proof(self.evidence, path, checked=as_bool(check, "check"))
+        assert self.found is not None  # there is a coupling
+        pair, answer = self.found
+        evidence = Evidence(*(t[0] for t in pair.flat), answer[0])
+        write_proof(evidence, path, checked=as_bool(check, "check"))
         return path
 
     def to_dataset(self) -> xr.Dataset:
@@ -209,51 +237,33 @@ def assemble(
     blame: Blame | None = None,
 ) -> TransportResult:
     """Arrays of the caller's kind and batch shape, from a batch in the caller's unit."""
-    batch, like = pair.mu.batch_shape, pair.mu.points
-    dtype = np.float32 if like.dtype == torch.float32 else np.float64
-
-    def given(values: np.ndarray, *axes: int) -> Any:
-        values = np.reshape(values, (*batch, *axes))
-        if values.dtype.kind == "f":
-            values = values.astype(dtype, copy=False)
-        return values[()] if pair.as_numpy else torch.as_tensor(values, device=like.device)
-
     if answer is None:
-        none, yes = given(np.zeros(0)), given(np.ones(0, bool))
-        return TransportResult(none, none, none, None, None, "empty batch", yes, seconds, order)
-    lower, upper = _rounded(answer.lower, dtype, -1), _rounded(answer.upper, dtype, 1)
-    coupling = potentials = None
-    size = answer.rows.shape[-1]
-    if size:
-        points = (t.points.detach() for t in (pair.mu, pair.nu))
-        source, target = (t.numpy() if pair.as_numpy else t for t in points)
-        plan = (given(t, size) for t in (answer.rows, answer.cols, answer.log_mass))
-        coupling = Coupling(source, target, *plan)
-    if (blame or answer.converged.all()) and answer.f is not None and answer.g is not None:
-        f, g = (_rounded(t, dtype, 0) for t in (answer.f, answer.g))
-        pairs = ((f, answer.f), (g, answer.g))
-        # Squares may be beyond the range of float32 where distances are not.
-        if not any((np.isinf(short) & np.isfinite(t)).any() for short, t in pairs):
-            potentials = given(f, f.shape[-1]), given(g, g.shape[-1])
-    evidence = None
-    if not batch and size:
-        tensors = (pair.mu.points, pair.nu.points, pair.mu.log_weights, pair.nu.log_weights)
-        x, y, log_a, log_b = (t.detach().double().cpu().numpy() for t in tensors)
-        evidence = Evidence(x, y, log_a, log_b, answer[0])
+        none, yes = _given(pair, np.zeros(0)), _given(pair, np.ones(0, bool))
+        return TransportResult(none, none, none, "empty batch", yes, seconds, order)
+    lower, upper = (_given(pair, t, k) for t, k in ((answer.lower, -1), (answer.upper, 1)))
+    value = _given(pair, answer.value)
+    value = value.clip(lower, upper) if pair.as_numpy else value.clamp(lower, upper)
     return TransportResult(
-        blame=blame,
-        evidence=evidence,
-        value=given(np.clip(_rounded(answer.value, dtype, 0), lower, upper)),
-        lower=given(lower),
-        upper=given(upper),
-        coupling=coupling,
-        potentials=potentials,
+        value=value,
+        lower=lower,
+        upper=upper,
         method=answer.method,
-        converged=given(answer.converged),
+        converged=_given(pair, answer.converged),
         seconds=seconds,
         order=order,
-        rounding=given(_rounded(answer.rounding, dtype, 1)),
+        blame=blame,
+        found=(pair, answer),
+        rounding=_given(pair, answer.rounding, 1),
     )
+
+
+def _given(pair: Pair, values: np.ndarray, direction: int = 0) -> Any:
+    """In the batch shape, the kind and the dtype of the points; rounded outward if asked for."""
+    batch = pair.batch_shape
+    values = values.reshape(batch + values.shape[1:])
+    if values.dtype == np.float64 and pair.is_single:
+        values = _rounded(values, direction)
+    return values[()] if pair.as_numpy else torch.as_tensor(values, device=pair.device)
 
 
 def warn_of_rounding(result: TransportResult) -> None:
@@ -280,7 +290,7 @@ def refuse_unconverged(result: TransportResult, rtol: float) -> TransportResult:
         ConvergenceError: otherwise, with the interval that was reached, and the flagged answer
             as its `result`.
     """
-    if bool(torch.as_tensor(result.converged).all()):
+    if result.converged.all():
         return result
     low, high, width = (
         torch.as_tensor(t).reshape(-1) for t in (result.lower, result.upper, result.relative_width)
@@ -295,13 +305,11 @@ def refuse_unconverged(result: TransportResult, rtol: float) -> TransportResult:
     )
 
 
-def _rounded(values: np.ndarray, dtype: type, direction: int) -> np.ndarray:
-    """In the dtype, rounded outward where that is shorter."""
-    if dtype is np.float64:
-        return values
+def _rounded(values: np.ndarray, direction: int) -> np.ndarray:
+    """In single precision, outward in a direction."""
     with np.errstate(over="ignore"):
-        short: np.ndarray = values.astype(dtype)
+        short: np.ndarray = values.astype(np.float32)
     if direction:
         wrong = (short > values) if direction < 0 else (short < values)
-        short[wrong] = np.nextafter(short[wrong], dtype(direction * np.inf))
+        short = np.where(wrong, np.nextafter(short, np.float32(direction * np.inf)), short)
     return short

@@ -15,7 +15,7 @@ import numpy as np
 
 from meanfield.checks import as_bool, choice, number
 from meanfield.transport.certificate import Certified, in_unit, narrower
-from meanfield.transport.pairs import Measure, Pair, as_pair, flat_arrays, refuse_cost_matrix
+from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
 from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.columns import solve_columns
 from meanfield.transport.plans.exact import (
@@ -239,10 +239,10 @@ def as_order(p: Any) -> float:
 
 def solved(pair: Pair, settings: Settings) -> TransportResult:
     """The distance of a pair of measures, or of a batch of pairs."""
-    arrays = flat_arrays(pair)
+    arrays = pair.flat
     if settings.checkpoint is not None and len(arrays[0]) != 1:
         raise ValueError(f"checkpoint: expected one pair of measures, got {len(arrays[0])}")
-    answer = solve_arrays(*arrays, replace(settings, device=str(pair.mu.device)))
+    answer = solve_arrays(*arrays, replace(settings, device=pair.device))
     return finished(pair, answer, settings)
 
 
@@ -264,7 +264,7 @@ def solve_arrays(
     count, (n, d), m = len(x), x.shape[1:], y.shape[1]
     if not count:
         return None
-    is_small = count > 1 and max(n, m) <= _BATCHED and settings.method == "auto"
+    is_small = max(n, m) <= _BATCHED and settings.method == "auto" and (d > 1 or count > 1)
     if not is_small or min(log_a.min(), log_b.min()) == -math.inf:
         cases = zip(x, y, log_a, log_b, strict=True)
         return gathered([_solve_one(*case, settings)[None] for case in cases])
@@ -278,14 +278,13 @@ def solve_arrays(
         answer = formula or solve_dense(problem, rtol=settings.rtol)
         return in_unit(answer, problem.exponent, settings.order)
 
-    threads = os.cpu_count() or 1
-    if max(n, m) < _THREADED_FROM or threads == 1 or len(blocks) == 1:
+    if max(n, m) < _THREADED_FROM or len(blocks) == 1:
         found = [answer_of(block) for block in blocks]
     else:
-        with ThreadPoolExecutor(threads) as pool:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
             found = list(pool.map(answer_of, blocks))
     whole = gathered(found)
-    is_open = whole.width > settings.rtol
+    is_open = whole.upper - whole.lower > settings.rtol * whole.upper
     if not is_open.any():
         return whole
     closed, left = np.flatnonzero(~is_open), np.flatnonzero(is_open)[:, None]

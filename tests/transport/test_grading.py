@@ -480,9 +480,9 @@ def test_what_cannot_be_saved_is_refused(tmp_path) -> None:
 
 
 def test_an_answer_that_its_evidence_does_not_prove_leaves_no_file(tmp_path) -> None:
-    answer = BEST.evidence.answer
+    pair, answer = BEST.found
     high = replace(answer, lower=answer.upper, upper=answer.upper * (1 + 1e-9))
-    wrong = replace(BEST, evidence=BEST.evidence._replace(answer=high))
+    wrong = replace(BEST, found=(pair, high))
     with pytest.raises(CertificateError, match="in exact arithmetic"):
         wrong.save(tmp_path / "w2.proof")
     assert not list(tmp_path.iterdir())

@@ -350,8 +350,6 @@ def answer_of(
         g=np.full(1, -tag),
         method=str(tag),
         converged=np.asarray(converged),
-        primal=np.asarray(upper),
-        dual=np.asarray(lower),
         plan_doubt=np.asarray(doubt),
         dual_doubt=np.asarray(0.0),
         order=2,
@@ -387,10 +385,10 @@ def test_a_flag_is_kept_only_where_rounding_explains_the_interval_that_is_left(
 
 def test_the_plan_kept_is_held_against_the_potentials_kept() -> None:
     """Each of the two met its own; the doubts that count are those of what is kept."""
-    plan = answer_of(1.0, 2.0, 3.0, 1.0, converged=False, doubt=1.7)
+    plan = answer_of(1.0, 2.0, 3.0, 1.0, converged=False, doubt=1.2)
     dual = answer_of(2.5, 3.5, 4.0, 2.0, converged=False)
-    assert narrower(plan, dual, 1e-9).converged  # 2.75 of 1.7² = 2.89
-    assert not narrower(replace(plan, plan_doubt=np.asarray(1.6)), dual, 1e-9).converged
+    assert narrower(plan, dual, 1e-9).converged  # 2.75 of 2 · 1.2² = 2.88
+    assert not narrower(replace(plan, plan_doubt=np.asarray(1.1)), dual, 1e-9).converged
 
 
 @pytest.mark.parametrize("order", [1, 2])

@@ -302,8 +302,6 @@ def _joined(
         f=inside.f if is_whole else None,
         g=inside.g if is_whole else None,
         method=_NAME + inside.method,
-        primal=powers_added(inside.primal, cost ** (1 / order), order),
-        dual=np.where(crossing.lower >= 0, powers_added(inside.dual, size, order), lower),
         plan_doubt=powers_added(inside.plan_doubt, open_above, order),
         dual_doubt=powers_added(inside.dual_doubt, open_below, order),
     )

@@ -15,7 +15,6 @@ from meanfield.transport.certificate import (
     Certified,
     SparsePlan,
     certified,
-    feasible,
     log_masses,
     narrower,
 )
@@ -26,6 +25,7 @@ from meanfield.transport.problem import Problem
 _PIVOTS = 10**12  # the default of POT, 1e5, silently moves 15 to 78 % of the mass
 _LEAST_MASS = 1e-300  # atoms of weight 0 make the core return meaningless potentials
 _REFINEMENTS = 4
+_ASSIGNED_FROM = 1_000  # pairs from which assignment with its potentials beats the simplex
 _FEW_FROM = 20_000  # pairs from which a few arcs beat all of them
 _SCALINGS = 10  # steps of Sinkhorn that choose the arcs
 _BLUR = 0.05  # their temperature, over the mean reduced cost
@@ -41,15 +41,18 @@ _LEAST_SCALING = np.float32(1e-30)
 def solve_dense(
     problem: Problem, *, rtol: float, by_simplex: bool = False, try_few_arcs: bool = True
 ) -> Certified:
-    """One problem, or a batch (one leading axis): nearest neighbours, then the simplex.
+    """One problem, or a batch (one leading axis): assignment, nearest neighbours or the simplex.
 
     Args:
         problem: the problems.
         rtol: how closely plans and potentials must meet.
-        by_simplex: not to look for nearest neighbours.
+        by_simplex: nothing but the simplex.
         try_few_arcs: whether Sinkhorn may choose the arcs of large problems.
     """
     n, m = problem.n, problem.m
+    is_middling = _ASSIGNED_FROM <= problem.pairs < _FEW_FROM
+    if is_middling and not by_simplex and problem.is_uniform.all():
+        return solve_assignment(problem, rtol=rtol)
     costs = problem.costs.reshape(-1, n, m)
     a, b = problem.a.reshape(-1, n), problem.b.reshape(-1, m)
     # Where yᵢ is nearest to xᵢ for every i, g = 0 proves xᵢ → yᵢ optimal.
@@ -63,9 +66,9 @@ def solve_dense(
         if todo.any():
             plans[todo], g[todo] = simplexes(a[todo], b[todo], costs[todo])
     plan = _sparse(plans.reshape(problem.costs.shape))
-    f, g = feasible(problem.costs, g.reshape(problem.b.shape), problem.b)
+    g = g.reshape(problem.b.shape)
     names = ["identity"] * (not todo.all()) + ["simplex"] * bool(todo.any())
-    return certified(problem, plan, (f, g), method=" + ".join(names), rtol=rtol)
+    return certified(problem, plan, g, method=" + ".join(names), rtol=rtol)
 
 
 def _sparse(plans: np.ndarray) -> SparsePlan:
@@ -95,21 +98,18 @@ def solve_on_few_arcs(problem: Problem, *, rtol: float) -> Certified | None:
     if found is None:
         return None
     plan = SparsePlan(found.rows, found.cols, log_masses(found.mass))
-    potentials = feasible(costs, found.g + start, problem.b)
-    return certified(problem, plan, potentials, method="simplex", rtol=rtol)
+    return certified(problem, plan, found.g + start, method="simplex", rtol=rtol)
 
 
 def solve_assignment(problem: Problem, *, rtol: float) -> Certified:
-    """One problem of uniform clouds of one size: accurate relative to the answer."""
-    sigma = assignment(problem.costs)
-    g = _assignment_potentials(problem.costs, sigma)
-    return certified(
-        problem,
-        SparsePlan(np.arange(problem.n), sigma, problem.logs_a),
-        feasible(problem.costs, g, problem.b),
-        method="assignment",
-        rtol=rtol,
-    )
+    """Uniform clouds of one size, one pair or a batch: accurate relative to the answer."""
+    n = problem.n
+    costs = problem.costs.reshape(-1, n, n)
+    sigma = assignment(costs)
+    g = _assignment_potentials(costs, sigma).reshape(problem.b.shape)
+    sigma = sigma.reshape(g.shape)
+    plan = SparsePlan(np.zeros_like(sigma) + np.arange(n), sigma, problem.logs_a)
+    return certified(problem, plan, g, method="assignment", rtol=rtol)
 
 
 def solve_finely(problem: Problem, *, rtol: float, answer: Certified) -> Certified:
@@ -130,8 +130,8 @@ def solve_finely(problem: Problem, *, rtol: float, answer: Certified) -> Certifi
         np.minimum(reduced, ceiling, out=reduced)
         plans, g = simplexes(problem.a[None], problem.b[None], reduced[None] / ceiling)
         plan = _sparse(plans[0])
-        potentials = feasible(problem.costs, answer.g + g[0] * ceiling, problem.b)
-        finer = certified(problem, plan, potentials, method="simplex", rtol=rtol)
+        g = answer.g + g[0] * ceiling
+        finer = certified(problem, plan, g, method="simplex", rtol=rtol)
         answer = narrower(answer, finer, rtol)
     return answer
 
@@ -231,27 +231,33 @@ def _on_active_arcs(
 
 
 def assignment(costs: np.ndarray) -> np.ndarray:
-    """The optimal permutation σ, xᵢ to y_σ(i)."""
+    """The optimal permutations σ (k, n) of costs (k, n, n), xᵢ to y_σ(i)."""
     from scipy.optimize import linear_sum_assignment
 
-    return linear_sum_assignment(costs)[1]
+    # Costs less the minima of rows, then of columns: half the steps are done.
+    reduced = costs - costs.min(-1, keepdims=True)
+    reduced -= reduced.min(-2, keepdims=True)
+    return np.stack([linear_sum_assignment(cost)[1] for cost in reduced])
 
 
 def _assignment_potentials(costs: np.ndarray, sigma: np.ndarray) -> np.ndarray:
-    """Potentials g of an optimal permutation: fᵢ = min_j C_ij − g_j, g_σ(i) = C_iσ(i) − fᵢ.
+    """Potentials g (k, n) of optimal permutations: fᵢ = min_j C_ij − g_j, g_σ(i) = C_iσ(i) − fᵢ.
 
     Repeated, this is Bellman–Ford in the residual graph; it converges in at most n rounds.
     Stopping early leaves a gap, never a wrong bound.
     """
-    along = costs[np.arange(len(costs)), sigma]
-    g, new = np.zeros_like(along), np.empty_like(along)
-    reduced = np.empty_like(costs)  # one for all rounds: a new one would be new pages each time
-    for _ in range(min(2 * len(costs), 200)):
-        new[sigma] = along - np.subtract(costs, g, out=reduced).min(-1)
-        if np.abs(new - g).max() <= 1e-16 * np.abs(new).max():
+    matched = np.take_along_axis(costs, sigma[:, None], -1)  # σ(i) stands in column i
+    along = np.diagonal(matched, axis1=-2, axis2=-1)
+    g = (matched - matched.min(-1, keepdims=True)).min(-2)
+    reduced = np.empty_like(matched)  # one for all rounds: new ones would be new pages each time
+    for _ in range(min(2 * costs.shape[-1], 200)):
+        new = along - np.subtract(matched, g[:, None], out=reduced).min(-1)
+        moved, g = new - g, new
+        if (np.abs(moved).max(-1) <= 1e-16 * np.abs(new).max(-1)).all():
             break
-        g[:] = new
-    return g
+    found = np.empty_like(g)
+    np.put_along_axis(found, sigma, g, -1)
+    return found
 
 
 class SparseFound(NamedTuple):
