@@ -25,7 +25,9 @@ from meanfield.transport.problem import Problem
 _PIVOTS = 10**12  # the default of POT, 1e5, silently moves 15 to 78 % of the mass
 _LEAST_MASS = 1e-300  # atoms of weight 0 make the core return meaningless potentials
 _REFINEMENTS = 4
-_ASSIGNED_FROM = 1_000  # pairs from which assignment with its potentials beats the simplex
+_ASSIGNED_DIM = 4  # from here on, and from these
+_ASSIGNED_FROM = 1_000  # pairs on, assignment with its potentials beats the simplex
+_FORD_ROUNDS, _FORD_GAP = 400, 1e-13
 _FEW_FROM = 20_000  # pairs from which a few arcs beat all of them
 _SCALINGS = 10  # steps of Sinkhorn that choose the arcs
 _BLUR = 0.05  # their temperature, over the mean reduced cost
@@ -50,24 +52,26 @@ def solve_dense(
         try_few_arcs: whether Sinkhorn may choose the arcs of large problems.
     """
     n, m = problem.n, problem.m
-    is_middling = _ASSIGNED_FROM <= problem.pairs < _FEW_FROM
-    if is_middling and not by_simplex and problem.is_uniform.all():
-        return solve_assignment(problem, rtol=rtol)
+    if problem.dim >= _ASSIGNED_DIM and problem.pairs >= _ASSIGNED_FROM and not by_simplex:
+        if problem.is_uniform.all():
+            return solve_assignment(problem, rtol=rtol)
     costs = problem.costs.reshape(-1, n, m)
     a, b = problem.a.reshape(-1, n), problem.b.reshape(-1, m)
-    # Where yᵢ is nearest to xᵢ for every i, g = 0 proves xᵢ → yᵢ optimal.
-    todo = np.full(len(costs), by_simplex | ~problem.is_paired)
-    if not todo.all():
-        todo |= (np.diagonal(costs, axis1=1, axis2=2) > costs.min(2)).any(-1)
-    if todo.all():
+    is_near = np.zeros(len(costs), bool)
+    if not by_simplex and problem.is_paired.any():
+        # Where yᵢ is nearest to xᵢ for every i, g = 0 proves xᵢ → yᵢ optimal.
+        is_near = (costs.diagonal(axis1=1, axis2=2) <= costs.min(2)).all(-1) & problem.is_paired
+    if not is_near.any():
         plans, g = simplexes(a, b, costs, try_few_arcs=try_few_arcs)
+        names = ["simplex"]
     else:
         plans, g = np.broadcast_to(np.eye(n), costs.shape).copy(), np.zeros_like(b)
+        names, todo = ["identity"], ~is_near
         if todo.any():
             plans[todo], g[todo] = simplexes(a[todo], b[todo], costs[todo])
+            names.append("simplex")
     plan = _sparse(plans.reshape(problem.costs.shape))
     g = g.reshape(problem.b.shape)
-    names = ["identity"] * (not todo.all()) + ["simplex"] * bool(todo.any())
     return certified(problem, plan, g, method=" + ".join(names), rtol=rtol)
 
 
@@ -243,17 +247,17 @@ def assignment(costs: np.ndarray) -> np.ndarray:
 def _assignment_potentials(costs: np.ndarray, sigma: np.ndarray) -> np.ndarray:
     """Potentials g (k, n) of optimal permutations: fᵢ = min_j C_ij − g_j, g_σ(i) = C_iσ(i) − fᵢ.
 
-    Repeated, this is Bellman–Ford in the residual graph; it converges in at most n rounds.
-    Stopping early leaves a gap, never a wrong bound.
+    Repeated, this is Bellman–Ford in the residual graph; it converges in at most n rounds. By
+    how much g grows in a round is the gap that is left; stopping early is never a wrong bound.
     """
     matched = np.take_along_axis(costs, sigma[:, None], -1)  # σ(i) stands in column i
     along = np.diagonal(matched, axis1=-2, axis2=-1)
     g = (matched - matched.min(-1, keepdims=True)).min(-2)
     reduced = np.empty_like(matched)  # one for all rounds: new ones would be new pages each time
-    for _ in range(min(2 * costs.shape[-1], 200)):
+    for _ in range(_FORD_ROUNDS):
         new = along - np.subtract(matched, g[:, None], out=reduced).min(-1)
-        moved, g = new - g, new
-        if (np.abs(moved).max(-1) <= 1e-16 * np.abs(new).max(-1)).all():
+        gap, g = (new - g).sum(-1), new
+        if (gap <= _FORD_GAP * along.sum(-1)).all():
             break
     found = np.empty_like(g)
     np.put_along_axis(found, sigma, g, -1)
