@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from meanfield import ParticleMeasure, figures
-from meanfield.transport import conditional_w2, solve_w2, w2, w2_squared
+from meanfield.transport import conditional_w2, solve_w2, w2
 
 rng = np.random.default_rng(0)
 x = rng.normal(size=(80, 2))
@@ -78,7 +78,7 @@ print(float(w2(light, moved)), np.exp(-450))
 target = torch.as_tensor(y)
 z = torch.as_tensor(x).clone().requires_grad_()
 for step in range(4):
-    value = w2_squared(z, target)
+    value = w2(z, target) ** 2
     (gradient,) = torch.autograd.grad(value, z)
     print(step, f"{value.item() ** 0.5:.4f}")
     z = (z - 0.25 * len(z) * gradient).detach().requires_grad_()

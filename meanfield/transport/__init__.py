@@ -34,10 +34,10 @@ from __future__ import annotations
 from meanfield.transport.conditional import solve_conditional_w2
 from meanfield.transport.coupling import Coupling
 from meanfield.transport.entropic import conditional_sinkhorn_divergence, sinkhorn_divergence
-from meanfield.transport.gradients import conditional_w2, w1, w2, w2_squared, wp
+from meanfield.transport.gradients import conditional_w2, w1, w2, wp
 from meanfield.transport.grading import certify
 from meanfield.transport.result import TransportResult
-from meanfield.transport.solve import solve_w1, solve_w2, solve_wp
+from meanfield.transport.solve import solve_w2, solve_wp
 
 __all__ = [
     "Coupling",
@@ -47,11 +47,9 @@ __all__ = [
     "conditional_w2",
     "sinkhorn_divergence",
     "solve_conditional_w2",
-    "solve_w1",
     "solve_w2",
     "solve_wp",
     "w1",
     "w2",
-    "w2_squared",
     "wp",
 ]

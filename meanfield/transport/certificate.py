@@ -483,9 +483,9 @@ def _settled(problem: Problem, plan: SparsePlan, *, may_match: bool) -> SparsePl
     plan = SparsePlan(plan.rows, plan.cols, logs, np.full(count, plan.log_doubt))
     if not may_match or n != problem.m or logs.shape[-1] < n or np.all(plan.log_doubt == _EXACT):
         return plan
-    if not problem.is_uniform.all():
-        if not (np.sort(problem.log_a, -1) == np.sort(problem.log_b, -1)).all(-1).any():
-            return plan
+    sides = (np.sort(logs, -1) for logs in (problem.log_a, problem.log_b))
+    if not problem.is_uniform.all() and not (next(sides) == next(sides)).all(-1).any():
+        return plan
     sigma = np.full((*count, n), -1)
     order = np.argsort(logs, -1, kind="stable")
     rows, cols = (taken(t, order) for t in (plan.rows, plan.cols))

@@ -1,4 +1,4 @@
-"""W₂, W₂², W₁, W_p and conditional W₂ as differentiable functions, by the envelope theorem.
+"""W₂, W₁, W_p and conditional W₂ as differentiable functions, by the envelope theorem.
 
 At an optimal plan π with potentials f, g: ∂W_p^p/∂xᵢ = p Σ_j π_ij ‖xᵢ − y_j‖^{p−2} (xᵢ − y_j) and
 ∂W_p^p/∂aᵢ = fᵢ up to a constant. Nothing is differentiated through a solver. Where the optimal
@@ -55,23 +55,6 @@ def w2(
     return _valued(pair, solved(pair, settings))
 
 
-def w2_squared(
-    mu: Measure,
-    nu: Measure,
-    *extra: Any,
-    weights: tuple[Any, Any] | None = None,
-    method: str = "auto",
-    rtol: float = 1e-9,
-) -> Any:
-    """W₂²(μ, ν) = min Σ π_ij ‖xᵢ − y_j‖², differentiable in points and log-weights.
-
-    Arguments and errors as for `w2`. The square of a distance below 1e-154 underflows: `w2`
-    does not.
-    """
-    refuse_cost_matrix(extra, "w2_squared")
-    return w2(mu, nu, weights=weights, method=method, rtol=rtol) ** 2
-
-
 def w1(
     mu: Measure,
     nu: Measure,
@@ -79,28 +62,9 @@ def w1(
     weights: tuple[Any, Any] | None = None,
     rtol: float = 1e-9,
 ) -> Any:
-    """W₁(μ, ν), the value of `solve_w1`, differentiable in points and log-weights.
-
-    The distance of two atoms that coincide has no gradient; 0 is taken.
-
-    Args:
-        mu: μ, as for `solve_w2`.
-        nu: ν, likewise.
-        *extra: nothing.
-        weights: as for `solve_w2`.
-        rtol: as for `solve_w1`.
-
-    Returns:
-        The distance in the unit of the points, shape of the batch.
-
-    Raises:
-        ConvergenceError: when `rtol` is not met; `solve_w1` gives the interval instead.
-        TypeError, ValueError: as `solve_w2`.
-    """
+    """W₁(μ, ν) = `wp` of order 1: arguments, answer and errors are described there."""
     refuse_cost_matrix(extra, "w1")
-    settings = Settings.of(order=1, rtol=rtol)
-    pair = as_pair(mu, nu, weights)
-    return _valued(pair, solved(pair, settings))
+    return wp(mu, nu, 1, weights=weights, rtol=rtol)
 
 
 def wp(

@@ -160,30 +160,6 @@ def solve_w2(
     return solved(as_pair(mu, nu, weights), settings)
 
 
-def solve_w1(
-    mu: Measure,
-    nu: Measure,
-    *extra: Any,
-    weights: tuple[Any, Any] | None = None,
-    rtol: float = 1e-9,
-    exact_weights: bool = False,
-    strict: bool = True,
-) -> TransportResult:
-    """W₁(μ, ν) = min over couplings of Σ π_ij ‖xᵢ − y_j‖, with a certified interval.
-
-    `solve_wp` of order 1: arguments, answer and errors are described there.
-
-    Example:
-        >>> import torch
-        >>> x = torch.tensor([[0.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
-        >>> solve_w1(x, x[:1]).value
-        tensor(2., dtype=torch.float64)
-    """
-    refuse_cost_matrix(extra, "solve_w1")
-    settings = Settings.of(order=1, rtol=rtol, exact_weights=exact_weights, strict=strict)
-    return solved(as_pair(mu, nu, weights), settings)
-
-
 def solve_wp(
     mu: Measure,
     nu: Measure,

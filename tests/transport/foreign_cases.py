@@ -13,7 +13,7 @@ import torch
 from scipy import sparse
 
 from meanfield.measures import ParticleMeasure
-from meanfield.transport import Coupling, TransportResult, solve_w1, solve_w2
+from meanfield.transport import Coupling, TransportResult, solve_wp
 from meanfield.transport.checker import HEAD
 from tests.transport.transport_oracles import exact_transport
 
@@ -220,7 +220,7 @@ def foreign_case(seed: int) -> Case:
     a, b = (t.log_weights.exp().numpy() for t in (mu, nu))
     costs = np.linalg.norm(x[:, None] - y, axis=-1) ** order
     unit = float(costs.max()) or 1.0
-    best = (solve_w1 if order == 1 else solve_w2)(mu, nu, strict=False)
+    best = solve_wp(mu, nu, order, strict=False)
     dense = best.plan.numpy()
     entropic, f, g = sinkhorn(
         costs / unit, a, b, 10.0 ** rng.uniform(-2.5, 0), rng.integers(1, 30)

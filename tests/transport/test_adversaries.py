@@ -15,7 +15,6 @@ from meanfield.measures import ParticleMeasure
 from meanfield.transport import (
     TransportResult,
     solve_conditional_w2,
-    solve_w1,
     solve_w2,
     solve_wp,
 )
@@ -32,7 +31,7 @@ from meanfield.transport.plans.exact import solve_dense
 from meanfield.transport.problem import Problem
 from meanfield.transport.result import refuse_unconverged
 from tests.transport.adversaries import ADVERSARIES, install, install_sparse
-from tests.transport.transport_oracles import exact_transport
+from tests.transport.transport_oracles import exact_transport, solve_w1
 
 F64 = torch.float64
 

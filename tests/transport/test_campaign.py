@@ -11,8 +11,8 @@ import torch
 
 from meanfield.lipschitz import secant_ratio
 from meanfield.measures import ParticleMeasure, stack
-from meanfield.transport import TransportResult, solve_conditional_w2, solve_w1, solve_w2
-from tests.transport.transport_oracles import exact_transport
+from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
+from tests.transport.transport_oracles import exact_transport, solve_w1
 
 PLACES = ("gaussian", "grid", "collapsed", "two clusters", "offset", "outlier", "duplicates")
 WEIGHTS = ("uniform", "dirichlet", "light", "heavy tail", "underflow", "same", "ulps", "zeros")

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meanfield.measures import ParticleMeasure
-from meanfield.transport import solve_w1, w1
-from tests.transport.transport_oracles import linear_program_w1
+from meanfield.transport import w1
+from tests.transport.transport_oracles import linear_program_w1, solve_w1
 
 seeds = st.integers(0, 2**31)
 

@@ -14,11 +14,11 @@ from meanfield.transport import (
     TransportResult,
     conditional_w2,
     solve_conditional_w2,
-    solve_w1,
     solve_w2,
     w1,
     w2,
 )
+from tests.transport.transport_oracles import solve_w1
 
 F64 = torch.float64
 IMAGES = ["translated", "affine", "reversed", "monotone", "rotated", "moved", "other"]

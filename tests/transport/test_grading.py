@@ -19,7 +19,7 @@ from scipy.optimize import linear_sum_assignment
 
 from meanfield.errors import CertificateError
 from meanfield.measures import ParticleMeasure
-from meanfield.transport import certify, checker, grading, solve_conditional_w2, solve_w1, solve_w2
+from meanfield.transport import certify, checker, grading, solve_conditional_w2, solve_w2
 from meanfield.transport.plans import pricing
 from meanfield.transport.plans.c_transform import CTransform
 from tests.transport.foreign_cases import (
@@ -29,6 +29,7 @@ from tests.transport.foreign_cases import (
     measure_of,
     truth_of,
 )
+from tests.transport.transport_oracles import solve_w1
 
 RNG = np.random.default_rng(3)
 X, Y = RNG.normal(size=(30, 2)), RNG.normal(size=(30, 2)) + 0.5

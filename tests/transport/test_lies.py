@@ -19,14 +19,14 @@ import pytest
 import torch
 
 from meanfield.errors import CertificateError
-from meanfield.transport import certificate, solve_w1, solve_w2, w2
+from meanfield.transport import certificate, solve_w2, w2
 from meanfield.transport import problem as problems
 from meanfield.transport import solve as dispatch
 from meanfield.transport.certificate import SparsePlan, certified, feasible, united
 from meanfield.transport.plans import clusters, columns, exact, formulas
 from meanfield.transport.plans.c_transform import CTransform
 from meanfield.transport.problem import Problem
-from tests.transport.transport_oracles import exact_transport
+from tests.transport.transport_oracles import exact_transport, solve_w1
 
 RNG = np.random.default_rng(5)
 LINE = RNG.normal(size=(30, 1)), RNG.normal(size=(30, 1)) + 0.3

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from scipy.spatial.distance import cdist
 
-from meanfield.transport import solve_w1, solve_w2, solve_wp, wp
+from meanfield.transport import solve_w2, solve_wp, wp
 from meanfield.transport.certificate import SparsePlan, certified, powers_added, powers_less
 from meanfield.transport.problem import Problem
-from tests.transport.transport_oracles import exact_transport
+from tests.transport.transport_oracles import exact_transport, solve_w1
 
 seeds = st.integers(0, 2**31)
 ORDERS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 7.0)

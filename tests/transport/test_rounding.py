@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from meanfield.measures import ParticleMeasure
-from meanfield.transport import solve_w1, solve_w2
+from meanfield.transport import solve_w2
 from meanfield.transport.certificate import (
     Certified,
     SparsePlan,
@@ -28,6 +28,7 @@ from meanfield.transport.certificate import _dual as dual_of
 from meanfield.transport.plans.exact import solve_dense
 from meanfield.transport.plans.formulas import solve_line, solve_one_atom, solve_two_atoms
 from meanfield.transport.problem import UNIT, Problem
+from tests.transport.transport_oracles import solve_w1
 
 
 def exact_weights(logs: np.ndarray) -> list:

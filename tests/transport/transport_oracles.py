@@ -5,9 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from fractions import Fraction
+from typing import Any
 
 import mpmath
 import numpy as np
+
+from meanfield.transport import TransportResult, solve_wp
+
+
+def solve_w1(mu: Any, nu: Any, **settings: Any) -> TransportResult:
+    """`solve_wp` of order 1."""
+    return solve_wp(mu, nu, 1, **settings)
 
 
 def linear_program_w2_squared(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:

@@ -52,9 +52,9 @@ def solve_dense(
         try_few_arcs: whether Sinkhorn may choose the arcs of large problems.
     """
     n, m = problem.n, problem.m
-    if problem.dim >= _ASSIGNED_DIM and problem.pairs >= _ASSIGNED_FROM and not by_simplex:
-        if problem.is_uniform.all():
-            return solve_assignment(problem, rtol=rtol)
+    is_fast = problem.dim >= _ASSIGNED_DIM and problem.pairs >= _ASSIGNED_FROM
+    if is_fast and not by_simplex and problem.is_uniform.all():
+        return solve_assignment(problem, rtol=rtol)
     costs = problem.costs.reshape(-1, n, m)
     a, b = problem.a.reshape(-1, n), problem.b.reshape(-1, m)
     is_near = np.zeros(len(costs), bool)
