@@ -192,9 +192,11 @@ def is_differentiated(*tensors: Tensor) -> bool:
     """Whether a derivative in any of them may be asked for, in any mode of torch."""
     import torch
 
-    if torch.autograd.forward_ad._current_level >= 0 or any(map(is_recorded, tensors)):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return True
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    # Private, as in `is_traced`: the derivatives of `torch.func` nest on a stack.
+    inside = torch._C._functorch.peek_interpreter_stack() is not None
+    return inside or torch.autograd.forward_ad._current_level >= 0 or is_recorded(tensors[0])
 
 
 def as_float_tensor(value: object, name: str, *, like: Tensor | None = None) -> Tensor:

@@ -64,6 +64,7 @@ class AttentionParameters:
     scale: Tensor
     key_bias: Tensor | None
     _inner: Tensor
+    _widths: list[int]
     _outer: Tensor | None
 
     def __init__(
@@ -96,6 +97,7 @@ class AttentionParameters:
         parts = inner.split([q.shape[:2].numel(), k.shape[:2].numel(), v.shape[:2].numel()])
         store = object.__setattr__
         store(self, "_inner", inner)
+        store(self, "_widths", [len(part) for part in parts])
         for name, part, like in zip(("query", "key", "value"), parts, (q, k, v), strict=True):
             store(self, name, part.unflatten(0, like.shape[:2]))
         outer = None if w is None else w.movedim(0, 1).flatten(1)
@@ -242,11 +244,12 @@ class AttentionParameters:
         """Qx, Kx, Vx of points ``(*batch, n, d)``: ``(*batch, H, n, ·)``; no bias, no scale."""
         joined = (points @ self._inner.mT).split_with_sizes(self._widths, -1)
         if self.n_heads == 1:
-            q, k, v = (part[..., None, :, :] for part in joined)
-            return q, k, v
+            q, k, v = joined
+            return q.unsqueeze(-3), k.unsqueeze(-3), v.unsqueeze(-3)
+        counts = self.n_heads, self.n_groups, self.n_groups
         q, k, v = (
             part.unflatten(-1, (heads, -1)).transpose(-2, -3)
-            for part, heads in zip(joined, self._counts, strict=True)
+            for part, heads in zip(joined, counts, strict=True)
         )
         if self.n_groups == self.n_heads:
             return q, k, v
@@ -276,15 +279,6 @@ class AttentionParameters:
     def per_head(self, grouped: Tensor) -> Tensor:
         """(G, ...) repeated to one entry per query head, (H, ...)."""
         return grouped.repeat_interleave(self.n_heads // len(grouped), 0)
-
-    @property
-    def _counts(self) -> tuple[int, int, int]:
-        return self.n_heads, self.n_groups, self.n_groups
-
-    @property
-    def _widths(self) -> list[int]:
-        matrices = (self.query, self.key, self.value)
-        return [matrix.shape[:2].numel() for matrix in matrices]
 
     @property
     def n_groups(self) -> int:

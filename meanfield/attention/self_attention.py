@@ -375,7 +375,8 @@ class SelfAttention(Map):
         values = (positions, weights.positions, weights.log_weights)
         traced = any(is_traced(value) for value in values)
         if not traced and not bool(weights.seeing(positions).all()):
-            why = f"{self.kernel} hides" if weights.scoring.position_bias else "it lies before"
+            far = weights.scoring.position_bias or self.kernel.reach < math.inf
+            why = f"{self.kernel} hides" if far else "it lies before"
             raise ValueError(
                 "s: expected positions that see an atom, since Γ is undefined elsewhere, got "
                 f"{float(positions.min())} to {float(positions.max())}: {why} all the mass"

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from meanfield.attention.weights import Block, Places, Scoring, blind_rows, blocks_of_rows
+from meanfield.attention.weights import Block, Places, Scoring, blind_rows
 from meanfield.checks import is_differentiated, is_recorded
 
 # Log-weight that stands for −inf in the fused kernel. Scores are negligible beside it, its
@@ -24,9 +24,6 @@ from meanfield.checks import is_differentiated, is_recorded
 _ABSENT = -1e30
 
 Tensors = tuple[Tensor, ...]
-
-# The softmax of products plus log-weights; without positions nothing is masked.
-_SOFTMAX = Scoring(causal=True)
 
 
 def attend(
@@ -63,22 +60,21 @@ def attend(
     Returns:
         o, ``(*batch, m, v)``. A row that sees no mass is 0.
     """
-    rows, columns = (queries,), (keys, values, log_weights[..., None])
+    tensors = [queries, keys, values, log_weights.unsqueeze(-1)]
     places = [t for t in (row_positions, column_positions) if t is not None]
-    shapes = {t.shape[:-2] for t in (*rows, *columns)} | {t.shape[:-1] for t in places}
-    batch = torch.broadcast_shapes(*shapes) if len(shapes) > 1 else shapes.pop()
-    tensors = [t.expand(*batch, *t.shape[-2:]) for t in (*rows, *columns)]
-    aligned = (_aligned(row_positions, len(batch)), _aligned(column_positions, len(batch)))
+    shapes = [t.shape[:-2] for t in tensors] + [t.shape[:-1] for t in places]
+    batch = shapes[0]
+    if any(shape != batch for shape in shapes):
+        batch = torch.broadcast_shapes(*shapes)
+        tensors = [t.expand(*batch, *t.shape[-2:]) for t in tensors]
     scoring = scoring or Scoring(causal=row_positions is not None)
-    function = _PLAIN
+    function, aligned = _PLAIN, (None, None)
     if not scoring.is_plain:
-        block = partial(_average, scoring)
-        function = RowSum(block, n_rows=1, n_row_outputs=1, scoring=scoring)
-    elif not scoring.causal:
-        aligned = (None, None)
+        function = _sum_of(scoring)
+    if places and not (scoring.is_plain and scoring.is_sighted):
+        aligned = _aligned(row_positions, len(batch)), _aligned(column_positions, len(batch))
     # Where nothing is differentiated, `apply` would take as long as a small map.
-    recorded = is_differentiated(*tensors, *places)
-    run = _Streamed.apply if recorded else _Streamed.forward
+    run = _Streamed.apply if is_differentiated(*tensors, *places) else _summed
     (out,) = run(function, *aligned, *tensors)
     return out
 
@@ -87,7 +83,8 @@ def _aligned(positions: Tensor | None, axes: int) -> Tensor | None:
     """Leading axes of size 1, so that batches broadcast wherever `vmap` puts its own axis."""
     if positions is None:
         return None
-    return positions.reshape(*(1,) * (axes + 1 - positions.ndim), *positions.shape)
+    missing = axes + 1 - positions.ndim
+    return positions.reshape(*(1,) * missing, *positions.shape) if missing else positions
 
 
 BlockFunction = Callable[[Tensors, Tensors, Places], tuple[Tensors, Tensors]]
@@ -101,17 +98,17 @@ class RowSum:
         block: from rows, columns and their `Places` to the outputs per row and per column.
         n_rows: how many tensors the rows are.
         n_row_outputs: how many outputs belong to rows; the others belong to columns.
+        scoring: how products become P.
         own_vjp: the reverse derivative, if there is a formula for it.
         own_jvp: the forward derivative, if there is a formula for it.
-        scoring: how products become P; the plain softmax has no position bias.
     """
 
     block: BlockFunction
     n_rows: int
     n_row_outputs: int
+    scoring: Scoring
     own_vjp: RowSum | None = None
     own_jvp: RowSum | None = None
-    scoring: Scoring = _SOFTMAX
 
     def vjp(self, n_inputs: int) -> RowSum:
         """Rows and cotangents of R, columns and cotangents of C ↦ cotangents of both."""
@@ -160,30 +157,37 @@ def _average(
     return (scoring.p(q @ k.mT, w.mT, places) @ v,), ()
 
 
-def _average_vjp(rows: Tensors, columns: Tensors, places: Places) -> tuple[Tensors, Tensors]:
+def _average_vjp(
+    scoring: Scoring, rows: Tensors, columns: Tensors, places: Places
+) -> tuple[Tensors, Tensors]:
     (q, y), (k, v, w) = rows, columns
-    p = _SOFTMAX.p(q @ k.mT, w.mT, places)
+    p = scoring.p(q @ k.mT, w.mT, places)
     g = (y @ v.mT).mul_(p)
     g.addcmul_(p, g.sum(-1, keepdim=True), value=-1)
     return (g @ k,), (g.mT @ q, p.mT @ y, g.sum(-2)[..., None])
 
 
-def _average_jvp(rows: Tensors, columns: Tensors, places: Places) -> tuple[Tensors, Tensors]:
+def _average_jvp(
+    scoring: Scoring, rows: Tensors, columns: Tensors, places: Places
+) -> tuple[Tensors, Tensors]:
     (q, q_dot), (k, v, w, k_dot, v_dot, w_dot) = rows, columns
-    p = _SOFTMAX.p(q @ k.mT, w.mT, places)
+    p = scoring.p(q @ k.mT, w.mT, places)
     g = torch.cat([q_dot, q], -1) @ torch.cat([k, k_dot], -1).mT
     g.add_(w_dot.mT).mul_(p)
     g.addcmul_(p, g.sum(-1, keepdim=True), value=-1)
     return (g @ v + p @ v_dot,), ()
 
 
-_PLAIN = RowSum(
-    partial(_average, _SOFTMAX),
-    n_rows=1,
-    n_row_outputs=1,
-    own_vjp=RowSum(_average_vjp, n_rows=2, n_row_outputs=1),
-    own_jvp=RowSum(_average_jvp, n_rows=2, n_row_outputs=1),
-)
+def _sum_of(scoring: Scoring) -> RowSum:
+    vjp, jvp = (
+        RowSum(partial(f, scoring), n_rows=2, n_row_outputs=1, scoring=scoring)
+        for f in (_average_vjp, _average_jvp)
+    )
+    value = RowSum(partial(_average, scoring), n_rows=1, n_row_outputs=1, scoring=scoring)
+    return replace(value, own_vjp=vjp, own_jvp=jvp) if scoring.is_tilted else value
+
+
+_PLAIN = _sum_of(Scoring(causal=True))  # without positions nothing is masked
 
 
 # --- any RowSum, block by block, with its derivatives ---
@@ -199,12 +203,9 @@ class _Streamed(torch.autograd.Function):
         column_positions: Tensor | None,
         *tensors: Tensor,
     ) -> Tensors:
-        rows, columns = tensors[: function.n_rows], tensors[function.n_rows :]
-        if function is _PLAIN:
-            out = _fused(row_positions, column_positions, rows, columns)
-            if out is not None:
-                return (out,)
-        return _run(function, row_positions, column_positions, rows, columns)
+        out = _summed(function, row_positions, column_positions, *tensors)
+        # Views are refused as outputs of a function with a forward derivative.
+        return tuple(t.clone() if t._is_view() else t for t in out)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -258,31 +259,44 @@ def _interleaved(
     return (*tensors[:n_rows], *more[:n_more_rows], *tensors[n_rows:], *more[n_more_rows:])
 
 
-def _run(
+def _summed(
     function: RowSum,
     row_positions: Tensor | None,
     column_positions: Tensor | None,
-    rows: Tensors,
-    columns: Tensors,
+    *tensors: Tensor,
 ) -> Tensors:
-    m, n = rows[0].shape[-2], columns[0].shape[-2]
-    limits = (row_positions, column_positions) if function.scoring.causal else (None, None)
+    fused = None
+    if function is _PLAIN:
+        fused = _fused(row_positions, column_positions, *tensors)
+    if fused is not None:
+        return (fused,)
+    return _blockwise(function, row_positions, column_positions, *tensors)
+
+
+def _blockwise(
+    function: RowSum,
+    row_positions: Tensor | None,
+    column_positions: Tensor | None,
+    *tensors: Tensor,
+) -> Tensors:
+    rows, columns = tensors[: function.n_rows], tensors[function.n_rows :]
+    m, n, scoring = rows[0].shape[-2], columns[0].shape[-2], function.scoring
+    limits = (row_positions, column_positions) if scoring.causal else (None, None)
     blind = blind_rows(columns[2][..., 0], *limits)
     places = Places(row_positions, column_positions, blind)
     # Expanded axes are copied once, here: products would copy them in every block.
     rows = tuple(t.contiguous() for t in rows)
     columns = tuple(t.contiguous() for t in columns)
     out: tuple[Tensors, Tensors] | None = None
-    for block in blocks_of_rows(math.prod(rows[0].shape[:-2]) * n, m, n, *limits):
+    for block in scoring.blocks(math.prod(rows[0].shape[:-2]) * n, m, n, places):
         of_block = _of_block(function, rows, columns, places, block)
         # Written into one place: small outputs kept from block to block would lie between the
         # large temporaries of the blocks, and their memory could not be used again.
         out = out or (_room(of_block[0], m), _room(of_block[1], n))
-        size = block.rows.stop - block.rows.start
         for whole, output in zip(out[0], of_block[0], strict=True):
-            whole.narrow(-2, block.rows.start, size).copy_(output)
+            whole.narrow(-2, block.rows.start, block.n_rows).copy_(output)
         for whole, output in zip(out[1], of_block[1], strict=True):
-            whole.narrow(-2, 0, block.columns.stop).add_(output)
+            whole.narrow(-2, block.columns.start, block.n_columns).add_(output)
     assert out is not None
     return (*out[0], *out[1])
 
@@ -290,9 +304,8 @@ def _run(
 def _of_block(
     function: RowSum, rows: Tensors, columns: Tensors, places: Places, block: Block
 ) -> tuple[Tensors, Tensors]:
-    start, size = block.rows.start, block.rows.stop - block.rows.start
-    own = tuple(t.narrow(-2, start, size) for t in rows)
-    seen = tuple(t.narrow(-2, 0, block.columns.stop) for t in columns)
+    own = tuple(t.narrow(-2, block.rows.start, block.n_rows) for t in rows)
+    seen = tuple(t.narrow(-2, block.columns.start, block.n_columns) for t in columns)
     return function.block(own, seen, places.block(block))
 
 
@@ -306,44 +319,48 @@ def _room(tensors: Tensors, length: int) -> Tensors:
 def _fused(
     row_positions: Tensor | None,
     column_positions: Tensor | None,
-    rows: Tensors,
-    columns: Tensors,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
 ) -> Tensor | None:
     """Attention by torch's fused kernel, which is as accurate; None where it does not apply.
 
     Log-weights go into one more coordinate, q' = (q, 1), k' = (k, log a). The kernel masks by
     storage order only, so rows and columns must share positions, and these must increase.
     """
-    (q,), (k, v, w) = rows, columns
     # On other devices its arithmetic may be TF32, and its memory n².
     if q.device.type != "cpu" or is_recorded(q):
         return None
-    causal, logs = row_positions is not None, w[..., 0]
+    causal = row_positions is not None
     if causal and not _increase_together(row_positions, column_positions):
         return None
-    alive = logs > -math.inf
-    # The first column is seen by every row when masked.
-    if not bool((alive[..., 0] if causal else alive.any(-1)).all()):
-        return None
-    if not bool((logs == logs[..., :1]).all()):
+    if not w.amin().item() > -math.inf:
+        # The first column is seen by every row when masked.
+        seen = (w[..., :1, :] if causal else w).amax((-2, -1))
+        if not bool((seen > -math.inf).all()):
+            return None
+    if w.stride(-2):  # not one number for all, as of a uniform measure
         q = torch.cat([q, torch.ones_like(q[..., :1])], -1)
         k = torch.cat([k, w.clamp_min(_ABSENT)], -1)
     # Only for equal widths does torch use its fused kernel; else it builds the n × n matrix.
     width = max(k.shape[-1], v.shape[-1])
-    q_flat, k_flat, v_flat = (
-        torch.nn.functional.pad(t, (0, width - t.shape[-1])).reshape(-1, 1, t.shape[-2], width)
-        for t in (q, k, v)
-    )
     out = torch.nn.functional.scaled_dot_product_attention(
-        q_flat, k_flat, v_flat, is_causal=causal, scale=1.0
+        _widened(q, width), _widened(k, width), _widened(v, width), is_causal=causal, scale=1.0
     )
-    # Cloned: autograd refuses views as outputs of a function with a forward derivative.
-    return out.reshape(*q.shape[:-1], width)[..., : v.shape[-1]].clone()
+    return out.reshape(*q.shape[:-1], width)[..., : v.shape[-1]]
+
+
+def _widened(vectors: Tensor, width: int) -> Tensor:
+    """With zeros behind, (b, 1, ·, width)."""
+    more = width - vectors.shape[-1]
+    padded = torch.nn.functional.pad(vectors, (0, more)) if more else vectors
+    return padded.reshape(-1, 1, vectors.shape[-2], width)
 
 
 def _increase_together(rows: Tensor | None, columns: Tensor | None) -> bool:
     """Whether rows and columns share their positions, and each is later than the last."""
     if rows is None or columns is None or rows.shape != columns.shape:
         return False
-    same = bool((rows == columns).all())
-    return same and bool((columns.diff(dim=-1) > 0).all())
+    same = rows is columns or bool((rows == columns).all())
+    return same and bool((columns[..., 1:] > columns[..., :-1]).all())

@@ -172,7 +172,7 @@ class AttentionTangent:
     @cached_property
     def blocks(self) -> list[Block]:
         """Of rows, with the columns that they may see."""
-        return list(self.weights.blocks(self.block_size))
+        return self.weights.blocks(self.block_size)
 
     @cached_property
     def _room(self) -> list[Tensor]:
@@ -180,9 +180,9 @@ class AttentionTangent:
         return []
 
     def _buffer(self, which: int, block: Block) -> Tensor:
-        shape = len(self.q), block.rows.stop - block.rows.start, block.columns.stop
+        shape = len(self.q), block.n_rows, block.n_columns
         while len(self._room) <= which:
-            largest = max((b.rows.stop - b.rows.start) * b.columns.stop for b in self.blocks)
+            largest = max(b.n_rows * b.n_columns for b in self.blocks)
             self._room.append(self.q.new_empty(len(self.q) * largest))
         return self._room[which][: math.prod(shape)].view(shape)
 
@@ -194,7 +194,7 @@ class AttentionTangent:
 
     def _prepared(self) -> _Rows:
         q, v = self.q, self.v
-        entries = sum((b.rows.stop - b.rows.start) * b.columns.stop for b in self.blocks)
+        entries = sum(b.n_rows * b.n_columns for b in self.blocks)
         matrices = (1 + (self._half_logs is not None)) * (1 + self._has_gain)
         keep = len(q) * entries * matrices * q.element_size() <= self.memory
         # Made before the blocks: small tensors that survive between the large ones of the blocks
@@ -209,7 +209,7 @@ class AttentionTangent:
             log_sums[:, i] = self._log_sums(logits, block)
             log_p = flat(logits).sub_(log_sums[:, i])
             if self._is_shifted:
-                torch.argmax(log_p, -1, keepdim=True, out=most[:, i])
+                most[:, i] = log_p.argmax(-1, keepdim=True) + j.start
             if self.weights.normalization.divides:
                 means[:, i] = log_p.exp() @ v[:, j]
             if keep:
@@ -300,8 +300,7 @@ class AttentionTangent:
         self, block: Block, matrices: Matrices, q_dot: Tensor, k_dot: Tensor | None
     ) -> Tensor:
         """wᵢⱼ = Gᵢⱼ⟨q̇ᵢ, kⱼ⟩ + Nᵢⱼ⟨qᵢ, k̇ⱼ⟩ of a block, rows shifted."""
-        i, j = block
-        most = None if self.rows.most is None else self.rows.most[:, i]
+        (i, j), most = block, self._most(block)
         left, right = q_dot[:, i], self.k[:, j]
         if k_dot is not None and matrices.queries is matrices.keys:
             left, right = torch.cat([left, self.q[:, i]], -1), torch.cat([right, k_dot[:, j]], -1)
@@ -318,6 +317,11 @@ class AttentionTangent:
             w.addcmul_(matrices.queries, shift, value=-1.0)
         w.addcmul_(x, matrices.keys)
         return w if most is None else w.scatter_(-1, most, 0.0)
+
+    def _most(self, block: Block) -> Tensor | None:
+        """ĵ of the rows of a block, counted from its first column."""
+        most = self.rows.most
+        return None if most is None else most[:, block.rows] - block.columns.start
 
     def _spread(self, block: Block, w: Tensor) -> Tensor:
         """Σⱼ wᵢⱼ (vⱼ − rᵢ) of a block, (B, rows, v)."""
@@ -367,8 +371,8 @@ class AttentionTangent:
         if matrices.queries is not matrices.keys:
             by_key = torch.mul(g, matrices.keys, out=self._buffer(2, block))
         g.mul_(matrices.queries)
-        if self.rows.most is not None:
-            most = self.rows.most[:, i]
+        most = self._most(block)
+        if most is not None:
             balance = g.scatter_(-1, most, 0.0).sum(-1, keepdim=True).neg_()
             g.scatter_(-1, most, balance)
             if by_key is not g:
@@ -409,24 +413,25 @@ class AttentionTangent:
         out = k.new_empty(*k.shape[:-1], v.shape[-1], k.shape[-1])
         for block, matrices in self.matrices():
             # The differences take k + v times the memory of P: a few rows at a time.
-            per_row = len(k) * block.columns.stop * (k.shape[-1] + v.shape[-1])
+            per_row = len(k) * block.n_columns * (k.shape[-1] + v.shape[-1])
             step = max(1, _DIFFERENCES // per_row)
             for start in range(block.rows.start, block.rows.stop, step):
                 part = slice(start, min(start + step, block.rows.stop))
                 of_block = slice(part.start - block.rows.start, part.stop - block.rows.start)
                 g = matrices.queries[:, of_block]
-                dv, dk = self._differences(g, part, block.columns)
+                dv, dk = self._differences(g, Block(part, block.columns))
                 out[:, part] = dv.mT @ (g[..., None] * dk)
         return out
 
     def _differences(
-        self, g: Tensor, rows: slice, columns: slice, heads: slice = slice(None)
+        self, g: Tensor, block: Block, heads: slice = slice(None)
     ) -> tuple[Tensor, Tensor]:
         """vⱼ − rᵢ and kⱼ − k_ĵ of a few rows, (B, rows, columns, ·); `dense` uses only vⱼ − rᵢ."""
-        k, v = self.k[heads, None, columns], self.v[heads, None, columns]
-        if self.rows.most is None:
-            return v - self.rows.means[heads, rows, None], k
-        most = self.rows.most[heads, rows]
+        k, v = self.k[heads, None, block.columns], self.v[heads, None, block.columns]
+        most = self._most(block)
+        if most is None:
+            return v - self.rows.means[heads, block.rows, None], k
+        most = most[heads]
         dv, dk = (
             t - t[:, 0].gather(1, most.expand(-1, -1, t.shape[-1]))[:, :, None] for t in (v, k)
         )
@@ -468,7 +473,7 @@ class AttentionTangent:
         par, (block,), (matrices,) = self.weights.parameters, self.blocks, self.rows.kept
         heads = slice(part.start * par.n_heads, part.stop * par.n_heads)
         g, n, m = (t[heads] for t in matrices)
-        dv, _ = self._differences(g, block.rows, block.columns, heads)
+        dv, _ = self._differences(g, block, heads)
         dv = self._per_batch(dv * n[..., None])
         _, k_dot, v_dot = (t if len(t) == 1 else t[part] for t in self._unit_pushes)
         if par.output is not None:

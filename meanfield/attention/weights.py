@@ -17,8 +17,8 @@ from meanfield.attention.rows import RowWise, softmax
 from meanfield.checks import describe, is_recorded
 from meanfield.measures import ParticleMeasure
 
-# Entries of one block of P, so that it stays in the cache.
-_BLOCK_ENTRIES = 2**20
+# Entries of one block of P, so that it and what is computed from it stay in the cache.
+_BLOCK_ENTRIES = 2**18
 # With fewer rows than this a matrix product is slow, and a larger block is faster.
 _GOOD_ROWS = 64
 # Entries that such a larger block may have.
@@ -32,6 +32,18 @@ class Block(NamedTuple):
 
     rows: slice
     columns: slice
+
+    @property
+    def n_rows(self) -> int:
+        """How many rows."""
+        size: int = self.rows.stop - self.rows.start
+        return size
+
+    @property
+    def n_columns(self) -> int:
+        """How many columns."""
+        size: int = self.columns.stop - self.columns.start
+        return size
 
 
 class Places(NamedTuple):
@@ -68,12 +80,14 @@ class Scoring:
         position_bias: added to the scores, a function of the positions of rows ``(*batch, m)`` and
             of columns ``(*batch, n)``; −∞ hides a column. None is no bias.
         causal: whether a row sees only the columns whose position is at most its own.
+        reach: a row sees only the columns less than this far away in position.
     """
 
     normalization: RowWise = softmax
     activation: Callable[[Tensor], Tensor] | None = None
     position_bias: Bias | None = None
     causal: bool = False
+    reach: float = math.inf
 
     @property
     def has_gain(self) -> bool:
@@ -81,9 +95,19 @@ class Scoring:
         return self.activation is not None or self.normalization.log_psi is not None
 
     @property
+    def is_sighted(self) -> bool:
+        """Whether a row sees all columns."""
+        return not self.causal and self.reach == math.inf
+
+    @property
+    def is_tilted(self) -> bool:
+        """Whether P is the softmax of the products plus numbers that do not depend on them."""
+        return self.normalization.is_softmax and not self.has_gain
+
+    @property
     def is_plain(self) -> bool:
-        """Whether P is the softmax of the products and the log-weights alone."""
-        return self.normalization.is_softmax and not self.has_gain and self.position_bias is None
+        """Whether these numbers are the log-weights alone, and −∞ behind a causal mask."""
+        return self.is_tilted and self.position_bias is None and self.reach == math.inf
 
     def logits(self, products: Tensor, log_columns: Tensor | float, places: Places) -> Tensor:
         """log aⱼψ(sᵢⱼ), −∞ where i does not see j; overwrites the products.
@@ -111,6 +135,56 @@ class Scoring:
         )
         return _masked(logits + log_columns, hidden), gain
 
+    def blocks(
+        self,
+        entries_per_row: int,
+        n_rows: int,
+        n_columns: int,
+        places: Places,
+        size: int | None = None,
+    ) -> list[Block]:
+        """Blocks of rows whose entries of P are at most some number, with what they may see.
+
+        Args:
+            entries_per_row: of P, over batch and heads.
+            n_rows: m; even for 0 rows there is one block.
+            n_columns: n.
+            places: of the rows in any order, but for sorted rows more columns are skipped; of the
+                columns in increasing order, unless rows see all of them.
+            size: rows in a block; from the memory of a block if None.
+        """
+        if size is None:
+            large = min(_GOOD_ROWS, _LARGE_BLOCK_ENTRIES // max(entries_per_row, 1))
+            size = max(1, large, _BLOCK_ENTRIES // max(entries_per_row, 1))
+            # Rows that are further apart than they see have few columns in common.
+            size = min(size, max(_GOOD_ROWS, math.ceil(min(self.reach, 1.0) * n_columns)))
+        starts = range(0, max(n_rows, 1), size)
+        rows = [slice(start, min(start + size, n_rows)) for start in starts]
+        seen = [(0, n_columns)] * len(rows)
+        if len(rows) > 1 and not self.is_sighted:
+            seen = self._seen(rows, places, n_columns)
+        return [Block(i, slice(*j)) for i, j in zip(rows, seen, strict=True)]
+
+    def _seen(self, rows: list[slice], places: Places, n: int) -> list[tuple[int, int]]:
+        """The first column that some row of each block sees, and the one after the last."""
+        at, columns = places.rows, places.columns
+        if at is None or columns is None or is_recorded(columns) or is_recorded(at):
+            return [(0, n)] * len(rows)
+        ends = [torch.stack(at[..., i].aminmax(dim=-1), -1) for i in rows]
+        first, last = torch.stack(ends, -2).unbind(-1)
+        away = self.reach + 4 * torch.finfo(columns.dtype).eps  # what is on the edge is looked at
+        last = last if self.causal else last + away
+        shape = torch.broadcast_shapes(first.shape[:-1], columns.shape[:-1])
+        columns, first, last = (
+            t.expand(*shape, t.shape[-1]).contiguous() for t in (columns, first - away, last)
+        )
+        begins = torch.searchsorted(columns, first)
+        stops = torch.searchsorted(columns, last, right=True)
+        # At least one column: no empty tensors.
+        begin = begins.reshape(-1, len(rows)).amin(0).clamp_max(n - 1)
+        stop = stops.reshape(-1, len(rows)).amax(0).maximum(begin + 1)
+        return list(zip(begin.tolist(), stop.tolist(), strict=True))
+
     def log_p(self, products: Tensor, log_columns: Tensor, places: Places) -> Tensor:
         """log P; −∞ in rows that see no mass."""
         logits = self.logits(products, log_columns, places)
@@ -136,7 +210,7 @@ class Scoring:
         rows, columns = places.rows, places.columns
         if rows is None or columns is None:
             return None, None
-        hidden = columns[..., None, :] > rows[..., :, None] if self.causal else None
+        hidden = self._out_of_sight(rows, columns)
         if self.position_bias is None:
             return None, hidden
         bias = self.position_bias(rows.squeeze(-2), columns.squeeze(-2))
@@ -147,10 +221,22 @@ class Scoring:
         hidden = outside if hidden is None else hidden | outside
         return bias.masked_fill(outside, 0.0), hidden
 
+    def _out_of_sight(self, rows: Tensor, columns: Tensor) -> Tensor | None:
+        if self.reach == math.inf:
+            return columns[..., None, :] > rows[..., :, None] if self.causal else None
+        ahead = columns[..., None, :] - rows[..., :, None]
+        if not self.causal:
+            return ahead.abs() >= self.reach
+        return (ahead > 0) | (ahead <= -self.reach)
+
     def _blind(self, logits: Tensor, places: Places) -> Tensor | None:
-        if self.position_bias is None and self.normalization.log_psi is None:
+        psi, bias = self.normalization.log_psi, self.position_bias
+        if psi is None and bias is None and self.reach == math.inf:
             return places.blind
-        return (logits == -math.inf).all(-1, keepdim=True)
+        if not self.normalization.divides:
+            return None
+        blind = logits.amax(-1, keepdim=True) == -math.inf
+        return blind if is_recorded(blind) or bool(blind.any()) else None
 
 
 def _masked(logits: Tensor, hidden: Tensor | None) -> Tensor:
@@ -176,50 +262,11 @@ def blind_rows(
     return blind[..., None] if is_recorded(blind) or bool(blind.any()) else None
 
 
-def blocks_of_rows(
-    entries_per_row: int,
-    n_rows: int,
-    n_columns: int,
-    row_positions: Tensor | None = None,
-    column_positions: Tensor | None = None,
-    size: int | None = None,
-) -> Iterator[Block]:
-    """Blocks of rows whose entries of P are at most some number, with the columns they may see.
-
-    Args:
-        entries_per_row: of P, over batch and heads.
-        n_rows: m; even for 0 rows there is one block.
-        n_columns: n.
-        row_positions: positions for the mask, ``(..., m)``, in any order, but for sorted rows
-            more columns are skipped; None without a mask.
-        column_positions: ``(..., n)``, in increasing order.
-        size: rows in a block; from the memory of a block if None.
-    """
-    if size is None:
-        large = min(_GOOD_ROWS, _LARGE_BLOCK_ENTRIES // max(entries_per_row, 1))
-        size = max(1, large, _BLOCK_ENTRIES // max(entries_per_row, 1))
-    for start in range(0, max(n_rows, 1), size):
-        rows = slice(start, min(start + size, n_rows))
-        yield Block(rows, slice(0, _last_seen(row_positions, column_positions, rows, n_columns)))
-
-
-def _last_seen(
-    row_positions: Tensor | None, column_positions: Tensor | None, rows: slice, n: int
-) -> int:
-    """How many of the first n columns some of these rows sees; at least one: no empty tensors."""
-    if row_positions is None or column_positions is None or column_positions.numel() == 0:
-        return n
-    if is_recorded(column_positions) or is_recorded(row_positions):
-        return n
-    latest = row_positions[..., rows].amax(-1, keepdim=True)
-    return max(1, int((column_positions <= latest).sum(-1).max()))
-
-
 @dataclass(frozen=True, eq=False)
 class Weights:
     """The attention weights of a layer between the atoms of a measure.
 
-    Atoms are sorted by position when the layer is causal.
+    Atoms are sorted by position when rows do not see all columns.
 
     Attributes:
         parameters: of the layer.
@@ -257,7 +304,7 @@ class Weights:
     ) -> Weights:
         """The attention weights between the atoms of μ."""
         points, logs, positions, order = mu.points, mu.log_weights, mu.positions, None
-        if causal and not _is_sorted(positions):
+        if (causal or kernel.reach < math.inf) and not _is_sorted(positions):
             assert positions is not None
             positions, order = positions.sort(dim=-1, stable=True)
             points = points.gather(-2, order[..., None].expand(points.shape))
@@ -287,11 +334,6 @@ class Weights:
         logs = self.log_weights[..., None, :]
         return logs if self.potentials is None else logs + self.potentials
 
-    @property
-    def limits(self) -> Tensor | None:
-        """Positions for the mask, ``(*batch, n)``; None if the layer is not causal."""
-        return self.positions if self.causal else None
-
     @cached_property
     def alive(self) -> Tensor:
         """Which atoms have mass, ``(*batch, n)``."""
@@ -305,7 +347,8 @@ class Weights:
             first = self.positions[..., :1]
             if self.kernel.position_bias(self.parameters, first, first) is not None:
                 bias = partial(self.kernel.position_bias, self.parameters)
-        return Scoring(self.normalization, self.kernel.activation, bias, self.causal)
+        reach = self.kernel.reach
+        return Scoring(self.normalization, self.kernel.activation, bias, self.causal, reach)
 
     def places(self, rows: Tensor | None, *, blind: bool = False) -> Places:
         """Of rows at these positions ``(*batch, m)`` and of the atoms.
@@ -317,7 +360,8 @@ class Weights:
         if self.positions is None or rows is None:
             at, columns = None, None
         else:
-            at, columns = rows[..., None, :], self.positions[..., None, :]
+            columns = self.positions[..., None, :]
+            at = columns if rows is self.positions else rows[..., None, :]
         found = None
         if blind:
             limits = (at, columns) if self.causal else (None, None)
@@ -326,10 +370,10 @@ class Weights:
 
     # --- P of the atoms ---
 
-    def blocks(self, size: int | None = None) -> Iterator[Block]:
+    def blocks(self, size: int | None = None) -> list[Block]:
         """Blocks of rows and the columns that they may see."""
         entries = math.prod(self.features.k.shape[:-2]) * self.n
-        return blocks_of_rows(entries, self.n, self.n, self.limits, self.limits, size)
+        return self.scoring.blocks(entries, self.n, self.n, self._own_places, size)
 
     @cached_property
     def _own_places(self) -> Places:
@@ -397,11 +441,11 @@ class Weights:
         places, m = self.places(positions), positions.shape[-1]
         parts = []
         entries = self.parameters.n_heads * self.log_weights.numel()
-        for block in blocks_of_rows(entries, m, self.n):
+        for block in self.scoring.blocks(entries, m, self.n, places):
             hidden = self.scoring.hidden(places.block(block))
-            seen = self.alive[..., None, None, :]
+            seen = self.alive[..., None, None, block.columns]
             seen = seen if hidden is None else seen & ~hidden
-            parts.append(seen.any(-1).expand(*seen.shape[:-2], block.rows.stop - block.rows.start))
+            parts.append(seen.any(-1).expand(*seen.shape[:-2], block.n_rows))
         return torch.cat(parts, -1)
 
     # --- the tangent of the features ---

@@ -238,8 +238,8 @@ def test_the_fused_kernel_is_as_accurate_as_blocks(causal: bool, kind: str, spre
 
     def errors(dtype: torch.dtype) -> tuple[float, float]:
         x = [t.to(dtype) for t in (q, k, v, w[..., None])]
-        at = positions, positions, (x[0],), tuple(x[1:])
-        fused, blocks = streaming._fused(*at), streaming._run(streaming._PLAIN, *at)[0]
+        at = positions, positions, *x
+        fused, blocks = streaming._fused(*at), streaming._blockwise(streaming._PLAIN, *at)[0]
         return tuple(float((t.double() - exact).abs().max()) for t in (fused, blocks))
 
     fused, blocks = errors(torch.float64)
@@ -252,7 +252,7 @@ def test_the_fused_kernel_is_left_where_it_does_not_apply():
     q, k, v, w = operands(1, m=6)
 
     def applies(logs: Tensor, *positions: Tensor | None) -> bool:
-        return streaming._fused(*positions, (q,), (k, v, logs[..., None])) is not None
+        return streaming._fused(*positions, q, k, v, logs[..., None]) is not None
 
     ties, increasing = COLUMNS[None], torch.arange(6.0, dtype=F64)[None]
     assert not applies(w, ties, ties)

@@ -113,7 +113,8 @@ class Kernel:
         ...         return Features(0.5 * parameters.scale[:, None, None] * q, k, v)
 
     Attributes:
-        needs_positions: whether `features` or `position_bias` look at positions.
+        needs_positions: whether `features`, `position_bias` or `reach` look at positions.
+        reach: a row sees only columns less than this far from it in position.
         is_linear: whether `push` is the same at all points and positions.
         score: what the score is a function of, for bounds that are proved for some scores only.
         is_scaled: whether the layer's scale is a factor of the queries.
@@ -122,6 +123,7 @@ class Kernel:
     """
 
     needs_positions: bool = False
+    reach: float = math.inf
     is_linear: bool = False
     score: Score = Score("other")
     is_scaled: bool = True
@@ -297,6 +299,11 @@ class ModifiedKernel(Kernel):
     def needs_positions(self) -> bool:  # type: ignore[override]
         """Whether the inner kernel does."""
         return self.inner.needs_positions
+
+    @property
+    def reach(self) -> float:  # type: ignore[override]
+        """The inner kernel's."""
+        return self.inner.reach
 
     @property
     def is_linear(self) -> bool:  # type: ignore[override]

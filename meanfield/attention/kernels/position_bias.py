@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import final
@@ -50,9 +49,9 @@ class Alibi(ModifiedKernel):
             )
         slopes = torch.as_tensor(self.slopes, dtype=rows.dtype, device=rows.device)
         apart = (rows[..., None, :, None] - columns[..., None, None, :]).abs()
-        return _added(
-            -self.length * slopes[:, None, None] * apart, self.inner, parameters, rows, columns
-        )
+        bias = -self.length * slopes[:, None, None] * apart
+        before = self.inner.position_bias(parameters, rows, columns)
+        return bias if before is None else bias + before
 
 
 @final
@@ -64,20 +63,10 @@ class Window(ModifiedKernel):
     inner: Kernel = dot_product
     needs_positions = True
 
-    def position_bias(
-        self, parameters: AttentionParameters, rows: Tensor, columns: Tensor
-    ) -> Tensor:
-        """−∞ outside, on top of the inner kernel's."""
-        apart = (rows[..., None, :, None] - columns[..., None, None, :]).abs()
-        outside = torch.where(apart < self.width, 0.0, -math.inf).to(rows.dtype)
-        return _added(outside, self.inner, parameters, rows, columns)
-
-
-def _added(
-    bias: Tensor, inner: Kernel, parameters: AttentionParameters, rows: Tensor, columns: Tensor
-) -> Tensor:
-    before = inner.position_bias(parameters, rows, columns)
-    return bias if before is None else bias + before
+    @property
+    def reach(self) -> float:  # type: ignore[override]
+        """The width, or that of a window inside."""
+        return min(self.width, self.inner.reach)
 
 
 def alibi(slopes: Sequence[float], *, length: float = 1.0, inner: Kernel = dot_product) -> Alibi:
