@@ -397,7 +397,9 @@ class AttentionTangent:
     def _field(self) -> Tensor:
         """The same in the order of `weights`, (b, n, d_out, d) with b over the batch."""
         par, (q_dot, _, _) = self.weights.parameters, self._unit_pushes
-        blocks = self._per_batch(self.covariances()) @ q_dot
+        # What all atoms share has axes of length 1, of which einsum makes one large product.
+        covariances = self._per_batch(self.covariances())
+        blocks = torch.einsum("bhivk,bhikd->bhivd", covariances, q_dot)
         if par.output is not None:
             blocks = par.output[:, None] @ blocks
         return blocks.sum(1)
@@ -479,12 +481,10 @@ class AttentionTangent:
         if par.output is not None:
             dv, v_dot = dv @ par.output.mT[:, None], par.output[:, None] @ v_dot
         # ⟨qᵢ, k̇ⱼ⟩ for unit displacements of atom j: (b, H, i, j or 1, d).
-        q = self._per_batch(self.q[heads])
-        turned = q[..., :, None, None, :] @ k_dot[:, :, None]
+        turned = torch.einsum("bhik,bhjkd->bhijd", self._per_batch(self.q[heads]), k_dot)
         # [b, i, α, j, β]: the parts of values and keys, and that of queries on the diagonal.
         by_value = self._per_batch(m)[..., :, None, :, None] * v_dot.transpose(-3, -2)[:, :, None]
-        by_key = dv.transpose(-2, -1)[..., None] * turned.transpose(-3, -2)
-        matrix = (by_value + by_key).sum(1)
-        every = torch.arange(self.weights.n, device=matrix.device)
-        matrix[:, every, :, every, :] += self._field[part].movedim(1, 0)
+        by_key = dv.transpose(-2, -1)[..., None] * turned[:, :, :, None]
+        matrix = by_key.add_(by_value).sum(1)
+        matrix.diagonal(0, 1, 3).add_(self._field[part].movedim(1, -1))
         return self.weights.unsort_dense(matrix, part).flatten(3, 4).flatten(1, 2)
