@@ -22,7 +22,7 @@ from meanfield.layers import (
     contractive,
 )
 from meanfield.lipschitz import local_lipschitz
-from meanfield.maps import linearize
+from meanfield.maps import Map, linearize
 from meanfield.measures import pushforward
 from tests.maps.small_maps import (
     MAPS,
@@ -125,6 +125,29 @@ def test_composed_maps_are_bounded_as_one_and_no_worse_than_by_their_parts():
     assert LayerNorm([1.0], None, 0.0).global_upper == math.inf
     with pytest.raises(NotImplementedError, match="local_upper"):
         Chain([norm, lambda mu: pushforward(torch.tanh, mu)]).local_upper(mu)
+
+
+class Declared(Map):
+    """A map of somebody's own: without blocks, so that what it declares is all that is known."""
+
+    def __call__(self, mu):
+        return mu.replace(2 * mu.points.sin())
+
+    def local_upper(self, mu):
+        return torch.full(mu.batch_shape, 2.0, dtype=mu.dtype)
+
+
+@pytest.mark.parametrize(
+    ("G", "bound"),
+    [
+        (Residual(Declared(), -0.5), 1 + 0.5 * 2),
+        (Residual(Declared(), 3.0), 1 + 3 * 2),
+        (Sum([Declared(), Declared()]), 2 + 2),
+        (Chain([Declared(), Declared(), Declared()]), 2**3),
+    ],
+)
+def test_what_parts_without_blocks_declare_adds_up_and_multiplies(G, bound):
+    assert float(G.local_upper(cloud())) == pytest.approx(bound)
 
 
 def test_a_composed_map_is_masked_if_a_part_is_and_knows_its_dimension():

@@ -8,6 +8,7 @@ import torch
 
 from meanfield.bounds import local_upper
 from meanfield.lipschitz import local_lipschitz
+from meanfield.pretrained import constants
 
 pytest.importorskip("transformers")
 from tests.pretrained.small_models import small
@@ -41,6 +42,18 @@ def test_every_constant_is_that_of_its_map_at_what_enters_it(name, geometry):
     assert ds.attrs["length"] == 5
     assert ds.attrs["weights"] == source.fingerprint
     assert ds.attrs["geometry"] == geometry
+
+
+def test_the_geometry_asked_for_is_that_of_every_constant(monkeypatch):
+    asked = []
+
+    def recorded(F, mu, **how):
+        asked.append(how["geometry"])
+        return local_lipschitz(F, mu, **how)
+
+    monkeypatch.setattr(constants, "local_lipschitz", recorded)
+    small("bert").constants(IDS, geometry="euclidean")
+    assert asked == ["euclidean"] * 7  # three layers, three blocks, the network
 
 
 def test_texts_of_several_lengths_have_the_constants_that_each_has_alone():

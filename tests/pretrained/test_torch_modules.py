@@ -175,6 +175,16 @@ def test_what_is_no_such_encoder_is_refused_with_what_to_do(module, error, messa
         pretrained.read(module)
 
 
+class Twice(nn.TransformerEncoderLayer):
+    def forward(self, src, *arguments, **settings):
+        return super().forward(super().forward(src, *arguments, **settings))
+
+
+def test_a_layer_with_a_forward_of_its_own_is_refused_unrun():
+    with pytest.raises(ValueError, match="expected a TransformerEncoderLayer, got Twice"):
+        pretrained.read(Twice(D, 3, 4, batch_first=True).double(), verify=False)
+
+
 def test_points_of_another_dimension_are_refused():
     source = pretrained.read(encoder("post-norm", 0))
     for given in (draw(N, D + 1), draw(D), draw(0, D)):
