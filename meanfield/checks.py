@@ -11,6 +11,7 @@ import difflib
 import math
 import numbers
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -164,7 +165,7 @@ def as_floats(values: Any, name: str = "value", *, finite: bool = False) -> np.n
         raise ValueError(f"{name}: expected at least one number, got none")
     if finite and not np.isfinite(array).all():
         bad = array[~np.isfinite(array)]
-        raise ValueError(f"{name}: expected finite numbers, got {bad[0]} ({bad.size} of them)")
+        raise ValueError(f"{name}: expected finite numbers, got {bad.flat[0]}")
     return array.astype(float, copy=False)
 
 
@@ -231,6 +232,31 @@ def as_float_tensor(value: object, name: str, *, like: Tensor | None = None) -> 
     return value.to(torch.float64 if like is None else like.dtype)
 
 
+def as_path(value: Any, name: str = "path") -> Path:
+    """The path that a text or an `os.PathLike` names.
+
+    Raises:
+        TypeError: anything else.
+    """
+    try:
+        return Path(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected a path, got {describe(value)}") from None
+
+
+def as_dtype(value: Any, name: str = "dtype") -> torch.dtype:
+    """float32 or float64, as torch's dtype.
+
+    Raises:
+        TypeError: anything else, its name too.
+    """
+    import torch
+
+    if value not in (torch.float32, torch.float64):
+        raise TypeError(f"{name}: expected torch.float32 or torch.float64, got {value!r}")
+    return value
+
+
 def as_generator(value: Any, name: str = "generator") -> torch.Generator:
     """The generator given, or a new one of a fixed seed for None.
 
@@ -259,17 +285,16 @@ def check_move(tensor: Tensor, *args: Any, **kwargs: Any) -> None:
     """
     import torch
 
-    kinds = "torch.float32 or torch.float64"
     try:
         dtype = tensor.new_empty(0).to(*args, **kwargs).dtype
     except (AssertionError, RuntimeError, TypeError):
         devices = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
         got = ", ".join(describe(value) for value in (*args, *kwargs.values()))
         raise ValueError(
-            f"to: expected {kinds}, or a device of this machine ({', '.join(devices)}), got {got}"
+            "to: expected torch.float32, torch.float64 or a device of this machine "
+            f"({', '.join(devices)}), got {got}"
         ) from None
-    if dtype not in (torch.float32, torch.float64):
-        raise TypeError(f"to: expected {kinds}, got {dtype}")
+    as_dtype(dtype, "to")
 
 
 def check_finite(tensor: Tensor, name: str) -> None:
@@ -298,6 +323,26 @@ def check_same_kind(reference: Tensor, reference_name: str, tensor: Tensor, name
             f"{name}: expected the device of {reference_name}, {reference.device}, "
             f"got {tensor.device}; move one of them with .to(device)"
         )
+
+
+def check_dim(mu: Any, dim: int, name: str = "mu") -> None:
+    """Refuse a measure on a space of another dimension."""
+    if mu.dim != dim:
+        raise ValueError(
+            f"{name}: expected points of dimension {dim}, got dimension {mu.dim}; points are "
+            "(n, d), and matrices map columns: (outputs, inputs)"
+        )
+
+
+def check_positioned(mu: Any, name: str = "mu", who: str = "") -> Tensor:
+    """The positions of a measure; a measure without them is refused."""
+    if mu.positions is None:
+        why = f", which {who} looks at" if who else ""
+        raise ValueError(
+            f"{name}: expected a measure with positions{why}, got one without; give positions=, "
+            "or take ParticleMeasure.from_sequence(points), where token i of n is at i/n"
+        )
+    return mu.positions
 
 
 def check_same_labels(reference: Any, reference_name: str, value: Any, name: str) -> None:
@@ -334,7 +379,10 @@ def _as_array(value: Any, name: str) -> np.ndarray:
             f"{name}: expected rows of one length, got {describe(value)} of several lengths"
         ) from None
     except TypeError:
-        raise TypeError(f"{name}: expected an array of numbers, got {describe(value)}") from None
+        points = "; its points are mu.points" if hasattr(value, "log_weights") else ""
+        raise TypeError(
+            f"{name}: expected an array of numbers, got {describe(value)}{points}"
+        ) from None
     if array.dtype.kind not in "iuf":
         array = _numbers(array, value, name)
     native = array.dtype.newbyteorder("=")

@@ -120,10 +120,10 @@ def _compare(product: Tensor, found: Sequence[Quotients], name: str) -> None:
     tight, loose = _AGREES[product.dtype]
     if not off[best] <= min(max(tight * scale, spread), loose * scale):
         raise ValueError(
-            f"{name}: its derivative by automatic differentiation is off by "
-            f"{off[best] / scale:.1e} from a difference quotient; keep all of it in torch "
-            "operations on mu.points (no .detach(), .item(), .numpy() or float()): "
-            "mu.replace(points), or pushforward(T, mu)"
+            f"{name}: expected a map whose derivative is that of its difference quotient, got one "
+            f"that is off by {off[best] / scale:.1e}; keep all of it in torch operations on "
+            "mu.points (no .detach(), .item(), .numpy() or float()): mu.replace(points), or "
+            "pushforward(T, mu)"
         )
 
 

@@ -17,6 +17,7 @@ from meanfield.checks import (
     called,
     check_finite,
     check_move,
+    check_positioned,
     check_same_kind,
     check_same_labels,
     count,
@@ -315,9 +316,7 @@ def pushforward(
     if not callable(transport) or isinstance(transport, type):
         raise TypeError(f"transport: expected a function of points, got {describe(transport)}")
     use_positions = as_bool(use_positions, "use_positions")
-    if use_positions and mu.positions is None:
-        raise ValueError("mu: expected a measure with positions, got one without")
-    arguments = (mu.points, mu.positions) if use_positions else (mu.points,)
+    arguments = (mu.points, check_positioned(mu)) if use_positions else (mu.points,)
     return mu.replace(called(transport, arguments, "transport: expected a function of points"))
 
 
@@ -336,8 +335,7 @@ def disintegrate(mu: ParticleMeasure) -> Disintegration:
         ValueError: if μ has no positions or has batch axes.
     """
     check_measure(mu)
-    if mu.positions is None:
-        raise ValueError("mu: expected a measure with positions, got one without")
+    positions = check_positioned(mu)
     _refuse_batch(mu, "disintegrate")
     alive = mu.log_weights > -math.inf
     points, logs = mu.points[alive], mu.log_weights[alive]

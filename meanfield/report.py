@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from meanfield.checks import describe
 from meanfield.errors import NoCases
 from meanfield.figures.canvas import kind, style
 from meanfield.figures.legends import with_room
@@ -29,7 +28,7 @@ from meanfield.figures.plots import figures_of
 from meanfield.results import read_provenance
 from meanfield.results.atomic import make_folder, write_whole
 from meanfield.results.marks import check_replaceable
-from meanfield.results.shapes import parameters_of
+from meanfield.results.shapes import as_dataset, parameters_of
 
 __all__ = ["write_report"]
 
@@ -110,8 +109,7 @@ def write_report(
     path = Path(path)
     if path.suffix not in (".html", ".htm"):
         raise ValueError(f"path: expected a name that ends in .html, got {path.name!r}")
-    if not isinstance(ds, xr.Dataset):
-        raise TypeError(f"ds: expected an xarray.Dataset, got {describe(ds)}")
+    as_dataset(ds)
     target = check_replaceable(path)
     record, asked = read_provenance(ds), question or str(ds.attrs.get("summary", ""))
     source = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from meanfield.checks import (
     as_bool,
+    as_dtype,
     as_float_tensor,
     as_generator,
     check_finite,
@@ -203,7 +204,8 @@ def sphere(
     """Independent uniform points on the sphere of the given radius, ``(*batch_shape, n, dim)``."""
     generator, radius = as_generator(generator), number(radius, "radius", least=0)
     shape = (*batch_shape, count(n, "n"), count(dim, "dim"))
-    points = torch.randn(shape, generator=generator, dtype=dtype, device=generator.device)
+    like = {"dtype": as_dtype(dtype), "device": generator.device}
+    points = torch.randn(shape, generator=generator, **like)
     return radius * points / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.self_attention import SelfAttention
-from meanfield.checks import check_same_kind, describe
+from meanfield.checks import check_positioned, check_same_kind, describe
 from meanfield.derivative_checks import check_light_atoms
 from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation, Map, check_geometry
@@ -125,8 +125,8 @@ class CrossAttention:
                 f"eta: expected the batch shape {tuple(mu.batch_shape)} of mu, got "
                 f"{tuple(eta.batch_shape)}"
             )
-        if eta.positions is None and self._looks_at_positions:
-            raise ValueError("eta: expected a measure with positions, got one without")
+        if self._looks_at_positions:
+            check_positioned(eta, "eta")
 
 
 @final

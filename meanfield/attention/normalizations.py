@@ -23,7 +23,8 @@ from meanfield.attention.rows import (
     softmax,
 )
 from meanfield.attention.sinkhorn import sinkhorn
-from meanfield.checks import as_bool
+from meanfield.checks import as_bool, describe
+from meanfield.maps import Map
 
 __all__ = [
     "Normalization",
@@ -74,6 +75,8 @@ def custom(weights: Callable[[Tensor, Tensor], Tensor], *, row_wise: bool = Fals
         row_wise: whether each row of P depends on that row of scores alone. Only then has the
             map a field Γ_μ(x) away from its atoms.
     """
-    if not callable(weights):
-        raise TypeError(f"weights: expected a function, got {type(weights).__name__}")
+    if not callable(weights) or isinstance(weights, Map):
+        raise TypeError(
+            "weights: expected a function of scores and log-weights, got " + describe(weights)
+        )
     return Custom(weights, as_bool(row_wise, "row_wise"))

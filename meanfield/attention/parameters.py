@@ -12,6 +12,7 @@ from torch import Tensor
 
 from meanfield.checks import (
     as_bool,
+    as_dtype,
     as_float_tensor,
     as_generator,
     check_finite,
@@ -216,6 +217,7 @@ class AttentionParameters:
         head_dim = None if head_dim is None else count(head_dim, "head_dim")
         std = None if std is None else number(std, "std", least=0)
         biases, generator = as_bool(biases, "biases"), as_generator(generator)
+        dtype = as_dtype(dtype)
         if head_dim is None and dim % n_heads:
             raise ValueError(f"expected dim divisible by n_heads, got {dim} and {n_heads}")
         k = dim // n_heads if head_dim is None else head_dim

@@ -24,10 +24,13 @@ from meanfield.attention.weights import Weights
 from meanfield.checks import (
     as_bool,
     as_float_tensor,
+    check_dim,
     check_finite,
+    check_positioned,
     check_same_kind,
     describe,
     is_traced,
+    name_of,
 )
 from meanfield.errors import NoDerivativeError
 from meanfield.html import html_table, span
@@ -333,19 +336,15 @@ class SelfAttention(Map):
     def _check(self, mu: ParticleMeasure) -> None:
         par = self.parameters
         check_measure(mu, finite=False)
-        if mu.dim != par.dim:
-            raise ValueError(
-                f"mu: expected a measure on R^{par.dim} (the parameters' dimension), got one on "
-                f"R^{mu.dim}; points are (n, d), and matrices map columns: query is (H, k, d)"
-            )
+        check_dim(mu, par.dim)
         check_same_kind(par.query, "the parameters", mu.points, "the measure")
-        if (self.causal or self.kernel.needs_positions) and mu.positions is None:
-            what = "causal attention" if self.causal else f"the kernel {self.kernel}"
-            raise ValueError(
-                f"{what}: expected a measure with positions, got one without; give "
-                "positions=, or use ParticleMeasure.from_sequence for a token sequence"
-            )
+        if self.causal or self.kernel.needs_positions:
+            check_positioned(mu, who=self._who_looks)
         self.kernel.check(mu)
+
+    @property
+    def _who_looks(self) -> str:
+        return "causal attention" if self.causal else f"the kernel {name_of(self.kernel)}"
 
     def _refuse_undefined(self, mu: ParticleMeasure) -> None:
         at = self.kernel.undefined(self.parameters, mu.points, mu.positions)
@@ -359,8 +358,9 @@ class SelfAttention(Map):
 
     def _row_positions(self, s: object, points: Tensor, weights: Weights) -> Tensor:
         if s is None:
-            what = "causal attention" if self.causal else f"the kernel {self.kernel}"
-            raise ValueError(f"{what}: expected positions s beside the points x, got none")
+            raise ValueError(
+                f"s: expected positions of the points, which {self._who_looks} looks at, got none"
+            )
         positions = as_float_tensor(s, "s", like=points)
         check_same_kind(points, "x", positions, "s")
         check_finite(positions, "s")
@@ -376,7 +376,7 @@ class SelfAttention(Map):
         traced = any(is_traced(value) for value in values)
         if not traced and not bool(weights.seeing(positions).all()):
             far = weights.scoring.position_bias or self.kernel.reach < math.inf
-            why = f"{self.kernel} hides" if far else "it lies before"
+            why = f"{name_of(self.kernel)} hides" if far else "they lie before"
             raise ValueError(
                 "s: expected positions that see an atom, since Γ is undefined elsewhere, got "
                 f"{float(positions.min())} to {float(positions.max())}: {why} all the mass"

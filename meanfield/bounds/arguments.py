@@ -44,12 +44,14 @@ def orders(p: Any) -> np.ndarray:
     return _checked(array, array >= 1, "p: expected orders 1 ≤ p ≤ ∞ of a distance")
 
 
-def exponent(norm_A: Any, radius: Any, shift: Any = 0.0) -> tuple[np.ndarray, np.ndarray]:
+def exponent(
+    norm_A: Any, radius: Any, shift: Any = 0.0, *, name: str = "norm_A"
+) -> tuple[np.ndarray, np.ndarray]:
     """c = ‖A‖R² + |b|R, cut off at 1e300, and ‖A‖R², infinite where c was cut off.
 
     The first is the exponent of a bound, the second is added to it.
     """
-    a, r, b = norms(norm_A, "norm_A"), norms(radius, "radius"), norms(shift, "shift")
+    a, r, b = norms(norm_A, name), norms(radius, "radius"), norms(shift, "shift")
     with np.errstate(over="ignore"):
         field = a * r * r
         average = field + b * r

@@ -28,7 +28,7 @@ def two_dirac_entry(gamma: Any, radius: Any, log_ratio: Any, *, p: Any = 2.0) ->
 
     Source: growth [CAP24] Prop. 3.6 and App. C.8; this constant is this package's. Proved.
     """
-    c, inverse = exponent(gamma, radius)[0], 1 / orders(p)
+    c, inverse = exponent(gamma, radius, name="gamma")[0], 1 / orders(p)
     logit = as_floats(log_ratio, "log_ratio") + 2 * c
     # log t and log (1−t): no overflow at either end.
     log_t, log_rest = -np.logaddexp(0, -logit), -np.logaddexp(0, logit)
@@ -55,7 +55,7 @@ def two_dirac_lower(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
         >>> two_dirac_lower(1.0, 3.0)
         50897.67
     """
-    c, inverse = exponent(gamma, radius)[0], 1 / orders(p)
+    c, inverse = exponent(gamma, radius, name="gamma")[0], 1 / orders(p)
     t = _best_attention(c, inverse)
     rest = 1 - t
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -131,7 +131,7 @@ def sphere_two_dirac_lower(gamma: Any, radius: Any) -> Any:
         13516.364
     """
     values = np.vectorize(lambda c: circle_response(c)[0], otypes=[float])
-    return out(values(exponent(gamma, radius)[0]))
+    return out(values(exponent(gamma, radius, name="gamma")[0]))
 
 
 def circle_response(c: float) -> tuple[float, np.ndarray]:
@@ -169,7 +169,7 @@ def two_dirac_best_log_ratio(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
 
     t is the smaller root of 4ct² − (1 + 4c + 2cq)t + q(1+2c) = 0 with c = γR², q = 1 − 1/p.
     """
-    c, inverse = exponent(gamma, radius)[0], 1 / orders(p)
+    c, inverse = exponent(gamma, radius, name="gamma")[0], 1 / orders(p)
     t = _best_attention(c, inverse)
     with np.errstate(divide="ignore"):
         return out(np.log(t) - np.log1p(-t) - 2 * c)

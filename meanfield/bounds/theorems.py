@@ -105,5 +105,6 @@ def local_upper(F: Any, mu: Any) -> Any:
         NotImplementedError: if the map declares none.
     """
     from meanfield.maps import constant_upper  # loads torch
+    from meanfield.measures import check_measure
 
-    return constant_upper(F, mu)
+    return constant_upper(F, check_measure(mu))

@@ -8,6 +8,7 @@ from typing import final
 
 import numpy as np
 
+from meanfield.checks import number
 from meanfield.dynamics.adaptive import Adaptive, integrator_of
 from meanfield.dynamics.integrators import Integrator
 from meanfield.dynamics.trajectories import FlowProblem, states
@@ -58,8 +59,8 @@ class FlowMap(Composite):
         step: float | None = None,
         constraint: str | None = None,
     ) -> None:
-        if not start <= end:
-            raise ValueError(f"start, end: expected start ≤ end, got {start}, {end}")
+        start = number(start, "start")
+        end = number(end, "end", least=start)
         super().__init__(layers_of(F, start, end).maps)
         store = object.__setattr__
         store(self, "F", F)

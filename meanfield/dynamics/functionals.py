@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_float_tensor
-from meanfield.measures import ParticleMeasure
+from meanfield.measures import ParticleMeasure, check_measure
 
 _BLOCK = 2**22  # entries of a block of pairs: 32 MB in float64
 
 
 def diameter(mu: ParticleMeasure) -> Tensor:
     """Largest |xᵢ − xⱼ| among atoms with weight, shape (...); blocks of pairs, O(n) memory."""
-    alive = mu.log_weights > -math.inf
+    alive = check_measure(mu).log_weights > -math.inf
     # Absent atoms do not count: they are put where a present one is.
     stand_in = mu.points.take_along_dim(alive.long().argmax(-1)[..., None, None], -2)
     points = mu.points.where(alive[..., None], stand_in)
@@ -29,7 +29,7 @@ def diameter(mu: ParticleMeasure) -> Tensor:
 
 def covariance(mu: ParticleMeasure) -> Tensor:
     """Σᵢ aᵢ (xᵢ − m)(xᵢ − m)ᵀ about the mean m, shape (..., d, d)."""
-    centred = mu.points - mu.mean()[..., None, :]
+    centred = check_measure(mu).points - mu.mean()[..., None, :]
     return (mu.weights[..., None] * centred).mT @ centred
 
 

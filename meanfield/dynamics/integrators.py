@@ -32,18 +32,18 @@ class Noise:
 
     Args:
         temperature: τ ≥ 0.
-        generator: where the random numbers come from.
+        generator: where the random numbers come from; a new one of a fixed seed if None.
 
     Raises:
         ValueError: a temperature that is negative or not finite.
     """
 
     temperature: float
-    generator: torch.Generator
+    generator: torch.Generator = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         number(self.temperature, "temperature", least=0)
-        as_generator(self.generator)
+        object.__setattr__(self, "generator", as_generator(self.generator))
 
     def increment(self, points: Tensor, step: float) -> Tensor:
         """√(2τh) ξ, ξ standard normal, in the shape of the points."""

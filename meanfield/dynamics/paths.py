@@ -10,11 +10,12 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from meanfield.checks import count, describe
+from meanfield.checks import count
 from meanfield.dynamics.clocks import TIME
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
+from meanfield.results.shapes import as_dataset
 from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
 
 
@@ -25,12 +26,7 @@ def measure_at(ds: xr.Dataset, index: int) -> ParticleMeasure:
         ds: of `flow`, with its points.
         index: of the time; negative ones count from the end.
     """
-    if not isinstance(ds, xr.Dataset) or "points" not in ds:
-        raise ValueError(
-            f"ds: expected a flow with its points, got {describe(ds)} without them; run it with "
-            "keep_points=True"
-        )
-    last = ds.sizes["time"] - 1
+    last = check_flow(ds).sizes["time"] - 1
     index = count(index, "index", least=-last - 1)
     if index > last:
         raise IndexError(
@@ -43,6 +39,16 @@ def measure_at(ds: xr.Dataset, index: int) -> ParticleMeasure:
     positions = tensor("positions") if "positions" in ds else None
     points = torch.tensor(ds["points"].values[index])
     return ParticleMeasure(points, log_weights=tensor("log_weights"), positions=positions)
+
+
+def check_flow(ds: object) -> xr.Dataset:
+    """The Dataset of a flow with its points; anything else is refused."""
+    if "points" not in as_dataset(ds) or "time" not in ds:
+        raise ValueError(
+            "ds: expected the Dataset of a flow with its points, keep_points=True, got one with "
+            f"{list(ds.variables)}"
+        )
+    return ds
 
 
 def displacements(
@@ -70,7 +76,7 @@ def displacements(
     """
     if not isinstance(to, ParticleMeasure) and to not in ("start", "previous"):
         raise ValueError(f"to: expected 'start', 'previous' or a measure, got {to!r}")
-    along = [measure_at(ds, k) for k in range(ds.sizes["time"])]
+    along = [measure_at(ds, k) for k in range(check_flow(ds).sizes["time"])]
     if isinstance(to, ParticleMeasure):
         others, words = [to] * len(along), "to μ"
         own = [torch.full(mu.batch_shape, torch.nan) for mu in along]
@@ -123,7 +129,7 @@ def path_lengths(ds: xr.Dataset) -> xr.Dataset:
     Returns:
         Dataset along `particle` (and `case`): `arc_length`, `straightness`.
     """
-    points = ds["points"].values
+    points = check_flow(ds)["points"].values
     steps = np.linalg.norm(np.diff(points, axis=0), axis=-1)
     arc = steps.sum(0)
     chord = np.linalg.norm(points[-1] - points[0], axis=-1)

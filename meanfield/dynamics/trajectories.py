@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import is_traced, number
+from meanfield.checks import describe, is_traced, number
 from meanfield.dynamics.adaptive import Adaptive, integrator_of
 from meanfield.dynamics.clocks import checked_times
 from meanfield.dynamics.constraints import Constraint, constraint_at
@@ -63,9 +63,14 @@ class FlowProblem:
 
     def __post_init__(self) -> None:
         mu, noise = check_measure(self.start), self.noise
+        if noise is not None and not isinstance(noise, Noise):
+            raise TypeError(
+                f"noise: expected Noise(temperature, generator) or None, got {describe(noise)}"
+            )
         if noise is not None and self.integrator.method != "euler":
             raise ValueError(
-                f"noise: expected method 'euler' (Euler–Maruyama) beside it, got {self.integrator}"
+                "noise: expected method 'euler' (Euler–Maruyama) beside it, got "
+                f"{self.integrator.method!r}"
             )
         if self.coalesce and (mu.batch_shape or mu.is_positioned or noise is not None):
             raise ValueError(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, NamedTuple
 
-from meanfield.checks import suggestion
+from meanfield.checks import choice
 
 if TYPE_CHECKING:
     from meanfield.experiments.experiment import Experiment
@@ -107,10 +107,7 @@ def get(name: str) -> Experiment:
     Raises:
         ValueError: if there is none of that name.
     """
-    if name not in EXPERIMENTS:
-        known = ", ".join(EXPERIMENTS)
-        hint = suggestion(name, EXPERIMENTS)
-        raise ValueError(f"no experiment named {name!r}; there are: {known}{hint}")
+    choice(name, "experiment", EXPERIMENTS)
     module = importlib.import_module(f"meanfield.experiments.{name.replace('-', '_')}")
     experiment: Experiment = module.EXPERIMENT
     return experiment

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meanfield.checks import describe, suggestion
+from meanfield.checks import suggestion
 from meanfield.figures.legends import place_legend, with_room
+from meanfield.results.shapes import as_dataset
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,7 +91,7 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
             label: str | None = None,
             **settings: Any,
         ) -> Axes:
-            _check_columns(draw.__name__, ds, columns)
+            check_columns(draw.__name__, ds, columns)
             foreign = [name for name in settings if name not in own.parameters]
             lines = {name: settings.pop(name) for name in foreign}
             _check_lines(draw.__name__, lines, own)
@@ -168,9 +169,9 @@ _COMMON = """\
 """
 
 
-def _check_columns(name: str, ds: Any, columns: Sequence[str]) -> None:
-    if not hasattr(ds, "data_vars"):
-        raise TypeError(f"ds: expected an xarray.Dataset, got {describe(ds)}")
+def check_columns(name: str, ds: Any, columns: Sequence[str]) -> None:
+    """Refuse what is no Dataset, or lacks variables that the figure of this name draws."""
+    as_dataset(ds)
     needed = [one for column in columns for one in re.split("[/|]", column)]
     if lacking := [one for one in needed if one not in ds.variables]:
         raise ValueError(f"{name}: expected a Dataset with {needed}, got one without {lacking}")

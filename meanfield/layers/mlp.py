@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from meanfield.checks import as_float_tensor, check_finite, check_same_kind, choice, is_traced
+from meanfield.checks import (
+    as_float_tensor,
+    check_dim,
+    check_finite,
+    check_same_kind,
+    choice,
+    is_traced,
+)
 from meanfield.errors import NoDerivativeError
 from meanfield.layers.particlewise import Particlewise, Product, present_rows
 from meanfield.maps import BallBounds, expanded_radii, scaled_radii
@@ -246,8 +253,7 @@ class MLP(Particlewise):
 
     def _inside(self, mu: ParticleMeasure) -> tuple[Tensor, Tensor | None]:
         """W₁x + b₁ and Gx + c."""
-        if mu.dim != self.dim:
-            raise ValueError(f"expected a measure on R^{self.dim}, got one on R^{mu.dim}")
+        check_dim(mu, self.dim)
         check_same_kind(self.inner, "the matrices", mu.points, "the measure")
         up = _affine(mu.points, self.inner, self.inner_bias)
         return up, None if self.gate is None else _affine(mu.points, self.gate, self.gate_bias)

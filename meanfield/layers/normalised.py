@@ -9,7 +9,14 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, check_finite, check_same_kind, is_traced, number
+from meanfield.checks import (
+    as_float_tensor,
+    check_dim,
+    check_finite,
+    check_same_kind,
+    is_traced,
+    number,
+)
 from meanfield.layers.particlewise import Particlewise, Product, present_rows
 from meanfield.linalg.blocks import Metric
 from meanfield.maps import BallBounds, Gain, expanded_radii, scaled_radii
@@ -131,8 +138,7 @@ class _Norm(Particlewise):
 
     def _unit(self, mu: ParticleMeasure) -> tuple[Tensor, Tensor]:
         """x̂ ``(*batch, n, d)`` and the spread σ ``(*batch, n, 1)``."""
-        if mu.dim != self.dim:
-            raise ValueError(f"expected a measure on R^{self.dim}, got one on R^{mu.dim}")
+        check_dim(mu, self.dim)
         check_same_kind(self.weight, "the weight", mu.points, "the measure")
         z = mu.points - mu.points.mean(-1, keepdim=True) if self._centred else mu.points
         square = z.square().mean(-1, keepdim=True) + self.eps

@@ -44,7 +44,10 @@ class Readout:
     def __post_init__(self) -> None:
         weight = as_float_tensor(self.weight, "weight")
         if weight.ndim != 2 or len(weight) < 2:
-            raise ValueError(f"weight: expected shape (classes, d), got {tuple(weight.shape)}")
+            raise ValueError(
+                "weight: expected a row for each of two classes or more, (classes, d), got "
+                f"{tuple(weight.shape)}"
+            )
         check_finite(weight, "weight")
         object.__setattr__(self, "weight", weight)
         if self.bias is not None:

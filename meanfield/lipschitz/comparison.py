@@ -9,7 +9,14 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from meanfield.checks import as_bool, as_float_tensor, as_generator, check_finite
+from meanfield.checks import (
+    as_bool,
+    as_float_tensor,
+    as_floats,
+    as_generator,
+    check_finite,
+    number,
+)
 from meanfield.images import check_map
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.secant import SecantRatio, euclidean_secant_ratio, secant_ratio
@@ -148,6 +155,7 @@ def compare_lemma_3_2(
     random = torch.randn(X.shape, generator=generator, dtype=torch.float64).to(X)
     directions = {"top": euclidean.direction, "random": random / torch.linalg.vector_norm(random)}
     radius = float(torch.linalg.vector_norm(X, dim=-1).max()) or 1.0
+    steps = [number(step, "steps", above=0) for step in as_floats(steps, "steps").flat]
     lengths = [step * radius for step in steps]
     rows = {
         name: secants_along(F, mu, direction, lengths) for name, direction in directions.items()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from meanfield.checks import count
+from meanfield.checks import count, describe
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
-from meanfield.maps import as_map
+from meanfield.maps import Map, as_map
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
@@ -133,8 +133,10 @@ def monitor(
         (2, 2, 1)
     """
     every = count(every, "every")
-    if not callable(read):
-        raise TypeError(f"read: expected a function without arguments, got {type(read).__name__}")
+    if not callable(read) or isinstance(read, Map):
+        raise TypeError(
+            f"read: expected a function without arguments, lambda: [F, G, …], got {describe(read)}"
+        )
     if not callable(mu):
         _single(mu)
 

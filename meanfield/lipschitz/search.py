@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from meanfield import sampling
-from meanfield.checks import as_bool, as_generator, count, number
+from meanfield.checks import as_bool, as_generator, check_dim, count, number
 from meanfield.linalg.vectors import normalised
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.maps import Map, as_map
@@ -68,12 +68,7 @@ def worst_case(
     radius, n_atoms = number(radius, "radius", above=0), count(n_atoms, "n_atoms")
     starts, steps = count(starts, "starts"), count(steps, "steps")
     generator = as_generator(generator)
-    dim = F.dim if dim is None else dim
-    if dim is None:
-        raise ValueError(
-            "dim: expected the dimension of the points, since F does not say it, got None"
-        )
-    dim, positions = count(dim, "dim"), None
+    dim, positions = dim_of(F, dim), None
     if F.causal if positioned is None else as_bool(positioned, "positioned"):
         positions = torch.arange(1, n_atoms + 1, dtype=torch.float64) / n_atoms
     points, logs = _random_starts(starts, n_atoms, dim, radius, generator)
@@ -147,10 +142,19 @@ def _constructions(F: Map, radius: float) -> list[ParticleMeasure]:
     return found
 
 
+def dim_of(F: Map, dim: int | None) -> int:
+    """The dimension of the points: what F says of it, or the argument where it says nothing."""
+    known, given = F.dim, None if dim is None else count(dim, "dim")
+    if given is None and known is None:
+        raise ValueError("dim: expected the dimension of the points, as F says none, got None")
+    if None not in (known, given) and known != given:
+        raise ValueError(f"dim: expected {known}, as F says, or None, got {given}")
+    return int(known or given or 0)
+
+
 def _fit(mu: ParticleMeasure, n: int, dim: int, radius: float) -> tuple[Tensor, Tensor]:
     """A candidate as a batch of n atoms: the last one is split where atoms are missing."""
-    if mu.dim != dim:
-        raise ValueError(f"candidates: expected measures on R^{dim}, got one on R^{mu.dim}")
+    check_dim(mu, dim, "candidates")
     missing = n - mu.n_particles
     if missing < 0:
         raise ValueError(f"candidates: expected at most {n} atoms, got {mu.n_particles}")

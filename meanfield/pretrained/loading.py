@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from meanfield.checks import as_bool, describe
+from meanfield.checks import as_bool, as_dtype, as_path, check_move, describe
 from meanfield.errors import MissingExtraError
 from meanfield.pretrained.family import Family
 from meanfield.pretrained.model_files import (
@@ -72,9 +72,8 @@ def load(
             settings that do not fit, or blocks that do not do what the model does.
     """
     _require_transformers()
-    if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"dtype: expected torch.float32 or torch.float64, got {dtype}")
-    text, verify = os.fspath(name), as_bool(verify, "verify")
+    check_move(torch.empty(0), device, as_dtype(dtype))
+    text, verify = str(as_path(name, "name")), as_bool(verify, "verify")
     exact = torch.float64 if verify else dtype
     if text.startswith(_RANDOM):
         source = _random(text, causal, seed, dict(config or {})).to(exact)

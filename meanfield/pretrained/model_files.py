@@ -29,7 +29,7 @@ def find(name: str, download: bool) -> tuple[Path, str]:
             raise FileNotFoundError(f"{path}: expected a checkpoint, but it has no config.json")
         return path, ""
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise FileNotFoundError(f"{path}: there is no such folder")
+        raise FileNotFoundError(f"name: expected the folder of a model, got {path}: nothing there")
     if cached := _snapshot(name, local=True):
         return cached, cached.name
     reason = "the network was not asked (download=False)"

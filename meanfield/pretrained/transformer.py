@@ -341,9 +341,9 @@ class Transformer:
         return [cloud if cloud.ndim == 3 else cloud[None] for cloud in clouds]
 
     def _check_layers(self, layers: Sequence[int]) -> None:
-        bad = [i for i in layers if not 0 <= i < self.n_layers]
-        if bad or not layers:
-            raise IndexError(f"layers: expected some of 0..{self.n_layers - 1}, got {layers}")
+        layers = [count(i, "layer", least=-(10**12)) for i in layers]
+        if not layers or not all(0 <= i < self.n_layers for i in layers):
+            raise IndexError(f"layer: expected one of 0..{self.n_layers - 1}, got {layers}")
 
 
 def _joined(clouds: Sequence[Tensor], length: int, single: bool) -> ParticleMeasure:

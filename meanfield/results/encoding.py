@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from meanfield.results.shapes import as_dataset
+
 _STORED_AS = "stored_from"  # attribute: the type in memory, where that of the file differs
 _SCALAR = "scalar"  # dimension of numbers without one, beside records
 _MOST_BYTES = 2**31 - 4  # of a variable in netCDF 3, or of one step of its record dimension
@@ -54,10 +56,10 @@ def check_dataset(ds: xr.Dataset) -> None:
 
     Raises:
         ValueError: names with "/".
-        TypeError: variables other than real numbers, truth values and texts, attributes other
-            than text and numbers.
+        TypeError: no Dataset; variables other than real numbers, truth values and texts,
+            attributes other than text and numbers.
     """
-    check_names([*ds.variables, *ds.dims])
+    check_names([*as_dataset(ds).variables, *ds.dims])
     for owner, attrs in [("ds", ds.attrs), *((str(n), v.attrs) for n, v in ds.variables.items())]:
         check_names(attrs)
         check_attrs(attrs, owner)

@@ -9,7 +9,7 @@ from typing import Any
 
 import xarray as xr
 
-from meanfield.checks import describe
+from meanfield.checks import as_path
 from meanfield.results.atomic import make_folder, remove_litter, whole, write_new
 from meanfield.results.digests import check_digests, with_digests
 from meanfield.results.encoding import check_dataset, decode, netcdf
@@ -43,9 +43,7 @@ def write_dataset(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
             inside the store of a sweep or a Zarr folder.
         OSError: the folder cannot be written or the disk is full; nothing is left behind.
     """
-    if not isinstance(ds, xr.Dataset):
-        raise TypeError(f"ds: expected an xarray.Dataset, got {describe(ds)}")
-    path = Path(path)
+    path = as_path(path)
     if path.suffix not in (".zarr", ".nc"):
         raise ValueError(f"path: expected a name that ends in .zarr or .nc, got {path.name!r}")
     # Before anything is touched: a Dataset that the format cannot hold is refused here.
@@ -78,11 +76,11 @@ def read_dataset(path: str | os.PathLike[str]) -> xr.Dataset:
         ValueError: what is there is neither netCDF nor Zarr nor a store, or it is damaged: the
             message names the variables that are lost or not what was written.
     """
-    path = Path(path)
+    path = as_path(path)
     if not path.exists():
         remove_litter(path.parent, path.name)  # puts back what a crash has left without a name
     if not path.exists():
-        raise FileNotFoundError(f"path: nothing at {path}")
+        raise FileNotFoundError(f"path: expected a Dataset or a store, got nothing at {path}")
     if is_store(path):
         return Store.at(path).dataset()
     load = _load_zarr if path.is_dir() else _load_netcdf
@@ -95,7 +93,7 @@ def read_dataset(path: str | os.PathLike[str]) -> xr.Dataset:
     except Exception as error:  # damaged bytes may raise anything
         kind = "Zarr v3 folder" if path.is_dir() else "netCDF file"
         raise ValueError(
-            f"path: expected a whole {kind}, got {path}: {type(error).__name__}: {error}"
+            f"path: expected a whole {kind}, got {path}: {str(error).partition(chr(10))[0]}"
         ) from error
     if "sweep_schema" in ds.attrs:
         raise ValueError(

@@ -14,6 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meanfield.results.shapes import as_dataset
+
 if TYPE_CHECKING:
     import xarray as xr
 
@@ -62,7 +64,7 @@ def provenance(
 
 def read_provenance(ds: xr.Dataset) -> dict[str, Any]:
     """The provenance of a Dataset, decoded; empty if it has none."""
-    return json.loads(ds.attrs.get("provenance", "{}"))
+    return json.loads(as_dataset(ds).attrs.get("provenance", "{}"))
 
 
 def versions(*packages: str) -> dict[str, str]:

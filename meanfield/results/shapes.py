@@ -8,7 +8,14 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from meanfield.checks import describe
+from meanfield.checks import as_dataset
+
+
+def as_dataset(ds: object) -> xr.Dataset:
+    """The Dataset; anything else is refused."""
+    if not isinstance(ds, xr.Dataset):
+        raise TypeError(f"ds: expected an xarray.Dataset, got {describe(ds)}")
+    return ds
 
 
 def parameters_of(ds: xr.Dataset) -> list[str]:
@@ -38,8 +45,7 @@ def to_cube(ds: xr.Dataset, *, parameters: Sequence[str] | None = None) -> xr.Da
         >>> float(to_cube(long)["y"].sel(a=1, b="u"))
         3.0
     """
-    if not isinstance(ds, xr.Dataset):
-        raise TypeError(f"ds: expected an xarray.Dataset, got {describe(ds)}")
+    as_dataset(ds)
     if "case" not in ds.dims:
         raise ValueError(f"ds: expected the dimension 'case', got {tuple(ds.dims)}")
     names = list(parameters_of(ds) if parameters is None else parameters)

@@ -330,7 +330,7 @@ def _read_description(path: Path) -> dict[str, Any]:
         DamagedError: the description is damaged or missing.
     """
     if not path.exists():
-        raise FileNotFoundError(f"store: nothing at {path}")
+        raise FileNotFoundError(f"store: expected the store of a sweep, got nothing at {path}")
     if not is_store(path):
         raise ValueError(
             f"store: expected the store of a sweep or nothing, got {path}, which is something else"

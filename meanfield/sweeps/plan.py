@@ -254,7 +254,8 @@ def _check_signature(function: Callable[..., Any], arguments: Mapping[str, Any])
     except TypeError as error:
         name = getattr(function, "__qualname__", repr(function))
         raise TypeError(
-            f"{name}{signature} cannot be called with the parameters {sorted(arguments)}: {error}"
+            f"fn: expected a function of the parameters {sorted(arguments)}, got "
+            f"{name}{signature}: {error}"
         ) from None
 
 

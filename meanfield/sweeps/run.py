@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from meanfield.checks import count, describe
+from meanfield.checks import as_path, count, describe
 from meanfield.results.cases import FAILED, PENDING, Columns, Labels
 from meanfield.results.store import Store, description_at, open_store
 from meanfield.sweeps.batches import Batch
@@ -96,7 +95,8 @@ def sweep(
     if not isinstance(fn, Task) and not callable(fn):
         raise TypeError(f"fn: expected a function or a Task, got {describe(fn)}")
     _check_settings(store, shard, batch_size)
-    path = None if store is None else Path(store).resolve()  # a case may change the folder
+    # Absolute, for a case may change the folder.
+    path = None if store is None else as_path(store, "store").resolve()
     stored = None if path is None else description_at(path)
     plan = make_plan(fn, grid, fixed, seed, attrs)
     if path is not None:  # what a store cannot identify is refused before the first case
@@ -199,5 +199,8 @@ def _check_settings(store: object, shard: tuple[int, int] | None, size: int | No
         return
     if store is None:
         raise ValueError("shard: expected a store, in which the shards meet, got store=None")
-    if not 0 <= shard[0] < shard[1]:
+    if not isinstance(shard, (tuple, list)) or len(shard) != 2:
+        raise TypeError(f"shard: expected (i, k), two whole numbers, got {describe(shard)}")
+    index, parts = (count(each, "shard", least=0) for each in shard)
+    if not index < parts:
         raise ValueError(f"shard: expected (i, k) with 0 ≤ i < k, got {shard}")

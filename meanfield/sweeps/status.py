@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from meanfield.checks import as_path
 from meanfield.results.cases import FAILED, NOT_CONVERGED, OK
 from meanfield.results.labels import printable
 from meanfield.results.store import Store
@@ -74,7 +75,7 @@ def status(store: str | os.PathLike[str]) -> StoreStatus:
     Raises:
         FileNotFoundError, ValueError: nothing, or something else, is at the path.
     """
-    path = Path(store)
+    path = as_path(store, "store")
     files = Store.at(path)
     rows = files.rows()
     counts = np.bincount(rows["status"], minlength=4)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, check_finite, describe, number
+from meanfield.checks import as_float_tensor, check_finite, check_positioned, describe, number
 from meanfield.measures import MASS_TOLERANCE, ParticleMeasure, check_measure
 from meanfield.transport.certificate import Certified, Part, scaled, united
 from meanfield.transport.pairs import Measure, Measures, Pair, as_measures
@@ -93,11 +93,7 @@ def conditioned_pair(
     """The two measures, as `as_measures`, with `conditions` or else their positions."""
     if conditions is None:
         for name, measure in (("mu", mu), ("nu", nu)):
-            if check_measure(measure, name).positions is None:
-                raise ValueError(
-                    f"{name}: expected a ParticleMeasure with positions, got one without; give "
-                    "positions=, conditions=, or use ParticleMeasure.from_sequence"
-                )
+            check_positioned(check_measure(measure, name), name)
         both = as_measures(mu, nu)
         given = [t.positions[..., None] for t in both[:2] if t.positions is not None]
     else:

@@ -172,7 +172,9 @@ def _divergence(
 ) -> Tensor:
     from geomloss import SamplesLoss
 
-    settings: dict[str, Any] = {"p": 2, "blur": blur, "scaling": scaling}
+    # Its schedule of ε begins at the diameter, which must not be 0.
+    diameter = max(_diameter(x, y), blur)
+    settings: dict[str, Any] = {"p": 2, "blur": blur, "scaling": scaling, "diameter": diameter}
     if max(len(a), len(b)) ** 2 * x.shape[-1] <= _TENSOR_ENTRIES:
         settings |= {"cost": _half_squares, "backend": "tensorized"}
     elif importlib.util.find_spec("pykeops") is not None:
@@ -243,12 +245,15 @@ def _scores(x: Tensor, y: Tensor, h: Tensor, epsilon: float) -> Iterator[Tensor]
         yield h - torch.cdist(rows, y, compute_mode=direct).square_().div_(2 * epsilon)
 
 
+def _diameter(x: Tensor, y: Tensor) -> float:
+    """Of the bounding box of both clouds."""
+    both = torch.cat([x, y]).detach()
+    return float(torch.linalg.vector_norm(both.amax(0) - both.amin(0)))
+
+
 def _schedule(x: Tensor, y: Tensor, blur: float, scaling: float) -> list[float]:
     """ε from the squared diameter of the bounding box down to blur², a ratio of scaling²."""
-    both = torch.cat([x, y])
-    diameter = float(torch.linalg.vector_norm(both.amax(0) - both.amin(0)))
-    if diameter <= 0:
-        return [blur**2]
+    diameter = max(_diameter(x, y), blur)
     steps = math.ceil((math.log(blur) - math.log(diameter)) / math.log(scaling))
     lengths = [diameter * scaling**k for k in range(max(0, steps))]
     return [diameter**2, *(length**2 for length in lengths), blur**2]

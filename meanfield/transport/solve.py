@@ -16,6 +16,7 @@ import numpy as np
 from meanfield.checks import as_bool, choice, number
 from meanfield.transport.certificate import Certified, in_unit, narrower
 from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
+from meanfield.transport.plans.checkpoint import checkpoint_path
 from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.columns import solve_columns
 from meanfield.transport.plans.exact import (
@@ -216,8 +217,10 @@ def as_order(p: Any) -> float:
 def solved(pair: Pair, settings: Settings) -> TransportResult:
     """The distance of a pair of measures, or of a batch of pairs."""
     arrays = pair.flat
-    if settings.checkpoint is not None and len(arrays[0]) != 1:
-        raise ValueError(f"checkpoint: expected one pair of measures, got {len(arrays[0])}")
+    if settings.checkpoint is not None:
+        checkpoint_path(settings.checkpoint)  # small problems never open it
+        if len(arrays[0]) != 1:
+            raise ValueError(f"checkpoint: expected one pair of measures, got {len(arrays[0])}")
     answer = solve_arrays(*arrays, replace(settings, device=pair.device))
     return finished(pair, answer, settings)
 

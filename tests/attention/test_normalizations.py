@@ -225,7 +225,7 @@ def test_only_sinkhorn_has_a_plan_and_own_normalisations_are_wrapped():
         SelfAttention(par).plan(measure(0))
     with pytest.raises(TypeError, match="takes a function of yours"):
         SelfAttention(par, normalization=torch.softmax)
-    with pytest.raises(TypeError, match="weights: expected a function, got int"):
+    with pytest.raises(TypeError, match="weights: expected a function of scores and"):
         normalizations.custom(3)
     short = normalizations.custom(lambda s, a: (s + a).softmax(-1)[..., :-1])
     with pytest.raises(ValueError, match="expected attention weights of shape"):

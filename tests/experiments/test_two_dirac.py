@@ -96,7 +96,7 @@ def test_the_list_of_experiments_loads():
         assert experiment.figures and all(map(callable, experiment.figures.values()))
         assert type(experiment.quick) is type(experiment.settings)
         assert experiment.question.splitlines()[0].endswith((".", "?"))
-    with pytest.raises(ValueError, match="no experiment named 'three-dirac'"):
+    with pytest.raises(ValueError, match="experiment: expected one of .*, got 'three-dirac'"):
         get("three-dirac")
 
 

@@ -789,16 +789,17 @@ def verdict(case: Case) -> tuple[str, str]:
         try:
             found = call(**{argument: value})
         except Exception as error:
-            return _of_error(error)
+            return of_error(error)
         if means is not None and alike(found, call(**{argument: means(good)})):
             return RIGHT, ""
     return NONSENSE, repr(found)[:200]
 
 
-def _of_error(error: Exception) -> tuple[str, str]:
+def of_error(error: Exception) -> tuple[str, str]:
     where = traceback.extract_tb(error.__traceback__)[-1].filename
     ours = where.startswith(PACKAGE) and isinstance(
-        error, (TypeError, ValueError, IndexError, NotImplementedError, ConvergenceError, OSError)
+        error,
+        (TypeError, ValueError, LookupError, NotImplementedError, ConvergenceError, OSError),
     )
     text = f"{type(error).__name__}: {error}"
     return (CLEAR if ours and "expected" in str(error) else FOREIGN), text

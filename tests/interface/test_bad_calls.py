@@ -17,7 +17,7 @@ from meanfield import checks
 from meanfield.checks import as_float_tensor
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import w2
-from tests.interface import bad_calls
+from tests.interface import bad_calls, whole_calls
 from tests.interface.bad_calls import CLEAR, FOREIGN, NONSENSE, RIGHT, Call, Case, Wrong
 
 ALL = list(bad_calls.cases())
@@ -35,6 +35,7 @@ def check(cases: Sequence[Case]) -> None:
 
 def test_the_harness_is_as_wide_as_it_says():
     assert len(bad_calls.CALLS) >= 36
+    assert len(whole_calls.CALLS) >= 400
     assert len({mistake for kind in bad_calls.KINDS.values() for mistake in kind}) >= 95
 
 
@@ -53,6 +54,19 @@ def test_one_wrong_call_in_twelve_ends_in_a_clear_error():
 @pytest.mark.parametrize("start", range(1, EVERY))
 def test_wrong_calls_end_in_a_clear_error(start):
     check(ALL[start::EVERY])
+
+
+@pytest.mark.parametrize("group", whole_calls.GROUPS)
+def test_wrong_calls_as_people_type_them_end_in_a_clear_error(group, tmp_path):
+    calls = whole_calls.GROUPS[group].strip().splitlines()
+    found = {call: whole_calls.ending(call, tmp_path) for call in calls}
+    assert not {call: end for call, end in found.items() if end[0] not in (CLEAR, "signature")}
+
+
+@pytest.mark.parametrize("pair", whole_calls.PAIRS, ids=lambda pair: pair[0])
+def test_odd_calls_mean_what_they_say(pair, tmp_path):
+    found, meant = whole_calls.values(pair, tmp_path)
+    np.testing.assert_allclose(found, meant, rtol=1e-6, atol=1e-9)
 
 
 def _judged(function, mistake: Wrong, monkeypatch) -> str:

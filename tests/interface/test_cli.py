@@ -87,7 +87,7 @@ def test_settings_come_from_a_toml_file_and_set_wins(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["run", "three-dirac"], "no experiment named 'three-dirac'; there are: two-dirac"),
+        (["run", "three-dirac"], "experiment: expected one of 'two-dirac', "),
         (
             ["run", "two-dirac", "--set", "radius=1"],
             "'radius': did you mean 'radii'? expected one",

@@ -221,8 +221,8 @@ def test_what_makes_no_layer_is_refused(make, message):
     [
         (Residual(MAPS["wider"]()), r"keep the shape \(5, 3\)"),
         (Sum([MAPS["wider"](), mlp()]), "one dimension"),
-        (LayerNorm([1.0, 1.0]), r"R\^2, got one on R\^3"),
-        (MLP([[1.0]], [[1.0]]), r"R\^1, got one on R\^3"),
+        (LayerNorm([1.0, 1.0]), "dimension 2, got dimension 3"),
+        (MLP([[1.0]], [[1.0]]), "dimension 1, got dimension 3"),
         (RMSNorm(torch.ones(3, dtype=torch.float32)), "dtype"),
     ],
 )

@@ -99,7 +99,10 @@ def test_a_seed_decides_the_search():
         ({"starts": 0}, "starts: expected a whole number ≥ 1"),
         ({"steps": 0}, "steps: expected a whole number ≥ 1"),
         ({"candidates": [ParticleMeasure([[3.0]])]}, "ball of radius 1"),
-        ({"candidates": [ParticleMeasure([[0.1, 0.1]])]}, r"measures on R\^1"),
+        (
+            {"candidates": [ParticleMeasure([[0.1, 0.1]])]},
+            "candidates: expected points of dimension 1",
+        ),
         ({"candidates": [ParticleMeasure([[0.1]] * 3)]}, "at most 2 atoms"),
     ],
 )

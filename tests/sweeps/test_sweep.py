@@ -125,14 +125,14 @@ def test_vectorised_function_is_given_the_seeds_of_its_cases():
         ((functions.square, {"x": []}), ValueError, "at least one case"),
         ((functions.square, {"x": "abc"}), TypeError, "expected a sequence of values"),
         ((functions.square, {"x": [[1, 2]]}), TypeError, "put other data into `fixed`"),
-        ((functions.square, {"z": [1]}), TypeError, "cannot be called with the parameters"),
+        ((functions.square, {"z": [1]}), TypeError, "fn: expected a function of the parameters"),
         ((lambda x: {"x": x}, {"x": [1]}), ValueError, r"got \['x'\]"),
         ((lambda x: x, {"x": [1]}), ValueError, "mapping from name to number"),
         ((lambda x: {"y": [x]}, {"x": [1]}), ValueError, "declare variables and dimensions"),
         (
             (functions.PICKY_BATCHED, [{"x": 1}, {"y": 1}]),
             (TypeError, ValueError),
-            "cannot be called|same parameters",
+            "expected a function of|same parameters",
         ),
     ],
 )

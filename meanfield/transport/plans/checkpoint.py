@@ -8,6 +8,7 @@ import warnings
 
 import numpy as np
 
+from meanfield.checks import as_path
 from meanfield.results.arrays import digest_of, read_arrays, write_arrays
 from meanfield.transport.problem import Problem
 
@@ -24,12 +25,7 @@ class Checkpoint:
     """
 
     def __init__(self, path: str | os.PathLike[str], problem: Problem) -> None:
-        self._path, self._problem = pathlib.Path(path), problem
-        if self._path.suffix != ".npz" or not self._path.parent.is_dir():
-            raise ValueError(
-                "checkpoint: expected the name of an .npz file in a folder that exists, got "
-                f"{self._path}"
-            )
+        self._path, self._problem = checkpoint_path(path), problem
         names = ("x", "y", "log_a", "log_b", "exponent", "order")
         arrays = {name: np.asarray(getattr(problem, name)) for name in names}
         self._of_problem, self._can_write = digest_of(arrays), True
@@ -76,3 +72,17 @@ class Checkpoint:
             f"checkpoint: expected {expected}, got {got} in {self._path}; give another path, or "
             "remove the file"
         )
+
+
+def checkpoint_path(value: str | os.PathLike[str]) -> pathlib.Path:
+    """The path of a checkpoint.
+
+    Raises:
+        ValueError: another suffix, or no such folder.
+    """
+    path = as_path(value, "checkpoint")
+    if path.suffix != ".npz" or not path.parent.is_dir():
+        raise ValueError(
+            f"checkpoint: expected the name of an .npz file in a folder that exists, got {path}"
+        )
+    return path
