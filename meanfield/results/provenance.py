@@ -28,8 +28,6 @@ def provenance(
     seed: int | None = None,
     dtype: object = None,
     device: object = None,
-    packages: tuple[str, ...] = (),
-    command: str | None = None,
 ) -> str:
     """What is needed to make a result again, as one line of JSON.
 
@@ -39,8 +37,6 @@ def provenance(
         seed: the seed the user gave.
         dtype: of the computation, such as ``torch.float64``.
         device: of the computation, such as ``"cpu"``.
-        packages: distributions whose versions matter, besides the library's dependencies.
-        command: the command line; by default that of this process, without folders.
 
     Example:
         >>> record = json.loads(provenance({"radius": 2.0}, seed=7))
@@ -52,11 +48,11 @@ def provenance(
         "seed": seed,
         "dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         "device": None if device is None else str(device),
-        "versions": versions(*packages),
+        "versions": versions(),
         "python": platform.python_version(),
         "platform": f"{platform.system()}-{platform.machine()}",
         "commit": _commit(),
-        "command": _command() if command is None else command,
+        "command": _command(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return json.dumps(record, sort_keys=True, default=str, ensure_ascii=False)
@@ -67,9 +63,9 @@ def read_provenance(ds: xr.Dataset) -> dict[str, Any]:
     return json.loads(as_dataset(ds).attrs.get("provenance", "{}"))
 
 
-def versions(*packages: str) -> dict[str, str]:
-    """The versions of the library's dependencies and of other distributions."""
-    found = {package: _version(package) for package in (*_PACKAGES, *packages)}
+def versions() -> dict[str, str]:
+    """The versions of the library's dependencies."""
+    found = {package: _version(package) for package in _PACKAGES}
     return {package: version for package, version in found.items() if version}
 
 

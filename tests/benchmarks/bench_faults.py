@@ -197,6 +197,46 @@ def segfaults() -> dict[str, str]:
     return found
 
 
+CHANGED = """
+import sys, warnings
+SCALE = {scale}
+def helper(x):
+    return {helper} * x
+def f(x):
+    return {{"y": {body} * SCALE * helper(x)}}
+if __name__ == "__main__":
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            if sys.argv[1] == "meanfield":
+                from meanfield.sweeps import sweep
+                y = float(sweep(f, {{"x": [1.0]}}, store="s", progress=False)["y"][0])
+            else:
+                import joblib
+                y = joblib.Memory("j", verbose=0).cache(f)(1.0)["y"]
+        except ValueError:
+            print("refused")
+        else:
+            print("computed again" if y == 2 else "warns" if said else "silently the old number")
+"""
+
+
+def changed_source(folder: Path, store: str) -> dict[str, str]:
+    """What an engine does about numbers that were computed before a part of the source changed."""
+    found = {}
+    for part in ("body", "helper", "scale"):
+        (folder / part).mkdir()
+        for number in (1, 2):
+            text = CHANGED.format(**({"body": 1, "helper": 1, "scale": 1} | {part: number}))
+            (folder / part / "script.py").write_text(text)
+            done = subprocess.run(
+                [sys.executable, "script.py", store], cwd=folder / part, capture_output=True,
+                text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )  # fmt: skip
+            found[part] = done.stdout.strip()
+    return found
+
+
 def installed(name: str) -> str | None:
     """The version of a package."""
     try:
@@ -233,6 +273,11 @@ def main() -> None:
                 "flushes of 8 cases": flushes(folders[1], store),
                 "no hard links, no flush of folders": refused(folders[2], store, library),
             }
+        record["a part of the source changed"] = {
+            store: changed_source(Path(tempfile.mkdtemp(dir=name)), store)
+            for store in ("meanfield", "joblib")
+            if store == "meanfield" or installed(store)
+        }
     record["a case that crashes"] = segfaults()
     options.out.write_text(json.dumps(record, indent=2) + "\n")
     print(json.dumps(record, indent=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import functools
+import json
 import math
 import re
 import tempfile
@@ -97,10 +98,9 @@ def a_dataset() -> xr.Dataset:
         "kind": (Variable("kind", "kind", dims=case, dtype="str"), ["a", HOSTILE] * 3),
         "step": (Variable("step", "step", dims=("step",)), [0.1, 0.2]),
     }
-    record = provenance(
-        {"note": HOSTILE}, seed=7, dtype="torch.float64", command=f"meanfield run '{HOSTILE}'"
-    )
-    return dataset(variables, values, coords=coords, attrs={"provenance": record})
+    record = json.loads(provenance({"note": HOSTILE}, seed=7, dtype="torch.float64"))
+    attrs = {"provenance": json.dumps(record | {"command": f"meanfield run '{HOSTILE}'"})}
+    return dataset(variables, values, coords=coords, attrs=attrs)
 
 
 def scatter(ds, *, ax):
