@@ -1,4 +1,4 @@
-"""Power laws y ≈ C xᵖ, fitted in logarithms, with jackknife intervals and an envelope."""
+"""Power laws y ≈ C xᵖ, fitted in logarithms, with jackknife intervals."""
 
 from __future__ import annotations
 
@@ -17,10 +17,6 @@ _FITTED = (
     Variable("exponent", "exponent p of y ≈ C xᵖ"),
     Variable("exponent_lower", "lower end of the jackknife interval of p"),
     Variable("exponent_upper", "upper end of the jackknife interval of p"),
-    Variable("envelope", "smallest C with y ≤ C xᵖ at all points"),
-    Variable("r_squared", "share of the variance of log y explained"),
-    Variable("x_min", "smallest x of the fit"),
-    Variable("x_max", "largest x of the fit"),
     Variable("n_points", "points of the fit", dtype="int64"),
     Variable("n_groups", "groups of points that share their randomness", dtype="int64"),
     Variable("n_excluded", "points left out: missing, or not converged", dtype="int64"),
@@ -46,8 +42,7 @@ def fit_power(
     and Student-t(3) errors of log y; 86 to 99 % for lognormal errors, which are skewed. With few
     groups the interval is wide, and NaN where leaving out a group leaves no fit.
 
-    The fit is no bound; `envelope` is the constant of the smallest power law with this exponent
-    that lies above all points of the fit.
+    The fit is no bound.
 
     Args:
         x: positive numbers, any shape.
@@ -59,8 +54,8 @@ def fit_power(
         level: nominal coverage of the intervals.
 
     Returns:
-        A Dataset of scalars: constant, exponent (both with _lower, _upper), envelope, r_squared,
-        x_min, x_max, n_points, n_groups, n_excluded.
+        A Dataset of scalars: constant, exponent (both with _lower, _upper), n_points, n_groups,
+        n_excluded.
 
     Raises:
         ValueError: shapes differ, numbers that are not positive, fewer than two points, or a
@@ -80,8 +75,6 @@ def fit_power(
     log_x, log_y = np.log(x), np.log(y)
     (log_c,), (p,) = _solve(log_x, log_y, np.ones((1, len(x))), exponent)
     width = _half_widths(log_x, log_y, group, exponent, level)
-    residual = log_y - log_c - p * log_x
-    spread = np.sum((log_y - log_y.mean()) ** 2)
     values = {
         "constant": np.exp(log_c),
         "constant_lower": np.exp(log_c - width[0]),
@@ -89,10 +82,6 @@ def fit_power(
         "exponent": p,
         "exponent_lower": p - width[1],
         "exponent_upper": p + width[1],
-        "envelope": _envelope(x, y, p),
-        "r_squared": 1 - np.sum(residual**2) / spread if spread else np.nan,
-        "x_min": x.min(),
-        "x_max": x.max(),
         "n_points": len(x),
         "n_groups": int(group.max()) + 1,
         "n_excluded": total - len(x),
@@ -160,12 +149,3 @@ def _half_widths(
     moved = np.stack(_solve(log_x, log_y, without, exponent)) - fitted
     error = np.sqrt((n_groups - 1) / n_groups * (moved**2).sum(axis=1))
     return t.ppf((1 + level) / 2, freedom) * error
-
-
-def _envelope(x: np.ndarray, y: np.ndarray, p: float) -> float:
-    """max y / xᵖ, rounded up until C xᵖ ≥ y holds in floating point."""
-    powers = x**p
-    constant = np.max(y / powers)
-    while (constant * powers < y).any():
-        constant = np.nextafter(constant, np.inf)
-    return float(constant)

@@ -74,7 +74,7 @@ def sweep(
         Dataset with the dimension `case`, the parameters as coordinates along it, the variables,
         `status` (0 pending, 1 ok, 2 not converged, 3 failed) and `message`. A case that raises,
         or returns what does not fit, holds NaN and its message; the others go on. NaN that a case
-        returns is a value like any other, with the status ok; `meanfield status` counts them.
+        returns is a value like any other, with the status ok.
         `results.to_cube` gives one dimension per parameter.
 
     Raises:

@@ -23,7 +23,6 @@ class StoreStatus:
     """Counts of a store; `str` gives a paragraph.
 
     Attributes:
-        n_nan: cases that did not fail and hold NaN.
         damaged: names of files whose content is not what was written.
         missing: names of files that were written and are not there, if cases may be lost.
         messages: how many cases failed with each message.
@@ -34,7 +33,6 @@ class StoreStatus:
     n_ok: int
     n_not_converged: int
     n_failed: int
-    n_nan: int
     n_files: int
     damaged: tuple[str, ...]
     missing: tuple[str, ...]
@@ -54,11 +52,10 @@ class StoreStatus:
 
     def __str__(self) -> str:
         function, seed = (self.configuration.get(name, "?") for name in ("function", "seed"))
-        nan = f"; {self.n_nan} hold NaN and did not fail" if self.n_nan else ""
         lines = [
             f"{self.path}: {function}, seed {seed}",
             f"  {self.n_done} of {self.n_cases} cases done ({self.n_files} files): {self.n_ok} "
-            f"ok, {self.n_not_converged} not converged, {self.n_failed} failed{nan}",
+            f"ok, {self.n_not_converged} not converged, {self.n_failed} failed",
             *(f"  damaged: {name}" for name in self.damaged),
             *(f"  missing: {name}" for name in self.missing),
         ]
@@ -86,20 +83,9 @@ def status(store: str | os.PathLike[str]) -> StoreStatus:
         n_ok=int(counts[OK]),
         n_not_converged=int(counts[NOT_CONVERGED]),
         n_failed=int(counts[FAILED]),
-        n_nan=_count_nan(files, rows),
         n_files=len(files.files),
         damaged=tuple(files.damaged),
         missing=tuple(files.missing),
         configuration=files.description["configuration"],
         messages=dict(messages.most_common()),
     )
-
-
-def _count_nan(files: Store, rows: dict[str, np.ndarray]) -> int:
-    """Finished cases that did not fail, with NaN in a variable of floats."""
-    found = np.zeros(len(rows["status"]), bool)
-    for variable in files.description["variables"]:
-        if variable["dtype"].startswith("float"):
-            values = rows[variable["name"]]
-            found |= np.isnan(values).any(axis=tuple(range(1, values.ndim)))
-    return int(np.sum(found & np.isin(rows["status"], (OK, NOT_CONVERGED))))

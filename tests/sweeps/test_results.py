@@ -196,7 +196,7 @@ def test_an_exact_power_law_is_found_with_no_width(exponent, constant, known):
     # Least squares on logarithms: errors of rounding, amplified by the size of log y.
     for name in ("exponent", "exponent_lower", "exponent_upper"):
         assert float(fit[name]) == pytest.approx(exponent, abs=1e-10)
-    for name in ("constant", "constant_lower", "constant_upper", "envelope"):
+    for name in ("constant", "constant_lower", "constant_upper"):
         assert float(fit[name]) == pytest.approx(constant, rel=1e-9)
 
 
@@ -208,7 +208,6 @@ def test_free_exponent_agrees_with_numpy_polyfit():
     fit = results.fit_power(x, y)
     assert float(fit.exponent) == pytest.approx(slope, rel=1e-10)
     assert float(fit.constant) == pytest.approx(np.exp(intercept), rel=1e-10)
-    assert float(fit.r_squared) == pytest.approx(np.corrcoef(np.log(x), np.log(y))[0, 1] ** 2)
 
 
 def coverage(count: int, grouped: bool, noise: str, trials: int) -> tuple[float, float]:
@@ -281,18 +280,6 @@ def test_two_points_have_no_interval_and_three_a_wide_one():
     # Without the second group a single x is left.
     alone = results.fit_power([2.0, 2.0, 4.0], [1.0, 1.1, 2.0], groups=[0, 1, 2])
     assert np.isnan(alone.exponent_lower)
-
-
-@given(st.integers(0, 10**6))
-def test_the_envelope_lies_above_all_points(seed):
-    rng = np.random.default_rng(seed)
-    x = np.exp(rng.uniform(-20, 20, 9))
-    y = np.exp(rng.uniform(-20, 20, 9))
-    for p in (None, float(rng.uniform(-2, 2))):
-        fit = results.fit_power(x, y, exponent=p)
-        above = float(fit.envelope) * x ** float(fit.exponent)
-        assert (above >= y).all()
-        assert (above <= y * (1 + 1e-14)).any()  # and touches one
 
 
 def test_points_that_have_not_converged_are_left_out_and_counted():
