@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import xarray as xr
 
-from meanfield.checks import as_dataset
+from meanfield.checks import describe
 
 
 def as_dataset(ds: object) -> xr.Dataset:
