@@ -135,9 +135,8 @@ def interleaved_diracs(
     *,
     scales: int = 20,
     growth: float = 2.0,
-    heavy_at: float = -1.0,
 ) -> ParticleMeasure:
-    """Two Diracs at each of m positions; the mass grows geometrically with the position.
+    """Two Diracs, at R u and −R u, at each of m positions, of geometrically growing mass.
 
     Masked attention averages over the past. On the product of a law of positions with two Diracs
     its derivative is a running mean of the plain one. The norm of this mean tends to Hardy's
@@ -151,7 +150,6 @@ def interleaved_diracs(
         direction: u, shape (d,), normalised here.
         scales: number of positions m.
         growth: mass of a position over that of the one before, above 1.
-        heavy_at: where the heavy atoms stand on the line through u, in units of R.
 
     Returns:
         A measure of 2m atoms at positions 1/m, …, 1, the light one first at each.
@@ -160,7 +158,7 @@ def interleaved_diracs(
         ValueError: no scales, or a growth that is not above 1.
     """
     scales, growth = count(scales, "scales"), number(growth, "growth", above=1)
-    pair = two_diracs(radius, log_ratio, direction, heavy_at=heavy_at)
+    pair = two_diracs(radius, log_ratio, direction)
     step = torch.arange(scales, dtype=pair.points.dtype, device=pair.points.device)
     mass = (step * math.log(growth)).log_softmax(-1)
     return ParticleMeasure(

@@ -75,18 +75,13 @@ def _curve(rows: xr.Dataset, quantity: str, groups: str | None) -> tuple[Any, ..
     return n.values, y.values, group, good.values
 
 
-def fit_laws(
-    curves: Sequence[tuple[Mapping[str, Any], Any, Any, Any, Any]],
-    *,
-    laws: Mapping[str, float | None] = LAWS,
-) -> xr.Dataset:
-    """Fit every law to every curve.
+def fit_laws(curves: Sequence[tuple[Mapping[str, Any], Any, Any, Any, Any]]) -> xr.Dataset:
+    """Fit every law of `LAWS` to every curve.
 
     Args:
         curves: (labels, n, y, groups, converged) each; labels are the coordinates of the curve,
             the same names in each; groups are left out as a whole, None for points of their own;
             points that have not converged are excluded, None if all have.
-        laws: name -> exponent or None.
 
     Returns:
         Dataset with the dimension `fit`, one entry per curve and law: the labels, `law`, and the
@@ -95,7 +90,7 @@ def fit_laws(
     """
     rows: list[dict[str, Any]] = []
     for labels, n, y, groups, converged in curves:
-        for law, exponent in laws.items():
+        for law, exponent in LAWS.items():
             row = {f"fit_{name}": value for name, value in labels.items()}
             rows.append(row | {"fit_law": law} | _fitted(n, y, groups, converged, exponent))
     variables = [

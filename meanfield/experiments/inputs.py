@@ -159,10 +159,10 @@ def bilinear(source: Transformer) -> Transformer:
     return source
 
 
-def source_of(settings: Any, causal: bool | None = None) -> Transformer:
+def source_of(settings: Any) -> Transformer:
     """The model that an experiment's settings name."""
     how = {"seed": settings.seed, "dtype": settings.dtype, "depth": settings.depth}
-    return transformer(settings.model, causal, **how)
+    return transformer(settings.model, **how)
 
 
 def pinned(

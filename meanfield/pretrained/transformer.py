@@ -202,23 +202,16 @@ class Transformer:
         mu, *_ = self._measures(list(self.family.blocks(self.model)), tokens, length)
         return mu
 
-    def attention_inputs(
-        self,
-        tokens: Any,
-        *,
-        layers: Sequence[int] | None = None,
-        zero_token_types: bool = False,
-    ) -> Tensor:
+    def attention_inputs(self, tokens: Any, *, layers: Sequence[int] | None = None) -> Tensor:
         """The token clouds X that enter the attention layers, by the model itself.
 
-        If a norm precedes attention, X is its output.
+        If a norm precedes attention, X is its output. The scripts published with [CAP24] give
+        GPT-2 ``token_type_ids`` of 0 beside the ids, which adds the embedding of word 0 to every
+        token; so does ``{"input_ids": ids, "token_type_ids": zeros}`` here.
 
         Args:
             tokens: as in `embeddings`, of one length.
             layers: which ones, in the order wanted; all if None.
-            zero_token_types: pass token types 0, as the scripts published with [CAP24] do. For
-                BERT that is the default and changes nothing; in GPT-2 it adds the embedding of
-                word 0 to every token.
 
         Returns:
             Shape (layers, n, d) or (layers, batch, n, d).
@@ -235,10 +228,7 @@ class Transformer:
         modules = [self.family.attention_module(b) for b in self.family.blocks(self.model)]
         found = []
         for run in runs.arguments:
-            types = (
-                {"token_type_ids": torch.zeros_like(run["input_ids"])} if zero_token_types else {}
-            )
-            clouds = self._entering(modules, run | types)
+            clouds = self._entering(modules, run)
             found.append(torch.stack([clouds[layer] for layer in chosen]))
         if len({clouds.shape[-2] for clouds in found}) > 1:
             raise ValueError(

@@ -113,7 +113,8 @@ def test_token_types_of_zero_are_neutral_in_bert_and_not_in_gpt2():
     for architecture, neutral in (("bert", True), ("gpt2", False)):
         model = small(architecture)
         plain = model.attention_inputs(tokens)
-        typed = model.attention_inputs(tokens, zero_token_types=True)
+        types = torch.zeros_like(tokens)
+        typed = model.attention_inputs({"input_ids": tokens, "token_type_ids": types})
         assert torch.allclose(plain, typed) == neutral
 
 
