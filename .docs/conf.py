@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import itertools
 import os
 import re
 import runpy
@@ -26,6 +27,7 @@ from sphinx.util import logging
 ROOT = Path(__file__).resolve().parent.parent
 
 # A page that is no file of the repository.
+_FORMULAS = runpy.run_path(str(ROOT / ".docs" / "formulas.py"))
 _LISTING = runpy.run_path(str(ROOT / ".docs" / "listing.py"))
 (ROOT / ".docs" / "reference" / "experiments.md").write_text(_LISTING["page"](), encoding="utf-8")
 
@@ -127,7 +129,7 @@ class _KeyStyle(Style):
 register_plugin("pybtex.style.formatting", "keys", _KeyStyle)
 
 _CITATION = re.compile(r"\[([A-Z]{2,}[0-9]{2})\]")
-_LITERAL = re.compile(r"(``.*?``|:cite:p:`.*?`)")
+_LITERAL = re.compile(r"(``.*?``|:cite:p:`.*?`|:math:`.*?`)", re.DOTALL)
 
 
 def setup(app: Any) -> None:
@@ -147,12 +149,36 @@ def _plain_marks(app: Any, what: str, name: str, obj: Any, options: Any, lines: 
         lines += ["", "Attributes:", *meanings, ""] if meanings else []
     if what == "data" and isinstance(obj, dict | tuple):
         lines[:] = [", ".join(f"``{name}``" for name in obj) + "."]
-    for k, line in enumerate(lines):
-        if line.lstrip().startswith((">>>", "... ")):
-            continue
-        parts = _LITERAL.split(_CITATION.sub(r":cite:p:`\1`", line))
-        parts[::2] = [part.replace("|", r"\|") for part in parts[::2]]
-        lines[k] = "".join(parts)
+    made: list[str] = []
+    for is_code, block in itertools.groupby(_FORMULAS["displayed"](lines), _Code()):
+        text = "\n".join(block)
+        if not is_code:
+            cited = _CITATION.sub(r":cite:p:`\1`", text)
+            parts = _LITERAL.split(_FORMULAS["with_mathematics"](cited, _can_be_written))
+            parts[::2] = [part.replace("|", r"\|").replace("\0", "|") for part in parts[::2]]
+            text = "".join(parts)
+        made += text.split("\n")
+    lines[:] = made
+
+
+class _Code:
+    """Whether a line is of a doctest or a table, which end with an empty line."""
+
+    inside = False
+
+    def __call__(self, line: str) -> bool:
+        self.inside = line.lstrip().startswith((">>>", "===")) or (
+            self.inside and bool(line.strip())
+        )
+        return self.inside
+
+
+def _can_be_written(code: str) -> bool:
+    try:
+        tex2mathml(code)
+    except MathError:
+        return False
+    return True
 
 
 def _readable(

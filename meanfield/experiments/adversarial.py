@@ -153,8 +153,9 @@ def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
         hollow: Any = {"color": colour, "fillstyle": "none", "label": label}
         curve(ax, line, "n_tokens", "head_constant", "s--", **hollow)
         found = line.isel(case=np.flatnonzero(np.isfinite(line.searched.values)))
-        curve(ax, found, "n_tokens", "searched", "^", color="tab:red", label="searched in $B_R$")
+        curve(ax, found, "n_tokens", "searched", "x", color=colour, markersize=8)
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="local constant")
+    ax.plot([], [], "kx", markersize=8, label="searched in $B_R$")
     formula(ax, np.sqrt, rows.n_tokens, linewidth=1.4, label=r"$\sqrt{n}$")
     ticks_at(ax, rows.n_tokens)
     ax.set_title(f"Worst case of head {head}\n{ds.attrs['model']}, layer {ds.attrs['layer']}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -56,22 +56,11 @@ def best(rows: xr.Dataset, name: str, *, over: str) -> xr.Dataset:
     return rows.groupby(over).map(lambda one: one.isel(case=int(np.nanargmax(one[name].values))))
 
 
-def reduced(
-    rows: xr.Dataset,
-    *names: str,
-    along: str,
-    how: Callable[..., xr.Dataset] = xr.Dataset.median,
-) -> xr.Dataset:
-    """Columns reduced along a dimension; converged where all of it has.
-
-    Args:
-        rows: the cases.
-        *names: of the columns; ``{name}_converged`` comes along where there is one.
-        along: the dimension.
-        how: to reduce numbers, such as `xarray.Dataset.mean`.
-    """
-    flags = [f"{name}_converged" for name in names if f"{name}_converged" in rows]
-    return how(rows[list(names)], along).assign({flag: rows[flag].all(along) for flag in flags})
+def reduced(rows: xr.Dataset, name: str, *, along: str) -> xr.Dataset:
+    """Median of a column along a dimension, and ``{name}_converged`` where all of it has."""
+    flags = [flag for flag in (f"{name}_converged",) if flag in rows]
+    medians = rows[[name]].median(along)
+    return medians.assign({flag: rows[flag].all(along) for flag in flags})
 
 
 def fits_of(ds: xr.Dataset, **labels: Any) -> xr.Dataset:

@@ -293,7 +293,7 @@ def test_a_bound_that_is_nowhere_known_has_no_entry_in_the_legend(datasets):
     known = real_text.beside_bounds(ds).get_legend_handles_labels()[1]
     unknown = real_text.beside_bounds(ds.assign(nowhere)).get_legend_handles_labels()[1]
     assert set(known) - set(unknown) == {
-        "upper bound at the first window",
+        "upper bound at these tokens",
         "upper bound, Thm 3.3, heads summed",
     }
 

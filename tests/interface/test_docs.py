@@ -79,3 +79,32 @@ def test_the_site_builds_with_every_tutorial_and_example_run(tmp_path):
         page = (pages / "_generated" / kind / f"{path.stem}.html").read_text("utf-8")
         assert "sphx-glr-script-out" in page, f"{path.stem} shows no output"
         assert f"_images/sphx_glr_{path.stem}_001" in page, f"{path.stem} shows no figure"
+
+
+@pytest.mark.parametrize(
+    ("words", "written"),
+    [
+        (
+            "‖V‖(D(c) + ‖A‖R²), c = 1+2c: a",
+            r":math:`\|V\|(D(c) + \|A\|R^{2})`, :math:`c = 1+2c`: a",
+        ),
+        ("is √(1 + c²).", r"is :math:`\sqrt{1 + c^{2}}`."),
+        ("max_t (te^{−c} + t)", r":math:`\max _{t} (te^{-c} + t)`"),
+        ("maxᵢ ‖D_xΓ_μ(xᵢ)‖ of ẋ", r":math:`\max _{i} \|D_{x}Γ_{μ}(x_{i})\|` of :math:`\dot{x}`"),
+        ("a Σ_j of (a, b) at W_∞", r"a :math:`\sum _{j}` of (a, b) at :math:`W_{\infty }`"),
+        ("(the ball B_R)", r"(the ball :math:`B_{R}`)"),
+        ("n_tokens, ``W_p``, `x²`, log_weights, 1e-9, L2", "itself"),
+    ],
+)
+def test_formulas_of_docstrings_become_mathematics_and_names_stay(words, written):
+    formulas = runpy.run_path(str(DOCS / "formulas.py"))
+    made = formulas["with_mathematics"](words, lambda code: True)
+    assert made == (words if written == "itself" else written)
+    assert formulas["with_mathematics"](words, lambda code: False) == words
+
+
+def test_a_formula_on_lines_of_its_own_keeps_them():
+    displayed = runpy.run_path(str(DOCS / "formulas.py"))["displayed"]
+    lines = ["It is", "", "    p = 1   maxᵢ xᵢ,", "    p = 2   ‖J‖.", "", "Args:", "    x: ‖x‖"]
+    marked = ["    \0 p = 1   maxᵢ xᵢ,", "    \0 p = 2   ‖J‖."]
+    assert displayed(lines) == [*lines[:2], *marked, *lines[4:]]
