@@ -339,7 +339,7 @@ def disintegrate(mu: ParticleMeasure) -> Disintegration:
     _refuse_batch(mu, "disintegrate")
     alive = mu.log_weights > -math.inf
     points, logs = mu.points[alive], mu.log_weights[alive]
-    positions, groups = mu.positions[alive].unique(sorted=True, return_inverse=True)
+    positions, groups = positions[alive].unique(sorted=True, return_inverse=True)
     log_masses = log_sums(logs, groups, len(positions))
     logs = logs - log_masses[groups]
     members = [groups == g for g in range(len(positions))]

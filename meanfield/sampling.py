@@ -202,8 +202,8 @@ def sphere(
     """Independent uniform points on the sphere of the given radius, ``(*batch_shape, n, dim)``."""
     generator, radius = as_generator(generator), number(radius, "radius", least=0)
     shape = (*batch_shape, count(n, "n"), count(dim, "dim"))
-    like = {"dtype": as_dtype(dtype), "device": generator.device}
-    points = torch.randn(shape, generator=generator, **like)
+    dtype, device = as_dtype(dtype), generator.device
+    points = torch.randn(shape, generator=generator, dtype=dtype, device=device)
     return radius * points / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
 
 

@@ -43,12 +43,13 @@ def measure_at(ds: xr.Dataset, index: int) -> ParticleMeasure:
 
 def check_flow(ds: object) -> xr.Dataset:
     """The Dataset of a flow with its points; anything else is refused."""
-    if "points" not in as_dataset(ds) or "time" not in ds:
+    flow = as_dataset(ds)
+    if "points" not in flow or "time" not in flow:
         raise ValueError(
             "ds: expected the Dataset of a flow with its points, keep_points=True, got one with "
-            f"{list(ds.variables)}"
+            f"{list(flow.variables)}"
         )
-    return ds
+    return flow
 
 
 def displacements(

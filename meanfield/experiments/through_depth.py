@@ -163,7 +163,7 @@ def _followed(
         here = local_lipschitz(block, mu, rtol=rtol, strict=False)
         through = local_lipschitz(Chain(blocks), start, rtol=rtol, strict=False)
         assert here.splitting is not None
-        near = ball.after(block, mu, through) if ball else {}
+        near: dict[str, Any] = ball.after(block, mu, through) if ball else {}
         if "upper" not in near:
             near["upper"] = _upper(block, mu)
         rows.append(

@@ -199,7 +199,7 @@ def _bounds(gamma: float, radius: np.ndarray, causal: bool) -> dict[str, Any]:
 
 def _split(
     F: SelfAttention, mu: ParticleMeasure, radius: np.ndarray, steps: Sequence[float]
-) -> list[np.ndarray]:
+) -> list[Any]:
     """Secants with the worst atom split; NaN where no splitting moves anything (masked)."""
     found = []
     for k, R in enumerate(radius):
