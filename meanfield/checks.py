@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+_WITHOUT_DOUBLE = {"mps"}  # devices
+# Blocks of 4 MiB fit the caches of a processor; on a GPU they are finished before the next one is
+# launched. Blocks of half a GiB (float32) keep it busy, and a few of them fit beside each other.
+_TIMES_ON_DEVICES = 2**7
 _MOST = 10**12  # of a count: more is a typing error, and would fill any memory
 
 
@@ -159,7 +163,7 @@ def as_floats(values: Any, name: str = "value", *, finite: bool = False) -> np.n
             infinity if `finite`.
     """
     if hasattr(values, "detach"):
-        values = as_float_tensor(values, name).detach().cpu().double().numpy()
+        values = to_host(as_float_tensor(values, name).double())
     array = _as_array(values, name)
     if not array.size:
         raise ValueError(f"{name}: expected at least one number, got none")
@@ -167,6 +171,25 @@ def as_floats(values: Any, name: str = "value", *, finite: bool = False) -> np.n
         bad = array[~np.isfinite(array)]
         raise ValueError(f"{name}: expected finite numbers, got {bad.flat[0]}")
     return array.astype(float, copy=False)
+
+
+def to_host(values: Tensor) -> np.ndarray:
+    """The values of a tensor as an array, without its derivative; one tensor waits for the device.
+
+    The only place where tensors become arrays: a search for its name finds everything that does
+    not run on a device.
+    """
+    return values.detach().cpu().numpy()
+
+
+def is_host(device: torch.device) -> bool:
+    """Whether values are at hand, so that a look at them costs nothing."""
+    return device.type == "cpu"
+
+
+def at_once(entries: int, device: torch.device) -> int:
+    """Entries of a block where so many are right on the host."""
+    return entries if is_host(device) else entries * _TIMES_ON_DEVICES
 
 
 def is_traced(tensor: Tensor) -> bool:
@@ -224,6 +247,11 @@ def as_float_tensor(value: object, name: str, *, like: Tensor | None = None) -> 
         raise TypeError(
             f"{name}: expected real numbers, such as dtype torch.float32 or torch.float64, "
             f"got {value.dtype}"
+        )
+    if value.device.type in _WITHOUT_DOUBLE:
+        raise TypeError(
+            f"{name}: expected a tensor on the CPU or on a device with double precision, in which "
+            f"evidence is computed, got one on {value.device}; use .cpu()"
         )
     if value.layout is not torch.strided or value.is_nested:
         raise TypeError(f"{name}: expected a dense tensor, got {value.layout}; use .to_dense()")

@@ -14,6 +14,7 @@ from torch import Tensor
 from meanfield.checks import (
     as_bool,
     as_float_tensor,
+    at_once,
     called,
     check_finite,
     check_move,
@@ -24,6 +25,7 @@ from meanfield.checks import (
     describe,
     is_traced,
     number,
+    to_host,
 )
 from meanfield.html import html_table, span
 
@@ -218,7 +220,9 @@ class ParticleMeasure:
         """One measure of a batch, or a part of the batch; indexes batch axes only."""
         if not self.batch_shape:
             raise IndexError(_NO_BATCH)
-        anchors = torch.arange(math.prod(self.batch_shape)).reshape(self.batch_shape)[index]
+        anchors = torch.arange(math.prod(self.batch_shape), device=self.device).reshape(
+            self.batch_shape
+        )[index]
         if anchors.ndim > len(self.batch_shape):
             raise IndexError(f"too many new axes for batch shape {tuple(self.batch_shape)}")
         return self._with(self.points[index], lambda t: t[index])
@@ -416,7 +420,7 @@ def merge_labelled(
 
 def close_pairs(points: Tensor, scale: float) -> Iterator[tuple[Tensor, Tensor]]:
     """Pairs of points (n, d) at most a scale apart, a block of rows at a time: memory O(n)."""
-    size = max(1, _BLOCK // max(len(points), 1))
+    size = max(1, at_once(_BLOCK, points.device) // max(len(points), 1))
     for start in range(0, len(points), size):
         # Not by matrix products, whose cancellation is 1e-8 where clusters have collapsed.
         gaps = torch.cdist(
@@ -556,7 +560,7 @@ def _single_linkage(
     """
     if scale == 0:
         rows = points if positions is None else torch.cat([positions[:, None], points], -1)
-        keys = rows.cpu().numpy() + 0.0  # −0.0 and 0.0 are one point
+        keys = to_host(rows) + 0.0  # −0.0 and 0.0 are one point
     else:
         keys = _components(points, positions, scale)
     _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
@@ -575,7 +579,7 @@ def _components(points: Tensor, positions: Tensor | None, scale: float) -> np.nd
         if positions is not None:
             together = positions[i] == positions[j]
             i, j = i[together], j[together]
-        edges = labels[i.cpu().numpy()], labels[j.cpu().numpy()]
+        edges = labels[to_host(i)], labels[to_host(j)]
         graph = coo_array((np.ones(len(i), bool), edges), shape=(n, n))
         labels = connected_components(graph, directed=False)[1][labels]
     return labels

@@ -12,7 +12,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from meanfield.checks import name_of
+from meanfield.checks import name_of, to_host
 from meanfield.dynamics.adaptive import Adaptive
 from meanfield.dynamics.clocks import TIME
 from meanfield.dynamics.integrators import Noise
@@ -128,10 +128,10 @@ def _record(
     measure = problem.measure_at(state)
     record = {"evaluations": np.array(state.evaluations)}
     if keep_points:
-        record["points"] = measure.points.cpu().numpy()
+        record["points"] = to_host(measure.points)
     for variable, function in observables.items():
         value = function(measure)
-        array = value.cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+        array = to_host(value) if isinstance(value, Tensor) else np.asarray(value)
         if array.ndim != len(measure.batch_shape) + len(variable.dims):
             raise ValueError(
                 f"observe {variable.name!r}: expected a value of shape "
@@ -162,7 +162,7 @@ def _assembled(
     values = {v.name: np.stack([record[v.name] for record in records]) for v in variables}
     for name, (meaning, tensor) in fixed.items():
         variables.append(Variable(name, meaning, dims=(*case, "particle"), dtype=kind))
-        values[name] = tensor.cpu().numpy()
+        values[name] = to_host(tensor)
     if case:  # batch axes in one
         depth = len(mu.batch_shape)
         for v in variables[1:]:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor
+from meanfield.checks import as_float_tensor, at_once
 from meanfield.measures import ParticleMeasure, check_measure
 
 _BLOCK = 2**22  # entries of a block of pairs: 32 MB in float64
@@ -19,7 +19,7 @@ def diameter(mu: ParticleMeasure) -> Tensor:
     # Absent atoms do not count: they are put where a present one is.
     stand_in = mu.points.take_along_dim(alive.long().argmax(-1)[..., None, None], -2)
     points = mu.points.where(alive[..., None], stand_in)
-    size = max(1, _BLOCK // max(points[..., 0].numel(), 1))
+    size = max(1, at_once(_BLOCK, points.device) // max(points[..., 0].numel(), 1))
     parts = [
         torch.cdist(rows, points, compute_mode="donot_use_mm_for_euclid_dist").amax((-2, -1))
         for rows in points.split(size, -2)
@@ -62,7 +62,7 @@ def log_energy(mu: ParticleMeasure, A: Tensor) -> Tensor:
     if A.shape != (mu.dim, mu.dim):
         raise ValueError(f"A: expected shape {(mu.dim, mu.dim)}, got {tuple(A.shape)}")
     queries, logs = mu.points @ A.mT, mu.log_weights
-    size = max(1, _BLOCK // max(logs.numel(), 1))
+    size = max(1, at_once(_BLOCK, logs.device) // max(logs.numel(), 1))
     parts = []
     for rows, row_logs in zip(queries.split(size, -2), logs.split(size, -1), strict=True):
         scores = rows @ mu.points.mT + logs[..., None, :] + row_logs[..., None]

@@ -10,7 +10,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from meanfield.checks import count
+from meanfield.checks import count, to_host
 from meanfield.dynamics.clocks import TIME
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
@@ -89,7 +89,7 @@ def displacements(
     variables, values = w2_in_time(pairs, words, conditional=conditional, **solver)
     text = "root mean square of the particles' own displacements"
     variables.append(Variable("identity", text, dims=variables[0].dims))
-    values["identity"] = torch.stack(own).numpy()
+    values["identity"] = to_host(torch.stack(own))
     return dataset(variables, values, coords={"time": (TIME, ds["time"].values)})
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from meanfield.checks import to_host
 from meanfield.dynamics.clocks import checked_times
 from meanfield.dynamics.placements import PLACEMENTS
 
@@ -181,8 +182,8 @@ def gaussian_moments(
 
     Source: softmax, [SABP22]; the L2 equation derived here.
     """
-    bilinear, value = A.double().numpy(), V.double().numpy()
-    gram = None if key is None else (key.mT @ key).double().numpy()
+    bilinear, value = to_host(A.double()), to_host(V.double())
+    gram = None if key is None else to_host((key.mT @ key).double())
     d = len(mean)
 
     def derivative(_t: float, y: np.ndarray) -> np.ndarray:
@@ -193,7 +194,7 @@ def gaussian_moments(
         drift = slope @ sigma
         return np.concatenate([value @ tilt.T @ m + slope @ m, (drift + drift.T).ravel()])
 
-    start = np.concatenate([mean.double().numpy(), covariance.double().numpy().ravel()])
+    start = np.concatenate([to_host(mean.double()), to_host(covariance.double()).ravel()])
     found = torch.as_tensor(_solved(derivative, start, times))
     return found[:, :d], found[:, d:].reshape(-1, d, d)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from meanfield.checks import to_host
 from meanfield.dynamics.constraints import constraint_at
 from meanfield.dynamics.trajectories import FlowProblem, State
 from meanfield.measures import ParticleMeasure
@@ -83,13 +84,13 @@ class Checkpoints:
     def save(self, record: Mapping[str, np.ndarray], state: State) -> None:
         """Keep the record of the next time, then the state to go on from, which counts it."""
         saved = {"flow": np.array(self._flow), "time": np.array(state.time)}
-        saved["points"] = state.points.cpu().numpy()
+        saved["points"] = to_host(state.points)
         saved["evaluations"] = np.array(state.evaluations)
         saved["step"] = np.array(math.nan if state.step is None else state.step)
         if state.labels is not None:
-            saved["labels"] = state.labels.cpu().numpy()
+            saved["labels"] = to_host(state.labels)
         if self._problem.noise is not None:
-            saved["generator"] = self._problem.noise.generator.get_state().numpy()
+            saved["generator"] = to_host(self._problem.noise.generator.get_state())
         name = _record(len(self._digests))
         self._digests.append(write_arrays(self._folder / name, record))
         write_arrays(self._folder / _STATE, {**saved, "records": np.array(self._digests)})
@@ -135,9 +136,9 @@ def _probe(
     onto = constraint_at(problem.constraint, start.points)
     for name, mu in (("", start), (" scattered", start.replace(onto.retract(moved)))):
         for k, F in enumerate(problem.layers.maps):
-            yield f"F[{k}]{name}", F(mu).points.cpu().numpy()
+            yield f"F[{k}]{name}", to_host(F(mu).points)
         for observed, function in observables.items():
-            yield f"observe {observed}{name}", np.asarray(torch.as_tensor(function(mu)).cpu())
+            yield f"observe {observed}{name}", to_host(torch.as_tensor(function(mu)))
 
 
 def description(problem: FlowProblem) -> dict[str, Any]:
@@ -152,8 +153,8 @@ def description(problem: FlowProblem) -> dict[str, Any]:
         "temperature": None if noise is None else noise.temperature,
         "layers": None if problem.layers.shared else len(problem.layers.maps),
         "dtype": str(mu.dtype).removeprefix("torch."),
-        "start": _digest([None if a is None else a.cpu().numpy() for a in arrays]),
-        "generator": None if noise is None else _digest([noise.generator.get_state().numpy()]),
+        "start": _digest([None if a is None else to_host(a) for a in arrays]),
+        "generator": None if noise is None else _digest([to_host(noise.generator.get_state())]),
     }
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import xarray as xr
 
+from meanfield.checks import to_host
 from meanfield.dynamics.adaptive import Adaptive
 from meanfield.dynamics.clocks import TIME, checked_times
 from meanfield.dynamics.constraints import constraint_at
@@ -163,7 +164,7 @@ def _exponential(slopes: np.ndarray, clock: np.ndarray) -> np.ndarray:
 def _exponents(whole: Linearisation, elapsed: float) -> np.ndarray:
     sigma = torch.linalg.svdvals(whole.atoms.to_dense())
     seen = (sigma > _LOST * sigma[0]) & (elapsed > 0)
-    return torch.where(seen, sigma.log() / elapsed, torch.nan).numpy()
+    return to_host(torch.where(seen, sigma.log() / elapsed, torch.nan))
 
 
 def _assembled(rows: list[dict[str, Any]], clock: np.ndarray, record: str) -> xr.Dataset:

@@ -17,6 +17,7 @@ import xarray as xr
 
 from meanfield import dynamics, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.checks import to_host
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures import animate_particles
@@ -91,7 +92,7 @@ def masked_flow(
         "points": points,
         "distance": np.linalg.norm(points - points[:, :1], axis=-1),
         "n_clusters": ds.n_clusters.values,
-        "leaders": float(_parked(x.numpy(), parking * beta**-0.5)),
+        "leaders": float(_parked(to_host(x), parking * beta**-0.5)),
         "parking_distance": parking * beta**-0.5,
         "moved": np.linalg.norm(points[:, 0] - points[0, 0], axis=-1),
     }

@@ -19,6 +19,7 @@ import xarray as xr
 from meanfield import dynamics
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.attention.kernels import dot_product, l2
+from meanfield.checks import to_host
 from meanfield.dynamics import reduced
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
@@ -99,9 +100,9 @@ def covariances(
     )
     error = torch.linalg.matrix_norm(found - expected) / torch.linalg.matrix_norm(expected)
     return {
-        "eigenvalues": torch.linalg.eigvalsh(found).numpy(),
-        "expected": torch.linalg.eigvalsh(expected).numpy(),
-        "error": error.numpy(),
+        "eigenvalues": to_host(torch.linalg.eigvalsh(found)),
+        "expected": to_host(torch.linalg.eigvalsh(expected)),
+        "error": to_host(error),
         "points": ds.points.values[:, :n_shown],
     }
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from meanfield import bounds, corpora, pretrained
 from meanfield.attention import AttentionParameters
 from meanfield.bounds.layer import Layer
+from meanfield.checks import to_host
 from meanfield.pretrained import Transformer
 
 RANDOM_TEXT = "random"  # uniform token ids in place of a text
@@ -204,6 +205,6 @@ def head_spectra(parameters: AttentionParameters) -> tuple[np.ndarray, np.ndarra
     A = scale · KᵀQ has the non-zero eigenvalues of the k × k matrix scale · QKᵀ.
     """
     small = parameters.scale[:, None, None] * (parameters.query @ parameters.key.mT)
-    gammas = np.array([bounds.scaling_factor(matrix.cpu().numpy()) for matrix in small])
+    gammas = np.array([bounds.scaling_factor(to_host(matrix)) for matrix in small])
     layer = Layer.of(parameters)
     return gammas, layer.norm_A, layer.norm_V

@@ -19,6 +19,7 @@ import torch
 import xarray as xr
 
 from meanfield.bounds.layer import Layer
+from meanfield.checks import to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.fitting import with_laws
@@ -125,7 +126,7 @@ def _layer(F: Any, points: torch.Tensor, rtol: float) -> dict[str, np.ndarray]:
         "radius_max": largest,
         "localisation": constant.direction.square().sum(-1).amax(-1),
     }
-    arrays = {name: value.cpu().numpy() for name, value in found.items()}
+    arrays = {name: to_host(value) for name, value in found.items()}
     return constant.values("constant") | arrays | _bounds(F, points, arrays["radius_max"])
 
 
@@ -136,7 +137,7 @@ def _bounds(F: Any, points: torch.Tensor, radius: np.ndarray) -> dict[str, np.nd
         general = Layer.of(F).theorem_3_3(radius, points.shape[-2])
     # It costs more than the constant, so one window has to do.
     upper = constant_upper(F, ParticleMeasure.from_sequence(points[0]))
-    return {"local_upper": upper.cpu().numpy(), "general_bound": general}
+    return {"local_upper": to_host(upper), "general_bound": general}
 
 
 @figure("constant", "constant_converged")

@@ -15,6 +15,7 @@ import numpy as np
 import xarray as xr
 
 from meanfield.attention import SelfAttention
+from meanfield.checks import to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
@@ -90,7 +91,7 @@ def measure(
     points = inputs.clouds(source, text, n_tokens, n_windows, layers=[layer])[0]
     F = source.attention(layer)
     gamma, norm_A, norm_V = inputs.head_spectra(F.parameters)
-    radius = inputs.token_radii(points)[0].cpu().double().numpy()
+    radius = to_host(inputs.token_radii(points)[0].double())
     mu = ParticleMeasure.from_sequence(points)
     heads = [SelfAttention(F.parameters.head(h), causal=F.causal) for h in range(source.n_heads)]
     how: Any = {"geometry": "euclidean", "strict": False}

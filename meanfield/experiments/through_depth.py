@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import xarray as xr
 
+from meanfield.checks import to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
@@ -207,8 +208,8 @@ class _Ball:
         self.radii = near.displacement
         measured = self.near.at_most(through.upper).upper
         found = (self.near.upper, measured, near.displacement.amax(-1))
-        by_name = {name: one.cpu().numpy() for name, one in zip(names, found, strict=True)}
-        return by_name | {"upper": near.constant[0].cpu().numpy()}
+        by_name = {name: to_host(one) for name, one in zip(names, found, strict=True)}
+        return by_name | {"upper": to_host(near.constant[0])}
 
 
 def _upper(block: MeasureMap, mu: ParticleMeasure) -> float:

@@ -24,6 +24,7 @@ from torch import Tensor
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.bounds.diracs import two_dirac_entry
+from meanfield.checks import to_host
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import figure, kind, readable_logs, ticks_at
@@ -206,7 +207,7 @@ def _split(
         constant = local_lipschitz(F, mu[k])
         assert constant.splitting is not None
         secants = split_secants(F, mu[k], constant, [h * R for h in steps])
-        found.append(secants.wasserstein.value.numpy() if constant.splitting > 0 else math.nan)
+        found.append(to_host(secants.wasserstein.value) if constant.splitting > 0 else math.nan)
     return found
 
 

@@ -17,6 +17,7 @@ import xarray as xr
 
 from meanfield import bounds, dynamics, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.checks import to_host
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures import animate_particles
@@ -94,7 +95,7 @@ def depth(
         "grown": kept.growth.values,
         "gap": np.abs(paths[:, 0, 0] - paths[:, 1, 0]),
         "points": paths,
-        "mass": mu.weights.numpy(),
+        "mass": to_host(mu.weights),
         "one_layer_bound": bounds.mean_field(gamma, 1.0, radius),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from meanfield.checks import at_once, is_host
 from meanfield.linalg.vectors import lengths
 
 # Vectors per block of memory. A single block that grows would be held twice while it is copied.
@@ -39,12 +40,8 @@ class Basis:
         rest, length, whole = self.remainder(vectors)
         floor = 16 * torch.finfo(vectors.dtype).eps * whole
         finished = length <= floor
-        if bool(finished.any()):
-            safe = torch.where(finished, 1.0, length)
-            rest = torch.where(finished[:, None], 0.0, rest / safe[:, None])
-        else:
-            rest = rest / length[:, None]
-        self.append(rest)
+        safe = torch.where(finished, 1.0, length)
+        self.append(torch.where(finished[:, None], 0.0, rest / safe[:, None]))
         # Rounding in the vectors themselves may hide as much again.
         return torch.where(finished, 0.0, length), torch.maximum(length, 2 * floor)
 
@@ -64,8 +61,8 @@ class Basis:
         length = lengths(vectors)
         whole = torch.hypot(torch.hypot(share[:, 0], taken), length)
         # Twice is enough (Kahan, Parlett): one pass of Gram–Schmidt loses orthogonality when the
-        # remainder is small beside what it took, and then only.
-        if not bool((taken <= length).all()):
+        # remainder is small beside what it took, and then only. To ask costs a device more.
+        if not is_host(vectors.device) or not bool((taken <= length).all()):
             vectors, _ = self._without(vectors)
             length = lengths(vectors)
         return vectors, length, whole
@@ -96,7 +93,9 @@ class Basis:
     def rotate(self, coefficients: Tensor) -> None:
         """Replace the vectors by Σ_k cₖ vₖ, orthonormal c (batch, fewer, k), in place."""
         keep, count = coefficients.shape[-2:]
-        width = max(1, _PIECE_ENTRIES // max(1, self.batch * self.count))
+        width = max(
+            1, at_once(_PIECE_ENTRIES, self.like.device) // max(1, self.batch * self.count)
+        )
         for start in range(0, self.blocks[0].shape[-1], width):
             piece = slice(start, start + width)
             rows = torch.cat([block[..., piece] for block in self._filled()], 1)[:, :count]

@@ -11,6 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from meanfield.checks import at_once, is_host
 from meanfield.linalg.evidence import Candidate
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
@@ -36,7 +37,9 @@ class Dense(NormSolver):
         entries = linear_map.rows * linear_map.columns
         if linear_map.dense is not None:
             dense = linear_map.dense
-            sigma, v = _chunked(lambda part: _top_vectors(dense(part)), batch, entries)
+            sigma, v = _chunked(
+                lambda part: _top_vectors(dense(part)), batch, entries, linear_map.device
+            )
         else:
             sigma, v = _factor(linear_map.to_dense().reshape(-1, *_matrix_shape(linear_map)))
         return _candidate(sigma, v, linear_map, linear_map.batch_shape)
@@ -82,15 +85,21 @@ def _candidate(sigma: Tensor, v: Tensor, linear_map: LinearMap, shape: torch.Siz
 def _factor(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """σ and v of each matrix (b, rows, columns), chunk by chunk."""
     rows, columns = matrices.shape[-2:]
-    return _chunked(lambda part: _top_vectors(matrices[part]), len(matrices), rows * columns)
+    return _chunked(
+        lambda part: _top_vectors(matrices[part]), len(matrices), rows * columns, matrices.device
+    )
 
 
 def _chunked(
-    solve: Callable[[slice], tuple[Tensor, Tensor]], batch: int, entries: int
+    solve: Callable[[slice], tuple[Tensor, Tensor]],
+    batch: int,
+    entries: int,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """Solve slices of a batch and join them, several at a time."""
-    workers = torch.get_num_threads()
-    size = max(1, min(_CHUNK_ENTRIES // entries, -(-batch // workers) if batch > 256 else batch))
+    """Solve slices of a batch and join them, several at a time on the host."""
+    workers = torch.get_num_threads() if is_host(device) else 1
+    share = -(-batch // workers) if batch > 256 else batch
+    size = max(1, min(at_once(_CHUNK_ENTRIES, device) // entries, share))
     slices = [slice(i, min(i + size, batch)) for i in range(0, batch, size)] or [slice(0, 0)]
     if len(slices) == 1:
         return solve(slices[0])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_generator, count, number
+from meanfield.checks import as_generator, count, is_host, number
 from meanfield.linalg.bidiagonalisation import Bidiagonalisation
 from meanfield.linalg.evidence import Candidate, met, relative_error
 from meanfield.linalg.linear_map import LinearMap
@@ -16,6 +16,8 @@ from meanfield.linalg.solvers import NormSolver
 from meanfield.linalg.upper_end import start_tangent, upper_end
 from meanfield.linalg.vectors import normalised, random_vectors
 
+# Steps between two looks on a device: each waits for all that was launched.
+_STEPS_ON_DEVICES = 4
 # Recompute the upper end after 5 % more steps.
 _LOOK_AGAIN = 1.05
 # The angle of the start is taken this much wider than it is with probability 1 − miss, so that
@@ -92,16 +94,19 @@ def _iterated(
     tangent = _SLACK * start_tangent(linear_map.columns, miss)
     process = Bidiagonalisation(linear_map, start)
     rank = min(linear_map.rows, linear_map.columns)
+    every = 1 if is_host(linear_map.device) else _STEPS_ON_DEVICES
     most, next_look = solver.max_basis or _fitting_basis(linear_map), 0
     while True:
         if process.size >= most:
             process.restart(keep=most // 2)
         process.advance()
+        # A space with one step more than the rank can be is exhausted.
+        ended = process.products >= solver.max_steps or rank < process.products < most
+        if not ended and process.products % every:
+            continue
         sigma, residual, gap, coefficients = _top_triples(process)
         counting = _may_be_largest(linear_map, sigma, residual, only_largest)
         reached = met(relative_error(residual, gap), residual, rtol)
-        # A space with one step more than the rank can be is exhausted.
-        ended = process.products >= solver.max_steps or rank < process.products < most
         if ended or (process.products >= next_look and bool(reached[counting].all())):
             upper = upper_end(sigma, process.cycles, tangent)
             if ended or _near(upper, sigma, solver.upper_rtol, linear_map, only_largest):
@@ -109,10 +114,12 @@ def _iterated(
             next_look = math.ceil(_LOOK_AGAIN * process.products)
     shape = linear_map.batch_shape
     return Candidate(
-        normalised(process.right.combine(coefficients))[0].reshape(*shape, *linear_map.in_shape),
-        upper=upper.reshape(shape),
+        normalised(process.right.combine(coefficients.to(start)))[0].reshape(
+            *shape, *linear_map.in_shape
+        ),
+        upper=upper.to(start).reshape(shape),
         miss=miss,
-        gap=gap.reshape(shape),
+        gap=gap.to(start).reshape(shape),
         n_matvecs=process.products,
     )
 

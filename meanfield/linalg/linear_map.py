@@ -13,6 +13,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from meanfield.checks import to_host
 from meanfield.linalg.blocks import TokenBlocks
 
 
@@ -324,7 +325,7 @@ class LinearMap:
         def product(apply: Callable[[Tensor], Tensor], shape: tuple[int, int]) -> Any:
             def flat(vector: Any) -> Any:
                 tensor = torch.as_tensor(vector, dtype=self.dtype, device=self.device)
-                return apply(tensor.reshape(*self.batch_shape, *shape)).flatten().cpu().numpy()
+                return to_host(apply(tensor.reshape(*self.batch_shape, *shape)).flatten())
 
             return flat
 

@@ -138,7 +138,7 @@ class Certified(NormSolver):
             process.advance()
         _, values, right, _ = process.triples()
         k = min(k, max(1, int((values > _DEFLATED * values[:, :1]).sum(-1).max())))
-        vectors = process.right.combine(right[:, :k].to(linear_map.dtype))
+        vectors = process.right.combine(right[:, :k].to(process.right.like))
         return vectors.mT.unflatten(1, linear_map.in_shape)
 
     def _improved(self, blocks: TokenBlocks | Deflated, size: int) -> Tensor:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from meanfield.checks import to_host
 from meanfield.linalg.bidiagonalisation import Cycle
 
 # The interval of possible norms is searched until it is this short, relative to σ.
@@ -43,12 +44,12 @@ def upper_end(sigma: Tensor, cycles: Sequence[Cycle], tangent: float) -> Tensor:
         tangent: tan φ at most.
     """
     # Small arrays and many steps: NumPy's are the cheaper ones.
-    top = sigma.double().cpu().numpy()
+    top = to_host(sigma.double())
     scale = np.where(top > 0, top, 1.0)[:, None]
-    scaled = [[x.cpu().numpy() / scale for x in cycle.limits()] for cycle in cycles]
+    scaled = [[to_host(x) / scale for x in cycle.limits()] for cycle in cycles]
     parts = max(2, min(_PARTS, _ROUND_ENTRIES // max(len(top), 1)))
     ends = np.arange(1, parts) / parts
-    low, width = np.ones_like(scale), worst_upper_end(tangent, len(cycles[0].alphas)) - 1.0
+    low, width = np.ones_like(scale), worst_upper_end(tangent, cycles[0].table.shape[-1]) - 1.0
     with np.errstate(all="ignore"):
         while width > _WIDTH:
             possible = _bessel_sum(low + width * ends, scaled) <= 1.0 + tangent**2

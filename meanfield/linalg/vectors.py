@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from meanfield.checks import is_host
+
 # Entries whose squares one accumulator may take. On the CPU it is of the vectors' own precision:
 # over 10⁷ entries of single precision it would lose a thousandth of their length.
 _CHUNK = 1024
@@ -14,6 +16,8 @@ _CHUNK = 1024
 
 def lengths(vectors: Tensor) -> Tensor:
     """Euclidean lengths of (..., size), also where squares leave the number range."""
+    if not is_host(vectors.device):  # scaled without a look
+        return normalised(vectors)[1]
     length = lengths_in_range(vectors)
     return length if are_in_range(length) else normalised(vectors)[1]
 

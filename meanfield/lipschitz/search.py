@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from meanfield import sampling
-from meanfield.checks import as_bool, as_generator, check_dim, count, number
+from meanfield.checks import as_bool, as_generator, check_dim, count, number, to_host
 from meanfield.linalg.vectors import normalised
 from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
 from meanfield.maps import Map, as_map
@@ -136,7 +136,7 @@ def _constructions(F: Map, radius: float) -> list[ParticleMeasure]:
             offsets = torch.linspace(-3, 3, 13, dtype=torch.float64)
             found.append(
                 sampling.two_diracs(
-                    radius, centre + offsets, pair.direction.cpu(), heavy_at=pair.heavy_at
+                    radius, centre + offsets, to_host(pair.direction), heavy_at=pair.heavy_at
                 )
             )
     return found
@@ -158,8 +158,8 @@ def _fit(mu: ParticleMeasure, n: int, dim: int, radius: float) -> tuple[Tensor, 
     missing = n - mu.n_particles
     if missing < 0:
         raise ValueError(f"candidates: expected at most {n} atoms, got {mu.n_particles}")
-    points = mu.points.double().cpu().reshape(-1, mu.n_particles, dim)
-    logs = mu.log_weights.double().cpu().reshape(-1, mu.n_particles)
+    points = torch.from_numpy(to_host(mu.points.double())).reshape(-1, mu.n_particles, dim)
+    logs = torch.from_numpy(to_host(mu.log_weights.double())).reshape(-1, mu.n_particles)
     largest = float(torch.linalg.vector_norm(points, dim=-1).max())
     if largest > radius * (1 + 1e-9):
         raise ValueError(f"candidates: expected atoms in the ball of radius {radius}: {largest}")

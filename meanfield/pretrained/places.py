@@ -10,7 +10,7 @@ import numpy as np
 
 from meanfield.attention.kernels import Kernel
 from meanfield.attention.kernels.kernel import ModifiedKernel, Score
-from meanfield.checks import is_traced
+from meanfield.checks import is_traced, to_host
 from meanfield.measures import ParticleMeasure
 
 # How far length · position may be from a whole number: positions are i/n up to rounding.
@@ -59,7 +59,7 @@ class WholePlaces(ModifiedKernel):
                 f"is off by {off:.2g}/{self.length}; give the length that the positions were made "
                 "with, length=n for n tokens at i/n"
             )
-        rows = whole.reshape(-1, whole.shape[-1]).long().cpu().numpy()
+        rows = to_host(whole.reshape(-1, whole.shape[-1]).long())
         step = int(np.gcd.reduce(rows, axis=-1).max())
         if step > 1:
             raise ValueError(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention import AttentionParameters, SelfAttention
-from meanfield.checks import count
+from meanfield.checks import count, to_host
 from meanfield.layers import Chain
 from meanfield.maps import Map
 from meanfield.measures import ParticleMeasure, stack
@@ -104,7 +104,7 @@ class Transformer:
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
-            digest.update(tensor.detach().to("cpu", torch.float64).contiguous().numpy())
+            digest.update(to_host(tensor.double().contiguous()))
         return f"sha256 {digest.hexdigest()}"
 
     def __repr__(self) -> str:

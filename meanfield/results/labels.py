@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from meanfield.checks import to_host
+
 if TYPE_CHECKING:
     import xarray as xr
 
@@ -157,7 +159,7 @@ def batched(
 def array_of(value: Any) -> np.ndarray:
     """A number, an array or a tensor as an array."""
     # Tensors are told by what they can do: this module does not load torch.
-    return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
+    return to_host(value) if hasattr(value, "detach") else np.asarray(value)
 
 
 def printable(text: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from meanfield.checks import to_host
 from meanfield.results import Variable
 from meanfield.results.cases import FAILED, NOT_CONVERGED, OK
 from meanfield.results.labels import printable
@@ -187,7 +188,7 @@ def _fitting(variable: Variable, value: Any, shape: tuple[int, ...]) -> np.ndarr
         return value  # the most common case, ten times faster than by an array
     if np.ma.isMaskedArray(value) and np.ma.getmaskarray(value).any():
         raise ValueError(f"{variable.name}: expected values, got masked ones")
-    value = value.detach().cpu() if hasattr(value, "detach") else value
+    value = to_host(value) if hasattr(value, "detach") else value
     # As objects, because NumPy's own texts lose NUL characters at the end.
     array = np.asarray(value, object if variable.dtype == "str" else None)
     if array.shape != shape:

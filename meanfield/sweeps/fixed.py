@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from meanfield.checks import to_host
+
 _LARGE = 2**20  # bytes beyond which an array is mapped and not copied
 
 
@@ -54,7 +56,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if _is_tensor(value):
             with contextlib.suppress(TypeError, RuntimeError):  # of a type that NumPy has not
-                return sys.modules["torch"].from_numpy, (value.contiguous().numpy(),)
+                return sys.modules["torch"].from_numpy, (to_host(value.contiguous()),)
         return NotImplemented
 
 

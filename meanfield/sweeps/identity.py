@@ -27,6 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from meanfield.checks import to_host
+
 # Made once, because `json.dumps` with these settings makes an encoder in each call.
 to_json = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode
 _LONGEST = 200  # characters of a value that a message can still show; beyond them its digest
@@ -96,7 +98,7 @@ def _reads_as_number(text: str) -> bool:
 
 def _canonical_array(value: Any, name: str) -> dict[str, Any]:
     if hasattr(value, "detach"):  # a torch tensor, without importing torch
-        value = value.detach().cpu().numpy()
+        value = to_host(value)
     if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
         raise TypeError(
             f"{name}: expected numbers, text, lists, dicts, arrays, tensors or dataclasses of "

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, check_finite, check_positioned, describe, number
+from meanfield.checks import (
+    as_float_tensor,
+    check_finite,
+    check_positioned,
+    describe,
+    number,
+    to_host,
+)
 from meanfield.measures import MASS_TOLERANCE, ParticleMeasure, check_measure
 from meanfield.transport.certificate import Certified, Part, scaled, united
 from meanfield.transport.pairs import Measure, Measures, Pair, as_measures
@@ -109,7 +116,7 @@ def conditioned_pair(
                 "conditions: expected one dimension k, got "
                 f"{given[0].shape[-1]} for mu and {given[1].shape[-1]} for nu"
             )
-    flat = (t.detach().double().cpu().numpy().reshape(-1, *t.shape[-2:]) for t in given)
+    flat = (to_host(t.double()).reshape(-1, *t.shape[-2:]) for t in given)
     return ConditionedPair(both, *flat)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from meanfield.checks import to_host
 from meanfield.html import html_table, span
 from meanfield.measures import ParticleMeasure, log_sums
 
@@ -86,7 +87,7 @@ class Coupling:
                 f"expected one coupling, got a batch of shape {tuple(held.rows.shape[:-1])}; "
                 "solve each pair by itself, or use dense()"
             )
-        mass, rows, cols = (t.cpu().numpy() for t in (held.mass, held.rows, held.cols))
+        mass, rows, cols = (to_host(t) for t in (held.mass, held.rows, held.cols))
         kept = mass > 0
         return coo_array((mass[kept], (rows[kept], cols[kept])), shape=self.shape)
 
@@ -173,7 +174,7 @@ class Coupling:
 
 def alike(kind: Any, tensor: Tensor) -> Any:
     """The tensor as what `kind` is: a NumPy array where that is one."""
-    return tensor.detach().cpu().numpy() if _is_numpy(kind) else tensor
+    return to_host(tensor) if _is_numpy(kind) else tensor
 
 
 def _is_numpy(value: Any) -> bool:

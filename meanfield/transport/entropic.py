@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from meanfield.checks import number
+from meanfield.checks import number, to_host
 from meanfield.measures import MASS_TOLERANCE, ParticleMeasure
 from meanfield.transport.conditional import conditioned_pair, grouped_conditions
 from meanfield.transport.pairs import Measure, as_measures
@@ -65,7 +65,7 @@ def sinkhorn_divergence(
     cases = zip(a, x, b, y, strict=True)
     each = [_divergence(*case, blur=blur, scaling=scaling) for case in cases]
     found = 2 * torch.stack(each).reshape(batch)
-    return found.numpy()[()] if as_numpy else found
+    return to_host(found)[()] if as_numpy else found
 
 
 def conditional_sinkhorn_divergence(
@@ -121,7 +121,7 @@ def conditional_sinkhorn_divergence(
         sides = (zip(*measure, c, strict=True) for measure, c in zip(flat, (s, t), strict=True))
         each = [_conditional(one, other, settings) for one, other in zip(*sides, strict=True)]
         found = torch.stack(each).reshape(measures.mu.batch_shape)
-    return found.numpy()[()] if measures.as_numpy else found
+    return to_host(found)[()] if measures.as_numpy else found
 
 
 def _priced(measure: ParticleMeasure, conditions: np.ndarray, penalty: float) -> ParticleMeasure:
@@ -137,7 +137,9 @@ def _conditional(
     settings: dict[str, float],
 ) -> Tensor:
     """Σ θ(s) S_ε(μˢ, νˢ) of weights, points and conditions; atoms of weight 0 are nowhere."""
-    (a, x, s), (b, y, t) = ((w[w > 0], p[w > 0], c[(w > 0).cpu()]) for w, p, c in (one, other))
+    (a, x, s), (b, y, t) = (
+        (w[w > 0], p[w > 0], c[(w > 0).to(c.device)]) for w, p, c in (one, other)
+    )
     of_x, of_y = grouped_conditions(s, t)
     groups = [
         (torch.as_tensor(of_x == k), torch.as_tensor(of_y == k))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from meanfield.checks import describe
+from meanfield.checks import describe, to_host
 from meanfield.transport.certificate import log_masses
 from meanfield.transport.coupling import Coupling
 
@@ -39,10 +39,10 @@ def entries_of(plan: Any, n: int, m: int) -> Entries:
         _refuse_shape((*rows.shape[:-1], *plan.shape), n, m)
         return _checked(rows, cols, logs.astype(float), n, m)
     if isinstance(plan, torch.Tensor) and plan.layout != torch.strided:
-        sparse = plan.detach().to_sparse_coo().coalesce().cpu()
+        sparse = plan.detach().to_sparse_coo().coalesce()
         _refuse_shape(tuple(sparse.shape), n, m)
-        rows, cols = sparse.indices().numpy()
-        return _massive(rows, cols, sparse.values().double().numpy(), n, m)
+        rows, cols = to_host(sparse.indices())
+        return _massive(rows, cols, to_host(sparse.values().double()), n, m)
     if issparse(plan):
         sparse = plan.tocoo()
         _refuse_shape(sparse.shape, n, m)
@@ -93,8 +93,7 @@ def potentials_of(potentials: Any, n: int, m: int) -> tuple[np.ndarray | None, n
 
 def _array(value: Any, name: str) -> np.ndarray:
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu()
-        return value.double().numpy() if value.is_floating_point() else value.numpy()
+        return to_host(value.double() if value.is_floating_point() else value)
     try:
         array = np.asarray(value)
     except (ValueError, TypeError):

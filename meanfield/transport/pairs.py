@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from meanfield.checks import check_same_kind, describe, is_traced
+from meanfield.checks import check_same_kind, describe, is_traced, to_host
 from meanfield.measures import MASS_TOLERANCE, ParticleMeasure, stack
 
 Measure = Any  # ParticleMeasure | Tensor | ndarray | DataFrame | (points, weights)
@@ -49,7 +49,7 @@ class Pair(NamedTuple):
     @property
     def flat(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """x (B, n, d), y (B, m, d), log a (B, n), log b (B, m) in float64 on the CPU."""
-        arrays = self if self.as_numpy else (t.detach().double().cpu().numpy() for t in self)
+        arrays = self if self.as_numpy else (to_host(t.double()) for t in self)
         axes = len(self.batch_shape)
         flat = (t.reshape(-1, *t.shape[axes:]) for t in arrays)
         x, y, log_a, log_b = (t.astype(np.float64, copy=False) for t in flat)
@@ -68,7 +68,7 @@ class Measures(NamedTuple):
         """Their arrays."""
         mu, nu, as_numpy = self
         tensors = (mu.points, nu.points, mu.log_weights, nu.log_weights)
-        return Pair(*(t.numpy() if as_numpy else t for t in tensors))
+        return Pair(*(to_host(t) if as_numpy else t for t in tensors))
 
 
 def as_pair(mu: Measure, nu: Measure, weights: tuple[Any, Any] | None = None) -> Pair:

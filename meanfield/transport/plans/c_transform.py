@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from meanfield.checks import at_once, is_host, to_host
 from meanfield.transport.problem import UNIT
 
 _BLOCK = 1 << 21  # costs held at once
@@ -105,7 +106,8 @@ class CTransform:
 
     def _found(self, offset: Tensor, count: int, slack: float, top: Tensor | None) -> _Found:
         found = _Found(len(self.x), min(count, len(self.y)), self.x.device)
-        is_local = self._share(offset, count, slack) <= _SHARE
+        # On a device whole blocks are faster than to choose columns, which waits for each cell.
+        is_local = is_host(self.x.device) and self._share(offset, count, slack) <= _SHARE
         blocks = self._by_cells if is_local else self._by_blocks
         for rows, cols, costs in blocks(offset, count, slack):
             found.add(rows, cols, costs, top)
@@ -114,7 +116,7 @@ class CTransform:
     def _by_blocks(
         self, offset: Tensor, count: int, slack: float
     ) -> Iterator[tuple[Tensor, None, Tensor]]:
-        step = max(1, _BLOCK // len(self.y))
+        step = max(1, at_once(_BLOCK, self.x.device) // len(self.y))
         n = len(self.x)
         # One buffer: pieces that survive between freed blocks would keep the heap from
         # shrinking, and the peak would be quadratic after all.
@@ -165,7 +167,7 @@ class CTransform:
 
     @cached_property
     def _cells(self) -> list[_Cell]:
-        points = self.x.cpu().numpy()
+        points = to_host(self.x)
         cells = []
         # In the plane, columns at centres and columns left to look at are then equally many.
         size = max(_SMALL_CELL, round(0.5 * math.sqrt(len(self.y))))
@@ -182,7 +184,7 @@ class CTransform:
 def _as_arrays(
     minima: Tensor, rows: Tensor, cols: Tensor, values: Tensor, slack: float
 ) -> RowMinima:
-    first, second, third, fourth = (t.cpu().numpy() for t in (minima, rows, cols, values))
+    first, second, third, fourth = (to_host(t) for t in (minima, rows, cols, values))
     return RowMinima(first, second, third, fourth, slack)
 
 
@@ -198,7 +200,7 @@ class _Found:
     def add(self, rows: Tensor, cols: Tensor | None, costs: Tensor, top: Tensor | None) -> None:
         lowest = costs.amin(-1)
         self.minima[rows] = lowest
-        if top is not None:
+        if top is not None and is_host(costs.device):
             wanted = lowest < top[rows]
             if not bool(wanted.any()):
                 return
