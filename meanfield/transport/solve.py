@@ -16,7 +16,6 @@ import numpy as np
 from meanfield.checks import as_bool, choice, number
 from meanfield.transport.certificate import Certified, in_unit, narrower
 from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
-from meanfield.transport.plans.checkpoint import checkpoint_path
 from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.columns import solve_columns
 from meanfield.transport.plans.exact import (
@@ -218,6 +217,8 @@ def solved(pair: Pair, settings: Settings) -> TransportResult:
     """The distance of a pair of measures, or of a batch of pairs."""
     arrays = pair.flat
     if settings.checkpoint is not None:
+        from meanfield.transport.plans.checkpoint import checkpoint_path  # loads xarray
+
         checkpoint_path(settings.checkpoint)  # small problems never open it
         if len(arrays[0]) != 1:
             raise ValueError(f"checkpoint: expected one pair of measures, got {len(arrays[0])}")
