@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meanfield.results.shapes import as_dataset
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -60,6 +59,8 @@ def provenance(
 
 def read_provenance(ds: xr.Dataset) -> dict[str, Any]:
     """The provenance of a Dataset, decoded; empty if it has none."""
+    from meanfield.results.shapes import as_dataset  # loads xarray
+
     return json.loads(as_dataset(ds).attrs.get("provenance", "{}"))
 
 
