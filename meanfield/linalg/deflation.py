@@ -99,6 +99,8 @@ def joined_bound(deflated: Deflated, rest: Tensor) -> Tensor:
     of Q, and JᵀA errs by β = γ‖|J|ᵀâ‖. With the rounding τ of AᵀA and Q up to δ = ‖QᵀQ − I‖
     orthonormal, Θ errs by ϑ = τ + 2‖A‖α + α² + 3δ‖A‖², and R by (‖A‖ + α + U)α + β + ϑ.
     """
+    if not bool(rest.pow(4).isfinite()):  # weights that say nothing
+        return torch.full_like(rest, torch.inf)
     Q, A, whole = deflated.basis, deflated.images, deflated.whole
     k, unit = Q.shape[-1], torch.finfo(Q.dtype).eps / 2
     short = (sum(deflated.shape) + k + 8) * unit  # of sums over n tokens of short products

@@ -364,6 +364,8 @@ def test_every_basis_is_valid_and_says_no_less_than_the_norm(seed):
             w = (spread * torch.randn(N, N, dtype=F64, generator=g)).exp()
             found = float(row_bound(blocks, RowWeights(w, basis=Q)))
             assert sigma * (1 - 1e-14) <= found, name
+        extreme = torch.logspace(-300, 300, N, dtype=F64).expand(N, N)
+        assert float(row_bound(blocks, RowWeights(extreme, basis=Q))) >= sigma * (1 - 1e-14)
         if name == "all":  # nothing is left
             assert found == pytest.approx(sigma, rel=1e-7)
 
