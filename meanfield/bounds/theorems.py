@@ -94,15 +94,15 @@ def local_upper(F: Any, mu: Any) -> Any:
     constant ‖Df(X)‖ too.
 
     Args:
-        F: a map of measures that declares one (`meanfield.Map.local_upper`): `SelfAttention`,
-            what is in `meanfield.layers`.
+        F: a map of measures that declares one (`meanfield.Map.local_upper`), as `SelfAttention`
+            and what is in `meanfield.layers` do; or any, where it is small enough to be factored.
         mu: a measure, or a batch of them.
 
     Returns:
         The bound, a tensor of the measure's batch shape.
 
     Raises:
-        NotImplementedError: if the map declares none.
+        NotImplementedError: F is large and declares none.
     """
     from meanfield.maps import constant_upper  # loads torch
     from meanfield.measures import check_measure

@@ -127,8 +127,10 @@ def _gram(columns: Tensor) -> Tensor:
 def _sum_of_rows(blocks: TokenBlocks, columns: Tensor) -> Tensor:
     """JᵀC for C (n, e, k): (n, d, k)."""
     parts = portions(blocks.shape)
-    every = columns.unbind(-1)
-    found = [sum(blocks.back(x[rows.slice], rows).sum(0) for rows in parts) for x in every]
+    found = [
+        torch.stack([blocks.back(x[rows.slice], rows).sum(0) for rows in parts]).sum(0)
+        for x in columns.unbind(-1)
+    ]
     return torch.stack(found, -1)
 
 

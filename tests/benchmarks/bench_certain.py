@@ -4,12 +4,12 @@
     python tests/benchmarks/bench_certain.py --attacks 1000 [--seed 0]
 
 For each input: the constant, the certain bound over it with tokens by themselves and in groups of
-four, and CPU seconds of the bound alone and over those of `Lanczos` (in one process, one after the
-other). Attacks hand random weights and bases without the top direction, light and absent atoms,
-ties and masks to `row_bound`, and count the bounds below the largest singular value of the dense
-matrix; and bounds in a ball, with certain constants, below what climbs find there. Four of five
-kernels are rotary, capped or normalised. MiniLM needs its package, and MEANFIELD_DATA a folder
-with the text. Rows of families that are not run stay in the file.
+four, and CPU seconds of that alone and over those of `Lanczos` (in one process, one after the
+other). Attacks hand random weights and bases without the top direction,
+light and absent atoms, ties and masks to `row_bound`, and count the bounds below the largest
+singular value of the dense matrix; and bounds in a ball, with certain constants, below what climbs
+find there. Four of five kernels are rotary, capped or normalised. MiniLM needs its package, and
+MEANFIELD_DATA a folder with the text. Rows of families that are not run stay in the file.
 """
 
 from __future__ import annotations

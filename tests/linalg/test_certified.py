@@ -497,3 +497,17 @@ def test_what_rounding_may_have_taken_is_added(monkeypatch):
 
     monkeypatch.setattr(TokenBlocks, "gram", uncertain)
     assert float(row_bound(blocks, weights)) ** 2 == pytest.approx(plain**2 + N, rel=1e-9)
+
+
+def test_the_roundings_of_products_are_in_the_bound_beside_a_basis(monkeypatch):
+    blocks, dense = blocks_and_dense(MAPS["dot product"], drawn(0))
+    weights = RowWeights(torch.ones(N, N, dtype=F64), basis=bases(dense, 0)["all"])
+    plain, terms = float(row_bound(blocks, weights)), blocks.terms
+    assert terms >= N + 4 * DIM
+    monkeypatch.setattr(TokenBlocks, "terms", 1e6 * terms)
+    size = torch.linalg.vector_norm(dense.abs(), dim=(-2, -1)).norm()
+    least = 1e6 * terms * 2.0**-53 * float(size) / 100
+    assert plain + least <= float(row_bound(blocks, weights)) <= plain + 1e5 * least
+    monkeypatch.setattr(TokenBlocks, "terms", terms)
+    monkeypatch.setattr(TokenBlocks, "absolute", lambda self: self * 1e6)
+    assert float(row_bound(blocks, weights)) > plain * (1 + 1e-8)
