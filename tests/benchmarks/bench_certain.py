@@ -174,11 +174,30 @@ def attacked(seed: int) -> tuple[int, int, int]:
     return len(certificates), low, int(largest * (1 - 1e-9) - 1e-12 > float(upper))
 
 
+def draw_layers(found: list[dict], path: Path) -> None:
+    """Bound over the constant, layer by layer of MiniLM; `before`: of columns, as it once was."""
+    from matplotlib import pyplot as plt
+
+    fig, ax = plt.subplots(figsize=(6, 3.5), layout="constrained")
+    for n, colour in ((12, "C0"), (64, "C1"), (160, "C2")):
+        rows = [r for r in found if r["input"].startswith(f"n = {n}, layer")]
+        for key, style, word in (("before", "o--", "columns"), ("groups of 1", "o-", "rows")):
+            shown = [(int(r["input"][-1]), r[key]) for r in rows if key in r]
+            if shown:
+                ax.plot(*zip(*shown, strict=True), style, color=colour, label=f"{word}, n = {n}")
+    ax.set(xlabel="layer of MiniLM", ylabel="certain bound / constant", yscale="log", ylim=(1, 12))
+    ax.set_yticks([1, 1.5, 2, 4, 8], ["1", "1.5", "2", "4", "8"], minor=False)
+    ax.minorticks_off()
+    ax.legend(ncol=2, fontsize=8, loc="center right")
+    fig.savefig(path, dpi=150)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--families", nargs="*", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--attacks", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--figure", type=Path, help="draw the layers of MiniLM, from the file")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("certain.json"))
     options = parser.parse_args()
     maps._FACTORED = 0  # what larger layers get
@@ -188,6 +207,9 @@ def main() -> None:
         print(f"{total} bounds at inputs, {low} below; {options.attacks} balls, {beyond} exceeded")
         return
     found = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else []
+    if options.figure is not None:
+        draw_layers(found, options.figure)
+        return
     found = [row for row in found if row["family"] not in options.families]
     for family in options.families:
         for name, F, mu in FAMILIES[family]():
