@@ -68,7 +68,8 @@ def attend(
         batch = torch.broadcast_shapes(*shapes)
         tensors = [t.expand(*batch, *t.shape[-2:]) for t in tensors]
     scoring = scoring or Scoring(causal=row_positions is not None)
-    function, aligned = _PLAIN, (None, None)
+    aligned: tuple[Tensor | None, Tensor | None] = (None, None)
+    function = _PLAIN
     if not scoring.is_plain:
         function = _sum_of(scoring)
     if places and not (scoring.is_plain and scoring.is_sighted):

@@ -131,7 +131,7 @@ def plot_secants(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.set(xscale="log", xlabel="step: displacement / R")
     ax.set_ylabel("secant ratio / Euclidean constant")
     ax.invert_xaxis()
-    radii = np.unique(rows.radius) if "radius" in rows else ()
+    radii = np.unique(rows.radius) if "radius" in rows else np.zeros(0)
     radius = f", R = {radii[0]:g}" if len(radii) == 1 else ""
     lemma = "4.2, masked" if causal else "3.2, plain"
     ax.set_title(f"Lemma {lemma}{radius}: secants over the constant of n tokens")

@@ -104,7 +104,7 @@ class Transformer:
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
-            digest.update(to_host(tensor.double().contiguous()))
+            digest.update(to_host(tensor.double().contiguous()).data)
         return f"sha256 {digest.hexdigest()}"
 
     def __repr__(self) -> str:

@@ -500,8 +500,8 @@ def _settled(problem: Problem, plan: SparsePlan, *, may_match: bool) -> SparsePl
         return SparsePlan(np.zeros_like(sigma) + index, sigma, problem.logs_a, exact)
     here, (rows, cols, logs) = found[..., None], (np.array(t) for t in plan[:3])
     matched = ((rows, index), (cols, sigma), (logs, problem.logs_a))
-    for held, exact in matched:
-        held[..., :n] = np.where(here, exact, held[..., :n])
+    for held, matching in matched:
+        held[..., :n] = np.where(here, matching, held[..., :n])
     logs[..., n:] = np.where(here, -math.inf, logs[..., n:])
     return SparsePlan(rows, cols, logs, np.where(found, _EXACT, plan.log_doubt))
 

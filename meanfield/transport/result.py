@@ -182,7 +182,8 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
             )
         assert self.found is not None  # there is a coupling
         pair, answer = self.found
-        evidence = Evidence(*(t[0] for t in pair.flat), answer[0])
+        x, y, log_a, log_b = (t[0] for t in pair.flat)
+        evidence = Evidence(x, y, log_a, log_b, answer[0])
         write_proof(evidence, path, checked=as_bool(check, "check"))
         return path
 
