@@ -1,139 +1,125 @@
-"""Flows on the sphere: time and memory against n, and compared with plain loops.
+"""Flows beside a vectorised script of twenty lines, in NumPy and in torch.
 
-    python tests/benchmarks/bench_flow.py [--sizes N ...] [--steps K] [--json FILE]
+    python tests/benchmarks/bench_flow.py [--quick] [--device cuda]
 
-d = 3, V = A = I, uniform weights, RK4 with h = 0.05, float64. Each size runs in a process of its
-own; peak is its largest resident memory, base what it was before the flow. Times are CPU seconds.
-The ratios are CPU seconds of a loop over those of `dynamics.flow`, medians of interleaved runs:
-`torch` is a vectorised loop at n = 2,000 that keeps the n × n matrix; `numpy` a script with a loop
-over particles at n = 64.
+V = A = I, uniform weights, equal steps of 0.05: Runge–Kutta 4 on the sphere in d = 3, the Euler–
+Maruyama scheme there with noise, and Runge–Kutta 4 in R^64 in float32. Each row is beside the
+faster of the two scripts.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
+import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+from tables import beside, least, main
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics
 
-STEP = 0.05
-
-
-def start(n: int) -> torch.Tensor:
-    return sampling.sphere(n, 3, generator=torch.Generator().manual_seed(0))
-
-
-def ours(x: torch.Tensor, steps: int) -> torch.Tensor:
-    eye = torch.eye(3, dtype=x.dtype)
-    F = SelfAttention(AttentionParameters.from_bilinear(eye, eye))
-    ds = dynamics.flow(
-        F, ParticleMeasure(x), [0.0, steps * STEP], method="rk4", step=STEP, constraint="sphere"
-    )
-    return torch.as_tensor(ds.points.values[-1])
+STEP, TEMPERATURE = 0.05, 0.01
+# Of the speed of the script, by the number of particles.
+ASKED = {64: 0.2, 256: 0.5, 2048: 0.8}
 
 
-def vectorised(x: torch.Tensor, steps: int) -> torch.Tensor:
-    """What a person writes in torch."""
+def by_numpy(x: np.ndarray, steps: int, sphere: bool, noise: bool) -> np.ndarray:
+    generator = np.random.default_rng(0)
 
-    def velocity(y: torch.Tensor) -> torch.Tensor:
-        y = y / y.norm(dim=-1, keepdim=True)
-        v = (y @ y.T).softmax(-1) @ y
-        return v - (v * y).sum(-1, keepdim=True) * y
+    def on(y: np.ndarray) -> np.ndarray:
+        return y / np.linalg.norm(y, axis=1, keepdims=True) if sphere else y
+
+    def tangent(y: np.ndarray, v: np.ndarray) -> np.ndarray:
+        return v - (v * y).sum(1, keepdims=True) * y if sphere else v
+
+    def velocity(y: np.ndarray) -> np.ndarray:
+        y = on(y)
+        scores = y @ y.T
+        p = np.exp(scores - scores.max(1, keepdims=True))
+        return tangent(y, p @ y / p.sum(1, keepdims=True))
 
     for _ in range(steps):
+        if noise:
+            xi = math.sqrt(2 * TEMPERATURE * STEP) * generator.standard_normal(x.shape)
+            x = on(x + STEP * velocity(x) + tangent(x, xi))
+            continue
         k1 = velocity(x)
         k2 = velocity(x + STEP / 2 * k1)
         k3 = velocity(x + STEP / 2 * k2)
         k4 = velocity(x + STEP * k3)
-        x = x + STEP / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
-        x = x / x.norm(dim=-1, keepdim=True)
+        x = on(x + STEP / 6 * (k1 + 2 * k2 + 2 * k3 + k4))
     return x
 
 
-def by_particle(x: torch.Tensor, steps: int) -> torch.Tensor:
-    """The published figure scripts' way: NumPy, one particle after the other."""
+def by_torch(x: torch.Tensor, steps: int, sphere: bool, noise: bool) -> torch.Tensor:
+    """The same with the fused kernel."""
 
-    def velocity(y: np.ndarray) -> np.ndarray:
-        y = y / np.linalg.norm(y, axis=1)[:, None]
-        out = np.zeros_like(y)
-        for i in range(len(y)):
-            weights = np.exp(y @ y[i])
-            v = weights @ y / weights.sum()
-            out[i] = v - (v @ y[i]) * y[i]
-        return out
+    def on(y: torch.Tensor) -> torch.Tensor:
+        return y / torch.linalg.vector_norm(y, dim=-1, keepdim=True) if sphere else y
 
-    y = x.numpy()
+    def tangent(y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return v - (v * y).sum(-1, keepdim=True) * y if sphere else v
+
+    def velocity(y: torch.Tensor) -> torch.Tensor:
+        y = on(y)
+        z = y[None, None]
+        return tangent(y, sdpa(z, z, z, scale=1.0)[0, 0])
+
     for _ in range(steps):
-        k1 = velocity(y)
-        k2 = velocity(y + STEP / 2 * k1)
-        k3 = velocity(y + STEP / 2 * k2)
-        k4 = velocity(y + STEP * k3)
-        y = y + STEP / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
-        y = y / np.linalg.norm(y, axis=1)[:, None]
-    return torch.as_tensor(y)
+        if noise:
+            xi = math.sqrt(2 * TEMPERATURE * STEP) * torch.randn_like(x)
+            x = on(x + STEP * velocity(x) + tangent(x, xi))
+            continue
+        k1 = velocity(x)
+        k2 = velocity(x + STEP / 2 * k1)
+        k3 = velocity(x + STEP / 2 * k2)
+        k4 = velocity(x + STEP * k3)
+        x = on(x + STEP / 6 * (k1 + 2 * k2 + 2 * k3 + k4))
+    return x
 
 
-def seconds(function: Callable[[torch.Tensor, int], torch.Tensor], n: int, steps: int) -> float:
-    x = start(n)
-    before = time.process_time()
-    function(x, steps)
-    return time.process_time() - before
+def row(n: int, dim: int, steps: int, sphere: bool, noise: bool, device: str) -> dict:
+    dtype = torch.float64 if sphere else torch.float32
+    x = torch.randn(n, dim, generator=torch.Generator().manual_seed(0), dtype=dtype).to(device)
+    x = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    eye = torch.eye(dim, dtype=dtype, device=device)
+    F, host = SelfAttention(AttentionParameters.from_bilinear(eye, eye)), x.cpu().numpy()
+
+    def ours() -> object:
+        generator = torch.Generator(device).manual_seed(0)
+        return dynamics.flow(
+            F, ParticleMeasure(x), [0.0, steps * STEP], method="euler" if noise else "rk4",
+            step=STEP, constraint="sphere" if sphere else None,
+            noise=dynamics.Noise(TEMPERATURE, generator) if noise else None,
+        )  # fmt: skip
+
+    scripts: dict[str, Callable[[], object]] = {
+        "torch and SDPA": lambda: by_torch(x, steps, sphere, noise),
+        "NumPy": lambda: by_numpy(host, steps, sphere, noise),
+    }
+    times = least(scripts.values(), device=device, lasting=0.2)
+    peer = min(zip(times, scripts, strict=True))[1]
+    where = "sphere" if sphere else f"R^{dim}, float32"
+    return beside(
+        f"{'noise' if noise else 'RK4'}, {where}, n = {n:,}, {steps} steps",
+        ours,
+        scripts[peer],
+        peer=f"20 lines of {peer}",
+        asked=None if noise else ASKED.get(n),
+        device=device,
+    )
 
 
-def beside(function: Callable[[torch.Tensor, int], torch.Tensor], n: int, steps: int) -> dict:
-    """The ratio of CPU seconds, and how far the two ends are apart."""
-    gap = float((function(start(n), 2) - ours(start(n), 2)).abs().max())  # also the warm-up
-    ratios = [seconds(function, n, steps) / seconds(ours, n, steps) for _ in range(3)]
-    return {"n": n, "steps": steps, "ratio": statistics.median(ratios), "gap_after_2": gap}
-
-
-def memory(name: str) -> float:
-    """MiB; VmRSS is now, VmHWM the largest."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(x for x in lines if x.startswith(name)).split()[1]) / 1024
-
-
-def one(n: int, steps: int) -> dict:
-    ours(start(64), 2)
-    base = memory("VmRSS")
-    spent = seconds(ours, n, steps)
-    threads = torch.get_num_threads()
-    row = {"n": n, "steps": steps, "cpu_s": spent, "cpu_s_per_step": spent / steps}
-    return row | {"base_mb": base, "peak_mb": memory("VmHWM"), "threads": threads}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--sizes", type=int, nargs="*", default=[1000, 2000, 5000, 10000])
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        print(json.dumps(one(options.one, options.steps)))
+def rows(quick: bool, device: str) -> Iterator[dict]:
+    sizes = ((64, 2),) if quick else ((64, 50), (256, 20), (2048, 2))
+    for n, steps in sizes:
+        yield row(n, 3, steps, True, False, device)
+    if quick:
         return
-    results: dict = {"machine": f"{platform.machine()}, torch {torch.__version__}"}
-    for n in options.sizes:
-        command = [sys.executable, __file__, "--one", str(n), "--steps", str(options.steps)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        results[f"flow-{n}"] = json.loads(done.stdout)
-        print(results[f"flow-{n}"])
-    results["torch"] = beside(vectorised, 2000, 10)
-    results["numpy"] = beside(by_particle, 64, 100)
-    print(results["torch"], results["numpy"])
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    yield row(256, 3, 50, True, True, device)
+    yield row(2048, 64, 2, False, False, device)
 
 
 if __name__ == "__main__":
-    main()
+    main(__file__, rows)

@@ -1,36 +1,32 @@
-"""100,000 two-atom local constants: one call against batched automatic differentiation.
+"""Batches of small local constants beside batched automatic differentiation, and single ones.
 
-    python tests/benchmarks/bench_two_atoms.py [--cases N] [--out FILE]
+    python tests/benchmarks/bench_two_atoms.py [--quick] [--device cuda]
 
 The peer is what an expert writes: `vmap(jacrev(...))` over the whole batch and `svdvals`, for both
-components and without evidence. Also the latency of one call with two atoms. Writes JSON: medians
-of CPU seconds (of the process, all threads), interleaved, and their ratio.
+components and without evidence. Float64; weights differ by factors up to e^50.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
-import statistics
-import time
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import torch
+from tables import beside, main
 from torch import Tensor
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
 from meanfield.lipschitz import local_lipschitz
 
 
-def problem(cases: int, dim: int) -> tuple[SelfAttention, ParticleMeasure]:
+def problem(
+    cases: int, dim: int, n: int = 2, device: str = "cpu"
+) -> tuple[SelfAttention, ParticleMeasure]:
     generator = torch.Generator().manual_seed(0)
     parameters = AttentionParameters.random(dim, generator=generator)
-    points = torch.randn(cases, 2, dim, generator=generator, dtype=torch.float64)
-    ratio = -50 * torch.rand(cases, generator=generator, dtype=torch.float64)
-    logs = torch.nn.functional.logsigmoid(torch.stack([ratio, -ratio], -1))
-    return SelfAttention(parameters), ParticleMeasure(points, log_weights=logs)
+    points = torch.randn(cases, n, dim, generator=generator, dtype=torch.float64)
+    logs = -50 * torch.rand(cases, n, generator=generator, dtype=torch.float64)
+    mu = ParticleMeasure(points, log_weights=logs.log_softmax(-1))
+    return SelfAttention(parameters.to(device)), mu.to(device)
 
 
 def by_autodiff(F: SelfAttention, mu: ParticleMeasure) -> Tensor:
@@ -54,61 +50,20 @@ def by_autodiff(F: SelfAttention, mu: ParticleMeasure) -> Tensor:
     return torch.maximum(particle, torch.linalg.svdvals(D)[..., 0].amax(-1))
 
 
-def one_dimension(cases: int, dim: int, repeats: int) -> dict[str, Any]:
-    F, mu = problem(cases, dim)
-    runs: dict[str, list[float]] = {"ours": [], "theirs": []}
-    answers = {}
-    for _ in range(repeats + 1):
-        for name, work in (
-            ("ours", lambda: local_lipschitz(F, mu).value),
-            ("theirs", lambda: by_autodiff(F, mu)),
-        ):
-            start = time.process_time()
-            answers[name] = work()
-            runs[name].append(time.process_time() - start)
-    ours, theirs = (statistics.median(runs[name][1:]) for name in ("ours", "theirs"))
-    # Weights of e^−50: the peer's J holds e^−25 beside e^25, its SVD the rounding of that.
-    return {
-        "dim": dim,
-        "cases": cases,
-        "seconds": ours,
-        "autodiff_seconds": theirs,
-        "autodiff_over_ours": theirs / ours,
-        "median_relative_difference": float(
-            (answers["ours"] / answers["theirs"] - 1).abs().median()
-        ),
-    }
-
-
-def latency(repeats: int) -> float:
-    """Milliseconds of one call with two atoms in the plane, median."""
-    F, mu = problem(1, 2)
-    one, times = mu[0], []
-    for _ in range(100 * repeats):
-        start = time.perf_counter()
-        local_lipschitz(F, one)
-        times.append(time.perf_counter() - start)
-    return 1e3 * statistics.median(times)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", type=int, default=100_000)
-    parser.add_argument("--repeats", type=int, default=5)
-    default = Path(__file__).with_name("two_atoms.json")
-    parser.add_argument("--out", type=Path, default=default)
-    options = parser.parse_args()
-    record = {
-        "what": "local constants of two-atom measures, float64, both components; CPU seconds",
-        "rows": [one_dimension(options.cases, dim, options.repeats) for dim in (2, 8)],
-        "one_call_milliseconds": latency(options.repeats),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "machine": platform.machine(),
-    }
-    options.out.write_text(json.dumps(record, indent=2) + "\n")
-    print(json.dumps(record, indent=2))
+def rows(quick: bool, device: str) -> Iterator[dict]:
+    sizes = [(20_000, 2, 2), (5_000, 2, 8), (2_000, 8, 4), (100, 16, 8)]
+    sizes += [(1, 2, 2), (1, 16, 8), (1, 32, 8)]
+    for cases, n, dim in sizes[4:5] if quick else sizes:
+        F, mu = problem(cases, dim, n, device)
+        yield beside(
+            f"{cases:,} constants, n = {n}, d = {dim}",
+            lambda F=F, mu=mu: local_lipschitz(F, mu),
+            lambda F=F, mu=mu: by_autodiff(F, mu),
+            peer="vmap(jacrev) and svdvals",
+            asked=1.0 if cases > 1 else None,
+            device=device,
+        )
 
 
 if __name__ == "__main__":
-    main()
+    main(__file__, rows)
