@@ -244,14 +244,14 @@ class AttentionParameters:
 
     def project(self, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Qx, Kx, Vx of points ``(*batch, n, d)``: ``(*batch, H, n, ·)``; no bias, no scale."""
-        joined = (points @ self._inner.mT).split_with_sizes(self._widths, -1)
+        joined = points @ self._inner.mT
         if self.n_heads == 1:
-            q, k, v = joined
-            return q.unsqueeze(-3), k.unsqueeze(-3), v.unsqueeze(-3)
+            q, k, v = joined.unsqueeze(-3).split_with_sizes(self._widths, -1)
+            return q, k, v
         counts = self.n_heads, self.n_groups, self.n_groups
         q, k, v = (
             part.unflatten(-1, (heads, -1)).transpose(-2, -3)
-            for part, heads in zip(joined, counts, strict=True)
+            for part, heads in zip(joined.split(self._widths, -1), counts, strict=True)
         )
         if self.n_groups == self.n_heads:
             return q, k, v

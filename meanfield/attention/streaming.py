@@ -204,7 +204,8 @@ class _Streamed(torch.autograd.Function):
         column_positions: Tensor | None,
         *tensors: Tensor,
     ) -> Tensors:
-        out = _summed(function, row_positions, column_positions, *tensors)
+        run = _blockwise if is_recorded(tensors[0]) else _summed
+        out = run(function, row_positions, column_positions, *tensors)
         # Views are refused as outputs of a function with a forward derivative.
         return tuple(t.clone() if t._is_view() else t for t in out)
 
@@ -331,7 +332,7 @@ def _fused(
     storage order only, so rows and columns must share positions, and these must increase.
     """
     # On other devices its arithmetic may be TF32, and its memory n².
-    if q.device.type != "cpu" or is_recorded(q):
+    if q.device.type != "cpu":
         return None
     causal = row_positions is not None
     if causal and not _increase_together(row_positions, column_positions):

@@ -57,8 +57,8 @@ class Sphere(Constraint):
         """P_x v."""
         if self.centred:
             vectors = _centred(vectors)
-        along = (points * vectors).sum(-1, keepdim=True)
-        return vectors - points * (along / points.square().sum(-1, keepdim=True))
+        along = (points * vectors).sum(-1, keepdim=True) / points.square().sum(-1, keepdim=True)
+        return torch.addcmul(vectors, points, along, value=-1)
 
     def retract(self, points: Tensor) -> Tensor:
         """r x/|x| (of the centred x)."""
