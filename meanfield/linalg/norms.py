@@ -15,7 +15,7 @@ from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver, as_solver
 
 # Below this many rows or columns a factorisation costs less than a Krylov iteration.
-_DENSE_LIMIT = 192
+_DENSE_LIMIT = 512
 # Likewise for each of many blocks, and up to this many entries in all of them.
 _BLOCK_LIMIT, _BLOCK_ENTRIES = 16, 2**22
 # Entries up to which a batch is assembled once, to be factored and multiplied by (128 MiB).

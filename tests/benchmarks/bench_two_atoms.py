@@ -56,7 +56,7 @@ def rows(quick: bool, device: str) -> Iterator[dict]:
     for cases, n, dim in sizes[4:5] if quick else sizes:
         F, mu = problem(cases, dim, n, device)
         yield beside(
-            f"{cases:,} constants, n = {n}, d = {dim}",
+            f"{f'{cases:,} constants' if cases > 1 else 'one constant'}, n = {n}, d = {dim}",
             lambda F=F, mu=mu: local_lipschitz(F, mu),
             lambda F=F, mu=mu: by_autodiff(F, mu),
             peer="vmap(jacrev) and svdvals",
