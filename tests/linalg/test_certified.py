@@ -160,6 +160,17 @@ def test_every_choice_of_weights_is_valid_and_gives_its_own_bound(seed):
             assert found == pytest.approx(loops(dense, w), rel=1e-6)
 
 
+def test_rotations_that_turn_no_pair_apart_give_the_bound_of_the_dot_product():
+    mu = drawn(1)
+    mu = ParticleMeasure(mu.points, log_weights=mu.log_weights, positions=mu.positions * 0)
+    w = 10 ** torch.randn(N, N, dtype=F64, generator=torch.Generator().manual_seed(0))
+    found = [
+        float(row_bound(blocks_and_dense(MAPS[name], mu)[0], RowWeights(w)))
+        for name in ("rotary", "dot product")
+    ]
+    assert found[0] == pytest.approx(found[1], rel=1e-10)
+
+
 @pytest.mark.parametrize("power", [-900, 900])
 def test_weights_at_the_ends_of_the_number_range_bound_or_say_nothing(power):
     blocks, dense = blocks_and_dense(MAPS["dot product"], drawn(0))

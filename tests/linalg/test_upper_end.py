@@ -379,3 +379,19 @@ def test_maps_of_zero_in_a_batch_and_batches_of_none():
         operator_norm(diagonal(values), **settings)
     nothing = operator_norm(diagonal(values[:0]), solver=Lanczos())
     assert nothing.value.shape == nothing.upper.shape == (0,)
+
+
+@pytest.mark.slow
+def test_a_sweep_of_2000_layers_has_no_constant_above_its_upper_end():
+    g, below = torch.Generator().manual_seed(0), []
+    for seed in range(20):
+        par = AttentionParameters.random(8, n_heads=2, std=0.5 + seed % 10 / 5, generator=g)
+        F = SelfAttention(par, causal=seed >= 10)
+        X = torch.randn(100, 8, 8, dtype=F64, generator=g)
+        X = X - X.mean(-1, keepdim=True)
+        mu = ParticleMeasure.from_sequence(X / X.square().mean(-1, keepdim=True).sqrt())
+        found = local_lipschitz(F, mu, solver=Lanczos(max_steps=200), strict=False)
+        exact = local_lipschitz(F, mu, solver=Dense()).value
+        assert found.miss == 1e-9
+        below.append(found.upper < exact * (1 - 1e-12))
+    assert len(torch.cat(below)) == 2000 and not bool(torch.cat(below).any())
