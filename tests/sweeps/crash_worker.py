@@ -16,12 +16,14 @@ import os
 import runpy
 import sys
 import tempfile
+import threading
 import traceback
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import zarr.codecs  # noqa: F401
+from tqdm import tqdm
 
 from meanfield import results
 from meanfield.results import store as storing
@@ -104,6 +106,8 @@ def main() -> None:
     """Load what sweeps load when they need it, then fork a child for each line."""
     with tempfile.TemporaryDirectory() as folder:
         run("here", Path(folder) / "s")  # not "end": Zarr starts a thread, and threads do not fork
+    # That of tqdm is shared by all children, and one that is killed may hold it.
+    tqdm.set_lock(threading.RLock())
     for line in sys.stdin:
         mode, store, address = json.loads(line)
         child = os.fork()
