@@ -7,9 +7,10 @@ Through the library, and the Dataset analysed with xarray.
 
     python examples/01_two_dirac.py [--quick] [--out DIR]
 
-Without running anything, the same analysis works on the reference run in ``data/``::
+Without running anything, the same analysis works on the full run in ``data/``, and draws the
+figure of the README::
 
-    python examples/01_two_dirac.py --open data/two_dirac_quick.nc
+    python examples/01_two_dirac.py --open data/two_dirac.nc
 """
 
 # %%

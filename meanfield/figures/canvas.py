@@ -216,7 +216,7 @@ def ticks_at(ax: Axes, x: Any) -> None:
     values = np.unique(np.asarray(x, float))
     if len(values) <= _FEW + 2:
         ax.xaxis.set_major_locator(FixedLocator(values.tolist()))
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.xaxis.set_major_formatter(FuncFormatter(_as_number))
         ax.xaxis.set_minor_formatter(NullFormatter())
         ax.xaxis.set_minor_locator(FixedLocator([]))
 
@@ -258,10 +258,18 @@ def readable_logs(ax: Axes) -> None:
         low, high = axis.get_view_interval()
         decades = abs(float(np.log10(high / low)))
         axis.set_minor_formatter(NullFormatter())
-        if min(low, high) >= 1e-3 and max(low, high) < 5e4:
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        plain = min(low, high) >= 1e-3 and max(low, high) < 5e4
+        axis.set_major_formatter(FuncFormatter(_as_number if plain else _as_power))
         if decades < 2.5:
             subs = (1, 2, 5) if decades >= 1 else (1, 1.5, 2, 3, 4, 5, 6, 8)
             few = MaxNLocator(5) if decades < 0.3 else LogLocator(10, subs, numticks=12)
             axis.set_major_locator(few)
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            axis.set_major_formatter(FuncFormatter(_as_number))
+
+
+def _as_number(value: float, _: int | None = None) -> str:
+    return f"{value:g}"
+
+
+def _as_power(value: float, _: int | None = None) -> str:
+    return f"$10^{{{np.log10(value):.0f}}}$"
