@@ -18,7 +18,6 @@ from torch import nn
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, figures, pretrained
 from meanfield.bounds import local_upper
-from meanfield.figures.canvas import readable_logs
 from meanfield.lipschitz import local_lipschitz, localize
 
 parser = argparse.ArgumentParser(description="A module of one's own")
@@ -93,6 +92,5 @@ with figures.style():
     for place, curve in enumerate(zip(*curves, strict=True)):
         ax.loglog(scales, curve, "osx^"[place] + "-", label=f"block {place}")
     ax.set(xlabel="factor of the tokens", ylabel="local constant of the block")
-    readable_logs(ax)
     ax.legend()
     ax.figure.savefig(options.out / "constants.png")

@@ -26,7 +26,7 @@ from meanfield.experiments.ascent import climb
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.fitting import with_laws
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import FORMULA, figure, readable_logs, ticks_at
+from meanfield.figures.canvas import FORMULA, figure, ticks_at
 from meanfield.figures.curves import curve, formula, mark_unconverged
 from meanfield.figures.selection import by_level, fits_of, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
@@ -159,7 +159,6 @@ def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     formula(ax, np.sqrt, rows.n_tokens, linewidth=1.4, label=r"$\sqrt{n}$")
     ticks_at(ax, rows.n_tokens)
     ax.set_title(f"Worst case of head {head}\n{ds.attrs['model']}, layer {ds.attrs['layer']}")
-    readable_logs(ax)
     return ax
 
 

@@ -21,7 +21,7 @@ from meanfield.checks import to_host
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures import animate_particles
-from meanfield.figures.canvas import colours, figure, readable_logs
+from meanfield.figures.canvas import colours, figure
 from meanfield.figures.curves import stairs
 from meanfield.figures.selection import by_level, select
 from meanfield.measures import ParticleMeasure
@@ -138,7 +138,6 @@ def clusters(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.plot([], [], "k:", label=rf"leaders: free by ${c:g}\,\beta^{{-1/2}}$")
     ax.set(xscale="log", yscale="log", xlabel="time t", ylabel="number of clusters")
     ax.set_title("Masked: number of clusters, and of leaders at the start")
-    readable_logs(ax)
     return ax
 
 

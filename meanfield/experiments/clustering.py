@@ -21,7 +21,7 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures import animate_particles
-from meanfield.figures.canvas import figure, readable_logs
+from meanfield.figures.canvas import figure
 from meanfield.figures.curves import stairs
 from meanfield.figures.particles import draw_paths, projection
 from meanfield.figures.selection import by_level, select
@@ -124,7 +124,6 @@ def cluster_count(ds: xr.Dataset, *, ax: Axes) -> Axes:
         stairs(ax, rows, "n_clusters", time=rows.time.isel(case=0), color=colour, label=label)
     ax.set(xscale="log", yscale="log", xlabel="time t", ylabel="number of clusters")
     ax.set_title("Tokens on the sphere: number of clusters")
-    readable_logs(ax)
     return ax
 
 

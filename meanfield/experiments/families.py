@@ -17,7 +17,7 @@ import xarray as xr
 from meanfield.experiments import inputs, through_depth
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import figure, readable_logs
+from meanfield.figures.canvas import figure
 from meanfield.figures.curves import curve
 from meanfield.figures.selection import levels, reduced, select
 
@@ -79,7 +79,6 @@ def _side_by_side(quantity: str) -> Callable[..., Axes]:
         ax.set(yscale="log", xlabel="block / number of blocks", ylabel=_QUANTITIES[quantity])
         text = {"random": "random token ids"}.get(ds.attrs["text"], ds.attrs["text"])
         ax.set_title(f"{_QUANTITIES[quantity]}\n{text}, n = {ds.attrs['n_tokens']}")
-        readable_logs(ax)
         return ax
 
     what = _QUANTITIES[quantity]

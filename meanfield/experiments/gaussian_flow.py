@@ -24,7 +24,7 @@ from meanfield.dynamics import reduced
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures import animate_particles
-from meanfield.figures.canvas import colours, figure, readable_logs
+from meanfield.figures.canvas import colours, figure
 from meanfield.figures.curves import curve, formula
 from meanfield.figures.selection import levels, select
 from meanfield.measures import ParticleMeasure
@@ -132,7 +132,6 @@ def covariance(ds: xr.Dataset, *, ax: Axes, kernel: str = "softmax") -> Axes:
             ax.fill_between(ds.time, low, high, color=colour, alpha=0.2, linewidth=0)
     ax.set(yscale="log", xlabel="time t", ylabel="eigenvalues of the covariance")
     ax.set_title(f"Covariance of a Gaussian: {kernel} (band: smallest to largest draw)")
-    readable_logs(ax)
     return ax
 
 
@@ -153,7 +152,6 @@ def covariance_error(ds: xr.Dataset, *, ax: Axes) -> Axes:
     n = ds.n_particles
     formula(ax, lambda x: 2 / np.sqrt(x), n, linewidth=1.4, label=r"$\propto n^{-1/2}$")
     ax.set_title("Distance of samples from the covariance equation")
-    readable_logs(ax)
     return ax
 
 

@@ -25,7 +25,7 @@ from meanfield import bounds
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import figure, readable_logs
+from meanfield.figures.canvas import figure
 from meanfield.figures.curves import curve, formula
 from meanfield.figures.selection import by_level, select
 from meanfield.layers import Residual, contractive, invert
@@ -190,7 +190,6 @@ def steps(ds: xr.Dataset, *, ax: Axes) -> Axes:
         ax.plot([], [], f"k{mark}", fillstyle="none", label=words)
     ax.set(yscale="log", xlabel="contraction factor c", ylabel="steps to a relative 1e-12")
     ax.set_title("L2 attention: steps that each constant asks for")
-    readable_logs(ax)
     return ax
 
 

@@ -23,7 +23,7 @@ from meanfield import bounds
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import FORMULA, colours, figure, readable_logs
+from meanfield.figures.canvas import FORMULA, colours, figure
 from meanfield.figures.curves import curve, formula
 from meanfield.figures.selection import select
 from meanfield.lipschitz import infinity_norm
@@ -179,7 +179,6 @@ def tightness(ds: xr.Dataset, *, ax: Axes) -> Axes:
         f = np.vectorize(lambda n, spread=spread: 1 + 4 * spread(n))
         formula(ax, f, rows.n_tokens, fmt, color=colour, linewidth=1.4, label=label)
     ax.set_title(r"Largest $\infty$-norm of L2 attention, $d = H = 1$")
-    readable_logs(ax)
     return ax
 
 
@@ -196,7 +195,6 @@ def ratio(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.set(xscale="log", xlabel="number of tokens n", ylabel="best found / bound")
     ax.set_ylim(0.0, 1.05)
     ax.set_title(r"Largest $\infty$-norm found of L2 attention over its bound")
-    readable_logs(ax)
     return ax
 
 

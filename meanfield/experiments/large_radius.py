@@ -20,7 +20,7 @@ from torch import Tensor
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import figure, kind, readable_logs
+from meanfield.figures.canvas import figure, kind
 from meanfield.figures.curves import curve
 from meanfield.figures.selection import by_level, masked
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
@@ -135,7 +135,6 @@ def far_out(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
     curve(ax, line, "scale", "ceiling", "k:", label=r"$\|V\|\sqrt{n}$, the largest limit")
     ax.set(xscale="log", yscale="log", xlabel=r"factor $\lambda$", ylabel=r"$\|Df(\lambda X)\|$")
     ax.set_title(f"Constant at $\\lambda X$, {kind(causal)}, beside its limit")
-    readable_logs(ax)
     return ax
 
 

@@ -19,7 +19,7 @@ from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import FORMULA, figure, readable_logs, ticks_at
+from meanfield.figures.canvas import FORMULA, figure, ticks_at
 from meanfield.figures.curves import curve, formula
 from meanfield.figures.selection import by_level
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
@@ -100,7 +100,6 @@ def hardy(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.plot([], [], "k--", linewidth=0.9, label="upper bound, masked: this package")
     ticks_at(ax, ds.n_tokens)
     ax.set_title("Masked attention beside the bound of plain attention")
-    readable_logs(ax)
     return ax
 
 

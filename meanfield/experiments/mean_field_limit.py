@@ -19,7 +19,7 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures import animate_particles
-from meanfield.figures.canvas import figure, readable_logs
+from meanfield.figures.canvas import figure
 from meanfield.figures.curves import curve
 from meanfield.figures.selection import by_level
 from meanfield.measures import ParticleMeasure
@@ -133,7 +133,6 @@ def slopes(ds: xr.Dataset, *, ax: Axes) -> Axes:
             curve(ax, at, "n_particles", "mean_error", f"{mark}--", **hollow)
     ax.set(xscale="log", yscale="log", xlabel="samples n", ylabel="distance to many samples")
     ax.set_title("Distance of n samples to many, at the start and in depth")
-    readable_logs(ax)
     return ax
 
 

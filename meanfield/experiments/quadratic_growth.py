@@ -25,7 +25,7 @@ from meanfield import bounds
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import figure, kind, readable_logs
+from meanfield.figures.canvas import figure, kind
 from meanfield.figures.curves import curve, formula
 from meanfield.figures.selection import levels, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
@@ -120,7 +120,6 @@ def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     upper: Any = {"linewidth": 1.4, "label": "upper bound, Thm 3.3"}
     formula(ax, partial(_general, sizes=ds.attrs), ds.radius, "k--", **upper)
     ax.set_title("Constant at the three tokens $(Ru, -Ru, 0)$")
-    readable_logs(ax)
     return ax
 
 

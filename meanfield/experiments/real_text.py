@@ -24,7 +24,7 @@ from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.fitting import with_laws
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import colours, figure, kind, readable_logs, ticks_at
+from meanfield.figures.canvas import colours, figure, kind, ticks_at
 from meanfield.figures.curves import curve, mark_unconverged, power_law
 from meanfield.figures.plots import plot_exponents
 from meanfield.figures.selection import fits_of, masked, source_of
@@ -160,7 +160,6 @@ def constants(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
         _draw_law(ax, ds, rows.n_tokens, colour, layer=int(ds.layer[k]), causal=causal)
     ticks_at(ax, rows.n_tokens)
     ax.set_title(f"Local constant of attention, {kind(causal)}\n{source_of(ds)}")
-    readable_logs(ax)
     return ax
 
 
@@ -224,7 +223,6 @@ def beside_bounds(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Ax
     ticks_at(ax, rows.n_tokens)
     what = f"Constant at the first window, and upper bounds, {kind(causal)}"
     ax.set_title(f"{what}\n{source_of(ds)}")
-    readable_logs(ax)
     return ax
 
 

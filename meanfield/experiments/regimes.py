@@ -20,7 +20,7 @@ from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import figure, readable_logs, ticks_at
+from meanfield.figures.canvas import figure, ticks_at
 from meanfield.figures.curves import formula, mark_unconverged
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
@@ -125,7 +125,6 @@ def regime_map(ds: xr.Dataset, *, ax: Axes) -> Axes:
     gain = cube.general_bound / cube.tokens_bound
     gained = f"gain over Thm 3.3: {float(gain.min()):.2g} to {float(gain.max()):.2g}"
     ax.set_title(f"Largest constant found, beside where the bounds change\n{gained}")
-    readable_logs(ax)
     return ax
 
 

@@ -23,7 +23,7 @@ from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.fitting import with_laws
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import figure, readable_logs, ticks_at
+from meanfield.figures.canvas import figure, ticks_at
 from meanfield.figures.curves import curve, power_law
 from meanfield.figures.selection import fits_of, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
@@ -178,7 +178,6 @@ def both_quantities(ds: xr.Dataset, *, ax: Axes, kind: str = "head") -> Axes:
     ticks_at(ax, rows.n_tokens)
     what = _TITLES[kind].format(head=ds.attrs.get("head"))
     ax.set_title(f"{what}\n{ds.attrs.get('model')}, layer {ds.attrs.get('layer')}")
-    readable_logs(ax)
     return ax
 
 

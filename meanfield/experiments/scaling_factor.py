@@ -19,7 +19,7 @@ from meanfield.checks import to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import FORMULA, figure, readable_logs
+from meanfield.figures.canvas import FORMULA, figure
 from meanfield.figures.curves import mark_unconverged
 from meanfield.figures.selection import source_of
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
@@ -146,7 +146,6 @@ def head_constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.set(yscale="log", xlabel="layer", ylabel="local constant of the head alone")
     ax.set_xticks(np.unique(ds.layer.values))
     ax.set_title(f"Constant of each head alone, n = {ds.attrs['n_tokens']}\n{source_of(ds)}")
-    readable_logs(ax)
     return ax
 
 

@@ -28,7 +28,7 @@ from meanfield.bounds.spheres import tangential_norm
 from meanfield.experiments.ascent import climb
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import FORMULA, figure, kind, readable_logs
+from meanfield.figures.canvas import FORMULA, figure, kind
 from meanfield.figures.curves import formula, mark_unconverged
 from meanfield.figures.selection import best, by_level, levels, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz, worst_case
@@ -249,7 +249,6 @@ def gap(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.axhline(1.0, color="black", linewidth=0.8, gid=FORMULA)
     ax.set(yscale="log", xlabel=r"$c = \|A\|R^2$", ylabel="upper bound / largest known")
     ax.set_title("Upper bounds over the largest constants known")
-    readable_logs(ax)
     return ax
 
 
@@ -273,7 +272,6 @@ def gap_of_tokens(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     ax.axhline(1.0, color="black", linewidth=0.8, gid=FORMULA)
     ax.set(yscale="log", xlabel=r"$c = \|A\|R^2$", ylabel="upper bound / largest found")
     ax.set_title(f"Upper bounds for n uniform tokens over the largest found ({kind(causal)})")
-    readable_logs(ax)
     return ax
 
 
@@ -294,7 +292,6 @@ def ball_and_sphere(ds: xr.Dataset, *, ax: Axes) -> Axes:
         formula(ax, above, c, "-", color=colour, label=f"{name}: upper bound")
         formula(ax, below, c, "--", color=colour, label=f"{name}: two Diracs")
     ax.set_title("Attention of measures on a ball, and behind a normalisation")
-    readable_logs(ax)
     return ax
 
 

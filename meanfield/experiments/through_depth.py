@@ -21,7 +21,7 @@ from meanfield.checks import to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import figure, readable_logs
+from meanfield.figures.canvas import figure
 from meanfield.figures.curves import curve
 from meanfield.figures.selection import reduced, source_of
 from meanfield.layers import Chain
@@ -264,7 +264,6 @@ def constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
     _draw_balls(ax, ds)
     ax.set(yscale="log", xlabel="block", ylabel=r"local $W_2$ constant")
     ax.set_xticks(ds.layer.values)
-    readable_logs(ax)
     ax.set_title(f"Local constants through depth\n{source_of(ds)}, {ds.attrs['n_tokens']} tokens")
     return ax
 

@@ -27,7 +27,7 @@ from meanfield.bounds.diracs import two_dirac_entry
 from meanfield.checks import to_host
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import figure, kind, readable_logs, ticks_at
+from meanfield.figures.canvas import figure, kind, ticks_at
 from meanfield.figures.curves import curve, formula
 from meanfield.figures.plots import plot_secants
 from meanfield.figures.selection import best, by_level, levels, select
@@ -306,7 +306,6 @@ def growth_in_n(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     ax.set_ylim(bottom=0.5)
     ticks_at(ax, rows.n_tokens)
     ax.set_title(f"Euclidean constant of $n$ tokens in two clusters, {kind(causal)}")
-    readable_logs(ax)
     return ax
 
 
@@ -333,7 +332,6 @@ def growth_in_radius(ds: xr.Dataset, *, ax: Axes) -> Axes:
             formula(ax, of_square, part.square, fmt, label=label, **style)
     ax.set(yscale="log", xlabel=r"$R^2$", ylabel="local constant, Wasserstein")
     ax.set_title(r"Two unbalanced Diracs: the constant against $R^2$")
-    readable_logs(ax)
     return ax
 
 
@@ -373,7 +371,6 @@ def light_weight(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.set(yscale="log", xlabel="log(light weight / heavy weight)", ylabel="local constant")
     ax.set_ylim(bottom=1e-2)
     ax.set_title("Two Diracs: the constant against the weight of the light one")
-    readable_logs(ax)
     return ax
 
 
@@ -430,7 +427,6 @@ def splitting(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.set(xscale="log", yscale="log", xlabel="radius R", ylabel="local constant, Wasserstein")
     ax.xaxis.minorticks_off()
     ax.set_title(f"Heavy atom at 0, light atom at R, d = {int(rows.dim[0])}: splitting and moving")
-    readable_logs(ax)
     return ax
 
 

@@ -101,6 +101,7 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
             new = [line for line in canvas.get_lines() if line not in known]
             _leave_out_what_is_not_drawn(new)
             _finish(new, lines, label)
+            _readable_logs(canvas)
             if title is not None:
                 canvas.set_title(title)
             place_legend(canvas, legend)
@@ -238,11 +239,10 @@ def short(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def readable_logs(ax: Axes) -> None:
+def _readable_logs(ax: Axes) -> None:
     """Plain numbers on logarithmic axes, powers of ten only beyond 0.001 and 10,000.
 
-    On axes of few decades there are ticks between the powers. Call it last: it uses the limits of
-    the axes.
+    On axes of few decades there are ticks between the powers.
     """
     from matplotlib.ticker import (
         FixedLocator,

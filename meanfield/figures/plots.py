@@ -15,7 +15,6 @@ from meanfield.figures.canvas import (
     colours,
     figure,
     kind,
-    readable_logs,
     short,
     ticks_at,
 )
@@ -72,7 +71,6 @@ def plot_growth(
     ax.set(xscale=_scale(ds[x]), yscale=_scale(ds[y]), xlabel=words[x], ylabel=words[y])
     ticks_at(ax, ds[x])
     ax.set_title(f"{y} against {x}".replace("_", " "))
-    readable_logs(ax)
     return ax
 
 
@@ -135,7 +133,6 @@ def plot_secants(ds: xr.Dataset, *, ax: Axes) -> Axes:
     radius = f", R = {radii[0]:g}" if len(radii) == 1 else ""
     lemma = "4.2, masked" if causal else "3.2, plain"
     ax.set_title(f"Lemma {lemma}{radius}: secants over the constant of n tokens")
-    readable_logs(ax)
     return ax
 
 
