@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _WITHOUT_DOUBLE = {"mps"}  # devices
-# Blocks of 4 MiB fit the caches of a processor; on a GPU they are finished before the next one is
-# launched. Blocks of half a GiB (float32) keep it busy, and a few of them fit beside each other.
-_TIMES_ON_DEVICES = 2**7
+# Entries of a block on a device, half a GiB in float32. Those that fit the caches of a processor
+# are finished there before the next one is launched.
+_AT_ONCE_ON_DEVICES = 2**27
 _MOST = 10**12  # of a count: more is a typing error, and would fill any memory
 
 
@@ -189,7 +189,7 @@ def is_host(device: torch.device) -> bool:
 
 def at_once(entries: int, device: torch.device) -> int:
     """Entries of a block where so many are right on the host."""
-    return entries if is_host(device) else entries * _TIMES_ON_DEVICES
+    return entries if is_host(device) else max(entries, _AT_ONCE_ON_DEVICES)
 
 
 def is_traced(tensor: Tensor) -> bool:

@@ -290,7 +290,8 @@ def _blockwise(
     rows = tuple(t.contiguous() for t in rows)
     columns = tuple(t.contiguous() for t in columns)
     out: tuple[Tensors, Tensors] | None = None
-    for block in scoring.blocks(math.prod(rows[0].shape[:-2]) * n, m, n, places):
+    entries = math.prod(rows[0].shape[:-2]) * n
+    for block in scoring.blocks(entries, m, n, places, rows[0].device):
         of_block = _of_block(function, rows, columns, places, block)
         # Written into one place: small outputs kept from block to block would lie between the
         # large temporaries of the blocks, and their memory could not be used again.

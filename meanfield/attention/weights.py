@@ -14,7 +14,7 @@ from torch import Tensor
 from meanfield.attention.kernels import Features, Kernel
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.rows import RowWise, softmax
-from meanfield.checks import describe, is_recorded
+from meanfield.checks import at_once, describe, is_recorded
 from meanfield.measures import ParticleMeasure
 
 # Entries of one block of P, so that it and what is computed from it stay in the cache.
@@ -141,6 +141,7 @@ class Scoring:
         n_rows: int,
         n_columns: int,
         places: Places,
+        device: torch.device,
         size: int | None = None,
     ) -> list[Block]:
         """Blocks of rows whose entries of P are at most some number, with what they may see.
@@ -151,11 +152,12 @@ class Scoring:
             n_columns: n.
             places: of the rows in any order, but for sorted rows more columns are skipped; of the
                 columns in increasing order, unless rows see all of them.
+            device: where P is.
             size: rows in a block; from the memory of a block if None.
         """
         if size is None:
             large = min(_GOOD_ROWS, _LARGE_BLOCK_ENTRIES // max(entries_per_row, 1))
-            size = max(1, large, _BLOCK_ENTRIES // max(entries_per_row, 1))
+            size = max(1, large, at_once(_BLOCK_ENTRIES, device) // max(entries_per_row, 1))
             # Rows that are further apart than they see have few columns in common.
             size = min(size, max(_GOOD_ROWS, math.ceil(min(self.reach, 1.0) * n_columns)))
         starts = range(0, max(n_rows, 1), size)
@@ -373,7 +375,9 @@ class Weights:
     def blocks(self, size: int | None = None) -> list[Block]:
         """Blocks of rows and the columns that they may see."""
         entries = math.prod(self.features.k.shape[:-2]) * self.n
-        return self.scoring.blocks(entries, self.n, self.n, self._own_places, size)
+        return self.scoring.blocks(
+            entries, self.n, self.n, self._own_places, self.points.device, size
+        )
 
     @cached_property
     def _own_places(self) -> Places:
@@ -441,7 +445,7 @@ class Weights:
         places, m = self.places(positions), positions.shape[-1]
         parts = []
         entries = self.parameters.n_heads * self.log_weights.numel()
-        for block in self.scoring.blocks(entries, m, self.n, places):
+        for block in self.scoring.blocks(entries, m, self.n, places, self.points.device):
             hidden = self.scoring.hidden(places.block(block))
             seen = self.alive[..., None, None, block.columns]
             seen = seen if hidden is None else seen & ~hidden

@@ -325,7 +325,7 @@ def test_a_signal_during_a_case_keeps_those_before_it(tmp_path, capsys, monkeypa
     [
         pytest.param("SIGINT", 0, marks=pytest.mark.slow),
         pytest.param("SIGTERM", 0, marks=pytest.mark.slow),
-        ("SIGTERM", 2),
+        pytest.param("SIGTERM", 2, marks=pytest.mark.slow),
         pytest.param("SIGHUP", 0, marks=pytest.mark.slow),
     ],
 )
