@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meanfield.checks import suggestion
+from meanfield.errors import NoCases
 from meanfield.experiments import EXPERIMENTS, get
 
 if TYPE_CHECKING:
@@ -259,8 +260,9 @@ def _run(options: argparse.Namespace) -> int:
         _draw(ds, options.name, options.out, stem=options.name, pdf=options.pdf)
         _say(f"figures took {time.monotonic() - begun:.0f} s")
     code = _summary(ds)
-    for line in experiment.answer(ds):
-        _say(line)
+    with contextlib.suppress(NoCases):  # settings may leave out what the answer is about
+        for line in experiment.answer(ds):
+            _say(line)
     _say(f"next: meanfield report {store.with_suffix('.zarr')}")
     _say("in Python: results.to_cube(results.read_dataset(PATH)) has one axis per parameter")
     return code

@@ -1,0 +1,40 @@
+"""What a release says of itself: the Python it needs, its version, its extras."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import meanfield
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+SOURCES = sorted((ROOT / "meanfield").rglob("*.py"))
+
+
+def test_every_file_is_read_by_the_oldest_python_that_is_promised():
+    oldest = tuple(map(int, PROJECT["requires-python"].removeprefix(">=").split(".")))
+    assert oldest == (3, 11)
+    for path in SOURCES:
+        ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=oldest)
+
+
+def test_the_citation_names_the_version():
+    cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: ([\d.]+)", cited, re.MULTILINE) == [PROJECT["version"]]
+    assert meanfield.__version__ == PROJECT["version"]
+
+
+def test_every_extra_that_is_named_exists():
+    extras = PROJECT["optional-dependencies"]
+    texts = [path.read_text(encoding="utf-8") for path in SOURCES]
+    named = {name for text in texts for name in re.findall(r"meanfield\[(\w+)\]", text)}
+    named |= {
+        name for text in texts for name in re.findall(r'MissingExtraError\("\w+", "(\w+)"', text)
+    }
+    for needed in [*extras.values()]:
+        for line in needed:
+            named |= set(",".join(re.findall(r"meanfield\[([\w,]+)\]", line)).split(",")) - {""}
+    assert {"models", "corpora"} <= named <= set(extras)
