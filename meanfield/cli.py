@@ -154,8 +154,8 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--config", type=Path, metavar="FILE", help="settings from a TOML file")
     run.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help="where to")
-    run.add_argument("--workers", type=int, metavar="N", help="processes (default: this one)")
-    run.add_argument("--threads", type=int, default=1, metavar="N", help="torch threads (1)")
+    run.add_argument("--workers", type=_whole, metavar="N", help="processes (default: this one)")
+    run.add_argument("--threads", type=_whole, default=1, metavar="N", help="torch threads (1)")
     run.add_argument(
         "--shard", type=_shard, metavar="I/K", help="only every K-th case, for array jobs"
     )
@@ -178,6 +178,12 @@ def _add_run(run: argparse.ArgumentParser) -> None:
 
 def _add_pdf(command: argparse.ArgumentParser) -> None:
     command.add_argument("--pdf", action="store_true", help="each figure as PDF as well as PNG")
+
+
+def _whole(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number ≥ 1, got {text!r}")
+    return int(text)
 
 
 def _shard(text: str) -> tuple[int, int]:
@@ -226,6 +232,10 @@ def _list(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     experiment = get(options.name)
     settings = _settings(experiment, options)
+    if options.case_timeout is not None and options.workers is None:
+        raise ValueError("--case-timeout: expected --workers N too, processes that can be ended")
+    if options.out.exists() and not options.out.is_dir():
+        raise ValueError(f"--out: expected a folder, got the file {options.out}")
     store = options.out / f"{options.name}.sweep"
     if options.resume and not store.exists():
         raise FileNotFoundError(f"--resume: there is no run at {store}")

@@ -102,6 +102,8 @@ def test_settings_come_from_a_toml_file_and_set_wins(tmp_path, capsys):
         (["report", "/nonexistent.nc"], "nonexistent.nc"),
         (["status", "/nonexistent.zarr"], "nonexistent.zarr"),
         (["run", "two-dirac", "--resume", "--out", "/nonexistent"], "--resume: there is no run"),
+        (["run", "two-dirac", "--case-timeout", "5"], "--case-timeout: expected --workers"),
+        (["run", "two-dirac", "--out", __file__], "--out: expected a folder, got the file"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_code_1(arguments, words, capsys):
@@ -171,9 +173,16 @@ def test_the_same_run_again_computes_nothing_and_another_is_refused(finished, ca
     def refuse(*_: object) -> None:
         raise AssertionError("a finished case was computed again")
 
-    monkeypatch.setattr(batches, "_outcome", refuse)
+    monkeypatch.setattr(batches, "_outcomes", refuse)
     command = ["run", "two-dirac", *SMALL, "--no-figures", "--out", str(finished)]
     assert cli.main([*command, "--resume"]) == 0
+
+    def unanswered(ds: object) -> list[str]:
+        raise NoCases("the settings left out what the answer is about")
+
+    one = dataclasses.replace(two_dirac.EXPERIMENT, answer=unanswered)
+    monkeypatch.setattr(two_dirac, "EXPERIMENT", one)
+    assert cli.main(command) == 0
     assert cli.main([*command, "--set", "gamma=0.5"]) == 1
     assert "gamma" in capsys.readouterr().err
 
@@ -193,7 +202,7 @@ def test_shards_together_are_the_run(finished, tmp_path):
 
 
 def test_wrong_usage_is_exit_code_2(capsys):
-    for arguments in (["fly"], ["run"]):
+    for arguments in (["fly"], ["run"], ["run", "two-dirac", "--workers", "0"]):
         with pytest.raises(SystemExit) as caught:
             cli.main(arguments)
         assert caught.value.code == 2
