@@ -23,18 +23,15 @@ from meanfield.transport.certificate import (
 )
 from meanfield.transport.foreign import Entries, entries_of, potentials_of
 from meanfield.transport.pairs import Measure, as_pair
-from meanfield.transport.plans.c_transform import CTransform
-from meanfield.transport.plans.exact import solve_dense, sparse_simplex
-from meanfield.transport.plans.formulas import monotone_plan, staircase, widest_direction
+from meanfield.transport.plans.formulas import monotone_plan, widest_direction
 from meanfield.transport.plans.pricing import priced
 from meanfield.transport.problem import Problem, same_weights, snapped
 from meanfield.transport.result import Blame, TransportResult, assemble
-from meanfield.transport.solve import as_order, in_numbering
+from meanfield.transport.solve import Settings, as_order, automatic, in_numbering
 
 _MOST_SLACK = 0.1  # of what `rtol` allows
-_BLAMED_DENSE = 160_000  # pairs up to which the better pair is that of the dense simplex
-_BLAMED = 20_000  # atoms up to which there is one, on a few arcs
-_NEAR = 8  # arcs of small reduced cost, of a row and of a column
+_BLAMED_DENSE = 160_000  # pairs up to which the best pair is looked for, for any order
+_BLAMED = 20_000  # atoms up to which it is, for W₂
 _ADDED = 1e-13  # of the mass: less of it is priced by the certificate, not put elsewhere
 
 
@@ -204,7 +201,7 @@ def _blamed(
     """Parts of the width: the plan's, the potentials', of rounding, and undecided."""
     low, high = float(answer.lower), float(answer.upper)
     over = under = 0.0
-    better = None if answer.converged else _better(problem, answer, rtol, device)
+    better = None if answer.converged else _better(problem, rtol, device)
     if better is not None:
         over, under = max(high - float(better.upper), 0.0), max(float(better.lower) - low, 0.0)
     rest = max(high - low - over - under, 0.0)
@@ -212,34 +209,12 @@ def _blamed(
     return over, under, rounding, rest - rounding
 
 
-def _better(problem: Problem, answer: Certified, rtol: float, device: str) -> Certified | None:
-    """A better pair: by the simplex, on all arcs where they are few, or on those that matter."""
+def _better(problem: Problem, rtol: float, device: str) -> Certified | None:
+    """The best pair, where it takes seconds."""
+    is_small = problem.order == 2 and problem.n + problem.m <= _BLAMED
+    if not is_small and problem.pairs > _BLAMED_DENSE:
+        return None
     try:
-        if problem.pairs <= _BLAMED_DENSE:
-            return solve_dense(problem, rtol=rtol)
-        if problem.order == 2 and problem.n + problem.m <= _BLAMED:
-            return _on_near_arcs(problem, answer, rtol, device)
+        return automatic(problem, Settings(rtol=rtol, order=problem.order, device=device))
     except ConvergenceError:
-        pass
-    return None
-
-
-def _on_near_arcs(problem: Problem, answer: Certified, rtol: float, device: str) -> Certified:
-    """The simplex on the plan's arcs, and on those where f and g are nearly tight."""
-    x, y, m = problem.x, problem.y, problem.m
-    f, g = answer.f, answer.g
-    assert f is not None and g is not None
-    forth = CTransform(x, y, device=device)(g, _NEAR)
-    back = CTransform(y, x, device=device)(f, _NEAR)
-    along = widest_direction(problem)
-    orders = [np.argsort(t @ along) for t in (x, y)]
-    i, j = staircase(problem.a[orders[0]], problem.b[orders[1]])
-    near = [forth.rows * m + forth.cols, back.cols * m + back.rows]
-    near.append(orders[0][i] * m + orders[1][j])  # a coupling is among them
-    if len(answer.rows) <= _NEAR * (problem.n + m):  # Sinkhorn's has all of them
-        near.append(answer.rows * m + answer.cols)
-    rows, cols = np.divmod(np.unique(np.concatenate(near)), m)
-    reduced = np.square(x[rows] - y[cols]).sum(-1) - f[rows] - g[cols]
-    found = sparse_simplex(problem.a, problem.b, (rows, cols, np.maximum(reduced, 0)))
-    plan = SparsePlan(found.rows, found.cols, log_masses(found.mass))
-    return _graded(problem, plan, (None, g + found.g), rtol, device)
+        return None

@@ -41,9 +41,8 @@ _PLAN_VARIABLES = (
 class Blame(NamedTuple):
     """What makes an interval wide: parts of upper − lower, in the unit of the points.
 
-    They add up to the width. A better pair, which the simplex finds on few arcs, tells the two
-    ends apart; beyond 20,000 atoms nobody looks for one, and what rounding does not explain is
-    undecided.
+    They add up to the width. The best pair, as `solve_w2` finds it, tells the two ends apart;
+    beyond 20,000 atoms nobody looks for it, and what rounding does not explain is undecided.
 
     Attributes:
         plan: by how much at least a better plan lowers the upper end.

@@ -317,7 +317,8 @@ def extend(
             g[~in_y] = np.fmin.reduce(costs_between(y[~in_y], x, order) - f, axis=1)
 
 
-def _automatic(problem: Problem, settings: Settings) -> Certified:
+def automatic(problem: Problem, settings: Settings) -> Certified:
+    """One problem by the cheapest solver that gives `rtol`."""
     rtol = settings.rtol
     formula = closed_form(problem, rtol=rtol)
     if formula is not None and (formula.width <= rtol or min(problem.n, problem.m) == 1):
@@ -372,7 +373,7 @@ def _squared(problem: Problem, settings: Settings) -> Certified:
 def _clusters(problem: Problem, settings: Settings) -> Certified | None:
     inner = replace(settings, checkpoint=None)
     return solve_clusters(
-        problem, lambda part: _automatic(part, inner), rtol=settings.rtol, snap=settings.snap
+        problem, lambda part: automatic(part, inner), rtol=settings.rtol, snap=settings.snap
     )
 
 
@@ -430,7 +431,7 @@ def _columns(problem: Problem, settings: Settings) -> Certified:
 
 
 _METHODS: dict[str, Callable[[Problem, Settings], Certified]] = {
-    "auto": _automatic,
+    "auto": automatic,
     "identity": _identity,
     "assignment": _assignment,
     "simplex": _simplex,

@@ -146,7 +146,7 @@ def test_the_blame_names_what_is_poor() -> None:
 
 
 @pytest.mark.parametrize("most", [20_000, 500])
-def test_a_large_blame_is_found_on_few_arcs_or_left_open(monkeypatch, most: int) -> None:
+def test_a_large_blame_is_found_or_left_open(monkeypatch, most: int) -> None:
     monkeypatch.setattr(grading, "_BLAMED_DENSE", 1000)
     monkeypatch.setattr(grading, "_BLAMED", most)
     x, y = RNG.normal(size=(300, 1)) * [1.0, 0.0], RNG.normal(size=(300, 1)) * [1.0, 0.0]
@@ -157,7 +157,7 @@ def test_a_large_blame_is_found_on_few_arcs_or_left_open(monkeypatch, most: int)
     assert found.lower <= certify(x, y, plan=sigma).upper <= found.upper
     if most > 600:
         assert found.blame.plan > 0.1 * width
-        assert found.blame.undecided < 0.5 * width
+        assert found.blame.undecided < 1e-6 * width
     else:
         assert found.blame[:2] == (0.0, 0.0)
         assert found.blame.undecided > 0.99 * width

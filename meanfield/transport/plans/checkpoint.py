@@ -28,7 +28,7 @@ class Checkpoint:
         self._path, self._problem = checkpoint_path(path), problem
         names = ("x", "y", "log_a", "log_b", "exponent", "order")
         arrays = {name: np.asarray(getattr(problem, name)) for name in names}
-        self._of_problem, self._can_write = digest_of(arrays), True
+        self._of_problem = digest_of(arrays)
 
     def load(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Arcs i m + j and g, or None before the first round.
@@ -55,12 +55,9 @@ class Checkpoint:
 
     def save(self, arcs: np.ndarray, g: np.ndarray) -> None:
         """After a round. Where it cannot be written, a warning says so, and the solve goes on."""
-        if not self._can_write:
-            return
         try:
             write_arrays(self._path, {"problem": np.array(self._of_problem), "arcs": arcs, "g": g})
         except OSError as error:
-            self._can_write = False
             warnings.warn(
                 f"checkpoint: {self._path} cannot be written ({error}); the solve goes on "
                 "without it",
