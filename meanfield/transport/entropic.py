@@ -21,7 +21,8 @@ from meanfield.measures import MASS_TOLERANCE, ParticleMeasure
 from meanfield.transport.conditional import conditioned_pair, grouped_conditions
 from meanfield.transport.pairs import Measure, as_measures
 
-_TENSOR_ENTRIES = 50_000_000  # differences n m d held at once by the tensorised backend
+_TENSOR_ENTRIES = 50_000_000  # held at once by the tensorised backend: differences n m d, and
+_PAIR_ENTRIES = 50  # so many for a pair at least; from n = 1,000 on blocks of rows are as fast
 # Scores of a block of rows: 1 MB of float32 stays in the cache, which is 2 to 3.5 times as fast.
 _BLOCK = 2**18
 
@@ -177,7 +178,7 @@ def _divergence(
     # Its schedule of ε begins at the diameter, which must not be 0.
     diameter = max(_diameter(x, y), blur)
     settings: dict[str, Any] = {"p": 2, "blur": blur, "scaling": scaling, "diameter": diameter}
-    if max(len(a), len(b)) ** 2 * x.shape[-1] <= _TENSOR_ENTRIES:
+    if max(len(a), len(b)) ** 2 * max(x.shape[-1], _PAIR_ENTRIES) <= _TENSOR_ENTRIES:
         settings |= {"cost": _half_squares, "backend": "tensorized"}
     elif importlib.util.find_spec("pykeops") is not None:
         settings |= {"backend": "online"}

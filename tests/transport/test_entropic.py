@@ -11,6 +11,7 @@ import torch
 
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import (
+    certify,
     conditional_sinkhorn_divergence,
     conditional_w2,
     sinkhorn_divergence,
@@ -170,3 +171,18 @@ def test_batches_and_absent_atoms() -> None:
     few = conditional_sinkhorn_divergence(x[:4], y[:4], conditions=(s[:4], t[:4]))
     assert both.shape == (2,)
     np.testing.assert_allclose(both[0], few, rtol=1e-12)
+
+
+def test_potentials_of_geomloss_are_a_lower_bound_once_they_are_certified() -> None:
+    """Its own exceed the cost of some pairs: what they say may lie above W₂²."""
+    from geomloss import SamplesLoss
+
+    rng = np.random.default_rng(4)
+    x, y = rng.normal(size=(60, 2)), rng.normal(size=(50, 2)) + 0.5
+    loss = SamplesLoss("sinkhorn", p=2, blur=0.05, debias=False, potentials=True)
+    f, g = (2 * t.numpy().reshape(-1) for t in loss(torch.as_tensor(x), torch.as_tensor(y)))
+    costs = np.square(x[:, None] - y).sum(-1)
+    assert (f[:, None] + g > costs).any()
+    truth, found = float(w2(x, y)), certify(x, y, potentials=(f, g))
+    assert 0.99 * truth < float(found.lower) <= truth <= float(found.upper)
+    assert (found.potentials[0][:, None] + found.potentials[1] <= costs + 1e-12).all()

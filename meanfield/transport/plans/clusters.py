@@ -72,7 +72,7 @@ def solve_clusters(
 
     With `snap`, masses that agree up to rounding of the weights are taken as equal.
     """
-    labels = _separated(np.concatenate([problem.x, problem.y]))
+    labels = _separated(problem.x, problem.y)
     if labels is None:
         return None
     clusters = _clusters(problem, labels)
@@ -125,19 +125,23 @@ def _lowered(answer: Certified) -> Certified:
     return replace(answer, f=answer.f + top, g=answer.g - top)
 
 
-def _separated(points: np.ndarray) -> np.ndarray | None:
+def _separated(x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
     """Labels of clusters of radius r whose centres are 20 r or more apart, if there are any.
 
     A sample that has the first point and the farthest from it has atoms of two such clusters at
     least, 18 r apart and within 2 r of each other: where its covering radius does not drop by 8
     there are none.
     """
-    if len(points) > 4 * _SAMPLE:
-        drawn = np.random.default_rng(0).integers(len(points), size=_SAMPLE)
-        farthest = int(np.abs(points - points[0]).max(-1).argmax())
-        if _farthest_first(points[np.r_[0, farthest, drawn]], _SEEN) is None:
+    if len(x) + len(y) > 4 * _SAMPLE:
+        rng, few = np.random.default_rng(0), [x[:1]]
+        for points in (x, y):
+            away = np.zeros(len(points))
+            for axis, start in zip(points.T, x[0], strict=True):
+                np.maximum(away, np.abs(axis - start), out=away)
+            few += [points[away.argmax()][None], points[rng.integers(len(points), size=_SAMPLE)]]
+        if _farthest_first(np.concatenate(few), _SEEN) is None:
             return None
-    return _farthest_first(points, _SEPARATION)
+    return _farthest_first(np.concatenate([x, y]), _SEPARATION)
 
 
 def _farthest_first(points: np.ndarray, separation: float) -> np.ndarray | None:

@@ -16,6 +16,7 @@ _PROBES = 64  # atoms that tell whether nearest neighbours can prove the identit
 # Products find neighbours in 0.5 s at n = 10,000, a tree in 0.01 to 0.3 s below this dimension and
 # in 1 to 8 s above it, unless the atoms hardly move.
 _TREE_DIM = 24
+_MANY_PAIRS = 10**10  # from which on a few atoms are looked at before all of them
 _PRODUCTS = 400_000_000  # pairs; beyond, n log n wins after all
 _UNSAFE = 1e-140  # distances whose squares underflow inside a tree
 
@@ -102,6 +103,8 @@ def same_order(problem: Problem, *, rtol: float, device: str) -> Certified | Non
         return None
     centre = problem.x.mean(0)
     for basis in (None, _optimal_axes(problem)):
+        if not _may_be_alike(problem, np.eye(problem.dim) if basis is None else basis):
+            continue
         x, y = problem.x - centre, problem.y - centre
         if basis is not None:
             x, y = x @ basis, y @ basis
@@ -133,14 +136,18 @@ def solve_paired(
     fᵢ = ‖xᵢ − yᵢ‖^p are feasible and the coupling is optimal for every common weight vector.
     [CAP24, Lemma B.3] is the special case of displacements below half the separation.
     """
+    sides = [
+        (*pair, mirror)
+        for mirror, pair in enumerate(((problem.y, problem.x), (problem.x, problem.y)))
+        if not probe or _may_be_nearest(*pair, problem.logs_a, rtol)
+    ]
+    if not sides:
+        return None
     index = np.arange(problem.n)
     moved = problem.moved(index, index)
     plan = SparsePlan(index, index.copy(), problem.logs_a, -math.inf)
     zero, best = np.zeros(problem.n), None
-    for mirror in (False, True):
-        points, queries = (problem.x, problem.y) if mirror else (problem.y, problem.x)
-        if probe and not _may_be_nearest(points, queries, moved, problem.logs_a, rtol):
-            continue
+    for points, queries, mirror in sides:
         nearest = _nearest(points, queries, moved, device) ** problem.order
         potentials = (zero, nearest) if mirror else (nearest, zero)
         answer = certified(problem, plan, potentials, method="identity", rtol=rtol)
@@ -229,6 +236,19 @@ def _optimal_axes(problem: Problem) -> np.ndarray:
     return np.linalg.eigh(back @ middle @ back)[1]
 
 
+def _may_be_alike(problem: Problem, basis: np.ndarray) -> bool:
+    """Whether equal ranks along one axis are nearly equal ranks along all, for a few atoms."""
+    if problem.pairs < _MANY_PAIRS or not problem.is_uniform:
+        return True
+    ranks = np.linspace(0, problem.n - 1, _PROBES).astype(int)
+    few = problem.x[:: problem.n // _PROBES] @ basis
+    widest = basis[:, np.ptp(few, axis=0).argmax()]
+    both = (t[np.argsort(t @ widest, kind="stable")[ranks]] for t in (problem.x, problem.y))
+    x, y = (t @ basis for t in both)
+    order_x, order_y = np.argsort(x, axis=0), np.argsort(y, axis=0)
+    return bool((np.abs(order_x.argsort(0) - order_y.argsort(0)) <= _PROBES // 8).all())
+
+
 def _ordered_alike(
     problem: Problem, x: np.ndarray, y: np.ndarray
 ) -> tuple[SparsePlan, np.ndarray, np.ndarray, float] | None:
@@ -249,14 +269,14 @@ def _ordered_alike(
 
 
 def _may_be_nearest(
-    points: np.ndarray, queries: np.ndarray, moved: np.ndarray, logs: np.ndarray, rtol: float
+    points: np.ndarray, queries: np.ndarray, logs: np.ndarray, rtol: float
 ) -> bool:
     """Whether a few atoms, drawn by weight, have their partners nearest to them."""
     draws = logs + np.random.default_rng(0).gumbel(size=len(logs))
     drawn = np.argpartition(-draws, min(_PROBES, len(draws)) - 1)[:_PROBES]
     for few in (drawn[:4], drawn):  # most clouds are told apart by a few atoms
         nearest = costs_between(queries[few], points, 2).min(-1)
-        squares = moved[few] ** 2
+        squares = np.square(points[few] - queries[few]).sum(-1)
         if (squares - np.minimum(nearest, squares)).sum() > 4 * rtol * squares.sum():
             return False
     return True
