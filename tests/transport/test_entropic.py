@@ -184,5 +184,5 @@ def test_potentials_of_geomloss_are_a_lower_bound_once_they_are_certified() -> N
     costs = np.square(x[:, None] - y).sum(-1)
     assert (f[:, None] + g > costs).any()
     truth, found = float(w2(x, y)), certify(x, y, potentials=(f, g))
-    assert 0.99 * truth < float(found.lower) <= truth <= float(found.upper)
+    assert 0.95 * truth < float(found.lower) <= truth <= float(found.upper)
     assert (found.potentials[0][:, None] + found.potentials[1] <= costs + 1e-12).all()

@@ -26,7 +26,9 @@ _PIVOTS = 10**12  # the default of POT, 1e5, silently moves 15 to 78 % of the ma
 _LEAST_MASS = 1e-300  # atoms of weight 0 make the core return meaningless potentials
 _REFINEMENTS = 4
 _ASSIGNED_DIM = 4  # from here on, and from these
-_ASSIGNED_FROM = 1_000  # pairs on, assignment with its potentials beats the simplex
+_ASSIGNED_FROM = (
+    1_000  # pairs on, up to those of few arcs, assignment with its potentials beats the simplex
+)
 _FORD_ROUNDS, _FORD_GAP = 400, 1e-13
 _FEW_FROM = 20_000  # pairs from which a few arcs beat all of them
 _SCALINGS = 10  # steps of Sinkhorn that choose the arcs
@@ -52,7 +54,7 @@ def solve_dense(
         try_few_arcs: whether Sinkhorn may choose the arcs of large problems.
     """
     n, m = problem.n, problem.m
-    is_fast = problem.dim >= _ASSIGNED_DIM and problem.pairs >= _ASSIGNED_FROM
+    is_fast = problem.dim >= _ASSIGNED_DIM and _ASSIGNED_FROM <= problem.pairs < _FEW_FROM
     if is_fast and not by_simplex and problem.is_uniform.all():
         return solve_assignment(problem, rtol=rtol)
     costs = problem.costs.reshape(-1, n, m)
