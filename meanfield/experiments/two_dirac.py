@@ -394,7 +394,7 @@ def two_atom_constants(
     return np.linalg.norm(scale * blocks, 2, axis=(-2, -1)).max(0), variance.max(-1)
 
 
-@figure("euclidean_secant", "wasserstein_secant", "euclidean", "euclidean_converged")
+@figure("euclidean_secant/euclidean", "wasserstein_secant/euclidean", "euclidean_converged")
 def secants(ds: xr.Dataset, *, ax: Axes, causal: bool = False, radius: float = 1.5) -> Axes:
     """Discrete Euclidean and Wasserstein secants over the constant, as the step shrinks.
 
