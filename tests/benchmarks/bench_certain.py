@@ -84,8 +84,10 @@ def checkpoints() -> Iterator[Case]:
     for case in dict.fromkeys(name.split(",")[0] for name in small_models.CASES):
         source = small_models.small(case)
         for n, factor in ((8, 1.0), (8, 10.0), (64, 1.0)):
-            tokens = torch.arange(1, n + 1) % 50
-            mu = source.block(0, length=n)(source.embeddings(tokens))
+            # The models have some 30 positions: a longer sequence is windows, one after the other.
+            windows = (torch.arange(1, n + 1) % 50).split(16)
+            points = torch.cat([source.embeddings(window).points for window in windows])
+            mu = source.block(0, length=n)(ParticleMeasure.from_sequence(points))
             mu = mu.replace(factor * mu.points)
             name = f"{case}, n = {n}{f', inputs times {factor:g}' * (factor > 1)}"
             yield name, source.attention(1, length=n), mu
