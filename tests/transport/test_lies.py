@@ -293,6 +293,9 @@ def test_parts_keep_what_rounding_left_open(order: int) -> None:
     truth = (0.25 + 0.75 * 3**order) * one.plan_doubt**order
     assert float(whole.plan_doubt**order) == pytest.approx(truth.item(), rel=1e-12)
     assert float(whole.dual_doubt**order) == pytest.approx(0.75 * 0.5**order, rel=1e-6)
+    assert whole.converged
+    is_open = parts[1]._replace(answer=replace(one, converged=~one.converged))
+    assert not united([parts[0], is_open], (10, 10), order).converged
 
 
 def test_who_asks_for_the_value_alone_is_told_that_rounding_leaves_it_open() -> None:

@@ -392,6 +392,71 @@ def test_the_plan_kept_is_held_against_the_potentials_kept() -> None:
     assert not narrower(replace(plan, plan_doubt=np.asarray(1.1)), dual, 1e-9).converged
 
 
+@pytest.mark.parametrize("swap", [False, True])
+def test_each_end_keeps_its_own_doubt(swap: bool) -> None:
+    """That of the plan from the answer with the better plan, that of the potentials likewise."""
+    zero = answer_of(1.0, 2.0, 3.0, 1.0, converged=False)
+    plan = replace(zero, plan_doubt=np.asarray(0.2), dual_doubt=np.asarray(0.3))
+    dual = replace(
+        answer_of(2.5, 3.5, 4.0, 2.0, converged=False),
+        plan_doubt=np.asarray(0.4),
+        dual_doubt=np.asarray(0.5),
+    )
+    found = narrower(*((dual, plan) if swap else (plan, dual)), 1e-9)
+    assert (float(found.plan_doubt), float(found.dual_doubt)) == (0.2, 0.5)
+    assert found.g is not None
+    assert found.g[0] == -2.0
+    # 2.75 are left, and 2 · 1.2² is more: whichever of the two ends it is that has the doubt.
+    dual = replace(dual, dual_doubt=np.asarray(1.2))
+    assert narrower(*((dual, zero) if swap else (zero, dual)), 1e-9).converged
+
+
+@pytest.mark.parametrize(
+    ("lower", "doubts", "upper", "truth"),
+    [
+        (0.0, (1.8, 2.4), 5.0, 1.0),  # 5² − 3² = 4²
+        (0.0, (3.0, 0.0), 5.0, 1.0),
+        (0.0, (0.0, 3.0), 5.0, 1.0),
+        (4.5, (1.8, 2.4), 5.0, 0.5),  # no more than there is to explain
+        (1.0, (0.0, 50.0), 5.0, 4.0),
+        (1.0, (0.0, math.inf), 5.0, 4.0),
+        (1.0, (1.8, 2.4), math.inf, 0.0),
+        (math.inf, (0.0, 0.0), math.inf, 0.0),
+    ],
+)
+def test_rounding_explains_both_doubts_and_no_more_than_the_width(
+    lower: float, doubts: tuple[float, float], upper: float, truth: float
+) -> None:
+    answer = answer_of(lower, lower, upper, 1.0, converged=False, doubt=doubts[0])
+    found = replace(answer, dual_doubt=np.asarray(doubts[1])).rounding
+    assert float(found) == pytest.approx(truth, rel=1e-12)
+
+
+def test_the_doubt_of_the_lower_end_is_that_of_the_theorem_or_of_the_potentials() -> None:
+    """Whichever of the two gives it. A theorem knows its plan up to the doubt that is stated."""
+    x = np.linspace(0, 1, 5)[:, None]
+    p = Problem.of(x, x + 2, np.zeros(5), np.linspace(0, 0.1, 5))
+    right = solve_line(p, rtol=1e-9)
+    assert right.f is not None
+    assert right.g is not None
+    for doubt, slack, by_theorem in ((1e-9, 1e-6, True), (1e-3, 0.0, False)):
+        plan = SparsePlan(right.rows, right.cols, right.log_mass, math.log(doubt))
+        pair = right.f, right.g
+        found = certified(
+            p, plan, pair, method="m", rtol=1e-4, slack=slack + 1e-14, is_optimal=True
+        )
+        stated = doubt * float(p.diameter) ** 2
+        assert float(found.plan_doubt) ** 2 == pytest.approx(stated)
+        assert (float(found.dual_doubt) ** 2 == pytest.approx(stated)) is by_theorem
+        assert float(found.dual_doubt) ** 2 > (0 if by_theorem else 1e-17)
+        assert float(found.dual_doubt) ** 2 < (2 * stated if by_theorem else 1e-12)
+        # Both ends move by what is stated; the lower one only where potentials give less.
+        truth = float(right.value) ** 2
+        assert float(found.upper) ** 2 == pytest.approx(truth + stated, rel=1e-12)
+        lost = stated if by_theorem else 0.0
+        assert float(found.lower) ** 2 == pytest.approx(truth - lost, abs=1e-12)
+
+
 @pytest.mark.parametrize("order", [1, 2])
 def test_a_change_of_unit_moves_no_end_inward_and_scales_potentials_by_its_power(
     order: int,
