@@ -23,6 +23,23 @@ def norms(value: Any, name: str) -> np.ndarray:
     return _checked(array, (array >= 0) & (array < np.inf), f"{name}: expected finite numbers ≥ 0")
 
 
+def check_together(**values: Any) -> None:
+    """Refuse arguments of a bound whose shapes do not broadcast with each other."""
+    shapes = {
+        name: (norms if name.startswith("norm") else as_floats)(value, name).shape
+        for name, value in values.items()
+    }
+    try:
+        np.broadcast_shapes(*shapes.values())
+    except ValueError:
+        got = ", ".join(f"{name} {shape}" for name, shape in shapes.items() if shape)
+        raise ValueError(
+            f"{next(iter(values))}: expected numbers, or arrays of shapes that broadcast with "
+            f"those of the other arguments, got {got}; a column and a row, (m, 1) and (n,), give "
+            "every pair"
+        ) from None
+
+
 def square(A: Any) -> np.ndarray:
     """A square matrix of finite numbers."""
     matrix = as_floats(A, "A", finite=True)

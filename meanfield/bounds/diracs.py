@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import counts, exponent, orders, out
+from meanfield.bounds.arguments import check_together, counts, exponent, orders, out
 from meanfield.checks import as_floats
 
 _PLACES, _ZOOMS = 65, 6  # of the search over two variables: to 1e-9 of the value
@@ -28,6 +28,7 @@ def two_dirac_entry(gamma: Any, radius: Any, log_ratio: Any, *, p: Any = 2.0) ->
 
     Source: growth [CAP24] Prop. 3.6 and App. C.8; this constant is this package's. Proved.
     """
+    check_together(gamma=gamma, radius=radius, log_ratio=log_ratio, p=p)
     c, inverse = exponent(gamma, radius, name="gamma")[0], 1 / orders(p)
     logit = as_floats(log_ratio, "log_ratio") + 2 * c
     # log t and log (1−t): no overflow at either end.
@@ -55,6 +56,7 @@ def two_dirac_lower(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
         >>> two_dirac_lower(1.0, 3.0)
         50897.67
     """
+    check_together(gamma=gamma, radius=radius, p=p)
     c, inverse = exponent(gamma, radius, name="gamma")[0], 1 / orders(p)
     t = _best_attention(c, inverse)
     rest = 1 - t
@@ -78,6 +80,7 @@ def masked_two_dirac_lower(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
 
     Source: this package. Proved.
     """
+    check_together(gamma=gamma, radius=radius, p=p)
     inverse = 1 / orders(p)
     with np.errstate(divide="ignore"):
         hardy = 1 / (1 - inverse)
@@ -105,6 +108,7 @@ def tokens_lower(norm_A: Any, radius: Any, n: Any) -> Any:
         >>> tokens_lower(9.0, 1.0, 50)
         30.716
     """
+    check_together(norm_A=norm_A, radius=radius, n=n)
     c, n = exponent(norm_A, radius)[0], counts(n)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         s = np.log(n - 1) / c
@@ -130,6 +134,7 @@ def sphere_two_dirac_lower(gamma: Any, radius: Any) -> Any:
         >>> sphere_two_dirac_lower(1.0, 3.0)
         13516.364
     """
+    check_together(gamma=gamma, radius=radius)
     values = np.vectorize(lambda c: circle_response(c)[0], otypes=[float])
     return out(values(exponent(gamma, radius, name="gamma")[0]))
 
@@ -169,6 +174,7 @@ def two_dirac_best_log_ratio(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
 
     t is the smaller root of 4ct² − (1 + 4c + 2cq)t + q(1+2c) = 0 with c = γR², q = 1 − 1/p.
     """
+    check_together(gamma=gamma, radius=radius, p=p)
     c, inverse = exponent(gamma, radius, name="gamma")[0], 1 / orders(p)
     t = _best_attention(c, inverse)
     with np.errstate(divide="ignore"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import exponent, norms, orders, out
+from meanfield.bounds.arguments import check_together, exponent, norms, orders, out
 from meanfield.bounds.running import log_masked_bounded
 from meanfield.bounds.sharp import log_average
 
@@ -106,6 +106,9 @@ def capped_mean_field(
         >>> capped_mean_field(1.0, 1.0, 3.0, 1.0)
         36.18
     """
+    check_together(
+        norm_A=norm_A, norm_V=norm_V, radius=radius, tau=tau, p=p, shift=shift, key_shift=key_shift
+    )
     turning, turned = exponent(norm_A, radius, shift)
     v, cap = norms(norm_V, "norm_V"), norms(tau, "tau")
     if not (cap > 0).all():
@@ -139,6 +142,7 @@ def l2_mean_field(
         >>> l2_mean_field(1.0, 1.0, 2.0, 1)
         48.6
     """
+    check_together(norm_G=norm_G, norm_V=norm_V, radius=radius, rank=rank, p=p)
     v, k = norms(norm_V, "norm_V"), norms(rank, "rank")
     size, turned = exponent(norm_G, radius)
     oscillation = 4 * size if causal else np.minimum(4 * size, k * np.log(_COLUMN))

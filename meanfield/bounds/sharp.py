@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import counts, exponent, norms, orders, out
+from meanfield.bounds.arguments import check_together, counts, exponent, norms, orders, out
 from meanfield.bounds.running import log_masked
 from meanfield.checks import as_bool, count
 
@@ -48,6 +48,7 @@ def mean_field(norm_A: Any, norm_V: Any, radius: Any, *, p: Any = 2.0, shift: An
         >>> mean_field(1.0, 1.0, 3.0)
         50906.7
     """
+    check_together(norm_A=norm_A, norm_V=norm_V, radius=radius, p=p, shift=shift)
     v, p = norms(norm_V, "norm_V"), orders(p)
     turning, turned = exponent(norm_A, radius, shift)
     return _assembled(v, log_average(*_logs(turning), p), turned)
@@ -89,6 +90,7 @@ def masked_mean_field(
         >>> masked_mean_field(1.0, 1.0, 3.0), masked_mean_field(1.0, 1.0, 3.0, dim=1)
         (107372.57, 103713.15)
     """
+    check_together(norm_A=norm_A, norm_V=norm_V, radius=radius, p=p, shift=shift)
     v, p = norms(norm_V, "norm_V"), orders(p)
     dim = None if dim is None else count(dim, "dim")
     turning, turned = exponent(norm_A, radius, shift)
@@ -128,6 +130,7 @@ def tokens(
         >>> tokens(0.0, 1.0, 1.0, 100)
         1.0
     """
+    check_together(norm_A=norm_A, norm_V=norm_V, radius=radius, n=n, p=p, shift=shift)
     v, n, p = norms(norm_V, "norm_V"), counts(n), orders(p)
     causal = as_bool(causal, "causal")
     turning, turned = exponent(norm_A, radius, shift)

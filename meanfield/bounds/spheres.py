@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import exponent, norms, out
+from meanfield.bounds.arguments import check_together, exponent, norms, out
 from meanfield.bounds.sharp import kernel_norm
 
 # Of the search for a maximum over ζ: a grid, and golden section about its highest places.
@@ -35,6 +35,7 @@ def sphere_mean_field(norm_A: Any, norm_V: Any, radius: Any, *, shift: Any = 0.0
         >>> sphere_mean_field(1.0, 1.0, 3.0)
         22884.713
     """
+    check_together(norm_A=norm_A, norm_V=norm_V, radius=radius, shift=shift)
     v = norms(norm_V, "norm_V")
     turning, turned = exponent(norm_A, radius, shift)
     with np.errstate(over="ignore", invalid="ignore"):

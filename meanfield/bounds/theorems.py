@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import counts, exponent, norms, out, square
+from meanfield.bounds.arguments import check_together, counts, exponent, norms, out, square
 from meanfield.checks import as_floats
 
 
@@ -27,6 +27,7 @@ def theorem_3_3(norm_A: Any, norm_V: Any, radius: Any, n: Any) -> Any:
         >>> theorem_3_3(0.0, 1.0, 1.0, 3)
         3.0
     """
+    check_together(norm_A=norm_A, norm_V=norm_V, radius=radius, n=n)
     c, v, n = exponent(norm_A, radius)[1], norms(norm_V, "norm_V"), counts(n)
     with np.errstate(over="ignore", invalid="ignore"):
         length = np.hypot(c * np.sqrt(4 * n + 1), np.sqrt(n))
@@ -45,6 +46,7 @@ def theorem_3_5(norm_A: Any, norm_V: Any, radius: Any) -> Any:
 
     Source: [CAP24] Theorem 3.5.
     """
+    check_together(norm_A=norm_A, norm_V=norm_V, radius=radius)
     c, v = exponent(norm_A, radius)[1], norms(norm_V, "norm_V")
     with np.errstate(over="ignore", invalid="ignore"):
         return out(np.where(v > 0, v * (1 + 3 * c) * np.exp(2 * c), 0.0))
@@ -61,6 +63,7 @@ def proposition_3_4(gamma: Any, radius: Any, n: Any) -> Any:
 
     Source: [CAP24] Proposition 3.4; `meanfield.sampling.adversarial` builds the witness.
     """
+    check_together(gamma=gamma, radius=radius, n=n)
     g, n = as_floats(gamma, "gamma", finite=True), counts(n)
     c = np.sign(g) * exponent(np.abs(g), radius)[0]
     with np.errstate(over="ignore", divide="ignore"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import math
 
 import mpmath
@@ -159,6 +161,35 @@ def test_one_formula_is_below_both_of_the_papers():
     assert gain.min() > 1.5 and gain.max() > 50
     assert (ours <= bounds.theorem_3_5(1.0, 1.0, radius) * (1 + 1e-12)).all()
     assert (ours <= bounds.mean_field(1.0, 1.0, radius) * (1 + 1e-12)).all()
+
+
+@pytest.mark.parametrize(
+    ("bound", "n_numbers"),
+    [
+        (bounds.mean_field, 3),
+        (bounds.masked_mean_field, 3),
+        (bounds.tokens, 4),
+        (bounds.theorem_3_3, 4),
+        (bounds.theorem_3_5, 3),
+        (bounds.proposition_3_4, 3),
+        (bounds.sphere_mean_field, 3),
+        (bounds.capped_mean_field, 4),
+        (bounds.l2_mean_field, 4),
+        (bounds.two_dirac_lower, 2),
+        (bounds.masked_two_dirac_lower, 2),
+        (bounds.two_dirac_best_log_ratio, 2),
+        (bounds.sphere_two_dirac_lower, 2),
+        (bounds.tokens_lower, 3),
+    ],
+)
+def test_shapes_that_do_not_broadcast_are_named(bound, n_numbers):
+    names = list(inspect.signature(bound).parameters)
+    for first, second in itertools.combinations(range(n_numbers), 2):
+        values = [2.0] * n_numbers
+        values[first], values[second] = [1, 2], np.array([1.0, 2.0, 3.0])
+        got = rf"broadcast with .* got {names[first]} \(2,\), {names[second]} \(3,\);"
+        with pytest.raises(ValueError, match=got):
+            bound(*values)
 
 
 def test_everything_broadcasts_and_nothing_is_nan():
