@@ -416,7 +416,7 @@ class AttentionTangent:
         for block, matrices in self.matrices():
             # The differences take k + v times the memory of P: a few rows at a time.
             per_row = len(k) * block.n_columns * (k.shape[-1] + v.shape[-1])
-            step = max(1, _DIFFERENCES // per_row)
+            step = max(1, _DIFFERENCES // max(1, per_row))
             for start in range(block.rows.start, block.rows.stop, step):
                 part = slice(start, min(start + step, block.rows.stop))
                 of_block = slice(part.start - block.rows.start, part.stop - block.rows.start)

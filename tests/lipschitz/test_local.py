@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mpmath import mp
 
 from meanfield import bounds, sampling
-from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.attention import AttentionParameters, SelfAttention, kernels
 from meanfield.bounds.diracs import two_dirac_entry
 from meanfield.errors import ConvergenceError
 from meanfield.linalg import Dense, Lanczos, LinearMap
@@ -23,6 +23,22 @@ from tests.attention.test_self_attention import attention
 from tests.strategies import Problem, light_atom_problem, problems
 
 F64 = torch.float64
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 1), (3, 0, 4, 1)])
+def test_an_empty_batch_has_an_empty_answer(shape):
+    layer = AttentionParameters.from_bilinear([[-1.0]], [[1.0]])
+    mu = ParticleMeasure(torch.zeros(shape, dtype=F64), positions=torch.arange(4, dtype=F64) / 4)
+    for F in (
+        SelfAttention(layer),
+        SelfAttention(layer, causal=True),
+        SelfAttention(layer, kernel=kernels.l2),
+        lambda nu: nu.replace(2 * nu.points),
+    ):
+        for geometry in ("wasserstein", "euclidean"):
+            assert local_lipschitz(F, mu, geometry=geometry).value.shape == shape[:-2]
+    image = SelfAttention(layer)(mu)
+    assert image.points.shape == shape
 
 
 @given(problems())
