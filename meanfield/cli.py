@@ -303,6 +303,15 @@ def _settings(experiment: Experiment, options: argparse.Namespace) -> Any:
 def _fitting(key: str, value: Any, current: Any) -> Any:
     """The value converted to the type of the current one, or an error with what is expected."""
     if isinstance(current, tuple):
+        if (
+            isinstance(value, str)
+            and "," in value
+            and not any(isinstance(x, str) for x in current)
+        ):
+            raise ValueError(
+                f"setting {key!r}: expected a list in brackets, such as "
+                f"--set '{key}=[{value.strip('() ')}]', got {value!r}"
+            )
         items = value if isinstance(value, list) else [value]
         return tuple(_fitting(key, item, current[0]) if current else item for item in items)
     if isinstance(current, float) and isinstance(value, int) and not isinstance(value, bool):

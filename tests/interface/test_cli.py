@@ -92,6 +92,10 @@ def test_settings_come_from_a_toml_file_and_set_wins(tmp_path, capsys):
             ["run", "two-dirac", "--set", "radius=1"],
             "'radius': did you mean 'radii'? expected one",
         ),
+        (
+            ["run", "two-dirac", "--set", "radii=1,2"],
+            "'radii': expected a list in brackets, such as --set 'radii=[1,2]', got '1,2'",
+        ),
         (["run", "two-dirac", "--set", "radii"], "expected key=value, got 'radii'"),
         (["run", "two-dirac", "--set", "radii=[1.0, 2"], "'radii': broken TOML, [1.0, 2:"),
         (["run", "two-dirac", "--set", "gamma=1.0\nseed=7"], "'gamma': expected one value"),
