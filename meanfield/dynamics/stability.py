@@ -157,8 +157,9 @@ def divergence(
 
 
 def _exponential(slopes: np.ndarray, clock: np.ndarray) -> np.ndarray:
-    """e^{∫λ} at each time, of λ constant between times."""
-    return np.exp(np.concatenate([[0.0], np.cumsum(slopes * np.diff(clock))]))
+    """e^{∫λ} at each time, of λ constant between times; infinite beyond the number range."""
+    with np.errstate(over="ignore"):
+        return np.exp(np.concatenate([[0.0], np.cumsum(slopes * np.diff(clock))]))
 
 
 def _exponents(whole: Linearisation, elapsed: float) -> np.ndarray:

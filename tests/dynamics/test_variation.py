@@ -9,7 +9,14 @@ import math
 import pytest
 import torch
 
-from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
+from meanfield import (
+    AttentionParameters,
+    ParticleMeasure,
+    SelfAttention,
+    bounds,
+    dynamics,
+    sampling,
+)
 from meanfield.dynamics import paths
 from meanfield.dynamics.constraints import constraint_at
 from meanfield.dynamics.velocities import Velocity
@@ -182,6 +189,14 @@ def test_growth_integrates_the_constants_of_the_layers_that_act():
     assert ds.velocity_constant.values == pytest.approx(expected, rel=1e-6)
     integral = sum((a + b) / 2 for a, b in zip(expected[1:], expected[:-1], strict=True))
     assert float(ds.growth[-1]) == pytest.approx(math.exp(integral), rel=1e-6)
+
+
+def test_growth_beyond_the_number_range_is_infinite():
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+    mu = sampling.two_diracs(3.0, bounds.two_dirac_best_log_ratio(1.0, 3.0), [1.0])
+    ds = dynamics.stability(F, mu, [0.0, 0.02, 0.04], method="rk4", step=0.02)
+    assert ds.growth.values.tolist() == [1.0, math.inf, math.inf]
+    assert math.isfinite(ds.constant[-1])
 
 
 def test_the_velocity_map_is_differentiated_with_its_projection():
