@@ -124,7 +124,9 @@ def _infer(returned: Any) -> tuple[Variable, ...]:
     """The variables of a function that declares none; an error unless they are plain values."""
     if not isinstance(returned, Mapping) or not returned:
         raise TypeError(
-            f"fn: expected it to return a mapping from name to number, got {returned!r:.80}"
+            f"fn: expected it to return a mapping from name to number, got {returned!r:.80}; "
+            "one number as {'name': value}, and an answer of meanfield, with what proves it, as "
+            "answer.values('name')"
         )
     variables = []
     for name, value in returned.items():

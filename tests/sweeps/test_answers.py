@@ -12,6 +12,7 @@ from meanfield.linalg import operator_norm
 from meanfield.maps import linearize
 from meanfield.measures import ParticleMeasure
 from meanfield.results.answers import Answer, labelled
+from meanfield.sweeps import sweep
 
 PARAMETERS = AttentionParameters.random(2, n_heads=2)
 F = SelfAttention(PARAMETERS)
@@ -169,3 +170,11 @@ def test_a_value_that_asks_for_a_gradient_is_shown_and_stored():
 def test_an_answer_without_one_value_is_no_float():
     with pytest.raises(TypeError, match="one value, got Localization"):
         float(DATASETS["shares"])
+
+
+@pytest.mark.parametrize("answer", [CONSTANT, PAIR, SECANT], ids=["constant", "pair", "secant"])
+def test_a_sweep_takes_the_values_of_an_answer_and_says_so(answer):
+    ds = sweep(lambda x: answer.values("found"), {"x": [1.0, 2.0]}, progress=False)
+    assert ds["found"].values.tolist() == [float(answer)] * 2 and "found_upper" in ds
+    with pytest.raises(ValueError, match=r"as answer\.values\('name'\)"):
+        sweep(lambda x: answer, {"x": [1.0]}, progress=False)
