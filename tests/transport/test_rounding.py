@@ -332,6 +332,20 @@ def test_a_sum_of_many_masses_may_be_less_than_computed() -> None:
     assert float(answer.upper) * 2.0 ** int(p.exponent) >= 1.0
 
 
+def test_what_rounding_leaves_open_on_either_side_is_no_fault_of_the_solver() -> None:
+    """W₂ = 1e-9: an offset of the potentials, or weights that were normalised, hide its digits."""
+    x, index, zero = np.array([[0.0], [1.0], [3.0]]), np.arange(3), np.zeros(3)
+    logs = np.log([0.2, 0.3, 0.5])
+    same, other = (Problem.of(x, x + 1e-9, logs, logs + t) for t in (0.0, 1.0))
+    for p, offset, is_exact in ((same, 1e-6, True), (other, 0.0, False)):
+        cost = p.costs[index, index]
+        plan = SparsePlan(index, index, p.logs_a)
+        found = certified(p, plan, (cost + offset, zero - offset), method="m", rtol=1e-9)
+        assert (found.plan_doubt == 0) == is_exact
+        assert found.width > 1e-4
+        assert found.converged
+
+
 # ------------------------------------------------------------------ units, and two answers
 
 
