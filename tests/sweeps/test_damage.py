@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
+import re
 import shutil
 import warnings
 from pathlib import Path
@@ -20,9 +22,11 @@ import pytest
 import xarray as xr
 
 from meanfield import results
-from meanfield.results import Variable, atomic
+from meanfield.results import Variable, arrays, atomic
 from meanfield.results import store as storing
-from meanfield.results.store import DamagedError
+from meanfield.results.cases import unpack
+from meanfield.results.marks import DIGEST
+from meanfield.results.store import DamagedError, Store
 from meanfield.sweeps import Task, progress, status, sweep
 
 CRASHES = int(os.environ.get("MEANFIELD_CRASHES", "400"))
@@ -128,6 +132,32 @@ def check_damaged(store, name, right, what):
         warnings.simplefilter("error")
         check_read(store, right, at_least=range(N))
         assert run(store).drop_attrs(deep=False).identical(right), what
+
+
+@pytest.mark.parametrize("with_digest", [True, False])
+def test_members_that_an_archive_loses_by_one_bit_are_found_by_the_digest_alone(
+    tmp_path, monkeypatch, with_digest
+):
+    """It has checksums of members, not of its list, where a long comment hides those behind it."""
+    run(tmp_path / "s")
+    file, labels = min((tmp_path / "s").glob("batch-*")), Store.at(tmp_path / "s").labels
+    columns, data = unpack(file, labels)[0], bytearray(file.read_bytes())
+    if not with_digest:
+        own = str(np.load(file)[DIGEST])
+        monkeypatch.setattr(arrays, "digest_of", lambda _: own)
+    n_refused = n_wrong = 0
+    members = [member.start() for member in re.finditer(rb"PK\x01\x02", data)]
+    for member, bit in itertools.product(members, range(8)):
+        data[member + 33] ^= 1 << bit  # the higher byte of the length of the comment
+        file.write_bytes(data)
+        data[member + 33] ^= 1 << bit
+        try:
+            found = unpack(file, labels)[0]
+        except (ValueError, LookupError):
+            n_refused += 1
+        else:
+            n_wrong += found.keys() != columns.keys()
+    assert n_refused and (n_wrong == 0) == with_digest
 
 
 def test_files_of_another_sweep_do_not_count(tmp_path, right):
@@ -409,6 +439,20 @@ def test_the_replay_notices_what_is_not_flushed(tmp_path, monkeypatch, right, mu
         except (AssertionError, DamagedError):
             return
     pytest.fail("no crash was found out")
+
+
+def test_what_is_reported_done_is_on_the_disk_though_nothing_later_is(
+    tmp_path, monkeypatch, right
+):
+    """A crash at the very moment of every report, with what is flushed and nothing else."""
+    (tmp_path / "recorded").mkdir()
+    log = record(tmp_path / "recorded", monkeypatch)
+    points = [i + 1 for i, step in enumerate(log) if step[0] == "reported"]
+    assert len(points) == 3 + 2  # batches of 7 cases, then of 5 more and the one that failed
+    for point, seed in itertools.product(points, range(3)):
+        root = tmp_path / f"{point}-{seed}"
+        root.mkdir()
+        crash(log, point, "none", root, np.random.default_rng(seed), right)
 
 
 def test_a_lost_grid_file_is_missing_and_the_store_is_not_complete(tmp_path, right):
