@@ -87,7 +87,7 @@ class Store:
         for _ in range(_LOADS):
             # First: a name that is written later may be that of a file merged in the meantime.
             named = self._names_written()
-            present = {f.name: f for f in self.path.glob("*.npz") if _FILE.fullmatch(f.name)}
+            present = {f.name: f for f in self._files()}
             for gone in self._tables.keys() - present.keys():
                 del self._tables[gone], self._replaced[gone]
             for name in present.keys() - self._tables.keys():
@@ -95,6 +95,9 @@ class Store:
             self.missing = sorted(self._missing_of(named))
             if not self.missing:
                 return
+
+    def _files(self) -> list[Path]:
+        return [f for f in self.path.glob("*.npz") if _FILE.fullmatch(f.name)]
 
     def _missing_of(self, named: set[str]) -> set[str]:
         missing = named - self._tables.keys() - self.damaged.keys()
@@ -155,7 +158,11 @@ class Store:
             self._write(columns, kind)
 
     def _write(self, columns: Columns, kind: str, replaced: Sequence[str] = ()) -> None:
-        name = f"{kind}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{secrets.token_hex(4)}.npz"
+        # Later than the files that were there, also where the clock has been set back.
+        latest = max((f.name.partition("-")[2] for f in self._files()), default="")[:21]
+        now = int(f"{datetime.now(UTC):%Y%m%d%H%M%S%f}")
+        time = f"{max(now, 1 + int(latest.replace('T', '') or 0)):020d}"
+        name = f"{kind}-{time[:8]}T{time[8:]}-{secrets.token_hex(4)}.npz"
         write_whole(self.path / name, pack(columns, self._configuration, replaced))
         # It only serves to name lost files, so an error here is no error of the sweep.
         with (

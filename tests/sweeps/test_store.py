@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import functools
 import json
 import logging
@@ -52,6 +53,22 @@ def test_sweep_in_a_store_equals_the_one_in_memory(tmp_path, batch_size):
     memory = sweep(functions.NOISE, GRID, seed=3)
     stored = sweep(functions.NOISE, GRID, seed=3, store=tmp_path / "s.zarr", batch_size=batch_size)
     xr.testing.assert_identical(stored.drop_attrs(deep=False), memory.drop_attrs(deep=False))
+
+
+def test_the_last_message_counts_though_the_clock_was_set_back(tmp_path, monkeypatch):
+    task, again = counting(tmp_path / "c"), {"progress": False, "store": tmp_path / "s"}
+    (tmp_path / "c" / "broken").write_text("older")
+    sweep(task, {"x": range(5)}, **again)
+
+    class AnHourAgo(storing.datetime):
+        @classmethod
+        def now(cls, zone):
+            return super().now(zone) - datetime.timedelta(hours=1)
+
+    monkeypatch.setattr(storing, "datetime", AnHourAgo)
+    (tmp_path / "c" / "broken").write_text("newer")
+    sweep(task, {"x": range(5)}, retry_failed=True, **again)
+    assert results.read_dataset(tmp_path / "s")["message"].values[3] == "ArithmeticError: newer"
 
 
 def test_store_is_read_as_the_dataset_by_us_and_its_files_by_numpy_alone(tmp_path):
