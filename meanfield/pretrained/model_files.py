@@ -98,7 +98,7 @@ def model_type(folder: Path) -> str:
     """
     try:
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{folder}: config.json cannot be read: {error}") from error
     found = content.get("model_type") if isinstance(content, dict) else None
     if not isinstance(found, str):
@@ -138,9 +138,18 @@ def read_model(kind: Any, folder: Path, config: Any, arguments: Mapping[str, Any
             "by model.save_pretrained(folder)"
         )
     _check_files(folder)
-    from safetensors import SafetensorError
+    from safetensors import SafetensorError, safe_open
 
     try:
+        n_tensors = 0
+        for file in folder.glob("*.safetensors"):
+            with safe_open(file, "np") as weights:
+                n_tensors += len(weights.keys())
+        if config.num_hidden_layers > n_tensors:  # building them might take for ever
+            raise ValueError(
+                f"{folder}: expected at most {n_tensors} layers, as many as there are arrays of "
+                f"weights, got {config.num_hidden_layers} in config.json"
+            )
         with quiet():
             model, report = kind.from_pretrained(
                 folder,
@@ -153,7 +162,7 @@ def read_model(kind: Any, folder: Path, config: Any, arguments: Mapping[str, Any
                 ignore_mismatched_sizes=True,
                 **arguments,
             )
-    except (SafetensorError, RuntimeError, OSError, KeyError) as error:
+    except (SafetensorError, RuntimeError, OSError, KeyError, ZeroDivisionError) as error:
         raise ValueError(
             f"{folder}: its weights cannot be read ({type(error).__name__}): {error}"
         ) from error

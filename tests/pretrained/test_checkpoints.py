@@ -83,6 +83,24 @@ def test_a_truncated_configuration_is_refused(changed):
         pretrained.load(folder)
 
 
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ("[" * 100_000, r"config\.json cannot be read"),
+        ({"num_attention_heads": 0}, "cannot be read .ZeroDivisionError"),
+        ({"num_hidden_layers": 10**9}, "as many as there are arrays .* got 1000000000"),
+    ],
+)
+def test_a_configuration_that_nobody_can_build_is_refused_at_once(changed, config, text):
+    if isinstance(config, str):
+        folder = changed()
+        (folder / "config.json").write_text(config)
+    else:
+        folder = changed(config=lambda settings: settings | config)
+    with pytest.raises(ValueError, match=text):
+        pretrained.load(folder)
+
+
 def test_a_folder_without_weights_is_refused(changed):
     folder = changed()
     (folder / "model.safetensors").unlink()
