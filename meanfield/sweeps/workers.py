@@ -118,6 +118,8 @@ class Processes:
                 if death.number is not None:
                     raise
                 cause = death.cause
+                if death.certain:  # its traceback is above
+                    break
             finally:
                 with _LOCK:
                     self._busy.discard(worker)
@@ -175,7 +177,10 @@ class _Worker:
             number = int(self.at[0])
             if ready:
                 self.end()
-                raise DiedError(_cause(self.process.exitcode), number if number >= 0 else None)
+                code = self.process.exitcode
+                if number < 0:  # code 1: an error while it was importing
+                    raise DiedError(_cause(code), certain=code == 1)
+                raise DiedError(_cause(code), number)
             if timeout and number >= 0 and now - self.at[1] > timeout:
                 self.process.kill()
                 raise DiedError(f"it took longer than {timeout:g} s", number, certain=True)

@@ -163,6 +163,21 @@ def test_ctrl_c_while_workers_are_starting_ends_too(tmp_path, start):
     assert "of 240 cases are kept in" in said
 
 
+@pytest.mark.slow
+def test_a_script_without_main_guard_is_imported_once_and_told(tmp_path):
+    (tmp_path / "run.py").write_text(
+        "from meanfield import sweep\nprint('imported')\n"
+        "def f(x):\n    return {'y': 2.0 * x}\n"
+        "sweep(f, {'x': [1.0]}, executor=1)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "run.py"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+    assert done.returncode == 1 and done.stdout == 2 * "imported\n"
+    assert "inside `if __name__ == '__main__':`" in done.stderr.splitlines()[-1]
+
+
 def test_the_fork_server_is_started_where_ctrl_c_is_blocked():
     script = """
         import signal
