@@ -218,7 +218,8 @@ def _logging_to_stderr(verbose: bool) -> Iterator[None]:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
+    encoding = sys.stdout.encoding or "utf-8"  # names of files may be in another one
+    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -263,8 +264,12 @@ def _run(options: argparse.Namespace) -> int:
     if options.shard or not _some_succeeded(ds):
         return _summary(ds)
     ds = experiment.finish(ds)
-    for suffix in (".zarr", ".nc"):
-        _say(f"wrote {results.write_dataset(ds, store.with_suffix(suffix))}")
+    _say(f"wrote {results.write_dataset(ds, store.with_suffix('.zarr'))}")
+    try:
+        _say(f"wrote {results.write_dataset(ds, store.with_suffix('.nc'))}")
+    except ValueError as error:  # netCDF holds less; the answer is whole in the other file
+        _logger.warning("%s is not written: %s", store.with_suffix(".nc"), error)
+        store.with_suffix(".nc").unlink(missing_ok=True)  # it would be of an earlier run
     if not options.no_figures:
         begun = time.monotonic()
         _draw(ds, options.name, options.out, stem=options.name, pdf=options.pdf)

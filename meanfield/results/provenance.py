@@ -101,4 +101,5 @@ def _command() -> str:
     # Without its folder: results are shared, and home folders are private.
     name = f"python -m {program.parent.name}" if program.name == "__main__.py" else program.name
     home = str(Path.home()) + "/"
-    return shlex.join([*name.split(), *(a.replace(home, "~/") for a in sys.argv[1:])])
+    command = shlex.join([*name.split(), *(a.replace(home, "~/") for a in sys.argv[1:])])
+    return command.encode(errors="backslashreplace").decode()  # names of files may not be UTF-8

@@ -18,6 +18,7 @@ import torch
 from meanfield import cli, results
 from meanfield.errors import NoCases
 from meanfield.experiments import regimes, two_dirac
+from meanfield.results import encoding
 from meanfield.sweeps import Task, batches, status, sweep
 
 SMALL = [
@@ -375,6 +376,33 @@ def test_list_and_info_say_what_there_is(capsys):
     said = capsys.readouterr().out
     assert "torch" in said
     assert "threads" in said
+
+
+def run_few(out):
+    few = ["n_tokens=[2]", "secant_tokens=[]", "split_radii=[]"]
+    sets = [word for setting in few for word in ("--set", setting)]
+    return cli.main(["run", "two-dirac", *SMALL, *sets, "--no-figures", "--out", str(out)])
+
+
+def test_a_run_that_netcdf_cannot_hold_keeps_its_zarr(tmp_path, capsys, monkeypatch):
+    """A limit of 8 bytes stands for 2 GiB: there are variables along several dimensions."""
+    assert run_few(tmp_path) == 0
+    monkeypatch.setattr(encoding, "_MOST_BYTES", 8)
+    assert run_few(tmp_path) == 0
+    said = capsys.readouterr()
+    assert "two-dirac.nc is not written: expected in a netCDF file" in said.err
+    assert "write a .zarr" in said.err and "cases, 0 not converged, 0 failed" in said.out
+    assert results.read_dataset(tmp_path / "two-dirac.zarr").sizes["case"]
+    assert not (tmp_path / "two-dirac.nc").exists()  # that of the earlier run
+
+
+def test_a_folder_whose_name_is_not_utf_8_is_written_like_any_other(tmp_path, capsys, monkeypatch):
+    folder = os.path.join(tmp_path, os.fsdecode(b"caf\xe9"))
+    monkeypatch.setattr(sys, "argv", ["meanfield", "run", "--out", folder])  # in the provenance
+    assert run_few(folder) == 0
+    assert "caf\\udce9/two-dirac.nc\n" in capsys.readouterr().out
+    ds = results.read_dataset(os.path.join(folder, "two-dirac.nc"))
+    assert "caf\\udce9" in results.read_provenance(ds)["command"]
 
 
 def test_nothing_but_lines_goes_into_a_pipe(tmp_path):
