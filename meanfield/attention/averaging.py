@@ -319,7 +319,7 @@ def attention_blocks(tangent: AttentionTangent, index: int) -> TokenBlocks | Non
     """
     weights = tangent.weights.part(slice(index, index + 1))
     par = weights.parameters
-    slopes = weights.key_slopes()
+    slopes = weights.kernel.key_slopes(par, weights.points, weights.positions)
     if slopes is None:
         return None
     one = AttentionTangent(weights.detached(), tangent.geometry, memory=2**62)

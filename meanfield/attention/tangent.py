@@ -443,18 +443,29 @@ class AttentionTangent:
     @cached_property
     def _unit_pushes(self) -> tuple[Tensor, Tensor, Tensor]:
         """Derivatives of queries, keys and values, (b or 1, H, n or 1, ·, d)."""
-        points = self.weights.points.detach()
+        par, kernel = self.weights.parameters, self.weights.kernel
+        points, positions = self.weights.points.detach(), self.weights.positions
+        points = points.reshape(-1, *points.shape[-2:])
+        if kernel.is_linear:  # at one atom for all
+            points, positions = torch.zeros_like(points[:1, :1]), None
+        if positions is not None:
+            positions = positions.reshape(points.shape[:-1])
+        by_query = kernel.query_slopes(par, points, positions)
+        by_key = kernel.key_slopes(par, points, positions)
+        if by_query is not None and by_key is not None:
+            q = by_query @ (par.scale[:, None, None] * par.query)[:, None]
+            return (
+                q,
+                by_key @ par.per_head(par.key)[:, None],
+                par.per_head(par.value)[None, :, None],
+            )
         units = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
-        if self.weights.kernel.is_linear:
-            pushed = self.weights.push(units[:, None, :])
-            q, k, v = (t.movedim(0, -1)[None] for t in pushed[:3])
-            return q, k, v
-        each = [self.weights.push(unit.expand_as(points))[:3] for unit in units]
-        q, k, v = (
-            torch.stack([t.reshape(-1, *t.shape[-3:]) for t in same], -1)
-            for same in zip(*each, strict=True)
-        )
-        return q, k, v
+        units = units[:, None, None].expand(-1, *points.shape[:-1], -1)
+        if positions is not None:
+            positions = positions.expand(units.shape[:-1])
+        at = points.expand_as(units).contiguous()
+        q, k, v, *_ = kernel.push(par, at, positions, units).folded(0.0)
+        return q.movedim(0, -1), k.movedim(0, -1), v.movedim(0, -1)
 
     def _per_batch(self, flat: Tensor) -> Tensor:
         """(B, ...) as (b, H, ...)."""

@@ -320,7 +320,7 @@ class Weights:
         # sink sees shifts of its rows.
         if not (normalization.is_softmax and kernel.activation is None):
             features = features.whole()
-        features = _folded(features, 1.0)
+        features = features.folded(1.0)
         return cls(
             parameters, kernel, normalization, points, features, logs, positions, causal, order
         )
@@ -434,7 +434,7 @@ class Weights:
     def queries(self, points: Tensor, positions: Tensor | None) -> Tensor:
         """Queries of other points at this measure, ``(*batch, H, m, k)``."""
         features = self.kernel.features(self.parameters, points, positions)
-        return _folded(features, 1.0).q
+        return features.folded(1.0).q
 
     def scores(self, queries: Tensor, positions: Tensor | None) -> Tensor:
         """log ψ of all rows ``(*batch, H, m, k)`` and atoms; −∞ where a row does not see one."""
@@ -457,11 +457,7 @@ class Weights:
     def push(self, displacement: Tensor) -> Features:
         """q̇, k̇, v̇ of displacements ``(*batch, n, d)`` in the order here."""
         tangents = self.kernel.push(self.parameters, self.points, self.positions, displacement)
-        return _folded(tangents, 0.0)
-
-    def key_slopes(self) -> Tensor | None:
-        """Aⱼ with k̇ⱼ = AⱼKẋⱼ, see `Kernel.key_slopes`."""
-        return self.kernel.key_slopes(self.parameters, self.points, self.positions)
+        return tangents.folded(0.0)
 
     def pull(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The transpose of `push`."""
@@ -552,12 +548,3 @@ def _check(features: Features, kernel: Kernel, points: Tensor) -> None:
                 f"{name}: expected {letter} of shape (*batch, heads, {points.shape[-2]}, width), "
                 f"got {tuple(found.shape)}"
             )
-
-
-def _folded(f: Features, one: float) -> Features:
-    """Score biases as one coordinate more: ⟨(q, 1), (k, b)⟩, and for tangents ⟨(q̇, 0), (k̇, ḃ)⟩."""
-    if f.b is None:
-        return f
-    q = torch.cat([f.q, torch.full_like(f.q[..., :1], one)], -1)
-    k = torch.cat([f.k, f.b[..., None]], -1)
-    return f._replace(q=q, k=k)

@@ -49,6 +49,13 @@ class Features(NamedTuple):
         f = self.whole_keys()
         return f if f.v_centre is None else f._replace(v=f.v + f.v_centre, v_centre=None)
 
+    def folded(self, one: float) -> Features:
+        """Biases as one coordinate more: ⟨(q, 1), (k, b)⟩, and for tangents ⟨(q̇, 0), (k̇, ḃ)⟩."""
+        if self.b is None:
+            return self
+        q = torch.cat([self.q, torch.full_like(self.q[..., :1], one)], -1)
+        return self._replace(q=q, k=torch.cat([self.k, self.b[..., None]], -1))
+
 
 class Motion(NamedTuple):
     """How far the queries or the keys of atoms may move, ``(..., *batch, H, n or 1)`` each.
@@ -479,16 +486,14 @@ class FeatureTransform(ModifiedKernel):
     ) -> Tensor | None:
         """The chain rule."""
         inner = self.inner.key_slopes(parameters, points, positions)
-        found = self._slopes(parameters, points, positions, None, inner)
-        return None if found is None else found[1]
+        return self._slopes(parameters, points, positions, inner, "k")
 
     def query_slopes(
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
     ) -> Tensor | None:
         """The chain rule."""
         inner = self.inner.query_slopes(parameters, points, positions)
-        found = self._slopes(parameters, points, positions, inner, None)
-        return None if found is None else found[0]
+        return self._slopes(parameters, points, positions, inner, "q")
 
     def motion(
         self,
@@ -505,24 +510,20 @@ class FeatureTransform(ModifiedKernel):
         parameters: AttentionParameters,
         points: Tensor,
         positions: Tensor | None,
-        queries: Tensor | None,
-        keys: Tensor | None,
-    ) -> tuple[Tensor, Tensor] | None:
-        """Derivatives of queries and keys, one column of those inside at a time; None of None."""
-        columns = queries if keys is None else keys
-        if columns is None:
+        inner: Tensor | None,
+        letter: str,
+    ) -> Tensor | None:
+        """Derivatives of queries or keys, those inside turned as one batch; None of None."""
+        if inner is None:
             return None
-        at = self._inner_features(parameters, points, positions)
-        zeros = Features(torch.zeros_like(at.q), torch.zeros_like(at.k), torch.zeros_like(at.v))
-        found = []
-        for column in columns.unbind(-1):
-            along = {"q" if keys is None else "k": column.expand_as(at.q)}
-            moved = self.turn_push(parameters, at, positions, zeros._replace(**along))
-            bias = [] if moved.b is None else [moved.b[..., None]]
-            none = [torch.zeros_like(b) for b in bias]
-            found.append((torch.cat([moved.q, *none], -1), torch.cat([moved.k, *bias], -1)))
-        q, k = (torch.stack(parts, -1) for parts in zip(*found, strict=True))
-        return q, k
+        at, columns = self._inner_features(parameters, points, positions), inner.movedim(-1, 0)
+        many = [t.expand(len(columns), *t.shape).contiguous() for t in at[:3]]
+        along = Features(*map(torch.zeros_like, many))
+        along = along._replace(**{letter: columns.expand_as(many[0])})
+        if positions is not None:
+            positions = positions.expand(len(columns), *positions.shape)
+        turned = self.turn_push(parameters, Features(*many), positions, along).folded(0.0)
+        return (turned.q if letter == "q" else turned.k).movedim(0, -1)
 
     def _inner_features(
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
