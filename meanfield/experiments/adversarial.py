@@ -144,8 +144,7 @@ def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Constant of the layer against n at the worst case of the best head, at every radius."""
     head = ds.attrs["best_head"]
     rows = select(ds, head=head)
-    for colour, radius, unsorted in by_level(rows, "radius"):
-        line = unsorted.sortby("n_tokens")
+    for colour, radius, line in by_level(rows, "radius"):
         which: Any = {"head": head, "radius": radius}
         label = f"layer, R = {radius:g}{_law(ds, quantity='constant', **which)}"
         curve(ax, line, "n_tokens", "constant", color=colour, label=label)

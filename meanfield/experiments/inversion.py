@@ -185,7 +185,7 @@ def steps(ds: xr.Dataset, *, ax: Axes) -> Axes:
         for name, (mark, _) in names.items():
             style: Any = {"color": colour, "fillstyle": "none"}
             style |= {"label": f"tokens of spread {spread:g}"} if mark == "o-" else {}
-            curve(ax, rows.sortby("factor"), "factor", name, mark, **style)
+            curve(ax, rows, "factor", name, mark, **style)
     for mark, words in names.values():
         ax.plot([], [], f"k{mark}", fillstyle="none", label=words)
     ax.set(yscale="log", xlabel="contraction factor c", ylabel="steps to a relative 1e-12")

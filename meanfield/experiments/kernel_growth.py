@@ -21,9 +21,9 @@ from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import colours, figure
+from meanfield.figures.canvas import figure
 from meanfield.figures.curves import curve, formula
-from meanfield.figures.selection import best, select
+from meanfield.figures.selection import best, by_level
 from meanfield.lipschitz import LocalLipschitz, worst_case
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
@@ -134,11 +134,9 @@ def largest_constant(
 @figure("constant", "constant_converged")
 def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """The largest constant found in the ball of radius R for each kernel, and its upper bound."""
-    names = list(dict.fromkeys(ds.kernel.values.tolist()))
-    for name, colour, marker in zip(names, colours(len(names)), "osD^v", strict=False):
-        rows = best(select(ds, kernel=name), "constant", over="radius")
-        label = f"{name}, found"
-        curve(ax, rows, "radius", "constant", f"{marker}-", color=colour, label=label)
+    for colour, name, cases in by_level(ds, "kernel"):
+        rows = best(cases, "constant", over="radius")
+        curve(ax, rows, "radius", "constant", color=colour, label=f"{name}, found")
         above, label = np.vectorize(partial(_bound, name)), f"{name}, upper bound"
         formula(ax, above, ds.radius, "--", color=colour, linewidth=1.4, label=label)
     formula(ax, lambda R: 2 * R**2, ds.radius, linewidth=1.4, label=r"$2R^2$")

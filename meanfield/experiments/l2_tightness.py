@@ -23,9 +23,9 @@ from meanfield import bounds
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import FORMULA, colours, figure
+from meanfield.figures.canvas import FORMULA, figure
 from meanfield.figures.curves import curve, formula
-from meanfield.figures.selection import select
+from meanfield.figures.selection import by_level, select
 from meanfield.lipschitz import infinity_norm
 from meanfield.maps import linearize
 from meanfield.measures import ParticleMeasure
@@ -166,7 +166,7 @@ def _row_sum(F: SelfAttention, X: Tensor, feature: int) -> float:
 @figure("constructed", "best")
 def tightness(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """The largest ‖J‖_∞ of one-dimensional L2 attention found, and its bound, against n."""
-    rows = select(ds, dim=1, n_heads=1).sortby("n_tokens")
+    rows = select(ds, dim=1, n_heads=1)
     hollow: Any = {"fillstyle": "none", "markersize": 8, "color": "tab:orange"}
     ax.set(xscale="log", xlabel="number of tokens n", ylabel=r"largest $\|J\|_\infty$ found")
     curve(ax, rows, "n_tokens", "constructed", "s", label="a token between two groups", **hollow)
@@ -185,12 +185,9 @@ def tightness(ds: xr.Dataset, *, ax: Axes) -> Axes:
 @figure("best|constructed/bound")
 def ratio(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """The largest row sum found over the bound, against n, for every shape of the layer."""
-    shapes = sorted(set(zip(ds.dim.values.tolist(), ds.n_heads.values.tolist(), strict=True)))
-    for colour, (dim, heads) in zip(colours(len(shapes)), shapes, strict=True):
-        rows = select(ds, dim=dim, n_heads=heads).sortby("n_tokens")
-        found = np.fmax(rows.best.values, rows.constructed.values)
-        label = f"d = {dim}, H = {heads}"
-        ax.plot(rows.n_tokens, found / rows.bound.values, "o-", color=colour, label=label)
+    shares = ds.assign(share=np.fmax(ds.best, ds.constructed) / ds.bound)
+    for colour, dim, heads, rows in by_level(shares, "dim", "n_heads"):
+        curve(ax, rows, "n_tokens", "share", color=colour, label=f"d = {dim}, H = {heads}")
     ax.axhline(1.0, linestyle="--", color="black", linewidth=0.9, gid=FORMULA)
     ax.set(xscale="log", xlabel="number of tokens n", ylabel="best found / bound")
     ax.set_ylim(0.0, 1.05)

@@ -127,8 +127,7 @@ def far_out(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
         causal: whether to take the masked cases; the plain ones if None, if there are any.
     """
     rows, causal = masked(ds, causal)
-    for colour, gap, unsorted in by_level(rows, "gap"):
-        line = unsorted.sortby("scale")
+    for colour, gap, line in by_level(rows, "gap"):
         curve(ax, line, "scale", "constant", color=colour, label=f"gap {gap:g}")
         curve(ax, line, "scale", "limit", "--", color=colour, linewidth=0.9)
     ax.plot([], [], "k--", linewidth=0.9, label="limit, Thm 4.5" if causal else "limit, Thm 3.7")

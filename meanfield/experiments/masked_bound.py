@@ -90,8 +90,8 @@ def largest_masked(
 def hardy(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Masked constants against n: above the bound of plain attention, below the masked one."""
     ax.set(xscale="log", yscale="log", xlabel="number of atoms n", ylabel="local constant, masked")
-    for colour, size, unsorted in by_level(ds, "size"):
-        rows, label = unsorted.sortby("n_tokens"), rf"$\|A\|R^2$ = {size:g}"
+    for colour, size, rows in by_level(ds, "size"):
+        label = rf"$\|A\|R^2$ = {size:g}"
         curve(ax, rows, "n_tokens", "largest", color=colour, label=label)
         ax.axhline(bounds.theorem_3_5(size, 1, 1), color=colour, linestyle="-.", gid=FORMULA)
         above = partial(bounds.tokens, size, 1.0, 1.0, causal=True)

@@ -26,9 +26,9 @@ from meanfield.dynamics import reduced
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures import animate_particles
-from meanfield.figures.canvas import FORMULA, colours, figure
+from meanfield.figures.canvas import FORMULA, figure
 from meanfield.figures.curves import formula
-from meanfield.figures.selection import select
+from meanfield.figures.selection import by_level
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
@@ -121,9 +121,7 @@ def order(
 @figure("order")
 def order_against_coupling(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Order of noisy flows against the coupling over its critical value."""
-    pairs = sorted(set(zip(ds.dim.values.tolist(), ds.beta.values.tolist(), strict=True)))
-    for colour, (dim, beta) in zip(colours(len(pairs)), pairs, strict=True):
-        rows = select(ds, dim=dim, beta=beta).sortby("ratio")
+    for colour, dim, beta, rows in by_level(ds, "dim", "beta"):
         style: Any = {"fmt": "o", "color": colour, "markersize": 4}
         style["label"] = rf"d = {dim}, $\beta$ = {beta:g} (bar: deviation in time)"
         ax.errorbar(rows.ratio, rows.order, yerr=rows.order_spread, **style)

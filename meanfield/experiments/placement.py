@@ -22,9 +22,9 @@ from meanfield.dynamics import reduced
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures import animate_particles
-from meanfield.figures.canvas import colours, figure
+from meanfield.figures.canvas import figure
 from meanfield.figures.curves import curve, formula
-from meanfield.figures.selection import select
+from meanfield.figures.selection import by_level, select
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
@@ -138,9 +138,8 @@ def rates(ds: xr.Dataset, *, ax: Axes, beta: float | None = None) -> Axes:
         beta: which; the smallest if None.
     """
     rows = select(ds, beta=float(ds.beta.min()) if beta is None else beta)
-    names = list(dict.fromkeys(rows.placement.values))
-    for colour, name in zip(colours(len(names)), names, strict=True):
-        one = select(rows, placement=name).isel(case=0)
+    for colour, name, cases in by_level(rows, "placement"):
+        one = cases.isel(case=0)
         curve(ax, one, "time", "gap_reduced", "-", color=colour, label=name)
         curve(ax, one, "time", "gap", "o", color=colour, markersize=3)
         curve(ax, one, "time", "gap_random", "x", color=colour, markersize=4)

@@ -27,7 +27,7 @@ from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import figure, kind
 from meanfield.figures.curves import curve, formula
-from meanfield.figures.selection import levels, select
+from meanfield.figures.selection import by_mask
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
@@ -108,10 +108,9 @@ def _general(radius: Any, sizes: Mapping[str, float]) -> Any:
 def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Constant against R at (R u, −R u, 0), between R² from below and Theorem 3.3."""
     ax.set(xscale="log", yscale="log", xlabel="radius R", ylabel="local constant")
-    for causal, colour, marker in ((False, "tab:blue", "o"), (True, "tab:orange", "x")):
-        if causal in levels(ds, "causal"):
-            rows, label = select(ds, causal=causal), f"local constant, {kind(causal)}"
-            curve(ax, rows, "radius", "constant", marker, color=colour, label=label)
+    for colour, causal, rows in by_mask(ds):
+        label = f"local constant, {kind(causal)}"
+        curve(ax, rows, "radius", "constant", "x" if causal else "o", color=colour, label=label)
     # Below its zero it says nothing.
     zero = (ds.attrs["norm_V"] / (2 * ds.attrs["reached"])) ** 0.5
     above = [max(float(ds.radius.min()), 1.02 * zero), float(ds.radius.max())]

@@ -162,7 +162,7 @@ def both_quantities(ds: xr.Dataset, *, ax: Axes, kind: str = "head") -> Axes:
         ax: where to draw; a new figure if None.
         kind: which inputs: "head", "rows" or "tokens".
     """
-    rows = select(ds, input_kind=choice(kind, "kind", _TITLES)).sortby("n_tokens")
+    rows = select(ds, input_kind=choice(kind, "kind", _TITLES))
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n")
     ax.set_ylabel(r"$\|Df(X)\|$, or the scripts' quantity")
     for quantity, colour, label in (

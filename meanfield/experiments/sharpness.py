@@ -30,7 +30,7 @@ from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import FORMULA, figure, kind
 from meanfield.figures.curves import formula, mark_unconverged
-from meanfield.figures.selection import best, by_level, levels, select
+from meanfield.figures.selection import best, by_level, by_mask, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz, worst_case
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
@@ -232,10 +232,8 @@ def order_norm(F: SelfAttention, mu: ParticleMeasure, p: float) -> float:
 )
 def gap(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Upper bounds over the largest constant known, against c = R²: 1 would be sharp."""
-    for causal, colour in ((False, "tab:blue"), (True, "tab:orange")):
-        if causal not in levels(ds, "causal"):
-            continue
-        rows = best(select(ds, causal=causal), "found", over="radius")
+    for colour, causal, cases in by_mask(ds):
+        rows = best(cases, "found", over="radius")
         c, name = rows.radius**2, kind(causal)
         # The measure behind the lower bound exists, whether the search found it or not.
         known = np.maximum(rows.found, rows.two_dirac_lower)

@@ -30,7 +30,7 @@ from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import figure, kind, ticks_at
 from meanfield.figures.curves import curve, formula
 from meanfield.figures.plots import plot_secants
-from meanfield.figures.selection import best, by_level, levels, select
+from meanfield.figures.selection import best, by_level, by_mask, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.comparison import secants_along, split_secants
 from meanfield.measures import ParticleMeasure, stack
@@ -161,7 +161,7 @@ def constants(
             parts = {"particle": constant.particle, "splitting": constant.splitting}
             _put(found, cases, {**parts, **constant.values("value")})
             if at == 0:
-                _put(found, cases, {"splitting_secant": _split(F, mu, R, steps)})
+                _put(found, cases, {"splitting_secant": _split(F, mu, constant, R, steps)})
             elif at == -1:
                 _put(found, cases, {"two_dirac_entry": two_dirac_entry(gamma, R, z)})
                 best = z == bounds.two_dirac_best_log_ratio(gamma, R)
@@ -199,15 +199,19 @@ def _bounds(gamma: float, radius: np.ndarray, causal: bool) -> dict[str, Any]:
 
 
 def _split(
-    F: SelfAttention, mu: ParticleMeasure, radius: np.ndarray, steps: Sequence[float]
-) -> list[Any]:
+    F: SelfAttention,
+    mu: ParticleMeasure,
+    constant: LocalLipschitz,
+    radius: np.ndarray,
+    steps: Sequence[float],
+) -> np.ndarray:
     """Secants with the worst atom split; NaN where no splitting moves anything (masked)."""
-    found = []
-    for k, R in enumerate(radius):
-        constant = local_lipschitz(F, mu[k])
-        assert constant.splitting is not None
-        secants = split_secants(F, mu[k], constant, [h * R for h in steps])
-        found.append(to_host(secants.wasserstein.value) if constant.splitting > 0 else math.nan)
+    size, atom, apart = constant.splitting, constant.splitting_atom, constant.splitting_direction
+    assert size is not None and atom is not None and apart is not None
+    found = np.full((len(radius), len(steps)), math.nan)
+    for k in np.flatnonzero(to_host(size) > 0):
+        secants = split_secants(F, mu[k], atom[k], apart[k], [h * radius[k] for h in steps])
+        found[k] = to_host(secants.wasserstein.value)
     return found
 
 
@@ -294,8 +298,7 @@ def growth_in_n(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     """
     rows = _pairs(ds, causal=causal, sequence=True)
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel=r"$\|Df(X)\|$")
-    for colour, radius, unsorted in by_level(rows, "radius"):
-        line = unsorted.sortby("n_tokens")
+    for colour, radius, line in by_level(rows, "radius"):
         curve(ax, line, "n_tokens", "euclidean", color=colour, label=f"R = {radius:g}")
         curve(ax, line, "n_tokens", "particle", "x", color=colour, markersize=7)
         below = partial(bounds.proposition_3_4, ds.attrs["gamma"], radius)
@@ -316,14 +319,12 @@ def growth_in_radius(ds: xr.Dataset, *, ax: Axes) -> Axes:
     The lower bound is max_t √(t(1−t)) (1+2(1−t)c) e^c with c = γR², twice that where masked.
     """
     rows = select(ds, crowd=-1.0)
-    for causal, colour in ((False, "tab:blue"), (True, "tab:orange")):
-        if causal not in levels(rows, "causal"):
-            continue
-        part = _squared(best(select(rows, causal=causal), "value", over="radius"))
+    for colour, causal, cases in by_mask(rows):
+        part = _squared(best(cases, "value", over="radius"))
         mark: Any = {"color": colour, "label": f"found, {kind(causal)}: best two Diracs"}
         curve(ax, part, "square", "value", "s" if causal else "o", fillstyle="none", **mark)
         if causal:
-            every = _squared(best(select(rows, causal=True), "interleaved", over="radius"))
+            every = _squared(best(cases, "interleaved", over="radius"))
             label = "found, masked: at every scale of position"
             curve(ax, every, "square", "interleaved", "d", color=colour, label=label)
         for label, (fmt, of_radius) in _bounds_of_radius(ds.attrs["gamma"], causal).items():
@@ -415,7 +416,7 @@ def secants(ds: xr.Dataset, *, ax: Axes, causal: bool = False, radius: float = 1
 def splitting(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Where splitting an atom beats moving it: heavy atom at the origin, light one at R."""
     rows = select(ds, crowd=0.0, causal=False)
-    rows = select(rows, dim=int(rows.dim.min())).sortby("radius")
+    rows = select(rows, dim=int(rows.dim.min()))
     for name, fmt, label in (
         ("splitting", "o-", r"splitting: $\max_i\|D_x\Gamma_\mu(x_i)\|$"),
         ("particle", "s-", r"particle: $\|D^{1/2}JD^{-1/2}\|$"),
@@ -445,8 +446,8 @@ def answer(ds: xr.Dataset) -> list[str]:
     """At the largest R: what was found, and the bounds."""
     rows = select(ds, crowd=-1.0)
     lines = []
-    for causal in levels(rows, "causal"):
-        top = best(select(rows, causal=causal), "value", over="radius").isel(radius=-1)
+    for _, causal, cases in by_mask(rows):
+        top = best(cases, "value", over="radius").isel(radius=-1)
         # Masked, light and heavy atoms at every scale of position are worse than two.
         best_of = "interleaved" if causal else "value"
         found, bound, paper = (

@@ -21,7 +21,7 @@ from meanfield.checks import to_host
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures import animate_particles
-from meanfield.figures.canvas import colours, figure
+from meanfield.figures.canvas import figure
 from meanfield.figures.curves import curve
 from meanfield.figures.selection import by_level, select
 from meanfield.results import Variable
@@ -104,10 +104,10 @@ def depth(
 def against_depth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Local constant of the flow map of two Diracs against depth, under e^{∫ layer constant}."""
     offset = float(ds.offset.values[np.argmin(np.abs(ds.offset.values))])
-    rows = select(ds, offset=offset).sortby("radius")
-    for k, colour in enumerate(colours(rows.sizes["case"])):
-        one = rows.isel(case=k)
-        curve(ax, one, "time", "constant", color=colour, label=f"R = {float(one.radius):g}")
+    rows = select(ds, offset=offset)
+    for colour, radius, cases in by_level(rows, "radius"):
+        one = cases.isel(case=0)
+        curve(ax, one, "time", "constant", color=colour, label=f"R = {radius:g}")
         curve(ax, one, "time", "grown", "--", color=colour, linewidth=1)
     ax.plot([], [], "k--", linewidth=1, label=r"$e^{\int\lambda}$, layers' constants $\lambda$")
     top = 30 * float(rows.constant.max())
@@ -119,8 +119,7 @@ def against_depth(ds: xr.Dataset, *, ax: Axes) -> Axes:
 @figure("constant", "constant_converged", "layer")
 def against_weight(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Local constant of the flow map at the last depth against the light weight."""
-    for colour, radius, unsorted in by_level(ds, "radius"):
-        rows = unsorted.sortby("log_ratio")
+    for colour, radius, rows in by_level(ds, "radius"):
         last, first = rows.isel(time=-1), rows.isel(time=0)
         curve(ax, last, "offset", "constant", color=colour, label=f"R = {radius:g}")
         curve(ax, first, "offset", "layer", ":", color=colour, linewidth=1)

@@ -30,13 +30,14 @@ def curve(
 
     Args:
         ax: where to draw.
-        rows: the cases, in the order of the curve.
+        rows: the cases, in any order.
         x: name of a variable, with one dimension.
         y: name of a variable along the same one.
         fmt: as in `Axes.plot`.
         flag: name of the truth values that say so; ``{y}_converged`` if None and there is one.
         **style: properties of the line.
     """
+    rows = rows.sortby(x)
     ax.plot(rows[x], rows[y], fmt, **style)
     flag = flag or f"{y}_converged"
     if flag in rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -28,15 +29,30 @@ def select(ds: xr.Dataset, **wanted: Any) -> xr.Dataset:
 
 
 def levels(ds: xr.Dataset, name: str) -> list[Any]:
-    """The values that a parameter has, from small to large."""
-    return np.unique(ds[name].values).tolist()
+    """The values that a parameter has: numbers from small to large, words as the cases come."""
+    values = ds[name].values
+    in_words = values.dtype.kind in "OU"
+    return list(dict.fromkeys(values.tolist())) if in_words else np.unique(values).tolist()
 
 
-def by_level(ds: xr.Dataset, name: str) -> Iterator[tuple[Any, Any, xr.Dataset]]:
-    """The cases with each value of a parameter: (colour, value, cases)."""
-    values = levels(ds, name)
-    for colour, value in zip(colours(len(values)), values, strict=True):
-        yield colour, value, select(ds, **{name: value})
+def by_level(ds: xr.Dataset, *names: str) -> Iterator[tuple[Any, ...]]:
+    """The cases with each value of a parameter: (colour, value, cases).
+
+    Of several parameters the cases with each of the values that they have together: (colour,
+    value, value, …, cases).
+    """
+    known = set(zip(*(ds[name].values.tolist() for name in names), strict=True))
+    every = itertools.product(*(levels(ds, name) for name in names))
+    places = [place for place in every if place in known]
+    for colour, place in zip(colours(len(places)), places, strict=True):
+        yield colour, *place, select(ds, **dict(zip(names, place, strict=True)))
+
+
+def by_mask(ds: xr.Dataset) -> Iterator[tuple[str, bool, xr.Dataset]]:
+    """The plain and the masked cases, as far as there are any: (colour, whether masked, cases)."""
+    for colour, causal in (("tab:blue", False), ("tab:orange", True)):
+        if causal in levels(ds, "causal"):
+            yield colour, causal, select(ds, causal=causal)
 
 
 def masked(ds: xr.Dataset, causal: bool | None) -> tuple[xr.Dataset, bool]:

@@ -73,25 +73,25 @@ def secants_along(
 def split_secants(
     F: MeasureMap,
     mu: ParticleMeasure,
-    constant: LocalLipschitz,
+    atom: int | Tensor,
+    direction: Tensor,
     length: float | Sequence[float],
 ) -> Secants:
-    """Both secant ratios from μ to μ with its worst atom split into halves at xᵢ ± length · u.
+    """Both secant ratios from μ to μ with an atom split into halves at xᵢ ± length · u.
 
     The discrete ratio is that of twice as many tokens; no displacement of n tokens splits an atom.
 
     Args:
         F: a map of measures.
         mu: a measure without batch axes.
-        constant: its local Wasserstein constant, for the atom and the direction u.
+        atom: i, such as the `splitting_atom` of its local Wasserstein constant.
+        direction: the unit vector u, such as its `splitting_direction`, shape (d,).
         length: displacement of the halves, or several.
     """
-    if constant.splitting_atom is None or constant.splitting_direction is None:
-        raise ValueError("expected a constant of geometry 'wasserstein', got a Euclidean one")
     halves = split(mu)
-    first = 2 * int(constant.splitting_atom)
+    first = 2 * int(atom)
     apart = torch.zeros_like(halves.points)
-    apart[first], apart[first + 1] = constant.splitting_direction, -constant.splitting_direction
+    apart[first], apart[first + 1] = direction, -direction
     return _secants(F, halves, apart, length)
 
 
@@ -160,7 +160,9 @@ def compare_lemma_3_2(
     rows = {
         name: secants_along(F, mu, direction, lengths) for name, direction in directions.items()
     }
-    rows["splitting"] = split_secants(F, mu, wasserstein, lengths)
+    atom, apart = wasserstein.splitting_atom, wasserstein.splitting_direction
+    assert atom is not None and apart is not None
+    rows["splitting"] = split_secants(F, mu, atom, apart, lengths)
     return _dataset(steps, rows, euclidean, wasserstein)
 
 

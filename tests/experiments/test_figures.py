@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import xarray as xr
+from matplotlib.figure import Figure
 
 from meanfield import (
     AttentionParameters,
@@ -21,7 +22,9 @@ from meanfield import (
     sweep,
 )
 from meanfield.experiments import two_dirac
+from meanfield.figures.curves import curve
 from meanfield.figures.plots import figures_of
+from meanfield.figures.selection import by_level, by_mask, levels
 
 TINY = two_dirac.Settings(
     radii=(1.0, 1.5),
@@ -303,3 +306,28 @@ def test_logarithmic_axes_have_one_kind_of_number():
     ax.figure.canvas.draw()
     ticks = [t.get_text() for a in (ax.xaxis, ax.yaxis) for t in a.get_ticklabels()]
     assert not any("10^" in text for text in ticks)
+
+
+def test_cases_come_by_the_values_that_parameters_have_together():
+    ds = xr.Dataset(
+        {"y": ("case", [5.0, 6.0, 7.0, 8.0])},
+        {
+            "kernel": ("case", ["soft", "hard", "soft", "hard"]),
+            "dim": ("case", [3, 2, 2, 2]),
+            "causal": ("case", [True, True, True, True]),
+        },
+    )
+    assert levels(ds, "kernel") == ["soft", "hard"]  # words as they come, numbers in order
+    assert levels(ds, "dim") == [2, 3]
+    cases = by_level(ds, "dim", "kernel")
+    found = {(dim, kernel): rows.y.values.tolist() for _, dim, kernel, rows in cases}
+    assert found == {(2, "soft"): [7.0], (2, "hard"): [6.0, 8.0], (3, "soft"): [5.0]}
+    assert list(found) == [(2, "soft"), (2, "hard"), (3, "soft")]
+    assert [(causal, rows.sizes["case"]) for _, causal, rows in by_mask(ds)] == [(True, 4)]
+
+
+def test_a_curve_is_drawn_in_the_order_of_its_axis():
+    ds = xr.Dataset({"y": ("case", [3.0, 1.0, 2.0])}, {"x": ("case", [30.0, 10.0, 20.0])})
+    ax = Figure().subplots()
+    curve(ax, ds, "x", "y")
+    np.testing.assert_array_equal(ax.get_lines()[0].get_xydata().T, [[10, 20, 30], [1, 2, 3]])
