@@ -108,43 +108,38 @@ def measure(
 
 @figure("exponent")
 def exponents(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """γR² of every head, at the real radius of its tokens, per layer."""
-    exponent = ds.exponent.mean("window").transpose("case", "head").values
-    layer = np.broadcast_to(ds.layer.values[:, None], exponent.shape)
-    ax.plot(layer.ravel(), exponent.ravel(), "o", color="tab:blue", alpha=0.6, label="a head")
+    """γR² of every head at the root mean square radius of its tokens, per layer."""
+    _draw_heads(ax, ds, ds.exponent.mean("window"))
     n = ds.attrs["n_tokens"]
-    needed = np.log(n) / 2
     label = rf"$\log(n)/2$, n = {n}: above, $e^{{-2\gamma R^2}} < 1/n$"
-    ax.axhline(needed, color="black", linestyle=":", label=label, gid=FORMULA)
-    ax.set(xlabel="layer", ylabel=r"$\gamma R^2$")
-    _scale(ax, exponent, needed)
-    ax.set_xticks(np.unique(ds.layer.values))
+    ax.axhline(np.log(n) / 2, color="black", linestyle=":", label=label, gid=FORMULA)
+    ax.set_ylabel(r"$\gamma R^2$")
     ax.set_title(f"$\\gamma R^2$ of each head at the radius of its tokens\n{source_of(ds)}")
     return ax
 
 
-def _scale(ax: Axes, values: np.ndarray, needed: float) -> None:
-    """Linear up to the smallest decade that holds a tenth of the heads, logarithmic above."""
-    positive = values[values > 0]
-    small = float(np.quantile(positive, 0.1)) if len(positive) else 1.0
-    linear = 10.0 ** np.floor(np.log10(small))
-    ax.set_yscale("symlog", linthresh=linear, subs=(2, 5))
-    ax.set_ylim(0, 1.5 * max(float(np.nanmax(values)), needed))
-    tops = 10.0 ** np.arange(np.log10(linear), np.log10(ax.get_ylim()[1]) + 1e-9)
-    ax.set_yticks([0.0, *tops], ["0", *(f"{top:g}" for top in tops)])
+def _draw_heads(ax: Axes, ds: xr.Dataset, values: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
+    """A number of each head as dots above its layer, on a logarithmic axis; where they are.
+
+    A head none of whose eigenvalues is real has γ = 0, which has no logarithm.
+    """
+    y = values.transpose("case", "head").values
+    layer = np.broadcast_to(ds.layer.values[:, None], y.shape)
+    label = f"a head, mean of {ds.sizes['window']} windows"
+    label += f" ({(y == 0).sum()} at 0 are not drawn)" if (y == 0).any() else ""
+    ax.plot(layer.ravel(), y.ravel(), "o", color="tab:blue", alpha=0.6, label=label)
+    ax.set(yscale="log", xlabel="layer")
+    ax.set_xticks(np.unique(ds.layer.values))
+    return layer, y
 
 
 @figure("head_constant", "head_constant_converged")
 def head_constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Constant of every head alone, mean over windows, per layer."""
-    constant = ds.head_constant.mean("window").transpose("case", "head").values
-    layer = np.broadcast_to(ds.layer.values[:, None], constant.shape)
-    ax.plot(layer.ravel(), constant.ravel(), "o", color="tab:blue", alpha=0.6)
+    layer, constant = _draw_heads(ax, ds, ds.head_constant.mean("window"))
     good = ds.head_constant_converged.astype(bool).all("window").transpose("case", "head").values
     mark_unconverged(ax, layer, constant, good)
-    ax.plot(ds.layer, constant.max(1), "-", color="tab:blue", linewidth=0.9, label="largest")
-    ax.set(yscale="log", xlabel="layer", ylabel="local constant of the head alone")
-    ax.set_xticks(np.unique(ds.layer.values))
+    ax.set_ylabel(r"local constant $\|Df(X)\|$ of the head alone")
     ax.set_title(f"Constant of each head alone, n = {ds.attrs['n_tokens']}\n{source_of(ds)}")
     return ax
 
