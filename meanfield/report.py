@@ -59,6 +59,11 @@ img {{ width: 100%; background: #fff; }}
 .xr-wrap {{ --xr-font-color0: CanvasText; --xr-font-color2: GrayText; --xr-font-color3: GrayText;
   --xr-border-color: GrayText; --xr-disabled-color: GrayText; --xr-background-color: Canvas;
   --xr-background-color-row-even: Canvas; --xr-background-color-row-odd: Canvas; }}
+/* xarray cuts names after 7 rem. */
+@media (min-width: 60rem) {{
+  .xr-wrap {{ max-width: none !important; }}
+  .xr-sections {{ grid-template-columns: max-content auto auto 1fr 0 20px 0 20px !important; }}
+}}
 </style>
 </head>
 <body>
