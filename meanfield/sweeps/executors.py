@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
     CancelledError,
     Executor,
     Future,
+    as_completed,
     wait,
 )
+from dataclasses import dataclass, field
 from typing import Any
 
 from meanfield.sweeps.batches import Batch, failed_batch, run_batch
@@ -31,32 +32,7 @@ _JOBS_PER_WORKER = 4  # of the units left: the last jobs are small, so that work
 # A batch ends after a quarter of the time that the sweep has run, so that an early kill loses
 # little, and after 20 seconds at the latest; a file takes some 8 ms, of the first 0.4 %.
 _FIRST, _SHARE, _LONGEST = 2.0, 0.25, 20.0
-_Submit = Callable[[list[list[Case]], float], "Future[Batch]"]
 _Handle = Callable[[list[int], Batch], None]
-
-
-class _Queue:
-    """The units that are left, handed out in jobs of a fixed share of them."""
-
-    def __init__(self, units: Iterable[Unit], n_shares: int) -> None:
-        self._units, self._n_shares = deque(units), n_shares
-        self._start = time.monotonic()
-
-    def __len__(self) -> int:
-        return len(self._units)
-
-    @property
-    def seconds(self) -> float:
-        """How long a batch that begins now may last."""
-        return min(_LONGEST, max(_FIRST, _SHARE * (time.monotonic() - self._start)))
-
-    def take(self) -> list[Unit]:
-        """The next job."""
-        return [self._units.popleft() for _ in range(-(-len(self) // self._n_shares))]
-
-    def put_back(self, units: Sequence[Unit]) -> None:
-        """Put back units of a job that were not run, first in line."""
-        self._units.extendleft(reversed(units))
 
 
 class Run:
@@ -67,7 +43,7 @@ class Run:
 
     def __init__(self, cases: Sequence[Case], executor: Any, case_timeout: float | None) -> None:
         self._cases, self._executor, self._case_timeout = cases, executor, case_timeout
-        self._stop = threading.Event()
+        self._stop, self._start = threading.Event(), time.monotonic()
 
     def __call__(self, work: Work, units: Sequence[Unit], handle: _Handle) -> None:
         """Run units and hand over the places of their cases and the batches as they finish.
@@ -80,83 +56,96 @@ class Run:
         n_workers = min(_n_workers(self._executor), max(1, len(units)))
         n_jobs, n_alone = (n_workers, n_workers) if ours else (_WINDOW * n_workers, 1)
         n_shares = _JOBS_PER_WORKER * n_workers if self._executor else 1
-        with self._submitting(work, n_workers) as submit, _explained():
-            suspects = self._spread(work, _Queue(units, n_shares), handle, submit, n_jobs)
-            alone = _Queue(suspects, len(suspects))
-            self._spread(work, alone, handle, submit, n_alone, last_chance=True)
+        with self._opened(work, n_workers) as executor, _explained():
+            jobs = _Jobs(work, self._cases, handle, deque(units), n_shares)
+            self._spread(jobs, executor, n_jobs)
+            again, n_again = deque(jobs.suspects), len(jobs.suspects)
+            alone = _Jobs(work, self._cases, handle, again, n_again, last_chance=True)
+            self._spread(alone, executor, n_alone)
 
-    def _spread(
-        self,
-        work: Work,
-        queue: _Queue,
-        handle: _Handle,
-        submit: _Submit,
-        n_jobs: int,
-        last_chance: bool = False,
-    ) -> list[Unit]:
-        """Run `n_jobs` jobs at once until no unit is left; returns the units to be retried."""
-        suspects: list[Unit] = []
-        with contextlib.closing(self._finished(queue, submit, n_jobs)) as finished:
-            for units, ended in finished:
-                if isinstance(ended, Batch):
-                    queue.put_back(units[ended.n_units :])
-                    handle([p for unit in units[: ended.n_units] for p in unit], ended)
-                    if ended.interrupt is not None:
-                        raise ended.interrupt
-                    continue
-                suspected, others = ended.divided(units)
-                queue.put_back(others)
-                for unit in suspected:
-                    if len(unit) == 1 and (last_chance or ended.certain):
-                        handle(unit, failed_batch(work.task, ended.cause))
-                    else:
-                        suspects += [[place] for place in unit]
-                        case = self._cases[unit[0]]
-                        _log.warning("sweep: %s at %s; tried once more", ended.cause, case)
-        return suspects
-
-    def _finished(
-        self, queue: _Queue, submit: _Submit, n_jobs: int
-    ) -> Generator[tuple[list[Unit], Batch | DiedError], None, None]:
-        """Jobs as they finish; after an interrupt those under way, then it is raised."""
-        running: dict[Future[Batch], list[Unit]] = {}
-        interrupt: KeyboardInterrupt | None = None
+    def _spread(self, jobs: _Jobs, executor: Any, n_jobs: int) -> None:
+        """Run `n_jobs` jobs at once until no unit is left."""
         try:
-            while running or (queue and interrupt is None):
-                try:
-                    while queue and len(running) < n_jobs and interrupt is None:
-                        units = queue.take()
-                        cases = [[self._cases[place] for place in unit] for unit in units]
-                        running[submit(cases, queue.seconds)] = units
-                    done = wait(running, return_when=FIRST_COMPLETED).done
-                except KeyboardInterrupt as signalled:
-                    if interrupt is not None:
-                        raise
-                    interrupt = signalled
-                    self._stop.set()
-                    _log.warning("sweep: ends after the running cases; once more ends it at once")
-                    running = {f: units for f, units in running.items() if not f.cancel()}
-                    continue
-                for future in done:
-                    yield running.pop(future), _result(future)
+            while jobs.units or jobs.running:
+                while jobs.units and len(jobs.running) < n_jobs:
+                    seconds = _SHARE * (time.monotonic() - self._start)
+                    jobs.submit(executor, min(_LONGEST, max(_FIRST, seconds)))
+                for future in wait(jobs.running, return_when=FIRST_COMPLETED).done:
+                    jobs.finish(future)
+        except KeyboardInterrupt:
+            self._stop.set()
+            if jobs.running:
+                _log.warning("sweep: ends after the running cases; once more ends it at once")
+            for future in as_completed([f for f in jobs.running if not f.cancel()]):
+                jobs.finish(future)
+            raise
         finally:
-            for future in running:
+            for future in jobs.running:
                 future.cancel()
-        if interrupt is not None:
-            raise interrupt
 
-    @contextlib.contextmanager
-    def _submitting(self, work: Work, n_workers: int) -> Iterator[_Submit]:
-        """The function that submits a job to the executor."""
+    def _opened(self, work: Work, n_workers: int) -> contextlib.AbstractContextManager[Any]:
+        """The executor; on leaving the context our own ends."""
         if self._executor is None:
-            yield functools.partial(_run_here, work)
-        elif isinstance(self._executor, int):
-            with Processes(work, n_workers, self._case_timeout, self._stop) as processes:
-                yield processes.submit
+            return _Here()
+        if isinstance(self._executor, int):
+            return Processes(work, n_workers, self._case_timeout, self._stop)
+        client = _is_client(self._executor)
+        return contextlib.nullcontext(
+            self._executor.get_executor(pure=False) if client else self._executor
+        )
+
+
+@dataclass
+class _Jobs:
+    """Units that are left, those under way, and those that are to be tried once more."""
+
+    work: Work
+    cases: Sequence[Case]
+    handle: _Handle
+    units: deque[Unit]
+    n_shares: int  # a job has one of them, of the units that are left
+    last_chance: bool = False
+    running: dict[Future[Batch], list[Unit]] = field(default_factory=dict)
+    suspects: list[Unit] = field(default_factory=list)
+
+    def submit(self, executor: Any, seconds: float) -> None:
+        """Give the next job to the executor."""
+        job = [self.units.popleft() for _ in range(-(-len(self.units) // self.n_shares))]
+        cases = [[self.cases[place] for place in unit] for unit in job]
+        self.running[executor.submit(run_batch, self.work, cases, seconds)] = job
+
+    def finish(self, future: Future[Batch]) -> None:
+        """Hand over what a job has done, and put back what it has not."""
+        job, ended = self.running[future], _result(future)
+        if isinstance(ended, DiedError):
+            self._sort_out(job, ended)
         else:
-            client = _is_client(self._executor)
-            executor = self._executor.get_executor(pure=False) if client else self._executor
-            yield functools.partial(executor.submit, run_batch, work)
+            self.units.extendleft(reversed(job[ended.n_units :]))
+            self.handle([place for unit in job[: ended.n_units] for place in unit], ended)
+        del self.running[future]  # now: what is interrupted before is handed over once more
+        if isinstance(ended, Batch) and ended.interrupt is not None:
+            raise ended.interrupt
+
+    def _sort_out(self, job: list[Unit], death: DiedError) -> None:
+        """Of a job that has killed its process: what may have done it, and what goes on."""
+        suspects = job if death.number is None else [job[death.number]]
+        self.units.extendleft(unit for unit in reversed(job) if unit not in suspects)
+        for unit in suspects:
+            if len(unit) == 1 and (self.last_chance or death.certain):
+                self.handle(unit, failed_batch(self.work.task, death.cause))
+            else:
+                self.suspects += [[place] for place in unit]
+                case = self.cases[unit[0]]
+                _log.warning("sweep: %s at %s; tried once more", death.cause, case)
+
+
+class _Here(Executor):
+    """This process: what is submitted is done."""
+
+    def submit(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(function(*given, **named))
+        return future
 
 
 def check_executor(executor: Any, case_timeout: float | None) -> None:
@@ -190,12 +179,6 @@ def _is_client(executor: Any) -> bool:
     return type(executor).__module__.split(".")[0] == "distributed" and hasattr(
         executor, "get_executor"
     )
-
-
-def _run_here(work: Work, units: Sequence[list[Case]], seconds: float) -> Future[Batch]:
-    future: Future[Batch] = Future()
-    future.set_result(run_batch(work, units, seconds))
-    return future
 
 
 def _result(future: Future[Batch]) -> Batch | DiedError:

@@ -11,6 +11,7 @@ all workers, and in pebble's the others may wait for a lock that a dead one held
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import pickle
@@ -18,7 +19,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
@@ -51,12 +52,6 @@ class DiedError(Exception):
         super().__init__(cause, number, certain)
         self.cause, self.number, self.certain = cause, number, certain
 
-    def divided(self, units: list[Any]) -> tuple[list[Any], list[Any]]:
-        """The units that may have caused it, and the others."""
-        if self.number is None:
-            return units, []
-        return [units[self.number]], units[: self.number] + units[self.number + 1 :]
-
 
 class Processes:
     """Processes of one thread each, and for each a thread of this process that waits for it.
@@ -77,65 +72,64 @@ class Processes:
             ) from error
         self._work, self._timeout, self._stop = work, timeout, stop
         self._threads = ThreadPoolExecutor(n_workers, initializer=_block_ctrl_c)
-        self._idle: list[_Worker] = []
-        self._busy: set[_Worker] = set()
+        self._workers: dict[int, _Worker] = {}  # by thread
         self._over = False
 
-    def submit(self, units: Sequence[list[Case]], seconds: float) -> Future[Batch]:
+    def submit(
+        self, _: Callable[..., Batch], work: Work, units: Sequence[list[Case]], seconds: float
+    ) -> Future[Batch]:
         """Run a batch in a process; if that ends, the future raises a `DiedError`."""
         return self._threads.submit(self._run, units, seconds)
 
     def __enter__(self) -> Processes:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with _LOCK:
             self._over = True
-            for worker in self._busy:
+            for worker in self._workers.values() if kind else ():
                 worker.process.kill()
         self._threads.shutdown()
-        for worker in self._idle:
+        for worker in self._workers.values():
             worker.pipe.close()  # upon which it ends by itself
-        for worker in self._idle:
+        for worker in self._workers.values():
             worker.end()
 
     def _run(self, units: Sequence[list[Case]], seconds: float) -> Batch:
         cause = ""
         for _ in range(_FRUITLESS):
             try:
-                with _LOCK:
-                    if self._over:
-                        break
-                    worker = self._idle.pop() if self._idle else _Worker(self._work)
-                    self._busy.add(worker)
+                return self._worker().run(units, seconds)
             except (EOFError, OSError) as error:  # the fork server has died; another one starts
                 cause = f"{type(error).__name__}: {error}"
-                continue
-            try:
-                return worker.run(units, seconds, self._timeout, self._stop)
             except DiedError as death:
-                worker.end()
                 if death.number is not None:
                     raise
                 cause = death.cause
                 if death.certain:  # its traceback is above
                     break
-            finally:
-                with _LOCK:
-                    self._busy.discard(worker)
-                    if not worker.pipe.closed:
-                        self._idle.append(worker)
         raise RuntimeError(
             f"sweep: worker processes end before their first case ({cause}). Is the sweep of a "
             "script inside `if __name__ == '__main__':`, and can its module be imported?"
         )
 
+    def _worker(self) -> _Worker:
+        """That of this thread; another one if it has ended."""
+        thread = threading.get_ident()
+        with _LOCK:
+            worker = self._workers.get(thread)
+            if worker is None or worker.pipe.closed:
+                if self._over:
+                    raise RuntimeError("the sweep has ended")
+                self._workers[thread] = worker = _Worker(self._work, self._timeout, self._stop)
+            return worker
+
 
 class _Worker:
     """A process, the pipe to it, and the unit that it runs."""
 
-    def __init__(self, work: Work) -> None:
-        context = _context()
+    def __init__(self, work: Work, timeout: float | None, stop: threading.Event) -> None:
+        self._timeout, self._stop, context = timeout or math.inf, stop, _context()
         self.pipe, theirs = context.Pipe()
         # The unit under way (-1 for none), since when, and whether to end after it.
         self.at = context.RawArray("d", [-1.0, 0.0, 0.0])
@@ -150,13 +144,7 @@ class _Worker:
             os.environ.update(before)
         theirs.close()
 
-    def run(
-        self,
-        units: Sequence[list[Case]],
-        seconds: float,
-        timeout: float | None,
-        stop: threading.Event,
-    ) -> Batch:
+    def run(self, units: Sequence[list[Case]], seconds: float) -> Batch:
         """The batch of a job; a `DiedError` has no number if no unit had begun."""
         with contextlib.suppress(OSError):  # it has died: the sentinel is ready
             self.pipe.send((units, seconds))
@@ -166,7 +154,7 @@ class _Worker:
             now, before = time.monotonic(), now
             if now - before > _STOPPED and self.at[1] < before:
                 self.at[1] += now - before  # no time of the case
-            if stop.is_set():
+            if self._stop.is_set():
                 self.at[2] = 1.0
             if self.pipe in ready:  # first: it may answer and then end
                 with contextlib.suppress(EOFError, OSError):
@@ -181,14 +169,15 @@ class _Worker:
                 if number < 0:  # code 1: an error while it was importing
                     raise DiedError(_cause(code), certain=code == 1)
                 raise DiedError(_cause(code), number)
-            if timeout and number >= 0 and now - self.at[1] > timeout:
-                self.process.kill()
-                raise DiedError(f"it took longer than {timeout:g} s", number, certain=True)
+            if number >= 0 and now - self.at[1] > self._timeout:
+                self.end(0)
+                cause = f"it took longer than {self._timeout:g} s"
+                raise DiedError(cause, number, certain=True)
 
-    def end(self) -> None:
+    def end(self, patience: float = _PATIENCE) -> None:
         """Wait a while for the process to end, then kill it."""
         with _LOCK:
-            self.process.join(_PATIENCE)
+            self.process.join(patience)
             self.process.kill()
             self.process.join()
             self.pipe.close()

@@ -296,14 +296,14 @@ def test_a_sweep_that_was_stopped_for_a_while_has_no_case_that_took_too_long(tmp
 def test_a_worker_that_cannot_be_started_is_tried_again(monkeypatch):
     left, begin = iter(range(2)), workers._Worker.__init__
 
-    def fail_twice(self, work):
+    def fail_twice(self, *given):
         if next(left, None) is not None:
             raise EOFError("unexpected EOF")
-        begin(self, work)
+        begin(self, *given)
 
     monkeypatch.setattr(workers._Worker, "__init__", fail_twice)
     ds = sweep(Task(abandon, [Variable("y", "y")]), {"x": [1, 2]}, executor=1)
     assert ds["status"].values.tolist() == [1, 1]
-    monkeypatch.setattr(workers._Worker, "__init__", lambda self, work: 1 / 0)
+    monkeypatch.setattr(workers._Worker, "__init__", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         sweep(Task(abandon, [Variable("y", "y")]), {"x": [1, 2]}, executor=1)
