@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meanfield.checks import suggestion
+from meanfield.checks import count, suggestion
 from meanfield.errors import NoCases
 from meanfield.experiments import EXPERIMENTS, get
 
@@ -180,17 +180,20 @@ def _add_pdf(command: argparse.ArgumentParser) -> None:
     command.add_argument("--pdf", action="store_true", help="each figure as PDF as well as PNG")
 
 
-def _whole(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number ≥ 1, got {text!r}")
-    return int(text)
+def _whole(text: str, least: int = 1) -> int:
+    try:
+        return count(int(text), "value", least=least)
+    except ValueError:
+        expected = f"a whole number ≥ {least}"
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}") from None
 
 
 def _shard(text: str) -> tuple[int, int]:
-    index, slash, count = text.partition("/")
-    if not (slash and index.isdigit() and count.isdigit() and int(index) < int(count)):
-        raise argparse.ArgumentTypeError(f"expected I/K with 0 ≤ I < K such as 0/4, got {text!r}")
-    return int(index), int(count)
+    index, _, parts = text.partition("/")
+    with contextlib.suppress(argparse.ArgumentTypeError):
+        if _whole(index, 0) < _whole(parts):
+            return int(index), int(parts)
+    raise argparse.ArgumentTypeError(f"expected I/K with 0 ≤ I < K such as 0/4, got {text!r}")
 
 
 @contextlib.contextmanager

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xarray as xr
 
 from meanfield.checks import as_path
+from meanfield.results.arrays import digest_of
 from meanfield.results.atomic import make_folder, remove_litter, whole, write_new
-from meanfield.results.digests import check_digests, with_digests
 from meanfield.results.encoding import check_dataset, decode, netcdf
-from meanfield.results.marks import check_replaceable
+from meanfield.results.marks import DIGEST, check_replaceable
 from meanfield.results.store import Store, is_store
 
 _CHUNK = 2**30  # bytes; Zstandard takes at most twice as many
+_BEGIN = '{"": "'  # of the attribute with the digests
 
 
 def write_dataset(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
@@ -48,7 +52,7 @@ def write_dataset(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
         raise ValueError(f"path: expected a name that ends in .zarr or .nc, got {path.name!r}")
     # Before anything is touched: a Dataset that the format cannot hold is refused here.
     check_dataset(ds)
-    signed = with_digests(ds.drop_encoding())
+    signed = ds.drop_encoding().assign_attrs({DIGEST: json.dumps(_digests(ds))})
     packed = netcdf(signed) if path.suffix == ".nc" else _zarr(signed)
     target = check_replaceable(path)
     make_folder(target.parent)
@@ -101,6 +105,64 @@ def read_dataset(path: str | os.PathLike[str]) -> xr.Dataset:
             "xarray.open_zarr opens it, and its variable `done` says which batches count"
         )
     return check_digests(ds, path)
+
+
+def check_digests(ds: xr.Dataset, path: Path) -> xr.Dataset:
+    """The Dataset without the attribute of its digests; one that has none is taken as it is.
+
+    Raises:
+        ValueError: a variable is lost, or is not what was written; the message names it.
+    """
+    attrs = dict(ds.attrs)
+    if (text := attrs.pop(DIGEST, None)) is None:
+        renamed = [name for name, value in attrs.items() if str(value).startswith(_BEGIN)]
+        if renamed:
+            raise ValueError(f"{path} is damaged: {DIGEST} is called {renamed[0]!r}")
+        return ds
+    ds = xr.Dataset(ds.variables, attrs=attrs).set_coords(list(ds.coords))
+    try:
+        then = dict(json.loads(text))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: its digests cannot be read ({error})") from error
+    now = _digests(ds)
+    troubles = [
+        f"{name or 'an attribute'} ({'not what was written' if name in now else 'lost'})"
+        for name in then
+        if now.get(name) != then[name]
+    ] + [f"{name} (was not written)" for name in now if name not in then]
+    if troubles:
+        raise ValueError(
+            f"{path} is damaged, or was changed by another program: {', '.join(troubles)}; "
+            "xarray opens it as it is"
+        )
+    return ds
+
+
+def _digests(ds: xr.Dataset) -> dict[str, str]:
+    """By name of a variable; by the empty name that of the attributes of the Dataset."""
+    about = {str(name): _of_variable(variable) for name, variable in ds.variables.items()}
+    return {"": digest_of({"": _bytes(_plain(ds.attrs))})[:16], **about}
+
+
+def _of_variable(variable: xr.Variable) -> str:
+    values = np.asarray(variable.values)
+    about = [*map(str, variable.dims), _plain(variable.attrs)]
+    if values.dtype.kind in "OUT":
+        values = _bytes([values.shape, values.astype(object).tolist()])
+    native = values.astype(values.dtype.newbyteorder("="), copy=False)
+    return digest_of({"values": native, "about": _bytes(about)})[:16]
+
+
+def _bytes(plain: Any) -> np.ndarray:
+    return np.frombuffer(json.dumps(plain).encode(), np.uint8)
+
+
+def _plain(attrs: Mapping[Any, Any]) -> list[Any]:
+    """Attributes in a form that does not depend on the file's own types."""
+    return sorted(
+        [str(name), value if isinstance(value, str) else np.asarray(value, float).tolist()]
+        for name, value in attrs.items()
+    )
 
 
 def _zarr(ds: xr.Dataset) -> dict[str, Any]:

@@ -31,7 +31,7 @@ import numpy as np
 import xarray as xr
 
 from meanfield.results.atomic import make_folder, remove_litter, write_whole
-from meanfield.results.cases import PENDING, Columns, Labels, join, pack, unpack
+from meanfield.results.cases import Columns, Labels, join, pack, unpack
 from meanfield.results.encoding import check_names
 from meanfield.results.marks import is_description
 from meanfield.results.provenance import versions
@@ -54,8 +54,7 @@ class Store:
 
     Attributes:
         damaged: name of a file -> what is wrong with it.
-        missing: the names of files that were written and are not there, if cases may be lost
-            with them: those that hold a grid, and others while cases are pending.
+        missing: the names of files that were written and are not there.
     """
 
     def __init__(self, path: Path, description: Mapping[str, Any]) -> None:
@@ -92,19 +91,13 @@ class Store:
                 del self._tables[gone], self._replaced[gone]
             for name in present.keys() - self._tables.keys():
                 self._load(present[name])
-            self.missing = sorted(self._missing_of(named))
+            merged = {old for names in self._replaced.values() for old in names}
+            self.missing = sorted(named - self._tables.keys() - self.damaged.keys() - merged)
             if not self.missing:
                 return
 
     def _files(self) -> list[Path]:
         return [f for f in self.path.glob("*.npz") if _FILE.fullmatch(f.name)]
-
-    def _missing_of(self, named: set[str]) -> set[str]:
-        missing = named - self._tables.keys() - self.damaged.keys()
-        missing -= {old for names in self._replaced.values() for old in names}
-        if missing and not any(name.startswith("grid") for name in missing):
-            return missing if PENDING in self.rows()["status"] else set()
-        return missing
 
     def _names_written(self) -> set[str]:
         try:
@@ -199,7 +192,8 @@ class Store:
             old = [name for name in self.files if sizes.get(name, _SMALL) < _SMALL]
             self._write(self._joined(old), "grid", old)
             # Journal first: a crash must not report merged files as lost.
-            self._write_journal(sorted(self._names_written() - {*old}))
+            gone = {*old, *(name for merged in old for name in self._replaced[merged])}
+            self._write_journal(sorted(self._names_written() - gone))
             for name in old:
                 (self.path / name).unlink(missing_ok=True)
         except FileNotFoundError:  # another process was faster
@@ -284,8 +278,9 @@ def open_store(
     labels = Labels.from_plain(description)
     check_names([*labels.shapes, *labels.coords])
     with _explained(path, "cannot be made"):
-        if not stored:
-            stored = _create(path, description, replace=stored is not None)
+        if stored == {}:  # damaged
+            _set_aside(path / _DESCRIPTION)
+        stored = stored or _create(path, description)
     _check_same(path, stored["configuration"], description["configuration"])
     _log_other_versions(path, stored)
     if not accept_changed_code:
@@ -295,10 +290,10 @@ def open_store(
     return store
 
 
-def _create(path: Path, description: Mapping[str, Any], *, replace: bool) -> Mapping[str, Any]:
+def _create(path: Path, description: Mapping[str, Any]) -> Mapping[str, Any]:
     """Write the description; if another process was first, read its own."""
     make_folder(path)
-    if not replace and (path / _DESCRIPTION).exists():
+    if (path / _DESCRIPTION).exists():
         return _read_description(path)
     strangers = Store(path, description).damaged
     if "of another configuration" in strangers.values():
@@ -307,13 +302,9 @@ def _create(path: Path, description: Mapping[str, Any], *, replace: bool) -> Map
             f"configuration than that asked for, such as {next(iter(strangers))}; give another "
             "path, or the configuration it was begun with"
         )
-    if (path / _DESCRIPTION).is_dir():
-        _set_aside(path / _DESCRIPTION)
-    try:
-        write_whole(path / _DESCRIPTION, _pack_description(description), replace=replace)
-    except FileExistsError:
-        return _read_description(path)
-    return description
+    with contextlib.suppress(FileExistsError):
+        write_whole(path / _DESCRIPTION, _pack_description(description), replace=False)
+    return _read_description(path)
 
 
 def _set_aside(file: Path) -> None:

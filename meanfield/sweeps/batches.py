@@ -21,6 +21,8 @@ from meanfield.sweeps.grid import Case, case_seed, columns_of
 from meanfield.sweeps.plan import Task, Work
 
 _Caught = tuple[type[BaseException], ...]
+# How many cases, and the values of each variable or why there are none.
+_Outcome = tuple[int, Mapping[str, Any] | str]
 _MESSAGE_LENGTH = 400
 _TEXT_LENGTH = 2**16  # characters; in netCDF all texts of a variable are as wide as the longest
 _CAUGHT: _Caught = (Exception, SystemExit)
@@ -36,17 +38,6 @@ class Batch:
     columns: dict[str, np.ndarray]
     variables: Sequence[Variable] | None
     interrupt: BaseException | None = None
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """Why a case has no values."""
-
-    message: str
-
-
-# How many cases, and the values of each variable or why there are none.
-_Outcome = tuple[int, Mapping[str, Any] | _Failure]
 
 
 def run_batch(
@@ -72,7 +63,7 @@ def run_batch(
                 break
             done.append(_outcomes(work, cases, caught))
             values, n_cases = done[-1][0][1], n_cases + len(cases)
-            if task.variables is None and not isinstance(values, _Failure):
+            if task.variables is None and not isinstance(values, str):
                 task = dataclasses.replace(task, variables=_infer(values))
                 break
             if n_cases >= work.most_cases or time.monotonic() > end:
@@ -86,7 +77,7 @@ def run_batch(
 
 def failed_batch(task: Task, message: str) -> Batch:
     """The batch of one case that has ended its process."""
-    return Batch(1, _collect(task, [(1, _Failure(message))]), task.variables)
+    return Batch(1, _collect(task, [(1, message)]), task.variables)
 
 
 def _outcomes(work: Work, cases: Sequence[Case], caught: _Caught) -> list[_Outcome]:
@@ -96,7 +87,7 @@ def _outcomes(work: Work, cases: Sequence[Case], caught: _Caught) -> list[_Outco
         return [(len(cases), _values(work.task, returned, len(cases)))]
     except caught as error:
         if len(cases) == 1:
-            return [(1, _Failure(_message(error)))]
+            return [(1, _message(error))]
         return [outcome for case in cases for outcome in _outcomes(work, [case], caught)]
 
 
@@ -106,8 +97,8 @@ def _collect(task: Task, found: Sequence[_Outcome]) -> dict[str, np.ndarray]:
     status, start = columns["status"], 0
     for n, values in found:
         here, start = slice(start, start + n), start + n
-        if isinstance(values, _Failure):
-            columns["message"][here], status[here] = values.message, FAILED
+        if isinstance(values, str):
+            columns["message"][here], status[here] = values, FAILED
             continue
         for name, value in values.items():
             columns[name][here] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import dataclasses
 import io
 import mmap
@@ -38,10 +39,10 @@ class FixedSettings:
     @cached_property
     def _copies(self) -> dict[str, Callable[[], Any]]:
         """By name of a setting that a case might change, the function that makes it anew."""
-        kinds = (list, dict, set, tuple, np.ndarray)
+        kinds = (list, dict, set, tuple, np.ndarray, *_tensors())
         found = {}
         for name, value in self._values.items():
-            if isinstance(value, kinds) or _is_tensor(value) or dataclasses.is_dataclass(value):
+            if isinstance(value, kinds) or dataclasses.is_dataclass(value):
                 with contextlib.suppress(Exception):  # objects raise what they like
                     found[name] = _copier(value)
         return found
@@ -50,42 +51,37 @@ class FixedSettings:
         return {"_values": self._values}
 
 
-class _Pickler(pickle.Pickler):
-    """Leaves the content of arrays aside, also that of tensors."""
-
-    def reducer_override(self, value: Any) -> Any:
-        if _is_tensor(value):
-            with contextlib.suppress(TypeError, RuntimeError):  # of a type that NumPy has not
-                return sys.modules["torch"].from_numpy, (to_host(value.contiguous()),)
-        return NotImplemented
-
-
-def _is_tensor(value: Any) -> bool:
-    return "torch" in sys.modules and type(value) is sys.modules["torch"].Tensor
+def _tensors() -> list[Any]:
+    return [sys.modules["torch"].Tensor] if "torch" in sys.modules else []
 
 
 def _copier(value: Any) -> Callable[[], Any]:
-    """The function that makes a value anew."""
-    content = io.BytesIO()
-    arrays: list[pickle.PickleBuffer] = []
-    _Pickler(content, protocol=5, buffer_callback=arrays.append).dump(value)
+    """The function that makes a value anew; the content of arrays and tensors lies aside."""
+    content, arrays = io.BytesIO(), list[pickle.PickleBuffer]()
+    pickler = pickle.Pickler(content, protocol=5, buffer_callback=arrays.append)
+    pickler.dispatch_table = copyreg.dispatch_table | dict.fromkeys(_tensors(), _as_array)
+    pickler.dump(value)
     buffers = [_opener(array.raw()) for array in arrays]
     return lambda: pickle.loads(content.getvalue(), buffers=[opened() for opened in buffers])
 
 
+def _as_array(tensor: Any) -> Any:
+    try:
+        return sys.modules["torch"].from_numpy, (to_host(tensor.contiguous()),)
+    except (TypeError, RuntimeError):  # of a type that NumPy has not
+        return tensor.__reduce_ex__(5)
+
+
 def _opener(data: memoryview) -> Callable[[], Any]:
     """The function that gives these bytes to a case, which may write into them."""
-    return _Mapped(data) if data.nbytes >= _LARGE else partial(bytearray, bytes(data))
+    if data.nbytes < _LARGE:
+        return partial(bytearray, bytes(data))
+    file = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the function is there
+    file.write(data)
+    file.flush()
 
+    def mapped() -> mmap.mmap:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
-class _Mapped:
-    """Bytes in a temporary file; each call maps them anew."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  open as long as this is there
-        weakref.finalize(self, self._file.close)
-        self._file.write(data)
-        self._file.flush()
-
-    def __call__(self) -> mmap.mmap:
-        return mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_COPY)
+    weakref.finalize(mapped, file.close)
+    return mapped

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -121,7 +120,12 @@ def sweep(
         n_missing = sum(map(len, units))
         total = max(n_missing, len(plan.cases) // (shard[1] if shard else 1))
         with Progress(total, done=total - n_missing, visible=progress) as bar:
-            run(plan.work(batch_size), units, functools.partial(_keep, table, bar))
+
+            def keep(places: list[int], batch: Batch) -> None:
+                table.keep(places, batch.columns)
+                bar.advance(batch.columns["status"])
+
+            run(plan.work(batch_size), units, keep)
     except KeyboardInterrupt as interrupt:
         interrupt.add_note(table.kept())
         raise
@@ -171,11 +175,6 @@ class _Table:
         """All cases; pending where they were not run."""
         attrs = {**self._plan.attrs, "provenance": self._provenance}
         return self._labels.dataset(self._plan.columns | self._rows, attrs)
-
-
-def _keep(table: _Table, bar: Progress, places: list[int], batch: Batch) -> None:
-    table.keep(places, batch.columns)
-    bar.advance(batch.columns["status"])
 
 
 def _probe(plan: SweepPlan, run: Run) -> tuple[SweepPlan, list[_Piece]]:

@@ -24,7 +24,7 @@ class StoreStatus:
 
     Attributes:
         damaged: names of files whose content is not what was written.
-        missing: names of files that were written and are not there, if cases may be lost.
+        missing: names of files that were written and are not there.
         messages: how many cases failed with each message.
     """
 

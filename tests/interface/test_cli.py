@@ -207,7 +207,10 @@ def test_shards_together_are_the_run(finished, tmp_path):
 
 
 def test_wrong_usage_is_exit_code_2(capsys):
-    for arguments in (["fly"], ["run"], ["run", "two-dirac", "--workers", "0"]):
+    run = ["run", "two-dirac"]
+    workers = [[*run, "--workers", text] for text in ("0", "²", "1.5", "-1", "two")]
+    shards = [[*run, "--shard", text] for text in ("²/4", "4", "1/0", "2/2", "-1/2", "/")]
+    for arguments in (["fly"], ["run"], *workers, *shards):
         with pytest.raises(SystemExit) as caught:
             cli.main(arguments)
         assert caught.value.code == 2
