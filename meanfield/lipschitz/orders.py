@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import number
+from meanfield.linalg import Dense
+from meanfield.lipschitz.local import local_lipschitz
 from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results.answers import Answer, labelled
@@ -50,6 +52,7 @@ def local_order(F: MeasureMap, mu: ParticleMeasure, *, p: float) -> OrderInterva
 
     Raises:
         ValueError: another p, or batch axes.
+        OverflowError: weights whose ratios leave the number range.
 
     Example:
         >>> from meanfield.attention import AttentionParameters, SelfAttention
@@ -64,26 +67,28 @@ def local_order(F: MeasureMap, mu: ParticleMeasure, *, p: float) -> OrderInterva
         raise ValueError(f"p: expected 1, 2 or ∞, got {p}")
     if check_measure(mu).batch_shape:
         raise ValueError(f"mu: expected no batch axes, got {tuple(mu.batch_shape)}")
+    if p == 2:
+        found = local_lipschitz(F, mu, solver=Dense())
+        return OrderInterval(found.value, found.upper, p)
     alive = mu.log_weights > -math.inf
-    logs = torch.where(alive, mu.log_weights, 0.0)
-    both = linearize(F, mu)
+    both = linearize(F, mu, geometry="wasserstein" if p == 1 else "euclidean")
     fields = both.field.to_dense() * alive[:, None, None]
     n, out, d = fields.shape
-    J = (
-        both.atoms.to_dense().reshape(n, out, n, d).transpose(1, 2)
-        * (alive[:, None] & alive)[..., None, None]
-    )
-    ratios = logs[:, None] - logs
-    if p == 2:
-        weighted = (0.5 * ratios).exp()[..., None, None] * J
-        whole = torch.linalg.matrix_norm(weighted.transpose(1, 2).reshape(n * out, n * d), 2)
-        value = torch.maximum(whole, torch.linalg.matrix_norm(fields, 2).amax())
-        return OrderInterval(value, value, p)
+    J = both.atoms.to_dense().reshape(n, out, n, d).transpose(1, 2)
+    if p == 1:  # (aᵢ/aⱼ)J from (aᵢ/aⱼ)^½J: J alone underflows at light atoms
+        half = 0.5 * torch.where(alive, mu.log_weights, 0.0)
+        J = (half[:, None] - half).exp()[..., None, None] * J
+    J = torch.where((alive[:, None] & alive)[..., None, None], J, 0.0)
+    if not bool(J.isfinite().all()):
+        raise OverflowError(
+            "local_order: expected ratios of weights that float64 holds, got log-weights from "
+            f"{float(mu.log_weights[alive].min()):.4g} to {float(mu.log_weights.max()):.4g}"
+        )
     own = torch.arange(n)
     averaging = J.clone()
     averaging[own, own] -= fields
-    if p == 1:  # columns, weighted
-        blocks = (ratios.exp()[..., None, None] * averaging).transpose(0, 1)
+    if p == 1:  # columns
+        blocks = averaging.transpose(0, 1)
     else:  # rows, transposed
         blocks, fields = averaging.mT, fields.mT
     blocks = torch.cat([blocks, fields[:, None]], 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -103,3 +104,36 @@ def test_absent_atoms_and_bad_arguments():
         local_order(F, present, p=3.0)
     with pytest.raises(ValueError, match="no batch axes"):
         local_order(F, ParticleMeasure(torch.zeros(2, 3, 1, dtype=F64)), p=1.0)
+
+
+def _order_one_on_the_line(A: float, points: list, logs: list):
+    """maxⱼ Σᵢ (aᵢ/aⱼ)|Pᵢⱼ(1 + A xᵢ(xⱼ − oᵢ))| + |A Varᵢ| in 60 digits."""
+    with mpmath.workdps(60):
+        x, a = [mpmath.mpf(v) for v in points], [mpmath.exp(mpmath.mpf(v)) for v in logs]
+        columns = [mpmath.mpf(0)] * len(x)
+        for i, xi in enumerate(x):
+            raw = [aj * mpmath.exp(A * xi * xj) for aj, xj in zip(a, x, strict=True)]
+            P = [each / sum(raw) for each in raw]
+            o = sum(p * xj for p, xj in zip(P, x, strict=True))
+            columns[i] += abs(A * sum(p * (xj - o) ** 2 for p, xj in zip(P, x, strict=True)))
+            for j, xj in enumerate(x):
+                columns[j] += a[i] / a[j] * abs(P[j] * (1 + A * xi * (xj - o)))
+        return float(max(columns))
+
+
+@pytest.mark.parametrize(("radius", "light"), [(3.0, -20.0), (10.0, -500.0), (18.0, -690.0)])
+def test_light_atoms_at_order_one(radius, light):
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+    points, logs = [radius, -radius], [light, math.log1p(-math.exp(light))]
+    found = local_order(F, ParticleMeasure([[p] for p in points], log_weights=logs), p=1)
+    expected = _order_one_on_the_line(-1.0, points, logs)
+    assert float(found.lower) == pytest.approx(expected, rel=1e-9)
+    assert float(found.upper) == pytest.approx(expected, rel=1e-9)
+
+
+def test_ratios_of_weights_out_of_range_are_refused_at_order_one():
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+    mu = ParticleMeasure([[20.0], [-20.0]], log_weights=[-800.0, 0.0])
+    with pytest.raises(OverflowError, match="expected ratios of weights that float64 holds"):
+        local_order(F, mu, p=1)
+    assert float(local_order(F, mu, p=2).lower) == float(local_lipschitz(F, mu).value)
