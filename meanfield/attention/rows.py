@@ -118,12 +118,23 @@ class RowWise(Normalization):
             return self
         return replace(self, sink=self.sink[index])
 
-    def log_sums(self, logits: Tensor) -> Tensor:
-        """log (Σ_l a_l ψ(s_il) + e^sink) of logits log aⱼψ(sᵢⱼ), (..., m, 1); 0 if undivided."""
+    def log_sums(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """log (Σ_l a_l ψ(s_il) + e^sink) of logits log aⱼψ(sᵢⱼ), (..., m, 1); 0 if undivided.
+
+        In two parts, the largest logit and the rest: beside large scores their sum would lose
+        the digits of the rest. A row that sees nothing has −∞ as its rest.
+        """
         if not self.divides:
-            return torch.zeros_like(logits[..., :1])
-        sums = logits.logsumexp(-1, keepdim=True)
-        return sums if self.sink is None else torch.logaddexp(sums, self._sink_column(logits))
+            nothing = torch.zeros_like(logits[..., :1])
+            return nothing, nothing
+        tops = logits.amax(-1, keepdim=True)
+        if self.sink is not None:
+            tops = torch.maximum(tops, self._sink_column(logits))
+        tops = torch.where(tops > -math.inf, tops, 0.0)
+        sums = (logits - tops).exp_().sum(-1, keepdim=True)
+        if self.sink is not None:
+            sums = sums + (self._sink_column(logits) - tops).exp()
+        return tops, sums.log_()
 
     def log_p(self, logits: Tensor, blind: Tensor | None) -> Tensor:
         """log P of logits log aⱼψ(sᵢⱼ), (..., H, m, n).

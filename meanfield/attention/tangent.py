@@ -42,13 +42,16 @@ class _Rows(NamedTuple):
 
     Attributes:
         means: rᵢ, see `AttentionTangent`.
-        log_sums: log P = logits − log_sums; +∞ for rows that are absent or see nobody.
+        tops: the largest logit.
+        log_sums: log P = logits − tops − log_sums, in this order: beside large scores the sum of
+            both would lose the digits of the second. +∞ for rows that are absent or see nobody.
         most: ĵ = argmaxⱼ Pᵢⱼ, int64, or None where it is not used.
         tilts: τ_iĵ, or None where tilts are 1.
         kept: the matrices of every block, if they fit in memory.
     """
 
     means: Tensor
+    tops: Tensor
     log_sums: Tensor
     most: Tensor | None
     tilts: Tensor | None
@@ -200,14 +203,14 @@ class AttentionTangent:
         # Made before the blocks: small tensors that survive between the large ones of the blocks
         # would keep the allocator from using their memory again.
         means = q.new_zeros(*q.shape[:-1], v.shape[-1])
-        log_sums = q.new_empty(*q.shape[:-1], 1)
+        tops, log_sums = (q.new_empty(*q.shape[:-1], 1) for _ in range(2))
         most = torch.zeros(*q.shape[:-1], 1, dtype=torch.int64, device=q.device)
         kept = []
         for block in self.blocks:
             i, j = block
             logits, gain = self._logits(block)
-            log_sums[:, i] = self._log_sums(logits, block)
-            log_p = flat(logits).sub_(log_sums[:, i])
+            tops[:, i], log_sums[:, i] = self._log_sums(logits, block)
+            log_p = flat(logits).sub_(tops[:, i]).sub_(log_sums[:, i])
             if self._is_shifted:
                 most[:, i] = log_p.argmax(-1, keepdim=True) + j.start
             if self.weights.normalization.divides:
@@ -218,18 +221,18 @@ class AttentionTangent:
         if self._half_logs is not None:
             tilts = (self._half_logs - self._half_logs.gather(1, most)).exp()
         most_or_none = most if self._is_shifted else None
-        return _Rows(means, log_sums, most_or_none, tilts, kept if keep else None)
+        return _Rows(means, tops, log_sums, most_or_none, tilts, kept if keep else None)
 
     def _logits(self, block: Block) -> tuple[Tensor, Tensor | None]:
         """log aⱼψ of a block in a buffer, ``(*batch, H, rows, columns)``, and E, (B, ·, ·)."""
         logits, gain = self._fixed.logits_and_gain(block, self._buffer(0, block))
         return logits, None if gain is None else flat(gain)
 
-    def _log_sums(self, logits: Tensor, block: Block) -> Tensor:
-        """log Σ of the rows; +∞ where a row is absent or sees no mass, so that its P is 0."""
-        sums = self.weights.normalization.log_sums(logits)
+    def _log_sums(self, logits: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+        """log Σ of the rows in two parts, see `_Rows`; so P is 0 where a row sees no mass."""
+        tops, sums = self.weights.normalization.log_sums(logits)
         seeing = self._alive[..., block.rows, :] & (sums > -math.inf)
-        return flat(torch.where(seeing, sums, math.inf))
+        return flat(tops), flat(torch.where(seeing, sums, math.inf))
 
     def _matrices(self, block: Block, log_p: Tensor, gain: Tensor | None) -> Matrices:
         """G, N and M; overwrites log P."""
@@ -253,7 +256,8 @@ class AttentionTangent:
             return
         for block in self.blocks:
             logits, gain = self._logits(block)
-            log_p = flat(logits).sub_(rows.log_sums[:, block.rows])
+            log_p = flat(logits).sub_(rows.tops[:, block.rows])
+            log_p.sub_(rows.log_sums[:, block.rows])
             yield block, self._matrices(block, log_p, gain)
 
     def square_matrices(self) -> Matrices:

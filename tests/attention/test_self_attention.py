@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.attention.normalizations import sink, softmax
 from meanfield.linalg import Lanczos, operator_norm
 from meanfield.measures import ParticleMeasure, split
 from tests import oracles
@@ -475,3 +476,25 @@ def test_attention_almost_on_one_atom_keeps_its_digits_in_the_matrix(geometry):
     for matrix in (low.to_dense(), by_products):
         off = float(torch.linalg.matrix_norm(matrix.double() - exact, 2))
         assert off < 1e-3 * size
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 300.0), (F64, 1e7)])
+@pytest.mark.parametrize("memory", [0, 2**30])
+@pytest.mark.parametrize("normalization", [softmax, sink(1.0)])
+def test_rows_sum_to_one_where_scores_leave_no_room_for_their_sum(
+    dtype, size, memory, normalization
+):
+    """Beside scores of 1e14 the log of a sum of three equal terms has one digit left."""
+    x = size * torch.tensor([[1.0], [1.0], [-1.0], [1.0], [-1.0]], dtype=dtype)
+    par = AttentionParameters.from_bilinear([[1.0]], [[1.0]]).to(dtype)
+    F = SelfAttention(par, normalization=normalization)
+    J = F.tangent(ParticleMeasure(x), memory=memory, block_size=2).as_linear_map()
+    same = (x == x.mT).to(dtype)
+    expected = same / same.sum(-1, keepdim=True)  # the values that a row sees are all equal
+    by_products = torch.stack([J.matvec(e[:, None])[:, 0] for e in torch.eye(5, dtype=dtype)], -1)
+    # A mean of values is known to eps · size, and is multiplied by queries of that size.
+    room = 8 * torch.finfo(dtype).eps * size**2
+    torch.testing.assert_close(by_products, expected, rtol=0.0, atol=room)
+    # In the matrix of the softmax differences are taken before means.
+    exact = 1e-5 if normalization is softmax else room
+    torch.testing.assert_close(J.to_dense(), expected, rtol=0.0, atol=exact)
