@@ -139,13 +139,14 @@ def paths(ds: xr.Dataset, *, ax: Axes, space: str = "plane", beta: float | None 
     """
     rows = select(ds, space=space)
     beta = float(rows.beta.max()) if beta is None else beta
-    draw_paths(ax, select(rows, beta=beta).isel(case=0).points.values)
+    points = select(rows, beta=beta).isel(case=0).points.values
+    draw_paths(ax, points)
     if space == "sphere":
         ax.add_patch(_circle())
     name = "e^{-t}x" if space == "plane" else "x"
     ax.set(xlabel=rf"${name}_1$", ylabel=rf"${name}_2$")
-    what = "in the plane, rescaled" if space == "plane" else f"on the sphere{projection(3)}"
-    ax.set_title(rf"Tokens {what} ($\beta$ = {beta:g})")
+    what = "in the plane, rescaled" if space == "plane" else "on the sphere"
+    ax.set_title(rf"Tokens {what}{projection(points)} ($\beta$ = {beta:g})")
     return ax
 
 

@@ -137,10 +137,13 @@ def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     for colour, name, cases in by_level(ds, "kernel"):
         rows = best(cases, "constant", over="radius")
         curve(ax, rows, "radius", "constant", color=colour, label=f"{name}, found")
-        above, label = np.vectorize(partial(_bound, name)), f"{name}, upper bound"
-        formula(ax, above, ds.radius, "--", color=colour, linewidth=1.4, label=label)
-    formula(ax, lambda R: 2 * R**2, ds.radius, linewidth=1.4, label=r"$2R^2$")
+        above = np.vectorize(partial(_bound, name))
+        formula(ax, above, ds.radius, "--", color=colour, linewidth=1.4)
+    ax.plot([], [], "k--", label="upper bound, where one is known")
+    label = r"$2R^2$: L2, light atom between two halves"
+    formula(ax, lambda R: 2 * R**2, ds.radius, linewidth=1.4, label=label)
     ax.set(yscale="log", xlabel="radius R", ylabel=r"local $W_2$ constant, $Q=K=V=I$, $d=2$")
+    ax.set_ylim(bottom=0.8)  # for small R the constants are near 1
     ax.set_title("Largest constant found in the ball, kernel by kernel")
     return ax
 

@@ -30,19 +30,23 @@ def plot_particle_paths(ds: xr.Dataset, *, ax: Axes) -> Axes:
         ax: where to draw; a new figure if None.
     """
     one = ds.isel(case=0) if "case" in ds.points.dims else ds
-    dim = one.sizes["feature"]
-    if dim == 1:
-        ax.plot(_times(one), one.points.values[..., 0], color="tab:blue", linewidth=0.7, marker="")
+    points = one.points.values
+    if points.shape[-1] == 1:
+        ax.plot(_times(one), points[..., 0], color="tab:blue", linewidth=0.7, marker="")
         ax.set(xlabel="time t", ylabel="$x$")
     else:
-        draw_paths(ax, one.points.values)
+        draw_paths(ax, points)
         ax.set(xlabel="$x_1$", ylabel="$x_2$")
-    ax.set_title(f"Paths of the particles{projection(dim)}")
+    ax.set_title(f"Paths of the particles{projection(points)}")
     return ax
 
 
-def projection(dim: int) -> str:
-    """What a title says of points of which two coordinates are shown."""
+def projection(points: np.ndarray) -> str:
+    """What a title says of points (time, particle, feature) of which two coordinates are shown.
+
+    Coordinates at the end that are 0 throughout hide nothing: a plane may be kept in space.
+    """
+    dim = max(np.flatnonzero(points.any((0, 1))), default=0) + 1
     return "" if dim < 3 else ", seen along $x_3$" if dim == 3 else f", two of {dim} coordinates"
 
 
@@ -93,7 +97,7 @@ def animate_particles(ds: xr.Dataset, **wanted: Any) -> FuncAnimation:
         x if isinstance(x, str) else f"{_SYMBOLS.get(name, name)} = {short(x)}"
         for name, x in wanted.items()
     ]
-    what = ", ".join(words) + projection(points.shape[-1])
+    what = ", ".join(words) + projection(points)
 
     def frame(k: int) -> list[Any]:
         dots.set_offsets(points[k, :, :2])

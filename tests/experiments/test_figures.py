@@ -268,6 +268,9 @@ def test_a_flow_is_drawn_and_animated_as_it_comes(dim, tmp_path):
         np.testing.assert_array_equal(line(ax, "end"), flow.points.values[-1, :, :2].T)
     words = {3: ", seen along $x_3$", 5: ", two of 5 coordinates"}.get(dim, "")
     assert ax.get_title() == f"Paths of the particles{words}"
+    # A coordinate that is 0 throughout hides nothing.
+    kept = flow.pad(feature=(0, 1), constant_values=0.0)
+    assert figures.plot_particle_paths(kept).get_title() == f"Paths of the particles{words}"
     assert list(figures.save_animations(flow, {"flow": figures.animate_particles}, tmp_path))
     # So are several flows in a sweep of one's own, along cases.
     both = xr.concat([flow, flow], "case").assign_coords(beta=("case", [1.0, 2.0]))
