@@ -20,9 +20,10 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.checks import to_host
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
+from meanfield.experiments.two_dirac import two_atom_constants
 from meanfield.figures import animate_particles
 from meanfield.figures.canvas import figure
-from meanfield.figures.curves import curve
+from meanfield.figures.curves import curve, formula
 from meanfield.figures.selection import by_level, select
 from meanfield.results import Variable
 
@@ -116,18 +117,25 @@ def against_depth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     return ax
 
 
-@figure("constant", "constant_converged", "layer")
+@figure("constant", "constant_converged")
 def against_weight(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Local constant of the flow map at the last depth against the light weight."""
     for colour, radius, rows in by_level(ds, "radius"):
-        last, first = rows.isel(time=-1), rows.isel(time=0)
-        curve(ax, last, "offset", "constant", color=colour, label=f"R = {radius:g}")
-        curve(ax, first, "offset", "layer", ":", color=colour, linewidth=1)
+        label = f"R = {radius:g}"
+        curve(ax, rows.isel(time=-1), "offset", "constant", color=colour, label=label)
+        one_layer = partial(_at_the_start, gamma=ds.attrs["gamma"], radius=radius)
+        formula(ax, one_layer, rows.offset, ":", color=colour, linewidth=1)
     ax.plot([], [], "k:", linewidth=1, label="one layer at t = 0")
     ax.set(yscale="log", xlabel="log-ratio of the weights, relative to one layer's worst")
     ax.set_ylabel(f"local constant of the flow to t = {float(ds.time[-1]):g}")
     ax.set_title("Two Diracs: constant of the flow against the light weight")
     return ax
+
+
+def _at_the_start(offset: np.ndarray, *, gamma: float, radius: float) -> np.ndarray:
+    """The constant of one layer at the pair, in closed form."""
+    log_ratio = float(bounds.two_dirac_best_log_ratio(gamma, radius)) + offset
+    return np.maximum(*two_atom_constants(log_ratio, c=gamma * radius**2, dim=1))
 
 
 EXPERIMENT = Experiment(
@@ -141,6 +149,7 @@ EXPERIMENT = Experiment(
         "particle": np.arange(2),
         "feature": np.arange(1),
     },
+    attrs=lambda s: {"gamma": s.gamma},
     figures={"constant": against_depth, "weights": against_weight},
     animations={"atoms": partial(animate_particles, offset=0.0)},
 )
