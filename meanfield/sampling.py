@@ -42,6 +42,13 @@ class CriticalPair(NamedTuple):
     heavy_at: float
     scaling: float
 
+    def tokens(self, radius: float, n: int) -> ParticleMeasure:
+        """One token at R u and n − 1 at heavy_at · R u, see `adversarial`."""
+        radius, n = number(radius, "radius", least=0), count(n, "n", least=2)
+        points = radius * self.heavy_at * self.direction.expand(n, -1).clone()
+        points[0] = radius * self.direction
+        return ParticleMeasure.from_sequence(points)
+
 
 def critical_pair(A: Any, *, branch: str = "best") -> CriticalPair:
     """The eigenpair of A that makes attention most sensitive.
@@ -183,11 +190,7 @@ def adversarial(A: Any, radius: float, n: int, *, branch: str = "best") -> Parti
     Returns:
         A positioned uniform measure of n atoms.
     """
-    radius, n = number(radius, "radius", least=0), count(n, "n", least=2)
-    pair = critical_pair(A, branch=branch)
-    points = radius * pair.heavy_at * pair.direction.expand(n, -1).clone()
-    points[0] = radius * pair.direction
-    return ParticleMeasure.from_sequence(points)
+    return critical_pair(A, branch=branch).tokens(radius, n)
 
 
 def sphere(

@@ -30,7 +30,6 @@ from meanfield.figures.canvas import FORMULA, figure, ticks_at
 from meanfield.figures.curves import curve, formula, mark_unconverged
 from meanfield.figures.selection import by_level, fits_of, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
-from meanfield.measures import ParticleMeasure
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
 
@@ -102,10 +101,7 @@ def measure(
     )
     F = source.attention(layer)
     pair = _pair(source, layer, head)
-    # As `sampling.adversarial` builds it, without a new eigendecomposition for each length.
-    points = radius * pair.heavy_at * pair.direction.expand(n_tokens, -1).clone()
-    points[0] = radius * pair.direction
-    mu = ParticleMeasure.from_sequence(points)
+    mu = pair.tokens(radius, n_tokens)
     whole = local_lipschitz(F, mu, geometry="euclidean", strict=False)
     alone = type(F)(F.parameters.head(head), causal=F.causal)
     single = local_lipschitz(alone, mu, geometry="euclidean", strict=False)
@@ -124,6 +120,7 @@ def measure(
 
 @functools.lru_cache(maxsize=64)
 def _pair(source: Transformer, layer: int, head: int) -> sampling.CriticalPair:
+    """Once for all lengths and radii."""
     return sampling.critical_pair(source.parameters(layer).head(head).A[0])
 
 

@@ -173,7 +173,7 @@ def tightness(ds: xr.Dataset, *, ax: Axes) -> Axes:
     curve(ax, rows, "n_tokens", "best", color="tab:blue", label="best of the ascent")
     equal = r"equal groups, odd n: $1+4\,W_0((n-1)e^{-3/2})$"
     for fmt, colour, label, spread in (
-        ("--", "tab:red", "bound 1 + 4 φ⁻¹(n−1)", bounds.l2_spread),
+        ("--", "tab:red", r"upper bound $1+4\,\varphi^{-1}(n-1)$", bounds.l2_spread),
         (":", "tab:orange", equal, _spread_of_groups),
     ):
         f = np.vectorize(lambda n, spread=spread: 1 + 4 * spread(n))

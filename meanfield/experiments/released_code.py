@@ -97,8 +97,7 @@ def measure(
     if input_kind == "tokens":
         mu = _random_tokens(source, n_tokens, layer)
     else:
-        slicing = _head_matrix if input_kind == "head" else _row_matrix
-        mu = sampling.adversarial(slicing(source, layer, head), input_radius, n_tokens)
+        mu = _pair(source, input_kind, layer, head).tokens(input_radius, n_tokens)
     constant = local_lipschitz(F, mu, geometry="euclidean", strict=False)
     return {
         **constant.values("constant"),
@@ -126,12 +125,13 @@ def _random_tokens(source: Transformer, n_tokens: int, layer: int) -> ParticleMe
 
 
 @functools.lru_cache(maxsize=4)
-def _head_matrix(source: Transformer, layer: int, head: int) -> torch.Tensor:
-    """A of the head."""
-    return source.parameters(layer).head(head).A[0]
+def _pair(source: Transformer, kind: str, layer: int, head: int) -> sampling.CriticalPair:
+    """Once for all lengths."""
+    if kind == "rows":
+        return sampling.critical_pair(_row_matrix(source, layer, head))
+    return sampling.critical_pair(source.parameters(layer).head(head).A[0])
 
 
-@functools.lru_cache(maxsize=4)
 def _row_matrix(source: Transformer, layer: int, head: int) -> torch.Tensor:
     """A of what the scripts take for the head: a block of rows of the stored weight.
 

@@ -152,11 +152,11 @@ def constants(
     for (d, masked), of_layer in _alike(np.arange(len(radius)), dim, causal):
         parameters = layer(d, gamma, layer_seed)
         F = SelfAttention(parameters, causal=masked)
-        u = sampling.critical_pair(parameters.A[0], branch="negative").direction
+        pair = sampling.critical_pair(parameters.A[0], branch="negative")
         _put(found, of_layer, _bounds(gamma, radius[of_layer], masked))
         for (at,), cases in _alike(of_layer, crowd):
             R, z = radius[cases], log_ratio[cases]
-            mu = sampling.two_diracs(R, z, u, heavy_at=at, positioned=masked)
+            mu = sampling.two_diracs(R, z, pair.direction, heavy_at=at, positioned=masked)
             constant = local_lipschitz(F, mu)
             parts = {"particle": constant.particle, "splitting": constant.splitting}
             _put(found, cases, {**parts, **constant.values("value")})
@@ -166,10 +166,12 @@ def constants(
                 _put(found, cases, {"two_dirac_entry": two_dirac_entry(gamma, R, z)})
                 best = z == bounds.two_dirac_best_log_ratio(gamma, R)
                 if masked and best.any():
+                    u = pair.direction
                     _put(found, cases[best], _interleaved(F, R[best], z[best], u, scales))
         for (n,), cases in _alike(of_layer[n_tokens[of_layer] > 0], n_tokens):
             with_steps = steps if n in secant_tokens else ()
-            _put(found, cases, _sequences(F, gamma, radius[cases], n, with_steps))
+            tokens = stack([pair.tokens(R, n) for R in radius[cases].tolist()])
+            _put(found, cases, _sequences(F, tokens, gamma, radius[cases], with_steps))
     return found
 
 
@@ -223,11 +225,14 @@ def _interleaved(
 
 
 def _sequences(
-    F: SelfAttention, gamma: float, radius: np.ndarray, n: int, steps: Sequence[float]
+    F: SelfAttention,
+    tokens: ParticleMeasure,
+    gamma: float,
+    radius: np.ndarray,
+    steps: Sequence[float],
 ) -> dict[str, Any]:
     """The discrete map at one light token and n − 1 others (masked: at positions i/n)."""
-    A = F.parameters.A[0]
-    tokens = stack([sampling.adversarial(A, R, n, branch="negative") for R in radius.tolist()])
+    n = tokens.n_particles
     if not F.causal:
         tokens = ParticleMeasure(tokens.points)
     constant = local_lipschitz(F, tokens, geometry="euclidean", rtol=1e-8)
