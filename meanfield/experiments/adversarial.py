@@ -27,7 +27,7 @@ from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.fitting import with_laws
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import FORMULA, figure, ticks_at
-from meanfield.figures.curves import curve, formula, mark_unconverged
+from meanfield.figures.curves import curve, formula, law, mark_unconverged
 from meanfield.figures.selection import by_level, fits_of, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.pretrained import Transformer
@@ -142,11 +142,13 @@ def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     head = ds.attrs["best_head"]
     rows = select(ds, head=head)
     for colour, radius, line in by_level(rows, "radius"):
-        which: Any = {"head": head, "radius": radius}
-        label = f"layer, R = {radius:g}{_law(ds, quantity='constant', **which)}"
+        of_layer, of_head = (
+            law(fits_of(ds, law="free", quantity=quantity, head=head, radius=radius))
+            for quantity in ("constant", "head_constant")
+        )
+        label = f"layer, R = {radius:g}: {of_layer}"
         curve(ax, line, "n_tokens", "constant", color=colour, label=label)
-        label = f"head alone{_law(ds, quantity='head_constant', **which)}"
-        hollow: Any = {"color": colour, "fillstyle": "none", "label": label}
+        hollow: Any = {"color": colour, "fillstyle": "none", "label": f"head alone: {of_head}"}
         curve(ax, line, "n_tokens", "head_constant", "s--", **hollow)
         found = line.isel(case=np.flatnonzero(np.isfinite(line.searched.values)))
         curve(ax, found, "n_tokens", "searched", "x", color=colour, markersize=8)
@@ -156,11 +158,6 @@ def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ticks_at(ax, rows.n_tokens)
     ax.set_title(f"Worst case of head {head}\n{ds.attrs['model']}, layer {ds.attrs['layer']}")
     return ax
-
-
-def _law(ds: xr.Dataset, **labels: Any) -> str:
-    fits = fits_of(ds, law="free", **labels)
-    return f", $n^{{{float(fits.fit_exponent[0]):.2f}}}$" if fits.sizes["fit"] else ""
 
 
 @figure("constant", "constant_converged", "head_constant", "head_constant_converged")

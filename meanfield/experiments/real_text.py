@@ -25,7 +25,7 @@ from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.fitting import with_laws
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import colours, figure, kind, ticks_at
-from meanfield.figures.curves import curve, mark_unconverged, power_law
+from meanfield.figures.curves import curve, law, mark_unconverged, power_law
 from meanfield.figures.plots import plot_exponents
 from meanfield.figures.selection import fits_of, masked, source_of
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
@@ -142,7 +142,7 @@ def _bounds(F: Any, points: torch.Tensor, radius: np.ndarray) -> dict[str, np.nd
 
 @figure("constant", "constant_converged")
 def constants(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
-    """Local constant against n, one colour per layer: windows as dots, their fits as lines.
+    """Local constant against n per layer; lines: fits, with 95 % intervals of the exponents.
 
     Args:
         ds: of this experiment.
@@ -168,13 +168,7 @@ def _draw_law(ax: Axes, ds: xr.Dataset, n: Any, colour: Any, *, layer: int, caus
     if not fits.sizes["fit"]:
         ax.plot([], [], "-", color=colour, label=f"layer {layer}")
         return
-    p, low, high = (
-        f"{float(fits[f'fit_exponent{end}'][0]):.2f}".replace("-0.00", "0.00")
-        for end in ("", "_lower", "_upper")
-    )
-    interval = "" if low == "nan" else f" [{low}, {high}]"
-    label = f"layer {layer}: ${float(fits.fit_constant[0]):.2g}\\,n^{{{p}}}${interval}"
-    power_law(ax, fits, n, color=colour, label=label)
+    power_law(ax, fits, n, color=colour, label=f"layer {layer}: {law(fits)}")
 
 
 @figure("radius")

@@ -24,7 +24,7 @@ from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.fitting import with_laws
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import figure, ticks_at
-from meanfield.figures.curves import curve, power_law
+from meanfield.figures.curves import curve, law, power_law
 from meanfield.figures.selection import fits_of, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
@@ -155,7 +155,7 @@ _TITLES = {
 
 @figure("constant", "constant_converged", "released")
 def both_quantities(ds: xr.Dataset, *, ax: Axes, kind: str = "head") -> Axes:
-    """The norm and what the published scripts compute at the same inputs, with their fits.
+    """The norm and the scripts' quantity at the same inputs; fits, 95 % intervals of exponents.
 
     Args:
         ds: of this experiment.
@@ -169,12 +169,10 @@ def both_quantities(ds: xr.Dataset, *, ax: Axes, kind: str = "head") -> Axes:
         ("constant", "tab:blue", r"norm $\|Df(X)\|$"),
         ("released", "tab:red", r"scripts: $\sqrt{\|Df(X)^\top f(X)\|}$"),
     ):
-        curve(ax, rows, "n_tokens", quantity, "o", color=colour)
+        curve(ax, rows, "n_tokens", quantity, "o", color=colour, label=label)
         fits = fits_of(ds, quantity=quantity, input_kind=kind, law="free")
         if fits.sizes["fit"]:
-            C, p = float(fits.fit_constant[0]), float(fits.fit_exponent[0])
-            label += f": ${C:.2f}\\,n^{{{p:.2f}}}$"
-            power_law(ax, fits, rows.n_tokens, color=colour, label=label)
+            power_law(ax, fits, rows.n_tokens, color=colour, label=law(fits))
     ticks_at(ax, rows.n_tokens)
     what = _TITLES[kind].format(head=ds.attrs.get("head"))
     ax.set_title(f"{what}\n{ds.attrs.get('model')}, layer {ds.attrs.get('layer')}")

@@ -78,6 +78,16 @@ def power_law(ax: Axes, fits: xr.Dataset, n: Any, **style: Any) -> None:
     formula(ax, lambda x: C * x**p, n, "-", **{"linewidth": 1.4, **style})
 
 
+def law(fits: xr.Dataset) -> str:
+    """C nᵖ of the first of the fits with the 95 % interval of p, for legends; "" of no fit."""
+    if not fits.sizes["fit"]:
+        return ""
+    names = ("constant", "exponent", "exponent_lower", "exponent_upper")
+    C, p, low, high = (float(fits[f"fit_{name}"][0]) for name in names)
+    interval = "" if np.isnan(low) else f" [{low:.2f}, {high:.2f}]"
+    return rf"${C:.3g}\,n^{{{p:.2f}}}${interval}".replace("-0.00", "0.00")
+
+
 def stairs(ax: Axes, rows: xr.Dataset, y: str, *, time: Any, label: str, **style: Any) -> None:
     """A column of each case against time, as steps; one entry in the legend."""
     for k in range(rows.sizes["case"]):
