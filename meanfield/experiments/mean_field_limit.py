@@ -124,7 +124,8 @@ def slopes(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """W₂ and the gap of the means between n samples and many, against n."""
     for colour, dim, rows in by_level(ds, "dim"):
         mean = rows.groupby("n_particles").mean()
-        for k, mark in ((0, "o"), (-1, "s")):
+        # No round marks, which a figure replaces by one kind for each colour.
+        for k, mark in ((0, "v"), (-1, "s")):
             at, when = mean.isel(time=k), f"d = {dim}, t = {float(ds.time[k]):g}"
             label = f"W₂, {when}: {_slope(at, 'w2')}"
             curve(ax, at, "n_particles", "w2", f"{mark}-", color=colour, label=label)

@@ -51,7 +51,10 @@ def projection(points: np.ndarray) -> str:
 
 
 def _times(one: xr.Dataset) -> np.ndarray:
-    return one["time" if "time" in one.variables else one.points.dims[0]].values
+    """The time of each frame of the points; others of the Dataset may have times of their own."""
+    frame = one.points.dims[0]
+    of_frames = "time" in one.variables and one["time"].dims == (frame,)
+    return one["time" if of_frames else frame].values
 
 
 def draw_paths(ax: Axes, points: np.ndarray) -> None:

@@ -16,6 +16,7 @@ import xarray as xr
 from matplotlib.collections import PolyCollection, QuadMesh
 
 from meanfield.experiments import EXPERIMENTS, get
+from meanfield.figures import particles
 from meanfield.figures.canvas import FORMULA
 from meanfield.sweeps.plan import make_plan
 
@@ -129,6 +130,16 @@ def test_every_curve_is_a_declared_column_and_every_column_is_drawn(made, name, 
     assert all(of), "a curve is no declared column"
     assert {c for found in of for c in found} == set(columns)
     assert all(f"{c}_converged" in function.columns for c in columns if f"{c}_converged" in ds)
+
+
+@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if get(name).animations])
+def test_every_frame_of_an_animation_has_its_time(made, name):
+    ds = dataset(made, name)
+    one = ds.isel(case=0)
+    dim = one.points.dims[0]
+    wanted = one.time if dim == "step" else one[dim]  # clustering: each case has its own clock
+    np.testing.assert_array_equal(particles._times(one), wanted)
+    assert wanted.sizes == {dim: ds.points.shape[1]}
 
 
 FLAGS = [
