@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import dataclasses
 import logging
+import os
 import signal
 import sys
 import threading
@@ -221,8 +222,14 @@ def _logging_to_stderr(verbose: bool) -> Iterator[None]:
 
 
 def _say(text: str) -> None:
+    """Print a line at once. A reader that has gone (`| head`) ends the lines, not the work."""
     encoding = sys.stdout.encoding or "utf-8"  # names of files may be in another one
-    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    try:
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -423,6 +423,16 @@ def test_nothing_but_lines_goes_into_a_pipe(tmp_path):
     assert "cases, 0 not converged, 0 failed" in done.stdout
 
 
+def test_a_reader_that_has_gone_ends_the_lines_and_not_the_work(monkeypatch, capsys):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert cli.main(["list"]) == 0
+        pipe.write("what is left in the buffer goes nowhere")
+    assert not capsys.readouterr().err
+
+
 def test_without_arguments_it_says_what_to_do_next(capsys):
     assert cli.main([]) == 0
     said = capsys.readouterr().out
