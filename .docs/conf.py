@@ -18,16 +18,18 @@ from typing import Any
 import matplotlib
 from docutils import nodes
 from docutils.utils.math import MathError
-from docutils.utils.math.latex2mathml import tex2mathml
 from pybtex.plugin import register_plugin
 from pybtex.style.formatting.unsrt import Style
 from pybtex.style.labels import BaseLabelStyle
 from sphinx.util import logging
 
+import meanfield
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # A page that is no file of the repository.
 _FORMULAS = runpy.run_path(str(ROOT / ".docs" / "formulas.py"))
+_MATHML = runpy.run_path(str(ROOT / ".docs" / "mathml.py"))
 _LISTING = runpy.run_path(str(ROOT / ".docs" / "listing.py"))
 (ROOT / ".docs" / "reference" / "experiments.md").write_text(_LISTING["page"](), encoding="utf-8")
 
@@ -129,6 +131,10 @@ class _KeyStyle(Style):
 register_plugin("pybtex.style.formatting", "keys", _KeyStyle)
 
 _CITATION = re.compile(r"\[([A-Z]{2,}[0-9]{2})\]")
+_TAKEN = re.compile(
+    r"```\{include\} \.\./(README\.md)\n:start-after: (.*)\n:end-before: (.*)\n```"
+)
+_UNIT = re.compile(r"(?<=\d) (?=(?:µs|ms|s|min|h|kB|MB|GB|KiB|MiB|GiB|%|times)\b|%)")
 _LITERAL = re.compile(r"(``.*?``|:cite:p:`.*?`|:math:`.*?`)", re.DOTALL)
 
 
@@ -138,6 +144,10 @@ def setup(app: Any) -> None:
     app.connect("autodoc-process-signature", _readable)
     app.connect("autodoc-skip-member", _skip_aliases)
     app.connect("doctree-read", _try_formulas)
+    app.connect("doctree-read", _readable_tables)
+    app.connect("source-read", _with_formulas_of_the_readme)
+    app.connect("source-read", _cited_in_scripts)
+    app.connect("missing-reference", _named_at_the_top)
     app.add_html_math_renderer("mathml", (_inline_math, None), (_display_math, None))
 
 
@@ -173,9 +183,67 @@ class _Code:
         return self.inside
 
 
+def _with_formulas_of_the_readme(app: Any, docname: str, content: list[str]) -> None:
+    """What a page takes from the README, which is read as plain text, has formulas and links."""
+
+    def part(found: re.Match[str]) -> str:
+        text = (ROOT / found[1]).read_text(encoding="utf-8")
+        text = text[text.index(found[2]) + len(found[2]) : text.index(found[3])]
+        made = _FORMULAS["with_mathematics"](text, _can_be_written)
+        made = re.sub(":math:(`[^`]*`)", r"{math}\1", made)
+        return _CITATION.sub(r"{cite:p}`\1`", made)
+
+    content[0] = _TAKEN.sub(part, content[0])
+    if docname == "evidence":
+        app.env.note_dependency(ROOT / "README.md")
+
+
+def _cited_in_scripts(app: Any, docname: str, content: list[str]) -> None:
+    """[CAP24] in the text of a tutorial or an example is a link; its code is indented."""
+    if docname.startswith(("_generated/tutorials/", "_generated/gallery/")):
+        lines = content[0].split("\n")
+        cited = [x if x[:1].isspace() else _CITATION.sub(r":cite:p:`\1`", x) for x in lines]
+        content[0] = "\n".join(cited)
+
+
+def _named_at_the_top(app: Any, env: Any, node: Any, text: Any) -> Any:
+    """`meanfield.w2` leads to where it is described, on the page of its package."""
+    above, _, name = str(node.get("reftarget", "")).rpartition(".")
+    found = getattr(meanfield, name, None) if above == "meanfield" else None
+    packages = str(getattr(found, "__module__", "")).split(".")[:2]
+    if len(packages) < 2 or node.get("refdomain") != "py":
+        return None
+    domain = env.get_domain("py")
+    target = ".".join([*packages, name])
+    return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", target, node, text)
+
+
+def _readable_tables(app: Any, doctree: nodes.document) -> None:
+    """Tables of words can be read on a phone, and numbers stay on the line of their unit."""
+    for table in doctree.findall(nodes.table):
+        entries = [*table.findall(nodes.entry)]
+        n_numbers = sum(entry.astext()[:1] in "0123456789−→" for entry in entries)
+        if 4 * n_numbers < len(entries):
+            table["classes"].append("words")
+            _name_columns(table)
+        for entry in entries:
+            for text in [*entry.findall(nodes.Text)]:
+                text.parent.replace(text, nodes.Text(_UNIT.sub("\N{NO-BREAK SPACE}", text)))
+
+
+def _name_columns(table: nodes.table) -> None:
+    """The title of its column in each cell, which is shown where rows are taken apart."""
+    for head, body in zip(table.findall(nodes.thead), table.findall(nodes.tbody), strict=False):
+        titles = [entry.astext() for entry in head[0]]
+        for row in body if len(titles) > 2 else ():
+            for title, entry in zip(titles[1:], row[1:], strict=False):
+                for first in entry[:1] if entry.astext() else ():
+                    first.insert(0, nodes.inline("", f"{title}: ", classes=["column"]))
+
+
 def _can_be_written(code: str) -> bool:
     try:
-        tex2mathml(code)
+        _MATHML["displayed"](code)
     except MathError:
         return False
     return True
@@ -199,32 +267,16 @@ def _try_formulas(app: Any, doctree: nodes.document) -> None:
     """A formula that cannot be written is a warning where it is read, whatever is built."""
     for node in doctree.findall(lambda node: isinstance(node, nodes.math | nodes.math_block)):
         try:
-            _mathml(_aligned(node) if isinstance(node, nodes.math_block) else node.astext())
+            _MATHML["displayed" if isinstance(node, nodes.math_block) else "inline"](node.astext())
         except MathError as error:
             logging.getLogger(__name__).warning("%s", error, location=node)
 
 
 def _inline_math(writer: Any, node: nodes.math) -> None:
-    writer.body.append(_mathml(node.astext()))
+    writer.body.append(_MATHML["inline"](node.astext()))
     raise nodes.SkipNode
 
 
 def _display_math(writer: Any, node: nodes.math_block) -> None:
-    writer.body.append(f'<div class="formula">{_mathml(_aligned(node), as_block=True)}</div>\n')
+    writer.body.append(f'<div class="formula">{_MATHML["displayed"](node.astext())}</div>\n')
     raise nodes.SkipNode
-
-
-def _aligned(node: nodes.math_block) -> str:
-    code = node.astext()
-    if "&" in code and r"\begin" not in code:
-        return rf"\begin{{aligned}}{code}\end{{aligned}}"
-    return code
-
-
-def _mathml(code: str, *, as_block: bool = False) -> str:
-    made = tex2mathml(code, as_block=as_block)
-    made = re.sub(r"<mo>[:∶]</mo>\s*<mo>=</mo>", "<mo>≔</mo>", made)
-    # Norm bars keep their height: browsers would stretch one with an index and not its partner.
-    made = re.sub(r"<mo(?: class=\"math\w+\")?>‖</mo>", '<mo stretchy="false">‖</mo>', made)
-    # Bars enclose; as operators they would have spaces on both sides.
-    return re.sub(r"<mo([^>]*)>([|‖])</mo>", r'<mo\1 lspace="0" rspace="0">\2</mo>', made)

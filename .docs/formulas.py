@@ -6,6 +6,7 @@ operators between them. What cannot be written stays as it is.
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Callable
@@ -61,10 +62,14 @@ _STRONG = re.compile(
     + rf"]|(?<![A-Za-z_])[A-Za-z]{{1,2}}[_^][\w{{(∞−-]|\b{_NAMED}_[a-zα-ω{{]|^[A-Z]\([\w, ]\)"
 )
 # Once its brackets are gone: numbers and letters with operators between them, or an operator.
-_TERM = rf"(?:\d+(?:[.,]\d+)*[A-Za-z]?|[b-zA-HJ-Z]\d*|{_NAMED})"
+_TERM = rf"(?:\d+(?:[.,]\d+)*[A-Za-z]?(?:\^\w+)?|(?:log|ln|exp)?[b-zA-HJ-Z]\d*|{_NAMED})"
 _WEAK = re.compile(rf"{_TERM}(?:[-+−/=<>]{_TERM})*|[-+−/=<>≔…|]")
+# A function of letters, f(y), or a product of a matrix and a vector, Wx, that is no word.
+_PRODUCT = re.compile(
+    r"[A-Za-z]\(\w(?:,\w)*\)|(?!In|If|Of|It|At|As|An|No|On|To|Is|By|Or|So|We|Do|Up)[A-Z][a-z]"
+)
 _NEVER = re.compile(
-    r"[\"'`\\@#%&\0]|\w-[A-Za-z]{2}|__|_[A-Za-z]{4}|\d[eE]-?\d"
+    r"[\"'`\\@#%&\0]|[\w∞]-[A-Za-z]{2}|__|_[A-Za-z]{4}|\d[eE]-?\d"
     rf"|(?<![A-Za-z_])(?!{_NAMED}_\w?\b)(?:[A-Za-z]{{3,}}_|[A-Za-z]{{2,}}_[A-Za-z])"
 )
 _OPERATOR = re.compile(r"[=<>+−≤≥∈≈≠·×/|→↦∝≔∘⟂⊗±-]$|^[=<>+−≤≥∈≈≠·×/→↦∝∘⟂⊗±-]")
@@ -153,6 +158,8 @@ def _is_weak(pieces: list[str], k: int) -> bool:
     if core in ("a", "I"):  # mostly words
         sides = pieces[max(k - 2, 0)] * (k > 1), "".join(pieces[k + 2 : k + 3])
         return any(side[:1] and side[:1] in "=<>+−≤≥·" for side in sides)
+    if _PRODUCT.fullmatch(pieces[k].rstrip(",;:.")):
+        return True
     return bool(_WEAK.fullmatch(core)) or (not core and pieces[k] in ("|",))
 
 
@@ -165,9 +172,11 @@ def _joined(left: str, right: str) -> bool:
 def _trimmed(run: str) -> tuple[str, str, str]:
     """What stands before the formula, the formula, and what stands after: its brackets match."""
     before, after = "", ""
-    while run and run[-1] in ",;:. =<>+−|" and not (run[-1] == "|" and run.count("|") % 2 == 0):
+    while (
+        run and run[-1] in ",;:. =<>≤≥+−·×/→↦|" and not (run[-1] == "|" and run.count("|") % 2 == 0)
+    ):
         run, after = run[:-1], run[-1] + after
-    while run and run[0] in "·=<>+×/ ":
+    while run and run[0] in "·=<>≤≥+×/ " and not re.match(r"\+[\w∞]", run):
         run, before = run[1:], before + run[0]
     for _ in range(len(run)):
         depth, lowest = 0, 0
@@ -187,7 +196,8 @@ def tex(formula: str) -> str:
     """TeX of a formula in Unicode; empty if its brackets do not match."""
     text = " ".join(formula.split())
     for opening, closing in _PAIRS.items():
-        if text.count(opening) != text.count(closing):
+        depths = itertools.accumulate((c == opening) - (c == closing) for c in text)
+        if min(depths := [*depths], default=0) < 0 or depths[-1:] not in ([], [0]):
             return ""
     if text.count("‖") % 2:
         return ""
@@ -213,11 +223,11 @@ def _next(text: str, k: int) -> tuple[str, int]:
             return f"{mark}{{{''.join(table[x] for x in text[k:end])}}}", end
     if c in "^_":
         inner, end = _script(text, k + 1)
-        return f"{c}{{{_translated(inner)}}}", end
+        return f"{c}{{{_translated(inner.replace('½', '1/2').replace('¼', '1/4'))}}}", end
     if c == "√":
         inner, end = _argument(text, k + 1)
         return rf"\sqrt{{{_translated(inner)}}}", end
-    if word := re.compile("[A-Za-z]{2,}").match(text, k):
+    if word := re.compile("[A-Za-z]{2,}(?![\u0304\u0307])").match(text, k):
         return _word(word[0]), word.end()
     letter = unicodedata.normalize("NFD", text[k : k + 2])
     if len(letter) > 1 and letter[0].isalpha() and letter[1] in _ACCENTS:

@@ -5,19 +5,18 @@ of 1e-12. An upper bound too large for float64 comes back as infinity.
 
 The statements, and in brackets whose they are:
 
-- `mean_field`: Lip^{W_p}(F on P(B_R)) ≤ ‖V‖(D(c) + c) for p = 2, c = ‖A‖R² (this package)
-- `masked_mean_field`: Lip_{d_p} ≤ ‖V‖(√2(1+c)e^c + 2√((1+2c)(1+c)) + c) for p = 2, and less
-  (this package)
-- `tokens`: Lip(f on B_Rⁿ) ≤ ‖V‖(min(√n max_q √(q(1+c²v(q))), D) + c) (this package)
-- `two_dirac_lower`: Lip^{W₂} ≥ √(t(1−t))(1+2(1−t)c)e^c, V = I (this package)
-- `masked_two_dirac_lower`: Lip_{d_p} ≥ p/(p−1) times that (this package)
-- `tokens_lower`: Lip(f on B_Rⁿ) ≥ ½c√(n−1) and less where n is large, A a rotation (this package)
+- `mean_field`: ‖V‖(D(c) + c), W₂ on all measures of the ball, c = ‖A‖R² (this package)
+- `masked_mean_field`: ‖V‖(√2(1+c)e^c + 2√((1+2c)(1+c)) + c), masked, and less (this package)
+- `tokens`: ‖V‖(min(√n max_q √(q(1+c²v(q))), D) + c), n tokens (this package)
+- `two_dirac_lower`: √(t(1−t))(1+2(1−t)c)e^c is reached for V = I (this package)
+- `masked_two_dirac_lower`: p/(p−1) times that (this package)
+- `tokens_lower`: ½c√(n−1) is reached, less where n is large, A a rotation (this package)
 - `sphere_mean_field`, `sphere_two_dirac_lower`: behind a normalisation (this package)
 - `capped_mean_field`, `l2_mean_field`: other scores than ⟨Ax, y⟩ (this package)
 - `local_upper`: the constant at one μ, from its attention weights (this package)
-- `theorem_3_3`: Lip(f on B_Rⁿ) ≤ √3 ‖V‖ (‖A‖²R⁴(4n+1) + n)^½, masked too ([CAP24] Thm 3.3, 4.3)
-- `theorem_3_5`: Lip^{W₂}(F on P(B_R)) ≤ ‖V‖(1 + 3‖A‖R²)e^{2‖A‖R²} ([CAP24] Thm 3.5)
-- `proposition_3_4`: Lip(f on B_Rⁿ) ≥ √(n−1) / (1 + (n−1)e^{−2γR²}), V = I ([CAP24] Prop. 3.4)
+- `theorem_3_3`: √3 ‖V‖ (‖A‖²R⁴(4n+1) + n)^½, n tokens, masked too ([CAP24] Thm 3.3, 4.3)
+- `theorem_3_5`: ‖V‖(1 + 3‖A‖R²)e^{2‖A‖R²}, W₂ on all measures of the ball ([CAP24] Thm 3.5)
+- `proposition_3_4`: √(n−1) / (1 + (n−1)e^{−2γR²}) is reached, V = I ([CAP24] Prop. 3.4)
 - `l2_attention_inf`: tied L2 attention on n tokens of R^d, in the ∞-norm ([KPM21])
 - `l2_spread`: what n tokens can have of Σⱼ P_ij |uᵢ−uⱼ|² in it ([KPM21])
 - `l2_theorem_3_2`: the same in the Euclidean norm ([KPM21])

@@ -122,7 +122,7 @@ def capped_mean_field(
 def l2_mean_field(
     norm_G: Any, norm_V: Any, radius: Any, rank: Any, *, p: Any = 2.0, causal: bool = False
 ) -> Any:
-    """‖V‖(√min(e^{4ρ²}, 5.7^rank) (1 + 4ρ²) + 2ρ²), ρ² = ‖G‖R²: L2 attention on measures on B_R.
+    """‖V‖(√(min(e^{4ρ²}, 5.7^r))(1 + 4ρ²) + 2ρ²), ρ² = ‖G‖R²: L2 attention on measures on B_R.
 
     Scores are −(x−y)ᵀG(x−y) with G = WWᵀ/√k, tied queries and keys. The growth is R², not
     exponential: a token sees itself with score 0. Two heavy atoms and a light one between them
@@ -132,7 +132,7 @@ def l2_mean_field(
         norm_G: spectral norm ‖G‖ = ‖W‖²/√k.
         norm_V: spectral norm ‖V‖.
         radius: R.
-        rank: of G; at most k.
+        rank: r, of G; at most k.
         p: order of the Wasserstein distance, 1 ≤ p ≤ ∞.
         causal: whether the layer is masked.
 

@@ -18,7 +18,7 @@ def ball_upper(
     splitting: bool = True,
     constant: float | Tensor | None = None,
 ) -> Tensor:
-    """No local constant at a measure within W_∞ distance ε of μ exceeds it.
+    """Upper bound of the local constants at all measures within W_∞ distance ε of μ.
 
     Every bit of mass may move by ε (at its position, if there are positions), atoms may split.
     At ε = 0 it is at most `bounds.local_upper`; for small ε it is the constant at μ plus what the

@@ -24,7 +24,7 @@ _RADII, _SPAN = 200, 1e-8
 @final
 @dataclass(frozen=True, eq=False)
 class Readout:
-    """Class scores of a measure: W x̄ + b, x̄ its mean or the token that classifies.
+    """Class scores of a measure: Wx̄ + b, x̄ its mean or the token that classifies.
 
     Args:
         weight: W, ``(classes, d)``, at least two classes.

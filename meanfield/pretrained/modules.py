@@ -6,6 +6,7 @@ only and never called.
 
 from __future__ import annotations
 
+import sys
 from typing import Any, NamedTuple
 
 import torch
@@ -76,9 +77,12 @@ def linear(module: Any) -> Linear:
     Raises:
         ValueError: a module with a forward of its own, such as one with an adapter.
     """
-    from transformers.pytorch_utils import Conv1D
+    kinds = [torch.nn.Linear]
+    if "transformers" in sys.modules:  # whoever has a module of it has imported it
+        from transformers.pytorch_utils import Conv1D
 
-    check_forward(module, torch.nn.Linear, Conv1D)
+        kinds.append(Conv1D)
+    check_forward(module, *kinds)
     weight = module.weight.detach()
     bias = None if module.bias is None else module.bias.detach()
     return Linear(weight if type(module).forward is torch.nn.Linear.forward else weight.mT, bias)

@@ -100,7 +100,7 @@ def solve_w2(
     checkpoint: str | os.PathLike[str] | None = None,
     strict: bool = True,
 ) -> TransportResult:
-    """W₂(μ, ν) = (min over couplings of Σ π_ij ‖xᵢ − y_j‖²)^½, with a certified interval.
+    """W₂(μ, ν) = min (Σ π_ij ‖xᵢ − y_j‖²)^½ over couplings π, with a certified interval.
 
     Masses of clusters far apart that agree in μ and ν to a few units in the last place of their
     weights are taken as equal: moved from cluster to cluster, 1e-17 of mass would outweigh
@@ -170,7 +170,7 @@ def solve_wp(
     exact_weights: bool = False,
     strict: bool = True,
 ) -> TransportResult:
-    """W_p(μ, ν) = (min over couplings of Σ π_ij ‖xᵢ − y_j‖^p)^(1/p), with a certified interval.
+    """W_p(μ, ν) = min (Σ π_ij ‖xᵢ − y_j‖^p)^(1/p) over couplings π, with a certified interval.
 
     By quantiles on the line; by nearest neighbours where both measures have the same weights in
     the same order and no atom moves past another; cluster by cluster where they are collapsed; by

@@ -92,6 +92,10 @@ def test_the_site_builds_with_every_tutorial_and_example_run(tmp_path):
         ("max_t (te^{−c} + t)", r":math:`\max _{t} (te^{-c} + t)`"),
         ("maxᵢ ‖D_xΓ_μ(xᵢ)‖ of ẋ", r":math:`\max _{i} \|D_{x}Γ_{μ}(x_{i})\|` of :math:`\dot{x}`"),
         ("a Σ_j of (a, b) at W_∞", r"a :math:`\sum _{j}` of (a, b) at :math:`W_{\infty }`"),
+        ("of (Σᵢ aᵢ²)^½; +∞", r"of :math:`(\sum _{i} a_{i}^{2})^{1/2}`; :math:`+\infty`"),
+        ("Wx̄ + b at f(y) ⟂ y", r":math:`W\bar{x} + b` at :math:`f(y) \perp  y`"),
+        ("s = ln(n−1)/c in the ∞-norm", r":math:`s = \ln (n-1)/c` in the ∞-norm"),
+        ("In = a · eps of (B_R) ≤ (1", "In = a · eps of :math:`(B_{R})` ≤ (1"),
         ("(the ball B_R)", r"(the ball :math:`B_{R}`)"),
         ("n_tokens, ``W_p``, `x²`, log_weights, 1e-9, L2", "itself"),
     ],
@@ -101,6 +105,26 @@ def test_formulas_of_docstrings_become_mathematics_and_names_stay(words, written
     made = formulas["with_mathematics"](words, lambda code: True)
     assert made == (words if written == "itself" else written)
     assert formulas["with_mathematics"](words, lambda code: False) == words
+
+
+def test_formulas_in_a_line_break_after_relations_and_long_ones_in_sums_only():
+    inline = runpy.run_path(str(DOCS / "mathml.py"))["inline"]
+    assert "<wbr>" not in inline("x = y")
+    assert inline(r"f(x,\ y=1) = \|x + y + z\| = 1").count("<wbr>") == 2
+    long = r"\|A\|(a + b + c)(b + c + d + e + f)\|b - c - d - e\|"
+    assert inline(long).count("<wbr>") == 6 + 3
+    for made in (inline(long), inline("a=b")):
+        assert made.count("<math") == made.count("</math>") == made.count("<wbr>") + 1
+
+
+def test_an_index_stands_beside_its_letter_with_an_accent_and_bars_stay_alike():
+    mathml = runpy.run_path(str(DOCS / "mathml.py"))
+    assert re.search(r"<msub>\s*<mover", mathml["inline"](r"\dot{\theta}_i"))
+    bars = re.findall("<mo[^>]*>‖</mo>", mathml["inline"](r"\|T\|_2 \le \|S\|_{p\to p}"))
+    assert len(bars) == 4
+    assert all('stretchy="false"' in bar for bar in bars)
+    rows = mathml["displayed"](r"a &= b \\ &= c")
+    assert rows.count("<mtr>") == 2
 
 
 def test_a_formula_on_lines_of_its_own_keeps_them():

@@ -13,7 +13,7 @@ from meanfield.experiments import EXPERIMENTS, get
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / ".docs" / "papers.md").read_text(encoding="utf-8")
-NAMES = sorted(set(re.findall(r"\{py:obj\}`(meanfield[\w.]*)`", PAGE)))
+NAMES = sorted(set(re.findall(r"\{py:obj\}`~(meanfield[\w.]*)`", PAGE)))
 COMMANDS = sorted(set(re.findall(r"`meanfield run ([\w-]+)", PAGE)))
 FILES = sorted((ROOT / "examples" / "papers").glob("*.toml"))
 
