@@ -189,8 +189,10 @@ def _with_formulas_of_the_readme(app: Any, docname: str, content: list[str]) -> 
     def part(found: re.Match[str]) -> str:
         text = (ROOT / found[1]).read_text(encoding="utf-8")
         text = text[text.index(found[2]) + len(found[2]) : text.index(found[3])]
-        made = _FORMULAS["with_mathematics"](text, _can_be_written)
-        made = re.sub(":math:(`[^`]*`)", r"{math}\1", made)
+        parts = re.split(r"(\||^- |\*)", text, flags=re.MULTILINE)  # cells, points, emphasis
+        parts[::2] = [_FORMULAS["with_mathematics"](one, _can_be_written) for one in parts[::2]]
+        made = re.sub(":math:(`[^`]*`)", r"{math}\1", "".join(parts))
+        made = made.replace(r"\|", r"\Vert ")  # in a table a bar ends a cell
         return _CITATION.sub(r"{cite:p}`\1`", made)
 
     content[0] = _TAKEN.sub(part, content[0])

@@ -173,7 +173,9 @@ def _trimmed(run: str) -> tuple[str, str, str]:
     """What stands before the formula, the formula, and what stands after: its brackets match."""
     before, after = "", ""
     while (
-        run and run[-1] in ",;:. =<>≤≥+−·×/→↦|" and not (run[-1] == "|" and run.count("|") % 2 == 0)
+        run
+        and run[-1] in ",;:. =<>≤≥+−·×/→↦|"
+        and not (run[-1] == "|" and run.count("|") % 2 == 0)
     ):
         run, after = run[:-1], run[-1] + after
     while run and run[0] in "·=<>≤≥+×/ " and not re.match(r"\+[\w∞]", run):
@@ -262,5 +264,7 @@ def _argument(text: str, k: int) -> tuple[str, int]:
             depth += (text[end] == opening) - (text[end] == _PAIRS[opening])
             if not depth:
                 return text[k + 1 : end], end + 1
+    if opening == "‖" and (end := text.find("‖", k + 1) + 1):
+        return text[k:end], end
     found = re.compile(rf"\d+|[{_LETTERS}][{''.join(_LOWERED)}]*").match(text, k)
     return (found[0], found.end()) if found else (opening, k + 1)

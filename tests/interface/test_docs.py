@@ -96,6 +96,7 @@ def test_the_site_builds_with_every_tutorial_and_example_run(tmp_path):
         ("Wx̄ + b at f(y) ⟂ y", r":math:`W\bar{x} + b` at :math:`f(y) \perp  y`"),
         ("s = ln(n−1)/c in the ∞-norm", r":math:`s = \ln (n-1)/c` in the ∞-norm"),
         ("In = a · eps of (B_R) ≤ (1", "In = a · eps of :math:`(B_{R})` ≤ (1"),
+        ("as √‖Df(X)‖ is", r"as :math:`\sqrt{\|Df(X)\|}` is"),
         ("(the ball B_R)", r"(the ball :math:`B_{R}`)"),
         ("n_tokens, ``W_p``, `x²`, log_weights, 1e-9, L2", "itself"),
     ],
