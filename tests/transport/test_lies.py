@@ -82,8 +82,8 @@ LIES: dict[str, tuple] = {
     "a matched plan on the line reversed": (
         changed("_on_line", formulas, then(reversed_match)), LINE, {}),
     "the line sorted the other way": (
-        changed("_on_line", formulas, lambda right: lambda p, x, y, *rest: right(p, x, -y, *rest)),
-        LINE, {}),
+        changed("_on_line", formulas, lambda right: lambda p, orders, *rest: right(
+            p, (orders[0], orders[1][::-1]), *rest)), LINE, {}),
     "potentials of the staircase too high": (
         changed("_staircase_potentials", formulas, then(lambda t: (t[0] + 0.3, t[1], t[2]))),
         LINE, {}),
