@@ -82,7 +82,7 @@ def potentials_of(potentials: Any, n: int, m: int) -> tuple[np.ndarray | None, n
             found.append(None)
             continue
         array = _array(side, f"potential {name}")
-        if array.shape != (size,) or array.dtype.kind not in "iuf":
+        if array.shape != (size,):
             raise ValueError(
                 f"potential {name}: expected {size} numbers, one for each atom, got "
                 f"{array.dtype} of shape {array.shape}"

@@ -1,12 +1,18 @@
-"""Column generation at a million points: known answers, time, memory, killed and resumed; JSON.
+"""Column generation up to a million points, and answers that are known there; JSON and a table.
 
-    python tests/benchmarks/bench_transport_million.py [--n N] [--dims 2 3] [--known-n N]
-        [--cases NAME ...] [--kill] [--out FILE]
+    python tests/benchmarks/bench_transport_million.py [--sizes N ...] [--dims 2 3]
+        [--cases NAME ...] [--known-n N] [--method NAME] [--kill] [--no-page]
 
-Each case runs in a process of its own; the rounds are logged on stderr. Known answers are clouds
-whose plan is the identity before their atoms are shuffled, so that every formula is out of reach
-of `method="column_generation"`. With `--kill` the first process is killed as soon as it has
+Samples (normal, one shifted by 0.5) are solved by column generation at each size: time, width,
+memory, and the power of n with which time grows. Known answers are images under gradients of
+convex functions whose atoms are shuffled: a formula that `method="auto"` recognises; with
+`--method column_generation` every formula is out of reach. Each case runs in a process of its
+own; the rounds are logged on stderr. With `--kill` the first process is killed as soon as it has
 written a checkpoint, and a second one goes on from it; the seconds of both are given.
+
+Cases that were measured before stay in the JSON, and in the table between two comments of
+`.docs/performance.md`, until they are measured again. The default takes some minutes; a million
+samples (`--sizes 1000000 --dims 2 --cases samples --kill`) take about an hour.
 """
 
 from __future__ import annotations
@@ -20,9 +26,10 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
+from tables import machine, show
 
 Clouds = tuple[np.ndarray, np.ndarray]
 KNOWN: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {}
@@ -71,7 +78,7 @@ def clouds(name: str, n: int, d: int) -> tuple[Clouds, float | None]:
     return (x, y[rng.permutation(n)]), truth
 
 
-def solve(name: str, n: int, d: int, checkpoint: str | None) -> dict:
+def solve(name: str, n: int, d: int, method: str, checkpoint: str | None) -> dict:
     import torch
 
     from meanfield.transport import solve_w2
@@ -81,9 +88,10 @@ def solve(name: str, n: int, d: int, checkpoint: str | None) -> dict:
     (x, y), truth = clouds(name, n, d)
     solve_w2(x[:40], y[:50])
     cpu, wall = time.process_time(), time.perf_counter()
-    found = solve_w2(x, y, method="column_generation", checkpoint=checkpoint, strict=False)
+    found = solve_w2(x, y, method=method, checkpoint=checkpoint, strict=False)
     contains = truth is None or (found.lower <= truth * (1 + 1e-14) and truth <= found.upper)
     return {
+        "method": found.method,
         "value": float(found.value),
         "relative_width": float(found.relative_width),
         "converged": bool(found.converged),
@@ -100,10 +108,10 @@ def in_own_process(*arguments: object) -> dict:
         return pool.apply(solve, arguments)
 
 
-def killed_and_resumed(name: str, n: int, d: int, folder: str) -> dict:
+def killed_and_resumed(name: str, n: int, d: int, method: str, folder: str) -> dict:
     path = pathlib.Path(folder) / "state.npz"
     first = multiprocessing.get_context("spawn").Process(
-        target=solve, args=(name, n, d, str(path))
+        target=solve, args=(name, n, d, method, str(path))
     )
     first.start()
     while first.is_alive() and not path.exists():
@@ -113,31 +121,79 @@ def killed_and_resumed(name: str, n: int, d: int, folder: str) -> dict:
     first.join()
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     before = {"cpu_seconds_before_the_kill": used.ru_utime + used.ru_stime, "killed": was_alive}
-    return in_own_process(name, n, d, str(path)) | before
+    return in_own_process(name, n, d, method, str(path)) | before
+
+
+def cases(args: argparse.Namespace) -> Iterator[dict]:
+    for d in args.dims:
+        for name in args.cases:
+            is_known = name in KNOWN
+            method = args.method if is_known else "column_generation"
+            for n in [args.known_n] if is_known else args.sizes:
+                row = {"case": name, "n": n, "d": d, "machine": machine()}
+                if args.kill and not is_known:
+                    with tempfile.TemporaryDirectory() as folder:
+                        yield row | killed_and_resumed(name, n, d, method, folder)
+                else:
+                    yield row | in_own_process(name, n, d, method, None)
+
+
+def key(row: dict) -> tuple:
+    return row["d"], row["case"] != "samples", row["case"], row["n"], row["method"]
+
+
+def table(rows: list[dict]) -> str:
+    """A line for each case, and beside samples the power of n since the size before."""
+    lines = ["| clouds | d | n | by | CPU s | growth | relative width | MB | truth inside |"]
+    lines.append("|---" * 9 + "|")
+    before: dict[int, dict] = {}
+    for row in rows:
+        growth, inside = "", "" if row["truth"] is None else str(row["contains_truth"]).lower()
+        if row["case"] == "samples":
+            less = before.get(row["d"])
+            if less is not None:
+                ratio = row["cpu_seconds"] / less["cpu_seconds"]
+                growth = f"n^{np.log(ratio) / np.log(row['n'] / less['n']):.2f}"
+            before[row["d"]] = row
+        cells = (
+            row["case"].replace("_", " "), row["d"], f"{row['n']:,}", row["method"],
+            f"{row['cpu_seconds']:,.3g}" if row["cpu_seconds"] < 1000 else
+            f"{row['cpu_seconds']:,.0f}", growth, f"{row['relative_width']:.0e}",
+            f"{row['peak_megabytes']:,.0f}", inside,
+        )  # fmt: skip
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    machines = "; ".join(dict.fromkeys(row["machine"] for row in rows))
+    return "\n".join([*lines, "", f"On {machines}."])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--n", type=int, default=1_000_000)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 32_768, 100_000])
     parser.add_argument("--known-n", type=int, default=1_000_000, help="of known answers")
+    parser.add_argument("--method", default="auto", help="of known answers")
     parser.add_argument("--dims", type=int, nargs="+", default=[2, 3])
-    parser.add_argument("--cases", nargs="+", default=["samples", *KNOWN])
+    parser.add_argument("--cases", nargs="+", default=["samples", "shift", "linear", "separable"])
     parser.add_argument("--kill", action="store_true", help="kill and resume the samples")
-    here = pathlib.Path(__file__)
-    parser.add_argument("--out", type=pathlib.Path, default=here.with_suffix(".json"))
+    parser.add_argument("--quick", action="store_true", help="small sizes, nothing written")
+    parser.add_argument("--no-page", action="store_true")
+    file = pathlib.Path(__file__).with_suffix(".json")
     args = parser.parse_args()
-    cases = []
-    for d in args.dims:
-        for name in args.cases:
-            n = args.known_n if name in KNOWN else args.n
-            if args.kill and name == "samples":
-                with tempfile.TemporaryDirectory() as folder:
-                    found = killed_and_resumed(name, n, d, folder)
-            else:
-                found = in_own_process(name, n, d, None)
-            cases.append({"case": name, "n": n, "d": d} | found)
-            print(json.dumps(cases[-1]), flush=True)
-            args.out.write_text(json.dumps(cases, indent=1) + "\n")
+    if args.quick:
+        args.sizes, args.known_n = [2_000, 4_000], 20_000
+    held = (
+        {}
+        if args.quick or not file.exists()
+        else {key(t): t for t in json.loads(file.read_text())}
+    )
+    for row in cases(args):
+        print(json.dumps(row), flush=True)
+        held[key(row)] = row
+        rows = [held[k] for k in sorted(held)]
+        if not args.quick:
+            file.write_text(json.dumps(rows, indent=1) + "\n")
+    print(table(rows))
+    if not (args.quick or args.no_page):
+        show(__file__, table(rows))
 
 
 if __name__ == "__main__":

@@ -121,6 +121,19 @@ def test_what_is_not_given_is_bounded_all_the_same() -> None:
     assert no_potentials.method == "given plan"
 
 
+def test_half_precision_of_torch_is_read() -> None:
+    halves = [torch.as_tensor(t, dtype=torch.bfloat16) for t in BEST.potentials]
+    plan = torch.as_tensor(BEST.plan, dtype=torch.bfloat16)
+    found = certify((X, A), (Y, B), plan=plan, potentials=halves)
+    assert float(found.lower) <= float(BEST.value) <= float(found.upper)
+    assert found.relative_width < 0.1
+
+
+def test_nobody_looks_for_a_better_pair_than_one_that_has_converged(monkeypatch) -> None:
+    monkeypatch.setattr(grading, "automatic", lambda *_: pytest.fail("not needed"))
+    certify((X, A), (Y, B), plan=BEST.plan, potentials=BEST.potentials)
+
+
 def test_the_blame_names_what_is_poor() -> None:
     f, g = BEST.potentials
     poor_plan, poor_g = np.outer(A, B), g + 0.3 * RNG.normal(size=30)
@@ -282,6 +295,7 @@ BAD = {
     "a short assignment": (lambda: {"plan": np.arange(19)}, "one for each atom"),
     "columns out of range": (lambda: {"plan": np.arange(20) + 20}, "from 0 to 29"),
     "negative columns": (lambda: {"plan": np.arange(20) - 1}, "from 0 to 29"),
+    "a column too far": (lambda: {"plan": np.arange(20) + 11}, "from 0 to 29"),
     "rows that are floats": (
         lambda: {"plan": (np.arange(20.0), np.arange(20), np.full(20, 0.05))}, "rows from 0"),
     "masses of another length": (
@@ -291,6 +305,9 @@ BAD = {
     "potentials in a column": (lambda: {"potentials": (np.zeros((20, 1)), None)}, "expected 20"),
     "infinite potentials": (
         lambda: {"potentials": (None, np.full(30, np.inf))}, "finite ones at atoms"),
+    "a coupling without masses": (
+        lambda: {"plan": replace(solve_w2(X[:20], Y).coupling, log_mass=np.full(50, np.nan))},
+        "a mass for each"),
     "a text": (lambda: {"plan": "identity"}, "an assignment"),
     "an order below 1": (lambda: {"p": 0.5}, "p: expected"),
 }  # fmt: skip
@@ -388,6 +405,7 @@ def test_the_checker_believes_nothing_that_is_signed(tmp_path) -> None:
     """A claim a little narrower, a potential a little higher, a mass of nothing, no weights."""
     path = BEST.save(tmp_path / "w2.proof")
     right = json.loads(path.read_bytes().partition(b"\n")[2])
+    wide = {"lower": 0, "upper": 4 * right["upper"]}  # an interval that anything would prove
     lies = {
         "lower end": {"lower": right["upper"]},
         "upper end": {"upper": right["lower"]},
@@ -409,6 +427,9 @@ def test_the_checker_believes_nothing_that_is_signed(tmp_path) -> None:
         "more weights": {"a": [*right["a"], 1], "f": [*right["f"], 0]},
         "other points": {"x": right["y"]},
         "one coordinate": {"x": [t[:1] for t in right["x"]]},
+        "a negative weight": {"a": [*right["a"][:-1], -1], **wide},
+        "a negative mass": {"mass": [*right["mass"][:-1], -1], **wide},
+        "masses that are floats": {"mass": [float(t) for t in right["mass"]], **wide},
         "a float": {"s": 1.5},
         "NaN": {"lower": math.nan},
         "texts": {"mass": [str(t) for t in right["mass"]]},
@@ -416,7 +437,7 @@ def test_the_checker_believes_nothing_that_is_signed(tmp_path) -> None:
         "order 0": {"p": 0},
         "a shift of 10^9": {"s": 10**9},
     }  # fmt: skip
-    path.write_bytes(signed(right))
+    path.write_bytes(signed(right | wide))
     checker.check(str(path))
     for name, change in lies.items():
         path.write_bytes(signed(right | change))
@@ -425,20 +446,21 @@ def test_the_checker_believes_nothing_that_is_signed(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "b", "shares", "upper"),
+    ("x", "b", "rows", "shares", "upper"),
     [
-        ([0.0, 10.0], [0.9, 0.1], [1.0, 1.0], 1e-3),  # the second column holds 0.4 too much
-        ([-1.0, 1.0], [0.4, 0.6], [0.8, 1.0], 0.55),  # 0.1 is left, and has 2 to go: 0.4 in all
+        ([0.0, 10.0], [0.9, 0.1], [0, 1], [1.0, 1.0], 1e-3),  # column 2 holds 0.4 too much
+        ([-1.0, 1.0], [0.4, 0.6], [0, 1], [0.8, 1.0], 0.55),  # 0.1 is left, and has 2 to go: 0.4
+        ([0.0, 10.0], [0.9, 0.1], [0, 0], [1.8, 0.2], 1e-3),  # row 1 holds 0.5 too much
     ],
 )
 def test_a_plan_that_misses_its_marginals_proves_no_less_than_its_repair(
-    tmp_path, x: list, b: list, shares: list, upper: float
+    tmp_path, x: list, b: list, rows: list, shares: list, upper: float
 ) -> None:
     points, a = np.array(x)[:, None], np.array([0.5, 0.5])
     path = solve_w2((points, a), (points, np.array(b))).save(tmp_path / "w2.proof")
     data = json.loads(path.read_bytes().partition(b"\n")[2])
     mass = [round(share * 1024) * t >> 10 for share, t in zip(shares, data["a"], strict=True)]
-    claim = {"rows": [0, 1], "cols": [0, 1], "mass": mass, "lower": 0}
+    claim = {"rows": rows, "cols": [0, 1], "mass": mass, "lower": 0}
     for end, is_proven in ((upper, False), (20.0, True)):
         claim["upper"] = int(Fraction(end) * 2 ** (data["s"] - data["e"]))
         path.write_bytes(signed(data | claim))
@@ -473,6 +495,10 @@ def test_what_cannot_be_saved_is_refused(tmp_path) -> None:
     )
     with pytest.raises(ValueError, match="one pair"):
         solve_conditional_w2(*far).save(tmp_path / "w2.proof")
+    weights = np.array([0.0, -20_000.0])
+    light = solve_w2(measure_of(X[:2], weights), Y[:2])
+    with pytest.raises(ValueError, match="log-weights within 10000"):
+        light.save(tmp_path / "w2.proof")
     mine = tmp_path / "mine.proof"
     mine.write_text("my proof of something else")
     with pytest.raises(FileExistsError):

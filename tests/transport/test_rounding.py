@@ -234,6 +234,34 @@ def test_what_is_missing_from_a_plan_is_paid_for_in_full(order: int) -> None:
     assert float(answer.upper) ** order >= 1e-6 * 2**order / 2.0 ** (order * int(p.exponent))
 
 
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("target", [0.0, -0.5, -1.0])
+def test_mass_taken_off_a_column_that_holds_too_much_has_a_way_to_go(
+    target: float, order: int
+) -> None:
+    """A quarter of the mass stands at 1 and belongs at the target; its row was at 2."""
+    x, y = np.array([[2.0], [-2.0]]), np.array([[1.0], [-2.0], [target]])
+    p = Problem.of(x, y, np.zeros(2), np.log([0.25, 0.5, 0.25]), order=order)
+    index = np.arange(2)
+    found = certified(p, SparsePlan(index, index, p.logs_a), None, method="m", rtol=1e-9)
+    truth = (1 + (2 - target) ** order) / 4
+    assert float(found.upper) ** order >= truth / 2.0 ** (order * int(p.exponent))
+
+
+def test_rounding_of_either_side_is_in_doubt() -> None:
+    """One atom to two and back: what the marginals are known to is paid for on both sides."""
+    near, far = np.array([[0.0]]), np.array([[1.0], [-1.0]])
+    doubts = []
+    for x, y in ((near, far), (far, near)):
+        p = Problem.of(x, y, np.zeros(len(x)), np.zeros(len(y)))
+        rows, cols = np.zeros((2, 2), int)
+        rows, cols = (np.arange(2), cols) if len(x) == 2 else (rows, np.arange(2))
+        plan = SparsePlan(rows, cols, np.log([0.5, 0.5]))
+        doubts.append(float(certified(p, plan, None, method="m", rtol=1e-9).plan_doubt) ** 2)
+    # P = 4 |· − z|² + 3 · the mean cost: 7 and 3 of the square of the unit, in either order.
+    assert doubts[0] == pytest.approx(doubts[1], rel=0.2)
+
+
 def test_a_stated_doubt_is_paid_for_beside_problems_whose_plans_are_measured() -> None:
     points = np.array([[0.0], [1.0]])
     one = Problem.of(points, points, np.zeros(2), np.zeros(2))
