@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -23,12 +25,15 @@ class Basis:
 
     def append(self, vectors: Tensor) -> None:
         """One vector more, (batch, size)."""
+        self._place(vectors.shape[-1]).copy_(vectors)
+
+    def _place(self, size: int) -> Tensor:
+        """Where one vector more is to be written, (batch, size)."""
         place = self.count % _BLOCK_VECTORS
         if place == 0:
-            shape = self.batch, _BLOCK_VECTORS, vectors.shape[-1]
-            self.blocks.append(self.like.new_empty(shape))
-        self.blocks[-1][:, place] = vectors
+            self.blocks.append(self.like.new_empty(self.batch, _BLOCK_VECTORS, size))
         self.count += 1
+        return self.blocks[-1][:, place]
 
     def extend(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """Append what the basis does not span of the vectors, of length 1.
@@ -40,8 +45,9 @@ class Basis:
         rest, length, whole = self.remainder(vectors)
         floor = 16 * torch.finfo(vectors.dtype).eps * whole
         finished = length <= floor
-        safe = torch.where(finished, 1.0, length)
-        self.append(torch.where(finished[:, None], 0.0, rest / safe[:, None]))
+        # Division by ∞ leaves zeros.
+        divisor = torch.where(finished, math.inf, length)[:, None]
+        torch.div(rest, divisor, out=self._place(rest.shape[-1]))
         # Rounding in the vectors themselves may hide as much again.
         return torch.where(finished, 0.0, length), torch.maximum(length, 2 * floor)
 
@@ -69,10 +75,12 @@ class Basis:
 
     def _without(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         """The vectors less their shares in the basis, and the length of what was taken."""
-        shares = [block @ vectors[..., None] for block in self._filled()]
+        # As rows: products of many rows with one column are several times slower.
+        rows = vectors[:, None]
+        shares = [rows @ block.mT for block in self._filled()]
         for block, share in zip(self._filled(), shares, strict=True):
-            vectors = vectors - (block.mT @ share)[..., 0]
-        return vectors, lengths(torch.cat(shares, 1)[..., 0])
+            rows = torch.baddbmm(rows, share, block, alpha=-1)
+        return rows[:, 0], lengths(torch.cat(shares, -1)[:, 0])
 
     def _filled(self) -> list[Tensor]:
         if not self.blocks:
