@@ -416,11 +416,14 @@ class AttentionTangent:
         atoms close together keep their digits.
         """
         k, v = self.k, self.v
+        if self._all_differences is not None:
+            assert self.rows.kept is not None
+            dv, dk = self._all_differences
+            return dv.mT @ (self.rows.kept[0].queries[..., None] * dk)
         out = k.new_empty(*k.shape[:-1], v.shape[-1], k.shape[-1])
         for block, matrices in self.matrices():
             # The differences take k + v times the memory of P: a few rows at a time.
-            per_row = len(k) * block.n_columns * (k.shape[-1] + v.shape[-1])
-            step = max(1, _DIFFERENCES // max(1, per_row))
+            step = max(1, _DIFFERENCES // max(1, self._per_row(block)))
             for start in range(block.rows.start, block.rows.stop, step):
                 part = slice(start, min(start + step, block.rows.stop))
                 of_block = slice(part.start - block.rows.start, part.stop - block.rows.start)
@@ -428,6 +431,22 @@ class AttentionTangent:
                 dv, dk = self._differences(g, Block(part, block.columns))
                 out[:, part] = dv.mT @ (g[..., None] * dk)
         return out
+
+    def _per_row(self, block: Block) -> int:
+        """Entries of the differences of a row."""
+        return len(self.k) * block.n_columns * (self.k.shape[-1] + self.v.shape[-1])
+
+    @cached_property
+    def _all_differences(self) -> tuple[Tensor, Tensor] | None:
+        """`_differences` of all rows where they are few, for `covariances` and `dense`."""
+        kept, blocks = self.rows.kept, self.blocks
+        if (
+            kept is None
+            or len(blocks) > 1
+            or self._per_row(blocks[0]) * self.weights.n > _DIFFERENCES
+        ):
+            return None
+        return self._differences(kept[0].queries, blocks[0])
 
     def _differences(
         self, g: Tensor, block: Block, heads: slice = slice(None)
@@ -490,7 +509,10 @@ class AttentionTangent:
         par, (block,), (matrices,) = self.weights.parameters, self.blocks, self.rows.kept
         heads = slice(part.start * par.n_heads, part.stop * par.n_heads)
         g, n, m = (t[heads] for t in matrices)
-        dv, _ = self._differences(g, block, heads)
+        if self._all_differences is None:
+            dv, _ = self._differences(g, block, heads)
+        else:
+            dv = self._all_differences[0][heads]
         dv = self._per_batch(dv * n[..., None])
         _, k_dot, v_dot = (t if len(t) == 1 else t[part] for t in self._unit_pushes)
         if par.output is not None:
