@@ -189,6 +189,10 @@ class Map(ABC):
         """
         return mu.points.new_zeros(*mu.batch_shape, 0)
 
+    def asks_for_gradient(self, mu: ParticleMeasure) -> bool:
+        """Whether the image of μ has a gradient in something of F, such as its parameters."""
+        return self(mu).points.requires_grad
+
     def local_upper(self, mu: ParticleMeasure) -> Tensor:
         """A certain upper bound of the local Wasserstein constant at μ, ``(*batch,)``.
 

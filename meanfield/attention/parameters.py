@@ -283,6 +283,13 @@ class AttentionParameters:
         return grouped.repeat_interleave(self.n_heads // len(grouped), 0)
 
     @property
+    def requires_grad(self) -> bool:
+        """Whether a matrix, a bias or the scale does."""
+        biases = self.query_bias, self.key_bias, self.value_bias, self.output_bias
+        parts = self._inner, self._outer, self.scale, *biases
+        return any(part is not None and part.requires_grad for part in parts)
+
+    @property
     def n_groups(self) -> int:
         """G, the number of key and value heads."""
         return self.key.shape[0]

@@ -243,6 +243,12 @@ class SelfAttention(Map):
         """D_xΓ_μ(xᵢ) at every atom, ``(*batch, n, d_out, d)``; V Covᵢ A for one unbiased head."""
         return self.tangent(mu).field_jacobians()
 
+    def asks_for_gradient(self, mu: ParticleMeasure) -> bool:
+        """As its matrices say; for kernels and normalisations with numbers of their own, by F."""
+        if self.kernel == dot_product and self.normalization is softmax:
+            return self.parameters.requires_grad
+        return super().asks_for_gradient(mu)
+
     def largest_logits(self, mu: ParticleMeasure) -> Tensor:
         """max |s(xᵢ, xⱼ)| over the pairs of atoms that a head sees, ``(*batch, H)``."""
         self._check(mu)

@@ -88,7 +88,7 @@ def differentiable_value(
             double one is that along the vector found, one of the generalised gradients.
     """
     asks = mu.points.requires_grad or mu.log_weights.requires_grad
-    if not torch.is_grad_enabled() or not (asks or F(mu).points.requires_grad):
+    if not torch.is_grad_enabled() or not (asks or F.asks_for_gradient(mu)):
         return found.value
     splits = found.splits
     slopes = []
