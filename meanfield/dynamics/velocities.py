@@ -74,12 +74,12 @@ class Velocity(Composite):
 
 def particlewise_derivative(function: Callable[[Tensor], Tensor], points: Tensor) -> Linearisation:
     """The linearisation of a function of points that acts on every particle by itself."""
-    columns = []
-    for k in range(points.shape[-1]):
-        along = torch.zeros_like(points)
-        along[..., k] = 1.0
-        columns.append(torch.func.jvp(function, (points,), (along,))[1])
-    matrices = torch.stack(columns, -1)
+    units = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
+
+    def image(unit: Tensor) -> Tensor:
+        return torch.func.jvp(function, (points,), (unit.expand_as(points).contiguous(),))[1]
+
+    matrices = torch.func.vmap(image, out_dims=-1)(units)
     return Linearisation(
         LinearMap.pointwise(matrices), LinearMap.pointwise(matrices.unsqueeze(-3))
     )

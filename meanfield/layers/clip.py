@@ -39,6 +39,8 @@ class Clip(Particlewise):
 
     radius: float
 
+    broadcasts = True
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "radius", number(self.radius, "radius", above=0))
 

@@ -103,6 +103,8 @@ class MLP(Particlewise):
     gate: Any = None
     gate_bias: Any = None
 
+    broadcasts = True
+
     def __post_init__(self) -> None:
         choice(self.activation, "activation", ACTIVATIONS)
         if self.gate is None and self.gate_bias is not None:

@@ -37,6 +37,7 @@ class _Norm(Particlewise):
     bias: Any = None
     eps: float
     _centred: bool
+    broadcasts = True
 
     def __post_init__(self) -> None:
         weight = as_float_tensor(self.weight, "weight")

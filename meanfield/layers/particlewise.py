@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from meanfield.checks import describe, is_traced
+from meanfield.checks import at_once, describe, is_traced
 from meanfield.derivative_checks import Product, kinked, quotients
 from meanfield.errors import NoDerivativeError
 from meanfield.linalg import LinearMap
@@ -31,6 +31,8 @@ from meanfield.measures import ParticleMeasure, pushforward
 _ALONE = {torch.float64: 1e-9, torch.float32: 1e-3}
 # Upper bounds are raised by this, relative, to stay above the rounding of what they come from.
 _ROUNDING = 1e-9
+# Entries of the images of unit vectors that are found at once (float64: 8 MiB).
+_UNIT_ENTRIES = 2**20
 
 
 def present_rows(mu: ParticleMeasure) -> Tensor:
@@ -46,6 +48,9 @@ class Particlewise(Map):
 
     Attributes:
         out_dim: rows of Bᵢ; found by a product if None.
+        broadcasts: whether the first product takes vectors that are the same for all atoms, many
+            at once, ``(k, *(1, …), d)`` with as many axes of length 1 as μ has before d. The
+            matrices Bᵢ are then found by one product instead of d.
 
     Example:
         >>> class Scaling(Particlewise):
@@ -64,6 +69,7 @@ class Particlewise(Map):
 
     particlewise = True
     out_dim: int | None = None
+    broadcasts: bool = False
 
     @abstractmethod
     def products(self, mu: ParticleMeasure) -> tuple[Product, Product]:
@@ -78,9 +84,7 @@ class Particlewise(Map):
 
         @cache
         def matrices() -> Tensor:
-            units = torch.eye(mu.dim, dtype=mu.dtype, device=mu.device)
-            columns = [push(unit.expand(mu.points.shape)) for unit in units]
-            return present[..., None] * torch.stack(columns, -1)
+            return present[..., None] * self._blocks(push, mu)
 
         atoms = LinearMap.of(
             mu.points,
@@ -102,6 +106,16 @@ class Particlewise(Map):
             dense=lambda part: matrices().flatten(0, -3)[part],
         )
         return Linearisation(atoms, field)
+
+    def _blocks(self, push: Product, mu: ParticleMeasure) -> Tensor:
+        """Bᵢ, ``(*batch, n, out_dim, d)``, from the images of the unit vectors."""
+        units, points = torch.eye(mu.dim, dtype=mu.dtype, device=mu.device), mu.points
+        if not self.broadcasts:
+            return torch.stack([push(unit.expand(points.shape)) for unit in units], -1)
+        together = max(1, at_once(_UNIT_ENTRIES, mu.device) // max(1, points.numel()))
+        units = units.reshape(-1, *[1] * (points.ndim - 1), mu.dim)
+        images = torch.cat([push(part) for part in units.split(together)])
+        return images.expand(-1, *points.shape[:-1], -1).movedim(0, -1)
 
     def metric(self, mu: ParticleMeasure, index: int) -> Metric | None:
         """BᵢBᵢᵀ of one measure of the flattened batch, as a multiple of one matrix less a square.
