@@ -77,6 +77,7 @@ def _version(package: str) -> str | None:
         return None
 
 
+@functools.cache  # two processes; and what was imported is what ran, whatever changes later
 def _commit() -> str | None:
     """The commit of the source tree, with "-dirty" if tracked files were changed."""
     root = Path(__file__).resolve().parents[2]
