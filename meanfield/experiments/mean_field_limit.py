@@ -124,7 +124,7 @@ def slopes(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """W₂ and the gap of the means between n samples and many, against n."""
     for colour, dim, rows in by_level(ds, "dim"):
         mean = rows.groupby("n_particles").mean()
-        # No round marks, which a figure replaces by one kind for each colour.
+        # Not round: those follow the colours.
         for k, mark in ((0, "v"), (-1, "s")):
             at, when = mean.isel(time=k), f"d = {dim}, t = {float(ds.time[k]):g}"
             label = f"W₂, {when}: {_slope(at, 'w2')}"

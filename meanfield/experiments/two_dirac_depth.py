@@ -123,7 +123,7 @@ def against_weight(ds: xr.Dataset, *, ax: Axes) -> Axes:
     for colour, radius, rows in by_level(ds, "radius"):
         label = f"R = {radius:g}"
         curve(ax, rows.isel(time=-1), "offset", "constant", color=colour, label=label)
-        one_layer = partial(_at_the_start, gamma=ds.attrs["gamma"], radius=radius)
+        one_layer = partial(at_the_start, gamma=ds.attrs["gamma"], radius=radius)
         formula(ax, one_layer, rows.offset, ":", color=colour, linewidth=1)
     ax.plot([], [], "k:", linewidth=1, label="one layer at t = 0")
     ax.set(yscale="log", xlabel="log-ratio of the weights, relative to one layer's worst")
@@ -132,7 +132,7 @@ def against_weight(ds: xr.Dataset, *, ax: Axes) -> Axes:
     return ax
 
 
-def _at_the_start(offset: np.ndarray, *, gamma: float, radius: float) -> np.ndarray:
+def at_the_start(offset: np.ndarray, *, gamma: float, radius: float) -> np.ndarray:
     """The constant of one layer at the pair, in closed form."""
     log_ratio = float(bounds.two_dirac_best_log_ratio(gamma, radius)) + offset
     return np.maximum(*two_atom_constants(log_ratio, c=gamma * radius**2, dim=1))

@@ -27,7 +27,7 @@ TINY = {
         betas=(4.0,), repetitions=1, n_particles=48, last=1e5, n_times=30
     ),
     two_dirac_depth: two_dirac_depth.Settings(
-        radii=(1.5,), offsets=(-2.0, 0.0), last=0.4, n_times=3, step=0.04
+        radii=(1.7,), offsets=(-2.0, 0.0), gamma=0.8, last=0.4, n_times=3, step=0.04
     ),
     causal_flow: causal_flow.Settings(
         betas=(1.0, 36.0), n_tokens=16, repetitions=1, last=100.0, n_times=16
@@ -107,6 +107,10 @@ def test_depth_amplifies_less_than_layers_allow_and_more_than_nothing(made):
     assert (ds.constant[:, 1:] > 1.5).all()
     assert (ds.constant_upper >= ds.constant * (1 - 1e-9)).all()
     assert (ds.layer[:, 0] <= ds.one_layer_bound).all()
+    # What the figure draws in closed form.
+    for k, radius in enumerate(ds.radius.values):
+        drawn = two_dirac_depth.at_the_start(ds.offset.values[k], gamma=0.8, radius=radius)
+        assert drawn == pytest.approx(float(ds.layer[k, 0]), rel=1e-9)
 
 
 def test_masked_tokens_go_to_the_first_which_stays(made):

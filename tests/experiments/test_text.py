@@ -22,6 +22,7 @@ from meanfield.errors import NoCases
 from meanfield.experiments import inputs, large_radius, quadratic_growth, real_text
 from meanfield.experiments.ascent import climb
 from meanfield.experiments.fitting import fit_laws
+from meanfield.figures.curves import law
 from meanfield.lipschitz import local_lipschitz
 
 TEXT = "the river runs past the mill and the mill turns with the river " * 8
@@ -201,6 +202,8 @@ def test_fits_find_the_exponent_that_made_the_points():
     fits = fit_laws([({"layer": 3}, n, 2 * n**0.5, None, None)])
     by_law = dict(zip(fits.fit_law.values, fits.fit_exponent.values, strict=True))
     assert by_law == pytest.approx({"free": 0.5, "1/4": 0.25, "1/2": 0.5})
+    assert law(fits) == r"$2\,n^{0.50}$ [0.50, 0.50]"
+    assert law(fits.isel(fit=[])) == ""
     rms = dict(zip(fits.fit_law.values, fits.fit_rms.values, strict=True))
     assert rms["free"] < 1e-12
     assert rms["1/4"] == pytest.approx(0.25 * math.log(4) * math.sqrt(2 / 3))
