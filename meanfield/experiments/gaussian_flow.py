@@ -139,7 +139,7 @@ def covariance(ds: xr.Dataset, *, ax: Axes, kernel: str = "softmax") -> Axes:
 def covariance_error(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Error of the covariance against the number of samples, beside n^{−1/2}."""
     steps = [0, ds.sizes["time"] // 2, ds.sizes["time"] - 1]
-    for kernel, line in (("softmax", "o-"), ("l2", "s--")):
+    for kernel, line in (("softmax", "o-"), ("l2", "v--")):
         if kernel not in ds.kernel.values:
             continue
         rows = select(ds, kernel=kernel)[["error"]].drop_vars("kernel")

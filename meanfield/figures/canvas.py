@@ -206,7 +206,7 @@ def _mark(lines: Sequence[Any]) -> None:
             continue
         marker = marker_of.setdefault(colour, _MARKERS[len(marker_of) % len(_MARKERS)])
         line.set_marker(marker)
-        if plain and len(line.get_xdata()) > _FEW:
+        if plain and len(line.get_xdata()) > 2 * _FEW:
             first = len(marker_of) * len(line.get_xdata()) // (_FEW * _FEW)
             line.set_markevery((first, len(line.get_xdata()) // _FEW))
 
