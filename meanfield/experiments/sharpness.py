@@ -243,9 +243,12 @@ def gap(ds: xr.Dataset, *, ax: Axes) -> Axes:
             label = "masked: the same over what the search found"
             ax.plot(c, rows.upper / rows.found, "s:", color=colour, fillstyle="none", label=label)
         else:
-            ax.plot(c, rows.theorem_3_5 / known, "-.", color="tab:red", label="[CAP24] Thm 3.5")
+            paper = rows.theorem_3_5 / known
+            label = f"[CAP24] Thm 3.5 (at c = {float(c[-1]):.3g}: {float(paper[-1]):,.0f})"
+            ax.plot(c, paper, "D-.", color="tab:red", label=label)
     ax.axhline(1.0, color="black", linewidth=0.8, gid=FORMULA)
     ax.set(yscale="log", xlabel=r"$c = \|A\|R^2$", ylabel="upper bound / largest known")
+    ax.set_ylim(0.9, 10.0)  # Theorem 3.5 leaves it, being e^c above
     ax.set_title("Upper bounds over the largest constants known")
     return ax
 
@@ -263,7 +266,8 @@ def gap_of_tokens(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
         rows = best(unsorted, "tokens_found", over="radius")
         c, ratio = rows.radius**2, rows.tokens_upper / rows.tokens_found
         ax.plot(c, ratio, "o-", color=colour, label=f"n = {n}")
-        ax.plot(c, rows.theorem_3_3 / rows.tokens_found, "--", color=colour, linewidth=0.9)
+        paper: Any = {"color": colour, "linewidth": 0.9, "markersize": 2.5}
+        ax.plot(c, rows.theorem_3_3 / rows.tokens_found, "o--", **paper)
         mark_unconverged(ax, c, ratio, rows.tokens_converged)
     ax.plot([], [], "k-", label="this package")
     ax.plot([], [], "k--", linewidth=0.9, label="[CAP24] Thm 3.3")
@@ -278,16 +282,16 @@ def ball_and_sphere(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """What a norm before attention buys: constants on the ball and along the sphere, over e^c."""
     c = np.maximum(ds.radius.values**2, 0.05)
     along = lambda x: np.minimum(tangential_norm(x), kernel_norm(x))  # noqa: E731
-    ax.set(
-        xscale="log", yscale="log", xlabel=r"$c = \|A\|R^2$", ylabel=r"constant of T over $e^c$"
-    )
-    for colour, name, upper, lower in (
-        ("tab:blue", "ball", kernel_norm, bounds.two_dirac_lower),
-        ("tab:green", "sphere", along, bounds.sphere_two_dirac_lower),
+    ax.set(xscale="log", yscale="log", xlabel=r"$c = \|A\|R^2$", ylabel="constant over $e^c$")
+    # For small c the upper bounds are one, and the thin line lies on the thick one.
+    for colour, width, name, upper, lower in (
+        ("tab:blue", 2.6, "ball", kernel_norm, bounds.two_dirac_lower),
+        ("tab:green", 0.9, "sphere", along, bounds.sphere_two_dirac_lower),
     ):
         above = lambda x, upper=upper: upper(x) * np.exp(-x)  # noqa: E731
         below = lambda x, lower=lower: lower(x, 1.0) * np.exp(-x)  # noqa: E731
-        formula(ax, above, c, "-", color=colour, label=f"{name}: upper bound")
+        label = f"{name}: upper bound"
+        formula(ax, above, c, "-", color=colour, linewidth=width, label=label)
         formula(ax, below, c, "--", color=colour, label=f"{name}: two Diracs")
     ax.set_title("Attention of measures on a ball, and behind a normalisation")
     return ax
