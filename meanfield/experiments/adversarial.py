@@ -152,8 +152,9 @@ def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
         curve(ax, line, "n_tokens", "head_constant", "s--", **hollow)
         found = line.isel(case=np.flatnonzero(np.isfinite(line.searched.values)))
         curve(ax, found, "n_tokens", "searched", "x", color=colour, markersize=8)
-    ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="local constant")
-    ax.plot([], [], "kx", markersize=8, label="searched in $B_R$")
+    ax.set(xscale="log", yscale="log", xlabel="number of tokens n")
+    ax.set_ylabel(r"local constant $\|Df(X)\|$")
+    ax.plot([], [], "kx", markersize=8, label="found by ascent in $B_R$")
     formula(ax, np.sqrt, rows.n_tokens, linewidth=1.4, label=r"$\sqrt{n}$")
     ticks_at(ax, rows.n_tokens)
     ax.set_title(f"Worst case of head {head}\n{ds.attrs['model']}, layer {ds.attrs['layer']}")
@@ -164,16 +165,16 @@ def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
 def choice_of_head(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Constant of the layer at the worst case of each head, at the largest n and R."""
     n = int(ds.n_tokens.max())
-    rows = select(ds, n_tokens=n, radius=float(ds.radius.max())).sortby("head")
+    radius = float(ds.radius.max())
+    rows = select(ds, n_tokens=n, radius=radius)
     heads = rows["head"].values
     for shift, name, label in ((-0.2, "constant", "layer"), (0.2, "head_constant", "head alone")):
         ax.bar(heads + shift, rows[name], 0.4, label=label)
         mark_unconverged(ax, heads + shift, rows[name], rows[f"{name}_converged"])
-    label = rf"$\sqrt{{n}}$, n = {n}"
-    ax.axhline(n**0.5, color="black", linestyle=":", label=label, gid=FORMULA)
-    ax.set(xlabel="head whose worst case it is", ylabel="local constant")
+    ax.axhline(n**0.5, color="black", linestyle=":", label=r"$\sqrt{n}$", gid=FORMULA)
+    ax.set(xlabel="head whose worst case it is", ylabel=r"local constant $\|Df(X)\|$")
     ax.set_xticks(heads)
-    what = "Layer and head at the worst case of each head"
+    what = f"Layer and head at the worst case of each head, n = {n}, R = {radius:g}"
     ax.set_title(f"{what}\n{ds.attrs['model']}, layer {ds.attrs['layer']}")
     ax.grid(visible=False, axis="x")
     return ax

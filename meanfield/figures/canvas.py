@@ -38,6 +38,7 @@ _STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.alpha": 0.25,
     "lines.linewidth": 1.4,
     "lines.markersize": 4,
