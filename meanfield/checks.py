@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import numbers
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,7 +79,7 @@ def count(value: Any, name: str, *, least: int = 1, most: int = _MOST) -> int:
         TypeError: no number.
         ValueError: not whole, too small, or too large.
     """
-    expected = f"a whole number ≥ {least}"
+    expected = "a whole number" if least <= -most else f"a whole number ≥ {least}"
     found = _plain(value)
     if isinstance(found, bool) or not isinstance(found, (int, float)):
         raise TypeError(f"{name}: expected {expected}, got {describe(value)}")
@@ -151,6 +152,13 @@ def called(function: Any, arguments: tuple[Any, ...], expected: str, hint: str =
         raise TypeError(
             f"{expected}, got {name_of(function)}, which raised {type(error).__name__}: "
             f"{text}{hint}"
+        ) from error
+    except RuntimeError as error:
+        if not re.search("dtype|scalar type", str(error)):
+            raise
+        raise TypeError(
+            f"{expected} in its precision, got {name_of(function)}, which raised: {error}; take "
+            "module.double(), or mu.to(torch.float32) for a module in single precision"
         ) from error
 
 

@@ -38,7 +38,8 @@ class MissingExtraError(ImportError):
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(
             f"this needs the package {package!r}, which is not installed: "
-            f'pip install "meanfield[{extra}]"'
+            f'pip install ".[{extra}]" where the source of meanfield is, or '
+            f'"meanfield[{extra}]" from an index that has it'
         )
 
 

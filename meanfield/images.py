@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from meanfield.checks import called, describe, name_of
 from meanfield.measures import MeasureMap, ParticleMeasure
 
@@ -24,12 +22,10 @@ def image_of(F: MeasureMap, mu: ParticleMeasure, name: str = "F") -> ParticleMea
         TypeError: F does not take a measure, or does not return one.
     """
     check_map(F, name)
-    hint = "return mu.replace(points), or pushforward(T, mu) for a map of points T"
-    if isinstance(F, torch.nn.Module):
-        hint += (
-            "; SelfAttention(AttentionParameters.from_module(T)) is the map of torch's attention, "
-            "pretrained.read(T).network() that of an encoder or a model of transformers"
-        )
+    hint = (
+        "return mu.replace(points), or pushforward(T, mu) for a map of points T; "
+        "AttentionParameters.from_module reads torch's attention, pretrained.read whole encoders"
+    )
     image = called(F, (mu,), f"{name}: expected a map that takes a ParticleMeasure", f"; {hint}")
     if not isinstance(image, ParticleMeasure):
         raise TypeError(

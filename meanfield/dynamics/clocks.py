@@ -46,7 +46,8 @@ def checked_times(times: Sequence[float] | Any) -> np.ndarray:
     """
     found = as_floats(times, "times", finite=True)
     if found.ndim != 1:
-        raise ValueError(f"times: expected a sequence of numbers, got shape {found.shape}")
+        got = f"{float(found):g}" if found.ndim == 0 else f"shape {found.shape}"
+        raise ValueError(f"times: expected increasing numbers such as [0.0, 10.0], got {got}")
     if not (np.diff(found) > 0).all():
         k = int(np.argmin(np.diff(found)))
         raise ValueError(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from meanfield.checks import describe
 from meanfield.experiments.settings import quick_of
 from meanfield.results import Variable
 from meanfield.sweeps import Task, sweep
@@ -105,6 +106,12 @@ class Experiment:
     def plan(self, settings: Any = None) -> dict[str, Any]:
         """The arguments of `meanfield.sweep` that make the experiment; in full size if None."""
         settings = self.settings if settings is None else settings
+        if not isinstance(settings, type(self.settings)):
+            raise TypeError(
+                f"settings: expected {type(self.settings).__name__} or None, got "
+                f"{describe(settings)}; dataclasses.replace(experiment.settings, NAME=value) "
+                "makes others, and experiment.quick is the small run"
+            )
         derived, coords = self.derived(settings), self.coords(settings)
         return {
             "fn": Task(
@@ -128,7 +135,15 @@ class Experiment:
         Args:
             settings: what to run over; the whole experiment if None.
             **how: as in `meanfield.sweep`: store, executor, …
+
+        Raises:
+            TypeError: settings of another kind, or given one by one.
         """
+        if own := sorted(set(how) & set(vars(self.settings)) - {"seed"}):
+            raise TypeError(
+                f"run: expected settings as one value, got {', '.join(own)}; write "
+                f"run(dataclasses.replace(experiment.settings, {own[0]}=…))"
+            )
         return self.finish(sweep(**self.plan(settings), **how))
 
     def finish(self, ds: xr.Dataset) -> xr.Dataset:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meanfield.checks import suggestion
+from meanfield.checks import describe, suggestion
 from meanfield.figures.legends import place_legend, with_room
 from meanfield.results.shapes import as_dataset
 
@@ -57,7 +57,11 @@ def style() -> Iterator[None]:
 
 def axes(ax: Axes | None) -> Axes:
     """The Axes given, or those of a new figure."""
+    from matplotlib.axes import Axes as Drawable
+
     if ax is not None:
+        if not isinstance(ax, Drawable):
+            raise TypeError(f"ax: expected the Axes of matplotlib or None, got {describe(ax)}")
         return ax
     import matplotlib.pyplot as plt
 

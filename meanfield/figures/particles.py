@@ -69,6 +69,8 @@ def draw_paths(ax: Axes, points: np.ndarray) -> None:
 def animate_particles(ds: xr.Dataset, **wanted: Any) -> FuncAnimation:
     """Particles in their first two coordinates, one frame for each time.
 
+    ``animate_particles(flow).save("flow.gif")`` writes it; ``.mp4`` needs the program ffmpeg.
+
     Args:
         ds: with `points` (time, particle, feature), or that for each case, the axis of times with
             a coordinate or a variable `time`; areas of the dots follow `mass`, if there is one.
@@ -114,6 +116,11 @@ def animate_particles(ds: xr.Dataset, **wanted: Any) -> FuncAnimation:
 
 def _case(ds: xr.Dataset, wanted: dict[str, Any]) -> tuple[xr.Dataset, dict[str, Any]]:
     if "case" not in ds.points.dims:
+        if wanted:
+            raise ValueError(
+                f"animate_particles: expected a Dataset with cases, from which {sorted(wanted)} "
+                "choose one, got particles through time alone"
+            )
         return ds, wanted
     rows = select(ds, **wanted)
     for name in ("beta", "radius"):

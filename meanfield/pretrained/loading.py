@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from meanfield.checks import as_bool, as_dtype, as_path, check_move, describe
+from meanfield.checks import as_bool, as_dtype, as_path, check_move, describe, suggestion
 from meanfield.errors import MissingExtraError
 from meanfield.pretrained.family import Family
 from meanfield.pretrained.model_files import (
@@ -73,7 +73,10 @@ def load(
     """
     _require_transformers()
     check_move(torch.empty(0), device, as_dtype(dtype))
+    if config is not None and not isinstance(config, Mapping):
+        raise TypeError(f"config: expected fields and values in a dict, got {describe(config)}")
     text, verify = str(as_path(name, "name")), as_bool(verify, "verify")
+    download = as_bool(download, "download")
     exact = torch.float64 if verify else dtype
     if text.startswith(_RANDOM):
         source = _random(text, causal, seed, dict(config or {})).to(exact)
@@ -199,7 +202,8 @@ def _random(name: str, causal: bool | None, seed: int, changes: dict[str, Any]) 
     usual = config_class()
     known_fields = {*usual.to_dict(), *config_class.attribute_map}
     if unknown := sorted(set(changes) - known_fields):
-        raise ValueError(f"config: {architecture} has no fields {unknown}")
+        hint = suggestion(unknown[0], known_fields)
+        raise ValueError(f"config: expected fields of {architecture}, got {unknown}{hint}")
     with quiet():
         model_config = config_class(**{**family.random_config, **changes})
         # The others are written for speed, may be another's code, and round differently.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 
-from meanfield.checks import as_bool
+from meanfield.checks import as_bool, as_path
 from meanfield.errors import ConvergenceError
 from meanfield.results import Variable
 from meanfield.results.answers import Answer, labelled
@@ -168,7 +168,7 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
             >>> order, float(lower), float(upper)
             (2, 3.0, 3.0)
         """
-        path = Path(path)
+        path = as_path(path)
         if path.suffix != ".proof":
             raise ValueError(f"path: expected a name that ends in .proof, got {path.name!r}")
         if self.order != int(self.order):

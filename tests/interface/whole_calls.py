@@ -40,6 +40,7 @@ from meanfield import (
 )
 from meanfield.attention import CrossAttention, kernels, normalizations
 from meanfield.report import write_report
+from tests.interface import first_calls
 from tests.interface.bad_calls import of_error
 
 MEASURES = """
@@ -526,6 +527,7 @@ GROUPS = {
     "bounds": BOUNDS,
     "dynamics": DYNAMICS,
     "bookkeeping": BOOKKEEPING,
+    "first hour": first_calls.CALLS,
 }
 PAIRS = [tuple(line.split(" | ")) for line in EQUAL.strip().splitlines()]
 CALLS = [line for text in GROUPS.values() for line in text.strip().splitlines()]
