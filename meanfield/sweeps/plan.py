@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from meanfield.checks import name_of
 from meanfield.results import Variable
 from meanfield.results.cases import RESERVED, Columns, Labels
 from meanfield.results.encoding import check_attrs
@@ -70,11 +71,12 @@ class Task:
         coords = {str(n): np.asarray(values) for n, values in self.coords.items()}
         if self.variables is not None:
             object.__setattr__(self, "variables", tuple(self.variables))
-            _check_variables(self.variables, coords)
-        elif self.batched:
-            raise ValueError("variables: expected those of a batched task, got None")
+        if self.variables == () or (self.batched and not self.variables):
+            kind = " batched" * self.batched
+            raise ValueError(f"variables: expected those of a{kind} task, got {self.variables}")
         object.__setattr__(self, "parameters", tuple(self.parameters))
         object.__setattr__(self, "coords", coords)
+        _check_names(self)
 
     @property
     def identity(self) -> Identity:
@@ -252,18 +254,24 @@ def _check_signature(function: Callable[..., Any], arguments: Mapping[str, Any])
     try:
         signature.bind(**arguments, **dict.fromkeys(provided))
     except TypeError as error:
-        name = getattr(function, "__qualname__", repr(function))
         raise TypeError(
             f"fn: expected a function of the parameters {sorted(arguments)}, got "
-            f"{name}{signature}: {error}"
+            f"{name_of(function)}{signature}: {error}"
         ) from None
 
 
-def _check_names(task: Task, parameters: set[str]) -> None:
-    if clash := sorted(parameters & {*RESERVED, *task.coords, *task.labels.shapes}):
+def _check_names(task: Task, parameters: Iterable[str] = ()) -> None:
+    variables = task.variables or ()
+    names = [*parameters, *(v.name for v in variables), *task.coords, *RESERVED]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(
-            f"grid: expected names of parameters other than those of variables, dimensions and "
-            f"{RESERVED}, got {clash}"
+            "grid, variables, coords: expected different names of parameters, variables and "
+            f"dimensions, none of {RESERVED}, got {twice}"
+        )
+    if missing := {dim for v in variables for dim in v.dims} - set(task.coords):
+        raise ValueError(
+            f"coords: expected values along {sorted(missing)}, which the variables have as "
+            "dimensions; give for example coords={'head': range(12)}"
         )
 
 
@@ -276,20 +284,3 @@ def _plain(value: Any) -> Any:
         return [*map(_plain, value[:_SHOWN]), *more]
     text = repr(value)
     return text if len(text) <= _WORDS else text[: _WORDS - 1] + "…"
-
-
-def _check_variables(variables: Sequence[Variable], coords: Mapping[str, Any]) -> None:
-    names = [v.name for v in variables]
-    if not names or len({*names}) < len(names) or {*names} & {*RESERVED, *coords}:
-        raise ValueError(
-            f"variables: expected different names, at least one, none of {RESERVED} and none of "
-            f"a dimension; got {names}"
-        )
-    if clash := sorted({*RESERVED} & {*coords}):
-        raise ValueError(f"coords: expected names other than {RESERVED}, got {clash}")
-    missing = {dim for v in variables for dim in v.dims} - set(coords)
-    if missing:
-        raise ValueError(
-            f"coords: expected values along {sorted(missing)}, which the variables have as "
-            "dimensions; give for example coords={'head': range(12)}"
-        )
