@@ -11,6 +11,8 @@ import resource
 import subprocess
 import sys
 import time
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -22,7 +24,9 @@ from meanfield import results
 from meanfield.experiments.settings import override, read_toml
 from meanfield.results import Variable, atomic, cases
 from meanfield.results import store as storing
+from meanfield.results.store import Store
 from meanfield.sweeps import Task, run, status, sweep
+from meanfield.sweeps.grid import case_keys
 from tests.sweeps import sweep_functions as functions
 
 GRID = {"n": [2, 4, 8], "repetition": range(5)}
@@ -415,3 +419,41 @@ def test_of_the_rows_of_a_case_the_best_is_taken_and_of_equals_the_last(pairs):
             chosen[key] = place
     keys, statuses = (np.array(column) for column in zip(*pairs, strict=True))
     assert cases._chosen(keys, statuses).tolist() == [*chosen.values()]
+
+
+@pytest.mark.parametrize("executor", [None, "threads"])
+def test_a_batch_whose_storing_is_interrupted_is_stored_all_the_same(
+    tmp_path, monkeypatch, executor
+):
+    write, signals = Store.write, iter([KeyboardInterrupt()])
+
+    def interrupted(self, columns, **kind):
+        if "y" in columns:
+            for signal in signals:
+                raise signal
+        write(self, columns, **kind)
+
+    monkeypatch.setattr(Store, "write", interrupted)
+    task = Task(functions.square, [Variable("y", "y")])
+    with ThreadPoolExecutor(1) as threads, pytest.raises(KeyboardInterrupt) as caught:
+        sweep(task, {"x": range(4)}, store=tmp_path / "s", executor=executor and threads)
+    n_kept = status(tmp_path / "s").n_done
+    assert n_kept >= (4 if executor is None else 1)
+    assert caught.value.__notes__[0].startswith(f"{n_kept} of 4 cases are kept")
+
+
+def test_looking_cases_up_takes_the_memory_of_their_values_once(tmp_path):
+    places = {"place": np.zeros(20_000)}
+    variables = [Variable("y", "noise", dims=("place",))]
+    task = Task(lambda x: {"y": np.full(20_000, x)}, variables, coords=places, name="wide")
+    ds = sweep(task, {"x": np.arange(40.0)}, store=tmp_path / "s", shard=(0, 2), batch_size=8)
+    store = Store.at(tmp_path / "s")
+    keys = case_keys([{"x": float(x)} for x in range(40)])
+    tracemalloc.start()
+    try:
+        rows = store.rows_of(keys)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(rows["y"], ds["y"])
+    assert peak < 1.5 * ds["y"].nbytes
