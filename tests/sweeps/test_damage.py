@@ -541,8 +541,9 @@ def test_a_finished_sweep_does_not_fail_at_its_merge(tmp_path, right, monkeypatc
     assert len(list(store.glob("*.npz"))) == 1
 
 
+@pytest.mark.parametrize("n_merges", [1, 2])
 def test_a_name_that_is_written_after_its_file_was_merged_is_not_missed(
-    tmp_path, right, monkeypatch
+    tmp_path, right, monkeypatch, n_merges
 ):
     """As by a process that was slower than the one that merged its file."""
     store = tmp_path / "s"
@@ -553,6 +554,9 @@ def test_a_name_that_is_written_after_its_file_was_merged_is_not_missed(
     assert not {file.name for file in store.glob("*.npz")} & {*names}
     with (store / "written.txt").open("a") as journal:
         journal.writelines(f"{name}\n" for name in names)
+    if n_merges == 2:
+        run(store, shard=(0, 3))  # more cases, so that there is something to merge
+        assert len(list(store.glob("*.npz"))) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_read(store, right, at_least=range(0, N, 2))

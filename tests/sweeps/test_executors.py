@@ -69,6 +69,7 @@ def test_sweep_survives_the_death_of_a_worker(tmp_path, caplog):
         )  # fmt: skip
     assert not trap.exists()
     assert "its process died: signal 9 (SIGKILL) at {'x': 3}; tried once more" in caplog.text
+    assert caplog.text.count("tried once more") == 1  # not what its job had not begun
     assert ds["y"].values.tolist() == [2.0 * x for x in range(12)]
 
 

@@ -158,6 +158,26 @@ def test_attributes_that_no_format_takes_are_refused_before_the_first_case(attrs
         sweep(never, {"x": [1]}, attrs=attrs)
 
 
+@pytest.mark.parametrize(
+    ("variables", "coords", "grid", "text"),
+    [
+        (["status"], {}, {}, r"got \['status'\]"),
+        (["y"], {"case": [1]}, {}, r"got \['case'\]"),
+        (["y"], {}, {"message": ["a"]}, r"got \['message'\]"),
+        (["y", "y"], {}, {}, r"got \['y'\]"),
+        (["y"], {"x": [1]}, {"x": [1]}, r"got \['x'\]"),
+        ([], {}, {}, r"expected those of a task, got \(\)"),
+    ],
+)
+def test_a_name_means_one_thing(variables, coords, grid, text):
+    def run():
+        named = [Variable(name, name) for name in variables]
+        return sweep(Task(lambda **parameters: {}, named, coords=coords), grid)
+
+    with pytest.raises(ValueError, match=text):
+        run()
+
+
 def test_a_dimension_without_coordinates_is_refused():
     with pytest.raises(ValueError, match=r"values along \['head'\]"):
         Task(functions.square, [Variable("y", "y", dims=("head",))])
