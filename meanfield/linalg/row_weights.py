@@ -171,14 +171,24 @@ def certain_upper(linear_map: LinearMap) -> Tensor:
 def certain_block_upper(linear_map: LinearMap) -> Tensor:
     """Of blocks along the last batch axis an upper bound of the largest norm, ``(*batch,)``.
 
-    Their Gram matrices are shown to be below a multiple of the identity.
+    Their Gram matrices are shown to be below a multiple of the identity, unless the Frobenius norm
+    of one already is below that of the largest.
     """
     dense = linear_map.to_dense().flatten(0, -3).double()
     gram = dense @ dense.mT if dense.shape[-2] < dense.shape[-1] else dense.mT @ dense
-    slack = 2 * sum(dense.shape[-2:]) * torch.finfo(dense.dtype).eps
-    top = top_eigenvalues(gram) + slack * dense.square().sum((-2, -1))
+    m, eps = gram.shape[-1], torch.finfo(dense.dtype).eps
+    slack = 2 * sum(dense.shape[-2:]) * eps * dense.square().sum((-2, -1))
+    most = (1 + 2 * m * m * eps) * torch.linalg.matrix_norm(gram) + slack
+    by_map = most.reshape(-1, linear_map.batch_shape[-1])
+    first = by_map.argmax(-1) + by_map.shape[-1] * torch.arange(len(by_map), device=most.device)
+    least = top_eigenvalues(gram[first]) + slack[first]
+    # Not `most > least`: of NaN nothing is known.
+    left = (~(by_map <= least[:, None])).flatten().nonzero().squeeze(-1)
+    top = torch.full_like(most, -torch.inf)
+    top[left] = top_eigenvalues(gram[left]) + slack[left]
+    top = torch.maximum(least, top.reshape(by_map.shape).amax(-1))
     up = 1 + 2 * torch.finfo(linear_map.dtype).eps
-    return (up * top.sqrt()).to(linear_map.dtype).reshape(linear_map.batch_shape).amax(-1)
+    return (up * top.sqrt()).to(linear_map.dtype).reshape(linear_map.batch_shape[:-1])
 
 
 class _Search:

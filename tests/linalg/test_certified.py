@@ -17,6 +17,7 @@ from meanfield.linalg import Candidate, Certified, Dense, LinearMap, certify, op
 from meanfield.linalg.blocks import Rows, TokenBlocks, groups
 from meanfield.linalg.certain import RowWeights, row_bound, top_eigenvalues
 from meanfield.linalg.deflation import Deflated
+from meanfield.linalg.row_weights import certain_block_upper
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
 
@@ -522,3 +523,27 @@ def test_the_roundings_of_products_are_in_the_bound_beside_a_basis(monkeypatch):
     monkeypatch.setattr(TokenBlocks, "terms", terms)
     monkeypatch.setattr(TokenBlocks, "absolute", lambda self: self * 1e6)
     assert float(row_bound(blocks, weights)) > plain * (1 + 1e-8)
+
+
+def test_atoms_that_a_frobenius_norm_rules_out_do_not_hide_the_largest():
+    """The largest Frobenius norm is not the largest norm, and some are within rounding of it."""
+    flat = 0.9 * torch.eye(6, dtype=torch.float64)  # ‖·‖_F = 2.2
+    peak = torch.zeros(6, 6, dtype=torch.float64)
+    peak[0, 1] = 1.0
+    small = 0.1 * torch.eye(6, dtype=torch.float64)
+    matrices = torch.stack([flat, small, peak, small])
+    batch = torch.stack([matrices, 2 * matrices.flip(0), 0 * matrices])
+    found = certain_block_upper(LinearMap.pointwise(batch[..., None, :, :]))
+    assert found.tolist() == pytest.approx([1.0, 2.0, 0.0], rel=1e-11)
+    assert bool((found >= torch.tensor([1.0, 2.0, 0.0])).all())
+    generator = torch.Generator().manual_seed(0)
+    wide = torch.randn(5, 30, 1, 7, 9, generator=generator, dtype=torch.float64)
+    norms = torch.linalg.matrix_norm(wide, 2)[..., 0].amax(-1)
+    found = certain_block_upper(LinearMap.pointwise(wide))
+    assert bool((found >= norms).all()) and bool((found <= norms * (1 + 1e-10)).all())
+
+
+def test_a_block_that_is_no_number_is_not_ruled_out():
+    matrices = torch.ones(3, 1, 2, 2, dtype=torch.float64)
+    matrices[1, 0, 0, 0] = math.nan
+    assert not bool(certain_block_upper(LinearMap.pointwise(matrices)) < math.inf)
