@@ -14,7 +14,7 @@ from torch import Tensor
 from meanfield.attention.kernels import Features, Kernel
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.rows import RowWise, softmax
-from meanfield.checks import at_once, describe, is_recorded
+from meanfield.checks import at_once, describe, is_host, is_recorded
 from meanfield.measures import ParticleMeasure
 
 # Entries of one block of P, so that it and what is computed from it stay in the cache.
@@ -237,8 +237,7 @@ class Scoring:
             return places.blind
         if not self.normalization.divides:
             return None
-        blind = logits.amax(-1, keepdim=True) == -math.inf
-        return blind if is_recorded(blind) or bool(blind.any()) else None
+        return _if_any(logits.amax(-1, keepdim=True) == -math.inf)
 
 
 def _masked(logits: Tensor, hidden: Tensor | None) -> Tensor:
@@ -261,7 +260,13 @@ def blind_rows(
     else:
         first = torch.where(alive, column_positions, math.inf).amin(-1, keepdim=True)
         blind = row_positions < first
-    return blind[..., None] if is_recorded(blind) or bool(blind.any()) else None
+    return _if_any(blind[..., None])
+
+
+def _if_any(blind: Tensor) -> Tensor | None:
+    """The rows, or None if there are none; on a device to look takes longer than to mask."""
+    looks = not is_recorded(blind) and is_host(blind.device)
+    return None if looks and not bool(blind.any()) else blind
 
 
 @dataclass(frozen=True, eq=False)

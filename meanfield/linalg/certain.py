@@ -74,18 +74,17 @@ def _orthonormal(basis: Tensor, blocks: TokenBlocks) -> Tensor:
 def _column_bound(blocks: TokenBlocks | Deflated, weights: RowWeights) -> Tensor:
     n, size = blocks.n, weights.size
     values = _checked(weights, n)
-    columns = values.new_zeros(n)
+    columns, proves = values.new_zeros(n), torch.ones((), dtype=torch.bool, device=values.device)
     for rows in portions(blocks.shape, size):
         first = rows.start // size
         w = values[first : first + rows.count // rows.size]
-        if bool(((w == 0) & blocks.seen(rows)).any()):
-            return values.new_tensor(torch.inf)
+        proves &= ~((w == 0) & blocks.seen(rows)).any()
         s = torch.where(w > 0, 1 / w, 0.0)
         gram, slack = blocks.gram(s, rows)
         top = top_eigenvalues(gram) + slack + _HIDDEN * n * (1 + s.amax(-1))
         columns += (top[:, None] * w).sum(0)
     found = columns.amax().sqrt() * (1 + 4 * n * torch.finfo(values.dtype).eps)
-    return torch.where(found.isnan(), torch.inf, found)
+    return torch.where(proves & ~found.isnan(), found, torch.inf)
 
 
 def _checked(weights: RowWeights, n: int) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -15,9 +18,10 @@ from meanfield import (
     lipschitz,
     transport,
 )
+from meanfield.attention import kernels, weights
 from meanfield.linalg import Lanczos
 from meanfield.lipschitz import local_lipschitz
-from tests.interface.test_architecture import calls, modules
+from tests.interface.test_architecture import PACKAGE, calls, modules, parsed
 
 
 def test_tensors_become_arrays_in_one_function():
@@ -32,6 +36,62 @@ def test_tensors_become_arrays_in_one_function():
         strays += [f"{path.name}:{call.lineno}" for call in found]
     allowed = [place for place in strays if place.startswith("checks.py")]
     assert strays == allowed and len(allowed) == 2, "use checks.to_host"
+
+
+# Each look at a value inside a loop waits for all that a device was told to do. These are right,
+# or are about numbers that the host has already.
+LOOPS = ast.For, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp
+LOOKS = {
+    "inverse.py": 2,  # one a step of Newton's method, of at least one product
+    "deflation.py": 1,  # one a halving of an interval of which there are few
+    "evidence.py": 1,  # one a map of a batch, after its whole certificate
+    "infinity.py": 2,  # one a block of many rows
+    "krylov.py": 1,  # numbers on the host
+    "merging.py": 1,  # one a block of distances
+    "particlewise.py": 1,  # a number of the caller
+    "reduced.py": 1,  # a flow of a radius, on the host
+    "sinkhorn.py": 1,  # one a step, of n² numbers
+    "stability.py": 5,  # times, and one a layer
+    "trajectories.py": 2,  # times, and one an output time
+    "velocities.py": 1,  # times
+    "vectors.py": 1,  # both ends of one look
+    "differentiable.py": 1,  # likewise
+    "comparison.py": 1,
+    "monitor.py": 1,  # one a layer
+    "measures.py": 4,  # of arguments, and one a block of distances
+}
+DEVICE = "linalg", "attention", "layers", "lipschitz", "dynamics", "measures.py", "maps.py"
+
+
+def looks(path: Path) -> list[str]:
+    """Where a loop asks for a value of a tensor: float(x), bool(x), x.item(), x.tolist()."""
+    found = set()
+    for loop in ast.walk(parsed(path)):
+        if isinstance(loop, LOOPS):
+            calls_inside = (node for node in ast.walk(loop) if isinstance(node, ast.Call))
+            found |= {
+                f"{path.name}:{call.lineno}:{call.col_offset}"
+                for call in calls_inside
+                if ast.unparse(call.func) in ("float", "bool")
+                or ast.unparse(call.func).endswith((".item", ".tolist", ".nonzero"))
+            }
+    return sorted(found)
+
+
+def test_loops_do_not_wait_for_a_device():
+    wing = [p for p in modules() if p.relative_to(PACKAGE).parts[0] in DEVICE]
+    found = {path.name: looks(path) for path in wing}
+    assert {name: len(places) for name, places in found.items() if places} == LOOKS, found
+
+
+def test_blind_rows_are_not_looked_for_on_a_device(monkeypatch):
+    """On a device they are masked without a look, with the same values."""
+    F = SelfAttention(AttentionParameters.random(3), causal=True, kernel=kernels.window(0.3))
+    mu = ParticleMeasure.from_sequence(torch.randn(9, 3, dtype=torch.float64))
+    wanted, J = F(mu).points, F.linearize(mu).to_dense()
+    monkeypatch.setattr(weights, "is_host", lambda device: False)
+    torch.testing.assert_close(F(mu).points, wanted, rtol=0, atol=1e-14)
+    torch.testing.assert_close(F.linearize(mu).to_dense(), J, rtol=0, atol=1e-14)
 
 
 def test_the_way_to_the_host_keeps_values_and_drops_the_derivative():
