@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
 import torch
+from bench_flow import runge_kutta
 from tables import beside, main
 from torch import Tensor
 
@@ -130,10 +131,7 @@ def flows(n: int, dtype: torch.dtype, device: str) -> dict:
     def by_hand() -> Tensor:
         x = mu.points
         for _ in range(STEPS):
-            a = layer(x)
-            b = layer(x + step / 2 * a)
-            c = layer(x + step / 2 * b)
-            x = x + step / 6 * (a + 2 * b + 2 * c + layer(x + step * c))
+            x = runge_kutta(layer, x, step)
         return x
 
     def ours() -> object:

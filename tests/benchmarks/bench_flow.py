@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +23,15 @@ from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynam
 STEP, TEMPERATURE = 0.05, 0.01
 # Of the speed of the script, by the number of particles.
 ASKED = {64: 0.2, 256: 0.5, 2048: 0.8}
+
+
+def runge_kutta(velocity: Callable[[Any], Any], x: Any, step: float) -> Any:
+    """A step of the classical method, of arrays or tensors."""
+    k1 = velocity(x)
+    k2 = velocity(x + step / 2 * k1)
+    k3 = velocity(x + step / 2 * k2)
+    k4 = velocity(x + step * k3)
+    return x + step / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
 
 
 def by_numpy(x: np.ndarray, steps: int, sphere: bool, noise: bool) -> np.ndarray:
@@ -44,11 +54,7 @@ def by_numpy(x: np.ndarray, steps: int, sphere: bool, noise: bool) -> np.ndarray
             xi = math.sqrt(2 * TEMPERATURE * STEP) * generator.standard_normal(x.shape)
             x = on(x + STEP * velocity(x) + tangent(x, xi))
             continue
-        k1 = velocity(x)
-        k2 = velocity(x + STEP / 2 * k1)
-        k3 = velocity(x + STEP / 2 * k2)
-        k4 = velocity(x + STEP * k3)
-        x = on(x + STEP / 6 * (k1 + 2 * k2 + 2 * k3 + k4))
+        x = on(runge_kutta(velocity, x, STEP))
     return x
 
 
@@ -71,11 +77,7 @@ def by_torch(x: torch.Tensor, steps: int, sphere: bool, noise: bool) -> torch.Te
             xi = math.sqrt(2 * TEMPERATURE * STEP) * torch.randn_like(x)
             x = on(x + STEP * velocity(x) + tangent(x, xi))
             continue
-        k1 = velocity(x)
-        k2 = velocity(x + STEP / 2 * k1)
-        k3 = velocity(x + STEP / 2 * k2)
-        k4 = velocity(x + STEP * k3)
-        x = on(x + STEP / 6 * (k1 + 2 * k2 + 2 * k3 + k4))
+        x = on(runge_kutta(velocity, x, STEP))
     return x
 
 

@@ -153,15 +153,18 @@ def beside_solvers(F: SelfAttention, kind: str, n: int) -> Iterator[dict]:
 
         return kept
 
+    # At adversarial inputs lobpcg takes ten times as long as svds, minutes at 512 tokens.
+    solvers = [name for name in SOLVERS if n <= 128 or (kind, name) != ("adversarial", "lobpcg")]
     runs = {"meanfield": keeping("meanfield", lambda: by_us(F, mu))}
     for on, pair in LINEARISATIONS.items():
-        for name, solve in SOLVERS.items():
+        for name in solvers:
+            solve = SOLVERS[name]
             run = partial(lambda pair, solve: solve(pair(F, mu)), pair, solve)
             runs[f"{name} on {on}"] = keeping(f"{name} on {on}", run)
     times = dict(zip(runs, least(runs.values(), lasting=0.0), strict=True))
     ours = times["meanfield"]
     for on in LINEARISATIONS:
-        others = {f"{name} on {on}": times[f"{name} on {on}"] for name in SOLVERS}
+        others = {f"{name} on {on}": times[f"{name} on {on}"] for name in solvers}
         peer = min(others, key=lambda name: others[name])
         row = {"case": f"{kind}, n = {n:,}", "peer": peer, "ours_s": ours}
         row |= {"peer_s": times[peer], "ratio": times[peer] / ours}
