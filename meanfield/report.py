@@ -179,7 +179,8 @@ def _figure(ds: xr.Dataset, name: str, draw: Callable[..., Any]) -> str:
     if isinstance(draw, functools.partial):
         own, settings = draw.func, draw.keywords
     caption = (own.__doc__ or "").strip().partition("\n")[0].strip()
-    caption += _chosen(ds, settings)
+    if chosen := _chosen(ds, settings):
+        caption = f"{caption.removesuffix('.')} ({chosen})."
     try:
         picture = f'<img src="{_drawn(ds, draw)}" alt="{escape(caption or name)}">'
     except NoCases as error:
@@ -199,7 +200,7 @@ def _chosen(ds: xr.Dataset, settings: Mapping[str, Any]) -> str:
             words.append(str(ds[value].attrs.get("long_name", value)) if value in ds else value)
         elif isinstance(value, (int, float)):
             words.append(f"{name} {value:g}")
-    return f" ({', '.join(words)})" if words else ""
+    return ", ".join(words)
 
 
 def _drawn(ds: xr.Dataset, draw: Callable[..., Any]) -> str:
