@@ -77,7 +77,7 @@ def linear(module: Any) -> Linear:
     Raises:
         ValueError: a module with a forward of its own, such as one with an adapter.
     """
-    kinds = [torch.nn.Linear]
+    kinds: list[Any] = [torch.nn.Linear]
     if "transformers" in sys.modules:  # whoever has a module of it has imported it
         from transformers.pytorch_utils import Conv1D
 
