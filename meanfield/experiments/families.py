@@ -61,6 +61,7 @@ _MARKERS = "os^Dv*"
 
 def _side_by_side(quantity: str) -> Callable[..., Axes]:
     """The figure of one quantity."""
+    what = _QUANTITIES[quantity][0].upper() + _QUANTITIES[quantity][1:]
     flags = [f"{quantity}_converged"] if quantity in ("constant", "through") else []
 
     @figure(quantity, *flags)
@@ -78,11 +79,10 @@ def _side_by_side(quantity: str) -> Callable[..., Axes]:
             ax.fill_between(depth, low, high, color=colour, alpha=0.15, linewidth=0)
         ax.set(yscale="log", xlabel="block / number of blocks", ylabel=_QUANTITIES[quantity])
         text = {"random": "random token ids"}.get(ds.attrs["text"], ds.attrs["text"])
-        ax.set_title(f"{_QUANTITIES[quantity]}\n{text}, n = {ds.attrs['n_tokens']}")
+        ax.set_title(f"{what}\n{text}, n = {ds.attrs['n_tokens']}")
         return ax
 
-    what = _QUANTITIES[quantity]
-    families.__doc__ = str(families.__doc__).replace("A quantity", what[0].upper() + what[1:])
+    families.__doc__ = str(families.__doc__).replace("A quantity", what)
     return families
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from meanfield import ParticleMeasure, bounds, corpora, figures, pretrained, results
+from meanfield import ParticleMeasure, bounds, corpora, figures, pretrained, results, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.bounds.layer import Layer
 from meanfield.errors import NoCases
@@ -304,10 +304,14 @@ def test_gpt2_is_measured_masked_only(folder):
     assert inputs.masks_of(source, (False, True)) == [True]
 
 
-def test_the_rows_that_the_scripts_take_are_another_matrix_than_the_head(datasets):
+def test_the_rows_that_the_scripts_take_are_another_matrix_than_the_head(datasets, folder):
     ds = datasets["released_code"]
     values = {k: ds.constant.values[ds.input_kind.values == k] for k in ("head", "rows")}
     assert not np.allclose(values["head"], values["rows"])
+    F = pretrained.load(folder / "gpt2").attention(1)
+    tokens = sampling.adversarial(F.parameters.A[2], 2.0, 6)
+    of_head = local_lipschitz(F, tokens, geometry="euclidean")
+    assert values["head"][1] == pytest.approx(float(of_head.value), rel=1e-9)
 
 
 def test_the_best_head_has_the_largest_constant_far_out(datasets):
@@ -350,6 +354,15 @@ def test_scaling_factors_belong_to_the_heads_of_the_model(datasets, folder):
         assert ds.gamma.isel(case=k).values == pytest.approx(expected)
     product = ds.gamma * ds.radius**2
     assert np.allclose(ds.exponent, product.transpose(*ds.exponent.dims))
+    # Heads at 0, of which a logarithmic axis has no point, are counted.
+    draw = load("scaling_factor").EXPERIMENT.figures["heads"]
+    for exponent in (ds.exponent, 1 + 0 * ds.exponent):
+        nowhere = int((exponent.mean("window") == 0).sum())
+        label = draw(ds.assign(exponent=exponent)).get_legend_handles_labels()[1][0]
+        assert label.removeprefix("a head, mean of 2 windows") == (
+            f" ({nowhere} at 0 are not drawn)" if nowhere else ""
+        )
+    assert float(ds.exponent.min()) == 0
 
 
 def test_three_tokens_grow_as_the_square_of_the_radius(datasets):
