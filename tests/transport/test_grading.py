@@ -306,7 +306,7 @@ BAD = {
     "infinite potentials": (
         lambda: {"potentials": (None, np.full(30, np.inf))}, "finite ones at atoms"),
     "a coupling without masses": (
-        lambda: {"plan": replace(solve_w2(X[:20], Y).coupling, log_mass=np.full(50, np.nan))},
+        lambda: {"plan": replace(solve_w2(X[:20], Y).coupling, log_mass=np.full(49, np.nan))},
         "a mass for each"),
     "a text": (lambda: {"plan": "identity"}, "an assignment"),
     "an order below 1": (lambda: {"p": 0.5}, "p: expected"),
@@ -450,7 +450,7 @@ def test_the_checker_believes_nothing_that_is_signed(tmp_path) -> None:
     [
         ([0.0, 10.0], [0.9, 0.1], [0, 1], [1.0, 1.0], 1e-3),  # column 2 holds 0.4 too much
         ([-1.0, 1.0], [0.4, 0.6], [0, 1], [0.8, 1.0], 0.55),  # 0.1 is left, and has 2 to go: 0.4
-        ([0.0, 10.0], [0.9, 0.1], [0, 0], [1.8, 0.2], 1e-3),  # row 1 holds 0.5 too much
+        ([0.0, 10.0], [0.9, 0.1], [0, 0], [1.8, 0.2], 3.5),  # row 1 holds 0.5 too much: 40 in all
     ],
 )
 def test_a_plan_that_misses_its_marginals_proves_no_less_than_its_repair(
