@@ -223,8 +223,6 @@ def gathered(parts: Sequence[Certified], places: Sequence[Any] | None = None) ->
     used = (held["log_mass"] > -np.inf).any(0)
     if not used.all():
         held |= {name: held[name][:, used] for name in ("rows", "cols", "log_mass")}
-    if held["f"] is None or held["g"] is None:
-        held["f"] = held["g"] = None
     return Certified(**held, method=joined_names(parts), order=parts[0].order)
 
 

@@ -312,6 +312,9 @@ def test_who_asks_for_the_value_alone_is_told_that_rounding_leaves_it_open() -> 
         w2(*there)
     with pytest.warns(UserWarning, match="W2 lies in"):
         w2(*(tuple(np.stack([t] * 2) for t in side) for side in there))
+    beside = tuple((np.stack([t, t + k]), np.stack([w] * 2)) for k, (t, w) in enumerate(there))
+    with pytest.warns(UserWarning, match="W2 lies in"):  # one is open, the other is not
+        w2(*beside)
     assert solve_w2(x, x[order] + 1).rounding < 1e-9
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import mpmath
 import numpy as np
@@ -22,6 +23,7 @@ from meanfield.transport.certificate import (
     power_mean,
     powers_added,
     powers_less,
+    scaled,
 )
 from meanfield.transport.certificate import _doubts as doubts
 from meanfield.transport.certificate import _dual as dual_of
@@ -537,6 +539,19 @@ def test_repaired_plans_are_never_cheaper_than_the_optimum() -> None:
         plan = SparsePlan(rows, cols, np.log(mass[rows, cols]))
         upper = certified(p, plan, None, method="m", rtol=1e-9).upper
         assert float(upper) >= float(solve_line(p, rtol=1e-9).lower)
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_a_factor_moves_both_ends_outward_and_rounding_explains_how_far(order: int) -> None:
+    p = Problem.of(np.zeros((1, 1)), np.full((1, 1), 0.7), np.zeros(1), np.zeros(1), order=order)
+    answer, factor, doubt = solve_one_atom(p, rtol=1e-9), 1.3, np.asarray(1e-9)
+    found = scaled(answer, factor, doubt)
+    exact = [Fraction(float(t)) * Fraction(factor) for t in (answer.lower, answer.upper)]
+    lower, upper = exact[0] - Fraction(1e-9), exact[1] + Fraction(1e-9)
+    assert Fraction(float(found.lower)) <= lower <= upper <= Fraction(float(found.upper))
+    assert float(found.width) < 1e-8
+    assert float(found.rounding) >= float(found.upper - found.lower) * (1 - 1e-4)
+    np.testing.assert_allclose(found.f, answer.f * factor**order, rtol=1e-15)
 
 
 def test_squares_beyond_float32_leave_the_distance_and_no_potentials() -> None:
