@@ -145,7 +145,7 @@ def certified(
         is_optimal: a theorem says that no plan with the marginals of this one costs less.
     """
     order = problem.order
-    plan = _settled(problem, plan, may_match=not is_optimal)
+    plan = _settled(problem, plan)
     moved = problem.moved(plan.rows, plan.cols)
     value = power_mean(plan.log_mass, moved, order)
     error = _relative_error(problem, plan.rows.shape[-1])
@@ -465,7 +465,7 @@ def _doubts(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     return first, second
 
 
-def _settled(problem: Problem, plan: SparsePlan, *, may_match: bool) -> SparsePlan:
+def _settled(problem: Problem, plan: SparsePlan) -> SparsePlan:
     """The plan without NaN and infinite masses, and exact where it permutes atoms of equal weight.
 
     A permutation has the marginals of the problem to the last bit. The masses that a simplex
@@ -477,7 +477,7 @@ def _settled(problem: Problem, plan: SparsePlan, *, may_match: bool) -> SparsePl
         plan = SparsePlan(none, none, none - math.inf, plan.log_doubt)
     logs = np.where(plan.log_mass < 700, plan.log_mass, -math.inf)  # NaN as well
     plan = SparsePlan(plan.rows, plan.cols, logs, np.full(count, plan.log_doubt))
-    if not may_match or n != problem.m or logs.shape[-1] < n or np.all(plan.log_doubt == _EXACT):
+    if n != problem.m or logs.shape[-1] < n or not np.any(plan.log_doubt == _MEASURED):
         return plan
     sides = (np.sort(logs, -1) for logs in (problem.log_a, problem.log_b))
     if not problem.is_uniform.all() and not (next(sides) == next(sides)).all(-1).any():

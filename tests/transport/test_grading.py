@@ -275,9 +275,6 @@ def test_float32_clouds_have_ends_rounded_outward() -> None:
     found = certify(x, y, plan=SIGMA, potentials=truth.potentials)
     assert found.value.dtype == torch.float32
     assert float(found.lower) <= float(truth.lower) <= float(truth.upper) <= float(found.upper)
-    for k in range(1, 9):
-        found = certify(x * k, y * k, plan=SIGMA, potentials=[t * k**2 for t in truth.potentials])
-        assert float(found.rounding) >= float(found.found[1].rounding[0])
 
 
 @pytest.mark.parametrize("order", [1, 2])
