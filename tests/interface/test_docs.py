@@ -108,6 +108,13 @@ def test_formulas_of_docstrings_become_mathematics_and_names_stay(words, written
     assert formulas["with_mathematics"](words, lambda code: False) == words
 
 
+def test_what_has_brackets_in_the_wrong_order_is_no_formula():
+    tex = runpy.run_path(str(DOCS / "formulas.py"))["tex"]
+    assert tex("(a) + (b)")
+    assert not tex("a) + (b")
+    assert not tex("(a")
+
+
 def test_formulas_in_a_line_break_after_relations_and_long_ones_in_sums_only():
     inline = runpy.run_path(str(DOCS / "mathml.py"))["inline"]
     assert "<wbr>" not in inline("x = y")
@@ -124,6 +131,8 @@ def test_an_index_stands_beside_its_letter_with_an_accent_and_bars_stay_alike():
     bars = re.findall("<mo[^>]*>‖</mo>", mathml["inline"](r"\|T\|_2 \le \|S\|_{p\to p}"))
     assert len(bars) == 4
     assert all('stretchy="false"' in bar for bar in bars)
+    names = mathml["inline"](r"\max (a) + \max b")
+    assert re.findall('rspace="([^"]*)">max', names) == ["0", "0.17em"]
     rows = mathml["displayed"](r"a &= b \\ &= c")
     assert rows.count("<mtr>") == 2
 
