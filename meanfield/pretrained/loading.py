@@ -203,7 +203,9 @@ def _random(name: str, causal: bool | None, seed: int, changes: dict[str, Any]) 
     known_fields = {*usual.to_dict(), *config_class.attribute_map}
     if unknown := sorted(set(changes) - known_fields):
         hint = suggestion(unknown[0], known_fields)
-        raise ValueError(f"config: expected fields of {architecture}, got {unknown}{hint}")
+        raise ValueError(
+            f"config: expected fields of {architecture}, which has no fields {unknown}{hint}"
+        )
     with quiet():
         model_config = config_class(**{**family.random_config, **changes})
         # The others are written for speed, may be another's code, and round differently.
