@@ -197,6 +197,17 @@ def test_nothing_is_recorded_where_nothing_asks():
     assert local_lipschitz(layer(w), mu).value.requires_grad
 
 
+@pytest.mark.parametrize("name", ["query", "key", "value", "output", "query_bias", "scale"])
+def test_any_part_of_a_layer_may_ask_for_a_gradient_alone(name):
+    parts = {m: torch.eye(2, dtype=F64)[None] for m in ("query", "key", "value", "output")}
+    parts |= {"query_bias": torch.ones(1, 2, dtype=F64), "scale": torch.ones(1, dtype=F64)}
+    mu = ParticleMeasure([[0.3, 0.0], [-0.5, 0.2], [1.0, 0.4]])
+    parts[name] = parts[name].clone().requires_grad_()
+    value = local_lipschitz(SelfAttention(AttentionParameters(**parts)), mu).value
+    (slope,) = torch.autograd.grad(value, parts[name])
+    assert float(slope.abs().max()) > 1e-6
+
+
 @pytest.mark.parametrize("solver", [None, Lanczos()])
 def test_a_double_singular_value_is_refused(solver):
     scale = torch.tensor(2.0, dtype=F64, requires_grad=True)
