@@ -272,3 +272,12 @@ def test_the_upper_end_covers_the_larger_component(solver):
         assert float(found.value) == pytest.approx(larger, rel=1e-4)
         assert larger * (1 - 1e-14) <= float(found.upper) <= 1.01 * larger
         assert found.miss == (0.0 if isinstance(solver, Dense) else 1e-9)
+
+
+def test_the_matrices_of_a_part_of_a_batch_are_those_of_the_whole():
+    """Differences of values are formed once for all of it."""
+    generator = torch.Generator().manual_seed(0)
+    mu = ParticleMeasure(torch.randn(5, 3, 4, generator=generator, dtype=torch.float64))
+    J = SelfAttention(AttentionParameters.random(4, n_heads=2, generator=generator)).linearize(mu)
+    assert J.dense is not None
+    torch.testing.assert_close(J.dense(slice(1, 4)), J.to_dense()[1:4], rtol=0, atol=1e-14)
