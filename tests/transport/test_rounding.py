@@ -136,14 +136,17 @@ def test_long_sums_of_squares_are_inside(order: int, part: float | None) -> None
             assert float(found.width) < 1e-8
 
 
-def test_a_one_sided_bound_is_not_taken_of_potentials_with_slack() -> None:
+@pytest.mark.parametrize(("move", "slack"), [(1e-4, 1e-6), (1e-145, 1e-288)])
+def test_a_one_sided_bound_is_not_taken_of_potentials_with_slack(
+    move: float, slack: float
+) -> None:
     x = np.array([[0.0, 0.0], [1.0, 0.0]])
-    y, slack = x + np.array([0.0, 1e-4]), 1e-6
+    y = x + np.array([0.0, move])
     p = Problem.of(x, y, np.zeros(2), np.zeros(2))
     index, zero = np.arange(2), np.zeros(2)
     plan, high = SparsePlan(index, index, p.logs_a), p.costs[index, index] + slack
     answer = certified(p, plan, (high, zero), method="m", rtol=1e-9, slack=slack)
-    assert float(answer.lower) <= 1e-4 / 2.0 ** int(p.exponent)
+    assert float(answer.lower) <= move / 2.0 ** int(p.exponent)
 
 
 def test_a_doubtful_mass_of_a_stated_plan_is_paid_for_at_the_diameter() -> None:
@@ -269,7 +272,7 @@ def test_a_stated_doubt_is_paid_for_beside_problems_whose_plans_are_measured() -
     one = Problem.of(points, points, np.zeros(2), np.zeros(2))
     two = Problem(*(np.stack([t] * 2) for t in (one.x, one.y, one.log_a, one.log_b)),
                   np.zeros(2, int))  # fmt: skip
-    two.log_b[1, 0] = 0.1  # no permutation, or it would be exact
+    two.log_b[:, 0] = 1e-3, 0.1  # no permutations, or they would be exact; only one is measured
     index = np.stack([np.arange(2)] * 2)
     doubt = np.array([math.log(1e-6), math.inf])
     answer = certified(
@@ -505,13 +508,16 @@ def test_the_doubt_of_the_lower_end_is_that_of_the_theorem_or_of_the_potentials(
 def test_a_change_of_unit_moves_no_end_inward_and_scales_potentials_by_its_power(
     order: int,
 ) -> None:
-    third = answer_of(1 / 3, 1 / 3, 1 / 3, 3.0, converged=True)
+    third = answer_of(1 / 3, 1 / 3, 1 / 3, 3.0, converged=True, doubt=0.5)
+    third = replace(third, dual_doubt=np.asarray(0.75))
     for exponent in (-1073, -1060, -1030, 7, 1020):
         found = in_unit(third, np.asarray(exponent), order)
         with mpmath.workdps(30):
             truth = mpmath.mpf(1 / 3) * mpmath.mpf(2) ** exponent
             assert mpmath.mpf(float(found.lower)) <= truth <= mpmath.mpf(float(found.upper))
         assert found.lower <= found.value <= found.upper
+        assert found.plan_doubt == math.ldexp(0.5, exponent)
+        assert found.dual_doubt == math.ldexp(0.75, exponent)
         if order * exponent < 1022:
             assert found.f is not None
             assert found.g is not None
