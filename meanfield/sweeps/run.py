@@ -185,7 +185,7 @@ def _probe(plan: SweepPlan, run: Run) -> tuple[SweepPlan, list[_Piece]]:
         if variables := pieces[-1][1].variables:
             return plan.with_variables(variables), pieces
     raise ValueError(
-        f"fn: failed at each of the first {len(pieces)} cases, so that its variables are "
+        f"fn: failed at every case that was tried ({len(pieces)}), so that its variables are "
         "unknown; declare them: sweep(Task(fn, [Variable(...)]), ...). The first says: "
         f"{pieces[0][1].columns['message'][0]}"
     )

@@ -29,7 +29,7 @@ def entries_of(plan: Any, n: int, m: int) -> Entries:
     """The entries of a plan between n and m atoms.
 
     Raises:
-        TypeError: no plan.
+        TypeError: a plan of another kind.
         ValueError: another shape, entries outside it, masses that are negative or not finite.
     """
     from scipy.sparse import issparse

@@ -69,7 +69,7 @@ def certify(
         the c-transforms. `blame` says what makes the interval wide.
 
     Raises:
-        TypeError: no plan, no potentials, or measures that `solve_w2` refuses.
+        TypeError: a plan or potentials of another kind, or measures that `solve_w2` refuses.
         ValueError: shapes that do not fit, masses that are negative, not finite or far from a sum
             of 1, potentials that are not finite; a batch of measures.
 

@@ -297,8 +297,9 @@ def refuse_unconverged(result: TransportResult, rtol: float) -> TransportResult:
     raise ConvergenceError(
         f"W{result.order:g}: expected plan and potentials to meet within rtol={rtol:g}, got the "
         f"interval [{float(low[worst]):.12g}, {float(high[worst]):.12g}] of relative width "
-        f"{float(width[worst]):.3g} by {result.method!r}; take strict=False for the flagged "
-        "interval (also in this error's .result), a larger rtol, or another method",
+        f"{float(width[worst]):.3g} by {result.method!r} in {result.seconds:.3g} s; take "
+        "strict=False for the flagged interval (also in this error's .result), a larger rtol or "
+        "time_limit, or another method",
         result=result,
     )
 
