@@ -32,7 +32,7 @@ from meanfield.figures.curves import curve, formula
 from meanfield.figures.plots import plot_secants
 from meanfield.figures.selection import best, by_level, by_mask, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
-from meanfield.lipschitz.comparison import secants_along, split_secants
+from meanfield.lipschitz.comparison import oriented, secants_along, split_secants
 from meanfield.measures import ParticleMeasure, stack
 from meanfield.results import Variable
 
@@ -243,7 +243,7 @@ def _sequences(
     if not steps:
         return found
     each = [
-        secants_along(F, tokens[k], constant.direction[k], [h * R for h in steps])
+        secants_along(F, tokens[k], oriented(constant.direction[k]), [h * R for h in steps])
         for k, R in enumerate(radius)
     ]
     found["euclidean_secant"] = [one.euclidean for one in each]

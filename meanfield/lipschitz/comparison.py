@@ -153,7 +153,8 @@ def compare_lemma_3_2(
     euclidean = local_lipschitz(F, mu, geometry="euclidean")
     wasserstein = local_lipschitz(F, mu)
     random = torch.randn(X.shape, generator=generator, dtype=torch.float64).to(X)
-    directions = {"top": euclidean.direction, "random": random / torch.linalg.vector_norm(random)}
+    top = oriented(euclidean.direction)
+    directions = {"top": top, "random": random / torch.linalg.vector_norm(random)}
     radius = float(torch.linalg.vector_norm(X, dim=-1).max()) or 1.0
     steps = [number(step, "steps", above=0) for step in as_floats(steps, "steps").flat]
     lengths = [step * radius for step in steps]
@@ -164,6 +165,18 @@ def compare_lemma_3_2(
     assert atom is not None and apart is not None
     rows["splitting"] = split_secants(F, mu, atom, apart, lengths)
     return _dataset(steps, rows, euclidean, wasserstein)
+
+
+def oriented(direction: Tensor) -> Tensor:
+    """v or −v, shape ``(n, d)``, whose largest entry is positive.
+
+    A singular vector has no sign of its own, and secants of long steps along v and −v differ. Of
+    entries that are equal up to rounding it is the first.
+    """
+    entries = direction.flatten()
+    sizes = entries.abs()
+    first = int((sizes > (1 - 1e-6) * sizes.amax()).nonzero()[0])
+    return direction * entries[first].sign()
 
 
 def _dataset(

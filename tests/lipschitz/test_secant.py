@@ -15,7 +15,13 @@ from hypothesis import strategies as st
 from meanfield import sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.layers import Pointwise
-from meanfield.lipschitz import compare_lemma_3_2, local_lipschitz, secant, secant_ratio
+from meanfield.lipschitz import (
+    compare_lemma_3_2,
+    comparison,
+    local_lipschitz,
+    secant,
+    secant_ratio,
+)
 from meanfield.lipschitz.comparison import split_secants
 from meanfield.lipschitz.secant import euclidean_secant_ratio, sequence_map
 from meanfield.measures import ParticleMeasure, split
@@ -214,3 +220,10 @@ def test_mass_that_changes_place_at_one_position_moves_every_later_mean():
     found = secant_ratio(F, before, after)
     assert found.conditional
     torch.testing.assert_close(found.value, (2.5 * mass).sqrt())
+
+
+def test_a_direction_and_its_opposite_are_one():
+    v = torch.tensor([[0.1, -0.7], [0.7 * (1 + 1e-9), 0.1]], dtype=F64)
+    expected = torch.tensor([[-0.1, 0.7], [-0.7 * (1 + 1e-9), -0.1]], dtype=F64)
+    for one in (v, -v):
+        torch.testing.assert_close(comparison.oriented(one), expected)
