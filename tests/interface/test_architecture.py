@@ -80,10 +80,16 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def called(path: Path) -> list[tuple[str, ast.Call]]:
+    """The calls in a file, with the names of the functions without their modules."""
+    nodes = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
+    return [(ast.unparse(node.func).split(".")[-1], node) for node in nodes]
+
+
 def calls(path: Path, *functions: str) -> list[ast.Call]:
     """The calls of functions of these names, with or without their module before them."""
-    nodes = [node for node in ast.walk(parsed(path)) if isinstance(node, ast.Call)]
-    return [node for node in nodes if ast.unparse(node.func).split(".")[-1] in functions]
+    return [node for name, node in called(path) if name in functions]
 
 
 def imported_by_call(path: Path) -> list[str]:
@@ -97,6 +103,7 @@ def imported_by_call(path: Path) -> list[str]:
     return found
 
 
+@cache
 def imports(path: Path) -> list[tuple[str, bool]]:
     """(imported module, whether only for type checking), wherever in the file."""
     tree = parsed(path)
@@ -119,15 +126,18 @@ def imports(path: Path) -> list[tuple[str, bool]]:
     return found
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_a_module_imports_only_from_lower_layers(path):
-    unit = unit_of(name_of(path))
-    assert unit in LEVEL, f"{unit} has no layer: add it to the table"
-    for name, _ in imports(path):
-        if name.startswith("meanfield."):
-            other = unit_of(name)
-            lower = LEVEL[other] < LEVEL[unit]
-            assert lower or other == unit, f"{name_of(path)} imports {name}, not below it"
+def test_a_module_imports_only_from_lower_layers():
+    units = {name_of(path): unit_of(name_of(path)) for path in modules()}
+    assert set(units.values()) <= set(LEVEL), "a unit has no layer: add it to the table"
+    not_below = {
+        (name_of(path), name)
+        for path in modules()
+        for name, _ in imports(path)
+        if name.startswith("meanfield.")
+        and unit_of(name) != units[name_of(path)]
+        and LEVEL[unit_of(name)] >= LEVEL[units[name_of(path)]]
+    }
+    assert not_below == set()
 
 
 def test_subpackages_have_no_import_cycles():
@@ -152,28 +162,26 @@ def test_no_two_files_share_a_name():
     assert {name for name in names if names.count(name) > 1} == set()
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_third_party_packages_come_in_where_they_may(path):
-    unit = unit_of(name_of(path))
-    for name, typing_only in imports(path):
-        root = name.split(".")[0]
-        if root in sys.stdlib_module_names or root == "meanfield" or typing_only:
-            continue
-        assert root in THIRD_PARTY, f"{name_of(path)} imports {root}, which is not in the table"
-        allowed = THIRD_PARTY[root]
-        assert allowed is None or unit in allowed, f"{name_of(path)} imports {root}"
-        if root == "torch":
-            assert unit not in NO_TORCH, f"{name_of(path)} imports torch"
+def test_third_party_packages_come_in_where_they_may():
+    foreign = {
+        (name_of(path), name.split(".")[0])
+        for path in modules()
+        for name, typing_only in imports(path)
+        if not typing_only
+    }
+    own = {"meanfield", *sys.stdlib_module_names}
+    assert {root for _, root in foreign} - own <= set(THIRD_PARTY)
+    for importer, root in foreign:
+        unit, allowed = unit_of(importer), THIRD_PARTY.get(root)
+        assert allowed is None or unit in allowed, f"{importer} imports {root}"
+        assert root != "torch" or unit not in NO_TORCH, f"{importer} imports torch"
 
 
-@pytest.mark.parametrize("path", [PACKAGE / "__init__.py", *modules()], ids=str)
-def test_every_name_in_all_exists(path):
-    if path.name == "__main__.py":
-        return
-    name = "meanfield" if path.parent == PACKAGE and path.stem == "__init__" else name_of(path)
-    module = importlib.import_module(name)
-    for public in getattr(module, "__all__", []):
-        assert getattr(module, public) is not None or public in vars(module)
+def test_every_name_in_all_exists():
+    names = [name_of(path) for path in modules() if path.name != "__main__.py"]
+    for module in map(importlib.import_module, ["meanfield", *names]):
+        for public in getattr(module, "__all__", []):
+            assert getattr(module, public) is not None or public in vars(module)
 
 
 HEAVY = ("torch", "ot", "matplotlib", "transformers", "scipy", "xarray", "zarr", "geomloss")
@@ -288,11 +296,13 @@ def is_probe(call: ast.Call) -> bool:
     return ast.unparse(call.func) == "hasattr" or (named and len(call.args) == 3)
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_nothing_is_asked_whether_it_has_a_member(path):
-    probes = [ast.unparse(call) for call in calls(path, "hasattr", "getattr") if is_probe(call)]
-    allowed = name_of(path).removeprefix("meanfield.") in FOREIGN
-    assert bool(probes) == allowed, probes  # an exception that is not needed is to go
+def test_nothing_is_asked_whether_it_has_a_member():
+    asking = {
+        name_of(path).removeprefix("meanfield.")
+        for path in modules()
+        if any(map(is_probe, calls(path, "hasattr", "getattr")))
+    }
+    assert asking == set(FOREIGN)  # an exception that is not needed is to go
 
 
 def own_classes(expression: ast.expr, module: ModuleType) -> list[type]:
@@ -305,27 +315,32 @@ def own_classes(expression: ast.expr, module: ModuleType) -> list[type]:
     return [kind for kind in kinds if kind.__module__.startswith("meanfield")]
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_no_object_is_held_against_a_list_of_our_classes(path):
-    questions = calls(path, "isinstance", "issubclass")
-    if not questions:
-        return
-    module = loaded(path)
-    lists = [q for q in questions if len(own_classes(q.args[1], module)) > 1]
-    assert [ast.unparse(q) for q in lists] == []
+def test_no_object_is_held_against_a_list_of_our_classes():
+    lists = [
+        (name_of(path), ast.unparse(question))
+        for path in modules()
+        for question in calls(path, "isinstance", "issubclass")
+        if len(own_classes(question.args[1], loaded(path))) > 1
+    ]
+    assert lists == []
 
 
 # Beside `results.atomic`: folders of Zarr, and names of a store's files.
 WRITERS = {"results.atomic", "results.files", "results.store"}
 
 
-@pytest.mark.parametrize("path", modules(), ids=name_of)
-def test_files_are_written_whole_by_the_one_writer(path):
-    written = calls(path, "write_text", "write_bytes", "fdopen", "tofile", "mkstemp")
-    written += [one for one in calls(path, "open") if {"'w'", "'wb'", "'a'", "'x'"} & modes(one)]
-    written += [one for one in calls(path, "rename", "replace", "link") if moves(one)]
-    if name_of(path).removeprefix("meanfield.") not in WRITERS:
-        assert [ast.unparse(call) for call in written] == []
+def writes(path: Path) -> bool:
+    return (
+        bool(calls(path, "write_text", "write_bytes", "fdopen", "tofile", "mkstemp"))
+        or any({"'w'", "'wb'", "'a'", "'x'"} & modes(one) for one in calls(path, "open"))
+        or any(moves(one) for one in calls(path, "rename", "replace", "link"))
+    )
+
+
+def test_files_are_written_whole_by_the_one_writer():
+    assert {
+        name_of(path).removeprefix("meanfield.") for path in modules() if writes(path)
+    } <= WRITERS
 
 
 def modes(call: ast.Call) -> set[str]:
