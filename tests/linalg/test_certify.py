@@ -139,7 +139,8 @@ def test_only_the_certificate_makes_estimates():
     makers = [
         (path.name, function.name)
         for path in package.rglob("*.py")
-        for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if "NormEstimate(" in (text := path.read_text(encoding="utf-8"))
+        for function in ast.walk(ast.parse(text))
         if isinstance(function, ast.FunctionDef)
         for call in ast.walk(function)
         if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("NormEstimate")
@@ -236,15 +237,14 @@ def test_the_value_of_a_solver_agrees_with_singular_values(solver):
 def test_the_stated_error_is_not_below_the_true_one(gap):
     """Over spectra with a gap below σ₁, as long as the iteration sees the second value."""
     values = torch.cat([torch.ones(1), torch.linspace(1 - gap, 0, 299)]).double()
-    linear_map = LinearMap.diagonal(values[:, None])
+    starts = LinearMap.diagonal(values[:, None].expand(10, -1, 1))
     below = total = 0
-    for seed in range(10):
-        for steps in (10, 20, 40, 60):
-            generator = torch.Generator().manual_seed(seed)
-            solver = Lanczos(max_steps=steps, upper_rtol=math.inf, generator=generator)
-            found = linalg.operator_norm(linear_map, rtol=1e-12, solver=solver, strict=False)
-            off = 1 - float(found.value)
-            if float(found.residual) < gap / 4 and off > 1e-13:
-                total += 1
-                below += off > float(found.error) * (1 + 1e-6)
+    for steps in (10, 20, 40, 60):
+        generator = torch.Generator().manual_seed(steps)
+        solver = Lanczos(max_steps=steps, upper_rtol=math.inf, generator=generator)
+        found = linalg.operator_norm(starts, rtol=1e-12, solver=solver, strict=False)
+        off = 1 - found.value
+        counts = (found.residual < gap / 4) & (off > 1e-13)
+        total += int(counts.sum())
+        below += int((counts & (off > found.error * (1 + 1e-6))).sum())
     assert total >= 5 and below == 0

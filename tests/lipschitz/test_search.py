@@ -11,7 +11,7 @@ from meanfield.lipschitz import local_lipschitz, worst_case
 from meanfield.measures import ParticleMeasure
 
 F64 = torch.float64
-FAST = {"starts": 3, "steps": 60}
+FAST = {"starts": 2, "steps": 30}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_the_search_reaches_the_hand_built_inputs_and_stays_below_the_bound(seed
     A = torch.randn(2, 2, dtype=F64, generator=generator) - torch.eye(2, dtype=F64)
     F = SelfAttention(AttentionParameters.from_bilinear(A, torch.eye(2, dtype=F64)), causal)
     radius = 1.3
-    _, constant = worst_case(F, radius, starts=4, steps=30)
+    _, constant = worst_case(F, radius, starts=2, steps=10)
     try:
         pair = sampling.critical_pair(A)
     except ValueError:
@@ -52,8 +52,8 @@ def test_the_search_reaches_the_hand_built_inputs_and_stays_below_the_bound(seed
 
 def test_more_atoms_are_never_worse():
     F = SelfAttention(AttentionParameters.random(2, std=1.5))
-    two, constant = worst_case(F, 1.0, starts=4, steps=20)
-    _, more = worst_case(F, 1.0, n_atoms=4, candidates=[two], starts=4, steps=20)
+    two, constant = worst_case(F, 1.0, starts=2, steps=10)
+    _, more = worst_case(F, 1.0, n_atoms=4, candidates=[two], starts=2, steps=10)
     assert float(more.value) >= float(constant.value) * (1 - 1e-9)
 
 
@@ -61,7 +61,7 @@ def test_more_atoms_are_never_worse():
 def test_on_the_line_more_atoms_give_the_two_atom_value(n_atoms):
     # Measured, not proved: no more than the two-atom optimum was found for n = 3, 4 at any R ≤ 3.
     F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
-    _, constant = worst_case(F, 1.0, n_atoms=n_atoms, starts=6, steps=40)
+    _, constant = worst_case(F, 1.0, n_atoms=n_atoms, starts=2, steps=20)
     assert float(constant.value) >= 3.0686795 * (1 - 1e-3)
     assert float(constant.value) <= bounds.mean_field(1.0, 1.0, 1.0)
 
@@ -72,7 +72,7 @@ def test_adversarial_inputs_stay_below_the_bounds_of_the_whole_layer(seed, causa
     generator = torch.Generator().manual_seed(seed)
     par = AttentionParameters.random(2, n_heads=2, std=1.0, biases=True, generator=generator)
     F = SelfAttention(par, causal=causal)
-    mu, constant = worst_case(F, 1.0, n_atoms=3, starts=6, steps=25)
+    mu, constant = worst_case(F, 1.0, n_atoms=3, starts=2, steps=10)
     value = float(constant.value)
     assert value <= float(bounds.local_upper(F, mu)) * (1 + 1e-9)
     name = "masked mean field" if causal else "Thm 3.5"
@@ -81,7 +81,7 @@ def test_adversarial_inputs_stay_below_the_bounds_of_the_whole_layer(seed, causa
 
 def test_a_map_without_parameters_is_searched_by_automatic_differentiation():
     F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
-    _, constant = worst_case(lambda mu: F(mu), 1.0, dim=1, starts=8, steps=80)
+    _, constant = worst_case(lambda mu: F(mu), 1.0, dim=1, starts=8, steps=30)
     assert float(constant.value) == pytest.approx(3.0686796, rel=1e-4)
 
 
@@ -119,5 +119,5 @@ def test_directions_that_do_not_matter_do_not_disturb_the_ascent():
     A = torch.diag(torch.tensor([-1.0, -0.5], dtype=torch.float64))
     F = SelfAttention(AttentionParameters.from_bilinear(A, torch.eye(2, dtype=torch.float64)))
     for n_atoms in (2, 3):
-        found = worst_case(F, 1.5, n_atoms=n_atoms, starts=2, steps=50)[1]
+        found = worst_case(F, 1.5, n_atoms=n_atoms, starts=2, steps=30)[1]
         assert float(found.value) == pytest.approx(18.178531, rel=1e-6)
