@@ -25,6 +25,7 @@ from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize, linearize_by_autodiff
 from meanfield.measures import split
 from meanfield.transport import solve_w2
+from tests.maps.small_maps import same_products
 
 D = 3
 
@@ -64,12 +65,10 @@ def test_the_product_over_the_steps_is_the_derivative_of_the_flow(
         mu = LayerNorm(torch.ones(D, dtype=torch.float64), None, 0.0)(mu)
     step = 0.25 if method in ("rk4", "euler") else None
     Phi = dynamics.FlowMap(F, 0.5, step=step, method=method, constraint=constraint)
-    derivative = Phi.linearisation(mu, geometry=geometry)
-    found = dense(derivative)
-    torch.testing.assert_close(derivative.atoms.T.to_dense(), found[0].mT, rtol=1e-9, atol=1e-10)
-    expected = dense(linearize_by_autodiff(Phi, mu, geometry=geometry, check=False))
-    for ours, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-10)
+    found = Phi.linearisation(mu, geometry=geometry)
+    expected = linearize_by_autodiff(Phi, mu, geometry=geometry, check=False)
+    same_products(found.atoms, expected.atoms, 1e-9)
+    same_products(found.field, expected.field, 1e-9)
 
 
 @pytest.mark.parametrize("constraint", [None, "sphere"])
@@ -150,11 +149,11 @@ def test_without_scores_the_mean_grows_and_the_rest_does_not():
 @pytest.mark.parametrize("constraint", [None, "sphere"])
 def test_stability_along_a_flow_is_the_constant_of_each_span(constraint):
     F, mu = case(8)
-    times = [0.0, 0.3, 1.0]
-    ds = dynamics.stability(F, mu, times, method="rk4", step=0.1, constraint=constraint)
+    times = [0.0, 0.25, 1.0]
+    ds = dynamics.stability(F, mu, times, method="rk4", step=0.25, constraint=constraint)
     assert ds.constant.values[0] == 1.0
     for k in (1, 2):
-        Phi = dynamics.FlowMap(F, times[k], method="rk4", step=0.1, constraint=constraint)
+        Phi = dynamics.FlowMap(F, times[k], method="rk4", step=0.25, constraint=constraint)
         found = local_lipschitz(Phi, mu)
         for name in ("particle", "splitting"):
             assert float(ds[f"constant_{name}"][k]) == pytest.approx(

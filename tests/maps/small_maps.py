@@ -265,9 +265,43 @@ def by_products(J):
     return torch.stack([image.reshape(*J.batch_shape, -1) for image in images], -1)
 
 
-def close(found, wanted, tolerance):
+def close(found, wanted, tolerance, size=None):
     """To a tolerance relative to the largest singular value."""
     wanted = torch.as_tensor(wanted)
-    size = float(torch.linalg.matrix_norm(wanted.reshape(-1, wanted.shape[-1]), 2))
+    if size is None:
+        size = float(torch.linalg.matrix_norm(wanted.reshape(-1, wanted.shape[-1]), 2))
     off = float((found - wanted).abs().max())
     assert off <= tolerance * size, f"off by {off / size:.1e}"
+
+
+def same_products(J, K, tolerance, maps=slice(None)):
+    """The matrix of J and its products, forth and back, do what the products of K do.
+
+    To vectors drawn at random, which see every entry that is off. `maps`: of a batch, those that
+    are looked at.
+    """
+    dense = J.to_dense()
+    for ours, theirs, matrix in ((J, K, dense), (J.T, K.T, dense.mT)):
+        x = draw(*J.batch_shape, *ours.in_shape, seed=12)
+        wanted = (theirs @ x)[maps].flatten(-2)
+        size = float(wanted.abs().max())
+        close((ours @ x)[maps].flatten(-2), wanted, tolerance, size)
+        close((matrix @ x.flatten(-2)[..., None])[maps][..., 0], wanted, tolerance, size)
+
+
+def is_map(J, wanted, tolerance, maps=slice(None)):
+    """J has this matrix, and its products, forth and back, are those of the matrix.
+
+    With vectors drawn at random, which see every entry that is off. `maps`: of a batch, those
+    that are looked at.
+    """
+    wanted = torch.as_tensor(wanted)[maps]
+    close(J.to_dense()[maps], wanted, tolerance)
+    size = float(torch.linalg.matrix_norm(wanted.reshape(-1, wanted.shape[-1]), 2))
+    for product, shape, matrix in (
+        (J.matvec, J.in_shape, wanted),
+        (J.rmatvec, J.out_shape, wanted.mT),
+    ):
+        x = draw(*J.batch_shape, *shape, seed=12)
+        image = matrix @ x[maps].flatten(-2)[..., None]
+        close(product(x)[maps].flatten(-2), image[..., 0], tolerance, size)
