@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,7 +13,7 @@ settings.register_profile(
     "default",
     derandomize=True,
     deadline=None,
-    max_examples=50,
+    max_examples=25,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.register_profile("search", derandomize=False, deadline=None, max_examples=2000)
@@ -24,6 +25,9 @@ def pytest_configure() -> None:
     import torch
 
     torch.set_num_threads(1)
+    # A shell lets what runs in its background ignore Ctrl-C, and so would processes of the tests.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

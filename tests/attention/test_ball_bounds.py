@@ -26,7 +26,7 @@ F64 = torch.float64
     eps=st.sampled_from([0.0, 1e-6, 1e-3, 0.05, 0.7]),
     splitting=st.booleans(),
 )
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_it_is_the_bound_of_the_oracle(seed, eps, splitting):
     F, mu = case(seed)
     constant = float(local_lipschitz(F, mu).value)
@@ -75,7 +75,7 @@ def climbed(F, mu, eps, g, *, copies=1, rounds=8, width=24) -> float:
 
 @pytest.mark.parametrize("copies", [1, 3])
 @given(seed=st.integers(0, 2**31), eps=st.sampled_from([1e-3, 1e-2, 0.1, 1.0]))
-@settings(max_examples=20)
+@settings(max_examples=10)
 def test_no_constant_in_the_ball_exceeds_it_whether_atoms_split_or_not(copies, seed, eps):
     F, mu = case(seed)
     g = torch.Generator().manual_seed(seed)
@@ -85,7 +85,7 @@ def test_no_constant_in_the_ball_exceeds_it_whether_atoms_split_or_not(copies, s
 
 
 @given(seed=st.integers(0, 2**31), eps=st.sampled_from([1e-2, 0.3, 2.0]))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_no_output_moves_farther_than_it_says(seed, eps):
     F, mu = case(seed)
     g = torch.Generator().manual_seed(seed)

@@ -58,7 +58,7 @@ def test_the_norms_of_a_layer_are_those_of_its_dense_matrices(seed, d, kind):
     radius=st.sampled_from([0.05, 0.5, 1.0, 2.0]),
     causal=st.booleans(),
 )
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_no_constant_of_a_batch_exceeds_any_upper_bound(seed, d, n, kind, radius, causal):
     # 30 layers × 50 measures × 2 geometries: 3,000 constants, heads and biases included.
     _, par = random_layer(seed, d, kind, 1.0)

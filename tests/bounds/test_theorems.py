@@ -253,7 +253,7 @@ def test_the_two_dirac_growth_has_its_limit_and_does_not_overflow_early():
     radius=st.sampled_from([0.1, 0.7, 1.5, 3.0]),
     causal=st.booleans(),
 )
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_no_measured_constant_exceeds_its_bound(seed, n, radius, causal):
     generator = torch.Generator().manual_seed(seed)
     d = 1 + seed % 4
@@ -401,7 +401,7 @@ def test_bad_arguments_are_refused(call, words):
 
 
 @given(problem=problems(), shift=st.sampled_from([0.0, 5.0]))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_the_bound_from_the_weights_seen_holds_for_both_components(problem, shift):
     F, mu = attention(problem), problem.measure
     mu = mu.replace(mu.points + shift)

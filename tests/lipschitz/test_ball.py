@@ -21,7 +21,7 @@ F64 = torch.float64
 
 
 @given(st.integers(0, 2**31))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_what_the_engine_sees_is_what_the_oracle_sees(seed):
     F, mu = case(seed)
     weights, heads = F.weights(mu), oracle.heads(F, mu)
@@ -35,7 +35,7 @@ def test_what_the_engine_sees_is_what_the_oracle_sees(seed):
 
 
 @given(st.integers(0, 2**31))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_small_layers_are_factored_at_an_input(seed):
     F, mu = case(seed)
     found, constant = float(F.local_upper(mu)), float(local_lipschitz(F, mu).value)

@@ -65,7 +65,7 @@ def test_the_value_is_the_norm_on_the_split_measure(problem: Problem):
     torch.testing.assert_close(twice.value, once.value, rtol=1e-9, atol=1e-300)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(problems(max_particles=4, max_dim=3, weight_kinds=["uniform", "dirichlet", "zeros"]))
 def test_a_map_without_its_own_linearisation_gets_the_same_by_autodiff(problem: Problem):
     F, mu = attention(problem), problem.measure

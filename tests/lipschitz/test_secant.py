@@ -59,7 +59,7 @@ def test_wasserstein_and_euclidean_secants_coincide_below_half_the_separation(se
 
 
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 5), causal=st.booleans())
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_a_secant_stays_below_the_largest_constant_on_the_path(seed, n, causal):
     # One atom per position (or a path of few atoms): the displacement path is the geodesic.
     F = random_layer(seed, 2, causal=True)
@@ -158,7 +158,7 @@ def test_secants_of_tiny_steps_do_not_underflow():
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_the_ends_of_a_ratio_are_rounded_outward(seed):
     F = random_layer(seed, 2)
     X = torch.randn(2, 4, 2, dtype=F64, generator=torch.Generator().manual_seed(seed))
