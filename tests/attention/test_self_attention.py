@@ -418,14 +418,14 @@ def test_the_gpu_agrees_with_the_cpu():
         torch.testing.assert_close(moved, here.linearize(mu).matvec(eps))
 
 
-@pytest.mark.parametrize("scale", [1.0, 30.0, 300.0, 1e4, 1e6])
+@pytest.mark.parametrize("scale", [1.0, 300.0, 1e6])
 @pytest.mark.parametrize("geometry", ["euclidean", "wasserstein"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_products_keep_their_digits_where_attention_is_on_one_atom(scale, geometry, causal):
     """Values of size s less their mean, times keys of size s, would be s² units of rounding."""
     generator = torch.Generator().manual_seed(0)
-    parameters = AttentionParameters.random(40, n_heads=2, std=0.5, generator=generator)
-    points = scale * torch.randn(12, 40, dtype=F64, generator=generator)
+    parameters = AttentionParameters.random(20, n_heads=2, std=0.7, generator=generator)
+    points = scale * torch.randn(12, 20, dtype=F64, generator=generator)
     logs = torch.log_softmax(2 * torch.randn(12, dtype=F64, generator=generator), 0)
     positions = torch.arange(12, dtype=F64) / 12 if causal else None
     mu = ParticleMeasure(points, log_weights=logs, positions=positions)
@@ -434,8 +434,8 @@ def test_products_keep_their_digits_where_attention_is_on_one_atom(scale, geomet
     J = low.linearize(mu.to(torch.float32), geometry=geometry)
     size = float(torch.linalg.matrix_norm(exact.to_dense(), 2))
     for _ in range(3):
-        x = torch.nn.functional.normalize(torch.randn(480, generator=generator), dim=0)
-        x = x.reshape(12, 40)
+        x = torch.nn.functional.normalize(torch.randn(240, generator=generator), dim=0)
+        x = x.reshape(12, 20)
         for product, true in ((J.matvec, exact.matvec), (J.rmatvec, exact.rmatvec)):
             assert float((product(x).double() - true(x.double())).norm()) < 1e-4 * size
     off = torch.linalg.matrix_norm(J.to_dense().double() - exact.to_dense(), 2)

@@ -16,13 +16,19 @@ import xarray as xr
 from matplotlib.collections import PolyCollection, QuadMesh
 
 from meanfield.experiments import EXPERIMENTS, get
-from meanfield.figures import particles
+from meanfield.figures import curves, particles
 from meanfield.figures.canvas import FORMULA
 from meanfield.sweeps.plan import make_plan
 
 ONE = {"repetitions": 1, "n_windows": 1, "draws": 1}
 DRAWN = [(name, figure) for name in EXPERIMENTS for figure in get(name).figures]
 DRAWN.remove(("regimes", "map"))  # has a test of its own
+
+
+@pytest.fixture(autouse=True)
+def _few_points_of_formulas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are no columns, and some are optima at each point."""
+    monkeypatch.setattr(curves, "_FINE", 5)
 
 
 @pytest.fixture(autouse=True)
@@ -124,7 +130,7 @@ def test_every_curve_is_a_declared_column_and_every_column_is_drawn(made, name, 
     ds, draw = dataset(made, name), get(name).figures[figure]
     function = getattr(draw, "func", draw)
     columns = {c: values(ds, c) for c in function.columns if not c.endswith("_converged")}
-    ax = draw(ds)
+    ax = draw(ds, legend=False)
     parts = [part[1] for part in points(ax)]
     of = [[c for c, known in columns.items() if is_among(y, known)] for y in parts if len(y)]
     assert all(of), "a curve is no declared column"
@@ -155,8 +161,8 @@ FLAGS = [
 def test_what_has_not_converged_is_marked_point_by_point(made, name, figure, flag):
     pytest.importorskip("transformers")
     ds, draw = dataset(made, name), get(name).figures[figure]
-    assert not crosses(draw(ds))
-    ax = draw(ds.assign({flag: xr.zeros_like(ds[flag])}))
+    assert not crosses(draw(ds, legend=False))
+    ax = draw(ds.assign({flag: xr.zeros_like(ds[flag])}), legend=False)
     marked = crosses(ax)
     curves = [pairs(part) for part in points(ax)]
     whole = set().union(*(curve for curve in curves if curve <= marked))

@@ -109,7 +109,8 @@ def test_every_case_succeeds_and_the_dataset_survives_a_file(datasets, name, tmp
     ds = datasets[name]
     assert set(ds.status.values) == {1}, list(ds.message.values)
     assert all("long_name" in ds[v].attrs for v in ds.variables)
-    for path in (tmp_path / "x.nc", tmp_path / "x.zarr"):
+    # All of them in one of the formats, one in both.
+    for path in (tmp_path / "x.nc", tmp_path / "x.zarr")[: 1 + (name == "real_text")]:
         again = results.read_dataset(results.write_dataset(ds, path))
         assert again.drop_vars("message").identical(ds.drop_vars("message"))
 

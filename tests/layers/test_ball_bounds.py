@@ -85,7 +85,7 @@ def derivative(F, mu, x):
     return (half * J).flatten(2, 3).flatten(0, 1)
 
 
-def ascent(objective, mu, eps, seed, *, steps=10):
+def ascent(objective, mu, eps, seed, *, steps=6):
     """The largest value that ascent along normalised gradients finds within ε of every atom."""
 
     def inside(step):
@@ -105,7 +105,7 @@ def norm(matrix):
 
 
 SLOW = pytest.mark.slow
-QUICK = ("sine", "layer norm", "relu", "gated", "attention", "post-norm, causal", "pre-norm")
+QUICK = ("relu", "attention", "post-norm, causal", "pre-norm")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_ascent_in_the_ball_exceeds_no_bound(name, eps):
             def moved(x, nu=inner, image=image, each=each):
                 return (F(nu.replace(x)).points - image)[each].norm(dim=-1).amax()
 
-            found = ascent(moved, inner, eps, 3, steps=5)
+            found = ascent(moved, inner, eps, 3, steps=3)
             assert found <= float(near.displacement[i]) * (1 + 1e-9) + 1e-12
 
 

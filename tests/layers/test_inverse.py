@@ -80,7 +80,9 @@ def holds(X, weights, layers, **how):
     return found, (off / np.asarray(found.error.numpy(), WIDE)).astype(float)
 
 
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize(
+    "seed", [s if s < 16 else pytest.param(s, marks=pytest.mark.slow) for s in range(50)]
+)
 def test_the_error_of_ten_random_cases_holds(seed):
     generator = torch.Generator().manual_seed(seed)
 

@@ -267,7 +267,7 @@ def test_upper_ends_at_the_defaults_hold(spectrum, starts):
 def test_doublets_and_plateaus_are_told_apart_one_start_at_a_time(spectrum):
     """In a batch the slowest start would make all the others go on."""
     values = SPECTRA[spectrum].double()
-    for seed in range(10):
+    for seed in range(4):
         found = operator_norm(diagonal(values), solver=Lanczos(generator=seeded(seed)))
         assert float(found.value) >= 1 - 1e-4
         assert float(found.upper) >= 1 - 1e-14

@@ -300,7 +300,7 @@ class Identity:
 def test_one_light_atom_beside_a_heavy_cluster_inverts_no_interval() -> None:
     """Potentials of size D² used to be shifted after the c-transform: `lower` was 6 % too high."""
     rng = np.random.default_rng(0)
-    for k in range(300):
+    for k in range(80):
         n = int(rng.integers(3, 7))
         light, spread = 10 ** rng.uniform(-12, -2), 10 ** rng.uniform(-8.5, -6.5)
         home = np.zeros((n, 2))
