@@ -110,13 +110,13 @@ def feasible(costs: np.ndarray, g: np.ndarray, b: np.ndarray) -> tuple[np.ndarra
     """
     g = centred(g, b)
     f = (costs - g[..., None, :]).min(-1)
-    return f, (costs - f[..., :, None]).min(-2)
+    return f, (costs - f[..., None]).min(-2)
 
 
 def centred(g: np.ndarray, b: np.ndarray) -> np.ndarray:
     """g less its median by mass."""
-    order = np.argsort(g, -1)
-    mass = np.cumsum(taken(b, order), -1)
+    order = g.argsort(-1)
+    mass = taken(b, order).cumsum(-1)
     middle = (mass < mass[..., -1:] / 2).sum(-1, keepdims=True)
     with np.errstate(invalid="ignore"):  # ∞ − ∞, of a wrong solver
         return g - taken(g, taken(order, middle))
@@ -152,8 +152,9 @@ def certified(
     missing, plan_doubt = _misplaced(problem, plan, moved)
     reach = (missing + plan_doubt) ** (1 / order)
     upper = powers_added(value * (1 + error), reach, order) * (1 + 4 * UNIT)
-    f, g = _feasible(problem, potentials, slack)
-    gained, lost = _dual(problem, f, g)
+    both = _feasible(problem, potentials, slack)
+    f, g = both[..., : problem.n], both[..., problem.n :]
+    gained, lost = _dual(problem, both)
     lower = np.maximum(gained - lost - slack, 0.0) ** (1 / order) * (1 - 4 * UNIT)
     if not slack and (gained < 1e20 * _tiny(order)).any():  # it may have underflowed
         lower = np.maximum(lower, _one_sided(problem, f, g, error))
@@ -386,7 +387,7 @@ def _scaled_mean(logs: np.ndarray, distances: np.ndarray, order: float) -> np.nd
 
 def _below(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
     """The lower end; ends that are valid are in order."""
-    if not np.all(lower <= upper):  # NaN as well
+    if not (lower <= upper).all():  # NaN as well
         k = np.unravel_index(np.argmax(np.where(lower <= upper, 0, 1)), np.shape(lower))
         raise CertificateError(
             f"expected a lower bound below the upper one, got {float(lower[k]):.17g} and "
@@ -398,18 +399,19 @@ def _below(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
 
 def _feasible(
     problem: Problem, potentials: np.ndarray | tuple[np.ndarray, np.ndarray] | None, slack: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """f and g; zeros, which are feasible, in the place of none and of those not finite."""
-    if isinstance(potentials, np.ndarray):
-        f, g = feasible(problem.costs, potentials, problem.b)
-    else:
-        f, g = potentials or (np.zeros_like(problem.a), np.zeros_like(problem.b))
-    finite = np.isfinite(f).all(-1) & np.isfinite(g).all(-1)
+) -> np.ndarray:
+    """f, then g; zeros, which are feasible, in the place of none and of those not finite."""
+    if potentials is None:
+        return np.zeros_like(problem.weights)
+    is_given = isinstance(potentials, tuple)
+    pair = potentials if is_given else feasible(problem.costs, potentials, problem.b)
+    both = np.concatenate(pair, -1)
+    finite = np.isfinite(both).all(-1)
     if not finite.all():
-        f, g = (np.where(finite[..., None], t, 0.0) for t in (f, g))
-    if isinstance(potentials, tuple):
-        _refuse_infeasible(problem, f, g, slack)
-    return f, g
+        both = np.where(finite[..., None], both, 0.0)
+    if is_given:
+        _refuse_infeasible(problem, both[..., : problem.n], both[..., problem.n :], slack)
+    return both
 
 
 def _refuse_infeasible(problem: Problem, f: np.ndarray, g: np.ndarray, slack: float) -> None:
@@ -453,16 +455,14 @@ def _sum_error(count: int) -> float:
 
 def _relative_error(problem: Problem, count: int) -> np.ndarray:
     """Of a power mean of `count` lengths."""
-    largest = -np.minimum(problem.logs_a.min(-1), problem.logs_b.min(-1))  # all are at most 0
-    return (_sum_error(count) + 2 * problem.dim + 24 + 2 * largest) * UNIT
+    least = problem.logs.min(-1)  # all are at most 0
+    return (_sum_error(count) + 2 * problem.dim + 24 - 2 * least) * UNIT
 
 
-def _doubts(problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds of the errors of the computed weights."""
-    few = _sum_error(max(problem.n, problem.m)) + 8
-    sides = ((problem.a, problem.logs_a), (problem.b, problem.logs_b))
-    first, second = (w * ((few - 2 * logs) * UNIT) + _NO_MASS for w, logs in sides)
-    return first, second
+def _doubts(problem: Problem, added: float = 0.0) -> np.ndarray:
+    """Bounds of the errors of the computed weights, and of `added` more units of them."""
+    few = _sum_error(max(problem.n, problem.m)) + 8 + added
+    return problem.weights * ((few - 2 * problem.logs) * UNIT) + _NO_MASS
 
 
 def _settled(problem: Problem, plan: SparsePlan) -> SparsePlan:
@@ -477,17 +477,18 @@ def _settled(problem: Problem, plan: SparsePlan) -> SparsePlan:
         plan = SparsePlan(none, none, none - math.inf, plan.log_doubt)
     logs = np.where(plan.log_mass < 700, plan.log_mass, -math.inf)  # NaN as well
     plan = SparsePlan(plan.rows, plan.cols, logs, np.full(count, plan.log_doubt))
-    if n != problem.m or logs.shape[-1] < n or not np.any(plan.log_doubt == _MEASURED):
+    if n != problem.m or logs.shape[-1] < n:
         return plan
-    sides = (np.sort(logs, -1) for logs in (problem.log_a, problem.log_b))
-    if not problem.is_uniform.all() and not (next(sides) == next(sides)).all(-1).any():
+    is_asked = plan.log_doubt == _MEASURED
+    is_asked &= problem.log_a.min(-1) == problem.log_b.min(-1)  # or they do not permute
+    if not is_asked.any():
         return plan
-    sigma = np.full((*count, n), -1)
-    order = np.argsort(logs, -1, kind="stable")
-    rows, cols = (taken(t, order) for t in (plan.rows, plan.cols))
-    np.put_along_axis(sigma, rows, cols, -1)  # the last, largest, entry of each row stays
-    index = np.arange(n)
-    found = (np.sort(sigma, -1) == index).all(-1) & (plan.log_doubt == _MEASURED)
+    rows, cols, sigma, index = plan.rows, plan.cols, np.full((*count, n), -1), np.arange(n)
+    if logs.shape[-1] > n:  # the last, largest, entry of each row stays
+        order = np.argsort(logs, -1, kind="stable")
+        rows, cols = taken(rows, order), taken(cols, order)
+    sigma.reshape(-1)[_flat(rows, n)] = cols
+    found = is_asked & (np.sort(sigma, -1) == index).all(-1)
     found &= (problem.log_a == taken(problem.log_b, sigma)).all(-1)
     if not found.any():
         return plan
@@ -512,48 +513,38 @@ def _misplaced(
     that holds too much leaves its row short; P(xᵢ) ≤ 4^{p−1} (C_ij + ‖y_j − z‖^p) pays for it.
     """
     order, doubt = problem.order, np.asarray(plan.log_doubt)
-    missing = rounding = np.zeros(doubt.shape)
     if (doubt == _EXACT).all():
-        return missing, rounding
+        return np.zeros(doubt.shape), np.zeros(doubt.shape)
     measured, reach = doubt == _MEASURED, problem.diameter**order
     with np.errstate(over="ignore"):
         stated = np.exp(np.where(measured, -math.inf, doubt)) * reach
-    mass = np.exp(plan.log_mass)
-    paid = mass * moved**order
-    centre = (problem.a[..., None] * problem.x).sum(-2, keepdims=True)
-    growth = 4.0 ** (order - 1)
-    sides = zip(
-        plan[:2], (problem.a, problem.b), (problem.x, problem.y), _doubts(problem), strict=True
+    mass, count = np.exp(plan.log_mass), problem.n + problem.m
+    index = _flat(np.concatenate([plan.rows, problem.n + plan.cols], -1), count).ravel()
+    held, spent, entries = (  # of each row, then of each column
+        np.bincount(index, np.concatenate([t, t], -1).ravel(), problem.weights.size)
+        for t in (mass, mass * moved**order, mass > 0)
     )
-    for index, weights, points, in_doubt in sides:
-        held, spent, entries = (
-            _summed(t, index, weights.shape[-1]) for t in (mass, paid, (mass > 0).astype(float))
-        )
-        mean = np.minimum(spent / np.maximum(held, _NO_MASS), reach[..., None])
-        price = (growth * row_norms(points - centre) ** order + (growth - 1) * mean) * (1 + 1e-9)
-        missing = missing + (np.abs(weights - held) * price).sum(-1)
-        rounding = rounding + ((in_doubt + 2 * entries * UNIT * held) * price).sum(-1)
+    held, spent, entries = (t.reshape(problem.weights.shape) for t in (held, spent, entries))
+    centre = (problem.a[..., None] * problem.x).sum(-2, keepdims=True)
+    away = row_norms(np.concatenate([problem.x - centre, problem.y - centre], -2))
+    growth = 4.0 ** (order - 1)
+    mean = np.minimum(spent / np.maximum(held, _NO_MASS), reach[..., None])
+    price = (growth * away**order + (growth - 1) * mean) * (1 + 1e-9)
+    missing = (np.abs(problem.weights - held) * price).sum(-1)
+    rounding = ((_doubts(problem) + 2 * entries * UNIT * held) * price).sum(-1)
     return np.where(measured, missing, 0.0), np.where(measured, rounding, stated)
 
 
-def _summed(values: np.ndarray, index: np.ndarray, size: int) -> np.ndarray:
-    """Sums of values by index, problem by problem."""
-    if index.ndim == 1:
-        return np.bincount(index, values, size)
-    offset = size * np.arange(len(index))[:, None]
-    return np.bincount((offset + index).ravel(), values.ravel(), size * len(index)).reshape(
-        -1, size
-    )
+def _flat(index: np.ndarray, size: int) -> np.ndarray:
+    """An index into rows of a size, problem by problem, as one into all of them in a row."""
+    return index if index.ndim == 1 else index + size * np.arange(len(index))[:, None]
 
 
-def _dual(problem: Problem, f: np.ndarray, g: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """⟨a, f⟩ + ⟨b, g⟩ and what rounding may have added to it."""
-    doubt_f, doubt_g = _doubts(problem)
-    gain_f, gain_g = problem.a * f, problem.b * g
-    dual = gain_f.sum(-1) + gain_g.sum(-1)
-    size = np.abs(gain_f).sum(-1) + np.abs(gain_g).sum(-1)
-    lost = (doubt_f * np.abs(f)).sum(-1) + (doubt_g * np.abs(g)).sum(-1)
-    lost += (_sum_error(problem.n + problem.m) + 8) * UNIT * size
+def _dual(problem: Problem, potentials: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """⟨a, f⟩ + ⟨b, g⟩ of f, then g, and what rounding may have added to it."""
+    dual = (problem.weights * potentials).sum(-1)
+    added = _sum_error(problem.n + problem.m) + 8
+    lost = (_doubts(problem, added) * np.abs(potentials)).sum(-1)
     # Costs are right to p (d + 4) u, and potentials feasible for costs as they are computed.
     lost += max(2, problem.order) * (problem.dim + 8) * UNIT * np.abs(dual) + _tiny(problem.order)
     return dual, lost

@@ -39,7 +39,7 @@ class Pair(NamedTuple):
     @property
     def is_single(self) -> bool:
         """Whether they are of single precision."""
-        return self.x.dtype in (np.float32, torch.float32)
+        return int(self.x.dtype.itemsize) == 4
 
     @property
     def device(self) -> str:

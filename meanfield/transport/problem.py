@@ -58,10 +58,11 @@ class Problem:
         low = np.minimum(x.min(-2), y.min(-2))
         high = np.maximum(x.max(-2), y.max(-2))
         span = (high / 2 - low / 2).max(-1)  # halves: the span itself may overflow
-        own = np.where(span > 0, np.frexp(span)[1] + 1, 0)
+        own = np.frexp(span)[1] + (span > 0)
         unit = own[..., None, None]
-        if np.abs(own).max(initial=0) < 1000:  # a product with a power of two: ten times as fast
-            x, y = x * 2.0**-unit, y * 2.0**-unit
+        if (np.abs(own) < 1000).all():  # a product with a power of two: ten times as fast
+            factor = 2.0**-unit
+            x, y = x * factor, y * factor
         else:
             x, y = np.ldexp(x, -unit), np.ldexp(y, -unit)
         return cls(x, y, log_a, log_b, own + exponent, order)
@@ -106,7 +107,7 @@ class Problem:
     @cached_property
     def logs_b(self) -> np.ndarray:
         """log b_j, shape (..., m)."""
-        return normalised_logs(self.log_b)
+        return self.logs_a if self.is_paired.all() else normalised_logs(self.log_b)
 
     @cached_property
     def a(self) -> np.ndarray:
@@ -116,13 +117,25 @@ class Problem:
     @cached_property
     def b(self) -> np.ndarray:
         """Weights of ν, shape (..., m)."""
-        return _masses(self.logs_b)
+        return self.a if self.logs_b is self.logs_a else _masses(self.logs_b)
+
+    @cached_property
+    def logs(self) -> np.ndarray:
+        """log a, then log b, shape (..., n + m)."""
+        return np.concatenate([self.logs_a, self.logs_b], -1)
+
+    @cached_property
+    def weights(self) -> np.ndarray:
+        """a, then b, shape (..., n + m)."""
+        return np.concatenate([self.a, self.b], -1)
 
     @cached_property
     def is_uniform(self) -> np.ndarray:
         """Whether both clouds are uniform and of one size, shape (...)."""
-        flat = ((logs == logs[..., :1]).all(-1) for logs in (self.log_a, self.log_b))
-        return next(flat) & next(flat) & (self.n == self.m)
+        if self.n != self.m:
+            return np.zeros(self.log_a.shape[:-1], bool)
+        a, b = ((logs == logs[..., :1]).all(-1) for logs in (self.log_a, self.log_b))
+        return a & b
 
     @cached_property
     def is_paired(self) -> np.ndarray:

@@ -240,7 +240,8 @@ def assemble(
         return TransportResult(none, none, none, "empty batch", yes, seconds, order)
     lower, upper = (_given(pair, t, k) for t, k in ((answer.lower, -1), (answer.upper, 1)))
     value = _given(pair, answer.value)
-    value = value.clip(lower, upper) if pair.as_numpy else value.clamp(lower, upper)
+    if pair.is_single:  # rounded, it may have left the interval
+        value = value.clip(lower, upper)
     return TransportResult(
         value=value,
         lower=lower,

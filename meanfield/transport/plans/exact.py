@@ -55,14 +55,14 @@ def solve_dense(
     """
     n, m = problem.n, problem.m
     is_fast = problem.dim >= _ASSIGNED_DIM and _ASSIGNED_FROM <= problem.pairs < _FEW_FROM
-    if is_fast and not by_simplex and problem.is_uniform.all():
-        return solve_assignment(problem, rtol=rtol)
     costs = problem.costs.reshape(-1, n, m)
     a, b = problem.a.reshape(-1, n), problem.b.reshape(-1, m)
     is_near = np.zeros(len(costs), bool)
     if not by_simplex and problem.is_paired.any():
         # Where yᵢ is nearest to xᵢ for every i, g = 0 proves xᵢ → yᵢ optimal.
         is_near = (costs.diagonal(axis1=1, axis2=2) <= costs.min(2)).all(-1) & problem.is_paired
+    if is_fast and not (by_simplex or is_near.any()) and problem.is_uniform.all():
+        return solve_assignment(problem, rtol=rtol)
     if not is_near.any():
         plans, g = simplexes(a, b, costs, try_few_arcs=try_few_arcs)
         names = ["simplex"]
@@ -82,8 +82,8 @@ def _sparse(plans: np.ndarray) -> SparsePlan:
     *batch, n, m = plans.shape
     found = np.flatnonzero(plans > 0)
     logs = np.log(plans.reshape(-1)[found])
-    if not batch:
-        return SparsePlan(*np.divmod(found, m), logs)
+    if plans.size == n * m:
+        return SparsePlan(*(t.reshape(*batch, -1) for t in (*np.divmod(found, m), logs)))
     owner, entry = np.divmod(found, n * m)
     sizes = np.bincount(owner, minlength=len(plans))
     place = owner, np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -252,14 +252,16 @@ def _assignment_potentials(costs: np.ndarray, sigma: np.ndarray) -> np.ndarray:
     Repeated, this is Bellman–Ford in the residual graph; it converges in at most n rounds. By
     how much g grows in a round is the gap that is left; stopping early is never a wrong bound.
     """
-    matched = np.take_along_axis(costs, sigma[:, None], -1)  # σ(i) stands in column i
+    # σ(i) stands in column i
+    matched = np.stack([cost.take(order, 1) for cost, order in zip(costs, sigma, strict=True)])
     along = np.diagonal(matched, axis1=-2, axis2=-1)
+    allowed = _FORD_GAP * along.sum(-1)
     g = (matched - matched.min(-1, keepdims=True)).min(-2)
     reduced = np.empty_like(matched)  # one for all rounds: new ones would be new pages each time
     for _ in range(_FORD_ROUNDS):
         new = along - np.subtract(matched, g[:, None], out=reduced).min(-1)
         gap, g = (new - g).sum(-1), new
-        if (gap <= _FORD_GAP * along.sum(-1)).all():
+        if (gap <= allowed).all():
             break
     found = np.empty_like(g)
     np.put_along_axis(found, sigma, g, -1)
