@@ -142,10 +142,8 @@ def _meant(x: np.ndarray, y: np.ndarray, mu: ParticleMeasure, nu: ParticleMeasur
     return exact_transport(x, y, a, b)
 
 
-@pytest.mark.parametrize("start", range(0, 200, 100))
-def test_no_interval_misses_in_a_sample_of_the_campaign(start: int) -> None:
-    narrow = sum(is_narrow(seed) for seed in range(start, start + 100))
-    assert narrow > 75
+def test_no_interval_misses_in_a_sample_of_the_campaign() -> None:
+    assert sum(map(is_narrow, range(100))) > 75
 
 
 @pytest.mark.slow
@@ -154,7 +152,7 @@ def test_no_interval_misses_in_twenty_thousand_cases(start: int) -> None:
     assert sum(is_narrow(seed) for seed in range(start, start + 1000)) > 750
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_conditional_intervals_hold_position_by_position(seed: int) -> None:
     """Two positions of masses ¼ and ¾: their exact distances, of the weights as stored, add up."""
     shares = Fraction(1, 4), Fraction(3, 4)
