@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_float_tensor, at_once
+from meanfield.linalg.vectors import power_of_two
 from meanfield.measures import ParticleMeasure, check_measure
 
 _BLOCK = 2**22  # entries of a block of pairs: 32 MB in float64
@@ -15,22 +16,19 @@ _BLOCK = 2**22  # entries of a block of pairs: 32 MB in float64
 
 def diameter(mu: ParticleMeasure) -> Tensor:
     """Largest |xᵢ − xⱼ| among atoms with weight, shape (...); blocks of pairs, O(n) memory."""
-    alive = check_measure(mu).log_weights > -math.inf
-    # Absent atoms do not count: they are put where a present one is.
-    stand_in = mu.points.take_along_dim(alive.long().argmax(-1)[..., None, None], -2)
-    points = mu.points.where(alive[..., None], stand_in)
+    points, unit = _about_the_heaviest(check_measure(mu))
     size = max(1, at_once(_BLOCK, points.device) // max(points[..., 0].numel(), 1))
     parts = [
         torch.cdist(rows, points, compute_mode="donot_use_mm_for_euclid_dist").amax((-2, -1))
         for rows in points.split(size, -2)
     ]
-    return torch.stack(parts).amax(0)
+    return torch.stack(parts).amax(0) * unit
 
 
 def covariance(mu: ParticleMeasure) -> Tensor:
     """Σᵢ aᵢ (xᵢ − m)(xᵢ − m)ᵀ about the mean m, shape (..., d, d)."""
-    centred = check_measure(mu).points - mu.mean()[..., None, :]
-    return (mu.weights[..., None] * centred).mT @ centred
+    spread, unit = _spread(check_measure(mu))
+    return spread * unit[..., None, None] ** 2
 
 
 def effective_rank(mu: ParticleMeasure) -> Tensor:
@@ -40,7 +38,7 @@ def effective_rank(mu: ParticleMeasure) -> Tensor:
 
     Source: Roy, Vetterli, The effective rank, 2007.
     """
-    values = torch.linalg.eigvalsh(covariance(mu)).clamp_min(0.0)
+    values = torch.linalg.eigvalsh(_spread(check_measure(mu))[0]).clamp_min(0.0)
     total = values.sum(-1, keepdim=True)
     fractions = values / torch.where(total > 0, total, 1.0)
     rank = torch.special.entr(fractions).sum(-1).exp()
@@ -68,3 +66,24 @@ def log_energy(mu: ParticleMeasure, A: Tensor) -> Tensor:
         scores = rows @ mu.points.mT + logs[..., None, :] + row_logs[..., None]
         parts.append(scores.flatten(-2).logsumexp(-1))
     return torch.stack(parts).logsumexp(0)
+
+
+def _spread(mu: ParticleMeasure) -> tuple[Tensor, Tensor]:
+    """The covariance (..., d, d) in a unit (...) squared in which it stays in the number range."""
+    points, unit = _about_the_heaviest(mu)
+    weights = mu.weights[..., None]
+    centred = points - (weights * points).sum(-2, keepdim=True)
+    return (weights * centred).mT @ centred, unit
+
+
+def _about_the_heaviest(mu: ParticleMeasure) -> tuple[Tensor, Tensor]:
+    """Atoms seen from the heaviest one, (..., n, d), and their unit, a power of two, (...).
+
+    A crowd far from 0 keeps its digits: atoms at one place are exactly 0. In this unit squares
+    neither vanish nor overflow. Absent atoms do not count: they are put where the heaviest is.
+    """
+    heaviest = mu.log_weights.argmax(-1)[..., None, None]
+    origin = mu.points.take_along_dim(heaviest, -2)
+    points = mu.points.where((mu.log_weights > -math.inf)[..., None], origin) - origin
+    unit = power_of_two(points.detach().abs().amax((-2, -1)))
+    return points / unit[..., None, None], unit

@@ -15,7 +15,7 @@ from meanfield.checks import at_once, is_host
 from meanfield.linalg.evidence import Candidate
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
-from meanfield.linalg.vectors import finite, lengths
+from meanfield.linalg.vectors import finite, lengths, power_of_two
 
 # Entries of one chunk of dense matrices (float64: 8 MiB); larger batches go chunk by chunk.
 _CHUNK_ENTRIES = 2**20
@@ -119,7 +119,9 @@ def _chunked(
 
 
 def _top_vectors(matrices: Tensor) -> tuple[Tensor, Tensor]:
-    scale = _power_of_two(matrices)
+    # Gram matrices of what is left stay in range.
+    peak = finite(matrices.abs().amax((-2, -1)), "an entry of the linear map")
+    scale = power_of_two(peak)
     unit = matrices / scale[..., None, None]
     wide = unit.shape[-1] > unit.shape[-2]
     gram = unit @ unit.mT if wide else unit.mT @ unit
@@ -177,15 +179,3 @@ def _eigenpairs(gram: Tensor) -> tuple[Tensor, Tensor]:
         pass
     values, vectors = torch.linalg.eigh(gram.double())
     return values.to(gram.dtype), vectors.to(gram.dtype)
-
-
-def _power_of_two(matrices: Tensor) -> Tensor:
-    """The power of two at or below the largest entry of each matrix (b, rows, columns), (b,).
-
-    Division by it is exact, and Gram matrices of what is left stay in range.
-
-    Raises:
-        OverflowError: an entry is not finite.
-    """
-    peak = finite(matrices.abs().amax((-2, -1)), "an entry of the linear map")
-    return torch.ldexp(torch.ones_like(peak), torch.frexp(peak).exponent - 1)

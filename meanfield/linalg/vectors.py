@@ -43,6 +43,11 @@ def normalised(vectors: Tensor) -> tuple[Tensor, Tensor]:
     return unit, (length * peak)[..., 0]
 
 
+def power_of_two(size: Tensor) -> Tensor:
+    """The power of two at or below each size: division by it is exact; ½ for 0."""
+    return torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent - 1)
+
+
 def random_vectors(
     *shape: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> Tensor:

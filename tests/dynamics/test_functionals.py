@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from meanfield import ParticleMeasure, dynamics, measures
+from meanfield import ParticleMeasure, dynamics, measures, merge
 from meanfield.dynamics import functionals, merging
 from meanfield.measures import split, stack
 
@@ -95,6 +95,30 @@ def test_the_energy_neither_overflows_nor_vanishes():
     B = torch.tensor([[2000.0]], dtype=torch.float64)
     assert float(dynamics.log_energy(mu, B)) == pytest.approx(2000)
     assert float(dynamics.log_energy(mu, -B)) == pytest.approx(2000 - 900 + math.log(2))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "power"), [(torch.float32, -80), (torch.float32, 80), (None, -600), (None, 600)]
+)
+def test_sizes_whose_squares_leave_the_number_range_change_nothing_but_the_unit(dtype, power):
+    mu = cloud().to(dtype or torch.float64)
+    unit = 2.0**power
+    scaled = mu.replace(unit * mu.points)
+    assert torch.equal(dynamics.diameter(scaled), unit * dynamics.diameter(mu))
+    assert torch.equal(dynamics.effective_rank(scaled), dynamics.effective_rank(mu))
+    for step in (0.3, 0.7):
+        found = dynamics.clusters(scaled, unit * step)
+        assert torch.equal(found.labels, dynamics.clusters(mu, step).labels)
+        assert merge(scaled, unit * step).n_particles == merge(mu, step).n_particles
+
+
+def test_a_crowd_far_from_the_origin_keeps_its_covariance():
+    one_place = ParticleMeasure([[0.1, 0.2]] * 3, [0.3, 0.3, 0.4])
+    assert float(dynamics.effective_rank(one_place)) == 0
+    assert not dynamics.covariance(one_place).any()
+    step = 2.0**-20
+    far = ParticleMeasure([[1e9], [1e9 + step]], [0.9, 0.1])
+    assert float(dynamics.covariance(far)) == pytest.approx(0.09 * step**2, rel=1e-12)
 
 
 # --- clusters ---
