@@ -58,6 +58,8 @@ class Problem:
         low = np.minimum(x.min(-2), y.min(-2))
         high = np.maximum(x.max(-2), y.max(-2))
         span = (high / 2 - low / 2).max(-1)  # halves: the span itself may overflow
+        if not span.all():  # atoms that are all in one place: by how far it is
+            span = np.where(span > 0, span, np.abs(low).max(-1))
         own = np.frexp(span)[1] + (span > 0)
         unit = own[..., None, None]
         if (np.abs(own) < 1000).all():  # a product with a power of two: ten times as fast

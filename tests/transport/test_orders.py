@@ -167,3 +167,13 @@ def test_cubes_that_underflow_do_not_raise_the_lower_end() -> None:
     truth = float(np.mean((moved / moved.max()) ** 3) ** (1 / 3) * moved.max())
     low, high = (np.ldexp(t, int(problem.exponent)) for t in (found.lower, found.upper))
     assert low <= truth <= high * (1 + 1e-14)
+
+
+@pytest.mark.parametrize(("p", "place"), [(2, 1e300), (3, 1e158), (20, -1e18)])
+def test_atoms_that_are_all_in_one_place_are_at_distance_zero_however_far(p, place) -> None:
+    points = np.full((3, 1), place)
+    a, b = np.array([0.2, 0.3, 0.5]), np.array([0.33, 0.33, 0.34])
+    found = solve_wp((points, a), (points, b), p)
+    assert found.lower == found.value == 0
+    assert found.converged
+    assert found.upper <= 1e-5 * abs(place)
