@@ -421,7 +421,10 @@ def merge_labelled(
 def close_pairs(points: Tensor, scale: float) -> Iterator[tuple[Tensor, Tensor]]:
     """Pairs of points (n, d) at most a scale apart, a block of rows at a time: memory O(n)."""
     size = max(1, at_once(_BLOCK, points.device) // max(len(points), 1))
-    unit = _unit(points, scale)
+    # In a power of two near the scale, squares of gaps near it stay in the number range.
+    kind, largest = torch.finfo(points.dtype), float(points.detach().abs().max())
+    least = max(scale, largest / kind.max**0.4, kind.tiny)
+    unit = math.ldexp(1.0, math.frexp(least)[1] - 1)
     points, scale = points / unit, scale / unit
     for start in range(0, len(points), size):
         # Not by matrix products, whose cancellation is 1e-8 where clusters have collapsed.
@@ -430,17 +433,6 @@ def close_pairs(points: Tensor, scale: float) -> Iterator[tuple[Tensor, Tensor]]
         )
         rows, columns = (gaps <= scale).nonzero(as_tuple=True)
         yield rows + start, columns
-
-
-def _unit(points: Tensor, scale: float) -> float:
-    """A power of two near the scale, in which squares of gaps near it stay in the number range."""
-    if scale == 0 or not len(points):
-        return 1.0
-    most = math.frexp(torch.finfo(points.dtype).max)[1] - 2
-    room = most // 2 - points.shape[-1].bit_length()
-    overflowing = math.frexp(float(points.detach().abs().max()))[1] - room
-    exponent = max(math.frexp(scale)[1], overflowing)
-    return math.ldexp(1.0, min(max(exponent, -most), most))
 
 
 def log_sums(logs: Tensor, groups: Tensor, count: int) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from meanfield.checks import number
 from meanfield.layers.particlewise import Particlewise, Product
+from meanfield.linalg.vectors import units
 from meanfield.maps import BallBounds, expanded_radii
 from meanfield.measures import ParticleMeasure
 
@@ -52,7 +53,7 @@ class Clip(Particlewise):
         """ε inside; (R/|x|)(ε − ⟨x̂, ε⟩x̂) outside. It is symmetric."""
         points = mu.points.detach()
         factor, inside = self._shrinking(points), self._lengths(points) <= self.radius
-        unit = torch.nn.functional.normalize(points, dim=-1)
+        unit = points / self._lengths(points).clamp_min(torch.finfo(points.dtype).tiny)
 
         def across(eps: Tensor) -> Tensor:
             along = (unit * eps).sum(-1, keepdim=True) * unit
@@ -70,7 +71,8 @@ class Clip(Particlewise):
         return BallBounds.of(self.local_upper(mu), change, torch.ones_like(change), each)
 
     def _lengths(self, points: Tensor) -> Tensor:
-        return torch.linalg.vector_norm(points, dim=-1, keepdim=True)
+        unit = units(points)
+        return unit * torch.linalg.vector_norm(points / unit, dim=-1, keepdim=True)
 
     def _shrinking(self, points: Tensor) -> Tensor:
         """min(1, R/|x|), ``(*batch, n, 1)``; its gradient is finite at 0."""

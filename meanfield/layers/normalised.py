@@ -19,6 +19,7 @@ from meanfield.checks import (
 )
 from meanfield.layers.particlewise import Particlewise, Product, present_rows
 from meanfield.linalg.blocks import Metric
+from meanfield.linalg.vectors import units
 from meanfield.maps import BallBounds, Gain, expanded_radii, scaled_radii
 from meanfield.measures import ParticleMeasure
 
@@ -97,10 +98,11 @@ class _Norm(Particlewise):
         """
         each, spread = expanded_radii(mu, radii), self._unit(mu)[1].squeeze(-1)
         step = each / math.sqrt(mu.dim)
-        inner = (spread.square() - self.eps).clamp_min(0).sqrt() - step
-        least = (inner.clamp_min(0).square() + self.eps).sqrt()
+        root = spread.new_tensor(math.sqrt(self.eps))
+        inner = (spread - root).clamp_min(0).sqrt() * (spread + root).sqrt() - step
+        least = torch.hypot(inner.clamp_min(0), root)
         least = torch.where(step > 0, least, spread)
-        bent = torch.where(step < spread, step / (spread * (spread - step)), math.inf)
+        bent = torch.where(step < spread, step / spread / (spread - step), math.inf)
         bent = (2 / math.sqrt(3) * bent).minimum(1 / spread + 1 / least)
         reach = scaled_radii(1 / least, each).clamp_max(2 * math.sqrt(mu.dim))
         present = mu.log_weights > -math.inf
@@ -142,14 +144,16 @@ class _Norm(Particlewise):
         check_dim(mu, self.dim)
         check_same_kind(self.weight, "the weight", mu.points, "the measure")
         z = mu.points - mu.points.mean(-1, keepdim=True) if self._centred else mu.points
-        square = z.square().mean(-1, keepdim=True) + self.eps
+        unit = units(z, math.sqrt(self.eps))
+        z = z / unit
+        square = z.square().mean(-1, keepdim=True) + self.eps / unit / unit
         if self.eps == 0 and not is_traced(square) and bool((square == 0).any()):
             raise ValueError(
                 "the normalisation is undefined at an atom of spread 0; give eps > 0, or leave "
                 "the atom out"
             )
         spread = square.sqrt()
-        return z / spread, spread
+        return z / spread, spread * unit
 
 
 @final

@@ -48,6 +48,15 @@ def power_of_two(size: Tensor) -> Tensor:
     return torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent - 1)
 
 
+def units(vectors: Tensor, least: float = 0.0) -> Tensor:
+    """A power of two near the largest entry of each of (..., size), at least `least`: (..., 1).
+
+    Vectors divided by it keep their digits, and their squares stay in the number range.
+    """
+    least = max(least, torch.finfo(vectors.dtype).tiny)
+    return power_of_two(vectors.detach().abs().amax(-1, keepdim=True).clamp_min(least))
+
+
 def random_vectors(
     *shape: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator
 ) -> Tensor:

@@ -637,3 +637,15 @@ def test_reverse_derivatives_see_no_light_atom_that_is_hidden(kernel):
     F, mu = library(case)
     at = linearize_by_autodiff(F, mu, geometry="wasserstein").atoms
     close(by_products(at.T).mT, slow.weighted(slow.jacobian(case), logs), 1e-10)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "power"), [("float32", 70), ("float64", -540), ("float64", 540)]
+)
+@pytest.mark.parametrize("kernel", [kernels.cosine(3.0), kernels.qk_norm(3.0, eps=0.0)])
+def test_normalised_scores_do_not_depend_on_the_unit_of_points(kernel, dtype, power):
+    dtype, unit = getattr(torch, dtype), 2.0**power
+    layer = SelfAttention(AttentionParameters.random(2, n_heads=1, dtype=dtype), kernel=kernel)
+    x = torch.tensor([[1.0, -2.0], [0.5, 3.0], [0.0, 0.25]], dtype=dtype)
+    image, far = layer(ParticleMeasure(x)).points, layer(ParticleMeasure(unit * x)).points
+    torch.testing.assert_close(far, unit * image, rtol=1e-5, atol=0)

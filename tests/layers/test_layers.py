@@ -14,6 +14,7 @@ from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, split
 from meanfield.layers import (
     MLP,
     Chain,
+    Clip,
     LayerNorm,
     Pointwise,
     Residual,
@@ -257,3 +258,24 @@ def test_the_metric_of_a_norm_is_its_derivative_times_its_transpose(layer):
         block, y = derivative[j, :, j], metric.along[j]
         found = metric.scale[j] * metric.base @ metric.base.mT - metric.less[j] * y.outer(y)
         torch.testing.assert_close(found, block @ block.mT)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "power"), [("float32", 70), ("float64", -540), ("float64", 540)]
+)
+def test_normalisations_do_not_depend_on_the_unit_of_points_whatever_their_squares(dtype, power):
+    dtype, unit = getattr(torch, dtype), 2.0**power
+    x = torch.tensor([[1.0, -2.0, 4.0], [0.5, 3.0, 1.0]], dtype=dtype)
+    gain = torch.tensor([1.0, -0.5, 2.0], dtype=dtype)
+    mu, scaled = ParticleMeasure(x), ParticleMeasure(unit * x)
+    for norm in (LayerNorm(gain, None, 0.0), RMSNorm(gain, 0.0)):
+        assert torch.equal(norm(scaled).points, norm(mu).points)
+        steep = unit * local_lipschitz(norm, scaled).value
+        torch.testing.assert_close(steep, local_lipschitz(norm, mu).value)
+        for part in ("upper", "change"):
+            bound = getattr(norm.ball_bounds(mu, 0.125), part)
+            assert unit * getattr(norm.ball_bounds(scaled, 0.125 * unit), part) == bound
+    cut = Clip(2.0)(mu).points
+    assert torch.equal(Clip(2.0 * unit)(scaled).points, unit * cut)
+    steep = local_lipschitz(Clip(2.0 * unit), scaled).value
+    torch.testing.assert_close(steep, local_lipschitz(Clip(2.0), mu).value)

@@ -20,6 +20,7 @@ from meanfield.attention.kernels.kernel import (
 )
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import number
+from meanfield.linalg.vectors import units
 
 
 @final
@@ -168,12 +169,13 @@ class NormalisedFeatures(FeatureTransform):
         largest = largest.amax((-2, -1))[..., None] if largest.ndim > 1 else largest.max()
         length = 1 / self._inverse_length(z)[..., 0]
         step, slope = (t / (unit * root) for t in (before.moved, before.steepest))
-        inside = (length.square() - self.eps).clamp_min(0).sqrt() - step
-        least = (inside.clamp_min(0).square() + self.eps).sqrt()
+        eps_root = length.new_tensor(math.sqrt(self.eps))
+        inside = (length - eps_root).clamp_min(0).sqrt() * (length + eps_root).sqrt() - step
+        least = torch.hypot(inside.clamp_min(0), eps_root)
         least = torch.where(step > 0, least, length)
         # In the unit of lengths a slope is that of z/σ, which has length √k or 1 at most.
         steepest = largest * root * slope / least
-        fixed = 2 / math.sqrt(3) * step / (length * (length - step))
+        fixed = 2 / math.sqrt(3) * step / length / (length - step)
         bent = torch.where(step < length, fixed, math.inf).minimum(1 / length + 1 / least)
         bent = torch.where(step > 0, bent, 0.0)
         turned = (
@@ -187,11 +189,12 @@ class NormalisedFeatures(FeatureTransform):
         return self.query_gain * factor, self.key_gain
 
     def _inverse_length(self, vectors: Tensor) -> Tensor:
-        square = vectors.square()
-        length = (square.mean(-1, keepdim=True) if self.rms else square.sum(-1, keepdim=True)) + (
-            self.eps
-        )
-        return torch.where(length > 0, length, 1.0).rsqrt()
+        unit = units(vectors, math.sqrt(self.eps))
+        square = (vectors / unit).square()
+        square = square.mean(-1, keepdim=True) if self.rms else square.sum(-1, keepdim=True)
+        square = square + self.eps / unit / unit
+        away = square > 0
+        return torch.where(away, torch.where(away, square, 1.0).rsqrt() / unit, 1.0)
 
     def _across(self, at: Tensor, along: Tensor) -> Tensor:
         """The derivative of x ↦ x/‖x‖ along y: w (y − w² x ⟨x, y⟩), w = 1/‖x‖."""
