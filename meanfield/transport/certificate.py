@@ -194,6 +194,12 @@ def _meet(
     return power - lower**order <= order * rtol * power + 2 * doubt
 
 
+def is_open(answer: Certified, rtol: float) -> bool:
+    """Whether better potentials may narrow the interval: its plan's doubt does not explain it."""
+    doubt = answer.plan_doubt**answer.order
+    return not _meet(answer.order, rtol, answer.upper, answer.lower, doubt).all()
+
+
 def narrower(one: Certified, other: Certified | None, rtol: float) -> Certified:
     """The better plan with the better potentials: the intersection of two valid intervals.
 
@@ -403,13 +409,15 @@ def _feasible(
     """f, then g; zeros, which are feasible, in the place of none and of those not finite."""
     if potentials is None:
         return np.zeros_like(problem.weights)
-    is_given = isinstance(potentials, tuple)
-    pair = potentials if is_given else feasible(problem.costs, potentials, problem.b)
+    if isinstance(potentials, tuple):
+        pair = potentials
+    else:
+        pair = feasible(problem.costs, potentials, problem.b)
     both = np.concatenate(pair, -1)
     finite = np.isfinite(both).all(-1)
     if not finite.all():
         both = np.where(finite[..., None], both, 0.0)
-    if is_given:
+    if pair is potentials:
         _refuse_infeasible(problem, both[..., : problem.n], both[..., problem.n :], slack)
     return both
 

@@ -329,9 +329,7 @@ def automatic(problem: Problem, settings: Settings) -> Certified:
     if answer.width > rtol:
         split = _clusters(problem, settings)
         answer = answer if split is None else narrower(split, answer, rtol)
-    if not answer.converged:
-        answer = solve_finely(problem, rtol=rtol, answer=answer)
-    return answer
+    return _refined(problem, settings, answer)
 
 
 def _large(problem: Problem, settings: Settings, formula: Certified | None) -> Certified:
@@ -345,19 +343,23 @@ def _large(problem: Problem, settings: Settings, formula: Certified | None) -> C
         return best
     alike = same_order(problem, rtol=rtol, device=device)
     if alike is not None:
-        return alike
+        return _refined(problem, settings, alike)
     split = _clusters(problem, settings)
     if split is not None:
         if split.converged:
             return split
         best = narrower(split, best, rtol)
     answer = _squared(problem, settings) if problem.order == 2 else _dense_wp(problem, settings)
+    return narrower(_refined(problem, settings, answer), best, rtol)
+
+
+def _refined(problem: Problem, settings: Settings, answer: Certified) -> Certified:
+    """Where displacements are small beside the clouds, dense solves reach finer costs."""
     # Nothing can stop a dense solve: it may take a hundred times what columns took.
-    is_free = settings.deadline == math.inf
-    if answer.width > rtol and problem.pairs <= _DENSE_MOST and is_free:
-        # Where displacements are small beside the clouds, dense solves reach finer costs.
-        answer = narrower(solve_finely(problem, rtol=rtol, answer=answer), answer, rtol)
-    return narrower(answer, best, rtol)
+    is_free = settings.deadline == math.inf or problem.pairs <= _DENSE_PAIRS
+    if answer.width <= settings.rtol or problem.pairs > _DENSE_MOST or not is_free:
+        return answer
+    return solve_finely(problem, rtol=settings.rtol, answer=answer)
 
 
 def _squared(problem: Problem, settings: Settings) -> Certified:

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meanfield.measures import ParticleMeasure
-from meanfield.transport import solve_w2
-from meanfield.transport.certificate import Certified
+from meanfield.transport import solve_w2, solve_wp
+from meanfield.transport.certificate import Certified, SparsePlan, certified
 from meanfield.transport.plans.clusters import solve_clusters
-from meanfield.transport.plans.exact import solve_dense
+from meanfield.transport.plans.exact import solve_dense, solve_finely
 from meanfield.transport.problem import Problem
 from tests.transport.transport_oracles import exact_transport
 
@@ -320,3 +320,44 @@ def test_thousands_of_collapsed_clusters(seed: int, count: int, size: int, colla
     truth = clouds.blockwise(uniform, uniform)
     assert float(result.value) == pytest.approx(truth, rel=1e-6)
     assert float(result.lower) * (1 - 1e-9) <= truth <= float(result.upper) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("order", "size", "uniform"), [(2, 1e-6, False), (2, 1e-8, True), (3, 1e-6, True)]
+)
+def test_small_moves_of_many_shuffled_atoms_are_known_to_their_own_digits(
+    order: int, size: float, uniform: bool
+) -> None:
+    """Potentials as large as the clouds would leave 1e-4 of the first open, all of the others.
+
+    Atoms that move by less than half of what is between them go to their nearest.
+    """
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(450, 2))
+    sigma, moves = rng.permutation(450), size * rng.normal(size=(450, 2))
+    a = np.full(450, 1 / 450) if uniform else rng.dirichlet(np.ones(450))
+    y, b = (x + moves)[sigma], a[sigma]
+    found = solve_wp((x, a), (y, b), order)
+    lengths = np.linalg.norm(x[sigma] - y, axis=-1)
+    truth = (b @ lengths**order) ** (1 / order)
+    assert float(found.relative_width) < 1e-12
+    assert float(found.value) == pytest.approx(truth, rel=1e-13)
+
+
+@pytest.mark.parametrize("uniform", [True, False])
+def test_rough_potentials_are_made_fine(uniform: bool) -> None:
+    """Those of a solver that stopped early, off by 1e-3 and by 1e-7 of the largest cost."""
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(2, 40, 3))
+    logs = np.zeros((2, 40)) if uniform else np.log(rng.dirichlet(np.ones(40), size=2))
+    problem = Problem.of(x, y, *logs)
+    best = solve_dense(problem, rtol=1e-9, by_simplex=True)
+    assert best.g is not None
+    for size in (1e-3, 1e-7):
+        rough = best.g + size * rng.normal(size=40)
+        plan = SparsePlan(best.rows, best.cols, best.log_mass)
+        answer = certified(problem, plan, rough, method="early", rtol=1e-9)
+        assert answer.width > 1e-2 * size
+        fine = solve_finely(problem, rtol=1e-9, answer=answer)
+        assert fine.width < 1e-12
+        assert float(fine.value) == pytest.approx(float(best.value), rel=1e-13)

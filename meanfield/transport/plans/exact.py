@@ -15,6 +15,7 @@ from meanfield.transport.certificate import (
     Certified,
     SparsePlan,
     certified,
+    is_open,
     log_masses,
     narrower,
 )
@@ -107,11 +108,16 @@ def solve_on_few_arcs(problem: Problem, *, rtol: float) -> Certified | None:
     return certified(problem, plan, found.g + start, method="simplex", rtol=rtol)
 
 
-def solve_assignment(problem: Problem, *, rtol: float) -> Certified:
-    """Uniform clouds of one size, one pair or a batch: accurate relative to the answer."""
+def solve_assignment(
+    problem: Problem, *, rtol: float, sigma: np.ndarray | None = None
+) -> Certified:
+    """Uniform clouds of one size, one pair or a batch: accurate relative to the answer.
+
+    An optimal permutation that is known may be given, and then serves for any weights.
+    """
     n = problem.n
     costs = problem.costs.reshape(-1, n, n)
-    sigma = assignment(costs)
+    sigma = assignment(costs) if sigma is None else sigma.reshape(-1, n)
     g = _assignment_potentials(costs, sigma).reshape(problem.b.shape)
     sigma = sigma.reshape(g.shape)
     plan = SparsePlan(np.zeros_like(sigma) + np.arange(n), sigma, problem.logs_a)
@@ -119,16 +125,19 @@ def solve_assignment(problem: Problem, *, rtol: float) -> Certified:
 
 
 def solve_finely(problem: Problem, *, rtol: float, answer: Certified) -> Certified:
-    """One problem whose dense answer has not closed: assignment, then reduced costs.
+    """One problem whose answer is open: potentials of a permutation, then reduced costs.
 
-    The simplex has absolute tolerances. What it leaves is a problem of the same form whose costs
-    are the reduced costs: clipped at a multiple of the gap and brought to order one, the same
-    tolerances become as much finer. Potentials add up.
+    Those of a permutation are as small as its displacements; others may be as large as the
+    clouds, and rounded accordingly. The simplex has absolute tolerances: what it leaves is a
+    problem of the same form whose costs are the reduced costs. Clipped at a multiple of the gap
+    and brought to order one, they make the same tolerances as much finer. Potentials add up.
     """
-    if not answer.converged and problem.is_uniform:
-        answer = narrower(answer, solve_assignment(problem, rtol=rtol), rtol)
+    permutes = not answer.plan_doubt and answer.rows.size == problem.n == problem.m
+    if is_open(answer, rtol) and (problem.is_uniform or permutes):
+        sigma = None if problem.is_uniform else answer.cols[np.argsort(answer.rows)]
+        answer = narrower(answer, solve_assignment(problem, rtol=rtol, sigma=sigma), rtol)
     for _ in range(_REFINEMENTS):
-        if answer.converged or answer.f is None or answer.g is None:
+        if not is_open(answer, rtol) or answer.f is None or answer.g is None:
             break
         reduced = np.maximum(problem.costs - answer.f[:, None] - answer.g, 0)
         left = np.exp(answer.log_mass) @ reduced[answer.rows, answer.cols]
