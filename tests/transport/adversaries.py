@@ -75,12 +75,12 @@ def install(monkeypatch: pytest.MonkeyPatch, adversary: Adversary) -> None:
         return np.stack([plan for plan, _ in given]), np.stack([g for _, g in given])
 
     def assignment(costs: np.ndarray) -> np.ndarray:
-        return np.roll(right_sigma(costs), 1, axis=-1)
+        return np.roll(right_sigma(costs), 1)
 
     def potentials(costs: np.ndarray, sigma: np.ndarray) -> np.ndarray:
         g = right_g(costs, sigma)
         with np.errstate(invalid="ignore"):
-            return np.stack([adversary(np.eye(len(t)), t)[1] for t in g])
+            return adversary(np.eye(len(g)), g)[1]
 
     monkeypatch.setattr(exact, "simplexes", simplexes)
     monkeypatch.setattr(exact, "assignment", assignment)

@@ -26,10 +26,6 @@ from meanfield.transport.problem import Problem
 _PIVOTS = 10**12  # the default of POT, 1e5, silently moves 15 to 78 % of the mass
 _LEAST_MASS = 1e-300  # atoms of weight 0 make the core return meaningless potentials
 _REFINEMENTS = 4
-_ASSIGNED_DIM = 4  # from here on, and from these
-_ASSIGNED_FROM = (
-    1_000  # pairs on, up to those of few arcs, assignment with its potentials beats the simplex
-)
 _FORD_ROUNDS, _FORD_GAP = 400, 1e-13
 _FEW_FROM = 20_000  # pairs from which a few arcs beat all of them
 _SCALINGS = 10  # steps of Sinkhorn that choose the arcs
@@ -46,7 +42,7 @@ _LEAST_SCALING = np.float32(1e-30)
 def solve_dense(
     problem: Problem, *, rtol: float, by_simplex: bool = False, try_few_arcs: bool = True
 ) -> Certified:
-    """One problem, or a batch (one leading axis): assignment, nearest neighbours or the simplex.
+    """One problem, or a batch (one leading axis): nearest neighbours or the simplex.
 
     Args:
         problem: the problems.
@@ -55,15 +51,12 @@ def solve_dense(
         try_few_arcs: whether Sinkhorn may choose the arcs of large problems.
     """
     n, m = problem.n, problem.m
-    is_fast = problem.dim >= _ASSIGNED_DIM and _ASSIGNED_FROM <= problem.pairs < _FEW_FROM
     costs = problem.costs.reshape(-1, n, m)
     a, b = problem.a.reshape(-1, n), problem.b.reshape(-1, m)
     is_near = np.zeros(len(costs), bool)
     if not by_simplex and problem.is_paired.any():
         # Where yᵢ is nearest to xᵢ for every i, g = 0 proves xᵢ → yᵢ optimal.
         is_near = (costs.diagonal(axis1=1, axis2=2) <= costs.min(2)).all(-1) & problem.is_paired
-    if is_fast and not (by_simplex or is_near.any()) and problem.is_uniform.all():
-        return solve_assignment(problem, rtol=rtol)
     if not is_near.any():
         plans, g = simplexes(a, b, costs, try_few_arcs=try_few_arcs)
         names = ["simplex"]
@@ -111,16 +104,13 @@ def solve_on_few_arcs(problem: Problem, *, rtol: float) -> Certified | None:
 def solve_assignment(
     problem: Problem, *, rtol: float, sigma: np.ndarray | None = None
 ) -> Certified:
-    """Uniform clouds of one size, one pair or a batch: accurate relative to the answer.
+    """One pair of uniform clouds of one size: accurate relative to the answer.
 
     An optimal permutation that is known may be given, and then serves for any weights.
     """
-    n = problem.n
-    costs = problem.costs.reshape(-1, n, n)
-    sigma = assignment(costs) if sigma is None else sigma.reshape(-1, n)
-    g = _assignment_potentials(costs, sigma).reshape(problem.b.shape)
-    sigma = sigma.reshape(g.shape)
-    plan = SparsePlan(np.zeros_like(sigma) + np.arange(n), sigma, problem.logs_a)
+    sigma = assignment(problem.costs) if sigma is None else sigma
+    g = _assignment_potentials(problem.costs, sigma)
+    plan = SparsePlan(np.arange(problem.n), sigma, problem.logs_a)
     return certified(problem, plan, g, method="assignment", rtol=rtol)
 
 
@@ -246,35 +236,31 @@ def _on_active_arcs(
 
 
 def assignment(costs: np.ndarray) -> np.ndarray:
-    """The optimal permutations σ (k, n) of costs (k, n, n), xᵢ to y_σ(i)."""
+    """The optimal permutation σ (n,) of costs (n, n), xᵢ to y_σ(i)."""
     from scipy.optimize import linear_sum_assignment
 
     # Costs less the minima of rows, then of columns: half the steps are done.
-    reduced = costs - costs.min(-1, keepdims=True)
-    reduced -= reduced.min(-2, keepdims=True)
-    return np.stack([linear_sum_assignment(cost)[1] for cost in reduced])
+    reduced = costs - costs.min(1, keepdims=True)
+    reduced -= reduced.min(0)
+    return np.asarray(linear_sum_assignment(reduced)[1])
 
 
 def _assignment_potentials(costs: np.ndarray, sigma: np.ndarray) -> np.ndarray:
-    """Potentials g (k, n) of optimal permutations: fᵢ = min_j C_ij − g_j, g_σ(i) = C_iσ(i) − fᵢ.
+    """Potentials g (n,) of an optimal permutation: fᵢ = min_j C_ij − g_j, g_σ(i) = C_iσ(i) − fᵢ.
 
     Repeated, this is Bellman–Ford in the residual graph; it converges in at most n rounds. By
     how much g grows in a round is the gap that is left; stopping early is never a wrong bound.
     """
-    # σ(i) stands in column i
-    matched = np.stack([cost.take(order, 1) for cost, order in zip(costs, sigma, strict=True)])
-    along = np.diagonal(matched, axis1=-2, axis2=-1)
-    allowed = _FORD_GAP * along.sum(-1)
-    g = (matched - matched.min(-1, keepdims=True)).min(-2)
+    matched = costs[:, sigma]  # σ(i) stands in column i
+    along = matched.diagonal()
+    g = (matched - matched.min(1, keepdims=True)).min(0)
     reduced = np.empty_like(matched)  # one for all rounds: new ones would be new pages each time
     for _ in range(_FORD_ROUNDS):
-        new = along - np.subtract(matched, g[:, None], out=reduced).min(-1)
-        gap, g = (new - g).sum(-1), new
-        if (gap <= allowed).all():
+        new = along - np.subtract(matched, g, out=reduced).min(1)
+        gap, g = (new - g).sum(), new
+        if gap <= _FORD_GAP * along.sum():
             break
-    found = np.empty_like(g)
-    np.put_along_axis(found, sigma, g, -1)
-    return found
+    return g[np.argsort(sigma)]
 
 
 class SparseFound(NamedTuple):
