@@ -14,6 +14,7 @@ from torch import Tensor
 
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.attention.kernels import Kernel, dot_product, rotary, window
+from meanfield.checks import as_float_tensor
 from meanfield.layers import MLP, Chain, LayerNorm, Residual, RMSNorm
 from meanfield.pretrained.family import Site
 from meanfield.pretrained.places import WholePlaces
@@ -117,7 +118,7 @@ def layer_norm(module: Any) -> LayerNorm:
 
 def rms_norm(module: Any, eps: float, *, around_one: bool = False) -> RMSNorm:
     """Of a module with a weight γ, or with γ − 1 where it is stored so (`around_one`)."""
-    weight = module.weight.detach()
+    weight = as_float_tensor(module.weight.detach(), "weight")  # in half precision 1 + γ rounds
     return RMSNorm(1 + weight if around_one else weight, float(eps))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 import torch
 
@@ -109,6 +111,22 @@ def test_derivatives_are_those_of_the_model_by_automatic_differentiation(source)
             # Uniform weights cancel.
             found = linearize(F, mu, geometry=geometry).atoms.to_dense()
             assert close(found, dense, 1e-8)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["bert", "gpt2, scaled by depth", "gpt_neox", "qwen3", "gemma", "gemma2"],
+    indirect=True,
+)
+def test_weights_in_half_precision_are_read_without_rounding_them_again(source):
+    half = deepcopy(source.model).bfloat16()
+    exact, read = (
+        pretrained.read(model, causal=source.causal, verify=False)
+        for model in (deepcopy(half).double(), half)
+    )
+    mu = exact.embeddings(tokens(N))
+    expected = exact.network(length=N)(mu).points
+    assert close(read.network(length=N)(mu).points, expected, 1e-14)
 
 
 @pytest.mark.parametrize("source", ["bert", "gpt_neox", "gemma2"], indirect=True)
