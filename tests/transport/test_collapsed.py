@@ -65,7 +65,7 @@ def test_uniform_clusters_match_the_blockwise_answer(
 
 
 @given(seeds, st.integers(2, 4), st.integers(2, 12), st.integers(2, 10))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_shared_weights_down_to_1e_12_stay_within_a_narrow_interval(
     seed: int, count: int, size: int, collapse: int
 ) -> None:
@@ -82,7 +82,7 @@ def test_shared_weights_down_to_1e_12_stay_within_a_narrow_interval(
 
 
 @given(seeds, st.integers(2, 4), st.integers(2, 12), st.integers(2, 8))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_independent_weights_are_inside_the_interval(
     seed: int, count: int, size: int, collapse: int
 ) -> None:

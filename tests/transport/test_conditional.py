@@ -49,7 +49,7 @@ def ragged(seed: int, d: int = 2) -> tuple[ParticleMeasure, ParticleMeasure, flo
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 3))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_it_is_the_root_mean_square_over_positions(seed: int, d: int) -> None:
     mu, nu, truth = ragged(seed, d)
     result = solve_conditional_w2(mu, nu)

@@ -20,7 +20,7 @@ def measure(points: np.ndarray, weights: np.ndarray) -> ParticleMeasure:
 
 
 @given(seeds, st.integers(1, 6), st.integers(1, 6), st.integers(1, 3), st.booleans())
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_it_agrees_with_linear_programming(
     seed: int, n: int, m: int, d: int, duplicates: bool
 ) -> None:
@@ -42,7 +42,7 @@ def test_it_agrees_with_linear_programming(
 
 
 @given(seeds, st.integers(1, 400), st.integers(1, 400))
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_on_the_line_it_is_scipys(seed: int, n: int, m: int) -> None:
     from scipy.stats import wasserstein_distance
 
