@@ -312,3 +312,12 @@ def test_what_cannot_be_inverted_is_refused():
         invert(Residual(Bounded(F, 1.0), -1.2), nu)
     with pytest.raises(ValueError, match="rtol: expected a number > 0"):
         invert(contractive(F, 0.5, constant=1.0), nu, rtol=0.0)
+
+
+def test_a_batch_goes_on_until_its_slowest_measure_is_inverted():
+    """Beside one that is its own preimage, and no better after the first step."""
+    layer = contractive(Pointwise(torch.relu, lipschitz=1.0), 0.9, constant=1.0)
+    nu = ParticleMeasure(torch.tensor([[[-1.0]], [[1.0]]], dtype=torch.float64))
+    found = invert(layer, nu, rtol=1e-10)
+    assert found.converged.all()
+    assert found.measure.points.flatten().tolist() == pytest.approx([-1.0, 1 / 1.9], rel=1e-9)
