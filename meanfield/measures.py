@@ -281,7 +281,7 @@ def check_measure(mu: object, name: str = "mu", *, finite: bool = True) -> Parti
             f"{name}: expected a ParticleMeasure, got {describe(mu)}; wrap points as "
             "ParticleMeasure(points) or ParticleMeasure.from_sequence(points)"
         )
-    if not finite or is_traced(mu.points) or bool(torch.isfinite(mu.points.sum())):
+    if not finite or is_traced(mu.points) or math.isfinite(mu.points.sum().item()):
         return mu
     lost = ~torch.isfinite(mu.points).all(-1) & (mu.log_weights > -math.inf)
     if bool(lost.any()):

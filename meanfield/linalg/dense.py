@@ -22,6 +22,9 @@ _CHUNK_ENTRIES = 2**20
 # From this many entries of all matrices on, the largest eigenvalues alone and two solves for their
 # vectors take half to two thirds of the time of all eigenvectors.
 _ITERATED_ENTRIES = 2**12
+# Up to here one call of LAPACK for singular vectors takes less than all that scaling and Gram
+# matrices need.
+_FEW_ENTRIES = 2**8
 
 
 @dataclass(frozen=True)
@@ -49,29 +52,33 @@ class Dense(NormSolver):
 
     @torch.no_grad()
     def largest(self, linear_map: LinearMap, rtol: float) -> tuple[Candidate, Tensor]:
-        """Skips blocks whose Frobenius norm is already too small."""
+        """Skips blocks whose Frobenius norm is already too small, unless all are soon done."""
         n = linear_map.batch_shape[-1]
         blocks = linear_map.to_dense().reshape(-1, n, *_matrix_shape(linear_map))
-        frobenius = lengths(blocks.flatten(-2))
-        every = torch.arange(len(blocks), device=blocks.device)
-        best = frobenius.argmax(-1)
-        sigma, v = _factor(blocks[every, best])
-        frobenius[every, best] = -1.0
-        rows, others = (frobenius > sigma[:, None]).nonzero(as_tuple=True)
-        if len(rows):
-            more, v_more = _factor(blocks[rows, others])
-            # The largest of each row: sorted by value, the last write to a row wins.
-            order = more.argsort()
-            winner = torch.full_like(every, -1).scatter_reduce(
-                0, rows[order], torch.arange(len(order), device=blocks.device), "amax"
-            )
-            place = order[winner.clamp_min(0)]
-            better = (winner >= 0) & (more[place] > sigma)
-            sigma = torch.where(better, more[place], sigma)
-            v = torch.where(better[:, None], v_more[place], v)
-            best = torch.where(better, others[place], best)
+        if blocks.numel() <= _FEW_ENTRIES:
+            sigma, v = (t.unflatten(0, (-1, n)) for t in _factor(blocks.flatten(0, 1)))
+        else:
+            sigma, v = _factor_large(blocks)
+        sigma, best = sigma.max(-1)
+        v = v[torch.arange(len(v), device=v.device), best]
         shape = linear_map.batch_shape[:-1]
         return _candidate(sigma, v, linear_map, shape), best.reshape(shape)
+
+
+def _factor_large(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """σ and v of the blocks (b, n, rows, columns) that may be the largest; −1 for the others."""
+    frobenius = lengths(blocks.flatten(-2))
+    sigma = torch.full_like(frobenius, -1.0)
+    v = blocks.new_zeros(*blocks.shape[:2], blocks.shape[-1])
+
+    def factor(*chosen: Tensor) -> None:
+        sigma[chosen], v[chosen] = _factor(blocks[chosen])
+
+    factor(torch.arange(len(blocks), device=blocks.device), frobenius.argmax(-1))
+    others = (frobenius > sigma.amax(-1, keepdim=True)) & (sigma < 0)
+    if bool(others.any()):
+        factor(*others.nonzero(as_tuple=True))
+    return sigma, v
 
 
 def _matrix_shape(linear_map: LinearMap) -> tuple[int, int]:
@@ -119,6 +126,11 @@ def _chunked(
 
 
 def _top_vectors(matrices: Tensor) -> tuple[Tensor, Tensor]:
+    """σ and v of each matrix (b, rows, columns)."""
+    if is_host(matrices.device) and matrices.numel() <= _FEW_ENTRIES:
+        found = _by_singular_vectors(matrices)
+        if found is not None:
+            return found
     # Gram matrices of what is left stay in range.
     peak = finite(matrices.abs().amax((-2, -1)), "an entry of the linear map")
     scale = power_of_two(peak)
@@ -132,6 +144,15 @@ def _top_vectors(matrices: Tensor) -> tuple[Tensor, Tensor]:
         v = (unit.mT @ v[..., None])[..., 0] / torch.where(sigma > 0, sigma, 1.0)[:, None]
         v[:, 0] += torch.where(sigma > 0, 0.0, 1.0)
     return sigma * scale, v
+
+
+def _by_singular_vectors(matrices: Tensor) -> tuple[Tensor, Tensor] | None:
+    """`_top_vectors` of a few; None where LAPACK fails, on numbers that are not finite too."""
+    try:
+        _, sigma, vectors = torch.linalg.svd(matrices, full_matrices=False)
+    except torch.linalg.LinAlgError:
+        return None
+    return sigma[..., 0], vectors[..., 0, :]
 
 
 def _top_eigenpair(gram: Tensor) -> tuple[Tensor, Tensor]:

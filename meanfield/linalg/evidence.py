@@ -157,8 +157,8 @@ def _measured(linear_map: LinearMap, candidate: Candidate) -> NormEstimate:
         upper = upper.minimum(proved(linear_map, candidate.weights))
     if not 0 <= candidate.miss <= 1:
         raise ValueError(f"miss: expected a probability, got {candidate.miss}")
-    value, residual = _value_and_residual(linear_map, v, upper)
-    error, found = residual, value.detach()
+    value, found, residual = _value_and_residual(linear_map, v, upper)
+    error = residual
     if candidate.gap is not None:
         error = relative_error(residual, _per_map(candidate.gap, shape, "gap"))
     # Not `upper < found` negated: NaN is no upper end.
@@ -191,23 +191,26 @@ def proved(linear_map: LinearMap, weights: Sequence[Sequence[RowWeights]]) -> Te
     return up * bounds.reshape(linear_map.batch_shape)
 
 
-def _value_and_residual(linear_map: LinearMap, v: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """‖Jv‖, with its gradient, and ‖Jᵀu − ‖Jv‖v‖ / ‖Jv‖ with u = Jv / ‖Jv‖."""
+def _value_and_residual(
+    linear_map: LinearMap, v: Tensor, upper: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """‖Jv‖ with its gradient and without, and ‖Jᵀu − ‖Jv‖v‖ / ‖Jv‖ with u = Jv / ‖Jv‖."""
     scale, measure = None, lengths_in_range
     forth = linear_map.matvec(v).flatten(-2)
     length = lengths_in_range(forth)
-    if not are_in_range(length.detach()):
+    if not are_in_range(length):
         # Products in the middle of the number range: a power of two takes nothing from v.
         scale, measure = _power_of_two(upper), lengths
         forth = finite(linear_map.matvec(scale[..., None, None] * v).flatten(-2))
         forth, length = normalised(forth)
-    found = length.detach()[..., None]
-    # The image of 0 is exact.
-    whole = found if scale is None else torch.where(found > 0, found, 1.0)
-    u = forth.detach() / whole if scale is None else scale[..., None] * forth.detach()
-    back = linear_map.rmatvec(u.reshape(*length.shape, *linear_map.out_shape)).detach()
-    defect = measure(torch.addcmul(finite(back.flatten(-2)), found, v.flatten(-2), value=-1))
-    return length if scale is None else length / scale, defect / whole[..., 0]
+    value = length if scale is None else length / scale
+    with torch.no_grad():
+        # The image of 0 is exact.
+        whole = length if scale is None else torch.where(length > 0, length, 1.0)
+        u = forth / whole[..., None] if scale is None else scale[..., None] * forth
+        back = linear_map.rmatvec(u.reshape(*length.shape, *linear_map.out_shape))
+        defect = torch.addcmul(finite(back), length[..., None, None], v, value=-1)
+        return value, value.detach(), measure(defect.flatten(-2)) / whole
 
 
 def _per_map(values: Tensor, shape: torch.Size, name: str) -> Tensor:
@@ -224,15 +227,17 @@ def _unit_vectors(linear_map: LinearMap, candidate: Candidate) -> Tensor:
     wanted, v = (*linear_map.batch_shape, *linear_map.in_shape), candidate.direction.detach()
     if tuple(v.shape) != wanted:
         raise ValueError(f"direction: expected shape {wanted}, got {tuple(v.shape)}")
-    length = lengths_in_range(v.flatten(-2))
-    off, eps = (length - 1).abs(), torch.finfo(v.dtype).eps
-    most = float(off.max()) if off.numel() else 0.0
-    if not most <= eps**0.5:
+    length, eps = lengths_in_range(v.flatten(-2)), torch.finfo(v.dtype).eps
+    ends = [end.item() for end in length.aminmax()] if length.numel() else [1.0]
+    farthest = max(ends, key=lambda end: abs(end - 1))
+    if not abs(farthest - 1) <= eps**0.5:
         raise ValueError(
-            f"direction: expected unit vectors, got one of length "
-            f"{float(length.flatten()[off.argmax()]):g}; divide by torch.linalg.vector_norm"
+            f"direction: expected unit vectors, got one of length {farthest:g}; "
+            "divide by torch.linalg.vector_norm"
         )
-    return v if most <= _UNIT_ROUNDINGS * eps else v / length[..., None, None]
+    if abs(farthest - 1) <= _UNIT_ROUNDINGS * eps:
+        return v
+    return v / length[..., None, None]
 
 
 def _power_of_two(upper: Tensor) -> Tensor:
@@ -248,12 +253,11 @@ def _power_of_two(upper: Tensor) -> Tensor:
 
 
 def _judged(found: NormEstimate, rtol: float, upper_rtol: float) -> NormEstimate:
-    value = found.value.detach()
     if found.miss == 0:
-        rtol = max(rtol, _ROUNDINGS * torch.finfo(value.dtype).eps)
+        rtol = max(rtol, _ROUNDINGS * torch.finfo(found.value.dtype).eps)
     good = found.converged & met(found.error, found.residual, rtol)
     if upper_rtol < math.inf:
-        good = good & (found.upper / (1 + upper_rtol) <= value)
+        good = good & (found.upper / (1 + upper_rtol) <= found.value)
     return replace(found, converged=good)
 
 

@@ -284,7 +284,7 @@ class LinearMap:
 
     def block(self, index: Tensor) -> LinearMap:
         """Of blocks along the last batch axis one each, ``(*batch,)``, by its matrices."""
-        at = index[..., None, None, None].expand(*index.shape, 1, self.rows, self.columns)
+        at = index.reshape(*index.shape, 1, 1, 1).expand(*index.shape, 1, self.rows, self.columns)
         return self._by_matrices(self.to_dense().gather(-3, at).squeeze(-3))
 
     def _by_matrices(self, matrices: Tensor) -> LinearMap:
@@ -343,7 +343,7 @@ def _one_by_one(product: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tenso
 
 def _by_matrix(matrices: Tensor, shape: tuple[int, int]) -> Callable[[Tensor], Tensor]:
     def product(vectors: Tensor) -> Tensor:
-        out = matrices @ vectors.flatten(-2)[..., None]
+        out = matrices @ vectors.reshape(*vectors.shape[:-2], matrices.shape[-1], 1)
         return out.reshape(*matrices.shape[:-2], *shape)
 
     return product

@@ -128,7 +128,7 @@ class Certified(NormSolver):
         return Lanczos(max_steps=self.max_steps, upper_rtol=math.inf)
 
     def _bases(self, linear_map: LinearMap) -> Tensor | None:
-        """Singular vectors of each map, (b, n, d, k), those above 0.4 of the largest; or None."""
+        """Singular vectors of each map (b, n, d, k) above `_DEFLATED` of the largest, or None."""
         rank = min(linear_map.rows, linear_map.columns)
         k = min(self.deflate, rank - 1)
         if k < 1:

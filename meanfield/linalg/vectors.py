@@ -27,7 +27,7 @@ def are_in_range(length: Tensor) -> bool:
     if length.numel() == 0:
         return True
     kind = torch.finfo(length.dtype)
-    least, most = (float(end) for end in length.detach().aminmax())
+    least, most = (end.item() for end in length.aminmax())
     return kind.tiny**0.5 / kind.eps < least and most < kind.max**0.5
 
 
@@ -84,7 +84,7 @@ def finite(values: Tensor, what: str = "a product with the linear map") -> Tenso
         OverflowError: one is not finite.
     """
     # The sum first: it is finite nearly always, and needs no second tensor.
-    if not math.isfinite(float(values.detach().sum())) and not bool(values.isfinite().all()):
+    if not math.isfinite(values.sum().item()) and not bool(values.isfinite().all()):
         raise OverflowError(
             f"{what} leaves the range of {values.dtype}: its norm cannot be represented; use less "
             "extreme weights or a smaller radius"

@@ -103,6 +103,11 @@ def test_the_zero_map_has_norm_zero(solver):
     assert found.converged.all()
 
 
+# One matrix, and so many that they are scaled and their Gram matrices are factored.
+few_and_many = pytest.mark.parametrize("count", [1, 100])
+
+
+@few_and_many
 @pytest.mark.parametrize("shape", [(3, 2), (2, 3)], ids=str)
 @pytest.mark.parametrize(
     ("dtype", "entry"),
@@ -116,18 +121,22 @@ def test_the_zero_map_has_norm_zero(solver):
     ],
     ids=str,
 )
-def test_norms_are_right_at_the_ends_of_the_number_range(dtype, entry, shape):
+def test_norms_are_right_at_the_ends_of_the_number_range(dtype, entry, shape, count):
     matrix = torch.zeros(shape, dtype=dtype)
     matrix[0, 0], matrix[1, 1] = -entry, entry / 2
-    estimate = operator_norm(LinearMap.pointwise(matrix[None]))
-    assert estimate.value == matrix.abs().max() and estimate.residual == 0
-    assert torch.isfinite(estimate.upper) or entry > 1e307
+    estimate = operator_norm(LinearMap.pointwise(matrix.expand(count, 1, *shape)))
+    assert (estimate.value == matrix.abs().max()).all() and (estimate.residual == 0).all()
+    assert torch.isfinite(estimate.upper).all() or entry > 1e307
 
 
-def test_entries_beyond_the_number_range_are_said_to_be():
-    matrix = torch.full((2, 2), math.inf, dtype=F64)
+@few_and_many
+@pytest.mark.parametrize("entry", [math.inf, math.nan])
+def test_entries_beyond_the_number_range_are_said_to_be(entry, count):
+    matrices = torch.full((count, 2, 2), entry, dtype=F64)
     with pytest.raises(OverflowError, match="range of torch.float64"):
-        operator_norm(as_map(matrix, (2, 1), (2, 1)), solver=Dense())
+        operator_norm(as_map(matrices, (2, 1), (2, 1)), solver=Dense())
+    with pytest.raises(OverflowError, match="range of torch.float64"):
+        largest_block_norm(as_map(matrices[None], (1, 2), (1, 2)), solver=Dense())
 
 
 @pytest.mark.parametrize("solver", ["lanczos", Lanczos, 300], ids=str)
@@ -141,7 +150,9 @@ def test_what_is_no_solver_is_refused(solver):
 
 @both_solvers
 @given(
-    seed=st.integers(0, 10**6), blocks=st.integers(1, 7), spread=st.sampled_from([0.0, 1.0, 30])
+    seed=st.integers(0, 10**6),
+    blocks=st.sampled_from([1, 2, 4, 7, 12, 25]),
+    spread=st.sampled_from([0.0, 1.0, 30]),
 )
 def test_the_largest_block_is_the_norm_of_the_block_diagonal(seed, blocks, spread, solver):
     generator = torch.Generator().manual_seed(seed)
