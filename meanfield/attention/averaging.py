@@ -322,7 +322,7 @@ def attention_blocks(tangent: AttentionTangent, index: int) -> TokenBlocks | Non
     slopes = weights.kernel.key_slopes(par, weights.points, weights.positions)
     if slopes is None:
         return None
-    one = AttentionTangent(weights.detached(), tangent.geometry, memory=2**62)
+    one = AttentionTangent(weights, tangent.geometry, memory=2**62)
     order = None if weights.order is None else weights.order[0].argsort()
 
     def placed(per_token: Tensor, *axes: int) -> Tensor:

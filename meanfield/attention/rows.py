@@ -130,7 +130,7 @@ class RowWise(Normalization):
         tops = logits.amax(-1, keepdim=True)
         if self.sink is not None:
             tops = torch.maximum(tops, self._sink_column(logits))
-        tops = torch.where(tops > -math.inf, tops, 0.0)
+        tops = tops.clamp_min_(torch.finfo(tops.dtype).min)  # of a row that sees nothing
         sums = (logits - tops).exp_().sum(-1, keepdim=True)
         if self.sink is not None:
             sums = sums + (self._sink_column(logits) - tops).exp()

@@ -41,6 +41,7 @@ from meanfield.maps import (
     Map,
     check_geometry,
     expanded_radii,
+    linearize,
     linearize_by_autodiff,
 )
 from meanfield.measures import ParticleMeasure, check_measure
@@ -188,7 +189,6 @@ class SelfAttention(Map):
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
         """The derivative of the atoms, and of the field at each atom."""
         check_geometry(geometry)
-        check_measure(mu)
         own = self.normalization
         weights = self._bare_weights(mu)
         self._refuse_undefined(mu)
@@ -213,7 +213,7 @@ class SelfAttention(Map):
                 with D = diag(aᵢ); its norm is the local constant for perturbations that do not
                 split atoms ([CAP24] Lemma C.5).
         """
-        return self.linearisation(mu, geometry=geometry).atoms
+        return linearize(self, mu, geometry=geometry).atoms
 
     def tangent(
         self,

@@ -121,24 +121,19 @@ class AttentionTangent:
         return self.weights.points.shape[:-2]
 
     @cached_property
-    def _fixed(self) -> Weights:
-        """The weights without a record of gradients."""
-        return self.weights.detached()
-
-    @cached_property
     def q(self) -> Tensor:
         """Queries, (B, n, k)."""
-        return flat(self._fixed.features.q)
+        return flat(self.weights.features.q.detach())
 
     @cached_property
     def k(self) -> Tensor:
         """Keys, (B, n, k)."""
-        return flat(self._fixed.features.k)
+        return flat(self.weights.features.k.detach())
 
     @cached_property
     def v(self) -> Tensor:
         """Values, (B, n, v)."""
-        return flat(self._fixed.features.v)
+        return flat(self.weights.features.v.detach())
 
     def _headed(self, flat: Tensor) -> Tensor:
         """(B, ·, ·) as ``(*batch, H, ·, ·)``."""
@@ -151,14 +146,14 @@ class AttentionTangent:
         return wide.reshape(-1, self.weights.n, 1)
 
     @cached_property
-    def _alive(self) -> Tensor:
-        """Which atoms have mass, ``(*batch, 1, n, 1)``."""
-        return self.weights.alive[..., None, :, None]
+    def _absent(self) -> Tensor:
+        """Which atoms have no mass, ``(*batch, 1, n, 1)``."""
+        return (self.weights.log_weights == -math.inf)[..., None, :, None]
 
     @cached_property
     def _half_logs(self) -> Tensor | None:
         """ρ = ½ log a, (B, n, 1), where τᵢⱼ = e^{ρᵢ−ρⱼ} is not 1; 0 for absent atoms."""
-        logs = self._fixed.log_weights
+        logs = self.weights.log_weights
         if self.geometry == "euclidean" or bool((logs == logs[..., :1]).all()):
             return None
         return self._by_head(torch.where(logs > -math.inf, 0.5 * logs, 0.0))
@@ -209,12 +204,13 @@ class AttentionTangent:
         for block in self.blocks:
             i, j = block
             logits, gain = self._logits(block)
-            tops[:, i], log_sums[:, i] = self._log_sums(logits, block)
-            log_p = flat(logits).sub_(tops[:, i]).sub_(log_sums[:, i])
+            top, log_sum = self._log_sums(logits, block)
+            tops[:, i], log_sums[:, i] = top, log_sum
+            log_p = flat(logits).sub_(top).sub_(log_sum)
             if self._is_shifted:
-                most[:, i] = log_p.argmax(-1, keepdim=True) + j.start
+                most[:, i] = log_p.argmax(-1, keepdim=True).add_(j.start)
             if self.weights.normalization.divides:
-                means[:, i] = log_p.exp() @ v[:, j]
+                means[:, i] = torch.bmm(log_p.exp(), v[:, j])
             if keep:
                 kept.append(self._matrices(block, log_p.clone(), gain))
         tilts = None
@@ -225,14 +221,16 @@ class AttentionTangent:
 
     def _logits(self, block: Block) -> tuple[Tensor, Tensor | None]:
         """log aⱼψ of a block in a buffer, ``(*batch, H, rows, columns)``, and E, (B, ·, ·)."""
-        logits, gain = self._fixed.logits_and_gain(block, self._buffer(0, block))
+        q, k = self.q[:, block.rows], self.k[:, block.columns]
+        products = self._headed(torch.bmm(q, k.mT, out=self._buffer(0, block)))
+        logits, gain = self.weights.logits_and_gain(block, products)
         return logits, None if gain is None else flat(gain)
 
     def _log_sums(self, logits: Tensor, block: Block) -> tuple[Tensor, Tensor]:
         """log Σ of the rows in two parts, see `_Rows`; so P is 0 where a row sees no mass."""
         tops, sums = self.weights.normalization.log_sums(logits)
-        seeing = self._alive[..., block.rows, :] & (sums > -math.inf)
-        return flat(tops), flat(torch.where(seeing, sums, math.inf))
+        blind = self._absent[..., block.rows, :] | (sums == -math.inf)
+        return flat(tops), flat(sums.masked_fill_(blind, math.inf))
 
     def _matrices(self, block: Block, log_p: Tensor, gain: Tensor | None) -> Matrices:
         """G, N and M; overwrites log P."""
@@ -386,12 +384,12 @@ class AttentionTangent:
 
     # --- dense ---
 
+    @torch.no_grad()
     def field_jacobians(self) -> Tensor:
         """D_xΓ_μ(xᵢ) = Σ_h W^h Cᵢ^h Dqᵢ^h, shape ``(*batch, n, d_out, d)``."""
-        jacobians = (
-            self._field.unflatten(0, self.batch_shape) if self.batch_shape else self._field[0]
-        )
-        return self.weights.unsort(jacobians.flatten(-2)).reshape(jacobians.shape)
+        shape = (*self.batch_shape, *self._field.shape[1:])
+        jacobians = self._field.reshape(shape)
+        return self.weights.unsort(jacobians.flatten(-2)).reshape(shape)
 
     @cached_property
     def _flat_field_jacobians(self) -> Tensor:
@@ -400,13 +398,10 @@ class AttentionTangent:
     @cached_property
     def _field(self) -> Tensor:
         """The same in the order of `weights`, (b, n, d_out, d) with b over the batch."""
-        par, (q_dot, _, _) = self.weights.parameters, self._unit_pushes
+        q_dot, _, _ = self._unit_pushes
         # What all atoms share has axes of length 1, of which einsum makes one large product.
         covariances = self._per_batch(self.covariances())
-        blocks = torch.einsum("bhivk,bhikd->bhivd", covariances, q_dot)
-        if par.output is not None:
-            blocks = par.output[:, None] @ blocks
-        return blocks.sum(1)
+        return self._joined(torch.einsum("bhivk,bhidk->bhidv", covariances, q_dot)).mT
 
     @torch.no_grad()
     def covariances(self) -> Tensor:
@@ -419,7 +414,7 @@ class AttentionTangent:
         if self._all_differences is not None:
             assert self.rows.kept is not None
             dv, dk = self._all_differences
-            return dv.mT @ (self.rows.kept[0].queries[..., None] * dk)
+            return _row_by_row(dv.mT, self.rows.kept[0].queries[..., None] * dk)
         out = k.new_empty(*k.shape[:-1], v.shape[-1], k.shape[-1])
         for block, matrices in self.matrices():
             # The differences take k + v times the memory of P: a few rows at a time.
@@ -429,7 +424,7 @@ class AttentionTangent:
                 of_block = slice(part.start - block.rows.start, part.stop - block.rows.start)
                 g = matrices.queries[:, of_block]
                 dv, dk = self._differences(g, Block(part, block.columns))
-                out[:, part] = dv.mT @ (g[..., None] * dk)
+                out[:, part] = _row_by_row(dv.mT, g[..., None] * dk)
         return out
 
     def _per_row(self, block: Block) -> int:
@@ -461,34 +456,37 @@ class AttentionTangent:
             t - t[:, 0].gather(1, most.expand(-1, -1, t.shape[-1]))[:, :, None] for t in (v, k)
         )
         # rᵢ − v_ĵ as a mean of differences: it is tiny where row i is nearly one-hot at ĵ.
-        return dv - (g[:, :, None] @ dv), dk
+        return dv - _row_by_row(g[:, :, None], dv), dk
 
     @cached_property
     def _unit_pushes(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Derivatives of queries, keys and values, (b or 1, H, n or 1, ·, d)."""
+        """q̇, k̇ and v̇ along each unit vector, (b or 1, H, n or 1, d, ·)."""
         par, kernel = self.weights.parameters, self.weights.kernel
         points, positions = self.weights.points.detach(), self.weights.positions
+        units = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
+        if kernel.is_linear:  # those of d atoms, wherever they are
+            q, k, v, *_ = kernel.push(par, units, None, units).folded(0.0)
+            return q[None, :, None], k[None, :, None], v[None, :, None]
         points = points.reshape(-1, *points.shape[-2:])
-        if kernel.is_linear:  # at one atom for all
-            points, positions = torch.zeros_like(points[:1, :1]), None
         if positions is not None:
             positions = positions.reshape(points.shape[:-1])
         by_query = kernel.query_slopes(par, points, positions)
         by_key = kernel.key_slopes(par, points, positions)
         if by_query is not None and by_key is not None:
             q = by_query @ (par.scale[:, None, None] * par.query)[:, None]
-            return (
-                q,
-                by_key @ par.per_head(par.key)[:, None],
-                par.per_head(par.value)[None, :, None],
-            )
-        units = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
+            k, v = by_key @ par.per_head(par.key)[:, None], par.per_head(par.value)
+            return q.mT, k.mT, v.mT[None, :, None]
         units = units[:, None, None].expand(-1, *points.shape[:-1], -1)
         if positions is not None:
             positions = positions.expand(units.shape[:-1])
         at = points.expand_as(units).contiguous()
         q, k, v, *_ = kernel.push(par, at, positions, units).folded(0.0)
-        return q.movedim(0, -1), k.movedim(0, -1), v.movedim(0, -1)
+        return q.movedim(0, -2), k.movedim(0, -2), v.movedim(0, -2)
+
+    def _joined(self, blocks: Tensor) -> Tensor:
+        """Σ_h W^h of (b, H, n, d, v), (b, n, d, d_out)."""
+        joined = self.weights.parameters.join(blocks.flatten(2, 3))
+        return joined.unflatten(1, blocks.shape[2:4])
 
     def _per_batch(self, flat: Tensor) -> Tensor:
         """(B, ...) as (b, H, ...)."""
@@ -506,22 +504,28 @@ class AttentionTangent:
     def _dense(self, part: slice) -> Tensor:
         """`dense` where the one block of rows is kept."""
         assert self.rows.kept is not None
-        par, (block,), (matrices,) = self.weights.parameters, self.blocks, self.rows.kept
-        heads = slice(part.start * par.n_heads, part.stop * par.n_heads)
+        (block,), (matrices,) = self.blocks, self.rows.kept
+        n_heads = self.weights.parameters.n_heads
+        heads = slice(part.start * n_heads, part.stop * n_heads)
         g, n, m = (t[heads] for t in matrices)
         if self._all_differences is None:
             dv, _ = self._differences(g, block, heads)
         else:
             dv = self._all_differences[0][heads]
-        dv = self._per_batch(dv * n[..., None])
         _, k_dot, v_dot = (t if len(t) == 1 else t[part] for t in self._unit_pushes)
-        if par.output is not None:
-            dv, v_dot = dv @ par.output.mT[:, None], par.output[:, None] @ v_dot
-        # ⟨qᵢ, k̇ⱼ⟩ for unit displacements of atom j: (b, H, i, j or 1, d).
-        turned = torch.einsum("bhik,bhjkd->bhijd", self._per_batch(self.q[heads]), k_dot)
-        # [b, i, α, j, β]: the parts of values and keys, and that of queries on the diagonal.
-        by_value = self._per_batch(m)[..., :, None, :, None] * v_dot.transpose(-3, -2)[:, :, None]
-        by_key = dv.transpose(-2, -1)[..., None] * turned[:, :, :, None]
-        matrix = by_key.add_(by_value).sum(1)
+        # ⟨qᵢ, k̇ⱼ⟩ for unit displacements of atom j: (b, H, j or 1, i, d).
+        turned = self._per_batch(self.q[heads])[:, :, None] @ k_dot.mT
+        # [b, h, i, j, β, ·]: the parts of keys and values, before the output matrices.
+        moved = self._per_batch(dv * n[..., None])[..., None, :]
+        by_key = moved * turned.transpose(2, 3)[..., None]
+        by_key.addcmul_(self._per_batch(m)[..., None, None], v_dot[:, :, None])
+        matrix = self._joined(by_key.flatten(2, 3)).unflatten(1, by_key.shape[2:4])
+        matrix = matrix.permute(0, 1, 4, 2, 3)  # [b, i, α, j, β], queries on the diagonal
         matrix.diagonal(0, 1, 3).add_(self._field[part].movedim(1, -1))
         return self.weights.unsort_dense(matrix, part).flatten(3, 4).flatten(1, 2)
+
+
+def _row_by_row(left: Tensor, right: Tensor) -> Tensor:
+    """Products of matrices (B, rows, ·, ·), one for each row."""
+    products = torch.bmm(left.flatten(0, 1), right.flatten(0, 1))
+    return products.unflatten(0, left.shape[:2])

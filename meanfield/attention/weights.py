@@ -392,21 +392,16 @@ class Weights:
     def _own_blind(self) -> Places:
         return self.places(self.positions, blind=True)
 
-    def products(self, block: Block, out: Tensor | None = None) -> Tensor:
-        """⟨qᵢ, kⱼ⟩ of a block, ``(*batch, H, rows, columns)``, in a buffer if one is given."""
+    def products(self, block: Block) -> Tensor:
+        """⟨qᵢ, kⱼ⟩ of a block, ``(*batch, H, rows, columns)``."""
         q, k = self.features.q[..., block.rows, :], self.features.k[..., block.columns, :]
-        if out is None:
-            return q @ k.mT
-        torch.bmm(flat(q), flat(k).mT, out=out)
-        return out.view(*q.shape[:-1], k.shape[-2])
+        return q @ k.mT
 
-    def logits_and_gain(
-        self, block: Block, out: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """See `Scoring.logits_and_gain`."""
+    def logits_and_gain(self, block: Block, products: Tensor) -> tuple[Tensor, Tensor | None]:
+        """See `Scoring.logits_and_gain`; overwrites the products."""
         columns = self.head_logs[..., None, block.columns]
         places = self._own_places.block(block)
-        return self.scoring.logits_and_gain(self.products(block, out), columns, places)
+        return self.scoring.logits_and_gain(products, columns, places)
 
     def log_p(self, block: Block) -> Tensor:
         """log Pᵢⱼ, ``(*batch, H, rows, columns)``; −∞ in rows that are absent or see no mass."""
@@ -427,7 +422,7 @@ class Weights:
         """`log_p`, and the derivative E of log aⱼψ in ⟨qᵢ, kⱼ⟩; None stands for 1."""
         if not self.scoring.has_gain:
             return self.log_p(block), None
-        return self.log_p(block), self.logits_and_gain(block)[1]
+        return self.log_p(block), self.logits_and_gain(block, self.products(block))[1]
 
     def log_ratios(self, block: Block) -> Tensor:
         """log(aᵢ/aⱼ), ``(*batch, 1, rows, columns)``; absent atoms count as of mass 1."""
@@ -515,18 +510,6 @@ class Weights:
             positions=pick(self.positions, 1),
             order=pick(self.order, 1),
             potentials=pick(self.potentials, 2),
-        )
-
-    def detached(self) -> Weights:
-        """The same, detached from automatic differentiation."""
-        f = self.features
-        centre = None if f.v_centre is None else f.v_centre.detach()
-        return replace(
-            self,
-            points=self.points.detach(),
-            features=f._replace(q=f.q.detach(), k=f.k.detach(), v=f.v.detach(), v_centre=centre),
-            log_weights=self.log_weights.detach(),
-            potentials=None if self.potentials is None else self.potentials.detach(),
         )
 
 

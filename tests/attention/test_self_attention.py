@@ -326,6 +326,16 @@ def test_covariances_of_close_atoms_far_from_the_origin_keep_their_digits():
     torch.testing.assert_close(F.field_jacobians(mu).flatten(), expected, rtol=1e-9, atol=0)
 
 
+def test_derivatives_of_the_field_record_no_gradient():
+    # Of parameters one would be that of V and A alone, without that of the covariances.
+    A = torch.tensor([[-1.0]], dtype=F64, requires_grad=True)
+    F = SelfAttention(AttentionParameters.from_bilinear(A, [[1.0]]))
+    mu = ParticleMeasure(torch.tensor([[1.0], [2.0]], dtype=F64, requires_grad=True))
+    assert not F.field_jacobians(mu).requires_grad
+    at = F.linearisation(mu)
+    assert not at.field.to_dense().requires_grad and not at.atoms.to_dense().requires_grad
+
+
 # --- wrong arguments ---
 
 
