@@ -338,7 +338,7 @@ def _fused(
     causal = row_positions is not None
     if causal and not _increase_together(row_positions, column_positions):
         return None
-    if not (w > -math.inf).all().item():
+    if not w.sum().item() > -math.inf:  # one of −∞ makes it −∞
         # The first column is seen by every row when masked.
         seen = (w[..., :1, :] if causal else w).amax((-2, -1))
         if not bool((seen > -math.inf).all()):

@@ -31,10 +31,8 @@ class DotProduct(Kernel):
     ) -> Features:
         """Keys and values are measured from those of the mean of the points."""
         centre = points.detach().mean(-2, keepdim=True)
-        both = parameters.project(torch.cat([points - centre, centre], -2))
-        (q, q_centre), (k, k_centre), (v, v_centre) = (
-            each.split_with_sizes([points.shape[-2], 1], -2) for each in both
-        )
+        q, k, v = parameters.project(points - centre)
+        q_centre, k_centre, v_centre = parameters.project(centre)
         q = q + q_centre
         if parameters.query_bias is not None:
             q = q + parameters.query_bias[:, None, :]
