@@ -176,9 +176,13 @@ class _Rows:
 
     def _spreads(self, frames: Frames, vectors: RowFrames) -> None:
         """Standard deviations in the worst direction, at the input and over the ball."""
-        self.std, self.pulled_std = (
-            torch.linalg.eigvalsh(covariance(self.p, x, x))[..., -1].clamp_min(0).sqrt()
+        squares = (
+            torch.linalg.eigvalsh(covariance(self.p, x, x))[..., -1]
             for x in (frames.values[..., None, :, :], vectors.pulled)
+        )
+        # Of covariances that leave the number range nothing is known.
+        self.std, self.pulled_std = (
+            square.nan_to_num(nan=math.inf).clamp_min(0).sqrt() for square in squares
         )
         self.std_most = self._std_most(self.std, self.away) + self.norm_V * self.eps
         self.pulled_most = self._std_most(self.pulled_std, self.pulled_away) + self.pulled_change

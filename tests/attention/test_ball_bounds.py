@@ -232,3 +232,17 @@ def test_light_and_absent_atoms_and_large_radii_give_numbers():
     assert not torch.isnan(huge.upper) and float(huge.upper) > 1e6
     with pytest.raises(ValueError, match="epsilon: expected numbers ≥ 0"):
         ball_bound(F.weights(present), -1.0)
+
+
+@pytest.mark.parametrize(("dtype", "power"), [(torch.float32, 80), (torch.float64, 520)])
+@pytest.mark.parametrize("eps", [0.0, 0.05])
+def test_covariances_beyond_the_number_range_lower_no_bound(dtype, power, eps):
+    # Cosines do not change with the unit of points, so neither do derivatives.
+    parameters = AttentionParameters.random(2, n_heads=1, dtype=dtype)
+    F = SelfAttention(parameters, kernel=kernels.cosine(3.0))
+    mu = ParticleMeasure(torch.tensor([[1.0, 2.0], [-0.5, 1.0], [2.0, -1.0]], dtype=dtype))
+    unit = 2.0**power
+    near, far = F.ball_bounds(mu, eps), F.ball_bounds(mu.replace(unit * mu.points), unit * eps)
+    assert far.upper >= 0.999 * near.upper
+    assert far.change >= 0.999 * near.change
+    assert (far.displacement >= 0.999 * unit * near.displacement).all()
