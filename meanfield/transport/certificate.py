@@ -109,8 +109,10 @@ def feasible(costs: np.ndarray, g: np.ndarray, b: np.ndarray) -> tuple[np.ndarra
     again by f, and leave an error u D² in numbers that may be u D² themselves.
     """
     g = centred(g, b)
-    f = (costs - g[..., None, :]).min(-1)
-    return f, (costs - f[..., None]).min(-2)
+    left = costs - g[..., None, :]
+    f = left.min(-1)
+    np.subtract(costs, f[..., None], out=left)  # new pages would take longer than the minima
+    return f, left.min(-2)
 
 
 def centred(g: np.ndarray, b: np.ndarray) -> np.ndarray:
