@@ -336,6 +336,17 @@ def test_derivatives_of_the_field_record_no_gradient():
     assert not at.field.to_dense().requires_grad and not at.atoms.to_dense().requires_grad
 
 
+def test_a_row_that_sees_no_mass_leaves_the_others_their_derivative():
+    F = SelfAttention(AttentionParameters.from_bilinear([[1.0]], [[1.0]]), causal=True)
+    x, places = torch.tensor([[3.0], [1.0], [2.0]], dtype=F64), torch.tensor([0.1, 0.5, 0.9])
+    mu = ParticleMeasure(x, weights=[0.0, 0.4, 0.6], positions=places.double())
+    without = ParticleMeasure(x[1:], weights=[0.4, 0.6], positions=places[1:].double())
+    J, rest = F.linearize(mu), F.linearize(without).to_dense()
+    torch.testing.assert_close(J.to_dense()[1:, 1:], rest)
+    assert float(J.to_dense()[0].abs().max()) == float(J.to_dense()[:, 0].abs().max()) == 0
+    torch.testing.assert_close(J.matvec(torch.ones_like(x))[1:, 0], rest.sum(-1))
+
+
 # --- wrong arguments ---
 
 

@@ -59,6 +59,14 @@ def test_what_is_no_unit_vector_is_refused(wrong):
         certify(J, replace(RIGHT, **REFUSED[wrong]))
 
 
+@pytest.mark.parametrize("length", [0.5, 1.5])
+def test_one_vector_of_a_batch_that_has_not_length_one_is_refused(length):
+    batch = LinearMap.diagonal(VALUES[:, None].expand(2, 3, 1))
+    both = torch.stack([RIGHT.direction, length * RIGHT.direction])
+    with pytest.raises(ValueError, match=f"direction: expected unit vectors.*{length}"):
+        certify(batch, Candidate(both, upper=RIGHT.upper.expand(2), miss=0.0))
+
+
 @pytest.mark.parametrize("miss", [-0.1, 1.5, math.nan])
 def test_a_miss_that_is_no_probability_is_refused(miss):
     with pytest.raises(ValueError, match="miss: expected a probability"):
