@@ -427,3 +427,14 @@ def test_arcs_that_do_not_suffice_are_given_up(monkeypatch: pytest.MonkeyPatch) 
     a, b, costs = costs_of("gaussian", 230, 260)
     monkeypatch.setattr(exact, "_ADDITIONS", 1)
     assert exact._on_active_arcs(a, b, costs, np.zeros(costs.shape, bool)) is None
+
+
+def test_a_batch_may_have_pairs_of_equal_weights_and_others() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(2, 2, 5, 2))
+    a, b = rng.dirichlet(np.ones(5), size=2), rng.dirichlet(np.ones(5), size=2)
+    b[0] = a[0]
+    found = solve_w2((x, a), (y, b))
+    for k in range(2):
+        alone = solve_w2((x[k], a[k]), (y[k], b[k]))
+        assert float(found.value[k]) == pytest.approx(float(alone.value), rel=1e-13)
