@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from meanfield.errors import ConvergenceError
 from meanfield.measures import ParticleMeasure
-from meanfield.transport import solve_w2
+from meanfield.transport import certificate, solve_w2
 from meanfield.transport.plans import clusters, columns
 from meanfield.transport.plans.c_transform import halved
-from meanfield.transport.plans.exact import solve_on_few_arcs, sparse_simplex
+from meanfield.transport.plans.exact import solve_dense, solve_on_few_arcs, sparse_simplex
 from meanfield.transport.plans.prediction import predicted
 from meanfield.transport.problem import Problem
 
@@ -91,6 +93,41 @@ def test_coarser_levels_keep_masses_and_means(kind: str) -> None:
         coarse.problem.a @ coarse.problem.x, problem.a @ problem.x, rtol=0, atol=1e-14
     )
     assert coarse.problem.y is problem.y
+
+
+def carried_over(kind: str, n: int, d: int) -> tuple[Problem, certificate.Certified, np.ndarray]:
+    """A problem, and what its coarser level says of it."""
+    mu, nu = pair(kind, n, n, d)
+    arrays = (t.numpy() for t in (mu.points, nu.points, mu.log_weights, nu.log_weights))
+    coarse, fine = (level.problem for level in columns._levels(Problem.of(*arrays))[-2:])
+    answer = solve_dense(coarse, rtol=1e-9)
+    return fine, *columns._carried(coarse, answer, fine, "cpu")
+
+
+@pytest.mark.parametrize("kind", ["uniform", "dirichlet"])
+@pytest.mark.parametrize("d", [2, 3, 16])
+def test_sinkhorn_on_the_arcs_takes_the_gap_of_carried_potentials_to_a_tenth(
+    kind: str, d: int
+) -> None:
+    problem, carried, arcs = carried_over(kind, 1000, d)
+    truth = float(solve_dense(problem, rtol=1e-9).value) ** 2
+    assert carried.f is not None
+    assert carried.g is not None
+    f, g = columns._sharpened(problem, carried, arcs)
+    rows, cols = np.divmod(arcs, problem.m)
+    assert (problem.costs[rows, cols] - f[rows] - g[cols]).min() > -1e-14
+    before = problem.a @ carried.f + problem.b @ carried.g
+    after = problem.a @ (problem.costs - g).min(1) + problem.b @ g
+    assert 0 <= truth - after < (truth - before) / 10
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e200])
+def test_sinkhorn_on_arcs_that_cannot_carry_the_weights_ends_with_numbers(factor: float) -> None:
+    problem, carried, arcs = carried_over("softmax", 900, 2)
+    assert carried.f is not None
+    f, g = columns._sharpened(problem, replace(carried, f=factor * carried.f), arcs)
+    assert np.isfinite(f).all()
+    assert np.isfinite(g).all()
 
 
 def test_a_start_from_potentials_changes_nothing_but_the_time() -> None:

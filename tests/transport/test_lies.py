@@ -120,6 +120,10 @@ LIES: dict[str, tuple] = {
     "pricing finds no arcs": (
         changed("_few_arcs", columns, then(lambda arcs: arcs[:0])), LARGE,
         {"method": "column_generation"}),
+    "potentials sharpened the wrong way": (
+        changed("_sharpened", columns,
+                lambda right: lambda p, told, arcs: (told.f + 0.5, 2 * told.g)),
+        LARGE, {"method": "column_generation"}),
     "an assignment shifted": (
         changed("assignment", exact, then(lambda sigma: np.roll(sigma, 1, axis=-1))), PLANE,
         {"method": "assignment"}),

@@ -4,6 +4,7 @@ An optimal plan uses n + m − 1 of the n m arcs. Potentials of a coarser proble
 lie. Each round solves the simplex on the arcs with the smallest reduced costs, takes the
 c-transform of its potentials, which stores nothing n × m, and adds the arcs that violate them.
 c-transforms are feasible, so each round ends with a certified interval; its gap says when to stop.
+Before the first, steps of Sinkhorn on the arcs sharpen the potentials of the coarser problem.
 
 Coarser problems are nested: groups of up to four neighbours become one atom at their centroid,
 with the sum of their masses, and so on down to a size that is solved densely.
@@ -18,6 +19,7 @@ import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from meanfield.transport.certificate import (
     Certified,
@@ -44,6 +46,9 @@ _FIRST_ARCS = 16
 _NEW_ARCS = 8  # of a row and a round
 _COLUMN_ARCS = 64  # heavy atoms are asked for by many rows
 _ROUNDS = 40
+_TEMPERATURES, _COOLING = 8, 0.35
+_SCALINGS, _RELAXATION = 15, 1.85  # Sinkhorn at each; plain steps leave a gap 7 times as wide
+_MOST_LOG = 50.0  # of the kernel, where potentials are infeasible
 _CEILING = 1e3  # clip reduced costs at 1e3 × gap once no arc is missing
 _MOST_SLACK = 0.1  # of the gap asked for
 # Time grows as this power of the pairs in a pass over them, of the arcs in the simplex (measured:
@@ -73,7 +78,8 @@ def solve_columns(
         g = centred(stored[1], problem.b)
         row = CTransform(problem.x, problem.y, device=device)(g, 1)
         arcs = _sorted_set(np.concatenate([stored[0], _feasible_arcs(problem)]))
-        rounds = _Rounds(problem, row.minima, g, row.slack, arcs, device, clock, file)
+        best = _without_plan(problem, row.minima, g, row.slack)
+        rounds = _Rounds(problem, row.minima, g, arcs, best, device, clock, file)
         return rounds.run(rtol, _ROUNDS)
     levels = _levels(problem)
     coarse = levels[0]
@@ -82,13 +88,14 @@ def solve_columns(
         start = time.perf_counter()
         if not clock.allows("pass", finer.problem.pairs):
             break
-        carried, g, arcs, slack = _carried(coarse.problem, answer, finer.problem, device)
+        carried, arcs = _carried(coarse.problem, answer, finer.problem, device)
         clock.note("pass", finer.problem.pairs, start)
         if not clock.allows("simplex", len(arcs)):
             break
         is_finest = finer is levels[-1]
         own_file = file if is_finest else None
-        rounds = _Rounds(finer.problem, carried, g, slack, arcs, device, clock, own_file)
+        f, g = _sharpened(finer.problem, carried, arcs)
+        rounds = _Rounds(finer.problem, f, g, arcs, carried, device, clock, own_file)
         if is_finest:
             return rounds.run(rtol, _ROUNDS)
         answer, coarse = rounds.run(_COARSE_GAP, _COARSE_ROUNDS), finer
@@ -140,7 +147,7 @@ def _centroids(
 
 def _carried(
     coarse: Problem, answer: Certified, finer: Problem, device: str
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+) -> tuple[Certified, np.ndarray]:
     """Potentials of the coarser problem on the finer one, and arcs of small reduced cost."""
     assert answer.f is not None
     g = centred(CTransform(finer.y, coarse.x, device=device)(answer.f, 1).minima, finer.b)
@@ -148,7 +155,56 @@ def _carried(
     back = CTransform(finer.y, finer.x, device=device)(forth.minima, _FIRST_ARCS)
     near = forth.rows * finer.m + forth.cols, back.cols * finer.m + back.rows
     arcs = _sorted_set(np.concatenate([*near, _feasible_arcs(finer)]))
-    return forth.minima, back.minima, arcs, back.slack
+    return _without_plan(finer, forth.minima, back.minima, back.slack), arcs
+
+
+def _without_plan(problem: Problem, f: np.ndarray, g: np.ndarray, slack: float) -> Certified:
+    """What feasible potentials prove; any plan will be better than none."""
+    none = np.zeros(0, np.int64)
+    return _certified(problem, SparsePlan(none, none, none), (f, g), slack, 0.0)
+
+
+def _sharpened(
+    problem: Problem, carried: Certified, arcs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Better potentials, by steps of Sinkhorn on the arcs whose temperature falls.
+
+    Potentials that are carried over are wrong by about the reduced costs of neighbours, and there
+    the temperature begins. The gap falls to a hundredth and less, and the simplex then takes a
+    half (in the plane) to a sixth (in space) of its time. Nothing else depends on how well this
+    goes: the c-transforms that follow prove what they prove from any potentials. Where weights
+    differ by e^9 and the arcs cannot carry them, the simplex takes as long as without; scalings
+    that overflow are left out.
+    """
+    rows, cols = np.divmod(arcs, problem.m)
+    costs = np.square(problem.x[rows] - problem.y[cols]).sum(-1)
+    a, b = np.maximum(problem.a, 1e-300), np.maximum(problem.b, 1e-300)
+    f, g = carried.f, carried.g
+    assert f is not None
+    assert g is not None
+    starts = np.searchsorted(rows, np.arange(problem.n + 1))
+    temperature = float(np.median(costs - f[rows] - g[cols]))
+    with np.errstate(all="ignore"):
+        for _ in range(_TEMPERATURES):
+            logs = np.minimum((f[rows] + g[cols] - costs) / temperature, _MOST_LOG)
+            u, v = _scalings(csr_array((np.exp(logs), cols, starts)), a, b)
+            mine, theirs = f + temperature * np.log(u / a), g + temperature * np.log(v / b)
+            if not np.isfinite(mine.sum() + theirs.sum()):
+                break
+            f, g = mine, theirs
+            temperature *= _COOLING
+    # No reduced cost of an arc is below 0, where the simplex would clip it.
+    return np.minimum.reduceat(costs - g[cols], starts[:-1]), g
+
+
+def _scalings(kernel: csr_array, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """u and v for which the marginals of uᵢ Kᵢⱼ vⱼ are nearly a and b, by overrelaxed steps."""
+    transposed, v = kernel.T.tocsr(), b
+    u = a / (kernel @ v)
+    for _ in range(_SCALINGS):
+        v = v * (b / (v * (transposed @ u))) ** _RELAXATION
+        u = u * (a / (u * (kernel @ v))) ** _RELAXATION
+    return u, v
 
 
 class _Clock:
@@ -168,23 +224,17 @@ class _Clock:
 
 @dataclass
 class _Rounds:
-    """The rounds on one level. f and g are feasible up to `slack`; arcs are i m + j."""
+    """The rounds on one level, from potentials f and g and from arcs, i m + j."""
 
     problem: Problem
     f: np.ndarray
     g: np.ndarray
-    slack: float
     arcs: np.ndarray
+    best: Certified
     device: str
     clock: _Clock
     file: Checkpoint | None
-    best: Certified = field(init=False)
     ceiling: float = field(default=math.inf, init=False)  # of reduced costs
-
-    def __post_init__(self) -> None:
-        none = np.zeros(0, np.int64)
-        nothing = SparsePlan(none, none, none)  # any plan will be better
-        self.best = _certified(self.problem, nothing, (self.f, self.g), self.slack, 0.0)
 
     def run(self, rtol: float, rounds: int) -> Certified:
         """Solve on the arcs, look at all pairs, add what violates; until the interval closes."""
