@@ -17,9 +17,9 @@ import math
 import os
 import time
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from meanfield.transport.certificate import (
     Certified,
@@ -34,6 +34,9 @@ from meanfield.transport.plans.checkpoint import Checkpoint
 from meanfield.transport.plans.exact import solve_dense, sparse_simplex
 from meanfield.transport.plans.formulas import monotone_plan, staircase, widest_direction
 from meanfield.transport.problem import Problem
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 _logger = logging.getLogger(__name__)
 
@@ -176,6 +179,8 @@ def _sharpened(
     differ by e^9 and the arcs cannot carry them, the simplex takes as long as without; scalings
     that overflow are left out.
     """
+    from scipy.sparse import csr_array
+
     rows, cols = np.divmod(arcs, problem.m)
     costs = np.square(problem.x[rows] - problem.y[cols]).sum(-1)
     a, b = np.maximum(problem.a, 1e-300), np.maximum(problem.b, 1e-300)
