@@ -228,7 +228,7 @@ def _unit_vectors(linear_map: LinearMap, candidate: Candidate) -> Tensor:
     if tuple(v.shape) != wanted:
         raise ValueError(f"direction: expected shape {wanted}, got {tuple(v.shape)}")
     length, eps = lengths_in_range(v.flatten(-2)), torch.finfo(v.dtype).eps
-    ends = [end.item() for end in length.aminmax()] if length.numel() else [1.0]
+    ends = torch.stack(length.aminmax()).tolist() if length.numel() else [1.0]
     farthest = max(ends, key=lambda end: abs(end - 1))
     if not abs(farthest - 1) <= eps**0.5:
         raise ValueError(
