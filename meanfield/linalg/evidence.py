@@ -200,7 +200,7 @@ def _value_and_residual(
     length = lengths_in_range(forth)
     if not are_in_range(length):
         # Products in the middle of the number range: a power of two takes nothing from v.
-        scale, measure = _power_of_two(upper), lengths
+        scale, measure = _power_towards_one(upper), lengths
         forth = finite(linear_map.matvec(scale[..., None, None] * v).flatten(-2))
         forth, length = normalised(forth)
     value = length if scale is None else length / scale
@@ -240,7 +240,7 @@ def _unit_vectors(linear_map: LinearMap, candidate: Candidate) -> Tensor:
     return v / length[..., None, None]
 
 
-def _power_of_two(upper: Tensor) -> Tensor:
+def _power_towards_one(upper: Tensor) -> Tensor:
     """A power of two near 1/upper where it is known and far from the middle of the number range.
 
     Elsewhere 1.

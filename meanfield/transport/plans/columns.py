@@ -181,8 +181,7 @@ def _sharpened(
     """
     from scipy.sparse import csr_array
 
-    rows, cols = np.divmod(arcs, problem.m)
-    costs = np.square(problem.x[rows] - problem.y[cols]).sum(-1)
+    rows, cols, costs = _with_costs(problem, arcs)
     a, b = np.maximum(problem.a, 1e-300), np.maximum(problem.b, 1e-300)
     f, g = carried.f, carried.g
     assert f is not None
@@ -305,12 +304,17 @@ class _Rounds:
         lead the way; and its tolerance is relative to the largest of them.
         """
         problem, f, g = self.problem, self.f, self.g
-        rows, cols = np.divmod(self.arcs, problem.m)
-        costs = np.square(problem.x[rows] - problem.y[cols]).sum(-1)
+        rows, cols, costs = _with_costs(problem, self.arcs)
         reduced = np.clip(costs - f[rows] - g[cols], 0, self.ceiling)
         found = sparse_simplex(problem.a, problem.b, (rows, cols, reduced), is_warm=is_warm)
         plan = SparsePlan(found.rows, found.cols, log_masses(found.mass))
         return plan, (found.f + f, np.where(np.isfinite(found.g), found.g, 0.0) + g)
+
+
+def _with_costs(problem: Problem, arcs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows, columns and costs of arcs i m + j."""
+    rows, cols = np.divmod(arcs, problem.m)
+    return rows, cols, np.square(problem.x[rows] - problem.y[cols]).sum(-1)
 
 
 def _sorted_set(arcs: np.ndarray) -> np.ndarray:
