@@ -279,7 +279,8 @@ class Weights:
         parameters: of the layer.
         kernel: of the layer.
         normalization: of the rows.
-        points: ``(*batch, n, d)``.
+        points: less the origin, ``(*batch, n, d)``.
+        origin: ``(*batch, 1, d)``, or None where points are measured from 0.
         features: of the atoms; score biases are one more coordinate of queries and keys.
         log_weights: ``(*batch, n)``.
         positions: ``(*batch, n)``, or None where nothing depends on them.
@@ -292,6 +293,7 @@ class Weights:
     kernel: Kernel
     normalization: RowWise
     points: Tensor
+    origin: Tensor | None
     features: Features
     log_weights: Tensor
     positions: Tensor | None
@@ -318,16 +320,37 @@ class Weights:
             logs = logs.gather(-1, order)
         elif not (causal or kernel.needs_positions):
             positions = None
+        origin = None
+        if kernel.is_shift_invariant(parameters):
+            # Measured from their mean, points far from the origin keep the digits of their scores.
+            origin = points.detach().mean(-2, keepdim=True)
+            points = points - origin
         features = kernel.features(parameters, points, positions)
         _check(features, kernel, points)
-        # A shift of all keys shifts each row of scores by a number, and a mean of values commutes
-        # with a shift of them. So centres may stay out under the softmax: another ψ or a
-        # sink sees shifts of its rows.
-        if not (normalization.is_softmax and kernel.activation is None):
+        if origin is not None:
+            v_centre = parameters.project(origin)[2]
+            if features.v_centre is not None:
+                v_centre = v_centre + features.v_centre
+            features = features._replace(v_centre=v_centre)
+        # A mean of values commutes with a shift of them, and a shift of all keys shifts each row
+        # of scores by a number. So centres may stay out under the softmax: another ψ or a sink
+        # sees shifts of its rows, and so does what a kernel applies to the scores.
+        if not normalization.is_softmax:
             features = features.whole()
+        elif kernel.activation is not None:
+            features = features.whole_keys()
         features = features.folded(1.0)
         return cls(
-            parameters, kernel, normalization, points, features, logs, positions, causal, order
+            parameters,
+            kernel,
+            normalization,
+            points,
+            origin,
+            features,
+            logs,
+            positions,
+            causal,
+            order,
         )
 
     @property
@@ -433,6 +456,8 @@ class Weights:
 
     def queries(self, points: Tensor, positions: Tensor | None) -> Tensor:
         """Queries of other points at this measure, ``(*batch, H, m, k)``."""
+        if self.origin is not None:
+            points = points - self.origin
         features = self.kernel.features(self.parameters, points, positions)
         return features.folded(1.0).q
 
@@ -505,6 +530,7 @@ class Weights:
         return replace(
             self,
             points=points,
+            origin=pick(self.origin, 2),
             features=Features(q, k, v, b, None, centre),
             log_weights=logs,
             positions=pick(self.positions, 1),

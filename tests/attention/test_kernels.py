@@ -649,3 +649,60 @@ def test_normalised_scores_do_not_depend_on_the_unit_of_points(kernel, dtype, po
     x = torch.tensor([[1.0, -2.0], [0.5, 3.0], [0.0, 0.25]], dtype=dtype)
     image, far = layer(ParticleMeasure(x)).points, layer(ParticleMeasure(unit * x)).points
     torch.testing.assert_close(far, unit * image, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("normalization", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("kernel", ["l2", "cap_l2", "alibi_l2"])
+def test_tied_l2_keeps_its_digits_far_from_the_origin(kernel, normalization, causal):
+    case = make_case(kernel, normalization, causal=causal)
+    query = np.repeat(case.layer["key"], 2, 0)
+    # Values that do not grow with the distance show what the scores have lost.
+    layer = {**case.layer, "query": query, "value": 0 * case.layer["value"]}
+    F, mu = library(case._replace(layer=layer, points=np.round(64 * case.points) / 64))
+    far, x = mu.replace(mu.points + 2.0**30), mu.points[:3]
+    close(F(far).points, F(mu).points, 1e-12)
+    at = () if mu.positions is None else (mu.positions[:3],)
+    close(F.field(far)(x + 2.0**30, *at), F.field(mu)(x, *at), 1e-12)
+    values = AttentionParameters(**{**layer, "value": case.layer["value"]})
+    G = replace(F, parameters=values)
+    near, there = (local_lipschitz(G, nu).value for nu in (mu, far))
+    if normalization == "softmax":  # elsewhere rows do not add up to one and values count
+        torch.testing.assert_close(there, near, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_constants_of_tied_l2_do_not_depend_on_where_the_cloud_is(dtype):
+    at = 4 * torch.finfo(dtype).eps ** -0.5  # scores from the origin would err by ten and more
+    parameters = AttentionParameters.tied_l2(
+        torch.tensor([[1.0, 0.5]], dtype=dtype), torch.tensor([[0.3], [1.0]], dtype=dtype).mT
+    )
+    layer = SelfAttention(parameters, kernel=kernels.l2)
+    x = torch.tensor([[1.0, -2.0], [0.5, 3.0], [0.0, 0.25]], dtype=dtype)
+    clouds = ParticleMeasure(x), ParticleMeasure(x + at), ParticleMeasure(torch.stack([x, x + at]))
+    near, far, both = (local_lipschitz(layer, mu).value for mu in clouds)
+    torch.testing.assert_close(far, near)
+    torch.testing.assert_close(both, torch.stack([near, far]))
+
+
+def test_gradients_in_one_of_two_equal_matrices_are_those_of_that_one():
+    case = make_case("l2", "softmax", causal=False)
+    query = np.repeat(case.layer["key"], 2, 0)
+    query = torch.tensor(query, requires_grad=True)
+    F = SelfAttention(AttentionParameters(**{**case.layer, "query": query}), kernel=kernels.l2)
+    mu = ParticleMeasure(case.points, log_weights=case.log_weights)
+
+    def image(q: torch.Tensor) -> torch.Tensor:
+        G = replace(F, parameters=AttentionParameters(**{**case.layer, "query": q}))
+        return G(mu).points.square().sum()
+
+    ours = torch.autograd.grad(image(query), query)[0]
+    step, slopes = 1e-6, torch.zeros_like(query)
+    for index in np.ndindex(*query.shape):
+        unit = torch.zeros_like(query)
+        unit[index] = step
+        with torch.no_grad():
+            slopes[index] = (image(query + unit) - image(query - unit)) / (2 * step)
+    close(ours, slopes, 1e-7)
+    forward = torch.func.jvp(image, (query.detach(),), (torch.ones_like(query),))[1]
+    torch.testing.assert_close(forward, slopes.sum(), rtol=1e-7, atol=0)

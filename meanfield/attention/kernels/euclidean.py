@@ -11,6 +11,7 @@ from torch import Tensor
 from meanfield.attention.kernels.bilinear import dot_product
 from meanfield.attention.kernels.kernel import Features, FeatureTransform, Score
 from meanfield.attention.parameters import AttentionParameters
+from meanfield.checks import is_differentiated
 
 
 @final
@@ -23,14 +24,21 @@ class L2(FeatureTransform):
     in the scores, through one coordinate more: q' = (2·scale·q, −scale·‖q‖²),
     k' = (k, 1).
 
-    The squares are formed from the origin: scores carry rounding of eps · scale · ‖Ky‖², which in
-    single precision matters for clouds far from the origin. With Q = K a shift of all points
-    changes no score, so that such a cloud can be centred first.
+    With Q = K a shift of all points changes no score, and clouds far from the origin keep their
+    digits. Where Q ≠ K, or a derivative in the parameters is asked for, the squares are formed
+    from the origin: scores carry rounding of eps · scale · ‖Ky‖².
     """
 
     inner = dot_product
     turnable = False
     score = Score("l2")
+
+    def is_shift_invariant(self, parameters: AttentionParameters) -> bool:
+        """Where Q = K, whatever the biases; not while Q or K may change, one without the other."""
+        query, key = parameters.query, parameters.key
+        if is_differentiated(query, key):
+            return False
+        return torch.equal(query, parameters.per_head(key))
 
     def turn(
         self, parameters: AttentionParameters, features: Features, positions: Tensor | None

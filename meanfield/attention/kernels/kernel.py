@@ -140,11 +140,16 @@ class Kernel:
         super().__init_subclass__()
         # A subclass that overrides `features` does not inherit these: they differentiate
         # the parent's features.
-        for name in ("push", "pull", "key_slopes", "query_slopes", "motion"):
+        own = ("push", "pull", "key_slopes", "query_slopes", "motion", "is_shift_invariant")
+        for name in own:
             if _place(cls, name) > _place(cls, "features"):
                 setattr(cls, name, getattr(Kernel, name))
         if _place(cls, "is_linear") > min(_place(cls, "features"), _place(cls, "push")):
             cls.is_linear = False
+
+    def is_shift_invariant(self, parameters: AttentionParameters) -> bool:
+        """Whether no score changes, nor any derivative asked for, when all points are shifted."""
+        return False
 
     def features(
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
@@ -335,6 +340,10 @@ class ModifiedKernel(Kernel):
         """With the inner kernel of that head."""
         inner = self.inner.head(index)
         return self if inner is self.inner else copied(self, inner=inner)
+
+    def is_shift_invariant(self, parameters: AttentionParameters) -> bool:
+        """Whether the inner kernel is."""
+        return self.inner.is_shift_invariant(parameters)
 
     def features(
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
