@@ -188,14 +188,18 @@ def test_a_time_limit_gives_the_interval_of_a_coarser_problem(kind: str, d: int)
     torch.testing.assert_close(theirs, nu.weights, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("share", [-1.0, 2.0], ids=["blocks", "cells"])
+@pytest.mark.parametrize(
+    ("share", "inside"), [(-1.0, 8), (2.0, 8), (2.0, 2)], ids=["blocks", "cells", "cells in cells"]
+)
 @pytest.mark.parametrize("d", [1, 2, 3, 7])
 def test_minima_are_the_smallest_of_all_pairs(
-    monkeypatch: pytest.MonkeyPatch, share: float, d: int
+    monkeypatch: pytest.MonkeyPatch, share: float, inside: int, d: int
 ) -> None:
     from meanfield.transport.plans import c_transform
 
     monkeypatch.setattr(c_transform, "_SHARE", share)
+    monkeypatch.setattr(c_transform, "_SMALL_CELL", 16)
+    monkeypatch.setattr(c_transform, "_INSIDE", inside)
     monkeypatch.setattr(c_transform, "_BLOCK", 1 << 15)
     rng = np.random.default_rng(d)
     x, y = 3 + rng.normal(size=(900, d)), 3 + rng.normal(size=(700, d))

@@ -1,8 +1,9 @@
 """The c-transform fᵢ = min_j C_ij − g_j of two clouds: all pairs are looked at, C is not stored.
 
-Two ways. In low dimension the rows are cut into cells of a few dozen points: the costs at the
-centre of a cell tell which columns can be the smallest for any of its points, and few can. Where
-many can, blocks of rows are compared with all columns by matrix products.
+Two ways. In low dimension the rows are cut into cells, and these into smaller ones: the costs at
+the centre of a cell tell which columns can be the smallest for any of its points, and only these
+are looked at inside it. Where many can, blocks of rows are compared with all columns by matrix
+products.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from meanfield.transport.problem import UNIT
 
 _BLOCK = 1 << 21  # costs held at once
 _SMALL_CELL = 32
+_SMALL_CELL = 64  # points; with 32 or 128 a pass takes a fifth longer (262,144 atoms, d = 3)
+_INSIDE = 8  # times as many points in the next larger cell
 _PROBES = 8  # cells from which the share of columns that can be smallest is judged
 _SHARE = 0.5  # above it, whole blocks are faster (20,000 and 60,000 atoms, d = 3 to 8)
 
@@ -39,6 +42,7 @@ class _Cell(NamedTuple):
     points: Tensor  # indices
     centre: Tensor
     radius: float
+    inner: list[_Cell]
 
 
 class CTransform:
@@ -130,55 +134,96 @@ class CTransform:
     def _by_cells(
         self, offset: Tensor, count: int, slack: float
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        columns = self._columns(offset)
         step = max(1, _BLOCK // (4 * len(self.y)))
         for start in range(0, len(self._cells), step):
-            cells = self._cells[start : start + step]
-            for cell, kept in zip(cells, self._eligible(cells, offset, count, slack), strict=True):
-                cols = torch.nonzero(kept).squeeze(-1)
-                costs = torch.addmm(
-                    offset[cols], self.x[cell.points], self._targets[:, cols], alpha=-2
-                )
-                yield cell.points, cols, costs
+            yield from self._inside(self._cells[start : start + step], columns, count, slack)
+
+    def _inside(
+        self, cells: list[_Cell], columns: _Columns, count: int, slack: float
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for cell, kept in zip(cells, columns.eligible(cells, count, slack), strict=True):
+            few = columns.part(kept.nonzero().squeeze(-1))
+            if cell.inner:
+                yield from self._inside(cell.inner, few, count, slack)
+            else:
+                yield cell.points, few.places, few.costs(self.x[cell.points])
+
+    def _columns(self, offset: Tensor) -> _Columns:
+        everyone = torch.arange(len(self.y), device=self.x.device)
+        parts = -2 * self.y, offset[:, None], 4 * self._squares_y[:, None]
+        return _Columns(everyone, torch.cat(parts, -1))
 
     def _share(self, offset: Tensor, count: int, slack: float) -> float:
         """The part of the columns that a row of a typical cell has to look at."""
         if len(self.x) < 2 * _PROBES * _SMALL_CELL:
             return 1.0
         probes = self._cells[:: max(1, len(self._cells) // _PROBES)]
-        return float(self._eligible(probes, offset, count, slack).double().mean())
-
-    def _eligible(self, cells: list[_Cell], offset: Tensor, count: int, slack: float) -> Tensor:
-        """Columns that may be the smallest for some point of the cell, (cells, m).
-
-        With c the centre, r the radius and h_j = ‖y_j‖² − g_j − 2 ⟨c, y_j⟩, least at j*, column j
-        beats j* at a point within r of c only if h_j − h_j* ≤ 2 r ‖y_j − y_j*‖.
-        """
-        centres = torch.stack([cell.centre for cell in cells])
-        radii = torch.tensor([cell.radius for cell in cells]).to(centres)[:, None]
-        at_centre = torch.addmm(offset, centres, self._targets, alpha=-2)
-        lowest = at_centre.topk(min(count, len(offset)), dim=-1, largest=False)
-        best = lowest.indices[:, 0]
-        moved = torch.addmm(self._squares_y, self.y[best], self._targets, alpha=-2)
-        moved += self._squares_y[best, None] + 4 * slack
-        reach = moved.clamp_(min=0).sqrt_().mul_(2 * radii)
-        # At least `count` columns stay: those with the smallest costs at the centre.
-        reach.clamp_(min=lowest.values[:, -1:] - lowest.values[:, :1])
-        return at_centre <= reach.add_(lowest.values[:, :1] + 4 * slack)
+        while probes[0].inner:
+            probes = [cell.inner[len(cell.inner) // 2] for cell in probes]
+        return float(self._columns(offset).eligible(probes, count, slack).double().mean())
 
     @cached_property
     def _cells(self) -> list[_Cell]:
-        points = to_host(self.x)
-        cells = []
-        # In the plane, columns at centres and columns left to look at are then equally many.
-        size = max(_SMALL_CELL, round(0.5 * math.sqrt(len(self.y))))
-        order, starts = halved(points, size)
-        for which in np.split(order, starts[1:]):
-            inside = points[which]
-            centre = (inside.min(0) + inside.max(0)) / 2
-            radius = float(np.sqrt(np.square(inside - centre).sum(-1).max())) * (1 + 1e-12)
-            index = torch.as_tensor(which, device=self.x.device)
-            cells.append(_Cell(index, torch.as_tensor(centre, device=self.x.device), radius))
-        return cells
+        sizes = [_SMALL_CELL]
+        while sizes[0] * _INSIDE * _PROBES <= len(self.x):
+            sizes.insert(0, sizes[0] * _INSIDE)
+        return _cells_of(to_host(self.x), np.arange(len(self.x)), sizes, self.x.device)
+
+
+def _cells_of(
+    points: np.ndarray, index: np.ndarray, sizes: list[int], device: torch.device
+) -> list[_Cell]:
+    """Cells of at most so many points, with smaller cells inside; `index` numbers the points."""
+    cells = []
+    order, starts = halved(points, sizes[0])
+    for which in np.split(order, starts[1:]):
+        inside = points[which]
+        centre = (inside.min(0) + inside.max(0)) / 2
+        radius = float(np.sqrt(np.square(inside - centre).sum(-1).max())) * (1 + 1e-12)
+        inner = _cells_of(inside, index[which], sizes[1:], device) if sizes[1:] else []
+        own = torch.as_tensor(index[which], device=device)
+        cells.append(_Cell(own, torch.as_tensor(centre, device=device), radius, inner))
+    return cells
+
+
+class _Columns(NamedTuple):
+    """Some of all columns, at their places: (−2 y_j, ‖y_j‖² − g_j, 4 ‖y_j‖²), (k, d + 2)."""
+
+    places: Tensor
+    told: Tensor
+
+    def part(self, which: Tensor) -> _Columns:
+        """Some of them."""
+        return _Columns(self.places[which], self.told.index_select(0, which))
+
+    def costs(self, points: Tensor) -> Tensor:
+        """h_j(x) = ‖y_j‖² − g_j − 2 ⟨x, y_j⟩ of points x, (p, k)."""
+        return torch.nn.functional.pad(points, (0, 1), value=1.0) @ self.told[:, :-1].T
+
+    def eligible(self, cells: list[_Cell], count: int, slack: float) -> Tensor:
+        """Columns that may be the smallest for some point of the cell, (cells, k).
+
+        With c the centre, r the radius and h_j least at c for j*, column j beats j* at a point
+        within r of c only if h_j(c) − h_j*(c) ≤ 2 r ‖y_j − y_j*‖.
+        """
+        centres = torch.stack([cell.centre for cell in cells])
+        radii = torch.tensor([cell.radius for cell in cells]).to(centres)[:, None]
+        at_centre = self.costs(centres)
+        lowest, best = at_centre.min(-1, keepdim=True)
+        nearest = self.told[best[:, 0]]
+        nearest[:, :-2] *= -2
+        last = nearest[:, -1:].clone()
+        nearest[:, -2], nearest[:, -1] = 0, 1
+        # 4 ‖y_j − y_j*‖²
+        reach = (nearest @ self.told.T).add_(last + 16 * slack).clamp_(min=0).sqrt_().mul_(radii)
+        kept = at_centre <= reach.add_(lowest + 4 * slack)
+        # At least `count` columns stay: those with the smallest costs at the centre.
+        few = (kept.sum(-1) < count).nonzero().squeeze(-1)
+        if len(few) and count > 1:
+            threshold = at_centre[few].kthvalue(min(count, len(self.places)), dim=-1, keepdim=True)
+            kept[few] |= at_centre[few] <= threshold.values
+        return kept
 
 
 def _as_arrays(
@@ -207,7 +252,7 @@ class _Found:
             if not bool(wanted.all()):
                 rows, costs = rows[wanted], costs[wanted]
         many = min(self._count, costs.shape[1])
-        few = costs.topk(many, dim=-1, largest=False)
+        few = costs.min(-1, keepdim=True) if many == 1 else costs.topk(many, -1, largest=False)
         chosen = few.indices if cols is None else cols[few.indices]
         if top is not None:
             chosen = torch.where(few.values < top[rows, None], chosen, -1)

@@ -74,8 +74,23 @@ def solve_columns(
     coarser level, carried over to all atoms. c-transforms run on the device, the simplex on the
     CPU.
     """
-    clock = _Clock(deadline)
-    file = None if checkpoint is None else Checkpoint(checkpoint, problem)
+    # Neighbours get neighbouring numbers: what the simplex looks at together then lies together
+    # in memory. At 262,144 atoms that halves its time.
+    rows, cols = (halved(points, _TOGETHER)[0] for points in (problem.x, problem.y))
+    parts = problem.x[rows], problem.y[cols], problem.log_a[rows], problem.log_b[cols]
+    nearby = Problem(*parts, problem.exponent)
+    file = None if checkpoint is None else Checkpoint(checkpoint, nearby)
+    found = _by_levels(nearby, rtol, _Clock(deadline), device, file)
+    assert found.f is not None
+    assert found.g is not None
+    f, g = np.empty_like(found.f), np.empty_like(found.g)
+    f[rows], g[cols] = found.f, found.g
+    return replace(found, rows=rows[found.rows], cols=cols[found.cols], f=f, g=g)
+
+
+def _by_levels(
+    problem: Problem, rtol: float, clock: _Clock, device: str, file: Checkpoint | None
+) -> Certified:
     stored = None if file is None else file.load()
     if stored is not None:
         g = centred(stored[1], problem.b)
