@@ -190,6 +190,8 @@ def refuse_cost_matrix(extra: tuple[Any, ...], name: str) -> None:
 
 
 def _is_numpy(value: Measure) -> bool:
-    """Whether the answer should be NumPy: arrays and data frames, also beside weights."""
+    """Whether the answer should be NumPy: arrays and data frames, beside weights and in lists."""
+    if isinstance(value, list) and value:
+        return all(map(_is_numpy, value))
     points = value[0] if isinstance(value, tuple) and value else value
     return isinstance(points, np.ndarray) or hasattr(points, "to_numpy")

@@ -143,6 +143,8 @@ def test_a_list_of_clouds_of_different_sizes_is_a_batch() -> None:
     xs = [rng.normal(size=(n, 2)) for n in (4, 6, 1)]
     ys = [(rng.normal(size=(n, 2)), rng.dirichlet(np.ones(n))) for n in (5, 5, 7)]
     found = solve_w2(xs, ys)
+    assert isinstance(found.value, np.ndarray)
+    assert isinstance(solve_w2([torch.as_tensor(x) for x in xs], ys).value, torch.Tensor)
     each = [float(w2(x, y)) for x, y in zip(xs, ys, strict=True)]
     np.testing.assert_allclose(found.value, each, rtol=1e-13)
     np.testing.assert_allclose(w2(xs, ys[0]), [float(w2(x, ys[0])) for x in xs], rtol=1e-13)
