@@ -231,6 +231,15 @@ def is_differentiated(*tensors: Tensor) -> bool:
     return inside or torch.autograd.forward_ad._current_level >= 0 or is_recorded(tensors[0])
 
 
+def carries_derivative(tensor: Tensor) -> bool:
+    """Whether a derivative in this very tensor may be asked for, in any mode of torch."""
+    import torch
+
+    if is_recorded(tensor) or (torch.is_grad_enabled() and tensor.requires_grad):
+        return True
+    return torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
+
+
 def as_float_tensor(value: object, name: str, *, like: Tensor | None = None) -> Tensor:
     """The value as a float32 or float64 tensor; anything else becomes `like` or float64.
 

@@ -13,12 +13,14 @@ from mpmath import mp
 
 from meanfield.attention import (
     AttentionParameters,
+    CrossAttention,
     SelfAttention,
     kernels,
     normalizations,
     weights,
 )
 from meanfield.attention.kernels.kernel import FeatureTransform, ModifiedKernel
+from meanfield.linalg import operator_norm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize, linearize_by_autodiff
 from meanfield.measures import ParticleMeasure, split
@@ -683,6 +685,24 @@ def test_constants_of_tied_l2_do_not_depend_on_where_the_cloud_is(dtype):
     near, far, both = (local_lipschitz(layer, mu).value for mu in clouds)
     torch.testing.assert_close(far, near)
     torch.testing.assert_close(both, torch.stack([near, far]))
+    cross = CrossAttention(layer)
+    near, far = (operator_norm(cross.context_derivative(mu, mu)).value for mu in clouds[:2])
+    torch.testing.assert_close(far, near)
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
+def test_tied_l2_is_linearised_by_torch_as_by_hand():
+    case = make_case("l2", "softmax", causal=False)
+    query = np.repeat(case.layer["key"], 2, 0)
+    F, mu = library(case._replace(layer={**case.layer, "query": query}))
+
+    def image(points: torch.Tensor) -> torch.Tensor:
+        return F(mu.replace(points)).points
+
+    value, along = torch.func.linearize(image, mu.points)
+    close(value, image(mu.points), 1e-14)
+    step = torch.ones_like(mu.points)
+    close(along(step), F.linearize(mu).matvec(step), 1e-12)
 
 
 def test_gradients_in_one_of_two_equal_matrices_are_those_of_that_one():

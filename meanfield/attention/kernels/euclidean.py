@@ -11,7 +11,7 @@ from torch import Tensor
 from meanfield.attention.kernels.bilinear import dot_product
 from meanfield.attention.kernels.kernel import Features, FeatureTransform, Score
 from meanfield.attention.parameters import AttentionParameters
-from meanfield.checks import is_differentiated
+from meanfield.checks import carries_derivative
 
 
 @final
@@ -36,7 +36,7 @@ class L2(FeatureTransform):
     def is_shift_invariant(self, parameters: AttentionParameters) -> bool:
         """Where Q = K, whatever the biases; not while Q or K may change, one without the other."""
         query, key = parameters.query, parameters.key
-        if is_differentiated(query, key):
+        if carries_derivative(query) or carries_derivative(key):
             return False
         return torch.equal(query, parameters.per_head(key))
 
