@@ -9,11 +9,11 @@ import numpy as np
 from meanfield.transport.problem import Problem
 
 # Seconds at 100,000 uniform atoms a side on one core of an AMD EPYC beside other work, and their
-# growth: measured for d = 2 (37 to 46 s) and 3 (35 s), from 20,000 for 8, 16 and 64 (250, 340 and
-# 520 s), between them interpolated. The simplex grows as n^1.8, pricing in high dimension as n².
+# growth: measured for d = 2 and 3 (24 and 21 s; a million 2,140 and 1,350), from 20,000 for 8, 16
+# and 64 (250, 340 and 520 s), between them interpolated. Pricing in high dimension grows as n².
 _DIMS = (2.0, 3.0, 8.0, 16.0, 64.0)
-_SECONDS = (40.0, 40.0, 250.0, 340.0, 520.0)
-_POWERS = (1.8, 1.8, 1.95, 1.95, 1.95)
+_SECONDS = (25.0, 25.0, 250.0, 340.0, 520.0)
+_POWERS = (1.9, 1.8, 1.95, 1.95, 1.95)
 _ATOMS = 100_000
 _ATOM_BYTES, _COORDINATE_BYTES = 4_500, 450  # of an atom: arcs, simplex; costs of a block
 
