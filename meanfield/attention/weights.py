@@ -322,8 +322,10 @@ class Weights:
             positions = None
         origin = None
         if kernel.is_shift_invariant(parameters):
-            # Measured from their mean, points far from the origin keep the digits of their scores.
-            origin = points.detach().mean(-2, keepdim=True)
+            # Measured from the mean of μ, points far from the origin keep the digits of their
+            # scores. Atoms without mass have no part in it: they may be anywhere.
+            mass = logs.detach().exp()[..., None]
+            origin = (mass * points.detach().where(mass > 0, 0.0)).sum(-2, keepdim=True)
             points = points - origin
         features = kernel.features(parameters, points, positions)
         _check(features, kernel, points)

@@ -726,3 +726,17 @@ def test_gradients_in_one_of_two_equal_matrices_are_those_of_that_one():
     close(ours, slopes, 1e-7)
     forward = torch.func.jvp(image, (query.detach(),), (torch.ones_like(query),))[1]
     torch.testing.assert_close(forward, slopes.sum(), rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("far", [1e6, 1e16, -1e16])
+@pytest.mark.parametrize("kernel", ["dot", "l2", "cosine_eps", "cap_l2", "rotary"])
+def test_a_far_atom_without_mass_costs_the_others_no_digits(kernel, far):
+    case = make_case(kernel, "softmax", causal=False)
+    F, mu = library(case._replace(positions=np.arange(4) / 4 if kernel == "rotary" else None))
+    points = torch.cat([mu.points, torch.full_like(mu.points[:1], far)])
+    weights = torch.cat([mu.weights, torch.zeros_like(mu.weights[:1])])
+    positions = None if mu.positions is None else torch.cat([mu.positions, mu.positions[:1]])
+    nu = ParticleMeasure(points, weights, positions=positions)
+    close(F(nu).points[:4], F(mu).points, 1e-12)
+    near, there = (local_lipschitz(F, eta).value for eta in (mu, nu))
+    torch.testing.assert_close(there, near, rtol=1e-9, atol=0)

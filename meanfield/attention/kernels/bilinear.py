@@ -29,19 +29,15 @@ class DotProduct(Kernel):
     def features(
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
     ) -> Features:
-        """Keys and values are measured from those of the mean of the points."""
-        centre = points.detach().mean(-2, keepdim=True)
-        q, k, v = parameters.project(points - centre)
-        q_centre, k_centre, v_centre = parameters.project(centre)
-        q = q + q_centre
-        if parameters.query_bias is not None:
-            q = q + parameters.query_bias[:, None, :]
-        if parameters.key_bias is not None:
-            k_centre = k_centre + parameters.per_head(parameters.key_bias)[:, None, :]
-        if parameters.value_bias is not None:
-            v_centre = v_centre + parameters.per_head(parameters.value_bias)[:, None, :]
-        scale = parameters.scale[:, None, None]
-        return Features(scale * q, k, v, None, k_centre, v_centre)
+        """Keys and values are measured from those of a point beside all the others.
+
+        In each coordinate it is the one nearest to 0 of the interval that they span. So no point
+        is farther from it than from 0, and one far atom, with mass or without, costs the others no
+        digits, as it would if their mean were taken.
+        """
+        held = points.detach()
+        low, high = held.amin(-2, keepdim=True), held.amax(-2, keepdim=True)
+        return measured_from(parameters, points, low.clamp_min(0) + high.clamp_max(0))
 
     def feature_sizes(self, parameters: AttentionParameters, radius: float) -> FeatureSizes:
         """From norms of the matrices."""
@@ -110,6 +106,21 @@ class DotProduct(Kernel):
             moved = steepest * radius[..., None, None]
             motions.append(Motion(moved, steepest, torch.zeros_like(moved)))
         return motions[0], motions[1]
+
+
+def measured_from(parameters: AttentionParameters, points: Tensor, centre: Tensor) -> Features:
+    """scale · (Qx + b_Q), Kx and Vx, the last two measured from their values at the centre."""
+    q, k, v = parameters.project(points - centre)
+    q_centre, k_centre, v_centre = parameters.project(centre)
+    q = q + q_centre
+    if parameters.query_bias is not None:
+        q = q + parameters.query_bias[:, None, :]
+    if parameters.key_bias is not None:
+        k_centre = k_centre + parameters.per_head(parameters.key_bias)[:, None, :]
+    if parameters.value_bias is not None:
+        v_centre = v_centre + parameters.per_head(parameters.value_bias)[:, None, :]
+    scale = parameters.scale[:, None, None]
+    return Features(scale * q, k, v, None, k_centre, v_centre)
 
 
 dot_product = DotProduct()

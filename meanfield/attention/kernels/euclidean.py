@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from meanfield.attention.kernels.bilinear import dot_product
+from meanfield.attention.kernels.bilinear import dot_product, measured_from
 from meanfield.attention.kernels.kernel import Features, FeatureTransform, Score
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import carries_derivative
@@ -39,6 +39,14 @@ class L2(FeatureTransform):
         if carries_derivative(query) or carries_derivative(key):
             return False
         return torch.equal(query, parameters.per_head(key))
+
+    def _inner_features(
+        self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None
+    ) -> Features:
+        if not self.is_shift_invariant(parameters):
+            return super()._inner_features(parameters, points, positions)
+        # Attention has taken the mean off; that of the atoms would count those without mass.
+        return measured_from(parameters, points, torch.zeros_like(points[..., :1, :])).whole_keys()
 
     def turn(
         self, parameters: AttentionParameters, features: Features, positions: Tensor | None
