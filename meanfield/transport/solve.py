@@ -125,8 +125,8 @@ def solve_w2(
             to all.
         exact_weights: whether weights that differ in their last places are different.
         checkpoint: an ``.npz`` file into which column generation writes its state after every
-            round (a disk that is full is a warning), and
-            from which the same call goes on. It is left in place.
+            round (a disk that is full is a warning), and from which the same call goes on. It is
+            left in place.
         strict: raise if `rtol` is not met; otherwise the answer comes back flagged.
 
     Returns:

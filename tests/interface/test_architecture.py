@@ -352,6 +352,26 @@ def moves(call: ast.Call) -> bool:
     return ast.unparse(call.func).split(".")[0] in ("os", "path", "hidden", "target")
 
 
+def assigned(path: Path) -> list[str]:
+    """The names of the constants of a module, as often as they are assigned."""
+    found = [
+        node.targets if isinstance(node, ast.Assign) else [node.target]
+        for node in parsed(path).body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+    ]
+    return [target.id for targets in found for target in targets if isinstance(target, ast.Name)]
+
+
+def test_no_constant_is_given_two_values():
+    twice = {
+        (path.name, name)
+        for path in modules()
+        for name in assigned(path)
+        if assigned(path).count(name) > 1
+    }
+    assert not twice
+
+
 def test_files_stay_readable():
     long = {name_of(p): len(p.read_text().splitlines()) for p in modules()}
     assert {name: n for name, n in long.items() if n > 600} == {}

@@ -21,7 +21,6 @@ from meanfield.checks import at_once, is_host, to_host
 from meanfield.transport.problem import UNIT
 
 _BLOCK = 1 << 21  # costs held at once
-_SMALL_CELL = 32
 _SMALL_CELL = 64  # points; with 32 or 128 a pass takes a fifth longer (262,144 atoms, d = 3)
 _INSIDE = 8  # times as many points in the next larger cell
 _PROBES = 8  # cells from which the share of columns that can be smallest is judged
