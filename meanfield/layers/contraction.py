@@ -117,8 +117,8 @@ def contractive(F: MeasureMap, factor: float, *, constant: float, norm: str = "l
 
     Args:
         F: a map of measures into the same dimension.
-        factor: c, 0 < c < 1. A small one takes fewer steps to
-            invert, a large one lets points move farther.
+        factor: c, 0 < c < 1. A small one takes fewer steps to invert, a large one lets points
+            move farther.
         constant: L, a Lipschitz constant of F at the weights that it will see. A bound such as
             `meanfield.bounds.l2_attention_2` (norm "l2") or `l2_attention_max` ("max") holds
             everywhere; one for tokens in a ball does behind `meanfield.layers.Clip`. A constant

@@ -276,8 +276,8 @@ def warn_of_rounding(result: TransportResult) -> None:
     worst = int(torch.as_tensor(result.relative_width).reshape(-1).argmax())
     warnings.warn(
         f"W{result.order:g} lies in [{float(lower[worst]):.4g}, {float(upper[worst]):.4g}]: so "
-        "much is left open by rounding of the weights, whatever the solver, as the distance is "
-        "small beside the clouds; solve_w2 gives the interval",
+        "much is left open by rounding, as the distance is small beside the clouds; solve_w2 "
+        "gives the interval",
         stacklevel=4,
     )
 

@@ -313,7 +313,7 @@ def test_who_asks_for_the_value_alone_is_told_that_rounding_leaves_it_open() -> 
     found = solve_w2(*there, strict=False)
     assert found.relative_width > 0.01
     assert found.rounding > 0.5 * (found.upper - found.lower)
-    with pytest.warns(UserWarning, match=r"W2 lies in \[\d.*rounding of the weights"):
+    with pytest.warns(UserWarning, match=r"W2 lies in \[\d.*left open by rounding"):
         w2(*there)
     with pytest.warns(UserWarning, match="W2 lies in"):
         w2(*(tuple(np.stack([t] * 2) for t in side) for side in there))
