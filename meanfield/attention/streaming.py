@@ -39,7 +39,7 @@ def attend(
     """oᵢ = Σⱼ Pᵢⱼ vⱼ with Pᵢⱼ ∝ aⱼ exp⟨qᵢ, kⱼ⟩ over the j that i sees, in O(m + n) memory.
 
     Differentiable to every order, forwards and backwards, in the queries, keys, values and
-    log-weights: by `torch.func.jvp`, `vjp`, `grad`, `jacfwd`, `jacrev`, `hessian`, `vmap` and what
+    log-weights: by `torch.func.jvp`, `vjp`, `grad`, `jacfwd`, `jacrev`, `hessian`, `vmap` and
     their compositions, and by ordinary autograd, also with ``create_graph=True``. Derivatives
     recompute P in blocks of rows and take O(m + n) memory too. Leading axes broadcast.
     Not supported, and refused by torch: two nested levels of `torch.autograd.forward_ad` (nest
