@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, sampling
 from meanfield.attention import input_bounds, kernels
 from meanfield.attention.ball_bounds import ball_bound
+from meanfield.attention.kernels.kernel import Motion
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import ball_bounds
 from tests.attention import input_bounds_oracles as oracle
@@ -121,7 +122,8 @@ def with_kernel(name: str, seed: int) -> tuple[SelfAttention, ParticleMeasure]:
         par.query, par.key[:1], par.value[:1], par.output, par.query_bias, None, None, None,
         torch.randn(1, 3, dtype=F64, generator=g),
     )  # fmt: skip
-    F = SelfAttention(shared, causal=bool(seed % 2), kernel=KERNELS[name](3))
+    kernel = KERNELS[name](3) if name in KERNELS else kernels.dot_product
+    F = SelfAttention(shared, causal=bool(seed % 2), kernel=kernel)
     logs = (2 * torch.randn(6, dtype=F64, generator=g)).log_softmax(-1)
     points = 1.5 * torch.randn(6, 3, dtype=F64, generator=g)
     return F, ParticleMeasure(
@@ -149,6 +151,36 @@ def test_the_bounds_of_other_kernels_hold_in_the_ball(name):
             - F.linearize(mu, geometry="wasserstein").to_dense()
         )
         assert float(torch.linalg.matrix_norm(change, 2).max()) <= float(near.change) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", ["dot product", *KERNELS])
+def test_queries_and_keys_move_turn_and_bend_no_more_than_a_kernel_says(name):
+    """Alone: in the bound of a layer another term may hide one that is too small."""
+    F, mu = with_kernel(name, 2)
+    par, kernel, s = F.parameters, F.kernel, mu.positions
+    # Points near 0 too, where normalised queries bend most.
+    points = mu.points * torch.logspace(-2, 0, 6, dtype=F64)[:, None]
+    g = torch.Generator().manual_seed(7)
+    for eps in (1e-3, 0.1, 0.8):
+        told = kernel.motion(par, points, s, torch.tensor(eps, dtype=F64))
+        steps = torch.randn(400, *points.shape, dtype=F64, generator=g)
+        moved = points + eps * steps / steps.norm(dim=-1, keepdim=True)
+
+        def both(x):
+            f = kernel.features(par, x[None], s[:1]).whole()  # one point, as if at one position
+            return f.q[:, 0], f.k[:, 0]
+
+        slopes_of = torch.func.vmap(torch.func.vmap(torch.func.jacrev(both)))
+        images_of = torch.func.vmap(torch.func.vmap(both))
+        at = points.expand_as(moved)
+        for side in range(2):
+            most = Motion(*(t.expand(par.n_heads, len(points)).mT for t in told[side]))
+            away = (images_of(moved)[side] - images_of(at)[side]).norm(dim=-1)
+            slopes, before = slopes_of(moved)[side], slopes_of(at)[side]
+            bent = torch.linalg.matrix_norm(slopes - before, 2)
+            found = away, torch.linalg.matrix_norm(slopes, 2), bent
+            for name_of_part, part, bound in zip(Motion._fields, found, most, strict=True):
+                assert (part <= bound * (1 + 1e-9) + 1e-13).all(), name_of_part
 
 
 @pytest.mark.parametrize("name", KERNELS)
