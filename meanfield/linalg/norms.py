@@ -16,8 +16,8 @@ from meanfield.linalg.solvers import NormSolver, as_solver
 
 # Below this many rows or columns a factorisation costs less than a Krylov iteration.
 _DENSE_LIMIT = 512
-# Likewise for each of many blocks, and up to this many entries in all of them.
-_BLOCK_LIMIT, _BLOCK_ENTRIES = 16, 2**22
+# Likewise for each of many blocks; and for larger ones while all have no more entries than this.
+_BLOCK_LIMIT, _LARGER_BLOCK_LIMIT, _BLOCK_ENTRIES = 16, 192, 2**22
 # Entries up to which a batch is assembled once, to be factored and multiplied by (128 MiB).
 _ASSEMBLED_ENTRIES = 2**24
 
@@ -79,7 +79,9 @@ def largest_block_norm(
     _check_linear_map(linear_map)
     rtol, strict = number(rtol, "rtol", least=0, below=1), as_bool(strict, "strict")
     entries = linear_map.rows * linear_map.columns * linear_map.batch_shape.numel()
-    small = min(linear_map.rows, linear_map.columns) <= _BLOCK_LIMIT or entries <= _BLOCK_ENTRIES
+    size = min(linear_map.rows, linear_map.columns)
+    few = size <= _LARGER_BLOCK_LIMIT and entries <= _BLOCK_ENTRIES
+    small = size <= _BLOCK_LIMIT or few
     solver = as_solver(solver, Dense() if small else Lanczos())
     with torch.set_grad_enabled(solver.assembles and torch.is_grad_enabled()):
         linear_map = linear_map.assembled() if solver.assembles else linear_map

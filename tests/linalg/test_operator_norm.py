@@ -184,6 +184,16 @@ def test_blocks_that_cannot_be_the_largest_need_not_converge(seed):
     assert index.shape == block.shape
 
 
+def test_blocks_of_a_transformers_width_are_not_assembled():
+    generator = torch.Generator().manual_seed(0)
+    matrices = torch.randn(2, 384, 384, dtype=F64, generator=generator)
+    linear_map = as_map(matrices, (1, 384), (1, 384))
+    found, _ = largest_block_norm(linear_map)
+    assert 0 < found.n_matvecs < 384
+    expected = torch.linalg.matrix_norm(matrices, 2).max()
+    torch.testing.assert_close(found.value, expected, rtol=1e-4, atol=0)
+
+
 def test_single_precision_is_right_to_its_digits():
     matrices = random_matrices(1, (2,), 50, 50, 0.05).float()
     for solver in (Dense(), Lanczos()):
