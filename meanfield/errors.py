@@ -44,7 +44,7 @@ class MissingExtraError(ImportError):
 
 
 class NoCases(ValueError):
-    """A Dataset lacks the cases that a figure shows, because the settings left them out.
+    """A Dataset lacks what a figure shows: the settings left it out, or the run is older than it.
 
     Only this is answered by leaving the figure out; any other error of a figure is a defect.
     """

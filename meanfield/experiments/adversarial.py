@@ -28,7 +28,7 @@ from meanfield.experiments.fitting import with_laws
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import FORMULA, figure, ticks_at
 from meanfield.figures.curves import curve, formula, law, mark_unconverged
-from meanfield.figures.selection import by_level, fits_of, select
+from meanfield.figures.selection import attribute, by_level, fits_of, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
@@ -139,7 +139,7 @@ def _conclude(ds: xr.Dataset) -> xr.Dataset:
 )
 def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Constant of the layer against n at the worst case of the best head, at every radius."""
-    head = ds.attrs["best_head"]
+    head = attribute(ds, "best_head")
     rows = select(ds, head=head)
     for colour, radius, line in by_level(rows, "radius"):
         of_layer, of_head = (
@@ -157,7 +157,7 @@ def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.plot([], [], "kx", markersize=8, label="found by ascent in $B_R$")
     formula(ax, np.sqrt, rows.n_tokens, linewidth=1.4, label=r"$\sqrt{n}$")
     ticks_at(ax, rows.n_tokens)
-    ax.set_title(f"Worst case of head {head}\n{ds.attrs['model']}, layer {ds.attrs['layer']}")
+    ax.set_title(f"Worst case of head {head}\n{_place(ds)}")
     return ax
 
 
@@ -175,9 +175,14 @@ def choice_of_head(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.set(xlabel="head whose worst case it is", ylabel=r"local constant $\|Df(X)\|$")
     ax.set_xticks(heads)
     what = f"Layer and head at the worst case of each head, n = {n}, R = {radius:g}"
-    ax.set_title(f"{what}\n{ds.attrs['model']}, layer {ds.attrs['layer']}")
+    ax.set_title(f"{what}\n{_place(ds)}")
     ax.grid(visible=False, axis="x")
     return ax
+
+
+def _place(ds: xr.Dataset) -> str:
+    """The line of a title that names the model and the layer."""
+    return f"{attribute(ds, 'model')}, layer {attribute(ds, 'layer')}"
 
 
 def _layer(s: Settings) -> int:

@@ -19,7 +19,7 @@ from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import figure
 from meanfield.figures.curves import curve
-from meanfield.figures.selection import levels, reduced, select
+from meanfield.figures.selection import attribute, levels, reduced, select
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,8 +78,9 @@ def _side_by_side(quantity: str) -> Callable[..., Axes]:
             low, high = blocks[quantity].min("case"), blocks[quantity].max("case")
             ax.fill_between(depth, low, high, color=colour, alpha=0.15, linewidth=0)
         ax.set(yscale="log", xlabel="block / number of blocks", ylabel=_QUANTITIES[quantity])
-        text = {"random": "random token ids"}.get(ds.attrs["text"], ds.attrs["text"])
-        ax.set_title(f"{what}\n{text}, n = {ds.attrs['n_tokens']}")
+        text = attribute(ds, "text")
+        text = "random token ids" if text == inputs.RANDOM_TEXT else text
+        ax.set_title(f"{what}\n{text}, n = {attribute(ds, 'n_tokens')}")
         return ax
 
     families.__doc__ = str(families.__doc__).replace("A quantity", what)

@@ -27,7 +27,7 @@ from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import figure, kind
 from meanfield.figures.curves import curve, formula
-from meanfield.figures.selection import by_mask
+from meanfield.figures.selection import attribute, by_mask
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
@@ -112,7 +112,7 @@ def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
         label = f"local constant, {kind(causal)}"
         curve(ax, rows, "radius", "constant", "x" if causal else "o", color=colour, label=label)
     # Below its zero it says nothing.
-    zero = (ds.attrs["norm_V"] / (2 * ds.attrs["reached"])) ** 0.5
+    zero = (attribute(ds, "norm_V") / (2 * attribute(ds, "reached"))) ** 0.5
     above = [max(float(ds.radius.min()), 1.02 * zero), float(ds.radius.max())]
     if above[0] < above[1]:
         formula(ax, partial(_lower, sizes=ds.attrs), above, label=r"lower bound, $R^2$")

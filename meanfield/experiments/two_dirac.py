@@ -30,7 +30,7 @@ from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import figure, kind, ticks_at
 from meanfield.figures.curves import curve, formula
 from meanfield.figures.plots import plot_secants
-from meanfield.figures.selection import best, by_level, by_mask, select
+from meanfield.figures.selection import attribute, best, by_level, by_mask, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.comparison import oriented, secants_along, split_secants
 from meanfield.measures import ParticleMeasure, stack
@@ -306,7 +306,7 @@ def growth_in_n(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     for colour, radius, line in by_level(rows, "radius"):
         curve(ax, line, "n_tokens", "euclidean", color=colour, label=f"R = {radius:g}")
         curve(ax, line, "n_tokens", "particle", "x", color=colour, markersize=7)
-        below = partial(bounds.proposition_3_4, ds.attrs["gamma"], radius)
+        below = partial(bounds.proposition_3_4, attribute(ds, "gamma"), radius)
         formula(ax, below, rows.n_tokens, ":", whole=True, color=colour)
     formula(ax, np.sqrt, rows.n_tokens, "k-", linewidth=2, alpha=0.4, label=r"$\sqrt{n}$")
     ax.plot([], [], "kx", markersize=7, label="two weighted atoms")
@@ -332,7 +332,7 @@ def growth_in_radius(ds: xr.Dataset, *, ax: Axes) -> Axes:
             every = _squared(best(cases, "interleaved", over="radius"))
             label = "found, masked: at every scale of position"
             curve(ax, every, "square", "interleaved", "d", color=colour, label=label)
-        for label, (fmt, of_radius) in _bounds_of_radius(ds.attrs["gamma"], causal).items():
+        for label, (fmt, of_radius) in _bounds_of_radius(attribute(ds, "gamma"), causal).items():
             of_square = lambda x, bound=of_radius: bound(np.sqrt(x))  # noqa: E731
             style: Any = {"color": "tab:red" if fmt == "-." else colour, "linewidth": 1.4}
             formula(ax, of_square, part.square, fmt, label=label, **style)
@@ -369,7 +369,7 @@ def light_weight(ds: xr.Dataset, *, ax: Axes) -> Axes:
         curve(ax, line, "log_ratio", "particle", "o", label=f"R = {radius:g}", **mark)
         curve(ax, line, "log_ratio", "splitting", "x", **mark)
         for part, fmt in ((0, "-"), (1, "--")):
-            case: Any = {"c": ds.attrs["gamma"] * radius**2, "dim": int(rows.dim[0])}
+            case: Any = {"c": attribute(ds, "gamma") * radius**2, "dim": int(rows.dim[0])}
             at = lambda z, part=part, case=case: two_atom_constants(z, **case)[part]  # noqa: E731
             formula(ax, at, line.log_ratio, fmt, color=colour)
     ax.plot([], [], "k-", linewidth=0.9, label="particle")

@@ -24,7 +24,7 @@ from meanfield.experiments.two_dirac import two_atom_constants
 from meanfield.figures import animate_particles
 from meanfield.figures.canvas import figure
 from meanfield.figures.curves import curve, formula
-from meanfield.figures.selection import by_level, select
+from meanfield.figures.selection import attribute, by_level, select
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def against_weight(ds: xr.Dataset, *, ax: Axes) -> Axes:
     for colour, radius, rows in by_level(ds, "radius"):
         label = f"R = {radius:g}"
         curve(ax, rows.isel(time=-1), "offset", "constant", color=colour, label=label)
-        one_layer = partial(at_the_start, gamma=ds.attrs["gamma"], radius=radius)
+        one_layer = partial(at_the_start, gamma=attribute(ds, "gamma"), radius=radius)
         formula(ax, one_layer, rows.offset, ":", color=colour, linewidth=1)
     ax.plot([], [], "k:", linewidth=1, label="one layer at t = 0")
     ax.set(yscale="log", xlabel="log-ratio of the weights, relative to one layer's worst")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meanfield.checks import describe, suggestion
+from meanfield.errors import NoCases
 from meanfield.figures.legends import place_legend, with_room
 from meanfield.results.shapes import as_dataset
 
@@ -177,11 +178,18 @@ _COMMON = """\
 
 
 def check_columns(name: str, ds: Any, columns: Sequence[str]) -> None:
-    """Refuse what is no Dataset, or lacks variables that the figure of this name draws."""
+    """Refuse what is no Dataset, or lacks variables that the figure of this name draws.
+
+    Raises:
+        TypeError: it is no Dataset.
+        NoCases: it lacks variables.
+    """
     as_dataset(ds)
     needed = [one for column in columns for one in re.split("[/|]", column)]
     if lacking := [one for one in needed if one not in ds.variables]:
-        raise ValueError(f"{name}: expected a Dataset with {needed}, got one without {lacking}")
+        fits = [one for one in lacking if one.startswith("fit_")]
+        hint = "; power laws are fitted to two values of n_tokens or more" if fits else ""
+        raise NoCases(f"{name}: expected a Dataset with {needed}, got one without {lacking}{hint}")
 
 
 def _check_lines(name: str, lines: Mapping[str, Any], own: inspect.Signature) -> None:

@@ -163,7 +163,8 @@ def plot_exponents(ds: xr.Dataset, *, ax: Axes) -> Axes:
             ``real-text`` has them.
         ax: where to draw; a new figure if None.
     """
-    for causal, colour, shift in ((False, "tab:blue", -0.1), (True, "tab:orange", 0.1)):
+    apart = 0.1 if len(np.unique(ds.fit_causal)) == 2 else 0.0
+    for causal, colour, shift in ((False, "tab:blue", -apart), (True, "tab:orange", apart)):
         fits = fits_of(ds, quantity="constant", causal=causal, law="free")
         if not fits.sizes["fit"]:
             continue

@@ -28,6 +28,20 @@ def select(ds: xr.Dataset, **wanted: Any) -> xr.Dataset:
     return ds.isel(case=np.flatnonzero(keep))
 
 
+def attribute(ds: xr.Dataset, name: str) -> Any:
+    """What the experiment has kept as an attribute of the Dataset.
+
+    Raises:
+        NoCases: it is not there.
+    """
+    if name not in ds.attrs:
+        raise NoCases(
+            f"the Dataset has no attribute {name!r}: it was dropped on the way (xarray keeps "
+            "attributes with keep_attrs=True), or the run is older than the figure"
+        )
+    return ds.attrs[name]
+
+
 def levels(ds: xr.Dataset, name: str) -> list[Any]:
     """The values that a parameter has: numbers from small to large, words as the cases come."""
     values = ds[name].values

@@ -23,6 +23,7 @@ from meanfield.experiments import inputs, large_radius, quadratic_growth, real_t
 from meanfield.experiments.ascent import climb
 from meanfield.experiments.fitting import fit_laws
 from meanfield.figures.curves import law
+from meanfield.figures.plots import plot_exponents
 from meanfield.lipschitz import local_lipschitz
 
 TEXT = "the river runs past the mill and the mill turns with the river " * 8
@@ -289,6 +290,23 @@ def test_a_masked_figure_is_never_drawn_from_plain_cases(datasets):
     assert "masked" in real_text.constants(masked).get_title()
     with pytest.raises(NoCases, match="no case with causal=False"):
         real_text.EXPERIMENT.figures["constants"](masked)
+
+
+def test_exponents_of_one_kind_stand_above_their_layer(datasets):
+    ds = datasets["real_text"]
+    plain = ds.isel(fit=np.flatnonzero(~ds.fit_causal.values.astype(bool)))
+    for one, shift in ((ds, 0.1), (plain, 0.0)):
+        layers = plot_exponents(one).containers[0].lines[0].get_xdata()
+        np.testing.assert_allclose(layers, np.unique(ds.fit_layer) - shift)
+
+
+def test_one_length_has_no_power_laws_and_no_figure_of_them(datasets):
+    ds = datasets["real_text"]
+    one = real_text.EXPERIMENT.finish(
+        ds.isel(case=np.flatnonzero(ds.n_tokens == ds.n_tokens[0])).drop_dims("fit")
+    )
+    with pytest.raises(NoCases, match="power laws are fitted to two values of n_tokens"):
+        plot_exponents(one)
 
 
 def test_a_bound_that_is_nowhere_known_has_no_entry_in_the_legend(datasets):

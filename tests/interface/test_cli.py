@@ -174,6 +174,17 @@ def test_a_defect_of_a_figure_is_exit_code_1_and_a_figure_without_cases_is_none(
     assert "Not drawn: no masked cases" in Path(out).read_text(encoding="utf-8")
 
 
+def test_an_older_run_has_the_figures_that_it_can_have(finished, tmp_path, capsys):
+    ds = results.read_dataset(finished / "two-dirac.nc")
+    del ds.attrs["gamma"]
+    older = results.write_dataset(ds.drop_vars("euclidean_secant"), tmp_path / "older.nc")
+    assert cli.main(["plot", str(older)]) == 0
+    said = capsys.readouterr().out
+    assert "no figure growth-in-radius: the Dataset has no attribute 'gamma'" in said
+    assert "got one without ['euclidean_secant']" in said
+    assert (tmp_path / "two-dirac-splitting.png").exists()
+
+
 def test_the_same_run_again_computes_nothing_and_another_is_refused(finished, capsys, monkeypatch):
     def refuse(*_: object) -> None:
         raise AssertionError("a finished case was computed again")
