@@ -47,6 +47,7 @@ meanfield: self-attention as a map of measures, its Lipschitz constants and opti
 
 In Python: import meanfield; meanfield.transport.w2(x, y). All options: meanfield --help"""
 _RUN = "the .sweep, .zarr or .nc of a run"
+_OUT = "folder for the store, the Dataset and the figures (default: results)"
 _ANY = "the store of a sweep, or the .zarr or .nc of a Dataset"
 
 
@@ -57,7 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given:
         _say(_FIRST_STEPS)
         return 0
-    options = parser.parse_args(given)
+    options, unknown = parser.parse_known_args(given)
+    if unknown:
+        hint = "; each setting has a --set of its own" if "=" in unknown[0].lstrip("-") else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     with _logging_to_stderr(options.verbose), _ending_by_signal():
         return _act(options)
 
@@ -129,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
 
     plot = commands.add_parser("plot", help="draw the figures of a finished run again")
     plot.add_argument("store", type=Path, metavar="RUN", help=_RUN)
-    plot.add_argument("--out", type=Path, metavar="DIR", help="where to (default: beside it)")
+    plot.add_argument("--out", type=Path, metavar="DIR", help="folder (default: beside it)")
     _add_pdf(plot)
     plot.set_defaults(action=_plot)
 
@@ -151,12 +155,15 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="change a setting, for example --set 'radii=[1.0, 2.0]' (TOML values; repeatable)",
+        help="change a setting, for example --set 'radii=[1.0, 2.0]' (a TOML value; repeatable; "
+        "an unknown KEY is answered with those there are)",
     )
     run.add_argument("--config", type=Path, metavar="FILE", help="settings from a TOML file")
-    run.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help="where to")
+    run.add_argument("--out", type=Path, default=Path("results"), metavar="DIR", help=_OUT)
     run.add_argument("--workers", type=_whole, metavar="N", help="processes (default: this one)")
-    run.add_argument("--threads", type=_whole, default=1, metavar="N", help="torch threads (1)")
+    run.add_argument(
+        "--threads", type=_whole, default=1, metavar="N", help="torch threads (default: 1)"
+    )
     run.add_argument(
         "--shard", type=_shard, metavar="I/K", help="only every K-th case, for array jobs"
     )
@@ -288,8 +295,20 @@ def _run(options: argparse.Namespace) -> int:
         for line in experiment.answer(ds):
             _say(line)
     _say(f"next: meanfield report {store.with_suffix('.zarr')}")
-    _say("in Python: results.to_cube(results.read_dataset(PATH)) has one axis per parameter")
+    _say(f"in Python: {_in_python(ds, store.with_suffix('.zarr'))}")
     return code
+
+
+def _in_python(ds: xr.Dataset, path: Path) -> str:
+    """How to read the Dataset of a run, with one axis per parameter if its cases are a grid."""
+    from meanfield.results import to_cube
+
+    read = f"meanfield.results.read_dataset({str(path)!r})"
+    try:
+        to_cube(ds)
+    except ValueError:
+        return f"{read} has one row per case"
+    return f"meanfield.results.to_cube({read}) has one axis per parameter"
 
 
 def _some_succeeded(ds: xr.Dataset) -> bool:

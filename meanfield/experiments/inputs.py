@@ -27,8 +27,8 @@ def _loaded(
 ) -> pretrained.Transformer:
     if depth and not model.startswith("random:"):
         raise ValueError(
-            f"depth: expected 0 for the checkpoint {model!r}, got {depth}; only random "
-            "models can be given another number of layers"
+            f"depth: expected 0 for the checkpoint {model!r}, got {depth}: only random models can "
+            "be given another number of layers, as --quick gives them; add --set depth=0"
         )
     field = "n_layer" if model == "random:gpt2" else "num_hidden_layers"
     return pretrained.load(

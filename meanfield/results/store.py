@@ -326,8 +326,11 @@ def _read_description(path: Path) -> dict[str, Any]:
     if not path.exists():
         raise FileNotFoundError(f"store: expected the store of a sweep, got nothing at {path}")
     if not is_store(path):
+        inside = sorted(store.name for store in path.glob("*.sweep"))
+        meant = f"; it holds {', '.join(inside)}" if inside else ""
         raise ValueError(
-            f"store: expected the store of a sweep or nothing, got {path}, which is something else"
+            "store: expected the store of a sweep or nothing, "
+            f"got {path}, which is something else{meant}"
         )
     try:
         description = json.loads((path / _DESCRIPTION).read_bytes())

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import meanfield
 from meanfield import cli, results
 from meanfield.errors import NoCases
 from meanfield.experiments import regimes, two_dirac
@@ -53,6 +54,24 @@ def test_a_run_leaves_both_datasets_and_every_figure(finished):
     for name in FIGURES:
         for suffix in ("png", "pdf"):
             assert (finished / f"two-dirac-{name}.{suffix}").stat().st_size > 2000
+
+
+def test_a_run_ends_with_lines_of_python_that_work(tmp_path, capsys):
+    # The cases of two-dirac are no product grid, those of gaussian-flow are.
+    small = ["--quick", "--no-figures", "--out", str(tmp_path)]
+    for name, command in (("two-dirac", SMALL), ("gaussian-flow", [])):
+        assert cli.main(["run", name, *command, *small]) == 0
+        code, words = (
+            capsys.readouterr().out.splitlines()[-1].removeprefix("in Python: ").split(" has one ")
+        )
+        ds = eval(code, {"meanfield": meanfield})
+        assert ("case" in ds.sizes) == (words == "row per case")
+    assert words == "axis per parameter"
+
+
+def test_status_of_a_folder_names_the_stores_in_it(finished, caplog):
+    assert cli.main(["status", str(finished)]) == 1
+    assert "it holds two-dirac.sweep" in caplog.text
 
 
 def test_a_run_is_what_the_settings_say(finished):
@@ -226,6 +245,9 @@ def test_wrong_usage_is_exit_code_2(capsys):
             cli.main(arguments)
         assert caught.value.code == 2
     assert "usage: meanfield" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["run", "two-dirac", "--set", "gamma=1.0", "seed=7"])
+    assert "seed=7; each setting has a --set of its own" in capsys.readouterr().err
 
 
 def test_failed_cases_are_counted_and_exit_code_3(tmp_path, capsys):
