@@ -257,7 +257,7 @@ class ParticleMeasure:
         if self.device.type != "cpu":
             parts.append(f"device={self.device}")
         if not is_traced(self.log_weights) and self.log_weights.numel():
-            low, high = (float(x) for x in self.log_weights.detach().aminmax())
+            low, high = (float(x) + 0.0 for x in self.log_weights.detach().aminmax())
             span = "uniform" if high - low < 1e-6 else f"log_weights in [{low:.4g}, {high:.4g}]"
             parts.append(span)
         if self.is_positioned:

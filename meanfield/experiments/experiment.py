@@ -30,7 +30,7 @@ def _no_lines(ds: xr.Dataset) -> Sequence[str]:
     return ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Experiment:
     """One question. The file of the settings gives the name, and its docstring the question.
 
@@ -88,6 +88,9 @@ class Experiment:
     conclude: Callable[[xr.Dataset], xr.Dataset] = _unchanged
     answer: Callable[[xr.Dataset], Sequence[str]] = _no_lines
 
+    def __repr__(self) -> str:
+        return f"<Experiment {self.name}: {self.question.partition(chr(10))[0]}>"
+
     @property
     def name(self) -> str:
         """What `meanfield run` calls it."""
@@ -144,6 +147,8 @@ class Experiment:
                 f"run: expected settings as one value, got {', '.join(own)}; write "
                 f"run(dataclasses.replace(experiment.settings, {own[0]}=…))"
             )
+        if "quick" in how:
+            raise TypeError("run: expected settings, got quick=; write run(experiment.quick)")
         return self.finish(sweep(**self.plan(settings), **how))
 
     def finish(self, ds: xr.Dataset) -> xr.Dataset:

@@ -128,6 +128,12 @@ class MLP(Particlewise):
             if value is not None:
                 object.__setattr__(self, name, _checked(value, name, shape, inner))
 
+    def __repr__(self) -> str:
+        width, dim = self.inner.shape
+        parts = [f"dim={dim}", f"width={width}", f"out_dim={len(self.outer)}"]
+        parts += [f"activation={self.activation!r}", *["gated"] * (self.gate is not None)]
+        return f"MLP({', '.join(parts)})"
+
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """The image.
 

@@ -50,6 +50,10 @@ class _Norm(Particlewise):
         if self.bias is not None:
             object.__setattr__(self, "bias", _bias(self.bias, weight))
 
+    def __repr__(self) -> str:
+        bias = "" if self.bias is None else ", bias"
+        return f"{type(self).__name__}(dim={self.dim}, eps={self.eps:g}{bias})"
+
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """The normalised measure.
 
@@ -157,7 +161,7 @@ class _Norm(Particlewise):
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LayerNorm(_Norm):
     """x ↦ γ ∘ (x − x̄)/σ(x) + β, σ(x)² = mean((x − x̄)²) + ε, x̄ the mean of the coordinates.
 
@@ -182,7 +186,7 @@ class LayerNorm(_Norm):
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RMSNorm(_Norm):
     """x ↦ γ ∘ x/ρ(x), ρ(x)² = mean(x²) + ε: LayerNorm without its mean.
 

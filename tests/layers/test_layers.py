@@ -186,6 +186,15 @@ def test_chains_among_the_maps_of_a_chain_are_unfolded():
     assert Chain([Chain([norm, F]), Chain([norm])]).maps == (norm, F, norm)
 
 
+def test_the_text_form_of_a_block_has_sizes_and_no_numbers():
+    ones = torch.ones(2, 4)
+    block = Chain([LayerNorm(ones[0], ones[1]), MLP(ones, ones.mT, gate=ones), RMSNorm(ones[0])])
+    assert repr(block) == (
+        "Chain(maps=(LayerNorm(dim=4, eps=1e-05, bias), "
+        "MLP(dim=4, width=2, out_dim=4, activation='gelu', gated), RMSNorm(dim=4, eps=1e-06)))"
+    )
+
+
 def test_maps_that_declare_nothing_are_differentiated_inside_a_chain():
     mu = cloud()
     told = Chain([layer_norm(), Pointwise(torch.tanh), attention()])

@@ -226,3 +226,5 @@ def test_the_text_form_says_what_it_is():
     )
     shape = "n_particles=2, dim=1, batch_shape=(3,)"
     assert text == f"ParticleMeasure({shape}, dtype=float64, uniform, positioned)"
+    light = ParticleMeasure([[0.0], [1.0]], log_weights=[-0.0, -900.0])
+    assert "log_weights in [-900, 0]" in repr(light)
