@@ -7,6 +7,7 @@ import re
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from meanfield.experiments import EXPERIMENTS, get
@@ -34,6 +35,14 @@ def test_every_command_and_file_on_the_page_exists():
 def test_every_experiment_that_the_list_gives_to_a_paper_is_on_the_page():
     listed = {name for name, one in EXPERIMENTS.items() if "Fig" in one.paper}
     assert listed <= set(COMMANDS)
+
+
+def test_the_constants_of_the_running_mean_on_the_page_are_right():
+    given = re.search(r"its constant is ([\d.]+), ([\d.]+), ([\d.]+) and\s+([\d.]+)", PAGE)
+    assert given is not None
+    for n, constant in zip((2, 8, 32, 128), map(float, given.groups()), strict=True):
+        running_mean = np.tri(n) / np.arange(1, n + 1)[:, None]
+        assert np.linalg.norm(running_mean, 2) == pytest.approx(constant, abs=5e-4)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
