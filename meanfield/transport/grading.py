@@ -59,7 +59,8 @@ def certify(
             sparse; a tuple (rows, cols), as of SciPy's assignment, or (rows, cols, mass); a
             `Coupling`. Without one the upper end is that of a monotone plan along one direction.
         potentials: (f, g), of which one may be None; any precision and device; of the cost
-            ‖x − y‖^p itself (GeomLoss has half of it for p = 2: multiply by 2). Without them the
+            ‖x − y‖^p itself (GeomLoss has half of it for p = 2: multiply by 2; POT's
+            solvers with ``reg=`` have potentials over `reg`: multiply by that). Without them the
             lower end is that of nearest points.
         p: the order, at least 1.
         rtol: what `converged` means. Nothing is raised where it is not met.

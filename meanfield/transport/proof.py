@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meanfield.errors import CertificateError
-from meanfield.results.atomic import write_whole
+from meanfield.results.atomic import make_folder, write_whole
 from meanfield.results.marks import check_replaceable
 from meanfield.transport.certificate import Certified
 from meanfield.transport.checker import HEAD, check
@@ -45,6 +45,7 @@ def write_proof(evidence: Evidence, path: Path, *, checked: bool) -> None:
     """
     evidence, problem = _present(evidence)
     path = check_replaceable(path)
+    make_folder(path.parent)
     write_whole(path, _content(evidence, problem))
     if not checked:
         return

@@ -329,7 +329,7 @@ def test_a_batch_is_told_to_go_one_by_one() -> None:
 
 
 def test_saved_answers_prove_their_own_interval_without_the_library(tmp_path) -> None:
-    path = BEST.save(tmp_path / "w2.proof")
+    path = BEST.save(tmp_path / "folder" / "w2.proof")
     order, lower, upper = checker.check(str(path))
     assert (order, float(lower), float(upper)) == (2, float(BEST.lower), float(BEST.upper))
     done = subprocess.run(
