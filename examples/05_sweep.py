@@ -79,14 +79,16 @@ if __name__ == "__main__":  # worker processes import this file
     }
     for heads, fit in fits.items():
         p, low, high = (float(fit[f"exponent{end}"]) for end in ("", "_lower", "_upper"))
-        print(f"{heads} heads: R^{p:.2f} [{low:.2f}, {high:.2f}], over all clouds")
+        print(f"heads: {heads}, R^{p:.2f} [{low:.2f}, {high:.2f}], over all clouds")
 
     # %%
     with figures.style():
         ax = plt.subplots()[1]
         for heads in cube.heads.values:
             line = cube.constant.sel(heads=heads)
-            ax.plot(cube.radius, line.max("cloud"), "o-", label=f"{heads} heads, worst cloud")
+            ax.plot(cube.radius, line.max("cloud"), "o-", label=f"heads: {heads}, worst cloud")
         ax.set(xscale="log", yscale="log", xlabel="radius R", ylabel="local constant")
+        ax.set_xticks(cube.radius.values, [f"{radius:g}" for radius in cube.radius.values])
+        ax.xaxis.set_minor_locator(plt.NullLocator())
         ax.legend()
         ax.figure.savefig(options.out / "sweep.png")

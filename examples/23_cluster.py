@@ -99,6 +99,7 @@ if __name__ == "__main__":
         ends = line.min("cloud"), line.max("cloud")
         ax.fill_between(cube.n_tokens, *ends, alpha=0.2, label="all clouds")
         ax.set_xscale("log", base=2)
+        ax.set_xticks(cube.n_tokens.values, cube.n_tokens.values)
         ax.set(xlabel="tokens n", ylabel="local constant")
         ax.legend()
         ax.figure.savefig(options.out / "cluster.png")

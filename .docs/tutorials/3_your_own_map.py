@@ -144,6 +144,7 @@ with figures.style():
         values = [float(local_lipschitz(layer, ParticleMeasure(R * shape))) for R in radii]
         ax.semilogy(radii, values, marker + "-", label=name)
     ax.set_xscale("log", base=2)
+    ax.set_xticks(radii, radii)
     ax.set(xlabel="radius R of the cloud", ylabel="local constant")
     ax.legend()
 

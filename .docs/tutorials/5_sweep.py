@@ -99,6 +99,7 @@ with figures.style():
         ax.fill_between(cube.radius, low, high, alpha=0.2)
         ax.semilogy(cube.radius, middle, marker + "-", label=f"heads: {heads}")
     ax.set_xscale("log", base=2)
+    ax.set_xticks(cube.radius.values, [f"{radius:g}" for radius in cube.radius.values])
     ax.set(xlabel="radius R", ylabel="local constant, median and range")
     ax.legend()
 
@@ -107,7 +108,7 @@ with figures.style():
 for heads, rows in ds.groupby("heads"):
     fit = results.fit_power(rows.radius.values, rows.constant.values)
     ends = float(fit.exponent_lower), float(fit.exponent_upper)
-    print(f"{heads} heads: R^{float(fit.exponent):.2f} [{ends[0]:.2f}, {ends[1]:.2f}]")
+    print(f"heads: {heads}, R^{float(fit.exponent):.2f} [{ends[0]:.2f}, {ends[1]:.2f}]")
 
 # %%
 # Failures

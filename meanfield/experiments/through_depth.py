@@ -276,7 +276,7 @@ def _draw_balls(ax: Axes, ds: xr.Dataset) -> None:
         middle = ds.ball_measured.sel(epsilon=epsilon).median("case")
         seen = np.isfinite(middle) & (middle <= top)
         if seen.any():
-            label = f"bound of the network, tokens within {epsilon:g}"
+            label = f"bound, tokens within {epsilon:g}"
             ax.plot(ds.layer[seen], middle[seen], ":", marker=".", color=str(shade), label=label)
 
 
