@@ -277,10 +277,10 @@ def check_measure(mu: object, name: str = "mu", *, finite: bool = True) -> Parti
         ValueError: NaN or infinite atoms, if `finite`.
     """
     if not isinstance(mu, ParticleMeasure):
-        raise TypeError(
-            f"{name}: expected a ParticleMeasure, got {describe(mu)}; wrap points as "
-            "ParticleMeasure(points) or ParticleMeasure.from_sequence(points)"
-        )
+        hint = "wrap points as ParticleMeasure(points) or ParticleMeasure.from_sequence(points)"
+        if type(mu).__name__ == "Dataset":
+            hint = "dynamics.measure_at(ds, -1) is the measure at the last time of a flow"
+        raise TypeError(f"{name}: expected a ParticleMeasure, got {describe(mu)}; {hint}")
     if not finite or is_traced(mu.points) or math.isfinite(mu.points.sum().item()):
         return mu
     lost = ~torch.isfinite(mu.points).all(-1) & (mu.log_weights > -math.inf)

@@ -181,6 +181,9 @@ class Answer:
             )
         return float(array_of(value))
 
+    def __format__(self, spec: str) -> str:
+        return format(float(self), spec) if spec else str(self)
+
     def __repr__(self) -> str:
         parts = (f"{name}={text}" for name, text in self._texts().items())
         return f"{type(self).__name__}({', '.join(parts)})"

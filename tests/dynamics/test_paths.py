@@ -53,6 +53,8 @@ def test_displacements_are_the_distances_of_the_measures_of_the_flow():
     nu = ParticleMeasure(gaussian(5, 3, 2))
     ds = dynamics.flow(attention(3), mu, [0, 0.3, 0.6], method="rk4", step=0.1)
     at = [dynamics.measure_at(ds, k) for k in range(3)]
+    with pytest.raises(TypeError, match=r"got Dataset; dynamics\.measure_at\(ds, -1\)"):
+        dynamics.cluster_count(ds, 0.1)
     np.testing.assert_array_equal(at[0].points, mu.points)
     for to, others in {
         "start": [at[0]] * 3, "previous": [at[0], at[0], at[1]], "measure": [nu] * 3

@@ -126,6 +126,13 @@ def test_a_value_and_its_ends_are_printed_with_the_digits_in_which_they_differ()
     assert "value=nan" in repr(length(np.nan, 0.0, 1.0))
 
 
+def test_a_format_of_numbers_is_that_of_the_value():
+    assert f"{length(1 / 3, 0.25, np.inf):.3f}" == "0.333"
+    assert f"{length(1 / 3, 0.25, np.inf)}".startswith("Length(value=")
+    with pytest.raises(TypeError, match="expected one length as a float, got several"):
+        format(length([1.0, 2.0], [1.0, 1.0], [1.0, 3.0]), ".3f")
+
+
 def test_converged_is_one_flag_per_measure_and_counts_are_shown_of_a_batch():
     assert bool(CONSTANT.converged) and CONSTANT.converged.shape == ()
     assert "converged=1 of 2" in repr(length([1.0, 2.0], [1.0, 1.0], [1.0, 3.0]))
