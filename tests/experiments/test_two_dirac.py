@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -111,6 +112,10 @@ def test_a_run_ends_with_the_largest_constant_between_its_bounds():
         secant_tokens=(),
     )
     lines = two_dirac.answer(two_dirac.EXPERIMENT.run(settings, progress=False))
+    # At R = 1 thirteen masked tokens are worse than two atoms, and interleaved atoms than both.
+    tokens = replace(settings, radii=(1.0,), n_tokens=(13,))
+    last = two_dirac.answer(two_dirac.EXPERIMENT.run(tokens, progress=False))[-1]
+    assert "masked, R = 1: largest constant found 5.34021" in last
     plain, masked = ([float(x) for x in re.findall(r"[\d.]+(?:e\+\d+)?", s)] for s in lines)
     radius, found, bound = plain[:3]
     assert radius == 2.0
