@@ -328,7 +328,7 @@ def growth_in_radius(ds: xr.Dataset, *, ax: Axes) -> Axes:
         part = _squared(best(cases, "value", over="radius"))
         mark: Any = {"color": colour, "label": f"found, {kind(causal)}: best two Diracs"}
         curve(ax, part, "square", "value", "s" if causal else "o", fillstyle="none", **mark)
-        if causal:
+        if cases.interleaved.notnull().any():  # where masked, at the best ratio of the weights
             every = _squared(best(cases, "interleaved", over="radius"))
             label = "found, masked: at every scale of position"
             curve(ax, every, "square", "interleaved", "d", color=colour, label=label)

@@ -123,3 +123,9 @@ def test_a_run_ends_with_the_largest_constant_between_its_bounds():
     assert found <= bound == pytest.approx(bounds.mean_field(1.0, 1.0, 2.0), rel=1e-5)
     assert plain[-1] == pytest.approx(bounds.theorem_3_5(1.0, 1.0, 2.0), rel=1e-2)
     assert masked[2] == pytest.approx(bounds.masked_mean_field(1.0, 1.0, 2.0), rel=1e-5)
+    # Without the best ratio of the weights two Diracs are all that is found.
+    other = replace(settings, offsets=(-1.0,), masks=(True,))
+    ds = two_dirac.EXPERIMENT.run(other, progress=False)
+    assert f"found {float(ds.value[ds.radius == 2.0].max()):,.6g};" in two_dirac.answer(ds)[0]
+    drawn = two_dirac.growth_in_radius(ds).get_legend_handles_labels()[1]
+    assert "found, masked: best two Diracs" in drawn and not any("scale" in x for x in drawn)
