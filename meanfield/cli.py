@@ -259,6 +259,7 @@ def _run(options: argparse.Namespace) -> int:
     import torch
 
     from meanfield import results
+    from meanfield.results.cases import answered
     from meanfield.results.marks import check_replaceable
     from meanfield.sweeps import sweep
 
@@ -277,7 +278,8 @@ def _run(options: argparse.Namespace) -> int:
         accept_changed_code=options.accept_changed_code,
     )
     _say(f"wrote {store}")
-    if options.shard or not _some_succeeded(ds):
+    known = answered(ds)
+    if options.shard or not known.sizes["case"]:
         return _summary(ds)
     ds = experiment.finish(ds)
     _say(f"wrote {results.write_dataset(ds, store.with_suffix('.zarr'))}")
@@ -292,7 +294,7 @@ def _run(options: argparse.Namespace) -> int:
         _say(f"figures took {time.monotonic() - begun:.0f} s")
     code = _summary(ds)
     with contextlib.suppress(NoCases):  # settings may leave out what the answer is about
-        for line in experiment.answer(ds):
+        for line in experiment.answer(known):
             _say(line)
     _say(f"next: meanfield report {store.with_suffix('.zarr')}")
     _say(f"in Python: {_in_python(ds, store.with_suffix('.zarr'))}")
@@ -309,12 +311,6 @@ def _in_python(ds: xr.Dataset, path: Path) -> str:
     except ValueError:
         return f"{read} has one row per case"
     return f"meanfield.results.to_cube({read}) has one axis per parameter"
-
-
-def _some_succeeded(ds: xr.Dataset) -> bool:
-    from meanfield.results.cases import NOT_CONVERGED, OK
-
-    return bool(ds["status"].isin([OK, NOT_CONVERGED]).any())
 
 
 def _settings(experiment: Experiment, options: argparse.Namespace) -> Any:
@@ -417,7 +413,7 @@ def _export(options: argparse.Namespace) -> int:
 
     ds = results.read_dataset(_store_of(options.store))
     name = ds.attrs.get("experiment")
-    if name in EXPERIMENTS and _some_succeeded(ds):
+    if name in EXPERIMENTS:
         ds = get(name).finish(ds)
     _say(f"wrote {results.write_dataset(ds, options.file)}")
     return 0
@@ -448,12 +444,13 @@ def _report(options: argparse.Namespace) -> int:
 def _finished(path: Path) -> tuple[xr.Dataset, str | None]:
     """A Dataset, and the name of the experiment that made it, if any."""
     from meanfield import results
+    from meanfield.results.cases import answered
 
     ds = results.read_dataset(path)
     name = ds.attrs.get("experiment")
     if name not in EXPERIMENTS:
         return ds, None
-    if not _some_succeeded(ds):
+    if not answered(ds).sizes["case"]:
         n_failed = int((ds["message"] != "").sum())
         raise ValueError(f"{path}: no case has an answer, {n_failed} failed{_first_message(ds)}")
     return get(name).finish(ds), name

@@ -32,6 +32,7 @@ from meanfield.figures.selection import attribute, by_level, fits_of, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
+from meanfield.results.cases import answered
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -126,10 +127,9 @@ def _pair(source: Transformer, layer: int, head: int) -> sampling.CriticalPair:
 
 def _conclude(ds: xr.Dataset) -> xr.Dataset:
     """The finished sweep with its best head and its power laws."""
-    if np.isfinite(ds.constant.values).any():
-        far = (ds.n_tokens == ds.n_tokens.max()) & (ds.radius == ds.radius.max())
-        best = int(np.nanargmax(np.where(far.values, ds.constant.values, -np.inf)))
-        ds = ds.assign_attrs(best_head=int(ds["head"].values[best]))
+    known = answered(ds)
+    best = np.lexsort((known.constant, known.radius, known.n_tokens))[-1]
+    ds = ds.assign_attrs(best_head=int(known["head"][best]))
     return with_laws(ds, ("constant", "head_constant"), by=("head", "radius"))
 
 

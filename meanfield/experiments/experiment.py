@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from meanfield.checks import describe
 from meanfield.experiments.settings import quick_of
 from meanfield.results import Variable
+from meanfield.results.cases import answered
 from meanfield.sweeps import Task, sweep
 
 if TYPE_CHECKING:
@@ -152,5 +153,9 @@ class Experiment:
         return self.finish(sweep(**self.plan(settings), **how))
 
     def finish(self, ds: xr.Dataset) -> xr.Dataset:
-        """A sweep as it was stored, with what is fitted at the end; the same if it has that."""
-        return ds if "fit" in ds.sizes else self.conclude(ds)
+        """A sweep as it was stored, with what is fitted at the end; the same if it has that.
+
+        The same as well if no case has an answer.
+        """
+        done = "fit" in ds.sizes or not answered(ds).sizes["case"]
+        return ds if done else self.conclude(ds)

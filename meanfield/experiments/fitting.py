@@ -36,10 +36,10 @@ def with_laws(
     along: str | None = None,
     groups: str | None = None,
 ) -> xr.Dataset:
-    """The Dataset with power laws of quantities against n; as it is if there is but one n.
+    """The Dataset with power laws of quantities against n; as it is if there is no curve.
 
-    Points whose ``..._converged`` is false and NaN are left out, and curves of fewer than two
-    others.
+    Points whose ``..._converged`` is false and NaN are left out, and curves with fewer than two
+    values of n at the others.
 
     Args:
         ds: with ``n_tokens`` along `case`.
@@ -48,8 +48,6 @@ def with_laws(
         along: a dimension, each of whose places has one.
         groups: a dimension whose places are the groups of the jackknife.
     """
-    if len(np.unique(ds.n_tokens)) < 2:
-        return ds
     curves = []
     for place in itertools.product(*(np.unique(ds[name]).tolist() for name in by)):
         labels: dict[str, Any] = dict(zip(by, place, strict=True))
@@ -61,16 +59,16 @@ def with_laws(
                 curve = _curve(rows.sel(here), quantity, groups)
                 if curve is not None:
                     curves.append(({"quantity": quantity, **labels, **here}, *curve))
-    return ds.merge(fit_laws(curves))
+    return ds.merge(fit_laws(curves)) if curves else ds
 
 
 def _curve(rows: xr.Dataset, quantity: str, groups: str | None) -> tuple[Any, ...] | None:
     """n, values, groups and whether each has converged; None if there is nothing to fit."""
     y, flag = rows[quantity], f"{quantity}_converged"
     good = (rows[flag] if flag in rows else y.notnull()).astype(bool)
-    if int((good & y.notnull()).sum()) < 2:
-        return None
     n, y, good = xr.broadcast(rows.n_tokens, y, good)
+    if len(np.unique(n.values[good & y.notnull()])) < 2:
+        return None
     group = xr.broadcast(y, rows[groups])[1].values if groups else None
     return n.values, y.values, group, good.values
 

@@ -14,9 +14,11 @@ import numpy as np
 from meanfield.checks import describe, suggestion
 from meanfield.errors import NoCases
 from meanfield.figures.legends import place_legend, with_room
+from meanfield.results.cases import answered
 from meanfield.results.shapes import as_dataset
 
 if TYPE_CHECKING:
+    import xarray as xr
     from matplotlib.axes import Axes
 
 FORMULA = "formula"  # the group id of lines that are no column of the Dataset
@@ -82,7 +84,7 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
         *columns: the variables of the Dataset that are drawn, a quotient of two as ``"a/b"``, the
             larger of two as ``"a|b"``, and the flags ``..._converged`` by which points are
             marked. The figure refuses a Dataset that lacks one, and has them as its attribute
-            `columns`.
+            `columns`. It is handed the cases that have an answer.
     """
 
     def decorate(draw: Draw) -> Draw:
@@ -98,7 +100,7 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
             label: str | None = None,
             **settings: Any,
         ) -> Axes:
-            check_columns(draw.__name__, ds, columns)
+            ds = drawable(draw.__name__, ds, columns)
             foreign = [name for name in settings if name not in own.parameters]
             lines = {name: settings.pop(name) for name in foreign}
             _check_lines(draw.__name__, lines, own)
@@ -177,19 +179,22 @@ _COMMON = """\
 """
 
 
-def check_columns(name: str, ds: Any, columns: Sequence[str]) -> None:
-    """Refuse what is no Dataset, or lacks variables that the figure of this name draws.
+def drawable(name: str, ds: Any, columns: Sequence[str]) -> xr.Dataset:
+    """The cases that the figure of this name can draw: those that have an answer.
 
     Raises:
         TypeError: it is no Dataset.
-        NoCases: it lacks variables.
+        NoCases: it lacks variables that the figure draws, or no case has an answer.
     """
-    as_dataset(ds)
+    known = answered(as_dataset(ds))
     needed = [one for column in columns for one in re.split("[/|]", column)]
-    if lacking := [one for one in needed if one not in ds.variables]:
+    if lacking := [one for one in needed if one not in known.variables]:
         fits = [one for one in lacking if one.startswith("fit_")]
         hint = "; power laws are fitted to two values of n_tokens or more" if fits else ""
         raise NoCases(f"{name}: expected a Dataset with {needed}, got one without {lacking}{hint}")
+    if known.sizes.get("case") == 0:
+        raise NoCases("no case of the Dataset has an answer")
+    return known
 
 
 def _check_lines(name: str, lines: Mapping[str, Any], own: inspect.Signature) -> None:

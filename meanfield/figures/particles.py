@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
-from meanfield.figures.canvas import check_columns, figure, short
+from meanfield.figures.canvas import drawable, figure, short
 from meanfield.figures.selection import select
 
 if TYPE_CHECKING:
@@ -83,8 +83,7 @@ def animate_particles(ds: xr.Dataset, **wanted: Any) -> FuncAnimation:
     from matplotlib.animation import FuncAnimation
     from matplotlib.figure import Figure
 
-    check_columns("animate_particles", ds, ["points"])
-    one, wanted = _case(ds, wanted)
+    one, wanted = _case(drawable("animate_particles", ds, ["points"]), wanted)
     points, times = one.points.values, _times(one)
     on_a_line = points.shape[-1] == 1
     if on_a_line:

@@ -82,8 +82,15 @@ def masked(ds: xr.Dataset, causal: bool | None) -> tuple[xr.Dataset, bool]:
 
 
 def best(rows: xr.Dataset, name: str, *, over: str) -> xr.Dataset:
-    """Of the cases with each value of the parameter `over`, the one where a column is largest."""
-    return rows.groupby(over).map(lambda one: one.isel(case=int(np.nanargmax(one[name].values))))
+    """Of the cases with each value of the parameter `over`, the one where a column is largest.
+
+    Raises:
+        NoCases: it has no values.
+    """
+    known = rows.isel(case=np.flatnonzero(rows[name].notnull()))
+    if not known.sizes["case"]:
+        raise NoCases(f"no case of the Dataset has a value of {name}")
+    return known.groupby(over).map(lambda one: one.isel(case=int(one[name].values.argmax())))
 
 
 def reduced(rows: xr.Dataset, name: str, *, along: str) -> xr.Dataset:

@@ -99,6 +99,15 @@ class Labels:
         return xr.Dataset(data, coords=coords, attrs=attrs)
 
 
+def answered(ds: xr.Dataset) -> xr.Dataset:
+    """The cases that have an answer, neither pending nor failed; all of what is no sweep."""
+    status = ds.variables.get("status")
+    if status is None or "flag_meanings" not in status.attrs:
+        return ds
+    there = np.isin(status.values, (OK, NOT_CONVERGED))
+    return ds if there.all() else ds.isel(case=np.flatnonzero(there))
+
+
 def pack(columns: Columns, configuration: str, replaced: Sequence[str] = ()) -> memoryview:
     """Cases as the content of a file.
 

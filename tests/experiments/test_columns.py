@@ -15,9 +15,11 @@ import pytest
 import xarray as xr
 from matplotlib.collections import PolyCollection, QuadMesh
 
+from meanfield.errors import NoCases
 from meanfield.experiments import EXPERIMENTS, get
 from meanfield.figures import curves, particles
 from meanfield.figures.canvas import FORMULA
+from meanfield.results.cases import FAILED, answered
 from meanfield.sweeps.plan import make_plan
 
 ONE = {"repetitions": 1, "n_windows": 1, "draws": 1}
@@ -39,11 +41,14 @@ def _close() -> Iterator[None]:
     plt.close("all")
 
 
-def random_dataset(name: str) -> xr.Dataset:
-    """The Dataset of a quick run, all of whose numbers are distinct and random."""
+def random_dataset(name: str, failed: slice | None = None) -> xr.Dataset:
+    """The Dataset of a quick run, all of whose numbers are distinct and random.
+
+    Failed cases hold what `sweep` gives them.
+    """
     experiment = get(name)
     known = {field.name for field in dataclasses.fields(experiment.settings)}
-    fewer = {key: value for key, value in ONE.items() if key in known}
+    fewer = {key: value for key, value in ONE.items() if key in known and not failed}
     plan = make_plan(**experiment.plan(dataclasses.replace(experiment.quick, **fewer)))
     draw = np.random.default_rng(sum(map(ord, name)))
     sizes = {"case": len(plan.cases)} | {k: len(v) for k, v in plan.task.coords.items()}
@@ -57,6 +62,13 @@ def random_dataset(name: str) -> xr.Dataset:
         data["n_layers"] = ("case", np.full(sizes["case"], sizes["layer"]))
     if name == "two-dirac":  # a configuration without a sequence has no secants
         data["euclidean_secant"][1][np.array(plan.columns["n_tokens"]) == 0] = np.nan
+    if failed is not None:
+        for variable in plan.task.variables or ():
+            data[variable.name][1][failed] = variable.fill
+        status = np.ones(sizes["case"], np.int8)
+        status[failed] = FAILED
+        words = "pending ok not_converged failed"
+        data["status"] = ("case", status, {"flag_meanings": words})
     coords = {key: ("case", values) for key, values in plan.columns.items()}
     ds = xr.Dataset(data, coords | dict(plan.task.coords), {"best_head": 0, **plan.attrs})
     ds = experiment.finish(ds)
@@ -176,3 +188,28 @@ def test_the_map_of_regimes_is_the_worst_found_over_the_root_of_n(made):
     np.testing.assert_allclose(np.sort(mesh.get_array().ravel()), np.sort(expected), rtol=1e-12)
     ds["worst_converged"][3] = False
     assert crosses(draw(ds)) == pairs([[ds.n_tokens[3]], [ds.radius[3]]])
+
+
+@pytest.mark.parametrize("failed", [slice(0, None, 2), slice(1, None)], ids=str)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_failed_case_is_drawn_and_fitted_as_if_it_were_not_there(name, failed):
+    pytest.importorskip("transformers")
+    experiment, ds = get(name), random_dataset(name, failed)
+    few = answered(ds)
+    assert set(few.status.values) == {1} and few.sizes["case"] < ds.sizes["case"]
+    for draw in experiment.figures.values():
+        try:
+            expected = draw(few.drop_vars("status"), legend=False)
+        except NoCases:
+            with pytest.raises(NoCases):
+                draw(ds)
+            continue
+        drawn = draw(ds, legend=False)
+        for one, other in zip(points(drawn), points(expected), strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert drawn.get_title() == expected.get_title()
+    for animate in experiment.animations.values():
+        try:
+            animate(ds)._draw_was_started = True
+        except NoCases:
+            continue

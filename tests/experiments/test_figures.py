@@ -21,10 +21,11 @@ from meanfield import (
     sampling,
     sweep,
 )
+from meanfield.errors import NoCases
 from meanfield.experiments import two_dirac
 from meanfield.figures.curves import curve
 from meanfield.figures.plots import figures_of
-from meanfield.figures.selection import by_level, by_mask, levels
+from meanfield.figures.selection import best, by_level, by_mask, levels
 
 TINY = two_dirac.Settings(
     radii=(1.0, 1.5),
@@ -327,6 +328,15 @@ def test_cases_come_by_the_values_that_parameters_have_together():
     assert found == {(2, "soft"): [7.0], (2, "hard"): [6.0, 8.0], (3, "soft"): [5.0]}
     assert list(found) == [(2, "soft"), (2, "hard"), (3, "soft")]
     assert [(causal, rows.sizes["case"]) for _, causal, rows in by_mask(ds)] == [(True, 4)]
+
+
+def test_the_best_case_of_each_level_is_among_those_that_have_a_value():
+    y = [np.nan, 2.0, 3.0, np.nan, np.nan]
+    ds = xr.Dataset({"y": ("case", y)}, {"x": ("case", [1, 1, 1, 2, 2])})
+    found = best(ds, "y", over="x")
+    assert (found.x.values.tolist(), found.y.values.tolist()) == ([1], [3.0])
+    with pytest.raises(NoCases, match="a value of y"):
+        best(ds.isel(case=[0, 3]), "y", over="x")
 
 
 def test_a_curve_is_drawn_in_the_order_of_its_axis():
