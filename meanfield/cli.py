@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import logging
 import os
 import signal
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meanfield.checks import count, suggestion
+from meanfield.checks import count
 from meanfield.errors import NoCases
 from meanfield.experiments import EXPERIMENTS, get
 
@@ -318,39 +317,7 @@ def _settings(experiment: Experiment, options: argparse.Namespace) -> Any:
     from meanfield.experiments.settings import override, read_toml
 
     chosen = experiment.quick if options.quick else experiment.settings
-    known = [field.name for field in dataclasses.fields(chosen)]
-    begun = {} if options.config is None else read_toml(options.config)
-    unknown = sorted(set(begun) - set(known))
-    if unknown:
-        hint = suggestion(unknown[0], known)
-        raise ValueError(f"{options.config}: no setting {unknown[0]!r}; there are {known}{hint}")
-    changes = override(begun, options.set, allowed=known)
-    fitting = {key: _fitting(key, value, getattr(chosen, key)) for key, value in changes.items()}
-    return dataclasses.replace(chosen, **fitting)
-
-
-def _fitting(key: str, value: Any, current: Any) -> Any:
-    """The value converted to the type of the current one, or an error with what is expected."""
-    if isinstance(current, tuple):
-        if (
-            isinstance(value, str)
-            and "," in value
-            and not any(isinstance(x, str) for x in current)
-        ):
-            raise ValueError(
-                f"setting {key!r}: expected a list in brackets, such as "
-                f"--set '{key}=[{value.strip('() ')}]', got {value!r}"
-            )
-        items = value if isinstance(value, list) else [value]
-        return tuple(_fitting(key, item, current[0]) if current else item for item in items)
-    if isinstance(current, float) and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if current is not None and type(value) is not type(current):
-        raise ValueError(
-            f"setting {key!r}: expected {type(current).__name__} such as {current!r}, "
-            f"got {value!r}"
-        )
-    return value
+    return override(chosen, read_toml(options.config) if options.config else {}, options.set)
 
 
 def _draw(ds: xr.Dataset, name: str | None, folder: Path, *, stem: str, pdf: bool) -> None:

@@ -110,7 +110,7 @@ def test_settings_come_from_a_toml_file_and_set_wins(tmp_path, capsys):
         (["run", "three-dirac"], "experiment: expected one of 'two-dirac', "),
         (
             ["run", "two-dirac", "--set", "radius=1"],
-            "'radius': did you mean 'radii'? expected one",
+            "got 'radius'; did you mean 'radii'?",
         ),
         (
             ["run", "two-dirac", "--set", "radii=1,2"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import functools
 import json
@@ -391,20 +392,25 @@ def test_many_cases_come_back_as_they_were_written(tmp_path, n_cases):
     xr.testing.assert_identical(results.read_dataset(tmp_path / "s.zarr"), ds)
 
 
+@dataclasses.dataclass(frozen=True)
+class Few:
+    n: tuple[int, ...] = (2,)
+    kinds: tuple[str, ...] = ("plain",)
+    rtol: float = 1e-3
+    seed: int = 0
+
+
 def test_configuration_files_are_read_and_overridden_by_text(tmp_path):
-    (tmp_path / "c.toml").write_text('seed = 1\n[grid]\nn = [2, 4]\nkind = ["plain"]\n')
-    configuration = read_toml(tmp_path / "c.toml")
-    changed = override(configuration, ["grid.n=[8]", "grid.kind=masked", "fixed.rtol=1e-3"])
-    assert changed == {
-        "seed": 1,
-        "grid": {"n": [8], "kind": "masked"},
-        "fixed": {"rtol": 1e-3},
-    }
-    assert configuration["grid"]["n"] == [2, 4]
-    with pytest.raises(ValueError, match=r"expected one of \['grid', 'seed'\]"):
-        override(configuration, ["sead=3"], allowed=["seed", "grid"])
+    (tmp_path / "c.toml").write_text('seed = 1\nn = [2, 4]\nkinds = ["plain"]\n')
+    configuration, settings = read_toml(tmp_path / "c.toml"), Few()
+    changed = override(settings, configuration, ["n=[8]", "kinds=masked", "rtol=1"])
+    assert changed == Few(n=(8,), kinds=("masked",), rtol=1.0, seed=1)
+    assert settings == Few() and configuration["n"] == [2, 4]
+    for mistake in ({"sead": 3}, {}), ({}, ["sead=3"]):
+        with pytest.raises(ValueError, match="setting: expected .* did you mean 'seed'"):
+            override(settings, *mistake)
     with pytest.raises(ValueError, match="expected key=value, got 'seed'"):
-        override(configuration, ["seed"])
+        override(settings, {}, ["seed"])
     (tmp_path / "bad.toml").write_text("seed = \n")
     with pytest.raises(ValueError, match="line 1"):
         read_toml(tmp_path / "bad.toml")
