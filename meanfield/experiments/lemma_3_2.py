@@ -43,7 +43,7 @@ class Settings:
         (0.5, 1.0, 2.0, 4.0), "R; tokens are uniform in the ball", quick=(1.0, 4.0)
     )
     masks: tuple[bool, ...] = setting((False, True), "plain (False), masked (True) or both")
-    draws: int = setting(3, "clouds for each n, R and mask", quick=1)
+    draws: int = setting(3, "layers, each with a cloud for each n, R and mask", quick=1)
     dim: int = setting(4, "dimension d")
     heads: int = setting(2, "heads of the layer")
     std: float = setting(1.5, "standard deviation of the layer's entries, times √d")
@@ -52,7 +52,7 @@ class Settings:
         "root-mean-square displacements over R, decreasing",
         quick=(1.0, 0.1, 1e-2, 1e-4, 1e-6),
     )
-    seed: int = setting(0, "seed of the layer and the clouds")
+    seed: int = setting(0, "seed of the clouds")
 
 
 PARAMETERS = (
@@ -78,10 +78,9 @@ def compare(
     generator: torch.Generator,
 ) -> dict[str, Any]:
     """Both estimates at one cloud."""
-    # One layer for all; the draw decides the cloud, through the generator of the case.
-    layer_generator = torch.Generator().manual_seed(draw)
+    of_layer = torch.Generator().manual_seed(draw)  # one for all n, R and masks
     parameters = AttentionParameters.random(
-        dim, n_heads=heads, head_dim=dim, std=std * dim**-0.5, generator=layer_generator
+        dim, n_heads=heads, head_dim=dim, std=std * dim**-0.5, generator=of_layer
     )
     F = SelfAttention(parameters, causal=causal)
     X = sampling.ball(n_tokens, dim, radius=radius, generator=generator)
