@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 __all__ = ["EXPERIMENT", "Settings"]
 
 
+_FIRST = 0.1  # the second time of the logarithmic clock
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the sweep runs over."""
@@ -82,7 +85,7 @@ def masked_flow(
     ds = dynamics.flow(
         F,
         ParticleMeasure.from_sequence(x),
-        dynamics.log_clock(1e-1, last, n_times - 1),
+        dynamics.log_clock(_FIRST, last, n_times - 1),
         method=dynamics.Adaptive("dopri5", 1e-6, 1e-9),
         constraint="sphere",
         observe={"n_clusters": lambda mu: dynamics.cluster_count(mu, 0.02)},
@@ -148,7 +151,7 @@ EXPERIMENT = Experiment(
     variables=_VARIABLES,
     parameters=_PARAMETERS,
     coords=lambda s: {
-        "time": dynamics.log_clock(1e-1, s.last, s.n_times - 1),
+        "time": dynamics.log_clock(_FIRST, s.last, s.n_times - 1),
         "particle": np.arange(s.n_tokens),
         "feature": np.arange(2),
     },

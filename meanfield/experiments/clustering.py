@@ -137,23 +137,19 @@ def paths(ds: xr.Dataset, *, ax: Axes, space: str = "plane", beta: float | None 
         space: "sphere" or "plane".
         beta: which; the largest if None.
     """
+    from matplotlib.patches import Circle
+
     rows = select(ds, space=space)
     beta = float(rows.beta.max()) if beta is None else beta
     points = select(rows, beta=beta).isel(case=0).points.values
     draw_paths(ax, points)
     if space == "sphere":
-        ax.add_patch(_circle())
+        ax.add_patch(Circle((0, 0), 1, fill=False, color="0.4", linewidth=0.8))
     name = "e^{-t}x" if space == "plane" else "x"
     ax.set(xlabel=rf"${name}_1$", ylabel=rf"${name}_2$")
     what = "in the plane, rescaled" if space == "plane" else "on the sphere"
     ax.set_title(rf"Tokens {what}{projection(points)} ($\beta$ = {beta:g})")
     return ax
-
-
-def _circle() -> Any:
-    from matplotlib.patches import Circle
-
-    return Circle((0, 0), 1, fill=False, color="0.4", linewidth=0.8)
 
 
 _SPACES = ("sphere", "plane")

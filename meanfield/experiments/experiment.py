@@ -19,18 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["Experiment"]
 
 
-def _nothing(settings: Any) -> dict[str, Any]:
-    return {}
-
-
-def _unchanged(ds: xr.Dataset) -> xr.Dataset:
-    return ds
-
-
-def _no_lines(ds: xr.Dataset) -> Sequence[str]:
-    return ()
-
-
 @dataclass(frozen=True, repr=False)
 class Experiment:
     """One question. The file of the settings gives the name, and its docstring the question.
@@ -80,14 +68,14 @@ class Experiment:
     grid: Callable[[Any], Any]
     variables: Sequence[Variable]
     parameters: Sequence[Variable] = ()
-    coords: Callable[[Any], Mapping[str, Any]] = _nothing
-    derived: Callable[[Any], Mapping[str, Any]] = _nothing
-    attrs: Callable[[Any], Mapping[str, Any]] = _nothing
+    coords: Callable[[Any], Mapping[str, Any]] = lambda settings: {}
+    derived: Callable[[Any], Mapping[str, Any]] = lambda settings: {}
+    attrs: Callable[[Any], Mapping[str, Any]] = lambda settings: {}
     figures: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     animations: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     batched: bool = False
-    conclude: Callable[[xr.Dataset], xr.Dataset] = _unchanged
-    answer: Callable[[xr.Dataset], Sequence[str]] = _no_lines
+    conclude: Callable[[xr.Dataset], xr.Dataset] = lambda ds: ds
+    answer: Callable[[xr.Dataset], Sequence[str]] = lambda ds: ()
 
     def __repr__(self) -> str:
         return f"<Experiment {self.name}: {self.question.partition(chr(10))[0]}>"

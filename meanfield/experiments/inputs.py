@@ -166,6 +166,11 @@ def source_of(settings: Any) -> Transformer:
     return transformer(settings.model, **how)
 
 
+def layers_of(settings: Any) -> list[int]:
+    """The layers that an experiment's settings name; all if they name none."""
+    return list(settings.layers) or list(range(source_of(settings).n_layers))
+
+
 def pinned(
     settings: Any, *, layers: Sequence[int], n_tokens: Sequence[int], **text: Any
 ) -> dict[str, Any]:

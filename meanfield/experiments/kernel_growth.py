@@ -124,11 +124,7 @@ def largest_constant(
         )[1]
         for F in _layers(kernel)
     ]
-    best = max(found, key=lambda constant: float(constant.value))
-    return {
-        **best.values("constant"),
-        "bound": _bound(kernel, radius),
-    }
+    return max(found, key=float).values("constant") | {"bound": _bound(kernel, radius)}
 
 
 @figure("constant", "constant_converged")

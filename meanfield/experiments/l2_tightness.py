@@ -90,8 +90,7 @@ def layer(dim: int, n_heads: int, seed: int) -> AttentionParameters:
 
 def two_groups(n: int) -> Tensor:
     """A token at 0 and n − 1 at ±t, one more on the right if n is even, (n, 1)."""
-    # t² − 3/2 = s with s eˢ = (n−1) e^{−3/2}.
-    distance = math.sqrt(1.5 + bounds.l2_spread(1 + (n - 1) / math.sqrt(math.e)))
+    distance = math.sqrt(1.5 + _spread_of_groups(n))  # t² − 3/2 = s with s eˢ = (n−1) e^{−3/2}
     left, right = (n - 1) // 2, n - 1 - (n - 1) // 2
     places = [0.0, *[-distance] * left, *[distance] * right]
     return torch.tensor(places, dtype=torch.float64)[:, None]

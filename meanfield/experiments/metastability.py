@@ -86,7 +86,7 @@ def flow_on_circle(
     phi = phi + noise * torch.randn(n_particles, generator=generator, dtype=torch.float64)
     times = dynamics.log_clock(first, last, n_times - 1)
     # Half the spacing of the start, at which every atom is a cluster of its own.
-    scale = float(torch.pi) / n_particles
+    scale = torch.pi / n_particles
     ds = dynamics.flow(
         F,
         ParticleMeasure(torch.stack([phi.cos(), phi.sin()], -1)),
@@ -105,18 +105,17 @@ def flow_on_circle(
     }
 
 
-def dominant_mode(points: np.ndarray, grown: float = _GROWN) -> float:
-    """The k of the largest |∫e^{ikφ}dμ| at the first time at which it is `grown`; NaN if never.
+def dominant_mode(points: np.ndarray) -> float:
+    """The k of the largest |∫e^{ikφ}dμ| at the first time at which one has grown; NaN if never.
 
     Args:
         points: particles on the circle, (time, particle, 2).
-        grown: amplitude.
     """
     phi = np.arctan2(points[..., 1], points[..., 0])
     k = np.arange(1, points.shape[1] // 3)
     for angles in phi:
         amplitude = np.abs(np.exp(1j * k[:, None] * angles).mean(-1))
-        if amplitude.max() >= grown:
+        if amplitude.max() >= _GROWN:
             return float(k[amplitude.argmax()])
     return float("nan")
 

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["EXPERIMENT", "Settings"]
 
 
+_FIRST = 0.01  # the second time of the logarithmic clock
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the sweep runs over."""
@@ -82,7 +85,7 @@ def collapse(
     generator: torch.Generator,
 ) -> dict[str, Any]:
     """The same network on an orthonormal and on a random start."""
-    times = dynamics.log_clock(1e-2, last, n_times - 1)
+    times = dynamics.log_clock(_FIRST, last, n_times - 1)
     exact = torch.eye(n_tokens, dtype=torch.float64)
     drawn = sampling.sphere(n_tokens, dim, generator=generator)
     # The flow stays in the span of its start, so n coordinates hold a start of R^d.
@@ -160,7 +163,7 @@ EXPERIMENT = Experiment(
     variables=_VARIABLES,
     parameters=_PARAMETERS,
     coords=lambda s: {
-        "time": dynamics.log_clock(1e-2, s.last, s.n_times - 1),
+        "time": dynamics.log_clock(_FIRST, s.last, s.n_times - 1),
         "particle": np.arange(s.n_tokens),
         "feature": np.arange(2),
     },

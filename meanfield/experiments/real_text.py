@@ -224,12 +224,8 @@ def beside_bounds(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Ax
 
 
 def _derived(s: Settings) -> dict[str, Any]:
-    layers = _layers(s)
+    layers = inputs.layers_of(s)
     return {"layers": layers} | inputs.pinned_text(s, layers=layers, n_tokens=s.n_tokens)
-
-
-def _layers(s: Settings) -> list[int]:
-    return list(s.layers) or list(range(inputs.source_of(s).n_layers))
 
 
 EXPERIMENT = Experiment(
@@ -241,7 +237,7 @@ EXPERIMENT = Experiment(
     },
     variables=_VARIABLES,
     parameters=_PARAMETERS,
-    coords=lambda s: {"layer": np.array(_layers(s)), "window": np.arange(s.n_windows)},
+    coords=lambda s: {"layer": np.array(inputs.layers_of(s)), "window": np.arange(s.n_windows)},
     derived=_derived,
     attrs=inputs.labels,
     figures={

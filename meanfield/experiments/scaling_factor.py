@@ -7,7 +7,6 @@ enter its layer; the constant of the head at those tokens, which are no worst ca
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -144,14 +143,10 @@ def head_constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
     return ax
 
 
-def _layers(s: Settings) -> Sequence[int]:
-    return s.layers or range(inputs.source_of(s).n_layers)
-
-
 EXPERIMENT = Experiment(
     measure,
     Settings(),
-    grid=lambda s: {"layer": _layers(s)},
+    grid=lambda s: {"layer": inputs.layers_of(s)},
     variables=_VARIABLES,
     parameters=_PARAMETERS,
     coords=lambda s: {
@@ -160,7 +155,7 @@ EXPERIMENT = Experiment(
     },
     derived=lambda s: {
         "causal": s.causal or inputs.bilinear(inputs.source_of(s)).causal,
-        **inputs.pinned_text(s, layers=_layers(s), n_tokens=[s.n_tokens]),
+        **inputs.pinned_text(s, layers=inputs.layers_of(s), n_tokens=[s.n_tokens]),
     },
     attrs=inputs.labels,
     figures={"heads": exponents, "constants": head_constants},

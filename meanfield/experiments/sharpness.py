@@ -119,7 +119,7 @@ def measure(
     lower = bounds.masked_two_dirac_lower if causal else bounds.two_dirac_lower
     extremality = math.nan
     if causal:
-        found = _larger(found, _interleaved(F, radius, eye[0], scales, growth))
+        found = max(found, _interleaved(F, radius, eye[0], scales, growth), key=float)
     else:
         best = float(local_lipschitz(F, pairs).value.max())
         extremality = float(found.value) / best
@@ -151,10 +151,6 @@ def _interleaved(
     return local_lipschitz(F, mu, strict=False)
 
 
-def _larger(one: LocalLipschitz, other: LocalLipschitz) -> LocalLipschitz:
-    return one if float(one.value) >= float(other.value) else other
-
-
 def _tokens(
     F: SelfAttention, radius: float, n: int, steps: int, generator: torch.Generator
 ) -> dict[str, Any]:
@@ -163,7 +159,8 @@ def _tokens(
     From the sequence of Proposition 3.4, from a crowd at both ends with one token between them,
     and from random ones.
     """
-    u, d = torch.eye(F.parameters.dim, dtype=torch.float64)[0], F.parameters.dim
+    d = F.parameters.dim
+    u = torch.eye(d, dtype=torch.float64)[0]
     ends = torch.where(torch.arange(n) % 2 == 0, 1.0, -1.0).to(torch.float64)
     ends[-1] = 0.0 if n > 2 else -1.0
     random = sampling.sphere(n, d, radius=radius, batch_shape=(2,), generator=generator)
@@ -172,7 +169,7 @@ def _tokens(
         *map(ParticleMeasure.from_sequence, (radius * ends[:, None] * u, *random)),
     ]
     found = [climb(F, tokens, radius, steps=min(steps, 40))[1] for tokens in sequences]
-    best = max(found, key=lambda one: float(one.value))
+    best = max(found, key=float)
     return {
         "tokens_found": float(best.value),
         "tokens_converged": bool(best.converged),
@@ -185,10 +182,9 @@ def _order_found(F: SelfAttention, radius: float, p: float) -> float:
     """The norm of order p at the measure that reaches the bound, or comes near; plain only."""
     if F.causal:
         return math.nan
-    d = F.parameters.dim
-    if p == math.inf and d > 1:
+    eye = torch.eye(F.parameters.dim, dtype=torch.float64)
+    if p == math.inf and len(eye) > 1:
         # Two keys of equal mass, and a light query across: reached exactly.
-        eye = torch.eye(d, dtype=torch.float64)
         points = radius * torch.stack([eye[0], -eye[0], eye[1]])
         logs = torch.tensor([0.0, 0.0, -30.0], dtype=torch.float64).log_softmax(-1)
         return order_norm(F, ParticleMeasure(points, log_weights=logs), p)
@@ -197,7 +193,7 @@ def _order_found(F: SelfAttention, radius: float, p: float) -> float:
     ratio = max(ratio, -18.0 - 2 * radius**2)
     if ratio == math.inf:
         ratio = 0.0
-    return order_norm(F, sampling.two_diracs(radius, ratio, torch.eye(d)[0].double()), p)
+    return order_norm(F, sampling.two_diracs(radius, ratio, eye[0]), p)
 
 
 def order_norm(F: SelfAttention, mu: ParticleMeasure, p: float) -> float:

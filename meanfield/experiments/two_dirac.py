@@ -254,11 +254,9 @@ def _sequences(
 
 def _nothing(n_cases: int, n_steps: int) -> dict[str, np.ndarray]:
     """What stands where a configuration has no sequence or no secants."""
-    blank = {"float64": math.nan, "int64": -1, "bool": True}
-    return {
-        variable.name: np.full((n_cases, n_steps)[: 1 + len(variable.dims)], blank[variable.dtype])
-        for variable in VARIABLES
-    }
+    shapes = {v.name: (n_cases, n_steps)[: 1 + len(v.dims)] for v in VARIABLES}
+    blank = {v.name: True if v.dtype == "bool" else math.nan for v in VARIABLES}
+    return {name: np.full(shape, blank[name]) for name, shape in shapes.items()}
 
 
 _SECANT: dict[str, Any] = {"dims": ("step",)}

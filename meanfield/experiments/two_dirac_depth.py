@@ -51,7 +51,7 @@ class Settings:
     gamma: float = setting(1.0, "A = −γ")
     last: float = setting(2.0, "largest depth", quick=1.0)
     n_times: int = setting(21, "number of depths", quick=6)
-    step: float = setting(0.02, "step of RK4", quick=0.02)
+    step: float = setting(0.02, "step of RK4")
     seed: int = setting(0, "not used: nothing is random")
 
 
