@@ -53,9 +53,9 @@ class Settings:
 
 _PARAMETERS = (
     Variable("beta", "inverse temperature β", symbol="\\beta"),
-    Variable("repetition", "number of the start", dtype="int64"),
-    Variable("time", "time t", dims=("time",), symbol="t"),
-    Variable("particle", "number of the token", dims=("particle",), dtype="int64"),
+    Variable("repetition", "number of the start"),
+    Variable("time", "time t", symbol="t"),
+    Variable("particle", "number of the token"),
 )
 _VARIABLES = (
     Variable("points", "tokens on the circle", dims=("time", "particle", "feature")),

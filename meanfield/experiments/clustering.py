@@ -62,9 +62,9 @@ class Settings:
 
 
 _PARAMETERS = (
-    Variable("space", "where the particles live", dtype="str"),
+    Variable("space", "where the particles live"),
     Variable("beta", "inverse temperature β", symbol="\\beta"),
-    Variable("step", "number of the time", dims=("step",), dtype="int64"),
+    Variable("step", "number of the time"),
 )
 _VARIABLES = (
     Variable("time", "time t", dims=("step",), symbol="t"),

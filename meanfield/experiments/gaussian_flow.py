@@ -59,10 +59,10 @@ class Settings:
 
 
 _PARAMETERS = (
-    Variable("kernel", "which attention", dtype="str"),
-    Variable("n_particles", "number of samples n", dtype="int64"),
-    Variable("repetition", "number of the draw", dtype="int64"),
-    Variable("time", "time t", dims=("time",), symbol="t"),
+    Variable("kernel", "which attention"),
+    Variable("n_particles", "number of samples n"),
+    Variable("repetition", "number of the draw"),
+    Variable("time", "time t", symbol="t"),
 )
 _VARIABLES = (
     Variable("eigenvalues", "eigenvalues of the covariance", dims=("time", "feature")),

@@ -69,10 +69,10 @@ _VARIABLES = (
     Variable("steps_taken", "steps to 1e-12 by the certified residual (NaN if never)"),
 )
 _PARAMETERS = (
-    Variable("kernel", "score", dtype="str"),
+    Variable("kernel", "score"),
     Variable("spread", "standard deviation of the tokens"),
     Variable("factor", "contraction factor c"),
-    Variable("step", "steps k", dims=("step",), dtype="int64"),
+    Variable("step", "steps k"),
 )
 
 

@@ -54,14 +54,14 @@ class Settings:
     seed: int = setting(0, "seed of the starts")
 
 
-VARIABLES = (
+_VARIABLES = (
     *LocalLipschitz.columns("constant", words="largest local W₂ constant found"),
     Variable("bound", "upper bound on the ball; infinite where none is known"),
 )
-PARAMETERS = (
-    Variable("kernel", "kernel", dtype="str"),
+_PARAMETERS = (
+    Variable("kernel", "kernel"),
     Variable("radius", "R", units="length"),
-    Variable("n_atoms", "atoms of the search", dtype="int64"),
+    Variable("n_atoms", "atoms of the search"),
 )
 
 
@@ -148,7 +148,7 @@ EXPERIMENT = Experiment(
     largest_constant,
     Settings(),
     grid=lambda s: {"kernel": s.kernels, "radius": s.radii, "n_atoms": s.n_atoms},
-    variables=VARIABLES,
-    parameters=PARAMETERS,
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
     figures={"growth": growth},
 )

@@ -69,9 +69,9 @@ _VARIABLES = (
     Variable("spread", "c = φ⁻¹(n−1)"),
 )
 _PARAMETERS = (
-    Variable("dim", "dimension d", dtype="int64"),
-    Variable("n_heads", "heads H", dtype="int64"),
-    Variable("n_tokens", "number of tokens n", dtype="int64"),
+    Variable("dim", "dimension d"),
+    Variable("n_heads", "heads H"),
+    Variable("n_tokens", "number of tokens n"),
 )
 
 

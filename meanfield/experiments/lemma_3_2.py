@@ -55,13 +55,13 @@ class Settings:
     seed: int = setting(0, "seed of the clouds")
 
 
-PARAMETERS = (
-    Variable("n_tokens", "number of tokens n", dtype="int64"),
+_PARAMETERS = (
+    Variable("n_tokens", "number of tokens n"),
     Variable("radius", "radius R of the ball", symbol="R"),
-    Variable("causal", "masked attention", dtype="bool"),
-    Variable("draw", "number of the cloud", dtype="int64"),
+    Variable("causal", "masked attention"),
+    Variable("draw", "number of the cloud"),
     Variable("step", "root-mean-square displacement over R"),
-    Variable("perturbation", "direction of the step", dtype="str"),
+    Variable("perturbation", "direction of the step"),
 )
 
 
@@ -106,7 +106,7 @@ EXPERIMENT = Experiment(
         "draw": range(s.draws),
     },
     variables=VARIABLES,
-    parameters=PARAMETERS,
+    parameters=_PARAMETERS,
     coords=lambda s: {"perturbation": ["top", "random", "splitting"], "step": s.steps},
     figures={"secants": secants, "secants-masked": partial(secants, causal=True)},
 )

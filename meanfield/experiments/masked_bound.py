@@ -47,15 +47,15 @@ class Settings:
     seed: int = setting(0, "seed of the clouds")
 
 
-VARIABLES = (
+_VARIABLES = (
     *LocalLipschitz.columns("largest", words="largest local constant found, masked"),
     Variable("unmasked_bound", "the constant of Theorem 3.5, plain attention"),
     Variable("unmasked_sharp", "the sharp constant of plain attention"),
     Variable("hardy_bound", "upper bound, masked, all measures"),
     Variable("tokens_bound", "upper bound, masked, n uniform tokens"),
 )
-PARAMETERS = (
-    Variable("n_tokens", "number of atoms n", dtype="int64"),
+_PARAMETERS = (
+    Variable("n_tokens", "number of atoms n"),
     Variable("size", "c = ‖A‖R²"),
 )
 
@@ -107,7 +107,7 @@ EXPERIMENT = Experiment(
     largest_masked,
     Settings(),
     grid=lambda s: {"n_tokens": s.n_tokens, "size": s.sizes},
-    variables=VARIABLES,
-    parameters=PARAMETERS,
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
     figures={"hardy": hardy},
 )

@@ -54,11 +54,11 @@ class Settings:
 
 
 _PARAMETERS = (
-    Variable("dim", "dimension d; the sphere is S^{d−1}", dtype="int64"),
-    Variable("n_particles", "number of samples n", dtype="int64"),
-    Variable("repetition", "number of the draw", dtype="int64"),
-    Variable("time", "time t", dims=("time",), symbol="t"),
-    Variable("frame", "time of the samples kept", dims=("frame",), symbol="t"),
+    Variable("dim", "dimension d; the sphere is S^{d−1}"),
+    Variable("n_particles", "number of samples n"),
+    Variable("repetition", "number of the draw"),
+    Variable("time", "time t", symbol="t"),
+    Variable("frame", "time of the samples kept", symbol="t"),
 )
 _VARIABLES = (
     Variable("w2", "W₂ between n samples and many", dims=("time",)),

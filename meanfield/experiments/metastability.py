@@ -55,8 +55,8 @@ class Settings:
 
 _PARAMETERS = (
     Variable("beta", "inverse temperature β", symbol="\\beta"),
-    Variable("repetition", "number of the start", dtype="int64"),
-    Variable("time", "time t", dims=("time",), symbol="t"),
+    Variable("repetition", "number of the start"),
+    Variable("time", "time t", symbol="t"),
 )
 _VARIABLES = (
     Variable("points", "particles on the circle", dims=("time", "particle", "feature")),

@@ -62,10 +62,10 @@ class Settings:
 
 
 _PARAMETERS = (
-    Variable("dim", "dimension d; the sphere is S^{d−1}", dtype="int64"),
+    Variable("dim", "dimension d; the sphere is S^{d−1}"),
     Variable("beta", "inverse temperature β", symbol="\\beta"),
     Variable("ratio", "coupling over the critical one, K/K_#"),
-    Variable("time", "time t", dims=("time",), symbol="t"),
+    Variable("time", "time t", symbol="t"),
 )
 _VARIABLES = (
     Variable("order", "|∫x dμ|, averaged over the second half of the flow"),

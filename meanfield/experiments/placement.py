@@ -56,9 +56,9 @@ class Settings:
 
 
 _PARAMETERS = (
-    Variable("placement", "where the network normalises", dtype="str"),
+    Variable("placement", "where the network normalises"),
     Variable("beta", "inverse temperature β", symbol="\\beta"),
-    Variable("time", "time t", dims=("time",), symbol="t"),
+    Variable("time", "time t", symbol="t"),
 )
 _VARIABLES = (
     Variable("gap", "1 − cosine of two orthonormal tokens", dims=("time",)),

@@ -49,7 +49,7 @@ class Settings:
     seed: int = setting(0, "seed of the clouds")
 
 
-VARIABLES = (
+_VARIABLES = (
     *LocalLipschitz.columns("worst", words="largest Euclidean constant found"),
     Variable("adversarial", "the same over the adversarial sequences only"),
     Variable("general_bound", "upper bound, Theorem 3.3"),
@@ -60,8 +60,8 @@ VARIABLES = (
     Variable("size", "c = ‖A‖R²"),
     Variable("large_radius_limit", "√n, the largest limit of Theorem 3.7"),
 )
-PARAMETERS = (
-    Variable("n_tokens", "number of tokens n", dtype="int64"),
+_PARAMETERS = (
+    Variable("n_tokens", "number of tokens n"),
     Variable("radius", "radius R of the ball", symbol="R"),
 )
 
@@ -172,7 +172,7 @@ EXPERIMENT = Experiment(
     worst_found,
     Settings(),
     grid=lambda s: {"n_tokens": s.n_tokens, "radius": s.radii},
-    variables=VARIABLES,
-    parameters=PARAMETERS,
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
     figures={"map": regime_map},
 )

@@ -69,7 +69,7 @@ _VARIABLES = (
     Variable("radius", "root mean square of the token norms"),
 )
 _PARAMETERS = (
-    Variable("input_kind", "which inputs", dtype="str"),
+    Variable("input_kind", "which inputs"),
     Variable("n_tokens", "number of tokens n"),
 )
 

@@ -73,7 +73,7 @@ class Settings:
 
 
 _ORDER: dict[str, Any] = {"dims": ("order",)}
-VARIABLES = (
+_VARIABLES = (
     *LocalLipschitz.columns("found", words="largest local constant found"),
     Variable("two_dirac_lower", "what two Diracs reach at least (masked: interleaved, a limit)"),
     Variable("upper", "upper bound, this package"),
@@ -87,11 +87,11 @@ VARIABLES = (
     Variable("order_found", "constant of order p at the measure that is to reach it", **_ORDER),
     Variable("order_upper", "upper bound of order p, this package", **_ORDER),
 )
-PARAMETERS = (
+_PARAMETERS = (
     Variable("radius", "radius R of the ball", symbol="R"),
-    Variable("n_atoms", "number of atoms or tokens n", dtype="int64"),
-    Variable("dim", "dimension d", dtype="int64", symbol="d"),
-    Variable("causal", "masked attention", dtype="bool"),
+    Variable("n_atoms", "number of atoms or tokens n"),
+    Variable("dim", "dimension d", symbol="d"),
+    Variable("causal", "masked attention"),
     Variable("order", "order p of the distance", symbol="p"),
 )
 
@@ -297,8 +297,8 @@ EXPERIMENT = Experiment(
     measure,
     Settings(),
     grid=lambda s: {"radius": s.radii, "n_atoms": s.n_atoms, "dim": s.dims, "causal": s.masks},
-    variables=VARIABLES,
-    parameters=PARAMETERS,
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
     coords=lambda s: {"order": list(ORDERS)},
     figures={"gap": gap, "gap-tokens": gap_of_tokens, "ball-and-sphere": ball_and_sphere},
 )

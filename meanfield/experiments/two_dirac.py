@@ -254,13 +254,13 @@ def _sequences(
 
 def _nothing(n_cases: int, n_steps: int) -> dict[str, np.ndarray]:
     """What stands where a configuration has no sequence or no secants."""
-    shapes = {v.name: (n_cases, n_steps)[: 1 + len(v.dims)] for v in VARIABLES}
-    blank = {v.name: True if v.dtype == "bool" else math.nan for v in VARIABLES}
+    shapes = {v.name: (n_cases, n_steps)[: 1 + len(v.dims)] for v in _VARIABLES}
+    blank = {v.name: True if v.dtype == "bool" else math.nan for v in _VARIABLES}
     return {name: np.full(shape, blank[name]) for name, shape in shapes.items()}
 
 
 _SECANT: dict[str, Any] = {"dims": ("step",)}
-VARIABLES = (
+_VARIABLES = (
     Variable("particle", "local Wasserstein constant, atoms moved as a whole"),
     Variable("splitting", "local Wasserstein constant, one atom split"),
     *LocalLipschitz.columns("value", words="local Wasserstein constant of the two-atom measure"),
@@ -279,13 +279,13 @@ VARIABLES = (
     Variable("general_bound", "upper bound over n tokens in the ball, Theorem 3.3"),
     Variable("general_lower", "what n tokens in the ball reach at least, Proposition 3.4"),
 )
-PARAMETERS = (
+_PARAMETERS = (
     Variable("radius", "radius R of the ball", symbol="R"),
-    Variable("dim", "dimension d", dtype="int64", symbol="d"),
-    Variable("causal", "masked attention", dtype="bool"),
+    Variable("dim", "dimension d", symbol="d"),
+    Variable("causal", "masked attention"),
     Variable("crowd", "place of the heavy atom, in units of R"),
     Variable("log_ratio", "log(light weight / heavy weight)"),
-    Variable("n_tokens", "number of tokens n (0: a weighted pair only)", dtype="int64"),
+    Variable("n_tokens", "number of tokens n (0: a weighted pair only)"),
     Variable("step", "root-mean-square displacement over R"),
 )
 
@@ -466,8 +466,8 @@ EXPERIMENT = Experiment(
     constants,
     Settings(),
     grid=cases,
-    variables=VARIABLES,
-    parameters=PARAMETERS,
+    variables=_VARIABLES,
+    parameters=_PARAMETERS,
     coords=lambda s: {"step": s.steps},
     derived=lambda s: {"layer_seed": s.seed},
     attrs=lambda s: {"gamma": s.gamma},

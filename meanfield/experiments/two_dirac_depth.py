@@ -58,7 +58,7 @@ class Settings:
 _PARAMETERS = (
     Variable("radius", "radius R", symbol="R"),
     Variable("offset", "log-ratio of the weights over the best one for one layer"),
-    Variable("time", "depth t", dims=("time",), symbol="t"),
+    Variable("time", "depth t", symbol="t"),
 )
 _VARIABLES = (
     Variable("log_ratio", "log(light weight / heavy weight)"),

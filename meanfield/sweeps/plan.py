@@ -41,8 +41,8 @@ class Task:
         variables: the meaning of each value returned. A false truth value `..._converged` gives
             the case the status "not converged". None takes names and types from the first case
             that does not fail: numbers, truth values and texts.
-        parameters: the meaning of parameters and of coordinates; one that is not given here is
-            labelled with its name.
+        parameters: the meaning of parameters and of coordinates, whose types and dimensions are
+            those of their values; one that is not given here is labelled with its name.
         coords: values along the variables' own dimensions; they fix the sizes of these.
         batched: call the function once for many cases: each parameter is an array of shape (n,),
             `seeds` (if it has this argument) are n seeds, int64, and all results have a leading
