@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -29,10 +30,7 @@ if TYPE_CHECKING:
     from meanfield.experiments.experiment import Experiment
 
 _logger = logging.getLogger("meanfield")
-_PACKAGES = (
-    *("meanfield", "torch", "numpy", "scipy", "POT", "geomloss", "xarray", "zarr", "matplotlib"),
-    *("pykeops", "dask", "distributed", "transformers", "pooch", "netCDF4"),
-)
+_OTHERS = "matplotlib", "pykeops", "dask", "distributed", "transformers", "pooch", "netCDF4"
 
 
 _FIRST_STEPS = """\
@@ -257,7 +255,6 @@ def _run(options: argparse.Namespace) -> int:
         raise FileNotFoundError(f"--resume: there is no run at {store}")
     import torch
 
-    from meanfield import results
     from meanfield.results.cases import answered
     from meanfield.results.marks import check_replaceable
     from meanfield.sweeps import sweep
@@ -281,12 +278,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.shard or not known.sizes["case"]:
         return _summary(ds)
     ds = experiment.finish(ds)
-    _say(f"wrote {results.write_dataset(ds, store.with_suffix('.zarr'))}")
-    try:
-        _say(f"wrote {results.write_dataset(ds, store.with_suffix('.nc'))}")
-    except ValueError as error:  # netCDF holds less; the answer is whole in the other file
-        _logger.warning("%s is not written: %s", store.with_suffix(".nc"), error)
-        store.with_suffix(".nc").unlink(missing_ok=True)  # it would be of an earlier run
+    _write(ds, store)
     if not options.no_figures:
         begun = time.monotonic()
         _draw(ds, options.name, options.out, stem=options.name, pdf=options.pdf)
@@ -312,6 +304,18 @@ def _in_python(ds: xr.Dataset, path: Path) -> str:
     return f"meanfield.results.to_cube({read}) has one axis per parameter"
 
 
+def _write(ds: xr.Dataset, store: Path) -> None:
+    """The Dataset of a run in both formats, beside its store."""
+    from meanfield.results import write_dataset
+
+    _say(f"wrote {write_dataset(ds, store.with_suffix('.zarr'))}")
+    try:
+        _say(f"wrote {write_dataset(ds, store.with_suffix('.nc'))}")
+    except ValueError as error:  # netCDF holds less; the answer is whole in the other file
+        _logger.warning("%s is not written: %s", store.with_suffix(".nc"), error)
+        store.with_suffix(".nc").unlink(missing_ok=True)  # it would be of an earlier run
+
+
 def _settings(experiment: Experiment, options: argparse.Namespace) -> Any:
     """The settings of a run: the defaults, overridden by the file, overridden by --set."""
     from meanfield.experiments.settings import override, read_toml
@@ -332,9 +336,9 @@ def _draw(ds: xr.Dataset, name: str | None, folder: Path, *, stem: str, pdf: boo
             f"a number, got the variables {list(ds.variables)}"
         )
     animations = {} if name is None else get(name).animations
-    for made in (
-        *save_all(ds, drawings, folder, stem=stem, pdf=pdf),
-        *save_animations(ds, animations, folder, stem=stem),
+    for made in itertools.chain(
+        save_all(ds, drawings, folder, stem=stem, pdf=pdf),
+        save_animations(ds, animations, folder, stem=stem),
     ):
         _say(f"wrote {made}" if isinstance(made, Path) else made)
 
@@ -427,8 +431,10 @@ def _info(options: argparse.Namespace) -> int:
     import importlib.metadata
     import platform
 
+    from meanfield.results.provenance import PACKAGES
+
     _say(f"python        {platform.python_version()} on {platform.platform()}")
-    for package in _PACKAGES:
+    for package in (*PACKAGES, *_OTHERS):
         try:
             version = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

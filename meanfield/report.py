@@ -36,7 +36,6 @@ _LARGEST_SVG = 400_000  # bytes; beyond it a figure is embedded as pixels
 _MESSAGES = 10  # different messages of failed cases that are written out
 _RANDOM = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _CODE = re.compile(r"(`+)(.+?)\1", re.DOTALL)
-_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 _PAGE = """\
 <!DOCTYPE html>
 <html lang="en">
@@ -44,7 +43,8 @@ _PAGE = """\
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="generator" content="meanfield">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta http-equiv="Content-Security-Policy"
+  content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
 <link rel="icon" href="data:,">
 <title>{title}</title>
 <style>
@@ -136,7 +136,7 @@ def write_report(
     )
     heading = escape(title or str(ds.attrs.get("title", "Results")))
     make_folder(target.parent)
-    write_whole(target, _PAGE.format(policy=_POLICY, title=heading, body=body).encode())
+    write_whole(target, _PAGE.format(title=heading, body=body).encode())
     return path
 
 
@@ -160,8 +160,8 @@ def _outcome(ds: xr.Dataset) -> str:
 
 def _troubles(ds: xr.Dataset) -> Iterator[str]:
     """The messages of failed cases with their numbers, and what did not converge."""
-    found = Counter(str(text) for text in ds["message"].values if text) if "message" in ds else {}
-    messages = Counter(found).most_common()
+    texts = ds["message"].values if "message" in ds else ()
+    messages = Counter(str(text) for text in texts if text).most_common()
     yield from (f"{n} failed: {text}" for text, n in messages[:_MESSAGES])
     if len(messages) > _MESSAGES:
         yield f"… and {len(messages) - _MESSAGES} other messages"

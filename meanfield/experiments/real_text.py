@@ -157,18 +157,13 @@ def constants(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
         y, good = at.constant.values, at.constant_converged.values
         ax.plot(n.ravel(), y.ravel(), "o", color=colour, markersize=3, alpha=0.5)
         mark_unconverged(ax, n, y, good)
-        _draw_law(ax, ds, rows.n_tokens, colour, layer=int(ds.layer[k]), causal=causal)
+        layer = int(ds.layer[k])
+        fits = fits_of(ds, quantity="constant", layer=layer, causal=causal, law="free")
+        label = f"layer {layer}: {law(fits)}".removesuffix(": ")
+        power_law(ax, fits, rows.n_tokens, color=colour, label=label)
     ticks_at(ax, rows.n_tokens)
     ax.set_title(f"Local constant of attention, {kind(causal)}\n{source_of(ds)}")
     return ax
-
-
-def _draw_law(ax: Axes, ds: xr.Dataset, n: Any, colour: Any, *, layer: int, causal: bool) -> None:
-    fits = fits_of(ds, quantity="constant", layer=layer, causal=causal, law="free")
-    if not fits.sizes["fit"]:
-        ax.plot([], [], "-", color=colour, label=f"layer {layer}")
-        return
-    power_law(ax, fits, n, color=colour, label=f"layer {layer}: {law(fits)}")
 
 
 @figure("radius")

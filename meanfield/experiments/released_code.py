@@ -171,8 +171,7 @@ def both_quantities(ds: xr.Dataset, *, ax: Axes, kind: str = "head") -> Axes:
     ):
         curve(ax, rows, "n_tokens", quantity, "o", color=colour, label=label)
         fits = fits_of(ds, quantity=quantity, input_kind=kind, law="free")
-        if fits.sizes["fit"]:
-            power_law(ax, fits, rows.n_tokens, color=colour, label=law(fits))
+        power_law(ax, fits, rows.n_tokens, color=colour, label=law(fits))
     ticks_at(ax, rows.n_tokens)
     what = _TITLES[kind].format(head=ds.attrs.get("head"))
     ax.set_title(f"{what}\n{ds.attrs.get('model')}, layer {ds.attrs.get('layer')}")

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 import xarray as xr
 from scipy.special import expit
-from torch import Tensor
 
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
@@ -166,8 +165,10 @@ def constants(
                 _put(found, cases, {"two_dirac_entry": two_dirac_entry(gamma, R, z)})
                 best = z == bounds.two_dirac_best_log_ratio(gamma, R)
                 if masked and best.any():
-                    u = pair.direction
-                    _put(found, cases[best], _interleaved(F, R[best], z[best], u, scales))
+                    every = sampling.interleaved_diracs(
+                        R[best], z[best], pair.direction, scales=scales, growth=1.5
+                    )
+                    _put(found, cases[best], {"interleaved": local_lipschitz(F, every).value})
         for (n,), cases in _alike(of_layer[n_tokens[of_layer] > 0], n_tokens):
             with_steps = steps if n in secant_tokens else ()
             tokens = stack([pair.tokens(R, n) for R in radius[cases].tolist()])
@@ -215,13 +216,6 @@ def _split(
         secants = split_secants(F, mu[k], atom[k], apart[k], [h * radius[k] for h in steps])
         found[k] = to_host(secants.wasserstein.value)
     return found
-
-
-def _interleaved(
-    F: SelfAttention, radius: np.ndarray, log_ratio: np.ndarray, u: Tensor, scales: int
-) -> dict[str, Any]:
-    mu = sampling.interleaved_diracs(radius, log_ratio, u, scales=scales, growth=1.5)
-    return {"interleaved": local_lipschitz(F, mu).value}
 
 
 def _sequences(

@@ -73,7 +73,10 @@ def formula(
 
 
 def power_law(ax: Axes, fits: xr.Dataset, n: Any, **style: Any) -> None:
-    """The law C nᵖ of the first of the fits, over the range of n."""
+    """The law C nᵖ of the first of the fits, over the range of n; of no fit the label alone."""
+    if not fits.sizes["fit"]:
+        ax.plot([], [], "-", **style)
+        return
     C, p = float(fits.fit_constant[0]), float(fits.fit_exponent[0])
     formula(ax, lambda x: C * x**p, n, "-", **{"linewidth": 1.4, **style})
 

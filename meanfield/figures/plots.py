@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,14 +11,7 @@ import numpy as np
 import xarray as xr
 
 from meanfield.checks import choice
-from meanfield.figures.canvas import (
-    FORMULA,
-    colours,
-    figure,
-    kind,
-    short,
-    ticks_at,
-)
+from meanfield.figures.canvas import FORMULA, colours, figure, kind, short, ticks_at
 from meanfield.figures.curves import curve, mark_unconverged
 from meanfield.figures.particles import plot_particle_paths
 from meanfield.figures.selection import by_level, fits_of, levels, source_of
@@ -58,15 +52,16 @@ def plot_growth(
     for name in (x, y, *([by] if by else []), *bounds):
         choice(name, "the Dataset's variable", names)
     words = {str(name): ds[name].attrs.get("long_name", str(name)) for name in ds.variables}
+    dashes = dict(zip(bounds, itertools.cycle(("--", "-.", ":")), strict=False))
     groups = by_level(ds, by) if by else [(colours(1)[0], None, ds)]
     for colour, level, rows in groups:
         rows = rows.sortby(x)
         label = words[y] if by is None else f"{by} = {short(level)}"
         once = len(np.unique(rows[x])) == rows.sizes["case"]
         curve(ax, rows, x, y, "o-" if once else "o", color=colour, label=label)
-        for name, line in zip(bounds, ("--", "-.", ":") * len(bounds), strict=False):
+        for name, line in dashes.items():
             ax.plot(rows[x], rows[name], line, color=colour, linewidth=0.9)
-    for name, line in zip(bounds, ("--", "-.", ":") * len(bounds), strict=False):
+    for name, line in dashes.items():
         ax.plot([], [], f"k{line}", linewidth=0.9, label=words[name])
     ax.set(xscale=_scale(ds[x]), yscale=_scale(ds[y]), xlabel=words[x], ylabel=words[y])
     ticks_at(ax, ds[x])

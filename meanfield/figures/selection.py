@@ -95,9 +95,8 @@ def best(rows: xr.Dataset, name: str, *, over: str) -> xr.Dataset:
 
 def reduced(rows: xr.Dataset, name: str, *, along: str) -> xr.Dataset:
     """Median of a column along a dimension, and ``{name}_converged`` where all of it has."""
-    flags = [flag for flag in (f"{name}_converged",) if flag in rows]
-    medians = rows[[name]].median(along)
-    return medians.assign({flag: rows[flag].all(along) for flag in flags})
+    medians, flag = rows[[name]].median(along), f"{name}_converged"
+    return medians.assign({flag: rows[flag].all(along)}) if flag in rows else medians
 
 
 def fits_of(ds: xr.Dataset, **labels: Any) -> xr.Dataset:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import xarray as xr
 
-_PACKAGES = ("meanfield", "torch", "numpy", "scipy", "POT", "geomloss", "xarray", "zarr")
+PACKAGES = ("meanfield", "torch", "numpy", "scipy", "POT", "geomloss", "xarray", "zarr")
 
 
 def provenance(
@@ -65,7 +65,7 @@ def read_provenance(ds: xr.Dataset) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """The versions of the library's dependencies."""
-    found = {package: _version(package) for package in _PACKAGES}
+    found = {package: _version(package) for package in PACKAGES}
     return {package: version for package, version in found.items() if version}
 
 
