@@ -196,8 +196,9 @@ def _load_zarr(path: Path) -> xr.Dataset:
     with xr.open_zarr(path, consolidated=False, chunks=None, mask_and_scale=False) as opened:
         ds = decode(opened.load())
     # A folder has no order: sorted, so that the same data always read the same.
-    variables = {name: ds[name].variable for name in sorted(ds.data_vars, key=str)}
-    return xr.Dataset(variables, coords=ds.coords, attrs=ds.attrs)
+    names = [*sorted(ds.data_vars, key=str), *sorted(ds.coords, key=str)]
+    variables = {name: ds.variables[name] for name in names}
+    return xr.Dataset(variables, attrs=ds.attrs).set_coords(list(ds.coords))
 
 
 def _load_netcdf(path: Path) -> xr.Dataset:

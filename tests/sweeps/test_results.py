@@ -68,6 +68,14 @@ def test_writing_replaces_what_was_there(tmp_path, suffix):
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
 
+def test_a_zarr_folder_reads_in_one_order_whatever_the_file_system_lists(tmp_path):
+    names = [f"p{k}" for k in range(9)]
+    coords = {name: ("case", [0.0]) for name in names}
+    ds = xr.Dataset({name.upper(): ("case", [1.0]) for name in names}, coords)
+    again = results.read_dataset(results.write_dataset(ds, tmp_path / "result.zarr"))
+    assert [*again.coords, *again.data_vars] == [*names, *map(str.upper, names)]
+
+
 def test_truth_values_are_what_xarray_knows_them_by(tmp_path):
     path = results.write_dataset(rich_dataset(), tmp_path / "result.nc")
     with xr.open_dataset(path, engine="scipy") as raw:
