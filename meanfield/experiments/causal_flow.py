@@ -111,15 +111,12 @@ def _parked(x: np.ndarray, distance: float) -> int:
 
 
 @figure("distance")
-def distance_to_first(ds: xr.Dataset, *, ax: Axes, beta: float | None = None) -> Axes:
+def distance_to_first(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """Distance of each token to the first against time, masked; early tokens are dark.
 
-    Args:
-        ds: of this experiment.
-        ax: where to draw; a new figure if None.
-        beta: which; the smallest if None.
+    Of the smallest β.
     """
-    beta = float(ds.beta.min()) if beta is None else beta
+    beta = float(ds.beta.min())
     one = select(ds, beta=beta).isel(case=0)
     n = ds.sizes["particle"]
     for colour, k in zip(colours(n - 1), range(1, n), strict=True):

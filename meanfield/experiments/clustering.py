@@ -128,19 +128,20 @@ def cluster_count(ds: xr.Dataset, *, ax: Axes) -> Axes:
 
 
 @figure("points")
-def paths(ds: xr.Dataset, *, ax: Axes, space: str = "plane", beta: float | None = None) -> Axes:
+def paths(ds: xr.Dataset, *, ax: Axes, space: str = "plane") -> Axes:
     """Paths of the particles in the first two coordinates, and where they end.
+
+    Of the largest β.
 
     Args:
         ds: of this experiment.
         ax: where to draw; a new figure if None.
         space: "sphere" or "plane".
-        beta: which; the largest if None.
     """
     from matplotlib.patches import Circle
 
     rows = select(ds, space=space)
-    beta = float(rows.beta.max()) if beta is None else beta
+    beta = float(rows.beta.max())
     points = select(rows, beta=beta).isel(case=0).points.values
     draw_paths(ax, points)
     if space == "sphere":

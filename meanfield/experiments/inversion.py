@@ -150,15 +150,12 @@ def _predicted(first: float, factor: float) -> float:
 
 
 @figure("error")
-def errors(ds: xr.Dataset, *, ax: Axes, spread: float | None = None) -> Axes:
+def errors(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """The error of the preimage against the number of fixed-point steps.
 
-    Args:
-        ds: of this experiment.
-        ax: where to draw; a new figure if None.
-        spread: of the tokens; the largest there is if None.
+    Of the tokens that are spread most.
     """
-    spread = float(ds.spread.max()) if spread is None else spread
+    spread = float(ds.spread.max())
     ax.set_yscale("log")
     for colour, factor, rows in by_level(select(ds, spread=spread), "factor"):
         for kernel, line in (("l2", "-"), ("dot product", "-.")):

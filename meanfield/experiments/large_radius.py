@@ -22,7 +22,7 @@ from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import figure, kind
 from meanfield.figures.curves import curve
-from meanfield.figures.selection import by_level, masked
+from meanfield.figures.selection import by_level, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
@@ -118,16 +118,15 @@ def measure(
 
 
 @figure("constant", "constant_converged", "limit", "ceiling")
-def far_out(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
+def far_out(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     """Constant at λX against λ and its limit, for queries that are more or less nearly tied.
 
     Args:
         ds: of this experiment.
         ax: where to draw; a new figure if None.
-        causal: whether to take the masked cases; the plain ones if None, if there are any.
+        causal: whether to take the masked cases.
     """
-    rows, causal = masked(ds, causal)
-    for colour, gap, line in by_level(rows, "gap"):
+    for colour, gap, line in by_level(select(ds, causal=causal), "gap"):
         curve(ax, line, "scale", "constant", color=colour, label=f"gap {gap:g}")
         curve(ax, line, "scale", "limit", "--", color=colour, linewidth=0.9)
     ax.plot([], [], "k--", linewidth=0.9, label="limit, Thm 4.5" if causal else "limit, Thm 3.7")

@@ -132,15 +132,12 @@ def _mean_gap(u: np.ndarray) -> np.ndarray:
 
 
 @figure("gap_reduced", "gap", "gap_random")
-def rates(ds: xr.Dataset, *, ax: Axes, beta: float | None = None) -> Axes:
+def rates(ds: xr.Dataset, *, ax: Axes) -> Axes:
     """1 − cosine against time, for each place of the norm, beside 1/t².
 
-    Args:
-        ds: of this experiment.
-        ax: where to draw; a new figure if None.
-        beta: which; the smallest if None.
+    Of the smallest β.
     """
-    rows = select(ds, beta=float(ds.beta.min()) if beta is None else beta)
+    rows = select(ds, beta=float(ds.beta.min()))
     for colour, name, cases in by_level(rows, "placement"):
         one = cases.isel(case=0)
         curve(ax, one, "time", "gap_reduced", "-", color=colour, label=name)

@@ -27,7 +27,7 @@ from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import colours, figure, kind, ticks_at
 from meanfield.figures.curves import curve, law, mark_unconverged, power_law
 from meanfield.figures.plots import plot_exponents
-from meanfield.figures.selection import fits_of, masked, source_of
+from meanfield.figures.selection import fits_of, masked, model_and_text
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.maps import constant_upper
 from meanfield.measures import ParticleMeasure
@@ -162,7 +162,7 @@ def constants(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
         label = f"layer {layer}: {law(fits)}".removesuffix(": ")
         power_law(ax, fits, rows.n_tokens, color=colour, label=label)
     ticks_at(ax, rows.n_tokens)
-    ax.set_title(f"Local constant of attention, {kind(causal)}\n{source_of(ds)}")
+    ax.set_title(f"Local constant of attention, {kind(causal)}\n{model_and_text(ds)}")
     return ax
 
 
@@ -186,7 +186,7 @@ def radius(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
     # Behind a LayerNorm norms agree to rounding, which is nothing to zoom into.
     ax.set_ylim(0.9 * float(rows.radius.min()), 1.1 * float(rows.radius.max()))
     ticks_at(ax, rows.n_tokens)
-    ax.set_title(f"Radius of the tokens, {kind(causal)}\n{source_of(ds)}")
+    ax.set_title(f"Radius of the tokens, {kind(causal)}\n{model_and_text(ds)}")
     return ax
 
 
@@ -214,7 +214,7 @@ def beside_bounds(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Ax
     general = rows.general_bound.isel(window=0)
     far = f" (Thm 3.3: {float(general.min()):,.0f} to {float(general.max()):,.0f})"
     what = f"Constant at the first window, and its upper bound, {kind(causal)}"
-    ax.set_title(f"{what}\n{source_of(ds)}{far if general.notnull().any() else ''}")
+    ax.set_title(f"{what}\n{model_and_text(ds)}{far if general.notnull().any() else ''}")
     return ax
 
 

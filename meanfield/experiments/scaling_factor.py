@@ -20,7 +20,7 @@ from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import FORMULA, figure
 from meanfield.figures.curves import mark_unconverged
-from meanfield.figures.selection import attribute, source_of
+from meanfield.figures.selection import attribute, model_and_text
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
@@ -113,7 +113,7 @@ def exponents(ds: xr.Dataset, *, ax: Axes) -> Axes:
     label = rf"$\log(n)/2$, n = {n}: above, $e^{{-2\gamma R^2}} < 1/n$"
     ax.axhline(np.log(n) / 2, color="black", linestyle=":", label=label, gid=FORMULA)
     ax.set_ylabel(r"$\gamma R^2$")
-    ax.set_title(f"$\\gamma R^2$ of each head at the radius of its tokens\n{source_of(ds)}")
+    ax.set_title(f"$\\gamma R^2$ of each head at the radius of its tokens\n{model_and_text(ds)}")
     return ax
 
 
@@ -139,7 +139,9 @@ def head_constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
     good = ds.head_constant_converged.astype(bool).all("window").transpose("case", "head").values
     mark_unconverged(ax, layer, constant, good)
     ax.set_ylabel(r"local constant $\|Df(X)\|$ of the head alone")
-    ax.set_title(f"Constant of each head alone, n = {attribute(ds, 'n_tokens')}\n{source_of(ds)}")
+    ax.set_title(
+        f"Constant of each head alone, n = {attribute(ds, 'n_tokens')}\n{model_and_text(ds)}"
+    )
     return ax
 
 

@@ -23,7 +23,7 @@ from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import figure
 from meanfield.figures.curves import curve
-from meanfield.figures.selection import attribute, reduced, source_of
+from meanfield.figures.selection import attribute, model_and_text, reduced
 from meanfield.layers import Chain
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.maps import BallBounds, ball_bounds, constant_upper
@@ -265,7 +265,7 @@ def constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.set(yscale="log", xlabel="block", ylabel=r"local $W_2$ constant")
     ax.set_xticks(ds.layer.values)
     n = attribute(ds, "n_tokens")
-    ax.set_title(f"Local constants through depth\n{source_of(ds)}, {n} tokens")
+    ax.set_title(f"Local constants through depth\n{model_and_text(ds)}, {n} tokens")
     return ax
 
 
@@ -293,7 +293,7 @@ def displacement(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.set(xlabel="block", ylabel="distance / radius after the block", ylim=(0, None))
     ax.set_xticks(ds.layer.values)
     what = "How far each block moves the tokens"
-    ax.set_title(f"{what}\n{source_of(ds)}, {attribute(ds, 'n_tokens')} tokens")
+    ax.set_title(f"{what}\n{model_and_text(ds)}, {attribute(ds, 'n_tokens')} tokens")
     return ax
 
 

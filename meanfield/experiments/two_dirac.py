@@ -393,18 +393,17 @@ def two_atom_constants(
 
 
 @figure("euclidean_secant/euclidean", "wasserstein_secant/euclidean", "euclidean_converged")
-def secants(ds: xr.Dataset, *, ax: Axes, causal: bool = False, radius: float = 1.5) -> Axes:
+def secants(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     """Discrete Euclidean and Wasserstein secants over the constant, as the step shrinks.
 
     Args:
         ds: of this experiment.
         ax: where to draw; a new figure if None.
         causal: whether to take the masked cases (conditional distance).
-        radius: which R; the nearest that the Dataset has.
     """
     rows = _pairs(ds, causal=causal, sequence=True)
     rows = rows.isel(case=np.flatnonzero(np.isfinite(rows.euclidean_secant).all("step").values))
-    radius = rows.radius.values[np.argmin(np.abs(rows.radius.values - radius))]
+    radius = rows.radius.values[np.argmin(np.abs(rows.radius.values - 1.5))]
     plot_secants(select(rows, radius=radius).sortby("n_tokens"), ax=ax)
     return ax
 

@@ -14,7 +14,7 @@ from meanfield.checks import choice
 from meanfield.figures.canvas import FORMULA, colours, figure, kind, short, ticks_at
 from meanfield.figures.curves import curve, mark_unconverged
 from meanfield.figures.particles import plot_particle_paths
-from meanfield.figures.selection import by_level, fits_of, levels, source_of
+from meanfield.figures.selection import by_level, fits_of, levels, model_and_text
 from meanfield.results.shapes import parameters_of
 
 if TYPE_CHECKING:
@@ -178,5 +178,5 @@ def plot_exponents(ds: xr.Dataset, *, ax: Axes) -> Axes:
         ax.axhline(exponent, color="black", linestyle=":", linewidth=0.9, gid=FORMULA)
     ax.set(xlabel="layer", ylabel=r"exponent p of $C\,n^p$, 95 % interval")
     ax.set_xticks(np.unique(ds.fit_layer.values))
-    ax.set_title(f"Growth exponents (dotted: 1/4 and 1/2)\n{source_of(ds)}")
+    ax.set_title(f"Growth exponents (dotted: 1/4 and 1/2)\n{model_and_text(ds)}")
     return ax

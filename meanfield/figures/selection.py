@@ -109,6 +109,6 @@ def fits_of(ds: xr.Dataset, **labels: Any) -> xr.Dataset:
     return ds.isel(fit=np.flatnonzero(keep))
 
 
-def source_of(ds: xr.Dataset) -> str:
+def model_and_text(ds: xr.Dataset) -> str:
     """The line of a title that names the model and the text."""
     return ", ".join(f"{name} {ds.attrs[name]}" for name in ("model", "text") if name in ds.attrs)
