@@ -15,7 +15,7 @@ from meanfield.results.labels import dataset
 # Exponent of each law; None is fitted. [CAP24] draw n^1/4 and n^1/2.
 LAWS: Mapping[str, float | None] = {"free": None, "1/4": 0.25, "1/2": 0.5}
 
-_NAMES = {
+_MEANINGS = {
     "exponent": "exponent p of C nᵖ",
     "exponent_lower": "lower end of the 95 % jackknife interval of p",
     "exponent_upper": "upper end of the 95 % jackknife interval of p",
@@ -89,35 +89,24 @@ def fit_laws(curves: Sequence[tuple[Mapping[str, Any], Any, Any, Any, Any]]) -> 
     rows: list[dict[str, Any]] = []
     for labels, n, y, groups, converged in curves:
         for law, exponent in LAWS.items():
-            row = {f"fit_{name}": value for name, value in labels.items()}
-            rows.append(row | {"fit_law": law} | _fitted(n, y, groups, converged, exponent))
+            rows.append({**labels, "law": law} | _fitted(n, y, groups, converged, exponent))
     variables = [
-        Variable(f"fit_{name}", meaning, dims=("fit",), dtype=_dtype(rows[0][f"fit_{name}"]))
-        for name, meaning in _NAMES.items()
-    ]
-    known = {variable.name for variable in variables}
-    coordinates = [
-        Variable(name, name.removeprefix("fit_"), dims=("fit",), dtype=_dtype(value))
+        Variable(f"fit_{name}", _MEANINGS.get(name, name), dims=("fit",), dtype=_dtype(value))
         for name, value in rows[0].items()
-        if name not in known
     ]
-    columns = {name: [row[name] for row in rows] for name in rows[0]}
-    return dataset(
-        variables,
-        {variable.name: columns[variable.name] for variable in variables},
-        coords={label.name: (label, columns[label.name]) for label in coordinates},
-    )
+    columns = {f"fit_{name}": [row[name] for row in rows] for name in rows[0]}
+    coords = [f"fit_{name}" for name in rows[0] if name not in _MEANINGS]
+    return dataset(variables, columns).set_coords(coords)
 
 
 def _fitted(n: Any, y: Any, groups: Any, converged: Any, exponent: float | None) -> dict[str, Any]:
     fit = fit_power(n, y, exponent=exponent, groups=groups, converged=converged)
-    values = {name: fit[name].item() for name in _NAMES if name != "rms"}
+    values = {name: fit[name].item() for name in _MEANINGS if name != "rms"}
     n, y = np.asarray(n, float), np.asarray(y, float)
     residual = np.log(y) - np.log(values["constant"]) - values["exponent"] * np.log(n)
     if converged is not None:
         residual = residual[np.asarray(converged).astype(bool)]
-    values["rms"] = float(np.sqrt(np.nanmean(residual**2)))
-    return {f"fit_{name}": value for name, value in values.items()}
+    return values | {"rms": float(np.sqrt(np.nanmean(residual**2)))}
 
 
 def _dtype(value: Any) -> str:

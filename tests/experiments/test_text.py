@@ -202,6 +202,7 @@ def test_the_general_bound_with_biases_is_not_exceeded(radius, causal):
 def test_fits_find_the_exponent_that_made_the_points():
     n = np.array([2.0, 8.0, 32.0])
     fits = fit_laws([({"layer": 3}, n, 2 * n**0.5, None, None)])
+    assert set(fits.coords) == {"fit_layer", "fit_law"}
     by_law = dict(zip(fits.fit_law.values, fits.fit_exponent.values, strict=True))
     assert by_law == pytest.approx({"free": 0.5, "1/4": 0.25, "1/2": 0.5})
     assert law(fits) == r"$2\,n^{0.50}$ [0.50, 0.50]"
