@@ -112,35 +112,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("-v", "--verbose", action="store_true", help="log more, show tracebacks")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    listing = commands.add_parser("list", help="the experiments")
-    listing.set_defaults(action=_list)
-    _add_run(commands.add_parser("run", help="run an experiment, save its Dataset and figures"))
+    def command(name: str, action: Any, words: str, store: str = "") -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=words)
+        added.set_defaults(action=action)
+        if store:
+            added.add_argument("store", type=Path, metavar="RUN", help=store)
+        return added
 
-    state = commands.add_parser("status", help="how far a run is, and what failed")
-    state.add_argument("store", type=Path, metavar="RUN", help=_RUN)
+    command("list", _list, "the experiments")
+    _add_run(command("run", _run, "run an experiment, save its Dataset and figures"))
+    state = command("status", _status, "how far a run is, and what failed", _RUN)
     state.add_argument(
         "--check", action="store_true", help="exit code 1 if a file of it is damaged or missing"
     )
-    state.set_defaults(action=_status)
-
-    export = commands.add_parser("export", help="write what a run has so far to one file")
-    export.add_argument("store", type=Path, metavar="RUN", help=_RUN)
+    export = command("export", _export, "write what a run has so far to one file", _RUN)
     export.add_argument("file", type=Path, metavar="FILE", help="ends in .nc or .zarr")
-    export.set_defaults(action=_export)
-
-    plot = commands.add_parser("plot", help="draw the figures of a finished run again")
-    plot.add_argument("store", type=Path, metavar="RUN", help=_RUN)
+    plot = command("plot", _plot, "draw the figures of a finished run again", _RUN)
     plot.add_argument("--out", type=Path, metavar="DIR", help="folder (default: beside it)")
     _add_pdf(plot)
-    plot.set_defaults(action=_plot)
-
-    report = commands.add_parser("report", help="one HTML page of a run or of any Dataset")
-    report.add_argument("store", type=Path, metavar="RUN", help=_ANY)
+    report = command("report", _report, "one HTML page of a run or of any Dataset", _ANY)
     report.add_argument("--out", type=Path, metavar="FILE", help="default: RUN with .html")
-    report.set_defaults(action=_report)
-
-    info = commands.add_parser("info", help="versions, extras and devices, for a bug report")
-    info.set_defaults(action=_info)
+    command("info", _info, "versions, extras and devices, for a bug report")
     return parser
 
 
@@ -178,7 +170,6 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--no-figures", action="store_true", help="only the Dataset")
     _add_pdf(run)
-    run.set_defaults(action=_run)
 
 
 def _add_pdf(command: argparse.ArgumentParser) -> None:
