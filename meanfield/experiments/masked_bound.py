@@ -9,7 +9,6 @@ the sharp one, and the masked bounds (this package): for all measures, and for n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +19,7 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import setting
 from meanfield.figures.canvas import FORMULA, figure, ticks_at
-from meanfield.figures.curves import curve, formula
+from meanfield.figures.curves import curve
 from meanfield.figures.selection import by_level
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import ParticleMeasure
@@ -94,8 +93,9 @@ def hardy(ds: xr.Dataset, *, ax: Axes) -> Axes:
         label = rf"$\|A\|R^2$ = {size:g}"
         curve(ax, rows, "n_tokens", "largest", color=colour, label=label)
         ax.axhline(bounds.theorem_3_5(size, 1, 1), color=colour, linestyle="-.", gid=FORMULA)
-        above = partial(bounds.tokens, size, 1.0, 1.0, causal=True)
-        formula(ax, above, ds.n_tokens, "--", whole=True, color=colour)
+        # That for n uniform tokens would not hold for the weighted clouds.
+        style: Any = {"color": colour, "linewidth": 0.9, "gid": FORMULA}
+        ax.axhline(bounds.masked_mean_field(size, 1, 1), linestyle="--", **style)
     ax.plot([], [], "k-.", label="upper bound of plain attention, Thm 3.5")
     ax.plot([], [], "k--", linewidth=0.9, label="upper bound, masked: this package")
     ticks_at(ax, ds.n_tokens)

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, figures
+from meanfield import (
+    AttentionParameters,
+    ParticleMeasure,
+    SelfAttention,
+    bounds,
+    figures,
+    local_lipschitz,
+)
 from meanfield.experiments import (
     EXPERIMENTS,
     get,
@@ -17,6 +24,7 @@ from meanfield.experiments import (
     regimes,
     sharpness,
 )
+from meanfield.figures.canvas import FORMULA
 from tests.bounds import bounds_oracles
 
 
@@ -72,6 +80,18 @@ def test_masked_attention_exceeds_the_unmasked_bound_and_not_the_hardy_bound():
     assert (ds.largest > ds.unmasked_bound)[zero].all()
     assert (ds.unmasked_sharp <= ds.unmasked_bound).all()
     assert (ds.largest <= ds.hardy_bound).all()
+
+
+def test_the_masked_bound_that_is_drawn_holds_for_weighted_clouds():
+    """Two weighted atoms exceed the bound for two uniform tokens."""
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]), causal=True)
+    mu = ParticleMeasure([[1.0], [-1.0]], weights=[0.05, 0.95], positions=[0.5, 1.0])
+    weighted = float(local_lipschitz(F, mu).value)
+    assert weighted > bounds.tokens(1.0, 1.0, 1.0, 2, causal=True)
+    ds = masked_bound.EXPERIMENT.run(masked_bound.Settings((2, 4), (1.0,), clouds=1))
+    lines = [one for one in masked_bound.hardy(ds).get_lines() if one.get_gid() == FORMULA]
+    (masked,) = [one for one in lines if one.get_linestyle() == "--"]
+    assert min(masked.get_ydata()) > weighted
 
 
 def test_the_bounds_lie_just_above_what_is_found():
