@@ -113,8 +113,8 @@ def measure(
     nu = G(mu)
     found = invert(G, nu, rtol=_RTOL, max_steps=400, strict=False)
     sizes = _sizes(mu.points)
-    found_here = local_lipschitz(F, mu, geometry="euclidean", rtol=1e-2, strict=False)
-    local = float(found_here.value.max())
+    here = local_lipschitz(F, mu, geometry="euclidean", rtol=1e-2, strict=False)
+    local = float(here.value.max())
     first = float((_sizes(G(nu).points - nu.points) / sizes).max())
     return {
         "error": _errors(G, mu, nu),

@@ -87,13 +87,12 @@ def collapse(
     """The same network on an orthonormal and on a random start."""
     times = dynamics.log_clock(_FIRST, last, n_times - 1)
     exact = torch.eye(n_tokens, dtype=torch.float64)
+    F = SelfAttention(AttentionParameters.from_bilinear(beta * exact, exact))
     drawn = sampling.sphere(n_tokens, dim, generator=generator)
     # The flow stays in the span of its start, so n coordinates hold a start of R^d.
     basis = torch.linalg.qr(drawn.mT)[0]
     gaps = []
     for start in (exact, drawn @ basis):
-        eye = torch.eye(n_tokens, dtype=torch.float64)
-        F = SelfAttention(AttentionParameters.from_bilinear(beta * eye, eye))
         velocity, mu, constraint = dynamics.placed(F, ParticleMeasure(start), placement)
         ds = dynamics.flow(
             velocity,

@@ -95,7 +95,8 @@ def measure(
     )
     F = source.attention(layer)
     if input_kind == "tokens":
-        mu = _random_tokens(source, n_tokens, layer)
+        points = inputs.clouds(source, inputs.RANDOM_TEXT, n_tokens, 1, layers=[layer])[0, 0]
+        mu = ParticleMeasure.from_sequence(points)
     else:
         mu = _pair(source, input_kind, layer, head).tokens(input_radius, n_tokens)
     constant = local_lipschitz(F, mu, geometry="euclidean", strict=False)
@@ -117,11 +118,6 @@ def released_quantity(F: SelfAttention, mu: ParticleMeasure) -> torch.Tensor:
     """
     pulled = F.linearize(mu).rmatvec(F(mu).points)
     return torch.linalg.vector_norm(pulled, dim=(-2, -1)).sqrt()
-
-
-def _random_tokens(source: Transformer, n_tokens: int, layer: int) -> ParticleMeasure:
-    points = inputs.clouds(source, inputs.RANDOM_TEXT, n_tokens, 1, layers=[layer])[0, 0]
-    return ParticleMeasure.from_sequence(points)
 
 
 @functools.lru_cache(maxsize=4)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import xarray as xr
-from torch import Tensor
 
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
@@ -114,15 +113,17 @@ def measure(
     _, found = worst_case(
         F, radius, n_atoms=n_atoms, starts=starts, steps=steps, generator=generator
     )
-    pairs = _two_diracs(radius, eye[0])
+    ratio = bounds.two_dirac_best_log_ratio(1.0, radius)
     upper = bounds.masked_mean_field if causal else bounds.mean_field
     lower = bounds.masked_two_dirac_lower if causal else bounds.two_dirac_lower
     extremality = math.nan
     if causal:
-        found = max(found, _interleaved(F, radius, eye[0], scales, growth), key=float)
+        mu = sampling.interleaved_diracs(radius, ratio, eye[0], scales=scales, growth=growth)
+        found = max(found, local_lipschitz(F, mu, strict=False), key=float)
     else:
-        best = float(local_lipschitz(F, pairs).value.max())
-        extremality = float(found.value) / best
+        ratios = ratio + torch.linspace(-8.0, 8.0, _WEIGHTS, dtype=torch.float64)
+        pairs = local_lipschitz(F, sampling.two_diracs(radius, ratios, eye[0]))
+        extremality = float(found.value) / float(pairs.value.max())
     return {
         **found.values("found"),
         "two_dirac_lower": lower(1.0, radius),
@@ -134,21 +135,6 @@ def measure(
         "order_found": [_order_found(F, radius, p) for p in ORDERS],
         "order_upper": upper(1.0, 1.0, radius, p=np.array(ORDERS)),
     }
-
-
-def _two_diracs(radius: float, u: Tensor) -> ParticleMeasure:
-    """A batch over ratios of weights."""
-    best = bounds.two_dirac_best_log_ratio(1.0, radius)
-    ratios = best + torch.linspace(-8.0, 8.0, _WEIGHTS, dtype=torch.float64)
-    return sampling.two_diracs(radius, ratios, u)
-
-
-def _interleaved(
-    F: SelfAttention, radius: float, u: Tensor, scales: int, growth: float
-) -> LocalLipschitz:
-    ratio = bounds.two_dirac_best_log_ratio(1.0, radius)
-    mu = sampling.interleaved_diracs(radius, ratio, u, scales=scales, growth=growth)
-    return local_lipschitz(F, mu, strict=False)
 
 
 def _tokens(

@@ -317,10 +317,6 @@ def derived(s: Any, depths: Mapping[str, int], causal: bool | None = None) -> di
     }
 
 
-def _derived(s: Settings) -> dict[str, Any]:
-    return derived(s, {s.model: s.depth}, s.causal)
-
-
 EXPERIMENT = Experiment(
     measure,
     Settings(),
@@ -331,7 +327,7 @@ EXPERIMENT = Experiment(
         "layer": np.arange(inputs.source_of(s).n_layers),
         "epsilon": np.array(s.epsilons),
     },
-    derived=_derived,
+    derived=lambda s: derived(s, {s.model: s.depth}, s.causal),
     attrs=inputs.labels,
     figures={"constants": constants, "displacement": displacement},
 )
