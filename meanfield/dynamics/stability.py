@@ -19,7 +19,7 @@ from meanfield.dynamics.trajectories import trajectory
 from meanfield.dynamics.velocities import Velocity, layers_of
 from meanfield.layers.composition import identity_at
 from meanfield.lipschitz import local_lipschitz
-from meanfield.lipschitz.local import LocalLipschitz, constant_of
+from meanfield.lipschitz.constant import LocalLipschitz, constant_of
 from meanfield.maps import Linearisation
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results import Variable

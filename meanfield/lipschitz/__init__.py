@@ -4,17 +4,18 @@ Works for any map of measures; one that declares its own linearisation (`meanfie
 is faster.
 """
 
-# Files, each importing only those before it: `differentiable`, `local`, `cross`, `remainders`,
-# `compression`, `infinity`, `localization`, `search`, `secant`, `comparison`, `ball`,
-# `certified`, `orders`, `monitor`.
+# Files, each importing only those before it: `constant`, `differentiable`, `local`, `cross`,
+# `remainders`, `compression`, `infinity`, `localization`, `search`, `secant`, `comparison`,
+# `ball`, `certified`, `orders`, `monitor`.
 
 from meanfield.lipschitz.ball import ball_upper
 from meanfield.lipschitz.certified import Readout, certified_radius
 from meanfield.lipschitz.comparison import compare_lemma_3_2
 from meanfield.lipschitz.compression import compression_error
+from meanfield.lipschitz.constant import LocalLipschitz
 from meanfield.lipschitz.cross import cross_lipschitz
 from meanfield.lipschitz.infinity import infinity_norm
-from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
+from meanfield.lipschitz.local import local_lipschitz
 from meanfield.lipschitz.localization import localize
 from meanfield.lipschitz.monitor import monitor
 from meanfield.lipschitz.orders import local_order

@@ -18,7 +18,8 @@ from meanfield.checks import (
     number,
 )
 from meanfield.images import check_map
-from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
+from meanfield.lipschitz.constant import LocalLipschitz
+from meanfield.lipschitz.local import local_lipschitz
 from meanfield.lipschitz.secant import SecantRatio, euclidean_secant_ratio, secant_ratio
 from meanfield.maps import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, split, stack

@@ -5,7 +5,8 @@ from __future__ import annotations
 from meanfield.attention import CrossAttention
 from meanfield.checks import describe
 from meanfield.linalg import NormEstimate, NormSolver, operator_norm
-from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
+from meanfield.lipschitz.constant import LocalLipschitz
+from meanfield.lipschitz.local import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from meanfield.results.answers import Answer, labelled
 

@@ -1,16 +1,16 @@
 """The gradient of a local constant in the points, the log-weights and the parameters of the map.
 
 σ = ‖Jv‖ for the top right singular vector v, and its first variation is ⟨u, dJ v⟩ with u = Jv/σ:
-that of v contributes nothing, since σ is stationary in it. So the gradient of σ is that of ‖Jv‖
-at fixed v, one derivative of F along v that is recorded. It exists where σ is a simple singular
-value of the linearisation.
+those of u and v contribute nothing, since σ is stationary in them. So the gradient of σ is that of
+⟨u, Jv⟩ at fixed u and v, one derivative of F along v that is recorded. It exists where σ is a
+simple singular value of the linearisation.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from torch import Tensor
 from meanfield.autodiff import derivative_along
 from meanfield.linalg import Lanczos, LinearMap, operator_norm
 from meanfield.linalg.norms import largest_block_norm
+from meanfield.linalg.vectors import normalised
+from meanfield.lipschitz.constant import LocalLipschitz, split_displacement
 from meanfield.maps import Linearisation, Map
 from meanfield.measures import ParticleMeasure, divided
 
@@ -30,45 +32,11 @@ _ROUNDINGS = 1e3
 _AGREES = {torch.float64: 1e-6, torch.float32: 1e-2}
 
 
-@dataclass(frozen=True, eq=False)
-class Components:
-    """The two components of a local constant, without a record of gradients.
-
-    Attributes:
-        particle: ‖J‖, ``(*batch,)``.
-        direction: its unit vector, ``(*batch, n, d)``.
-        splitting: of the field, ``(*batch,)``, or None for the Euclidean constant.
-        atom: the atom that splits, ``(*batch,)``, or None.
-        splitting_direction: the unit vector along which it does, ``(*batch, d)``, or None.
-        residual: relative residual of the singular triples, ``(*batch,)``.
-    """
-
-    particle: Tensor
-    direction: Tensor
-    splitting: Tensor | None
-    atom: Tensor | None
-    splitting_direction: Tensor | None
-    residual: Tensor
-
-    @property
-    def splits(self) -> Tensor:
-        """Where the splitting component is the larger one, ``(*batch,)``."""
-        if self.splitting is None:
-            return torch.zeros_like(self.particle, dtype=torch.bool)
-        return self.splitting > self.particle
-
-    @property
-    def value(self) -> Tensor:
-        """The larger component."""
-        splitting = self.particle if self.splitting is None else self.splitting
-        return torch.maximum(self.particle, splitting)
-
-
 def differentiable_value(
     F: Map,
     mu: ParticleMeasure,
     at: Linearisation,
-    found: Components,
+    found: LocalLipschitz,
     *,
     rtol: float,
     strict: bool,
@@ -82,7 +50,7 @@ def differentiable_value(
         F: the map.
         mu: μ.
         at: the linearisation of F at μ, in the geometry of the constant.
-        found: its components.
+        found: the constant, without a gradient.
         rtol: as of the constant, for the second singular value.
         strict: whether the second singular value is looked for; without it the gradient at a
             double one is that along the vector found, one of the generalised gradients.
@@ -90,14 +58,7 @@ def differentiable_value(
     asks = mu.points.requires_grad or mu.log_weights.requires_grad
     if not torch.is_grad_enabled() or not (asks or F.asks_for_gradient(mu)):
         return found.value
-    splits = found.splits
-    slopes = []
-    if not bool(splits.all()):
-        slopes.append((~splits, _moved(F, mu, found)))
-    if bool(splits.any()):
-        slopes.append((splits, _split(F, mu, found)))
-    recorded = sum(torch.where(chosen, slope, 0.0) for chosen, slope in slopes)
-    assert isinstance(recorded, Tensor)
+    recorded = recorded_value(F, mu, found)
     slope = recorded.detach()
 
     def check(wanted: Tensor) -> None:
@@ -130,29 +91,51 @@ class _Recorded(torch.autograd.Function):
         return cotangent, None, None
 
 
-# --- ‖Jv‖ at fixed v ---
+# --- ⟨u, Jv⟩ at fixed u and v ---
 
 
-def _moved(F: Map, mu: ParticleMeasure, found: Components) -> Tensor:
-    """‖Jv‖ as atoms move as a whole."""
+def recorded_value(F: Map, mu: ParticleMeasure, found: LocalLipschitz) -> Tensor:
+    """⟨u, Jv⟩ of the larger component, with a gradient in μ and in parameters of F."""
+    splits, value = _splits(found), torch.zeros_like(found.value)
+    if not bool(splits.all()):
+        value = value + torch.where(splits, 0.0, _length(_moved(F, mu, found)))
+    if bool(splits.any()):
+        value = value + torch.where(splits, _length(_split(F, mu, found)), 0.0)
+    return value
+
+
+def _splits(found: LocalLipschitz) -> Tensor:
+    """Where the splitting component is the larger one, ``(*batch,)``."""
+    if found.splitting is None:
+        return torch.zeros_like(found.particle, dtype=torch.bool)
+    return found.splitting > found.particle
+
+
+def _length(image: Tensor) -> Tensor:
+    """⟨u, image⟩, u its direction, held fixed: no square leaves the number range."""
+    u = normalised(image.detach().flatten(-2))[0].reshape(image.shape)
+    return (u * image).sum((-2, -1))
+
+
+def _moved(F: Map, mu: ParticleMeasure, found: LocalLipschitz) -> Tensor:
+    """Jv as atoms move as a whole."""
     present = (mu.log_weights > -math.inf)[..., None]
     root = torch.ones_like(mu.points[..., :1])
     if found.splitting is not None:
         root = torch.where(present, 0.5 * mu.log_weights[..., None], 0.0).exp()
     image = derivative_along(F, mu, torch.where(present, found.direction / root, 0.0))
-    return torch.linalg.vector_norm(torch.where(present, root * image, 0.0), dim=(-2, -1))
+    return torch.where(present, root * image, 0.0)
 
 
-def _split(F: Map, mu: ParticleMeasure, found: Components) -> Tensor:
-    """‖D_xΓ_μ(xᵢ) w‖: atom i is stored twice, and its copies move apart."""
-    assert found.atom is not None and found.splitting_direction is not None
-    twice, step = divided(mu, found.atom), found.splitting_direction[..., None, :]
-    first = torch.nn.functional.one_hot(found.atom, mu.n_particles).to(mu.points)[..., None] * step
-    image = derivative_along(F, twice, torch.cat([first, -step], -2))
-    index = found.atom[..., None, None].expand(*found.atom.shape, 1, image.shape[-1])
+def _split(F: Map, mu: ParticleMeasure, found: LocalLipschitz) -> Tensor:
+    """D_xΓ_μ(xᵢ) w, ``(*batch, 1, d_out)``: atom i is stored twice, and its copies move apart."""
+    assert found.splitting_atom is not None and found.splitting_direction is not None
+    atom, step = found.splitting_atom, found.splitting_direction[..., None, :]
+    apart = torch.cat([split_displacement(found), -step], -2)
+    image = derivative_along(F, divided(mu, atom), apart)
+    index = atom[..., None, None].expand(*atom.shape, 1, image.shape[-1])
     # The images of the copies move oppositely, up to rounding.
-    apart = 0.5 * (image.gather(-2, index) - image[..., -1:, :])
-    return torch.linalg.vector_norm(apart, dim=(-2, -1))
+    return 0.5 * (image.gather(-2, index) - image[..., -1:, :])
 
 
 # --- whether it is differentiable ---
@@ -172,12 +155,12 @@ def _check_agreement(slope: Tensor, value: Tensor, wanted: Tensor) -> None:
 def _check_simple(
     particlewise: bool,
     at: Linearisation,
-    found: Components,
+    found: LocalLipschitz,
     wanted: Tensor,
     *,
     rtol: float,
 ) -> None:
-    value, splits = found.value, found.splits
+    value, splits = found.value, _splits(found)
     second = torch.zeros_like(value)
     with torch.no_grad():
         # The value alone: a larger one that it misses would make σ itself wrong.
@@ -187,10 +170,8 @@ def _check_simple(
             rest = operator_norm(_deflated(at.atoms, found.direction), **how)
             second = torch.where(splits, second, rest.value * (1 + rest.error))
         if bool((wanted & splits).any()):
-            assert found.atom is not None and found.splitting_direction is not None
-            chosen = torch.nn.functional.one_hot(found.atom, at.field.batch_shape[-1])
-            v = chosen[..., None] * found.splitting_direction[..., None, :]
-            rest, _ = largest_block_norm(_deflated(at.field, v[..., None, :]), **how)
+            v = split_displacement(found)[..., None, :]
+            rest, _ = largest_block_norm(_deflated(at.field, v), **how)
             second = torch.where(splits, rest.value * (1 + rest.error), second)
     if found.splitting is not None and not particlewise:
         # Of maps that move atoms by themselves both components are one.

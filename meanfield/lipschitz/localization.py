@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import choice, describe
-from meanfield.lipschitz.local import LocalLipschitz
+from meanfield.lipschitz.constant import LocalLipschitz, split_displacement
 from meanfield.maps import as_map, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results.answers import Answer, labelled
@@ -89,7 +89,7 @@ def localize(
             f"expected the constant of this measure, of points {tuple(mu.points.shape)}, got one "
             f"with a direction {tuple(constant.direction.shape)}"
         )
-    v = constant.direction if component == "particle" else _one_atom(constant, mu)
+    v = constant.direction if component == "particle" else split_displacement(constant)
 
     def respond(G: MeasureMap) -> Tensor:
         at = linearize(G, mu, geometry=constant.geometry)
@@ -110,15 +110,6 @@ def localize(
         heads=_heads([respond(G) / scale for G in F.heads], image, safe),
         component=component,
     )
-
-
-def _one_atom(constant: LocalLipschitz, mu: ParticleMeasure) -> Tensor:
-    """The splitting direction at its atom, 0 elsewhere, ``(*batch, n, d)``."""
-    if constant.splitting_atom is None or constant.splitting_direction is None:
-        raise ValueError("expected a constant of geometry 'wasserstein', got a Euclidean one")
-    at = constant.splitting_atom[..., None, None].expand(*mu.batch_shape, 1, mu.dim)
-    direction = constant.splitting_direction.unsqueeze(-2)
-    return torch.zeros_like(mu.points).scatter(-2, at, direction)
 
 
 def _shares(v: Tensor) -> Tensor:

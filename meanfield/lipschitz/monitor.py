@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from meanfield.checks import count, describe
-from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
+from meanfield.lipschitz.constant import LocalLipschitz
+from meanfield.lipschitz.local import local_lipschitz
 from meanfield.maps import Map, as_map
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results import Variable

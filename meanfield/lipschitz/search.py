@@ -10,8 +10,9 @@ from torch import Tensor
 
 from meanfield import sampling
 from meanfield.checks import as_bool, as_generator, check_dim, count, number, to_host
-from meanfield.linalg.vectors import normalised
-from meanfield.lipschitz.local import LocalLipschitz, local_lipschitz
+from meanfield.lipschitz.constant import LocalLipschitz
+from meanfield.lipschitz.differentiable import recorded_value
+from meanfield.lipschitz.local import local_lipschitz
 from meanfield.maps import Map, as_map
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
@@ -77,31 +78,18 @@ def worst_case(
         check_measure(mu, "candidates")
         more_points, more_logs = _fit(mu, n_atoms, dim, radius)
         points, logs = torch.cat([points, more_points]), torch.cat([logs, more_logs])
-    best = _Best()
-    step = torch.full((len(points), 1, 1), 0.1, dtype=torch.float64)
-    moments = [torch.zeros_like(t) for t in (points, points, logs, logs)]
+    highest, best = -math.inf, None
+    moments = [(torch.zeros_like(t), torch.zeros_like(t)) for t in (points, logs)]
     for done in range(1, steps + 1):
         mu = ParticleMeasure(points, log_weights=logs, positions=positions)
-        constant = _constants(F, mu)
-        best.offer(mu, constant.value)
+        constant = local_lipschitz(F, mu, rtol=1e-3, strict=False)
+        value, k = constant.value.max(0)
+        if (found := float(value)) > highest:
+            highest, best = found, mu[int(k)]
         gradients = _gradients(F, mu, constant)
-        points, logs = _ascend(points, logs, gradients, moments, step, done, steps, radius)
-    assert best.measure is not None
-    return best.measure, local_lipschitz(F, best.measure)
-
-
-class _Best:
-    """The best measure seen."""
-
-    def __init__(self) -> None:
-        self.value, self.measure = -math.inf, None
-
-    measure: ParticleMeasure | None
-
-    def offer(self, mu: ParticleMeasure, values: Tensor) -> None:
-        k = int(values.argmax())
-        if float(values[k]) > self.value:
-            self.value, self.measure = float(values[k]), mu[k]
+        points, logs = _ascend(points, logs, gradients, moments, done, steps, radius)
+    assert best is not None
+    return best, local_lipschitz(F, best)
 
 
 def _random_starts(
@@ -170,66 +158,22 @@ def _fit(mu: ParticleMeasure, n: int, dim: int, radius: float) -> tuple[Tensor, 
     return points, logs.clamp_min(_LIGHTEST)
 
 
-def _constants(F: MeasureMap, mu: ParticleMeasure) -> LocalLipschitz:
-    return local_lipschitz(F, mu, rtol=1e-3, strict=False)
-
-
-def _gradients(
-    F: MeasureMap, mu: ParticleMeasure, constant: LocalLipschitz
-) -> tuple[Tensor, Tensor]:
+def _gradients(F: Map, mu: ParticleMeasure, constant: LocalLipschitz) -> tuple[Tensor, Tensor]:
     """Gradients of log σ in points and log-weights, for whichever component is larger."""
-    assert constant.splitting is not None and constant.splitting_atom is not None
-    assert constant.splitting_direction is not None
-    by_splitting = constant.splitting > constant.particle
-    at = constant.splitting_atom[:, None, None].expand(-1, 1, mu.dim)
-    v_split = torch.zeros_like(mu.points).scatter(1, at, constant.splitting_direction[:, None, :])
     points = mu.points.detach().requires_grad_()
     logs = mu.log_weights.detach().requires_grad_()
-    moved = _weighted_image(F, mu, points, logs, constant.direction)
-    sigma = (_unit(moved.detach()) * moved).sum((-2, -1))
-    split = _split_image(F, mu, points, logs, v_split)
-    sigma_split = (_unit(split.detach()) * split).sum((-2, -1))
-    chosen = torch.where(by_splitting, sigma_split, sigma)
-    objective = chosen.clamp_min(1e-300).log().sum()
+    at = ParticleMeasure(points, log_weights=logs, positions=mu.positions)
+    objective = recorded_value(F, at, constant).clamp_min(1e-300).log().sum()
     gradients = torch.autograd.grad(objective, (points, logs))
     clean = [torch.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0) for g in gradients]
     return clean[0], clean[1]
-
-
-def _weighted_image(
-    F: MeasureMap, mu: ParticleMeasure, points: Tensor, logs: Tensor, v: Tensor
-) -> Tensor:
-    """D^½ J D^−½ v, differentiable in points and log-weights."""
-    half = 0.5 * logs[..., None]
-    return half.exp() * _tangent(F, mu.positions, points, logs, (-half).exp() * v)
-
-
-def _split_image(
-    F: MeasureMap, mu: ParticleMeasure, points: Tensor, logs: Tensor, v: Tensor
-) -> Tensor:
-    """D_xΓ_μ(xᵢ) vᵢ by moving the halves of the atoms apart."""
-    doubled = points.repeat_interleave(2, -2)
-    halves = logs.repeat_interleave(2, -1) - math.log(2)
-    pair = torch.stack([v, -v], -2).flatten(-3, -2)
-    positions = None if mu.positions is None else mu.positions.repeat_interleave(2, -1)
-    return _tangent(F, positions, doubled, halves, pair).unflatten(-2, (-1, 2))[..., 0, :]
-
-
-def _tangent(
-    F: MeasureMap, positions: Tensor | None, points: Tensor, logs: Tensor, direction: Tensor
-) -> Tensor:
-    def move(x: Tensor) -> Tensor:
-        return F(ParticleMeasure(x, log_weights=logs, positions=positions)).points
-
-    return torch.func.jvp(move, (points,), (direction,))[1]
 
 
 def _ascend(
     points: Tensor,
     logs: Tensor,
     gradients: tuple[Tensor, Tensor],
-    moments: list[Tensor],
-    step: Tensor,
+    moments: list[tuple[Tensor, Tensor]],
     count: int,
     total: int,
     radius: float,
@@ -237,21 +181,16 @@ def _ascend(
     """One step of Adam from each start, then back into the ball; steps shrink to a thousandth."""
     rate = 0.001 ** (count / total)
     moved = []
-    for k, (value, gradient) in enumerate(zip((points, logs), gradients, strict=True)):
-        first, second = moments[2 * k], moments[2 * k + 1]
+    parts = zip((points, logs), gradients, moments, (0.1 * radius, 0.5), strict=True)
+    for value, gradient, (first, second), size in parts:
         first.mul_(0.9).add_(gradient, alpha=0.1)
         # One scale per measure: per coordinate, those where symmetry leaves only rounding for a
         # gradient would take steps as long as the others.
         dims = tuple(range(1, gradient.ndim))
         second.mul_(0.99).add_((gradient**2).mean(dims, keepdim=True), alpha=0.01)
         scaled = first / (1 - 0.9**count) / ((second / (1 - 0.99**count)).sqrt() + 1e-12)
-        size = step * radius if k == 0 else 5.0 * step[..., 0]
         moved.append(value + rate * size * scaled)
     length = torch.linalg.vector_norm(moved[0], dim=-1, keepdim=True)
     # Slightly inside, so that rounding does not leave the ball.
     inside = moved[0] * (radius * (1 - 1e-15) / length.clamp_min(radius))
     return inside, moved[1].clamp_min(_LIGHTEST).log_softmax(-1)
-
-
-def _unit(image: Tensor) -> Tensor:
-    return normalised(image.flatten(-2))[0].reshape(image.shape)

@@ -50,6 +50,7 @@ LOOKS = {
     "merging.py": 1,  # one a block of distances
     "particlewise.py": 1,  # a number of the caller
     "reduced.py": 1,  # a flow of a radius, on the host
+    "search.py": 1,  # one a step, on the host
     "sinkhorn.py": 1,  # one a step, of n² numbers
     "stability.py": 5,  # times, and one a layer
     "trajectories.py": 2,  # times, and one an output time

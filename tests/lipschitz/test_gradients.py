@@ -124,6 +124,20 @@ def test_the_gradient_of_the_splitting_component():
         assert float((grad * along).sum()) == pytest.approx(central(f, at, along), rel=1e-7)
 
 
+@pytest.mark.parametrize("size", [1e-170, 1e170])
+@pytest.mark.parametrize("geometry", ["wasserstein", "euclidean"])
+def test_constants_whose_squares_leave_the_number_range_have_gradients(size, geometry):
+    mu, A, V = splitting_case()
+
+    def gradient(V):
+        x = mu.points.clone().requires_grad_()
+        F = SelfAttention(AttentionParameters.from_bilinear(A, V))
+        local_lipschitz(F, mu.replace(x), geometry=geometry).value.backward()
+        return x.grad
+
+    torch.testing.assert_close(gradient(size * V) / size, gradient(V), rtol=1e-9, atol=1e-12)
+
+
 def test_a_batch_has_the_gradients_of_its_measures():
     w = matrices(3)
     points, scores = draw(3, N, D, seed=5), draw(3, N, seed=6)
