@@ -101,9 +101,9 @@ def start_tangent(size: int, miss: float) -> float:
     """tan φ that the start of an iteration stays below with probability 1 − miss.
 
     The start r is uniform on the sphere of R^N: |⟨r, v⟩| ≤ t has probability at most
-    t √(2(N−1)/π) for every unit vector v.
+    t √(2(N−1)/π) for every unit vector v; for N = 2 it is 2 arcsin(t)/π, at most t.
     """
     if size == 1:
         return 0.0
-    cosine = miss / math.sqrt(2 * (size - 1) / math.pi)
+    cosine = miss / max(1.0, math.sqrt(2 * (size - 1) / math.pi))
     return math.sqrt(1 - cosine**2) / cosine
