@@ -29,10 +29,10 @@ Papamakarios, Mnih, *The Lipschitz Constant of Self-Attention*, ICML 2021. "This
 statements that are not in the papers; the page "Sharp constants" of the documentation proves them.
 """
 
-# Files: `sharp` (this package's upper bounds), `running` (under a mask), `spheres` (behind a
-# norm), `diracs` (its lower ones), `rates` (for a given A), `scores` (other kernels), `theorems`
-# (the papers' own), `layer` (from heads to a layer), `l2` (L2 attention on n tokens), `tables`
-# (all of them at once: `statements`, `upper_rows`, `point_rows`, `lower_rows`).
+# Files: `golden` (a search), `sharp` (this package's upper bounds), `running` (under a mask),
+# `spheres` (behind a norm), `diracs` (its lower ones), `rates` (for a given A), `scores` (other
+# kernels), `theorems` (the papers' own), `layer` (from heads to a layer), `l2` (L2 attention on n
+# tokens), `tables` (all of them at once: `statements`, `upper_rows`, `point_rows`, `lower_rows`).
 
 from meanfield.bounds.diracs import (
     masked_two_dirac_lower,

@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from meanfield.bounds.arguments import exponent, norms, out, square
+from meanfield.bounds.golden import narrowed
 from meanfield.bounds.sharp import kernel_norm
-
-_NARROWINGS, _GOLDEN = 50, (5**0.5 - 1) / 2
 
 
 def exponential_rate(A: Any, radius: Any = 1.0) -> Any:
@@ -42,18 +41,12 @@ def _unit_rate(A: np.ndarray) -> float:
     """For ‖A‖ = 1: a convex function of s, minimised by golden section."""
     square, symmetric = A.T @ A / 2, (A + A.T) / 2
 
-    def bound(log_s: float) -> float:
+    def bound(log_s: Any) -> float:
         s = math.exp(log_s)
         return 0.5 / s + max(0.0, float(np.linalg.eigvalsh(s * square - symmetric)[-1]))
 
     # At the minimum 1/(2s) and s/2 − 1 are at most bound(s = 1) ≤ 2.
-    low, high = math.log(0.25), math.log(6.0)
-    for _ in range(_NARROWINGS):
-        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        if bound(left) < bound(right):
-            high = right
-        else:
-            low = left
+    low, high = narrowed(bound, math.log(0.25), math.log(6.0), steps=50)
     return bound((low + high) / 2)
 
 

@@ -18,8 +18,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-# Golden section in log a, from a bracket of length at most 40 to 1e-13.
-_NARROWINGS, _GOLDEN = 70, (5**0.5 - 1) / 2
+from meanfield.bounds.golden import narrowed
 
 
 def log_masked(
@@ -95,10 +94,8 @@ def _log_least(joint: Callable[[np.ndarray], np.ndarray], p: np.ndarray) -> np.n
 
     low = np.minimum(-np.log(order), 0) - np.log(8) + 0 * joint(np.ones(()))
     high = np.maximum(-np.log(order), 0) + np.log(8) + 0 * low
-    for _ in range(_NARROWINGS):
-        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        smaller = value(left) < value(right)
-        low, high = np.where(smaller, low, left), np.where(smaller, right, high)
+    # From a length of at most 40 to 1e-13.
+    low, high = narrowed(value, low, high, steps=70)
     return value((low + high) / 2)
 
 

@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 
 from meanfield.bounds.arguments import check_together, counts, exponent, norms, orders, out
+from meanfield.bounds.golden import narrowed
 from meanfield.bounds.running import log_masked
 from meanfield.checks import as_bool, count
 
 _GRID = np.linspace(0.0, 1.0, 65)
-# Golden section from a bracket of two grid steps to 1e-9; the maximum then is good to 1e-17.
-_NARROWINGS, _GOLDEN = 40, (5**0.5 - 1) / 2
 
 
 def mean_field(norm_A: Any, norm_V: Any, radius: Any, *, p: Any = 2.0, shift: Any = 0.0) -> Any:
@@ -179,10 +178,8 @@ def _peak(c: np.ndarray) -> np.ndarray:
 
     best = _GRID[np.argmax(product(_GRID), axis=-1)][..., None]
     low, high = np.clip(best - _GRID[1], 0, 1), np.clip(best + _GRID[1], 0, 1)
-    for _ in range(_NARROWINGS):
-        left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
-        smaller = product(left) < product(right)
-        low, high = np.where(smaller, left, low), np.where(smaller, high, right)
+    # From two grid steps to 1e-9; the maximum then is good to 1e-17.
+    low, high = narrowed(lambda t: -product(t), low, high, steps=40)
     return product(np.concatenate([low, best, high], -1)).max(-1)
 
 

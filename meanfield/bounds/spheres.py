@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from meanfield.bounds.arguments import check_together, exponent, norms, out
+from meanfield.bounds.golden import narrowed
 from meanfield.bounds.sharp import kernel_norm
 
 # Of the search for a maximum over ζ: a grid, and golden section about its highest places.
-_PLACES, _TOPS, _STEPS, _GOLDEN = 129, 8, 40, (5**0.5 - 1) / 2
+_PLACES, _TOPS = 129, 8
 _SCALES, _ROUNDS = 33, 10  # of the search for λ: 16^−10 of the first bracket
 _LARGEST = 750.0  # e^c is no float64 beyond
 
@@ -86,8 +87,5 @@ def _largest(c: float, log_scales: np.ndarray) -> np.ndarray:
     tops = np.argpartition(found, -_TOPS, axis=1)[:, -_TOPS:]
     left = angles[np.maximum(tops - 1, 0)]
     right = angles[np.minimum(tops + 1, len(angles) - 1)]
-    for _ in range(_STEPS):
-        first, second = right - _GOLDEN * (right - left), left + _GOLDEN * (right - left)
-        smaller = value(first) < value(second)
-        left, right = np.where(smaller, first, left), np.where(smaller, right, second)
+    left, right = narrowed(lambda angle: -value(angle), left, right, steps=40)
     return np.maximum(found.max(1), value((left + right) / 2).max(1))
