@@ -105,7 +105,8 @@ class Layer:
     def norm_A(self) -> np.ndarray:
         """‖A_h‖, (H,), from k × k matrices."""
         keys = np.swapaxes(as_floats(self._key), -1, -2)
-        return self._scale * _product_norms(keys, as_floats(self.parameters.query))
+        scale = np.abs(as_floats(self.parameters.scale))
+        return scale * _product_norms(keys, as_floats(self.parameters.query))
 
     @cached_property
     def norm_V(self) -> np.ndarray:
@@ -118,24 +119,20 @@ class Layer:
 
     @cached_property
     def shift(self) -> np.ndarray:
-        """|c_h|, (H,), c = scale · Kᵀ b_Q: what a query bias adds to Ax; 0 without one."""
-        return self._pulled(self.parameters.query_bias, self._key)
+        """|c_h|, (H,)."""
+        return np.linalg.norm(self.pull, axis=-1)
 
     @cached_property
     def pull(self) -> np.ndarray:
-        """c_h, (H, d): what a query bias adds to Ax."""
-        par = self.parameters
-        if par.query_bias is None:
-            return np.zeros((par.n_heads, par.dim))
-        rows = as_floats(par.query_bias)[:, None, :] @ as_floats(self._key)
-        return as_floats(par.scale)[:, None] * rows[:, 0]
+        """c_h = scale · Kᵀ b_Q, (H, d): what a query bias adds to Ax; 0 without one."""
+        return self._pulled(self.parameters.query_bias, self._key)
 
     @cached_property
     def key_shift(self) -> np.ndarray:
         """|scale · Qᵀ b_K|, (H,): what a key bias adds to Aᵀy; 0 without one."""
-        bias = self.parameters.key_bias
-        bias = None if bias is None else self.parameters.per_head(bias)
-        return self._pulled(bias, self.parameters.query)
+        par = self.parameters
+        bias = None if par.key_bias is None else par.per_head(par.key_bias)
+        return np.linalg.norm(self._pulled(bias, par.query), axis=-1)
 
     def effective_A(self, radius: Any) -> np.ndarray:
         """‖A_h‖ + |c_h|/R, shape (..., H): stands in for ‖A_h‖ where there is a query bias.
@@ -165,18 +162,16 @@ class Layer:
         return float(raised(joined_heads(self.V, each, norms_V=self.norm_V)))
 
     @property
-    def _scale(self) -> np.ndarray:
-        return np.abs(as_floats(self.parameters.scale))
-
-    @property
     def _key(self) -> Any:
         return self.parameters.per_head(self.parameters.key)
 
     def _pulled(self, bias: Any, matrix: Any) -> np.ndarray:
+        """scale · Mᵀb of each head, (H, d)."""
+        par = self.parameters
         if bias is None:
-            return np.zeros(self.parameters.n_heads)
+            return np.zeros((par.n_heads, par.dim))
         rows = as_floats(bias)[:, None, :] @ as_floats(matrix)
-        return self._scale * np.linalg.norm(rows[:, 0], axis=-1)
+        return as_floats(par.scale)[:, None] * rows[:, 0]
 
 
 def joined_heads(V: Any, constants: Any, *, norms_V: Any = None) -> Any:

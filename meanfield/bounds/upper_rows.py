@@ -99,17 +99,7 @@ def _bounded_rows(question: Question) -> Iterator[BoundRow]:
         )
         return layer.joined(each)
 
-    where = ("points in B_R, any positions", OURS)
-    yield question.upper(
-        ("bounded scores", "upper", _PLAIN, *where),
-        lambda: bound(False),
-        unknown or question.plain,
-    )
-    yield question.upper(
-        ("bounded scores, masked", "upper", _MASKED, *where),
-        lambda: bound(True),
-        unknown or question.masked,
-    )
+    yield from _both(question, "bounded scores", "points in B_R, any positions", bound, unknown)
 
 
 def _capped_rows(question: Question) -> Iterator[BoundRow]:
@@ -128,13 +118,7 @@ def _capped_rows(question: Question) -> Iterator[BoundRow]:
         )
         return layer.joined(each)
 
-    where = ("points in B_R", OURS)
-    yield question.upper(
-        ("soft cap", "upper", _PLAIN, *where), lambda: bound(False), question.plain
-    )
-    yield question.upper(
-        ("soft cap, masked", "upper", _MASKED, *where), lambda: bound(True), question.masked
-    )
+    yield from _both(question, "soft cap", "points in B_R", bound, None)
 
 
 def _l2_rows(question: Question) -> Iterator[BoundRow]:
@@ -145,13 +129,7 @@ def _l2_rows(question: Question) -> Iterator[BoundRow]:
     def bound(causal: bool) -> float:
         return layer.joined(l2_mean_field(G, 1.0, question.radius, rank, causal=causal))
 
-    where = ("points in B_R", OURS)
-    yield question.upper(
-        ("L2", "upper", _PLAIN, *where), lambda: bound(False), untied or question.plain
-    )
-    yield question.upper(
-        ("L2, masked", "upper", _MASKED, *where), lambda: bound(True), untied or question.masked
-    )
+    yield from _both(question, "L2", "points in B_R", bound, untied)
     yield question.upper(
         ("L2, n tokens", "upper", "Euclidean, n tokens, masked too", "any tokens", OURS),
         lambda: l2_attention_2(layer.parameters, question.n or 1),
@@ -164,6 +142,26 @@ def _l2_rows(question: Question) -> Iterator[BoundRow]:
         or question.counted
         or question.plain
         or _values_outside(layer.parameters, theorem=l2_theorem_3_2),
+    )
+
+
+def _both(
+    question: Question,
+    name: str,
+    assumption: str,
+    bound: Callable[[bool], float],
+    reason: str | None,
+) -> Iterator[BoundRow]:
+    """A bound of plain attention and, given True, of masked attention."""
+    yield question.upper(
+        (name, "upper", _PLAIN, assumption, OURS),
+        lambda: bound(False),
+        reason or question.plain,
+    )
+    yield question.upper(
+        (f"{name}, masked", "upper", _MASKED, assumption, OURS),
+        lambda: bound(True),
+        reason or question.masked,
     )
 
 
