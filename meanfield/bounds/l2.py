@@ -103,9 +103,7 @@ def l2_attention_2(layer: Any, n: Any) -> float:
     Raises:
         ValueError: as `l2_attention_inf`.
 
-    Source: this package. Proved. The form of [KPM21] Theorem 3.2 is
-    √(n/k) (4c + 1) (Σ_h ‖W^Q_h‖⁴‖W^V_h‖²)^½ ‖W^O‖, which is larger. (The fourth power is needed:
-    with ‖W^Q‖² the right side would not scale as the Jacobian does when W^Q → sW^Q, x → x/s.)
+    Source: this package. Proved. That of the paper, `l2_theorem_3_2`, is larger.
     """
     c = l2_spread(n)
     return (math.sqrt(n) * (1 + 2 * c) + 2 * c) * _joined(*_heads(layer), stacked=True)
@@ -142,7 +140,8 @@ def l2_theorem_3_2(layer: Any, n: Any) -> float:
     Raises:
         ValueError: as `l2_attention_inf`; values that are not of the paper's form.
 
-    Source: [KPM21] Theorem 3.2; with ‖W^Q‖⁴, as the Jacobian scales, for the printed ‖W^Q‖².
+    Source: [KPM21] Theorem 3.2; with ‖W^Q‖⁴ for the printed ‖W^Q‖², with which it would not scale
+    as the Jacobian does when W^Q → sW^Q, x → x/s.
     """
     heads, outputs = _heads(layer)
     par = Layer.of(layer).parameters
@@ -232,8 +231,6 @@ def _same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def _same_bias(par: AttentionParameters) -> bool:
-    if par.query_bias is None and par.key_bias is None:
-        return True
     if par.query_bias is None or par.key_bias is None:
-        return False
+        return par.query_bias is par.key_bias
     return _same(as_floats(par.query_bias), as_floats(par.per_head(par.key_bias)))

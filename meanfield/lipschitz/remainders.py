@@ -164,7 +164,6 @@ def bounded(
     """
     join = F.parameters.join
     signed = one.p - rho[..., None] * other.p
-    total = signed.sum(-1)  # 1 − ρ
     # At first order: the heads' outputs and their derivatives, joined.
     gap = torch.linalg.vector_norm(join(one.mean - other.mean), dim=-1)
     turned = one.derivative - other.derivative
@@ -172,7 +171,7 @@ def bounded(
     slope = torch.linalg.matrix_norm(outputs, 2)
     if epsilon == 0:
         return gap, gap, slope
-    by_order = gap + epsilon * slope + _remainder(F, heads, one, other, signed, total, epsilon)
+    by_order = gap + epsilon * slope + _remainder(F, heads, one, other, signed, epsilon)
     by_hull = _hulls(F, heads, one.p, other.p)
     value = torch.fmin(by_order, by_hull)
     # The same atoms with the same weights: the fields are one function.
@@ -186,7 +185,6 @@ def _remainder(
     one: Side,
     other: Side,
     signed: Tensor,
-    total: Tensor,
     epsilon: float,
 ) -> Tensor:
     """What first order leaves out, summed over the heads, ``(m,)``."""
@@ -202,8 +200,8 @@ def _remainder(
     bent_total = one.curvature(sizes, epsilon)
     moved = _moved(other, away, epsilon)
     tilted = torch.linalg.vector_norm((signed[..., None] * one.gradients).sum(-2), dim=-1)
-    # (Γ_ν(x) − m') Σ w e^t, less its first order total · DΓ_ν δ.
-    curved = total.abs() * moved.beyond + moved.most * (epsilon * tilted + bent_total)
+    # (Γ_ν(x) − m') Σ w e^t, less its first order Σ w · DΓ_ν δ.
+    curved = signed.sum(-1).abs() * moved.beyond + moved.most * (epsilon * tilted + bent_total)
     if par.n_heads == 1:
         return norms[0] * (bent + curved)[0]
     # Denominators are from 1 to 1 + spread: first orders of heads that cancel shrink by that.

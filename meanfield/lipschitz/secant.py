@@ -94,12 +94,8 @@ def _rounding_of(*images: ParticleMeasure) -> Tensor:
     """What rounding of images can change between them: 8 eps of (Σ aᵢ|yᵢ|²)^½, summed."""
     sizes = []
     for one in images:
-        present = (one.weights > 0)[..., None]
-        points = torch.where(present, one.points.detach(), 0.0)
-        # Scaled, for squares may overflow.
-        top = points.abs().amax((-2, -1), keepdim=True).clamp_min(torch.finfo(one.dtype).tiny)
-        squares = (one.weights[..., None].detach() * (points / top).square()).sum((-2, -1))
-        sizes.append(top[..., 0, 0] * squares.sqrt())
+        root = one.weights.detach().sqrt()[..., None]
+        sizes.append(lengths(torch.where(root > 0, root * one.points.detach(), 0.0).flatten(-2)))
     return 8 * torch.finfo(images[0].dtype).eps * torch.stack(sizes).sum(0)
 
 
