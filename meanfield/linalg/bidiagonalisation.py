@@ -34,24 +34,14 @@ class Cycle:
     spikes: Tensor
     table: Tensor
 
-    def scalars(self, part: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The kept values, spikes, α and β, (batch, ·) each."""
-        alphas, betas = self.table[:2, part]
-        return self.kept[part], self.spikes[part], alphas, betas
-
     def matrix(self, part: slice = slice(None)) -> Tensor:
         """B (batch, k, k), without the remainder."""
-        kept, spikes, alphas, betas = self.scalars(part)
-        p = kept.shape[-1]
-        matrix = torch.diag_embed(torch.cat([kept, alphas], -1))
-        matrix[:, :p, p] = spikes
+        p = self.kept.shape[-1]
+        alphas, betas = self.table[:2, part]
+        matrix = torch.diag_embed(torch.cat([self.kept[part], alphas], -1))
+        matrix[:, :p, p] = self.spikes[part]
         matrix[:, p:, p:] += torch.diag_embed(betas[:, :-1], offset=1)
         return matrix
-
-    def limits(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """`scalars` with the longest that α and β may be."""
-        alphas, betas = self.table[2:]
-        return self.kept, self.spikes, alphas, betas
 
 
 class Bidiagonalisation:

@@ -38,6 +38,10 @@ class Rows:
         """(rows, …) as (groups, size, …)."""
         return per_row.unflatten(0, (-1, self.size))
 
+    def repeated(self, per_group: Tensor) -> Tensor:
+        """(groups, …) as (rows, …), the same for each row of a group."""
+        return per_group.repeat_interleave(self.size, 0)
+
 
 def groups(n: int, size: int, most: int) -> Iterator[Rows]:
     """All rows in groups, at most so many groups at a time; a smaller last group by itself."""
@@ -264,7 +268,7 @@ class TokenBlocks:
         """Σⱼ sⱼ J_gjJ_gjᵀ of each group g, (groups, size·e, size·e), and a bound of its error."""
         size, e = rows.size, self.diagonal.shape[-2]
         D = rows.grouped(self.diagonal[rows.slice])
-        own = rows.grouped(self._on_diagonal(_repeated(s, rows)[..., None], rows))[..., None]
+        own = rows.grouped(self._on_diagonal(rows.repeated(s)[..., None], rows))[..., None]
         eps = torch.finfo(D.dtype).eps
         room = (D.shape[-1] + 4) * eps
         squares = own * (D @ D.mT)
@@ -319,11 +323,6 @@ class TokenBlocks:
 
 def _each(matrices: Tensor, vectors: Tensor) -> Tensor:
     return (matrices @ vectors[..., None])[..., 0]
-
-
-def _repeated(s: Tensor, rows: Rows) -> Tensor:
-    """Of each group (groups, n), for each of its rows, (rows, n)."""
-    return s.repeat_interleave(rows.size, 0)
 
 
 def _room(matrices: Tensor) -> float:

@@ -72,7 +72,7 @@ class Deflated:
     def gram(self, s: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Σⱼ sⱼ E_gjE_gjᵀ = R_g − XAᵀ − AXᵀ + A(Σⱼ sⱼ QⱼᵀQⱼ)Aᵀ, X = Σⱼ sⱼ J_gjQⱼ."""
         found, slack = self.whole.gram(s, rows)
-        weights = s.repeat_interleave(rows.size, 0)[..., None]
+        weights = rows.repeated(s)[..., None]
         columns = [self.whole.forth(weights * vector, rows) for vector in self.basis.unbind(-1)]
         X, A = (rows.grouped(t).flatten(1, 2) for t in (
             torch.stack(columns, -1), self.images[rows.slice]))  # fmt: skip
@@ -84,7 +84,7 @@ class Deflated:
     def _rounding(self, s: Tensor, rows: Rows, A: Tensor, inner: Tensor) -> Tensor:
         """Of the products with A, and of X by those of absolute values."""
         room = 4 * (self.rough.terms + sum(self.basis.shape)) * torch.finfo(s.dtype).eps
-        weights = s.repeat_interleave(rows.size, 0)[..., None]
+        weights = rows.repeated(s)[..., None]
         rough = self.rough.forth(weights * self.basis.norm(dim=-1), rows)
         size = torch.linalg.vector_norm(A, dim=(-2, -1))
         trace = inner.diagonal(0, -2, -1).sum(-1)

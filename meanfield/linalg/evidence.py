@@ -135,7 +135,7 @@ def certify_largest(
     """
     every = _measured(linear_map, candidate)
     value, block = every.value.max(-1)
-    counts = every.value * (1 + every.residual) >= value[..., None]
+    counts = may_be_largest(every.value, every.residual)
     index = block[..., None, None, None].expand(*block.shape, 1, *linear_map.in_shape)
     largest = replace(
         every,
@@ -268,6 +268,11 @@ def met(error: Tensor, residual: Tensor, rtol: float) -> Tensor:
     """
     near = error <= rtol
     return near if error is residual else near & (residual <= _TRUST * rtol)
+
+
+def may_be_largest(value: Tensor, residual: Tensor) -> Tensor:
+    """Which of the blocks along the last axis, as far as their residuals tell."""
+    return value * (1 + residual) >= value.amax(-1, keepdim=True)
 
 
 def relative_error(residual: Tensor, gap: Tensor) -> Tensor:

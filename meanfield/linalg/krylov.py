@@ -10,7 +10,7 @@ from torch import Tensor
 
 from meanfield.checks import as_generator, count, is_host, number
 from meanfield.linalg.bidiagonalisation import Bidiagonalisation
-from meanfield.linalg.evidence import Candidate, met, relative_error
+from meanfield.linalg.evidence import Candidate, may_be_largest, met, relative_error
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
 from meanfield.linalg.upper_end import start_tangent, upper_end
@@ -78,17 +78,16 @@ class Lanczos(NormSolver):
 
     def candidate(self, linear_map: LinearMap, rtol: float) -> Candidate:
         """The top right singular vectors of the whole batch at once."""
-        return _iterated(linear_map, rtol, self, only_largest=False)
+        return _iterated(linear_map, rtol, self, blocks=1)
 
     def largest(self, linear_map: LinearMap, rtol: float) -> tuple[Candidate, None]:
         """Goes on until the blocks have converged that may be the largest by their residuals."""
-        return _iterated(linear_map, rtol, self, only_largest=True), None
+        return _iterated(linear_map, rtol, self, blocks=linear_map.batch_shape[-1]), None
 
 
 @torch.no_grad()
-def _iterated(
-    linear_map: LinearMap, rtol: float, solver: Lanczos, *, only_largest: bool
-) -> Candidate:
+def _iterated(linear_map: LinearMap, rtol: float, solver: Lanczos, *, blocks: int) -> Candidate:
+    """Of so many neighbours in the batch only those go on that may have the largest norm."""
     start = random_start(linear_map, solver.generator)
     miss = _MISS[linear_map.dtype] if solver.miss is None else solver.miss
     tangent = _SLACK * start_tangent(linear_map.columns, miss)
@@ -105,11 +104,11 @@ def _iterated(
         if not ended and process.products % every:
             continue
         sigma, residual, gap, coefficients = _top_triples(process)
-        counting = _may_be_largest(linear_map, sigma, residual, only_largest)
+        counting = may_be_largest(sigma.reshape(-1, blocks), residual.reshape(-1, blocks))
         reached = met(relative_error(residual, gap), residual, rtol)
-        if ended or (process.products >= next_look and bool(reached[counting].all())):
+        if ended or (process.products >= next_look and bool(reached[counting.flatten()].all())):
             upper = upper_end(sigma, process.cycles, tangent)
-            if ended or _near(upper, sigma, solver.upper_rtol, linear_map, only_largest):
+            if ended or _near(upper, sigma, solver.upper_rtol, blocks):
                 break
             next_look = math.ceil(_LOOK_AGAIN * process.products)
     shape = linear_map.batch_shape
@@ -166,22 +165,7 @@ def _top_of_part(process: Bidiagonalisation, part: slice) -> tuple[Tensor, Tenso
     return values[:, 0], residuals[:, 0], gap, right[:, 0, :].clone()
 
 
-def _may_be_largest(
-    linear_map: LinearMap, sigma: Tensor, residual: Tensor, only_largest: bool
-) -> Tensor:
-    """Which maps of the flattened batch have to converge, see `Lanczos.largest`."""
-    if not only_largest:
-        return torch.ones_like(sigma, dtype=torch.bool)
-    along = (-1, linear_map.batch_shape[-1])
-    best = sigma.reshape(along).amax(-1, keepdim=True)
-    return (sigma * (1 + residual)).reshape(along).ge(best).flatten()
-
-
-def _near(
-    upper: Tensor, sigma: Tensor, upper_rtol: float, linear_map: LinearMap, only_largest: bool
-) -> bool:
-    """Whether the upper ends are near enough; of blocks, the largest end and the largest σ."""
-    if only_largest:
-        along = (-1, linear_map.batch_shape[-1])
-        upper, sigma = upper.reshape(along).amax(-1), sigma.reshape(along).amax(-1)
+def _near(upper: Tensor, sigma: Tensor, upper_rtol: float, blocks: int) -> bool:
+    """Whether the upper ends are near enough: of blocks, the largest end and the largest σ."""
+    upper, sigma = (t.reshape(-1, blocks).amax(-1) for t in (upper, sigma))
     return upper_rtol == math.inf or bool((upper <= (1 + upper_rtol) * sigma).all())

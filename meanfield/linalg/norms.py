@@ -51,7 +51,8 @@ def operator_norm(
     small = min(linear_map.rows, linear_map.columns) <= _DENSE_LIMIT
     solver = as_solver(solver, Dense() if small else Lanczos())
     with torch.set_grad_enabled(solver.assembles and torch.is_grad_enabled()):
-        linear_map = _assembled(linear_map, solver)
+        if solver.assembles and _entries(linear_map) <= _ASSEMBLED_ENTRIES:
+            linear_map = linear_map.assembled()
         candidate = solver.candidate(linear_map, rtol)
         found = certify(linear_map, candidate, rtol=rtol, upper_rtol=solver.upper_rtol)
     return checked(found, rtol, solver.upper_rtol, strict)
@@ -78,9 +79,8 @@ def largest_block_norm(
     """
     _check_linear_map(linear_map)
     rtol, strict = number(rtol, "rtol", least=0, below=1), as_bool(strict, "strict")
-    entries = linear_map.rows * linear_map.columns * linear_map.batch_shape.numel()
     size = min(linear_map.rows, linear_map.columns)
-    few = size <= _LARGER_BLOCK_LIMIT and entries <= _BLOCK_ENTRIES
+    few = size <= _LARGER_BLOCK_LIMIT and _entries(linear_map) <= _BLOCK_ENTRIES
     small = size <= _BLOCK_LIMIT or few
     solver = as_solver(solver, Dense() if small else Lanczos())
     with torch.set_grad_enabled(solver.assembles and torch.is_grad_enabled()):
@@ -96,11 +96,9 @@ def largest_block_norm(
     return checked(found, rtol, solver.upper_rtol, strict), block
 
 
-def _assembled(linear_map: LinearMap, solver: NormSolver) -> LinearMap:
-    """The map with its matrices at hand, if the solver wants them and they are not too many."""
-    shape = (*linear_map.batch_shape, linear_map.rows, linear_map.columns)
-    fits = math.prod(shape) <= _ASSEMBLED_ENTRIES
-    return linear_map.assembled() if solver.assembles and fits else linear_map
+def _entries(linear_map: LinearMap) -> int:
+    """Of all matrices of the batch."""
+    return math.prod(linear_map.batch_shape) * linear_map.rows * linear_map.columns
 
 
 def _check_linear_map(linear_map: object) -> None:

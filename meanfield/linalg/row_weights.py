@@ -241,7 +241,7 @@ class _Search:
         y = rows.grouped(self.blocks.back(x, rows)).sum(1)
         first = rows.start // self.size
         weighted = s[first : first + len(y), :, None] * y
-        self.x[rows.slice] = self.blocks.forth(weighted.repeat_interleave(rows.size, 0), rows)
+        self.x[rows.slice] = self.blocks.forth(rows.repeated(weighted), rows)
         return y.square().sum(-1)
 
     def update(self) -> None:

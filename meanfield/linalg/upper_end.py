@@ -46,7 +46,8 @@ def upper_end(sigma: Tensor, cycles: Sequence[Cycle], tangent: float) -> Tensor:
     # Small arrays and many steps: NumPy's are the cheaper ones.
     top = to_host(sigma.double())
     scale = np.where(top > 0, top, 1.0)[:, None]
-    scaled = [[to_host(x) / scale for x in cycle.limits()] for cycle in cycles]
+    limits = [(cycle.kept, cycle.spikes, *cycle.table[2:]) for cycle in cycles]
+    scaled = [[to_host(x) / scale for x in of_cycle] for of_cycle in limits]
     parts = max(2, min(_PARTS, _ROUND_ENTRIES // max(len(top), 1)))
     ends = np.arange(1, parts) / parts
     low, width = np.ones_like(scale), worst_upper_end(tangent, cycles[0].table.shape[-1]) - 1.0

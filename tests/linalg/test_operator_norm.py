@@ -194,6 +194,15 @@ def test_blocks_of_a_transformers_width_are_not_assembled():
     torch.testing.assert_close(found.value, expected, rtol=1e-4, atol=0)
 
 
+def test_a_small_block_of_clustered_values_is_not_waited_for():
+    small = torch.linspace(1.0, 0.9, 300, dtype=F64)
+    matrices = torch.stack([torch.cat([small.new_tensor([3.0]), small[1:]]), small]).diag_embed()
+    linear_map = as_map(matrices, (1, 300), (1, 300))
+    found, block = largest_block_norm(linear_map, solver=Lanczos())
+    assert found.converged and block == 0
+    assert found.n_matvecs < 0.6 * operator_norm(linear_map, solver=Lanczos()).n_matvecs
+
+
 def test_single_precision_is_right_to_its_digits():
     matrices = random_matrices(1, (2,), 50, 50, 0.05).float()
     for solver in (Dense(), Lanczos()):

@@ -74,7 +74,7 @@ def test_the_end_is_where_the_christoffel_function_of_the_start_is_its_share(see
         process.advance()
     sigma = process.triples()[1][:, 0]
     # ‖J‖ is at least the norm of B with the last remainder beside it: s below is not possible.
-    alphas, betas = (column[0].diag_embed() for column in process.cycles[0].scalars()[2:])
+    alphas, betas = (column[0].diag_embed() for column in process.cycles[0].table[:2])
     beside = torch.nn.functional.pad(alphas, (0, 1)) + torch.nn.functional.pad(betas, (1, 0))
     s = float(torch.linalg.matrix_norm(beside, 2)) * (1 + excess)
     # p = 1 + (t − s²) q(t): the least squares problem in q, in the basis of Chebyshev.
@@ -357,16 +357,13 @@ def test_restarts_keep_the_factorisation():
         if process.size >= 10:
             process.restart(keep=4)
         process.advance()
-    k, p = process.size, process.cycles[-1].kept.shape[-1]
+    k, cycle = process.size, process.cycles[-1]
     eye = torch.eye(k + 1, dtype=F64).expand(2, -1, -1)
     right, left = process.right.combine(eye), process.left.combine(eye[:, :k, :k])
-    kept, spikes, alphas, betas = process.cycles[-1].scalars()
-    small = torch.diag_embed(torch.cat([kept, alphas], -1))
-    small[:, :p, p] = spikes
-    small[:, p:, p:] += torch.diag_embed(betas[:, :-1], offset=1)
+    small, beta = cycle.matrix(), cycle.table[1, :, -1:]
     torch.testing.assert_close(right[:, :k] * values[:, None], small.mT @ left)
     rest = small @ right[:, :k]
-    rest[:, -1] += betas[:, -1:] * right[:, k]
+    rest[:, -1] += beta * right[:, k]
     torch.testing.assert_close(left * values[:, None], rest)
     for vectors in (right[:1], left[:1]):
         torch.testing.assert_close(
