@@ -293,6 +293,17 @@ def check_measure(mu: object, name: str = "mu", *, finite: bool = True) -> Parti
     return mu
 
 
+def check_single(mu: object, name: str = "mu") -> ParticleMeasure:
+    """`check_measure` of one measure, refused if it has batch axes."""
+    found = check_measure(mu, name)
+    if found.batch_shape:
+        raise ValueError(
+            f"{name}: expected one measure, without batch axes, got a batch of shape "
+            f"{tuple(found.batch_shape)}; call it on each of them"
+        )
+    return found
+
+
 class Disintegration(NamedTuple):
     """μ̄ = ∫ δ_s ⊗ μ^s dθ(s): the positions s, their log-masses log θ(s), the measures μ^s."""
 
@@ -338,9 +349,7 @@ def disintegrate(mu: ParticleMeasure) -> Disintegration:
     Raises:
         ValueError: if μ has no positions or has batch axes.
     """
-    check_measure(mu)
-    positions = check_positioned(mu)
-    _refuse_batch(mu, "disintegrate")
+    positions = check_positioned(check_single(mu))
     alive = mu.log_weights > -math.inf
     points, logs = mu.points[alive], mu.log_weights[alive]
     positions, groups = positions[alive].unique(sorted=True, return_inverse=True)
@@ -393,7 +402,7 @@ def merge(mu: ParticleMeasure, atol: float = 0.0) -> ParticleMeasure:
             atom, at their barycentre. 0 joins equal points only and moves nothing.
     """
     atol = number(atol, "atol", least=0)
-    _refuse_batch(check_measure(mu), "merge")
+    check_single(mu)
     return merge_labelled(mu, atol)[0]
 
 
@@ -544,14 +553,6 @@ def _check_positions(positions: Tensor) -> None:
         raise ValueError(
             f"positions: expected numbers in [0, 1], got a range of [{low}, {high}]; "
             "for a sequence of n tokens use i/n"
-        )
-
-
-def _refuse_batch(mu: ParticleMeasure, name: str) -> None:
-    if mu.batch_shape:
-        raise ValueError(
-            f"{name}: expected a measure without batch axes, got batch shape "
-            f"{tuple(mu.batch_shape)}; its parts are not of one size, so call it on each mu[i]"
         )
 
 

@@ -155,11 +155,10 @@ def table(
 
 def _in_ball(points: Any, radius: float, n: int | None) -> ParticleMeasure:
     """The measure of these points: their own, or uniform at positions i/n."""
-    from meanfield.measures import ParticleMeasure  # loads torch
+    from meanfield.measures import ParticleMeasure, check_single  # loads torch
 
     mu = points if isinstance(points, ParticleMeasure) else ParticleMeasure.from_sequence(points)
-    if mu.batch_shape:
-        raise ValueError(f"points: expected one measure, got a batch {tuple(mu.batch_shape)}")
+    check_single(mu, "points")
     if n not in (None, mu.n_particles):
         raise ValueError(f"n: expected {mu.n_particles}, the number of points, or None, got {n}")
     largest = float(mu.points.norm(dim=-1).max())

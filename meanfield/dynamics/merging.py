@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import number
-from meanfield.measures import ParticleMeasure, check_measure, close_pairs, merge_labelled
+from meanfield.measures import (
+    ParticleMeasure,
+    check_measure,
+    check_single,
+    close_pairs,
+    merge_labelled,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,11 +56,7 @@ def clusters(mu: ParticleMeasure, scale: float) -> Clusters:
         >>> clusters(mu, 0.5).labels
         tensor([1, 1, 0])
     """
-    if check_measure(mu).batch_shape:
-        raise ValueError(
-            f"clusters: expected a measure without batch axes, got {tuple(mu.batch_shape)}; "
-            "their numbers differ, so call it on each mu[i]"
-        )
+    check_single(mu)
     scale = number(scale, "scale", least=0)
     merged, labels = merge_labelled(mu, scale, across_positions=True)
     order = merged.log_weights.argsort(descending=True, stable=True)

@@ -21,7 +21,7 @@ from meanfield.layers.composition import identity_at
 from meanfield.lipschitz import local_lipschitz
 from meanfield.lipschitz.constant import LocalLipschitz, constant_of
 from meanfield.maps import Linearisation
-from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_single
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
 from meanfield.results.provenance import provenance
@@ -77,11 +77,7 @@ def stability(
         >>> stability(F, ParticleMeasure([[1.0], [3.0]]), [0.0, 1.0]).constant.values
         array([1.    , 2.71828...])
     """
-    if check_measure(mu).batch_shape:
-        raise ValueError(
-            f"mu: expected one measure, got a batch of shape {tuple(mu.batch_shape)}; call it on "
-            "each mu[i]"
-        )
+    check_single(mu)
     clock = checked_times(times)
     layers = layers_of(F, float(clock[0]), float(clock[-1]))
     small = mu.n_particles * mu.dim <= _DENSE

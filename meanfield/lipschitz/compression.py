@@ -11,7 +11,7 @@ from torch import Tensor
 from meanfield.attention import SelfAttention
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, describe, number
 from meanfield.lipschitz.remainders import Heads, Side, bounded
-from meanfield.measures import ParticleMeasure, check_measure, log_sums, merge_labelled
+from meanfield.measures import ParticleMeasure, check_single, log_sums, merge_labelled
 from meanfield.results.answers import Answer, labelled
 
 # Relative: what the bound is raised by, to stay above the rounding of norms and eigenvalues.
@@ -78,8 +78,8 @@ def compression_error(
         (0.00039, 0.00118)
     """
     epsilon = number(epsilon, "epsilon", least=0)
-    centres = _centres(queries, mu)
     both, logs, other_logs = _joined(F, mu, nu)
+    centres = _centres(queries, mu)
     F = replace(F, parameters=F.parameters.to(torch.float64))
     at = _positions(positions, centres, both, F)
     weights = F.weights(both)
@@ -111,8 +111,7 @@ def _joined(
             "for others"
         )
     for name, cache in (("mu", mu), ("nu", nu)):
-        if check_measure(cache, name).batch_shape:
-            raise ValueError(f"{name}: expected one measure, got {tuple(cache.batch_shape)}")
+        check_single(cache, name)
     check_same_kind(mu.points, "mu", nu.points, "nu")
     if mu.dim != nu.dim or mu.is_positioned != nu.is_positioned:
         raise ValueError(
@@ -137,7 +136,6 @@ def _joined(
 
 
 def _centres(queries: object, mu: ParticleMeasure) -> Tensor:
-    check_measure(mu)
     centres = as_float_tensor(queries, "queries", like=mu.points)
     check_same_kind(mu.points, "mu", centres, "queries")
     if centres.ndim != 2 or centres.shape[-1] != mu.dim or not len(centres):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from meanfield.maps import linearize
-from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, stack
+from meanfield.measures import MeasureMap, ParticleMeasure, check_single, stack
 from meanfield.results.answers import Answer, labelled
 
 # Entries of the rows, and of one matrix of weights for each of them, that are made at once.
@@ -53,10 +53,7 @@ def infinity_norm(F: MeasureMap, mu: ParticleMeasure) -> InfinityNorm:
         >>> infinity_norm(lambda mu: pushforward(lambda x: x**2, mu), mu).value
         tensor(4., dtype=torch.float64)
     """
-    if check_measure(mu).batch_shape:
-        raise ValueError(
-            f"infinity_norm: expected a measure without batch axes, got {tuple(mu.batch_shape)}"
-        )
+    check_single(mu)
     shape = linearize(F, mu).atoms.out_shape
     count = math.prod(shape)
     each = mu.n_particles * max(mu.n_particles, mu.dim)

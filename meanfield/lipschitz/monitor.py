@@ -13,7 +13,7 @@ from meanfield.checks import count, describe
 from meanfield.lipschitz.constant import LocalLipschitz
 from meanfield.lipschitz.local import local_lipschitz
 from meanfield.maps import Map, as_map
-from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_single
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
 
@@ -139,16 +139,9 @@ def monitor(
             f"read: expected a function without arguments, lambda: [F, G, …], got {describe(read)}"
         )
     if not callable(mu):
-        _single(mu)
+        check_single(mu)
 
     def entering() -> ParticleMeasure:
-        return _single(mu() if callable(mu) else mu)
+        return check_single(mu() if callable(mu) else mu)
 
     return Monitor(read, entering, every, settings)
-
-
-def _single(mu: object) -> ParticleMeasure:
-    found = check_measure(mu)
-    if found.batch_shape:
-        raise ValueError(f"mu: expected one measure, got a batch {tuple(found.batch_shape)}")
-    return found

@@ -11,7 +11,7 @@ from meanfield.checks import number
 from meanfield.linalg import Dense
 from meanfield.lipschitz.local import local_lipschitz
 from meanfield.maps import linearize
-from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_single
 from meanfield.results.answers import Answer, labelled
 
 _ROUNDS = 30  # of alternating maximisation; each can only raise the lower end
@@ -65,8 +65,7 @@ def local_order(F: MeasureMap, mu: ParticleMeasure, *, p: float) -> OrderInterva
     p = number(p, "p", least=1, finite=False)
     if p not in (1, 2, math.inf):
         raise ValueError(f"p: expected 1, 2 or ∞, got {p}")
-    if check_measure(mu).batch_shape:
-        raise ValueError(f"mu: expected no batch axes, got {tuple(mu.batch_shape)}")
+    check_single(mu)
     if p == 2:
         found = local_lipschitz(F, mu, solver=Dense())
         return OrderInterval(found.value, found.upper, p)

@@ -102,7 +102,7 @@ def test_absent_atoms_and_bad_arguments():
         torch.testing.assert_close(one.upper, other.upper)
     with pytest.raises(ValueError, match="p: expected 1, 2 or ∞"):
         local_order(F, present, p=3.0)
-    with pytest.raises(ValueError, match="no batch axes"):
+    with pytest.raises(ValueError, match="without batch axes"):
         local_order(F, ParticleMeasure(torch.zeros(2, 3, 1, dtype=F64)), p=1.0)
 
 
