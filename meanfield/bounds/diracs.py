@@ -159,14 +159,11 @@ def circle_response(c: float) -> tuple[float, np.ndarray]:
         step = 2 * (high - low) / (_PLACES - 1)
         low, high = np.maximum(middle - step, 0), np.minimum(middle + step, [np.pi, 1.0])
     # f = −(sin φ, cos φ), and y − e₁.
-    gain, sine, cosine = (1 - middle[1]) * c * np.sin(middle[0]), *_turn(middle[0])
+    sine, cosine = np.sin(middle[0]), np.cos(middle[0])
+    gain = (1 - middle[1]) * c * sine
     answer = np.array([-sine - gain * (1 + cosine), -cosine + gain * sine])
     with np.errstate(over="ignore"):
         return float(best * np.exp(c)), answer / np.linalg.norm(answer)
-
-
-def _turn(angle: float) -> tuple[float, float]:
-    return float(np.sin(angle)), float(np.cos(angle))
 
 
 def two_dirac_best_log_ratio(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:

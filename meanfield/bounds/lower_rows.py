@@ -14,6 +14,8 @@ from meanfield.bounds.theorems import proposition_3_4
 
 _TOKENS, _MASKED = "Euclidean, n tokens", "conditional d₂, masked"
 _ALONG_SPHERE = "W₂, times 1/σ, behind a norm"
+# Slightly below: singular vectors and eigenvectors are known to rounding only.
+_BELOW = 1 - 1e-9
 
 
 def lower_rows(question: Question) -> Iterator[BoundRow]:
@@ -85,7 +87,7 @@ def _sphere_row(question: Question) -> Iterator[BoundRow]:
         lengths = np.linalg.norm(across, axis=1)
         across = across[lengths > 0.1] / lengths[lengths > 0.1, None]
         moved = np.linalg.norm(layer.V[0] @ (along[0] * u + along[1] * across).T, axis=0)
-        return (1 - 1e-9) * value * float(moved.max(initial=0.0))
+        return _BELOW * value * float(moved.max(initial=0.0))
 
     yield statement(
         ("sphere, two Diracs", "lower", _ALONG_SPHERE, "two atoms on a circle", OURS),
@@ -112,7 +114,7 @@ def _far_token(A: np.ndarray, V: np.ndarray, radius: float, n: int) -> float:
     width = math.sqrt(max(radius**2 - height**2, 0.0))
     y = height * unit - (width / length * across if length > 1e-6 * radius else 0.0)
     block = V @ (np.eye(len(x)) + np.outer(y - x, u) / 2)
-    return (1 - 1e-9) * math.sqrt(n - 1) / 2 * float(np.linalg.norm(block, 2))
+    return _BELOW * math.sqrt(n - 1) / 2 * float(np.linalg.norm(block, 2))
 
 
 def _too_many(layer: Layer, radius: float, n: int | None) -> str | None:
@@ -140,9 +142,8 @@ def _critical_pairs(A: np.ndarray, V: np.ndarray) -> list[tuple[float, float]]:
     In the witness of Proposition 3.4 the response to a displacement of the lone atom along u is
     along Vu, whatever V; so ‖Vu‖ times the number for V = I is reached.
     """
-    # Slightly below: eigenvectors are known to rounding only.
     return [
-        (max(-value, value / 8), (1 - 1e-9) * float(np.linalg.norm(V @ u)))
+        (max(-value, value / 8), _BELOW * float(np.linalg.norm(V @ u)))
         for value, u in _eigenpairs(A)
     ]
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import check_together, exponent, norms, orders, out
+from meanfield.bounds.arguments import check_together, exponent, norms, orders
 from meanfield.bounds.running import log_masked_bounded
-from meanfield.bounds.sharp import log_average
+from meanfield.bounds.sharp import assembled, log_average
 
 # e^{h²}(1 + 2Σ_{j≥1} e^{−(j−½)²h²}) at h = 0.6 is 5.667: mass of L2 attention per direction.
 _COLUMN = 5.7
@@ -69,8 +69,7 @@ def _bounded(
         mean = np.log1p(turning)
         logs = (mean, mean + oscillation / 2, np.log1p(2 * turning) + oscillation)
         average = log_masked_bounded(turning, oscillation, p) if causal else log_average(*logs, p)
-        turned = np.where(turning < 1e300, turned, np.inf)
-        return out(np.where(v > 0, v * (np.exp(average) + turned), 0.0))
+    return assembled(v, average, np.where(turning < 1e300, turned, np.inf))
 
 
 def capped_mean_field(

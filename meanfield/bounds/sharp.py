@@ -50,7 +50,7 @@ def mean_field(norm_A: Any, norm_V: Any, radius: Any, *, p: Any = 2.0, shift: An
     check_together(norm_A=norm_A, norm_V=norm_V, radius=radius, p=p, shift=shift)
     v, p = norms(norm_V, "norm_V"), orders(p)
     turning, turned = exponent(norm_A, radius, shift)
-    return _assembled(v, log_average(*_logs(turning), p), turned)
+    return assembled(v, log_average(*_logs(turning), p), turned)
 
 
 def masked_mean_field(
@@ -93,7 +93,7 @@ def masked_mean_field(
     v, p = norms(norm_V, "norm_V"), orders(p)
     dim = None if dim is None else count(dim, "dim")
     turning, turned = exponent(norm_A, radius, shift)
-    return _assembled(v, log_masked(turning, _logs(turning), p, dim), turned)
+    return assembled(v, log_masked(turning, _logs(turning), p, dim), turned)
 
 
 def tokens(
@@ -144,7 +144,7 @@ def tokens(
         summed = np.where(np.isinf(p), log_mean, summed)
     summed = summed + inverse * np.where(steep > 0, steep * np.log1p(2 * turning), 0)
     limit = log_masked(turning, logs, p) if causal else log_average(*logs, p)
-    return _assembled(v, np.minimum(summed, limit), turned)
+    return assembled(v, np.minimum(summed, limit), turned)
 
 
 def kernel_norm(c: Any) -> Any:
@@ -243,6 +243,7 @@ def _log_spread(c: np.ndarray, q: np.ndarray) -> np.ndarray:
     return 2 * np.log(np.hypot(1, c * np.sqrt(variance)))
 
 
-def _assembled(v: np.ndarray, log_average: np.ndarray, turned: np.ndarray) -> Any:
+def assembled(v: np.ndarray, log_average: np.ndarray, turned: np.ndarray) -> Any:
+    """‖V‖(e^log_average + turned), 0 where V is."""
     with np.errstate(over="ignore", invalid="ignore"):
         return out(np.where(v > 0, v * (np.exp(log_average) + turned), 0.0))
