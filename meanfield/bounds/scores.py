@@ -13,6 +13,7 @@ import numpy as np
 from meanfield.bounds.arguments import check_together, exponent, norms, orders
 from meanfield.bounds.running import log_masked_bounded
 from meanfield.bounds.sharp import assembled, log_average
+from meanfield.checks import as_bool
 
 # e^{h²}(1 + 2Σ_{j≥1} e^{−(j−½)²h²}) at h = 0.6 is 5.667: mass of L2 attention per direction.
 _COLUMN = 5.7
@@ -64,6 +65,7 @@ def _bounded(
     p: np.ndarray,
     causal: bool,
 ) -> Any:
+    causal = as_bool(causal, "causal")
     with np.errstate(over="ignore", invalid="ignore"):
         turning = np.minimum(turning, 1e300)
         mean = np.log1p(turning)

@@ -335,6 +335,8 @@ lipschitz.monitor(lambda: [F], mu, every=0)
 """
 
 BOUNDS = """
+bounds.capped_mean_field(1, 1, 1, 2, causal="no")
+bounds.l2_mean_field(1, 1, 1, 2, causal="no")
 bounds.mean_field(A, V, 3.0)
 bounds.mean_field(1.0, 1.0)
 bounds.mean_field(1.0, 1.0, -1.0)
