@@ -190,16 +190,12 @@ class LinearMap:
                 f"J @ K: expected K to map into {self.in_shape}, where J starts, "
                 f"got a K that maps into {other.out_shape}"
             )
-        first, second = other.dense, self.dense
-        dense = None
-        if first is not None and second is not None:
-            dense = _combined(second, first, torch.matmul)
         return replace(
             self,
             matvec=lambda eps: self.matvec(other.matvec(eps)),
             rmatvec=lambda zeta: other.rmatvec(self.rmatvec(zeta)),
             in_shape=other.in_shape,
-            dense=dense,
+            dense=_combined(self.dense, other.dense, torch.matmul),
             blocks=_of_both(self.blocks, other.blocks, operator.matmul),
         )
 
@@ -213,14 +209,11 @@ class LinearMap:
                 f"J + K: expected two maps {self.in_shape} → {self.out_shape}, "
                 f"got a K from {other.in_shape} to {other.out_shape}"
             )
-        dense = None
-        if self.dense is not None and other.dense is not None:
-            dense = _combined(self.dense, other.dense, torch.add)
         return replace(
             self,
             matvec=lambda eps: self.matvec(eps) + other.matvec(eps),
             rmatvec=lambda zeta: self.rmatvec(zeta) + other.rmatvec(zeta),
-            dense=dense,
+            dense=_combined(self.dense, other.dense, torch.add),
             blocks=_of_both(self.blocks, other.blocks, operator.add),
         )
 
@@ -366,8 +359,10 @@ def _of_both(
 
 
 def _combined(
-    left: Callable[[slice], Tensor],
-    right: Callable[[slice], Tensor],
+    left: Callable[[slice], Tensor] | None,
+    right: Callable[[slice], Tensor] | None,
     operation: Callable[[Tensor, Tensor], Tensor],
-) -> Callable[[slice], Tensor]:
+) -> Callable[[slice], Tensor] | None:
+    if left is None or right is None:
+        return None
     return lambda part: operation(left(part), right(part))

@@ -51,9 +51,8 @@ def compression_error(
     ``F.heads[h]``. Atoms that coincide count once, so that tokens that were merged where they
     stood change nothing. First order in ε is exact and the rest is bounded, as it says in
     `meanfield.lipschitz.remainders`; the bound is also at most what the hulls of the values
-    allow, whatever ε. Rounding of about
-    n · eps times the size of the values is not accounted for. In dimension d and for m queries it
-    takes O(m H (n v k² + d k²)) time. Computed in float64.
+    allow, whatever ε. Rounding of about n · eps times the size of the values is not accounted
+    for. In dimension d and for m queries it takes O(m H (n v k² + d k²)) time, in float64.
 
     Args:
         F: attention under the softmax whose queries are affine in x: dot products, rotary

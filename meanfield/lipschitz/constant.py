@@ -22,8 +22,8 @@ class LocalLipschitz(Answer, noun="constant", title="Local Lipschitz constant"):
 
     Attributes:
         value: the constant: the larger of the components, with its gradient where one is asked
-            for. Each is σ = ‖Jv‖ of a unit vector v,
-            so a lower bound up to rounding even when it has not converged.
+            for. Each is σ = ‖Jv‖ of a unit vector v, so a lower bound up to rounding even when it
+            has not converged.
         particle: ‖D^½JD^−½‖ ("wasserstein") or ‖J‖ ("euclidean"): atoms move as a whole.
         splitting: maxᵢ ‖D_xΓ_μ(xᵢ)‖: one atom splits about its place. None for "euclidean".
         direction: unit displacement that attains `particle`, ``(*batch, n, d)``; weighted (√aᵢ εᵢ)

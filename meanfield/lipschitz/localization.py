@@ -52,7 +52,7 @@ def localize(
 ) -> Localization:
     """Shares of particles and heads in the worst direction v of a local constant σ = ‖Jv‖.
 
-    Particle i has the share ‖vᵢ‖²/‖v‖² of the displacement and ‖uᵢ‖² of the response u = Jv/σ;
+    Particle i has the share ‖vᵢ‖² of the displacement and ‖uᵢ‖² of the response u = Jv/σ;
     head h has ⟨J_h v, u⟩/σ. Where the top singular value is multiple, v is one of several
     answers and so are the shares.
 
@@ -105,16 +105,11 @@ def localize(
     square = image.square().sum((-2, -1))
     safe = torch.where(square > 0, square, 1.0)
     return Localization(
-        particles=_shares(v),
+        particles=v.square().sum(-1),
         responses=image.square().sum(-1) / safe[..., None],
         heads=_heads([respond(G) / scale for G in F.heads], image, safe),
         component=component,
     )
-
-
-def _shares(v: Tensor) -> Tensor:
-    each = v.square().sum(-1)
-    return each / each.sum(-1, keepdim=True)
 
 
 def _heads(images: list[Tensor], image: Tensor, square: Tensor) -> Tensor | None:
