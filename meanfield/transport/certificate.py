@@ -30,6 +30,7 @@ from meanfield.errors import CertificateError
 from meanfield.transport.problem import UNIT, Problem, costs_between, row_norms, taken
 
 _EXACT, _MEASURED = -math.inf, math.inf
+_LEAST = 2.0**-1074  # the least positive number
 _TINY = 1e-150  # of the unit: lengths below it may be lost to underflow of their squares
 _NO_MASS = 1e-300  # weights below it have no right digits
 _ALL_PAIRS = 4096  # up to here every pair is asked whether its potentials are feasible
@@ -153,7 +154,8 @@ def certified(
     error = _relative_error(problem, plan.rows.shape[-1])
     missing, plan_doubt = _misplaced(problem, plan, moved)
     reach = (missing + plan_doubt) ** (1 / order)
-    upper = powers_added(value * (1 + error), reach, order) * (1 + 4 * UNIT)
+    underflow = _lost_to_underflow(plan.log_mass, moved)
+    upper = powers_added(value * (1 + error), reach, order) * (1 + 4 * UNIT) + underflow
     both = _feasible(problem, potentials, slack)
     f, g = both[..., : problem.n], both[..., problem.n :]
     gained, lost = _dual(problem, both)
@@ -168,6 +170,7 @@ def certified(
         certain = np.where(is_known, powers_less(value * (1 - error), reach, order), 0.0)
         lost = np.where(certain > lower, plan_doubt, lost)
         lower = np.maximum(lower, certain)
+    lower = np.maximum(lower - underflow, 0.0)
     return Certified(
         value=np.clip(value, lower, upper),
         lower=_below(lower, upper),
@@ -241,7 +244,8 @@ def combined(
     value, lower, upper = (power_mean(log_masses, t, order) for t in parts)
     largest = float(np.abs(log_masses).max(initial=0.0, where=log_masses > -math.inf))
     error = log_error + (32 + 2 * largest + _sum_error(log_masses.shape[-1])) * UNIT
-    return value, lower * (1 - error), upper * (1 + error)
+    underflow = _lost_to_underflow(log_masses, parts[2])
+    return value, np.maximum(lower * (1 - error) - underflow, 0.0), upper * (1 + error) + underflow
 
 
 class Part(NamedTuple):
@@ -360,6 +364,11 @@ def power_mean(log_weights: np.ndarray, distances: np.ndarray, order: float) -> 
     return found
 
 
+def _lost_to_underflow(log_weights: np.ndarray, distances: np.ndarray) -> np.ndarray:
+    """What underflow may take from a power mean: a last place for each length that is not 0."""
+    return 4 * _LEAST * ((distances > 0) & (log_weights > -math.inf)).sum(-1)
+
+
 def powers_added(one: np.ndarray, other: np.ndarray, order: float) -> np.ndarray:
     """(s^p + t^p)^(1/p) without underflow."""
     if order in (1, 2):
@@ -388,7 +397,8 @@ def _scaled_mean(logs: np.ndarray, distances: np.ndarray, order: float) -> np.nd
         top_log, top_distance = (np.take_along_axis(t, top, -1) for t in (logs, distances))
         roots = np.exp(np.clip((logs - top_log) / order, -690, 690))
         shares = np.where(is_there, roots * (distances / top_distance), 0.0)
-        scaled = np.exp(top_log / order) * top_distance
+        root = np.exp(top_log / (2 * order))  # its square may underflow where the product does not
+        scaled = root * top_distance * root
     total = (shares**order).sum(-1) ** (1 / order)
     return np.where(is_there.any(-1), scaled[..., 0] * total, 0.0)
 

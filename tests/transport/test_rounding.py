@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from meanfield.measures import ParticleMeasure
-from meanfield.transport import solve_w2
+from meanfield.transport import solve_conditional_w2, solve_w2, solve_wp
 from meanfield.transport.certificate import (
     Certified,
     SparsePlan,
@@ -182,6 +182,19 @@ def test_power_means_do_not_underflow() -> None:
         with mpmath.workdps(30):
             truth = float(mpmath.exp(mpmath.mpf(logs) / order) * mpmath.mpf(distance))
         assert found == pytest.approx(truth, rel=2000 * UNIT, abs=0)
+
+
+@pytest.mark.parametrize("unit", [1e-200, 1.0, 1e150])
+@pytest.mark.parametrize(("order", "light"), [(1, -735.0), (1, -900.0), (2, -1470.0), (2, -1.8e3)])
+def test_distances_that_underflow_are_in_their_interval(order, light, unit) -> None:
+    """In the caller's unit or in the problem's: the upper end is 0 only where nothing moves."""
+    mu = ParticleMeasure([[0.0], [unit]], log_weights=[0.0, light], positions=[0.0, 1.0])
+    nu = mu.replace(2 * mu.points)
+    truth = mpmath.mpf(unit) * mpmath.exp(mpmath.mpf(light) / order)
+    found = [solve_wp(mu, nu, order), solve_conditional_w2(mu, nu)][:order]
+    for answer in found:
+        assert float(answer.lower) <= truth <= float(answer.upper)
+    assert float(solve_wp(mu, mu, order).upper) == 0
 
 
 @pytest.mark.parametrize("order", [1, 2])
