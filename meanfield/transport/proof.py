@@ -6,6 +6,7 @@ import decimal
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from decimal import Decimal
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from meanfield.errors import CertificateError
-from meanfield.results.atomic import make_folder, write_whole
+from meanfield.results.atomic import make_folder, whole, write_new
 from meanfield.results.marks import check_replaceable
 from meanfield.transport.certificate import Certified
 from meanfield.transport.checker import HEAD, check
@@ -43,22 +44,21 @@ def write_proof(evidence: Evidence, path: Path, *, checked: bool) -> None:
     Raises:
         CertificateError: plan and potentials do not prove the interval of the answer.
     """
-    evidence, problem = _present(evidence)
     path = check_replaceable(path)
+    content = _content(*_present(evidence))
     make_folder(path.parent)
-    write_whole(path, _content(evidence, problem))
-    if not checked:
-        return
-    try:
-        check(str(path))
-    except ValueError as error:
-        path.unlink()
-        answer = evidence.answer
-        raise CertificateError(
-            f"{path}: expected plan and potentials that prove the interval "
-            f"[{float(answer.lower):.9g}, {float(answer.upper):.9g}] in exact arithmetic, got: "
-            f"{error}"
-        ) from None
+    with whole(path) as hidden:  # a proof that was there stays if this is none
+        write_new(hidden, content)
+        try:
+            if checked:
+                check(str(hidden))
+        except ValueError as error:
+            answer = evidence.answer
+            raise CertificateError(
+                f"{path}: expected plan and potentials that prove the interval "
+                f"[{float(answer.lower):.9g}, {float(answer.upper):.9g}] in exact arithmetic, "
+                f"got: {error}"
+            ) from None
 
 
 def _present(evidence: Evidence) -> tuple[Evidence, Problem]:
@@ -101,7 +101,14 @@ def _content(evidence: Evidence, problem: Problem) -> bytes:
         "g": [_scaled(t, shift - order * unit) for t in g],
         "lower": _scaled(lower, shift - unit), "upper": _scaled(upper, shift - unit),
     }  # fmt: skip
-    body = json.dumps(content, separators=(",", ":")).encode()
+    try:
+        body = json.dumps(content, separators=(",", ":")).encode()
+    except ValueError:
+        raise ValueError(
+            f"save: expected integers of at most {sys.get_int_max_str_digits()} digits, as Python "
+            f"reads them, got longer ones: an order of {order} and points and log-weights that "
+            "reach too far; scale the points, or drop atoms that weigh next to nothing"
+        ) from None
     return (HEAD + hashlib.sha256(body).hexdigest()).encode() + b"\n" + body
 
 

@@ -154,7 +154,7 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
 
         Raises:
             ValueError: another suffix; a batch; an answer without plan or potentials, or of an
-                order that is no whole number.
+                order that is no whole number below 100; integers of more digits than Python reads.
             FileExistsError: something that this library has not written is there.
             CertificateError: plan and potentials do not prove the interval.
 
@@ -171,8 +171,8 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         path = as_path(path)
         if path.suffix != ".proof":
             raise ValueError(f"path: expected a name that ends in .proof, got {path.name!r}")
-        if self.order != int(self.order):
-            raise ValueError(f"save: expected a distance of whole order, got {self.order:g}")
+        if self.order not in range(1, 100):
+            raise ValueError(f"save: expected a whole order below 100, got {self.order:g}")
         if self.value.ndim or self.coupling is None or self.potentials is None:
             raise ValueError(
                 "save: expected the answer for one pair of measures with a plan and potentials, "

@@ -19,7 +19,14 @@ from scipy.optimize import linear_sum_assignment
 
 from meanfield.errors import CertificateError
 from meanfield.measures import ParticleMeasure
-from meanfield.transport import certify, checker, grading, solve_conditional_w2, solve_w2
+from meanfield.transport import (
+    certify,
+    checker,
+    grading,
+    solve_conditional_w2,
+    solve_w2,
+    solve_wp,
+)
 from meanfield.transport.plans import pricing
 from meanfield.transport.plans.c_transform import CTransform
 from tests.transport.foreign_cases import (
@@ -499,6 +506,11 @@ def test_what_cannot_be_saved_is_refused(tmp_path) -> None:
     light = solve_w2(measure_of(X[:2], weights), Y[:2])
     with pytest.raises(ValueError, match="log-weights within 10000"):
         light.save(tmp_path / "w2.proof")
+    with pytest.raises(ValueError, match="whole order below 100, got 100"):
+        solve_wp(X, Y, 100).save(tmp_path / "w100.proof")
+    long = solve_w2(measure_of(X[:2], weights / 2.01), Y[:2])
+    with pytest.raises(ValueError, match="integers of at most 4300 digits"):
+        long.save(tmp_path / "w2.proof")
     mine = tmp_path / "mine.proof"
     mine.write_text("my proof of something else")
     with pytest.raises(FileExistsError):
@@ -513,6 +525,10 @@ def test_an_answer_that_its_evidence_does_not_prove_leaves_no_file(tmp_path) -> 
     with pytest.raises(CertificateError, match="in exact arithmetic"):
         wrong.save(tmp_path / "w2.proof")
     assert not list(tmp_path.iterdir())
+    proven = BEST.save(tmp_path / "w2.proof").read_bytes()
+    with pytest.raises(CertificateError, match="in exact arithmetic"):
+        wrong.save(tmp_path / "w2.proof")
+    assert [(t.name, t.read_bytes()) for t in tmp_path.iterdir()] == [("w2.proof", proven)]
     wrong.save(tmp_path / "w2.proof", check=False)
     with pytest.raises(ValueError, match="do not prove"):
         checker.check(str(tmp_path / "w2.proof"))
