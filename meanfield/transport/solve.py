@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -9,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,7 +128,8 @@ def solve_w2(
         exact_weights: whether weights that differ in their last places are different.
         checkpoint: an ``.npz`` file into which column generation writes its state after every
             round (a disk that is full is a warning), and from which the same call goes on. It is
-            left in place.
+            left in place. Clusters far apart, which are solved one by one, have a file each:
+            ``state-0.npz`` and so on beside ``state.npz``.
         strict: raise if `rtol` is not met; otherwise the answer comes back flagged.
 
     Returns:
@@ -373,10 +376,15 @@ def _squared(problem: Problem, settings: Settings) -> Certified:
 
 
 def _clusters(problem: Problem, settings: Settings) -> Certified | None:
-    inner = replace(settings, checkpoint=None)
-    return solve_clusters(
-        problem, lambda part: automatic(part, inner), rtol=settings.rtol, snap=settings.snap
-    )
+    numbers = itertools.count()
+
+    def solve_part(part: Problem) -> Certified:
+        path = settings.checkpoint
+        if path is not None:  # a file holds one problem
+            path = Path(path).with_stem(f"{Path(path).stem}-{next(numbers)}")
+        return automatic(part, replace(settings, checkpoint=path))
+
+    return solve_clusters(problem, solve_part, rtol=settings.rtol, snap=settings.snap)
 
 
 def _dense_wp(problem: Problem, settings: Settings) -> Certified:

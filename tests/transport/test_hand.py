@@ -184,6 +184,20 @@ def test_a_solve_goes_on_from_its_checkpoint(tmp_path, monkeypatch) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["state.npz"]
 
 
+def test_clusters_that_are_solved_one_by_one_go_on_from_files_of_their_own(
+    tmp_path, monkeypatch
+) -> None:
+    from meanfield.transport.plans import columns
+
+    x, y = (torch.cat([t, t + 1000]) for t in clouds(900))
+    path = tmp_path / "state.npz"
+    whole = solve_w2(x, y, checkpoint=path)
+    assert whole.method == "clusters of column generation"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["state-0.npz", "state-1.npz"]
+    monkeypatch.setattr(columns, "_levels", None)  # nothing is begun anew
+    torch.testing.assert_close(solve_w2(x, y, checkpoint=path).value, whole.value)
+
+
 def test_a_checkpoint_of_another_problem_is_refused(tmp_path, monkeypatch) -> None:
     from meanfield.transport.plans import columns
 
