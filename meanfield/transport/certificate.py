@@ -125,6 +125,15 @@ def centred(g: np.ndarray, b: np.ndarray) -> np.ndarray:
         return g - taken(g, taken(order, middle))
 
 
+def within_reach(problem: Problem, g: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Anybody's potentials, centred, and cut where they say nothing.
+
+    Large ones would not make the interval wrong, but what rounding leaves open as wide as they.
+    """
+    reach = 4 * float(problem.diameter) ** problem.order
+    return np.clip(centred(g, weights), -reach, reach)
+
+
 def certified(
     problem: Problem,
     plan: SparsePlan,

@@ -15,11 +15,11 @@ from meanfield.errors import ConvergenceError
 from meanfield.transport.certificate import (
     Certified,
     SparsePlan,
-    centred,
     certified,
     in_unit,
     log_masses,
     power_mean,
+    within_reach,
 )
 from meanfield.transport.foreign import Entries, entries_of, potentials_of
 from meanfield.transport.pairs import Measure, as_pair
@@ -183,9 +183,8 @@ def _graded(
     starts += [(f, problem.a, True)] * (f is not None or g is None)
     best, best_dual = None, -math.inf
     for given, weights, mirror in starts:
-        start = np.zeros_like(weights) if given is None else centred(given, weights)
-        reach = 4 * float(problem.diameter) ** order  # beyond it a potential says nothing
-        start = np.clip(start, -reach, reach)
+        start = np.zeros_like(weights) if given is None else given
+        start = within_reach(problem, start, weights)
         first, _ = priced(problem, start, mirror=mirror, allowed=allowed, device=device)
         second, slack = priced(problem, first, mirror=not mirror, allowed=allowed, device=device)
         pair = (second, first) if mirror else (first, second)

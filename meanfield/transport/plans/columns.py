@@ -28,6 +28,7 @@ from meanfield.transport.certificate import (
     certified,
     log_masses,
     narrower,
+    within_reach,
 )
 from meanfield.transport.plans.c_transform import CTransform, RowMinima, halved
 from meanfield.transport.plans.checkpoint import Checkpoint
@@ -93,7 +94,7 @@ def _by_levels(
 ) -> Certified:
     stored = None if file is None else file.load()
     if stored is not None:
-        g = centred(stored[1], problem.b)
+        g = within_reach(problem, stored[1], problem.b)
         row = CTransform(problem.x, problem.y, device=device)(g, 1)
         arcs = _sorted_set(np.concatenate([stored[0], _feasible_arcs(problem)]))
         best = _without_plan(problem, row.minima, g, row.slack)
