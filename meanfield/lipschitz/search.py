@@ -55,7 +55,7 @@ def worst_case(
         starts: number of random starts, besides the structured ones.
         steps: steps of ascent.
         candidates: measures to start from as well; those with fewer than n atoms are padded,
-            those with more are refused.
+            those with more are refused. Their positions, if any, are not kept.
         generator: of the random starts; a fixed seed if None.
 
     Returns:
@@ -73,7 +73,7 @@ def worst_case(
     if F.causal if positioned is None else as_bool(positioned, "positioned"):
         positions = torch.arange(1, n_atoms + 1, dtype=torch.float64) / n_atoms
     points, logs = _random_starts(starts, n_atoms, dim, radius, generator)
-    given = [*_constructions(F, radius), *candidates]
+    given = [*(_constructions(F, radius) if n_atoms > 1 else ()), *candidates]
     for mu in given:
         check_measure(mu, "candidates")
         more_points, more_logs = _fit(mu, n_atoms, dim, radius)
@@ -158,13 +158,15 @@ def _fit(mu: ParticleMeasure, n: int, dim: int, radius: float) -> tuple[Tensor, 
     return points, logs.clamp_min(_LIGHTEST)
 
 
+@torch.enable_grad()
 def _gradients(F: Map, mu: ParticleMeasure, constant: LocalLipschitz) -> tuple[Tensor, Tensor]:
     """Gradients of log σ in points and log-weights, for whichever component is larger."""
     points = mu.points.detach().requires_grad_()
     logs = mu.log_weights.detach().requires_grad_()
     at = ParticleMeasure(points, log_weights=logs, positions=mu.positions)
     objective = recorded_value(F, at, constant).clamp_min(1e-300).log().sum()
-    gradients = torch.autograd.grad(objective, (points, logs))
+    # The derivative of a linear map does not look at the points.
+    gradients = torch.autograd.grad(objective, (points, logs), materialize_grads=True)
     clean = [torch.nan_to_num(g, nan=0.0, posinf=0.0, neginf=0.0) for g in gradients]
     return clean[0], clean[1]
 

@@ -50,6 +50,25 @@ def test_the_search_reaches_the_hand_built_inputs_and_stays_below_the_bound(seed
     assert built * (1 - 1e-2) <= float(constant.value) <= bound(norm_A, 1.0, radius)
 
 
+def test_one_atom_is_a_measure_too():
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+    mu, constant = worst_case(F, 1.0, n_atoms=1, **FAST)
+    assert mu.n_particles == 1
+    assert float(constant) == pytest.approx(1.0, rel=1e-12)  # V
+
+
+def test_a_derivative_that_looks_at_no_point_is_searched():
+    _, constant = worst_case(lambda mu: mu, 1.0, dim=2, **FAST)
+    assert float(constant) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_the_search_needs_no_gradients_of_its_caller():
+    F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
+    with torch.no_grad():
+        _, constant = worst_case(F, 1.0, **FAST)
+    assert float(constant) == float(worst_case(F, 1.0, **FAST)[1])
+
+
 def test_more_atoms_are_never_worse():
     F = SelfAttention(AttentionParameters.random(2, std=1.5))
     two, constant = worst_case(F, 1.0, starts=2, steps=10)
