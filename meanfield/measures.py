@@ -537,13 +537,14 @@ def _log_weights(points: Tensor, weights: Any, log_weights: Any, name: str = "we
 
 
 def _normalised(logs: Tensor, name: str, cure: str) -> Tensor:
-    log_total = logs.logsumexp(-1, keepdim=True)
+    # In double precision, so that the same weights in another order stay the same.
+    log_total = logs.double().logsumexp(-1, keepdim=True)
     if not is_traced(logs):
-        excess = torch.expm1(log_total.detach().double())
+        excess = torch.expm1(log_total.detach())
         worst = float(excess.flatten()[excess.abs().argmax()]) if logs.numel() else 0.0
         if not abs(worst) <= MASS_TOLERANCE[logs.dtype]:
             raise ValueError(f"{name}: expected a total mass of 1, got {1 + worst:.10g}; {cure}")
-    return logs - log_total
+    return (logs - log_total).to(logs.dtype)
 
 
 def _check_positions(positions: Tensor) -> None:
