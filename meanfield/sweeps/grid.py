@@ -126,8 +126,15 @@ def _column(name: str, values: list[Any]) -> np.ndarray:
         return np.array(values, dtype=bool)
     if kinds == {int} and not absent:
         return np.array(values, dtype=np.int64)
-    if str in kinds:
-        raise TypeError(f"parameter {name!r}: expected numbers or texts, got a mixture of both")
+    if len(kinds) > 1 and not kinds <= {int, float}:
+        raise TypeError(
+            f"parameter {name!r}: expected numbers, truth values or texts, got a mixture"
+        )
+    if lost := [value for value in values if isinstance(value, int) and float(value) != value]:
+        raise ValueError(
+            f"parameter {name!r}: expected integers that doubles hold, as other cases have a "
+            f"fraction or none, got {lost[0]}"
+        )
     return np.array([np.nan if value is None else value for value in values], dtype=float)
 
 

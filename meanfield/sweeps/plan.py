@@ -244,7 +244,7 @@ def make_plan(
     if "provenance" in attrs:
         raise ValueError("attrs: expected another name than provenance, which the sweep writes")
     plan = SweepPlan(task, cases, fixed, int(seed), attrs)
-    _ = plan.columns  # refuses numbers and texts in one parameter
+    _ = plan.columns  # refuses values that one column cannot hold
     return plan
 
 
@@ -263,6 +263,10 @@ def _check_signature(function: Callable[..., Any], arguments: Mapping[str, Any])
 def _check_names(task: Task, parameters: Iterable[str] = ()) -> None:
     variables = task.variables or ()
     names = [*parameters, *(v.name for v in variables), *task.coords, *RESERVED]
+    if strange := sorted({name for name in names if not name.isidentifier()}):
+        raise ValueError(
+            f"grid, variables, coords: expected identifiers such as 'gain' as names, got {strange}"
+        )
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(
             "grid, variables, coords: expected different names of parameters, variables and "

@@ -122,6 +122,9 @@ def test_vectorised_function_is_given_the_seeds_of_its_cases():
     [
         ((functions.square, {"x": [1, 1.0]}), ValueError, "different cases, got {'x': 1.0} twice"),
         ((functions.square, {"x": [np.nan]}), ValueError, "got NaN"),
+        ((functions.square, {"x": [True, 1]}), TypeError, "truth values or texts, got a mixture"),
+        ((functions.square, {"x": [2**53 + 1, 0.5]}), ValueError, "got 9007199254740993"),
+        ((lambda **case: {"y": 1.0}, {"a b": [1]}), ValueError, r"identifiers .*, got \['a b'\]"),
         ((functions.square, {"x": []}), ValueError, "at least one case"),
         ((functions.square, {"x": "abc"}), TypeError, "expected a sequence of values"),
         ((functions.square, {"x": [[1, 2]]}), TypeError, "put other data into `fixed`"),
