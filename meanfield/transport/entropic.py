@@ -138,9 +138,7 @@ def _conditional(
     settings: dict[str, float],
 ) -> Tensor:
     """Σ θ(s) S_ε(μˢ, νˢ) of weights, points and conditions; atoms of weight 0 are nowhere."""
-    (a, x, s), (b, y, t) = (
-        (w[w > 0], p[w > 0], c[(w > 0).to(c.device)]) for w, p, c in (one, other)
-    )
+    (a, x, s), (b, y, t) = ((w[w > 0], p[w > 0], c[to_host(w > 0)]) for w, p, c in (one, other))
     of_x, of_y = grouped_conditions(s, t)
     groups = [
         (torch.as_tensor(of_x == k), torch.as_tensor(of_y == k))

@@ -139,6 +139,12 @@ def test_it_is_the_mean_over_conditions() -> None:
     assert other == np.inf
 
 
+def test_one_atom_has_a_conditional_divergence_too() -> None:
+    """NumPy takes a tensor of one truth value for a number."""
+    found = conditional_sinkhorn_divergence([[0.0]], [[3.0]], conditions=([0.5], [0.5]))
+    assert float(found) == pytest.approx(9.0)
+
+
 def test_with_little_blur_it_is_the_conditional_distance_squared() -> None:
     x, y, s, t = conditioned(1, 8, 6)
     for penalty in (None, 0.0, 3.0):
