@@ -163,7 +163,7 @@ def certified(
     error = _relative_error(problem, plan.rows.shape[-1])
     missing, plan_doubt = _misplaced(problem, plan, moved)
     reach = (missing + plan_doubt) ** (1 / order)
-    underflow = _lost_to_underflow(plan.log_mass, moved)
+    underflow = _lost_to_underflow(plan.log_mass, moved, value)
     upper = powers_added(value * (1 + error), reach, order) * (1 + 4 * UNIT) + underflow
     both = _feasible(problem, potentials, slack)
     f, g = both[..., : problem.n], both[..., problem.n :]
@@ -253,7 +253,7 @@ def combined(
     value, lower, upper = (power_mean(log_masses, t, order) for t in parts)
     largest = float(np.abs(log_masses).max(initial=0.0, where=log_masses > -math.inf))
     error = log_error + (32 + 2 * largest + _sum_error(log_masses.shape[-1])) * UNIT
-    underflow = _lost_to_underflow(log_masses, parts[2])
+    underflow = _lost_to_underflow(log_masses, parts[2], upper)
     return value, np.maximum(lower * (1 - error) - underflow, 0.0), upper * (1 + error) + underflow
 
 
@@ -373,8 +373,12 @@ def power_mean(log_weights: np.ndarray, distances: np.ndarray, order: float) -> 
     return found
 
 
-def _lost_to_underflow(log_weights: np.ndarray, distances: np.ndarray) -> np.ndarray:
+def _lost_to_underflow(
+    log_weights: np.ndarray, distances: np.ndarray, mean: np.ndarray
+) -> np.ndarray | float:
     """What underflow may take from a power mean: a last place for each length that is not 0."""
+    if (mean > 1e-290).all():  # a last place of anything this large is more
+        return 0.0
     return 4 * _LEAST * ((distances > 0) & (log_weights > -math.inf)).sum(-1)
 
 
