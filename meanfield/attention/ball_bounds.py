@@ -10,6 +10,7 @@ constants" of the documentation.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -56,8 +57,8 @@ def ball_bound(weights: Weights, epsilon: float | Tensor, *, splitting: bool = T
         part.add(block, rows, weights.log_ratios(block))
     change = _norm_from_above(part.change) + part.turning_change.amax(-1)
     by_columns = (0.5 * part.columns.amax(-1)).exp().sum(-1) + part.turning.amax(-1)
-    unknown = torch.full_like(change, math.inf)
-    return BallBounds.of(unknown, change, by_columns, part.displacement)
+    unknown, unit = torch.full_like(change, math.inf), frames.unit
+    return BallBounds.of(unknown, unit * change, unit * by_columns, unit * part.displacement)
 
 
 class _Parts:
@@ -102,7 +103,8 @@ class _Rows:
         self._factors(log_p, own, splitting)
         self._spreads(frames, vectors)
         self.log_averaging_change = self._log_averaging_change(frames, vectors)
-        at_input = norm(covariance(self.p, frames.values[..., None, :, :], vectors.pulled))
+        values = frames.values[..., None, :, :]
+        at_input = _where_finite(norm, covariance(self.p, values, vectors.pulled))
         self._turning(at_input)
 
     def _motions(
@@ -176,13 +178,9 @@ class _Rows:
 
     def _spreads(self, frames: Frames, vectors: RowFrames) -> None:
         """Standard deviations in the worst direction, at the input and over the ball."""
-        squares = (
-            torch.linalg.eigvalsh(covariance(self.p, x, x))[..., -1]
-            for x in (frames.values[..., None, :, :], vectors.pulled)
-        )
-        # Of covariances that leave the number range nothing is known.
         self.std, self.pulled_std = (
-            square.nan_to_num(nan=math.inf).clamp_min(0).sqrt() for square in squares
+            _where_finite(_top_root, covariance(self.p, x, x))
+            for x in (frames.values[..., None, :, :], vectors.pulled)
         )
         self.std_most = self._std_most(self.std, self.away) + self.norm_V * self.eps
         self.pulled_most = self._std_most(self.pulled_std, self.pulled_away) + self.pulled_change
@@ -248,6 +246,16 @@ class _Rows:
         self.displacement = torch.fmin(
             self.eps * (self.tau.sqrt() + self.turning), farthest + self.norm_V * self.eps
         )
+
+
+def _where_finite(size: Callable[[Tensor], Tensor], matrices: Tensor) -> Tensor:
+    """Sizes of matrices, ∞ where entries leave the number range: nothing is known of them."""
+    known = matrices.isfinite().all(-1).all(-1)
+    return torch.where(known, size(matrices.where(known[..., None, None], 0.0)), math.inf)
+
+
+def _top_root(squares: Tensor) -> Tensor:
+    return torch.linalg.eigvalsh(squares)[..., -1].clamp_min(0).sqrt()
 
 
 def _of_rows(motion: Motion, block: Block) -> Motion:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from meanfield.attention.kernels.kernel import Motion
 from meanfield.attention.weights import Block, Weights
+from meanfield.linalg.vectors import power_of_two
 
 _CHUNK_ENTRIES = 2**22  # of one array (*batch, H, rows, n, k) at a time
 
@@ -53,8 +54,12 @@ class RowFrames:
 class Frames:
     """Features of the atoms in orthonormal coordinates per head: lengths are those in R^d.
 
+    Those of values are over a unit, a power of two near the largest entry of all W V: squares of
+    very small values would be 0, and with them bounds that are linear in the values.
+
     Attributes:
         weights: of the layer.
+        unit: of the values, a scalar.
         values: R_W v for W = Q_W R_W, ``(*batch, H, n, v)``.
         value: R_W V, (H, v, d).
         norm_V: ‖W V‖, (H,).
@@ -67,6 +72,7 @@ class Frames:
     """
 
     weights: Weights
+    unit: Tensor
     values: Tensor
     value: Tensor
     norm_V: Tensor
@@ -87,6 +93,8 @@ class Frames:
         if par.output is not None:
             out = torch.linalg.qr(par.output)[1]
             value, values = out @ value, values @ out.mT
+        unit = power_of_two(value.abs().max().clamp_min(torch.finfo(value.dtype).tiny))
+        value, values = value / unit, values / unit
         where = (par, weights.points, weights.positions)
         key_slopes, query_slopes = kernel.key_slopes(*where), kernel.query_slopes(*where)
         if key_slopes is None or query_slopes is None:
@@ -103,6 +111,7 @@ class Frames:
             norm_A = norm(to_keys @ between @ to_queries.mT)
         return cls(
             weights=weights,
+            unit=unit,
             values=values,
             value=value,
             norm_V=norm(torch.linalg.qr(value.mT)[1]),

@@ -278,3 +278,28 @@ def test_covariances_beyond_the_number_range_lower_no_bound(dtype, power, eps):
     assert far.upper >= 0.999 * near.upper
     assert far.change >= 0.999 * near.change
     assert (far.displacement >= 0.999 * unit * near.displacement).all()
+
+
+@pytest.mark.parametrize("name", ["dot product", *KERNELS])
+@pytest.mark.parametrize("size", [1e-300, 1e-165, 1e165, 1e300])
+def test_bounds_are_linear_in_the_values_whatever_their_size(name, size):
+    """Squares of values of 1e-165 are 0: the bound was, too."""
+    F, mu = with_kernel(name, 1)
+    par = F.parameters
+    others = {"query_bias": par.query_bias, "key_bias": par.key_bias, "scale": par.scale}
+    larger = AttentionParameters(par.query, par.key, size * par.value, par.output, **others)
+    scaled = SelfAttention(larger, causal=F.causal, kernel=F.kernel)
+    for eps in (0.0, 1e-3, 0.3):
+        found, one = (G.ball_bounds(mu, eps) for G in (scaled, F))
+        for part in ("change", "upper", "displacement"):
+            ours, theirs = getattr(found, part), size * getattr(one, part)
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-14 * size)
+
+
+def test_points_whose_squares_leave_the_number_range_have_bounds_of_infinity():
+    """An eigenvalue solver raised."""
+    eye = torch.eye(3, dtype=F64)
+    points = 1e160 * torch.randn(5, 3, dtype=F64, generator=torch.Generator().manual_seed(1))
+    F = SelfAttention(AttentionParameters(eye, eye, eye), kernel=kernels.qk_norm())
+    mu = ParticleMeasure(points)
+    assert float(F.ball_bounds(mu, 1e-3).upper) == math.inf > float(local_lipschitz(F, mu).value)
