@@ -133,8 +133,14 @@ def _length(vectors: Tensor) -> float:
 
 @torch.no_grad()
 def check_repeats(F: MeasureMap, mu: ParticleMeasure, image: ParticleMeasure) -> None:
-    """Refuse a map that gives another image when it is called again."""
-    off = _distance(F(mu).points, image.points, _present(mu))
+    """Refuse a map that gives another image when it is called again, or none in finite numbers."""
+    present = _present(mu)
+    if not bool(torch.where(present, image.points, 0.0).isfinite().all()):
+        raise ValueError(
+            f"{name_of(F)}: expected a finite image, got one with NaN or infinite entries; "
+            "scale the points, or look for an overflow inside the map"
+        )
+    off = _distance(F(mu).points, image.points, present)
     if not off <= _SAME[mu.dtype]:
         raise ValueError(
             f"{name_of(F)}: expected the same image of the same measure, got one that is off by "

@@ -230,6 +230,12 @@ def test_maps_without_a_path_for_gradients_are_refused():
         refuse(lambda mu: mu.replace(mu.points.detach() ** 2), ways, ParticleMeasure(points))
 
 
+@pytest.mark.parametrize("function", [lambda x: (1e5 * x).exp(), lambda x: (x - 2).log()])
+def test_maps_whose_image_is_not_finite_are_refused_as_such(function):
+    with pytest.raises(ValueError, match="expected a finite image, got one with NaN or infinite"):
+        linearize(lambda mu: mu.replace(function(mu.points)), ParticleMeasure([[1.0], [2.0]]))
+
+
 def test_maps_that_change_more_than_points_are_refused():
     ways = r"move points alone: mu\.replace\(points\), or pushforward\(T, mu\)"
 
