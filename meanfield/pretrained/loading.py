@@ -25,6 +25,7 @@ from meanfield.pretrained.model_files import (
 )
 from meanfield.pretrained.modules import masked_by
 from meanfield.pretrained.registry import FAMILIES, family_of
+from meanfield.pretrained.token_ids import WORDS
 from meanfield.pretrained.torch_encoder import TORCH_ENCODER
 from meanfield.pretrained.transformer import Transformer
 from meanfield.pretrained.verification import check_parity
@@ -113,7 +114,8 @@ def read(
         causal: whether attention is masked. None: as the configuration has it; encoders of
             torch, which are told so at each call, are plain then.
         name: for messages.
-        tokenizer: for texts.
+        tokenizer: for texts; "words" numbers the words of a text as they appear, modulo the
+            vocabulary, as is done for random weights.
         verify: whether the blocks are compared with the model's own modules, in one run on a few
             tokens of a copy in float64 and in evaluation mode.
 
@@ -214,7 +216,7 @@ def _random(name: str, causal: bool | None, seed: int, changes: dict[str, Any]) 
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
         model = model_class(model_config, **family.model_arguments)
-    return Transformer(name, family, masked, f"seed {seed}", _ready(model), None)
+    return Transformer(name, family, masked, f"seed {seed}", _ready(model), WORDS)
 
 
 def _from_folder(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from meanfield.pretrained.model_files import quiet
 from meanfield.pretrained.model_inputs import ModelInputs, Runs
 
 _SAMPLE_LENGTH = 7
+WORDS = "words"  # in the place of a tokenizer: words are numbered as they appear
 # What a tokenizer returns and a model can take here.
 _ENCODED = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -29,7 +31,7 @@ class TokenIds(ModelInputs):
     Example:
         >>> from types import SimpleNamespace as Bare
         >>> model = Bare(config=Bare(vocab_size=100, max_position_embeddings=32))
-        >>> TokenIds().encode(model, None, "to be or not to be")
+        >>> TokenIds().encode(model, "words", "to be or not to be")
         tensor([0, 1, 2, 3, 0, 1])
     """
 
@@ -68,13 +70,20 @@ class TokenIds(ModelInputs):
         return hidden
 
     def encode(self, model: Any, tokenizer: Any, text: str) -> Tensor:
-        """Without special tokens; without a tokenizer words are numbered as they appear."""
+        """Without special tokens; of the tokenizer "words", numbers of words as they appear."""
         if not isinstance(text, str):
             raise TypeError(
                 f"text: expected a str, got {describe(text)}; for several texts call encode on "
                 "each, or pass the list as tokens"
             )
         if tokenizer is None:
+            warnings.warn(
+                "the model has no tokenizer: words are numbered as they appear, which means "
+                "nothing to trained weights; give token ids, or read(model, tokenizer=…), where "
+                "'words' stands for such numbers",
+                stacklevel=4,
+            )
+        if tokenizer in (None, WORDS):
             known: dict[str, int] = {}
             numbers = [known.setdefault(word, len(known)) for word in text.split()]
             return torch.tensor(numbers, dtype=torch.int64) % self.vocabulary(model)

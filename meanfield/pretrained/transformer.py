@@ -41,7 +41,7 @@ class Transformer:
         causal: whether the layers are masked.
         revision: commit of the checkpoint if it is known, or "seed …" of a random model.
         model: the `torch.nn.Module` of transformers.
-        tokenizer: of the checkpoint, or None.
+        tokenizer: of the checkpoint; "words", see `read`; or None.
     """
 
     name: str
@@ -291,8 +291,8 @@ class Transformer:
     def encode(self, text: str) -> Tensor:
         """Token ids of a text, without special tokens, int64.
 
-        A model without a tokenizer (random weights) numbers the words in order of appearance,
-        modulo its vocabulary.
+        Of random weights, which have no tokenizer, these are numbers of the words in order of
+        appearance, modulo the vocabulary; of trained weights without one as well, with a warning.
         """
         return self.family.inputs.encode(self.model, self.tokenizer, text)
 

@@ -166,6 +166,20 @@ def test_a_saved_checkpoint_loads_as_it_was(tmp_path, architecture, causal):
     assert loaded.tokenizer is None
 
 
+def test_words_are_numbered_for_random_weights_and_otherwise_with_a_warning():
+    source = pretrained.load("random:gpt2", config=SMALL_GPT2 | {"vocab_size": 5})
+    numbers = source.encode("to be or not to be")
+    assert numbers.tolist() == [0, 1, 2, 3, 0, 1]
+    in_memory = pretrained.read(source.model)
+    with pytest.warns(UserWarning, match="has no tokenizer: words are numbered"):
+        assert torch.equal(in_memory.encode("to be or not to be"), numbers)
+    with pytest.warns(UserWarning, match="has no tokenizer: words are numbered"):
+        in_memory.embeddings("to be")
+    asked = pretrained.read(source.model, tokenizer="words")
+    assert torch.equal(asked.encode("to be or not to be"), numbers)
+    assert asked.encode("a b c d e f").tolist() == [0, 1, 2, 3, 4, 0]
+
+
 def test_inputs_of_some_layers_are_those_among_all():
     model = small("bert")
     tokens = ids(7)
