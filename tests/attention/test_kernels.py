@@ -61,7 +61,7 @@ NORMALIZATIONS = {
     "softmax": ("softmax",),
     "sink": ("sink", [0.4, -1.0]),
     "sigmoid": ("sigmoid", -0.5),
-    "sinkhorn": ("sinkhorn", 150),
+    "sinkhorn": ("sinkhorn", 900),  # sweeps; the scores of L2 need most, 600 for 11 digits
     "custom": ("custom",),
 }
 
