@@ -26,6 +26,9 @@ from meanfield.figures.curves import law
 from meanfield.figures.plots import plot_exponents
 from meanfield.lipschitz import local_lipschitz
 
+# The checkpoints of these tests are written without one.
+pytestmark = pytest.mark.filterwarnings("ignore:the model has no tokenizer")
+
 TEXT = "the river runs past the mill and the mill turns with the river " * 8
 GPT2 = {"n_layer": 2, "n_head": 3, "n_embd": 12, "n_positions": 32, "vocab_size": 40}
 BERT = {
