@@ -7,7 +7,7 @@ A folder with a Llama, ten lines, one Dataset.
 
     python examples/17_text_to_constants.py [--quick] [--model FOLDER] [--text FILE] [--out DIR]
 
-Without a folder the script saves a small Llama with random weights and reads that.
+Without a folder the script takes a small Llama with random weights.
 """
 
 # %%
@@ -25,11 +25,6 @@ parser.add_argument("--text", type=Path, default=None)
 parser.add_argument("--out", type=Path, default=Path("results/17_text_to_constants"))
 options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
-if options.model is None:
-    options.model = options.out / "llama"
-    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    sizes |= {"intermediate_size": 64, "initializer_range": 0.15}
-    pretrained.load("random:llama", config=sizes).model.save_pretrained(options.model)
 texts = [
     "a cloud of tokens is a measure and attention moves each of its atoms",
     "how far does a small change of one token spread",
@@ -40,10 +35,15 @@ elif options.quick:
     texts = [" ".join(text.split()[:6]) for text in texts]
 
 # %%
-# The ten lines. Every block is compared with the model's own module when the folder is read;
+# The ten lines. Every block is compared with the model's own module when it is read;
 # an adapter, a window or a mask that was not understood would be refused here. The texts may be
 # of several lengths, and may as well be ids or what a tokenizer returns.
-source = pretrained.load(options.model)
+if options.model is None:
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    sizes |= {"intermediate_size": 64, "initializer_range": 0.15}
+    source = pretrained.load("random:llama", config=sizes)
+else:
+    source = pretrained.load(options.model)
 ds = source.constants(texts)
 print(source)
 print(ds[["attention", "block", "block_upper"]].to_dataframe().round(3))
