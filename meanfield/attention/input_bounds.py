@@ -10,7 +10,7 @@ from torch import Tensor
 
 from meanfield.attention.kernels.kernel import Motion
 from meanfield.attention.weights import Block, Weights
-from meanfield.linalg.vectors import power_of_two
+from meanfield.linalg.vectors import units
 
 _CHUNK_ENTRIES = 2**22  # of one array (*batch, H, rows, n, k) at a time
 
@@ -93,7 +93,7 @@ class Frames:
         if par.output is not None:
             out = torch.linalg.qr(par.output)[1]
             value, values = out @ value, values @ out.mT
-        unit = power_of_two(value.abs().max().clamp_min(torch.finfo(value.dtype).tiny))
+        unit = units(value.flatten())[0]
         value, values = value / unit, values / unit
         where = (par, weights.points, weights.positions)
         key_slopes, query_slopes = kernel.key_slopes(*where), kernel.query_slopes(*where)
