@@ -11,9 +11,10 @@ from torch import Tensor
 
 from meanfield.attention.self_attention import SelfAttention
 from meanfield.checks import check_positioned, check_same_kind, describe
-from meanfield.derivative_checks import check_light_atoms
 from meanfield.linalg import LinearMap
-from meanfield.maps import Linearisation, Map, check_geometry
+from meanfield.maps import Linearisation, Map
+from meanfield.maps.autodiff import check_geometry
+from meanfield.maps.derivative_checks import check_light_atoms
 from meanfield.measures import ParticleMeasure, check_measure
 
 

@@ -23,7 +23,8 @@ from meanfield.checks import (
     number,
 )
 from meanfield.html import html_table, span
-from meanfield.maps import Map, as_map
+from meanfield.maps import Map
+from meanfield.maps.map import as_map
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)

@@ -35,15 +35,8 @@ from meanfield.checks import (
 from meanfield.errors import NoDerivativeError
 from meanfield.html import html_table, span
 from meanfield.linalg import LinearMap
-from meanfield.maps import (
-    BallBounds,
-    Linearisation,
-    Map,
-    check_geometry,
-    expanded_radii,
-    linearize,
-    linearize_by_autodiff,
-)
+from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii, linearize
+from meanfield.maps.autodiff import check_geometry, linearize_by_autodiff
 from meanfield.measures import ParticleMeasure, check_measure
 
 

@@ -16,7 +16,8 @@ from meanfield.checks import as_bool, as_floats, describe
 if TYPE_CHECKING:
     from meanfield.attention.kernels.kernel import FeatureSizes, Score
     from meanfield.attention.parameters import AttentionParameters
-    from meanfield.maps import Gain, Map
+    from meanfield.maps import Map
+    from meanfield.maps.map import Gain
 
 # Relative: what upper bounds of a layer are raised by, to stay above the rounding of the norms.
 _ROUNDING = 1e-9

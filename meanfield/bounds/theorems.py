@@ -107,7 +107,7 @@ def local_upper(F: Any, mu: Any) -> Any:
     Raises:
         NotImplementedError: F is large and declares none.
     """
-    from meanfield.maps import constant_upper  # loads torch
+    from meanfield.maps.map import constant_upper  # loads torch
     from meanfield.measures import check_measure
 
     return constant_upper(F, check_measure(mu))

@@ -14,7 +14,8 @@ from meanfield.dynamics.constraints import Constraint
 from meanfield.images import image_of
 from meanfield.layers.composition import Composite, identity_at
 from meanfield.linalg import LinearMap
-from meanfield.maps import Linearisation, Map, as_map, linearize
+from meanfield.maps import Linearisation, Map, linearize
+from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 

@@ -29,7 +29,7 @@ from meanfield.figures.curves import curve, law, mark_unconverged, power_law
 from meanfield.figures.plots import plot_exponents
 from meanfield.figures.selection import fits_of, masked, model_and_text
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
-from meanfield.maps import constant_upper
+from meanfield.maps.map import constant_upper
 from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 

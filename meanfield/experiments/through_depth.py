@@ -26,7 +26,8 @@ from meanfield.figures.curves import curve
 from meanfield.figures.selection import attribute, model_and_text, reduced
 from meanfield.layers import Chain
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
-from meanfield.maps import BallBounds, ball_bounds, constant_upper
+from meanfield.maps import BallBounds
+from meanfield.maps.map import ball_bounds, constant_upper
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable

@@ -11,16 +11,8 @@ from torch import Tensor
 
 from meanfield.images import image_of
 from meanfield.layers.composition import Composite
-from meanfield.maps import (
-    BallBounds,
-    Linearisation,
-    Map,
-    ball_bounds,
-    certain_norm,
-    derivative_if_any,
-    has_blocks,
-    linearize,
-)
+from meanfield.maps import BallBounds, Linearisation, Map, linearize
+from meanfield.maps.map import ball_bounds, certain_norm, derivative_if_any, has_blocks
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 

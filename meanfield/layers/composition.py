@@ -11,13 +11,8 @@ from torch import Tensor
 
 from meanfield.checks import describe
 from meanfield.linalg import LinearMap
-from meanfield.maps import (
-    BallBounds,
-    Linearisation,
-    Map,
-    as_map,
-    ball_bounds,
-)
+from meanfield.maps import BallBounds, Linearisation, Map
+from meanfield.maps.map import as_map, ball_bounds
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 

@@ -12,15 +12,8 @@ from torch import Tensor
 from meanfield.checks import choice, number
 from meanfield.layers.composition import Composite, part_in_ball
 from meanfield.layers.residual import Residual
-from meanfield.maps import (
-    BallBounds,
-    Linearisation,
-    Map,
-    as_map,
-    expanded_radii,
-    linearize,
-    scaled_radii,
-)
+from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii, linearize
+from meanfield.maps.map import as_map, scaled_radii
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 _NORMS = ("l2", "max")

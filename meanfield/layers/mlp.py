@@ -22,7 +22,8 @@ from meanfield.checks import (
 )
 from meanfield.errors import NoDerivativeError
 from meanfield.layers.particlewise import Particlewise, Product, present_rows
-from meanfield.maps import BallBounds, expanded_radii, scaled_radii
+from meanfield.maps import BallBounds, expanded_radii
+from meanfield.maps.map import scaled_radii
 from meanfield.measures import ParticleMeasure
 
 # Upper bounds are raised by this, relative, to stay above the rounding of the norms.

@@ -20,7 +20,8 @@ from meanfield.checks import (
 from meanfield.layers.particlewise import Particlewise, Product, present_rows
 from meanfield.linalg.blocks import Metric
 from meanfield.linalg.vectors import units
-from meanfield.maps import BallBounds, Gain, expanded_radii, scaled_radii
+from meanfield.maps import BallBounds, expanded_radii
+from meanfield.maps.map import Gain, scaled_radii
 from meanfield.measures import ParticleMeasure
 
 # Upper bounds are raised by this, relative, to stay above the rounding of what they come from.

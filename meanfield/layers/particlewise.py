@@ -13,18 +13,13 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import at_once, describe, is_traced
-from meanfield.derivative_checks import Product, kinked, quotients
 from meanfield.errors import NoDerivativeError
 from meanfield.linalg import LinearMap
 from meanfield.linalg.blocks import Metric, TokenBlocks
-from meanfield.maps import (
-    BallBounds,
-    Linearisation,
-    Map,
-    check_geometry,
-    expanded_radii,
-    scaled_radii,
-)
+from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii
+from meanfield.maps.autodiff import check_geometry
+from meanfield.maps.derivative_checks import Product, kinked, quotients
+from meanfield.maps.map import scaled_radii
 from meanfield.measures import ParticleMeasure, pushforward
 
 # Allowed difference between T of one particle alone and T of all: the order of sums may differ.

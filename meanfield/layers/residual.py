@@ -10,14 +10,8 @@ from torch import Tensor
 from meanfield.checks import name_of, number
 from meanfield.images import image_of
 from meanfield.layers.composition import Composite, identity_at, part_in_ball
-from meanfield.maps import (
-    BallBounds,
-    Linearisation,
-    Map,
-    as_map,
-    expanded_radii,
-    linearize,
-)
+from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii, linearize
+from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 

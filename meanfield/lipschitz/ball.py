@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_bool, as_float_tensor, name_of
-from meanfield.maps import as_map, ball_bounds
+from meanfield.maps.map import as_map, ball_bounds
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, count, describe
 from meanfield.images import image_of
-from meanfield.maps import Map, as_map, ball_bounds
+from meanfield.maps import Map
+from meanfield.maps.map import as_map, ball_bounds
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results.answers import Answer, labelled
 

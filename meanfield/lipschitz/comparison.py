@@ -21,7 +21,7 @@ from meanfield.images import check_map
 from meanfield.lipschitz.constant import LocalLipschitz
 from meanfield.lipschitz.local import local_lipschitz
 from meanfield.lipschitz.secant import SecantRatio, euclidean_secant_ratio, secant_ratio
-from meanfield.maps import as_map
+from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, split, stack
 from meanfield.results import Variable
 from meanfield.results.labels import dataset

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meanfield.autodiff import derivative_along
 from meanfield.linalg import Lanczos, LinearMap, operator_norm
 from meanfield.linalg.norms import largest_block_norm
 from meanfield.linalg.vectors import normalised
 from meanfield.lipschitz.constant import LocalLipschitz, split_displacement
 from meanfield.maps import Linearisation, Map
+from meanfield.maps.autodiff import derivative_along
 from meanfield.measures import ParticleMeasure, divided
 
 # Largest angle, by residual over gap, between the vector found and the singular vector.

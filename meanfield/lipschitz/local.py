@@ -9,7 +9,8 @@ import torch
 from meanfield.linalg import NormSolver
 from meanfield.lipschitz.constant import LocalLipschitz, constant_of
 from meanfield.lipschitz.differentiable import differentiable_value
-from meanfield.maps import as_map, linearize
+from meanfield.maps import linearize
+from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 

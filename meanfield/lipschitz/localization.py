@@ -7,7 +7,8 @@ from torch import Tensor
 
 from meanfield.checks import choice, describe
 from meanfield.lipschitz.constant import LocalLipschitz, split_displacement
-from meanfield.maps import as_map, linearize
+from meanfield.maps import linearize
+from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results.answers import Answer, labelled
 

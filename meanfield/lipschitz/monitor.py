@@ -12,7 +12,8 @@ import torch
 from meanfield.checks import count, describe
 from meanfield.lipschitz.constant import LocalLipschitz
 from meanfield.lipschitz.local import local_lipschitz
-from meanfield.maps import Map, as_map
+from meanfield.maps import Map
+from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure, check_single
 from meanfield.results import Variable
 from meanfield.results.labels import dataset

@@ -13,7 +13,8 @@ from meanfield.checks import as_bool, as_generator, check_dim, count, number, to
 from meanfield.lipschitz.constant import LocalLipschitz
 from meanfield.lipschitz.differentiable import recorded_value
 from meanfield.lipschitz.local import local_lipschitz
-from meanfield.maps import Map, as_map
+from meanfield.maps import Map
+from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 # Log-weights below this are as good as absent at any radius whose constant fits in float64.

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
-from meanfield.maps import Map, constant_upper
+from meanfield.maps import Map
+from meanfield.maps.map import constant_upper
 from meanfield.measures import ParticleMeasure
 from meanfield.results.labels import Variable, array_of, dataset
 

@@ -15,7 +15,7 @@ from meanfield.attention import input_bounds, kernels
 from meanfield.attention.ball_bounds import ball_bound
 from meanfield.attention.kernels.kernel import Motion
 from meanfield.lipschitz import local_lipschitz
-from meanfield.maps import ball_bounds
+from meanfield.maps.map import ball_bounds
 from tests.attention import input_bounds_oracles as oracle
 from tests.attention.input_bounds_oracles import case
 

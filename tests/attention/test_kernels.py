@@ -22,7 +22,8 @@ from meanfield.attention import (
 from meanfield.attention.kernels.kernel import FeatureTransform, ModifiedKernel
 from meanfield.linalg import operator_norm
 from meanfield.lipschitz import local_lipschitz
-from meanfield.maps import linearize, linearize_by_autodiff
+from meanfield.maps import linearize
+from meanfield.maps.autodiff import linearize_by_autodiff
 from meanfield.measures import ParticleMeasure, split
 from tests import oracles
 from tests.attention import kernel_oracles as slow

@@ -19,7 +19,8 @@ from meanfield.attention import (
 )
 from meanfield.errors import ConvergenceError
 from meanfield.lipschitz import local_lipschitz
-from meanfield.maps import linearize, linearize_by_autodiff
+from meanfield.maps import linearize
+from meanfield.maps.autodiff import linearize_by_autodiff
 from meanfield.measures import ParticleMeasure, split, stack
 from tests import oracles
 from tests.maps.small_maps import same_products

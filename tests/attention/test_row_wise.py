@@ -11,7 +11,8 @@ from torch.nn.functional import elu, logsigmoid, softplus
 from meanfield.attention import AttentionParameters, SelfAttention, kernels, weights
 from meanfield.attention.normalizations import RowWise, exponential, sigmoid, sink, softmax
 from meanfield.lipschitz import local_lipschitz
-from meanfield.maps import linearize, linearize_by_autodiff
+from meanfield.maps import linearize
+from meanfield.maps.autodiff import linearize_by_autodiff
 from meanfield.measures import ParticleMeasure, split
 from tests.maps.small_maps import same_products
 

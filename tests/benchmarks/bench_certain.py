@@ -28,7 +28,6 @@ from meanfield import (
     AttentionParameters,
     ParticleMeasure,
     SelfAttention,
-    maps,
     pretrained,
     sampling,
 )
@@ -39,6 +38,7 @@ from meanfield.linalg.certain import RowWeights, row_bound
 from meanfield.linalg.evidence import proved
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import Map, linearize
+from meanfield.maps import map as map_module
 from tests.pretrained import small_models
 
 F64 = torch.float64
@@ -162,7 +162,7 @@ def attacked(seed: int) -> tuple[int, int, int]:
             certificates.append(RowWeights(certificates[-1].values, size, basis))
     low = sum(float(row_bound(blocks, each)) < sigma for each in certificates)
     eps = float(10 ** (4 * torch.rand((), generator=g) - 4))
-    upper, largest, centre = maps.ball_bounds(F, mu, eps).upper, 0.0, X
+    upper, largest, centre = map_module.ball_bounds(F, mu, eps).upper, 0.0, X
     for reach in (1.0, 0.3, 0.1):
         step = torch.randn(8, n, d, dtype=F64, generator=g)
         moved = centre - X + reach * eps * step / step.norm(dim=-1, keepdim=True)
@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="draw the layers of MiniLM, from the file")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_name("certain.json"))
     options = parser.parse_args()
-    maps._FACTORED = 0  # what larger layers get
+    map_module._FACTORED = 0  # what larger layers get
     if options.attacks:
         counts = torch.tensor([attacked(options.seed + k) for k in range(options.attacks)])
         total, low, beyond = counts.sum(0).tolist()

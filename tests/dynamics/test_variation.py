@@ -22,7 +22,8 @@ from meanfield.dynamics.constraints import constraint_at
 from meanfield.dynamics.velocities import Velocity
 from meanfield.layers import LayerNorm
 from meanfield.lipschitz import local_lipschitz
-from meanfield.maps import linearize, linearize_by_autodiff
+from meanfield.maps import linearize
+from meanfield.maps.autodiff import linearize_by_autodiff
 from meanfield.measures import split
 from meanfield.transport import solve_w2
 from tests.maps.small_maps import same_products

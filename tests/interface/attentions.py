@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from meanfield import ParticleMeasure, maps
+from meanfield import ParticleMeasure
+from meanfield.maps import linearize
+from meanfield.maps.map import as_map
 from tests import oracles
 from tests.attention import kernel_oracles as slow
 from tests.attention.test_kernels import library, looks_at_positions
@@ -223,7 +225,7 @@ def is_affine(p: Problem, G: Any, shift: float, factor: float) -> None:
     truth, alive = p.truth, p.truth.alive
     image = shift * p.case.points + factor * truth.images
     near(G(p.mu).points[alive], image[alive])
-    at = maps.linearize(maps.as_map(G), p.mu, geometry="wasserstein")
+    at = linearize(as_map(G), p.mu, geometry="wasserstein")
     near(at.atoms.to_dense(), truth.conjugated(shift, factor))
     fields = shift * np.eye(image.shape[1]) * alive[:, None, None] + factor * truth.fields
     near(at.field.to_dense(), fields)

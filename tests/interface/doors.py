@@ -14,12 +14,14 @@ import numpy as np
 import ot
 import torch
 
-from meanfield import ParticleMeasure, dynamics, layers, linalg, lipschitz, maps
+from meanfield import ParticleMeasure, dynamics, layers, linalg, lipschitz
 from meanfield import bounds as theorems
 from meanfield.attention import CrossAttention
 from meanfield.dynamics import trajectories
 from meanfield.linalg import norms
 from meanfield.lipschitz import comparison
+from meanfield.maps import autodiff
+from meanfield.maps import map as maps
 from tests.attention import kernel_oracles as slow
 from tests.attention.test_kernels import looks_at_positions
 from tests.interface.attentions import Problem, above, is_affine, near
@@ -55,7 +57,7 @@ def linearize(p):
 @row
 def linearize_by_autodiff(p):
     for geometry in ("euclidean", "wasserstein"):
-        at = maps.linearize_by_autodiff(p.F, p.mu, geometry=geometry)
+        at = autodiff.linearize_by_autodiff(p.F, p.mu, geometry=geometry)
         _is_derivative(p, at, geometry)
 
 

@@ -23,8 +23,6 @@ LAYERS = [
     ["results"],
     ["measures", "linalg"],
     ["images"],
-    ["derivative_checks"],
-    ["autodiff"],
     ["maps"],
     ["attention", "transport", "sampling", "sweeps", "figures"],
     ["bounds", "lipschitz", "layers", "corpora", "report"],

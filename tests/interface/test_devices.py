@@ -61,7 +61,7 @@ LOOKS = {
     "monitor.py": 1,  # one a layer
     "measures.py": 4,  # of arguments, and one a block of distances
 }
-DEVICE = "linalg", "attention", "layers", "lipschitz", "dynamics", "measures.py", "maps.py"
+DEVICE = "linalg", "attention", "layers", "lipschitz", "dynamics", "measures.py", "maps"
 
 
 def looks(path: Path) -> list[str]:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
-from meanfield import maps as maps_module
 from meanfield.attention.kernels import l2
 from meanfield.layers import (
     Chain,
@@ -23,6 +22,7 @@ from meanfield.layers import (
 from meanfield.layers.mlp import ACTIVATIONS
 from meanfield.lipschitz import ball_upper, local_lipschitz
 from meanfield.maps import BallBounds
+from meanfield.maps import map as maps_module
 from meanfield.measures import pushforward
 from tests.maps import small_maps as small
 from tests.maps.small_maps import (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, maps, sampling
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling
 from meanfield.attention import kernels, normalizations
 from meanfield.attention.averaging import AttentionCore
 from meanfield.errors import ConvergenceError
@@ -19,7 +19,7 @@ from meanfield.linalg.certain import RowWeights, row_bound, top_eigenvalues
 from meanfield.linalg.deflation import Deflated
 from meanfield.linalg.row_weights import certain_block_upper
 from meanfield.lipschitz import local_lipschitz
-from meanfield.maps import linearize
+from meanfield.maps import Map, linearize
 
 F64 = torch.float64
 DIM, N = 8, 7
@@ -56,7 +56,7 @@ def parameters(seed: int = 0, d: int = DIM) -> AttentionParameters:
     )
 
 
-def layered() -> dict[str, maps.Map]:
+def layered() -> dict[str, Map]:
     """Attention among maps of tokens that can be bounded as one map."""
     g = torch.Generator().manual_seed(3)
     F = SelfAttention(parameters(), causal=True, kernel=KERNELS["soft cap of rotary"])
@@ -74,7 +74,7 @@ def layered() -> dict[str, maps.Map]:
     }
 
 
-MAPS: dict[str, maps.Map] = (
+MAPS: dict[str, Map] = (
     {
         f"{name}{', masked' * causal}": SelfAttention(parameters(), causal=causal, kernel=kernel)
         for name, kernel in KERNELS.items()
@@ -86,7 +86,7 @@ MAPS: dict[str, maps.Map] = (
 )
 
 
-def blocks_and_dense(F: maps.Map, mu: ParticleMeasure):
+def blocks_and_dense(F: Map, mu: ParticleMeasure):
     atoms = linearize(F, mu, geometry="wasserstein").atoms
     matrix = atoms.to_dense()
     n = mu.n_particles
@@ -285,7 +285,7 @@ def test_large_maps_are_bounded_by_runs_of_layers(monkeypatch):
     constant = float(local_lipschitz(F, mu).value)
     one = float(bounds.local_upper(F, mu))
     assert one == pytest.approx(constant, rel=1e-9)
-    monkeypatch.setattr(maps, "_FACTORED", 0)
+    monkeypatch.setattr("meanfield.maps.map._FACTORED", 0)
     joined = float(bounds.local_upper(F, mu))
     assert constant <= joined <= 1.8 * constant
     twice = Chain([F, F])

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, maps
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds
 from meanfield.attention.kernels import l2
 from meanfield.attention.weights import Block
 from meanfield.lipschitz import ball_upper, local_lipschitz
@@ -95,7 +95,7 @@ class Doubling(Map):
 
 
 def test_one_bound_comes_back_for_each_radius_whatever_shape_the_map_gives(monkeypatch):
-    monkeypatch.setattr(maps, "_FACTORED", 0)
+    monkeypatch.setattr("meanfield.maps.map._FACTORED", 0)
     mu = ParticleMeasure([[[1.0], [-1.0]], [[2.0], [0.0]]])
     F = Doubling(torch.tensor(2.0, dtype=F64))
     assert ball_upper(F, mu, 0.1).shape == (2,)

@@ -13,7 +13,8 @@ import torch
 
 from meanfield import attention, dynamics, layers
 from meanfield.lipschitz import local_lipschitz
-from meanfield.maps import Map, as_map, linearize
+from meanfield.maps import Map, linearize
+from meanfield.maps.map import as_map
 from meanfield.measures import ParticleMeasure, stack
 from tests.maps import small_maps as small
 from tests.maps.small_maps import (

@@ -18,7 +18,8 @@ from meanfield.lipschitz import (
     localize,
     worst_case,
 )
-from meanfield.maps import Linearisation, Map, linearize, linearize_by_autodiff
+from meanfield.maps import Linearisation, Map, linearize
+from meanfield.maps.autodiff import linearize_by_autodiff
 from meanfield.measures import ParticleMeasure, pushforward, split
 from tests.maps.small_maps import by_products
 

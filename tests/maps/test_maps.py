@@ -10,7 +10,7 @@ import torch
 from meanfield import Map, ParticleMeasure, SelfAttention, linearize
 from meanfield.layers import Chain, Pointwise
 from meanfield.lipschitz import ball_upper, local_lipschitz
-from meanfield.maps import as_map
+from meanfield.maps.map import as_map
 from tests.maps import small_maps as small
 
 F64 = torch.float64

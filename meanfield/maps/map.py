@@ -17,22 +17,14 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from meanfield.autodiff import Linearisation, check_geometry, linearize_by_autodiff
 from meanfield.checks import name_of
 from meanfield.errors import NoDerivativeError
 from meanfield.images import check_map
 from meanfield.linalg import Dense, operator_norm
 from meanfield.linalg.norms import largest_block_norm
 from meanfield.linalg.row_weights import certain_block_upper, certain_upper
+from meanfield.maps.autodiff import Linearisation, check_geometry, linearize_by_autodiff
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
-
-__all__ = [
-    "BallBounds",
-    "Linearisation",
-    "Map",
-    "expanded_radii",
-    "linearize",
-]
 
 # Constants come from a factorisation up to this many coordinates n · d (half a second each), and
 # for particlewise maps up to this many entries of all blocks together (a few seconds).

@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from meanfield.checks import choice, name_of
-from meanfield.derivative_checks import (
+from meanfield.linalg import LinearMap
+from meanfield.maps.derivative_checks import (
     check_derivative,
     check_light_atoms,
     check_repeats,
     check_weights,
     checked_image,
 )
-from meanfield.linalg import LinearMap
 from meanfield.measures import MeasureMap, ParticleMeasure, split
 
 
@@ -60,7 +60,7 @@ def linearize_by_autodiff(
     Raises:
         NoDerivativeError: F has none at μ.
         ValueError: F is no map of measures, or its derivative is not that of its values; see
-            `meanfield.derivative_checks`.
+            `meanfield.maps.derivative_checks`.
     """
     check_geometry(geometry)
     image = checked_image(F, mu)
