@@ -135,7 +135,7 @@ def _infer(returned: Any) -> tuple[Variable, ...]:
 def _arguments(work: Work, cases: Sequence[Case]) -> dict[str, Any]:
     """Parameters, settings, and the random numbers that the function takes and was not given."""
     task = work.task
-    arguments = work.settings.fresh() | (columns_of(cases) if task.batched else cases[0])
+    arguments = work.settings() | (columns_of(cases) if task.batched else cases[0])
     wanted = task.arguments - arguments.keys()
     if task.batched:
         if "seeds" in wanted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from meanfield.results.cases import RESERVED, Columns, Labels
 from meanfield.results.encoding import check_attrs
 from meanfield.results.provenance import provenance
 from meanfield.results.store import SCHEMA
-from meanfield.sweeps.fixed import FixedSettings
+from meanfield.sweeps.fixed import copier
 from meanfield.sweeps.grid import Case, Grid, case_keys, cases_of, columns_of
 from meanfield.sweeps.identity import Identity, canonical, identity_of
 
@@ -124,9 +124,20 @@ class Work:
     """What all cases of a sweep have in common: everything a worker needs."""
 
     task: Task
-    settings: FixedSettings
+    fixed: dict[str, Any]
     seed: int
     most_cases: int  # after which a batch ends
+
+    @cached_property
+    def _copiers(self) -> dict[str, Callable[[], Any]]:
+        return {name: copier(value) for name, value in self.fixed.items()}
+
+    def settings(self) -> dict[str, Any]:
+        """The fixed settings for one case, which may change them."""
+        return {name: copied() for name, copied in self._copiers.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 @dataclass(frozen=True)
@@ -196,7 +207,7 @@ class SweepPlan:
         n_bytes = 64 + sum(column.nbytes for column in self.task.labels.blank(1).values())
         most = _MOST_BYTES // n_bytes
         size = most if size is None or self.task.batched else size
-        return Work(self.task, FixedSettings(self.fixed), self.seed, max(1, min(size, most)))
+        return Work(self.task, self.fixed, self.seed, max(1, min(size, most)))
 
     def with_variables(self, variables: Sequence[Variable] | None) -> SweepPlan:
         """The same plan with the variables that the function was found to return."""
