@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -30,11 +31,11 @@ def test_the_citation_names_the_version():
 def test_every_extra_that_is_named_exists():
     extras = PROJECT["optional-dependencies"]
     texts = [path.read_text(encoding="utf-8") for path in SOURCES]
-    named = {name for text in texts for name in re.findall(r"meanfield\[(\w+)\]", text)}
+    named = {name for text in texts for name in re.findall(r"meanfield-attention\[(\w+)\]", text)}
     named |= {
         name for text in texts for name in re.findall(r'MissingExtraError\("\w+", "(\w+)"', text)
     }
-    for needed in [*extras.values()]:
-        for line in needed:
-            named |= set(",".join(re.findall(r"meanfield\[([\w,]+)\]", line)).split(",")) - {""}
+    for line in itertools.chain.from_iterable(extras.values()):
+        for names in re.findall(r"^meanfield-attention\[([\w,]+)\]", line):
+            named |= set(names.split(","))
     assert {"models", "corpora"} <= named <= set(extras)
