@@ -6,7 +6,6 @@ sphinx-build -W --keep-going -b html .docs .docs/_build
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import itertools
 import os
 import re
@@ -36,7 +35,7 @@ _LISTING = runpy.run_path(str(ROOT / ".docs" / "listing.py"))
 project = "meanfield"
 author = "The meanfield developers"
 copyright = "2026, The meanfield developers"
-release = importlib.metadata.version("meanfield")
+release = meanfield.__version__
 
 extensions = [
     "myst_parser",

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import meanfield
 from meanfield.checks import count
 from meanfield.errors import MissingExtraError, NoCases
 from meanfield.experiments import EXPERIMENTS, get
@@ -425,6 +426,7 @@ def _info(options: argparse.Namespace) -> int:
     from meanfield.results.provenance import PACKAGES
 
     _say(f"python        {platform.python_version()} on {platform.platform()}")
+    _say(f"meanfield     {meanfield.__version__}")
     for package in (*PACKAGES, *_OTHERS):
         try:
             version = importlib.metadata.version(package)
