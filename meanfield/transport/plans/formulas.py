@@ -7,7 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from meanfield.transport.certificate import Certified, SparsePlan, centred, certified
+from meanfield.transport.certificate import (
+    Certified,
+    SparsePlan,
+    centred,
+    certified,
+    log_masses,
+)
 from meanfield.transport.plans.c_transform import CTransform
 from meanfield.transport.problem import UNIT, Problem, costs_between
 
@@ -173,17 +179,23 @@ def monotone_plan(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     return i, j, mass
 
 
-def staircase(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Arcs of the monotone plan, both ways around its corners: rounding cannot disconnect it."""
-    i, j, _ = monotone_plan(a, b)
-    return np.concatenate([i, i[:-1], i[1:]]), np.concatenate([j, j[1:], j[:-1]])
+def both_ways(rows: np.ndarray, cols: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Arcs of a staircase, both ways around its corners: rounding cannot disconnect it."""
+    i, j = (rows, rows[:-1], rows[1:]), (cols, cols[1:], cols[:-1])
+    return np.concatenate(i), np.concatenate(j)
 
 
-def widest_direction(problem: Problem) -> np.ndarray:
-    """The direction in which the two clouds together are widest."""
+def monotone_along_widest(problem: Problem, a: np.ndarray, b: np.ndarray) -> SparsePlan:
+    """The monotone plan of masses a and b along the direction in which both clouds are widest.
+
+    All of its steps, in their order, also those without mass; masses are normalised.
+    """
     points = np.concatenate([problem.x, problem.y])
     points = points - points.mean(0)
-    return np.linalg.eigh(points.T @ points)[1][:, -1]
+    widest = np.linalg.eigh(points.T @ points)[1][:, -1]
+    order_x, order_y = (np.argsort(t @ widest) for t in (problem.x, problem.y))
+    i, j, mass = monotone_plan(a[order_x], b[order_y])
+    return SparsePlan(order_x[i], order_y[j], log_masses(mass))
 
 
 def _on_line(
