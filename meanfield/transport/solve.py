@@ -24,11 +24,7 @@ from meanfield.transport.plans.exact import (
     solve_finely,
     solve_on_few_arcs,
 )
-from meanfield.transport.plans.formulas import (
-    closed_form,
-    same_order,
-    solve_paired,
-)
+from meanfield.transport.plans.formulas import closed_form, solve_paired
 from meanfield.transport.plans.prediction import predicted
 from meanfield.transport.problem import Problem, costs_between, same_weights, snapped
 from meanfield.transport.result import TransportResult, assemble, gathered, refuse_unconverged
@@ -327,9 +323,6 @@ def _large(problem: Problem, settings: Settings, formula: Certified | None) -> C
             best = narrower(near, best, rtol)
     if best is not None and (best.width <= rtol or formula is not None):
         return best
-    alike = same_order(problem, rtol=rtol, device=device)
-    if alike is not None:
-        return _refined(problem, settings, alike)
     split = _clusters(problem, settings)
     if split is not None:
         if split.converged:
