@@ -23,7 +23,7 @@ from meanfield.transport.certificate import (
 )
 from meanfield.transport.foreign import Entries, entries_of, potentials_of
 from meanfield.transport.pairs import Measure, as_pair
-from meanfield.transport.plans.formulas import monotone_plan, widest_direction
+from meanfield.transport.plans.formulas import monotone_along_widest
 from meanfield.transport.plans.pricing import priced
 from meanfield.transport.problem import Problem, same_weights, snapped
 from meanfield.transport.result import Blame, TransportResult, assemble
@@ -159,12 +159,10 @@ def _repaired(problem: Problem, entries: Entries) -> tuple[SparsePlan, float]:
     misplaced = float(max(t.sum() for t in left))
     if misplaced <= _ADDED:
         return SparsePlan(i, j, logs), misplaced
-    along = widest_direction(problem)
-    orders = [np.argsort(t @ along) for t in (problem.x, problem.y)]
-    k, q, moved = monotone_plan(*(t[order] for t, order in zip(left, orders, strict=True)))
-    moved, kept = moved * misplaced, moved > 0
-    added = (orders[0][k[kept]], orders[1][q[kept]], np.log(moved[kept]))
-    joined = (np.concatenate(t) for t in zip((i, j, scaled), added, strict=True))
+    added = monotone_along_widest(problem, *left)
+    kept = added.log_mass > -math.inf
+    moved = (added.rows[kept], added.cols[kept], added.log_mass[kept] + math.log(misplaced))
+    joined = (np.concatenate(t) for t in zip((i, j, scaled), moved, strict=True))
     return SparsePlan(*joined), misplaced
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 import os
@@ -10,7 +9,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,11 +24,7 @@ from meanfield.transport.plans.exact import (
     solve_finely,
     solve_on_few_arcs,
 )
-from meanfield.transport.plans.formulas import (
-    closed_form,
-    same_order,
-    solve_paired,
-)
+from meanfield.transport.plans.formulas import closed_form, solve_paired
 from meanfield.transport.plans.prediction import predicted
 from meanfield.transport.problem import Problem, costs_between, same_weights, snapped
 from meanfield.transport.result import TransportResult, assemble, gathered, refuse_unconverged
@@ -62,7 +56,6 @@ class Settings:
     device: str = "cpu"
     snap: bool = True
     strict: bool = True
-    checkpoint: str | os.PathLike[str] | None = None
     start: float = field(default_factory=time.perf_counter)
 
     @classmethod
@@ -99,7 +92,6 @@ def solve_w2(
     rtol: float = 1e-9,
     time_limit: float | None = None,
     exact_weights: bool = False,
-    checkpoint: str | os.PathLike[str] | None = None,
     strict: bool = True,
 ) -> TransportResult:
     """W₂(μ, ν) = min (Σ π_ij ‖xᵢ − y_j‖²)^½ over couplings π, with a certified interval.
@@ -121,15 +113,10 @@ def solve_w2(
             100,000 points in half a minute to minutes, memory linear in the points; what it will
             take, and its rounds, are logged).
         rtol: how closely plan and potentials must meet, relative to W₂.
-        time_limit: seconds (±20 %), not counting the import of POT (2 s) and the current pass
-            over all pairs (n = 10,000: 0.5 s). Column generation then gives the interval that it
-            has; without time for the whole problem, that of a quarter of the atoms carried over
-            to all.
+        time_limit: seconds after which column generation begins no further round, and gives the
+            interval that it has. A round takes from a tenth of a second (10,000 atoms a side) to
+            minutes (a million).
         exact_weights: whether weights that differ in their last places are different.
-        checkpoint: an ``.npz`` file into which column generation writes its state after every
-            round (a disk that is full is a warning), and from which the same call goes on. It is
-            left in place. Clusters far apart, which are solved one by one, have a file each:
-            ``state-0.npz`` and so on beside ``state.npz``.
         strict: raise if `rtol` is not met; otherwise the answer comes back flagged.
 
     Returns:
@@ -157,7 +144,6 @@ def solve_w2(
         rtol=rtol,
         time_limit=time_limit,
         exact_weights=exact_weights,
-        checkpoint=checkpoint,
         strict=strict,
     )
     return solved(as_pair(mu, nu, weights), settings)
@@ -218,14 +204,7 @@ def as_order(p: Any) -> float:
 
 def solved(pair: Pair, settings: Settings) -> TransportResult:
     """The distance of a pair of measures, or of a batch of pairs."""
-    arrays = pair.flat
-    if settings.checkpoint is not None:
-        from meanfield.transport.plans.checkpoint import checkpoint_path  # loads xarray
-
-        checkpoint_path(settings.checkpoint)  # small problems never open it
-        if len(arrays[0]) != 1:
-            raise ValueError(f"checkpoint: expected one pair of measures, got {len(arrays[0])}")
-    answer = solve_arrays(*arrays, replace(settings, device=pair.device))
+    answer = solve_arrays(*pair.flat, replace(settings, device=pair.device))
     return finished(pair, answer, settings)
 
 
@@ -344,9 +323,6 @@ def _large(problem: Problem, settings: Settings, formula: Certified | None) -> C
             best = narrower(near, best, rtol)
     if best is not None and (best.width <= rtol or formula is not None):
         return best
-    alike = same_order(problem, rtol=rtol, device=device)
-    if alike is not None:
-        return _refined(problem, settings, alike)
     split = _clusters(problem, settings)
     if split is not None:
         if split.converged:
@@ -376,13 +352,8 @@ def _squared(problem: Problem, settings: Settings) -> Certified:
 
 
 def _clusters(problem: Problem, settings: Settings) -> Certified | None:
-    numbers = itertools.count()
-
     def solve_part(part: Problem) -> Certified:
-        path = settings.checkpoint
-        if path is not None:  # a file holds one problem
-            path = Path(path).with_stem(f"{Path(path).stem}-{next(numbers)}")
-        return automatic(part, replace(settings, checkpoint=path))
+        return automatic(part, settings)
 
     return solve_clusters(problem, solve_part, rtol=settings.rtol, snap=settings.snap)
 
@@ -427,7 +398,7 @@ def _columns(problem: Problem, settings: Settings) -> Certified:
         raise ValueError(
             f"expected a problem of at most {_MOST_SECONDS / 3600:.1f} hours, got {problem.n} × "
             f"{problem.m} atoms in dimension {problem.dim}, which take {expected}; give "
-            "time_limit= and checkpoint=, or fewer points"
+            "time_limit=, or fewer points"
         )
     if expected.seconds > _ANNOUNCED:
         _logger.info("%d × %d atoms: %s", problem.n, problem.m, expected)
@@ -436,7 +407,6 @@ def _columns(problem: Problem, settings: Settings) -> Certified:
         rtol=settings.rtol,
         deadline=settings.deadline,
         device=settings.device,
-        checkpoint=settings.checkpoint,
     )
 
 

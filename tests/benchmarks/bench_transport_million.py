@@ -1,18 +1,16 @@
 """Column generation up to a million points, and answers that are known there; JSON and a table.
 
     python tests/benchmarks/bench_transport_million.py [--sizes N ...] [--dims 2 3]
-        [--cases NAME ...] [--known-n N] [--method NAME] [--kill] [--no-page]
+        [--cases NAME ...] [--known-n N] [--no-page]
 
 Samples (normal, one shifted by 0.5) are solved by column generation at each size: time, width,
 memory, and the power of n with which time grows. Known answers are images under gradients of
-convex functions whose atoms are shuffled: a formula that `method="auto"` recognises; with
-`--method column_generation` every formula is out of reach. Each case runs in a process of its
-own; the rounds are logged on stderr. With `--kill` the first process is killed as soon as it has
-written a checkpoint, and a second one goes on from it; the seconds of both are given.
+convex functions whose atoms are shuffled. Each case runs in a process of its own; the rounds are
+logged on stderr.
 
 Cases that were measured before stay in the JSON, and in the table between two comments of
 `.docs/performance.md`, until they are measured again. The default takes some minutes; a million
-samples (`--sizes 1000000 --dims 2 --cases samples --kill`) take about an hour.
+samples (`--sizes 1000000 --dims 2 --cases samples`) take about an hour.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ import multiprocessing
 import pathlib
 import resource
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 
@@ -59,7 +56,7 @@ def separable(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 @known
 def pairing_broken(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Moves below half the distance of neighbours, of which the order says nothing."""
+    """Moves below half the distance of neighbours."""
     from scipy.spatial import cKDTree
 
     apart = cKDTree(x).query(x, k=2)[0][:, 1]
@@ -78,7 +75,7 @@ def clouds(name: str, n: int, d: int) -> tuple[Clouds, float | None]:
     return (x, y[rng.permutation(n)]), truth
 
 
-def solve(name: str, n: int, d: int, method: str, checkpoint: str | None) -> dict:
+def solve(name: str, n: int, d: int) -> dict:
     import torch
 
     from meanfield.transport import solve_w2
@@ -88,7 +85,7 @@ def solve(name: str, n: int, d: int, method: str, checkpoint: str | None) -> dic
     (x, y), truth = clouds(name, n, d)
     solve_w2(x[:40], y[:50])
     cpu, wall = time.process_time(), time.perf_counter()
-    found = solve_w2(x, y, method=method, checkpoint=checkpoint, strict=False)
+    found = solve_w2(x, y, method="column_generation", strict=False)
     contains = truth is None or (found.lower <= truth * (1 + 1e-14) and truth <= found.upper)
     return {
         "method": found.method,
@@ -108,36 +105,12 @@ def in_own_process(*arguments: object) -> dict:
         return pool.apply(solve, arguments)
 
 
-def killed_and_resumed(name: str, n: int, d: int, method: str, folder: str) -> dict:
-    path = pathlib.Path(folder) / "state.npz"
-    start = resource.getrusage(resource.RUSAGE_CHILDREN)
-    first = multiprocessing.get_context("spawn").Process(
-        target=solve, args=(name, n, d, method, str(path))
-    )
-    first.start()
-    while first.is_alive() and not path.exists():
-        time.sleep(0.2)
-    was_alive = first.is_alive()
-    first.kill()
-    first.join()
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds = used.ru_utime + used.ru_stime - start.ru_utime - start.ru_stime
-    before = {"cpu_seconds_before_the_kill": seconds, "killed": was_alive}
-    return in_own_process(name, n, d, method, str(path)) | before
-
-
 def cases(args: argparse.Namespace) -> Iterator[dict]:
     for d in args.dims:
         for name in args.cases:
-            is_known = name in KNOWN
-            method = args.method if is_known else "column_generation"
-            for n in [args.known_n] if is_known else args.sizes:
+            for n in [args.known_n] if name in KNOWN else args.sizes:
                 row = {"case": name, "n": n, "d": d, "machine": machine()}
-                if args.kill and not is_known:
-                    with tempfile.TemporaryDirectory() as folder:
-                        yield row | killed_and_resumed(name, n, d, method, folder)
-                else:
-                    yield row | in_own_process(name, n, d, method, None)
+                yield row | in_own_process(name, n, d)
 
 
 def key(row: dict) -> tuple:
@@ -145,7 +118,7 @@ def key(row: dict) -> tuple:
 
 
 def seconds_of(row: dict) -> float:
-    """Of both processes, where the first was killed."""
+    """Of both processes, where the first was killed and a second one went on."""
     return float(row["cpu_seconds"] + row.get("cpu_seconds_before_the_kill", 0))
 
 
@@ -176,11 +149,9 @@ def table(rows: list[dict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 32_768, 100_000])
-    parser.add_argument("--known-n", type=int, default=1_000_000, help="of known answers")
-    parser.add_argument("--method", default="auto", help="of known answers")
+    parser.add_argument("--known-n", type=int, default=100_000, help="of known answers")
     parser.add_argument("--dims", type=int, nargs="+", default=[2, 3])
-    parser.add_argument("--cases", nargs="+", default=["samples", "shift", "linear", "separable"])
-    parser.add_argument("--kill", action="store_true", help="kill and resume the samples")
+    parser.add_argument("--cases", nargs="+", default=["samples", "pairing_broken"])
     parser.add_argument("--quick", action="store_true", help="small sizes, nothing written")
     parser.add_argument("--no-page", action="store_true")
     file = pathlib.Path(__file__).with_suffix(".json")

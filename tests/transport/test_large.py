@@ -83,23 +83,21 @@ def test_coarser_levels_keep_masses_and_means(kind: str) -> None:
     arrays = (t.numpy() for t in (mu.points, nu.points, mu.log_weights, nu.log_weights))
     problem = Problem.of(*arrays)
     levels = columns._levels(problem)
-    assert [level.problem.n for level in levels] == [256, 900]
-    assert [level.problem.m for level in levels] == [150, 150]  # small enough as it is
+    assert [level.n for level in levels] == [256, 900]
+    assert [level.m for level in levels] == [150, 150]  # small enough as it is
     coarse = levels[0]
-    np.testing.assert_allclose(
-        coarse.problem.a, np.bincount(coarse.row_of, problem.a), rtol=0, atol=1e-15
-    )
-    np.testing.assert_allclose(
-        coarse.problem.a @ coarse.problem.x, problem.a @ problem.x, rtol=0, atol=1e-14
-    )
-    assert coarse.problem.y is problem.y
+    order, starts = halved(problem.x, 4)
+    masses = np.add.reduceat(problem.a[order], starts)
+    np.testing.assert_allclose(coarse.a, masses, rtol=0, atol=1e-15)
+    np.testing.assert_allclose(coarse.a @ coarse.x, problem.a @ problem.x, rtol=0, atol=1e-14)
+    assert coarse.y is problem.y
 
 
 def carried_over(kind: str, n: int, d: int) -> tuple[Problem, certificate.Certified, np.ndarray]:
     """A problem, and what its coarser level says of it."""
     mu, nu = pair(kind, n, n, d)
     arrays = (t.numpy() for t in (mu.points, nu.points, mu.log_weights, nu.log_weights))
-    coarse, fine = (level.problem for level in columns._levels(Problem.of(*arrays))[-2:])
+    coarse, fine = columns._levels(Problem.of(*arrays))[-2:]
     answer = solve_dense(coarse, rtol=1e-9)
     return fine, *columns._carried(coarse, answer, fine, "cpu")
 
@@ -174,14 +172,14 @@ def test_weights_that_underflow(method: str, n: int, d: int) -> None:
         pytest.param("uniform", 16, marks=pytest.mark.slow),
     ],
 )
-def test_a_time_limit_gives_the_interval_of_a_coarser_problem(kind: str, d: int) -> None:
+def test_a_time_limit_gives_the_interval_so_far(kind: str, d: int) -> None:
     mu, nu = pair(kind, 2500, 2400, d)
     exact = solve_w2(mu, nu)
     early = solve_w2(mu, nu, method="column_generation", time_limit=1e-9, strict=False)
     assert not early.converged
     assert float(early.lower) <= float(exact.value) <= float(early.upper)
-    # A distance between samples of a quarter; in the plane, what is within a group is small.
-    assert float(early.relative_width) < (0.5 if d == 16 or kind == "softmax" else 0.2)
+    # Potentials of 40 groups, and a plan that looks at one direction.
+    assert float(early.relative_width) < 0.6
     assert early.coupling is not None
     mine, theirs = early.coupling.marginals()
     torch.testing.assert_close(mine, mu.weights, rtol=0, atol=1e-14)
@@ -252,19 +250,6 @@ def test_precise_minima_lose_no_digit_of_small_displacements() -> None:
     one = CTransform(x, crowded).precise(np.zeros(1500), 1, np.full(300, np.inf))
     truth = np.square(x[:, None] - crowded[None]).sum(-1).min(1)
     assert (one.minima <= truth).all()
-
-
-def test_affine_images_are_proved_optimal_at_any_size() -> None:
-    rng = np.random.default_rng(2)
-    x = rng.normal(size=(6000, 3))
-    root = rng.normal(size=(3, 3))
-    matrix = root @ root.T + 0.1 * np.eye(3)
-    y = x @ matrix + 1.0
-    result = solve_w2(torch.as_tensor(x), torch.as_tensor(y))
-    truth = np.sqrt(((x - y) ** 2).sum(-1).mean())
-    assert result.method == "same order"
-    assert float(result.value) == pytest.approx(truth, rel=1e-12)
-    assert float(result.relative_width) < 1e-9
 
 
 def test_a_small_perturbation_of_many_points_is_certified_by_nearest_neighbours() -> None:

@@ -38,7 +38,6 @@ HOMES = np.repeat([[0.0, 0.0], [50.0, 0.0]], 30, axis=0)
 COLLAPSED = tuple(HOMES + 1e-7 * RNG.normal(size=(2, 60, 2)))
 WEIGHTS = RNG.dirichlet(np.ones(60))
 LARGE = RNG.normal(size=(500, 2)), RNG.normal(size=(500, 2)) + 0.3
-STRETCHED = LARGE[0], LARGE[0][::-1] @ np.array([[2.0, 0.7], [0.7, 1.0]])
 SHAKEN = LARGE[0], LARGE[0] + 1e-3 * RNG.standard_t(2, size=(500, 2))
 
 
@@ -71,10 +70,6 @@ def heavier(found: Any) -> Any:
 
 def tilted(logs: np.ndarray) -> np.ndarray:
     return logs + np.log(1 + 0.1 * (np.arange(len(logs)) % 2))
-
-
-def turned(axes: np.ndarray) -> np.ndarray:
-    return 1.2 * axes
 
 
 # what is told, to whom, and the clouds and the method that hear it
@@ -110,8 +105,6 @@ LIES: dict[str, tuple] = {
         COLLAPSED, {}),
     "snapped weights of another measure": (
         changed("snapped", dispatch, lambda right: lambda a, b: tilted(b)), PLANE, {}),
-    "axes that are not orthonormal": (
-        changed("_optimal_axes", formulas, then(turned)), STRETCHED, {}),
     "minima of pricing too high": (
         changed("__call__", CTransform, then(raised_minima)), LARGE, {}),
     "precise minima of pricing too high": (

@@ -20,7 +20,7 @@ from meanfield.transport.certificate import (
     narrower,
 )
 from meanfield.transport.plans.core import compiled_core
-from meanfield.transport.plans.formulas import staircase
+from meanfield.transport.plans.formulas import both_ways, monotone_plan
 from meanfield.transport.problem import Problem
 
 _PIVOTS = 10**12  # the default of POT, 1e5, silently moves 15 to 78 % of the mass
@@ -221,7 +221,7 @@ def _on_active_arcs(
     a: np.ndarray, b: np.ndarray, costs: np.ndarray, active: np.ndarray
 ) -> SparseFound | None:
     """The optimum from the active arcs and those that it turns out to need; None if many."""
-    active[staircase(a, b)] = True
+    active[both_ways(*monotone_plan(a, b)[:2])] = True
     rounding = _TIGHT * float(costs.max())
     left = np.empty_like(costs)
     for _ in range(_ADDITIONS):
