@@ -6,7 +6,7 @@ Dataset, `FlowMap` is the flow as a map of measures, and the rest measures what 
 """
 
 # Files, each importing only those before it: `clocks`, `constraints`, `velocities`, `merging`,
-# `schemes`, `integrators`, `adaptive`, `trajectories`, `resuming`, `flow`, `variation`,
+# `schemes`, `integrators`, `adaptive`, `trajectories`, `flow`, `variation`,
 # `flow_map`, `paths`, `stability`; `placements`, `functionals` and `reduced` import none of the
 # others but `clocks`.
 

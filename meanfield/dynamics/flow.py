@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,6 @@ from meanfield.checks import name_of, to_host
 from meanfield.dynamics.adaptive import Adaptive
 from meanfield.dynamics.clocks import TIME
 from meanfield.dynamics.integrators import Noise
-from meanfield.dynamics.resuming import Checkpoints, description
 from meanfield.dynamics.trajectories import FlowProblem, State, flow_problem, states
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.results import Variable
@@ -43,7 +41,6 @@ def flow(
     coalesce: float = 0.0,
     observe: Mapping[str | Variable, Callable[[ParticleMeasure], Any]] | None = None,
     keep_points: bool = True,
-    store: str | os.PathLike[str] | None = None,
 ) -> xr.Dataset:
     """The flow ẋ = P_x Γ_{μ_t}(x), that is ∂μ + div(μ P Γ_μ) = 0, at chosen times.
 
@@ -68,10 +65,6 @@ def flow(
             `results.Variable` that labels them and names the dimensions of arrays. A value has
             the shape ``(*batch, *dims)``.
         keep_points: whether the particles are kept.
-        store: a folder to which each time is written when it is reached. Calling again continues
-            after the last time written, and returns the same bits as an uninterrupted run. Maps
-            and functions of `observe` are told apart by their values at the start and at one
-            scattered cloud, for which they are called once more.
 
     Returns:
         Dataset: `points` (time, particle, feature), `log_weights` (particle), `positions` if any,
@@ -79,7 +72,7 @@ def flow(
         dimension `case`, after `time`.
 
     Raises:
-        ValueError, TypeError: arguments that do not fit; a store of another flow.
+        ValueError, TypeError: arguments that do not fit.
         OverflowError: particles leave the range of their dtype.
         ConvergenceError: an adaptive method needs too many steps, or steps below rounding.
 
@@ -95,17 +88,7 @@ def flow(
         coalesce=coalesce,
     )  # fmt: skip
     observables = _labelled(observe or {})
-    checkpoints, reached = None, None
-    records: list[dict[str, np.ndarray]] = []
-    if store is not None:
-        kept = {"observe": sorted(v.name for v in observables), "keep_points": keep_points}
-        functions = {variable.name: function for variable, function in observables.items()}
-        checkpoints = Checkpoints(store, problem, kept, functions)
-        reached, records = checkpoints.load()
-    for state in states(problem, reached):
-        records.append(_record(problem, state, observables, keep_points))
-        if checkpoints is not None:
-            checkpoints.save(records[-1], state)
+    records = [_record(problem, state, observables, keep_points) for state in states(problem)]
     return _assembled(problem, observables, records, keep_points)
 
 
@@ -169,8 +152,13 @@ def _assembled(
             array, first = values[v.name], v.dims.index("case")
             shape = (*array.shape[:first], -1, *array.shape[first + depth :])
             values[v.name] = array.reshape(shape)
-    spec = {k: v for k, v in description(problem).items() if k not in ("times", "generator")}
-    spec["maps"] = [name_of(F) for F in problem.layers.maps]
+    spec = {
+        "maps": [name_of(F) for F in problem.layers.maps],
+        "method": str(problem.integrator),
+        "constraint": problem.constraint,
+        "coalesce": problem.coalesce,
+        "temperature": None if problem.noise is None else problem.noise.temperature,
+    }
     record = provenance(spec, dtype=mu.dtype, device=mu.device)
     coords = {"time": (TIME, problem.times)}
     return dataset(variables, values, coords=coords, attrs={"provenance": record})
