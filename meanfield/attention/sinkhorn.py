@@ -52,6 +52,7 @@ class Sinkhorn(Normalization):
     max_iterations: int
     strict: bool
     rows = softmax
+    has_field = True
     takes_masks = False
 
     def plan(self, weights: Weights) -> Plan:

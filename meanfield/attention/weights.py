@@ -15,6 +15,7 @@ from meanfield.attention.kernels import Features, Kernel
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.rows import RowWise, softmax
 from meanfield.checks import at_once, describe, is_host, is_recorded
+from meanfield.errors import NoDerivativeError
 from meanfield.measures import ParticleMeasure
 
 # Entries of one block of P, so that it and what is computed from it stay in the cache.
@@ -133,6 +134,8 @@ class Scoring:
         logits, gain, *_ = torch.func.jvp(
             lambda x: self._log_psi(x, bias), (products,), (torch.ones_like(products),)
         )
+        if self.normalization.log_psi is not None and not is_recorded(gain):
+            _refuse_slopes(gain, self.normalization.name)
         return _masked(logits + log_columns, hidden), gain
 
     def blocks(
@@ -238,6 +241,14 @@ class Scoring:
         if not self.normalization.divides:
             return None
         return _if_any(logits.amax(-1, keepdim=True) == -math.inf)
+
+
+def _refuse_slopes(gain: Tensor, name: str) -> None:
+    if not bool(torch.isfinite(gain).all()):
+        raise NoDerivativeError(
+            f"{name}: expected ψ > 0, with a finite slope of log ψ at every score, got a slope of "
+            f"{float(gain[~torch.isfinite(gain)][0])}; log ψ is −∞ where ψ = 0, as of relu"
+        )
 
 
 def _masked(logits: Tensor, hidden: Tensor | None) -> Tensor:

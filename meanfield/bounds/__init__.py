@@ -32,7 +32,7 @@ statements that are not in the papers; the page "Sharp constants" of the documen
 # Files: `golden` (a search), `sharp` (this package's upper bounds), `running` (under a mask),
 # `spheres` (behind a norm), `diracs` (its lower ones), `rates` (for a given A), `scores` (other
 # kernels), `theorems` (the papers' own), `layer` (from heads to a layer), `l2` (L2 attention on n
-# tokens), `tables` (all of them at once: `statements`, `upper_rows`, `point_rows`, `lower_rows`).
+# tokens), `tables` (all of them at once: `statements`, `theorem_list`, `witnesses`).
 
 from meanfield.bounds.diracs import (
     masked_two_dirac_lower,

@@ -58,7 +58,6 @@ LOOKS = {
     "vectors.py": 1,  # both ends of one look
     "differentiable.py": 1,  # likewise
     "comparison.py": 1,
-    "monitor.py": 1,  # one a layer
     "measures.py": 4,  # of arguments, and one a block of distances
 }
 DEVICE = "linalg", "attention", "layers", "lipschitz", "dynamics", "measures.py", "maps"

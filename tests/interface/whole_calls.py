@@ -230,8 +230,6 @@ kernels.rotary(dim=0)
 kernels.soft_cap(2.0, inner="l2")
 kernels.qk_norm([-1.0], eps=-1)
 normalizations.sink("0")
-normalizations.custom(F)
-normalizations.custom("softmax")
 normalizations.RowWise("exp")
 """
 
@@ -327,9 +325,6 @@ lipschitz.certified_radius(F, lipschitz.Readout(np.ones((2, 5))), mu)
 lipschitz.certified_radius(F, lipschitz.Readout(np.ones((2, 2)), token=9), mu)
 lipschitz.Readout(np.ones((1, 2)))
 lipschitz.cross_lipschitz(F, mu, nu)
-lipschitz.monitor(F, mu)
-lipschitz.monitor(lambda: [F], x)
-lipschitz.monitor(lambda: [F], mu, every=0)
 """
 
 BOUNDS = """

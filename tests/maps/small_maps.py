@@ -130,9 +130,12 @@ def linear(dtype=F64):
 # ------------------------------------------------------------------ the table
 
 
-def _softplus_over_sum(scores, log_weights):
-    parts = log_weights.exp() * torch.nn.functional.softplus(scores)
-    return parts / (1 + parts.sum(-1, keepdim=True))
+class _SoftplusOverSum(normalizations.Normalization):
+    has_field = True
+
+    def whole(self, scores, log_weights):
+        parts = log_weights.exp() * torch.nn.functional.softplus(scores)
+        return parts / (1 + parts.sum(-1, keepdim=True))
 
 
 KERNELS = {
@@ -150,7 +153,7 @@ NORMALIZATIONS = {
     "exponential": normalizations.exponential,
     "sink": normalizations.sink([0.4, -1.0]),
     "sinkhorn": normalizations.sinkhorn(rtol=1e-12),
-    "custom": normalizations.custom(_softplus_over_sum, row_wise=True),
+    "custom": _SoftplusOverSum(),
     "softplus": normalizations.RowWise(lambda s: torch.nn.functional.softplus(s).log()),
 }
 
