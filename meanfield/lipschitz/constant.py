@@ -76,6 +76,8 @@ def constant_of(
 ) -> LocalLipschitz:
     """The local constant of a map with this linearisation in this geometry."""
     whole = operator_norm(at.atoms, rtol=rtol, solver=solver, strict=strict)
+    if at.check_direction is not None:
+        at.check_direction(whole.direction)
     alone = LocalLipschitz(
         value=whole.value,
         particle=whole.value,
