@@ -95,18 +95,19 @@ def far_out(causal: bool) -> Chart:
     limit = "limit, Thm 4.5" if causal else "limit, Thm 3.7"
     alike = lambda ds: select(ds, gap=float(ds.gap.max()))  # noqa: E731
     return Chart(
-        "Constant at λX against λ and its limit, for queries that are more or less nearly tied.",
+        f"Constant at λX against λ, its limit, queries more or less nearly tied ({kind(causal)}).",
         "scale",
         [
             Curve("constant", "gap {gap:g}"),
-            Curve("limit", fmt="--", key=limit, style={"linewidth": 0.9}),
+            Curve("limit", fmt="--", key=limit, linewidth=0.9),
             Curve("ceiling", r"$\|V\|\sqrt{n}$, the largest limit", "k:", rows=alike, once=True),
         ],
         f"Constant at $\\lambda X$, {kind(causal)}, beside its limit",
         by="gap",
         rows=lambda ds: select(ds, causal=causal),
         log="xy",
-        axes={"xlabel": r"factor $\lambda$", "ylabel": r"$\|Df(\lambda X)\|$"},
+        xlabel=r"factor $\lambda$",
+        ylabel=r"$\|Df(\lambda X)\|$",
     )
 
 

@@ -56,12 +56,7 @@ class Settings:
 
 
 def compare(
-    s: Settings,
-    n_tokens: int,
-    radius: float,
-    causal: bool,
-    draw: int,
-    generator: torch.Generator,
+    s: Settings, n_tokens: int, radius: float, causal: bool, draw: int, generator: torch.Generator
 ) -> dict[str, Any]:
     """Both estimates at one cloud."""
     of_layer = torch.Generator().manual_seed(draw)  # one for all n, R and masks

@@ -88,7 +88,7 @@ HARDY = Chart(
     "Masked attention beside the bound of plain attention",
     by="size",
     log="xy",
-    axes={"xlabel": "number of atoms n", "ylabel": "local constant, masked"},
+    ylabel="local constant, masked",
     ticks=True,
 )
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import xarray as xr
 
 from meanfield.figures.canvas import FORMULA, figure, kind, ticks_at
-from meanfield.figures.curves import curve, formula
-from meanfield.figures.selection import attribute, by_level, by_mask
+from meanfield.figures.curves import curve, formula, law, power_law
+from meanfield.figures.selection import attribute, by_level, by_mask, fits_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+_Rows = Callable[[xr.Dataset], xr.Dataset]
+_Words = str | Callable[[xr.Dataset], str]
 
 
 class _At(dict[str, Any]):
@@ -27,41 +29,66 @@ class _At(dict[str, Any]):
         return attribute(self.ds, name)  # says that it is not there
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A column of the cases.
+class Drawn:
+    """One thing that a chart shows, once for each value of its parameter.
 
     Args:
-        y: its name.
         label: in the legend; of a chart `by` a parameter with its values, ``"R = {radius:g}"``,
             or a function of the cases of one value.
         fmt: as in `Axes.plot`.
-        key: an entry of the legend for the curves of all values, in black.
+        key: an entry of the legend for those of all values, in black.
+        once: whether it is drawn once, of all cases, and not for each value.
+        **style: properties of the line.
+    """
+
+    def __init__(
+        self, label: _Words = "", fmt: str = "", *, key: str = "", once: bool = False, **style: Any
+    ) -> None:
+        self.label, self.fmt, self.key, self.once, self.style = label, fmt, key, once, style
+
+    def draw(self, ax: Axes, x: str, rows: xr.Dataset, at: _At, style: dict[str, Any]) -> None:
+        """Draw it on the Axes."""
+        raise NotImplementedError
+
+    def styled(self, rows: xr.Dataset, words: Mapping[str, Any], colour: Any) -> dict[str, Any]:
+        """The properties of the line for one value."""
+        label = self.label(rows) if callable(self.label) else self.label
+        label = label.format(**words) if words and not callable(self.label) else label
+        named = {"label": label} if label else {}
+        return ({} if colour is None else {"color": colour}) | named | self.style
+
+
+class Curve(Drawn):
+    """A column of the cases; further arguments as of `Drawn`.
+
+    Args:
+        y: its name.
         rows: which of the cases, or the cases with further columns.
         flag: the truth values by which points are marked; ``{y}_converged`` if there is one.
         of: what it is of the Dataset, as in `canvas.figure`: ``"a/b"``; y if "".
-        once: drawn once, of all cases, and not for each value.
-        style: properties of the line.
     """
 
-    y: str
-    label: str | Callable[[xr.Dataset], str] = ""
-    fmt: str = "o-"
-    key: str = ""
-    rows: Callable[[xr.Dataset], xr.Dataset] = lambda ds: ds
-    flag: str | None = None
-    of: str = ""
-    once: bool = False
-    style: Mapping[str, Any] = field(default_factory=dict)
+    def __init__(
+        self,
+        y: str,
+        label: _Words = "",
+        fmt: str = "o-",
+        *,
+        rows: _Rows = lambda ds: ds,
+        flag: str | None = None,
+        of: str = "",
+        **more: Any,
+    ) -> None:
+        super().__init__(label, fmt, **more)
+        self.y, self.rows, self.flag, self.of = y, rows, flag, of or y
 
     def draw(self, ax: Axes, x: str, rows: xr.Dataset, at: _At, style: dict[str, Any]) -> None:
         """Draw it on the Axes."""
         curve(ax, self.rows(rows), x, self.y, self.fmt, flag=self.flag, **style)
 
 
-@dataclass(frozen=True)
-class Formula:
-    """A function of x, on a fine grid of its own; the other arguments are those of `Curve`.
+class Formula(Drawn):
+    """A function of x, on a fine grid of its own; further arguments as of `Drawn`.
 
     Args:
         f: from x, and the value of `by` and the attributes of the Dataset by name, to y.
@@ -69,14 +96,18 @@ class Formula:
         flat: a horizontal line through the whole figure; x is then None.
     """
 
-    f: Callable[[Any, Mapping[str, Any]], Any]
-    label: str | Callable[[xr.Dataset], str] = ""
-    fmt: str = "k:"
-    key: str = ""
-    whole: bool = False
-    flat: bool = False
-    once: bool = False
-    style: Mapping[str, Any] = field(default_factory=dict)
+    def __init__(
+        self,
+        f: Callable[[Any, Mapping[str, Any]], Any],
+        label: _Words = "",
+        fmt: str = "k:",
+        *,
+        whole: bool = False,
+        flat: bool = False,
+        **more: Any,
+    ) -> None:
+        super().__init__(label, fmt, **more)
+        self.f, self.whole, self.flat = f, whole, flat
 
     def draw(self, ax: Axes, x: str, rows: xr.Dataset, at: _At, style: dict[str, Any]) -> None:
         """Draw it on the Axes."""
@@ -86,89 +117,108 @@ class Formula:
             return
         line: Any = {"linestyle": self.fmt.removeprefix("k"), "linewidth": 0.9, "gid": FORMULA}
         line |= {"color": "black"} if self.fmt.startswith("k") else {}
-        ax.axhline(self.f(None, at), **{**line, **style})
+        ax.axhline(self.f(None, at), **(line | style))
 
 
-@dataclass(frozen=True)
+class Key(Drawn):
+    """An entry of the legend alone, in black, for the curves of all values."""
+
+    def __init__(self, label: str, fmt: str, **style: Any) -> None:
+        super().__init__(label, fmt, once=True, **({"color": "black"} | style))
+
+    def draw(self, ax: Axes, x: str, rows: xr.Dataset, at: _At, style: dict[str, Any]) -> None:
+        """Draw it on the Axes."""
+        ax.plot([], [], self.fmt, **style)
+
+
+class Law(Drawn):
+    """The fitted power law with these labels, named with the interval of its exponent."""
+
+    def __init__(self, labels: Mapping[str, Any], **style: Any) -> None:
+        super().__init__(**style)
+        self.labels = labels
+
+    def draw(self, ax: Axes, x: str, rows: xr.Dataset, at: _At, style: dict[str, Any]) -> None:
+        """Draw it on the Axes."""
+        fits = fits_of(rows, law="free", **self.labels)
+        power_law(ax, fits, rows[x], **style, label=law(fits))
+
+
 class Chart:
     """Curves of a Dataset on one Axes; a chart is called as any figure, see `canvas.figure`.
 
     Args:
         caption: its first line is the caption.
-        x: the variable on the horizontal axis.
-        curves: what is drawn.
+        x: the variable on the horizontal axis, labelled with its long name.
+        drawn: what is drawn.
         title: of the figure, or a function of the cases.
         by: parameters, each of whose values has a colour; those of `causal` have two of their
             own, and labels say ``{kind}``.
         rows: the cases that are drawn.
         log: the logarithmic axes, "x", "y" or "xy".
-        axes: as of `Axes.set`: labels and limits.
         ticks: whether the horizontal axis has ticks where the data are.
+        **axes: as of `Axes.set`: labels and limits.
     """
 
-    caption: str
-    x: str
-    curves: Sequence[Curve | Formula]
-    title: str | Callable[[xr.Dataset], str] = ""
-    by: str | tuple[str, ...] = ()
-    rows: Callable[[xr.Dataset], xr.Dataset] = lambda ds: ds
-    log: str = ""
-    axes: Mapping[str, Any] = field(default_factory=dict)
-    ticks: bool = False
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "__doc__", self.caption)
+    def __init__(
+        self,
+        caption: str,
+        x: str,
+        drawn: Sequence[Drawn],
+        title: _Words,
+        *,
+        by: str | tuple[str, ...] = (),
+        rows: _Rows = lambda ds: ds,
+        log: str = "",
+        ticks: bool = False,
+        **axes: Any,
+    ) -> None:
+        self.__doc__, self.x, self.drawn, self.title = caption, x, drawn, title
+        self.by, self.rows, self.log, self.ticks, self.axes = by, rows, log, ticks, axes
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The variables of the Dataset that are drawn, and flags that are not of their name."""
-        drawn = [one for one in self.curves if isinstance(one, Curve)]
-        named = [one.of or one.y for one in drawn] + [one.flag for one in drawn if one.flag]
+        curves = [one for one in self.drawn if isinstance(one, Curve)]
+        named = [one.of for one in curves] + [one.flag for one in curves if one.flag]
         return tuple(dict.fromkeys(named))
 
     def __call__(self, ds: xr.Dataset, *, ax: Axes | None = None, **how: Any) -> Axes:
         """Draw it; the options are those of `canvas.figure`."""
 
         def chart(ds: xr.Dataset, *, ax: Axes) -> Axes:
-            return self._drawn(ax, self.rows(ds))
+            return self._on(ax, self.rows(ds))
 
+        chart.__name__ = f"{', '.join(self.columns)} against {self.x}"  # in messages
         return figure(*self.columns)(chart)(ds, ax=ax, **how)
 
-    def _drawn(self, ax: Axes, rows: xr.Dataset) -> Axes:
-        for name in self.log:
-            ax.set(**{f"{name}scale": "log"})
+    def _on(self, ax: Axes, rows: xr.Dataset) -> Axes:
+        ax.set(**{f"{name}scale": "log" for name in self.log})
         for words, colour, cases in self._groups(rows):
-            for one in self.curves:
+            for one in self.drawn:
                 if not one.once:
-                    style = self._style(one, cases, words, colour)
+                    style = one.styled(cases, words, colour)
                     one.draw(ax, self.x, cases, _At(cases, words), style)
-        for one in self.curves:
+        for one in self.drawn:
             if one.once:
-                one.draw(ax, self.x, rows, _At(rows, {}), self._style(one, rows, {}, {}))
+                one.draw(ax, self.x, rows, _At(rows, {}), one.styled(rows, {}, None))
             if one.key:
-                thin: Any = {"linewidth": 0.9, **one.style, "color": "black"}
+                thin: Any = {"linewidth": 0.9} | one.style | {"color": "black"}
                 ax.plot([], [], one.fmt.removeprefix("k"), label=one.key, **thin)
-        ax.set(**self.axes)
+        ax.set(**({"xlabel": rows[self.x].attrs.get("long_name", self.x)} | self.axes))
         if self.ticks:
             ticks_at(ax, rows[self.x])
-        ax.set_title(self.title if isinstance(self.title, str) else self.title(rows))
+        ax.set_title(self.title(rows) if callable(self.title) else self.title)
         return ax
 
-    def _groups(self, rows: xr.Dataset) -> Iterator[tuple[dict[str, Any], dict[str, Any], Any]]:
+    def _groups(self, rows: xr.Dataset) -> Iterator[tuple[dict[str, Any], Any, xr.Dataset]]:
         """The words for labels, the colour, and the cases of each value."""
         if not self.by:
-            yield {}, {}, rows
+            yield {}, None, rows
         elif self.by == "causal":
             for colour, causal, cases in by_mask(rows):
-                yield {"kind": kind(causal)}, {"color": colour}, cases
+                yield {"kind": kind(causal), "causal": causal}, colour, cases
         else:
             names = (self.by,) if isinstance(self.by, str) else self.by
             for colour, *values, cases in by_level(rows, *names):
-                yield dict(zip(names, values, strict=True)), {"color": colour}, cases
-
-    def _style(
-        self, one: Curve | Formula, rows: xr.Dataset, words: dict[str, Any], colour: dict[str, Any]
-    ) -> dict[str, Any]:
-        label = one.label if isinstance(one.label, str) else one.label(rows)
-        label = label.format(**words) if words and isinstance(one.label, str) else label
-        return {**colour, **({"label": label} if label else {}), **one.style}
+                yield dict(zip(names, values, strict=True)), colour, cases
