@@ -15,6 +15,8 @@ from typing import get_args
 
 import pytest
 
+from meanfield import _HOMES
+
 PACKAGE = Path(__file__).parents[2] / "meanfield"
 
 # A module imports only from layers below its own; inside a subpackage, in the order listed there.
@@ -118,7 +120,8 @@ def imports(path: Path) -> list[tuple[str, bool]]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             assert node.level == 0, f"{path}: relative import"
             if node.module == "meanfield":
-                found += [(f"meanfield.{a.name}", id(node) in typing_only) for a in node.names]
+                homes = [_HOMES.get(a.name, f"meanfield.{a.name}") for a in node.names]
+                found += [(home, id(node) in typing_only) for home in homes]
             else:
                 found.append((node.module, id(node) in typing_only))
     return found
