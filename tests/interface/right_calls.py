@@ -127,7 +127,6 @@ transport.conditional_sinkhorn_divergence(seq, later, penalty=1.0, blur=0.5, sca
 DYNAMICS = """
 dynamics.flow(F, mu, [0.0, 1.0], method="rk4", step=0.5, coalesce=0.1)
 dynamics.stability(F, mu, [0.0, 1.0], method="rk4", step=0.5)
-dynamics.divergence(F, mu, nu, [0.0, 1.0])
 dynamics.FlowMap(F, 1.0, 0.5, method="rk4", step=0.5)
 dynamics.Adaptive("dopri5", rtol=1e-3, atol=1e-6, max_steps=50)
 dynamics.Noise(0.5, torch.Generator())
@@ -139,7 +138,6 @@ dynamics.clusters(mu, 0.1)
 dynamics.cluster_count(mu, 0.1)
 dynamics.covariance(mu)
 dynamics.diameter(mu)
-dynamics.effective_rank(mu)
 dynamics.log_clock(0.5, 2.0, 5, start=0.1)
 """
 
@@ -167,10 +165,7 @@ LINES = [line for text in GROUPS.values() for line in text.strip().splitlines()]
 # What looks like a mistake and is none: mistakes, and where: at an argument of this name, at
 # `function.argument`, or anywhere in a function, `function.*`.
 _CLOUDS = "w1.* w2.* wp.* solve_w2.* solve_wp.* certify.* sinkhorn_divergence.*"
-_ALONE = (
-    "of.value pushforward.mu disintegrate.mu split.mu merge.mu clusters.mu cluster_count.mu "
-    "covariance.mu diameter.mu effective_rank.mu placed.mu table.points"
-)
+_ALONE = "of.value pushforward.mu disintegrate.mu split.mu merge.mu clusters.mu cluster_count.mu "
 # Called later, and checked then.
 _LATER = "FlowMap.F contractive.F placed.F Bounded.map"
 _FINE = [
