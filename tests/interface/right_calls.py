@@ -165,7 +165,10 @@ LINES = [line for text in GROUPS.values() for line in text.strip().splitlines()]
 # What looks like a mistake and is none: mistakes, and where: at an argument of this name, at
 # `function.argument`, or anywhere in a function, `function.*`.
 _CLOUDS = "w1.* w2.* wp.* solve_w2.* solve_wp.* certify.* sinkhorn_divergence.*"
-_ALONE = "of.value pushforward.mu disintegrate.mu split.mu merge.mu clusters.mu cluster_count.mu "
+_ALONE = (
+    "of.value pushforward.mu disintegrate.mu split.mu merge.mu clusters.mu cluster_count.mu "
+    "covariance.mu diameter.mu placed.mu table.points"
+)
 # Called later, and checked then.
 _LATER = "FlowMap.F contractive.F placed.F Bounded.map"
 _FINE = [

@@ -2,7 +2,7 @@
 
 `right_calls` has well-formed calls, `mistakes` what is put in the place of each argument,
 `wrong_calls` what is wrong as a whole, and `calls` says how a call ends. By default one mistake in
-thirty-one is made, and all of them under the marker `slow`.
+fifteen is made, and all of them under the marker `slow`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.interface.mistakes import KINDS, Mistake
 from tests.interface.test_architecture import public_names
 
 ALL = calls.cases()
-EVERY = 31
+EVERY = 15
 
 
 def check(cases: list[Case], folder: Path) -> None:
