@@ -49,7 +49,7 @@ LOOKS = {
     "krylov.py": 1,  # numbers on the host
     "merging.py": 1,  # one a block of distances
     "particlewise.py": 1,  # a number of the caller
-    "reduced.py": 1,  # a flow of a radius, on the host
+    "derivative_checks.py": 1,  # one a light atom's probe
     "search.py": 1,  # one a step, on the host
     "sinkhorn.py": 1,  # one a step, of n² numbers
     "stability.py": 4,  # times, and one a layer
