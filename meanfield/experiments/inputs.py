@@ -37,7 +37,7 @@ class OfModel:
 
     def source(self, causal: bool | None = None) -> Transformer:
         """The model; the weights are those of `model_revision`, if it is known."""
-        how = {"seed": self.seed, "dtype": self.dtype, "depth": self.depth}
+        how: Any = {"seed": self.seed, "dtype": self.dtype, "depth": self.depth}
         return transformer(self.model, causal, revision=self.model_revision, **how)
 
 

@@ -342,7 +342,7 @@ GROWTH_IN_RADIUS = Chart(
     ],
     r"Two unbalanced Diracs: the constant against $R^2$",
     by="causal",
-    rows=lambda ds: select(ds, crowd=-1.0).assign_coords(square=ds.radius**2),
+    rows=lambda ds: select(ds.assign_coords(square=ds.radius**2), crowd=-1.0),
     log="y",
     xlabel=r"$R^2$",
     ylabel="local constant, Wasserstein",
