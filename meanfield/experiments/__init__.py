@@ -88,16 +88,8 @@ EXPERIMENTS = {
     ),
     "clustering": Listed("tokens through depth, on the sphere and in the plane"),
     "metastability": Listed("the staircase of meeting clusters, and how many there are first"),
-    "two-dirac-depth": Listed("two unbalanced clusters through depth, and what layers allow"),
-    "causal-flow": Listed(
-        "masked tokens: leaders, and the first token that all go to", "[CAP24] footnote 1"
-    ),
     "gaussian-flow": Listed("samples of a Gaussian beside its covariance equation"),
     "mean-field-limit": Listed("W2 between n tokens and many, at the start and in depth"),
-    "noise-threshold": Listed("order against coupling: where noise gives way"),
-    "placement": Listed(
-        "how fast tokens collapse with Pre-, Post-, Peri-LN and nGPT", "[CAP24] Sec. 2.3"
-    ),
 }
 
 

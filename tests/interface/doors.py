@@ -17,7 +17,6 @@ import torch
 from meanfield import ParticleMeasure, dynamics, layers, linalg, lipschitz
 from meanfield import bounds as theorems
 from meanfield.attention import CrossAttention
-from meanfield.dynamics import trajectories
 from meanfield.linalg import norms
 from meanfield.lipschitz import comparison
 from meanfield.maps import autodiff
@@ -455,12 +454,6 @@ def flow(p):
 
 
 @row
-def trajectory(p):
-    *_, (_, end) = trajectories.trajectory(p.F, p.mu, [0.0, 0.2])
-    near(end.points[p.truth.alive], _runge_kutta(p, 0.2, 16)[p.truth.alive], 1e-4)
-
-
-@row
 def FlowMap(p):
     is_affine(p, dynamics.FlowMap(p.F, 0.1, method="euler", step=0.1), 1.0, 0.1)
 
@@ -471,15 +464,6 @@ def stability(p):
     particle, splitting = p.truth.parts(1.0, 0.1)
     near([found.constant_particle, found.constant_splitting], [particle, splitting])
     near(found.constant, max(particle, splitting))
-
-
-@row
-def divergence(p):
-    nu, times = p.moved(0.2), [0.0, 0.1]
-    found = dynamics.divergence(p.F, p.mu, nu, times, method="euler", step=0.1)
-    a = np.exp(p.case.log_weights)
-    ends = [truth.case.points + 0.1 * truth.images for truth in (p.truth, p.at(nu))]
-    near(found.w2[..., -1], _w2(ends[0], a, ends[1], a))
 
 
 @row

@@ -52,7 +52,7 @@ LOOKS = {
     "reduced.py": 1,  # a flow of a radius, on the host
     "search.py": 1,  # one a step, on the host
     "sinkhorn.py": 1,  # one a step, of n² numbers
-    "stability.py": 5,  # times, and one a layer
+    "stability.py": 4,  # times, and one a layer
     "trajectories.py": 2,  # times, and one an output time
     "velocities.py": 1,  # times
     "vectors.py": 1,  # both ends of one look
