@@ -72,7 +72,7 @@ def formula(
     y = np.asarray(f(fine), float)
     there = np.isfinite(y)
     if there.any():
-        line = {"gid": FORMULA, "linewidth": 0.9} | style
+        line: Any = {"gid": FORMULA, "linewidth": 0.9} | style
         ax.plot(fine[there], y[there], fmt, **line)
 
 
