@@ -117,9 +117,15 @@ def test_the_borders_of_the_regimes_are_where_the_bounds_change():
     exact, crossing = formulas("regimes", "map")
     for n, radius in np.array(exact.get_data()).T[::60]:
         assert n == pytest.approx(math.exp(2 * radius**2))
+
+    def general(n: float, radius: float) -> float:
+        """Theorem 3.3 with ‖A‖ = ‖V‖ = 1, for n between whole numbers too."""
+        return math.sqrt(3 * (radius**4 * (4 * n + 1) + n))
+
+    assert general(5, 1.3) == pytest.approx(float(bounds.theorem_3_3(1.0, 1.0, 1.3, 5)))
     for n, radius in np.array(crossing.get_data()).T[::60]:
-        general = bounds.theorem_3_3(1.0, 1.0, radius, n)
-        assert bounds.theorem_3_5(1.0, 1.0, radius) == pytest.approx(float(general), rel=1e-6)
+        mean_field = bounds.theorem_3_5(1.0, 1.0, radius)
+        assert mean_field == pytest.approx(general(n, radius), rel=1e-6)
 
 
 def test_of_both_signs_of_dot_products_the_larger_constant_is_kept():
