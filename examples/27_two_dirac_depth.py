@@ -90,6 +90,16 @@ VARIABLES = (
 )
 
 
+def run(grid, fixed, **how):
+    """The sweep; arrays have these coordinates."""
+    coords = {
+        "time": np.linspace(0, fixed["last"], fixed["n_times"]),
+        "particle": np.arange(2),
+        "feature": np.arange(1),
+    }
+    return sweep(Task(depth, VARIABLES, PARAMETERS, coords), grid, fixed=fixed, **how)
+
+
 # %%
 # The constant of the flow, and what its layers allow.
 @figures.figure("constant", "constant_converged", "grown")
@@ -143,13 +153,7 @@ if __name__ == "__main__":  # worker processes import this file
     if options.quick:
         fixed |= {"last": 1.0, "n_times": 6}
         grid = {"radius": [0.5, 1.5], "offset": [-2.0, 0.0, 2.0]}
-    coords = {
-        "time": np.linspace(0, fixed["last"], fixed["n_times"]),
-        "particle": np.arange(2),
-        "feature": np.arange(1),
-    }
-    task = Task(depth, VARIABLES, PARAMETERS, coords)
-    ds = sweep(task, grid, fixed=fixed, executor=options.workers)
+    ds = run(grid, fixed, executor=options.workers)
     results.write_dataset(ds, options.out / "two-dirac-depth.zarr")
     print(ds[["constant", "grown", "one_layer_bound"]].isel(time=-1).to_dataframe().iloc[:, -5:])
 

@@ -90,6 +90,16 @@ VARIABLES = (
 )
 
 
+def run(grid, fixed, **how):
+    """The sweep; arrays have these coordinates."""
+    coords = {
+        "time": dynamics.log_clock(FIRST, fixed["last"], fixed["n_times"] - 1),
+        "particle": np.arange(fixed["n_tokens"]),
+        "feature": np.arange(2),
+    }
+    return sweep(Task(masked_flow, VARIABLES, PARAMETERS, coords), grid, fixed=fixed, **how)
+
+
 # %%
 # All tokens go to the first, those that come early first.
 @figures.figure("distance")
@@ -136,13 +146,7 @@ if __name__ == "__main__":  # worker processes import this file
     if options.quick:
         fixed = {"n_tokens": 40, "last": 300.0, "n_times": 40}
         grid = {"beta": [1.0, 36.0], "repetition": range(1)}
-    coords = {
-        "time": dynamics.log_clock(FIRST, fixed["last"], fixed["n_times"] - 1),
-        "particle": np.arange(fixed["n_tokens"]),
-        "feature": np.arange(2),
-    }
-    task = Task(masked_flow, VARIABLES, PARAMETERS, coords)
-    ds = sweep(task, grid, fixed=fixed, executor=options.workers)
+    ds = run(grid, fixed, executor=options.workers)
     results.write_dataset(ds, options.out / "causal-flow.zarr")
     print(ds[["leaders", "n_clusters", "moved"]].isel(time=-1).to_dataframe().iloc[:, -5:])
 

@@ -129,6 +129,16 @@ VARIABLES = (
 )
 
 
+def run(grid, fixed, **how):
+    """The sweep; arrays have these coordinates."""
+    coords = {
+        "time": np.linspace(0, fixed["last"], TIMES),
+        "particle": np.arange(SHOWN),
+        "feature": np.arange(fixed["most_dim"]),
+    }
+    return sweep(Task(order, VARIABLES, PARAMETERS, coords), grid, fixed=fixed, **how)
+
+
 @figures.figure("order")
 def order_against_coupling(ds, *, ax):
     """Order of noisy flows against the coupling over its critical value."""
@@ -175,13 +185,7 @@ if __name__ == "__main__":  # worker processes import this file
         grid = {"dim": [2], "beta": [0.5], "ratio": [0.5, 1.0, 2.0]}
         fixed |= {"n_particles": 300, "last": 20.0}
     fixed["most_dim"] = max(grid["dim"])
-    coords = {
-        "time": np.linspace(0, fixed["last"], TIMES),
-        "particle": np.arange(SHOWN),
-        "feature": np.arange(fixed["most_dim"]),
-    }
-    task = Task(order, VARIABLES, PARAMETERS, coords)
-    ds = sweep(task, grid, fixed=fixed, executor=options.workers)
+    ds = run(grid, fixed, executor=options.workers)
     results.write_dataset(ds, options.out / "noise-threshold.zarr")
     print(ds[["order", "order_spread", "expected"]].to_dataframe().iloc[:, -6:])
 

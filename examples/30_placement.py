@@ -90,6 +90,16 @@ VARIABLES = (
 )
 
 
+def run(grid, fixed, **how):
+    """The sweep; arrays have these coordinates."""
+    coords = {
+        "time": dynamics.log_clock(FIRST, fixed["last"], fixed["n_times"] - 1),
+        "particle": np.arange(fixed["n_tokens"]),
+        "feature": np.arange(2),
+    }
+    return sweep(Task(collapse, VARIABLES, PARAMETERS, coords), grid, fixed=fixed, **how)
+
+
 # %%
 # On logarithmic axes a power of t is a line, and an exponential falls off it.
 @figures.figure("gap_reduced", "gap", "gap_random")
@@ -127,13 +137,7 @@ if __name__ == "__main__":  # worker processes import this file
         fixed = {"n_tokens": 16, "dim": 256, "last": 100.0, "n_times": 30}
     betas = [1.0] if options.quick else [1.0, 4.0]
     grid = {"placement": ["post", "pre", "peri", "ngpt"], "beta": betas}
-    coords = {
-        "time": dynamics.log_clock(FIRST, fixed["last"], fixed["n_times"] - 1),
-        "particle": np.arange(fixed["n_tokens"]),
-        "feature": np.arange(2),
-    }
-    task = Task(collapse, VARIABLES, PARAMETERS, coords)
-    ds = sweep(task, grid, fixed=fixed, executor=options.workers)
+    ds = run(grid, fixed, executor=options.workers)
     results.write_dataset(ds, options.out / "placement.zarr")
     print(ds[["gap", "gap_reduced", "radius"]].isel(time=-1).to_dataframe().iloc[:, -5:])
 

@@ -15,7 +15,7 @@ from meanfield.dynamics.flow_map import FlowMap
 from meanfield.dynamics.functionals import covariance, diameter, log_energy
 from meanfield.dynamics.integrators import Adaptive, Noise
 from meanfield.dynamics.merging import cluster_count, clusters
-from meanfield.dynamics.paths import displacements, measure_at, path_lengths
+from meanfield.dynamics.paths import displacements, measure_at
 from meanfield.dynamics.placements import placed
 from meanfield.dynamics.stability import stability
 
@@ -32,7 +32,6 @@ __all__ = [
     "log_clock",
     "log_energy",
     "measure_at",
-    "path_lengths",
     "placed",
     "stability",
 ]

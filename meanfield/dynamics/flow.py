@@ -15,7 +15,7 @@ from meanfield.checks import name_of, number, to_host
 from meanfield.dynamics.clocks import TIME, checked_times
 from meanfield.dynamics.integrators import Adaptive, Noise, integrator_of
 from meanfield.dynamics.trajectories import FlowProblem
-from meanfield.dynamics.velocities import layers_of
+from meanfield.dynamics.velocities import schedule_of
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
@@ -86,7 +86,7 @@ def flow(
     clock = checked_times(times)
     problem = FlowProblem(
         mu,
-        layers_of(F, float(clock[0]), float(clock[-1])),
+        schedule_of(F, float(clock[0]), float(clock[-1])),
         clock,
         integrator_of(method, step),
         constraint,
@@ -156,7 +156,7 @@ def _assembled(
             shape = (*array.shape[:first], -1, *array.shape[first + depth :])
             values[v.name] = array.reshape(shape)
     spec = {
-        "maps": [name_of(F) for F in problem.layers.maps],
+        "maps": [name_of(F) for F in problem.schedule.maps],
         "method": str(problem.integrator),
         "constraint": problem.constraint,
         "coalesce": problem.coalesce,

@@ -15,7 +15,7 @@ from meanfield.dynamics.constraints import Constraint, constraint_at
 from meanfield.dynamics.integrators import Adaptive, Integrator, integrator_of
 from meanfield.dynamics.schemes import Tableau, stepped, tableau
 from meanfield.dynamics.trajectories import FlowProblem
-from meanfield.dynamics.velocities import Layers, Velocity, layers_of
+from meanfield.dynamics.velocities import Schedule, Velocity, schedule_of
 from meanfield.layers.composition import Composite, identity_at
 from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation
@@ -50,7 +50,7 @@ class FlowMap(Composite):
     span: tuple[float, float]
     integrator: Integrator
     constraint: str | None
-    layers: Layers = field(repr=False)
+    schedule: Schedule = field(repr=False)
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class FlowMap(Composite):
     ) -> None:
         start = number(start, "start")
         end = number(end, "end", least=start)
-        layers, store = layers_of(F, start, end), object.__setattr__
-        super().__init__(layers.maps)
-        store(self, "layers", layers)
+        schedule, store = schedule_of(F, start, end), object.__setattr__
+        super().__init__(schedule.maps)
+        store(self, "schedule", schedule)
         store(self, "span", (start, end))
         store(self, "integrator", integrator_of(method, step))
         store(self, "constraint", constraint)
@@ -75,7 +75,7 @@ class FlowMap(Composite):
         """Φ(μ); weights and positions stay."""
         times = np.array(sorted({*self.span}))
         *_, (last, _) = FlowProblem(
-            mu, self.layers, times, self.integrator, self.constraint
+            mu, self.schedule, times, self.integrator, self.constraint
         ).states()
         return last
 
@@ -97,7 +97,7 @@ class FlowMap(Composite):
     def _steps(self, mu: ParticleMeasure, on: Constraint, geometry: str) -> Iterator[_Step]:
         method, following = tableau(self.integrator.method), None
         mu = mu.replace(on.retract(mu.points))
-        for F, start, end in self.layers.between(*self.span):
+        for F, start, end in self.schedule.between(*self.span):
             velocity = Velocity(F, on)
             for taken in self.integrator.steps(velocity, mu, (start, end), step=following):
                 seen = [_Retraction.at(on, x) for x in taken.stages.reached]

@@ -1,4 +1,4 @@
-"""Distances between the times of a flow; length and straightness of the particles' paths."""
+"""Distances between the times of a flow."""
 
 from __future__ import annotations
 
@@ -103,25 +103,3 @@ def displacements(
     values = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     values["identity"] = to_host(torch.stack(own))
     return dataset(variables, values, coords={"time": (TIME, ds["time"].values)})
-
-
-def path_lengths(ds: xr.Dataset) -> xr.Dataset:
-    """Length and straightness of each particle's path through the times of a flow.
-
-    Lᵢ = Σₖ |xᵢ(tₖ₊₁) − xᵢ(tₖ)| and |xᵢ(T) − xᵢ(0)|/Lᵢ, which is 1 for a straight path, and for a
-    particle that does not move. The times are as fine as the Dataset has them: L is a lower bound.
-
-    Returns:
-        Dataset along `particle` (and `case`): `arc_length`, `straightness`.
-    """
-    points = check_flow(ds)["points"].values
-    steps = np.linalg.norm(np.diff(points, axis=0), axis=-1)
-    arc = steps.sum(0)
-    chord = np.linalg.norm(points[-1] - points[0], axis=-1)
-    straight = np.divide(chord, arc, out=np.ones_like(arc), where=arc > 0)
-    dims = tuple(str(d) for d in ds["points"].dims[1:-1])
-    variables = [
-        Variable("arc_length", "length of the path", dims=dims),
-        Variable("straightness", "distance of the ends over the length of the path", dims=dims),
-    ]
-    return dataset(variables, {"arc_length": arc, "straightness": straight})

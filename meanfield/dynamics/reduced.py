@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import to_host
+from meanfield.checks import choice, to_host
 from meanfield.dynamics.clocks import checked_times
 from meanfield.dynamics.placements import PLACEMENTS
 
@@ -32,7 +32,6 @@ def equiangular(
     *,
     cosine: float = 0.0,
     placement: str = "post",
-    normalised: bool = True,
 ) -> Equiangular:
     """The flow of n equiangular tokens with V = I, A = βI, which stay equiangular.
 
@@ -47,16 +46,10 @@ def equiangular(
         times: increasing; at the first the cosine is as given and the radius 1.
         cosine: ρ at the first time, −1/(n−1) ≤ ρ ≤ 1.
         placement: "post", "pre", "peri" or "ngpt".
-        normalised: softmax; otherwise weights e^{β⟨x,y⟩}/n that are not divided by their sum,
-            ρ̇ = (2/n)e^{βρ}(1−ρ)((n−1)ρ+1), on the sphere only.
 
     Source: Rigollet (arXiv 2512.01868); placements after Karagodin et al. (arXiv 2510.22026).
     """
-    if placement not in PLACEMENTS or not (normalised or placement == "post"):
-        raise ValueError(
-            f"placement: expected one of {PLACEMENTS} (without normalisation only 'post'), got "
-            f"{placement!r}"
-        )
+    choice(placement, "placement", PLACEMENTS)
     if n < 2 or not -1 / (n - 1) <= cosine <= 1:
         raise ValueError(f"n, cosine: expected n ≥ 2 and ρ in [−1/(n−1), 1], got {n}, {cosine}")
 
@@ -66,8 +59,6 @@ def equiangular(
         other = math.exp(beta * (rho - 1))
         own = 1 / (1 + (n - 1) * other)
         turn = 2 * (1 - rho) * ((n - 1) * rho + 1)
-        if not normalised:
-            return [turn * math.exp(beta * rho) / n, 0.0]
         q = other * own
         turn = turn * q
         outward = own + (n - 1) * q * rho

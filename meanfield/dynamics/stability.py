@@ -14,7 +14,7 @@ from meanfield.dynamics.clocks import TIME, checked_times
 from meanfield.dynamics.constraints import constraint_at
 from meanfield.dynamics.flow_map import FlowMap
 from meanfield.dynamics.integrators import Adaptive
-from meanfield.dynamics.velocities import Velocity, layers_of
+from meanfield.dynamics.velocities import Velocity, schedule_of
 from meanfield.layers.composition import identity_at
 from meanfield.lipschitz import local_lipschitz
 from meanfield.lipschitz.constant import LocalLipschitz, constant_of
@@ -77,9 +77,9 @@ def stability(
     """
     check_single(mu)
     clock = checked_times(times)
-    layers = layers_of(F, float(clock[0]), float(clock[-1]))
+    schedule = schedule_of(F, float(clock[0]), float(clock[-1]))
     small = mu.n_particles * mu.dim <= _DENSE
-    layers.check_start(mu)
+    schedule.check_start(mu)
     measure, whole, rows = mu, identity_at(mu), []
     for k, t in enumerate(clock):
         if k:
@@ -91,7 +91,7 @@ def stability(
                 whole = Linearisation(whole.atoms.assembled(), whole.field.assembled())
             measure = span(measure)
         # At the end of a layer the next one begins; after the last there is none.
-        layer = layers.at(float(t), last=k == len(clock) - 1)
+        layer = schedule.at(float(t), last=k == len(clock) - 1)
         velocity = Velocity(layer, constraint_at(constraint, measure.points))
         found = constant_of(whole, strict=False).values("constant", *_CONSTANT)
         speed = local_lipschitz(velocity, measure, strict=False)

@@ -14,7 +14,7 @@ from meanfield.checks import describe, is_traced
 from meanfield.dynamics.constraints import Constraint, constraint_at
 from meanfield.dynamics.integrators import Integrator, Noise, out_of_range
 from meanfield.dynamics.merging import coalesced, meets
-from meanfield.dynamics.velocities import Layers, Velocity
+from meanfield.dynamics.velocities import Schedule, Velocity
 from meanfield.measures import ParticleMeasure, check_measure, log_sums
 
 
@@ -24,7 +24,7 @@ class FlowProblem:
 
     Attributes:
         start: μ at the first time.
-        layers: the maps.
+        schedule: the maps, and when each acts.
         times: output times, the first is that of the start.
         integrator: how it gets from one time to the next.
         constraint: None, "sphere" or "layer_norm".
@@ -33,7 +33,7 @@ class FlowProblem:
     """
 
     start: ParticleMeasure
-    layers: Layers
+    schedule: Schedule
     times: np.ndarray
     integrator: Integrator
     constraint: str | None
@@ -57,7 +57,7 @@ class FlowProblem:
                 "different positions see different pasts, and noise separates merged atoms), got "
                 f"{mu!r}{' and noise' if noise is not None else ''}"
             )
-        self.layers.check_start(mu)
+        self.schedule.check_start(mu)
         constraint_at(self.constraint, mu.points)  # refuses a start that is not on it
 
     def states(self) -> Iterator[tuple[ParticleMeasure, int]]:
@@ -71,7 +71,7 @@ class FlowProblem:
         step, evaluations = None, 0
         yield moving, evaluations
         for before, until in pairwise(self.times.tolist()):
-            for F, begin, end in self.layers.between(before, until):
+            for F, begin, end in self.schedule.between(before, until):
                 time = begin
                 while time < end:
                     for taken in self.integrator.steps(

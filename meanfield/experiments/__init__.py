@@ -60,10 +60,7 @@ EXPERIMENTS = {
         "[CAP24] Fig. 1, 4, 5, 6",
     ),
     "through-depth": Listed(
-        "constants of a transformer block by block and end to end, and its tokens"
-    ),
-    "families": Listed(
-        "families of transformers side by side: block by block, and what tokens become"
+        "constants of transformers block by block and end to end, side by side, and their tokens"
     ),
     "adversarial": Listed(
         "growth in n at the inputs built to be the worst, per head", "[CAP24] Fig. 1, Prop. 3.4"

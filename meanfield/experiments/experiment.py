@@ -69,8 +69,7 @@ class Experiment:
     resolve: Callable[[Any], Any] = lambda settings: settings
     grid: Callable[[Any], Any] | None = None
     parameters: Sequence[Variable] = ()
-    coords: Any = field(default_factory=dict)
-    derived: Callable[[Any], Mapping[str, Any]] = lambda settings: {}
+    coords: Mapping[Variable, Any] = field(default_factory=dict)
     attrs: Callable[[Any], Mapping[str, Any]] = lambda settings: {}
     batched: bool = False
     conclude: Callable[[xr.Dataset], xr.Dataset] = lambda ds: ds
@@ -103,8 +102,6 @@ class Experiment:
                 f"{describe(settings)}; dataclasses.replace(experiment.settings, NAME=value) "
                 "makes others, and experiment.quick is the small run"
             )
-        if "s" not in inspect.signature(self.measure).parameters:
-            return self._by_name(settings)
         s = self.resolve(settings)
         axes, dims = marked(s, "over"), marked(s, "along")
         coords = {
@@ -126,23 +123,6 @@ class Experiment:
             "fixed": {"s": without_grid(s)},
             "seed": s.seed,
             "attrs": {"experiment": self.name, **self.attrs(s)},
-        }
-
-    def _by_name(self, settings: Any) -> dict[str, Any]:
-        """The same where `measure` takes settings by name, and all is written out."""
-        assert self.grid is not None
-        known = inspect.signature(self.measure).parameters.values()
-        wanted = {one.name for one in known if one.kind is one.KEYWORD_ONLY} - {"seed"}
-        shared = {name: value for name, value in vars(settings).items() if name in wanted}
-        coords = self.coords(settings) if callable(self.coords) else {}
-        return {
-            "fn": Task(
-                self.measure, self.variables, self.parameters, coords, batched=self.batched
-            ),
-            "grid": self.grid(settings),
-            "fixed": {**shared, **self.derived(settings)},
-            "seed": settings.seed,
-            "attrs": {"experiment": self.name, **self.attrs(settings)},
         }
 
     def run(self, settings: Any = None, **how: Any) -> xr.Dataset:

@@ -86,4 +86,6 @@ def fit_laws(curves: Sequence[tuple[Mapping[str, Any], Any, Any, Any, Any]]) -> 
         words = str(variable.attrs["long_name"])
         words = words.replace("y ≈ C xᵖ", "C nᵖ").replace("C xᵖ", "C nᵖ")
         variable.attrs["long_name"] = words.replace("jackknife", "95 % jackknife")
+    texts = {name: of.astype(object) for name, of in found.coords.items() if of.dtype.kind == "U"}
+    found = found.assign_coords(texts)  # texts of one length have no place in a file
     return found.rename({str(name): f"fit_{name}" for name in found.variables})

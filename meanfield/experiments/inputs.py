@@ -37,7 +37,7 @@ class OfModel:
 
     def source(self, causal: bool | None = None) -> Transformer:
         """The model; the weights are those of `model_revision`, if it is known."""
-        how = {"seed": self.seed, "dtype": self.dtype, "depth": self.depth}
+        how: Any = {"seed": self.seed, "dtype": self.dtype, "depth": self.depth}
         return transformer(self.model, causal, revision=self.model_revision, **how)
 
 
@@ -189,15 +189,9 @@ def bilinear(source: Transformer) -> Transformer:
     return source
 
 
-def source_of(settings: Any) -> Transformer:
-    """The model that an experiment's settings name."""
-    how = {"seed": settings.seed, "dtype": settings.dtype, "depth": settings.depth}
-    return transformer(settings.model, **how)
-
-
-def layers_of(settings: Any) -> list[int]:
+def layers_of(settings: Any) -> tuple[int, ...]:
     """The layers that an experiment's settings name; all if they name none."""
-    return list(settings.layers) or list(range(source_of(settings).n_layers))
+    return settings.layers or tuple(range(settings.source().n_layers))
 
 
 def pinned(s: Any, *, layers: Sequence[int], n_tokens: Sequence[int], **known: Any) -> Any:
@@ -219,7 +213,7 @@ def labels(settings: Any) -> dict[str, Any]:
     length = {"n_tokens": settings.n_tokens} if isinstance(settings.n_tokens, int) else {}
     return {
         "model": short_name(settings.model),
-        "model_revision": source_of(settings).fingerprint,
+        "model_revision": settings.source().fingerprint,
         "text": short_name(settings.text),
         "text_sha256": text_hash(settings.text),
         **length,

@@ -55,7 +55,7 @@ class Settings(inputs.OfText):
 
 def resolve(s: Settings) -> Settings:
     """The layers, and the masks that the model can have."""
-    layers = tuple(inputs.layers_of(s))
+    layers = inputs.layers_of(s)
     s = replace(s, masks=tuple(inputs.masks_of(s.source(), s.masks)), layers=layers)
     pinned: Settings = inputs.pinned(s, layers=layers, n_tokens=s.n_tokens)
     return pinned

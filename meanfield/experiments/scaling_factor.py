@@ -43,7 +43,7 @@ class Settings(inputs.OfText):
 def resolve(s: Settings) -> Settings:
     """The layers and the mask."""
     layers, causal = inputs.layers_of(s), s.causal or inputs.bilinear(s.source()).causal
-    s = replace(s, layers=tuple(layers), causal=causal)
+    s = replace(s, layers=layers, causal=causal)
     pinned: Settings = inputs.pinned(s, layers=layers, n_tokens=[s.n_tokens])
     return pinned
 

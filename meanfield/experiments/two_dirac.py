@@ -311,7 +311,13 @@ def _theorem_3_5(square: Any, at: Mapping[str, Any]) -> Any:
 
 def _interleaved(ds: xr.Dataset) -> xr.Dataset:
     """Where masked, the cases at the best ratio of the weights."""
-    return best(ds, "interleaved", over="radius") if ds.interleaved.notnull().any() else ds
+    known = ds.interleaved.notnull().any()
+    return best(ds, "interleaved", over="radius") if known else ds.isel(case=[])
+
+
+def _every_scale(ds: xr.Dataset) -> str:
+    known = ds.interleaved.notnull().any()
+    return "found, masked: at every scale of position" if known else ""
 
 
 GROWTH_IN_RADIUS = Chart(
@@ -326,7 +332,7 @@ GROWTH_IN_RADIUS = Chart(
             rows=lambda ds: best(ds, "value", over="radius"),
             fillstyle="none",
         ),
-        Curve("interleaved", "found, {kind}: at every scale of position", "d", rows=_interleaved),
+        Curve("interleaved", _every_scale, "d", rows=_interleaved),
         Formula(_upper, "upper bound, {kind}: this package", "--", linewidth=1.4),
         Formula(
             _theorem_3_5, "upper bound, [CAP24] Thm 3.5", "-.", color="tab:red", linewidth=1.4
@@ -342,7 +348,7 @@ GROWTH_IN_RADIUS = Chart(
     ],
     r"Two unbalanced Diracs: the constant against $R^2$",
     by="causal",
-    rows=lambda ds: select(ds, crowd=-1.0).assign_coords(square=ds.radius**2),
+    rows=lambda ds: select(ds.assign_coords(square=ds.radius**2), crowd=-1.0),
     log="y",
     xlabel=r"$R^2$",
     ylabel="local constant, Wasserstein",

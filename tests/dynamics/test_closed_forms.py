@@ -282,7 +282,5 @@ def test_the_covariance_equation_is_that_of_the_oracle():
 def test_the_reduced_equations_refuse_what_they_are_not_about():
     with pytest.raises(ValueError, match="placement"):
         reduced.equiangular(1.0, 4, [0, 1], placement="sandwich")
-    with pytest.raises(ValueError, match="placement"):
-        reduced.equiangular(1.0, 4, [0, 1], placement="pre", normalised=False)
     with pytest.raises(ValueError, match="cosine"):
         reduced.equiangular(1.0, 4, [0, 1], cosine=-0.5)

@@ -17,10 +17,8 @@ from meanfield import (
     SelfAttention,
     dynamics,
     sampling,
-    sweep,
 )
 from meanfield.attention.normalizations import exponential
-from meanfield.sweeps import Task
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -30,9 +28,8 @@ def script(name: str) -> dict:
     return runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="imported")
 
 
-def swept(names: dict, measure: str, grid: dict, **fixed):
-    task = Task(names[measure], names["VARIABLES"], names["PARAMETERS"])
-    ds = sweep(task, grid, fixed=fixed, progress=False)
+def swept(names: dict, grid: dict, **fixed):
+    ds = names["run"](grid, fixed, progress=False)
     assert (ds.status == 1).all(), ds.message.values
     return ds
 
@@ -40,7 +37,7 @@ def swept(names: dict, measure: str, grid: dict, **fixed):
 def test_depth_amplifies_less_than_layers_allow_and_more_than_nothing():
     names = script("27_two_dirac_depth")
     grid = {"radius": [1.7], "offset": [-2.0, 0.0]}
-    ds = swept(names, "depth", grid, last=0.4, n_times=3, step=0.04)
+    ds = swept(names, grid, last=0.4, n_times=3, step=0.04)
     assert (ds.constant <= ds.grown * (1 + 1e-6)).all()
     assert (ds.constant[:, 1:] > 1.5).all()
     assert (ds.constant_upper >= ds.constant * (1 - 1e-9)).all()
@@ -50,7 +47,7 @@ def test_depth_amplifies_less_than_layers_allow_and_more_than_nothing():
 def test_masked_tokens_go_to_the_first_which_stays():
     names = script("28_causal_flow")
     grid = {"beta": [1.0, 36.0], "repetition": [0]}
-    ds = swept(names, "masked_flow", grid, n_tokens=16, last=100.0, n_times=16)
+    ds = swept(names, grid, n_tokens=16, last=100.0, n_times=16)
     assert float(ds.moved.max()) < 1e-12
     small, large = (ds.isel(case=np.flatnonzero(ds.beta.values == b)[0]) for b in (1.0, 36.0))
     assert float(small.distance[-1].max()) < 1e-3
@@ -60,7 +57,7 @@ def test_masked_tokens_go_to_the_first_which_stays():
 def test_every_placement_follows_its_reduced_equation():
     names = script("30_placement")
     grid = {"placement": ["post", "pre", "peri", "ngpt"], "beta": [1.0]}
-    ds = swept(names, "collapse", grid, n_tokens=8, dim=200, last=50.0, n_times=20)
+    ds = swept(names, grid, n_tokens=8, dim=200, last=50.0, n_times=20)
     np.testing.assert_allclose(ds.gap, ds.gap_reduced, rtol=1e-3, atol=1e-9)
     np.testing.assert_allclose(ds.radius, ds.radius_reduced, rtol=1e-6)
     # A random start of dimension 200 is orthonormal up to 1/√200.
@@ -82,7 +79,7 @@ def noise() -> dict:
 def test_order_is_where_the_stationary_measure_has_it(noise):
     grid = {"dim": [2], "beta": [0.5], "ratio": [0.5, 2.0]}
     fixed = {"n_particles": 300, "last": 15.0, "step": 0.05, "most_dim": 2}
-    ds = swept(noise, "order", grid, **fixed)
+    ds = swept(noise, grid, **fixed)
     assert float(ds.order[0]) < 0.25
     assert float(ds.order[1]) == pytest.approx(float(ds.expected[1]), abs=0.05)
 
