@@ -271,7 +271,7 @@ class SelfAttention(Map):
     def score_matrices(self) -> Tensor:  # type: ignore[override]
         """A per head, (H, d, d), of the softmax of ⟨A x, y⟩; of other layers none, (0, d, d)."""
         A = self.parameters.A
-        return A if self._is_bilinear else A[:0]
+        return A if self.score.kind == "dot product" else A[:0]
 
     @property
     def score(self) -> Score:
@@ -285,21 +285,17 @@ class SelfAttention(Map):
         return self.kernel.feature_sizes(self.parameters, radius)
 
     @property
-    def _is_bilinear(self) -> bool:
-        return self.score.kind == "dot product"
-
-    @property
     def heads(self) -> Sequence[SelfAttention]:  # type: ignore[override]
         """The layer with one head at a time; they add up to it, but for the output bias."""
-        return [self._head(h) for h in range(self.parameters.n_heads)]
-
-    def _head(self, h: int) -> SelfAttention:
-        return replace(
-            self,
-            parameters=self.parameters.head(h),
-            kernel=self.kernel.head(h),
-            normalization=self.normalization.head(h),
-        )
+        return [
+            replace(
+                self,
+                parameters=self.parameters.head(h),
+                kernel=self.kernel.head(h),
+                normalization=self.normalization.head(h),
+            )
+            for h in range(self.parameters.n_heads)
+        ]
 
     # --- inside ---
 
@@ -311,15 +307,19 @@ class SelfAttention(Map):
 
     def _attend(self, weights: Weights, queries: Tensor, positions: Tensor | None) -> Tensor:
         """Γ for queries ``(*batch, H, m, k)``."""
-        par, centre = self.parameters, weights.features.v_centre
-        heads = self._means(weights, queries, positions)
-        out = par.join(heads if centre is None else heads + centre)
-        return out if par.output_bias is None else out + par.output_bias
-
-    def _means(self, weights: Weights, queries: Tensor, positions: Tensor | None) -> Tensor:
-        """Σⱼ Pᵢⱼ vⱼ of each head about the centre, ``(*batch, H, m, v)``."""
-        features = weights.features
-        if self.normalization.rows is None:
+        par, features = self.parameters, weights.features
+        if self.normalization.rows is not None:
+            places = weights.places(positions)
+            heads = attend(
+                queries,
+                features.k,
+                features.v,
+                weights.head_logs,
+                places.rows,
+                places.columns,
+                scoring=weights.scoring,
+            )
+        else:
             scores = weights.scores(queries, positions)
             p = self.normalization.whole(scores, weights.head_logs[..., None, :])
             if p.shape != scores.shape:
@@ -327,17 +327,11 @@ class SelfAttention(Map):
                     f"{name_of(self.normalization)}.whole: expected attention weights of shape "
                     f"{tuple(scores.shape)}, got {tuple(p.shape)}"
                 )
-            return p @ features.v
-        places = weights.places(positions)
-        return attend(
-            queries,
-            features.k,
-            features.v,
-            weights.head_logs,
-            places.rows,
-            places.columns,
-            scoring=weights.scoring,
-        )
+            heads = p @ features.v
+        if features.v_centre is not None:
+            heads = heads + features.v_centre
+        out = par.join(heads)
+        return out if par.output_bias is None else out + par.output_bias
 
     def _check(self, mu: ParticleMeasure) -> None:
         par = self.parameters

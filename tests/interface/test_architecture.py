@@ -143,7 +143,8 @@ def test_a_module_imports_only_from_lower_layers():
 
 
 def test_subpackages_have_no_import_cycles():
-    graph = {name_of(p): {n for n, _ in imports(p) if n.startswith("meanfield.")}
+    # Annotations may name what stands above, as those of a base class that its subclasses fill.
+    graph = {name_of(p): {n for n, typed in imports(p) if n[:10] == "meanfield." and not typed}
              for p in modules() if p.name != "__init__.py"}  # fmt: skip
     seen: set[str] = set()
 
