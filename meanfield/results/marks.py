@@ -14,7 +14,6 @@ _HTML = rb'<meta name="generator" content="meanfield">'
 _MARKS = {
     # An attribute that begins with { in netCDF 3, or in netCDF 4, which is HDF5.
     ".nc": rb"\0\0\0\x10meanfield_digest\0\0\0\x02.{4}\{|\x11\0.{5}meanfield_digest\0\x13.{11}\{",
-    ".npz": rb"PK\x03\x04.{26}meanfield_digest\.npy",
     ".proof": rb"^meanfield transport proof ",
     ".html": _HTML,
     ".htm": _HTML,

@@ -1,12 +1,14 @@
 """Column generation up to a million points, and answers that are known there; JSON and a table.
 
     python tests/benchmarks/bench_transport_million.py [--sizes N ...] [--dims 2 3]
-        [--cases NAME ...] [--known-n N] [--no-page]
+        [--cases NAME ...] [--pot-up-to N] [--no-page]
 
 Samples (normal, one shifted by 0.5) are solved by column generation at each size: time, width,
-memory, and the power of n with which time grows. Known answers are images under gradients of
-convex functions whose atoms are shuffled. Each case runs in a process of its own; the rounds are
-logged on stderr.
+memory, and the power of n with which time grows. *Pairing broken* is a known answer: an image
+under the gradient of a convex function, its atoms shuffled. The cases by weights (uniform,
+dirichlet, softmax; another shift and scale) are held against POT's dense simplex with its matrix
+of costs, in time and in memory. Each case runs in a process of its own; importing does not count.
+The rounds are logged on stderr.
 
 Cases that were measured before stay in the JSON, and in the table between two comments of
 `.docs/performance.md`, until they are measured again. The default takes some minutes; a million
@@ -16,6 +18,7 @@ samples (`--sizes 1000000 --dims 2 --cases samples`) take about an hour.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import multiprocessing
@@ -23,38 +26,15 @@ import pathlib
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 from tables import machine, show
 
-Clouds = tuple[np.ndarray, np.ndarray]
-KNOWN: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {}
+CASES, WEIGHTED = ("samples", "pairing_broken"), ("uniform", "dirichlet", "softmax")
+Cloud = tuple[np.ndarray, np.ndarray]
 
 
-def known(function: Callable) -> Callable:
-    """Images of x under a gradient of a convex function."""
-    KNOWN[function.__name__] = function
-    return function
-
-
-@known
-def shift(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return x + 0.5
-
-
-@known
-def linear(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    half = rng.normal(size=(x.shape[1],) * 2)
-    return x @ (np.eye(x.shape[1]) + 0.3 * half @ half.T)
-
-
-@known
-def separable(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return x + 0.4 * np.tanh(2 * x)
-
-
-@known
 def pairing_broken(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Moves below half the distance of neighbours."""
     from scipy.spatial import cKDTree
@@ -64,28 +44,40 @@ def pairing_broken(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return x + 0.24 * apart[:, None] * way / np.linalg.norm(way, axis=1, keepdims=True)
 
 
-def clouds(name: str, n: int, d: int) -> tuple[Clouds, float | None]:
-    """Two clouds, and their distance where it is known."""
+def clouds(case: str, n: int, d: int) -> tuple[Cloud, Cloud, float | None]:
+    """Two clouds with weights, and their distance where it is known."""
     rng = np.random.default_rng(1)
-    x = rng.normal(size=(n, d))
-    if name not in KNOWN:
-        return (x, rng.normal(size=(n, d)) + 0.5), None
-    y = KNOWN[name](x, rng)
-    truth = float(np.sqrt(np.square(y - x).sum(-1).mean()))
-    return (x, y[rng.permutation(n)]), truth
+    x, a = rng.normal(size=(n, d)), np.full((2, n), 1 / n)
+    if case == "pairing_broken":
+        y = pairing_broken(x, rng)
+        truth = float(np.sqrt(np.square(y - x).sum(-1).mean()))
+        return (x, a[0]), (y[rng.permutation(n)], a[1]), truth
+    if case == "samples":
+        return (x, a[0]), (rng.normal(size=(n, d)) + 0.5, a[1]), None
+    y = 1.3 * rng.normal(size=(n, d)) + 0.5
+    if case == "dirichlet":
+        a = rng.dirichlet(np.ones(n), size=2)
+    elif case == "softmax":
+        a = np.exp(3 * rng.normal(size=(2, n)))
+        a /= a.sum(1, keepdims=True)
+    return (x, a[0]), (y, a[1]), None
 
 
-def solve(name: str, n: int, d: int) -> dict:
+def peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def ours(case: str, n: int, d: int) -> dict:
     import torch
 
     from meanfield.transport import solve_w2
 
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
-    (x, y), truth = clouds(name, n, d)
-    solve_w2(x[:40], y[:50])
-    cpu, wall = time.process_time(), time.perf_counter()
-    found = solve_w2(x, y, method="column_generation", strict=False)
+    mu, nu, truth = clouds(case, n, d)
+    solve_w2(mu[0][:40], nu[0][:50])
+    before, cpu, wall = peak_megabytes(), time.process_time(), time.perf_counter()
+    found = solve_w2(mu, nu, method="column_generation", strict=False)
     contains = truth is None or (found.lower <= truth * (1 + 1e-14) and truth <= found.upper)
     return {
         "method": found.method,
@@ -96,21 +88,43 @@ def solve(name: str, n: int, d: int) -> dict:
         "contains_truth": bool(contains),
         "cpu_seconds": time.process_time() - cpu,
         "wall_seconds": time.perf_counter() - wall,
-        "peak_megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_megabytes": peak_megabytes(),
+        "extra_megabytes": peak_megabytes() - before,
     }
 
 
-def in_own_process(*arguments: object) -> dict:
+def pot(case: str, n: int, d: int) -> dict:
+    import ot
+    from scipy.spatial.distance import cdist
+
+    (x, a), (y, b), _ = clouds(case, n, d)
+    ot.emd2(a[:50] / a[:50].sum(), b[:50] / b[:50].sum(), cdist(x[:50], y[:50]))
+    before, cpu, wall = peak_megabytes(), time.process_time(), time.perf_counter()
+    value = ot.emd2(a, b, cdist(x, y, "sqeuclidean"), numItermax=10**12)
+    return {
+        "value": float(np.sqrt(value)),
+        "cpu_seconds": time.process_time() - cpu,
+        "wall_seconds": time.perf_counter() - wall,
+        "extra_megabytes": peak_megabytes() - before,
+    }
+
+
+def in_own_process(function: Callable[..., dict], *arguments: object) -> dict:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(solve, arguments)
+        return pool.apply(function, arguments)
 
 
-def cases(args: argparse.Namespace) -> Iterator[dict]:
-    for d in args.dims:
-        for name in args.cases:
-            for n in [args.known_n] if name in KNOWN else args.sizes:
-                row = {"case": name, "n": n, "d": d, "machine": machine()}
-                yield row | in_own_process(name, n, d)
+def measured(case: str, n: int, d: int, pot_up_to: int) -> dict:
+    found = {"case": case, "n": n, "d": d, "machine": machine()}
+    found |= in_own_process(ours, case, n, d)
+    if case in WEIGHTED and n <= pot_up_to:
+        peer = in_own_process(pot, case, n, d)
+        found |= {
+            "pot": peer,
+            "times_faster": peer["cpu_seconds"] / found["cpu_seconds"],
+            "memory_ratio": found["extra_megabytes"] / peer["extra_megabytes"],
+        }
+    return found
 
 
 def key(row: dict) -> tuple:
@@ -123,10 +137,11 @@ def seconds_of(row: dict) -> float:
 
 
 def table(rows: list[dict]) -> str:
-    """A line for each case, and beside samples the power of n since the size before."""
+    """A line for each case without POT; beside samples the power of n since the size before."""
     lines = ["| clouds | d | n | by | CPU s | growth | relative width | MB | truth inside |"]
     lines.append("|---" * 9 + "|")
     before: dict[int, dict] = {}
+    rows = [row for row in rows if row["case"] not in WEIGHTED]
     for row in rows:
         growth, inside = "", "" if row["truth"] is None else str(row["contains_truth"]).lower()
         if row["case"] == "samples":
@@ -149,21 +164,22 @@ def table(rows: list[dict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--sizes", type=int, nargs="+", default=[10_000, 32_768, 100_000])
-    parser.add_argument("--known-n", type=int, default=100_000, help="of known answers")
     parser.add_argument("--dims", type=int, nargs="+", default=[2, 3])
-    parser.add_argument("--cases", nargs="+", default=["samples", "pairing_broken"])
+    parser.add_argument("--cases", nargs="+", default=CASES, choices=(*CASES, *WEIGHTED))
+    parser.add_argument("--pot-up-to", type=int, default=10_000, help="atoms")
     parser.add_argument("--quick", action="store_true", help="small sizes, nothing written")
     parser.add_argument("--no-page", action="store_true")
     file = pathlib.Path(__file__).with_suffix(".json")
     args = parser.parse_args()
     if args.quick:
-        args.sizes, args.known_n = [2_000, 4_000], 20_000
+        args.sizes, args.dims, args.cases = [2_000], [2], [*CASES, "softmax"]
     held = (
         {}
         if args.quick or not file.exists()
         else {key(t): t for t in json.loads(file.read_text())}
     )
-    for row in cases(args):
+    for d, case, n in itertools.product(args.dims, args.cases, args.sizes):
+        row = measured(case, n, d, args.pot_up_to)
         print(json.dumps(row), flush=True)
         held[key(row)] = row
         rows = [held[k] for k in sorted(held)]

@@ -19,12 +19,11 @@ from meanfield import results
 from meanfield.figures import save_all
 from meanfield.report import write_report
 from meanfield.results import Variable
-from meanfield.results.arrays import read_arrays, write_arrays
 from meanfield.results.atomic import make_folder
 from meanfield.sweeps import Task, status, sweep
 
 VERSIONS = 3
-KINDS = ("nc", "zarr", "html", "png", "npz", "sweep")
+KINDS = ("nc", "zarr", "html", "png", "sweep")
 TASK = Task(lambda x: {"y": x / 7}, [Variable("y", "a number")], name="seventh")
 
 
@@ -50,9 +49,6 @@ def write(kind: str, folder: Path, version: int) -> None:
     elif kind == "png":
         make_folder(folder)
         list(save_all(dataset(version), {"a": draw}, folder, pdf=True))
-    elif kind == "npz":
-        make_folder(folder)
-        write_arrays(path, {"y": dataset(version)["y"].values})
     else:
         sweep(TASK, {"x": range(4 * version)}, store=path, batch_size=2, progress=False)
 
@@ -90,12 +86,9 @@ def check(kind: str, folder: Path, version: int) -> None:
             assert data in [content(kind, one)[name] for one in allowed if one], name
     else:
         try:
-            if kind == "npz":
-                found = read_arrays(path)["y"]
-            else:
-                ds = results.read_dataset(path)
-                found = ds["y"].values
-                assert ds["word"].values[0] == f"word {int(found[1])}"
+            ds = results.read_dataset(path)
+            found = ds["y"].values
+            assert ds["word"].values[0] == f"word {int(found[1])}"
         except FileNotFoundError:
             assert version == 0
         else:
