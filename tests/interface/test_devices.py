@@ -49,7 +49,6 @@ LOOKS = {
     "krylov.py": 1,  # numbers on the host
     "merging.py": 1,  # one a block of distances
     "particlewise.py": 1,  # a number of the caller
-    "reduced.py": 1,  # a flow of a radius, on the host
     "search.py": 1,  # one a step, on the host
     "sinkhorn.py": 1,  # one a step, of n² numbers
     "stability.py": 4,  # times, and one a layer
