@@ -309,10 +309,15 @@ def _theorem_3_5(square: Any, at: Mapping[str, Any]) -> Any:
     return bound * math.nan if at["causal"] else bound
 
 
+def _best(ds: xr.Dataset, name: str) -> xr.Dataset:
+    rows = best(ds, name, over="radius")
+    return rows.assign_coords(square=rows.radius**2)
+
+
 def _interleaved(ds: xr.Dataset) -> xr.Dataset:
     """Where masked, the cases at the best ratio of the weights."""
     known = ds.interleaved.notnull().any()
-    return best(ds, "interleaved", over="radius") if known else ds.isel(case=[])
+    return _best(ds, "interleaved") if known else ds.isel(case=[])
 
 
 def _every_scale(ds: xr.Dataset) -> str:
@@ -329,7 +334,7 @@ GROWTH_IN_RADIUS = Chart(
             "value",
             "found, {kind}: best two Diracs",
             "o",
-            rows=lambda ds: best(ds, "value", over="radius"),
+            rows=lambda ds: _best(ds, "value"),
             fillstyle="none",
         ),
         Curve("interleaved", _every_scale, "d", rows=_interleaved),
