@@ -92,7 +92,7 @@ def test_coarser_levels_keep_masses_and_means(kind: str) -> None:
     assert coarse.y is problem.y
 
 
-def carried_over(kind: str, n: int, d: int) -> tuple[Problem, certificate.Certified, np.ndarray]:
+def carried_over(kind: str, n: int, d: int) -> tuple[Problem, certificate.Interval, np.ndarray]:
     """A problem, and what its coarser level says of it."""
     mu, nu = pair(kind, n, n, d)
     arrays = (t.numpy() for t in (mu.points, nu.points, mu.log_weights, nu.log_weights))
