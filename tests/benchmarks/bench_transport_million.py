@@ -77,7 +77,7 @@ def ours(case: str, n: int, d: int) -> dict:
     mu, nu, truth = clouds(case, n, d)
     solve_w2(mu[0][:40], nu[0][:50])
     before, cpu, wall = peak_megabytes(), time.process_time(), time.perf_counter()
-    found = solve_w2(mu, nu, method="column_generation", strict=False)
+    found = solve_w2(mu, nu, method="column generation", strict=False)
     contains = truth is None or (found.lower <= truth * (1 + 1e-14) and truth <= found.upper)
     return {
         "method": found.method,

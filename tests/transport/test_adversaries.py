@@ -117,7 +117,7 @@ def test_column_generation_believes_no_wrong_solver(
     truth = float(solve_w2(*measures(x, y, a, b)).value)
     monkeypatch.setattr(columns, "_DENSE", 10)
     install_sparse(monkeypatch, ADVERSARIES[name])
-    found = solve_w2(*measures(x, y, a, b), method="column_generation", strict=False)
+    found = solve_w2(*measures(x, y, a, b), method="column generation", strict=False)
     assert float(found.lower) <= truth * (1 + 1e-12)
     assert float(found.upper) >= truth * (1 - 1e-12)
     assert float(found.lower) <= float(found.upper)

@@ -120,7 +120,7 @@ def is_narrow(seed: int) -> bool:
     check(found, meant, x, y, seed)
     call = seed % 4
     if call == 0:
-        method = str(rng.choice(["simplex", "column_generation"]))
+        method = str(rng.choice(["simplex", "column generation"]))
         named = solve_w2(mu, nu, method=method, exact_weights=True, strict=False)
         check(named, truth, x, y, (seed, method))
     elif call == 1:

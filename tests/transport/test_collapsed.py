@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_w2, solve_wp
-from meanfield.transport.certificate import Certified, SparsePlan, certified
+from meanfield.transport.certificate import Interval, SparsePlan, certified
 from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.exact import solve_dense, solve_finely
 from meanfield.transport.problem import Problem
@@ -159,7 +159,7 @@ def test_potentials_of_clusters_are_feasible_across_them_and_optimal() -> None:
     x, y = home + rng.uniform(-0.5, 0.5, size=(2, 15, 2))
     problem = Problem.of(x, y, np.zeros(15), np.zeros(15))
 
-    def shifted(part: Problem) -> Certified:
+    def shifted(part: Problem) -> Interval:
         answer, shift = solve_dense(part[None], rtol=1e-9)[0], 1e4 * rng.normal()
         assert answer.f is not None
         assert answer.g is not None

@@ -109,14 +109,14 @@ LIES: dict[str, tuple] = {
         changed("__call__", CTransform, then(raised_minima)), LARGE, {}),
     "precise minima of pricing too high": (
         changed("precise", CTransform, then(raised_minima)), SHAKEN,
-        {"method": "column_generation"}),
+        {"method": "column generation"}),
     "pricing finds no arcs": (
         changed("_few_arcs", columns, then(lambda arcs: arcs[:0])), LARGE,
-        {"method": "column_generation"}),
+        {"method": "column generation"}),
     "potentials sharpened the wrong way": (
         changed("_sharpened", columns,
                 lambda right: lambda p, told, arcs: (told.f + 0.5, 2 * told.g)),
-        LARGE, {"method": "column_generation"}),
+        LARGE, {"method": "column generation"}),
     "an assignment shifted": (
         changed("assignment", exact, then(lambda sigma: np.roll(sigma, 1, axis=-1))), PLANE,
         {"method": "assignment"}),

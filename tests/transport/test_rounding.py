@@ -14,7 +14,7 @@ import torch
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_conditional_w2, solve_w2, solve_wp
 from meanfield.transport.certificate import (
-    Certified,
+    Interval,
     SparsePlan,
     certified,
     combined,
@@ -395,10 +395,10 @@ def test_what_rounding_leaves_open_on_either_side_is_no_fault_of_the_solver() ->
 
 def answer_of(
     lower: float, value: float, upper: float, tag: float, *, converged: bool, doubt: float = 0.0
-) -> Certified:
+) -> Interval:
     """An answer whose plan costs its upper end and whose potentials give its lower one."""
     place = np.zeros(1, int)
-    return Certified(
+    return Interval(
         value=np.asarray(value),
         lower=np.asarray(lower),
         upper=np.asarray(upper),
