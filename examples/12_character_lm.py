@@ -284,7 +284,7 @@ def constants(shape: Shape, weights: dict[str, Tensor], text: Text) -> tuple[lis
         F = layer.map
         attends = isinstance(F, SelfAttention)
         here = local_lipschitz(
-            F, mu, geometry="euclidean", rtol=1e-2, solver=Lanczos(upper_rtol=0.1)
+            F, mu, geometry="euclidean", rtol=1e-2, upper_rtol=0.1, solver=Lanczos()
         )
         measured.append(float(here.value))
         upper.append(bounds.l2_attention_2(F, shape.context) if attends else F.global_upper)

@@ -94,16 +94,13 @@ class CrossAttention:
         def along(eps: Tensor) -> Tensor:
             return torch.func.jvp(move, (points,), (eps.contiguous(),))[1]
 
-        if geometry == "wasserstein":
-            check_light_atoms("CrossAttention", mu, image, along)
-
         def push(eps: Tensor) -> Tensor:
             return out_of * along(into * eps)
 
         def pull(zeta: Tensor) -> Tensor:
             return into * torch.func.vjp(move, points)[1](out_of * zeta)[0]
 
-        return LinearMap(
+        J = LinearMap(
             push,
             pull,
             in_shape=(mu.n_particles, mu.dim),
@@ -112,6 +109,9 @@ class CrossAttention:
             dtype=mu.dtype,
             device=mu.device,
         )
+        if geometry == "wasserstein":
+            check_light_atoms("CrossAttention", mu, image, J)
+        return J
 
     @property
     def _looks_at_positions(self) -> bool:

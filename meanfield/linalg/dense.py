@@ -37,7 +37,7 @@ class Dense(NormSolver):
     assembles: ClassVar[bool] = True
 
     @torch.no_grad()
-    def candidate(self, linear_map: LinearMap, rtol: float) -> Candidate:
+    def candidate(self, linear_map: LinearMap, rtol: float, upper_rtol: float) -> Candidate:
         """The top right singular vectors, with σ itself for an upper end."""
         batch = math.prod(linear_map.batch_shape)
         entries = linear_map.rows * linear_map.columns
@@ -51,7 +51,9 @@ class Dense(NormSolver):
         return _candidate(sigma, v, linear_map, linear_map.batch_shape)
 
     @torch.no_grad()
-    def largest(self, linear_map: LinearMap, rtol: float) -> tuple[Candidate, Tensor]:
+    def largest(
+        self, linear_map: LinearMap, rtol: float, upper_rtol: float
+    ) -> tuple[Candidate, Tensor]:
         """Skips blocks whose Frobenius norm is already too small, unless all are soon done."""
         n = linear_map.batch_shape[-1]
         blocks = linear_map.to_dense().reshape(-1, n, *_matrix_shape(linear_map))

@@ -21,6 +21,8 @@ from meanfield.linalg.vectors import (
 )
 from meanfield.results.answers import Answer, labelled
 
+# The defaults of every call that asks for a norm: see `certify`.
+RTOL, UPPER_RTOL = 1e-4, 0.01
 # Times rtol that a residual may be where the gap says that the error is small enough.
 _TRUST = 4.0
 # Rounding of a factorisation, and of an upper end that equals the value, in units of eps.
@@ -70,8 +72,9 @@ class NormEstimate(Answer, noun="norm", title="Operator norm"):
             each map of the batch and whatever J is. A residual is about the nearest singular
             value only; this bounds a larger one that the iteration may have missed.
         miss: the probability, over the random start, that ‖J‖₂ exceeds `upper`; 0 if factored.
-        converged: whether the error is at most rtol, the residual at most four times that, and
-            `upper` at most (1 + upper_rtol) · value.
+        converged: whether the value is within rtol of the norm, as far as can be told: the error
+            is at most rtol, the residual at most four times that, and `upper` at most
+            (1 + upper_rtol) · value. Both are arguments of the call, and no solver's to choose.
         n_matvecs: products with J, as many with Jᵀ; 0 if they were not counted.
         direction: v, shape ``(*batch, n, d)``.
     """
@@ -90,8 +93,8 @@ def certify(
     linear_map: LinearMap,
     candidate: Candidate,
     *,
-    rtol: float = 1e-4,
-    upper_rtol: float = 0.01,
+    rtol: float = RTOL,
+    upper_rtol: float = UPPER_RTOL,
 ) -> NormEstimate:
     """The norms for which a solver's vectors are evidence, whatever the solver claims.
 
@@ -295,6 +298,6 @@ def checked(estimate: NormEstimate, rtol: float, upper_rtol: float, strict: bool
         asked = f"rtol = {rtol:.2e} ({_TRUST:g} rtol)"
     raise ConvergenceError(
         f"norm of a linear map: {what} is above {asked} after {estimate.n_matvecs} products; give "
-        "solver=Lanczos(max_steps=…) more of them, raise the tolerance, or pass strict=False for "
-        "the flagged estimate"
+        "solver=Lanczos(max_steps=…) more of them, raise the tolerance (upper_rtol=math.inf asks "
+        "for no upper end), or pass strict=False for the flagged estimate"
     )

@@ -39,14 +39,12 @@ class Lanczos(NormSolver):
     """Golub–Kahan–Lanczos bidiagonalisation with full re-orthogonalisation from a random start.
 
     It goes on until both hold: the relative error of σ, by the residual of its singular triple
-    and the gap below it, is at most rtol; and the upper end is at most (1 + `upper_rtol`) · σ.
-    The first is about the singular value that the iteration has found, the second about the norm,
-    which is the largest of all.
+    and the gap below it, is at most rtol; and the upper end is at most (1 + upper_rtol) · σ. Both
+    tolerances are arguments of the call. The first is about the singular value that the iteration
+    has found, the second about the norm, which is the largest of all.
 
     Args:
         max_steps: largest number of products with J; one more measures the residual.
-        upper_rtol: how far the upper end may be above the value, relatively; `math.inf` to ask
-            for the value alone.
         miss: the probability, over the random start, that the norm may exceed the upper end; by
             default 1e-9 in double and 1e-3 in single precision.
         generator: of the random start; a fixed seed if None.
@@ -58,7 +56,6 @@ class Lanczos(NormSolver):
     """
 
     max_steps: int = 300
-    upper_rtol: float = 0.01
     miss: float | None = None
     generator: torch.Generator | None = None
     max_basis: int | None = None
@@ -67,7 +64,6 @@ class Lanczos(NormSolver):
         as_generator(self.generator)
         checked: dict[str, float] = {
             "max_steps": count(self.max_steps, "max_steps"),
-            "upper_rtol": number(self.upper_rtol, "upper_rtol", least=0, finite=False),
         }
         if self.miss is not None:
             checked["miss"] = number(self.miss, "miss", above=0, below=1)
@@ -76,17 +72,22 @@ class Lanczos(NormSolver):
         for name, value in checked.items():
             object.__setattr__(self, name, value)
 
-    def candidate(self, linear_map: LinearMap, rtol: float) -> Candidate:
+    def candidate(self, linear_map: LinearMap, rtol: float, upper_rtol: float) -> Candidate:
         """The top right singular vectors of the whole batch at once."""
-        return _iterated(linear_map, rtol, self, blocks=1)
+        return _iterated(linear_map, rtol, upper_rtol, self, blocks=1)
 
-    def largest(self, linear_map: LinearMap, rtol: float) -> tuple[Candidate, None]:
+    def largest(
+        self, linear_map: LinearMap, rtol: float, upper_rtol: float
+    ) -> tuple[Candidate, None]:
         """Goes on until the blocks have converged that may be the largest by their residuals."""
-        return _iterated(linear_map, rtol, self, blocks=linear_map.batch_shape[-1]), None
+        blocks = linear_map.batch_shape[-1]
+        return _iterated(linear_map, rtol, upper_rtol, self, blocks=blocks), None
 
 
 @torch.no_grad()
-def _iterated(linear_map: LinearMap, rtol: float, solver: Lanczos, *, blocks: int) -> Candidate:
+def _iterated(
+    linear_map: LinearMap, rtol: float, upper_rtol: float, solver: Lanczos, *, blocks: int
+) -> Candidate:
     """Of so many neighbours in the batch only those go on that may have the largest norm."""
     start = random_start(linear_map, solver.generator)
     miss = _MISS[linear_map.dtype] if solver.miss is None else solver.miss
@@ -108,7 +109,7 @@ def _iterated(linear_map: LinearMap, rtol: float, solver: Lanczos, *, blocks: in
         reached = met(relative_error(residual, gap), residual, rtol)
         if ended or (process.products >= next_look and bool(reached[counting.flatten()].all())):
             upper = upper_end(sigma, process.cycles, tangent)
-            if ended or _near(upper, sigma, solver.upper_rtol, blocks):
+            if ended or _near(upper, sigma, upper_rtol, blocks):
                 break
             next_look = math.ceil(_LOOK_AGAIN * process.products)
     shape = linear_map.batch_shape

@@ -9,7 +9,14 @@ from torch import Tensor
 
 from meanfield.checks import as_bool, describe, number
 from meanfield.linalg.dense import Dense
-from meanfield.linalg.evidence import NormEstimate, certify, certify_largest, checked
+from meanfield.linalg.evidence import (
+    RTOL,
+    UPPER_RTOL,
+    NormEstimate,
+    certify,
+    certify_largest,
+    checked,
+)
 from meanfield.linalg.krylov import Lanczos
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver, as_solver
@@ -25,7 +32,8 @@ _ASSEMBLED_ENTRIES = 2**24
 def operator_norm(
     linear_map: LinearMap,
     *,
-    rtol: float = 1e-4,
+    rtol: float = RTOL,
+    upper_rtol: float = UPPER_RTOL,
     solver: NormSolver | None = None,
     strict: bool = True,
 ) -> NormEstimate:
@@ -37,6 +45,9 @@ def operator_norm(
         linear_map: J.
         rtol: largest estimated relative error that counts as converged; the residual must be at
             most four times that.
+        upper_rtol: how far `upper` may be above the value, relatively, for an answer to have
+            converged; `math.inf` to ask for the value alone, which may then be of a smaller
+            singular value.
         solver: `meanfield.linalg.Dense`, `meanfield.linalg.Lanczos` or another
             `meanfield.linalg.NormSolver`; by default dense for small matrices.
         strict: raise when not converged; otherwise the estimate comes back flagged.
@@ -46,22 +57,22 @@ def operator_norm(
         ConvergenceError: not converged, if strict; see `meanfield.linalg.certify`.
         OverflowError: the map leaves the number range of its dtype.
     """
-    _check_linear_map(linear_map)
-    rtol, strict = number(rtol, "rtol", least=0, below=1), as_bool(strict, "strict")
+    rtol, upper_rtol, strict = _settings(linear_map, rtol, upper_rtol, strict)
     small = min(linear_map.rows, linear_map.columns) <= _DENSE_LIMIT
     solver = as_solver(solver, Dense() if small else Lanczos())
     with torch.set_grad_enabled(solver.assembles and torch.is_grad_enabled()):
         if solver.assembles and _entries(linear_map) <= _ASSEMBLED_ENTRIES:
             linear_map = linear_map.assembled()
-        candidate = solver.candidate(linear_map, rtol)
-        found = certify(linear_map, candidate, rtol=rtol, upper_rtol=solver.upper_rtol)
-    return checked(found, rtol, solver.upper_rtol, strict)
+        candidate = solver.candidate(linear_map, rtol, upper_rtol)
+        found = certify(linear_map, candidate, rtol=rtol, upper_rtol=upper_rtol)
+    return checked(found, rtol, upper_rtol, strict)
 
 
 def largest_block_norm(
     linear_map: LinearMap,
     *,
-    rtol: float = 1e-4,
+    rtol: float = RTOL,
+    upper_rtol: float = UPPER_RTOL,
     solver: NormSolver | None = None,
     strict: bool = True,
 ) -> tuple[NormEstimate, Tensor]:
@@ -69,31 +80,29 @@ def largest_block_norm(
 
     Args:
         linear_map: the blocks, batch shape ``(*batch, n)``.
-        rtol: as for `operator_norm`.
-        solver: as for `operator_norm`.
-        strict: as for `operator_norm`.
+        rtol: as for `operator_norm`, and so are the others.
+        upper_rtol: as there.
+        solver: as there.
+        strict: as there.
 
     Returns:
         An estimate of batch shape ``(*batch,)``, whose direction ``(*batch, *in_shape)`` lives in
         the block of the index returned beside it, ``(*batch,)``.
     """
-    _check_linear_map(linear_map)
-    rtol, strict = number(rtol, "rtol", least=0, below=1), as_bool(strict, "strict")
+    rtol, upper_rtol, strict = _settings(linear_map, rtol, upper_rtol, strict)
     size = min(linear_map.rows, linear_map.columns)
     few = size <= _LARGER_BLOCK_LIMIT and _entries(linear_map) <= _BLOCK_ENTRIES
     small = size <= _BLOCK_LIMIT or few
     solver = as_solver(solver, Dense() if small else Lanczos())
     with torch.set_grad_enabled(solver.assembles and torch.is_grad_enabled()):
         linear_map = linear_map.assembled() if solver.assembles else linear_map
-        candidate, block = solver.largest(linear_map, rtol)
+        candidate, block = solver.largest(linear_map, rtol, upper_rtol)
         if block is None:
-            found, block = certify_largest(
-                linear_map, candidate, rtol=rtol, upper_rtol=solver.upper_rtol
-            )
+            found, block = certify_largest(linear_map, candidate, rtol=rtol, upper_rtol=upper_rtol)
         else:
             one = linear_map.block(block)
-            found = certify(one, candidate, rtol=rtol, upper_rtol=solver.upper_rtol)
-    return checked(found, rtol, solver.upper_rtol, strict), block
+            found = certify(one, candidate, rtol=rtol, upper_rtol=upper_rtol)
+    return checked(found, rtol, upper_rtol, strict), block
 
 
 def _entries(linear_map: LinearMap) -> int:
@@ -101,10 +110,17 @@ def _entries(linear_map: LinearMap) -> int:
     return math.prod(linear_map.batch_shape) * linear_map.rows * linear_map.columns
 
 
-def _check_linear_map(linear_map: object) -> None:
+def _settings(
+    linear_map: object, rtol: float, upper_rtol: float, strict: bool
+) -> tuple[float, float, bool]:
     if not isinstance(linear_map, LinearMap):
         raise TypeError(
             f"linear_map: expected a LinearMap, got {describe(linear_map)}; "
             "linearize(F, mu).atoms is that of a map of measures, LinearMap.pointwise(matrices) "
             "of matrices"
         )
+    return (
+        number(rtol, "rtol", least=0, below=1),
+        number(upper_rtol, "upper_rtol", least=0, finite=False),
+        as_bool(strict, "strict"),
+    )

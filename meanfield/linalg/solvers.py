@@ -18,8 +18,6 @@ class NormSolver:
     `meanfield.linalg.certify` makes two products with J and judges.
 
     Attributes:
-        upper_rtol: how far the upper end may be above the value, relatively, for an answer to
-            have converged; `math.inf` to ask for the value alone.
         assembles: whether it needs matrices: `operator_norm` then assembles small maps once, and
             gradients go through the value.
 
@@ -27,7 +25,7 @@ class NormSolver:
         >>> import torch
         >>> from scipy.sparse.linalg import svds
         >>> class Arpack(NormSolver):
-        ...     def candidate(self, linear_map, rtol):
+        ...     def candidate(self, linear_map, rtol, upper_rtol):
         ...         _, s, vh = svds(linear_map.to_scipy(), k=2, tol=rtol, random_state=0)
         ...         unknown = torch.tensor(torch.inf)  # ARPACK bounds nothing from above
         ...         v = torch.as_tensor(vh[1].copy()).reshape(linear_map.in_shape)
@@ -40,16 +38,24 @@ class NormSolver:
         (3.0, False)
     """
 
-    upper_rtol: float = 0.01
     assembles: ClassVar[bool] = False
 
-    def candidate(self, linear_map: LinearMap, rtol: float) -> Candidate:
-        """A unit vector for each map of the batch, accurate to rtol, and what bounds the rest."""
+    def candidate(self, linear_map: LinearMap, rtol: float, upper_rtol: float) -> Candidate:
+        """A unit vector for each map of the batch, and what bounds the rest.
+
+        Args:
+            linear_map: J.
+            rtol: how accurate the vectors should be.
+            upper_rtol: how near to ‖J‖ the upper ends should be, relatively; `math.inf` if
+                nobody asks for them.
+        """
         raise NotImplementedError(f"{type(self).__name__}: expected a method `candidate`")
 
-    def largest(self, linear_map: LinearMap, rtol: float) -> tuple[Candidate, Tensor | None]:
+    def largest(
+        self, linear_map: LinearMap, rtol: float, upper_rtol: float
+    ) -> tuple[Candidate, Tensor | None]:
         """Of blocks along the last batch axis each, and None; or of one alone, and its index."""
-        return self.candidate(linear_map, rtol), None
+        return self.candidate(linear_map, rtol, upper_rtol), None
 
 
 def as_solver(value: object, default: NormSolver) -> NormSolver:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from meanfield.linalg import NormSolver, operator_norm
+from meanfield.linalg.evidence import RTOL, UPPER_RTOL
 from meanfield.linalg.norms import largest_block_norm
 from meanfield.maps import Linearisation
 from meanfield.results.answers import Answer, labelled
@@ -39,8 +40,9 @@ class LocalLipschitz(Answer, noun="constant", title="Local Lipschitz constant"):
             always, and larger.
         miss: the probability, over the random start of an iteration, that the constant exceeds
             `upper`; 0 if both components were factored.
-        converged: whether the error is at most rtol, the residual at most four times that, and
-            `upper` at most (1 + upper_rtol) times each component.
+        converged: whether both components are within rtol of what they claim to be, and `upper`
+            within upper_rtol: errors are at most rtol, residuals at most four times that, and
+            each upper end at most (1 + upper_rtol) times its component.
         n_matvecs: products with the linearisation; 0 when it was factored.
         geometry: "wasserstein" or "euclidean".
     """
@@ -70,12 +72,15 @@ def constant_of(
     at: Linearisation,
     *,
     geometry: str = "wasserstein",
-    rtol: float = 1e-4,
+    rtol: float = RTOL,
+    upper_rtol: float = UPPER_RTOL,
     solver: NormSolver | None = None,
     strict: bool = True,
 ) -> LocalLipschitz:
     """The local constant of a map with this linearisation in this geometry."""
-    whole = operator_norm(at.atoms, rtol=rtol, solver=solver, strict=strict)
+    whole = operator_norm(at.atoms, rtol=rtol, upper_rtol=upper_rtol, solver=solver, strict=strict)
+    if at.check_direction is not None:
+        at.check_direction(whole.direction)
     alone = LocalLipschitz(
         value=whole.value,
         particle=whole.value,
@@ -95,7 +100,11 @@ def constant_of(
         return alone
     small = min(at.field.rows, at.field.columns) <= _FACTORED_ROWS
     field, atom = largest_block_norm(
-        at.field, rtol=rtol, solver=None if small else solver, strict=strict
+        at.field,
+        rtol=rtol,
+        upper_rtol=upper_rtol,
+        solver=None if small else solver,
+        strict=strict,
     )
     return replace(
         alone,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meanfield.attention import CrossAttention
 from meanfield.checks import describe
 from meanfield.linalg import NormEstimate, NormSolver, operator_norm
+from meanfield.linalg.evidence import RTOL, UPPER_RTOL
 from meanfield.lipschitz.constant import LocalLipschitz
 from meanfield.lipschitz.local import local_lipschitz
 from meanfield.measures import ParticleMeasure
@@ -29,7 +32,8 @@ def cross_lipschitz(
     mu: ParticleMeasure,
     eta: ParticleMeasure,
     *,
-    rtol: float = 1e-4,
+    rtol: float = RTOL,
+    upper_rtol: float = UPPER_RTOL,
     solver: NormSolver | None = None,
     strict: bool = True,
 ) -> CrossLipschitz:
@@ -46,6 +50,7 @@ def cross_lipschitz(
         mu: the context μ.
         eta: the queries η.
         rtol: as of `local_lipschitz`.
+        upper_rtol: as of `local_lipschitz`.
         solver: as of `local_lipschitz`.
         strict: as of `local_lipschitz`.
 
@@ -65,8 +70,13 @@ def cross_lipschitz(
             f"cross: expected meanfield.attention.CrossAttention, got {describe(cross)}; "
             "CrossAttention(F) makes one of self-attention F"
         )
-    along_context = cross.context_derivative(mu, eta)
+    how: dict[str, Any] = {
+        "rtol": rtol,
+        "upper_rtol": upper_rtol,
+        "solver": solver,
+        "strict": strict,
+    }
     return CrossLipschitz(
-        queries=local_lipschitz(cross.at(mu), eta, rtol=rtol, solver=solver, strict=strict),
-        context=operator_norm(along_context, rtol=rtol, solver=solver, strict=strict),
+        queries=local_lipschitz(cross.at(mu), eta, **how),
+        context=operator_norm(cross.context_derivative(mu, eta), **how),
     )

@@ -164,8 +164,12 @@ def _check_simple(
     second = torch.zeros_like(value)
     with torch.no_grad():
         # The value alone: a larger one that it misses would make σ itself wrong.
-        only_value = Lanczos(upper_rtol=math.inf)
-        how: dict[str, Any] = {"rtol": rtol, "solver": only_value, "strict": False}
+        how: dict[str, Any] = {
+            "rtol": rtol,
+            "upper_rtol": math.inf,
+            "solver": Lanczos(),
+            "strict": False,
+        }
         if bool((wanted & ~splits).any()):
             rest = operator_norm(_deflated(at.atoms, found.direction), **how)
             second = torch.where(splits, second, rest.value * (1 + rest.error))

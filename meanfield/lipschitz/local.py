@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from meanfield.linalg import NormSolver
+from meanfield.linalg.evidence import RTOL, UPPER_RTOL
 from meanfield.lipschitz.constant import LocalLipschitz, constant_of
 from meanfield.lipschitz.differentiable import differentiable_value
 from meanfield.maps import linearize
@@ -19,7 +20,8 @@ def local_lipschitz(
     mu: ParticleMeasure,
     *,
     geometry: str = "wasserstein",
-    rtol: float = 1e-4,
+    rtol: float = RTOL,
+    upper_rtol: float = UPPER_RTOL,
     solver: NormSolver | None = None,
     strict: bool = True,
 ) -> LocalLipschitz:
@@ -53,10 +55,12 @@ def local_lipschitz(
         mu: where; batch axes give a batch of constants. Atoms of weight 0 are absent.
         geometry: "wasserstein" or "euclidean".
         rtol: largest estimated relative error that counts as converged.
-        solver: such as ``Dense()`` or ``Lanczos(upper_rtol=0.1)`` of `meanfield.linalg`; by
-            default chosen by size. Its ``upper_rtol`` says how far `upper` may be above each
-            component, so that `converged` is about the constant and not about a smaller singular
-            value. Derivatives of the field in at most 16 dimensions are always factored.
+        upper_rtol: how far the upper end may be above each component, relatively, so that
+            `converged` is about the constant and not about a smaller singular value; `math.inf`
+            to ask for the value alone.
+        solver: such as ``Dense()`` or ``Lanczos(max_steps=500)`` of `meanfield.linalg`; by
+            default chosen by size. Derivatives of the field in at most 16 dimensions are always
+            factored.
         strict: raise when not converged; otherwise the answer comes back flagged.
 
     Raises:
@@ -80,5 +84,12 @@ def local_lipschitz(
     F = as_map(F)
     with torch.no_grad():
         at = linearize(F, mu, geometry=geometry)
-        found = constant_of(at, geometry=geometry, rtol=rtol, solver=solver, strict=strict)
+        found = constant_of(
+            at,
+            geometry=geometry,
+            rtol=rtol,
+            upper_rtol=upper_rtol,
+            solver=solver,
+            strict=strict,
+        )
     return replace(found, value=differentiable_value(F, mu, at, found, rtol=rtol, strict=strict))

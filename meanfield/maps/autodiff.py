@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -34,10 +35,13 @@ class Linearisation:
             D^½ J D^−½ on √aᵢ εᵢ in the geometry "wasserstein".
         field: D_xΓ_μ(xᵢ) of every atom, batch shape ``(*batch, n)``, each (1, d) → (1, d_out): how
             the image moves when a small part of the mass of atom i does.
+        check_direction: refuses a direction ``(*batch, n, d)`` along which rounding stands in
+            the place of the derivative in light atoms; None where nothing is to be feared.
     """
 
     atoms: LinearMap
     field: LinearMap
+    check_direction: Callable[[Tensor], None] | None = None
 
     def __matmul__(self, other: Linearisation) -> Linearisation:
         """That of G∘F from those of G at F(μ) (`self`) and of F at μ (`other`)."""
@@ -70,11 +74,14 @@ def linearize_by_autodiff(
         check_derivative(F, mu, image, products.forward, products.backward)
         if geometry == "wasserstein":
             check_weights(F, mu, image)
-            check_light_atoms(name_of(F), mu, image, products.forward)
     out_dim = image.dim
-    return Linearisation(
-        _atoms(products, mu, out_dim, geometry), _field(_Products(F, split(mu)), mu, out_dim)
-    )
+    atoms = _atoms(products, mu, out_dim, geometry)
+    field = _field(_Products(F, split(mu)), mu, out_dim)
+    if not check or geometry == "euclidean":
+        return Linearisation(atoms, field)
+    light_atoms = partial(check_light_atoms, name_of(F), mu, image, atoms)
+    light_atoms()
+    return Linearisation(atoms, field, light_atoms)
 
 
 def derivative_along(F: MeasureMap, mu: ParticleMeasure, displacement: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 from meanfield.checks import name_of
 from meanfield.errors import ConvergenceError, NoDerivativeError
 from meanfield.images import image_of
+from meanfield.linalg import LinearMap
 from meanfield.linalg.vectors import lengths
 from meanfield.measures import MeasureMap, ParticleMeasure
 
@@ -231,36 +232,50 @@ def check_derivative(
         )
 
 
+@torch.no_grad()
 def check_light_atoms(
-    name: str, mu: ParticleMeasure, out: ParticleMeasure, forward: Product
+    name: str,
+    mu: ParticleMeasure,
+    out: ParticleMeasure,
+    J: LinearMap,
+    along: Tensor | None = None,
 ) -> None:
     """Refuse a derivative in whose place rounding stands, multiplied by 1/√a of a light atom.
 
-    Only a share a of an image depends on an atom of mass a: where a is below the rounding of a
-    computed derivative, that must be exactly 0 or its own rounding is all that there is.
+    Only a share a of an image depends on an atom of mass a, so that of what J joins light atoms
+    and heavy ones √a is left: where that is below the rounding of a computed derivative, it must
+    be 0, or rounding is all that there is. Asked of J and of Jᵀ along eight random directions,
+    since rounding may vanish along some of them, or along one direction.
 
     Args:
         name: of the map.
         mu: the measure whose atoms move.
         out: the image.
-        forward: ε ↦ Jε, of displacements of μ's atoms.
+        J: the derivative in the geometry "wasserstein".
+        along: a direction ``(*batch, n, d)``, such as the singular vector found.
     """
-    smallest = (_LIGHT * torch.finfo(mu.dtype).eps) ** 2
-    light = _present(mu) & (mu.weights < smallest)[..., None]
+    least = (_LIGHT * torch.finfo(mu.dtype).eps) ** 2
+    light = _present(mu) & (mu.weights < least)[..., None]
+    heavy = (out.weights >= least)[..., None]
     if not bool(light.any()):
         return
-    along = _normal(mu.points, torch.Generator().manual_seed(1))
-    others = forward(torch.where(light, 0.0, along))
-    scale = _length(torch.where(_present(out), others, 0.0))
-    # Of a map of measures this is at most about √a, of rounding at least 1e-3.
-    per_mass = torch.where(light, (-0.5 * mu.log_weights[..., None]).exp() * along, 0.0)
-    heavy = _present(out) & (out.weights >= smallest)[..., None]
-    moved = _length(torch.where(heavy, forward(per_mass), 0.0))
-    if not moved <= 1e-6 * scale:
-        raise NoDerivativeError(
-            f"{name}: the derivative in atoms of weight below {smallest:.0e} is lost in rounding; "
-            "leave these atoms out; a subclass of Map can give its own `linearisation`"
-        )
+    generator = torch.Generator().manual_seed(1)
+    if along is None:
+        pairs = [(_normal(mu.points, generator), _normal(out.points, generator)) for _ in range(8)]
+    else:
+        pairs = [(along, J.matvec(along))]
+    forth, back = (lengths(t.flatten(-2)) for t in (J.matvec(pairs[0][0]), J.rmatvec(pairs[0][1])))
+    for moved, pulled in pairs:
+        there = torch.where(heavy, J.matvec(torch.where(light, moved, 0.0)), 0.0)
+        again = torch.where(light, J.rmatvec(torch.where(heavy, pulled, 0.0)), 0.0)
+        for found, scale in ((there, forth), (again, back)):
+            # Of a map of measures this is at most about √a, of rounding at least 1e-3.
+            if not bool((lengths(found.flatten(-2)) <= 1e-6 * scale).all()):
+                raise NoDerivativeError(
+                    f"{name}: the derivative in atoms of weight below {least:.0e} is lost in "
+                    "rounding; leave these atoms out; a subclass of Map can give its own "
+                    "`linearisation`"
+                )
 
 
 def _normal(like: Tensor, generator: torch.Generator) -> Tensor:

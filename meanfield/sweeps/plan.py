@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -180,7 +180,7 @@ class SweepPlan:
         return {
             "function": function.name,
             "seed": self.seed,
-            **{f"fixed.{name}": canonical(v, name) for name, v in self.fixed.items()},
+            **{f"fixed.{name}": canonical(v, name) for name, v in _by_field(self.fixed)},
             **{
                 f"coords.{name}": canonical(v.tolist() if v.dtype.kind in "UO" else v)
                 for name, v in task.coords.items()
@@ -232,12 +232,13 @@ class SweepPlan:
         values = {name: [case.get(name) for case in self.cases] for name in self.cases[0]}
         spec = {
             "function": self.task.label,
-            "fixed": {name: _plain(value) for name, value in self.fixed.items()},
+            "fixed": {name: _plain(value) for name, value in _by_field(self.fixed)},
             "grid": {name: _plain(list(dict.fromkeys(of))) for name, of in values.items()},
             "n_cases": len(self.cases),
         }
-        dtype, device = self.fixed.get("dtype"), self.fixed.get("device")
-        return provenance(spec, seed=self.seed, dtype=dtype, device=device)
+        named = {name.rpartition(".")[2]: value for name, value in _by_field(self.fixed)}
+        kind, device = named.get("dtype"), named.get("device")
+        return provenance(spec, seed=self.seed, dtype=kind, device=device)
 
 
 def make_plan(
@@ -299,6 +300,17 @@ def _check_names(task: Task, parameters: Iterable[str] = ()) -> None:
             f"coords: expected values along {sorted(missing)}, which the variables have as "
             "dimensions; give for example coords={'head': range(12)}"
         )
+
+
+def _by_field(fixed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The fixed settings by name, those that are dataclasses field by field: ``s.radius``."""
+    for name, value in fixed.items():
+        if is_dataclass(value) and not isinstance(value, type):
+            yield name, type(value).__qualname__
+            for one in fields(value):
+                yield f"{name}.{one.name}", getattr(value, one.name)
+        else:
+            yield name, value
 
 
 def _plain(value: Any) -> Any:

@@ -40,7 +40,7 @@ mu = ParticleMeasure(X[:, :16], log_weights=logs)
 F = SelfAttention(AttentionParameters.random(16, dtype=torch.float32, generator=generator))
 local_lipschitz(F, ParticleMeasure(X[:64, :16]))
 before = peak()
-assert local_lipschitz(F, mu, solver=Lanczos(upper_rtol=0.1)).converged
+assert local_lipschitz(F, mu, upper_rtol=0.1, solver=Lanczos()).converged
 print(peak() - before)
 """
 

@@ -72,7 +72,7 @@ FAMILIES = {"layernormed": layernormed, "adversarial": adversarial, "minilm": mi
 
 
 def constant(F: MeasureMap, mu: ParticleMeasure) -> LocalLipschitz:
-    return local_lipschitz(F, mu, rtol=1e-3, solver=Lanczos(upper_rtol=math.inf), strict=False)
+    return local_lipschitz(F, mu, rtol=1e-3, upper_rtol=math.inf, solver=Lanczos(), strict=False)
 
 
 def climbed(F: MeasureMap, mu: ParticleMeasure, eps: float, rounds: int = 8) -> float:

@@ -80,7 +80,7 @@ def test_a_run_is_what_the_settings_say(finished):
     assert set(ds.n_tokens.values) == {0, 2, 5}
     record = results.read_provenance(ds)
     assert record["versions"]["meanfield"]
-    assert record["spec"]["fixed"]["secant_tokens"] == [5]
+    assert record["spec"]["fixed"]["s.secant_tokens"] == [5]
 
 
 def test_plot_draws_a_finished_run_again(finished, tmp_path, monkeypatch):
@@ -483,6 +483,6 @@ def test_the_default_layer_of_the_adversarial_experiment_is_one_that_the_model_h
     from meanfield.experiments import adversarial
 
     plan = adversarial.EXPERIMENT.plan(adversarial.Settings(depth=3))
-    assert plan["fixed"]["layer"] == plan["attrs"]["layer"] == 1
+    assert plan["fixed"]["s"].layer == plan["attrs"]["layer"] == 1
     with pytest.raises(ValueError, match="layer"):
         adversarial.EXPERIMENT.plan(adversarial.Settings(depth=3, layer=7))

@@ -13,7 +13,7 @@ import torch
 from meanfield import linalg
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.errors import ConvergenceError
-from meanfield.linalg import Candidate, Dense, Lanczos, LinearMap, NormSolver, certify
+from meanfield.linalg import Candidate, Certified, Dense, Lanczos, LinearMap, NormSolver, certify
 from meanfield.linalg.norms import largest_block_norm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
@@ -27,6 +27,10 @@ RIGHT = Candidate(
     miss=0.0,
     gap=torch.tensor(1 - (2 / 3) ** 2, dtype=F64),
 )
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
 
 
 def vector(*entries: float) -> torch.Tensor:
@@ -163,9 +167,7 @@ def test_only_the_certificate_makes_estimates():
 class Arpack(NormSolver):
     """SciPy's singular vectors; bounded from above by the Frobenius norm of the rest."""
 
-    upper_rtol: float = 0.5
-
-    def candidate(self, linear_map, rtol):
+    def candidate(self, linear_map, rtol, upper_rtol):
         from scipy.sparse.linalg import svds
 
         matrices = linear_map.to_dense().reshape(-1, linear_map.rows, linear_map.columns)
@@ -186,7 +188,7 @@ def test_a_solver_of_ones_own_gives_the_constant_and_both_components():
     F = SelfAttention(AttentionParameters.random(17))
     points = torch.randn(2, 3, 17, dtype=F64, generator=torch.Generator().manual_seed(0))
     mu = ParticleMeasure(points)
-    own = local_lipschitz(F, mu, solver=Arpack(upper_rtol=math.inf))
+    own = local_lipschitz(F, mu, solver=Arpack(), upper_rtol=math.inf)
     dense = local_lipschitz(F, mu, solver=Dense())
     torch.testing.assert_close(own.particle, dense.particle, rtol=1e-8, atol=0)
     torch.testing.assert_close(own.splitting, dense.splitting, rtol=1e-8, atol=0)
@@ -209,8 +211,8 @@ def test_a_gradient_goes_through_the_value_of_a_factorisation():
 class WithoutUpperEnd(NormSolver):
     """The right vectors, and nothing known from above."""
 
-    def candidate(self, linear_map, rtol):
-        right = Dense().candidate(linear_map, rtol)
+    def candidate(self, linear_map, rtol, upper_rtol):
+        right = Dense().candidate(linear_map, rtol, upper_rtol)
         return replace(right, upper=torch.full_like(right.upper, math.inf))
 
 
@@ -221,6 +223,42 @@ def test_a_solver_without_an_upper_end_is_not_believed():
         local_lipschitz(F, mu, solver=WithoutUpperEnd())
     found = local_lipschitz(F, mu, solver=WithoutUpperEnd(), strict=False)
     assert not bool(found.converged) and float(found.upper) == math.inf
+
+
+class Second(NormSolver):
+    """The second singular vector, and no upper end, whatever was asked for."""
+
+    upper_rtol = math.inf
+
+    def candidate(self, linear_map, rtol, upper_rtol):
+        second = torch.linalg.svd(linear_map.to_dense())[2][..., 1, :]
+        v = second.reshape(*linear_map.batch_shape, *linear_map.in_shape)
+        unknown = torch.full(linear_map.batch_shape, math.inf, dtype=v.dtype)
+        return Candidate(v, upper=unknown, miss=1.0)
+
+
+def test_no_solver_decides_what_has_converged():
+    F = SelfAttention(AttentionParameters.random(20, generator=seeded(1)))
+    mu = ParticleMeasure(torch.randn(9, 20, dtype=F64, generator=seeded(2)))
+    truth = local_lipschitz(F, mu)
+    found = local_lipschitz(F, mu, solver=Second(), strict=False)
+    assert float(found.value) < 0.9 * float(truth.value)
+    assert float(found.residual) < 1e-12 and float(found.upper) == math.inf
+    assert not bool(found.converged)
+    with pytest.raises(ConvergenceError, match="upper/value - 1 = inf is above upper_rtol = 1.00"):
+        local_lipschitz(F, mu, solver=Second())
+    # Who asks for no upper end is told of a singular value, which it is.
+    assert bool(local_lipschitz(F, mu, solver=Second(), upper_rtol=math.inf).converged)
+
+
+def test_a_certain_end_that_is_not_near_has_not_converged():
+    F = SelfAttention(AttentionParameters.random(8, generator=seeded(1)))
+    mu = ParticleMeasure(torch.randn(9, 8, dtype=F64, generator=seeded(2)))
+    found = local_lipschitz(F, mu, solver=Certified(), strict=False)
+    assert float(found.upper) > 1.01 * float(found.value) and not bool(found.converged)
+    for upper_rtol in (1.0, math.inf):
+        asked = local_lipschitz(F, mu, solver=Certified(), upper_rtol=upper_rtol)
+        assert bool(asked.converged) and asked.upper == found.upper
 
 
 def test_a_solver_without_candidates_says_so():
@@ -249,8 +287,10 @@ def test_the_stated_error_is_not_below_the_true_one(gap):
     below = total = 0
     for steps in (10, 20, 40, 60):
         generator = torch.Generator().manual_seed(steps)
-        solver = Lanczos(max_steps=steps, upper_rtol=math.inf, generator=generator)
-        found = linalg.operator_norm(starts, rtol=1e-12, solver=solver, strict=False)
+        solver = Lanczos(max_steps=steps, generator=generator)
+        found = linalg.operator_norm(
+            starts, rtol=1e-12, upper_rtol=math.inf, solver=solver, strict=False
+        )
         off = 1 - found.value
         counts = (found.residual < gap / 4) & (off > 1e-13)
         total += int(counts.sum())

@@ -68,8 +68,8 @@ def install(monkeypatch: pytest.MonkeyPatch, adversary: Adversary) -> None:
         exact._assignment_potentials,
     )
 
-    def simplexes(a: np.ndarray, b: np.ndarray, costs: np.ndarray, **settings: bool) -> tuple:
-        found = right(a, b, costs, **settings)
+    def simplexes(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> tuple:
+        found = right(a, b, costs)
         with np.errstate(invalid="ignore"):
             given = [adversary(*each) for each in zip(*found, strict=True)]
         return np.stack([plan for plan, _ in given]), np.stack([g for _, g in given])

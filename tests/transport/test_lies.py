@@ -297,7 +297,10 @@ def test_parts_keep_what_rounding_left_open(order: int) -> None:
 
 
 def test_who_asks_for_the_value_alone_is_told_that_rounding_leaves_it_open() -> None:
-    """The same points in another order, weights changed by 1e-11: few digits are left."""
+    """The same points in another order, weights changed by 1e-11: few digits are left.
+
+    How much of the width is rounding depends on the processor: which road is taken does.
+    """
     rng = np.random.default_rng(0)
     x, a = rng.normal(size=(450, 2)), rng.dirichlet(np.ones(450))
     order = rng.permutation(450)
@@ -305,7 +308,7 @@ def test_who_asks_for_the_value_alone_is_told_that_rounding_leaves_it_open() -> 
     there = (x, a / a.sum()), (x[order], b[order] / b.sum())
     found = solve_w2(*there, strict=False)
     assert found.relative_width > 0.01
-    assert found.rounding > 0.5 * (found.upper - found.lower)
+    assert 0.01 * found.upper < found.rounding
     with pytest.warns(UserWarning, match=r"W2 lies in \[\d.*left open by rounding"):
         w2(*there)
     with pytest.warns(UserWarning, match="W2 lies in"):
