@@ -42,7 +42,7 @@ def copier(value: Any) -> Callable[[], Any]:
 
 def _mapped(array: np.ndarray) -> Callable[[], np.ndarray]:
     file = tempfile.TemporaryFile()  # noqa: SIM115  open as long as the function is there
-    np.ascontiguousarray(array).tofile(file)
+    file.write(np.ascontiguousarray(array).data)
     file.flush()
     dtype, shape = array.dtype, array.shape
 

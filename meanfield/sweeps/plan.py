@@ -1,4 +1,15 @@
-"""What a sweep computes: a function with labels, its cases, and what identifies both."""
+"""What a sweep computes: a function with labels, its cases, and what identifies both.
+
+| noun | what it is | where |
+|---|---|---|
+| `Case` | the parameters of one call, by name | `grid` |
+| `Unit` | the places of cases that are run at once: of one, or of a vectorised call | here |
+| `Task` | the function, and what its values mean | here |
+| `SweepPlan` | a task, its cases, settings and seed: all that a store is asked about | here |
+| `Work` | what all cases have in common: all that a worker needs besides them | here |
+| job | units that a worker gets at once | `executors` |
+| `Batch` | the values of the units that a job has finished | `batches` |
+"""
 
 from __future__ import annotations
 
@@ -25,7 +36,7 @@ _VECTORISED = 1024  # cases in one call of a vectorised function; its memory gro
 _MOST_BYTES = 2**27  # of the results in a batch
 _SHOWN, _WORDS = 64, 200  # values of a list, characters of another value that the provenance holds
 
-Unit = list[int]  # what is run at once: the place of a case, or those of one vectorised call
+Unit = list[int]
 
 
 @dataclass(frozen=True)
