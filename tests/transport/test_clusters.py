@@ -303,3 +303,32 @@ def test_nested_scales_are_solved_or_flagged(d: int) -> None:
     assert float(found.lower) <= float(finer.upper)
     assert float(finer.lower) <= float(found.upper)
     assert float(found.value) <= 1.01 * float(finer.upper)
+
+
+def test_clusters_that_are_wider_than_far_apart_are_none() -> None:
+    """30 apart along an axis, and √4000 from corner to corner: what stays inside is dearer."""
+    corner, far = np.full(4000, 0.5), 30 * np.eye(1, 4000)[0]
+    x, y = np.stack([corner, far - corner]), np.stack([-corner, far + corner])
+    found = solve_clusters(
+        Problem.of(x, y, np.zeros(2), np.zeros(2)), no_solver, rtol=1e-9, snap=True
+    )
+    assert found is None
+
+
+def no_solver(part: Problem) -> Any:
+    raise AssertionError("there are no clusters to solve")
+
+
+def test_rounding_explains_both_ends_of_what_may_have_crossed() -> None:
+    """Masses of two clusters that differ by a last place, over a distance of 1,000."""
+    x = np.array([[0.0, 0], [1e-6, 0], [1000, 0], [1000, 1e-6]])
+    a = np.log([0.3, 0.2, 0.25, 0.25])
+    b = a.copy()
+    b[:2] = np.nextafter(a[:2], 0)
+    problem = Problem.of(x, x[::-1].copy(), a, b[::-1].copy())
+    dense = lambda part: solve_dense(part[None], rtol=1e-9)[0]  # noqa: E731
+    found = solve_clusters(problem, dense, rtol=1e-9, snap=False)
+    assert found is not None and found.converged
+    assert float(found.width) > 0.05
+    assert float(found.rounding) >= 0.99 * float(found.upper - found.lower)
+    assert min(float(found.plan_doubt), float(found.dual_doubt)) > 0

@@ -250,3 +250,13 @@ def test_a_level_that_is_denormal_makes_no_warning() -> None:
     costs[0, 0] = 5e-310
     plans, _ = exact.simplexes(a[None], a[None], costs[None])
     assert plans.sum() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("swap", [False, True])
+def test_the_better_one_of_two_sides_bounds_pairs_that_are_not_nearest(swap: bool) -> None:
+    """Nearest points of the far atom are 4 away from one side, and 1 at most from the other."""
+    x, y = np.array([[0.9, 0.0], [5.0, 0.0]]), np.array([[0.0, 0.0], [1.0, 0.0]])
+    pair = (y, x) if swap else (x, y)
+    found = solve_w2(*pair, method="identity", strict=False)
+    assert float(found.lower) == pytest.approx(math.sqrt((0.1**2 + 4**2) / 2), rel=1e-12)
+    assert not found.converged
