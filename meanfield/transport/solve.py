@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import time
@@ -18,28 +17,33 @@ from meanfield.transport.certificate import Certified, in_unit, narrower
 from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
 from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.columns import solve_columns
-from meanfield.transport.plans.exact import (
-    solve_assignment,
-    solve_dense,
-    solve_finely,
-    solve_on_few_arcs,
-)
+from meanfield.transport.plans.exact import solve_assignment, solve_dense, solve_finely
 from meanfield.transport.plans.formulas import closed_form, solve_paired
-from meanfield.transport.plans.prediction import predicted
 from meanfield.transport.problem import Problem, costs_between, same_weights, snapped
 from meanfield.transport.result import TransportResult, assemble, gathered, refuse_unconverged
 
-_logger = logging.getLogger(__name__)
-
-_DENSE_PAIRS = 160_000  # from here on column generation is faster
-_DENSE_PAIRS_HIGH = 1_200_000  # the same in high dimension, where levels of centroids help less
-_HIGH_DIM = 12
-_FEW_ARCS_PAIRS = 4_000_000  # up to here the simplex is faster where Sinkhorn leaves few arcs,
-_LOW_DIM = 3  # which it does above this dimension
-_DENSE_MOST = 25_000_000  # the cost matrix takes 0.2 GB, and the simplex as much again
-_DENSE_MOST_WP = 100_000_000  # only W₂ has column generation
-_MOST_SECONDS = 10_000.0  # predicted; beyond, somebody has to ask for it
-_ANNOUNCED = 10.0  # predicted seconds from which on progress is logged
+# The roads of `automatic`, in their order (CPU times of one core of an AMD EPYC):
+#
+# road                      | for                                  | the next road takes, or leaves
+# --------------------------|--------------------------------------|-----------------------------
+# arrays of many problems   | batches, to _BATCHED atoms a side    | 40 times (1,000 of 8 atoms)
+# formulas                  | one atom, two atoms, the line        | all digits of light atoms
+# nearest partners          | equal weights, one by one            | 9 times (n = 1,000, d = 16)
+# clusters                  | first beyond _SMALL pairs; below it  | ends 1.0 apart, relatively,
+#                           | where the simplex leaves a gap       | in the place of 1e-13
+# dense simplex             | to _DENSE pairs; to _MOST_PAIRS_WP   | n = 300, 500, 700, 1,000:
+#                           | for orders other than 2              | d = 2:  2.9, 1.0, 0.8, 0.6
+#                           |                                      | d = 8:  3.6, 2.0, 0.9, 0.7
+#                           |                                      | d = 16: 4.0, 2.4, 1.4, 0.9
+# column generation         | W2 beyond, to _MOST_PAIRS            | 8 to 66 (POT, n = 10,000)
+# dense simplex, fine costs | gaps that are left, to _FINE pairs   | 4e-5 and not 2e-14
+_SMALL = 160_000
+_DENSE = {4: _SMALL, 12: 400_000, math.inf: 1_200_000}  # up to which dimension how many pairs
+_FINE = 25_000_000  # a matrix of costs takes 0.2 GB, and the simplex as much again
+# Column generation holds 4.5 kB for an atom, and 0.45 for each of its first 64 coordinates: two
+# million atoms a side take 10 GB in the plane. Of another order there is the dense simplex only,
+# whose matrices of 10^8 pairs take 0.8 GB each.
+_MOST_PAIRS, _MOST_PAIRS_WP = 4 * 10**12, 10**8
 _BATCHED = 400  # atoms a side up to which a batch is solved in arrays
 _BLOCK = 1_000_000  # coordinate differences held at once
 _THREADED_FROM = 30  # atoms a side from which threads pay
@@ -110,8 +114,9 @@ def solve_w2(
         weights: (a, b) for points without weights of their own; None is uniform.
         method: "auto" takes the cheapest solver that gives `rtol`. By name: "identity" (with
             nearest neighbours), "assignment", "simplex" (dense), "column_generation" (large:
-            100,000 points in half a minute to minutes, memory linear in the points; what it will
-            take, and its rounds, are logged).
+            100,000 points in half a minute to minutes, a million in the plane in half an hour,
+            memory linear in the points). The gap after each of its rounds goes to the logger
+            "meanfield.transport", at level INFO.
         rtol: how closely plan and potentials must meet, relative to W₂.
         time_limit: seconds after which column generation begins no further round, and gives the
             interval that it has. A round takes from a tenth of a second (10,000 atoms a side) to
@@ -124,9 +129,8 @@ def solve_w2(
 
     Raises:
         ConvergenceError: under `strict`, when `rtol` is not met; its `result` is the answer.
-        TypeError, ValueError: input of unequal kinds or shapes, NaN, unequal masses; what
-            would take more than about three hours without a time limit, where no formula applies
-            (a million points a side in three dimensions pass).
+        TypeError, ValueError: input of unequal kinds or shapes, NaN, unequal masses; more than
+            4·10¹² pairs, where no formula applies.
 
     Example:
         >>> import torch
@@ -305,7 +309,7 @@ def automatic(problem: Problem, settings: Settings) -> Certified:
     formula = closed_form(problem, rtol=rtol)
     if formula is not None and (formula.width <= rtol or min(problem.n, problem.m) == 1):
         return formula
-    if problem.pairs > _DENSE_PAIRS:
+    if problem.pairs > _SMALL:
         return _large(problem, settings, formula)
     answer = narrower(solve_dense(problem, rtol=rtol), formula, rtol)
     if answer.width > rtol:
@@ -315,7 +319,7 @@ def automatic(problem: Problem, settings: Settings) -> Certified:
 
 
 def _large(problem: Problem, settings: Settings, formula: Certified | None) -> Certified:
-    """What is cheap to certify first; then column generation, or but for W₂ the dense simplex."""
+    """What is cheap to certify first; then the dense simplex or, for W₂, column generation."""
     rtol, device, best = settings.rtol, settings.device, formula
     if problem.is_paired:
         near = solve_paired(problem, rtol=rtol, device=device)
@@ -328,27 +332,22 @@ def _large(problem: Problem, settings: Settings, formula: Certified | None) -> C
         if split.converged:
             return split
         best = narrower(split, best, rtol)
-    answer = _squared(problem, settings) if problem.order == 2 else _dense_wp(problem, settings)
+    most = next(pairs for dim, pairs in _DENSE.items() if problem.dim <= dim)
+    if problem.order == 2 and problem.pairs > most:
+        answer = _columns(problem, settings)
+    else:
+        _refuse_pairs(problem, _MOST_PAIRS_WP)
+        answer = solve_dense(problem, rtol=rtol)
     return narrower(_refined(problem, settings, answer), best, rtol)
 
 
 def _refined(problem: Problem, settings: Settings, answer: Certified) -> Certified:
     """Where displacements are small beside the clouds, dense solves reach finer costs."""
     # Nothing can stop a dense solve: it may take a hundred times what columns took.
-    is_free = settings.deadline == math.inf or problem.pairs <= _DENSE_PAIRS
-    if answer.width <= settings.rtol or problem.pairs > _DENSE_MOST or not is_free:
+    is_free = settings.deadline == math.inf or problem.pairs <= _SMALL
+    if answer.width <= settings.rtol or problem.pairs > _FINE or not is_free:
         return answer
     return solve_finely(problem, rtol=settings.rtol, answer=answer)
-
-
-def _squared(problem: Problem, settings: Settings) -> Certified:
-    """W₂ by few arcs, by the dense simplex or by column generation, whichever is fastest."""
-    answer = None
-    if problem.dim > _LOW_DIM and problem.pairs <= _FEW_ARCS_PAIRS:
-        answer = solve_on_few_arcs(problem, rtol=settings.rtol)
-    if answer is None and problem.dim > _HIGH_DIM and problem.pairs <= _DENSE_PAIRS_HIGH:
-        answer = solve_dense(problem, rtol=settings.rtol, try_few_arcs=False)
-    return _columns(problem, settings) if answer is None else answer
 
 
 def _clusters(problem: Problem, settings: Settings) -> Certified | None:
@@ -358,13 +357,12 @@ def _clusters(problem: Problem, settings: Settings) -> Certified | None:
     return solve_clusters(problem, solve_part, rtol=settings.rtol, snap=settings.snap)
 
 
-def _dense_wp(problem: Problem, settings: Settings) -> Certified:
-    if problem.pairs > _DENSE_MOST_WP:
+def _refuse_pairs(problem: Problem, most: int) -> None:
+    if problem.pairs > most:
         raise ValueError(
-            f"W{problem.order:g}: expected at most {_DENSE_MOST_WP:.0e} pairs for the dense "
-            f"matrix of costs, got {problem.n} × {problem.m}; take fewer points, or W2"
+            f"W{problem.order:g}: expected at most {most:.0e} pairs of atoms, got {problem.n} × "
+            f"{problem.m} = {problem.pairs:.0e}, which memory does not hold; take fewer points"
         )
-    return solve_dense(problem, rtol=settings.rtol)
 
 
 def _identity(problem: Problem, settings: Settings) -> Certified:
@@ -393,21 +391,9 @@ def _simplex(problem: Problem, settings: Settings) -> Certified:
 
 
 def _columns(problem: Problem, settings: Settings) -> Certified:
-    expected = predicted(problem)
-    if expected.seconds > _MOST_SECONDS and settings.deadline == math.inf:
-        raise ValueError(
-            f"expected a problem of at most {_MOST_SECONDS / 3600:.1f} hours, got {problem.n} × "
-            f"{problem.m} atoms in dimension {problem.dim}, which take {expected}; give "
-            "time_limit=, or fewer points"
-        )
-    if expected.seconds > _ANNOUNCED:
-        _logger.info("%d × %d atoms: %s", problem.n, problem.m, expected)
-    return solve_columns(
-        problem,
-        rtol=settings.rtol,
-        deadline=settings.deadline,
-        device=settings.device,
-    )
+    _refuse_pairs(problem, _MOST_PAIRS)
+    rtol, deadline, device = settings.rtol, settings.deadline, settings.device
+    return solve_columns(problem, rtol=rtol, deadline=deadline, device=device)
 
 
 _METHODS: dict[str, Callable[[Problem, Settings], Certified]] = {

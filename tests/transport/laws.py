@@ -8,7 +8,6 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
-import pytest
 import torch
 from scipy import sparse
 
@@ -142,17 +141,11 @@ def refusal(plan: np.ndarray, f: np.ndarray, g: np.ndarray, p: Problem) -> str:
 
 
 def check_grade(p: Problem, found: TransportResult, order: int) -> None:
-    """The interval, the repaired plan and the blame of an answer of somebody."""
+    """The interval and the repaired plan of an answer of somebody."""
     grade = told(found)
     contains(grade, p.truth(order, meant=True), order)
     is_flagged_rightly(grade, p, order)
     is_coupling(grade, p, order)
-    *parts, misplaced = found.blame
-    width = grade.upper - grade.lower
-    assert min(parts) >= 0
-    outward = 2.0**-22 * grade.upper if p.is_single else 0.0  # rounded to single precision
-    assert sum(parts) == pytest.approx(width, rel=1e-9, abs=outward)
-    assert 0 <= misplaced <= 1.0001
 
 
 @functools.cache

@@ -9,10 +9,9 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from meanfield.transport import certify, grading, solve_w2
+from meanfield.transport import certify, solve_w2
 from meanfield.transport.plans import pricing
 from meanfield.transport.plans.c_transform import CTransform
-from tests.transport.problems import measure
 from tests.transport.transport_oracles import solve_w1
 
 RNG = np.random.default_rng(3)
@@ -44,9 +43,8 @@ def test_assignments_come_as_permutations_maps_and_pairs_of_scipy() -> None:
     best = solve_w2(X, Y)
     for plan in (SIGMA, SIGMA.tolist(), SIGMA.astype(np.uint8), linear_sum_assignment(COSTS)):
         found = certify(X, Y, plan=plan, potentials=best.potentials)
-        assert found.converged and found.blame.misplaced < 1e-14
+        assert found.converged and found.coupling.rows.shape == (30,)
     to_one = certify(X, Y, plan=np.zeros(30, int), potentials=best.potentials)
-    assert to_one.blame.misplaced == pytest.approx(29 / 30)
     assert float(to_one.upper) > float(best.upper)
 
 
@@ -58,10 +56,8 @@ def test_what_is_not_given_is_bounded_all_the_same() -> None:
     assert float(nothing.lower) >= nearest * (1 - 1e-12)
     no_plan = certify((X, A), (Y, B), potentials=BEST.potentials)
     assert float(no_plan.lower) == pytest.approx(float(BEST.value), rel=1e-9)
-    assert no_plan.blame.plan > 0.99 * float(no_plan.upper - no_plan.lower)
-    assert no_plan.blame.misplaced == pytest.approx(1)
     no_potentials = certify((X, A), (Y, B), plan=BEST.coupling)
-    assert no_potentials.blame.potentials > 0.99 * float(no_potentials.upper - no_potentials.lower)
+    assert float(no_potentials.upper) == pytest.approx(float(BEST.value), rel=1e-9)
     assert no_potentials.method == "given plan"
 
 
@@ -71,53 +67,6 @@ def test_half_precision_of_torch_is_read() -> None:
     found = certify((X, A), (Y, B), plan=plan, potentials=halves)
     assert float(found.lower) <= float(BEST.value) <= float(found.upper)
     assert found.relative_width < 0.1
-
-
-def test_nobody_looks_for_a_better_pair_than_one_that_has_converged(monkeypatch) -> None:
-    monkeypatch.setattr(grading, "automatic", lambda *_: pytest.fail("not needed"))
-    certify((X, A), (Y, B), plan=BEST.plan, potentials=BEST.potentials)
-
-
-def test_the_blame_names_what_is_poor() -> None:
-    f, g = BEST.potentials
-    poor_plan, poor_g = np.outer(A, B), g + 0.3 * RNG.normal(size=30)
-    for plan, pair, guilty in (
-        (poor_plan, (f, g), "plan"),
-        (BEST.plan, (None, poor_g), "potentials"),
-    ):
-        found = certify((X, A), (Y, B), plan=plan, potentials=pair)
-        width = float(found.upper - found.lower)
-        assert getattr(found.blame, guilty) > 0.999 * width > 1e-3
-        assert sum(found.blame[:4]) == pytest.approx(width)
-    both = certify((X, A), (Y, B), plan=poor_plan, potentials=(None, poor_g))
-    assert min(both.blame.plan, both.blame.potentials) > 1e-3
-    weights = np.log(np.resize([0.5, 0.25], 20))
-    home = np.repeat([[0.0, 0.0], [1.0, 0.0]], 10, axis=0)
-    near = home + 1e-9 * RNG.normal(size=(20, 2))
-    rounded = measure(near, weights - np.logaddexp.reduce(weights))
-    other = weights + 1e-11 * np.arange(20)
-    moved = measure(near[::-1].copy(), other - np.logaddexp.reduce(other))
-    best = solve_w2(rounded, moved, strict=False)
-    found = certify(rounded, moved, plan=best.coupling, potentials=best.potentials)
-    assert found.blame.rounding + found.blame.undecided > 0
-
-
-@pytest.mark.parametrize("most", [20_000, 500])
-def test_a_large_blame_is_found_or_left_open(monkeypatch, most: int) -> None:
-    monkeypatch.setattr(grading, "_BLAMED_DENSE", 1000)
-    monkeypatch.setattr(grading, "_BLAMED", most)
-    x, y = RNG.normal(size=(300, 1)) * [1.0, 0.0], RNG.normal(size=(300, 1)) * [1.0, 0.0]
-    sigma = np.empty(300, int)
-    sigma[np.argsort(x[:, 0])] = np.argsort(y[:, 0])
-    found = certify(x, y, plan=np.roll(sigma, 1))
-    width = float(found.upper - found.lower)
-    assert found.lower <= certify(x, y, plan=sigma).upper <= found.upper
-    if most > 600:
-        assert found.blame.plan > 0.1 * width
-        assert found.blame.undecided < 1e-6 * width
-    else:
-        assert found.blame[:2] == (0.0, 0.0)
-        assert found.blame.undecided > 0.99 * width
 
 
 def test_single_precision_and_infeasible_potentials_cost_a_little_and_never_the_bound() -> None:
@@ -215,10 +164,6 @@ def test_a_plan_with_wrong_marginals_is_put_right_and_paid_for() -> None:
         off = BEST.plan * (1 + size * RNG.uniform(-1, 1, (30, 1)))
         found = certify((X, A), (Y, B), plan=off, potentials=(f, g))
         assert float(found.upper) >= float(BEST.lower)
-        assert found.blame.misplaced <= size + 1e-15
         np.testing.assert_allclose(found.plan.sum(1), A, atol=1e-13)
         np.testing.assert_allclose(found.plan.sum(0), B, atol=1e-13)
         assert float(found.upper) <= float(BEST.value) + 10 * size + 1e-6
-    exact = certify((X, A), (Y, B), plan=off, potentials=(f, g)).blame.misplaced
-    left = np.abs(np.minimum(off.sum(1), A) - A).sum()
-    assert exact >= left * (1 - 1e-12)

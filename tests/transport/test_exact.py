@@ -10,7 +10,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-from scipy.spatial.distance import cdist
 
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_w2, w2
@@ -130,93 +129,6 @@ def test_device_tensors_in_device_tensors_out() -> None:
         assert float(result.lower) <= float(w2(x.cpu(), y.cpu())) <= float(result.upper)
 
 
-KINDS = ("gaussian", "distances", "clusters", "light", "far apart", "ties", "tails", "one place")
-
-
-def costs_of(kind: str, n: int, m: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Weights and costs of at most 1, of clouds that Sinkhorn steps like or do not."""
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(n, 3)), rng.normal(size=(m, 3))
-    a, b = rng.dirichlet(np.ones(n)), rng.dirichlet(np.ones(m))
-    if kind == "clusters":
-        centres = 30 * rng.normal(size=(12, 3))
-        x, y = (centres[rng.integers(12, size=len(t))] + t for t in (x, y))
-    elif kind == "tails":
-        x, y = (rng.standard_t(1.2, size=t.shape) for t in (x, y))
-    elif kind == "far apart":
-        y = 0.1 * y + 50
-    elif kind == "ties":
-        x, y = np.round(x), np.round(y)
-    elif kind == "light":
-        a[:50], b[-30:] = 1e-300, 1e-290
-    elif kind == "one place":
-        y = np.zeros_like(y)
-    costs = cdist(x, y, "euclidean" if kind == "distances" else "sqeuclidean")
-    return a / a.sum(), b / b.sum(), costs / costs.max()
-
-
-@pytest.mark.parametrize("reach", [None, 0.0])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "gaussian",
-        "distances",
-        "clusters",
-        "light-atoms",
-        "far-apart",
-        "ties",
-        "heavy-tails",
-        "one-place",
-    ],
-)
-def test_few_arcs_give_the_optimum_of_all(
-    kind: str, reach: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also when they are too few at first, or when Sinkhorn's potentials are bad."""
-    import ot
-
-    a, b, costs = costs_of(kind, 230, 260)
-    truth = ot.emd2(a, b, costs, numItermax=10**9)
-    if reach is not None:
-        monkeypatch.setattr(exact, "_REACH", reach)
-        monkeypatch.setattr(exact, "_MISPLACED", math.inf)
-    plans, g = exact.simplexes(a[None], b[None], costs[None])
-    assert float((plans[0] * costs).sum()) == pytest.approx(truth, rel=1e-11)
-    np.testing.assert_allclose(plans[0].sum(1), a, atol=1e-14)
-    np.testing.assert_allclose(plans[0].sum(0), b, atol=1e-14)
-    f = (costs - g[0]).min(1)
-    kept = a > 1e-200
-    assert float(a[kept] @ f[kept] + b @ np.where(b > 0, g[0], 0)) == pytest.approx(
-        truth, rel=1e-10
-    )
-
-
-def test_like_clouds_are_solved_on_few_arcs_and_unlike_ones_on_all() -> None:
-    for kind, expected in (
-        ("gaussian", True),
-        ("distances", True),
-        ("clusters", False),
-        ("far apart", False),
-    ):
-        a, b, costs = costs_of(kind, 230, 260)
-        reduced, g, active = exact._reduced(a, b, costs)
-        np.testing.assert_allclose(
-            reduced + g, costs - (costs - g - reduced).mean(1, keepdims=True), atol=1e-12
-        )
-        assert (active is not None) is expected, kind
-        if active is not None:
-            assert active.mean() < 0.3
-            found = exact._on_active_arcs(a, b, reduced, active)
-            assert found is not None
-            assert float((reduced - found.f[:, None] - found.g).min()) > -1e-12
-
-
-def test_arcs_that_do_not_suffice_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    a, b, costs = costs_of("gaussian", 230, 260)
-    monkeypatch.setattr(exact, "_ADDITIONS", 1)
-    assert exact._on_active_arcs(a, b, costs, np.zeros(costs.shape, bool)) is None
-
-
 def test_a_batch_may_have_pairs_of_equal_weights_and_others() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(2, 2, 5, 2))
@@ -241,15 +153,6 @@ def test_one_atom_that_moves_past_others_is_not_taken_for_the_nearest(d: int) ->
     assert float(truth.upper) < 0.9 * float(found.upper)
     assert float(found.lower) <= float(truth.upper)
     assert not found.converged
-
-
-def test_a_level_that_is_denormal_makes_no_warning() -> None:
-    """Reduced costs whose mean underflows: 1 / level is infinite."""
-    a = np.full(150, 1 / 150)
-    costs = np.zeros((150, 150))
-    costs[0, 0] = 5e-310
-    plans, _ = exact.simplexes(a[None], a[None], costs[None])
-    assert plans.sum() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("swap", [False, True])

@@ -36,9 +36,8 @@ from meanfield.transport.problem import Problem
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("meanfield.transport")
 
-_LOGGED = 50_000  # atoms of a level from which on its rounds are worth a line
 _DENSE = 400  # atoms of the coarsest problem, at most
 _TOGETHER = 4  # neighbours that are one atom of the next coarser level
 _COARSE_GAP = 2e-3  # of W₂² on a coarser level: potentials are right that far at best
@@ -198,9 +197,8 @@ class _Rounds:
                 break
             plan, g = self._on_arcs(is_warm=k > 0)
             candidates, f = self._improved(transform, plan, g, rtol)
-            level = logging.INFO if problem.n + problem.m > _LOGGED else logging.DEBUG
-            told = (problem.n, problem.m, k + 1, len(self.arcs), float(self.best.width))
-            _logger.log(level, "%d × %d atoms, round %d: %d arcs, relative width %.1e", *told)
+            numbers = (problem.n, problem.m, k + 1, len(self.arcs), float(self.best.width))
+            _logger.info("%d × %d atoms, round %d: %d arcs, relative width %.1e", *numbers)
             wanted = _sorted_set(_few_arcs(candidates, f, problem))
             place = np.searchsorted(self.arcs, wanted)
             new = wanted[self.arcs[np.minimum(place, len(self.arcs) - 1)] != wanted]
