@@ -12,7 +12,7 @@ import numpy as np
 
 from meanfield.checks import number
 from meanfield.transport.certificate import (
-    Certified,
+    Interval,
     SparsePlan,
     certified,
     in_unit,
@@ -167,7 +167,7 @@ def _graded(
     known: Sequence[np.ndarray | None],
     rtol: float,
     device: str,
-) -> Certified:
+) -> Interval:
     """The interval of a plan and of c-transforms of f or of g, whichever are better."""
     order, (f, g) = problem.order, known
     moved = problem.moved(plan.rows, plan.cols)

@@ -18,7 +18,7 @@ from meanfield.errors import ConvergenceError
 from meanfield.results import Variable
 from meanfield.results.answers import Answer, labelled
 from meanfield.results.labels import batched
-from meanfield.transport.certificate import Certified, joined_names
+from meanfield.transport.certificate import Interval, joined_names
 from meanfield.transport.coupling import Coupling, alike
 from meanfield.transport.pairs import Pair
 from meanfield.transport.proof import Evidence, write_proof
@@ -73,7 +73,7 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
     converged: Any = labelled("whether it has converged", dtype="bool", beside=True)
     seconds: float
     order: float = labelled("order p of Wₚ", attribute=True, default=2)
-    found: tuple[Pair, Certified] | None = None
+    found: tuple[Pair, Interval] | None = None
     rounding: Any = labelled(
         "width that rounding leaves open", units="length", beside=True, shown=False, default=None
     )
@@ -174,7 +174,7 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         return super().to_dataset().merge(batched(_PLAN_VARIABLES, named, self.value.shape))
 
 
-def gathered(parts: Sequence[Certified], places: Sequence[Any] | None = None) -> Certified:
+def gathered(parts: Sequence[Interval], places: Sequence[Any] | None = None) -> Interval:
     """Batches as one, plans padded with −inf; potentials of all or none.
 
     The answers of a part stand at its places; without places, one part after the other.
@@ -196,15 +196,15 @@ def gathered(parts: Sequence[Certified], places: Sequence[Any] | None = None) ->
             whole[(place, *map(slice, t.shape[1:]))] = t
         return whole
 
-    held = {name: joined(name) for name in Certified.arrays()}
+    held = {name: joined(name) for name in Interval.arrays()}
     used = (held["log_mass"] > -np.inf).any(0)
     if not used.all():
         held |= {name: held[name][:, used] for name in ("rows", "cols", "log_mass")}
-    return Certified(**held, method=joined_names(parts), order=parts[0].order)
+    return Interval(**held, method=joined_names(parts), order=parts[0].order)
 
 
 def assemble(
-    pair: Pair, answer: Certified | None, *, order: float = 2, seconds: float
+    pair: Pair, answer: Interval | None, *, order: float = 2, seconds: float
 ) -> TransportResult:
     """Arrays of the caller's kind and batch shape, from a batch in the caller's unit."""
     if answer is None:

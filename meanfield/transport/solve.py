@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from meanfield.checks import as_bool, choice, number
-from meanfield.transport.certificate import Certified, in_unit, narrower
+from meanfield.transport.certificate import Interval, in_unit, narrower
 from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
 from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.columns import solve_columns
@@ -113,7 +113,7 @@ def solve_w2(
         *extra: nothing; here only to answer ``emd2(a, b, M)``.
         weights: (a, b) for points without weights of their own; None is uniform.
         method: "auto" takes the cheapest solver that gives `rtol`. By name: "identity" (with
-            nearest neighbours), "assignment", "simplex" (dense), "column_generation" (large:
+            nearest neighbours), "assignment", "simplex" (dense), "column generation" (large:
             100,000 points in half a minute to minutes, a million in the plane in half an hour,
             memory linear in the points). The gap after each of its rounds goes to the logger
             "meanfield.transport", at level INFO.
@@ -212,7 +212,7 @@ def solved(pair: Pair, settings: Settings) -> TransportResult:
     return finished(pair, answer, settings)
 
 
-def finished(pair: Pair, answer: Certified | None, settings: Settings) -> TransportResult:
+def finished(pair: Pair, answer: Interval | None, settings: Settings) -> TransportResult:
     """The answer as the caller's kind of arrays, refused under `strict` if it is open."""
     seconds = time.perf_counter() - settings.start
     result = assemble(pair, answer, order=settings.order, seconds=seconds)
@@ -221,7 +221,7 @@ def finished(pair: Pair, answer: Certified | None, settings: Settings) -> Transp
 
 def solve_arrays(
     x: np.ndarray, y: np.ndarray, log_a: np.ndarray, log_b: np.ndarray, settings: Settings
-) -> Certified | None:
+) -> Interval | None:
     """Answers of a batch x (b, n, d), y (b, m, d), log a, log b, in the caller's unit.
 
     Many small problems of one shape are solved in arrays; those that do not close, and all
@@ -237,7 +237,7 @@ def solve_arrays(
     step = max(1, _BLOCK // (n * m * d))
     blocks = [slice(start, start + step) for start in range(0, count, step)]
 
-    def answer_of(block: slice) -> Certified:
+    def answer_of(block: slice) -> Interval:
         arrays = (t[block] for t in (x, y, log_a, log_b))
         problem = Problem.of(*arrays, order=settings.order)
         formula = closed_form(problem, rtol=settings.rtol)
@@ -260,7 +260,7 @@ def solve_arrays(
 
 def _solve_one(
     x: np.ndarray, y: np.ndarray, log_a: np.ndarray, log_b: np.ndarray, settings: Settings
-) -> Certified:
+) -> Interval:
     """One pair by the whole dispatch, in the caller's unit and numbering."""
     rows, cols = (np.flatnonzero(logs > -math.inf) for logs in (log_a, log_b))
     is_whole = len(rows) == len(x) and len(cols) == len(y)
@@ -273,8 +273,8 @@ def _solve_one(
 
 
 def in_numbering(
-    answer: Certified, points: tuple[np.ndarray, ...], logs: tuple[np.ndarray, ...]
-) -> Certified:
+    answer: Interval, points: tuple[np.ndarray, ...], logs: tuple[np.ndarray, ...]
+) -> Interval:
     """An answer between the atoms that have mass, in the numbering of all, and in their unit."""
     (x, y), (there, here) = points, (t > -math.inf for t in logs)
     rows, cols = np.flatnonzero(there), np.flatnonzero(here)
@@ -303,7 +303,7 @@ def extend(
             g[~in_y] = np.fmin.reduce(costs_between(y[~in_y], x, order) - f, axis=1)
 
 
-def automatic(problem: Problem, settings: Settings) -> Certified:
+def automatic(problem: Problem, settings: Settings) -> Interval:
     """One problem by the cheapest solver that gives `rtol`."""
     rtol = settings.rtol
     formula = closed_form(problem, rtol=rtol)
@@ -318,7 +318,7 @@ def automatic(problem: Problem, settings: Settings) -> Certified:
     return _refined(problem, settings, answer)
 
 
-def _large(problem: Problem, settings: Settings, formula: Certified | None) -> Certified:
+def _large(problem: Problem, settings: Settings, formula: Interval | None) -> Interval:
     """What is cheap to certify first; then the dense simplex or, for W₂, column generation."""
     rtol, device, best = settings.rtol, settings.device, formula
     if problem.is_paired:
@@ -341,7 +341,7 @@ def _large(problem: Problem, settings: Settings, formula: Certified | None) -> C
     return narrower(_refined(problem, settings, answer), best, rtol)
 
 
-def _refined(problem: Problem, settings: Settings, answer: Certified) -> Certified:
+def _refined(problem: Problem, settings: Settings, answer: Interval) -> Interval:
     """Where displacements are small beside the clouds, dense solves reach finer costs."""
     # Nothing can stop a dense solve: it may take a hundred times what columns took.
     is_free = settings.deadline == math.inf or problem.pairs <= _SMALL
@@ -350,8 +350,8 @@ def _refined(problem: Problem, settings: Settings, answer: Certified) -> Certifi
     return solve_finely(problem, rtol=settings.rtol, answer=answer)
 
 
-def _clusters(problem: Problem, settings: Settings) -> Certified | None:
-    def solve_part(part: Problem) -> Certified:
+def _clusters(problem: Problem, settings: Settings) -> Interval | None:
+    def solve_part(part: Problem) -> Interval:
         return automatic(part, settings)
 
     return solve_clusters(problem, solve_part, rtol=settings.rtol, snap=settings.snap)
@@ -365,7 +365,7 @@ def _refuse_pairs(problem: Problem, most: int) -> None:
         )
 
 
-def _identity(problem: Problem, settings: Settings) -> Certified:
+def _identity(problem: Problem, settings: Settings) -> Interval:
     if not problem.is_paired:
         raise ValueError(
             "method 'identity': expected two measures with the same weights in the same order; "
@@ -376,7 +376,7 @@ def _identity(problem: Problem, settings: Settings) -> Certified:
     return answer
 
 
-def _assignment(problem: Problem, settings: Settings) -> Certified:
+def _assignment(problem: Problem, settings: Settings) -> Interval:
     if not problem.is_uniform:
         raise ValueError(
             "method 'assignment': expected uniform measures of one size, got "
@@ -385,21 +385,23 @@ def _assignment(problem: Problem, settings: Settings) -> Certified:
     return solve_assignment(problem, rtol=settings.rtol)
 
 
-def _simplex(problem: Problem, settings: Settings) -> Certified:
+def _simplex(problem: Problem, settings: Settings) -> Interval:
     answer = solve_dense(problem, rtol=settings.rtol, by_simplex=True)
     return solve_finely(problem, rtol=settings.rtol, answer=answer)
 
 
-def _columns(problem: Problem, settings: Settings) -> Certified:
+def _columns(problem: Problem, settings: Settings) -> Interval:
     _refuse_pairs(problem, _MOST_PAIRS)
     rtol, deadline, device = settings.rtol, settings.deadline, settings.device
     return solve_columns(problem, rtol=rtol, deadline=deadline, device=device)
 
 
-_METHODS: dict[str, Callable[[Problem, Settings], Certified]] = {
+# Closed: a method is a line here, by the name that answers print. Other solvers' answers are
+# graded by `certify`.
+_METHODS: dict[str, Callable[[Problem, Settings], Interval]] = {
     "auto": automatic,
     "identity": _identity,
     "assignment": _assignment,
     "simplex": _simplex,
-    "column_generation": _columns,
+    "column generation": _columns,
 }

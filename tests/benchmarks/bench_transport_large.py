@@ -48,7 +48,7 @@ def ours(kind: str, n: int, d: int, time_limit: float | None) -> dict:
     solve_w2(x[:40], y[:50])
     before, cpu, wall = peak_megabytes(), time.process_time(), time.perf_counter()
     mu, nu = ParticleMeasure(x, a), ParticleMeasure(y, b)
-    result = solve_w2(mu, nu, method="column_generation", time_limit=time_limit, strict=False)
+    result = solve_w2(mu, nu, method="column generation", time_limit=time_limit, strict=False)
     return {
         "value": float(result.value),
         "relative_width": float(result.relative_width),

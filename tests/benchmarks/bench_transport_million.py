@@ -85,7 +85,7 @@ def solve(name: str, n: int, d: int) -> dict:
     (x, y), truth = clouds(name, n, d)
     solve_w2(x[:40], y[:50])
     cpu, wall = time.process_time(), time.perf_counter()
-    found = solve_w2(x, y, method="column_generation", strict=False)
+    found = solve_w2(x, y, method="column generation", strict=False)
     contains = truth is None or (found.lower <= truth * (1 + 1e-14) and truth <= found.upper)
     return {
         "method": found.method,

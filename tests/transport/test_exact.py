@@ -123,7 +123,7 @@ assert abs(ot.emd2([0.5, 0.5], [0.5, 0.5], np.eye(2))) < 1e-12
 def test_device_tensors_in_device_tensors_out() -> None:
     x = torch.randn(50, 3, dtype=torch.float64, device="cuda")
     y = torch.randn(60, 3, dtype=torch.float64, device="cuda")
-    for method in ("auto", "column_generation"):
+    for method in ("auto", "column generation"):
         result = solve_w2(x, y, method=method, strict=False)
         assert result.value.device == x.device
         assert float(result.lower) <= float(w2(x.cpu(), y.cpu())) <= float(result.upper)

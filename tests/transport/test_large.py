@@ -38,7 +38,7 @@ def test_column_generation_agrees_with_the_dense_simplex(
     kind: str, n: int, m: int, d: int
 ) -> None:
     mu, nu = pair(kind, n, m, d)
-    found = solve_w2(mu, nu, method="column_generation")
+    found = solve_w2(mu, nu, method="column generation")
     dense = solve_w2(mu, nu, method="simplex")
     assert float(found.relative_width) < 1e-9
     torch.testing.assert_close(found.value, dense.value, rtol=1e-9, atol=0)
@@ -53,7 +53,7 @@ def test_column_generation_works_when_representatives_are_few(
 ) -> None:
     monkeypatch.setattr(columns, "_DENSE", 60)
     mu, nu = pair("softmax", 900, 800, 3)
-    found = solve_w2(mu, nu, method="column_generation")
+    found = solve_w2(mu, nu, method="column generation")
     dense = solve_w2(mu, nu, method="simplex")
     torch.testing.assert_close(found.value, dense.value, rtol=1e-9, atol=0)
 
@@ -92,7 +92,7 @@ def test_coarser_levels_keep_masses_and_means(kind: str) -> None:
     assert coarse.y is problem.y
 
 
-def carried_over(kind: str, n: int, d: int) -> tuple[Problem, certificate.Certified, np.ndarray]:
+def carried_over(kind: str, n: int, d: int) -> tuple[Problem, certificate.Interval, np.ndarray]:
     """A problem, and what its coarser level says of it."""
     mu, nu = pair(kind, n, n, d)
     arrays = (t.numpy() for t in (mu.points, nu.points, mu.log_weights, nu.log_weights))
@@ -139,7 +139,7 @@ def test_a_start_from_potentials_changes_nothing_but_the_time() -> None:
     assert (reduced - (warm.f[:, None] + warm.g).ravel()).min() > -1e-13
 
 
-@pytest.mark.parametrize("method", ["auto", "column_generation", "simplex"])
+@pytest.mark.parametrize("method", ["auto", "column generation", "simplex"])
 @pytest.mark.parametrize(("n", "d"), [(450, 2), (500, 5)])
 def test_weights_that_underflow(method: str, n: int, d: int) -> None:
     rng = np.random.default_rng(n)
@@ -174,7 +174,7 @@ def test_weights_that_underflow(method: str, n: int, d: int) -> None:
 def test_a_time_limit_gives_the_interval_so_far(kind: str, d: int) -> None:
     mu, nu = pair(kind, 2500, 2400, d)
     exact = solve_w2(mu, nu)
-    early = solve_w2(mu, nu, method="column_generation", time_limit=1e-9, strict=False)
+    early = solve_w2(mu, nu, method="column generation", time_limit=1e-9, strict=False)
     assert not early.converged
     assert float(early.lower) <= float(exact.value) <= float(early.upper)
     # Potentials of 40 groups, and a plan that looks at one direction.
@@ -265,7 +265,7 @@ def test_a_small_perturbation_of_many_points_is_certified_by_nearest_neighbours(
 
 def test_an_interval_wider_than_asked_is_refused_or_flagged() -> None:
     mu, nu = pair("uniform", 3000, 3000, 2)
-    settings = {"method": "column_generation", "time_limit": 1e-9}
+    settings = {"method": "column generation", "time_limit": 1e-9}
     with pytest.raises(ConvergenceError, match="strict=False") as refused:
         solve_w2(mu, nu, **settings)
     flagged = solve_w2(mu, nu, **settings, strict=False)
@@ -277,7 +277,7 @@ def test_an_interval_wider_than_asked_is_refused_or_flagged() -> None:
 @pytest.mark.parametrize("part", [0.5, 0.02])
 def test_column_generation_has_converged_where_the_width_is_what_was_asked(part: float) -> None:
     mu, nu = pair("softmax", 900, 800, 3)
-    settings = {"method": "column_generation", "time_limit": 1e-9, "strict": False}
+    settings = {"method": "column generation", "time_limit": 1e-9, "strict": False}
     first = solve_w2(mu, nu, **settings)
     again = solve_w2(mu, nu, **settings, rtol=part * float(first.relative_width))
     assert float(again.relative_width) == pytest.approx(float(first.relative_width))
@@ -306,8 +306,8 @@ def test_a_hundred_thousand_points_within_ten_minutes(d: int) -> None:
 @pytest.mark.parametrize("d", [2, 16])
 def test_c_transforms_on_the_device_give_the_answer_of_the_cpu(d: int) -> None:
     mu, nu = pair("dirichlet", 4000, 3500, d)
-    here = solve_w2(mu, nu, method="column_generation")
-    there = solve_w2(mu.to("cuda"), nu.to("cuda"), method="column_generation")
+    here = solve_w2(mu, nu, method="column generation")
+    there = solve_w2(mu.to("cuda"), nu.to("cuda"), method="column generation")
     assert there.value.device.type == "cuda"
     assert float(there.relative_width) < 1e-9
     assert float(there.value) == pytest.approx(float(here.value), rel=1e-9)
@@ -316,7 +316,7 @@ def test_c_transforms_on_the_device_give_the_answer_of_the_cpu(d: int) -> None:
 def test_rounds_are_logged(caplog) -> None:
     mu, nu = pair("uniform", 700, 700, 2)
     with caplog.at_level("INFO", logger="meanfield.transport"):
-        solve_w2(mu, nu, method="column_generation")
+        solve_w2(mu, nu, method="column generation")
     assert "700 × 700 atoms, round 1:" in caplog.text
     assert "relative width" in caplog.text
 

@@ -143,7 +143,7 @@ ANSWERS = {
     "as weights are meant": Answer(by(exact_weights=False), meant=True),
     "as weights are stored": Answer(by()),
     "simplex": Answer(by(method="simplex")),
-    "column generation": Answer(by(method="column_generation")),
+    "column generation": Answer(by(method="column generation")),
     "assignment": Answer(by(method="assignment"), applies=lambda p: p.is_uniform),
     "identity": Answer(by(method="identity"), applies=lambda p: p.is_paired),
     "order 1": Answer(by(1), 1),

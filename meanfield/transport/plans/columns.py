@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meanfield.transport.certificate import (
-    Certified,
+    Interval,
     SparsePlan,
     centred,
     certified,
@@ -55,7 +55,7 @@ _MOST_SLACK = 0.1  # of the gap asked for
 
 def solve_columns(
     problem: Problem, *, rtol: float, deadline: float = math.inf, device: str = "cpu"
-) -> Certified:
+) -> Interval:
     """W₂ with a proven gap, in memory proportional to (n + m) · 100 and a block.
 
     No round begins after the deadline (of `time.perf_counter`): the best interval so far is
@@ -73,7 +73,7 @@ def solve_columns(
     return replace(found, rows=rows[found.rows], cols=cols[found.cols], f=f, g=g)
 
 
-def _by_levels(problem: Problem, rtol: float, deadline: float, device: str) -> Certified:
+def _by_levels(problem: Problem, rtol: float, deadline: float, device: str) -> Interval:
     coarse, *levels = _levels(problem)
     answer = solve_dense(coarse, rtol=rtol)
     for finer in levels:
@@ -113,8 +113,8 @@ def _centroids(
 
 
 def _carried(
-    coarse: Problem, answer: Certified, finer: Problem, device: str
-) -> tuple[Certified, np.ndarray]:
+    coarse: Problem, answer: Interval, finer: Problem, device: str
+) -> tuple[Interval, np.ndarray]:
     """The coarser problem's potentials on the finer one, and arcs of small reduced cost.
 
     With the monotone plan along the widest direction they are a first interval; the arcs that
@@ -132,7 +132,7 @@ def _carried(
 
 
 def _sharpened(
-    problem: Problem, carried: Certified, arcs: np.ndarray
+    problem: Problem, carried: Interval, arcs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Better potentials, by steps of Sinkhorn on the arcs whose temperature falls.
 
@@ -183,12 +183,12 @@ class _Rounds:
     f: np.ndarray
     g: np.ndarray
     arcs: np.ndarray
-    best: Certified
+    best: Interval
     device: str
     deadline: float
     ceiling: float = field(default=math.inf, init=False)  # of reduced costs
 
-    def run(self, rtol: float, rounds: int) -> Certified:
+    def run(self, rtol: float, rounds: int) -> Interval:
         """Solve on the arcs, look at all pairs, add what violates; until the interval closes."""
         problem = self.problem
         transform = CTransform(problem.x, problem.y, device=self.device)
@@ -282,7 +282,7 @@ def _certified(
     potentials: tuple[np.ndarray, np.ndarray],
     slack: float,
     rtol: float,
-) -> Certified:
+) -> Interval:
     # A quarter: the interval, rounding included, is to be narrower than rtol.
     name = "column generation"
     return certified(problem, plan, potentials, method=name, rtol=rtol / 4, slack=slack)

@@ -1,7 +1,7 @@
 """Dense problems: POT's network simplex and SciPy's assignment, one problem or many in arrays.
 
-Where POT's compiled core is not to be had, the public `ot.emd` is used. Only the calls of the
-solvers are a loop.
+The simplex is ``ot.lp.emd_c`` (see `core`); where that is not to be had, the public ``ot.emd``.
+Only the calls of the solvers are a loop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from meanfield.errors import ConvergenceError
 from meanfield.transport.certificate import (
-    Certified,
+    Interval,
     SparsePlan,
     certified,
     is_open,
@@ -27,7 +27,7 @@ _REFINEMENTS = 4
 _FORD_ROUNDS, _FORD_GAP = 400, 1e-13
 
 
-def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> Certified:
+def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> Interval:
     """One problem, or a batch (one leading axis): nearest neighbours or the simplex.
 
     Args:
@@ -79,7 +79,7 @@ def _sparse(plans: np.ndarray) -> SparsePlan:
 
 def solve_assignment(
     problem: Problem, *, rtol: float, sigma: np.ndarray | None = None
-) -> Certified:
+) -> Interval:
     """One pair of uniform clouds of one size: accurate relative to the answer.
 
     An optimal permutation that is known may be given, and then serves for any weights.
@@ -90,7 +90,7 @@ def solve_assignment(
     return certified(problem, plan, g, method="assignment", rtol=rtol)
 
 
-def solve_finely(problem: Problem, *, rtol: float, answer: Certified) -> Certified:
+def solve_finely(problem: Problem, *, rtol: float, answer: Interval) -> Interval:
     """One problem whose answer is open: potentials of a permutation, then reduced costs.
 
     Those of a permutation are as small as its displacements; others may be as large as the
@@ -186,7 +186,7 @@ def sparse_simplex(
     *,
     is_warm: bool = False,
 ) -> SparseFound:
-    """An optimal plan on given arcs (rows, columns, costs).
+    """An optimal plan on given arcs (rows, columns, costs), by POT's `ot.lp.emd_c_sparse`.
 
     Args:
         a: masses of the rows.
@@ -204,8 +204,8 @@ def sparse_simplex(
     if core is not None:
         ends = (t.astype(np.uint64) for t in (rows, cols))
         zeros = (np.zeros(len(a)), np.zeros(len(b))) if is_warm else (None, None)
-        *told, _, f, g, code = core.emd_c_sparse(a, b, *ends, costs / unit, _PIVOTS, *zeros)
-        message, (i, j, mass) = core.check_result(code), told
+        *entries, _, f, g, code = core.emd_c_sparse(a, b, *ends, costs / unit, _PIVOTS, *zeros)
+        message, (i, j, mass) = core.check_result(code), entries
     else:
         import ot
         from scipy.sparse import coo_array

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from meanfield.transport.certificate import (
-    Certified,
+    Interval,
     SparsePlan,
     certified,
     log_masses,
@@ -25,7 +25,7 @@ _PRODUCTS = 400_000_000  # pairs; beyond, n log n wins after all
 _UNSAFE = 1e-140  # distances whose squares underflow inside a tree
 
 
-def closed_form(problem: Problem, *, rtol: float) -> Certified | None:
+def closed_form(problem: Problem, *, rtol: float) -> Interval | None:
     """The answer where there is a formula, otherwise None; on the line of one problem only."""
     if problem.n == 1 or problem.m == 1:
         return solve_one_atom(problem, rtol=rtol)
@@ -36,7 +36,7 @@ def closed_form(problem: Problem, *, rtol: float) -> Certified | None:
     return None
 
 
-def solve_one_atom(problem: Problem, *, rtol: float) -> Certified:
+def solve_one_atom(problem: Problem, *, rtol: float) -> Interval:
     """W_p^p = Σᵢ aᵢ ‖xᵢ − y‖^p: there is one coupling only."""
     i, j = np.divmod(np.arange(problem.pairs), problem.m)
     logs = problem.logs_a[..., i] + problem.logs_b[..., j]  # one of the two is 0
@@ -46,7 +46,7 @@ def solve_one_atom(problem: Problem, *, rtol: float) -> Certified:
     return certified(problem, plan, g, method="one atom", rtol=rtol, is_optimal=True)
 
 
-def solve_two_atoms(problem: Problem, *, rtol: float) -> Certified:
+def solve_two_atoms(problem: Problem, *, rtol: float) -> Interval:
     """Two atoms each, p = 2.
 
     The cost is linear in π₁₁ with slope −2⟨x₁ − x₂, y₁ − y₂⟩, so an end of its range is optimal:
@@ -84,7 +84,7 @@ def solve_two_atoms(problem: Problem, *, rtol: float) -> Certified:
     )
 
 
-def solve_line(problem: Problem, *, rtol: float) -> Certified:
+def solve_line(problem: Problem, *, rtol: float) -> Interval:
     """d = 1: the monotone coupling, W_p^p = ∫₀¹ |F⁻¹(t) − G⁻¹(t)|^p dt."""
     x, y = problem.x[:, 0], problem.y[:, 0]
     orders = np.argsort(x, kind="stable"), np.argsort(y, kind="stable")
@@ -98,7 +98,7 @@ def solve_line(problem: Problem, *, rtol: float) -> Certified:
 
 def solve_paired(
     problem: Problem, *, rtol: float, device: str, probe: bool = True
-) -> Certified | None:
+) -> Interval | None:
     """The coupling of xᵢ with yᵢ, and nearest neighbours against it; None where a probe fails.
 
     If yᵢ is a nearest point of ν to xᵢ for every i (or the mirror image), then g = 0 and
