@@ -274,6 +274,17 @@ def test_an_interval_wider_than_asked_is_refused_or_flagged() -> None:
         assert 0 <= float(found.lower) < float(found.upper)
 
 
+@pytest.mark.parametrize("part", [0.5, 0.02])
+def test_column_generation_has_converged_where_the_width_is_what_was_asked(part: float) -> None:
+    mu, nu = pair("softmax", 900, 800, 3)
+    settings = {"method": "column generation", "time_limit": 1e-9, "strict": False}
+    first = solve_w2(mu, nu, **settings)
+    again = solve_w2(mu, nu, **settings, rtol=part * float(first.relative_width))
+    assert float(again.relative_width) == pytest.approx(float(first.relative_width))
+    assert not again.converged
+    assert solve_w2(mu, nu, **settings, rtol=min(2 * float(first.relative_width), 0.99)).converged
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["uniform", "dirichlet", "softmax"])
 @pytest.mark.parametrize("d", [2, 16])
