@@ -40,7 +40,6 @@ WINGS = {
 SEAMS = {
     "pretrained": "seam: Family",
     "attention": "seams: Kernel, RowWise",
-    "transport": "seam: methods",
     "maps": "seam: Map",
     "linalg": "seam: NormSolver",
 }
