@@ -296,7 +296,6 @@ SAME_NAME = {
     # The verb of two seams: each grades what somebody else has found, to an interval.
     "certify": {"meanfield.linalg.evidence", "meanfield.transport.grading"},
     # Inside their packages: evidence of a distance, weighted means and covariances.
-    "Certified": {"meanfield.linalg.row_weights", "meanfield.transport.certificate"},
     "centred": {"meanfield.attention.input_bounds", "meanfield.transport.certificate"},
     "covariance": {"meanfield.attention.input_bounds", "meanfield.dynamics.functionals"},
 }
