@@ -332,3 +332,21 @@ def test_rounding_explains_both_ends_of_what_may_have_crossed() -> None:
     assert float(found.width) > 0.05
     assert float(found.rounding) >= 0.99 * float(found.upper - found.lower)
     assert min(float(found.plan_doubt), float(found.dual_doubt)) > 0
+
+
+@pytest.mark.parametrize("factor", [1.1, 0.5])
+def test_parts_whose_masses_are_wrong_are_not_believed(
+    monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    right = clusters._masses
+
+    def wrong(*args: Any) -> Any:
+        found = right(*args)
+        return found._replace(log_common=found.log_common + math.log(factor))
+
+    monkeypatch.setattr(clusters, "_masses", wrong)
+    x = np.array([[0.0, 0.0], [1.0, 0.0], [50.0, 0.0], [50.0, 1.0]])
+    dense = lambda part: solve_dense(part[None], rtol=1e-9)[0]  # noqa: E731
+    problem = Problem.of(x, x + 0.1, np.zeros(4), np.zeros(4))
+    with pytest.raises(CertificateError, match="clusters: expected"):
+        solve_clusters(problem, dense, rtol=1e-9, snap=True)

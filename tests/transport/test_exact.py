@@ -163,3 +163,12 @@ def test_the_better_one_of_two_sides_bounds_pairs_that_are_not_nearest(swap: boo
     found = solve_w2(*pair, method="identity", strict=False)
     assert float(found.lower) == pytest.approx(math.sqrt((0.1**2 + 4**2) / 2), rel=1e-12)
     assert not found.converged
+
+
+@pytest.mark.parametrize("crossed", [False, True])
+def test_two_atoms_each_are_solved_by_their_formula(crossed: bool) -> None:
+    """A wrong one is healed by the simplex, at twenty times its price: the method tells."""
+    x, y = np.array([[0.0, 0.0], [1.0, 0.2]]), np.array([[0.1, 0.0], [1.3, 0.1]])
+    found = solve_w2(x, y[::-1] if crossed else y)
+    assert found.method == "two atoms"
+    assert float(found.value) ** 2 == pytest.approx((0.01 + 0.09 + 0.01) / 2, rel=1e-13)
