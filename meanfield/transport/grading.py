@@ -153,7 +153,7 @@ def _repaired(problem: Problem, entries: Entries) -> SparsePlan:
     left = [np.maximum(w - np.bincount(index, mass, len(w)), 0) for index, w in sides]
     misplaced = float(max(t.sum() for t in left))
     if misplaced <= _ADDED:
-        return SparsePlan(i, j, logs)
+        return SparsePlan(i, j, scaled)
     added = monotone_along_widest(problem, *left)
     kept = added.log_mass > -math.inf
     moved = (added.rows[kept], added.cols[kept], added.log_mass[kept] + math.log(misplaced))

@@ -167,3 +167,10 @@ def test_a_plan_with_wrong_marginals_is_put_right_and_paid_for() -> None:
         np.testing.assert_allclose(found.plan.sum(1), A, atol=1e-13)
         np.testing.assert_allclose(found.plan.sum(0), B, atol=1e-13)
         assert float(found.upper) <= float(BEST.value) + 10 * size + 1e-6
+
+
+@pytest.mark.parametrize("scale", [1.3, 0.7])
+def test_a_plan_with_too_much_or_too_little_mass_is_scaled(scale: float) -> None:
+    found = certify((X, A), (Y, B), plan=scale * BEST.plan, potentials=BEST.potentials)
+    assert found.plan.sum() == pytest.approx(1, abs=1e-12)
+    assert float(BEST.value) * (1 - 1e-12) <= float(found.upper) < 1.2 * float(BEST.value)

@@ -212,6 +212,18 @@ def test_what_a_wrong_solver_says_is_bounded_and_flagged(
 
 
 @pytest.mark.parametrize("lie", LIES)
+def test_clusters_that_exchange_mass_do_not_believe_a_solver(
+    monkeypatch: pytest.MonkeyPatch, lie: str
+) -> None:
+    """The plan between clusters is looked at, so that no wrong one becomes an upper end."""
+    tell(monkeypatch, LIES[lie])
+    p, answer = problem("crossing"), ANSWERS["as weights are meant"]
+    with np.errstate(invalid="ignore"):
+        found = told(answer.solve(p), answer.place)
+    obeys(found, p, answer, is_lie=True)
+
+
+@pytest.mark.parametrize("lie", LIES)
 def test_what_anybody_says_is_graded_or_refused(lie: str) -> None:
     first = list(LIES).index(lie)
     for k, kind in list(enumerate(PROBLEMS))[first % 3 :: 3]:

@@ -254,6 +254,9 @@ def _crossing(order: float, clusters: _Layout, masses: _Masses, snap: bool) -> _
     moved = min(float(excess[give].sum()), float(-excess[take].sum()))
     a, b = excess[give] / excess[give].sum(), excess[take] / excess[take].sum()
     plan = simplexes(a[None], b[None], far[None] / far.max())[0][0]
+    misplaced = np.abs(plan.sum(1) - a).sum() + np.abs(plan.sum(0) - b).sum()
+    if not (misplaced <= 1e-12 and plan.min() >= 0):  # a solver is not believed
+        return None
     i, j = np.nonzero(plan)
     g = simplexes(a[None], b[None], near[None] / near.max())[1][0] * near.max()
     f = (near - (g - g[0])).min(1)
