@@ -132,9 +132,6 @@ class _KeyStyle(Style):
 register_plugin("pybtex.style.formatting", "keys", _KeyStyle)
 
 _CITATION = re.compile(r"\[([A-Z]{2,}[0-9]{2})\]")
-_TAKEN = re.compile(
-    r"```\{include\} \.\./(README\.md)\n:start-after: (.*)\n:end-before: (.*)\n```"
-)
 _UNIT = re.compile(r"(?<=\d) (?=(?:µs|ms|s|min|h|kB|MB|GB|KiB|MiB|GiB|%|times)\b|%)")
 _LITERAL = re.compile(r"(``.*?``|:cite:p:`.*?`|:math:`.*?`)", re.DOTALL)
 
@@ -146,7 +143,6 @@ def setup(app: Any) -> None:
     app.connect("autodoc-skip-member", _skip_aliases)
     app.connect("doctree-read", _try_formulas)
     app.connect("doctree-read", _readable_tables)
-    app.connect("source-read", _with_formulas_of_the_readme)
     app.connect("source-read", _cited_in_scripts)
     app.connect("missing-reference", _named_at_the_top)
     app.add_html_math_renderer("mathml", (_inline_math, None), (_display_math, None))
@@ -182,23 +178,6 @@ class _Code:
             self.inside and bool(line.strip())
         )
         return self.inside
-
-
-def _with_formulas_of_the_readme(app: Any, docname: str, content: list[str]) -> None:
-    """What a page takes from the README, which is read as plain text, has formulas and links."""
-
-    def part(found: re.Match[str]) -> str:
-        text = (ROOT / found[1]).read_text(encoding="utf-8")
-        text = text[text.index(found[2]) + len(found[2]) : text.index(found[3])]
-        parts = re.split(r"(\||^- |\*)", text, flags=re.MULTILINE)  # cells, points, emphasis
-        parts[::2] = [_FORMULAS["with_mathematics"](one, _can_be_written) for one in parts[::2]]
-        made = re.sub(":math:(`[^`]*`)", r"{math}\1", "".join(parts))
-        made = made.replace(r"\|", r"\Vert ")  # in a table a bar ends a cell
-        return _CITATION.sub(r"{cite:p}`\1`", made)
-
-    content[0] = _TAKEN.sub(part, content[0])
-    if docname == "evidence":
-        app.env.note_dependency(ROOT / "README.md")
 
 
 def _cited_in_scripts(app: Any, docname: str, content: list[str]) -> None:

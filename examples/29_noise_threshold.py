@@ -9,7 +9,7 @@ How much noise keeps tokens from clustering?
 
 dX = K P_X ∫ e^{β⟨X,y⟩} y dμ(y) dt + P_X∘dW on the sphere. The uniform measure is stable below
 K_# = β^{d/2}/(2^{d/2} Γ(d/2) I_{d/2}(β)) (Mun, Rosenzweig, arXiv 2606.05140); above it the mean
-|∫x dμ| is no longer 0. For β below some β_* it leaves 0 continuously, above with a jump.
+``|∫x dμ|`` is no longer 0. For β below some β_* it leaves 0 continuously, above with a jump.
 
 With n particles the order below K_# is not 0 but about 1/√n, and near K_# the flow slows down: at
 the last time the start is still felt there, which the deviation in time does not show.

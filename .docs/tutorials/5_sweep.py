@@ -126,4 +126,6 @@ print("finished:", int(np.sum(broken.status == 1)), "of", broken.sizes["case"])
 
 # %%
 # Files: ``results.write_dataset(ds, "growth.nc")`` and ``results.read_dataset``; any program that
-# reads netCDF reads them. The experiments of the package are such sweeps: ``meanfield list``.
+# reads netCDF reads them, ``results.read_provenance`` says how they were made, and
+# ``report.write_report(ds, "growth.html")`` makes a page that draws each number by
+# ``figures.plot_growth``. The experiments of the package are such sweeps: ``meanfield list``.

@@ -20,6 +20,7 @@ from meanfield import (
     SelfAttention,
     dynamics,
     figures,
+    local_lipschitz,
     sampling,
 )
 from meanfield.dynamics import reduced
@@ -76,6 +77,12 @@ end = dynamics.flow(
 ).points[-1]
 exact = reduced.equiangular(1.0, 32, [0.0, 5.270284]).cosine[-1]
 print(f"cosine {float(end[0] @ end[1]):.9f}, the equation {float(exact):.9f}")
+
+# %%
+# The measure at one of the times, and the flow as one map with the constant of all its steps:
+half = dynamics.measure_at(ds, len(ds.time) // 2)
+flowed = dynamics.FlowMap(F, 0.5, method="rk4", step=0.05, constraint="sphere")
+print(half, float(local_lipschitz(flowed, small)))
 
 # %%
 # A trained network has depth of its own: ``meanfield run through-depth --set models=FOLDER``
