@@ -37,17 +37,18 @@ WINGS = {
         ["experiments", "figures", "report", "corpora", "cli"],
     ),
 }
+# The base classes in italics, which users may subclass.
 SEAMS = {
-    "pretrained": "seam: Family",
-    "attention": "seams: Kernel, RowWise",
-    "maps": "seam: Map",
-    "linalg": "seam: NormSolver",
+    "pretrained": "Family",
+    "attention": "Kernel, RowWise",
+    "maps": "Map",
+    "linalg": "NormSolver",
 }
 _WIDTH, _GAP, _ROW = 740, 8, 38
 _STYLE = """text { font-family: sans-serif; fill: #222; text-anchor: middle; }
 .unit { font-size: 15px; }
 .seam { font-size: 12px; font-style: italic; }
-.key { font-size: 12px; text-anchor: start; }"""
+.key { font-size: 11px; text-anchor: start; }"""
 
 
 def drawing() -> str:
@@ -63,9 +64,12 @@ def drawing() -> str:
             if name in SEAMS:
                 parts.append(_text(x + width / 2, y + 32, "seam", SEAMS[name]))
     bottom = 18 + len(LAYERS) * (_ROW + _GAP)
-    for k, (wing, (what, colour, _)) in enumerate(WINGS.items()):
-        parts.append(_box(10 + 185 * k, bottom, 14, 14, colour))
-        parts.append(_text(30 + 185 * k, bottom + 12, "key", f"{wing}: {what}"))
+    x = 10.0
+    for wing, (what, colour, _) in WINGS.items():
+        words = f"{wing}: {what}"
+        parts.append(_box(x, bottom, 14, 14, colour))
+        parts.append(_text(x + 20, bottom + 12, "key", words))
+        x += 40 + 6 * len(words)
     size = f'width="{_WIDTH + 20}" height="{bottom + 24}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">'
     title = "<title>The layers of meanfield: each imports only from boxes below its row</title>"
