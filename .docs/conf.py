@@ -6,7 +6,6 @@ sphinx-build -W --keep-going -b html .docs .docs/_build
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import itertools
 import os
 import re
@@ -27,16 +26,18 @@ import meanfield
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A page that is no file of the repository.
 _FORMULAS = runpy.run_path(str(ROOT / ".docs" / "formulas.py"))
 _MATHML = runpy.run_path(str(ROOT / ".docs" / "mathml.py"))
 _LISTING = runpy.run_path(str(ROOT / ".docs" / "listing.py"))
+_HOUSE = runpy.run_path(str(ROOT / ".docs" / "house.py"))
+# A page and a drawing that are no files of the repository.
 (ROOT / ".docs" / "reference" / "experiments.md").write_text(_LISTING["page"](), encoding="utf-8")
+(ROOT / ".docs" / "_static" / "house.svg").write_text(_HOUSE["drawing"](), encoding="utf-8")
 
 project = "meanfield"
 author = "The meanfield developers"
 copyright = "2026, The meanfield developers"
-release = importlib.metadata.version("meanfield")
+release = meanfield.__version__
 
 extensions = [
     "myst_parser",

@@ -55,18 +55,9 @@ results.write_dataset(ds, options.out / "flow.nc")
 print(ds[["clusters", "log_energy", "diameter"]].isel(time=slice(None, None, 8)).to_dataframe())
 
 # %%
-# What the whole flow did: W2 to the start with its interval, and the particles' own paths.
+# What the whole flow did: W2 to the start with its interval, and the particles' own way.
 few = ds.isel(time=[0, 20, 40])
 print(dynamics.displacements(few)[["w2", "w2_lower", "w2_upper", "identity"]].to_dataframe())
-print("median straightness", float(dynamics.path_lengths(ds).straightness.median()))
-
-# %%
-# The same call with store= goes on where it was killed, and ends with the same bits.
-stored = dynamics.flow(F, mu, [0.0, 0.5, 1.0], method="rk4", step=0.1, constraint="sphere",
-                       store=options.out / "run")  # fmt: skip
-again = dynamics.flow(F, mu, [0.0, 0.5, 1.0], method="rk4", step=0.1, constraint="sphere",
-                      store=options.out / "run")  # fmt: skip
-print("resumed to the same bits:", bool((stored.points == again.points).all()))
 
 # %%
 # Stability: the local constant of the flow map, beside what its layers would allow.

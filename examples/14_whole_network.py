@@ -46,7 +46,7 @@ print(f"carried by token {int(shares.particles.argmax())}: {float(shares.particl
 # %%
 # Block by block, over windows of the text.
 through_depth = experiments.get("through-depth")
-settings = replace(through_depth.settings, model=options.model, text=options.text)
+settings = replace(through_depth.settings, models=(options.model,), text=options.text)
 if options.quick:
     settings = replace(settings, n_tokens=12, n_windows=2, rtol=1e-3)
 ds = through_depth.run(settings, progress=False)

@@ -1,9 +1,10 @@
 """Flows beside what is known of them
 ===================================
 
-Collapse times, rates, phase transitions, covariance equations and critical noise from the
-literature, each beside a simulation. Where a closed form is exact the two agree to the accuracy
-of the integrator; where it is about infinitely many particles, to the error of those there are.
+Collapse times, rates, phase transitions and covariance equations from the literature, each beside
+a simulation. Where a closed form is exact the two agree to the accuracy of the integrator; where
+it is about infinitely many particles, to the error of those there are. Noise has a script of its
+own, ``29_noise_threshold.py``.
 
 ::
 
@@ -19,7 +20,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import xarray as xr
-from torch.nn.functional import normalize
 
 from meanfield import (
     AttentionParameters,
@@ -121,27 +121,6 @@ for beta, k in ((1.0, 1), (4.0, 2), (30.0, 5)):
     sizes = [np.cos(k * np.arctan2(*x.T[::-1])) @ weights.numpy() for x in ds.points.values]
     rate = math.log(sizes[1] / sizes[0]) / h
     rows.append((f"growth of mode {k}, β = {beta:g}", rate, reduced.mode_rate(k, beta), 1e-3))
-
-# %%
-# With noise the uniform measure of the sphere is stable below a critical coupling; above it
-# particles align (arXiv 2606.05140). Order: the length of the particles' mean.
-n, temperature = (300, 0.2) if options.quick else (1000, 0.2)
-critical = reduced.critical_coupling(3, 1.0, temperature=temperature)
-for factor in (0.5, 2.0):
-    g = torch.Generator().manual_seed(2)
-    north = 2 * identity(3)[0]
-    ds = dynamics.flow(
-        attention(3, 1.0, factor * critical, normalization=exponential),
-        ParticleMeasure(normalize(sampling.sphere(n, 3, generator=g) + north, dim=-1)),
-        np.linspace(0, 24, 49), method="euler", step=0.1, constraint="sphere",
-        noise=dynamics.Noise(temperature, g), keep_points=False,
-        observe={"order": lambda nu: nu.mean().norm()},
-    )  # fmt: skip
-    exact = reduced.aligned_order(3, 1.0, factor * critical, temperature=temperature)
-    # Fluctuations of a mean are of size 1/√n, twice as large (in square) at half the critical
-    # coupling; the scheme's step adds about 0.01.
-    order = float(ds["order"][-16:].mean())
-    rows.append((f"order at {factor:g} times the critical coupling", order, exact, 3 / n**0.5))
 
 # %%
 # Gaussians and means

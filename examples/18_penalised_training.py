@@ -10,8 +10,8 @@ blocks that are contractive by construction.
 
 ``local_lipschitz(F, mu).value`` has a gradient in the parameters of F, so that a constant can
 stand in a loss. Here the loss is the cross entropy plus ``--penalty`` times the mean of log σ over
-the blocks, σ the constant of a block at one sequence of the batch. `lipschitz.monitor` follows the
-constants at a validation sequence and the largest logit of every head. The contractive model has
+the blocks, σ the constant of a block at one sequence of the batch. The constants at a
+validation sequence and the largest logit of every head are followed. The contractive model has
 residual layers x + c f(x)/L with a bound L of L2 attention and of the MLP, no norms, and a
 constant that no input can exceed.
 """
@@ -25,12 +25,13 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+import xarray as xr
 from torch import Tensor
 
 from meanfield import bounds, corpora, figures
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
 from meanfield.layers import MLP, Chain, LayerNorm, Residual, contractive
-from meanfield.lipschitz import local_lipschitz, monitor
+from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 
 VARIANTS = ("plain", "penalised", "contractive")
@@ -123,7 +124,24 @@ def penalty(maps: list[Chain], mu: ParticleMeasure) -> Tensor:
 
 
 # %%
-# Training one model, with a monitor at a validation sequence.
+# Constants and largest logits of the blocks at a validation sequence, each at what enters it.
+@torch.no_grad()
+def measured(maps: list[Chain], mu: ParticleMeasure) -> xr.Dataset:
+    constants, logits = [], []
+    for F in maps:
+        constants.append(local_lipschitz(F, mu, rtol=1e-3, strict=False).value)
+        logits.append(F.largest_logits(mu))
+        mu = F(mu)
+    return xr.Dataset(
+        {
+            "constant": ("layer", torch.stack(constants)),
+            "largest_logit": (("layer", "head"), torch.stack(logits)),
+        }
+    )
+
+
+# %%
+# Training one model.
 def train(variant: str, text: Tensor, valid: Tensor, options: argparse.Namespace) -> dict:
     """Validation bits, constants and logits along the training, and CPU seconds a step."""
     weights = initial(options, int(torch.cat([text, valid.flatten()]).max()) + 1)
@@ -134,9 +152,7 @@ def train(variant: str, text: Tensor, valid: Tensor, options: argparse.Namespace
     def read() -> list[Chain]:
         return blocks(variant, weights, options)
 
-    watch = monitor(read, lambda: embedded(weights, valid[0, :-1]), every=every, rtol=1e-3)
-    adam.register_step_post_hook(watch)
-    bits, seconds = [], []
+    bits, seconds, found = [], [], {}
     for step in range(1, options.steps + 1):
         starts = torch.randint(len(text) - options.context, (options.batch,),
                                generator=generator)  # fmt: skip
@@ -154,7 +170,9 @@ def train(variant: str, text: Tensor, valid: Tensor, options: argparse.Namespace
         if step % every == 0:
             with torch.no_grad():
                 bits.append(float(entropy(read(), weights, valid)) / math.log(2))
-    return {"dataset": watch.dataset(), "bits": bits, "seconds": float(np.median(seconds))}
+                found[step] = measured(read(), embedded(weights, valid[0, :-1]))
+    dataset = xr.concat(found.values(), "step").assign_coords(step=list(found))
+    return {"dataset": dataset, "bits": bits, "seconds": float(np.median(seconds))}
 
 
 # %%

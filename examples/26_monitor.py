@@ -1,8 +1,8 @@
 """Constants during training
 =========================
 
-A callback that measures the layers of a model every so many steps: their local constants with the
-evidence, and the largest score of each head.
+A loop that measures the layers of a model every so many steps of its training: their local
+constants with the evidence, and the largest score of each head.
 
 ::
 
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import torch
+import xarray as xr
 
-from meanfield import ParticleMeasure, figures, pretrained, results, sampling
-from meanfield.lipschitz import monitor
+from meanfield import ParticleMeasure, figures, local_lipschitz, pretrained, results, sampling
 
 parser = argparse.ArgumentParser(description="Constants during training")
 parser.add_argument("--quick", action="store_true")
@@ -41,20 +41,26 @@ def batch(size):
 
 
 # %%
-# ``read`` makes maps of the layers as they are at that step; ``mu`` is what enters the first. One
-# line hangs the callback on the optimiser.
+# ``measured`` reads maps of the layers as they are at that step; ``mu`` is what enters the first,
+# and each later one gets the image under those before.
 mu = ParticleMeasure(sampling.ball(10, 8, radius=3.0, generator=generator))
 
 
-def read():
-    source = pretrained.read(model.eval())
-    return [source.block(k) for k in range(source.n_layers)]
+@torch.no_grad()
+def measured():
+    source, at, rows = pretrained.read(model.eval()), mu, []
+    for k in range(source.n_layers):
+        F = source.block(k)
+        row = local_lipschitz(F, at, rtol=1e-3, strict=False).to_dataset()
+        row["largest_logit"] = ("head", F.largest_logits(at))
+        row.largest_logit.attrs["long_name"] = "largest score of a head, its absolute value"
+        rows.append(row.drop_vars(["direction", "splitting_direction"], errors="ignore"))
+        at = F(at)
+    return xr.concat(rows, "layer")
 
 
 steps, every = (120, 20) if options.quick else (1000, 50)
-callback = monitor(read, mu, every=every, rtol=1e-3)
-callback.measure()  # before the first step
-optimiser.register_step_post_hook(lambda *_: callback())
+found = {0: measured()}  # before the first step
 for step in range(steps):
     model.train()
     X, y = batch(64)
@@ -62,12 +68,15 @@ for step in range(steps):
     optimiser.zero_grad()
     loss.backward()
     optimiser.step()
+    if (step + 1) % every == 0:
+        found[step + 1] = measured()
     if step % every == 0:
         print(f"step {step:4d}  loss {loss.item():.4f}")
 
 # %%
 # The answer is a labelled Dataset: constants, their upper ends and residuals, largest scores.
-ds = callback.dataset()
+ds = xr.concat(found.values(), "step").assign_coords(step=list(found))
+ds.step.attrs["long_name"] = "training step"
 results.write_dataset(ds, options.out / "monitor.nc")
 ds
 

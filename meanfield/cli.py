@@ -20,8 +20,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import meanfield
 from meanfield.checks import count
-from meanfield.errors import NoCases
+from meanfield.errors import MissingExtraError, NoCases
 from meanfield.experiments import EXPERIMENTS, get
 
 if TYPE_CHECKING:
@@ -302,7 +303,7 @@ def _write(ds: xr.Dataset, store: Path) -> None:
     _say(f"wrote {write_dataset(ds, store.with_suffix('.zarr'))}")
     try:
         _say(f"wrote {write_dataset(ds, store.with_suffix('.nc'))}")
-    except ValueError as error:  # netCDF holds less; the answer is whole in the other file
+    except (ValueError, MissingExtraError) as error:  # it is whole in the other file
         _logger.warning("%s is not written: %s", store.with_suffix(".nc"), error)
         store.with_suffix(".nc").unlink(missing_ok=True)  # it would be of an earlier run
 
@@ -425,6 +426,7 @@ def _info(options: argparse.Namespace) -> int:
     from meanfield.results.provenance import PACKAGES
 
     _say(f"python        {platform.python_version()} on {platform.platform()}")
+    _say(f"meanfield     {meanfield.__version__}")
     for package in (*PACKAGES, *_OTHERS):
         try:
             version = importlib.metadata.version(package)

@@ -33,13 +33,18 @@ class ConvergenceError(RuntimeError):
 
 
 class MissingExtraError(ImportError):
-    """An optional dependency is needed and not installed."""
+    """Packages of an extra are needed and not installed.
 
-    def __init__(self, package: str, extra: str) -> None:
+    Args:
+        packages: their names on the index, with spaces between them.
+        extra: the name of the extra that holds them.
+    """
+
+    def __init__(self, packages: str, extra: str) -> None:
+        # The packages by name: on the index `meanfield` is somebody else's distribution.
         super().__init__(
-            f"this needs the package {package!r}, which is not installed: "
-            f'pip install ".[{extra}]" where the source of meanfield is, or '
-            f'"meanfield[{extra}]" from an index that has it'
+            f"this needs what the extra {extra!r} holds, which is not installed: "
+            f"pip install {packages}"
         )
 
 

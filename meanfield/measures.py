@@ -98,7 +98,7 @@ class ParticleMeasure:
 
     @classmethod
     def of(cls, value: Any, weights: Any = None, *, name: str = "mu") -> ParticleMeasure:
-        """The measure that a value stands for: a measure is itself, points are uniform.
+        """Convert to a measure; points get equal weights.
 
         Args:
             value: a `ParticleMeasure`; points (..., n, d) as a tensor, NumPy array, list or data

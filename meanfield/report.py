@@ -117,12 +117,15 @@ def write_report(
     as_dataset(ds)
     target = check_replaceable(path)
     record, asked = read_provenance(ds), question or str(ds.attrs.get("summary", ""))
+    paragraphs = [
+        _CODE.sub(r"<code>\2</code>", escape(text.strip())) for text in re.split(r"\n\s*\n", asked)
+    ]
     source = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)
     drawings = figures_of(ds) if figures is None else figures
     drawn = "\n".join(_figure(ds, name, draw) for name, draw in drawings.items())
     troubles = "".join(f"<li>{escape(one)}</li>" for one in _troubles(ds))
     sections = {
-        "What was asked": "".join(f"<p>{_marked(text)}</p>" for text in _paragraphs(asked)),
+        "What was asked": "".join(f"<p>{text}</p>" for text in paragraphs if text),
         "To make it again": _preformatted(record.get("command") or ""),
         "Failed and not converged": f'<ul class="troubles">{troubles}</ul>' if troubles else "",
         "Figures": f'<div class="figures">\n{drawn}\n</div>' if drawn else "",
@@ -232,14 +235,6 @@ def _table(ds: xr.Dataset) -> str:
 
 def _counted(n: int, noun: str) -> str:
     return f"{n} {noun}{'s' * (n != 1)}"
-
-
-def _paragraphs(text: str) -> list[str]:
-    return [block.strip() for block in re.split(r"\n\s*\n", text) if block.strip()]
-
-
-def _marked(text: str) -> str:
-    return _CODE.sub(r"<code>\2</code>", escape(text))
 
 
 def _preformatted(text: str) -> str:

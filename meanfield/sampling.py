@@ -23,7 +23,6 @@ from meanfield.measures import ParticleMeasure
 __all__ = [
     "adversarial",
     "ball",
-    "critical_pair",
     "interleaved_diracs",
     "sphere",
     "two_diracs",

@@ -354,14 +354,6 @@ def duplicated(
     return np.repeat(points, len(shares), axis=0), np.array(logs)
 
 
-def released_code_quantity(
-    points: np.ndarray, log_weights: np.ndarray, layer: Layer, **mask: Any
-) -> float:
-    """√‖Df(X)ᵀ f(X)‖, what the scripts published with [CAP24] compute in place of ‖Df(X)‖."""
-    image = attention_map(points, log_weights, layer, **mask).ravel()
-    return math.sqrt(np.linalg.norm(jacobian(points, log_weights, layer, **mask).T @ image))
-
-
 def w2_on_the_line(x: np.ndarray, a: np.ndarray, y: np.ndarray, b: np.ndarray) -> float:
     """W₂ of Σ aᵢδ_{xᵢ} and Σ b_jδ_{y_j} on R: mass is moved in increasing order."""
     left = sorted(zip(x.tolist(), a.tolist(), strict=True))
@@ -459,7 +451,7 @@ def adversarial_configurations(
     return found
 
 
-# ------------------------------------------------------------------ Gaussian and running mean
+# ------------------------------------------------------------------ Gaussians
 
 
 def gaussian_image(
@@ -473,11 +465,6 @@ def gaussian_image(
         constant = constant + M @ (mean + covariance @ b)
         slope = slope + M @ covariance @ A
     return constant + slope @ mean, slope @ covariance @ slope.T
-
-
-def running_mean_norm(n: int) -> float:
-    """The norm of x ↦ (x₁ + … + xᵢ)/i on Rⁿ, masked attention at A = 0; increases to 2."""
-    return float(np.linalg.norm(np.tril(np.ones((n, n))) / np.arange(1, n + 1)[:, None], 2))
 
 
 def gaussian_rates(
@@ -508,20 +495,6 @@ def _log_sum(logits: np.ndarray) -> Scalar:
     top = max(logit.real for logit in logits)
     total = sum(_exp(logit - top) for logit in logits)
     return top + (cmath.log(total) if isinstance(total, complex) else _log(total))
-
-
-def sinkhorn_attention_map(
-    points: np.ndarray, log_weights: np.ndarray, layer: Layer, sweeps: int = 2000
-) -> np.ndarray:
-    """The images Σ_h M Σ_j (π_ij/aᵢ) x_j + biases, for positive weights."""
-    p = heads(layer)
-    out = p.output_bias + sum(p.output[h] @ p.value_bias[h] for h in range(len(p.output)))
-    for A, b, M in bilinear(layer):
-        scores = np.stack([(A @ x + b) @ points.T for x in points])
-        plan = sinkhorn_plan(scores, log_weights, sweeps)
-        averages = [plan[i] @ points * _exp(-log_weights[i]) for i in range(len(points))]
-        out = out + np.stack([M @ average for average in averages])
-    return out
 
 
 # ------------------------------------------------------------------ L2 attention [KPM21]
@@ -573,18 +546,6 @@ def mean_field_bound(norm_A: float, norm_V: float, radius: float) -> float:
     """[CAP24 Thm 3.5]: ‖V‖ (1 + 3‖A‖R²) e^{2‖A‖R²}."""
     g = norm_A * radius**2
     return norm_V * (1 + 3 * g) * math.exp(2 * g)
-
-
-def masked_mean_field_bound(norm_A: float, norm_V: float, radius: float, p: float = 2) -> float:
-    """‖V‖ (‖A‖R² + p/(p−1) (1 + 2‖A‖R²) e^{2‖A‖R²}) for d_p, p > 1; p/(p−1) is Hardy's."""
-    g = norm_A * radius**2
-    return norm_V * (g + p / (p - 1) * (1 + 2 * g) * math.exp(2 * g))
-
-
-def large_radius_limit(points: np.ndarray, A: np.ndarray, V: np.ndarray) -> float:
-    """[CAP24 Thm 3.7]: lim ‖Df(λX)‖ = ‖V‖ √(most queries that share their argmax key)."""
-    best = [max(range(len(points)), key=lambda j, q=A @ x: q @ points[j]) for x in points]
-    return largest_singular_value(V) * math.sqrt(max(best.count(j) for j in best))
 
 
 def _phi_inverse(y: float) -> float:

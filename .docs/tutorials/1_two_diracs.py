@@ -30,7 +30,7 @@ from meanfield import (
     figures,
     sampling,
 )
-from meanfield.lipschitz import local_lipschitz, localize, secant_ratio
+from meanfield.lipschitz import compare_lemma_3_2, local_lipschitz, localize, secant_ratio
 
 F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))  # A, V
 mu = ParticleMeasure([[1.0], [-1.0]], weights=[0.1, 0.9])
@@ -55,6 +55,39 @@ localize(constant, F, mu).particles
 # weighted, as :math:`\sqrt{a_i}\,\varepsilon_i`.)
 step = 1e-4 * constant.direction / mu.weights.sqrt()[:, None]
 secant_ratio(F, mu, mu.replace(mu.points + step))
+
+# %%
+# Discrete tokens beside measures
+# -------------------------------
+# A program holds n tokens :math:`X=(x_1,\ldots,x_n)` and a map :math:`X\mapsto f(X)` of
+# :math:`\mathbb R^{n\times d}`; its constant is Euclidean. :cite:p:`CAP24` Lemma 3.2 says that
+# nothing is lost in passing to measures: on n tokens of equal weight both constants agree. So do
+# the ratios along small steps, since the identity is then the optimal coupling.
+tokens = [[1.0], [-1.0], [0.5]]
+both = compare_lemma_3_2(F, tokens)
+print(f"Euclidean {float(both.euclidean):.6f}, Wasserstein {float(both.wasserstein):.6f}")
+
+# %%
+# Along the worst direction the ratios tend to that constant as the step shrinks. Beyond half the
+# distance between tokens they may differ: mass that takes a shorter way than its token makes
+# :math:`W_2` smaller than the Euclidean distance.
+along = both.sel(perturbation="top")
+lengths = np.geomspace(0.02, 20, 60)
+long = compare_lemma_3_2(F, tokens, steps=lengths).sel(perturbation="random")
+with figures.style():
+    ax = plt.subplots()[1]
+    ax.semilogx(lengths, long.euclidean_secant, label="Euclidean ratio, random direction")
+    ax.semilogx(lengths, long.wasserstein_secant, "--", label="Wasserstein ratio")
+    ax.axhline(float(both.euclidean), color="black", lw=0.8, label="local constant of both")
+    ax.set(xlabel="length of the step over the radius", ylabel="ratio of distances")
+    ax.legend(loc="center left")
+along.euclidean_secant.values, along.wasserstein_secant.values
+
+# %%
+# On weights that differ the two geometries part: a light atom that moves far is a small step in
+# :math:`W_2` and a large one for the program.
+euclidean = local_lipschitz(F, mu, geometry="euclidean")
+print(f"Euclidean {float(euclidean):.4f}, Wasserstein {float(constant):.4f}")
 
 # %%
 # The worst weight

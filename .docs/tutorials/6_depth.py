@@ -78,7 +78,7 @@ exact = reduced.equiangular(1.0, 32, [0.0, 5.270284]).cosine[-1]
 print(f"cosine {float(end[0] @ end[1]):.9f}, the equation {float(exact):.9f}")
 
 # %%
-# A trained network has depth of its own: ``meanfield run through-depth --set model=FOLDER``
-# follows a text through the blocks of a checkpoint. A long flow takes ``store=`` and goes on
-# where it was stopped. Experiments: ``clustering``, ``metastability``, ``causal-flow``,
-# ``noise-threshold``, ``placement``.
+# A trained network has depth of its own: ``meanfield run through-depth --set models=FOLDER``
+# follows a text through the blocks of a checkpoint. Experiments: ``clustering``,
+# ``metastability``, ``gaussian-flow``, ``mean-field-limit``; scripts 27 to 30 of the gallery are
+# on two clusters, masked tokens, noise and the place of the normalisation.

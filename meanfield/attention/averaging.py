@@ -21,16 +21,16 @@ _ENTRIES = 2**23
 class AttentionCore(Core):
     """Tᵢⱼ = Σ_h W^h (Mᵢⱼ V^h + Nᵢⱼ (vⱼ − rᵢ) uᵢⱼᵀ), uᵢⱼ = K^hᵀ q̃ᵢⱼ: values and keys move.
 
-    M and N are the tilted attention weights, as in `AttentionTangent`. Keys move by k̇ⱼ = AⱼK ẋⱼ,
+    G, N and M are attention weights with tilts, named as in `Matrices`. Keys move by k̇ⱼ = AⱼK ẋⱼ,
     see `Kernel.key_slopes`, and q̃ᵢⱼ = Aⱼᵀqᵢ; what queries do stands on the diagonal of
     `TokenBlocks`. All is in double precision. In sums of squares the means rᵢ are subtracted from
     values measured from vĵ, ĵ the largest weight of the row, so that nearly one-hot rows keep
     their digits.
 
     Attributes:
-        values: M, (H, n, n).
+        queries: G, (H, n, n), to recompute rᵢ − vĵ = Σⱼ Gᵢⱼ(vⱼ − vĵ) without cancellation.
         keys: N, (H, n, n).
-        weights: G, (H, n, n): attention with which rᵢ − vĵ is a mean of differences.
+        values: M, (H, n, n).
         v: (H, n, v).
         means: rᵢ, (H, n, v).
         most: ĵ, (H, n, 1), or None where rᵢ is subtracted as it is.
@@ -41,9 +41,9 @@ class AttentionCore(Core):
         W: (H, e, v).
     """
 
-    values: Tensor
+    queries: Tensor
     keys: Tensor
-    weights: Tensor
+    values: Tensor
     v: Tensor
     means: Tensor
     most: Tensor | None
@@ -241,7 +241,7 @@ class AttentionCore(Core):
             return self.v[:, None] - self.means[:, rows.slice, None]
         most = self.most[:, rows.slice].expand(-1, -1, self.v.shape[-1])
         away = self.v[:, None] - self.v.gather(1, most)[:, :, None]
-        return away - self.weights[:, rows.slice, None] @ away
+        return away - self.queries[:, rows.slice, None] @ away
 
     def _turned(self, rows: Rows) -> Tensor:
         """q̃ᵢⱼ, (rows, H, n or 1, k)."""
@@ -326,7 +326,10 @@ def attention_blocks(tangent: AttentionTangent, index: int) -> TokenBlocks | Non
     order = None if weights.order is None else weights.order[0].argsort()
 
     def placed(per_token: Tensor, *axes: int) -> Tensor:
-        return per_token if order is None else _taken(per_token, order, axes)
+        if order is not None:
+            for axis in axes:
+                per_token = per_token.index_select(axis, order)
+        return per_token
 
     G, N, M = one.square_matrices()
     most = one.rows.most
@@ -335,9 +338,9 @@ def attention_blocks(tangent: AttentionTangent, index: int) -> TokenBlocks | Non
     W = torch.eye(par.out_dim, dtype=M.dtype, device=M.device)[None]
     slopes = slopes[0]
     core = AttentionCore(
-        values=placed(M, 1, 2),
+        queries=placed(G, 1, 2),
         keys=placed(N, 1, 2),
-        weights=placed(G, 1, 2),
+        values=placed(M, 1, 2),
         v=placed(one.v, 1),
         means=placed(one.rows.means, 1),
         most=None if most is None else placed(most, 1),
@@ -349,9 +352,3 @@ def attention_blocks(tangent: AttentionTangent, index: int) -> TokenBlocks | Non
     )
     fields = tangent.field_jacobians()  # kept there, for the splitting component too
     return TokenBlocks(fields.reshape(-1, *fields.shape[-3:])[index], core)
-
-
-def _taken(per_token: Tensor, order: Tensor, axes: tuple[int, ...]) -> Tensor:
-    for axis in axes:
-        per_token = per_token.index_select(axis, order)
-    return per_token

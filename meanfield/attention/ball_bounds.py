@@ -4,7 +4,15 @@ Every token may move by ε, and an atom may split into parts that move different
 radius ε for the distance W_∞ (masked: at fixed positions). Attention weights then change by a
 factor between l and h, which bounds the change of the derivative entry by entry, and outputs stay
 within ‖V‖ε of the convex hull of the values. Not in the papers; the proof is on the page "Sharp
-constants" of the documentation.
+constants" of the documentation. Letters as there:
+
+    P, P̄          attention weights at the input; bounds of them over the ball (`p`, `most`)
+    χ              bound of |P'/P − 1| in a row (`chi`)
+    uᵢⱼ, yᵢⱼ       slopes of the score sᵢⱼ in the key's and the query's point (`turned`, `pulled`)
+    u, y           bounds of how far these move within ε (`turned_change`, `pulled_change`)
+    own            half of how far scores of a row move apart
+    mᵢ, |vⱼ − mᵢ|  mean of the values that row i sees; distances from it (`away`)
+    T, S           the parts of the derivative by which atoms j and atom i itself move output i
 """
 
 from __future__ import annotations
@@ -116,7 +124,9 @@ class _Rows:
         gain: Tensor | None,
     ) -> Tensor:
         """How far |uᵢⱼ| and yᵢⱼ move, and half of how far scores of a row move apart."""
-        queries, keys = (_of_rows(motion[0], block), motion[1])
+        # What holds for all atoms has an axis of length 1.
+        of_rows = (t if t.shape[-1] == 1 else t[..., block.rows] for t in motion[0])
+        queries, keys = Motion(*of_rows), motion[1]
         eps, norm_A = self.eps, frames.norm_A[..., None]
         key_bent, query_bent = keys.bent[..., None, :], queries.bent[..., None]
         own = eps[..., None] * (vectors.raw_turned + key_bent * vectors.queries[..., None])
@@ -179,7 +189,7 @@ class _Rows:
     def _spreads(self, frames: Frames, vectors: RowFrames) -> None:
         """Standard deviations in the worst direction, at the input and over the ball."""
         self.std, self.pulled_std = (
-            _where_finite(_top_root, covariance(self.p, x, x))
+            _where_finite(_top_eigenvalue, covariance(self.p, x, x)).sqrt()
             for x in (frames.values[..., None, :, :], vectors.pulled)
         )
         self.std_most = self._std_most(self.std, self.away) + self.norm_V * self.eps
@@ -254,13 +264,8 @@ def _where_finite(size: Callable[[Tensor], Tensor], matrices: Tensor) -> Tensor:
     return torch.where(known, size(matrices.where(known[..., None, None], 0.0)), math.inf)
 
 
-def _top_root(squares: Tensor) -> Tensor:
-    return torch.linalg.eigvalsh(squares)[..., -1].clamp_min(0).sqrt()
-
-
-def _of_rows(motion: Motion, block: Block) -> Motion:
-    """That of these rows; what holds for all atoms has an axis of length 1."""
-    return Motion(*(t if t.shape[-1] == 1 else t[..., block.rows] for t in motion))
+def _top_eigenvalue(squares: Tensor) -> Tensor:
+    return torch.linalg.eigvalsh(squares)[..., -1].clamp_min(0)
 
 
 def _norm_from_above(log_N: Tensor) -> Tensor:

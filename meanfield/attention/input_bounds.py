@@ -153,7 +153,9 @@ class Frames:
         slopes = self.query_slopes
         slopes = slopes if slopes.shape[-3] == 1 else slopes[..., block.rows, :, :]
         pulled = k[..., None, :, :] @ (slopes @ self.to_queries.mT[:, None])
-        raw_pulled, keys, scaled = None, _apart(p, k), raw_turned
+        # |kⱼ − k̄ᵢ| from differences, as expanding the square would cancel.
+        keys = torch.cdist(p @ k, k, compute_mode="donot_use_mm_for_euclid_dist")
+        raw_pulled, scaled = None, raw_turned
         if gain is not None:
             raw_pulled, keys = pulled.norm(dim=-1), k.norm(dim=-1)[..., None, :]
             pulled, scaled = gain[..., None] * pulled, gain * raw_turned
@@ -186,8 +188,3 @@ def _is_constant(slopes: Tensor) -> bool:
 def norm(matrices: Tensor) -> Tensor:
     """Spectral norms over the last two axes."""
     return torch.linalg.matrix_norm(matrices, 2)
-
-
-def _apart(p: Tensor, atoms: Tensor) -> Tensor:
-    """|xⱼ − x̄ᵢ|; from differences, as expanding the square would cancel."""
-    return torch.cdist(p @ atoms, atoms, compute_mode="donot_use_mm_for_euclid_dist")

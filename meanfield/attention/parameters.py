@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -61,10 +60,10 @@ class AttentionParameters:
     value: Tensor
     output: Tensor | None
     query_bias: Tensor | None
+    key_bias: Tensor | None
     value_bias: Tensor | None
     output_bias: Tensor | None
     scale: Tensor
-    key_bias: Tensor | None
     _inner: Tensor
     _widths: list[int]
     _outer: Tensor | None
@@ -83,37 +82,35 @@ class AttentionParameters:
     ) -> None:
         given = {"query": query, "key": key, "value": value, "output": output}
         heads = {
-            name: None if matrix is None else _heads(matrix, name)
-            for name, matrix in given.items()
+            name: _heads(matrix, name) for name, matrix in given.items() if matrix is not None
         }
-        q, k, v, w = heads["query"], heads["key"], heads["value"], heads["output"]
-        if q is None or k is None or v is None:
+        if not {"query", "key", "value"} <= heads.keys():
             raise TypeError("query, key, value: expected matrices, got None")
+        q, k, v, w = *(heads[name] for name in ("query", "key", "value")), heads.get("output")
         for name, matrix in heads.items():
-            if matrix is not None:
-                check_same_kind(q, "query", matrix, name)
+            check_same_kind(q, "query", matrix, name)
         _check_shapes(q, k, v, w)
-        out_dim = v.shape[-2] if w is None else w.shape[-2]
         # All heads side by side, so that a product reads its points once; the matrices are views.
         inner = torch.cat([q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)])
-        parts = inner.split([q.shape[:2].numel(), k.shape[:2].numel(), v.shape[:2].numel()])
-        store = object.__setattr__
-        store(self, "_inner", inner)
-        store(self, "_widths", [len(part) for part in parts])
-        for name, part, like in zip(("query", "key", "value"), parts, (q, k, v), strict=True):
-            store(self, name, part.unflatten(0, like.shape[:2]))
+        parts = inner.split([part.shape[:2].numel() for part in (q, k, v)])
         outer = None if w is None else w.movedim(0, 1).flatten(1)
-        store(self, "_outer", outer)
-        store(
-            self,
-            "output",
-            None if outer is None else outer.unflatten(1, (len(q), -1)).movedim(1, 0),
-        )
-        store(self, "query_bias", _bias(query_bias, "query_bias", q, tuple(q.shape[:2])))
-        store(self, "key_bias", _bias(key_bias, "key_bias", q, tuple(k.shape[:2])))
-        store(self, "value_bias", _bias(value_bias, "value_bias", q, tuple(v.shape[:2])))
-        store(self, "output_bias", _bias(output_bias, "output_bias", q, (out_dim,)))
-        store(self, "scale", _scale(scale, q))
+        out_dim = v.shape[-2] if w is None else w.shape[-2]
+        values = {
+            "query": parts[0].unflatten(0, q.shape[:2]),
+            "key": parts[1].unflatten(0, k.shape[:2]),
+            "value": parts[2].unflatten(0, v.shape[:2]),
+            "output": None if outer is None else outer.unflatten(1, (len(q), -1)).movedim(1, 0),
+            "query_bias": _bias(query_bias, "query_bias", q, tuple(q.shape[:2])),
+            "key_bias": _bias(key_bias, "key_bias", q, tuple(k.shape[:2])),
+            "value_bias": _bias(value_bias, "value_bias", q, tuple(v.shape[:2])),
+            "output_bias": _bias(output_bias, "output_bias", q, (out_dim,)),
+            "scale": _scale(scale, q),
+            "_inner": inner,
+            "_widths": [len(part) for part in parts],
+            "_outer": outer,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     @classmethod
     def from_bilinear(cls, bilinear: Any, value: Any) -> AttentionParameters:
@@ -286,9 +283,7 @@ class AttentionParameters:
     @property
     def requires_grad(self) -> bool:
         """Whether a matrix, a bias or the scale does."""
-        biases = self.query_bias, self.key_bias, self.value_bias, self.output_bias
-        parts = self._inner, self._outer, self.scale, *biases
-        return any(part is not None and part.requires_grad for part in parts)
+        return any(part.requires_grad for part in self._given().values())
 
     @property
     def n_groups(self) -> int:
@@ -327,19 +322,8 @@ class AttentionParameters:
             raise IndexError(f"expected a head in 0..{self.n_heads - 1}, got {index}")
         one = slice(index, index + 1) if index != -1 else slice(-1, None)
 
-        def pick(t: Tensor | None) -> Tensor | None:
-            return None if t is None else self.per_head(t)[one]
-
-        return AttentionParameters(
-            self.query[one],
-            pick(self.key),
-            pick(self.value),
-            pick(self.output),
-            query_bias=pick(self.query_bias),
-            value_bias=pick(self.value_bias),
-            scale=self.scale[one],
-            key_bias=pick(self.key_bias),
-        )
+        picked = {name: self.per_head(part)[one] for name, part in self._given().items()}
+        return AttentionParameters(**picked | {"output_bias": None})
 
     def after(self, norm: Map) -> AttentionParameters:
         """The parameters at γ ∘ z + β, as a function of z: the gain of a normalisation absorbed.
@@ -378,57 +362,36 @@ class AttentionParameters:
                 return own
             return matrix @ shift if own is None else own + matrix @ shift
 
-        return AttentionParameters(
-            moved(self.query),
-            moved(self.key),
-            moved(self.value),
-            self.output,
-            query_bias=bias(self.query_bias, self.query),
-            value_bias=bias(self.value_bias, self.value),
-            output_bias=self.output_bias,
-            scale=self.scale,
-            key_bias=bias(self.key_bias, self.key),
-        )
+        changed: dict[str, Tensor | None] = {}
+        for name in ("query", "key", "value"):
+            matrix = getattr(self, name)
+            changed[name] = moved(matrix)
+            changed[f"{name}_bias"] = bias(getattr(self, f"{name}_bias"), matrix)
+        return AttentionParameters(**self._given() | changed)
 
     def to(self, *args: Any, **kwargs: Any) -> AttentionParameters:
         """The same matrices in another dtype or on another device (as `torch.Tensor.to`)."""
         check_move(self.query, *args, **kwargs)
-        return self._each(lambda t: t.to(*args, **kwargs))
+        moved = {name: part.to(*args, **kwargs) for name, part in self._given().items()}
+        return AttentionParameters(**moved)
 
     def detach(self) -> AttentionParameters:
         """The same matrices without their gradients."""
-        return self._each(Tensor.detach)
+        return AttentionParameters(**{k: part.detach() for k, part in self._given().items()})
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> AttentionParameters:
-        def changed(t: Tensor | None) -> Tensor | None:
-            return None if t is None else change(t)
-
-        return AttentionParameters(
-            changed(self.query),
-            changed(self.key),
-            changed(self.value),
-            changed(self.output),
-            query_bias=changed(self.query_bias),
-            value_bias=changed(self.value_bias),
-            output_bias=changed(self.output_bias),
-            scale=changed(self.scale),
-            key_bias=changed(self.key_bias),
-        )
+    def _given(self) -> dict[str, Any]:
+        """What the layer is made from, by the names of the arguments, but for what is None."""
+        named = ((f.name, getattr(self, f.name)) for f in fields(self) if f.name[0] != "_")
+        return {name: part for name, part in named if part is not None}
 
     def _repr_html_(self) -> str:
-        rows = [
-            (name, " × ".join(map(str, matrix.shape)))
-            for name in ("query", "key", "value", "output", "query_bias", "key_bias", "value_bias")
-            if (matrix := getattr(self, name)) is not None
-        ]
-        return html_table("Attention parameters", [*rows, ("scale", span(self.scale))])
+        parts = self._given()
+        scale = parts.pop("scale")
+        rows = [(name, " × ".join(map(str, part.shape))) for name, part in parts.items()]
+        return html_table("Attention parameters", [*rows, ("scale", span(scale))])
 
     def __repr__(self) -> str:
-        biases = [
-            name
-            for name in ("query_bias", "key_bias", "value_bias", "output_bias")
-            if getattr(self, name) is not None
-        ]
+        biases = [name for name in self._given() if name.endswith("_bias")]
         extra = f", {', '.join(biases)}" if biases else ""
         return (
             f"AttentionParameters(n_heads={self.n_heads}, dim={self.dim}, "

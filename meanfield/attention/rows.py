@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from torch import Tensor
@@ -18,47 +18,57 @@ from torch import Tensor
 from meanfield.checks import as_float_tensor
 from meanfield.linalg import LinearMap
 
+if TYPE_CHECKING:
+    from meanfield.attention.sinkhorn import Plan
+    from meanfield.attention.tangent import AttentionTangent
+    from meanfield.attention.weights import Weights
+
 
 class Normalization:
     """What turns the scores of a layer into its attention weights P; a base class with defaults.
 
     `RowWise` covers what needs one row at a time. A subclass that needs the whole matrix has two
     ways. As Sinkhorn's, it first finds potentials of the columns (`plan`) and then normalises the
-    rows by `rows`. Or it leaves `rows` None and gives `whole`; its derivative is then by automatic
-    differentiation.
+    rows by `rows`. Or it leaves `rows` None and gives `whole`, which always sees all rows, in
+    O(H n²) memory; its derivative is then by automatic differentiation.
+
+    Example:
+        >>> class BothWays(Normalization):
+        ...     def whole(self, scores, log_weights):
+        ...         logits = scores + log_weights
+        ...         return (logits.softmax(-1) + logits.softmax(-2)) / 2
 
     Attributes:
         rows: how rows are normalised, with the potentials added to the log-weights; None if
             `whole` is used.
         is_softmax: whether it is the softmax of each row.
         has_field: whether row i of P depends on nothing but the scores of row i and the
-            potentials; then the map has a field Γ_μ(x) away from its atoms.
+            potentials; then the map has a field Γ_μ(x) away from its atoms. Not by default.
         takes_masks: whether P is defined for a masked layer.
     """
 
     rows: RowWise | None = None
     is_softmax: bool = False
-    has_field: bool = True
+    has_field: bool = False
     takes_masks: bool = True
 
     def head(self, index: int) -> Normalization:
         """The normalisation of one head; `self` unless it holds numbers per head."""
         return self
 
-    def plan(self, weights: Any) -> Any:
-        """A plan of the whole matrix, with `potentials` and `converged`; None if there is none.
-
-        Args:
-            weights: an `attention.weights.Weights` without potentials.
-        """
+    def plan(self, weights: Weights) -> Plan | None:
+        """A plan of the whole matrix, from weights without potentials; None if there is none."""
         return None
 
-    def linear_map(self, tangent: Any) -> LinearMap:
-        """The derivative of the atoms, given that at fixed potentials (an `AttentionTangent`)."""
+    def linear_map(self, tangent: AttentionTangent) -> LinearMap:
+        """The derivative of the atoms, given that at fixed potentials."""
         return tangent.as_linear_map()
 
     def whole(self, scores: Tensor, log_weights: Tensor) -> Tensor:
-        """P ``(*batch, H, m, n)`` of scores and log-weights ``(*batch, 1, 1, n)``."""
+        """P ``(*batch, H, m, n)`` of scores and log-weights ``(*batch, 1, 1, n)``.
+
+        Scores are −∞ where row i does not see column j.
+        """
         raise NotImplementedError(f"{type(self).__name__} has to give `rows` or `whole`")
 
 
@@ -68,7 +78,8 @@ class RowWise(Normalization):
     """Pᵢⱼ = aⱼ ψ(sᵢⱼ) / (Σ_l a_l ψ(s_il) + e^sink), or aⱼ ψ(sᵢⱼ) if rows are not divided.
 
     Args:
-        log_psi: log ψ, entry by entry, in differentiable torch operations; None is ψ = exp.
+        log_psi: log ψ, entry by entry, in differentiable torch operations, with ψ > 0; None is
+            ψ = exp.
         divides: whether a row is divided by its sum.
         sink: logit of one more column of value 0, a number or one per head (H,); None is none.
         name: for messages.
@@ -84,6 +95,7 @@ class RowWise(Normalization):
     divides: bool = True
     sink: Tensor | None = None
     name: str = "row-wise"
+    has_field = True
 
     def __post_init__(self) -> None:
         if self.log_psi is not None and not callable(self.log_psi):

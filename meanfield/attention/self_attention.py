@@ -16,7 +16,7 @@ from meanfield.attention.ball_bounds import ball_bound
 from meanfield.attention.kernels import Kernel, dot_product
 from meanfield.attention.kernels.kernel import FeatureSizes, Score
 from meanfield.attention.parameters import AttentionParameters
-from meanfield.attention.rows import Normalization, RowWise, softmax
+from meanfield.attention.rows import Normalization, exponential, softmax
 from meanfield.attention.sinkhorn import Plan
 from meanfield.attention.streaming import attend
 from meanfield.attention.tangent import MEMORY, AttentionTangent
@@ -141,7 +141,7 @@ class SelfAttention(Map):
         if not self.normalization.has_field:
             raise ValueError(
                 "field: expected a normalisation of rows, got one of the whole matrix, which says "
-                "nothing about points that are not atoms; custom(..., row_wise=True) if it does"
+                "nothing about points that are not atoms; has_field = True if it does"
             )
         weights = self.weights(mu)
 
@@ -164,7 +164,7 @@ class SelfAttention(Map):
 
     def plan(self, mu: ParticleMeasure) -> Plan:
         """The Sinkhorn plan with its potentials and how well the marginals are met."""
-        plan: Plan | None = self.normalization.plan(self._bare_weights(mu))
+        plan = self.normalization.plan(self._bare_weights(mu))
         if plan is None:
             raise ValueError(
                 f"plan: expected the normalisation sinkhorn, got {self.normalization}"
@@ -174,7 +174,7 @@ class SelfAttention(Map):
     def weights(self, mu: ParticleMeasure) -> Weights:
         """The attention weights between the atoms of μ, a block of rows at a time."""
         weights = self._bare_weights(mu)
-        plan: Plan | None = self.normalization.plan(weights)
+        plan = self.normalization.plan(weights)
         return weights if plan is None else replace(weights, potentials=plan.potentials)
 
     # --- what the layer declares, see `meanfield.Map` ---
@@ -185,7 +185,7 @@ class SelfAttention(Map):
         own = self.normalization
         weights = self._bare_weights(mu)
         self._refuse_undefined(mu)
-        plan: Plan | None = own.plan(weights)
+        plan = own.plan(weights)
         if own.rows is None or not (plan is None or bool(plan.converged.all())):
             # The implicit derivative assumes that the potentials solve their equation.
             return linearize_by_autodiff(self, mu, geometry=geometry)
@@ -245,8 +245,8 @@ class SelfAttention(Map):
     def largest_logits(self, mu: ParticleMeasure) -> Tensor:
         """max |s(xᵢ, xⱼ)| over the pairs of atoms that a head sees, ``(*batch, H)``."""
         self._check(mu)
-        # Without the shift of the keys that the softmax does not see.
-        weights = Weights.of(self.parameters, self.kernel, _WHOLE, mu, causal=self.causal)
+        # Under ψ = exp the scores are log ψ, without the shift of keys that the softmax allows.
+        weights = Weights.of(self.parameters, self.kernel, exponential, mu, causal=self.causal)
         return torch.stack([s.amax((-2, -1)) for s in weights.score_sizes()]).amax(0)
 
     def ball_bounds(
@@ -271,7 +271,7 @@ class SelfAttention(Map):
     def score_matrices(self) -> Tensor:  # type: ignore[override]
         """A per head, (H, d, d), of the softmax of ⟨A x, y⟩; of other layers none, (0, d, d)."""
         A = self.parameters.A
-        return A if self._is_bilinear else A[:0]
+        return A if self.score.kind == "dot product" else A[:0]
 
     @property
     def score(self) -> Score:
@@ -285,52 +285,53 @@ class SelfAttention(Map):
         return self.kernel.feature_sizes(self.parameters, radius)
 
     @property
-    def _is_bilinear(self) -> bool:
-        return self.score.kind == "dot product"
-
-    @property
     def heads(self) -> Sequence[SelfAttention]:  # type: ignore[override]
         """The layer with one head at a time; they add up to it, but for the output bias."""
-        return [self._head(h) for h in range(self.parameters.n_heads)]
-
-    def _head(self, h: int) -> SelfAttention:
-        return replace(
-            self,
-            parameters=self.parameters.head(h),
-            kernel=self.kernel.head(h),
-            normalization=self.normalization.head(h),
-        )
+        return [
+            replace(
+                self,
+                parameters=self.parameters.head(h),
+                kernel=self.kernel.head(h),
+                normalization=self.normalization.head(h),
+            )
+            for h in range(self.parameters.n_heads)
+        ]
 
     # --- inside ---
 
     def _bare_weights(self, mu: ParticleMeasure) -> Weights:
         self._check(mu)
-        rows = self.normalization.rows or _WHOLE
+        # A normalisation of the whole matrix gets the scores themselves, which are log ψ of exp.
+        rows = self.normalization.rows or exponential
         return Weights.of(self.parameters, self.kernel, rows, mu, causal=self.causal)
 
     def _attend(self, weights: Weights, queries: Tensor, positions: Tensor | None) -> Tensor:
         """Γ for queries ``(*batch, H, m, k)``."""
-        par, centre = self.parameters, weights.features.v_centre
-        heads = self._means(weights, queries, positions)
-        out = par.join(heads if centre is None else heads + centre)
-        return out if par.output_bias is None else out + par.output_bias
-
-    def _means(self, weights: Weights, queries: Tensor, positions: Tensor | None) -> Tensor:
-        """Σⱼ Pᵢⱼ vⱼ of each head about the centre, ``(*batch, H, m, v)``."""
-        features = weights.features
-        if self.normalization.rows is None:
+        par, features = self.parameters, weights.features
+        if self.normalization.rows is not None:
+            places = weights.places(positions)
+            heads = attend(
+                queries,
+                features.k,
+                features.v,
+                weights.head_logs,
+                places.rows,
+                places.columns,
+                scoring=weights.scoring,
+            )
+        else:
             scores = weights.scores(queries, positions)
-            return self.normalization.whole(scores, weights.head_logs[..., None, :]) @ features.v
-        places = weights.places(positions)
-        return attend(
-            queries,
-            features.k,
-            features.v,
-            weights.head_logs,
-            places.rows,
-            places.columns,
-            scoring=weights.scoring,
-        )
+            p = self.normalization.whole(scores, weights.head_logs[..., None, :])
+            if p.shape != scores.shape:
+                raise ValueError(
+                    f"{name_of(self.normalization)}.whole: expected attention weights of shape "
+                    f"{tuple(scores.shape)}, got {tuple(p.shape)}"
+                )
+            heads = p @ features.v
+        if features.v_centre is not None:
+            heads = heads + features.v_centre
+        out = par.join(heads)
+        return out if par.output_bias is None else out + par.output_bias
 
     def _check(self, mu: ParticleMeasure) -> None:
         par = self.parameters
@@ -381,11 +382,6 @@ class SelfAttention(Map):
                 f"{float(positions.min())} to {float(positions.max())}: {why} all the mass"
             )
         return positions
-
-
-# Stands for a normalisation of the whole matrix, under which a shift of the scores may change P:
-# it is not shift-invariant, and so the keys are not centred.
-_WHOLE = RowWise(divides=False)
 
 
 def _check_kind(value: object, kind: Any, name: str, what: str) -> None:

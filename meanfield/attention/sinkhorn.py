@@ -52,6 +52,7 @@ class Sinkhorn(Normalization):
     max_iterations: int
     strict: bool
     rows = softmax
+    has_field = True
     takes_masks = False
 
     def plan(self, weights: Weights) -> Plan:
@@ -191,14 +192,10 @@ def _newton_step(log_p: Tensor, log_c: Tensor, logs: Tensor) -> Tensor:
     safe = torch.where(alive, logs, 0.0)
     log_q = log_p + logs[..., :, None] - (safe + log_c)[..., None, :]
     q = torch.where(alive[..., None, :], log_q, -math.inf).exp().mT
-    return _solve(q @ log_p.exp(), alive.to(q.dtype).expand_as(log_c), logs.exp(), -log_c)
-
-
-def _solve(kernel: Tensor, left: Tensor, right: Tensor, of: Tensor) -> Tensor:
-    """x with (1 − kernel + left ⊗ right) x = of, component by component."""
-    system = _regularised(kernel, left, right)
+    ones = alive.to(q.dtype).expand_as(log_c)
+    system = _regularised(q @ log_p.exp(), ones, logs.exp())
     # Singular where clusters are nearly decoupled: the caller rejects steps that are not finite.
-    return torch.linalg.solve_ex(system, of[..., None])[0][..., 0]
+    return torch.linalg.solve_ex(system, -log_c[..., None])[0][..., 0]
 
 
 def _regularised(kernel: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -264,17 +261,15 @@ class _PotentialTangent:
         q = tilted.values * half.exp()
         # K is Q in the geometry asked for: with √(aᵢ/aⱼ) for aᵢ/aⱼ if it is weighted.
         self.k = tilted.values if weighted else q
-        gain = self._gain()
+        gain: Tensor | float = 1.0
+        p = self.p
+        if not (p.queries is p.keys and p.keys is p.values):
+            positive = torch.where(p.values > 0, p.values, 1.0)
+            gain = torch.where(p.values > 0, p.keys / positive, 0.0)
         self.k_gain, self.q_gain = self.k * gain, q * gain
         left = torch.where(alive, (0.5 * safe).exp(), 0.0) if weighted else alive.to(safe.dtype)
         right = left if weighted else torch.where(alive, safe.exp(), 0.0)
         self.system = torch.linalg.lu_factor(_regularised(self.k.mT @ self.p.values, left, right))
-
-    def _gain(self) -> Tensor | float:
-        p = self.p
-        if p.queries is p.keys and p.keys is p.values:
-            return 1.0
-        return torch.where(p.values > 0, p.keys / torch.where(p.values > 0, p.values, 1.0), 0.0)
 
     def as_linear_map(self) -> LinearMap:
         """As a map between displacements."""

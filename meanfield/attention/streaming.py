@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meanfield.attention.weights import Block, Places, Scoring, blind_rows
+from meanfield.attention.weights import Places, Scoring, blind_rows
 from meanfield.checks import is_differentiated, is_recorded
 
 # Log-weight that stands for −inf in the fused kernel. Scores are negligible beside it, its
@@ -72,7 +72,7 @@ def attend(
     function = _PLAIN
     if not scoring.is_plain:
         function = _sum_of(scoring)
-    if places and not (scoring.is_plain and scoring.is_sighted):
+    if places and not (scoring.is_plain and scoring.sees_all):
         aligned = _aligned(row_positions, len(batch)), _aligned(column_positions, len(batch))
     # Where nothing is differentiated, `apply` would take as long as a small map.
     run = _Streamed.apply if is_differentiated(*tensors, *places) else _summed
@@ -137,15 +137,11 @@ class RowSum:
             # The transpose of the transpose. `torch.func.jvp` would not run inside the forward
             # mode of ordinary autograd, which has one level.
             out, pull_back, *_ = torch.func.vjp(lambda r, c: self.block(r, c, places), *at)
-            push_forward = torch.func.vjp(pull_back, _zeros_like(out))[1]
+            zeros = tuple(tuple(torch.zeros_like(t) for t in part) for part in out)
+            push_forward = torch.func.vjp(pull_back, zeros)[1]
             return push_forward(along)[0]
 
         return RowSum(block, 2 * self.n_rows, self.n_row_outputs, scoring=self.scoring)
-
-
-def _zeros_like(outputs: tuple[Tensors, Tensors]) -> tuple[Tensors, Tensors]:
-    of_rows, of_columns = (tuple(torch.zeros_like(t) for t in part) for part in outputs)
-    return of_rows, of_columns
 
 
 # --- attention and its first derivatives ---
@@ -292,7 +288,11 @@ def _blockwise(
     out: tuple[Tensors, Tensors] | None = None
     entries = math.prod(rows[0].shape[:-2]) * n
     for block in scoring.blocks(entries, m, n, places, rows[0].device):
-        of_block = _of_block(function, rows, columns, places, block)
+        of_block = function.block(
+            tuple(t.narrow(-2, block.rows.start, block.n_rows) for t in rows),
+            tuple(t.narrow(-2, block.columns.start, block.n_columns) for t in columns),
+            places.block(block),
+        )
         # Written into one place: small outputs kept from block to block would lie between the
         # large temporaries of the blocks, and their memory could not be used again.
         out = out or (_room(of_block[0], m), _room(of_block[1], n))
@@ -302,14 +302,6 @@ def _blockwise(
             whole.narrow(-2, block.columns.start, block.n_columns).add_(output)
     assert out is not None
     return (*out[0], *out[1])
-
-
-def _of_block(
-    function: RowSum, rows: Tensors, columns: Tensors, places: Places, block: Block
-) -> tuple[Tensors, Tensors]:
-    own = tuple(t.narrow(-2, block.rows.start, block.n_rows) for t in rows)
-    seen = tuple(t.narrow(-2, block.columns.start, block.n_columns) for t in columns)
-    return function.block(own, seen, places.block(block))
 
 
 def _room(tensors: Tensors, length: int) -> Tensors:

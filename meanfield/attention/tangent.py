@@ -139,12 +139,6 @@ class AttentionTangent:
         """(B, ·, ·) as ``(*batch, H, ·, ·)``."""
         return flat.unflatten(0, (*self.batch_shape, self.weights.parameters.n_heads))
 
-    def _by_head(self, per_particle: Tensor) -> Tensor:
-        """``(*batch, n)`` as (B, n, 1)."""
-        heads = self.weights.parameters.n_heads
-        wide = per_particle[..., None, :].expand(*self.batch_shape, heads, self.weights.n)
-        return wide.reshape(-1, self.weights.n, 1)
-
     @cached_property
     def _absent(self) -> Tensor:
         """Which atoms have no mass, ``(*batch, 1, n, 1)``."""
@@ -156,7 +150,9 @@ class AttentionTangent:
         logs = self.weights.log_weights
         if self.geometry == "euclidean" or bool((logs == logs[..., :1]).all()):
             return None
-        return self._by_head(torch.where(logs > -math.inf, 0.5 * logs, 0.0))
+        half = torch.where(logs > -math.inf, 0.5 * logs, 0.0)[..., None, :]
+        wide = half.expand(*self.batch_shape, self.weights.parameters.n_heads, self.weights.n)
+        return wide.reshape(-1, self.weights.n, 1)
 
     @property
     def _has_gain(self) -> bool:
@@ -185,12 +181,9 @@ class AttentionTangent:
         return self._room[which][: math.prod(shape)].view(shape)
 
     @cached_property
+    @torch.no_grad()
     def rows(self) -> _Rows:
         """The data of all rows, see `_Rows`."""
-        with torch.no_grad():
-            return self._prepared()
-
-    def _prepared(self) -> _Rows:
         q, v = self.q, self.v
         entries = sum(b.n_rows * b.n_columns for b in self.blocks)
         matrices = (1 + (self._half_logs is not None)) * (1 + self._has_gain)

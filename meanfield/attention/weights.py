@@ -15,6 +15,7 @@ from meanfield.attention.kernels import Features, Kernel
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.rows import RowWise, softmax
 from meanfield.checks import at_once, describe, is_host, is_recorded
+from meanfield.errors import NoDerivativeError
 from meanfield.measures import ParticleMeasure
 
 # Entries of one block of P, so that it and what is computed from it stay in the cache.
@@ -95,7 +96,7 @@ class Scoring:
         return self.activation is not None or self.normalization.log_psi is not None
 
     @property
-    def is_sighted(self) -> bool:
+    def sees_all(self) -> bool:
         """Whether a row sees all columns."""
         return not self.causal and self.reach == math.inf
 
@@ -133,6 +134,8 @@ class Scoring:
         logits, gain, *_ = torch.func.jvp(
             lambda x: self._log_psi(x, bias), (products,), (torch.ones_like(products),)
         )
+        if self.normalization.log_psi is not None and not is_recorded(gain):
+            _refuse_slopes(gain, self.normalization.name)
         return _masked(logits + log_columns, hidden), gain
 
     def blocks(
@@ -163,7 +166,7 @@ class Scoring:
         starts = range(0, max(n_rows, 1), size)
         rows = [slice(start, min(start + size, n_rows)) for start in starts]
         seen = [(0, n_columns)] * len(rows)
-        if len(rows) > 1 and not self.is_sighted:
+        if len(rows) > 1 and not self.sees_all:
             seen = self._seen(rows, places, n_columns)
         return [Block(i, slice(*j)) for i, j in zip(rows, seen, strict=True)]
 
@@ -174,7 +177,8 @@ class Scoring:
             return [(0, n)] * len(rows)
         ends = [torch.stack(at[..., i].aminmax(dim=-1), -1) for i in rows]
         first, last = torch.stack(ends, -2).unbind(-1)
-        away = self.reach + 4 * torch.finfo(columns.dtype).eps  # what is on the edge is looked at
+        # Include columns exactly at the reach, whatever the rounding of positions.
+        away = self.reach + 4 * torch.finfo(columns.dtype).eps
         last = last if self.causal else last + away
         shape = torch.broadcast_shapes(first.shape[:-1], columns.shape[:-1])
         columns, first, last = (
@@ -212,7 +216,12 @@ class Scoring:
         rows, columns = places.rows, places.columns
         if rows is None or columns is None:
             return None, None
-        hidden = self._out_of_sight(rows, columns)
+        hidden = None
+        if self.causal or self.reach < math.inf:
+            ahead = columns[..., None, :] - rows[..., :, None]
+            hidden = ahead > 0 if self.causal else ahead.abs() >= self.reach
+            if self.causal and self.reach < math.inf:
+                hidden = hidden | (ahead <= -self.reach)
         if self.position_bias is None:
             return None, hidden
         bias = self.position_bias(rows.squeeze(-2), columns.squeeze(-2))
@@ -223,14 +232,6 @@ class Scoring:
         hidden = outside if hidden is None else hidden | outside
         return bias.masked_fill(outside, 0.0), hidden
 
-    def _out_of_sight(self, rows: Tensor, columns: Tensor) -> Tensor | None:
-        if self.reach == math.inf:
-            return columns[..., None, :] > rows[..., :, None] if self.causal else None
-        ahead = columns[..., None, :] - rows[..., :, None]
-        if not self.causal:
-            return ahead.abs() >= self.reach
-        return (ahead > 0) | (ahead <= -self.reach)
-
     def _blind(self, logits: Tensor, places: Places) -> Tensor | None:
         psi, bias = self.normalization.log_psi, self.position_bias
         if psi is None and bias is None and self.reach == math.inf:
@@ -238,6 +239,14 @@ class Scoring:
         if not self.normalization.divides:
             return None
         return _if_any(logits.amax(-1, keepdim=True) == -math.inf)
+
+
+def _refuse_slopes(gain: Tensor, name: str) -> None:
+    if not bool(torch.isfinite(gain).all()):
+        raise NoDerivativeError(
+            f"{name}: expected ψ > 0, with a finite slope of log ψ at every score, got a slope of "
+            f"{float(gain[~torch.isfinite(gain)][0])}; log ψ is −∞ where ψ = 0, as of relu"
+        )
 
 
 def _masked(logits: Tensor, hidden: Tensor | None) -> Tensor:

@@ -32,11 +32,11 @@ statements that are not in the papers; the page "Sharp constants" of the documen
 # Files: `golden` (a search), `sharp` (this package's upper bounds), `running` (under a mask),
 # `spheres` (behind a norm), `diracs` (its lower ones), `rates` (for a given A), `scores` (other
 # kernels), `theorems` (the papers' own), `layer` (from heads to a layer), `l2` (L2 attention on n
-# tokens), `tables` (all of them at once: `statements`, `upper_rows`, `point_rows`, `lower_rows`).
+# tokens), `tables` (all of them at once: `statements`, `theorem_list`, `witnesses`).
 
+from meanfield.bounds.diracs import masked_two_dirac_lower as masked_two_dirac_lower
+from meanfield.bounds.diracs import sphere_two_dirac_lower as sphere_two_dirac_lower
 from meanfield.bounds.diracs import (
-    masked_two_dirac_lower,
-    sphere_two_dirac_lower,
     tokens_lower,
     two_dirac_best_log_ratio,
     two_dirac_lower,
@@ -46,11 +46,12 @@ from meanfield.bounds.l2 import (
     l2_attention_inf,
     l2_attention_max,
     l2_spread,
-    l2_theorem_3_2,
 )
-from meanfield.bounds.scores import capped_mean_field, l2_mean_field
+from meanfield.bounds.l2 import l2_theorem_3_2 as l2_theorem_3_2
+from meanfield.bounds.scores import capped_mean_field as capped_mean_field
+from meanfield.bounds.scores import l2_mean_field
 from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
-from meanfield.bounds.spheres import sphere_mean_field
+from meanfield.bounds.spheres import sphere_mean_field as sphere_mean_field
 from meanfield.bounds.tables import table
 from meanfield.bounds.theorems import (
     local_upper,
@@ -60,22 +61,18 @@ from meanfield.bounds.theorems import (
     theorem_3_5,
 )
 
+# What is imported `as` itself is not in the list, but may be taken from here as well.
 __all__ = [
-    "capped_mean_field",
     "l2_attention_2",
     "l2_attention_inf",
     "l2_attention_max",
     "l2_mean_field",
     "l2_spread",
-    "l2_theorem_3_2",
     "local_upper",
     "masked_mean_field",
-    "masked_two_dirac_lower",
     "mean_field",
     "proposition_3_4",
     "scaling_factor",
-    "sphere_mean_field",
-    "sphere_two_dirac_lower",
     "table",
     "theorem_3_3",
     "theorem_3_5",

@@ -1,20 +1,22 @@
-"""One theorem applied to one layer: a number, or why there is none."""
+"""What a theorem asks of a layer, and what it says of it: a number, or why there is none."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from meanfield.bounds.layer import Layer, raised
+from meanfield.bounds.theorems import local_upper
 
 if TYPE_CHECKING:
     from meanfield.measures import ParticleMeasure
 
 OURS = "this package"
-
-Words = tuple[str, str, str, str, str]  # name, side, of, assumption, source
 
 
 @dataclass(frozen=True)
@@ -56,16 +58,9 @@ class BoundRow:
         return (self.name, shown, self.side, self.of, self.assumption, self.source)
 
 
-def statement(words: Words, value: Callable[[], float], reason: str | None) -> BoundRow:
-    """The row of a theorem; `value` is computed where no reason speaks against it."""
-    name, side, of, assumption, source = words
-    number = None if reason is not None else float(value())
-    return BoundRow(name, number, side, of, assumption, source, reason)
-
-
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A layer, where its points are, and why statements do not apply, or None.
+    """A layer, and where its points are.
 
     Attributes:
         layer: attention, the gain of a norm before it absorbed.
@@ -98,15 +93,11 @@ class Question:
         slope = anywhere if points is None else float(norm.unit.local_upper(points))
         return cls(layer, inner, n, points, slope)
 
-    def upper(self, words: Words, value: Callable[[], float], reason: str | None) -> BoundRow:
-        """An upper bound of attention, times the slope of the norm before it."""
-        if self.layer.norm is None:
-            return statement(words, value, reason)
-        name, side, of, assumption, source = words
-        where = "at the points" if self.points is not None else "anywhere"
-        words = (name, side, of, f"{assumption}, times 1/σ {where}", source)
-        blow_up = None if self.slope < math.inf else "the norm has ε = 0: give points="
-        return statement(words, lambda: self.slope * value(), reason or blow_up)
+    def joined(self, bound: Callable[..., Any], **settings: Any) -> float:
+        """A bound of the layer from ‖A‖, the radius and the query bias of each head."""
+        layer = self.layer
+        each = bound(layer.norm_A, 1.0, self.radius, shift=layer.shift, **settings)
+        return layer.joined(each)
 
     @property
     def kind(self) -> str:
@@ -114,41 +105,82 @@ class Question:
         return "dot product" if self.layer.score is None else self.layer.score.kind
 
     @property
-    def kernel(self) -> str | None:
-        """Whether scores are dot products."""
-        bilinear = self.kind == "dot product"
-        return None if bilinear else "the kernel is not the dot product under the softmax"
-
-    @property
-    def plain(self) -> str | None:
-        """Whether there may be no mask."""
-        return "the layer is masked" if self.layer.causal else None
-
-    @property
-    def masked(self) -> str | None:
-        """Whether there may be a mask."""
-        return "the layer is not masked" if self.layer.causal is False else None
-
-    @property
-    def counted(self) -> str | None:
-        """Whether n is given."""
-        return None if self.n is not None else "the number of tokens is not given"
-
-    @property
-    def bare(self) -> str | None:
-        """Whether attention comes first."""
-        return None if self.layer.norm is None else "a norm comes before attention"
-
-    @property
-    def normalised(self) -> str | None:
-        """Whether a norm comes first, and leaves points room to move along a sphere."""
+    def sphere_dim(self) -> int:
+        """Of the sphere that a norm before attention leaves its points on; −1 without one."""
         norm = self.layer.norm
-        if norm is None:
-            return "no norm comes before attention"
-        dim = self.layer.parameters.dim - norm.centred
-        return None if dim >= 2 else "there is no circle on the line"
+        return -1 if norm is None else self.layer.parameters.dim - norm.centred - 1
 
     @property
-    def placed(self) -> str | None:
-        """Whether points are given."""
-        return None if self.points is not None else "no points are given"
+    def tokens(self) -> int:
+        """How many there are; asked for behind `counted`."""
+        assert self.n is not None
+        return self.n
+
+    @cached_property
+    def sizes(self) -> Any:
+        """Of queries and keys on the ball, None where they are not known."""
+        return self.layer.sizes(self.radius)
+
+    @cached_property
+    def declared(self) -> Any:
+        """What `local_upper` of the map gives at the points, None where it declares nothing."""
+        try:
+            return local_upper(self.layer.map, self.points)
+        except NotImplementedError:
+            return None
+
+    @cached_property
+    def eigenpairs(self) -> list[tuple[float, np.ndarray]]:
+        """The real eigenvalues of the first A but 0, each with a unit vector."""
+        values, vectors = np.linalg.eig(self.layer.A[0])
+        return [
+            (float(value.real), u.real / np.linalg.norm(u.real))
+            for value, u in zip(values, vectors.T, strict=True)
+            if value.imag == 0 and value.real != 0
+        ]
+
+
+class Ask(NamedTuple):
+    """What a theorem asks of a layer.
+
+    Attributes:
+        otherwise: why the theorem does not apply where it does not hold.
+        holds: whether it holds.
+    """
+
+    otherwise: str
+    holds: Callable[[Question], bool]
+
+
+_SLOPED = Ask("the norm has ε = 0: give points=", lambda q: q.slope < math.inf)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A theorem: its words, what it asks of a layer, and its number.
+
+    Attributes:
+        words: name, side, of, assumption and source, as in `BoundRow`; {bias} in the source is
+            where a query bias is noted.
+        asks: the first that does not hold is the reason why there is no number.
+        value: the number, computed where all hold.
+        times_slope: whether the number is of attention alone, so that behind a norm it is
+            multiplied by the norm's constant.
+    """
+
+    words: tuple[str, str, str, str, str]
+    asks: Sequence[Ask]
+    value: Callable[[Question], float]
+    times_slope: bool = False
+
+    def row(self, question: Question) -> BoundRow:
+        """The row of this theorem in the table of a layer."""
+        (name, side, of, assumption, source), asks, slope = self.words, self.asks, 1.0
+        if self.times_slope and question.layer.norm is not None:
+            where = "at the points" if question.points is not None else "anywhere"
+            assumption = f"{assumption}, times 1/σ {where}"
+            asks, slope = (*asks, _SLOPED), question.slope
+        reason = next((ask.otherwise for ask in asks if not ask.holds(question)), None)
+        value = None if reason is not None else float(slope * self.value(question))
+        source = source.format(bias=f"; query bias: {OURS}" * bool(question.layer.shift.any()))
+        return BoundRow(name, value, side, of, assumption, source, reason)

@@ -7,10 +7,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from meanfield.bounds.layer import Layer
-from meanfield.bounds.lower_rows import lower_rows
-from meanfield.bounds.point_rows import point_rows
 from meanfield.bounds.statements import BoundRow, Question
-from meanfield.bounds.upper_rows import other_rows, upper_rows
+from meanfield.bounds.theorem_list import statements
 from meanfield.checks import count, number
 from meanfield.html import html_table
 from meanfield.results.answers import Answer, labelled
@@ -136,9 +134,7 @@ def table(
     mu = None if points is None else _in_ball(points, radius, n)
     n = n if mu is None else mu.n_particles
     question = Question.of(known, radius, n, mu)
-    rows = [
-        row for part in (upper_rows, other_rows, point_rows, lower_rows) for row in part(question)
-    ]
+    rows = [each.row(question) for each in statements(question.kind)]
     return BoundTable(
         statement=tuple(row.name for row in rows),
         value=tuple(row.value for row in rows),

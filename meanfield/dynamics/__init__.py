@@ -6,20 +6,18 @@ Dataset, `FlowMap` is the flow as a map of measures, and the rest measures what 
 """
 
 # Files, each importing only those before it: `clocks`, `constraints`, `velocities`, `merging`,
-# `schemes`, `integrators`, `adaptive`, `trajectories`, `resuming`, `flow`, `variation`,
-# `flow_map`, `paths`, `stability`; `placements`, `functionals` and `reduced` import none of the
-# others but `clocks`.
+# `schemes`, `integrators`, `trajectories`, `flow`, `flow_map`, `paths`, `stability`; `placements`,
+# `functionals` and `reduced` import none of the others but `clocks`.
 
-from meanfield.dynamics.adaptive import Adaptive
 from meanfield.dynamics.clocks import log_clock
 from meanfield.dynamics.flow import flow
 from meanfield.dynamics.flow_map import FlowMap
-from meanfield.dynamics.functionals import covariance, diameter, effective_rank, log_energy
-from meanfield.dynamics.integrators import Noise
+from meanfield.dynamics.functionals import covariance, diameter, log_energy
+from meanfield.dynamics.integrators import Adaptive, Noise
 from meanfield.dynamics.merging import cluster_count, clusters
-from meanfield.dynamics.paths import displacements, measure_at, path_lengths
+from meanfield.dynamics.paths import displacements, measure_at
 from meanfield.dynamics.placements import placed
-from meanfield.dynamics.stability import divergence, stability
+from meanfield.dynamics.stability import stability
 
 __all__ = [
     "Adaptive",
@@ -30,13 +28,10 @@ __all__ = [
     "covariance",
     "diameter",
     "displacements",
-    "divergence",
-    "effective_rank",
     "flow",
     "log_clock",
     "log_energy",
     "measure_at",
-    "path_lengths",
     "placed",
     "stability",
 ]

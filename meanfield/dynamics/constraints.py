@@ -32,6 +32,10 @@ class Constraint:
         """The points of the set next to points near it, (..., n, d)."""
         return points
 
+    def stretch(self, points: Tensor) -> Tensor:
+        """s, with s P_x the derivative of `retract`, P_x at the retracted points, (..., n, 1)."""
+        return torch.ones_like(points[..., :1])
+
     def outward(self, points: Tensor) -> Tensor:
         """The derivative of `retract` in each particle's radius, (..., n, d)."""
         return torch.zeros_like(points)
@@ -63,6 +67,12 @@ class Sphere(Constraint):
     def retract(self, points: Tensor) -> Tensor:
         """r x/|x| (of the centred x)."""
         return self.radii * self.outward(points)
+
+    def stretch(self, points: Tensor) -> Tensor:
+        """r/|x| (of the centred x)."""
+        if self.centred:
+            points = _centred(points)
+        return self.radii / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
 
     def outward(self, points: Tensor) -> Tensor:
         """x/|x| (of the centred x)."""

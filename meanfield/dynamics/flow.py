@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,18 +11,17 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from meanfield.checks import name_of, to_host
-from meanfield.dynamics.adaptive import Adaptive
-from meanfield.dynamics.clocks import TIME
-from meanfield.dynamics.integrators import Noise
-from meanfield.dynamics.resuming import Checkpoints, description
-from meanfield.dynamics.trajectories import FlowProblem, State, flow_problem, states
+from meanfield.checks import name_of, number, to_host
+from meanfield.dynamics.clocks import TIME, checked_times
+from meanfield.dynamics.integrators import Adaptive, Noise, integrator_of
+from meanfield.dynamics.trajectories import FlowProblem
+from meanfield.dynamics.velocities import schedule_of
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
 from meanfield.results.provenance import provenance
 
-Observables = Mapping[Variable, Callable[[ParticleMeasure], Any]]
+Observables = dict[Variable, Callable[[ParticleMeasure], Any]]
 
 _EVALUATIONS = Variable(
     "evaluations", "evaluations of the velocity since the start", dims=("time",), dtype="int64"
@@ -43,7 +41,6 @@ def flow(
     coalesce: float = 0.0,
     observe: Mapping[str | Variable, Callable[[ParticleMeasure], Any]] | None = None,
     keep_points: bool = True,
-    store: str | os.PathLike[str] | None = None,
 ) -> xr.Dataset:
     """The flow ẋ = P_x Γ_{μ_t}(x), that is ∂μ + div(μ P Γ_μ) = 0, at chosen times.
 
@@ -68,10 +65,6 @@ def flow(
             `results.Variable` that labels them and names the dimensions of arrays. A value has
             the shape ``(*batch, *dims)``.
         keep_points: whether the particles are kept.
-        store: a folder to which each time is written when it is reached. Calling again continues
-            after the last time written, and returns the same bits as an uninterrupted run. Maps
-            and functions of `observe` are told apart by their values at the start and at one
-            scattered cloud, for which they are called once more.
 
     Returns:
         Dataset: `points` (time, particle, feature), `log_weights` (particle), `positions` if any,
@@ -79,7 +72,7 @@ def flow(
         dimension `case`, after `time`.
 
     Raises:
-        ValueError, TypeError: arguments that do not fit; a store of another flow.
+        ValueError, TypeError: arguments that do not fit.
         OverflowError: particles leave the range of their dtype.
         ConvergenceError: an adaptive method needs too many steps, or steps below rounding.
 
@@ -90,23 +83,25 @@ def flow(
         >>> ds.points.values[-1, :, 0]  # the mean 2 grows to 2e, gaps stay
         array([4.43656..., 6.43656...])
     """
-    problem = flow_problem(
-        F, mu, times, method=method, step=step, constraint=constraint, noise=noise,
-        coalesce=coalesce,
-    )  # fmt: skip
+    clock = checked_times(times)
+    problem = FlowProblem(
+        mu,
+        schedule_of(F, float(clock[0]), float(clock[-1])),
+        clock,
+        integrator_of(method, step),
+        constraint,
+        noise,
+        number(coalesce, "coalesce", least=0),
+    )
     observables = _labelled(observe or {})
-    checkpoints, reached = None, None
-    records: list[dict[str, np.ndarray]] = []
-    if store is not None:
-        kept = {"observe": sorted(v.name for v in observables), "keep_points": keep_points}
-        functions = {variable.name: function for variable, function in observables.items()}
-        checkpoints = Checkpoints(store, problem, kept, functions)
-        reached, records = checkpoints.load()
-    for state in states(problem, reached):
-        records.append(_record(problem, state, observables, keep_points))
-        if checkpoints is not None:
-            checkpoints.save(records[-1], state)
-    return _assembled(problem, observables, records, keep_points)
+    if keep_points:
+        kind = str(mu.dtype).removeprefix("torch.")
+        points = Variable(
+            "points", "where the particles are", dims=("particle", "feature"), dtype=kind
+        )
+        observables[points] = lambda measure: measure.points
+    records = [_record(*state, observables) for state in problem.states()]
+    return _assembled(problem, observables, records)
 
 
 def _labelled(observe: Mapping[str | Variable, Callable[..., Any]]) -> Observables:
@@ -123,12 +118,9 @@ def _labelled(observe: Mapping[str | Variable, Callable[..., Any]]) -> Observabl
 
 
 def _record(
-    problem: FlowProblem, state: State, observables: Observables, keep_points: bool
+    measure: ParticleMeasure, evaluations: int, observables: Observables
 ) -> dict[str, np.ndarray]:
-    measure = problem.measure_at(state)
-    record = {"evaluations": np.array(state.evaluations)}
-    if keep_points:
-        record["points"] = to_host(measure.points)
+    record = {"evaluations": np.array(evaluations)}
     for variable, function in observables.items():
         value = function(measure)
         array = to_host(value) if isinstance(value, Tensor) else np.asarray(value)
@@ -143,21 +135,15 @@ def _record(
 
 
 def _assembled(
-    problem: FlowProblem,
-    observables: Observables,
-    records: list[dict[str, np.ndarray]],
-    keep_points: bool,
+    problem: FlowProblem, observables: Observables, records: list[dict[str, np.ndarray]]
 ) -> xr.Dataset:
     mu = problem.start
     case = ("case",) if mu.batch_shape else ()
     kind = str(mu.dtype).removeprefix("torch.")
-    in_time = [replace(v, dims=("time", *case, *v.dims)) for v in observables]
-    if keep_points:
-        dims = ("time", *case, "particle", "feature")
-        in_time.append(Variable("points", "where the particles are", dims=dims, dtype=kind))
     fixed = {"log_weights": ("logarithm of the weights", mu.log_weights)}
     if mu.positions is not None:
         fixed["positions"] = ("positions", mu.positions)
+    in_time = (replace(v, dims=("time", *case, *v.dims)) for v in observables)
     variables = [_EVALUATIONS, *in_time]
     values = {v.name: np.stack([record[v.name] for record in records]) for v in variables}
     for name, (meaning, tensor) in fixed.items():
@@ -169,8 +155,13 @@ def _assembled(
             array, first = values[v.name], v.dims.index("case")
             shape = (*array.shape[:first], -1, *array.shape[first + depth :])
             values[v.name] = array.reshape(shape)
-    spec = {k: v for k, v in description(problem).items() if k not in ("times", "generator")}
-    spec["maps"] = [name_of(F) for F in problem.layers.maps]
+    spec = {
+        "maps": [name_of(F) for F in problem.schedule.maps],
+        "method": str(problem.integrator),
+        "constraint": problem.constraint,
+        "coalesce": problem.coalesce,
+        "temperature": None if problem.noise is None else problem.noise.temperature,
+    }
     record = provenance(spec, dtype=mu.dtype, device=mu.device)
     coords = {"time": (TIME, problem.times)}
     return dataset(variables, values, coords=coords, attrs={"provenance": record})

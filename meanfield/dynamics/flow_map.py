@@ -1,20 +1,23 @@
-"""The flow between two times as a map of measures, composable with all that takes one."""
+"""The flow between two times as a map of measures, and its derivative along the steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from meanfield.checks import number
-from meanfield.dynamics.adaptive import Adaptive, integrator_of
-from meanfield.dynamics.integrators import Integrator
-from meanfield.dynamics.trajectories import FlowProblem, states
-from meanfield.dynamics.variation import flow_linearisation
-from meanfield.dynamics.velocities import layers_of
+from meanfield.dynamics.constraints import Constraint, constraint_at
+from meanfield.dynamics.integrators import Adaptive, Integrator, integrator_of
+from meanfield.dynamics.schemes import Tableau, stepped, tableau
+from meanfield.dynamics.trajectories import FlowProblem
+from meanfield.dynamics.velocities import Schedule, Velocity, schedule_of
 from meanfield.layers.composition import Composite, identity_at
+from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation
 from meanfield.measures import MeasureMap, ParticleMeasure
 
@@ -47,7 +50,7 @@ class FlowMap(Composite):
     span: tuple[float, float]
     integrator: Integrator
     constraint: str | None
-    F: MeasureMap | Sequence[MeasureMap] = field(repr=False)
+    schedule: Schedule = field(repr=False)
 
     def __init__(
         self,
@@ -61,19 +64,20 @@ class FlowMap(Composite):
     ) -> None:
         start = number(start, "start")
         end = number(end, "end", least=start)
-        super().__init__(layers_of(F, start, end).maps)
-        store = object.__setattr__
-        store(self, "F", F)
+        schedule, store = schedule_of(F, start, end), object.__setattr__
+        super().__init__(schedule.maps)
+        store(self, "schedule", schedule)
         store(self, "span", (start, end))
         store(self, "integrator", integrator_of(method, step))
         store(self, "constraint", constraint)
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """Φ(μ); weights and positions stay."""
-        layers, times = layers_of(self.F, *self.span), np.array(sorted({*self.span}))
-        problem = FlowProblem(mu, layers, times, self.integrator, self.constraint)
-        *_, last = states(problem)
-        return problem.measure_at(last)
+        times = np.array(sorted({*self.span}))
+        *_, (last, _) = FlowProblem(
+            mu, self.schedule, times, self.integrator, self.constraint
+        ).states()
+        return last
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
         """The derivative at μ as a product over the steps, exactly that of the scheme.
@@ -82,8 +86,126 @@ class FlowMap(Composite):
 
         It keeps the linearisation of F at every stage of every step.
         """
-        layers = layers_of(self.F, *self.span)
-        whole = flow_linearisation(
-            layers, mu, self.span, self.integrator, self.constraint, geometry=geometry
+        start = _Retraction.at(constraint_at(self.constraint, mu.points), mu.points)
+        steps = tuple(self._steps(mu, start.on, geometry))
+        whole = Linearisation(
+            _Product(start, steps, each=False).as_linear_map(mu),
+            _Product(start, steps, each=True).as_linear_map(mu),
         )
         return whole @ identity_at(mu)  # without absent atoms
+
+    def _steps(self, mu: ParticleMeasure, on: Constraint, geometry: str) -> Iterator[_Step]:
+        method, following = tableau(self.integrator.method), None
+        mu = mu.replace(on.retract(mu.points))
+        for F, start, end in self.schedule.between(*self.span):
+            velocity = Velocity(F, on)
+            for taken in self.integrator.steps(velocity, mu, (start, end), step=following):
+                seen = [_Retraction.at(on, x) for x in taken.stages.reached]
+                slopes = [velocity.linearisation(mu.replace(R.y), geometry=geometry) for R in seen]
+                yield _Step(
+                    method, taken.size, slopes, seen, _Retraction.at(on, taken.stages.moved)
+                )
+                mu, following = taken.measure, taken.following
+
+
+class _Retraction(NamedTuple):
+    """The derivative of x, r ↦ y, the point of the constraint next to x, in x and in the radius r.
+
+    Attributes:
+        on: the constraint.
+        y: the points on it, (..., n, d).
+        stretch: s; the derivative in x is s P_y, which is symmetric.
+        outward: u, that in r.
+    """
+
+    on: Constraint
+    y: Tensor
+    stretch: Tensor
+    outward: Tensor
+
+    @classmethod
+    def at(cls, on: Constraint, points: Tensor) -> _Retraction:
+        return cls(on, on.retract(points), on.stretch(points), on.outward(points))
+
+    def each(self) -> _Retraction:
+        """That of every atom by itself, (..., n, 1, d)."""
+        y, stretch, outward = (x.unsqueeze(-2) for x in self[1:])
+        return _Retraction(self.on, y, stretch, outward)
+
+    def push(self, eps: Tensor, radius: Tensor) -> Tensor:
+        """s P_y ε + uρ."""
+        return self.stretch * self.on.tangent(self.y, eps) + self.outward * radius
+
+    def pull(self, zeta: Tensor) -> tuple[Tensor, Tensor]:
+        """s P_y ζ, ⟨u, ζ⟩."""
+        moved = self.stretch * self.on.tangent(self.y, zeta)
+        return moved, (self.outward * zeta).sum(-1, keepdim=True)
+
+
+class _Step(NamedTuple):
+    """One step: ε ↦ R'(ε + h Σⱼ bⱼκⱼ), κᵢ = Vᵢ Rᵢ'(ε + h Σⱼ aᵢⱼκⱼ), of linearisations V and R'."""
+
+    method: Tableau
+    size: float
+    velocities: list[Linearisation]
+    retractions: list[_Retraction]
+    end: _Retraction
+
+
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """The steps one after the other; also propagates the derivative in each particle's radius.
+
+    Attributes:
+        start: the way onto the constraint.
+        steps: the steps.
+        each: for the fields of single atoms, in place of all atoms together.
+    """
+
+    start: _Retraction
+    steps: tuple[_Step, ...]
+    each: bool
+
+    def as_linear_map(self, mu: ParticleMeasure) -> LinearMap:
+        batch = [*mu.batch_shape, mu.n_particles] if self.each else mu.batch_shape
+        shape = (1 if self.each else mu.n_particles, mu.dim)
+        return LinearMap(
+            self.push, self.pull, shape, shape, torch.Size(batch), mu.dtype, mu.device
+        )
+
+    def push(self, eps: Tensor) -> Tensor:
+        """One product with each V."""
+        start = self._of(self.start)
+        radius = (start.outward * eps).sum(-1, keepdim=True)
+        eps = start.push(eps, radius)
+        for step in self.steps:
+            slopes: list[Tensor] = []
+            for row, V, R in self._stages(step):
+                reached = stepped(eps, step.size, row, slopes)
+                slopes.append(V.matvec(R.push(reached, radius)))
+            moved = stepped(eps, step.size, step.method.weights, slopes)
+            eps = self._of(step.end).push(moved, radius)
+        return eps
+
+    def pull(self, zeta: Tensor) -> Tensor:
+        """The transpose: the same stages, backwards."""
+        radius = torch.zeros_like(zeta[..., :1])
+        for step in reversed(self.steps):
+            zeta, more = self._of(step.end).pull(zeta)
+            h, radius = step.size, radius + more
+            slopes = [h * weight * zeta for weight in step.method.weights]
+            for i, (row, V, R) in reversed(list(enumerate(self._stages(step)))):
+                back, more = R.pull(V.rmatvec(slopes[i]))
+                zeta, radius = zeta + back, radius + more
+                for j, weight in enumerate(row):
+                    slopes[j] = torch.add(slopes[j], back, alpha=h * weight)
+        start = self._of(self.start)
+        zeta, more = start.pull(zeta)
+        return zeta + start.outward * (radius + more)
+
+    def _of(self, R: _Retraction) -> _Retraction:
+        return R.each() if self.each else R
+
+    def _stages(self, step: _Step) -> Iterator[tuple[tuple[float, ...], LinearMap, _Retraction]]:
+        for row, V, R in zip(step.method.rows, step.velocities, step.retractions, strict=True):
+            yield row, V.field if self.each else V.atoms, self._of(R)

@@ -1,4 +1,4 @@
-"""Functionals of a measure: size, spread, rank, interaction energy. Each takes batches."""
+"""Functionals of a measure: size, spread, interaction energy. Each takes batches."""
 
 from __future__ import annotations
 
@@ -27,22 +27,10 @@ def diameter(mu: ParticleMeasure) -> Tensor:
 
 def covariance(mu: ParticleMeasure) -> Tensor:
     """Σᵢ aᵢ (xᵢ − m)(xᵢ − m)ᵀ about the mean m, shape (..., d, d)."""
-    spread, unit = _spread(check_measure(mu))
-    return spread * unit[..., None, None] ** 2
-
-
-def effective_rank(mu: ParticleMeasure) -> Tensor:
-    """exp(−Σₖ pₖ log pₖ), pₖ = λₖ/Σλ the eigenvalues of the covariance, shape (...).
-
-    Between 1 and d; 0 for a measure that is one point.
-
-    Source: Roy, Vetterli, The effective rank, 2007.
-    """
-    values = torch.linalg.eigvalsh(_spread(check_measure(mu))[0]).clamp_min(0.0)
-    total = values.sum(-1, keepdim=True)
-    fractions = values / torch.where(total > 0, total, 1.0)
-    rank = torch.special.entr(fractions).sum(-1).exp()
-    return rank.where(total[..., 0] > 0, 0.0)
+    points, unit = _about_the_heaviest(check_measure(mu))
+    weights = mu.weights[..., None]
+    centred = points - (weights * points).sum(-2, keepdim=True)
+    return (weights * centred).mT @ centred * unit[..., None, None] ** 2
 
 
 def log_energy(mu: ParticleMeasure, A: Tensor) -> Tensor:
@@ -66,14 +54,6 @@ def log_energy(mu: ParticleMeasure, A: Tensor) -> Tensor:
         scores = rows @ mu.points.mT + logs[..., None, :] + row_logs[..., None]
         parts.append(scores.flatten(-2).logsumexp(-1))
     return torch.stack(parts).logsumexp(0)
-
-
-def _spread(mu: ParticleMeasure) -> tuple[Tensor, Tensor]:
-    """The covariance (..., d, d) in a unit (...) squared in which it stays in the number range."""
-    points, unit = _about_the_heaviest(mu)
-    weights = mu.weights[..., None]
-    centred = points - (weights * points).sum(-2, keepdim=True)
-    return (weights * centred).mT @ centred, unit
 
 
 def _about_the_heaviest(mu: ParticleMeasure) -> tuple[Tensor, Tensor]:

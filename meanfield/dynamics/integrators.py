@@ -1,29 +1,26 @@
-"""From one time to the next: what an integrator is, equal steps, and noise."""
+"""From one time to the next: equal steps, steps chosen by their error, and noise."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_generator, choice, number
-from meanfield.dynamics.schemes import FIXED, Stages, stages, tableau
+from meanfield.checks import as_generator, choice, count, describe, number
+from meanfield.dynamics.schemes import ADAPTIVE, FIXED, Stages, Tableau, stages, stepped, tableau
 from meanfield.dynamics.velocities import Velocity
+from meanfield.errors import ConvergenceError
+from meanfield.linalg.vectors import lengths
 from meanfield.measures import ParticleMeasure
 
-
-class Advance(NamedTuple):
-    """The time and measure reached, evaluations of the velocity, the next step to try."""
-
-    time: float
-    measure: ParticleMeasure
-    evaluations: int
-    step: float | None
+_TINY_RTOL = 1e-13  # below it the error estimate of a step in float64 is rounding
+# The next step is longer or shorter than the last by these factors at most, and that of the
+# formula by a margin.
+_SHORTER, _LONGER, _MARGIN = 0.2, 10.0, 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,55 +70,10 @@ class Step(NamedTuple):
     following: float | None
 
 
-class Integrator(ABC):
-    """A way from one time to the next: steps, each followed by a retraction onto the constraint.
-
-    Attributes:
-        method: the name of its coefficients in `schemes.tableau`.
-    """
-
-    method: str
-
-    @abstractmethod
-    def steps(
-        self,
-        velocity: Velocity,
-        mu: ParticleMeasure,
-        interval: tuple[float, float],
-        *,
-        noise: Noise | None = None,
-        step: float | None = None,
-    ) -> Iterator[Step]:
-        """The steps through an interval in which one map acts, from μ on the constraint."""
-
-    def advance(
-        self,
-        velocity: Velocity,
-        mu: ParticleMeasure,
-        interval: tuple[float, float],
-        *,
-        noise: Noise | None = None,
-        step: float | None = None,
-        halt: Callable[[ParticleMeasure], bool] | None = None,
-    ) -> Advance:
-        """Move a measure through an interval in which one map acts.
-
-        The first step has the length `step`, if steps are chosen here and it is given. Stops
-        after the first step where ``halt(measure)``.
-        """
-        at = Advance(interval[0], mu, 0, None)
-        for taken in self.steps(velocity, mu, interval, noise=noise, step=step):
-            spent = at.evaluations + taken.evaluations
-            at = Advance(taken.time, taken.measure, spent, taken.following)
-            if halt is not None and halt(taken.measure):
-                break
-        return at
-
-
 @final
 @dataclass(frozen=True)
-class FixedStep(Integrator):
-    """Equal steps.
+class FixedStep:
+    """Equal steps, each followed by a retraction onto the constraint.
 
     Args:
         method: "euler" (order 1: residual layers of size h) or "rk4" (order 4).
@@ -135,10 +87,59 @@ class FixedStep(Integrator):
         choice(self.method, "method", FIXED)
         object.__setattr__(self, "step", number(self.step, "step", above=0))
 
-    def steps_in(self, length: float) -> int:
-        """How many steps an interval of this length takes."""
+    def steps(
+        self,
+        velocity: Velocity,
+        mu: ParticleMeasure,
+        interval: tuple[float, float],
+        *,
+        noise: Noise | None = None,
+        step: float | None = None,
+    ) -> Iterator[Step]:
+        """The steps through an interval in which one map acts, from μ on the constraint."""
+        del step  # of adaptive methods
+        method, (start, end), on = tableau(self.method), interval, velocity.constraint
         # Slack for rounding: in floats 2.1/0.3 is above 7.
-        return max(1, math.ceil(length / self.step * (1 - 1e-12)))
+        n_steps = max(1, math.ceil((end - start) / self.step * (1 - 1e-12)))
+        h = (end - start) / n_steps
+        for k in range(1, n_steps + 1):
+            found = stages(method, velocity, mu, h)
+            moved = found.moved
+            if noise is not None:
+                moved = moved + on.tangent(mu.points, noise.increment(mu.points, h))
+            mu = mu.replace(on.retract(moved))
+            time = end if k == n_steps else start + k * h
+            yield Step(h, found, time, mu, len(method.rows), None)
+
+
+@final
+@dataclass(frozen=True)
+class Adaptive:
+    """Steps of the Dormand–Prince pairs, chosen from an estimate of their error.
+
+    All particles and cases share a step, and the largest error among the particles counts:
+    neither splitting particles nor adding cases makes any of them less accurate. On a sphere the
+    velocity is extended off the sphere, constant along rays, so that it stays tangent. The
+    measures that are reached are differentiable functions of the start and of the maps, with
+    these steps held fixed.
+
+    Args:
+        method: "dopri5", order 5(4), or "dop853", order 8(5,3), better below rtol of about 1e-8.
+        rtol: error of a step at a particle, relative to its distance from 0.
+        atol: absolute error of a step at a particle, added to that.
+        max_steps: largest number of steps in an interval.
+    """
+
+    method: str = "dopri5"
+    rtol: float = 1e-6
+    atol: float = 1e-9
+    max_steps: int = 100_000
+
+    def __post_init__(self) -> None:
+        choice(self.method, "method", ADAPTIVE)
+        number(self.rtol, "rtol", least=_TINY_RTOL)
+        number(self.atol, "atol", above=0)
+        count(self.max_steps, "max_steps")
 
     def steps(
         self,
@@ -149,19 +150,124 @@ class FixedStep(Integrator):
         noise: Noise | None = None,
         step: float | None = None,
     ) -> Iterator[Step]:
-        """Equal steps no longer than the one asked for."""
-        del step  # of adaptive methods
-        method, (start, end), on = tableau(self.method), interval, velocity.constraint
-        count = self.steps_in(end - start)
-        h = (end - start) / count
-        for k in range(1, count + 1):
-            found = stages(method, velocity, mu, h)
-            moved = found.moved
-            if noise is not None:
-                moved = moved + on.tangent(mu.points, noise.increment(mu.points, h))
-            mu = mu.replace(on.retract(moved))
-            time = end if k == count else start + k * h
-            yield Step(h, found, time, mu, len(method.rows), None)
+        """The steps through an interval in which one map acts; the first tried has length `step`.
+
+        Raises:
+            ConvergenceError: a step below the spacing of floats, or more than `max_steps`.
+            OverflowError: particles leave the range of their dtype.
+        """
+        del noise  # of "euler"
+        method, (time, end), taken, longest = tableau(self.method), interval, 0, _LONGER
+        slope, spent = velocity(mu).points, 1
+        if step is None:
+            step, spent = self._first_size(method, velocity, mu, slope), 2
+        while time < end:
+            if taken == self.max_steps:
+                raise self._too_many(time, end)
+            least = 10 * math.ulp(time)
+            size = min(max(step, least), end - time)
+            found = stages(method, velocity, mu, size, slope)
+            reached = mu.replace(velocity.constraint.retract(found.moved))
+            last, spent = velocity(reached).points, spent + len(method.rows)
+            room = self._room(mu.points, reached.points)
+            error = size * self._error(method, (*found.slopes, last), room)
+            factor = _MARGIN * error ** (-1 / (method.order + 1)) if error else _LONGER
+            if not error < 1:
+                step, longest = size * (factor if factor > _SHORTER else _SHORTER), 1.0
+                if step < least:
+                    raise self._stuck(time, reached.points)
+                continue
+            # The end of the interval may have cut this step short: go on with the longer one.
+            step = max(size * min(factor, longest), step if size < step else 0.0)
+            time = end if size == end - time else time + size
+            yield Step(size, found, time, reached, spent, step)
+            mu, slope, spent, taken, longest = reached, last, 0, taken + 1, _LONGER
+
+    def _room(self, *points: Tensor) -> Tensor:
+        """The error that a step may make at each particle, (..., n)."""
+        sizes = torch.stack([self._lengths(x) for x in points])
+        return self.atol + self.rtol * sizes.amax(0)
+
+    def _error(self, method: Tableau, slopes: Sequence[Tensor], room: Tensor) -> float:
+        """The largest error of a step of length 1, over what it may be."""
+        zero = torch.zeros_like(slopes[0])
+        errors = [self._largest(stepped(zero, 1.0, row, slopes), room) for row in method.errors]
+        if len(errors) == 1 or not errors[0]:
+            return errors[0]
+        # Of order 5, corrected by one of order 3: Hairer, Nørsett, Wanner, II.10.
+        return errors[0] ** 2 / math.hypot(errors[0], 0.1 * errors[1])
+
+    def _largest(self, of: Tensor, room: Tensor) -> float:
+        return float((self._lengths(of) / room).max())
+
+    def _lengths(self, of: Tensor) -> Tensor:
+        try:
+            return lengths(of.detach())
+        except RuntimeError as error:
+            raise ValueError(
+                f"method {self.method!r} chooses its steps by values, which vmap hides; give a "
+                "batch of measures in its place, or take 'rk4' or 'euler'"
+            ) from error
+
+    def _first_size(
+        self, method: Tableau, velocity: Velocity, mu: ParticleMeasure, slope: Tensor
+    ) -> float:
+        """As in Hairer, Nørsett, Wanner, Solving ODEs I, II.4; one evaluation of the velocity."""
+        room, x, v = self._room(mu.points), mu.points.detach(), slope.detach()
+        far, fast = self._largest(x, room), self._largest(v, room)
+        h = 1e-6 if min(far, fast) < 1e-5 else 0.01 * far / fast
+        ahead = mu.replace(velocity.constraint.retract(x + h * v))
+        bend = self._largest(velocity(ahead).points - v, room) / h
+        if max(fast, bend) <= 1e-15:
+            return max(1e-6, 1e-3 * h)
+        return min(100 * h, (0.01 / max(fast, bend)) ** (1 / (method.order + 1)))
+
+    def _too_many(self, time: float, end: float) -> ConvergenceError:
+        return ConvergenceError(
+            f"{self.method}: {self.max_steps} steps end at t = {time:g} of {end:g}; loosen rtol "
+            "and atol, give coalesce=, or raise max_steps"
+        )
+
+    def _stuck(self, time: float, reached: Tensor) -> Exception:
+        if not bool(reached.isfinite().all()):
+            return out_of_range(reached.dtype, time)
+        return ConvergenceError(
+            f"{self.method}: no step of relative error {self.rtol:g} at t = {time:g}: it would be "
+            "shorter than the spacing of floats; loosen rtol and atol, or use a fixed step"
+        )
+
+
+Integrator = FixedStep | Adaptive
+
+
+def integrator_of(method: str | Adaptive, step: float | None) -> Integrator:
+    """The integrator that a method and a step stand for.
+
+    Raises:
+        ValueError: an unknown name, a step where it means nothing, or none where it is needed.
+    """
+    if isinstance(method, str):
+        choice(method, "method", (*ADAPTIVE, *FIXED))
+        if method in FIXED:
+            if step is None:
+                raise ValueError(
+                    f"step: expected a number > 0 with method {method!r}, got None; its error is "
+                    "that of its step: choose one, or take 'dopri5', which does (a stack of "
+                    "residual layers is method 'euler' with step 1)"
+                )
+            return FixedStep(method, step)
+        method = Adaptive(method)
+    if not isinstance(method, Adaptive):
+        raise TypeError(
+            f"method: expected one of {(*ADAPTIVE, *FIXED)} or Adaptive(...), got "
+            f"{describe(method)}"
+        )
+    if step is not None:
+        raise ValueError(
+            f"step: expected None with method {method.method!r}, which chooses its steps, got "
+            f"{step}; fixed steps are those of 'rk4' and 'euler'"
+        )
+    return method
 
 
 def out_of_range(dtype: torch.dtype, time: float) -> OverflowError:

@@ -1,8 +1,7 @@
-"""Distances between the times of a flow; length and straightness of the particles' paths."""
+"""Distances between the times of a flow."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,8 @@ from meanfield.results import Variable
 from meanfield.results.labels import dataset
 from meanfield.results.shapes import as_dataset
 from meanfield.transport import TransportResult, solve_conditional_w2, solve_w2
+
+_ENDS = ("value", "lower", "upper")
 
 
 def measure_at(ds: xr.Dataset, index: int) -> ParticleMeasure:
@@ -84,66 +85,21 @@ def displacements(
     else:
         others = [along[0], *(along[:-1] if to == "previous" else along[:1] * (len(along) - 1))]
         words = "to the start" if to == "start" else "to the time before"
-        own = [_identity(mu, nu) for mu, nu in zip(along, others, strict=True)]
-    pairs = zip(along, others, strict=True)
-    variables, values = w2_in_time(pairs, words, conditional=conditional, **solver)
+        own = [
+            (mu.weights * (mu.points - nu.points).square().sum(-1)).sum(-1).sqrt()
+            for mu, nu in zip(along, others, strict=True)
+        ]
+    solve = solve_conditional_w2 if conditional else solve_w2
+    rows = [
+        solve(mu, nu, **solver).values("w2", *_ENDS) for mu, nu in zip(along, others, strict=True)
+    ]
+    dims = ("time", "case") if along[0].batch_shape else ("time",)
+    words = f"{'conditional ' if conditional else ''}W₂ {words}"
     text = "root mean square of the particles' own displacements"
-    variables.append(Variable("identity", text, dims=variables[0].dims))
+    variables = [
+        *TransportResult.columns("w2", *_ENDS, words=words, dims=dims),
+        Variable("identity", text, dims=dims),
+    ]
+    values = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
     values["identity"] = to_host(torch.stack(own))
     return dataset(variables, values, coords={"time": (TIME, ds["time"].values)})
-
-
-def w2_in_time(
-    pairs: Iterable[tuple[ParticleMeasure, ParticleMeasure]],
-    words: str,
-    *,
-    conditional: bool,
-    **solver: Any,
-) -> tuple[list[Variable], dict[str, np.ndarray]]:
-    """W₂ of a pair of measures for each time, with its interval, along `time` (and `case`).
-
-    Args:
-        pairs: of measures, in the order of the times.
-        words: between what, for the labels.
-        conditional: conditional W₂ of positioned measures, in place of W₂.
-        solver: settings of the solver.
-    """
-    solve = solve_conditional_w2 if conditional else solve_w2
-    found = [solve(mu, nu, **solver) for mu, nu in pairs]
-    case = ("case",) if found[0].value.ndim else ()
-    whole = f"{'conditional ' if conditional else ''}W₂ {words}"
-    parts = ("value", "lower", "upper")
-    variables = list(TransportResult.columns("w2", *parts, words=whole, dims=("time", *case)))
-    rows = [one.values("w2", *parts) for one in found]
-    # The axes of a batch become one.
-    shape = (len(rows), *(-1 for _ in case))
-    values = {v.name: np.stack([row[v.name] for row in rows]).reshape(shape) for v in variables}
-    return variables, values
-
-
-def path_lengths(ds: xr.Dataset) -> xr.Dataset:
-    """Length and straightness of each particle's path through the times of a flow.
-
-    Lᵢ = Σₖ |xᵢ(tₖ₊₁) − xᵢ(tₖ)| and |xᵢ(T) − xᵢ(0)|/Lᵢ, which is 1 for a straight path, and for a
-    particle that does not move. The times are as fine as the Dataset has them: L is a lower bound.
-
-    Returns:
-        Dataset along `particle` (and `case`): `arc_length`, `straightness`.
-    """
-    points = check_flow(ds)["points"].values
-    steps = np.linalg.norm(np.diff(points, axis=0), axis=-1)
-    arc = steps.sum(0)
-    chord = np.linalg.norm(points[-1] - points[0], axis=-1)
-    straight = np.divide(chord, arc, out=np.ones_like(arc), where=arc > 0)
-    dims = tuple(str(d) for d in ds["points"].dims[1:-1])
-    variables = [
-        Variable("arc_length", "length of the path", dims=dims),
-        Variable("straightness", "distance of the ends over the length of the path", dims=dims),
-    ]
-    return dataset(variables, {"arc_length": arc, "straightness": straight})
-
-
-def _identity(mu: ParticleMeasure, nu: ParticleMeasure) -> Tensor:
-    """(Σᵢ aᵢ|xᵢ − yᵢ|²)^½, (*batch,)."""
-    squares = (mu.points - nu.points).square().sum(-1)
-    return (mu.weights * squares).sum(-1).sqrt()

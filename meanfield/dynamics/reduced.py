@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import to_host
+from meanfield.checks import choice, to_host
 from meanfield.dynamics.clocks import checked_times
 from meanfield.dynamics.placements import PLACEMENTS
 
@@ -32,7 +32,6 @@ def equiangular(
     *,
     cosine: float = 0.0,
     placement: str = "post",
-    normalised: bool = True,
 ) -> Equiangular:
     """The flow of n equiangular tokens with V = I, A = βI, which stay equiangular.
 
@@ -47,16 +46,10 @@ def equiangular(
         times: increasing; at the first the cosine is as given and the radius 1.
         cosine: ρ at the first time, −1/(n−1) ≤ ρ ≤ 1.
         placement: "post", "pre", "peri" or "ngpt".
-        normalised: softmax; otherwise weights e^{β⟨x,y⟩}/n that are not divided by their sum,
-            ρ̇ = (2/n)e^{βρ}(1−ρ)((n−1)ρ+1), on the sphere only.
 
     Source: Rigollet (arXiv 2512.01868); placements after Karagodin et al. (arXiv 2510.22026).
     """
-    if placement not in PLACEMENTS or not (normalised or placement == "post"):
-        raise ValueError(
-            f"placement: expected one of {PLACEMENTS} (without normalisation only 'post'), got "
-            f"{placement!r}"
-        )
+    choice(placement, "placement", PLACEMENTS)
     if n < 2 or not -1 / (n - 1) <= cosine <= 1:
         raise ValueError(f"n, cosine: expected n ≥ 2 and ρ in [−1/(n−1), 1], got {n}, {cosine}")
 
@@ -66,8 +59,6 @@ def equiangular(
         other = math.exp(beta * (rho - 1))
         own = 1 / (1 + (n - 1) * other)
         turn = 2 * (1 - rho) * ((n - 1) * rho + 1)
-        if not normalised:
-            return [turn * math.exp(beta * rho) / n, 0.0]
         q = other * own
         turn = turn * q
         outward = own + (n - 1) * q * rho
@@ -96,65 +87,6 @@ def first_mode(beta: float) -> int:
     """The k of the largest `mode_rate`: how many clusters the first metastable stage has."""
     k = np.arange(1, 10 + int(4 * math.sqrt(max(beta, 1.0))))
     return int(k[np.argmax(mode_rate(k, beta))])
-
-
-def critical_coupling(dim: int, beta: float, *, temperature: float = 0.5) -> float:
-    """K up to which the uniform measure of S^{d−1} is stable under attention with noise.
-
-    For dX = K P_X ∫ e^{β⟨X,y⟩} y dμ(y) dt + √(2τ) P_X∘dW, unnormalised attention, it is linearly
-    stable below K = 2τ β^{d/2} / (2^{d/2} Γ(d/2) I_{d/2}(β)), whose smallest harmonics decide:
-    e^{β⟨x,y⟩} has the Funk–Hecke coefficient Γ(d/2) (2/β)^{d/2−1} I_{d/2}(β) at degree 1.
-
-    Args:
-        dim: d ≥ 2.
-        beta: β > 0.
-        temperature: τ; ½ is standard Brownian motion.
-
-    Source: for τ = ½, Mun, Rosenzweig (arXiv 2606.05140); re-derived.
-    """
-    from scipy.special import gammaln, ive
-
-    half = dim / 2
-    log = half * math.log(beta / 2) - float(gammaln(half)) - math.log(ive(half, beta)) - beta
-    return 2 * temperature * math.exp(log)
-
-
-def aligned_order(
-    dim: int, beta: float, coupling: float, *, temperature: float = 0.5, nodes: int = 80
-) -> float:
-    """|∫x dμ| of the most aligned stationary measure of attention with noise; 0 if uniform.
-
-    Stationary measures have the density ∝ exp((K/(βτ)) ∫e^{β⟨x,y⟩}dμ(y)) (see
-    `critical_coupling`); that rotationally symmetric about a pole is the fixed point of this map
-    that iteration from a point mass reaches. *Ours*.
-
-    Args:
-        dim: d ≥ 2.
-        beta: β > 0.
-        coupling: K ≥ 0.
-        temperature: τ.
-        nodes: of the Gauss rule in u = ⟨x, pole⟩.
-    """
-    from scipy.special import gammaln, ive, roots_gegenbauer, roots_jacobi
-
-    # The uniform measure of S^{d−1} has the density (1 − u²)^{(d−3)/2} in u.
-    rule = roots_jacobi(nodes, -0.5, -0.5) if dim == 2 else roots_gegenbauer(nodes, dim / 2 - 1)
-    u, uniform = rule[0], rule[1] / rule[1].sum()
-    # e^{β⟨x,y⟩} averaged over rotations of y about the pole; scaled by e^{−β} to stay finite.
-    z = beta * np.sqrt((1 - u[:, None] ** 2) * (1 - u**2))
-    half = (dim - 3) / 2
-    bessel = np.exp(gammaln(half + 1)) * (2 / z) ** half * ive(half, z)
-    kernel = bessel * np.exp(z + beta * u[:, None] * u - beta)
-    strength = coupling / (beta * temperature) * math.exp(beta)
-    density, found = np.where(u == u.max(), 1.0, 0.0), 1.0
-    for _ in range(20_000):
-        potential = strength * kernel @ density
-        density = uniform * np.exp(potential - potential.max())
-        density /= density.sum()
-        before, found = found, float(density @ u)
-        if abs(found - before) < 1e-12:
-            break
-    return found if found > 1e-3 else 0.0
 
 
 def gaussian_moments(

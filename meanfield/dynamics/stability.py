@@ -1,8 +1,8 @@
-"""Stability of flows: local constants and exponents, and Grönwall's bound from the velocities."""
+"""Stability of a flow: local constants, exponents, and Grönwall's bound from the velocities."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,13 +10,11 @@ import torch
 import xarray as xr
 
 from meanfield.checks import to_host
-from meanfield.dynamics.adaptive import Adaptive
 from meanfield.dynamics.clocks import TIME, checked_times
 from meanfield.dynamics.constraints import constraint_at
 from meanfield.dynamics.flow_map import FlowMap
-from meanfield.dynamics.paths import w2_in_time
-from meanfield.dynamics.trajectories import trajectory
-from meanfield.dynamics.velocities import Velocity, layers_of
+from meanfield.dynamics.integrators import Adaptive
+from meanfield.dynamics.velocities import Velocity, schedule_of
 from meanfield.layers.composition import identity_at
 from meanfield.lipschitz import local_lipschitz
 from meanfield.lipschitz.constant import LocalLipschitz, constant_of
@@ -79,9 +77,9 @@ def stability(
     """
     check_single(mu)
     clock = checked_times(times)
-    layers = layers_of(F, float(clock[0]), float(clock[-1]))
+    schedule = schedule_of(F, float(clock[0]), float(clock[-1]))
     small = mu.n_particles * mu.dim <= _DENSE
-    layers.check_start(mu)
+    schedule.check_start(mu)
     measure, whole, rows = mu, identity_at(mu), []
     for k, t in enumerate(clock):
         if k:
@@ -93,78 +91,13 @@ def stability(
                 whole = Linearisation(whole.atoms.assembled(), whole.field.assembled())
             measure = span(measure)
         # At the end of a layer the next one begins; after the last there is none.
-        layer = layers.at(float(t), last=k == len(clock) - 1)
+        layer = schedule.at(float(t), last=k == len(clock) - 1)
         velocity = Velocity(layer, constraint_at(constraint, measure.points))
         found = constant_of(whole, strict=False).values("constant", *_CONSTANT)
         speed = local_lipschitz(velocity, measure, strict=False)
         rows.append(found | speed.values("velocity_constant", *_VELOCITY))
         if small:
             rows[-1]["exponents"] = _exponents(whole, float(t - clock[0]))
-    spec = {"method": str(method), "step": step, "constraint": constraint}
-    return _assembled(rows, clock, provenance(spec, dtype=mu.dtype, device=mu.device))
-
-
-@torch.no_grad()
-def divergence(
-    F: MeasureMap | Sequence[MeasureMap],
-    mu: ParticleMeasure,
-    nu: ParticleMeasure,
-    times: Any,
-    *,
-    conditional: bool = False,
-    constant: Callable[[ParticleMeasure, ParticleMeasure], float] | None = None,
-    **settings: Any,
-) -> xr.Dataset:
-    """W₂ between the flows of two measures, with its interval, and Grönwall's bound.
-
-    Args:
-        F: as in `flow`.
-        mu: μ.
-        nu: ν, of any number of particles.
-        times: as in `flow`.
-        conditional: conditional W₂ of positioned measures, in place of W₂.
-        constant: λ(μ_t, ν_t), a Lipschitz constant of the velocity on a set that holds both, such
-            as a bound of `meanfield.bounds` on their ball; then W₂(t) ≤ e^{∫λ} W₂(0). The integral
-            takes the larger end of each interval: an upper sum where λ is monotone in it.
-        settings: `method`, `step`, `constraint`, `noise` and `coalesce`, as in `flow`.
-
-    Returns:
-        Dataset along `time` (and `case`): `w2`, `w2_lower`, `w2_upper`, and `bound` if a constant
-        is given.
-    """
-    clock = checked_times(times)
-    constants: list[float] = []
-
-    def pairs() -> Iterator[tuple[ParticleMeasure, ParticleMeasure]]:
-        flows = (trajectory(F, start, clock, **settings) for start in (mu, nu))
-        for (_, at), (_, other) in zip(*flows, strict=True):
-            if constant is not None:
-                constants.append(float(constant(at, other)))
-            yield at, other
-
-    variables, values = w2_in_time(pairs(), "between the flows", conditional=conditional)
-    if constant is not None:
-        growth = _exponential(np.maximum(constants[1:], constants[:-1]), clock)
-        upper = values["w2_upper"]
-        values["bound"] = upper[0] * growth.reshape(-1, *[1] * (upper.ndim - 1))
-        whole = f"{variables[0].long_name}, at the start, times e^{{∫λ}}"
-        variables.append(Variable("bound", whole, dims=variables[0].dims))
-    return dataset(variables, values, coords={"time": (TIME, clock)})
-
-
-def _exponential(slopes: np.ndarray, clock: np.ndarray) -> np.ndarray:
-    """e^{∫λ} at each time, of λ constant between times; infinite beyond the number range."""
-    with np.errstate(over="ignore"):
-        return np.exp(np.concatenate([[0.0], np.cumsum(slopes * np.diff(clock))]))
-
-
-def _exponents(whole: Linearisation, elapsed: float) -> np.ndarray:
-    sigma = torch.linalg.svdvals(whole.atoms.to_dense())
-    seen = (sigma > _LOST * sigma[0]) & (elapsed > 0)
-    return to_host(torch.where(seen, sigma.log() / elapsed, torch.nan))
-
-
-def _assembled(rows: list[dict[str, Any]], clock: np.ndarray, record: str) -> xr.Dataset:
     variables = [
         *LocalLipschitz.columns(
             "constant", *_CONSTANT, words="local W₂ constant of the flow map", dims=("time",)
@@ -176,12 +109,21 @@ def _assembled(rows: list[dict[str, Any]], clock: np.ndarray, record: str) -> xr
             dims=("time",),
         ),
     ]
-    if "exponents" in rows[0]:
+    if small:
         text = "(1/t) log of the singular values of the flow map's derivative"
         variables.append(Variable("exponents", text, dims=("time", "mode")))
     values = {v.name: np.stack([row[v.name] for row in rows]) for v in variables}
-    speed = values["velocity_constant"]
-    values["growth"] = _exponential((speed[1:] + speed[:-1]) / 2, clock)
+    rates = values["velocity_constant"]
+    areas = (rates[1:] + rates[:-1]) / 2 * np.diff(clock)
+    with np.errstate(over="ignore"):  # infinite beyond the number range
+        values["growth"] = np.exp(np.concatenate([[0.0], np.cumsum(areas)]))
     variables.append(Variable("growth", "e^{∫ velocity constant}", dims=("time",)))
-    coords = {"time": (TIME, clock)}
-    return dataset(variables, values, coords=coords, attrs={"provenance": record})
+    spec = {"method": str(method), "step": step, "constraint": constraint}
+    record = provenance(spec, dtype=mu.dtype, device=mu.device)
+    return dataset(variables, values, coords={"time": (TIME, clock)}, attrs={"provenance": record})
+
+
+def _exponents(whole: Linearisation, elapsed: float) -> np.ndarray:
+    sigma = torch.linalg.svdvals(whole.atoms.to_dense())
+    seen = (sigma > _LOST * sigma[0]) & (elapsed > 0)
+    return to_host(torch.where(seen, sigma.log() / elapsed, torch.nan))

@@ -1,42 +1,21 @@
-"""The states of a flow at chosen times, of which only one is held in memory."""
+"""The measures of a flow at chosen times, of which only one is held in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import describe, is_traced, number
-from meanfield.dynamics.adaptive import Adaptive, integrator_of
-from meanfield.dynamics.clocks import checked_times
+from meanfield.checks import describe, is_traced
 from meanfield.dynamics.constraints import Constraint, constraint_at
 from meanfield.dynamics.integrators import Integrator, Noise, out_of_range
 from meanfield.dynamics.merging import coalesced, meets
-from meanfield.dynamics.velocities import Layers, Velocity, layers_of
-from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, log_sums
-
-
-class State(NamedTuple):
-    """All that is needed to continue from a time.
-
-    Attributes:
-        time: t.
-        points: of the atoms that move, (..., m, d).
-        labels: for each particle the index of its atom, (n,); None if no atoms have merged.
-        evaluations: of the velocity, since the start.
-        step: the next step that an adaptive method tries.
-    """
-
-    time: float
-    points: Tensor
-    labels: Tensor | None
-    evaluations: int
-    step: float | None
+from meanfield.dynamics.velocities import Schedule, Velocity
+from meanfield.measures import ParticleMeasure, check_measure, log_sums
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +24,7 @@ class FlowProblem:
 
     Attributes:
         start: μ at the first time.
-        layers: the maps.
+        schedule: the maps, and when each acts.
         times: output times, the first is that of the start.
         integrator: how it gets from one time to the next.
         constraint: None, "sphere" or "layer_norm".
@@ -54,7 +33,7 @@ class FlowProblem:
     """
 
     start: ParticleMeasure
-    layers: Layers
+    schedule: Schedule
     times: np.ndarray
     integrator: Integrator
     constraint: str | None
@@ -78,100 +57,50 @@ class FlowProblem:
                 "different positions see different pasts, and noise separates merged atoms), got "
                 f"{mu!r}{' and noise' if noise is not None else ''}"
             )
-        self.layers.check_start(mu)
+        self.schedule.check_start(mu)
         constraint_at(self.constraint, mu.points)  # refuses a start that is not on it
 
-    def measure_at(self, state: State) -> ParticleMeasure:
-        """All particles, whether they move together or not."""
-        points = state.points
-        return self.start.replace(points if state.labels is None else points[state.labels])
+    def states(self) -> Iterator[tuple[ParticleMeasure, int]]:
+        """(μ_t, evaluations of the velocity since the start) at each time.
 
-    def moving(self, labels: Tensor | None, points: Tensor) -> tuple[ParticleMeasure, Constraint]:
-        """The measure of the atoms that move, at these points, and their constraint."""
-        if labels is None:
-            on = constraint_at(self.constraint, self.start.points)
-            return self.start.replace(points), on
-        count = int(labels.max()) + 1
-        logs = log_sums(self.start.log_weights, labels, count)
+        The measures are differentiable functions of the start and of the maps.
+        """
+        on = constraint_at(self.constraint, self.start.points)
+        moving = self.start.replace(on.retract(self.start.points))
+        labels: Tensor | None = None  # for each particle the atom that it moves with, (n,)
+        step, evaluations = None, 0
+        yield moving, evaluations
+        for before, until in pairwise(self.times.tolist()):
+            for F, begin, end in self.schedule.between(before, until):
+                time = begin
+                while time < end:
+                    for taken in self.integrator.steps(
+                        Velocity(F, on), moving, (time, end), noise=self.noise, step=step
+                    ):
+                        time, moving, step = taken.time, taken.measure, taken.following
+                        evaluations += taken.evaluations
+                        # The flow contracts clusters fast, which keeps adaptive steps short:
+                        # atoms are merged as soon as they meet.
+                        if self.coalesce and meets(moving, self.coalesce):
+                            break
+                    if not is_traced(moving.points) and not bool(moving.points.isfinite().all()):
+                        raise out_of_range(moving.dtype, begin)
+                    if self.coalesce:
+                        labels, moving, on = self._merged(labels, moving, on)
+            points = moving.points if labels is None else moving.points[labels]
+            yield self.start.replace(points), evaluations
+
+    def _merged(
+        self, labels: Tensor | None, moving: ParticleMeasure, on: Constraint
+    ) -> tuple[Tensor | None, ParticleMeasure, Constraint]:
+        """Atoms that have met as one: each particle's atom, the atoms, and their constraint."""
+        together, renumbered = coalesced(moving, self.coalesce)
+        if together.n_particles == moving.n_particles:
+            return labels, moving, on
+        labels = renumbered if labels is None else renumbered[labels]
+        logs = log_sums(self.start.log_weights, labels, together.n_particles)
         places = torch.arange(len(labels), device=labels.device)
         first = torch.full_like(logs, len(labels), dtype=places.dtype)
         first = first.scatter_reduce(0, labels, places, "amin")
         on = constraint_at(self.constraint, self.start.points[first])
-        return ParticleMeasure(points, log_weights=logs), on
-
-
-def flow_problem(
-    F: MeasureMap | Sequence[MeasureMap],
-    mu: ParticleMeasure,
-    times: Any,
-    *,
-    method: str | Adaptive,
-    step: float | None,
-    constraint: str | None,
-    noise: Noise | None,
-    coalesce: float,
-) -> FlowProblem:
-    """The flow that these arguments describe (see `flow`)."""
-    clock = checked_times(times)
-    layers = layers_of(F, float(clock[0]), float(clock[-1]))
-    coalesce = number(coalesce, "coalesce", least=0)
-    integrator = integrator_of(method, step)
-    return FlowProblem(mu, layers, clock, integrator, constraint, noise, coalesce)
-
-
-def trajectory(
-    F: MeasureMap | Sequence[MeasureMap],
-    mu: ParticleMeasure,
-    times: Any,
-    *,
-    method: str | Adaptive = "dopri5",
-    step: float | None = None,
-    constraint: str | None = None,
-    noise: Noise | None = None,
-    coalesce: float = 0.0,
-) -> Iterator[tuple[float, ParticleMeasure]]:
-    """(t, μ_t) at each time, one at a time; arguments as in `flow`.
-
-    The measures are differentiable functions of μ and of the maps.
-    """
-    problem = flow_problem(
-        F, mu, times, method=method, step=step, constraint=constraint, noise=noise,
-        coalesce=coalesce,
-    )  # fmt: skip
-    return ((state.time, problem.measure_at(state)) for state in states(problem))
-
-
-def states(problem: FlowProblem, after: State | None = None) -> Iterator[State]:
-    """The states at the times of a problem, from the start or after a given state."""
-    state = after
-    if state is None:
-        onto = constraint_at(problem.constraint, problem.start.points)
-        state = State(float(problem.times[0]), onto.retract(problem.start.points), None, 0, None)
-        yield state
-    for time in problem.times[problem.times > state.time]:
-        state = _advanced(problem, state, float(time))
-        yield state
-
-
-def _advanced(problem: FlowProblem, state: State, until: float) -> State:
-    labels, step, evaluations = state.labels, state.step, state.evaluations
-    measure, constraint = problem.moving(labels, state.points)
-    # The flow contracts clusters fast, which keeps adaptive steps short. Stopping as soon as
-    # atoms meet, and merging them, removes that.
-    halt = partial(meets, scale=problem.coalesce) if problem.coalesce else None
-    for F, start, end in problem.layers.between(state.time, until):
-        time = start
-        while time < end:
-            time, measure, spent, step = problem.integrator.advance(
-                Velocity(F, constraint), measure, (time, end), noise=problem.noise, step=step,
-                halt=halt,
-            )  # fmt: skip
-            evaluations += spent
-            if not is_traced(measure.points) and not bool(measure.points.isfinite().all()):
-                raise out_of_range(measure.dtype, start)
-            if problem.coalesce:
-                together, renumbered = coalesced(measure, problem.coalesce)
-                if together.n_particles < measure.n_particles:
-                    labels = renumbered if labels is None else renumbered[labels]
-                    measure, constraint = problem.moving(labels, together.points)
-    return State(until, measure.points, labels, evaluations, step)
+        return labels, ParticleMeasure(together.points, log_weights=logs), on

@@ -87,7 +87,7 @@ def particlewise_derivative(function: Callable[[Tensor], Tensor], points: Tensor
 
 
 @dataclass(frozen=True)
-class Layers:
+class Schedule:
     """Which map acts when: one for all times, or the k-th for k ≤ t < k + 1.
 
     Attributes:
@@ -128,7 +128,7 @@ class Layers:
                 )
 
 
-def layers_of(F: MeasureMap | Sequence[MeasureMap], start: float, end: float) -> Layers:
+def schedule_of(F: MeasureMap | Sequence[MeasureMap], start: float, end: float) -> Schedule:
     """One map for all times, or a sequence of them, checked against the times of a flow.
 
     Raises:
@@ -138,7 +138,7 @@ def layers_of(F: MeasureMap | Sequence[MeasureMap], start: float, end: float) ->
     if isinstance(F, (str, bytes)):
         raise TypeError(f"F: expected a map of measures or a list of them, got {F!r:.40}")
     if not isinstance(F, Sequence):
-        return Layers((as_map(F),), shared=True)
+        return Schedule((as_map(F),), shared=True)
     maps = tuple(as_map(each, f"F[{k}]") for k, each in enumerate(F))
     if not maps:
         raise ValueError("F: expected at least one map, got an empty sequence")
@@ -147,4 +147,4 @@ def layers_of(F: MeasureMap | Sequence[MeasureMap], start: float, end: float) ->
             f"times: expected numbers in [0, {len(maps)}], the layers (layer k acts for "
             f"k ≤ t < k + 1), got [{start:g}, {end:g}]"
         )
-    return Layers(maps, shared=False)
+    return Schedule(maps, shared=False)

@@ -60,10 +60,7 @@ EXPERIMENTS = {
         "[CAP24] Fig. 1, 4, 5, 6",
     ),
     "through-depth": Listed(
-        "constants of a transformer block by block and end to end, and its tokens"
-    ),
-    "families": Listed(
-        "families of transformers side by side: block by block, and what tokens become"
+        "constants of transformers block by block and end to end, side by side, and their tokens"
     ),
     "adversarial": Listed(
         "growth in n at the inputs built to be the worst, per head", "[CAP24] Fig. 1, Prop. 3.4"
@@ -88,16 +85,8 @@ EXPERIMENTS = {
     ),
     "clustering": Listed("tokens through depth, on the sphere and in the plane"),
     "metastability": Listed("the staircase of meeting clusters, and how many there are first"),
-    "two-dirac-depth": Listed("two unbalanced clusters through depth, and what layers allow"),
-    "causal-flow": Listed(
-        "masked tokens: leaders, and the first token that all go to", "[CAP24] footnote 1"
-    ),
     "gaussian-flow": Listed("samples of a Gaussian beside its covariance equation"),
     "mean-field-limit": Listed("W2 between n tokens and many, at the start and in depth"),
-    "noise-threshold": Listed("order against coupling: where noise gives way"),
-    "placement": Listed(
-        "how fast tokens collapse with Pre-, Post-, Peri-LN and nGPT", "[CAP24] Sec. 2.3"
-    ),
 }
 
 

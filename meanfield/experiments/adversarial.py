@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +25,11 @@ from meanfield.experiments import inputs
 from meanfield.experiments.ascent import climb
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.fitting import with_laws
-from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import FORMULA, figure, ticks_at
-from meanfield.figures.curves import curve, formula, law, mark_unconverged
-from meanfield.figures.selection import attribute, by_level, fits_of, select
+from meanfield.experiments.settings import over, setting
+from meanfield.figures.canvas import FORMULA, figure
+from meanfield.figures.charts import Chart, Curve, Formula
+from meanfield.figures.curves import law, mark_unconverged
+from meanfield.figures.selection import attribute, fits_of, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
@@ -41,74 +42,50 @@ __all__ = ["EXPERIMENT", "Settings"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(inputs.OfModel):
     """What the sweep runs over."""
 
-    model: str = setting("random:gpt2", "model, as in `meanfield.pretrained.load`")
-    seed: int = setting(320, "seed of random weights; 320 in the published scripts")
     layer: int | None = setting(None, "attention layer, from 0; the middle one if None", quick=1)
-    heads: tuple[int, ...] = setting(
-        (), "heads whose configurations are taken; all if empty", quick=(0, 1)
+    heads: tuple[int, ...] = over(
+        "head", (), "head whose configuration it is; all if there are none", quick=(0, 1)
     )
-    radii: tuple[float, ...] = setting((100.0,), "radii R")
-    n_tokens: tuple[int, ...] = setting(
-        (2, 4, 8, 16, 32, 64, 97), "numbers of tokens n", quick=(2, 6, 18)
+    radii: tuple[float, ...] = over("radius", (100.0,), "radius R of the configuration")
+    n_tokens: tuple[int, ...] = over(
+        "n_tokens", (2, 4, 8, 16, 32, 64, 97), "number of tokens n", quick=(2, 6, 18)
     )
     search_tokens: tuple[int, ...] = setting(
         (2, 8, 32), "lengths at which a worse input is searched for", quick=(6,)
     )
     search_steps: int = setting(20, "steps of that search", quick=5)
     causal: bool = setting(False, "whether the layer is masked; GPT-2 always is")
-    depth: int = setting(
-        0, "number of layers of a random model; 0 for the architecture's own", quick=2
-    )
-    dtype: str = setting("float64", "'float32' or 'float64'")
+
+
+def resolve(s: Settings) -> Settings:
+    """The layer, its heads and its mask."""
+    source = inputs.bilinear(s.source())
+    layer = source.n_layers // 2 if s.layer is None else count(s.layer, "layer", least=0)
+    heads = s.heads or tuple(range(source.n_heads))
+    known: Any = {"layer": layer, "heads": heads, "causal": s.causal or source.causal}
+    pinned: Settings = inputs.pinned(s, layers=[layer], n_tokens=s.n_tokens, **known)
+    return pinned
 
 
 _SEARCHED = ("value", "residual")
-_VARIABLES = (
-    *LocalLipschitz.columns("constant", words="local Lipschitz constant ‖Df(X)‖ of the layer"),
-    *LocalLipschitz.columns("head_constant", words="the same of the head alone"),
-    *LocalLipschitz.columns("searched", *_SEARCHED, words="largest that ascent in B_R found"),
-    Variable("gamma", "scaling factor γ of the head"),
-    Variable("general_lower", "what the head would reach with V = I, Proposition 3.4"),
-    Variable("general_bound", "upper bound, Theorem 3.3 summed over heads"),
-)
-_PARAMETERS = (
-    Variable("head", "head whose configuration it is"),
-    Variable("radius", "radius R of the configuration"),
-    Variable("n_tokens", "number of tokens n"),
-)
 
 
-def measure(
-    head: int,
-    radius: float,
-    n_tokens: int,
-    *,
-    model: str,
-    model_revision: str,
-    model_seed: int,
-    layer: int,
-    search_tokens: Sequence[int],
-    search_steps: int,
-    causal: bool,
-    depth: int,
-    dtype: str,
-) -> dict[str, Any]:
+def measure(s: Settings, head: int, radius: float, n_tokens: int) -> dict[str, Any]:
     """The layer and the head alone at the adversarial configuration of the head."""
-    source = inputs.bilinear_transformer(
-        model, causal, seed=model_seed, depth=depth, dtype=dtype, revision=model_revision
-    )
-    F = source.attention(layer)
-    pair = _pair(source, layer, head)
+    assert s.layer is not None
+    source = s.source(s.causal)
+    F = source.attention(s.layer)
+    pair = _pair(source, s.layer, head)
     mu = pair.tokens(radius, n_tokens)
     whole = local_lipschitz(F, mu, geometry="euclidean", strict=False)
     alone = type(F)(F.parameters.head(head), causal=F.causal)
     single = local_lipschitz(alone, mu, geometry="euclidean", strict=False)
     searched = {"searched": math.nan, "searched_residual": math.nan}
-    if n_tokens in search_tokens:
-        searched = climb(F, mu, radius, steps=search_steps)[1].values("searched", *_SEARCHED)
+    if n_tokens in s.search_tokens:
+        searched = climb(F, mu, radius, steps=s.search_steps)[1].values("searched", *_SEARCHED)
     return {
         **whole.values("constant"),
         **single.values("head_constant"),
@@ -133,32 +110,39 @@ def _conclude(ds: xr.Dataset) -> xr.Dataset:
     return with_laws(ds, ("constant", "head_constant"), by=("head", "radius"))
 
 
-@figure(
-    *("constant", "constant_converged", "head_constant", "head_constant_converged"),
-    "searched",
+def _law(quantity: str, words: str) -> Callable[[xr.Dataset], str]:
+    """The label of a curve with the power law of its head and radius."""
+
+    def label(rows: xr.Dataset) -> str:
+        radius = float(rows.radius[0])
+        place = {"head": attribute(rows, "best_head"), "radius": radius}
+        return words.format(radius) + law(fits_of(rows, law="free", quantity=quantity, **place))
+
+    return label
+
+
+GROWTH = Chart(
+    "Constant of the layer against n at the worst case of the best head, at every radius.",
+    "n_tokens",
+    [
+        Curve("constant", _law("constant", "layer, R = {:g}: ")),
+        Curve("head_constant", _law("head_constant", "head alone: "), "s--", fillstyle="none"),
+        Curve(
+            "searched",
+            fmt="x",
+            key="found by ascent in $B_R$",
+            rows=lambda ds: ds.isel(case=np.flatnonzero(np.isfinite(ds.searched))),
+            markersize=8,
+        ),
+        Formula(lambda n, at: np.sqrt(n), r"$\sqrt{n}$", once=True, linewidth=1.4),
+    ],
+    lambda ds: f"Worst case of head {attribute(ds, 'best_head')}\n{_place(ds)}",
+    by="radius",
+    rows=lambda ds: select(ds, head=attribute(ds, "best_head")),
+    log="xy",
+    ylabel=r"local constant $\|Df(X)\|$",
+    ticks=True,
 )
-def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """Constant of the layer against n at the worst case of the best head, at every radius."""
-    head = attribute(ds, "best_head")
-    rows = select(ds, head=head)
-    for colour, radius, line in by_level(rows, "radius"):
-        of_layer, of_head = (
-            law(fits_of(ds, law="free", quantity=quantity, head=head, radius=radius))
-            for quantity in ("constant", "head_constant")
-        )
-        label = f"layer, R = {radius:g}: {of_layer}"
-        curve(ax, line, "n_tokens", "constant", color=colour, label=label)
-        hollow: Any = {"color": colour, "fillstyle": "none", "label": f"head alone: {of_head}"}
-        curve(ax, line, "n_tokens", "head_constant", "s--", **hollow)
-        found = line.isel(case=np.flatnonzero(np.isfinite(line.searched.values)))
-        curve(ax, found, "n_tokens", "searched", "x", color=colour, markersize=8)
-    ax.set(xscale="log", yscale="log", xlabel="number of tokens n")
-    ax.set_ylabel(r"local constant $\|Df(X)\|$")
-    ax.plot([], [], "kx", markersize=8, label="found by ascent in $B_R$")
-    formula(ax, np.sqrt, rows.n_tokens, linewidth=1.4, label=r"$\sqrt{n}$")
-    ticks_at(ax, rows.n_tokens)
-    ax.set_title(f"Worst case of head {head}\n{_place(ds)}")
-    return ax
 
 
 @figure("constant", "constant_converged", "head_constant", "head_constant_converged")
@@ -185,33 +169,19 @@ def _place(ds: xr.Dataset) -> str:
     return f"{attribute(ds, 'model')}, layer {attribute(ds, 'layer')}"
 
 
-def _layer(s: Settings) -> int:
-    if s.layer is None:
-        return inputs.source_of(s).n_layers // 2
-    return count(s.layer, "layer", least=0)
-
-
-def _derived(s: Settings) -> dict[str, Any]:
-    source = inputs.bilinear(inputs.source_of(s))
-    return {
-        "layer": _layer(s),
-        "causal": s.causal or source.causal,
-        **inputs.pinned(s, layers=[_layer(s)], n_tokens=s.n_tokens),
-    }
-
-
 EXPERIMENT = Experiment(
     measure,
     Settings(),
-    grid=lambda s: {
-        "head": s.heads or tuple(range(inputs.source_of(s).n_heads)),
-        "radius": s.radii,
-        "n_tokens": s.n_tokens,
-    },
-    variables=_VARIABLES,
-    parameters=_PARAMETERS,
-    derived=_derived,
-    attrs=lambda s: {"model": inputs.short_name(s.model), "layer": _layer(s)},
-    figures={"growth": growth, "heads": choice_of_head},
+    [
+        *LocalLipschitz.columns("constant", words="local Lipschitz constant ‖Df(X)‖ of the layer"),
+        *LocalLipschitz.columns("head_constant", words="the same of the head alone"),
+        *LocalLipschitz.columns("searched", *_SEARCHED, words="largest that ascent in B_R found"),
+        Variable("gamma", "scaling factor γ of the head"),
+        Variable("general_lower", "what the head would reach with V = I, Proposition 3.4"),
+        Variable("general_bound", "upper bound, Theorem 3.3 summed over heads"),
+    ],
+    resolve=resolve,
+    attrs=lambda s: {"model": inputs.short_name(s.model), "layer": s.layer},
+    figures={"growth": GROWTH, "heads": choice_of_head},
     conclude=_conclude,
 )

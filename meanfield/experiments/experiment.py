@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from meanfield.checks import describe
-from meanfield.experiments.settings import quick_of
+from meanfield.experiments.settings import marked, quick_of, values_of, without_grid
 from meanfield.results import Variable
 from meanfield.results.cases import answered
 from meanfield.sweeps import Task, sweep
@@ -24,55 +24,53 @@ class Experiment:
     """One question. The file of the settings gives the name, and its docstring the question.
 
     Args:
-        measure: the numbers of one case, see `sweeps.Task`. Its positional arguments are the
-            parameters of the grid; those after ``*`` are the settings of the same name, what
-            `derived` gives, and the case's own `seed` or `generator`.
+        measure: the numbers of one case. It takes the settings as `s`, the parameters of the case
+            by name and, if it likes, the case's own `seed` or `generator`, see `sweeps.Task`. The
+            settings are resolved, and empty where they are the grid's.
         settings: of the whole experiment: a frozen dataclass of fields made by
-            `settings.setting`, among them `seed`.
-        grid: from settings to the grid of `meanfield.sweep`.
+            `settings.setting`, `over` (the grid) and `along` (coordinates of the results), among
+            them `seed`.
         variables: what `measure` returns.
-        parameters: what the parameters and the coordinates mean.
-        coords: from settings to the values along the variables' own dimensions.
-        derived: from settings to the arguments of `measure` that are no settings. It is called
-            before the first case, and may refuse what every case would fail at.
-        attrs: from settings to attributes of the Dataset.
         figures: by the name of their file, functions of a Dataset and ``ax=``; the first line of
             the docstring is the caption.
         animations: by the name of their file, functions of a Dataset.
+        resolve: from settings to settings that say all: called once before the first case, it may
+            fill in what is left open, and refuse what every case would fail at.
+        grid: from settings to the grid of `meanfield.sweep`; by default all combinations of the
+            fields made by `over`, the last changing first.
+        parameters: what parameters of the grid mean that no field is made `over`.
+        coords: what coordinates mean that no field is made `along`, and their values or a
+            function of the settings.
+        attrs: from settings to attributes of the Dataset.
         batched: `measure` takes the parameters of many cases as arrays, see `sweeps.Task`.
         conclude: from the finished sweep to the Dataset, for fits over all cases.
         answer: from the Dataset to the lines with which `meanfield run` ends: the numbers that
             answer the question.
 
     Example:
-        >>> from meanfield.experiments.settings import setting
+        >>> from meanfield.experiments.settings import over, setting
         >>> @dataclass(frozen=True)
         ... class Settings:
-        ...     radii: tuple[float, ...] = setting((1.0, 2.0, 4.0), "R", quick=(1.0, 2.0))
+        ...     radii: tuple[float, ...] = over("radius", (1.0, 2.0, 4.0), "R", quick=(1.0, 2.0))
         ...     power: int = setting(2, "exponent")
         ...     seed: int = setting(0, "not used")
-        >>> def area(radius, *, power):
-        ...     return {"area": 3 * radius**power}
-        >>> areas = Experiment(
-        ...     area,
-        ...     Settings(),
-        ...     grid=lambda s: {"radius": s.radii},
-        ...     variables=[Variable("area", "area")],
-        ... )
+        >>> def area(s, radius):
+        ...     return {"area": 3 * radius**s.power}
+        >>> areas = Experiment(area, Settings(), [Variable("area", "area")])
         >>> areas.run(areas.quick, progress=False).area.values
         array([ 3., 12.])
     """
 
     measure: Callable[..., Mapping[str, Any]]
     settings: Any
-    grid: Callable[[Any], Any]
     variables: Sequence[Variable]
-    parameters: Sequence[Variable] = ()
-    coords: Callable[[Any], Mapping[str, Any]] = lambda settings: {}
-    derived: Callable[[Any], Mapping[str, Any]] = lambda settings: {}
-    attrs: Callable[[Any], Mapping[str, Any]] = lambda settings: {}
     figures: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     animations: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    resolve: Callable[[Any], Any] = lambda settings: settings
+    grid: Callable[[Any], Any] | None = None
+    parameters: Sequence[Variable] = ()
+    coords: Mapping[Variable, Any] = field(default_factory=dict)
+    attrs: Callable[[Any], Mapping[str, Any]] = lambda settings: {}
     batched: bool = False
     conclude: Callable[[xr.Dataset], xr.Dataset] = lambda ds: ds
     answer: Callable[[xr.Dataset], Sequence[str]] = lambda ds: ()
@@ -104,22 +102,28 @@ class Experiment:
                 f"{describe(settings)}; dataclasses.replace(experiment.settings, NAME=value) "
                 "makes others, and experiment.quick is the small run"
             )
-        derived, coords = self.derived(settings), self.coords(settings)
+        s = self.resolve(settings)
+        axes, dims = marked(s, "over"), marked(s, "along")
+        coords = {
+            **{dim: values_of(s, one) for dim, one in dims.items()},
+            **{v.name: of(s) if callable(of) else of for v, of in self.coords.items()},
+        }
+        labels = [Variable(n, f.metadata["meaning"], **f.metadata["labels"])
+                  for n, f in (axes | dims).items()]  # fmt: skip
+        product = {name: values_of(s, one) for name, one in axes.items()}
         return {
             "fn": Task(
-                self.measure, self.variables, self.parameters, coords, batched=self.batched
+                self.measure,
+                self.variables,
+                [*labels, *self.parameters, *self.coords],
+                coords,
+                batched=self.batched,
             ),
-            "grid": self.grid(settings),
-            "fixed": {**self._shared(settings), **derived},
-            "seed": settings.seed,
-            "attrs": {"experiment": self.name, **self.attrs(settings)},
+            "grid": self.grid(s) if self.grid else product,
+            "fixed": {"s": without_grid(s)},
+            "seed": s.seed,
+            "attrs": {"experiment": self.name, **self.attrs(s)},
         }
-
-    def _shared(self, settings: Any) -> dict[str, Any]:
-        """The settings that `measure` takes by name; `seed` is that of the case."""
-        known = inspect.signature(self.measure).parameters.values()
-        wanted = {one.name for one in known if one.kind is one.KEYWORD_ONLY} - {"seed"}
-        return {name: value for name, value in vars(settings).items() if name in wanted}
 
     def run(self, settings: Any = None, **how: Any) -> xr.Dataset:
         """Run the sweep.

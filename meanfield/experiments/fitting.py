@@ -9,23 +9,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from meanfield.results import Variable, fit_power
-from meanfield.results.labels import dataset
+from meanfield.results import fit_power
 
 # Exponent of each law; None is fitted. [CAP24] draw n^1/4 and n^1/2.
 LAWS: Mapping[str, float | None] = {"free": None, "1/4": 0.25, "1/2": 0.5}
-
-_MEANINGS = {
-    "exponent": "exponent p of C nᵖ",
-    "exponent_lower": "lower end of the 95 % jackknife interval of p",
-    "exponent_upper": "upper end of the 95 % jackknife interval of p",
-    "constant": "constant C of C nᵖ",
-    "constant_lower": "lower end of the 95 % jackknife interval of C",
-    "constant_upper": "upper end of the 95 % jackknife interval of C",
-    "rms": "root mean square of log y − log(C nᵖ)",
-    "n_points": "points of the fit",
-    "n_excluded": "points left out: missing, or not converged",
-}
 
 
 def with_laws(
@@ -86,29 +73,19 @@ def fit_laws(curves: Sequence[tuple[Mapping[str, Any], Any, Any, Any, Any]]) -> 
         variables fit_exponent, fit_constant with intervals, fit_rms, fit_n_points,
         fit_n_excluded.
     """
-    rows: list[dict[str, Any]] = []
-    for labels, n, y, groups, converged in curves:
-        for law, exponent in LAWS.items():
-            rows.append({**labels, "law": law} | _fitted(n, y, groups, converged, exponent))
-    variables = [
-        Variable(f"fit_{name}", _MEANINGS.get(name, name), dims=("fit",), dtype=_dtype(value))
-        for name, value in rows[0].items()
+    fits = [
+        fit_power(n, y, exponent=exponent, groups=groups, converged=converged)
+        .drop_vars("n_groups")
+        .assign_coords({name: ((), value, {"long_name": name}) for name, value in place.items()})
+        for labels, n, y, groups, converged in curves
+        for law, exponent in LAWS.items()
+        for place in [{**labels, "law": law}]
     ]
-    columns = {f"fit_{name}": [row[name] for row in rows] for name in rows[0]}
-    coords = [f"fit_{name}" for name in rows[0] if name not in _MEANINGS]
-    return dataset(variables, columns).set_coords(coords)
-
-
-def _fitted(n: Any, y: Any, groups: Any, converged: Any, exponent: float | None) -> dict[str, Any]:
-    fit = fit_power(n, y, exponent=exponent, groups=groups, converged=converged)
-    values = {name: fit[name].item() for name in _MEANINGS if name != "rms"}
-    n, y = np.asarray(n, float), np.asarray(y, float)
-    residual = np.log(y) - np.log(values["constant"]) - values["exponent"] * np.log(n)
-    if converged is not None:
-        residual = residual[np.asarray(converged).astype(bool)]
-    return values | {"rms": float(np.sqrt(np.nanmean(residual**2)))}
-
-
-def _dtype(value: Any) -> str:
-    kinds = {bool: "bool", int: "int64", str: "str"}
-    return kinds.get(type(value), "float64")
+    found = xr.concat(fits, "fit", combine_attrs="drop_conflicts").drop_attrs(deep=False)
+    for variable in found.data_vars.values():
+        words = str(variable.attrs["long_name"])
+        words = words.replace("y ≈ C xᵖ", "C nᵖ").replace("C xᵖ", "C nᵖ")
+        variable.attrs["long_name"] = words.replace("jackknife", "95 % jackknife")
+    texts = {name: of.astype(object) for name, of in found.coords.items() if of.dtype.kind == "U"}
+    found = found.assign_coords(texts)  # texts of one length have no place in a file
+    return found.rename({str(name): f"fit_{name}" for name in found.variables})

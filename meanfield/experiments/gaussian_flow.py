@@ -8,7 +8,7 @@ e^{⟨Ax,y⟩} is decided by the few largest samples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +16,16 @@ import numpy as np
 import torch
 import xarray as xr
 
-from meanfield import dynamics
-from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics
 from meanfield.attention.kernels import dot_product, l2
 from meanfield.checks import to_host
 from meanfield.dynamics import reduced
 from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.settings import setting
+from meanfield.experiments.settings import derived, over, setting
 from meanfield.figures import animate_particles
 from meanfield.figures.canvas import colours, figure
 from meanfield.figures.curves import curve, formula
 from meanfield.figures.selection import levels, select
-from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
@@ -42,68 +40,48 @@ _V = ((0.7, 0.0, 0.3), (0.0, 0.9, -0.2), (-0.3, 0.2, 0.8))
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over."""
+    """Of the kernels "softmax" has the weights e^{⟨Ax,y⟩} and "l2" e^{−½|Ax−y|²}."""
 
-    kernels: tuple[str, ...] = setting(
-        ("softmax", "l2"), "'softmax' (weights e^{⟨Ax,y⟩}) and 'l2' (e^{−½|Ax−y|²})"
+    kernels: tuple[str, ...] = over("kernel", ("softmax", "l2"), "which attention")
+    n_particles: tuple[int, ...] = over(
+        "n_particles", (30, 100, 300, 1000, 3000), "number of samples n", quick=(50, 500)
     )
-    n_particles: tuple[int, ...] = setting(
-        (30, 100, 300, 1000, 3000), "numbers of samples n", quick=(50, 500)
-    )
-    repetitions: int = setting(8, "draws for each n", quick=2)
+    repetitions: int = over("repetition", 8, "number of the draw", quick=2)
     last: float = setting(2.0, "last time")
     n_times: int = setting(21, "number of times that are kept", quick=6)
     std: float = setting(0.5, "σ of the start N(0, σ²I)")
     step: float = setting(0.1, "step of RK4")
     seed: int = setting(0, "seed of the draws")
+    n_shown: int = derived(0, "samples that are kept, for the animation")
+
+    def times(self) -> np.ndarray:
+        """The times that are kept."""
+        return np.linspace(0, self.last, self.n_times)
 
 
-_PARAMETERS = (
-    Variable("kernel", "which attention"),
-    Variable("n_particles", "number of samples n"),
-    Variable("repetition", "number of the draw"),
-    Variable("time", "time t", symbol="t"),
-)
-_VARIABLES = (
-    Variable("eigenvalues", "eigenvalues of the covariance", dims=("time", "feature")),
-    Variable("expected", "eigenvalues of the covariance equation", dims=("time", "feature")),
-    Variable("points", "some samples", dims=("time", "particle", "feature")),
-    Variable("error", "|covariance − its equation|, over the equation's", dims=("time",)),
-)
-
-
-def covariances(
-    kernel: str,
-    n_particles: int,
-    repetition: int,
-    *,
-    last: float,
-    n_times: int,
-    std: float,
-    step: float,
-    n_shown: int,
-    generator: torch.Generator,
+def measure(
+    s: Settings, kernel: str, n_particles: int, repetition: int, generator: torch.Generator
 ) -> dict[str, Any]:
     """One cloud of samples of N(0, σ²I) beside the equation."""
     del repetition  # the generator of the case depends on it
     A, V = (torch.tensor(matrix, dtype=torch.float64) for matrix in (_A, _V))
-    eye = torch.eye(3, dtype=torch.float64)
-    parameters = AttentionParameters(A, eye, V, scale=0.5 if kernel == "l2" else 1.0)
-    F = SelfAttention(parameters, kernel=l2 if kernel == "l2" else dot_product)
-    times = np.linspace(0, last, n_times)
-    x = std * torch.randn(n_particles, 3, generator=generator, dtype=torch.float64)
-    mu = ParticleMeasure(x)
-    ds = dynamics.flow(F, mu, times, method="rk4", step=step)
-    found = torch.stack([dynamics.covariance(dynamics.measure_at(ds, k)) for k in range(n_times)])
+    eye, is_l2 = torch.eye(3, dtype=torch.float64), kernel == "l2"
+    parameters = AttentionParameters(A, eye, V, scale=0.5 if is_l2 else 1.0)
+    F = SelfAttention(parameters, kernel=l2 if is_l2 else dot_product)
+    x = s.std * torch.randn(n_particles, 3, generator=generator, dtype=torch.float64)
+    ds = dynamics.flow(F, ParticleMeasure(x), s.times(), method="rk4", step=s.step)
+    found = torch.stack(
+        [dynamics.covariance(dynamics.measure_at(ds, k)) for k in range(s.n_times)]
+    )
     _, expected = reduced.gaussian_moments(
-        A, V, torch.zeros_like(eye[0]), std**2 * eye, times, key=eye if kernel == "l2" else None
+        A, V, torch.zeros_like(eye[0]), s.std**2 * eye, s.times(), key=eye if is_l2 else None
     )
     error = torch.linalg.matrix_norm(found - expected) / torch.linalg.matrix_norm(expected)
     return {
         "eigenvalues": to_host(torch.linalg.eigvalsh(found)),
         "expected": to_host(torch.linalg.eigvalsh(expected)),
         "error": to_host(error),
-        "points": ds.points.values[:, :n_shown],
+        "points": ds.points.values[:, : s.n_shown],
     }
 
 
@@ -156,21 +134,20 @@ def covariance_error(ds: xr.Dataset, *, ax: Axes) -> Axes:
 
 
 EXPERIMENT = Experiment(
-    covariances,
+    measure,
     Settings(),
-    grid=lambda s: {
-        "kernel": s.kernels,
-        "n_particles": s.n_particles,
-        "repetition": range(s.repetitions),
+    [
+        Variable("eigenvalues", "eigenvalues of the covariance", dims=("time", "feature")),
+        Variable("expected", "eigenvalues of the covariance equation", dims=("time", "feature")),
+        Variable("points", "some samples", dims=("time", "particle", "feature")),
+        Variable("error", "|covariance − its equation|, over the equation's", dims=("time",)),
+    ],
+    resolve=lambda s: replace(s, n_shown=min(s.n_particles)),
+    coords={
+        Variable("time", "time t", symbol="t"): Settings.times,
+        Variable("particle", "sample"): lambda s: range(s.n_shown),
+        Variable("feature", "coordinate"): range(3),
     },
-    variables=_VARIABLES,
-    parameters=_PARAMETERS,
-    coords=lambda s: {
-        "time": np.linspace(0, s.last, s.n_times),
-        "particle": np.arange(min(s.n_particles)),
-        "feature": np.arange(3),
-    },
-    derived=lambda s: {"n_shown": min(s.n_particles)},
     figures={
         "covariance": covariance,
         "covariance-l2": partial(covariance, kernel="l2"),

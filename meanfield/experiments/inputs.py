@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,43 @@ from meanfield import bounds, corpora, pretrained
 from meanfield.attention import AttentionParameters
 from meanfield.bounds.layer import Layer
 from meanfield.checks import to_host
+from meanfield.experiments.settings import derived, setting
 from meanfield.pretrained import Transformer
 
 RANDOM_TEXT = "random"  # uniform token ids in place of a text
 _RANDOM_LENGTH = 50_000
+
+
+@dataclass(frozen=True)
+class OfModel:
+    """Settings that name a model."""
+
+    model: str = setting("random:gpt2", "model, as in `meanfield.pretrained.load`")
+    seed: int = setting(320, "seed of random weights; 320 in the published scripts")
+    depth: int = setting(
+        0, "number of layers of a random model; 0 for the architecture's own", quick=2
+    )
+    dtype: str = setting("float64", "'float32' or 'float64'")
+    model_revision: str | None = derived(None, "fingerprint of the weights")
+
+    def source(self, causal: bool | None = None) -> Transformer:
+        """The model; the weights are those of `model_revision`, if it is known."""
+        how: Any = {"seed": self.seed, "dtype": self.dtype, "depth": self.depth}
+        return transformer(self.model, causal, revision=self.model_revision, **how)
+
+
+@dataclass(frozen=True)
+class OfText(OfModel):
+    """Settings that name a model and a text."""
+
+    model: str = setting("minilm", "model, as in `meanfield.pretrained.load`", quick="random:bert")
+    text: str = setting(
+        "alice", "'alice', a path, or 'random' for uniform token ids", quick="random"
+    )
+    n_windows: int = setting(10, "windows of the text", quick=2)
+    dtype: str = setting("float32", "'float32' or 'float64'")
+    seed: int = setting(0, "seed of random weights")
+    text_sha256: str | None = derived(None, "SHA-256 of the text")
 
 
 @functools.lru_cache(maxsize=3)
@@ -124,7 +158,7 @@ def text_hash(text: str) -> str:
     return RANDOM_TEXT if text == RANDOM_TEXT else corpora.corpus(text).sha256
 
 
-def check_text(text: str, text_sha256: str) -> None:
+def check_text(text: str, text_sha256: str | None) -> None:
     """Refuse a text that is not the one a sweep began with."""
     if text_hash(text) != text_sha256:
         raise ValueError(f"{text}: expected SHA-256 {text_sha256}; the text has changed")
@@ -141,11 +175,6 @@ def masks_of(source: Transformer, masks: Sequence[bool]) -> list[bool]:
     return [mask for mask in wanted if mask in source.masks] or [source.causal]
 
 
-def bilinear_transformer(model: str, causal: bool | None = None, **how: Any) -> Transformer:
-    """A model whose scores are ⟨Ax, y⟩, see `transformer` and `bilinear`."""
-    return bilinear(transformer(model, causal, **how))
-
-
 def bilinear(source: Transformer) -> Transformer:
     """The same model.
 
@@ -160,30 +189,23 @@ def bilinear(source: Transformer) -> Transformer:
     return source
 
 
-def source_of(settings: Any) -> Transformer:
-    """The model that an experiment's settings name."""
-    how = {"seed": settings.seed, "dtype": settings.dtype, "depth": settings.depth}
-    return transformer(settings.model, **how)
-
-
-def layers_of(settings: Any) -> list[int]:
+def layers_of(settings: Any) -> tuple[int, ...]:
     """The layers that an experiment's settings name; all if they name none."""
-    return list(settings.layers) or list(range(source_of(settings).n_layers))
+    return settings.layers or tuple(range(settings.source().n_layers))
 
 
-def pinned(
-    settings: Any, *, layers: Sequence[int], n_tokens: Sequence[int], **text: Any
-) -> dict[str, Any]:
-    """What tells the model from others in a store, after `check_fit`."""
-    source = source_of(settings)
+def pinned(s: Any, *, layers: Sequence[int], n_tokens: Sequence[int], **known: Any) -> Any:
+    """Settings with what tells the model and the text from others, after `check_fit`.
+
+    And with what else has become known of them.
+    """
+    text: dict[str, Any] = {}
+    if isinstance(s, OfText):
+        text = {"text": s.text, "n_windows": s.n_windows}
+        known["text_sha256"] = text_hash(s.text)
+    source = s.source()
     check_fit(source, layers=layers, n_tokens=n_tokens, **text)
-    return {"model_revision": source.fingerprint, "model_seed": settings.seed}
-
-
-def pinned_text(settings: Any, **fit: Any) -> dict[str, Any]:
-    """What tells the model and the text from others in a store, after `check_fit`."""
-    text = {"text": settings.text, "n_windows": settings.n_windows}
-    return pinned(settings, **fit, **text) | {"text_sha256": text_hash(settings.text)}
+    return replace(s, model_revision=source.fingerprint, **known)
 
 
 def labels(settings: Any) -> dict[str, Any]:
@@ -191,7 +213,7 @@ def labels(settings: Any) -> dict[str, Any]:
     length = {"n_tokens": settings.n_tokens} if isinstance(settings.n_tokens, int) else {}
     return {
         "model": short_name(settings.model),
-        "model_revision": source_of(settings).fingerprint,
+        "model_revision": settings.source().fingerprint,
         "text": short_name(settings.text),
         "text_sha256": text_hash(settings.text),
         **length,

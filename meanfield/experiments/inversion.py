@@ -13,31 +13,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-import xarray as xr
 from torch import Tensor
 
-from meanfield import bounds
-from meanfield.attention import AttentionParameters, SelfAttention, kernels
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, local_lipschitz
+from meanfield.attention import kernels
 from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import figure
-from meanfield.figures.curves import curve, formula
-from meanfield.figures.selection import by_level, select
+from meanfield.experiments.settings import over, setting
+from meanfield.figures.charts import Chart, Curve, Formula
+from meanfield.figures.selection import select
 from meanfield.layers import Residual, contractive, invert
-from meanfield.lipschitz import local_lipschitz
-from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 __all__ = ["EXPERIMENT", "Settings"]
-
 
 _KERNELS = {"l2": kernels.l2, "dot product": kernels.dot_product}
 _STEPS = 60
@@ -48,8 +39,9 @@ _RTOL = 1e-12
 class Settings:
     """What the sweep runs over."""
 
-    factors: tuple[float, ...] = setting((0.5, 0.7, 0.9), "contraction factors c")
-    spreads: tuple[float, ...] = setting((1.0, 30.0), "standard deviations of the tokens")
+    kernels: tuple[str, ...] = over("kernel", tuple(_KERNELS), "score")
+    spreads: tuple[float, ...] = over("spread", (1.0, 30.0), "standard deviation of the tokens")
+    factors: tuple[float, ...] = over("factor", (0.5, 0.7, 0.9), "contraction factor c")
     n_tokens: int = setting(64, "number of tokens n", quick=16)
     dim: int = setting(16, "dimension d", quick=4)
     n_heads: int = setting(4, "number of heads H", quick=1)
@@ -57,59 +49,32 @@ class Settings:
     seed: int = setting(0, "seed of the matrices and the inputs")
 
 
-_VARIABLES = (
-    Variable("error", "largest relative error of the preimage after k steps", dims=("step",)),
-    Variable("certified", "largest certified relative error (infinite where refuted)"),
-    Variable("true_error", "largest relative error of that answer"),
-    Variable("steepness", "largest steepness seen, over the constant used"),
-    Variable("constant", "constant L that the layer is scaled by"),
-    Variable("measured", "largest local Euclidean constant at the inputs"),
-    Variable("steps_bound", "steps to 1e-12 that c predicts"),
-    Variable("steps_measured", "steps to 1e-12 that the measured constant predicts"),
-    Variable("steps_taken", "steps to 1e-12 by the certified residual (NaN if never)"),
-)
-_PARAMETERS = (
-    Variable("kernel", "score"),
-    Variable("spread", "standard deviation of the tokens"),
-    Variable("factor", "contraction factor c"),
-    Variable("step", "steps k"),
-)
-
-
-def layer(dim: int, n_heads: int, seed: int) -> AttentionParameters:
+def layer(s: Settings) -> AttentionParameters:
     """A tied L2 layer with normal matrices, in the paper's form."""
-    generator = torch.Generator().manual_seed(seed)
-    k = dim // n_heads
-    W, V = torch.randn(2, n_heads, dim, k, generator=generator, dtype=torch.float64) / dim**0.5
-    output = torch.randn(dim, dim, generator=generator, dtype=torch.float64) / dim**0.5
-    return AttentionParameters.tied_l2(W.mT, V.mT, output.unflatten(0, (n_heads, k)).mT)
+    generator = torch.Generator().manual_seed(s.seed)
+    k = s.dim // s.n_heads
+    draws = torch.randn(2, s.n_heads, s.dim, k, generator=generator, dtype=torch.float64)
+    W, V = draws / s.dim**0.5
+    output = torch.randn(s.dim, s.dim, generator=generator, dtype=torch.float64) / s.dim**0.5
+    return AttentionParameters.tied_l2(W.mT, V.mT, output.unflatten(0, (s.n_heads, k)).mT)
 
 
-def tokens(spread: float, n: int, dim: int, batch: int, seed: int) -> Tensor:
+def tokens(s: Settings, spread: float) -> Tensor:
     """One token at the origin and n − 1 normal ones, (batch, n, d)."""
-    generator = torch.Generator().manual_seed(seed + 1)
-    X = spread * torch.randn(batch, n, dim, generator=generator, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(s.seed + 1)
+    shape = (s.batch, s.n_tokens, s.dim)
+    X = spread * torch.randn(shape, generator=generator, dtype=torch.float64)
     X[:, 0] = 0.0
     return X
 
 
-def measure(
-    kernel: str,
-    spread: float,
-    factor: float,
-    *,
-    n_tokens: int,
-    dim: int,
-    n_heads: int,
-    batch: int,
-    layer_seed: int,
-) -> dict[str, Any]:
+def measure(s: Settings, kernel: str, spread: float, factor: float) -> dict[str, Any]:
     """Errors against steps, the certificate, and the steps that each constant asks for."""
-    parameters = layer(dim, n_heads, layer_seed)
+    parameters = layer(s)
     F = SelfAttention(parameters, kernel=_KERNELS[kernel])
-    constant = bounds.l2_attention_2(parameters, n_tokens)
+    constant = bounds.l2_attention_2(parameters, s.n_tokens)
     G = contractive(F, factor, constant=constant)
-    mu = ParticleMeasure(tokens(spread, n_tokens, dim, batch, layer_seed))
+    mu = ParticleMeasure(tokens(s, spread))
     nu = G(mu)
     found = invert(G, nu, rtol=_RTOL, max_steps=400, strict=False)
     sizes = _sizes(mu.points)
@@ -118,7 +83,7 @@ def measure(
     first = float((_sizes(G(nu).points - nu.points) / sizes).max())
     return {
         "error": _errors(G, mu, nu),
-        "certified": float((found.error * n_tokens**0.5 / sizes).max()),
+        "certified": float((found.error * s.n_tokens**0.5 / sizes).max()),
         "true_error": float((_sizes(found.measure.points - mu.points) / sizes).max()),
         "steepness": float(found.steepness.max()),
         "constant": constant,
@@ -149,54 +114,70 @@ def _predicted(first: float, factor: float) -> float:
     return math.ceil(math.log(_RTOL * (1 - factor) / first) / math.log(factor))
 
 
-@figure("error")
-def errors(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """The error of the preimage against the number of fixed-point steps.
+def _of_kernel(kernel: str, fmt: str) -> Curve:
+    """The error of a kernel against the step, as far as it is finite."""
 
-    Of the tokens that are spread most.
-    """
-    spread = float(ds.spread.max())
-    ax.set_yscale("log")
-    for colour, factor, rows in by_level(select(ds, spread=spread), "factor"):
-        for kernel, line in (("l2", "-"), ("dot product", "-.")):
-            error = select(rows, kernel=kernel).error.isel(case=0)
-            label = f"{kernel}, c = {factor:g}"
-            ax.plot(ds.step, error.where(np.isfinite(error)), line, color=colour, label=label)
-        formula(ax, partial(np.power, factor), ds.step, ":", color=colour)
-    ax.plot([], [], "k:", linewidth=0.9, label=r"$c^k$")
-    ax.set(xlabel="step k", ylabel="largest relative error of the preimage")
-    ax.set_title(f"Inverting $x + c\\,f(x)/L$, tokens of spread {spread:g}")
-    return ax
+    def rows(ds: Any) -> Any:
+        case = select(ds, kernel=kernel).isel(case=0)
+        return case.assign(error=case.error.where(np.isfinite(case.error)))
+
+    return Curve("error", f"{kernel}, c = {{factor:g}}", fmt, rows=rows)
 
 
-@figure("steps_bound", "steps_measured", "steps_taken")
-def steps(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """Steps to 1e-12: by the bound, by the constant measured at the input, and as certified."""
-    names = {
+ERRORS = Chart(
+    "The error of the preimage against the number of fixed-point steps.\n\n"
+    "Of the tokens that are spread most.",
+    "step",
+    [
+        _of_kernel("l2", "-"),
+        _of_kernel("dot product", "-."),
+        Formula(lambda k, at: at["factor"] ** k, fmt=":", key=r"$c^k$"),
+    ],
+    lambda ds: f"Inverting $x + c\\,f(x)/L$, tokens of spread {float(ds.spread.max()):g}",
+    by="factor",
+    rows=lambda ds: select(ds, spread=float(ds.spread.max())),
+    log="y",
+    xlabel="step k",
+    ylabel="largest relative error of the preimage",
+)
+
+STEPS = Chart(
+    "Steps to 1e-12: by the bound, by the constant measured at the input, and as certified.",
+    "factor",
+    [
         # No line: it depends on the first step too, and is known at these c only.
-        "steps_bound": ("D", "predicted by c"),
-        "steps_measured": ("o-", "predicted by the measured constant"),
-        "steps_taken": ("x", "taken until the residual certifies it"),
-    }
-    for colour, spread, rows in by_level(select(ds, kernel="l2"), "spread"):
-        for name, (mark, _) in names.items():
-            style: Any = {"color": colour, "fillstyle": "none"}
-            style |= {"label": f"tokens of spread {spread:g}"} if mark == "o-" else {}
-            curve(ax, rows, "factor", name, mark, **style)
-    for mark, words in names.values():
-        ax.plot([], [], f"k{mark}", fillstyle="none", label=words)
-    ax.set(yscale="log", xlabel="contraction factor c", ylabel="steps to a relative 1e-12")
-    ax.set_title("L2 attention: steps that each constant asks for")
-    return ax
-
+        Curve("steps_bound", fmt="D", key="predicted by c", fillstyle="none"),
+        Curve(
+            "steps_measured",
+            "tokens of spread {spread:g}",
+            key="predicted by the measured constant",
+            fillstyle="none",
+        ),
+        Curve(
+            "steps_taken", fmt="x", key="taken until the residual certifies it", fillstyle="none"
+        ),
+    ],
+    "L2 attention: steps that each constant asks for",
+    by="spread",
+    rows=lambda ds: select(ds, kernel="l2"),
+    log="y",
+    ylabel="steps to a relative 1e-12",
+)
 
 EXPERIMENT = Experiment(
     measure,
     Settings(),
-    grid=lambda s: {"kernel": tuple(_KERNELS), "spread": s.spreads, "factor": s.factors},
-    variables=_VARIABLES,
-    parameters=_PARAMETERS,
-    coords=lambda s: {"step": range(_STEPS + 1)},
-    derived=lambda s: {"layer_seed": s.seed},
-    figures={"error": errors, "steps": steps},
+    [
+        Variable("error", "largest relative error of the preimage after k steps", dims=("step",)),
+        Variable("certified", "largest certified relative error (infinite where refuted)"),
+        Variable("true_error", "largest relative error of that answer"),
+        Variable("steepness", "largest steepness seen, over the constant used"),
+        Variable("constant", "constant L that the layer is scaled by"),
+        Variable("measured", "largest local Euclidean constant at the inputs"),
+        Variable("steps_bound", "steps to 1e-12 that c predicts"),
+        Variable("steps_measured", "steps to 1e-12 that the measured constant predicts"),
+        Variable("steps_taken", "steps to 1e-12 by the certified residual (NaN if never)"),
+    ],
+    coords={Variable("step", "steps k"): range(_STEPS + 1)},
+    figures={"error": ERRORS, "steps": STEPS},
 )

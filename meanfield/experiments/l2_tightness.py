@@ -11,31 +11,24 @@ the groups, and the best t gives 1 + 4 W₀((n−1)e^{−3/2}), less than 2 belo
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
-import xarray as xr
 from torch import Tensor
 
-from meanfield import bounds
-from meanfield.attention import AttentionParameters, SelfAttention, kernels
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, linearize
+from meanfield.attention import kernels
 from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import FORMULA, figure
-from meanfield.figures.curves import curve, formula
-from meanfield.figures.selection import by_level, select
+from meanfield.experiments.settings import over, setting
+from meanfield.figures.charts import Chart, Curve, Formula
+from meanfield.figures.selection import select
 from meanfield.lipschitz import infinity_norm
-from meanfield.maps import linearize
-from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 __all__ = ["EXPERIMENT", "Settings"]
-
 
 _RATE = 0.1  # of Adam, as in the paper
 _WIDEST = 10.0  # starts are uniform on [−w, w], w uniform on [0, 10], as in the paper
@@ -47,32 +40,21 @@ _ROWS = 512
 class Settings:
     """What the sweep runs over."""
 
-    n_tokens: tuple[int, ...] = setting(
-        (2, 5, 10, 20, 50, 100, 200, 500, 1000), "numbers of tokens n", quick=(2, 10, 100)
-    )
-    shapes: tuple[tuple[int, int], ...] = setting(
+    shapes: tuple[tuple[int, int], ...] = over(
+        "",
         ((1, 1), (4, 1), (4, 4)),
         "(d, H) of the layers; d/H is the dimension of a head",
         quick=((1, 1), (4, 4)),
     )
+    n_tokens: tuple[int, ...] = over(
+        "n_tokens",
+        (2, 5, 10, 20, 50, 100, 200, 500, 1000),
+        "number of tokens n",
+        quick=(2, 10, 100),
+    )
     starts: int = setting(32, "random starts per case", quick=8)
     steps: int = setting(300, "steps of Adam", quick=60)
     seed: int = setting(0, "seed of the starts, and of the layers with d > 1")
-
-
-_VARIABLES = (
-    Variable("best", "largest row sum of |J| found by ascent"),
-    Variable("best_norm", "‖J‖_∞ at the tokens found (NaN where n·d is large)"),
-    Variable("constructed", "row sum at a token between two groups (d = 1)"),
-    Variable("closed_form", "1 + 4 W₀((n−1)e^{−3/2}), its value with two equal groups (d = 1)"),
-    Variable("bound", "upper bound of the ∞-norm anywhere"),
-    Variable("spread", "c = φ⁻¹(n−1)"),
-)
-_PARAMETERS = (
-    Variable("dim", "dimension d"),
-    Variable("n_heads", "heads H"),
-    Variable("n_tokens", "number of tokens n"),
-)
 
 
 def layer(dim: int, n_heads: int, seed: int) -> AttentionParameters:
@@ -97,20 +79,13 @@ def two_groups(n: int) -> Tensor:
 
 
 def measure(
-    dim: int,
-    n_heads: int,
-    n_tokens: int,
-    *,
-    starts: int,
-    steps: int,
-    layer_seed: int,
-    generator: torch.Generator,
+    s: Settings, dim: int, n_heads: int, n_tokens: int, generator: torch.Generator
 ) -> dict[str, Any]:
     """The best row sum found, that of the construction, and the bound."""
-    F = SelfAttention(layer(dim, n_heads, layer_seed), kernel=kernels.l2)
-    widths = _WIDEST * torch.rand(starts, 1, 1, generator=generator, dtype=torch.float64)
-    uniform = torch.rand(starts, n_tokens, dim, generator=generator, dtype=torch.float64)
-    X, feature = _climb(F, widths * (2 * uniform - 1), steps)
+    F = SelfAttention(layer(dim, n_heads, s.seed), kernel=kernels.l2)
+    widths = _WIDEST * torch.rand(s.starts, 1, 1, generator=generator, dtype=torch.float64)
+    uniform = torch.rand(s.starts, n_tokens, dim, generator=generator, dtype=torch.float64)
+    X, feature = _climb(F, widths * (2 * uniform - 1), s.steps)
     best, norm = _row_sum(F, X, feature), math.nan
     if n_tokens * dim <= _ROWS:
         norm = float(infinity_norm(F, ParticleMeasure(X)).value)
@@ -162,48 +137,77 @@ def _row_sum(F: SelfAttention, X: Tensor, feature: int) -> float:
     return float((J.T @ unit).abs().sum())
 
 
-@figure("constructed", "best")
-def tightness(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """The largest ‖J‖_∞ of one-dimensional L2 attention found, and its bound, against n."""
-    rows = select(ds, dim=1, n_heads=1)
-    hollow: Any = {"fillstyle": "none", "markersize": 8, "color": "tab:orange"}
-    ax.set(xscale="log", xlabel="number of tokens n", ylabel=r"largest $\|J\|_\infty$ found")
-    curve(ax, rows, "n_tokens", "constructed", "s", label="a token between two groups", **hollow)
-    curve(ax, rows, "n_tokens", "best", color="tab:blue", label="best of the ascent")
-    equal = r"equal groups, odd n: $1+4\,W_0((n-1)e^{-3/2})$"
-    for fmt, colour, label, spread in (
-        ("--", "tab:red", r"upper bound $1+4\,\varphi^{-1}(n-1)$", bounds.l2_spread),
-        (":", "tab:orange", equal, _spread_of_groups),
-    ):
-        f = np.vectorize(lambda n, spread=spread: 1 + 4 * spread(n))
-        formula(ax, f, rows.n_tokens, fmt, color=colour, linewidth=1.4, label=label)
-    ax.set_title(r"Largest $\infty$-norm of L2 attention, $d = H = 1$")
-    return ax
+def _one_plus_four(spread: Callable[[float], float]) -> Callable[..., np.ndarray]:
+    """1 + 4 of it, as a formula of n."""
+    return lambda n, at: np.array([1 + 4 * spread(one) for one in n])
 
 
-@figure("best|constructed/bound")
-def ratio(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """The largest row sum found over the bound, against n, for every shape of the layer."""
-    shares = ds.assign(share=np.fmax(ds.best, ds.constructed) / ds.bound)
-    for colour, dim, heads, rows in by_level(shares, "dim", "n_heads"):
-        curve(ax, rows, "n_tokens", "share", color=colour, label=f"d = {dim}, H = {heads}")
-    ax.axhline(1.0, linestyle="--", color="black", linewidth=0.9, gid=FORMULA)
-    ax.set(xscale="log", xlabel="number of tokens n", ylabel="best found / bound")
-    ax.set_ylim(0.0, 1.05)
-    ax.set_title(r"Largest $\infty$-norm found of L2 attention over its bound")
-    return ax
-
+TIGHTNESS = Chart(
+    "The largest ‖J‖_∞ of one-dimensional L2 attention found, and its bound, against n.",
+    "n_tokens",
+    [
+        Curve(
+            "constructed",
+            "a token between two groups",
+            "s",
+            fillstyle="none",
+            markersize=8,
+            color="tab:orange",
+        ),
+        Curve("best", "best of the ascent", color="tab:blue"),
+        Formula(
+            _one_plus_four(bounds.l2_spread),
+            r"upper bound $1+4\,\varphi^{-1}(n-1)$",
+            "--",
+            color="tab:red",
+            linewidth=1.4,
+        ),
+        Formula(
+            _one_plus_four(_spread_of_groups),
+            r"equal groups, odd n: $1+4\,W_0((n-1)e^{-3/2})$",
+            ":",
+            color="tab:orange",
+            linewidth=1.4,
+        ),
+    ],
+    r"Largest $\infty$-norm of L2 attention, $d = H = 1$",
+    rows=lambda ds: select(ds, dim=1, n_heads=1),
+    log="x",
+    ylabel=r"largest $\|J\|_\infty$ found",
+)
+RATIO = Chart(
+    "The largest row sum found over the bound, against n, for every shape of the layer.",
+    "n_tokens",
+    [
+        Curve("share", "d = {dim}, H = {n_heads}", of="best|constructed/bound"),
+        Formula(lambda n, at: 1.0, fmt="k--", flat=True, once=True),
+    ],
+    r"Largest $\infty$-norm found of L2 attention over its bound",
+    by=("dim", "n_heads"),
+    rows=lambda ds: ds.assign(share=np.fmax(ds.best, ds.constructed) / ds.bound),
+    log="x",
+    ylabel="best found / bound",
+    ylim=(0.0, 1.05),
+)
 
 EXPERIMENT = Experiment(
     measure,
     Settings(),
+    [
+        Variable("best", "largest row sum of |J| found by ascent"),
+        Variable("best_norm", "‖J‖_∞ at the tokens found (NaN where n·d is large)"),
+        Variable("constructed", "row sum at a token between two groups (d = 1)"),
+        Variable(
+            "closed_form", "1 + 4 W₀((n−1)e^{−3/2}), its value with two equal groups (d = 1)"
+        ),
+        Variable("bound", "upper bound of the ∞-norm anywhere"),
+        Variable("spread", "c = φ⁻¹(n−1)"),
+    ],
     grid=lambda s: [
         {"dim": dim, "n_heads": heads, "n_tokens": n}
         for dim, heads in s.shapes
         for n in s.n_tokens
     ],
-    variables=_VARIABLES,
-    parameters=_PARAMETERS,
-    derived=lambda s: {"layer_seed": s.seed},
-    figures={"tightness": tightness, "ratio": ratio},
+    parameters=[Variable("dim", "dimension d"), Variable("n_heads", "heads H")],
+    figures={"tightness": TIGHTNESS, "ratio": RATIO},
 )

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import xarray as xr
 
-from meanfield import sampling
-from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield import AttentionParameters, SelfAttention, sampling
 from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.settings import setting
+from meanfield.experiments.settings import along, over, setting
 from meanfield.figures.canvas import figure
 from meanfield.figures.plots import plot_secants
 from meanfield.figures.selection import select
@@ -36,77 +35,51 @@ __all__ = ["EXPERIMENT", "Settings"]
 class Settings:
     """What the sweep runs over."""
 
-    n_tokens: tuple[int, ...] = setting(
-        (2, 4, 8, 16, 32, 64), "sequence lengths n", quick=(2, 8, 32)
+    n_tokens: tuple[int, ...] = over(
+        "n_tokens", (2, 4, 8, 16, 32, 64), "number of tokens n", quick=(2, 8, 32)
     )
-    radii: tuple[float, ...] = setting(
-        (0.5, 1.0, 2.0, 4.0), "R; tokens are uniform in the ball", quick=(1.0, 4.0)
+    radii: tuple[float, ...] = over(
+        "radius", (0.5, 1.0, 2.0, 4.0), "radius R of the ball", quick=(1.0, 4.0), symbol="R"
     )
-    masks: tuple[bool, ...] = setting((False, True), "plain (False), masked (True) or both")
-    draws: int = setting(3, "layers, each with a cloud for each n, R and mask", quick=1)
+    masks: tuple[bool, ...] = over("causal", (False, True), "masked attention")
+    draws: int = over("draw", 3, "number of the cloud", quick=1)
     dim: int = setting(4, "dimension d")
     heads: int = setting(2, "heads of the layer")
     std: float = setting(1.5, "standard deviation of the layer's entries, times √d")
-    steps: tuple[float, ...] = setting(
+    steps: tuple[float, ...] = along(
+        "step",
         (1.0, 0.3, 0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6),
-        "root-mean-square displacements over R, decreasing",
+        "root-mean-square displacement over R",
         quick=(1.0, 0.1, 1e-2, 1e-4, 1e-6),
     )
     seed: int = setting(0, "seed of the clouds")
 
 
-_PARAMETERS = (
-    Variable("n_tokens", "number of tokens n"),
-    Variable("radius", "radius R of the ball", symbol="R"),
-    Variable("causal", "masked attention"),
-    Variable("draw", "number of the cloud"),
-    Variable("step", "root-mean-square displacement over R"),
-    Variable("perturbation", "direction of the step"),
-)
-
-
 def compare(
-    n_tokens: int,
-    radius: float,
-    causal: bool,
-    draw: int,
-    *,
-    dim: int,
-    heads: int,
-    std: float,
-    steps: tuple[float, ...],
-    generator: torch.Generator,
+    s: Settings, n_tokens: int, radius: float, causal: bool, draw: int, generator: torch.Generator
 ) -> dict[str, Any]:
     """Both estimates at one cloud."""
     of_layer = torch.Generator().manual_seed(draw)  # one for all n, R and masks
     parameters = AttentionParameters.random(
-        dim, n_heads=heads, head_dim=dim, std=std * dim**-0.5, generator=of_layer
+        s.dim, n_heads=s.heads, head_dim=s.dim, std=s.std * s.dim**-0.5, generator=of_layer
     )
     F = SelfAttention(parameters, causal=causal)
-    X = sampling.ball(n_tokens, dim, radius=radius, generator=generator)
-    found = compare_lemma_3_2(F, X, steps=steps, generator=generator)
+    X = sampling.ball(n_tokens, s.dim, radius=radius, generator=generator)
+    found = compare_lemma_3_2(F, X, steps=s.steps, generator=generator)
     return {variable.name: found[variable.name].values for variable in VARIABLES}
 
 
 @figure("euclidean_secant/euclidean", "wasserstein_secant/euclidean", "euclidean_converged")
 def secants(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
     """Secant ratios over the Euclidean constant of n tokens, as the step shrinks; largest R."""
-    radius = float(ds.radius.max())
-    rows = select(ds, causal=causal, draw=0, radius=radius)
+    rows = select(ds, causal=causal, draw=0, radius=float(ds.radius.max()))
     return plot_secants(rows.sortby("n_tokens"), ax=ax)
 
 
 EXPERIMENT = Experiment(
     compare,
     Settings(),
-    grid=lambda s: {
-        "n_tokens": s.n_tokens,
-        "radius": s.radii,
-        "causal": s.masks,
-        "draw": range(s.draws),
-    },
-    variables=VARIABLES,
-    parameters=_PARAMETERS,
-    coords=lambda s: {"perturbation": ["top", "random", "splitting"], "step": s.steps},
+    VARIABLES,
+    coords={Variable("perturbation", "direction of the step"): ["top", "random", "splitting"]},
     figures={"secants": secants, "secants-masked": partial(secants, causal=True)},
 )

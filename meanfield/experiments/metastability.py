@@ -16,23 +16,20 @@ import numpy as np
 import torch
 import xarray as xr
 
-from meanfield import dynamics
-from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics
 from meanfield.dynamics import reduced
 from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.settings import setting
+from meanfield.experiments.settings import along, over, setting
 from meanfield.figures import animate_particles
 from meanfield.figures.canvas import figure
 from meanfield.figures.curves import formula, stairs
 from meanfield.figures.selection import by_level
-from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["EXPERIMENT", "Settings"]
-
 
 _GROWN = 0.3  # amplitude at which a mode counts as the one that won; 1 is a perfect comb
 
@@ -41,68 +38,46 @@ _GROWN = 0.3  # amplitude at which a mode counts as the one that won; 1 is a per
 class Settings:
     """What the sweep runs over."""
 
-    betas: tuple[float, ...] = setting(
-        (4.0, 9.0, 16.0, 25.0, 49.0), "inverse temperatures β", quick=(4.0, 25.0)
+    betas: tuple[float, ...] = over(
+        "beta",
+        (4.0, 9.0, 16.0, 25.0, 49.0),
+        "inverse temperature β",
+        quick=(4.0, 25.0),
+        symbol="\\beta",
     )
-    repetitions: int = setting(3, "starts for each β", quick=1)
-    n_particles: int = setting(120, "n, evenly spaced and then displaced", quick=80)
+    repetitions: int = over("repetition", 3, "number of the start", quick=1)
+    n_particles: int = along("particle", 120, "particle, evenly spaced and displaced", quick=80)
     noise: float = setting(1e-3, "standard deviation of the displacement of angles")
     first: float = setting(1e-1, "the second time of the logarithmic clock")
     last: float = setting(1e10, "the last", quick=1e6)
     n_times: int = setting(120, "number of times that are kept", quick=80)
     seed: int = setting(0, "seed of the starts")
 
-
-_PARAMETERS = (
-    Variable("beta", "inverse temperature β", symbol="\\beta"),
-    Variable("repetition", "number of the start"),
-    Variable("time", "time t", symbol="t"),
-)
-_VARIABLES = (
-    Variable("points", "particles on the circle", dims=("time", "particle", "feature")),
-    Variable("n_clusters", "number of clusters", dims=("time",)),
-    Variable("found_mode", "mode that is largest when one has grown"),
-    Variable("first_mode", "k with the largest k² I_k(β)"),
-    Variable("evaluations", "evaluations of the velocity", dims=("time",), dtype="int64"),
-)
+    def times(self) -> np.ndarray:
+        """The logarithmic clock."""
+        return dynamics.log_clock(self.first, self.last, self.n_times - 1)
 
 
-def flow_on_circle(
-    beta: float,
-    repetition: int,
-    *,
-    n_particles: int,
-    noise: float,
-    first: float,
-    last: float,
-    n_times: int,
-    generator: torch.Generator,
+def measure(
+    s: Settings, beta: float, repetition: int, generator: torch.Generator
 ) -> dict[str, Any]:
     """One flow on the circle from nearly uniform atoms."""
     del repetition  # the generator of the case depends on it
-    eye = torch.eye(2, dtype=torch.float64)
+    eye, n = torch.eye(2, dtype=torch.float64), s.n_particles
     F = SelfAttention(AttentionParameters.from_bilinear(beta * eye, eye))
-    phi = 2 * torch.pi * torch.arange(n_particles, dtype=torch.float64) / n_particles
-    phi = phi + noise * torch.randn(n_particles, generator=generator, dtype=torch.float64)
-    times = dynamics.log_clock(first, last, n_times - 1)
+    phi = 2 * torch.pi * torch.arange(n, dtype=torch.float64) / n
+    phi = phi + s.noise * torch.randn(n, generator=generator, dtype=torch.float64)
+    start = ParticleMeasure(torch.stack([phi.cos(), phi.sin()], -1))
     # Half the spacing of the start, at which every atom is a cluster of its own.
-    scale = torch.pi / n_particles
+    scale = torch.pi / n
     ds = dynamics.flow(
-        F,
-        ParticleMeasure(torch.stack([phi.cos(), phi.sin()], -1)),
-        times,
-        method=dynamics.Adaptive("dopri5", 1e-7, 1e-10),
-        constraint="sphere",
-        coalesce=1e-6,
+        F, start, s.times(), method=dynamics.Adaptive("dopri5", 1e-7, 1e-10),
+        constraint="sphere", coalesce=1e-6,
         observe={"n_clusters": lambda mu: dynamics.cluster_count(mu, scale)},
-    )
-    return {
-        "points": ds.points.values,
-        "n_clusters": ds.n_clusters.values,
-        "found_mode": dominant_mode(ds.points.values),
-        "first_mode": reduced.first_mode(beta),
-        "evaluations": ds.evaluations.values,
-    }
+    )  # fmt: skip
+    kept = {name: ds[name].values for name in ("points", "n_clusters", "evaluations")}
+    modes = {"found_mode": dominant_mode(kept["points"]), "first_mode": reduced.first_mode(beta)}
+    return kept | modes
 
 
 def dominant_mode(points: np.ndarray) -> float:
@@ -147,15 +122,18 @@ def first_mode(ds: xr.Dataset, *, ax: Axes) -> Axes:
 
 
 EXPERIMENT = Experiment(
-    flow_on_circle,
+    measure,
     Settings(),
-    grid=lambda s: {"beta": s.betas, "repetition": range(s.repetitions)},
-    variables=_VARIABLES,
-    parameters=_PARAMETERS,
-    coords=lambda s: {
-        "time": dynamics.log_clock(s.first, s.last, s.n_times - 1),
-        "particle": np.arange(s.n_particles),
-        "feature": np.arange(2),
+    [
+        Variable("points", "particles on the circle", dims=("time", "particle", "feature")),
+        Variable("n_clusters", "number of clusters", dims=("time",)),
+        Variable("found_mode", "mode that is largest when one has grown"),
+        Variable("first_mode", "k with the largest k² I_k(β)"),
+        Variable("evaluations", "evaluations of the velocity", dims=("time",), dtype="int64"),
+    ],
+    coords={
+        Variable("time", "time t", symbol="t"): Settings.times,
+        Variable("feature", "coordinate"): range(2),
     },
     figures={"staircase": staircase, "first-mode": first_mode},
     animations={"circle": animate_particles},

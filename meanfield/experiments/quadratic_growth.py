@@ -15,25 +15,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
-import xarray as xr
 
-from meanfield import bounds
-from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds
 from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import figure, kind
-from meanfield.figures.curves import curve, formula
-from meanfield.figures.selection import attribute, by_mask
+from meanfield.experiments.settings import over, setting
+from meanfield.figures.charts import Chart, Curve, Formula
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
-from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 __all__ = ["EXPERIMENT", "Settings"]
 
@@ -42,41 +34,33 @@ __all__ = ["EXPERIMENT", "Settings"]
 class Settings:
     """What the sweep runs over."""
 
-    dim: int = setting(16, "dimension d", quick=4)
-    radii: tuple[float, ...] = setting(
-        tuple(round(2.0**k, 4) for k in range(-3, 8)), "radii R", quick=(0.5, 2.0, 8.0, 32.0)
+    masks: tuple[bool, ...] = over("causal", (False, True), "whether attention is masked")
+    radii: tuple[float, ...] = over(
+        "radius",
+        tuple(round(2.0**k, 4) for k in range(-3, 8)),
+        "radius R of the configuration",
+        quick=(0.5, 2.0, 8.0, 32.0),
     )
-    masks: tuple[bool, ...] = setting((False, True), "plain (False), masked (True) or both")
+    dim: int = setting(16, "dimension d", quick=4)
     seed: int = setting(0, "seed of A and V")
 
 
-_VARIABLES = (
-    *LocalLipschitz.columns("constant", words="local Lipschitz constant ‖Df(X)‖"),
-    Variable("quadratic_lower", "lower bound (2/3) R² ‖V u‖ ‖Aᵀ u‖ − ‖V‖/3"),
-    Variable("general_bound", "upper bound, Theorem 3.3"),
-)
-_PARAMETERS = (
-    Variable("radius", "radius R of the configuration"),
-    Variable("causal", "whether attention is masked"),
-)
-
-
-def layer(dim: int, seed: int) -> AttentionParameters:
+def layer(s: Settings) -> AttentionParameters:
     """A random head with ‖A‖ and ‖V‖ of order one."""
-    generator = torch.Generator().manual_seed(seed)
-    A, V = torch.randn(2, dim, dim, generator=generator, dtype=torch.float64) / math.sqrt(dim)
-    return AttentionParameters.from_bilinear(A, V)
+    generator = torch.Generator().manual_seed(s.seed)
+    draws = torch.randn(2, s.dim, s.dim, generator=generator, dtype=torch.float64)
+    return AttentionParameters.from_bilinear(*(draws / math.sqrt(s.dim)))
 
 
-def measure(radius: float, causal: bool, *, dim: int, layer_seed: int) -> dict[str, Any]:
+def measure(s: Settings, radius: float, causal: bool) -> dict[str, Any]:
     """The constant at (R u, −R u, 0), between its bounds; u maximises ‖Aᵀu‖."""
-    parameters = layer(dim, layer_seed)
-    u = _direction(parameters)
+    parameters = layer(s)
+    u = torch.linalg.svd(parameters.A[0])[0][:, 0]
     X = torch.stack([radius * u, -radius * u, torch.zeros_like(u)])
-    F = SelfAttention(parameters, causal=causal)
     mu = ParticleMeasure.from_sequence(X)
+    F = SelfAttention(parameters, causal=causal)
     constant = local_lipschitz(F, mu, geometry="euclidean", strict=False)
-    sizes = _sizes(parameters)
+    sizes = _sizes(s)
     return {
         **constant.values("constant"),
         "quadratic_lower": max(_lower(radius, sizes), 0.0),
@@ -84,13 +68,11 @@ def measure(radius: float, causal: bool, *, dim: int, layer_seed: int) -> dict[s
     }
 
 
-def _direction(parameters: AttentionParameters) -> torch.Tensor:
-    return torch.linalg.svd(parameters.A[0])[0][:, 0]
-
-
-def _sizes(parameters: AttentionParameters) -> dict[str, float]:
+def _sizes(s: Settings) -> dict[str, float]:
     """What the bounds depend on besides R: ‖A‖, ‖V‖ and ‖V u‖ ‖Aᵀ u‖."""
-    A, V, u = parameters.A[0], parameters.V[0], _direction(parameters)
+    parameters = layer(s)
+    A, V = parameters.A[0], parameters.V[0]
+    u = torch.linalg.svd(A)[0][:, 0]
     norm_A, norm_V = (float(torch.linalg.matrix_norm(matrix, 2)) for matrix in (A, V))
     reached = torch.linalg.vector_norm(V @ u) * torch.linalg.vector_norm(A.mT @ u)
     return {"norm_A": norm_A, "norm_V": norm_V, "reached": float(reached)}
@@ -104,31 +86,35 @@ def _general(radius: Any, sizes: Mapping[str, float]) -> Any:
     return bounds.theorem_3_3(sizes["norm_A"], sizes["norm_V"], radius, 3)
 
 
-@figure("constant", "constant_converged")
-def growth(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """Constant against R at (R u, −R u, 0), between R² from below and Theorem 3.3."""
-    ax.set(xscale="log", yscale="log", xlabel="radius R", ylabel="local constant")
-    for colour, causal, rows in by_mask(ds):
-        label = f"local constant, {kind(causal)}"
-        curve(ax, rows, "radius", "constant", "x" if causal else "o", color=colour, label=label)
-    # Below its zero it says nothing.
-    zero = (attribute(ds, "norm_V") / (2 * attribute(ds, "reached"))) ** 0.5
-    above = [max(float(ds.radius.min()), 1.02 * zero), float(ds.radius.max())]
-    if above[0] < above[1]:
-        formula(ax, partial(_lower, sizes=ds.attrs), above, label=r"lower bound, $R^2$")
-    upper: Any = {"linewidth": 1.4, "label": "upper bound, Thm 3.3"}
-    formula(ax, partial(_general, sizes=ds.attrs), ds.radius, "k--", **upper)
-    ax.set_title("Constant at the three tokens $(Ru, -Ru, 0)$")
-    return ax
+def _above_zero(radius: Any, sizes: Mapping[str, float]) -> Any:
+    """The lower bound where it says something."""
+    lower = _lower(radius, sizes)
+    return np.where(lower > 0.04 / 3 * sizes["norm_V"], lower, np.nan)
 
+
+GROWTH = Chart(
+    "Constant against R at (R u, −R u, 0), between R² from below and Theorem 3.3.",
+    "radius",
+    [
+        Curve("constant", "local constant, {kind}", "o"),
+        Formula(_above_zero, r"lower bound, $R^2$", once=True),
+        Formula(_general, "upper bound, Thm 3.3", "k--", once=True, linewidth=1.4),
+    ],
+    "Constant at the three tokens $(Ru, -Ru, 0)$",
+    by="causal",
+    log="xy",
+    xlabel="radius R",
+    ylabel="local constant",
+)
 
 EXPERIMENT = Experiment(
     measure,
     Settings(),
-    grid=lambda s: {"causal": s.masks, "radius": s.radii},
-    variables=_VARIABLES,
-    parameters=_PARAMETERS,
-    derived=lambda s: {"layer_seed": s.seed},
-    attrs=lambda s: _sizes(layer(s.dim, s.seed)),
-    figures={"growth": growth},
+    [
+        *LocalLipschitz.columns("constant", words="local Lipschitz constant ‖Df(X)‖"),
+        Variable("quadratic_lower", "lower bound (2/3) R² ‖V u‖ ‖Aᵀ u‖ − ‖V‖/3"),
+        Variable("general_bound", "upper bound, Theorem 3.3"),
+    ],
+    attrs=_sizes,
+    figures={"growth": GROWTH},
 )

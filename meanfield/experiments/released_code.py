@@ -11,94 +11,66 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import xarray as xr
 
-from meanfield import sampling
-from meanfield.attention import SelfAttention
+from meanfield import ParticleMeasure, SelfAttention, sampling
 from meanfield.checks import choice
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.fitting import with_laws
-from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import figure, ticks_at
-from meanfield.figures.curves import curve, law, power_law
-from meanfield.figures.selection import fits_of, select
+from meanfield.experiments.settings import over, setting
+from meanfield.figures.charts import Chart, Curve, Law
+from meanfield.figures.selection import select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
-from meanfield.measures import ParticleMeasure
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 __all__ = ["EXPERIMENT", "Settings", "released_quantity"]
 
-
-INPUTS = ("head", "rows", "tokens")
+_INPUTS = {
+    "head": "worst case of head {head}",
+    "rows": "their slice in place of a head",
+    "tokens": "random token ids",
+}
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the sweep runs over."""
+class Settings(inputs.OfModel):
+    """What the sweep runs over.
 
-    model: str = setting("random:gpt2", "a GPT-2, as in `meanfield.pretrained.load`")
-    seed: int = setting(320, "seed of random weights; 320 in the published scripts")
+    The inputs are "head" and "rows" (adversarial, for the head and for the rows that the scripts
+    take for it) and "tokens" (what random ids become in the model).
+    """
+
+    inputs: tuple[str, ...] = over("input_kind", tuple(_INPUTS), "which inputs")
+    n_tokens: tuple[int, ...] = over(
+        "n_tokens", tuple(range(2, 98, 5)), "number of tokens n", quick=(2, 7, 17, 32)
+    )
     layer: int = setting(6, "attention layer, from 0", quick=1)
     head: int = setting(0, "head whose adversarial configuration is taken")
     radius: float = setting(100.0, "R of the adversarial configuration")
-    n_tokens: tuple[int, ...] = setting(
-        tuple(range(2, 98, 5)), "numbers of tokens n", quick=(2, 7, 17, 32)
-    )
-    inputs: tuple[str, ...] = setting(
-        INPUTS,
-        "'head' and 'rows' (adversarial, for the head and for the rows that the scripts take for "
-        "it), 'tokens' (what random ids become in the model)",
-    )
-    depth: int = setting(
-        0, "number of layers of a random model; 0 for the architecture's own", quick=2
-    )
-    dtype: str = setting("float64", "'float32' or 'float64'")
 
 
-_VARIABLES = (
-    *LocalLipschitz.columns("constant", words="local Lipschitz constant ‖Df(X)‖"),
-    Variable("released", "√‖Df(X)ᵀ f(X)‖, as the published scripts"),
-    Variable("radius", "root mean square of the token norms"),
-)
-_PARAMETERS = (
-    Variable("input_kind", "which inputs"),
-    Variable("n_tokens", "number of tokens n"),
-)
+def resolve(s: Settings) -> Settings:
+    """Refuse models whose queries and keys are turned by position."""
+    inputs.bilinear(s.source())
+    pinned: Settings = inputs.pinned(s, layers=[s.layer], n_tokens=s.n_tokens)
+    return pinned
 
 
-def measure(
-    input_kind: str,
-    n_tokens: int,
-    *,
-    model: str,
-    model_revision: str,
-    model_seed: int,
-    layer: int,
-    head: int,
-    input_radius: float,
-    depth: int,
-    dtype: str,
-) -> dict[str, Any]:
+def measure(s: Settings, input_kind: str, n_tokens: int) -> dict[str, Any]:
     """Both quantities at one input."""
-    if input_kind not in INPUTS:
-        raise ValueError(f"input_kind: expected one of {INPUTS}, got {input_kind!r}")
-    source = inputs.bilinear_transformer(
-        model, seed=model_seed, depth=depth, dtype=dtype, revision=model_revision
-    )
-    F = source.attention(layer)
+    choice(input_kind, "input_kind", _INPUTS)
+    source = s.source()
+    F = source.attention(s.layer)
     if input_kind == "tokens":
-        points = inputs.clouds(source, inputs.RANDOM_TEXT, n_tokens, 1, layers=[layer])[0, 0]
+        points = inputs.clouds(source, inputs.RANDOM_TEXT, n_tokens, 1, layers=[s.layer])[0, 0]
         mu = ParticleMeasure.from_sequence(points)
     else:
-        mu = _pair(source, input_kind, layer, head).tokens(input_radius, n_tokens)
+        mu = _pair(source, input_kind, s.layer, s.head).tokens(s.radius, n_tokens)
     constant = local_lipschitz(F, mu, geometry="euclidean", strict=False)
     return {
         **constant.values("constant"),
@@ -142,52 +114,42 @@ def _row_matrix(source: Transformer, layer: int, head: int) -> torch.Tensor:
     return key[rows].T @ query[rows] / width**0.5
 
 
-_TITLES = {
-    "head": "Norm and scripts' quantity: worst case of head {head}",
-    "rows": "Norm and scripts' quantity: their slice in place of a head",
-    "tokens": "Norm and scripts' quantity: random token ids",
-}
+def both_quantities(kind: str) -> Chart:
+    """The chart of one kind of inputs."""
 
+    def title(ds: xr.Dataset) -> str:
+        what = _INPUTS[kind].format(head=ds.attrs.get("head"))
+        place = f"{ds.attrs.get('model')}, layer {ds.attrs.get('layer')}"
+        return f"Norm and scripts' quantity: {what}\n{place}"
 
-@figure("constant", "constant_converged", "released")
-def both_quantities(ds: xr.Dataset, *, ax: Axes, kind: str = "head") -> Axes:
-    """The norm and the scripts' quantity at the same inputs; fits, 95 % intervals of exponents.
-
-    Args:
-        ds: of this experiment.
-        ax: where to draw; a new figure if None.
-        kind: which inputs: "head", "rows" or "tokens".
-    """
-    rows = select(ds, input_kind=choice(kind, "kind", _TITLES))
-    ax.set(xscale="log", yscale="log", xlabel="number of tokens n")
-    ax.set_ylabel(r"$\|Df(X)\|$, or the scripts' quantity")
-    for quantity, colour, label in (
-        ("constant", "tab:blue", r"norm $\|Df(X)\|$"),
-        ("released", "tab:red", r"scripts: $\sqrt{\|Df(X)^\top f(X)\|}$"),
-    ):
-        curve(ax, rows, "n_tokens", quantity, "o", color=colour, label=label)
-        fits = fits_of(ds, quantity=quantity, input_kind=kind, law="free")
-        power_law(ax, fits, rows.n_tokens, color=colour, label=law(fits))
-    ticks_at(ax, rows.n_tokens)
-    what = _TITLES[kind].format(head=ds.attrs.get("head"))
-    ax.set_title(f"{what}\n{ds.attrs.get('model')}, layer {ds.attrs.get('layer')}")
-    return ax
-
-
-def _derived(s: Settings) -> dict[str, Any]:
-    inputs.bilinear(inputs.source_of(s))
-    pinned = inputs.pinned(s, layers=[s.layer], n_tokens=s.n_tokens)
-    return {"input_radius": s.radius, **pinned}
+    released = r"scripts: $\sqrt{\|Df(X)^\top f(X)\|}$"
+    return Chart(
+        "The norm and the scripts' quantity at the same inputs; fits, 95 % intervals.",
+        "n_tokens",
+        [
+            Curve("constant", r"norm $\|Df(X)\|$", "o", color="tab:blue"),
+            Law({"quantity": "constant", "input_kind": kind}, color="tab:blue"),
+            Curve("released", released, "o", color="tab:red"),
+            Law({"quantity": "released", "input_kind": kind}, color="tab:red"),
+        ],
+        title,
+        rows=lambda ds: select(ds, input_kind=kind),
+        log="xy",
+        ylabel=r"$\|Df(X)\|$, or the scripts' quantity",
+        ticks=True,
+    )
 
 
 EXPERIMENT = Experiment(
     measure,
     Settings(),
-    grid=lambda s: {"input_kind": s.inputs, "n_tokens": s.n_tokens},
-    variables=_VARIABLES,
-    parameters=_PARAMETERS,
-    derived=_derived,
+    [
+        *LocalLipschitz.columns("constant", words="local Lipschitz constant ‖Df(X)‖"),
+        Variable("released", "√‖Df(X)ᵀ f(X)‖, as the published scripts"),
+        Variable("radius", "root mean square of the token norms"),
+    ],
+    resolve=resolve,
     attrs=lambda s: {"model": inputs.short_name(s.model), "layer": s.layer, "head": s.head},
-    figures={kind: partial(both_quantities, kind=kind) for kind in _TITLES},
+    figures={kind: both_quantities(kind) for kind in _INPUTS},
     conclude=partial(with_laws, quantities=("constant", "released"), by=("input_kind",)),
 )

@@ -7,22 +7,21 @@ enter its layer; the constant of the head at those tokens, which are no worst ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xarray as xr
 
-from meanfield.attention import SelfAttention
+from meanfield import ParticleMeasure, SelfAttention
 from meanfield.checks import to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.settings import setting
+from meanfield.experiments.settings import over, setting
 from meanfield.figures.canvas import FORMULA, figure
 from meanfield.figures.curves import mark_unconverged
 from meanfield.figures.selection import attribute, model_and_text
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
-from meanfield.measures import ParticleMeasure
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
@@ -32,62 +31,28 @@ __all__ = ["EXPERIMENT", "Settings"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(inputs.OfText):
     """What the sweep runs over."""
 
-    model: str = setting("minilm", "model, as in `meanfield.pretrained.load`", quick="random:bert")
-    text: str = setting(
-        "alice", "'alice', a path, or 'random' for uniform token ids", quick="random"
-    )
+    layers: tuple[int, ...] = over("layer", (), "attention layer, from 0; all if there are none")
     n_tokens: int = setting(64, "length of the windows", quick=8)
     n_windows: int = setting(5, "windows over which radius and constants are averaged", quick=2)
-    layers: tuple[int, ...] = setting((), "attention layers; all if empty")
     causal: bool = setting(False, "whether attention is masked; GPT-2 always is")
-    depth: int = setting(
-        0, "number of layers of a random model; 0 for the architecture's own", quick=2
-    )
-    seed: int = setting(0, "seed of random weights")
-    dtype: str = setting("float32", "'float32' or 'float64'")
 
 
-_HEAD, _BOTH = ("head",), ("head", "window")
-_VARIABLES = (
-    Variable("gamma", "scaling factor γ of the head", dims=_HEAD),
-    Variable("norm_A", "spectral norm ‖A‖ of the head", dims=_HEAD),
-    Variable("norm_V", "spectral norm ‖W V‖ of the head", dims=_HEAD),
-    Variable("exponent", "γ R² at the root mean square radius", dims=_BOTH),
-    Variable("radius", "root mean square of the token norms", dims=("window",)),
-    *LocalLipschitz.columns(
-        "head_constant", words="local Lipschitz constant of the head alone", dims=_BOTH
-    ),
-)
-_PARAMETERS = (
-    Variable("layer", "attention layer, from 0"),
-    Variable("head", "head, from 0"),
-    Variable("window", "window of the text"),
-)
+def resolve(s: Settings) -> Settings:
+    """The layers and the mask."""
+    layers, causal = inputs.layers_of(s), s.causal or inputs.bilinear(s.source()).causal
+    s = replace(s, layers=layers, causal=causal)
+    pinned: Settings = inputs.pinned(s, layers=layers, n_tokens=[s.n_tokens])
+    return pinned
 
 
-def measure(
-    layer: int,
-    *,
-    model: str,
-    model_revision: str,
-    text: str,
-    text_sha256: str,
-    n_tokens: int,
-    n_windows: int,
-    causal: bool,
-    depth: int,
-    model_seed: int,
-    dtype: str,
-) -> dict[str, Any]:
+def measure(s: Settings, layer: int) -> dict[str, Any]:
     """All heads of a layer; arrays (head,) and (head, window)."""
-    inputs.check_text(text, text_sha256)
-    source = inputs.bilinear_transformer(
-        model, causal, seed=model_seed, depth=depth, dtype=dtype, revision=model_revision
-    )
-    points = inputs.clouds(source, text, n_tokens, n_windows, layers=[layer])[0]
+    inputs.check_text(s.text, s.text_sha256)
+    source = s.source(s.causal)
+    points = inputs.clouds(source, s.text, s.n_tokens, s.n_windows, layers=[layer])[0]
     F = source.attention(layer)
     gamma, norm_A, norm_V = inputs.head_spectra(F.parameters)
     radius = to_host(inputs.token_radii(points)[0].double())
@@ -145,19 +110,24 @@ def head_constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
     return ax
 
 
+_HEAD, _BOTH = ("head",), ("head", "window")
 EXPERIMENT = Experiment(
     measure,
     Settings(),
-    grid=lambda s: {"layer": inputs.layers_of(s)},
-    variables=_VARIABLES,
-    parameters=_PARAMETERS,
-    coords=lambda s: {
-        "head": np.arange(inputs.source_of(s).n_heads),
-        "window": np.arange(s.n_windows),
-    },
-    derived=lambda s: {
-        "causal": s.causal or inputs.bilinear(inputs.source_of(s)).causal,
-        **inputs.pinned_text(s, layers=inputs.layers_of(s), n_tokens=[s.n_tokens]),
+    [
+        Variable("gamma", "scaling factor γ of the head", dims=_HEAD),
+        Variable("norm_A", "spectral norm ‖A‖ of the head", dims=_HEAD),
+        Variable("norm_V", "spectral norm ‖W V‖ of the head", dims=_HEAD),
+        Variable("exponent", "γ R² at the root mean square radius", dims=_BOTH),
+        Variable("radius", "root mean square of the token norms", dims=("window",)),
+        *LocalLipschitz.columns(
+            "head_constant", words="local Lipschitz constant of the head alone", dims=_BOTH
+        ),
+    ],
+    resolve=resolve,
+    coords={
+        Variable("head", "head, from 0"): lambda s: range(s.source().n_heads),
+        Variable("window", "window of the text"): lambda s: range(s.n_windows),
     },
     attrs=inputs.labels,
     figures={"heads": exponents, "constants": head_constants},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import field, fields, replace
+from dataclasses import Field, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,61 @@ def setting(value: Any, meaning: str, *, quick: Any = _SAME) -> Any:
         >>> from dataclasses import dataclass
         >>> @dataclass(frozen=True)
         ... class Settings:
-        ...     radii: tuple[float, ...] = setting((1.0, 2.0, 4.0), "R", quick=(1.0,))
+        ...     radii: tuple[float, ...] = over("radius", (1.0, 2.0, 4.0), "R", quick=(1.0,))
+        ...     power: int = setting(2, "exponent")
         >>> Settings(), quick_of(Settings)
-        (Settings(radii=(1.0, 2.0, 4.0)), Settings(radii=(1.0,)))
+        (Settings(radii=(1.0, 2.0, 4.0), power=2), Settings(radii=(1.0,), power=2))
     """
+    return _field(value, meaning, quick)
+
+
+def over(parameter: str, value: Any, meaning: str, *, quick: Any = _SAME, **labels: str) -> Any:
+    """A setting that is an axis of the grid: a case has one of its values.
+
+    Args:
+        parameter: what a value of it is called in a case and in the Dataset; "" if the
+            experiment's `grid` makes cases of it in a way of its own.
+        value: a tuple of values, or a number of them, for 0, 1, ….
+        meaning: of the parameter.
+        quick: as of `setting`.
+        **labels: `units` and `symbol` of the parameter, see `results.Variable`.
+    """
+    return _field(value, meaning, quick, over=parameter, labels=labels)
+
+
+def along(dim: str, value: Any, meaning: str, *, quick: Any = _SAME, **labels: str) -> Any:
+    """A setting that is the coordinate along a dimension of the results; as `over`."""
+    return _field(value, meaning, quick, along=dim, labels=labels)
+
+
+def derived(value: Any, meaning: str) -> Any:
+    """A field that the experiment's `resolve` fills in, and nobody else."""
+    return _field(value, meaning, value, derived=True)
+
+
+def _field(value: Any, meaning: str, quick: Any, **more: Any) -> Any:
     quick = value if quick is _SAME else quick
-    return field(default=value, metadata={"meaning": meaning, "quick": quick})
+    return field(default=value, metadata={"meaning": meaning, "quick": quick, **more})
+
+
+def marked(settings: Any, mark: str) -> dict[str, Field[Any]]:
+    """The fields made by `over` or `along`, by the name of the parameter or dimension."""
+    return {f.metadata[mark]: f for f in fields(settings) if f.metadata.get(mark)}
+
+
+def values_of(settings: Any, one: Field[Any]) -> Any:
+    """The values of such a field."""
+    value = getattr(settings, one.name)
+    return range(value) if isinstance(value, int) else value
+
+
+def without_grid(settings: Any) -> Any:
+    """The settings as a case gets them: empty where they are the grid's.
+
+    A measurement cannot depend on which other cases there are, and a grid may grow.
+    """
+    grid = [f.name for f in fields(settings) if "over" in f.metadata]
+    return replace(settings, **{name: type(getattr(settings, name))() for name in grid})
 
 
 def quick_of(kind: Any) -> Any:
@@ -78,7 +127,11 @@ def override(settings: Any, changes: Mapping[str, Any], texts: Iterable[str] = (
         if not (key and equals):
             raise ValueError(f"setting: expected key=value, got {text!r}")
         changes[key] = _value(key, value)
-    known = vars(settings)
+    known = {
+        one.name: getattr(settings, one.name)
+        for one in fields(settings)
+        if not one.metadata.get("derived")
+    }
     fitting = {
         key: _fitting(key, value, known[choice(key, "setting", known)])
         for key, value in changes.items()

@@ -10,7 +10,7 @@ sequence where the ratio of weights is 1/(n−1), secant ratios at shrinking ste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,26 +20,23 @@ import torch
 import xarray as xr
 from scipy.special import expit
 
-from meanfield import bounds, sampling
-from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling, stack
 from meanfield.bounds.diracs import two_dirac_entry
 from meanfield.checks import to_host
 from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.settings import setting
-from meanfield.figures.canvas import figure, kind, ticks_at
-from meanfield.figures.curves import curve, formula
+from meanfield.experiments.settings import along, over, setting
+from meanfield.figures.canvas import figure, kind
+from meanfield.figures.charts import Chart, Curve, Formula
 from meanfield.figures.plots import plot_secants
-from meanfield.figures.selection import attribute, best, by_level, by_mask, select
+from meanfield.figures.selection import best, by_mask, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.lipschitz.comparison import oriented, secants_along, split_secants
-from meanfield.measures import ParticleMeasure, stack
 from meanfield.results import Variable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["EXPERIMENT", "Settings"]
-
 
 _OFFSETS = (
     *(-40.0, -30.0, -22.0, -16.0, -12.0, -9.0, -7.0, -5.0, -4.0, -3.0, -2.0, -1.0, -0.5, 0.0),
@@ -49,43 +46,53 @@ _OFFSETS = (
 
 @dataclass(frozen=True)
 class Settings:
-    """What the sweep runs over."""
+    """What the sweep runs over.
 
-    radii: tuple[float, ...] = setting(
+    Of u the eigenvalue of A is −γ; the others are in [−γ/2, γ/2]. `offsets` are relative to the
+    best log-ratio of the weights for the radius, log(t/(1−t)) − 2γR² (about e^{−2γR²}/3).
+    """
+
+    radii: tuple[float, ...] = over(
+        "radius",
         (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0),
-        "R of the configuration",
+        "radius R of the ball",
         quick=(0.5, 1.0, 1.5, 2.0),
+        symbol="R",
     )
-    n_tokens: tuple[int, ...] = setting(
+    n_tokens: tuple[int, ...] = over(
+        "n_tokens",
         (2, 3, 5, 8, 13, 22, 36, 60, 100, 170, 280, 460),
-        "lengths n of the sequences with one light token",
+        "number of tokens n (0: a weighted pair only)",
         quick=(2, 5, 13, 36, 100),
     )
-    dims: tuple[int, ...] = setting((1, 2, 8), "dimensions d", quick=(1, 2))
-    offsets: tuple[float, ...] = setting(
+    dims: tuple[int, ...] = over("dim", (1, 2, 8), "dimension d", quick=(1, 2), symbol="d")
+    offsets: tuple[float, ...] = over(
+        "",
         _OFFSETS,
-        "log-ratios of the weights besides those of sequences, relative to the best one for the "
-        "radius, log(t/(1−t)) − 2γR² (about e^{−2γR²}/3)",
+        "log-ratios of the weights besides those of sequences, relative to the best one",
         quick=(-12.0, -7.0, -4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0, 7.0),
     )
-    log_ratios: tuple[float, ...] = setting(
+    log_ratios: tuple[float, ...] = over(
+        "log_ratio",
         (0.0, -100.0, -300.0, -900.0),
-        "absolute log-ratios of the weights, for the far end",
+        "log(light weight / heavy weight)",
         quick=(0.0, -900.0),
     )
-    split_radii: tuple[float, ...] = setting(
+    split_radii: tuple[float, ...] = over(
+        "",
         (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.0),
         "R of the pairs with the crowd at the origin",
         quick=(0.5, 1.0, 2.0, 4.0, 8.0),
     )
+    masks: tuple[bool, ...] = over("causal", (False, True), "masked attention")
     scales: int = setting(
         60, "positions at which light and heavy atoms are interleaved (masked)", quick=30
     )
-    gamma: float = setting(1.0, "−γ is the eigenvalue of A along u; its others are in [−γ/2, γ/2]")
-    masks: tuple[bool, ...] = setting((False, True), "plain (False), masked (True) or both")
-    steps: tuple[float, ...] = setting(
+    gamma: float = setting(1.0, "−γ is the eigenvalue of A along u")
+    steps: tuple[float, ...] = along(
+        "step",
         (1.0, 0.5, 0.2, 0.1, 0.03, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6),
-        "displacements over R of the secants, decreasing",
+        "root-mean-square displacement over R",
         quick=(1.0, 0.3, 0.1, 1e-2, 1e-4, 1e-6),
     )
     secant_tokens: tuple[int, ...] = setting(
@@ -105,54 +112,42 @@ def layer(dim: int, gamma: float, seed: int) -> AttentionParameters:
     return AttentionParameters.from_bilinear(Q @ torch.diag(others) @ Q.mT, eye)
 
 
-def cases(settings: Settings) -> list[dict[str, Any]]:
+def cases(s: Settings) -> list[dict[str, Any]]:
     """The configurations: sequences, weighted pairs, and pairs with the crowd at the origin."""
     pairs = []
-    for radius in settings.radii:
-        best = float(bounds.two_dirac_best_log_ratio(settings.gamma, radius))
-        weighted = {best + offset for offset in settings.offsets} | set(settings.log_ratios)
-        lone = [(-math.log(n - 1), n) for n in settings.n_tokens]
+    for radius in s.radii:
+        best = float(bounds.two_dirac_best_log_ratio(s.gamma, radius))
+        weighted = {best + offset for offset in s.offsets} | set(s.log_ratios)
+        lone = [(-math.log(n - 1), n) for n in s.n_tokens]
         lone += [(z, 0) for z in sorted(weighted, reverse=True) if z <= 0]
         pairs += [(radius, -1.0, z, n) for z, n in lone]
     # From a crowd at the origin the light atom then gets attention 1/(1 + γR²).
-    at_origin = [-math.log(settings.gamma * radius**2) for radius in settings.split_radii]
-    pairs += [(r, 0.0, z, 0) for r, z in zip(settings.split_radii, at_origin, strict=True)]
+    pairs += [(R, 0.0, -math.log(s.gamma * R**2), 0) for R in s.split_radii]
+    names = ("radius", "dim", "causal", "crowd", "log_ratio", "n_tokens")
     return [
-        {
-            "radius": float(radius),
-            "dim": dim,
-            "causal": causal,
-            "crowd": crowd,
-            "log_ratio": z,
-            "n_tokens": n,
-        }
-        for dim in settings.dims
-        for causal in settings.masks
+        dict(zip(names, (float(radius), dim, causal, crowd, z, n), strict=True))
+        for dim in s.dims
+        for causal in s.masks
         for radius, crowd, z, n in pairs
     ]
 
 
 def constants(
+    s: Settings,
     radius: np.ndarray,
     dim: np.ndarray,
     causal: np.ndarray,
     crowd: np.ndarray,
     log_ratio: np.ndarray,
     n_tokens: np.ndarray,
-    *,
-    gamma: float,
-    scales: int,
-    steps: Sequence[float],
-    secant_tokens: Sequence[int],
-    layer_seed: int,
 ) -> dict[str, np.ndarray]:
     """Everything that is measured and bounded in many configurations."""
-    found = _nothing(len(radius), len(steps))
+    found = _nothing(len(radius), len(s.steps))
     for (d, masked), of_layer in _alike(np.arange(len(radius)), dim, causal):
-        parameters = layer(d, gamma, layer_seed)
+        parameters = layer(d, s.gamma, s.seed)
         F = SelfAttention(parameters, causal=masked)
         pair = sampling.critical_pair(parameters.A[0], branch="negative")
-        _put(found, of_layer, _bounds(gamma, radius[of_layer], masked))
+        _put(found, of_layer, _bounds(s.gamma, radius[of_layer], masked))
         for (at,), cases in _alike(of_layer, crowd):
             R, z = radius[cases], log_ratio[cases]
             mu = sampling.two_diracs(R, z, pair.direction, heavy_at=at, positioned=masked)
@@ -160,19 +155,18 @@ def constants(
             parts = {"particle": constant.particle, "splitting": constant.splitting}
             _put(found, cases, {**parts, **constant.values("value")})
             if at == 0:
-                _put(found, cases, {"splitting_secant": _split(F, mu, constant, R, steps)})
+                _put(found, cases, {"splitting_secant": _split(s, F, mu, constant, R)})
             elif at == -1:
-                _put(found, cases, {"two_dirac_entry": two_dirac_entry(gamma, R, z)})
-                best = z == bounds.two_dirac_best_log_ratio(gamma, R)
+                _put(found, cases, {"two_dirac_entry": two_dirac_entry(s.gamma, R, z)})
+                best = z == bounds.two_dirac_best_log_ratio(s.gamma, R)
                 if masked and best.any():
                     every = sampling.interleaved_diracs(
-                        R[best], z[best], pair.direction, scales=scales, growth=1.5
+                        R[best], z[best], pair.direction, scales=s.scales, growth=1.5
                     )
                     _put(found, cases[best], {"interleaved": local_lipschitz(F, every).value})
         for (n,), cases in _alike(of_layer[n_tokens[of_layer] > 0], n_tokens):
-            with_steps = steps if n in secant_tokens else ()
             tokens = stack([pair.tokens(R, n) for R in radius[cases].tolist()])
-            _put(found, cases, _sequences(F, tokens, gamma, radius[cases], with_steps))
+            _put(found, cases, _sequences(s, F, tokens, radius[cases]))
     return found
 
 
@@ -202,28 +196,24 @@ def _bounds(gamma: float, radius: np.ndarray, causal: bool) -> dict[str, Any]:
 
 
 def _split(
+    s: Settings,
     F: SelfAttention,
     mu: ParticleMeasure,
     constant: LocalLipschitz,
     radius: np.ndarray,
-    steps: Sequence[float],
 ) -> np.ndarray:
     """Secants with the worst atom split; NaN where no splitting moves anything (masked)."""
     size, atom, apart = constant.splitting, constant.splitting_atom, constant.splitting_direction
     assert size is not None and atom is not None and apart is not None
-    found = np.full((len(radius), len(steps)), math.nan)
+    found = np.full((len(radius), len(s.steps)), math.nan)
     for k in np.flatnonzero(to_host(size) > 0):
-        secants = split_secants(F, mu[k], atom[k], apart[k], [h * radius[k] for h in steps])
+        secants = split_secants(F, mu[k], atom[k], apart[k], [h * radius[k] for h in s.steps])
         found[k] = to_host(secants.wasserstein.value)
     return found
 
 
 def _sequences(
-    F: SelfAttention,
-    tokens: ParticleMeasure,
-    gamma: float,
-    radius: np.ndarray,
-    steps: Sequence[float],
+    s: Settings, F: SelfAttention, tokens: ParticleMeasure, radius: np.ndarray
 ) -> dict[str, Any]:
     """The discrete map at one light token and n − 1 others (masked: at positions i/n)."""
     n = tokens.n_particles
@@ -231,13 +221,13 @@ def _sequences(
         tokens = ParticleMeasure(tokens.points)
     constant = local_lipschitz(F, tokens, geometry="euclidean", rtol=1e-8)
     found = constant.values("euclidean") | {
-        "general_bound": bounds.theorem_3_3(gamma, 1.0, radius, n),
-        "general_lower": bounds.proposition_3_4(gamma, radius, n),
+        "general_bound": bounds.theorem_3_3(s.gamma, 1.0, radius, n),
+        "general_lower": bounds.proposition_3_4(s.gamma, radius, n),
     }
-    if not steps:
+    if n not in s.secant_tokens:
         return found
     each = [
-        secants_along(F, tokens[k], oriented(constant.direction[k]), [h * R for h in steps])
+        secants_along(F, tokens[k], oriented(constant.direction[k]), [h * R for h in s.steps])
         for k, R in enumerate(radius)
     ]
     found["euclidean_secant"] = [one.euclidean for one in each]
@@ -273,103 +263,131 @@ _VARIABLES = (
     Variable("general_bound", "upper bound over n tokens in the ball, Theorem 3.3"),
     Variable("general_lower", "what n tokens in the ball reach at least, Proposition 3.4"),
 )
-_PARAMETERS = (
-    Variable("radius", "radius R of the ball", symbol="R"),
-    Variable("dim", "dimension d", symbol="d"),
-    Variable("causal", "masked attention"),
-    Variable("crowd", "place of the heavy atom, in units of R"),
-    Variable("log_ratio", "log(light weight / heavy weight)"),
-    Variable("n_tokens", "number of tokens n (0: a weighted pair only)"),
-    Variable("step", "root-mean-square displacement over R"),
+
+
+def growth_in_n(causal: bool) -> Chart:
+    """The chart of the plain or the masked cases."""
+    return Chart(
+        f"Euclidean constant of n tokens against n, and its proved lower bound ({kind(causal)}).",
+        "n_tokens",
+        [
+            Curve("euclidean", "R = {radius:g}"),
+            Curve("particle", fmt="x", key="two weighted atoms", markersize=7),
+            Formula(
+                lambda n, at: bounds.proposition_3_4(at["gamma"], at["radius"], n),
+                fmt=":",
+                whole=True,
+                key="lower bound, Prop. 3.4",
+            ),
+            Formula(
+                lambda n, at: np.sqrt(n), r"$\sqrt{n}$", "k-", once=True, linewidth=2, alpha=0.4
+            ),
+        ],
+        f"Euclidean constant of $n$ tokens in two clusters, {kind(causal)}",
+        by="radius",
+        rows=lambda ds: _pairs(ds, causal=causal, sequence=True),
+        log="xy",
+        ticks=True,
+        xlabel="number of tokens n",
+        ylabel=r"$\|Df(X)\|$",
+        ylim=(0.5, None),
+    )
+
+
+def _upper(square: Any, at: Mapping[str, Any]) -> Any:
+    bound = bounds.masked_mean_field if at["causal"] else bounds.mean_field
+    return bound(at["gamma"], 1.0, np.sqrt(square))
+
+
+def _lower(square: Any, at: Mapping[str, Any]) -> Any:
+    bound = bounds.masked_two_dirac_lower if at["causal"] else bounds.two_dirac_lower
+    return bound(at["gamma"], np.sqrt(square))
+
+
+def _theorem_3_5(square: Any, at: Mapping[str, Any]) -> Any:
+    bound = bounds.theorem_3_5(at["gamma"], 1.0, np.sqrt(square))
+    return bound * math.nan if at["causal"] else bound
+
+
+def _best(ds: xr.Dataset, name: str) -> xr.Dataset:
+    rows = best(ds, name, over="radius")
+    return rows.assign_coords(square=rows.radius**2)
+
+
+def _interleaved(ds: xr.Dataset) -> xr.Dataset:
+    """Where masked, the cases at the best ratio of the weights."""
+    known = ds.interleaved.notnull().any()
+    return _best(ds, "interleaved") if known else ds.isel(case=[])
+
+
+def _every_scale(ds: xr.Dataset) -> str:
+    known = ds.interleaved.notnull().any()
+    return "found, masked: at every scale of position" if known else ""
+
+
+GROWTH_IN_RADIUS = Chart(
+    "Best two-Dirac constant against R², between its bounds, and Theorem 3.5 far above.\n\n"
+    "The lower bound is max_t √(t(1−t)) (1+2(1−t)c) e^c with c = γR², twice that where masked.",
+    "square",
+    [
+        Curve(
+            "value",
+            "found, {kind}: best two Diracs",
+            "o",
+            rows=lambda ds: _best(ds, "value"),
+            fillstyle="none",
+        ),
+        Curve("interleaved", _every_scale, "d", rows=_interleaved),
+        Formula(_upper, "upper bound, {kind}: this package", "--", linewidth=1.4),
+        Formula(
+            _theorem_3_5, "upper bound, [CAP24] Thm 3.5", "-.", color="tab:red", linewidth=1.4
+        ),
+        Formula(
+            _lower,
+            lambda ds: (
+                "lower bound, masked: twice the plain" if ds.causal[0] else "lower bound, plain"
+            ),
+            ":",
+            linewidth=1.4,
+        ),
+    ],
+    r"Two unbalanced Diracs: the constant against $R^2$",
+    by="causal",
+    rows=lambda ds: select(ds.assign_coords(square=ds.radius**2), crowd=-1.0),
+    log="y",
+    xlabel=r"$R^2$",
+    ylabel="local constant, Wasserstein",
 )
 
 
-@figure("euclidean", "euclidean_converged", "particle")
-def growth_in_n(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
-    """Euclidean constant of n tokens against n, beside √n and what is proved from below.
-
-    Args:
-        ds: of this experiment.
-        ax: where to draw; a new figure if None.
-        causal: whether to take the masked cases.
-    """
-    rows = _pairs(ds, causal=causal, sequence=True)
-    ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel=r"$\|Df(X)\|$")
-    for colour, radius, line in by_level(rows, "radius"):
-        curve(ax, line, "n_tokens", "euclidean", color=colour, label=f"R = {radius:g}")
-        curve(ax, line, "n_tokens", "particle", "x", color=colour, markersize=7)
-        below = partial(bounds.proposition_3_4, attribute(ds, "gamma"), radius)
-        formula(ax, below, rows.n_tokens, ":", whole=True, color=colour)
-    formula(ax, np.sqrt, rows.n_tokens, "k-", linewidth=2, alpha=0.4, label=r"$\sqrt{n}$")
-    ax.plot([], [], "kx", markersize=7, label="two weighted atoms")
-    ax.plot([], [], "k:", linewidth=0.9, label="lower bound, Prop. 3.4")
-    ax.set_ylim(bottom=0.5)
-    ticks_at(ax, rows.n_tokens)
-    ax.set_title(f"Euclidean constant of $n$ tokens in two clusters, {kind(causal)}")
-    return ax
-
-
-@figure("value", "value_converged", "interleaved")
-def growth_in_radius(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """Best two-Dirac constant against R², between its bounds, and Theorem 3.5 far above.
-
-    The lower bound is max_t √(t(1−t)) (1+2(1−t)c) e^c with c = γR², twice that where masked.
-    """
-    rows = select(ds, crowd=-1.0)
-    for colour, causal, cases in by_mask(rows):
-        part = _squared(best(cases, "value", over="radius"))
-        mark: Any = {"color": colour, "label": f"found, {kind(causal)}: best two Diracs"}
-        curve(ax, part, "square", "value", "s" if causal else "o", fillstyle="none", **mark)
-        if cases.interleaved.notnull().any():  # where masked, at the best ratio of the weights
-            every = _squared(best(cases, "interleaved", over="radius"))
-            label = "found, masked: at every scale of position"
-            curve(ax, every, "square", "interleaved", "d", color=colour, label=label)
-        for label, (fmt, of_radius) in _bounds_of_radius(attribute(ds, "gamma"), causal).items():
-            of_square = lambda x, bound=of_radius: bound(np.sqrt(x))  # noqa: E731
-            style: Any = {"color": "tab:red" if fmt == "-." else colour, "linewidth": 1.4}
-            formula(ax, of_square, part.square, fmt, label=label, **style)
-    ax.set(yscale="log", xlabel=r"$R^2$", ylabel="local constant, Wasserstein")
-    ax.set_title(r"Two unbalanced Diracs: the constant against $R^2$")
-    return ax
-
-
-def _bounds_of_radius(gamma: float, causal: bool) -> dict[str, tuple[str, Callable[..., Any]]]:
-    """By their label: the line of each bound, and what it is of R."""
-    if causal:
-        upper, lower = bounds.masked_mean_field, bounds.masked_two_dirac_lower
-        return {
-            "upper bound, masked: this package": ("--", partial(upper, gamma, 1.0)),
-            "lower bound, masked: twice the plain": (":", partial(lower, gamma)),
-        }
-    return {
-        "upper bound, plain: this package": ("--", partial(bounds.mean_field, gamma, 1.0)),
-        "upper bound, [CAP24] Thm 3.5": ("-.", partial(bounds.theorem_3_5, gamma, 1.0)),
-        "lower bound, plain": (":", partial(bounds.two_dirac_lower, gamma)),
-    }
-
-
-@figure("particle", "splitting", "value_converged")
-def light_weight(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """Both components of the two-Dirac constant against the light weight, plain: found as marks.
-
-    The lines are their closed forms.
-    """
+def _weighted(ds: xr.Dataset) -> xr.Dataset:
     rows = _pairs(ds, causal=False, sequence=False)
     rows = rows.isel(case=np.flatnonzero(rows.log_ratio.values > -80))
-    for colour, radius, line in by_level(rows, "radius"):
-        mark: Any = {"color": colour, "flag": "value_converged", "markersize": 3}
-        curve(ax, line, "log_ratio", "particle", "o", label=f"R = {radius:g}", **mark)
-        curve(ax, line, "log_ratio", "splitting", "x", **mark)
-        for part, fmt in ((0, "-"), (1, "--")):
-            case: Any = {"c": attribute(ds, "gamma") * radius**2, "dim": int(rows.dim[0])}
-            at = lambda z, part=part, case=case: two_atom_constants(z, **case)[part]  # noqa: E731
-            formula(ax, at, line.log_ratio, fmt, color=colour)
-    ax.plot([], [], "k-", linewidth=0.9, label="particle")
-    ax.plot([], [], "k--", linewidth=0.9, label="splitting")
-    ax.set(yscale="log", xlabel="log(light weight / heavy weight)", ylabel="local constant")
-    ax.set_ylim(bottom=1e-2)
-    ax.set_title("Two Diracs: the constant against the weight of the light one")
-    return ax
+    return rows.assign_attrs(dim=int(rows.dim[0]))
+
+
+def _closed_form(part: int, z: np.ndarray, at: Mapping[str, Any]) -> np.ndarray:
+    return two_atom_constants(z, c=at["gamma"] * at["radius"] ** 2, dim=at["dim"])[part]
+
+
+LIGHT_WEIGHT = Chart(
+    "Both components of the two-Dirac constant against the light weight, plain: found as marks.\n"
+    "\nThe lines are their closed forms.",
+    "log_ratio",
+    [
+        Curve("particle", "R = {radius:g}", "o", flag="value_converged", markersize=3),
+        Curve("splitting", fmt="x", flag="value_converged", markersize=3),
+        Formula(partial(_closed_form, 0), fmt="-", key="particle"),
+        Formula(partial(_closed_form, 1), fmt="--", key="splitting"),
+    ],
+    "Two Diracs: the constant against the weight of the light one",
+    by="radius",
+    rows=_weighted,
+    log="y",
+    xlabel="log(light weight / heavy weight)",
+    ylabel="local constant",
+    ylim=(1e-2, None),
+)
 
 
 def two_atom_constants(
@@ -394,37 +412,38 @@ def two_atom_constants(
 
 @figure("euclidean_secant/euclidean", "wasserstein_secant/euclidean", "euclidean_converged")
 def secants(ds: xr.Dataset, *, ax: Axes, causal: bool = False) -> Axes:
-    """Discrete Euclidean and Wasserstein secants over the constant, as the step shrinks.
-
-    Args:
-        ds: of this experiment.
-        ax: where to draw; a new figure if None.
-        causal: whether to take the masked cases (conditional distance).
-    """
+    """Discrete Euclidean and Wasserstein secants over the constant, as the step shrinks."""
     rows = _pairs(ds, causal=causal, sequence=True)
     rows = rows.isel(case=np.flatnonzero(np.isfinite(rows.euclidean_secant).all("step").values))
     radius = rows.radius.values[np.argmin(np.abs(rows.radius.values - 1.5))]
-    plot_secants(select(rows, radius=radius).sortby("n_tokens"), ax=ax)
-    return ax
+    return plot_secants(select(rows, radius=radius).sortby("n_tokens"), ax=ax)
 
 
-@figure("splitting", "particle", "splitting_secant", "value_converged")
-def splitting(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """Where splitting an atom beats moving it: heavy atom at the origin, light one at R."""
+def _at_origin(ds: xr.Dataset) -> xr.Dataset:
     rows = select(ds, crowd=0.0, causal=False)
-    rows = select(rows, dim=int(rows.dim.min()))
-    for name, fmt, label in (
-        ("splitting", "o-", r"splitting: $\max_i\|D_x\Gamma_\mu(x_i)\|$"),
-        ("particle", "s-", r"particle: $\|D^{1/2}JD^{-1/2}\|$"),
-    ):
-        curve(ax, rows, "radius", name, fmt, flag="value_converged", label=label)
-    label = f"$W_2$ secant, atom split (step {float(ds.step[-1]):.0e})"
-    last = rows.isel(step=-1)
-    curve(ax, last, "radius", "splitting_secant", "kx", markersize=7, label=label)
-    ax.set(xscale="log", yscale="log", xlabel="radius R", ylabel="local constant, Wasserstein")
-    ax.xaxis.minorticks_off()
-    ax.set_title(f"Heavy atom at 0, light atom at R, d = {int(rows.dim[0])}: splitting and moving")
-    return ax
+    return select(rows, dim=int(rows.dim.min()))
+
+
+SPLITTING = Chart(
+    "Where splitting an atom beats moving it: heavy atom at the origin, light one at R.",
+    "radius",
+    [
+        Curve("splitting", r"splitting: $\max_i\|D_x\Gamma_\mu(x_i)\|$", flag="value_converged"),
+        Curve("particle", r"particle: $\|D^{1/2}JD^{-1/2}\|$", "s-", flag="value_converged"),
+        Curve(
+            "splitting_secant",
+            lambda ds: f"$W_2$ secant, atom split (step {float(ds.step[-1]):.0e})",
+            "kx",
+            rows=lambda ds: ds.isel(step=-1),
+            markersize=7,
+        ),
+    ],
+    lambda ds: f"Heavy atom at 0, light atom at R, d = {int(ds.dim[0])}: splitting and moving",
+    rows=_at_origin,
+    log="xy",
+    xlabel="radius R",
+    ylabel="local constant, Wasserstein",
+)
 
 
 def _pairs(ds: xr.Dataset, *, causal: bool, sequence: bool) -> xr.Dataset:
@@ -432,10 +451,6 @@ def _pairs(ds: xr.Dataset, *, causal: bool, sequence: bool) -> xr.Dataset:
     rows = ds.assign_coords(sequence=ds.n_tokens > 0)
     rows = select(rows, causal=causal, crowd=-1.0, sequence=sequence)
     return select(rows, dim=int(rows.dim.max()))
-
-
-def _squared(rows: xr.Dataset) -> xr.Dataset:
-    return rows.assign_coords(square=rows.radius**2)
 
 
 def answer(ds: xr.Dataset) -> list[str]:
@@ -458,21 +473,19 @@ def answer(ds: xr.Dataset) -> list[str]:
 EXPERIMENT = Experiment(
     constants,
     Settings(),
+    _VARIABLES,
     grid=cases,
-    variables=_VARIABLES,
-    parameters=_PARAMETERS,
-    coords=lambda s: {"step": s.steps},
-    derived=lambda s: {"layer_seed": s.seed},
+    parameters=[Variable("crowd", "place of the heavy atom, in units of R")],
     attrs=lambda s: {"gamma": s.gamma},
     batched=True,
     figures={
-        "growth-in-n": growth_in_n,
-        "growth-in-n-masked": partial(growth_in_n, causal=True),
-        "growth-in-radius": growth_in_radius,
-        "light-weight": light_weight,
+        "growth-in-n": growth_in_n(causal=False),
+        "growth-in-n-masked": growth_in_n(causal=True),
+        "growth-in-radius": GROWTH_IN_RADIUS,
+        "light-weight": LIGHT_WEIGHT,
         "lemma-3-2": secants,
         "lemma-4-2-masked": partial(secants, causal=True),
-        "splitting": splitting,
+        "splitting": SPLITTING,
     },
     answer=answer,
 )

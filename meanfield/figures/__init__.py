@@ -7,8 +7,8 @@ bound is dashed, a measurement is a line with markers.
 """
 
 # Files, each importing only those before it: `legends`, `canvas` (style, Axes, the options that
-# all figures take), `selection` (which cases), `curves` (columns and formulas), `plots`,
-# `particles`, `saving`.
+# all figures take), `selection` (which cases), `curves` (columns and formulas), `charts` (figures
+# that are a list of curves), `plots`, `particles`, `saving`.
 
 from meanfield.figures.canvas import figure, style
 from meanfield.figures.particles import animate_particles, plot_particle_paths

@@ -77,8 +77,7 @@ Draw = Callable[..., "Axes"]
 def figure(*columns: str) -> Callable[[Draw], Draw]:
     """Decorate a figure, so that it takes legend, title, label and properties of lines as well.
 
-    Curves of one colour get one marker in place of "o" or of none, so that they can be told apart
-    without colours. Marks that mean something else are others.
+    Gives each colour its own marker, in place of "o" or of none; other markers stay.
 
     Args:
         *columns: the variables of the Dataset that are drawn, a quotient of two as ``"a/b"``, the

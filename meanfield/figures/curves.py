@@ -53,7 +53,7 @@ def formula(
     whole: bool = False,
     **style: Any,
 ) -> None:
-    """A formula over the range of x, on a fine grid of its own.
+    """A formula over the range of x, where it is finite, on a fine grid of its own.
 
     A line through its values at the points of a sweep would be another curve.
 
@@ -69,7 +69,11 @@ def formula(
     grid = np.geomspace if ax.get_xscale() == "log" else np.linspace
     fine = grid(low, high, _FINE)
     fine = np.unique(fine.round()) if whole else fine
-    ax.plot(fine, f(fine), fmt, gid=FORMULA, **{"linewidth": 0.9, **style})
+    y = np.asarray(f(fine), float)
+    there = np.isfinite(y)
+    if there.any():
+        line: Any = {"gid": FORMULA, "linewidth": 0.9} | style
+        ax.plot(fine[there], y[there], fmt, **line)
 
 
 def power_law(ax: Axes, fits: xr.Dataset, n: Any, **style: Any) -> None:

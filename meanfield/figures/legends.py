@@ -40,16 +40,11 @@ def _below(ax: Axes) -> None:
     )
     width = ax.get_window_extent().width / figure.dpi * 72
     columns = max(1, min(4, int(1.45 * width / widest), len(labels)))
-    below = ax.get_window_extent().y0 - _bottom(ax)
+    box = ax.xaxis.get_tightbbox()  # of the axis with its label
+    below = 0.0 if box is None else ax.get_window_extent().y0 - box.y0
     shift = ScaledTranslation(0, -below / figure.dpi - 0.04, figure.dpi_scale_trans)
     where: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0)}
     ax.legend(ncols=columns, bbox_transform=ax.transAxes + shift, **where)
-
-
-def _bottom(ax: Axes) -> float:
-    """The lower end of the axis with its label, in pixels."""
-    box = ax.xaxis.get_tightbbox()
-    return ax.get_window_extent().y0 if box is None else box.y0
 
 
 def with_room(figure: Any) -> None:

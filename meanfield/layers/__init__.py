@@ -16,8 +16,9 @@ from meanfield.layers.mlp import MLP
 from meanfield.layers.normalised import LayerNorm, RMSNorm
 from meanfield.layers.particlewise import Particlewise, Pointwise
 from meanfield.layers.residual import Residual
-from meanfield.layers.sums import Sum
+from meanfield.layers.sums import Sum as Sum
 
+# What is imported `as` itself is not in the list, but may be taken from here as well.
 __all__ = [
     "MLP",
     "Bounded",
@@ -28,7 +29,6 @@ __all__ = [
     "Pointwise",
     "RMSNorm",
     "Residual",
-    "Sum",
     "contractive",
     "invert",
 ]

@@ -6,7 +6,7 @@ is faster.
 
 # Files, each importing only those before it: `constant`, `differentiable`, `local`, `cross`,
 # `remainders`, `compression`, `infinity`, `localization`, `search`, `secant`, `comparison`,
-# `ball`, `certified`, `orders`, `monitor`.
+# `ball`, `certified`, `orders`.
 
 from meanfield.lipschitz.ball import ball_upper
 from meanfield.lipschitz.certified import Readout, certified_radius
@@ -17,7 +17,6 @@ from meanfield.lipschitz.cross import cross_lipschitz
 from meanfield.lipschitz.infinity import infinity_norm
 from meanfield.lipschitz.local import local_lipschitz
 from meanfield.lipschitz.localization import localize
-from meanfield.lipschitz.monitor import monitor
 from meanfield.lipschitz.orders import local_order
 from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import SecantRatio, secant_ratio
@@ -35,7 +34,6 @@ __all__ = [
     "local_lipschitz",
     "local_order",
     "localize",
-    "monitor",
     "secant_ratio",
     "worst_case",
 ]

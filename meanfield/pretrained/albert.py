@@ -27,12 +27,8 @@ def _attention(site: Site) -> SelfAttention:
 def _block(site: Site) -> Chain:
     block = site.module
     feed = feed_forward(site.config.hidden_act, block.ffn, block.ffn_output)
-    return Chain(
-        [
-            post_norm(layer_norm(block.attention.LayerNorm), _attention(site)),
-            post_norm(layer_norm(block.full_layer_layer_norm), feed),
-        ]
-    )
+    attended = post_norm(layer_norm(block.attention.LayerNorm), _attention(site))
+    return Chain([attended, post_norm(layer_norm(block.full_layer_layer_norm), feed)])
 
 
 def _check(config: Any) -> None:

@@ -26,12 +26,8 @@ def _attention(site: Site) -> SelfAttention:
 def _block(site: Site) -> Chain:
     block = site.module
     feed = feed_forward(site.config.hidden_act, block.intermediate.dense, block.output.dense)
-    return Chain(
-        [
-            post_norm(layer_norm(block.attention.output.LayerNorm), _attention(site)),
-            post_norm(layer_norm(block.output.LayerNorm), feed),
-        ]
-    )
+    attended = post_norm(layer_norm(block.attention.output.LayerNorm), _attention(site))
+    return Chain([attended, post_norm(layer_norm(block.output.LayerNorm), feed)])
 
 
 def _family(model_type: str, stem: str, **changes: Any) -> Family:

@@ -17,12 +17,8 @@ def _attention(site: Site) -> SelfAttention:
 def _block(site: Site) -> Chain:
     block = site.module
     feed = feed_forward(site.config.activation, block.ffn.lin1, block.ffn.lin2)
-    return Chain(
-        [
-            post_norm(layer_norm(block.sa_layer_norm), _attention(site)),
-            post_norm(layer_norm(block.output_layer_norm), feed),
-        ]
-    )
+    attended = post_norm(layer_norm(block.sa_layer_norm), _attention(site))
+    return Chain([attended, post_norm(layer_norm(block.output_layer_norm), feed)])
 
 
 DISTILBERT = Family(

@@ -41,12 +41,8 @@ def _attention(site: Site) -> SelfAttention:
 def _block(site: Site) -> Chain:
     block, mlp = site.module, site.module.mlp
     feed = feed_forward(site.config.activation_function, mlp.c_fc, mlp.c_proj)
-    return Chain(
-        [
-            pre_norm(layer_norm(block.ln_1), _attention(site)),
-            pre_norm(layer_norm(block.ln_2), feed),
-        ]
-    )
+    attended = pre_norm(layer_norm(block.ln_1), _attention(site))
+    return Chain([attended, pre_norm(layer_norm(block.ln_2), feed)])
 
 
 GPT2 = Family(

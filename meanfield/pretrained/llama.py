@@ -79,17 +79,13 @@ def decoder(
         norm: how its norms are read; as Llama's if None.
         block: the whole block; two pre-norm layers if None.
     """
-    norm = norm or _norm
+    norm = norm or (lambda module, config: rms_norm(module, config.rms_norm_eps))
 
     def pre_norm_block(site: Site) -> Chain:
         first, second = site.module.input_layernorm, site.module.post_attention_layernorm
         feed = gated(site, site.config.hidden_act)
-        return Chain(
-            [
-                pre_norm(norm(first, site.config), attention(site)),
-                pre_norm(norm(second, site.config), feed),
-            ]
-        )
+        attended = pre_norm(norm(first, site.config), attention(site))
+        return Chain([attended, pre_norm(norm(second, site.config), feed)])
 
     return Family(
         model_type,
@@ -105,20 +101,8 @@ def decoder(
     )
 
 
-def _norm(module: Any, config: Any) -> RMSNorm:
-    return rms_norm(module, config.rms_norm_eps)
-
-
 # Llama has no window whatever its configuration says, Mistral one width for all layers, Qwen and
 # Gemma 2 a kind for each layer: so do their classes in transformers.
-
-
-def _one_width(site: Site) -> SelfAttention:
-    return decoder_attention(site, rotary_kernel(site), site.config.sliding_window)
-
-
-def _width_of_layer(site: Site) -> SelfAttention:
-    return decoder_attention(site, rotary_kernel(site), sliding_width(site))
 
 
 def _normalised_attention(site: Site) -> SelfAttention:
@@ -128,6 +112,14 @@ def _normalised_attention(site: Site) -> SelfAttention:
 
 
 LLAMA = decoder("llama", "Llama")
-MISTRAL = decoder("mistral", "Mistral", _one_width)
-QWEN2 = decoder("qwen2", "Qwen2", _width_of_layer)
+MISTRAL = decoder(
+    "mistral",
+    "Mistral",
+    lambda site: decoder_attention(site, rotary_kernel(site), site.config.sliding_window),
+)
+QWEN2 = decoder(
+    "qwen2",
+    "Qwen2",
+    lambda site: decoder_attention(site, rotary_kernel(site), sliding_width(site)),
+)
 QWEN3 = decoder("qwen3", "Qwen3", _normalised_attention)

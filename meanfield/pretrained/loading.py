@@ -190,7 +190,7 @@ def _check_one_dtype(source: Transformer) -> None:
 
 def _require_transformers() -> None:
     if find_spec("transformers") is None:
-        raise MissingExtraError("transformers", "models")
+        raise MissingExtraError("transformers safetensors", "models")
 
 
 def _random(name: str, causal: bool | None, seed: int, changes: dict[str, Any]) -> Transformer:

@@ -161,9 +161,9 @@ def length_of(site: Site) -> int:
     """
     if site.length is None:
         raise ValueError(
-            f"length: expected the number of tokens n, got None; the layers of {_type(site)} "
-            "look at distances between positions, and those of a measure lie in [0, 1]: give "
-            "length=n for the sequence whose tokens are at i/n"
+            "length: expected the number of tokens n, got None; the layers of "
+            f"{site.config.model_type} look at distances between positions, and those of a "
+            "measure lie in [0, 1]: give length=n for the sequence whose tokens are at i/n"
         )
     if int(site.length) != site.length or site.length < 1:
         raise ValueError(f"length: expected a number of tokens ≥ 1, got {site.length}")
@@ -226,7 +226,3 @@ def check_absolute_positions(config: Any) -> None:
             f"expected absolute positions, got position_embedding_type={kind!r}, whose scores "
             "are not ⟨Ax, y⟩"
         )
-
-
-def _type(site: Site) -> str:
-    return str(site.config.model_type)

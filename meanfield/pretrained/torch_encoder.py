@@ -82,12 +82,8 @@ def _block(site: Site) -> Chain:
     check_forward(block, nn.TransformerEncoderLayer)
     around = pre_norm if block.norm_first else post_norm
     feed = feed_forward(_activation(block.activation), block.linear1, block.linear2)
-    return Chain(
-        [
-            around(layer_norm(block.norm1), _attention(site)),
-            around(layer_norm(block.norm2), feed),
-        ]
-    )
+    attended = around(layer_norm(block.norm1), _attention(site))
+    return Chain([attended, around(layer_norm(block.norm2), feed)])
 
 
 def _activation(function: Any) -> str:

@@ -60,12 +60,8 @@ def _attention(site: Site) -> SelfAttention:
 def _block(site: Site) -> Chain:
     block = site.module
     feed = feed_forward(site.config.hidden_act, block.mlp.fc1, block.mlp.fc2)
-    return Chain(
-        [
-            pre_norm(layer_norm(block.layernorm_before), _attention(site)),
-            pre_norm(layer_norm(block.layernorm_after), feed),
-        ]
-    )
+    attended = pre_norm(layer_norm(block.layernorm_before), _attention(site))
+    return Chain([attended, pre_norm(layer_norm(block.layernorm_after), feed)])
 
 
 VIT = Family(

@@ -1,4 +1,4 @@
-"""Arrays in one file with a digest: batches of cases, and what a long computation goes on from."""
+"""Arrays in one file with a digest."""
 
 from __future__ import annotations
 
@@ -9,58 +9,33 @@ from pathlib import Path
 
 import numpy as np
 
-from meanfield.results.atomic import remove_litter, write_whole
-from meanfield.results.marks import DIGEST, check_replaceable
-
-
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
-    """Write arrays to an ``.npz`` file by the one writer; on return it survives any crash.
-
-    Returns:
-        The digest of the arrays, which the file holds as well.
-
-    Raises:
-        FileExistsError: a file that this library has not written is there.
-        OSError: it cannot be written; the file that was there before is whole.
-    """
-    remove_litter(path.parent, path.name)
-    write_whole(check_replaceable(path), pack_arrays(arrays))
-    return digest_of(arrays)
+from meanfield.results.marks import DIGEST
 
 
 def pack_arrays(arrays: Mapping[str, np.ndarray]) -> memoryview:
-    """The content of such a file."""
+    """The content of an ``.npz`` file with these arrays and their digest."""
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **{DIGEST: np.array(digest_of(arrays))}, **arrays)
     return content.getbuffer()
 
 
-def read_arrays(path: Path, digest: str | None = None) -> dict[str, np.ndarray]:
-    """The arrays of a file that `write_arrays` has written.
-
-    Args:
-        path: of the file.
-        digest: what `write_arrays` returned, if the file must be that very one.
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of such a file.
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is damaged, another one than that asked for, or not one of these files.
+        ValueError: it is damaged, or not one of these files.
     """
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
             arrays = dict(stored)
-        own = str(arrays.pop(DIGEST))
-        trouble = "" if own == digest_of(arrays) else "its content is not what was written"
+        whole = str(arrays.pop(DIGEST)) == digest_of(arrays)
     except FileNotFoundError:
         raise
-    except KeyError:
-        trouble = "it was not written by this library"
     except Exception as error:  # a damaged archive may raise anything
-        trouble = f"{type(error).__name__}: {error}"
-    if not trouble and digest not in (None, own):
-        trouble = "it is not the one that was written for this place"
-    if trouble:
-        raise ValueError(f"{path} cannot be read: {trouble}; remove it to begin again")
+        raise ValueError(f"{path}: expected a whole archive of arrays, got {error!r}") from error
+    if not whole:
+        raise ValueError(f"{path}: its content is not what was written")
     return arrays
 
 

@@ -104,8 +104,8 @@ def answered(ds: xr.Dataset) -> xr.Dataset:
     status = ds.variables.get("status")
     if status is None or "flag_meanings" not in status.attrs:
         return ds
-    there = np.isin(status.values, (OK, NOT_CONVERGED))
-    return ds if there.all() else ds.isel(case=np.flatnonzero(there))
+    finished = np.isin(status.values, (OK, NOT_CONVERGED))
+    return ds if finished.all() else ds.isel(case=np.flatnonzero(finished))
 
 
 def pack(columns: Columns, configuration: str, replaced: Sequence[str] = ()) -> memoryview:

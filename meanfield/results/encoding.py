@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
+from meanfield.errors import MissingExtraError
 from meanfield.results.shapes import as_dataset
 
 _STORED_AS = "stored_from"  # attribute: the type in memory, where that of the file differs
-_SCALAR = "scalar"  # dimension of numbers without one, beside records
-_MOST_BYTES = 2**31 - 4  # of a variable in netCDF 3, or of one step of its record dimension
+_MOST_BYTES = 2**31 - 4  # of a variable in netCDF 3
 
 
 def netcdf(ds: xr.Dataset) -> memoryview:
-    """The Dataset as a netCDF file (version 3, 64 bit).
+    """The Dataset as a netCDF file: of version 3 (64 bit), beyond 2 GiB a variable of version 4.
 
-    The dimension of a variable of more than 2 GiB is its record dimension: then the limit is that
-    of a step along it.
+    Both have the same types, so that a file reads the same whatever its version.
 
     Raises:
-        ValueError: names, attributes or texts that netCDF 3 does not have, several variables of
-            more than 2 GiB along different dimensions.
+        ValueError: names, attributes or texts that netCDF 3 does not have.
+        MissingExtraError: a variable of more than 2 GiB without the extra `netcdf`.
     """
     for attrs in (ds.attrs, *(variable.attrs for variable in ds.variables.values())):
         check_names(attrs, ascii_only=True)
@@ -37,17 +37,24 @@ def netcdf(ds: xr.Dataset) -> memoryview:
     # Assigned at once: each change of a Dataset compares all its variables.
     encoded = ds.drop_encoding().assign({n: _narrow(ds[n].variable, n) for n in ds.variables})
     nothing = {str(name): {"_FillValue": None} for name in encoded.variables}
-    if records := _records(encoded):  # SciPy writes scalars over records
-        wide = {n: v.set_dims({_SCALAR: 1}) for n, v in encoded.variables.items() if not v.dims}
-        encoded = encoded.assign(wide)
-    return encoded.to_netcdf(
-        engine="scipy", format="NETCDF3_64BIT", encoding=nothing, unlimited_dims=records
-    )
+    if all(_width(v) * v.size <= _MOST_BYTES for v in encoded.variables.values()):
+        return encoded.to_netcdf(engine="scipy", format="NETCDF3_64BIT", encoding=nothing)
+    require_netcdf4()
+    return encoded.to_netcdf(engine="netcdf4", format="NETCDF4", encoding=nothing)
+
+
+def require_netcdf4() -> None:
+    """Refuse netCDF 4 where nothing writes or reads it.
+
+    Raises:
+        MissingExtraError: the extra `netcdf` is not installed.
+    """
+    if find_spec("netCDF4") is None:
+        raise MissingExtraError("netCDF4", "netcdf")
 
 
 def decode(ds: xr.Dataset) -> xr.Dataset:
     """A Dataset that was read as it was before it was written."""
-    ds = ds.isel({_SCALAR: 0}, missing_dims="ignore")
     return ds.drop_encoding().assign({n: _decode_variable(ds[n].variable) for n in ds.variables})
 
 
@@ -118,21 +125,8 @@ def _narrow(variable: xr.Variable, name: Any) -> xr.Variable:
     return xr.Variable(variable.dims, values, attrs)
 
 
-def _records(ds: xr.Dataset) -> list[Any]:
-    """The dimension to be that of records, if there must be one."""
-    large = {n: v for n, v in ds.variables.items() if _width(v) * v.size > _MOST_BYTES}
-    dims = {variable.dims[0] for variable in large.values()}
-    if len(dims) > 1 or any(dim in v.dims[1:] for dim in dims for v in ds.variables.values()):
-        raise ValueError(
-            f"expected in a netCDF file variables of 2 GiB or more, in which texts are as wide as "
-            f"the longest, along one dimension, the first of its variables; got {[*large]}; write "
-            "a .zarr"
-        )
-    return [*dims]
-
-
 def _width(variable: xr.Variable) -> int:
-    """Bytes of each value in netCDF."""
+    """Bytes of each value in netCDF 3, where texts are as wide as the longest."""
     if variable.dtype.kind != "O":
         return variable.dtype.itemsize
     return max((len(text.encode("utf-8", "replace")) for text in variable.values.flat), default=1)

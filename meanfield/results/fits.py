@@ -17,6 +17,7 @@ _FITTED = (
     Variable("exponent", "exponent p of y ≈ C xᵖ"),
     Variable("exponent_lower", "lower end of the jackknife interval of p"),
     Variable("exponent_upper", "upper end of the jackknife interval of p"),
+    Variable("rms", "root mean square of log y − log(C xᵖ)"),
     Variable("n_points", "points of the fit", dtype="int64"),
     Variable("n_groups", "groups of points that share their randomness", dtype="int64"),
     Variable("n_excluded", "points left out: missing, or not converged", dtype="int64"),
@@ -54,8 +55,8 @@ def fit_power(
         level: nominal coverage of the intervals.
 
     Returns:
-        A Dataset of scalars: constant, exponent (both with _lower, _upper), n_points, n_groups,
-        n_excluded.
+        A Dataset of scalars: constant, exponent (both with _lower, _upper), rms, n_points,
+        n_groups, n_excluded.
 
     Raises:
         ValueError: shapes differ, numbers that are not positive, fewer than two points, or a
@@ -75,6 +76,7 @@ def fit_power(
     log_x, log_y = np.log(x), np.log(y)
     (log_c,), (p,) = _solve(log_x, log_y, np.ones((1, len(x))), exponent)
     width = _half_widths(log_x, log_y, group, exponent, level)
+    residual = log_y - log_c - p * log_x
     values = {
         "constant": np.exp(log_c),
         "constant_lower": np.exp(log_c - width[0]),
@@ -82,6 +84,7 @@ def fit_power(
         "exponent": p,
         "exponent_lower": p - width[1],
         "exponent_upper": p + width[1],
+        "rms": np.sqrt((residual**2).mean()),
         "n_points": len(x),
         "n_groups": int(group.max()) + 1,
         "n_excluded": total - len(x),

@@ -142,7 +142,7 @@ def batched(
         >>> batched([gain], {"gain": [[1.0, 2.0], [3.0, 4.0]]}, (2, 2))["gain"].sizes["case"]
         4
     """
-    there, arrays = [], {}
+    found, arrays = [], {}
     for variable in variables:
         value = values[variable.name]
         if value is None:
@@ -151,9 +151,9 @@ def batched(
         if batch_shape:
             array = array.reshape(-1, *array.shape[len(batch_shape) :])
             variable = replace(variable, dims=("case", *variable.dims))
-        there.append(variable)
+        found.append(variable)
         arrays[variable.name] = array
-    return dataset(there, arrays)
+    return dataset(found, arrays)
 
 
 def array_of(value: Any) -> np.ndarray:

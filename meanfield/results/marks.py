@@ -1,4 +1,4 @@
-"""Which files are this library's: told by a mark in the place where it writes one."""
+"""Recognise files written by this library by a format-specific mark."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _HTML = rb'<meta name="generator" content="meanfield">'
 # By suffix, the bytes of the mark with what stands before and after it in that format, so that the
 # word in a text, a path or a history is none.
 _MARKS = {
-    ".nc": rb"\0\0\0\x10meanfield_digest\0\0\0\x02.{4}\{",
-    ".npz": rb"PK\x03\x04.{26}meanfield_digest\.npy",
+    # An attribute that begins with { in netCDF 3, or in netCDF 4, which is HDF5.
+    ".nc": rb"\0\0\0\x10meanfield_digest\0\0\0\x02.{4}\{|\x11\0.{5}meanfield_digest\0\x13.{11}\{",
     ".proof": rb"^meanfield transport proof ",
     ".html": _HTML,
     ".htm": _HTML,

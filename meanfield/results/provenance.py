@@ -14,10 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import meanfield
+
 if TYPE_CHECKING:
     import xarray as xr
 
-PACKAGES = ("meanfield", "torch", "numpy", "scipy", "POT", "geomloss", "xarray", "zarr")
+PACKAGES = ("torch", "numpy", "scipy", "POT", "geomloss", "xarray", "zarr")
 
 
 def provenance(
@@ -64,8 +66,8 @@ def read_provenance(ds: xr.Dataset) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of the library's dependencies."""
-    found = {package: _version(package) for package in PACKAGES}
+    """The versions of this library and of its dependencies."""
+    found = {"meanfield": meanfield.__version__, **{name: _version(name) for name in PACKAGES}}
     return {package: version for package, version in found.items() if version}
 
 

@@ -1,7 +1,7 @@
 """The store of a sweep: a folder of small files, each whole, each with its digest.
 
     sweep.json               what is computed: configuration, labels, provenance, and a checksum
-    grid-TIME-NUMBER.npz     cases that were asked for, in order
+    grid-TIME-NUMBER.npz     cases that were requested, in order
     batch-TIME-NUMBER.npz    finished cases: parameters, values, status, message
     written.txt              the names of these files, so that one that is lost can be named
 
@@ -87,11 +87,11 @@ class Store:
             # First: a name that is written later may be that of a file merged in the meantime.
             named = self._names_written()
             present = {f.name: f for f in self._files()}
-            for gone in self._tables.keys() - present.keys():
-                del self._tables[gone], self._replaced[gone]
+            for obsolete in self._tables.keys() - present.keys():
+                del self._tables[obsolete], self._replaced[obsolete]
             for name in present.keys() - self._tables.keys():
                 self._load(present[name])
-            merged = {old for names in self._replaced.values() for old in names}
+            merged = {name for names in self._replaced.values() for name in names}
             self.missing = sorted(named - self._tables.keys() - self.damaged.keys() - merged)
             if not self.missing:
                 return
@@ -129,8 +129,8 @@ class Store:
 
     def rows_of(self, keys: np.ndarray) -> dict[str, np.ndarray]:
         """Values, `status` and `message` of the cases with these keys; pending where unknown."""
-        asked = {"case_key": keys, "status": np.zeros(len(keys), np.int8)}
-        rows = join(self.labels, [asked, *(self._tables[name] for name in self.files)])
+        requested = {"case_key": keys, "status": np.zeros(len(keys), np.int8)}
+        rows = join(self.labels, [requested, *(self._tables[name] for name in self.files)])
         # Cases come in the order in which they first appear: these before all others.
         return {name: rows[name][: len(keys)] for name in self.labels.blank(0)}
 
@@ -164,15 +164,15 @@ class Store:
         """Write the keys and parameters of cases that are not in the store yet."""
         rows = self.rows()
         for name in columns.keys() & rows.keys():
-            there, wanted = (
+            stored, given = (
                 "texts" if of[name].dtype == object else "numbers" for of in (rows, columns)
             )
-            if there != wanted:
-                raise ValueError(f"parameter {name!r}: the store holds {there}, got {wanted}")
+            if stored != given:
+                raise ValueError(f"parameter {name!r}: the store holds {stored}, got {given}")
         known = rows["case_key"]
         if (new := np.flatnonzero(~np.isin(columns["case_key"], known))).size:
-            asked = {name: column[new] for name, column in columns.items()}
-            self.write({**asked, "status": np.zeros(new.size, np.int8)}, kind="grid")
+            added = {name: column[new] for name, column in columns.items()}
+            self.write({**added, "status": np.zeros(new.size, np.int8)}, kind="grid")
             self.refresh()
 
     def merge_files(self) -> None:
@@ -185,12 +185,12 @@ class Store:
             if sum(size < _SMALL for size in sizes.values()) <= _MOST_FILES:
                 return
             self.refresh()
-            old = [name for name in self.files if sizes.get(name, _SMALL) < _SMALL]
-            self._write(self._joined(old), "grid", old)
+            small = [name for name in self.files if sizes.get(name, _SMALL) < _SMALL]
+            self._write(self._joined(small), "grid", small)
             # Journal first: a crash must not report merged files as lost.
-            gone = {*old, *(name for merged in old for name in self._replaced[merged])}
-            self._write_journal(sorted(self._names_written() - gone))
-            for name in old:
+            obsolete = {*small, *(name for merged in small for name in self._replaced[merged])}
+            self._write_journal(sorted(self._names_written() - obsolete))
+            for name in small:
                 (self.path / name).unlink(missing_ok=True)
         except FileNotFoundError:  # another process was faster
             return
@@ -240,8 +240,10 @@ def is_store(path: Path) -> bool:
 
 def description_at(path: Path) -> dict[str, Any] | None:
     """The description of the store at `path`; None without a store, {} if it is damaged."""
-    if not path.exists() or (path.is_dir() and all(_is_hidden(f) for f in path.iterdir())):
+    if not path.exists():
         return None
+    if path.is_dir() and all(f.name[0] == "." and f.suffix == ".tmp" for f in path.iterdir()):
+        return None  # another process makes it, or has died while it did
     try:
         return _read_description(path)
     except DamagedError as error:
@@ -350,12 +352,12 @@ def _read_description(path: Path) -> dict[str, Any]:
     return description
 
 
-def _check_same(path: Path, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
-    asked = json.loads(json.dumps(asked))
-    differing = [n for n in {**stored, **asked} if stored.get(n) != asked.get(n)]
+def _check_same(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    given = json.loads(json.dumps(given))
+    differing = [n for n in {**stored, **given} if stored.get(n) != given.get(n)]
     if differing:
         changes = "; ".join(
-            f"{n}: stored {_short(stored.get(n))}, now {_short(asked.get(n))}" for n in differing
+            f"{n}: stored {_short(stored.get(n))}, now {_short(given.get(n))}" for n in differing
         )
         raise ValueError(
             f"store {path} holds a sweep of another configuration ({changes}). Give another "
@@ -363,15 +365,15 @@ def _check_same(path: Path, stored: Mapping[str, Any], asked: Mapping[str, Any])
         )
 
 
-def _check_function(path: Path, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
+def _check_function(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Refuse a function that carries something else; warn of changed or unreadable source."""
-    then, now = stored["carried"], asked["carried"]
+    then, now = stored["carried"], given["carried"]
     both = then.keys() & now.keys()  # others come and go with the source
     _check_same(path, {n: then[n] for n in both}, {n: now[n] for n in both})
-    name, trouble = asked["configuration"]["function"], ""
-    if stored["code"] != asked["code"]:
+    name, trouble = given["configuration"]["function"], ""
+    if stored["code"] != given["code"]:
         trouble = "the source, or a list or dict that it reads, is not what the store began with"
-    elif not asked["code"]:
+    elif not given["code"]:
         trouble = "the source cannot be read, so that a change of it goes unnoticed"
     if trouble:
         warnings.warn(
@@ -404,10 +406,6 @@ def _explained(path: Path, what: str) -> Iterator[None]:
 
 def _checksum(data: Any) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _is_hidden(file: Path) -> bool:
-    return file.name.startswith(".") and file.suffix == ".tmp"
 
 
 def _short(value: Any) -> str:

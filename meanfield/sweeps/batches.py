@@ -135,16 +135,16 @@ def _infer(returned: Any) -> tuple[Variable, ...]:
 def _arguments(work: Work, cases: Sequence[Case]) -> dict[str, Any]:
     """Parameters, settings, and the random numbers that the function takes and was not given."""
     task = work.task
-    arguments = work.settings.fresh() | (columns_of(cases) if task.batched else cases[0])
-    wanted = task.arguments - arguments.keys()
+    arguments = work.settings() | (columns_of(cases) if task.batched else cases[0])
+    missing = task.arguments - arguments.keys()
     if task.batched:
-        if "seeds" in wanted:
+        if "seeds" in missing:
             seeds = [case_seed(case, work.seed) for case in cases]
             arguments["seeds"] = np.array(seeds, dtype=np.int64)
         return arguments
-    if "seed" in wanted:
+    if "seed" in missing:
         arguments["seed"] = case_seed(cases[0], work.seed)
-    if "generator" in wanted:
+    if "generator" in missing:
         import torch
 
         arguments["generator"] = torch.Generator().manual_seed(case_seed(cases[0], work.seed))

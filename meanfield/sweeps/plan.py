@@ -1,11 +1,22 @@
-"""What a sweep computes: a function with labels, its cases, and what identifies both."""
+"""What a sweep computes: a function with labels, its cases, and what identifies both.
+
+| noun | what it is | where |
+|---|---|---|
+| `Case` | the parameters of one call, by name | `grid` |
+| `Unit` | the places of cases that are run at once: of one, or of a vectorised call | here |
+| `Task` | the function, and what its values mean | here |
+| `SweepPlan` | a task, its cases, settings and seed: all that a store is asked about | here |
+| `Work` | what all cases have in common: all that a worker needs besides them | here |
+| job | units that a worker gets at once | `executors` |
+| `Batch` | the values of the units that a job has finished | `batches` |
+"""
 
 from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +28,7 @@ from meanfield.results.cases import RESERVED, Columns, Labels
 from meanfield.results.encoding import check_attrs
 from meanfield.results.provenance import provenance
 from meanfield.results.store import SCHEMA
-from meanfield.sweeps.fixed import FixedSettings
+from meanfield.sweeps.fixed import copier
 from meanfield.sweeps.grid import Case, Grid, case_keys, cases_of, columns_of
 from meanfield.sweeps.identity import Identity, canonical, identity_of
 
@@ -25,7 +36,7 @@ _VECTORISED = 1024  # cases in one call of a vectorised function; its memory gro
 _MOST_BYTES = 2**27  # of the results in a batch
 _SHOWN, _WORDS = 64, 200  # values of a list, characters of another value that the provenance holds
 
-Unit = list[int]  # what is run at once: the place of a case, or those of one vectorised call
+Unit = list[int]
 
 
 @dataclass(frozen=True)
@@ -124,9 +135,20 @@ class Work:
     """What all cases of a sweep have in common: everything a worker needs."""
 
     task: Task
-    settings: FixedSettings
+    fixed: dict[str, Any]
     seed: int
     most_cases: int  # after which a batch ends
+
+    @cached_property
+    def _copiers(self) -> dict[str, Callable[[], Any]]:
+        return {name: copier(value) for name, value in self.fixed.items()}
+
+    def settings(self) -> dict[str, Any]:
+        """The fixed settings for one case, which may change them."""
+        return {name: copied() for name, copied in self._copiers.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 @dataclass(frozen=True)
@@ -158,7 +180,7 @@ class SweepPlan:
         return {
             "function": function.name,
             "seed": self.seed,
-            **{f"fixed.{name}": canonical(v, name) for name, v in self.fixed.items()},
+            **{f"fixed.{name}": canonical(v, name) for name, v in _by_field(self.fixed)},
             **{
                 f"coords.{name}": canonical(v.tolist() if v.dtype.kind in "UO" else v)
                 for name, v in task.coords.items()
@@ -196,7 +218,7 @@ class SweepPlan:
         n_bytes = 64 + sum(column.nbytes for column in self.task.labels.blank(1).values())
         most = _MOST_BYTES // n_bytes
         size = most if size is None or self.task.batched else size
-        return Work(self.task, FixedSettings(self.fixed), self.seed, max(1, min(size, most)))
+        return Work(self.task, self.fixed, self.seed, max(1, min(size, most)))
 
     def with_variables(self, variables: Sequence[Variable] | None) -> SweepPlan:
         """The same plan with the variables that the function was found to return."""
@@ -210,12 +232,13 @@ class SweepPlan:
         values = {name: [case.get(name) for case in self.cases] for name in self.cases[0]}
         spec = {
             "function": self.task.label,
-            "fixed": {name: _plain(value) for name, value in self.fixed.items()},
+            "fixed": {name: _plain(value) for name, value in _by_field(self.fixed)},
             "grid": {name: _plain(list(dict.fromkeys(of))) for name, of in values.items()},
             "n_cases": len(self.cases),
         }
-        dtype, device = self.fixed.get("dtype"), self.fixed.get("device")
-        return provenance(spec, seed=self.seed, dtype=dtype, device=device)
+        named = {name.rpartition(".")[2]: value for name, value in _by_field(self.fixed)}
+        kind, device = named.get("dtype"), named.get("device")
+        return provenance(spec, seed=self.seed, dtype=kind, device=device)
 
 
 def make_plan(
@@ -277,6 +300,17 @@ def _check_names(task: Task, parameters: Iterable[str] = ()) -> None:
             f"coords: expected values along {sorted(missing)}, which the variables have as "
             "dimensions; give for example coords={'head': range(12)}"
         )
+
+
+def _by_field(fixed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The fixed settings by name, those that are dataclasses field by field: ``s.radius``."""
+    for name, value in fixed.items():
+        if is_dataclass(value) and not isinstance(value, type):
+            yield name, type(value).__qualname__
+            for one in fields(value):
+                yield f"{name}.{one.name}", getattr(value, one.name)
+        else:
+            yield name, value
 
 
 def _plain(value: Any) -> Any:

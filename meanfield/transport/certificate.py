@@ -11,8 +11,8 @@ marginals, gives an upper bound. This file is the only place that accounts for r
 - marginal errors of a plan are repaired, and the repair is added to the cost.
 
 What solvers and formulas promise is looked at, by sample where all pairs are many: potentials
-that are not feasible are a `CertificateError`, and so are ends the wrong way round. A theorem that
-calls a plan optimal is believed where the potentials that it comes with agree.
+that are not feasible are a `CertificateError`, and so are ends the wrong way round. `is_optimal`
+counts only if the plan's cost and the dual value agree within their errors.
 
 Every function takes one problem or a batch of them (leading axes).
 """
@@ -51,7 +51,7 @@ class SparsePlan(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Certified:
+class Interval:
     """lower ≤ W_p ≤ upper in the unit of its problem, with plan and feasible potentials.
 
     Leading axes are those of the problem; `f` and `g` are None where none were made.
@@ -60,7 +60,7 @@ class Certified:
         converged: whether the ends meet within rtol and what rounding explains.
         plan_doubt: what rounding in this problem may have done to the power of `upper`; its p-th
             root.
-        dual_doubt: likewise to `lower`. What pricing leaves open is no rounding.
+        dual_doubt: likewise for `lower`, without `slack`.
     """
 
     value: np.ndarray
@@ -83,7 +83,7 @@ class Certified:
         upper = np.where(self.upper > 0, self.upper, 1.0)
         return np.where(self.upper > 0, (self.upper - self.lower) / upper, 0.0)
 
-    def __getitem__(self, index: Any) -> Certified:
+    def __getitem__(self, index: Any) -> Interval:
         """Some answers of the batch."""
         held = {name: getattr(self, name) for name in self.arrays()}
         return replace(self, **{k: t[index] for k, t in held.items() if t is not None})
@@ -128,7 +128,7 @@ def centred(g: np.ndarray, b: np.ndarray) -> np.ndarray:
 def within_reach(problem: Problem, g: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Anybody's potentials, centred, and cut where they say nothing.
 
-    Large ones would not make the interval wrong, but what rounding leaves open as wide as they.
+    Large potentials are valid but lose digits: their rounding would widen the interval.
     """
     reach = 4 * float(problem.diameter) ** problem.order
     return np.clip(centred(g, weights), -reach, reach)
@@ -143,7 +143,7 @@ def certified(
     rtol: float,
     slack: float = 0.0,
     is_optimal: bool = False,
-) -> Certified:
+) -> Interval:
     """The interval of a plan and of potentials that are feasible up to rounding and `slack`.
 
     Args:
@@ -180,7 +180,7 @@ def certified(
         lost = np.where(certain > lower, plan_doubt, lost)
         lower = np.maximum(lower, certain)
     lower = np.maximum(lower - underflow, 0.0)
-    return Certified(
+    return Interval(
         value=np.clip(value, lower, upper),
         lower=_below(lower, upper),
         upper=upper,
@@ -202,19 +202,19 @@ def _meet(
 ) -> np.ndarray:
     """Whether s^p − t^p ≤ p rtol s^p + 2 doubt, which follows from s − t ≤ rtol s.
 
-    Both ends have room for the doubt; so that plan and potentials meet within it as well.
+    Twice, as upper and lower each contain it.
     """
     power = upper**order
     return power - lower**order <= order * rtol * power + 2 * doubt
 
 
-def is_open(answer: Certified, rtol: float) -> bool:
+def is_open(answer: Interval, rtol: float) -> bool:
     """Whether better potentials may narrow the interval: its plan's doubt does not explain it."""
     doubt = answer.plan_doubt**answer.order
     return not _meet(answer.order, rtol, answer.upper, answer.lower, doubt).all()
 
 
-def narrower(one: Certified, other: Certified | None, rtol: float) -> Certified:
+def narrower(one: Interval, other: Interval | None, rtol: float) -> Interval:
     """The better plan with the better potentials: the intersection of two valid intervals.
 
     It is converged if rounding explains it, in what is kept or in one that has converged.
@@ -260,7 +260,7 @@ def combined(
 class Part(NamedTuple):
     """Answers of problems of one shape (k of them) inside a larger one, and where they stand."""
 
-    answer: Certified
+    answer: Interval
     rows: np.ndarray  # atoms of μ, (k, n)
     cols: np.ndarray  # atoms of ν, (k, m)
     log_masses: np.ndarray  # of each problem, (k,)
@@ -268,7 +268,7 @@ class Part(NamedTuple):
 
 def united(
     parts: Sequence[Part], shape: tuple[int, int], order: float, *, log_error: float = 0.0
-) -> Certified:
+) -> Interval:
     """One problem of n × m atoms from its parts, which exchange nothing; as `combined`."""
     answers = [part.answer for part in parts]
     ends = [[t.value, t.lower, t.upper] for t in answers]
@@ -284,7 +284,7 @@ def united(
         if has_potentials:
             f[rows], g[cols] = t.f, t.g
     i, j, log_mass = (np.concatenate(t) for t in zip(*entries, strict=True))
-    return Certified(
+    return Interval(
         value=np.clip(value, lower, upper),
         lower=lower,
         upper=upper,
@@ -301,12 +301,12 @@ def united(
     )
 
 
-def joined_names(answers: Sequence[Certified]) -> str:
+def joined_names(answers: Sequence[Interval]) -> str:
     """The methods that occur."""
     return " + ".join(sorted({name for t in answers for name in t.method.split(" + ")}))
 
 
-def in_unit(answer: Certified, exponent: np.ndarray, order: float) -> Certified:
+def in_unit(answer: Interval, exponent: np.ndarray, order: float) -> Interval:
     """The answer with distances times 2^exponent; ends rounded outward where that underflows."""
     low, value, high = (np.ldexp(t, exponent) for t in (answer.lower, answer.value, answer.upper))
     if (low < 1e-290).any():
@@ -332,7 +332,7 @@ def in_unit(answer: Certified, exponent: np.ndarray, order: float) -> Certified:
     )
 
 
-def scaled(answer: Certified, factor: float, doubt: np.ndarray) -> Certified:
+def scaled(answer: Interval, factor: float, doubt: np.ndarray) -> Interval:
     """The answer with distances times a factor, where lengths are in doubt by `doubt` besides."""
     order, exact = answer.order, 4 * UNIT
     upper = answer.upper * (factor * (1 + exact)) + doubt

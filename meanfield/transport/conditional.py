@@ -19,7 +19,7 @@ from meanfield.checks import (
     to_host,
 )
 from meanfield.measures import MASS_TOLERANCE, ParticleMeasure, check_measure
-from meanfield.transport.certificate import Certified, Part, scaled, united
+from meanfield.transport.certificate import Interval, Part, scaled, united
 from meanfield.transport.pairs import Measure, Measures, Pair, as_measures
 from meanfield.transport.problem import UNIT, normalised_logs, row_norms
 from meanfield.transport.result import TransportResult, gathered
@@ -163,7 +163,7 @@ def solved_by_condition(
 
 def _solve_penalised(
     pair: Pair, s: np.ndarray, t: np.ndarray, penalty: float, settings: Settings
-) -> Certified | None:
+) -> Interval | None:
     """W₂ of the points (x, √λ s), in units in which as little as possible is rounded.
 
     λ = 4^e r with 1 ≤ r < 4: conditions are multiplied by 2^e, which rounds nothing, and points
@@ -209,7 +209,7 @@ class _Groups(NamedTuple):
 
 def _solve_case(
     case: _Case, settings: Settings, position_atol: float, tolerance: float
-) -> Certified:
+) -> Interval:
     labels = grouped_conditions(case.s, case.t, position_atol)
     mine, theirs = _grouped(labels[0], case.log_a), _grouped(labels[1], case.log_b)
     present = (labels[0][mine.order[mine.starts]], labels[1][theirs.order[theirs.starts]])
@@ -251,8 +251,8 @@ def grouped_conditions(
 
 
 def _grouped(labels: np.ndarray, logs: np.ndarray) -> _Groups:
-    alive = np.flatnonzero(logs > -math.inf)
-    order = alive[np.argsort(labels[alive], kind="stable")]
+    present = np.flatnonzero(logs > -math.inf)
+    order = present[np.argsort(labels[present], kind="stable")]
     starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
     sizes = np.diff(starts, append=len(order))
     top = np.maximum.reduceat(logs[order], starts)
@@ -277,9 +277,9 @@ def _by_shape(
         )
 
 
-def _infinite() -> Certified:
+def _infinite() -> Interval:
     none, inf, name = np.zeros(0, np.int64), np.asarray(math.inf), "unequal first marginals"
     yes = np.asarray(True)
     ends = (inf, inf, inf, none, none, np.zeros(0), None, None, name, yes)
     zero = np.zeros(())
-    return Certified(*ends, plan_doubt=zero, dual_doubt=zero, order=2)
+    return Interval(*ends, plan_doubt=zero, dual_doubt=zero, order=2)

@@ -1,8 +1,4 @@
-"""The Sinkhorn divergence, through GeomLoss; in blocks of rows where clouds are large.
-
-The algorithm in blocks is GeomLoss's own (symmetric, annealed: [Feydy 2020] Algorithm 3.5), so the
-answer is the one of its tensorised backend up to rounding.
-"""
+"""The Sinkhorn divergence, through GeomLoss (symmetric, annealed: [Feydy 2020] Algorithm 3.5)."""
 
 from __future__ import annotations
 
@@ -14,17 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from meanfield.checks import number, to_host
 from meanfield.measures import MASS_TOLERANCE, ParticleMeasure
 from meanfield.transport.conditional import conditioned_pair, grouped_conditions
 from meanfield.transport.pairs import Measure, as_measures
 
-_TENSOR_ENTRIES = 50_000_000  # held at once by the tensorised backend: differences n m d, and
-_PAIR_ENTRIES = 50  # so many for a pair at least; from n = 1,000 on blocks of rows are as fast
-# Scores of a block of rows: 1 MB of float32 stays in the cache, which is 2 to 3.5 times as fast.
-_BLOCK = 2**18
+_MEMORY = 2e9  # bytes that GeomLoss's tensorised backend may hold
+_MATRICES = 28  # of n × n numbers: so many it holds at once, gradients included
 
 
 def sinkhorn_divergence(
@@ -39,8 +32,8 @@ def sinkhorn_divergence(
     It tends to W₂² (not W₂, and twice GeomLoss's number) as blur → 0, and is smooth in points
     and weights. It is no bound: its error is set by `scaling` (the annealing has finitely
     many steps), 0.1 to 3 %; `solve_w2` gives W₂ itself. Sinkhorn iterations run
-    on the device of the points. Clouds too large for a matrix of costs go through KeOps where it
-    is installed, and otherwise through blocks of rows: slower, in memory O(n).
+    on the device of the points: with matrices of all pairs up to 2 GB (2,988 points, or 4,225 in
+    single precision), beyond by GeomLoss's online backend, in memory O(n), which needs pykeops.
 
     Args:
         mu: μ, or points (..., n, d) of a uniform measure.
@@ -53,6 +46,7 @@ def sinkhorn_divergence(
 
     Raises:
         ValueError: settings out of range, and what `solve_w2` refuses.
+        ImportError: more points than matrices are made for, and no pykeops.
     """
     blur = number(blur, "blur", above=0)
     scaling = number(scaling, "scaling", above=0, below=1)
@@ -157,9 +151,33 @@ def _conditional(
     return total
 
 
-def _half_squares(x: Tensor, y: Tensor) -> Tensor:
-    """½ ‖xᵢ − y_j‖² by direct differences: GeomLoss's own expansion cancels."""
-    return (x[..., :, None, :] - y[..., None, :, :]).square().sum(-1) / 2
+class _HalfSquares(torch.autograd.Function):
+    """½ ‖xᵢ − y_j‖², (..., n, m): GeomLoss's own expansion cancels.
+
+    Differences are taken axis by axis, forth and back, so that nothing of size n m d is held.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(x, y)
+        squares = x.new_zeros(*x.shape[:-1], y.shape[-2])
+        for move in _moves(x, y):
+            squares += move.square_()
+        return squares / 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        flows = [
+            (t.sum(-1), -t.sum(-2)) for t in (grad * move for move in _moves(*ctx.saved_tensors))
+        ]
+        into_x, into_y = (torch.stack(t, -1) for t in zip(*flows, strict=True))
+        return into_x, into_y
+
+
+def _moves(x: Tensor, y: Tensor) -> Iterator[Tensor]:
+    """The differences of all pairs along each axis in turn, (..., n, m)."""
+    for k in range(x.shape[-1]):
+        yield x[..., :, None, k] - y[..., None, :, k]
 
 
 def _padded(weights: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
@@ -174,87 +192,18 @@ def _divergence(
     from geomloss import SamplesLoss
 
     # Its schedule of ε begins at the diameter, which must not be 0.
-    diameter = max(_diameter(x, y), blur)
-    settings: dict[str, Any] = {"p": 2, "blur": blur, "scaling": scaling, "diameter": diameter}
-    if max(len(a), len(b)) ** 2 * max(x.shape[-1], _PAIR_ENTRIES) <= _TENSOR_ENTRIES:
-        settings |= {"cost": _half_squares, "backend": "tensorized"}
-    elif importlib.util.find_spec("pykeops") is not None:
-        settings |= {"backend": "online"}
-    else:
-        return _streamed_divergence(a, x, b, y, blur=blur, scaling=scaling)
-    return SamplesLoss("sinkhorn", **settings)(a, x, b, y)
-
-
-def _streamed_divergence(
-    a: Tensor, x: Tensor, b: Tensor, y: Tensor, *, blur: float, scaling: float
-) -> Tensor:
-    """S_ε of the cost ½‖x − y‖² at ε = blur², as ``geomloss.SamplesLoss("sinkhorn", p=2)``.
-
-    Differentiable in points and weights by the envelope theorem: the potentials are held fixed
-    but for one last step.
-    """
-    with torch.no_grad():
-        potentials, epsilons = None, _schedule(x, y, blur, scaling)
-        logs = a.log(), b.log()
-        for epsilon in [epsilons[0], *epsilons]:
-            new = _step((x, y), logs, potentials, epsilon)
-            # The first step starts the potentials; later ones are averaged, for stability.
-            potentials = new if potentials is None else [
-                (old + moved) / 2 for old, moved in zip(potentials, new, strict=True)
-            ]  # fmt: skip
-    f_ba, g_ab, f_aa, g_bb = _step((x, y), logs, potentials, epsilons[-1])
-    return (a * (f_ba - f_aa)).sum() + (b * (g_ab - g_bb)).sum()
-
-
-def _step(
-    points: tuple[Tensor, Tensor],
-    logs: tuple[Tensor, Tensor],
-    potentials: list[Tensor] | None,
-    epsilon: float,
-) -> list[Tensor]:
-    """The potentials f of μ against ν, g of ν against μ, and of each against itself."""
-    (x, y), (log_a, log_b) = points, logs
-    f_ba, g_ab, f_aa, g_bb = potentials or [x.new_zeros(())] * 4
-    sides = ((x, y, log_b, g_ab), (y, x, log_a, f_ba), (x, x, log_a, f_aa), (y, y, log_b, g_bb))
-    return [
-        _Softmin.apply(rows, columns.detach(), (log + h / epsilon).detach(), epsilon)
-        for rows, columns, log, h in sides
-    ]
-
-
-class _Softmin(torch.autograd.Function):
-    """−ε log Σ_j exp(h_j − ½‖xᵢ − y_j‖²/ε) for every i; its gradient in x is xᵢ − Σ_j Pᵢⱼ y_j."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor, h: Tensor, epsilon: float) -> Tensor:
-        ctx.save_for_backward(x, y, h)
-        ctx.epsilon = epsilon
-        return torch.cat([-epsilon * block.logsumexp(1) for block in _scores(x, y, h, epsilon)])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        x, y, h = ctx.saved_tensors
-        means = torch.cat([block.softmax(1) @ y for block in _scores(x, y, h, ctx.epsilon)])
-        return grad[:, None] * (x - means), None, None, None
-
-
-def _scores(x: Tensor, y: Tensor, h: Tensor, epsilon: float) -> Iterator[Tensor]:
-    """h_j − ½‖xᵢ − y_j‖²/ε by direct differences, a block of rows at a time."""
-    direct = "donot_use_mm_for_euclid_dist"  # products would cancel; and no difference is kept
-    for rows in x.split(max(1, _BLOCK // len(y))):
-        yield h - torch.cdist(rows, y, compute_mode=direct).square_().div_(2 * epsilon)
-
-
-def _diameter(x: Tensor, y: Tensor) -> float:
-    """Of the bounding box of both clouds."""
     both = torch.cat([x, y]).detach()
-    return float(torch.linalg.vector_norm(both.amax(0) - both.amin(0)))
-
-
-def _schedule(x: Tensor, y: Tensor, blur: float, scaling: float) -> list[float]:
-    """ε from the squared diameter of the bounding box down to blur², a ratio of scaling²."""
-    diameter = max(_diameter(x, y), blur)
-    steps = math.ceil((math.log(blur) - math.log(diameter)) / math.log(scaling))
-    lengths = [diameter * scaling**k for k in range(max(0, steps))]
-    return [diameter**2, *(length**2 for length in lengths), blur**2]
+    diameter = float(torch.linalg.vector_norm(both.amax(0) - both.amin(0)))
+    settings = {"p": 2, "blur": blur, "scaling": scaling, "diameter": max(diameter, blur)}
+    most = max(len(a), len(b))
+    if _MATRICES * most**2 * x.element_size() <= _MEMORY:
+        loss = SamplesLoss("sinkhorn", **settings, cost=_HalfSquares.apply, backend="tensorized")
+    elif importlib.util.find_spec("pykeops") is None:
+        raise ImportError(
+            f"sinkhorn_divergence: expected pykeops for clouds of {most:,} points, whose matrices "
+            f"of costs would take more than {_MEMORY / 1e9:g} GB; pip install pykeops (the extra "
+            "`keops` of this library), or take fewer points"
+        )
+    else:
+        loss = SamplesLoss("sinkhorn", **settings, backend="online")
+    return loss(a, x, b, y)

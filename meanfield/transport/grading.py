@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from meanfield.checks import number
-from meanfield.errors import ConvergenceError
 from meanfield.transport.certificate import (
-    Certified,
+    Interval,
     SparsePlan,
     certified,
     in_unit,
@@ -23,15 +22,13 @@ from meanfield.transport.certificate import (
 )
 from meanfield.transport.foreign import Entries, entries_of, potentials_of
 from meanfield.transport.pairs import Measure, as_pair
-from meanfield.transport.plans.formulas import monotone_plan, widest_direction
+from meanfield.transport.plans.formulas import monotone_along_widest
 from meanfield.transport.plans.pricing import priced
 from meanfield.transport.problem import Problem, same_weights, snapped
-from meanfield.transport.result import Blame, TransportResult, assemble
-from meanfield.transport.solve import Settings, as_order, automatic, in_numbering
+from meanfield.transport.result import TransportResult, assemble
+from meanfield.transport.solve import as_order, in_numbering
 
 _MOST_SLACK = 0.1  # of what `rtol` allows
-_BLAMED_DENSE = 160_000  # pairs up to which the best pair is looked for, for any order
-_BLAMED = 20_000  # atoms up to which it is, for W₂
 _ADDED = 1e-13  # of the mass: less of it is priced by the certificate, not put elsewhere
 
 
@@ -67,7 +64,8 @@ def certify(
 
     Returns:
         The interval; `value` is the cost of the plan, `coupling` the repaired plan, `potentials`
-        the c-transforms. `blame` says what makes the interval wide.
+        the c-transforms. How far `solve_w2(mu, nu).value` lies from either end says whether plan
+        or potentials make it wide.
 
     Raises:
         TypeError: a plan or potentials of another kind, or measures that `solve_w2` refuses.
@@ -98,18 +96,15 @@ def certify(
     mine, theirs = log_a[atoms[0]], log_b[atoms[1]]
     theirs = same_weights(theirs, snapped(mine, theirs))
     problem = Problem.of(x[atoms[0]], y[atoms[1]], mine, theirs, order=order)
-    given, misplaced = _repaired(problem, _among(entries, atoms, (len(x), len(y))))
+    given = _repaired(problem, _among(entries, atoms, (len(x), len(y))))
     unit = -order * float(problem.exponent)
     known = [_in_unit(t, which, unit) for t, which in zip((f, g), atoms, strict=True)]
     answer = _graded(problem, given, known, rtol, pair.device)
     names = ("plan" * (plan is not None), "potentials" * (potentials is not None))
     answer = replace(answer, method="given " + (" and ".join(filter(None, names)) or "nothing"))
-    parts = _blamed(problem, answer, rtol, pair.device)
-    over, under, rounding, undecided = (math.ldexp(t, int(problem.exponent)) for t in parts)
-    blame = Blame(over, under, rounding, undecided, misplaced)
     answer = in_numbering(in_unit(answer, problem.exponent, order), (x, y), (log_a, log_b))
     seconds = time.perf_counter() - start
-    return assemble(pair, answer[None], order=order, seconds=seconds, blame=blame)
+    return assemble(pair, answer[None], order=order, seconds=seconds)
 
 
 def _in_unit(
@@ -140,8 +135,8 @@ def _among(
     return Entries(rows[there], cols[there], logs)
 
 
-def _repaired(problem: Problem, entries: Entries) -> tuple[SparsePlan, float]:
-    """A plan with the marginals of the problem, and the mass that the given one had elsewhere.
+def _repaired(problem: Problem, entries: Entries) -> SparsePlan:
+    """A plan with the marginals of the problem.
 
     Rows, then columns, that hold too much are scaled down; what is left goes in the order of its
     projections on the widest direction. Less than rounding is left to the certificate, which
@@ -158,14 +153,12 @@ def _repaired(problem: Problem, entries: Entries) -> tuple[SparsePlan, float]:
     left = [np.maximum(w - np.bincount(index, mass, len(w)), 0) for index, w in sides]
     misplaced = float(max(t.sum() for t in left))
     if misplaced <= _ADDED:
-        return SparsePlan(i, j, logs), misplaced
-    along = widest_direction(problem)
-    orders = [np.argsort(t @ along) for t in (problem.x, problem.y)]
-    k, q, moved = monotone_plan(*(t[order] for t, order in zip(left, orders, strict=True)))
-    moved, kept = moved * misplaced, moved > 0
-    added = (orders[0][k[kept]], orders[1][q[kept]], np.log(moved[kept]))
-    joined = (np.concatenate(t) for t in zip((i, j, scaled), added, strict=True))
-    return SparsePlan(*joined), misplaced
+        return SparsePlan(i, j, logs)
+    added = monotone_along_widest(problem, *left)
+    kept = added.log_mass > -math.inf
+    moved = (added.rows[kept], added.cols[kept], added.log_mass[kept] + math.log(misplaced))
+    joined = (np.concatenate(t) for t in zip((i, j, scaled), moved, strict=True))
+    return SparsePlan(*joined)
 
 
 def _graded(
@@ -174,7 +167,7 @@ def _graded(
     known: Sequence[np.ndarray | None],
     rtol: float,
     device: str,
-) -> Certified:
+) -> Interval:
     """The interval of a plan and of c-transforms of f or of g, whichever are better."""
     order, (f, g) = problem.order, known
     moved = problem.moved(plan.rows, plan.cols)
@@ -193,28 +186,3 @@ def _graded(
             best, best_dual = (pair, slack), dual
     assert best is not None  # there is a start
     return certified(problem, plan, best[0], method="given", rtol=rtol, slack=best[1])
-
-
-def _blamed(
-    problem: Problem, answer: Certified, rtol: float, device: str
-) -> tuple[float, float, float, float]:
-    """Parts of the width: the plan's, the potentials', of rounding, and undecided."""
-    low, high = float(answer.lower), float(answer.upper)
-    over = under = 0.0
-    better = None if answer.converged else _better(problem, rtol, device)
-    if better is not None:
-        over, under = max(high - float(better.upper), 0.0), max(float(better.lower) - low, 0.0)
-    rest = max(high - low - over - under, 0.0)
-    rounding = min(float(answer.rounding), rest)
-    return over, under, rounding, rest - rounding
-
-
-def _better(problem: Problem, rtol: float, device: str) -> Certified | None:
-    """The best pair, where it takes seconds."""
-    is_small = problem.order == 2 and problem.n + problem.m <= _BLAMED
-    if not is_small and problem.pairs > _BLAMED_DENSE:
-        return None
-    try:
-        return automatic(problem, Settings(rtol=rtol, order=problem.order, device=device))
-    except ConvergenceError:
-        return None

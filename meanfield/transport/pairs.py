@@ -155,8 +155,8 @@ def _size(cloud: Any) -> int | None:
 def _plain(value: Measure, weights: Any) -> tuple[np.ndarray, np.ndarray] | None:
     """Points and log-weights of one cloud of NumPy arrays that is plainly right, otherwise None.
 
-    Every day's case: checks by torch take longer than transport between ten atoms. What is not
-    plainly right is left to `ParticleMeasure.of`, which says what is wrong with it.
+    Fast path for NumPy: torch checks would dominate below 10 atoms. What is not plainly right is
+    left to `ParticleMeasure.of`, which says what is wrong with it.
     """
     is_pair = type(value) is tuple and len(value) == 2 and weights is None
     points, weights = value if is_pair else (value, weights)

@@ -18,7 +18,7 @@ import numpy as np
 from meanfield.errors import CertificateError
 from meanfield.results.atomic import make_folder, whole, write_new
 from meanfield.results.marks import check_replaceable
-from meanfield.transport.certificate import Certified
+from meanfield.transport.certificate import Interval
 from meanfield.transport.checker import HEAD, check
 from meanfield.transport.problem import Problem, same_weights, snapped
 
@@ -35,7 +35,7 @@ class Evidence(NamedTuple):
     y: np.ndarray
     log_a: np.ndarray
     log_b: np.ndarray
-    answer: Certified
+    answer: Interval
 
 
 def write_proof(evidence: Evidence, path: Path, *, checked: bool) -> None:
@@ -133,7 +133,7 @@ def _weights(logs: np.ndarray) -> list[int]:
     return [known[t] for t in logs.tolist()]
 
 
-def _masses(answer: Certified, problem: Problem, a: list[int]) -> list[int]:
+def _masses(answer: Interval, problem: Problem, a: list[int]) -> list[int]:
     """The plan in the unit of a; an entry that moves all of an atom moves just that."""
     whole, total = problem.logs_a[answer.rows] == answer.log_mass, sum(a)
     entries = zip(answer.rows.tolist(), answer.log_mass.tolist(), whole.tolist(), strict=True)

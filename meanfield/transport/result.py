@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from meanfield.errors import ConvergenceError
 from meanfield.results import Variable
 from meanfield.results.answers import Answer, labelled
 from meanfield.results.labels import batched
-from meanfield.transport.certificate import Certified, joined_names
+from meanfield.transport.certificate import Interval, joined_names
 from meanfield.transport.coupling import Coupling, alike
 from meanfield.transport.pairs import Pair
 from meanfield.transport.proof import Evidence, write_proof
@@ -36,27 +36,6 @@ _PLAN_VARIABLES = (
     Variable("column", "atom of the target", dims=("entry",), dtype="int64"),
     Variable("log_mass", "log of the mass of the entry", dims=("entry",)),
 )
-
-
-class Blame(NamedTuple):
-    """What makes an interval wide: parts of upper − lower, in the unit of the points.
-
-    They add up to the width. The best pair, as `solve_w2` finds it, tells the two ends apart;
-    beyond 20,000 atoms nobody looks for it, and what rounding does not explain is undecided.
-
-    Attributes:
-        plan: by how much at least a better plan lowers the upper end.
-        potentials: by how much at least better potentials raise the lower end.
-        rounding: what rounding explains of the rest.
-        undecided: what is left.
-        misplaced: mass of the plan, of 1, that stood where its marginals have no room for it.
-    """
-
-    plan: float
-    potentials: float
-    rounding: float
-    undecided: float
-    misplaced: float
 
 
 class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
@@ -83,7 +62,6 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         rounding: how much of upper − lower rounding explains: of weights that are known to a few
             units in their last place, and of sums. No solver makes the interval narrower than
             that; where clouds are collapsed it may be most of W₂ itself.
-        blame: of `certify`, what makes the interval wide.
         found: the pair and its answer in double precision, of which coupling, potentials and
             what `save` writes are made when they are asked for.
     """
@@ -95,8 +73,7 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
     converged: Any = labelled("whether it has converged", dtype="bool", beside=True)
     seconds: float
     order: float = labelled("order p of Wₚ", attribute=True, default=2)
-    blame: Blame | None = None
-    found: tuple[Pair, Certified] | None = None
+    found: tuple[Pair, Interval] | None = None
     rounding: Any = labelled(
         "width that rounding leaves open", units="length", beside=True, shown=False, default=None
     )
@@ -197,7 +174,7 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
         return super().to_dataset().merge(batched(_PLAN_VARIABLES, named, self.value.shape))
 
 
-def gathered(parts: Sequence[Certified], places: Sequence[Any] | None = None) -> Certified:
+def gathered(parts: Sequence[Interval], places: Sequence[Any] | None = None) -> Interval:
     """Batches as one, plans padded with −inf; potentials of all or none.
 
     The answers of a part stand at its places; without places, one part after the other.
@@ -219,20 +196,15 @@ def gathered(parts: Sequence[Certified], places: Sequence[Any] | None = None) ->
             whole[(place, *map(slice, t.shape[1:]))] = t
         return whole
 
-    held = {name: joined(name) for name in Certified.arrays()}
+    held = {name: joined(name) for name in Interval.arrays()}
     used = (held["log_mass"] > -np.inf).any(0)
     if not used.all():
         held |= {name: held[name][:, used] for name in ("rows", "cols", "log_mass")}
-    return Certified(**held, method=joined_names(parts), order=parts[0].order)
+    return Interval(**held, method=joined_names(parts), order=parts[0].order)
 
 
 def assemble(
-    pair: Pair,
-    answer: Certified | None,
-    *,
-    order: float = 2,
-    seconds: float,
-    blame: Blame | None = None,
+    pair: Pair, answer: Interval | None, *, order: float = 2, seconds: float
 ) -> TransportResult:
     """Arrays of the caller's kind and batch shape, from a batch in the caller's unit."""
     if answer is None:
@@ -250,7 +222,6 @@ def assemble(
         converged=_given(pair, answer.converged),
         seconds=seconds,
         order=order,
-        blame=blame,
         found=(pair, answer),
         rounding=_given(pair, answer.rounding, 1),
     )

@@ -2,50 +2,48 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
 import math
 import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from meanfield.checks import as_bool, choice, number
-from meanfield.transport.certificate import Certified, in_unit, narrower
+from meanfield.transport.certificate import Interval, in_unit, narrower
 from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
 from meanfield.transport.plans.clusters import solve_clusters
 from meanfield.transport.plans.columns import solve_columns
-from meanfield.transport.plans.exact import (
-    solve_assignment,
-    solve_dense,
-    solve_finely,
-    solve_on_few_arcs,
-)
-from meanfield.transport.plans.formulas import (
-    closed_form,
-    same_order,
-    solve_paired,
-)
-from meanfield.transport.plans.prediction import predicted
+from meanfield.transport.plans.exact import solve_assignment, solve_dense, solve_finely
+from meanfield.transport.plans.formulas import closed_form, solve_paired
 from meanfield.transport.problem import Problem, costs_between, same_weights, snapped
 from meanfield.transport.result import TransportResult, assemble, gathered, refuse_unconverged
 
-_logger = logging.getLogger(__name__)
-
-_DENSE_PAIRS = 160_000  # from here on column generation is faster
-_DENSE_PAIRS_HIGH = 1_200_000  # the same in high dimension, where levels of centroids help less
-_HIGH_DIM = 12
-_FEW_ARCS_PAIRS = 4_000_000  # up to here the simplex is faster where Sinkhorn leaves few arcs,
-_LOW_DIM = 3  # which it does above this dimension
-_DENSE_MOST = 25_000_000  # the cost matrix takes 0.2 GB, and the simplex as much again
-_DENSE_MOST_WP = 100_000_000  # only W₂ has column generation
-_MOST_SECONDS = 10_000.0  # predicted; beyond, somebody has to ask for it
-_ANNOUNCED = 10.0  # predicted seconds from which on progress is logged
+# The roads of `automatic`, in their order (CPU times of one core of an AMD EPYC):
+#
+# road                      | for                                  | the next road takes, or leaves
+# --------------------------|--------------------------------------|-----------------------------
+# arrays of many problems   | batches, to _BATCHED atoms a side    | 40 times (1,000 of 8 atoms)
+# formulas                  | one atom, two atoms, the line        | all digits of light atoms
+# nearest partners          | equal weights, one by one            | 9 times (n = 1,000, d = 16)
+# clusters                  | first beyond _SMALL pairs; below it  | ends 1.0 apart, relatively,
+#                           | where the simplex leaves a gap       | in the place of 1e-13
+# dense simplex             | to _DENSE pairs; to _MOST_PAIRS_WP   | n = 300, 500, 700, 1,000:
+#                           | for orders other than 2              | d = 2:  2.9, 1.0, 0.8, 0.6
+#                           |                                      | d = 8:  3.6, 2.0, 0.9, 0.7
+#                           |                                      | d = 16: 4.0, 2.4, 1.4, 0.9
+# column generation         | W2 beyond, to _MOST_PAIRS            | 8 to 66 (POT, n = 10,000)
+# dense simplex, fine costs | gaps that are left, to _FINE pairs   | 4e-5 and not 2e-14
+_SMALL = 160_000
+_DENSE = {4: _SMALL, 12: 400_000, math.inf: 1_200_000}  # up to which dimension how many pairs
+_FINE = 25_000_000  # a matrix of costs takes 0.2 GB, and the simplex as much again
+# Column generation holds 4.5 kB for an atom, and 0.45 for each of its first 64 coordinates: two
+# million atoms a side take 10 GB in the plane. Of another order there is the dense simplex only,
+# whose matrices of 10^8 pairs take 0.8 GB each.
+_MOST_PAIRS, _MOST_PAIRS_WP = 4 * 10**12, 10**8
 _BATCHED = 400  # atoms a side up to which a batch is solved in arrays
 _BLOCK = 1_000_000  # coordinate differences held at once
 _THREADED_FROM = 30  # atoms a side from which threads pay
@@ -62,7 +60,6 @@ class Settings:
     device: str = "cpu"
     snap: bool = True
     strict: bool = True
-    checkpoint: str | os.PathLike[str] | None = None
     start: float = field(default_factory=time.perf_counter)
 
     @classmethod
@@ -99,7 +96,6 @@ def solve_w2(
     rtol: float = 1e-9,
     time_limit: float | None = None,
     exact_weights: bool = False,
-    checkpoint: str | os.PathLike[str] | None = None,
     strict: bool = True,
 ) -> TransportResult:
     """W₂(μ, ν) = min (Σ π_ij ‖xᵢ − y_j‖²)^½ over couplings π, with a certified interval.
@@ -117,19 +113,15 @@ def solve_w2(
         *extra: nothing; here only to answer ``emd2(a, b, M)``.
         weights: (a, b) for points without weights of their own; None is uniform.
         method: "auto" takes the cheapest solver that gives `rtol`. By name: "identity" (with
-            nearest neighbours), "assignment", "simplex" (dense), "column_generation" (large:
-            100,000 points in half a minute to minutes, memory linear in the points; what it will
-            take, and its rounds, are logged).
+            nearest neighbours), "assignment", "simplex" (dense), "column generation" (large:
+            100,000 points in half a minute to minutes, a million in the plane in half an hour,
+            memory linear in the points). The gap after each of its rounds goes to the logger
+            "meanfield.transport", at level INFO.
         rtol: how closely plan and potentials must meet, relative to W₂.
-        time_limit: seconds (±20 %), not counting the import of POT (2 s) and the current pass
-            over all pairs (n = 10,000: 0.5 s). Column generation then gives the interval that it
-            has; without time for the whole problem, that of a quarter of the atoms carried over
-            to all.
+        time_limit: seconds after which column generation begins no further round, and gives the
+            interval that it has. A round takes from a tenth of a second (10,000 atoms a side) to
+            minutes (a million).
         exact_weights: whether weights that differ in their last places are different.
-        checkpoint: an ``.npz`` file into which column generation writes its state after every
-            round (a disk that is full is a warning), and from which the same call goes on. It is
-            left in place. Clusters far apart, which are solved one by one, have a file each:
-            ``state-0.npz`` and so on beside ``state.npz``.
         strict: raise if `rtol` is not met; otherwise the answer comes back flagged.
 
     Returns:
@@ -137,9 +129,8 @@ def solve_w2(
 
     Raises:
         ConvergenceError: under `strict`, when `rtol` is not met; its `result` is the answer.
-        TypeError, ValueError: input of unequal kinds or shapes, NaN, unequal masses; what
-            would take more than about three hours without a time limit, where no formula applies
-            (a million points a side in three dimensions pass).
+        TypeError, ValueError: input of unequal kinds or shapes, NaN, unequal masses; more than
+            4·10¹² pairs, where no formula applies.
 
     Example:
         >>> import torch
@@ -157,7 +148,6 @@ def solve_w2(
         rtol=rtol,
         time_limit=time_limit,
         exact_weights=exact_weights,
-        checkpoint=checkpoint,
         strict=strict,
     )
     return solved(as_pair(mu, nu, weights), settings)
@@ -218,18 +208,11 @@ def as_order(p: Any) -> float:
 
 def solved(pair: Pair, settings: Settings) -> TransportResult:
     """The distance of a pair of measures, or of a batch of pairs."""
-    arrays = pair.flat
-    if settings.checkpoint is not None:
-        from meanfield.transport.plans.checkpoint import checkpoint_path  # loads xarray
-
-        checkpoint_path(settings.checkpoint)  # small problems never open it
-        if len(arrays[0]) != 1:
-            raise ValueError(f"checkpoint: expected one pair of measures, got {len(arrays[0])}")
-    answer = solve_arrays(*arrays, replace(settings, device=pair.device))
+    answer = solve_arrays(*pair.flat, replace(settings, device=pair.device))
     return finished(pair, answer, settings)
 
 
-def finished(pair: Pair, answer: Certified | None, settings: Settings) -> TransportResult:
+def finished(pair: Pair, answer: Interval | None, settings: Settings) -> TransportResult:
     """The answer as the caller's kind of arrays, refused under `strict` if it is open."""
     seconds = time.perf_counter() - settings.start
     result = assemble(pair, answer, order=settings.order, seconds=seconds)
@@ -238,7 +221,7 @@ def finished(pair: Pair, answer: Certified | None, settings: Settings) -> Transp
 
 def solve_arrays(
     x: np.ndarray, y: np.ndarray, log_a: np.ndarray, log_b: np.ndarray, settings: Settings
-) -> Certified | None:
+) -> Interval | None:
     """Answers of a batch x (b, n, d), y (b, m, d), log a, log b, in the caller's unit.
 
     Many small problems of one shape are solved in arrays; those that do not close, and all
@@ -254,7 +237,7 @@ def solve_arrays(
     step = max(1, _BLOCK // (n * m * d))
     blocks = [slice(start, start + step) for start in range(0, count, step)]
 
-    def answer_of(block: slice) -> Certified:
+    def answer_of(block: slice) -> Interval:
         arrays = (t[block] for t in (x, y, log_a, log_b))
         problem = Problem.of(*arrays, order=settings.order)
         formula = closed_form(problem, rtol=settings.rtol)
@@ -277,7 +260,7 @@ def solve_arrays(
 
 def _solve_one(
     x: np.ndarray, y: np.ndarray, log_a: np.ndarray, log_b: np.ndarray, settings: Settings
-) -> Certified:
+) -> Interval:
     """One pair by the whole dispatch, in the caller's unit and numbering."""
     rows, cols = (np.flatnonzero(logs > -math.inf) for logs in (log_a, log_b))
     is_whole = len(rows) == len(x) and len(cols) == len(y)
@@ -290,8 +273,8 @@ def _solve_one(
 
 
 def in_numbering(
-    answer: Certified, points: tuple[np.ndarray, ...], logs: tuple[np.ndarray, ...]
-) -> Certified:
+    answer: Interval, points: tuple[np.ndarray, ...], logs: tuple[np.ndarray, ...]
+) -> Interval:
     """An answer between the atoms that have mass, in the numbering of all, and in their unit."""
     (x, y), (there, here) = points, (t > -math.inf for t in logs)
     rows, cols = np.flatnonzero(there), np.flatnonzero(here)
@@ -320,13 +303,13 @@ def extend(
             g[~in_y] = np.fmin.reduce(costs_between(y[~in_y], x, order) - f, axis=1)
 
 
-def automatic(problem: Problem, settings: Settings) -> Certified:
+def automatic(problem: Problem, settings: Settings) -> Interval:
     """One problem by the cheapest solver that gives `rtol`."""
     rtol = settings.rtol
     formula = closed_form(problem, rtol=rtol)
     if formula is not None and (formula.width <= rtol or min(problem.n, problem.m) == 1):
         return formula
-    if problem.pairs > _DENSE_PAIRS:
+    if problem.pairs > _SMALL:
         return _large(problem, settings, formula)
     answer = narrower(solve_dense(problem, rtol=rtol), formula, rtol)
     if answer.width > rtol:
@@ -335,8 +318,8 @@ def automatic(problem: Problem, settings: Settings) -> Certified:
     return _refined(problem, settings, answer)
 
 
-def _large(problem: Problem, settings: Settings, formula: Certified | None) -> Certified:
-    """What is cheap to certify first; then column generation, or but for W₂ the dense simplex."""
+def _large(problem: Problem, settings: Settings, formula: Interval | None) -> Interval:
+    """What is cheap to certify first; then the dense simplex or, for W₂, column generation."""
     rtol, device, best = settings.rtol, settings.device, formula
     if problem.is_paired:
         near = solve_paired(problem, rtol=rtol, device=device)
@@ -344,59 +327,45 @@ def _large(problem: Problem, settings: Settings, formula: Certified | None) -> C
             best = narrower(near, best, rtol)
     if best is not None and (best.width <= rtol or formula is not None):
         return best
-    alike = same_order(problem, rtol=rtol, device=device)
-    if alike is not None:
-        return _refined(problem, settings, alike)
     split = _clusters(problem, settings)
     if split is not None:
         if split.converged:
             return split
         best = narrower(split, best, rtol)
-    answer = _squared(problem, settings) if problem.order == 2 else _dense_wp(problem, settings)
+    most = next(pairs for dim, pairs in _DENSE.items() if problem.dim <= dim)
+    if problem.order == 2 and problem.pairs > most:
+        answer = _columns(problem, settings)
+    else:
+        _refuse_pairs(problem, _MOST_PAIRS_WP)
+        answer = solve_dense(problem, rtol=rtol)
     return narrower(_refined(problem, settings, answer), best, rtol)
 
 
-def _refined(problem: Problem, settings: Settings, answer: Certified) -> Certified:
+def _refined(problem: Problem, settings: Settings, answer: Interval) -> Interval:
     """Where displacements are small beside the clouds, dense solves reach finer costs."""
     # Nothing can stop a dense solve: it may take a hundred times what columns took.
-    is_free = settings.deadline == math.inf or problem.pairs <= _DENSE_PAIRS
-    if answer.width <= settings.rtol or problem.pairs > _DENSE_MOST or not is_free:
+    is_free = settings.deadline == math.inf or problem.pairs <= _SMALL
+    if answer.width <= settings.rtol or problem.pairs > _FINE or not is_free:
         return answer
     return solve_finely(problem, rtol=settings.rtol, answer=answer)
 
 
-def _squared(problem: Problem, settings: Settings) -> Certified:
-    """W₂ by few arcs, by the dense simplex or by column generation, whichever is fastest."""
-    answer = None
-    if problem.dim > _LOW_DIM and problem.pairs <= _FEW_ARCS_PAIRS:
-        answer = solve_on_few_arcs(problem, rtol=settings.rtol)
-    if answer is None and problem.dim > _HIGH_DIM and problem.pairs <= _DENSE_PAIRS_HIGH:
-        answer = solve_dense(problem, rtol=settings.rtol, try_few_arcs=False)
-    return _columns(problem, settings) if answer is None else answer
-
-
-def _clusters(problem: Problem, settings: Settings) -> Certified | None:
-    numbers = itertools.count()
-
-    def solve_part(part: Problem) -> Certified:
-        path = settings.checkpoint
-        if path is not None:  # a file holds one problem
-            path = Path(path).with_stem(f"{Path(path).stem}-{next(numbers)}")
-        return automatic(part, replace(settings, checkpoint=path))
+def _clusters(problem: Problem, settings: Settings) -> Interval | None:
+    def solve_part(part: Problem) -> Interval:
+        return automatic(part, settings)
 
     return solve_clusters(problem, solve_part, rtol=settings.rtol, snap=settings.snap)
 
 
-def _dense_wp(problem: Problem, settings: Settings) -> Certified:
-    if problem.pairs > _DENSE_MOST_WP:
+def _refuse_pairs(problem: Problem, most: int) -> None:
+    if problem.pairs > most:
         raise ValueError(
-            f"W{problem.order:g}: expected at most {_DENSE_MOST_WP:.0e} pairs for the dense "
-            f"matrix of costs, got {problem.n} × {problem.m}; take fewer points, or W2"
+            f"W{problem.order:g}: expected at most {most:.0e} pairs of atoms, got {problem.n} × "
+            f"{problem.m} = {problem.pairs:.0e}, which memory does not hold; take fewer points"
         )
-    return solve_dense(problem, rtol=settings.rtol)
 
 
-def _identity(problem: Problem, settings: Settings) -> Certified:
+def _identity(problem: Problem, settings: Settings) -> Interval:
     if not problem.is_paired:
         raise ValueError(
             "method 'identity': expected two measures with the same weights in the same order; "
@@ -407,7 +376,7 @@ def _identity(problem: Problem, settings: Settings) -> Certified:
     return answer
 
 
-def _assignment(problem: Problem, settings: Settings) -> Certified:
+def _assignment(problem: Problem, settings: Settings) -> Interval:
     if not problem.is_uniform:
         raise ValueError(
             "method 'assignment': expected uniform measures of one size, got "
@@ -416,34 +385,23 @@ def _assignment(problem: Problem, settings: Settings) -> Certified:
     return solve_assignment(problem, rtol=settings.rtol)
 
 
-def _simplex(problem: Problem, settings: Settings) -> Certified:
+def _simplex(problem: Problem, settings: Settings) -> Interval:
     answer = solve_dense(problem, rtol=settings.rtol, by_simplex=True)
     return solve_finely(problem, rtol=settings.rtol, answer=answer)
 
 
-def _columns(problem: Problem, settings: Settings) -> Certified:
-    expected = predicted(problem)
-    if expected.seconds > _MOST_SECONDS and settings.deadline == math.inf:
-        raise ValueError(
-            f"expected a problem of at most {_MOST_SECONDS / 3600:.1f} hours, got {problem.n} × "
-            f"{problem.m} atoms in dimension {problem.dim}, which take {expected}; give "
-            "time_limit= and checkpoint=, or fewer points"
-        )
-    if expected.seconds > _ANNOUNCED:
-        _logger.info("%d × %d atoms: %s", problem.n, problem.m, expected)
-    return solve_columns(
-        problem,
-        rtol=settings.rtol,
-        deadline=settings.deadline,
-        device=settings.device,
-        checkpoint=settings.checkpoint,
-    )
+def _columns(problem: Problem, settings: Settings) -> Interval:
+    _refuse_pairs(problem, _MOST_PAIRS)
+    rtol, deadline, device = settings.rtol, settings.deadline, settings.device
+    return solve_columns(problem, rtol=rtol, deadline=deadline, device=device)
 
 
-_METHODS: dict[str, Callable[[Problem, Settings], Certified]] = {
+# Closed: a method is a line here, by the name that answers print. Other solvers' answers are
+# graded by `certify`.
+_METHODS: dict[str, Callable[[Problem, Settings], Interval]] = {
     "auto": automatic,
     "identity": _identity,
     "assignment": _assignment,
     "simplex": _simplex,
-    "column_generation": _columns,
+    "column generation": _columns,
 }

@@ -86,9 +86,14 @@ def library_kernel(spec: slow.Spec) -> kernels.Kernel:
     return {"soft_cap": kernels.soft_cap, "window": kernels.window}[name](settings[0], inner=inner)
 
 
-def softplus_over_sum(scores: torch.Tensor, log_weights: torch.Tensor) -> torch.Tensor:
-    parts = log_weights.exp() * torch.nn.functional.softplus(scores)
-    return parts / (1 + parts.sum(-1, keepdim=True))
+class SoftplusOverSum(normalizations.Normalization):
+    """A normalisation of one's own, of the whole matrix although rows stand by themselves."""
+
+    has_field = True
+
+    def whole(self, scores: torch.Tensor, log_weights: torch.Tensor) -> torch.Tensor:
+        parts = log_weights.exp() * torch.nn.functional.softplus(scores)
+        return parts / (1 + parts.sum(-1, keepdim=True))
 
 
 def library_normalization(spec: slow.Spec) -> Any:
@@ -102,7 +107,7 @@ def library_normalization(spec: slow.Spec) -> Any:
     if name == "sinkhorn":
         return normalizations.sinkhorn(rtol=1e-12)
     if name == "custom":
-        return normalizations.custom(softplus_over_sum, row_wise=True)
+        return SoftplusOverSum()
     return normalizations.softmax
 
 
@@ -474,14 +479,21 @@ def test_a_turn_without_its_derivative_is_refused():
                 return features
 
 
-def balanced_by_iteration(scores: torch.Tensor, log_weights: torch.Tensor) -> torch.Tensor:
+class BalancedByIteration(normalizations.Normalization):
     """Sinkhorn's iteration on the whole matrix: a function of all rows at once."""
-    log_p = scores + log_weights
-    for _ in range(60):
-        log_p = log_p - log_p.logsumexp(-1, keepdim=True)
-        log_c = (log_p + log_weights.mT).logsumexp(-2, keepdim=True) - log_weights
-        log_p = log_p - log_c
-    return (log_p - log_p.logsumexp(-1, keepdim=True)).exp()
+
+    def whole(self, scores: torch.Tensor, log_weights: torch.Tensor) -> torch.Tensor:
+        log_p = scores + log_weights
+        for _ in range(60):
+            log_p = log_p - log_p.logsumexp(-1, keepdim=True)
+            log_c = (log_p + log_weights.mT).logsumexp(-2, keepdim=True) - log_weights
+            log_p = log_p - log_c
+        return (log_p - log_p.logsumexp(-1, keepdim=True)).exp()
+
+
+class SoftmaxOfAll(normalizations.Normalization):
+    def whole(self, scores: torch.Tensor, log_weights: torch.Tensor) -> torch.Tensor:
+        return (scores + log_weights).softmax(-1)
 
 
 def test_a_normalisation_of_your_own_is_right_where_rows_come_in_blocks(monkeypatch):
@@ -493,12 +505,11 @@ def test_a_normalisation_of_your_own_is_right_where_rows_come_in_blocks(monkeypa
     par = AttentionParameters.random(3, std=0.6, generator=generator)
     logs = torch.randn(n, generator=generator, dtype=F64).log_softmax(-1)
     mu = ParticleMeasure(torch.randn(n, 3, generator=generator, dtype=F64), log_weights=logs)
-    mine = SelfAttention(par, normalization=normalizations.custom(balanced_by_iteration))
+    mine = SelfAttention(par, normalization=BalancedByIteration())
     ours = SelfAttention(par, normalization=normalizations.sinkhorn())
     torch.testing.assert_close(mine(mu).points, ours(mu).points, rtol=0, atol=1e-9)
-    rows = normalizations.custom(lambda s, a: (s + a).softmax(-1), row_wise=True)
     plain = SelfAttention(par)
-    alike = replace(plain, normalization=rows)
+    alike = replace(plain, normalization=SoftmaxOfAll())
     torch.testing.assert_close(alike(mu).points, plain(mu).points, rtol=0, atol=1e-12)
     eps = torch.randn(n, 3, generator=generator, dtype=F64)
     torch.testing.assert_close(

@@ -228,11 +228,13 @@ def test_only_sinkhorn_has_a_plan_and_own_normalisations_are_wrapped():
         SelfAttention(par).plan(measure(0))
     with pytest.raises(TypeError, match="takes a function of yours"):
         SelfAttention(par, normalization=torch.softmax)
-    with pytest.raises(TypeError, match="weights: expected a function of scores and"):
-        normalizations.custom(3)
-    short = normalizations.custom(lambda s, a: (s + a).softmax(-1)[..., :-1])
-    with pytest.raises(ValueError, match="expected attention weights of shape"):
-        SelfAttention(par, normalization=short)(measure(0))
+
+    class Short(normalizations.Normalization):
+        def whole(self, scores, log_weights):
+            return (scores + log_weights).softmax(-1)[..., :-1]
+
+    with pytest.raises(ValueError, match=r"Short.*\.whole: expected attention weights of shape"):
+        SelfAttention(par, normalization=Short())(measure(0))
 
 
 def test_gradients_of_forward_derivatives_are_right():

@@ -10,6 +10,7 @@ from torch.nn.functional import elu, logsigmoid, softplus
 
 from meanfield.attention import AttentionParameters, SelfAttention, kernels, weights
 from meanfield.attention.normalizations import RowWise, exponential, sigmoid, sink, softmax
+from meanfield.errors import NoDerivativeError
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
 from meanfield.maps.autodiff import linearize_by_autodiff
@@ -156,5 +157,12 @@ def test_what_is_no_normalisation_is_refused():
         RowWise(2)
     with pytest.raises(ValueError, match="sink: expected none where rows are not divided"):
         RowWise(divides=False, sink=0.0)
+    with pytest.raises(NoDerivativeError, match="ψ > 0, .*got a slope of nan; log ψ is −∞ where"):
+        local_lipschitz(
+            SelfAttention(
+                AttentionParameters.random(3), normalization=RowWise(lambda s: s.relu().log())
+            ),
+            ParticleMeasure(torch.randn(5, 3, generator=torch.Generator().manual_seed(0))).to(F64),
+        )
     assert softmax.is_softmax
     assert not CASES["softplus"][0].is_softmax and not CASES["sink"][0].is_softmax

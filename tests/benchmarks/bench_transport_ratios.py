@@ -18,14 +18,13 @@ import argparse
 import itertools
 import json
 import pathlib
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import cdist
-from tables import machine, show
+from tables import least, machine, show
 
 from meanfield.transport import solve_w2
 
@@ -57,17 +56,6 @@ def clouds(kind: str, n: int, d: int) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def least(functions: Sequence[Callable[[], object]], turns: int) -> list[float]:
-    """The least CPU time of each, taking turns."""
-    found = [np.inf] * len(functions)
-    for _ in range(turns):
-        for k, function in enumerate(functions):
-            before = time.process_time()
-            function()
-            found[k] = min(found[k], time.process_time() - before)
-    return found
-
-
 def case(n: int, d: int, kind: str, weights: str, turns: int) -> dict:
     import ot
 
@@ -88,7 +76,7 @@ def case(n: int, d: int, kind: str, weights: str, turns: int) -> dict:
     ]
     functions += [assignment] * (weights == "uniform")
     found = solve_w2(*both)
-    ours, *others = (1e3 * t for t in least(functions, turns))
+    ours, *others = (1e3 * t for t in least(functions, turns=turns))
     return {
         "n": n,
         "d": d,

@@ -20,7 +20,10 @@ import numpy as np
 
 from meanfield.transport import certify
 from meanfield.transport.checker import check
-from tests.transport.foreign_cases import check_grade, damaged_files, foreign_case, truth_of
+from tests.transport.damaged import damaged_files
+from tests.transport.laws import check_grade, claim, refusal
+from tests.transport.lies import LIES
+from tests.transport.problems import PROBLEMS, problem
 
 
 def main() -> None:
@@ -34,19 +37,29 @@ def main() -> None:
     converged = proven = refused = 0
     folder = pathlib.Path(tempfile.mkdtemp())
     for seed in range(args.seed, args.seed + args.count):
-        case = foreign_case(seed)
-        found = certify(case.mu, case.nu, plan=case.plan, potentials=case.potentials, p=case.order)
-        trouble = check_grade(case, found, truth_of(case))
-        kinds.update(case.kind.split(" · "))
+        rng = np.random.default_rng([seed, 77])
+        kind, lie, order = (
+            str(rng.choice(list(PROBLEMS))),
+            str(rng.choice(list(LIES))),
+            1 + seed % 2,
+        )
+        p = problem(kind, seed)
+        plan, f, g = claim(p, lie, order)
+        if refusal(plan, f, g, p):
+            continue
+        found = certify(p.mu, p.nu, plan=plan, potentials=(f, g), p=order)
+        kinds.update((kind, lie))
         converged += bool(found.converged)
-        if trouble:
-            wrong.append((seed, case.kind, trouble))
-            print(f"  {seed}: {case.kind}: {trouble}", flush=True)
+        try:
+            check_grade(p, found, order)
+        except AssertionError as trouble:
+            wrong.append(seed)
+            print(f"  {seed}: {kind}, {lie}: {trouble}", flush=True)
         if proven < args.files:
             path = found.save(folder / f"{seed}.proof")
-            order, lower, upper = check(str(path))
-            exact = truth_of(case)
-            assert order == case.order and lower**order <= exact * (1 + Fraction(1, 2**140))
+            told, lower, upper = check(str(path))
+            exact = p.truth(order, meant=True)
+            assert told == order and lower**order <= exact * (1 + Fraction(1, 2**140))
             assert exact * (1 - Fraction(1, 2**140)) <= upper**order
             proven += 1
             rng = np.random.default_rng([seed, 78])
@@ -58,7 +71,8 @@ def main() -> None:
                 refused += 1
     print(dict(sorted(kinds.items())))
     print(
-        f"{args.count} graded, {len(wrong)} wrong, {converged} converged; {proven} files proven, "
+        f"{sum(kinds.values()) // 2} graded, {len(wrong)} wrong, {converged} converged; "
+        f"{proven} files proven, "
         f"{refused} damaged ones refused; {time.process_time() - start:.0f} CPU s"
     )
 

@@ -67,16 +67,20 @@ def seconds(function: Callable[[], object], device: str = "cpu") -> float:
 
 
 def least(
-    functions: Iterable[Callable[[], object]], *, device: str = "cpu", lasting: float = 0.5
+    functions: Iterable[Callable[[], object]],
+    *,
+    device: str = "cpu",
+    lasting: float = 0.5,
+    turns: int | None = None,
 ) -> list[float]:
-    """The least time of each; they take turns for so many seconds, and three times at least."""
+    """The least time of each, taking turns: so many, or three and more while seconds are left."""
     functions = list(functions)
-    found, turns, spent = [float("inf")] * len(functions), 0, 0.0
-    while turns < 3 or (spent < lasting and turns < 1000):
+    found, done, spent = [float("inf")] * len(functions), 0, 0.0
+    while done < (turns or 3) or (not turns and spent < lasting and done < 1000):
         for k, function in enumerate(functions):
             once = seconds(function, device)
             found[k], spent = min(found[k], once), spent + once
-        turns += 1
+        done += 1
     return found
 
 

@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 
 from meanfield import figures
-from meanfield.experiments import (
-    causal_flow,
-    clustering,
-    gaussian_flow,
-    mean_field_limit,
-    metastability,
-    noise_threshold,
-    placement,
-    two_dirac_depth,
-)
+from meanfield.experiments import clustering, gaussian_flow, mean_field_limit, metastability
 
 TINY = {
     clustering: clustering.Settings(
@@ -26,22 +17,12 @@ TINY = {
     metastability: metastability.Settings(
         betas=(4.0,), repetitions=1, n_particles=48, last=1e5, n_times=30
     ),
-    two_dirac_depth: two_dirac_depth.Settings(
-        radii=(1.7,), offsets=(-2.0, 0.0), gamma=0.8, last=0.4, n_times=3, step=0.04
-    ),
-    causal_flow: causal_flow.Settings(
-        betas=(1.0, 36.0), n_tokens=16, repetitions=1, last=100.0, n_times=16
-    ),
     gaussian_flow: gaussian_flow.Settings(
         n_particles=(50, 400), repetitions=3, last=1.0, n_times=3
     ),
     mean_field_limit: mean_field_limit.Settings(
         n_particles=(16, 128), n_many=512, repetitions=2, dims=(3,), times=(0.0, 0.5)
     ),
-    noise_threshold: noise_threshold.Settings(
-        dims=(2,), betas=(0.5,), ratios=(0.5, 2.0), n_particles=300, last=15.0
-    ),
-    placement: placement.Settings(betas=(1.0,), n_tokens=8, dim=200, last=50.0, n_times=20),
 }
 MODULES = [pytest.param(m, id=m.__name__.rsplit(".", 1)[-1]) for m in TINY]
 
@@ -101,27 +82,6 @@ def test_a_comb_has_its_own_mode():
     assert np.isnan(metastability.dominant_mode(path[:1]))
 
 
-def test_depth_amplifies_less_than_layers_allow_and_more_than_nothing(made):
-    ds = made(two_dirac_depth)
-    assert (ds.constant <= ds.grown * (1 + 1e-6)).all()
-    assert (ds.constant[:, 1:] > 1.5).all()
-    assert (ds.constant_upper >= ds.constant * (1 - 1e-9)).all()
-    assert (ds.layer[:, 0] <= ds.one_layer_bound).all()
-    # What the figure draws in closed form.
-    for k, radius in enumerate(ds.radius.values):
-        drawn = two_dirac_depth.at_the_start(ds.offset.values[k], gamma=0.8, radius=radius)
-        assert drawn == pytest.approx(float(ds.layer[k, 0]), rel=1e-9)
-
-
-def test_masked_tokens_go_to_the_first_which_stays(made):
-    ds = made(causal_flow)
-    assert float(ds.moved.max()) < 1e-12
-    small = ds.isel(case=int(np.flatnonzero(ds.beta.values == 1.0)[0]))
-    assert float(small.distance[-1].max()) < 1e-3
-    large = ds.isel(case=int(np.flatnonzero(ds.beta.values == 36.0)[0]))
-    assert float(large.n_clusters[-1]) > 1
-
-
 def test_samples_of_a_gaussian_follow_the_equation_better_the_more_there_are(made):
     ds = made(gaussian_flow)
     for kernel in ("softmax", "l2"):
@@ -141,24 +101,6 @@ def test_more_samples_are_closer_to_the_mean_field_at_any_depth(made):
     assert (ds.w2 <= ds.w2_upper).all()
 
 
-def test_order_is_where_the_stationary_measure_has_it(made):
-    ds = made(noise_threshold).sortby("ratio")
-    assert float(ds.order[0]) < 0.25
-    assert float(ds.order[1]) == pytest.approx(float(ds.expected[1]), abs=0.05)
-
-
-def test_every_placement_follows_its_reduced_equation(made):
-    ds = made(placement)
-    np.testing.assert_allclose(ds.gap, ds.gap_reduced, rtol=1e-3, atol=1e-9)
-    np.testing.assert_allclose(ds.radius, ds.radius_reduced, rtol=1e-6)
-    # A random start of dimension 200 is orthonormal up to 1/√200.
-    early = ds.isel(time=slice(0, 12))
-    np.testing.assert_allclose(early.gap_random, early.gap_reduced, rtol=0.3)
-    last = {str(n): float(g) for n, g in zip(ds.placement.values, ds.gap[:, -1], strict=True)}
-    assert last["post"] < 1e-10
-    assert last["pre"] > 1e-4
-
-
 # --- animations ---
 
 
@@ -167,12 +109,8 @@ def test_every_placement_follows_its_reduced_equation(made):
     [
         clustering,
         pytest.param(metastability, marks=pytest.mark.slow),
-        pytest.param(causal_flow, marks=pytest.mark.slow),
         pytest.param(gaussian_flow, marks=pytest.mark.slow),
         pytest.param(mean_field_limit, marks=pytest.mark.slow),
-        pytest.param(noise_threshold, marks=pytest.mark.slow),
-        pytest.param(placement, marks=pytest.mark.slow),
-        two_dirac_depth,
     ],
 )
 def test_animations_have_a_frame_for_each_time(module, made, tmp_path):

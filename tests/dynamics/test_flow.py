@@ -12,7 +12,6 @@ from scipy.integrate import solve_ivp
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
 from meanfield.attention.normalizations import RowWise, exponential, softmax
-from meanfield.dynamics.trajectories import trajectory
 from meanfield.errors import ConvergenceError
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import split, stack
@@ -210,8 +209,6 @@ def test_by_default_the_steps_are_as_short_as_the_flow_needs():
     mu = ParticleMeasure([[1.0], [3.0]])
     mean = 2 * math.exp(10.0)
     assert dynamics.flow(F, mu, [0, 10]).points[-1].mean() == pytest.approx(mean, rel=1e-5)
-    *_, (_, last) = trajectory(F, mu, [0, 10])
-    assert float(last.points.mean()) == pytest.approx(mean, rel=1e-5)
     assert float(dynamics.FlowMap(F, 10.0)(mu).points.mean()) == pytest.approx(mean, rel=1e-5)
     constants = dynamics.stability(F, mu, [0, 5.0]).constant
     assert float(constants[-1]) == pytest.approx(math.exp(5.0), rel=1e-5)
@@ -431,10 +428,8 @@ def test_the_flow_can_be_differentiated():
     F = attention(A, V)
 
     def end(points):
-        steps = trajectory(
-            F, mu.replace(points), [0, 0.5], method="rk4", step=0.1, constraint="sphere"
-        )
-        return list(steps)[-1][1].points
+        Phi = dynamics.FlowMap(F, 0.5, method="rk4", step=0.1, constraint="sphere")
+        return Phi(mu.replace(points)).points
 
     direction = torch.randn(mu.n_particles, D, generator=generator(5), dtype=torch.float64)
     _, tangent = torch.func.jvp(end, (mu.points,), (direction,))

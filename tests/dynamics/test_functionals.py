@@ -33,7 +33,6 @@ A = torch.tensor([[0.5, -0.3, 0.1], [0.2, 0.4, 0.0], [0.0, 0.7, -0.6]], dtype=to
 FUNCTIONALS = {
     "diameter": dynamics.diameter,
     "covariance": dynamics.covariance,
-    "effective_rank": dynamics.effective_rank,
     "log_energy": lambda mu: dynamics.log_energy(mu, A),
     "cluster_count": lambda mu: dynamics.cluster_count(mu, 0.7),
 }
@@ -77,17 +76,12 @@ def test_a_batch_is_its_members(name):
         torch.testing.assert_close(together[k], FUNCTIONALS[name](mu))
 
 
-def test_the_covariance_and_its_rank_are_those_of_a_known_cloud():
+def test_the_covariance_is_that_of_a_known_cloud():
     x = torch.tensor([[1.0, 0, 0], [-1, 0, 0], [0, 2, 0], [0, -2, 0]], dtype=torch.float64)
     mu = ParticleMeasure(x + 100)
     expected = torch.diag(torch.tensor([0.5, 2.0, 0.0], dtype=torch.float64))
     torch.testing.assert_close(dynamics.covariance(mu), expected)
-    p, q = 0.2, 0.8
-    rank = math.exp(-p * math.log(p) - q * math.log(q))
-    assert float(dynamics.effective_rank(mu)) == pytest.approx(rank, rel=1e-12)
-    one = ParticleMeasure([[3.0, 4.0]])
-    assert float(dynamics.effective_rank(one)) == 0
-    assert float(dynamics.diameter(one)) == 0
+    assert float(dynamics.diameter(ParticleMeasure([[3.0, 4.0]]))) == 0
 
 
 def test_the_energy_neither_overflows_nor_vanishes():
@@ -105,7 +99,6 @@ def test_sizes_whose_squares_leave_the_number_range_change_nothing_but_the_unit(
     unit = 2.0**power
     scaled = mu.replace(unit * mu.points)
     assert torch.equal(dynamics.diameter(scaled), unit * dynamics.diameter(mu))
-    assert torch.equal(dynamics.effective_rank(scaled), dynamics.effective_rank(mu))
     for step in (0.3, 0.7):
         found = dynamics.clusters(scaled, unit * step)
         assert torch.equal(found.labels, dynamics.clusters(mu, step).labels)
@@ -114,7 +107,6 @@ def test_sizes_whose_squares_leave_the_number_range_change_nothing_but_the_unit(
 
 def test_a_crowd_far_from_the_origin_keeps_its_covariance():
     one_place = ParticleMeasure([[0.1, 0.2]] * 3, [0.3, 0.3, 0.4])
-    assert float(dynamics.effective_rank(one_place)) == 0
     assert not dynamics.covariance(one_place).any()
     step = 2.0**-20
     far = ParticleMeasure([[1e9], [1e9 + step]], [0.9, 0.1])

@@ -84,14 +84,6 @@ def test_a_batch_of_flows_has_a_distance_each():
         np.testing.assert_allclose(found.w2[:, k], one.w2, rtol=1e-9, atol=1e-12)
 
 
-def test_lengths_of_arcs_and_of_straight_paths():
-    mu = ParticleMeasure([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])
-    ds = dynamics.flow(swapping, mu, np.linspace(0, math.pi, 400), method="rk4", step=0.01)
-    found = dynamics.path_lengths(ds)
-    np.testing.assert_allclose(found.arc_length, [math.pi, 2 * math.pi, 0], rtol=1e-4)
-    np.testing.assert_allclose(found.straightness, [2 / math.pi, 2 / math.pi, 1], rtol=1e-4)
-
-
 def test_a_flow_without_points_says_what_is_missing():
     mu = ParticleMeasure([[1.0, 0.0]])
     ds = dynamics.flow(swapping, mu, [0, 1], keep_points=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import math
 
@@ -17,7 +16,6 @@ from meanfield import (
     dynamics,
     sampling,
 )
-from meanfield.dynamics import paths
 from meanfield.dynamics.constraints import constraint_at
 from meanfield.dynamics.velocities import Velocity
 from meanfield.layers import LayerNorm
@@ -25,7 +23,6 @@ from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
 from meanfield.maps.autodiff import linearize_by_autodiff
 from meanfield.measures import split
-from meanfield.transport import solve_w2
 from tests.maps.small_maps import same_products
 
 D = 3
@@ -233,74 +230,7 @@ def test_velocities_after_layer_norm_are_tangent_to_its_sphere():
     assert float(ds.velocity_constant[0]) == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("conditional", [False, True])
-def test_two_flows_part_no_more_than_the_bound_of_the_layers(conditional):
-    from meanfield import bounds
-    from meanfield.transport import conditional_w2, w2
-
-    F, mu = case(13, causal=conditional)
-    nu = mu.replace(sampling.sphere(5, D, generator=torch.Generator().manual_seed(3)))
-    bound = bounds.masked_mean_field if conditional else bounds.mean_field
-    norm_A, norm_V = 2.0, 2.0  # the velocity is scaled to it
-
-    A = F.parameters.A[0]
-    G = SelfAttention(
-        AttentionParameters.from_bilinear(
-            norm_A * A / torch.linalg.matrix_norm(A, 2), norm_V * torch.eye(D).double()
-        ),
-        causal=conditional,
-    )
-
-    def constant(at, other):
-        radius = max(float(m.points.norm(dim=-1).max()) for m in (at, other))
-        return bound(norm_A, norm_V, radius)
-
-    ds = dynamics.divergence(
-        G,
-        mu,
-        nu,
-        [0.0, 0.05, 0.1],
-        method="rk4",
-        step=0.05,
-        conditional=conditional,
-        constant=constant,
-    )
-    distance = conditional_w2 if conditional else w2
-    assert float(ds.w2[0]) == pytest.approx(float(distance(mu, nu)), rel=1e-9)
-    Phi = dynamics.FlowMap(G, 0.1, method="rk4", step=0.05)
-    assert float(ds.w2[-1]) == pytest.approx(float(distance(Phi(mu), Phi(nu))), rel=1e-9)
-    assert (ds.w2 <= ds.bound).all()
-
-
 def test_stability_is_about_one_measure():
     F, mu = case(14, batch=(2,))
     with pytest.raises(ValueError, match="expected one measure"):
         dynamics.stability(F, mu, [0, 1])
-
-
-def test_the_bound_starts_from_the_upper_end_of_a_wide_interval(monkeypatch):
-    F, mu = case(17)
-    ends = {name: torch.tensor(x) for name, x in (("value", 2.0), ("lower", 1.0), ("upper", 3.0))}
-    wide = dataclasses.replace(solve_w2(mu, mu), **ends)
-    monkeypatch.setattr(paths, "solve_w2", lambda *_: wide)
-    ds = dynamics.divergence(
-        F, mu, mu, [0.0, 0.5], method="rk4", step=0.5, constant=lambda *_: 1.0
-    )
-    assert ds.bound.values == pytest.approx([3.0, 3.0 * math.exp(0.5)])
-
-
-def test_the_bound_takes_the_larger_constant_of_each_interval():
-    F, mu = case(15)
-    nu = mu.replace(mu.points.flip(0))
-    constants = iter([1.0, 3.0, 2.0])
-    ds = dynamics.divergence(
-        F,
-        mu,
-        nu,
-        [0.0, 0.5, 1.5],
-        method="rk4",
-        step=0.5,
-        constant=lambda _at, _other: next(constants),
-    )
-    expected = [0.0, 0.5 * 3, 0.5 * 3 + 1.0 * 3]
-    assert (ds.bound / ds.w2_upper[0]).values == pytest.approx([math.exp(x) for x in expected])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from meanfield import figures, pretrained
-from meanfield.experiments import families, inputs, through_depth
+from meanfield.experiments import through_depth
 from meanfield.lipschitz import local_lipschitz
 
 pytest.importorskip("transformers")
@@ -28,7 +28,7 @@ def small_model(folder, architecture):
 def dataset(tmp_path_factory):
     llama = small_model(tmp_path_factory.mktemp("models"), "llama")
     settings = dataclasses.replace(
-        through_depth.EXPERIMENT.quick, model=llama, depth=0, n_tokens=7, n_windows=1
+        through_depth.EXPERIMENT.quick, models=(llama,), n_tokens=7, n_windows=1
     )
     return through_depth.EXPERIMENT.run(settings, progress=False)
 
@@ -55,7 +55,7 @@ def test_constants_multiply_and_distances_add_up(dataset):
 def test_bounds_of_blocks_are_above_their_constants(tmp_path):
     model = small_model(tmp_path, "albert")
     settings = through_depth.Settings(
-        model=model, text="random", n_tokens=6, n_windows=1, rtol=1e-3
+        models=(model,), text="random", n_tokens=6, n_windows=1, rtol=1e-3
     )
     ds = through_depth.EXPERIMENT.run(settings, progress=False)
     assert (ds.upper >= ds.constant).all()
@@ -72,13 +72,13 @@ def test_bounds_of_blocks_are_above_their_constants(tmp_path):
 def test_the_figures_draw_what_is_finite(dataset):
     import matplotlib.pyplot as plt
 
-    for draw in through_depth.EXPERIMENT.figures.values():
+    for name, draw in through_depth.EXPERIMENT.figures.items():
         with figures.style():
             ax = draw(dataset)
             ax.figure.canvas.draw()
-        assert len(ax.lines) >= 2
+        assert len(ax.lines) >= (1 if name.startswith("models") else 2)
         assert all(np.isfinite(np.asarray(line.get_ydata(), float)).all() for line in ax.lines)
-        assert "llama" in ax.get_title()
+        assert "llama" in ax.get_title() + str(ax.lines[0].get_label())
         plt.close(ax.figure)
 
 
@@ -108,53 +108,43 @@ def test_the_constant_of_minilm_is_that_of_power_iteration_on_its_own_module():
     assert float(found.value) == pytest.approx(float(moved.norm()), rel=1e-4)
 
 
-@pytest.mark.slow
-def test_families_are_followed_as_one_model_is():
-    deep = dataclasses.replace(
-        families.EXPERIMENT.quick, models=("random:llama",), depth=2, n_tokens=4, n_windows=1
-    )
+def test_models_stand_side_by_side_as_each_alone(tmp_path, dataset):
+    albert = small_model(tmp_path, "albert")
+    quick = dataclasses.replace(through_depth.EXPERIMENT.quick, n_tokens=7, n_windows=1)
     with pytest.raises(ValueError, match="n_tokens"):
-        families.EXPERIMENT.run(dataclasses.replace(deep, n_tokens=10**6), progress=False)
-    two = families.EXPERIMENT.run(deep, progress=False)
-    alone = through_depth.EXPERIMENT.run(
-        through_depth.Settings(
-            model="random:llama",
-            text="random",
-            n_tokens=4,
-            n_windows=1,
-            depth=2,
-            dtype="float32",
-            rtol=1e-3,
-        ),
-        progress=False,
-    )
-    np.testing.assert_allclose(two.constant, alone.constant, rtol=1e-6)
-    np.testing.assert_allclose(two.through, alone.through, rtol=1e-6)
+        through_depth.EXPERIMENT.run(
+            dataclasses.replace(quick, models=(albert,), n_tokens=10**6), progress=False
+        )
+    llama = str(dataset.model.values[0])
+    settings = dataclasses.replace(quick, models=(albert, llama), epsilons=())
+    two = through_depth.EXPERIMENT.run(settings, progress=False)
+    alone = two.isel(case=two.model.values == llama)
+    np.testing.assert_allclose(alone.constant, dataset.constant, rtol=1e-6)
+    np.testing.assert_allclose(alone.through, dataset.through, rtol=1e-6)
     assert two.sizes["layer"] == 2 and bool(two.converged.all())
-    ax = families.EXPERIMENT.figures["network"](two)
+    assert two.sizes["epsilon"] == 0 and (two.upper >= two.constant).all()
+    ax = through_depth.EXPERIMENT.figures["models-network"](two)
     assert ax.get_lines()[0].get_xdata().tolist() == [0.5, 1.0]
+    assert "albert" in through_depth.EXPERIMENT.figures["constants"](two).get_title()
 
 
 def test_a_shallow_model_is_nan_beyond_its_last_block():
-    source = inputs.transformer("random:albert", dtype="float32", depth=1)
-    found = through_depth.measure(
-        "random:albert",
-        0,
-        loading={"random:albert": {"revision": source.fingerprint, "depth": 1}},
+    settings = through_depth.Settings(
+        models=("random:albert",),
         text="random",
-        text_sha256="random",
         n_tokens=3,
         n_windows=1,
         dtype="float32",
-        model_seed=0,
+        depth=1,
         rtol=1e-3,
         epsilons=(1e-6, 1e-3),
-        most_layers=3,
     )
+    resolved = dataclasses.replace(through_depth.resolve(settings), most_layers=3)
+    found = through_depth.measure(resolved, "random:albert", 0)
     assert found["n_layers"] == 1 and found["converged"]
     assert found["constant_converged"].tolist() == [True] * 3
     assert found["ball"].shape == (3, 2) and np.isnan(found["ball"][1:]).all()
     for name in ("constant", "constant_residual", "through", "moved_lower", "effective_rank"):
         assert np.isfinite(found[name][0]) and np.isnan(found[name][1:]).all()
-    named = {variable.name for variable in through_depth.VARIABLES}
+    named = {variable.name for variable in through_depth.EXPERIMENT.variables}
     assert {"moved_upper", "through_residual", "through_upper"} <= named & set(found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from functools import partial
 
 import numpy as np
 import pytest
@@ -76,11 +75,11 @@ def test_a_figure_draws_on_the_axes_it_is_given(ds):
     import matplotlib.pyplot as plt
 
     ax = plt.subplots()[1]
-    assert two_dirac.splitting(ds, ax=ax) is ax
+    assert FIGURES["splitting"](ds, ax=ax) is ax
 
 
 def test_the_growth_in_n_is_the_euclidean_constant(ds):
-    n, values = line(two_dirac.growth_in_n(ds), "R = 1.5")
+    n, values = line(FIGURES["growth-in-n"](ds), "R = 1.5")
     rows = ds.isel(
         case=np.flatnonzero((ds.radius == 1.5) & (ds.n_tokens > 0) & ~ds.causal)
     ).sortby("n_tokens")
@@ -89,7 +88,7 @@ def test_the_growth_in_n_is_the_euclidean_constant(ds):
 
 
 def test_the_best_pair_lies_between_its_bounds(ds):
-    ax = two_dirac.growth_in_radius(ds)
+    ax = FIGURES["growth-in-radius"](ds)
     best = line(ax, "found, plain: best two Diracs")[1]
     above, below, papers = (
         line(ax, label)[1][[0, -1]]  # a formula; the Dataset has two radii
@@ -136,7 +135,7 @@ def test_points_that_have_not_converged_are_marked(ds):
     ds = ds.copy(deep=True)
     rows = np.flatnonzero((ds.radius == 1.5) & (ds.n_tokens == 5) & ~ds.causal)
     ds.euclidean_converged.values[rows] = False
-    x, y = line(two_dirac.growth_in_n(ds), "not converged")
+    x, y = line(FIGURES["growth-in-n"](ds), "not converged")
     assert x.tolist() == [5.0]
     assert y == ds.euclidean.values[rows]
 
@@ -144,7 +143,7 @@ def test_points_that_have_not_converged_are_marked(ds):
 def test_a_dataset_without_the_cases_says_so(ds):
     plain = ds.isel(case=np.flatnonzero(~ds.causal))
     with pytest.raises(ValueError, match="no case with causal=True"):
-        two_dirac.growth_in_n(plain, causal=True)
+        FIGURES["growth-in-n-masked"](plain)
 
 
 def test_the_style_is_left_behind():
@@ -168,23 +167,25 @@ def test_every_figure_says_which_options_it_takes(name):
 
 
 def test_title_legend_label_and_lines_are_the_caller_s(ds):
-    ax = two_dirac.splitting(ds, title="Mine", legend=False, linewidth=3, label="ours")
+    ax = FIGURES["splitting"](ds, title="Mine", legend=False, linewidth=3, label="ours")
     assert ax.get_title() == "Mine" and ax.get_legend() is None
     assert {one.get_linewidth() for one in ax.get_lines()} == {3}
     assert all(str(one.get_label()).startswith("ours: ") for one in ax.get_lines())
     # A second Dataset on the same Axes keeps the first one's lines as they are.
-    two_dirac.splitting(ds, ax=ax, label="theirs", linewidth=1, title="")
+    FIGURES["splitting"](ds, ax=ax, label="theirs", linewidth=1, title="")
     assert {one.get_linewidth() for one in ax.get_lines()} == {1, 3}
     assert ax.get_title() == ""
-    ax = two_dirac.splitting(ds, legend={"loc": "upper left", "title": "curves"})
+    ax = FIGURES["splitting"](ds, legend={"loc": "upper left", "title": "curves"})
     assert ax.get_legend().get_title().get_text() == "curves"
 
 
 def test_an_unknown_option_is_named_with_the_nearest(ds):
-    with pytest.raises(TypeError, match=r"splitting: expected .*got 'linewidht'.*'linewidth'"):
-        two_dirac.splitting(ds, linewidht=2)
+    with pytest.raises(
+        TypeError, match=r"against radius: expected .*got 'linewidht'.*'linewidth'"
+    ):
+        FIGURES["splitting"](ds, linewidht=2)
     with pytest.raises(TypeError, match=r"ds: expected an xarray.Dataset, got None"):
-        two_dirac.splitting(None)
+        FIGURES["splitting"](None)
 
 
 @pytest.mark.parametrize("size", [(5.2, 3.6), (3.3, 2.4), (6.75, 2.2)])
@@ -193,7 +194,7 @@ def test_a_legend_covers_neither_curves_nor_labels(ds, size):
 
     with figures.style():
         ax = plt.subplots(figsize=size)[1]
-        two_dirac.growth_in_radius(ds, ax=ax)
+        FIGURES["growth-in-radius"](ds, ax=ax)
         ax.figure.canvas.draw()
         legend = ax.get_legend().get_window_extent()
     assert legend.y1 <= ax.xaxis.get_tightbbox().y0 + 1
@@ -201,24 +202,26 @@ def test_a_legend_covers_neither_curves_nor_labels(ds, size):
 
 
 def test_curves_differ_without_their_colours(ds):
-    ax = two_dirac.growth_in_n(ds)
+    ax = FIGURES["growth-in-n"](ds)
     drawn = [one for one in ax.get_lines() if str(one.get_label()).startswith("R = ")]
     assert len({one.get_marker() for one in drawn}) == len(drawn) > 1
 
 
 def test_ticks_stand_at_the_data(ds):
-    ax = two_dirac.growth_in_n(ds)
+    ax = FIGURES["growth-in-n"](ds)
     assert [float(tick) for tick in ax.get_xticks()] == [2.0, 5.0]
 
 
 def test_a_dataset_without_the_columns_of_a_figure_is_refused(ds):
-    with pytest.raises(ValueError, match=r"splitting: expected .*without \['splitting_secant'\]"):
-        two_dirac.splitting(ds.drop_vars("splitting_secant"))
+    with pytest.raises(
+        ValueError, match=r"against radius: expected .*without \['splitting_secant'\]"
+    ):
+        FIGURES["splitting"](ds.drop_vars("splitting_secant"))
 
 
 def test_only_missing_cases_are_answered_by_a_missing_figure(ds, tmp_path):
     plain = ds.isel(case=np.flatnonzero(~ds.causal))
-    masked = {"masked": partial(two_dirac.growth_in_n, causal=True)}
+    masked = {"masked": FIGURES["growth-in-n-masked"]}
     (said,) = figures.save_all(plain, masked, tmp_path)
     assert "no figure masked: the Dataset has no case" in str(said)
 

@@ -69,7 +69,7 @@ def datasets(folder):
     return {
         "real_text": real_text.EXPERIMENT.run(
             real_text.Settings(
-                bert, text, n_tokens=(2, 5, 9), n_windows=3, dtype="float64", rtol=1e-9
+                model=bert, text=text, n_tokens=(2, 5, 9), n_windows=3, dtype="float64", rtol=1e-9
             ),
             progress=False,
         ),
@@ -89,7 +89,8 @@ def datasets(folder):
             progress=False,
         ),
         "scaling_factor": scaling.EXPERIMENT.run(
-            scaling.Settings(bert, text, n_tokens=6, n_windows=2, dtype="float64"), progress=False
+            scaling.Settings(model=bert, text=text, n_tokens=6, n_windows=2, dtype="float64"),
+            progress=False,
         ),
         "quadratic_growth": quadratic_growth.EXPERIMENT.run(
             quadratic_growth.EXPERIMENT.quick, progress=False
@@ -240,7 +241,7 @@ def test_a_changed_text_is_refused_when_a_run_goes_on(folder, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
     settings = real_text.Settings(
-        str(folder / "bert"), str(text), n_tokens=(2, 4), n_windows=2, masks=(False,)
+        str(folder / "bert"), text=str(text), n_tokens=(2, 4), n_windows=2, masks=(False,)
     )
     first = real_text.EXPERIMENT.run(settings, progress=False, store=tmp_path / "store")
     again = real_text.EXPERIMENT.run(settings, progress=False, store=tmp_path / "store")
@@ -255,7 +256,7 @@ def test_a_changed_checkpoint_is_refused_when_a_run_goes_on(folder, tmp_path):
     checkpoint = tmp_path / "bert"
     shutil.copytree(folder / "bert", checkpoint)
     settings = real_text.Settings(
-        str(checkpoint), "random", n_tokens=(2, 4), n_windows=2, masks=(False,)
+        str(checkpoint), text="random", n_tokens=(2, 4), n_windows=2, masks=(False,)
     )
     first = real_text.EXPERIMENT.run(settings, progress=False, store=tmp_path / "store")
     assert first.attrs["model_revision"].startswith("sha256 ")
@@ -265,7 +266,7 @@ def test_a_changed_checkpoint_is_refused_when_a_run_goes_on(folder, tmp_path):
     weights = checkpoint / "model.safetensors"
     save_file({name: 3 * value for name, value in load_file(weights).items()}, weights,
               metadata={"format": "pt"})  # fmt: skip
-    with pytest.raises(ValueError, match=r"fixed\.model_revision: stored .sha256"):
+    with pytest.raises(ValueError, match=r"fixed\.s\.model_revision: stored .sha256"):
         real_text.EXPERIMENT.run(settings, progress=False, store=tmp_path / "store")
     inputs._loaded.cache_clear()
 

@@ -127,5 +127,5 @@ def test_a_run_ends_with_the_largest_constant_between_its_bounds():
     other = replace(settings, offsets=(-1.0,), masks=(True,))
     ds = two_dirac.EXPERIMENT.run(other, progress=False)
     assert f"found {float(ds.value[ds.radius == 2.0].max()):,.6g};" in two_dirac.answer(ds)[0]
-    drawn = two_dirac.growth_in_radius(ds).get_legend_handles_labels()[1]
+    drawn = two_dirac.GROWTH_IN_RADIUS(ds).get_legend_handles_labels()[1]
     assert "found, masked: best two Diracs" in drawn and not any("scale" in x for x in drawn)

@@ -15,8 +15,6 @@ import numpy as np
 import torch
 
 from meanfield import ParticleMeasure
-from meanfield.maps import linearize
-from meanfield.maps.map import as_map
 from tests import oracles
 from tests.attention import kernel_oracles as slow
 from tests.attention.test_kernels import library, looks_at_positions
@@ -108,6 +106,15 @@ def draw(seed: int, kinds: tuple[str, ...] = KERNELS) -> Problem:
         causal,
     )
     return Problem(case, rng)
+
+
+def splitting() -> Problem:
+    """A = −1 and V = 1 where splitting an atom is worse than moving atoms: 0.886 and 0.273."""
+    one = np.ones((1, 1, 1))
+    layer = {"query": -one, "key": one, "value": one, "output": one, "scale": 1.0}
+    points, logs = np.array([[4.0], [1e-9]]), np.log([1 / 17, 16 / 17])
+    case = slow.Case(points, logs, None, layer, DOT, ("softmax",), causal=False)
+    return Problem(case, np.random.default_rng(0))
 
 
 def _float(array: np.ndarray) -> np.ndarray:
@@ -218,14 +225,3 @@ def above(found: Any, wanted: Any, slack: float = 1e-8) -> None:
     """No less, entry by entry."""
     wanted, found = np.asarray(wanted, dtype=float), np.asarray(found, dtype=float)
     assert (found >= wanted * (1 - slack) - 1e-12).all(), f"{found} below {wanted}"
-
-
-def is_affine(p: Problem, G: Any, shift: float, factor: float) -> None:
-    """G is shift · x + factor · F at μ, and so are its derivatives."""
-    truth, alive = p.truth, p.truth.alive
-    image = shift * p.case.points + factor * truth.images
-    near(G(p.mu).points[alive], image[alive])
-    at = linearize(as_map(G), p.mu, geometry="wasserstein")
-    near(at.atoms.to_dense(), truth.conjugated(shift, factor))
-    fields = shift * np.eye(image.shape[1]) * alive[:, None, None] + factor * truth.fields
-    near(at.field.to_dense(), fields)

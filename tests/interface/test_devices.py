@@ -49,16 +49,15 @@ LOOKS = {
     "krylov.py": 1,  # numbers on the host
     "merging.py": 1,  # one a block of distances
     "particlewise.py": 1,  # a number of the caller
-    "reduced.py": 1,  # a flow of a radius, on the host
+    "derivative_checks.py": 1,  # one a light atom's probe
     "search.py": 1,  # one a step, on the host
     "sinkhorn.py": 1,  # one a step, of n² numbers
-    "stability.py": 5,  # times, and one a layer
+    "stability.py": 4,  # times, and one a layer
     "trajectories.py": 2,  # times, and one an output time
     "velocities.py": 1,  # times
     "vectors.py": 1,  # both ends of one look
     "differentiable.py": 1,  # likewise
     "comparison.py": 1,
-    "monitor.py": 1,  # one a layer
     "measures.py": 4,  # of arguments, and one a block of distances
 }
 DEVICE = "linalg", "attention", "layers", "lipschitz", "dynamics", "measures.py", "maps"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -29,12 +30,23 @@ def test_the_citation_names_the_version():
 
 def test_every_extra_that_is_named_exists():
     extras = PROJECT["optional-dependencies"]
-    texts = [path.read_text(encoding="utf-8") for path in SOURCES]
-    named = {name for text in texts for name in re.findall(r"meanfield\[(\w+)\]", text)}
-    named |= {
-        name for text in texts for name in re.findall(r'MissingExtraError\("\w+", "(\w+)"', text)
-    }
-    for needed in [*extras.values()]:
-        for line in needed:
-            named |= set(",".join(re.findall(r"meanfield\[([\w,]+)\]", line)).split(",")) - {""}
+    texts, named = [path.read_text(encoding="utf-8") for path in SOURCES], set()
+    for packages, extra in re.findall(r'MissingExtraError\("([^"]+)", "(\w+)"', "".join(texts)):
+        held = [re.split("[<>=]", requirement)[0] for requirement in extras[extra]]
+        assert packages.split() == held
+        named.add(extra)
+    for line in itertools.chain.from_iterable(extras.values()):
+        for names in re.findall(r"^meanfield-attention\[([\w,]+)\]", line):
+            named |= set(names.split(","))
     assert {"models", "corpora"} <= named <= set(extras)
+
+
+def test_nothing_tells_anybody_to_install_meanfield_from_an_index():
+    """The name is a stranger's there; `pip install .` and ".[extra]" are this repository."""
+    folders = [ROOT / folder for folder in ("meanfield", ".docs", "examples")]
+    files = [f for folder in folders for f in folder.rglob("*") if f.suffix in (".py", ".md")]
+    foreign = re.compile(r"pip3? install\b[^\n`&#]*[ \"']meanfield(?![\w-])|meanfield\[\w")
+    for file in [*files, *ROOT.glob("*.md")]:
+        # Texts of several lines in one, as Python reads them.
+        text = re.sub(r"[\"']\s*\n\s*f?[\"']", "", file.read_text(encoding="utf-8"))
+        assert not (found := foreign.search(text)), f"{file}: {found[0]}"

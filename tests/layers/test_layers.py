@@ -175,6 +175,16 @@ def test_a_composed_map_is_masked_if_a_part_is_and_knows_its_dimension():
         assert F.dim is None
 
 
+def test_the_largest_logits_of_a_network_are_those_of_its_heads_in_order():
+    mu, inner, outer = cloud(absent=True), attention(True), attention(False)
+    norm = LayerNorm(torch.ones(mu.dim).double())
+    block = Residual(Chain([norm, inner]))
+    found = Chain([block, mlp(), outer]).largest_logits(mu)
+    expected = inner.largest_logits(norm(mu)), outer.largest_logits(mlp()(block(mu)))
+    torch.testing.assert_close(found, torch.cat(expected))
+    assert len(mlp().largest_logits(mu)) == 0 and len(found) == 4
+
+
 def test_the_dimension_of_a_chain_is_that_of_what_comes_in():
     wider = Pointwise(lambda x: torch.cat([x, x], -1))
     assert Chain([wider, LayerNorm(torch.ones(2 * D))]).dim is None

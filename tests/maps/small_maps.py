@@ -22,6 +22,7 @@ from meanfield.layers import (
     contractive,
 )
 from meanfield.maps import BallBounds, Map, expanded_radii
+from tests.strategies import LIGHT
 
 F64 = torch.float64
 D = 3  # the dimension of all points here
@@ -130,9 +131,14 @@ def linear(dtype=F64):
 # ------------------------------------------------------------------ the table
 
 
-def _softplus_over_sum(scores, log_weights):
-    parts = log_weights.exp() * torch.nn.functional.softplus(scores)
-    return parts / (1 + parts.sum(-1, keepdim=True))
+class OverSum(normalizations.Normalization):
+    """softplus(s) over 1 plus its sum, said of the whole matrix."""
+
+    has_field = True
+
+    def whole(self, scores, log_weights):
+        parts = log_weights.exp() * torch.nn.functional.softplus(scores)
+        return parts / (1 + parts.sum(-1, keepdim=True))
 
 
 KERNELS = {
@@ -150,7 +156,7 @@ NORMALIZATIONS = {
     "exponential": normalizations.exponential,
     "sink": normalizations.sink([0.4, -1.0]),
     "sinkhorn": normalizations.sinkhorn(rtol=1e-12),
-    "custom": normalizations.custom(_softplus_over_sum, row_wise=True),
+    "whole matrix": OverSum(),
     "softplus": normalizations.RowWise(lambda s: torch.nn.functional.softplus(s).log()),
 }
 
@@ -215,12 +221,17 @@ MAPS = {
 }
 
 
-def cloud(seed=0, n=5, dim=D, dtype=F64, *, absent=False):
-    """Weighted atoms at multiples of 1/n or 1/5, unsorted; one may have no mass."""
+def cloud(seed=0, n=5, dim=D, dtype=F64, *, absent=False, hard=False):
+    """Weighted atoms at multiples of 1/n or 1/5, unsorted; one may have no mass.
+
+    A hard one has beside that an atom of weight e^−900 and two atoms at one position.
+    """
     logs = draw(n, seed=seed + 1)
-    if absent:
-        logs[1] = -torch.inf
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    if absent or hard:
+        logs[1] = -torch.inf
+    if hard:
+        logs[2], order[3] = LIGHT, order[0]
     return ParticleMeasure(
         draw(n, dim, seed=seed, dtype=dtype),
         log_weights=logs.log_softmax(-1).to(dtype),
@@ -238,7 +249,7 @@ def dense_derivative(F, mu):
     Absent atoms are cut.
     """
     jacobian = torch.func.jacrev(lambda x: F(mu.replace(x)).points)(mu.points)
-    present = (mu.weights > 0).to(mu.dtype)
+    present = (mu.log_weights > -torch.inf).to(mu.dtype)
     return jacobian * present[:, None, None, None] * present[:, None]
 
 
@@ -246,7 +257,7 @@ def dense_atoms(F, mu, geometry="wasserstein", jacobian=None):
     """The matrix of J, or of D^½JD^−½; from `dense_derivative` if that is there."""
     jacobian = dense_derivative(F, mu) if jacobian is None else jacobian
     if geometry == "wasserstein":
-        root = torch.where(mu.weights > 0, mu.weights, 1.0).sqrt()
+        root = torch.where(mu.log_weights > -torch.inf, 0.5 * mu.log_weights, 0.0).exp()
         jacobian = jacobian * root[:, None, None, None] / root[:, None]
     return jacobian.flatten(2, 3).flatten(0, 1)
 

@@ -59,15 +59,15 @@ every_map = pytest.mark.parametrize("name", [*MAPS, *FAMILIES])
 
 
 @pytest.mark.parametrize(
-    ("name", "absent"),
-    [(name, absent) for name in MAPS for absent in (False, True)]
+    ("name", "hard"),
+    [(name, hard) for name in MAPS for hard in (False, True)]
     + [(name, True) for name in FAMILIES],
 )
-def test_the_linearisation_is_the_dense_derivative_in_both_geometries(name, absent):
+def test_the_linearisation_is_the_dense_derivative_in_both_geometries(name, hard):
     F = a_map(name)
-    mu = clouds_for(F, absent=absent, n=4)
+    mu = clouds_for(F, hard=hard, n=4)
     jacobian, field = dense_derivative(F, mu), dense_field(F, mu)
-    for geometry in ("euclidean", "wasserstein") if absent else ("wasserstein",):
+    for geometry in ("euclidean", "wasserstein") if hard else ("wasserstein",):
         at = linearize(F, mu, geometry=geometry)
         wanted = dense_atoms(F, mu, geometry, jacobian)
         small.is_map(at.atoms, wanted, 1e-10)
@@ -162,7 +162,7 @@ def test_heads_add_up(name):
 @pytest.mark.parametrize("name", MAPS)
 def test_no_local_constant_is_above_the_bound_at_its_place(name):
     F = a_map(name)
-    mu = stack([clouds_for(F), clouds_for(F, absent=True)])
+    mu = stack([clouds_for(F), clouds_for(F, hard=True)])
     upper = declared(lambda: F.local_upper(mu))
     assert upper.shape == (2,)
     assert (local_lipschitz(F, mu).value <= upper * (1 + 1e-9)).all()

@@ -299,11 +299,16 @@ def test_maps_with_kinks_and_constants_are_not_refused():
 
 
 def test_a_custom_normalisation_goes_through_autodiff():
-    own = normalizations.custom(lambda s, a: (s + a).softmax(-1), row_wise=True)
+    class Own(normalizations.Normalization):
+        has_field = True
+
+        def whole(self, scores, log_weights):
+            return (scores + log_weights).softmax(-1)
+
     for causal in (False, True):
         F, mu = layer(causal=causal), measure(zero=True)
         wanted = linearize(F, mu, geometry="wasserstein")
-        found = linearize(replace(F, normalization=own), mu, geometry="wasserstein")
+        found = linearize(replace(F, normalization=Own()), mu, geometry="wasserstein")
         same(found.atoms, wanted.atoms.to_dense())
         same(found.field, wanted.field.to_dense())
 

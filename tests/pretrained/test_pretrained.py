@@ -265,7 +265,7 @@ def test_tokens_that_the_model_cannot_take_are_refused(tokens, message):
 
 def test_missing_transformers_names_the_extra(monkeypatch):
     monkeypatch.setattr(pretrained.loading, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"meanfield\[models\]"):
+    with pytest.raises(ImportError, match="pip install transformers safetensors$"):
         pretrained.load("random:bert")
 
 

@@ -1,9 +1,8 @@
 """Damaged files of a store: every case has the right numbers or is pending, named and repaired.
 
 Damage: each file deleted, cut, emptied, zeroed, or with one bit turned. Power loss: every write,
-flush, rename and deletion of a sweep is recorded, and the disk is put together as it may be after
-a crash at any point: what was not flushed may be there, in part, as zeros, or not at all, and
-names may have arrived in any order. MEANFIELD_CRASHES sets how many crash points are taken.
+flush, rename and deletion of a sweep is recorded in its process, and the disk is put together as
+it may be after a crash at any point (`power_loss`). MEANFIELD_CRASHES sets how many are taken.
 """
 
 from __future__ import annotations
@@ -28,9 +27,11 @@ from meanfield.results.cases import unpack
 from meanfield.results.marks import DIGEST
 from meanfield.results.store import DamagedError, Store
 from meanfield.sweeps import Task, progress, status, sweep
+from tests.sweeps.power_loss import Call, Disk
 
 CRASHES = int(os.environ.get("MEANFIELD_CRASHES", "400"))
 N = 12
+SLOW = pytest.mark.slow
 
 
 def everything(x):
@@ -89,9 +90,7 @@ def damages(data, n_bits):
         yield f"bit {bit} turned", bytes(turned)
 
 
-@pytest.mark.parametrize(
-    ("n_batches", "n_bits"), [(1, 2), pytest.param(N // 3, 60, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("n_batches", "n_bits"), [(1, 2), pytest.param(N // 3, 60, marks=SLOW)])
 def test_every_damage_of_every_file_is_named_and_repaired(tmp_path, right, n_batches, n_bits):
     """Of the batches, which are all written alike, the first ones."""
     whole = tmp_path / "whole"
@@ -225,29 +224,29 @@ class Recorder:
         descriptor = os.open(path, flags, mode)
         self.open_files[descriptor] = self.place(path)
         if flags & os.O_CREAT:
-            self.log.append(("create", self.place(path)))
+            self.log.append(Call("create", self.place(path)))
         return descriptor
 
     def write(self, descriptor, data):
         n = os.write(descriptor, data)
-        self.log.append(("write", self.open_files[descriptor], bytes(data[:n])))
+        self.log.append(Call("write", self.open_files[descriptor], data=bytes(data[:n])))
         return n
 
     def fsync(self, descriptor):
         os.fsync(descriptor)
-        self.log.append(("sync", self.open_files[descriptor]))
+        self.log.append(Call("fsync", self.open_files[descriptor]))
 
     def replace(self, source, target):
         os.replace(source, target)
-        self.log.append(("rename", self.place(source), self.place(target)))
+        self.log.append(Call("rename", self.place(source), self.place(target)))
 
     def link(self, source, target):
         os.link(source, target)
-        self.log.append(("link", self.place(source), self.place(target)))
+        self.log.append(Call("link", self.place(source), self.place(target)))
 
     def unlink(self, path):
         os.unlink(path)
-        self.log.append(("unlink", self.place(path)))
+        self.log.append(Call("unlink", self.place(path)))
 
 
 def record(root, monkeypatch):
@@ -261,7 +260,7 @@ def record(root, monkeypatch):
     advance = progress.Progress.advance
 
     def reported(self, found):
-        recorder.log.append(("reported", len(found)))
+        recorder.log.append(Call("print", str(len(found))))
         advance(self, found)
 
     monkeypatch.setattr(progress.Progress, "advance", reported)
@@ -276,7 +275,7 @@ def recorded_mkdir(recorder, mkdir):
         new = not self.exists()
         mkdir(self, *arguments, **more)
         if new:
-            recorder.log.append(("mkdir", recorder.place(self)))
+            recorder.log.append(Call("mkdir", recorder.place(self)))
 
     return call
 
@@ -284,94 +283,27 @@ def recorded_mkdir(recorder, mkdir):
 def recorded_unlink(recorder, unlink):
     def call(self, **more):
         unlink(self, **more)
-        recorder.log.append(("unlink", recorder.place(self)))
+        recorder.log.append(Call("unlink", recorder.place(self)))
 
     return call
 
 
-class Disk:
-    """What a file system may hold after a crash.
-
-    A file is on it with what was written before its last flush; what was written later may be
-    there, as a part, as zeros, or not at all. A change of names is on it when its folder has been
-    flushed; later changes each may be there or not, in any order.
-    """
-
-    def __init__(self, log):
-        self.data, self.flushed = {}, {}  # by number of the file
-        self.names, self.pending = {}, []  # flushed names -> number; changes since, in order
-        current, self.n_reported = {}, 0
-        for step in log:
-            kind, name = step[0], step[1]
-            if kind == "create":
-                number = len(self.data)
-                self.data[number], self.flushed[number] = b"", 0
-                self.change(current, [(name, number)])
-            elif kind == "write":
-                self.data[current[name]] += step[2]
-            elif kind == "sync" and name in current and current[name] is not None:
-                self.flushed[current[name]] = len(self.data[current[name]])
-            elif kind == "sync":
-                self.flush(name)
-            elif kind == "mkdir":
-                self.change(current, [(name, None)])
-            elif kind == "rename":
-                self.change(current, [(name, "gone"), (step[2], current[name])])
-            elif kind == "link":
-                self.change(current, [(step[2], current[name])])
-            elif kind == "unlink":
-                self.change(current, [(name, "gone")])
-            elif kind == "reported":
-                self.n_reported += step[1]
-
-    def change(self, current, changes):
-        self.pending.append(changes)
-        current.update(changes)
-
-    def flush(self, folder):
-        inside = [c for c in self.pending if str(Path(c[0][0]).parent) == folder]
-        self.pending = [c for c in self.pending if c not in inside]
-        for changes in inside:
-            self.names.update(changes)
-
-    def build(self, root, rng, how):
-        names = dict(self.names)
-        for changes in self.pending:
-            if how == "all" or (how == "some" and rng.random() < 0.5):
-                names.update(changes)
-        for name, number in sorted(names.items()):
-            path = root / name
-            if number == "gone" or not (path.parent == root or path.parent.is_dir()):
-                continue
-            if number is None:
-                path.mkdir(exist_ok=True)
-            else:
-                path.write_bytes(self.content(number, rng, how))
-
-    def content(self, number, rng, how):
-        data, flushed = self.data[number], self.flushed[number]
-        if how == "all":
-            return data
-        loose = data[flushed:]
-        kind = rng.integers(4)
-        end = int(rng.integers(len(loose) + 1))
-        return data[:flushed] + (b"", loose[:end], bytes(len(loose)), loose)[kind]
-
-
 def crash(log, point, how, root, rng, right):
     """The disk after a crash: read gives right or pending, resuming gives everything."""
-    disk = Disk(log[:point])
-    disk.build(root, rng, how)
+    disk = Disk()
+    for call in log[:point]:
+        disk.apply(call)
+    disk.root.build(root, rng, how)
     store = root / "s"
+    n = sum(int(call.path) for call in log[:point] if call.kind == "print")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if (store / "sweep.json").exists():
             check_read(store, right)
             # The failed one of the first 7 cases is done again, and reported twice.
-            n = disk.n_reported
             assert status(store).n_done >= min(n, 7) + max(0, n - 8)
         else:
-            assert disk.n_reported == 0
+            assert n == 0
         resumed = run(store)
     assert resumed.drop_attrs(deep=False).identical(right)
     assert not [f for f in store.glob(".*") if f"{os.getpid()}" not in f.name]
@@ -386,11 +318,12 @@ def crash_points(log, count, seed):
     return [every[i] for i in sorted(chosen)]
 
 
-def replay(tmp_path, monkeypatch, right, count, seed=0):
+def replay(tmp_path, monkeypatch, right, choose):
+    """Crashes after each (point, how) that is chosen from the log of a sweep."""
     (tmp_path / "recorded").mkdir()
     log = record(tmp_path / "recorded", monkeypatch)
-    rng = np.random.default_rng(seed)
-    for number, (point, how) in enumerate(crash_points(log, count, seed)):
+    rng = np.random.default_rng(0)
+    for number, (point, how) in enumerate(choose(log)):
         root = tmp_path / str(number)
         root.mkdir()
         try:
@@ -401,20 +334,11 @@ def replay(tmp_path, monkeypatch, right, count, seed=0):
         shutil.rmtree(root)
 
 
+@pytest.mark.parametrize(("count", "seed"), [(40, 0), pytest.param(CRASHES, 1, marks=SLOW)])
 def test_after_a_loss_of_power_read_is_right_or_pending_and_resume_completes(
-    tmp_path, monkeypatch, right
+    tmp_path, monkeypatch, right, count, seed
 ):
-    replay(tmp_path, monkeypatch, right, 40)
-
-
-@pytest.mark.slow
-def test_after_a_loss_of_power_at_every_point(tmp_path, monkeypatch, right):
-    replay(tmp_path, monkeypatch, right, CRASHES, seed=1)
-
-
-def skip_data(path, data):
-    """The mutant that forgets to flush the data."""
-    Path(path).write_bytes(data)
+    replay(tmp_path, monkeypatch, right, lambda log: crash_points(log, count, seed))
 
 
 @pytest.mark.parametrize("mutant", ["no flush of the data", "no flush of the folder"])
@@ -428,31 +352,21 @@ def test_the_replay_notices_what_is_not_flushed(tmp_path, monkeypatch, right, mu
             fsync(self, descriptor)
 
     monkeypatch.setattr(Recorder, "fsync", forget)
-    (tmp_path / "recorded").mkdir()
-    log = record(tmp_path / "recorded", monkeypatch)
-    rng = np.random.default_rng(0)
-    for number, (point, how) in enumerate(crash_points(log, 40, 0)):
-        root = tmp_path / str(number)
-        root.mkdir()
-        try:
-            crash(log, point, how, root, rng, right)
-        except (AssertionError, DamagedError):
-            return
-    pytest.fail("no crash was found out")
+    with pytest.raises((AssertionError, DamagedError)):
+        replay(tmp_path, monkeypatch, right, lambda log: crash_points(log, 40, 0))
 
 
 def test_what_is_reported_done_is_on_the_disk_though_nothing_later_is(
     tmp_path, monkeypatch, right
 ):
     """A crash at the very moment of every report, with what is flushed and nothing else."""
-    (tmp_path / "recorded").mkdir()
-    log = record(tmp_path / "recorded", monkeypatch)
-    points = [i + 1 for i, step in enumerate(log) if step[0] == "reported"]
-    assert len(points) == 3 + 2  # batches of 7 cases, then of 5 more and the one that failed
-    for point, seed in itertools.product(points, range(3)):
-        root = tmp_path / f"{point}-{seed}"
-        root.mkdir()
-        crash(log, point, "none", root, np.random.default_rng(seed), right)
+
+    def reports(log):
+        points = [i + 1 for i, call in enumerate(log) if call.kind == "print"]
+        assert len(points) == 3 + 2  # batches of 7 cases, then of 5 more and the one that failed
+        return itertools.product(points, ["none"] * 3)
+
+    replay(tmp_path, monkeypatch, right, reports)
 
 
 def test_a_lost_grid_file_is_missing_and_the_store_is_not_complete(tmp_path, right):

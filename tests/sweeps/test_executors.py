@@ -152,15 +152,22 @@ def test_what_is_no_executor_is_refused(executor, error, text):
         sweep(functions.square, {"x": [1]}, executor=executor)
 
 
+class CommClosedError(Exception):
+    """What dask says when its scheduler has died."""
+
+
 class Broken(ThreadPoolExecutor):
-    """Its worker has died between two jobs: the next is refused at once."""
+    """Its worker, or scheduler, has died between two jobs: the next is refused at once."""
 
     def submit(self, *arguments, **named):
-        raise BrokenProcessPool("terminated abruptly")
+        raise self.error
 
 
-def test_an_executor_that_is_found_broken_when_it_gets_a_job_is_told_the_way_out(tmp_path):
-    with Broken(1) as pool, pytest.raises(RuntimeError, match="executor=N runs it in proc"):
+@pytest.mark.parametrize("error", [BrokenProcessPool("terminated abruptly"), CommClosedError()])
+def test_an_executor_that_is_found_broken_when_it_gets_a_job_is_told_the_way_out(error):
+    pool = Broken(1)
+    pool.error = error
+    with pool, pytest.raises(RuntimeError, match="the scheduler, died.*executor=N runs"):
         sweep(functions.POISON, {"x": range(4)}, fixed={"how": "SIGKILL"}, executor=pool)
 
 

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-import xarray as xr
-from zarr import open_group
 
 from meanfield import results
 from meanfield.results import Variable
@@ -252,21 +250,6 @@ def test_what_a_store_does_not_take_is_said_before_the_first_case(tmp_path):
     with pytest.raises(TypeError, match="expected a named function"):
         sweep(lambda x: {"y": 1 / 0}, GRID, store=tmp_path / "s")
     assert not (tmp_path / "s").exists()
-
-
-def test_a_store_of_version_0_1_is_refused_by_name_and_stays(tmp_path):
-    """Made as that version made it: a group with a mask of the batches that are done."""
-    path = tmp_path / "old.zarr"
-    ds = xr.Dataset({"y": ("case", [1.0, 9.0])}).assign(done=("batch", [True, False]))
-    ds.to_zarr(path, zarr_format=3, consolidated=False)
-    open_group(path, mode="r+").attrs.update({"sweep_schema": 1, "provenance": "meanfield"})
-    with pytest.raises(ValueError, match=r"version 0\.1, which is no longer read; xarray\.open_z"):
-        results.read_dataset(path)
-    with pytest.raises(ValueError, match="which is something else"):
-        sweep(Task(lambda x: {"y": x}, [Variable("y", "y")], name="old"), GRID, store=path)
-    with pytest.raises(FileExistsError, match="not written by this library"):
-        results.write_dataset(ds, path)
-    assert xr.open_zarr(path, consolidated=False)["done"].values.tolist() == [True, False]
 
 
 def test_links_and_detours_lead_to_the_same_store(tmp_path):

@@ -16,8 +16,8 @@ import pytest
 
 from meanfield import results
 from meanfield.results import Variable
-from meanfield.sweeps import Task, status, sweep, workers
-from meanfield.sweeps.fixed import FixedSettings
+from meanfield.sweeps import Task, fixed, status, sweep, workers
+from meanfield.sweeps.plan import Work
 
 STRAYS = [
     ("int64", 1.7, "does not hold 1.7"),
@@ -238,26 +238,27 @@ def test_a_long_text_fails_in_its_case_because_all_would_be_as_wide(tmp_path):
     assert "a text of at most 65536 characters, got 65537" in str(ds["message"].values[2])
 
 
-@pytest.mark.parametrize("size", [10, 2**18])  # copied, mapped
+@pytest.mark.parametrize("large", [10**6, 8])  # copied, mapped
 @pytest.mark.parametrize("kind", ["array", "tensor", "nested"])
-def test_every_case_has_settings_of_its_own_however_large(kind, size):
+def test_every_case_has_settings_of_its_own_however_large(monkeypatch, kind, large):
     import torch
 
-    array = np.arange(float(size))
+    monkeypatch.setattr(fixed, "_LARGE", large)
+    size, array = 10, np.arange(10.0)
     setting = {"array": array, "tensor": torch.as_tensor(array.copy()), "nested": {"a": [array]}}
-    fresh = FixedSettings({"setting": setting[kind], "other": 1})
+    work = Work(Task(abandon), {"setting": setting[kind], "other": 1}, 0, 1)
 
     def values(settings):
         found = settings["setting"]
         return found["a"][0] if kind == "nested" else found
 
     for _ in range(2):
-        mine = values(fresh.fresh())
+        mine = values(work.settings())
         assert type(mine) is (torch.Tensor if kind == "tensor" else np.ndarray)
         assert np.array_equal(np.asarray(mine), np.arange(float(size)))
         mine[:] = -1.0
     assert np.array_equal(np.asarray(values({"setting": setting[kind]})), np.arange(float(size)))
-    again = pickle.loads(pickle.dumps(fresh)).fresh()
+    again = pickle.loads(pickle.dumps(work)).settings()
     assert np.array_equal(np.asarray(values(again)), np.arange(float(size)))
 
 

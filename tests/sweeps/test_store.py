@@ -353,14 +353,6 @@ def test_of_two_sweeps_that_begin_one_store_at_once_the_other_configuration_is_r
     xr.testing.assert_equal(results.read_dataset(store), sweep(functions.NOISE, GRID, seed=2))
 
 
-def test_a_file_that_is_not_to_be_replaced_stays_and_nothing_is_left_beside_it(tmp_path):
-    path = tmp_path / "a"
-    atomic.write_whole(path, b"first", replace=False)
-    with pytest.raises(FileExistsError):
-        atomic.write_whole(path, b"second", replace=False)
-    assert path.read_bytes() == b"first" and [*tmp_path.iterdir()] == [path]
-
-
 def test_two_processes_begin_one_store_at_once_and_nothing_is_lost(tmp_path):
     code = """if True:
         import sys

@@ -7,18 +7,18 @@ import errno
 import os
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import xarray as xr
-from scipy.io import netcdf_file
 
 from meanfield import results
+from meanfield.errors import MissingExtraError
 from meanfield.report import write_report
 from meanfield.results import atomic, encoding, files
-from meanfield.results.arrays import read_arrays, write_arrays
 from meanfield.results.marks import DIGEST, check_replaceable
 from tests.sweeps.test_results import rich_dataset
 
@@ -39,9 +39,10 @@ def is_folder(descriptor):
     return Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir()
 
 
-@pytest.mark.parametrize("code", [errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
-def test_without_hard_links_a_file_is_made_once(tmp_path, monkeypatch, code):
-    refusing(monkeypatch, "link", code)
+@pytest.mark.parametrize("code", [None, errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
+def test_with_and_without_hard_links_a_file_is_made_once(tmp_path, monkeypatch, code):
+    if code:
+        refusing(monkeypatch, "link", code)
     path = tmp_path / "a"
     atomic.write_whole(path, b"first", replace=False)
     with pytest.raises(FileExistsError):
@@ -159,8 +160,6 @@ def foreign(path):
         xr.Dataset({"y": 1.0}, attrs={"history": FOREIGN, "source": "meanfield"}).to_netcdf(path)
     elif path.suffix == ".zarr":
         xr.Dataset({"y": 1.0}, attrs={"history": FOREIGN}).to_zarr(path, zarr_format=3)
-    elif path.suffix == ".npz":
-        np.savez(path, meanfield=np.array(FOREIGN))
     elif path.suffix == ".html":
         path.write_text(f"<html><head><title>{FOREIGN}</title></head></html>")
     else:
@@ -168,7 +167,7 @@ def foreign(path):
 
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata")
-@pytest.mark.parametrize("suffix", ["nc", "zarr", "npz", "html", "png", "pdf", "gif", "mp4"])
+@pytest.mark.parametrize("suffix", ["nc", "zarr", "html", "png", "pdf", "gif", "mp4"])
 def test_a_file_in_which_the_word_stands_is_somebody_elses(tmp_path, suffix):
     path = tmp_path / f"mine.{suffix}"
     foreign(path)
@@ -191,8 +190,6 @@ def test_what_this_library_writes_it_may_replace(tmp_path):
     made.append(write_report(ds, tmp_path / "a.html"))
     made += save_all(ds, {"gain": lambda ds, ax: ax.plot(ds["gain"])}, tmp_path, pdf=True)
     made += save_animations(ds, {"v1.5": animate}, tmp_path)
-    write_arrays(tmp_path / "a.npz", {"x": np.ones(2)})
-    made.append(tmp_path / "a.npz")
     assert {path.suffix for path in made} >= {".nc", ".zarr", ".html", ".png", ".pdf", ".gif"}
     for path in made:
         assert check_replaceable(path) == path.resolve()
@@ -269,63 +266,64 @@ def test_lost_chunks_and_variables_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "suffix", "text"),
+    ("change", "suffix", "error", "text"),
     [
-        (lambda ds: ds.rename(gain="gain/relative"), "zarr", "without '/', got 'gain/relative'"),
-        (lambda ds: ds.rename(gain="σ"), "nc", "ASCII characters without '/', got 'σ'"),
-        (lambda ds: ds.assign_attrs(n=2**40), "nc", "an integer of 32 bits"),
-        (lambda ds: ds.assign(t=("case", np.array(["a\0"] * 5, object))), "nc", "without NUL"),
+        (lambda ds: ds.rename(gain="g/relative"), "zarr", ValueError, "without '/', got 'g/r"),
+        (
+            lambda ds: ds.rename(gain="σ"),
+            "nc",
+            ValueError,
+            "ASCII characters without '/'",
+        ),
+        (lambda ds: ds.assign_attrs(n=2**40), "nc", ValueError, "an integer of 32 bits"),
+        (lambda ds: ds.assign(t=("case", np.array(["a\0"] * 5, object))), "nc", ValueError, "NUL"),
+        (lambda ds: ds.assign(z=("case", np.ones(5) * 1j)), "nc", TypeError, "two real variables"),
+        (lambda ds: ds.assign_attrs(strict=True), "nc", TypeError, "attribute 'strict' of ds"),
+        (lambda ds: ds.assign_attrs(spec={"a": 1}), "zarr", TypeError, "provenance"),
     ],
 )
-def test_what_a_format_would_lose_is_refused(tmp_path, change, suffix, text):
-    with pytest.raises(ValueError, match=text):
-        results.write_dataset(change(rich_dataset()), tmp_path / f"a.{suffix}")
-    assert not [*tmp_path.iterdir()]
+def test_what_a_format_would_lose_is_refused_and_the_old_file_stays(
+    tmp_path, change, suffix, error, text
+):
+    path = results.write_dataset(rich_dataset(), tmp_path / f"a.{suffix}")
+    before = results.read_dataset(path)
+    with pytest.raises(error, match=text):
+        results.write_dataset(change(rich_dataset()), path)
+    assert results.read_dataset(path).identical(before) and [*tmp_path.iterdir()] == [path]
 
 
-def test_a_variable_beyond_the_limit_of_netcdf_lies_along_its_records(tmp_path, monkeypatch):
-    """A limit of 60 bytes stands for 2 GiB; SciPy alone reads the file as well."""
+def test_a_variable_beyond_the_limit_of_netcdf_3_takes_the_extra(tmp_path, monkeypatch):
+    """A limit of 60 bytes stands for 2 GiB."""
     monkeypatch.setattr(encoding, "_MOST_BYTES", 60)
-    ds, path = rich_dataset(40).isel(head=0, drop=True), tmp_path / "a.nc"
-    results.write_dataset(ds, path)
-    assert results.read_dataset(path).identical(ds)
-    with netcdf_file(path, mmap=False) as raw:
-        assert raw.dimensions["case"] is None and raw.variables["gain"].isrec
-        assert np.array_equal(raw.variables["gain"][:], ds["gain"], equal_nan=True)
-    wide = xr.Dataset({"a": ("x", np.zeros(9)), "b": ("y", np.zeros(9))})
-    with pytest.raises(ValueError, match=r"along one dimension.* got \['a', 'b'\]; write a \.z"):
-        results.write_dataset(wide, tmp_path / "b.nc")
-    assert [*tmp_path.iterdir()] == [path]
+    monkeypatch.setitem(sys.modules, "netCDF4", None)
+    with pytest.raises(MissingExtraError, match="'netcdf' .*: pip install netCDF4$"):
+        results.write_dataset(rich_dataset(40), tmp_path / "a.nc")
+    assert not [*tmp_path.iterdir()]
+    (tmp_path / "a.nc").write_bytes(b"\x89HDF\r\n\x1a\n")
+    with pytest.raises(MissingExtraError, match="'netcdf'"):
+        results.read_dataset(tmp_path / "a.nc")
+
+
+def test_netcdf_4_is_checked_marked_and_written_like_version_3(tmp_path, monkeypatch):
+    netcdf4 = pytest.importorskip("netCDF4")
+    monkeypatch.setattr(encoding, "_MOST_BYTES", 60)
+    ds, path = rich_dataset(40), tmp_path / "a.nc"
+    for _ in range(2):  # the second replaces the first
+        results.write_dataset(ds, path)
+    back = results.read_dataset(path)
+    assert back.identical(ds) and {back[n].dtype == ds[n].dtype for n in ds.variables} == {True}
+    path.write_bytes(path.read_bytes().replace(ds["gain"].values[3].tobytes(), bytes(8)))
+    with pytest.raises(ValueError, match=r"gain \(not what was written\)"):
+        results.read_dataset(path)
+    with netcdf4.Dataset(tmp_path / "mine.nc", "w") as raw:
+        raw.history = FOREIGN
+    with pytest.raises(FileExistsError, match="was not written by this library"):
+        results.write_dataset(ds, tmp_path / "mine.nc")
 
 
 @pytest.mark.slow
 def test_more_than_2_gib_in_one_variable_are_written_to_netcdf(tmp_path):
+    pytest.importorskip("netCDF4")
     ds = xr.Dataset({"y": (("case", "place"), np.arange(2.8e8).reshape(1000, -1)), "k": 7})
     back = results.read_dataset(results.write_dataset(ds, tmp_path / "a.nc"))
     assert back.identical(ds)
-
-
-def test_arrays_are_read_back_or_refused_by_the_name_of_their_file(tmp_path):
-    path = tmp_path / "a.npz"
-    arrays = {"x": np.arange(3.0), "name": np.array("é"), "none": np.zeros((0, 2), np.float32)}
-    digest = write_arrays(path, arrays)
-    back = read_arrays(path, digest)
-    assert back.keys() == arrays.keys()
-    assert all(np.array_equal(back[k], arrays[k]) for k in arrays)
-    data = path.read_bytes()
-    for at in range(0, len(data), 7):
-        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
-        try:
-            found = read_arrays(path)
-        except ValueError as error:
-            found = None if "a.npz cannot be read" in str(error) else str(error)
-        assert found is None or all(np.array_equal(found[k], arrays[k]) for k in arrays)
-    write_arrays(path.with_name("b.npz"), {"x": np.arange(4.0)})
-    shutil.copy(path.with_name("b.npz"), path)
-    with pytest.raises(ValueError, match="not the one that was written for this place"):
-        read_arrays(path, digest)
-    np.savez(path, x=np.ones(3))
-    with pytest.raises(ValueError, match="not written by this library"):
-        read_arrays(path)
-    with pytest.raises(FileExistsError):
-        write_arrays(path, arrays)

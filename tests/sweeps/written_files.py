@@ -13,19 +13,17 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-import torch
 import xarray as xr
 
-from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, results
+from meanfield import results
 from meanfield.figures import save_all
 from meanfield.report import write_report
 from meanfield.results import Variable
-from meanfield.results.arrays import read_arrays, write_arrays
 from meanfield.results.atomic import make_folder
 from meanfield.sweeps import Task, status, sweep
 
 VERSIONS = 3
-KINDS = ("nc", "zarr", "html", "png", "npz", "flow", "sweep")
+KINDS = ("nc", "zarr", "html", "png", "sweep")
 TASK = Task(lambda x: {"y": x / 7}, [Variable("y", "a number")], name="seventh")
 
 
@@ -41,16 +39,6 @@ def draw(ds: xr.Dataset, *, ax) -> None:
     ax.plot(ds["y"])
 
 
-def flow(store: Path | None) -> xr.Dataset:
-    """A flow of four times."""
-    g = torch.Generator().manual_seed(0)
-    V = torch.randn(2, 2, generator=g, dtype=torch.float64)
-    F = SelfAttention(AttentionParameters.from_bilinear(V, V))
-    mu = ParticleMeasure(torch.randn(4, 2, generator=g, dtype=torch.float64))
-    found = dynamics.flow(F, mu, np.linspace(0, 1, 4), method="rk4", step=0.5, store=store)
-    return found.drop_attrs()
-
-
 def write(kind: str, folder: Path, version: int) -> None:
     """Write a version of a kind below the folder."""
     path = folder / f"a.{kind}"
@@ -61,11 +49,6 @@ def write(kind: str, folder: Path, version: int) -> None:
     elif kind == "png":
         make_folder(folder)
         list(save_all(dataset(version), {"a": draw}, folder, pdf=True))
-    elif kind == "npz":
-        make_folder(folder)
-        write_arrays(path, {"y": dataset(version)["y"].values})
-    elif kind == "flow":
-        flow(path)
     else:
         sweep(TASK, {"x": range(4 * version)}, store=path, batch_size=2, progress=False)
 
@@ -83,19 +66,10 @@ def undated(file: Path) -> bytes:
     return re.sub(rb"/CreationDate \([^)]*\)", b"", file.read_bytes())
 
 
-@cache
-def whole_flow() -> xr.Dataset:
-    """The flow, not interrupted."""
-    return flow(None)
-
-
 def check(kind: str, folder: Path, version: int) -> None:
     """What is there is whole, and at least the version that was acknowledged last; 0 is none."""
     path, allowed = folder / f"a.{kind}", [version, min(version + 1, VERSIONS)]
-    if kind == "flow":
-        assert version == 0 or len(list(path.glob("time-*.npz"))) == 4
-        xr.testing.assert_identical(flow(path), whole_flow())
-    elif kind == "sweep":
+    if kind == "sweep":
         if version or (path / "sweep.json").exists():
             done = results.read_dataset(path)
             done = done.isel(case=np.flatnonzero(done["status"] == 1))
@@ -112,12 +86,9 @@ def check(kind: str, folder: Path, version: int) -> None:
             assert data in [content(kind, one)[name] for one in allowed if one], name
     else:
         try:
-            if kind == "npz":
-                found = read_arrays(path)["y"]
-            else:
-                ds = results.read_dataset(path)
-                found = ds["y"].values
-                assert ds["word"].values[0] == f"word {int(found[1])}"
+            ds = results.read_dataset(path)
+            found = ds["y"].values
+            assert ds["word"].values[0] == f"word {int(found[1])}"
         except FileNotFoundError:
             assert version == 0
         else:

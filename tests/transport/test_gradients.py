@@ -90,7 +90,7 @@ def test_weighted_images_too(kind: str, size: tuple[int, int]) -> None:
     check_potentials(solve_w2(mu, nu), mu, nu)
 
 
-@pytest.mark.parametrize("method", ["simplex", "column_generation", "assignment"])
+@pytest.mark.parametrize("method", ["simplex", "column generation", "assignment"])
 def test_named_methods_make_optimal_potentials(method: str) -> None:
     x = torch.randn(90, 2, dtype=F64, generator=torch.Generator().manual_seed(2))
     mu, nu = ParticleMeasure(x), ParticleMeasure(image("other", x))

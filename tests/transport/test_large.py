@@ -13,8 +13,7 @@ from meanfield.measures import ParticleMeasure
 from meanfield.transport import certificate, solve_w2
 from meanfield.transport.plans import clusters, columns
 from meanfield.transport.plans.c_transform import halved
-from meanfield.transport.plans.exact import solve_dense, solve_on_few_arcs, sparse_simplex
-from meanfield.transport.plans.prediction import predicted
+from meanfield.transport.plans.exact import solve_dense, sparse_simplex
 from meanfield.transport.problem import Problem
 
 
@@ -39,7 +38,7 @@ def test_column_generation_agrees_with_the_dense_simplex(
     kind: str, n: int, m: int, d: int
 ) -> None:
     mu, nu = pair(kind, n, m, d)
-    found = solve_w2(mu, nu, method="column_generation")
+    found = solve_w2(mu, nu, method="column generation")
     dense = solve_w2(mu, nu, method="simplex")
     assert float(found.relative_width) < 1e-9
     torch.testing.assert_close(found.value, dense.value, rtol=1e-9, atol=0)
@@ -54,7 +53,7 @@ def test_column_generation_works_when_representatives_are_few(
 ) -> None:
     monkeypatch.setattr(columns, "_DENSE", 60)
     mu, nu = pair("softmax", 900, 800, 3)
-    found = solve_w2(mu, nu, method="column_generation")
+    found = solve_w2(mu, nu, method="column generation")
     dense = solve_w2(mu, nu, method="simplex")
     torch.testing.assert_close(found.value, dense.value, rtol=1e-9, atol=0)
 
@@ -83,23 +82,21 @@ def test_coarser_levels_keep_masses_and_means(kind: str) -> None:
     arrays = (t.numpy() for t in (mu.points, nu.points, mu.log_weights, nu.log_weights))
     problem = Problem.of(*arrays)
     levels = columns._levels(problem)
-    assert [level.problem.n for level in levels] == [256, 900]
-    assert [level.problem.m for level in levels] == [150, 150]  # small enough as it is
+    assert [level.n for level in levels] == [256, 900]
+    assert [level.m for level in levels] == [150, 150]  # small enough as it is
     coarse = levels[0]
-    np.testing.assert_allclose(
-        coarse.problem.a, np.bincount(coarse.row_of, problem.a), rtol=0, atol=1e-15
-    )
-    np.testing.assert_allclose(
-        coarse.problem.a @ coarse.problem.x, problem.a @ problem.x, rtol=0, atol=1e-14
-    )
-    assert coarse.problem.y is problem.y
+    order, starts = halved(problem.x, 4)
+    masses = np.add.reduceat(problem.a[order], starts)
+    np.testing.assert_allclose(coarse.a, masses, rtol=0, atol=1e-15)
+    np.testing.assert_allclose(coarse.a @ coarse.x, problem.a @ problem.x, rtol=0, atol=1e-14)
+    assert coarse.y is problem.y
 
 
-def carried_over(kind: str, n: int, d: int) -> tuple[Problem, certificate.Certified, np.ndarray]:
+def carried_over(kind: str, n: int, d: int) -> tuple[Problem, certificate.Interval, np.ndarray]:
     """A problem, and what its coarser level says of it."""
     mu, nu = pair(kind, n, n, d)
     arrays = (t.numpy() for t in (mu.points, nu.points, mu.log_weights, nu.log_weights))
-    coarse, fine = (level.problem for level in columns._levels(Problem.of(*arrays))[-2:])
+    coarse, fine = columns._levels(Problem.of(*arrays))[-2:]
     answer = solve_dense(coarse, rtol=1e-9)
     return fine, *columns._carried(coarse, answer, fine, "cpu")
 
@@ -142,7 +139,7 @@ def test_a_start_from_potentials_changes_nothing_but_the_time() -> None:
     assert (reduced - (warm.f[:, None] + warm.g).ravel()).min() > -1e-13
 
 
-@pytest.mark.parametrize("method", ["auto", "column_generation", "simplex"])
+@pytest.mark.parametrize("method", ["auto", "column generation", "simplex"])
 @pytest.mark.parametrize(("n", "d"), [(450, 2), (500, 5)])
 def test_weights_that_underflow(method: str, n: int, d: int) -> None:
     rng = np.random.default_rng(n)
@@ -174,14 +171,14 @@ def test_weights_that_underflow(method: str, n: int, d: int) -> None:
         pytest.param("uniform", 16, marks=pytest.mark.slow),
     ],
 )
-def test_a_time_limit_gives_the_interval_of_a_coarser_problem(kind: str, d: int) -> None:
+def test_a_time_limit_gives_the_interval_so_far(kind: str, d: int) -> None:
     mu, nu = pair(kind, 2500, 2400, d)
     exact = solve_w2(mu, nu)
-    early = solve_w2(mu, nu, method="column_generation", time_limit=1e-9, strict=False)
+    early = solve_w2(mu, nu, method="column generation", time_limit=1e-9, strict=False)
     assert not early.converged
     assert float(early.lower) <= float(exact.value) <= float(early.upper)
-    # A distance between samples of a quarter; in the plane, what is within a group is small.
-    assert float(early.relative_width) < (0.5 if d == 16 or kind == "softmax" else 0.2)
+    # Potentials of 40 groups, and a plan that looks at one direction.
+    assert float(early.relative_width) < 0.6
     assert early.coupling is not None
     mine, theirs = early.coupling.marginals()
     torch.testing.assert_close(mine, mu.weights, rtol=0, atol=1e-14)
@@ -254,19 +251,6 @@ def test_precise_minima_lose_no_digit_of_small_displacements() -> None:
     assert (one.minima <= truth).all()
 
 
-def test_affine_images_are_proved_optimal_at_any_size() -> None:
-    rng = np.random.default_rng(2)
-    x = rng.normal(size=(6000, 3))
-    root = rng.normal(size=(3, 3))
-    matrix = root @ root.T + 0.1 * np.eye(3)
-    y = x @ matrix + 1.0
-    result = solve_w2(torch.as_tensor(x), torch.as_tensor(y))
-    truth = np.sqrt(((x - y) ** 2).sum(-1).mean())
-    assert result.method == "same order"
-    assert float(result.value) == pytest.approx(truth, rel=1e-12)
-    assert float(result.relative_width) < 1e-9
-
-
 def test_a_small_perturbation_of_many_points_is_certified_by_nearest_neighbours() -> None:
     rng = np.random.default_rng(3)
     x = rng.normal(size=(20_000, 16))
@@ -281,13 +265,24 @@ def test_a_small_perturbation_of_many_points_is_certified_by_nearest_neighbours(
 
 def test_an_interval_wider_than_asked_is_refused_or_flagged() -> None:
     mu, nu = pair("uniform", 3000, 3000, 2)
-    settings = {"method": "column_generation", "time_limit": 1e-9}
+    settings = {"method": "column generation", "time_limit": 1e-9}
     with pytest.raises(ConvergenceError, match="strict=False") as refused:
         solve_w2(mu, nu, **settings)
     flagged = solve_w2(mu, nu, **settings, strict=False)
     for found in (flagged, refused.value.result):
         assert not found.converged
         assert 0 <= float(found.lower) < float(found.upper)
+
+
+@pytest.mark.parametrize("part", [0.5, 0.02])
+def test_column_generation_has_converged_where_the_width_is_what_was_asked(part: float) -> None:
+    mu, nu = pair("softmax", 900, 800, 3)
+    settings = {"method": "column generation", "time_limit": 1e-9, "strict": False}
+    first = solve_w2(mu, nu, **settings)
+    again = solve_w2(mu, nu, **settings, rtol=part * float(first.relative_width))
+    assert float(again.relative_width) == pytest.approx(float(first.relative_width))
+    assert not again.converged
+    assert solve_w2(mu, nu, **settings, rtol=min(2 * float(first.relative_width), 0.99)).converged
 
 
 @pytest.mark.slow
@@ -311,49 +306,17 @@ def test_a_hundred_thousand_points_within_ten_minutes(d: int) -> None:
 @pytest.mark.parametrize("d", [2, 16])
 def test_c_transforms_on_the_device_give_the_answer_of_the_cpu(d: int) -> None:
     mu, nu = pair("dirichlet", 4000, 3500, d)
-    here = solve_w2(mu, nu, method="column_generation")
-    there = solve_w2(mu.to("cuda"), nu.to("cuda"), method="column_generation")
+    here = solve_w2(mu, nu, method="column generation")
+    there = solve_w2(mu.to("cuda"), nu.to("cuda"), method="column generation")
     assert there.value.device.type == "cuda"
     assert float(there.relative_width) < 1e-9
     assert float(there.value) == pytest.approx(float(here.value), rel=1e-9)
 
 
-# ------------------------------------------------------------------ what it will take
-
-
-def problem_of(n: int, d: int) -> Problem:
-    x = np.broadcast_to(np.zeros(d), (n, d))  # nothing is looked at
-    logs = np.broadcast_to(np.zeros(()), (n,))
-    return Problem(x, x, logs, logs, np.zeros(()))
-
-
-def test_predictions_are_those_of_the_documentation() -> None:
-    """100,000 in the plane: 24 s and half a gigabyte; in d = 16 six minutes, 1.2 GB."""
-    plane, high = predicted(problem_of(100_000, 2)), predicted(problem_of(100_000, 16))
-    assert 15 < plane.seconds < 40
-    assert 4e8 < plane.memory < 7e8
-    assert 200 < high.seconds < 500
-    assert 1e9 < high.memory < 1.5e9
-    for d, measured in ((2, 2140), (3, 1350)):
-        assert measured / 3 < predicted(problem_of(1_000_000, d)).seconds < 3 * measured
-    space = predicted(problem_of(1_000_000, 3))
-    assert str(space).startswith("about 26 minutes")
-    assert "hours" in str(predicted(problem_of(1_000_000, 16)))
-
-
-def test_predictions_grow_with_the_problem() -> None:
-    found = [predicted(problem_of(n, d)) for n in (10**5, 10**6) for d in (1, 2, 5, 16, 64, 300)]
-    assert all(t.seconds > 0 for t in found)
-    for times in ([t.seconds for t in found[:6]], [t.memory for t in found[6:]]):
-        assert (np.diff(times) >= 0).all()
-    assert all(b.seconds > 50 * a.seconds for a, b in zip(found[:6], found[6:], strict=True))
-
-
-def test_rounds_of_large_problems_are_logged(caplog, monkeypatch) -> None:
-    monkeypatch.setattr(columns, "_LOGGED", 1000)
+def test_rounds_are_logged(caplog) -> None:
     mu, nu = pair("uniform", 700, 700, 2)
-    with caplog.at_level("INFO", logger="meanfield"):
-        solve_w2(mu, nu, method="column_generation")
+    with caplog.at_level("INFO", logger="meanfield.transport"):
+        solve_w2(mu, nu, method="column generation")
     assert "700 × 700 atoms, round 1:" in caplog.text
     assert "relative width" in caplog.text
 
@@ -370,13 +333,3 @@ def test_clusters_are_seen_in_a_sample(k: int, n: int) -> None:
     assert labels is not None
     assert sorted(np.bincount(labels)) == sorted(sizes)
     assert clusters._separated(*rng.normal(size=(2, n, 2))) is None
-
-
-def test_few_arcs_prove_the_optimum_by_themselves() -> None:
-    mu, nu = pair("uniform", 400, 400, 16)
-    arrays = (t.numpy() for t in (mu.points, nu.points, mu.log_weights, nu.log_weights))
-    problem = Problem.of(*arrays)
-    found = solve_on_few_arcs(problem, rtol=1e-9)
-    assert found is not None
-    assert found.converged
-    assert found.width < 1e-10

@@ -23,11 +23,6 @@ def linear_program_w2_squared(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np
     return linear_program(((x[:, None] - y[None]) ** 2).sum(-1), a, b)
 
 
-def linear_program_w1(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
-    """W₁ by HiGHS."""
-    return linear_program(np.sqrt(((x[:, None] - y[None]) ** 2).sum(-1)), a, b)
-
-
 def linear_program(cost: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
     """min Σ π C over couplings by HiGHS, the cost brought to order one."""
     from scipy.optimize import linprog
@@ -51,33 +46,6 @@ def linear_program(cost: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
             break
     assert found.status == 0, found.message
     return float(found.fun) * unit
-
-
-def brute_force_w2(x: np.ndarray, y: np.ndarray) -> float:
-    """Uniform clouds of one size: the best permutation, by trying all of them."""
-    costs = (
-        sum(math.dist(x[i], y[j]) ** 2 for i, j in enumerate(sigma)) / len(x)
-        for sigma in itertools.permutations(range(len(x)))
-    )
-    return math.sqrt(min(costs))
-
-
-def quantile_w2(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
-    """On the line: (∫₀¹ (F⁻¹ − G⁻¹)²)^½ by a loop that empties both piles in order."""
-    i, j = np.argsort(x), np.argsort(y)
-    left, right = list(a[i]), list(b[j])
-    p = q = 0
-    total = 0.0
-    while p < len(left) and q < len(right):
-        moved = min(left[p], right[q])
-        total += moved * (x[i[p]] - y[j[q]]) ** 2
-        left[p] -= moved
-        right[q] -= moved
-        if left[p] <= right[q]:
-            p += 1
-        else:
-            q += 1
-    return math.sqrt(total)
 
 
 MASS_BITS = 1500  # e^-900 is 2^-1299

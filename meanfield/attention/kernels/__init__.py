@@ -11,9 +11,8 @@ from meanfield.attention.kernels.bilinear import dot_product
 from meanfield.attention.kernels.cosine import cosine, qk_norm
 from meanfield.attention.kernels.euclidean import l2
 from meanfield.attention.kernels.kernel import Features, Kernel
-from meanfield.attention.kernels.position_bias import alibi, window
 from meanfield.attention.kernels.rotary import rotary
-from meanfield.attention.kernels.soft_cap import soft_cap
+from meanfield.attention.kernels.score_changes import alibi, soft_cap, window
 
 __all__ = [
     "Features",

@@ -30,7 +30,7 @@ class L2(FeatureTransform):
     """
 
     inner = dot_product
-    turnable = False
+    takes_transforms = False
     score = Score("l2")
 
     def is_shift_invariant(self, parameters: AttentionParameters) -> bool:

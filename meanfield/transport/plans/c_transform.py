@@ -190,15 +190,15 @@ class _Columns(NamedTuple):
     """Some of all columns, at their places: (−2 y_j, ‖y_j‖² − g_j, 4 ‖y_j‖²), (k, d + 2)."""
 
     places: Tensor
-    told: Tensor
+    lifted: Tensor
 
     def part(self, which: Tensor) -> _Columns:
         """Some of them."""
-        return _Columns(self.places[which], self.told.index_select(0, which))
+        return _Columns(self.places[which], self.lifted.index_select(0, which))
 
     def costs(self, points: Tensor) -> Tensor:
         """h_j(x) = ‖y_j‖² − g_j − 2 ⟨x, y_j⟩ of points x, (p, k)."""
-        return torch.nn.functional.pad(points, (0, 1), value=1.0) @ self.told[:, :-1].T
+        return torch.nn.functional.pad(points, (0, 1), value=1.0) @ self.lifted[:, :-1].T
 
     def eligible(self, cells: list[_Cell], count: int, slack: float) -> Tensor:
         """Columns that may be the smallest for some point of the cell, (cells, k).
@@ -210,12 +210,12 @@ class _Columns(NamedTuple):
         radii = torch.tensor([cell.radius for cell in cells]).to(centres)[:, None]
         at_centre = self.costs(centres)
         lowest, best = at_centre.min(-1, keepdim=True)
-        nearest = self.told[best[:, 0]]
+        nearest = self.lifted[best[:, 0]]
         nearest[:, :-2] *= -2
         last = nearest[:, -1:].clone()
         nearest[:, -2], nearest[:, -1] = 0, 1
         # 4 ‖y_j − y_j*‖²
-        reach = (nearest @ self.told.T).add_(last + 16 * slack).clamp_(min=0).sqrt_().mul_(radii)
+        reach = (nearest @ self.lifted.T).add_(last + 16 * slack).clamp_(min=0).sqrt_().mul_(radii)
         kept = at_centre <= reach.add_(lowest + 4 * slack)
         # At least `count` columns stay: those with the smallest costs at the centre.
         few = (kept.sum(-1) < count).nonzero().squeeze(-1)

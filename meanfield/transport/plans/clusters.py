@@ -18,7 +18,7 @@ import numpy as np
 
 from meanfield.errors import CertificateError
 from meanfield.transport.certificate import (
-    Certified,
+    Interval,
     Part,
     in_unit,
     powers_added,
@@ -66,8 +66,8 @@ class _Crossing(NamedTuple):
 
 
 def solve_clusters(
-    problem: Problem, solve_part: Callable[[Problem], Certified], *, rtol: float, snap: bool
-) -> Certified | None:
+    problem: Problem, solve_part: Callable[[Problem], Interval], *, rtol: float, snap: bool
+) -> Interval | None:
     """The answer from well-separated clusters of equal mass, or None where there are none.
 
     With `snap`, masses that agree up to rounding of the weights are taken as equal.
@@ -89,7 +89,7 @@ def solve_clusters(
             answer = in_unit(solve_part(part), part.exponent - problem.exponent, problem.order)
             parts.append(Part(_lowered(answer)[None], rows[None], cols[None], log_mass[None]))
     _refuse_masses(problem, parts)
-    # An excess within rounding of the weights is certain; a larger one is bounded, not solved.
+    # Solved: the excess is rounding; else only bounded.
     is_solved = bool((np.abs(masses.excess) <= _rounding(problem, clusters)).all())
     inside = united(parts, (problem.n, problem.m), problem.order)
     joined = _joined(problem, clusters, crossing, inside, is_solved)
@@ -116,7 +116,7 @@ def _refuse_masses(problem: Problem, parts: list[Part]) -> None:
         raise CertificateError(f"clusters: expected parts of mass 1 together, got {total:.9g}")
 
 
-def _lowered(answer: Certified) -> Certified:
+def _lowered(answer: Interval) -> Interval:
     """Its potentials shifted to g ≤ 0: feasible across clusters too."""
     answer = replace(answer, method=answer.method.removeprefix(_NAME))
     if answer.f is None or answer.g is None:
@@ -270,9 +270,9 @@ def _joined(
     problem: Problem,
     clusters: _Layout,
     crossing: _Crossing,
-    inside: Certified,
+    inside: Interval,
     is_solved: bool,
-) -> Certified:
+) -> Interval:
     """What stays inside the clusters, and what crosses between them."""
     order, is_whole = problem.order, not len(crossing.mass)
     entries = [(inside.rows, inside.cols, inside.log_mass)]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -22,26 +21,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from meanfield.transport.certificate import (
-    Certified,
+    Interval,
     SparsePlan,
     centred,
     certified,
     log_masses,
     narrower,
-    within_reach,
 )
 from meanfield.transport.plans.c_transform import CTransform, RowMinima, halved
-from meanfield.transport.plans.checkpoint import Checkpoint
 from meanfield.transport.plans.exact import solve_dense, sparse_simplex
-from meanfield.transport.plans.formulas import monotone_plan, staircase, widest_direction
+from meanfield.transport.plans.formulas import both_ways, monotone_along_widest
 from meanfield.transport.problem import Problem
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("meanfield.transport")
 
-_LOGGED = 50_000  # atoms of a level from which on its rounds are worth a line
 _DENSE = 400  # atoms of the coarsest problem, at most
 _TOGETHER = 4  # neighbours that are one atom of the next coarser level
 _COARSE_GAP = 2e-3  # of W₂² on a coarser level: potentials are right that far at best
@@ -55,33 +51,21 @@ _SCALINGS, _RELAXATION = 15, 1.85  # Sinkhorn at each; plain steps leave a gap 7
 _MOST_LOG = 50.0  # of the kernel, where potentials are infeasible
 _CEILING = 1e3  # clip reduced costs at 1e3 × gap once no arc is missing
 _MOST_SLACK = 0.1  # of the gap asked for
-# Time grows as this power of the pairs in a pass over them, of the arcs in the simplex (measured:
-# 1.5 to 1.8).
-_GROWTH = {"pass": 1.0, "simplex": 1.7}
 
 
 def solve_columns(
-    problem: Problem,
-    *,
-    rtol: float,
-    deadline: float = math.inf,
-    device: str = "cpu",
-    checkpoint: str | os.PathLike[str] | None = None,
-) -> Certified:
+    problem: Problem, *, rtol: float, deadline: float = math.inf, device: str = "cpu"
+) -> Interval:
     """W₂ with a proven gap, in memory proportional to (n + m) · 100 and a block.
 
-    No step is begun that would probably end after the deadline (of `time.perf_counter`). The best
-    interval so far is returned then, unconverged: it may be the plan and the potentials of a
-    coarser level, carried over to all atoms. c-transforms run on the device, the simplex on the
-    CPU.
+    No round begins after the deadline (of `time.perf_counter`): the best interval so far is
+    returned then, unconverged. c-transforms run on the device, the simplex on the CPU.
     """
     # Neighbours get neighbouring numbers: what the simplex looks at together then lies together
     # in memory. At 262,144 atoms that halves its time.
     rows, cols = (halved(points, _TOGETHER)[0] for points in (problem.x, problem.y))
     parts = problem.x[rows], problem.y[cols], problem.log_a[rows], problem.log_b[cols]
-    nearby = Problem(*parts, problem.exponent)
-    file = None if checkpoint is None else Checkpoint(checkpoint, nearby)
-    found = _by_levels(nearby, rtol, _Clock(deadline), device, file)
+    found = _by_levels(Problem(*parts, problem.exponent), rtol, deadline, device)
     assert found.f is not None
     assert found.g is not None
     f, g = np.empty_like(found.f), np.empty_like(found.g)
@@ -89,102 +73,66 @@ def solve_columns(
     return replace(found, rows=rows[found.rows], cols=cols[found.cols], f=f, g=g)
 
 
-def _by_levels(
-    problem: Problem, rtol: float, clock: _Clock, device: str, file: Checkpoint | None
-) -> Certified:
-    stored = None if file is None else file.load()
-    if stored is not None:
-        g = within_reach(problem, stored[1], problem.b)
-        row = CTransform(problem.x, problem.y, device=device)(g, 1)
-        arcs = _sorted_set(np.concatenate([stored[0], _feasible_arcs(problem)]))
-        best = _without_plan(problem, row.minima, g, row.slack)
-        rounds = _Rounds(problem, row.minima, g, arcs, best, device, clock, file)
-        return rounds.run(rtol, _ROUNDS)
-    levels = _levels(problem)
-    coarse = levels[0]
-    answer = solve_dense(coarse.problem, rtol=rtol)
-    for finer in levels[1:]:
-        start = time.perf_counter()
-        if not clock.allows("pass", finer.problem.pairs):
-            break
-        carried, arcs = _carried(coarse.problem, answer, finer.problem, device)
-        clock.note("pass", finer.problem.pairs, start)
-        if not clock.allows("simplex", len(arcs)):
-            break
+def _by_levels(problem: Problem, rtol: float, deadline: float, device: str) -> Interval:
+    coarse, *levels = _levels(problem)
+    answer = solve_dense(coarse, rtol=rtol)
+    for finer in levels:
         is_finest = finer is levels[-1]
-        own_file = file if is_finest else None
-        f, g = _sharpened(finer.problem, carried, arcs)
-        rounds = _Rounds(finer.problem, f, g, arcs, carried, device, clock, own_file)
-        if is_finest:
-            return rounds.run(rtol, _ROUNDS)
-        answer, coarse = rounds.run(_COARSE_GAP, _COARSE_ROUNDS), finer
-    return _spread(problem, coarse, answer, device, rtol)
+        if time.perf_counter() > deadline and not is_finest:
+            continue
+        carried, arcs = _carried(coarse, answer, finer, device)
+        f, g = _sharpened(finer, carried, arcs)
+        rounds = _Rounds(finer, f, g, arcs, carried, device, deadline)
+        settings = (rtol, _ROUNDS) if is_finest else (_COARSE_GAP, _COARSE_ROUNDS)
+        answer, coarse = rounds.run(*settings), finer
+    return answer
 
 
-@dataclass(frozen=True, eq=False)
-class _Level:
-    """A coarser problem, and to which of its atoms each atom of the whole belongs."""
-
-    problem: Problem
-    row_of: np.ndarray
-    col_of: np.ndarray
-
-
-def _levels(problem: Problem) -> list[_Level]:
-    """From coarse to fine; the last one is the problem itself."""
-    levels = [_Level(problem, np.arange(problem.n), np.arange(problem.m))]
-    while max(levels[-1].problem.n, levels[-1].problem.m) > _DENSE:
-        levels.append(_coarsened(levels[-1]))
-    if len(levels) == 1:
-        levels.append(levels[0])
-    return levels[::-1]
-
-
-def _coarsened(level: _Level) -> _Level:
-    """Groups of neighbours at their centroids, with the sum of their masses."""
-    finer = level.problem
-    x, log_a, row_of = _centroids(finer.x, finer.a, finer.logs_a)
-    y, log_b, col_of = _centroids(finer.y, finer.b, finer.logs_b)
-    coarser = Problem(x, y, log_a, log_b, finer.exponent)
-    return _Level(coarser, row_of[level.row_of], col_of[level.col_of])
+def _levels(problem: Problem) -> list[Problem]:
+    """Coarser and coarser problems, from the coarsest to the problem itself."""
+    levels = [problem]
+    while max(levels[0].n, levels[0].m) > _DENSE:
+        finer = levels[0]
+        x, log_a = _centroids(finer.x, finer.a, finer.logs_a)
+        y, log_b = _centroids(finer.y, finer.b, finer.logs_b)
+        levels.insert(0, Problem(x, y, log_a, log_b, finer.exponent))
+    return levels if len(levels) > 1 else [problem, problem]
 
 
 def _centroids(
     points: np.ndarray, masses: np.ndarray, logs: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Centroids of groups of neighbours, their log-masses, and the group of each point."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Centroids of groups of up to `_TOGETHER` neighbours, and their log-masses."""
     if len(points) <= _DENSE // 2:
-        return points, logs, np.arange(len(points))
+        return points, logs
     order, starts = halved(points, _TOGETHER)
-    group_of = np.empty(len(points), np.int64)
-    group_of[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(order)))
     weights = np.maximum(masses, 1e-300)[order]
     total = np.add.reduceat(weights, starts)
     moments = np.add.reduceat(weights[:, None] * points[order], starts)
-    return moments / total[:, None], np.log(total), group_of
+    return moments / total[:, None], np.log(total)
 
 
 def _carried(
-    coarse: Problem, answer: Certified, finer: Problem, device: str
-) -> tuple[Certified, np.ndarray]:
-    """Potentials of the coarser problem on the finer one, and arcs of small reduced cost."""
+    coarse: Problem, answer: Interval, finer: Problem, device: str
+) -> tuple[Interval, np.ndarray]:
+    """The coarser problem's potentials on the finer one, and arcs of small reduced cost.
+
+    With the monotone plan along the widest direction they are a first interval; the arcs that
+    join its atoms make sure that the arcs can carry the weights.
+    """
     assert answer.f is not None
     g = centred(CTransform(finer.y, coarse.x, device=device)(answer.f, 1).minima, finer.b)
     forth = CTransform(finer.x, finer.y, device=device)(g, _FIRST_ARCS)
     back = CTransform(finer.y, finer.x, device=device)(forth.minima, _FIRST_ARCS)
+    steps = monotone_along_widest(finer, finer.a, finer.b)
+    rows, cols = both_ways(steps.rows, steps.cols)
     near = forth.rows * finer.m + forth.cols, back.cols * finer.m + back.rows
-    arcs = _sorted_set(np.concatenate([*near, _feasible_arcs(finer)]))
-    return _without_plan(finer, forth.minima, back.minima, back.slack), arcs
-
-
-def _without_plan(problem: Problem, f: np.ndarray, g: np.ndarray, slack: float) -> Certified:
-    """What feasible potentials prove; any plan will be better than none."""
-    none = np.zeros(0, np.int64)
-    return _certified(problem, SparsePlan(none, none, none), (f, g), slack, 0.0)
+    arcs = _sorted_set(np.concatenate([*near, rows * finer.m + cols]))
+    return _certified(finer, steps, (forth.minima, back.minima), back.slack, 0.0), arcs
 
 
 def _sharpened(
-    problem: Problem, carried: Certified, arcs: np.ndarray
+    problem: Problem, carried: Interval, arcs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Better potentials, by steps of Sinkhorn on the arcs whose temperature falls.
 
@@ -227,21 +175,6 @@ def _scalings(kernel: csr_array, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarr
     return u, v
 
 
-class _Clock:
-    """Whether there is time for a step, from how long the last one of its kind took."""
-
-    def __init__(self, deadline: float) -> None:
-        self._deadline = deadline
-        self._unit = dict.fromkeys(_GROWTH, 0.0)  # seconds at size one
-
-    def allows(self, kind: str, size: int) -> bool:
-        expected = self._unit[kind] * size ** _GROWTH[kind]
-        return time.perf_counter() + expected < self._deadline
-
-    def note(self, kind: str, size: int, start: float) -> None:
-        self._unit[kind] = (time.perf_counter() - start) / size ** _GROWTH[kind]
-
-
 @dataclass
 class _Rounds:
     """The rounds on one level, from potentials f and g and from arcs, i m + j."""
@@ -250,33 +183,27 @@ class _Rounds:
     f: np.ndarray
     g: np.ndarray
     arcs: np.ndarray
-    best: Certified
+    best: Interval
     device: str
-    clock: _Clock
-    file: Checkpoint | None
+    deadline: float
     ceiling: float = field(default=math.inf, init=False)  # of reduced costs
 
-    def run(self, rtol: float, rounds: int) -> Certified:
+    def run(self, rtol: float, rounds: int) -> Interval:
         """Solve on the arcs, look at all pairs, add what violates; until the interval closes."""
         problem = self.problem
         transform = CTransform(problem.x, problem.y, device=self.device)
         for k in range(rounds):
-            if k and not self.clock.allows("simplex", len(self.arcs)):
+            if time.perf_counter() > self.deadline:
                 break
-            start = time.perf_counter()
             plan, g = self._on_arcs(is_warm=k > 0)
             candidates, f = self._improved(transform, plan, g, rtol)
-            self.clock.note("simplex", len(self.arcs), start)
-            level = logging.INFO if problem.n + problem.m > _LOGGED else logging.DEBUG
-            told = (problem.n, problem.m, k + 1, len(self.arcs), float(self.best.width))
-            _logger.log(level, "%d × %d atoms, round %d: %d arcs, relative width %.1e", *told)
+            numbers = (problem.n, problem.m, k + 1, len(self.arcs), float(self.best.width))
+            _logger.info("%d × %d atoms, round %d: %d arcs, relative width %.1e", *numbers)
             wanted = _sorted_set(_few_arcs(candidates, f, problem))
             place = np.searchsorted(self.arcs, wanted)
             new = wanted[self.arcs[np.minimum(place, len(self.arcs) - 1)] != wanted]
             is_done = self.best.converged or (not len(new) and self.ceiling <= self._ceiling())
             self.arcs = _sorted_set(np.concatenate([self.arcs, new]))
-            if self.file is not None:
-                self.file.save(self.arcs, self.g)
             if is_done:
                 break
             self.ceiling = math.inf if len(new) else self._ceiling()
@@ -349,61 +276,13 @@ def _few_arcs(candidates: RowMinima, f: np.ndarray, problem: Problem) -> np.ndar
     return rows[kept] * problem.m + cols[kept]
 
 
-def _feasible_arcs(problem: Problem) -> np.ndarray:
-    """Those of a coupling: monotone along the direction in which the clouds are widest."""
-    direction = widest_direction(problem)
-    order_x, order_y = (np.argsort(t @ direction) for t in (problem.x, problem.y))
-    rows, cols = staircase(problem.a[order_x], problem.b[order_y])
-    return order_x[rows] * problem.m + order_y[cols]
-
-
-def _spread(
-    problem: Problem, level: _Level, answer: Certified, device: str, rtol: float
-) -> Certified:
-    """Plan and potentials of a coarser level carried over to all atoms.
-
-    What the coarse plan moves from group k to group l is split over their atoms, in the order of
-    their projections on the widest direction.
-    """
-    assert answer.f is not None
-    on_y = CTransform(problem.y, level.problem.x, device=device)(answer.f, 1)
-    g = centred(on_y.minima, problem.b)
-    row = CTransform(problem.x, problem.y, device=device)(g, 1)
-    along = widest_direction(problem)
-    x, y = problem.x @ along, problem.y @ along
-    from_x, from_y = level.problem.x @ along, level.problem.y @ along
-    entries, coarse_mass = (answer.rows, answer.cols), np.exp(answer.log_mass)
-    of_row, rows, row_mass = _within(
-        (from_y[entries[1]], entries[0]), coarse_mass, (x, level.row_of), problem.a
-    )
-    of_col, cols, col_mass = _within(
-        (from_x[entries[0]], entries[1]), coarse_mass, (y, level.col_of), problem.b
-    )
-    i, j, mass = _within((x[rows], of_row), row_mass, (y[cols], of_col), col_mass)
-    plan, potentials = SparsePlan(rows[i], cols[j], np.log(mass)), (row.minima, g)
-    return _certified(problem, plan, potentials, row.slack, rtol)
-
-
-def _within(
-    keys: tuple[np.ndarray, np.ndarray],
-    masses: np.ndarray,
-    other_keys: tuple[np.ndarray, np.ndarray],
-    others: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The monotone plan in the orders of two keys (the last leads), in the numbering before."""
-    first, second = np.lexsort(keys), np.lexsort(other_keys)
-    i, j, mass = monotone_plan(masses[first], others[second])
-    kept = mass > 0
-    return first[i[kept]], second[j[kept]], mass[kept]
-
-
 def _certified(
     problem: Problem,
     plan: SparsePlan,
     potentials: tuple[np.ndarray, np.ndarray],
     slack: float,
     rtol: float,
-) -> Certified:
+) -> Interval:
     # A quarter: the interval, rounding included, is to be narrower than rtol.
     name = "column generation"
     return certified(problem, plan, potentials, method=name, rtol=rtol / 4, slack=slack)

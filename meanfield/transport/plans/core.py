@@ -1,7 +1,8 @@
-"""POT's compiled core, without the package around it.
+"""POT's network simplex (``ot.lp.emd_c``, ``emd_c_sparse``): its compiled core, loaded alone.
 
-The Python wrapper around the core costs twenty times the solution of a problem of eight atoms, and
-importing the package, which looks for every array library there is, takes longer than torch.
+The module ``ot.lp.emd_wrap`` is loaded from its file, not by ``import ot``: the Python wrapper
+around the core costs twenty times the solution of a problem of eight atoms, and importing the
+package, which looks for every array library there is, takes longer than torch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-_ALONE = "_pot_alone"  # a package that nobody else imports
+_ALONE = "_ot_alone"  # a package that nobody else imports
 
 
 @functools.cache
@@ -28,9 +29,9 @@ def compiled_core() -> Any:
         rows, cols = (t.astype(np.uint64).ravel() for t in np.indices((2, 2)))
         plan, value, f, g, code = core.emd_c(weights, weights, cost, 1000, 1, None, None)
         arcs, start = (rows, cols, cost.ravel()), (np.zeros(2), np.zeros(2))
-        *told, _, u, v, _ = core.emd_c_sparse(weights, weights, *arcs, 1000, *start)
+        *entries, _, u, v, _ = core.emd_c_sparse(weights, weights, *arcs, 1000, *start)
         other = np.zeros_like(plan)
-        other[told[0].astype(int), told[1].astype(int)] = told[2]
+        other[entries[0].astype(int), entries[1].astype(int)] = entries[2]
         right = np.allclose([plan, other], np.diag(weights)) and abs(value - 0.375) < 1e-12
         tight = np.allclose([f + g, u + v], [0.0, 0.5])
         if right and tight and core.check_result(code) is None:

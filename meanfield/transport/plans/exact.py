@@ -1,7 +1,7 @@
 """Dense problems: POT's network simplex and SciPy's assignment, one problem or many in arrays.
 
-Where POT's compiled core is not to be had, the public `ot.emd` is used. Only the calls of the
-solvers are a loop.
+The simplex is ``ot.lp.emd_c`` (see `core`); where that is not to be had, the public ``ot.emd``.
+Only the calls of the solvers are a loop.
 """
 
 from __future__ import annotations
@@ -12,43 +12,28 @@ import numpy as np
 
 from meanfield.errors import ConvergenceError
 from meanfield.transport.certificate import (
-    Certified,
+    Interval,
     SparsePlan,
     certified,
     is_open,
-    log_masses,
     narrower,
 )
 from meanfield.transport.plans.core import compiled_core
-from meanfield.transport.plans.formulas import staircase
 from meanfield.transport.problem import Problem
 
 _PIVOTS = 10**12  # the default of POT, 1e5, silently moves 15 to 78 % of the mass
 _LEAST_MASS = 1e-300  # atoms of weight 0 make the core return meaningless potentials
 _REFINEMENTS = 4
 _FORD_ROUNDS, _FORD_GAP = 400, 1e-13
-_FEW_FROM = 20_000  # pairs from which a few arcs beat all of them
-_SCALINGS = 10  # steps of Sinkhorn that choose the arcs
-_BLUR = 0.05  # their temperature, over the mean reduced cost
-_MISPLACED = 0.1  # give up on the arc subset if Sinkhorn's marginal error is above 10 %
-_REACH = 4.0  # keep arcs of reduced cost up to 4 × gap: an optimal plan hardly uses others
-_FEW = 0.25  # of all arcs, at most: with more, the dense simplex is up to 4 times as fast
-_FEW_OF_ATOM = 110  # arcs of an atom, at most: with more, column generation is faster
-_ADDITIONS = 4
-_TIGHT = 1e-15  # of the largest reduced cost: 0 up to rounding
-_LEAST_SCALING = np.float32(1e-30)
 
 
-def solve_dense(
-    problem: Problem, *, rtol: float, by_simplex: bool = False, try_few_arcs: bool = True
-) -> Certified:
+def solve_dense(problem: Problem, *, rtol: float, by_simplex: bool = False) -> Interval:
     """One problem, or a batch (one leading axis): nearest neighbours or the simplex.
 
     Args:
         problem: the problems.
         rtol: how closely plans and potentials must meet.
         by_simplex: nothing but the simplex.
-        try_few_arcs: whether Sinkhorn may choose the arcs of large problems.
     """
     n, m = problem.n, problem.m
     costs = problem.costs.reshape(-1, n, m)
@@ -62,7 +47,7 @@ def solve_dense(
         plan, zeros = SparsePlan(index, index, problem.logs_a), np.zeros_like(problem.b)
         return certified(problem, plan, zeros, method="identity", rtol=rtol)
     if not is_near.any():
-        plans, g = simplexes(a, b, costs, try_few_arcs=try_few_arcs)
+        plans, g = simplexes(a, b, costs)
         names = ["simplex"]
     else:
         plans, g = np.broadcast_to(np.eye(n), costs.shape).copy(), np.zeros_like(b)
@@ -92,20 +77,9 @@ def _sparse(plans: np.ndarray) -> SparsePlan:
     return plan
 
 
-def solve_on_few_arcs(problem: Problem, *, rtol: float) -> Certified | None:
-    """One problem by the simplex on the arcs that a few Sinkhorn steps leave; None if many."""
-    costs = problem.costs
-    reduced, start, active = _reduced(problem.a, problem.b, costs)
-    found = None if active is None else _on_active_arcs(problem.a, problem.b, reduced, active)
-    if found is None:
-        return None
-    plan = SparsePlan(found.rows, found.cols, log_masses(found.mass))
-    return certified(problem, plan, found.g + start, method="simplex", rtol=rtol)
-
-
 def solve_assignment(
     problem: Problem, *, rtol: float, sigma: np.ndarray | None = None
-) -> Certified:
+) -> Interval:
     """One pair of uniform clouds of one size: accurate relative to the answer.
 
     An optimal permutation that is known may be given, and then serves for any weights.
@@ -116,7 +90,7 @@ def solve_assignment(
     return certified(problem, plan, g, method="assignment", rtol=rtol)
 
 
-def solve_finely(problem: Problem, *, rtol: float, answer: Certified) -> Certified:
+def solve_finely(problem: Problem, *, rtol: float, answer: Interval) -> Interval:
     """One problem whose answer is open: potentials of a permutation, then reduced costs.
 
     Those of a permutation are as small as its displacements; others may be as large as the
@@ -143,10 +117,8 @@ def solve_finely(problem: Problem, *, rtol: float, answer: Certified) -> Certifi
     return answer
 
 
-def simplexes(
-    a: np.ndarray, b: np.ndarray, costs: np.ndarray, *, try_few_arcs: bool = True
-) -> tuple[np.ndarray, np.ndarray]:
-    """Plans (k, n, m) and potentials g (k, m) of dense problems.
+def simplexes(a: np.ndarray, b: np.ndarray, costs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Plans (k, n, m) and potentials g (k, m) of dense problems, by POT's `ot.lp.emd_c`.
 
     Raises:
         ConvergenceError: if POT reports anything but an optimum.
@@ -155,15 +127,6 @@ def simplexes(
     plans, g, messages = np.empty(costs.shape), np.empty(b.shape), set()
     (a, b), costs = _positive(a, b), np.ascontiguousarray(costs)
     for k, cost in enumerate(costs):
-        start: np.ndarray | float = 0.0
-        if try_few_arcs and cost.size >= _FEW_FROM:
-            cost, start, active = _reduced(a[k], b[k], cost)
-            found = None if active is None else _on_active_arcs(a[k], b[k], cost, active)
-            if found is not None:
-                plans[k] = 0
-                plans[k][found.rows, found.cols] = found.mass
-                g[k] = found.g + start
-                continue
         if core is not None:
             plans[k], _, _, g[k], code = core.emd_c(a[k], b[k], cost, _PIVOTS, 1, None, None)
             messages.add(code)
@@ -173,68 +136,9 @@ def simplexes(
             plans[k], log = ot.emd(a[k], b[k], cost, numItermax=_PIVOTS, log=True)
             g[k] = log["v"]
             _refuse(log["warning"])
-        g[k] += start
     for code in messages:
         _refuse(core.check_result(code))
     return plans, g
-
-
-def _reduced(
-    a: np.ndarray, b: np.ndarray, costs: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Costs less potentials of a few Sinkhorn steps, their g, and the arcs of small reduced cost.
-
-    Sinkhorn's plan costs `gap` more than its potentials, so an optimal plan does not cost more
-    than that either. None in the place of the arcs where they are too many or the steps too few.
-    Single precision is enough to choose by.
-    """
-    reduced = costs - costs.min(1, keepdims=True)
-    g = reduced.min(0)
-    reduced -= g
-    level = _BLUR * float(a @ reduced @ b)
-    if not level > 0:
-        return reduced, g, None
-    mine, theirs = a.astype(np.float32), b.astype(np.float32)
-    u = np.ones_like(mine)
-    with np.errstate(all="ignore"):
-        short = (reduced / level).astype(np.float32)  # 1 / level is infinite where it is denormal
-        kernel = np.exp(-short)
-        for _ in range(_SCALINGS):
-            v = theirs / (u @ kernel)
-            u = mine / (kernel @ v)
-        misplaced = float(np.abs(v * (u @ kernel) - theirs).sum())
-        short *= kernel
-        gap = level * float(u @ short @ v)
-    if not misplaced <= _MISPLACED:  # NaN as well; such potentials are worse than none
-        return costs, np.zeros_like(b), None
-    g = g + level * np.log(np.maximum(v, _LEAST_SCALING))
-    np.subtract(costs, g, out=reduced)
-    reduced -= reduced.min(1)[:, None]
-    last = reduced.min(0)
-    reduced -= last
-    active = reduced <= _REACH * gap
-    most = min(_FEW * active.size, _FEW_OF_ATOM * max(active.shape))
-    return reduced, g + last, active if np.count_nonzero(active) <= most else None
-
-
-def _on_active_arcs(
-    a: np.ndarray, b: np.ndarray, costs: np.ndarray, active: np.ndarray
-) -> SparseFound | None:
-    """The optimum from the active arcs and those that it turns out to need; None if many."""
-    active[staircase(a, b)] = True
-    rounding = _TIGHT * float(costs.max())
-    left = np.empty_like(costs)
-    for _ in range(_ADDITIONS):
-        rows, cols = np.nonzero(active)
-        found = sparse_simplex(a, b, (rows, cols, costs[rows, cols]))
-        lowest = np.subtract(costs, found.g, out=left).min(1)
-        short = np.flatnonzero(lowest < found.f - rounding)
-        missed = left[short] < (found.f[short] - rounding)[:, None]
-        missed &= ~active[short]
-        if not missed.any():
-            return found
-        active[short] |= missed
-    return None
 
 
 def assignment(costs: np.ndarray) -> np.ndarray:
@@ -282,7 +186,7 @@ def sparse_simplex(
     *,
     is_warm: bool = False,
 ) -> SparseFound:
-    """An optimal plan on given arcs (rows, columns, costs).
+    """An optimal plan on given arcs (rows, columns, costs), by POT's `ot.lp.emd_c_sparse`.
 
     Args:
         a: masses of the rows.
@@ -300,8 +204,8 @@ def sparse_simplex(
     if core is not None:
         ends = (t.astype(np.uint64) for t in (rows, cols))
         zeros = (np.zeros(len(a)), np.zeros(len(b))) if is_warm else (None, None)
-        *told, _, f, g, code = core.emd_c_sparse(a, b, *ends, costs / unit, _PIVOTS, *zeros)
-        message, (i, j, mass) = core.check_result(code), told
+        *entries, _, f, g, code = core.emd_c_sparse(a, b, *ends, costs / unit, _PIVOTS, *zeros)
+        message, (i, j, mass) = core.check_result(code), entries
     else:
         import ot
         from scipy.sparse import coo_array

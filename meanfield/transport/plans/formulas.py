@@ -1,13 +1,17 @@
-"""Plans that need no solver: one atom, two atoms each, the line, equal order along every axis."""
+"""Plans that need no solver: one atom, two atoms each, the line, partners that are nearest."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 
-from meanfield.transport.certificate import Certified, SparsePlan, centred, certified
+from meanfield.transport.certificate import (
+    Interval,
+    SparsePlan,
+    certified,
+    log_masses,
+)
 from meanfield.transport.plans.c_transform import CTransform
 from meanfield.transport.problem import UNIT, Problem, costs_between
 
@@ -17,13 +21,11 @@ _PROBES = 64  # atoms that tell whether nearest neighbours can prove the identit
 # Products find neighbours in 0.5 s at n = 10,000, a tree in 0.01 to 0.3 s below this dimension and
 # in 1 to 8 s above it, unless the atoms hardly move.
 _TREE_DIM = 24
-_MANY_PAIRS = 10**10  # from which on a few atoms are looked at before all of them
-_BLOCK = 8192  # atoms whose moments are added at once: they stay in a fast memory
 _PRODUCTS = 400_000_000  # pairs; beyond, n log n wins after all
 _UNSAFE = 1e-140  # distances whose squares underflow inside a tree
 
 
-def closed_form(problem: Problem, *, rtol: float) -> Certified | None:
+def closed_form(problem: Problem, *, rtol: float) -> Interval | None:
     """The answer where there is a formula, otherwise None; on the line of one problem only."""
     if problem.n == 1 or problem.m == 1:
         return solve_one_atom(problem, rtol=rtol)
@@ -34,7 +36,7 @@ def closed_form(problem: Problem, *, rtol: float) -> Certified | None:
     return None
 
 
-def solve_one_atom(problem: Problem, *, rtol: float) -> Certified:
+def solve_one_atom(problem: Problem, *, rtol: float) -> Interval:
     """W_p^p = Σᵢ aᵢ ‖xᵢ − y‖^p: there is one coupling only."""
     i, j = np.divmod(np.arange(problem.pairs), problem.m)
     logs = problem.logs_a[..., i] + problem.logs_b[..., j]  # one of the two is 0
@@ -44,7 +46,7 @@ def solve_one_atom(problem: Problem, *, rtol: float) -> Certified:
     return certified(problem, plan, g, method="one atom", rtol=rtol, is_optimal=True)
 
 
-def solve_two_atoms(problem: Problem, *, rtol: float) -> Certified:
+def solve_two_atoms(problem: Problem, *, rtol: float) -> Interval:
     """Two atoms each, p = 2.
 
     The cost is linear in π₁₁ with slope −2⟨x₁ − x₂, y₁ − y₂⟩, so an end of its range is optimal:
@@ -82,10 +84,11 @@ def solve_two_atoms(problem: Problem, *, rtol: float) -> Certified:
     )
 
 
-def solve_line(problem: Problem, *, rtol: float) -> Certified:
+def solve_line(problem: Problem, *, rtol: float) -> Interval:
     """d = 1: the monotone coupling, W_p^p = ∫₀¹ |F⁻¹(t) − G⁻¹(t)|^p dt."""
     x, y = problem.x[:, 0], problem.y[:, 0]
-    plan, steps = _on_line(problem, (_along(problem.x, 0), _along(problem.y, 0)))
+    orders = np.argsort(x, kind="stable"), np.argsort(y, kind="stable")
+    plan, steps = _on_line(problem, orders)
     is_matched = plan.log_doubt == -math.inf
     f, g, slack = _staircase_potentials(problem, steps, x, y)
     return certified(
@@ -93,44 +96,9 @@ def solve_line(problem: Problem, *, rtol: float) -> Certified:
     )
 
 
-def same_order(problem: Problem, *, rtol: float, device: str) -> Certified | None:
-    """Clouds that one coupling orders alike along every axis of a basis; None if there is none.
-
-    Such a coupling is optimal for every axis by itself, so it is for their sum: f and g are the
-    sums of the potentials of the axes. Translations and coordinatewise maps are ordered alike
-    along the axes themselves; an affine image under a symmetric positive matrix along its
-    eigenvectors, which the two covariances give [Gelbrich 1990].
-    """
-    if problem.order != 2:
-        return None
-    centre = problem.x.mean(0)
-    for basis in (None, _optimal_axes(problem)):
-        if not _may_be_alike(problem, np.eye(problem.dim) if basis is None else basis):
-            continue
-        x, y = problem.x - centre, problem.y - centre
-        if basis is not None:
-            x, y = x @ basis, y @ basis
-        found = _ordered_alike(problem, x, y)
-        if found is None:
-            continue
-        plan, f, g, slack = found
-        slack += _turned(problem, basis) * float(problem.diameter) ** 2
-        for is_last in (False, True):
-            if is_last:  # slack: feasibility error if not all pairs are checked
-                g = centred(g, problem.b)
-                f, _, _, _, slack = CTransform(problem.x, problem.y, device=device)(g, 1)
-            name = "same order"
-            answer = certified(problem, plan, (f, g), method=name, rtol=rtol / 4, slack=slack)
-            if answer.width <= rtol:
-                return replace(answer, converged=np.asarray(True))
-        if answer.converged:
-            return answer
-    return None
-
-
 def solve_paired(
     problem: Problem, *, rtol: float, device: str, probe: bool = True
-) -> Certified | None:
+) -> Interval | None:
     """The coupling of xᵢ with yᵢ, and nearest neighbours against it; None where a probe fails.
 
     If yᵢ is a nearest point of ν to xᵢ for every i (or the mirror image), then g = 0 and
@@ -173,21 +141,27 @@ def monotone_plan(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray,
     return i, j, mass
 
 
-def staircase(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Arcs of the monotone plan, both ways around its corners: rounding cannot disconnect it."""
-    i, j, _ = monotone_plan(a, b)
-    return np.concatenate([i, i[:-1], i[1:]]), np.concatenate([j, j[1:], j[:-1]])
+def both_ways(rows: np.ndarray, cols: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Arcs of a staircase, both ways around its corners: rounding cannot disconnect it."""
+    i, j = (rows, rows[:-1], rows[1:]), (cols, cols[1:], cols[:-1])
+    return np.concatenate(i), np.concatenate(j)
 
 
-def widest_direction(problem: Problem) -> np.ndarray:
-    """The direction in which the two clouds together are widest."""
+def monotone_along_widest(problem: Problem, a: np.ndarray, b: np.ndarray) -> SparsePlan:
+    """The monotone plan of masses a and b along the direction in which both clouds are widest.
+
+    All of its steps, in their order, also those without mass; masses are normalised.
+    """
     points = np.concatenate([problem.x, problem.y])
     points = points - points.mean(0)
-    return np.linalg.eigh(points.T @ points)[1][:, -1]
+    widest = np.linalg.eigh(points.T @ points)[1][:, -1]
+    order_x, order_y = (np.argsort(t @ widest) for t in (problem.x, problem.y))
+    i, j, mass = monotone_plan(a[order_x], b[order_y])
+    return SparsePlan(order_x[i], order_y[j], log_masses(mass))
 
 
 def _on_line(
-    problem: Problem, orders: tuple[np.ndarray, np.ndarray], least: float = 0.0
+    problem: Problem, orders: tuple[np.ndarray, np.ndarray]
 ) -> tuple[SparsePlan, tuple[np.ndarray, np.ndarray]]:
     """The monotone plan of atoms in two orders, and all of its steps."""
     order_x, order_y = orders
@@ -195,17 +169,8 @@ def _on_line(
     steps = order_x[i], order_y[j]
     if problem.n == problem.m and (problem.log_a[order_x] == problem.log_b[order_y]).all():
         return SparsePlan(order_x, order_y, problem.logs_a[order_x], -math.inf), steps
-    kept = mass > least
+    kept = mass > 0
     return SparsePlan(steps[0][kept], steps[1][kept], np.log(mass[kept])), steps
-
-
-def _along(points: np.ndarray, axis: int) -> np.ndarray:
-    """The order of points along an axis; the other axes decide between equal coordinates."""
-    first = points[:, axis]
-    order = np.argsort(first, kind="stable")
-    if (np.diff(first[order]) > 0).all():
-        return order
-    return np.lexsort((*points.T, first))
 
 
 def _staircase_potentials(
@@ -252,78 +217,6 @@ def _running(terms: np.ndarray) -> tuple[np.ndarray, int]:
     sums = np.cumsum(blocks, axis=1)
     sums[1:] += np.cumsum(sums[:-1, -1])[:, None]
     return sums.reshape(-1)[: len(terms) + 1], 2 * width
-
-
-def _optimal_axes(problem: Problem) -> np.ndarray:
-    """Eigenvectors of the optimal linear map between the covariances of the clouds."""
-    roots = []
-    for points, weights in ((problem.x, problem.a), (problem.y, problem.b)):
-        centre, root = weights @ points, np.zeros((problem.dim, problem.dim))
-        for start in range(0, len(points), _BLOCK):
-            block = slice(start, start + _BLOCK)
-            moved = (points[block] - centre) * np.sqrt(weights[block])[:, None]
-            root += moved.T @ moved
-        roots.append(root)
-    values, vectors = np.linalg.eigh(roots[0])
-    # A^½ (A^½ B A^½)^½ A^½ has the wanted A^−½ … A^−½ only without directions of no extent.
-    sizes = np.sqrt(np.maximum(values, 1e-14 * max(values.max(), 1e-300)))
-    half, back = (vectors * sizes) @ vectors.T, (vectors / sizes) @ vectors.T
-    inner_values, inner = np.linalg.eigh(half @ roots[1] @ half)
-    middle = (inner * np.sqrt(np.maximum(inner_values, 0))) @ inner.T
-    return np.linalg.eigh(back @ middle @ back)[1]
-
-
-def _turned(problem: Problem, basis: np.ndarray | None) -> float:
-    """How much of D² squared distances may lose in coordinates from the centre, and by a basis.
-
-    A coordinate, of a point at most D from the centre, is right to (d + 1) u D, or to u D without
-    a basis; the basis is orthonormal up to what is measured; d potentials are added.
-    """
-    d, shape = problem.dim, 0.0 if basis is None else math.sqrt(problem.dim)
-    rounded = (4 * shape * (d + 2) + 8 * (d + 4)) * UNIT
-    if basis is None:
-        return rounded
-    askew = np.abs(basis.T @ basis - np.eye(d)).sum(0).max()
-    return rounded + float(askew) + d * UNIT
-
-
-def _may_be_alike(problem: Problem, basis: np.ndarray) -> bool:
-    """Whether equal ranks along one axis are nearly equal ranks along all, for a few atoms."""
-    if problem.pairs < _MANY_PAIRS or not problem.is_uniform:
-        return True
-    ranks = np.linspace(0, problem.n - 2, _PROBES).astype(int)
-    few = problem.x[:: problem.n // _PROBES] @ basis
-    widest = basis[:, np.ptp(few, axis=0).argmax()]
-    both = []
-    for points in (problem.x, problem.y):
-        along = points @ widest
-        order = np.argpartition(along, np.concatenate([ranks, ranks + 1]))
-        if (along[order[ranks]] == along[order[ranks + 1]]).any():
-            return True  # the other axes decide between them, for all atoms together
-        both.append(points[order[ranks]])
-    x, y = (t @ basis for t in both)
-    order_x, order_y = np.argsort(x, axis=0), np.argsort(y, axis=0)
-    return bool((np.abs(order_x.argsort(0) - order_y.argsort(0)) <= _PROBES // 8).all())
-
-
-def _ordered_alike(
-    problem: Problem, x: np.ndarray, y: np.ndarray
-) -> tuple[SparsePlan, np.ndarray, np.ndarray, float] | None:
-    """The plan along the widest axis and potentials (f, g, slack), if all axes agree with it."""
-    widest = int(np.ptp(x, axis=0).argmax())
-    least = 4 * UNIT * (1 / problem.n + 1 / problem.m)
-    plan, _ = _on_line(problem, (_along(x, widest), _along(y, widest)), least)
-    for mine, theirs in zip(x.T, y.T, strict=True):
-        order = np.lexsort((theirs[plan.cols], mine[plan.rows]))
-        if (np.diff(theirs[plan.cols[order]]) < 0).any():
-            return None
-    f, g, slack = np.zeros(problem.n), np.zeros(problem.m), 0.0
-    for mine, theirs in zip(x.T, y.T, strict=True):
-        orders = np.argsort(mine, kind="stable"), np.argsort(theirs, kind="stable")
-        _, steps = _on_line(problem, orders)
-        own_f, own_g, own_slack = _staircase_potentials(problem, steps, mine, theirs)
-        f, g, slack = f + own_f, g + own_g, slack + own_slack
-    return plan, f, g, slack
 
 
 def _may_be_nearest(

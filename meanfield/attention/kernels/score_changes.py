@@ -1,8 +1,9 @@
-"""Score biases that depend on positions alone: ALiBi, and windows."""
+"""Kernels that change the scores of another one: caps, linear biases and windows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -10,9 +11,50 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product
-from meanfield.attention.kernels.kernel import FeatureSizes, Kernel, ModifiedKernel, checked_inner
+from meanfield.attention.kernels.kernel import (
+    FeatureSizes,
+    Kernel,
+    ModifiedKernel,
+    Score,
+    checked_inner,
+)
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import as_float_tensor, check_finite, number
+
+
+@final
+@dataclass(frozen=True)
+class SoftCap(ModifiedKernel):
+    """τ · tanh(s/τ) of the inner kernel's scores s; made by `soft_cap`.
+
+    Position biases (`alibi`, `window`) are added after every cap, in whatever order kernels nest.
+    """
+
+    tau: float
+    inner: Kernel = dot_product
+
+    @property
+    def score(self) -> Score:  # type: ignore[override]
+        """τ tanh(⟨Ax, y⟩/τ) where the inner score is ⟨Ax, y⟩."""
+        of_dot_product = self.inner.score.kind == "dot product"
+        return Score("soft cap", self.tau) if of_dot_product else Score("other")
+
+    def feature_sizes(self, parameters: AttentionParameters, radius: float) -> FeatureSizes | None:
+        """The inner kernel's: the slope of τ·tanh(s/τ) is at most 1."""
+        return self.inner.feature_sizes(parameters, radius)
+
+    @property
+    def curvature(self) -> float:
+        """4/(3√3 τ), and as much more as the inner kernel has: all slopes are at most 1."""
+        return 4 / (3 * math.sqrt(3) * self.tau) + self.inner.curvature
+
+    @property
+    def activation(self) -> Callable[[Tensor], Tensor]:
+        """s ↦ τ · tanh(s/τ), after the inner kernel's own."""
+        before, tau = self.inner.activation, self.tau
+        if before is None:
+            return lambda s: tau * torch.tanh(s / tau)
+        return lambda s: tau * torch.tanh(before(s) / tau)
 
 
 @final
@@ -67,6 +109,19 @@ class Window(ModifiedKernel):
     def reach(self) -> float:  # type: ignore[override]
         """The width, or that of a window inside."""
         return min(self.width, self.inner.reach)
+
+
+def soft_cap(tau: float, *, inner: Kernel = dot_product) -> SoftCap:
+    """τ · tanh(scale · ⟨q, k⟩ / τ): scores that cannot leave (−τ, τ).
+
+    Position biases are added after the cap, in whatever order kernels nest: ``soft_cap(τ,
+    inner=alibi(...))`` is ``alibi(..., inner=soft_cap(τ))``.
+
+    Args:
+        tau: τ > 0.
+        inner: the kernel whose scores are capped.
+    """
+    return SoftCap(number(tau, "tau", above=0), checked_inner(inner))
 
 
 def alibi(slopes: Sequence[float], *, length: float = 1.0, inner: Kernel = dot_product) -> Alibi:

@@ -1,0 +1,284 @@
+"""Every theorem, in the order of the table: its words, what it asks, its number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from meanfield.bounds.diracs import masked_two_dirac_lower, two_dirac_lower
+from meanfield.bounds.l2 import l2_attention_2, l2_theorem_3_2, tied_norms
+from meanfield.bounds.layer import raised
+from meanfield.bounds.rates import mean_field_by_rate
+from meanfield.bounds.scores import by_oscillation, capped_mean_field, l2_mean_field
+from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
+from meanfield.bounds.spheres import sphere_mean_field
+from meanfield.bounds.statements import OURS, Ask, Question, Statement
+from meanfield.bounds.theorems import proposition_3_4, theorem_3_5
+from meanfield.bounds.witnesses import best_pair, far_token, is_far_enough, two_on_circle
+from meanfield.checks import as_floats
+
+_TOKENS, _MASKED_TOKENS = "Euclidean, n tokens", "Euclidean, n tokens, masked"
+_PLAIN, _CONDITIONAL = "W₂, all measures", "conditional d₂, masked"
+_SPHERE = "W₂, times 1/σ, behind a norm"
+_HERE = "Euclidean, at the points"
+_WITNESS = "one token at Ru, the others at −Ru or Ru/2"
+_LEMMA_3_8 = "[CAP24], Lemma 3.8{bias}"
+
+
+# ------------------------------------------------------------ what they ask
+
+
+def _values_fit(theorem: Callable[[Any, Any], float]) -> Ask:
+    def holds(question: Question) -> bool:
+        try:
+            theorem(question.layer.parameters, 1)
+        except ValueError:
+            return False
+        return True
+
+    return Ask("values see what the queries do not", holds)
+
+
+_BILINEAR = Ask(
+    "the kernel is not the dot product under the softmax", lambda q: q.kind == "dot product"
+)
+_UNMASKED = Ask("the layer is masked", lambda q: not q.layer.causal)
+_MASKED = Ask("the layer is not masked", lambda q: q.layer.causal is not False)
+_COUNTED = Ask("the number of tokens is not given", lambda q: q.n is not None)
+_PLACED = Ask("no points are given", lambda q: q.points is not None)
+_FIRST = Ask("a norm comes before attention", lambda q: q.layer.norm is None)
+_SECOND = Ask("no norm comes before attention", lambda q: q.layer.norm is not None)
+_ON_CIRCLE = Ask("there is no circle on the line", lambda q: q.sphere_dim >= 1)
+_ONE_HEAD = Ask("several heads may cancel", lambda q: len(q.layer.norm_A) == 1)
+_UNBIASED = Ask("a query bias moves the witness", lambda q: not q.layer.shift.any())
+_EIGEN = Ask("A has no real eigenvalue but 0", lambda q: bool(q.eigenpairs))
+_NEGATIVE = Ask("A has no negative eigenvalue", lambda q: any(g < 0 for g, _ in q.eigenpairs))
+_IDENTITY = Ask(
+    "V is not the identity", lambda q: np.array_equal(q.layer.V[0], np.eye(q.layer.V.shape[-1]))
+)
+_SEVERAL = Ask("there is one token alone", lambda q: q.tokens >= 2)
+_FEW = Ask("too many tokens for one to matter", is_far_enough)
+_TIED = Ask("queries and keys are not tied", lambda q: tied_norms(q.layer.parameters)[0])
+_SIZED = Ask("no bound of the kernel's scores is known", lambda q: q.sizes is not None)
+_MAPPED = Ask("bare matrices are no map", lambda q: q.layer.map is not None)
+_DECLARES = Ask("the map declares no bound at an input", lambda q: q.declared is not None)
+_WITNESSED = (_BILINEAR, _FIRST, _ONE_HEAD, _UNBIASED)
+_ON_SPHERE = (_BILINEAR, _SECOND, _ON_CIRCLE, _UNMASKED)
+
+
+# ------------------------------------------------------------ numbers of several steps
+
+
+def _theorem_3_5(question: Question) -> float:
+    layer, radius = question.layer, question.radius
+    return float(raised(np.sum(theorem_3_5(layer.effective_A(radius), layer.norm_V, radius))))
+
+
+def _mean_field(question: Question) -> float:
+    """Each head's bound, by the rate of its A where that can be the smaller one."""
+    layer, radius = question.layer, question.radius
+    by_norm = mean_field(layer.norm_A, 1.0, radius, shift=layer.shift)
+    c = layer.norm_A * radius**2
+    dim = layer.parameters.dim
+    worth = (layer.shift == 0) & (0.5 * dim * np.log1p(4 * c) < c)
+    rates = [
+        mean_field_by_rate(layer.A[h], 1.0, radius) if worth[h] else by_norm[h]
+        for h in range(len(worth))
+    ]
+    return layer.joined(np.minimum(by_norm, rates))
+
+
+def _capped(question: Question, causal: bool) -> float:
+    layer = question.layer
+    assert layer.score is not None
+    return question.joined(
+        capped_mean_field, tau=layer.score.tau, causal=causal, key_shift=layer.key_shift
+    )
+
+
+def _l2(question: Question, causal: bool) -> float:
+    _, G, rank = tied_norms(question.layer.parameters)
+    return question.layer.joined(l2_mean_field(G, 1.0, question.radius, rank, causal=causal))
+
+
+def _bounded(question: Question, causal: bool) -> float:
+    """Rotary positions, QK-norm, …: by what is known of the sizes of queries and keys."""
+    q, k, q_slope, k_slope, bias = (as_floats(one) for one in question.sizes)
+    radius = question.radius
+    each = by_oscillation(
+        1.0, radius, 2 * q * k + bias, q * k_slope, radius * q_slope * k, causal=causal
+    )
+    return question.layer.joined(each)
+
+
+def _theorem_c_3(question: Question) -> float:
+    """Σ_h √3 ‖V_h‖ (n(1 + U²r²) + W²r²)^½ with r the diameter, U = max|uᵢ|, W = max|Aᵀxᵢ|.
+
+    Of the three parts of the derivative: (Σⱼ Pᵢⱼεⱼ)ᵢ is at most √n|ε|, Σⱼ Pᵢⱼ(xⱼ−mᵢ)⟨uᵢ, εⱼ⟩ at
+    most √n·r·U|ε|, and Covᵢ A εᵢ = Σⱼ Pᵢⱼ(xⱼ−mᵢ)⟨Aᵀxⱼ, εᵢ⟩ at most r·W|εᵢ|. The scripts of [CAP24]
+    evaluate the form with W = U and without √3.
+    """
+    layer, points = question.layer, question.points
+    assert points is not None
+    if layer.norm is not None:
+        points = layer.norm.unit(points)
+    x, n = as_floats(points.points), points.n_particles
+    square = (x**2).sum(1)
+    spread = max(float((square[:, None] + square - 2 * x @ x.T).max()), 0.0)
+    ahead = np.linalg.norm(np.einsum("hij,nj->hni", layer.A, x) + layer.pull[:, None], axis=-1)
+    back = np.linalg.norm(np.einsum("hji,nj->hni", layer.A, x), axis=-1)
+    inside = n * (1 + ahead.max(1) ** 2 * spread) + back.max(1) ** 2 * spread
+    return float(raised(np.sum(math.sqrt(3) * layer.norm_V * np.sqrt(inside))))
+
+
+def _along_sphere(question: Question, *, apart: float) -> float:
+    """Along the sphere, and ε · apart of what `mean_field` allows across it."""
+    layer = question.layer
+    assert layer.norm is not None
+    radius = math.sqrt(layer.parameters.dim)
+    along = sphere_mean_field(layer.norm_A, 1.0, radius, shift=layer.shift)
+    across = mean_field(layer.norm_A, 1.0, radius, shift=layer.shift)
+    # An atom moves by less than 1/σ in all, so never more than the bound for all directions.
+    share = min(layer.norm.eps * apart, 1.0)
+    return layer.joined(np.minimum(along + share * across, across))
+
+
+# ------------------------------------------------------------ the list
+
+
+def _both(
+    name: str, assumption: str, asks: Sequence[Ask], value: Callable[[Question, bool], float]
+) -> list[Statement]:
+    """A bound of plain attention and, given True, of masked attention."""
+    words = ("upper", _PLAIN, assumption, OURS), ("upper", _CONDITIONAL, assumption, OURS)
+    return [
+        _upper((name, *words[0]), (*asks, _UNMASKED), lambda q: value(q, False)),
+        _upper((f"{name}, masked", *words[1]), (*asks, _MASKED), lambda q: value(q, True)),
+    ]
+
+
+_upper = partial(Statement, times_slope=True)
+
+OF_DOT_PRODUCTS = [
+    _upper(
+        ("Thm 3.3, 4.3", "upper", _TOKENS, "tokens in B_R", _LEMMA_3_8),
+        (_BILINEAR, _COUNTED),
+        lambda q: q.layer.theorem_3_3(q.radius, q.tokens),
+    ),
+    _upper(
+        ("tokens", "upper", _TOKENS, "tokens in B_R", OURS),
+        (_BILINEAR, _COUNTED, _UNMASKED),
+        lambda q: q.joined(tokens, n=q.tokens),
+    ),
+    _upper(
+        ("masked tokens", "upper", _MASKED_TOKENS, "tokens in B_R", OURS),
+        (_BILINEAR, _COUNTED, _MASKED),
+        lambda q: q.joined(tokens, n=q.tokens, causal=True),
+    ),
+    _upper(
+        ("Thm 3.5", "upper", _PLAIN, "measures on B_R", _LEMMA_3_8),
+        (_BILINEAR, _UNMASKED),
+        _theorem_3_5,
+    ),
+    _upper(
+        ("mean field", "upper", _PLAIN, "measures on B_R", OURS),
+        (_BILINEAR, _UNMASKED),
+        _mean_field,
+    ),
+    _upper(
+        ("masked mean field", "upper", _CONDITIONAL, "measures on [0,1]×B_R", OURS),
+        (_BILINEAR, _MASKED),
+        lambda q: q.joined(masked_mean_field, dim=q.layer.parameters.dim),
+    ),
+    _upper(
+        (
+            *("Thm 3.7, 4.5", "limit", "Euclidean at λX, λ → ∞"),
+            *("each query has one best key per head", "[CAP24], triangle inequality"),
+        ),
+        (_BILINEAR, _COUNTED, _FIRST),
+        lambda q: raised(float(np.sum(q.layer.norm_V)) * q.tokens**0.5),
+    ),
+]
+
+OF_OTHER_SCORES = {
+    "soft cap": _both("soft cap", "points in B_R", (), _capped),
+    "l2": [
+        *_both("L2", "points in B_R", (_TIED,), _l2),
+        _upper(
+            ("L2, n tokens", "upper", "Euclidean, n tokens, masked too", "any tokens", OURS),
+            (_TIED, _COUNTED, _values_fit(l2_attention_2)),
+            lambda q: l2_attention_2(q.layer.parameters, q.tokens),
+        ),
+        _upper(
+            ("L2, Thm 3.2", "upper", _TOKENS, "any tokens", "[KPM21]"),
+            (_TIED, _COUNTED, _UNMASKED, _values_fit(l2_theorem_3_2)),
+            lambda q: l2_theorem_3_2(q.layer.parameters, q.tokens),
+        ),
+    ],
+    "other": _both("bounded scores", "points in B_R, any positions", (_SIZED,), _bounded),
+}
+
+AT_POINTS = [
+    _upper(
+        ("Thm C.3", "upper", _HERE, "these tokens", "[CAP24], as its scripts; |Aᵀx|: " + OURS),
+        (_BILINEAR, _PLACED),
+        _theorem_c_3,
+    ),
+    Statement(
+        ("at the points", "upper", "W₂ or d₂, at the points", "these points", OURS),
+        (_PLACED, _MAPPED, _DECLARES),
+        lambda q: q.declared,
+    ),
+    Statement(
+        ("sphere", "upper", _SPHERE, "atoms move along a sphere", OURS),
+        _ON_SPHERE,
+        lambda q: _along_sphere(q, apart=0.0),
+    ),
+    Statement(
+        ("sphere, at the points", "upper", "W₂, at the points", "their least spread σ", OURS),
+        (*_ON_SPHERE, _PLACED),
+        lambda q: q.slope * _along_sphere(q, apart=q.slope**2),
+    ),
+]
+
+FROM_BELOW = [
+    Statement(
+        ("Prop. 3.4", "lower", _TOKENS, f"V = I; {_WITNESS}", "[CAP24]"),
+        (*_WITNESSED, _EIGEN, _COUNTED, _IDENTITY),
+        lambda q: best_pair(q, lambda gamma: proposition_3_4(gamma, q.radius, q.tokens)),
+    ),
+    Statement(
+        ("Prop. 3.4, any V", "lower", _TOKENS, _WITNESS, OURS),
+        (*_WITNESSED, _EIGEN, _COUNTED),
+        lambda q: best_pair(q, lambda gamma: proposition_3_4(gamma, q.radius, q.tokens)),
+    ),
+    Statement(
+        ("two Diracs", "lower", "W₂ or d₂", "two atoms, best weights", OURS),
+        (*_WITNESSED, _EIGEN),
+        lambda q: best_pair(q, lambda gamma: two_dirac_lower(gamma, q.radius)),
+    ),
+    Statement(
+        ("two Diracs, masked", "lower", _CONDITIONAL, "interleaved at every position", OURS),
+        (*_WITNESSED, _EIGEN, _MASKED),
+        lambda q: best_pair(q, lambda gamma: masked_two_dirac_lower(gamma, q.radius)),
+    ),
+    Statement(
+        ("far token", "lower", _TOKENS, "n − 1 tokens at one place, one far across", OURS),
+        (*_WITNESSED, _COUNTED, _UNMASKED, _SEVERAL, _FEW),
+        far_token,
+    ),
+    Statement(
+        ("sphere, two Diracs", "lower", _SPHERE, "two atoms on a circle", OURS),
+        (*_ON_SPHERE, _ONE_HEAD, _UNBIASED, _NEGATIVE),
+        two_on_circle,
+    ),
+]
+
+
+def statements(scores: str) -> list[Statement]:
+    """The theorems of the table of a layer with scores of this kind."""
+    return [*OF_DOT_PRODUCTS, *OF_OTHER_SCORES.get(scores, ()), *AT_POINTS, *FROM_BELOW]

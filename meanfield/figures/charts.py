@@ -1,0 +1,224 @@
+"""A figure as a value: its curves and formulas over one axis, for each value of a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import xarray as xr
+
+from meanfield.figures.canvas import FORMULA, figure, kind, ticks_at
+from meanfield.figures.curves import curve, formula, law, power_law
+from meanfield.figures.selection import attribute, by_level, by_mask, fits_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_Rows = Callable[[xr.Dataset], xr.Dataset]
+_Words = str | Callable[[xr.Dataset], str]
+
+
+class _At(dict[str, Any]):
+    """What a formula knows besides x: the attributes of a Dataset, and values of parameters."""
+
+    def __init__(self, ds: xr.Dataset, values: Mapping[str, Any]) -> None:
+        super().__init__({**ds.attrs, **values})
+        self.ds = ds
+
+    def __missing__(self, name: str) -> Any:
+        return attribute(self.ds, name)  # says that it is not there
+
+
+class Drawn:
+    """One thing that a chart shows, once for each value of its parameter.
+
+    Args:
+        label: in the legend; of a chart `by` a parameter with its values, ``"R = {radius:g}"``,
+            or a function of the cases of one value.
+        fmt: as in `Axes.plot`.
+        key: an entry of the legend for those of all values, in black.
+        once: whether it is drawn once, of all cases, and not for each value.
+        **style: properties of the line.
+    """
+
+    def __init__(
+        self, label: _Words = "", fmt: str = "", *, key: str = "", once: bool = False, **style: Any
+    ) -> None:
+        self.label, self.fmt, self.key, self.once, self.style = label, fmt, key, once, style
+
+    def draw(self, ax: Axes, x: str, rows: xr.Dataset, at: _At, style: dict[str, Any]) -> None:
+        """Draw it on the Axes."""
+        raise NotImplementedError
+
+    def styled(self, rows: xr.Dataset, words: Mapping[str, Any], colour: Any) -> dict[str, Any]:
+        """The properties of the line for one value."""
+        label = self.label(rows) if callable(self.label) else self.label
+        label = label.format(**words) if words and not callable(self.label) else label
+        named = {"label": label} if label else {}
+        return ({} if colour is None else {"color": colour}) | named | self.style
+
+
+class Curve(Drawn):
+    """A column of the cases; further arguments as of `Drawn`.
+
+    Args:
+        y: its name.
+        rows: which of the cases, or the cases with further columns.
+        flag: the truth values by which points are marked; ``{y}_converged`` if there is one.
+        of: what it is of the Dataset, as in `canvas.figure`: ``"a/b"``; y if "".
+    """
+
+    def __init__(
+        self,
+        y: str,
+        label: _Words = "",
+        fmt: str = "o-",
+        *,
+        rows: _Rows = lambda ds: ds,
+        flag: str | None = None,
+        of: str = "",
+        **more: Any,
+    ) -> None:
+        super().__init__(label, fmt, **more)
+        self.y, self.rows, self.flag, self.of = y, rows, flag, of or y
+
+    def draw(self, ax: Axes, x: str, rows: xr.Dataset, at: _At, style: dict[str, Any]) -> None:
+        """Draw it on the Axes."""
+        curve(ax, self.rows(rows), x, self.y, self.fmt, flag=self.flag, **style)
+
+
+class Formula(Drawn):
+    """A function of x, on a fine grid of its own; further arguments as of `Drawn`.
+
+    Args:
+        f: from x, and the value of `by` and the attributes of the Dataset by name, to y.
+        whole: whether x is a whole number.
+        flat: a horizontal line through the whole figure; x is then None.
+    """
+
+    def __init__(
+        self,
+        f: Callable[[Any, Mapping[str, Any]], Any],
+        label: _Words = "",
+        fmt: str = "k:",
+        *,
+        whole: bool = False,
+        flat: bool = False,
+        **more: Any,
+    ) -> None:
+        super().__init__(label, fmt, **more)
+        self.f, self.whole, self.flat = f, whole, flat
+
+    def draw(self, ax: Axes, x: str, rows: xr.Dataset, at: _At, style: dict[str, Any]) -> None:
+        """Draw it on the Axes."""
+        if not self.flat:
+            of = lambda values: self.f(values, at)  # noqa: E731
+            formula(ax, of, rows[x], self.fmt, whole=self.whole, **style)
+            return
+        line: Any = {"linestyle": self.fmt.removeprefix("k"), "linewidth": 0.9, "gid": FORMULA}
+        line |= {"color": "black"} if self.fmt.startswith("k") else {}
+        ax.axhline(self.f(None, at), **(line | style))
+
+
+class Key(Drawn):
+    """An entry of the legend alone, in black, for the curves of all values."""
+
+    def __init__(self, label: str, fmt: str, **style: Any) -> None:
+        super().__init__(label, fmt, once=True, **({"color": "black"} | style))
+
+    def draw(self, ax: Axes, x: str, rows: xr.Dataset, at: _At, style: dict[str, Any]) -> None:
+        """Draw it on the Axes."""
+        ax.plot([], [], self.fmt, **style)
+
+
+class Law(Drawn):
+    """The fitted power law with these labels, named with the interval of its exponent."""
+
+    def __init__(self, labels: Mapping[str, Any], **style: Any) -> None:
+        super().__init__(**style)
+        self.labels = labels
+
+    def draw(self, ax: Axes, x: str, rows: xr.Dataset, at: _At, style: dict[str, Any]) -> None:
+        """Draw it on the Axes."""
+        fits = fits_of(rows, law="free", **self.labels)
+        power_law(ax, fits, rows[x], **style, label=law(fits))
+
+
+class Chart:
+    """Curves of a Dataset on one Axes; a chart is called as any figure, see `canvas.figure`.
+
+    Args:
+        caption: its first line is the caption.
+        x: the variable on the horizontal axis, labelled with its long name.
+        drawn: what is drawn.
+        title: of the figure, or a function of the cases.
+        by: parameters, each of whose values has a colour; those of `causal` have two of their
+            own, and labels say ``{kind}``.
+        rows: the cases that are drawn.
+        log: the logarithmic axes, "x", "y" or "xy".
+        ticks: whether the horizontal axis has ticks where the data are.
+        **axes: as of `Axes.set`: labels and limits.
+    """
+
+    def __init__(
+        self,
+        caption: str,
+        x: str,
+        drawn: Sequence[Drawn],
+        title: _Words,
+        *,
+        by: str | tuple[str, ...] = (),
+        rows: _Rows = lambda ds: ds,
+        log: str = "",
+        ticks: bool = False,
+        **axes: Any,
+    ) -> None:
+        self.__doc__, self.x, self.drawn, self.title = caption, x, drawn, title
+        self.by, self.rows, self.log, self.ticks, self.axes = by, rows, log, ticks, axes
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The variables of the Dataset that are drawn, and flags that are not of their name."""
+        curves = [one for one in self.drawn if isinstance(one, Curve)]
+        named = [one.of for one in curves] + [one.flag for one in curves if one.flag]
+        return tuple(dict.fromkeys(named))
+
+    def __call__(self, ds: xr.Dataset, *, ax: Axes | None = None, **how: Any) -> Axes:
+        """Draw it; the options are those of `canvas.figure`."""
+
+        def chart(ds: xr.Dataset, *, ax: Axes) -> Axes:
+            return self._on(ax, self.rows(ds))
+
+        chart.__name__ = f"{', '.join(self.columns)} against {self.x}"  # in messages
+        return figure(*self.columns)(chart)(ds, ax=ax, **how)
+
+    def _on(self, ax: Axes, rows: xr.Dataset) -> Axes:
+        ax.set(**{f"{name}scale": "log" for name in self.log})
+        for words, colour, cases in self._groups(rows):
+            for one in self.drawn:
+                if not one.once:
+                    style = one.styled(cases, words, colour)
+                    one.draw(ax, self.x, cases, _At(cases, words), style)
+        for one in self.drawn:
+            if one.once:
+                one.draw(ax, self.x, rows, _At(rows, {}), one.styled(rows, {}, None))
+            if one.key:
+                thin: Any = {"linewidth": 0.9} | one.style | {"color": "black"}
+                ax.plot([], [], one.fmt.removeprefix("k"), label=one.key, **thin)
+        ax.set(**({"xlabel": rows[self.x].attrs.get("long_name", self.x)} | self.axes))
+        if self.ticks:
+            ticks_at(ax, rows[self.x])
+        ax.set_title(self.title(rows) if callable(self.title) else self.title)
+        return ax
+
+    def _groups(self, rows: xr.Dataset) -> Iterator[tuple[dict[str, Any], Any, xr.Dataset]]:
+        """The words for labels, the colour, and the cases of each value."""
+        if not self.by:
+            yield {}, None, rows
+        elif self.by == "causal":
+            for colour, causal, cases in by_mask(rows):
+                yield {"kind": kind(causal), "causal": causal}, colour, cases
+        else:
+            names = (self.by,) if isinstance(self.by, str) else self.by
+            for colour, *values, cases in by_level(rows, *names):
+                yield dict(zip(names, values, strict=True)), colour, cases

@@ -1,0 +1,157 @@
+"""Scripts on depth: what each shows, at a tiny size."""
+
+from __future__ import annotations
+
+import math
+import runpy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import iv
+
+from meanfield import (
+    AttentionParameters,
+    ParticleMeasure,
+    SelfAttention,
+    dynamics,
+    sampling,
+)
+from meanfield.attention.normalizations import exponential
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def script(name: str) -> dict:
+    """What a script defines, without running it."""
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="imported")
+
+
+def swept(names: dict, grid: dict, **fixed):
+    ds = names["run"](grid, fixed, progress=False)
+    assert (ds.status == 1).all(), ds.message.values
+    return ds
+
+
+def test_depth_amplifies_less_than_layers_allow_and_more_than_nothing():
+    names = script("27_two_dirac_depth")
+    grid = {"radius": [1.7], "offset": [-2.0, 0.0]}
+    ds = swept(names, grid, last=0.4, n_times=3, step=0.04)
+    assert (ds.constant <= ds.grown * (1 + 1e-6)).all()
+    assert (ds.constant[:, 1:] > 1.5).all()
+    assert (ds.constant_upper >= ds.constant * (1 - 1e-9)).all()
+    assert (ds.layer[:, 0] <= ds.one_layer_bound).all()
+
+
+def test_masked_tokens_go_to_the_first_which_stays():
+    names = script("28_causal_flow")
+    grid = {"beta": [1.0, 36.0], "repetition": [0]}
+    ds = swept(names, grid, n_tokens=16, last=100.0, n_times=16)
+    assert float(ds.moved.max()) < 1e-12
+    small, large = (ds.isel(case=np.flatnonzero(ds.beta.values == b)[0]) for b in (1.0, 36.0))
+    assert float(small.distance[-1].max()) < 1e-3
+    assert float(large.n_clusters[-1]) > 1
+
+
+def test_every_placement_follows_its_reduced_equation():
+    names = script("30_placement")
+    grid = {"placement": ["post", "pre", "peri", "ngpt"], "beta": [1.0]}
+    ds = swept(names, grid, n_tokens=8, dim=200, last=50.0, n_times=20)
+    np.testing.assert_allclose(ds.gap, ds.gap_reduced, rtol=1e-3, atol=1e-9)
+    np.testing.assert_allclose(ds.radius, ds.radius_reduced, rtol=1e-6)
+    # A random start of dimension 200 is orthonormal up to 1/√200.
+    early = ds.isel(time=slice(0, 12))
+    np.testing.assert_allclose(early.gap_random, early.gap_reduced, rtol=0.3)
+    last = {str(n): float(g) for n, g in zip(ds.placement.values, ds.gap[:, -1], strict=True)}
+    assert last["post"] < 1e-10
+    assert last["pre"] > 1e-4
+
+
+# --- noise ---
+
+
+@pytest.fixture(scope="module")
+def noise() -> dict:
+    return script("29_noise_threshold")
+
+
+def test_order_is_where_the_stationary_measure_has_it(noise):
+    grid = {"dim": [2], "beta": [0.5], "ratio": [0.5, 2.0]}
+    fixed = {"n_particles": 300, "last": 15.0, "step": 0.05, "most_dim": 2}
+    ds = swept(noise, grid, **fixed)
+    assert float(ds.order[0]) < 0.25
+    assert float(ds.order[1]) == pytest.approx(float(ds.expected[1]), abs=0.05)
+
+
+def growth_with_noise(coupling: float, beta: float, temperature: float) -> float:
+    """Growth rate of the first mode of the circle's density, by differences on a grid."""
+    n, h = 512, 1e-4
+    phi = 2 * math.pi * np.arange(n) / n
+    density = 1 + 1e-7 * np.cos(phi)
+    kernel = np.exp(beta * np.cos(phi[:, None] - phi)) * np.sin(phi - phi[:, None])
+    speed = coupling * kernel @ density / n
+    wave = np.fft.fftfreq(n, 1 / n)
+    flux = np.fft.ifft(1j * wave * np.fft.fft(density * speed)).real
+    heat = temperature * np.fft.ifft(-(wave**2) * np.fft.fft(density)).real
+    change = h * (heat - flux)
+    return float(change @ np.cos(phi) / ((density - 1) @ np.cos(phi)) / h)
+
+
+@pytest.mark.parametrize("beta", [0.5, 2.0, 6.0])
+@pytest.mark.parametrize("temperature", [0.5, 0.1])
+def test_the_critical_coupling_is_where_the_circle_gets_unstable(noise, beta, temperature):
+    """The convention of the published formula: temperature ½, drift K ∫ e^{β⟨x,y⟩} P_x y dμ."""
+    critical = noise["critical_coupling"](2, beta, temperature=temperature)
+    assert growth_with_noise(critical, beta, temperature) == pytest.approx(0, abs=1e-6)
+    assert growth_with_noise(1.01 * critical, beta, temperature) > 1e-4
+    published = (beta / 2) / (math.gamma(1.0) * iv(1, beta))
+    assert noise["critical_coupling"](2, beta) == pytest.approx(published, rel=1e-12)
+
+
+@pytest.mark.parametrize("d", [3, 5])
+def test_the_critical_coupling_is_the_first_funk_hecke_coefficient(noise, d):
+    from scipy.integrate import quad
+
+    beta = 2.5
+
+    def weight(u):
+        return (1 - u * u) ** ((d - 3) / 2)
+
+    mass = quad(weight, -1, 1)[0]
+    first = quad(lambda u: u * math.exp(beta * u) * weight(u), -1, 1)[0] / mass
+    # The mode grows at (d − 1)(K first/β − τ).
+    assert noise["critical_coupling"](d, beta) == pytest.approx(0.5 * beta / first, rel=1e-9)
+
+
+def test_order_appears_with_a_jump_exactly_above_the_published_beta(noise):
+    """Continuous iff β ≤ β_*, where I_{d/2+1}(β_*)/I_{d/2}(β_*) = 1/d."""
+    from scipy.optimize import brentq
+
+    for d in (2, 3, 4):
+        star = brentq(lambda b, d=d: iv(d / 2 + 1, b) / iv(d / 2, b) - 1 / d, 0.1, 20)
+        for factor, jumps in ((0.8, False), (1.3, True)):
+            beta = factor * star
+            below = 0.995 * noise["critical_coupling"](d, beta)
+            assert (noise["aligned_order"](d, beta, below) > 0.1) == jumps
+
+
+@pytest.mark.parametrize("temperature", [0.5, 0.2])
+def test_the_aligned_measure_is_where_noisy_tokens_end(noise, temperature):
+    d, beta, n = 3, 1.0, 600
+    g = torch.Generator().manual_seed(2)
+    K = 2.0 * noise["critical_coupling"](d, beta, temperature=temperature)
+    eye = torch.eye(d, dtype=torch.float64)
+    F = SelfAttention(
+        AttentionParameters.from_bilinear(beta * eye, K * eye), normalization=exponential
+    )
+    start = torch.nn.functional.normalize(sampling.sphere(n, d, generator=g) + 2 * eye[0], dim=-1)
+    ds = dynamics.flow(
+        F, ParticleMeasure(start), np.linspace(0, 12, 25),
+        method="euler", step=0.02 / temperature, constraint="sphere",
+        noise=dynamics.Noise(temperature, g),
+        observe={"order": lambda m: m.mean().norm()}, keep_points=False,
+    )  # fmt: skip
+    expected = noise["aligned_order"](d, beta, K, temperature=temperature)
+    # The standard error at one time is below 1/√n; a step of 0.02/τ biases by about 1e-2.
+    assert float(ds["order"][10:].mean()) == pytest.approx(expected, abs=0.05)

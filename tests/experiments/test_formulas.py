@@ -1,0 +1,142 @@
+"""Every formula in a figure is the function that its legend names, at three abscissae."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import lambertw
+
+from meanfield import SelfAttention, bounds, local_lipschitz, sampling
+from meanfield.experiments import get, kernel_growth, quadratic_growth, two_dirac
+from meanfield.figures.canvas import FORMULA
+from meanfield.lipschitz import worst_case
+from tests.experiments.test_columns import random_dataset
+
+Function = Callable[[float], float]
+
+
+def of_two_diracs(part: str, radius: float, log_ratio: float) -> float:
+    """What is measured at two atoms in the plane."""
+    F = SelfAttention(two_dirac.layer(2, 1.0, 0))
+    u = sampling.critical_pair(F.parameters.A[0], branch="negative").direction
+    return float(getattr(local_lipschitz(F, sampling.two_diracs(radius, log_ratio, u)), part))
+
+
+def along_r(bound: Callable[..., Any], *sizes: float) -> Function:
+    return lambda square: float(bound(*sizes, math.sqrt(square)))
+
+
+def over_e_to_the_c(bound: Callable[[float], Any]) -> Function:
+    return lambda c: float(bound(c)) * math.exp(-c)
+
+
+def of_sizes() -> Sequence[Function]:
+    at = quadratic_growth.EXPERIMENT.plan(quadratic_growth.EXPERIMENT.quick)["attrs"]
+
+    def lower(radius: float) -> float:
+        return 2 / 3 * radius**2 * at["reached"] - at["norm_V"] / 3
+
+    return [lower, lambda R: float(bounds.theorem_3_3(at["norm_A"], at["norm_V"], R, 3))]
+
+
+RADII, SIZES = get("two-dirac").quick.radii, get("masked-bound").quick.sizes
+# By experiment and figure, in the order in which they are drawn.
+NAMED: dict[tuple[str, str], Sequence[Function]] = {
+    **{
+        ("two-dirac", f"growth-in-n{which}"): [
+            *(partial(bounds.proposition_3_4, 1.0, R) for R in RADII),
+            math.sqrt,
+        ]
+        for which in ("", "-masked")
+    },
+    ("two-dirac", "growth-in-radius"): [
+        along_r(bounds.mean_field, 1.0, 1.0),
+        along_r(bounds.theorem_3_5, 1.0, 1.0),
+        along_r(bounds.two_dirac_lower, 1.0),
+        along_r(bounds.masked_mean_field, 1.0, 1.0),
+        along_r(bounds.masked_two_dirac_lower, 1.0),
+    ],
+    ("two-dirac", "light-weight"): [
+        partial(of_two_diracs, part, R) for R in RADII for part in ("particle", "splitting")
+    ],
+    ("sharpness", "ball-and-sphere"): [
+        # Without c, what the queries' own movement adds.
+        over_e_to_the_c(lambda c: bounds.mean_field(c, 1.0, 1.0) - c),
+        over_e_to_the_c(lambda c: bounds.two_dirac_lower(c, 1.0)),
+        over_e_to_the_c(lambda c: bounds.sphere_mean_field(c, 1.0, 1.0) - c),
+        over_e_to_the_c(lambda c: bounds.sphere_two_dirac_lower(c, 1.0)),
+    ],
+    ("quadratic-growth", "growth"): of_sizes(),
+    ("kernel-growth", "growth"): [
+        lambda R: float(bounds.mean_field(1.0, 1.0, R)),
+        lambda R: float(bounds.l2_mean_field(1.0, 1.0, R, 2)),
+        lambda R: float(bounds.capped_mean_field(1.0, 1.0, R, 2.0)),
+        lambda R: 2 * R**2,
+    ],
+    ("l2-tightness", "tightness"): [
+        lambda n: 1 + 4 * float(lambertw((n - 1) * math.exp(-1.0)).real),
+        lambda n: 1 + 4 * float(lambertw((n - 1) * math.exp(-1.5)).real),
+    ],
+    ("inversion", "error"): [lambda k, c=c: c**k for c in (0.5, 0.7, 0.9)],
+    ("adversarial", "growth"): [math.sqrt],
+    ("masked-bound", "hardy"): [
+        lambda x, f=f, c=c: float(f(c, 1.0, 1.0))
+        for c in SIZES
+        for f in (bounds.theorem_3_5, bounds.masked_mean_field)
+    ],
+}
+
+
+def formulas(name: str, figure: str) -> list[Any]:
+    ds = random_dataset(name)
+    if name == "regimes":
+        ds["size"] = ds.radius**2  # ‖A‖ = 1
+    lines = get(name).figures[figure](ds, legend=False).get_lines()
+    return [line for line in lines if line.get_gid() == FORMULA and len(line.get_xdata())]
+
+
+@pytest.mark.parametrize(("name", "figure"), NAMED)
+def test_a_formula_is_what_the_legend_says(name, figure):
+    if name == "adversarial":
+        pytest.importorskip("transformers")
+    drawn = formulas(name, figure)
+    assert len(drawn) == len(NAMED[name, figure])
+    for line, expected in zip(drawn, NAMED[name, figure], strict=True):
+        x, y = (np.asarray(of, float) for of in line.get_data())
+        for k in (0, len(x) // 2, -1):
+            assert y[k] == pytest.approx(expected(float(x[k])), rel=1e-8)
+
+
+def test_the_borders_of_the_regimes_are_where_the_bounds_change():
+    exact, crossing = formulas("regimes", "map")
+    for n, radius in np.array(exact.get_data()).T[::60]:
+        assert n == pytest.approx(math.exp(2 * radius**2))
+
+    def general(n: float, radius: float) -> float:
+        """Theorem 3.3 with ‖A‖ = ‖V‖ = 1, for n between whole numbers too."""
+        return math.sqrt(3 * (radius**4 * (4 * n + 1) + n))
+
+    assert general(5, 1.3) == pytest.approx(float(bounds.theorem_3_3(1.0, 1.0, 1.3, 5)))
+    for n, radius in np.array(crossing.get_data()).T[::60]:
+        mean_field = bounds.theorem_3_5(1.0, 1.0, radius)
+        assert mean_field == pytest.approx(general(n, radius), rel=1e-6)
+
+
+def test_of_both_signs_of_dot_products_the_larger_constant_is_kept():
+    s = kernel_growth.Settings(starts=1, steps=1)
+    one, other = (torch.Generator().manual_seed(3) for _ in range(2))
+    found = kernel_growth.largest_constant(s, "dot product", 2.0, 2, one)
+    pairs = [sampling.two_diracs(2.0, -4.0 * k, [1.0, 0.0]) for k in (0.5, 2.0)]
+    each = [
+        float(
+            worst_case(F, 2.0, n_atoms=2, starts=1, steps=1, candidates=pairs, generator=other)[1]
+        )
+        for F in kernel_growth._layers("dot product")
+    ]
+    assert each[0] != pytest.approx(each[1]) and found["constant"] == max(each)

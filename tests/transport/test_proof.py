@@ -1,0 +1,247 @@
+"""Files that prove an interval by themselves."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from meanfield.errors import CertificateError
+from meanfield.measures import ParticleMeasure
+from meanfield.transport import (
+    certify,
+    checker,
+    solve_conditional_w2,
+    solve_w2,
+    solve_wp,
+)
+from tests.transport.damaged import damaged_files
+from tests.transport.laws import claim, refusal
+from tests.transport.lies import LIES
+from tests.transport.problems import PROBLEMS, measure, problem
+from tests.transport.transport_oracles import solve_w1
+
+RNG = np.random.default_rng(3)
+X, Y = RNG.normal(size=(30, 2)), RNG.normal(size=(30, 2)) + 0.5
+A, B = RNG.dirichlet(np.ones(30)), RNG.dirichlet(np.ones(30))
+BEST = solve_w2((X, A), (Y, B))
+
+
+def test_saved_answers_prove_their_own_interval_without_the_library(tmp_path) -> None:
+    path = BEST.save(tmp_path / "folder" / "w2.proof")
+    order, lower, upper = checker.check(str(path))
+    assert (order, float(lower), float(upper)) == (2, float(BEST.lower), float(BEST.upper))
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", checker.__file__, str(path)],
+        capture_output=True, text=True, check=True, env={"PYTHONIOENCODING": "utf-8"},
+    )  # fmt: skip
+    assert repr(float(BEST.upper)) in done.stdout
+    assert BEST.save(path) == path  # replaces its own
+    lines = Path(checker.__file__).read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 60
+    imported = [line for line in lines if line.startswith(("import", "from"))]
+    assert all(line.split()[1] in sys.stdlib_module_names for line in imported)
+
+
+def hard_answers() -> list:
+    """Closed forms, clusters and light atoms: their intervals are narrower than sums of floats."""
+    light = torch.tensor([0.0, -900.0], dtype=torch.float64)
+    mu = ParticleMeasure([[0.0], [1.0]], log_weights=light)
+    homes = np.repeat([[0.0, 0.0], [8.0, 0.0]], 15, axis=0)
+    collapsed = homes + 1e-9 * RNG.normal(size=(2, 30, 2))
+    return [
+        solve_w2(mu, mu.replace(torch.tensor([[0.0], [2.0]], dtype=torch.float64))),
+        solve_w2((X[:, :1], A), (Y[:, :1], B)),
+        solve_w1((X[:, :1], A), (Y[:, :1], B)),
+        solve_w2(*collapsed),
+        solve_w1(*collapsed),
+        solve_w1((X, A), (Y, B)),
+        solve_w2(X, X + 1e-6 * Y),
+        solve_w2(X.astype(np.float32), Y.astype(np.float32)),
+        solve_w2(X, X),
+        solve_w2(1e150 * X, 1e150 * Y),
+        certify((X, A), (Y, B)),
+        certify((X, A), (Y, B), plan=np.outer(A, B), potentials=(np.zeros(30), None)),
+    ]
+
+
+def test_narrow_intervals_are_proven_in_exact_arithmetic(tmp_path) -> None:
+    for k, answer in enumerate(hard_answers()):
+        order, lower, upper = checker.check(str(answer.save(tmp_path / f"{k}.proof")))
+        assert order == answer.order
+        if np.asarray(answer.value).dtype == np.float64:
+            assert (float(lower), float(upper)) == (float(answer.lower), float(answer.upper))
+        else:
+            assert float(answer.lower) <= lower <= upper <= float(answer.upper)
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+def test_grades_of_others_are_proven_and_damaged_files_refused(tmp_path, kind: str) -> None:
+    first, p = list(PROBLEMS).index(kind), problem(kind)
+    path = tmp_path / "it.proof"
+    for k, lie in enumerate(list(LIES)[first % 5 :: 5]):
+        order = 1 + (k + first) % 2
+        plan, f, g = claim(p, lie, order)
+        if refusal(plan, f, g, p):
+            continue
+        certify(p.mu, p.nu, plan=plan, potentials=(f, g), p=order).save(path)
+        told, lower, upper = checker.check(str(path))
+        truth, tiny = p.truth(order, meant=True), Fraction(1, 2**140)
+        assert told == order
+        assert lower**order <= truth * (1 + tiny)
+        assert upper**order >= truth * (1 - tiny)
+    right = path.read_bytes()
+    for k in range(4):
+        damaged = damaged_files(np.random.default_rng([first, k]), right)
+        assert damaged != right
+        path.write_bytes(damaged)
+        with pytest.raises(Exception):  # noqa: B017, PT011  whatever it is, it is refused
+            checker.check(str(path))
+
+
+def signed(data: dict) -> bytes:
+    body = json.dumps(data).encode()
+    return (checker.HEAD + hashlib.sha256(body).hexdigest()).encode() + b"\n" + body
+
+
+def test_the_checker_believes_nothing_that_is_signed(tmp_path) -> None:
+    """A claim a little narrower, a potential a little higher, a mass of nothing, no weights."""
+    path = BEST.save(tmp_path / "w2.proof")
+    right = json.loads(path.read_bytes().partition(b"\n")[2])
+    wide = {"lower": 0, "upper": 4 * right["upper"]}  # an interval that anything would prove
+    lies = {
+        "lower end": {"lower": right["upper"]},
+        "upper end": {"upper": right["lower"]},
+        "ends": {"lower": right["upper"], "upper": right["lower"]},
+        "below 0": {"lower": -1},
+        "potentials": {"g": [t + (1 << right["s"]) for t in right["g"]], "lower": right["upper"]},
+        "no plan": {"rows": [], "cols": [], "mass": []},
+        "half the plan": {"mass": [t // 2 for t in right["mass"]]},
+        "negative row": {"rows": [t - len(right["a"]) for t in right["rows"]]},
+        "negative column": {"cols": [t - len(right["b"]) for t in right["cols"]]},
+        "no mass": {"a": [0] * 30, "b": [0] * 30, "mass": [0] * len(right["mass"])},
+        "no dimension": {
+            "x": [[]] * 30, "y": [[]] * 30, "a": [0] * 30, "b": [0] * 30, "mass": [],
+            "rows": [], "cols": [],
+        },
+        "negative weights": {"a": [-t for t in right["a"]], "b": [-t for t in right["b"]]},
+        "a weight of 1 below": {"a": [*right["a"][:-1], -right["a"][-1]]},
+        "fewer weights": {"a": right["a"][:-1], "f": right["f"][:-1]},
+        "more weights": {"a": [*right["a"], 1], "f": [*right["f"], 0]},
+        "other points": {"x": right["y"]},
+        "one coordinate": {"x": [t[:1] for t in right["x"]]},
+        "a negative weight": {"a": [*right["a"][:-1], -1], **wide},
+        "a negative mass": {"mass": [*right["mass"][:-1], -1], **wide},
+        "masses that are floats": {"mass": [float(t) for t in right["mass"]], **wide},
+        "a float": {"s": 1.5},
+        "NaN": {"lower": math.nan},
+        "texts": {"mass": [str(t) for t in right["mass"]]},
+        "order 1": {"p": 1},
+        "order 0": {"p": 0},
+        "a shift of 10^9": {"s": 10**9},
+    }  # fmt: skip
+    path.write_bytes(signed(right | wide))
+    checker.check(str(path))
+    for name, change in lies.items():
+        path.write_bytes(signed(right | change))
+        with pytest.raises(Exception):  # noqa: B017, PT011
+            pytest.fail(f"{name}: {checker.check(str(path))}")
+
+
+@pytest.mark.parametrize(
+    ("x", "b", "rows", "shares", "upper"),
+    [
+        ([0.0, 10.0], [0.9, 0.1], [0, 1], [1.0, 1.0], 1e-3),  # column 2 holds 0.4 too much
+        ([-1.0, 1.0], [0.4, 0.6], [0, 1], [0.8, 1.0], 0.55),  # 0.1 is left, and has 2 to go: 0.4
+        ([0.0, 10.0], [0.9, 0.1], [0, 0], [1.8, 0.2], 3.5),  # row 1 holds 0.5 too much: 40 in all
+    ],
+)
+def test_a_plan_that_misses_its_marginals_proves_no_less_than_its_repair(
+    tmp_path, x: list, b: list, rows: list, shares: list, upper: float
+) -> None:
+    points, a = np.array(x)[:, None], np.array([0.5, 0.5])
+    path = solve_w2((points, a), (points, np.array(b))).save(tmp_path / "w2.proof")
+    data = json.loads(path.read_bytes().partition(b"\n")[2])
+    mass = [round(share * 1024) * t >> 10 for share, t in zip(shares, data["a"], strict=True)]
+    claim = {"rows": rows, "cols": [0, 1], "mass": mass, "lower": 0}
+    for end, is_proven in ((upper, False), (20.0, True)):
+        claim["upper"] = int(Fraction(end) * 2 ** (data["s"] - data["e"]))
+        path.write_bytes(signed(data | claim))
+        if is_proven:
+            assert checker.check(str(path))[2] == Fraction(end)
+            continue
+        with pytest.raises(ValueError, match="do not prove"):
+            checker.check(str(path))
+
+
+def test_roots_are_rounded_outward(tmp_path) -> None:
+    path = solve_w1([[0.0, 0.0]], [[1.0, 1.0]]).save(tmp_path / "w1.proof")
+    data = json.loads(path.read_bytes().partition(b"\n")[2])
+    below = math.isqrt(2 << 2 * (data["s"] - data["e"]))  # √2, and a little less
+    path.write_bytes(signed(data | {"lower": 0, "upper": below + 1}))
+    checker.check(str(path))
+    path.write_bytes(signed(data | {"lower": 0, "upper": below}))
+    with pytest.raises(ValueError, match="do not prove"):
+        checker.check(str(path))
+
+
+def test_what_cannot_be_saved_is_refused(tmp_path) -> None:
+    with pytest.raises(ValueError, match=r"\.proof"):
+        BEST.save(tmp_path / "w2.json")
+    batch = solve_w2(np.stack([X, X]), np.stack([Y, Y]))
+    with pytest.raises(ValueError, match="one pair"):
+        batch.save(tmp_path / "w2.proof")
+    s = torch.zeros(30, dtype=torch.float64)
+    far = (
+        ParticleMeasure(torch.as_tensor(X), positions=s),
+        ParticleMeasure(torch.as_tensor(Y), positions=s + 1),
+    )
+    with pytest.raises(ValueError, match="one pair"):
+        solve_conditional_w2(*far).save(tmp_path / "w2.proof")
+    weights = np.array([0.0, -20_000.0])
+    light = solve_w2(measure(X[:2], weights), Y[:2])
+    with pytest.raises(ValueError, match="log-weights within 10000"):
+        light.save(tmp_path / "w2.proof")
+    with pytest.raises(ValueError, match="whole order below 100, got 100"):
+        solve_wp(X, Y, 100).save(tmp_path / "w100.proof")
+    long = solve_w2(measure(X[:2], weights / 2.01), Y[:2])
+    with pytest.raises(ValueError, match="integers of at most 4300 digits"):
+        long.save(tmp_path / "w2.proof")
+    mine = tmp_path / "mine.proof"
+    mine.write_text("my proof of something else")
+    with pytest.raises(FileExistsError):
+        BEST.save(mine)
+    assert mine.read_text() == "my proof of something else"
+
+
+def test_an_answer_that_its_evidence_does_not_prove_leaves_no_file(tmp_path) -> None:
+    pair, answer = BEST.found
+    high = replace(answer, lower=answer.upper, upper=answer.upper * (1 + 1e-9))
+    wrong = replace(BEST, found=(pair, high))
+    with pytest.raises(CertificateError, match="in exact arithmetic"):
+        wrong.save(tmp_path / "w2.proof")
+    assert not list(tmp_path.iterdir())
+    proven = BEST.save(tmp_path / "w2.proof").read_bytes()
+    with pytest.raises(CertificateError, match="in exact arithmetic"):
+        wrong.save(tmp_path / "w2.proof")
+    assert [(t.name, t.read_bytes()) for t in tmp_path.iterdir()] == [("w2.proof", proven)]
+    wrong.save(tmp_path / "w2.proof", check=False)
+    with pytest.raises(ValueError, match="do not prove"):
+        checker.check(str(tmp_path / "w2.proof"))
+
+
+def test_the_centre_through_which_a_file_sends_the_rest_is_not_on_the_grid(tmp_path) -> None:
+    """Points at 1 and 2, almost all mass at 2: rounded to 1, it would make the rest too dear."""
+    mu = measure(np.array([[1.0], [2.0]]), np.log([1.77e-6, 1 - 1.77e-6]))
+    nu = measure(np.array([[2.0], [2.0]]), np.log([0.0966, 0.9034]))
+    found = certify(mu, nu, potentials=([1.0, 0.0], [0.0, 0.0]), p=1)
+    assert checker.check(str(found.save(tmp_path / "it.proof")))[2] == float(found.upper)
