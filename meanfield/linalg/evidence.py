@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -66,7 +67,8 @@ class NormEstimate(Answer, noun="norm", title="Operator norm"):
             a singular value of J lies within residual · value of `value`.
         error: an estimate of the relative distance to that singular value: the residual r, or
             r²/(2·gap) (Kato–Temple) if that is less, with the relative gap to the second
-            singular value as the solver sees it.
+            singular value as the solver sees it. Where matrices stand in the place of the map
+            and are not its own, how far they are from it, and so is the residual.
         upper: ‖J‖₂ is at most this. After a factorisation that is certain up to rounding.
             After an iteration it holds with probability 1 − `miss` over the random start, for
             each map of the batch and whatever J is. A residual is about the nearest singular
@@ -282,6 +284,54 @@ def relative_error(residual: Tensor, gap: Tensor) -> Tensor:
     """The smaller of the residual r and r²/(2·gap), gap = 1 − σ₂²/σ₁² (Kato–Temple)."""
     temple = 0.5 * residual.square() / gap.clamp_min(torch.finfo(gap.dtype).tiny)
     return torch.where(gap > 0, torch.minimum(residual, temple), residual)
+
+
+@torch.no_grad()
+def of_the_map(
+    found: NormEstimate, linear_map: LinearMap, matrices: LinearMap, rtol: float
+) -> NormEstimate:
+    """The estimate, flagged and without an upper end where the matrices are not those of the map.
+
+    Its evidence is products with matrices. One product of the map along a random vector, none of
+    whose entries is small, is compared with theirs: whatever is wrong in a matrix shows there.
+
+    Args:
+        found: the norms; of maps with more batch axes than it, the largest along those.
+        linear_map: J.
+        matrices: what was multiplied in its place.
+        rtol: what is wrong by less, relative to the norm, does no harm.
+    """
+    value = found.value.detach()
+    room = _ROUNDINGS * linear_map.columns**0.5 * torch.finfo(value.dtype).eps
+    x = _probe(linear_map.in_shape, value.dtype, value.device)
+    x = x.expand(*linear_map.batch_shape, *linear_map.in_shape)
+
+    def off_by(x: Tensor) -> Tensor:
+        return (linear_map.matvec(x) - matrices.matvec(x)).abs().flatten(value.ndim).amax(-1)
+
+    if bool((off_by(x) <= max(rtol, room) * value).all()):
+        return found
+    # Again in the middle of the number range, in case a product left it.
+    scale = _power_towards_one(value)
+    off = off_by(scale.reshape(*scale.shape, *(1 for _ in x.shape[scale.ndim :])) * x)
+    off = (off / (scale * value)).nan_to_num(math.inf, math.inf)
+    agree = off <= max(rtol, room)
+    off = torch.where(agree, 0.0, off)
+    return replace(
+        found,
+        residual=torch.maximum(found.residual, off),
+        error=torch.maximum(found.error, off),
+        upper=torch.where(agree, found.upper, math.inf),
+        converged=found.converged & agree,
+    )
+
+
+@lru_cache(maxsize=64)
+def _probe(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Random entries of size ¼ to 1 and either sign."""
+    generator = torch.Generator().manual_seed(2)
+    draw = 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1
+    return (draw.sign() * (0.25 + 0.75 * draw.abs())).to(dtype=dtype, device=device)
 
 
 def checked(estimate: NormEstimate, rtol: float, upper_rtol: float, strict: bool) -> NormEstimate:

@@ -16,6 +16,7 @@ from meanfield.linalg.evidence import (
     certify,
     certify_largest,
     checked,
+    of_the_map,
 )
 from meanfield.linalg.krylov import Lanczos
 from meanfield.linalg.linear_map import LinearMap
@@ -61,10 +62,12 @@ def operator_norm(
     small = min(linear_map.rows, linear_map.columns) <= _DENSE_LIMIT
     solver = as_solver(solver, Dense() if small else Lanczos())
     with torch.set_grad_enabled(solver.assembles and torch.is_grad_enabled()):
-        if solver.assembles and _entries(linear_map) <= _ASSEMBLED_ENTRIES:
-            linear_map = linear_map.assembled()
-        candidate = solver.candidate(linear_map, rtol, upper_rtol)
-        found = certify(linear_map, candidate, rtol=rtol, upper_rtol=upper_rtol)
+        assembled = solver.assembles and _entries(linear_map) <= _ASSEMBLED_ENTRIES
+        used = linear_map.assembled() if assembled else linear_map
+        candidate = solver.candidate(used, rtol, upper_rtol)
+        found = certify(used, candidate, rtol=rtol, upper_rtol=upper_rtol)
+    if assembled:
+        found = of_the_map(found, linear_map, used, rtol)
     return checked(found, rtol, upper_rtol, strict)
 
 
@@ -95,13 +98,14 @@ def largest_block_norm(
     small = size <= _BLOCK_LIMIT or few
     solver = as_solver(solver, Dense() if small else Lanczos())
     with torch.set_grad_enabled(solver.assembles and torch.is_grad_enabled()):
-        linear_map = linear_map.assembled() if solver.assembles else linear_map
-        candidate, block = solver.largest(linear_map, rtol, upper_rtol)
+        used = linear_map.assembled() if solver.assembles else linear_map
+        candidate, block = solver.largest(used, rtol, upper_rtol)
         if block is None:
-            found, block = certify_largest(linear_map, candidate, rtol=rtol, upper_rtol=upper_rtol)
+            found, block = certify_largest(used, candidate, rtol=rtol, upper_rtol=upper_rtol)
         else:
-            one = linear_map.block(block)
-            found = certify(one, candidate, rtol=rtol, upper_rtol=upper_rtol)
+            found = certify(used.block(block), candidate, rtol=rtol, upper_rtol=upper_rtol)
+    if solver.assembles:
+        found = of_the_map(found, linear_map, used, rtol)
     return checked(found, rtol, upper_rtol, strict), block
 
 

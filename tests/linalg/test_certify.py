@@ -12,10 +12,12 @@ import torch
 
 from meanfield import linalg
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.attention.tangent import AttentionTangent
 from meanfield.errors import ConvergenceError
 from meanfield.linalg import Candidate, Certified, Dense, Lanczos, LinearMap, NormSolver, certify
 from meanfield.linalg.norms import largest_block_norm
 from meanfield.lipschitz import local_lipschitz
+from meanfield.maps.map import constant_upper
 from meanfield.measures import ParticleMeasure
 
 F64 = torch.float64
@@ -223,6 +225,49 @@ def test_a_solver_without_an_upper_end_is_not_believed():
         local_lipschitz(F, mu, solver=WithoutUpperEnd())
     found = local_lipschitz(F, mu, solver=WithoutUpperEnd(), strict=False)
     assert not bool(found.converged) and float(found.upper) == math.inf
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
+def test_a_matrix_with_one_wrong_entry_is_not_that_of_the_map(scale):
+    right = scale * torch.randn(4, 5, dtype=F64, generator=seeded(0))
+    truth = torch.linalg.matrix_norm(right / scale, 2)
+    maps = LinearMap.pointwise(right[None])
+    assert bool(linalg.operator_norm(maps).converged)
+    for entry in range(20):
+        wrong = right.clone()
+        wrong.view(-1)[entry] += 0.01 * scale
+        lying = replace(maps, dense=lambda part, wrong=wrong: wrong[None][part])
+        blocks = replace(
+            LinearMap.pointwise(torch.stack([0.1 * right, right])[:, None]),
+            dense=lambda part, wrong=wrong: torch.stack([0.1 * right, wrong])[part],
+        )
+        for found in (
+            linalg.operator_norm(lying, strict=False),
+            largest_block_norm(blocks, strict=False)[0],
+        ):
+            assert not bool(found.converged) and float(found.upper) == math.inf
+            assert float(found.error) >= 0.002 / float(truth)
+        with pytest.raises(ConvergenceError):
+            linalg.operator_norm(lying)
+
+
+def test_a_fault_in_the_dense_form_of_attention_is_not_certified(monkeypatch):
+    F = SelfAttention(AttentionParameters.random(4, n_heads=2, generator=seeded(0)), causal=True)
+    mu = ParticleMeasure.from_sequence(torch.randn(12, 4, dtype=F64, generator=seeded(1)))
+    dense = AttentionTangent._dense
+
+    def faulty(self, *args):
+        matrices = dense(self, *args)
+        matrices[..., 5, 7] += 0.5
+        return matrices
+
+    assert bool(local_lipschitz(F, mu).converged)
+    monkeypatch.setattr(AttentionTangent, "_dense", faulty)
+    with pytest.raises(ConvergenceError):
+        local_lipschitz(F, mu)
+    found = local_lipschitz(F, mu, strict=False)
+    assert not bool(found.converged) and float(found.upper) == math.inf
+    assert float(constant_upper(F, mu)) == math.inf  # no bound comes from it either
 
 
 class Second(NormSolver):
