@@ -1,13 +1,12 @@
 """Upper bounds of norms that hold with certainty, from blocks of rows with weights.
 
-Let J = [Jᵢⱼ] be blocks, g groups of its rows, and w_gj > 0 numbers (0 where J_gj = 0). With
-c_g = λ_max(Σⱼ J_gjJ_gjᵀ/w_gj),
+Let J = [Jᵢⱼ] be blocks and wᵢⱼ > 0 numbers (0 where Jᵢⱼ = 0). With cᵢ = λ_max(Σⱼ JᵢⱼJᵢⱼᵀ/wᵢⱼ),
 
-    ‖J‖² ≤ maxⱼ Σ_g c_g w_gj.
+    ‖J‖² ≤ maxⱼ Σᵢ cᵢwᵢⱼ.
 
-For |J_gf| = |Σⱼ (J_gj/√w_gj)(√w_gj fⱼ)| ≤ c_g^½ (Σⱼ w_gj|fⱼ|²)^½; square, and sum over g. Every w
-is valid: one that is far from the best costs tightness and never truth. Not in the papers; the
-page "Sharp constants" of the documentation proves it.
+For |Jᵢf| = |Σⱼ (Jᵢⱼ/√wᵢⱼ)(√wᵢⱼ fⱼ)| ≤ cᵢ^½ (Σⱼ wᵢⱼ|fⱼ|²)^½; square, and sum over i. Every w is
+valid: one that is far from the best costs tightness and never truth. Not in the papers; the page
+"Sharp constants" of the documentation proves it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ import torch
 from torch import Tensor
 
 from meanfield.linalg.blocks import TokenBlocks, portions
-from meanfield.linalg.deflation import Deflated, joined_bound
 
 # Up to this size eigenvalues are computed; beyond it, a Cholesky factor shows that they are below.
 _SMALL, _POWER_STEPS, _SLACK = 96, 20, 1e-3
@@ -31,15 +29,10 @@ class RowWeights:
     """The weights w of the bound above for one map: a certificate that anyone may propose.
 
     Attributes:
-        values: w ≥ 0, (groups, n).
-        size: tokens in a group of rows; the last group may have fewer.
-        basis: vectors Q, (n, d, k), made orthonormal: the weights are then for J − JQQᵀ, and the
-            bound is that of `meanfield.linalg.deflation`. None for J itself.
+        values: w ≥ 0, (n, n).
     """
 
     values: Tensor
-    size: int = 1
-    basis: Tensor | None = None
 
 
 def row_bound(blocks: TokenBlocks, weights: RowWeights) -> Tensor:
@@ -48,52 +41,25 @@ def row_bound(blocks: TokenBlocks, weights: RowWeights) -> Tensor:
     Infinite where a weight is 0 and its block is not. In double precision.
 
     Raises:
-        ValueError: weights of another shape, negative or NaN ones, a size below 1.
+        ValueError: weights of another shape, negative or NaN ones.
     """
     blocks, factor = blocks.in_range()
-    if weights.basis is None:
-        return _column_bound(blocks, weights) / factor
-    deflated = Deflated.of(blocks, _orthonormal(weights.basis, blocks))
-    return joined_bound(deflated, _column_bound(deflated, weights)) / factor
-
-
-def _orthonormal(basis: Tensor, blocks: TokenBlocks) -> Tensor:
-    """The vectors, orthonormal to the last digit.
-
-    Raises:
-        ValueError: vectors of another shape, or more than the dimension.
-    """
-    n, _, d = blocks.shape
-    if basis.ndim != 3 or tuple(basis.shape[:2]) != (n, d) or not 0 < basis.shape[2] <= n * d:
-        raise ValueError(f"basis: expected shape ({n}, {d}, k), got {tuple(basis.shape)}")
-    if not bool(basis.isfinite().all()):
-        raise ValueError("basis: expected finite numbers")
-    return torch.linalg.qr(basis.double().flatten(0, 1))[0].unflatten(0, (n, d))
-
-
-def _column_bound(blocks: TokenBlocks | Deflated, weights: RowWeights) -> Tensor:
-    n, size = blocks.n, weights.size
-    values = _checked(weights, n)
+    n, values = blocks.n, _checked(weights.values, blocks.n)
     columns, proves = values.new_zeros(n), torch.ones((), dtype=torch.bool, device=values.device)
-    for rows in portions(blocks.shape, size):
-        first = rows.start // size
-        w = values[first : first + rows.count // rows.size]
+    for rows in portions(blocks.shape):
+        w = values[rows]
         proves &= ~((w == 0) & blocks.seen(rows)).any()
         s = torch.where(w > 0, 1 / w, 0.0)
         gram, slack = blocks.gram(s, rows)
         top = top_eigenvalues(gram) + slack + _HIDDEN * n * (1 + s.amax(-1))
         columns += (top[:, None] * w).sum(0)
     found = columns.amax().sqrt() * (1 + 4 * n * torch.finfo(values.dtype).eps)
-    return torch.where(proves & ~found.isnan(), found, torch.inf)
+    return torch.where(proves & ~found.isnan(), found, torch.inf) / factor
 
 
-def _checked(weights: RowWeights, n: int) -> Tensor:
-    values, size = weights.values, weights.size
-    if not 1 <= size <= n:
-        raise ValueError(f"weights: expected groups of 1 to {n} tokens, got {size}")
-    wanted = (-(-n // size), n)
-    if tuple(values.shape) != wanted:
-        raise ValueError(f"weights: expected shape {wanted}, got {tuple(values.shape)}")
+def _checked(values: Tensor, n: int) -> Tensor:
+    if tuple(values.shape) != (n, n):
+        raise ValueError(f"weights: expected shape {(n, n)}, got {tuple(values.shape)}")
     if not bool(((values >= 0) & values.isfinite()).all()):
         raise ValueError("weights: expected finite numbers ≥ 0")
     return values.double()

@@ -44,9 +44,8 @@ class Candidate:
         gap: 1 − (σ₂/σ₁)², as far as the solver sees the second singular value, ``(*batch,)``;
             None if it does not.
         n_matvecs: products with J, as many with Jᵀ; 0 if they were not counted.
-        weights: of the blocks of the rows of each map of the flattened batch, one certificate or
-            several: `certify` computes the upper ends that they prove, with certainty, and takes
-            the smallest.
+        weights: of the blocks of the rows, one certificate for each map of the flattened batch:
+            `certify` computes the upper ends that they prove, with certainty.
     """
 
     direction: Tensor
@@ -54,7 +53,7 @@ class Candidate:
     miss: float
     gap: Tensor | None = None
     n_matvecs: int = 0
-    weights: Sequence[Sequence[RowWeights]] = ()
+    weights: Sequence[RowWeights] = ()
 
 
 class NormEstimate(Answer, noun="norm", title="Operator norm"):
@@ -181,7 +180,7 @@ def _measured(linear_map: LinearMap, candidate: Candidate) -> NormEstimate:
 
 
 @torch.no_grad()
-def proved(linear_map: LinearMap, weights: Sequence[Sequence[RowWeights]]) -> Tensor:
+def proved(linear_map: LinearMap, weights: Sequence[RowWeights]) -> Tensor:
     """The upper ends that weights of rows prove, ``(*batch,)``; ∞ for maps without blocks."""
     count = math.prod(linear_map.batch_shape)
     if len(weights) != count:
@@ -189,8 +188,7 @@ def proved(linear_map: LinearMap, weights: Sequence[Sequence[RowWeights]]) -> Te
     found = []
     for index, each in enumerate(weights):
         blocks = None if linear_map.blocks is None else linear_map.blocks(index)
-        ends = [] if blocks is None else [float(row_bound(blocks, one)) for one in each]
-        found.append(min(ends, default=math.inf))
+        found.append(math.inf if blocks is None else float(row_bound(blocks, each)))
     up = 1 + 2 * torch.finfo(linear_map.dtype).eps
     bounds = torch.tensor(found, dtype=linear_map.dtype, device=linear_map.device)
     return up * bounds.reshape(linear_map.batch_shape)

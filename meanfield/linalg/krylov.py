@@ -89,7 +89,7 @@ def _iterated(
     linear_map: LinearMap, rtol: float, upper_rtol: float, solver: Lanczos, *, blocks: int
 ) -> Candidate:
     """Of so many neighbours in the batch only those go on that may have the largest norm."""
-    start = random_start(linear_map, solver.generator)
+    start = _random_start(linear_map, solver.generator)
     miss = _MISS[linear_map.dtype] if solver.miss is None else solver.miss
     tangent = _SLACK * start_tangent(linear_map.columns, miss)
     process = Bidiagonalisation(linear_map, start)
@@ -124,7 +124,7 @@ def _iterated(
     )
 
 
-def random_start(linear_map: LinearMap, generator: torch.Generator | None) -> Tensor:
+def _random_start(linear_map: LinearMap, generator: torch.Generator | None) -> Tensor:
     """Unit vectors (b, n·d), uniform on the sphere."""
     draw = random_vectors(
         math.prod(linear_map.batch_shape),

@@ -10,21 +10,17 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import count
-from meanfield.linalg.bidiagonalisation import Bidiagonalisation
-from meanfield.linalg.blocks import Rows, TokenBlocks, portions
+from meanfield.linalg.blocks import TokenBlocks, portions
 from meanfield.linalg.certain import RowWeights, top_eigenvalues
-from meanfield.linalg.deflation import Deflated
 from meanfield.linalg.evidence import Candidate, proved
-from meanfield.linalg.krylov import Lanczos, random_start
+from meanfield.linalg.krylov import Lanczos
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
 
 _logger = logging.getLogger(__name__)
 
-# Power steps for the top direction of each group, each round and in the first.
+# Power steps for the top direction of each row, each round and in the first.
 _STEPS, _FIRST_STEPS = 2, 8
-# Singular values below this share of the largest are left to the weights.
-_DEFLATED = 0.3
 # Length of what is added to the top directions before each round.
 _STIRRED = 0.1
 # It ends when so many rounds together have gained less than this.
@@ -37,19 +33,13 @@ _LEAST = 1e-6
 class Certified(NormSolver):
     """An upper end that is certain, from the blocks of J's rows; the value is that of `Lanczos`.
 
-    Weights w of the bound ‖J‖² ≤ maxⱼ Σ_g c_g w_gj, c_g = λ_max(Σⱼ J_gjJ_gjᵀ/w_gj) over groups g
-    of rows, are improved round by round. `certify` computes the bound itself, for the best of
-    them: a round less costs tightness, never truth. The upper end is 1.2 to 1.7 times the norm for
-    single tokens, and nearer for groups of several: it is not within 1 %, so that the call must
-    say what it asks for, as ``upper_rtol=1.0``. It ends early when rounds gain under 2 %.
+    Weights w of the bound ‖J‖² ≤ maxⱼ Σᵢ cᵢwᵢⱼ, cᵢ = λ_max(Σⱼ JᵢⱼJᵢⱼᵀ/wᵢⱼ), are improved round by
+    round. `certify` computes the bound itself, for the best of them: a round less costs tightness,
+    never truth. The upper end is 1 to 1.8 times the norm: it is not within 1 %, so that the call
+    must say what it asks for, as ``upper_rtol=1.0``. It ends early when rounds gain under 2 %.
 
     Args:
         rounds: at most; the first few gain most.
-        group: tokens in a group of rows; memory and time of the certificate grow with it.
-        deflate: so many singular vectors, of an iteration of three times as many steps, are taken
-            out of J before weights are sought for what is left. Where those stop below the norm,
-            the upper end is the norm itself; where many singular values are alike, it helps
-            little. The smaller of both bounds is kept.
         max_steps: of the iteration for the value, see `Lanczos`.
 
     Raises:
@@ -66,14 +56,11 @@ class Certified(NormSolver):
     """
 
     rounds: int = 16
-    group: int = 1
-    deflate: int = 0
     max_steps: int = 300
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "group", "max_steps"):
+        for name in ("rounds", "max_steps"):
             object.__setattr__(self, name, count(getattr(self, name), name))
-        object.__setattr__(self, "deflate", count(self.deflate, "deflate", least=0))
 
     @torch.no_grad()
     def candidate(self, linear_map: LinearMap, rtol: float, upper_rtol: float) -> Candidate:
@@ -103,13 +90,13 @@ class Certified(NormSolver):
         return Candidate(found.direction, upper, 0.0, found.gap, found.n_matvecs), None
 
     @torch.no_grad()
-    def weights(self, linear_map: LinearMap) -> list[list[RowWeights]]:
-        """The certificates for each map of the flattened batch, without a value.
+    def weights(self, linear_map: LinearMap) -> list[RowWeights]:
+        """The certificate for each map of the flattened batch, without a value.
 
         Raises:
             NotImplementedError: a map offers no blocks.
         """
-        weights, bases = [], self._bases(linear_map)
+        weights = []
         for index in range(math.prod(linear_map.batch_shape)):
             blocks = None if linear_map.blocks is None else linear_map.blocks(index)
             if blocks is None:
@@ -118,30 +105,13 @@ class Certified(NormSolver):
                     "maps of particles, sums and products with one attention among them), got "
                     "one that does not; take Dense() if it is small, or Lanczos()"
                 )
-            size, (inside, _) = min(self.group, blocks.n), blocks.in_range()
-            weights.append([RowWeights(self._improved(inside, size), size)])
-            if bases is not None:
-                rest = self._improved(Deflated.of(inside, bases[index]), size)
-                weights[-1].append(RowWeights(rest, size, bases[index]))
+            inside, _ = blocks.in_range()
+            weights.append(RowWeights(self._improved(inside)))
         return weights
 
-    def _bases(self, linear_map: LinearMap) -> Tensor | None:
-        """Singular vectors of each map (b, n, d, k) above `_DEFLATED` of the largest, or None."""
-        rank = min(linear_map.rows, linear_map.columns)
-        k = min(self.deflate, rank - 1)
-        if k < 1:
-            return None
-        process = Bidiagonalisation(linear_map, random_start(linear_map, None))
-        for _ in range(min(3 * k + 20, rank)):
-            process.advance()
-        _, values, right, _ = process.triples()
-        k = min(k, max(1, int((values > _DEFLATED * values[:, :1]).sum(-1).max())))
-        vectors = process.right.combine(right[:, :k].to(process.right.like))
-        return vectors.mT.unflatten(1, linear_map.in_shape)
-
-    def _improved(self, blocks: TokenBlocks | Deflated, size: int) -> Tensor:
-        """The best weights found, (groups, n)."""
-        search = _Search(blocks, size)
+    def _improved(self, blocks: TokenBlocks) -> Tensor:
+        """The best weights found, (n, n)."""
+        search = _Search(blocks)
         best, since = math.inf, []
         for done in range(self.rounds):
             estimate = search.round()
@@ -192,17 +162,17 @@ def certain_block_upper(linear_map: LinearMap) -> Tensor:
 class _Search:
     """Weights that are improved by turns with multipliers θ of the columns.
 
-    For fixed θ the best w minimises Σ_g c_g(w_g) Σⱼ θⱼw_gj, at w_gj ∝ |J_gjᵀx_g|/√θⱼ with x_g the
-    top eigenvector of group g; θ grows where a column of Σ_g c_g w_gj is large. Squares are
-    averaged over the rounds, which keeps near-ties from flipping to and fro.
+    For fixed θ the best w minimises Σᵢ cᵢ(wᵢ) Σⱼ θⱼwᵢⱼ, at wᵢⱼ ∝ |Jᵢⱼᵀxᵢ|/√θⱼ with xᵢ the top
+    eigenvector of row i; θ grows where a column of Σᵢ cᵢwᵢⱼ is large. Squares are averaged over
+    the rounds, which keeps near-ties from flipping to and fro.
 
     Attributes:
-        weights: w, (groups, n).
+        weights: w, (n, n).
     """
 
-    def __init__(self, blocks: TokenBlocks | Deflated, size: int) -> None:
+    def __init__(self, blocks: TokenBlocks) -> None:
         n, e, _ = blocks.shape
-        self.blocks, self.size, self.parts = blocks, size, portions(blocks.shape, size)
+        self.blocks, self.parts = blocks, portions(blocks.shape)
         self.seen = torch.cat([blocks.seen(rows) for rows in self.parts])
         self.weights = self.seen.double()
         self.theta = torch.ones_like(self.weights[0])
@@ -231,15 +201,12 @@ class _Search:
         length = torch.linalg.vector_norm(self.x, dim=-1, keepdim=True)
         self.x = self.x / torch.where(length > 0, length, 1.0) + _STIRRED * draw
 
-    def _step(self, s: Tensor, rows: Rows) -> Tensor:
-        """|J_gjᵀx_g|², and the next x_g: a step of the power method with Σⱼ s_gj J_gjJ_gjᵀ."""
-        x = rows.grouped(self.x[rows.slice])
-        length = torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True)
-        x = (x / torch.where(length > 0, length, 1.0)).flatten(0, 1)
-        y = rows.grouped(self.blocks.back(x, rows)).sum(1)
-        first = rows.start // self.size
-        weighted = s[first : first + len(y), :, None] * y
-        self.x[rows.slice] = self.blocks.forth(rows.repeated(weighted), rows)
+    def _step(self, s: Tensor, rows: slice) -> Tensor:
+        """|Jᵢⱼᵀxᵢ|², and the next xᵢ: a step of the power method with Σⱼ sᵢⱼ JᵢⱼJᵢⱼᵀ."""
+        x = self.x[rows]
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        y = self.blocks.back(x / torch.where(length > 0, length, 1.0), rows)
+        self.x[rows] = self.blocks.forth(s[rows, :, None] * y, rows)
         return y.square().sum(-1)
 
     def update(self) -> None:

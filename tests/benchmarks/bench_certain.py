@@ -152,7 +152,7 @@ def attacked(seed: int) -> tuple[int, int, int]:
     for power in (0.0, 2.0, 30.0, 390.0):
         w = (power * torch.randn(n, n, dtype=F64, generator=g)).clamp(-700, 700).exp()
         certificates.append(RowWeights(w))
-    certificates += Certified(4).weights(J)[0]
+    certificates += Certified(4).weights(J)
     low = sum(float(row_bound(blocks, each)) < sigma for each in certificates)
     eps = float(10 ** (4 * torch.rand((), generator=g) - 4))
     upper, largest, centre = map_module.ball_bounds(F, mu, eps).upper, 0.0, X

@@ -14,9 +14,8 @@ from meanfield.attention.averaging import AttentionCore
 from meanfield.errors import ConvergenceError
 from meanfield.layers import MLP, Chain, LayerNorm, Residual, RMSNorm, Sum
 from meanfield.linalg import Candidate, Certified, Dense, LinearMap, certify, operator_norm
-from meanfield.linalg.blocks import Rows, TokenBlocks, groups
+from meanfield.linalg.blocks import TokenBlocks, portions
 from meanfield.linalg.certain import RowWeights, row_bound, top_eigenvalues
-from meanfield.linalg.deflation import Deflated
 from meanfield.linalg.row_weights import certain_block_upper
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import Map, linearize
@@ -99,44 +98,37 @@ def norm(dense: torch.Tensor) -> float:
     return float(torch.linalg.matrix_norm(dense.transpose(1, 2).flatten(2).flatten(0, 1), 2))
 
 
-@pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("name", MAPS)
-def test_sums_over_blocks_are_those_of_the_dense_derivative(name, size):
+def test_sums_over_blocks_are_those_of_the_dense_derivative(name):
     blocks, dense = blocks_and_dense(MAPS[name], drawn(1))
     g = torch.Generator().manual_seed(2)
-    for rows in groups(N, size, 2):
-        J = dense[rows.slice]
-        x = torch.randn(rows.count, J.shape[-2], dtype=F64, generator=g)
-        y = torch.randn(rows.count, N, J.shape[-1], dtype=F64, generator=g)
+    for rows in (slice(0, 2), slice(2, N)):
+        J = dense[rows]
+        x = torch.randn(len(J), J.shape[-2], dtype=F64, generator=g)
+        y = torch.randn(len(J), N, J.shape[-1], dtype=F64, generator=g)
         back, forth = torch.einsum("ijed,ie->ijd", J, x), torch.einsum("ijed,ijd->ie", J, y)
         torch.testing.assert_close(blocks.back(x, rows), back, rtol=1e-10, atol=1e-11)
         torch.testing.assert_close(blocks.forth(y, rows), forth, rtol=1e-10, atol=1e-11)
-        s = 10 ** (3 * torch.rand(rows.count // rows.size, N, dtype=F64, generator=g))
-        joined = rows.grouped(J).transpose(1, 2).flatten(2, 3)  # (groups, n, size·e, d)
-        wanted = torch.einsum("gj,gjad,gjbd->gab", s, joined, joined)
+        s = 10 ** (3 * torch.rand(len(J), N, dtype=F64, generator=g))
+        wanted = torch.einsum("ij,ijad,ijbd->iab", s, J, J)
         found, slack = blocks.gram(s, rows)
         off = torch.linalg.matrix_norm(found - wanted, 2)
         top = torch.linalg.matrix_norm(wanted, 2)
         assert bool((off <= slack + 4e-15 * top).all())
         assert bool((slack <= 1e-8 * top).all())
-        differs = rows.grouped(J.abs().amax((-2, -1)) > 0).any(1)
-        assert not bool((differs & ~blocks.seen(rows)).any())
+        assert not bool(((J.abs().amax((-2, -1)) > 0) & ~blocks.seen(rows)).any())
 
 
 @pytest.mark.parametrize("name", MAPS)
 def test_the_bound_is_certain_and_near(name):
     mu = drawn(4)
-    blocks, dense = blocks_and_dense(MAPS[name], mu)
-    sigma = norm(dense)
+    sigma = norm(blocks_and_dense(MAPS[name], mu)[1])
     found = operator_norm(
         linearize(MAPS[name], mu, geometry="wasserstein").atoms, solver=Certified(), upper_rtol=1.0
     )
     assert float(found.value) == pytest.approx(sigma, rel=1e-4)
     assert sigma <= float(found.upper) <= 1.8 * sigma
     assert found.miss == 0
-    # All tokens in one group is the norm itself.
-    whole = RowWeights(torch.ones(1, N, dtype=F64), N)
-    assert sigma * (1 - 1e-14) <= float(row_bound(blocks, whole)) <= sigma * (1 + 1e-7)
 
 
 def loops(dense: torch.Tensor, w: torch.Tensor) -> float:
@@ -195,10 +187,8 @@ def test_masked_columns_may_have_weight_zero_and_others_not():
     ("weights", "words"),
     [
         (RowWeights(torch.ones(N, N + 1, dtype=F64)), r"weights: expected shape \(7, 7\)"),
-        (RowWeights(torch.ones(N, N, dtype=F64), 2), r"weights: expected shape \(4, 7\)"),
         (RowWeights(-torch.ones(N, N, dtype=F64)), "weights: expected finite numbers"),
         (RowWeights(torch.full((N, N), math.nan, dtype=F64)), "weights: expected finite numbers"),
-        (RowWeights(torch.ones(N, N, dtype=F64), 0), "weights: expected groups of 1 to 7"),
     ],
 )
 def test_what_are_no_weights_is_refused(weights, words):
@@ -207,9 +197,9 @@ def test_what_are_no_weights_is_refused(weights, words):
     v[0, 0] = 1.0
     unknown = torch.tensor(math.inf, dtype=F64)
     with pytest.raises(ValueError, match=words):
-        certify(J, Candidate(v, unknown, 0.0, weights=[[weights]]))
+        certify(J, Candidate(v, unknown, 0.0, weights=[weights]))
     with pytest.raises(ValueError, match="weights: expected those of 1 maps, got 2"):
-        certify(J, Candidate(v, unknown, 0.0, weights=[[weights]] * 2))
+        certify(J, Candidate(v, unknown, 0.0, weights=[weights] * 2))
 
 
 def test_maps_without_blocks_are_refused_and_weights_for_them_prove_nothing():
@@ -217,9 +207,8 @@ def test_maps_without_blocks_are_refused_and_weights_for_them_prove_nothing():
     with pytest.raises(NotImplementedError, match="Certified: expected a map that offers"):
         operator_norm(J, solver=Certified(), upper_rtol=1.0)
     v = torch.tensor([[1.0], [0.0], [0.0]], dtype=F64)
-    claim = Candidate(
-        v, torch.tensor(math.inf, dtype=F64), 0.0, weights=[[RowWeights(torch.ones(3, 3))]]
-    )
+    unknown = torch.tensor(math.inf, dtype=F64)
+    claim = Candidate(v, unknown, 0.0, weights=[RowWeights(torch.ones(3, 3))])
     assert float(certify(J, claim).upper) == math.inf
     two = Chain([SelfAttention(parameters()), SelfAttention(parameters())])
     with pytest.raises(NotImplementedError, match="Certified: expected"):
@@ -234,17 +223,8 @@ def test_rounds_cost_tightness_and_never_truth(rounds):
         ParticleMeasure.from_sequence(torch.randn(20, 16, dtype=F64, generator=g))
     )
     exact = local_lipschitz(F, mu, solver=Dense())
-    each = [
-        float(
-            local_lipschitz(F, mu, solver=Certified(rounds, group=size), upper_rtol=2.0).upper
-            / exact.value
-        )
-        for size in (1, 4, 7, 20)
-    ]
-    assert min(each) >= 1
-    assert each[-1] <= 1.001
-    assert each[0] <= {1: 2.6, 4: 1.9, 16: 1.6}[rounds]
-    assert each[1] <= {1: 0.9, 4: 0.97, 16: 0.9}[rounds] * each[0]
+    found = local_lipschitz(F, mu, solver=Certified(rounds), upper_rtol=2.0)
+    assert 1 <= float(found.upper / exact.value) <= {1: 2.6, 4: 1.9, 16: 1.6}[rounds]
 
 
 def test_adversarial_tokens_light_and_absent_atoms():
@@ -324,99 +304,36 @@ def test_the_value_must_still_converge():
         Certified(rounds=0)
 
 
-def test_rows_are_grouped_with_a_smaller_last_group():
-    found = [(rows.start, rows.stop, rows.size) for rows in groups(11, 3, 2)]
-    assert found == [(0, 6, 3), (6, 9, 3), (9, 11, 2)]
-    assert Rows(0, 6, 3).grouped(torch.arange(6)).tolist() == [[0, 1, 2], [3, 4, 5]]
+def test_the_bound_does_not_depend_on_how_many_rows_are_taken_at_a_time(monkeypatch):
+    w = 10 ** torch.randn(N, N, dtype=F64, generator=torch.Generator().manual_seed(0))
+    blocks, _ = blocks_and_dense(MAPS["rotary"], drawn(2))
+    J = linearize(MAPS["rotary"], drawn(2), geometry="wasserstein").atoms
+
+    def both() -> list[float]:
+        certificates = [RowWeights(w), *Certified(3).weights(J)]
+        return [float(row_bound(blocks, each)) for each in certificates]
+
+    together = both()
+    monkeypatch.setattr("meanfield.linalg.blocks._PAIR_ENTRIES", 3 * N * DIM)
+    assert portions((N, DIM, DIM)) == [slice(0, 3), slice(3, 6), slice(6, 7)]
+    assert both() == pytest.approx(together, rel=1e-12)
+    monkeypatch.setattr("meanfield.attention.averaging._ENTRIES", 1)
+    assert both() == pytest.approx(together, rel=1e-12)
 
 
-def bases(dense: torch.Tensor, seed: int) -> dict[str, torch.Tensor]:
-    """Orthonormal vectors that a solver may hand in, good ones and wrong ones."""
-    g = torch.Generator().manual_seed(seed)
-    matrix = dense.transpose(1, 2).flatten(2).flatten(0, 1)
-    right = torch.linalg.svd(matrix)[2].mT
-    n, d = len(dense), dense.shape[-1]
-    some = torch.randn(n * d, 5, dtype=F64, generator=g)
-    kinds = {
-        "singular": right[:, :5],
-        "all": right,
-        "perturbed": right[:, :5] + 0.1 * some / some.norm(),
-        "the top one left out": right[:, 1:6],
-        "the last ones": right[:, -3:],
-        "random": some,
-    }
-    return {name: Q.unflatten(0, (n, d)) for name, Q in kinds.items()}
-
-
-@pytest.mark.parametrize("name", ["dot product", "rotary, masked", "block"])
-def test_sums_over_what_a_basis_leaves_are_those_of_the_dense_rest(name):
-    blocks, dense = blocks_and_dense(MAPS[name], drawn(1))
-    g = torch.Generator().manual_seed(2)
-    for Q in bases(dense, 3).values():
-        Q = torch.linalg.qr(Q.flatten(0, 1))[0].unflatten(0, Q.shape[:2])
-        rest = Deflated.of(blocks, Q)
-        E = dense - torch.einsum("imab,mbk,jck->ijac", dense, Q, Q)
-        for rows in groups(N, 3, 2):
-            J = E[rows.slice]
-            x = torch.randn(rows.count, J.shape[-2], dtype=F64, generator=g)
-            back = torch.einsum("ijed,ie->ijd", J, x)
-            torch.testing.assert_close(rest.back(x, rows), back, rtol=1e-10, atol=1e-11)
-            y = torch.randn(rows.count, N, J.shape[-1], dtype=F64, generator=g)
-            forth = torch.einsum("ijed,ijd->ie", J, y)
-            torch.testing.assert_close(rest.forth(y, rows), forth, rtol=1e-10, atol=1e-11)
-            s = 10 ** (2 * torch.rand(rows.count // rows.size, N, dtype=F64, generator=g))
-            joined = rows.grouped(J).transpose(1, 2).flatten(2, 3)
-            wanted = torch.einsum("gj,gjad,gjbd->gab", s, joined, joined)
-            found, slack = rest.gram(s, rows)
-            off = torch.linalg.matrix_norm(found - wanted, 2)
-            assert bool((off <= slack).all())
-            assert bool(rest.seen(rows).all())
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_every_basis_is_valid_and_says_no_less_than_the_norm(seed):
-    blocks, dense = blocks_and_dense(list(MAPS.values())[5 * seed + 1], drawn(seed))
-    g, sigma = torch.Generator().manual_seed(seed), norm(dense)
-    for name, Q in bases(dense, seed).items():
-        for spread in (0.0, 3.0):
-            w = (spread * torch.randn(N, N, dtype=F64, generator=g)).exp()
-            found = float(row_bound(blocks, RowWeights(w, basis=Q)))
-            assert sigma * (1 - 1e-14) <= found, name
-        extreme = torch.logspace(-300, 300, N, dtype=F64).expand(N, N)
-        assert float(row_bound(blocks, RowWeights(extreme, basis=Q))) >= sigma * (1 - 1e-14)
-        if name == "all":  # nothing is left
-            assert found == pytest.approx(sigma, rel=1e-7)
-
-
-def test_without_its_top_directions_a_layer_is_bounded_to_the_last_digits():
-    g = torch.Generator().manual_seed(0)
-    F = SelfAttention(AttentionParameters.random(16, n_heads=2, generator=g))
-    X = torch.randn(16, 16, dtype=F64, generator=g)
-    mu = LayerNorm(torch.ones(16, dtype=F64))(ParticleMeasure.from_sequence(X))
-    J = linearize(F, mu, geometry="wasserstein").atoms
-    sigma = float(torch.linalg.matrix_norm(J.to_dense(), 2))
-    assert float(operator_norm(J, solver=Certified(), upper_rtol=1.0).upper) > 1.3 * sigma
-    found = float(operator_norm(J, solver=Certified(deflate=16), upper_rtol=1.0).upper)
-    assert sigma * (1 - 1e-14) <= found <= sigma * (1 + 1e-12)
-
-
-@pytest.mark.parametrize("name", ["dot product", "rotary, masked", "block"])
-def test_products_with_blocks_err_by_less_than_is_taken_for_their_rounding(name):
-    """Against the blocks that are stored, multiplied in longer precision, one after another."""
+@pytest.mark.parametrize("name", ["dot product", "rotary, masked", "pre-norm", "block"])
+def test_sums_over_blocks_err_by_less_than_is_taken_for_their_rounding(name):
+    """Against the numbers that are stored, multiplied in longer precision, one after another."""
     blocks, dense = blocks_and_dense(MAPS[name], drawn(1))
     exact = long_blocks(blocks)
     np.testing.assert_allclose(exact.astype(float), dense, rtol=1e-9, atol=1e-11)
-    rough = blocks.absolute()
     for seed in range(5):
         g = torch.Generator().manual_seed(seed)
-        y = torch.randn(N, DIM, dtype=F64, generator=g)
-        rows, every = Rows(0, N), y.expand(N, N, DIM)
-        error = np.abs(blocks.forth(every, rows).numpy() - np.einsum("ijed,jd->ie", exact, y))
-        size = rough.forth(every.abs(), rows).numpy()
-        assert (size >= 0.999 * np.einsum("ijed,jd->ie", np.abs(exact), y.abs())).all()
-        assert (error <= blocks.terms * 2.0**-53 * size).all()
-        back = np.abs(blocks.back(y, rows).numpy() - np.einsum("ijed,ie->ijd", exact, y))
-        assert (back <= blocks.terms * 2.0**-53 * rough.back(y.abs(), rows).numpy()).all()
+        s = 10 ** (3 * torch.rand(N, N, dtype=F64, generator=g))
+        found, slack = blocks.gram(s, slice(0, N))
+        wanted = np.einsum("ij,ijad,ijbd->iab", s.numpy().astype(np.longdouble), exact, exact)
+        off = np.linalg.norm((found.numpy() - wanted).astype(float), 2, (-2, -1))
+        assert (off <= slack.numpy()).all()
 
 
 def long_blocks(blocks: TokenBlocks) -> np.ndarray:
@@ -459,7 +376,7 @@ def test_bound_and_columns_are_those_of_loops_over_rows_that_form_no_block():
         ratio = (a[i] / a).sqrt()
         c, top, b = looped_row(P[:, i], w[i], ratio, q[:, i], k, v, Q, par, i)
         columns += c * w[i]
-        found = blocks.back(top[None], Rows(i, i + 1))[0].norm(dim=-1)
+        found = blocks.back(top[None], slice(i, i + 1))[0].norm(dim=-1)
         torch.testing.assert_close(found, b, rtol=1e-10, atol=1e-12)
     bound = float(row_bound(blocks, RowWeights(w)))
     assert bound == pytest.approx(float(columns.max().sqrt()), rel=1e-6)
@@ -494,16 +411,6 @@ def looped_row(P, w, ratio, q, k, v, Q, par, i):
     return values[-1], top, b.norm(dim=-1)
 
 
-def test_what_is_no_basis_is_refused():
-    blocks, _ = blocks_and_dense(MAPS["dot product"], drawn(0))
-    w = torch.ones(N, N, dtype=F64)
-    for wrong in (torch.ones(N, 3), torch.ones(N, DIM, 0), torch.ones(DIM, N, 2)):
-        with pytest.raises(ValueError, match="basis: expected shape"):
-            row_bound(blocks, RowWeights(w, basis=wrong))
-    with pytest.raises(ValueError, match="basis: expected finite"):
-        row_bound(blocks, RowWeights(w, basis=torch.full((N, DIM, 1), math.nan)))
-
-
 def test_what_rounding_may_have_taken_is_added(monkeypatch):
     blocks, _ = blocks_and_dense(MAPS["dot product"], drawn(0))
     weights = RowWeights(torch.ones(N, N, dtype=F64))
@@ -515,20 +422,6 @@ def test_what_rounding_may_have_taken_is_added(monkeypatch):
 
     monkeypatch.setattr(TokenBlocks, "gram", uncertain)
     assert float(row_bound(blocks, weights)) ** 2 == pytest.approx(plain**2 + N, rel=1e-9)
-
-
-def test_the_roundings_of_products_are_in_the_bound_beside_a_basis(monkeypatch):
-    blocks, dense = blocks_and_dense(MAPS["dot product"], drawn(0))
-    weights = RowWeights(torch.ones(N, N, dtype=F64), basis=bases(dense, 0)["all"])
-    plain, terms = float(row_bound(blocks, weights)), blocks.terms
-    assert terms >= N + 4 * DIM
-    monkeypatch.setattr(TokenBlocks, "terms", 1e6 * terms)
-    size = torch.linalg.vector_norm(dense.abs(), dim=(-2, -1)).norm()
-    least = 1e6 * terms * 2.0**-53 * float(size) / 100
-    assert plain + least <= float(row_bound(blocks, weights)) <= plain + 1e5 * least
-    monkeypatch.setattr(TokenBlocks, "terms", terms)
-    monkeypatch.setattr(TokenBlocks, "absolute", lambda self: self * 1e6)
-    assert float(row_bound(blocks, weights)) > plain * (1 + 1e-8)
 
 
 def test_atoms_that_a_frobenius_norm_rules_out_do_not_hide_the_largest():
