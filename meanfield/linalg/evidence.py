@@ -318,7 +318,7 @@ def of_the_map(
     # Again in the middle of the number range, in case a product left it.
     scale = _power_towards_one(value)
     off = off_by(scale.reshape(*scale.shape, *(1 for _ in x.shape[scale.ndim :])) * x)
-    off = (off / (scale * value)).nan_to_num(math.inf, math.inf)
+    off = torch.where(off == 0, 0.0, off / (scale * value)).nan_to_num(math.inf, math.inf)
     agree = off <= max(rtol, room)
     if strict and not bool(agree.all()):
         raise ConvergenceError(

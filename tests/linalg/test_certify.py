@@ -251,6 +251,13 @@ def test_a_matrix_with_one_wrong_entry_is_not_that_of_the_map(scale):
             linalg.operator_norm(lying)
 
 
+def test_a_map_that_is_zero_agrees_beside_one_whose_matrix_is_wrong():
+    right = torch.stack([torch.zeros(3, 3, dtype=F64), torch.eye(3, dtype=F64)])
+    lying = replace(LinearMap.pointwise(right[:, None]), dense=lambda part: (1.1 * right)[part])
+    found = linalg.operator_norm(lying, strict=False)
+    assert found.converged.tolist() == [True, False] and float(found.error[0]) == 0
+
+
 def test_a_fault_in_the_dense_form_of_attention_is_not_certified(monkeypatch):
     F = SelfAttention(AttentionParameters.random(4, n_heads=2, generator=seeded(0)), causal=True)
     mu = ParticleMeasure.from_sequence(torch.randn(12, 4, dtype=F64, generator=seeded(1)))
