@@ -19,12 +19,6 @@ from meanfield.linalg.vectors import finite, lengths, power_of_two
 
 # Entries of one chunk of dense matrices (float64: 8 MiB); larger batches go chunk by chunk.
 _CHUNK_ENTRIES = 2**20
-# From this many entries of all matrices on, the largest eigenvalues alone and two solves for their
-# vectors take half to two thirds of the time of all eigenvectors.
-_ITERATED_ENTRIES = 2**12
-# Up to here one call of LAPACK for singular vectors takes less than all that scaling and Gram
-# matrices need.
-_FEW_ENTRIES = 2**8
 
 
 @dataclass(frozen=True)
@@ -54,20 +48,17 @@ class Dense(NormSolver):
     def largest(
         self, linear_map: LinearMap, rtol: float, upper_rtol: float
     ) -> tuple[Candidate, Tensor]:
-        """Skips blocks whose Frobenius norm is already too small, unless all are soon done."""
+        """Skips blocks whose Frobenius norm is already too small."""
         n = linear_map.batch_shape[-1]
         blocks = linear_map.to_dense().reshape(-1, n, *_matrix_shape(linear_map))
-        if blocks.numel() <= _FEW_ENTRIES:
-            sigma, v = (t.unflatten(0, (-1, n)) for t in _factor(blocks.flatten(0, 1)))
-        else:
-            sigma, v = _factor_large(blocks)
+        sigma, v = _factor_largest(blocks)
         sigma, best = sigma.max(-1)
         v = v[torch.arange(len(v), device=v.device), best]
         shape = linear_map.batch_shape[:-1]
         return _candidate(sigma, v, linear_map, shape), best.reshape(shape)
 
 
-def _factor_large(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def _factor_largest(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """σ and v of the blocks (b, n, rows, columns) that may be the largest; −1 for the others."""
     frobenius = lengths(blocks.flatten(-2))
     sigma = torch.full_like(frobenius, -1.0)
@@ -129,66 +120,19 @@ def _chunked(
 
 def _top_vectors(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """σ and v of each matrix (b, rows, columns)."""
-    if is_host(matrices.device) and matrices.numel() <= _FEW_ENTRIES:
-        found = _by_singular_vectors(matrices)
-        if found is not None:
-            return found
     # Gram matrices of what is left stay in range.
     peak = finite(matrices.abs().amax((-2, -1)), "an entry of the linear map")
     scale = power_of_two(peak)
     unit = matrices / scale[..., None, None]
     wide = unit.shape[-1] > unit.shape[-2]
     gram = unit @ unit.mT if wide else unit.mT @ unit
-    top, v = _top_eigenpair(gram)
-    sigma = top.clamp_min(0).sqrt()
+    values, vectors = _eigenpairs(gram)
+    sigma, v = values[..., -1].clamp_min(0).sqrt(), vectors[..., -1]
     if wide:
         # The largest entry is from 1 to 2: only the matrix 0 has σ = 0, and any v is its own.
         v = (unit.mT @ v[..., None])[..., 0] / torch.where(sigma > 0, sigma, 1.0)[:, None]
         v[:, 0] += torch.where(sigma > 0, 0.0, 1.0)
     return sigma * scale, v
-
-
-def _by_singular_vectors(matrices: Tensor) -> tuple[Tensor, Tensor] | None:
-    """`_top_vectors` of a few; None where LAPACK fails, on numbers that are not finite too."""
-    try:
-        _, sigma, vectors = torch.linalg.svd(matrices, full_matrices=False)
-    except torch.linalg.LinAlgError:
-        return None
-    return sigma[..., 0], vectors[..., 0, :]
-
-
-def _top_eigenpair(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest eigenvalue of each matrix (b, n, n), and a unit vector."""
-    if gram.numel() >= _ITERATED_ENTRIES:
-        found = _by_inverse_iteration(gram)
-        if found is not None:
-            return found
-    values, vectors = _eigenpairs(gram)
-    return values[..., -1], vectors[..., -1]
-
-
-def _by_inverse_iteration(gram: Tensor) -> tuple[Tensor, Tensor] | None:
-    """`_top_eigenpair` without the other vectors; None unless every residual is at rounding level.
-
-    The matrices are 0 or have an eigenvalue of 1 at least. Solves with G − s, s beside the largest
-    eigenvalue, leave the top vectors of any start, and the length of the last is 1/‖(G − s)v‖.
-    """
-    try:
-        values = torch.linalg.eigvalsh(gram)[..., -1]
-    except torch.linalg.LinAlgError:
-        return None
-    n, eps = gram.shape[-1], torch.finfo(gram.dtype).eps
-    shifted = gram.clone()
-    shifted.diagonal(dim1=-2, dim2=-1).sub_((values + 8 * eps * values.clamp_min(1))[..., None])
-    factors, pivots, _ = torch.linalg.lu_factor_ex(shifted)
-    start = torch.arange(1, n + 1, dtype=gram.dtype, device=gram.device).square().cos()
-    v = start.expand(*gram.shape[:-2], n)[..., None]
-    for _ in range(2):
-        v = torch.linalg.lu_solve(factors, pivots, v)
-        length = torch.linalg.vector_norm(v, dim=-2, keepdim=True)
-        v = v / length
-    exact = 16 * n * eps * length[..., 0, 0] * values.clamp_min(1) >= 1
-    return (values, v[..., 0]) if bool(exact.all()) else None
 
 
 def _eigenpairs(gram: Tensor) -> tuple[Tensor, Tensor]:

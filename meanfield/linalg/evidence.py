@@ -286,9 +286,11 @@ def relative_error(residual: Tensor, gap: Tensor) -> Tensor:
 
 @torch.no_grad()
 def of_the_map(
-    found: NormEstimate, linear_map: LinearMap, matrices: LinearMap, rtol: float
+    found: NormEstimate, linear_map: LinearMap, matrices: LinearMap, rtol: float, strict: bool
 ) -> NormEstimate:
     """The estimate, flagged and without an upper end where the matrices are not those of the map.
+
+    Refused there if `strict`.
 
     Its evidence is products with matrices. One product of the map along a random vector, none of
     whose entries is small, is compared with theirs: whatever is wrong in a matrix shows there.
@@ -298,6 +300,10 @@ def of_the_map(
         linear_map: J.
         matrices: what was multiplied in its place.
         rtol: what is wrong by less, relative to the norm, does no harm.
+        strict: refuse other matrices.
+
+    Raises:
+        ConvergenceError: they are others, and `strict`.
     """
     value = found.value.detach()
     room = _ROUNDINGS * linear_map.columns**0.5 * torch.finfo(value.dtype).eps
@@ -312,8 +318,15 @@ def of_the_map(
     # Again in the middle of the number range, in case a product left it.
     scale = _power_towards_one(value)
     off = off_by(scale.reshape(*scale.shape, *(1 for _ in x.shape[scale.ndim :])) * x)
-    off = (off / (scale * value)).nan_to_num(math.inf, math.inf)
+    off = torch.where(off == 0, 0.0, off / (scale * value)).nan_to_num(math.inf, math.inf)
     agree = off <= max(rtol, room)
+    if strict and not bool(agree.all()):
+        raise ConvergenceError(
+            "norm of a linear map: its matrices (to_dense) and its products (matvec) disagree by "
+            f"{float(off.max()):.2e} of the norm, above {max(rtol, room):.2e}; correct either, "
+            "take solver=Lanczos(), which needs products alone, or pass strict=False for the "
+            "flagged estimate"
+        )
     off = torch.where(agree, 0.0, off)
     return replace(
         found,

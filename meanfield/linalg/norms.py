@@ -67,7 +67,7 @@ def operator_norm(
         candidate = solver.candidate(used, rtol, upper_rtol)
         found = certify(used, candidate, rtol=rtol, upper_rtol=upper_rtol)
     if assembled:
-        found = of_the_map(found, linear_map, used, rtol)
+        found = of_the_map(found, linear_map, used, rtol, strict)
     return checked(found, rtol, upper_rtol, strict)
 
 
@@ -105,7 +105,7 @@ def largest_block_norm(
         else:
             found = certify(used.block(block), candidate, rtol=rtol, upper_rtol=upper_rtol)
     if solver.assembles:
-        found = of_the_map(found, linear_map, used, rtol)
+        found = of_the_map(found, linear_map, used, rtol, strict)
     return checked(found, rtol, upper_rtol, strict), block
 
 

@@ -98,12 +98,18 @@ class Certified(NormSolver):
         """
         weights = []
         for index in range(math.prod(linear_map.batch_shape)):
-            blocks = None if linear_map.blocks is None else linear_map.blocks(index)
-            if blocks is None:
+            if linear_map.blocks is None:
                 raise NotImplementedError(
                     "Certified: expected a map that offers the blocks of its rows (attention, "
                     "maps of particles, sums and products with one attention among them), got "
                     "one that does not; take Dense() if it is small, or Lanczos()"
+                )
+            blocks = linear_map.blocks(index)
+            if blocks is None:
+                raise NotImplementedError(
+                    "Certified: expected one attention in a map, with a kernel that says how its "
+                    "keys move, got several in a row or in a sum, or a kernel without key_slopes; "
+                    "give it key_slopes, or take Dense() if the map is small, or Lanczos()"
                 )
             inside, _ = blocks.in_range()
             weights.append(RowWeights(self._improved(inside)))

@@ -202,6 +202,13 @@ def test_what_are_no_weights_is_refused(weights, words):
         certify(J, Candidate(v, unknown, 0.0, weights=[weights] * 2))
 
 
+class KeysUnknown(kernels.Kernel):
+    """A dot product that does not say how keys move."""
+
+    def features(self, parameters, points, positions):
+        return kernels.Features(*parameters.project(points))
+
+
 def test_maps_without_blocks_are_refused_and_weights_for_them_prove_nothing():
     J = LinearMap(lambda x: x, lambda y: y, (3, 1), (3, 1))
     with pytest.raises(NotImplementedError, match="Certified: expected a map that offers"):
@@ -211,8 +218,10 @@ def test_maps_without_blocks_are_refused_and_weights_for_them_prove_nothing():
     claim = Candidate(v, unknown, 0.0, weights=[RowWeights(torch.ones(3, 3))])
     assert float(certify(J, claim).upper) == math.inf
     two = Chain([SelfAttention(parameters()), SelfAttention(parameters())])
-    with pytest.raises(NotImplementedError, match="Certified: expected"):
-        local_lipschitz(two, drawn(0), solver=Certified(), upper_rtol=1.0)
+    unknown_keys = SelfAttention(parameters(), kernel=KeysUnknown())
+    for F in (two, unknown_keys):
+        with pytest.raises(NotImplementedError, match="several in a row .* without key_slopes"):
+            local_lipschitz(F, drawn(0), solver=Certified(), upper_rtol=1.0)
 
 
 @pytest.mark.parametrize("rounds", [1, 4, 16])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meanfield.errors import ConvergenceError
-from meanfield.linalg import Dense, Lanczos, LinearMap, dense, operator_norm
+from meanfield.linalg import Dense, Lanczos, LinearMap, operator_norm
 from meanfield.linalg.norms import largest_block_norm
 
 F64 = torch.float64
@@ -250,47 +250,15 @@ def test_the_upper_end_of_a_factorisation_is_above_the_norm_and_hugs_it():
 # ------------------------------------------------------------------ many factorisations
 
 
-def _grams(count: int, n: int, dtype: torch.dtype = F64) -> torch.Tensor:
-    matrices = torch.randn(count, n, n, generator=torch.Generator().manual_seed(n), dtype=dtype)
-    grams = matrices.mT @ matrices
-    grams[0] = 0.0
-    grams[1] = torch.eye(n, dtype=dtype)  # every vector is a top one
-    return grams
-
-
 @pytest.mark.parametrize(("count", "n"), [(1100, 2), (300, 4), (20, 16), (3, 70)])
 @pytest.mark.parametrize("dtype", [F64, torch.float32])
-def test_top_eigenpairs_of_many_matrices_are_those_of_lapack(count, n, dtype):
-    grams = _grams(count, n, dtype)
-    found = dense._by_inverse_iteration(grams)
-    assert found is not None
-    values, vectors = found
+def test_factorisations_of_many_matrices_are_those_of_lapack(count, n, dtype):
+    generator = torch.Generator().manual_seed(n)
+    matrices = torch.randn(count, n, n, generator=generator, dtype=dtype)
+    matrices[0] = 0.0
+    matrices[1] = torch.eye(n, dtype=dtype)  # every vector is a top one
+    found = operator_norm(LinearMap.pointwise(matrices[:, None]), solver=Dense())
     room = 32 * n * torch.finfo(dtype).eps
-    torch.testing.assert_close(values, torch.linalg.eigh(grams)[0][:, -1], rtol=room, atol=0)
-    rest = grams @ vectors[..., None] - values[:, None, None] * vectors[..., None]
-    assert float((rest.norm(dim=-2)[:, 0] / values.clamp_min(1)).max()) < room
-    torch.testing.assert_close(vectors.norm(dim=-1), torch.ones(count, dtype=dtype))
-
-
-def test_a_start_without_a_share_of_the_top_vector_finds_it_or_is_given_up():
-    start = torch.arange(1, 9, dtype=F64).square().cos()
-    basis, _ = torch.linalg.qr(torch.cat([start[:, None], torch.eye(8, dtype=F64)[:, :7]], 1))
-    values = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 50.0], dtype=F64)
-    gram = (basis * values) @ basis.T  # the start is the vector of the smallest
-    found = dense._by_inverse_iteration(gram.expand(100, 8, 8))
-    assert found is None or float((found[1][0] @ basis[:, -1]).abs()) > 1 - 1e-12
-    sigma, v = dense._top_eigenpair(gram.expand(100, 8, 8))
-    torch.testing.assert_close(sigma, values[-1:].expand(100))
-    assert float((v @ basis[:, -1]).abs().min()) > 1 - 1e-12
-
-
-def test_what_inverse_iteration_cannot_solve_is_factored(monkeypatch):
-    """A solve that leaves no number, or a vector of another value, is not believed."""
-    grams = _grams(300, 4)
-    wanted = torch.linalg.eigh(grams)[0][:, -1]
-    for wrong in (math.nan, 1.0):
-        monkeypatch.setattr(torch.linalg, "lu_solve", lambda f, p, v, w=wrong: w * v)
-        assert dense._by_inverse_iteration(grams) is None
-        values, vectors = dense._top_eigenpair(grams)
-        torch.testing.assert_close(values, wanted)
-        assert bool(vectors.isfinite().all())
+    truth = torch.linalg.matrix_norm(matrices, 2)
+    torch.testing.assert_close(found.value, truth, rtol=room, atol=0)
+    assert float(found.residual.max()) < room and bool(found.converged.all())
