@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,9 @@ from meanfield.linalg.vectors import finite, lengths, power_of_two
 
 # Entries of one chunk of dense matrices (float64: 8 MiB); larger batches go chunk by chunk.
 _CHUNK_ENTRIES = 2**20
+# Up to here one call of LAPACK for singular vectors takes less than all that scaling and Gram
+# matrices need: 0.10 against 0.28 ms for one matrix of 4 × 4.
+_FEW_ENTRIES = 2**8
 
 
 @dataclass(frozen=True)
@@ -48,10 +52,13 @@ class Dense(NormSolver):
     def largest(
         self, linear_map: LinearMap, rtol: float, upper_rtol: float
     ) -> tuple[Candidate, Tensor]:
-        """Skips blocks whose Frobenius norm is already too small."""
+        """Skips blocks whose Frobenius norm is already too small, unless all are soon done."""
         n = linear_map.batch_shape[-1]
         blocks = linear_map.to_dense().reshape(-1, n, *_matrix_shape(linear_map))
-        sigma, v = _factor_largest(blocks)
+        if blocks.numel() <= _FEW_ENTRIES:
+            sigma, v = (t.unflatten(0, (-1, n)) for t in _factor(blocks.flatten(0, 1)))
+        else:
+            sigma, v = _factor_largest(blocks)
         sigma, best = sigma.max(-1)
         v = v[torch.arange(len(v), device=v.device), best]
         shape = linear_map.batch_shape[:-1]
@@ -120,6 +127,10 @@ def _chunked(
 
 def _top_vectors(matrices: Tensor) -> tuple[Tensor, Tensor]:
     """σ and v of each matrix (b, rows, columns)."""
+    if is_host(matrices.device) and matrices.numel() <= _FEW_ENTRIES:
+        with contextlib.suppress(torch.linalg.LinAlgError):  # numbers that are not finite too
+            _, sigma, vectors = torch.linalg.svd(matrices, full_matrices=False)
+            return sigma[..., 0], vectors[..., 0, :]
     # Gram matrices of what is left stay in range.
     peak = finite(matrices.abs().amax((-2, -1)), "an entry of the linear map")
     scale = power_of_two(peak)

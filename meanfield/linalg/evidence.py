@@ -286,7 +286,12 @@ def relative_error(residual: Tensor, gap: Tensor) -> Tensor:
 
 @torch.no_grad()
 def of_the_map(
-    found: NormEstimate, linear_map: LinearMap, matrices: LinearMap, rtol: float, strict: bool
+    found: NormEstimate,
+    linear_map: LinearMap,
+    matrices: LinearMap,
+    rtol: float,
+    strict: bool,
+    beside: Tensor | float = 0.0,
 ) -> NormEstimate:
     """The estimate, flagged and without an upper end where the matrices are not those of the map.
 
@@ -301,6 +306,8 @@ def of_the_map(
         matrices: what was multiplied in its place.
         rtol: what is wrong by less, relative to the norm, does no harm.
         strict: refuse other matrices.
+        beside: norms of which only the larger of each and its norm here counts; what is wrong by
+            less than their rounding does no harm either.
 
     Raises:
         ConvergenceError: they are others, and `strict`.
@@ -313,13 +320,13 @@ def of_the_map(
     def off_by(x: Tensor) -> Tensor:
         return (linear_map.matvec(x) - matrices.matvec(x)).abs().flatten(value.ndim).amax(-1)
 
-    if bool((off_by(x) <= max(rtol, room) * value).all()):
+    if bool((off_by(x) <= max(rtol, room) * value + room * beside).all()):
         return found
     # Again in the middle of the number range, in case a product left it.
     scale = _power_towards_one(value)
     off = off_by(scale.reshape(*scale.shape, *(1 for _ in x.shape[scale.ndim :])) * x)
     off = torch.where(off == 0, 0.0, off / (scale * value)).nan_to_num(math.inf, math.inf)
-    agree = off <= max(rtol, room)
+    agree = (off <= max(rtol, room)) | (off * value <= room * beside)
     if strict and not bool(agree.all()):
         raise ConvergenceError(
             "norm of a linear map: its matrices (to_dense) and its products (matvec) disagree by "

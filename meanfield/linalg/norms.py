@@ -78,6 +78,7 @@ def largest_block_norm(
     upper_rtol: float = UPPER_RTOL,
     solver: NormSolver | None = None,
     strict: bool = True,
+    beside: Tensor | float = 0.0,
 ) -> tuple[NormEstimate, Tensor]:
     """Norm of a block-diagonal map whose blocks are the last batch axis, and the block it is in.
 
@@ -87,6 +88,7 @@ def largest_block_norm(
         upper_rtol: as there.
         solver: as there.
         strict: as there.
+        beside: norms ``(*batch,)`` of which only the larger of each and its norm here counts.
 
     Returns:
         An estimate of batch shape ``(*batch,)``, whose direction ``(*batch, *in_shape)`` lives in
@@ -105,7 +107,7 @@ def largest_block_norm(
         else:
             found = certify(used.block(block), candidate, rtol=rtol, upper_rtol=upper_rtol)
     if solver.assembles:
-        found = of_the_map(found, linear_map, used, rtol, strict)
+        found = of_the_map(found, linear_map, used, rtol, strict, beside)
     return checked(found, rtol, upper_rtol, strict), block
 
 

@@ -105,6 +105,7 @@ def constant_of(
         upper_rtol=upper_rtol,
         solver=None if small else solver,
         strict=strict,
+        beside=whole.value.detach(),
     )
     return replace(
         alone,

@@ -366,7 +366,8 @@ def constant_upper(F: MeasureMap, mu: ParticleMeasure) -> Tensor:
 
 
 def _factored(at: Linearisation, alone: bool = False) -> Tensor:
-    apart = largest_block_norm(at.field, solver=Dense(), strict=False)[0].upper
     if alone:
-        return apart
-    return torch.maximum(operator_norm(at.atoms, solver=Dense(), strict=False).upper, apart)
+        return largest_block_norm(at.field, solver=Dense(), strict=False)[0].upper
+    whole = operator_norm(at.atoms, solver=Dense(), strict=False)
+    field, _ = largest_block_norm(at.field, solver=Dense(), strict=False, beside=whole.value)
+    return torch.maximum(whole.upper, field.upper)
