@@ -138,4 +138,4 @@ def _log_by_three_norms(
         steep = log_top + (1 - 1 / p) * first - np.log(1 - 1 / p)
         width = np.where(power == 0, length, -np.expm1(-np.abs(power) * length) / np.abs(power))
         middle = log_norm - np.log(2) + np.maximum(power * first, power * second) + np.log(width)
-    return np.where(p == 1, np.inf, np.logaddexp(steep, middle))
+    return np.logaddexp(steep, middle)

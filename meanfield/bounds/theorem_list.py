@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from scipy.spatial.distance import pdist
 
 from meanfield.bounds.diracs import masked_two_dirac_lower, two_dirac_lower
 from meanfield.bounds.l2 import l2_attention_2, l2_theorem_3_2, tied_norms
@@ -127,8 +128,7 @@ def _theorem_c_3(question: Question) -> float:
     if layer.norm is not None:
         points = layer.norm.unit(points)
     x, n = as_floats(points.points), points.n_particles
-    square = (x**2).sum(1)
-    spread = max(float((square[:, None] + square - 2 * x @ x.T).max()), 0.0)
+    spread = float(pdist(x, "sqeuclidean").max(initial=0.0))
     ahead = np.linalg.norm(np.einsum("hij,nj->hni", layer.A, x) + layer.pull[:, None], axis=-1)
     back = np.linalg.norm(np.einsum("hji,nj->hni", layer.A, x), axis=-1)
     inside = n * (1 + ahead.max(1) ** 2 * spread) + back.max(1) ** 2 * spread

@@ -68,10 +68,8 @@ def two_on_circle(question: Question) -> float:
 def _reached(question: Question, gamma: float, u: np.ndarray) -> float:
     layer = question.layer
     value, along = circle_response(gamma * math.sqrt(layer.parameters.dim) ** 2)
-    # The plane of the circle: u, and where V is largest across it.
+    # The plane of the circle: u, and where V is largest across it; behind LayerNorm V1 = 0.
     right = np.linalg.svd(layer.V[0])[2]
-    if layer.norm is not None and layer.norm.centred:
-        right = right - right.mean(-1, keepdims=True)
     across = right - np.outer(right @ u, u)
     lengths = np.linalg.norm(across, axis=1)
     across = across[lengths > 0.1] / lengths[lengths > 0.1, None]

@@ -238,7 +238,7 @@ def _hulls(F: SelfAttention, heads: Heads, p: Tensor, other: Tensor) -> Tensor:
     par, values = F.parameters, heads.values
     if par.output is not None:
         values = values @ par.output.detach().mT
-    apart = torch.cdist(values, values)  # (H, N, N)
+    apart = torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist")  # (H, N, N)
     most = []
     for query in range(p.shape[1]):
         pairs = (p[:, query, :, None] > 0) & (other[:, query, None, :] > 0)

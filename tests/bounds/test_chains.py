@@ -180,6 +180,38 @@ def test_theorem_c_3_is_its_formula_and_bounds_the_constant():
         assert float(local_lipschitz(F, mu, geometry="euclidean").value) <= found
 
 
+@pytest.mark.parametrize(("far", "apart"), [(1e8, 1.0), (1e6, 1e-3)])
+def test_theorem_c_3_measures_distances_by_differences(far, apart):
+    A = torch.tensor([[1e-4, 0.0], [0.0, 0.0]], dtype=F64)
+    F = SelfAttention(AttentionParameters.from_bilinear(A, torch.eye(2, dtype=F64)))
+    X = torch.tensor([[far, -apart / 2], [far, apart / 2]], dtype=F64)
+    found = bounds.table(F, 1.1 * far, points=X).row("Thm C.3").value
+    mu = ParticleMeasure.from_sequence(X)
+    assert float(local_lipschitz(F, mu, geometry="euclidean").value) <= found
+
+
+def test_behind_a_norm_theorem_c_3_sees_the_points_that_the_norm_makes():
+    g = torch.Generator().manual_seed(2)
+    N, F = norm_layer(3, g, centred=True), SelfAttention(random_parameters(3, g))
+    X = 5 * torch.randn(6, 3, dtype=F64, generator=g)
+    unit = N.gain.unit(ParticleMeasure.from_sequence(X))
+    absorbed = SelfAttention(F.parameters.after(N))
+    expected = bounds.table(absorbed, 9.0, points=unit).row("Thm C.3").value
+    expected *= float(N.gain.unit.local_upper(ParticleMeasure.from_sequence(X)))
+    found = bounds.table(Chain([N, F]), 99.0, points=X).row("Thm C.3").value
+    assert found == pytest.approx(expected, rel=1e-7)
+
+
+def test_values_along_what_a_layer_norm_takes_off_reach_nothing():
+    """V + 5·11ᵀ is V behind LayerNorm: a circle along 1 would reach 15 times as much."""
+    rows = []
+    for V in (torch.eye(3), torch.eye(3) + 5 * torch.ones(3, 3)):
+        par = AttentionParameters.from_bilinear(-0.3 * torch.eye(3), V)
+        F = Chain([LayerNorm(torch.ones(3), torch.zeros(3), 0.0), SelfAttention(par)])
+        rows.append(bounds.table(F, 2.0).row("sphere, two Diracs").value)
+    assert rows[1] == pytest.approx(rows[0], rel=1e-5)
+
+
 @pytest.mark.parametrize("name", BOUNDED)
 @pytest.mark.parametrize("causal", [False, True])
 def test_bounded_scores_bound_every_constant(name, causal):
@@ -370,9 +402,9 @@ def test_what_contradicts_the_map_or_the_ball_is_refused():
     with pytest.raises(ValueError, match="causal: expected False, as the layer says"):
         bounds.table(Chain([N, F]), 1.0, causal=True)
     with pytest.raises(
-        ValueError, match=r"points: expected them in the ball of radius 1, got 1\.4"
+        ValueError, match=r"points: expected them in the ball of radius 1\.4, got 1\.41"
     ):
-        bounds.table(F, 1.0, points=X)
+        bounds.table(F, 1.4, points=X)
     with pytest.raises(ValueError, match="n: expected 3, the number of points, or None, got 4"):
         bounds.table(F, 2.0, 4, points=X)
     with pytest.raises(ValueError, match=r"points: expected one measure, .*\(5,\)"):
@@ -381,7 +413,7 @@ def test_what_contradicts_the_map_or_the_ball_is_refused():
         bounds.l2_attention_2(Chain([N, SelfAttention(par, kernel=l2)]), 3)
     table = bounds.table(SelfAttention(par, kernel=rotary()), 2.0, points=X)
     row = table.row("at the points")
-    assert row.applicable or "declares no bound" in row.reason
+    assert row.applicable
     assert table.row("sphere").reason is not None and table.n == 3
     free = AttentionParameters([[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]])
     assert (

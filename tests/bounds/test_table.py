@@ -299,6 +299,18 @@ def test_a_matrix_of_small_rate_gets_a_smaller_number():
     assert found < 1e-3 * bounds.mean_field(1.0, 1.0, 6.0)
 
 
+def test_a_query_bias_adds_to_the_mean_field_bound_although_the_rate_is_small():
+    """The rate knows no bias: 288.7 where 302.5 is attained (A = V = 1, R = 3, bias 3)."""
+    par = AttentionParameters([[1.0]], [[1.0]], [[1.0]], query_bias=[[3.0]], scale=1.0)
+    expected = bounds.mean_field(1.0, 1.0, 3.0, shift=3.0)
+    assert bounds.table(par, 3.0).row("mean field").value == pytest.approx(expected, rel=1e-8)
+
+
+def test_tokens_reach_nothing_where_no_place_is_far_enough():
+    assert bounds.tokens_lower(1.0, 0.1, 50) == 0
+    assert bounds.masked_mean_field(1.0, 1.0, 1.0, p=1) == math.inf
+
+
 def test_a_key_bias_adds_to_the_bound_of_capped_scores():
     # Without a cap it would drop out; under tanh the slope depends on the other token.
     eye = torch.eye(2, dtype=F64)

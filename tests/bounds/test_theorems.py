@@ -450,3 +450,13 @@ def test_bounds_of_other_scores_are_those_of_their_oscillation_on_a_grid(kind, c
     gradient = np.abs(np.gradient(scores, places, axis=1, edge_order=2)).max()
     expected = by_oscillation(2.0, radius, oscillation, gradient, field, causal=causal)
     assert found == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_direction_of_l2_attention_costs_what_its_series_says():
+    """e^{h²}(1 + 2Σ_{j≥1} e^{−(j−½)²h²}) at h = 0.6 for each direction, where 4‖G‖R² is more."""
+    h, k, size = 0.6, 3, 50.0
+    column = math.exp(h * h) * (
+        1 + 2 * sum(math.exp(-((j - 0.5) ** 2) * h * h) for j in range(1, 40))
+    )
+    least = by_oscillation(1.0, 1.0, k * math.log(column), 4 * size, 2 * size)
+    assert least <= bounds.l2_mean_field(size, 1.0, 1.0, k) <= 1.02 * least

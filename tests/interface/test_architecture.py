@@ -189,6 +189,21 @@ def test_third_party_packages_come_in_where_they_may():
         assert root != "torch" or unit not in NO_TORCH, f"{importer} imports torch"
 
 
+def test_distances_are_taken_by_differences():
+    """Never by |x|² + |y|² − 2⟨x, y⟩, as `torch.cdist` does beyond 25 points if it is not told."""
+    for path in modules():
+        for call in calls(path, "cdist"):
+            direct = ast.unparse(call.func) == "cdist"  # SciPy's
+            told = [ast.unparse(k.value) for k in call.keywords if k.arg == "compute_mode"]
+            assert direct or told == ["'donot_use_mm_for_euclid_dist'"], path
+        for node in ast.walk(parsed(path)):
+            taken = ast.unparse(node.right) if isinstance(node, ast.BinOp) else ""
+            expanded = isinstance(getattr(node, "op", None), ast.Sub) and re.match(
+                r"2 \* .* @ ", taken
+            )
+            assert not expanded, f"{path}: {ast.unparse(node)}"
+
+
 @cache
 def public_names() -> dict[str, object]:
     """What stands in the `__all__` of any module, by name."""
