@@ -87,10 +87,13 @@ def compression_error(
     heads = Heads.of(F, weights, centres, at)
     scores = weights.scores(heads.queries, at)  # (H, m, N)
     log_p, log_z = _attended(scores + logs, "mu")
-    log_other, log_other_z = _attended(scores + other_logs, "nu")
-    rho = (log_other_z - log_z).exp()
+    log_other, _ = _attended(scores + other_logs, "nu")
+    # w = e^{score} (a − a')/Z_μ, a and a' the weights in μ and in ν.
+    apart = logs - other_logs
+    log_change = torch.maximum(logs, other_logs) + (-torch.expm1(-apart.abs())).log()
+    log_sizes = scores - log_z[..., None] + log_change
     sides = Side.of(heads, log_p), Side.of(heads, log_other)
-    value, gap, slope = bounded(F, heads, *sides, rho, epsilon)
+    value, gap, slope = bounded(F, heads, *sides, apart.sign(), log_sizes, epsilon)
     value = torch.maximum((1 + _ROUNDING) * value, gap)
     return CompressionError(value=value, gap=gap, slope=slope, epsilon=epsilon)
 

@@ -11,7 +11,8 @@ denominator is at least 1 (Jensen) and at most 1 + E_P[e^t − 1 − t]. The exp
 first order is kept together over the heads and is exact; of Σ w e^t (v − m') so is the second,
 since atoms that were merged cancel in it; every remainder φ(t) ≤ κt²/2, κ = 2φ(r)/r² with r the
 largest |t| in the ball, is the top eigenvalue of a weighted second moment of y. If ν = μ all w are
-0, and so is the bound. Derived here.
+0, and so is the bound. An atom whose weight underflows at x₀ may have all of the attention
+elsewhere in the ball: presence, κ and |w| are taken from logarithms. Derived here.
 """
 
 from __future__ import annotations
@@ -82,14 +83,14 @@ class Side:
     """One cache as the queries see it, per head and query.
 
     Attributes:
-        p: attention weights, ``(H, m, N)``.
+        log_p: logarithms of the attention weights at the centres, ``(H, m, N)``.
         mean: of the values, ``(H, m, v)``.
         gradients: Bᵀ(kⱼ − k̄): the gradients of the scores about their mean, up to a rotation,
             ``(H, m, N, k)``.
         derivative: of the mean of the values in x, ``(H, m, v, d)``.
     """
 
-    p: Tensor
+    log_p: Tensor
     mean: Tensor
     gradients: Tensor
     derivative: Tensor
@@ -102,22 +103,18 @@ class Side:
         keys = heads.keys[:, None] - key_mean[:, :, None]
         away = heads.values[:, None] - mean[:, :, None]
         covariance = (p[..., None] * away).mT @ keys
-        return cls(p, mean, keys @ heads.root, covariance @ heads.turn)
+        return cls(log_p, mean, keys @ heads.root, covariance @ heads.turn)
 
-    def curvature(self, factors: Tensor, epsilon: float, order: int = 2) -> Tensor:
-        """An upper bound of Σⱼ cⱼ|φ(tⱼ)| over the ball, cⱼ ≥ 0 the factors; ``(H, m)``.
+    def curvature(self, log_factors: Tensor, epsilon: float, order: int = 2) -> Tensor:
+        """An upper bound of Σⱼ cⱼ|φ(tⱼ)| over the ball, from log cⱼ; ``(H, m)``, ∞ if unknown.
 
         φ is what e^t is above its Taylor polynomial of degree order − 1. It is at most
         t²/2 · κ of the largest |t|.
         """
         reach = epsilon * torch.linalg.vector_norm(self.gradients, dim=-1)
-        kappa = torch.where(factors > 0, _EXCESS[order](reach) * factors, 0.0)
+        kappa = (log_factors + _LOG_EXCESS[order](reach)).exp()
         moment = self.gradients.mT @ (kappa[..., None] * self.gradients)
-        # Where κ overflows nothing is known.
-        known = moment.isfinite().all(-1).all(-1)
-        safe = torch.where(known[..., None, None], moment, 0.0)
-        top = torch.linalg.eigvalsh(safe)[..., -1].clamp_min(0)
-        return torch.where(known, 0.5 * epsilon**2 * top, math.inf)
+        return 0.5 * epsilon**2 * _top(moment)
 
     def quadratic(self, signed: Tensor, vectors: Tensor, epsilon: float) -> Tensor:
         """An upper bound of |Σⱼ wⱼ vⱼ tⱼ²/2| over the ball, w signed; ``(H, m)``.
@@ -130,27 +127,41 @@ class Side:
         ):
             squares = (g[..., :, None] * g[..., None, :]).flatten(-2)
             unfolded = (w[..., None] * v).mT @ squares
-            gram = unfolded @ unfolded.mT
-            found.append(torch.linalg.eigvalsh(gram)[..., -1].clamp_min(0).sqrt())
+            found.append(_top(unfolded @ unfolded.mT).sqrt())
         return 0.5 * epsilon**2 * torch.stack(found, 1)
 
 
-def _second(r: Tensor) -> Tensor:
-    """2(e^r − 1 − r)/r², from its series where that would cancel."""
-    return torch.where(r > 1e-3, 2 * (torch.expm1(r) - r) / r.square(), 1 + r / 3 + r**2 / 11)
+def _top(moments: Tensor) -> Tensor:
+    """The largest eigenvalues of positive matrices; ∞ where an entry has left the number range."""
+    known = moments.isfinite().all(-1).all(-1)
+    safe = torch.where(known[..., None, None], moments, 0.0)
+    return torch.where(known, torch.linalg.eigvalsh(safe)[..., -1].clamp_min(0), math.inf)
 
 
-def _third(r: Tensor) -> Tensor:
-    """2(e^r − 1 − r − r²/2)/r², likewise."""
+def _log_second(r: Tensor) -> Tensor:
+    """log 2(e^r − 1 − r)/r², from its series where that would cancel."""
+    rest = -torch.expm1(-r) - r * (-r).exp()
+    return torch.where(r > 1e-3, r + (2 * rest).log() - 2 * r.log(), (1 + r / 3 + r**2 / 11).log())
+
+
+def _log_third(r: Tensor) -> Tensor:
+    """log 2(e^r − 1 − r − r²/2)/r², likewise."""
+    rest = -torch.expm1(-r) - r * (-r).exp() * (1 + 0.5 * r)
     series = r / 3 * (1 + r / 4 + r**2 / 19)
-    return torch.where(r > 1e-2, 2 * (torch.expm1(r) - r - 0.5 * r**2) / r.square(), series)
+    return torch.where(r > 1e-2, r + (2 * rest).log() - 2 * r.log(), series.log())
 
 
-_EXCESS = {2: _second, 3: _third}
+_LOG_EXCESS = {2: _log_second, 3: _log_third}
 
 
 def bounded(
-    F: SelfAttention, heads: Heads, one: Side, other: Side, rho: Tensor, epsilon: float
+    F: SelfAttention,
+    heads: Heads,
+    one: Side,
+    other: Side,
+    signs: Tensor,
+    log_sizes: Tensor,
+    epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The bound, the gap at the query and the norm of the change of the derivative, ``(m,)``.
 
@@ -159,11 +170,11 @@ def bounded(
         heads: its queries.
         one: μ as they see it.
         other: ν as they see it.
-        rho: Z_ν/Z_μ, ``(H, m)``.
+        signs: of w, ``(N,)``.
+        log_sizes: log |w|, ``(H, m, N)``.
         epsilon: ε.
     """
     join = F.parameters.join
-    signed = one.p - rho[..., None] * other.p
     # At first order: the heads' outputs and their derivatives, joined.
     gap = torch.linalg.vector_norm(join(one.mean - other.mean), dim=-1)
     turned = one.derivative - other.derivative
@@ -171,11 +182,11 @@ def bounded(
     slope = torch.linalg.matrix_norm(outputs, 2)
     if epsilon == 0:
         return gap, gap, slope
-    by_order = gap + epsilon * slope + _remainder(F, heads, one, other, signed, epsilon)
-    by_hull = _hulls(F, heads, one.p, other.p)
+    by_order = gap + epsilon * slope + _remainder(F, heads, one, other, signs, log_sizes, epsilon)
+    by_hull = _hulls(F, heads, one.log_p, other.log_p)
     value = torch.fmin(by_order, by_hull)
     # The same atoms with the same weights: the fields are one function.
-    value = torch.where((signed == 0).all(-1).all(0), 0.0, value)
+    value = torch.where((log_sizes == -math.inf).all(-1).all(0), 0.0, value)
     return value, gap, slope
 
 
@@ -184,20 +195,23 @@ def _remainder(
     heads: Heads,
     one: Side,
     other: Side,
-    signed: Tensor,
+    signs: Tensor,
+    log_sizes: Tensor,
     epsilon: float,
 ) -> Tensor:
     """What first order leaves out, summed over the heads, ``(m,)``."""
     par = F.parameters
+    signed = signs * log_sizes.exp()
     norms = torch.ones(par.n_heads, dtype=signed.dtype, device=signed.device)
     if par.output is not None:
         norms = torch.linalg.matrix_norm(par.output.detach(), 2)
     apart = heads.values[:, None] - other.mean[:, :, None]  # vⱼ − m', (H, m, N, v)
-    away, sizes = torch.linalg.vector_norm(apart, dim=-1), signed.abs()
+    away = torch.linalg.vector_norm(apart, dim=-1)
+    farther = log_sizes + away.log()
     # Of Σ w e^t (v − m'), its second order exactly or not, and of Σ w e^t.
-    exact = one.quadratic(signed, apart, epsilon) + one.curvature(sizes * away, epsilon, order=3)
-    bent = torch.minimum(exact, one.curvature(sizes * away, epsilon))
-    bent_total = one.curvature(sizes, epsilon)
+    exact = one.quadratic(signed, apart, epsilon) + one.curvature(farther, epsilon, order=3)
+    bent = torch.minimum(exact, one.curvature(farther, epsilon))
+    bent_total = one.curvature(log_sizes, epsilon)
     moved = _moved(other, away, epsilon)
     tilted = torch.linalg.vector_norm((signed[..., None] * one.gradients).sum(-2), dim=-1)
     # (Γ_ν(x) − m') Σ w e^t, less its first order Σ w · DΓ_ν δ.
@@ -205,7 +219,7 @@ def _remainder(
     if par.n_heads == 1:
         return norms[0] * (bent + curved)[0]
     # Denominators are from 1 to 1 + spread: first orders of heads that cancel shrink by that.
-    spread = one.curvature(one.p, epsilon)
+    spread = one.curvature(one.log_p, epsilon)
     head_slope = torch.linalg.matrix_norm(one.derivative - other.derivative, 2)
     first = torch.linalg.vector_norm(one.mean - other.mean, dim=-1) + epsilon * head_slope
     shrunk = _share(spread) * first
@@ -226,21 +240,22 @@ class _Moved(NamedTuple):
 
 def _moved(side: Side, away: Tensor, epsilon: float) -> _Moved:
     slope = epsilon * torch.linalg.matrix_norm(side.derivative, 2)
-    bent = side.curvature(side.p * away, epsilon)
-    spread = side.curvature(side.p, epsilon)
+    bent = side.curvature(side.log_p + away.log(), epsilon)
+    spread = side.curvature(side.log_p, epsilon)
     beyond = bent + _share(spread) * slope
-    farthest = torch.where(side.p > 0, away, 0.0).amax(-1)
+    farthest = torch.where(side.log_p > -math.inf, away, 0.0).amax(-1)
     return _Moved(torch.minimum(slope + bent, farthest), torch.minimum(beyond, farthest + slope))
 
 
-def _hulls(F: SelfAttention, heads: Heads, p: Tensor, other: Tensor) -> Tensor:
+def _hulls(F: SelfAttention, heads: Heads, log_p: Tensor, other: Tensor) -> Tensor:
     """Σ_h max |W_h(vⱼ − v_l)| over the atoms that either cache shows, ``(m,)``."""
     par, values = F.parameters, heads.values
     if par.output is not None:
         values = values @ par.output.detach().mT
     apart = torch.cdist(values, values, compute_mode="donot_use_mm_for_euclid_dist")  # (H, N, N)
     most = []
-    for query in range(p.shape[1]):
-        pairs = (p[:, query, :, None] > 0) & (other[:, query, None, :] > 0)
+    one_seen, other_seen = log_p > -math.inf, other > -math.inf
+    for query in range(log_p.shape[1]):
+        pairs = one_seen[:, query, :, None] & other_seen[:, query, None, :]
         most.append(torch.where(pairs, apart, 0.0).amax((-2, -1)).sum())
     return torch.stack(most)

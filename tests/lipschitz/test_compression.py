@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
 from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
 from meanfield.lipschitz import compression_error
+from meanfield.lipschitz.remainders import Heads, Side, _moved
 from meanfield.measures import ParticleMeasure, merge, split
 
 F64 = torch.float64
@@ -119,12 +122,34 @@ def test_random_caches_stay_below_their_bounds():
     assert max(ratios) > 0.99  # the bound is reached, where the radius is small
 
 
-def on_the_line(seed):
+@pytest.mark.parametrize(
+    ("a", "mu", "logs", "nu", "query", "epsilon", "truth"),
+    [
+        (1.0, [0.0, 1000.0], [0.0, -900.0], [0.0], 0.0, 1.0, 1000.0),
+        (1.0, [30.0, -30.0], [-900.0, 0.0], [-30.0], 0.0, 20.0, 60.0),
+        (1.0, [0.0, 1.0], None, [0.0], -760.0, 800.0, 1.0),
+        *[(a, [0.0, 1.0], None, [0.0], -1.0, 3.0, 1.0) for a in (100.0, 300.0, 740.0, 750.0, 1e3)],
+        (800.0, [0.0, 1.0], None, [0.0], -1.0, 2.0, 1.0),
+        (1.0, [0.0], None, [30.0], 30.0, 0.5, 30.0),  # ρ leaves the number range
+        (1.0, [0.0, 1.0], None, [0.0, 3.0], 0.0, 0.5, 1.83),  # an atom of equal weight in both
+    ],
+)
+def test_what_underflows_at_the_query_is_not_absent_from_the_ball(
+    a, mu, logs, nu, query, epsilon, truth
+):
+    F = SelfAttention(AttentionParameters.from_bilinear([[a]], [[1.0]]))
+    mu = ParticleMeasure(torch.tensor(mu)[:, None].double(), log_weights=logs)
+    nu = ParticleMeasure(torch.tensor(nu)[:, None].double())
+    found = float(compression_error(F, mu, nu, [[query]], epsilon).value)
+    assert truth * (1 - 1e-12) <= found <= 2 * truth
+
+
+def on_the_line(seed, steep=0.0):
     """Scores see one coordinate, values are the other: suprema are found on a fine grid."""
     a, v, *x = draw(10, seed=seed).tolist()
-    A, V = [[2 * a, 0.0], [0.0, 0.0]], [[0.0, v]]
+    A, V = [[(2 + 500 * steep) * a, 0.0], [0.0, 0.0]], [[0.0, v]]
     F = SelfAttention(AttentionParameters.from_bilinear(A, V))
-    logs = 2 * draw(4, seed=seed + 1)
+    logs = (2 + 500 * steep) * draw(4, seed=seed + 1)
     mu = ParticleMeasure(torch.tensor(x).double().reshape(4, 2), log_weights=logs.log_softmax(-1))
     kept = 1 + seed % 3
     nu = ParticleMeasure(mu.points[:kept], log_weights=logs[:kept].log_softmax(-1))
@@ -150,6 +175,50 @@ def test_on_the_line_the_bound_is_near_the_largest_value_of_a_fine_grid():
             assert largest <= bound * (1 + 1e-12), seed
             ratios.append(largest / bound if bound else 1.0)
     assert sorted(ratios)[-8] > 0.99
+
+
+def test_steep_scores_and_light_atoms_stay_below_the_bound():
+    grid = torch.linspace(-1, 1, 401, dtype=F64)[:, None] * torch.tensor([1.0, 0.0])
+    hidden = 0
+    for seed in range(40):
+        F, mu, nu = on_the_line(seed, steep=(seed % 4) / 2)
+        query = draw(1, 2, seed=seed + 9)
+        for epsilon in (0.5, 3.0):
+            x = query + epsilon * grid
+            largest = float((F.field(mu)(x) - F.field(nu)(x)).abs().max())
+            found = compression_error(F, mu, nu, query, epsilon)
+            assert largest <= float(found.value) * (1 + 1e-12) + 1e-13, seed
+            hidden += float(found.gap) < 1e-9 * largest
+    assert hidden >= 3
+
+
+def test_what_the_second_order_of_a_field_leaves_out_counts_its_denominator():
+    """Atoms at the mean value take all of the attention: the first order is then the error."""
+    x = torch.tensor([[0.1, 1.0], [-0.1, -1.0], [3.0, 0.0], [-3.0, 0.0]], dtype=F64)
+    F = SelfAttention(AttentionParameters.from_bilinear([[1.0, 0.0], [0.0, 0.0]], [[0.0, 1.0]]))
+    mu, at = ParticleMeasure(x), torch.zeros(1, 2, dtype=F64)
+    weights = F.weights(mu)
+    heads = Heads.of(F, weights, at, None)
+    side = Side.of(heads, weights.scores(heads.queries, None).log_softmax(-1))
+    away = (heads.values[:, None] - side.mean[:, :, None]).norm(dim=-1)
+    for epsilon in (0.3, 1.0, 2.0):
+        steps = epsilon * torch.linspace(-1, 1, 41, dtype=F64)[:, None] * torch.eye(2).double()[0]
+        linear = (side.derivative[0, 0] @ steps.mT).mT
+        beyond = (F.field(mu)(steps) - F.field(mu)(at) - linear).norm(dim=-1)
+        assert float(beyond.max()) <= float(_moved(side, away, epsilon).beyond)
+
+
+def test_the_bound_sees_values_and_output_by_their_product_alone():
+    par, mu, x = layer().parameters, cache(), draw(1, D)
+    layers = [
+        SelfAttention(
+            AttentionParameters(par.query, par.key, share * par.value, par.output / share)
+        )
+        for share in (1.0, 0.01)
+    ]
+    for epsilon, pair in itertools.product((0.03, 0.3), (layers, [G.heads[0] for G in layers])):
+        found, other = (compression_error(G, mu, merged(mu), x, epsilon).value for G in pair)
+        torch.testing.assert_close(other, found, rtol=1e-9, atol=0.0)
 
 
 @pytest.mark.parametrize("seed", [6, 24, 44, 72, 138, 141])
