@@ -58,9 +58,9 @@ def flow(
         constraint: None (R^d); "sphere" (each particle keeps its norm: P_x = I − xxᵀ/|x|²);
             "layer_norm" (its coordinates also have mean 0). See `placed`.
         noise: Brownian motion added to the flow, with method "euler" only.
-        coalesce: atoms within this distance are merged (checked after each step). Removes the
-            stiffness of collapsed clusters; the error is about this distance times the expansion
-            of the flow.
+        coalesce: atoms that are all within this distance of each other are merged (checked after
+            each step); a longer chain stays until it has contracted. Removes the stiffness of
+            collapsed clusters; the error is about this distance times the expansion of the flow.
         observe: functions of a measure whose values are kept along the flow, by name, or by a
             `results.Variable` that labels them and names the dimensions of arrays. A value has
             the shape ``(*batch, *dims)``.

@@ -72,17 +72,22 @@ def cluster_count(mu: ParticleMeasure, scale: float) -> Tensor:
 
 
 def coalesced(mu: ParticleMeasure, scale: float) -> tuple[ParticleMeasure, Tensor]:
-    """The measure with each cluster as one atom at its barycentre, and each atom's new number.
+    """The measure with each small cluster as one atom at its barycentre, and the new numbers.
 
-    Atoms of weight 0 stay as they are. Positions are ignored: this is for maps that do not use
-    them.
+    Small are clusters whose diameter is at most the scale: a chain may be longer, and stays. So do
+    atoms of weight 0. Positions are ignored: this is for maps that do not use them.
     """
     found = clusters(mu, scale)
-    dead = found.labels < 0
-    labels = found.labels.clone()
-    labels[dead] = found.count + torch.arange(int(dead.sum()), device=mu.device)
-    points = torch.cat([found.centres, mu.points[dead]])
-    logs = torch.cat([found.log_masses, mu.log_weights[dead]])
+    labels, alive = found.labels, found.labels >= 0
+    sizes = labels[alive].bincount(minlength=found.count)
+    pairs = torch.zeros_like(sizes)
+    for rows, _ in close_pairs(mu.points[alive].detach(), scale):
+        pairs += labels[alive][rows].bincount(minlength=found.count)
+    small = pairs == sizes.square()
+    alone = ~alive | ~small[labels]
+    labels = torch.where(alone, small.sum() + alone.cumsum(0) - 1, (small.cumsum(0) - 1)[labels])
+    points = torch.cat([found.centres[small], mu.points[alone]])
+    logs = torch.cat([found.log_masses[small], mu.log_weights[alone]])
     return ParticleMeasure(points, log_weights=logs), labels
 
 

@@ -458,6 +458,23 @@ def test_coalesced_atoms_move_as_they_would_have():
     assert met[1] < 10 < met[0]
 
 
+def test_a_chain_longer_than_the_distance_is_not_merged():
+    """Single linkage would put 101 atoms 0.01 apart at one place, off by 0.5."""
+    x = torch.arange(101, dtype=torch.float64)[:, None] * 0.01
+    x = torch.cat([x, torch.tensor([[7.0], [7.005], [7.01], [9.0], [0.5]]).double()])
+    logs = torch.zeros(106, dtype=torch.float64)
+    logs[-2:] = -math.inf  # absent: alone, and in the middle of the chain
+    mu = ParticleMeasure(x, log_weights=logs.log_softmax(-1))
+    F = attention([[0.0]], [[1.0]])  # a translation: gaps stay
+    plain, merged = (
+        dynamics.flow(F, mu, [0.0, 0.5, 1.0], coalesce=c).points.values[-1] for c in (0.0, 0.0101)
+    )
+    np.testing.assert_allclose(merged, plain, atol=0.00501)
+    assert (merged[101:104] == merged[102]).all()
+    np.testing.assert_allclose(np.delete(merged, [101, 102, 103], 0),
+                               np.delete(plain, [101, 102, 103], 0), rtol=1e-6)  # fmt: skip
+
+
 def test_atoms_that_meet_within_an_interval_do_not_hold_up_what_follows():
     # Inside a cluster distances contract at a rate of about 1, so that explicit steps are of
     # length 1; between the clusters nothing moves for e^20.
