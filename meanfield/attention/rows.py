@@ -78,15 +78,20 @@ class RowWise(Normalization):
     """Pᵢⱼ = aⱼ ψ(sᵢⱼ) / (Σ_l a_l ψ(s_il) + e^sink), or aⱼ ψ(sᵢⱼ) if rows are not divided.
 
     Args:
-        log_psi: log ψ, entry by entry, in differentiable torch operations, with ψ > 0; None is
+        log_psi: log ψ, entry by entry, in differentiable torch operations, with ψ > 0, in a form
+            that keeps its digits where ψ is small: log(elu + 1) has none below −36. None is
             ψ = exp.
         divides: whether a row is divided by its sum.
         sink: logit of one more column of value 0, a number or one per head (H,); None is none.
         name: for messages.
 
+    Raises:
+        ValueError: where the layer is evaluated, a row whose ψ are all 0.
+
     Example:
-        >>> from torch.nn.functional import elu
-        >>> linear_attention = RowWise(lambda s: (elu(s) + 1).log(), name="elu + 1")
+        >>> def log_psi(s):  # of ψ = elu + 1: 1 + s above 0, e^s below
+        ...     return torch.where(s > 0, s.clamp_min(0).log1p(), s)
+        >>> linear_attention = RowWise(log_psi, name="elu + 1")
         >>> linear_attention
         elu + 1
     """

@@ -194,12 +194,12 @@ class Scoring:
     def log_p(self, products: Tensor, log_columns: Tensor, places: Places) -> Tensor:
         """log P; −∞ in rows that see no mass."""
         logits = self.logits(products, log_columns, places)
-        return self.normalization.log_p(logits, self._blind(logits, places))
+        return self.normalization.log_p(logits, self._blind(logits, log_columns, places))
 
     def p(self, products: Tensor, log_columns: Tensor, places: Places) -> Tensor:
         """P; 0 in rows that see no mass."""
         logits = self.logits(products, log_columns, places)
-        return self.normalization.p(logits, self._blind(logits, places))
+        return self.normalization.p(logits, self._blind(logits, log_columns, places))
 
     def hidden(self, places: Places) -> Tensor | None:
         """Which columns a row does not see, ``(*batch, H or 1, m, n)``; None: it sees all."""
@@ -232,13 +232,26 @@ class Scoring:
         hidden = outside if hidden is None else hidden | outside
         return bias.masked_fill(outside, 0.0), hidden
 
-    def _blind(self, logits: Tensor, places: Places) -> Tensor | None:
-        psi, bias = self.normalization.log_psi, self.position_bias
-        if psi is None and bias is None and self.reach == math.inf:
+    def _blind(self, logits: Tensor, log_columns: Tensor, places: Places) -> Tensor | None:
+        rows, bias = self.normalization, self.position_bias
+        if rows.log_psi is None and bias is None and self.reach == math.inf:
             return places.blind
-        if not self.normalization.divides:
+        if not rows.divides:
             return None
-        return _if_any(logits.amax(-1, keepdim=True) == -math.inf)
+        blind = _if_any(logits.amax(-1, keepdim=True) == -math.inf)
+        if blind is not None and rows.log_psi is not None and not is_recorded(blind):
+            self._refuse_no_mass(blind, log_columns > -math.inf, places)
+        return blind
+
+    def _refuse_no_mass(self, blind: Tensor, alive: Tensor, places: Places) -> None:
+        hidden = self.hidden(places)
+        seen = alive if hidden is None else alive & ~hidden
+        if self.normalization.sink is None and bool((blind & seen.any(-1, keepdim=True)).any()):
+            raise ValueError(
+                f"{self.normalization.name}: expected ψ > 0, got a row in which ψ is 0 for every "
+                "atom that it sees; log ψ is −∞ there, as of relu, or where a form loses all "
+                "digits, as log(elu + 1) below −36"
+            )
 
 
 def _refuse_slopes(gain: Tensor, name: str) -> None:

@@ -6,12 +6,18 @@ import math
 
 import pytest
 import torch
-from torch.nn.functional import elu, logsigmoid, softplus
+from torch.nn.functional import logsigmoid, softplus
 
-from meanfield.attention import AttentionParameters, SelfAttention, kernels, weights
+from meanfield.attention import (
+    AttentionParameters,
+    CrossAttention,
+    SelfAttention,
+    kernels,
+    weights,
+)
 from meanfield.attention.normalizations import RowWise, exponential, sigmoid, sink, softmax
 from meanfield.errors import NoDerivativeError
-from meanfield.lipschitz import local_lipschitz
+from meanfield.lipschitz import cross_lipschitz, local_lipschitz
 from meanfield.maps import linearize
 from meanfield.maps.autodiff import linearize_by_autodiff
 from meanfield.measures import ParticleMeasure, split
@@ -32,7 +38,7 @@ CASES = {
         None,
     ),
     "elu + 1": (
-        RowWise(lambda s: (elu(s) + 1).log()),
+        RowWise(lambda s: torch.where(s > 0, s.clamp_min(0).log1p(), s)),
         lambda s: s + 1 if s > 0 else math.exp(s),
         True,
         None,
@@ -150,6 +156,37 @@ def test_rows_that_see_nothing_through_a_window_are_finite_and_differentiable(na
     leaf = points.clone().requires_grad_()
     F(mu.replace(leaf)).points[:3].square().sum().backward()
     assert leaf.grad is not None and leaf.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("a", [-25.0, -36.0, -700.0])
+def test_the_form_that_is_shown_keeps_its_digits_where_psi_is_small(a):
+    mu = ParticleMeasure([[1.0], [1.05], [1.1]])
+    par = AttentionParameters.from_bilinear([[a]], [[1.0]])
+    F = SelfAttention(par, normalization=CASES["elu + 1"][0])  # ψ = exp where scores are negative
+    torch.testing.assert_close(F(mu).points, SelfAttention(par)(mu).points, rtol=1e-13, atol=0)
+    found, wanted = (
+        float(local_lipschitz(G, mu, rtol=1e-9).value) for G in (F, SelfAttention(par))
+    )
+    assert found == pytest.approx(wanted, rel=1e-8)
+
+
+@pytest.mark.parametrize("kernel", [kernels.dot_product, kernels.window(0.9)])
+def test_a_row_without_mass_that_is_not_masked_is_refused(kernel):
+    relu = RowWise(lambda s: s.relu().log(), name="relu")
+    F = SelfAttention(
+        AttentionParameters.from_bilinear([[1.0]], [[1.0]]), kernel=kernel, normalization=relu
+    )
+    mu = ParticleMeasure([[1.0], [-1.0], [2.0]], positions=[0.1, 0.2, 0.3])
+    assert F(mu).points.isfinite().all()
+    at = (0.2,) if kernel.needs_positions else ()
+    away = ParticleMeasure([[0.0]], positions=[0.2])
+    for call in (
+        lambda: F.field(mu)([[0.0]], *at),
+        lambda: F(ParticleMeasure([[1.0], [0.0]], positions=[0.1, 0.2])),
+        lambda: cross_lipschitz(CrossAttention(F), mu, away),
+    ):
+        with pytest.raises(ValueError, match="relu: expected ψ > 0, got a row in which ψ is 0"):
+            call()
 
 
 def test_what_is_no_normalisation_is_refused():
