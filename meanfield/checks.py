@@ -303,22 +303,23 @@ def as_dtype(value: Any, name: str = "dtype") -> torch.dtype:
 
 
 def as_generator(value: Any, name: str = "generator") -> torch.Generator:
-    """The generator given, or a new one of a fixed seed for None.
+    """The generator given, a new one of the seed given, or torch's own for None.
 
     Raises:
-        TypeError: anything else, a seed for example.
+        TypeError: anything else.
+        ValueError: a seed that is not a whole number from 0 to 2⁶⁴ − 1.
     """
     import torch
 
     if value is None:
-        return torch.Generator().manual_seed(0)
-    if not isinstance(value, torch.Generator):
-        seed = value if isinstance(value, int) and not isinstance(value, bool) else 0
+        return torch.default_generator
+    if isinstance(value, torch.Generator):
+        return value
+    if not _is_real(_plain(value)):
         raise TypeError(
-            f"{name}: expected a torch.Generator or None, got {describe(value)}; "
-            f"torch.Generator().manual_seed({seed}) makes one"
+            f"{name}: expected a torch.Generator, a seed or None, got {describe(value)}"
         )
-    return value
+    return torch.Generator().manual_seed(count(value, name, least=0, most=2**64 - 1))
 
 
 def check_move(tensor: Tensor, *args: Any, **kwargs: Any) -> None:

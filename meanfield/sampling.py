@@ -198,10 +198,13 @@ def sphere(
     *,
     radius: float = 1.0,
     batch_shape: tuple[int, ...] = (),
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | int | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """Independent uniform points on the sphere of the given radius, ``(*batch_shape, n, dim)``."""
+    """Independent uniform points on the sphere of the given radius, ``(*batch_shape, n, dim)``.
+
+    The generator may be a seed; without one torch's own is used, see `torch.manual_seed`.
+    """
     generator, radius = as_generator(generator), number(radius, "radius", least=0)
     shape = (*batch_shape, count(n, "n"), count(dim, "dim"))
     dtype, device = as_dtype(dtype), generator.device
@@ -215,10 +218,10 @@ def ball(
     *,
     radius: float = 1.0,
     batch_shape: tuple[int, ...] = (),
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | int | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> Tensor:
-    """Independent uniform points in the ball B_R, ``(*batch_shape, n, dim)``."""
+    """Independent uniform points in the ball B_R, ``(*batch_shape, n, dim)``; see `sphere`."""
     generator, radius = as_generator(generator), number(radius, "radius", least=0)
     points = sphere(n, dim, batch_shape=batch_shape, generator=generator, dtype=dtype)
     shape = (*points.shape[:-1], 1)

@@ -198,7 +198,7 @@ class AttentionParameters:
         std: float | None = None,
         biases: bool = False,
         dtype: torch.dtype = torch.float64,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | int | None = None,
     ) -> AttentionParameters:
         """Independent normal entries, as at the initialisation of a transformer.
 
@@ -209,7 +209,8 @@ class AttentionParameters:
             std: standard deviation of the entries; 1/√d if None.
             biases: whether query, value and output biases are drawn too (otherwise none).
             dtype: float32 or float64.
-            generator: source of the randomness; a fixed seed if None.
+            generator: source of the randomness, or a seed; torch's own generator if None, so that
+                `torch.manual_seed` counts.
         """
         dim, n_heads = count(dim, "dim"), count(n_heads, "n_heads")
         head_dim = None if head_dim is None else count(head_dim, "head_dim")

@@ -29,7 +29,7 @@ class Noise:
 
     Args:
         temperature: τ ≥ 0.
-        generator: where the random numbers come from; a new one of a fixed seed if None.
+        generator: where the random numbers come from, or a seed; torch's own generator if None.
 
     Raises:
         ValueError: a temperature that is negative or not finite.

@@ -47,7 +47,7 @@ class Lanczos(NormSolver):
         max_steps: largest number of products with J; one more measures the residual.
         miss: the probability, over the random start, that the norm may exceed the upper end; by
             default 1e-9 in double and 1e-3 in single precision.
-        generator: of the random start; a fixed seed if None.
+        generator: of the random start, or its seed.
         max_basis: vectors kept on either side, at least 2; the iteration then restarts with the
             better half of them. As many as 4 GiB hold if None.
 
@@ -57,7 +57,7 @@ class Lanczos(NormSolver):
 
     max_steps: int = 300
     miss: float | None = None
-    generator: torch.Generator | None = None
+    generator: torch.Generator | int = 0
     max_basis: int | None = None
 
     def __post_init__(self) -> None:
@@ -124,14 +124,14 @@ def _iterated(
     )
 
 
-def _random_start(linear_map: LinearMap, generator: torch.Generator | None) -> Tensor:
+def _random_start(linear_map: LinearMap, generator: torch.Generator | int) -> Tensor:
     """Unit vectors (b, n·d), uniform on the sphere."""
     draw = random_vectors(
         math.prod(linear_map.batch_shape),
         linear_map.columns,
         dtype=linear_map.dtype,
         device=linear_map.device,
-        generator=generator or torch.Generator().manual_seed(0),
+        generator=as_generator(generator),
     )
     return normalised(draw)[0]
 

@@ -121,7 +121,7 @@ def compare_lemma_3_2(
     *,
     steps: Sequence[float] = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6),
     conditional: bool | None = None,
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | int = 0,
 ) -> xr.Dataset:
     """Secants of the discrete map and of the map of measures at X, as the step shrinks.
 
@@ -136,7 +136,7 @@ def compare_lemma_3_2(
         steps: root-mean-square displacements over the radius max ‖xᵢ‖.
         conditional: whether distances are conditional (tokens at positions i/n); by default
             as F says (its ``causal``), and W₂ on R^d otherwise.
-        generator: of the random direction; a fixed seed if None.
+        generator: of the random direction, or its seed.
 
     Returns:
         A Dataset along `perturbation` ("top": the worst direction of the discrete map, "random",

@@ -31,7 +31,7 @@ def worst_case(
     starts: int = 64,
     steps: int = 200,
     candidates: Sequence[ParticleMeasure] = (),
-    generator: torch.Generator | None = None,
+    generator: torch.Generator | int = 0,
 ) -> tuple[ParticleMeasure, LocalLipschitz]:
     """A measure of n atoms in B_R whose local Wasserstein constant is large, and the constant.
 
@@ -57,7 +57,7 @@ def worst_case(
         steps: steps of ascent.
         candidates: measures to start from as well; those with fewer than n atoms are padded,
             those with more are refused. Their positions, if any, are not kept.
-        generator: of the random starts; a fixed seed if None.
+        generator: of the random starts, or their seed.
 
     Returns:
         The measure (without batch axes) and its `LocalLipschitz`.

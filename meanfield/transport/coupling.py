@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import to_host
+from meanfield.checks import as_generator, to_host
 from meanfield.html import html_table, span
 from meanfield.measures import ParticleMeasure, log_sums
 
@@ -91,18 +91,18 @@ class Coupling:
         kept = mass > 0
         return coo_array((mass[kept], (rows[kept], cols[kept])), shape=self.shape)
 
-    def sample(self, size: int, *, generator: torch.Generator | None = None) -> Draws:
+    def sample(self, size: int, *, generator: torch.Generator | int | None = None) -> Draws:
         """Independent draws (x, y) ~ π, for example to train flows on.
 
         Of a conditional coupling both atoms of a pair have the same position.
 
         Args:
             size: how many draws (of each entry of a batch).
-            generator: where the randomness comes from.
+            generator: where the randomness comes from, or a seed; torch's own if None.
         """
         held = self._tensors()
         flat = held.mass.reshape(-1, held.mass.shape[-1])
-        drawn = torch.multinomial(flat, size, replacement=True, generator=generator)
+        drawn = torch.multinomial(flat, size, replacement=True, generator=as_generator(generator))
         drawn = drawn.reshape(*held.mass.shape[:-1], size)
         rows, cols = held.rows.gather(-1, drawn), held.cols.gather(-1, drawn)
         points = _taken(held.source, rows), _taken(held.target, cols)

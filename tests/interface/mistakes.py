@@ -152,7 +152,7 @@ F
 """
 
 GENERATORS = """
-0
+-1
 True
 np.random.default_rng(0)
 random.Random(0)

@@ -10,8 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meanfield import bounds, sampling
+from meanfield import bounds, sampling, solve_w2
 from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.dynamics import Noise
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import merge
 from tests import oracles
@@ -122,9 +123,28 @@ def test_random_clouds_have_the_moments_they_should():
     np.testing.assert_allclose(second, expected, rtol=0.03)
 
 
-def test_a_seed_decides_the_cloud():
-    first, again, other = (
-        sampling.ball(5, 2, generator=torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
-    )
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
+DRAWS = {
+    "sphere": lambda g: sampling.sphere(8, 4, generator=g),
+    "ball": lambda g: sampling.ball(8, 4, generator=g),
+    "layer": lambda g: AttentionParameters.random(4, generator=g).query[0],
+    "noise": lambda g: Noise(1.0, g).increment(torch.zeros(8, 4, dtype=F64), 0.5),
+    "pairs": lambda g: solve_w2(torch.eye(8), torch.eye(8)).coupling.sample(8, generator=g)[0],
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_randomness_is_torch_s_own_unless_a_seed_or_a_generator_is_given(name):
+    draw = DRAWS[name]
+    first, other = draw(None), draw(None)
+    torch.manual_seed(3)
+    again = draw(None)
+    torch.manual_seed(3)
+    assert torch.equal(draw(None), again) and not torch.equal(first, other)
+    assert torch.equal(draw(3), again) and torch.equal(draw(np.int64(3)), again)
+    assert torch.equal(draw(torch.Generator().manual_seed(3)), again)
+    assert not torch.equal(draw(4), again)
+
+
+def test_random_layers_and_random_points_are_not_the_same_numbers():
+    q, x = AttentionParameters.random(8).query[0], sampling.sphere(8, 8)
+    assert float(torch.cosine_similarity(x, q).abs().max()) < 0.99

@@ -14,7 +14,7 @@ from meanfield.measures import ParticleMeasure
 from meanfield.results.answers import Answer, labelled
 from meanfield.sweeps import sweep
 
-PARAMETERS = AttentionParameters.random(2, n_heads=2)
+PARAMETERS = AttentionParameters.random(2, n_heads=2, generator=0)
 F = SelfAttention(PARAMETERS)
 POINTS = torch.randn(2, 4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 BATCH = ParticleMeasure(POINTS)
