@@ -49,11 +49,13 @@ class ParticleMeasure:
     """A probability measure μ = Σᵢ aᵢ δ_{xᵢ} on R^d, or Σᵢ aᵢ δ_{(sᵢ, xᵢ)} on [0, 1] × R^d.
 
     Weights are kept as logarithms, so that an atom of weight e^{−900} loses no digits, and a ratio
-    of two weights is computed from the difference of their logarithms. ``mu == nu`` asks whether
-    they are one object, `meanfield.w2` whether they are one measure.
+    of two weights is computed from the difference of their logarithms. Arrays and tensors that
+    come in are copied: a measure is a value. ``mu == nu`` asks whether they are one object,
+    `meanfield.w2` whether they are one measure.
 
     Args:
-        points: atoms xᵢ, shape (..., n, d), float32 or float64; leading axes are a batch.
+        points: atoms xᵢ, shape (..., n, d), float32 or float64; leading axes are a batch. Axes of
+            xarray that are called particle and feature are found by name.
         weights: masses aᵢ ≥ 0 with Σᵢ aᵢ = 1, shape (..., n) or broadcastable to it; uniform if
             neither weights nor log-weights are given. Weight 0 is absence: pad ragged batches
             with it.
@@ -194,6 +196,8 @@ class ParticleMeasure:
 
     def replace(self, points: Tensor) -> ParticleMeasure:
         """The measure with its atoms moved to `points` (..., n, d'); weights and positions stay.
+
+        The tensor is kept, not copied: this is for images that were made for it.
 
         Raises:
             ValueError: if `points` is not one point per atom.
@@ -485,8 +489,19 @@ def _measure(points: Tensor, logs: Tensor, positions: Tensor | None) -> Particle
     return mu
 
 
+def _owned(value: Any, name: str, dims: tuple[str, ...], *, like: Tensor | None = None) -> Tensor:
+    """The value in memory of its own: arrays and tensors are copied, as their owner may go on.
+
+    An array of xarray with all of these dimensions has them last, in this order.
+    """
+    if set(dims) <= set(getattr(value, "dims", ())):
+        value = value.transpose(..., *dims)
+    tensor = as_float_tensor(value, name, like=like)
+    return tensor if isinstance(value, (list, tuple)) else tensor.clone()
+
+
 def _as_points(value: Any, name: str) -> Tensor:
-    points = as_float_tensor(value, name)
+    points = _owned(value, name, ("particle", "feature"))
     if points.ndim < 2 or 0 in points.shape[-2:]:
         hint = f"; points on the line are {name}[:, None], and weights come second"
         raise ValueError(
@@ -498,7 +513,7 @@ def _as_points(value: Any, name: str) -> Tensor:
 
 
 def _per_particle(points: Tensor, values: Any, name: str) -> Tensor:
-    tensor = as_float_tensor(values, name, like=points)
+    tensor = _owned(values, name, ("particle",), like=points)
     check_same_kind(points, "points", tensor, name)
     shape = points.shape[:-1]
     if tensor.ndim == 0 or tensor.shape[-1] != shape[-1]:
@@ -522,7 +537,7 @@ def _log_weights(points: Tensor, weights: Any, log_weights: Any, name: str = "we
             raise ValueError(
                 "log_weights: expected numbers below +inf (−inf is weight 0), got NaN/inf"
             )
-        return _normalised(logs, "log_weights", "subtract their logsumexp")
+        return _normalised(logs, log_weights, "log_weights", "subtract their logsumexp")
     if weights is None:
         n = points.shape[-2]
         return points.new_full((), -math.log(n)).expand(points.shape[:-1])
@@ -533,16 +548,20 @@ def _log_weights(points: Tensor, weights: Any, log_weights: Any, name: str = "we
             f"{name}: expected numbers ≥ 0, got a smallest weight of {float(masses.min())}"
         )
     by = "weights.sum()" if np.ndim(weights) == 1 else "weights.sum(-1, keepdims=True)"
-    return _normalised(masses.log(), name, f"divide them by their sum: weights / {by}")
+    cure = f"divide them by their sum: weights / {by}"
+    return _normalised(masses.log(), weights, name, cure)
 
 
-def _normalised(logs: Tensor, name: str, cure: str) -> Tensor:
+def _normalised(logs: Tensor, given: Any, name: str, cure: str) -> Tensor:
+    # Arrays in single precision sum to 1 as far as they can, beside points in double too.
+    single = getattr(given, "dtype", None) == np.float32
+    tolerance = MASS_TOLERANCE[torch.float32 if single else logs.dtype]
     # In double precision, so that the same weights in another order stay the same.
     log_total = logs.double().logsumexp(-1, keepdim=True)
     if not is_traced(logs):
         excess = torch.expm1(log_total.detach())
         worst = float(excess.flatten()[excess.abs().argmax()]) if logs.numel() else 0.0
-        if not abs(worst) <= MASS_TOLERANCE[logs.dtype]:
+        if not abs(worst) <= tolerance:
             raise ValueError(f"{name}: expected a total mass of 1, got {1 + worst:.10g}; {cure}")
     return (logs - log_total).to(logs.dtype)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
@@ -15,7 +17,14 @@ from meanfield.attention import (
     kernels,
     weights,
 )
-from meanfield.attention.normalizations import RowWise, exponential, sigmoid, sink, softmax
+from meanfield.attention.normalizations import (
+    RowWise,
+    exponential,
+    sigmoid,
+    sink,
+    sinkhorn,
+    softmax,
+)
 from meanfield.errors import NoDerivativeError
 from meanfield.lipschitz import cross_lipschitz, local_lipschitz
 from meanfield.maps import linearize
@@ -187,6 +196,17 @@ def test_a_row_without_mass_that_is_not_masked_is_refused(kernel):
     ):
         with pytest.raises(ValueError, match="relu: expected ψ > 0, got a row in which ψ is 0"):
             call()
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda F: pickle.loads(pickle.dumps(F))]
+)
+@pytest.mark.parametrize("normalization", [softmax, sigmoid, exponential, sinkhorn])
+def test_a_copy_of_a_layer_equals_it(normalization, copied):
+    F = SelfAttention(AttentionParameters.random(3), normalization=normalization)
+    assert copied(F.normalization) is normalization or copied(F.normalization) == normalization
+    assert SelfAttention(F.parameters, normalization=copied(F.normalization)) == F
+    assert repr(copied(F)) == repr(F)
 
 
 def test_what_is_no_normalisation_is_refused():

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -88,6 +89,45 @@ def test_a_measure_is_frozen():
     mu = ParticleMeasure([[0.0], [1.0]])
     with pytest.raises(AttributeError):
         mu.points = torch.zeros(2, 1)
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+@pytest.mark.parametrize("name", ["__call__", "of", "from_sequence"])
+def test_a_measure_owns_its_memory(kind, name):
+    x = kind([[1.0], [2.0]])
+    mu = ParticleMeasure(x) if name == "__call__" else getattr(ParticleMeasure, name)(x)
+    x += 1
+    assert mu.points.tolist() == [[1.0], [2.0]]
+
+
+def test_weights_and_positions_are_copied_too():
+    given = {name: torch.tensor([0.25, 0.75]) for name in ("weights", "positions")}
+    mu = ParticleMeasure(torch.zeros(2, 1), **given)
+    for each in given.values():
+        each.zero_()
+    assert mu.weights.tolist() == pytest.approx([0.25, 0.75])
+    assert mu.positions.tolist() == [0.25, 0.75]
+
+
+def test_weights_normalised_in_single_precision_are_taken_beside_points_in_double():
+    weights = np.full(11, 1 / 11, np.float32)
+    assert 1e-8 < abs(weights.astype(float).sum() - 1) < 1e-5
+    mu = ParticleMeasure(np.zeros((11, 1)), weights)
+    assert mu.dtype == F64 and float(mu.weights.sum()) == pytest.approx(1, abs=1e-15)
+    with pytest.raises(ValueError, match="expected a total mass of 1"):
+        ParticleMeasure(np.zeros((11, 1)), weights.astype(float))
+
+
+def test_axes_that_are_called_as_the_package_calls_them_are_found_by_name():
+    X = np.arange(30.0).reshape(5, 2, 3)
+    points = xr.DataArray(X, dims=("particle", "time", "feature"))
+    logs = xr.DataArray(np.full((5, 2), 0.2), dims=("particle", "time"))
+    mu = ParticleMeasure(points, logs)
+    assert (mu.n_particles, mu.dim, mu.batch_shape) == (5, 3, (2,))
+    assert mu.points[1].tolist() == X[:, 1].tolist()
+    assert ParticleMeasure(points.isel(time=1).T).points.tolist() == X[:, 1].tolist()
+    other = xr.DataArray(X[0], dims=("feature", "token"))  # names of its own: by place
+    assert ParticleMeasure(other).points.tolist() == X[0].tolist()
 
 
 def test_indexing_and_iterating_reach_batch_axes_only():
