@@ -192,11 +192,16 @@ def _fitting(variable: Variable, value: Any, shape: tuple[int, ...]) -> np.ndarr
         return _texts(variable, array)
     with np.errstate(all="ignore"):
         cast = array.astype(variable.numpy_dtype)
-    lost = cast != array if variable.dtype == "int64" else np.isinf(cast) & np.isfinite(array)
+        if variable.dtype == "int64":
+            lost, cure = cast != array, ""
+        elif variable.dtype == "float64" and array.dtype.kind in "iu":
+            lost, cure = cast.astype(array.dtype) != array, "; declare it with dtype='int64'"
+        else:
+            lost, cure = np.isinf(cast) & np.isfinite(array), ""
     if np.any(lost):
         raise ValueError(
             f"{variable.name}: expected {variable.dtype}, which does not hold "
-            f"{array[lost].flat[0]}"
+            f"{array[lost].flat[0]}{cure}"
         )
     return cast
 

@@ -25,6 +25,7 @@ STRAYS = [
     ("int64", 2**70, "expected int64, got object"),
     ("int64", np.uint64(2**63), "does not hold"),
     ("float32", 1e300, "does not hold 1e+300"),
+    ("float64", 2**53 + 1, "does not hold 9007199254740993; declare"),
     ("float64", 1 + 2j, "expected float64, got complex128"),
     ("float64", np.ma.masked, "got masked ones"),
     ("float64", "1.5", "expected float64, got <U3"),
