@@ -22,7 +22,6 @@ from meanfield.attention.normalizations import (
     exponential,
     sigmoid,
     sink,
-    sinkhorn,
     softmax,
 )
 from meanfield.errors import NoDerivativeError
