@@ -108,15 +108,15 @@ def answered(ds: xr.Dataset) -> xr.Dataset:
     return ds if finished.all() else ds.isel(case=np.flatnonzero(finished))
 
 
-def pack(columns: Columns, configuration: str, replaced: Sequence[str] = ()) -> memoryview:
+def pack(columns: Columns, identity: str, replaced: Sequence[str] = ()) -> memoryview:
     """Cases as the content of a file.
 
     Args:
         columns: the cases; texts are kept as UTF-8 with a zero byte between them.
-        configuration: the digest of that to which they belong.
+        identity: the digest of what has computed them.
         replaced: the names of files in whose place this one comes.
     """
-    about = {"configuration": configuration, "replaced": " ".join(replaced)}
+    about = {"identity": identity, "replaced": " ".join(replaced)}
     arrays = {name: np.array(text) for name, text in about.items()}
     for name, column in columns.items():
         if column.dtype == object:
@@ -128,13 +128,13 @@ def pack(columns: Columns, configuration: str, replaced: Sequence[str] = ()) -> 
 
 
 def unpack(file: Path, labels: Labels) -> tuple[dict[str, np.ndarray], str, list[str]]:
-    """The columns of a file, the digest of its configuration, and the names of `pack`.
+    """The columns of a file, its digest, and the names of `pack`.
 
     Raises:
         FileNotFoundError, ValueError: see `read_arrays`.
     """
     columns, arrays = {}, read_arrays(file)
-    configuration, replaced = (str(arrays.pop(name)) for name in ("configuration", "replaced"))
+    identity, replaced = (str(arrays.pop(name)) for name in ("identity", "replaced"))
     n_cases = len(arrays["numbers case_key"])
     for place, array in arrays.items():
         kind, _, name = place.partition(" ")
@@ -144,7 +144,7 @@ def unpack(file: Path, labels: Labels) -> tuple[dict[str, np.ndarray], str, list
             columns[name] = np.array(texts, object).reshape(shape)
         else:
             columns[name] = array
-    return columns, configuration, replaced.split()
+    return columns, identity, replaced.split()
 
 
 def join(labels: Labels, tables: Sequence[Columns]) -> dict[str, np.ndarray]:

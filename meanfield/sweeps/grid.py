@@ -12,7 +12,7 @@ import numpy as np
 
 from meanfield.checks import describe
 from meanfield.results.labels import printable
-from meanfield.sweeps.identity import canonical, to_json
+from meanfield.sweeps.values import canonical, to_json
 
 _REMEMBERED = 2**16  # spellings of values
 Case = dict[str, Any]

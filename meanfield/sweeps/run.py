@@ -63,10 +63,12 @@ def sweep(
         case_timeout: seconds after which a case is ended and has failed, or a vectorised call is
             ended and its cases are run one at a time; needs a number as `executor`.
         retry_failed: run failed cases of the store again.
-        accept_changed_code: neither warn nor refuse if the source of the function, or what it
-            carries, changed since the store was created. Seen are the function, those of its
-            module that it calls, its defaults, closures and object, and the objects of its module
-            that it reads; not what it calls in other modules.
+        accept_changed_code: take the function of a store for the same, whatever has changed.
+            Seen are the function and all of its own module that its names reach (functions,
+            classes with their bases, assignments, decorators): a change warns and names them.
+            Settings, defaults, arguments of a partial, closures and bound objects count by value:
+            a change is refused. Not seen are other modules beyond the names taken from them, what
+            happens to objects after they were assigned, data files and the environment.
         progress: a bar on a terminal, a line a minute in the log "meanfield" elsewhere.
 
     Returns:
@@ -99,8 +101,7 @@ def sweep(
     stored = None if path is None else description_at(path)
     plan = make_plan(fn, grid, fixed, seed, attrs)
     if path is not None:  # what a store cannot identify is refused before the first case
-        identity = plan.task.identity
-        _ = plan.configuration(identity)
+        _ = plan.identity
     if plan.task.variables is None and stored:
         plan = plan.with_variables(Labels.from_plain(stored).variables)
     run = Run(plan.cases, executor, case_timeout)
@@ -109,8 +110,7 @@ def sweep(
         plan, first = _probe(plan, run)
     files = None
     if path is not None:
-        described = plan.description(identity)
-        files = open_store(path, described, stored, accept_changed_code=accept_changed_code)
+        files = open_store(path, plan.description, stored, accept_changed_code=accept_changed_code)
         files.add_cases(plan.rows(slice(None), {}))
     table = _Table(plan, files)
     try:

@@ -183,8 +183,8 @@ def test_tensors_and_dataclasses_among_the_settings_count_by_content(tmp_path):
     assert sweep(**run, fixed={"matrix": torch.eye(3)})["y"].values.tolist() == [3.0]
     with pytest.raises(ValueError, match=r"fixed\.matrix"):
         sweep(**run, fixed={"matrix": 2 * torch.eye(3)})
-    with pytest.raises(TypeError, match="matrix: expected numbers"):
-        sweep(**run, fixed={"matrix": lambda: 0})
+    with pytest.raises(TypeError, match="matrix: expected an array of numbers"):
+        sweep(**run, fixed={"matrix": np.array(["a"])})
 
 
 @pytest.mark.parametrize("fn", [lambda x: {"y": x}, functools.partial(functions.square, x=1)])
