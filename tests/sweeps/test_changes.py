@@ -198,7 +198,9 @@ REFUSED = [
     ]),
     ("fixed.s", TORCH + "from meanfield.pretrained.transformer import Transformer\n"
                 "torch.manual_seed(«0|1»)\nmodel = torch.nn.Linear(2, 2)" + WITH_SETTING
-                + "FIXED = {'s': Transformer('a', None, False, 'r', model, None)}"),
+                + "from types import SimpleNamespace as N\n"
+                "like = N(model_type='m', blocks=lambda model: [], sizes=lambda model: (1, 1))\n"
+                "FIXED = {'s': Transformer('a', like, False, 'r', model, None)}"),
     ("fixed.s", DATACLASS + "@dataclass\nclass S:\n    k: int\n@dataclass\nclass T:\n    k: int"
                 + WITH_SETTING + "FIXED = {'s': «S|T»(1)}"),
     ("fixed.s.k", DATACLASS + "@dataclass\nclass S:\n    k: int" + WITH_SETTING
