@@ -165,6 +165,35 @@ def join(labels: Labels, tables: Sequence[Columns]) -> dict[str, np.ndarray]:
     return rows | {n: _joined([t.get(n) for t in tables], sizes)[chosen] for n in parameters}
 
 
+def check_joinable(given: Columns, stored: Columns) -> None:
+    """Refuse parameters that one column with those of a store would not hold as they are."""
+    words = {"O": "texts", "b": "truth values"}
+    names = {*given, *stored} - {"case_key"} if len(stored["case_key"]) else ()
+    for name in names:
+        pieces = [of[name] for of in (stored, given) if name in of]
+        then, *now = (words.get(piece.dtype.kind, "numbers") for piece in pieces)
+        if [then] * len(now) != now:
+            raise ValueError(f"parameter {name!r}: the store holds {then}, got {now[0]}")
+        whole = [piece for piece in pieces if piece.dtype.kind == "i"]
+        if len(whole) < 2:  # they become floats
+            lost = [i for piece in whole for i in piece[abs(piece) > 2**53].tolist()]
+            if lost := [i for i in lost if int(float(i)) != i]:
+                raise ValueError(
+                    f"parameter {name!r}: expected integers that doubles hold, as other cases "
+                    f"have a fraction or none, got {lost[0]}"
+                )
+
+
+def n_in_common(given: Columns, stored: Columns) -> int:
+    """How many cases two tables of parameters begin with, if one begins with the other; else 0."""
+    n = min(len(next(iter(of.values()), ())) for of in (given, stored))
+    same = given.keys() == stored.keys() and all(
+        np.array_equal(column[:n], stored[name][:n], equal_nan=column.dtype.kind == "f")
+        for name, column in given.items()
+    )
+    return n if same else 0
+
+
 def _chosen(keys: np.ndarray, status: np.ndarray) -> np.ndarray:
     """For each case the row to take, in the order in which the cases first appear."""
     order = np.lexsort((_RANK[status], keys))  # stable: equal rows keep their order

@@ -22,7 +22,7 @@ import os
 import re
 import secrets
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,15 @@ import numpy as np
 import xarray as xr
 
 from meanfield.results.atomic import make_folder, read_regular, remove_litter, write_whole
-from meanfield.results.cases import Columns, Labels, join, pack, unpack
+from meanfield.results.cases import (
+    Columns,
+    Labels,
+    check_joinable,
+    join,
+    n_in_common,
+    pack,
+    unpack,
+)
 from meanfield.results.encoding import check_names
 from meanfield.results.labels import printable
 from meanfield.results.marks import is_description
@@ -163,20 +171,29 @@ class Store:
         ):
             journal.write(f"{name}\n")
 
-    def add_cases(self, columns: Columns) -> None:
-        """Write the keys and parameters of cases that are not in the store yet."""
+    def add_cases(self, parameters: Columns, make_keys: Callable[[int], np.ndarray]) -> np.ndarray:
+        """Write the cases that are not in the store yet; return what identifies each.
+
+        Args:
+            parameters: of all cases.
+            make_keys: makes what identifies the cases from the n-th on; those before it are the
+                first of the store.
+
+        Raises:
+            ValueError: parameters that one column with those of the store would not hold.
+        """
         rows = self.rows()
-        for name in columns.keys() & rows.keys():
-            stored, given = (
-                "texts" if of[name].dtype == object else "numbers" for of in (rows, columns)
-            )
-            if stored != given:
-                raise ValueError(f"parameter {name!r}: the store holds {stored}, got {given}")
-        known = rows["case_key"]
-        if (new := np.flatnonzero(~np.isin(columns["case_key"], known))).size:
-            added = {name: column[new] for name, column in columns.items()}
-            self.write({**added, "status": np.zeros(new.size, np.int8)}, kind="grid")
+        known = {name: of for name, of in rows.items() if name not in self.labels.blank(0)}
+        check_joinable(parameters, known)
+        stored = known.pop("case_key")
+        n = n_in_common(parameters, known)
+        keys = np.concatenate([stored[:n], make_keys(n)])
+        if n < len(keys) and (new := n + np.flatnonzero(~np.isin(keys[n:], stored))).size:
+            added = {name: column[new] for name, column in parameters.items()}
+            status = np.zeros(new.size, np.int8)
+            self.write({"case_key": keys[new], **added, "status": status}, kind="grid")
             self.refresh()
+        return keys
 
     def merge_files(self) -> None:
         """Merge small files if there are many; remove the old ones once the new one is safe.

@@ -25,12 +25,12 @@ import numpy as np
 
 from meanfield.checks import name_of
 from meanfield.results import Variable
-from meanfield.results.cases import RESERVED, Columns, Labels
+from meanfield.results.cases import RESERVED, Labels
 from meanfield.results.encoding import check_attrs
 from meanfield.results.provenance import provenance
 from meanfield.results.store import SCHEMA
 from meanfield.sweeps.fixed import copier
-from meanfield.sweeps.grid import Case, Grid, case_keys, cases_of, columns_of
+from meanfield.sweeps.grid import Case, Grid, axes_of, cases_of, columns_of
 from meanfield.sweeps.identity import Identity, identity_of
 from meanfield.sweeps.values import canonical
 
@@ -138,16 +138,12 @@ class SweepPlan:
     fixed: dict[str, Any]
     seed: int
     attrs: dict[str, Any] = field(default_factory=dict)
-
-    @cached_property
-    def keys(self) -> np.ndarray:
-        """What identifies each case, see `case_keys`."""
-        return case_keys(self.cases)
+    axes: dict[str, list[Any]] | None = None  # of a product grid
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
         """The values of each parameter over the cases, see `columns_of`."""
-        return columns_of(self.cases)
+        return columns_of(self.cases, self.axes)
 
     @cached_property
     def identity(self) -> Identity:
@@ -177,7 +173,7 @@ class SweepPlan:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What `sweep.json` holds, see `results.store`.
+        """What `sweep.json` holds, see `results.store`, but for the provenance.
 
         The configuration is all that the values depend on besides the cases and the function:
         not the grid, which may grow, nor batches, executors, paths and versions.
@@ -202,13 +198,7 @@ class SweepPlan:
             "python": "{}.{}".format(*sys.version_info),
             **task.labels.plain,
             "attrs": self.attrs,
-            "provenance": self.provenance,
         }
-
-    def rows(self, places: Sequence[int] | slice, values: Columns) -> dict[str, np.ndarray]:
-        """The columns of some cases as a store takes them: keys, parameters and values."""
-        parameters = {name: column[places] for name, column in self.columns.items()}
-        return {"case_key": self.keys[places], **parameters, **values}
 
     def units(
         self, missing: np.ndarray, size: int | None = None, shard: tuple[int, int] = (0, 1)
@@ -242,7 +232,8 @@ class SweepPlan:
     @cached_property
     def provenance(self) -> str:
         """What is computed, in readable form, with versions and date; see `results.provenance`."""
-        values = {name: [case.get(name) for case in self.cases] for name in self.cases[0]}
+        first = self.cases[0]
+        values = self.axes or {n: [case.get(n) for case in self.cases] for n in first}
         spec = {
             "function": self.task.label,
             "fixed": {name: _plain(value) for name, value in _by_field(self.fixed)},
@@ -266,7 +257,8 @@ def make_plan(
 ) -> SweepPlan:
     """Check the arguments of a sweep and put them together."""
     cases, fixed = cases_of(grid), dict(fixed or {})
-    kinds = {tuple(case): case for case in cases}  # ragged grids have several
+    axes = axes_of(grid) if isinstance(grid, Mapping) else None
+    kinds = {tuple(case): case for case in (cases[:1] if axes else cases)}  # ragged: several
     parameters = {name for kind in kinds for name in kind}
     if both := sorted(parameters & set(fixed)):
         raise ValueError(f"fixed: expected names that are not in the grid, got {both} in both")
@@ -282,7 +274,7 @@ def make_plan(
     check_attrs(attrs := dict(attrs or {}), "the sweep")
     if "provenance" in attrs:
         raise ValueError("attrs: expected another name than provenance, which the sweep writes")
-    plan = SweepPlan(task, cases, fixed, int(seed), attrs)
+    plan = SweepPlan(task, cases, fixed, int(seed), attrs, axes)
     _ = plan.columns  # refuses values that one column cannot hold
     return plan
 

@@ -14,7 +14,7 @@ from meanfield.results.cases import FAILED, PENDING, Columns, Labels
 from meanfield.results.store import Store, description_at, open_store
 from meanfield.sweeps.batches import Batch
 from meanfield.sweeps.executors import Run, check_executor
-from meanfield.sweeps.grid import Grid
+from meanfield.sweeps.grid import Grid, case_keys
 from meanfield.sweeps.plan import SweepPlan, Task, make_plan
 from meanfield.sweeps.progress import Progress
 
@@ -110,8 +110,8 @@ def sweep(
         plan, first = _probe(plan, run)
     files = None
     if path is not None:
-        files = open_store(path, plan.description, stored, accept_changed_code=accept_changed_code)
-        files.add_cases(plan.rows(slice(None), {}))
+        description = plan.description | ({} if stored else {"provenance": plan.provenance})
+        files = open_store(path, description, stored, accept_changed_code=accept_changed_code)
     table = _Table(plan, files)
     try:
         for places, batch in first:
@@ -143,7 +143,8 @@ class _Table:
             self._provenance, self._rows = plan.provenance, self._labels.blank(len(plan.cases))
         else:
             self._provenance = store.description["provenance"]
-            self._rows = store.rows_of(plan.keys)
+            self._keys = store.add_cases(plan.columns, lambda n: case_keys(plan.cases[n:]))
+            self._rows = store.rows_of(self._keys)
 
     def missing(self, retry_failed: bool) -> np.ndarray:
         """Which cases are to be run."""
@@ -156,7 +157,8 @@ class _Table:
             return
         columns = {**self._labels.blank(len(places)), **columns}
         if self._store is not None:
-            self._store.write(self._plan.rows(places, columns))
+            parameters = {name: column[places] for name, column in self._plan.columns.items()}
+            self._store.write({"case_key": self._keys[places], **parameters, **columns})
         for name, column in columns.items():
             self._rows[name][places] = column
 
@@ -165,7 +167,7 @@ class _Table:
         if self._store is None:
             return "nothing is kept: the sweep has no store"
         self._store.refresh()  # a signal may have come between the file and our own rows
-        n_kept = int((self._store.rows_of(self._plan.keys)["status"] != PENDING).sum())
+        n_kept = int((self._store.rows_of(self._keys)["status"] != PENDING).sum())
         return (
             f"{n_kept} of {len(self._plan.cases)} cases are kept in {self._store.path}; run the "
             "same sweep again to go on"

@@ -268,7 +268,7 @@ def outcome(row: str, folder: Path, monkeypatch) -> list[str]:
     """What is said when a store that was begun before is opened after."""
     monkeypatch.setitem(sys.modules, "changing", types.ModuleType("changing"))
     before = planned(row, 0, folder)
-    open_store(folder / "s", before.description, None)
+    open_store(folder / "s", before.description | {"provenance": "{}"}, None)
     after = planned(row, 1, folder)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -160,19 +160,25 @@ def test_members_that_an_archive_loses_by_one_bit_are_found_by_the_digest_alone(
     assert n_refused and (n_wrong == 0) == with_digest
 
 
-def test_files_of_another_sweep_do_not_count(tmp_path, right):
-    run(tmp_path / "a")
-    run(tmp_path / "b", seed=1)
-    stranger = next((tmp_path / "b").glob("batch-*.npz"))
-    shutil.copy(stranger, tmp_path / "a")
-    with pytest.warns(UserWarning, match="of another configuration"):
-        check_read(tmp_path / "a", right)
+def scaled(k, seed=0):
+    task = Task(lambda x: {"y": k * x}, [Variable("y", "y")], name="scaled")
+    return {"fn": task, "grid": {"x": range(4)}, "seed": seed, "batch_size": 2}
+
+
+@pytest.mark.parametrize("other", [scaled(2, seed=1), scaled(3)])
+def test_files_of_another_sweep_or_function_do_not_count(tmp_path, other):
+    one, begun = scaled(2), sweep(**scaled(2), store=tmp_path / "a")
+    sweep(**other, store=tmp_path / "b")
+    for stranger in (tmp_path / "b").glob("batch-*.npz"):
+        shutil.copy(stranger, tmp_path / "a")
+    with pytest.warns(UserWarning, match="of another configuration or function"):
+        assert results.read_dataset(tmp_path / "a")["y"].equals(begun["y"])
     (tmp_path / "b" / "sweep.json").unlink()
     with (
         pytest.warns(UserWarning, match=r"sweep\.json is damaged or missing"),
-        pytest.raises(ValueError, match="files of another configuration"),
+        pytest.raises(ValueError, match="files of another configuration or function"),
     ):
-        run(tmp_path / "b")
+        sweep(**one, store=tmp_path / "b")
 
 
 def test_files_are_merged_before_they_are_many_and_nothing_is_lost(tmp_path, right, monkeypatch):
