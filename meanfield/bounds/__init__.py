@@ -17,6 +17,7 @@ The statements, and in brackets whose they are:
 - `theorem_3_3`: √3 ‖V‖ (‖A‖²R⁴(4n+1) + n)^½, n tokens, masked too ([CAP24] Thm 3.3, 4.3)
 - `theorem_3_5`: ‖V‖(1 + 3‖A‖R²)e^{2‖A‖R²}, W₂ on all measures of the ball ([CAP24] Thm 3.5)
 - `proposition_3_4`: √(n−1) / (1 + (n−1)e^{−2γR²}) is reached, V = I ([CAP24] Prop. 3.4)
+- `proposition_3_6`: ½(1 + γR²)e^{γR²}, the paper's own two Diracs, V = I ([CAP24] Prop. 3.6)
 - `l2_attention_inf`: tied L2 attention on n tokens of R^d, in the ∞-norm ([KPM21])
 - `l2_spread`: what n tokens can have of Σⱼ P_ij |uᵢ−uⱼ|² in it ([KPM21])
 - `l2_theorem_3_2`: the same in the Euclidean norm ([KPM21])
@@ -56,6 +57,7 @@ from meanfield.bounds.tables import table
 from meanfield.bounds.theorems import (
     local_upper,
     proposition_3_4,
+    proposition_3_6,
     scaling_factor,
     theorem_3_3,
     theorem_3_5,
@@ -72,6 +74,7 @@ __all__ = [
     "masked_mean_field",
     "mean_field",
     "proposition_3_4",
+    "proposition_3_6",
     "scaling_factor",
     "table",
     "theorem_3_3",

@@ -381,9 +381,17 @@ def test_theorem_3_2_of_l2_attention_is_the_printed_form(n):
     # The smallest W^V of the same values: W^V less what W^Q does not see.
     projected = [W[h] @ torch.linalg.pinv(W[h]) @ V[h] for h in range(2)]
     norm = lambda M: float(torch.linalg.matrix_norm(M, 2))  # noqa: E731
-    total = sum(norm(W[h]) ** 4 * norm(projected[h]) ** 2 for h in range(2))
-    expected = math.sqrt(n / 2 * total) * (4 * bounds.l2_spread(n) + 1) * norm(O)
-    assert found == pytest.approx(expected, rel=1e-9)
+
+    def stated(values, power=4):
+        total = sum(norm(W[h]) ** power * norm(values[h]) ** 2 for h in range(2))
+        return math.sqrt(n / 2 * total) * (4 * bounds.l2_spread(n) + 1) * norm(O)
+
+    assert found == pytest.approx(stated(projected), rel=1e-9)
+    assert bounds.l2_theorem_3_2(par, n, value=V.mT) == pytest.approx(stated(V), rel=1e-9)
+    assert bounds.l2_theorem_3_2(par, n, value=V.mT) > 1.2 * found
+    for wrong, words in ((V.mT + 1, "another function of queries"), (V, "expected shape")):
+        with pytest.raises(ValueError, match=words):
+            bounds.l2_theorem_3_2(par, n, value=wrong)
     assert bounds.l2_attention_2(par, n) <= found * (1 + 1e-9)
     F = SelfAttention(par, kernel=l2)
     table = bounds.table(F, 2.0, n)
@@ -391,6 +399,13 @@ def test_theorem_3_2_of_l2_attention_is_the_printed_form(n):
     X = torch.randn(30, n, 4, dtype=F64, generator=g)
     measured = local_lipschitz(F, ParticleMeasure.from_sequence(X), geometry="euclidean")
     assert float(measured.value.max()) <= table.row("L2, n tokens").value <= found * (1 + 1e-9)
+    # With ‖W^Q‖², as printed, it is no bound: W^Q → 10⁴ W^Q, x → 10⁻⁴ x takes J to 10⁸ J.
+    W = 1e4 * W
+    F = SelfAttention(AttentionParameters.tied_l2(*oracles.outputs_by_inputs(W, V, O)), kernel=l2)
+    scaled = ParticleMeasure.from_sequence(X / 1e4)
+    larger = local_lipschitz(F, scaled, geometry="euclidean").value
+    assert larger.numpy() == pytest.approx(1e8 * measured.value.numpy(), rel=1e-3)
+    assert stated(V, power=2) < float(larger.max()) <= stated(V)
 
 
 def test_what_contradicts_the_map_or_the_ball_is_refused():

@@ -172,6 +172,7 @@ def test_one_formula_is_below_both_of_the_papers():
         (bounds.theorem_3_3, 4),
         (bounds.theorem_3_5, 3),
         (bounds.proposition_3_4, 3),
+        (bounds.proposition_3_6, 2),
         (bounds.sphere_mean_field, 3),
         (bounds.capped_mean_field, 4),
         (bounds.l2_mean_field, 4),
@@ -232,6 +233,19 @@ def test_the_best_ratio_of_weights_maximises_the_two_dirac_entry(gamma, radius):
     around = two_dirac_entry(gamma, radius, place + np.linspace(-5, 5, 1001))
     assert around.max() <= best * (1 + 1e-12)
     assert best == pytest.approx(oracles.two_dirac_growth(-gamma, radius), rel=1e-6)
+
+
+@pytest.mark.parametrize("c", [0.5, 1.0, 4.0, 9.0])
+@pytest.mark.parametrize("sign", [-1.0, 8.0])
+def test_the_papers_two_diracs_reach_what_proposition_3_6_says(c, sign):
+    light, points = 1 / (1 + math.exp(2 * c)), np.array([[1.0], [-1.0 if sign < 0 else 0.5]])
+    weights = np.array([light, 1 - light])
+    J = bounds_oracles.linearisation(sign * c * np.eye(1), points, weights)[0]
+    found, stated = bounds_oracles.order_norm(J, weights, 2), bounds.proposition_3_6(c, 1.0)
+    assert math.exp(c) * J[1, 0, 0, 0] == pytest.approx(stated, rel=1e-9)
+    assert stated <= found <= bounds.mean_field(abs(sign) * c, 1.0, 1.0)
+    if c > 3:
+        assert found == pytest.approx(stated, rel=2e-3)
 
 
 def test_the_two_dirac_growth_has_its_limit_and_does_not_overflow_early():
