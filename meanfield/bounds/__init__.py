@@ -7,6 +7,7 @@ The statements, and in brackets whose they are:
 
 - `mean_field`: ‖V‖Λ(D(c), √(1+c²), c), W₂ on all measures of the ball, c = ‖A‖R² (this package)
 - `masked_mean_field`: ‖V‖(√2(1+c)e^c + 2√((1+2c)(1+c)) + c), masked, and less (this package)
+- `one_sided`: ‖V‖(½(D(c) + √(1+c²)) + c), the rate e^{ωt} of a flow (this package)
 - `tokens`: ‖V‖Λ(min(√C_n, D(c)), √(1+c²), c), n tokens, about c√(n/2) (this package)
 - `two_dirac_lower`: √(t(1−t))(1+2(1−t)c)e^c is reached for V = I (this package)
 - `masked_two_dirac_lower`: p/(p−1) times that (this package)
@@ -50,7 +51,7 @@ from meanfield.bounds.l2 import (
 from meanfield.bounds.l2 import l2_theorem_3_2 as l2_theorem_3_2
 from meanfield.bounds.scores import capped_mean_field as capped_mean_field
 from meanfield.bounds.scores import l2_mean_field
-from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
+from meanfield.bounds.sharp import masked_mean_field, mean_field, one_sided, tokens
 from meanfield.bounds.spheres import sphere_mean_field as sphere_mean_field
 from meanfield.bounds.tables import table
 from meanfield.bounds.theorems import (
@@ -71,6 +72,7 @@ __all__ = [
     "local_upper",
     "masked_mean_field",
     "mean_field",
+    "one_sided",
     "proposition_3_4",
     "scaling_factor",
     "table",

@@ -63,6 +63,32 @@ def mean_field(
     return averaged(v, _logs(turning), turned, p, skip=skip)
 
 
+def one_sided(norm_A: Any, norm_V: Any, radius: Any, *, shift: Any = 0.0) -> Any:
+    """‖V‖(½(D(c) + √(1+c²)) + ‖A‖R²): distances along the flow x′ = Γ_{μ_t}(x) grow as e^{ωt}.
+
+    This is ω, for all measures on a ball B_R that the flow does not leave, without a constraint:
+    about half of the Lipschitz constant (`mean_field`), and sharp as c → ∞, D(c) and c as there.
+    `meanfield.lipschitz.one_sided` is that at a measure, which may be negative.
+
+    Args:
+        norm_A: spectral norm ‖A‖.
+        norm_V: spectral norm ‖V‖.
+        radius: R.
+        shift: |scale · Kᵀ b_Q|, what a query bias adds to Ax.
+
+    Source: this package. Proved, given D(c).
+
+    Example:
+        >>> one_sided(1.0, 1.0, 3.0)
+        25462.363
+    """
+    check_together(norm_A=norm_A, norm_V=norm_V, radius=radius, shift=shift)
+    turning, turned = exponent(norm_A, radius, shift)
+    log_mean, log_norm, _ = _logs(turning)
+    half = np.logaddexp(log_mean, log_norm) - np.log(2)
+    return assembled(norms(norm_V, "norm_V"), half, turned)
+
+
 def masked_mean_field(
     norm_A: Any,
     norm_V: Any,
