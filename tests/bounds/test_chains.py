@@ -279,12 +279,27 @@ def test_the_far_token_reaches_its_row():
         assert row.value <= found * (1 + 1e-9)
     assert seen > 8
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=F64)
-    row = bounds.table((9 * turn, np.eye(2)), 1.0, 50).row("far token")
-    assert (
-        bounds.tokens_lower(9.0, 1.0, 50) <= row.value <= 1.1 * bounds.tokens_lower(9.0, 1.0, 50)
-    )
-    assert 0.499 < bounds.tokens_lower(200.0, 1.0, 50) / (200 * 7) < 0.51
-    assert bounds.tokens(200.0, 1.0, 1.0, 50) - 200 < 0.78 * 200 * 50**0.5
+    row = bounds.table((9 * turn, np.eye(2)), 1.0, 2).row("far token")
+    assert bounds.tokens_lower(9.0, 1.0, 2) <= row.value <= 1.1 * bounds.tokens_lower(9.0, 1.0, 2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("c", "n"), [(3.0, 50), (9.0, 10), (9.0, 50), (30.0, 300)])
+def test_three_clusters_reach_what_n_tokens_have_from_below(c, n, causal):
+    lower, best = bounds.tokens_lower(c, 1.0, n), 0.0
+    F = SelfAttention(AttentionParameters.from_bilinear(-c * np.eye(2), np.eye(2)), causal=causal)
+    for z in np.linspace(-0.9, 0.9, 46):
+        points = np.tile([-1.0, 0.0], (n, 1))
+        points[:2] = [[z, math.sqrt(1 - z * z)], [z, -math.sqrt(1 - z * z)]]
+        f = torch.zeros(n, 2, dtype=F64)
+        f[0, 0], f[1, 0] = 0.5**0.5, -(0.5**0.5)
+        mu = ParticleMeasure.from_sequence(points)
+        moved = torch.func.jvp(lambda x, mu=mu: F(mu.replace(x)).points, (mu.points,), (f,))[1]
+        best = max(best, float(moved.norm()))
+    assert 0.99 * lower <= best <= bounds.tokens(c, 1.0, 1.0, n, causal=causal)
+    assert bounds.tokens(c, 1.0, 1.0, n, causal=causal) < 1.75 * lower
+    far = bounds.tokens_lower(1e4, 1.0, n)
+    assert far == pytest.approx(1e4 * math.sqrt((n - 2) / 2), rel=1e-3)
 
 
 @pytest.mark.parametrize("c", [0.0, 0.25, 1.0, 4.0, 9.0, 40.0])

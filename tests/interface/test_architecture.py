@@ -298,6 +298,8 @@ def open_names() -> dict[str, set[str]]:
 
 
 SAME_NAME = {
+    # A constant of all measures on a ball, and the same at one.
+    "one_sided": {"meanfield.bounds.sharp", "meanfield.lipschitz.one_sided"},
     # The verb of two seams: each grades what somebody else has found, to an interval.
     "certify": {"meanfield.linalg.evidence", "meanfield.transport.grading"},
     # Inside their packages: evidence of a distance, weighted means and covariances.
