@@ -116,8 +116,8 @@ print(held / (8 * 2100**2 * entropic._MATRICES))
 
 
 @pytest.mark.gpu
-def test_sinkhorn_stays_on_the_device() -> None:
-    x, y = (t.cuda() for t in clouds(60, 50))
+def test_sinkhorn_stays_on_the_device(device: str) -> None:
+    x, y = (t.to(device) for t in clouds(60, 50))
     weights = ParticleMeasure(x)
     assert sinkhorn_divergence(weights, y).device == x.device
 
