@@ -5,13 +5,13 @@ is faster.
 """
 
 # Files, each importing only those before it: `constant`, `differentiable`, `local`, `one_sided`,
-# `cross`, `remainders`, `compression`, `infinity`, `localization`, `search`, `secant`,
+# `cross`, `remainders`, `caches`, `infinity`, `localization`, `search`, `secant`,
 # `comparison`, `ball`, `certified`, `orders`.
 
 from meanfield.lipschitz.ball import ball_upper
+from meanfield.lipschitz.caches import cache_error
 from meanfield.lipschitz.certified import Readout, certified_radius
 from meanfield.lipschitz.comparison import compare_lemma_3_2
-from meanfield.lipschitz.compression import compression_error
 from meanfield.lipschitz.constant import LocalLipschitz
 from meanfield.lipschitz.cross import cross_lipschitz
 from meanfield.lipschitz.infinity import infinity_norm
@@ -27,9 +27,9 @@ __all__ = [
     "Readout",
     "SecantRatio",
     "ball_upper",
+    "cache_error",
     "certified_radius",
     "compare_lemma_3_2",
-    "compression_error",
     "cross_lipschitz",
     "infinity_norm",
     "local_lipschitz",

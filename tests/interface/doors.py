@@ -256,25 +256,6 @@ def certified_radius(p):
 
 
 @row
-def compression_error(p):
-    mu, radius = p.mu, 0.2
-    nu = mu.replace(mu.points + 0.1 * torch.as_tensor(p.rng.normal(size=tuple(mu.points.shape))))
-    where = None if mu.positions is None else torch.ones(2, dtype=torch.float64)
-    queries = p.rng.normal(size=(2, mu.dim))
-    found = lipschitz.compression_error(p.F, mu, nu, queries, radius, positions=where)
-    s = None if where is None else 1.0
-    cases = p.case, p.at(nu).case
-    for reach in (0.0, radius, radius, radius, radius):
-        away = p.rng.normal(size=queries.shape)
-        away *= reach / np.linalg.norm(away, axis=1, keepdims=True)
-        ends = [np.stack([slow.field(case, x, s) for x in queries + away]) for case in cases]
-        gap = np.linalg.norm(ends[0] - ends[1], axis=1)
-        above(found.value, gap)
-        if reach == 0:
-            near(found.gap, gap)
-
-
-@row
 def cross_lipschitz(p):
     places = None if p.mu.positions is None else [1.0, 1.0]
     eta = ParticleMeasure(p.rng.normal(size=(2, p.mu.dim)), [0.3, 0.7], positions=places)
