@@ -14,8 +14,8 @@ error |K̂ − K|/|K| and the cosine. What counts is what attention makes of the
 Rounding *per vector* (one step for each token's key) is coarse where one channel is much larger
 than the others; rounding *per channel* is not. *Merging* replaces the most similar pairs of tokens
 by their means and counts them twice; *eviction* drops the tokens that get the least attention: of
-half of the keys nothing is left to reconstruct, and in MiniLM the output changes a third as much as
-with four bits.
+half of the keys nothing is left to reconstruct, and in MiniLM the output changes a third as much
+as with four bits.
 """
 
 # %%

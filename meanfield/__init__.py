@@ -33,7 +33,15 @@ if TYPE_CHECKING:
     from meanfield.errors import ConvergenceError
     from meanfield.lipschitz import local_lipschitz, secant_ratio
     from meanfield.maps import Map, linearize
-    from meanfield.measures import ParticleMeasure, disintegrate, merge, pushforward, split, stack
+    from meanfield.measures import (
+        ParticleMeasure,
+        disintegrate,
+        merge,
+        mixture,
+        pushforward,
+        split,
+        stack,
+    )
     from meanfield.sweeps import sweep
     from meanfield.transport import solve_w2, w2
 
@@ -50,6 +58,7 @@ _HOMES = {
     "ParticleMeasure": "meanfield.measures",
     "disintegrate": "meanfield.measures",
     "merge": "meanfield.measures",
+    "mixture": "meanfield.measures",
     "pushforward": "meanfield.measures",
     "split": "meanfield.measures",
     "stack": "meanfield.measures",
@@ -79,6 +88,7 @@ __all__ = [
     "maps",
     "measures",
     "merge",
+    "mixture",
     "pretrained",
     "pushforward",
     "report",

@@ -110,8 +110,10 @@ def _act(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="meanfield",
+        allow_abbrev=False,
         description="Self-attention as a map of measures: Lipschitz constants and transport.",
     )
+    parser.add_argument("--version", action="version", version=meanfield.__version__)
     parser.add_argument("-v", "--verbose", action="store_true", help="log more, show tracebacks")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 

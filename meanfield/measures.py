@@ -14,6 +14,7 @@ from torch import Tensor
 from meanfield.checks import (
     as_bool,
     as_float_tensor,
+    as_generator,
     at_once,
     called,
     check_finite,
@@ -33,6 +34,7 @@ __all__ = [
     "ParticleMeasure",
     "disintegrate",
     "merge",
+    "mixture",
     "pushforward",
     "split",
     "stack",
@@ -189,6 +191,36 @@ class ParticleMeasure:
         """The same measure in another dtype or on another device (as `torch.Tensor.to`)."""
         check_move(self.points, *args, **kwargs)
         return self._with(self.points.to(*args, **kwargs), lambda t: t.to(*args, **kwargs))
+
+    def detach(self) -> ParticleMeasure:
+        """The same measure without the derivatives that its tensors record."""
+        return self._with(self.points.detach(), lambda t: t.detach())
+
+    def sample(self, n: int, *, generator: Any = None) -> ParticleMeasure:
+        """The empirical measure of n independent draws: n atoms of equal weight.
+
+        Atoms keep their positions. W₂(μ, μⁿ) falls as n^{-1/2} for n beyond the number of atoms.
+
+        Args:
+            n: how many draws, of each measure of a batch.
+            generator: a `torch.Generator` or an integer seed; torch's own if None.
+        """
+        n, generator = count(n, "n"), as_generator(generator)
+        uniform = torch.rand(
+            *self.batch_shape, n, generator=generator, dtype=torch.float64, device=generator.device
+        )
+        shares = self.weights.detach().double().cumsum(-1)
+        shares = (shares / shares[..., -1:]).contiguous()
+        # The last atom of mass, and not an absent one behind it, takes what rounding leaves.
+        drawn = torch.searchsorted(shares, uniform.to(self.device), right=True)
+        last = (shares < 1).sum(-1, keepdim=True)
+        drawn = torch.minimum(drawn, last)
+        points = self.points.take_along_dim(drawn[..., None], -2)
+        logs = torch.full_like(points[..., 0], -math.log(n))
+        positions = self.positions
+        return _measure(
+            points, logs, None if positions is None else positions.take_along_dim(drawn, -1)
+        )
 
     def expand(self, *batch: int) -> ParticleMeasure:
         """The measure repeated along batch axes, without a copy (as `torch.Tensor.expand`)."""
@@ -479,6 +511,34 @@ def stack(measures: Sequence[ParticleMeasure]) -> ParticleMeasure:
         torch.stack([mu.points for mu in parts]),
         torch.stack([mu.log_weights for mu in parts]),
         torch.stack(positions) if positions else None,
+    )
+
+
+def mixture(measures: Sequence[ParticleMeasure], weights: Any = None) -> ParticleMeasure:
+    """Σₖ wₖ μₖ: the atoms of all measures, of their weights times wₖ.
+
+    Args:
+        measures: of one dimension and batch shape, all or none with positions.
+        weights: w, one each, of sum 1; equal if None.
+
+    Raises:
+        ValueError: measures that do not fit, another number of weights, weights that are negative
+            or do not add up to 1.
+
+    Example:
+        >>> one, two = ParticleMeasure([[0.0]]), ParticleMeasure([[1.0], [2.0]])
+        >>> mixture([one, two], [0.5, 0.5]).weights
+        tensor([0.5000, 0.2500, 0.2500], dtype=torch.float64)
+    """
+    if isinstance(measures, Iterable):
+        measures = list(measures)
+    many = len(stack(measures).points)  # refuses what does not fit
+    logs = ParticleMeasure(measures[0].points.new_zeros(many, 1), weights).log_weights
+    positions = [mu.positions for mu in measures if mu.positions is not None]
+    return _measure(
+        torch.cat([mu.points for mu in measures], -2),
+        torch.cat([mu.log_weights + log for mu, log in zip(measures, logs, strict=True)], -1),
+        torch.cat(positions, -1) if positions else None,
     )
 
 

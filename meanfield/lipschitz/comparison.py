@@ -188,13 +188,14 @@ def _dataset(
     wasserstein: LocalLipschitz,
 ) -> xr.Dataset:
     ratios = [row.wasserstein.values("wasserstein_secant") for row in rows.values()]
+    assert wasserstein.particle is not None and wasserstein.splitting is not None
+    components = {"particle": wasserstein.particle, "splitting": wasserstein.splitting}
     values: dict[str, Any] = {
         "euclidean_secant": [row.euclidean.tolist() for row in rows.values()],
         **{name: [ratio[name] for ratio in ratios] for name in ratios[0]},
         **euclidean.values("euclidean"),
         **wasserstein.values("wasserstein"),
-        "particle": to_host(wasserstein.particle),
-        "splitting": to_host(wasserstein.splitting),
+        **{name: to_host(part) for name, part in components.items()},
     }
     coords = {
         "perturbation": (

@@ -16,6 +16,7 @@ from meanfield.measures import (
     ParticleMeasure,
     disintegrate,
     merge,
+    mixture,
     pushforward,
     split,
     stack,
@@ -268,3 +269,31 @@ def test_the_text_form_says_what_it_is():
     assert text == f"ParticleMeasure({shape}, dtype=float64, uniform, positioned)"
     light = ParticleMeasure([[0.0], [1.0]], log_weights=[-0.0, -900.0])
     assert "log_weights in [-900, 0]" in repr(light)
+
+
+def test_a_mixture_has_the_atoms_of_all_at_their_shares():
+    mu = ParticleMeasure([[0.0], [1.0]], log_weights=[0.0, -900.0], positions=[0.5, 1.0])
+    nu = ParticleMeasure([[2.0]], positions=[0.25])
+    found = mixture([mu, nu], [0.25, 0.75])
+    assert found.points[:, 0].tolist() == [0.0, 1.0, 2.0]
+    assert found.positions.tolist() == [0.5, 1.0, 0.25]
+    logs = [math.log(0.25), math.log(0.25) - 900.0, math.log(0.75)]
+    assert found.log_weights.tolist() == pytest.approx(logs, rel=1e-15)
+    assert mixture([nu, nu, nu]).weights.tolist() == pytest.approx([1 / 3] * 3)
+    with pytest.raises(ValueError, match="weights"):
+        mixture([mu, nu], [0.5, 0.75])
+    with pytest.raises(ValueError, match="positions"):
+        mixture([mu, ParticleMeasure([[2.0]])])
+
+
+def test_a_sample_is_drawn_from_the_atoms_that_have_mass():
+    mu = ParticleMeasure([[[0.0], [1.0], [2.0]]] * 2, weights=[[0.25, 0.75, 0.0], [0.0, 0.0, 1.0]])
+    drawn = mu.sample(4000, generator=3)
+    shares = [(drawn.points[0, :, 0] == x).double().mean() for x in (0.0, 1.0, 2.0)]
+    assert float(shares[0]) == pytest.approx(0.25, abs=0.03) and shares[2] == 0
+    assert set(drawn.points[1, :, 0].tolist()) == {2.0} and drawn.log_weights.unique().numel() == 1
+    torch.testing.assert_close(mu.sample(9, generator=3).points, mu.sample(9, generator=3).points)
+    torch.manual_seed(0)
+    assert not torch.equal(mu.sample(50).points, mu.sample(50).points)
+    tracked = ParticleMeasure(torch.ones(2, 1, requires_grad=True))
+    assert tracked.points.requires_grad and not tracked.detach().points.requires_grad
