@@ -108,13 +108,15 @@ def _act(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="meanfield",
+        allow_abbrev=False,  # --n would be --no-figures
         description="Self-attention as a map of measures: Lipschitz constants and transport.",
     )
     parser.add_argument("-v", "--verbose", action="store_true", help="log more, show tracebacks")
+    parser.add_argument("--version", action="version", version=meanfield.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, action: Any, words: str, store: str = "") -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=words)
+        added = commands.add_parser(name, help=words, allow_abbrev=False)
         added.set_defaults(action=action)
         if store:
             added.add_argument("store", type=Path, metavar="RUN", help=store)

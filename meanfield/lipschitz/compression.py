@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from meanfield.attention import SelfAttention
-from meanfield.checks import as_float_tensor, check_finite, check_same_kind, describe, number
+from meanfield.checks import (
+    as_float_tensor,
+    check_finite,
+    check_same_kind,
+    describe,
+    number,
+    without_autocast,
+)
 from meanfield.lipschitz.remainders import Heads, Side, bounded
 from meanfield.measures import ParticleMeasure, check_single, log_sums, merge_labelled
 from meanfield.results.answers import Answer, labelled
@@ -34,6 +41,7 @@ class CompressionError(Answer, noun="compression_error", title="Error of a compr
     epsilon: float = labelled("radius of the balls", attribute=True)
 
 
+@without_autocast
 @torch.no_grad()
 def compression_error(
     F: SelfAttention,
