@@ -278,6 +278,24 @@ def as_float_tensor(value: object, name: str, *, like: Tensor | None = None) -> 
     return value.to(torch.float64 if like is None else like.dtype)
 
 
+def own_tensor(
+    value: Any, name: str, dims: tuple[str, ...], *, like: Tensor | None = None
+) -> Tensor:
+    """`as_float_tensor` in memory of its own: the owner of an array may go on with it.
+
+    An array of xarray with all of these dimensions has them last, in this order.
+    """
+    if set(dims) <= set(getattr(value, "dims", ())):
+        value = value.transpose(..., *dims)
+    tensor = as_float_tensor(value, name, like=like)
+    return tensor if isinstance(value, (list, tuple)) else tensor.clone()
+
+
+def is_single(value: Any) -> bool:
+    """Whether it is an array of NumPy, or of a library like it, in single precision."""
+    return getattr(value, "dtype", None) == np.float32
+
+
 def as_path(value: Any, name: str = "path") -> Path:
     """The path that a text or an `os.PathLike` names.
 
