@@ -65,11 +65,7 @@ small = ParticleMeasure(mu.points[:8])
 found = dynamics.stability(
     F, small, [0.0, 0.25, 0.5, 1.0], method="rk4", step=0.05, constraint="sphere"
 )
-print(
-    found[["constant", "constant_splitting", "velocity_constant", "growth"]]
-    .to_dataframe()
-    .round(3)
-)
+print(found[["constant", "constant_splitting", "rate", "growth"]].to_dataframe().round(3))
 
 # %%
 # A residual network is the Euler scheme; orthonormal tokens follow a scalar equation.

@@ -51,7 +51,7 @@ def pair(radius, offset):
 
 def depth(radius, offset, *, last, n_times, step):
     mu, log_ratio = pair(radius, offset)
-    fine = np.linspace(0, last, FINER * (n_times - 1) + 1)  # for the integral of λ
+    fine = np.linspace(0, last, FINER * (n_times - 1) + 1)  # for the integral of ω
     ds = dynamics.stability(F, mu, fine, method="rk4", step=step)
     paths = dynamics.flow(F, mu, fine, method="rk4", step=step).points.values[::FINER]
     kept = ds.isel(time=slice(None, None, FINER))
@@ -61,7 +61,7 @@ def depth(radius, offset, *, last, n_times, step):
         "constant_upper": kept.constant_upper.values,
         "constant_converged": bool(kept.constant_converged.all()),
         "splitting": kept.constant_splitting.values,
-        "layer": kept.velocity_constant.values,
+        "layer": kept.rate.values,
         "grown": kept.growth.values,
         "gap": np.abs(paths[:, 0, 0] - paths[:, 1, 0]),
         "points": paths,
@@ -81,8 +81,8 @@ VARIABLES = (
     Variable("constant_upper", "the constant is at most this", dims=("time",)),
     Variable("constant_converged", "whether all of them converged", dtype="bool"),
     Variable("splitting", "its part from splitting atoms", dims=("time",)),
-    Variable("layer", "local constant of the layer at this depth", dims=("time",)),
-    Variable("grown", "e^{∫ layer constant}", dims=("time",)),
+    Variable("layer", "one-sided constant of the layer at this depth", dims=("time",)),
+    Variable("grown", "e^{∫ one-sided constant}", dims=("time",)),
     Variable("gap", "distance of the two atoms", dims=("time",)),
     Variable("points", "the two atoms", dims=("time", "particle", "feature")),
     Variable("mass", "their weights", dims=("particle",)),
@@ -104,13 +104,13 @@ def run(grid, fixed, **how):
 # The constant of the flow, and what its layers allow.
 @figures.figure("constant", "constant_converged", "grown")
 def against_depth(ds, *, ax):
-    """Local constant of the flow map of two Diracs against depth, under e^{∫ layer constant}."""
+    """Local constant of the flow map of two Diracs against depth, under e^{∫ω}."""
     rows = select(ds, offset=float(ds.offset.values[np.argmin(np.abs(ds.offset.values))]))
     for colour, radius, cases in by_level(rows, "radius"):
         one = cases.isel(case=0)
         curve(ax, one, "time", "constant", color=colour, label=f"R = {radius:g}")
         curve(ax, one, "time", "grown", "--", color=colour, linewidth=1)
-    ax.plot([], [], "k--", linewidth=1, label=r"$e^{\int\lambda}$, layers' constants $\lambda$")
+    ax.plot([], [], "k--", linewidth=1, label=r"$e^{\int\omega}$, layers' one-sided constants")
     top = 30 * float(rows.constant.max())
     ax.set(yscale="log", ylim=(0.8, top), xlabel="depth t", ylabel="local constant of the flow")
     ax.set_title("Two Diracs: constant of the flow, and what its layers allow")

@@ -42,11 +42,13 @@ meanfield: self-attention as a map of measures, its Lipschitz constants and opti
   meanfield run two-dirac --quick --out first   a first experiment: seconds
   meanfield report first/two-dirac.nc           its figures and numbers on one page
   meanfield status first/two-dirac.sweep        how far a run is, and what failed
+  meanfield grade gaussian-1000-2.npy           a transport plan of any solver, to an interval
   meanfield info                                versions and devices, for a bug report
 
 In Python: import meanfield; meanfield.transport.w2(x, y). All options: meanfield --help"""
 _RUN = "the .sweep, .zarr or .nc of a run"
 _OUT = "folder for the store, the Dataset and the figures (default: results)"
+_ANSWER = ".npy or .npz named by its problem, or a folder of such (see transport.grade)"
 _ANY = "the store of a sweep, or the .zarr or .nc of a Dataset"
 
 
@@ -136,6 +138,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_pdf(plot)
     report = command("report", _report, "one HTML page of a run or of any Dataset", _ANY)
     report.add_argument("--out", type=Path, metavar="FILE", help="default: RUN with .html")
+    grade = command("grade", _grade, "how good other solvers' plans and potentials are")
+    grade.add_argument("path", type=Path, metavar="FILE", help=_ANSWER)
     command("info", _info, "versions, extras and devices, for a bug report")
     return parser
 
@@ -429,6 +433,30 @@ def _finished(path: Path) -> tuple[xr.Dataset, str | None]:
         n_failed = int((ds["message"] != "").sum())
         raise ValueError(f"{path}: no case has an answer, {n_failed} failed{_first_message(ds)}")
     return get(name).finish(ds), name
+
+
+def _grade(options: argparse.Namespace) -> int:
+    from meanfield.transport import grade
+    from meanfield.transport.submissions import SUFFIXES
+
+    files = [options.path]
+    if options.path.is_dir():
+        files = sorted(file for file in options.path.iterdir() if file.suffix in SUFFIXES)
+        if not files:
+            raise ValueError(f"{options.path}: expected files {' or '.join(SUFFIXES)}, got none")
+    _say(f"{'file':32} {'lower':>16} {'upper':>16} {'plan off':>9} {'pot. off':>9}  blame")
+    failed = []
+    for file in files:
+        try:
+            found = grade(file)
+        except (ValueError, OSError) as error:
+            _logger.error("%s", error)
+            failed.append(file)
+            continue
+        ends = f"{found.lower:16.10g} {found.upper:16.10g}"
+        errors = f"{found.plan_error:9.1e} {found.potentials_error:9.1e}"
+        _say(f"{found.file:32} {ends} {errors}  {found.blame}")
+    return 0 if not failed else 3 if options.path.is_dir() else 1
 
 
 def _info(options: argparse.Namespace) -> int:

@@ -38,12 +38,13 @@ class MissingExtraError(ImportError):
     Args:
         packages: their names on the index, with spaces between them.
         extra: the name of the extra that holds them.
+        what: needs them.
     """
 
-    def __init__(self, packages: str, extra: str) -> None:
+    def __init__(self, packages: str, extra: str, what: str = "this") -> None:
         # The packages by name: on the index `meanfield` is somebody else's distribution.
         super().__init__(
-            f"this needs what the extra {extra!r} holds, which is not installed: "
+            f"{what} needs what the extra {extra!r} holds, which is not installed: "
             f"pip install {packages}"
         )
 

@@ -40,16 +40,28 @@ def _same_random_numbers() -> None:
     np.random.seed(0)  # noqa: NPY002 - for libraries that draw from the global state
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """GPU tests are skipped, and say so, where there is no GPU."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        help="where the tests marked gpu run: a device of torch, or pretended (default: cuda "
+        "where there is one, otherwise pretended)",
+    )
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """The device of the tests marked gpu."""
     import torch
 
-    if torch.cuda.is_available():
-        return
-    missing = pytest.mark.skip(reason="no CUDA device")
-    for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(missing)
+    from tests.device import pretended
+
+    name = request.config.getoption("--device")
+    name = name or ("cuda" if torch.cuda.is_available() else pretended.NAME)
+    if name == pretended.NAME:
+        if why := pretended.missing():
+            pytest.skip(why)
+        pretended.register()
+    return name
 
 
 @pytest.fixture(autouse=True)

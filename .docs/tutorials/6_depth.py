@@ -56,13 +56,13 @@ dynamics.displacements(few)[["w2_lower", "w2_upper", "identity"]].to_dataframe()
 # %%
 # How stable is it?
 # -----------------
-# The local constant of the flow map from time 0 to t, beside what the constants of its layers
-# would allow if they all added up.
+# The local constant of the flow map from time 0 to t, beside what the one-sided constants of its
+# velocities (``rate``) would allow if they all added up.
 small = ParticleMeasure(mu.points[:8])
 found = dynamics.stability(
     F, small, [0.0, 0.25, 0.5, 1.0], method="rk4", step=0.05, constraint="sphere"
 )
-found[["constant", "constant_splitting", "velocity_constant", "growth"]].to_dataframe().round(3)
+found[["constant", "constant_splitting", "rate", "growth"]].to_dataframe().round(3)
 
 # %%
 # Held against a closed form

@@ -19,7 +19,7 @@ import tempfile
 import numpy as np
 import ot
 
-from meanfield.transport import certify, checker, solve_w2
+from meanfield.transport import certify, checker, grade, known_problem, solve_w2
 
 rng = np.random.default_rng(0)
 x = rng.normal(size=(300, 2))
@@ -70,11 +70,25 @@ print("half of g", certify(x, y, plan=plan, potentials=(None, g / 2)))
 certify(x, y, plan=best.plan, potentials=best.potentials)
 
 # %%
+# Files of answers
+# ----------------
+# A solver that writes its plan or its potentials to a file needs no Python here:
+# ``meanfield grade FILE`` reads a ``.npy`` or ``.npz`` by the name of a problem of the test set,
+# whose distance is proven, or with the points beside, and says how far off each side is. A folder
+# of files becomes a table.
+answers = pathlib.Path(tempfile.mkdtemp())
+problem = known_problem("gaussian-1000-2")
+_, sigma, _ = ot.compute_bspot_bijection(problem.x, problem.y, n_plans=16)
+np.save(answers / "gaussian-1000-2.bsp.npy", np.asarray(sigma, int))
+grade(answers / "gaussian-1000-2.bsp.npy")
+
+# %%
 # A proof for a referee
 # ---------------------
 # Points, weights, plan and potentials as integers, in a file; and a script of 60 lines that
 # imports nothing but Python's standard library, and proves the interval from the file in exact
-# arithmetic. It runs on its own: copy it beside the file.
+# arithmetic. It runs on its own: copy it beside the file; where the library is installed,
+# ``python -m meanfield.transport.checker w2.proof`` does the same.
 folder = pathlib.Path(tempfile.mkdtemp())
 path = best.save(folder / "w2.proof")
 print(f"{path.stat().st_size:,} bytes; the answer:", float(best.lower), float(best.upper))

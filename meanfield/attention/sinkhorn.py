@@ -16,8 +16,11 @@ from meanfield.checks import as_bool, count, is_traced, number
 from meanfield.errors import ConvergenceError
 from meanfield.linalg import LinearMap
 
-# Sinkhorn iterations before Newton's method takes over, which is fast only near the solution.
-_WARM_UP = 30
+# Sinkhorn iterations before Newton's method takes over, which is fast only near the solution: on
+# logarithms, and on the kernel matrix, where they go on as long as a look, one in eight, finds the
+# residual at a fifth of what it was. With 256 atoms and scores of size 1 or 16 those converge in
+# 16 and 26 iterations, at 1 an eighth and a half of the time of logarithms.
+_WARM_UP, _KERNEL_STEPS, _LOOK, _FALL = 30, 200, 8, 5
 # Newton's step times 1, ½, …, ½⁶ is tried. Of 300 hard cases (scores up to 150, weights down to
 # e^−20) 282 converge within 200 iterations; if only the whole step may be accepted or rejected
 # 265, if it is always taken 252.
@@ -85,7 +88,7 @@ def sinkhorn(*, rtol: float = 1e-12, max_iterations: int = 1000, strict: bool = 
 
 
 def _solve_plan(weights: Weights, settings: Sinkhorn) -> Plan:
-    """Sinkhorn iterations in the logarithmic domain, then Newton's method on the potentials.
+    """Sinkhorn iterations, on the kernel matrix if it can be, then Newton's on the potentials.
 
     With c the column sums Σᵢ aᵢPᵢⱼ/aⱼ after the rows are normalised, Sinkhorn's step is
     g ← g − log c, and Newton's solves (1 − QP) δ = −log c with Qⱼᵢ = aᵢPᵢⱼ/(aⱼcⱼ); it is halved as
@@ -98,8 +101,9 @@ def _solve_plan(weights: Weights, settings: Sinkhorn) -> Plan:
     logs = weights.log_weights[..., None, :]
     blind = _blind(scores, logs)
     with torch.no_grad():
-        g, steps = _solved(scores.detach(), logs.detach(), settings, blind)
-    log_p, log_c = _balance(scores, logs, g, blind)
+        g, steps, balance = _solved(scores.detach(), logs.detach(), settings, blind)
+    recorded = scores.requires_grad or logs.requires_grad or is_traced(scores) or is_traced(logs)
+    log_p, log_c = _balance(scores, logs, g, blind) if recorded else balance
     residual = _residual(log_c)
     met = residual <= _tolerance(settings, scores.dtype)
     if settings.strict and not bool(met.all()):
@@ -108,11 +112,10 @@ def _solve_plan(weights: Weights, settings: Sinkhorn) -> Plan:
             f"iterations, above rtol = {settings.rtol:.2e}; raise max_iterations or rtol, or pass "
             "strict=False"
         )
-    if scores.requires_grad or logs.requires_grad or is_traced(scores) or is_traced(logs):
+    if recorded:
         if not bool(met.all()):
             # Not converged: the answer is defined by the iteration, so differentiate through it.
-            g, _ = _solved(scores, logs, settings, blind)
-            log_p, log_c = _balance(scores, logs, g, blind)
+            g, _, (log_p, log_c) = _solved(scores, logs, settings, blind)
         else:
             for _ in range(2):
                 g = g + _newton_step(log_p, log_c, logs)
@@ -144,18 +147,47 @@ def _residual(log_c: Tensor) -> Tensor:
 
 def _solved(
     scores: Tensor, logs: Tensor, settings: Sinkhorn, blind: Tensor | None = None
-) -> tuple[Tensor, int]:
-    """Potentials that meet the tolerance if they can, and how many iterations they took."""
-    g, tolerance = torch.zeros_like(scores[..., 0, :]), _tolerance(settings, scores.dtype)
-    for step in range(settings.max_iterations + 1):
+) -> tuple[Tensor, int, tuple[Tensor, Tensor]]:
+    """Potentials that meet the tolerance if they can, their iterations and their `_balance`."""
+    tolerance = _tolerance(settings, scores.dtype)
+    log_p, _ = _balance(scores, logs, torch.zeros_like(scores[..., 0, :]), blind)
+    g, done = _on_kernel(log_p, logs, min(settings.max_iterations, _KERNEL_STEPS), tolerance)
+    for step in range(done, settings.max_iterations + 1):
         log_p, log_c = _balance(scores, logs, g, blind)
         if step == settings.max_iterations or bool(_residual(log_c).max() <= tolerance):
-            return g, step
+            return g, step, (log_p, log_c)
         after = g - log_c
-        if step >= _WARM_UP:
+        if step >= (done or _WARM_UP):
             after = _longest(scores, logs, g, _newton_step(log_p, log_c, logs), after)
         g = after
     raise AssertionError("unreachable")
+
+
+def _on_kernel(log_p: Tensor, logs: Tensor, most: int, tolerance: float) -> tuple[Tensor, int]:
+    """Sinkhorn's steps on the matrix P of the softmax, as long as they fall fast.
+
+    With t = e^g, the rows of Pᵢⱼtⱼ are divided by their sums (Pt)ᵢ, and
+    cⱼ = tⱼ Σᵢ aᵢPᵢⱼ/(aⱼ(Pt)ᵢ).
+
+    Returns:
+        g, (*batch, H, n), and how many; 0 and 0 where a number leaves its range.
+    """
+    p, a = log_p.exp(), logs.exp()
+    # What underflows is left to logarithms; rows that see nothing have no mass.
+    seen, safe = a > 0, torch.where(a > 0, a, 1.0)
+    t, last, step = torch.ones_like(p[..., 0, :]), math.inf, 0
+    while step < most:
+        step += 1
+        rows = torch.where(seen, (p @ t[..., None])[..., 0], 1.0)
+        c = torch.where(seen, t * ((a / rows)[..., None, :] @ p)[..., 0, :] / safe, 1.0)
+        t = t / c
+        if step % _LOOK == 0:
+            off = float((c.detach() - 1).abs().max())
+            if not tolerance / 4 < off <= last / _FALL:
+                break
+            last = off
+    g = t.log()
+    return (g, step) if bool(g.isfinite().all()) else (torch.zeros_like(g), 0)
 
 
 def _longest(scores: Tensor, logs: Tensor, g: Tensor, newton: Tensor, after: Tensor) -> Tensor:

@@ -293,6 +293,8 @@ def _blockwise(
             tuple(t.narrow(-2, block.columns.start, block.n_columns) for t in columns),
             places.block(block),
         )
+        if (block.n_rows, block.n_columns) == (m, n):
+            return (*of_block[0], *of_block[1])
         # Written into one place: small outputs kept from block to block would lie between the
         # large temporaries of the blocks, and their memory could not be used again.
         out = out or (_room(of_block[0], m), _room(of_block[1], n))

@@ -269,20 +269,18 @@ def _masked(logits: Tensor, hidden: Tensor | None) -> Tensor:
 def blind_rows(
     log_weights: Tensor, row_positions: Tensor | None, column_positions: Tensor | None
 ) -> Tensor | None:
-    """Rows that see no mass, ``(..., m, 1)``, or None when there are none.
+    """Rows that see no mass, ``(..., m, 1)``, or None when there are none, as without a mask.
 
     Args:
-        log_weights: of the columns, ``(..., n)``.
+        log_weights: of the columns, ``(..., n)``, of mass 1.
         row_positions: positions for the mask, ``(..., m)``; None without a mask.
         column_positions: likewise, ``(..., n)``.
     """
-    alive = log_weights > -math.inf
     if row_positions is None or column_positions is None:
-        blind = ~alive.any(-1, keepdim=True)
-    else:
-        first = torch.where(alive, column_positions, math.inf).amin(-1, keepdim=True)
-        blind = row_positions < first
-    return _if_any(blind[..., None])
+        return None
+    alive = log_weights > -math.inf
+    first = torch.where(alive, column_positions, math.inf).amin(-1, keepdim=True)
+    return _if_any((row_positions < first)[..., None])
 
 
 def _if_any(blind: Tensor) -> Tensor | None:

@@ -5,18 +5,20 @@ of 1e-12. An upper bound too large for float64 comes back as infinity.
 
 The statements, and in brackets whose they are:
 
-- `mean_field`: ‖V‖(D(c) + c), W₂ on all measures of the ball, c = ‖A‖R² (this package)
+- `mean_field`: ‖V‖Λ(D(c), √(1+c²), c), W₂ on all measures of the ball, c = ‖A‖R² (this package)
 - `masked_mean_field`: ‖V‖(√2(1+c)e^c + 2√((1+2c)(1+c)) + c), masked, and less (this package)
-- `tokens`: ‖V‖(min(√n max_q √(q(1+c²v(q))), D) + c), n tokens (this package)
+- `one_sided`: ‖V‖(½(D(c) + √(1+c²)) + c), the rate e^{ωt} of a flow (this package)
+- `tokens`: ‖V‖Λ(min(√C_n, D(c)), √(1+c²), c), n tokens, about c√(n/2) (this package)
 - `two_dirac_lower`: √(t(1−t))(1+2(1−t)c)e^c is reached for V = I (this package)
 - `masked_two_dirac_lower`: p/(p−1) times that (this package)
-- `tokens_lower`: ½c√(n−1) is reached, less where n is large, A a rotation (this package)
+- `tokens_lower`: about c√(n/2) is reached, less where n is large, A = −γI (this package)
 - `sphere_mean_field`, `sphere_two_dirac_lower`: behind a normalisation (this package)
 - `capped_mean_field`, `l2_mean_field`: other scores than ⟨Ax, y⟩ (this package)
 - `local_upper`: the constant at one μ, from its attention weights (this package)
 - `theorem_3_3`: √3 ‖V‖ (‖A‖²R⁴(4n+1) + n)^½, n tokens, masked too ([CAP24] Thm 3.3, 4.3)
 - `theorem_3_5`: ‖V‖(1 + 3‖A‖R²)e^{2‖A‖R²}, W₂ on all measures of the ball ([CAP24] Thm 3.5)
 - `proposition_3_4`: √(n−1) / (1 + (n−1)e^{−2γR²}) is reached, V = I ([CAP24] Prop. 3.4)
+- `proposition_3_6`: ½(1 + γR²)e^{γR²}, the paper's own two Diracs, V = I ([CAP24] Prop. 3.6)
 - `l2_attention_inf`: tied L2 attention on n tokens of R^d, in the ∞-norm ([KPM21])
 - `l2_spread`: what n tokens can have of Σⱼ P_ij |uᵢ−uⱼ|² in it ([KPM21])
 - `l2_theorem_3_2`: the same in the Euclidean norm ([KPM21])
@@ -50,12 +52,13 @@ from meanfield.bounds.l2 import (
 from meanfield.bounds.l2 import l2_theorem_3_2 as l2_theorem_3_2
 from meanfield.bounds.scores import capped_mean_field as capped_mean_field
 from meanfield.bounds.scores import l2_mean_field
-from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
+from meanfield.bounds.sharp import masked_mean_field, mean_field, one_sided, tokens
 from meanfield.bounds.spheres import sphere_mean_field as sphere_mean_field
 from meanfield.bounds.tables import table
 from meanfield.bounds.theorems import (
     local_upper,
     proposition_3_4,
+    proposition_3_6,
     scaling_factor,
     theorem_3_3,
     theorem_3_5,
@@ -71,7 +74,9 @@ __all__ = [
     "local_upper",
     "masked_mean_field",
     "mean_field",
+    "one_sided",
     "proposition_3_4",
+    "proposition_3_6",
     "scaling_factor",
     "table",
     "theorem_3_3",

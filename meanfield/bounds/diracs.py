@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from meanfield.bounds.arguments import check_together, counts, exponent, orders, out
+from meanfield.bounds.golden import narrowed
 from meanfield.checks import as_floats
 
 _PLACES, _ZOOMS = 65, 6  # of the search over two variables: to 1e-9 of the value
@@ -88,32 +89,42 @@ def masked_two_dirac_lower(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
 
 
 def tokens_lower(norm_A: Any, radius: Any, n: Any) -> Any:
-    """½c√(n−1) √((1+√(1−s²))/2), s = ln(n−1)/c: what n tokens reach if A/‖A‖ turns by 90°.
+    """max_z √(2(n−2)) c√(1−z²)/(2 + (n−2)e^{−c(1+z)}): what n tokens reach, plain or masked.
 
-    n − 1 tokens stand at x, |x| = R, and pay half of their attention to one token y with
-    ⟨Ax, y − x⟩ = ln(n−1), as far from x as that allows. So √n hides the factor c: for c ≫ ln n the
-    worst constant of n tokens is between 0.50 and 0.77 times c√n (`tokens`).
+    A = −(c/R²)I, n − 2 tokens stand at −Re₁ and see two at R(z, ±√(1−z²)), which are the first
+    under a mask and move along e₁ in opposite senses. For c ≫ ln n it is c√(n/2)(1 + o(1)), the
+    upper end (`tokens`): √n hides the factor c. For few tokens ½c√(n−1)√((1+√(1−s²))/2) is
+    larger, s = ln(n−1)/c ≤ 1: A/‖A‖ turns by 90°, and n − 1 tokens at x, |x| = R, pay half of
+    their attention to one token y with ⟨Ax, y − x⟩ = ln(n−1).
 
     Args:
         norm_A: spectral norm ‖A‖.
         radius: R.
-        n: number of tokens, at least 2.
+        n: number of tokens.
 
     Returns:
-        The number; 0 where ln(n−1) > c, or n = 1: there is no such y.
+        The larger of the two; 0 where there are no such tokens.
 
     Source: this package. Proved, for V = I and d ≥ 2.
 
     Example:
         >>> tokens_lower(9.0, 1.0, 50)
-        30.716
+        44.0
     """
     check_together(norm_A=norm_A, radius=radius, n=n)
     c, n = exponent(norm_A, radius)[0], counts(n)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         s = np.log(n - 1) / c
         far = np.sqrt((1 + np.sqrt(1 - s * s)) / 2)
-        return out(np.where((n > 1) & (s <= 1), c / 2 * np.sqrt(n - 1) * far, 0.0))
+        one = np.where((n > 1) & (s <= 1), c / 2 * np.sqrt(n - 1) * far, 0.0)
+
+        def two(height: np.ndarray) -> np.ndarray:
+            across, seen = np.sqrt(height * (2 - height)), np.exp(-c * height)
+            return c * np.sqrt(2 * (n - 2)) * across / (2 + (n - 2) * seen)
+
+        # 1 + z: the logarithm is concave.
+        low, high = narrowed(lambda height: -two(height), 0 * (c + n), 2 + 0 * c, steps=60)
+        return out(np.fmax(one, np.where((n > 2) & (n < np.inf), two((low + high) / 2), 0.0)))
 
 
 def sphere_two_dirac_lower(gamma: Any, radius: Any) -> Any:

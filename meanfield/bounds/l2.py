@@ -128,17 +128,20 @@ def l2_attention_max(layer: Any, n: Any) -> float:
     return (1 + 4 * l2_spread(n)) * _joined(*_heads(layer), stacked=False)
 
 
-def l2_theorem_3_2(layer: Any, n: Any) -> float:
+def l2_theorem_3_2(layer: Any, n: Any, *, value: Any = None) -> float:
     """√(n/k) (4c + 1) (Σ_h ‖W^Q_h‖⁴‖W^V_h‖²)^½ ‖W^O‖, c = φ⁻¹(n−1): the paper's bound of ‖J‖₂.
 
-    For values W^Vᵀ W^Q W^Qᵀ/√k, with the smallest such W^V; `l2_attention_2` is sharper.
+    For values W^Vᵀ W^Q W^Qᵀ/√k; `l2_attention_2` is sharper.
 
     Args:
         layer: as for `l2_attention_inf`, of scale 1/√k.
         n: number of tokens.
+        value: W^V as `AttentionParameters.tied_l2` took it, (H, k, d) or (k, d), which the layer
+            does not tell from others of the same values; the smallest of them if None.
 
     Raises:
-        ValueError: as `l2_attention_inf`; values that are not of the paper's form.
+        ValueError: as `l2_attention_inf`; values that are not of the paper's form, or not those
+            that W^V makes.
 
     Source: [KPM21] Theorem 3.2; with ‖W^Q‖⁴ for the printed ‖W^Q‖², with which it would not scale
     as the Jacobian does when W^Q → sW^Q, x → x/s.
@@ -148,10 +151,16 @@ def l2_theorem_3_2(layer: Any, n: Any) -> float:
     width = par.query.shape[-2]
     if not np.allclose(as_floats(par.scale), width**-0.5, rtol=1e-12):
         raise ValueError(f"scale: expected 1/√{width}, that of the paper, got another")
+    wanted = [math.sqrt(width) * B for _, B, _ in heads]
+    given = [W @ np.linalg.pinv(q.T) for W, (*_, q) in zip(wanted, heads, strict=True)]
+    if value is not None:
+        shape, given = (len(heads), *heads[0][2].shape), as_floats(value, "value")
+        if given.shape not in (shape, shape[len(heads) == 1 :]):
+            raise ValueError(f"value: expected shape {shape}, got {given.shape}")
+        given = given.reshape(shape)
     total = 0.0
-    for _, B, q in heads:
-        W = math.sqrt(width) * B @ np.linalg.pinv(q.T)
-        if np.linalg.norm(W @ q.T - math.sqrt(width) * B) > _OUTSIDE * np.linalg.norm(B):
+    for W, B, (*_, q) in zip(given, wanted, heads, strict=True):
+        if np.linalg.norm(W @ q.T - B) > _OUTSIDE * np.linalg.norm(B):
             raise ValueError("values: expected W^Vᵀ W^Q W^Qᵀ/√k, got another function of queries")
         total += float(np.linalg.norm(q, 2) ** 4 * np.linalg.norm(W, 2) ** 2)
     last = np.linalg.norm(np.concatenate(outputs, -1), 2)

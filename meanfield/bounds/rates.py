@@ -9,7 +9,7 @@ import numpy as np
 
 from meanfield.bounds.arguments import exponent, norms, out, square
 from meanfield.bounds.golden import narrowed
-from meanfield.bounds.sharp import kernel_norm
+from meanfield.bounds.sharp import assembled, mean_field
 
 
 def exponential_rate(A: Any, radius: Any = 1.0) -> Any:
@@ -51,7 +51,7 @@ def _unit_rate(A: np.ndarray) -> float:
 
 
 def mean_field_by_rate(A: Any, norm_V: Any, radius: Any) -> Any:
-    """‖V‖(min(√(e(1+c²)) (1+4c)^{d/2} e^{E/2}, D(c)) + c), c = ‖A‖R²: `mean_field` for this A.
+    """‖V‖(√(e(1+c²)) (1+4c)^{d/2} e^{E/2} + c), c = ‖A‖R², or `mean_field` where it is smaller.
 
     Without query biases: it takes none.
 
@@ -68,8 +68,7 @@ def mean_field_by_rate(A: Any, norm_V: Any, radius: Any) -> Any:
     """
     matrix, v = square(A), norms(norm_V, "norm_V")
     rate = exponential_rate(matrix, radius)
-    c, field = exponent(np.linalg.norm(matrix, 2), radius)
-    with np.errstate(over="ignore", invalid="ignore"):
-        log_cells = 0.5 * (1 + rate + len(matrix) * np.log1p(4 * c)) + np.log(np.hypot(1, c))
-        average = np.minimum(np.exp(log_cells), kernel_norm(c))
-        return out(np.where(v > 0, v * (average + field), 0.0))
+    norm_A = np.linalg.norm(matrix, 2)
+    c, turned = exponent(norm_A, radius)
+    log_cells = 0.5 * (1 + rate + len(matrix) * np.log1p(4 * c)) + np.log(np.hypot(1, c))
+    return out(np.minimum(assembled(v, log_cells, turned), mean_field(norm_A, v, radius)))

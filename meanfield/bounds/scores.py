@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import check_together, exponent, norms, orders
+from meanfield.bounds.arguments import check_together, exponent, norms, orders, out
 from meanfield.bounds.running import log_masked_bounded
-from meanfield.bounds.sharp import assembled, log_average
+from meanfield.bounds.sharp import Logs, assembled, averaged, log_average
 from meanfield.checks import as_bool
 
 # e^{h²}(1 + 2Σ_{j≥1} e^{−(j−½)²h²}) at h = 0.6 is 5.667: mass of L2 attention per direction.
@@ -29,10 +29,11 @@ def by_oscillation(
     p: Any = 2.0,
     causal: bool = False,
 ) -> Any:
-    """‖V‖(e^{ω/2}(1 + gR) + s): the W₂ constant of attention with the score ℓ on B_R.
+    """‖V‖Λ(e^{ω/2}(1 + gR), 1 + gR, s): the W₂ constant of attention with the score ℓ on B_R.
 
-    For p ≥ 2 e^{ω/p} stands for e^{ω/2}; for p < 2 also 1 + 2gR for 1 + gR at p = 1, and between
-    by interpolation. Masked: as `masked_mean_field`, with M = 1+gR, D = e^{ω/2}M, K = e^ω(1+2gR).
+    With Λ of `mean_field`. For other p it is ‖V‖(e^{ω/p}(1 + gR) + s) if p ≥ 2; if p < 2 also
+    1 + 2gR stands for 1 + gR at p = 1, and between by interpolation. Masked: as
+    `masked_mean_field`, with M = 1+gR, D = e^{ω/2}M, K = e^ω(1+2gR).
 
     Args:
         norm_V: spectral norm ‖V‖.
@@ -68,10 +69,16 @@ def _bounded(
     causal = as_bool(causal, "causal")
     with np.errstate(over="ignore", invalid="ignore"):
         turning = np.minimum(turning, 1e300)
-        mean = np.log1p(turning)
-        logs = (mean, mean + oscillation / 2, np.log1p(2 * turning) + oscillation)
-        average = log_masked_bounded(turning, oscillation, p) if causal else log_average(*logs, p)
-    return assembled(v, average, np.where(turning < 1e300, turned, np.inf))
+        turned = np.where(turning < 1e300, turned, np.inf)
+        if causal:
+            return assembled(v, log_masked_bounded(turning, oscillation, p), turned)
+        return averaged(v, _logs(turning, oscillation), turned, p)
+
+
+def _logs(turning: np.ndarray, oscillation: np.ndarray) -> Logs:
+    """log M, log D and log K: of 1 + gR, e^{ω/2}(1 + gR) and e^ω(1 + 2gR)."""
+    mean = np.log1p(turning)
+    return mean, mean + oscillation / 2, np.log1p(2 * turning) + oscillation
 
 
 def capped_mean_field(
@@ -85,11 +92,11 @@ def capped_mean_field(
     shift: Any = 0.0,
     key_shift: Any = 0.0,
 ) -> Any:
-    """‖V‖(e^{τ tanh(c/τ)}(1 + c) + ‖A‖R²): scores τ tanh(⟨Ax, y⟩/τ), an exponent below τ.
+    """‖V‖Λ(e^{τ tanh(c/τ)}(1 + c), 1 + c, ‖A‖R²): scores τ tanh(⟨Ax, y⟩/τ), an exponent below τ.
 
-    With c = ‖A‖R² + shift·R; a key bias adds key_shift·R to ‖A‖R². (Without a cap it drops out:
-    it adds the same to ∇_xℓ at every y, and only the covariance with y counts. The slope of the
-    cap depends on y.)
+    With Λ of `mean_field` and c = ‖A‖R² + shift·R; a key bias adds key_shift·R to ‖A‖R².
+    (Without a cap it drops out: it adds the same to ∇_xℓ at every y, and only the covariance with
+    y counts. The slope of the cap depends on y.)
 
     Args:
         norm_A: spectral norm ‖A‖.
@@ -105,7 +112,7 @@ def capped_mean_field(
 
     Example:
         >>> capped_mean_field(1.0, 1.0, 3.0, 1.0)
-        36.18
+        32.45
     """
     check_together(
         norm_A=norm_A, norm_V=norm_V, radius=radius, tau=tau, p=p, shift=shift, key_shift=key_shift
@@ -123,11 +130,12 @@ def capped_mean_field(
 def l2_mean_field(
     norm_G: Any, norm_V: Any, radius: Any, rank: Any, *, p: Any = 2.0, causal: bool = False
 ) -> Any:
-    """‖V‖(√(min(e^{4ρ²}, 5.7^r))(1 + 4ρ²) + 2ρ²), ρ² = ‖G‖R²: L2 attention on measures on B_R.
+    """‖V‖ min(Λ(e^{2ρ²}M, M, 2ρ²), 5.7^{r/2}M + 2ρ²), M = 1+4ρ², ρ² = ‖G‖R²: L2 attention on B_R.
 
     Scores are −(x−y)ᵀG(x−y) with G = WWᵀ/√k, tied queries and keys. The growth is R², not
     exponential: a token sees itself with score 0. Two heavy atoms and a light one between them
-    reach 2ρ² (V = I). Masked, only e^{4ρ²} is proved.
+    reach 2ρ² (V = I). Λ is that of `mean_field`. For other p and under a mask the bounds are those
+    of `by_oscillation` with ω = 4ρ²; unmasked, r ln 5.7 may stand for ω.
 
     Args:
         norm_G: spectral norm ‖G‖ = ‖W‖²/√k.
@@ -147,5 +155,8 @@ def l2_mean_field(
     causal = as_bool(causal, "causal")
     v, k = norms(norm_V, "norm_V"), norms(rank, "rank")
     size, turned = exponent(norm_G, radius)
-    oscillation = 4 * size if causal else np.minimum(4 * size, k * np.log(_COLUMN))
-    return _bounded(v, 4 * size, oscillation, 2 * turned, orders(p), causal)
+    by_scores = _bounded(v, 4 * size, 4 * size, 2 * turned, orders(p), causal)
+    if as_bool(causal, "causal"):
+        return by_scores
+    by_columns = log_average(*_logs(4 * size, k * np.log(_COLUMN)), orders(p))
+    return out(np.minimum(by_scores, assembled(v, by_columns, 2 * turned)))

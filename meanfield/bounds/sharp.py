@@ -7,8 +7,9 @@ vector e the kernel k(y) = w |e + ⟨e, y − m⟩u| of ⟨e, Tf⟩ has
 
     ∫ k dμ ≤ M = √(1 + c²),   (∫ k² dμ)^½ ≤ D(c),   sup k ≤ K = (1 + 2c)e^{2c},
 
-and every bound here follows from these three by Hölder's inequality. None is in the papers; the
-proofs are on the page "Sharp constants" of the documentation.
+and every bound here follows from these three. T and S are not large together: T is where f sits
+on light atoms, which S does not see, so that their norms need not be added (Λ in `mean_field`).
+None is in the papers; the proofs are on the page "Sharp constants" of the documentation.
 """
 
 from __future__ import annotations
@@ -22,16 +23,22 @@ from meanfield.bounds.golden import narrowed
 from meanfield.bounds.running import log_masked
 from meanfield.checks import as_bool, count
 
+Logs = tuple[np.ndarray, np.ndarray, np.ndarray]  # log M, log D and log K
 _GRID = np.linspace(0.0, 1.0, 65)
+_ROWS = 32  # of a mask, that are summed one by one
+_ROUNDING = 1e-12  # relative: what upper ends are raised by
 
 
-def mean_field(norm_A: Any, norm_V: Any, radius: Any, *, p: Any = 2.0, shift: Any = 0.0) -> Any:
-    """‖V‖(D(c) + ‖A‖R²), c = ‖A‖R² + shift·R: the W₂ constant of F on all measures on B_R.
+def mean_field(
+    norm_A: Any, norm_V: Any, radius: Any, *, p: Any = 2.0, shift: Any = 0.0, skip: Any = 0.0
+) -> Any:
+    """‖V‖Λ(D(c), M, ‖A‖R²), c = ‖A‖R² + shift·R: the W₂ constant of F on all measures on B_R.
 
-    D(c)² = max_t (te^{−c} + (1−t)e^{c}) (te^{c}(1+2(1−t)c)² + (1−t)e^{−c}(1−2tc)²), the value at
-    two Diracs. For other p, D gives way to D^{2/p}(1+c²)^{½−1/p} if p ≥ 2, and to
-    D^{2−2/p}((1+2c)e^{2c})^{2/p−1} if p ≤ 2. Two Diracs reach D(c) up to the additive c
-    (`two_dirac_lower`): at c = 9 the truth lies between 50,897 and 50,907.
+    Λ(D, M, s)² = s² + ½(D² + 2sM + √((D² + 2sM)² + 4s²(D² − M²))), M = √(1+c²), and D(c)² =
+    max_t (te^{−c} + (1−t)e^{c}) (te^{c}(1+2(1−t)c)² + (1−t)e^{−c}(1−2tc)²), the value at two
+    Diracs. They reach it up to O(e^{−2c}) (`two_dirac_lower`): at c = 9 the truth lies between
+    50,897.6709 and 50,897.6735. For other p it is ‖V‖(N + ‖A‖R²), N = D^{2/p}M^{1−2/p} if p ≥ 2,
+    and D^{2−2/p}((1+2c)e^{2c})^{2/p−1} if p ≤ 2.
 
     Args:
         norm_A: spectral norm ‖A‖.
@@ -39,18 +46,47 @@ def mean_field(norm_A: Any, norm_V: Any, radius: Any, *, p: Any = 2.0, shift: An
         radius: R.
         p: order of the Wasserstein distance, 1 ≤ p ≤ ∞.
         shift: |scale · Kᵀ b_Q|, what a query bias adds to Ax.
+        skip: s of a residual map s·x + Γ(x): then Λ(‖V‖D, ‖V‖M, s + ‖V‖‖A‖R²).
 
     Source: this package. Proved; that two Diracs maximise the kernel's norm is computer-assisted
     (interval arithmetic over three variables, in the tests).
 
     Example:
         >>> mean_field(1.0, 1.0, 3.0)
-        50906.7
+        50897.6734
+        >>> mean_field(1.0, 1.0, 1.0, skip=1.0)
+        4.5867
     """
-    check_together(norm_A=norm_A, norm_V=norm_V, radius=radius, p=p, shift=shift)
-    v, p = norms(norm_V, "norm_V"), orders(p)
+    check_together(norm_A=norm_A, norm_V=norm_V, radius=radius, p=p, shift=shift, skip=skip)
+    v, p, skip = norms(norm_V, "norm_V"), orders(p), norms(skip, "skip")
     turning, turned = exponent(norm_A, radius, shift)
-    return assembled(v, log_average(*_logs(turning), p), turned)
+    return averaged(v, _logs(turning), turned, p, skip=skip)
+
+
+def one_sided(norm_A: Any, norm_V: Any, radius: Any, *, shift: Any = 0.0) -> Any:
+    """‖V‖(½(D(c) + √(1+c²)) + ‖A‖R²): distances along the flow x′ = Γ_{μ_t}(x) grow as e^{ωt}.
+
+    This is ω, for all measures on a ball B_R that the flow does not leave, without a constraint:
+    about half of the Lipschitz constant (`mean_field`), and sharp as c → ∞, D(c) and c as there.
+    `meanfield.lipschitz.one_sided` is that at a measure, which may be negative.
+
+    Args:
+        norm_A: spectral norm ‖A‖.
+        norm_V: spectral norm ‖V‖.
+        radius: R.
+        shift: |scale · Kᵀ b_Q|, what a query bias adds to Ax.
+
+    Source: this package. Proved, given D(c).
+
+    Example:
+        >>> one_sided(1.0, 1.0, 3.0)
+        25462.363
+    """
+    check_together(norm_A=norm_A, norm_V=norm_V, radius=radius, shift=shift)
+    turning, turned = exponent(norm_A, radius, shift)
+    log_mean, log_norm, _ = _logs(turning)
+    half = np.logaddexp(log_mean, log_norm) - np.log(2)
+    return assembled(norms(norm_V, "norm_V"), half, turned)
 
 
 def masked_mean_field(
@@ -97,22 +133,15 @@ def masked_mean_field(
 
 
 def tokens(
-    norm_A: Any,
-    norm_V: Any,
-    radius: Any,
-    n: Any,
-    *,
-    causal: bool = False,
-    p: Any = 2.0,
-    shift: Any = 0.0,
+    norm_A: Any, norm_V: Any, radius: Any, n: Any, *, causal: bool = False, shift: Any = 0.0
 ) -> Any:
-    """‖V‖(min(√n max_q √(q(1+c²v(q))), D(c)) + ‖A‖R²): n uniform tokens in B_R.
+    """‖V‖Λ(min(√C, D(c)), M, ‖A‖R²) ≥ ‖Df(X)‖, for n uniform tokens in B_R; Λ of `mean_field`.
 
-    The maximum is over 0 ≤ q ≤ 1/(1+(n−1)e^{−2c}), what one token can get of attention; v = 1 up
-    to q = ½ and 4q(1−q) beyond, the variance that a law with an atom of mass q can have. It
-    grows as √n up to about n = e^{2c}, between ½ and √(16/27) times c√n (`tokens_lower`), then
-    levels off. Masked, the squares add up for 1, …, n tokens and D(c) is the masked constant. For
-    p = 2 it bounds ‖Df(X)‖; for other p, displacements are measured by (Σ|εᵢ|^p/n)^{1/p}.
+    C = n max_a (a min(a,q)(1+2(1−a)c)² + (1−a) min(1−a,q)(1−2ac)²) over 0 ≤ a ≤ 1, with
+    q = 1/(1+(n−1)e^{−2c}), what one token can get of attention. It grows as c√(n/2), which is
+    sharp (`tokens_lower`), up to about n = e^{2c}, then levels off. Masked it is the least of
+    three numbers: with q = 1 and without D(c); with the sum over i ≤ n of those maxima for i
+    tokens, and ‖A‖R² added; and `masked_mean_field`.
 
     Args:
         norm_A: spectral norm ‖A‖.
@@ -120,31 +149,28 @@ def tokens(
         radius: R.
         n: number of tokens.
         causal: whether the layer is masked.
-        p: order of the norm, 1 ≤ p ≤ ∞.
         shift: |scale · Kᵀ b_Q|, what a query bias adds to Ax.
 
-    Source: this package. Proved; sharper than [CAP24] Theorem 3.3 by a factor of 1.58 at least.
+    Source: this package. Proved; [CAP24] Theorem 3.3 is at least 1.99 times larger for n ≥ 2.
 
     Example:
-        >>> tokens(0.0, 1.0, 1.0, 100)
-        1.0
+        >>> tokens(9.0, 1.0, 1.0, 50)
+        48.748
     """
-    check_together(norm_A=norm_A, norm_V=norm_V, radius=radius, n=n, p=p, shift=shift)
-    v, n, p = norms(norm_V, "norm_V"), counts(n), orders(p)
-    causal = as_bool(causal, "causal")
+    check_together(norm_A=norm_A, norm_V=norm_V, radius=radius, n=n, shift=shift)
+    v, n, causal = norms(norm_V, "norm_V"), counts(n), as_bool(causal, "causal")
     turning, turned = exponent(norm_A, radius, shift)
-    logs = _logs(turning)
-    log_mean = logs[0]
-    # (∫ |e + su|^q dP)^{p/q} for 1/q + 1/p = 1 is at most (1+c²v)^power (1+2c)^steep, between its
-    # values at q = 2 and q = ∞.
-    inverse, power, steep = 1 / p, np.minimum(p / 2, p - 1), np.maximum(2 - p, 0)
-    column = _log_masked_column if causal else _log_column
-    with np.errstate(over="ignore", invalid="ignore"):
-        summed = np.where(inverse > 0, inverse * column(turning, n, np.minimum(power, 1e300)), 0)
-        summed = np.where(np.isinf(p), log_mean, summed)
-    summed = summed + inverse * np.where(steep > 0, steep * np.log1p(2 * turning), 0)
-    limit = log_masked(turning, logs, p) if causal else log_average(*logs, p)
-    return assembled(v, np.minimum(summed, limit), turned)
+    logs, order = _logs(turning), np.full((), 2.0)
+    if not causal:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # n may be infinite, and then all there is.
+            seen = -np.logaddexp(0, np.log(n - 1) - 2 * turning)
+            norm = np.fmin(0.5 * (np.log(n) + log_row(turning, seen)), logs[1])
+        return assembled(v, norm, turned, logs[0])
+    by_rows = 0.5 * (np.log(n) + log_row(turning, np.zeros(())))
+    apart = np.minimum(0.5 * _log_masked_rows(turning, n), log_masked(turning, logs, order))
+    joint = assembled(v, by_rows, turned, logs[0])
+    return out(np.minimum(joint, assembled(v, apart, turned)))
 
 
 def kernel_norm(c: Any) -> Any:
@@ -161,8 +187,7 @@ def kernel_norm(c: Any) -> Any:
         return out(np.exp(_logs(np.minimum(norms(c, "c"), 1e300))[1]))
 
 
-def _logs(c: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """log M, log D and log K."""
+def _logs(c: np.ndarray) -> Logs:
     with np.errstate(over="ignore"):
         top, steep = 2 * c + np.log1p(2 * c), np.log1p(2 * c)
         return np.log(np.hypot(1.0, c)), 0.5 * (top + steep + np.log(_peak(c))), top
@@ -193,57 +218,72 @@ def log_average(
     return np.where(share <= 1, low, high)
 
 
-def _log_column(c: np.ndarray, n: np.ndarray, power: np.ndarray) -> np.ndarray:
-    """log of n max_q q(1+c²v(q))^power over q ≤ 1/(1+(n−1)e^{−2c}): a column of P at most."""
-    with np.errstate(divide="ignore", over="ignore"):
-        # log n, less the logarithm of 1/q = 1 + (n−1)e^{−2c}; n may be infinite.
-        least = np.logaddexp(0, np.log(n - 1) - 2 * c)
-        share = np.exp(-least)
-        top = np.minimum(share, _best_share(c, power))
-        log_top = np.where(top < share, np.log(top), -least)
-        return np.where(
-            np.isinf(n),
-            2 * c + 2 * power * np.log(np.hypot(1, c)),
-            np.log(n) + log_top + power * _log_spread(c, top),
-        )
+def log_row(c: np.ndarray, log_q: np.ndarray) -> np.ndarray:
+    """log max_a a min(a,q)(1+2(1−a)c)² + (1−a) min(1−a,q)(1−2ac)²: Σⱼ P_ij²|e+sⱼu|² at most.
 
-
-def _log_masked_column(c: np.ndarray, n: np.ndarray, power: np.ndarray) -> np.ndarray:
-    """The same for Σ_{i<n} max_q …, q ≤ 1/(1+ie^{−2c}), at most: the smaller of two bounds.
-
-    With 1+c² for 1+c²v(q); and with one maximum for all i < e^{2c}, where q may be above ½. The
-    terms are convex in i, so that sums are at most integrals about them.
+    For q ≤ ½ it is q(1+c²), at a = ½. For q > ½ it is at some a ≥ ½. Up to q the derivative in
+    y = 2a − 1 is (2cy − 1)(cy² − y − c)/2, and the second factor is negative; beyond q a local
+    maximum is the middle one of three roots of a cubic in b = 1 − a.
     """
-    light, log_square = np.exp(-2 * c), 2 * np.log(np.hypot(1, c))
+    q = np.exp(log_q)[..., None]
+    unit, share = (1 / (1 + 2 * c))[..., None], (2 * c / (1 + 2 * c))[..., None]
+    rest = unit - share
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        integral = np.log1p((n - 1) * light / (1 + light / 2)) / light
-        # Where ne^{−2c} is below 1e-12 the sum is n to rounding.
-        whole = np.log(np.minimum(n, np.where(n * light > 1e-12, 1 + integral, n)))
-        whole = whole + power * log_square
-        first = np.minimum(n, 1 + np.exp(np.minimum(2 * c, 700)))
-        top = np.minimum(1.0, _best_share(c, power))
-        head = np.log(first) + np.log(top) + power * _log_spread(c, top)
-        rest = np.log1p((n - first) * light / (1 + light * (first - 0.5))) / light
-        tail = np.where(n > first, np.log(rest) + power * log_square, -np.inf)
-        both = np.logaddexp(head, tail)
-        return np.where(np.isnan(both), whole, np.minimum(whole, both))
+        lead, square = 4 * share**2, 3 * (2 * share * rest - q * share**2)
+        line = 2 * (q * share * (share - 2 * unit) + rest**2)
+        middle = -square / (3 * lead)
+        slope = middle * (2 * square / lead + 3 * middle) + line / lead
+        height = middle**2 * (square / lead + middle) + middle * line / lead
+        height = height + q * unit * (2 * share - unit) / lead
+        turn = np.clip(1.5 * 3**0.5 * height / (-slope) ** 1.5, -1, 1)
+        root = middle + 2 * np.sqrt(-slope / 3) * np.sin(np.arcsin(turn) / 3)
+        early = 0.5 + 0.25 / np.maximum(c, 1e-300)[..., None]
+    q = np.broadcast_to(q, root.shape)
+    a = np.concatenate([0 * q + 0.5, q, 0 * q + 1, 0 * q + early, 1 - np.nan_to_num(root)], -1)
+    a = np.clip(a, 0.5, 1)
+    value = a * np.minimum(a, q) * (unit + share * (1 - a)) ** 2
+    value = (value + (1 - a) * np.minimum(1 - a, q) * (unit - share * a) ** 2).max(-1)
+    few = np.log(value) + 2 * np.log1p(2 * c)
+    return np.where(log_q > np.log(0.5), few, log_q + 2 * np.log(np.hypot(1, c)))
 
 
-def _best_share(c: np.ndarray, power: np.ndarray) -> np.ndarray:
-    """Where q(1+4c²q(1−q))^power is largest: the root of a quadratic, beyond ½."""
-    # With r = power, (2(1+2r)q − (1+r))² = (1+r)² + (1+2r)/c², over (1+r)².
-    with np.errstate(divide="ignore", over="ignore"):
-        double = (1 + 2 * power) / (1 + power)
-        return (1 + np.sqrt(1 + double / (1 + power) / c / c)) / (2 * double)
+def _log_masked_rows(c: np.ndarray, n: np.ndarray) -> np.ndarray:
+    """log of the sum over i ≤ n of e^log_row, q = 1/(1+(i−1)e^{−2c}), at most.
+
+    The first rows one by one; those with q ≥ ½ like the first of them; of the others, convex in
+    i, the sum is at most an integral.
+    """
+    light, place = np.exp(-2 * c), np.arange(1, _ROWS + 2)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        rows = log_row(c[..., None], -np.log1p((place - 1) * light[..., None]))
+        rows = np.exp(rows - 2 * np.log1p(2 * c)[..., None])
+        head = (rows * (place <= np.minimum(n, _ROWS)[..., None])).sum(-1)
+        half = np.maximum(np.floor(np.minimum(n, 1 + 1 / light)), _ROWS)
+        rest = np.log1p((n - half) * light / (1 + light * (half - 0.5))) / light
+        rest = np.where(n > half, rest * np.hypot(1 / (1 + 2 * c), c / (1 + 2 * c)) ** 2, 0)
+        middle = np.where(half > _ROWS, (half - _ROWS) * rows[..., -1], 0)
+        return np.log(head + middle + rest) + 2 * np.log1p(2 * c)
 
 
-def _log_spread(c: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """log(1 + c²v(q)), v = 1 up to ½ and 4q(1−q) beyond."""
-    variance = np.where(q > 0.5, 4 * q * (1 - q), 1.0)
-    return 2 * np.log(np.hypot(1, c * np.sqrt(variance)))
+def averaged(
+    v: np.ndarray, logs: Logs, turned: np.ndarray, p: np.ndarray, *, skip: Any = 0.0
+) -> Any:
+    """The bound of an unmasked layer from log M, log D and log K of its kernel."""
+    average = log_average(*logs, p)
+    return assembled(v, average, turned, np.where(p == 2, logs[0], average), skip=skip)
 
 
-def assembled(v: np.ndarray, log_average: np.ndarray, turned: np.ndarray) -> Any:
-    """‖V‖(e^log_average + turned), 0 where V is."""
+def assembled(
+    v: np.ndarray, log_norm: np.ndarray, turned: np.ndarray, log_mean: Any = np.inf, skip: Any = 0
+) -> Any:
+    """Λ(‖V‖e^log_norm, ‖V‖e^log_mean, skip + ‖V‖turned), the sum of first and third without M."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return out(np.where(v > 0, v * (np.exp(log_average) + turned), 0.0))
+        norm = np.where(v > 0, v * np.exp(log_norm), 0.0)
+        mean = np.where(v > 0, v * np.exp(np.minimum(log_mean, log_norm)), 0.0)
+        alone = skip + np.where(v > 0, v * turned, 0.0)
+        size = norm + alone
+        d, m, s = norm / size, mean / size, alone / size
+        trace = d * d + 2 * s * m
+        root = np.sqrt(trace * trace + 4 * s * s * (d - m) * (d + m))
+        joint = size * np.sqrt(s * s + (trace + root) / 2)
+        return out((1 + _ROUNDING) * np.where((size > 0) & (size < np.inf), joint, size))

@@ -8,7 +8,7 @@ import numpy as np
 
 from meanfield.bounds.arguments import check_together, exponent, norms, out
 from meanfield.bounds.golden import narrowed
-from meanfield.bounds.sharp import kernel_norm
+from meanfield.bounds.sharp import assembled, kernel_norm
 
 # Of the search for a maximum over ζ: a grid, and golden section about its highest places.
 _PLACES, _TOPS = 129, 8
@@ -17,12 +17,13 @@ _LARGEST = 750.0  # e^c is no float64 beyond
 
 
 def sphere_mean_field(norm_A: Any, norm_V: Any, radius: Any, *, shift: Any = 0.0) -> Any:
-    """‖V‖(D_S(c) + ‖A‖R²): attention on B_R whose atoms move across themselves, f(y) ⟂ y.
+    """‖V‖Λ(D_S(c), √(1+c²), ‖A‖R²): attention on B_R whose atoms move across themselves.
 
-    So they do behind LayerNorm or RMSNorm (R = √d, the gain absorbed into A and V, ε = 0): there
-    the constant at an input is at most this over the least spread of its points. It bounds
-    ‖T + S‖ on tangential displacements in L²(μ), plain attention, as `mean_field` does on all; the
-    exponential stays, a factor of √(ec/2) goes. `sphere_two_dirac_lower` is 0.6 times it.
+    With Λ of `mean_field`, and f(y) ⟂ y. So they move behind LayerNorm or RMSNorm (R = √d, the
+    gain absorbed into A and V, ε = 0): there the constant at an input is at most this over the
+    least spread of its points. It bounds ‖T + S‖ on tangential displacements in L²(μ), plain
+    attention, as `mean_field` does on all; the exponential stays, a factor of √(ec/2) goes.
+    `sphere_two_dirac_lower` is 0.6 times it.
 
     Args:
         norm_A: spectral norm ‖A‖.
@@ -34,14 +35,13 @@ def sphere_mean_field(norm_A: Any, norm_V: Any, radius: Any, *, shift: Any = 0.0
 
     Example:
         >>> sphere_mean_field(1.0, 1.0, 3.0)
-        22884.713
+        22875.7204
     """
     check_together(norm_A=norm_A, norm_V=norm_V, radius=radius, shift=shift)
     v = norms(norm_V, "norm_V")
     turning, turned = exponent(norm_A, radius, shift)
-    with np.errstate(over="ignore", invalid="ignore"):
-        average = np.minimum(tangential_norm(turning), kernel_norm(turning))
-        return out(np.where(v > 0, v * (average + turned), 0.0))
+    average = np.log(np.minimum(tangential_norm(turning), kernel_norm(turning)))
+    return assembled(v, average, turned, np.log(np.hypot(1, turning)))
 
 
 def tangential_norm(c: Any) -> Any:

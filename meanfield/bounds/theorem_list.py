@@ -90,7 +90,7 @@ def _mean_field(question: Question) -> float:
         mean_field_by_rate(layer.A[h], 1.0, radius) if worth[h] else by_norm[h]
         for h in range(len(worth))
     ]
-    return layer.joined(np.minimum(by_norm, rates))
+    return layer.joined(rates)
 
 
 def _capped(question: Question, causal: bool) -> float:

@@ -72,6 +72,30 @@ def proposition_3_4(gamma: Any, radius: Any, n: Any) -> Any:
         return out(1 / (1 / root + np.exp(np.log(root) - 2 * c)))
 
 
+def proposition_3_6(gamma: Any, radius: Any) -> Any:
+    """½(1 + γR²)e^{γR²}: what the paper's two Diracs in B_R reach at least in W₂, for V = I.
+
+    Their light weight is 1/(1 + e^{2γR²}), so that the heavy atom pays half of its attention to
+    the light one. `two_dirac_lower` has the best weight: 1.256 times more at γR² = 9, 3√3/4
+    times in the limit.
+
+    Args:
+        gamma: scaling factor γ = max(−γ_min, γ_max/8) of the real eigenvalues of A.
+        radius: R.
+
+    Source: the configuration and the growth are [CAP24] Propositions 3.6 and C.8, as R → ∞; that
+    this holds at every R is this package's. Proved (`diracs.two_dirac_entry` at that weight).
+
+    Example:
+        >>> proposition_3_6(1.0, 3.0)
+        40515.42
+    """
+    check_together(gamma=gamma, radius=radius)
+    c = exponent(gamma, radius, name="gamma")[0]
+    with np.errstate(over="ignore"):
+        return out((1 + c) / 2 * np.exp(c))
+
+
 def scaling_factor(A: Any) -> float:
     """γ = max(−γ_min, γ_max/8) over the real eigenvalues of A; 0 if that is negative or none is.
 

@@ -67,7 +67,7 @@ def clusters(mu: ParticleMeasure, scale: float) -> Clusters:
 def cluster_count(mu: ParticleMeasure, scale: float) -> Tensor:
     """How many clusters a measure has at a scale, shape (...) of its batch."""
     if not check_measure(mu).batch_shape:
-        return torch.tensor(clusters(mu, scale).count)
+        return torch.tensor(clusters(mu, scale).count, device=mu.device)
     return torch.stack([cluster_count(one, scale) for one in mu])
 
 

@@ -16,7 +16,7 @@ from meanfield.dynamics.flow_map import FlowMap
 from meanfield.dynamics.integrators import Adaptive
 from meanfield.dynamics.velocities import Velocity, schedule_of
 from meanfield.layers.composition import identity_at
-from meanfield.lipschitz import local_lipschitz
+from meanfield.lipschitz import one_sided
 from meanfield.lipschitz.constant import LocalLipschitz, constant_of
 from meanfield.maps import Linearisation
 from meanfield.measures import MeasureMap, ParticleMeasure, check_single
@@ -29,7 +29,7 @@ _DENSE = 512
 _LOST = 1e-12  # singular values below this share of the largest are rounding
 # Fields of the local constants that are kept.
 _CONSTANT = ("value", "particle", "splitting", "upper", "miss", "converged")
-_VELOCITY = ("value", "upper", "miss", "converged")
+_RATE = ("value", "upper", "miss", "converged")
 
 
 @torch.no_grad()
@@ -47,8 +47,9 @@ def stability(
     With Φ_t the flow from the first time to t and D = diag(aᵢ): ‖D^½ DΦ_t D^−½‖ when atoms move
     as a whole, maxᵢ ‖D_xΦ_t(xᵢ)‖ when one splits, and the larger of the two, the local Lipschitz
     constant in W₂. The derivatives are those of the scheme, multiplied along the flow. Grönwall's
-    inequality bounds the constant by e^{∫λ}, with λ(t) the local constant of the velocity at μ_t;
-    the integral is by the trapezoidal rule over the times.
+    inequality bounds the constant by e^{∫ω}, with ω(t) the one-sided constant of the velocity at
+    μ_t (`lipschitz.one_sided`), below 0 where the flow contracts; the integral is by the
+    trapezoidal rule over the times.
 
     Args:
         F: as in `flow`.
@@ -61,8 +62,8 @@ def stability(
     Returns:
         Dataset along `time`: `constant` and, as fields of `lipschitz.LocalLipschitz`,
         `constant_particle`, `constant_splitting`, `constant_upper`, `constant_miss` and
-        `constant_converged`; λ as `velocity_constant` with its own upper end, miss and converged;
-        `growth` e^{∫λ}. While n·d ≤ 512 also `exponents` (time, mode): (1/(t − t₀)) log σₖ of
+        `constant_converged`; ω as `rate` with its own upper end, miss and converged; `growth`
+        e^{∫ω}. While n·d ≤ 512 also `exponents` (time, mode): (1/(t − t₀)) log σₖ of
         all singular values σₖ of D^½DΦD^−½, decreasing; NaN at the start and below 1e-12 of the
         largest.
 
@@ -94,8 +95,8 @@ def stability(
         layer = schedule.at(float(t), last=k == len(clock) - 1)
         velocity = Velocity(layer, constraint_at(constraint, measure.points))
         found = constant_of(whole, strict=False).values("constant", *_CONSTANT)
-        speed = local_lipschitz(velocity, measure, strict=False)
-        rows.append(found | speed.values("velocity_constant", *_VELOCITY))
+        speed = one_sided(velocity, measure, strict=False)
+        rows.append(found | speed.values("rate", *_RATE))
         if small:
             rows[-1]["exponents"] = _exponents(whole, float(t - clock[0]))
     variables = [
@@ -103,9 +104,9 @@ def stability(
             "constant", *_CONSTANT, words="local W₂ constant of the flow map", dims=("time",)
         ),
         *LocalLipschitz.columns(
-            "velocity_constant",
-            *_VELOCITY,
-            words="local W₂ constant of the velocity",
+            "rate",
+            *_RATE,
+            words="one-sided constant of the velocity",
             dims=("time",),
         ),
     ]
@@ -113,11 +114,11 @@ def stability(
         text = "(1/t) log of the singular values of the flow map's derivative"
         variables.append(Variable("exponents", text, dims=("time", "mode")))
     values = {v.name: np.stack([row[v.name] for row in rows]) for v in variables}
-    rates = values["velocity_constant"]
+    rates = values["rate"]
     areas = (rates[1:] + rates[:-1]) / 2 * np.diff(clock)
     with np.errstate(over="ignore"):  # infinite beyond the number range
         values["growth"] = np.exp(np.concatenate([[0.0], np.cumsum(areas)]))
-    variables.append(Variable("growth", "e^{∫ velocity constant}", dims=("time",)))
+    variables.append(Variable("growth", "e^{∫ rate}", dims=("time",)))
     spec = {"method": str(method), "step": step, "constraint": constraint}
     record = provenance(spec, dtype=mu.dtype, device=mu.device)
     return dataset(variables, values, coords={"time": (TIME, clock)}, attrs={"provenance": record})

@@ -51,7 +51,7 @@ class Settings(inputs.OfModel):
     )
     radii: tuple[float, ...] = over("radius", (100.0,), "radius R of the configuration")
     n_tokens: tuple[int, ...] = over(
-        "n_tokens", (2, 4, 8, 16, 32, 64, 97), "number of tokens n", quick=(2, 6, 18)
+        "n_tokens", (2, 4, 8, 16, 32, 64, 97), "number of tokens n", quick=(2, 4, 6, 10, 18)
     )
     search_tokens: tuple[int, ...] = setting(
         (2, 8, 32), "lengths at which a worse input is searched for", quick=(6,)

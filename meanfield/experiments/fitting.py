@@ -13,6 +13,8 @@ from meanfield.results import fit_power
 
 # Exponent of each law; None is fitted. [CAP24] draw n^1/4 and n^1/2.
 LAWS: Mapping[str, float | None] = {"free": None, "1/4": 0.25, "1/2": 0.5}
+_LEAST = 5  # different n that a law is fitted to
+_BEND = 0.1  # two exponents that differ by less are one
 
 
 def with_laws(
@@ -25,7 +27,7 @@ def with_laws(
 ) -> xr.Dataset:
     """The Dataset with power laws of quantities against n; as it is if there is no curve.
 
-    Points whose ``..._converged`` is false and NaN are left out, and curves with fewer than two
+    Points whose ``..._converged`` is false and NaN are left out, and curves with fewer than five
     values of n at the others.
 
     Args:
@@ -54,7 +56,7 @@ def _curve(rows: xr.Dataset, quantity: str, groups: str | None) -> tuple[Any, ..
     y, flag = rows[quantity], f"{quantity}_converged"
     good = (rows[flag] if flag in rows else y.notnull()).astype(bool)
     n, y, good = xr.broadcast(rows.n_tokens, y, good)
-    if len(np.unique(n.values[good & y.notnull()])) < 2:
+    if len(np.unique(n.values[good & y.notnull()])) < _LEAST:
         return None
     group = xr.broadcast(y, rows[groups])[1].values if groups else None
     return n.values, y.values, group, good.values
@@ -71,11 +73,14 @@ def fit_laws(curves: Sequence[tuple[Mapping[str, Any], Any, Any, Any, Any]]) -> 
     Returns:
         Dataset with the dimension `fit`, one entry per curve and law: the labels, `law`, and the
         variables fit_exponent, fit_constant with intervals, fit_rms, fit_n_points,
-        fit_n_excluded.
+        fit_n_excluded; fit_exponent_small, fit_exponent_large of the smaller and the larger half
+        of n, and fit_holds: whether they differ by less than 0.1, or, of groups, their intervals
+        meet.
     """
     fits = [
         fit_power(n, y, exponent=exponent, groups=groups, converged=converged)
         .drop_vars("n_groups")
+        .assign(halves(n, y, groups, converged))
         .assign_coords({name: ((), value, {"long_name": name}) for name, value in place.items()})
         for labels, n, y, groups, converged in curves
         for law, exponent in LAWS.items()
@@ -89,3 +94,27 @@ def fit_laws(curves: Sequence[tuple[Mapping[str, Any], Any, Any, Any, Any]]) -> 
     texts = {name: of.astype(object) for name, of in found.coords.items() if of.dtype.kind == "U"}
     found = found.assign_coords(texts)  # texts of one length have no place in a file
     return found.rename({str(name): f"fit_{name}" for name in found.variables})
+
+
+def halves(n: Any, y: Any, groups: Any, converged: Any) -> dict[str, Any]:
+    """The exponents of the smaller and of the larger half of n, and whether they are one.
+
+    A power law may be fitted to anything; where the two differ it says nothing of the curve.
+    """
+    n, y = np.asarray(n, float), np.asarray(y, float)
+    good = np.isfinite(y) & (True if converged is None else np.asarray(converged, bool))
+    middle = np.median(np.unique(n[good]))
+    ends = [
+        fit_power(n, y, groups=groups, converged=good & half)
+        for half in (n <= middle, n >= middle)
+    ]
+    small, large = ends
+    gap = abs(float(large.exponent - small.exponent))
+    # Without groups an interval is of the points about the law, and wide because that bends.
+    width = 0.0 if groups is None else sum(float(o.exponent_upper - o.exponent) for o in ends)
+    words = "exponent of the {} half of n alone"
+    return {
+        "exponent_small": small.exponent.assign_attrs(long_name=words.format("smaller")),
+        "exponent_large": large.exponent.assign_attrs(long_name=words.format("larger")),
+        "holds": ((), gap <= max(_BEND, width), {"long_name": "whether the two agree"}),
+    }

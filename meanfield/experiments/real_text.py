@@ -47,7 +47,7 @@ class Settings(inputs.OfText):
 
     masks: tuple[bool, ...] = over("causal", (False, True), "whether attention is masked")
     n_tokens: tuple[int, ...] = over(
-        "n_tokens", tuple(range(2, 99, 2)), "number of tokens n", quick=(2, 4, 12)
+        "n_tokens", tuple(range(2, 99, 2)), "number of tokens n", quick=(2, 4, 6, 8, 12)
     )
     layers: tuple[int, ...] = along("layer", (), "attention layer, from 0; all if there are none")
     rtol: float = setting(1e-4, "relative accuracy of the norms", quick=1e-3)

@@ -1,85 +1,123 @@
 """What do the scripts published with [CAP24] compute, beside the norm?
 
 Their power iteration takes the value instead of the tangent out of the forward-mode pair and
-settles on √‖Df(X)ᵀ f(X)‖. Here both quantities are taken at the same inputs of a random GPT-2
-layer: the adversarial configuration of a head, the one of the rows that the scripts take for the
-head (the fused weight has heads in blocks of columns), and token clouds of random ids.
+settles on √‖Dg(X)ᵀ g(X)‖. It is √‖g(X)‖ times the root of ‖Dgᵀg‖/‖g‖, and grows as n^1/4 where
+tokens of the output are of one size, whatever attention does. Nor is g the attention of the paper
+everywhere: on text it is LayerNorm(x + attention) for BERT, at the worst case of a head the heads
+of BERT before the output matrix, both without the mask of the decoder; the rows of GPT-2's fused
+weight stand for a head; and the random GPT-2 has its dropout on, and the embedding of word 0 in
+every token. A run is one panel of Figures 1 and 4: g as theirs, beside the norm of the paper.
 """
 
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import xarray as xr
+from torch import Tensor
 
-from meanfield import ParticleMeasure, SelfAttention, sampling
-from meanfield.checks import choice
+from meanfield import ParticleMeasure, SelfAttention, linearize, sampling
+from meanfield.attention import AttentionParameters
+from meanfield.checks import choice, to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.fitting import with_laws
 from meanfield.experiments.settings import over, setting
-from meanfield.figures.charts import Chart, Curve, Law
-from meanfield.figures.selection import select
+from meanfield.figures.charts import Chart, Curve, Formula, Law
+from meanfield.figures.plots import plot_exponents
+from meanfield.figures.selection import levels, reduced, select
+from meanfield.layers import Chain
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
+from meanfield.measures import MeasureMap
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
 
 __all__ = ["EXPERIMENT", "Settings", "released_quantity"]
 
 _INPUTS = {
-    "head": "worst case of head {head}",
-    "rows": "their slice in place of a head",
-    "tokens": "random token ids",
+    "text": "{text}",
+    "head": "worst case of head {head}, R = {radius:g}",
+    "rows": "worst case of the rows taken for head {head}, R = {radius:g}",
 }
+_MAPS = ("scripts", "attention")
 
 
 @dataclass(frozen=True)
-class Settings(inputs.OfModel):
-    """What the sweep runs over.
+class Settings(inputs.OfText):
+    """What the sweep runs over: one panel."""
 
-    The inputs are "head" and "rows" (adversarial, for the head and for the rows that the scripts
-    take for it) and "tokens" (what random ids become in the model).
-    """
-
-    inputs: tuple[str, ...] = over("input_kind", tuple(_INPUTS), "which inputs")
+    model: str = setting("random:gpt2", "model, as in `meanfield.pretrained.load`")
+    seed: int = setting(320, "seed of random weights, and of dropout")
+    dtype: str = setting("float64", "'float32' or 'float64'")
+    layers: tuple[int, ...] = over("layer", (6,), "attention layer, from 0", quick=(1,))
     n_tokens: tuple[int, ...] = over(
-        "n_tokens", tuple(range(2, 98, 5)), "number of tokens n", quick=(2, 7, 17, 32)
+        "n_tokens", tuple(range(2, 98, 5)), "number of tokens n", quick=(2, 4, 8, 12, 17)
     )
-    layer: int = setting(6, "attention layer, from 0", quick=1)
-    head: int = setting(0, "head whose adversarial configuration is taken")
-    radius: float = setting(100.0, "R of the adversarial configuration")
+    causal: bool | None = setting(None, "whether the model is masked; as it is if None")
+    inputs: str = setting(
+        "rows", "'text'; 'head': the worst case of a head; 'rows': of what the scripts take for it"
+    )
+    head: int = setting(0, "head whose worst case is taken")
+    radius: float = setting(100.0, "R of the worst case")
+    map: str = setting("scripts", "'scripts': the map that they take; 'attention': the paper's")
+    dropout: bool = setting(False, "whether the dropout of a GPT-2 is on, on text")
+    drawn_constant: float = setting(0.92, "C of the authors' curve C nᵖ; 0 for none", quick=0.0)
+    drawn_exponent: float = setting(0.5, "p of the authors' curve")
+    rtol: float = setting(1e-4, "relative accuracy of the norms", quick=1e-3)
 
 
 def resolve(s: Settings) -> Settings:
-    """Refuse models whose queries and keys are turned by position."""
-    inputs.bilinear(s.source())
-    pinned: Settings = inputs.pinned(s, layers=[s.layer], n_tokens=s.n_tokens)
+    """All layers if none is named; one window, and no text, at the worst case of a head."""
+    choice(s.inputs, "inputs", _INPUTS)
+    choice(s.map, "map", _MAPS)
+    source = inputs.bilinear(s.source(s.causal))
+    known = {"bert": s.inputs != "rows" and not s.dropout, "gpt2": True}
+    if not known.get(source.architecture, s.map == "attention" and s.inputs != "rows"):
+        raise ValueError(
+            f"model: expected a GPT-2, or a BERT without rows and dropout, got "
+            f"{source.architecture}; the scripts know no others (map='attention' takes any)"
+        )
+    layers = inputs.layers_of(s)
+    s = replace(s, layers=layers, causal=source.causal)
+    if s.inputs != "text":
+        s = replace(s, text=inputs.RANDOM_TEXT, n_windows=1, dropout=False)
+    pinned: Settings = inputs.pinned(s, layers=layers, n_tokens=s.n_tokens)
     return pinned
 
 
-def measure(s: Settings, input_kind: str, n_tokens: int) -> dict[str, Any]:
-    """Both quantities at one input."""
-    choice(input_kind, "input_kind", _INPUTS)
-    source = s.source()
-    F = source.attention(s.layer)
-    if input_kind == "tokens":
-        points = inputs.clouds(source, inputs.RANDOM_TEXT, n_tokens, 1, layers=[s.layer])[0, 0]
-        mu = ParticleMeasure.from_sequence(points)
-    else:
-        mu = _pair(source, input_kind, s.layer, s.head).tokens(s.radius, n_tokens)
-    constant = local_lipschitz(F, mu, geometry="euclidean", strict=False)
+def measure(s: Settings, layer: int, n_tokens: int) -> dict[str, Any]:
+    """The norms of attention and of the map taken, and the scripts' quantity; arrays (window,)."""
+    source = s.source(s.causal)
+    if s.dropout:
+        source = replace(source, model=deepcopy(source.model).train())
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(s.seed)
+        X = _points(s, source, layer, n_tokens)
+        F, mu = source.attention(layer), ParticleMeasure.from_sequence(X)
+        g = F if s.map == "attention" else _taken(s, layer)
+        value = g(mu).points
+        pulled = linearize(g, mu).atoms.rmatvec(value)
+        if s.dropout:
+            value, pulled = _with_dropout(source.model.h[layer].attn, X)
+    how: Any = {"geometry": "euclidean", "rtol": s.rtol, "strict": False}
+    constant = local_lipschitz(F, mu, **how)
+    own = constant if g is F else local_lipschitz(g, mu, **how)
+    found = {"released": _size(pulled).sqrt(), "size": _size(value).sqrt()}
+    found["radius"] = inputs.token_radii(X)[0]
     return {
         **constant.values("constant"),
-        "released": float(released_quantity(F, mu)),
-        "radius": float(inputs.token_radii(mu.points)[0]),
+        **own.values("map_constant"),
+        **{name: to_host(values) for name, values in found.items()},
     }
 
 
-def released_quantity(F: SelfAttention, mu: ParticleMeasure) -> torch.Tensor:
+def released_quantity(F: MeasureMap, mu: ParticleMeasure) -> Tensor:
     """√‖Df(X)ᵀ f(X)‖: what the scripts published with [CAP24] report in place of ‖Df(X)‖.
 
     Their power iteration takes the value, not the tangent, out of the forward-mode pair, so that
@@ -88,8 +126,51 @@ def released_quantity(F: SelfAttention, mu: ParticleMeasure) -> torch.Tensor:
     Returns:
         One number per measure of the batch.
     """
-    pulled = F.linearize(mu).rmatvec(F(mu).points)
-    return torch.linalg.vector_norm(pulled, dim=(-2, -1)).sqrt()
+    return _size(linearize(F, mu).atoms.rmatvec(F(mu).points)).sqrt()
+
+
+def _size(points: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(points, dim=(-2, -1))
+
+
+def _points(s: Settings, source: Transformer, layer: int, n: int) -> Tensor:
+    """What enters the layer, (window, n, d)."""
+    if s.inputs != "text":
+        return _pair(source, s.inputs, layer, s.head).tokens(s.radius, n).points[None]
+    inputs.check_text(s.text, s.text_sha256)
+    ids: Any = inputs.window_ids(source, s.text, n, s.n_windows)
+    if source.architecture == "gpt2" and s.map == "scripts":
+        ids = {"input_ids": ids, "token_type_ids": torch.zeros_like(ids)}
+    return source.attention_inputs(ids, layers=[layer])[0]
+
+
+def _taken(s: Settings, layer: int) -> MeasureMap:
+    """The map that the scripts differentiate."""
+    source = s.source(s.causal)
+    if source.architecture == "gpt2":
+        return source.attention(layer)
+    source = s.source(False)  # called alone, their decoder has no mask
+    if s.inputs == "text":
+        return Chain(source.block(layer).maps[:2])  # type: ignore[attr-defined]
+    par = source.parameters(layer)
+    eye = torch.eye(par.dim, dtype=par.value.dtype).unflatten(1, (par.n_heads, -1)).movedim(1, 0)
+    biases = {"query_bias": par.query_bias, "value_bias": par.value_bias}
+    own = AttentionParameters(par.query, par.key, par.value, eye, scale=par.scale, **biases)
+    return SelfAttention(own)
+
+
+def _with_dropout(attention: Any, X: Tensor) -> tuple[Tensor, Tensor]:
+    """f and Jᵀf of GPT-2's own module in training mode, J and f with two draws of its dropout.
+
+    In their loop J has one draw for good and the value a new one in each step.
+    """
+    n = X.shape[-2]
+    mask = torch.full((n, n), -torch.inf, dtype=X.dtype).triu(1)
+    X = X.clone().requires_grad_()
+    with torch.enable_grad():
+        value = attention(X, attention_mask=mask)[0].detach()
+        (pulled,) = torch.autograd.grad((attention(X, attention_mask=mask)[0] * value).sum(), X)
+    return value, pulled
 
 
 @functools.lru_cache(maxsize=4)
@@ -100,13 +181,11 @@ def _pair(source: Transformer, kind: str, layer: int, head: int) -> sampling.Cri
     return sampling.critical_pair(source.parameters(layer).head(head).A[0])
 
 
-def _row_matrix(source: Transformer, layer: int, head: int) -> torch.Tensor:
+def _row_matrix(source: Transformer, layer: int, head: int) -> Tensor:
     """A of what the scripts take for the head: a block of rows of the stored weight.
 
     The weight is stored input × output, so that its rows mix all heads.
     """
-    if source.architecture != "gpt2":
-        raise ValueError(f'input_kind "rows": expected a GPT-2, got {source.architecture}')
     weight, d = source.model.h[layer].attn.c_attn.weight, source.dim
     width = d // source.n_heads
     rows = slice(head * width, (head + 1) * width)
@@ -114,42 +193,92 @@ def _row_matrix(source: Transformer, layer: int, head: int) -> torch.Tensor:
     return key[rows].T @ query[rows] / width**0.5
 
 
-def both_quantities(kind: str) -> Chart:
-    """The chart of one kind of inputs."""
+_QUANTITIES = {
+    "constant": r"paper: $\|Df\|$",
+    "map_constant": r"scripts' map: $\|Dg\|$",
+    "released": r"scripts: $\|Dg^\top g\|^{1/2}$",
+    "size": r"$\|g\|^{1/2}$",
+}
+_STYLES = {"constant": "tab:blue", "map_constant": "tab:cyan", "released": "tab:red"}
 
-    def title(ds: xr.Dataset) -> str:
-        what = _INPUTS[kind].format(head=ds.attrs.get("head"))
-        place = f"{ds.attrs.get('model')}, layer {ds.attrs.get('layer')}"
-        return f"Norm and scripts' quantity: {what}\n{place}"
 
-    released = r"scripts: $\sqrt{\|Df(X)^\top f(X)\|}$"
-    return Chart(
-        "The norm and the scripts' quantity at the same inputs; fits, 95 % intervals.",
-        "n_tokens",
-        [
-            Curve("constant", r"norm $\|Df(X)\|$", "o", color="tab:blue"),
-            Law({"quantity": "constant", "input_kind": kind}, color="tab:blue"),
-            Curve("released", released, "o", color="tab:red"),
-            Law({"quantity": "released", "input_kind": kind}, color="tab:red"),
-        ],
-        title,
-        rows=lambda ds: select(ds, input_kind=kind),
-        log="xy",
-        ylabel=r"$\|Df(X)\|$, or the scripts' quantity",
-        ticks=True,
+def _first_layer(ds: xr.Dataset) -> xr.Dataset:
+    return select(ds, layer=levels(ds, "layer")[0])
+
+
+def _median(name: str) -> Any:
+    def rows(ds: xr.Dataset) -> xr.Dataset:
+        medians = reduced(ds, name, along="window").assign(n_tokens=ds.n_tokens)
+        return (
+            medians if name in _different(ds) else medians.assign({name: np.nan * medians[name]})
+        )
+
+    return rows
+
+
+def _different(ds: xr.Dataset) -> list[str]:
+    """The quantities, without the norm of the map taken where that is the paper's."""
+    same = ds.map_constant.equals(ds.constant)
+    return [name for name in _QUANTITIES if not (same and name == "map_constant")]
+
+
+def _conclude(ds: xr.Dataset) -> xr.Dataset:
+    groups = "window" if ds.sizes["window"] > 1 else None
+    return with_laws(ds, _different(ds), by=("layer",), groups=groups)
+
+
+def _title(ds: xr.Dataset) -> str:
+    what = _INPUTS[ds.attrs["inputs"]].format(**ds.attrs)
+    return (
+        f"Norms and the scripts' quantity: {what}\n{ds.attrs['model']}, layer {int(ds.layer[0])}"
     )
 
 
+def _drawn(n: Any, at: Any) -> np.ndarray:
+    C, p = at["drawn_constant"], at["drawn_exponent"]
+    return (C or np.nan) * np.asarray(n) ** p
+
+
+GROWTH = Chart(
+    "The norms and the scripts' quantity at the same inputs; lines: power laws, where they fit.",
+    "n_tokens",
+    [
+        *(
+            one
+            for name, label in _QUANTITIES.items()
+            for one in (
+                Curve(name, label, "o", rows=_median(name), color=_STYLES.get(name, "tab:green")),
+                Law({"quantity": name}, color=_STYLES.get(name, "tab:green")),
+            )
+        ),
+        Formula(_drawn, "drawn by the authors", once=True, linewidth=1.4),
+    ],
+    _title,
+    rows=_first_layer,
+    log="xy",
+    ylabel="norm or quantity, median of windows",
+    ticks=True,
+)
+
+_DIMS = ("window",)
+_TOLD = ("inputs", "head", "radius", "map", "drawn_constant", "drawn_exponent")
 EXPERIMENT = Experiment(
     measure,
     Settings(),
     [
-        *LocalLipschitz.columns("constant", words="local Lipschitz constant ‖Df(X)‖"),
-        Variable("released", "√‖Df(X)ᵀ f(X)‖, as the published scripts"),
-        Variable("radius", "root mean square of the token norms"),
+        *LocalLipschitz.columns("constant", words="‖Df(X)‖, attention of the paper", dims=_DIMS),
+        *LocalLipschitz.columns("map_constant", words="‖Dg(X)‖, the map taken", dims=_DIMS),
+        Variable("released", "√‖Dg(X)ᵀ g(X)‖, as the published scripts", dims=_DIMS),
+        Variable("size", "√‖g(X)‖", dims=_DIMS),
+        Variable("radius", "root mean square of the token norms", dims=_DIMS),
     ],
     resolve=resolve,
-    attrs=lambda s: {"model": inputs.short_name(s.model), "layer": s.layer, "head": s.head},
-    figures={kind: both_quantities(kind) for kind in _INPUTS},
-    conclude=partial(with_laws, quantities=("constant", "released"), by=("input_kind",)),
+    coords={Variable("window", "window of the text"): lambda s: range(s.n_windows)},
+    attrs=lambda s: {
+        **inputs.labels(s),
+        "text": inputs.short_name(s.text) if s.inputs == "text" else s.inputs,
+        **{name: getattr(s, name) for name in _TOLD},
+    },
+    figures={"growth": GROWTH, "exponents": partial(plot_exponents, quantities=_QUANTITIES)},
+    conclude=_conclude,
 )

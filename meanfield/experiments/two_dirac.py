@@ -464,8 +464,8 @@ def answer(ds: xr.Dataset) -> list[str]:
         bound, paper = (float(top[name][0]) for name in ("mean_field_bound", "theorem_3_5"))
         of_paper = "" if causal else f"; of [CAP24], Theorem 3.5: {paper:.3g}"
         lines.append(
-            f"{kind(causal)}, R = {float(top.radius[0]):g}: largest constant found {found:,.6g}; "
-            f"bound of this package {bound:,.6g}{of_paper}"
+            f"{kind(causal)}, R = {float(top.radius[0]):g}: largest constant found {found:,.9g}; "
+            f"bound of this package {bound:,.9g}{of_paper}"
         )
     return lines
 

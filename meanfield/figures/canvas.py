@@ -189,7 +189,7 @@ def drawable(name: str, ds: Any, columns: Sequence[str]) -> xr.Dataset:
     needed = [one for column in columns for one in re.split("[/|]", column)]
     if lacking := [one for one in needed if one not in known.variables]:
         fits = [one for one in lacking if one.startswith("fit_")]
-        hint = "; power laws are fitted to two values of n_tokens or more" if fits else ""
+        hint = "; power laws are fitted to five values of n_tokens or more" if fits else ""
         raise NoCases(f"{name}: expected a Dataset with {needed}, got one without {lacking}{hint}")
     if known.sizes.get("case") == 0:
         raise NoCases("no case of the Dataset has an answer")

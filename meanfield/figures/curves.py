@@ -77,20 +77,26 @@ def formula(
 
 
 def power_law(ax: Axes, fits: xr.Dataset, n: Any, **style: Any) -> None:
-    """The law C nᵖ of the first of the fits, over the range of n; of no fit the label alone."""
-    if not fits.sizes["fit"]:
-        ax.plot([], [], "-", **style)
+    """The law C nᵖ of the first of the fits, over the range of n; where none holds the label."""
+    if not fits.sizes["fit"] or not fits.fit_holds[0]:
+        ax.plot([], [], " ", **style)  # words without a line
         return
     C, p = float(fits.fit_constant[0]), float(fits.fit_exponent[0])
     formula(ax, lambda x: C * x**p, n, "-", **{"linewidth": 1.4, **style})
 
 
 def law(fits: xr.Dataset) -> str:
-    """C nᵖ of the first of the fits with the 95 % interval of p, for legends; "" of no fit."""
+    """C nᵖ of the first of the fits with the 95 % interval of p, for legends; "" of no fit.
+
+    Where one exponent does not hold for small and large n, those of the two.
+    """
     if not fits.sizes["fit"]:
         return ""
     names = ("constant", "exponent", "exponent_lower", "exponent_upper")
     C, p, low, high = (float(fits[f"fit_{name}"][0]) for name in names)
+    if not fits.fit_holds[0]:
+        small, large = float(fits.fit_exponent_small[0]), float(fits.fit_exponent_large[0])
+        return f"$n^{{{small:.2f}}}$ to $n^{{{large:.2f}}}$".replace("-0.00", "0.00")
     interval = "" if np.isnan(low) else f" [{low:.2f}, {high:.2f}]"
     return rf"${C:.3g}\,n^{{{p:.2f}}}${interval}".replace("-0.00", "0.00")
 

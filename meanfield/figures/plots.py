@@ -149,34 +149,42 @@ def _draw_secants(ax: Axes, case: xr.Dataset, colour: Any) -> None:
     mark_unconverged(ax, step, top.euclidean_secant / scale, case.euclidean_converged)
 
 
-@figure("fit_exponent", "fit_exponent_lower", "fit_exponent_upper")
-def plot_exponents(ds: xr.Dataset, *, ax: Axes) -> Axes:
-    """Fitted exponents with their jackknife intervals against the layer, plain and masked.
+@figure("fit_exponent", "fit_holds")
+def plot_exponents(
+    ds: xr.Dataset, *, ax: Axes, quantities: Mapping[str, str] | None = None
+) -> Axes:
+    """Fitted exponents with their jackknife intervals against the layer; hollow: no one law.
 
     Args:
-        ds: with power laws fitted to ``constant``, layer by layer, as the experiment
-            ``real-text`` has them.
+        ds: with power laws fitted layer by layer, as ``real-text`` and ``released-code`` have
+            them; in several colours if quantities are several, or some cases are masked.
         ax: where to draw; a new figure if None.
+        quantities: which ones, and what they are called; ``constant`` if None.
     """
-    apart = 0.1 if len(np.unique(ds.fit_causal)) == 2 else 0.0
-    for causal, colour, shift in ((False, "tab:blue", -apart), (True, "tab:orange", apart)):
-        fits = fits_of(ds, quantity="constant", causal=causal, law="free")
-        if not fits.sizes["fit"]:
-            continue
-        p = fits.fit_exponent.values
+    quantities = quantities or {"constant": ""}
+    free = ds.isel(fit=np.flatnonzero(ds.fit_law == "free"))
+    masks = np.unique(ds.fit_causal) if "fit_causal" in ds else [None]
+    series = [(name, mask) for name in quantities for mask in masks]
+    fitted = [(n, m, fits) for n, m in series if len((fits := _fits(free, n, m)).fit)]
+    for k, (name, mask, fits) in enumerate(fitted):
+        p, holds = fits.fit_exponent.values, fits.fit_holds.values.astype(bool)
         ends = np.stack([p - fits.fit_exponent_lower, fits.fit_exponent_upper - p])
-        ax.errorbar(
-            fits.fit_layer.values + shift,
-            p,
-            np.maximum(ends, 0),
-            fmt="o",
-            color=colour,
-            capsize=2,
-            label=kind(causal),
-        )
+        words = [quantities[name]] + ([] if mask is None else [kind(bool(mask))])
+        shift = 0.2 * (k - (len(fitted) - 1) / 2) / max(len(fitted) / 2, 1)
+        x = np.broadcast_to(fits.fit_layer, p.shape) + shift
+        style: Any = {"fmt": "o", "color": f"C{k}", "capsize": 2}
+        label = ", ".join(filter(None, words))
+        ax.errorbar(x, p, np.maximum(ends, 0), label=label, **style)
+        ax.plot(x[~holds], p[~holds], "o", color=f"C{k}", markerfacecolor="white", zorder=3)
     for exponent in (0.25, 0.5):
         ax.axhline(exponent, color="black", linestyle=":", linewidth=0.9, gid=FORMULA)
     ax.set(xlabel="layer", ylabel=r"exponent p of $C\,n^p$, 95 % interval")
     ax.set_xticks(np.unique(ds.fit_layer.values))
-    ax.set_title(f"Growth exponents (dotted: 1/4 and 1/2)\n{model_and_text(ds)}")
+    hollow = "" if all(one.fit_holds.all() for *_, one in fitted) else "; hollow: no one law"
+    ax.set_title(f"Growth exponents (dotted: 1/4 and 1/2{hollow})\n{model_and_text(ds)}")
     return ax
+
+
+def _fits(free: xr.Dataset, quantity: str, mask: Any) -> xr.Dataset:
+    where = {} if mask is None else {"causal": mask}
+    return fits_of(free, quantity=quantity, **where)

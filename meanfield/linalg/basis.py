@@ -8,12 +8,27 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import at_once, is_host
-from meanfield.linalg.vectors import lengths
+from meanfield.linalg.vectors import lengths_in_range
 
 # Vectors per block of memory. A single block that grows would be held twice while it is copied.
 _BLOCK_VECTORS = 8
 # Entries that a rotation holds beside the basis (float64: 8 MiB).
 _PIECE_ENTRIES = 2**20
+
+
+def lengths_of(length: Tensor, whole: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
+    """Of what `Basis.extend` returns: the length of the new direction, and what it may be at most.
+
+    The length is 0 below rounding; rounding in the vectors themselves may hide as much again.
+    """
+    floor = _floor(whole)
+    hidden = torch.where(length <= floor, 0.0, length)
+    return peak * hidden, peak * torch.maximum(length, 2 * floor)
+
+
+def _floor(whole: Tensor) -> Tensor:
+    """Lengths that rounding may be all of, beside that of the whole vector."""
+    return 16 * torch.finfo(whole.dtype).eps * whole
 
 
 class Basis:
@@ -22,6 +37,7 @@ class Basis:
     def __init__(self, batch: int, like: Tensor) -> None:
         self.blocks: list[Tensor] = []
         self.count, self.batch, self.like = 0, batch, like
+        self._infinite = like.new_full((), math.inf)
 
     def append(self, vectors: Tensor) -> None:
         """One vector more, (batch, size)."""
@@ -35,21 +51,22 @@ class Basis:
         self.count += 1
         return self.blocks[-1][:, place]
 
-    def extend(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    def extend(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Append what the basis does not span of the vectors, of length 1.
 
         Returns:
-            length: norm of the new direction, 0 below rounding; zeros are then appended.
-            bound: the largest norm that rounding may hide. (batch,) each.
+            Three lengths of each, (batch,), for `lengths_of`: of the new direction and of the
+            vectors, both in the unit of the third, their largest entry. Zeros are appended where
+            rounding may be all there is.
         """
-        rest, length, whole = self.remainder(vectors)
-        floor = 16 * torch.finfo(vectors.dtype).eps * whole
-        finished = length <= floor
+        # Scaled once: no square of a length then leaves the number range.
+        least = torch.finfo(vectors.dtype).tiny
+        peak = torch.linalg.vector_norm(vectors, math.inf, dim=-1).clamp_min(least)
+        rest, length, whole = self.remainder(vectors / peak[:, None])
         # Division by ∞ leaves zeros.
-        divisor = torch.where(finished, math.inf, length)[:, None]
+        divisor = torch.where(length <= _floor(whole), self._infinite, length)[:, None]
         torch.div(rest, divisor, out=self._place(rest.shape[-1]))
-        # Rounding in the vectors themselves may hide as much again.
-        return torch.where(finished, 0.0, length), torch.maximum(length, 2 * floor)
+        return length, whole, peak
 
     def newest(self) -> Tensor:
         """The vector appended last, (batch, size)."""
@@ -57,30 +74,32 @@ class Basis:
 
     def remainder(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What the basis does not span of the vectors, its length and theirs, (batch,)."""
+        whole = lengths_in_range(vectors)
         if self.count == 0:
-            length = lengths(vectors)
-            return vectors, length, length
-        # Mostly along the newest vector; what is left is nearly orthogonal to the others already.
-        newest = self.newest()
-        share = (newest[:, None] @ vectors[..., None])[..., 0]
-        vectors, taken = self._without(torch.addcmul(vectors, share, newest, value=-1))
-        length = lengths(vectors)
-        whole = torch.hypot(torch.hypot(share[:, 0], taken), length)
+            return vectors, whole, whole
+        if is_host(vectors.device):
+            # Mostly along the newest; what is left is nearly orthogonal to the others already.
+            newest = self.newest()
+            share = (newest[:, None] @ vectors[..., None])[..., 0]
+            vectors = torch.addcmul(vectors, share, newest, value=-1)
+            before = lengths_in_range(vectors)
+        vectors = self._without(vectors)
+        length = lengths_in_range(vectors)
         # Twice is enough (Kahan, Parlett): one pass of Gram–Schmidt loses orthogonality when the
         # remainder is small beside what it took, and then only. To ask costs a device more.
-        if not is_host(vectors.device) or not bool((taken <= length).all()):
-            vectors, _ = self._without(vectors)
-            length = lengths(vectors)
+        if not is_host(vectors.device) or not bool((length >= math.sqrt(0.5) * before).all()):
+            vectors = self._without(vectors)
+            length = lengths_in_range(vectors)
         return vectors, length, whole
 
-    def _without(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """The vectors less their shares in the basis, and the length of what was taken."""
+    def _without(self, vectors: Tensor) -> Tensor:
+        """The vectors less their shares in the basis."""
         # As rows: products of many rows with one column are several times slower.
         rows = vectors[:, None]
         shares = [rows @ block.mT for block in self._filled()]
         for block, share in zip(self._filled(), shares, strict=True):
             rows = torch.baddbmm(rows, share, block, alpha=-1)
-        return rows[:, 0], lengths(torch.cat(shares, -1)[:, 0])
+        return rows[:, 0]
 
     def _filled(self) -> list[Tensor]:
         if not self.blocks:

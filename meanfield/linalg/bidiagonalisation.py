@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import to_host
-from meanfield.linalg.basis import Basis
+from meanfield.linalg.basis import Basis, lengths_of
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.vectors import finite
 
@@ -78,19 +78,23 @@ class Bidiagonalisation:
             OverflowError: a product was not finite.
         """
         if self._waiting:
-            steps = torch.from_numpy(to_host(torch.stack(self._waiting, -1)))
+            told = torch.from_numpy(to_host(torch.stack(self._waiting, -1)))
             self._waiting.clear()
             last = self._cycles[-1]
             # What is not finite in a product is not finite in its length.
-            table = torch.cat([last.table.double(), finite(steps).double()], -1)
+            told = finite(told).unflatten(-1, (-1, 6))
+            alphas, alpha_limits = lengths_of(*told[..., :3].unbind(-1))
+            betas, beta_limits = lengths_of(*told[..., 3:].unbind(-1))
+            steps = torch.stack([alphas, betas, alpha_limits, beta_limits])
+            table = torch.cat([last.table.double(), steps.double()], -1)
             self._cycles[-1] = replace(last, table=table)
         return self._cycles
 
     def advance(self) -> None:
         """One product with A and one with Aᵀ."""
-        alpha, alpha_limit = self.left.extend(image(self.map, self.right.newest()))
-        beta, beta_limit = self.right.extend(image(self.map.T, self.left.newest()))
-        self._waiting.append(torch.stack([alpha, beta, alpha_limit, beta_limit]))
+        alpha = self.left.extend(image(self.map, self.right.newest()))
+        beta = self.right.extend(image(self.map.T, self.left.newest()))
+        self._waiting += [*alpha, *beta]
         self.products += 1
 
     def restart(self, keep: int) -> None:

@@ -218,8 +218,10 @@ class TokenBlocks:
             L = self.left[rows]
             beside = L @ beside
             size = size * torch.linalg.vector_norm(L, dim=(-2, -1))
-        slack = slack + error
         slack = slack + 2 * _room(D) * size * own * torch.linalg.vector_norm(D, dim=(-2, -1))
+        # The additions below; of D and of what is beside it they are in their own.
+        sums = 4 * torch.finfo(D.dtype).eps * torch.linalg.vector_norm(found, dim=(-2, -1))
+        slack = slack + error + sums
         return squares + found + beside + beside.mT, slack
 
     def _core_gram(self, core: Core, s: Tensor, rows: slice) -> tuple[Tensor, Tensor]:

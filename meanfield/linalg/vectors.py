@@ -27,7 +27,7 @@ def are_in_range(length: Tensor) -> bool:
     if length.numel() == 0:
         return True
     kind = torch.finfo(length.dtype)
-    least, most = (end.item() for end in length.aminmax())
+    least, most = torch.stack(length.aminmax()).tolist()
     return kind.tiny**0.5 / kind.eps < least and most < kind.max**0.5
 
 
@@ -69,7 +69,7 @@ def lengths_in_range(vectors: Tensor) -> Tensor:
     """Euclidean lengths of (..., size) whose squares stay in the number range."""
     size = vectors.shape[-1]
     whole = size - size % _CHUNK
-    if size <= 4 * _CHUNK:
+    if size <= 4 * _CHUNK or not is_host(vectors.device):  # a device adds in a tree
         return torch.linalg.vector_norm(vectors, dim=-1)
     parts = torch.linalg.vector_norm(vectors[..., :whole].unflatten(-1, (-1, _CHUNK)), dim=-1)
     rest = torch.linalg.vector_norm(vectors[..., whole:], dim=-1, keepdim=True)

@@ -4,9 +4,9 @@ Works for any map of measures; one that declares its own linearisation (`meanfie
 is faster.
 """
 
-# Files, each importing only those before it: `constant`, `differentiable`, `local`, `cross`,
-# `remainders`, `compression`, `infinity`, `localization`, `search`, `secant`, `comparison`,
-# `ball`, `certified`, `orders`.
+# Files, each importing only those before it: `constant`, `differentiable`, `local`, `one_sided`,
+# `cross`, `remainders`, `compression`, `infinity`, `localization`, `search`, `secant`,
+# `comparison`, `ball`, `certified`, `orders`.
 
 from meanfield.lipschitz.ball import ball_upper
 from meanfield.lipschitz.certified import Readout, certified_radius
@@ -17,6 +17,7 @@ from meanfield.lipschitz.cross import cross_lipschitz
 from meanfield.lipschitz.infinity import infinity_norm
 from meanfield.lipschitz.local import local_lipschitz
 from meanfield.lipschitz.localization import localize
+from meanfield.lipschitz.one_sided import one_sided
 from meanfield.lipschitz.orders import local_order
 from meanfield.lipschitz.search import worst_case
 from meanfield.lipschitz.secant import SecantRatio, secant_ratio
@@ -34,6 +35,7 @@ __all__ = [
     "local_lipschitz",
     "local_order",
     "localize",
+    "one_sided",
     "secant_ratio",
     "worst_case",
 ]

@@ -16,6 +16,7 @@ from meanfield.checks import (
     as_generator,
     check_finite,
     number,
+    to_host,
 )
 from meanfield.images import check_map
 from meanfield.lipschitz.constant import LocalLipschitz
@@ -192,8 +193,8 @@ def _dataset(
         **{name: [ratio[name] for ratio in ratios] for name in ratios[0]},
         **euclidean.values("euclidean"),
         **wasserstein.values("wasserstein"),
-        "particle": wasserstein.particle,
-        "splitting": wasserstein.splitting,
+        "particle": to_host(wasserstein.particle),
+        "splitting": to_host(wasserstein.splitting),
     }
     coords = {
         "perturbation": (

@@ -44,7 +44,8 @@ def worst_case(
     e^{−2γR²}), hence weights in log space and structured starts; the result is never below the
     best start.
 
-    A lower bound of the supremum over the ball: nothing says that it is attained.
+    A lower bound of the supremum over the ball: nothing says that it is attained. It works on the
+    device of the map's ``score_matrices`` or of the candidates.
 
     Args:
         F: a map of measures that keeps weights.
@@ -71,12 +72,16 @@ def worst_case(
     starts, steps = count(starts, "starts"), count(steps, "steps")
     generator = as_generator(generator)
     dim, positions = dim_of(F, dim), None
+    for mu in candidates:
+        check_measure(mu, "candidates")
+    there = [*F.score_matrices, *(mu.points for mu in candidates)]
+    device = there[0].device if there else torch.device("cpu")
     if F.causal if positioned is None else as_bool(positioned, "positioned"):
-        positions = torch.arange(1, n_atoms + 1, dtype=torch.float64) / n_atoms
+        positions = torch.arange(1, n_atoms + 1, dtype=torch.float64, device=device) / n_atoms
     points, logs = _random_starts(starts, n_atoms, dim, radius, generator)
+    points, logs = points.to(device), logs.to(device)
     given = [*(_constructions(F, radius) if n_atoms > 1 else ()), *candidates]
     for mu in given:
-        check_measure(mu, "candidates")
         more_points, more_logs = _fit(mu, n_atoms, dim, radius)
         points, logs = torch.cat([points, more_points]), torch.cat([logs, more_logs])
     highest, best = -math.inf, None

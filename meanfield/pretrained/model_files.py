@@ -119,6 +119,11 @@ def read_config(kind: Any, folder: Path) -> Any:
             reason = " ".join(str(error).split())
             raise ValueError(f"{folder}: its config.json is refused: {reason}") from error
         config._attn_implementation = "eager"
+    if "quantization_config" in config.to_dict():
+        raise ValueError(
+            f"{folder}: expected weights that are numbers, got those of a quantization_config; "
+            "give the checkpoint from which it was made"
+        )
     return config
 
 
@@ -145,10 +150,11 @@ def read_model(kind: Any, folder: Path, config: Any, arguments: Mapping[str, Any
         for file in folder.glob("*.safetensors"):
             with safe_open(file, "np") as weights:
                 n_tensors += len(weights.keys())
-        if config.num_hidden_layers > n_tensors:  # building them might take for ever
+        # Building more than these might take for ever; without any all weights would be left out.
+        if not 0 < config.num_hidden_layers <= n_tensors:
             raise ValueError(
-                f"{folder}: expected at most {n_tensors} layers, as many as there are arrays of "
-                f"weights, got {config.num_hidden_layers} in config.json"
+                f"{folder}: expected 1 to {n_tensors} layers, at most as many as there are arrays "
+                f"of weights, got {config.num_hidden_layers} in config.json"
             )
         with quiet():
             model, report = kind.from_pretrained(
@@ -171,7 +177,10 @@ def read_model(kind: Any, folder: Path, config: Any, arguments: Mapping[str, Any
 
 
 def _check_files(folder: Path) -> None:
-    """Refuse an index whose files lie elsewhere, and an adapter, which would be left out."""
+    """Refuse pipes, an index whose files lie elsewhere, an adapter, which would be left out."""
+    for file in folder.glob("*.safetensors"):
+        if not file.is_file():
+            raise ValueError(f"{file}: expected a file, got a folder, a pipe or a device")
     for index in sorted(folder.glob("*.index.json")):
         try:
             names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())

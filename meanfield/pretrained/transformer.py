@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -43,6 +43,9 @@ class Transformer:
         model: the `torch.nn.Module` of transformers.
         tokenizer: of the checkpoint; "words", see `read`; or None.
     """
+
+    # What tells it from others in the store of a sweep.
+    identified_by: ClassVar[tuple[str, ...]] = ("name", "causal", "fingerprint")
 
     name: str
     family: Family

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
+from meanfield.results.atomic import read_regular
 from meanfield.results.marks import DIGEST
 
 
@@ -27,8 +29,8 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
         ValueError: it is damaged, or not one of these files.
     """
     try:
-        with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
-            arrays = dict(stored)
+        with zipfile.ZipFile(io.BytesIO(read_regular(path))) as stored:
+            arrays = {m.filename.removesuffix(".npy"): _member(stored, m) for m in stored.filelist}
         whole = str(arrays.pop(DIGEST)) == digest_of(arrays)
     except FileNotFoundError:
         raise
@@ -37,6 +39,14 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
     if not whole:
         raise ValueError(f"{path}: its content is not what was written")
     return arrays
+
+
+def _member(stored: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    # Of a compressed one a few bytes may become more than fits into memory.
+    if member.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"{member.filename} is compressed")
+    with stored.open(member) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def digest_of(arrays: Mapping[str, np.ndarray]) -> str:

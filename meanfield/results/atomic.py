@@ -85,6 +85,13 @@ def write_new(path: Path, data: bytes | memoryview) -> None:
         os.close(descriptor)
 
 
+def read_regular(path: Path) -> bytes:
+    """The content of a file; a pipe or a device, which may never end, is refused."""
+    if not (path.is_file() or path.is_dir()) and path.exists():
+        raise OSError(errno.EINVAL, "expected a file, got a pipe or a device", str(path))
+    return path.read_bytes()
+
+
 def make_folder(folder: Path) -> None:
     """Make a folder and those above it; on return their names are on the disk."""
     if not folder.is_dir():

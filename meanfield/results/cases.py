@@ -108,15 +108,15 @@ def answered(ds: xr.Dataset) -> xr.Dataset:
     return ds if finished.all() else ds.isel(case=np.flatnonzero(finished))
 
 
-def pack(columns: Columns, configuration: str, replaced: Sequence[str] = ()) -> memoryview:
+def pack(columns: Columns, identity: str, replaced: Sequence[str] = ()) -> memoryview:
     """Cases as the content of a file.
 
     Args:
         columns: the cases; texts are kept as UTF-8 with a zero byte between them.
-        configuration: the digest of that to which they belong.
+        identity: the digest of what has computed them.
         replaced: the names of files in whose place this one comes.
     """
-    about = {"configuration": configuration, "replaced": " ".join(replaced)}
+    about = {"identity": identity, "replaced": " ".join(replaced)}
     arrays = {name: np.array(text) for name, text in about.items()}
     for name, column in columns.items():
         if column.dtype == object:
@@ -128,13 +128,13 @@ def pack(columns: Columns, configuration: str, replaced: Sequence[str] = ()) -> 
 
 
 def unpack(file: Path, labels: Labels) -> tuple[dict[str, np.ndarray], str, list[str]]:
-    """The columns of a file, the digest of its configuration, and the names of `pack`.
+    """The columns of a file, its digest, and the names of `pack`.
 
     Raises:
         FileNotFoundError, ValueError: see `read_arrays`.
     """
     columns, arrays = {}, read_arrays(file)
-    configuration, replaced = (str(arrays.pop(name)) for name in ("configuration", "replaced"))
+    identity, replaced = (str(arrays.pop(name)) for name in ("identity", "replaced"))
     n_cases = len(arrays["numbers case_key"])
     for place, array in arrays.items():
         kind, _, name = place.partition(" ")
@@ -144,7 +144,7 @@ def unpack(file: Path, labels: Labels) -> tuple[dict[str, np.ndarray], str, list
             columns[name] = np.array(texts, object).reshape(shape)
         else:
             columns[name] = array
-    return columns, configuration, replaced.split()
+    return columns, identity, replaced.split()
 
 
 def join(labels: Labels, tables: Sequence[Columns]) -> dict[str, np.ndarray]:
@@ -163,6 +163,35 @@ def join(labels: Labels, tables: Sequence[Columns]) -> dict[str, np.ndarray]:
     rows["case_key"] = keys[chosen]
     parameters = dict.fromkeys(n for table in tables for n in table if n not in rows)
     return rows | {n: _joined([t.get(n) for t in tables], sizes)[chosen] for n in parameters}
+
+
+def check_joinable(given: Columns, stored: Columns) -> None:
+    """Refuse parameters that one column with those of a store would not hold as they are."""
+    words = {"O": "texts", "b": "truth values"}
+    names = {*given, *stored} - {"case_key"} if len(stored["case_key"]) else ()
+    for name in names:
+        pieces = [of[name] for of in (stored, given) if name in of]
+        then, *now = (words.get(piece.dtype.kind, "numbers") for piece in pieces)
+        if [then] * len(now) != now:
+            raise ValueError(f"parameter {name!r}: the store holds {then}, got {now[0]}")
+        whole = [piece for piece in pieces if piece.dtype.kind == "i"]
+        if len(whole) < 2:  # they become floats
+            lost = [i for piece in whole for i in piece[abs(piece) > 2**53].tolist()]
+            if lost := [i for i in lost if int(float(i)) != i]:
+                raise ValueError(
+                    f"parameter {name!r}: expected integers that doubles hold, as other cases "
+                    f"have a fraction or none, got {lost[0]}"
+                )
+
+
+def n_in_common(given: Columns, stored: Columns) -> int:
+    """How many cases two tables of parameters begin with, if one begins with the other; else 0."""
+    n = min(len(next(iter(of.values()), ())) for of in (given, stored))
+    same = given.keys() == stored.keys() and all(
+        np.array_equal(column[:n], stored[name][:n], equal_nan=column.dtype.kind == "f")
+        for name, column in given.items()
+    )
+    return n if same else 0
 
 
 def _chosen(keys: np.ndarray, status: np.ndarray) -> np.ndarray:

@@ -7,6 +7,8 @@ import mmap
 import re
 from pathlib import Path
 
+from meanfield.results.atomic import read_regular
+
 DIGEST = "meanfield_digest"  # attribute or member with the digest of the content
 _HTML = rb'<meta name="generator" content="meanfield">'
 # By suffix, the bytes of the mark with what stands before and after it in that format, so that the
@@ -47,12 +49,12 @@ def check_replaceable(path: Path) -> Path:
 def is_description(path: Path) -> bool:
     """Whether a file is the `sweep.json` of a store, perhaps damaged, and not somebody else's."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError:
         return False
     try:
         entries = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return data.count(b"\0") == len(data) or b'"checksum": ' in data[:200]
     return isinstance(entries, dict) and {"schema", "checksum"} <= entries.keys()
 

@@ -22,7 +22,7 @@ import os
 import re
 import secrets
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -30,18 +30,29 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from meanfield.results.atomic import make_folder, remove_litter, write_whole
-from meanfield.results.cases import Columns, Labels, join, pack, unpack
+from meanfield.results.atomic import make_folder, read_regular, remove_litter, write_whole
+from meanfield.results.cases import (
+    Columns,
+    Labels,
+    check_joinable,
+    join,
+    n_in_common,
+    pack,
+    unpack,
+)
 from meanfield.results.encoding import check_names
+from meanfield.results.labels import printable
 from meanfield.results.marks import is_description
 from meanfield.results.provenance import versions
 
-SCHEMA = 4
+SCHEMA = 5
 _DESCRIPTION, _JOURNAL = "sweep.json", "written.txt"
 _FILE = re.compile(r"(grid|batch)-\d{8}T\d{12}-[0-9a-f]{8}\.npz")
+_STRANGE = "of another configuration or function"
 _LOADS = 10  # attempts, while another process merges files
 _MOST_FILES = 32  # small ones, beyond which they are merged; each costs 1 ms whenever it is read
 _SMALL = 2**25  # bytes
+_LAST = 10**20 - 1  # the highest time that a name can hold
 _log = logging.getLogger("meanfield")
 
 
@@ -62,7 +73,7 @@ class Store:
         self.labels = Labels.from_plain(description)
         self.damaged: dict[str, str] = {}
         self.missing: list[str] = []
-        self._configuration = _checksum(description["configuration"])
+        self._identity = _identity(description)
         self._tables: dict[str, Columns] = {}
         self._replaced: dict[str, list[str]] = {}  # by a merged file
         self.refresh()
@@ -101,24 +112,24 @@ class Store:
 
     def _names_written(self) -> set[str]:
         try:
-            text = (self.path / _JOURNAL).read_text(encoding="utf-8", errors="replace")
+            text = read_regular(self.path / _JOURNAL).decode(errors="replace")
         except OSError:
             return set()
         return {line for line in text.splitlines() if _FILE.fullmatch(line)}
 
     def _load(self, file: Path) -> None:
         try:
-            table, configuration, replaced = unpack(file, self.labels)
+            table, identity, replaced = unpack(file, self.labels)
         except FileNotFoundError:  # merged since the folder was listed
             if file.is_symlink():
                 self.damaged[file.name] = "a link that leads nowhere"
         except (OSError, ValueError, LookupError):
             self.damaged[file.name] = "a folder" if file.is_dir() else "damaged"
         else:
-            if configuration == self._configuration:
+            if identity == self._identity:
                 self._tables[file.name], self._replaced[file.name] = table, replaced
             else:
-                self.damaged[file.name] = "of another configuration"
+                self.damaged[file.name] = _STRANGE
 
     def rows(self) -> dict[str, np.ndarray]:
         """All cases, each once: `case_key`, parameters, values, `status` and `message`."""
@@ -150,9 +161,9 @@ class Store:
         # Later than the files that were there, also where the clock has been set back.
         latest = max((f.name.partition("-")[2] for f in self._files()), default="")[:21]
         now = int(f"{datetime.now(UTC):%Y%m%d%H%M%S%f}")
-        time = f"{max(now, 1 + int(latest.replace('T', '') or 0)):020d}"
+        time = f"{min(max(now, 1 + int(latest.replace('T', '') or 0)), _LAST):020d}"
         name = f"{kind}-{time[:8]}T{time[8:]}-{secrets.token_hex(4)}.npz"
-        write_whole(self.path / name, pack(columns, self._configuration, replaced))
+        write_whole(self.path / name, pack(columns, self._identity, replaced))
         # It only serves to name lost files, so an error here is no error of the sweep.
         with (
             contextlib.suppress(OSError),
@@ -160,20 +171,29 @@ class Store:
         ):
             journal.write(f"{name}\n")
 
-    def add_cases(self, columns: Columns) -> None:
-        """Write the keys and parameters of cases that are not in the store yet."""
+    def add_cases(self, parameters: Columns, make_keys: Callable[[int], np.ndarray]) -> np.ndarray:
+        """Write the cases that are not in the store yet; return what identifies each.
+
+        Args:
+            parameters: of all cases.
+            make_keys: makes what identifies the cases from the n-th on; those before it are the
+                first of the store.
+
+        Raises:
+            ValueError: parameters that one column with those of the store would not hold.
+        """
         rows = self.rows()
-        for name in columns.keys() & rows.keys():
-            stored, given = (
-                "texts" if of[name].dtype == object else "numbers" for of in (rows, columns)
-            )
-            if stored != given:
-                raise ValueError(f"parameter {name!r}: the store holds {stored}, got {given}")
-        known = rows["case_key"]
-        if (new := np.flatnonzero(~np.isin(columns["case_key"], known))).size:
-            added = {name: column[new] for name, column in columns.items()}
-            self.write({**added, "status": np.zeros(new.size, np.int8)}, kind="grid")
+        known = {name: of for name, of in rows.items() if name not in self.labels.blank(0)}
+        check_joinable(parameters, known)
+        stored = known.pop("case_key")
+        n = n_in_common(parameters, known)
+        keys = np.concatenate([stored[:n], make_keys(n)])
+        if n < len(keys) and (new := n + np.flatnonzero(~np.isin(keys[n:], stored))).size:
+            added = {name: column[new] for name, column in parameters.items()}
+            status = np.zeros(new.size, np.int8)
+            self.write({"case_key": keys[new], **added, "status": status}, kind="grid")
             self.refresh()
+        return keys
 
     def merge_files(self) -> None:
         """Merge small files if there are many; remove the old ones once the new one is safe.
@@ -196,7 +216,7 @@ class Store:
             return
         except (OSError, MemoryError) as error:
             warnings.warn(
-                f"store {self.path}: its {len(self.files)} files are not merged ({error}); they "
+                f"{_shown(self.path)}: its {len(self.files)} files are not merged ({error}); they "
                 "are whole and hold everything, and the same sweep again merges them",
                 stacklevel=3,
             )
@@ -223,7 +243,7 @@ class Store:
         troubles += [f"{name} (missing)" for name in self.missing]
         if troubles:
             warnings.warn(
-                f"store {self.path}: {', '.join(troubles[:5])}"
+                f"{_shown(self.path)}: {', '.join(troubles[:5])}"
                 + (f" and {len(troubles) - 5} more" if len(troubles) > 5 else "")
                 + ": their cases are pending, unless other files hold them; the same sweep again "
                 "computes them",
@@ -264,8 +284,9 @@ def open_store(
 
     Args:
         path: the folder.
-        description: "schema", "configuration", what the function has "carried" and its "code",
-            the labels, "attrs" and "provenance".
+        description: "schema", "configuration", what the function has "carried", digests of its
+            "source" and of what is "running" by name, the version of "python", the labels, "attrs"
+            and "provenance".
         stored: from `description_at`.
         accept_changed_code: do not look at what the function carries, nor at its code.
 
@@ -279,7 +300,8 @@ def open_store(
         if stored == {}:  # damaged
             _set_aside(path / _DESCRIPTION)
         stored = stored or _create(path, description)
-    _check_same(path, stored["configuration"], description["configuration"])
+    cure = "or the configuration it was begun with"
+    _check_same(path, stored["configuration"], description["configuration"], cure)
     _log_other_versions(path, stored)
     if not accept_changed_code:
         _check_function(path, stored, description)
@@ -293,12 +315,10 @@ def _create(path: Path, description: Mapping[str, Any]) -> Mapping[str, Any]:
     make_folder(path)
     if (path / _DESCRIPTION).exists():
         return _read_description(path)
-    strangers = Store(path, description).damaged
-    if "of another configuration" in strangers.values():
+    if strangers := [n for n, why in Store(path, description).damaged.items() if why == _STRANGE]:
         raise ValueError(
-            f"store {path}: {_DESCRIPTION} is damaged, and there are files of another "
-            f"configuration than that asked for, such as {next(iter(strangers))}; give another "
-            "path, or the configuration it was begun with"
+            f"{_shown(path)}: {_DESCRIPTION} is damaged, and there are files {_STRANGE} than that "
+            f"asked for, such as {strangers[0]}; give another path, or what it was begun with"
         )
     with contextlib.suppress(FileExistsError):
         write_whole(path / _DESCRIPTION, _pack_description(description), replace=False)
@@ -335,50 +355,62 @@ def _read_description(path: Path) -> dict[str, Any]:
             f"got {path}, which is something else{meant}"
         )
     try:
-        description = json.loads((path / _DESCRIPTION).read_bytes())
+        description = json.loads(read_regular(path / _DESCRIPTION))
         whole = description.pop("checksum") == _checksum(description)
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        schema = description["schema"]
+        if whole and schema == SCHEMA:
+            Labels.from_plain(description).blank(0)
+            _identity(description), description["attrs"], json.loads(description["provenance"])
+    except Exception:  # damaged bytes may raise anything
         whole = False
     if not whole:
         raise DamagedError(
-            f"store {path}: {_DESCRIPTION} is damaged or missing; the same sweep again writes it "
-            "anew and keeps the finished cases"
+            f"{_shown(path)}: {_DESCRIPTION} is damaged or missing; the same sweep again writes "
+            "it anew and keeps the finished cases"
         )
-    if description["schema"] != SCHEMA:
+    if schema != SCHEMA:
         raise ValueError(
-            f"store {path}: expected schema {SCHEMA}, got {description['schema']}: it belongs to "
-            "another version of this library"
+            f"{_shown(path)}: expected schema {SCHEMA}, got {schema}: it belongs to another "
+            "version of this library; give another path"
         )
     return description
 
 
-def _check_same(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+def _check_same(
+    path: Path, stored: Mapping[str, Any], given: Mapping[str, Any], cure: str
+) -> None:
+    """Refuse entries that differ, or are in one of two alone."""
     given = json.loads(json.dumps(given))
-    differing = [n for n in {**stored, **given} if stored.get(n) != given.get(n)]
-    if differing:
-        changes = "; ".join(
-            f"{n}: stored {_short(stored.get(n))}, now {_short(given.get(n))}" for n in differing
-        )
+    changes = "; ".join(
+        f"{n}: stored {_short(stored, n)}, now {_short(given, n)}"
+        for n in {**stored, **given}
+        if n not in stored or n not in given or stored[n] != given[n]
+    )
+    if changes:
         raise ValueError(
-            f"store {path} holds a sweep of another configuration ({changes}). Give another "
-            "path, or the configuration it was begun with"
+            f"{_shown(path)} holds a sweep of another configuration ({changes}). Give another "
+            f"path, {cure}"
         )
 
 
 def _check_function(path: Path, stored: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Refuse a function that carries something else; warn of changed or unreadable source."""
+    """Refuse a function that carries other values; warn of changed code, and name it."""
     then, now = stored["carried"], given["carried"]
-    both = then.keys() & now.keys()  # others come and go with the source
-    _check_same(path, {n: then[n] for n in both}, {n: now[n] for n in both})
-    name, trouble = given["configuration"]["function"], ""
-    if stored["code"] != given["code"]:
-        trouble = "the source, or a list or dict that it reads, is not what the store began with"
-    elif not given["code"]:
-        trouble = "the source cannot be read, so that a change of it goes unnoticed"
-    if trouble:
+    # Defaults and what is closed over come and go with the source, of which a warning tells.
+    compared = {n for n in {**then, **now} if "argument " in n} | (then.keys() & now.keys())
+    then, now = ({n: of[n] for n in sorted(compared) if n in of} for of in (then, now))
+    cure = "or accept_changed_code=True if it computes the same"
+    _check_same(path, then, now, cure)
+    kinds = ["source", *(["running"] if stored["python"] == given["python"] else [])]
+    changed = {
+        n for kind in kinds for n in {**stored[kind], **given[kind]}
+        if stored[kind].get(n) != given[kind].get(n)
+    }  # fmt: skip
+    if changed:
         warnings.warn(
-            f"store {path}: {name}: {trouble}; finished cases are kept as they are. Give another "
-            "store, or accept_changed_code=True if it computes the same",
+            f"{_shown(path)}: {given['configuration']['function']}: what the store was begun with "
+            f"has changed since in {', '.join(sorted(changed))}; finished cases are kept as they "
+            f"are. Give another store, {cure}",
             stacklevel=4,
         )
 
@@ -399,7 +431,7 @@ def _explained(path: Path, what: str) -> Iterator[None]:
     except OSError as error:
         raise type(error)(
             error.errno,
-            f"store {path} {what}: {error.strerror or error}. Finished batches are kept: make "
+            f"{_shown(path)} {what}: {error.strerror or error}. Finished batches are kept: make "
             "room or give a folder that can be written, and run the same sweep again to go on",
         ) from error
 
@@ -408,6 +440,17 @@ def _checksum(data: Any) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False) if value is not None else "nothing"
+def _identity(description: Mapping[str, Any]) -> str:
+    """The digest of what computes the values, which stands in every file."""
+    source, running = description["source"], description["running"]
+    code = {name: text or running.get(name) for name, text in source.items()}
+    return _checksum([description["configuration"], description["carried"], code])
+
+
+def _shown(path: Path) -> str:
+    return f"store {printable(str(path))}"
+
+
+def _short(values: Mapping[str, Any], name: str) -> str:
+    text = json.dumps(values[name], ensure_ascii=False) if name in values else "nothing"
     return text if len(text) <= 60 else text[:57] + "..."

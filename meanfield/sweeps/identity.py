@@ -1,39 +1,31 @@
-"""What identifies a computation: values by content, functions by name, source and what they carry.
+"""What identifies a computation: its values by content, its code by what its names reach.
 
-A function is more than its name: a method computes with its object, an inner function with what it
-closes over, and any function with its defaults and the objects of its module that it reads. Their
-contents are carried into the identity. What is not seen: functions of other modules that it calls.
+The function and all of its own module that its names reach count by their syntax trees, and beside
+these by what runs: bytecode and plain values. That stands in where there is no source, and tells
+a file that was edited after it was imported. Nothing is pickled.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import dataclasses
 import dis
 import functools
-import hashlib
 import inspect
-import json
-import math
-import pickle
+import linecache
 import sys
-import textwrap
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-import numpy as np
+from meanfield.sweeps.values import NAMED, canonical, digest, name_in_store, to_json
 
-from meanfield.checks import to_host
-
-# Made once, because `json.dumps` with these settings makes an encoder in each call.
-to_json = json.JSONEncoder(sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode
 _LONGEST = 200  # characters of a value that a message can still show; beyond them its digest
-_BY_NAME = (ModuleType, type, BuiltinFunctionType)  # what has no content of the user's
-_Found = Iterator[tuple[str, Any]]
+_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_WRITES = ("STORE_GLOBAL", "STORE_DEREF")
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_PLAIN = (str, int, float, complex, bytes, tuple, type(None))
 
 
 @dataclass(frozen=True)
@@ -42,199 +34,255 @@ class Identity:
 
     Attributes:
         name: its module (of a script: its file) and name; None if it is a lambda or has none.
-        code: digest of its source without comments, of that of the functions of its module that
-            it calls, and of lists and dicts that it reads; "" if no source can be read.
-        carried: what it computes with besides its arguments, by name, as plain data.
+        settings: those that are fixed, as plain data.
+        carried: what it computes with besides its arguments and settings, as plain data.
         unknown: what it carries and nobody can compare: name -> type.
+        source: of the names of its module that it reaches, digests of the trees that bind them.
+        running: of the same names, digests of bytecode and plain values, which one version of
+            Python can compare.
     """
 
     name: str | None
-    code: str
+    settings: dict[str, Any]
     carried: dict[str, Any]
     unknown: dict[str, str]
+    source: dict[str, str]
+    running: dict[str, str]
 
 
-def identity_of(function: Callable[..., Any]) -> Identity:
-    """The identity of a function, method, partial or decorated function."""
-    seen = _Seen()
-    seen.visit(function, "")
-    code = _digest(to_json([seen.sources, seen.containers])) if all(seen.sources) else ""
-    return Identity(_name_of(function), code, seen.carried, seen.unknown)
+def identity_of(
+    function: Callable[..., Any], settings: Iterable[tuple[str, Any]] = ()
+) -> Identity:
+    """The identity of a function, method, partial or decorated function, and of its settings.
 
-
-def canonical(value: Any, name: str = "value") -> Any:
-    """Plain data that are equal exactly when the values mean the same, for JSON.
-
-    Arrays and tensors count by content, dataclasses by type and fields; functions are refused.
+    Raises:
+        TypeError: a setting that cannot be compared.
     """
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):
-        # Numbers are spelled as texts: a text that reads as a number is marked as a text.
-        return {"text": value} if _reads_as_number(value) else value
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, (int, float)):
-        # One spelling per number; an int beyond the reach of floats keeps its digits.
-        small = abs(value) < 2**53 or math.inf == abs(value)
-        return repr(float(value) + 0.0) if small else repr(value)  # -0.0 is 0.0
-    if isinstance(value, Mapping):
-        return {str(k): canonical(v, f"{name}.{k}") for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [canonical(item, f"{name}[{i}]") for i, item in enumerate(value)]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return {"type": type(value).__qualname__, **canonical(fields, name)}
-    return _canonical_array(value, name)
+    first: Any = function
+    while isinstance(first, (functools.partial, MethodType)):
+        first = first.func if isinstance(first, functools.partial) else first.__func__
+    seen, name = _Seen(first), name_in_store(function)
+    seen.visit(function)
+    plain = {setting: seen.plain(setting, value) for setting, value in settings}
+    running = {n: text for n, text in seen.running.items() if n not in seen.written}
+    name_or_none = None if "<" in name else name
+    return Identity(name_or_none, plain, seen.carried, seen.unknown, seen.source, running)
 
 
-def _reads_as_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _canonical_array(value: Any, name: str) -> dict[str, Any]:
-    if hasattr(value, "detach"):  # a torch tensor, without importing torch
-        value = to_host(value)
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biuf":
-        raise TypeError(
-            f"{name}: expected numbers, text, lists, dicts, arrays, tensors or dataclasses of "
-            f"these, got {type(value).__name__}; a store must be able to tell whether it changed"
-        )
-    content = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
-    return {"array": content, "shape": list(value.shape), "dtype": str(value.dtype)}
-
-
-@dataclass
 class _Seen:
-    """What is found while a function and those that it calls are looked through."""
+    """What is found while a function, and what it reaches in its module, is looked through."""
 
-    sources: list[str] = field(default_factory=list)
-    containers: dict[str, Any] = field(default_factory=dict)
-    carried: dict[str, Any] = field(default_factory=dict)
-    unknown: dict[str, str] = field(default_factory=dict)
-    visited: set[Any] = field(default_factory=set)
+    def __init__(self, first: Any) -> None:
+        module = first.__module__
+        self.module, self.written, self._trees = module, set[str](), dict[str, ast.Module]()
+        self.carried, self.unknown = dict[str, Any](), dict[str, str]()
+        self.source, self.running = dict[str, str](), dict[str, str]()
+        known = module in sys.modules  # else the function was made by `exec`
+        self._scope = vars(sys.modules[module]) if known else inspect.unwrap(first).__globals__
 
-    def visit(self, function: Any, owner: str) -> None:
-        """Look through a function; `owner` stands before the names of what it carries."""
-        function = function.__wrapped__ if _is_cached(function) else function
-        if isinstance(function, functools.partial):
-            self.visit(function.func, owner)
-            given = {**{str(i): a for i, a in enumerate(function.args)}, **function.keywords}
-            self.take((f"argument {name}", value) for name, value in given.items())
-        elif isinstance(function, MethodType):
-            self.visit(function.__func__, owner)
-            if isinstance(function.__self__, type):
-                self.carried[f"{owner}class"] = function.__self__.__qualname__
-            else:
-                self.take([(f"{owner}self", function.__self__)])
-        elif not isinstance(function, FunctionType):
-            if isinstance(function.__call__, MethodType):  # an object that can be called
-                self.visit(function.__call__, owner)
-            else:
-                self.sources.append("")
-        elif function not in self.visited:
-            self.visited.add(function)
-            self.sources.append(_source(function))
-            self.take(_carried_by(function, owner), function.__module__)
-            if inspect.unwrap(function) is not function:
-                self.visit(inspect.unwrap(function), owner)
-
-    def take(self, found: Any, module: str = "") -> None:
-        """Carry values; look through functions of the module; name what cannot be compared."""
-        for name, value in found:
-            if isinstance(value, FunctionType) or _is_cached(value):
-                if value.__module__ == module or "<locals>" in value.__qualname__:
-                    self.visit(value, f"{value.__name__}: ")
-            elif isinstance(value, (list, dict, set)):  # perhaps a cache: a change is a warning
-                self.containers[name] = _content(value) or type(value).__name__
-            elif not isinstance(value, _BY_NAME):
-                content = _content(value)
-                if content is None:
-                    self.unknown[name] = type(value).__name__
-                else:
-                    self.carried[name] = content
-
-
-def _carried_by(function: FunctionType, owner: str) -> _Found:
-    """Defaults, what it closes over, and objects of its module; not those that it sets itself."""
-    code = function.__code__
-    names = code.co_varnames[: code.co_argcount]
-    defaults = function.__defaults__ or ()
-    first = len(names) - len(defaults)
-    given = {**dict(zip(names[first:], defaults, strict=True)), **(function.__kwdefaults__ or {})}
-    yield from ((f"{owner}default {name}", value) for name, value in given.items())
-    read, written = _names_in(code)
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # not bound yet
-            if name not in written:
-                yield f"{owner}closure {name}", cell.cell_contents
-    for name in sorted(read - written):
-        if name in function.__globals__ and not name.startswith("__"):
-            yield f"{owner}global {name}", function.__globals__[name]
-
-
-def _names_in(code: CodeType) -> tuple[set[str], set[str]]:
-    """The globals that a code reads, and the globals and closed-over names that it sets."""
-    read, written = set(), set()
-    for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            read.add(str(step.argval))
-        elif step.opname in ("STORE_GLOBAL", "STORE_DEREF"):
-            written.add(str(step.argval))
-    for inner in code.co_consts:
-        if isinstance(inner, CodeType):
-            more = _names_in(inner)
-            read, written = read | more[0], written | more[1]
-    return read, written
-
-
-def _content(value: Any) -> Any:
-    """Plain data of a value, or the digest of its pickle; None if it has neither."""
-    try:
-        plain = canonical(value)
-    except TypeError:
+    def plain(self, name: str, value: Any) -> Any:
+        """A value as plain data, its functions and classes looked through."""
+        named: list[Any] = []
         try:
-            return {"pickle": hashlib.sha256(pickle.dumps(value, 4)).hexdigest()[:16]}
-        except Exception:  # objects raise what they like when they are pickled
-            return None
-    text = to_json(plain)
-    return plain if len(text) <= _LONGEST else {"digest": _digest(text)}
+            return canonical(value, name, named)
+        finally:
+            for each in named:
+                self.visit(each, f"{name}: ")
+
+    def take(self, name: str, value: Any, *, required: bool = True) -> None:
+        """Carry a value; one that cannot be compared is unknown if it is required."""
+        try:
+            text = to_json(plain := self.plain(name, value))
+            self.carried[name] = plain if len(text) <= _LONGEST else {"digest": digest(text)}
+        except TypeError:
+            if required:
+                self.unknown[name] = type(value).__name__
+
+    def visit(self, value: Any, owner: str = "") -> None:
+        """Look through a function or a class; `owner` stands before what it carries."""
+        if isinstance(value, functools.partial):
+            self.visit(value.func, owner)
+            given = {**{str(i): a for i, a in enumerate(value.args)}, **value.keywords}
+            for name, argument in given.items():
+                self.take(f"{owner}argument {name}", argument)
+        elif isinstance(value, MethodType):
+            self.visit(value.__func__, owner)
+            self.take(f"{owner}self", value.__self__)
+        elif not isinstance(value, NAMED):
+            self.take(f"{owner}self", value)
+        elif value.__module__ == self.module:
+            first, *rest = value.__qualname__.split(".")
+            at = functools.reduce(lambda x, n: getattr(x, n, None), rest, self._scope.get(first))
+            at_top = getattr(at, "__func__", at) is value
+            if at_top:
+                self.reach(first, _file_of(value))
+            else:
+                self._visit_local(value, owner)
+            # Of a function at the top of its module the source says what the others are.
+            for name, default in _defaults(value):
+                self.take(f"{owner}default {name}", default, required=not at_top)
+
+    def _visit_local(self, value: Any, owner: str) -> None:
+        """What is defined inside of a function: its tree is that at its line."""
+        codes, file = _codes(value), _file_of(value)
+        place = owner + (codes[0].co_qualname if codes else value.__qualname__)
+        if place not in self.source:
+            nodes = (node for node in ast.walk(self._tree(file)) if _defines(node, value, codes))
+            self._note(place, nodes, value)
+            for name in sorted(_names_in(codes, _READS)):
+                self.reach(name, file)
+            for name, content in _closed_over(value):
+                if isinstance(content, (list, dict, set)):  # perhaps a cache: it warns
+                    text = to_json(self.plain(name, content))
+                    self.source[f"{owner}closure {name}"] = digest(text)
+                elif name not in _names_in(codes, _WRITES):
+                    self.take(f"{owner}closure {name}", content)
+
+    def reach(self, name: str, file: str) -> None:
+        """Note what binds a name of the module, and follow the names that this reads."""
+        value = self._scope.get(name)
+        own = isinstance(value, NAMED) and value.__module__ == self.module
+        bound = _bound(self._tree(file)).get(name, [])
+        if not bound and own:  # in another cell of a notebook
+            file = _file_of(value)
+            bound = _bound(self._tree(file)).get(name, [])
+        if name in self.source or name.startswith("__") or not (bound or name in self._scope):
+            return
+        self._note(name, bound, value)
+        read = _names_in(_codes(value) if own else (), _READS)
+        for each in sorted(read.union(*map(_read_by, bound))):
+            self.reach(each, file)
+
+    def _note(self, name: str, nodes: Iterable[ast.AST], value: Any) -> None:
+        text = "\n".join(map(ast.unparse, nodes))
+        self.source[name] = digest(text) if text else ""
+        self.running[name] = digest(repr(_running(value, self.module)))
+        self.written |= _names_in(_codes(value), _WRITES)
+
+    def _tree(self, file: str) -> ast.Module:
+        """The tree of a file; empty where it cannot be read."""
+        file = self._scope.get("__file__") or file
+        if file not in self._trees:
+            linecache.checkcache(file)
+            self._trees[file] = _parsed("".join(linecache.getlines(file, self._scope)))
+        return self._trees[file]
 
 
-def _source(function: FunctionType) -> str:
-    """The source without comments; "" where it cannot be read, such as in a shell."""
+@functools.lru_cache(16)
+def _parsed(text: str) -> ast.Module:
+    """The tree of a module without docstrings."""
     try:
-        return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
-    except (OSError, TypeError, SyntaxError):
-        return ""
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
+    for node in ast.walk(tree):
+        if isinstance(node, _SCOPES) and ast.get_docstring(node, clean=False) is not None:
+            node.body[:1] = [] if node.body[1:] else [ast.Pass()]
+    return ast.fix_missing_locations(tree)
 
 
-def _name_of(function: Callable[..., Any]) -> str | None:
-    if isinstance(function, MethodType) and isinstance(function.__self__, type):
-        name = f"{function.__self__.__qualname__}.{function.__name__}"
-    else:
-        name = getattr(function, "__qualname__", "<no name>")
-    return None if "<" in name else f"{_module_of(function)}:{name}"
+@functools.lru_cache(16)
+def _bound(tree: ast.Module) -> dict[str, list[ast.stmt]]:
+    """Of each name of a module the statements that bind it, or a part of it, in order."""
+    found: dict[str, list[ast.stmt]] = {}
+    imported: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, _SCOPES):
+            names = {node.name}
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names = {(one.asname or one.name).partition(".")[0] for one in node.names}
+            imported |= names
+        else:
+            stored = [n for n in ast.walk(node) if isinstance(getattr(n, "ctx", None), ast.Store)]
+            # Of `table["a"].b = 1` that is `table`.
+            roots = {n.id for one in stored for n in ast.walk(one) if isinstance(n, ast.Name)}
+            names = {one.id for one in stored if isinstance(one, ast.Name)} | (roots - imported)
+        for name in names:
+            found.setdefault(name, []).append(node)
+    return found
 
 
-def _module_of(function: Callable[..., Any]) -> str:
-    """The module by the name that imports it; of a script the name of its file."""
-    if function.__module__ != "__main__":
-        return function.__module__
-    main = sys.modules["__main__"]
-    if main.__spec__ is not None:  # python -m
-        return main.__spec__.name
-    file = getattr(main, "__file__", None)
-    return "interactive" if file is None else Path(file).stem
+def _read_by(node: ast.stmt) -> set[str]:
+    """The names of the module that a statement reads, by what it compiles to."""
+    return _names_in([compile(ast.Module([node], []), "", "exec", dont_inherit=True)], _READS)
 
 
-def _is_cached(function: Any) -> bool:
-    return isinstance(function, functools._lru_cache_wrapper)
+def _defines(node: ast.AST, value: Any, codes: list[CodeType]) -> bool:
+    """Whether a node is the definition of a function, by its line, or of a class."""
+    if isinstance(value, type):
+        return isinstance(node, ast.ClassDef) and node.name == value.__name__
+    if not isinstance(node, (*_SCOPES, ast.Lambda)) or not codes:
+        return False
+    lines = [one.lineno for one in (node, *getattr(node, "decorator_list", ()))]
+    named = getattr(node, "name", "<lambda>"), min(lines)
+    return named == (codes[0].co_name, codes[0].co_firstlineno)
 
 
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+def _running(value: Any, module: str) -> Any:
+    """What runs under a name: bytecode of functions, plain values, names of all others."""
+    if isinstance(value, ModuleType):
+        return value.__name__
+    if isinstance(value, NAMED) and value.__module__ != module:
+        return name_in_store(value)
+    if isinstance(value, NAMED):
+        held = vars(value) if isinstance(value, type) else {}
+        own = [(n, _running(v, module)) for n, v in held.items() if isinstance(v, _PLAIN)]
+        steps = [_instructions(code) for code in _codes(value)]
+        return steps, [item for item in own if not item[0].startswith("__")]
+    with contextlib.suppress(TypeError):
+        return to_json(canonical(value)) if isinstance(value, _PLAIN) else None
+
+
+def _codes(value: Any) -> list[CodeType]:
+    """The code of a function and of those that it wraps, or of the methods of a class."""
+    codes = []
+    for each in vars(value).values() if isinstance(value, type) else (value,):
+        each = each.fget if isinstance(each, property) else each
+        each = each.func if isinstance(each, functools.cached_property) else each
+        while each is not None:
+            codes += [each.__code__] if isinstance(each, FunctionType) else []
+            each = getattr(each, "__wrapped__", None)
+    return codes
+
+
+@functools.lru_cache(4096)
+def _instructions(code: CodeType) -> list[Any]:
+    """The steps of a code without positions and without docstrings, which nothing loads."""
+    steps: list[Any] = []
+    for step in dis.get_instructions(code):
+        inner = isinstance(step.argval, CodeType)
+        held = (
+            sorted(map(repr, step.argval)) if isinstance(step.argval, frozenset) else step.argval
+        )
+        steps.append((step.opname, _instructions(step.argval) if inner else repr(held)))
+    return steps
+
+
+def _names_in(codes: Iterable[CodeType], kinds: tuple[str, ...]) -> set[str]:
+    """The names that codes, and those inside of them, read or write."""
+    found: set[str] = set()
+    for code in codes:
+        found |= {str(s.argval) for s in dis.get_instructions(code) if s.opname in kinds}
+        found |= _names_in([c for c in code.co_consts if isinstance(c, CodeType)], kinds)
+    return found
+
+
+def _defaults(value: Any) -> Iterator[tuple[str, Any]]:
+    function = inspect.unwrap(value)
+    if isinstance(function, FunctionType):
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
+        given = function.__defaults__ or ()
+        yield from zip(names[len(names) - len(given) :], given, strict=True)
+        yield from (function.__kwdefaults__ or {}).items()
+
+
+def _closed_over(value: Any) -> Iterator[tuple[str, Any]]:
+    value = value.__wrapped__ if isinstance(value, functools._lru_cache_wrapper) else value
+    if isinstance(value, FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # not bound yet
+                yield name, cell.cell_contents
+
+
+def _file_of(value: Any) -> str:
+    return next((code.co_filename for code in _codes(value)), "")

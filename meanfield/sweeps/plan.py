@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
@@ -24,13 +25,14 @@ import numpy as np
 
 from meanfield.checks import name_of
 from meanfield.results import Variable
-from meanfield.results.cases import RESERVED, Columns, Labels
+from meanfield.results.cases import RESERVED, Labels
 from meanfield.results.encoding import check_attrs
 from meanfield.results.provenance import provenance
 from meanfield.results.store import SCHEMA
 from meanfield.sweeps.fixed import copier
-from meanfield.sweeps.grid import Case, Grid, case_keys, cases_of, columns_of
-from meanfield.sweeps.identity import Identity, canonical, identity_of
+from meanfield.sweeps.grid import Case, Grid, axes_of, cases_of, columns_of
+from meanfield.sweeps.identity import Identity, identity_of
+from meanfield.sweeps.values import canonical
 
 _VECTORISED = 1024  # cases in one call of a vectorised function; its memory grows with them
 _MOST_BYTES = 2**27  # of the results in a batch
@@ -89,30 +91,6 @@ class Task:
         object.__setattr__(self, "coords", coords)
         _check_names(self)
 
-    @property
-    def identity(self) -> Identity:
-        """What identifies the function in a store.
-
-        Raises:
-            TypeError: it has no name, or carries what cannot be compared; with a `name` it may.
-        """
-        found = identity_of(self.function)
-        if self.name is not None:
-            return replace(found, name=self.name)
-        if found.name is None:
-            raise TypeError(
-                f"fn: expected a named function, by which the store is recognised, got "
-                f"{self.function!r}; define it at the top of a module or give Task(..., name=...)"
-            )
-        if found.unknown:
-            names = ", ".join(f"{name} ({kind})" for name, kind in found.unknown.items())
-            raise TypeError(
-                f"fn: {found.name} computes with {names}, and a store cannot tell whether that "
-                "changed; make it in the function, pass numbers in `fixed`, or say with "
-                "Task(..., name=...) that it is the same whenever the name is"
-            )
-        return found
-
     @cached_property
     def arguments(self) -> frozenset[str]:
         """The names of the arguments that the function takes."""
@@ -160,45 +138,67 @@ class SweepPlan:
     fixed: dict[str, Any]
     seed: int
     attrs: dict[str, Any] = field(default_factory=dict)
-
-    @cached_property
-    def keys(self) -> np.ndarray:
-        """What identifies each case, see `case_keys`."""
-        return case_keys(self.cases)
+    axes: dict[str, list[Any]] | None = None  # of a product grid
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
         """The values of each parameter over the cases, see `columns_of`."""
-        return columns_of(self.cases)
+        return columns_of(self.cases, self.axes)
 
-    def configuration(self, function: Identity) -> dict[str, Any]:
-        """All that the values depend on besides the cases, as plain data.
+    @cached_property
+    def identity(self) -> Identity:
+        """What identifies the function and its settings in a store.
 
-        Not the grid, which may grow, nor batches, executors, paths and versions.
+        Raises:
+            TypeError: it has no name, or it or a setting cannot be compared; with a name for the
+                task what the function carries may be what cannot.
         """
         task = self.task
-        return {
+        found = identity_of(task.function, _by_field(self.fixed))
+        if task.name is not None:
+            return replace(found, name=task.name)
+        if found.name is None:
+            raise TypeError(
+                f"fn: expected a named function, by which the store is recognised, got "
+                f"{task.function!r}; define it at the top of a module or give Task(..., name=...)"
+            )
+        if found.unknown:
+            names = ", ".join(f"{name} ({kind})" for name, kind in found.unknown.items())
+            raise TypeError(
+                f"fn: {found.name} computes with {names}, and a store cannot tell whether that "
+                "changed; pass its data in `fixed`, or say with Task(..., name=...) that it is "
+                "the same whenever the name is"
+            )
+        return found
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """What `sweep.json` holds, see `results.store`, but for the provenance.
+
+        The configuration is all that the values depend on besides the cases and the function:
+        not the grid, which may grow, nor batches, executors, paths and versions.
+        """
+        task, function = self.task, self.identity
+        configuration = {
             "function": function.name,
             "seed": self.seed,
-            **{f"fixed.{name}": canonical(v, name) for name, v in _by_field(self.fixed)},
+            **{f"fixed.{name}": plain for name, plain in function.settings.items()},
             **{
                 f"coords.{name}": canonical(v.tolist() if v.dtype.kind in "UO" else v)
                 for name, v in task.coords.items()
             },
             **{f"variable.{v.name}": [v.dtype, list(v.dims)] for v in task.variables or ()},
         }
-
-    def description(self, function: Identity) -> dict[str, Any]:
-        """What `sweep.json` holds, see `results.store`."""
-        configuration, carried = self.configuration(function), function.carried
-        identity = {"configuration": configuration, "carried": carried, "code": function.code}
-        about = {"attrs": self.attrs, "provenance": self.provenance}
-        return {"schema": SCHEMA, **identity, **self.task.labels.plain, **about}
-
-    def rows(self, places: Sequence[int] | slice, values: Columns) -> dict[str, np.ndarray]:
-        """The columns of some cases as a store takes them: keys, parameters and values."""
-        parameters = {name: column[places] for name, column in self.columns.items()}
-        return {"case_key": self.keys[places], **parameters, **values}
+        return {
+            "schema": SCHEMA,
+            "configuration": configuration,
+            "carried": function.carried,
+            "source": function.source,
+            "running": function.running,
+            "python": "{}.{}".format(*sys.version_info),
+            **task.labels.plain,
+            "attrs": self.attrs,
+        }
 
     def units(
         self, missing: np.ndarray, size: int | None = None, shard: tuple[int, int] = (0, 1)
@@ -223,13 +223,17 @@ class SweepPlan:
     def with_variables(self, variables: Sequence[Variable] | None) -> SweepPlan:
         """The same plan with the variables that the function was found to return."""
         task = replace(self.task, variables=variables)
-        _check_names(task, {name for case in self.cases for name in case})
-        return replace(self, task=task)
+        _check_names(task, self.columns)
+        plan = replace(self, task=task)
+        # As it was before the first case, which may have changed what the function carries.
+        vars(plan).update({n: v for n, v in vars(self).items() if n not in _FIELDS})
+        return plan
 
     @cached_property
     def provenance(self) -> str:
         """What is computed, in readable form, with versions and date; see `results.provenance`."""
-        values = {name: [case.get(name) for case in self.cases] for name in self.cases[0]}
+        first = self.cases[0]
+        values = self.axes or {n: [case.get(n) for case in self.cases] for n in first}
         spec = {
             "function": self.task.label,
             "fixed": {name: _plain(value) for name, value in _by_field(self.fixed)},
@@ -241,6 +245,9 @@ class SweepPlan:
         return provenance(spec, seed=self.seed, dtype=kind, device=device)
 
 
+_FIELDS = {f.name for f in fields(SweepPlan)}
+
+
 def make_plan(
     fn: Task | Callable[..., Mapping[str, Any]],
     grid: Grid,
@@ -250,7 +257,8 @@ def make_plan(
 ) -> SweepPlan:
     """Check the arguments of a sweep and put them together."""
     cases, fixed = cases_of(grid), dict(fixed or {})
-    kinds = {tuple(case): case for case in cases}  # ragged grids have several
+    axes = axes_of(grid) if isinstance(grid, Mapping) else None
+    kinds = {tuple(case): case for case in (cases[:1] if axes else cases)}  # ragged: several
     parameters = {name for kind in kinds for name in kind}
     if both := sorted(parameters & set(fixed)):
         raise ValueError(f"fixed: expected names that are not in the grid, got {both} in both")
@@ -266,7 +274,7 @@ def make_plan(
     check_attrs(attrs := dict(attrs or {}), "the sweep")
     if "provenance" in attrs:
         raise ValueError("attrs: expected another name than provenance, which the sweep writes")
-    plan = SweepPlan(task, cases, fixed, int(seed), attrs)
+    plan = SweepPlan(task, cases, fixed, int(seed), attrs, axes)
     _ = plan.columns  # refuses values that one column cannot hold
     return plan
 
@@ -305,8 +313,9 @@ def _check_names(task: Task, parameters: Iterable[str] = ()) -> None:
 def _by_field(fixed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The fixed settings by name, those that are dataclasses field by field: ``s.radius``."""
     for name, value in fixed.items():
-        if is_dataclass(value) and not isinstance(value, type):
-            yield name, type(value).__qualname__
+        expanded = is_dataclass(value) and not isinstance(value, type)
+        if expanded and not hasattr(value, "identified_by"):
+            yield name, type(value)
             for one in fields(value):
                 yield f"{name}.{one.name}", getattr(value, one.name)
         else:
@@ -320,5 +329,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         more = [f"… {len(value)}"] if len(value) > _SHOWN else []
         return [*map(_plain, value[:_SHOWN]), *more]
-    text = repr(value)
+    text = value.__qualname__ if isinstance(value, type) else repr(value)
     return text if len(text) <= _WORDS else text[: _WORDS - 1] + "…"

@@ -14,7 +14,7 @@ from meanfield.results.cases import FAILED, PENDING, Columns, Labels
 from meanfield.results.store import Store, description_at, open_store
 from meanfield.sweeps.batches import Batch
 from meanfield.sweeps.executors import Run, check_executor
-from meanfield.sweeps.grid import Grid
+from meanfield.sweeps.grid import Grid, case_keys
 from meanfield.sweeps.plan import SweepPlan, Task, make_plan
 from meanfield.sweeps.progress import Progress
 
@@ -63,10 +63,12 @@ def sweep(
         case_timeout: seconds after which a case is ended and has failed, or a vectorised call is
             ended and its cases are run one at a time; needs a number as `executor`.
         retry_failed: run failed cases of the store again.
-        accept_changed_code: neither warn nor refuse if the source of the function, or what it
-            carries, changed since the store was created. Seen are the function, those of its
-            module that it calls, its defaults, closures and object, and the objects of its module
-            that it reads; not what it calls in other modules.
+        accept_changed_code: take the function of a store for the same, whatever has changed.
+            Seen are the function and all of its own module that its names reach (functions,
+            classes with their bases, assignments, decorators): a change warns and names them.
+            Settings, defaults, arguments of a partial, closures and bound objects count by value:
+            a change is refused. Not seen are other modules beyond the names taken from them, what
+            happens to objects after they were assigned, data files and the environment.
         progress: a bar on a terminal, a line a minute in the log "meanfield" elsewhere.
 
     Returns:
@@ -99,8 +101,7 @@ def sweep(
     stored = None if path is None else description_at(path)
     plan = make_plan(fn, grid, fixed, seed, attrs)
     if path is not None:  # what a store cannot identify is refused before the first case
-        identity = plan.task.identity
-        _ = plan.configuration(identity)
+        _ = plan.identity
     if plan.task.variables is None and stored:
         plan = plan.with_variables(Labels.from_plain(stored).variables)
     run = Run(plan.cases, executor, case_timeout)
@@ -109,9 +110,8 @@ def sweep(
         plan, first = _probe(plan, run)
     files = None
     if path is not None:
-        described = plan.description(identity)
-        files = open_store(path, described, stored, accept_changed_code=accept_changed_code)
-        files.add_cases(plan.rows(slice(None), {}))
+        description = plan.description | ({} if stored else {"provenance": plan.provenance})
+        files = open_store(path, description, stored, accept_changed_code=accept_changed_code)
     table = _Table(plan, files)
     try:
         for places, batch in first:
@@ -143,7 +143,8 @@ class _Table:
             self._provenance, self._rows = plan.provenance, self._labels.blank(len(plan.cases))
         else:
             self._provenance = store.description["provenance"]
-            self._rows = store.rows_of(plan.keys)
+            self._keys = store.add_cases(plan.columns, lambda n: case_keys(plan.cases[n:]))
+            self._rows = store.rows_of(self._keys)
 
     def missing(self, retry_failed: bool) -> np.ndarray:
         """Which cases are to be run."""
@@ -156,7 +157,8 @@ class _Table:
             return
         columns = {**self._labels.blank(len(places)), **columns}
         if self._store is not None:
-            self._store.write(self._plan.rows(places, columns))
+            parameters = {name: column[places] for name, column in self._plan.columns.items()}
+            self._store.write({"case_key": self._keys[places], **parameters, **columns})
         for name, column in columns.items():
             self._rows[name][places] = column
 
@@ -165,7 +167,7 @@ class _Table:
         if self._store is None:
             return "nothing is kept: the sweep has no store"
         self._store.refresh()  # a signal may have come between the file and our own rows
-        n_kept = int((self._store.rows_of(self._plan.keys)["status"] != PENDING).sum())
+        n_kept = int((self._store.rows_of(self._keys)["status"] != PENDING).sum())
         return (
             f"{n_kept} of {len(self._plan.cases)} cases are kept in {self._store.path}; run the "
             "same sweep again to go on"

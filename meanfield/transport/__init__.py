@@ -27,7 +27,7 @@ NumPy arrays in, NumPy arrays out; everything else comes back as tensors. In the
 
 # Reading order; a file imports only those before it: problem · certificate · plans (c_transform ·
 # formulas · exact · clusters · columns) · pairs · coupling · result · solve · conditional ·
-# gradients · entropic.
+# gradients · entropic · known · submissions.
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ from meanfield.transport.coupling import Coupling
 from meanfield.transport.entropic import conditional_sinkhorn_divergence, sinkhorn_divergence
 from meanfield.transport.gradients import conditional_w2, w1, w2, wp
 from meanfield.transport.grading import certify
+from meanfield.transport.known import known_names, known_problem
 from meanfield.transport.result import TransportResult
 from meanfield.transport.solve import solve_w2, solve_wp
+from meanfield.transport.submissions import grade
 
 __all__ = [
     "Coupling",
@@ -45,6 +47,9 @@ __all__ = [
     "certify",
     "conditional_sinkhorn_divergence",
     "conditional_w2",
+    "grade",
+    "known_names",
+    "known_problem",
     "sinkhorn_divergence",
     "solve_conditional_w2",
     "solve_w2",

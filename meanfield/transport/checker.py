@@ -2,7 +2,7 @@
 
 Potentials with fᵢ + g_j ≤ ‖xᵢ − y_j‖^p, lowered where they fail, give W_p^p ≥ ⟨a, f⟩ + ⟨b, g⟩. A
 plan scaled down to its marginals, the rest sent through a centre z at 2^{p−1}‖· − z‖^p, costs that
-or more. Integers only, in n m steps: points in units 2^e, ends 2^{e−s}, f and g 2^{pe−s}.
+or more. Integers of at most 2¹⁶ bits: points in units 2^e, ends 2^{e−s}, f and g 2^{pe−s}.
 """
 
 import hashlib
@@ -25,9 +25,10 @@ def check(path: str) -> tuple[int, Fraction, Fraction]:
     p, e, s, lower, upper, x, y, a, b, f, g, rows, cols, mass = (data[name] for name in names)
     are_atoms = {*rows} <= {*range(len(x))} and {*cols} <= {*range(len(y))}
     fits = [len(a), len(b), len(f), len(g)] == [len(x), len(y)] * 2 and min(a + b + mass) >= 0
-    sane = 0 < p < 100 and abs(e) < 10_000 and 0 <= s < 100_000 and 0 <= lower <= upper
+    bits = 2 * (s + p * max(8 + t.bit_length() for point in x + y for t in point))
+    sane = 0 < p < 100 and abs(e) < 10_000 and 0 <= 2 * s <= bits < 2**16 and 0 <= lower <= upper
     if not (are_atoms and fits and sane):
-        raise ValueError("expected sizes that fit, entries at atoms, masses ≥ 0 and ends in order")
+        raise ValueError("expected sizes that fit, entries at atoms, masses ≥ 0, ends in order")
 
     def cost(point: list[int], other: list[int], up: int = 0) -> int:  # rounded down or up
         square = sum((t - u) ** 2 for t, u in zip(point, other, strict=True))
@@ -37,9 +38,8 @@ def check(path: str) -> tuple[int, Fraction, Fraction]:
     a, mass, b = [t * of_b for t in a], [t * of_b for t in mass], [t * of_a for t in b]
     for i, point in enumerate(x):
         for j, other in enumerate(y):
-            excess = max(f[i] + g[j] - cost(point, other), 0)
             lighter, k = (f, i) if a[i] < b[j] else (g, j)
-            lighter[k] -= excess
+            lighter[k] -= max(f[i] + g[j] - cost(point, other), 0)
     gained = sum(map(int.__mul__, a + b, f + g))
     for index, full in ((rows, a), (cols, b)):
         held = [0] * len(full)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import number, to_host
+from meanfield.errors import MissingExtraError
 from meanfield.measures import MASS_TOLERANCE, ParticleMeasure
 from meanfield.transport.conditional import conditioned_pair, grouped_conditions
 from meanfield.transport.pairs import Measure, as_measures
@@ -29,9 +30,20 @@ def sinkhorn_divergence(
 ) -> Any:
     """S_ε(μ, ν) = OT_ε(μ, ν) − ½ OT_ε(μ, μ) − ½ OT_ε(ν, ν), ε = 2 blur², cost ‖x − y‖².
 
-    It tends to W₂² (not W₂, and twice GeomLoss's number) as blur → 0, and is smooth in points
-    and weights. It is no bound: its error is set by `scaling` (the annealing has finitely
-    many steps), 0.1 to 3 %; `solve_w2` gives W₂ itself. Sinkhorn iterations run
+    It tends to W₂² (not W₂, and twice GeomLoss's number) as blur → 0 and scaling → 1, and is
+    smooth in points and weights. It is no bound: the annealing ends before the marginals agree,
+    which `scaling` decides and no blur mends. Below W₂² at small blurs by at most, in time that
+    grows as 1/(1 − scaling):
+
+    =========================================  =============  ====  ====
+    `scaling`                                  0.9 (default)  0.97  0.99
+    =========================================  =============  ====  ====
+    60 pairs of clouds of up to 8 points       13 %           4 %   1 %
+    (half of them by less than)                0.5 %          0.1 %  0.1 %
+    8 pairs of 100 points                      1.1 %          0.5 %
+    =========================================  =============  ====  ====
+
+    `solve_w2` gives W₂ itself, in less time up to some thousand points. Sinkhorn iterations run
     on the device of the points: with matrices of all pairs up to 2 GB (2,988 points, or 4,225 in
     single precision), beyond by GeomLoss's online backend, in memory O(n), which needs pykeops.
 
@@ -46,7 +58,7 @@ def sinkhorn_divergence(
 
     Raises:
         ValueError: settings out of range, and what `solve_w2` refuses.
-        ImportError: more points than matrices are made for, and no pykeops.
+        MissingExtraError: more points than matrices are made for, and no pykeops.
     """
     blur = number(blur, "blur", above=0)
     scaling = number(scaling, "scaling", above=0, below=1)
@@ -74,8 +86,11 @@ def conditional_sinkhorn_divergence(
 ) -> Any:
     """∫ S_ε(μˢ, νˢ) dθ(s), or with a penalty λ the divergence S_ε of the points (x, √λ s).
 
-    It tends to the square of `conditional_w2` as blur → 0; +∞ where nothing may change its
-    condition and the first marginals differ.
+    It tends to the square of `conditional_w2` as blur → 0 and scaling → 1; +∞ where nothing may
+    change its condition and the first marginals differ. Errors are those of `sinkhorn_divergence`
+    relative to the costs (x, √λ s): a penalty that makes changes of condition dear beside what
+    points move hides the latter (λ = 2²⁰: 69 % of 30 small distances at worst, at scaling = 0.99
+    still 20 %). There `conditional_w2` is the number.
 
     Args:
         mu: μ̄, as for `solve_conditional_w2`.
@@ -199,11 +214,8 @@ def _divergence(
     if _MATRICES * most**2 * x.element_size() <= _MEMORY:
         loss = SamplesLoss("sinkhorn", **settings, cost=_HalfSquares.apply, backend="tensorized")
     elif importlib.util.find_spec("pykeops") is None:
-        raise ImportError(
-            f"sinkhorn_divergence: expected pykeops for clouds of {most:,} points, whose matrices "
-            f"of costs would take more than {_MEMORY / 1e9:g} GB; pip install pykeops (the extra "
-            "`keops` of this library), or take fewer points"
-        )
+        what = f"sinkhorn_divergence of {most:,} points, with costs beyond {_MEMORY / 1e9:g} GB,"
+        raise MissingExtraError("pykeops", "keops", what)
     else:
         loss = SamplesLoss("sinkhorn", **settings, backend="online")
     return loss(a, x, b, y)

@@ -117,9 +117,9 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
     def save(self, path: str | os.PathLike[str], *, check: bool = True) -> Path:
         """Write points, weights, plan and potentials as exact numbers, and prove the interval.
 
-        The file can be proven anywhere, without this library and in exact arithmetic, by
-        ``python checker.py FILE``, a script of 60 lines that imports the standard library only
-        (`meanfield.transport.checker`). Atoms without mass are left out.
+        ``python -m meanfield.transport.checker FILE`` proves the file in exact arithmetic; so
+        does the script alone, without this library: 60 lines that import the standard library
+        only. Atoms without mass are left out.
 
         Args:
             path: its suffix is ``.proof``; such a file is replaced.

@@ -428,14 +428,14 @@ def test_bilinear_parameters_give_back_a_and_v():
 
 
 @pytest.mark.gpu
-def test_the_gpu_agrees_with_the_cpu():
+def test_the_device_agrees_with_the_cpu(device):
     par = AttentionParameters.random(8, n_heads=2, biases=True)
     mu = ParticleMeasure.from_sequence(torch.randn(50, 8, dtype=F64))
     for causal in (False, True):
-        here, there = SelfAttention(par, causal), SelfAttention(par.to("cuda"), causal)
-        torch.testing.assert_close(there(mu.to("cuda")).points.cpu(), here(mu).points)
+        here, there = SelfAttention(par, causal), SelfAttention(par.to(device), causal)
+        torch.testing.assert_close(there(mu.to(device)).points.cpu(), here(mu).points)
         eps = torch.randn_like(mu.points)
-        moved = there.linearize(mu.to("cuda")).matvec(eps.cuda()).cpu()
+        moved = there.linearize(mu.to(device)).matvec(eps.to(device)).cpu()
         torch.testing.assert_close(moved, here.linearize(mu).matvec(eps))
 
 

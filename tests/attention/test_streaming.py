@@ -392,11 +392,13 @@ def test_derivatives_take_far_less_memory_than_the_matrix():
 
 
 @pytest.mark.gpu
-def test_the_gpu_agrees_with_the_cpu(places):
+def test_the_device_agrees_with_the_cpu(places, device):
     x, along = operands(), tuple(operands())
-    there = [s.cuda() for s in places]
+    there = [s.to(device) for s in places]
     actual = torch.func.jvp(
-        lambda *y: attend(*y, *there), tuple(t.cuda() for t in x), tuple(t.cuda() for t in along)
+        lambda *y: attend(*y, *there),
+        tuple(t.to(device) for t in x),
+        tuple(t.to(device) for t in along),
     )
     expected = torch.func.jvp(lambda *y: dense(*y, *places), tuple(x), along)
     for one, other in zip(actual, expected, strict=True):

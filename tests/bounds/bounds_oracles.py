@@ -27,8 +27,18 @@ def kernel_norm(c: float, points: int = 4001) -> float:
         return float(mp.sqrt(max(product(low), product(grid[k]))))
 
 
+def joint(D: float, M: float, s: float) -> float:
+    """sup ∫(h + s|f|)² from the matrix of k⊗k + s(k⊗1 + 1⊗k) in the plane of 1 and k, and s²."""
+    M = min(M, D)
+    k, one = np.array([M, math.sqrt(D * D - M * M)]), np.array([1.0, 0.0])
+    form = np.outer(k, k) + s * (np.outer(k, one) + np.outer(one, k))
+    return math.sqrt(float(np.linalg.eigvalsh(form)[-1]) + s * s)
+
+
 def mean_field(c: float, p: float) -> float:
     D, M, K = kernel_norm(c), math.sqrt(1 + c * c), (1 + 2 * c) * math.exp(2 * c)
+    if p == 2:
+        return joint(D, M, c)
     if p >= 2:
         return D ** (2 / p) * (1 + c * c) ** (0.5 - 1 / p) + c
     return K ** (2 / p - 1) * D ** (2 - 2 / p) + c if M else math.nan
@@ -115,21 +125,20 @@ def least_joint(pair, c: float, p: float) -> float:
     return math.exp(joint((low + high) / 2))
 
 
-def tokens(c: float, n: int, p: float, *, causal: bool, limit: float) -> float:
-    """With the bound of all measures, `limit`; every sum and maximum as it is written."""
-    if p == math.inf:
-        return min(math.sqrt(1 + c * c) + c, limit)
-    light = math.exp(-2 * c)
-    power, steep = (p / 2, 0.0) if p >= 2 else (p - 1, 2 - p)
+def row(c: float, q: float) -> float:
+    """max_a Σⱼ P_ij²|e + sⱼu|² as the theorem writes it, on a grid with its corners."""
+    a = np.union1d(np.linspace(0, 1, 40_001), [q, 1 - q])
+    first = a * np.minimum(a, q) * (1 + 2 * (1 - a) * c) ** 2
+    return float((first + (1 - a) * np.minimum(1 - a, q) * (1 - 2 * a * c) ** 2).max())
 
-    def column(largest: float) -> float:
-        q = np.linspace(0, largest, 20_001)
-        spread = 1 + c * c * np.where(q > 0.5, 4 * q * (1 - q), 1.0)
-        return float((q * spread**power).max())
 
-    shares = [1 / (1 + i * light) for i in range(n)]
-    total = sum(map(column, shares)) if causal else n * column(shares[-1])
-    return min((total * (1 + 2 * c) ** steep) ** (1 / p) + c, limit)
+def tokens(c: float, n: int, *, causal: bool, limit: float) -> float:
+    """With the bound of all measures under a mask, `limit`; every sum and maximum as written."""
+    M, shares = math.sqrt(1 + c * c), [1 / (1 + i * math.exp(-2 * c)) for i in range(n)]
+    if not causal:
+        return joint(min(math.sqrt(n * row(c, shares[-1])), kernel_norm(c)), M, c)
+    apart = math.sqrt(sum(row(c, q) for q in shares)) + c
+    return min(joint(math.sqrt(n * row(c, 1.0)), M, c), apart, limit)
 
 
 def two_dirac_lower(c: float, p: float) -> float:

@@ -279,12 +279,27 @@ def test_the_far_token_reaches_its_row():
         assert row.value <= found * (1 + 1e-9)
     assert seen > 8
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=F64)
-    row = bounds.table((9 * turn, np.eye(2)), 1.0, 50).row("far token")
-    assert (
-        bounds.tokens_lower(9.0, 1.0, 50) <= row.value <= 1.1 * bounds.tokens_lower(9.0, 1.0, 50)
-    )
-    assert 0.499 < bounds.tokens_lower(200.0, 1.0, 50) / (200 * 7) < 0.51
-    assert bounds.tokens(200.0, 1.0, 1.0, 50) - 200 < 0.78 * 200 * 50**0.5
+    row = bounds.table((9 * turn, np.eye(2)), 1.0, 2).row("far token")
+    assert bounds.tokens_lower(9.0, 1.0, 2) <= row.value <= 1.1 * bounds.tokens_lower(9.0, 1.0, 2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("c", "n"), [(3.0, 50), (9.0, 10), (9.0, 50), (30.0, 300)])
+def test_three_clusters_reach_what_n_tokens_have_from_below(c, n, causal):
+    lower, best = bounds.tokens_lower(c, 1.0, n), 0.0
+    F = SelfAttention(AttentionParameters.from_bilinear(-c * np.eye(2), np.eye(2)), causal=causal)
+    for z in np.linspace(-0.9, 0.9, 46):
+        points = np.tile([-1.0, 0.0], (n, 1))
+        points[:2] = [[z, math.sqrt(1 - z * z)], [z, -math.sqrt(1 - z * z)]]
+        f = torch.zeros(n, 2, dtype=F64)
+        f[0, 0], f[1, 0] = 0.5**0.5, -(0.5**0.5)
+        mu = ParticleMeasure.from_sequence(points)
+        moved = torch.func.jvp(lambda x, mu=mu: F(mu.replace(x)).points, (mu.points,), (f,))[1]
+        best = max(best, float(moved.norm()))
+    assert 0.99 * lower <= best <= bounds.tokens(c, 1.0, 1.0, n, causal=causal)
+    assert bounds.tokens(c, 1.0, 1.0, n, causal=causal) < 1.75 * lower
+    far = bounds.tokens_lower(1e4, 1.0, n)
+    assert far == pytest.approx(1e4 * math.sqrt((n - 2) / 2), rel=1e-3)
 
 
 @pytest.mark.parametrize("c", [0.0, 0.25, 1.0, 4.0, 9.0, 40.0])
@@ -381,9 +396,17 @@ def test_theorem_3_2_of_l2_attention_is_the_printed_form(n):
     # The smallest W^V of the same values: W^V less what W^Q does not see.
     projected = [W[h] @ torch.linalg.pinv(W[h]) @ V[h] for h in range(2)]
     norm = lambda M: float(torch.linalg.matrix_norm(M, 2))  # noqa: E731
-    total = sum(norm(W[h]) ** 4 * norm(projected[h]) ** 2 for h in range(2))
-    expected = math.sqrt(n / 2 * total) * (4 * bounds.l2_spread(n) + 1) * norm(O)
-    assert found == pytest.approx(expected, rel=1e-9)
+
+    def stated(values, power=4):
+        total = sum(norm(W[h]) ** power * norm(values[h]) ** 2 for h in range(2))
+        return math.sqrt(n / 2 * total) * (4 * bounds.l2_spread(n) + 1) * norm(O)
+
+    assert found == pytest.approx(stated(projected), rel=1e-9)
+    assert bounds.l2_theorem_3_2(par, n, value=V.mT) == pytest.approx(stated(V), rel=1e-9)
+    assert bounds.l2_theorem_3_2(par, n, value=V.mT) > 1.2 * found
+    for wrong, words in ((V.mT + 1, "another function of queries"), (V, "expected shape")):
+        with pytest.raises(ValueError, match=words):
+            bounds.l2_theorem_3_2(par, n, value=wrong)
     assert bounds.l2_attention_2(par, n) <= found * (1 + 1e-9)
     F = SelfAttention(par, kernel=l2)
     table = bounds.table(F, 2.0, n)
@@ -391,6 +414,13 @@ def test_theorem_3_2_of_l2_attention_is_the_printed_form(n):
     X = torch.randn(30, n, 4, dtype=F64, generator=g)
     measured = local_lipschitz(F, ParticleMeasure.from_sequence(X), geometry="euclidean")
     assert float(measured.value.max()) <= table.row("L2, n tokens").value <= found * (1 + 1e-9)
+    # With ‖W^Q‖², as printed, it is no bound: W^Q → 10⁴ W^Q, x → 10⁻⁴ x takes J to 10⁸ J.
+    W = 1e4 * W
+    F = SelfAttention(AttentionParameters.tied_l2(*oracles.outputs_by_inputs(W, V, O)), kernel=l2)
+    scaled = ParticleMeasure.from_sequence(X / 1e4)
+    larger = local_lipschitz(F, scaled, geometry="euclidean").value
+    assert larger.numpy() == pytest.approx(1e8 * measured.value.numpy(), rel=1e-3)
+    assert stated(V, power=2) < float(larger.max()) <= stated(V)
 
 
 def test_what_contradicts_the_map_or_the_ball_is_refused():

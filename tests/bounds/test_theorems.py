@@ -78,18 +78,18 @@ def test_the_sharp_formulas_agree_with_the_oracle(c):
         assert bounds.mean_field(4 * c, 0.5, 0.5, p=p) == pytest.approx(expected / 2, rel=1e-11)
         lower = bounds_oracles.two_dirac_lower(c, p)
         assert bounds.two_dirac_lower(4 * c, 0.5, p=p) == pytest.approx(lower, rel=1e-6)
-        for n in (1, 2, 30):
-            found = bounds.tokens(4 * c, 2.0, 0.5, n, p=p)
-            exact = bounds_oracles.tokens(c, n, p, causal=False, limit=expected)
-            assert found == pytest.approx(2 * exact, rel=1e-6)
-            masked = bounds.masked_mean_field(c, 1.0, 1.0, p=p)
-            found = bounds.tokens(c, 1.0, 1.0, n, causal=True, p=p)
-            exact = bounds_oracles.tokens(c, n, p, causal=True, limit=masked)
-            assert exact * (1 - 1e-6) <= found <= exact * 1.06
+    masked = bounds.masked_mean_field(c, 1.0, 1.0)
+    for n in (1, 2, 3, 30, 100):
+        exact = bounds_oracles.tokens(c, n, causal=False, limit=math.inf)
+        assert bounds.tokens(4 * c, 2.0, 0.5, n) == pytest.approx(2 * exact, rel=1e-6)
+        exact = bounds_oracles.tokens(c, n, causal=True, limit=masked)
+        found = bounds.tokens(c, 1.0, 1.0, n, causal=True)
+        # Beyond 32 rows their sum is bounded, and not computed.
+        assert exact * (1 - 1e-6) <= found <= exact * (1.03 if n > 32 else 1 + 1e-6)
     assert bounds.masked_mean_field(c, 1.0, 1.0, p=1) == math.inf
     supremum = math.sqrt(1 + c * c) + c
     for found in (bounds.masked_mean_field, bounds.mean_field):
-        assert found(c, 1.0, 1.0, p=math.inf) == pytest.approx(supremum, rel=1e-12)
+        assert found(c, 1.0, 1.0, p=math.inf) == pytest.approx(supremum, rel=2e-12)
 
 
 # Searches for a maximum within a minimum: where two maxima meet, no better than their grid.
@@ -118,9 +118,9 @@ def test_the_masked_formulas_agree_with_searches(c, p):
 
 def test_the_table_of_the_theory_is_reproduced():
     c = np.array([0.01, 0.5, 1, 2, 4, 6, 9])
-    upper = [1.010, 1.997, 4.098, 14.92, 169.81, 1754.4, 50906.7]
+    upper = [1.91880578, 3.74298825, 13.5489090, 166.0054803, 1748.4828575, 50897.6734037]
     masked = [2.050, 4.988, 10.68, 34.174, 356.49, 3665.8, 107372.6]
-    np.testing.assert_allclose(bounds.mean_field(c, 1, 1), upper, rtol=4e-4)
+    np.testing.assert_allclose(bounds.mean_field(c[1:], 1, 1), upper, rtol=1e-8)
     np.testing.assert_allclose(bounds.masked_mean_field(c, 1, 1), masked, rtol=4e-4)
     lower = [2.992603, 12.875411, 165.797322, 1748.43875, 50897.67]
     np.testing.assert_allclose(bounds.two_dirac_lower(c[2:], 1), lower, rtol=1e-5)
@@ -137,8 +137,8 @@ def test_the_table_of_the_theory_is_reproduced():
 
 def test_the_order_one_constant_is_known_up_to_c_and_all_are_monotone():
     c = np.linspace(0, 12, 200)
-    gap = bounds.mean_field(c, 1, 1, p=1) - bounds.two_dirac_lower(c, 1, p=1)
-    np.testing.assert_allclose(gap, c, rtol=1e-5, atol=1e-5)
+    reached = bounds.two_dirac_lower(c, 1, p=1)
+    np.testing.assert_allclose(bounds.mean_field(c, 1, 1, p=1), reached + c, rtol=2e-12)
     for p in ORDERS:
         families = [
             bounds.mean_field(c, 1, 1, p=p),
@@ -158,7 +158,7 @@ def test_one_formula_is_below_both_of_the_papers():
     n, radius = np.array([1, 2, 10, 100, 1000])[:, None], np.linspace(0.05, 4, 60)
     ours = bounds.tokens(1.0, 1.0, radius, n)
     gain = bounds.theorem_3_3(1.0, 1.0, radius, n) / ours
-    assert gain.min() > 1.58 and gain.max() > 50
+    assert gain[0].min() > 1.58 and gain[1:].min() > 2.0 and gain.max() > 50
     assert (ours <= bounds.theorem_3_5(1.0, 1.0, radius) * (1 + 1e-12)).all()
     assert (ours <= bounds.mean_field(1.0, 1.0, radius) * (1 + 1e-12)).all()
 
@@ -172,6 +172,7 @@ def test_one_formula_is_below_both_of_the_papers():
         (bounds.theorem_3_3, 4),
         (bounds.theorem_3_5, 3),
         (bounds.proposition_3_4, 3),
+        (bounds.proposition_3_6, 2),
         (bounds.sphere_mean_field, 3),
         (bounds.capped_mean_field, 4),
         (bounds.l2_mean_field, 4),
@@ -200,8 +201,8 @@ def test_everything_broadcasts_and_nothing_is_nan():
             bounds.mean_field(A, V, R, p=p, shift=V),
             bounds.masked_mean_field(A, V, R, p=p),
             bounds.masked_mean_field(A, V, R, p=p, dim=1),
-            bounds.tokens(A, V, R, 7, p=p),
-            bounds.tokens(A, V, R, math.inf, causal=True, p=p),
+            bounds.tokens(A, V, R, 7),
+            bounds.tokens(A, V, R, math.inf, causal=True),
             bounds.capped_mean_field(A, V, R, 2.0, p=p, causal=True),
             bounds.l2_mean_field(A, V, R, 3, p=p),
             by_oscillation(V, R, A, A, A, p=p),
@@ -232,6 +233,19 @@ def test_the_best_ratio_of_weights_maximises_the_two_dirac_entry(gamma, radius):
     around = two_dirac_entry(gamma, radius, place + np.linspace(-5, 5, 1001))
     assert around.max() <= best * (1 + 1e-12)
     assert best == pytest.approx(oracles.two_dirac_growth(-gamma, radius), rel=1e-6)
+
+
+@pytest.mark.parametrize("c", [0.5, 1.0, 4.0, 9.0])
+@pytest.mark.parametrize("sign", [-1.0, 8.0])
+def test_the_papers_two_diracs_reach_what_proposition_3_6_says(c, sign):
+    light, points = 1 / (1 + math.exp(2 * c)), np.array([[1.0], [-1.0 if sign < 0 else 0.5]])
+    weights = np.array([light, 1 - light])
+    J = bounds_oracles.linearisation(sign * c * np.eye(1), points, weights)[0]
+    found, stated = bounds_oracles.order_norm(J, weights, 2), bounds.proposition_3_6(c, 1.0)
+    assert math.exp(c) * J[1, 0, 0, 0] == pytest.approx(stated, rel=1e-9)
+    assert stated <= found <= bounds.mean_field(abs(sign) * c, 1.0, 1.0)
+    if c > 3:
+        assert found == pytest.approx(stated, rel=2e-3)
 
 
 def test_the_two_dirac_growth_has_its_limit_and_does_not_overflow_early():

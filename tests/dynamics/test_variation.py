@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,7 +20,8 @@ from meanfield import (
 from meanfield.dynamics.constraints import constraint_at
 from meanfield.dynamics.velocities import Velocity
 from meanfield.layers import LayerNorm
-from meanfield.lipschitz import local_lipschitz
+from meanfield.linalg import Certified, Lanczos
+from meanfield.lipschitz import local_lipschitz, one_sided
 from meanfield.maps import linearize
 from meanfield.maps.autodiff import linearize_by_autodiff
 from meanfield.measures import split
@@ -161,8 +163,8 @@ def test_stability_along_a_flow_is_the_constant_of_each_span(constraint):
         top = math.log(float(ds.constant_particle[k])) / times[k]
         assert float(ds.exponents[k, 0]) == pytest.approx(top, rel=1e-9)
     assert (ds.constant <= ds.growth * (1 + 1e-2)).all()
-    assert ds.constant_converged.all() and ds.velocity_constant_converged.all()
-    assert (ds.velocity_constant_upper >= ds.velocity_constant * (1 - 1e-12)).all()
+    assert ds.constant_converged.all() and ds.rate_converged.all()
+    assert (ds.rate_upper >= ds.rate - 1e-12 * ds.constant).all()
 
 
 def test_large_and_small_flows_take_different_roads_to_one_answer(monkeypatch):
@@ -182,8 +184,8 @@ def test_growth_integrates_the_constants_of_the_layers_that_act():
     ds = dynamics.stability([F, G], mu, [0.0, 1.0, 2.0], method="rk4", step=0.25)
     on_the_way = [mu, dynamics.FlowMap([F, G], 1.0, method="rk4", step=0.25)(mu)]
     on_the_way.append(dynamics.FlowMap([F, G], 2.0, method="rk4", step=0.25)(mu))
-    expected = [float(local_lipschitz(H, m).value) for H, m in zip([F, G, G], on_the_way)]  # noqa: B905
-    assert ds.velocity_constant.values == pytest.approx(expected, rel=1e-6)
+    expected = [float(one_sided(H, m).value) for H, m in zip([F, G, G], on_the_way)]  # noqa: B905
+    assert ds.rate.values == pytest.approx(expected, rel=1e-6)
     integral = sum((a + b) / 2 for a, b in zip(expected[1:], expected[:-1], strict=True))
     assert float(ds.growth[-1]) == pytest.approx(math.exp(integral), rel=1e-6)
 
@@ -191,7 +193,7 @@ def test_growth_integrates_the_constants_of_the_layers_that_act():
 def test_growth_beyond_the_number_range_is_infinite():
     F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]))
     mu = sampling.two_diracs(3.0, bounds.two_dirac_best_log_ratio(1.0, 3.0), [1.0])
-    ds = dynamics.stability(F, mu, [0.0, 0.02, 0.04], method="rk4", step=0.02)
+    ds = dynamics.stability(F, mu, [0.0, 0.04, 0.08], method="rk4", step=0.02)
     assert ds.growth.values.tolist() == [1.0, math.inf, math.inf]
     assert math.isfinite(ds.constant[-1])
 
@@ -224,10 +226,60 @@ def test_velocities_after_layer_norm_are_tangent_to_its_sphere():
     by_autodiff = linearize_by_autodiff(written_out, mu, geometry="wasserstein")
     atoms, fields = dense(by_autodiff)
     expected = max(
-        float(torch.linalg.matrix_norm(atoms, 2)),
-        float(torch.linalg.matrix_norm(fields, 2).max()),
+        float(torch.linalg.eigvalsh(matrix + matrix.mT)[..., -1].max()) / 2
+        for matrix in (atoms, fields)
     )
-    assert float(ds.velocity_constant[0]) == pytest.approx(expected, rel=1e-4)
+    assert float(ds.rate[0]) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("solver", [None, Lanczos(), Certified()])
+def test_the_one_sided_constant_is_the_top_of_the_symmetric_parts(solver):
+    g, certified = torch.Generator().manual_seed(5), isinstance(solver, Certified)
+    for k in range(12):
+        n, d = 2 + k % 5, 1 + k % 3
+        A, V = torch.randn(2, d, d, dtype=torch.float64, generator=g)
+        F = SelfAttention(AttentionParameters.from_bilinear(A, V), causal=bool(k % 2))
+        logs = torch.randn(n, dtype=torch.float64, generator=g)
+        points = torch.randn(n, d, dtype=torch.float64, generator=g)
+        mu = ParticleMeasure(points, weights=logs.softmax(-1), positions=np.arange(1, n + 1) / n)
+        parts = dense(F.linearisation(mu, geometry="wasserstein"))
+        atoms, fields = (float(torch.linalg.eigvalsh(J + J.mT).max()) / 2 for J in parts)
+        found = one_sided(F, mu, solver=solver, upper_rtol=1.0 if certified else 0.01)
+        size = float(local_lipschitz(F, mu).value)
+        assert float(found.particle) == pytest.approx(atoms, abs=1e-4 * size)
+        assert float(found.splitting) == pytest.approx(fields, abs=1e-4 * size)
+        assert float(found.value) == max(float(found.particle), float(found.splitting))
+        assert -1e-12 * size <= float(found.upper) - max(atoms, fields)
+        most = 1.8 if certified else 1.01
+        assert float(found.upper) + size <= most * (max(atoms, fields) + size)
+        assert (found.miss == 0) == (solver is None or certified)
+
+
+def test_a_rate_below_0_proves_that_a_flow_contracts():
+    """As no norm could: V = −I, and scores that grow towards the same side."""
+    F = SelfAttention(AttentionParameters.from_bilinear([[1.0]], [[-1.0]]))
+    mu = ParticleMeasure([[0.5], [-0.5], [0.1]])
+    ds = dynamics.stability(F, mu, np.linspace(0, 1, 6), method="rk4", step=0.1)
+    assert (ds.rate < -0.05).all()
+    assert (ds.constant[1:] < 1).all() and (ds.constant <= ds.growth * (1 + 1e-4)).all()
+    assert float(ds.growth[-1]) < 0.95
+    # Of a velocity that leaves the space there is no such thing.
+    tall = SelfAttention(AttentionParameters([[1.0]], [[1.0]], [[1.0]], [[[1.0], [2.0]]]))
+    with pytest.raises(ValueError, match=r"expected a velocity in R\^1.*got one in R\^2"):
+        one_sided(tall, mu)
+
+
+def test_no_flow_of_a_measure_in_the_ball_exceeds_the_bound_of_all():
+    g = torch.Generator().manual_seed(6)
+    for c in (0.3, 1.0, 3.0, 9.0):
+        F = SelfAttention(AttentionParameters.from_bilinear([[-c]], [[1.0]]))
+        points = 2 * torch.rand(20, 3, 1, dtype=torch.float64, generator=g) - 1
+        logs = (2 * c * torch.randn(20, 3, dtype=torch.float64, generator=g)).log_softmax(-1)
+        found = float(one_sided(F, ParticleMeasure(points, log_weights=logs)).value.max())
+        pair = sampling.two_diracs(1.0, bounds.two_dirac_best_log_ratio(c, 1.0), [1.0])
+        best = float(one_sided(F, pair).value)
+        assert max(best, found) <= bounds.one_sided(c, 1.0, 1.0)
+    assert best > 0.999 * bounds.one_sided(9.0, 1.0, 1.0)
 
 
 def test_stability_is_about_one_measure():

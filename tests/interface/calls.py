@@ -65,11 +65,21 @@ def encoder() -> pretrained.Transformer:
 
 
 @functools.cache
-def names() -> dict[str, Any]:
-    """Well-formed arguments, and the library."""
-    x = np.array([[1.0, 0.5], [-0.5, 1.0], [0.2, -1.0]])
-    y, a, s = x[::-1] + 0.25, np.array([0.2, 0.3, 0.5]), np.array([0.1, 0.5, 1.0])
-    A, V = np.array([[-1.0, 0.2], [0.0, 0.5]]), np.eye(2)
+def names(device: str | None = None) -> dict[str, Any]:
+    """Well-formed arguments, and the library: arrays of NumPy, or tensors on a device."""
+    arrays = {
+        "x": np.array([[1.0, 0.5], [-0.5, 1.0], [0.2, -1.0]]),
+        "a": np.array([0.2, 0.3, 0.5]),
+        "s": np.array([0.1, 0.5, 1.0]),
+        "A": np.array([[-1.0, 0.2], [0.0, 0.5]]),
+        "V": np.eye(2),
+    }
+    arrays["y"] = arrays["x"][::-1] + 0.25
+    frames = {"frame_of_x": pd.DataFrame(arrays["x"])}
+    frames["shuffled"] = pd.Series(arrays["a"], index=[2, 1, 0])
+    if device is not None:
+        arrays = {name: torch.tensor(one, device=device) for name, one in arrays.items()}
+    x, y, A, V = (arrays[name] for name in "xyAV")
     params = AttentionParameters.from_bilinear(A, V)
     F, mu, seq = SelfAttention(params), ParticleMeasure(x), ParticleMeasure.from_sequence(x)
     return {
@@ -80,20 +90,19 @@ def names() -> dict[str, Any]:
         **{"cases_of": cases_of},
         **{"write_report": report.write_report, "encoder": encoder},
         **mistakes.NAMES,
-        **{"x": x, "y": y, "a": a, "s": s, "A": A, "V": V, "F": F, "mu": mu, "seq": seq},
-        "params": params,
+        **arrays,
+        **frames,
+        **{"F": F, "mu": mu, "seq": seq, "params": params},
         "gamma": F.field(mu),
         "masked_gamma": SelfAttention(params, causal=True).field(seq),
         "cross": CrossAttention(F),
         "tied": AttentionParameters.tied_l2(V, V),
         "growing": layers.contractive(layers.Pointwise(torch.sin), 0.5, constant=1.0),
-        "J": linalg.LinearMap.pointwise(torch.ones(1, 2, 2, dtype=torch.float64)),
+        "J": linalg.LinearMap.pointwise(torch.ones(1, 2, 2, dtype=torch.float64, device=device)),
         "constant": lipschitz.local_lipschitz(F, mu),
         "nu": ParticleMeasure(y),
-        "light": ParticleMeasure(x, a),
-        "later": seq.replace(torch.tensor(x) + 0.5),
-        "frame_of_x": pd.DataFrame(x),
-        "shuffled": pd.Series(a, index=[2, 1, 0]),
+        "light": ParticleMeasure(x, arrays["a"]),
+        "later": seq.replace(seq.points + 0.5),
         "flown": dynamics.flow(F, mu, [0.0, 0.5, 1.0], method="rk4", step=0.5, keep_points=True),
         "cases": xr.Dataset({"y": ("case", [3.0, 6.0])}, coords={"x": ("case", [1.0, 4.0])}),
         "ds": sweeps.sweep(f, {"radius": [1.0, 2.0]}, progress=False),
@@ -108,9 +117,9 @@ def _compiled(text: str) -> CodeType:
     return compile(text, text, "eval")
 
 
-def value_of(text: str, **known: Any) -> Any:
+def value_of(text: str, *, device: str | None = None, **known: Any) -> Any:
     """What an expression gives."""
-    return eval(_compiled(text), {**names(), **known})
+    return eval(_compiled(text), {**names(device), **known})
 
 
 # ------------------------------------------------------------------ one argument at a time
@@ -271,7 +280,8 @@ def alike(a: Any, b: Any) -> bool:
     """Whether two answers say the same; times and identities of functions do not count."""
     if isinstance(a, (torch.Tensor, np.ndarray)) or isinstance(b, (torch.Tensor, np.ndarray)):
         a, b = (
-            x.detach().numpy() if isinstance(x, torch.Tensor) else np.asarray(x) for x in (a, b)
+            x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else np.asarray(x)
+            for x in (a, b)
         )
         return a.shape == b.shape and np.allclose(a, b, rtol=1e-6, atol=1e-9, equal_nan=True)
     if isinstance(a, (xr.Dataset, xr.DataArray)):

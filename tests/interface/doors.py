@@ -77,6 +77,17 @@ def local_lipschitz(p):
 
 
 @row
+def one_sided(p):
+    there = np.repeat(p.truth.alive, p.case.points.shape[1])
+    atoms = p.truth.conjugated()[np.ix_(there, there)]
+    fields = p.truth.fields[p.truth.alive]
+    parts = [np.linalg.eigvalsh(J + np.swapaxes(J, -1, -2)).max() / 2 for J in (atoms, fields)]
+    found, size = lipschitz.one_sided(p.F, p.mu), p.truth.constant
+    near([found.particle + size, found.splitting + size], [parts[0] + size, parts[1] + size])
+    above(found.upper + size, max(parts) + size)
+
+
+@row
 def infinity_norm(p):
     near(lipschitz.infinity_norm(p.F, p.mu).value, np.abs(p.truth.whole).sum(1).max())
 

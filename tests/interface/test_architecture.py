@@ -298,6 +298,8 @@ def open_names() -> dict[str, set[str]]:
 
 
 SAME_NAME = {
+    # A constant of all measures on a ball, and the same at one.
+    "one_sided": {"meanfield.bounds.sharp", "meanfield.lipschitz.one_sided"},
     # The verb of two seams: each grades what somebody else has found, to an interval.
     "certify": {"meanfield.linalg.evidence", "meanfield.transport.grading"},
     # Inside their packages: evidence of a distance, weighted means and covariances.
@@ -332,7 +334,8 @@ FOREIGN = {
     "figures.canvas": "datasets, and the properties of matplotlib's lines",
     "sweeps.executors": "executors of other packages",
     "sweeps.identity": "functions of the user",
-    "sweeps.plan": "functions of the user",
+    "sweeps.plan": "functions and settings of the user",
+    "sweeps.values": "objects of the user",
     "sweeps.workers": "signals differ between systems",
     "cli": "signals differ between systems, notes of errors between versions of Python",
     "pretrained.modules": "configurations of transformers leave fields out",

@@ -11,7 +11,7 @@ import torch
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.errors import ConvergenceError
 from meanfield.linalg import Lanczos, LinearMap, basis, certify, krylov, operator_norm
-from meanfield.linalg.basis import Basis
+from meanfield.linalg.basis import Basis, lengths_of
 from meanfield.linalg.bidiagonalisation import Bidiagonalisation
 from meanfield.linalg.norms import largest_block_norm
 from meanfield.lipschitz import local_lipschitz
@@ -120,7 +120,7 @@ def test_vectors_nearly_in_the_span_are_made_orthogonal_twice():
         held = grown.combine(torch.eye(grown.count, dtype=F64).expand(2, -1, -1))
         shares = torch.randn(2, 1, grown.count, generator=generator, dtype=F64)
         noise = 1e-10 * torch.randn(2, 50, generator=generator, dtype=F64)
-        length, limit = grown.extend((shares @ held)[:, 0] + noise)
+        length, limit = lengths_of(*grown.extend((shares @ held)[:, 0] + noise))
         assert ((length > 1e-11) & (length < 1e-8)).all()
         assert (limit >= length).all()
     held = grown.combine(torch.eye(grown.count, dtype=F64).expand(2, -1, -1))
@@ -131,7 +131,7 @@ def test_vectors_nearly_in_the_span_are_made_orthogonal_twice():
 def test_what_the_basis_spans_already_leaves_nothing_but_a_limit():
     grown = Basis(1, torch.empty(0, dtype=F64))
     grown.extend(torch.tensor([[3.0, 4.0, 0.0]], dtype=F64))
-    length, limit = grown.extend(torch.tensor([[6.0, 8.0, 0.0]], dtype=F64))
+    length, limit = lengths_of(*grown.extend(torch.tensor([[6.0, 8.0, 0.0]], dtype=F64)))
     assert float(length) == 0.0
     assert 0 < float(limit) < 1e-12
     assert not grown.newest().any()

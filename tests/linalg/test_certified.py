@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from meanfield.attention.averaging import AttentionCore
 from meanfield.errors import ConvergenceError
 from meanfield.layers import MLP, Chain, LayerNorm, Residual, RMSNorm, Sum
 from meanfield.linalg import Candidate, Certified, Dense, LinearMap, certify, operator_norm
-from meanfield.linalg.blocks import TokenBlocks, portions
+from meanfield.linalg.blocks import Core, TokenBlocks, portions
 from meanfield.linalg.certain import RowWeights, row_bound, top_eigenvalues
 from meanfield.linalg.row_weights import certain_block_upper
 from meanfield.lipschitz import local_lipschitz
@@ -86,9 +88,11 @@ MAPS: dict[str, Map] = (
 
 
 def blocks_and_dense(F: Map, mu: ParticleMeasure):
-    atoms = linearize(F, mu, geometry="wasserstein").atoms
-    matrix = atoms.to_dense()
-    n = mu.n_particles
+    return of_map(linearize(F, mu, geometry="wasserstein").atoms)
+
+
+def of_map(atoms: LinearMap):
+    matrix, n = atoms.to_dense(), atoms.in_shape[0]
     dense = matrix.reshape(n, -1, n, matrix.shape[-1] // n).transpose(1, 2)  # (n, n, e, d)
     assert atoms.blocks is not None
     return atoms.blocks(0), dense
@@ -117,6 +121,20 @@ def test_sums_over_blocks_are_those_of_the_dense_derivative(name):
         assert bool((off <= slack + 4e-15 * top).all())
         assert bool((slack <= 1e-8 * top).all())
         assert not bool(((J.abs().amax((-2, -1)) > 0) & ~blocks.seen(rows)).any())
+
+
+def test_blocks_of_an_algebra_of_maps_are_those_of_its_matrix_or_none():
+    """What is known of BBᵀ of a norm's derivative B is not known of its sums and products."""
+    norms = (LayerNorm(torch.ones(DIM, dtype=F64)), RMSNorm(torch.ones(DIM, dtype=F64)))
+    F, B, C = (linearize(f, drawn(1)).atoms for f in (SelfAttention(parameters()), *norms))
+    maps = (2 * (F @ B + C), F @ (B + C), F @ (-3 * B), F @ B @ C, F @ (B @ C), F @ F)
+    found = [of_map(J) for J in maps]
+    assert found[0][0] is not None
+    for blocks, dense in found:
+        if blocks is not None:
+            wanted = torch.einsum("ijad,ijbd->iab", dense, dense)
+            gram, _ = blocks.gram(torch.ones(N, N, dtype=F64), slice(0, N))
+            torch.testing.assert_close(gram, wanted, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -366,6 +384,52 @@ def long_blocks(blocks: TokenBlocks) -> np.ndarray:
             R = L if blocks.right is None else L @ blocks.right[j].numpy()
             out[i, j] = blocks.scale * R + (i == j) * blocks.diagonal[i].numpy()
     return out
+
+
+class Whole(Core):
+    """Whole numbers in equal rows: their own sums are right to the last bit."""
+
+    n, out_dim, in_dim = 3, 4, 4
+
+    def __init__(self) -> None:
+        g = torch.Generator().manual_seed(0)
+        rows = torch.randint(-9, 10, (self.n, self.n, 1, self.in_dim), generator=g)
+        self.T = rows.double().expand(-1, -1, self.out_dim, -1).contiguous()
+
+    def own(self, rows):
+        return self.T[rows].diagonal(0, 0, 1).movedim(-1, 0)
+
+    def gram(self, s, rows, metric):
+        return torch.einsum("ij,ijad,ijbd->iab", s, self.T[rows], self.T[rows]), 0 * s[:, 0]
+
+    def back(self, x, rows): ...
+    def forth(self, y, rows): ...
+    def seen(self, rows): ...
+    def size(self): ...
+    def scaled(self, factor): ...
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_factor_of_a_block_pays_for_its_own_rounding(seed):
+    """Sizes over twelve decades; L takes nearly all of T away, but not what was rounded before."""
+    g, core = torch.Generator().manual_seed(seed), Whole()
+    D, L = torch.randn(2, core.n, 4, 4, dtype=F64, generator=g)
+    L -= L.mean(-1, keepdim=True)
+    s = 2.0 ** torch.randint(-3, 4, (core.n, core.n), generator=g)
+    T, weights = exactly(core.T), exactly(s)
+    for of_d, of_l in itertools.product((0.0, 1e-6, 1.0, 1e6), (None, 1e-6, 1e6)):
+        left = None if of_l is None else of_l * L
+        blocks = TokenBlocks(of_d * D, core, left, None)
+        found, slack = blocks.gram(s, slice(0, core.n))
+        for i, (row, room) in enumerate(zip(found, slack, strict=True)):
+            J = T[i] if left is None else [exactly(left[i]) @ t for t in T[i]]
+            J = [t + exactly(of_d * D[i]) if i == j else t for j, t in enumerate(J)]
+            off = sum(w * (t @ t.T) for w, t in zip(weights[i], J, strict=True)) - exactly(row)
+            assert np.linalg.norm(off.astype(float), 2) <= float(room)
+
+
+def exactly(matrix: torch.Tensor) -> np.ndarray:
+    return np.vectorize(Fraction, otypes=[object])(matrix.numpy())
 
 
 def test_bound_and_columns_are_those_of_loops_over_rows_that_form_no_block():

@@ -15,6 +15,8 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.attention.tangent import AttentionTangent
 from meanfield.errors import ConvergenceError
 from meanfield.linalg import Candidate, Certified, Dense, Lanczos, LinearMap, NormSolver, certify
+from meanfield.linalg.certain import RowWeights
+from meanfield.linalg.evidence import certify_largest, checked
 from meanfield.linalg.norms import largest_block_norm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps.map import constant_upper
@@ -115,6 +117,27 @@ def test_an_upper_end_that_is_refuted_is_dropped_even_where_none_was_asked_for(u
     assert bool(without.converged)
 
 
+@pytest.mark.parametrize(("excess", "is_near"), [(0.0099, True), (0.0101, False)])
+def test_an_upper_end_counts_up_to_the_tolerance_asked_for(excess, is_near):
+    found = certify(J, replace(RIGHT, upper=number(3.0 * (1 + excess))), upper_rtol=0.01)
+    assert bool(found.converged) == is_near
+
+
+def test_the_smaller_of_two_upper_ends_is_kept():
+    """What weights of rows prove, √14 here, may be more than the solver knows."""
+    weights = [RowWeights(torch.ones(3, 3, dtype=F64))]
+    assert float(certify(J, replace(RIGHT, weights=weights)).upper) == 3.0
+    unknown = replace(RIGHT, upper=number(math.inf), weights=weights)
+    assert float(certify(J, unknown).upper) == pytest.approx(14**0.5)
+
+
+def test_an_end_that_one_block_refutes_is_none_of_the_map():
+    blocks = LinearMap.diagonal(torch.tensor([3.0, 2.0], dtype=F64)[:, None, None])
+    upper, v = torch.tensor([3.0, 1.0], dtype=F64), torch.ones(2, 1, 1, dtype=F64)
+    found, _ = certify_largest(blocks, Candidate(v, upper, 0.0), rtol=1e-4, upper_rtol=math.inf)
+    assert float(found.upper) == math.inf and not bool(found.converged)
+
+
 def test_a_wrong_gap_cannot_hide_a_large_residual():
     """At most four times rtol is believed, whatever the gap."""
     tilted = vector(math.cos(1e-2), math.sin(1e-2), 0)
@@ -128,7 +151,10 @@ def test_one_wrong_candidate_of_a_batch_is_flagged_alone():
     several = LinearMap.diagonal(VALUES[:, None].expand(2, 3, 1))
     directions = torch.stack([vector(0, 1, 0), RIGHT.direction])
     candidate = Candidate(directions, upper=torch.full((2,), 3.0, dtype=F64), miss=0.0)
-    assert certify(several, candidate).converged.tolist() == [False, True]
+    found = certify(several, candidate)
+    assert found.converged.tolist() == [False, True]
+    with pytest.raises(ConvergenceError, match="upper/value - 1 = 5.00e-01"):
+        checked(found, 1e-4, 0.01, strict=True)
 
 
 def test_the_zero_map_has_norm_zero_and_no_other():

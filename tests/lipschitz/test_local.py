@@ -201,11 +201,11 @@ def test_unknown_geometries_are_refused():
 
 
 @pytest.mark.gpu
-def test_constants_on_the_gpu_agree():
+def test_constants_on_the_device_agree(device):
     par = AttentionParameters.random(8, n_heads=2, biases=True)
     mu = ParticleMeasure.from_sequence(torch.randn(4, 40, 8, dtype=F64))
     here = local_lipschitz(SelfAttention(par), mu)
-    there = local_lipschitz(SelfAttention(par.to("cuda")), mu.to("cuda"))
+    there = local_lipschitz(SelfAttention(par.to(device)), mu.to(device))
     torch.testing.assert_close(there.value.cpu(), here.value)
     torch.testing.assert_close(there.splitting.cpu(), here.splitting)
 

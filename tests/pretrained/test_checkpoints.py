@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -89,6 +90,9 @@ def test_a_truncated_configuration_is_refused(changed):
         ("[" * 100_000, r"config\.json cannot be read"),
         ({"num_attention_heads": 0}, "cannot be read .ZeroDivisionError"),
         ({"num_hidden_layers": 10**9}, "as many as there are arrays .* got 1000000000"),
+        ({"num_hidden_layers": 0}, "expected 1 to .* layers.* got 0"),
+        ({"num_hidden_layers": -1}, "expected 1 to .* layers.* got -1"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "of a quantization_config"),
     ],
 )
 def test_a_configuration_that_nobody_can_build_is_refused_at_once(changed, config, text):
@@ -98,6 +102,14 @@ def test_a_configuration_that_nobody_can_build_is_refused_at_once(changed, confi
     else:
         folder = changed(config=lambda settings: settings | config)
     with pytest.raises(ValueError, match=text):
+        pretrained.load(folder)
+
+
+def test_a_pipe_in_the_place_of_weights_is_refused(changed):
+    folder = changed()
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    with pytest.raises(ValueError, match="expected a file, got a folder, a pipe or a device"):
         pretrained.load(folder)
 
 

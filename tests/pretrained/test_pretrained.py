@@ -270,13 +270,13 @@ def test_missing_transformers_names_the_extra(monkeypatch):
 
 
 @pytest.mark.gpu
-def test_a_model_on_the_gpu_gives_what_it_gives_on_the_cpu():
+def test_a_model_on_the_device_gives_what_it_gives_on_the_cpu(device):
     settings = {"config": SMALL_GPT2, "seed": 1}
     near = pretrained.load("random:gpt2", **settings)
-    far = pretrained.load("random:gpt2", device="cuda", **settings)
+    far = pretrained.load("random:gpt2", device=device, **settings)
     tokens = ids(2, 9)
     clouds, there = near.attention_inputs(tokens), far.attention_inputs(tokens)
-    assert there.is_cuda
+    assert there.device.type == torch.device(device).type
     assert torch.allclose(clouds, there.cpu(), rtol=1e-10, atol=1e-10)
     moved = ours(far, 1, there[1]).cpu()
     assert torch.allclose(ours(near, 1, clouds[1]), moved, rtol=1e-10, atol=1e-10)

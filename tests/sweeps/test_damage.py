@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import json
 import os
 import re
 import shutil
@@ -159,19 +160,25 @@ def test_members_that_an_archive_loses_by_one_bit_are_found_by_the_digest_alone(
     assert n_refused and (n_wrong == 0) == with_digest
 
 
-def test_files_of_another_sweep_do_not_count(tmp_path, right):
-    run(tmp_path / "a")
-    run(tmp_path / "b", seed=1)
-    stranger = next((tmp_path / "b").glob("batch-*.npz"))
-    shutil.copy(stranger, tmp_path / "a")
-    with pytest.warns(UserWarning, match="of another configuration"):
-        check_read(tmp_path / "a", right)
+def scaled(k, seed=0):
+    task = Task(lambda x: {"y": k * x}, [Variable("y", "y")], name="scaled")
+    return {"fn": task, "grid": {"x": range(4)}, "seed": seed, "batch_size": 2}
+
+
+@pytest.mark.parametrize("other", [scaled(2, seed=1), scaled(3)])
+def test_files_of_another_sweep_or_function_do_not_count(tmp_path, other):
+    one, begun = scaled(2), sweep(**scaled(2), store=tmp_path / "a")
+    sweep(**other, store=tmp_path / "b")
+    for stranger in (tmp_path / "b").glob("batch-*.npz"):
+        shutil.copy(stranger, tmp_path / "a")
+    with pytest.warns(UserWarning, match="of another configuration or function"):
+        assert results.read_dataset(tmp_path / "a")["y"].equals(begun["y"])
     (tmp_path / "b" / "sweep.json").unlink()
     with (
         pytest.warns(UserWarning, match=r"sweep\.json is damaged or missing"),
-        pytest.raises(ValueError, match="files of another configuration"),
+        pytest.raises(ValueError, match="files of another configuration or function"),
     ):
-        run(tmp_path / "b")
+        sweep(**one, store=tmp_path / "b")
 
 
 def test_files_are_merged_before_they_are_many_and_nothing_is_lost(tmp_path, right, monkeypatch):
@@ -404,15 +411,16 @@ def test_a_batch_that_is_lost_and_computed_again_elsewhere_is_not_missed(tmp_pat
 
 
 @pytest.mark.parametrize("name", ["sweep.json", "written.txt", "grid", "batch"])
-@pytest.mark.parametrize("what", ["folder", "dangling link"])
-def test_a_folder_or_a_link_in_the_place_of_a_file_is_named_and_put_aside(
-    tmp_path, right, name, what
-):
+@pytest.mark.parametrize("what", ["folder", "dangling link", "pipe", "device"])
+def test_what_stands_in_the_place_of_a_file_is_named_and_put_aside(tmp_path, right, name, what):
     store = tmp_path / "s"
     run(store)
     file = next(store.glob(f"{name}*"))
     file.unlink()
-    file.mkdir() if what == "folder" else file.symlink_to(tmp_path / "nowhere")
+    if what in ("folder", "pipe"):
+        file.mkdir() if what == "folder" else os.mkfifo(file)
+    else:
+        file.symlink_to("/dev/zero" if what == "device" else tmp_path / "nowhere")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         with contextlib.suppress(DamagedError):
@@ -423,6 +431,76 @@ def test_a_folder_or_a_link_in_the_place_of_a_file_is_named_and_put_aside(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_read(store, right, at_least=range(N))
+
+
+def without(*names):
+    def change(entries):
+        for name in names[:-1]:
+            entries = entries[name]
+        del entries[names[-1]]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        None,
+        without("schema"),
+        without("configuration"),
+        without("source"),
+        without("provenance"),
+        without("variables", 0, "dims"),
+        lambda entries: entries["variables"][0].update(dims=["nowhere"]),
+        lambda entries: entries["variables"][0].update(dtype="M8[s]"),
+        lambda entries: entries["coords"]["place"].update(dtype="strange"),
+    ],
+)
+def test_a_damaged_description_is_written_anew_by_the_same_sweep(tmp_path, right, change):
+    """Also one whose checksum is right."""
+    store = tmp_path / "s"
+    run(store)
+    if change is None:
+        (store / "sweep.json").write_text('{"checksum": ' + "[" * 10**6)
+    else:
+        description = json.loads((store / "sweep.json").read_text())
+        change(description)
+        del description["checksum"]
+        (store / "sweep.json").write_bytes(storing._pack_description(description))
+    with pytest.raises(DamagedError, match=r"sweep\.json is damaged or missing"):
+        results.read_dataset(store)
+    with pytest.warns(UserWarning, match=r"sweep\.json is damaged or missing"):
+        assert run(store).drop_attrs(deep=False).identical(right)
+    assert [f.name for f in store.glob("*.damaged")] == ["sweep.json.damaged"]
+
+
+def test_compressed_members_are_damage_because_they_may_become_any_size(tmp_path, right):
+    run(tmp_path / "s")
+    file = min((tmp_path / "s").glob("batch-*"))
+    with np.load(file) as stored:
+        np.savez_compressed(file, **stored)
+    with pytest.warns(UserWarning, match=rf"{file.name} \(damaged\)"):
+        check_read(tmp_path / "s", right)
+
+
+def test_files_from_the_end_of_all_years_do_not_hide_those_that_are_written_now(tmp_path, right):
+    store = tmp_path / "s"
+    run(store, 3)
+    grid = next(store.glob("grid-*"))
+    shutil.copy(grid, store / "grid-99999999T999999999999-00000000.npz")
+    assert run(store).drop_attrs(deep=False).identical(right)
+    check_read(store, right, at_least=range(N))
+
+
+def test_a_path_that_would_command_the_terminal_is_escaped(tmp_path):
+    store = tmp_path / "a\x1b[31m\nb"
+    run(store)
+    next(store.glob("batch-*")).unlink()
+    with pytest.warns(UserWarning, match=r"a\\x1b\[31m\\nb: .*missing") as said:
+        results.read_dataset(store)
+    with pytest.raises(ValueError, match=r"seed: stored 0, now 1") as refused:
+        run(store, seed=1)
+    assert all(str(one).isprintable() for one in (said[0].message, refused.value))
 
 
 def test_large_files_are_not_written_again_by_a_merge(tmp_path, right, monkeypatch):

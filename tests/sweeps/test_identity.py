@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import subprocess
 import sys
 import textwrap
-import threading
 import warnings
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
-import torch
 
 from meanfield import results
 from meanfield.results import Variable
 from meanfield.sweeps import Task, sweep
 from meanfield.sweeps.grid import case_keys, case_seed
-from meanfield.sweeps.identity import identity_of
+from meanfield.sweeps.plan import make_plan
 
 GRID = {"x": [1.0, 2.0, 3.0]}
 
@@ -62,13 +59,13 @@ def test_functions_of_two_scripts_are_not_the_same_function(script):
 def test_a_changed_body_is_named_and_kept_cases_stay(script):
     script("a.py", "def f(x):\n    return {'y': x}\n")
     commented = "def f(x):\n    # in words\n    return {'y': x}\n"
-    assert "source" not in script("a.py", commented).err
+    assert "changed" not in script("a.py", commented).err
     changed = "def f(x, scale=7.0):\n    return {'y': scale * x}\n"
     again = script("a.py", changed)
-    assert "a:f: the source, or a list or dict that it reads, is not what" in again.err
+    assert "a:f: what the store was begun with has changed since in f; finished" in again.err
     assert again.out == "[1.0, 2.0, 3.0]\n"
     accepted = script("a.py", changed, accept_changed_code=True)
-    assert accepted.code == 0 and "source" not in accepted.err
+    assert accepted.code == 0 and "changed" not in accepted.err
 
 
 def test_a_script_that_python_runs_itself_has_the_same_identity(script, tmp_path):
@@ -83,139 +80,68 @@ def test_a_script_that_python_runs_itself_has_the_same_identity(script, tmp_path
 class Scaled:
     """An object whose method is swept."""
 
-    name = "scaled"
-
     def __init__(self, scale: Any) -> None:
         self.scale = scale
 
     def times(self, x):
         return {"y": float(self.scale) * x}
 
-    def __call__(self, x):
-        return self.times(x)
 
-    @classmethod
-    def of_class(cls, x):
-        return {"y": x, "name": cls.name}
+class Declared(Scaled):
+    """With what tells it from others."""
 
-
-class Rescaled(Scaled):
-    """With another class variable."""
-
-    name = "rescaled"
+    identified_by = ("scale",)
 
 
-def scaled_by(scale):
-    def times(x):
-        return {"y": scale * x}
-
-    return times
-
-
-def with_default(scale):
-    def times(x, scale=scale):
-        return {"y": scale * x}
-
-    return times
-
-
-SCALE: Any = 2.0
-
-
-def by_global(x):
-    return {"y": float(SCALE) * x}
-
-
-def by_helper(x):
-    return {"y": (lambda: by_global(x)["y"])()}
-
-
-def named(function):
-    return Task(function, name="named")
-
-
-def net(seed):
-    torch.manual_seed(seed)
-    return torch.nn.Linear(1, 1)
-
-
-def module_of(seed):
-    module = net(seed)
-    return lambda x: {"y": float(module(torch.tensor([x]))[0])}
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "field"),
-    [
-        (Scaled(2.0).times, Scaled(3.0).times, "self"),
-        (Scaled(np.ones(2)).times, Scaled(np.zeros(2)).times, "self"),
-        (Scaled(net(0)).times, Scaled(net(1)).times, "self"),
-        (Scaled.of_class, Rescaled.of_class, "function"),
-        (named(Scaled(2.0)), named(Scaled(3.0)), "self"),
-        (named(scaled_by(2.0)), named(scaled_by(3.0)), "closure scale"),
-        (named(scaled_by(2.0)), named(scaled_by("2.0")), "closure scale"),
-        (named(scaled_by(np.arange(9.0))), named(scaled_by(np.ones(9))), "closure scale"),
-        (named(with_default(2.0)), named(with_default(3.0)), "default scale"),
-        (named(module_of(0)), named(module_of(1)), "closure module"),
-        (named(functools.partial(pow, 2)), named(functools.partial(pow, 3)), "argument 0"),
-    ],
-)
-def test_what_a_function_carries_is_part_of_what_it_is(tmp_path, one, other, field):
-    def description(task):
-        task = task if isinstance(task, Task) else Task(task)
-        return task.identity
-
-    first, again, second = (description(task) for task in (one, one, other))
-    assert first == again
-    differs = {n for n in first.carried if first.carried[n] != second.carried[n]}
-    assert differs == ({field} if field != "function" else {"class"})
-    assert (first.name != second.name) == (field == "function")
-
-
-def test_the_numbers_of_another_object_do_not_come_back(tmp_path):
-    assert sweep(Scaled(2.0).times, GRID, store=tmp_path / "s")["y"].values.tolist() == [2, 4, 6]
-    assert sweep(Scaled(2.0).times, GRID, store=tmp_path / "s")["y"].values.tolist() == [2, 4, 6]
-    with pytest.raises(ValueError, match="self: stored .*, now "):
-        sweep(Scaled(3.0).times, GRID, store=tmp_path / "s")
-    kept = sweep(Scaled(3.0).times, GRID, store=tmp_path / "s", accept_changed_code=True)
+@pytest.mark.parametrize("name", [None, "named"])
+def test_an_object_is_refused_in_one_sentence_unless_its_class_or_the_task_says_what_it_is(
+    tmp_path, name
+):
+    store = tmp_path / "s"
+    if name is None:
+        with pytest.raises(TypeError, match=r"computes with self \(Scaled\), and a store cannot"):
+            sweep(Scaled(2.0).times, GRID, store=store)
+    else:
+        sweep(Task(Scaled(2.0).times, name=name), GRID, store=store)
+        sweep(Task(Scaled(2.0).times, name=name), GRID, store=store)
+    for _ in range(2):
+        ds = sweep(Task(Declared(2.0).times, name=name), GRID, store=tmp_path / "d")
+        assert ds["y"].values.tolist() == [2, 4, 6]
+    with pytest.raises(ValueError, match="self: stored .*, now .*or accept_changed_code=True"):
+        sweep(Task(Declared(3.0).times, name=name), GRID, store=tmp_path / "d")
+    again = Task(Declared(3.0).times, name=name)
+    kept = sweep(again, GRID, store=tmp_path / "d", accept_changed_code=True)
     assert kept["y"].values.tolist() == [2, 4, 6]
-
-
-@pytest.mark.parametrize("function", [by_global, by_helper])
-def test_a_global_that_has_changed_is_refused_also_in_a_helper(tmp_path, monkeypatch, function):
-    sweep(function, GRID, store=tmp_path / "s")
-    monkeypatch.setitem(globals(), "SCALE", 3.0)
-    with pytest.raises(ValueError, match=r'global SCALE: stored "2\.0", now "3\.0"'):
-        sweep(function, GRID, store=tmp_path / "s")
-    monkeypatch.setitem(globals(), "SCALE", threading.Lock())
-    with pytest.raises(TypeError, match=r"global SCALE \(lock\), and a store cannot tell"):
-        sweep(function, GRID, store=tmp_path / "new")
 
 
 def test_a_container_that_has_changed_is_a_warning_because_it_may_be_a_cache(tmp_path):
     kept: dict[str, float] = {}
-    task = named(lambda x: {"y": kept.setdefault("y", x)})
+    task = Task(lambda x: {"y": kept.setdefault("y", x)}, name="named")
     sweep(task, GRID, store=tmp_path / "s")
-    with pytest.warns(UserWarning, match="a list or dict that it reads, is not what"):
+    with pytest.warns(UserWarning, match="has changed since in closure kept; finished"):
         sweep(task, GRID, store=tmp_path / "s")
 
 
-def test_what_has_no_source_warns(tmp_path):
-    scope: dict[str, Any] = {"__name__": "shell"}
-    exec(compile("def f(x):\n    return {'y': x}\n", "<shell>", "exec"), scope)
-    typed = Task(scope["f"], name="f")
-    for _ in range(2):
-        with pytest.warns(UserWarning, match="source cannot be read"):
-            sweep(typed, GRID, store=tmp_path / "s")
-    assert identity_of(len).code == ""
-    assert identity_of(functools.lru_cache(by_global)).carried == {"global SCALE": "2.0"}
+@pytest.mark.parametrize(("now", "what"), [("3 * x", "f"), ("2 * x", "")])
+def test_what_has_no_source_is_compared_by_its_bytecode(tmp_path, now, what):
+    for n, body in enumerate(["2 * x", now]):
+        scope: dict[str, Any] = {"__name__": "shell"}
+        exec(compile(f"def f(x):\n    return {{'y': {body}}}\n", "<shell>", "exec"), scope)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            sweep(Task(scope["f"], name="f"), GRID, store=tmp_path / "s")
+        assert [f"changed since in {what};" in str(w.message) for w in said] == [True] * bool(
+            n and what
+        )
+    description = make_plan(scope["f"], GRID, None, 0).description
+    assert description["source"] == {"f": ""} and description["running"].keys() == {"f"}
 
 
 def test_text_is_not_a_number(tmp_path):
     def f(x, mode=0):
         return {"y": f"{type(x).__name__} {type(mode).__name__}"}
 
-    store, task = tmp_path / "s", named(f)
+    store, task = tmp_path / "s", Task(f, name="named")
     sweep(task, {"x": [1.0]}, fixed={"mode": 1.0}, store=store)
     with pytest.raises(ValueError, match=r"fixed\.mode: stored"):
         sweep(task, {"x": [1.0]}, fixed={"mode": "1.0"}, store=store)
@@ -245,8 +171,8 @@ def test_what_a_store_does_not_take_is_said_before_the_first_case(tmp_path):
     def never(x, f):
         raise AssertionError
 
-    with pytest.raises(TypeError, match="f: expected numbers"):
-        sweep(Task(never, name="never"), GRID, fixed={"f": abs}, store=tmp_path / "s")
+    with pytest.raises(TypeError, match="f: expected numbers.*got lock.*`identified_by`"):
+        sweep(Task(never, name="never"), GRID, fixed={"f": Lock()}, store=tmp_path / "s")
     with pytest.raises(TypeError, match="expected a named function"):
         sweep(lambda x: {"y": 1 / 0}, GRID, store=tmp_path / "s")
     assert not (tmp_path / "s").exists()

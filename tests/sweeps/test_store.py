@@ -27,7 +27,7 @@ from meanfield.results import Variable, atomic, cases
 from meanfield.results import store as storing
 from meanfield.results.store import Store
 from meanfield.sweeps import Task, run, status, sweep
-from meanfield.sweeps.grid import case_keys
+from meanfield.sweeps.grid import case_keys, cases_of
 from tests.sweeps import sweep_functions as functions
 
 GRID = {"n": [2, 4, 8], "repetition": range(5)}
@@ -126,6 +126,46 @@ def test_extension_with_a_parameter_that_old_cases_do_not_have(tmp_path):
     np.testing.assert_array_equal(results.read_dataset(store)["offset"], [np.nan, np.nan, 0.5])
 
 
+@pytest.mark.parametrize(
+    ("first", "then", "message"),
+    [
+        ([True], [1.0], "the store holds truth values, got numbers"),
+        ([1], [False], "the store holds numbers, got truth values"),
+        (["a"], [1], "the store holds texts, got numbers"),
+        ([2**60 + 1, 2**60 + 3], [0.5], "integers that doubles hold.*, got 1152921504606846977"),
+        ([0.5], [-(2**60) - 1], "integers that doubles hold.*, got -1152921504606846977"),
+        ([2**60 + 1], None, "integers that doubles hold.*, got 1152921504606846977"),
+        ([2**60 + 1], [2**60 + 3], None),
+        ([2**60], [0.5], None),
+        ([2.0**53], [2**53], None),
+    ],
+)
+def test_the_cases_of_several_calls_are_columns_like_those_of_one(tmp_path, first, then, message):
+    task, store = Task(lambda **case: {"y": 1.0}, [Variable("y", "y")], name="any"), tmp_path / "s"
+    sweep(task, {"x": first}, store=store)
+    second = {"z": [1]} if then is None else {"x": then}
+    if message:
+        with pytest.raises(ValueError, match=f"parameter 'x': .*{message}"):
+            sweep(task, second, store=store)
+    else:
+        sweep(task, second, store=store)
+    expected = first if message else [*dict.fromkeys(first + then)]
+    assert results.read_dataset(store)["x"].values.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [{"x": [1, 2, 3]}, {"x": [2, 1]}, {"x": [1, 2], "z": [1]}, [{"x": 1}, {"x": 3, "z": 2.0}]],
+)
+def test_what_identifies_cases_is_that_of_a_fresh_store_whatever_is_kept(tmp_path, grid):
+    task = Task(lambda **case: {"y": 1.0}, [Variable("y", "y")], name="any")
+    sweep(task, {"x": [1, 2]}, store=tmp_path / "s")
+    sweep(task, grid, store=tmp_path / "s")
+    keys = Store.at(tmp_path / "s").rows()["case_key"].tolist()
+    asked = case_keys([*cases_of({"x": [1, 2]}), *cases_of(grid)]).tolist()
+    assert keys == [*dict.fromkeys(asked)]
+
+
 def test_failed_cases_are_kept_with_their_message_and_retried_when_asked(tmp_path):
     task, store, log = counting(tmp_path / "log"), tmp_path / "s.zarr", tmp_path / "log"
     (log / "broken").write_text("broken")
@@ -183,8 +223,8 @@ def test_tensors_and_dataclasses_among_the_settings_count_by_content(tmp_path):
     assert sweep(**run, fixed={"matrix": torch.eye(3)})["y"].values.tolist() == [3.0]
     with pytest.raises(ValueError, match=r"fixed\.matrix"):
         sweep(**run, fixed={"matrix": 2 * torch.eye(3)})
-    with pytest.raises(TypeError, match="matrix: expected numbers"):
-        sweep(**run, fixed={"matrix": lambda: 0})
+    with pytest.raises(TypeError, match="matrix: expected an array of numbers"):
+        sweep(**run, fixed={"matrix": np.array(["a"])})
 
 
 @pytest.mark.parametrize("fn", [lambda x: {"y": x}, functools.partial(functions.square, x=1)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -47,6 +48,14 @@ def test_interpolation_moves_at_constant_speed(n: int, m: int) -> None:
         assert between == pytest.approx((t - s) * length, rel=1e-10)
     assert float(w2(coupling.interpolate(0.0), mu)) < 1e-7
     assert float(w2(coupling.interpolate(1.0), nu)) < 1e-7
+
+
+def test_an_interpolation_has_the_mass_that_its_coupling_lost() -> None:
+    thin = Coupling(
+        *torch.zeros(2, 2, 1), *torch.tensor([[0, 1], [1, 0]]), torch.tensor([-1, -2.0])
+    )
+    share = math.e / (1 + math.e)
+    assert thin.interpolate(0.5).weights.tolist() == pytest.approx([share, 1 - share], rel=1e-6)
 
 
 def test_the_barycentric_map_is_the_optimal_map_where_there_is_one() -> None:

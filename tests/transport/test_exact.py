@@ -120,9 +120,9 @@ assert abs(ot.emd2([0.5, 0.5], [0.5, 0.5], np.eye(2))) < 1e-12
 
 
 @pytest.mark.gpu
-def test_device_tensors_in_device_tensors_out() -> None:
-    x = torch.randn(50, 3, dtype=torch.float64, device="cuda")
-    y = torch.randn(60, 3, dtype=torch.float64, device="cuda")
+def test_device_tensors_in_device_tensors_out(device: str) -> None:
+    x = torch.randn(50, 3, dtype=torch.float64, device=device)
+    y = torch.randn(60, 3, dtype=torch.float64, device=device)
     for method in ("auto", "column generation"):
         result = solve_w2(x, y, method=method, strict=False)
         assert result.value.device == x.device

@@ -148,6 +148,8 @@ def test_the_checker_believes_nothing_that_is_signed(tmp_path) -> None:
         "order 1": {"p": 1},
         "order 0": {"p": 0},
         "a shift of 10^9": {"s": 10**9},
+        "roots of too many bits": {"s": 99_999, **wide},  # 19 minutes for 8 kB
+        "points of too many bits": {"x": [[t << 14_000 for t in z] for z in right["x"]], **wide},
     }  # fmt: skip
     path.write_bytes(signed(right | wide))
     checker.check(str(path))

@@ -1,0 +1,81 @@
+"""Every public function with its tensors on a device: the CPU's answer, on that device.
+
+`pytest -m gpu --device NAME` says where; without a GPU the device is pretended.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import xarray as xr
+
+from meanfield import ParticleMeasure
+from meanfield.linalg import LinearMap
+from meanfield.maps import Linearisation
+from tests.interface import calls, right_calls
+
+pytestmark = pytest.mark.gpu
+
+TENSORS = {
+    *("x", "y", "a", "s", "A", "V", "F", "J", "mu", "nu", "seq", "later", "light", "params"),
+    *("gamma", "masked_gamma", "cross", "tied"),
+}
+LINES = [
+    line
+    for line in right_calls.LINES
+    if TENSORS & {node.id for node in ast.walk(ast.parse(line)) if isinstance(node, ast.Name)}
+]
+
+
+def numpy_on(device: str) -> SimpleNamespace:
+    """The few functions of NumPy that `right_calls` uses, on a device."""
+
+    def array(value: Any) -> torch.Tensor:
+        return torch.tensor(value, dtype=torch.float64, device=device)
+
+    return SimpleNamespace(array=array, ones=lambda shape: array(np.ones(shape)), log=torch.log)
+
+
+def parts(answer: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The tensors, arrays and numbers of an answer; a singular vector has no sign of its own."""
+    if isinstance(answer, torch.Tensor):
+        yield path, answer.abs() if path.endswith("direction") else answer
+    elif isinstance(answer, (LinearMap, Linearisation)):
+        yield path, (answer.atoms if isinstance(answer, Linearisation) else answer).to_dense()
+    elif isinstance(answer, ParticleMeasure):
+        yield from (
+            (f"{path}.{name}", getattr(answer, name)) for name in ("points", "log_weights")
+        )
+    elif isinstance(answer, xr.Dataset):
+        yield from ((f"{path}.{name}", column.values) for name, column in answer.items())
+    elif is_dataclass(answer):
+        for one in fields(answer):
+            if one.name != "seconds":
+                yield from parts(getattr(answer, one.name), f"{path}.{one.name}")
+    elif isinstance(answer, (list, tuple)):
+        for k, one in enumerate(answer):
+            yield from parts(one, f"{path}[{k}]")
+    else:
+        yield path, answer
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_call_gives_what_it_gives_on_the_cpu(line, device, tmp_path):
+    here = dict(parts(calls.value_of(line, tmp=tmp_path)))
+    known = {"np": numpy_on(device), "tensor": lambda x: x, "tmp": tmp_path}
+    if line.startswith(("layers.LayerNorm", "layers.RMSNorm")):
+        line = line.replace("[1.0, 2.0]", "np.array([1.0, 2.0])")
+    there = dict(parts(calls.value_of(line, device=device, **known)))
+    assert there.keys() == here.keys()
+    unequal = {path for path in here if not calls.alike(there[path], here[path])}
+    assert not unequal
+    tensors = {path: one.device for path, one in there.items() if isinstance(one, torch.Tensor)}
+    strays = {path: where for path, where in tensors.items() if where.type != device}
+    assert not strays

@@ -1,0 +1,219 @@
+"""The test set of known distances, and files of answers graded against it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse
+from scipy.spatial.distance import cdist
+
+from meanfield.cli import main
+from meanfield.transport import certify, grade, known_names, known_problem, solve_wp
+from meanfield.transport.checker import check
+from meanfield.transport.known import RECIPES, KnownProblem
+from tests.transport.transport_oracles import exact_transport
+
+PROOFS = Path(__file__).parents[2] / "data" / "proofs"
+SMALL = [name for name in known_names() if "-60-" in name]
+MIDDLE = [name for name in known_names() if "-1000-" in name]
+
+
+def solved(p: KnownProblem):
+    return solve_wp((p.x, p.a), (p.y, p.b), p.order)
+
+
+def agrees(p: KnownProblem) -> None:
+    found, apart = solved(p), 1e-14 * p.upper  # logarithms of another machine
+    assert p.lower <= p.upper <= p.lower * (1 + 1e-9)
+    assert float(found.lower) <= p.upper + apart and p.lower <= float(found.upper) + apart
+
+
+def test_the_set_has_every_recipe_from_sixty_atoms_to_a_million():
+    kinds, sizes, dims = zip(*(name.rsplit("-", 2) for name in known_names()), strict=True)
+    assert {*kinds} == {*RECIPES} == {name.rsplit("-", 2)[0] for name in SMALL}
+    assert max(map(int, sizes)) == 10**6 and max(map(int, dims)) == 384 and len(kinds) > 50
+    for name in SMALL + MIDDLE:
+        p = known_problem(name)
+        assert (p.x * 2**20 == np.round(p.x * 2**20)).all(), "the same on every machine"
+        assert abs(p.a.sum() - 1) < 1e-12 and abs(p.b.sum() - 1) < 1e-12
+
+
+@pytest.mark.parametrize("name", SMALL + MIDDLE)
+def test_known_distances_are_found_again(name):
+    agrees(known_problem(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*{*known_names()} - {*SMALL, *MIDDLE}])
+def test_large_known_distances_are_found_again(name):
+    agrees(known_problem(name))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_ones_are_proven_in_exact_arithmetic(name):
+    p = known_problem(name)
+    order, lower, upper = check(str(PROOFS / f"{name}.proof"))
+    assert order == p.order and p.lower <= upper and lower <= p.upper
+    assert float(upper - lower) <= 1e-9 * p.upper
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL)
+def test_small_ones_are_those_of_an_exact_flow(name):
+    p = known_problem(name)
+    power = exact_transport(p.x, p.y, np.log(p.a), np.log(p.b), p.order)
+    assert p.lower * (1 - 1e-14) <= float(power) ** (1 / p.order) <= p.upper * (1 + 1e-14)
+
+
+@pytest.mark.parametrize("name", MIDDLE)
+def test_others_are_those_of_pot(name):
+    import ot
+
+    p = known_problem(name)
+    costs = cdist(p.x, p.y) ** p.order
+    theirs = ot.emd2(p.a, p.b * (p.a.sum() / p.b.sum()), costs, numItermax=10**12)
+    assert theirs ** (1 / p.order) == pytest.approx(p.upper, rel=1e-9)
+
+
+# ------------------------------------------------------------------ files
+
+NAME = "gaussian-60-2"
+NO_F_G = "potentials, none given"
+
+
+@pytest.fixture(scope="module")
+def right() -> dict:
+    """The best answer to one problem: a permutation, the plan, f and g."""
+    found = solved(known_problem(NAME))
+    f, g = found.potentials
+    return {"sigma": found.plan.argmax(1), "plan": found.plan, "f": f, "g": g}
+
+
+def saved(path: Path, **arrays) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def own(right: dict, **others) -> dict:
+    """Points of the file in the place of a name."""
+    p = known_problem(NAME)
+    return {"x": p.x, "y": p.y, "plan": right["sigma"]} | others
+
+
+# File, what is written into it, and what is to blame.
+FILES: dict[str, tuple[str, Callable[[Path, dict], object], str]] = {
+    "permutation": (f"{NAME}.npy", lambda to, r: np.save(to, r["sigma"]), NO_F_G),
+    "plan": (f"{NAME}.mine.npy", lambda to, r: np.save(to, r["plan"]), NO_F_G),
+    "single precision": (
+        f"{NAME}.npz", lambda to, r: saved(to, plan=r["plan"].astype("f4"), f=r["f"], g=r["g"]),
+        "nothing"),
+    "half precision": (
+        f"{NAME}.npz", lambda to, r: saved(to, plan=r["sigma"], f=r["f"].astype("f2")),
+        "potentials"),
+    "sparse": (
+        f"{NAME}.npz", lambda to, r: scipy.sparse.save_npz(to, scipy.sparse.csr_array(r["plan"])),
+        NO_F_G),
+    "entries": (
+        "mine.npz", lambda to, r: saved(
+            to, rows=range(60), cols=r["sigma"], problem=NAME, g=r["g"]), "nothing"),
+    "entries with mass": (
+        f"{NAME}.npz", lambda to, r: saved(
+            to, rows=range(60), cols=r["sigma"][::-1], mass=[1 / 60] * 60, g=r["g"]), "plan"),
+    "potentials alone": (
+        f"{NAME}.npz", lambda to, r: saved(to, f=r["f"], g=r["g"]), "plan, none given"),
+    "half of the potentials": (
+        f"{NAME}.npz", lambda to, r: saved(to, f=r["f"] / 2, g=r["g"] / 2, plan=r["plan"]),
+        "potentials"),
+    "its own points": ("mine.npz", lambda to, r: saved(to, **own(r, g=r["g"])), "nothing"),
+    "its own points and weights": (
+        "mine.npz", lambda to, r: saved(to, **own(r, a=np.full(60, 1 / 60), p=1, g=r["g"])),
+        "potentials"),
+    "one place": ("mine.npz", lambda to, r: saved(
+        to, x=np.ones((2, 1)), y=np.ones((2, 1)), plan=[1, 0]), "nothing"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_is_worth_what_certify_says_and_the_right_side_is_to_blame(kind, tmp_path, right):
+    name, write, blame = FILES[kind]
+    write(tmp_path / name, right)
+    found = grade(tmp_path / name)
+    assert found.blame == blame and found.file == name
+    if found.problem:
+        p = known_problem(NAME)
+        assert found.problem == NAME and found.lower <= p.upper and p.lower <= found.upper
+        assert found.plan_error == pytest.approx(found.upper / p.upper - 1, abs=1e-12)
+        assert found.potentials_error == pytest.approx(1 - found.lower / p.lower, abs=1e-12)
+
+
+def test_points_too_many_to_solve_are_graded_without_blame(tmp_path, monkeypatch, right):
+    monkeypatch.setattr("meanfield.transport.submissions._SOLVED", 100)
+    found = grade(saved(tmp_path / "mine.npz", **own(right)))
+    p = known_problem(NAME)
+    same = certify(p.x, p.y, plan=right["sigma"])
+    assert (found.lower, found.upper, found.blame) == (same.lower, same.upper, "")
+    assert math.isnan(found.plan_error) and math.isnan(found.potentials_error)
+
+
+REFUSED = {
+    "no name of a problem": ("mine-60-2.npy", {"plan": range(60)}, "name of a problem"),
+    "another suffix": (f"{NAME}.txt", {"plan": range(60)}, "a file that ends in .npy or .npz"),
+    "a name of an array": (f"{NAME}.npz", {"u": range(60)}, "expected arrays named .* got u"),
+    "nothing": (f"{NAME}.npz", {}, "expected any of plan.*got nothing"),
+    "two plans": (f"{NAME}.npz", {"plan": range(60), "rows": [0]}, "got plan, rows"),
+    "another size": (f"{NAME}.npz", {"plan": range(59)}, "expected 60 columns"),
+    "half of the entries": (f"{NAME}.npz", {"rows": [0]}, "rows and cols .* got rows"),
+    "points of one cloud": ("m.npz", {"x": [[0.0]], "plan": [0]}, "y: expected points of shape"),
+    "an object": (f"{NAME}.npz", {"plan": np.array([None])}, "damaged or another one"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_no_answer_is_refused_by_the_name_of_its_file(kind, tmp_path):
+    name, arrays, words = REFUSED[kind]
+    saved(tmp_path / "any.npz", **arrays)
+    shutil.move(tmp_path / "any.npz", tmp_path / name)
+    if name.endswith(".npy"):
+        np.save(tmp_path / name, arrays["plan"])
+    with pytest.raises(ValueError, match=f"{name}: .*{words}"):
+        grade(tmp_path / name)
+
+
+def test_no_damaged_file_gets_a_wrong_grade(tmp_path, right):
+    p, rng, graded = known_problem(NAME), np.random.default_rng(0), 0
+    for k in range(120):
+        name, write, _ = list(FILES.values())[k % 9]
+        write(tmp_path / name, right)
+        raw = bytearray((tmp_path / name).read_bytes())
+        for at in rng.integers(len(raw) if k % 2 else 200, size=3):
+            raw[at] = rng.integers(256)
+        broken = tmp_path / f"{NAME}.broken{Path(name).suffix}"
+        broken.write_bytes(raw[: rng.integers(len(raw))] if k % 3 == 0 else raw)
+        with contextlib.suppress(ValueError):  # nothing else
+            found = grade(broken)
+            assert found.lower <= p.upper and p.lower <= found.upper
+            graded += 1
+    assert graded > 5
+
+
+def test_the_command_prints_a_table_and_says_how_it_went(tmp_path, right, capsys):
+    np.save(tmp_path / f"{NAME}.npy", right["sigma"])
+    saved(tmp_path / f"{NAME}.all.npz", plan=right["sigma"], f=right["f"])
+    assert main(["grade", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and lines[1].endswith("nothing") and "none given" in lines[2]
+    assert main(["grade", str(tmp_path / f"{NAME}.npy")]) == 0
+    (tmp_path / f"{NAME}.bad.npz").write_bytes(b"PK")
+    assert main(["grade", str(tmp_path)]) == 3
+    said = capsys.readouterr()
+    assert f"{NAME}.bad.npz" in said.err and said.out.count("none given") == 2
+    assert main(["grade", str(tmp_path / f"{NAME}.bad.npz")]) == 1
+    assert main(["grade", str(tmp_path / "absent.npy")]) == 1
+    (tmp_path / "empty").mkdir()
+    assert main(["grade", str(tmp_path / "empty")]) == 1
