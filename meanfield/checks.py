@@ -8,12 +8,13 @@ the command line and the bookkeeping use them too.
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import numbers
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -277,6 +278,24 @@ def as_float_tensor(value: object, name: str, *, like: Tensor | None = None) -> 
     return value.to(torch.float64 if like is None else like.dtype)
 
 
+def own_tensor(
+    value: Any, name: str, dims: tuple[str, ...], *, like: Tensor | None = None
+) -> Tensor:
+    """`as_float_tensor` in memory of its own: the owner of an array may go on with it.
+
+    An array of xarray with all of these dimensions has them last, in this order.
+    """
+    if set(dims) <= set(getattr(value, "dims", ())):
+        value = value.transpose(..., *dims)
+    tensor = as_float_tensor(value, name, like=like)
+    return tensor if isinstance(value, (list, tuple)) else tensor.clone()
+
+
+def is_single(value: Any) -> bool:
+    """Whether it is an array of NumPy, or of a library like it, in single precision."""
+    return getattr(value, "dtype", None) == np.float32
+
+
 def as_path(value: Any, name: str = "path") -> Path:
     """The path that a text or an `os.PathLike` names.
 
@@ -300,6 +319,24 @@ def as_dtype(value: Any, name: str = "dtype") -> torch.dtype:
     if value not in (torch.float32, torch.float64):
         raise TypeError(f"{name}: expected torch.float32 or torch.float64, got {value!r}")
     return value
+
+
+_Called = TypeVar("_Called", bound=Callable[..., Any])
+
+
+def without_autocast(function: _Called) -> _Called:
+    """The function with autocast off: what it says is about the numbers that come in."""
+
+    @functools.wraps(function)
+    def plainly(*args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        if not (torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")):
+            return function(*args, **kwargs)
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            return function(*args, **kwargs)
+
+    return plainly  # type: ignore[return-value]
 
 
 def as_generator(value: Any, name: str = "generator") -> torch.Generator:

@@ -17,6 +17,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,15 +111,15 @@ def _act(options: argparse.Namespace) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="meanfield",
-        allow_abbrev=False,
+        allow_abbrev=False,  # --n would be --no-figures
         description="Self-attention as a map of measures: Lipschitz constants and transport.",
     )
-    parser.add_argument("--version", action="version", version=meanfield.__version__)
     parser.add_argument("-v", "--verbose", action="store_true", help="log more, show tracebacks")
+    parser.add_argument("--version", action="version", version=meanfield.__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, action: Any, words: str, store: str = "") -> argparse.ArgumentParser:
-        added = commands.add_parser(name, help=words)
+        added = commands.add_parser(name, help=words, allow_abbrev=False)
         added.set_defaults(action=action)
         if store:
             added.add_argument("store", type=Path, metavar="RUN", help=store)
@@ -318,8 +319,17 @@ def _settings(experiment: Experiment, options: argparse.Namespace) -> Any:
     """The settings of a run: the defaults, overridden by the file, overridden by --set."""
     from meanfield.experiments.settings import override, read_toml
 
-    chosen = experiment.quick if options.quick else experiment.settings
-    return override(chosen, read_toml(options.config) if options.config else {}, options.set)
+    given = read_toml(options.config) if options.config else {}
+    if not options.quick:
+        return override(experiment.settings, given, options.set)
+    found = override(experiment.quick, given, options.set)
+    depth = getattr(experiment.quick, "depth", None)
+    if depth is None or found.depth != depth:
+        return found
+    # The few layers of --quick are of random models, and at least those that are asked for.
+    deep = max(depth, 1 + (getattr(found, "layer", None) or 0))
+    random = found.model.startswith("random:")
+    return replace(found, depth=deep if random else experiment.settings.depth)
 
 
 def _draw(ds: xr.Dataset, name: str | None, folder: Path, *, stem: str, pdf: bool) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from meanfield.checks import (
     as_bool,
-    as_float_tensor,
     as_generator,
     at_once,
     called,
@@ -24,8 +23,10 @@ from meanfield.checks import (
     check_same_labels,
     count,
     describe,
+    is_single,
     is_traced,
     number,
+    own_tensor,
     to_host,
 )
 from meanfield.html import html_table, span
@@ -549,19 +550,8 @@ def _measure(points: Tensor, logs: Tensor, positions: Tensor | None) -> Particle
     return mu
 
 
-def _owned(value: Any, name: str, dims: tuple[str, ...], *, like: Tensor | None = None) -> Tensor:
-    """The value in memory of its own: arrays and tensors are copied, as their owner may go on.
-
-    An array of xarray with all of these dimensions has them last, in this order.
-    """
-    if set(dims) <= set(getattr(value, "dims", ())):
-        value = value.transpose(..., *dims)
-    tensor = as_float_tensor(value, name, like=like)
-    return tensor if isinstance(value, (list, tuple)) else tensor.clone()
-
-
 def _as_points(value: Any, name: str) -> Tensor:
-    points = _owned(value, name, ("particle", "feature"))
+    points = own_tensor(value, name, ("particle", "feature"))
     if points.ndim < 2 or 0 in points.shape[-2:]:
         hint = f"; points on the line are {name}[:, None], and weights come second"
         raise ValueError(
@@ -573,7 +563,7 @@ def _as_points(value: Any, name: str) -> Tensor:
 
 
 def _per_particle(points: Tensor, values: Any, name: str) -> Tensor:
-    tensor = _owned(values, name, ("particle",), like=points)
+    tensor = own_tensor(values, name, ("particle",), like=points)
     check_same_kind(points, "points", tensor, name)
     shape = points.shape[:-1]
     if tensor.ndim == 0 or tensor.shape[-1] != shape[-1]:
@@ -614,8 +604,7 @@ def _log_weights(points: Tensor, weights: Any, log_weights: Any, name: str = "we
 
 def _normalised(logs: Tensor, given: Any, name: str, cure: str) -> Tensor:
     # Arrays in single precision sum to 1 as far as they can, beside points in double too.
-    single = getattr(given, "dtype", None) == np.float32
-    tolerance = MASS_TOLERANCE[torch.float32 if single else logs.dtype]
+    tolerance = MASS_TOLERANCE[torch.float32 if is_single(given) else logs.dtype]
     # In double precision, so that the same weights in another order stay the same.
     log_total = logs.double().logsumexp(-1, keepdim=True)
     if not is_traced(logs):

@@ -31,6 +31,7 @@ from meanfield.checks import (
     describe,
     is_traced,
     name_of,
+    without_autocast,
 )
 from meanfield.errors import NoDerivativeError
 from meanfield.html import html_table, span
@@ -117,6 +118,7 @@ class SelfAttention(Map):
         ]
         return html_table("Self-attention", rows)
 
+    @without_autocast
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """F(μ): atoms move to Γ_μ(xᵢ), weights and positions stay.
 

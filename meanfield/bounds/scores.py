@@ -152,6 +152,7 @@ def l2_mean_field(
         48.6
     """
     check_together(norm_G=norm_G, norm_V=norm_V, radius=radius, rank=rank, p=p)
+    causal = as_bool(causal, "causal")
     v, k = norms(norm_V, "norm_V"), norms(rank, "rank")
     size, turned = exponent(norm_G, radius)
     by_scores = _bounded(v, 4 * size, 4 * size, 2 * turned, orders(p), causal)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from meanfield.bounds.arguments import check_together, counts, exponent, norms, out, square
-from meanfield.checks import as_floats
+from meanfield.checks import as_floats, without_autocast
 
 
 def theorem_3_3(norm_A: Any, norm_V: Any, radius: Any, n: Any) -> Any:
@@ -109,6 +109,7 @@ def scaling_factor(A: Any) -> float:
     return float(max(-real.min(), real.max() / 8, 0.0)) if real.size else 0.0
 
 
+@without_autocast
 def local_upper(F: Any, mu: Any) -> Any:
     """An upper bound of the local Wasserstein constant at μ, both components.
 

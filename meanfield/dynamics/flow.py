@@ -11,7 +11,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from meanfield.checks import name_of, number, to_host
+from meanfield.checks import name_of, number, to_host, without_autocast
 from meanfield.dynamics.clocks import TIME, checked_times
 from meanfield.dynamics.integrators import Adaptive, Noise, integrator_of
 from meanfield.dynamics.trajectories import FlowProblem
@@ -28,6 +28,7 @@ _EVALUATIONS = Variable(
 )
 
 
+@without_autocast
 @torch.no_grad()
 def flow(
     F: MeasureMap | Sequence[MeasureMap],

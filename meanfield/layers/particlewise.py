@@ -12,7 +12,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from meanfield.checks import at_once, describe, is_traced
+from meanfield.checks import at_once, describe, is_traced, number
 from meanfield.errors import NoDerivativeError
 from meanfield.linalg import LinearMap
 from meanfield.linalg.blocks import Metric, TokenBlocks
@@ -154,8 +154,7 @@ class Pointwise(Particlewise):
 
     def __post_init__(self) -> None:
         for name in ("lipschitz", "curvature"):
-            if not float(getattr(self, name)) >= 0:
-                raise ValueError(f"{name}: expected a number ≥ 0, got {getattr(self, name)}")
+            number(getattr(self, name), name, least=0, finite=False)
         if not callable(self.transport) or isinstance(self.transport, type):
             raise TypeError(
                 f"transport: expected a function of points, got {describe(self.transport)}"

@@ -13,7 +13,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from meanfield.checks import to_host
+from meanfield.checks import describe, to_host, without_autocast
 from meanfield.linalg.blocks import TokenBlocks
 
 
@@ -169,12 +169,19 @@ class LinearMap:
             blocks=None,
         )
 
+    __array_ufunc__ = None  # NumPy leaves products to this class
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        """Refused: NumPy would make one object of it."""
+        raise TypeError("expected an array, got a LinearMap; take J.to_dense() or J.to_scipy()")
+
     @overload
     def __matmul__(self, other: LinearMap) -> LinearMap: ...
 
     @overload
     def __matmul__(self, other: Tensor) -> Tensor: ...
 
+    @without_autocast
     def __matmul__(self, other: LinearMap | Tensor) -> LinearMap | Tensor:
         """J @ K, first K and then J; or J @ x, the product with a displacement."""
         if isinstance(other, torch.Tensor):
@@ -183,7 +190,10 @@ class LinearMap:
                 raise ValueError(f"J @ x: expected x of shape {wanted}, got {tuple(other.shape)}")
             return self.matvec(other)
         if not isinstance(other, LinearMap):
-            return NotImplemented
+            raise TypeError(
+                f"J @ x: expected a tensor or a LinearMap, got {describe(other)}; torch.as_tensor "
+                "makes a tensor of an array"
+            )
         self._check_kind(other, "@")
         if self.in_shape != other.out_shape:
             raise ValueError(
@@ -261,6 +271,7 @@ class LinearMap:
         """n·d."""
         return math.prod(self.in_shape)
 
+    @without_autocast
     def to_dense(self) -> Tensor:
         """The matrices, shape ``(*batch, m·e, n·d)``, particles before features."""
         if self.dense is not None:

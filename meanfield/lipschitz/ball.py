@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_bool, as_float_tensor, name_of
+from meanfield.checks import as_bool, as_float_tensor, name_of, without_autocast
 from meanfield.maps.map import as_map, ball_bounds
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 
+@without_autocast
 def ball_upper(
     F: MeasureMap,
     mu: ParticleMeasure,

@@ -8,7 +8,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, check_finite, check_same_kind, describe, number
+from meanfield.checks import (
+    as_float_tensor,
+    check_finite,
+    check_same_kind,
+    describe,
+    number,
+    without_autocast,
+)
 from meanfield.lipschitz.remainders import Side, Tokens, bounded, bounded_by_steps
 from meanfield.measures import log_sums
 from meanfield.results.answers import Answer, labelled
@@ -36,6 +43,7 @@ class CacheError(Answer, noun="cache_error", title="Error of a smaller cache"):
     epsilon: float = labelled("radius of the balls", attribute=True)
 
 
+@without_autocast
 @torch.no_grad()
 def cache_error(
     queries: object,

@@ -44,7 +44,7 @@ class Readout:
 
     def __post_init__(self) -> None:
         weight = as_float_tensor(self.weight, "weight")
-        if weight.ndim != 2 or len(weight) < 2:
+        if weight.ndim != 2 or len(weight) < 2 or not weight.numel():
             raise ValueError(
                 "weight: expected a row for each of two classes or more, (classes, d), got "
                 f"{tuple(weight.shape)}"

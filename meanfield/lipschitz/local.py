@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import torch
 
+from meanfield.checks import is_traced, without_autocast
 from meanfield.linalg import NormSolver
 from meanfield.linalg.evidence import RTOL, UPPER_RTOL
 from meanfield.lipschitz.constant import LocalLipschitz, constant_of
 from meanfield.lipschitz.differentiable import differentiable_value
 from meanfield.maps import linearize
 from meanfield.maps.map import as_map
-from meanfield.measures import MeasureMap, ParticleMeasure
+from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 
+@without_autocast
 def local_lipschitz(
     F: MeasureMap,
     mu: ParticleMeasure,
@@ -82,6 +84,12 @@ def local_lipschitz(
         tensor([[-3.8078]], dtype=torch.float64)
     """
     F = as_map(F)
+    if is_traced(check_measure(mu).points):
+        raise RuntimeError(
+            "expected a measure with values, got a traced one: the norm is looked for among "
+            "values, which torch.func and torch.compile hide; take the gradient by requires_grad "
+            "and backward(), and a batch of measures in place of vmap"
+        )
     with torch.no_grad():
         at = linearize(F, mu, geometry=geometry)
         found = constant_of(

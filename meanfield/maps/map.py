@@ -17,7 +17,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from meanfield.checks import name_of
+from meanfield.checks import name_of, without_autocast
 from meanfield.errors import NoDerivativeError
 from meanfield.images import check_map
 from meanfield.linalg import Dense, operator_norm
@@ -293,6 +293,7 @@ def scaled_radii(slope: Tensor, radii: Tensor) -> Tensor:
     return torch.where(radii > 0, slope * radii, 0.0)
 
 
+@without_autocast
 def linearize(F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
     """The derivative of a map of measures at μ, weights held fixed.
 

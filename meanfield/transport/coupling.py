@@ -91,6 +91,10 @@ class Coupling:
         kept = mass > 0
         return coo_array((mass[kept], (rows[kept], cols[kept])), shape=self.shape)
 
+    def __array__(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        """Refused: NumPy would make one object of it."""
+        raise TypeError("expected an array, got a Coupling; take .dense() or .to_scipy()")
+
     def sample(self, size: int, *, generator: torch.Generator | int | None = None) -> Draws:
         """Independent draws (x, y) ~ π, for example to train flows on.
 

@@ -20,6 +20,7 @@ from meanfield.attention import (
     weights,
 )
 from meanfield.attention.kernels.kernel import FeatureTransform, ModifiedKernel
+from meanfield.errors import NoDerivativeError
 from meanfield.linalg import operator_norm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
@@ -752,3 +753,14 @@ def test_a_far_atom_without_mass_costs_the_others_no_digits(kernel, far):
     close(F(nu).points[:4], F(mu).points, 1e-12)
     near, there = (local_lipschitz(F, eta).value for eta in (mu, nu))
     torch.testing.assert_close(there, near, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("zero", ["query", "key"])
+def test_without_eps_a_cosine_is_refused_where_a_query_or_a_key_is_0(zero):
+    matrices = {name: torch.eye(2, dtype=torch.float64) for name in ("query", "key", "value")}
+    matrices[zero] = torch.tensor([[0.0, 1.0], [0.0, 2.0]], dtype=torch.float64)
+    F = SelfAttention(AttentionParameters(**matrices), kernel=kernels.cosine(2.0))
+    mu = ParticleMeasure([[1.0, 0.0], [1.0, 1.0]])
+    with pytest.raises(NoDerivativeError):
+        local_lipschitz(F, mu)
+    assert float(local_lipschitz(F, ParticleMeasure([[1.0, 1.0], [0.0, 1.0]])).value) > 0

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.attention import AttentionParameters, SelfAttention, kernels
 from meanfield.attention.normalizations import sink, softmax
 from meanfield.linalg import Lanczos, operator_norm
 from meanfield.measures import ParticleMeasure, split
@@ -519,3 +519,20 @@ def test_rows_sum_to_one_where_scores_leave_no_room_for_their_sum(
     # In the matrix of the softmax differences are taken before means.
     exact = 1e-5 if normalization is softmax else room
     torch.testing.assert_close(J.to_dense(), expected, rtol=0.0, atol=exact)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kernel", [kernels.dot_product, kernels.l2, kernels.alibi([0.5])])
+def test_an_absent_atom_far_away_takes_no_digit(kernel, causal):
+    tied = AttentionParameters.tied_l2(torch.randn(2, 2).double(), torch.eye(2).double())
+    par = tied if kernel is kernels.l2 else AttentionParameters.random(2)
+    F = SelfAttention(par, causal=causal, kernel=kernel)
+    points, positions = torch.randn(4, 2, dtype=torch.float64), torch.arange(1, 5) / 5
+    mu = ParticleMeasure(points, positions=positions.double())
+    padded = ParticleMeasure(
+        torch.cat([points, torch.full((1, 2), 1e12, dtype=torch.float64)]),
+        [0.25] * 4 + [0.0],
+        positions=[*positions.tolist(), 0.9],
+    )
+    torch.testing.assert_close(F(padded).points[:4], F(mu).points, rtol=1e-13, atol=1e-15)
+    torch.testing.assert_close(F.largest_logits(padded), F.largest_logits(mu), rtol=1e-13, atol=0)

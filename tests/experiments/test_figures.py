@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 from matplotlib.figure import Figure
 
@@ -21,10 +23,10 @@ from meanfield import (
     sweep,
 )
 from meanfield.errors import NoCases
-from meanfield.experiments import two_dirac
-from meanfield.figures.curves import curve
+from meanfield.experiments import kernel_growth, two_dirac
+from meanfield.figures.curves import curve, law
 from meanfield.figures.plots import figures_of
-from meanfield.figures.selection import best, by_level, by_mask, levels
+from meanfield.figures.selection import best, by_level, by_mask, levels, reduced
 
 TINY = two_dirac.Settings(
     radii=(1.0, 1.5),
@@ -340,6 +342,32 @@ def test_the_best_case_of_each_level_is_among_those_that_have_a_value():
     assert (found.x.values.tolist(), found.y.values.tolist()) == ([1], [3.0])
     with pytest.raises(NoCases, match="a value of y"):
         best(ds.isel(case=[0, 3]), "y", over="x")
+
+
+def test_a_median_has_converged_where_all_of_it_has():
+    flags = [[True, True, False], [True, True, True]]
+    ds = xr.Dataset({"y": (("x", "seed"), [[1.0, 5.0, 2.0], [3.0, 1.0, 4.0]]),
+                     "y_converged": (("x", "seed"), flags)})  # fmt: skip
+    found = reduced(ds, "y", along="seed")
+    assert found.y.values.tolist() == [2.0, 3.0]
+    assert found.y_converged.values.tolist() == [False, True]
+
+
+def test_the_interval_of_a_law_is_that_of_its_exponent():
+    names = ("constant", "exponent", "exponent_lower", "exponent_upper")
+    numbers = dict(zip(names, (2.0, 0.5, 0.45, 0.56), strict=True))
+    fits = {f"fit_{name}": ("fit", [value]) for name, value in numbers.items()}
+    more = {f"fit_constant_{end}": ("fit", [9.0]) for end in ("lower", "upper")}
+    assert law(xr.Dataset(more | fits)) == "$2\\,n^{0.50}$ [0.45, 0.56]"
+
+
+def test_the_largest_constant_of_a_kernel_is_the_largest(monkeypatch):
+    A, V = -2 * np.eye(2), np.eye(2)
+    layers = [SelfAttention(AttentionParameters.from_bilinear(B, V)) for B in (0 * A, A, 0 * A)]
+    monkeypatch.setattr(kernel_growth, "_layers", lambda kernel: layers)
+    quick = dataclasses.replace(kernel_growth.EXPERIMENT.quick, starts=1, steps=1)
+    g = torch.Generator().manual_seed(0)
+    assert kernel_growth.largest_constant(quick, "L2", 1.0, 2, g)["constant"] > 1.5
 
 
 def test_a_curve_is_drawn_in_the_order_of_its_axis():

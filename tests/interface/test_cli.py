@@ -240,11 +240,14 @@ def test_wrong_usage_is_exit_code_2(capsys):
     run = ["run", "two-dirac"]
     workers = [[*run, "--workers", text] for text in ("0", "²", "1.5", "-1", "two")]
     shards = [[*run, "--shard", text] for text in ("²/4", "4", "1/0", "2/2", "-1/2", "/")]
-    for arguments in (["fly"], ["run"], *workers, *shards):
+    for arguments in (["fly"], ["run"], [*run, "--n", "4"], *workers, *shards):
         with pytest.raises(SystemExit) as caught:
             cli.main(arguments)
         assert caught.value.code == 2
     assert "usage: meanfield" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--version"])
+    assert capsys.readouterr().out.startswith("0.")
     with pytest.raises(SystemExit):
         cli.main(["run", "two-dirac", "--set", "gamma=1.0", "seed=7"])
     assert "seed=7; each setting has a --set of its own" in capsys.readouterr().err

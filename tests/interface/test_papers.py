@@ -6,10 +6,12 @@ import pkgutil
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from meanfield.cli import _settings
 from meanfield.experiments import EXPERIMENTS, get
 
 ROOT = Path(__file__).parents[2]
@@ -93,4 +95,11 @@ def test_settings_of_the_papers_are_settings_of_their_experiment(path):
     experiment = re.search(r"`meanfield run ([\w-]+)`", row)
     assert experiment is not None
     known = vars(get(experiment.group(1)).settings)
-    assert set(tomllib.loads(path.read_text(encoding="utf-8"))) <= set(known)
+    given = tomllib.loads(path.read_text(encoding="utf-8"))
+    assert set(given) <= set(known)
+    # Beside --quick too, whose few layers are of random models alone.
+    options = SimpleNamespace(quick=True, config=path, set=["seed=3"])
+    quick = _settings(get(experiment.group(1)), options)
+    if "depth" in known:
+        assert quick.depth == 0 or quick.model.startswith("random:")
+        assert quick.depth == 0 or quick.depth > given.get("layer", 0)

@@ -71,6 +71,14 @@ SelfAttention(F.parameters, causal=True).field(seq)(x)
 CrossAttention(F)(mu)
 kernels.cosine()
 kernels.soft_cap(2.0, inner="l2")
+kernels.qk_norm(query_gain=None)
+kernels.qk_norm(1.0, np.nan)
+linearize(F, mu).atoms @ x
+np.asarray(linearize(F, mu).atoms)
+np.asarray(solve_w2(x, y).coupling)
+layers.Pointwise(torch.tanh, lipschitz="abc")
+lipschitz.Readout(np.ones((3, 0)))
+bounds.l2_mean_field(1.0, 1.0, 1.0, 1, causal=np.array([True, False]))
 normalizations.RowWise("exp")
 """
 

@@ -228,3 +228,10 @@ def test_a_bounded_map_declares_its_constant_in_every_ball():
 def test_a_bounded_map_that_cannot_say_is_refused():
     with pytest.raises(NotImplementedError):
         Bounded(lambda nu: nu, 0.5).ball_bounds(cloud(), 0.1)
+
+
+def test_a_displacement_that_reaches_the_margin_ends_the_radius():
+    """A dead ReLU has slope 0 at −0.01; the class flips at 1.01, where its value is the margin."""
+    F, mu = Pointwise(torch.relu, lipschitz=1.0), ParticleMeasure([[-0.01]])
+    found = certified_radius(F, Readout([[-1.0], [0.0]], [1.0, 0.0]), mu)
+    assert 0.5 < float(found.value) <= 1.01

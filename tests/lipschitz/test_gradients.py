@@ -256,6 +256,30 @@ def test_a_tie_of_two_atoms_that_split_is_refused():
     assert x.grad.flatten().tolist() == pytest.approx([0.0, math.sin(0.3), 0.0])
 
 
+def test_a_tie_of_the_two_components_is_refused():
+    """Of A = −a the splitting component grows with a, and passes the other one once."""
+
+    def constant(a):
+        points = torch.tensor([[4.0], [0.0]], dtype=F64, requires_grad=True)
+        F = SelfAttention(AttentionParameters.from_bilinear([[-a]], [[1.0]]))
+        mu = ParticleMeasure(points, [1 / 17, 16 / 17])
+        return local_lipschitz(F, mu), points
+
+    low, high = 0.0, 1.0
+    for _ in range(52):
+        middle = (low + high) / 2
+        found, _ = constant(middle)
+        low, high = (middle, high) if found.particle > found.splitting else (low, middle)
+    for a, tied in ((low, True), (0.9 * low, False), (1.1 * low, False)):
+        found, points = constant(a)
+        if tied:
+            with pytest.raises(ValueError, match="largest singular value that is simple"):
+                found.value.backward()
+        else:
+            found.value.backward()
+            assert float(points.grad.norm()) > 0
+
+
 def test_only_measures_whose_gradient_is_wanted_are_refused():
     mu, A, V = splitting_case()
     tie = torch.zeros_like(mu.points)

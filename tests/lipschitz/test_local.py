@@ -13,10 +13,11 @@ from mpmath import mp
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention, kernels
 from meanfield.bounds.diracs import two_dirac_entry
+from meanfield.dynamics import flow
 from meanfield.errors import ConvergenceError
 from meanfield.linalg import Dense, Lanczos, LinearMap
-from meanfield.lipschitz import local_lipschitz
-from meanfield.maps import Linearisation, Map
+from meanfield.lipschitz import ball_upper, compression_error, local_lipschitz
+from meanfield.maps import Linearisation, Map, linearize
 from meanfield.measures import ParticleMeasure, split, stack
 from tests import oracles
 from tests.attention.test_self_attention import attention
@@ -297,3 +298,35 @@ def test_a_splitting_component_that_is_rounding_does_no_harm():
         found = local_lipschitz(F, mu)
         assert bool(found.converged.all()) and bool(found.upper.isfinite().all())
         assert bool(bounds.local_upper(F, mu).isfinite().all())
+
+
+def test_autocast_changes_no_number():
+    """What is said is about the numbers that come in, in their own precision."""
+    F = SelfAttention(AttentionParameters.random(4, dtype=torch.float32))
+    mu = ParticleMeasure(torch.randn(5, 4), positions=torch.arange(5) / 5)
+    doors = (
+        lambda: F(mu).points,
+        lambda: linearize(F, mu).atoms.to_dense(),
+        lambda: linearize(F, mu).atoms @ mu.points,
+        lambda: local_lipschitz(F, mu).value,
+        lambda: bounds.local_upper(F, mu),
+        lambda: ball_upper(F, mu, 1e-3),
+        lambda: compression_error(F, mu, mu.replace(mu.points + 1), torch.zeros(1, 4), 0.1).value,
+        lambda: torch.as_tensor(flow(F, mu, [0.0, 0.1]).points.values),
+    )
+    plain = [door() for door in doors]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = [door() for door in doors]
+    for found, expected in zip(inside, plain, strict=True):
+        assert torch.equal(found, expected)
+    kernel = kernels.qk_norm(torch.ones(4, dtype=F64), [1.0, 2.0, 0.5, 1.0])
+    assert SelfAttention(F.parameters, kernel=kernel)(mu).dtype == torch.float32
+
+
+def test_a_traced_measure_is_refused_with_what_to_do():
+    F = SelfAttention(AttentionParameters.random(2))
+    for transform in (torch.func.grad, torch.func.vmap):
+        with pytest.raises(RuntimeError, match="by requires_grad and backward.*in place of vmap"):
+            transform(lambda x: local_lipschitz(F, ParticleMeasure(x)).value)(
+                torch.randn(3, 4, 2).double()
+            )

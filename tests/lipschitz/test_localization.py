@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from meanfield import sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.lipschitz import local_lipschitz, localize
+from meanfield.maps import Map
 from meanfield.measures import ParticleMeasure
 from tests import oracles
 from tests.attention.test_self_attention import attention
@@ -123,11 +124,15 @@ def test_a_map_without_heads_has_particles_only():
 
 def test_a_map_that_is_not_the_sum_of_its_heads_has_particles_only():
     @dataclasses.dataclass(frozen=True)
-    class Residual:
+    class Residual(Map):
         parameters: AttentionParameters
 
         def __call__(self, mu):
             return mu.replace(mu.points + SelfAttention(self.parameters)(mu).points)
+
+        @property
+        def heads(self):
+            return SelfAttention(self.parameters).heads
 
     F = Residual(AttentionParameters.random(2, n_heads=2))
     mu = ParticleMeasure(torch.randn(3, 2, dtype=F64))

@@ -33,6 +33,8 @@ RIGHT = {
         _DECODER,
         {"layer_types": ["sliding_attention"] * 2, "sliding_window": 3},
     ),
+    "llama, another eps": ("Llama", _DECODER, {"rms_norm_eps": 1e-2}),
+    "bert, another eps": ("Bert", _SIZES, {"layer_norm_eps": 1e-2}),
     "llama, linear rope": (
         "Llama",
         _DECODER,
@@ -142,6 +144,23 @@ def is_masked(model):
     with torch.no_grad(), in_float64():
         a, b = (model(input_ids=ids[None]).last_hidden_state[0, 0] for ids in (IDS, other))
     return float((a - b).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("stem", ["Llama", "Bert"])
+def test_a_change_by_a_ten_thousandth_is_noticed(stem):
+    """A hook that the reader cannot know of."""
+    model = built(stem, _DECODER if stem == "Llama" else _SIZES)
+    name = "layers.1.self_attn.o_proj" if stem == "Llama" else "encoder.layer.1.attention.self"
+    pretrained.read(model)
+
+    def changed(module, inputs, output):
+        first = output[0] if isinstance(output, tuple) else output
+        moved = first * (1 + 1e-4)
+        return (moved, *output[1:]) if isinstance(output, tuple) else moved
+
+    model.get_submodule(name).register_forward_hook(changed)
+    with pytest.raises(ValueError, match="the two differ by"):
+        pretrained.read(model)
 
 
 @pytest.mark.parametrize("case", list(REFUSED))

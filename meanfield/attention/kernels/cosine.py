@@ -19,7 +19,7 @@ from meanfield.attention.kernels.kernel import (
     checked_inner,
 )
 from meanfield.attention.parameters import AttentionParameters
-from meanfield.checks import number
+from meanfield.checks import as_float_tensor, check_finite, number
 from meanfield.linalg.vectors import units
 
 
@@ -186,7 +186,11 @@ class NormalisedFeatures(FeatureTransform):
 
     def _gains(self, parameters: AttentionParameters) -> tuple[Any, Any]:
         factor = parameters.scale[:, None, None] if self.rms else 1.0
-        return self.query_gain * factor, self.key_gain
+        query, key = (
+            gain.to(parameters.query) if isinstance(gain, Tensor) else gain
+            for gain in (self.query_gain, self.key_gain)
+        )
+        return query * factor, key
 
     def _inverse_length(self, vectors: Tensor) -> Tensor:
         unit = units(vectors, math.sqrt(self.eps))
@@ -234,4 +238,9 @@ def qk_norm(
         inner: the kernel whose queries and keys are normalised.
     """
     eps = number(eps, "eps", least=0)
-    return NormalisedFeatures(query_gain, key_gain, eps, True, checked_inner(inner))
+    gains = []
+    for gain, name in ((query_gain, "query_gain"), (key_gain, "key_gain")):
+        given = as_float_tensor(gain, name)
+        check_finite(given, name)
+        gains.append(given if given.ndim else gain)
+    return NormalisedFeatures(*gains, eps, True, checked_inner(inner))
