@@ -192,7 +192,11 @@ def _fitting(variable: Variable, value: Any, shape: tuple[int, ...]) -> np.ndarr
         return _texts(variable, array)
     with np.errstate(all="ignore"):
         cast = array.astype(variable.numpy_dtype)
-    lost = cast != array if variable.dtype == "int64" else np.isinf(cast) & np.isfinite(array)
+    lost = np.isinf(cast) & np.isfinite(array)
+    if variable.dtype == "int64":
+        lost = cast != array
+    elif array.dtype.kind in "iu":  # as floats all of them would be equal
+        lost = cast.astype(object) != array.astype(object)
     if np.any(lost):
         raise ValueError(
             f"{variable.name}: expected {variable.dtype}, which does not hold "
