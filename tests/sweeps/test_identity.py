@@ -50,7 +50,7 @@ def script(start, tmp_path):
 
 def test_functions_of_two_scripts_are_not_the_same_function(script):
     first = script("a.py", "def f(x):\n    return {'y': x}\n")
-    assert first.out == "[1.0, 2.0, 3.0]\n"
+    assert first.out == "[1.0, 2.0, 3.0]\n" and "found" not in first.err
     second = script("b.py", "def f(x):\n    return {'y': 1000 * x}\n")
     assert second.code == 1
     assert 'function: stored "a:f", now "b:f"' in second.err
