@@ -17,11 +17,9 @@ _SECONDS_BETWEEN_LINES = 60.0
 
 
 class Progress:
-    """Counts finished cases and shows how many there are; of these some were `found` in a store."""
+    """Counts finished cases, some of them found in a store, and shows how many there are."""
 
-    def __init__(
-        self, total: int, *, done: int = 0, found: int = 0, visible: bool = True
-    ) -> None:
+    def __init__(self, total: int, *, done: int = 0, found: int = 0, visible: bool = True) -> None:
         from tqdm import tqdm
 
         self._total, self._n_before, self._counts = total, done, np.zeros(4, int)
