@@ -48,6 +48,7 @@ WARNED = [
     ("K", "for K in («2|3»,):\n    pass" + F % "K * x"),
     ("K", "try:\n    K = «2|3»\nfinally:\n    pass" + F % "K * x"),
     ("K", "K = {'a': 1}\nK['a'] = «2|3»" + F % "K['a'] * x"),
+    ("np", "import numpy as np\nnp.mine = «2|3»" + F % "np.mine * x"),
     ("K", "(K := «2|3»)" + F % "K * x"),
     ("K", "K = {'a': lambda x: «2|3» * x}" + F % "K['a'](x)"),
     ("K", "K = [lambda x: «2|3» * x]" + F % "K[0](x)"),
@@ -211,6 +212,7 @@ REFUSED = [
 UNCHANGED = [
     "def f(x, k=None): return {'y': x}",
     "K = None" + F % "(K, x)[1]",
+    "import threading\ndef f(x, lock=threading.Lock()): return {'y': x}",
     "def f(x):\n    «|# in words»\n    return {'y': x}",
     "def f(x):\n    «|'''In words.'''»\n    return {'y': x}",
     "class C:\n    «'In words.'|'In others.'»\n    k = 2" + F % "C.k",
