@@ -194,8 +194,9 @@ def _fitting(variable: Variable, value: Any, shape: tuple[int, ...]) -> np.ndarr
         cast = array.astype(variable.numpy_dtype)
         if variable.dtype == "int64":
             lost, cure = cast != array, ""
-        elif variable.dtype == "float64" and array.dtype.kind in "iu":
-            lost, cure = cast.astype(array.dtype) != array, "; declare it with dtype='int64'"
+        elif array.dtype.kind in "iu":  # as floats all of them would be equal
+            lost = cast.astype(object) != array.astype(object)
+            cure = "; declare it with dtype='int64'"
         else:
             lost, cure = np.isinf(cast) & np.isfinite(array), ""
     if np.any(lost):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import threading
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from concurrent.futures import (
     wait,
 )
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from meanfield.sweeps.batches import Batch, failed_batch, run_batch
@@ -44,6 +46,7 @@ class Run:
     def __init__(self, cases: Sequence[Case], executor: Any, case_timeout: float | None) -> None:
         self._cases, self._executor, self._case_timeout = cases, executor, case_timeout
         self._stop, self._start = threading.Event(), time.monotonic()
+        self._noticed = threading.Event()
 
     def __call__(self, work: Work, units: Sequence[Unit], handle: _Handle) -> None:
         """Run units and hand over the places of their cases and the batches as they finish.
@@ -56,7 +59,7 @@ class Run:
         n_workers = min(_n_workers(self._executor), max(1, len(units)))
         n_jobs, n_alone = (n_workers, n_workers) if ours else (_WINDOW * n_workers, 1)
         n_shares = _JOBS_PER_WORKER * n_workers if self._executor else 1
-        with self._opened(work, n_workers) as executor, _explained():
+        with self._watched(), self._opened(work, n_workers) as executor, _explained():
             jobs = _Jobs(work, self._cases, handle, deque(units), n_shares)
             self._spread(jobs, executor, n_jobs)
             again, n_again = deque(jobs.suspects), len(jobs.suspects)
@@ -67,6 +70,8 @@ class Run:
         """Run `n_jobs` jobs at once until no unit is left."""
         try:
             while jobs.units or jobs.running:
+                if self._noticed.is_set():
+                    raise KeyboardInterrupt
                 while jobs.units and len(jobs.running) < n_jobs:
                     seconds = _SHARE * (time.monotonic() - self._start)
                     jobs.submit(executor, min(_LONGEST, max(_FIRST, seconds)))
@@ -83,10 +88,29 @@ class Run:
             for future in jobs.running:
                 future.cancel()
 
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Note a Ctrl-C beside raising it: what is raised in a destructor is dropped."""
+        default = signal.default_int_handler
+        main = threading.current_thread() is threading.main_thread()
+        if not main or signal.getsignal(signal.SIGINT) is not default:
+            yield
+            return
+
+        def note(number: int, frame: FrameType | None) -> None:
+            self._noticed.set()
+            default(number, frame)
+
+        signal.signal(signal.SIGINT, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, default)
+
     def _opened(self, work: Work, n_workers: int) -> contextlib.AbstractContextManager[Any]:
         """The executor; on leaving the context our own ends."""
         if self._executor is None:
-            return _Here()
+            return _Here(self._noticed)
         if isinstance(self._executor, int):
             return Processes(work, n_workers, self._case_timeout, self._stop)
         client = _is_client(self._executor)
@@ -140,11 +164,14 @@ class _Jobs:
 
 
 class _Here(Executor):
-    """This process: what is submitted is done."""
+    """This process: what is submitted is done, until Ctrl-C was noticed."""
+
+    def __init__(self, noticed: threading.Event) -> None:
+        self._noticed = noticed
 
     def submit(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        future.set_result(function(*given, **named))
+        future.set_result(function(*given, begin=lambda _: not self._noticed.is_set(), **named))
         return future
 
 

@@ -185,18 +185,15 @@ def _parsed(text: str) -> ast.Module:
 def _bound(tree: ast.Module) -> dict[str, list[ast.stmt]]:
     """Of each name of a module the statements that bind it, or a part of it, in order."""
     found: dict[str, list[ast.stmt]] = {}
-    imported: set[str] = set()
     for node in tree.body:
         if isinstance(node, _SCOPES):
             names = {node.name}
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             names = {(one.asname or one.name).partition(".")[0] for one in node.names}
-            imported |= names
         else:
             stored = [n for n in ast.walk(node) if isinstance(getattr(n, "ctx", None), ast.Store)]
             # Of `table["a"].b = 1` that is `table`.
-            roots = {n.id for one in stored for n in ast.walk(one) if isinstance(n, ast.Name)}
-            names = {one.id for one in stored if isinstance(one, ast.Name)} | (roots - imported)
+            names = {n.id for one in stored for n in ast.walk(one) if isinstance(n, ast.Name)}
         for name in names:
             found.setdefault(name, []).append(node)
     return found

@@ -17,9 +17,9 @@ _SECONDS_BETWEEN_LINES = 60.0
 
 
 class Progress:
-    """Counts finished cases and shows how many there are; a context manager."""
+    """Counts finished cases, some of them found in a store, and shows how many there are."""
 
-    def __init__(self, total: int, *, done: int = 0, visible: bool = True) -> None:
+    def __init__(self, total: int, *, done: int = 0, found: int = 0, visible: bool = True) -> None:
         from tqdm import tqdm
 
         self._total, self._n_before, self._counts = total, done, np.zeros(4, int)
@@ -28,8 +28,8 @@ class Progress:
         disable = None if visible else True
         self._bar: Any = tqdm(total=total, initial=done, unit="case", disable=disable)
         self._lines = visible and self._bar.disable
-        if visible and done:
-            self._bar.write(f"{done} of {total} cases found", file=sys.stderr)
+        if visible and found:
+            self._bar.write(f"{found} of {total} cases found", file=sys.stderr)
 
     def advance(self, status: np.ndarray) -> None:
         """Count finished cases by their status."""

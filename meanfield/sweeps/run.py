@@ -119,7 +119,8 @@ def sweep(
         units = plan.units(table.missing(retry_failed), batch_size, shard or (0, 1))
         n_missing = sum(map(len, units))
         total = max(n_missing, len(plan.cases) // (shard[1] if shard else 1))
-        with Progress(total, done=total - n_missing, visible=progress) as bar:
+        found = total - n_missing - len(first)
+        with Progress(total, done=total - n_missing, found=found, visible=progress) as bar:
 
             def keep(places: list[int], batch: Batch) -> None:
                 table.keep(places, batch.columns)

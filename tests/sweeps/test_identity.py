@@ -50,7 +50,7 @@ def script(start, tmp_path):
 
 def test_functions_of_two_scripts_are_not_the_same_function(script):
     first = script("a.py", "def f(x):\n    return {'y': x}\n")
-    assert first.out == "[1.0, 2.0, 3.0]\n"
+    assert first.out == "[1.0, 2.0, 3.0]\n" and "found" not in first.err
     second = script("b.py", "def f(x):\n    return {'y': 1000 * x}\n")
     assert second.code == 1
     assert 'function: stored "a:f", now "b:f"' in second.err
@@ -122,19 +122,34 @@ def test_a_container_that_has_changed_is_a_warning_because_it_may_be_a_cache(tmp
         sweep(task, GRID, store=tmp_path / "s")
 
 
-@pytest.mark.parametrize(("now", "what"), [("3 * x", "f"), ("2 * x", "")])
+SHELL = "def g(x):\n    return {g} * x\ndef f(x):\n    return {{'y': {f} * g(x)}}\n"
+
+
+@pytest.mark.parametrize(("now", "what"), [({"f": 3}, "f"), ({"g": 3}, "g"), ({}, "")])
 def test_what_has_no_source_is_compared_by_its_bytecode(tmp_path, now, what):
-    for n, body in enumerate(["2 * x", now]):
+    def shell(**numbers):
         scope: dict[str, Any] = {"__name__": "shell"}
-        exec(compile(f"def f(x):\n    return {{'y': {body}}}\n", "<shell>", "exec"), scope)
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            sweep(Task(scope["f"], name="f"), GRID, store=tmp_path / "s")
-        assert [f"changed since in {what};" in str(w.message) for w in said] == [True] * bool(
-            n and what
-        )
-    description = make_plan(scope["f"], GRID, None, 0).description
-    assert description["source"] == {"f": ""} and description["running"].keys() == {"f"}
+        exec(compile(SHELL.format(**{"f": 2, "g": 2} | numbers), "<shell>", "exec"), scope)
+        return scope["f"]
+
+    sweep(shell(), GRID, store=tmp_path / "s")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        sweep(shell(**now), GRID, store=tmp_path / "s")
+    assert [f"changed since in {what};" in str(w.message) for w in said] == [True] * bool(what)
+    description = make_plan(shell(), GRID, None, 0).description
+    assert description["source"] == {"f": "", "g": ""}
+
+
+def test_a_value_that_a_message_can_show_is_shown(tmp_path):
+    def of(scale):
+        return Task(lambda x: {"y": scale[0] * x}, name="of")
+
+    sweep(of((2.0,)), GRID, store=tmp_path / "s")
+    with pytest.raises(ValueError, match=r'closure scale: stored \["2\.0"\], now \["3\.0"\]'):
+        sweep(of((3.0,)), GRID, store=tmp_path / "s")
+    with pytest.raises(ValueError, match=r'stored \["2\.0"\], now \{"digest": "[0-9a-f]{16}"\}'):
+        sweep(of((3.0,) * 99), GRID, store=tmp_path / "s")
 
 
 def test_text_is_not_a_number(tmp_path):

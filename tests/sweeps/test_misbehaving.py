@@ -212,6 +212,27 @@ def test_ctrl_c_ends_a_case_in_process_at_once_and_another_one_those_of_workers(
         assert kept(tmp_path) == 40  # all that were finished
 
 
+class Finalised:
+    """Ctrl-C comes in its destructor, where Python drops what is raised."""
+
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_in_a_destructor_ends_the_sweep_all_the_same(tmp_path, monkeypatch):
+    def f(x):
+        if x == 2:
+            Finalised()
+        return {"y": float(x)}
+
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    task = Task(f, [Variable("y", "y")], name="f")
+    with pytest.raises(KeyboardInterrupt) as ended:
+        sweep(task, {"x": range(2000)}, store=tmp_path / "s")
+    assert ended.value.__notes__[0].startswith("3 of 2000 cases are kept")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
 class Abandoned(BaseException):
     """As `asyncio.CancelledError` or `pytest.fail` are."""
 

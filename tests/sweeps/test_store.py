@@ -393,6 +393,22 @@ def test_of_two_sweeps_that_begin_one_store_at_once_the_other_configuration_is_r
     xr.testing.assert_equal(results.read_dataset(store), sweep(functions.NOISE, GRID, seed=2))
 
 
+def test_a_description_that_appears_between_look_and_writing_is_not_replaced(
+    tmp_path, monkeypatch
+):
+    store, write = tmp_path / "s", storing.write_whole
+
+    def overtaken(path, data, **how):
+        monkeypatch.undo()
+        sweep(functions.NOISE, GRID, seed=2, store=store)
+        write(path, data, **how)
+
+    monkeypatch.setattr(storing, "write_whole", overtaken)
+    with pytest.raises(ValueError, match="another configuration.*seed: stored 2, now 1"):
+        sweep(functions.NOISE, GRID, seed=1, store=store)
+    xr.testing.assert_equal(results.read_dataset(store), sweep(functions.NOISE, GRID, seed=2))
+
+
 def test_two_processes_begin_one_store_at_once_and_nothing_is_lost(tmp_path):
     code = """if True:
         import sys

@@ -50,6 +50,21 @@ def test_failed_case_holds_nan_and_its_message_and_the_others_go_on():
     assert ds["y_converged"].values.tolist() == [True, False, False, True]
 
 
+def test_one_entry_that_has_not_converged_is_a_case_that_has_not():
+    flags = [Variable("y_converged", "whether it converged", dims=("place",), dtype="bool")]
+    task = Task(lambda x: {"y_converged": [True, x != 1]}, flags, coords={"place": [0, 1]})
+    assert sweep(task, {"x": range(3)})["status"].values.tolist() == [1, 2, 1]
+
+
+def test_an_integer_that_a_float_does_not_hold_fails_in_its_case_unless_it_is_declared():
+    grid = {"x": [1, 2**53 + 1]}
+    ds = sweep(lambda x: {"y": x}, grid)
+    assert ds["status"].values.tolist() == [1, 3] and ds["y"].values[0] == 1.0
+    assert "which does not hold 9007199254740993" in str(ds["message"].values[1])
+    ds = sweep(Task(lambda x: {"y": x}, [Variable("y", "y", dtype="int64")]), grid)
+    assert ds["y"].values.tolist() == grid["x"]
+
+
 def test_vectorised_sweep_equals_the_one_case_by_case_even_where_a_case_fails():
     grid = {"x": range(1, 9)}
     xr.testing.assert_equal(sweep(functions.PICKY_BATCHED, grid), sweep(functions.PICKY, grid))

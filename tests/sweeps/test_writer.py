@@ -257,6 +257,13 @@ def damages(file, n_bits):
         yield lambda path, turned=turned: path.write_bytes(turned)
 
 
+def test_a_variable_that_was_added_by_hand_is_named(tmp_path):
+    path = results.write_dataset(rich_dataset(), tmp_path / "a.zarr")
+    shutil.copytree(path / "gain", path / "more")
+    with pytest.raises(ValueError, match=r"more \(was not written\)"):
+        results.read_dataset(path)
+
+
 def test_lost_chunks_and_variables_are_named(tmp_path):
     path = results.write_dataset(rich_dataset(), tmp_path / "a.zarr")
     shutil.rmtree(path / "gain" / "c")
