@@ -36,7 +36,7 @@ from meanfield.transport.coupling import Coupling
 from meanfield.transport.entropic import conditional_sinkhorn_divergence, sinkhorn_divergence
 from meanfield.transport.gradients import conditional_w2, w1, w2, wp
 from meanfield.transport.grading import certify
-from meanfield.transport.known import known_names, known_problem
+from meanfield.transport.known import known_problem
 from meanfield.transport.result import TransportResult
 from meanfield.transport.solve import solve_w2, solve_wp
 from meanfield.transport.submissions import grade
@@ -48,7 +48,6 @@ __all__ = [
     "conditional_sinkhorn_divergence",
     "conditional_w2",
     "grade",
-    "known_names",
     "known_problem",
     "sinkhorn_divergence",
     "solve_conditional_w2",

@@ -453,16 +453,18 @@ def _refuse_infeasible(problem: Problem, f: np.ndarray, g: np.ndarray, slack: fl
     Raises:
         CertificateError: where it fails by more than rounding.
     """
-    order, is_small = problem.order, problem.pairs <= _ALL_PAIRS
-    some, others = (
-        np.unique(np.r_[np.linspace(0, t.size - 1, t.size if is_small else _SAMPLE), t.argmax()])
-        for t in (f, g)
-    )
-    rows, cols = some.astype(int), others.astype(int)
-    looks = [
-        (costs_between(problem.x[rows], problem.y, order), f[rows, None], g),
-        (costs_between(problem.x, problem.y[cols], order), f[:, None], g[cols]),
-    ]
+    order = problem.order
+    if problem.pairs <= _ALL_PAIRS:
+        looks = [(problem.costs, f[:, None], g)]
+    else:
+        rows, cols = (
+            np.unique(np.r_[np.linspace(0, t.size - 1, _SAMPLE), t.argmax()]).astype(int)
+            for t in (f, g)
+        )
+        looks = [
+            (costs_between(problem.x[rows], problem.y, order), f[rows, None], g),
+            (costs_between(problem.x, problem.y[cols], order), f[:, None], g[cols]),
+        ]
     for costs, mine, theirs in looks:
         excess = mine + theirs - costs
         size = costs + np.abs(mine) + np.abs(theirs)

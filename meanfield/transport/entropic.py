@@ -35,13 +35,13 @@ def sinkhorn_divergence(
     which `scaling` decides and no blur mends. Below W₂² at small blurs by at most, in time that
     grows as 1/(1 − scaling):
 
-    =========================================  =============  ====  ====
-    `scaling`                                  0.9 (default)  0.97  0.99
-    =========================================  =============  ====  ====
-    60 pairs of clouds of up to 8 points       13 %           4 %   1 %
-    (half of them by less than)                0.5 %          0.1 %  0.1 %
-    8 pairs of 100 points                      1.1 %          0.5 %
-    =========================================  =============  ====  ====
+    ==============================  =============  =====  =====
+    `scaling`                       0.9 (default)  0.97   0.99
+    ==============================  =============  =====  =====
+    60 pairs of up to 8 points      13 %           4 %    1 %
+    half of these by less than      0.5 %          0.1 %  0.1 %
+    8 pairs of 100 points           1.1 %          0.5 %  --
+    ==============================  =============  =====  =====
 
     `solve_w2` gives W₂ itself, in less time up to some thousand points. Sinkhorn iterations run
     on the device of the points: with matrices of all pairs up to 2 GB (2,988 points, or 4,225 in

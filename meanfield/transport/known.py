@@ -54,7 +54,7 @@ def known_problem(name: str) -> KnownProblem:
     """A problem of the test set, whose W_p is known to at most 1e-9 of itself.
 
     Args:
-        name: one of `known_names`.
+        name: one of those in ``known.json`` beside this file.
 
     Raises:
         ValueError: there is none of that name.
@@ -64,11 +64,11 @@ def known_problem(name: str) -> KnownProblem:
         >>> problem.x.shape, problem.upper - problem.lower < 1e-9
         ((60, 2), True)
     """
-    if name not in _known():
+    if not isinstance(name, str) or name not in _known():
         kinds = ", ".join(RECIPES)
         raise ValueError(
-            f"expected the name of a problem of the test set, as gaussian-1000-2, got {name!r}; "
-            f"recipes are {kinds}, and known_names() lists all"
+            f"name: expected that of a problem of the test set, as gaussian-1000-2, got {name!r}; "
+            f"recipes are {kinds}, and {_TABLE} lists all"
         )
     lower, upper = _known()[name]
     return KnownProblem(name, *made(name), lower, upper)

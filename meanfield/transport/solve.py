@@ -263,13 +263,11 @@ def _solve_one(
 ) -> Interval:
     """One pair by the whole dispatch, in the caller's unit and numbering."""
     rows, cols = (np.flatnonzero(logs > -math.inf) for logs in (log_a, log_b))
-    is_whole = len(rows) == len(x) and len(cols) == len(y)
-    near, far = (x, y) if is_whole else (x[rows], y[cols])
     mine, theirs = log_a[rows], log_b[cols]
     theirs = same_weights(theirs, snapped(mine, theirs)) if settings.snap else theirs
-    problem = Problem.of(near, far, mine, theirs, order=settings.order)
+    problem = Problem.of(x[rows], y[cols], mine, theirs, order=settings.order)
     answer = in_unit(_METHODS[settings.method](problem, settings), problem.exponent, problem.order)
-    return answer if is_whole else in_numbering(answer, (x, y), (log_a, log_b))
+    return in_numbering(answer, (x, y), (log_a, log_b))
 
 
 def in_numbering(
@@ -277,6 +275,8 @@ def in_numbering(
 ) -> Interval:
     """An answer between the atoms that have mass, in the numbering of all, and in their unit."""
     (x, y), (there, here) = points, (t > -math.inf for t in logs)
+    if there.all() and here.all():
+        return answer
     rows, cols = np.flatnonzero(there), np.flatnonzero(here)
     f, g = answer.f, answer.g
     if f is not None and g is not None:

@@ -14,9 +14,9 @@ import scipy.sparse
 from scipy.spatial.distance import cdist
 
 from meanfield.cli import main
-from meanfield.transport import certify, grade, known_names, known_problem, solve_wp
+from meanfield.transport import certify, grade, known_problem, solve_wp
 from meanfield.transport.checker import check
-from meanfield.transport.known import RECIPES, KnownProblem
+from meanfield.transport.known import RECIPES, KnownProblem, known_names
 from tests.transport.transport_oracles import exact_transport
 
 PROOFS = Path(__file__).parents[2] / "data" / "proofs"
@@ -71,6 +71,7 @@ def test_small_ones_are_those_of_an_exact_flow(name):
     assert p.lower * (1 - 1e-14) <= float(power) ** (1 / p.order) <= p.upper * (1 + 1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MIDDLE)
 def test_others_are_those_of_pot(name):
     import ot
@@ -162,7 +163,11 @@ def test_points_too_many_to_solve_are_graded_without_blame(tmp_path, monkeypatch
 
 
 REFUSED = {
-    "no name of a problem": ("mine-60-2.npy", {"plan": range(60)}, "name of a problem"),
+    "no name of a problem": (
+        "mine-60-2.npy",
+        {"plan": range(60)},
+        "that of a problem of the test",
+    ),
     "another suffix": (f"{NAME}.txt", {"plan": range(60)}, "a file that ends in .npy or .npz"),
     "a name of an array": (f"{NAME}.npz", {"u": range(60)}, "expected arrays named .* got u"),
     "nothing": (f"{NAME}.npz", {}, "expected any of plan.*got nothing"),

@@ -29,6 +29,9 @@ def priced(
         allowed: a slack up to which fast products of coordinates will do.
         device: where they are computed.
     """
+    if problem.pairs <= _BLOCK:
+        left = problem.costs - (known[:, None] if mirror else known)
+        return left.min(0 if mirror else 1), 0.0
     x, y = (problem.y, problem.x) if mirror else (problem.x, problem.y)
     if problem.order != 2 or problem.pairs * problem.dim <= _DIRECT:
         step = max(1, _BLOCK // len(y))
