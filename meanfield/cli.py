@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("name", metavar="NAME", help="one of: " + ", ".join(EXPERIMENTS))
-    run.add_argument("--quick", action="store_true", help="small grid, seconds instead of minutes")
+    run.add_argument("--quick", action="store_true", help="small grid and random weights, seconds")
     run.add_argument(
         "--set",
         action="append",
@@ -309,11 +309,12 @@ def _write(ds: xr.Dataset, store: Path) -> None:
 
 
 def _settings(experiment: Experiment, options: argparse.Namespace) -> Any:
-    """The settings of a run: the defaults, overridden by the file, overridden by --set."""
-    from meanfield.experiments.settings import override, read_toml
+    """The settings of a run: the defaults, then the file's, made small by --quick, then --set."""
+    from meanfield.experiments.settings import override, quick_of, read_toml
 
-    chosen = experiment.quick if options.quick else experiment.settings
-    return override(chosen, read_toml(options.config) if options.config else {}, options.set)
+    given = read_toml(options.config) if options.config else {}
+    chosen = override(experiment.settings, given)
+    return override(quick_of(chosen) if options.quick else chosen, {}, options.set)
 
 
 def _draw(ds: xr.Dataset, name: str | None, folder: Path, *, stem: str, pdf: bool) -> None:

@@ -49,7 +49,9 @@ class Settings(inputs.OfText):
     n_tokens: tuple[int, ...] = over(
         "n_tokens", tuple(range(2, 99, 2)), "number of tokens n", quick=(2, 4, 6, 8, 12)
     )
-    layers: tuple[int, ...] = along("layer", (), "attention layer, from 0; all if there are none")
+    layers: tuple[int, ...] = along(
+        "layer", (), "attention layer, from 0; all if there are none", quick=()
+    )
     rtol: float = setting(1e-4, "relative accuracy of the norms", quick=1e-3)
 
 
