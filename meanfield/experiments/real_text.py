@@ -6,9 +6,9 @@ multi-head attention (output projection included, no residual, no norm), the roo
 radius of the tokens, the bound of Theorem 3.3, and for one window an upper bound that uses the
 attention weights. Then C nᵖ is fitted per layer, with p free, 1/4 and 1/2.
 
-Why it grows: beside it, as means over heads, are the norm of the attention matrix P, which
-√(nΣp̄²) ≤ ‖P‖ ≤ √(n/k) holds between what the queries have in common and what each of them sees.
-Here p̄ are the column means of P, and k = n/‖P‖_F² is the number of keys that matter to a query.
+Why it grows: beside it, as means over heads, stands the norm of the attention matrix P between
+what the queries have in common and what each of them sees, √(nΣp̄²) ≤ ‖P‖ ≤ √(n/k). Here p̄ are the
+column means of P, and k = n/‖P‖_F² is the number of keys that matter to a query.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ _DIMS = ("layer", "window")
 _EXPLAINED = {
     "constant": r"$\|Df\|$",
     "attention_norm": r"$\|P\|$",
-    "common": r"$(n\sum_j \bar p_j^2)^{1/2}$",
+    "common": r"$(n\,\Sigma_j\,\bar p_j^2)^{1/2}$",
     "seen": r"$(n/$keys that matter$)^{1/2}$",
 }
 EXPERIMENT = Experiment(
