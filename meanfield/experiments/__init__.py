@@ -66,7 +66,7 @@ EXPERIMENTS = {
         "growth in n at the inputs built to be the worst, per head", "[CAP24] Fig. 1, Prop. 3.4"
     ),
     "released-code": Listed(
-        "what the published scripts compute, beside the norm", "[CAP24] scripts of Fig. 1"
+        "what the published scripts compute, beside the norm", "[CAP24] scripts of Fig. 1, 4"
     ),
     "scaling-factor": Listed("γR² of every head at the real token radius", "[CAP24] Fig. 2"),
     "quadratic-growth": Listed(

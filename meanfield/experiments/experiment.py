@@ -91,7 +91,7 @@ class Experiment:
     @property
     def quick(self) -> Any:
         """The settings of a run of seconds."""
-        return quick_of(type(self.settings))
+        return quick_of(self.settings)
 
     def plan(self, settings: Any = None) -> dict[str, Any]:
         """The arguments of `meanfield.sweep` that make the experiment; in full size if None."""

@@ -23,11 +23,20 @@ RANDOM_TEXT = "random"  # uniform token ids in place of a text
 _RANDOM_LENGTH = 50_000
 
 
+def with_random_weights(model: str) -> str:
+    """A model of the same kind that needs no file."""
+    if model.startswith("random:"):
+        return model
+    return "random:gpt2" if "gpt2" in Path(model).name else "random:bert"
+
+
 @dataclass(frozen=True)
 class OfModel:
     """Settings that name a model."""
 
-    model: str = setting("random:gpt2", "model, as in `meanfield.pretrained.load`")
+    model: str = setting(
+        "random:gpt2", "model, as in `meanfield.pretrained.load`", quick=with_random_weights
+    )
     seed: int = setting(320, "seed of random weights; 320 in the published scripts")
     depth: int = setting(
         0, "number of layers of a random model; 0 for the architecture's own", quick=2
@@ -45,7 +54,9 @@ class OfModel:
 class OfText(OfModel):
     """Settings that name a model and a text."""
 
-    model: str = setting("minilm", "model, as in `meanfield.pretrained.load`", quick="random:bert")
+    model: str = setting(
+        "minilm", "model, as in `meanfield.pretrained.load`", quick=with_random_weights
+    )
     text: str = setting(
         "alice", "'alice', a path, or 'random' for uniform token ids", quick="random"
     )

@@ -5,6 +5,10 @@ is run on each, and at the token cloud X that enters a layer the sweep has ‖Df
 multi-head attention (output projection included, no residual, no norm), the root mean square
 radius of the tokens, the bound of Theorem 3.3, and for one window an upper bound that uses the
 attention weights. Then C nᵖ is fitted per layer, with p free, 1/4 and 1/2.
+
+Why it grows: beside it, as means over heads, stands the norm of the attention matrix P between
+what the queries have in common and what each of them sees, √(nΣp̄²) ≤ ‖P‖ ≤ √(n/k). Here p̄ are the
+column means of P, and k = n/‖P‖_F² is the number of keys that matter to a query.
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ import numpy as np
 import torch
 import xarray as xr
 
-from meanfield import ParticleMeasure
+from meanfield import ParticleMeasure, SelfAttention
+from meanfield.attention.weights import Block
 from meanfield.bounds.layer import Layer
 from meanfield.checks import to_host
 from meanfield.experiments import inputs
@@ -49,7 +54,9 @@ class Settings(inputs.OfText):
     n_tokens: tuple[int, ...] = over(
         "n_tokens", tuple(range(2, 99, 2)), "number of tokens n", quick=(2, 4, 6, 8, 12)
     )
-    layers: tuple[int, ...] = along("layer", (), "attention layer, from 0; all if there are none")
+    layers: tuple[int, ...] = along(
+        "layer", (), "attention layer, from 0; all if there are none", quick=()
+    )
     rtol: float = setting(1e-4, "relative accuracy of the norms", quick=1e-3)
 
 
@@ -83,7 +90,20 @@ def _layer(F: Any, points: torch.Tensor, rtol: float) -> dict[str, np.ndarray]:
         "localisation": constant.direction.square().sum(-1).amax(-1),
     }
     arrays = {name: to_host(value) for name, value in found.items()}
-    return constant.values("constant") | arrays | _bounds(F, points, arrays["radius_max"])
+    shares = {name: to_host(value.mean(-1)) for name, value in _shares(F, mu).items()}
+    bounds = _bounds(F, points, arrays["radius_max"])
+    return constant.values("constant") | arrays | shares | bounds
+
+
+def _shares(F: SelfAttention, mu: ParticleMeasure) -> dict[str, torch.Tensor]:
+    """‖P‖ of every head and what it lies between, (window, head)."""
+    every = slice(0, mu.n_particles)
+    P = F.weights(mu).log_p(Block(every, every)).exp()
+    return {
+        "common": P.sum(-2).square().mean(-1).sqrt(),  # n Σ p̄² = Σ (Σ_i P_ij)²/n
+        "attention_norm": torch.linalg.matrix_norm(P, 2),
+        "seen": torch.linalg.matrix_norm(P),
+    }
 
 
 def _bounds(F: Any, points: torch.Tensor, radius: np.ndarray) -> dict[str, np.ndarray]:
@@ -175,6 +195,12 @@ def beside_bounds(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Ax
 
 
 _DIMS = ("layer", "window")
+_EXPLAINED = {
+    "constant": r"$\|Df\|$",
+    "attention_norm": r"$\|P\|$",
+    "common": r"$(n\,\Sigma_j\,\bar p_j^2)^{1/2}$",
+    "seen": r"$(n/$keys that matter$)^{1/2}$",
+}
 EXPERIMENT = Experiment(
     measure,
     Settings(),
@@ -182,6 +208,13 @@ EXPERIMENT = Experiment(
         *LocalLipschitz.columns("constant", words="local Lipschitz constant ‖Df(X)‖", dims=_DIMS),
         Variable("radius", "root mean square of the token norms", dims=_DIMS),
         Variable("radius_max", "largest token norm", dims=_DIMS),
+        Variable(
+            "attention_norm", "spectral norm of the attention matrix P, mean of heads", dims=_DIMS
+        ),
+        Variable(
+            "common", "√(nΣp̄²), p̄ the column means of P: at most ‖P‖, mean of heads", dims=_DIMS
+        ),
+        Variable("seen", "√(n/k), k the keys that matter to a query: at least ‖P‖", dims=_DIMS),
         Variable("localisation", "largest share of one token in the top direction", dims=_DIMS),
         Variable("local_upper", "certain upper bound at the input, first window", dims=("layer",)),
         Variable(
@@ -197,10 +230,11 @@ EXPERIMENT = Experiment(
         "constants": partial(constants, causal=False),
         "constants-masked": partial(constants, causal=True),
         "exponents": plot_exponents,
+        "growth-explained": partial(plot_exponents, quantities=_EXPLAINED),
         "radius": radius,
         "bounds": beside_bounds,
     },
     conclude=partial(
-        with_laws, quantities=("constant",), by=("causal",), along="layer", groups="window"
+        with_laws, quantities=tuple(_EXPLAINED), by=("causal",), along="layer", groups="window"
     ),
 )

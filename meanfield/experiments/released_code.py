@@ -41,9 +41,9 @@ from meanfield.results import Variable
 __all__ = ["EXPERIMENT", "Settings", "released_quantity"]
 
 _INPUTS = {
-    "text": "{text}",
-    "head": "worst case of head {head}, R = {radius:g}",
-    "rows": "worst case of the rows taken for head {head}, R = {radius:g}",
+    "text": "Text {text}",
+    "head": "Worst case of head {head}, R = {radius:g}",
+    "rows": "Worst case of the rows taken for head {head}, R = {radius:g}",
 }
 _MAPS = ("scripts", "attention")
 
@@ -52,12 +52,16 @@ _MAPS = ("scripts", "attention")
 class Settings(inputs.OfText):
     """What the sweep runs over: one panel."""
 
-    model: str = setting("random:gpt2", "model, as in `meanfield.pretrained.load`")
+    model: str = setting(
+        "random:gpt2",
+        "model, as in `meanfield.pretrained.load`",
+        quick=inputs.with_random_weights,
+    )
     seed: int = setting(320, "seed of random weights, and of dropout")
     dtype: str = setting("float64", "'float32' or 'float64'")
     layers: tuple[int, ...] = over("layer", (6,), "attention layer, from 0", quick=(1,))
     n_tokens: tuple[int, ...] = over(
-        "n_tokens", tuple(range(2, 98, 5)), "number of tokens n", quick=(2, 4, 8, 12, 17)
+        "n_tokens", tuple(range(2, 98, 5)), "number of tokens n", quick=(2, 3, 4, 6, 8)
     )
     causal: bool | None = setting(None, "whether the model is masked; as it is if None")
     inputs: str = setting(
@@ -199,7 +203,6 @@ _QUANTITIES = {
     "released": r"scripts: $\|Dg^\top g\|^{1/2}$",
     "size": r"$\|g\|^{1/2}$",
 }
-_STYLES = {"constant": "tab:blue", "map_constant": "tab:cyan", "released": "tab:red"}
 
 
 def _first_layer(ds: xr.Dataset) -> xr.Dataset:
@@ -245,10 +248,10 @@ GROWTH = Chart(
     [
         *(
             one
-            for name, label in _QUANTITIES.items()
+            for k, (name, label) in enumerate(_QUANTITIES.items())
             for one in (
-                Curve(name, label, "o", rows=_median(name), color=_STYLES.get(name, "tab:green")),
-                Law({"quantity": name}, color=_STYLES.get(name, "tab:green")),
+                Curve(name, label, "o", rows=_median(name), color=f"C{k}"),
+                Law({"quantity": name}, color=f"C{k}"),
             )
         ),
         Formula(_drawn, "drawn by the authors", once=True, linewidth=1.4),

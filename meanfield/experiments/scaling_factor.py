@@ -34,7 +34,9 @@ __all__ = ["EXPERIMENT", "Settings"]
 class Settings(inputs.OfText):
     """What the sweep runs over."""
 
-    layers: tuple[int, ...] = over("layer", (), "attention layer, from 0; all if there are none")
+    layers: tuple[int, ...] = over(
+        "layer", (), "attention layer, from 0; all if there are none", quick=()
+    )
     n_tokens: int = setting(64, "length of the windows", quick=8)
     n_windows: int = setting(5, "windows over which radius and constants are averaged", quick=2)
     causal: bool = setting(False, "whether attention is masked; GPT-2 always is")

@@ -20,7 +20,8 @@ def setting(value: Any, meaning: str, *, quick: Any = _SAME) -> Any:
     Args:
         value: what the whole experiment takes.
         meaning: in words.
-        quick: what a run of seconds takes; the same value if it is not given.
+        quick: what a run of seconds takes, or a function of the value that a whole run would
+            take; that value if it is not given.
 
     Example:
         >>> from dataclasses import dataclass
@@ -28,7 +29,7 @@ def setting(value: Any, meaning: str, *, quick: Any = _SAME) -> Any:
         ... class Settings:
         ...     radii: tuple[float, ...] = over("radius", (1.0, 2.0, 4.0), "R", quick=(1.0,))
         ...     power: int = setting(2, "exponent")
-        >>> Settings(), quick_of(Settings)
+        >>> Settings(), quick_of(Settings())
         (Settings(radii=(1.0, 2.0, 4.0), power=2), Settings(radii=(1.0,), power=2))
     """
     return _field(value, meaning, quick)
@@ -55,12 +56,12 @@ def along(dim: str, value: Any, meaning: str, *, quick: Any = _SAME, **labels: s
 
 def derived(value: Any, meaning: str) -> Any:
     """A field that the experiment's `resolve` fills in, and nobody else."""
-    return _field(value, meaning, value, derived=True)
+    return _field(value, meaning, _SAME, derived=True)
 
 
 def _field(value: Any, meaning: str, quick: Any, **more: Any) -> Any:
-    quick = value if quick is _SAME else quick
-    return field(default=value, metadata={"meaning": meaning, "quick": quick, **more})
+    small = {} if quick is _SAME else {"quick": quick}
+    return field(default=value, metadata={"meaning": meaning, **small, **more})
 
 
 def marked(settings: Any, mark: str) -> dict[str, Field[Any]]:
@@ -83,9 +84,11 @@ def without_grid(settings: Any) -> Any:
     return replace(settings, **{name: type(getattr(settings, name))() for name in grid})
 
 
-def quick_of(kind: Any) -> Any:
-    """The settings of this class for a run of seconds."""
-    return kind(**{one.name: one.metadata["quick"] for one in fields(kind)})
+def quick_of(settings: Any) -> Any:
+    """The settings of a run of seconds: what has a small value takes it, the rest stays."""
+    small = {f.name: f.metadata["quick"] for f in fields(settings) if "quick" in f.metadata}
+    found = {k: v(getattr(settings, k)) if callable(v) else v for k, v in small.items()}
+    return replace(settings, **found)
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:

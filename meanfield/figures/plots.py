@@ -169,7 +169,8 @@ def plot_exponents(
     for k, (name, mask, fits) in enumerate(fitted):
         p, holds = fits.fit_exponent.values, fits.fit_holds.values.astype(bool)
         ends = np.stack([p - fits.fit_exponent_lower, fits.fit_exponent_upper - p])
-        words = [quantities[name]] + ([] if mask is None else [kind(bool(mask))])
+        told = mask is not None and (len(masks) > 1 or not quantities[name])
+        words = [quantities[name], kind(bool(mask)) if told else ""]
         shift = 0.2 * (k - (len(fitted) - 1) / 2) / max(len(fitted) / 2, 1)
         x = np.broadcast_to(fits.fit_layer, p.shape) + shift
         style: Any = {"fmt": "o", "color": f"C{k}", "capsize": 2}

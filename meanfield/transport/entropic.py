@@ -1,4 +1,4 @@
-"""The Sinkhorn divergence, through GeomLoss (symmetric, annealed: [Feydy 2020] Algorithm 3.5)."""
+"""The Sinkhorn divergence, through GeomLoss (symmetric, annealed: [FEY20] Algorithm 3.5)."""
 
 from __future__ import annotations
 

@@ -166,6 +166,27 @@ def test_constants_on_text_are_norms_of_the_jacobian_of_the_models_own_attention
             assert float(rows.constant[0, layer, window]) == pytest.approx(expected, rel=1e-9)
 
 
+def test_what_explains_the_growth_is_of_the_models_own_attention_matrix(datasets, folder):
+    ds = datasets["real_text"]
+    assert (ds.common <= ds.attention_norm * (1 + 1e-12)).all()
+    assert (ds.attention_norm <= ds.seen * (1 + 1e-12)).all()
+    for case in (1, 6):  # 3 tokens of the plain model and of the masked one
+        causal, n = bool(ds.causal[case]), int(ds.n_tokens[case])
+        source = pretrained.load(folder / "bert", causal=causal)
+        ids = inputs.window_ids(source, str(folder / "text.txt"), n, 3)
+        source.model.config._attn_implementation = "eager"
+        found = source.model(input_ids=ids, output_attentions=True).attentions
+        for layer, window in ((0, 0), (1, 2)):
+            P = found[layer][window].numpy()  # head, query, key
+            at = ds.isel(case=case, layer=layer, window=window)
+            norms = np.linalg.norm(P, 2, axis=(1, 2))
+            assert float(at.attention_norm) == pytest.approx(norms.mean(), rel=1e-9)
+            common = np.sqrt(n * (P.mean(1) ** 2).sum(1)).mean()
+            assert float(at.common) == pytest.approx(common, rel=1e-9)
+            keys = 1 / (P**2).sum(2).mean(1)
+            assert float(at.seen) == pytest.approx(np.sqrt(n / keys).mean(), rel=1e-9)
+
+
 def test_constants_on_text_stay_below_the_general_bound(datasets):
     for name in ("real_text", "adversarial"):
         assert bool((datasets[name].constant <= datasets[name].general_bound).all())

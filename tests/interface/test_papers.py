@@ -5,20 +5,23 @@ from __future__ import annotations
 import pkgutil
 import re
 import tomllib
+from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from meanfield.cli import _settings
+from meanfield import results
+from meanfield.cli import main
 from meanfield.experiments import EXPERIMENTS, get
+from meanfield.experiments.settings import override, quick_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / ".docs" / "papers.md").read_text(encoding="utf-8")
 NAMES = sorted(set(re.findall(r"\{py:obj\}`~(meanfield[\w.]*)`", PAGE)))
 COMMANDS = sorted(set(re.findall(r"`meanfield run ([\w-]+)", PAGE)))
 FILES = sorted((ROOT / "examples" / "papers").glob("*.toml"))
+FAST = {"cap24_figure_3", "kpm21_section_5_2"}  # of the files, in seconds
 SMOOTH, KIM = PAGE.split("\n## The Lipschitz Constant of Self-Attention ")
 _KINDS = "Definition|Lemma|Theorem|Proposition|Corollary|Remark|Section|Figure|Table"
 
@@ -89,17 +92,36 @@ def test_the_constants_of_the_running_mean_on_the_page_are_right():
         assert np.linalg.norm(running_mean, 2) == pytest.approx(constant, abs=5e-4)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_settings_of_the_papers_are_settings_of_their_experiment(path):
+def experiment_of(path):
+    """The experiment that the page gives the settings to."""
     row = next(line for line in PAGE.splitlines() if path.name in line)
-    experiment = re.search(r"`meanfield run ([\w-]+)`", row)
-    assert experiment is not None
-    known = vars(get(experiment.group(1)).settings)
-    given = tomllib.loads(path.read_text(encoding="utf-8"))
-    assert set(given) <= set(known)
-    # Beside --quick too, whose few layers are of random models alone.
-    options = SimpleNamespace(quick=True, config=path, set=["seed=3"])
-    quick = _settings(get(experiment.group(1)), options)
-    if "depth" in known:
-        assert quick.depth == 0 or quick.model.startswith("random:")
-        assert quick.depth == 0 or quick.depth > given.get("layer", 0)
+    found = re.search(r"`meanfield run ([\w-]+)`", row)
+    assert found is not None
+    return get(found[1])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_settings_of_the_papers_are_kept_by_quick_where_they_are_not_made_small(path):
+    experiment, given = experiment_of(path), tomllib.loads(path.read_text(encoding="utf-8"))
+    whole = override(experiment.settings, given)
+    small = quick_of(whole)
+    unmarked = [f.name for f in fields(whole) if "quick" not in f.metadata]
+    assert all(getattr(small, name) == getattr(whole, name) for name in unmarked)
+    assert small != whole
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.stem in FAST else pytest.mark.slow)
+        for path in FILES
+    ],
+)
+def test_every_settings_file_runs_quickly_without_weights_or_a_text(path, tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.delenv("MEANFIELD_DATA", raising=False)
+    name = experiment_of(path).name
+    command = ["run", name, "--config", str(path), "--quick", "--out", str(tmp_path)]
+    assert main(command) == 0
+    assert (results.read_dataset(tmp_path / f"{name}.zarr").status == 1).all()
+    assert list(tmp_path.glob("*.png"))

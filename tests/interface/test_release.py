@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import itertools
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
@@ -26,6 +27,24 @@ def test_the_citation_names_the_version():
     cited = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert re.findall(r"^version: ([\d.]+)", cited, re.MULTILINE) == [PROJECT["version"]]
     assert meanfield.__version__ == PROJECT["version"]
+
+
+def test_the_citation_file_has_the_references_of_the_bibliography():
+    citation = runpy.run_path(str(ROOT / ".docs" / "citation.py"))
+    entries = citation["entries"]()
+    bib = (ROOT / ".docs" / "references.bib").read_text(encoding="utf-8")
+    assert len(entries) == bib.count("\n@") + bib.startswith("@") > 10
+    assert all({"title", "author", "year"} <= one.keys() for one in entries)
+    assert "{" not in "".join(one["title"] + one["author"] for one in entries)
+    own = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert citation["written"]() == own, "python .docs/citation.py writes it anew"
+    # Every key that the docstrings and the pages cite is there.
+    pages = [path.read_text(encoding="utf-8") for path in (ROOT / ".docs").glob("*.md")]
+    texts = "".join([*pages, *(path.read_text(encoding="utf-8") for path in SOURCES)])
+    cited = set(re.findall(r"\[([A-Z]{2,}[0-9]{2})\]", texts))
+    cited |= set(re.findall(r"\{cite:p\}`(\w+)`", texts))
+    assert cited <= {one["key"] for one in entries}
+    assert not re.search(r"\[[A-Z][a-z]+ [0-9]{4}\]", texts)
 
 
 def test_every_extra_that_is_named_exists():
