@@ -9,7 +9,7 @@ from __future__ import annotations
 # A module imports only from layers below its own; inside a subpackage, in the order listed there.
 LAYERS = [
     ["errors", "html", "checks"],
-    ["results"],
+    ["results", "measure_arguments"],
     ["measures", "linalg"],
     ["images"],
     ["maps"],
@@ -25,7 +25,17 @@ WINGS = {
         "the mathematics",
         "#cfe3f5",
         [
-            *("errors", "html", "checks", "measures", "linalg", "images", "maps", "attention"),
+            *(
+                "errors",
+                "html",
+                "checks",
+                "measure_arguments",
+                "measures",
+                "linalg",
+                "images",
+                "maps",
+                "attention",
+            ),
             *("transport", "sampling", "bounds", "lipschitz", "layers"),
         ],
     ),

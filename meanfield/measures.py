@@ -16,20 +16,18 @@ from meanfield.checks import (
     as_generator,
     at_once,
     called,
-    check_finite,
     check_move,
     check_positioned,
     check_same_kind,
     check_same_labels,
     count,
     describe,
-    is_single,
     is_traced,
     number,
-    own_tensor,
     to_host,
 )
 from meanfield.html import html_table, span
+from meanfield.measure_arguments import as_points, check_positions, logs_of, per_particle
 
 __all__ = [
     "ParticleMeasure",
@@ -43,8 +41,6 @@ __all__ = [
 
 _NO_BATCH = "expected a batch of measures, got one measure; its atoms are mu.points"
 _BLOCK = 2**22  # distances held at once: 32 MB in float64
-# Total masses this near 1 are normalised, others refused.
-MASS_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-8}
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -94,11 +90,11 @@ class ParticleMeasure:
         given = {"weights": weights, "log_weights": log_weights, "positions": positions}
         for name, each in given.items():
             check_same_labels(points, "points", each, name)
-        points = _as_points(points, "points")
-        logs = _log_weights(points, weights, log_weights)
+        points = as_points(points, "points")
+        logs = logs_of(points, weights, log_weights)
         if positions is not None:
-            positions = _per_particle(points, positions, "positions")
-            _check_positions(positions)
+            positions = per_particle(points, positions, "positions")
+            check_positions(positions)
         vars(self).update(points=points, log_weights=logs, positions=positions)
 
     @classmethod
@@ -129,8 +125,8 @@ class ParticleMeasure:
             return check_measure(value, name)
         value, weights = value if is_pair else (value, weights)
         check_same_labels(value, name, weights, f"weights of {name}")
-        points = _as_points(value, name)
-        return _measure(points, _log_weights(points, weights, None, f"weights of {name}"), None)
+        points = as_points(value, name)
+        return _measure(points, logs_of(points, weights, None, f"weights of {name}"), None)
 
     @classmethod
     def from_sequence(cls, points: Any) -> ParticleMeasure:
@@ -139,7 +135,7 @@ class ParticleMeasure:
         Args:
             points: tokens, shape (..., n, d).
         """
-        points = _as_points(points, "points")
+        points = as_points(points, "points")
         n = points.shape[-2]
         positions = torch.arange(1, n + 1, dtype=points.dtype, device=points.device) / n
         return cls(points, positions=positions)
@@ -548,81 +544,6 @@ def _measure(points: Tensor, logs: Tensor, positions: Tensor | None) -> Particle
     mu = object.__new__(ParticleMeasure)
     vars(mu).update(points=points, log_weights=logs, positions=positions)
     return mu
-
-
-def _as_points(value: Any, name: str) -> Tensor:
-    points = own_tensor(value, name, ("particle", "feature"))
-    if points.ndim < 2 or 0 in points.shape[-2:]:
-        hint = f"; points on the line are {name}[:, None], and weights come second"
-        raise ValueError(
-            f"{name}: expected shape (..., n, d) with n ≥ 1 particles in dimension d ≥ 1, "
-            f"got {tuple(points.shape)}{hint * (points.ndim == 1)}"
-        )
-    check_finite(points, name)
-    return points
-
-
-def _per_particle(points: Tensor, values: Any, name: str) -> Tensor:
-    tensor = own_tensor(values, name, ("particle",), like=points)
-    check_same_kind(points, "points", tensor, name)
-    shape = points.shape[:-1]
-    if tensor.ndim == 0 or tensor.shape[-1] != shape[-1]:
-        raise ValueError(
-            f"{name}: expected one number per particle, shape {tuple(shape)} or (n,) with "
-            f"n = {shape[-1]}, got {tuple(tensor.shape)}"
-        )
-    try:
-        return tensor.expand(shape)
-    except RuntimeError:
-        raise ValueError(
-            f"{name}: expected a shape that broadcasts to {tuple(shape)}, "
-            f"got {tuple(tensor.shape)}"
-        ) from None
-
-
-def _log_weights(points: Tensor, weights: Any, log_weights: Any, name: str = "weights") -> Tensor:
-    if log_weights is not None:
-        logs = _per_particle(points, log_weights, "log_weights")
-        if not is_traced(logs) and bool((logs.isnan() | (logs == math.inf)).any()):
-            raise ValueError(
-                "log_weights: expected numbers below +inf (−inf is weight 0), got NaN/inf"
-            )
-        return _normalised(logs, log_weights, "log_weights", "subtract their logsumexp")
-    if weights is None:
-        n = points.shape[-2]
-        return points.new_full((), -math.log(n)).expand(points.shape[:-1])
-    masses = _per_particle(points, weights, name)
-    check_finite(masses, name)
-    if not is_traced(masses) and bool((masses < 0).any()):
-        raise ValueError(
-            f"{name}: expected numbers ≥ 0, got a smallest weight of {float(masses.min())}"
-        )
-    by = "weights.sum()" if np.ndim(weights) == 1 else "weights.sum(-1, keepdims=True)"
-    cure = f"divide them by their sum: weights / {by}"
-    return _normalised(masses.log(), weights, name, cure)
-
-
-def _normalised(logs: Tensor, given: Any, name: str, cure: str) -> Tensor:
-    # Arrays in single precision sum to 1 as far as they can, beside points in double too.
-    tolerance = MASS_TOLERANCE[torch.float32 if is_single(given) else logs.dtype]
-    # In double precision, so that the same weights in another order stay the same.
-    log_total = logs.double().logsumexp(-1, keepdim=True)
-    if not is_traced(logs):
-        excess = torch.expm1(log_total.detach())
-        worst = float(excess.flatten()[excess.abs().argmax()]) if logs.numel() else 0.0
-        if not abs(worst) <= tolerance:
-            raise ValueError(f"{name}: expected a total mass of 1, got {1 + worst:.10g}; {cure}")
-    return (logs - log_total).to(logs.dtype)
-
-
-def _check_positions(positions: Tensor) -> None:
-    check_finite(positions, "positions")
-    if not is_traced(positions) and bool(((positions < 0) | (positions > 1)).any()):
-        low, high = (float(x) for x in positions.detach().aminmax())
-        raise ValueError(
-            f"positions: expected numbers in [0, 1], got a range of [{low}, {high}]; "
-            "for a sequence of n tokens use i/n"
-        )
 
 
 def _single_linkage(

@@ -166,10 +166,8 @@ class _Rows:
         if splitting:
             log_h, log_l = theta - low, -theta - high
         else:  # the factor applies to the other weights of the row only
-            rest = (low.exp() - (log_p - own).exp()).clamp_min(0)
-            log_h = -(self.p + (-theta).exp() * rest).log()
-            rest = (high.exp() - (log_p + own).exp()).clamp_min(0)
-            log_l = -(self.p + theta.exp() * rest).log()
+            log_h = -torch.logaddexp(log_p, _log_of_others(log_p - own) - theta)
+            log_l = -torch.logaddexp(log_p, _log_of_others(log_p + own) + theta)
         log_h = torch.where(self.seen, log_h.clamp_min(0), 0.0)
         log_l = torch.where(self.seen, log_l.clamp_max(0), 0.0)
         # In logarithms: a P that underflows counts once divided by the weight of a light atom.
@@ -256,6 +254,14 @@ class _Rows:
         self.displacement = torch.fmin(
             self.eps * (self.tau.sqrt() + self.turning), farthest + self.norm_V * self.eps
         )
+
+
+def _log_of_others(logs: Tensor) -> Tensor:
+    """log Σ_{k≠j} e^{logs_k} of each j: a sum from both ends, in which nothing is subtracted."""
+    nothing = torch.full_like(logs[..., :1], -math.inf)
+    before = torch.cat([nothing, logs[..., :-1].logcumsumexp(-1)], -1)
+    after = torch.cat([logs.flip(-1)[..., :-1].logcumsumexp(-1).flip(-1), nothing], -1)
+    return torch.logaddexp(before, after)
 
 
 def _where_finite(size: Callable[[Tensor], Tensor], matrices: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from meanfield.attention.ball_bounds import ball_bound
 from meanfield.attention.kernels import Kernel, dot_product
 from meanfield.attention.kernels.kernel import FeatureSizes, Score
 from meanfield.attention.parameters import AttentionParameters
-from meanfield.attention.rows import Normalization, exponential, softmax
+from meanfield.attention.rows import Normalization, RowWise, exponential, sigmoid, softmax
 from meanfield.attention.sinkhorn import Plan
 from meanfield.attention.streaming import attend
 from meanfield.attention.tangent import MEMORY, AttentionTangent
@@ -278,7 +278,14 @@ class SelfAttention(Map):
     @property
     def score(self) -> Score:
         """The kind of score under the softmax, for bounds that are proved for some kinds only."""
-        return self.kernel.score if self.normalization.is_softmax else Score("other")
+        if self.normalization.is_softmax:
+            return self.kernel.score
+        if self.kernel.score.kind == "dot product" and isinstance(self.normalization, RowWise):
+            if self.normalization is sigmoid:
+                return Score("sigmoid")
+            if self.normalization.sink is not None and self.normalization.log_psi is None:
+                return Score("sink")
+        return Score("other")
 
     def feature_sizes(self, radius: float) -> FeatureSizes | None:
         """How large queries and keys are on a ball; None if unknown, or under no softmax."""

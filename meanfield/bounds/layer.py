@@ -39,6 +39,7 @@ class Layer:
         sizes: of queries and keys on a ball of some radius; None where they are not known.
         norm: the normalisation before it, with γ = 1 and β = 0; None without one.
         map: the map itself, None where only matrices are given.
+        sink: logits of a null key of each head; None without one.
     """
 
     parameters: AttentionParameters
@@ -47,6 +48,7 @@ class Layer:
     sizes: Callable[[float], FeatureSizes | None] = lambda radius: None
     norm: Gain | None = None
     map: Map | None = None
+    sink: Any = None
 
     @classmethod
     def of(cls, layer: Any, causal: Any = None) -> Layer:
@@ -90,7 +92,9 @@ class Layer:
         norm = gains[0] if gains else None
         if norm is not None:
             last = replace(last, parameters=last.parameters.after(before[0]))
-        return cls(last.parameters, last.score, last.causal, last.feature_sizes, norm, layer)
+        rows = last.normalization.rows
+        sink = None if rows is None or rows.sink is None else as_floats(rows.sink)
+        return cls(last.parameters, last.score, last.causal, last.feature_sizes, norm, layer, sink)
 
     @cached_property
     def A(self) -> np.ndarray:

@@ -81,6 +81,28 @@ def _logs(turning: np.ndarray, oscillation: np.ndarray) -> Logs:
     return mean, mean + oscillation / 2, np.log1p(2 * turning) + oscillation
 
 
+def sigmoid_mean_field(
+    norm_A: Any, norm_V: Any, radius: Any, *, shift: Any = 0.0, key_shift: Any = 0.0
+) -> Any:
+    """‖V‖(1 + ½‖A‖R² + ¼(shift + key_shift)R): ∫ sigmoid(⟨Ax, y⟩)Vy dμ(y), plain or masked.
+
+    Two derivatives of at most ¼, and no exponential: σ + σ′|u||y| ≤ 1 + ¼c is how an atom seen
+    counts, ¼‖A‖R² the query. In every order of the distance.
+
+    Args:
+        norm_A: spectral norm ‖A‖.
+        norm_V: spectral norm ‖V‖.
+        radius: R.
+        shift: |scale · Kᵀ b_Q|, what a query bias adds to Ax.
+        key_shift: |scale · Qᵀ b_K|, what a key bias adds to Aᵀy.
+
+    Source: this package. Proved.
+    """
+    turning, turned = exponent(norm_A, radius, shift)
+    biased = norms(key_shift, "key_shift") * norms(radius, "radius")
+    return out(norms(norm_V, "norm_V") * (1 + (turning + turned + biased) / 4))
+
+
 def capped_mean_field(
     norm_A: Any,
     norm_V: Any,

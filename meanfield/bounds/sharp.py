@@ -21,7 +21,7 @@ import numpy as np
 from meanfield.bounds.arguments import check_together, counts, exponent, norms, orders, out
 from meanfield.bounds.golden import narrowed
 from meanfield.bounds.running import log_masked
-from meanfield.checks import as_bool, count
+from meanfield.checks import as_bool, as_floats, count
 
 Logs = tuple[np.ndarray, np.ndarray, np.ndarray]  # log M, log D and log K
 _GRID = np.linspace(0.0, 1.0, 65)
@@ -30,7 +30,14 @@ _ROUNDING = 1e-12  # relative: what upper ends are raised by
 
 
 def mean_field(
-    norm_A: Any, norm_V: Any, radius: Any, *, p: Any = 2.0, shift: Any = 0.0, skip: Any = 0.0
+    norm_A: Any,
+    norm_V: Any,
+    radius: Any,
+    *,
+    p: Any = 2.0,
+    shift: Any = 0.0,
+    skip: Any = 0.0,
+    sink: Any = -np.inf,
 ) -> Any:
     """‖V‖Λ(D(c), M, ‖A‖R²), c = ‖A‖R² + shift·R: the W₂ constant of F on all measures on B_R.
 
@@ -47,6 +54,8 @@ def mean_field(
         p: order of the Wasserstein distance, 1 ≤ p ≤ ∞.
         shift: |scale · Kᵀ b_Q|, what a query bias adds to Ax.
         skip: s of a residual map s·x + Γ(x): then Λ(‖V‖D, ‖V‖M, s + ‖V‖‖A‖R²).
+        sink: logit β of a key of value 0 in the softmax, −∞ for none: then the smaller of
+            e^{(c−β)/2}M and D/√(1+e^β) stands for D. The exponent is halved, and gone at β ≥ c.
 
     Source: this package. Proved; that two Diracs maximise the kernel's norm is computer-assisted
     (interval arithmetic over three variables, in the tests).
@@ -56,11 +65,20 @@ def mean_field(
         50897.6734
         >>> mean_field(1.0, 1.0, 1.0, skip=1.0)
         4.5867
+        >>> mean_field(1.0, 1.0, 3.0, sink=0.0)
+        815.339
     """
-    check_together(norm_A=norm_A, norm_V=norm_V, radius=radius, p=p, shift=shift, skip=skip)
+    check_together(
+        norm_A=norm_A, norm_V=norm_V, radius=radius, p=p, shift=shift, skip=skip, sink=sink
+    )
     v, p, skip = norms(norm_V, "norm_V"), orders(p), norms(skip, "skip")
+    beta = as_floats(sink, "sink")
+    if not (beta < np.inf).all():
+        raise ValueError(f"sink: expected numbers, or −∞ for none, got {sink!r}")
     turning, turned = exponent(norm_A, radius, shift)
-    return averaged(v, _logs(turning), turned, p, skip=skip)
+    log_mean, log_norm, log_top = _logs(turning)
+    by_sink = np.minimum(log_mean + (turning - beta) / 2, log_norm - np.logaddexp(0, beta) / 2)
+    return averaged(v, (log_mean, by_sink, log_top), turned, p, skip=skip)
 
 
 def one_sided(norm_A: Any, norm_V: Any, radius: Any, *, shift: Any = 0.0) -> Any:

@@ -14,7 +14,12 @@ from meanfield.bounds.diracs import masked_two_dirac_lower, two_dirac_lower
 from meanfield.bounds.l2 import l2_attention_2, l2_theorem_3_2, tied_norms
 from meanfield.bounds.layer import raised
 from meanfield.bounds.rates import mean_field_by_rate
-from meanfield.bounds.scores import by_oscillation, capped_mean_field, l2_mean_field
+from meanfield.bounds.scores import (
+    by_oscillation,
+    capped_mean_field,
+    l2_mean_field,
+    sigmoid_mean_field,
+)
 from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
 from meanfield.bounds.spheres import sphere_mean_field
 from meanfield.bounds.statements import OURS, Ask, Question, Statement
@@ -42,6 +47,10 @@ def _values_fit(theorem: Callable[[Any, Any], float]) -> Ask:
         return True
 
     return Ask("values see what the queries do not", holds)
+
+
+def _no_key_bias(question: Question) -> bool:
+    return not question.layer.key_shift.any()
 
 
 _BILINEAR = Ask(
@@ -99,6 +108,10 @@ def _capped(question: Question, causal: bool) -> float:
     return question.joined(
         capped_mean_field, tau=layer.score.tau, causal=causal, key_shift=layer.key_shift
     )
+
+
+def _sink(question: Question) -> float:
+    return question.joined(mean_field, sink=question.layer.sink)
 
 
 def _l2(question: Question, causal: bool) -> float:
@@ -219,6 +232,19 @@ OF_OTHER_SCORES = {
             lambda q: l2_theorem_3_2(q.layer.parameters, q.tokens),
         ),
     ],
+    "sink": [
+        _upper(
+            ("null key", "upper", _PLAIN, "measures on B_R", OURS),
+            (_UNMASKED, Ask("a key bias moves scores past the sink", _no_key_bias)),
+            _sink,
+        )
+    ],
+    "sigmoid": _both(
+        "sigmoid",
+        "points in B_R, averaged",
+        (),
+        lambda q, causal: q.joined(sigmoid_mean_field, key_shift=q.layer.key_shift),
+    ),
     "other": _both("bounded scores", "points in B_R, any positions", (_SIZED,), _bounded),
 }
 

@@ -21,8 +21,6 @@ import torch
 import xarray as xr
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling
-from meanfield.bounds.sharp import kernel_norm
-from meanfield.bounds.spheres import tangential_norm
 from meanfield.experiments.ascent import climb
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import over, setting
@@ -254,13 +252,19 @@ BALL_AND_SPHERE = Chart(
     "c",
     [
         # For small c the upper bounds are one, and the thin line lies on the thick one.
-        _over_e_to_the_c("ball: upper bound", kernel_norm, "-", "tab:blue", 2.6),
+        _over_e_to_the_c(
+            "ball: upper bound",
+            lambda c: bounds.mean_field(c, 1.0, 1.0),
+            "-",
+            "tab:blue",
+            2.6,
+        ),
         _over_e_to_the_c(
             "ball: two Diracs", lambda c: bounds.two_dirac_lower(c, 1.0), "--", "tab:blue", 0.9
         ),
         _over_e_to_the_c(
             "sphere: upper bound",
-            lambda c: np.minimum(tangential_norm(c), kernel_norm(c)),
+            lambda c: bounds.sphere_mean_field(c, 1.0, 1.0),
             "-",
             "tab:green",
             0.9,

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_bool, as_float_tensor, name_of, without_autocast
+from meanfield.linalg import NormSolver
+from meanfield.maps.intervals import Intervals
 from meanfield.maps.map import as_map, ball_bounds
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
@@ -18,6 +20,7 @@ def ball_upper(
     *,
     splitting: bool = True,
     constant: float | Tensor | None = None,
+    solver: NormSolver | None = None,
 ) -> Tensor:
     """Upper bound of the local constants at all measures within W_∞ distance ε of μ.
 
@@ -44,6 +47,9 @@ def ball_upper(
         constant: a bound of the local constant of F at μ, if one is known; the answer is as
             certain as that. Small ones are factored, and large ones are bounded by the product of
             those of the layers, where ``local_lipschitz(F, mu).upper`` is much smaller.
+        solver: of the norms of all intervals of maps of a chain, L(L + 1)/2 for L maps, such as
+            ``Lanczos()``: depth then does not multiply. The answer is as certain as all of them.
+            Small chains are factored without one.
 
     Returns:
         The bound, ``(*batch,)``, with the further axes of ε before.
@@ -72,7 +78,11 @@ def ball_upper(
             f"axes before), got shape {tuple(eps.shape)}"
         )
     shape = torch.broadcast_shapes((*eps.shape, 1), mu.log_weights.shape)
-    found = ball_bounds(F, mu, eps[..., None].expand(shape), splitting=splitting)
+    radii = eps[..., None].expand(shape)
+    if solver is None:
+        found = ball_bounds(F, mu, radii, splitting=splitting)
+    else:
+        found, _ = Intervals.of(F.stages, mu, solver).within(radii, splitting=splitting)
     if constant is not None:
         constant = as_float_tensor(constant, "constant", like=mu.points).to(mu.points)
         if not bool((constant >= 0).all()):

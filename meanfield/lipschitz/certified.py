@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple, final
@@ -11,8 +12,10 @@ from torch import Tensor
 
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, count, describe
 from meanfield.images import image_of
+from meanfield.linalg import NormSolver
 from meanfield.maps import Map
-from meanfield.maps.map import as_map, ball_bounds
+from meanfield.maps.intervals import Intervals
+from meanfield.maps.map import as_map, constant_upper
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 from meanfield.results.answers import Answer, labelled
 
@@ -112,20 +115,29 @@ class CertifiedRadius(Answer, noun="certified_radius", title="Certified radius")
     first_order: Tensor = labelled("radius of the linearised scores, no bound", beside=True)
 
 
-def certified_radius(network: MeasureMap, readout: Readout, x: ParticleMeasure) -> CertifiedRadius:
+def certified_radius(
+    network: MeasureMap,
+    readout: Readout,
+    x: ParticleMeasure,
+    *,
+    solver: NormSolver | None = None,
+) -> CertifiedRadius:
     """The largest ε that is found for which no input within ε of x changes the class, in L2.
 
     The margin of the class over another one, at a point within ε, is at least the margin at x
-    less ε times the smallest of
+    less |r| · displacement(ε), and less ∫₀^ε of the smallest of
 
-        |∇margin(x)| + ρ · change(ε),     ρ · upper(ε),     |r| · displacement(ε)/ε,
+        |∇margin(x)| + Σ_k |∇_k margin(x)| change_k(t),     |∇margin(x)| + ρ · change(t),
+        ρ · upper(t),
 
-    with the bounds that `Map.ball_bounds` of the network gives for tokens that move by ε at most,
-    r the difference of two rows of the readout, and ρ = |r| times what weighted lengths differ
-    by. For a linear network the first is exact, and so is ε. For a network with a global
-    constant, of layers that are `meanfield.layers.Bounded` by construction, the second is never
-    vacuous. For a deep network without either, radii shrink with depth as bounds multiply, to
-    the point of meaning nothing: `value` far below `first_order` says so.
+    with the bounds that `Map.ball_bounds` of the network gives for tokens that move by t together
+    in L2, r the difference of two rows of the readout, and ρ = |r| times what weighted lengths
+    differ by. ∇_k is the gradient in the output of the k-th of the maps that the network applies
+    one after another, change_k what the derivative of that map can change by, times the growth
+    of the maps before it. For a linear network the first two are exact, and so is ε. For a
+    network with a global constant, of layers that are `meanfield.layers.Bounded` by construction,
+    the third is never vacuous. For others radii come from bounds of second derivatives: `value`
+    far below `first_order` says that they mean little.
 
     If tokens are patches of an image, cut without overlap, L2 of the tokens is that of the
     pixels. If the first map is x ↦ Wx + b, a radius in front of it is in units of x. Rounding of
@@ -135,6 +147,7 @@ def certified_radius(network: MeasureMap, readout: Readout, x: ParticleMeasure) 
         network: a map that declares bounds in a ball.
         readout: from its output to the scores of classes.
         x: the input, or a batch of inputs.
+        solver: as for `ball_upper`.
 
     Raises:
         NotImplementedError: the network declares no bounds in a ball.
@@ -160,7 +173,8 @@ def certified_radius(network: MeasureMap, readout: Readout, x: ParticleMeasure) 
     shares = torch.logspace(math.log10(_SPAN), 0, _RADII, dtype=mu.dtype, device=mu.device)
     with torch.no_grad():
         radii = top * shares.reshape(-1, *(1,) * top.ndim)
-        found = _within(F, readout, mu, at, radii).amax(0)
+        stages = Intervals.of(F.stages, mu, solver)
+        found = _within(F, readout, mu, at, stages, radii).amax(0)
     return CertifiedRadius(
         value=torch.where(at.margins.amin(-1) > 0, found, 0.0),
         label=at.label,
@@ -176,34 +190,36 @@ class _Scores(NamedTuple):
         label: ``(*batch,)``.
         margins: ``(*batch, classes − 1)``.
         slopes: lengths of the gradients of the margins, likewise.
+        later: lengths in L²(μ) of their gradients in the outputs of the network's maps, likewise.
         rows: |r|, likewise.
     """
 
     label: Tensor
     margins: Tensor
     slopes: Tensor
+    later: list[Tensor]
     rows: Tensor
 
 
 def _scores(F: Map, readout: Readout, mu: ParticleMeasure) -> _Scores:
     with torch.enable_grad():
-        points = mu.points.detach().requires_grad_()
-        scores = readout(image_of(F, mu.replace(points), "network"))
-        grads = torch.stack(
-            [
-                torch.autograd.grad(score.sum(), points, retain_graph=True)[0]
-                for score in scores.unbind(-1)
-            ],
-            -3,
-        )
+        places = [mu.points.detach().requires_grad_()]
+        image = mu.replace(places[0])
+        for each in F.stages:
+            image = image_of(each, image, "network")
+            places.append(image.points)
+        scores = readout(image)
+        by_class = [
+            torch.autograd.grad(score.sum(), places, retain_graph=True)
+            for score in scores.unbind(-1)
+        ]
+        grads, *later = (torch.stack(of_place, -3) for of_place in zip(*by_class, strict=True))
     scores = scores.detach()
     label = scores.argmax(-1)
     classes = torch.arange(scores.shape[-1], device=scores.device)
     others = classes.expand(scores.shape)[classes != label[..., None]]
     others = others.reshape(*label.shape, -1)
-    # Absent tokens do not move.
-    grads = torch.where(mu.log_weights[..., None, :, None] > -math.inf, grads, 0.0).flatten(-2)
-    weight = readout.weight.detach()
+    logs, weight = mu.log_weights[..., None, :, None], readout.weight.detach()
 
     def apart(values: Tensor) -> Tensor:
         """Of the label less that of the others, ``(*batch, classes − 1, ·)``."""
@@ -211,28 +227,49 @@ def _scores(F: Map, readout: Readout, mu: ParticleMeasure) -> _Scores:
         rest = others[..., None].expand(*others.shape, values.shape[-1])
         return own - values.gather(-2, rest)
 
+    def lengths(gradients: Tensor, factors: Tensor | float = 1.0) -> Tensor:
+        # Absent tokens do not move.
+        there = torch.where(logs > -math.inf, gradients * factors, 0.0)
+        return torch.linalg.vector_norm(apart(there.flatten(-2)), dim=-1)
+
     rows = apart(weight.expand(*label.shape, *weight.shape))
     return _Scores(
         label,
         apart(scores[..., None])[..., 0],
-        torch.linalg.vector_norm(apart(grads), dim=-1),
+        lengths(grads),
+        [lengths(each, (-0.5 * logs).exp()) for each in later],
         torch.linalg.vector_norm(rows, dim=-1),
     )
 
 
-def _within(F: Map, readout: Readout, mu: ParticleMeasure, at: _Scores, radii: Tensor) -> Tensor:
-    """Up to each radius ``(radii, *batch)``, how far no input changes the class.
+def _within(
+    F: Map,
+    readout: Readout,
+    mu: ParticleMeasure,
+    at: _Scores,
+    stages: Intervals,
+    radii: Tensor,
+) -> Tensor:
+    """How far no input changes the class, from bounds at growing radii ``(radii, *batch)``.
 
-    What bounds a slope in the whole ball does so in the smaller balls inside it.
+    What bounds a slope in a ball does so at every point between it and the next smaller one.
     """
-    each = radii[..., None].expand(*radii.shape, mu.n_particles)
-    found = ball_bounds(F, mu, each, splitting=False)
     # Weighted lengths of displacements are at most this times those of L2.
     widest = (0.5 * mu.log_weights.amax(-1)).exp()
+    each = radii[..., None].expand(*radii.shape, mu.n_particles)
+    found, parts = stages.within(each, widest * radii, splitting=False)
+    with contextlib.suppress(NotImplementedError):  # bounds in a ball and none at an input
+        found = found.at_most(constant_upper(F, mu))
     rho = at.rows * (widest * readout.stretch(mu))[..., None]
-    steepest = (at.slopes + rho * found.change[..., None]).fmin(rho * found.upper[..., None])
-    steepest = steepest.nan_to_num(nan=math.inf, posinf=math.inf)  # 0 · ∞
-    by_slope = at.margins / ((1 + _ROUNDING) * steepest).clamp_min(torch.finfo(mu.dtype).tiny)
+    by_maps = sum(g * part[..., None] for g, part in zip(at.later, parts, strict=True))
+    turned = (widest[..., None] * by_maps).fmin(rho * found.change[..., None])
+    steepest = (at.slopes + turned).fmin(rho * found.upper[..., None])
+    steepest = (1 + _ROUNDING) * steepest.nan_to_num(nan=math.inf, posinf=math.inf)  # 0 · ∞
+    steps = torch.diff(radii, dim=0, prepend=torch.zeros_like(radii[:1]))[..., None]
+    lost = (steepest * steps).cumsum(0)
+    left = (at.margins - torch.cat([torch.zeros_like(lost[:1]), lost[:-1]])).clamp_min(0)
+    far = radii[..., None] - steps + left / steepest.clamp_min(torch.finfo(mu.dtype).tiny)
+    far = torch.where(left > 0, far, 0.0)
     fall = at.rows * readout.moved(found.displacement, mu)[..., None]
     stays = at.margins > (1 + _ROUNDING) * fall
-    return torch.where(stays, math.inf, by_slope).amin(-1).minimum(radii)
+    return torch.where(stays, math.inf, far).amin(-1).minimum(radii)

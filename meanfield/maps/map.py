@@ -65,7 +65,7 @@ class BallBounds:
         NaN comes from overflow (∞ − ∞, 0 · ∞), and ∞ is a valid bound.
         """
         constant, change, upper, displacement = (
-            _known(x) for x in (constant, change, upper, displacement)
+            known(x) for x in (constant, change, upper, displacement)
         )
         upper = upper.minimum(constant + change)
         shape = torch.broadcast_shapes(upper.shape, displacement.shape[:-1])
@@ -92,13 +92,14 @@ class BallBounds:
         other = self.change * first.constant + self.upper * first.change
         return BallBounds.of(
             self.constant * first.constant,
-            _known(one).minimum(_known(other)),
+            known(one).minimum(known(other)),
             self.upper * first.upper,
             self.displacement,
         )
 
 
-def _known(bound: Tensor) -> Tensor:
+def known(bound: Tensor) -> Tensor:
+    """The bound, ∞ where it is NaN."""
     return bound.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
@@ -361,9 +362,14 @@ def constant_upper(F: MeasureMap, mu: ParticleMeasure) -> Tensor:
     """
     F = as_map(F)
     alone, size = F.particlewise, mu.log_weights.numel() * mu.dim
-    small = size * mu.dim <= _FACTORED_ENTRIES if alone else mu.n_particles * mu.dim <= _FACTORED
+    small = size * mu.dim <= _FACTORED_ENTRIES if alone else is_small(mu)
     at = derivative_if_any(F, mu) if small else None
     return F.local_upper(mu) if at is None else _factored(at, alone)
+
+
+def is_small(mu: ParticleMeasure) -> bool:
+    """Whether derivatives at μ are factored."""
+    return mu.n_particles * mu.dim <= _FACTORED
 
 
 def _factored(at: Linearisation, alone: bool = False) -> Tensor:

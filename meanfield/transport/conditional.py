@@ -18,7 +18,8 @@ from meanfield.checks import (
     number,
     to_host,
 )
-from meanfield.measures import MASS_TOLERANCE, ParticleMeasure, check_measure
+from meanfield.measure_arguments import MASS_TOLERANCE
+from meanfield.measures import ParticleMeasure, check_measure
 from meanfield.transport.certificate import Interval, Part, scaled, united
 from meanfield.transport.pairs import Measure, Measures, Pair, as_measures
 from meanfield.transport.problem import UNIT, normalised_logs, row_norms

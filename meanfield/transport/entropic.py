@@ -13,7 +13,8 @@ from torch import Tensor
 
 from meanfield.checks import number, to_host
 from meanfield.errors import MissingExtraError
-from meanfield.measures import MASS_TOLERANCE, ParticleMeasure
+from meanfield.measure_arguments import MASS_TOLERANCE
+from meanfield.measures import ParticleMeasure
 from meanfield.transport.conditional import conditioned_pair, grouped_conditions
 from meanfield.transport.pairs import Measure, as_measures
 

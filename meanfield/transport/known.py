@@ -40,7 +40,7 @@ class KnownProblem:
     y: np.ndarray
     a: np.ndarray
     b: np.ndarray
-    order: int
+    order: float
     lower: float
     upper: float
 

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from meanfield.checks import check_same_kind, describe, is_traced, to_host
-from meanfield.measures import MASS_TOLERANCE, ParticleMeasure, stack
+from meanfield.measure_arguments import MASS_TOLERANCE
+from meanfield.measures import ParticleMeasure, stack
 
 Measure = Any  # ParticleMeasure | Tensor | ndarray | DataFrame | (points, weights)
 

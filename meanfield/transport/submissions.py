@@ -80,12 +80,12 @@ def grade(path: str | os.PathLike[str]) -> Grade:
 def _graded(path: Path, held: dict[str, Any]) -> Grade:
     known = _problem(path, held)
     plan, f, g = (held.get(name) for name in ("plan", "f", "g"))
-    entries = [name for name in ("rows", "cols", "mass") if name in held]
+    entries: list[str] = [name for name in ("rows", "cols", "mass") if name in held]
     if entries:
         if plan is not None or entries[:2] != ["rows", "cols"]:
             raise ValueError(
                 "expected plan, or rows and cols with mass or without, got "
-                f"{', '.join(['plan'] * (plan is not None) + entries)}"
+                f"{', '.join([*['plan'] * (plan is not None), *entries])}"
             )
         plan = tuple(held[name] for name in entries)
     if plan is None and f is None and g is None:

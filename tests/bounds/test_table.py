@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.attention.kernels import cosine, l2, soft_cap, window
-from meanfield.attention.normalizations import sigmoid
+from meanfield.attention.normalizations import sigmoid, sink
 from meanfield.bounds.layer import Layer
 from meanfield.bounds.rates import mean_field_by_rate
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from tests import oracles, strategies
+from tests.bounds import bounds_oracles
 
 F64 = torch.float64
 
@@ -216,6 +217,49 @@ def test_no_constant_of_other_scores_exceeds_its_rows(kind, causal, seed, d, rad
     if kind == "l2":
         tokens = local_lipschitz(F, ParticleMeasure.from_sequence(points), geometry="euclidean")
         assert float(tokens.value.max()) <= table.row("L2, n tokens").value
+
+
+@pytest.mark.parametrize("rows", ["null key", "sigmoid"])
+@given(seed=st.integers(0, 10**6), d=st.integers(1, 3), radius=st.sampled_from([0.3, 1.0, 2.0]))
+@settings(max_examples=12)
+def test_no_constant_under_another_normalisation_exceeds_its_row(rows, seed, d, radius):
+    g, n = torch.Generator().manual_seed(seed), 2 + seed % 4
+    par = AttentionParameters.random(d, n_heads=2, head_dim=d, std=1.0, generator=g)
+    bias = torch.randn(2, d, dtype=F64, generator=g)
+    par = AttentionParameters(par.query, par.key, par.value, par.output, query_bias=bias)
+    beta = 4 * torch.randn(2, dtype=F64, generator=g) - 2
+    F = SelfAttention(par, normalization=sigmoid if rows == "sigmoid" else sink(beta))
+    points = sampling.ball(n, d, radius=radius, batch_shape=(40,), generator=g)
+    points[::2] /= points[::2].norm(dim=-1, keepdim=True) / radius
+    logs = (4 * torch.randn(40, n, dtype=F64, generator=g)).log_softmax(-1)
+    found = local_lipschitz(F, ParticleMeasure(points, log_weights=logs)).value
+    row = bounds.table(F, radius).row(rows)
+    assert 0 < float(found.max()) <= row.value
+
+
+def test_a_null_key_halves_the_exponent():
+    c = np.array([1.0, 4.0, 9.0, 16.0])
+    root = np.hypot(1, c)
+    expected = [bounds_oracles.joint(float(np.exp(x / 2) * m), float(m), float(x))
+                for x, m in zip(c, root, strict=True)]  # fmt: skip
+    np.testing.assert_allclose(bounds.mean_field(c, 1, 1, sink=0.0)[1:], expected[1:], rtol=1e-9)
+    assert (bounds.mean_field(c, 1, 1, sink=c) <= root * 1.01 + c).all()
+    none = bounds.mean_field(c, 1, 1, sink=-np.array([200.0, 300, 400, 500]))
+    np.testing.assert_allclose(none, bounds.mean_field(c, 1, 1), rtol=1e-12)
+    # Two Diracs, A = −γI, the light one seen as much as it can be: 302.5 at c = 9.
+    best = 0.0
+    F = SelfAttention(
+        AttentionParameters.from_bilinear([[-9.0]], [[1.0]]), normalization=sink(0.0)
+    )
+    for log_ratio in np.linspace(-14, -4, 41):
+        mu = sampling.two_diracs(1.0, log_ratio, [1.0])
+        best = max(best, float(local_lipschitz(F, mu).value))
+    assert 300 < best <= bounds.table(F, 1.0).row("null key").value < 830
+    biased = AttentionParameters([[1.0]], [[1.0]], [[1.0]], key_bias=[[1.0]])
+    row = bounds.table(SelfAttention(biased, normalization=sink(0.0)), 1.0).row("null key")
+    assert row.reason == "a key bias moves scores past the sink"
+    with pytest.raises(ValueError, match="sink: expected numbers, or −∞"):
+        bounds.mean_field(1, 1, 1, sink=math.inf)
 
 
 def test_rows_of_other_scores_have_the_numbers_of_the_formulas():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 from itertools import pairwise
 
 import pytest
@@ -14,6 +15,7 @@ from meanfield.layers import (
     Chain,
     Clip,
     LayerNorm,
+    Particlewise,
     Pointwise,
     Residual,
     RMSNorm,
@@ -55,6 +57,7 @@ MAPS = {
     "pre-norm, causal": lambda: pre_norm(True),
     "parallel": parallel,
     "network": small.network,
+    "three blocks": lambda: Chain([pre_norm(), mlp(), pre_norm(True), mlp(), pre_norm()]),
 }
 COMPOSED = [name for name in MAPS if "norm" in name or name in ("parallel", "network")]
 
@@ -105,7 +108,7 @@ def norm(matrix):
 
 
 SLOW = pytest.mark.slow
-QUICK = ("relu", "attention", "post-norm, causal", "pre-norm")
+QUICK = ("relu", "attention", "post-norm, causal", "pre-norm", "three blocks")
 
 
 @pytest.mark.parametrize(
@@ -257,6 +260,49 @@ def test_the_change_of_a_product_is_the_less_of_its_two_sums(first, second, chan
     assert float(found.constant) == 2.0
     assert float(found.change) == pytest.approx(change, rel=1e-12)
     assert float(found.upper) == pytest.approx(upper, rel=1e-12)
+
+
+class Bent(Particlewise):
+    """x ↦ Bx, declared to have a derivative that changes by `bend` times the largest radius."""
+
+    def __init__(self, matrix, bend):
+        self.matrix, self.bend = matrix, bend
+
+    def __call__(self, mu):
+        return mu.replace(mu.points @ self.matrix.mT)
+
+    def products(self, mu):
+        return lambda eps: eps @ self.matrix.mT, lambda zeta: zeta @ self.matrix
+
+    def ball_bounds(self, mu, radii, *, splitting=True):
+        size = torch.linalg.matrix_norm(self.matrix, 2)
+        change = self.bend * radii.amax(-1)
+        return BallBounds.of(size, change, size + change, (size + change)[..., None] * radii)
+
+
+@pytest.mark.parametrize("splitting", [False, True])
+def test_the_change_of_a_chain_is_that_of_the_theorem(splitting):
+    """Bends of 0 but for two maps, so that the other terms can be told apart."""
+    mu, eps = ParticleMeasure(draw(4, D, seed=3), weights=[0.1, 0.2, 0.3, 0.4]), 0.01
+    # Nearly singular, and not in the same directions: products of norms are far above norms.
+    steps = [torch.diag(10.0 ** draw(D, seed=k)) @ torch.linalg.qr(draw(D, D, seed=k))[0]
+             for k in range(5)]  # fmt: skip
+    bends = [0.0, 0.3, 0.0, 2.0, 0.0]
+    maps = [Bent(B, bend) for B, bend in zip(steps, bends, strict=True)]
+    found = Chain(maps).ball_bounds(mu, eps, splitting=splitting)
+
+    terms, grown, radii = [], 1.0, torch.full((4,), eps, dtype=F64)
+    for k, (step, bend) in enumerate(zip(steps, bends, strict=True)):
+        if not splitting:  # together, in L², all atoms move by that much
+            radii = radii.minimum(grown * eps / mu.weights.sqrt())
+        terms.append(bend * float(radii.max()) * grown)
+        products = [reduce(torch.matmul, steps[j : k + 1][::-1]) for j in range(k + 1)]
+        after = [float(norm(product)) for product in products[1:]] + [1.0]
+        change = sum(size * term for size, term in zip(after, terms, strict=True))
+        grown = float(norm(products[0])) + change
+        radii = (float(norm(step)) + bend * float(radii.max())) * radii
+    assert float(found.constant) == pytest.approx(float(norm(products[0])), rel=1e-6)
+    assert float(found.change) == pytest.approx(change, rel=1e-6)
 
 
 def test_parts_without_a_bound_are_named():

@@ -10,8 +10,10 @@ import torch
 from meanfield import bounds
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.layers import MLP, Bounded, Chain, Clip, LayerNorm, Pointwise, Residual, contractive
+from meanfield.linalg import Lanczos
 from meanfield.lipschitz import Readout, certified_radius
 from meanfield.maps import BallBounds, Map
+from meanfield.maps import map as map_module
 from meanfield.measures import ParticleMeasure, stack
 from tests.maps.small_maps import draw, linear
 
@@ -54,7 +56,18 @@ def bounded(factor=0.5, radius=1.0):
     return Chain(layers)
 
 
+def deep():
+    """Four blocks, eight maps: products of norms mean nothing, and norms of products do."""
+    blocks = []
+    for seed in range(4):
+        norms = [LayerNorm(torch.ones(D, dtype=F64), eps=0.1)] * 2
+        blocks.append(Residual(Chain([norms[0], attention(seed, causal=seed % 2 > 0)])))
+        blocks.append(Residual(Chain([norms[1], mlp(seed)])))
+    return Chain(blocks)
+
+
 NETWORKS = {
+    "deep": deep,
     "attention": attention,
     "causal": lambda: attention(causal=True),
     "pre-norm": pre_norm,
@@ -133,6 +146,18 @@ def test_a_network_bounded_by_construction_has_a_radius_of_its_global_constant()
     # Mean over N tokens: a displacement of length ε moves the mean by ε/√N at most.
     least = float(found.margin) * math.sqrt(N) / (widest * 1.5**4)
     assert float(found.value) >= 0.999 * least
+
+
+@pytest.mark.parametrize("weights", [None, [0.1, 0.2, 0.3, 0.15, 0.25]])
+def test_depth_does_not_multiply(weights, monkeypatch):
+    F, mu, read = deep(), cloud(2, weights=weights), readout(token=1)
+    found = float(certified_radius(F, read, mu).value)
+    monkeypatch.setattr(map_module, "_FACTORED", 0)
+    without = float(certified_radius(F, read, mu).value)
+    assert found > 1.5 * without > 0
+    # Norms by an iteration, as a larger network would need them.
+    iterated = certified_radius(F, read, mu, solver=Lanczos())
+    assert float(iterated.value) == pytest.approx(found, rel=1e-2)
 
 
 def test_larger_margins_have_larger_radii_and_level_classes_have_none():

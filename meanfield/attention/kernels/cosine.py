@@ -238,9 +238,9 @@ def qk_norm(
         inner: the kernel whose queries and keys are normalised.
     """
     eps = number(eps, "eps", least=0)
-    gains = []
+    gains: list[Any] = []
     for gain, name in ((query_gain, "query_gain"), (key_gain, "key_gain")):
         given = as_float_tensor(gain, name)
         check_finite(given, name)
         gains.append(given if given.ndim else gain)
-    return NormalisedFeatures(*gains, eps, True, checked_inner(inner))
+    return NormalisedFeatures(gains[0], gains[1], eps, True, checked_inner(inner))

@@ -73,11 +73,11 @@ class Motion(NamedTuple):
 
 
 class Score(NamedTuple):
-    """The kind of score that a softmax is taken of.
+    """The kind of score that a softmax is taken of, or what is taken of dot products instead.
 
     Attributes:
-        kind: "dot product" ⟨A x, y⟩, "soft cap" τ tanh(⟨A x, y⟩/τ), "l2" −scale |Qx − Ky|², or
-            "other".
+        kind: "dot product" ⟨A x, y⟩, "soft cap" τ tanh(⟨A x, y⟩/τ), "l2" −scale |Qx − Ky|²,
+            "sink" and "sigmoid" for those normalisations of dot products, or "other".
         tau: τ of the cap.
     """
 

@@ -1,0 +1,100 @@
+"""What a measure is made of: points, weights and positions as they come in."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from meanfield.checks import (
+    check_finite,
+    check_same_kind,
+    is_single,
+    is_traced,
+    own_tensor,
+)
+
+# Total masses this near 1 are normalised, others refused.
+MASS_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-8}
+
+
+def as_points(value: Any, name: str) -> Tensor:
+    """Points (..., n, d) in memory of their own."""
+    points = own_tensor(value, name, ("particle", "feature"))
+    if points.ndim < 2 or 0 in points.shape[-2:]:
+        hint = f"; points on the line are {name}[:, None], and weights come second"
+        raise ValueError(
+            f"{name}: expected shape (..., n, d) with n ≥ 1 particles in dimension d ≥ 1, "
+            f"got {tuple(points.shape)}{hint * (points.ndim == 1)}"
+        )
+    check_finite(points, name)
+    return points
+
+
+def per_particle(points: Tensor, values: Any, name: str) -> Tensor:
+    """One number for each point, (..., n), from that shape or (n,)."""
+    tensor = own_tensor(values, name, ("particle",), like=points)
+    check_same_kind(points, "points", tensor, name)
+    shape = points.shape[:-1]
+    if tensor.ndim == 0 or tensor.shape[-1] != shape[-1]:
+        raise ValueError(
+            f"{name}: expected one number per particle, shape {tuple(shape)} or (n,) with "
+            f"n = {shape[-1]}, got {tuple(tensor.shape)}"
+        )
+    try:
+        return tensor.expand(shape)
+    except RuntimeError:
+        raise ValueError(
+            f"{name}: expected a shape that broadcasts to {tuple(shape)}, "
+            f"got {tuple(tensor.shape)}"
+        ) from None
+
+
+def logs_of(points: Tensor, weights: Any, log_weights: Any, name: str = "weights") -> Tensor:
+    """Log-weights (..., n) of mass 1, from weights, log-weights or neither."""
+    if log_weights is not None:
+        logs = per_particle(points, log_weights, "log_weights")
+        if not is_traced(logs) and bool((logs.isnan() | (logs == math.inf)).any()):
+            raise ValueError(
+                "log_weights: expected numbers below +inf (−inf is weight 0), got NaN/inf"
+            )
+        return _normalised(logs, log_weights, "log_weights", "subtract their logsumexp")
+    if weights is None:
+        n = points.shape[-2]
+        return points.new_full((), -math.log(n)).expand(points.shape[:-1])
+    masses = per_particle(points, weights, name)
+    check_finite(masses, name)
+    if not is_traced(masses) and bool((masses < 0).any()):
+        raise ValueError(
+            f"{name}: expected numbers ≥ 0, got a smallest weight of {float(masses.min())}"
+        )
+    by = "weights.sum()" if np.ndim(weights) == 1 else "weights.sum(-1, keepdims=True)"
+    cure = f"divide them by their sum: weights / {by}"
+    return _normalised(masses.log(), weights, name, cure)
+
+
+def _normalised(logs: Tensor, given: Any, name: str, cure: str) -> Tensor:
+    # Arrays in single precision sum to 1 as far as they can, beside points in double too.
+    tolerance = MASS_TOLERANCE[torch.float32 if is_single(given) else logs.dtype]
+    # In double precision, so that the same weights in another order stay the same.
+    log_total = logs.double().logsumexp(-1, keepdim=True)
+    if not is_traced(logs):
+        excess = torch.expm1(log_total.detach())
+        worst = float(excess.flatten()[excess.abs().argmax()]) if logs.numel() else 0.0
+        if not abs(worst) <= tolerance:
+            raise ValueError(f"{name}: expected a total mass of 1, got {1 + worst:.10g}; {cure}")
+    return (logs - log_total).to(logs.dtype)
+
+
+def check_positions(positions: Tensor) -> None:
+    """Refuse positions outside [0, 1]."""
+    check_finite(positions, "positions")
+    if not is_traced(positions) and bool(((positions < 0) | (positions > 1)).any()):
+        low, high = (float(x) for x in positions.detach().aminmax())
+        raise ValueError(
+            f"positions: expected numbers in [0, 1], got a range of [{low}, {high}]; "
+            "for a sequence of n tokens use i/n"
+        )
