@@ -404,28 +404,6 @@ def split(mu: ParticleMeasure, copies: int = 2) -> ParticleMeasure:
     return _measure(points, repeated.log_weights - math.log(copies), repeated.positions)
 
 
-def divided(mu: ParticleMeasure, atom: Tensor) -> ParticleMeasure:
-    """The same measure with one atom of each stored twice, the copy behind all others.
-
-    Args:
-        mu: μ.
-        atom: its number, ``(*batch,)``.
-    """
-
-    def with_copy(values: Tensor) -> Tensor:
-        return torch.cat([values, values.gather(-1, atom[..., None])], -1)
-
-    index = atom[..., None, None].expand(*atom.shape, 1, mu.dim)
-    logs = with_copy(mu.log_weights)
-    places = torch.arange(mu.n_particles + 1, device=mu.device)
-    halved = (places == atom[..., None]) | (places == mu.n_particles)
-    return _measure(
-        torch.cat([mu.points, mu.points.gather(-2, index)], -2),
-        torch.where(halved, logs - math.log(2), logs),
-        None if mu.positions is None else with_copy(mu.positions),
-    )
-
-
 def merge(mu: ParticleMeasure, atol: float = 0.0) -> ParticleMeasure:
     """The same measure with coinciding atoms stored once, in order of first appearance.
 

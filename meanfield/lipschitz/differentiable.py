@@ -22,7 +22,7 @@ from meanfield.linalg.vectors import normalised
 from meanfield.lipschitz.constant import LocalLipschitz, split_displacement
 from meanfield.maps import Linearisation, Map
 from meanfield.maps.autodiff import derivative_along
-from meanfield.measures import ParticleMeasure, divided
+from meanfield.measures import ParticleMeasure
 
 # Largest angle, by residual over gap, between the vector found and the singular vector.
 _ANGLE = 0.1
@@ -132,7 +132,7 @@ def _split(F: Map, mu: ParticleMeasure, found: LocalLipschitz) -> Tensor:
     assert found.splitting_atom is not None and found.splitting_direction is not None
     atom, step = found.splitting_atom, found.splitting_direction[..., None, :]
     apart = torch.cat([split_displacement(found), -step], -2)
-    image = derivative_along(F, divided(mu, atom), apart)
+    image = derivative_along(F, _divided(mu, atom), apart)
     index = atom[..., None, None].expand(*atom.shape, 1, image.shape[-1])
     # The images of the copies move oppositely, up to rounding.
     return 0.5 * (image.gather(-2, index) - image[..., -1:, :])
@@ -150,6 +150,28 @@ def _check_agreement(slope: Tensor, value: Tensor, wanted: Tensor) -> None:
             "linearisation that the map declares; weights whose ratios leave the number range do "
             "this too"
         )
+
+
+def _divided(mu: ParticleMeasure, atom: Tensor) -> ParticleMeasure:
+    """The same measure with one atom of each stored twice, the copy behind all others.
+
+    Args:
+        mu: μ.
+        atom: its number, ``(*batch,)``.
+    """
+
+    def with_copy(values: Tensor) -> Tensor:
+        return torch.cat([values, values.gather(-1, atom[..., None])], -1)
+
+    index = atom[..., None, None].expand(*atom.shape, 1, mu.dim)
+    logs = with_copy(mu.log_weights)
+    places = torch.arange(mu.n_particles + 1, device=mu.device)
+    halved = (places == atom[..., None]) | (places == mu.n_particles)
+    return ParticleMeasure(
+        torch.cat([mu.points, mu.points.gather(-2, index)], -2),
+        log_weights=torch.where(halved, logs - math.log(2), logs),
+        positions=None if mu.positions is None else with_copy(mu.positions),
+    )
 
 
 def _check_simple(
