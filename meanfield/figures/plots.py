@@ -11,6 +11,7 @@ import numpy as np
 import xarray as xr
 
 from meanfield.checks import choice
+from meanfield.errors import NoCases
 from meanfield.figures.canvas import FORMULA, colours, figure, kind, short, ticks_at
 from meanfield.figures.curves import curve, mark_unconverged
 from meanfield.figures.particles import plot_particle_paths
@@ -166,6 +167,8 @@ def plot_exponents(
     masks = np.unique(ds.fit_causal) if "fit_causal" in ds else [None]
     series = [(name, mask) for name in quantities for mask in masks]
     fitted = [(n, m, fits) for n, m in series if len((fits := _fits(free, n, m)).fit)]
+    if not fitted:
+        raise NoCases(f"no power law is fitted to {', '.join(quantities)}")
     for k, (name, mask, fits) in enumerate(fitted):
         p, holds = fits.fit_exponent.values, fits.fit_holds.values.astype(bool)
         ends = np.stack([p - fits.fit_exponent_lower, fits.fit_exponent_upper - p])

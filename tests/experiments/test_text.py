@@ -249,8 +249,8 @@ def test_a_curve_with_one_n_left_has_no_law_and_its_figure_is_left_out(datasets)
     ds = datasets["real_text"].drop_dims("fit")
     ds["constant_converged"] = ds.constant_converged & (ds.n_tokens == 5)
     ds = real_text.EXPERIMENT.finish(ds)
-    assert "fit" not in ds.sizes
-    with pytest.raises(NoCases, match="fit_exponent"):
+    assert "constant" not in ds.fit_quantity.values
+    with pytest.raises(NoCases, match="no power law is fitted to constant"):
         real_text.EXPERIMENT.figures["exponents"](ds)
 
 
