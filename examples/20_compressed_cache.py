@@ -8,8 +8,8 @@ every query near those that come next.
 
     python examples/20_compressed_cache.py [--quick] [--model NAME] [--text FILE] [--out DIR]
 
-Engines judge a quantised cache by how near its keys are to the original ones: the reconstruction
-error |K̂ − K|/|K| and the cosine. What counts is what attention makes of them, |o(x) − ô(x)|:
+Engines judge a quantised cache by how near its keys are to the original ones: the relative error
+and the cosine. What counts is what attention makes of them, the change of the output o(x):
 ``cache_error`` gives it at the queries (the gap) and bounds it for all queries within ε of them.
 Rounding *per vector* (one step for each token's key) is coarse where one channel is much larger
 than the others; rounding *per channel* is not. *Merging* replaces the most similar pairs of tokens
