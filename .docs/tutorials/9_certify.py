@@ -19,7 +19,7 @@ import tempfile
 import numpy as np
 import ot
 
-from meanfield.transport import certify, checker, grade, known_problem, solve_w2
+from meanfield.transport import certify, checker, grade, known_names, known_problem, solve_w2
 
 rng = np.random.default_rng(0)
 x = rng.normal(size=(300, 2))
@@ -75,7 +75,8 @@ certify(x, y, plan=best.plan, potentials=best.potentials)
 # A solver that writes its plan or its potentials to a file needs no Python here:
 # ``meanfield grade FILE`` reads a ``.npy`` or ``.npz`` by the name of a problem of the test set,
 # whose distance is proven, or with the points beside, and says how far off each side is. A folder
-# of files becomes a table.
+# of files becomes a table. ``known_names()`` lists the problems.
+print(len(known_names()), "problems, such as", known_names()[0])
 answers = pathlib.Path(tempfile.mkdtemp())
 problem = known_problem("gaussian-1000-2")
 _, sigma, _ = ot.compute_bspot_bijection(problem.x, problem.y, n_plans=16)
