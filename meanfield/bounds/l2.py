@@ -154,10 +154,10 @@ def l2_theorem_3_2(layer: Any, n: Any, *, value: Any = None) -> float:
     wanted = [math.sqrt(width) * B for _, B, _ in heads]
     given = [W @ np.linalg.pinv(q.T) for W, (*_, q) in zip(wanted, heads, strict=True)]
     if value is not None:
-        shape, given = (len(heads), *heads[0][2].shape), as_floats(value, "value")
-        if given.shape not in (shape, shape[len(heads) == 1 :]):
-            raise ValueError(f"value: expected shape {shape}, got {given.shape}")
-        given = given.reshape(shape)
+        shape, own = (len(heads), *heads[0][2].shape), as_floats(value, "value")
+        if own.shape not in (shape, shape[len(heads) == 1 :]):
+            raise ValueError(f"value: expected shape {shape}, got {own.shape}")
+        given = list(own.reshape(shape))
     total = 0.0
     for W, B, (*_, q) in zip(given, wanted, heads, strict=True):
         if np.linalg.norm(W @ q.T - B) > _OUTSIDE * np.linalg.norm(B):
