@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, at_once
+from meanfield.checks import as_float_tensor, at_once, check_finite
 from meanfield.linalg.vectors import power_of_two
 from meanfield.measures import ParticleMeasure, check_measure
 
@@ -47,6 +47,7 @@ def log_energy(mu: ParticleMeasure, A: Tensor) -> Tensor:
     A = as_float_tensor(A, "A", like=mu.points)
     if A.shape != (mu.dim, mu.dim):
         raise ValueError(f"A: expected shape {(mu.dim, mu.dim)}, got {tuple(A.shape)}")
+    check_finite(A, "A")
     queries, logs = mu.points @ A.mT, mu.log_weights
     size = max(1, at_once(_BLOCK, logs.device) // max(logs.numel(), 1))
     parts = []

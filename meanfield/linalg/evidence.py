@@ -10,6 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from meanfield.checks import describe, number
 from meanfield.errors import ConvergenceError
 from meanfield.linalg.certain import RowWeights, row_bound
 from meanfield.linalg.linear_map import LinearMap
@@ -114,6 +115,7 @@ def certify(
             value alone.
 
     Raises:
+        TypeError: no candidate, or a tolerance that is no number.
         ValueError: vectors that have not length 1, another shape, a miss that is no probability.
         OverflowError: a product leaves the number range.
 
@@ -126,6 +128,10 @@ def certify(
         >>> certify(J, Candidate(second, upper=torch.tensor(2.0), miss=0.0)).converged
         tensor(False)
     """
+    if not isinstance(candidate, Candidate):
+        raise TypeError(f"candidate: expected a Candidate, got {describe(candidate)}")
+    rtol = number(rtol, "rtol", least=0, below=1)
+    upper_rtol = number(upper_rtol, "upper_rtol", least=0, finite=False)
     return _judged(_measured(linear_map, candidate), rtol, upper_rtol)
 
 

@@ -27,6 +27,10 @@ class _Pixels(ModelInputs):
             given = given["pixel_values"]
         own = next(model.parameters())
         pixels = as_float_tensor(given, "images", like=own).to(own)
+        if not torch.as_tensor(given).is_floating_point():
+            raise ValueError(
+                "images: expected floats as the model's image processor scales them, got integers"
+            )
         patches = model.embeddings.patch_embeddings
         size = (patches.num_channels, *patches.image_size)
         if pixels.ndim not in (3, 4) or tuple(pixels.shape[-3:]) != size or 0 in pixels.shape:

@@ -132,6 +132,7 @@ dynamics.flow(SelfAttention(F.parameters, causal=True), mu, [0.0, 1.0])
 dynamics.stability(F, mu, [0.0, 1.0], method="euler")
 dynamics.measure_at(flown, 5)
 dynamics.log_energy(mu, np.ones((3, 3)))
+dynamics.log_energy(mu, np.full((2, 2), np.nan))
 sampling.ball(3, 2, dtype="float32")
 """
 

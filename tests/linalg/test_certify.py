@@ -81,6 +81,19 @@ def test_a_miss_that_is_no_probability_is_refused(miss):
         certify(J, replace(RIGHT, miss=miss))
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"candidate": RIGHT.direction}, "candidate: expected a Candidate"),
+        ({"rtol": "abc"}, "rtol: expected a number"),
+        ({"upper_rtol": -1.0}, "upper_rtol: expected a number"),
+    ],
+)
+def test_what_is_no_candidate_and_no_tolerance_is_refused(given, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        certify(**{"linear_map": J, "candidate": RIGHT, **given})
+
+
 @pytest.mark.parametrize("name", ["upper", "gap"])
 def test_numbers_for_other_maps_are_refused(name):
     with pytest.raises(ValueError, match=f"{name}: expected one number per map"):

@@ -108,6 +108,7 @@ def test_a_saved_classifier_is_read_without_its_head(tmp_path):
         (lambda x: x.movedim(0, -1), "channels first"),
         (lambda x: x[0], "channels first"),
         (lambda x: x / 0.0, "NaN or infinite"),
+        (lambda x: x.abs().byte(), "image processor scales them, got integers"),
         (lambda x: {"pixel_values": x, "input_ids": x}, "pixel_values alone"),
     ],
 )
