@@ -93,7 +93,7 @@ def main() -> None:
         ):
             ax.plot(*cloud[:200].T, marker, ms=3, label=label)
         ax.set(xlabel="$x_1$", ylabel="$x_2$", aspect="equal")
-        ax.set_title(f"An optimal plan and its midpoint, W2 = {float(result):.4f}")
+        ax.set_title(f"An optimal plan and its midpoint, $W_2$ = {float(result):.4f}")
         ax.legend()
         ax.figure.savefig(args.out / "plan.png")
 

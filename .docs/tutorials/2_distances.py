@@ -57,7 +57,7 @@ with figures.style():
     ax.plot(*np.asarray(halfway.points).T, "x", ms=3, label="halfway")
     ax.plot(*y.T, "s", ms=3, label="y")
     ax.set(aspect="equal", xlabel="first coordinate", ylabel="second coordinate")
-    ax.set_title(f"W2 = {float(result):.6f}")
+    ax.set_title(f"$W_2$ = {float(result):.6f}")
     ax.legend()
 
 # %%

@@ -40,7 +40,7 @@ class Settings:
     )
     scales: tuple[float, ...] = over(
         "scale",
-        tuple(round(10 ** (k / 4), 5) for k in range(-4, 17)),
+        tuple(round(10 ** (k / 12), 5) for k in range(-12, 49)),
         "factor λ of the tokens",
         quick=(0.1, 1.0, 10.0, 100.0, 1000.0),
     )

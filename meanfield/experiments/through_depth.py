@@ -231,13 +231,13 @@ def constants(ds: xr.Dataset, *, ax: Axes) -> Axes:
         middle = reduced(rows, name, along="case")
         if np.isfinite(middle[name]).any():
             curve(ax, middle, "layer", name, style, color=colour, label=label)
-    top, shades = ax.get_ylim()[1], np.linspace(0.75, 0.25, rows.sizes["epsilon"])
-    for shade, epsilon in zip(shades, rows.epsilon.values, strict=True):
-        bound = rows.ball_measured.sel(epsilon=epsilon).median("case")
-        seen = np.isfinite(bound) & (bound <= top)
-        if seen.any():
-            label = f"bound, tokens within {epsilon:g}"
-            ax.plot(rows.layer[seen], bound[seen], ":", marker=".", color=str(shade), label=label)
+    bounds = rows.ball_measured.median("case")
+    seen = np.isfinite(bounds) & (bounds <= ax.get_ylim()[1])
+    if seen.any():  # that of the largest ball that says something
+        epsilon = float(rows.epsilon[seen.any("layer")].max())
+        bound = bounds.sel(epsilon=epsilon).where(seen.sel(epsilon=epsilon))
+        label = f"bound, tokens within {epsilon:g}"
+        ax.plot(rows.layer, bound, ":", marker=".", color="0.4", label=label)
     ax.set(yscale="log", xlabel="block", ylabel=r"local $W_2$ constant")
     ax.set_xticks(rows.layer.values)
     ax.set_title(f"Local constants through depth\n{words}")

@@ -26,7 +26,7 @@ from meanfield.checks import to_host
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import along, over, setting
 from meanfield.figures.canvas import figure, kind
-from meanfield.figures.charts import Chart, Curve, Formula
+from meanfield.figures.charts import Chart, Curve, Drawn, Formula
 from meanfield.figures.plots import plot_secants
 from meanfield.figures.selection import best, by_mask, select
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
@@ -280,7 +280,7 @@ def growth_in_n(causal: bool) -> Chart:
                 key="lower bound, Prop. 3.4",
             ),
             Formula(
-                lambda n, at: np.sqrt(n), r"$\sqrt{n}$", "k-", once=True, linewidth=2, alpha=0.4
+                lambda n, at: np.sqrt(n), r"$\sqrt{n}$", "k--", once=True, alpha=0.5, zorder=1
             ),
         ],
         f"Euclidean constant of $n$ tokens in two clusters, {kind(causal)}",
@@ -288,25 +288,11 @@ def growth_in_n(causal: bool) -> Chart:
         rows=lambda ds: _pairs(ds, causal=causal, sequence=True),
         log="xy",
         ticks=True,
+        legend="ends",
         xlabel="number of tokens n",
         ylabel=r"$\|Df(X)\|$",
         ylim=(0.5, None),
     )
-
-
-def _upper(square: Any, at: Mapping[str, Any]) -> Any:
-    bound = bounds.masked_mean_field if at["causal"] else bounds.mean_field
-    return bound(at["gamma"], 1.0, np.sqrt(square))
-
-
-def _lower(square: Any, at: Mapping[str, Any]) -> Any:
-    bound = bounds.masked_two_dirac_lower if at["causal"] else bounds.two_dirac_lower
-    return bound(at["gamma"], np.sqrt(square))
-
-
-def _theorem_3_5(square: Any, at: Mapping[str, Any]) -> Any:
-    bound = bounds.theorem_3_5(at["gamma"], 1.0, np.sqrt(square))
-    return bound * math.nan if at["causal"] else bound
 
 
 def _best(ds: xr.Dataset, name: str) -> xr.Dataset:
@@ -314,50 +300,42 @@ def _best(ds: xr.Dataset, name: str) -> xr.Dataset:
     return rows.assign_coords(square=rows.radius**2)
 
 
+def growth_in_radius(causal: bool) -> Chart:
+    """The chart of the plain or the masked cases."""
+    at = lambda f, *norms: lambda square, at: f(at["gamma"], *norms, np.sqrt(square))  # noqa: E731
+    if causal:
+        upper, lower = bounds.masked_mean_field, bounds.masked_two_dirac_lower
+        # Two Diracs at every scale of position are worse than at one.
+        other: Drawn = Curve("interleaved", "at every scale", "d", rows=_interleaved, color="C4")
+    else:
+        upper, lower = bounds.mean_field, bounds.two_dirac_lower
+        other = Formula(
+            at(bounds.theorem_3_5, 1.0), "[CAP24]", "-.", color="tab:red", linewidth=1.4
+        )
+    return Chart(
+        f"Best two-Dirac constant against R², between what is proved, {kind(causal)}.\n\n"
+        "Below it max_t √(t(1−t)) (1+2(1−t)c) e^c with c = γR², twice that where masked; far "
+        "above the plain one Theorem 3.5.",
+        "square",
+        [
+            other,
+            Formula(at(upper, 1.0), "at most", "--", color="tab:orange", linewidth=1.4),
+            Curve("value", "found", "o", rows=lambda ds: _best(ds, "value"), color="tab:blue"),
+            Formula(at(lower), "at least", ":", color="tab:green", linewidth=1.4),
+        ],
+        f"Two words of unequal weight pulled apart, {kind(causal)}",
+        rows=lambda ds: select(ds.assign_coords(square=ds.radius**2), crowd=-1.0, causal=causal),
+        log="y",
+        legend="ends",
+        xlabel="square of the radius, $R^2$",
+        ylabel="local constant",
+    )
+
+
 def _interleaved(ds: xr.Dataset) -> xr.Dataset:
-    """Where masked, the cases at the best ratio of the weights."""
+    """The cases at the best ratio of the weights, if there are any."""
     known = ds.interleaved.notnull().any()
     return _best(ds, "interleaved") if known else ds.isel(case=[])
-
-
-def _every_scale(ds: xr.Dataset) -> str:
-    known = ds.interleaved.notnull().any()
-    return "found, masked: at every scale of position" if known else ""
-
-
-GROWTH_IN_RADIUS = Chart(
-    "Best two-Dirac constant against R², between its bounds, and Theorem 3.5 far above.\n\n"
-    "The lower bound is max_t √(t(1−t)) (1+2(1−t)c) e^c with c = γR², twice that where masked.",
-    "square",
-    [
-        Curve(
-            "value",
-            "found, {kind}: best two Diracs",
-            "o",
-            rows=lambda ds: _best(ds, "value"),
-            fillstyle="none",
-        ),
-        Curve("interleaved", _every_scale, "d", rows=_interleaved),
-        Formula(_upper, "upper bound, {kind}: this package", "--", linewidth=1.4),
-        Formula(
-            _theorem_3_5, "upper bound, [CAP24] Thm 3.5", "-.", color="tab:red", linewidth=1.4
-        ),
-        Formula(
-            _lower,
-            lambda ds: (
-                "lower bound, masked: twice the plain" if ds.causal[0] else "lower bound, plain"
-            ),
-            ":",
-            linewidth=1.4,
-        ),
-    ],
-    r"Two unbalanced Diracs: the constant against $R^2$",
-    by="causal",
-    rows=lambda ds: select(ds.assign_coords(square=ds.radius**2), crowd=-1.0),
-    log="y",
-    xlabel=r"$R^2$",
-    ylabel="local constant, Wasserstein",
-)
 
 
 def _weighted(ds: xr.Dataset) -> xr.Dataset:
@@ -432,7 +410,7 @@ SPLITTING = Chart(
         Curve("particle", r"particle: $\|D^{1/2}JD^{-1/2}\|$", "s-", flag="value_converged"),
         Curve(
             "splitting_secant",
-            lambda ds: f"$W_2$ secant, atom split (step {float(ds.step[-1]):.0e})",
+            lambda ds: f"$W_2$ secant, atom split (step $10^{{{np.log10(ds.step[-1]):.0f}}}$)",
             "kx",
             rows=lambda ds: ds.isel(step=-1),
             markersize=7,
@@ -481,7 +459,8 @@ EXPERIMENT = Experiment(
     figures={
         "growth-in-n": growth_in_n(causal=False),
         "growth-in-n-masked": growth_in_n(causal=True),
-        "growth-in-radius": GROWTH_IN_RADIUS,
+        "growth-in-radius": growth_in_radius(causal=False),
+        "growth-in-radius-masked": growth_in_radius(causal=True),
         "light-weight": LIGHT_WEIGHT,
         "lemma-3-2": secants,
         "lemma-4-2-masked": partial(secants, causal=True),

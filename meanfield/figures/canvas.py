@@ -28,7 +28,7 @@ _FEW = 6  # markers along a curve of many points
 _NOTHING = {"None", None, "", " "}  # for a line or a marker that is none
 
 _STYLE: Any = {
-    "figure.figsize": (5.2, 3.6),
+    "figure.figsize": (4.6, 3.4),
     "figure.dpi": 110,
     "figure.constrained_layout.use": True,
     "savefig.dpi": 200,
@@ -170,8 +170,8 @@ _TYPES = {
 }
 _AX = "    ax: where to draw; a new figure if None.\n"
 _COMMON = """\
-    legend: under the Axes if True; False for none, "beside", a place of matplotlib such
-        as "best", or settings of `Axes.legend`.
+    legend: under the Axes if True; "ends" names curves at their ends; False for none, "beside",
+        a place of matplotlib such as "best", or settings of `Axes.legend`.
     title: in place of the figure's own; "" for none.
     label: what comes before the names of the curves, to tell two Datasets apart.
     **lines: properties of all lines, such as ``linewidth=2``.

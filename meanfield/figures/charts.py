@@ -157,6 +157,7 @@ class Chart:
         rows: the cases that are drawn.
         log: the logarithmic axes, "x", "y" or "xy".
         ticks: whether the horizontal axis has ticks where the data are.
+        legend: where it is unless the caller says so, as in `canvas.figure`.
         **axes: as of `Axes.set`: labels and limits.
     """
 
@@ -171,10 +172,12 @@ class Chart:
         rows: _Rows = lambda ds: ds,
         log: str = "",
         ticks: bool = False,
+        legend: bool | str = True,
         **axes: Any,
     ) -> None:
         self.__doc__, self.x, self.drawn, self.title = caption, x, drawn, title
-        self.by, self.rows, self.log, self.ticks, self.axes = by, rows, log, ticks, axes
+        self.by, self.rows, self.log, self.ticks = by, rows, log, ticks
+        self.legend, self.axes = legend, axes
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -190,7 +193,7 @@ class Chart:
             return self._on(ax, self.rows(ds))
 
         chart.__name__ = f"{', '.join(self.columns)} against {self.x}"  # in messages
-        return figure(*self.columns)(chart)(ds, ax=ax, **how)
+        return figure(*self.columns)(chart)(ds, ax=ax, **{"legend": self.legend, **how})
 
     def _on(self, ax: Axes, rows: xr.Dataset) -> Axes:
         ax.set(**{f"{name}scale": "log" for name in self.log})

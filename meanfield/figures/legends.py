@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
@@ -15,7 +17,9 @@ def place_legend(ax: Axes, legend: bool | str | Mapping[str, Any]) -> None:
     if legend is False:
         return
     if legend is True or legend == "below":
-        _below(ax)
+        _below(ax, ax.get_legend_handles_labels()[0])
+    elif legend == "ends":
+        _at_ends(ax)
     elif legend == "beside":
         ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     else:
@@ -23,17 +27,52 @@ def place_legend(ax: Axes, legend: bool | str | Mapping[str, Any]) -> None:
         ax.legend(**settings)
 
 
-def _below(ax: Axes) -> None:
-    """The legend under the Axes and its label, in as many columns as their width holds."""
+def _at_ends(ax: Axes) -> None:
+    """Each curve's name behind its last point, in its colour; keys to no curve under the Axes."""
+    handles: list[Any] = ax.get_legend_handles_labels()[0]
+    inside = ax.transData + ax.transAxes.inverted()
+    ax.autoscale_view()
+    named = []
+    for line in [line for line in handles if len(line.get_xdata())]:
+        points = np.column_stack([np.asarray(one, float) for one in line.get_data()])
+        points = points[np.isfinite(points).all(-1)]
+        x, y = inside.transform(points[points[:, 0].argmax()])
+        style: Any = {"xycoords": "axes fraction", "va": "center", "color": line.get_color()}
+        named.append(ax.annotate(str(line.get_label()), (x + 0.02, y), **style))
+    _below(ax, [line for line in handles if not len(line.get_xdata())])
+    figure: Any = ax.figure
+    figure.canvas.figure.draw_without_rendering()  # how high are the Axes beside names and legend?
+    named.sort(key=lambda text: text.xyann[1])
+    height = 1.35 * _points("axes.labelsize") / 72 * figure.dpi / ax.get_window_extent().height
+    for text, y in zip(named, _apart([text.xyann[1] for text in named], height), strict=True):
+        text.xyann = (text.xyann[0], y)
+
+
+def _apart(places: list[float], gap: float) -> np.ndarray:
+    """Ascending places moved as little as it takes (in least squares) to be a gap apart."""
+    steps = gap * np.arange(len(places))
+    free = np.asarray(places, float) - steps
+    mean = lambda i, j: free[i : j + 1].mean()  # noqa: E731
+    every = range(len(places))
+    return steps + [max(min(mean(i, j) for j in every[k:]) for i in every[: k + 1]) for k in every]
+
+
+def _points(size: str) -> float:
     import matplotlib as mpl
     from matplotlib.font_manager import FontProperties
+
+    return float(FontProperties(size=mpl.rcParams[size]).get_size_in_points())
+
+
+def _below(ax: Axes, handles: list[Any]) -> None:
+    """The legend under the Axes and its label, in as many columns as their width holds."""
     from matplotlib.transforms import ScaledTranslation
 
-    handles, labels = ax.get_legend_handles_labels()
     if not handles:
         return
+    labels = [str(handle.get_label()) for handle in handles]
     figure: Any = ax.figure
-    size = FontProperties(size=mpl.rcParams["legend.fontsize"]).get_size_in_points()
+    size = _points("legend.fontsize")
     # A character is half as wide as high; the handle and the gaps take five heights.
     widest = size * (
         5 + 0.5 * max(len(re.sub(r"[${}\\_^]|mathrm|left|right", "", t)) for t in labels)
@@ -44,7 +83,7 @@ def _below(ax: Axes) -> None:
     below = 0.0 if box is None else ax.get_window_extent().y0 - box.y0
     shift = ScaledTranslation(0, -below / figure.dpi - 0.04, figure.dpi_scale_trans)
     where: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0)}
-    ax.legend(ncols=columns, bbox_transform=ax.transAxes + shift, **where)
+    ax.legend(handles=handles, ncols=columns, bbox_transform=ax.transAxes + shift, **where)
 
 
 def with_room(figure: Any) -> None:

@@ -124,12 +124,22 @@ def plot_secants(ds: xr.Dataset, *, ax: Axes) -> Axes:
     ax.plot([], [], "k--", linewidth=0.9, label=f"{name}, worst atom split")
     ax.set(xscale="log", xlabel="step: displacement / R")
     ax.set_ylabel("secant ratio / Euclidean constant")
-    ax.invert_xaxis()
+    ax.set_xlim(float(ds.step.max()) * 1.3, _settled(rows) / 1.3)
     radii = np.unique(rows.radius) if "radius" in rows else np.zeros(0)
     radius = f", R = {radii[0]:g}" if len(radii) == 1 else ""
     lemma = "4.2, masked" if causal else "3.2, plain"
-    ax.set_title(f"Lemma {lemma}{radius}: secants over the constant of n tokens")
+    ax.set_title(f"Lemma {lemma}{radius}")
     return ax
+
+
+def _settled(rows: xr.Dataset) -> float:
+    """The largest step below all those at which a ratio is 1 % off the constant."""
+    top = rows.sel(perturbation="top") if "perturbation" in rows.dims else rows
+    ratios = (top.euclidean_secant / top.euclidean, top.wasserstein_secant / top.euclidean)
+    off = np.max([abs(one - 1).transpose("case", "step").max("case") for one in ratios], axis=0)
+    steps, order = rows.step.values, np.argsort(rows.step.values)
+    small = order[: int(np.argmax(off[order] > 0.01))]
+    return float(steps[small[-1]] if len(small) else steps.min())
 
 
 def _draw_secants(ax: Axes, case: xr.Dataset, colour: Any) -> None:

@@ -45,7 +45,7 @@ def of_sizes() -> Sequence[Function]:
     return [lower, lambda R: float(bounds.theorem_3_3(at["norm_A"], at["norm_V"], R, 3))]
 
 
-RADII, SIZES = get("two-dirac").quick.radii, get("masked-bound").quick.sizes
+RADII = get("two-dirac").quick.radii
 # By experiment and figure, in the order in which they are drawn.
 NAMED: dict[tuple[str, str], Sequence[Function]] = {
     **{
@@ -56,9 +56,11 @@ NAMED: dict[tuple[str, str], Sequence[Function]] = {
         for which in ("", "-masked")
     },
     ("two-dirac", "growth-in-radius"): [
-        along_r(bounds.mean_field, 1.0, 1.0),
         along_r(bounds.theorem_3_5, 1.0, 1.0),
+        along_r(bounds.mean_field, 1.0, 1.0),
         along_r(bounds.two_dirac_lower, 1.0),
+    ],
+    ("two-dirac", "growth-in-radius-masked"): [
         along_r(bounds.masked_mean_field, 1.0, 1.0),
         along_r(bounds.masked_two_dirac_lower, 1.0),
     ],
@@ -85,9 +87,8 @@ NAMED: dict[tuple[str, str], Sequence[Function]] = {
     ("inversion", "error"): [lambda k, c=c: c**k for c in (0.5, 0.7, 0.9)],
     ("adversarial", "growth"): [math.sqrt],
     ("masked-bound", "hardy"): [
-        lambda x, f=f, c=c: float(f(c, 1.0, 1.0))
-        for c in SIZES
-        for f in (bounds.theorem_3_5, bounds.masked_mean_field)
+        lambda c, f=f: float(f(c, 1.0, 1.0))
+        for f in (bounds.masked_mean_field, bounds.theorem_3_5)
     ],
 }
 

@@ -28,8 +28,9 @@ def listed() -> set[str]:
     return set(re.findall(r"^   (meanfield\S*)$", "\n".join(pages), re.MULTILINE))
 
 
-def test_the_first_page_shows_what_the_library_returns():
-    outcome = doctest.testfile(str(DOCS / "index.md"), module_relative=False)
+@pytest.mark.parametrize("page", ["index.md", "pictures.md"])
+def test_the_first_pages_show_what_the_library_returns(page):
+    outcome = doctest.testfile(str(DOCS / page), module_relative=False)
     assert outcome.attempted > 0 and outcome.failed == 0
 
 
