@@ -14,8 +14,6 @@ Without a folder the script takes a small Llama with random weights.
 import argparse
 from pathlib import Path
 
-import matplotlib.pyplot as plt
-
 from meanfield import figures, pretrained, results
 
 parser = argparse.ArgumentParser(description="From a text to constants")
@@ -60,10 +58,5 @@ print(mu, "to", network(mu))
 
 # %%
 with figures.style():
-    ax = plt.subplots()[1]
-    for text in range(len(texts)):
-        ax.semilogy(ds.layer, ds.block.isel(text=text), "os"[text % 2] + "-", label=f"text {text}")
-    ax.axhline(1.0, color="0.6", linewidth=0.8)
-    ax.set(xlabel="block", ylabel=ds.block.long_name, xticks=ds.layer.values)
-    ax.legend()
+    ax = figures.plot_constants(ds)
     ax.figure.savefig(options.out / "constants.png")

@@ -57,7 +57,9 @@ constants = source.constants("how far does a small change of one token spread ?"
 constants[["attention", "block", "block_upper", "block_bound"]].to_dataframe().round(2)
 
 # %%
-# ``_upper`` holds but for the probability ``_miss``, ``_bound`` always. The network:
+# ``_upper`` holds but for the probability ``_miss``, ``_bound`` always; ``bounds=False`` leaves
+# the latter out, which takes most of the time, and ``layers=[0, 2]`` other layers.
+# ``figures.plot_constants`` draws all three. The network:
 print(float(constants.network), "at most", float(constants.network_upper))
 
 # %%

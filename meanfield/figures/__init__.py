@@ -12,12 +12,13 @@ bound is dashed, a measurement is a line with markers.
 
 from meanfield.figures.canvas import figure, style
 from meanfield.figures.particles import animate_particles, plot_particle_paths
-from meanfield.figures.plots import plot_growth
+from meanfield.figures.plots import plot_constants, plot_growth
 from meanfield.figures.saving import save_all, save_animations
 
 __all__ = [
     "animate_particles",
     "figure",
+    "plot_constants",
     "plot_growth",
     "plot_particle_paths",
     "save_all",

@@ -70,6 +70,36 @@ def plot_growth(
     return ax
 
 
+@figure("block", "block_upper", "block_converged")
+def plot_constants(
+    ds: xr.Dataset, *, ax: Axes, parts: Sequence[str] = ("attention", "block")
+) -> Axes:
+    """The constants of the layers of a model: marks, probable ends as bars, certain ones dashed.
+
+    Args:
+        ds: of `constants` of a `meanfield.pretrained.Transformer`; every text has its curve.
+        ax: where to draw; a new figure if None.
+        parts: which of "attention" and "block".
+    """
+    for k, part in enumerate(parts):
+        choice(part, "parts", ("attention", "block"))
+        texts = ds if "text" in ds.dims else ds.expand_dims("text")
+        for t in range(texts.sizes["text"]):
+            rows = texts.isel(text=t)
+            style: Any = {"color": f"C{k}", "label": None if t else ds[part].long_name}
+            curve(ax, rows, "layer", part, "o-", **style)
+            ax.vlines(rows.layer, rows[part], rows[f"{part}_upper"], color=f"C{k}", linewidth=3)
+            if f"{part}_bound" in rows:
+                ax.plot(rows.layer, rows[f"{part}_bound"], "--", color=f"C{k}", linewidth=0.9)
+    ax.plot([], [], "k--", linewidth=0.9, label="certain bound")
+    ax.set(yscale=_scale(ds[list(parts)].to_array()), xlabel="layer", ylabel="local constant")
+    ticks_at(ax, ds.layer)
+    ax.set_title(
+        f"Constants of {ds.attrs['model']} at {ds.attrs['length']} tokens; bars: probable ends"
+    )
+    return ax
+
+
 def _scale(values: xr.DataArray) -> str:
     known = values.values[np.isfinite(values.values)]
     wide = known.size and known.min() > 0 and known.max() >= 10 * known.min()

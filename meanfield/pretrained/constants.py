@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,11 @@ from meanfield.results.labels import Variable, array_of, dataset
 if TYPE_CHECKING:
     import xarray as xr
 
+_WORDS = {
+    "attention": "local constant of the attention layer",
+    "block": "local constant of the block",
+    "network": "local constant of the network",
+}
 _PARTS = ("value", "upper", "miss", "error", "residual", "converged")
 
 
@@ -27,59 +32,67 @@ class Place(NamedTuple):
 
 
 def constants_of(
-    attention: Sequence[Place],
-    blocks: Sequence[Place],
-    network: Place,
+    layers: Mapping[int, Mapping[str, Place]],
+    network: Place | None,
     *,
     geometry: str,
     rtol: float,
+    bounds: bool,
+    progress: bool,
     attrs: Mapping[str, str | int | float],
 ) -> xr.Dataset:
-    """The constants of the layers of a model and of the whole.
+    """The constants of layers of a model and of the whole.
 
     Args:
-        attention: its attention layers.
-        blocks: its blocks.
-        network: all of it.
+        layers: "attention" and "block" of each layer.
+        network: all of it, or None to leave it out.
         geometry: of the constants.
         rtol: of the constants.
+        bounds: whether their certain bounds are computed.
+        progress: whether a terminal shows how many maps are done.
         attrs: attributes of the Dataset.
     """
-    texts = network.measure.batch_shape
-    batch = ("text",) * len(texts)
+    from tqdm import tqdm
+
+    first = next(iter(layers.values()))["block"].measure
+    texts = {"text": range(first.batch_shape[0])} if first.batch_shape else {}
+    maps = [*(named for places in layers.values() for named in places.items())]
+    maps += [] if network is None else [("network", network)]
+    with tqdm(maps, unit="map", leave=False, disable=None if progress else True) as bar:
+        rows = [_measured(place, name, geometry, rtol, bounds) for name, place in bar]
     variables: list[Variable] = []
     values: dict[str, Any] = {}
-    for name, words, layers in (
-        ("attention", "local constant of the attention layer", attention),
-        ("block", "local constant of the block", blocks),
-    ):
-        rows = [_measured(place, name, geometry, rtol) for place in layers]
-        variables += _columns(name, words, ("layer", *batch))
-        values |= {key: np.stack([row[key] for row in rows]) for key in rows[0]}
-    variables += _columns("network", "local constant of the network", batch)
-    values |= _measured(network, "network", geometry, rtol)
-    sizes = {"layer": len(blocks), **dict(zip(batch, texts, strict=True))}
+    for name, words in _WORDS.items():
+        own = [row for (which, _), row in zip(maps, rows, strict=True) if which == name]
+        if not own:
+            continue
+        whole = name == "network"
+        variables += _columns(name, words, (*([] if whole else ["layer"]), *texts), bounds)
+        values |= own[0] if whole else {key: np.stack([r[key] for r in own]) for key in own[0]}
     coords = {
-        name: (Variable(name, f"{name}, from 0", dims=(name,), dtype="int64"), np.arange(size))
-        for name, size in sizes.items()
+        name: (Variable(name, f"{name}, from 0", dims=(name,), dtype="int64"), list(numbers))
+        for name, numbers in {"layer": layers, **texts}.items()
     }
     return dataset(variables, values, coords=coords, attrs={**attrs, "geometry": geometry})
 
 
-def _columns(name: str, words: str, dims: tuple[str, ...]) -> list[Variable]:
+def _columns(name: str, words: str, dims: tuple[str, ...], bounds: bool) -> list[Variable]:
     bound = Variable(
         f"{name}_bound", f"{words}: certain bound, NaN where none is known", dims=dims
     )
-    return [*LocalLipschitz.columns(name, *_PARTS, words=words, dims=dims), bound]
+    own = LocalLipschitz.columns(name, *_PARTS, words=words, dims=dims)
+    return [*own, bound] if bounds else [*own]
 
 
-def _measured(place: Place, name: str, geometry: str, rtol: float) -> dict[str, Any]:
+def _measured(
+    place: Place, name: str, geometry: str, rtol: float, bounds: bool
+) -> dict[str, np.ndarray]:
     F, mu = place
     found = local_lipschitz(F, mu, geometry=geometry, rtol=rtol, strict=False)
-    try:
-        bound = array_of(constant_upper(F, mu))
-    except NotImplementedError:  # not proved for its kernel
-        bound = np.asarray(np.nan)
-    shape = mu.batch_shape
-    values = found.values(name, *_PARTS) | {f"{name}_bound": bound}
-    return {key: np.broadcast_to(value, shape) for key, value in values.items()}
+    values = found.values(name, *_PARTS)
+    if bounds:
+        try:
+            values[f"{name}_bound"] = array_of(constant_upper(F, mu))
+        except NotImplementedError:  # not proved for its kernel
+            values[f"{name}_bound"] = np.nan
+    return {key: np.broadcast_to(value, mu.batch_shape) for key, value in values.items()}

@@ -48,7 +48,7 @@ THIRD_PARTY: dict[str, set[str] | None] = {
     "pykeops": {"transport"},
     "matplotlib": {"figures", "cli", "report", "experiments"},
     "zarr": {"results", "sweeps"},
-    "tqdm": {"sweeps"},
+    "tqdm": {"sweeps", "pretrained"},
     "dask": {"sweeps"},
     "distributed": {"sweeps"},
     "transformers": {"pretrained"},

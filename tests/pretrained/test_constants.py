@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 
+from meanfield import figures
 from meanfield.bounds import local_upper
 from meanfield.lipschitz import local_lipschitz
 from meanfield.pretrained import constants
@@ -54,6 +56,33 @@ def test_the_geometry_asked_for_is_that_of_every_constant(monkeypatch):
     monkeypatch.setattr(constants, "local_lipschitz", recorded)
     small("bert").constants(IDS, geometry="euclidean")
     assert asked == ["euclidean"] * 7  # three layers, three blocks, the network
+
+
+def test_chosen_layers_without_bounds_have_the_numbers_of_all(monkeypatch):
+    source = small("llama")
+    whole = source.constants(IDS)
+    monkeypatch.setattr(constants, "constant_upper", None)
+    some = source.constants(IDS, layers=[2, 0], bounds=False)
+    assert not [name for name in some if name.startswith("network") or name.endswith("_bound")]
+    xr.testing.assert_allclose(some, whole[list(some)].sel(layer=[2, 0]), rtol=1e-9)
+    with pytest.raises(IndexError, match=r"0\.\.2"):
+        source.constants(IDS, layers=[3])
+
+
+def test_the_figure_of_constants_shows_value_probable_and_certain_end_of_every_layer():
+    ds = small("bert").constants([IDS, IDS[:3]])
+    ax = figures.plot_constants(ds, parts=["block"])
+    lines = [line for line in ax.get_lines() if len(line.get_xdata())]
+    for text in range(2):
+        marks, dashes = lines[2 * text : 2 * text + 2]
+        np.testing.assert_array_equal(marks.get_ydata(), ds.block[:, text])
+        np.testing.assert_array_equal(dashes.get_ydata(), ds.block_bound[:, text])
+        ends = np.array([bar[1, 1] for bar in ax.collections[text].get_segments()])
+        np.testing.assert_array_equal(ends, ds.block_upper[:, text])
+    bare = figures.plot_constants(ds.drop_vars("block_bound"), parts=["block"])
+    assert "certain bound" not in {text.get_text() for text in bare.get_legend().get_texts()}
+    with pytest.raises(ValueError, match="parts"):
+        figures.plot_constants(ds, parts=["heads"])
 
 
 def test_texts_of_several_lengths_have_the_constants_that_each_has_alone():
