@@ -184,9 +184,9 @@ class AttentionCore(Core):
         both = (self.values[:, rows] != 0) | (self.keys[:, rows] != 0)
         return both.any(0)
 
-    def size(self) -> float:
+    def size(self) -> Tensor:
         """The largest of M and N."""
-        return max(float(self.values.abs().max()), float(self.keys.abs().max()))
+        return torch.maximum(self.values.abs().max(), self.keys.abs().max())
 
     def scaled(self, factor: float) -> AttentionCore:
         """M and N times a number."""

@@ -86,7 +86,7 @@ class Core(ABC):
         """Which blocks may differ from 0, (rows, n)."""
 
     @abstractmethod
-    def size(self) -> float:
+    def size(self) -> Tensor:
         """A number of the order of the largest entries."""
 
     @abstractmethod
@@ -155,9 +155,10 @@ class TokenBlocks:
 
     def in_range(self) -> tuple[TokenBlocks, float]:
         """The blocks times a power of two after which squares stay in range, and that power."""
-        size = float(self.diagonal.abs().max())
+        sizes = [self.diagonal.abs().max()]
         if self.core is not None:
-            size = max(size, abs(self.scale) * self.core.size())
+            sizes.append(abs(self.scale) * self.core.size())
+        size = float(torch.stack(sizes).max())
         if not 0 < size < math.inf or _IN_RANGE[0] < size < _IN_RANGE[1]:
             return self, 1.0
         factor = math.ldexp(1.0, -math.frexp(size)[1])

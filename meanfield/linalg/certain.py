@@ -75,12 +75,12 @@ def top_eigenvalues(matrices: Tensor) -> Tensor:
     peak = matrices.abs().amax((-2, -1))
     scale = torch.where((peak > 0) & peak.isfinite(), peak, 1.0)[:, None, None]
     unit = matrices / scale
-    if not bool(unit.isfinite().all()):
-        return torch.full_like(peak, torch.inf)
+    known = unit.isfinite().all(-1).all(-1)
+    unit = torch.where(known[:, None, None], unit, 0.0)
     # As |G_ij| ≤ √(G_ii G_jj), the trace lies between the peak, which is 1, and m.
     room = 16 * m * (m + 2) * eps
     top = torch.linalg.eigvalsh(unit)[..., -1].clamp_min(0) if m <= _SMALL else _by_cholesky(unit)
-    return (1 + room) * top * peak
+    return torch.where(known, (1 + room) * top * peak, torch.inf)
 
 
 def _by_cholesky(unit: Tensor) -> Tensor:

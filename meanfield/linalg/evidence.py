@@ -191,13 +191,13 @@ def proved(linear_map: LinearMap, weights: Sequence[RowWeights]) -> Tensor:
     count = math.prod(linear_map.batch_shape)
     if len(weights) != count:
         raise ValueError(f"weights: expected those of {count} maps, got {len(weights)}")
-    found = []
+    bounds = torch.full((count,), math.inf, dtype=torch.float64, device=linear_map.device)
     for index, each in enumerate(weights):
         blocks = None if linear_map.blocks is None else linear_map.blocks(index)
-        found.append(math.inf if blocks is None else float(row_bound(blocks, each)))
+        if blocks is not None:
+            bounds[index] = row_bound(blocks, each)
     up = 1 + 2 * torch.finfo(linear_map.dtype).eps
-    bounds = torch.tensor(found, dtype=linear_map.dtype, device=linear_map.device)
-    return up * bounds.reshape(linear_map.batch_shape)
+    return up * bounds.to(linear_map.dtype).reshape(linear_map.batch_shape)
 
 
 def _value_and_residual(

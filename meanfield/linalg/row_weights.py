@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from meanfield.checks import count
+from meanfield.checks import count, is_host
 from meanfield.linalg.blocks import TokenBlocks, portions
 from meanfield.linalg.certain import RowWeights, top_eigenvalues
 from meanfield.linalg.evidence import Candidate, proved
@@ -25,6 +26,8 @@ _STEPS, _FIRST_STEPS = 2, 8
 _STIRRED = 0.1
 # It ends when so many rounds together have gained less than this.
 _PATIENCE, _GAIN = 3, 0.02
+# So many rounds between two looks at a device: it makes up to three in vain.
+_UNSEEN = 4
 # Weights are at least this much of the mean of their row, so that no column is forgotten.
 _LEAST = 1e-6
 
@@ -117,19 +120,18 @@ class Certified(NormSolver):
 
     def _improved(self, blocks: TokenBlocks) -> Tensor:
         """The best weights found, (n, n)."""
-        search = _Search(blocks)
-        best, since = math.inf, []
-        for done in range(self.rounds):
-            estimate = search.round()
-            if estimate < best:
-                best, weights = estimate, search.weights
-            since.append(best)
-            if done % 10 == 9:
-                _logger.info("certified norm: round %d, bound about %.4g", done + 1, best)
-            if done >= _PATIENCE and best > (1 - _GAIN) * since[-1 - _PATIENCE]:
-                break
-            search.update()
-        return weights if best < math.inf else search.weights
+        search, best, since = _Search(blocks), math.inf, []
+        kept = search.weights
+        while len(since) < self.rounds:
+            for estimate, weights in search.rounds(self.rounds - len(since)):
+                if estimate < best:
+                    best, kept = estimate, weights
+                since.append(best)
+                if len(since) % 10 == 0:
+                    _logger.info("certified norm: round %d, bound about %.4g", len(since), best)
+                if len(since) > _PATIENCE and best > (1 - _GAIN) * since[-1 - _PATIENCE]:
+                    return kept
+        return kept
 
 
 def certain_upper(linear_map: LinearMap) -> Tensor:
@@ -184,28 +186,33 @@ class _Search:
         self.theta = torch.ones_like(self.weights[0])
         self.generator = torch.Generator().manual_seed(0)
         self.x = self.weights.new_zeros(n, e)
-        self.squares: Tensor | None = None
-        self.rounds = 0
+        self.squares = torch.zeros_like(self.weights)
+        self.done = 0
 
-    def round(self) -> float:
-        """An estimate of the bound for the present weights: from below, by power steps."""
+    def rounds(self, most: int) -> Iterator[tuple[float, Tensor]]:
+        """Estimates and weights of the next round, or on a device of the next few."""
+        count = min(most, 1 if is_host(self.x.device) else _UNSEEN)
+        settings = {"generator": self.generator, "dtype": torch.float64}
+        draws = torch.stack([torch.randn(self.x.shape, **settings) for _ in range(count)])
+        tried = [(self._round(draw), self.weights) for draw in draws.to(self.x)]
+        estimates = torch.stack([estimate for estimate, _ in tried]).tolist()
+        return zip(estimates, (weights for _, weights in tried), strict=True)
+
+    def _round(self, draw: Tensor) -> Tensor:
+        """An estimate of the bound for the next weights: from below, by power steps."""
+        if self.done:
+            self._update()
         s = torch.where(self.weights > 0, 1 / self.weights, 0.0)
-        self._stir()
-        for _ in range(_STEPS if self.rounds else _FIRST_STEPS):
-            squares = torch.cat([self._step(s, rows) for rows in self.parts])
-        self.tops = (s * squares).sum(-1)
-        self.columns = (self.tops[:, None] * self.weights).sum(0)
-        self.rounds += 1
-        old = squares if self.squares is None else self.squares
-        self.squares = old + (squares - old) / self.rounds
-        return float(self.columns.max().clamp_min(0).sqrt())
-
-    def _stir(self) -> None:
-        """A little of all directions: with new weights another one may have come to the top."""
-        draw = torch.randn(self.x.shape, generator=self.generator, dtype=torch.float64)
-        draw = draw.to(self.x) / draw.shape[-1] ** 0.5
+        # A little of all directions: with new weights another one may have come to the top.
         length = torch.linalg.vector_norm(self.x, dim=-1, keepdim=True)
-        self.x = self.x / torch.where(length > 0, length, 1.0) + _STIRRED * draw
+        self.x = self.x / torch.where(length > 0, length, 1.0)
+        self.x = self.x + _STIRRED * (draw / draw.shape[-1] ** 0.5)
+        for _ in range(_STEPS if self.done else _FIRST_STEPS):
+            squares = torch.cat([self._step(s, rows) for rows in self.parts])
+        self.columns = ((s * squares).sum(-1, keepdim=True) * self.weights).sum(0)
+        self.done += 1
+        self.squares = self.squares + (squares - self.squares) / self.done
+        return self.columns.max().clamp_min(0).sqrt()
 
     def _step(self, s: Tensor, rows: slice) -> Tensor:
         """|Jᵢⱼᵀxᵢ|², and the next xᵢ: a step of the power method with Σⱼ sᵢⱼ JᵢⱼJᵢⱼᵀ."""
@@ -215,15 +222,14 @@ class _Search:
         self.x[rows] = self.blocks.forth(s[rows, :, None] * y, rows)
         return y.square().sum(-1)
 
-    def update(self) -> None:
-        """Multipliers and weights for the next round."""
-        assert self.squares is not None
+    def _update(self) -> None:
+        """Multipliers and weights for the next round; none where the bound is 0 or no number."""
         largest = self.columns.max()
-        if not 0 < float(largest) < math.inf:
-            return
-        self.theta = self.theta * self.columns / largest
-        self.theta = self.theta / self.theta.max()
-        w = self.squares.sqrt() / (self.theta.sqrt() + 1e-3)
+        theta = self.theta * self.columns / largest
+        theta = theta / theta.max()
+        w = self.squares.sqrt() / (theta.sqrt() + 1e-3)
         w = w / w.sum(-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
-        w = w * self.seen.sum(-1, keepdim=True)
-        self.weights = torch.where(self.seen, w + _LEAST, 0.0)
+        w = torch.where(self.seen, w * self.seen.sum(-1, keepdim=True) + _LEAST, 0.0)
+        good = (largest > 0) & (largest < math.inf)
+        self.theta = torch.where(good, theta, self.theta)
+        self.weights = torch.where(good, w, self.weights)
