@@ -45,7 +45,7 @@ def ball_bound(weights: Weights, epsilon: float | Tensor, *, splitting: bool = T
     here. The bound comes from the columns of the attention weights over the ball.
 
     Args:
-        weights: attention weights at the input, of dot-product attention under the softmax.
+        weights: attention weights at the input, under the softmax, with a null key or without.
         epsilon: ε ≥ 0, how far each token may move; a number, ``(*batch,)``, or
             ``(..., *batch)``.
         splitting: whether atoms may split. If not, every token keeps its weight, and the bounds
@@ -63,7 +63,7 @@ def ball_bound(weights: Weights, epsilon: float | Tensor, *, splitting: bool = T
     for block in row_blocks(weights):
         rows = _Rows(frames, block, motion, eps, splitting)
         part.add(block, rows, weights.log_ratios(block))
-    change = _norm_from_above(part.change) + part.turning_change.amax(-1)
+    change = norm_from_above(part.change) + part.turning_change.amax(-1)
     by_columns = (0.5 * part.columns.amax(-1)).exp().sum(-1) + part.turning.amax(-1)
     unknown, unit = torch.full_like(change, math.inf), frames.unit
     return BallBounds.of(unknown, unit * change, unit * by_columns, unit * part.displacement)
@@ -81,9 +81,10 @@ class _Parts:
         self.turning, self.displacement = (torch.zeros_like(self.turning_change) for _ in range(2))
 
     def add(self, block: Block, rows: _Rows, ratios: Tensor) -> None:
-        logs = 0.5 * ratios + rows.log_averaging_change
+        n = ratios.shape[-1]  # a null key, behind, does not move: it counts in rows alone
+        logs = 0.5 * ratios + rows.log_averaging_change[..., :n]
         self.change[..., block.rows, :] = logs.logsumexp(-3)
-        logs = rows.log_densest + ratios + rows.tau.log()[..., None]
+        logs = rows.log_densest[..., :n] + ratios + rows.tau.log()[..., None]
         self.columns = torch.logaddexp(self.columns, logs.logsumexp(-2))
         self.turning_change[..., block.rows] = rows.turning_change.sum(-2)
         self.turning[..., block.rows] = rows.turning.sum(-2)
@@ -101,58 +102,25 @@ class _Rows:
         eps: Tensor,
         splitting: bool,
     ) -> None:
-        log_p, gain = frames.weights.log_p_and_gain(block)
+        log_p, gain = frames.log_p_and_gain(block)
         self.norm_V, self.eps = frames.norm_V[:, None], eps[..., None, None]
         self.p, self.seen = log_p.exp(), log_p > -math.inf
         self.away = centred(self.p, frames.values[..., None, :, :]).norm(dim=-1)  # |vⱼ − mᵢ|
         vectors = frames.rows(block, self.p, gain)
         self.pulled_away = centred(self.p, vectors.pulled).norm(dim=-1)  # |yᵢⱼ − ȳᵢ|
-        own = self._motions(frames, block, motion, vectors, gain)
+        own, self.turned_change, self.pulled_change = frames.changes(
+            block, motion, vectors, self.eps, self.seen, self.pulled_away
+        )
+        self.length = vectors.turned
+        self.varies = (
+            vectors.image is None or frames.bends is not None or bool(motion[1].bent.any())
+        )
         self._factors(log_p, own, splitting)
         self._spreads(frames, vectors)
         self.log_averaging_change = self._log_averaging_change(frames, vectors)
         values = frames.values[..., None, :, :]
         at_input = _where_finite(norm, covariance(self.p, values, vectors.pulled))
         self._turning(at_input)
-
-    def _motions(
-        self,
-        frames: Frames,
-        block: Block,
-        motion: tuple[Motion, Motion],
-        vectors: RowFrames,
-        gain: Tensor | None,
-    ) -> Tensor:
-        """How far |uᵢⱼ| and yᵢⱼ move, and half of how far scores of a row move apart."""
-        # What holds for all atoms has an axis of length 1.
-        of_rows = (t if t.shape[-1] == 1 else t[..., block.rows] for t in motion[0])
-        queries, keys = Motion(*of_rows), motion[1]
-        eps, norm_A = self.eps, frames.norm_A[..., None]
-        key_bent, query_bent = keys.bent[..., None, :], queries.bent[..., None]
-        own = eps[..., None] * (vectors.raw_turned + key_bent * vectors.queries[..., None])
-        pulled = self.pulled_away if vectors.raw_pulled is None else vectors.raw_pulled
-        own = own + eps[..., None] * (pulled + query_bent * vectors.keys)
-        both = norm_A * eps * eps
-        if not frames.linear:
-            both = queries.moved * keys.moved.amax(-1, keepdim=True)
-        own = own + both[..., None]
-        # The changes of u and y, with all keys seen in the place of one.
-        u = keys.bent.amax(-1, keepdim=True) * vectors.queries
-        y = queries.bent * torch.where(self.seen, vectors.keys, 0.0).amax(-1)
-        if frames.linear:
-            u, y = u + norm_A * eps, y + norm_A * eps
-        else:
-            u = u + keys.steepest.amax(-1, keepdim=True) * queries.moved
-            y = y + queries.steepest * keys.moved.amax(-1, keepdim=True)
-        self.length, self.varies = vectors.turned, vectors.image is None
-        if gain is not None:
-            bent = (frames.weights.kernel.curvature * own).clamp_max(1.0)
-            bent = torch.where(self.seen, bent, 0.0)
-            u = u + (bent * vectors.raw_turned).amax(-1)
-            assert vectors.raw_pulled is not None
-            y = y + (bent * vectors.raw_pulled).amax(-1)
-        self.turned_change, self.pulled_change = u, y
-        return own
 
     def _factors(self, log_p: Tensor, own: Tensor, splitting: bool) -> None:
         """P̄ ≥ P' and χ ≥ |P'/P − 1| over the ball, where scores move by ±own but for a shift.
@@ -274,7 +242,7 @@ def _top_eigenvalue(squares: Tensor) -> Tensor:
     return torch.linalg.eigvalsh(squares)[..., -1].clamp_min(0)
 
 
-def _norm_from_above(log_N: Tensor) -> Tensor:
+def norm_from_above(log_N: Tensor) -> Tensor:
     """‖N‖² ≤ maxⱼ (NᵀNx)ⱼ/xⱼ for any x > 0 (Collatz–Wielandt), for a nonnegative N."""
     log_x = torch.zeros_like(log_N[..., 0, :])
     best = torch.full_like(log_N[..., 0, 0], math.inf)

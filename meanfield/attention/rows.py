@@ -169,10 +169,14 @@ class RowWise(Normalization):
         if not self.divides:
             return logits
         if self.sink is not None:
-            return torch.cat([logits, self._sink_column(logits)], -1).log_softmax(-1)[..., :-1]
+            return self.log_p_and_sink(logits)[..., :-1]
         if blind is None:
             return logits.log_softmax(-1)
         return logits.masked_fill(blind, 0.0).log_softmax(-1).masked_fill(blind, -math.inf)
+
+    def log_p_and_sink(self, logits: Tensor) -> Tensor:
+        """log P with one column more, what goes to the sink."""
+        return torch.cat([logits, self._sink_column(logits)], -1).log_softmax(-1)
 
     def p(self, logits: Tensor, blind: Tensor | None) -> Tensor:
         """P itself; for the softmax in one pass."""

@@ -17,6 +17,7 @@ from meanfield.attention.kernels import Kernel, dot_product
 from meanfield.attention.kernels.kernel import FeatureSizes, Score
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.rows import Normalization, RowWise, exponential, sigmoid, softmax
+from meanfield.attention.sigmoid_ball import sigmoid_ball_bound
 from meanfield.attention.sinkhorn import Plan
 from meanfield.attention.streaming import attend
 from meanfield.attention.tangent import MEMORY, AttentionTangent
@@ -255,13 +256,18 @@ class SelfAttention(Map):
         self, mu: ParticleMeasure, radii: Tensor | float, *, splitting: bool = True
     ) -> BallBounds:
         """Bounds of the derivative and of displacements near μ, by the largest of the radii."""
-        if not self.normalization.is_softmax:
+        own, largest = self.normalization, expanded_radii(mu, radii).amax(-1)
+        divided = isinstance(own, RowWise) and own.log_psi is None and own.divides
+        if own is not sigmoid and not divided:
             raise NotImplementedError(
-                f"ball_bounds: expected attention under the softmax, got {self.normalization}; "
-                "its bound is not proved for others"
+                "ball_bounds: expected attention under the softmax, with a sink or without, or "
+                f"under the sigmoid, got {own}; its bound is not proved for others"
             )
-        weights, largest = self.weights(mu), expanded_radii(mu, radii).amax(-1)
-        found = ball_bound(weights, largest, splitting=splitting)
+        weights = self.weights(mu)
+        if own is sigmoid:
+            found = sigmoid_ball_bound(weights, largest)
+        else:
+            found = ball_bound(weights, largest, splitting=splitting)
         return replace(found, displacement=weights.unsort(found.displacement[..., None])[..., 0])
 
     @property

@@ -454,6 +454,12 @@ class Weights:
         log_p = self.scoring.log_p(self.products(block), columns, self._own_blind.block(block))
         return torch.where(self.alive[..., None, block.rows, None], log_p, -math.inf)
 
+    def log_p_of_sink(self, block: Block) -> Tensor:
+        """log of the attention to the sink, ``(*batch, H, rows, 1)``; −∞ in absent rows."""
+        logits = self.logits_and_gain(block, self.products(block))[0]
+        log_p = self.normalization.log_p_and_sink(logits)[..., -1:]
+        return torch.where(self.alive[..., None, block.rows, None], log_p, -math.inf)
+
     def score_sizes(self) -> Iterator[Tensor]:
         """|sᵢⱼ| of every block, ``(*batch, H, rows, columns)``; 0 where i does not see j."""
         columns = torch.where(self.alive, 0.0, -math.inf)[..., None, None, :]

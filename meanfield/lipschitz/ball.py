@@ -37,8 +37,8 @@ def ball_upper(
     tokens that move by ε at most, if the way they are labelled is the best coupling.
 
     Args:
-        F: a map that declares `ball_bounds`: dot-product `SelfAttention`, what is in
-            `meanfield.layers`, blocks and networks of those.
+        F: a map that declares `ball_bounds`: `SelfAttention` with any kernel here, under the
+            softmax, a sink or the sigmoid; what is in `meanfield.layers`, blocks and networks.
         mu: μ.
         epsilon: ε ≥ 0, in the unit of the points; a number, ``(*batch,)``, or with more axes
             before, for several at once.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, sampling
-from meanfield.attention import input_bounds, kernels
+from meanfield.attention import input_bounds, kernels, normalizations
 from meanfield.attention.ball_bounds import ball_bound
 from meanfield.attention.kernels.kernel import Motion
 from meanfield.lipschitz import local_lipschitz
@@ -111,6 +112,23 @@ KERNELS = {
     "soft cap of rotary": lambda w: kernels.soft_cap(2.0, inner=kernels.rotary(length=6, dim=2)),
     "window": lambda w: kernels.window(0.5),
     "ALiBi": lambda w: kernels.alibi([2.0]),
+    "L2": lambda w: kernels.l2,
+    "L2 in a window": lambda w: kernels.window(0.5, inner=kernels.l2),
+    "soft cap of L2": lambda w: kernels.soft_cap(8.0, inner=kernels.l2),
+}
+# Of the dot product or the kernel named before them.
+NORMALIZED = {
+    "sink": normalizations.sink([0.5, 3.0]),
+    "ALiBi, sink": normalizations.sink(-1.0),
+    "rotary, sink": normalizations.sink(1.0),
+    "QK-norm, sink": normalizations.sink(1.0),
+    "soft cap, sink": normalizations.sink(1.0),
+    "L2, sink": normalizations.sink(-2.0),
+    "sigmoid": normalizations.sigmoid,
+    "rotary, sigmoid": normalizations.sigmoid,
+    "QK-norm, sigmoid": normalizations.sigmoid,
+    "L2, sigmoid": normalizations.sigmoid,
+    "window, sigmoid": normalizations.sigmoid,
 }
 
 
@@ -122,8 +140,10 @@ def with_kernel(name: str, seed: int) -> tuple[SelfAttention, ParticleMeasure]:
         par.query, par.key[:1], par.value[:1], par.output, par.query_bias, None, None, None,
         torch.randn(1, 3, dtype=F64, generator=g),
     )  # fmt: skip
-    kernel = KERNELS[name](3) if name in KERNELS else kernels.dot_product
-    F = SelfAttention(shared, causal=bool(seed % 2), kernel=kernel)
+    own = name.split(", si")[0]
+    kernel = KERNELS[own](3) if own in KERNELS else kernels.dot_product
+    rows = NORMALIZED.get(name, normalizations.softmax)
+    F = SelfAttention(shared, causal=bool(seed % 2), kernel=kernel, normalization=rows)
     logs = (2 * torch.randn(6, dtype=F64, generator=g)).log_softmax(-1)
     points = 1.5 * torch.randn(6, 3, dtype=F64, generator=g)
     return F, ParticleMeasure(
@@ -131,7 +151,7 @@ def with_kernel(name: str, seed: int) -> tuple[SelfAttention, ParticleMeasure]:
     )
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", [*KERNELS, *NORMALIZED])
 def test_the_bounds_of_other_kernels_hold_in_the_ball(name):
     for seed, eps in enumerate([1e-3, 0.3]):
         F, mu = with_kernel(name, seed)
@@ -160,7 +180,7 @@ def test_queries_and_keys_move_turn_and_bend_no_more_than_a_kernel_says(name):
     par, kernel, s = F.parameters, F.kernel, mu.positions
     # Points near 0 too, where normalised queries bend most.
     points = mu.points * torch.logspace(-2, 0, 6, dtype=F64)[:, None]
-    g = torch.Generator().manual_seed(7)
+    g, width = torch.Generator().manual_seed(7), par.query.shape[-2]  # squares come behind
     for eps in (1e-3, 0.1, 0.8):
         told = kernel.motion(par, points, s, torch.tensor(eps, dtype=F64))
         steps = torch.randn(400, *points.shape, dtype=F64, generator=g)
@@ -168,7 +188,7 @@ def test_queries_and_keys_move_turn_and_bend_no_more_than_a_kernel_says(name):
 
         def both(x):
             f = kernel.features(par, x[None], s[:1]).whole()  # one point, as if at one position
-            return f.q[:, 0], f.k[:, 0]
+            return f.q[:, 0, :width], f.k[:, 0, :width]
 
         slopes_of = torch.func.vmap(torch.func.vmap(torch.func.jacrev(both)))
         images_of = torch.func.vmap(torch.func.vmap(both))
@@ -183,7 +203,19 @@ def test_queries_and_keys_move_turn_and_bend_no_more_than_a_kernel_says(name):
                 assert (part <= bound * (1 + 1e-9) + 1e-13).all(), name_of_part
 
 
-@pytest.mark.parametrize("name", KERNELS)
+def test_scores_bend_as_the_kernel_of_squares_says():
+    F, mu = with_kernel("L2", 0)
+
+    def scores(x, y):
+        f = F.kernel.features(F.parameters, torch.stack([x, y]), None).whole().folded(1.0)
+        return (f.q[:, 0] * f.k[:, 1]).sum(-1)
+
+    for side, told in enumerate(F.kernel.bends(F.parameters)):
+        found = torch.func.hessian(scores, side)(mu.points[0], mu.points[1])
+        torch.testing.assert_close(torch.linalg.matrix_norm(found, 2), told)
+
+
+@pytest.mark.parametrize("name", [*KERNELS, *NORMALIZED])
 def test_the_bounds_of_other_kernels_are_continuous_in_the_radius(name):
     F, mu = with_kernel(name, 1)
     radii = torch.tensor([0.0, 1e-9, 1e-4, 1e-2, 1.0], dtype=F64)
@@ -255,11 +287,12 @@ def test_light_and_absent_atoms_and_large_radii_give_numbers():
     assert float(constant) <= float(found) < 1.1 * float(constant)
     absent = ParticleMeasure([[5.0], [1.0], [-1.0]], weights=[0.0, 0.5, 0.5])
     present = ParticleMeasure([[1.0], [-1.0]])
-    both = [
-        ball_bound(F.weights(mu), 0.1).at_most(local_lipschitz(F, mu).value).upper
-        for mu in (absent, present)
-    ]
-    torch.testing.assert_close(*both)
+    rows = [{"normalization": each} for each in (normalizations.sink(0.0), normalizations.sigmoid)]
+    for G in (F, *(replace(F, **each) for each in ({"kernel": kernels.l2}, *rows))):
+        without, beside = (G.ball_bounds(mu, 0.1) for mu in (present, absent))
+        torch.testing.assert_close(beside.upper, without.upper)
+        torch.testing.assert_close(beside.change, without.change)
+        torch.testing.assert_close(beside.displacement[1:], without.displacement)
     huge = ball_bound(F.weights(present), 1e6)
     assert not torch.isnan(huge.upper) and float(huge.upper) > 1e6
     with pytest.raises(ValueError, match="epsilon: expected numbers ≥ 0"):
@@ -280,7 +313,7 @@ def test_covariances_beyond_the_number_range_lower_no_bound(dtype, power, eps):
     assert (far.displacement >= 0.999 * unit * near.displacement).all()
 
 
-@pytest.mark.parametrize("name", ["dot product", *KERNELS])
+@pytest.mark.parametrize("name", ["dot product", *KERNELS, *NORMALIZED])
 @pytest.mark.parametrize("size", [1e-300, 1e-165, 1e165, 1e300])
 def test_bounds_are_linear_in_the_values_whatever_their_size(name, size):
     """Squares of values of 1e-165 are 0: the bound was, too."""
@@ -288,7 +321,7 @@ def test_bounds_are_linear_in_the_values_whatever_their_size(name, size):
     par = F.parameters
     others = {"query_bias": par.query_bias, "key_bias": par.key_bias, "scale": par.scale}
     larger = AttentionParameters(par.query, par.key, size * par.value, par.output, **others)
-    scaled = SelfAttention(larger, causal=F.causal, kernel=F.kernel)
+    scaled = replace(F, parameters=larger)
     for eps in (0.0, 1e-3, 0.3):
         found, one = (G.ball_bounds(mu, eps) for G in (scaled, F))
         for part in ("change", "upper", "displacement"):

@@ -8,23 +8,61 @@ import mpmath as mp
 import numpy as np
 
 
-def kernel_norm(c: float, points: int = 4001) -> float:
-    """D(c) by a grid over t and a golden section in 30 digits, as the theorem writes it."""
+def largest(value, high) -> mp.mpf:
+    """max of a function over [0, high]: a grid and golden section, to the digits at work."""
+    grid = [high * mp.mpf(k) / 100 for k in range(101)]
+    k = max(range(101), key=lambda j: value(grid[j]))
+    low, high, ratio = grid[max(k - 1, 0)], grid[min(k + 1, 100)], (mp.sqrt(5) - 1) / 2
+    for _ in range(100):
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        low, high = (left, high) if value(left) < value(right) else (low, right)
+    return max(value(low), value(high))
+
+
+def exact_kernel_norm(c: mp.mpf) -> mp.mpf:
+    """D(c) as the theorem writes it, in the digits at work."""
+
+    def product(t):
+        first = t * mp.exp(-c) + (1 - t) * mp.exp(c)
+        near = t * mp.exp(c) * (1 + 2 * (1 - t) * c) ** 2
+        return first * (near + (1 - t) * mp.exp(-c) * (1 - 2 * t * c) ** 2)
+
+    return mp.sqrt(largest(product, mp.mpf(1)))
+
+
+def kernel_norm(c: float) -> float:
+    """D(c) from 30 digits."""
     with mp.workdps(30):
-        c = mp.mpf(c)
+        return float(exact_kernel_norm(mp.mpf(c)))
 
-        def product(t):
-            first = t * mp.exp(-c) + (1 - t) * mp.exp(c)
-            near = t * mp.exp(c) * (1 + 2 * (1 - t) * c) ** 2
-            return first * (near + (1 - t) * mp.exp(-c) * (1 - 2 * t * c) ** 2)
 
-        grid = [mp.mpf(k) / 200 for k in range(201)]
-        k = max(range(201), key=lambda j: product(grid[j]))
-        low, high = grid[max(k - 1, 0)], grid[min(k + 1, 200)]
-        for _ in range(80):
-            left, right = low + (high - low) / 3, high - (high - low) / 3
-            low, high = (left, high) if product(left) < product(right) else (low, right)
-        return float(mp.sqrt(max(product(low), product(grid[k]))))
+def exact_joint(c: mp.mpf) -> mp.mpf:
+    """Λ(D(c), M, c) as Theorem Λ writes it."""
+    D, M = exact_kernel_norm(c), mp.sqrt(1 + c * c)
+    s = D * D + 2 * c * M
+    return mp.sqrt(c * c + (s + mp.sqrt(s * s + 4 * c * c * (D * D - M * M))) / 2)
+
+
+def exact_two_diracs(c: mp.mpf) -> mp.mpf:
+    """The largest norm of T + S at two atoms at ±1 on the line, whose derivative is 2 × 2."""
+
+    def norm(gamma, log_ratio):
+        a = [1 / (1 + mp.exp(-log_ratio)), 1 / (1 + mp.exp(log_ratio))]
+        # Attention that the atom at +1 and that at −1 pay to the one at +1.
+        t = [a[0] / (a[0] + a[1] * mp.exp(-2 * side * gamma)) for side in (1, -1)]
+        root = mp.sqrt(a[0] / a[1])
+        turned = [4 * each * (1 - each) * gamma for each in t]
+        entries = [
+            t[0] * (1 + 2 * (1 - t[0]) * gamma) + turned[0],
+            root * (1 - t[0]) * (1 - 2 * t[0] * gamma),
+            t[1] * (1 - 2 * (1 - t[1]) * gamma) / root,
+            (1 - t[1]) * (1 + 2 * t[1] * gamma) + turned[1],
+        ]
+        trace = sum(each**2 for each in entries)
+        determinant = entries[0] * entries[3] - entries[1] * entries[2]
+        return mp.sqrt((trace + mp.sqrt(trace**2 - 4 * determinant**2)) / 2)
+
+    return max(largest(lambda r, g=g: norm(g, r), 2 * c + 6) for g in (c, -c))
 
 
 def joint(D: float, M: float, s: float) -> float:

@@ -119,22 +119,28 @@ def dense_constants(x, logs, A, V, causal) -> torch.Tensor:
 
 
 def ascended(A, V, n, c, causal, *, steps, g) -> torch.Tensor:
-    """The largest constant that Adam finds from one start per layer, (B,), on the unit ball."""
+    """The largest constant that Adam finds from one start per layer, (B,), on the unit ball.
+
+    Over points, weights and A of the norm c.
+    """
     B, d = len(A), A.shape[-1]
     x = sampling.sphere(n, d, batch_shape=(B,), generator=g)
     logs = (1 + 2 * c.clamp_max(4.0))[:, None] * torch.randn(B, n, dtype=F64, generator=g)
     # Every other start: opposite poles, and a light atom of about the best weight.
     x[::2] = torch.where(torch.arange(n)[:, None] == 0, 1.0, -1.0) * x[::2, :1]
     logs[::2, 0], logs[::2, 1:] = -2 * c[::2] - 1.0 + math.log(n), 0.0
-    x, logs = x.requires_grad_(), logs.requires_grad_()
-    optimiser = torch.optim.Adam([{"params": [x], "lr": 0.03}, {"params": [logs], "lr": 0.1}])
+    x, logs, free = x.requires_grad_(), logs.requires_grad_(), A.clone().requires_grad_()
+    slow = {"params": [x, free], "lr": 0.03}
+    optimiser = torch.optim.Adam([slow, {"params": [logs], "lr": 0.1}])
     best = torch.zeros(B, dtype=F64)
     for _ in range(steps):
-        found = dense_constants(x, logs.log_softmax(-1), A, V, causal)
+        unit = free / torch.linalg.matrix_norm(free, 2)[:, None, None]
+        at = c[:, None, None] * unit
+        found = dense_constants(x, logs.log_softmax(-1), at, V, causal)
         best = torch.maximum(best, found.detach())
         optimiser.zero_grad()
         (-found.log().sum()).backward()
-        for value in (x, logs):
+        for value in (x, logs, free):
             value.grad.nan_to_num_(0.0, 0.0, 0.0)
         optimiser.step()
         with torch.no_grad():

@@ -116,11 +116,38 @@ def test_the_masked_formulas_agree_with_searches(c, p):
     assert found == pytest.approx(min(two, three) + c, **SEARCHED)
 
 
+@pytest.mark.parametrize(
+    ("c", "lower", "upper"),
+    [
+        (0.25, "1.2350037122015944891", "1.3599479720844327357"),
+        (0.5, "1.3932238664829637051", "1.9188057849662519052"),
+        (1.0, "3.0686795610151756572", "3.742988246868011501"),
+        (2.0, "12.996321182763693693", "13.548909017588838991"),
+        (4.0, "165.84551906581371367", "166.00548031916069946"),
+        (6.0, "1748.4499130230638233", "1748.4828574575937086"),
+        (9.0, "50897.670912894207652", "50897.67340360181296"),
+        (12.0, "1339341.3289684941181", "1339341.3291350518052"),
+    ],
+)
+def test_the_ends_of_the_constant_are_those_of_forty_digits(c, lower, upper):
+    with mpmath.workdps(40):
+        c40 = mpmath.mpf(c)
+        ends = bounds_oracles.exact_two_diracs(c40), bounds_oracles.exact_joint(c40)
+        assert [mpmath.nstr(end, 20) for end in ends] == [lower, upper]
+        found = mpmath.mpf(bounds.mean_field(c, 1, 1))
+        assert 1 <= found / ends[1] <= 1 + mpmath.mpf(2e-12)
+    ratio = torch.linspace(-8, 8, 1601, dtype=F64) - 2 * c - math.log(3)
+    best = 0.0
+    for A in ([[-c]], [[c]]):
+        F = SelfAttention(AttentionParameters.from_bilinear(A, [[1.0]]))
+        pairs = local_lipschitz(F, sampling.two_diracs(1.0, ratio.clamp_max(0), [1.0]))
+        best = max(best, float(pairs.value.max()))
+    assert best == pytest.approx(float(lower), rel=1e-4)
+
+
 def test_the_table_of_the_theory_is_reproduced():
     c = np.array([0.01, 0.5, 1, 2, 4, 6, 9])
-    upper = [1.91880578, 3.74298825, 13.5489090, 166.0054803, 1748.4828575, 50897.6734037]
     masked = [2.050, 4.988, 10.68, 34.174, 356.49, 3665.8, 107372.6]
-    np.testing.assert_allclose(bounds.mean_field(c[1:], 1, 1), upper, rtol=1e-8)
     np.testing.assert_allclose(bounds.masked_mean_field(c, 1, 1), masked, rtol=4e-4)
     lower = [2.992603, 12.875411, 165.797322, 1748.43875, 50897.67]
     np.testing.assert_allclose(bounds.two_dirac_lower(c[2:], 1), lower, rtol=1e-5)

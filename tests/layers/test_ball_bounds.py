@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention
-from meanfield.attention.kernels import l2
+from meanfield.attention.normalizations import sinkhorn
 from meanfield.layers import (
     Chain,
     Clip,
@@ -309,11 +309,9 @@ def test_parts_without_a_bound_are_named():
     mu = cloud(1)
     with pytest.raises(NotImplementedError, match="F: expected a map .* got <lambda>"):
         ball_upper(Chain([layer_norm(), lambda nu: pushforward(torch.tanh, nu)]), mu, 0.1)
-    kernel = SelfAttention(AttentionParameters.random(D), kernel=l2)
-    with pytest.raises(
-        NotImplementedError, match="expected a kernel that says how far its features move"
-    ):
-        ball_upper(Residual(kernel), mu, 0.1)
+    plan = SelfAttention(AttentionParameters.random(D), normalization=sinkhorn())
+    with pytest.raises(NotImplementedError, match="under the sigmoid, got sinkhorn"):
+        ball_upper(Residual(plan), mu, 0.1)
     with pytest.raises(ValueError, match="lipschitz: expected a number ≥ 0"):
         Pointwise(torch.sin, lipschitz=-1.0)
 

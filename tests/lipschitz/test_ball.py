@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds
-from meanfield.attention.kernels import l2
+from meanfield.attention.kernels import cosine, soft_cap
 from meanfield.attention.weights import Block
 from meanfield.lipschitz import ball_upper, local_lipschitz
 from meanfield.maps import BallBounds, Map
@@ -74,7 +74,8 @@ def test_other_maps_and_kernels_are_refused():
     mu = ParticleMeasure([[0.0], [1.0]])
     with pytest.raises(NotImplementedError, match="F: expected a map .* got <lambda>"):
         ball_upper(lambda nu: nu, mu, 0.1)
-    F = SelfAttention(AttentionParameters.random(1), kernel=l2)
+    bent = cosine(1.0, eps=0.1, inner=soft_cap(1.0))
+    F = SelfAttention(AttentionParameters.random(1), kernel=bent)
     with pytest.raises(NotImplementedError, match="a kernel that says how far its features move"):
         ball_upper(F, mu, 0.1)
     with pytest.raises(ValueError, match="epsilon: expected finite numbers ≥ 0"):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from meanfield.attention.kernels.bilinear import dot_product, measured_from
-from meanfield.attention.kernels.kernel import Features, FeatureTransform, Score
+from meanfield.attention.kernels.kernel import Features, FeatureTransform, Motion, Score
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import carries_derivative
 
@@ -39,6 +39,23 @@ class L2(FeatureTransform):
         if carries_derivative(query) or carries_derivative(key):
             return False
         return torch.equal(query, parameters.per_head(key))
+
+    def motion(
+        self,
+        parameters: AttentionParameters,
+        points: Tensor,
+        positions: Tensor | None,
+        radius: Tensor,
+    ) -> tuple[Motion, Motion]:
+        """Of 2·scale·q and k, without the squares."""
+        query, key = dot_product.motion(parameters, points, positions, radius)
+        return Motion(*(2 * part for part in query)), key
+
+    def bends(self, parameters: AttentionParameters) -> tuple[Tensor, Tensor]:
+        """Of scale · ‖Qx‖² and scale · ‖Ky‖²."""
+        norms = [torch.linalg.matrix_norm(m, 2) for m in (parameters.query, parameters.key)]
+        scale = 2 * parameters.scale.abs()
+        return scale * norms[0].square(), scale * parameters.per_head(norms[1].square())
 
     def _inner_features(
         self, parameters: AttentionParameters, points: Tensor, positions: Tensor | None

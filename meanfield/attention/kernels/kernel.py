@@ -141,8 +141,8 @@ class Kernel:
         super().__init_subclass__()
         # A subclass that overrides `features` does not inherit these: they differentiate
         # the parent's features.
-        own = ("push", "pull", "key_slopes", "query_slopes", "motion", "is_shift_invariant")
-        for name in own:
+        slopes = ("push", "pull", "key_slopes", "query_slopes")
+        for name in (*slopes, "motion", "bends", "is_shift_invariant"):
             if _place(cls, name) > _place(cls, "features"):
                 setattr(cls, name, getattr(Kernel, name))
         if _place(cls, "is_linear") > min(_place(cls, "features"), _place(cls, "push")):
@@ -209,6 +209,13 @@ class Kernel:
 
         The radius has shape ``(..., *batch)``. None if it is not known: there are no bounds in a
         ball then.
+        """
+        return None
+
+    def bends(self, parameters: AttentionParameters) -> tuple[Tensor, Tensor] | None:
+        """Of squares in the score, −|Bx|² and −|Cy|²: 2‖B‖² and 2‖C‖² per head, (H,).
+
+        Given these, `motion` leaves the squares out. None where there are none.
         """
         return None
 
@@ -323,6 +330,7 @@ class ModifiedKernel(Kernel):
     key_slopes = _of_inner("key_slopes")
     query_slopes = _of_inner("query_slopes")
     motion = _of_inner("motion")
+    bends = _of_inner("bends")
     position_bias = _of_inner("position_bias")
 
     def head(self, index: int) -> Kernel:
