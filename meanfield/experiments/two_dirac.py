@@ -303,6 +303,7 @@ def _best(ds: xr.Dataset, name: str) -> xr.Dataset:
 def growth_in_radius(causal: bool) -> Chart:
     """The chart of the plain or the masked cases."""
     at = lambda f, *norms: lambda square, at: f(at["gamma"], *norms, np.sqrt(square))  # noqa: E731
+    upper: Any
     if causal:
         upper, lower = bounds.masked_mean_field, bounds.masked_two_dirac_lower
         # Two Diracs at every scale of position are worse than at one.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -61,7 +61,7 @@ def _points(size: str) -> float:
     import matplotlib as mpl
     from matplotlib.font_manager import FontProperties
 
-    return float(FontProperties(size=mpl.rcParams[size]).get_size_in_points())
+    return float(FontProperties(size=mpl.rcParams[cast(Any, size)]).get_size_in_points())
 
 
 def _below(ax: Axes, handles: list[Any]) -> None:

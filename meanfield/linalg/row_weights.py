@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -120,8 +121,8 @@ class Certified(NormSolver):
 
     def _improved(self, blocks: TokenBlocks) -> Tensor:
         """The best weights found, (n, n)."""
-        search, best, since = _Search(blocks), math.inf, []
-        kept = search.weights
+        search, best = _Search(blocks), math.inf
+        kept, since = search.weights, list[float]()
         while len(since) < self.rounds:
             for estimate, weights in search.rounds(self.rounds - len(since)):
                 if estimate < best:
@@ -192,7 +193,7 @@ class _Search:
     def rounds(self, most: int) -> Iterator[tuple[float, Tensor]]:
         """Estimates and weights of the next round, or on a device of the next few."""
         count = min(most, 1 if is_host(self.x.device) else _UNSEEN)
-        settings = {"generator": self.generator, "dtype": torch.float64}
+        settings: Any = {"generator": self.generator, "dtype": torch.float64}
         draws = torch.stack([torch.randn(self.x.shape, **settings) for _ in range(count)])
         tried = [(self._round(draw), self.weights) for draw in draws.to(self.x)]
         estimates = torch.stack([estimate for estimate, _ in tried]).tolist()
