@@ -14,11 +14,18 @@ from scipy.special import lambertw
 
 from meanfield import SelfAttention, bounds, local_lipschitz, sampling
 from meanfield.experiments import get, kernel_growth, quadratic_growth, two_dirac
+from meanfield.figures import curves
 from meanfield.figures.canvas import FORMULA
 from meanfield.lipschitz import worst_case
 from tests.experiments.test_columns import random_dataset
 
 Function = Callable[[float], float]
+
+
+@pytest.fixture(autouse=True)
+def _few_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three of them are looked at, and some formulas are optima at each."""
+    monkeypatch.setattr(curves, "_FINE", 7)
 
 
 def of_two_diracs(part: str, radius: float, log_ratio: float) -> float:
