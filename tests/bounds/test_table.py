@@ -247,6 +247,9 @@ def test_a_null_key_halves_the_exponent():
                 for x, m in zip(c, root, strict=True)]  # fmt: skip
     np.testing.assert_allclose(bounds.mean_field(c, 1, 1, sink=0.0)[1:], expected[1:], rtol=1e-9)
     assert (bounds.mean_field(c, 1, 1, sink=c) <= root * 1.01 + c).all()
+    # Where scores are small the other bound of the density is the less.
+    less = bounds_oracles.joint(kernel_norm(0.1) / math.sqrt(1 + math.e), math.hypot(1, 0.1), 0.1)
+    assert bounds.mean_field(0.1, 1, 1, sink=1.0) == pytest.approx(less, rel=1e-9)
     none = bounds.mean_field(c, 1, 1, sink=-np.array([200.0, 300, 400, 500]))
     np.testing.assert_allclose(none, bounds.mean_field(c, 1, 1), rtol=1e-12)
     # Two Diracs, A = −γI, the light one seen as much as it can be: 302.5 at c = 9.
