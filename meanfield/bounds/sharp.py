@@ -169,7 +169,7 @@ def tokens(
         causal: whether the layer is masked.
         shift: |scale · Kᵀ b_Q|, what a query bias adds to Ax.
 
-    Source: this package. Proved; [CAP24] Theorem 3.3 is at least 1.99 times larger for n ≥ 2.
+    Source: this package. Proved; [CAP24] Theorem 3.3 is at least 2.0 times larger for n ≥ 2.
 
     Example:
         >>> tokens(9.0, 1.0, 1.0, 50)

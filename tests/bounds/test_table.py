@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention
-from meanfield.attention.kernels import cosine, l2, soft_cap, window
+from meanfield.attention.kernels import alibi, cosine, l2, qk_norm, rotary, soft_cap, window
 from meanfield.attention.normalizations import sigmoid, sink
 from meanfield.bounds.layer import Layer
 from meanfield.bounds.rates import mean_field_by_rate
+from meanfield.bounds.sharp import kernel_norm
+from meanfield.layers import Chain, LayerNorm
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import ParticleMeasure
 from tests import oracles, strategies
@@ -244,6 +247,9 @@ def test_a_null_key_halves_the_exponent():
                 for x, m in zip(c, root, strict=True)]  # fmt: skip
     np.testing.assert_allclose(bounds.mean_field(c, 1, 1, sink=0.0)[1:], expected[1:], rtol=1e-9)
     assert (bounds.mean_field(c, 1, 1, sink=c) <= root * 1.01 + c).all()
+    # Where scores are small the other bound of the density is the less.
+    less = bounds_oracles.joint(kernel_norm(0.1) / math.sqrt(1 + math.e), math.hypot(1, 0.1), 0.1)
+    assert bounds.mean_field(0.1, 1, 1, sink=1.0) == pytest.approx(less, rel=1e-9)
     none = bounds.mean_field(c, 1, 1, sink=-np.array([200.0, 300, 400, 500]))
     np.testing.assert_allclose(none, bounds.mean_field(c, 1, 1), rtol=1e-12)
     # Two Diracs, A = −γI, the light one seen as much as it can be: 302.5 at c = 9.
@@ -260,6 +266,58 @@ def test_a_null_key_halves_the_exponent():
     assert row.reason == "a key bias moves scores past the sink"
     with pytest.raises(ValueError, match="sink: expected numbers, or −∞"):
         bounds.mean_field(1, 1, 1, sink=math.inf)
+
+
+def test_the_page_of_variants_has_the_numbers_of_the_functions():
+    thin = AttentionParameters.from_bilinear(np.eye(2), np.eye(2))
+
+    def row(name, par=thin, *, before=(), **kind):
+        F = SelfAttention(par, **kind)
+        return bounds.table(Chain([*before, F]) if before else F, 3.0).row(name).value
+
+    plain, norm = bounds.mean_field(1, 1, 3.0), LayerNorm(torch.ones(9, dtype=F64), None, 1e-5)
+    wide = AttentionParameters.from_bilinear(np.eye(9), np.eye(9))
+    tilted = bounds_oracles.joint(math.exp(2) * kernel_norm(9.0), math.hypot(1, 9), 9.0)
+    numbers = {
+        "softmax of": f"{plain:,.0f}",
+        "the same, masked": f"{bounds.masked_mean_field(1, 1, 3.0):,.0f}",
+        "rotary positions": f"{row('bounded scores', kernel=rotary()):,.0f}",
+        "ALiBi": f"{tilted:,.0f} at",
+        "windows": f"{math.sqrt(2) * kernel_norm(9.0) + 9:,.0f}",
+        "a null key": f"{bounds.mean_field(1, 1, 3.0, sink=0.0):.0f} at",
+        "sigmoid": f"{row('sigmoid', normalization=sigmoid):.1f}",
+        "soft cap": f"{row('soft cap', kernel=soft_cap(1.0)):.1f} at",
+        "QK-norm": f"{row('bounded scores', kernel=qk_norm(eps=1e-2)):.0f} at",
+        "RMSNorm": f"{row('mean field', wide, before=[norm]) / 1e7:.2f}e7 at",
+        "L2, tied": f"{bounds.l2_mean_field(1, 1, 3.0, 1):.0f} at",
+        "gated": f"{plain + 3 / 4:,.1f} at",
+        "differential": f"{1.5 * plain:,.0f} at",
+    }
+    page = (Path(__file__).parents[2] / ".docs" / "variants.md").read_text().splitlines()
+    for name, number in numbers.items():
+        (line,) = (line for line in page if line.startswith(f"| {name}"))
+        assert line.split("|")[3].strip().startswith(number), (name, number)
+    alibi_row = row("bounded scores", kernel=alibi([1.0], length=4))
+    assert f"{alibi_row:,.0f}" in "\n".join(page)
+
+
+@pytest.mark.parametrize("c", [0.5, 4.0])
+def test_windows_cost_the_root_of_two_and_position_biases_half_of_their_spread(c):
+    g, worst = torch.Generator().manual_seed(3), 0.0
+    logs = ((1 + 2 * c) * torch.randn(200, 6, dtype=F64, generator=g)).log_softmax(-1)
+    points = 2 * torch.rand(200, 6, 1, dtype=F64, generator=g) - 1
+    points[::2] = points[::2].sign()
+    mu = ParticleMeasure(
+        points, log_weights=logs, positions=torch.rand(200, 6, dtype=F64, generator=g)
+    )
+    D, M = kernel_norm(c), math.hypot(1, c)
+    tilted = bounds_oracles.joint(math.e * D, M, c)
+    for kernel, upper in ((window(0.4), 2**0.5 * D + c), (alibi([2.0]), tilted)):
+        F = SelfAttention(AttentionParameters.from_bilinear([[-c]], [[1.0]]), kernel=kernel)
+        found = float(local_lipschitz(F, mu).value.max())
+        assert found <= upper
+        worst = max(worst, found / upper)
+    assert worst > 0.4
 
 
 def test_rows_of_other_scores_have_the_numbers_of_the_formulas():

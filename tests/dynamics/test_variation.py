@@ -263,6 +263,9 @@ def test_a_rate_below_0_proves_that_a_flow_contracts():
     assert (ds.rate < -0.05).all()
     assert (ds.constant[1:] < 1).all() and (ds.constant <= ds.growth * (1 + 1e-4)).all()
     assert float(ds.growth[-1]) < 0.95
+    # The derivative at an absent atom is 0, which is no rate.
+    absent = ParticleMeasure([[0.5], [-0.5], [0.1], [3.0]], weights=[1 / 3, 1 / 3, 1 / 3, 0])
+    assert float(one_sided(F, absent).value) == pytest.approx(float(ds.rate[0]), rel=1e-6)
     # Of a velocity that leaves the space there is no such thing.
     tall = SelfAttention(AttentionParameters([[1.0]], [[1.0]], [[1.0]], [[[1.0], [2.0]]]))
     with pytest.raises(ValueError, match=r"expected a velocity in R\^1.*got one in R\^2"):

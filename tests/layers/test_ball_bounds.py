@@ -22,9 +22,11 @@ from meanfield.layers import (
     Sum,
 )
 from meanfield.layers.mlp import ACTIVATIONS
+from meanfield.linalg import Lanczos
 from meanfield.lipschitz import ball_upper, local_lipschitz
 from meanfield.maps import BallBounds
 from meanfield.maps import map as maps_module
+from meanfield.maps.intervals import Intervals
 from meanfield.measures import pushforward
 from tests.maps import small_maps as small
 from tests.maps.small_maps import (
@@ -303,6 +305,20 @@ def test_the_change_of_a_chain_is_that_of_the_theorem(splitting):
         radii = (float(norm(step)) + bend * float(radii.max())) * radii
     assert float(found.constant) == pytest.approx(float(norm(products[0])), rel=1e-6)
     assert float(found.change) == pytest.approx(change, rel=1e-6)
+
+
+@pytest.mark.parametrize("solver", [None, Lanczos()])
+def test_an_interval_has_the_larger_of_both_components(solver):
+    """An atom whose query loses what it pays itself: splitting it is worse than moving it."""
+    F = SelfAttention(AttentionParameters.from_bilinear([[-20.0]], [[1.0]]))
+    double = Pointwise(lambda x: 2 * x, lipschitz=2.0, curvature=0.0)
+    mu = ParticleMeasure([[0.0], [1.0]])
+    found = Intervals.of([F, double, double], mu, solver).norms
+    at = F.linearisation(mu, geometry="wasserstein")
+    least, most = (float(norm(part.to_dense()).max()) for part in (at.atoms, at.field))
+    assert least < 0.95 * most
+    for place, factor in ((1, 1), (2, 2), (3, 4)):
+        assert float(found[place, 0]) == pytest.approx(factor * most, rel=1e-6)
 
 
 def test_parts_without_a_bound_are_named():
