@@ -6,8 +6,9 @@ A trained transformer is a chain of maps of measures. Its constants at *your* te
 
 Here the checkpoint is a small BERT with random weights that the tutorial saves itself, so that
 nothing is downloaded. Put the path of your folder in its place: BERT, RoBERTa, DistilBERT,
-ELECTRA, ALBERT, ViT, GPT-2, GPT-NeoX, Llama, Mistral, Qwen 2 and 3, Gemma 1 and 2, as
-``save_pretrained`` writes them. This page needs ``pip install ".[models]"``.
+ELECTRA, ALBERT, ViT, GPT-2, GPT-NeoX, Llama, Mistral, Qwen 2 and 3, Gemma 1 to 3, OLMo 2, Phi 3,
+as ``save_pretrained`` writes them; of mixtures of experts (gpt-oss, Mixtral) attention alone.
+This page needs ``pip install ".[models]"``.
 """
 
 # %%

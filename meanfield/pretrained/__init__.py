@@ -4,13 +4,14 @@ The weights are read into maps of measures; the model itself only makes their in
 model's own attention modules instead would be silently wrong: called alone, GPT-2's is not causal
 in its plain implementation, and BERT's never is.
 
-Encoders: BERT, RoBERTa, DistilBERT, ELECTRA, ALBERT; of images ViT. Decoders: GPT-2, GPT-NeoX
-(Pythia), Llama, Mistral, Qwen2, Qwen3, Gemma, Gemma 2. From memory also
+Encoders: BERT, RoBERTa, XLM-R, DistilBERT, ELECTRA, ALBERT; of images ViT. Decoders: GPT-2,
+GPT-NeoX (Pythia), Llama, Mistral, Qwen2, Qwen3, Gemma 1 to 3 (text), OLMo 2, Phi 3; attention of
+the mixtures of experts gpt-oss, Mixtral and Qwen3-MoE. From memory also
 `torch.nn.TransformerEncoder` and its layers. Every block is compared with the model's own when it
-is read. To add a type, write a file beside theirs that makes a `Family` and name it in
-``registry.py``: where the blocks of a model are, its attention as
+is read. To add a type, write a row in ``decoders.py``, or a file beside it that makes a `Family`
+and name it in ``registry.py``: where the blocks of a model are, its attention as
 `meanfield.attention.SelfAttention`, and its block as a `meanfield.layers.Chain`. What families
-share is in ``modules.py``; ``llama.py`` is a good start for a decoder.
+share is in ``modules.py``.
 
 Needs the extra ``models`` (transformers). Nothing is downloaded unless asked for.
 """

@@ -1,4 +1,4 @@
-"""BERT and what is built like it: RoBERTa, ELECTRA. Post-norm, plain or as a masked decoder."""
+"""BERT and what is built like it, post-norm: RoBERTa, XLM-R, ELECTRA; plain or masked."""
 
 from __future__ import annotations
 
@@ -50,10 +50,13 @@ def _roberta_tokens(config: Any) -> int:
 
 
 BERT = _family("bert", "Bert", model_arguments={"add_pooling_layer": False})
-ROBERTA = _family(
-    "roberta",
-    "Roberta",
-    model_arguments={"add_pooling_layer": False},
-    inputs=TokenIds(_roberta_tokens),
+ROBERTA, XLM_ROBERTA = (
+    _family(
+        model_type,
+        stem,
+        model_arguments={"add_pooling_layer": False},
+        inputs=TokenIds(_roberta_tokens),
+    )
+    for model_type, stem in (("roberta", "Roberta"), ("xlm-roberta", "XLMRoberta"))
 )
 ELECTRA = _family("electra", "Electra")

@@ -44,7 +44,7 @@ def constants_of(
     """The constants of layers of a model and of the whole.
 
     Args:
-        layers: "attention" and "block" of each layer.
+        layers: "attention" and, where it is read, "block" of each layer.
         network: all of it, or None to leave it out.
         geometry: of the constants.
         rtol: of the constants.
@@ -54,7 +54,7 @@ def constants_of(
     """
     from tqdm import tqdm
 
-    first = next(iter(layers.values()))["block"].measure
+    first = next(iter(layers.values()))["attention"].measure
     texts = {"text": range(first.batch_shape[0])} if first.batch_shape else {}
     maps = [*(named for places in layers.values() for named in places.items())]
     maps += [] if network is None else [("network", network)]

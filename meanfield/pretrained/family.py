@@ -35,7 +35,8 @@ class Site(NamedTuple):
         return self.model.config
 
 
-def _eager(model: Any) -> Any:
+def eager(model: Any) -> Any:
+    """The model with attention written out."""
     model.set_attn_implementation("eager")
     return model
 
@@ -68,7 +69,7 @@ class Family:
         blocks: the modules of the blocks of a model, in the order in which they act.
         attention_module: of a block, the module that the tokens enter for attention.
         attention: the attention of a block, output projection included.
-        block: the whole block.
+        block: the whole block, or None where attention alone is read.
         last: what follows the last block up to ``last_hidden_state``.
         check: raises ValueError for a configuration that would be read wrongly.
         inputs: from what a user gives (texts, ids, images) to runs of the model.
@@ -86,7 +87,7 @@ class Family:
     blocks: Callable[[Any], Sequence[Any]]
     attention_module: Callable[[Any], Any]
     attention: Callable[[Site], SelfAttention]
-    block: Callable[[Site], Map]
+    block: Callable[[Site], Map] | None
     last: Callable[[Any], Sequence[Map]] = lambda model: ()
     check: Callable[[Any], None] = lambda config: None
     inputs: ModelInputs = field(default_factory=TokenIds)
@@ -94,7 +95,7 @@ class Family:
         int(model.config.num_attention_heads),
         int(model.config.hidden_size),
     )
-    plainly: Callable[[Any], Any] = _eager
+    plainly: Callable[[Any], Any] = eager
     needs_length: bool = False
     model_arguments: Mapping[str, Any] = field(default_factory=dict)
     random_config: Mapping[str, Any] = field(default_factory=dict)

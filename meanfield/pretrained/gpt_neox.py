@@ -11,6 +11,7 @@ from meanfield.pretrained.modules import (
     feed_forward,
     layer_norm,
     linear,
+    rotary_gain,
     rotary_kernel,
 )
 
@@ -32,6 +33,7 @@ def _attention(site: Site) -> SelfAttention:
         key_bias=key_bias,
         value_bias=value_bias,
         output_bias=out.bias,
+        scale=query.shape[1] ** -0.5 * rotary_gain(site),
     )
     return SelfAttention(parameters, causal=site.causal, kernel=rotary_kernel(site))
 

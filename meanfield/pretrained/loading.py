@@ -170,7 +170,7 @@ def _of_transformers(model: Any, causal: bool | None, name: str, tokenizer: Any)
 def _readable(source: Transformer, verify: bool) -> Transformer:
     """The same; what cannot be read is refused here and not at the first use."""
     for layer in range(source.n_layers):
-        source.block(layer, length=1)
+        (source.attention if source.family.block is None else source.block)(layer, length=1)
     if verify:
         check_parity(source)
     return source
@@ -211,7 +211,7 @@ def _random(name: str, causal: bool | None, seed: int, changes: dict[str, Any]) 
     with quiet():
         model_config = config_class(**{**family.random_config, **changes})
         # The others are written for speed, may be another's code, and round differently.
-        model_config._attn_implementation = "eager"
+        model_config._attn_implementation = model_config._experts_implementation = "eager"
     masked = _set_mask(model_config, family, causal)
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)

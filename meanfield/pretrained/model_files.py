@@ -118,7 +118,7 @@ def read_config(kind: Any, folder: Path) -> Any:
         except Exception as error:  # StrictDataclass errors of huggingface_hub among others
             reason = " ".join(str(error).split())
             raise ValueError(f"{folder}: its config.json is refused: {reason}") from error
-        config._attn_implementation = "eager"
+        config._attn_implementation = config._experts_implementation = "eager"
     if "quantization_config" in config.to_dict():
         raise ValueError(
             f"{folder}: expected weights that are numbers, got those of a quantization_config; "

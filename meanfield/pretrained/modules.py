@@ -32,8 +32,8 @@ _ACTIVATIONS = {
     "quick_gelu": "quick_gelu",
     "tanh": "tanh",
 }
-# Frequencies that do not depend on the text, without a factor on the scores.
-_ROPE_TYPES = ("default", "linear", "llama3")
+# Frequencies that do not depend on the text.
+_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 def attention_parameters(
@@ -75,9 +75,13 @@ class Linear(NamedTuple):
 def linear(module: Any) -> Linear:
     """Of a `torch.nn.Linear`, or of a Conv1D of transformers, which stores W transposed.
 
+    Of what is one already the same.
+
     Raises:
         ValueError: a module with a forward of its own, such as one with an adapter.
     """
+    if isinstance(module, Linear):
+        return module
     kinds: list[Any] = [torch.nn.Linear]
     if "transformers" in sys.modules:  # whoever has a module of it has imported it
         from transformers.pytorch_utils import Conv1D
@@ -170,21 +174,54 @@ def length_of(site: Site) -> int:
     return int(site.length)
 
 
-def rotary_kernel(site: Site, *, inner: Kernel = dot_product) -> Kernel:
+def rotary_kernel(
+    site: Site, *, inner: Kernel = dot_product, copies: int = 1, all_places: bool = False
+) -> Kernel:
     """Queries and keys turned by the model's own frequencies, rounded to float32 as it has them.
+
+    Each pair of the `inner` kernel's coordinates has one, or as many `copies` of them. With
+    `all_places` as in `WholePlaces`.
 
     Raises:
         ValueError: no length, or frequencies that are scaled in a way that is not known.
     """
-    length, turns = length_of(site), site.model.rotary_emb
-    rope = str(site.config.rope_parameters.get("rope_type", "default"))
-    if rope not in _ROPE_TYPES or float(turns.attention_scaling) != 1.0:
+    length = length_of(site)
+    rope, kind = _rope(site)
+    scaling = rope.get("rope_type", "default")
+    if scaling not in _ROPE_TYPES:
         raise ValueError(
             f"expected rotary positions of type {', '.join(_ROPE_TYPES)}, got rope_type="
-            f"{rope!r} with a factor {turns.attention_scaling} on the scores"
+            f"{scaling!r}, whose frequencies depend on the text"
         )
-    frequencies = turns.inv_freq.detach().to(torch.float64).tolist()
-    return WholePlaces(length, rotary(length=length, frequencies=frequencies, inner=inner))
+    frequencies = getattr(site.model.rotary_emb, f"{kind}inv_freq").detach().double().tolist()
+    turned = rotary(length=length, frequencies=copies * frequencies, inner=inner)
+    return WholePlaces(length, turned, all_places)
+
+
+def rotary_gain(site: Site) -> float:
+    """What rotary positions multiply the scores by: the square of their factor.
+
+    Raises:
+        ValueError: a part of each head only is turned, and multiplied.
+    """
+    rope, kind = _rope(site)
+    gain = float(getattr(site.model.rotary_emb, f"{kind}attention_scaling")) ** 2
+    share = rope.get("partial_rotary_factor", 1.0)
+    if gain != 1 and share != 1:
+        raise ValueError(
+            f"expected rotary positions without a factor where {share:g} of each head is turned, "
+            f"got one of {gain**0.5:g}"
+        )
+    return gain
+
+
+def _rope(site: Site) -> tuple[dict[str, Any], str]:
+    """The parameters of the layer's rotary positions, and how the names of its buffers begin."""
+    rope = site.config.rope_parameters
+    if "full_attention" not in rope:
+        return rope, ""
+    kind = site.config.layer_types[site.layer]  # Gemma 3 has one for each
+    return rope[kind], f"{kind}_"
 
 
 def windowed(site: Site, width: int | None, *, inner: Kernel) -> Kernel:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
+import torch
 
 from meanfield.attention.kernels import Kernel
 from meanfield.attention.kernels.kernel import ModifiedKernel, Score
@@ -28,10 +29,13 @@ class WholePlaces(ModifiedKernel):
     Attributes:
         length: of the sequence that the positions in [0, 1] stand for.
         inner: the kernel.
+        all_places: whether the last place has to be taken: beside a sink, tokens have to weigh
+            1/length each.
     """
 
     length: int
     inner: Kernel
+    all_places: bool = False
 
     @property
     def score(self) -> Score:  # type: ignore[override]
@@ -52,6 +56,13 @@ class WholePlaces(ModifiedKernel):
         if is_traced(whole):
             return
         present = mu.log_weights > -math.inf
+        last = torch.where(present, whole, 0.0).amax(-1)
+        if self.all_places and bool((last < self.length).any()):
+            raise ValueError(
+                f"length: expected tokens at all places i/{self.length}, since the layer has a "
+                f"sink, beside which tokens count, got a last one at {float(last.min()):g}; give "
+                "length=n for n tokens at i/n, and texts of one length"
+            )
         off = float(((places - whole).abs() * present).max())
         if off > _ROUNDING:
             raise ValueError(

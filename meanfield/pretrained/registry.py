@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from meanfield.pretrained.albert import ALBERT
-from meanfield.pretrained.bert import BERT, ELECTRA, ROBERTA
+from meanfield.pretrained.bert import BERT, ELECTRA, ROBERTA, XLM_ROBERTA
+from meanfield.pretrained.decoders import DECODERS
 from meanfield.pretrained.distilbert import DISTILBERT
 from meanfield.pretrained.family import Family
-from meanfield.pretrained.gemma import GEMMA, GEMMA2
 from meanfield.pretrained.gpt2 import GPT2
 from meanfield.pretrained.gpt_neox import GPT_NEOX
-from meanfield.pretrained.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from meanfield.pretrained.vit import VIT
 
 FAMILIES: dict[str, Family] = {
     family.model_type: family
     for family in (
-        *(BERT, ROBERTA, DISTILBERT, ELECTRA, ALBERT),
-        *(GPT2, GPT_NEOX, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2),
+        *(BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT),
+        *(GPT2, GPT_NEOX, *DECODERS),
         VIT,
     )
+}
+
+# Models that have one of these inside.
+_INSIDE = {
+    "gemma3": "read(model.language_model) reads what is text in it, a gemma3_text",
+    "clip": "its images can be read by a vit, and its texts not",
 }
 
 
@@ -29,7 +34,13 @@ def family_of(model_type: object, name: str) -> Family:
         ValueError: it is not read.
     """
     if model_type not in FAMILIES:
+        nearest = _INSIDE.get(
+            str(model_type),
+            "of another model's attention, AttentionParameters(query, key, value, output) of the "
+            "weights of one module are read by SelfAttention",
+        )
         raise ValueError(
-            f"{name}: expected a model of type {', '.join(FAMILIES)}, got {model_type!r}"
+            f"{name}: expected a model of type {', '.join(FAMILIES)}, got {model_type!r}; "
+            f"{nearest}"
         )
     return FAMILIES[str(model_type)]

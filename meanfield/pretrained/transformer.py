@@ -158,9 +158,20 @@ class Transformer:
         Args:
             layer: 0 is the first.
             length: as in `attention`.
+
+        Raises:
+            IndexError: there is no such layer.
+            ValueError: of a mixture of experts attention alone is read.
         """
+        make = self.family.block
+        if make is None:
+            raise ValueError(
+                f"{self.name}: expected a model whose blocks are read, got one of type "
+                f"{self.architecture}, whose feed-forward layers choose experts, which is not "
+                "continuous; its attention is read: attention(layer), constants(tokens)"
+            )
         with torch.no_grad():
-            return self.family.block(self._site(layer, length))
+            return make(self._site(layer, length))
 
     def network(
         self, first: int = 0, last: int | None = None, *, length: int | None = None
@@ -255,7 +266,8 @@ class Transformer:
 
         Args:
             tokens: as in `embeddings`; several texts lie along ``text``.
-            layers: which ones, without the network; all of them and the network if None.
+            layers: which ones, without the network; all of them and the network if None. Of a
+                mixture of experts there is attention alone.
             bounds: whether certain bounds are computed too, which takes most of the time (of a
                 layer of MiniLM and 96 tokens 51 of 55 s).
             length: as in `embeddings`.
@@ -287,15 +299,17 @@ class Transformer:
         entering = self._measures(blocks, tokens, length)
         inner = self._measures(modules, tokens, length)
         n = entering[0].n_particles if length is None else length
+        whole = self.family.block is not None
+        parts = (("attention", self.attention, inner), ("block", self.block, entering))
         return constants_of(
             {
                 i: {
-                    "attention": Place(self.attention(i, length=n), inner[i]),
-                    "block": Place(self.block(i, length=n), entering[i]),
+                    name: Place(read(i, length=n), mu[i])
+                    for name, read, mu in parts[: 2 if whole else 1]
                 }
                 for i in chosen
             },
-            Place(self.network(length=n), entering[0]) if layers is None else None,
+            Place(self.network(length=n), entering[0]) if whole and layers is None else None,
             geometry=geometry,
             rtol=rtol,
             bounds=as_bool(bounds, "bounds"),

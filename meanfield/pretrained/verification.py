@@ -19,14 +19,16 @@ _ROUNDING = 1e-9
 def check_parity(source: Transformer) -> None:
     """Compare every block with its module, by one run of a model in float64 on a small input.
 
-    Each block is given what entered its module, so that rounding does not add up, and what leaves
-    one module has to be what enters the next.
+    Where attention alone is read, it is compared. Each block is given what entered its module, so
+    that rounding does not add up, and what leaves one module has to be what enters the next.
 
     Raises:
         ValueError: they differ by more than rounding; the message names the first place.
     """
     family, model = source.family, source.model
-    modules = list(family.blocks(model))
+    modules, whole = list(family.blocks(model)), family.block is not None
+    if not whole:
+        modules = [family.attention_module(block) for block in modules]
     (arguments,) = family.inputs.runs(model, None, family.inputs.sample(model)).arguments
     with torch.no_grad(), InFloat64(), recorded(modules) as calls:
         last = family.inputs.run(model, arguments, source.causal)
@@ -38,10 +40,14 @@ def check_parity(source: Transformer) -> None:
     entering = calls[0].entered
     for layer, (entered, left) in enumerate(calls):
         place = f"block {layer} ({type(modules[layer]).__name__})"
-        _compare(entering, entered, source.name, f"what enters {place}")
-        block = source.block(layer, length=entered.shape[-2])
-        _compare(_image(block, entered), left, source.name, place)
+        if whole:
+            _compare(entering, entered, source.name, f"what enters {place}")
+        read = source.block if whole else source.attention
+        F = read(layer, length=entered.shape[-2])
+        _compare(_image(F, entered), left, source.name, place)
         entering = left
+    if not whole:
+        return
     ends = family.last(model)
     ours = _image(Chain(ends), entering) if ends else entering
     _compare(ours, last, source.name, "what follows the last block")

@@ -16,11 +16,12 @@ from meanfield.results.provenance import read_provenance
 if TYPE_CHECKING:
     from meanfield.results.files import read_dataset, write_dataset
     from meanfield.results.fits import fit_power
-    from meanfield.results.shapes import to_cube
+    from meanfield.results.shapes import numbers, to_cube
 
 # Fetched on first use, because they load xarray.
 _HOMES = {
     "fit_power": "fits",
+    "numbers": "shapes",
     "read_dataset": "files",
     "to_cube": "shapes",
     "write_dataset": "files",
@@ -29,6 +30,7 @@ _HOMES = {
 __all__ = [
     "Variable",
     "fit_power",
+    "numbers",
     "read_dataset",
     "read_provenance",
     "to_cube",

@@ -93,3 +93,32 @@ def _unfold(variable: xr.Variable, names: list[str], shape: tuple[int, ...]) -> 
     return xr.Variable(
         (*names, *rows.dims[1:]), rows.values.reshape(*shape, *rows.shape[1:]), rows.attrs
     )
+
+
+def numbers(ds: xr.Dataset) -> dict[str, float]:
+    """The numbers of a Dataset by name and place, as loggers of training take them.
+
+    Flags become 0 and 1; text and NaN are left out.
+
+    Args:
+        ds: of any dimensions, the fewer the better: each number becomes an entry.
+
+    Example:
+        >>> import xarray as xr
+        >>> ds = xr.Dataset({"block": ("layer", [2.0, 3.5]), "loss": 0.5}, {"layer": [0, 2]})
+        >>> numbers(ds)
+        {'block/layer0': 2.0, 'block/layer2': 3.5, 'loss': 0.5}
+    """
+    found = {}
+    for name, column in as_dataset(ds).data_vars.items():
+        if column.dtype.kind not in "biuf":
+            continue
+        for place in np.ndindex(column.shape):
+            at = column[place]
+            keys = [
+                f"{dim}{at[dim].item() if dim in at.coords else i}"
+                for dim, i in zip(column.dims, place, strict=True)
+            ]
+            if not np.isnan(at.item()):
+                found["/".join([str(name), *keys])] = float(at)
+    return found

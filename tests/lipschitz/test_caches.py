@@ -253,6 +253,22 @@ def test_no_cache_within_the_steps_changes_more(epsilon):
     assert max(ratios) > 0.3
 
 
+def test_the_rounding_of_scores_at_the_edge_of_the_ball_is_counted():
+    cache = torch.tensor([[1.0], [-1.0]])
+    found = cache_error([[0.0]], (cache, cache), (cache[:1], cache[:1]), epsilon=1e9)
+    assert 2 * (1 + 1e-7) < float(found.value) < 2 * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0])
+def test_steps_count_for_the_longest_query_of_the_ball(epsilon):
+    """Two tokens with one key: in the ball their true scores are ± (|q| + ε) δ from it."""
+    keys, values = torch.zeros(2, 1), torch.tensor([[1.0], [-1.0]])
+    given = {"within": (0.2, 0.0), "scale": 1.0, "epsilon": epsilon}
+    found = float(cache_error([[0.5]], None, (keys, values), **given).value)
+    truth = math.tanh((0.5 + epsilon) * 0.2)
+    assert truth <= found <= truth * math.exp(3 * (0.5 + epsilon) * 0.2)
+
+
 def test_steps_of_zero_change_nothing_and_steep_ones_stop_at_the_hull():
     keys, values, q = draw(6, K), draw(6, V, seed=1), draw(2, K, seed=2)
     same = cache_error(q, None, (keys, values), within=(0.0, 0.0), epsilon=2.0)

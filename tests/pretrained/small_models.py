@@ -15,6 +15,9 @@ _ENCODER = {
     **{"max_position_embeddings": 32, "pad_token_id": 0},
 }
 _DECODER = _ENCODER | {"num_key_value_heads": 2, "head_dim": 6}
+# Of configurations that have no head_dim.
+_WIDE = {k: v for k, v in _DECODER.items() if k != "head_dim"}
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
 _WINDOWED = {"sliding_window": 4, "use_sliding_window": True, "max_window_layers": 1}
 
 # Name of a case -> (model type, changes to its configuration).
@@ -61,13 +64,15 @@ CASES = {
             | {"original_max_position_embeddings": 16}
         },
     ),
+    "llama, yarn": (
+        "llama",
+        _DECODER | {"rope_parameters": {"rope_type": "yarn", "rope_theta": 100.0, "factor": 8.0}
+                    | {"original_max_position_embeddings": 16}},
+    ),
     "mistral": ("mistral", _DECODER | {"sliding_window": 4}),
     "mistral, no window": ("mistral", _DECODER | {"sliding_window": None}),
-    "qwen2": ("qwen2", {k: v for k, v in _DECODER.items() if k != "head_dim"}),
-    "qwen2, windows": (
-        "qwen2",
-        {k: v for k, v in _DECODER.items() if k != "head_dim"} | _WINDOWED,
-    ),
+    "qwen2": ("qwen2", _WIDE),
+    "qwen2, windows": ("qwen2", _WIDE | _WINDOWED),
     "qwen3": ("qwen3", _DECODER | {"head_dim": 8}),
     "gemma": ("gemma", _DECODER | {"head_dim": 8}),
     "gemma2": (
@@ -75,12 +80,36 @@ CASES = {
         _DECODER | {"head_dim": 8, "query_pre_attn_scalar": 5, "sliding_window": 4}
         | {"attn_logit_softcapping": 1.5},
     ),
+    "gemma3_text": (
+        "gemma3_text",
+        _DECODER | {"head_dim": 8, "query_pre_attn_scalar": 5, "sliding_window": 4}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "olmo2": ("olmo2", _WIDE),
+    "olmo2, biased": (
+        "olmo2",
+        _ENCODER | {"attention_bias": True},
+    ),
+    "phi3": ("phi3", _WIDE | {"sliding_window": 4}),
+    "phi3, in part": (
+        "phi3",
+        _WIDE | {"rope_parameters": {"rope_theta": 100.0}
+                    | {"partial_rotary_factor": 0.5, "rope_type": "default"}},
+    ),
+    "xlm-roberta": ("xlm-roberta", _ENCODER),
+}  # fmt: skip
+# Mixtures of experts, of which attention is read.
+EXPERTS = {
+    "gpt_oss": ("gpt_oss", _DECODER | _EXPERTS | {"sliding_window": 4}),
+    "mixtral": ("mixtral", _DECODER | _EXPERTS | {"sliding_window": 4}),
+    "qwen3_moe": ("qwen3_moe", _WIDE | {"num_experts": 4, "num_experts_per_tok": 2}
+                  | {"moe_intermediate_size": 16}),
 }  # fmt: skip
 
 
 def small(case, *, seed=1):
     """A small model all of whose parameters are random: zero biases would hide mistakes."""
-    architecture, config = CASES[case]
+    architecture, config = (CASES | EXPERTS)[case]
     config = dict(config)
     causal = config.pop("is_decoder", None)
     source = pretrained.load(f"random:{architecture}", causal=causal, config=config)
@@ -125,7 +154,7 @@ def in_float64():
 
 # Where the output projection of attention is in a block, by model type.
 _OUTPUTS = {
-    **dict.fromkeys(("bert", "roberta", "electra"), "attention.output.dense"),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra"), "attention.output.dense"),
     **{"distilbert": "attention.out_lin", "albert": "attention.dense"},
     **{"gpt2": "attn.c_proj", "gpt_neox": "attention.dense"},
 }

@@ -12,7 +12,7 @@ from tests.pretrained import small_models as small
 # One of each family, and the kernels that a configuration may ask for.
 CASES = [*dict.fromkeys(name.split(",")[0] for name in small.CASES), "llama, biased"]
 # Whose attention is bounded alone too: of each kernel one.
-ALONE = ("bert", "gpt_neox", "llama", "gemma2", "qwen3")
+ALONE = ("bert", "gpt_neox", "llama", "gemma2", "qwen3", "olmo2")
 
 
 @pytest.mark.parametrize("case", CASES)

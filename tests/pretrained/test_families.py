@@ -9,10 +9,10 @@ import torch
 
 from meanfield import ParticleMeasure, pretrained
 from meanfield.maps import linearize
-from meanfield.pretrained.registry import FAMILIES
+from meanfield.pretrained.registry import FAMILIES, family_of
 
 pytest.importorskip("transformers")
-from tests.pretrained.small_models import CASES, Run, in_float64, small
+from tests.pretrained.small_models import CASES, EXPERTS, Run, in_float64, small
 
 N = 9
 
@@ -38,7 +38,7 @@ def source(models, request):
 every_case = pytest.mark.parametrize("source", list(CASES), indirect=True)
 
 
-def close(found, expected, accuracy=1e-10):
+def close(found, expected, accuracy=1e-12):
     return float((found - expected).abs().max()) <= accuracy * float(expected.abs().max())
 
 
@@ -64,6 +64,34 @@ def test_attention_blocks_and_network_are_those_of_the_model(source):
     assert close(part.points, run.last)
     first = source.network(last=2, length=N)(mu)
     assert close(first.points, run.blocks[1][1])
+
+
+@pytest.mark.parametrize("source", list(EXPERTS), indirect=True)
+def test_attention_is_read_of_mixtures_of_experts_and_their_blocks_are_not(source):
+    ids = tokens(2, N)
+    run = Run(source, ids)
+    with in_float64():
+        clouds = source.attention_inputs(ids)
+    for layer in range(3):
+        mu = ParticleMeasure.from_sequence(clouds[layer])
+        F = source.attention(layer, length=N)
+        assert close(F(mu).points, run.attention[layer][1], 1e-12)
+        dense = linearize(F, ParticleMeasure.from_sequence(clouds[layer][0])).atoms.to_dense()
+        x = clouds[layer][0]
+        by_torch = torch.func.jacrev(lambda x, F=F: F(ParticleMeasure.from_sequence(x)).points)(x)
+        assert close(dense, by_torch.reshape(dense.shape), 1e-9)
+    ds = source.constants(ids[0, :4], layers=[1])
+    assert float(ds.attention_bound[0]) >= float(ds.attention[0]) > 0
+    assert "block" not in ds
+    with pytest.raises(ValueError, match="choose experts"):
+        source.block(0, length=N)
+
+
+def test_beside_a_sink_tokens_count_so_that_the_length_is_that_of_the_text():
+    source = small("gpt_oss")
+    for given in ({"tokens": tokens(4), "length": 9}, {"tokens": [tokens(4), tokens(3)]}):
+        with pytest.raises(ValueError, match="has a sink"):
+            source.constants(**given, layers=[0], bounds=False)
 
 
 def module_map(source, block=None):
@@ -112,7 +140,16 @@ def test_derivatives_are_those_of_the_model_by_automatic_differentiation(source)
 
 @pytest.mark.parametrize(
     "source",
-    ["bert", "gpt2, scaled by depth", "gpt_neox", "qwen3", "gemma", "gemma2"],
+    [
+        "bert",
+        "gpt2, scaled by depth",
+        "gpt_neox",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "olmo2, biased",
+        "phi3",
+    ],
     indirect=True,
 )
 def test_weights_in_half_precision_are_read_without_rounding_them_again(source):
@@ -149,13 +186,21 @@ def test_a_layer_that_looks_at_distances_has_to_know_the_length(name):
     assert source.parameters(0).dim == source.dim
 
 
-@pytest.mark.parametrize("rope", ["dynamic", "yarn"])
+@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
 def test_rotary_positions_that_are_scaled_in_another_way_are_refused(rope):
     parameters = {"rope_type": rope, "rope_theta": 100.0, "factor": 4.0}
     parameters |= {"original_max_position_embeddings": 16}
+    if rope == "longrope":
+        parameters |= {"short_factor": [1.0] * 3, "long_factor": [2.0] * 3}
     config = CASES["llama"][1] | {"rope_parameters": parameters}
     with pytest.raises(ValueError, match=f"rope_type='{rope}'"):
         pretrained.load("random:llama", config=config)
+
+
+@pytest.mark.parametrize(("kind", "inside"), [("gemma3", "language_model"), ("t5", "Attention")])
+def test_types_that_are_not_read_are_refused_with_what_can_be(kind, inside):
+    with pytest.raises(ValueError, match=f"got '{kind}'.*{inside}"):
+        family_of(kind, "model")
 
 
 def test_networks_of_no_blocks_are_refused():
@@ -182,7 +227,7 @@ def test_masks_that_a_family_does_not_have_are_refused(name):
         pretrained.load(f"random:{name}", causal=not source.causal, config=CASES[name][1])
 
 
-@pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"vit"}))
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"vit"} - set(EXPERTS)))
 def test_every_family_has_a_case_and_a_saved_checkpoint_of_it_loads_as_it_was(tmp_path, name):
     source = small(next(case for case, (kind, _) in CASES.items() if kind == name))
     source.model.save_pretrained(tmp_path)

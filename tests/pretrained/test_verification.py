@@ -78,7 +78,12 @@ REFUSED = {
     "mistral, no window": ("Mistral", _DECODER, {"sliding_window": 0}, "sliding_window ≥ 1"),
     "qwen2, chunks": ("Qwen2", _QWEN, {"layer_types": ["chunked_attention"] * 2}, "chunked_atten"),
     "gemma2, kinds": ("Gemma2", _DECODER, {"layer_types": ["sideways"] * 2}, "layer_types"),
-    "llama, yarn": ("Llama", _DECODER, {"rope_parameters": _ROPE | {"rope_type": "yarn"}}, "yarn"),
+    "llama, yarn in part": (
+        "Llama",
+        _DECODER,
+        {"rope_parameters": _ROPE | {"rope_type": "yarn", "partial_rotary_factor": 0.5}},
+        "0.5 of each head",
+    ),
     "bert, an activation": ("Bert", _SIZES, {"hidden_act": "mish"}, "activation.*'mish'"),
     "albert, groups": (
         "Albert",
