@@ -26,6 +26,7 @@ from meanfield.checks import (
     number,
     to_host,
 )
+from meanfield.habits import with_hints
 from meanfield.html import html_table, span
 from meanfield.measure_arguments import as_points, check_positions, logs_of, per_particle
 
@@ -77,6 +78,7 @@ class ParticleMeasure:
     log_weights: Tensor
     positions: Tensor | None
 
+    @with_hints
     def __init__(
         self,
         points: Any,
@@ -345,6 +347,7 @@ class Disintegration(NamedTuple):
     conditionals: tuple[ParticleMeasure, ...]
 
 
+@with_hints
 def pushforward(
     transport: Callable[..., Tensor], mu: ParticleMeasure, *, use_positions: bool = False
 ) -> ParticleMeasure:
@@ -393,6 +396,7 @@ def disintegrate(mu: ParticleMeasure) -> Disintegration:
     return Disintegration(positions, log_masses, conditionals)
 
 
+@with_hints
 def split(mu: ParticleMeasure, copies: int = 2) -> ParticleMeasure:
     """The same measure with each atom stored `copies` times at an equal share of its weight.
 
@@ -404,6 +408,7 @@ def split(mu: ParticleMeasure, copies: int = 2) -> ParticleMeasure:
     return _measure(points, repeated.log_weights - math.log(copies), repeated.positions)
 
 
+@with_hints
 def merge(mu: ParticleMeasure, atol: float = 0.0) -> ParticleMeasure:
     """The same measure with coinciding atoms stored once, in order of first appearance.
 
@@ -489,6 +494,7 @@ def stack(measures: Sequence[ParticleMeasure]) -> ParticleMeasure:
     )
 
 
+@with_hints
 def mixture(measures: Sequence[ParticleMeasure], weights: Any = None) -> ParticleMeasure:
     """Σₖ wₖ μₖ: the atoms of all measures, of their weights times wₖ.
 

@@ -126,6 +126,6 @@ def test_a_run_ends_with_the_largest_constant_between_its_bounds():
     # Without the best ratio of the weights two Diracs are all that is found.
     other = replace(settings, offsets=(-1.0,), masks=(True,))
     ds = two_dirac.EXPERIMENT.run(other, progress=False)
-    assert f"found {float(ds.value[ds.radius == 2.0].max()):,.6g};" in two_dirac.answer(ds)[0]
+    assert f"found {float(ds.value[ds.radius == 2.0].max()):,.9g};" in two_dirac.answer(ds)[0]
     drawn = two_dirac.growth_in_radius(causal=True)(ds).get_legend_handles_labels()[1]
     assert "found" in drawn and not any("scale" in x for x in drawn)

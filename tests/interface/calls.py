@@ -261,7 +261,7 @@ def ending(call: str, folder: Path) -> tuple[str, str]:
     try:
         return "silent", repr(value_of(call, tmp=folder))[:200]
     except Exception as error:
-        if re.match(r"[\w.]+\(\) (missing|got an unexpected|takes) ", str(error)):
+        if re.match(r"[\w.]+\(\) (missing|takes) |\w+\.\w+\(\) got an ", str(error)):
             return CLEAR, str(error)  # Python's own sentence names function and argument
         return of_error(error)
 

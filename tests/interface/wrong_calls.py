@@ -226,6 +226,26 @@ encoder().constants(mu)
 encoder().embeddings(x)
 """
 
+# Words of POT, SciPy, joblib, transformers, and names that live one module down.
+NEIGHBOURS = """
+w2(x, y, a=a, b=a)
+w2(x, y, M=A)
+transport.sinkhorn_divergence(x, y, reg=0.1)
+transport.certify(x, y, P=A)
+transport.certify(x, y, solver="emd")
+dynamics.flow(F, mu, T=5)
+dynamics.flow(F, mu, [0.0, 1.0], dt=0.1)
+dynamics.flow(F, mu, [0.0, 1.0], rtol=1e-3)
+dynamics.flow(F, mu, [0.0, 1.0], method="RK45")
+bounds.mean_field(1.0, 1.0, R=3.0)
+sweep(f, {"radius": [1.0]}, n_jobs=2)
+pretrained.load("gpt2", device_map="auto")
+sampling.ball(3, 2, seed=0)
+local_lipschitz(F, mu, causal=True)
+secant_ratio(F, mu, nu, metric=2)
+ParticleMeasure(x, a=a)
+"""
+
 # What may be typed for what, and means it.
 EQUAL = """
 w2(frame_of_x, y) | w2(x, y)
@@ -260,6 +280,7 @@ GROUPS = {
     "dynamics": DYNAMICS,
     "bookkeeping": BOOKKEEPING,
     "first hour": FIRST_HOUR,
+    "neighbours": NEIGHBOURS,
 }
 PAIRS = [line.split(" | ") for line in EQUAL.strip().splitlines()]
 LINES = [line for text in GROUPS.values() for line in text.strip().splitlines()]
