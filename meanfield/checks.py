@@ -295,8 +295,8 @@ def own_tensor(
 
 
 def is_single(value: Any) -> bool:
-    """Whether it is an array of NumPy, or of a library like it, in single precision."""
-    return getattr(value, "dtype", None) == np.float32
+    """Whether it is an array or a tensor in single precision."""
+    return str(getattr(value, "dtype", "")).removeprefix("torch.") == "float32"
 
 
 def as_path(value: Any, name: str = "path") -> Path:

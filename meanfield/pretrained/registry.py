@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copyreg
+
 from meanfield.pretrained.albert import ALBERT
 from meanfield.pretrained.bert import BERT, ELECTRA, ROBERTA
 from meanfield.pretrained.distilbert import DISTILBERT
@@ -10,6 +12,7 @@ from meanfield.pretrained.gemma import GEMMA, GEMMA2
 from meanfield.pretrained.gpt2 import GPT2
 from meanfield.pretrained.gpt_neox import GPT_NEOX
 from meanfield.pretrained.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from meanfield.pretrained.torch_encoder import TORCH_ENCODER
 from meanfield.pretrained.vit import VIT
 
 FAMILIES: dict[str, Family] = {
@@ -33,3 +36,13 @@ def family_of(model_type: object, name: str) -> Family:
             f"{name}: expected a model of type {', '.join(FAMILIES)}, got {model_type!r}"
         )
     return FAMILIES[str(model_type)]
+
+
+def _unpickled(model_type: str) -> Family:
+    if model_type == TORCH_ENCODER.model_type:
+        return TORCH_ENCODER
+    return family_of(model_type, "a pickle")
+
+
+# A transformer in a process of a sweep: its family has functions without a name.
+copyreg.pickle(Family, lambda family: (_unpickled, (family.model_type,)))  # type: ignore[arg-type]

@@ -100,6 +100,7 @@ def names(device: str | None = None) -> dict[str, Any]:
         "growing": layers.contractive(layers.Pointwise(torch.sin), 0.5, constant=1.0),
         "J": linalg.LinearMap.pointwise(torch.ones(1, 2, 2, dtype=torch.float64, device=device)),
         "constant": lipschitz.local_lipschitz(F, mu),
+        "C": float(lipschitz.local_lipschitz(F, mu).value),
         "nu": ParticleMeasure(y),
         "light": ParticleMeasure(x, arrays["a"]),
         "later": seq.replace(seq.points + 0.5),
