@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from meanfield.sweeps import sweep
     from meanfield.transport import solve_w2, w2
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 _HOMES = {
     "AttentionParameters": "meanfield.attention",
