@@ -9,6 +9,7 @@ from __future__ import annotations
 # A module imports only from layers below its own; inside a subpackage, in the order listed there.
 LAYERS = [
     ["errors", "html", "checks"],
+    ["habits"],
     ["results", "measure_arguments"],
     ["measures", "linalg"],
     ["images"],
@@ -29,6 +30,7 @@ WINGS = {
                 "errors",
                 "html",
                 "checks",
+                "habits",
                 "measure_arguments",
                 "measures",
                 "linalg",

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from meanfield.sweeps import sweep
     from meanfield.transport import solve_w2, w2
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 _HOMES = {
     "AttentionParameters": "meanfield.attention",
@@ -112,7 +112,20 @@ def __getattr__(name: str) -> Any:
         return value
     if name in __all__:
         return importlib.import_module(f"meanfield.{name}")
-    raise AttributeError(f"module 'meanfield' has no attribute {name!r}")
+    raise AttributeError(f"module 'meanfield' has no attribute {name!r}{_found_below(name)}")
+
+
+def _found_below(name: str) -> str:
+    """Where a name is that lives one module down, or the nearest name here, for a message."""
+    if name.startswith("_"):  # asked by tools, in every module
+        return ""
+    from meanfield.checks import suggestion
+
+    places = [f"meanfield.{package}" for package in __all__ if package not in _HOMES]
+    found = [one for one in places if name in importlib.import_module(one).__all__]
+    if found:
+        return "; it is " + " or ".join(f"{place}.{name}" for place in found)
+    return suggestion(name, __all__)
 
 
 def __dir__() -> list[str]:

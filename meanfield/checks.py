@@ -26,6 +26,8 @@ _WITHOUT_DOUBLE = {"mps"}  # devices
 # Entries of a block on a device, half a GiB in float32. Those that fit the caches of a processor
 # are finished there before the next one is launched.
 _AT_ONCE_ON_DEVICES = 2**27
+# What other libraries call our methods.
+_ELSEWHERE = {"rk45": "dopri5", "dopri8": "dop853", "forward_euler": "euler"}
 _MOST = 10**12  # of a count: more is a typing error, and would fill any memory
 
 
@@ -121,7 +123,8 @@ def choice(value: Any, name: str, known: Iterable[str]) -> str:
 def suggestion(word: str, known: Iterable[str]) -> str:
     """The end of a message: a question after the known word that is nearest, or nothing."""
     by_letters = {one.strip().lower(): one for one in known}
-    near = difflib.get_close_matches(str(word).strip().lower(), by_letters, 1)
+    typed = str(word).strip().lower()
+    near = difflib.get_close_matches(_ELSEWHERE.get(typed, typed), by_letters, 1)
     return f"; did you mean {by_letters[near[0]]!r}?" if near else ""
 
 
@@ -292,8 +295,8 @@ def own_tensor(
 
 
 def is_single(value: Any) -> bool:
-    """Whether it is an array of NumPy, or of a library like it, in single precision."""
-    return getattr(value, "dtype", None) == np.float32
+    """Whether it is an array or a tensor in single precision."""
+    return str(getattr(value, "dtype", "")).removeprefix("torch.") == "float32"
 
 
 def as_path(value: Any, name: str = "path") -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import json
 import logging
 import os
 import signal
@@ -16,12 +17,12 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import meanfield
-from meanfield.checks import count
+from meanfield.checks import count, suggestion
 from meanfield.errors import MissingExtraError, NoCases
 from meanfield.experiments import EXPERIMENTS, get
 
@@ -53,11 +54,15 @@ _ANY = "the store of a sweep, or the .zarr or .nc of a Dataset"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = _parser()
+    parser, commands = _parser()
     given = sys.argv[1:] if arguments is None else list(arguments)
     if not given:
         _say(_FIRST_STEPS)
         return 0
+    command = next((word for word in given if not word.startswith("-")), "list")
+    if command not in commands:
+        listed = ", ".join(commands)
+        parser.error(f"expected one of {listed}, got {command!r}{suggestion(command, commands)}")
     options, unknown = parser.parse_known_args(given)
     if unknown:
         hint = "; each setting has a --set of its own" if "=" in unknown[0].lstrip("-") else ""
@@ -107,7 +112,8 @@ def _act(options: argparse.Namespace) -> int:
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, Iterable[str]]:
+    """The parser, and the names of its commands."""
     parser = argparse.ArgumentParser(
         prog="meanfield",
         allow_abbrev=False,  # --n would be --no-figures
@@ -124,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
             added.add_argument("store", type=Path, metavar="RUN", help=store)
         return added
 
-    command("list", _list, "the experiments")
+    listing = command("list", _list, "the experiments")
     _add_run(command("run", _run, "run an experiment, save its Dataset and figures"))
     state = command("status", _status, "how far a run is, and what failed", _RUN)
     state.add_argument(
@@ -134,13 +140,15 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("file", type=Path, metavar="FILE", help="ends in .nc or .zarr")
     plot = command("plot", _plot, "draw the figures of a finished run again", _RUN)
     plot.add_argument("--out", type=Path, metavar="DIR", help="folder (default: beside it)")
-    _add_pdf(plot)
+    _add_format(plot)
     report = command("report", _report, "one HTML page of a run or of any Dataset", _ANY)
     report.add_argument("--out", type=Path, metavar="FILE", help="default: RUN with .html")
     grade = command("grade", _grade, "how good other solvers' plans and potentials are")
     grade.add_argument("path", type=Path, metavar="FILE", help=_ANSWER)
-    command("info", _info, "versions, extras and devices, for a bug report")
-    return parser
+    info = command("info", _info, "versions, extras and devices, for a bug report")
+    for one in (listing, info):
+        one.add_argument("--json", action="store_true", help="for scripts")
+    return parser, commands.choices
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:
@@ -176,11 +184,14 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         "--accept-changed-code", action="store_true", help="no warning if the code has changed"
     )
     run.add_argument("--no-figures", action="store_true", help="only the Dataset")
-    _add_pdf(run)
+    _add_format(run)
 
 
-def _add_pdf(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--pdf", action="store_true", help="each figure as PDF as well as PNG")
+def _add_format(command: argparse.ArgumentParser) -> None:
+    words = "each figure as PDF or SVG as well as PNG (repeatable)"
+    command.add_argument(
+        "--format", action="append", default=["png"], choices=("png", "pdf", "svg"), help=words
+    )
 
 
 def _whole(text: str, least: int = 1) -> int:
@@ -234,6 +245,12 @@ def _say(text: str) -> None:
 
 
 def _list(options: argparse.Namespace) -> int:
+    if options.json:
+        rows = [
+            {"name": k, "question": v.question, "paper": v.paper} for k, v in EXPERIMENTS.items()
+        ]
+        _say(json.dumps(rows, indent=1, ensure_ascii=False))
+        return 0
     width = max(map(len, EXPERIMENTS))
     wide = max(len(one.question) for one in EXPERIMENTS.values())
     for name, one in EXPERIMENTS.items():
@@ -279,7 +296,7 @@ def _run(options: argparse.Namespace) -> int:
     _write(ds, store)
     if not options.no_figures:
         begun = time.monotonic()
-        _draw(ds, options.name, options.out, stem=options.name, pdf=options.pdf)
+        _draw(ds, options.name, options.out, stem=options.name, formats=options.format)
         _say(f"figures took {time.monotonic() - begun:.0f} s")
     code = _summary(ds)
     with contextlib.suppress(NoCases):  # settings may leave out what the answer is about
@@ -323,7 +340,9 @@ def _settings(experiment: Experiment, options: argparse.Namespace) -> Any:
     return override(quick_of(chosen) if options.quick else chosen, {}, options.set)
 
 
-def _draw(ds: xr.Dataset, name: str | None, folder: Path, *, stem: str, pdf: bool) -> None:
+def _draw(
+    ds: xr.Dataset, name: str | None, folder: Path, *, stem: str, formats: Sequence[str]
+) -> None:
     """The figures of an experiment, or those of any Dataset."""
     from meanfield.figures import save_all, save_animations
     from meanfield.figures.plots import figures_of
@@ -336,7 +355,7 @@ def _draw(ds: xr.Dataset, name: str | None, folder: Path, *, stem: str, pdf: boo
         )
     animations = {} if name is None else get(name).animations
     for made in itertools.chain(
-        save_all(ds, drawings, folder, stem=stem, pdf=pdf),
+        save_all(ds, drawings, folder, stem=stem, formats=formats),
         save_animations(ds, animations, folder, stem=stem),
     ):
         _say(f"wrote {made}" if isinstance(made, Path) else made)
@@ -393,7 +412,7 @@ def _plot(options: argparse.Namespace) -> int:
     ds, name = _finished(options.store)
     folder = options.out or options.store.parent
     folder.mkdir(parents=True, exist_ok=True)
-    _draw(ds, name, folder, stem=name or options.store.stem, pdf=options.pdf)
+    _draw(ds, name, folder, stem=name or options.store.stem, formats=options.format)
     return 0
 
 
@@ -456,16 +475,17 @@ def _info(options: argparse.Namespace) -> int:
 
     from meanfield.results.provenance import PACKAGES
 
-    _say(f"python        {platform.python_version()} on {platform.platform()}")
-    _say(f"meanfield     {meanfield.__version__}")
+    found = {"python": f"{platform.python_version()} on {platform.platform()}"}
+    found["meanfield"] = meanfield.__version__
     for package in (*PACKAGES, *_OTHERS):
         try:
-            version = importlib.metadata.version(package)
+            found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            version = "not installed"
-        _say(f"{package:13} {version}")
+            found[package] = "not installed"
     import torch
 
     devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    _say(f"{'devices':13} {', '.join(['cpu', *devices])}, {torch.get_num_threads()} threads")
+    found["devices"] = f"{', '.join(['cpu', *devices])}, {torch.get_num_threads()} threads"
+    lines = (f"{name:13} {text}" for name, text in found.items())
+    _say(json.dumps(found, indent=1) if options.json else "\n".join(lines))
     return 0

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from meanfield.errors import MissingExtraError
+from meanfield.habits import with_hints
 
 __all__ = ["corpus", "windows"]
 
@@ -54,6 +55,7 @@ class Corpus:
         return f"Corpus({self.name!r}, {len(self.text)} characters, sha256={self.sha256[:12]}…)"
 
 
+@with_hints
 def corpus(source: str | os.PathLike[str], *, download: bool = True) -> Corpus:
     """Read a text.
 
@@ -78,6 +80,7 @@ def corpus(source: str | os.PathLike[str], *, download: bool = True) -> Corpus:
     return _decoded(path.name, path.read_bytes())
 
 
+@with_hints
 def windows(tokens: Any, n: int, count: int) -> Tensor:
     """Windows of n consecutive tokens, evenly spread and disjoint.
 

@@ -35,8 +35,10 @@ def as_points(value: Any, name: str) -> Tensor:
 
 
 def per_particle(points: Tensor, values: Any, name: str) -> Tensor:
-    """One number for each point, (..., n), from that shape or (n,)."""
+    """One number for each point, (..., n), from that shape or (n,), or of more batch axes."""
     tensor = own_tensor(values, name, ("particle",), like=points)
+    if is_single(values) and points.dtype == torch.float64:
+        tensor = tensor.double()  # no digit is lost
     check_same_kind(points, "points", tensor, name)
     shape = points.shape[:-1]
     if tensor.ndim == 0 or tensor.shape[-1] != shape[-1]:
@@ -45,7 +47,7 @@ def per_particle(points: Tensor, values: Any, name: str) -> Tensor:
             f"n = {shape[-1]}, got {tuple(tensor.shape)}"
         )
     try:
-        return tensor.expand(shape)
+        return tensor.expand(torch.broadcast_shapes(tensor.shape, shape))
     except RuntimeError:
         raise ValueError(
             f"{name}: expected a shape that broadcasts to {tuple(shape)}, "

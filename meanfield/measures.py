@@ -26,8 +26,10 @@ from meanfield.checks import (
     number,
     to_host,
 )
+from meanfield.habits import with_hints
 from meanfield.html import html_table, span
 from meanfield.measure_arguments import as_points, check_positions, logs_of, per_particle
+from meanfield.results.labels import copied
 
 __all__ = [
     "ParticleMeasure",
@@ -56,8 +58,8 @@ class ParticleMeasure:
         points: atoms xᵢ, shape (..., n, d), float32 or float64; leading axes are a batch. Axes of
             xarray that are called particle and feature are found by name.
         weights: masses aᵢ ≥ 0 with Σᵢ aᵢ = 1, shape (..., n) or broadcastable to it; uniform if
-            neither weights nor log-weights are given. Weight 0 is absence: pad ragged batches
-            with it.
+            neither weights nor log-weights are given. With more batch axes than the points: many
+            measures on one cloud. Weight 0 is absence: pad ragged batches with it.
         log_weights: log aᵢ in place of the weights; −inf is weight 0.
         positions: sᵢ in [0, 1], shape (..., n) or broadcastable to it, for masked attention
             and conditional transport. Equal positions are ties: they see each other.
@@ -77,6 +79,7 @@ class ParticleMeasure:
     log_weights: Tensor
     positions: Tensor | None
 
+    @with_hints
     def __init__(
         self,
         points: Any,
@@ -93,8 +96,10 @@ class ParticleMeasure:
         points = as_points(points, "points")
         logs = logs_of(points, weights, log_weights)
         if positions is not None:
-            positions = per_particle(points, positions, "positions")
+            positions = per_particle(logs[..., None], positions, "positions")
             check_positions(positions)
+            logs = logs.expand(positions.shape)
+        points = points.expand(*logs.shape, -1)
         vars(self).update(points=points, log_weights=logs, positions=positions)
 
     @classmethod
@@ -126,7 +131,8 @@ class ParticleMeasure:
         value, weights = value if is_pair else (value, weights)
         check_same_labels(value, name, weights, f"weights of {name}")
         points = as_points(value, name)
-        return _measure(points, logs_of(points, weights, None, f"weights of {name}"), None)
+        logs = logs_of(points, weights, None, f"weights of {name}")
+        return _measure(points.expand(*logs.shape, -1), logs, None)
 
     @classmethod
     def from_sequence(cls, points: Any) -> ParticleMeasure:
@@ -218,6 +224,9 @@ class ParticleMeasure:
         return _measure(
             points, logs, None if positions is None else positions.take_along_dim(drawn, -1)
         )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ParticleMeasure:
+        return copied(self, memo)
 
     def expand(self, *batch: int) -> ParticleMeasure:
         """The measure repeated along batch axes, without a copy (as `torch.Tensor.expand`)."""
@@ -345,6 +354,7 @@ class Disintegration(NamedTuple):
     conditionals: tuple[ParticleMeasure, ...]
 
 
+@with_hints
 def pushforward(
     transport: Callable[..., Tensor], mu: ParticleMeasure, *, use_positions: bool = False
 ) -> ParticleMeasure:
@@ -393,6 +403,7 @@ def disintegrate(mu: ParticleMeasure) -> Disintegration:
     return Disintegration(positions, log_masses, conditionals)
 
 
+@with_hints
 def split(mu: ParticleMeasure, copies: int = 2) -> ParticleMeasure:
     """The same measure with each atom stored `copies` times at an equal share of its weight.
 
@@ -404,6 +415,7 @@ def split(mu: ParticleMeasure, copies: int = 2) -> ParticleMeasure:
     return _measure(points, repeated.log_weights - math.log(copies), repeated.positions)
 
 
+@with_hints
 def merge(mu: ParticleMeasure, atol: float = 0.0) -> ParticleMeasure:
     """The same measure with coinciding atoms stored once, in order of first appearance.
 
@@ -489,6 +501,7 @@ def stack(measures: Sequence[ParticleMeasure]) -> ParticleMeasure:
     )
 
 
+@with_hints
 def mixture(measures: Sequence[ParticleMeasure], weights: Any = None) -> ParticleMeasure:
     """Σₖ wₖ μₖ: the atoms of all measures, of their weights times wₖ.
 

@@ -25,6 +25,7 @@ from meanfield.errors import NoCases
 from meanfield.figures.canvas import kind, style
 from meanfield.figures.legends import with_room
 from meanfield.figures.plots import figures_of
+from meanfield.habits import with_hints
 from meanfield.results import read_provenance
 from meanfield.results.atomic import make_folder, write_whole
 from meanfield.results.marks import check_replaceable
@@ -76,6 +77,7 @@ img {{ width: 100%; background: #fff; }}
 """
 
 
+@with_hints
 def write_report(
     ds: xr.Dataset,
     path: str | os.PathLike[str],

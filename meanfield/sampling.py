@@ -18,6 +18,7 @@ from meanfield.checks import (
     count,
     number,
 )
+from meanfield.habits import with_hints
 from meanfield.measures import ParticleMeasure
 
 __all__ = [
@@ -91,6 +92,7 @@ def critical_pair(A: Any, *, branch: str = "best") -> CriticalPair:
     return max(pairs, key=lambda pair: pair.scaling)
 
 
+@with_hints
 def two_diracs(
     radius: Any,
     log_ratio: Any,
@@ -134,6 +136,7 @@ def two_diracs(
     return ParticleMeasure(r[..., None, None] * places, log_weights=logs, positions=positions)
 
 
+@with_hints
 def interleaved_diracs(
     radius: Any,
     log_ratio: Any,
@@ -174,6 +177,7 @@ def interleaved_diracs(
     )
 
 
+@with_hints
 def adversarial(A: Any, radius: float, n: int, *, branch: str = "best") -> ParticleMeasure:
     """The token sequence of Proposition 3.4: one token at R u, n − 1 at −R u or at R u/2.
 
@@ -192,6 +196,7 @@ def adversarial(A: Any, radius: float, n: int, *, branch: str = "best") -> Parti
     return critical_pair(A, branch=branch).tokens(radius, n)
 
 
+@with_hints
 def sphere(
     n: int,
     dim: int,
@@ -212,6 +217,7 @@ def sphere(
     return radius * points / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
 
 
+@with_hints
 def ball(
     n: int,
     dim: int,

@@ -21,6 +21,7 @@ from meanfield.checks import (
     describe,
     number,
 )
+from meanfield.habits import with_hints
 from meanfield.html import html_table, span
 from meanfield.maps import Map
 from meanfield.maps.map import as_map
@@ -68,6 +69,7 @@ class AttentionParameters:
     _widths: list[int]
     _outer: Tensor | None
 
+    @with_hints
     def __init__(
         self,
         query: Any,

@@ -14,6 +14,7 @@ from meanfield.attention.tangent import AttentionTangent
 from meanfield.attention.weights import Weights
 from meanfield.checks import as_bool, count, is_traced, number
 from meanfield.errors import ConvergenceError
+from meanfield.habits import with_hints
 from meanfield.linalg import LinearMap
 
 # Sinkhorn iterations before Newton's method takes over, which is fast only near the solution: on
@@ -67,6 +68,7 @@ class Sinkhorn(Normalization):
         return tangent.as_linear_map() + _PotentialTangent(tangent).as_linear_map()
 
 
+@with_hints
 def sinkhorn(*, rtol: float = 1e-12, max_iterations: int = 1000, strict: bool = True) -> Sinkhorn:
     """Doubly stochastic attention [SABP22], for weighted measures.
 

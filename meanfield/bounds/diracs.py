@@ -9,6 +9,7 @@ import numpy as np
 from meanfield.bounds.arguments import check_together, counts, exponent, orders, out
 from meanfield.bounds.golden import narrowed
 from meanfield.checks import as_floats
+from meanfield.habits import with_hints
 
 _PLACES, _ZOOMS = 65, 6  # of the search over two variables: to 1e-9 of the value
 
@@ -39,6 +40,7 @@ def two_dirac_entry(gamma: Any, radius: Any, log_ratio: Any, *, p: Any = 2.0) ->
         return out((1 + 2 * np.exp(log_rest) * c) * np.exp(log_entry))
 
 
+@with_hints
 def two_dirac_lower(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
     """The supremum of `two_dirac_entry` over weights: what two Diracs in B_R reach at least.
 
@@ -88,6 +90,7 @@ def masked_two_dirac_lower(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
     return out(hardy * as_floats(two_dirac_lower(gamma, radius, p=p)))
 
 
+@with_hints
 def tokens_lower(norm_A: Any, radius: Any, n: Any) -> Any:
     """max_z √(2(n−2)) c√(1−z²)/(2 + (n−2)e^{−c(1+z)}): what n tokens reach, plain or masked.
 
@@ -177,6 +180,7 @@ def circle_response(c: float) -> tuple[float, np.ndarray]:
         return float(best * np.exp(c)), answer / np.linalg.norm(answer)
 
 
+@with_hints
 def two_dirac_best_log_ratio(gamma: Any, radius: Any, *, p: Any = 2.0) -> Any:
     """log(light/heavy) that maximises `two_dirac_entry`: log(t/(1−t)) − 2γR².
 

@@ -14,6 +14,7 @@ from meanfield.bounds.arguments import check_together, exponent, norms, orders, 
 from meanfield.bounds.running import log_masked_bounded
 from meanfield.bounds.sharp import Logs, assembled, averaged, log_average
 from meanfield.checks import as_bool
+from meanfield.habits import with_hints
 
 # e^{h²}(1 + 2Σ_{j≥1} e^{−(j−½)²h²}) at h = 0.6 is 5.667: mass of L2 attention per direction.
 _COLUMN = 5.7
@@ -149,6 +150,7 @@ def capped_mean_field(
     return _bounded(v, turning, oscillation, turned, orders(p), causal)
 
 
+@with_hints
 def l2_mean_field(
     norm_G: Any, norm_V: Any, radius: Any, rank: Any, *, p: Any = 2.0, causal: bool = False
 ) -> Any:

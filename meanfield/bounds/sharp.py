@@ -22,6 +22,7 @@ from meanfield.bounds.arguments import check_together, counts, exponent, norms, 
 from meanfield.bounds.golden import narrowed
 from meanfield.bounds.running import log_masked
 from meanfield.checks import as_bool, as_floats, count
+from meanfield.habits import with_hints
 
 Logs = tuple[np.ndarray, np.ndarray, np.ndarray]  # log M, log D and log K
 _GRID = np.linspace(0.0, 1.0, 65)
@@ -29,6 +30,7 @@ _ROWS = 32  # of a mask, that are summed one by one
 _ROUNDING = 1e-12  # relative: what upper ends are raised by
 
 
+@with_hints
 def mean_field(
     norm_A: Any,
     norm_V: Any,
@@ -107,6 +109,7 @@ def one_sided(norm_A: Any, norm_V: Any, radius: Any, *, shift: Any = 0.0) -> Any
     return assembled(norms(norm_V, "norm_V"), half, turned)
 
 
+@with_hints
 def masked_mean_field(
     norm_A: Any,
     norm_V: Any,
@@ -150,6 +153,7 @@ def masked_mean_field(
     return assembled(v, log_masked(turning, _logs(turning), p, dim), turned)
 
 
+@with_hints
 def tokens(
     norm_A: Any, norm_V: Any, radius: Any, n: Any, *, causal: bool = False, shift: Any = 0.0
 ) -> Any:

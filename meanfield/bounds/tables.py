@@ -10,6 +10,7 @@ from meanfield.bounds.layer import Layer
 from meanfield.bounds.statements import BoundRow, Question
 from meanfield.bounds.theorem_list import statements
 from meanfield.checks import count, number
+from meanfield.habits import with_hints
 from meanfield.html import html_table
 from meanfield.results.answers import Answer, labelled
 
@@ -94,6 +95,7 @@ class BoundTable(
         return html_table(self._title(), [row.cells() for row in self.rows], header=_HEADER)
 
 
+@with_hints
 def table(
     layer: Any,
     radius: float,

@@ -8,8 +8,10 @@ import numpy as np
 
 from meanfield.bounds.arguments import check_together, counts, exponent, norms, out, square
 from meanfield.checks import as_floats, without_autocast
+from meanfield.habits import with_hints
 
 
+@with_hints
 def theorem_3_3(norm_A: Any, norm_V: Any, radius: Any, n: Any) -> Any:
     """√3 ‖V‖ (‖A‖²R⁴(4n+1) + n)^½: the Euclidean constant on n tokens in B_R, plain or masked.
 
@@ -34,6 +36,7 @@ def theorem_3_3(norm_A: Any, norm_V: Any, radius: Any, n: Any) -> Any:
         return out(np.where(v > 0, np.sqrt(3.0) * v * length, 0.0))
 
 
+@with_hints
 def theorem_3_5(norm_A: Any, norm_V: Any, radius: Any) -> Any:
     """‖V‖(1 + 3‖A‖R²)e^{2‖A‖R²}: the W₂ constant of F on all measures on B_R.
 
@@ -52,6 +55,7 @@ def theorem_3_5(norm_A: Any, norm_V: Any, radius: Any) -> Any:
         return out(np.where(v > 0, v * (1 + 3 * c) * np.exp(2 * c), 0.0))
 
 
+@with_hints
 def proposition_3_4(gamma: Any, radius: Any, n: Any) -> Any:
     """√(n−1) / (1 + (n−1)e^{−2γR²}): what the worst n tokens in B_R reach at least, for V = I.
 
@@ -72,6 +76,7 @@ def proposition_3_4(gamma: Any, radius: Any, n: Any) -> Any:
         return out(1 / (1 / root + np.exp(np.log(root) - 2 * c)))
 
 
+@with_hints
 def proposition_3_6(gamma: Any, radius: Any) -> Any:
     """½(1 + γR²)e^{γR²}: what the paper's two Diracs in B_R reach at least in W₂, for V = I.
 
@@ -109,6 +114,7 @@ def scaling_factor(A: Any) -> float:
     return float(max(-real.min(), real.max() / 8, 0.0)) if real.size else 0.0
 
 
+@with_hints
 @without_autocast
 def local_upper(F: Any, mu: Any) -> Any:
     """An upper bound of the local Wasserstein constant at μ, both components.

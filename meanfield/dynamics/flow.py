@@ -16,6 +16,7 @@ from meanfield.dynamics.clocks import TIME, checked_times
 from meanfield.dynamics.integrators import Adaptive, Noise, integrator_of
 from meanfield.dynamics.trajectories import FlowProblem
 from meanfield.dynamics.velocities import schedule_of
+from meanfield.habits import with_hints
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
@@ -28,6 +29,7 @@ _EVALUATIONS = Variable(
 )
 
 
+@with_hints
 @without_autocast
 @torch.no_grad()
 def flow(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import number
+from meanfield.habits import with_hints
 from meanfield.measures import (
     ParticleMeasure,
     check_measure,
@@ -39,6 +40,7 @@ class Clusters:
         return len(self.log_masses)
 
 
+@with_hints
 def clusters(mu: ParticleMeasure, scale: float) -> Clusters:
     """The clusters of a measure at a scale, in O(n²) time and O(n) memory, in any dimension.
 
@@ -64,6 +66,7 @@ def clusters(mu: ParticleMeasure, scale: float) -> Clusters:
     return Clusters(labels, merged.log_weights[order], merged.points[order])
 
 
+@with_hints
 def cluster_count(mu: ParticleMeasure, scale: float) -> Tensor:
     """How many clusters a measure has at a scale, shape (...) of its batch."""
     if not check_measure(mu).batch_shape:

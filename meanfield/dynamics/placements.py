@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 
 from meanfield.checks import choice
+from meanfield.habits import with_hints
 from meanfield.images import check_map
 from meanfield.layers import Chain, LayerNorm, RMSNorm
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
@@ -29,6 +30,7 @@ class Placed(NamedTuple):
     constraint: str | None
 
 
+@with_hints
 def placed(F: MeasureMap, mu: ParticleMeasure, placement: str, *, norm: str = "sphere") -> Placed:
     """The flow of a transformer that normalises at a given place.
 

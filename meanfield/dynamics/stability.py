@@ -15,6 +15,7 @@ from meanfield.dynamics.constraints import constraint_at
 from meanfield.dynamics.flow_map import FlowMap
 from meanfield.dynamics.integrators import Adaptive
 from meanfield.dynamics.velocities import Velocity, schedule_of
+from meanfield.habits import with_hints
 from meanfield.layers.composition import identity_at
 from meanfield.lipschitz import one_sided
 from meanfield.lipschitz.constant import LocalLipschitz, constant_of
@@ -32,6 +33,7 @@ _CONSTANT = ("value", "particle", "splitting", "upper", "miss", "converged")
 _RATE = ("value", "upper", "miss", "converged")
 
 
+@with_hints
 @torch.no_grad()
 def stability(
     F: MeasureMap | Sequence[MeasureMap],

@@ -1,16 +1,17 @@
-"""The figures and animations of an experiment in files: PNG or PDF, GIF and MP4."""
+"""The figures and animations of an experiment in files: PNG, PDF or SVG, GIF and MP4."""
 
 from __future__ import annotations
 
 import io
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import xarray as xr
 
+from meanfield.checks import choice
 from meanfield.errors import NoCases
 from meanfield.figures.canvas import style
 from meanfield.figures.legends import with_room
@@ -18,6 +19,12 @@ from meanfield.figures.particles import FPS
 from meanfield.results.atomic import write_whole
 from meanfield.results.marks import check_replaceable
 
+# What each kind of file says of who made it; an SVG without its date is the same each time.
+_SIGNED: dict[str, dict[str, Any]] = {
+    "png": {"Software": "meanfield"},
+    "pdf": {"Creator": "meanfield"},
+    "svg": {"Creator": "meanfield", "Date": None},
+}
 _MARGIN = 0.1  # inches around a figure
 _GIF_MARK = b"!\xfe\x09meanfield\0;"  # a comment and the end of the file
 
@@ -28,7 +35,7 @@ def save_all(
     folder: str | os.PathLike[str],
     *,
     stem: str = "",
-    pdf: bool = False,
+    formats: Sequence[str] = ("png",),
 ) -> Iterator[Path | str]:
     """Draw figures of a Dataset into ``folder/stem-name.png``.
 
@@ -37,7 +44,7 @@ def save_all(
         figures: by the name of their file, functions of a Dataset and ``ax=``.
         folder: where to; it exists.
         stem: what the files' names begin with.
-        pdf: draw each into ``folder/stem-name.pdf`` as well.
+        formats: the files of each, of "png", "pdf" and "svg".
 
     Yields:
         The paths, and a sentence in place of a figure for which the Dataset has no cases.
@@ -54,17 +61,17 @@ def save_all(
                 yield f"no figure {name}: {error}"
                 continue
             with_room(figure)
-            yield from _save(figure, _target(folder, stem, name), pdf=pdf)
+            yield from _save(figure, _target(folder, stem, name), formats)
 
 
-def _save(figure: Any, target: Path, *, pdf: bool) -> list[Path]:
+def _save(figure: Any, target: Path, formats: Sequence[str]) -> list[Path]:
     # One layout for all: "tight", or an engine that is left on, lays the figure out for each file.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     box, made = figure.get_tightbbox().padded(_MARGIN), []
-    for suffix, key in ((".png", "Software"), (".pdf", "Creator"))[: 1 + pdf]:
-        path, drawn = target.with_name(target.name + suffix), io.BytesIO()
-        figure.savefig(drawn, format=suffix[1:], bbox_inches=box, metadata={key: "meanfield"})
+    for suffix in dict.fromkeys(choice(one, "formats", _SIGNED) for one in formats):
+        path, drawn = target.with_name(f"{target.name}.{suffix}"), io.BytesIO()
+        figure.savefig(drawn, format=suffix, bbox_inches=box, metadata=_SIGNED[suffix])
         write_whole(check_replaceable(path), drawn.getbuffer())
         made.append(path)
     return made

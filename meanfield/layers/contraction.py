@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import choice, number
+from meanfield.habits import with_hints
 from meanfield.layers.composition import Composite, part_in_ball
 from meanfield.layers.residual import Residual
 from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii, linearize
@@ -102,6 +103,7 @@ def _smaller(one: BallBounds, other: BallBounds) -> BallBounds:
     )
 
 
+@with_hints
 def contractive(F: MeasureMap, factor: float, *, constant: float, norm: str = "l2") -> Residual:
     """x + factor · F(x)/constant: the invertible residual layer of [KPM21] Section 4.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from meanfield.checks import as_bool, count, describe, number
 from meanfield.errors import ConvergenceError
+from meanfield.habits import with_hints
 from meanfield.layers.chain import Chain
 from meanfield.layers.contraction import Bounded, size
 from meanfield.layers.residual import Residual
@@ -50,6 +51,7 @@ class Inversion(Answer, noun="preimage", title="Preimage"):
     steepness: Tensor = labelled("steepness seen, over the constant", beside=True)
 
 
+@with_hints
 def invert(
     G: MeasureMap,
     nu: ParticleMeasure,

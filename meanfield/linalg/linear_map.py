@@ -169,6 +169,11 @@ class LinearMap:
             blocks=None,
         )
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the matrices: ``(*batch, m·e, n·d)``."""
+        return (*self.batch_shape, math.prod(self.out_shape), math.prod(self.in_shape))
+
     __array_ufunc__ = None  # NumPy leaves products to this class
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:

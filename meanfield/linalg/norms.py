@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_bool, describe, number, without_autocast
+from meanfield.habits import with_hints
 from meanfield.linalg.dense import Dense
 from meanfield.linalg.evidence import (
     RTOL,
@@ -30,6 +31,7 @@ _BLOCK_LIMIT, _LARGER_BLOCK_LIMIT, _BLOCK_ENTRIES = 16, 192, 2**22
 _ASSEMBLED_ENTRIES = 2**24
 
 
+@with_hints
 @without_autocast
 def operator_norm(
     linear_map: LinearMap,

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_bool, as_float_tensor, name_of, without_autocast
+from meanfield.habits import with_hints
 from meanfield.linalg import NormSolver
 from meanfield.maps.intervals import Intervals
 from meanfield.maps.map import as_map, ball_bounds
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 
+@with_hints
 @without_autocast
 def ball_upper(
     F: MeasureMap,

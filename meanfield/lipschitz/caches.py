@@ -16,6 +16,7 @@ from meanfield.checks import (
     number,
     without_autocast,
 )
+from meanfield.habits import with_hints
 from meanfield.lipschitz.remainders import Side, Tokens, bounded, bounded_by_steps
 from meanfield.measures import log_sums
 from meanfield.results.answers import Answer, labelled
@@ -43,6 +44,7 @@ class CacheError(Answer, noun="cache_error", title="Error of a smaller cache"):
     epsilon: float = labelled("radius of the balls", attribute=True)
 
 
+@with_hints
 @without_autocast
 @torch.no_grad()
 def cache_error(

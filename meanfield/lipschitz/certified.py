@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_float_tensor, check_finite, check_same_kind, count, describe
+from meanfield.habits import with_hints
 from meanfield.images import image_of
 from meanfield.linalg import NormSolver
 from meanfield.maps import Map
@@ -115,6 +116,7 @@ class CertifiedRadius(Answer, noun="certified_radius", title="Certified radius")
     first_order: Tensor = labelled("radius of the linearised scores, no bound", beside=True)
 
 
+@with_hints
 def certified_radius(
     network: MeasureMap,
     readout: Readout,

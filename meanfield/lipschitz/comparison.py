@@ -18,6 +18,7 @@ from meanfield.checks import (
     number,
     to_host,
 )
+from meanfield.habits import with_hints
 from meanfield.images import check_map
 from meanfield.lipschitz.constant import LocalLipschitz
 from meanfield.lipschitz.local import local_lipschitz
@@ -116,6 +117,7 @@ def _secants(
     )
 
 
+@with_hints
 def compare_lemma_3_2(
     F: MeasureMap,
     X: Tensor,

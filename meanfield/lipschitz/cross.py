@@ -6,6 +6,7 @@ from typing import Any
 
 from meanfield.attention import CrossAttention
 from meanfield.checks import describe, without_autocast
+from meanfield.habits import with_hints
 from meanfield.linalg import NormEstimate, NormSolver, operator_norm
 from meanfield.linalg.evidence import RTOL, UPPER_RTOL
 from meanfield.lipschitz.constant import LocalLipschitz
@@ -27,6 +28,7 @@ class CrossLipschitz(Answer, noun="cross_constant", title="Local constants of cr
     context: NormEstimate = labelled("local constant in the measure of the context")
 
 
+@with_hints
 @without_autocast
 def cross_lipschitz(
     cross: CrossAttention,

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from meanfield.habits import with_hints
 from meanfield.maps import linearize
 from meanfield.measures import MeasureMap, ParticleMeasure, check_single, stack
 from meanfield.results.answers import Answer, labelled
@@ -34,6 +35,7 @@ class InfinityNorm(Answer, noun="infinity_norm", title="∞-norm of the Jacobian
     )
 
 
+@with_hints
 def infinity_norm(F: MeasureMap, mu: ParticleMeasure) -> InfinityNorm:
     """‖J‖_∞ = max_{i,a} Σ_{j,b} |∂F(X)_{ia}/∂x_{jb}|, the norm of [KPM21].
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 
 from meanfield.checks import is_traced, without_autocast
+from meanfield.habits import with_hints
 from meanfield.linalg import NormSolver
 from meanfield.linalg.evidence import RTOL, UPPER_RTOL
 from meanfield.lipschitz.constant import LocalLipschitz, constant_of
@@ -16,6 +17,7 @@ from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 
 
+@with_hints
 @without_autocast
 def local_lipschitz(
     F: MeasureMap,

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import choice, describe
+from meanfield.habits import with_hints
 from meanfield.lipschitz.constant import LocalLipschitz, split_displacement
 from meanfield.maps import linearize
 from meanfield.maps.map import as_map
@@ -48,6 +49,7 @@ class Localization(Answer, noun="localization", title="Where the constant lives"
     component: str = labelled("component", attribute=True)
 
 
+@with_hints
 def localize(
     constant: LocalLipschitz, F: MeasureMap, mu: ParticleMeasure, *, component: str = "particle"
 ) -> Localization:

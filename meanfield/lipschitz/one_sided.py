@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from meanfield.habits import with_hints
 from meanfield.linalg import LinearMap, NormSolver
 from meanfield.linalg.evidence import RTOL, UPPER_RTOL
 from meanfield.lipschitz.constant import LocalLipschitz, constant_of
@@ -14,6 +15,7 @@ from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 
+@with_hints
 @torch.no_grad()
 def one_sided(
     F: MeasureMap,

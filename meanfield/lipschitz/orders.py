@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import number
+from meanfield.habits import with_hints
 from meanfield.linalg import Dense
 from meanfield.lipschitz.local import local_lipschitz
 from meanfield.maps import linearize
@@ -31,6 +32,7 @@ class OrderInterval(Answer, noun="constant", title="Local Lipschitz constant of 
     p: float = labelled("order", attribute=True)
 
 
+@with_hints
 def local_order(F: MeasureMap, mu: ParticleMeasure, *, p: float) -> OrderInterval:
     """lim sup W_p(F(ν), F(μ)) / W_p(ν, μ) as mass moves by shrinking steps, for p = 1, 2, ∞.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from meanfield import sampling
 from meanfield.checks import as_bool, as_generator, check_dim, count, number, to_host
+from meanfield.habits import with_hints
 from meanfield.lipschitz.constant import LocalLipschitz
 from meanfield.lipschitz.differentiable import recorded_value
 from meanfield.lipschitz.local import local_lipschitz
@@ -21,6 +22,7 @@ from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
 _LIGHTEST = -1300.0
 
 
+@with_hints
 def worst_case(
     F: MeasureMap,
     radius: float,

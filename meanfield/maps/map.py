@@ -19,6 +19,7 @@ from torch import Tensor
 
 from meanfield.checks import name_of, without_autocast
 from meanfield.errors import NoDerivativeError
+from meanfield.habits import with_hints
 from meanfield.images import check_map
 from meanfield.linalg import Dense, operator_norm
 from meanfield.linalg.norms import largest_block_norm
@@ -283,6 +284,7 @@ def ball_bounds(
     return replace(found, displacement=found.displacement.minimum(moved))
 
 
+@with_hints
 def expanded_radii(mu: ParticleMeasure, radii: Tensor | float) -> Tensor:
     """The radius of each atom, ``(*batch, n)``; 0 for absent ones."""
     each = torch.as_tensor(radii, dtype=mu.dtype, device=mu.device)
@@ -294,6 +296,7 @@ def scaled_radii(slope: Tensor, radii: Tensor) -> Tensor:
     return torch.where(radii > 0, slope * radii, 0.0)
 
 
+@with_hints
 @without_autocast
 def linearize(F: MeasureMap, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
     """The derivative of a map of measures at μ, weights held fixed.

@@ -14,6 +14,7 @@ import torch
 
 from meanfield.checks import as_bool, as_dtype, as_path, check_move, describe, suggestion
 from meanfield.errors import MissingExtraError
+from meanfield.habits import with_hints
 from meanfield.pretrained.family import Family
 from meanfield.pretrained.model_files import (
     find,
@@ -33,6 +34,7 @@ from meanfield.pretrained.verification import check_parity
 _RANDOM = "random:"
 
 
+@with_hints
 def load(
     name: str | os.PathLike[str],
     *,
@@ -92,6 +94,7 @@ def load(
     return _readable(source, verify).to(device, dtype)
 
 
+@with_hints
 def read(
     model: Any,
     *,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copyreg
+
 from meanfield.pretrained.albert import ALBERT
 from meanfield.pretrained.bert import BERT, ELECTRA, ROBERTA, XLM_ROBERTA
 from meanfield.pretrained.decoders import DECODERS
@@ -9,6 +11,7 @@ from meanfield.pretrained.distilbert import DISTILBERT
 from meanfield.pretrained.family import Family
 from meanfield.pretrained.gpt2 import GPT2
 from meanfield.pretrained.gpt_neox import GPT_NEOX
+from meanfield.pretrained.torch_encoder import TORCH_ENCODER
 from meanfield.pretrained.vit import VIT
 
 FAMILIES: dict[str, Family] = {
@@ -44,3 +47,13 @@ def family_of(model_type: object, name: str) -> Family:
             f"{nearest}"
         )
     return FAMILIES[str(model_type)]
+
+
+def _unpickled(model_type: str) -> Family:
+    if model_type == TORCH_ENCODER.model_type:
+        return TORCH_ENCODER
+    return family_of(model_type, "a pickle")
+
+
+# A transformer in a process of a sweep: its family has functions without a name.
+copyreg.pickle(Family, lambda family: (_unpickled, (family.model_type,)))  # type: ignore[arg-type]

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import operator as op
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 import numpy as np
 
 from meanfield.html import html_table, span
-from meanfield.results.labels import Variable, array_of, batched
+from meanfield.results.labels import Variable, array_of, batched, copied
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -62,14 +63,26 @@ def labelled(
     return field(default=default, metadata={"label": label})
 
 
+def _calculated(op: Callable[[Any, Any], Any], *, reflected: bool = False) -> Any:
+    """An operator on answers, which is that on their values."""
+
+    def method(self: Answer, other: Any) -> Any:
+        pair = self._number(), other._number() if isinstance(other, Answer) else other
+        return op(*pair[::-1]) if reflected else op(*pair)
+
+    return method
+
+
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(labelled, field))
 class Answer:
     """Base of what comes back from a computation: a value and the evidence for it.
 
     A subclass is a frozen dataclass (without the decorator) of labelled fields. From the labels
     follow `repr`, the table in a notebook, ``float(answer)``, `to_dataset`, `columns` and
-    `values`. Fields without a label are not shown and not stored. Values are numbers, NumPy arrays
-    or tensors with the batch axes in front, None where there is none, or answers themselves.
+    `values`. An answer compares (but for ==, which asks for the same object), calculates, rounds
+    and becomes an array as its value does. Fields without a label are not shown and not stored.
+    Values are numbers, NumPy arrays or tensors with the batch axes in front, None where there is
+    none, or answers themselves.
 
     Args:
         noun: the name of the value in a Dataset.
@@ -169,11 +182,31 @@ class Answer:
             raise ValueError(f"parts: expected some of {list(labels)}, got {unknown}")
         return parts or tuple(n for n, label in labels.items() if n == "value" or label.beside)
 
+    def _number(self) -> Any:
+        for name, _, value in self._given():
+            if name == "value":
+                return value
+        raise TypeError(f"expected an answer with one value, got {type(self).__name__}")
+
+    __lt__, __le__, __gt__, __ge__ = map(_calculated, (op.lt, op.le, op.gt, op.ge))
+    __add__, __sub__, __mul__ = map(_calculated, (op.add, op.sub, op.mul))
+    __truediv__, __pow__ = map(_calculated, (op.truediv, op.pow))
+    __radd__, __rsub__, __rmul__, __rtruediv__ = (
+        _calculated(one, reflected=True) for one in (op.add, op.sub, op.mul, op.truediv)
+    )
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(float(self), digits)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The value, or the values of a batch, without their derivative."""
+        return np.array(array_of(self._number()), dtype=dtype)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copied(self, memo)
+
     def __float__(self) -> float:
-        values = {name: value for name, _, value in self._given() if name == "value"}
-        if not values:
-            raise TypeError(f"expected an answer with one value, got {type(self).__name__}")
-        value = values["value"]
+        value = self._number()
         if np.ndim(value):
             raise TypeError(
                 f"expected one {self.noun} as a float, got several, of shape "

@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 
 from meanfield.checks import as_floats, number
+from meanfield.habits import with_hints
 from meanfield.results.labels import Variable, dataset
 
 _FITTED = (
@@ -24,6 +25,7 @@ _FITTED = (
 )
 
 
+@with_hints
 def fit_power(
     x: Any,
     y: Any,

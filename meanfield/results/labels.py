@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import copy
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -168,3 +170,21 @@ def printable(text: str) -> str:
     Control characters, line ends and what UTF-8 cannot encode appear as their escapes.
     """
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def copied(value: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy; tensors that are computed in a graph, which torch refuses to copy, cloned."""
+    memo |= {id(one): one.clone() for one in _in_a_graph(value)}
+    made = memo[id(value)] = object.__new__(type(value))
+    made.__dict__.update(copy.deepcopy(vars(value), memo))
+    return made
+
+
+def _in_a_graph(value: Any) -> Iterator[Any]:
+    """The tensors below an object that are computed from others that ask for gradients."""
+    if getattr(value, "grad_fn", None) is not None:
+        yield value
+    elif isinstance(value, tuple | list):
+        yield from itertools.chain.from_iterable(map(_in_a_graph, value))
+    elif is_dataclass(value):
+        yield from itertools.chain.from_iterable(map(_in_a_graph, vars(value).values()))

@@ -9,6 +9,7 @@ import numpy as np
 import xarray as xr
 
 from meanfield.checks import describe
+from meanfield.habits import with_hints
 
 
 def as_dataset(ds: object) -> xr.Dataset:
@@ -23,6 +24,7 @@ def parameters_of(ds: xr.Dataset) -> list[str]:
     return [str(name) for name in ds.coords if ds[name].dims == ("case",) and name != "case"]
 
 
+@with_hints
 def to_cube(ds: xr.Dataset, *, parameters: Sequence[str] | None = None) -> xr.Dataset:
     """A product grid in long form as a cube: dimension `case` becomes one per parameter.
 

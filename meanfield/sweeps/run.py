@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from meanfield.checks import as_path, count, describe
+from meanfield.habits import with_hints
 from meanfield.results.cases import FAILED, PENDING, Columns, Labels
 from meanfield.results.store import Store, description_at, open_store
 from meanfield.sweeps.batches import Batch
@@ -22,6 +23,7 @@ _PROBES = 16  # cases that are tried to learn the variables, where none are decl
 _Piece = tuple[list[int], Batch]  # places of cases, and their values
 
 
+@with_hints
 def sweep(
     fn: Task | Callable[..., Mapping[str, Any]],
     grid: Grid,

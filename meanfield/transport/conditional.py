@@ -18,6 +18,7 @@ from meanfield.checks import (
     number,
     to_host,
 )
+from meanfield.habits import with_hints
 from meanfield.measure_arguments import MASS_TOLERANCE
 from meanfield.measures import ParticleMeasure, check_measure
 from meanfield.transport.certificate import Interval, Part, scaled, united
@@ -27,6 +28,7 @@ from meanfield.transport.result import TransportResult, gathered
 from meanfield.transport.solve import Settings, extend, finished, solve_arrays
 
 
+@with_hints
 def solve_conditional_w2(
     mu: Measure,
     nu: Measure,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from meanfield.checks import number, to_host
 from meanfield.errors import MissingExtraError
+from meanfield.habits import with_hints
 from meanfield.measure_arguments import MASS_TOLERANCE
 from meanfield.measures import ParticleMeasure
 from meanfield.transport.conditional import conditioned_pair, grouped_conditions
@@ -22,6 +23,7 @@ _MEMORY = 2e9  # bytes that GeomLoss's tensorised backend may hold
 _MATRICES = 28  # of n × n numbers: so many it holds at once, gradients included
 
 
+@with_hints
 def sinkhorn_divergence(
     mu: Measure,
     nu: Measure,
@@ -76,6 +78,7 @@ def sinkhorn_divergence(
     return to_host(found)[()] if as_numpy else found
 
 
+@with_hints
 def conditional_sinkhorn_divergence(
     mu: Measure,
     nu: Measure,

@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meanfield.habits import with_hints
 from meanfield.transport.conditional import conditioned_pair, solved_by_condition
 from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
 from meanfield.transport.result import TransportResult, warn_of_rounding
 from meanfield.transport.solve import Settings, as_order, solved
 
 
+@with_hints
 def w2(
     mu: Measure,
     nu: Measure,
@@ -55,6 +57,7 @@ def w2(
     return _valued(pair, solved(pair, settings))
 
 
+@with_hints
 def w1(
     mu: Measure,
     nu: Measure,
@@ -67,6 +70,7 @@ def w1(
     return wp(mu, nu, 1, weights=weights, rtol=rtol)
 
 
+@with_hints
 def wp(
     mu: Measure,
     nu: Measure,
@@ -102,6 +106,7 @@ def wp(
     return _valued(pair, solved(pair, settings))
 
 
+@with_hints
 def conditional_w2(
     mu: Measure,
     nu: Measure,

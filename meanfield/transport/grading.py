@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from meanfield.checks import number
+from meanfield.habits import with_hints
 from meanfield.transport.certificate import (
     Interval,
     SparsePlan,
@@ -32,6 +33,7 @@ _MOST_SLACK = 0.1  # of what `rtol` allows
 _ADDED = 1e-13  # of the mass: less of it is priced by the certificate, not put elsewhere
 
 
+@with_hints
 def certify(
     mu: Measure,
     nu: Measure,

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from meanfield.checks import as_bool, choice, number
+from meanfield.habits import with_hints
 from meanfield.transport.certificate import Interval, in_unit, narrower
 from meanfield.transport.pairs import Measure, Pair, as_pair, refuse_cost_matrix
 from meanfield.transport.plans.clusters import solve_clusters
@@ -87,6 +88,7 @@ class Settings:
         return replace(settings, deadline=settings.start + seconds)
 
 
+@with_hints
 def solve_w2(
     mu: Measure,
     nu: Measure,
@@ -153,6 +155,7 @@ def solve_w2(
     return solved(as_pair(mu, nu, weights), settings)
 
 
+@with_hints
 def solve_wp(
     mu: Measure,
     nu: Measure,

@@ -100,6 +100,7 @@ def names(device: str | None = None) -> dict[str, Any]:
         "growing": layers.contractive(layers.Pointwise(torch.sin), 0.5, constant=1.0),
         "J": linalg.LinearMap.pointwise(torch.ones(1, 2, 2, dtype=torch.float64, device=device)),
         "constant": lipschitz.local_lipschitz(F, mu),
+        "C": float(lipschitz.local_lipschitz(F, mu).value),
         "nu": ParticleMeasure(y),
         "light": ParticleMeasure(x, arrays["a"]),
         "later": seq.replace(seq.points + 0.5),
@@ -261,7 +262,7 @@ def ending(call: str, folder: Path) -> tuple[str, str]:
     try:
         return "silent", repr(value_of(call, tmp=folder))[:200]
     except Exception as error:
-        if re.match(r"[\w.]+\(\) (missing|got an unexpected|takes) ", str(error)):
+        if re.match(r"[\w.]+\(\) (missing|takes) |\w+\.\w+\(\) got an ", str(error)):
             return CLEAR, str(error)  # Python's own sentence names function and argument
         return of_error(error)
 

@@ -32,7 +32,7 @@ BESIDE = {
     "bookkeeping": set(),
     "lab": {"core", "models", "bookkeeping"},
 }
-BELOW_ALL = {"errors", "html", "checks"}
+BELOW_ALL = {"errors", "html", "checks", "habits"}
 
 # Which third-party package may be imported where (None: anywhere).
 THIRD_PARTY: dict[str, set[str] | None] = {

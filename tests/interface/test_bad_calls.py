@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from meanfield import checks
+from meanfield import checks, habits
 from meanfield.checks import as_float_tensor
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import w2
@@ -147,6 +147,31 @@ def test_a_misspelt_name_is_answered_with_the_nearest():
         checks.choice("lancos", "method", ("auto", "lanczos"))
     with pytest.raises(ValueError, match="got 'xyz'$"):
         checks.choice("xyz", "method", ("auto", "lanczos"))
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ('w2(x, y, a=a, b=a)', r"got a=; weights=\(a, b\)"),
+        ('dynamics.flow(F, mu, [0.0, 1.0], rtol=1e-3)', r"method=dynamics.Adaptive\(rtol="),
+        ('dynamics.flow(F, mu, [0.0, 1.0], method="RK45")', "did you mean 'dopri5'"),
+        ('sweep(f, {"radius": [1.0]}, n_jobs=2)', "executor=, a number of processes"),
+        ('local_lipschitz(F, mu, rtoll=1e-3)', "got rtoll=; did you mean 'rtol'"),
+        ('ParticleMeasure(x, wieghts=a)', "ParticleMeasure: .*did you mean 'weights'"),
+        ('meanfield.certify(x, y)', "or meanfield.transport.certify"),
+        ('meanfield.local_lipshitz(F, mu)', "did you mean 'local_lipschitz'"),
+    ],
+)  # fmt: skip
+def test_words_of_neighbours_are_answered_with_ours(call, said):
+    with pytest.raises((TypeError, ValueError, AttributeError), match=said):
+        calls.value_of(call)
+
+
+def test_every_sentence_for_neighbours_speaks_of_arguments_that_exist():
+    functions = [one for one in public_names().values() if inspect.isfunction(one)]
+    known = {name for one in functions for name in inspect.signature(one).parameters}
+    for words, needed, sentence in habits._WORDS:
+        assert words and sentence and (not needed or needed in known), sentence
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -41,7 +42,22 @@ def finished(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(two_dirac, "EXPERIMENT", FEWER)
-        assert cli.main(["run", "two-dirac", *SMALL, "--pdf", "--out", str(folder)]) == 0
+        assert (
+            cli.main(
+                [
+                    "run",
+                    "two-dirac",
+                    *SMALL,
+                    "--format",
+                    "pdf",
+                    "--format",
+                    "svg",
+                    "--out",
+                    str(folder),
+                ]
+            )
+            == 0
+        )
     return folder
 
 
@@ -52,7 +68,7 @@ def test_a_run_leaves_both_datasets_and_every_figure(finished):
     for name in ("value", "euclidean", "wasserstein_secant"):
         np.testing.assert_array_equal(zarr[name], netcdf[name])
     for name in FIGURES:
-        for suffix in ("png", "pdf"):
+        for suffix in ("png", "pdf", "svg"):
             assert (finished / f"two-dirac-{name}.{suffix}").stat().st_size > 2000
 
 
@@ -417,6 +433,18 @@ def test_list_and_info_say_what_there_is(capsys):
     said = capsys.readouterr().out
     assert "torch" in said
     assert "threads" in said
+    for command, key in (("list", "name"), ("info", "torch")):
+        assert cli.main([command, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert key in (found[0] if command == "list" else found)
+
+
+@pytest.mark.parametrize("given", [["rum", "two-dirac"], ["-v", "rum"]])
+def test_a_command_that_is_none_is_answered_with_the_nearest(given, capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(given)
+    assert ended.value.code == 2
+    assert "got 'rum'; did you mean 'run'?" in capsys.readouterr().err
 
 
 def run_few(out):

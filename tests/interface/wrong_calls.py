@@ -227,11 +227,35 @@ encoder().constants(mu)
 encoder().embeddings(x)
 """
 
+# Words of POT, SciPy, joblib, transformers, and names that live one module down.
+NEIGHBOURS = """
+w2(x, y, a=a, b=a)
+w2(x, y, M=A)
+transport.sinkhorn_divergence(x, y, reg=0.1)
+transport.certify(x, y, P=A)
+transport.certify(x, y, solver="emd")
+dynamics.flow(F, mu, T=5)
+dynamics.flow(F, mu, [0.0, 1.0], dt=0.1)
+dynamics.flow(F, mu, [0.0, 1.0], rtol=1e-3)
+dynamics.flow(F, mu, [0.0, 1.0], method="RK45")
+bounds.mean_field(1.0, 1.0, R=3.0)
+sweep(f, {"radius": [1.0]}, n_jobs=2)
+pretrained.load("gpt2", device_map="auto")
+sampling.ball(3, 2, seed=0)
+local_lipschitz(F, mu, causal=True)
+secant_ratio(F, mu, nu, metric=2)
+ParticleMeasure(x, a=a)
+"""
+
 # What may be typed for what, and means it.
 EQUAL = """
 w2(frame_of_x, y) | w2(x, y)
 w2(x.tolist(), torch.tensor(y)) | w2(x, y)
 w2(x.astype(">f8"), y[:, ::-1][:, ::-1]) | w2(x, y)
+w2((torch.tensor(x), torch.tensor(a).float()), ParticleMeasure(y)) | w2((x, a), y)
+w2((x, [a, a[::-1]]), y) | [w2((x, a), y), w2((x, a[::-1]), y)]
+w2((x, [a, a[::-1]]), (y, a)) | [w2((x, a), (y, a)), w2((x, a[::-1]), (y, a))]
+F(ParticleMeasure(x, [a, a[::-1]])).points[1] | F(ParticleMeasure(x, a[::-1])).points
 w2((x, a.tolist()), ParticleMeasure(y)) | w2((x, a), y)
 w2(x, y, weights=(a, None)) | w2((x, a), y)
 w2([x, y[:2]], [x]) | [0.0, w2(y[:2], x)]
@@ -245,6 +269,12 @@ transport.conditional_w2(seq, ParticleMeasure.from_sequence(x[:2])) | np.inf
 AttentionParameters(A.tolist(), torch.tensor(V), V).A[0] | A / np.sqrt(2)
 AttentionParameters.tied_l2(A, V).value[0] | V @ A.T @ A / np.sqrt(2)
 bounds.mean_field(np.float32(1), True + 0, [3.0])[0] | bounds.mean_field(1.0, 1.0, 3.0)
+[constant < 3, 3 > constant, constant <= constant, constant >= 2] | [1, 1, 1, 0]
+[2 * constant, constant - 1, 1 / constant] | 2 * C, C - 1, 1 / C
+[constant**2, round(constant, 2), -1 + constant] | C**2, round(C, 2), C - 1
+[np.mean([constant, constant]), max(0.0, constant)] | [C, C]
+np.arange(2.0) * solve_w2(mu, nu) | [0.0, w2(mu, nu)]
+J.shape | J.to_dense().shape
 split(mu, np.int64(2)).points | np.repeat(x, 2, 0)
 dynamics.FlowMap(F, 0)(mu).points | x
 lipschitz.compare_lemma_3_2(F, x, steps=0.1).step | [0.1]
@@ -261,6 +291,7 @@ GROUPS = {
     "dynamics": DYNAMICS,
     "bookkeeping": BOOKKEEPING,
     "first hour": FIRST_HOUR,
+    "neighbours": NEIGHBOURS,
 }
 PAIRS = [line.split(" | ") for line in EQUAL.strip().splitlines()]
 LINES = [line for text in GROUPS.values() for line in text.strip().splitlines()]

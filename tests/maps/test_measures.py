@@ -24,6 +24,7 @@ from meanfield.measures import (
 from tests.strategies import Problem, problems
 
 F64 = torch.float64
+HALVES = torch.full((2,), 0.5, dtype=F64)
 
 
 @pytest.mark.parametrize(
@@ -39,8 +40,12 @@ F64 = torch.float64
         ({"weights": [0.5, 0.6]}, ValueError, "mass of 1, got 1.1.*divide"),
         ({"weights": [0.0, 0.0]}, ValueError, "mass of 1, got 0"),
         ({"weights": [1.0]}, ValueError, r"one number per particle.*got \(1,\)"),
-        ({"weights": torch.full((3, 2), 0.5, dtype=F64)}, ValueError, "broadcasts"),
-        ({"weights": torch.full((2,), 0.5)}, TypeError, "float64.*float32"),
+        (
+            {"points": np.zeros((2, 2, 1)), "weights": np.full((3, 2), 0.5)},
+            ValueError,
+            "broadcast",
+        ),
+        ({"points": torch.zeros(2, 1), "weights": HALVES}, TypeError, "float32.*float64"),
         ({"log_weights": [0.0, 0.0]}, ValueError, "log_weights.*logsumexp"),
         ({"log_weights": [0.0, math.inf]}, ValueError, "log_weights.*inf"),
         ({"log_weights": [0.0, math.nan]}, ValueError, "log_weights.*NaN"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import time
 
 import pytest
@@ -161,7 +163,8 @@ def test_a_saved_checkpoint_loads_as_it_was(tmp_path, architecture, causal):
     model.model.save_pretrained(tmp_path)
     loaded = pretrained.load(tmp_path, causal=causal)
     tokens = ids(2, 5)
-    assert torch.equal(loaded.attention_inputs(tokens), model.attention_inputs(tokens))
+    for one in (loaded, pickle.loads(pickle.dumps(loaded)), copy.deepcopy(loaded)):
+        assert torch.equal(one.attention_inputs(tokens), model.attention_inputs(tokens))
     assert loaded.causal == model.causal
     assert loaded.tokenizer is None
 

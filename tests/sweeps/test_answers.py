@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import torch
@@ -185,3 +188,20 @@ def test_a_sweep_takes_the_values_of_an_answer_and_says_so(answer):
     assert ds["found"].values.tolist() == [float(answer)] * 2 and "found_upper" in ds
     with pytest.raises(ValueError, match=r"as answer\.values\('name'\)"):
         sweep(lambda x: answer, {"x": [1.0]}, progress=False)
+
+
+def test_a_deep_copy_keeps_its_derivative_and_has_memory_of_its_own():
+    mu = ParticleMeasure(POINTS[0].clone().requires_grad_())
+    for found in (F(mu), lipschitz.local_lipschitz(F, mu), transport.solve_w2(mu, NU)):
+        again = copy.deepcopy(found)
+        for name, mine in vars(found).items():
+            if isinstance(mine, torch.Tensor):
+                other = getattr(again, name)
+                assert torch.equal(mine, other) and mine.data_ptr() != other.data_ptr()
+                assert mine.requires_grad == other.requires_grad
+    assert copy.deepcopy(F(mu)).points.requires_grad
+
+
+@pytest.mark.parametrize("answer", [CONSTANT, PAIR, SECANT], ids=["constant", "pair", "secant"])
+def test_answers_are_pickled_with_all_that_they_show(answer):
+    assert repr(pickle.loads(pickle.dumps(answer))) == repr(answer)

@@ -167,7 +167,7 @@ def foreign(path):
 
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata")
-@pytest.mark.parametrize("suffix", ["nc", "zarr", "html", "png", "pdf", "gif", "mp4"])
+@pytest.mark.parametrize("suffix", ["nc", "zarr", "html", "png", "pdf", "svg", "gif", "mp4"])
 def test_a_file_in_which_the_word_stands_is_somebody_elses(tmp_path, suffix):
     path = tmp_path / f"mine.{suffix}"
     foreign(path)
@@ -188,9 +188,19 @@ def test_what_this_library_writes_it_may_replace(tmp_path):
     ds = rich_dataset()
     made = [results.write_dataset(ds, tmp_path / f"a{suffix}") for suffix in (".nc", ".zarr")]
     made.append(write_report(ds, tmp_path / "a.html"))
-    made += save_all(ds, {"gain": lambda ds, ax: ax.plot(ds["gain"])}, tmp_path, pdf=True)
+    made += save_all(
+        ds, {"gain": lambda ds, ax: ax.plot(ds["gain"])}, tmp_path, formats=("png", "pdf", "svg")
+    )
     made += save_animations(ds, {"v1.5": animate}, tmp_path)
-    assert {path.suffix for path in made} >= {".nc", ".zarr", ".html", ".png", ".pdf", ".gif"}
+    assert {path.suffix for path in made} >= {
+        ".nc",
+        ".zarr",
+        ".html",
+        ".png",
+        ".pdf",
+        ".svg",
+        ".gif",
+    }
     for path in made:
         assert check_replaceable(path) == path.resolve()
     assert tmp_path / "v1.5.gif" in made

@@ -48,7 +48,7 @@ def write(kind: str, folder: Path, version: int) -> None:
         write_report(dataset(version), path, title=f"version {version}")
     elif kind == "png":
         make_folder(folder)
-        list(save_all(dataset(version), {"a": draw}, folder, pdf=True))
+        list(save_all(dataset(version), {"a": draw}, folder, formats=("png", "pdf", "svg")))
     else:
         sweep(TASK, {"x": range(4 * version)}, store=path, batch_size=2, progress=False)
 

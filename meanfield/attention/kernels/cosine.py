@@ -20,6 +20,7 @@ from meanfield.attention.kernels.kernel import (
 )
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import as_float_tensor, check_finite, number
+from meanfield.habits import with_hints
 from meanfield.linalg.vectors import units
 
 
@@ -209,6 +210,7 @@ class NormalisedFeatures(FeatureTransform):
         return w * (along - unit * part)
 
 
+@with_hints
 def cosine(
     temperature: float, *, eps: float = 0.0, inner: Kernel = dot_product
 ) -> NormalisedFeatures:
@@ -226,6 +228,7 @@ def cosine(
     return NormalisedFeatures(gain, 1.0, number(eps, "eps", least=0), False, checked_inner(inner))
 
 
+@with_hints
 def qk_norm(
     query_gain: Any = 1.0, key_gain: Any = 1.0, *, eps: float = 1e-6, inner: Kernel = dot_product
 ) -> NormalisedFeatures:

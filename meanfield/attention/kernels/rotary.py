@@ -20,6 +20,7 @@ from meanfield.attention.kernels.kernel import (
 )
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import as_bool, count, number
+from meanfield.habits import with_hints
 
 
 @final
@@ -115,6 +116,7 @@ class Rotary(FeatureTransform):
         return torch.cat([both.flatten(-2), rest], -1)
 
 
+@with_hints
 def rotary(
     base: float = 10_000.0,
     *,

@@ -20,6 +20,7 @@ from meanfield.attention.kernels.kernel import (
 )
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.checks import as_float_tensor, check_finite, number
+from meanfield.habits import with_hints
 
 
 @final
@@ -111,6 +112,7 @@ class Window(ModifiedKernel):
         return min(self.width, self.inner.reach)
 
 
+@with_hints
 def soft_cap(tau: float, *, inner: Kernel = dot_product) -> SoftCap:
     """τ · tanh(scale · ⟨q, k⟩ / τ): scores that cannot leave (−τ, τ).
 
@@ -124,6 +126,7 @@ def soft_cap(tau: float, *, inner: Kernel = dot_product) -> SoftCap:
     return SoftCap(number(tau, "tau", above=0), checked_inner(inner))
 
 
+@with_hints
 def alibi(slopes: Sequence[float], *, length: float = 1.0, inner: Kernel = dot_product) -> Alibi:
     """Scores less slope_h · length · |s − t|: attention with linear biases.
 
@@ -140,6 +143,7 @@ def alibi(slopes: Sequence[float], *, length: float = 1.0, inner: Kernel = dot_p
     return Alibi(tuple(each.tolist()), length, checked_inner(inner))
 
 
+@with_hints
 def window(width: float, *, inner: Kernel = dot_product) -> Window:
     """Attention within a window: i sees j only if |sᵢ − sⱼ| < width.
 
