@@ -40,7 +40,7 @@ BUDGETS = {
     "certain constant": (2900, 23, 10),
     "ten steps of a flow": (950, 8, 0),
     "adaptive flow": (520, 12, 0),
-    "stability": (21000, 230, 0),
+    "stability": (6000, 230, 0),
     "Sinkhorn attention": (270, 6, 0),
     "2,000 distances of two atoms": (20, 8, 5),
     "distance": (20, 8, 5),
