@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
 
@@ -86,13 +87,20 @@ class FlowMap(Composite):
 
         It keeps the linearisation of F at every stage of every step.
         """
+        return self.followed(mu, geometry)[0]
+
+    def followed(
+        self, mu: ParticleMeasure, geometry: str
+    ) -> tuple[Linearisation, ParticleMeasure]:
+        """The linearisation, and Φ(μ)."""
         start = _Retraction.at(constraint_at(self.constraint, mu.points), mu.points)
         steps = tuple(self._steps(mu, start.on, geometry))
         whole = Linearisation(
             _Product(start, steps, each=False).as_linear_map(mu),
             _Product(start, steps, each=True).as_linear_map(mu),
         )
-        return whole @ identity_at(mu)  # without absent atoms
+        # Without absent atoms.
+        return whole @ identity_at(mu), mu.replace((steps[-1].end if steps else start).y)
 
     def _steps(self, mu: ParticleMeasure, on: Constraint, geometry: str) -> Iterator[_Step]:
         method, following = tableau(self.integrator.method), None
@@ -170,11 +178,29 @@ class _Product:
         batch = [*mu.batch_shape, mu.n_particles] if self.each else mu.batch_shape
         shape = (1 if self.each else mu.n_particles, mu.dim)
         return LinearMap(
-            self.push, self.pull, shape, shape, torch.Size(batch), mu.dtype, mu.device
+            self.push,
+            self.pull,
+            shape,
+            shape,
+            torch.Size(batch),
+            mu.dtype,
+            mu.device,
+            dense=lambda part: self._dense(torch.Size([*batch, *shape]))[part],
         )
 
     def push(self, eps: Tensor) -> Tensor:
         """One product with each V."""
+        return self._pushed(eps, lambda V, eps: V.matvec(eps))
+
+    def _dense(self, shape: torch.Size) -> Tensor:
+        """The matrices of the flattened batch: all columns are pushed at once."""
+        y, size = self.start.y, math.prod(shape[-2:])
+        units = torch.eye(size, dtype=y.dtype, device=y.device)
+        units = units.reshape(size, *(1 for _ in shape[:-2]), *shape[-2:]).expand(size, *shape)
+        images = self._pushed(units, lambda V, eps: _by_columns(V.to_dense(), eps))
+        return images.reshape(size, -1, size).permute(1, 2, 0)
+
+    def _pushed(self, eps: Tensor, product: Callable[[LinearMap, Tensor], Tensor]) -> Tensor:
         start = self._of(self.start)
         radius = (start.outward * eps).sum(-1, keepdim=True)
         eps = start.push(eps, radius)
@@ -182,7 +208,7 @@ class _Product:
             slopes: list[Tensor] = []
             for row, V, R in self._stages(step):
                 reached = stepped(eps, step.size, row, slopes)
-                slopes.append(V.matvec(R.push(reached, radius)))
+                slopes.append(product(V, R.push(reached, radius)))
             moved = stepped(eps, step.size, step.method.weights, slopes)
             eps = self._of(step.end).push(moved, radius)
         return eps
@@ -209,3 +235,9 @@ class _Product:
     def _stages(self, step: _Step) -> Iterator[tuple[tuple[float, ...], LinearMap, _Retraction]]:
         for row, V, R in zip(step.method.rows, step.velocities, step.retractions, strict=True):
             yield row, V.field if self.each else V.atoms, self._of(R)
+
+
+def _by_columns(matrices: Tensor, eps: Tensor) -> Tensor:
+    """Products of (*batch, n·d, n·d) with displacements (k, *batch, n, d) of the same atoms."""
+    columns = eps.flatten(-2).movedim(0, -1)
+    return (matrices @ columns).movedim(-1, 0).unflatten(-1, eps.shape[-2:])

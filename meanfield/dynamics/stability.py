@@ -89,10 +89,10 @@ def stability(
             span = FlowMap(
                 F, float(t), float(clock[k - 1]), method=method, step=step, constraint=constraint
             )
-            whole = span.linearisation(measure, geometry="wasserstein") @ whole
+            moved, measure = span.followed(measure, "wasserstein")
+            whole = moved @ whole
             if small:  # as matrices: later products then cost no evaluations of F
                 whole = Linearisation(whole.atoms.assembled(), whole.field.assembled())
-            measure = span(measure)
         # At the end of a layer the next one begins; after the last there is none.
         layer = schedule.at(float(t), last=k == len(clock) - 1)
         velocity = Velocity(layer, constraint_at(constraint, measure.points))

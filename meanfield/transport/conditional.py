@@ -201,7 +201,7 @@ class _Case(NamedTuple):
     t: np.ndarray
 
 
-class _Groups(NamedTuple):
+class Groups(NamedTuple):
     """Members of each position: order[starts[k]:starts[k] + sizes[k]], and log θ."""
 
     order: np.ndarray
@@ -214,15 +214,12 @@ def _solve_case(
     case: _Case, settings: Settings, position_atol: float, tolerance: float
 ) -> Interval:
     labels = grouped_conditions(case.s, case.t, position_atol)
-    mine, theirs = _grouped(labels[0], case.log_a), _grouped(labels[1], case.log_b)
-    present = (labels[0][mine.order[mine.starts]], labels[1][theirs.order[theirs.starts]])
-    if not np.array_equal(*present):
+    groups = groups_of(labels, case.log_a, case.log_b, tolerance)
+    if groups is None:
         return _infinite()
+    (mine, theirs), parts = groups, []
     mismatch = float(np.abs(mine.log_masses - theirs.log_masses).max())
-    if mismatch > tolerance:  # no longer one marginal
-        return _infinite()
-    parts = []
-    for ids, xs, ys in _by_shape(mine, theirs):
+    for ids, xs, ys in by_shape(mine, theirs):
         found = solve_arrays(case.x[xs], case.y[ys], case.log_a[xs], case.log_b[ys], settings)
         assert found is not None  # a class of groups is not empty
         parts.append(Part(found, xs, ys, mine.log_masses[ids]))
@@ -253,7 +250,19 @@ def grouped_conditions(
     return ranks[: len(s)], ranks[len(s) :]
 
 
-def _grouped(labels: np.ndarray, logs: np.ndarray) -> _Groups:
+def groups_of(
+    labels: tuple[np.ndarray, np.ndarray], log_a: np.ndarray, log_b: np.ndarray, tolerance: float
+) -> tuple[Groups, Groups] | None:
+    """The groups of two measures in the same order; None where the first marginals differ."""
+    mine, theirs = _grouped(labels[0], log_a), _grouped(labels[1], log_b)
+    present = (labels[0][mine.order[mine.starts]], labels[1][theirs.order[theirs.starts]])
+    if not np.array_equal(*present):
+        return None
+    mismatch = np.abs(mine.log_masses - theirs.log_masses).max()
+    return (mine, theirs) if mismatch <= tolerance else None
+
+
+def _grouped(labels: np.ndarray, logs: np.ndarray) -> Groups:
     present = np.flatnonzero(logs > -math.inf)
     order = present[np.argsort(labels[present], kind="stable")]
     starts = np.flatnonzero(np.diff(labels[order], prepend=-1))
@@ -262,12 +271,10 @@ def _grouped(labels: np.ndarray, logs: np.ndarray) -> _Groups:
     scaled = np.exp(logs[order] - np.repeat(top, sizes))
     # Normalised in double precision: log(1/n) in float32 is wrong by 2e-7.
     log_masses = normalised_logs(top + np.log(np.add.reduceat(scaled, starts)))
-    return _Groups(order, starts, sizes, log_masses)
+    return Groups(order, starts, sizes, log_masses)
 
 
-def _by_shape(
-    mine: _Groups, theirs: _Groups
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def by_shape(mine: Groups, theirs: Groups) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
     """Groups of one shape together: their numbers, members in μ (g, n) and in ν (g, m)."""
     shapes = np.stack([mine.sizes, theirs.sizes], -1)
     kinds, which = np.unique(shapes, axis=0, return_inverse=True)

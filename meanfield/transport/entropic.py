@@ -11,15 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import number, to_host
+from meanfield.checks import is_host, number, to_host
 from meanfield.errors import MissingExtraError
 from meanfield.habits import with_hints
 from meanfield.measure_arguments import MASS_TOLERANCE
 from meanfield.measures import ParticleMeasure
-from meanfield.transport.conditional import conditioned_pair, grouped_conditions
+from meanfield.transport.conditional import (
+    by_shape,
+    conditioned_pair,
+    grouped_conditions,
+    groups_of,
+)
 from meanfield.transport.pairs import Measure, as_measures
 
-_MEMORY = 2e9  # bytes that GeomLoss's tensorised backend may hold
+_MEMORY = 2e9  # bytes that GeomLoss's tensorised backend may hold on the host
+_SHARE = 0.25  # of a device's memory that it may
 _MATRICES = 28  # of n × n numbers: so many it holds at once, gradients included
 
 
@@ -48,7 +54,8 @@ def sinkhorn_divergence(
 
     `solve_w2` gives W₂ itself, in less time up to some thousand points. Sinkhorn iterations run
     on the device of the points: with matrices of all pairs up to 2 GB (2,988 points, or 4,225 in
-    single precision), beyond by GeomLoss's online backend, in memory O(n), which needs pykeops.
+    single precision) or a quarter of a device's memory (9,400 points of 80 GB), beyond by
+    GeomLoss's online backend, in memory O(n), which needs pykeops.
 
     Args:
         mu: μ, or points (..., n, d) of a uniform measure.
@@ -73,7 +80,8 @@ def sinkhorn_divergence(
     a, x = _padded(mu.weights.reshape(-1, n), x)
     b, y = _padded(nu.weights.reshape(-1, m), y)
     cases = zip(a, x, b, y, strict=True)
-    each = [_divergence(*case, blur=blur, scaling=scaling) for case in cases]
+    settings = {"blur": blur, "scaling": scaling}
+    each = [_divergence(*case, _diameter(*case[1::2]), **settings) for case in cases]
     found = 2 * torch.stack(each).reshape(batch)
     return to_host(found)[()] if as_numpy else found
 
@@ -94,7 +102,8 @@ def conditional_sinkhorn_divergence(
     change its condition and the first marginals differ. Errors are those of `sinkhorn_divergence`
     relative to the costs (x, √λ s): a penalty that makes changes of condition dear beside what
     points move hides the latter (λ = 2²⁰: 69 % of 30 small distances at worst, at scaling = 0.99
-    still 20 %). There `conditional_w2` is the number.
+    still 20 %). There `conditional_w2` is the number. The annealing of all conditions begins at
+    the diameter of all atoms: that of one alone would end up to 0.4 % elsewhere.
 
     Args:
         mu: μ̄, as for `solve_conditional_w2`.
@@ -128,12 +137,8 @@ def conditional_sinkhorn_divergence(
         both = (_priced(*each, price) for each in zip(measures[:2], (s, t), strict=True))
         found = sinkhorn_divergence(*both, **settings)
     else:
-        flat = [
-            (t.weights.reshape(-1, t.n_particles), t.points.reshape(-1, t.n_particles, t.dim))
-            for t in measures[:2]
-        ]
-        sides = (zip(*measure, c, strict=True) for measure, c in zip(flat, (s, t), strict=True))
-        each = [_conditional(one, other, settings) for one, other in zip(*sides, strict=True)]
+        cases = zip(*(_flat(t) for t in measures[:2]), s, t, strict=True)
+        each = [_conditional(*case, settings) for case in cases]
         found = torch.stack(each).reshape(measures.mu.batch_shape)
     return to_host(found)[()] if measures.as_numpy else found
 
@@ -145,28 +150,42 @@ def _priced(measure: ParticleMeasure, conditions: np.ndarray, penalty: float) ->
     return measure.replace(torch.cat([points, places.reshape(*points.shape[:-1], -1)], -1))
 
 
+def _flat(measure: ParticleMeasure) -> list[tuple[Tensor, np.ndarray, Tensor]]:
+    """Log-weights, the same on the host, and points of each case of a batch."""
+    n, d = measure.points.shape[-2:]
+    logs = measure.log_weights.reshape(-1, n)
+    there = to_host(logs.double())
+    return list(zip(logs, there, measure.points.reshape(-1, n, d), strict=True))
+
+
 def _conditional(
-    one: tuple[Tensor, Tensor, np.ndarray],
-    other: tuple[Tensor, Tensor, np.ndarray],
+    mu: tuple[Tensor, np.ndarray, Tensor],
+    nu: tuple[Tensor, np.ndarray, Tensor],
+    s: np.ndarray,
+    t: np.ndarray,
     settings: dict[str, float],
 ) -> Tensor:
-    """Σ θ(s) S_ε(μˢ, νˢ) of weights, points and conditions; atoms of weight 0 are nowhere."""
-    (a, x, s), (b, y, t) = ((w[w > 0], p[w > 0], c[to_host(w > 0)]) for w, p, c in (one, other))
-    of_x, of_y = grouped_conditions(s, t)
-    groups = [
-        (torch.as_tensor(of_x == k), torch.as_tensor(of_y == k))
-        for k in np.unique(np.r_[of_x, of_y])
-    ]
-    masses = [(a[i].sum(), b[j].sum()) for i, j in groups]
-    tolerance = MASS_TOLERANCE[x.dtype]
-    if any(abs(float(p - q)) > tolerance or not p * q > 0 for p, q in masses):
+    """Σ θ(s) S_ε(μˢ, νˢ); conditions of equally many atoms are one batch."""
+    x, y = mu[2], nu[2]
+    groups = groups_of(grouped_conditions(s, t), mu[1], nu[1], MASS_TOLERANCE[x.dtype])
+    if groups is None:
         return x.new_tensor(math.inf)
+    present = [torch.as_tensor(each.order).to(x.device) for each in groups]
+    diameter = _diameter(x[present[0]], y[present[1]])
     total = x.new_zeros(())
-    for (i, j), (p, q) in zip(groups, masses, strict=True):
-        first, second = _padded(a[i] / p, x[i]), _padded(b[j] / q, y[j])
-        total = total + 2 * p.detach() * _divergence(
-            *first, *second, blur=settings["blur"], scaling=settings["scaling"]
-        )
+    for ids, xs, ys in by_shape(*groups):
+        masses = torch.as_tensor(np.exp(groups[0].log_masses[ids])).to(x)
+        # A condition at a time where matrices are not made.
+        most = max(2, xs.shape[1], ys.shape[1])
+        step = max(1, int(_memory(x.device) // (_MATRICES * most**2 * x.element_size())))
+        sides = []
+        for (logs, _, points), atoms in ((mu, xs), (nu, ys)):
+            at = torch.as_tensor(atoms).to(x.device)
+            sides += _padded(logs[at].softmax(-1), points[at])
+        for start in range(0, len(ids), step):
+            part = slice(start, start + step)
+            each = _divergence(*(side[part] for side in sides), diameter, **settings)
+            total = total + 2 * (masses[part] * each).sum()
     return total
 
 
@@ -205,20 +224,32 @@ def _padded(weights: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat([weights / 2] * 2, -1), torch.cat([points] * 2, -2)
 
 
+def _diameter(x: Tensor, y: Tensor) -> float:
+    """Of a box round points (n, d) and (m, d)."""
+    both = torch.cat([x, y]).detach()
+    return float(torch.linalg.vector_norm(both.amax(0) - both.amin(0)))
+
+
+def _memory(device: torch.device) -> float:
+    """Bytes that matrices may take."""
+    if is_host(device):
+        return _MEMORY
+    return _SHARE * torch.get_device_module(device).mem_get_info(device)[1]
+
+
 def _divergence(
-    a: Tensor, x: Tensor, b: Tensor, y: Tensor, *, blur: float, scaling: float
+    a: Tensor, x: Tensor, b: Tensor, y: Tensor, diameter: float, *, blur: float, scaling: float
 ) -> Tensor:
+    """½ S_ε of a pair, or of a batch of pairs of these sizes, annealed from this diameter."""
     from geomloss import SamplesLoss
 
     # Its schedule of ε begins at the diameter, which must not be 0.
-    both = torch.cat([x, y]).detach()
-    diameter = float(torch.linalg.vector_norm(both.amax(0) - both.amin(0)))
     settings = {"p": 2, "blur": blur, "scaling": scaling, "diameter": max(diameter, blur)}
-    most = max(len(a), len(b))
-    if _MATRICES * most**2 * x.element_size() <= _MEMORY:
+    most, memory = max(a.shape[-1], b.shape[-1]), _memory(x.device)
+    if _MATRICES * most**2 * x.element_size() <= memory:
         loss = SamplesLoss("sinkhorn", **settings, cost=_HalfSquares.apply, backend="tensorized")
     elif importlib.util.find_spec("pykeops") is None:
-        what = f"sinkhorn_divergence of {most:,} points, with costs beyond {_MEMORY / 1e9:g} GB,"
+        what = f"sinkhorn_divergence of {most:,} points, with costs beyond {memory / 1e9:g} GB,"
         raise MissingExtraError("pykeops", "keops", what)
     else:
         loss = SamplesLoss("sinkhorn", **settings, backend="online")

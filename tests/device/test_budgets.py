@@ -22,7 +22,9 @@ from meanfield import (
     transport,
 )
 from meanfield.attention import normalizations
+from meanfield.errors import MissingExtraError
 from meanfield.linalg import Certified, Lanczos
+from meanfield.transport import entropic
 from tests.device import pretended
 
 pytestmark = pytest.mark.gpu
@@ -40,11 +42,12 @@ BUDGETS = {
     "certain constant": (2900, 23, 10),
     "ten steps of a flow": (950, 8, 0),
     "adaptive flow": (520, 12, 0),
-    "stability": (21000, 230, 0),
+    "stability": (6000, 230, 0),
     "Sinkhorn attention": (270, 6, 0),
     "2,000 distances of two atoms": (20, 8, 5),
     "distance": (20, 8, 5),
     "Sinkhorn divergence": (4200, 3, 0),
+    "Sinkhorn divergence of 24 conditions": (3600, 9, 6),
 }
 
 
@@ -67,7 +70,7 @@ def calls() -> dict[str, Callable[[], Any]]:
     J, small = F.linearize(mu), ParticleMeasure(points(8, 2))
     twelve, two = ParticleMeasure(twelve), ParticleMeasure(two)
     balanced = layer(4, std=0.3, normalization=normalizations.sinkhorn())
-    times = [0.0, 0.05, 0.1]
+    times, sequence = [0.0, 0.05, 0.1], ParticleMeasure.from_sequence(points(24, 2))
     return {
         "measure": lambda: ParticleMeasure.from_sequence(x),
         "map": lambda: F(mu),
@@ -85,6 +88,9 @@ def calls() -> dict[str, Callable[[], Any]]:
         "2,000 distances of two atoms": lambda: transport.w2(two, two),
         "distance": lambda: transport.solve_w2(x[:256], x[256:]),
         "Sinkhorn divergence": lambda: transport.sinkhorn_divergence(x, x * 1.1, blur=0.5),
+        "Sinkhorn divergence of 24 conditions": lambda: transport.conditional_sinkhorn_divergence(
+            sequence, sequence.replace(sequence.points.flip(0))
+        ),
     }
 
 
@@ -107,6 +113,24 @@ def test_a_call_asks_no_more_than_its_budget(name):
 
 def test_every_call_has_a_budget():
     assert calls().keys() == BUDGETS.keys()
+
+
+def test_points_of_a_divergence_cost_no_operations_until_a_quarter_of_the_memory_is_full(
+    monkeypatch,
+):
+    counts = []
+    for n in (900, 1500):
+        x = torch.linspace(0, 1, n, dtype=torch.float32)[:, None].to(pretended.NAME)
+        with pretended.counted() as asked:
+            transport.sinkhorn_divergence(x, 1 - x / 2, blur=2.0, scaling=0.5)
+        counts.append(asked.operations)
+    assert counts[0] == counts[1] <= 330
+    room = 4 * 28 * 1500**2 * 4
+    module = torch.get_device_module(pretended.NAME)
+    monkeypatch.setattr(entropic.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(module, "mem_get_info", lambda _: (room // 100, room - 1))
+    with pytest.raises(MissingExtraError, match=r"1,500 points.*0\.252 GB.*pykeops"):
+        transport.sinkhorn_divergence(x, x)
 
 
 # ------------------------------------------------------------------ the device itself

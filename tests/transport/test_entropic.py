@@ -115,6 +115,15 @@ print(held / (8 * 2100**2 * entropic._MATRICES))
     assert float(done.stdout) < 1.2
 
 
+def test_conditions_fit_into_the_memory_of_matrices_one_at_a_time(monkeypatch) -> None:
+    x, y, s, t = conditioned(5, 30, 30)
+    s, t = s + np.arange(30) // 6, t + np.arange(30) // 6
+    found = conditional_sinkhorn_divergence(x, y, conditions=(s, t))
+    monkeypatch.setattr(entropic, "_MEMORY", 2.5 * 28 * 9 * 8)  # two at a time
+    again = conditional_sinkhorn_divergence(x, y, conditions=(s, t))
+    np.testing.assert_allclose(again, found, rtol=1e-12)
+
+
 @pytest.mark.gpu
 def test_sinkhorn_stays_on_the_device(device: str) -> None:
     x, y = (t.to(device) for t in clouds(60, 50))
@@ -133,9 +142,14 @@ def conditioned(seed: int, n: int, m: int) -> tuple[np.ndarray, ...]:
 
 def test_it_is_the_mean_over_conditions() -> None:
     x, y, s, t = conditioned(0, 8, 6)
-    found = conditional_sinkhorn_divergence(x, y, conditions=(s, t), blur=0.3)
+    settings = {"conditions": (s, t), "blur": 0.3}
+    found = conditional_sinkhorn_divergence(x, y, **settings)
     parts = [sinkhorn_divergence(x[k::2], y[k::2], blur=0.3) for k in (0, 1)]
     assert isinstance(found, np.floating)
+    np.testing.assert_allclose(found, np.mean(parts), rtol=5e-3)  # another annealing
+    x[:2], y[:2] = -3, 3  # one box round all of them and round each condition: the same
+    found = conditional_sinkhorn_divergence(x, y, **settings)
+    parts = [sinkhorn_divergence(x[k::2], y[k::2], blur=0.3) for k in (0, 1)]
     np.testing.assert_allclose(found, np.mean(parts), rtol=1e-12)
     other = conditional_sinkhorn_divergence(x, y, conditions=(s, t + 0.1))
     assert other == np.inf
