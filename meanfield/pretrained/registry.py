@@ -56,4 +56,4 @@ def _unpickled(model_type: str) -> Family:
 
 
 # A transformer in a process of a sweep: its family has functions without a name.
-copyreg.pickle(Family, lambda family: (_unpickled, (family.model_type,)))  # type: ignore[arg-type]
+copyreg.pickle(Family, lambda family: (_unpickled, (family.model_type,)))

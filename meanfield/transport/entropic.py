@@ -80,8 +80,11 @@ def sinkhorn_divergence(
     a, x = _padded(mu.weights.reshape(-1, n), x)
     b, y = _padded(nu.weights.reshape(-1, m), y)
     cases = zip(a, x, b, y, strict=True)
-    settings = {"blur": blur, "scaling": scaling}
-    each = [_divergence(*case, _diameter(*case[1::2]), **settings) for case in cases]
+    settings: Any = {"blur": blur, "scaling": scaling}
+    each = [
+        _divergence(p, left, q, right, _diameter(left, right), **settings)
+        for p, left, q, right in cases
+    ]
     found = 2 * torch.stack(each).reshape(batch)
     return to_host(found)[()] if as_numpy else found
 
@@ -137,8 +140,8 @@ def conditional_sinkhorn_divergence(
         both = (_priced(*each, price) for each in zip(measures[:2], (s, t), strict=True))
         found = sinkhorn_divergence(*both, **settings)
     else:
-        cases = zip(*(_flat(t) for t in measures[:2]), s, t, strict=True)
-        each = [_conditional(*case, settings) for case in cases]
+        pairs = zip(_flat(measures.mu), _flat(measures.nu), s, t, strict=True)
+        each = [_conditional(left, right, u, v, settings) for left, right, u, v in pairs]
         found = torch.stack(each).reshape(measures.mu.batch_shape)
     return to_host(found)[()] if measures.as_numpy else found
 
@@ -163,7 +166,7 @@ def _conditional(
     nu: tuple[Tensor, np.ndarray, Tensor],
     s: np.ndarray,
     t: np.ndarray,
-    settings: dict[str, float],
+    settings: Any,
 ) -> Tensor:
     """Σ θ(s) S_ε(μˢ, νˢ); conditions of equally many atoms are one batch."""
     x, y = mu[2], nu[2]
@@ -178,13 +181,14 @@ def _conditional(
         # A condition at a time where matrices are not made.
         most = max(2, xs.shape[1], ys.shape[1])
         step = max(1, int(_memory(x.device) // (_MATRICES * most**2 * x.element_size())))
-        sides = []
+        sides: list[Tensor] = []
         for (logs, _, points), atoms in ((mu, xs), (nu, ys)):
             at = torch.as_tensor(atoms).to(x.device)
             sides += _padded(logs[at].softmax(-1), points[at])
         for start in range(0, len(ids), step):
             part = slice(start, start + step)
-            each = _divergence(*(side[part] for side in sides), diameter, **settings)
+            a, x_part, b, y_part = (side[part] for side in sides)
+            each = _divergence(a, x_part, b, y_part, diameter, **settings)
             total = total + 2 * (masses[part] * each).sum()
     return total
 
