@@ -226,10 +226,12 @@ class Frames:
             y = y + queries.steepest * farthest
         if self.bends is not None:
             query_bend, key_bend = (bend[:, None] * eps for bend in self.bends)
-            # A square of the key lies on one side of 0; that of the query is one number of a row.
-            u, both = u + key_bend, both + key_bend * eps / 4
+            u = u + key_bend
             if shifted or self._sunk:
-                y, both = y + query_bend, both + query_bend * eps / 2
+                y, both = y + query_bend, both + (query_bend + key_bend) * eps / 2
+            else:
+                # The key's lies on one side of 0, and the query's is one number of the row.
+                both = both + key_bend * eps / 4
         as_key = vectors.raw_turned + key_bent * vectors.queries[..., None]
         own = as_query + eps[..., None] * as_key + both[..., None]
         if self._sunk:

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, sampling
 from meanfield.attention import input_bounds, kernels, normalizations
 from meanfield.attention.ball_bounds import ball_bound
+from meanfield.attention.input_bounds import Frames
 from meanfield.attention.kernels.kernel import Motion
+from meanfield.attention.sigmoid_ball import _Rows as sigmoid_rows
+from meanfield.attention.weights import Block
 from meanfield.lipschitz import local_lipschitz
 from meanfield.maps.map import ball_bounds
 from tests.attention import input_bounds_oracles as oracle
@@ -215,6 +218,67 @@ def test_scores_bend_as_the_kernel_of_squares_says():
         torch.testing.assert_close(torch.linalg.matrix_norm(found, 2), told)
 
 
+@pytest.mark.parametrize(
+    ("query", "key", "rows"),
+    [
+        (0.1, 2.0, normalizations.softmax),
+        (2.0, 0.1, normalizations.sink(0.0)),
+        (2.0, 0.1, normalizations.sigmoid),
+    ],
+)
+def test_scores_without_a_slope_move_by_their_squares(query, key, rows):
+    par = AttentionParameters([[query]], [[key]], [[1.0]], scale=1.0)
+    F = SelfAttention(par, kernel=kernels.l2, normalization=rows)
+    frames = Frames.of(F.weights(ParticleMeasure([[0.0], [0.0]])))
+    block, eps = Block(slice(0, 2), slice(0, 2)), torch.ones((), dtype=F64)
+    log_p, gain = frames.log_p_and_gain(block)
+    gain = None if gain is None else torch.ones_like(gain)
+    vectors, seen = frames.rows(block, log_p.exp(), gain), log_p > -math.inf
+    away = torch.zeros_like(log_p)
+    told = frames.changes(block, frames.motion(eps), vectors, eps[None, None], seen, away)
+    own, u_change, y_change = (part.flatten() for part in told)
+    steps = torch.cartesian_prod(*[torch.linspace(-1, 1, 9, dtype=F64)] * 2)
+    apart = query * steps[:, :1] - key * steps
+    moved = torch.nn.functional.pad(-apart.square(), (0, own.shape[-1] // 2 - 2))
+    shifts = rows is normalizations.softmax
+    low, high = (
+        (moved - own[: moved.shape[-1]]).amax(-1),
+        (moved + own[: moved.shape[-1]]).amin(-1),
+    )
+    # Rows of the softmax move together by any number; a null key, in the last column, by none.
+    assert (
+        (low <= high).all() if shifts or rows.sink is not None else (low.maximum(-high) <= 0).all()
+    )
+    assert float(u_change.max()) == pytest.approx(float((2 * key * apart).abs().max()))
+    pulled = 2 * query * (key * steps if shifts else apart)
+    assert float(y_change.max()) == pytest.approx(float(pulled.abs().max()))
+
+
+@pytest.mark.parametrize("far", [1.0, 30.0])
+def test_blocks_under_sigmoids_change_by_no_more_than_each_is_said_to(far):
+    """Far out the second derivative of the sigmoid is all that counts."""
+    par = AttentionParameters.from_bilinear(0.2 * np.eye(2), np.eye(2))
+    F = SelfAttention(par, normalization=normalizations.sigmoid)
+    mu = ParticleMeasure(torch.tensor([[far, 1 / far], [1 / far, far]], dtype=F64))
+    g, start = torch.Generator().manual_seed(2), F.linearize(mu).to_dense()
+    weights, every = F.weights(mu), Block(slice(0, 2), slice(0, 2))
+    frames = Frames.of(weights)
+    for eps in (1e-4, 0.01, 3.0):
+        step = torch.randn(400, 2, 2, dtype=F64, generator=g)
+        step[::2, :, 1], step[1::2, :, 0] = 0.0, 0.0
+        batch = mu.expand(400).replace(mu.points + eps * step / step.norm(dim=-1, keepdim=True))
+        rows = sigmoid_rows(frames, every, frames.motion(torch.tensor(eps)), torch.tensor(eps))
+        there = F.linearize(batch).to_dense()
+        for matrices, most in ((there - start, rows.change), (there, rows.upper)):
+            off = torch.stack([matrices[:, :2, 2:], matrices[:, 2:, :2]], 1)
+            share = 2 * torch.linalg.matrix_norm(off, 2) / (frames.unit * most[0, [0, 1], [1, 0]])
+            assert (0.2 if eps < 1 else 0) < float(share.max()) <= 1 + 1e-9
+        near = F.ball_bounds(mu, eps)
+        assert float(torch.linalg.matrix_norm(there - start, 2).max()) <= float(near.change)
+        far_moved = (F(batch).points - F(mu).points).norm(dim=-1).amax(0) / near.displacement
+        assert (0.3 if eps < 1 else 0) < float(far_moved.max()) <= 1 + 1e-9
+
+
 @pytest.mark.parametrize("name", [*KERNELS, *NORMALIZED])
 def test_the_bounds_of_other_kernels_are_continuous_in_the_radius(name):
     F, mu = with_kernel(name, 1)
@@ -313,7 +377,7 @@ def test_covariances_beyond_the_number_range_lower_no_bound(dtype, power, eps):
     assert (far.displacement >= 0.999 * unit * near.displacement).all()
 
 
-@pytest.mark.parametrize("name", ["dot product", *KERNELS, *NORMALIZED])
+@pytest.mark.parametrize("name", ["dot product", *KERNELS, "sink", "sigmoid"])
 @pytest.mark.parametrize("size", [1e-300, 1e-165, 1e165, 1e300])
 def test_bounds_are_linear_in_the_values_whatever_their_size(name, size):
     """Squares of values of 1e-165 are 0: the bound was, too."""
