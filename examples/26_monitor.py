@@ -142,7 +142,8 @@ if not options.open:
 ds
 
 # %%
-# Medians over the windows; dashed is certain.
+# Medians over the windows; dashed is certain, and lies on the constants: of so few coordinates the
+# derivatives are factored.
 middle = ds.median("text", keep_attrs=True)
 panels = {
     "block": "constant of the block",

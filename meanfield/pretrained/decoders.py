@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,13 +105,15 @@ def _joint(site: Site) -> Projections:
     own, H = site.module.self_attn, int(site.config.num_attention_heads)
     query, key, value = (linear(m) for m in (own.q_proj, own.k_proj, own.v_proj))
     G = len(key.weight) * H // len(query.weight)
-    wide: list[Any] = []
-    for part, groups in ((query, H), (key, G)):
+
+    def wide(part: Linear, groups: int) -> Linear:
         weight, bias = (
-            None if t is None else torch.cat([_halves_first(t, groups, H)] * groups) for t in part
+            t if t is None else torch.cat([_halves_first(t, groups, H)] * groups) for t in part
         )
-        wide.append(Linear(cast(Tensor, weight), bias))
-    return Projections(wide[0], wide[1], value)
+        assert weight is not None
+        return Linear(weight, bias)
+
+    return Projections(wide(query, H), wide(key, G), value)
 
 
 def _halves_first(rows: Tensor, groups: int, heads: int) -> Tensor:
