@@ -15,14 +15,14 @@ import numpy as np
 
 from meanfield.checks import to_host
 from meanfield.results import Variable
-from meanfield.results.cases import FAILED, NOT_CONVERGED, OK
+from meanfield.results.cases import FAILED, NOT_CONVERGED, OK, Labels
 from meanfield.results.labels import printable
 from meanfield.sweeps.grid import Case, case_seed, columns_of
 from meanfield.sweeps.plan import Task, Work
 
 _Caught = tuple[type[BaseException], ...]
-# How many cases, and the values of each variable or why there are none.
-_Outcome = tuple[int, Mapping[str, Any] | str]
+# How many cases, the values of each variable or why there are none, and what the values mean.
+_Outcome = tuple[int, Mapping[str, Any] | str, Task]
 _MESSAGE_LENGTH = 400
 _TEXT_LENGTH = 2**16  # characters; in netCDF all texts of a variable are as wide as the longest
 _CAUGHT: _Caught = (Exception, SystemExit)
@@ -32,11 +32,11 @@ _INFERRED = {"b": "bool", "f": "float64", "i": "float64", "u": "float64", "U": "
 
 @dataclass(frozen=True)
 class Batch:
-    """Finished units, and the variables of their function, declared or inferred."""
+    """Finished units, and the labels of their values, declared or inferred; None of neither."""
 
     n_units: int
     columns: dict[str, np.ndarray]
-    variables: Sequence[Variable] | None
+    labels: Labels | None
     interrupt: BaseException | None = None
 
 
@@ -64,7 +64,7 @@ def run_batch(
             done.append(_outcomes(work, cases, caught))
             values, n_cases = done[-1][0][1], n_cases + len(cases)
             if task.variables is None and not isinstance(values, str):
-                task = dataclasses.replace(task, variables=_infer(values))
+                task = done[-1][0][2]
                 break
             if n_cases >= work.most_cases or time.monotonic() > end:
                 break
@@ -72,30 +72,32 @@ def run_batch(
         interrupt = error
     begin(-1)
     columns = _collect(task, [outcome for unit in done for outcome in unit])
-    return Batch(len(done), columns, task.variables, interrupt)
+    return Batch(len(done), columns, task.labels if task.variables else None, interrupt)
 
 
 def failed_batch(task: Task, message: str) -> Batch:
     """The batch of one case that has ended its process."""
-    return Batch(1, _collect(task, [(1, message)]), task.variables)
+    labels = task.labels if task.variables else None
+    return Batch(1, _collect(task, [(1, message, task)]), labels)
 
 
 def _outcomes(work: Work, cases: Sequence[Case], caught: _Caught) -> list[_Outcome]:
     """The checked values of a call; a vectorised one that fails is retried case by case."""
     try:
         returned = work.task.function(**_arguments(work, cases))
-        return [(len(cases), _values(work.task, returned, len(cases)))]
+        values, task = _values(work.task, returned, len(cases))
+        return [(len(cases), values, task)]
     except caught as error:
         if len(cases) == 1:
-            return [(1, _message(error))]
+            return [(1, _message(error), work.task)]
         return [outcome for case in cases for outcome in _outcomes(work, [case], caught)]
 
 
 def _collect(task: Task, found: Sequence[_Outcome]) -> dict[str, np.ndarray]:
     """The columns of some outcomes: variables, `status` and `message`."""
-    columns = task.labels.blank(sum(n for n, _ in found))
+    columns = task.labels.blank(sum(n for n, _, _ in found))
     status, start = columns["status"], 0
-    for n, values in found:
+    for n, values, _ in found:
         here, start = slice(start, start + n), start + n
         if isinstance(values, str):
             columns["message"][here], status[here] = values, FAILED
@@ -111,13 +113,41 @@ def _collect(task: Task, found: Sequence[_Outcome]) -> dict[str, np.ndarray]:
     return columns
 
 
-def _infer(returned: Any) -> tuple[Variable, ...]:
-    """The variables of a function that declares none; an error unless they are plain values."""
+def _labelled(returned: Any) -> Any:
+    """A Dataset of what is labelled by xarray, alone or by name; anything else as it is."""
+    import xarray as xr
+
+    if isinstance(returned, xr.DataArray):
+        returned = returned.to_dataset(name=returned.name or "value")
+    elif isinstance(returned, Mapping) and any(
+        isinstance(one, xr.DataArray) for one in returned.values()
+    ):
+        returned = xr.Dataset(dict(returned))
+    if not isinstance(returned, xr.Dataset):
+        return returned
+    beside = [name for name in returned.coords if name not in returned.dims]
+    return returned.reset_coords(beside)
+
+
+def _infer(returned: Any) -> tuple[tuple[Variable, ...], dict[str, np.ndarray]]:
+    """The variables of a function that declares none, and the coordinates of a Dataset."""
+    if hasattr(returned, "data_vars"):
+        variables = [
+            Variable(
+                str(name),
+                one.attrs.get("long_name", str(name).replace("_", " ")),
+                one.attrs.get("units", "1"),
+                tuple(map(str, one.dims)),
+                _INFERRED.get((kind := np.asarray(one.values.tolist()).dtype.kind), kind),
+            )
+            for name, one in returned.data_vars.items()
+        ]
+        return tuple(variables), {str(dim): returned[dim].values for dim in returned.dims}
     if not isinstance(returned, Mapping) or not returned:
         raise TypeError(
             f"fn: expected it to return a mapping from name to number, got {returned!r:.80}; "
-            "one number as {'name': value}, and an answer of meanfield, with what proves it, as "
-            "answer.values('name')"
+            "one number as {'name': value}, arrays as a DataArray or Dataset, and an answer of "
+            "meanfield, with what proves it, as answer.values('name')"
         )
     variables = []
     for name, value in returned.items():
@@ -125,11 +155,11 @@ def _infer(returned: Any) -> tuple[Variable, ...]:
         if array.ndim or array.dtype.kind not in _INFERRED or np.ma.isMaskedArray(value):
             raise TypeError(
                 f"{name}: expected a number, a truth value or a text, got {value!r:.80}; for "
-                "arrays declare variables and dimensions: sweep(Task(fn, [Variable(...)], "
-                "coords=...), ...)"
+                "arrays declare variables and dimensions, sweep(Task(fn, [Variable(...)], "
+                "coords=...), ...), or return an xarray.DataArray(values, dims=...)"
             )
         variables.append(Variable.unlabelled(str(name), dtype=_INFERRED[array.dtype.kind]))
-    return tuple(variables)
+    return tuple(variables), {}
 
 
 def _arguments(work: Work, cases: Sequence[Case]) -> dict[str, Any]:
@@ -160,10 +190,15 @@ def _message(error: BaseException) -> str:
     return printable(f"{name}: {text}")[:_MESSAGE_LENGTH]
 
 
-def _values(task: Task, returned: Any, n_cases: int) -> dict[str, Any]:
-    """What the function returned, if it has the declared names, shapes and types."""
+def _values(task: Task, returned: Any, n_cases: int) -> tuple[dict[str, Any], Task]:
+    """What the function returned, if it has the declared names, shapes and types, and these."""
+    if not isinstance(returned, dict) or any(map(_is_labelled, returned.values())):
+        returned = _labelled(returned)
     if task.variables is None:
-        task = dataclasses.replace(task, variables=_infer(returned))
+        variables, coords = _infer(returned)
+        task = dataclasses.replace(task, variables=variables, coords={**task.coords, **coords})
+    if hasattr(returned, "data_vars"):
+        returned = _along(task, returned)
     shapes, leading = task.labels.shapes, (n_cases,) if task.batched else ()
     if not isinstance(returned, Mapping) or returned.keys() != shapes.keys():
         got = sorted(map(str, returned)) if isinstance(returned, Mapping) else type(returned)
@@ -173,6 +208,26 @@ def _values(task: Task, returned: Any, n_cases: int) -> dict[str, Any]:
     return {
         v.name: _fitting(v, returned[v.name], (*leading, *shapes[v.name]))
         for v in task.variables or ()
+    }, task
+
+
+def _is_labelled(value: Any) -> bool:
+    return hasattr(value, "coords")
+
+
+def _along(task: Task, returned: Any) -> dict[str, Any]:
+    """The arrays of a Dataset along the dimensions of the task, at the same coordinates."""
+    for dim in returned.dims:
+        found, known = returned[dim].values, task.coords.get(str(dim))
+        if known is None or not np.array_equal(found, known):
+            raise ValueError(
+                f"{dim}: expected the coordinates of the first case in every one, "
+                f"{known}, got {found}"
+            )
+    dims = {v.name: v.dims for v in task.variables or ()}
+    return {
+        str(name): one.transpose(*dims[str(name)]).values if name in dims else one.values
+        for name, one in returned.data_vars.items()
     }
 
 

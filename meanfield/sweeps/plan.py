@@ -53,7 +53,8 @@ class Task:
             that is defined at the top of a module.
         variables: the meaning of each value returned. A false truth value `..._converged` gives
             the case the status "not converged". None takes names and types from the first case
-            that does not fail: numbers, truth values and texts.
+            that does not fail: numbers, truth values and texts, or those of a DataArray or a
+            Dataset with its dimensions and coordinates, which are then the same in every case.
         parameters: the meaning of parameters and of coordinates, whose types and dimensions are
             those of their values; one that is not given here is labelled with its name.
         coords: values along the variables' own dimensions; they fix the sizes of these.
@@ -220,9 +221,9 @@ class SweepPlan:
         size = most if size is None or self.task.batched else size
         return Work(self.task, self.fixed, self.seed, max(1, min(size, most)))
 
-    def with_variables(self, variables: Sequence[Variable] | None) -> SweepPlan:
-        """The same plan with the variables that the function was found to return."""
-        task = replace(self.task, variables=variables)
+    def with_labels(self, labels: Labels) -> SweepPlan:
+        """The same plan with the variables and coordinates that the function returned."""
+        task = replace(self.task, variables=labels.variables, coords=labels.coords)
         _check_names(task, self.columns)
         plan = replace(self, task=task)
         # As it was before the first case, which may have changed what the function carries.

@@ -105,7 +105,7 @@ def sweep(
     if path is not None:  # what a store cannot identify is refused before the first case
         _ = plan.identity
     if plan.task.variables is None and stored:
-        plan = plan.with_variables(Labels.from_plain(stored).variables)
+        plan = plan.with_labels(Labels.from_plain(stored))
     run = Run(plan.cases, executor, case_timeout)
     first: list[_Piece] = []
     if plan.task.variables is None:
@@ -187,8 +187,8 @@ def _probe(plan: SweepPlan, run: Run) -> tuple[SweepPlan, list[_Piece]]:
     pieces: list[_Piece] = []
     for place in range(min(_PROBES, len(plan.cases))):
         run(plan.work(), [[place]], lambda *piece: pieces.append(piece))
-        if variables := pieces[-1][1].variables:
-            return plan.with_variables(variables), pieces
+        if labels := pieces[-1][1].labels:
+            return plan.with_labels(labels), pieces
     raise ValueError(
         f"fn: failed at every case that was tried ({len(pieces)}), so that its variables are "
         "unknown; declare them: sweep(Task(fn, [Variable(...)]), ...). The first says: "

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import xarray as xr
 
 from meanfield.results import Variable
 from meanfield.sweeps import Task
@@ -141,3 +142,24 @@ def moody_noise(n, repetition, seed, seconds, cure):
 
 
 MOODY_NOISE = Task(moody_noise, NOISE.variables, NOISE.parameters, NOISE.coords)
+
+
+def heads(x):
+    """An array with names for its axes."""
+    return xr.DataArray(
+        x * np.arange(3.0),
+        {"head": ["p", "q", "r"]},
+        name="gain",
+        attrs={"long_name": "gain of a head", "units": "m"},
+    )
+
+
+def table(x):
+    """Arrays in an order of axes that depends on the case, one of them a coordinate."""
+    u = xr.DataArray(x * np.arange(4.0).reshape(2, 2), {"t": [0.0, 0.5]}, ("t", "k"))
+    return xr.Dataset({"u": u if x < 2 else u.T}, {"word": ("t", ["a", "b"])})
+
+
+def lengthening(x):
+    """An array whose axis is longer in each case."""
+    return {"y": xr.DataArray(np.ones(int(x)), dims="t")}

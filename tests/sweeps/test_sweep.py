@@ -253,3 +253,23 @@ def test_a_function_that_always_raises_says_so_itself():
         ValueError, match=r"every case that was tried \(2\).*ZeroDivisionError: division"
     ):
         sweep(lambda a: {"y": a / 0}, {"a": [1, 2]})
+
+
+@pytest.mark.parametrize("executor", [None, 2])
+def test_arrays_with_names_for_their_axes_are_stacked_with_their_coordinates(tmp_path, executor):
+    how = {"store": tmp_path / "s", "executor": executor, "progress": False}
+    sweep(functions.heads, {"x": [1.0]}, **how)
+    ds = sweep(functions.heads, {"x": [1.0, 2.0]}, **how)
+    assert ds.gain.dims == ("case", "head") and ds["head"].values.tolist() == ["p", "q", "r"]
+    assert ds.gain.attrs == {"long_name": "gain of a head", "units": "m"}
+    np.testing.assert_array_equal(ds.gain, [[0, 1, 2], [0, 2, 4]])
+
+
+def test_axes_go_by_their_names_and_what_stands_beside_them_is_kept():
+    ds = sweep(functions.table, {"x": [1.0, 2.0]}, progress=False)
+    np.testing.assert_array_equal(ds.u[1], 2 * ds.u[0])
+    assert ds.u.dims == ("case", "t", "k") and ds["t"].values.tolist() == [0.0, 0.5]
+    assert ds.word.values.tolist() == [["a", "b"]] * 2
+    ds = sweep(functions.lengthening, {"x": [1.0, 2.0]}, progress=False)
+    assert ds.status.values.tolist() == [1, 3]
+    assert "t: expected the coordinates of the first case" in str(ds.message[1].values)
