@@ -151,6 +151,9 @@ def test_it_is_the_mean_over_conditions() -> None:
     found = conditional_sinkhorn_divergence(x, y, **settings)
     parts = [sinkhorn_divergence(x[k::2], y[k::2], blur=0.3) for k in (0, 1)]
     np.testing.assert_allclose(found, np.mean(parts), rtol=1e-12)
+    a, b = (np.where(labels > 0, 3.0, 1.0) / (2 * len(labels)) for labels in (s, t))
+    found = conditional_sinkhorn_divergence((x, a), (y, b), **settings)
+    np.testing.assert_allclose(found, parts[0] / 4 + 3 * parts[1] / 4, rtol=1e-12)
     other = conditional_sinkhorn_divergence(x, y, conditions=(s, t + 0.1))
     assert other == np.inf
 

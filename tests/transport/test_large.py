@@ -58,12 +58,17 @@ def test_column_generation_works_when_representatives_are_few(
     torch.testing.assert_close(found.value, dense.value, rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize(("n", "d", "size"), [(1, 2, 4), (7, 1, 4), (1000, 3, 4), (333, 8, 32)])
+@pytest.mark.parametrize(
+    ("n", "d", "size"), [(1, 2, 4), (7, 1, 4), (1000, 3, 4), (333, 8, 32), (600, 40, 4)]
+)
 def test_halving_puts_every_point_into_one_small_group_of_neighbours(
     n: int, d: int, size: int
 ) -> None:
     points = np.random.default_rng(n).normal(size=(n, d))
+    points[:, 0] *= 5
     order, starts = halved(points, size)
+    below, above = np.split(points[order, 0], [n // 2])
+    assert below.max(initial=-np.inf) <= above.min()
     assert sorted(order) == list(range(n))
     groups = np.split(order, starts[1:])
     assert size / 2 < max(map(len, groups)) <= size or n <= size

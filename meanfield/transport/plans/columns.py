@@ -44,6 +44,7 @@ _COARSE_GAP = 2e-3  # of W₂² on a coarser level: potentials are right that fa
 _COARSE_ROUNDS = 4
 _FIRST_ARCS = 16
 _NEW_ARCS = 8  # of a row and a round
+_ENTRIES = 1 << 17  # of differences at once: in 384 dimensions 3 times as fast as all at once
 _COLUMN_ARCS = 64  # heavy atoms are asked for by many rows
 _ROUNDS = 40
 _TEMPERATURES, _COOLING = 8, 0.35
@@ -257,7 +258,11 @@ class _Rounds:
 def _with_costs(problem: Problem, arcs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rows, columns and costs of arcs i m + j."""
     rows, cols = np.divmod(arcs, problem.m)
-    return rows, cols, np.square(problem.x[rows] - problem.y[cols]).sum(-1)
+    costs, step = np.empty(len(arcs)), max(1, _ENTRIES // problem.dim)
+    for start in range(0, len(arcs), step):
+        part = slice(start, start + step)
+        costs[part] = np.square(problem.x[rows[part]] - problem.y[cols[part]]).sum(-1)
+    return rows, cols, costs
 
 
 def _sorted_set(arcs: np.ndarray) -> np.ndarray:
