@@ -237,6 +237,10 @@ def test_scores_without_a_slope_move_by_their_squares(query, key, rows):
     away = torch.zeros_like(log_p)
     told = frames.changes(block, frames.motion(eps), vectors, eps[None, None], seen, away)
     own, u_change, y_change = (part.flatten() for part in told)
+    if rows is not normalizations.softmax and rows.sink is not None:
+        # A null key does not move, but the mean of the row does.
+        ones = frames.changes(block, frames.motion(eps), vectors, eps[None, None], seen, away + 1)
+        assert (ones[0][..., -1] == 1).all()
     steps = torch.cartesian_prod(*[torch.linspace(-1, 1, 9, dtype=F64)] * 2)
     apart = query * steps[:, :1] - key * steps
     moved = torch.nn.functional.pad(-apart.square(), (0, own.shape[-1] // 2 - 2))
@@ -254,12 +258,14 @@ def test_scores_without_a_slope_move_by_their_squares(query, key, rows):
     assert float(y_change.max()) == pytest.approx(float(pulled.abs().max()))
 
 
-@pytest.mark.parametrize("far", [1.0, 30.0])
-def test_blocks_under_sigmoids_change_by_no_more_than_each_is_said_to(far):
+@pytest.mark.parametrize(
+    "points", [[[1.0, 1.0], [1.0, 1.0]], [[30.0, 0.03], [0.03, 30.0]], [[0.0, 0.0], [30.0, 0.0]]]
+)
+def test_blocks_under_sigmoids_change_by_no_more_than_each_is_said_to(points):
     """Far out the second derivative of the sigmoid is all that counts."""
     par = AttentionParameters.from_bilinear(0.2 * np.eye(2), np.eye(2))
     F = SelfAttention(par, normalization=normalizations.sigmoid)
-    mu = ParticleMeasure(torch.tensor([[far, 1 / far], [1 / far, far]], dtype=F64))
+    mu = ParticleMeasure(points)
     g, start = torch.Generator().manual_seed(2), F.linearize(mu).to_dense()
     weights, every = F.weights(mu), Block(slice(0, 2), slice(0, 2))
     frames = Frames.of(weights)
@@ -267,12 +273,17 @@ def test_blocks_under_sigmoids_change_by_no_more_than_each_is_said_to(far):
         step = torch.randn(400, 2, 2, dtype=F64, generator=g)
         step[::2, :, 1], step[1::2, :, 0] = 0.0, 0.0
         batch = mu.expand(400).replace(mu.points + eps * step / step.norm(dim=-1, keepdim=True))
-        rows = sigmoid_rows(frames, every, frames.motion(torch.tensor(eps)), torch.tensor(eps))
+        size = torch.tensor(eps, dtype=F64)
+        rows = sigmoid_rows(frames, every, frames.motion(size), size)
         there = F.linearize(batch).to_dense()
         for matrices, most in ((there - start, rows.change), (there, rows.upper)):
             off = torch.stack([matrices[:, :2, 2:], matrices[:, 2:, :2]], 1)
             share = 2 * torch.linalg.matrix_norm(off, 2) / (frames.unit * most[0, [0, 1], [1, 0]])
             assert (0.2 if eps < 1 else 0) < float(share.max()) <= 1 + 1e-9
+        fields, own = F.field_jacobians(batch), F.field_jacobians(mu)
+        for matrices, most in ((fields - own, rows.turning_change), (fields, rows.turning)):
+            share = torch.linalg.matrix_norm(matrices, 2) / (frames.unit * most[0])
+            assert float(share.max()) <= 1 + 1e-9
         near = F.ball_bounds(mu, eps)
         assert float(torch.linalg.matrix_norm(there - start, 2).max()) <= float(near.change)
         far_moved = (F(batch).points - F(mu).points).norm(dim=-1).amax(0) / near.displacement
