@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from meanfield.lipschitz import cache_error
-from meanfield.lipschitz.remainders import Side, Tokens, moved
+from meanfield.lipschitz.remainders import _LOG_EXCESS, Side, Tokens, moved
 
 F64 = torch.float64
 K, V = 4, 3
@@ -253,6 +253,15 @@ def test_no_cache_within_the_steps_changes_more(epsilon):
     assert max(ratios) > 0.3
 
 
+@pytest.mark.parametrize("order", [2, 3])
+def test_what_the_exponential_is_above_its_polynomial_is_not_taken_too_small(order):
+    for r in (1e-6, 0.9e-3, 1.1e-3, 0.9e-2, 1.1e-2, 0.5, 2.0):
+        terms = [r ** (j - 2) / math.factorial(j) for j in range(order, 40)]
+        truth = math.log(2 * math.fsum(terms))
+        found = float(_LOG_EXCESS[order](torch.tensor(r, dtype=F64)))
+        assert truth - 1e-9 <= found <= truth + 1e-6
+
+
 def test_the_rounding_of_scores_at_the_edge_of_the_ball_is_counted():
     cache = torch.tensor([[1.0], [-1.0]])
     found = cache_error([[0.0]], (cache, cache), (cache[:1], cache[:1]), epsilon=1e9)
@@ -296,6 +305,7 @@ def test_steps_of_zero_change_nothing_and_steep_ones_stop_at_the_hull():
         ({"cache": (draw(5, K) * math.nan, draw(5, V))}, "keys of cache: expected finite"),
         ({"log_weights": [0.0]}, "log_weights: expected|smaller"),
         ({"log_weights": [-math.inf] * 4}, "log_weights: expected tokens of mass"),
+        ({"log_weights": [0.0, math.inf, 0.0, 0.0]}, "all of finite mass"),
         ({"sink": [0.1, 0.2, 0.3]}, "sink: expected"),
         ({"epsilon": -0.1}, "epsilon"),
         ({"scale": 0.0}, "scale"),
