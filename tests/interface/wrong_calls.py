@@ -247,6 +247,18 @@ sampling.ball(3, 2, seed=0)
 local_lipschitz(F, mu, causal=True)
 secant_ratio(F, mu, nu, metric=2)
 ParticleMeasure(x, a=a)
+w1(x, y, metric="cityblock")
+solve_w2(mu, nu, numItermax=100)
+transport.sinkhorn_divergence(x, y, return_plan=True)
+lipschitz.worst_case(F, R=1.0)
+bounds.theorem_3_3(1.0, 1.0, 1.0, n_tokens=5)
+bounds.table(F, R=1.0)
+dynamics.flow(F, mu, t_span=(0, 1))
+dynamics.flow(F, mu, 5.0, n_steps=10)
+sampling.sphere(n=5, d=2)
+sweep(f, {"radius": [1.0]}, output="a.nc")
+pretrained.load("gpt2", masked=True)
+linalg.operator_norm(J, ord=2)
 """
 
 # What may be typed for what, and means it.
