@@ -150,7 +150,7 @@ def _draw_secants(ax: Axes, case: xr.Dataset, colour: Any) -> None:
     mark_unconverged(ax, step, top.euclidean_secant / scale, case.euclidean_converged)
 
 
-@figure("fit_exponent", "fit_holds")
+@figure("fit_exponent", "fit_exponent_lower", "fit_exponent_upper", "fit_holds")
 def plot_exponents(
     ds: xr.Dataset, *, ax: Axes, quantities: Mapping[str, str] | None = None
 ) -> Axes:

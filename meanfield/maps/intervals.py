@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from meanfield.linalg import NormSolver, operator_norm
+from meanfield.linalg import Dense, NormSolver, operator_norm
 from meanfield.linalg.norms import largest_block_norm
+from meanfield.linalg.solvers import as_solver
 from meanfield.maps.autodiff import Linearisation
 from meanfield.maps.map import (
     BallBounds,
@@ -62,6 +63,7 @@ class Intervals:
             mu: μ.
             solver: of the norms; without one they are factored, and left out of large maps.
         """
+        solver = None if solver is None else as_solver(solver, Dense())
         measures = [mu]
         for each in maps[:-1]:
             measures.append(each(measures[-1]))

@@ -68,7 +68,7 @@ def grade(path: str | os.PathLike[str]) -> Grade:
         ...     np.save(f"{folder}/gaussian-60-2.npy", np.arange(60))
         ...     found = grade(f"{folder}/gaussian-60-2.npy")
         >>> found.blame, round(found.plan_error, 2), found.lower < found.upper
-        ('plan', 0.68, True)
+        ('plan', 1.21, True)
     """
     path = as_path(path)
     try:

@@ -336,7 +336,7 @@ def test_potentials_agree_with_an_independent_solver_of_the_dual():
         scores, logs = hard_for_sinkhorn(seed)
         scores = scores.clamp(-20, 20)
         settings = normalizations.sinkhorn(rtol=1e-12)
-        g, _ = sinkhorn._solved(scores, logs[None], settings)
+        g, *_ = sinkhorn._solved(scores, logs[None], settings)
         a, s = logs.exp().numpy(), scores[0].numpy()
         logits = np.log(a) + s + g[0].numpy()
         rows = np.exp(logits - scipy.special.logsumexp(logits, axis=1, keepdims=True))

@@ -358,7 +358,10 @@ def test_the_interval_of_a_law_is_that_of_its_exponent():
     numbers = dict(zip(names, (2.0, 0.5, 0.45, 0.56), strict=True))
     fits = {f"fit_{name}": ("fit", [value]) for name, value in numbers.items()}
     more = {f"fit_constant_{end}": ("fit", [9.0]) for end in ("lower", "upper")}
-    assert law(xr.Dataset(more | fits)) == "$2\\,n^{0.50}$ [0.45, 0.56]"
+    more |= {f"fit_exponent_{half}": ("fit", [p]) for half, p in (("small", 0.1), ("large", 0.8))}
+    one, bent = (more | fits | {"fit_holds": ("fit", [holds])} for holds in (True, False))
+    assert law(xr.Dataset(one)) == "$2\\,n^{0.50}$ [0.45, 0.56]"
+    assert law(xr.Dataset(bent)) == "$n^{0.10}$ to $n^{0.80}$"
 
 
 def test_the_largest_constant_of_a_kernel_is_the_largest(monkeypatch):

@@ -66,10 +66,9 @@ NAMED: dict[tuple[str, str], Sequence[Function]] = {
         partial(of_two_diracs, part, R) for R in RADII for part in ("particle", "splitting")
     ],
     ("sharpness", "ball-and-sphere"): [
-        # Without c, what the queries' own movement adds.
-        over_e_to_the_c(lambda c: bounds.mean_field(c, 1.0, 1.0) - c),
+        over_e_to_the_c(lambda c: bounds.mean_field(c, 1.0, 1.0)),
         over_e_to_the_c(lambda c: bounds.two_dirac_lower(c, 1.0)),
-        over_e_to_the_c(lambda c: bounds.sphere_mean_field(c, 1.0, 1.0) - c),
+        over_e_to_the_c(lambda c: bounds.sphere_mean_field(c, 1.0, 1.0)),
         over_e_to_the_c(lambda c: bounds.sphere_two_dirac_lower(c, 1.0)),
     ],
     ("quadratic-growth", "growth"): of_sizes(),

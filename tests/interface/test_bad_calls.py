@@ -113,7 +113,7 @@ def test_what_is_no_mistake_is_at_an_argument():
 
 def _judged(mistake: Mistake, function, monkeypatch, tmp_path) -> str:
     known = {**calls.names(), "tried": function}
-    monkeypatch.setattr(calls, "names", lambda: known)
+    monkeypatch.setattr(calls, "names", lambda device=None: known)
     function.__module__ = "meanfield.checks"
     (argument,) = calls.arguments("tried(2.0)")
     return calls.verdict(Case(argument, mistake), tmp_path)[0]

@@ -47,19 +47,28 @@ LOOKS = {
     "infinity.py": 2,  # one a block of many rows
     "krylov.py": 1,  # numbers on the host
     "merging.py": 1,  # one a block of distances
-    "particlewise.py": 1,  # a number of the caller
     "derivative_checks.py": 1,  # one a light atom's probe
     "search.py": 1,  # one a step, on the host
-    "sinkhorn.py": 1,  # one a step, of n² numbers
+    "sinkhorn.py": 2,  # one in several steps, of n² numbers
+    "caches.py": 1,  # arguments
     "stability.py": 4,  # times, and one a layer
     "trajectories.py": 2,  # times, and one an output time
     "velocities.py": 1,  # times
-    "vectors.py": 1,  # both ends of one look
     "differentiable.py": 1,  # likewise
     "comparison.py": 1,
-    "measures.py": 4,  # of arguments, and one a block of distances
+    "measure_arguments.py": 1,  # of arguments
+    "measures.py": 3,  # of arguments, and one a block of distances
 }
-DEVICE = "linalg", "attention", "layers", "lipschitz", "dynamics", "measures.py", "maps"
+DEVICE = (
+    "linalg",
+    "attention",
+    "layers",
+    "lipschitz",
+    "dynamics",
+    "measures.py",
+    "measure_arguments.py",
+    "maps",
+)
 
 
 def looks(path: Path) -> list[str]:

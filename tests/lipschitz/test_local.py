@@ -16,7 +16,7 @@ from meanfield.bounds.diracs import two_dirac_entry
 from meanfield.dynamics import flow
 from meanfield.errors import ConvergenceError
 from meanfield.linalg import Dense, Lanczos, LinearMap
-from meanfield.lipschitz import ball_upper, compression_error, local_lipschitz
+from meanfield.lipschitz import ball_upper, cache_error, local_lipschitz
 from meanfield.maps import Linearisation, Map, linearize
 from meanfield.measures import ParticleMeasure, split, stack
 from tests import oracles
@@ -304,6 +304,7 @@ def test_autocast_changes_no_number():
     """What is said is about the numbers that come in, in their own precision."""
     F = SelfAttention(AttentionParameters.random(4, dtype=torch.float32))
     mu = ParticleMeasure(torch.randn(5, 4), positions=torch.arange(5) / 5)
+    x = mu.points[None]
     doors = (
         lambda: F(mu).points,
         lambda: linearize(F, mu).atoms.to_dense(),
@@ -311,7 +312,7 @@ def test_autocast_changes_no_number():
         lambda: local_lipschitz(F, mu).value,
         lambda: bounds.local_upper(F, mu),
         lambda: ball_upper(F, mu, 1e-3),
-        lambda: compression_error(F, mu, mu.replace(mu.points + 1), torch.zeros(1, 4), 0.1).value,
+        lambda: cache_error(x, (x, x), (x, x + 1), epsilon=0.1).value,
         lambda: torch.as_tensor(flow(F, mu, [0.0, 0.1]).points.values),
     )
     plain = [door() for door in doors]
