@@ -43,7 +43,6 @@ def test_tensors_become_arrays_in_one_function():
 LOOPS = ast.For, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp
 LOOKS = {
     "inverse.py": 2,  # one a step of Newton's method, of at least one product
-    "evidence.py": 1,  # one a map of a batch, after its whole certificate
     "infinity.py": 2,  # one a block of many rows
     "krylov.py": 1,  # numbers on the host
     "merging.py": 1,  # one a block of distances
