@@ -25,8 +25,7 @@ FAMILIES: dict[str, Family] = {
 
 # Models that have one of these inside.
 _INSIDE = {
-    "gemma3": "read(model.language_model) reads what is text in it, a gemma3_text",
-    "clip": "its images can be read by a vit, and its texts not",
+    "gemma3": "read(model.base_model.language_model) reads what is text in it, a gemma3_text"
 }
 
 
