@@ -326,7 +326,7 @@ def test_parts_without_a_bound_are_named():
     with pytest.raises(NotImplementedError, match="F: expected a map .* got <lambda>"):
         ball_upper(Chain([layer_norm(), lambda nu: pushforward(torch.tanh, nu)]), mu, 0.1)
     plan = SelfAttention(AttentionParameters.random(D), normalization=sinkhorn())
-    with pytest.raises(NotImplementedError, match="under the sigmoid, got sinkhorn"):
+    with pytest.raises(NotImplementedError, match="under the sigmoid, got Sinkhorn"):
         ball_upper(Residual(plan), mu, 0.1)
     with pytest.raises(ValueError, match="lipschitz: expected a number ≥ 0"):
         Pointwise(torch.sin, lipschitz=-1.0)
