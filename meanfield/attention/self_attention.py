@@ -132,6 +132,7 @@ class SelfAttention(Map):
         moved = self._attend(weights, weights.features.q, weights.positions)
         return mu.replace(weights.unsort(moved))
 
+    @without_autocast
     def field(self, mu: ParticleMeasure) -> Callable[..., Tensor]:
         """Γ_μ at any point, μ held fixed.
 
@@ -148,6 +149,7 @@ class SelfAttention(Map):
             )
         weights = self.weights(mu)
 
+        @without_autocast
         def gamma(x: object, s: object = None) -> Tensor:
             points = as_float_tensor(x, "x", like=mu.points)
             check_same_kind(mu.points, "the measure", points, "x")
@@ -165,6 +167,7 @@ class SelfAttention(Map):
 
         return gamma
 
+    @without_autocast
     def plan(self, mu: ParticleMeasure) -> Plan:
         """The Sinkhorn plan with its potentials and how well the marginals are met."""
         plan = self.normalization.plan(self._bare_weights(mu))
@@ -245,6 +248,7 @@ class SelfAttention(Map):
             return self.parameters.requires_grad
         return super().asks_for_gradient(mu)
 
+    @without_autocast
     def largest_logits(self, mu: ParticleMeasure) -> Tensor:
         """max |s(xᵢ, xⱼ)| over the pairs of atoms that a head sees, ``(*batch, H)``."""
         self._check(mu)

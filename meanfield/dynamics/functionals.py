@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, at_once, check_finite
+from meanfield.checks import as_float_tensor, at_once, check_finite, without_autocast
 from meanfield.linalg.vectors import power_of_two
 from meanfield.measures import ParticleMeasure, check_measure
 
@@ -25,6 +25,7 @@ def diameter(mu: ParticleMeasure) -> Tensor:
     return torch.stack(parts).amax(0) * unit
 
 
+@without_autocast
 def covariance(mu: ParticleMeasure) -> Tensor:
     """Σᵢ aᵢ (xᵢ − m)(xᵢ − m)ᵀ about the mean m, shape (..., d, d)."""
     points, unit = _about_the_heaviest(check_measure(mu))
@@ -33,6 +34,7 @@ def covariance(mu: ParticleMeasure) -> Tensor:
     return (weights * centred).mT @ centred * unit[..., None, None] ** 2
 
 
+@without_autocast
 def log_energy(mu: ParticleMeasure, A: Tensor) -> Tensor:
     """log ∬ e^{⟨Ax, y⟩} dμ(x) dμ(y), shape (...): it neither overflows nor loses small values.
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import xarray as xr
 
-from meanfield.checks import to_host
+from meanfield.checks import to_host, without_autocast
 from meanfield.dynamics.clocks import TIME, checked_times
 from meanfield.dynamics.constraints import constraint_at
 from meanfield.dynamics.flow_map import FlowMap
@@ -35,6 +35,7 @@ _RATE = ("value", "upper", "miss", "converged")
 
 @with_hints
 @torch.no_grad()
+@without_autocast
 def stability(
     F: MeasureMap | Sequence[MeasureMap],
     mu: ParticleMeasure,

@@ -10,7 +10,14 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, check_finite, check_same_kind, count, describe
+from meanfield.checks import (
+    as_float_tensor,
+    check_finite,
+    check_same_kind,
+    count,
+    describe,
+    without_autocast,
+)
 from meanfield.habits import with_hints
 from meanfield.images import image_of
 from meanfield.linalg import NormSolver
@@ -117,6 +124,7 @@ class CertifiedRadius(Answer, noun="certified_radius", title="Certified radius")
 
 
 @with_hints
+@without_autocast
 def certified_radius(
     network: MeasureMap,
     readout: Readout,

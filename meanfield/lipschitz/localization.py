@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meanfield.checks import choice, describe
+from meanfield.checks import choice, describe, without_autocast
 from meanfield.habits import with_hints
 from meanfield.lipschitz.constant import LocalLipschitz, split_displacement
 from meanfield.maps import linearize
@@ -50,6 +50,7 @@ class Localization(Answer, noun="localization", title="Where the constant lives"
 
 
 @with_hints
+@without_autocast
 def localize(
     constant: LocalLipschitz, F: MeasureMap, mu: ParticleMeasure, *, component: str = "particle"
 ) -> Localization:

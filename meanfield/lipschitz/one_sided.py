@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from meanfield.checks import without_autocast
 from meanfield.habits import with_hints
 from meanfield.linalg import LinearMap, NormSolver
 from meanfield.linalg.evidence import RTOL, UPPER_RTOL
@@ -17,6 +18,7 @@ from meanfield.measures import MeasureMap, ParticleMeasure
 
 @with_hints
 @torch.no_grad()
+@without_autocast
 def one_sided(
     F: MeasureMap,
     mu: ParticleMeasure,

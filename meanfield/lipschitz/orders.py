@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from meanfield.checks import number
+from meanfield.checks import number, without_autocast
 from meanfield.habits import with_hints
 from meanfield.linalg import Dense
 from meanfield.lipschitz.local import local_lipschitz
@@ -33,6 +33,7 @@ class OrderInterval(Answer, noun="constant", title="Local Lipschitz constant of 
 
 
 @with_hints
+@without_autocast
 def local_order(F: MeasureMap, mu: ParticleMeasure, *, p: float) -> OrderInterval:
     """lim sup W_p(F(ν), F(μ)) / W_p(ν, μ) as mass moves by shrinking steps, for p = 1, 2, ∞.
 

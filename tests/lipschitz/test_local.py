@@ -11,12 +11,21 @@ from hypothesis import strategies as st
 from mpmath import mp
 
 from meanfield import bounds, sampling
-from meanfield.attention import AttentionParameters, SelfAttention, kernels
+from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
 from meanfield.bounds.diracs import two_dirac_entry
-from meanfield.dynamics import flow
+from meanfield.dynamics import covariance, flow, log_energy, stability
 from meanfield.errors import ConvergenceError
 from meanfield.linalg import Dense, Lanczos, LinearMap
-from meanfield.lipschitz import ball_upper, cache_error, local_lipschitz
+from meanfield.lipschitz import (
+    Readout,
+    ball_upper,
+    cache_error,
+    certified_radius,
+    local_lipschitz,
+    local_order,
+    localize,
+    one_sided,
+)
 from meanfield.maps import Linearisation, Map, linearize
 from meanfield.measures import ParticleMeasure, split, stack
 from tests import oracles
@@ -304,7 +313,8 @@ def test_autocast_changes_no_number():
     """What is said is about the numbers that come in, in their own precision."""
     F = SelfAttention(AttentionParameters.random(4, dtype=torch.float32))
     mu = ParticleMeasure(torch.randn(5, 4), positions=torch.arange(5) / 5)
-    x = mu.points[None]
+    x, A = mu.points[None], F.parameters.A[0]
+    balanced = SelfAttention(F.parameters, normalization=normalizations.sinkhorn())
     doors = (
         lambda: F(mu).points,
         lambda: linearize(F, mu).atoms.to_dense(),
@@ -314,6 +324,16 @@ def test_autocast_changes_no_number():
         lambda: ball_upper(F, mu, 1e-3),
         lambda: cache_error(x, (x, x), (x, x + 1), epsilon=0.1).value,
         lambda: torch.as_tensor(flow(F, mu, [0.0, 0.1]).points.values),
+        lambda: torch.as_tensor(stability(F, mu, [0.0, 0.1]).growth.values),
+        lambda: F.field(mu)(mu.points),
+        lambda: F.largest_logits(mu),
+        lambda: balanced.plan(mu).weights,
+        lambda: local_order(F, mu, p=1).lower,
+        lambda: one_sided(F, mu).value,
+        lambda: certified_radius(F, Readout(torch.eye(4)), mu).value,
+        lambda: localize(local_lipschitz(F, mu), F, mu).heads,
+        lambda: covariance(mu),
+        lambda: log_energy(mu, A),
     )
     plain = [door() for door in doors]
     with torch.autocast("cpu", dtype=torch.bfloat16):
