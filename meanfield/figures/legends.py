@@ -44,7 +44,9 @@ def _at_ends(ax: Axes) -> None:
     figure.canvas.figure.draw_without_rendering()  # how high are the Axes beside names and legend?
     named.sort(key=lambda text: text.xyann[1])
     height = 1.35 * _points("axes.labelsize") / 72 * figure.dpi / ax.get_window_extent().height
-    for text, y in zip(named, _apart([text.xyann[1] for text in named], height), strict=True):
+    below_title = 1 - height * (np.arange(len(named))[::-1] + 0.5)
+    places = np.minimum(_apart([text.xyann[1] for text in named], height), below_title)
+    for text, y in zip(named, places, strict=True):
         text.xyann = (text.xyann[0], y)
 
 

@@ -27,6 +27,7 @@ from meanfield import (
 from meanfield.errors import NoCases
 from meanfield.experiments import kernel_growth, two_dirac
 from meanfield.figures.curves import curve, law
+from meanfield.figures.legends import place_legend
 from meanfield.figures.plots import figures_of
 from meanfield.figures.selection import best, by_level, by_mask, levels, reduced
 
@@ -402,3 +403,19 @@ def test_a_curve_is_drawn_in_the_order_of_its_axis():
     ax = Figure().subplots()
     curve(ax, ds, "x", "y")
     np.testing.assert_array_equal(ax.get_lines()[0].get_xydata().T, [[10, 20, 30], [1, 2, 3]])
+
+
+def test_names_at_the_ends_of_curves_stand_apart_and_below_the_title():
+    fig = Figure()
+    ax = fig.subplots()
+    for k, end in enumerate((1.0, 0.999, 0.998, 0.997, 0.5, 0.1)):
+        ax.plot([0.0, 1.0], [0.0, end], label=f"name {k}")
+    ax.set_title("a title that is as wide as the whole of the Axes, and a little more than that")
+    place_legend(ax, "ends")
+    fig.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in ax.texts]
+    ends = sorted((box.y0, box.y1) for box in boxes)
+    assert len(ends) == 6
+    assert all(low[1] <= high[0] for low, high in itertools.pairwise(ends))
+    assert ends[-1][1] <= ax.title.get_window_extent().y0
+    assert ends[0][1] < ax.transData.transform((0, 0.2))[1]  # the lone one stays at its curve
