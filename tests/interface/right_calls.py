@@ -71,7 +71,7 @@ layers.invert(growing, mu, rtol=1e-6, max_steps=50, strict=True)
 CONSTANTS = """
 linalg.operator_norm(J, rtol=1e-3, solver=linalg.Dense(), strict=True)
 linalg.Certified(rounds=2, max_steps=20)
-linalg.Lanczos(max_steps=20, miss=1e-3, generator=torch.Generator(), max_basis=4)
+linalg.Lanczos(max_steps=20, miss=1e-3, generator=torch.Generator())
 local_lipschitz(F, mu, geometry="wasserstein", rtol=1e-3, solver=linalg.Dense(), strict=True)
 secant_ratio(F, mu, nu, conditional=False)
 euclidean_secant_ratio(lambda x: x**2, x, x + 0.5)

@@ -10,7 +10,7 @@ import torch
 
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.errors import ConvergenceError
-from meanfield.linalg import Lanczos, LinearMap, basis, certify, krylov, operator_norm
+from meanfield.linalg import Lanczos, LinearMap, certify, krylov, operator_norm
 from meanfield.linalg.basis import Basis, lengths_of
 from meanfield.linalg.bidiagonalisation import Bidiagonalisation
 from meanfield.linalg.norms import largest_block_norm
@@ -135,19 +135,6 @@ def test_what_the_basis_spans_already_leaves_nothing_but_a_limit():
     assert float(length) == 0.0
     assert 0 < float(limit) < 1e-12
     assert not grown.newest().any()
-
-
-def test_a_rotation_in_pieces_is_the_rotation(monkeypatch):
-    monkeypatch.setattr(basis, "_PIECE_ENTRIES", 64)
-    grown = Basis(2, torch.empty(0, dtype=F64))
-    for _ in range(19):
-        grown.extend(torch.randn(2, 40, generator=seeded(grown.count), dtype=F64))
-    turn = torch.linalg.qr(torch.randn(2, 19, 19, generator=seeded(5), dtype=F64))[0][:, :9]
-    wanted = grown.combine(turn)
-    grown.rotate(turn)
-    assert grown.count == 9
-    found = grown.combine(torch.eye(9, dtype=F64).expand(2, -1, -1))
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-13)
 
 
 # ------------------------------------------------------------------ blocks
