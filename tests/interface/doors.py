@@ -363,13 +363,3 @@ def stability(p):
     particle, splitting = p.truth.parts(1.0, 0.1)
     near([found.constant_particle, found.constant_splitting], [particle, splitting])
     near(found.constant, max(particle, splitting))
-
-
-@row
-def placed(p):
-    for where in ("pre", "post"):
-        found = dynamics.placed(p.F, p.mu, where)
-        unit = p.case.points / np.linalg.norm(p.case.points, axis=1, keepdims=True)
-        wanted = p.at(p.mu.replace(torch.as_tensor(unit))).images
-        near(found.F(found.start).points[p.truth.alive], wanted[p.truth.alive])
-        near(found.start.points, unit if where == "post" else p.case.points)

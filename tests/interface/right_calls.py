@@ -136,15 +136,9 @@ dynamics.flow(F, mu, [0.0, 1.0], method="rk4", step=0.5, coalesce=0.1)
 dynamics.stability(F, mu, [0.0, 1.0], method="rk4", step=0.5)
 dynamics.FlowMap(F, 1.0, 0.5, method="rk4", step=0.5)
 dynamics.Adaptive("dopri5", rtol=1e-3, atol=1e-6, max_steps=50)
-dynamics.Noise(0.5, torch.Generator())
-dynamics.placed(F, mu, "pre", norm="sphere")
 dynamics.measure_at(flown, 1)
-dynamics.displacements(flown, "start")
 dynamics.clusters(mu, 0.1)
 dynamics.cluster_count(mu, 0.1)
-dynamics.covariance(mu)
-dynamics.diameter(mu)
-dynamics.log_clock(0.5, 2.0, 5, start=0.1)
 """
 
 BOOKKEEPING = """
@@ -173,10 +167,10 @@ LINES = [line for text in GROUPS.values() for line in text.strip().splitlines()]
 _CLOUDS = "w1.* w2.* wp.* solve_w2.* solve_wp.* certify.* sinkhorn_divergence.*"
 _ALONE = (
     "of.value pushforward.mu disintegrate.mu split.mu merge.mu clusters.mu cluster_count.mu "
-    "covariance.mu diameter.mu placed.mu table.points"
+    "table.points"
 )
 # Called later, and checked then.
-_LATER = "FlowMap.F contractive.F placed.F Bounded.map"
+_LATER = "FlowMap.F contractive.F Bounded.map"
 _FINE = [
     (
         "0",
