@@ -23,9 +23,9 @@ def _attention(site: Site) -> SelfAttention:
         [None] * 3 if t is None else t.unflatten(0, (H, 3, -1)).transpose(0, 1).flatten(1, 2)
         for t in linear(own.query_key_value)  # rows are heads, in each its queries, keys, values
     )
-    projections = [Linear(*parts) for parts in zip(weight, bias, strict=True)]
+    query, key, value = map(Linear, weight, bias)
     scale = (site.config.hidden_size // H) ** -0.5 * rotary_gain(site)
-    parameters = attention_parameters(site.config, *projections, own.dense, scale=scale)
+    parameters = attention_parameters(site.config, query, key, value, own.dense, scale=scale)
     return SelfAttention(parameters, causal=site.causal, kernel=rotary_kernel(site))
 
 
