@@ -124,22 +124,19 @@ def kept(folder: Path) -> int:
     return status(folder / "s").n_done if (folder / "s" / "sweep.json").exists() else 0
 
 
-def test_batches_end_by_time_though_the_first_cases_are_the_cheapest(tmp_path, start):
+@pytest.mark.parametrize(
+    ("seconds", "case", "share"),
+    [(3, 0.05, 0.6), pytest.param(18, 0.15, 0.7, marks=pytest.mark.slow)],
+)
+def test_batches_end_by_time_though_the_first_cases_are_the_cheapest(
+    tmp_path, start, seconds, case, share
+):
     """A kill loses at most a quarter of the time that the sweep has run, and the case at work."""
-    process = start(0, 0.05)
-    time.sleep(3)
+    process = start(0, case)
+    time.sleep(seconds)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    assert kept(tmp_path) >= 40 + 0.6 * (3 / 0.05) - 10
-
-
-@pytest.mark.slow
-def test_240_cases_of_growing_cost_killed_after_18_seconds_keep_what_was_done(tmp_path, start):
-    process = start(0, 0.15)
-    time.sleep(18)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert kept(tmp_path) >= 40 + 0.7 * (18 / 0.15) - 10
+    assert kept(tmp_path) >= 40 + share * (seconds / case) - 10
 
 
 @pytest.mark.parametrize("executor", [pytest.param(0, marks=pytest.mark.slow), 2])
