@@ -1,9 +1,7 @@
-"""The one writer: what it does where a system lacks something, whose files it replaces, and that
-what is read is what was written."""
+"""The one writer: whose files it replaces, and that what is read is what was written."""
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import subprocess
@@ -19,58 +17,6 @@ from meanfield.report import write_report
 from meanfield.results import atomic, encoding, files
 from meanfield.results.marks import DIGEST, check_replaceable
 from tests.sweeps.test_results import rich_dataset
-
-
-def refusing(monkeypatch, name, code, when=lambda path: True):
-    """Let a call of the system fail as on a file system that does not know it."""
-    usual = getattr(os, name)
-
-    def refuse(*arguments):
-        if when(arguments[0]):
-            raise OSError(code, os.strerror(code))
-        return usual(*arguments)
-
-    monkeypatch.setattr(atomic.os, name, refuse)
-
-
-def is_folder(descriptor):
-    return Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir()
-
-
-@pytest.mark.parametrize("code", [None, errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
-def test_with_and_without_hard_links_a_file_is_made_once(tmp_path, monkeypatch, code):
-    if code:
-        refusing(monkeypatch, "link", code)
-    path = tmp_path / "a"
-    atomic.write_whole(path, b"first", replace=False)
-    with pytest.raises(FileExistsError):
-        atomic.write_whole(path, b"second", replace=False)
-    assert path.read_bytes() == b"first" and [*tmp_path.iterdir()] == [path]
-
-
-def test_a_folder_that_cannot_be_flushed_is_no_error_and_a_file_or_a_broken_disk_is(
-    tmp_path, monkeypatch
-):
-    with monkeypatch.context() as patch:
-        refusing(patch, "fsync", errno.EINVAL, is_folder)
-        atomic.write_whole(tmp_path / "a", b"whole")
-        results.write_dataset(rich_dataset(), tmp_path / "a.zarr")
-    assert (tmp_path / "a").read_bytes() == b"whole"
-    for code, when in [(errno.EIO, is_folder), (errno.EINVAL, lambda file: not is_folder(file))]:
-        with monkeypatch.context() as patch:
-            refusing(patch, "fsync", code, when)
-            with pytest.raises(OSError, match=os.strerror(code)):
-                atomic.write_whole(tmp_path / "b", b"not sure")
-    assert {file.name for file in tmp_path.iterdir()} <= {"a", "a.zarr", "b"}
-
-
-def test_a_missing_folder_and_a_full_disk_leave_nothing(tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError):
-        atomic.write_whole(tmp_path / "absent" / "a", b"")
-    refusing(monkeypatch, "write", errno.ENOSPC)
-    with pytest.raises(OSError, match="No space left"):
-        atomic.write_whole(tmp_path / "a", b"more than there is")
-    assert not [*tmp_path.iterdir()]
 
 
 class Death(BaseException):
