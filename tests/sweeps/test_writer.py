@@ -16,6 +16,7 @@ from meanfield import results
 from meanfield.report import write_report
 from meanfield.results import atomic, encoding, files
 from meanfield.results.marks import DIGEST, check_replaceable
+from tests.sweeps.test_damage import damages
 from tests.sweeps.test_results import rich_dataset
 
 
@@ -164,10 +165,14 @@ def read_wrongly(tmp_path, suffix, n_bits):
     inside = [Path()] if whole.is_file() else [f.relative_to(whole) for f in whole.rglob("*")]
     wrong = []
     for name in inside:
-        for damage in damages(whole / name, n_bits):
+        folder = (whole / name).is_dir()
+        for _, data in [("", None)] if folder else damages((whole / name).read_bytes(), n_bits):
             broken = tmp_path / f"broken.{suffix}"
             shutil.copytree(whole, broken) if whole.is_dir() else shutil.copy(whole, broken)
-            damage(broken / name)
+            if data is not None:
+                (broken / name).write_bytes(data)
+            else:
+                shutil.rmtree(broken / name) if folder else (broken / name).unlink()
             try:
                 if not results.read_dataset(broken).identical(ds):
                     wrong.append(name)
@@ -195,20 +200,6 @@ def test_without_the_digests_damaged_results_are_read_as_other_numbers(
 
     monkeypatch.setattr(files, "check_digests", unchecked)
     assert read_wrongly(tmp_path, suffix, 40)
-
-
-def damages(file, n_bits):
-    if file.is_dir():
-        yield shutil.rmtree
-        return
-    data = file.read_bytes()
-    yield Path.unlink
-    for content in (b"", data[: len(data) // 2], bytes(len(data))):
-        yield lambda path, content=content: path.write_bytes(content)
-    for bit in np.linspace(0, 8 * len(data) - 1, n_bits).astype(int):
-        turned = bytearray(data)
-        turned[bit // 8] ^= 1 << (bit % 8)
-        yield lambda path, turned=turned: path.write_bytes(turned)
 
 
 def test_a_variable_that_was_added_by_hand_is_named(tmp_path):
