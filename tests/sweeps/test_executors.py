@@ -37,18 +37,11 @@ GRID = {"n": [2, 4, 8], "repetition": range(8)}
     ],
 )
 def test_every_executor_gives_the_same_dataset(tmp_path, executor, stored):
-    expected = sweep(functions.NOISE, GRID, seed=2)
-    store = tmp_path / "s.zarr" if stored else None
+    run = {"store": tmp_path / "s.zarr" if stored else None, "batch_size": 5}
     with ThreadPoolExecutor(3) as threads:
-        ds = sweep(
-            functions.NOISE,
-            GRID,
-            seed=2,
-            store=store,
-            executor=threads if executor == "threads" else executor,
-            batch_size=5,
-        )
-    xr.testing.assert_equal(ds, expected)
+        run["executor"] = threads if executor == "threads" else executor
+        ds = sweep(functions.NOISE, GRID, seed=2, **run)
+    xr.testing.assert_equal(ds, sweep(functions.NOISE, GRID, seed=2))
 
 
 @pytest.mark.slow
