@@ -3,8 +3,8 @@
 
 Collapse times, rates, phase transitions and covariance equations from the literature, each beside
 a simulation. Where a closed form is exact the two agree to the accuracy of the integrator; where
-it is about infinitely many particles, to the error of those there are. Noise has a script of its
-own, ``29_noise_threshold.py``.
+it is about infinitely many particles, to the error of those there are. Noise and the places of the
+norm have scripts of their own, ``29_noise_threshold.py`` and ``30_placement.py``.
 
 ::
 
@@ -20,6 +20,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 import xarray as xr
+from scipy.integrate import solve_ivp
+from scipy.special import ive
 
 from meanfield import (
     AttentionParameters,
@@ -31,7 +33,7 @@ from meanfield import (
     sampling,
 )
 from meanfield.attention.normalizations import exponential
-from meanfield.dynamics import reduced
+from meanfield.layers import Chain, RMSNorm
 
 parser = argparse.ArgumentParser(description="Flows beside what is known of them")
 parser.add_argument("--quick", action="store_true")
@@ -74,21 +76,29 @@ for name, (F, time) in times.items():
     rows.append((f"cosine at the collapse time, {name}", cosine(ds.points[-1]), 0.999, 1e-8))
 
 # %%
-# Every placement of the normalisation has a scalar equation of its own. 1 − cosine ends as
-# :math:`e^{-2t}` after Post-LN and as :math:`1/t^2` after Pre-LN.
+# The cosine follows a scalar equation.
 n, beta = 6, 2.0
-for placement in ("post", "pre", "peri", "ngpt"):
-    F, mu, constraint = dynamics.placed(
-        attention(n, beta), ParticleMeasure(identity(n)), placement
-    )
-    ds = dynamics.flow(F, mu, [0.0, 3.0], method=precise, constraint=constraint)
-    exact = reduced.equiangular(beta, n, [0.0, 3.0], placement=placement).cosine[-1]
-    rows.append((f"cosine at t = 3, {placement}", cosine(ds.points[-1]), float(exact), 1e-9))
 
-for placement, early, late, clock in (("post", 8, 10, lambda t: t), ("pre", 1e3, 4e3, math.log)):
-    F, mu, constraint = dynamics.placed(
-        attention(16, 1.0), ParticleMeasure(identity(16)), placement
-    )
+
+def turn(_, rho):
+    other = math.exp(beta * (rho[0] - 1))
+    return 2 * other * (1 - rho) * ((n - 1) * rho + 1) / (1 + (n - 1) * other)
+
+
+exact = solve_ivp(turn, (0.0, 3.0), [0.0], rtol=1e-11, atol=1e-13).y[0, -1]
+mu = ParticleMeasure(identity(n))
+ds = dynamics.flow(attention(n, beta), mu, [0.0, 3.0], method=precise, constraint="sphere")
+rows.append(("cosine at t = 3", cosine(ds.points[-1]), float(exact), 1e-9))
+
+# %%
+# 1 − cosine ends as :math:`e^{-2t}` after Post-LN and as :math:`1/t^2` after Pre-LN, which
+# attends to the directions alone.
+G, mu = attention(16, 1.0), ParticleMeasure(identity(16))
+on_directions = Chain([RMSNorm(torch.full((16,), 0.25, dtype=torch.float64), 0.0), G])
+for placement, F, constraint, early, late, clock in (
+    ("post", G, "sphere", 8, 10, lambda t: t),
+    ("pre", on_directions, None, 1e3, 4e3, math.log),
+):
     ds = dynamics.flow(F, mu, [0, early, late], method=precise, constraint=constraint)
     gaps = [1 - cosine(x) for x in ds.points[1:]]
     slope = math.log(gaps[0] / gaps[1]) / (clock(late) - clock(early))
@@ -120,7 +130,8 @@ for beta, k in ((1.0, 1), (4.0, 2), (30.0, 5)):
     ds = dynamics.flow(attention(2, beta), mu, [0.0, h], method="rk4", step=h, constraint="sphere")
     sizes = [np.cos(k * np.arctan2(*x.T[::-1])) @ weights.numpy() for x in ds.points.values]
     rate = math.log(sizes[1] / sizes[0]) / h
-    rows.append((f"growth of mode {k}, β = {beta:g}", rate, reduced.mode_rate(k, beta), 1e-3))
+    exact = k**2 * ive(k, beta) / (beta * ive(0, beta))
+    rows.append((f"growth of mode {k}, β = {beta:g}", rate, exact, 1e-3))
 
 # %%
 # Gaussians and means
@@ -132,7 +143,15 @@ V = torch.tensor([[0.6, -0.5], [0.3, -0.8]], dtype=torch.float64)
 mean = torch.tensor([0.3, -0.1], dtype=torch.float64)
 sigma = torch.tensor([[0.8, 0.2], [0.2, 0.5]], dtype=torch.float64)
 root = torch.linalg.cholesky(sigma)
-exact = reduced.gaussian_moments(A, V, mean, sigma, [0.0, 1.0])[1][-1].norm()
+
+
+def rate_of_sigma(_, y):
+    drift = V.numpy() @ y.reshape(2, 2) @ A.numpy() @ y.reshape(2, 2)
+    return (drift + drift.T).ravel()
+
+
+end = solve_ivp(rate_of_sigma, (0.0, 1.0), sigma.ravel(), rtol=1e-11, atol=1e-13).y[:, -1]
+exact = np.linalg.norm(end)
 
 nodes, weights = (torch.as_tensor(a) for a in np.polynomial.hermite_e.hermegauss(26))
 keep = weights > 1e-30
@@ -148,8 +167,8 @@ starts = {
 F = SelfAttention(AttentionParameters.from_bilinear(A, V))
 for name, (mu, allowed) in starts.items():
     ds = dynamics.flow(F, mu, [0.0, 1.0], method="rk4", step=0.02)
-    found = dynamics.covariance(mu.replace(torch.as_tensor(ds.points.values[-1]))).norm()
-    rows.append((f"|Σ| at t = 1, {name}", float(found), float(exact), allowed))
+    found = np.cov(ds.points.values[-1].T, aweights=mu.weights, bias=True)
+    rows.append((f"|Σ| at t = 1, {name}", float(np.linalg.norm(found)), float(exact), allowed))
 
 # %%
 # Masked attention: the first token never moves, and all others come to it.

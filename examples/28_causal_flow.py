@@ -40,6 +40,10 @@ PARKING = 4.0  # c
 FIRST = 0.1  # the second time of the logarithmic clock
 
 
+def clock(last, n_times):
+    return np.append(0, np.geomspace(FIRST, last, n_times - 1))
+
+
 # %%
 # A case: one flow on the circle from random places.
 def masked_flow(beta, repetition, *, n_tokens, last, n_times, generator):
@@ -50,7 +54,7 @@ def masked_flow(beta, repetition, *, n_tokens, last, n_times, generator):
     ds = dynamics.flow(
         F,
         ParticleMeasure.from_sequence(x),
-        dynamics.log_clock(FIRST, last, n_times - 1),
+        clock(last, n_times),
         constraint="sphere",
         observe={"n_clusters": lambda mu: dynamics.cluster_count(mu, 0.02)},
     )
@@ -93,7 +97,7 @@ VARIABLES = (
 def run(grid, fixed, **how):
     """The sweep; arrays have these coordinates."""
     coords = {
-        "time": dynamics.log_clock(FIRST, fixed["last"], fixed["n_times"] - 1),
+        "time": clock(fixed["last"], fixed["n_times"]),
         "particle": np.arange(fixed["n_tokens"]),
         "feature": np.arange(2),
     }

@@ -29,7 +29,6 @@ from meanfield import (
     AttentionParameters,
     ParticleMeasure,
     SelfAttention,
-    dynamics,
     figures,
     results,
     sampling,
@@ -85,6 +84,25 @@ def aligned_order(dim, beta, coupling, *, temperature=0.5, nodes=80):
 # %%
 # A simulation
 # ------------
+# dX = P_X Γ dt + √(2τ) P_X∘dW on the unit sphere by Euler–Maruyama: a step along the tangent
+# space, and back to the sphere.
+def noisy_flow(F, points, times, *, step, temperature, generator):
+    """The particles at the times, (time, particle, feature)."""
+    kept = [points]
+    for length in np.diff(times):
+        n_steps = math.ceil(length / step * (1 - 1e-12))
+        h = length / n_steps
+        for _ in range(n_steps):
+            normal = torch.randn(points.shape, generator=generator, dtype=points.dtype)
+            along = h * F(ParticleMeasure(points)).points
+            along = along + math.sqrt(2 * temperature * h) * normal
+            tangent = along - (along * points).sum(-1, keepdim=True) * points
+            points = torch.nn.functional.normalize(points + tangent, dim=-1)
+        kept.append(points)
+    return torch.stack(kept)
+
+
+# %%
 # A case: the order of one noisy flow that starts half aligned, so that a jump is seen where the
 # aligned state ceases to exist.
 def order(dim, beta, ratio, *, n_particles, last, step, most_dim, generator):
@@ -92,17 +110,15 @@ def order(dim, beta, ratio, *, n_particles, last, step, most_dim, generator):
     eye = torch.eye(dim, dtype=torch.float64)
     parameters = AttentionParameters.from_bilinear(beta * eye, ratio * critical * eye)
     x = sampling.sphere(n_particles, dim, generator=generator)
-    ds = dynamics.flow(
+    path = noisy_flow(
         SelfAttention(parameters, normalization=exponential),
-        ParticleMeasure(torch.nn.functional.normalize(x + 2 * eye[0], dim=-1)),
+        torch.nn.functional.normalize(x + 2 * eye[0], dim=-1),
         np.linspace(0, last, TIMES),
-        method="euler",
         step=step,
-        constraint="sphere",
-        noise=dynamics.Noise(0.5, generator),
-        observe={"order": lambda mu: torch.linalg.vector_norm(mu.mean())},
+        temperature=0.5,
+        generator=generator,
     )
-    late, points = ds["order"].values[TIMES // 2 :], ds.points.values[:, :SHOWN]
+    late, points = path.mean(-2).norm(dim=-1)[TIMES // 2 :].numpy(), path[:, :SHOWN].numpy()
     return {
         "order": late.mean(),
         "order_spread": late.std(),

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.integrate import solve_ivp
 
 from meanfield import (
     AttentionParameters,
@@ -31,19 +32,59 @@ from meanfield import (
     sampling,
     sweep,
 )
-from meanfield.dynamics import reduced
 from meanfield.figures.curves import curve, formula
 from meanfield.figures.selection import by_level, select
+from meanfield.layers import Chain, RMSNorm
 from meanfield.results import Variable
 from meanfield.sweeps import Task
 
 FIRST = 0.01  # the second time of the logarithmic clock
 
 
+def clock(last, n_times):
+    return np.append(0, np.geomspace(FIRST, last, n_times - 1))
+
+
+# %%
+# The flows
+# ---------
+# With θ = N(x) = ``x/|x|``: Post-LN, N(x + F(x)), flows as θ̇ = P_θ F(θ); Pre-LN, x + F(N(x)),
+# as ẋ = F(θ); Peri-LN, x + N(F(N(x))), as ẋ = N(F(θ)); nGPT as θ̇ = P_θ N(F(θ)).
+def placed(F, dim, placement):
+    """The velocity, and the constraint of its flow."""
+    N = RMSNorm(torch.full((dim,), dim**-0.5, dtype=torch.float64), 0.0)
+    maps = {"post": [F], "ngpt": [F, N], "pre": [N, F], "peri": [N, F, N]}[placement]
+    return Chain(maps), "sphere" if placement in ("post", "ngpt") else None
+
+
+# %%
+# Equiangular tokens stay equiangular. With p = e^β/(e^β + (n−1)e^{βρ}) the attention that a token
+# pays to itself, Γ = pθᵢ + (1−p)/(n−1) Σ_{j≠i} θⱼ, and
+# ρ̇ = 2e^{βρ}(1−ρ)((n−1)ρ+1)/(e^β + (n−1)e^{βρ}) on the sphere. Pre-LN divides it by r, with
+# ṙ = ⟨θ, Γ⟩; Peri-LN divides both by ``|Γ|``; nGPT divides the first by ``|Γ|``.
+def equiangular(beta, n, times, placement):
+    """The common cosine ρ from 0, and the common norm r from 1, at the times."""
+    free = placement in ("pre", "peri")
+
+    def rate(_, y):
+        rho, r = y
+        other = np.exp(beta * (rho - 1))
+        own = 1 / (1 + (n - 1) * other)
+        q = other * own
+        turn = 2 * (1 - rho) * ((n - 1) * rho + 1) * q
+        outward = own + (n - 1) * q * rho
+        square = own**2 + 2 * own * q * (n - 1) * rho + q**2 * (n - 1) * (1 + (n - 2) * rho)
+        speed = 1 / np.sqrt(square) if placement in ("peri", "ngpt") else 1.0
+        return [turn * speed / (r if free else 1.0), outward * speed if free else 0.0]
+
+    ends, how = (times[0], times[-1]), {"method": "DOP853", "rtol": 1e-11, "atol": 1e-13}
+    return solve_ivp(rate, ends, [0.0, 1.0], t_eval=times, **how).y
+
+
 # %%
 # A case: the same network on an orthonormal and on a random start.
 def collapse(placement, beta, *, n_tokens, dim, last, n_times, generator):
-    times = dynamics.log_clock(FIRST, last, n_times - 1)
+    times = clock(last, n_times)
     exact = torch.eye(n_tokens, dtype=torch.float64)
     F = SelfAttention(AttentionParameters.from_bilinear(beta * exact, exact))
     drawn = sampling.sphere(n_tokens, dim, generator=generator)
@@ -51,9 +92,14 @@ def collapse(placement, beta, *, n_tokens, dim, last, n_times, generator):
     starts = {"": exact, "_random": drawn @ torch.linalg.qr(drawn.mT)[0]}
     found = {}
     for name, start in starts.items():
-        velocity, mu, constraint = dynamics.placed(F, ParticleMeasure(start), placement)
-        method = dynamics.Adaptive("dopri5", 1e-8, 1e-11)
-        x = dynamics.flow(velocity, mu, times, method=method, constraint=constraint).points.values
+        velocity, constraint = placed(F, n_tokens, placement)
+        x = dynamics.flow(
+            velocity,
+            ParticleMeasure(start),
+            times,
+            method=dynamics.Adaptive("dopri5", 1e-8, 1e-11),
+            constraint=constraint,
+        ).points.values
         radius = np.linalg.norm(x, axis=-1)
         directions = x / radius[..., None]
         found[f"gap{name}"] = mean_gap(directions)
@@ -61,8 +107,8 @@ def collapse(placement, beta, *, n_tokens, dim, last, n_times, generator):
             phi = 2 * np.pi * np.arange(n_tokens) / n_tokens
             found["points"] = directions @ np.stack([np.cos(phi), np.sin(phi)], -1)
             found["radius"] = radius.mean(-1)
-    expected = reduced.equiangular(beta, n_tokens, times, placement=placement)
-    return found | {"gap_reduced": 1 - expected.cosine, "radius_reduced": expected.radius}
+    expected, norms = equiangular(beta, n_tokens, times, placement)
+    return found | {"gap_reduced": 1 - expected, "radius_reduced": norms}
 
 
 def mean_gap(u):
@@ -93,7 +139,7 @@ VARIABLES = (
 def run(grid, fixed, **how):
     """The sweep; arrays have these coordinates."""
     coords = {
-        "time": dynamics.log_clock(FIRST, fixed["last"], fixed["n_times"] - 1),
+        "time": clock(fixed["last"], fixed["n_times"]),
         "particle": np.arange(fixed["n_tokens"]),
         "feature": np.arange(2),
     }

@@ -174,9 +174,8 @@ def through_depth(figure):
     ax = figure.subplots()
     H = SelfAttention(AttentionParameters.from_bilinear([[9.0, 0.0], [0.0, 9.0]], np.eye(2)))
     mu = ParticleMeasure(sampling.sphere(24, 2, generator=3))
-    ds = dynamics.flow(
-        H, mu, dynamics.log_clock(0.05, 5e3, 120), constraint="sphere", coalesce=1e-7
-    )
+    times = np.append(0, np.geomspace(0.05, 5e3, 120))
+    ds = dynamics.flow(H, mu, times, constraint="sphere", coalesce=1e-7)
     angle = np.rad2deg(np.arctan2(ds.points[..., 1], ds.points[..., 0]))
     ax.semilogx(ds.time[1:], angle[1:], color=BEFORE, lw=0.8)
     here, many = np.unique(angle[-1].values.round(), return_counts=True)

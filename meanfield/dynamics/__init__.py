@@ -5,33 +5,24 @@ A map of measures F, whose image of the atom x is Γ_μ(x), is the velocity of t
 Dataset, `FlowMap` is the flow as a map of measures, and the rest measures what a flow does.
 """
 
-# Files, each importing only those before it: `clocks`, `constraints`, `velocities`, `merging`,
-# `schemes`, `integrators`, `trajectories`, `flow`, `flow_map`, `paths`, `stability`; `placements`,
-# `functionals` and `reduced` import none of the others but `clocks`.
+# Files, each importing only those before it: `constraints`, `velocities`, `merging`, `schemes`,
+# `integrators`, `trajectories`, `flow`, `flow_map`, `stability`; `functionals` imports none of
+# them.
 
-from meanfield.dynamics.clocks import log_clock
-from meanfield.dynamics.flow import flow
+from meanfield.dynamics.flow import flow, measure_at
 from meanfield.dynamics.flow_map import FlowMap
-from meanfield.dynamics.functionals import covariance, diameter, log_energy
-from meanfield.dynamics.integrators import Adaptive, Noise
+from meanfield.dynamics.functionals import log_energy
+from meanfield.dynamics.integrators import Adaptive
 from meanfield.dynamics.merging import cluster_count, clusters
-from meanfield.dynamics.paths import displacements, measure_at
-from meanfield.dynamics.placements import placed
 from meanfield.dynamics.stability import stability
 
 __all__ = [
     "Adaptive",
     "FlowMap",
-    "Noise",
     "cluster_count",
     "clusters",
-    "covariance",
-    "diameter",
-    "displacements",
     "flow",
-    "log_clock",
     "log_energy",
     "measure_at",
-    "placed",
     "stability",
 ]

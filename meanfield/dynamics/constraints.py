@@ -1,4 +1,4 @@
-"""Where particles live: free space, spheres, and the spheres that LayerNorm maps to."""
+"""Where particles live: free space, or spheres about 0."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import choice, is_traced
-
-# How far a start may be from the hyperplane that LayerNorm maps to, relative to its size.
-_OFF_CENTRE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
 
 @dataclass(frozen=True)
@@ -43,41 +40,32 @@ class Constraint:
 
 @dataclass(frozen=True, eq=False)
 class Sphere(Constraint):
-    """{x : |x| = r}, r of each particle's own, and with `centred` its part in {x : Σₖ xₖ = 0}.
+    """{x : |x| = r}, r of each particle's own, with P_x v = v − ⟨x, v⟩ x/|x|².
 
-    P_x v = v − ⟨x, v⟩ x/|x|² (of the centred v). This is what a norm after each residual layer
-    does as layers become small: RMSNorm keeps the sphere, LayerNorm its centred part.
+    This is what RMSNorm after each residual layer does as layers become small.
 
     Attributes:
         radii: r, (..., n, 1).
-        centred: whether coordinates have mean 0, as after LayerNorm.
     """
 
     is_free: ClassVar[bool] = False
     radii: Tensor
-    centred: bool = False
 
     def tangent(self, points: Tensor, vectors: Tensor) -> Tensor:
         """P_x v."""
-        if self.centred:
-            vectors = _centred(vectors)
         along = (points * vectors).sum(-1, keepdim=True) / points.square().sum(-1, keepdim=True)
         return torch.addcmul(vectors, points, along, value=-1)
 
     def retract(self, points: Tensor) -> Tensor:
-        """r x/|x| (of the centred x)."""
+        """r x/|x|."""
         return self.radii * self.outward(points)
 
     def stretch(self, points: Tensor) -> Tensor:
-        """r/|x| (of the centred x)."""
-        if self.centred:
-            points = _centred(points)
+        """r/|x|."""
         return self.radii / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
 
     def outward(self, points: Tensor) -> Tensor:
-        """x/|x| (of the centred x)."""
-        if self.centred:
-            points = _centred(points)
+        """x/|x|."""
         return points / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
 
 
@@ -85,33 +73,19 @@ def constraint_at(name: str | None, points: Tensor) -> Constraint:
     """The constraint of this name through given points.
 
     Args:
-        name: None (R^d), "sphere" (every particle keeps its norm), "layer_norm" (besides, its
-            coordinates keep the mean 0).
+        name: None (R^d), "sphere" (every particle keeps its norm).
         points: (..., n, d).
 
     Raises:
-        ValueError: an unknown name, or points that are not on such a set.
+        ValueError: an unknown name, or a point at 0, which is on no sphere.
     """
     if name is None:
         return Constraint()
-    choice(name, "constraint", ("sphere", "layer_norm"))
-    centred = name == "layer_norm"
+    choice(name, "constraint", ("sphere",))
     radii = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
-    if not is_traced(points):
-        if not bool((radii > 0).all()):
-            raise ValueError(
-                f"constraint {name!r}: expected particles off the origin, got one at 0; "
-                "leave it out, or move it"
-            )
-        off = (points.mean(-1, keepdim=True) / radii).abs().max()
-        if centred and not float(off) <= _OFF_CENTRE[points.dtype]:
-            raise ValueError(
-                "constraint 'layer_norm': expected particles whose coordinates have mean 0, got "
-                f"a mean of {float(off):.3g} of their norm; subtract each particle's mean first, "
-                "points - points.mean(-1, keepdim=True)"
-            )
-    return Sphere(radii, centred)
-
-
-def _centred(vectors: Tensor) -> Tensor:
-    return vectors - vectors.mean(-1, keepdim=True)
+    if not is_traced(points) and not bool((radii > 0).all()):
+        raise ValueError(
+            "constraint 'sphere': expected particles off the origin, got one at 0; leave it out, "
+            "or move it"
+        )
+    return Sphere(radii)

@@ -11,16 +11,16 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from meanfield.checks import name_of, number, to_host, without_autocast
-from meanfield.dynamics.clocks import TIME, checked_times
-from meanfield.dynamics.integrators import Adaptive, Noise, integrator_of
-from meanfield.dynamics.trajectories import FlowProblem
+from meanfield.checks import count, name_of, number, to_host, without_autocast
+from meanfield.dynamics.integrators import Adaptive, integrator_of
+from meanfield.dynamics.trajectories import TIME, FlowProblem, checked_times
 from meanfield.dynamics.velocities import schedule_of
 from meanfield.habits import with_hints
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
 from meanfield.results.provenance import provenance
+from meanfield.results.shapes import as_dataset
 
 Observables = dict[Variable, Callable[[ParticleMeasure], Any]]
 
@@ -40,7 +40,6 @@ def flow(
     method: str | Adaptive = "dopri5",
     step: float | None = None,
     constraint: str | None = None,
-    noise: Noise | None = None,
     coalesce: float = 0.0,
     observe: Mapping[str | Variable, Callable[[ParticleMeasure], Any]] | None = None,
     keep_points: bool = True,
@@ -54,13 +53,12 @@ def flow(
         F: Γ as a map of measures, whose image of xᵢ is Γ_μ(xᵢ); or a sequence of them, the k-th
             acting for k ≤ t < k + 1: with "euler" and step 1 that is the network x ↦ x + F_k(x).
         mu: μ at the first time. Leading axes are a batch.
-        times: increasing numbers, the first is the start; see `log_clock`.
+        times: increasing numbers, the first is the start. Metastable stages last about
+            e^β: ``np.append(0, np.geomspace(0.01, 1e4, 40))`` sees them all.
         method: "dopri5" or "dop853", which choose their steps, or `Adaptive` with settings; "rk4"
             (order 4) or "euler" (order 1), whose error is that of their step.
         step: largest step of "rk4" and "euler", which need one; None for the others.
-        constraint: None (R^d); "sphere" (each particle keeps its norm: P_x = I − xxᵀ/|x|²);
-            "layer_norm" (its coordinates also have mean 0). See `placed`.
-        noise: Brownian motion added to the flow, with method "euler" only.
+        constraint: None (R^d), or "sphere" (each particle keeps its norm: P_x = I − xxᵀ/|x|²).
         coalesce: atoms that are all within this distance of each other are merged (checked after
             each step); a longer chain stays until it has contracted. Removes the stiffness of
             collapsed clusters; the error is about this distance times the expansion of the flow.
@@ -93,7 +91,6 @@ def flow(
         clock,
         integrator_of(method, step),
         constraint,
-        noise,
         number(coalesce, "coalesce", least=0),
     )
     observables = _labelled(observe or {})
@@ -163,8 +160,30 @@ def _assembled(
         "method": str(problem.integrator),
         "constraint": problem.constraint,
         "coalesce": problem.coalesce,
-        "temperature": None if problem.noise is None else problem.noise.temperature,
     }
     record = provenance(spec, dtype=mu.dtype, device=mu.device)
     coords = {"time": (TIME, problem.times)}
     return dataset(variables, values, coords=coords, attrs={"provenance": record})
+
+
+def measure_at(ds: xr.Dataset, index: int) -> ParticleMeasure:
+    """The measure of a flow at the index-th of its times.
+
+    Args:
+        ds: of `flow`, with its points.
+        index: of the time; negative ones count from the end.
+    """
+    if "points" not in as_dataset(ds) or "time" not in ds:
+        raise ValueError(
+            "ds: expected the Dataset of a flow with its points, keep_points=True, got one with "
+            f"{list(ds.variables)}"
+        )
+    last = ds.sizes["time"] - 1
+    index = count(index, "index", least=-last - 1)
+    if index > last:
+        raise IndexError(
+            f"index: expected one of the {last + 1} times, at most {last}, got {index}"
+        )
+    positions = torch.tensor(ds["positions"].values) if "positions" in ds else None
+    points, logs = (torch.tensor(ds[name].values) for name in ("points", "log_weights"))
+    return ParticleMeasure(points[index], log_weights=logs, positions=positions)

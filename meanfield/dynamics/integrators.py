@@ -1,4 +1,4 @@
-"""From one time to the next: equal steps, steps chosen by their error, and noise."""
+"""From one time to the next: equal steps, or steps chosen by their error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_generator, choice, count, describe, number
+from meanfield.checks import choice, count, describe, number
 from meanfield.dynamics.schemes import ADAPTIVE, FIXED, Stages, Tableau, stages, stepped, tableau
 from meanfield.dynamics.velocities import Velocity
 from meanfield.errors import ConvergenceError
@@ -21,33 +21,6 @@ _TINY_RTOL = 1e-13  # below it the error estimate of a step in float64 is roundi
 # The next step is longer or shorter than the last by these factors at most, and that of the
 # formula by a margin.
 _SHORTER, _LONGER, _MARGIN = 0.2, 10.0, 0.9
-
-
-@dataclass(frozen=True, eq=False)
-class Noise:
-    """Brownian motion: dX = P_X Γ_μ(X) dt + √(2τ) P_X ∘ dW, so ∂μ + div(μΓ) = τΔμ.
-
-    Args:
-        temperature: τ ≥ 0.
-        generator: where the random numbers come from, or a seed; torch's own generator if None.
-
-    Raises:
-        ValueError: a temperature that is negative or not finite.
-    """
-
-    temperature: float
-    generator: torch.Generator = None  # type: ignore[assignment]
-
-    def __post_init__(self) -> None:
-        number(self.temperature, "temperature", least=0)
-        object.__setattr__(self, "generator", as_generator(self.generator))
-
-    def increment(self, points: Tensor, step: float) -> Tensor:
-        """√(2τh) ξ, ξ standard normal, in the shape of the points."""
-        xi = torch.randn(
-            points.shape, generator=self.generator, dtype=points.dtype, device=points.device
-        )
-        return math.sqrt(2 * self.temperature * step) * xi
 
 
 class Step(NamedTuple):
@@ -93,21 +66,17 @@ class FixedStep:
         mu: ParticleMeasure,
         interval: tuple[float, float],
         *,
-        noise: Noise | None = None,
         step: float | None = None,
     ) -> Iterator[Step]:
         """The steps through an interval in which one map acts, from μ on the constraint."""
         del step  # of adaptive methods
-        method, (start, end), on = tableau(self.method), interval, velocity.constraint
+        method, (start, end) = tableau(self.method), interval
         # Slack for rounding: in floats 2.1/0.3 is above 7.
         n_steps = max(1, math.ceil((end - start) / self.step * (1 - 1e-12)))
         h = (end - start) / n_steps
         for k in range(1, n_steps + 1):
             found = stages(method, velocity, mu, h)
-            moved = found.moved
-            if noise is not None:
-                moved = moved + on.tangent(mu.points, noise.increment(mu.points, h))
-            mu = mu.replace(on.retract(moved))
+            mu = mu.replace(velocity.constraint.retract(found.moved))
             time = end if k == n_steps else start + k * h
             yield Step(h, found, time, mu, len(method.rows), None)
 
@@ -147,7 +116,6 @@ class Adaptive:
         mu: ParticleMeasure,
         interval: tuple[float, float],
         *,
-        noise: Noise | None = None,
         step: float | None = None,
     ) -> Iterator[Step]:
         """The steps through an interval in which one map acts; the first tried has length `step`.
@@ -156,7 +124,6 @@ class Adaptive:
             ConvergenceError: a step below the spacing of floats, or more than `max_steps`.
             OverflowError: particles leave the range of their dtype.
         """
-        del noise  # of "euler"
         method, (time, end), taken, longest = tableau(self.method), interval, 0, _LONGER
         slope, spent = velocity(mu).points, 1
         if step is None:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from meanfield.checks import describe, is_traced
+from meanfield.checks import as_floats, is_traced
 from meanfield.dynamics.constraints import Constraint, constraint_at
-from meanfield.dynamics.integrators import Integrator, Noise, out_of_range
+from meanfield.dynamics.integrators import Integrator, out_of_range
 from meanfield.dynamics.merging import coalesced, meets
 from meanfield.dynamics.velocities import Schedule, Velocity
 from meanfield.measures import ParticleMeasure, check_measure, log_sums
+from meanfield.results import Variable
+
+TIME = Variable("time", "time, or depth in layers", dims=("time",), symbol="t")
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +31,7 @@ class FlowProblem:
         schedule: the maps, and when each acts.
         times: output times, the first is that of the start.
         integrator: how it gets from one time to the next.
-        constraint: None, "sphere" or "layer_norm".
-        noise: Brownian motion added to the flow, if any.
+        constraint: None or "sphere".
         coalesce: distance within which atoms are merged; 0 for no merging.
     """
 
@@ -37,25 +40,14 @@ class FlowProblem:
     times: np.ndarray
     integrator: Integrator
     constraint: str | None
-    noise: Noise | None = None
     coalesce: float = 0.0
 
     def __post_init__(self) -> None:
-        mu, noise = check_measure(self.start), self.noise
-        if noise is not None and not isinstance(noise, Noise):
-            raise TypeError(
-                f"noise: expected Noise(temperature, generator) or None, got {describe(noise)}"
-            )
-        if noise is not None and self.integrator.method != "euler":
+        mu = check_measure(self.start)
+        if self.coalesce and (mu.batch_shape or mu.is_positioned):
             raise ValueError(
-                "noise: expected method 'euler' (Euler–Maruyama) beside it, got "
-                f"{self.integrator.method!r}"
-            )
-        if self.coalesce and (mu.batch_shape or mu.is_positioned or noise is not None):
-            raise ValueError(
-                "coalesce: expected one measure without batch axes, positions or noise (atoms at "
-                "different positions see different pasts, and noise separates merged atoms), got "
-                f"{mu!r}{' and noise' if noise is not None else ''}"
+                "coalesce: expected one measure without batch axes or positions (atoms at "
+                f"different positions see different pasts), got {mu!r}"
             )
         self.schedule.check_start(mu)
         constraint_at(self.constraint, mu.points)  # refuses a start that is not on it
@@ -74,9 +66,8 @@ class FlowProblem:
             for F, begin, end in self.schedule.between(before, until):
                 time = begin
                 while time < end:
-                    for taken in self.integrator.steps(
-                        Velocity(F, on), moving, (time, end), noise=self.noise, step=step
-                    ):
+                    velocity = Velocity(F, on)
+                    for taken in self.integrator.steps(velocity, moving, (time, end), step=step):
                         time, moving, step = taken.time, taken.measure, taken.following
                         evaluations += taken.evaluations
                         # The flow contracts clusters fast, which keeps adaptive steps short:
@@ -104,3 +95,21 @@ class FlowProblem:
         first = first.scatter_reduce(0, labels, places, "amin")
         on = constraint_at(self.constraint, self.start.points[first])
         return labels, ParticleMeasure(together.points, log_weights=logs), on
+
+
+def checked_times(times: Sequence[float] | Any) -> np.ndarray:
+    """Increasing finite times, (T,), T ≥ 1.
+
+    Raises:
+        ValueError: another shape, NaN or infinite times, times that do not increase.
+    """
+    found = as_floats(times, "times", finite=True)
+    if found.ndim != 1:
+        got = f"{float(found):g}" if found.ndim == 0 else f"shape {found.shape}"
+        raise ValueError(f"times: expected increasing numbers such as [0.0, 10.0], got {got}")
+    if not (np.diff(found) > 0).all():
+        k = int(np.argmin(np.diff(found)))
+        raise ValueError(
+            f"times: expected increasing numbers, got {found[k]:g} before {found[k + 1]:g}"
+        )
+    return found

@@ -84,8 +84,6 @@ EXPERIMENTS = {
         "Theorem 3.7: the limit far out, and the hump near ties", "[CAP24] Thm 3.7, 4.5"
     ),
     "clustering": Listed("tokens through depth, on the sphere and in the plane"),
-    "metastability": Listed("the staircase of meeting clusters, and how many there are first"),
-    "gaussian-flow": Listed("samples of a Gaussian beside its covariance equation"),
     "mean-field-limit": Listed("W2 between n tokens and many, at the start and in depth"),
 }
 

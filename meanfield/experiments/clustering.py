@@ -57,7 +57,8 @@ def measure(s: Settings, space: str, beta: float, generator: torch.Generator) ->
     if not on_sphere:
         x = torch.randn(s.n_particles, 3, generator=generator, dtype=torch.float64)
         x[:, 2] = 0.0  # attention with A = βI keeps the plane
-    times = dynamics.log_clock(1e-2, s.last if on_sphere else s.last_plane, s.n_times - 1)
+    last = s.last if on_sphere else s.last_plane
+    times = np.append(0, np.geomspace(1e-2, last, s.n_times - 1))
     ds = dynamics.flow(
         F, ParticleMeasure(x), times, method=dynamics.Adaptive("dopri5", 1e-7, 1e-9),
         constraint="sphere" if on_sphere else None, coalesce=1e-7 if on_sphere else 0.0,

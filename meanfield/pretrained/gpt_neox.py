@@ -23,7 +23,7 @@ def _attention(site: Site) -> SelfAttention:
         [None] * 3 if t is None else t.unflatten(0, (H, 3, -1)).transpose(0, 1).flatten(1, 2)
         for t in linear(own.query_key_value)  # rows are heads, in each its queries, keys, values
     )
-    query, key, value = map(Linear, weight, bias)
+    query, key, value = (Linear(*parts) for parts in zip(weight, bias, strict=True))
     scale = (site.config.hidden_size // H) ** -0.5 * rotary_gain(site)
     parameters = attention_parameters(site.config, query, key, value, own.dense, scale=scale)
     return SelfAttention(parameters, causal=site.causal, kernel=rotary_kernel(site))

@@ -2,14 +2,12 @@
 
     python tests/benchmarks/bench_flow.py [--quick] [--device cuda]
 
-V = A = I, uniform weights, equal steps of 0.05: Runge–Kutta 4 on the sphere in d = 3, the Euler–
-Maruyama scheme there with noise, and Runge–Kutta 4 in R^64 in float32. Each row is beside the
-faster of the two scripts.
+V = A = I, uniform weights, Runge–Kutta 4 with equal steps of 0.05, on the sphere in d = 3 and in
+R^64 in float32. Each row is beside the faster of the two scripts.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics
 
-STEP, TEMPERATURE = 0.05, 0.01
+STEP = 0.05
 # Of the speed of the script, by the number of particles.
 ASKED = {64: 0.2, 256: 0.5, 2048: 0.8}
 
@@ -34,9 +32,7 @@ def runge_kutta(velocity: Callable[[Any], Any], x: Any, step: float) -> Any:
     return x + step / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
 
 
-def by_numpy(x: np.ndarray, steps: int, sphere: bool, noise: bool) -> np.ndarray:
-    generator = np.random.default_rng(0)
-
+def by_numpy(x: np.ndarray, steps: int, sphere: bool) -> np.ndarray:
     def on(y: np.ndarray) -> np.ndarray:
         return y / np.linalg.norm(y, axis=1, keepdims=True) if sphere else y
 
@@ -50,15 +46,11 @@ def by_numpy(x: np.ndarray, steps: int, sphere: bool, noise: bool) -> np.ndarray
         return tangent(y, p @ y / p.sum(1, keepdims=True))
 
     for _ in range(steps):
-        if noise:
-            xi = math.sqrt(2 * TEMPERATURE * STEP) * generator.standard_normal(x.shape)
-            x = on(x + STEP * velocity(x) + tangent(x, xi))
-            continue
         x = on(runge_kutta(velocity, x, STEP))
     return x
 
 
-def by_torch(x: torch.Tensor, steps: int, sphere: bool, noise: bool) -> torch.Tensor:
+def by_torch(x: torch.Tensor, steps: int, sphere: bool) -> torch.Tensor:
     """The same with the fused kernel."""
 
     def on(y: torch.Tensor) -> torch.Tensor:
@@ -73,15 +65,11 @@ def by_torch(x: torch.Tensor, steps: int, sphere: bool, noise: bool) -> torch.Te
         return tangent(y, sdpa(z, z, z, scale=1.0)[0, 0])
 
     for _ in range(steps):
-        if noise:
-            xi = math.sqrt(2 * TEMPERATURE * STEP) * torch.randn_like(x)
-            x = on(x + STEP * velocity(x) + tangent(x, xi))
-            continue
         x = on(runge_kutta(velocity, x, STEP))
     return x
 
 
-def row(n: int, dim: int, steps: int, sphere: bool, noise: bool, device: str) -> dict:
+def row(n: int, dim: int, steps: int, sphere: bool, device: str) -> dict:
     dtype = torch.float64 if sphere else torch.float32
     x = torch.randn(n, dim, generator=torch.Generator().manual_seed(0), dtype=dtype).to(device)
     x = x / torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -89,26 +77,23 @@ def row(n: int, dim: int, steps: int, sphere: bool, noise: bool, device: str) ->
     F, host = SelfAttention(AttentionParameters.from_bilinear(eye, eye)), x.cpu().numpy()
 
     def ours() -> object:
-        generator = torch.Generator(device).manual_seed(0)
-        return dynamics.flow(
-            F, ParticleMeasure(x), [0.0, steps * STEP], method="euler" if noise else "rk4",
-            step=STEP, constraint="sphere" if sphere else None,
-            noise=dynamics.Noise(TEMPERATURE, generator) if noise else None,
-        )  # fmt: skip
+        times, constraint = [0.0, steps * STEP], "sphere" if sphere else None
+        start = ParticleMeasure(x)
+        return dynamics.flow(F, start, times, method="rk4", step=STEP, constraint=constraint)
 
     scripts: dict[str, Callable[[], object]] = {
-        "torch and SDPA": lambda: by_torch(x, steps, sphere, noise),
-        "NumPy": lambda: by_numpy(host, steps, sphere, noise),
+        "torch and SDPA": lambda: by_torch(x, steps, sphere),
+        "NumPy": lambda: by_numpy(host, steps, sphere),
     }
     times = least(scripts.values(), device=device, lasting=0.2)
     peer = min(zip(times, scripts, strict=True))[1]
     where = "sphere" if sphere else f"R^{dim}, float32"
     return beside(
-        f"{'noise' if noise else 'RK4'}, {where}, n = {n:,}, {steps} steps",
+        f"RK4, {where}, n = {n:,}, {steps} steps",
         ours,
         scripts[peer],
         peer=f"20 lines of {peer}",
-        asked=None if noise else ASKED.get(n),
+        asked=ASKED.get(n),
         device=device,
     )
 
@@ -116,11 +101,10 @@ def row(n: int, dim: int, steps: int, sphere: bool, noise: bool, device: str) ->
 def rows(quick: bool, device: str) -> Iterator[dict]:
     sizes = ((64, 2),) if quick else ((64, 50), (256, 20), (2048, 2))
     for n, steps in sizes:
-        yield row(n, 3, steps, True, False, device)
+        yield row(n, 3, steps, True, device)
     if quick:
         return
-    yield row(256, 3, 50, True, True, device)
-    yield row(2048, 64, 2, False, False, device)
+    yield row(2048, 64, 2, False, device)
 
 
 if __name__ == "__main__":

@@ -12,18 +12,16 @@ def velocity(x, a, A, V, *, positions=None, normalised=True, place="free"):
     """The velocity of each particle, by a double loop."""
     out = np.zeros_like(x)
     for i in range(len(x)):
-        at = x[i] / np.linalg.norm(x[i]) if place in ("sphere", "pre", "peri") else x[i]
+        at = x[i] / np.linalg.norm(x[i]) if place == "sphere" else x[i]
         mass, mean = 0.0, np.zeros(x.shape[1])
         for j in range(len(x)):
             if positions is not None and positions[j] > positions[i]:
                 continue
-            other = x[j] / np.linalg.norm(x[j]) if place in ("sphere", "pre", "peri") else x[j]
+            other = x[j] / np.linalg.norm(x[j]) if place == "sphere" else x[j]
             weight = a[j] * math.exp(A @ at @ other)
             mass += weight
             mean += weight * (V @ other)
         out[i] = mean / mass if normalised else mean
-        if place == "peri":
-            out[i] /= np.linalg.norm(out[i])
         if place == "sphere":
             out[i] -= at * (at @ out[i])
     return out

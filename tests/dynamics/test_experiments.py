@@ -8,17 +8,11 @@ import numpy as np
 import pytest
 
 from meanfield import figures
-from meanfield.experiments import clustering, gaussian_flow, mean_field_limit, metastability
+from meanfield.experiments import clustering, mean_field_limit
 
 TINY = {
     clustering: clustering.Settings(
         betas=(1.0, 9.0), n_particles=16, last=200.0, last_plane=6.0, n_times=16
-    ),
-    metastability: metastability.Settings(
-        betas=(4.0,), repetitions=1, n_particles=48, last=1e5, n_times=30
-    ),
-    gaussian_flow: gaussian_flow.Settings(
-        n_particles=(50, 400), repetitions=3, last=1.0, n_times=3
     ),
     mean_field_limit: mean_field_limit.Settings(
         n_particles=(16, 128), n_many=512, repetitions=2, dims=(3,), times=(0.0, 0.5)
@@ -67,32 +61,6 @@ def test_tokens_on_the_sphere_meet_and_the_energy_rises(made):
     assert np.abs(plane.points).max() < 20
 
 
-def test_the_first_stage_has_as_many_clusters_as_the_fastest_mode(made):
-    ds = made(metastability)
-    assert abs(float(ds.found_mode[0]) - float(ds.first_mode[0])) <= 1
-    assert float(ds.n_clusters[0, 0]) == 48
-    assert (ds.n_clusters.diff("time") <= 0).all()
-
-
-def test_a_comb_has_its_own_mode():
-    phi = 2 * np.pi * np.arange(24) / 24
-    combed = np.round(phi / (2 * np.pi / 4)) * (2 * np.pi / 4)
-    path = np.stack([np.stack([np.cos(p), np.sin(p)], -1) for p in (phi, combed)])
-    assert metastability.dominant_mode(path) == 4
-    assert np.isnan(metastability.dominant_mode(path[:1]))
-
-
-def test_samples_of_a_gaussian_follow_the_equation_better_the_more_there_are(made):
-    ds = made(gaussian_flow)
-    for kernel in ("softmax", "l2"):
-        rows = ds.isel(case=np.flatnonzero(ds.kernel.values == kernel))
-        few, many = (
-            float(rows.error.isel(time=-1)[rows.n_particles.values == n].mean()) for n in (50, 400)
-        )
-        assert many < 0.15
-        assert many < 0.6 * few
-
-
 def test_more_samples_are_closer_to_the_mean_field_at_any_depth(made):
     ds = made(mean_field_limit)
     mean = ds.groupby("n_particles").mean()
@@ -108,8 +76,6 @@ def test_more_samples_are_closer_to_the_mean_field_at_any_depth(made):
     "module",
     [
         clustering,
-        pytest.param(metastability, marks=pytest.mark.slow),
-        pytest.param(gaussian_flow, marks=pytest.mark.slow),
         pytest.param(mean_field_limit, marks=pytest.mark.slow),
     ],
 )

@@ -1,8 +1,7 @@
-"""The flow of a map of measures: orders, laws, constraints, layers, noise, batches."""
+"""The flow of a map of measures: orders, laws, constraints, layers, batches."""
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -13,7 +12,6 @@ from scipy.integrate import solve_ivp
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
 from meanfield.attention.normalizations import RowWise, exponential, softmax
 from meanfield.errors import ConvergenceError
-from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import split, stack
 from tests.dynamics import dynamics_oracles as oracles
 
@@ -43,6 +41,18 @@ def attention(A, V, **settings) -> SelfAttention:
 def shifted_exponential(shift: float) -> RowWise:
     """e^{s − shift}, not divided: another unit of time, in which large scores do not overflow."""
     return RowWise(lambda scores: scores - shift, divides=False)
+
+
+def at_rest(mu):
+    return mu.replace(torch.zeros_like(mu.points))
+
+
+def size(mu) -> torch.Tensor:
+    return mu.points.norm(dim=-1).amax(-1)
+
+
+def moments(mu) -> torch.Tensor:
+    return (mu.weights[..., None] * mu.points).mT @ mu.points
 
 
 # --- against loops over pairs ---
@@ -79,96 +89,6 @@ def test_an_unnormalised_flow_is_that_of_loops_over_pairs_without_the_denominato
         positions=mu.positions.numpy() if causal else None, normalised=False, place="sphere",
     )  # fmt: skip
     np.testing.assert_allclose(ds.points, expected, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize("placement", ["pre", "peri"])
-def test_pre_and_peri_ln_are_those_of_loops_over_pairs(placement):
-    A, V, mu = case(3)
-    F, mu, constraint = dynamics.placed(attention(A, V), mu, placement)
-    ds = dynamics.flow(F, mu, TIMES, method=PRECISE, constraint=constraint)
-    expected = oracles.flow(
-        mu.points.numpy(), mu.weights.numpy(), A.numpy(), V.numpy(), TIMES, place=placement
-    )
-    np.testing.assert_allclose(ds.points, expected, rtol=0, atol=1e-9)
-
-
-# --- placements ---
-
-
-def _centred(x):
-    return x - x.mean(-1, keepdim=True)
-
-
-NORMS = {
-    "sphere": lambda x: x / x.norm(dim=-1, keepdim=True),
-    "rms": lambda x: math.sqrt(D) * x / x.norm(dim=-1, keepdim=True),
-    "layer": lambda x: math.sqrt(D) * _centred(x) / _centred(x).norm(dim=-1, keepdim=True),
-}
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("placement", ["post", "pre", "peri", "ngpt"])
-def test_a_placement_is_the_limit_of_its_layers(placement, norm):
-    A, V, mu = case(4)
-    G, N, h = attention(A, V), NORMS[norm], 1e-4
-    F, start, constraint = dynamics.placed(G, mu, placement, norm=norm)
-    x = N(mu.points) if placement in ("post", "ngpt") else mu.points
-    torch.testing.assert_close(start.points, x, rtol=1e-14, atol=1e-14)
-
-    def attended(points):
-        return G(mu.replace(points)).points
-
-    layer = {
-        "post": lambda: N(x + h * attended(x)),
-        "ngpt": lambda: N(x + h * N(attended(x))),
-        "pre": lambda: x + h * attended(N(x)),
-        "peri": lambda: x + h * N(attended(N(x))),
-    }[placement]()
-    ds = dynamics.flow(F, start, [0.0, h], method="rk4", step=h, constraint=constraint)
-    speed = (ds.points.values[-1] - x.numpy()) / h
-    np.testing.assert_allclose(speed, (layer - x) / h, atol=2e-2 * np.abs(speed).max())
-
-
-@pytest.mark.parametrize("placement", ["post", "pre", "peri", "ngpt"])
-def test_each_norm_has_a_flow_of_its_own(placement):
-    A, V, mu = case(5)
-    ends = []
-    for norm in NORMS:
-        F, start, constraint = dynamics.placed(attention(A, V), mu, placement, norm=norm)
-        ends.append(
-            dynamics.flow(F, start, [0, 1], method="rk4", step=0.05, constraint=constraint).points[
-                -1
-            ]
-        )
-    directions = [x.values / np.linalg.norm(x, axis=-1, keepdims=True) for x in ends]
-    for one, other in itertools.combinations(directions, 2):
-        assert np.abs(one - other).max() > 1e-3
-
-
-def test_layer_norm_keeps_its_sphere():
-    A, V, mu = case(5)
-    F, start, constraint = dynamics.placed(attention(A, V), mu, "post", norm="layer")
-    end = dynamics.flow(
-        F, start, [0.0, 1.0], method="rk4", step=0.01, constraint=constraint
-    ).points.values[-1]
-    np.testing.assert_allclose(end.mean(-1), 0, atol=1e-14)
-    np.testing.assert_allclose(np.linalg.norm(end, axis=-1), math.sqrt(D), rtol=1e-14)
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_the_constant_of_a_placed_map_is_that_of_automatic_differentiation(norm):
-    A, V, mu = case(6)
-    F, start, _ = dynamics.placed(attention(A, V), mu, "peri", norm=norm)
-    found = float(local_lipschitz(F, start, rtol=1e-10).value)
-    by_autodiff = local_lipschitz(lambda nu: F(nu), start, rtol=1e-10)
-    assert found == pytest.approx(float(by_autodiff.value), rel=1e-9)
-
-
-@pytest.mark.parametrize("wrong", [{"norm": torch.tanh}, {"norm": "batch"}, {"placement": "mid"}])
-def test_placements_and_norms_are_names(wrong):
-    A, V, mu = case(6)
-    with pytest.raises((TypeError, ValueError), match=f"{next(iter(wrong))}: expected one of"):
-        dynamics.placed(attention(A, V), mu, **({"placement": "post"} | wrong))
 
 
 # --- orders and exactness ---
@@ -388,14 +308,10 @@ def test_a_batch_is_its_members():
     A, V = cases[0][:2]
     F = attention(A, V)
     batch = stack([c[2] for c in cases])
-    ds = dynamics.flow(
-        F, batch, TIMES, method="rk4", step=0.1, observe={"size": dynamics.diameter}
-    )
+    ds = dynamics.flow(F, batch, TIMES, method="rk4", step=0.1, observe={"size": size})
     assert ds.points.dims == ("time", "case", "particle", "feature")
     for k, (_, _, mu) in enumerate(cases):
-        one = dynamics.flow(
-            F, mu, TIMES, method="rk4", step=0.1, observe={"size": dynamics.diameter}
-        )
+        one = dynamics.flow(F, mu, TIMES, method="rk4", step=0.1, observe={"size": size})
         np.testing.assert_allclose(ds.points[:, k], one.points, rtol=1e-12)
         np.testing.assert_allclose(ds["size"][:, k], one["size"], rtol=1e-12)
         np.testing.assert_array_equal(ds.log_weights[k], one.log_weights)
@@ -447,7 +363,7 @@ def test_coalesced_atoms_move_as_they_would_have():
     x = sampling.sphere(40, D, generator=generator(19))
     mu = ParticleMeasure(x, torch.linspace(1, 2, 40, dtype=torch.float64) / 60)
     F = attention(A, torch.eye(D, dtype=torch.float64))
-    times = dynamics.log_clock(0.1, 30.0, 30)
+    times = np.append(0, np.geomspace(0.1, 30.0, 30))
     method = dynamics.Adaptive("dopri5", 1e-8, 1e-10)
     runs = [
         dynamics.flow(F, mu, times, method=method, constraint="sphere", coalesce=c)
@@ -495,46 +411,6 @@ def test_atoms_that_meet_within_an_interval_do_not_hold_up_what_follows():
     np.testing.assert_allclose(end, before.points.values[-1], atol=1e-4)
 
 
-# --- noise ---
-
-
-def at_rest(mu):
-    return mu.replace(torch.zeros_like(mu.points))
-
-
-def test_brownian_motion_on_the_sphere_forgets_its_start_at_the_known_rate():
-    d, tau, t, n = 3, 0.3, 0.8, 20_000
-    mu = ParticleMeasure(torch.eye(d, dtype=torch.float64)[:1].expand(n, -1).clone())
-    noise = dynamics.Noise(tau, generator(6))
-    ds = dynamics.flow(
-        at_rest, mu, [0, t], method="euler", step=0.01, constraint="sphere", noise=noise
-    )
-    # The Laplacian's first eigenvalue is d − 1; the standard error is below 1/√n.
-    expected = math.exp(-(d - 1) * tau * t)
-    assert ds.points[-1, :, 0].mean() == pytest.approx(expected, abs=4 / math.sqrt(n))
-    np.testing.assert_allclose(np.linalg.norm(ds.points[-1], axis=-1), 1, rtol=1e-14)
-
-
-def test_noise_in_space_has_the_variance_of_the_heat_equation():
-    tau, t, n = 0.2, 0.5, 20_000
-    mu = ParticleMeasure(torch.zeros(n, 2, dtype=torch.float64))
-    ds = dynamics.flow(
-        at_rest, mu, [0, t], method="euler", step=0.1, noise=dynamics.Noise(tau, generator(7))
-    )
-    variance = ds.points[-1].var("particle")
-    np.testing.assert_allclose(variance, 2 * tau * t, rtol=4 * math.sqrt(2 / n))
-
-
-def test_no_temperature_is_no_noise():
-    A, V, mu = case(20)
-    F = attention(A, V)
-    noisy = dynamics.flow(
-        F, mu, [0, 1], method="euler", step=0.1, noise=dynamics.Noise(0.0, generator())
-    )
-    still = dynamics.flow(F, mu, [0, 1], method="euler", step=0.1)
-    np.testing.assert_array_equal(noisy.points, still.points)
-
-
 # --- the Dataset ---
 
 
@@ -542,10 +418,10 @@ def test_every_variable_says_what_it_is_and_where_it_comes_from():
     from meanfield.results import Variable, read_provenance
 
     A, V, mu = case(21, positioned=True)
-    covariance = Variable("covariance", "covariance", dims=("feature", "feature_2"))
+    second = Variable("moments", "E xxᵀ", dims=("feature", "feature_2"))
     ds = dynamics.flow(
         attention(A, V), mu, TIMES, method="rk4", step=0.1, constraint="sphere",
-        observe={covariance: dynamics.covariance, "size": dynamics.diameter},
+        observe={second: moments, "size": size},
     )  # fmt: skip
     assert all("long_name" in v.attrs for v in ds.variables.values())
     spec = read_provenance(ds)["spec"]
@@ -555,16 +431,12 @@ def test_every_variable_says_what_it_is_and_where_it_comes_from():
     np.testing.assert_array_equal(ds.time, TIMES)
     np.testing.assert_array_equal(ds.evaluations, [0, 16, 40])
     for k, x in enumerate(torch.as_tensor(ds.points.values)):
-        np.testing.assert_allclose(
-            ds.covariance[k], dynamics.covariance(mu.replace(x)), atol=1e-15
-        )
+        np.testing.assert_allclose(ds.moments[k], moments(mu.replace(x)), atol=1e-15)
 
 
 def test_functionals_alone_can_be_kept():
     A, V, mu = case(22)
-    ds = dynamics.flow(
-        attention(A, V), mu, TIMES, observe={"size": dynamics.diameter}, keep_points=False
-    )
+    ds = dynamics.flow(attention(A, V), mu, TIMES, observe={"size": size}, keep_points=False)
     assert "points" not in ds
     assert ds["size"].dims == ("time",)
 
@@ -591,15 +463,13 @@ def test_single_precision_stays_single():
             ({"method": "rk4"}, "step: expected a number > 0 with method 'rk4', got None"),
             ({"method": "euler"}, "method 'euler' with step 1"),
             ({"step": 0.1}, "step: expected None with method 'dopri5'"),
-        ({"constraint": "torus"}, "constraint: expected one of"),
-        ({"constraint": "layer_norm"}, "coordinates have mean 0"),
+        ({"constraint": "torus"}, "constraint: expected 'sphere', got 'torus'"),
         ({"times": [0.0, 0.0]}, "times: expected increasing"),
         ({"times": [0.0, math.nan]}, "times: expected finite"),
         ({"times": []}, "times: expected"),
-        ({"noise": dynamics.Noise(1.0, generator())}, "noise: expected method 'euler'"),
         ({"coalesce": -1.0}, "coalesce: expected a number"),
-        ({"observe": {"points": dynamics.diameter}}, "is taken"),
-        ({"observe": {"cov": dynamics.covariance}}, "name the dimensions"),
+        ({"observe": {"points": size}}, "is taken"),
+        ({"observe": {"cov": moments}}, "name the dimensions"),
         ({"F": []}, "at least one map"),
         ({"F": [attention(*case()[:2])], "times": [0, 2]}, "times: expected numbers in"),
     ],

@@ -1,8 +1,6 @@
-"""Quantities along a whole flow, and the flow as a map of measures."""
+"""The measures of a flow, and the flow as a map of measures."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import pytest
@@ -10,8 +8,6 @@ import torch
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
 from meanfield.lipschitz import local_lipschitz, secant_ratio
-from meanfield.measures import stack
-from meanfield.transport import w2
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -33,65 +29,22 @@ def swapping(mu):
     return mu.replace(torch.stack([-y, x], -1))
 
 
-# --- distances between times ---
-
-
-def test_particles_that_change_places_move_and_their_measure_does_not():
-    mu = ParticleMeasure([[1.0, 0.0], [-1.0, 0.0]])
-    ds = dynamics.flow(swapping, mu, np.linspace(0, math.pi, 5), method="rk4", step=0.01)
-    found = dynamics.displacements(ds)
-    np.testing.assert_allclose(found.identity[-1], 2.0, rtol=1e-6)
-    np.testing.assert_allclose(found.w2[-1], 0.0, atol=1e-6)
-    np.testing.assert_allclose(found.w2[2], math.sqrt(2), rtol=1e-6)
-    assert (found.w2_lower <= found.w2).all()
-    assert (found.w2 <= found.w2_upper).all()
-    assert (found.w2 <= found.identity + 1e-12).all()
-
-
-def test_displacements_are_the_distances_of_the_measures_of_the_flow():
-    mu = ParticleMeasure(gaussian(9, 3, 1))
-    nu = ParticleMeasure(gaussian(5, 3, 2))
-    ds = dynamics.flow(attention(3), mu, [0, 0.3, 0.6], method="rk4", step=0.1)
-    at = [dynamics.measure_at(ds, k) for k in range(3)]
+def test_the_measure_at_a_time_is_that_of_the_flow():
+    weights, positions = [0.3, 0.1, 0.1, 0.2, 0.2, 0.1], np.arange(1, 7) / 6
+    mu = ParticleMeasure(gaussian(6, 2, 3), weights, positions=positions)
+    F = attention(2, causal=True)
+    ds = dynamics.flow(F, mu, [0, 0.3, 0.6], method="rk4", step=0.1)
+    for k, index in ((0, 0), (2, -1)):
+        found = dynamics.measure_at(ds, index)
+        np.testing.assert_array_equal(found.points, ds.points[k])
+        assert torch.equal(found.log_weights, mu.log_weights)
+        assert torch.equal(found.positions, mu.positions)
     with pytest.raises(TypeError, match=r"got Dataset; dynamics\.measure_at\(ds, -1\)"):
         dynamics.cluster_count(ds, 0.1)
-    np.testing.assert_array_equal(at[0].points, mu.points)
-    for to, others in {
-        "start": [at[0]] * 3, "previous": [at[0], at[0], at[1]], "measure": [nu] * 3
-    }.items():  # fmt: skip
-        found = dynamics.displacements(ds, nu if to == "measure" else to)
-        expected = [float(w2(a, b)) for a, b in zip(at, others, strict=True)]
-        np.testing.assert_allclose(found.w2, expected, rtol=1e-8, atol=1e-12)
-        assert np.isnan(found.identity).all() == (to == "measure")
-
-
-def test_conditional_displacements_of_tokens_are_those_of_the_tokens():
-    mu = ParticleMeasure.from_sequence(gaussian(6, 2, 3))
-    ds = dynamics.flow(attention(2, causal=True), mu, [0, 0.5], method="rk4", step=0.1)
-    found = dynamics.displacements(ds, conditional=True)
-    np.testing.assert_allclose(found.w2, found.identity, rtol=1e-9)
-    assert dynamics.displacements(ds).w2[-1] <= found.w2[-1] + 1e-12
-
-
-def test_a_batch_of_flows_has_a_distance_each():
-    members = [ParticleMeasure(gaussian(4, 2, s)) for s in range(3)]
-    F = attention(2)
-    ds = dynamics.flow(F, stack(members), [0, 0.4], method="rk4", step=0.1)
-    found = dynamics.displacements(ds)
-    assert found.w2.dims == ("time", "case")
-    for k, mu in enumerate(members):
-        one = dynamics.displacements(dynamics.flow(F, mu, [0, 0.4], method="rk4", step=0.1))
-        np.testing.assert_allclose(found.w2[:, k], one.w2, rtol=1e-9, atol=1e-12)
-
-
-def test_a_flow_without_points_says_what_is_missing():
-    mu = ParticleMeasure([[1.0, 0.0]])
-    ds = dynamics.flow(swapping, mu, [0, 1], keep_points=False)
+    with pytest.raises(IndexError, match="one of the 3 times"):
+        dynamics.measure_at(ds, 3)
     with pytest.raises(ValueError, match="keep_points=True"):
-        dynamics.displacements(ds)
-    ds = dynamics.flow(swapping, mu, [0, 1])
-    with pytest.raises(ValueError, match="expected 'start', 'previous' or a measure"):
-        dynamics.displacements(ds, "end")
+        dynamics.measure_at(dynamics.flow(F, mu, [0, 0.1], keep_points=False), 0)
 
 
 # --- the flow as a map ---

@@ -11,13 +11,7 @@ import pytest
 import torch
 from scipy.special import iv
 
-from meanfield import (
-    AttentionParameters,
-    ParticleMeasure,
-    SelfAttention,
-    dynamics,
-    sampling,
-)
+from meanfield import AttentionParameters, SelfAttention, sampling
 from meanfield.attention.normalizations import exponential
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -66,6 +60,37 @@ def test_every_placement_follows_its_reduced_equation():
     last = {str(n): float(g) for n, g in zip(ds.placement.values, ds.gap[:, -1], strict=True)}
     assert last["post"] < 1e-10
     assert last["pre"] > 1e-4
+
+
+def test_the_first_stage_has_as_many_clusters_as_the_fastest_mode():
+    names = script("33_metastability")
+    fixed = {"n_particles": 48, "noise": 1e-3, "last": 1e5, "n_times": 31}
+    ds = swept(names, {"beta": [4.0], "repetition": [0]}, **fixed)
+    assert abs(float(ds.found_mode[0]) - float(ds.first_mode[0])) <= 1
+    assert float(ds.n_clusters[0, 0]) == 48
+    assert (ds.n_clusters.diff("time") <= 0).all()
+    for beta in (1.0, 9.0, 81.0):
+        rates = [k**2 * iv(k, beta) for k in range(1, 60)]
+        assert names["first_mode"](beta) == 1 + int(np.argmax(rates))
+    phi = 2 * np.pi * np.arange(24) / 24
+    combed = np.round(phi / (2 * np.pi / 4)) * (2 * np.pi / 4)
+    path = np.stack([np.stack([np.cos(p), np.sin(p)], -1) for p in (phi, combed)])
+    assert names["dominant_mode"](path) == 4
+    assert np.isnan(names["dominant_mode"](path[:1]))
+
+
+def test_samples_of_a_gaussian_follow_the_equation_better_the_more_there_are():
+    names = script("34_gaussian_flow")
+    fixed = {"std": 0.5, "last": 1.0, "n_times": 3, "step": 0.1, "n_shown": 2}
+    grid = {"kernel": ["softmax", "l2"], "n_particles": [50, 400], "repetition": range(3)}
+    ds = swept(names, grid, **fixed)
+    for kernel in ("softmax", "l2"):
+        rows = ds.isel(case=np.flatnonzero(ds.kernel.values == kernel))
+        few, many = (
+            float(rows.error.isel(time=-1)[rows.n_particles.values == n].mean()) for n in (50, 400)
+        )
+        assert many < 0.15
+        assert many < 0.6 * few
 
 
 # --- noise ---
@@ -146,12 +171,18 @@ def test_the_aligned_measure_is_where_noisy_tokens_end(noise, temperature):
         AttentionParameters.from_bilinear(beta * eye, K * eye), normalization=exponential
     )
     start = torch.nn.functional.normalize(sampling.sphere(n, d, generator=g) + 2 * eye[0], dim=-1)
-    ds = dynamics.flow(
-        F, ParticleMeasure(start), np.linspace(0, 12, 25),
-        method="euler", step=0.02 / temperature, constraint="sphere",
-        noise=dynamics.Noise(temperature, g),
-        observe={"order": lambda m: m.mean().norm()}, keep_points=False,
-    )  # fmt: skip
+    how = {"step": 0.02 / temperature, "temperature": temperature, "generator": g}
+    path = noise["noisy_flow"](F, start, np.linspace(0, 12, 25), **how)
     expected = noise["aligned_order"](d, beta, K, temperature=temperature)
     # The standard error at one time is below 1/√n; a step of 0.02/τ biases by about 1e-2.
-    assert float(ds["order"][10:].mean()) == pytest.approx(expected, abs=0.05)
+    assert float(path.mean(-2).norm(dim=-1)[10:].mean()) == pytest.approx(expected, abs=0.05)
+
+
+def test_brownian_motion_on_the_sphere_forgets_its_start_at_the_known_rate(noise):
+    d, tau, t, n = 3, 0.3, 0.8, 20_000
+    start = torch.eye(d, dtype=torch.float64)[:1].expand(n, -1).clone()
+    how = {"step": 0.01, "temperature": tau, "generator": torch.Generator().manual_seed(6)}
+    path = noise["noisy_flow"](lambda mu: mu.replace(0 * mu.points), start, [0.0, t], **how)
+    # The Laplacian's first eigenvalue is d − 1; the standard error is below 1/√n.
+    expected = math.exp(-(d - 1) * tau * t)
+    assert float(path[-1, :, 0].mean()) == pytest.approx(expected, abs=4 / math.sqrt(n))

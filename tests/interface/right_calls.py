@@ -43,7 +43,6 @@ F.field(mu)
 gamma(x)
 masked_gamma(x, np.ones(3))
 F.linearize(mu, geometry="euclidean")
-CrossAttention(F)(mu, nu)
 kernels.soft_cap(2.0)
 kernels.cosine(2.0, eps=0.5)
 kernels.qk_norm(eps=0.5)
@@ -72,12 +71,11 @@ layers.invert(growing, mu, rtol=1e-6, max_steps=50, strict=True)
 CONSTANTS = """
 linalg.operator_norm(J, rtol=1e-3, solver=linalg.Dense(), strict=True)
 linalg.Certified(rounds=2, max_steps=20)
-linalg.Lanczos(max_steps=20, miss=1e-3, generator=torch.Generator(), max_basis=4)
+linalg.Lanczos(max_steps=20, miss=1e-3, generator=torch.Generator())
 local_lipschitz(F, mu, geometry="wasserstein", rtol=1e-3, solver=linalg.Dense(), strict=True)
 secant_ratio(F, mu, nu, conditional=False)
 euclidean_secant_ratio(lambda x: x**2, x, x + 0.5)
 lipschitz.ball_upper(F, mu, 0.1, splitting=True, constant=9.0, solver=linalg.Dense())
-lipschitz.cross_lipschitz(cross, mu, nu, rtol=1e-3, solver=linalg.Dense(), strict=True)
 lipschitz.one_sided(F, mu, rtol=1e-3, upper_rtol=0.1, solver=linalg.Dense(), strict=True)
 lipschitz.cache_error(x, (x, x), (y, y), log_weights=np.log(a), scale=1.0, epsilon=0.1)
 lipschitz.cache_error(x, None, (y, y), sink=0.5, within=(0.1, s))
@@ -138,15 +136,9 @@ dynamics.flow(F, mu, [0.0, 1.0], method="rk4", step=0.5, coalesce=0.1)
 dynamics.stability(F, mu, [0.0, 1.0], method="rk4", step=0.5)
 dynamics.FlowMap(F, 1.0, 0.5, method="rk4", step=0.5)
 dynamics.Adaptive("dopri5", rtol=1e-3, atol=1e-6, max_steps=50)
-dynamics.Noise(0.5, torch.Generator())
-dynamics.placed(F, mu, "pre", norm="sphere")
 dynamics.measure_at(flown, 1)
-dynamics.displacements(flown, "start")
 dynamics.clusters(mu, 0.1)
 dynamics.cluster_count(mu, 0.1)
-dynamics.covariance(mu)
-dynamics.diameter(mu)
-dynamics.log_clock(0.5, 2.0, 5, start=0.1)
 """
 
 BOOKKEEPING = """
@@ -175,10 +167,10 @@ LINES = [line for text in GROUPS.values() for line in text.strip().splitlines()]
 _CLOUDS = "w1.* w2.* wp.* solve_w2.* solve_wp.* certify.* sinkhorn_divergence.*"
 _ALONE = (
     "of.value pushforward.mu disintegrate.mu split.mu merge.mu clusters.mu cluster_count.mu "
-    "covariance.mu diameter.mu placed.mu table.points"
+    "table.points"
 )
 # Called later, and checked then.
-_LATER = "FlowMap.F contractive.F placed.F Bounded.map"
+_LATER = "FlowMap.F contractive.F Bounded.map"
 _FINE = [
     (
         "0",

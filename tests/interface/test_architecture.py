@@ -304,7 +304,6 @@ SAME_NAME = {
     "certify": {"meanfield.linalg.evidence", "meanfield.transport.grading"},
     # Inside their packages: evidence of a distance, weighted means and covariances.
     "centred": {"meanfield.attention.input_bounds", "meanfield.transport.certificate"},
-    "covariance": {"meanfield.attention.input_bounds", "meanfield.dynamics.functionals"},
 }
 
 

@@ -74,9 +74,9 @@ def test_a_run_leaves_both_datasets_and_every_figure(finished):
 
 
 def test_a_run_ends_with_lines_of_python_that_work(tmp_path, capsys):
-    # The cases of two-dirac are no product grid, those of gaussian-flow are.
+    # The cases of two-dirac are no product grid, those of quadratic-growth are.
     small = ["--quick", "--no-figures", "--out", str(tmp_path)]
-    for name, command in (("two-dirac", SMALL), ("gaussian-flow", [])):
+    for name, command in (("two-dirac", SMALL), ("quadratic-growth", [])):
         assert cli.main(["run", name, *command, *small]) == 0
         code, words = (
             capsys.readouterr().out.splitlines()[-1].removeprefix("in Python: ").split(" has one ")

@@ -13,7 +13,7 @@ from mpmath import mp
 from meanfield import bounds, sampling
 from meanfield.attention import AttentionParameters, SelfAttention, kernels, normalizations
 from meanfield.bounds.diracs import two_dirac_entry
-from meanfield.dynamics import covariance, flow, log_energy, stability
+from meanfield.dynamics import flow, log_energy, stability
 from meanfield.errors import ConvergenceError
 from meanfield.linalg import Dense, Lanczos, LinearMap
 from meanfield.lipschitz import (
@@ -332,7 +332,6 @@ def test_autocast_changes_no_number():
         lambda: one_sided(F, mu).value,
         lambda: certified_radius(F, Readout(torch.eye(4)), mu).value,
         lambda: localize(local_lipschitz(F, mu), F, mu).heads,
-        lambda: covariance(mu),
         lambda: log_energy(mu, A),
     )
     plain = [door() for door in doors]

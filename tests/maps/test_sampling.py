@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from meanfield import bounds, sampling, solve_w2
 from meanfield.attention import AttentionParameters, SelfAttention
-from meanfield.dynamics import Noise
 from meanfield.lipschitz import local_lipschitz
 from meanfield.measures import merge
 from tests import oracles
@@ -127,7 +126,6 @@ DRAWS = {
     "sphere": lambda g: sampling.sphere(8, 4, generator=g),
     "ball": lambda g: sampling.ball(8, 4, generator=g),
     "layer": lambda g: AttentionParameters.random(4, generator=g).query[0],
-    "noise": lambda g: Noise(1.0, g).increment(torch.zeros(8, 4, dtype=F64), 0.5),
     "pairs": lambda g: solve_w2(torch.eye(8), torch.eye(8)).coupling.sample(8, generator=g)[0],
 }
 
