@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -25,15 +25,16 @@ _PARTS = ("value", "upper", "miss", "error", "residual", "converged")
 
 
 class Place(NamedTuple):
-    """A map and the measure that enters it."""
+    """A map, what enters it, and which part of the model it is: a key of the table above."""
 
+    part: str
     map: Map
     measure: ParticleMeasure
 
 
 def constants_of(
-    layers: Mapping[int, Mapping[str, Place]],
-    network: Place | None,
+    places: Sequence[Place],
+    layers: Sequence[int],
     *,
     geometry: str,
     rtol: float,
@@ -44,8 +45,8 @@ def constants_of(
     """The constants of layers of a model and of the whole.
 
     Args:
-        layers: "attention" and, where it is read, "block" of each layer.
-        network: all of it, or None to leave it out.
+        places: "attention" and "block" of each layer, as far as they are read, and "network".
+        layers: their numbers.
         geometry: of the constants.
         rtol: of the constants.
         bounds: whether their certain bounds are computed.
@@ -54,20 +55,22 @@ def constants_of(
     """
     from tqdm import tqdm
 
-    first = next(iter(layers.values()))["attention"].measure
-    texts = {"text": range(first.batch_shape[0])} if first.batch_shape else {}
-    maps = [*(named for places in layers.values() for named in places.items())]
-    maps += [] if network is None else [("network", network)]
-    with tqdm(maps, unit="map", leave=False, disable=None if progress else True) as bar:
-        rows = [_measured(place, name, geometry, rtol, bounds) for name, place in bar]
+    batch = places[0].measure.batch_shape
+    texts = {"text": range(batch[0])} if batch else {}
+    with tqdm(places, unit="map", leave=False, disable=None if progress else True) as bar:
+        rows = [_measured(place, geometry, rtol, bounds) for place in bar]
     variables: list[Variable] = []
     values: dict[str, Any] = {}
     for name, words in _WORDS.items():
-        own = [row for (which, _), row in zip(maps, rows, strict=True) if which == name]
+        own = [row for place, row in zip(places, rows, strict=True) if place.part == name]
         if not own:
             continue
         whole = name == "network"
-        variables += _columns(name, words, (*([] if whole else ["layer"]), *texts), bounds)
+        dims = (*([] if whole else ["layer"]), *texts)
+        variables += LocalLipschitz.columns(name, *_PARTS, words=words, dims=dims)
+        if bounds:
+            meaning = f"{words}: certain bound, NaN where none is known"
+            variables.append(Variable(f"{name}_bound", meaning, dims=dims))
         values |= own[0] if whole else {key: np.stack([r[key] for r in own]) for key in own[0]}
     coords = {
         name: (Variable(name, f"{name}, from 0", dims=(name,), dtype="int64"), list(numbers))
@@ -76,18 +79,8 @@ def constants_of(
     return dataset(variables, values, coords=coords, attrs={**attrs, "geometry": geometry})
 
 
-def _columns(name: str, words: str, dims: tuple[str, ...], bounds: bool) -> list[Variable]:
-    bound = Variable(
-        f"{name}_bound", f"{words}: certain bound, NaN where none is known", dims=dims
-    )
-    own = LocalLipschitz.columns(name, *_PARTS, words=words, dims=dims)
-    return [*own, bound] if bounds else [*own]
-
-
-def _measured(
-    place: Place, name: str, geometry: str, rtol: float, bounds: bool
-) -> dict[str, np.ndarray]:
-    F, mu = place
+def _measured(place: Place, geometry: str, rtol: float, bounds: bool) -> dict[str, np.ndarray]:
+    name, F, mu = place
     found = local_lipschitz(F, mu, geometry=geometry, rtol=rtol, strict=False)
     values = found.values(name, *_PARTS)
     if bounds:

@@ -157,15 +157,14 @@ def _capped(site: Site) -> Kernel:
     return kernel if cap is None else soft_cap(float(cap), inner=kernel)
 
 
-def _gated(site: Site) -> MLP:
-    mlp = site.module.mlp
-    return feed_forward(site.config.hidden_act, mlp.up_proj, mlp.down_proj, mlp.gate_proj)
+def _gated(site: Site, activation: str = "hidden_act") -> MLP:
+    mlp, name = site.module.mlp, getattr(site.config, activation)
+    return feed_forward(name, mlp.up_proj, mlp.down_proj, mlp.gate_proj)
 
 
 def _gated_tanh(site: Site) -> MLP:
     """Gemma's, whose configuration has another word for it."""
-    mlp = site.module.mlp
-    return feed_forward(site.config.hidden_activation, mlp.up_proj, mlp.down_proj, mlp.gate_proj)
+    return _gated(site, "hidden_activation")
 
 
 def _gated_fused(site: Site) -> MLP:

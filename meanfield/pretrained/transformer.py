@@ -190,7 +190,11 @@ class Transformer:
             IndexError: there are no such blocks.
         """
         stop = self.n_layers if last is None else last
-        blocks = [self.block(layer, length=length) for layer in self._range(first, stop)]
+        if not 0 <= first < stop <= self.n_layers:
+            raise IndexError(
+                f"expected blocks first < last among 0..{self.n_layers}, got {first} and {stop}"
+            )
+        blocks = [self.block(layer, length=length) for layer in range(first, stop)]
         with torch.no_grad():
             ends = self.family.last(self.model) if stop == self.n_layers else ()
         return Chain([*blocks, *ends])
@@ -299,17 +303,14 @@ class Transformer:
         entering = self._measures(blocks, tokens, length)
         inner = self._measures(modules, tokens, length)
         n = entering[0].n_particles if length is None else length
-        whole = self.family.block is not None
-        parts = (("attention", self.attention, inner), ("block", self.block, entering))
+        places = [Place("attention", self.attention(i, length=n), inner[i]) for i in chosen]
+        if self.family.block is not None:
+            places += [Place("block", self.block(i, length=n), entering[i]) for i in chosen]
+            if layers is None:
+                places.append(Place("network", self.network(length=n), entering[0]))
         return constants_of(
-            {
-                i: {
-                    name: Place(read(i, length=n), mu[i])
-                    for name, read, mu in parts[: 2 if whole else 1]
-                }
-                for i in chosen
-            },
-            Place(self.network(length=n), entering[0]) if whole and layers is None else None,
+            places,
+            chosen,
             geometry=geometry,
             rtol=rtol,
             bounds=as_bool(bounds, "bounds"),
@@ -337,13 +338,6 @@ class Transformer:
         self._check_layers([layer])
         module = self.family.blocks(self.model)[layer]
         return Site(self.model, module, layer, self.causal, length)
-
-    def _range(self, first: int, stop: int) -> range:
-        if not 0 <= first < stop <= self.n_layers:
-            raise IndexError(
-                f"expected blocks first < last among 0..{self.n_layers}, got {first} and {stop}"
-            )
-        return range(first, stop)
 
     def _measures(
         self, modules: list[Any], tokens: Any, length: int | None

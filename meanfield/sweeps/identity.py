@@ -33,40 +33,50 @@ class Identity:
     """What a function is.
 
     Attributes:
-        name: its module (of a script: its file) and name; None if it is a lambda or has none.
+        name: the one it was given, or its module (of a script: its file) and name.
         settings: those that are fixed, as plain data.
         carried: what it computes with besides its arguments and settings, as plain data.
-        unknown: what it carries and nobody can compare: name -> type.
         source: of the names of its module that it reaches, digests of the trees that bind them.
         running: of the same names, digests of bytecode and plain values, which one version of
             Python can compare.
     """
 
-    name: str | None
+    name: str
     settings: dict[str, Any]
     carried: dict[str, Any]
-    unknown: dict[str, str]
     source: dict[str, str]
     running: dict[str, str]
 
 
 def identity_of(
-    function: Callable[..., Any], settings: Iterable[tuple[str, Any]] = ()
+    function: Callable[..., Any], settings: Iterable[tuple[str, Any]], name: str | None
 ) -> Identity:
     """The identity of a function, method, partial or decorated function, and of its settings.
 
     Raises:
-        TypeError: a setting that cannot be compared.
+        TypeError: a setting that cannot be compared; without a `name` also a function that has
+            none, or that carries what cannot be compared.
     """
     first: Any = function
     while isinstance(first, (functools.partial, MethodType)):
         first = first.func if isinstance(first, functools.partial) else first.__func__
-    seen, name = _Seen(first), name_in_store(function)
+    seen, own = _Seen(first), name_in_store(function)
     seen.visit(function)
     plain = {setting: seen.plain(setting, value) for setting, value in settings}
+    if name is None and "<" in own:
+        raise TypeError(
+            f"fn: expected a named function, by which the store is recognised, got {function!r}; "
+            "define it at the top of a module or give Task(..., name=...)"
+        )
+    if name is None and seen.unknown:
+        names = ", ".join(f"{name} ({kind})" for name, kind in seen.unknown.items())
+        raise TypeError(
+            f"fn: {own} computes with {names}, and a store cannot tell whether that changed; pass "
+            "its data in `fixed`, or say with Task(..., name=...) that it is the same whenever "
+            "the name is"
+        )
     running = {n: text for n, text in seen.running.items() if n not in seen.written}
-    name_or_none = None if "<" in name else name
-    return Identity(name_or_none, plain, seen.carried, seen.unknown, seen.source, running)
+    return Identity(name or own, plain, seen.carried, seen.source, running)
 
 
 class _Seen:

@@ -147,29 +147,8 @@ class SweepPlan:
 
     @cached_property
     def identity(self) -> Identity:
-        """What identifies the function and its settings in a store.
-
-        Raises:
-            TypeError: it has no name, or it or a setting cannot be compared; with a name for the
-                task what the function carries may be what cannot.
-        """
-        task = self.task
-        found = identity_of(task.function, _by_field(self.fixed))
-        if task.name is not None:
-            return replace(found, name=task.name)
-        if found.name is None:
-            raise TypeError(
-                f"fn: expected a named function, by which the store is recognised, got "
-                f"{task.function!r}; define it at the top of a module or give Task(..., name=...)"
-            )
-        if found.unknown:
-            names = ", ".join(f"{name} ({kind})" for name, kind in found.unknown.items())
-            raise TypeError(
-                f"fn: {found.name} computes with {names}, and a store cannot tell whether that "
-                "changed; pass its data in `fixed`, or say with Task(..., name=...) that it is "
-                "the same whenever the name is"
-            )
-        return found
+        """What identifies the function and its settings in a store, see `identity_of`."""
+        return identity_of(self.task.function, _by_field(self.fixed), self.task.name)
 
     @property
     def description(self) -> dict[str, Any]:

@@ -150,24 +150,12 @@ def flushes(folder: Path, store: str) -> str | int:
     """Calls of fsync and fdatasync while cases are written; 0: a loss of power may lose them."""
     if shutil.which("strace") is None:
         return "strace is not installed"
-    done = _child(folder, store, ["strace", "-f", "-qq", "-e", "trace=fsync,fdatasync"])
-    return sum("sync(" in line for line in done.stderr.splitlines())
-
-
-def refused(folder: Path, store: str, library: Path | None) -> str:
-    """Where hard links and the flushing of folders are refused."""
-    if library is None:
-        return "gcc is not installed"
-    environment = {"LD_PRELOAD": str(library), "FAULTS": "link sync"}
-    return "works" if _child(folder, store, [], environment).returncode == 0 else "fails"
-
-
-def _child(folder: Path, store: str, before: list[str], more: dict[str, str] | None = None) -> Any:
     code = f"from bench_faults import *; STORES[{store!r}][0](Path({str(folder)!r}))"
     paths = os.pathsep.join([str(Path(__file__).parent), str(ROOT)])
-    environment = {**os.environ, "PYTHONPATH": paths, **(more or {})}
-    command = [*before, sys.executable, "-c", code]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    command = ["strace", "-f", "-qq", "-e", "trace=fsync,fdatasync", sys.executable, "-c", code]
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return sum("sync(" in line for line in done.stderr.splitlines())
 
 
 def segfaults() -> dict[str, str]:
@@ -257,21 +245,15 @@ def main() -> None:
         "flips": options.flips,
     }
     with tempfile.TemporaryDirectory() as name:
-        library = None
-        if shutil.which("gcc"):
-            library = Path(name) / "faults.so"
-            source = ROOT / "tests" / "sweeps" / "faults.c"
-            subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
         for store in STORES:
             if store.startswith("joblib") and not installed("joblib"):
                 continue
-            folders = [Path(name) / f"{store} {i}" for i in range(3)]
+            folders = [Path(name) / f"{store} {i}" for i in range(2)]
             for folder in folders:
                 folder.mkdir()
             record[store] = {
                 "one bit turned": one_bit(folders[0], store, options.flips),
                 "flushes of 8 cases": flushes(folders[1], store),
-                "no hard links, no flush of folders": refused(folders[2], store, library),
             }
         record["a part of the source changed"] = {
             store: changed_source(Path(tempfile.mkdtemp(dir=name)), store)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import json
 import os
 import re
 import shutil
@@ -26,6 +25,7 @@ from meanfield.results.cases import unpack
 from meanfield.results.marks import DIGEST
 from meanfield.results.store import DamagedError, Store
 from meanfield.sweeps import Task, status, sweep
+from tests.sweeps.test_store import change_description
 
 N = 12
 SLOW = pytest.mark.slow
@@ -297,10 +297,7 @@ def test_a_damaged_description_is_written_anew_by_the_same_sweep(tmp_path, right
     if change is None:
         (store / "sweep.json").write_text('{"checksum": ' + "[" * 10**6)
     else:
-        description = json.loads((store / "sweep.json").read_text())
-        change(description)
-        del description["checksum"]
-        (store / "sweep.json").write_bytes(storing._pack_description(description))
+        change_description(store, change)
     with pytest.raises(DamagedError, match=r"sweep\.json is damaged or missing"):
         results.read_dataset(store)
     with pytest.warns(UserWarning, match=r"sweep\.json is damaged or missing"):

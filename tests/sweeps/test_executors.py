@@ -37,18 +37,11 @@ GRID = {"n": [2, 4, 8], "repetition": range(8)}
     ],
 )
 def test_every_executor_gives_the_same_dataset(tmp_path, executor, stored):
-    expected = sweep(functions.NOISE, GRID, seed=2)
-    store = tmp_path / "s.zarr" if stored else None
+    run = {"store": tmp_path / "s.zarr" if stored else None, "batch_size": 5}
     with ThreadPoolExecutor(3) as threads:
-        ds = sweep(
-            functions.NOISE,
-            GRID,
-            seed=2,
-            store=store,
-            executor=threads if executor == "threads" else executor,
-            batch_size=5,
-        )
-    xr.testing.assert_equal(ds, expected)
+        run["executor"] = threads if executor == "threads" else executor
+        ds = sweep(functions.NOISE, GRID, seed=2, **run)
+    xr.testing.assert_equal(ds, sweep(functions.NOISE, GRID, seed=2))
 
 
 @pytest.mark.slow
@@ -139,17 +132,18 @@ def test_error_of_the_program_in_a_worker_ends_the_sweep():
 
 
 @pytest.mark.parametrize(
-    ("executor", "error", "text"),
+    ("given", "error", "text"),
     [
-        (0, ValueError, "at least 1 worker"),
-        (True, TypeError, "a number of processes"),
-        ("dask", TypeError, "got 'dask'"),
-        (ProcessPoolExecutor, TypeError, "got <class"),
+        ({"executor": 0}, ValueError, "at least 1 worker"),
+        ({"executor": True}, TypeError, "a number of processes"),
+        ({"executor": "dask"}, TypeError, "got 'dask'"),
+        ({"executor": ProcessPoolExecutor}, TypeError, "got <class"),
+        ({"case_timeout": 1.0}, ValueError, "such as executor=1"),
     ],
 )
-def test_what_is_no_executor_is_refused(executor, error, text):
+def test_what_is_no_executor_and_a_limit_that_none_enforces_are_refused(given, error, text):
     with pytest.raises(error, match=text):
-        sweep(functions.square, {"x": [1]}, executor=executor)
+        sweep(functions.square, {"x": [1]}, **given)
 
 
 class CommClosedError(Exception):
@@ -231,8 +225,3 @@ def test_a_case_that_takes_too_long_fails_and_the_others_go_on(caplog):
     assert time.monotonic() - start < 60
     check_only_case_3_failed(ds, "it took longer than 1 s")
     assert "tried once more" not in caplog.text  # it would take too long again
-
-
-def test_a_time_limit_that_nobody_can_enforce_is_refused():
-    with pytest.raises(ValueError, match="such as executor=1"):
-        sweep(functions.square, {"x": [1.0]}, case_timeout=1.0)

@@ -1,14 +1,12 @@
 """A sweep killed at random moments loses no finished case, and ends with the same Dataset.
 
-MEANFIELD_KILLS sets how many kills the slow campaign makes in all, 200 by default; it writes what
-it has counted, by mode, to the file named by MEANFIELD_KILLS_RECORD.
+MEANFIELD_KILLS sets how many kills the slow campaign makes in all, 200 by default.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import shutil
 import signal
@@ -31,7 +29,6 @@ from tests.sweeps import sweep_functions as functions
 from tests.sweeps.crash_worker import REPETITIONS, SEED, N, run, settings
 
 KILLS = int(os.environ.get("MEANFIELD_KILLS", "200"))
-RECORD = os.environ.get("MEANFIELD_KILLS_RECORD", "")
 GRID = {"n": N, "repetition": range(REPETITIONS)}
 # Which part of the kills each mode has; those that start processes of their own cost more.
 SHARES = {
@@ -39,6 +36,15 @@ SHARES = {
     "pool": 0.05, "dask-client": 0.04, "worker": 0.015, "dask-worker": 0.01,
     "dask-scheduler": 0.005,
 }  # fmt: skip
+dask = pytest.mark.filterwarnings("ignore")  # distributed's own are not ours to answer for
+
+
+def kills_of(mode):
+    return max(1, round(SHARES[mode] * KILLS))
+
+
+def rng_of(mode):
+    return np.random.default_rng([*SHARES].index(mode))
 
 
 @functools.cache
@@ -143,7 +149,7 @@ def check_resumed(start, store, mode, address=""):
     assert not list(store.glob(".*")), "litter"
 
 
-def kill_again_and_again(start, folder, mode, kills, rng, address="", least=1):
+def kill_again_and_again(start, folder, mode, kills, rng, address=""):
     """Kills of processes that were at work, on as many stores as they need."""
     n_killed, n_stores = 0, 0
     while n_killed < kills:
@@ -166,15 +172,6 @@ def kill_again_and_again(start, folder, mode, kills, rng, address="", least=1):
         if mode != "making" or n_killed == kills:
             check_resumed(start, store, mode, address)
         shutil.rmtree(store)
-    return n_killed
-
-
-def record(mode, kills, seconds):
-    if RECORD:
-        with open(RECORD, "a") as file:
-            file.write(
-                json.dumps({"mode": mode, "kills": kills, "seconds": round(seconds)}) + "\n"
-            )
 
 
 def test_killed_in_process_it_loses_nothing_and_does_nothing_twice(tmp_path, start, monkeypatch):
@@ -223,38 +220,55 @@ def group_is_alive(group):
 
 
 @pytest.mark.slow
+@dask
 @pytest.mark.parametrize(
-    "mode", ["here", "extension", "retry", "making", "end", "workers", "pool"]
+    "mode", ["here", "extension", "retry", "making", "end", "workers", "pool", "dask-client"]
 )
-def test_killed_many_times_nothing_is_lost(tmp_path, start, mode):
-    began = time.monotonic()
-    kills = max(1, round(SHARES[mode] * KILLS))
-    rng = np.random.default_rng([*SHARES].index(mode))
-    record(mode, kill_again_and_again(start, tmp_path, mode, kills, rng), time.monotonic() - began)
+def test_killed_many_times_nothing_is_lost(tmp_path, start, mode, request):
+    address = ""
+    if mode == "dask-client":
+        address = request.getfixturevalue("cluster").scheduler_address
+    kill_again_and_again(start, tmp_path, mode, kills_of(mode), rng_of(mode), address)
 
 
 @pytest.mark.slow
-def test_workers_killed_at_random_cost_no_case(tmp_path, start):
+@dask
+@pytest.mark.parametrize("mode", ["worker", "dask-worker"])
+def test_workers_killed_at_random_cost_no_case(tmp_path, start, mode, request):
     """The sweep ends by itself, in one run, however many of its workers are killed."""
-    began, rng = time.monotonic(), np.random.default_rng(5)
-    wanted, killed, n_stores = max(1, round(SHARES["worker"] * KILLS)), 0, 0
-    while killed < wanted:
-        store = tmp_path / f"{n_stores}"
+    cluster = request.getfixturevalue("cluster") if mode == "dask-worker" else None
+    rng, killed, n_stores = rng_of(mode), 0, 0
+    while killed < kills_of(mode):
+        store, n_here = tmp_path / f"{n_stores}", 0
         n_stores += 1
-        child = start("worker", store)
-        while child.alive() and killed < wanted:
+        child = start(mode, store, cluster.scheduler_address if cluster else "")
+        while child.alive() and n_here < (3 if cluster else kills_of(mode)):
             wait_for_progress(child, store)
             time.sleep(rng.uniform(0, 0.1))
-            pids = [pid for server in children(child.pid) for pid in children(server)]
-            if pids:
+            pids = workers_of_dask(cluster) if cluster else workers_of(child)
+            if pids and child.alive():
                 os.kill(int(rng.choice(pids)), signal.SIGKILL)
-                killed += 1
+                n_here += 1
+        killed += n_here
         assert child.wait() == 0
-        # A case at which two workers were killed has failed, and says so.
-        assert set(results.read_dataset(store)["status"].values.tolist()) <= {1, 3}
-        again = sweep(grid=GRID, **settings("worker", store), store=store, retry_failed=True)
+        # A case at which two workers of ours were killed has failed, and says so; dask gives a
+        # task up after three deaths.
+        assert {*results.read_dataset(store)["status"].values.tolist()} <= (
+            {1} if cluster else {1, 3}
+        )
+        again = sweep(grid=GRID, **settings(mode, store), store=store, retry_failed=True)
         xr.testing.assert_equal(again, uninterrupted())
-    record("worker", killed, time.monotonic() - began)
+
+
+def workers_of(child):
+    return [pid for server in children(child.pid) for pid in children(server)]
+
+
+def workers_of_dask(cluster):
+    """All of them, if all are there: one that is killed while it starts is given up."""
+    nannies = [n for n in cluster.workers.values() if n.process]
+    started = [n.pid for n in nannies if n.process.status.name == "running"]
+    return started if len(cluster.scheduler.workers) == 2 else []
 
 
 def children(pid):
@@ -277,49 +291,11 @@ def cluster(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # distributed's own are not ours to answer for
-def test_killed_clients_of_dask_lose_nothing(tmp_path, start, cluster):
-    began, kills = time.monotonic(), max(1, round(SHARES["dask-client"] * KILLS))
-    rng, address = np.random.default_rng(6), cluster.scheduler_address
-    killed = kill_again_and_again(start, tmp_path, "dask-client", kills, rng, address)
-    record("dask-client", killed, time.monotonic() - began)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_killed_workers_of_dask_cost_no_case(tmp_path, start, cluster):
-    began, rng = time.monotonic(), np.random.default_rng(7)
-    wanted, killed, n_stores = max(1, round(SHARES["dask-worker"] * KILLS)), 0, 0
-    while killed < wanted:
-        store, n_here = tmp_path / f"{n_stores}", 0
-        n_stores += 1
-        child = start("dask-worker", store, cluster.scheduler_address)
-        while child.alive() and n_here < 3:  # dask gives a task up after three deaths
-            wait_for_progress(child, store)
-            time.sleep(rng.uniform(0, 0.1))
-            # One that is killed while it starts is given up by its nanny, and nobody is left.
-            nannies = [n for n in cluster.workers.values() if n.process]
-            started = [n.pid for n in nannies if n.process.status.name == "running"]
-            pids = started if len(cluster.scheduler.workers) == 2 else []
-            if pids and child.alive():
-                os.kill(int(rng.choice(pids)), signal.SIGKILL)
-                n_here += 1
-        killed += n_here
-        assert child.wait() == 0
-        known = Known()
-        known.check(store, "dask-worker")
-        assert known.finished == right().keys()
-    record("dask-worker", killed, time.monotonic() - began)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
+@dask
 def test_killed_schedulers_of_dask_lose_nothing(tmp_path, start):
     pytest.importorskip("distributed")
-    began, rng = time.monotonic(), np.random.default_rng(8)
-    kills = max(1, round(SHARES["dask-scheduler"] * KILLS))
-    store, known = tmp_path / "s", Known()
-    for _ in range(kills):
+    rng, store, known = rng_of("dask-scheduler"), tmp_path / "s", Known()
+    for _ in range(kills_of("dask-scheduler")):
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -350,4 +326,3 @@ def test_killed_schedulers_of_dask_lose_nothing(tmp_path, start):
     sweep(grid=GRID, **settings("dask-scheduler", store), store=store, progress=False)
     known.check(store, "here")
     assert known.finished == right().keys()
-    record("dask-scheduler", kills, time.monotonic() - began)

@@ -97,16 +97,16 @@ from meanfield.sweeps import sweep
 if __name__ == "__main__":
     executor, seconds = int(sys.argv[2]) or None, float(sys.argv[3])
     sweep(f.GROWING, {"i": range(240)}, fixed={"seconds": seconds}, store=sys.argv[1],
-          executor=executor)
+          executor=executor, {more})
 """
 
 
 @pytest.fixture
 def start(tmp_path):
-    (tmp_path / "run.py").write_text(SCRIPT)
     environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
 
-    def start(executor, seconds):
+    def start(executor, seconds, more=""):
+        (tmp_path / "run.py").write_text(SCRIPT.replace("{more}", more))
         command = [sys.executable, "run.py", "s", str(executor), str(seconds)]
         process = subprocess.Popen(
             command, env=environment, cwd=tmp_path, start_new_session=True,
@@ -124,22 +124,19 @@ def kept(folder: Path) -> int:
     return status(folder / "s").n_done if (folder / "s" / "sweep.json").exists() else 0
 
 
-def test_batches_end_by_time_though_the_first_cases_are_the_cheapest(tmp_path, start):
+@pytest.mark.parametrize(
+    ("seconds", "case", "share"),
+    [(3, 0.05, 0.6), pytest.param(18, 0.15, 0.7, marks=pytest.mark.slow)],
+)
+def test_batches_end_by_time_though_the_first_cases_are_the_cheapest(
+    tmp_path, start, seconds, case, share
+):
     """A kill loses at most a quarter of the time that the sweep has run, and the case at work."""
-    process = start(0, 0.05)
-    time.sleep(3)
+    process = start(0, case)
+    time.sleep(seconds)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    assert kept(tmp_path) >= 40 + 0.6 * (3 / 0.05) - 10
-
-
-@pytest.mark.slow
-def test_240_cases_of_growing_cost_killed_after_18_seconds_keep_what_was_done(tmp_path, start):
-    process = start(0, 0.15)
-    time.sleep(18)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    assert kept(tmp_path) >= 40 + 0.7 * (18 / 0.15) - 10
+    assert kept(tmp_path) >= 40 + share * (seconds / case) - 10
 
 
 @pytest.mark.parametrize("executor", [pytest.param(0, marks=pytest.mark.slow), 2])
@@ -284,36 +281,21 @@ def test_every_case_has_settings_of_its_own_however_large(monkeypatch, kind, lar
     assert np.array_equal(np.asarray(values(again)), np.arange(float(size)))
 
 
-def slow_start(x):
-    time.sleep(1.0)
-    return {"y": float(x)}
-
-
 @pytest.mark.slow
-def test_a_sweep_that_was_stopped_for_a_while_has_no_case_that_took_too_long(tmp_path):
-    script = tmp_path / "stopped.py"
-    script.write_text(
-        "from meanfield.sweeps import Task, sweep\nfrom meanfield.results import Variable\n"
-        "from tests.sweeps.test_misbehaving import slow_start\n"
-        "if __name__ == '__main__':\n"
-        "    task = Task(slow_start, [Variable('y', 'y')])\n"
-        "    ds = sweep(task, {'x': range(6)}, executor=2, case_timeout=3.0, store='s')\n"
-        "    print(ds['status'].values.tolist())\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-    child = subprocess.Popen(
-        [sys.executable, str(script)], env=environment, cwd=tmp_path, start_new_session=True,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 60
-    while kept(tmp_path) < 2:
-        assert child.poll() is None and time.monotonic() < deadline
+def test_a_sweep_that_was_stopped_for_a_while_has_no_case_that_took_too_long(tmp_path, start):
+    child = start(2, 2.0, "case_timeout=3.0")
+    while kept(tmp_path) < 40:
+        assert child.poll() is None
         time.sleep(0.05)
     os.killpg(child.pid, signal.SIGSTOP)
     time.sleep(6.0)
     os.killpg(child.pid, signal.SIGCONT)
-    said, _ = child.communicate(timeout=60)
-    assert child.returncode == 0 and said == "[1, 1, 1, 1, 1, 1]\n"
+    while kept(tmp_path) < 42:
+        assert child.poll() is None
+        time.sleep(0.05)
+    os.killpg(child.pid, signal.SIGKILL)
+    child.communicate()
+    assert status(tmp_path / "s").n_failed == 0
 
 
 def test_a_worker_that_cannot_be_started_is_tried_again(monkeypatch):

@@ -109,16 +109,8 @@ def test_generator_given_to_a_function_is_seeded_by_the_case():
         return {"u": float(torch.rand((), generator=generator, dtype=torch.float64))}
 
     ds = sweep(draw, {"x": [0, 1]}, seed=3)
-    again = [
-        float(
-            torch.rand(
-                (),
-                generator=torch.Generator().manual_seed(case_seed({"x": x}, 3)),
-                dtype=torch.float64,
-            )
-        )
-        for x in (0, 1)
-    ]
+    seeds = [case_seed({"x": x}, 3) for x in (0, 1)]
+    again = [draw(0, torch.Generator().manual_seed(seed))["u"] for seed in seeds]
     assert ds["u"].values.tolist() == again
 
 

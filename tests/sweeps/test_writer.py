@@ -1,9 +1,7 @@
-"""The one writer: what it does where a system lacks something, whose files it replaces, and that
-what is read is what was written."""
+"""The one writer: whose files it replaces, and that what is read is what was written."""
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import subprocess
@@ -18,59 +16,8 @@ from meanfield import results
 from meanfield.report import write_report
 from meanfield.results import atomic, encoding, files
 from meanfield.results.marks import DIGEST, check_replaceable
+from tests.sweeps.test_damage import damages
 from tests.sweeps.test_results import rich_dataset
-
-
-def refusing(monkeypatch, name, code, when=lambda path: True):
-    """Let a call of the system fail as on a file system that does not know it."""
-    usual = getattr(os, name)
-
-    def refuse(*arguments):
-        if when(arguments[0]):
-            raise OSError(code, os.strerror(code))
-        return usual(*arguments)
-
-    monkeypatch.setattr(atomic.os, name, refuse)
-
-
-def is_folder(descriptor):
-    return Path(os.readlink(f"/proc/self/fd/{descriptor}")).is_dir()
-
-
-@pytest.mark.parametrize("code", [None, errno.EPERM, errno.ENOTSUP, errno.ENOSYS])
-def test_with_and_without_hard_links_a_file_is_made_once(tmp_path, monkeypatch, code):
-    if code:
-        refusing(monkeypatch, "link", code)
-    path = tmp_path / "a"
-    atomic.write_whole(path, b"first", replace=False)
-    with pytest.raises(FileExistsError):
-        atomic.write_whole(path, b"second", replace=False)
-    assert path.read_bytes() == b"first" and [*tmp_path.iterdir()] == [path]
-
-
-def test_a_folder_that_cannot_be_flushed_is_no_error_and_a_file_or_a_broken_disk_is(
-    tmp_path, monkeypatch
-):
-    with monkeypatch.context() as patch:
-        refusing(patch, "fsync", errno.EINVAL, is_folder)
-        atomic.write_whole(tmp_path / "a", b"whole")
-        results.write_dataset(rich_dataset(), tmp_path / "a.zarr")
-    assert (tmp_path / "a").read_bytes() == b"whole"
-    for code, when in [(errno.EIO, is_folder), (errno.EINVAL, lambda file: not is_folder(file))]:
-        with monkeypatch.context() as patch:
-            refusing(patch, "fsync", code, when)
-            with pytest.raises(OSError, match=os.strerror(code)):
-                atomic.write_whole(tmp_path / "b", b"not sure")
-    assert {file.name for file in tmp_path.iterdir()} <= {"a", "a.zarr", "b"}
-
-
-def test_a_missing_folder_and_a_full_disk_leave_nothing(tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError):
-        atomic.write_whole(tmp_path / "absent" / "a", b"")
-    refusing(monkeypatch, "write", errno.ENOSPC)
-    with pytest.raises(OSError, match="No space left"):
-        atomic.write_whole(tmp_path / "a", b"more than there is")
-    assert not [*tmp_path.iterdir()]
 
 
 class Death(BaseException):
@@ -130,25 +77,6 @@ def test_what_a_process_of_another_namespace_writes_is_left_alone(tmp_path):
     assert not living.exists()
 
 
-def test_every_file_of_a_zarr_folder_is_flushed_before_it_has_its_name(tmp_path, monkeypatch):
-    flushed, usual = set(), os.fsync
-
-    def fsync(descriptor):
-        flushed.add(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
-        usual(descriptor)
-
-    def place(hidden, path):
-        names = {os.path.relpath(file, tmp_path) for file in hidden.rglob("*")}
-        assert names | {hidden.name} <= flushed
-        placed(hidden, path)
-
-    placed = atomic._place_folder
-    monkeypatch.setattr(atomic.os, "fsync", fsync)
-    monkeypatch.setattr(atomic, "_place_folder", place)
-    results.write_dataset(rich_dataset(), tmp_path / "a.zarr")
-    assert "." in flushed
-
-
 FOREIGN = "made in ~/projects/meanfield-thesis: meanfield_digest, generator meanfield"
 
 
@@ -190,15 +118,8 @@ def test_what_this_library_writes_it_may_replace(tmp_path):
         ds, {"gain": lambda ds, ax: ax.plot(ds["gain"])}, tmp_path, formats=("png", "pdf", "svg")
     )
     made += save_animations(ds, {"v1.5": animate}, tmp_path)
-    assert {path.suffix for path in made} >= {
-        ".nc",
-        ".zarr",
-        ".html",
-        ".png",
-        ".pdf",
-        ".svg",
-        ".gif",
-    }
+    kinds = {path.suffix.removeprefix(".") for path in made}
+    assert kinds >= {"nc", "zarr", "html", "png", "pdf", "svg", "gif"}
     for path in made:
         assert check_replaceable(path) == path.resolve()
     assert tmp_path / "v1.5.gif" in made
@@ -218,10 +139,14 @@ def read_wrongly(tmp_path, suffix, n_bits):
     inside = [Path()] if whole.is_file() else [f.relative_to(whole) for f in whole.rglob("*")]
     wrong = []
     for name in inside:
-        for damage in damages(whole / name, n_bits):
+        folder = (whole / name).is_dir()
+        for _, data in [("", None)] if folder else damages((whole / name).read_bytes(), n_bits):
             broken = tmp_path / f"broken.{suffix}"
             shutil.copytree(whole, broken) if whole.is_dir() else shutil.copy(whole, broken)
-            damage(broken / name)
+            if data is not None:
+                (broken / name).write_bytes(data)
+            else:
+                shutil.rmtree(broken / name) if folder else (broken / name).unlink()
             try:
                 if not results.read_dataset(broken).identical(ds):
                     wrong.append(name)
@@ -249,20 +174,6 @@ def test_without_the_digests_damaged_results_are_read_as_other_numbers(
 
     monkeypatch.setattr(files, "check_digests", unchecked)
     assert read_wrongly(tmp_path, suffix, 40)
-
-
-def damages(file, n_bits):
-    if file.is_dir():
-        yield shutil.rmtree
-        return
-    data = file.read_bytes()
-    yield Path.unlink
-    for content in (b"", data[: len(data) // 2], bytes(len(data))):
-        yield lambda path, content=content: path.write_bytes(content)
-    for bit in np.linspace(0, 8 * len(data) - 1, n_bits).astype(int):
-        turned = bytearray(data)
-        turned[bit // 8] ^= 1 << (bit % 8)
-        yield lambda path, turned=turned: path.write_bytes(turned)
 
 
 def test_a_variable_that_was_added_by_hand_is_named(tmp_path):

@@ -1,14 +1,13 @@
 """One of every kind of file that this library writes, in several versions.
 
-``python -m tests.sweeps.written_files FOLDER`` writes them and prints a line after each. `check`
-looks at what a crash has left: the last version that was acknowledged or the next one, whole.
+`check` looks at what a crash has left: the last version that was acknowledged or the next one,
+whole.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import sys
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -96,17 +95,3 @@ def check(kind: str, folder: Path, version: int) -> None:
         else:
             assert any(one and np.array_equal(found, dataset(one)["y"]) for one in allowed)
         write(kind, folder, VERSIONS)  # and it can be written again
-
-
-def main() -> None:
-    """Write everything, say so after each."""
-    root = Path(sys.argv[1])
-    for version in range(1, VERSIONS + 1):
-        for kind in KINDS:
-            write(kind, root / kind, version)
-            sys.stdout.write(f"wrote {kind} {version}\n")
-            sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
