@@ -19,7 +19,6 @@ import xarray as xr
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import along, over, setting
-from meanfield.figures import animate_particles
 from meanfield.figures.canvas import figure
 from meanfield.figures.curves import stairs
 from meanfield.figures.particles import draw_paths, projection
@@ -122,5 +121,4 @@ EXPERIMENT = Experiment(
     ],
     coords={Variable("feature", "coordinate"): range(3)},
     figures={"count": count} | {one: partial(paths, space=one) for one in ("sphere", "plane")},
-    animations={one: partial(animate_particles, space=one) for one in ("sphere", "plane")},
 )

@@ -27,7 +27,6 @@ from meanfield.bounds.layer import Layer
 from meanfield.checks import to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.fitting import with_laws
 from meanfield.experiments.settings import along, over, setting
 from meanfield.figures.canvas import colours, figure, kind, ticks_at
 from meanfield.figures.curves import curve, law, mark_unconverged, power_law
@@ -36,6 +35,7 @@ from meanfield.figures.selection import fits_of, masked, model_and_text
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.maps.map import constant_upper
 from meanfield.results import Variable
+from meanfield.results.fits import with_laws
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

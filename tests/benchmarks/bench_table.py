@@ -17,7 +17,7 @@ import torch
 
 from meanfield import AttentionParameters, Map, ParticleMeasure, SelfAttention, bounds, sampling
 from meanfield.attention.kernels import alibi, dot_product, l2, qk_norm, rotary, soft_cap
-from meanfield.experiments.ascent import climb
+from meanfield.experiments.sharpness import climb
 from meanfield.layers import Chain, LayerNorm, RMSNorm
 from meanfield.lipschitz import local_lipschitz
 
