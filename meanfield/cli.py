@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import meanfield
 from meanfield.checks import count, suggestion
-from meanfield.errors import MissingExtraError, NoCases
+from meanfield.errors import NoCases
 from meanfield.experiments import EXPERIMENTS, get
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from meanfield.experiments.experiment import Experiment
 
 _logger = logging.getLogger("meanfield")
-_OTHERS = "matplotlib", "pykeops", "dask", "distributed", "transformers", "pooch", "netCDF4"
+_OTHERS = "matplotlib", "pykeops", "dask", "distributed", "transformers", "pooch"
 
 
 _FIRST_STEPS = """\
@@ -325,7 +325,7 @@ def _write(ds: xr.Dataset, store: Path) -> None:
     _say(f"wrote {write_dataset(ds, store.with_suffix('.zarr'))}")
     try:
         _say(f"wrote {write_dataset(ds, store.with_suffix('.nc'))}")
-    except (ValueError, MissingExtraError) as error:  # it is whole in the other file
+    except ValueError as error:  # it is whole in the other file
         _logger.warning("%s is not written: %s", store.with_suffix(".nc"), error)
         store.with_suffix(".nc").unlink(missing_ok=True)  # it would be of an earlier run
 

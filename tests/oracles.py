@@ -56,11 +56,6 @@ def largest_singular_value(matrix: np.ndarray) -> Scalar:
     return float(np.linalg.svd(matrix, compute_uv=False)[0])
 
 
-def uniform_log_weights(n: int) -> np.ndarray:
-    """log(1/n), n times."""
-    return np.full(n, -math.log(n))
-
-
 # ------------------------------------------------------------------ the map, from q, k and v
 
 
@@ -344,14 +339,6 @@ def local_constants(
         max(largest_singular_value(slope) for slope in slopes),
         largest_singular_value(jacobian(*measure, **mask)),
     )
-
-
-def duplicated(
-    points: np.ndarray, log_weights: np.ndarray, shares: tuple[float, ...] = (0.5, 0.5)
-) -> tuple[np.ndarray, np.ndarray]:
-    """Each atom stored once per share, in order, at that share of its weight."""
-    logs = [log_weight + math.log(share) for log_weight in log_weights for share in shares]
-    return np.repeat(points, len(shares), axis=0), np.array(logs)
 
 
 def w2_on_the_line(x: np.ndarray, a: np.ndarray, y: np.ndarray, b: np.ndarray) -> float:

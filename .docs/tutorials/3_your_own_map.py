@@ -25,8 +25,8 @@ from meanfield import (
     pushforward,
     sampling,
 )
-from meanfield.attention import CrossAttention, kernels
-from meanfield.lipschitz import ball_upper, cross_lipschitz, local_lipschitz, worst_case
+from meanfield.attention import kernels
+from meanfield.lipschitz import ball_upper, local_lipschitz, worst_case
 from meanfield.maps import BallBounds, expanded_radii
 
 generator = torch.Generator().manual_seed(0)
@@ -150,10 +150,12 @@ with figures.style():
 
 # %%
 # A map of single points, the same for each, is a ``layers.Pointwise``; attention from one measure
-# to another is a ``CrossAttention``, with a constant in each of the two.
+# to another is the pushforward of the second by the field of the first.
 wave = layers.Pointwise(torch.sin, lipschitz=1.0, curvature=1.0)
 context = ParticleMeasure(torch.randn(5, 4, dtype=torch.float64, generator=generator))
-print(float(local_lipschitz(wave, mu)), cross_lipschitz(CrossAttention(attention), mu, context))
+gamma = attention.field(context)
+print(float(local_lipschitz(wave, mu)))
+print(float(local_lipschitz(lambda queries: pushforward(gamma, queries), mu)))
 
 # %%
 # Over a whole ball

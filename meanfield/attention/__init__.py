@@ -5,16 +5,14 @@
 # rows), `streaming` (averages under P, with derivatives of every order), `tangent` (the
 # linearisation at a measure), `averaging` (its blocks, for certain bounds at an input), `sinkhorn`
 # (plans with both marginals), `input_bounds` and `ball_bounds` (bounds in a ball around an input),
-# `normalizations` (the public names), `self_attention`, `cross_attention`.
+# `normalizations` (the public names), `self_attention`.
 
 from meanfield.attention import kernels, normalizations
-from meanfield.attention.cross_attention import CrossAttention
 from meanfield.attention.parameters import AttentionParameters
 from meanfield.attention.self_attention import SelfAttention
 
 __all__ = [
     "AttentionParameters",
-    "CrossAttention",
     "SelfAttention",
     "kernels",
     "normalizations",

@@ -7,13 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from meanfield.checks import at_once, is_host
+from meanfield.checks import is_host
 from meanfield.linalg.vectors import lengths_in_range
 
 # Vectors per block of memory. A single block that grows would be held twice while it is copied.
 _BLOCK_VECTORS = 8
-# Entries that a rotation holds beside the basis (float64: 8 MiB).
-_PIECE_ENTRIES = 2**20
 
 
 def lengths_of(length: Tensor, whole: Tensor, peak: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,18 +114,3 @@ class Basis:
             out = term if out is None else out + term
         assert out is not None
         return out
-
-    def rotate(self, coefficients: Tensor) -> None:
-        """Replace the vectors by Σ_k cₖ vₖ, orthonormal c (batch, fewer, k), in place."""
-        keep, count = coefficients.shape[-2:]
-        width = max(
-            1, at_once(_PIECE_ENTRIES, self.like.device) // max(1, self.batch * self.count)
-        )
-        for start in range(0, self.blocks[0].shape[-1], width):
-            piece = slice(start, start + width)
-            rows = torch.cat([block[..., piece] for block in self._filled()], 1)[:, :count]
-            turned = (coefficients @ rows).split(_BLOCK_VECTORS, 1)
-            for block, part in zip(self.blocks, turned, strict=False):
-                block[:, : part.shape[1], piece] = part
-        self.count = keep
-        del self.blocks[-(-keep // _BLOCK_VECTORS) :]

@@ -27,10 +27,6 @@ _SLACK = 1.001
 # Starts whose share of the top direction is 1e-11 show it in double precision; rounding hides a
 # share below about 1e-12, and in single precision below about 1e-5.
 _MISS = {torch.float64: 1e-9, torch.float32: 1e-3}
-# Bytes that the two bases may take before the iteration restarts.
-_BASIS_BYTES = 2**32
-# Vectors that each basis may always have, however long they are.
-_LEAST_BASIS = 8
 # Entries of the small matrices of a batch that are decomposed at once (float64: 8 MiB).
 _SMALL_ENTRIES = 2**20
 
@@ -44,13 +40,13 @@ class Lanczos(NormSolver):
     tolerances are arguments of the call. The first is about the singular value that the iteration
     has found, the second about the norm, which is the largest of all.
 
+    Both bases are kept: k steps take k · (n·d + m·e) numbers of memory.
+
     Args:
         max_steps: largest number of products with J; one more measures the residual.
         miss: the probability, over the random start, that the norm may exceed the upper end; by
             default 1e-9 in double and 1e-3 in single precision.
         generator: of the random start, or its seed.
-        max_basis: vectors kept on either side, at least 2; the iteration then restarts with the
-            better half of them. As many as 4 GiB hold if None.
 
     Raises:
         ValueError: settings that mean nothing.
@@ -59,19 +55,12 @@ class Lanczos(NormSolver):
     max_steps: int = 300
     miss: float | None = None
     generator: torch.Generator | int = 0
-    max_basis: int | None = None
 
     def __post_init__(self) -> None:
         as_generator(self.generator)
-        checked: dict[str, float] = {
-            "max_steps": count(self.max_steps, "max_steps"),
-        }
+        object.__setattr__(self, "max_steps", count(self.max_steps, "max_steps"))
         if self.miss is not None:
-            checked["miss"] = number(self.miss, "miss", above=0, below=1)
-        if self.max_basis is not None:
-            checked["max_basis"] = count(self.max_basis, "max_basis", least=2)
-        for name, value in checked.items():
-            object.__setattr__(self, name, value)
+            object.__setattr__(self, "miss", number(self.miss, "miss", above=0, below=1))
 
     def candidate(self, linear_map: LinearMap, rtol: float, upper_rtol: float) -> Candidate:
         """The top right singular vectors of the whole batch at once."""
@@ -95,20 +84,18 @@ def _iterated(
     tangent = _SLACK * start_tangent(linear_map.columns, miss)
     process = Bidiagonalisation(linear_map, start)
     rank = min(linear_map.rows, linear_map.columns)
-    most, next_look = solver.max_basis or _fitting_basis(linear_map), 0
+    next_look = 0
     while True:
-        if process.size >= most:
-            process.restart(keep=most // 2)
         process.advance()
         # A space with one step more than the rank can be is exhausted.
-        ended = process.products >= solver.max_steps or rank < process.products < most
+        ended = process.products >= solver.max_steps or process.products > rank
         if not ended and process.products % _STEPS:
             continue
         sigma, residual, gap, coefficients = _top_triples(process)
         counting = may_be_largest(sigma.reshape(-1, blocks), residual.reshape(-1, blocks))
         reached = met(relative_error(residual, gap), residual, rtol)
         if ended or (process.products >= next_look and bool(reached[counting.flatten()].all())):
-            upper = upper_end(sigma, process.cycles, tangent)
+            upper = upper_end(sigma, process.steps, tangent)
             if ended or _near(upper, sigma, upper_rtol, blocks):
                 break
             next_look = math.ceil(_LOOK_AGAIN * process.products)
@@ -136,16 +123,10 @@ def _random_start(linear_map: LinearMap, generator: torch.Generator | int) -> Te
     return normalised(draw)[0]
 
 
-def _fitting_basis(linear_map: LinearMap) -> int:
-    """Vectors on either side that fit in memory."""
-    entries = math.prod(linear_map.batch_shape) * (linear_map.rows + linear_map.columns)
-    return max(_LEAST_BASIS, _BASIS_BYTES // max(1, entries * linear_map.dtype.itemsize))
-
-
 def _top_triples(process: Bidiagonalisation) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """σ, relative residual, relative gap, coefficients of v in the right basis; per map."""
     # A part of the batch at a time: many small matrices at once would outweigh the bases.
-    size = max(1, _SMALL_ENTRIES // process.size**2)
+    size = max(1, _SMALL_ENTRIES // process.products**2)
     starts = range(0, max(process.batch, 1), size)
     parts = [_top_of_part(process, slice(i, i + size)) for i in starts]
     dtype = process.map.dtype
@@ -158,7 +139,7 @@ def _top_triples(process: Bidiagonalisation) -> tuple[Tensor, Tensor, Tensor, Te
 def _top_of_part(process: Bidiagonalisation, part: slice) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     _, values, right, residuals = process.triples(part)
     gap = torch.zeros_like(values[:, 0])
-    if process.size > 2:
+    if process.products > 2:
         scale = torch.where(values[:, 0] > 0, values[:, 0], 1.0)
         # The second singular value may lie above the second Ritz value by that one's residual.
         second = (values[:, 1] * (1 + residuals[:, 1]) / scale).square()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from meanfield.checks import to_host
-from meanfield.linalg.bidiagonalisation import Cycle
+from meanfield.linalg.bidiagonalisation import Steps
 
 # The interval of possible norms is searched until it is this short, relative to σ.
 _WIDTH = 1e-14
@@ -20,7 +19,7 @@ _PARTS = 256
 _ROUND_ENTRIES = 2**17
 
 
-def upper_end(sigma: Tensor, cycles: Sequence[Cycle], tangent: float) -> Tensor:
+def upper_end(sigma: Tensor, steps: Steps, tangent: float) -> Tensor:
     """The largest ‖J‖₂ that a bidiagonalisation leaves possible, (b,).
 
     φ is the angle between the start and the top right singular vectors of J, tan φ ≤ `tangent`. On
@@ -31,54 +30,45 @@ def upper_end(sigma: Tensor, cycles: Sequence[Cycle], tangent: float) -> Tensor:
 
     and Bessel's inequality for v₁ … v_{k+1} leaves only the s with Σⱼ aⱼ(s)² ≤ 1/cos² φ. From σₖ
     on the sum, one over the Christoffel function of the start's spectral measure, grows with s:
-    its root is sought below `worst_upper_end`. After a restart a_{p+1} is that of the remainder
-    before, and (s² − σᵢ²) aᵢ = σᵢ ρᵢ a_{p+1}, s aᵢ = σᵢ bᵢ for the triples kept; Bessel's
-    inequality holds in every cycle, and for the left vectors with the bⱼ. A remainder at rounding
-    level, which ends the space, may hold a share of w all the same, no longer than that level:
-    it stands for αⱼ or βⱼ here. The bound of one term, |a_{k+1}| ≤ 1/cos φ, is Hochstenbach's
-    (Probabilistic upper bounds for the matrix two-norm, J. Sci. Comput. 57, 2013, 464–476).
+    its root is sought below `worst_upper_end`. Bessel's inequality holds for the left vectors too,
+    with the bⱼ. A remainder at rounding level, which ends the space, may hold a share of w all
+    the same, no longer than that level: it stands for αⱼ or βⱼ here. The bound of one term,
+    |a_{k+1}| ≤ 1/cos φ, is Hochstenbach's (Probabilistic upper bounds for the matrix two-norm,
+    J. Sci. Comput. 57, 2013, 464–476).
 
     Args:
         sigma: the largest singular value of each bidiagonal matrix, (b,).
-        cycles: the entries of those matrices.
+        steps: the entries of those matrices.
         tangent: tan φ at most.
     """
     # Small arrays and many steps: NumPy's are the cheaper ones.
     top = to_host(sigma.double())
     scale = np.where(top > 0, top, 1.0)[:, None]
-    limits = [(cycle.kept, cycle.spikes, *cycle.table[2:]) for cycle in cycles]
-    scaled = [[to_host(x) / scale for x in of_cycle] for of_cycle in limits]
+    alphas, betas = (to_host(x) / scale for x in (steps.alpha_limits, steps.beta_limits))
     parts = max(2, min(_PARTS, _ROUND_ENTRIES // max(len(top), 1)))
     ends = np.arange(1, parts) / parts
-    low, width = np.ones_like(scale), worst_upper_end(tangent, cycles[0].table.shape[-1]) - 1.0
+    low, width = np.ones_like(scale), worst_upper_end(tangent, alphas.shape[-1]) - 1.0
     with np.errstate(all="ignore"):
         while width > _WIDTH:
-            possible = _bessel_sum(low + width * ends, scaled) <= 1.0 + tangent**2
+            possible = _bessel_sum(low + width * ends, alphas, betas) <= 1.0 + tangent**2
             width = width / parts
             low = low + width * possible.sum(-1, keepdims=True)
         upper = (low[:, 0] + width) * top * (1 + torch.finfo(sigma.dtype).eps)
     return torch.from_numpy(upper).to(sigma)
 
 
-def _bessel_sum(s: np.ndarray, cycles: list[list[np.ndarray]]) -> np.ndarray:
-    """The largest Σⱼ aⱼ(s)² or Σⱼ bⱼ(s)² of a cycle, for s (b, t)."""
-    a, largest = np.ones_like(s), np.ones_like(s)
-    for kept, spikes, alphas, betas in cycles:
-        rights, lefts, taken = a * a, np.zeros_like(s), np.zeros_like(s)
-        for value, spike in zip(kept.T[..., None], spikes.T[..., None], strict=True):
-            share = spike * a / (s * s - value * value)
-            rights += (value * share) ** 2
-            lefts += (s * share) ** 2
-            taken += spike * s * share
-        for alpha, beta in zip(alphas.T[..., None], betas.T[..., None], strict=True):
-            # Beyond the end of the space there are no vectors, and nothing more is learnt.
-            b = np.where(alpha > 0, (s * a - taken) / alpha, 0.0)
-            a = np.where(beta > 0, (s * b - alpha * a) / beta, 0.0)
-            rights += a * a
-            lefts += b * b
-            taken = beta * b
-        largest = np.maximum(largest, np.maximum(rights, lefts))
-    return largest
+def _bessel_sum(s: np.ndarray, alphas: np.ndarray, betas: np.ndarray) -> np.ndarray:
+    """The larger of Σⱼ aⱼ(s)² and Σⱼ bⱼ(s)², for s (b, t)."""
+    a, taken = np.ones_like(s), np.zeros_like(s)
+    rights, lefts = a * a, np.zeros_like(s)
+    for alpha, beta in zip(alphas.T[..., None], betas.T[..., None], strict=True):
+        # Beyond the end of the space there are no vectors, and nothing more is learnt.
+        b = np.where(alpha > 0, (s * a - taken) / alpha, 0.0)
+        a = np.where(beta > 0, (s * b - alpha * a) / beta, 0.0)
+        rights += a * a
+        lefts += b * b
+        taken = beta * b
+    return np.maximum(rights, lefts)
 
 
 def worst_upper_end(tangent: float, steps: int) -> float:

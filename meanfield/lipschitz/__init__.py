@@ -5,7 +5,7 @@ is faster.
 """
 
 # Files, each importing only those before it: `constant`, `differentiable`, `local`, `one_sided`,
-# `cross`, `remainders`, `caches`, `infinity`, `localization`, `search`, `secant`,
+# `remainders`, `caches`, `infinity`, `localization`, `search`, `secant`,
 # `comparison`, `ball`, `certified`, `orders`.
 
 from meanfield.lipschitz.ball import ball_upper
@@ -13,7 +13,6 @@ from meanfield.lipschitz.caches import cache_error
 from meanfield.lipschitz.certified import Readout, certified_radius
 from meanfield.lipschitz.comparison import compare_lemma_3_2
 from meanfield.lipschitz.constant import LocalLipschitz
-from meanfield.lipschitz.cross import cross_lipschitz
 from meanfield.lipschitz.infinity import infinity_norm
 from meanfield.lipschitz.local import local_lipschitz
 from meanfield.lipschitz.localization import localize
@@ -30,7 +29,6 @@ __all__ = [
     "cache_error",
     "certified_radius",
     "compare_lemma_3_2",
-    "cross_lipschitz",
     "infinity_norm",
     "local_lipschitz",
     "local_order",

@@ -11,6 +11,12 @@ from meanfield.maps import Map
 from meanfield.pretrained.model_inputs import ModelInputs
 from meanfield.pretrained.token_ids import TokenIds
 
+# Sizes of random models whose usual ones are large.
+SMALL = {
+    **{"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4},
+    **{"num_hidden_layers": 4, "vocab_size": 8192},
+}
+
 
 class Site(NamedTuple):
     """A layer of a model, and how it is to be read.

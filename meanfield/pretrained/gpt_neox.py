@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from meanfield.attention import AttentionParameters, SelfAttention
+from meanfield.attention import SelfAttention
 from meanfield.layers import Chain, Residual, Sum
 from meanfield.maps import Map
-from meanfield.pretrained.family import Family, Site
+from meanfield.pretrained.family import SMALL, Family, Site
 from meanfield.pretrained.modules import (
-    columns_of_heads,
+    Linear,
+    attention_parameters,
     feed_forward,
     layer_norm,
     linear,
@@ -18,23 +19,13 @@ from meanfield.pretrained.modules import (
 
 def _attention(site: Site) -> SelfAttention:
     own, H = site.module.attention, int(site.config.num_attention_heads)
-    fused, out = linear(own.query_key_value), linear(own.dense)
-    # Rows are heads, and in each head queries, keys and values in turn.
-    query, key, value = fused.weight.unflatten(0, (H, 3, -1)).unbind(1)
-    query_bias = key_bias = value_bias = None
-    if fused.bias is not None:
-        query_bias, key_bias, value_bias = fused.bias.unflatten(0, (H, 3, -1)).unbind(1)
-    parameters = AttentionParameters(
-        query,
-        key,
-        value,
-        columns_of_heads(out.weight, H),
-        query_bias=query_bias,
-        key_bias=key_bias,
-        value_bias=value_bias,
-        output_bias=out.bias,
-        scale=query.shape[1] ** -0.5 * rotary_gain(site),
+    weight, bias = (
+        [None] * 3 if t is None else t.unflatten(0, (H, 3, -1)).transpose(0, 1).flatten(1, 2)
+        for t in linear(own.query_key_value)  # rows are heads, in each its queries, keys, values
     )
+    query, key, value = (Linear(*parts) for parts in zip(weight, bias, strict=True))
+    scale = (site.config.hidden_size // H) ** -0.5 * rotary_gain(site)
+    parameters = attention_parameters(site.config, query, key, value, own.dense, scale=scale)
     return SelfAttention(parameters, causal=site.causal, kernel=rotary_kernel(site))
 
 
@@ -58,8 +49,5 @@ GPT_NEOX = Family(
     block=_block,
     last=lambda model: [layer_norm(model.final_layer_norm)],
     needs_length=True,
-    random_config={
-        **{"hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 4},
-        **{"num_hidden_layers": 4, "vocab_size": 8192},
-    },
+    random_config=SMALL,
 )

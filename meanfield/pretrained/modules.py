@@ -56,7 +56,8 @@ def attention_parameters(
         q.weight.unflatten(0, (H, -1)),
         k.weight.unflatten(0, (G, -1)),
         v.weight.unflatten(0, (G, -1)),
-        columns_of_heads(out.weight, H),
+        # A head has columns of the projection (d, H·v), which is taken as (H, d, v).
+        out.weight.unflatten(1, (H, -1)).movedim(0, 1),
         query_bias=None if q.bias is None else q.bias.unflatten(0, (H, -1)),
         key_bias=None if k.bias is None else k.bias.unflatten(0, (G, -1)),
         value_bias=None if v.bias is None else v.bias.unflatten(0, (G, -1)),
@@ -106,11 +107,6 @@ def check_forward(module: Any, *kinds: Any) -> None:
             f"expected a {names}, got {type(module).__name__}, {what}; an adapter is merged into "
             "the weights first (peft: model.merge_and_unload())"
         )
-
-
-def columns_of_heads(weight: Tensor, heads: int) -> Tensor:
-    """W of an output projection (d, H·v) as (H, d, v): the columns of a head belong together."""
-    return weight.unflatten(1, (heads, -1)).movedim(0, 1)
 
 
 def layer_norm(module: Any) -> LayerNorm:

@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import copyreg
 
-from meanfield.pretrained.albert import ALBERT
-from meanfield.pretrained.bert import BERT, ELECTRA, ROBERTA, XLM_ROBERTA
 from meanfield.pretrained.decoders import DECODERS
-from meanfield.pretrained.distilbert import DISTILBERT
+from meanfield.pretrained.encoders import ENCODERS
 from meanfield.pretrained.family import Family
-from meanfield.pretrained.gpt2 import GPT2
 from meanfield.pretrained.gpt_neox import GPT_NEOX
 from meanfield.pretrained.torch_encoder import TORCH_ENCODER
 from meanfield.pretrained.vit import VIT
 
 FAMILIES: dict[str, Family] = {
-    family.model_type: family
-    for family in (
-        *(BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, ALBERT),
-        *(GPT2, GPT_NEOX, *DECODERS),
-        VIT,
-    )
+    family.model_type: family for family in (*ENCODERS, GPT_NEOX, *DECODERS, VIT)
 }
 
 # Models that have one of these inside.

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meanfield.attention import SelfAttention
 from meanfield.checks import as_float_tensor, check_finite
-from meanfield.layers import Chain
-from meanfield.pretrained.family import Family, Site
+from meanfield.pretrained.encoders import Parts, encoder
+from meanfield.pretrained.family import Site
 from meanfield.pretrained.model_inputs import ModelInputs, Runs
-from meanfield.pretrained.modules import attention_parameters, feed_forward, layer_norm, pre_norm
+from meanfield.pretrained.modules import layer_norm
 
 
 class _Pixels(ModelInputs):
@@ -53,29 +52,24 @@ class _Pixels(ModelInputs):
         return int(model.embeddings.position_embeddings.shape[1])
 
 
-def _attention(site: Site) -> SelfAttention:
-    own = site.module.attention
-    parameters = attention_parameters(
-        site.config, own.q_proj, own.k_proj, own.v_proj, own.o_proj, scale=own.scaling
+def _parts(site: Site) -> Parts:
+    block, own = site.module, site.module.attention
+    return Parts(
+        (own.q_proj, own.k_proj, own.v_proj, own.o_proj),
+        (site.config.hidden_act, block.mlp.fc1, block.mlp.fc2),
+        (block.layernorm_before, block.layernorm_after),
+        own.scaling,
     )
-    return SelfAttention(parameters, causal=site.causal)
 
 
-def _block(site: Site) -> Chain:
-    block = site.module
-    feed = feed_forward(site.config.hidden_act, block.mlp.fc1, block.mlp.fc2)
-    attended = pre_norm(layer_norm(block.layernorm_before), _attention(site))
-    return Chain([attended, pre_norm(layer_norm(block.layernorm_after), feed)])
-
-
-VIT = Family(
+VIT = encoder(
     "vit",
     "ViT",
+    _parts,
+    pre=True,
     masks=(False,),
     blocks=lambda model: model.layers,
     attention_module=lambda block: block.attention,
-    attention=_attention,
-    block=_block,
     last=lambda model: [layer_norm(model.layernorm)],
     inputs=_Pixels(),
     model_arguments={"add_pooling_layer": False},

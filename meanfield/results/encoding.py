@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from meanfield.errors import MissingExtraError
 from meanfield.results.shapes import as_dataset
 
 _STORED_AS = "stored_from"  # attribute: the type in memory, where that of the file differs
@@ -17,13 +15,11 @@ _MOST_BYTES = 2**31 - 4  # of a variable in netCDF 3
 
 
 def netcdf(ds: xr.Dataset) -> memoryview:
-    """The Dataset as a netCDF file: of version 3 (64 bit), beyond 2 GiB a variable of version 4.
-
-    Both have the same types, so that a file reads the same whatever its version.
+    """The Dataset as a netCDF file of version 3 (64 bit).
 
     Raises:
-        ValueError: names, attributes or texts that netCDF 3 does not have.
-        MissingExtraError: a variable of more than 2 GiB without the extra `netcdf`.
+        ValueError: names, attributes or texts that netCDF 3 does not have, more than 2 GiB in a
+            variable.
     """
     for attrs in (ds.attrs, *(variable.attrs for variable in ds.variables.values())):
         check_names(attrs, ascii_only=True)
@@ -36,21 +32,14 @@ def netcdf(ds: xr.Dataset) -> memoryview:
     check_names([*ds.variables, *ds.dims], ascii_only=True)
     # Assigned at once: each change of a Dataset compares all its variables.
     encoded = ds.drop_encoding().assign({n: _narrow(ds[n].variable, n) for n in ds.variables})
+    for name, variable in encoded.variables.items():
+        if _width(variable) * variable.size > _MOST_BYTES:
+            raise ValueError(
+                f"{name}: expected at most 2 GiB in a variable, which is what netCDF 3 holds, got "
+                f"{_width(variable) * variable.size:,} bytes; a path that ends in .zarr takes more"
+            )
     nothing = {str(name): {"_FillValue": None} for name in encoded.variables}
-    if all(_width(v) * v.size <= _MOST_BYTES for v in encoded.variables.values()):
-        return encoded.to_netcdf(engine="scipy", format="NETCDF3_64BIT", encoding=nothing)
-    require_netcdf4()
-    return encoded.to_netcdf(engine="netcdf4", format="NETCDF4", encoding=nothing)
-
-
-def require_netcdf4() -> None:
-    """Refuse netCDF 4 where nothing writes or reads it.
-
-    Raises:
-        MissingExtraError: the extra `netcdf` is not installed.
-    """
-    if find_spec("netCDF4") is None:
-        raise MissingExtraError("netCDF4", "netcdf")
+    return encoded.to_netcdf(engine="scipy", format="NETCDF3_64BIT", encoding=nothing)
 
 
 def decode(ds: xr.Dataset) -> xr.Dataset:

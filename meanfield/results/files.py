@@ -13,10 +13,9 @@ import numpy as np
 import xarray as xr
 
 from meanfield.checks import as_path
-from meanfield.errors import MissingExtraError
 from meanfield.results.arrays import digest_of
 from meanfield.results.atomic import make_folder, remove_litter, whole, write_new
-from meanfield.results.encoding import check_dataset, decode, netcdf, require_netcdf4
+from meanfield.results.encoding import check_dataset, decode, netcdf
 from meanfield.results.marks import DIGEST, check_replaceable
 from meanfield.results.store import Store, is_store
 
@@ -28,10 +27,10 @@ def write_dataset(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
     """Write a Dataset to a Zarr v3 folder (``.zarr``) or a netCDF file (``.nc``).
 
     The data are written under another name, flushed to the disk, and put in place in one step: on
-    return they survive a loss of power. netCDF is version 3 (64 bit), which SciPy can read, and
-    version 4 if a variable has more than 2 GiB; truth values are int8 there and integers beyond
-    2⁵³ texts. The attribute `meanfield_digest` holds a digest of each variable, which
-    `read_dataset` checks, and marks the file as one that this function may replace.
+    return they survive a loss of power. netCDF is version 3 (64 bit), which SciPy can read and
+    which holds 2 GiB a variable; truth values are int8 there and integers beyond 2⁵³ texts. The
+    attribute `meanfield_digest` holds a digest of each variable, which `read_dataset` checks, and
+    marks the file as one that this function may replace.
 
     Args:
         ds: real numbers, truth values and text; attributes are text and numbers.
@@ -41,8 +40,7 @@ def write_dataset(ds: xr.Dataset, path: str | os.PathLike[str]) -> Path:
         The path.
 
     Raises:
-        ValueError: another suffix, names with "/", and what netCDF does not have.
-        MissingExtraError: netCDF of more than 2 GiB in a variable without the extra `netcdf`.
+        ValueError: another suffix, names with "/", and what netCDF 3 does not have.
         TypeError: complex or float16 variables, attributes that are neither text nor numbers.
         FileExistsError: something that this library has not written is there, or the path is
             inside the store of a sweep or a Zarr folder.
@@ -80,7 +78,6 @@ def read_dataset(path: str | os.PathLike[str]) -> xr.Dataset:
         FileNotFoundError: there is nothing at the path.
         ValueError: what is there is neither netCDF nor Zarr nor a store, or it is damaged: the
             message names the variables that are lost or not what was written.
-        MissingExtraError: netCDF 4 without the extra `netcdf`.
     """
     path = as_path(path)
     if not path.exists():
@@ -96,8 +93,6 @@ def read_dataset(path: str | os.PathLike[str]) -> xr.Dataset:
         raise ValueError(f"path: expected a Zarr v3 folder, got {path} without zarr.json{meant}")
     try:
         ds = load(path)
-    except MissingExtraError:
-        raise
     except Exception as error:  # damaged bytes may raise anything
         kind = "Zarr v3 folder" if path.is_dir() else "netCDF file"
         raise ValueError(
@@ -202,8 +197,7 @@ def _load_zarr(path: Path) -> xr.Dataset:
 
 def _load_netcdf(path: Path) -> xr.Dataset:
     with path.open("rb") as file:
-        version_4 = file.read(4) == b"\x89HDF"
-    if version_4:
-        require_netcdf4()
-    with xr.open_dataset(path, engine="netcdf4" if version_4 else "scipy") as opened:
+        if file.read(4) == b"\x89HDF":
+            raise ValueError("it is netCDF 4, which xarray.open_dataset reads")
+    with xr.open_dataset(path, engine="scipy") as opened:
         return decode(opened.load())

@@ -14,8 +14,8 @@ _HTML = rb'<meta name="generator" content="meanfield">'
 # By suffix, the bytes of the mark with what stands before and after it in that format, so that the
 # word in a text, a path or a history is none.
 _MARKS = {
-    # An attribute that begins with { in netCDF 3, or in netCDF 4, which is HDF5.
-    ".nc": rb"\0\0\0\x10meanfield_digest\0\0\0\x02.{4}\{|\x11\0.{5}meanfield_digest\0\x13.{11}\{",
+    # An attribute that begins with {.
+    ".nc": rb"\0\0\0\x10meanfield_digest\0\0\0\x02.{4}\{",
     ".proof": rb"^meanfield transport proof ",
     ".html": _HTML,
     ".htm": _HTML,

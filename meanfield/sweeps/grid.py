@@ -35,7 +35,9 @@ def cases_of(grid: Grid) -> list[Case]:
         [{'a': 1, 'b': 'u'}, {'a': 2, 'b': 'u'}]
     """
     if isinstance(grid, Mapping):
-        axes = axes_of(grid)
+        axes = {str(name): _axis(str(name), values) for name, values in grid.items()}
+        for name, values in axes.items():  # where these differ, so do cases
+            _refuse_twins([{name: value} for value in values])
         cases = [dict(zip(axes, row, strict=True)) for row in itertools.product(*axes.values())]
     else:
         listed = isinstance(grid, Sequence) and not isinstance(grid, (str, bytes))
@@ -49,14 +51,6 @@ def cases_of(grid: Grid) -> list[Case]:
     if not cases or not cases[0]:
         raise ValueError("grid: expected at least one case with at least one parameter, got none")
     return cases
-
-
-def axes_of(grid: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-    """The values of each parameter of a product grid, checked: where they differ, so do cases."""
-    axes = {str(name): _axis(str(name), values) for name, values in grid.items()}
-    for name, values in axes.items():
-        _refuse_twins([{name: value} for value in values])
-    return axes
 
 
 def case_seed(case: Mapping[str, Any], seed: int = 0) -> int:
@@ -92,17 +86,8 @@ def _spelled(cases: Iterable[Case]) -> Iterator[str]:
         yield f"{{{','.join(texts)}}}"
 
 
-def columns_of(
-    cases: Sequence[Case], axes: Mapping[str, list[Any]] | None = None
-) -> dict[str, np.ndarray]:
-    """The values of each parameter over the cases; NaN or "" where a case has none.
-
-    Those of a product grid follow from its axes.
-    """
-    if axes is not None:
-        columns = [_column(name, values) for name, values in axes.items()]
-        spread = np.meshgrid(*columns, indexing="ij")
-        return {name: of.reshape(-1) for name, of in zip(axes, spread, strict=True)}
+def columns_of(cases: Sequence[Case]) -> dict[str, np.ndarray]:
+    """The values of each parameter over the cases; NaN or "" where a case has none."""
     names = dict.fromkeys(name for case in cases for name in case)
     return {name: _column(name, [case.get(name) for case in cases]) for name in names}
 

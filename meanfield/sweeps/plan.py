@@ -30,7 +30,7 @@ from meanfield.results.encoding import check_attrs
 from meanfield.results.provenance import provenance
 from meanfield.results.store import SCHEMA
 from meanfield.sweeps.fixed import copier
-from meanfield.sweeps.grid import Case, Grid, axes_of, cases_of, columns_of
+from meanfield.sweeps.grid import Case, Grid, cases_of, columns_of
 from meanfield.sweeps.identity import Identity, identity_of
 from meanfield.sweeps.values import canonical
 
@@ -139,12 +139,11 @@ class SweepPlan:
     fixed: dict[str, Any]
     seed: int
     attrs: dict[str, Any] = field(default_factory=dict)
-    axes: dict[str, list[Any]] | None = None  # of a product grid
 
     @cached_property
     def columns(self) -> dict[str, np.ndarray]:
         """The values of each parameter over the cases, see `columns_of`."""
-        return columns_of(self.cases, self.axes)
+        return columns_of(self.cases)
 
     @cached_property
     def identity(self) -> Identity:
@@ -233,8 +232,7 @@ class SweepPlan:
     @cached_property
     def provenance(self) -> str:
         """What is computed, in readable form, with versions and date; see `results.provenance`."""
-        first = self.cases[0]
-        values = self.axes or {n: [case.get(n) for case in self.cases] for n in first}
+        values = {n: [case.get(n) for case in self.cases] for n in self.cases[0]}
         spec = {
             "function": self.task.label,
             "fixed": {name: _plain(value) for name, value in _by_field(self.fixed)},
@@ -258,8 +256,7 @@ def make_plan(
 ) -> SweepPlan:
     """Check the arguments of a sweep and put them together."""
     cases, fixed = cases_of(grid), dict(fixed or {})
-    axes = axes_of(grid) if isinstance(grid, Mapping) else None
-    kinds = {tuple(case): case for case in (cases[:1] if axes else cases)}  # ragged: several
+    kinds = {tuple(case): case for case in cases}  # of a ragged grid several
     parameters = {name for kind in kinds for name in kind}
     if both := sorted(parameters & set(fixed)):
         raise ValueError(f"fixed: expected names that are not in the grid, got {both} in both")
@@ -275,7 +272,7 @@ def make_plan(
     check_attrs(attrs := dict(attrs or {}), "the sweep")
     if "provenance" in attrs:
         raise ValueError("attrs: expected another name than provenance, which the sweep writes")
-    plan = SweepPlan(task, cases, fixed, int(seed), attrs, axes)
+    plan = SweepPlan(task, cases, fixed, int(seed), attrs)
     _ = plan.columns  # refuses values that one column cannot hold
     return plan
 

@@ -12,7 +12,6 @@ from torch.nn.functional import logsigmoid, softplus
 
 from meanfield.attention import (
     AttentionParameters,
-    CrossAttention,
     SelfAttention,
     kernels,
     weights,
@@ -25,10 +24,10 @@ from meanfield.attention.normalizations import (
     softmax,
 )
 from meanfield.errors import NoDerivativeError
-from meanfield.lipschitz import cross_lipschitz, local_lipschitz
+from meanfield.lipschitz import local_lipschitz
 from meanfield.maps import linearize
 from meanfield.maps.autodiff import linearize_by_autodiff
-from meanfield.measures import ParticleMeasure, split
+from meanfield.measures import ParticleMeasure, pushforward, split
 from tests.maps.small_maps import same_products
 
 F64 = torch.float64
@@ -191,7 +190,7 @@ def test_a_row_without_mass_that_is_not_masked_is_refused(kernel):
     for call in (
         lambda: F.field(mu)([[0.0]], *at),
         lambda: F(ParticleMeasure([[1.0], [0.0]], positions=[0.1, 0.2])),
-        lambda: cross_lipschitz(CrossAttention(F), mu, away),
+        lambda: pushforward(F.field(mu), away, use_positions=kernel.needs_positions),
     ):
         with pytest.raises(ValueError, match="relu: expected ψ > 0, got a row in which ψ is 0"):
             call()

@@ -31,7 +31,6 @@ import meanfield
 from meanfield import dynamics, layers, linalg, lipschitz, pretrained, report, sweeps, transport
 from meanfield.attention import (
     AttentionParameters,
-    CrossAttention,
     SelfAttention,
     kernels,
     normalizations,
@@ -86,7 +85,7 @@ def names(device: str | None = None) -> dict[str, Any]:
         **{name: getattr(meanfield, name) for name in meanfield.__all__},
         **{"meanfield": meanfield, "w1": transport.w1, "wp": transport.wp},
         **{"solve_wp": transport.solve_wp, "euclidean_secant_ratio": euclidean_secant_ratio},
-        **{"kernels": kernels, "normalizations": normalizations, "CrossAttention": CrossAttention},
+        **{"kernels": kernels, "normalizations": normalizations},
         **{"cases_of": cases_of},
         **{"write_report": report.write_report, "encoder": encoder},
         **mistakes.NAMES,
@@ -95,7 +94,6 @@ def names(device: str | None = None) -> dict[str, Any]:
         **{"F": F, "mu": mu, "seq": seq, "params": params},
         "gamma": F.field(mu),
         "masked_gamma": SelfAttention(params, causal=True).field(seq),
-        "cross": CrossAttention(F),
         "tied": AttentionParameters.tied_l2(V, V),
         "growing": layers.contractive(layers.Pointwise(torch.sin), 0.5, constant=1.0),
         "J": linalg.LinearMap.pointwise(torch.ones(1, 2, 2, dtype=torch.float64, device=device)),

@@ -17,7 +17,6 @@ import torch
 
 from meanfield import ParticleMeasure, dynamics, layers, linalg, lipschitz
 from meanfield import bounds as theorems
-from meanfield.attention import CrossAttention
 from meanfield.maps import autodiff
 from meanfield.maps import map as maps
 from tests.attention import kernel_oracles as slow
@@ -253,45 +252,6 @@ def certified_radius(p):
         step *= min(float(found.value), 10.0) / np.linalg.norm(step)
         near_x = p.at(p.mu.replace(p.mu.points + torch.as_tensor(step)))
         assert scores(near_x).argmax() == int(found.label)
-
-
-@row
-def cross_lipschitz(p):
-    places = None if p.mu.positions is None else [1.0, 1.0]
-    eta = ParticleMeasure(p.rng.normal(size=(2, p.mu.dim)), [0.3, 0.7], positions=places)
-    found = lipschitz.cross_lipschitz(CrossAttention(p.F), p.mu, eta)
-    s = None if places is None else 1.0
-    queries = eta.points.numpy()
-    columns = slow.column_logs(p.case)
-    own = [slow._jacobian(lambda x: slow.field(p.case, x, s, columns), x) for x in queries]
-    near(found.queries.value, max(np.linalg.norm(J, 2) for J in own))
-    if (p.case.log_weights < -600).any():
-        return
-
-    def move(y):
-        there = p.case._replace(points=y)
-        return np.stack([slow.field(there, x, s, slow.column_logs(there)) for x in queries])
-
-    T = slow._jacobian(move, p.case.points).reshape(2, -1, *p.case.points.shape)
-    roots = np.exp(0.5 * np.where(p.truth.alive, p.case.log_weights, 0.0))
-    T = (
-        T
-        * eta.weights.numpy()[:, None, None, None] ** 0.5
-        / roots[:, None]
-        * p.truth.alive[:, None]
-    )
-    near(found.context.value, np.linalg.norm(T.reshape(2 * p.mu.dim, -1), 2))
-
-
-@row
-def CrossAttention_(p):
-    eta = ParticleMeasure([[0.3] * p.mu.dim], positions=None if p.mu.positions is None else [1.0])
-    s = None if p.mu.positions is None else 1.0
-    columns = slow.column_logs(p.case)
-    near(
-        CrossAttention(p.F)(p.mu, eta).points[0],
-        slow.field(p.case, eta.points[0].numpy(), s, columns),
-    )
 
 
 # ------------------------------------------------------------------ distances and searches

@@ -25,9 +25,7 @@ PACKAGES = (
     *("meanfield", "meanfield.attention", "meanfield.bounds", "meanfield.dynamics"),
     *("meanfield.layers", "meanfield.linalg", "meanfield.lipschitz", "meanfield.maps"),
 )
-TAKES_A_MAP = re.compile(
-    r"\b(MeasureMap|Map|SelfAttention|CrossAttention|Linearisation|LinearMap)\b"
-)
+TAKES_A_MAP = re.compile(r"\b(MeasureMap|Map|SelfAttention|Linearisation|LinearMap)\b")
 # Answers and parts of maps, what is told a candidate beside the map (tests/linalg), and maps
 # made of maps (tests/maps).
 NO_DOORS = {"Linearisation", "certify", "contractive"}

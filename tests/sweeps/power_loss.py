@@ -1,4 +1,4 @@
-"""What a file system may hold after a loss of power, from a trace of system calls.
+"""What a file system may hold after a loss of power, from the calls that wrote to it.
 
 The weakest file system that POSIX allows: of a file what was flushed is there, and of what was
 written later nothing, a part, zeros, or all; of a folder the names that were there at its last
@@ -8,25 +8,19 @@ flush, and of later changes any subset, each whole.
 from __future__ import annotations
 
 import os
-import re
-import subprocess
-import sys
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-CALLS = (
-    "openat,write,pwrite64,fsync,fdatasync,rename,renameat,renameat2,link,linkat,unlink,"
-    "unlinkat,mkdir,mkdirat,rmdir,ftruncate"
-)
-_LINE = re.compile(r"^\d+ +(\w+)\((.*)\) += (-?\d+)", re.DOTALL)
-_TEXT = re.compile(r'<((?:\\x[0-9a-f]{2})*)>|"((?:\\x[0-9a-f]{2})*)"')
-_HALF = re.compile(r"^(\d+) +(\w+\(.*) <unfinished \.\.\.>$")
-_REST = re.compile(r"^(\d+) +<\.\.\. \w+ resumed>(.*)$")
+import pytest
+
+from meanfield.results import atomic, store
+from tests.sweeps.written_files import KINDS, VERSIONS, write
 
 
 class Call(NamedTuple):
-    """A system call below the root, or a line that the process printed."""
+    """A call of the system below the root, or the acknowledged version of a kind of file."""
 
     kind: str
     path: str
@@ -34,46 +28,90 @@ class Call(NamedTuple):
     data: bytes = b""
 
 
-def trace(arguments: list[str], root: Path) -> list[Call]:
-    """Run ``python *arguments`` and record what it does to the files below the root."""
-    record = root.parent / "trace.txt"
-    command = ["strace", "-f", "-qq", "-y", "-xx", "-s", "100000000", "-e", f"trace={CALLS}"]
-    environment = {**os.environ, "PYTHONPATH": os.getcwd(), "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [*command, "-o", str(record), sys.executable, *arguments], env=environment, check=True
-    )
-    halves: dict[str, str] = {}
-    calls = []
-    for line in record.read_text().splitlines():
-        if half := _HALF.match(line):
-            halves[half[1]] = half[2]
-            continue
-        rest = _REST.match(line)
-        matched = _LINE.match(f"{rest[1]} {halves.pop(rest[1])}{rest[2]}" if rest else line)
-        if matched and int(matched[3]) >= 0:
-            calls += _read(matched[1], matched[2], int(matched[3]), root)
-    return calls
+def recorded(root: Path) -> list[Call]:
+    """What writing all versions of every kind does to the files below the root.
+
+    What is written past the one writer is not recorded, and so is missing after every crash.
+    """
+    recorder = Recorder(root)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (atomic, store):
+            patch.setattr(module, "os", recorder)
+        patch.setattr(shutil, "rmtree", recorder.around(shutil.rmtree, "unlink"))
+        for name in ("mkdir", "rename", "unlink"):
+            patch.setattr(Path, name, recorder.around(getattr(Path, name), name))
+        patch.setattr(Path, "open", recorder.appending(Path.open))
+        patch.setattr(store, "_MOST_FILES", 2)  # so that files are merged
+        for version in range(1, VERSIONS + 1):
+            for kind in KINDS:
+                write(kind, root / kind, version)
+                recorder.log.append(Call("print", kind, str(version)))
+    return recorder.log
 
 
-def _read(name: str, arguments: str, result: int, root: Path) -> list[Call]:
-    texts = [bytes.fromhex((a or b).replace(r"\x", "")) for a, b in _TEXT.findall(arguments)]
-    if name == "write" and arguments.startswith("1<"):
-        return [Call("print", "", data=texts[-1])]
-    data = texts.pop()[:result] if name in ("write", "pwrite64") else b""
-    # A name is relative to the folder whose descriptor stands before it, if one does.
-    names = [os.fsdecode(text) for text in texts]
-    if name in ("unlinkat", "openat", "mkdirat"):
-        names = [os.path.join(*names[:2])]
-    elif name in ("renameat", "renameat2", "linkat"):
-        names = [os.path.join(*names[:2]), os.path.join(*names[2:4])]
-    if not all(Path(name).is_relative_to(root) for name in names):
-        return []
-    paths = [os.path.relpath(name, root) for name in names]
-    if name == "openat":
-        return [Call("create", *paths)] if "O_CREAT" in arguments else []
-    kind = "exchange" if "RENAME_EXCHANGE" in arguments else re.sub("at2?$|64$", "", name)
-    kind = {"fdatasync": "fsync", "pwrite": "write", "rmdir": "unlink"}.get(kind, kind)
-    return [Call(kind, *paths, data=data)]
+class Recorder:
+    """The module `os` and methods of paths, carried out and remembered in order."""
+
+    def __init__(self, root):
+        self.root, self.log, self.open_files = root, [], {}
+
+    def __getattr__(self, name):
+        return getattr(os, name)
+
+    def note(self, kind, *paths, data=b""):
+        if all(Path(path).is_relative_to(self.root) for path in paths):
+            self.log.append(Call(kind, *(os.path.relpath(p, self.root) for p in paths), data=data))
+
+    def around(self, usual, kind):
+        def call(path, *other, **more):
+            existed = path.exists()
+            usual(path, *other, **more)
+            if existed != (kind == "mkdir"):
+                self.note(kind, path, *other[: kind == "rename"])
+
+        return call
+
+    def appending(self, usual):
+        def call(path, mode="r", **more):
+            file = usual(path, mode, **more)
+            if mode == "a":
+                self.note("create", path)
+                write, file.write = file.write, lambda text: noted(path, text, write)
+            return file
+
+        def noted(path, text, write):
+            self.note("write", path, data=text.encode())
+            return write(text)
+
+        return call
+
+    def open(self, path, flags, mode=0o777):
+        descriptor = os.open(path, flags, mode)
+        self.open_files[descriptor] = path
+        if flags & os.O_CREAT:
+            self.note("create", path)
+        return descriptor
+
+    def write(self, descriptor, data):
+        n = os.write(descriptor, data)
+        self.note("write", self.open_files[descriptor], data=bytes(data[:n]))
+        return n
+
+    def fsync(self, descriptor):
+        os.fsync(descriptor)
+        self.note("fsync", self.open_files[descriptor])
+
+    def replace(self, source, target):
+        os.replace(source, target)
+        self.note("rename", source, target)
+
+    def link(self, source, target):
+        os.link(source, target)
+        self.note("link", source, target)
+
+    def unlink(self, path):
+        os.unlink(path)
+        self.note("unlink", path)
 
 
 @dataclass
@@ -128,7 +166,7 @@ class Disk:
     def apply(self, call: Call) -> None:
         if call.kind == "print":
             return
-        folder, name = self._at(call.path)
+        folder, name = self.at(call.path)
         node = folder.now.get(name) if name else self.root
         if call.kind == "create" and node is None:
             folder.change({name: File()})
@@ -142,13 +180,12 @@ class Disk:
             node.flush()
         elif call.kind == "unlink":
             folder.change({name: None})
-        elif call.kind in ("rename", "link", "exchange"):
-            other, there = self._at(call.other)
+        elif call.kind in ("rename", "link"):
+            other, there = self.at(call.other)
             assert other is folder
-            left = {"rename": None, "link": node, "exchange": folder.now.get(there)}[call.kind]
-            folder.change({name: left, there: node})
+            folder.change({name: node if call.kind == "link" else None, there: node})
 
-    def _at(self, path: str) -> tuple[Folder, str]:
+    def at(self, path: str) -> tuple[Folder, str]:
         folder, parts = self.root, [part for part in path.split("/") if part != "."]
         for part in parts[:-1]:
             folder = folder.now[part]

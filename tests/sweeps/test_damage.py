@@ -1,8 +1,6 @@
 """Damaged files of a store: every case has the right numbers or is pending, named and repaired.
 
-Damage: each file deleted, cut, emptied, zeroed, or with one bit turned. Power loss: every write,
-flush, rename and deletion of a sweep is recorded in its process, and the disk is put together as
-it may be after a crash at any point (`power_loss`). MEANFIELD_CRASHES sets how many are taken.
+Each file deleted, cut, emptied, zeroed, or with one bit turned, and what stands in its place.
 """
 
 from __future__ import annotations
@@ -22,15 +20,13 @@ import pytest
 import xarray as xr
 
 from meanfield import results
-from meanfield.results import Variable, arrays, atomic
+from meanfield.results import Variable, arrays
 from meanfield.results import store as storing
 from meanfield.results.cases import unpack
 from meanfield.results.marks import DIGEST
 from meanfield.results.store import DamagedError, Store
-from meanfield.sweeps import Task, progress, status, sweep
-from tests.sweeps.power_loss import Call, Disk
+from meanfield.sweeps import Task, status, sweep
 
-CRASHES = int(os.environ.get("MEANFIELD_CRASHES", "400"))
 N = 12
 SLOW = pytest.mark.slow
 
@@ -212,168 +208,6 @@ def test_a_merge_that_dies_half_way_takes_nothing_for_lost(tmp_path, right, monk
         warnings.simplefilter("error")
         check_read(store, right, at_least=range(0, N, 2))
         assert run(store).drop_attrs(deep=False).identical(right)
-
-
-class Recorder:
-    """The system calls by which a store is written, carried out and remembered in order."""
-
-    def __init__(self, root):
-        self.root, self.log, self.open_files = root, [], {}
-
-    def __getattr__(self, name):
-        return getattr(os, name)
-
-    def place(self, path):
-        path = Path(path)
-        return str(path.relative_to(self.root)) if path != self.root else "."
-
-    def open(self, path, flags, mode=0o777):
-        descriptor = os.open(path, flags, mode)
-        self.open_files[descriptor] = self.place(path)
-        if flags & os.O_CREAT:
-            self.log.append(Call("create", self.place(path)))
-        return descriptor
-
-    def write(self, descriptor, data):
-        n = os.write(descriptor, data)
-        self.log.append(Call("write", self.open_files[descriptor], data=bytes(data[:n])))
-        return n
-
-    def fsync(self, descriptor):
-        os.fsync(descriptor)
-        self.log.append(Call("fsync", self.open_files[descriptor]))
-
-    def replace(self, source, target):
-        os.replace(source, target)
-        self.log.append(Call("rename", self.place(source), self.place(target)))
-
-    def link(self, source, target):
-        os.link(source, target)
-        self.log.append(Call("link", self.place(source), self.place(target)))
-
-    def unlink(self, path):
-        os.unlink(path)
-        self.log.append(Call("unlink", self.place(path)))
-
-
-def record(root, monkeypatch):
-    """A sweep, an extension with a retry, and a merge: all calls, and what was reported done."""
-    recorder = Recorder(root)
-    monkeypatch.setattr(atomic, "os", recorder)
-    monkeypatch.setattr(storing, "os", recorder)
-    monkeypatch.setattr(storing, "_MOST_FILES", 4)
-    monkeypatch.setattr(Path, "mkdir", recorded_mkdir(recorder, Path.mkdir))
-    monkeypatch.setattr(Path, "unlink", recorded_unlink(recorder, Path.unlink))
-    advance = progress.Progress.advance
-
-    def reported(self, found):
-        recorder.log.append(Call("print", str(len(found))))
-        advance(self, found)
-
-    monkeypatch.setattr(progress.Progress, "advance", reported)
-    run(root / "s", 7)
-    run(root / "s", N, retry_failed=True)
-    monkeypatch.undo()
-    return recorder.log
-
-
-def recorded_mkdir(recorder, mkdir):
-    def call(self, *arguments, **more):
-        new = not self.exists()
-        mkdir(self, *arguments, **more)
-        if new:
-            recorder.log.append(Call("mkdir", recorder.place(self)))
-
-    return call
-
-
-def recorded_unlink(recorder, unlink):
-    def call(self, **more):
-        unlink(self, **more)
-        recorder.log.append(Call("unlink", recorder.place(self)))
-
-    return call
-
-
-def crash(log, point, how, root, rng, right):
-    """The disk after a crash: read gives right or pending, resuming gives everything."""
-    disk = Disk()
-    for call in log[:point]:
-        disk.apply(call)
-    disk.root.build(root, rng, how)
-    store = root / "s"
-    n = sum(int(call.path) for call in log[:point] if call.kind == "print")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if (store / "sweep.json").exists():
-            check_read(store, right)
-            # The failed one of the first 7 cases is done again, and reported twice.
-            assert status(store).n_done >= min(n, 7) + max(0, n - 8)
-        else:
-            assert n == 0
-        resumed = run(store)
-    assert resumed.drop_attrs(deep=False).identical(right)
-    assert not [f for f in store.glob(".*") if f"{os.getpid()}" not in f.name]
-
-
-def crash_points(log, count, seed):
-    """(point, how): every point in every way if `count` allows, else a sample."""
-    ways = ("none", "all", *["some"] * max(6, count // len(log)))  # "some" is drawn each time
-    every = [(point, how) for point in range(1, len(log) + 1) for how in ways]
-    rng = np.random.default_rng(seed)
-    chosen = rng.permutation(len(every))[:count]
-    return [every[i] for i in sorted(chosen)]
-
-
-def replay(tmp_path, monkeypatch, right, choose):
-    """Crashes after each (point, how) that is chosen from the log of a sweep."""
-    (tmp_path / "recorded").mkdir()
-    log = record(tmp_path / "recorded", monkeypatch)
-    rng = np.random.default_rng(0)
-    for number, (point, how) in enumerate(choose(log)):
-        root = tmp_path / str(number)
-        root.mkdir()
-        try:
-            crash(log, point, how, root, rng, right)
-        except Exception as error:
-            error.add_note(f"crash after {point} of {len(log)} calls, {how}: {log[point - 1][:2]}")
-            raise
-        shutil.rmtree(root)
-
-
-@pytest.mark.parametrize(("count", "seed"), [(40, 0), pytest.param(CRASHES, 1, marks=SLOW)])
-def test_after_a_loss_of_power_read_is_right_or_pending_and_resume_completes(
-    tmp_path, monkeypatch, right, count, seed
-):
-    replay(tmp_path, monkeypatch, right, lambda log: crash_points(log, count, seed))
-
-
-@pytest.mark.parametrize("mutant", ["no flush of the data", "no flush of the folder"])
-def test_the_replay_notices_what_is_not_flushed(tmp_path, monkeypatch, right, mutant):
-    """The harness has teeth: a store that is reported before it is safe is found out."""
-    fsync = Recorder.fsync
-
-    def forget(self, descriptor):
-        folder = self.open_files[descriptor] in (".", "s")
-        if folder != (mutant == "no flush of the folder"):
-            fsync(self, descriptor)
-
-    monkeypatch.setattr(Recorder, "fsync", forget)
-    with pytest.raises((AssertionError, DamagedError)):
-        replay(tmp_path, monkeypatch, right, lambda log: crash_points(log, 40, 0))
-
-
-def test_what_is_reported_done_is_on_the_disk_though_nothing_later_is(
-    tmp_path, monkeypatch, right
-):
-    """A crash at the very moment of every report, with what is flushed and nothing else."""
-
-    def reports(log):
-        points = [i + 1 for i, call in enumerate(log) if call.kind == "print"]
-        assert len(points) == 3 + 2  # batches of 7 cases, then of 5 more and the one that failed
-        return itertools.product(points, ["none"] * 3)
-
-    replay(tmp_path, monkeypatch, right, reports)
 
 
 def test_a_lost_grid_file_is_missing_and_the_store_is_not_complete(tmp_path, right):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import mpmath
@@ -14,10 +13,9 @@ import torch
 from meanfield.errors import CertificateError
 from meanfield.measures import ParticleMeasure
 from meanfield.transport import solve_w2, solve_wp
-from meanfield.transport.certificate import SparsePlan, certified
 from meanfield.transport.plans import clusters
 from meanfield.transport.plans.clusters import solve_clusters
-from meanfield.transport.plans.exact import solve_dense, solve_finely
+from meanfield.transport.plans.exact import solve_dense
 from meanfield.transport.problem import Problem
 from tests.transport.transport_oracles import exact_transport
 
@@ -40,42 +38,6 @@ def test_what_crosses_may_have_been_the_dear_part_of_its_clusters() -> None:
     truth = math.sqrt(exact_transport(x, y, a, a)) / 2.0 ** int(problem.exponent)
     assert truth == pytest.approx(38 * math.sqrt(extra) / 2.0 ** int(problem.exponent))
     assert 0.99 * truth < float(answer.lower) <= truth <= float(answer.upper) < 1.15 * truth
-
-
-def test_what_crosses_may_go_from_far_side_to_far_side() -> None:
-    """All mass is on the far sides of clusters of radius 1 whose centres are 40 apart."""
-    tiny, extra = 1e-13, 1e-7
-    x = np.array([[-20.0, 0.0], [20.0, 0.0], [-21.0, 0.0], [21.0, 0.0]])
-    a, b = (np.log([tiny, tiny, 0.5 + t, 0.5 - t - 2 * tiny]) for t in (extra / 2, -extra / 2))
-    problem = Problem.of(x, x, a, b)
-    dense = lambda part: solve_dense(part[None], rtol=1e-9)[0]  # noqa: E731
-    answer = solve_clusters(problem, dense, rtol=1e-9, snap=False)
-    assert answer is not None
-    truth = math.sqrt(exact_transport(x, x, a, b)) / 2.0 ** int(problem.exponent)
-    assert truth == pytest.approx(42 * math.sqrt(extra) / 2.0 ** int(problem.exponent), rel=1e-5)
-    assert 0.8 * truth < float(answer.lower) <= truth <= float(answer.upper) < 1.01 * truth
-
-
-def test_potentials_of_clusters_are_feasible_across_them_and_optimal() -> None:
-    """Whatever constant the potentials of a cluster come with."""
-    rng = np.random.default_rng(2)
-    home = np.repeat([[0.0, 0.0], [40.0, 0.0], [0.0, 40.0]], 5, axis=0)
-    x, y = home + rng.uniform(-0.5, 0.5, size=(2, 15, 2))
-    problem = Problem.of(x, y, np.zeros(15), np.zeros(15))
-
-    def shifted(part: Problem) -> Any:
-        answer, shift = solve_dense(part[None], rtol=1e-9)[0], 1e4 * rng.normal()
-        assert answer.f is not None
-        assert answer.g is not None
-        return replace(answer, f=answer.f - shift, g=answer.g + shift)
-
-    answer = solve_clusters(problem, shifted, rtol=1e-9, snap=True)
-    assert answer is not None
-    assert answer.f is not None
-    assert answer.g is not None
-    assert float((answer.f[:, None] + answer.g - problem.costs).max()) < 1e-11
-    dual = float(answer.f.mean() + answer.g.mean())
-    assert dual == pytest.approx(float(answer.value) ** 2, rel=1e-9)
 
 
 def test_what_crosses_may_pass_through_a_third_cluster_and_pay_for_its_way_inside() -> None:
@@ -138,84 +100,6 @@ def test_the_value_is_that_of_the_weights_as_they_stand(log_weight: float) -> No
     assert float(found.lower) <= true <= float(found.upper)
 
 
-def test_a_light_cluster_that_is_all_of_the_distance_has_room_for_the_rounding_of_its_mass() -> (
-    None
-):
-    """The logarithm of its mass is rounded: at −600 by up to 512 units of the mass."""
-    rng = np.random.default_rng(0)
-    dense = lambda part: solve_dense(part[None], rtol=1e-9)[0]  # noqa: E731
-    x = np.array([[0.0, 0.0], [0.001, 0.0], [1.0, 0.0]])
-    y = x.copy()
-    y[2, 1] = 2.0**-10
-    with mpmath.workdps(40):
-        for _ in range(40):
-            light = rng.uniform(-690, -520)
-            logs = rng.uniform(-5, 5) + np.array([-1.0, -0.5, light])
-            problem = Problem.of(x, y, logs, logs)
-            answer = solve_clusters(problem, dense, rtol=1e-9, snap=True)
-            assert answer is not None
-            masses = [mpmath.exp(mpmath.mpf(float(t))) for t in logs]
-            truth = mpmath.sqrt(masses[2] / sum(masses)) / 2 ** (10 + int(problem.exponent))
-            assert mpmath.mpf(float(answer.lower)) <= truth <= mpmath.mpf(float(answer.upper))
-            assert float(answer.width) < 1e-12
-
-
-def test_far_clusters_equal_up_to_rounding_do_not_raise_the_floor_of_others() -> None:
-    """Two of four exchange 2e-15 over a distance of 1, the others 2e-16, or nothing, over 10."""
-    x = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 10.0], [10.0, 10.0]])
-    a = np.log(np.full(4, 0.25))
-    b = np.log(0.25 + np.array([2e-15, -2e-15, 0.0, 0.0]))
-    equal = math.sqrt(exact_transport(x, x, a, b))
-    b[2] -= 4 * np.spacing(a[2])
-    truth = math.sqrt(exact_transport(x, x, a, b))
-    assert truth > 2 * equal
-    problem = Problem.of(x, x, a, b)
-    dense = lambda part: solve_dense(part[None], rtol=1e-9)[0]  # noqa: E731
-    meant, stored = (solve_clusters(problem, dense, rtol=1e-9, snap=t) for t in (True, False))
-    assert meant is not None
-    assert stored is not None
-    unit = 2.0 ** int(problem.exponent)
-    assert 0.9 * truth < float(stored.lower) * unit <= truth <= float(stored.upper) * unit
-    assert float(meant.lower) * unit <= equal <= float(meant.upper) * unit
-
-
-def test_clusters_of_clusters_are_solved_level_by_level() -> None:
-    rng = np.random.default_rng(1)
-    top = np.repeat([[0.0, 0.0], [4.0, 4.0]], 20, axis=0)
-    middle = np.tile(np.repeat([[0.0, 0.0], [2.0**-20, 0.0]], 10, axis=0), (2, 1))
-    inner = 2.0**-44 * np.round(rng.normal(size=(2, 40, 2)) * 8) / 8
-    x, y = (top + middle + t for t in inner)
-    exact = (top + middle)[None] + inner
-    truth = 0.0
-    for k in range(4):
-        own = slice(10 * k, 10 * k + 10)
-        u, v = (t[own] - (top + middle)[own] for t in exact)
-        truth += float(solve_w2(torch.as_tensor(u), torch.as_tensor(v)).value) ** 2 / 4
-    result = solve_w2(torch.as_tensor(x), torch.as_tensor(y))
-    assert float(result.value) == pytest.approx(truth**0.5, rel=1e-9)
-    assert float(result.relative_width) < 1e-6
-
-
-def test_a_batch_keeps_its_order_where_some_of_its_pairs_are_collapsed() -> None:
-    """What closes in arrays and what is solved by itself come back to their places."""
-    rng = np.random.default_rng(2)
-    x, y = rng.normal(size=(2, 6, 12, 2))
-    home = np.repeat([[0.0, 0.0], [8.0, 0.0]], 6, axis=0)
-    for k in (1, 4):
-        x[k], y[k] = home + 1e-9 * (1 + k) * x[k], home + 1e-9 * y[k]
-    a, b = rng.dirichlet(np.ones(6), size=(2, 2, 6)).transpose(0, 2, 1, 3).reshape(2, 6, 12) / 2
-    found = solve_w2((x, a), (y, b), strict=False)
-    f, g = found.potentials or (None, None)
-    mass = found.coupling.dense()
-    np.testing.assert_allclose(mass.sum(-1), a, atol=1e-12)
-    for k in range(6):
-        alone = solve_w2((x[k], a[k]), (y[k], b[k]), strict=False)
-        assert found.value[k] == pytest.approx(alone.value, rel=1e-6)
-        if f is not None:
-            cost = np.square(x[k][:, None] - y[k]).sum(-1)
-            assert (f[k][:, None] + g[k] - cost).max() <= 1e-12 * cost.max()
-
-
 @pytest.mark.parametrize(
     ("order", "size", "uniform"), [(2, 1e-6, False), (2, 1e-8, True), (3, 1e-6, True)]
 )
@@ -236,25 +120,6 @@ def test_small_moves_of_many_shuffled_atoms_are_known_to_their_own_digits(
     truth = (b @ lengths**order) ** (1 / order)
     assert float(found.relative_width) < 1e-12
     assert float(found.value) == pytest.approx(truth, rel=1e-13)
-
-
-@pytest.mark.parametrize("uniform", [True, False])
-def test_rough_potentials_are_made_fine(uniform: bool) -> None:
-    """Those of a solver that stopped early, off by 1e-3 and by 1e-7 of the largest cost."""
-    rng = np.random.default_rng(1)
-    x, y = rng.normal(size=(2, 40, 3))
-    logs = np.zeros((2, 40)) if uniform else np.log(rng.dirichlet(np.ones(40), size=2))
-    problem = Problem.of(x, y, *logs)
-    best = solve_dense(problem, rtol=1e-9, by_simplex=True)
-    assert best.g is not None
-    for size in (1e-3, 1e-7):
-        rough = best.g + size * rng.normal(size=40)
-        plan = SparsePlan(best.rows, best.cols, best.log_mass)
-        answer = certified(problem, plan, rough, method="early", rtol=1e-9)
-        assert answer.width > 1e-2 * size
-        fine = solve_finely(problem, rtol=1e-9, answer=answer)
-        assert fine.width < 1e-12
-        assert float(fine.value) == pytest.approx(float(best.value), rel=1e-13)
 
 
 def test_parts_of_another_mass_are_refused() -> None:
@@ -290,21 +155,6 @@ def core_and_far(n: int, radius: float, weight: float) -> tuple:
     a, b = rng.dirichlet(np.ones(n), size=2)
     a[0] = weight
     return (x, a / a.sum()), (y, b)
-
-
-@pytest.mark.parametrize("d", [2, 5])
-def test_nested_scales_are_solved_or_flagged(d: int) -> None:
-    rng = np.random.default_rng(0)
-    n = 450
-    radii = 10 ** rng.uniform(-10, 0, size=(2, n, 1))
-    x, y = radii * rng.normal(size=(2, n, d)) / math.sqrt(d)
-    a, b = radii[..., 0] ** -3 / (radii[..., 0] ** -3).sum(1, keepdims=True)
-    found = solve_w2((x, a), (y, b), strict=False)
-    assert found.relative_width < 1e-3
-    finer = solve_w2((x, a), (y, b), method="simplex", strict=False)
-    assert float(found.lower) <= float(finer.upper)
-    assert float(finer.lower) <= float(found.upper)
-    assert float(found.value) <= 1.01 * float(finer.upper)
 
 
 def test_clusters_that_are_wider_than_far_apart_are_none() -> None:

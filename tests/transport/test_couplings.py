@@ -27,16 +27,6 @@ def coupling_of(mu: ParticleMeasure, nu: ParticleMeasure) -> Coupling:
     return found
 
 
-def test_marginals_and_cost_agree_with_the_dense_plan() -> None:
-    mu, nu = measures(7, 9)
-    coupling = coupling_of(mu, nu)
-    plan = coupling.dense()
-    torch.testing.assert_close(plan.sum(1), mu.weights, rtol=0, atol=1e-15)
-    torch.testing.assert_close(plan.sum(0), nu.weights, rtol=0, atol=1e-15)
-    cost = (mu.points[:, None] - nu.points).square().sum(-1)
-    torch.testing.assert_close(coupling.cost(), (plan * cost).sum(), rtol=1e-14, atol=0)
-
-
 @pytest.mark.parametrize(("n", "m"), [(6, 6), (5, 8), (2, 2), (1, 4)])
 def test_interpolation_moves_at_constant_speed(n: int, m: int) -> None:
     mu, nu = measures(n, m, seed=n)
@@ -86,34 +76,3 @@ def test_the_barycentric_map_of_a_light_atom_does_not_underflow() -> None:
 def test_times_outside_the_unit_interval_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\[0, 1\]"):
         coupling_of(*measures(3, 3)).interpolate(1.5)
-
-
-@pytest.mark.parametrize("function", [w2, lambda mu, nu: w2(mu, nu) ** 2])
-@pytest.mark.parametrize(("n", "m", "d"), [(4, 5, 2), (3, 3, 2), (2, 2, 3), (1, 4, 2), (4, 3, 1)])
-def test_gradients_agree_with_finite_differences(function, n: int, m: int, d: int) -> None:
-    generator = torch.Generator().manual_seed(100 * n + m)
-    tensors = [
-        torch.randn(*shape, dtype=torch.float64, generator=generator, requires_grad=True)
-        for shape in ((n, d), (m, d), (n,), (m,))
-    ]
-
-    def of(x: torch.Tensor, y: torch.Tensor, s: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        mu = ParticleMeasure(x, log_weights=s.log_softmax(-1))
-        return function(mu, ParticleMeasure(y, log_weights=t.log_softmax(-1)))
-
-    assert torch.autograd.gradcheck(of, tensors)
-
-
-def test_gradients_of_a_batch_are_those_of_its_entries() -> None:
-    generator = torch.Generator().manual_seed(6)
-    x = torch.randn(3, 4, 2, dtype=torch.float64, generator=generator, requires_grad=True)
-    y = torch.randn(5, 2, dtype=torch.float64, generator=generator)
-    (together,) = torch.autograd.grad((w2(x, y) ** 2).sum(), x)
-    alone = torch.stack([torch.autograd.grad(w2(x[k], y) ** 2, x)[0][k] for k in range(3)])
-    torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-14)
-
-
-def test_the_gradient_at_distance_zero_is_zero() -> None:
-    x = torch.randn(4, 2, dtype=torch.float64, requires_grad=True)
-    (gradient,) = torch.autograd.grad(w2(x, x.detach()), x)
-    assert torch.equal(gradient, torch.zeros_like(x))

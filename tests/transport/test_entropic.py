@@ -35,19 +35,6 @@ def test_the_divergence_tends_to_the_square_of_the_distance() -> None:
     assert errors[1] < errors[0]
 
 
-def test_the_divergence_misses_the_square_of_the_distance_by_what_is_stated() -> None:
-    """Of clouds of a few points, where the annealing ends farthest from agreeing marginals."""
-    rng, worst = np.random.default_rng(0), dict.fromkeys((0.9, 0.97), 0.0)
-    for _ in range(20):
-        n, m, d = *rng.integers(2, 9, size=2), rng.choice([1, 2, 5])
-        x, y = rng.normal(size=(n, d)), rng.normal(size=(m, d))
-        for scaling in worst:
-            off = sinkhorn_divergence(x, y, blur=0.01, scaling=scaling) / w2(x, y) ** 2 - 1
-            assert off < 1e-3
-            worst[scaling] = max(worst[scaling], -off)
-    assert 0.05 < worst[0.9] < 0.13 and worst[0.97] < 0.04
-
-
 def test_the_divergence_is_zero_at_equality_and_differentiable() -> None:
     x, y = clouds(20, 20)
     assert float(sinkhorn_divergence(x, x)) == pytest.approx(0.0, abs=1e-12)
@@ -57,12 +44,6 @@ def test_the_divergence_is_zero_at_equality_and_differentiable() -> None:
     expected = torch.tensor([6.0 / 20, 0.0], dtype=torch.float64).expand(20, 2)
     torch.testing.assert_close(gradient, expected, rtol=0.02, atol=0.01)
     assert y.shape == x.shape
-
-
-def test_the_divergence_far_from_the_origin_does_not_cancel() -> None:
-    x, y = clouds(15, 15)
-    far = sinkhorn_divergence(x + 2.0**20, y + 2.0**20)
-    torch.testing.assert_close(far, sinkhorn_divergence(x, y), rtol=1e-6, atol=0)
 
 
 def test_costs_are_right_and_differentiable_twice() -> None:

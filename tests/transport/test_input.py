@@ -117,27 +117,6 @@ def test_atoms_that_a_map_has_lost_are_refused(call, bad: float) -> None:
             call(*pair)
 
 
-def test_an_atom_without_mass_may_be_anywhere() -> None:
-    mu = ParticleMeasure(GOOD, [0.5, 0.5, 0.0])
-    points = GOOD.clone()
-    points[2] = torch.nan
-    assert float(solve_w2(mu.replace(points), mu.replace(GOOD + 3.0)).value) == pytest.approx(
-        18**0.5
-    )
-
-
-def test_on_the_line_paired_atoms_prove_what_sorted_weights_leave_open() -> None:
-    logs = torch.tensor([-5.77, -5.86, -0.006], dtype=torch.float64)
-    points = torch.tensor([[-2.0], [-2.0], [2.0]], dtype=torch.float64)
-    logs = logs - logs.logsumexp(0)
-    mu = ParticleMeasure(points, log_weights=logs)
-    nu = ParticleMeasure(points + torch.tensor([[1e-6], [-1e-6], [0.0]]), log_weights=logs)
-    found = solve_w2(mu, nu)
-    true = float(((nu.points - mu.points).square().sum(-1) * logs.exp()).sum().sqrt())
-    assert float(found.lower) == pytest.approx(true, rel=1e-9)
-    assert float(found.lower) <= true * (1 + 1e-12) <= float(found.upper) * (1 + 2e-12)
-
-
 def test_a_list_of_clouds_of_different_sizes_is_a_batch() -> None:
     rng = np.random.default_rng(0)
     xs = [rng.normal(size=(n, 2)) for n in (4, 6, 1)]

@@ -1,4 +1,4 @@
-"""W_p of any order: exact rational optima, quantiles, laws in p, gradients."""
+"""W_p of any order: linear programs, quantiles, gradients."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import linprog
 from scipy.spatial.distance import cdist
 
-from meanfield.transport import solve_w2, solve_wp, wp
-from meanfield.transport.certificate import SparsePlan, certified, powers_added, powers_less
-from meanfield.transport.problem import Problem
-from tests.transport.transport_oracles import solve_w1
+from meanfield.transport import solve_wp, wp
+from meanfield.transport.certificate import powers_added, powers_less
+from tests.transport.transport_oracles import linear_program
 
 seeds = st.integers(0, 2**31)
 ORDERS = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 7.0)
@@ -25,21 +23,13 @@ def clouds(seed: int, n: int, m: int, d: int) -> tuple[np.ndarray, ...]:
     return x, y, rng.dirichlet(np.ones(n)), rng.dirichlet(np.ones(m))
 
 
-def linear_program(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np.ndarray, p: float) -> float:
-    n, m = len(a), len(b)
-    costs = cdist(x, y) ** p
-    rows, cols = np.kron(np.eye(n), np.ones(m)), np.kron(np.ones(n), np.eye(m))
-    tight = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
-    found = linprog(costs.ravel(), A_eq=np.r_[rows, cols], b_eq=np.r_[a, b], options=tight)
-    return float(found.fun) ** (1 / p)
-
-
 @given(seeds, st.sampled_from(ORDERS), st.integers(1, 7), st.integers(1, 7), st.integers(1, 3))
 @settings(max_examples=30, deadline=None)
 def test_it_agrees_with_linear_programming(seed: int, p: float, n: int, m: int, d: int) -> None:
     x, y, a, b = clouds(seed, n, m, d)
     found = solve_wp((x, a), (y, b), p)
-    assert float(found.value) == pytest.approx(linear_program(x, y, a, b, p), rel=1e-7)
+    truth = linear_program(cdist(x, y) ** p, a, b) ** (1 / p)
+    assert float(found.value) == pytest.approx(truth, rel=1e-7)
     assert found.order == p
     assert float(found.relative_width) < 1e-9
     f, g = found.potentials
@@ -62,33 +52,6 @@ def test_on_the_line_it_is_the_distance_of_quantile_functions(
     found = solve_wp((x, a), (y, b), p)
     assert found.method == "line"
     assert float(found.value) == pytest.approx(truth, rel=1e-9)
-
-
-def test_it_grows_with_the_order_and_orders_one_and_two_have_names() -> None:
-    x, y, a, b = clouds(1, 30, 25, 2)
-    values = [float(wp((x, a), (y, b), p)) for p in ORDERS]
-    assert (np.diff(values) > 0).all()
-    assert values[0] == float(solve_w1((x, a), (y, b)).value)
-    assert values[2] == float(solve_w2((x, a), (y, b)).value)
-
-
-@pytest.mark.parametrize("p", [1.5, 3, 6.25])
-def test_a_translation_moves_every_atom_by_its_length(p: float) -> None:
-    x = np.random.default_rng(0).normal(size=(40, 3))
-    found = solve_wp(x, (x + np.array([0.0, 3.0, 4.0]))[::-1].copy(), p)
-    assert float(found.lower) <= 5 <= float(found.upper)
-    assert float(found.relative_width) < 1e-9
-
-
-@pytest.mark.parametrize("p", [1.5, 3])
-def test_collapsed_clusters_of_any_order(p: float) -> None:
-    rng = np.random.default_rng(3)
-    centres = np.repeat([[0.0, 0.0], [8.0, 0.0], [0.0, 8.0]], 8, axis=0)
-    x, y = centres + 1e-7 * rng.normal(size=(2, 24, 2))
-    found = solve_wp(x, y[rng.permutation(24)], p)
-    parts = [wp(x[k : k + 8], y[k : k + 8], p) ** p for k in (0, 8, 16)]
-    assert float(found.value) == pytest.approx(np.mean(parts) ** (1 / p), rel=1e-9)
-    assert float(found.relative_width) < 1e-6
 
 
 @pytest.mark.parametrize("p", [1.5, 2, 3, 4.5])
@@ -135,21 +98,6 @@ def test_sums_and_differences_of_powers_do_not_leave_the_range(
 def test_orders_below_one_and_without_end_are_refused(p: float) -> None:
     with pytest.raises(ValueError, match="p: expected"):
         wp(np.zeros((2, 1)), np.ones((2, 1)), p)
-
-
-def test_cubes_that_underflow_do_not_raise_the_lower_end() -> None:
-    x = np.random.default_rng(0).normal(size=(20, 2))
-    moved = 3e-107 * np.random.default_rng(1).uniform(1, 2, size=(20, 1))
-    problem = Problem.of(
-        np.c_[x, 0 * moved], np.c_[x, moved], *np.full((2, 20), -np.log(20)), order=3
-    )
-    index = np.arange(20)
-    plan = SparsePlan(index, index, problem.logs_a)
-    nearest = np.zeros(20), problem.moved(index, index) ** 3
-    found = certified(problem, plan, nearest, method="", rtol=1e-9)
-    truth = float(np.mean((moved / moved.max()) ** 3) ** (1 / 3) * moved.max())
-    low, high = (np.ldexp(t, int(problem.exponent)) for t in (found.lower, found.upper))
-    assert low <= truth <= high * (1 + 1e-14)
 
 
 @pytest.mark.parametrize(("p", "place"), [(2, 1e300), (3, 1e158), (20, -1e18)])

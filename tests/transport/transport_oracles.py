@@ -18,11 +18,6 @@ def solve_w1(mu: Any, nu: Any, **settings: Any) -> TransportResult:
     return solve_wp(mu, nu, 1, **settings)
 
 
-def linear_program_w2_squared(x: np.ndarray, y: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
-    """W₂² by HiGHS, cost by direct differences."""
-    return linear_program(((x[:, None] - y[None]) ** 2).sum(-1), a, b)
-
-
 def linear_program(cost: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
     """min Σ π C over couplings by HiGHS, the cost brought to order one."""
     from scipy.optimize import linprog
