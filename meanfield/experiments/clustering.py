@@ -86,11 +86,6 @@ def paths(ds: xr.Dataset, *, ax: Axes, space: str = "plane") -> Axes:
     """Paths of the particles in the first two coordinates, and where they end.
 
     Of the largest β.
-
-    Args:
-        ds: of this experiment.
-        ax: where to draw; a new figure if None.
-        space: "sphere" or "plane".
     """
     from matplotlib.patches import Circle
 
