@@ -81,13 +81,9 @@ end = dynamics.flow(
 print(f"cosine {float(end[0] @ end[1]):.9f}")
 
 # %%
-# The paths of the first flow; figures and animations of an experiment.
+# The paths of the first flow; figures of an experiment.
 with figures.style():
     figures.plot_particle_paths(ds, title=rf"Tokens on the sphere, $\beta$ = {beta:g}")
 clustering = experiments.get("clustering")
 made = clustering.run(clustering.quick)
-for path in (
-    *figures.save_all(made, clustering.figures, options.out, stem="clustering"),
-    *figures.save_animations(made, clustering.animations, options.out, stem="clustering"),
-):
-    print(path)
+print(*figures.save_all(made, clustering.figures, options.out, stem="clustering"), sep="\n")

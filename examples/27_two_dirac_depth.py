@@ -161,6 +161,3 @@ if __name__ == "__main__":  # worker processes import this file
     with figures.style():
         for name, draw in {"constant": against_depth, "weights": against_weight}.items():
             draw(ds).figure.savefig(options.out / f"{name}.png")
-    atoms = {"atoms": partial(figures.animate_particles, offset=0.0)}
-    if not options.quick:  # minutes
-        print(*figures.save_animations(ds, atoms, options.out))

@@ -18,7 +18,6 @@ the last time the start is still felt there, which the deviation in time does no
 # %%
 import argparse
 import math
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +39,7 @@ from meanfield.figures.selection import by_level
 from meanfield.results import Variable
 from meanfield.sweeps import Task
 
-SHOWN = 100  # particles that are kept, for the animation
+SHOWN = 100  # particles that are kept
 TIMES = 81
 
 
@@ -208,9 +207,3 @@ if __name__ == "__main__":  # worker processes import this file
     # %%
     with figures.style():
         order_against_coupling(ds).figure.savefig(options.out / "order.png")
-    moving = {
-        name: partial(figures.animate_particles, dim=2, ratio=ratio)
-        for name, ratio in (("above", 2.0), ("below", 0.5))
-    }
-    if not options.quick:  # minutes
-        print(*figures.save_animations(ds, moving, options.out))

@@ -15,7 +15,6 @@ high dimension follow it too.
 
 # %%
 import argparse
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -190,6 +189,3 @@ if __name__ == "__main__":  # worker processes import this file
     # %%
     with figures.style():
         rates(ds).figure.savefig(options.out / "collapse.png")
-    moving = {name: partial(figures.animate_particles, placement=name) for name in ("post", "pre")}
-    if not options.quick:  # minutes
-        print(*figures.save_animations(ds, moving, options.out))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import logging
 import os
@@ -344,7 +343,7 @@ def _draw(
     ds: xr.Dataset, name: str | None, folder: Path, *, stem: str, formats: Sequence[str]
 ) -> None:
     """The figures of an experiment, or those of any Dataset."""
-    from meanfield.figures import save_all, save_animations
+    from meanfield.figures import save_all
     from meanfield.figures.plots import figures_of
 
     drawings = figures_of(ds) if name is None else get(name).figures
@@ -353,11 +352,7 @@ def _draw(
             "expected a Dataset with particles through time, or with cases of several values of "
             f"a number, got the variables {list(ds.variables)}"
         )
-    animations = {} if name is None else get(name).animations
-    for made in itertools.chain(
-        save_all(ds, drawings, folder, stem=stem, formats=formats),
-        save_animations(ds, animations, folder, stem=stem),
-    ):
+    for made in save_all(ds, drawings, folder, stem=stem, formats=formats):
         _say(f"wrote {made}" if isinstance(made, Path) else made)
 
 

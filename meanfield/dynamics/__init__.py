@@ -13,14 +13,13 @@ from meanfield.dynamics.flow import flow, measure_at
 from meanfield.dynamics.flow_map import FlowMap
 from meanfield.dynamics.functionals import log_energy
 from meanfield.dynamics.integrators import Adaptive
-from meanfield.dynamics.merging import cluster_count, clusters
+from meanfield.dynamics.merging import cluster_count
 from meanfield.dynamics.stability import stability
 
 __all__ = [
     "Adaptive",
     "FlowMap",
     "cluster_count",
-    "clusters",
     "flow",
     "log_energy",
     "measure_at",

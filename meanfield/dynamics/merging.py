@@ -1,9 +1,8 @@
-"""Clusters of a measure: which atoms a chain of short steps joins, and what they weigh."""
+"""Clusters of a measure: how many there are, and small ones as one atom."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,65 +12,31 @@ from meanfield.habits import with_hints
 from meanfield.measures import (
     ParticleMeasure,
     check_measure,
-    check_single,
     close_pairs,
     merge_labelled,
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Clusters:
-    """Atoms joined by chains of steps of length at most a scale (single linkage).
-
-    Attributes:
-        labels: the number of each atom's cluster, (n,), by mass, the heaviest 0; −1 for atoms of
-            weight 0.
-        log_masses: log of the mass of each cluster, (k,), decreasing.
-        centres: barycentres, (k, d).
-    """
-
-    labels: Tensor
-    log_masses: Tensor
-    centres: Tensor
-
-    @property
-    def count(self) -> int:
-        """How many clusters there are."""
-        return len(self.log_masses)
-
-
-@with_hints
-def clusters(mu: ParticleMeasure, scale: float) -> Clusters:
-    """The clusters of a measure at a scale, in O(n²) time and O(n) memory, in any dimension.
-
-    Positions are ignored.
-
-    Args:
-        mu: a measure without batch axes.
-        scale: atoms at most this far apart belong together, ≥ 0.
-
-    Raises:
-        ValueError: a batch, a negative scale, points that are not finite.
-
-    Example:
-        >>> mu = ParticleMeasure([[0.0], [0.1], [5.0]], [0.1, 0.1, 0.8])
-        >>> clusters(mu, 0.5).labels
-        tensor([1, 1, 0])
-    """
-    check_single(mu)
-    scale = number(scale, "scale", least=0)
-    merged, labels = merge_labelled(mu, scale, across_positions=True)
-    order = merged.log_weights.argsort(descending=True, stable=True)
-    labels = torch.where(labels < 0, labels, order.argsort()[labels])
-    return Clusters(labels, merged.log_weights[order], merged.points[order])
-
-
 @with_hints
 def cluster_count(mu: ParticleMeasure, scale: float) -> Tensor:
-    """How many clusters a measure has at a scale, shape (...) of its batch."""
-    if not check_measure(mu).batch_shape:
-        return torch.tensor(clusters(mu, scale).count, device=mu.device)
-    return torch.stack([cluster_count(one, scale) for one in mu])
+    """How many clusters a measure has, shape (...) of its batch; positions are ignored.
+
+    A cluster is what chains of steps of length at most the scale join (single linkage); atoms of
+    weight 0 are in none. O(n²) time and O(n) memory, in any dimension.
+
+    Args:
+        mu: a measure.
+        scale: atoms at most this far apart belong together, ≥ 0.
+
+    Example:
+        >>> cluster_count(ParticleMeasure([[0.0], [0.1], [5.0]]), 0.5)
+        tensor(2)
+    """
+    scale = number(scale, "scale", least=0)
+    if check_measure(mu).batch_shape:
+        return torch.stack([cluster_count(one, scale) for one in mu])
+    merged, _ = merge_labelled(mu, scale, across_positions=True)
+    return torch.tensor(merged.n_particles, device=mu.device)
 
 
 def coalesced(mu: ParticleMeasure, scale: float) -> tuple[ParticleMeasure, Tensor]:
@@ -80,17 +45,17 @@ def coalesced(mu: ParticleMeasure, scale: float) -> tuple[ParticleMeasure, Tenso
     Small are clusters whose diameter is at most the scale: a chain may be longer, and stays. So do
     atoms of weight 0. Positions are ignored: this is for maps that do not use them.
     """
-    found = clusters(mu, scale)
-    labels, alive = found.labels, found.labels >= 0
-    sizes = labels[alive].bincount(minlength=found.count)
+    merged, labels = merge_labelled(mu, scale, across_positions=True)
+    alive = labels >= 0
+    sizes = labels[alive].bincount(minlength=merged.n_particles)
     pairs = torch.zeros_like(sizes)
     for rows, _ in close_pairs(mu.points[alive].detach(), scale):
-        pairs += labels[alive][rows].bincount(minlength=found.count)
+        pairs += labels[alive][rows].bincount(minlength=merged.n_particles)
     small = pairs == sizes.square()
     alone = ~alive | ~small[labels]
     labels = torch.where(alone, small.sum() + alone.cumsum(0) - 1, (small.cumsum(0) - 1)[labels])
-    points = torch.cat([found.centres[small], mu.points[alone]])
-    logs = torch.cat([found.log_masses[small], mu.log_weights[alone]])
+    points = torch.cat([merged.points[small], mu.points[alone]])
+    logs = torch.cat([merged.log_weights[small], mu.log_weights[alone]])
     return ParticleMeasure(points, log_weights=logs), labels
 
 

@@ -3,11 +3,11 @@
 Listing them loads none of them.
 
 >>> from meanfield import experiments
->>> regimes = experiments.get("regimes")
->>> regimes.quick.radii
-(0.5, 1.0, 1.5, 2.0, 4.0)
+>>> growth = experiments.get("kernel-growth")
+>>> growth.quick.radii
+(0.5, 1.0, 2.0)
 
-``regimes.run(settings)`` returns the Dataset, and ``regimes.figures["map"](ds)`` draws it.
+``growth.run(settings)`` returns the Dataset, and ``growth.figures["growth"](ds)`` draws it.
 """
 
 from __future__ import annotations
@@ -40,10 +40,6 @@ EXPERIMENTS = {
         "discrete Euclidean against Wasserstein secants as the step shrinks",
         "[CAP24] Lemmas 3.2, 4.2",
     ),
-    "regimes": Listed(
-        "over (n, R): worst constants found against every theorem",
-        "[CAP24] Thm 3.3, 3.5, Prop. 3.4",
-    ),
     "sharpness": Listed(
         "how far the bounds are from the worst that is found, plain, masked, tokens",
         "[CAP24] Thm 3.3, 3.5",
@@ -61,9 +57,6 @@ EXPERIMENTS = {
     ),
     "through-depth": Listed(
         "constants of transformers block by block and end to end, side by side, and their tokens"
-    ),
-    "adversarial": Listed(
-        "growth in n at the inputs built to be the worst, per head", "[CAP24] Fig. 1, Prop. 3.4"
     ),
     "released-code": Listed(
         "what the published scripts compute, beside the norm", "[CAP24] scripts of Fig. 1, 4"

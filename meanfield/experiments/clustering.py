@@ -19,7 +19,6 @@ import xarray as xr
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
 from meanfield.experiments.experiment import Experiment
 from meanfield.experiments.settings import along, over, setting
-from meanfield.figures import animate_particles
 from meanfield.figures.canvas import figure
 from meanfield.figures.curves import stairs
 from meanfield.figures.particles import draw_paths, projection
@@ -87,11 +86,6 @@ def paths(ds: xr.Dataset, *, ax: Axes, space: str = "plane") -> Axes:
     """Paths of the particles in the first two coordinates, and where they end.
 
     Of the largest β.
-
-    Args:
-        ds: of this experiment.
-        ax: where to draw; a new figure if None.
-        space: "sphere" or "plane".
     """
     from matplotlib.patches import Circle
 
@@ -122,5 +116,4 @@ EXPERIMENT = Experiment(
     ],
     coords={Variable("feature", "coordinate"): range(3)},
     figures={"count": count} | {one: partial(paths, space=one) for one in ("sphere", "plane")},
-    animations={one: partial(animate_particles, space=one) for one in ("sphere", "plane")},
 )

@@ -33,7 +33,6 @@ class Experiment:
         variables: what `measure` returns.
         figures: by the name of their file, functions of a Dataset and ``ax=``; the first line of
             the docstring is the caption.
-        animations: by the name of their file, functions of a Dataset.
         resolve: from settings to settings that say all: called once before the first case, it may
             fill in what is left open, and refuse what every case would fail at.
         grid: from settings to the grid of `meanfield.sweep`; by default all combinations of the
@@ -65,7 +64,6 @@ class Experiment:
     settings: Any
     variables: Sequence[Variable]
     figures: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
-    animations: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     resolve: Callable[[Any], Any] = lambda settings: settings
     grid: Callable[[Any], Any] | None = None
     parameters: Sequence[Variable] = ()

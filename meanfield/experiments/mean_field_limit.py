@@ -7,7 +7,7 @@ functionals, such as the mean, have n^{−1/2} (Chen, Lin, Liu, Rigollet, arXiv 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +16,7 @@ import xarray as xr
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, dynamics, sampling
 from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.settings import along, derived, over, setting
-from meanfield.figures import animate_particles
+from meanfield.experiments.settings import along, over, setting
 from meanfield.figures.canvas import figure
 from meanfield.figures.curves import curve
 from meanfield.figures.selection import by_level
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EXPERIMENT", "Settings"]
 
-_FRAMES = 21  # times at which samples are kept, for the animation
 _ENDS = ("value", "lower", "upper")
 
 
@@ -49,12 +47,6 @@ class Settings:
     )
     step: float = setting(0.1, "step of RK4")
     seed: int = setting(0, "seed of the draws")
-    n_shown: int = derived(0, "samples that are kept, for the animation")
-    n_features: int = derived(0, "coordinates that are kept of them")
-
-    def frames(self) -> np.ndarray:
-        """The times of the samples that are kept."""
-        return np.linspace(0, max(self.times), _FRAMES)
 
 
 def measure(
@@ -64,27 +56,16 @@ def measure(
     del repetition  # the generator of the case depends on it
     B = torch.randn(dim, dim, generator=torch.Generator().manual_seed(dim), dtype=torch.float64)
     A, V = s.beta * B / torch.linalg.matrix_norm(B, 2), torch.eye(dim, dtype=torch.float64)
-    F, frames = SelfAttention(AttentionParameters.from_bilinear(A, V)), s.frames()
-    every = np.union1d(s.times, frames)
-    few, many = (
-        dynamics.flow(
-            F,
-            ParticleMeasure(sampling.sphere(n, dim, generator=generator)),
-            when,
-            method="rk4",
-            step=s.step,
-            constraint="sphere",
-        )
-        for n, when in ((n_particles, every), (s.n_many, np.array(s.times)))
-    )
+    F = SelfAttention(AttentionParameters.from_bilinear(A, V))
+    how: Any = {"method": "rk4", "step": s.step, "constraint": "sphere"}
+    starts = (sampling.sphere(n, dim, generator=generator) for n in (n_particles, s.n_many))
+    few, many = (dynamics.flow(F, ParticleMeasure(x), s.times, **how) for x in starts)
     rows = []
-    for k, time in enumerate(s.times):
-        mu = dynamics.measure_at(few, int(np.searchsorted(every, time)))
-        nu = dynamics.measure_at(many, k)
+    for k in range(len(s.times)):
+        mu, nu = dynamics.measure_at(few, k), dynamics.measure_at(many, k)
         gap = float(torch.linalg.vector_norm(mu.mean() - nu.mean()))
         rows.append(solve_w2(mu, nu, rtol=1e-4).values("w2", *_ENDS) | {"mean_error": gap})
-    points = few.points.values[np.searchsorted(every, frames), : s.n_shown, : s.n_features]
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]} | {"points": points}
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
 @figure("w2", "mean_error")
@@ -120,14 +101,6 @@ EXPERIMENT = Experiment(
             "w2", *_ENDS, words="W₂ between n samples and many", dims=("time",)
         ),
         Variable("mean_error", "distance of the means", dims=("time",)),
-        Variable("points", "some samples", dims=("frame", "particle", "feature")),
     ],
-    resolve=lambda s: replace(s, n_shown=min(s.n_particles), n_features=min(3, *s.dims)),
-    coords={
-        Variable("frame", "time of the samples kept", symbol="t"): Settings.frames,
-        Variable("particle", "sample"): lambda s: range(s.n_shown),
-        Variable("feature", "coordinate"): lambda s: range(s.n_features),
-    },
     figures={"slopes": slopes},
-    animations={"samples": animate_particles},
 )

@@ -27,7 +27,6 @@ from meanfield.bounds.layer import Layer
 from meanfield.checks import to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.fitting import with_laws
 from meanfield.experiments.settings import along, over, setting
 from meanfield.figures.canvas import colours, figure, kind, ticks_at
 from meanfield.figures.curves import curve, law, mark_unconverged, power_law
@@ -36,6 +35,7 @@ from meanfield.figures.selection import fits_of, masked, model_and_text
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.maps.map import constant_upper
 from meanfield.results import Variable
+from meanfield.results.fits import with_laws
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -118,13 +118,7 @@ def _bounds(F: Any, points: torch.Tensor, radius: np.ndarray) -> dict[str, np.nd
 
 @figure("constant", "constant_converged")
 def constants(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
-    """Local constant against n per layer; lines: fits, with 95 % intervals of the exponents.
-
-    Args:
-        ds: of this experiment.
-        ax: where to draw; a new figure if None.
-        causal: whether to take the masked cases; the plain ones if None, if there are any.
-    """
+    """Local constant against n per layer; lines: fits, with 95 % intervals of the exponents."""
     rows, causal = masked(ds, causal)
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel=r"$\|Df(X)\|$")
     for k, colour in enumerate(colours(ds.sizes["layer"])):
@@ -144,13 +138,7 @@ def constants(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
 
 @figure("radius")
 def radius(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Axes:
-    """Root mean square token norm against n, mean over windows and their range, per layer.
-
-    Args:
-        ds: of this experiment.
-        ax: where to draw; a new figure if None.
-        causal: whether to take the masked cases; the plain ones if None, if there are any.
-    """
+    """Root mean square token norm against n, mean over windows and their range, per layer."""
     rows, causal = masked(ds, causal)
     for k, colour in enumerate(colours(ds.sizes["layer"])):
         line = rows.radius.isel(layer=k)
@@ -171,11 +159,6 @@ def beside_bounds(ds: xr.Dataset, *, ax: Axes, causal: bool | None = None) -> Ax
     """Constant at the first window, and the certain upper bound there, per layer.
 
     Theorem 3.3 is thousands of times above both: the title has its numbers.
-
-    Args:
-        ds: of this experiment.
-        ax: where to draw; a new figure if None.
-        causal: whether to take the masked cases; the plain ones if None, if there are any.
     """
     rows, causal = masked(ds, causal)
     for k, colour in enumerate(colours(ds.sizes["layer"])):

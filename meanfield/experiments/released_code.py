@@ -27,7 +27,6 @@ from meanfield.attention import AttentionParameters
 from meanfield.checks import choice, to_host
 from meanfield.experiments import inputs
 from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.fitting import with_laws
 from meanfield.experiments.settings import over, setting
 from meanfield.figures.charts import Chart, Curve, Formula, Law
 from meanfield.figures.plots import plot_exponents
@@ -37,6 +36,7 @@ from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.measures import MeasureMap
 from meanfield.pretrained import Transformer
 from meanfield.results import Variable
+from meanfield.results.fits import with_laws
 
 __all__ = ["EXPERIMENT", "Settings", "released_quantity"]
 

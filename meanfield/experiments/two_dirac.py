@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import xarray as xr
-from scipy.special import expit
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling, stack
 from meanfield.bounds.diracs import two_dirac_entry
@@ -345,19 +344,28 @@ def _weighted(ds: xr.Dataset) -> xr.Dataset:
     return rows.assign_attrs(dim=int(rows.dim[0]))
 
 
-def _closed_form(part: int, z: np.ndarray, at: Mapping[str, Any]) -> np.ndarray:
-    return two_atom_constants(z, c=at["gamma"] * at["radius"] ** 2, dim=at["dim"])[part]
+def _at_weights(part: str) -> Formula:
+    """A component of the constant of the pair against its log-ratio of weights."""
+
+    def component(log_ratio: np.ndarray, at: Mapping[str, Any]) -> torch.Tensor:
+        eye = torch.eye(at["dim"], dtype=torch.float64)
+        F = SelfAttention(AttentionParameters.from_bilinear(-at["gamma"] * eye, eye))
+        pairs = sampling.two_diracs(at["radius"], log_ratio, eye[0])
+        found: torch.Tensor = getattr(local_lipschitz(F, pairs), part)
+        return found
+
+    return Formula(component, fmt="-" if part == "particle" else "--", key=part)
 
 
 LIGHT_WEIGHT = Chart(
-    "Both components of the two-Dirac constant against the light weight, plain: found as marks.\n"
-    "\nThe lines are their closed forms.",
+    "Both components of the two-Dirac constant against the light weight, plain: cases as marks.\n"
+    "\nThe lines are those of A = −γI.",
     "log_ratio",
     [
         Curve("particle", "R = {radius:g}", "o", flag="value_converged", markersize=3),
         Curve("splitting", fmt="x", flag="value_converged", markersize=3),
-        Formula(partial(_closed_form, 0), fmt="-", key="particle"),
-        Formula(partial(_closed_form, 1), fmt="--", key="splitting"),
+        _at_weights("particle"),
+        _at_weights("splitting"),
     ],
     "Two Diracs: the constant against the weight of the light one",
     by="radius",
@@ -367,26 +375,6 @@ LIGHT_WEIGHT = Chart(
     ylabel="local constant",
     ylim=(1e-2, None),
 )
-
-
-def two_atom_constants(
-    log_ratio: np.ndarray, *, c: float, dim: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Particle and splitting component at a light atom at Ru and a heavy one at −Ru, c = γR².
-
-    The first is the largest singular value of √(aᵢ/aₖ) ∂oᵢ/∂xₖ, which is
-    Pᵢₖ(1 − c(xₖ − oᵢ)xᵢ) − 4c Pᵢ₁Pᵢ₂ δᵢₖ along u, with x = (1, −1), and Pᵢₖ across it (d > 1); the
-    second is the larger of 4c Pᵢ₁Pᵢ₂.
-    """
-    z, x = log_ratio[..., None], np.array([1.0, -1.0])
-    light = expit(z - 2 * c * x)  # what each pays to the light one
-    P = np.stack([light, 1 - light], -1)
-    o = 2 * light - 1
-    variance = 4 * c * light * (1 - light)
-    along = P * (1 - c * (x - o[..., None]) * x[:, None]) - variance[..., None] * np.eye(2)
-    scale = np.exp(z[..., None] * np.array([[0.0, 0.5], [-0.5, 0.0]]))  # √(aᵢ/aₖ)
-    blocks = np.stack([along, P if dim > 1 else along])
-    return np.linalg.norm(scale * blocks, 2, axis=(-2, -1)).max(0), variance.max(-1)
 
 
 @figure("euclidean_secant/euclidean", "wasserstein_secant/euclidean", "euclidean_converged")

@@ -1,9 +1,9 @@
 """Figures: each is a function of a Dataset that draws on one Axes and returns it.
 
 Here are those of anybody's Dataset; an experiment has its own beside its measurement, see
-`experiments.get`. Nothing here computes or shows, and only `save_all` and `save_animations`
-write files. Colours run from dark (small) to light (large) where they stand for a quantity; a
-bound is dashed, a measurement is a line with markers.
+`experiments.get`. Nothing here computes or shows, and only `save_all` writes
+files. Colours run from dark (small) to light (large) where they stand for a quantity; a bound is
+dashed, a measurement is a line with markers.
 """
 
 # Files, each importing only those before it: `legends`, `canvas` (style, Axes, the options that
@@ -11,17 +11,15 @@ bound is dashed, a measurement is a line with markers.
 # that are a list of curves), `plots`, `particles`, `saving`.
 
 from meanfield.figures.canvas import figure, style
-from meanfield.figures.particles import animate_particles, plot_particle_paths
+from meanfield.figures.particles import plot_particle_paths
 from meanfield.figures.plots import plot_constants, plot_growth
-from meanfield.figures.saving import save_all, save_animations
+from meanfield.figures.saving import save_all
 
 __all__ = [
-    "animate_particles",
     "figure",
     "plot_constants",
     "plot_growth",
     "plot_particle_paths",
     "save_all",
-    "save_animations",
     "style",
 ]

@@ -92,7 +92,11 @@ Draw = Callable[..., "Axes"]
 
 
 def figure(*columns: str) -> Callable[[Draw], Draw]:
-    """Decorate a figure, so that it takes legend, title, label and properties of lines as well.
+    """Decorate a figure, a function of a Dataset and ``ax=``, so that it takes three options.
+
+    ``ax``: where to draw; a new figure if None. ``legend``: under the Axes if True; "ends" names
+    curves at their ends; False for none, "beside", a place of matplotlib such as "best", or
+    settings of `Axes.legend`. ``title``: in place of the figure's own; "" for none.
 
     Gives each colour its own marker, in place of "o" or of none; other markers stay.
 
@@ -113,21 +117,20 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
             ax: Axes | None = None,
             legend: bool | str | Mapping[str, Any] = True,
             title: str | None = None,
-            label: str | None = None,
             **settings: Any,
         ) -> Axes:
             from matplotlib import rcParams
 
             ds = drawable(draw.__name__, ds, columns)
-            foreign = [name for name in settings if name not in own.parameters]
-            lines = {name: settings.pop(name) for name in foreign}
-            _check_lines(draw.__name__, lines, own)
+            for given in settings.keys() - own.parameters.keys():
+                nearest = suggestion(given, [*own.parameters, "legend", "title"])
+                raise TypeError(f"{draw.__name__}: got the unknown option {given!r}{nearest}")
             canvas = axes(ax)
             known = set(canvas.get_lines())
             draw(ds, ax=canvas, **settings)
             new = [line for line in canvas.get_lines() if line not in known]
             _leave_out_what_is_not_drawn(new)
-            _finish(new, lines, label)
+            _mark(new)
             _readable_logs(canvas)
             if title is not None or rcParams["axes.titlecolor"] == "none":
                 canvas.set_title(title or "")
@@ -136,12 +139,13 @@ def figure(*columns: str) -> Callable[[Draw], Draw]:
                 with_room(canvas.figure)
             return canvas
 
+        common = inspect.signature(drawn, follow_wrapped=False).parameters
+        mine = {name: common.get(name, p) for name, p in own.parameters.items() if name != "ds"}
+        mine |= {name: common[name] for name in ("legend", "title")}
+        mine["ax"] = common["ax"].replace(annotation="Axes | None")
         documented: Any = drawn
         documented.columns = columns
-        documented.__signature__ = _with_common(own, drawn)
-        # Python 3.13 takes the indentation off by itself.
-        text = inspect.cleandoc(draw.__doc__ or "") + "\n"
-        drawn.__doc__ = text.replace(_AX, _AX + _COMMON)
+        documented.__signature__ = own.replace(parameters=[own.parameters["ds"], *mine.values()])
         return drawn
 
     return decorate
@@ -156,45 +160,6 @@ def _leave_out_what_is_not_drawn(lines: Sequence[Any]) -> None:
         own = {line.get_linestyle(), line.get_marker()} - _NOTHING
         if line not in drawn and not (line in keys and any(own <= look for look in looks)):
             line.set_label("_not drawn")
-
-
-def _finish(lines: Sequence[Any], properties: Mapping[str, Any], label: str | None) -> None:
-    """Markers, the caller's properties, and the caller's words before each label."""
-    _mark(lines)
-    for line in lines:
-        if properties:
-            line.set(**properties)
-        text = str(line.get_label())
-        if label is not None and not text.startswith("_"):
-            line.set_label(f"{label}: {text}")
-
-
-def _with_common(own: inspect.Signature, drawn: Draw) -> inspect.Signature:
-    """The signature of a figure with the options that all have."""
-    common = inspect.signature(drawn, follow_wrapped=False).parameters
-    extra = [common[name].replace(annotation=_TYPES[name]) for name in _TYPES if name != "ax"]
-    mine = [
-        p.replace(default=None, annotation=_TYPES["ax"]) if p.name == "ax" else p
-        for p in own.parameters.values()
-    ]
-    lines = inspect.Parameter("lines", inspect.Parameter.VAR_KEYWORD)
-    return own.replace(parameters=[*mine, *extra, lines])
-
-
-_TYPES = {
-    "ax": "Axes | None",
-    "legend": "bool | str | Mapping[str, Any]",
-    "title": "str | None",
-    "label": "str | None",
-}
-_AX = "    ax: where to draw; a new figure if None.\n"
-_COMMON = """\
-    legend: under the Axes if True; "ends" names curves at their ends; False for none, "beside",
-        a place of matplotlib such as "best", or settings of `Axes.legend`.
-    title: in place of the figure's own; "" for none.
-    label: what comes before the names of the curves, to tell two Datasets apart.
-    **lines: properties of all lines, such as ``linewidth=2``.
-"""
 
 
 def drawable(name: str, ds: Any, columns: Sequence[str]) -> xr.Dataset:
@@ -213,18 +178,6 @@ def drawable(name: str, ds: Any, columns: Sequence[str]) -> xr.Dataset:
     if known.sizes.get("case") == 0:
         raise NoCases("no case of the Dataset has an answer")
     return known
-
-
-def _check_lines(name: str, lines: Mapping[str, Any], own: inspect.Signature) -> None:
-    from matplotlib.lines import Line2D
-
-    for given in lines:
-        if not hasattr(Line2D, f"set_{given}"):
-            known = [*own.parameters, "legend", "title", "label", "linewidth", "color", "alpha"]
-            raise TypeError(
-                f"{name}: expected its own settings or properties of lines, got {given!r}"
-                f"{suggestion(given, known)}"
-            )
 
 
 def _mark(lines: Sequence[Any]) -> None:

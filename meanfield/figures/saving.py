@@ -1,10 +1,9 @@
-"""The figures and animations of an experiment in files: PNG, PDF or SVG, GIF and MP4."""
+"""Figures in files: PNG, PDF or SVG."""
 
 from __future__ import annotations
 
 import io
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from meanfield.checks import choice
 from meanfield.errors import NoCases
 from meanfield.figures.canvas import style
 from meanfield.figures.legends import with_room
-from meanfield.figures.particles import FPS
 from meanfield.results.atomic import write_whole
 from meanfield.results.marks import check_replaceable
 
@@ -26,7 +24,6 @@ _SIGNED: dict[str, dict[str, Any]] = {
     "svg": {"Creator": "meanfield", "Date": None},
 }
 _MARGIN = 0.1  # inches around a figure
-_GIF_MARK = b"!\xfe\x09meanfield\0;"  # a comment and the end of the file
 
 
 def save_all(
@@ -61,7 +58,8 @@ def save_all(
                 yield f"no figure {name}: {error}"
                 continue
             with_room(figure)
-            yield from _save(figure, _target(folder, stem, name), formats)
+            target = Path(folder) / (f"{stem}-{name}" if stem else name)
+            yield from _save(figure, target, formats)
 
 
 def _save(figure: Any, target: Path, formats: Sequence[str]) -> list[Path]:
@@ -75,51 +73,3 @@ def _save(figure: Any, target: Path, formats: Sequence[str]) -> list[Path]:
         write_whole(check_replaceable(path), drawn.getbuffer())
         made.append(path)
     return made
-
-
-def save_animations(
-    ds: xr.Dataset,
-    animations: Mapping[str, Callable[..., Any]],
-    folder: str | os.PathLike[str],
-    *,
-    stem: str = "",
-) -> Iterator[Path | str]:
-    """Animate a Dataset into ``folder/stem-name.gif``, and ``.mp4`` if ffmpeg is there.
-
-    Args:
-        ds: the Dataset.
-        animations: by the name of their file, functions of a Dataset.
-        folder: where to; it exists.
-        stem: what the files' names begin with.
-
-    Yields:
-        The paths, and a sentence in place of an animation for which the Dataset has no cases.
-    """
-    from matplotlib.animation import FFMpegWriter, PillowWriter
-
-    for name, animate in animations.items():
-        target = _target(folder, stem, name)
-        with style():
-            try:
-                made = animate(ds)
-            except NoCases as error:
-                yield f"no animation {name}: {error}"
-                continue
-            yield _save_animation(made, PillowWriter(fps=FPS), 80, target, ".gif")
-            if FFMpegWriter.isAvailable():
-                signed = FFMpegWriter(fps=FPS, metadata={"comment": "meanfield"})
-                yield _save_animation(made, signed, 120, target, ".mp4")
-
-
-def _save_animation(made: Any, writer: Any, dpi: int, target: Path, suffix: str) -> Path:
-    path = check_replaceable(target.with_name(target.name + suffix))
-    with tempfile.TemporaryDirectory() as folder:
-        drawn = Path(folder) / path.name  # writers know the format by the suffix
-        made.save(drawn, writer=writer, dpi=dpi)
-        data = drawn.read_bytes()
-    write_whole(path, data[:-1] + _GIF_MARK if suffix == ".gif" else data)
-    return target.with_name(target.name + suffix)
-
-
-def _target(folder: str | os.PathLike[str], stem: str, name: str) -> Path:
-    return Path(folder) / (f"{stem}-{name}" if stem else name)

@@ -22,8 +22,6 @@ _MARKS = {
     ".png": rb"tEXtSoftware\0meanfield",
     ".pdf": rb"/Creator \(meanfield\)",
     ".svg": rb"<dc:title>meanfield</dc:title>",
-    ".gif": rb"!\xfe\x09meanfield\0",
-    ".mp4": rb"\xa9cmt.{4}data.{8}meanfield",
 }
 
 

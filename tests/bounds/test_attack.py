@@ -16,7 +16,7 @@ import torch
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling
 from meanfield.bounds.layer import Layer
 from meanfield.bounds.rates import mean_field_by_rate
-from meanfield.experiments.ascent import climb
+from meanfield.experiments.sharpness import climb
 from meanfield.lipschitz import local_lipschitz, worst_case
 from tests.benchmarks import bench_bounds
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 import pytest
 
@@ -67,35 +65,3 @@ def test_more_samples_are_closer_to_the_mean_field_at_any_depth(made):
     assert (mean.w2.sel(n_particles=128) < 0.6 * mean.w2.sel(n_particles=16)).all()
     assert (ds.w2_lower <= ds.w2).all()
     assert (ds.w2 <= ds.w2_upper).all()
-
-
-# --- animations ---
-
-
-@pytest.mark.parametrize(
-    "module",
-    [
-        clustering,
-        pytest.param(mean_field_limit, marks=pytest.mark.slow),
-    ],
-)
-def test_animations_have_a_frame_for_each_time(module, made, tmp_path):
-    from PIL import Image
-
-    ds = made(module)
-    ds = ds.isel({ds.points.dims[1]: [0, 1, -1]})
-    (name, what), *_ = module.EXPERIMENT.animations.items()
-    paths = list(figures.save_animations(ds, {name: what}, tmp_path, stem="x"))
-    assert paths[0] == tmp_path / f"x-{name}.gif"
-    with Image.open(paths[0]) as image:
-        assert image.n_frames == ds.points.shape[1]
-        first = np.asarray(image.convert("RGB"))
-        image.seek(image.n_frames - 1)
-        assert (first != np.asarray(image.convert("RGB"))).any()
-
-
-def test_an_animation_without_cases_is_a_sentence(made, tmp_path):
-    names = {"torus": partial(figures.animate_particles, space="torus")}
-    (said,) = figures.save_animations(made(clustering), names, tmp_path)
-    assert "no case with space=torus" in said
-    assert not list(tmp_path.iterdir())

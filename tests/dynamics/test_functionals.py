@@ -78,8 +78,8 @@ def test_sizes_whose_squares_leave_the_number_range_change_nothing_but_the_unit(
     unit = 2.0**power
     scaled = mu.replace(unit * mu.points)
     for step in (0.3, 0.7):
-        found = dynamics.clusters(scaled, unit * step)
-        assert torch.equal(found.labels, dynamics.clusters(mu, step).labels)
+        found = dynamics.cluster_count(scaled, unit * step)
+        assert found == dynamics.cluster_count(mu, step)
         assert merge(scaled, unit * step).n_particles == merge(mu, step).n_particles
 
 
@@ -96,49 +96,44 @@ def test_clusters_are_the_components_of_the_graph_of_short_distances(monkeypatch
         mu = cloud(60, 2, seed)
         scale = 0.1 + 0.1 * seed
         graph = cdist(mu.points, mu.points) <= scale
-        count, labels = connected_components(graph)
-        found = dynamics.clusters(mu, scale)
-        assert found.count == count
+        count, expected = connected_components(graph)
+        merged, labels = measures.merge_labelled(mu, scale)
+        assert int(dynamics.cluster_count(mu, scale)) == merged.n_particles == count
         assert merging.meets(mu, scale) == (count < 60)
-        pairs = found.labels[:, None] == found.labels
-        np.testing.assert_array_equal(pairs, labels[:, None] == labels)
-        masses = found.log_masses.exp()
-        assert (masses.diff() <= 0).all()
+        pairs = labels[:, None] == labels
+        np.testing.assert_array_equal(pairs, expected[:, None] == expected)
         for c in range(count):
-            inside = (found.labels == c).numpy()
+            inside = (labels == c).numpy()
             weights = mu.weights.numpy()[inside]
-            assert float(masses[c]) == pytest.approx(weights.sum())
+            assert float(merged.weights[c]) == pytest.approx(weights.sum())
             centre = weights @ mu.points.numpy()[inside] / weights.sum()
-            np.testing.assert_allclose(found.centres[c], centre, atol=1e-12)
+            np.testing.assert_allclose(merged.points[c], centre, atol=1e-12)
 
 
-def test_light_clusters_keep_their_logarithms_and_absent_atoms_have_none():
+@pytest.mark.parametrize(
+    ("points", "scale", "count"),
+    [
+        ([1e4, 1e4 + 1e-9, 1e4 + 5e-9], 2e-9, 2),  # far from the origin
+        (range(50), 1.0, 1),  # a chain
+        (range(50), 0.999, 50),
+        ([0.0, 0.0, 1e-100], 0.0, 2),  # equal points
+    ],
+)
+def test_short_steps_join_and_longer_ones_do_not(points, scale, count):
+    mu = ParticleMeasure([[float(x)] for x in points])
+    assert int(dynamics.cluster_count(mu, scale)) == count
+
+
+def test_light_clusters_count_and_absent_atoms_do_not():
     mu = ParticleMeasure(
         [[0.0], [5.0], [5.1], [9.0]], log_weights=[0.0, -900.0, -900.0, -math.inf]
     )
-    found = dynamics.clusters(mu, 0.5)
-    assert found.labels.tolist() == [0, 1, 1, -1]
-    assert float(found.log_masses[1]) == pytest.approx(-900 + math.log(2))
-    assert float(found.centres[1, 0]) == pytest.approx(5.05)
+    assert int(dynamics.cluster_count(mu, 0.5)) == 2
+    assert measures.merge_labelled(mu, 0.5)[1].tolist() == [0, 1, 1, -1]
 
 
-def test_collapsed_clusters_far_from_the_origin_are_told_apart():
-    mu = ParticleMeasure([[1e4], [1e4 + 1e-9], [1e4 + 5e-9]])
-    assert dynamics.clusters(mu, 2e-9).labels.tolist() == [0, 0, 1]
-
-
-def test_a_chain_is_one_cluster_and_a_scale_of_zero_joins_equal_points():
-    chain = ParticleMeasure(torch.arange(50, dtype=torch.float64)[:, None])
-    assert dynamics.clusters(chain, 1.0).count == 1
-    assert dynamics.clusters(chain, 0.999).count == 50
-    twins = ParticleMeasure([[0.0], [0.0], [1e-100]])
-    assert dynamics.clusters(twins, 0.0).count == 2
-
-
-def test_clusters_refuse_what_they_cannot_label():
-    with pytest.raises(ValueError, match="without batch axes"):
-        dynamics.clusters(stack([cloud(), cloud()]), 0.1)
+def test_what_has_no_clusters_and_no_energy_is_refused():
     with pytest.raises(ValueError, match="scale"):
-        dynamics.clusters(cloud(), -1.0)
+        dynamics.cluster_count(cloud(), -1.0)
     with pytest.raises(ValueError, match="A: expected shape"):
         dynamics.log_energy(cloud(), torch.eye(2))

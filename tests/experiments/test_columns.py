@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import xarray as xr
-from matplotlib.collections import PolyCollection, QuadMesh
+from matplotlib.collections import PolyCollection
 
 from meanfield.errors import NoCases
 from meanfield.experiments import EXPERIMENTS, get
-from meanfield.figures import curves, particles
+from meanfield.figures import curves
 from meanfield.figures.canvas import FORMULA
 from meanfield.results.cases import FAILED, answered
 from meanfield.sweeps.plan import make_plan
@@ -25,7 +25,6 @@ from meanfield.sweeps.plan import make_plan
 FLAG = "_converged", "fit_holds"  # how a point is drawn, and not where
 ONE = {"repetitions": 1, "n_windows": 1, "draws": 1}
 DRAWN = [(name, figure) for name in EXPERIMENTS for figure in get(name).figures]
-DRAWN.remove(("regimes", "map"))  # has a test of its own
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +70,7 @@ def random_dataset(name: str, failed: slice | None = None) -> xr.Dataset:
         words = "pending ok not_converged failed"
         data["status"] = ("case", status, {"flag_meanings": words})
     coords = {key: ("case", values) for key, values in plan.columns.items()}
-    ds = xr.Dataset(data, coords | dict(plan.task.coords), {"best_head": 0, **plan.attrs})
+    ds = xr.Dataset(data, coords | dict(plan.task.coords), plan.attrs)
     ds = experiment.finish(ds)
     for k, end in enumerate(("_lower", "", "_upper")):
         if f"fit_exponent{end}" in ds:
@@ -144,21 +143,10 @@ def test_every_curve_is_a_declared_column_and_every_column_is_drawn(made, name, 
     function = getattr(draw, "func", draw)
     columns = {c: values(ds, c) for c in function.columns if not c.endswith(FLAG)}
     ax = draw(ds, legend=False)
-    less = 1.0 if (name, figure) == ("sharpness", "gap") else 0.0  # drawn: the quotient less 1
-    parts = [part[1] + less for part in points(ax)]
+    parts = [part[1] for part in points(ax)]
     of = [[c for c, known in columns.items() if is_among(y, known)] for y in parts if len(y)]
     assert all(of), "a curve is no declared column"
     assert {c for found in of for c in found} == set(columns)
-
-
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if get(name).animations])
-def test_every_frame_of_an_animation_has_its_time(made, name):
-    ds = dataset(made, name)
-    one = ds.isel(case=0)
-    dim = one.points.dims[0]
-    wanted = one.time if dim == "step" else one[dim]  # clustering: each case has its own clock
-    np.testing.assert_array_equal(particles._times(one), wanted)
-    assert wanted.sizes == {dim: ds.points.shape[1]}
 
 
 def flags(name: str, figure: str) -> set[str]:
@@ -185,21 +173,6 @@ def test_what_has_not_converged_is_marked_point_by_point(made, name, figure, fla
     assert marked and marked == whole, "a curve is marked in part, or crosses stand alone"
 
 
-def test_the_map_of_regimes_is_the_worst_found_over_the_root_of_n(made):
-    ds, draw = dataset(made, "regimes"), get("regimes").figures["map"]
-    (mesh,) = [found for found in draw(ds).collections if isinstance(found, QuadMesh)]
-    expected = np.log10(ds.worst / np.sqrt(ds.n_tokens)).values
-    np.testing.assert_allclose(np.sort(mesh.get_array().ravel()), np.sort(expected), rtol=1e-12)
-    flagged = ds.assign(worst_converged=ds.worst_converged.copy(deep=True))
-    flagged["worst_converged"][3] = False
-    assert crosses(draw(flagged)) == pairs([[ds.n_tokens[3]], [ds.radius[3]]])
-    # Where a case is missing, the colours of the others are what they were.
-    few = ds.isel(case=np.flatnonzero(np.abs(expected) < np.abs(expected).max()))
-    (mesh,) = [found for found in draw(few).collections if isinstance(found, QuadMesh)]
-    limit = np.log10(few.worst / np.sqrt(few.n_tokens)).values
-    assert mesh.get_clim()[1] == pytest.approx(np.abs(limit).max(), rel=1e-12)
-
-
 @pytest.mark.parametrize("failed", [slice(0, None, 2), slice(1, None)], ids=str)
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_failed_case_is_drawn_and_fitted_as_if_it_were_not_there(name, failed):
@@ -218,8 +191,3 @@ def test_a_failed_case_is_drawn_and_fitted_as_if_it_were_not_there(name, failed)
         for one, other in zip(points(drawn), points(expected), strict=True):
             np.testing.assert_array_equal(one, other)
         assert drawn.get_title() == expected.get_title()
-    for animate in experiment.animations.values():
-        try:
-            animate(ds)._draw_was_started = True
-        except NoCases:
-            continue

@@ -25,7 +25,6 @@ from meanfield.experiments import (
     l2_tightness,
     lemma_3_2,
     masked_bound,
-    regimes,
     sharpness,
 )
 from meanfield.figures.canvas import FORMULA
@@ -53,24 +52,6 @@ def test_lemma_3_2_secants_meet_and_splitting_is_its_own_component():
     large = ds.isel(step=0, case=np.flatnonzero(~ds.causal))
     gap = (large.euclidean_secant / large.wasserstein_secant - 1).sel(perturbation="top")
     assert float(np.abs(gap).max()) > 1e-3
-
-
-def test_regimes_stay_below_every_upper_bound_and_reach_the_lower_one():
-    ds = regimes.EXPERIMENT.run(
-        regimes.Settings(n_tokens=(2, 20), radii=(0.5, 1.5, 5.0), clouds=3)
-    )
-    assert (ds.status == 1).all()
-    assert labelled(ds)
-    upper = np.minimum(ds.general_bound, ds.theorem_3_5)
-    assert (ds.worst <= ds.tokens_bound * (1 + 1e-9)).all()
-    assert (ds.tokens_bound <= upper).all()
-    assert (ds.tokens_bound <= ds.mean_field_bound).all()
-    assert (ds.general_lower <= ds.adversarial * (1 + 1e-9)).all()
-    small, large = ds.radius == 0.5, ds.radius == 5.0
-    # Small balls: the mean-field bound, which has no n, is the smaller one for long sequences.
-    long = ds.n_tokens == 20
-    assert (ds.theorem_3_5 < ds.general_bound)[small & long].all()
-    assert (ds.theorem_3_5 > ds.general_bound)[large].all()
 
 
 def test_masked_attention_exceeds_the_unmasked_bound_and_not_the_hardy_bound():

@@ -20,8 +20,6 @@ from meanfield import (
     SelfAttention,
     dynamics,
     figures,
-    local_lipschitz,
-    sampling,
     sweep,
 )
 from meanfield.errors import NoCases
@@ -133,19 +131,6 @@ def test_a_marker_of_w2_is_not_covered_by_that_of_its_curve(ds, causal):
             assert other.get_marker() == "None" or other.get_markevery() == []
 
 
-@pytest.mark.parametrize("dim", [1, 3])
-def test_the_closed_form_of_two_atoms_is_what_is_measured(dim):
-    F = SelfAttention(two_dirac.layer(dim, 0.7, 0))
-    u = sampling.critical_pair(F.parameters.A[0], branch="negative").direction
-    for radius in (0.3, 2.0):
-        for z in (0.0, -1.5, -9.0, -60.0):
-            found = local_lipschitz(F, sampling.two_diracs(radius, z, u))
-            c = 0.7 * radius**2
-            exact = two_dirac.two_atom_constants(np.array([z]), c=c, dim=dim)
-            np.testing.assert_allclose(exact[0], [found.particle], rtol=1e-9)
-            np.testing.assert_allclose(exact[1], [found.splitting], rtol=1e-9)
-
-
 def test_points_that_have_not_converged_are_marked(ds):
     ds = ds.copy(deep=True)
     rows = np.flatnonzero((ds.radius == 1.5) & (ds.n_tokens == 5) & ~ds.causal)
@@ -188,29 +173,22 @@ PUBLIC = [name for name in figures.__all__ if name.startswith("plot_")]
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_figure_says_which_options_it_takes(name):
     parameters = inspect.signature(getattr(figures, name)).parameters
-    assert {"ds", "ax", "legend", "title", "label", "lines"} <= set(parameters)
+    assert {"ds", "ax", "legend", "title"} <= set(parameters)
     assert parameters["ax"].default is None
-    assert "legend: under the Axes" in getattr(figures, name).__doc__
 
 
-def test_title_legend_label_and_lines_are_the_caller_s(ds):
-    ax = FIGURES["splitting"](ds, title="Mine", legend=False, linewidth=3, label="ours")
+def test_title_and_legend_are_the_caller_s(ds):
+    ax = FIGURES["splitting"](ds, title="Mine", legend=False)
     assert ax.get_title() == "Mine" and ax.get_legend() is None
-    assert {one.get_linewidth() for one in ax.get_lines()} == {3}
-    assert all(str(one.get_label()).startswith("ours: ") for one in ax.get_lines())
-    # A second Dataset on the same Axes keeps the first one's lines as they are.
-    FIGURES["splitting"](ds, ax=ax, label="theirs", linewidth=1, title="")
-    assert {one.get_linewidth() for one in ax.get_lines()} == {1, 3}
+    FIGURES["splitting"](ds, ax=ax, title="")
     assert ax.get_title() == ""
     ax = FIGURES["splitting"](ds, legend={"loc": "upper left", "title": "curves"})
     assert ax.get_legend().get_title().get_text() == "curves"
 
 
 def test_an_unknown_option_is_named_with_the_nearest(ds):
-    with pytest.raises(
-        TypeError, match=r"against radius: expected .*got 'linewidht'.*'linewidth'"
-    ):
-        FIGURES["splitting"](ds, linewidht=2)
+    with pytest.raises(TypeError, match=r"against radius: .*'legnd'.*'legend'"):
+        FIGURES["splitting"](ds, legnd=False)
     with pytest.raises(TypeError, match=r"ds: expected an xarray.Dataset, got None"):
         FIGURES["splitting"](None)
 
@@ -286,7 +264,7 @@ def test_no_entry_of_a_legend_is_without_its_line():
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 5])
-def test_a_flow_is_drawn_and_animated_as_it_comes(dim, tmp_path):
+def test_a_flow_is_drawn_as_it_comes(dim):
     eye = np.eye(dim)
     F = SelfAttention(AttentionParameters.from_bilinear(eye, eye))
     start = np.random.default_rng(0).normal(size=(3, dim))
@@ -302,13 +280,11 @@ def test_a_flow_is_drawn_and_animated_as_it_comes(dim, tmp_path):
     # A coordinate that is 0 throughout hides nothing.
     kept = flow.pad(feature=(0, 1), constant_values=0.0)
     assert figures.plot_particle_paths(kept).get_title() == f"Paths of the particles{words}"
-    assert list(figures.save_animations(flow, {"flow": figures.animate_particles}, tmp_path))
     # So are several flows in a sweep of one's own, along cases.
     both = xr.concat([flow, flow], "case").assign_coords(beta=("case", [1.0, 2.0]))
     assert list(figures_of(both)) == ["paths"]
     for name, draw in figures_of(both).items():
         assert draw(both).get_title(), name
-    assert list(figures.save_animations(both, {"flow": figures.animate_particles}, tmp_path))
 
 
 def test_any_sweep_has_figures_of_its_numbers_against_its_parameters():

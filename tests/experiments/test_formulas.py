@@ -39,10 +39,6 @@ def along_r(bound: Callable[..., Any], *sizes: float) -> Function:
     return lambda square: float(bound(*sizes, math.sqrt(square)))
 
 
-def over_e_to_the_c(bound: Callable[[float], Any]) -> Function:
-    return lambda c: float(bound(c)) * math.exp(-c)
-
-
 def of_sizes() -> Sequence[Function]:
     at = quadratic_growth.EXPERIMENT.plan(quadratic_growth.EXPERIMENT.quick)["attrs"]
 
@@ -74,12 +70,6 @@ NAMED: dict[tuple[str, str], Sequence[Function]] = {
     ("two-dirac", "light-weight"): [
         partial(of_two_diracs, part, R) for R in RADII for part in ("particle", "splitting")
     ],
-    ("sharpness", "ball-and-sphere"): [
-        over_e_to_the_c(lambda c: bounds.mean_field(c, 1.0, 1.0)),
-        over_e_to_the_c(lambda c: bounds.two_dirac_lower(c, 1.0)),
-        over_e_to_the_c(lambda c: bounds.sphere_mean_field(c, 1.0, 1.0)),
-        over_e_to_the_c(lambda c: bounds.sphere_two_dirac_lower(c, 1.0)),
-    ],
     ("quadratic-growth", "growth"): of_sizes(),
     ("kernel-growth", "growth"): [
         lambda R: float(bounds.mean_field(1.0, 1.0, R)),
@@ -92,7 +82,6 @@ NAMED: dict[tuple[str, str], Sequence[Function]] = {
         lambda n: 1 + 4 * float(lambertw((n - 1) * math.exp(-1.5)).real),
     ],
     ("inversion", "error"): [lambda k, c=c: c**k for c in (0.5, 0.7, 0.9)],
-    ("adversarial", "growth"): [math.sqrt],
     ("masked-bound", "hardy"): [
         lambda c, f=f: float(f(c, 1.0, 1.0))
         for f in (bounds.masked_mean_field, bounds.theorem_3_5)
@@ -102,37 +91,18 @@ NAMED: dict[tuple[str, str], Sequence[Function]] = {
 
 def formulas(name: str, figure: str) -> list[Any]:
     ds = random_dataset(name)
-    if name == "regimes":
-        ds["size"] = ds.radius**2  # ‖A‖ = 1
     lines = get(name).figures[figure](ds, legend=False).get_lines()
     return [line for line in lines if line.get_gid() == FORMULA and len(line.get_xdata())]
 
 
 @pytest.mark.parametrize(("name", "figure"), NAMED)
 def test_a_formula_is_what_the_legend_says(name, figure):
-    if name == "adversarial":
-        pytest.importorskip("transformers")
     drawn = formulas(name, figure)
     assert len(drawn) == len(NAMED[name, figure])
     for line, expected in zip(drawn, NAMED[name, figure], strict=True):
         x, y = (np.asarray(of, float) for of in line.get_data())
         for k in (0, len(x) // 2, -1):
             assert y[k] == pytest.approx(expected(float(x[k])), rel=1e-8)
-
-
-def test_the_borders_of_the_regimes_are_where_the_bounds_change():
-    exact, crossing = formulas("regimes", "map")
-    for n, radius in np.array(exact.get_data()).T[::60]:
-        assert n == pytest.approx(math.exp(2 * radius**2))
-
-    def general(n: float, radius: float) -> float:
-        """Theorem 3.3 with ‖A‖ = ‖V‖ = 1, for n between whole numbers too."""
-        return math.sqrt(3 * (radius**4 * (4 * n + 1) + n))
-
-    assert general(5, 1.3) == pytest.approx(float(bounds.theorem_3_3(1.0, 1.0, 1.3, 5)))
-    for n, radius in np.array(crossing.get_data()).T[::60]:
-        mean_field = bounds.theorem_3_5(1.0, 1.0, radius)
-        assert mean_field == pytest.approx(general(n, radius), rel=1e-6)
 
 
 def test_of_both_signs_of_dot_products_the_larger_constant_is_kept():

@@ -20,11 +20,11 @@ from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.bounds.layer import Layer
 from meanfield.errors import NoCases
 from meanfield.experiments import inputs, large_radius, quadratic_growth, real_text
-from meanfield.experiments.ascent import climb
-from meanfield.experiments.fitting import fit_laws
+from meanfield.experiments.sharpness import climb
 from meanfield.figures.curves import law
 from meanfield.figures.plots import plot_exponents
 from meanfield.lipschitz import local_lipschitz
+from meanfield.results.fits import fit_laws
 
 # The checkpoints of these tests are written without one.
 pytestmark = pytest.mark.filterwarnings("ignore:the model has no tokenizer")
@@ -64,8 +64,8 @@ def load(name):
 def datasets(folder):
     """Every experiment on small settings."""
     released = load("released_code")
-    adversarial, scaling = load("adversarial"), load("scaling_factor")
-    bert, gpt2, text = (str(folder / name) for name in ("bert", "gpt2", "text.txt"))
+    scaling = load("scaling_factor")
+    bert, text = (str(folder / name) for name in ("bert", "text.txt"))
     return {
         "real_text": real_text.EXPERIMENT.run(
             real_text.Settings(
@@ -84,17 +84,6 @@ def datasets(folder):
             ),
             progress=False,
         ),
-        "adversarial": adversarial.EXPERIMENT.run(
-            adversarial.Settings(
-                gpt2,
-                layer=1,
-                radii=(1.0, 4.0),
-                n_tokens=(2, 4, 6, 8, 12),
-                search_tokens=(6,),
-                search_steps=10,
-            ),
-            progress=False,
-        ),
         "scaling_factor": scaling.EXPERIMENT.run(
             scaling.Settings(model=bert, text=text, n_tokens=6, n_windows=2, dtype="float64"),
             progress=False,
@@ -109,7 +98,6 @@ def datasets(folder):
 EXPERIMENTS = [
     "real_text",
     "released_code",
-    "adversarial",
     "scaling_factor",
     "quadratic_growth",
     "large_radius",
@@ -188,8 +176,8 @@ def test_what_explains_the_growth_is_of_the_models_own_attention_matrix(datasets
 
 
 def test_constants_on_text_stay_below_the_general_bound(datasets):
-    for name in ("real_text", "adversarial"):
-        assert bool((datasets[name].constant <= datasets[name].general_bound).all())
+    ds = datasets["real_text"]
+    assert bool((ds.constant <= ds.general_bound).all())
 
 
 def test_the_loop_of_the_published_scripts_settles_on_the_released_quantity():
@@ -319,7 +307,6 @@ def test_a_changed_checkpoint_is_refused_when_a_run_goes_on(folder, tmp_path):
         ("real_text", {"n_tokens": (4, 0)}, r"lengths from 1 to \d+, got \[0\]"),
         ("real_text", {"n_windows": 10**6}, "windows"),
         ("scaling_factor", {"layers": (2,)}, "layers: expected"),
-        ("adversarial", {"layer": 6}, "layers: expected"),
         ("released_code", {"n_tokens": (10**6,)}, "n_tokens: expected"),
     ],
 )
@@ -469,42 +456,34 @@ def test_the_dropout_of_the_scripts_and_word_0_change_the_random_gpt2(folder):
     assert values == pytest.approx([values[1]] * 3, rel=0.5)
 
 
-def test_the_best_head_has_the_largest_constant_far_out(datasets):
-    ds = datasets["adversarial"]
-    far = (ds.n_tokens.values == 12) & (ds.radius.values == 4.0)
-    constants = dict(zip(ds["head"].values[far], ds.constant.values[far], strict=True))
-    second, best = sorted(constants, key=constants.__getitem__)[-2:]
-    assert ds.attrs["best_head"] == best
-    # Of those that have an answer.
-    ds = ds.drop_dims("fit").copy(deep=True)
-    lost = far & (ds["head"].values == best)
-    ds.status[lost], ds.constant[lost] = 3, np.nan
-    assert load("adversarial").EXPERIMENT.finish(ds).attrs["best_head"] == second
-
-
-def test_the_search_climbs_and_stays_in_the_ball(datasets):
-    ds = datasets["adversarial"]
-    found = ds.isel(case=np.flatnonzero(ds.n_tokens.values == 6))
-    assert bool((found.searched > 1.01 * found.constant).all())
-    assert bool((found.searched <= found.general_bound).all())
-    assert bool(ds.searched.isnull()[ds.n_tokens.values != 6].all())
-    F = SelfAttention(AttentionParameters.random(3))
+def test_the_search_climbs_and_stays_in_the_ball():
+    F = SelfAttention(AttentionParameters.random(3, generator=0))
     mu = ParticleMeasure.from_sequence(torch.eye(3, dtype=torch.float64))
     worse, constant = climb(F, mu, 1.0, steps=20)
     assert float(torch.linalg.vector_norm(worse.points, dim=-1).max()) <= 1 + 1e-12
     again = local_lipschitz(F, worse, geometry="euclidean")
     assert torch.allclose(constant.value, again.value, rtol=1e-6)
+    assert float(constant) > 1.01 * float(local_lipschitz(F, mu, geometry="euclidean"))
 
 
-@pytest.mark.slow
-def test_a_head_alone_grows_as_the_root_of_n_at_its_worst_case():
+def test_the_script_on_worst_inputs_finds_the_root_of_n_and_its_search_worse_ones():
     pytest.importorskip("transformers")
-    adversarial = load("adversarial")
-    ds = adversarial.EXPERIMENT.run(
-        adversarial.Settings(layer=1, depth=2, n_tokens=(8, 32), search_tokens=()), progress=False
-    )
-    fits = ds.isel(fit=(ds.fit_quantity == "head_constant") & (ds.fit_law == "free"))
-    assert fits.fit_exponent.values == pytest.approx(np.full(12, 0.5), abs=0.02)
+    script = Path(__file__).parents[2] / "examples" / "08_adversarial.py"
+    names = runpy.run_path(str(script), run_name="imported")
+    fixed = {"number": 1, "depth": 2, "search_tokens": (6,), "search_steps": 5}
+    grid = {"head": [0, 1], "radius": [100.0], "n_tokens": [2, 4, 6, 8, 18]}
+    ds = names["run"](grid, fixed, progress=False)
+    assert (ds.status == 1).all()
+    found = ds.isel(case=np.flatnonzero(ds.n_tokens.values == 6))
+    assert bool((found.searched >= found.constant).all())
+    assert bool((found.searched > 1.01 * found.constant).any())
+    assert bool((ds.constant <= ds.general_bound).all())
+    assert bool((found.searched <= found.general_bound).all())
+    far = ds.n_tokens.values == 18
+    assert ds.attrs["best_head"] == ds["head"].values[far][ds.constant.values[far].argmax()]
+    alone = (ds.fit_quantity == "head_constant") & (ds.fit_law == "free")
+    fits = ds.isel(fit=np.flatnonzero(alone))
+    assert fits.fit_exponent.values == pytest.approx(np.full(2, 0.5), abs=0.02)
 
 
 def test_scaling_factors_belong_to_the_heads_of_the_model(datasets, folder):
@@ -593,8 +572,6 @@ def test_a_worker_with_other_weights_refuses_to_measure(folder):
 
 
 def test_bounds_that_are_proved_for_other_scores_are_left_out_and_searches_refused():
-    from meanfield.experiments import adversarial
-
     settings = {"model": "random:llama", "depth": 1}
     ds = real_text.EXPERIMENT.run(
         real_text.Settings(text="random", n_tokens=(3, 4), n_windows=1, **settings)
@@ -604,7 +581,9 @@ def test_bounds_that_are_proved_for_other_scores_are_left_out_and_searches_refus
     assert np.isfinite(ds.local_upper).all()
     assert np.isnan(ds.general_bound).all()
     with pytest.raises(ValueError, match="turned by position"):
-        adversarial.EXPERIMENT.plan(adversarial.Settings(**settings))
+        load("scaling_factor").EXPERIMENT.plan(
+            load("scaling_factor").Settings(text="random", **settings)
+        )
 
 
 @pytest.mark.slow

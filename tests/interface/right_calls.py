@@ -137,7 +137,6 @@ dynamics.stability(F, mu, [0.0, 1.0], method="rk4", step=0.5)
 dynamics.FlowMap(F, 1.0, 0.5, method="rk4", step=0.5)
 dynamics.Adaptive("dopri5", rtol=1e-3, atol=1e-6, max_steps=50)
 dynamics.measure_at(flown, 1)
-dynamics.clusters(mu, 0.1)
 dynamics.cluster_count(mu, 0.1)
 """
 
@@ -165,10 +164,7 @@ LINES = [line for text in GROUPS.values() for line in text.strip().splitlines()]
 # What looks like a mistake and is none: mistakes, and where: at an argument of this name, at
 # `function.argument`, or anywhere in a function, `function.*`.
 _CLOUDS = "w1.* w2.* wp.* solve_w2.* solve_wp.* certify.* sinkhorn_divergence.*"
-_ALONE = (
-    "of.value pushforward.mu disintegrate.mu split.mu merge.mu clusters.mu cluster_count.mu "
-    "table.points"
-)
+_ALONE = "of.value pushforward.mu disintegrate.mu split.mu merge.mu cluster_count.mu table.points"
 # Called later, and checked then.
 _LATER = "FlowMap.F contractive.F Bounded.map"
 _FINE = [

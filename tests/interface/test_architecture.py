@@ -330,7 +330,6 @@ FOREIGN = {
     "sweeps.batches": "arrays of any library, torch not imported",
     "sweeps.grid": "arrays of any library, torch not imported",
     "transport.pairs": "arrays of any library",
-    "figures.canvas": "datasets, and the properties of matplotlib's lines",
     "sweeps.executors": "executors of other packages",
     "sweeps.identity": "functions of the user",
     "sweeps.plan": "functions and settings of the user",

@@ -20,7 +20,7 @@ import torch
 import meanfield
 from meanfield import cli, results
 from meanfield.errors import NoCases
-from meanfield.experiments import regimes, two_dirac
+from meanfield.experiments import masked_bound, two_dirac
 from meanfield.results import encoding
 from meanfield.sweeps import Task, batches, status, sweep
 
@@ -314,7 +314,7 @@ def test_nothing_that_somebody_else_has_made_is_replaced(finished, tmp_path, cap
     before = {file.name for file in finished.iterdir()}
     foreign = tmp_path / "thesis.nc"
     foreign.write_text("all my work")
-    for name in ("page.html", "two-dirac-regimes.png", "two-dirac.nc"):
+    for name in ("page.html", "two-dirac-splitting.png", "two-dirac.nc"):
         (tmp_path / name).write_text("mine")
     assert cli.main(["export", store, str(foreign)]) == 1
     assert "not written by this library" in capsys.readouterr().err
@@ -372,7 +372,7 @@ def test_threads_are_those_of_each_case(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_during_a_case_keeps_those_before_it(tmp_path, capsys, monkeypatch, name):
-    number, constant_of, n_calls = getattr(signal, name), regimes.local_lipschitz, 0
+    number, constant_of, n_calls = getattr(signal, name), masked_bound.local_lipschitz, 0
 
     def interrupted(*case, **how):
         nonlocal n_calls
@@ -381,10 +381,10 @@ def test_a_signal_during_a_case_keeps_those_before_it(tmp_path, capsys, monkeypa
             os.kill(os.getpid(), number)
         return constant_of(*case, **how)
 
-    monkeypatch.setattr(regimes, "local_lipschitz", interrupted)
-    command = ["run", "regimes", "--quick", "--set", "n_tokens=[2, 9]", "--set", "clouds=1"]
+    monkeypatch.setattr(masked_bound, "local_lipschitz", interrupted)
+    command = ["run", "masked-bound", "--quick", "--set", "clouds=1"]
     assert cli.main([*command, "--no-figures", "--out", str(tmp_path)]) == 128 + number
-    store = tmp_path / "regimes.sweep"
+    store = tmp_path / "masked-bound.sweep"
     n_kept = status(store).n_done
     assert n_kept >= 4
     said = capsys.readouterr().err.strip().splitlines()[-1]
@@ -406,15 +406,15 @@ def test_a_signal_ends_with_a_line_that_is_true_and_a_whole_store(tmp_path, numb
     code = """if True:
         import sys, time
         from meanfield import cli
-        radii = [1 + i / 1000 for i in range(1000)]
-        sys.exit(cli.main(["run", "regimes", "--set", f"radii={radii}", "--out", sys.argv[1],
+        sizes = [i / 1000 for i in range(1000)]
+        sys.exit(cli.main(["run", "masked-bound", "--set", f"sizes={sizes}", "--out", sys.argv[1],
                            *sys.argv[2:]]))
     """
     workers = ["--workers", str(n_workers)] if n_workers else []
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path), *workers], stderr=subprocess.PIPE, text=True
     )
-    store, deadline = tmp_path / "regimes.sweep", time.monotonic() + 60
+    store, deadline = tmp_path / "masked-bound.sweep", time.monotonic() + 60
     while not list(store.glob("batch-*.npz")):
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.02)
@@ -512,12 +512,3 @@ def test_without_arguments_it_says_what_to_do_next(capsys):
 def test_a_misspelt_experiment_is_answered_with_the_nearest(caplog):
     assert cli.main(["run", "two-dirc"]) == 1
     assert "did you mean 'two-dirac'?" in caplog.text
-
-
-def test_the_default_layer_of_the_adversarial_experiment_is_one_that_the_model_has():
-    from meanfield.experiments import adversarial
-
-    plan = adversarial.EXPERIMENT.plan(adversarial.Settings(depth=3))
-    assert plan["fixed"]["s"].layer == plan["attrs"]["layer"] == 1
-    with pytest.raises(ValueError, match="layer"):
-        adversarial.EXPERIMENT.plan(adversarial.Settings(depth=3, layer=7))

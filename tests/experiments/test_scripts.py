@@ -1,4 +1,4 @@
-"""Scripts on depth: what each shows, at a tiny size."""
+"""Scripts that sweep: what each shows, at a tiny size."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.collections import QuadMesh
 from scipy.special import iv
 
-from meanfield import AttentionParameters, SelfAttention, sampling
+from meanfield import AttentionParameters, SelfAttention, bounds, sampling
 from meanfield.attention.normalizations import exponential
+from meanfield.figures.canvas import FORMULA
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -91,6 +93,40 @@ def test_samples_of_a_gaussian_follow_the_equation_better_the_more_there_are():
         )
         assert many < 0.15
         assert many < 0.6 * few
+
+
+@pytest.fixture(scope="module")
+def regimes() -> tuple:
+    names = script("35_regimes")
+    return names, swept(names, {"n_tokens": [2, 20], "radius": [0.5, 1.5, 5.0]}, clouds=3)
+
+
+def test_regimes_stay_below_every_upper_bound_and_reach_the_lower_one(regimes):
+    ds = regimes[1]
+    upper = np.minimum(ds.general_bound, ds.theorem_3_5)
+    assert (ds.worst <= ds.tokens_bound * (1 + 1e-9)).all()
+    assert (ds.tokens_bound <= upper).all()
+    assert (ds.tokens_bound <= ds.mean_field_bound).all()
+    assert (ds.general_lower <= ds.adversarial * (1 + 1e-9)).all()
+    small, large = ds.radius == 0.5, ds.radius == 5.0
+    # Small balls: the mean-field bound, which has no n, is the smaller one for long sequences.
+    assert (ds.theorem_3_5 < ds.general_bound)[small & (ds.n_tokens == 20)].all()
+    assert (ds.theorem_3_5 > ds.general_bound)[large].all()
+
+
+def test_the_map_of_regimes_is_what_was_found_with_the_borders_of_the_bounds(regimes):
+    names, ds = regimes
+    ax = names["regime_map"](ds)
+    (mesh,) = [found for found in ax.collections if isinstance(found, QuadMesh)]
+    expected = np.log10(ds.worst / np.sqrt(ds.n_tokens)).values
+    np.testing.assert_allclose(np.sort(mesh.get_array().ravel()), np.sort(expected), rtol=1e-12)
+    lines = [one for one in ax.get_lines() if one.get_gid() == FORMULA]
+    for n, radius in np.array(lines[0].get_data()).T[::60]:
+        assert n == pytest.approx(math.exp(2 * radius**2))
+    for n, radius in np.array(lines[1].get_data()).T[::60]:
+        # Theorem 3.3 with ‖A‖ = ‖V‖ = 1, for n between whole numbers too.
+        general = math.sqrt(3 * (radius**4 * (4 * n + 1) + n))
+        assert bounds.theorem_3_5(1.0, 1.0, radius) == pytest.approx(general, rel=1e-6)
 
 
 # --- noise ---

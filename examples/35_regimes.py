@@ -1,63 +1,50 @@
-"""Which theorem speaks, for how many tokens and in how large a ball?
+"""Which theorem speaks
+====================
 
-Over (n, R): the largest Euclidean constant found on n tokens in B_R (adversarial sequences of
-both branches and random clouds, V = I) beside [CAP24] Theorem 3.3 (general), Proposition 3.4
-(lower), Theorem 3.5 (mean field, no n), the √n of Theorem 3.7 (large radius), and the one bound of
-this package that covers all of it, whose regimes change at n = e^{2c}, c = ‖A‖R².
+For how many tokens, and in how large a ball, is which bound the smallest?
+
+::
+
+    python examples/35_regimes.py [--quick] [--out DIR]
+
+Over (n, R): the largest Euclidean constant found on n tokens in B_R (adversarial sequences of both
+branches and random clouds, V = I) beside [CAP24] Theorem 3.3 (general), Proposition 3.4 (lower),
+Theorem 3.5 (mean field, no n), the √n of Theorem 3.7 (large radius), and the one bound of this
+package that covers all of it, whose regimes change at n = e^{2c}, c = ‖A‖R².
 """
 
-from __future__ import annotations
-
+# %%
+import argparse
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
 
 import numpy as np
 import torch
-import xarray as xr
 
-from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling
-from meanfield.experiments.experiment import Experiment
-from meanfield.experiments.settings import over, setting
-from meanfield.figures.canvas import figure, ticks_at
+from meanfield import (
+    AttentionParameters,
+    ParticleMeasure,
+    SelfAttention,
+    bounds,
+    figures,
+    results,
+    sampling,
+    sweep,
+)
+from meanfield.figures.canvas import ticks_at
 from meanfield.figures.curves import formula, mark_unconverged
 from meanfield.lipschitz import LocalLipschitz, local_lipschitz
 from meanfield.results import Variable
+from meanfield.sweeps import Task
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-__all__ = ["EXPERIMENT", "Settings"]
+EIGENVALUES = (-1.0, 0.5)  # of the diagonal A
 
 
-@dataclass(frozen=True)
-class Settings:
-    """What the sweep runs over."""
-
-    n_tokens: tuple[int, ...] = over(
-        "n_tokens",
-        (2, 3, 5, 9, 16, 28, 50, 90, 160, 280, 500),
-        "number of tokens n",
-        quick=(2, 9, 50),
-    )
-    radii: tuple[float, ...] = over(
-        "radius",
-        (0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0),
-        "radius R of the ball",
-        quick=(0.5, 1.0, 1.5, 2.0, 4.0),
-        symbol="R",
-    )
-    eigenvalues: tuple[float, ...] = setting((-1.0, 0.5), "eigenvalues of the diagonal A (V = I)")
-    clouds: int = setting(20, "random clouds per case", quick=5)
-    seed: int = setting(0, "seed of the clouds")
-
-
-def worst_found(
-    s: Settings, n_tokens: int, radius: float, generator: torch.Generator
-) -> dict[str, Any]:
+# %%
+# A case: sequences that are built to be bad, and random ones.
+def worst_found(n_tokens, radius, *, clouds, generator):
     """The largest constant found, and what the theorems say."""
-    d = len(s.eigenvalues)
-    A = torch.diag(torch.tensor(s.eigenvalues, dtype=torch.float64))
+    A, d = torch.diag(torch.tensor(EIGENVALUES, dtype=torch.float64)), len(EIGENVALUES)
     F = SelfAttention(AttentionParameters.from_bilinear(A, torch.eye(d, dtype=torch.float64)))
     built = []
     for branch in ("negative", "positive"):
@@ -65,12 +52,12 @@ def worst_found(
             built.append(sampling.adversarial(A, radius, n_tokens, branch=branch).points)
         except ValueError:
             continue
-    shape: dict[str, Any] = {"radius": radius, "batch_shape": (s.clouds,), "generator": generator}
+    shape = {"radius": radius, "batch_shape": (clouds,), "generator": generator}
     random = [sampling.ball(n_tokens, d, **shape), sampling.sphere(n_tokens, d, **shape)]
     points = torch.cat([torch.stack(built), *random]) if built else torch.cat(random)
     found = local_lipschitz(F, ParticleMeasure(points), geometry="euclidean", strict=False)
     k = int(found.value.argmax())
-    norm_A, gamma = max(map(abs, s.eigenvalues)), bounds.scaling_factor(A)
+    norm_A, gamma = max(map(abs, EIGENVALUES)), bounds.scaling_factor(A)
     return {
         **{name: column[k] for name, column in found.values("worst").items()},
         "worst_converged": bool(found.converged.all()),
@@ -85,48 +72,70 @@ def worst_found(
     }
 
 
-@figure("worst", "worst_converged")
-def regime_map(ds: xr.Dataset, *, ax: Axes) -> Axes:
+PARAMETERS = (
+    Variable("n_tokens", "number of tokens n"),
+    Variable("radius", "radius R of the ball", symbol="R"),
+)
+VARIABLES = (
+    *LocalLipschitz.columns("worst", words="largest Euclidean constant found"),
+    Variable("adversarial", "the same over the adversarial sequences only"),
+    Variable("general_bound", "upper bound, Theorem 3.3"),
+    Variable("general_lower", "lower bound of the supremum, Proposition 3.4"),
+    Variable("theorem_3_5", "upper bound, Theorem 3.5"),
+    Variable("tokens_bound", "upper bound, this package, n tokens"),
+    Variable("mean_field_bound", "upper bound, this package, all measures"),
+    Variable("size", "c = ‖A‖R²"),
+    Variable("large_radius_limit", "√n, the largest limit of Theorem 3.7"),
+)
+
+
+def run(grid, fixed, **how):
+    return sweep(Task(worst_found, VARIABLES, PARAMETERS), grid, fixed=fixed, **how)
+
+
+# %%
+# The map: colours are what is found, lines where another bound becomes the smaller.
+@figures.figure("worst", "worst_converged")
+def regime_map(ds, *, ax):
     """Largest constant found, over √n, for each (n, R), and where another bound is the smaller."""
     cube = ds.set_index(case=["n_tokens", "radius"]).unstack("case").sortby(["n_tokens", "radius"])
     n, radius = cube.n_tokens.values, cube.radius.values
     share = np.log10((cube.worst / np.sqrt(cube.n_tokens)).transpose("radius", "n_tokens").values)
     limit = np.nanmax(np.abs(share))
-    edges = _edges(n), _edges(radius)
+    edges = cells(n), cells(radius)
     mesh = ax.pcolormesh(*edges, share, cmap="RdBu_r", vmin=-limit, vmax=limit)
     ax.figure.colorbar(mesh, ax=ax, label=r"$\log_{10}$(largest constant found / $\sqrt{n}$)")
     ax.set(xscale="log", yscale="log", xlabel="number of tokens n", ylabel="radius R")
     ax.set(xlim=edges[0][[0, -1]], ylim=edges[1][[0, -1]])
-    _draw_borders(ax, edges, norm_A=float((ds["size"] / ds.radius**2).mean()))
+    draw_borders(ax, edges, norm_A=float((ds["size"] / ds.radius**2).mean()))
     ticks_at(ax, n)
     good = cube.worst_converged.transpose("radius", "n_tokens")
     mark_unconverged(ax, n, radius[:, None], good)
     gain = cube.general_bound / cube.tokens_bound
     gained = f"gain over Thm 3.3: {float(gain.min()):.2g} to {float(gain.max()):.2g}"
     ax.set_title(f"Largest constant found, beside where the bounds change\n{gained}")
-    return ax
 
 
-def _draw_borders(ax: Axes, edges: tuple[np.ndarray, np.ndarray], *, norm_A: float) -> None:
+def draw_borders(ax, edges, *, norm_A):
     """Lines between the regimes of the bounds; ‖A‖ is that of every case."""
 
-    def exact(n: Any) -> Any:
+    def exact(n):
         return np.sqrt(np.log(n) / (2 * norm_A))
 
     ends = max(edges[0][0], 1.01), edges[0][-1]
     label = r"$n = e^{2c}$: the regimes of the bound for $n$ tokens"
     formula(ax, exact, ends, "k-", linewidth=1.4, label=label)
     label = "Thm 3.3 = Thm 3.5: below the line the second is smaller"
-    crossing = np.vectorize(lambda n: _crossing(n, norm_A))
+    crossing = np.vectorize(lambda n: crossing_at(n, norm_A))
     formula(ax, crossing, ends, "k--", linewidth=1.4, label=label)
     # Above the first line the bound is √n (1 + c) or so, below it that of all measures.
     middle = float(np.sqrt(np.prod(edges[0][[0, -1]])))
-    words: Any = {"va": "center", "ha": "center", "bbox": {"fc": "white", "alpha": 0.7, "lw": 0}}
+    words = {"va": "center", "ha": "center", "bbox": {"fc": "white", "alpha": 0.7, "lw": 0}}
     for end, text in ((edges[1][0], "mean field"), (edges[1][-1], r"$\sqrt{n}$")):
         ax.text(middle, float((end * exact(middle)) ** 0.5), text, **words)
 
 
-def _edges(centres: np.ndarray) -> np.ndarray:
+def cells(centres):
     """Edges of cells on a logarithmic axis: geometric means, and as far outside."""
     logs = np.log(centres)
     inner = (logs[1:] + logs[:-1]) / 2
@@ -138,7 +147,7 @@ def _edges(centres: np.ndarray) -> np.ndarray:
     return np.exp([ends[0], *inner, ends[1]])
 
 
-def _crossing(n: float, norm_A: float) -> float:
+def crossing_at(n, norm_A):
     """The R at which Theorems 3.3 and 3.5 agree, by bisection in c; V cancels."""
     low, high = 0.0, 50.0
     for _ in range(60):
@@ -148,19 +157,26 @@ def _crossing(n: float, norm_A: float) -> float:
     return float(np.sqrt(low / norm_A))
 
 
-EXPERIMENT = Experiment(
-    worst_found,
-    Settings(),
-    [
-        *LocalLipschitz.columns("worst", words="largest Euclidean constant found"),
-        Variable("adversarial", "the same over the adversarial sequences only"),
-        Variable("general_bound", "upper bound, Theorem 3.3"),
-        Variable("general_lower", "lower bound of the supremum, Proposition 3.4"),
-        Variable("theorem_3_5", "upper bound, Theorem 3.5"),
-        Variable("tokens_bound", "upper bound, this package, n tokens"),
-        Variable("mean_field_bound", "upper bound, this package, all measures"),
-        Variable("size", "c = ‖A‖R²"),
-        Variable("large_radius_limit", "√n, the largest limit of Theorem 3.7"),
-    ],
-    figures={"map": regime_map},
-)
+if __name__ == "__main__":  # worker processes import this file
+    parser = argparse.ArgumentParser(description="Which theorem speaks")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--out", type=Path, default=Path("results/35_regimes"))
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+
+    # %%
+    # The sweep.
+    grid = {
+        "n_tokens": [2, 3, 5, 9, 16, 28, 50, 90, 160, 280, 500],
+        "radius": [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0],
+    }
+    if options.quick:
+        grid = {"n_tokens": [2, 9, 50], "radius": [0.5, 1.0, 1.5, 2.0, 4.0]}
+    ds = run(grid, {"clouds": 5 if options.quick else 20}, executor=options.workers)
+    results.write_dataset(ds, options.out / "regimes.zarr")
+    print(ds[["worst", "tokens_bound", "general_bound", "theorem_3_5"]].to_dataframe().round(3))
+
+    # %%
+    with figures.style():
+        regime_map(ds).figure.savefig(options.out / "map.png")
