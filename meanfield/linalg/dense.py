@@ -14,7 +14,7 @@ import torch
 from scipy.linalg import eigh
 from torch import Tensor
 
-from meanfield.checks import at_once, is_host
+from meanfield.checks import at_once, is_host, to_host
 from meanfield.linalg.evidence import Candidate
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
@@ -168,9 +168,8 @@ def _last_eigenpair(gram: Tensor) -> tuple[Tensor, Tensor]:
 def _in_its_precision(gram: Tensor) -> tuple[Tensor, Tensor]:
     last = gram.shape[-1] - 1
     if len(gram) == 1 and last >= _LAST_PAIR and is_host(gram.device):
-        only = [last, last]
-        found = eigh(gram[0].numpy(), subset_by_index=only, check_finite=False)
-        values, vectors = (torch.from_numpy(each)[None] for each in found)
-    else:
-        values, vectors = torch.linalg.eigh(gram)
+        value, vector = eigh(to_host(gram[0]), subset_by_index=[last, last], check_finite=False)
+        if value.size:  # LAPACK finds none where many eigenvalues are the last
+            return torch.from_numpy(value), torch.from_numpy(vector).mT
+    values, vectors = torch.linalg.eigh(gram)
     return values[..., -1], vectors[..., -1]

@@ -172,9 +172,9 @@ _FINE = [
         "0",
         "scale start eps temperature token radius epsilon constant rtol norm_A norm_V norm_G "
         "gamma shift key_shift rank log_ratio exponent coalesce penalty position_atol atol std "
-        "logits max_iterations seed index heavy_at",
+        "logits max_iterations seed index heavy_at skip sink",
     ),
-    ("-1.0", "scale start exponent log_ratio gamma index logits seed heavy_at"),
+    ("-1.0", "scale start exponent log_ratio gamma index logits seed heavy_at sink"),
     ("inf", "p n penalty width ball_upper.constant"),
     ("10**30", "n rank"),
     (
