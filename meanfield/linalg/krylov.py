@@ -13,14 +13,12 @@ from meanfield.linalg.bidiagonalisation import Bidiagonalisation
 from meanfield.linalg.evidence import Candidate, may_be_largest, met, relative_error
 from meanfield.linalg.linear_map import LinearMap
 from meanfield.linalg.solvers import NormSolver
-from meanfield.linalg.upper_end import start_tangent, upper_end
+from meanfield.linalg.upper_end import is_at_most, start_tangent, upper_end
 from meanfield.linalg.vectors import normalised, random_vectors
 
 # Steps between two looks: each decomposes the small matrices, and waits for a device. At 64 atoms
 # in 16 dimensions a constant takes 37 ms on the CPU with a look a step and 28 with one in four.
 _STEPS = 4
-# Recompute the upper end after 5 % more steps.
-_LOOK_AGAIN = 1.05
 # The angle of the start is taken this much wider than it is with probability 1 − miss, so that
 # rounding in the upper end (at worst the square root of the unit roundoff) is covered.
 _SLACK = 1.001
@@ -78,27 +76,30 @@ class Lanczos(NormSolver):
 def _iterated(
     linear_map: LinearMap, rtol: float, upper_rtol: float, solver: Lanczos, *, blocks: int
 ) -> Candidate:
-    """Of so many neighbours in the batch only those go on that may have the largest norm."""
+    """Batch entries form groups of `blocks`; only the largest norm of each has to converge."""
     start = _random_start(linear_map, solver.generator)
     miss = _MISS[linear_map.dtype] if solver.miss is None else solver.miss
     tangent = _SLACK * start_tangent(linear_map.columns, miss)
     process = Bidiagonalisation(linear_map, start)
     rank = min(linear_map.rows, linear_map.columns)
-    next_look = 0
     while True:
         process.advance()
-        # A space with one step more than the rank can be is exhausted.
+        # rank + 1 steps span everything.
         ended = process.products >= solver.max_steps or process.products > rank
         if not ended and process.products % _STEPS:
             continue
         sigma, residual, gap, coefficients = _top_triples(process)
+        if ended:
+            break
         counting = may_be_largest(sigma.reshape(-1, blocks), residual.reshape(-1, blocks))
         reached = met(relative_error(residual, gap), residual, rtol)
-        if ended or (process.products >= next_look and bool(reached[counting.flatten()].all())):
-            upper = upper_end(sigma, process.steps, tangent)
-            if ended or _near(upper, sigma, upper_rtol, blocks):
+        if bool(reached[counting.flatten()].all()):
+            # Of blocks, only the largest norm has to be known so well.
+            peak = sigma.reshape(-1, blocks).amax(-1, keepdim=True).expand(-1, blocks).flatten()
+            ends = (1 + upper_rtol) * peak
+            if bool(is_at_most(ends, sigma, process.steps, tangent).all()):
                 break
-            next_look = math.ceil(_LOOK_AGAIN * process.products)
+    upper = upper_end(sigma, process.steps, tangent)
     shape = linear_map.batch_shape
     return Candidate(
         normalised(process.right.combine(coefficients.to(start)))[0].reshape(
@@ -145,9 +146,3 @@ def _top_of_part(process: Bidiagonalisation, part: slice) -> tuple[Tensor, Tenso
         second = (values[:, 1] * (1 + residuals[:, 1]) / scale).square()
         gap = (1 - second).clamp_min(0.0)
     return values[:, 0], residuals[:, 0], gap, right[:, 0, :].clone()
-
-
-def _near(upper: Tensor, sigma: Tensor, upper_rtol: float, blocks: int) -> bool:
-    """Whether the upper ends are near enough: of blocks, the largest end and the largest σ."""
-    upper, sigma = (t.reshape(-1, blocks).amax(-1) for t in (upper, sigma))
-    return upper_rtol == math.inf or bool((upper <= (1 + upper_rtol) * sigma).all())

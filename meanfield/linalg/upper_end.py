@@ -41,20 +41,42 @@ def upper_end(sigma: Tensor, steps: Steps, tangent: float) -> Tensor:
         steps: the entries of those matrices.
         tangent: tan φ at most.
     """
-    # Small arrays and many steps: NumPy's are the cheaper ones.
-    top = to_host(sigma.double())
-    scale = np.where(top > 0, top, 1.0)[:, None]
-    alphas, betas = (to_host(x) / scale for x in (steps.alpha_limits, steps.beta_limits))
+    top, alphas, betas = _in_units_of_sigma(sigma, steps)
     parts = max(2, min(_PARTS, _ROUND_ENTRIES // max(len(top), 1)))
     ends = np.arange(1, parts) / parts
-    low, width = np.ones_like(scale), worst_upper_end(tangent, alphas.shape[-1]) - 1.0
+    low, width = np.ones_like(top), worst_upper_end(tangent, alphas.shape[-1]) - 1.0
+    while width > _WIDTH:
+        possible = _are_possible(low + width * ends, alphas, betas, tangent)
+        width = width / parts
+        low = low + width * possible.sum(-1, keepdims=True)
+    upper = (low + width) * top * (1 + torch.finfo(sigma.dtype).eps)
+    return torch.from_numpy(upper[:, 0]).to(sigma)
+
+
+def is_at_most(ends: Tensor, sigma: Tensor, steps: Steps, tangent: float) -> Tensor:
+    """Whether `upper_end` is at most these, (b,): one sum in place of a search for the root."""
+    top, alphas, betas = _in_units_of_sigma(sigma, steps)
+    end = to_host(ends.double())[:, None]
+    below = end >= worst_upper_end(tangent, alphas.shape[-1]) * top
     with np.errstate(all="ignore"):
-        while width > _WIDTH:
-            possible = _bessel_sum(low + width * ends, alphas, betas) <= 1.0 + tangent**2
-            width = width / parts
-            low = low + width * possible.sum(-1, keepdims=True)
-        upper = (low[:, 0] + width) * top * (1 + torch.finfo(sigma.dtype).eps)
-    return torch.from_numpy(upper).to(sigma)
+        below |= ~_are_possible(end / top, alphas, betas, tangent)
+    return torch.from_numpy(below[:, 0])
+
+
+def _in_units_of_sigma(sigma: Tensor, steps: Steps) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """σ (b, 1), and what the αⱼ and βⱼ may be at most, beside σ where it is not 0."""
+    # Small arrays and many steps: NumPy's are the cheaper ones.
+    top = to_host(sigma.double())[:, None]
+    scale = np.where(top > 0, top, 1.0)
+    return top, to_host(steps.alpha_limits) / scale, to_host(steps.beta_limits) / scale
+
+
+def _are_possible(
+    s: np.ndarray, alphas: np.ndarray, betas: np.ndarray, tangent: float
+) -> np.ndarray:
+    """Which s (b, t) Bessel's inequality leaves."""
+    with np.errstate(all="ignore"):
+        return _bessel_sum(s, alphas, betas) <= 1.0 + tangent**2
 
 
 def _bessel_sum(s: np.ndarray, alphas: np.ndarray, betas: np.ndarray) -> np.ndarray:
