@@ -43,7 +43,7 @@ if TYPE_CHECKING:
         stack,
     )
     from meanfield.sweeps import sweep
-    from meanfield.transport import solve_w2, w2
+    from meanfield.transport import conditional_w2, solve_w2, w2
 
 __version__ = "1.0.0"
 
@@ -63,6 +63,7 @@ _HOMES = {
     "split": "meanfield.measures",
     "stack": "meanfield.measures",
     "sweep": "meanfield.sweeps",
+    "conditional_w2": "meanfield.transport",
     "solve_w2": "meanfield.transport",
     "w2": "meanfield.transport",
 }
@@ -75,6 +76,7 @@ __all__ = [
     "SelfAttention",
     "attention",
     "bounds",
+    "conditional_w2",
     "corpora",
     "disintegrate",
     "dynamics",

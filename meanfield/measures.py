@@ -25,6 +25,7 @@ from meanfield.checks import (
     is_traced,
     number,
     to_host,
+    without_autocast,
 )
 from meanfield.habits import with_hints
 from meanfield.html import html_table, span
@@ -189,6 +190,15 @@ class ParticleMeasure:
     def mean(self) -> Tensor:
         """Σᵢ aᵢ xᵢ, shape (..., d)."""
         return (self.weights[..., None] * self.points).sum(-2)
+
+    @without_autocast
+    def covariance(self) -> Tensor:
+        """Σᵢ aᵢ (xᵢ − m)(xᵢ − m)ᵀ with the mean m, shape (..., d, d)."""
+        weights = self.weights[..., None]
+        at = self.points - self.mean()[..., None, :]
+        # Far from the origin the mean is rounded; what it is off by is a mean of small numbers.
+        at = at - (weights * at).sum(-2, keepdim=True)
+        return at.mT @ (weights * at)
 
     def to(self, *args: Any, **kwargs: Any) -> ParticleMeasure:
         """The same measure in another dtype or on another device (as `torch.Tensor.to`)."""

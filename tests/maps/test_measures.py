@@ -202,6 +202,16 @@ def test_one_call_makes_a_measure_of_what_stands_for_one():
         ParticleMeasure.of(mu.replace(mu.points / mu.points), name="nu")
 
 
+def test_the_covariance_is_that_of_numpy_and_moves_with_the_cloud():
+    mu = ParticleMeasure([[0.0, 1.0], [2.0, -1.0], [5.0, 0.5]], weights=[0.5, 0.3, 0.2])
+    x, a = mu.points.numpy(), mu.weights.numpy()
+    expected = torch.from_numpy(np.cov(x.T, aweights=a, bias=True))
+    torch.testing.assert_close(mu.covariance(), expected)
+    torch.testing.assert_close(stack([mu, mu]).covariance()[1], expected)
+    # 2⁵⁰ away, in coordinates that are multiples of ½: every difference is exact.
+    torch.testing.assert_close(mu.replace(mu.points + 2.0**50).covariance(), expected)
+
+
 def test_merging_within_a_distance_keeps_the_mean():
     mu = ParticleMeasure([[0.0], [1.0], [2.0], [9.0]], weights=[0.1, 0.2, 0.3, 0.4])
     merged = merge(mu, atol=1.0)
