@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from meanfield.checks import suggestion
 
@@ -57,6 +57,50 @@ _WORDS = (
     ("verbose disp", "", "nothing is printed; answers carry their evidence"),
 )
 
+# Likewise of attributes: the words, a member that the value has to have, and the sentence.
+_MEMBERS = (
+    ("P G T pi gamma matrix", "coupling", ".plan is the matrix, .coupling what to do with it"),
+    ("f g u v duals dual_potentials", "coupling", ".potentials is the pair (f, g)"),
+    ("cost distance dist value_linear reg_ot_cost", "coupling", "float(...) is the distance"),
+    ("interval bounds certified ci", "lower", ".lower and .upper are its ends"),
+    ("certified bound", "upper", ".upper, which .miss says how surely"),
+    ("to_dict asdict to_dataframe to_pandas", "to_dataset", ".to_dataset().to_dataframe()"),
+    ("item numpy tolist detach max mean norm backward", "value", "float(...), or .value"),
+    ("numpy toarray todense to_numpy", "to_scipy", ".dense(), or .to_scipy() if it is sparse"),
+    ("n size shape d length", "n_particles", ".n_particles, .dim and .batch_shape"),
+    ("x X atoms support locations", "n_particles", ".points, and .weights"),
+    ("a w mass masses probs", "n_particles", ".weights, and .points"),
+    ("cov var std", "n_particles", ".covariance()"),
+    ("barycenter barycentre center", "n_particles", ".mean()"),
+    ("numpy tolist", "n_particles", ".points.numpy() and .weights.numpy()"),
+    ("cpu cuda float double half", "to", ".to(device, dtype)"),
+    ("with_weights reweight", "n_particles", "ParticleMeasure(mu.points, weights)"),
+    ("save", "n_particles", "torch.save(mu, path)"),
+    ("A V Q K W query key value", "parameters", ".parameters has the matrices"),
+    ("cpu cuda float double half to", "parameters", "SelfAttention(F.parameters.to(dtype))"),
+    ("state_dict eval train", "parameters", "a map has no modes; .parameters has the matrices"),
+    ("jacobian jac J", "field", "linearize(F, mu).atoms, and its .to_dense()"),
+    ("attention_matrix attention attn weights scores", "field", ".plan(mu).weights"),
+    ("gamma Gamma", "field", ".field(mu)"),
+    ("forward", "field", "call it: F(mu)"),
+    ("layers layer blocks encoder h", "embeddings", ".block(l), .attention(l) or .network()"),
+    ("embed hidden_states encode_text", "embeddings", ".embeddings(tokens)"),
+    ("plot scatter show", "", "figures are in meanfield.figures"),
+)
+
+
+class Hinted:
+    """Base of values that answer a missing member with what it is called here."""
+
+    if not TYPE_CHECKING:  # where mypy would then find every member
+
+        def __getattr__(self, name: str) -> Any:
+            hint = ""
+            if not name.startswith("_"):  # those are asked for by Python and by tools
+                members = {one for one in dir(self) if not one.startswith("_")}
+                hint = _sentence(_MEMBERS, name, members) or suggestion(name, members)
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
+
 
 def with_hints(function: _Called) -> _Called:
     """The function, which answers an unknown keyword with what it is called here.
@@ -75,14 +119,15 @@ def with_hints(function: _Called) -> _Called:
             return function(*args, **kwargs)
         word = next(name for name in kwargs if name not in known)
         where = function.__qualname__.removesuffix(".__init__")
+        hint = _sentence(_WORDS, word, known) or suggestion(word, known)
         listed = ", ".join(name for name in named if name not in ("self", "cls"))
-        raise TypeError(f"{where}: expected some of {listed}, got {word}={_hint(word, known)}")
+        raise TypeError(f"{where}: expected some of {listed}, got {word}={hint}")
 
     return told  # type: ignore[return-value]
 
 
-def _hint(word: str, known: set[str]) -> str:
-    for words, needed, sentence in _WORDS:
+def _sentence(rows: Iterable[tuple[str, str, str]], word: str, known: set[str]) -> str:
+    for words, needed, sentence in rows:
         if word in words.split() and (not needed or needed in known):
             return f"; {sentence}"
-    return suggestion(word, known)
+    return ""

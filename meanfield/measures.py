@@ -27,7 +27,7 @@ from meanfield.checks import (
     to_host,
     without_autocast,
 )
-from meanfield.habits import with_hints
+from meanfield.habits import Hinted, with_hints
 from meanfield.html import html_table, span
 from meanfield.measure_arguments import as_points, check_positions, logs_of, per_particle
 from meanfield.results.labels import copied
@@ -47,7 +47,7 @@ _BLOCK = 2**22  # distances held at once: 32 MB in float64
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
-class ParticleMeasure:
+class ParticleMeasure(Hinted):
     """A probability measure μ = Σᵢ aᵢ δ_{xᵢ} on R^d, or Σᵢ aᵢ δ_{(sᵢ, xᵢ)} on [0, 1] × R^d.
 
     Weights are kept as logarithms, so that an atom of weight e^{−900} loses no digits, and a ratio
@@ -488,7 +488,9 @@ def log_sums(logs: Tensor, groups: Tensor, count: int) -> Tensor:
 def stack(measures: Sequence[ParticleMeasure]) -> ParticleMeasure:
     """A batch of measures of possibly different sizes; shorter ones are padded with weight 0."""
     if isinstance(measures, ParticleMeasure) or not isinstance(measures, Iterable):
-        raise TypeError(f"measures: expected a list of measures, got {describe(measures)}")
+        raise TypeError(
+            f"measures: expected a list of measures, [mu, nu], got {describe(measures)}"
+        )
     measures = [check_measure(mu, "measures", finite=False) for mu in measures]
     if not measures:
         raise ValueError("measures: expected at least one measure, got none")
@@ -528,7 +530,7 @@ def mixture(measures: Sequence[ParticleMeasure], weights: Any = None) -> Particl
         >>> mixture([one, two], [0.5, 0.5]).weights
         tensor([0.5000, 0.2500, 0.2500], dtype=torch.float64)
     """
-    if isinstance(measures, Iterable):
+    if isinstance(measures, Iterable) and not isinstance(measures, ParticleMeasure):
         measures = list(measures)
     many = len(stack(measures).points)  # refuses what does not fit
     logs = ParticleMeasure(measures[0].points.new_zeros(many, 1), weights).log_weights

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from meanfield.attention import AttentionParameters, SelfAttention
 from meanfield.checks import as_bool, count, to_host
+from meanfield.habits import Hinted
 from meanfield.layers import Chain
 from meanfield.maps import Map
 from meanfield.measures import ParticleMeasure, stack
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Transformer:
+class Transformer(Hinted):
     """A model in evaluation mode, read as attention layers, blocks and a network.
 
     All of them are maps of measures; the tokens are the uniform measure with token i of n at

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 
 import numpy as np
 
+from meanfield.habits import Hinted
 from meanfield.html import html_table, span
 from meanfield.results.labels import Variable, array_of, batched, copied
 
@@ -74,13 +75,13 @@ def _calculated(op: Callable[[Any, Any], Any], *, reflected: bool = False) -> An
 
 
 @dataclass_transform(frozen_default=True, eq_default=False, field_specifiers=(labelled, field))
-class Answer:
+class Answer(Hinted):
     """Base of what comes back from a computation: a value and the evidence for it.
 
     A subclass is a frozen dataclass (without the decorator) of labelled fields. From the labels
     follow `repr`, the table in a notebook, ``float(answer)``, `to_dataset`, `columns` and
-    `values`. An answer compares (but for ==, which asks for the same object), calculates, rounds
-    and becomes an array as its value does. Fields without a label are not shown and not stored.
+    `values`. An answer compares, calculates, rounds and becomes an array as its value does.
+    Fields without a label are not shown and not stored.
     Values are numbers, NumPy arrays or tensors with the batch axes in front, None where there is
     none, or answers themselves.
 
@@ -188,12 +189,23 @@ class Answer:
                 return value
         raise TypeError(f"expected an answer with one value, got {type(self).__name__}")
 
+    __eq__, __ne__ = map(_calculated, (op.eq, op.ne))
     __lt__, __le__, __gt__, __ge__ = map(_calculated, (op.lt, op.le, op.gt, op.ge))
+    __hash__ = object.__hash__
     __add__, __sub__, __mul__ = map(_calculated, (op.add, op.sub, op.mul))
     __truediv__, __pow__ = map(_calculated, (op.truediv, op.pow))
     __radd__, __rsub__, __rmul__, __rtruediv__ = (
         _calculated(one, reflected=True) for one in (op.add, op.sub, op.mul, op.truediv)
     )
+
+    def __neg__(self) -> Any:
+        return -self._number()
+
+    def __abs__(self) -> Any:
+        return abs(self._number())
+
+    def __bool__(self) -> bool:
+        return bool(float(self))
 
     def __round__(self, digits: int | None = None) -> Any:
         return round(float(self), digits)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import as_generator, to_host
+from meanfield.habits import Hinted
 from meanfield.html import html_table, span
 from meanfield.measures import ParticleMeasure, log_sums
 
@@ -28,7 +29,7 @@ class Draws(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Coupling:
+class Coupling(Hinted):
     """A coupling π = Σ_k π_k δ_{(x_{i_k}, y_{j_k})} of two particle measures, stored sparsely.
 
     An exact plan has at most n + m − 1 entries; nothing of size n × m is kept. Masses live as

@@ -17,10 +17,14 @@ import numpy as np
 import pytest
 import torch
 
-from meanfield import checks, habits
+from meanfield import SelfAttention, checks, habits
 from meanfield.checks import as_float_tensor
+from meanfield.linalg.evidence import NormEstimate
+from meanfield.linalg.linear_map import LinearMap
 from meanfield.measures import ParticleMeasure
-from meanfield.transport import w2
+from meanfield.pretrained import Transformer
+from meanfield.transport import TransportResult, w2
+from meanfield.transport.coupling import Coupling
 from tests.interface import calls, right_calls, wrong_calls
 from tests.interface.calls import CLEAR, FOREIGN, NONSENSE, RIGHT, Case
 from tests.interface.mistakes import KINDS, Mistake
@@ -163,6 +167,34 @@ def test_a_misspelt_name_is_answered_with_the_nearest():
 def test_words_of_neighbours_are_answered_with_ours(call, said):
     with pytest.raises((TypeError, ValueError, AttributeError), match=said):
         calls.value_of(call)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("solve_w2(x, y).P", "TransportResult has no attribute 'P'; .plan is the matrix"),
+        ("solve_w2(x, y).coupling.toarray()", r"\.dense\(\)"),
+        ("solve_w2(x, y).item()", r"float\(...\)"),
+        ("local_lipschitz(F, mu).convergd", "did you mean 'converged'"),
+        ("local_lipschitz(F, mu).certified", r"\.upper"),
+        ("mu.shape", "n_particles, .dim"),
+        ("mu.cuda()", r"\.to\(device, dtype\)"),
+        ("F.attention_matrix(mu)", r"\.plan\(mu\)\.weights"),
+        ("mixture(mu, mu)", r"expected a list of measures, \[mu, nu\]"),
+    ],
+)  # fmt: skip
+def test_members_of_neighbours_are_answered_with_ours(call, said):
+    with pytest.raises((TypeError, AttributeError), match=said):
+        calls.value_of(call)
+
+
+def test_every_sentence_for_members_speaks_of_members_that_exist():
+    kinds = (ParticleMeasure, TransportResult, NormEstimate, Coupling, SelfAttention)
+    kinds += (Transformer, LinearMap)
+    known = {name for kind in kinds for name in (*dir(kind), *kind.__annotations__)}
+    for words, needed, sentence in habits._MEMBERS:
+        named = re.findall(r"(?<=[ (])\.([a-z_]+)", f" {sentence}")
+        assert words and {*named, needed or "to"} <= known, sentence
 
 
 def test_every_sentence_for_neighbours_speaks_of_arguments_that_exist():

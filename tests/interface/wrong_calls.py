@@ -282,6 +282,8 @@ bounds.mean_field(np.float32(1), True + 0, [3.0])[0] | bounds.mean_field(1.0, 1.
 [constant < 3, 3 > constant, constant <= constant, constant >= 2] | [1, 1, 1, 0]
 [2 * constant, constant - 1, 1 / constant] | 2 * C, C - 1, 1 / C
 [constant**2, round(constant, 2), -1 + constant] | C**2, round(C, 2), C - 1
+[-constant, abs(-constant), constant == C, constant != C] | -C, C, True, False
+[bool(solve_w2(x, x)), bool(constant), constant == constant] | False, True, True
 [np.mean([constant, constant]), max(0.0, constant)] | [C, C]
 np.arange(2.0) * solve_w2(mu, nu) | [0.0, w2(mu, nu)]
 J.shape | J.to_dense().shape
