@@ -37,6 +37,11 @@ _WORDS = (
     ("dt h step_size n_steps num_steps", "step", 'step=, with method="rk4" or "euler"'),
     ("x0 y0", "times", "the measure to start from is the second argument"),
     ("R r", "radius", "radius="),
+    ("A W", "bilinear", "AttentionParameters.from_bilinear(A, V), in this order"),
+    ("scale beta temperature", "bilinear", "multiply A by it"),
+    ("heads num_heads nhead", "n_heads", "n_heads="),
+    ("A V Q K W", "kernel", "AttentionParameters.from_bilinear(A, V), or (Q, K, V), come first"),
+    ("beta temperature scale", "kernel", "AttentionParameters(..., scale=), or multiply A by it"),
     ("A V", "norm_A", "norms are numbers: norm_A and norm_V; bounds.table takes a layer"),
     ("d size", "dim", "dim="),
     ("size n_samples n_points num_samples", "n", "n="),
@@ -109,6 +114,9 @@ def with_hints(function: _Called) -> _Called:
         TypeError: a keyword that it does not have, with the sentence of the table, the nearest of
             its arguments, or all of them.
     """
+    if isinstance(function, type):  # a dataclass, whose call is written for it
+        function.__init__ = with_hints(function.__init__)  # type: ignore[misc]
+        return function
     own = inspect.signature(function).parameters
     named = [name for name, one in own.items() if one.kind is not one.VAR_POSITIONAL]
     known = set(named)

@@ -209,6 +209,7 @@ class ParticleMeasure(Hinted):
         """The same measure without the derivatives that its tensors record."""
         return self._with(self.points.detach(), lambda t: t.detach())
 
+    @with_hints
     def sample(self, n: int, *, generator: Any = None) -> ParticleMeasure:
         """The empirical measure of n independent draws: n atoms of equal weight.
 

@@ -115,6 +115,7 @@ class AttentionParameters:
             object.__setattr__(self, name, value)
 
     @classmethod
+    @with_hints
     def from_bilinear(cls, bilinear: Any, value: Any) -> AttentionParameters:
         """Parameters with scores ⟨A x, y⟩ and value V (for several heads, V^h is W^h V^h).
 
@@ -134,6 +135,7 @@ class AttentionParameters:
         return cls(A, key, V, output, scale=1.0)
 
     @classmethod
+    @with_hints
     def tied_l2(cls, query: Any, value: Any, output: Any = None) -> AttentionParameters:
         """The L2 attention of [KPM21], for ``kernel=kernels.l2``.
 
@@ -191,6 +193,7 @@ class AttentionParameters:
         )
 
     @classmethod
+    @with_hints
     def random(
         cls,
         dim: int,

@@ -35,7 +35,7 @@ from meanfield.checks import (
     without_autocast,
 )
 from meanfield.errors import NoDerivativeError
-from meanfield.habits import Hinted
+from meanfield.habits import Hinted, with_hints
 from meanfield.html import html_table, span
 from meanfield.linalg import LinearMap
 from meanfield.maps import BallBounds, Linearisation, Map, expanded_radii, linearize
@@ -44,6 +44,7 @@ from meanfield.measures import ParticleMeasure, check_measure
 
 
 @final
+@with_hints
 @dataclass(frozen=True)
 class SelfAttention(Map, Hinted):
     """F(μ) = (Γ_μ)♯μ, Γ_μ(x) = Σ_h W^h (∫ e^{⟨A^h x, y⟩} V^h y dμ(y) / ∫ e^{⟨A^h x, y⟩} dμ(y)).

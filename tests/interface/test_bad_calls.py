@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from meanfield import SelfAttention, checks, habits
+from meanfield import AttentionParameters, SelfAttention, checks, habits
 from meanfield.checks import as_float_tensor
 from meanfield.linalg.evidence import NormEstimate
 from meanfield.linalg.linear_map import LinearMap
@@ -159,6 +159,11 @@ def test_a_misspelt_name_is_answered_with_the_nearest():
         ('dynamics.flow(F, mu, [0.0, 1.0], method="RK45")', "did you mean 'dopri5'"),
         ('sweep(f, {"radius": [1.0]}, n_jobs=2)', "executor=, a number of processes"),
         ('local_lipschitz(F, mu, rtoll=1e-3)', "got rtoll=; did you mean 'rtol'"),
+        ("AttentionParameters.from_bilinear(A=A, V=V)", r"from_bilinear\(A, V\), in this order"),
+        ("AttentionParameters.random(4, seed=0)", "generator=, an integer"),
+        ("mu.sample(4, seed=0)", "generator=, an integer"),
+        ("SelfAttention(params, masked=True)", "causal="),
+        ("SelfAttention(A=A, V=V)", r"from_bilinear\(A, V\)"),
         ('ParticleMeasure(x, wieghts=a)', "ParticleMeasure: .*did you mean 'weights'"),
         ('meanfield.certify(x, y)', "or meanfield.transport.certify"),
         ('meanfield.local_lipshitz(F, mu)', "did you mean 'local_lipschitz'"),
@@ -199,6 +204,7 @@ def test_every_sentence_for_members_speaks_of_members_that_exist():
 
 def test_every_sentence_for_neighbours_speaks_of_arguments_that_exist():
     functions = [one for one in public_names().values() if inspect.isfunction(one)]
+    functions += [SelfAttention, AttentionParameters.from_bilinear, AttentionParameters.random]
     known = {name for one in functions for name in inspect.signature(one).parameters}
     for words, needed, sentence in habits._WORDS:
         assert words and sentence and (not needed or needed in known), sentence
