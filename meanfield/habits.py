@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from meanfield.checks import suggestion
 
 _Called = TypeVar("_Called", bound=Callable[..., Any])
+_NAMED = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
 
 _MEASURE = "weights go with their points: (x, a), or ParticleMeasure(x, a)"
 _STEPS = "max_steps is of a solver: solver=linalg.Lanczos(max_steps=...)"
@@ -112,7 +114,7 @@ def with_hints(function: _Called) -> _Called:
 
     Raises:
         TypeError: a keyword that it does not have, with the sentence of the table, the nearest of
-            its arguments, or all of them.
+            its arguments, or all of them; more arguments without a name than it takes.
     """
     if isinstance(function, type):  # a dataclass, whose call is written for it
         function.__init__ = with_hints(function.__init__)  # type: ignore[misc]
@@ -120,13 +122,23 @@ def with_hints(function: _Called) -> _Called:
     own = inspect.signature(function).parameters
     named = [name for name, one in own.items() if one.kind is not one.VAR_POSITIONAL]
     known = set(named)
+    most = sum(one.kind not in _NAMED for one in own.values())
+    if any(one.kind is one.VAR_POSITIONAL for one in own.values()):
+        most = sys.maxsize
 
     @functools.wraps(function)
     def told(*args: Any, **kwargs: Any) -> Any:
-        if kwargs.keys() <= known:
+        if kwargs.keys() <= known and len(args) <= most:
             return function(*args, **kwargs)
-        word = next(name for name in kwargs if name not in known)
         where = function.__qualname__.removesuffix(".__init__")
+        if len(args) > most:
+            others = ", ".join(f"{name}=" for name, one in own.items() if one.kind in _NAMED)
+            took = most - (named[0] in ("self", "cls"))
+            raise TypeError(
+                f"{where}: expected at most {took} arguments without a name, got "
+                f"{took + len(args) - most}; by name: {others or 'none'}"
+            )
+        word = next(name for name in kwargs if name not in known)
         hint = _sentence(_WORDS, word, known) or suggestion(word, known)
         listed = ", ".join(name for name in named if name not in ("self", "cls"))
         raise TypeError(f"{where}: expected some of {listed}, got {word}={hint}")

@@ -25,6 +25,7 @@ from meanfield.habits import with_hints
 from meanfield.html import html_table, span
 from meanfield.maps import Map
 from meanfield.maps.map import as_map
+from meanfield.results.labels import copied
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -384,6 +385,9 @@ class AttentionParameters:
     def detach(self) -> AttentionParameters:
         """The same matrices without their gradients."""
         return AttentionParameters(**{k: part.detach() for k, part in self._given().items()})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AttentionParameters:
+        return copied(self, memo)
 
     def _given(self) -> dict[str, Any]:
         """What the layer is made from, by the names of the arguments, but for what is None."""

@@ -164,6 +164,8 @@ def test_a_misspelt_name_is_answered_with_the_nearest():
         ("mu.sample(4, seed=0)", "generator=, an integer"),
         ("SelfAttention(params, masked=True)", "causal="),
         ("SelfAttention(A=A, V=V)", r"from_bilinear\(A, V\)"),
+        ("transport.certify(x, y, x)", "at most 2 arguments without a name, got 3; by name: p"),
+        ("mu.sample(4, 0)", "sample: expected at most 1 arguments without a name, got 2"),
         ('ParticleMeasure(x, wieghts=a)', "ParticleMeasure: .*did you mean 'weights'"),
         ('meanfield.certify(x, y)', "or meanfield.transport.certify"),
         ('meanfield.local_lipshitz(F, mu)', "did you mean 'local_lipschitz'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -200,6 +201,9 @@ def test_a_deep_copy_keeps_its_derivative_and_has_memory_of_its_own():
                 assert torch.equal(mine, other) and mine.data_ptr() != other.data_ptr()
                 assert mine.requires_grad == other.requires_grad
     assert copy.deepcopy(F(mu)).points.requires_grad
+    layer = F.parameters.from_module(torch.nn.MultiheadAttention(2, 1, dtype=torch.float64))
+    again = copy.deepcopy(replace(F, parameters=layer))
+    assert torch.equal(again(mu).points, replace(F, parameters=layer)(mu).points)
 
 
 @pytest.mark.parametrize("answer", [CONSTANT, PAIR, SECANT], ids=["constant", "pair", "secant"])
