@@ -285,8 +285,7 @@ def open_store(
     Args:
         path: the folder.
         description: "schema", "configuration", what the function has "carried", digests of its
-            "source" and of what is "running" by name, the version of "python", the labels, "attrs"
-            and "provenance".
+            "source" by name, the labels, "attrs" and "provenance".
         stored: from `description_at`.
         accept_changed_code: do not look at what the function carries, nor at its code.
 
@@ -401,12 +400,8 @@ def _check_function(path: Path, stored: Mapping[str, Any], given: Mapping[str, A
     then, now = ({n: of[n] for n in sorted(compared) if n in of} for of in (then, now))
     cure = "or accept_changed_code=True if it computes the same"
     _check_same(path, then, now, cure)
-    kinds = ["source", *(["running"] if stored["python"] == given["python"] else [])]
-    changed = {
-        n for kind in kinds for n in {**stored[kind], **given[kind]}
-        if stored[kind].get(n) != given[kind].get(n)
-    }  # fmt: skip
-    if changed:
+    then, now = stored["source"], given["source"]
+    if changed := {n for n in {**then, **now} if then.get(n) != now.get(n)}:
         warnings.warn(
             f"{_shown(path)}: {given['configuration']['function']}: what the store was begun with "
             f"has changed since in {', '.join(sorted(changed))}; finished cases are kept as they "
@@ -442,8 +437,8 @@ def _checksum(data: Any) -> str:
 
 def _identity(description: Mapping[str, Any]) -> str:
     """The digest of what computes the values, which stands in every file."""
-    source, running = description["source"], description["running"]
-    code = {name: text or running.get(name) for name, text in source.items()}
+    running = description.get("running", {})  # of an older version, beside "" as the source
+    code = {name: text or running.get(name) for name, text in description["source"].items()}
     return _checksum([description["configuration"], description["carried"], code])
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
@@ -173,8 +172,6 @@ class SweepPlan:
             "configuration": configuration,
             "carried": function.carried,
             "source": function.source,
-            "running": function.running,
-            "python": "{}.{}".format(*sys.version_info),
             **task.labels.plain,
             "attrs": self.attrs,
         }

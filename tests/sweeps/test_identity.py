@@ -137,8 +137,7 @@ def test_what_has_no_source_is_compared_by_its_bytecode(tmp_path, now, what):
         warnings.simplefilter("always")
         sweep(shell(**now), GRID, store=tmp_path / "s")
     assert [f"changed since in {what};" in str(w.message) for w in said] == [True] * bool(what)
-    description = make_plan(shell(), GRID, None, 0).description
-    assert description["source"] == {"f": "", "g": ""}
+    assert make_plan(shell(), GRID, None, 0).description["source"].keys() == {"f", "g"}
 
 
 def test_a_value_that_a_message_can_show_is_shown(tmp_path):
