@@ -133,10 +133,7 @@ class Store:
 
     def rows(self) -> dict[str, np.ndarray]:
         """All cases, each once: `case_key`, parameters, values, `status` and `message`."""
-        return self._joined(self.files)
-
-    def _joined(self, files: Sequence[str]) -> dict[str, np.ndarray]:
-        return join(self.labels, [self._tables[name] for name in files])
+        return join(self.labels, [self._tables[name] for name in self.files])
 
     def rows_of(self, keys: np.ndarray) -> dict[str, np.ndarray]:
         """Values, `status` and `message` of the cases with these keys; pending where unknown."""
@@ -206,7 +203,8 @@ class Store:
                 return
             self.refresh()
             small = [name for name in self.files if sizes.get(name, _SMALL) < _SMALL]
-            self._write(self._joined(small), "grid", small)
+            joined = join(self.labels, [self._tables[name] for name in small])
+            self._write(joined, "grid", small)
             # Journal first: a crash must not report merged files as lost.
             obsolete = {*small, *(name for merged in small for name in self._replaced[merged])}
             self._write_journal(sorted(self._names_written() - obsolete))

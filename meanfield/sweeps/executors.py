@@ -19,6 +19,7 @@ from concurrent.futures import (
     as_completed,
     wait,
 )
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -56,10 +57,10 @@ class Run:
         are handed over.
         """
         ours = self._executor is None or isinstance(self._executor, int)
-        n_workers = min(_n_workers(self._executor), max(1, len(units)))
+        opened, n_workers = self._opened(work, max(1, len(units)))
         n_jobs, n_alone = (n_workers, n_workers) if ours else (_WINDOW * n_workers, 1)
         n_shares = _JOBS_PER_WORKER * n_workers if self._executor else 1
-        with self._watched(), self._opened(work, n_workers) as executor, _explained():
+        with self._watched(), opened as executor, _explained():
             jobs = _Jobs(work, self._cases, handle, deque(units), n_shares)
             self._spread(jobs, executor, n_jobs)
             again, n_again = deque(jobs.suspects), len(jobs.suspects)
@@ -107,16 +108,19 @@ class Run:
         finally:
             signal.signal(signal.SIGINT, default)
 
-    def _opened(self, work: Work, n_workers: int) -> contextlib.AbstractContextManager[Any]:
-        """The executor; on leaving the context our own ends."""
-        if self._executor is None:
-            return _Here(self._noticed)
-        if isinstance(self._executor, int):
-            return Processes(work, n_workers, self._case_timeout, self._stop)
-        client = _is_client(self._executor)
-        return contextlib.nullcontext(
-            self._executor.get_executor(pure=False) if client else self._executor
-        )
+    def _opened(self, work: Work, n_units: int) -> tuple[AbstractContextManager[Any], int]:
+        """The executor, and how many batches it runs at once; ours ends with the context."""
+        given = self._executor
+        if given is None:
+            return _Here(self._noticed), 1
+        if isinstance(given, int):
+            n_workers = min(given, n_units)
+            return Processes(work, n_workers, self._case_timeout, self._stop), n_workers
+        if _is_client(given):
+            n_workers, given = sum(given.nthreads().values()), given.get_executor(pure=False)
+        else:
+            n_workers = getattr(given, "_max_workers", None) or os.cpu_count()
+        return contextlib.nullcontext(given), min(n_workers or 1, n_units)
 
 
 @dataclass
@@ -190,15 +194,6 @@ def check_executor(executor: Any, case_timeout: float | None) -> None:
             "case_timeout: expected a positive number of seconds and processes that can be ended, "
             f"such as executor=1; got {case_timeout} with executor={executor!r:.80}"
         )
-
-
-def _n_workers(executor: Any) -> int:
-    """How many batches it runs at once."""
-    if executor is None or isinstance(executor, int):
-        return executor or 1
-    if _is_client(executor):
-        return max(1, sum(executor.nthreads().values()))
-    return int(getattr(executor, "_max_workers", None) or os.cpu_count() or 1)
 
 
 def _is_client(executor: Any) -> bool:

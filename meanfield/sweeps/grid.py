@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from meanfield.checks import describe
 from meanfield.results.labels import printable
 from meanfield.sweeps.values import canonical, to_json
 
-_REMEMBERED = 2**16  # spellings of values
 Case = dict[str, Any]
 Grid = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
@@ -68,22 +68,13 @@ def case_seed(case: Mapping[str, Any], seed: int = 0) -> int:
 
 def case_keys(cases: Iterable[Case]) -> np.ndarray:
     """What identifies each case: 63 bits of the SHA-256 of its parameters, int64."""
-    return np.array([_hashed(text) for text in _spelled(cases)], dtype=np.int64)
+    spelled = (",".join(_spelled(name, case[name]) for name in sorted(case)) for case in cases)
+    return np.array([_hashed(f"{{{text}}}") for text in spelled], dtype=np.int64)
 
 
-def _spelled(cases: Iterable[Case]) -> Iterator[str]:
-    """The JSON text of each case; the values of a product grid are spelled once."""
-    parts: dict[tuple[str, type, Any], str] = {}
-    for case in cases:
-        if len(parts) > _REMEMBERED:
-            parts.clear()
-        texts = []
-        for name in sorted(case):
-            place = name, type(case[name]), case[name]
-            if place not in parts:
-                parts[place] = to_json({name: canonical(case[name])})[1:-1]
-            texts.append(parts[place])
-        yield f"{{{','.join(texts)}}}"
+@functools.lru_cache(2**16, typed=True)  # the values of a product grid are spelled once
+def _spelled(name: str, value: Any) -> str:
+    return to_json({name: canonical(value)})[1:-1]
 
 
 def columns_of(cases: Sequence[Case]) -> dict[str, np.ndarray]:
