@@ -168,8 +168,10 @@ class Store:
         ):
             journal.write(f"{name}\n")
 
-    def add_cases(self, parameters: Columns, make_keys: Callable[[int], np.ndarray]) -> np.ndarray:
-        """Write the cases that are not in the store yet; return what identifies each.
+    def add_cases(
+        self, parameters: Columns, make_keys: Callable[[int], np.ndarray]
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Write the cases that are not in the store yet; what identifies each, and `rows_of` it.
 
         Args:
             parameters: of all cases.
@@ -180,17 +182,20 @@ class Store:
             ValueError: parameters that one column with those of the store would not hold.
         """
         rows = self.rows()
-        known = {name: of for name, of in rows.items() if name not in self.labels.blank(0)}
-        check_joinable(parameters, known)
-        stored = known.pop("case_key")
-        n = n_in_common(parameters, known)
+        values = {name: rows.pop(name) for name in self.labels.blank(0)}
+        check_joinable(parameters, rows)
+        stored = rows.pop("case_key")
+        n = n_in_common(parameters, rows)
         keys = np.concatenate([stored[:n], make_keys(n)])
-        if n < len(keys) and (new := n + np.flatnonzero(~np.isin(keys[n:], stored))).size:
+        if n == len(keys):  # as they stand there
+            return keys, {name: column[:n] for name, column in values.items()}
+        if (new := n + np.flatnonzero(~np.isin(keys[n:], stored))).size:
             added = {name: column[new] for name, column in parameters.items()}
             status = np.zeros(new.size, np.int8)
             self.write({"case_key": keys[new], **added, "status": status}, kind="grid")
             self.refresh()
-        return keys
+        del rows, values
+        return keys, self.rows_of(keys)
 
     def merge_files(self) -> None:
         """Merge small files if there are many; remove the old ones once the new one is safe.

@@ -116,11 +116,11 @@ class Run:
         if isinstance(given, int):
             n_workers = min(given, n_units)
             return Processes(work, n_workers, self._case_timeout, self._stop), n_workers
+        n_workers = getattr(given, "_max_workers", None) or os.cpu_count() or 1
         if _is_client(given):
-            n_workers, given = sum(given.nthreads().values()), given.get_executor(pure=False)
-        else:
-            n_workers = getattr(given, "_max_workers", None) or os.cpu_count()
-        return contextlib.nullcontext(given), min(n_workers or 1, n_units)
+            n_workers = max(1, sum(given.nthreads().values()))
+            given = given.get_executor(pure=False)
+        return contextlib.nullcontext(given), min(n_workers, n_units)
 
 
 @dataclass
