@@ -280,16 +280,6 @@ def children(pid):
     return found
 
 
-@pytest.fixture
-def cluster(tmp_path):
-    distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None,
-        local_directory=str(tmp_path / "dask"),
-    ) as cluster:  # fmt: skip
-        yield cluster
-
-
 @pytest.mark.slow
 @dask
 def test_killed_schedulers_of_dask_lose_nothing(tmp_path, start):
