@@ -228,15 +228,10 @@ def _stand_in(value: Any, module: str) -> Any:
 
 
 def _bytecode(code: CodeType) -> Any:
-    consts = [
-        _bytecode(one)
-        if isinstance(one, CodeType)
-        else sorted(map(repr, one))
-        if isinstance(one, frozenset)  # in an order of its own in each process
-        else one
-        for one in code.co_consts
-    ]
-    return code.co_code, code.co_names, consts
+    # A frozenset is in an order of its own in each process.
+    held = [sorted(map(repr, c)) if isinstance(c, frozenset) else c for c in code.co_consts]
+    inner = [_bytecode(each) if isinstance(each, CodeType) else each for each in held]
+    return code.co_code, code.co_names, inner
 
 
 def _codes(value: Any) -> list[CodeType]:
