@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 import numpy as np
 
 from meanfield.html import html_table, span
-from meanfield.results.labels import Variable, array_of, batched, copied
+from meanfield.results.labels import Variable, array_of, copied, dataset
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -173,7 +173,7 @@ class Answer:
             else:
                 variables.append(replace(label.variable, name=stored))
                 values[stored] = value
-        return batched(variables, values, self._batch_shape()).assign_attrs(attrs)
+        return dataset(variables, values, batch_shape=self._batch_shape(), attrs=attrs)
 
     @classmethod
     def _chosen(cls, parts: tuple[str, ...]) -> tuple[str, ...]:
