@@ -176,12 +176,17 @@ def check_joinable(given: Columns, stored: Columns) -> None:
             raise ValueError(f"parameter {name!r}: the store holds {then}, got {now[0]}")
         whole = [piece for piece in pieces if piece.dtype.kind == "i"]
         if len(whole) < 2:  # they become floats
-            lost = [i for piece in whole for i in piece[abs(piece) > 2**53].tolist()]
-            if lost := [i for i in lost if int(float(i)) != i]:
-                raise ValueError(
-                    f"parameter {name!r}: expected integers that doubles hold, as other cases "
-                    f"have a fraction or none, got {lost[0]}"
-                )
+            for piece in whole:
+                check_doubles(name, piece[abs(piece) > 2**53].tolist())
+
+
+def check_doubles(name: str, values: Sequence[Any]) -> None:
+    """Refuse integers of a parameter that become others as floats."""
+    if lost := [i for i in values if isinstance(i, int) and float(i) != i]:
+        raise ValueError(
+            f"parameter {name!r}: expected integers that doubles hold, as other cases have a "
+            f"fraction or none, got {lost[0]}"
+        )
 
 
 def n_in_common(given: Columns, stored: Columns) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from meanfield.checks import describe
+from meanfield.results.cases import check_doubles
 from meanfield.results.labels import printable
 from meanfield.sweeps.values import canonical, to_json
 
@@ -120,11 +121,7 @@ def _column(name: str, values: list[Any]) -> np.ndarray:
         raise TypeError(
             f"parameter {name!r}: expected numbers, truth values or texts, got a mixture"
         )
-    if lost := [value for value in values if isinstance(value, int) and float(value) != value]:
-        raise ValueError(
-            f"parameter {name!r}: expected integers that doubles hold, as other cases have a "
-            f"fraction or none, got {lost[0]}"
-        )
+    check_doubles(name, values)
     return np.array([np.nan if value is None else value for value in values], dtype=float)
 
 
