@@ -404,7 +404,8 @@ def _check_function(path: Path, stored: Mapping[str, Any], given: Mapping[str, A
     cure = "or accept_changed_code=True if it computes the same"
     _check_same(path, then, now, cure)
     then, now = stored["source"], given["source"]
-    if changed := {n for n in {**then, **now} if then.get(n) != now.get(n)}:
+    # Of what has no source an older version says "".
+    if changed := {n for n in {**then, **now} if then.get(n) not in (now.get(n), "")}:
         warnings.warn(
             f"{_shown(path)}: {given['configuration']['function']}: what the store was begun with "
             f"has changed since in {', '.join(sorted(changed))}; finished cases are kept as they "
