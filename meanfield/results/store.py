@@ -40,7 +40,6 @@ from meanfield.results.cases import (
     pack,
     unpack,
 )
-from meanfield.results.encoding import check_names
 from meanfield.results.labels import printable
 from meanfield.results.marks import is_description
 from meanfield.results.provenance import versions
@@ -296,8 +295,6 @@ def open_store(
         ValueError: the store has another configuration.
         OSError: it cannot be made.
     """
-    labels = Labels.from_plain(description)
-    check_names([*labels.shapes, *labels.coords])
     with _explained(path, "cannot be made"):
         if stored == {}:  # damaged
             _set_aside(path / _DESCRIPTION)

@@ -52,20 +52,19 @@ class Run:
     def __call__(self, work: Work, units: Sequence[Unit], handle: _Handle) -> None:
         """Run units and hand over the places of their cases and the batches as they finish.
 
-        A job that killed its worker is retried at the end, case by case; where it is not known
-        which case did it, with nothing beside it. An interrupt is raised after the finished units
-        are handed over.
+        A job that killed its worker is retried at the end, case by case and with nothing beside
+        it. An interrupt is raised after the finished units are handed over.
         """
         ours = self._executor is None or isinstance(self._executor, int)
         opened, n_workers = self._opened(work, max(1, len(units)))
-        n_jobs, n_alone = (n_workers, n_workers) if ours else (_WINDOW * n_workers, 1)
+        n_jobs = n_workers if ours else _WINDOW * n_workers
         n_shares = _JOBS_PER_WORKER * n_workers if self._executor else 1
         with self._watched(), opened as executor, _explained():
             jobs = _Jobs(work, self._cases, handle, deque(units), n_shares)
             self._spread(jobs, executor, n_jobs)
             again, n_again = deque(jobs.suspects), len(jobs.suspects)
             alone = _Jobs(work, self._cases, handle, again, n_again, last_chance=True)
-            self._spread(alone, executor, n_alone)
+            self._spread(alone, executor, 1)
 
     def _spread(self, jobs: _Jobs, executor: Any, n_jobs: int) -> None:
         """Run `n_jobs` jobs at once until no unit is left."""

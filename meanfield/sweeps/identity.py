@@ -135,9 +135,7 @@ class _Seen:
         place = owner + (codes[0].co_qualname if codes else value.__qualname__)
         if place not in self.source:
             nodes = (node for node in ast.walk(self._tree(file)) if _defines(node, value, codes))
-            self._note(place, nodes, value)
-            for name in sorted(_names_in(codes, _READS)):
-                self.reach(name, file)
+            self._note(place, nodes, value, codes, file)
             for name, content in _closed_over(value):
                 if isinstance(content, (list, dict, set)):  # perhaps a cache: it warns
                     text = to_json(self.plain(name, content))
@@ -146,7 +144,7 @@ class _Seen:
                     self.take(f"{owner}closure {name}", content)
 
     def reach(self, name: str, file: str) -> None:
-        """Note what binds a name of the module, and follow the names that this reads."""
+        """Note what binds a name of the module."""
         value = self._scope.get(name)
         own = isinstance(value, NAMED) and value.__module__ == self.module
         bound = _bound(self._tree(file)).get(name, [])
@@ -155,15 +153,17 @@ class _Seen:
             bound = _bound(self._tree(file)).get(name, [])
         if name in self.source or name.startswith("__") or not (bound or name in self._scope):
             return
-        self._note(name, bound, value)
         codes = [compile(ast.Module([one], []), "", "exec", dont_inherit=True) for one in bound]
-        codes += _codes(value) if own else []
-        for each in sorted(_names_in(codes, _READS)):
-            self.reach(each, file)
+        self._note(name, bound, value, [*codes, *(_codes(value) if own else [])], file)
 
-    def _note(self, name: str, nodes: Iterable[ast.AST], value: Any) -> None:
+    def _note(
+        self, place: str, nodes: Iterable[ast.AST], value: Any, codes: list[CodeType], file: str
+    ) -> None:
+        """Note the trees of a place, and reach the names that its codes read."""
         text = "\n".join(map(ast.unparse, nodes))
-        self.source[name] = digest(text or repr(_stand_in(value, self.module)))
+        self.source[place] = digest(text or repr(_stand_in(value, self.module)))
+        for name in sorted(_names_in(codes, _READS)):
+            self.reach(name, file)
 
     def _tree(self, file: str) -> ast.Module:
         """The tree of a file; empty where it cannot be read."""
