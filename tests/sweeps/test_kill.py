@@ -22,7 +22,6 @@ import xarray as xr
 
 from meanfield import results
 from meanfield.results import store as storing
-from meanfield.results.arrays import read_arrays
 from meanfield.results.store import Store
 from meanfield.sweeps import sweep
 from tests.sweeps import sweep_functions as functions
@@ -186,7 +185,7 @@ def test_killed_in_process_it_loses_nothing_and_does_nothing_twice(tmp_path, sta
     ds = sweep(grid=GRID, **settings("here", store), store=store, progress=False)
     xr.testing.assert_equal(ds, uninterrupted())
     assert old <= batches(store)
-    new = (read_arrays(store / name) for name in batches(store) - old)
+    new = (np.load(store / name) for name in batches(store) - old)
     again = sum(len(arrays["numbers case_key"]) for arrays in new)
     assert again == len(right()) - len(known.finished), "did finished work again"
     assert not list(store.glob(".*")), "litter"
