@@ -47,7 +47,6 @@ class Run:
     def __init__(self, cases: Sequence[Case], executor: Any, case_timeout: float | None) -> None:
         self._cases, self._executor, self._case_timeout = cases, executor, case_timeout
         self._stop, self._start = threading.Event(), time.monotonic()
-        self._noticed = threading.Event()
 
     def __call__(self, work: Work, units: Sequence[Unit], handle: _Handle) -> None:
         """Run units and hand over the places of their cases and the batches as they finish.
@@ -70,7 +69,7 @@ class Run:
         """Run `n_jobs` jobs at once until no unit is left."""
         try:
             while jobs.units or jobs.running:
-                if self._noticed.is_set():
+                if self._stop.is_set():
                     raise KeyboardInterrupt
                 while jobs.units and len(jobs.running) < n_jobs:
                     seconds = _SHARE * (time.monotonic() - self._start)
@@ -98,7 +97,7 @@ class Run:
             return
 
         def note(number: int, frame: FrameType | None) -> None:
-            self._noticed.set()
+            self._stop.set()
             default(number, frame)
 
         signal.signal(signal.SIGINT, note)
@@ -111,7 +110,7 @@ class Run:
         """The executor, and how many batches it runs at once; ours ends with the context."""
         given = self._executor
         if given is None:
-            return _Here(self._noticed), 1
+            return _Here(self._stop), 1
         if isinstance(given, int):
             n_workers = min(given, n_units)
             return Processes(work, n_workers, self._case_timeout, self._stop), n_workers
@@ -167,14 +166,14 @@ class _Jobs:
 
 
 class _Here(Executor):
-    """This process: what is submitted is done, until Ctrl-C was noticed."""
+    """This process: what is submitted is done, until `stop` is set."""
 
-    def __init__(self, noticed: threading.Event) -> None:
-        self._noticed = noticed
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
 
     def submit(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        future.set_result(function(*given, begin=lambda _: not self._noticed.is_set(), **named))
+        future.set_result(function(*given, begin=lambda _: not self._stop.is_set(), **named))
         return future
 
 
