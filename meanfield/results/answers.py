@@ -150,10 +150,12 @@ class Answer:
 
     def values(self, name: str, *parts: str) -> dict[str, Any]:
         """The values of `columns`, numbers or NumPy arrays; NaN, -1, False or "" for None."""
-        return {
-            column.name: _plain(getattr(self, part), column)
-            for part, column in zip(self._chosen(parts), self.columns(name, *parts), strict=True)
-        }
+        found = {}
+        for part, column in zip(self._chosen(parts), self.columns(name, *parts), strict=True):
+            value = getattr(self, part)
+            array = array_of(column.fill if value is None else value)
+            found[column.name] = array if array.ndim else array.item()
+        return found
 
     def to_dataset(self) -> xr.Dataset:
         """Everything labelled that is there; a batch lies along `case`."""
@@ -248,11 +250,6 @@ class Answer:
             if name in ("lower", "value", "upper") and not np.ndim(value)
         }
         return {n: _text(value) for n, value in shown.items()} | _distinct(ends)
-
-
-def _plain(value: Any, column: Variable) -> Any:
-    array = array_of(column.fill if value is None else value)
-    return array if array.ndim else array.item()
 
 
 def _distinct(numbers: Mapping[str, float]) -> dict[str, str]:

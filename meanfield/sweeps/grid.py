@@ -36,9 +36,12 @@ def cases_of(grid: Grid) -> list[Case]:
         [{'a': 1, 'b': 'u'}, {'a': 2, 'b': 'u'}]
     """
     if isinstance(grid, Mapping):
-        axes = {str(name): _axis(str(name), values) for name, values in grid.items()}
-        for name, values in axes.items():  # where these differ, so do cases
-            _refuse_twins([{name: value} for value in values])
+        axes: dict[str, list[Any]] = {}
+        for name, values in grid.items():
+            if isinstance(values, str) or not isinstance(values, Iterable):
+                raise TypeError(f"grid[{name!r}]: expected a sequence of values, got {values!r}")
+            axes[str(name)] = [_plain(str(name), value) for value in values]
+            _refuse_twins([{name: value} for value in axes[str(name)]])  # then cases differ too
         cases = [dict(zip(axes, row, strict=True)) for row in itertools.product(*axes.values())]
     else:
         listed = isinstance(grid, Sequence) and not isinstance(grid, (str, bytes))
@@ -82,12 +85,6 @@ def columns_of(cases: Sequence[Case]) -> dict[str, np.ndarray]:
     """The values of each parameter over the cases; NaN or "" where a case has none."""
     names = dict.fromkeys(name for case in cases for name in case)
     return {name: _column(name, [case.get(name) for case in cases]) for name in names}
-
-
-def _axis(name: str, values: Any) -> list[Any]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"grid[{name!r}]: expected a sequence of values, got {values!r}")
-    return [_plain(name, value) for value in values]
 
 
 def _plain(name: str, value: Any) -> Any:
