@@ -12,7 +12,7 @@ import numpy as np
 
 from meanfield.habits import Hinted
 from meanfield.html import html_table, span
-from meanfield.results.labels import Variable, array_of, batched, copied
+from meanfield.results.labels import Variable, array_of, copied, dataset
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -151,10 +151,12 @@ class Answer(Hinted):
 
     def values(self, name: str, *parts: str) -> dict[str, Any]:
         """The values of `columns`, numbers or NumPy arrays; NaN, -1, False or "" for None."""
-        return {
-            column.name: _plain(getattr(self, part), column)
-            for part, column in zip(self._chosen(parts), self.columns(name, *parts), strict=True)
-        }
+        found = {}
+        for part, column in zip(self._chosen(parts), self.columns(name, *parts), strict=True):
+            value = getattr(self, part)
+            array = array_of(column.fill if value is None else value)
+            found[column.name] = array if array.ndim else array.item()
+        return found
 
     def to_dataset(self) -> xr.Dataset:
         """Everything labelled that is there; a batch lies along `case`."""
@@ -174,7 +176,7 @@ class Answer(Hinted):
             else:
                 variables.append(replace(label.variable, name=stored))
                 values[stored] = value
-        return batched(variables, values, self._batch_shape()).assign_attrs(attrs)
+        return dataset(variables, values, batch_shape=self._batch_shape(), attrs=attrs)
 
     @classmethod
     def _chosen(cls, parts: tuple[str, ...]) -> tuple[str, ...]:
@@ -260,11 +262,6 @@ class Answer(Hinted):
             if name in ("lower", "value", "upper") and not np.ndim(value)
         }
         return {n: _text(value) for n, value in shown.items()} | _distinct(ends)
-
-
-def _plain(value: Any, column: Variable) -> Any:
-    array = array_of(column.fill if value is None else value)
-    return array if array.ndim else array.item()
 
 
 def _distinct(numbers: Mapping[str, float]) -> dict[str, str]:

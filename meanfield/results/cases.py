@@ -7,7 +7,9 @@ which identifies a case.
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,8 +19,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from meanfield.results.arrays import pack_arrays, read_arrays
+from meanfield.results.atomic import read_regular
 from meanfield.results.labels import Variable
+from meanfield.results.marks import DIGEST, digest_of
 
 Columns = Mapping[str, np.ndarray]
 PENDING, OK, NOT_CONVERGED, FAILED = range(4)
@@ -109,7 +112,7 @@ def answered(ds: xr.Dataset) -> xr.Dataset:
 
 
 def pack(columns: Columns, identity: str, replaced: Sequence[str] = ()) -> memoryview:
-    """Cases as the content of a file.
+    """Cases as the content of an ``.npz`` file, with their digest.
 
     Args:
         columns: the cases; texts are kept as UTF-8 with a zero byte between them.
@@ -124,16 +127,19 @@ def pack(columns: Columns, identity: str, replaced: Sequence[str] = ()) -> memor
             arrays[f"texts {name}"] = np.frombuffer(joined, np.uint8)
         else:
             arrays[f"numbers {name}"] = column
-    return pack_arrays(arrays)
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **{DIGEST: np.array(digest_of(arrays))}, **arrays)
+    return content.getbuffer()
 
 
 def unpack(file: Path, labels: Labels) -> tuple[dict[str, np.ndarray], str, list[str]]:
-    """The columns of a file, its digest, and the names of `pack`.
+    """The columns of a file, the digest of what has computed them, and the names of `pack`.
 
     Raises:
-        FileNotFoundError, ValueError: see `read_arrays`.
+        FileNotFoundError: there is none.
+        ValueError: it is damaged, or not one of these files.
     """
-    columns, arrays = {}, read_arrays(file)
+    columns, arrays = {}, _arrays(file)
     identity, replaced = (str(arrays.pop(name)) for name in ("identity", "replaced"))
     n_cases = len(arrays["numbers case_key"])
     for place, array in arrays.items():
@@ -145,6 +151,28 @@ def unpack(file: Path, labels: Labels) -> tuple[dict[str, np.ndarray], str, list
         else:
             columns[name] = array
     return columns, identity, replaced.split()
+
+
+def _arrays(file: Path) -> dict[str, np.ndarray]:
+    try:
+        with zipfile.ZipFile(io.BytesIO(read_regular(file))) as stored:
+            arrays = {m.filename.removesuffix(".npy"): _member(stored, m) for m in stored.filelist}
+        whole = str(arrays.pop(DIGEST)) == digest_of(arrays)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a damaged archive may raise anything
+        raise ValueError(f"{file}: expected a whole archive of arrays, got {error!r}") from error
+    if not whole:
+        raise ValueError(f"{file}: its content is not what was written")
+    return arrays
+
+
+def _member(stored: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
+    # Of a compressed one a few bytes may become more than fits into memory.
+    if member.compress_type != zipfile.ZIP_STORED:
+        raise ValueError(f"{member.filename} is compressed")
+    with stored.open(member) as file:
+        return np.lib.format.read_array(file, allow_pickle=False)
 
 
 def join(labels: Labels, tables: Sequence[Columns]) -> dict[str, np.ndarray]:
@@ -176,12 +204,17 @@ def check_joinable(given: Columns, stored: Columns) -> None:
             raise ValueError(f"parameter {name!r}: the store holds {then}, got {now[0]}")
         whole = [piece for piece in pieces if piece.dtype.kind == "i"]
         if len(whole) < 2:  # they become floats
-            lost = [i for piece in whole for i in piece[abs(piece) > 2**53].tolist()]
-            if lost := [i for i in lost if int(float(i)) != i]:
-                raise ValueError(
-                    f"parameter {name!r}: expected integers that doubles hold, as other cases "
-                    f"have a fraction or none, got {lost[0]}"
-                )
+            for piece in whole:
+                check_doubles(name, piece[abs(piece) > 2**53].tolist())
+
+
+def check_doubles(name: str, values: Sequence[Any]) -> None:
+    """Refuse integers of a parameter that become others as floats."""
+    if lost := [i for i in values if isinstance(i, int) and float(i) != i]:
+        raise ValueError(
+            f"parameter {name!r}: expected integers that doubles hold, as other cases have a "
+            f"fraction or none, got {lost[0]}"
+        )
 
 
 def n_in_common(given: Columns, stored: Columns) -> int:

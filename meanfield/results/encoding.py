@@ -128,13 +128,9 @@ def _decode_variable(variable: xr.Variable) -> xr.Variable:
     values = values.astype(attrs.pop(_STORED_AS, values.dtype))
     # netCDF returns big-endian numbers, and attributes as arrays.
     values = values.astype(values.dtype.newbyteorder("="), copy=False)
-    attrs = {name: _plain(value) for name, value in attrs.items()}
+    for name, value in attrs.items():
+        if isinstance(value, (np.generic, np.ndarray)) and value.size == 1:
+            attrs[name] = value.item()
     if "flag_values" in attrs:  # Zarr keeps a list of numbers without their type
         attrs["flag_values"] = np.asarray(attrs["flag_values"], values.dtype)
     return xr.Variable(variable.dims, values, attrs)
-
-
-def _plain(value: Any) -> Any:
-    return (
-        value.item() if isinstance(value, (np.generic, np.ndarray)) and value.size == 1 else value
-    )

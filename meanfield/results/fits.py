@@ -78,7 +78,7 @@ def fit_power(
     if exponent is None and np.ptp(x) == 0:
         raise ValueError(f"x: expected at least two different values to fit p, got only {x[0]!r}")
     log_x, log_y = np.log(x), np.log(y)
-    (log_c,), (p,) = _solve(log_x, log_y, np.ones((1, len(x))), exponent)
+    log_c, p = _solve(log_x, log_y, exponent)
     width = _half_widths(log_x, log_y, group, exponent, level)
     residual = log_y - log_c - p * log_x
     values = {
@@ -123,22 +123,13 @@ def _points(
     return x, y, np.unique(labels[kept], return_inverse=True)[1].reshape(-1)
 
 
-def _solve(
-    log_x: np.ndarray, log_y: np.ndarray, weights: np.ndarray, exponent: float | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Weighted least squares, one answer per row of weights (b, n): log C and p, each (b,)."""
-    mass = weights.sum(axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean_x, mean_y = weights @ log_x / mass, weights @ log_y / mass
-        if exponent is not None:
-            p = np.full(len(weights), float(exponent))
-        else:
-            dx = log_x - mean_x[:, None]
-            variance = np.sum(weights * dx**2, axis=1)
-            covariance = np.sum(weights * dx * (log_y - mean_y[:, None]), axis=1)
-            # A single x has no slope: NaN.
-            p = np.divide(covariance, variance, out=np.full_like(mass, np.nan), where=variance > 0)
-    return mean_y - p * mean_x, p
+def _solve(log_x: np.ndarray, log_y: np.ndarray, exponent: float | None) -> np.ndarray:
+    """Least squares: log C and p; NaN for a single x, which has no slope."""
+    mean_x, mean_y, p = log_x.mean(), log_y.mean(), exponent
+    if p is None:
+        dx = log_x - mean_x
+        p = dx @ (log_y - mean_y) / (dx @ dx) if np.ptp(log_x) > 0 else np.nan
+    return np.array([mean_y - p * mean_x, p])
 
 
 def _half_widths(
@@ -151,10 +142,10 @@ def _half_widths(
     freedom = n_groups - (2 if exponent is None else 1)
     if freedom < 1:
         return np.full(2, np.nan)
-    without = (group != np.arange(n_groups)[:, None]).astype(float)
-    fitted = np.stack(_solve(log_x, log_y, np.ones((1, len(log_x))), exponent))
-    moved = np.stack(_solve(log_x, log_y, without, exponent)) - fitted
-    error = np.sqrt((n_groups - 1) / n_groups * (moved**2).sum(axis=1))
+    others = (group != k for k in range(n_groups))
+    moved = [_solve(log_x[kept], log_y[kept], exponent) for kept in others]
+    squares = np.square(moved - _solve(log_x, log_y, exponent)).sum(axis=0)
+    error = np.sqrt((n_groups - 1) / n_groups * squares)
     return t.ppf((1 + level) / 2, freedom) * error
 
 

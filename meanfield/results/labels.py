@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,14 +92,16 @@ def dataset(
     variables: Sequence[Variable],
     values: Mapping[str, Any],
     *,
+    batch_shape: Sequence[int] = (),
     coords: Mapping[str, tuple[Variable, Any]] | None = None,
     attrs: Mapping[str, str | int | float] | None = None,
 ) -> xr.Dataset:
     """A Dataset in which every variable is labelled.
 
     Args:
-        variables: what each value means; `dims` are all its dimensions here.
-        values: array-likes or scalars by variable name.
+        variables: what each value means; `dims` are its dimensions behind those of the batch.
+        values: array-likes, tensors or scalars by variable name; what is None is left out.
+        batch_shape: the axes of the batch, which become one, `case`; none are needed.
         coords: by name, what the coordinate means and its values.
         attrs: attributes of the whole: text and numbers only.
 
@@ -110,6 +112,9 @@ def dataset(
         >>> gain = Variable("gain", "Lipschitz constant", dims=("case",))
         >>> dataset([gain], {"gain": [1.0, 2.0]})["gain"].long_name
         'Lipschitz constant'
+        >>> norm = Variable("norm", "operator norm")
+        >>> dataset([norm], {"norm": [[1.0, 2.0], [3.0, 4.0]]}, batch_shape=(2, 2)).sizes["case"]
+        4
     """
     import xarray as xr
 
@@ -119,43 +124,20 @@ def dataset(
             f"values: expected exactly {sorted(declared)}, missing "
             f"{sorted(declared - set(values))}, not declared {sorted(set(values) - declared)}"
         )
+    front, data = ("case",) if batch_shape else (), {}
+    for v in variables:
+        if values[v.name] is not None:
+            array = np.asarray(array_of(values[v.name]), v.numpy_dtype)
+            array = array.reshape(-1, *array.shape[len(batch_shape) :]) if batch_shape else array
+            data[v.name] = ((*front, *v.dims), array, v.attrs)
     return xr.Dataset(
-        {v.name: (v.dims, np.asarray(values[v.name], v.numpy_dtype), v.attrs) for v in variables},
+        data,
         coords={
             name: (v.dims, np.asarray(data, v.numpy_dtype), v.attrs)
             for name, (v, data) in (coords or {}).items()
         },
         attrs=dict(attrs or {}),
     )
-
-
-def batched(
-    variables: Sequence[Variable], values: Mapping[str, Any], batch_shape: Sequence[int]
-) -> xr.Dataset:
-    """A Dataset of one answer, or of a batch of them along `case`, its axes in one.
-
-    Args:
-        variables: what each value means; `dims` are its own, behind the batch.
-        values: arrays or tensors ``(*batch, ...)`` by name; those that are None are left out.
-        batch_shape: the leading axes; none give scalars.
-
-    Example:
-        >>> gain = Variable("gain", "Lipschitz constant")
-        >>> batched([gain], {"gain": [[1.0, 2.0], [3.0, 4.0]]}, (2, 2))["gain"].sizes["case"]
-        4
-    """
-    found, arrays = [], {}
-    for variable in variables:
-        value = values[variable.name]
-        if value is None:
-            continue
-        array = array_of(value)
-        if batch_shape:
-            array = array.reshape(-1, *array.shape[len(batch_shape) :])
-            variable = replace(variable, dims=("case", *variable.dims))
-        found.append(variable)
-        arrays[variable.name] = array
-    return dataset(found, arrays)
 
 
 def array_of(value: Any) -> np.ndarray:

@@ -1,11 +1,15 @@
-"""Recognise files written by this library by a format-specific mark."""
+"""Recognise files written by this library by a format-specific mark; digests of what they hold."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 import re
+from collections.abc import Mapping
 from pathlib import Path
+
+import numpy as np
 
 from meanfield.results.atomic import read_regular
 
@@ -23,6 +27,16 @@ _MARKS = {
     ".pdf": rb"/Creator \(meanfield\)",
     ".svg": rb"<dc:title>meanfield</dc:title>",
 }
+
+
+def digest_of(arrays: Mapping[str, np.ndarray]) -> str:
+    """The SHA-256 of names, types, shapes and values, whatever the order of the names."""
+    hashed = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.asarray(arrays[name])
+        hashed.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
+        hashed.update(np.ascontiguousarray(array).data if array.size else b"")
+    return hashed.hexdigest()
 
 
 def check_replaceable(path: Path) -> Path:

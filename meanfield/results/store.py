@@ -40,7 +40,6 @@ from meanfield.results.cases import (
     pack,
     unpack,
 )
-from meanfield.results.encoding import check_names
 from meanfield.results.labels import printable
 from meanfield.results.marks import is_description
 from meanfield.results.provenance import versions
@@ -133,10 +132,7 @@ class Store:
 
     def rows(self) -> dict[str, np.ndarray]:
         """All cases, each once: `case_key`, parameters, values, `status` and `message`."""
-        return self._joined(self.files)
-
-    def _joined(self, files: Sequence[str]) -> dict[str, np.ndarray]:
-        return join(self.labels, [self._tables[name] for name in files])
+        return join(self.labels, [self._tables[name] for name in self.files])
 
     def rows_of(self, keys: np.ndarray) -> dict[str, np.ndarray]:
         """Values, `status` and `message` of the cases with these keys; pending where unknown."""
@@ -171,8 +167,10 @@ class Store:
         ):
             journal.write(f"{name}\n")
 
-    def add_cases(self, parameters: Columns, make_keys: Callable[[int], np.ndarray]) -> np.ndarray:
-        """Write the cases that are not in the store yet; return what identifies each.
+    def add_cases(
+        self, parameters: Columns, make_keys: Callable[[int], np.ndarray]
+    ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Write the cases that are not in the store yet; what identifies each, and `rows_of` it.
 
         Args:
             parameters: of all cases.
@@ -183,17 +181,20 @@ class Store:
             ValueError: parameters that one column with those of the store would not hold.
         """
         rows = self.rows()
-        known = {name: of for name, of in rows.items() if name not in self.labels.blank(0)}
-        check_joinable(parameters, known)
-        stored = known.pop("case_key")
-        n = n_in_common(parameters, known)
+        values = {name: rows.pop(name) for name in self.labels.blank(0)}
+        check_joinable(parameters, rows)
+        stored = rows.pop("case_key")
+        n = n_in_common(parameters, rows)
         keys = np.concatenate([stored[:n], make_keys(n)])
-        if n < len(keys) and (new := n + np.flatnonzero(~np.isin(keys[n:], stored))).size:
+        if n == len(keys):  # as they stand there
+            return keys, {name: column[:n] for name, column in values.items()}
+        if (new := n + np.flatnonzero(~np.isin(keys[n:], stored))).size:
             added = {name: column[new] for name, column in parameters.items()}
             status = np.zeros(new.size, np.int8)
             self.write({"case_key": keys[new], **added, "status": status}, kind="grid")
             self.refresh()
-        return keys
+        del rows, values
+        return keys, self.rows_of(keys)
 
     def merge_files(self) -> None:
         """Merge small files if there are many; remove the old ones once the new one is safe.
@@ -206,7 +207,8 @@ class Store:
                 return
             self.refresh()
             small = [name for name in self.files if sizes.get(name, _SMALL) < _SMALL]
-            self._write(self._joined(small), "grid", small)
+            joined = join(self.labels, [self._tables[name] for name in small])
+            self._write(joined, "grid", small)
             # Journal first: a crash must not report merged files as lost.
             obsolete = {*small, *(name for merged in small for name in self._replaced[merged])}
             self._write_journal(sorted(self._names_written() - obsolete))
@@ -285,8 +287,7 @@ def open_store(
     Args:
         path: the folder.
         description: "schema", "configuration", what the function has "carried", digests of its
-            "source" and of what is "running" by name, the version of "python", the labels, "attrs"
-            and "provenance".
+            "source" by name, the labels, "attrs" and "provenance".
         stored: from `description_at`.
         accept_changed_code: do not look at what the function carries, nor at its code.
 
@@ -294,8 +295,6 @@ def open_store(
         ValueError: the store has another configuration.
         OSError: it cannot be made.
     """
-    labels = Labels.from_plain(description)
-    check_names([*labels.shapes, *labels.coords])
     with _explained(path, "cannot be made"):
         if stored == {}:  # damaged
             _set_aside(path / _DESCRIPTION)
@@ -401,12 +400,9 @@ def _check_function(path: Path, stored: Mapping[str, Any], given: Mapping[str, A
     then, now = ({n: of[n] for n in sorted(compared) if n in of} for of in (then, now))
     cure = "or accept_changed_code=True if it computes the same"
     _check_same(path, then, now, cure)
-    kinds = ["source", *(["running"] if stored["python"] == given["python"] else [])]
-    changed = {
-        n for kind in kinds for n in {**stored[kind], **given[kind]}
-        if stored[kind].get(n) != given[kind].get(n)
-    }  # fmt: skip
-    if changed:
+    then, now = stored["source"], given["source"]
+    # Of what has no source an older version says "".
+    if changed := {n for n in {**then, **now} if then.get(n) not in (now.get(n), "")}:
         warnings.warn(
             f"{_shown(path)}: {given['configuration']['function']}: what the store was begun with "
             f"has changed since in {', '.join(sorted(changed))}; finished cases are kept as they "
@@ -442,8 +438,8 @@ def _checksum(data: Any) -> str:
 
 def _identity(description: Mapping[str, Any]) -> str:
     """The digest of what computes the values, which stands in every file."""
-    source, running = description["source"], description["running"]
-    code = {name: text or running.get(name) for name, text in source.items()}
+    running = description.get("running", {})  # of an older version, beside "" as the source
+    code = {name: text or running.get(name) for name, text in description["source"].items()}
     return _checksum([description["configuration"], description["carried"], code])
 
 

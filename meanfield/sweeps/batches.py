@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import xarray as xr
 
 from meanfield.checks import to_host
 from meanfield.results import Variable
@@ -113,53 +114,39 @@ def _collect(task: Task, found: Sequence[_Outcome]) -> dict[str, np.ndarray]:
     return columns
 
 
-def _labelled(returned: Any) -> Any:
-    """A Dataset of what is labelled by xarray, alone or by name; anything else as it is."""
-    import xarray as xr
-
+def _named(returned: Any) -> Any:
+    """By name the arrays of what is labelled by xarray; anything else as it is."""
     if isinstance(returned, xr.DataArray):
-        returned = returned.to_dataset(name=returned.name or "value")
-    elif isinstance(returned, Mapping) and any(
-        isinstance(one, xr.DataArray) for one in returned.values()
-    ):
-        returned = xr.Dataset(dict(returned))
-    if not isinstance(returned, xr.Dataset):
-        return returned
-    beside = [name for name in returned.coords if name not in returned.dims]
-    return returned.reset_coords(beside)
+        return {str(returned.name or "value"): returned}
+    if isinstance(returned, xr.Dataset):  # with the coordinates that stand beside its arrays
+        return {str(n): returned[n] for n in returned.variables if n not in returned.dims}
+    return returned
 
 
-def _infer(returned: Any) -> tuple[tuple[Variable, ...], dict[str, np.ndarray]]:
-    """The variables of a function that declares none, and the coordinates of a Dataset."""
-    if hasattr(returned, "data_vars"):
-        variables = [
-            Variable(
-                str(name),
-                one.attrs.get("long_name", str(name).replace("_", " ")),
-                one.attrs.get("units", "1"),
-                tuple(map(str, one.dims)),
-                _INFERRED.get((kind := np.asarray(one.values.tolist()).dtype.kind), kind),
-            )
-            for name, one in returned.data_vars.items()
-        ]
-        return tuple(variables), {str(dim): returned[dim].values for dim in returned.dims}
+def _infer(task: Task, returned: Any) -> Task:
+    """The task with the variables and coordinates of what the function returned."""
     if not isinstance(returned, Mapping) or not returned:
         raise TypeError(
             f"fn: expected it to return a mapping from name to number, got {returned!r:.80}; "
             "one number as {'name': value}, arrays as a DataArray or Dataset, and an answer of "
             "meanfield, with what proves it, as answer.values('name')"
         )
-    variables = []
+    variables, coords = [], dict(task.coords)
     for name, value in returned.items():
-        array = np.asarray(value)
-        if array.ndim or array.dtype.kind not in _INFERRED or np.ma.isMaskedArray(value):
+        labelled = isinstance(value, xr.DataArray)
+        array = np.asarray(value.values.tolist() if labelled else value)
+        dims, attrs = (tuple(map(str, value.dims)), value.attrs) if labelled else ((), {})
+        kind = array.dtype.kind
+        if array.ndim > len(dims) or kind not in _INFERRED or np.ma.isMaskedArray(value):
             raise TypeError(
                 f"{name}: expected a number, a truth value or a text, got {value!r:.80}; for "
                 "arrays declare variables and dimensions, sweep(Task(fn, [Variable(...)], "
                 "coords=...), ...), or return an xarray.DataArray(values, dims=...)"
             )
-        variables.append(Variable.unlabelled(str(name), dtype=_INFERRED[array.dtype.kind]))
-    return tuple(variables), {}
+        words, units = attrs.get("long_name", str(name).replace("_", " ")), attrs.get("units", "1")
+        variables.append(Variable(str(name), words, units, dims, _INFERRED[kind]))
+        coords |= {dim: value[dim].values for dim in dims}
+    return dataclasses.replace(task, variables=variables, coords=coords)
 
 
 def _arguments(work: Work, cases: Sequence[Case]) -> dict[str, Any]:
@@ -192,13 +179,8 @@ def _message(error: BaseException) -> str:
 
 def _values(task: Task, returned: Any, n_cases: int) -> tuple[dict[str, Any], Task]:
     """What the function returned, if it has the declared names, shapes and types, and these."""
-    if not isinstance(returned, dict) or any(map(_is_labelled, returned.values())):
-        returned = _labelled(returned)
-    if task.variables is None:
-        variables, coords = _infer(returned)
-        task = dataclasses.replace(task, variables=variables, coords={**task.coords, **coords})
-    if hasattr(returned, "data_vars"):
-        returned = _along(task, returned)
+    returned = _named(returned)
+    task = _infer(task, returned) if task.variables is None else task
     shapes, leading = task.labels.shapes, (n_cases,) if task.batched else ()
     if not isinstance(returned, Mapping) or returned.keys() != shapes.keys():
         got = sorted(map(str, returned)) if isinstance(returned, Mapping) else type(returned)
@@ -206,29 +188,23 @@ def _values(task: Task, returned: Any, n_cases: int) -> tuple[dict[str, Any], Ta
             f"{task.label}: expected a mapping with exactly {sorted(shapes)}, got {got}"
         )
     return {
-        v.name: _fitting(v, returned[v.name], (*leading, *shapes[v.name]))
+        v.name: _fitting(v, _along(task, v, returned[v.name]), (*leading, *shapes[v.name]))
         for v in task.variables or ()
     }, task
 
 
-def _is_labelled(value: Any) -> bool:
-    return hasattr(value, "coords")
-
-
-def _along(task: Task, returned: Any) -> dict[str, Any]:
-    """The arrays of a Dataset along the dimensions of the task, at the same coordinates."""
-    for dim in returned.dims:
-        found, known = returned[dim].values, task.coords.get(str(dim))
+def _along(task: Task, variable: Variable, value: Any) -> Any:
+    """An array that is labelled by xarray along the dimensions of the task, at the same places."""
+    if not isinstance(value, xr.DataArray):
+        return value
+    for dim in map(str, value.dims):
+        found, known = value[dim].values, task.coords.get(dim)
         if known is None or not np.array_equal(found, known):
             raise ValueError(
                 f"{dim}: expected the coordinates of the first case in every one, "
                 f"{known}, got {found}"
             )
-    dims = {v.name: v.dims for v in task.variables or ()}
-    return {
-        str(name): one.transpose(*dims[str(name)]).values if name in dims else one.values
-        for name, one in returned.data_vars.items()
-    }
+    return value.transpose(*variable.dims).values
 
 
 def _fitting(variable: Variable, value: Any, shape: tuple[int, ...]) -> np.ndarray | float:

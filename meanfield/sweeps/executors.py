@@ -19,6 +19,7 @@ from concurrent.futures import (
     as_completed,
     wait,
 )
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -46,31 +47,29 @@ class Run:
     def __init__(self, cases: Sequence[Case], executor: Any, case_timeout: float | None) -> None:
         self._cases, self._executor, self._case_timeout = cases, executor, case_timeout
         self._stop, self._start = threading.Event(), time.monotonic()
-        self._noticed = threading.Event()
 
     def __call__(self, work: Work, units: Sequence[Unit], handle: _Handle) -> None:
         """Run units and hand over the places of their cases and the batches as they finish.
 
-        A job that killed its worker is retried at the end, case by case; where it is not known
-        which case did it, with nothing beside it. An interrupt is raised after the finished units
-        are handed over.
+        A job that killed its worker is retried at the end, case by case and with nothing beside
+        it. An interrupt is raised after the finished units are handed over.
         """
         ours = self._executor is None or isinstance(self._executor, int)
-        n_workers = min(_n_workers(self._executor), max(1, len(units)))
-        n_jobs, n_alone = (n_workers, n_workers) if ours else (_WINDOW * n_workers, 1)
+        opened, n_workers = self._opened(work, max(1, len(units)))
+        n_jobs = n_workers if ours else _WINDOW * n_workers
         n_shares = _JOBS_PER_WORKER * n_workers if self._executor else 1
-        with self._watched(), self._opened(work, n_workers) as executor, _explained():
+        with self._watched(), opened as executor, _explained():
             jobs = _Jobs(work, self._cases, handle, deque(units), n_shares)
             self._spread(jobs, executor, n_jobs)
             again, n_again = deque(jobs.suspects), len(jobs.suspects)
             alone = _Jobs(work, self._cases, handle, again, n_again, last_chance=True)
-            self._spread(alone, executor, n_alone)
+            self._spread(alone, executor, 1)
 
     def _spread(self, jobs: _Jobs, executor: Any, n_jobs: int) -> None:
         """Run `n_jobs` jobs at once until no unit is left."""
         try:
             while jobs.units or jobs.running:
-                if self._noticed.is_set():
+                if self._stop.is_set():
                     raise KeyboardInterrupt
                 while jobs.units and len(jobs.running) < n_jobs:
                     seconds = _SHARE * (time.monotonic() - self._start)
@@ -98,7 +97,7 @@ class Run:
             return
 
         def note(number: int, frame: FrameType | None) -> None:
-            self._noticed.set()
+            self._stop.set()
             default(number, frame)
 
         signal.signal(signal.SIGINT, note)
@@ -107,16 +106,19 @@ class Run:
         finally:
             signal.signal(signal.SIGINT, default)
 
-    def _opened(self, work: Work, n_workers: int) -> contextlib.AbstractContextManager[Any]:
-        """The executor; on leaving the context our own ends."""
-        if self._executor is None:
-            return _Here(self._noticed)
-        if isinstance(self._executor, int):
-            return Processes(work, n_workers, self._case_timeout, self._stop)
-        client = _is_client(self._executor)
-        return contextlib.nullcontext(
-            self._executor.get_executor(pure=False) if client else self._executor
-        )
+    def _opened(self, work: Work, n_units: int) -> tuple[AbstractContextManager[Any], int]:
+        """The executor, and how many batches it runs at once; ours ends with the context."""
+        given = self._executor
+        if given is None:
+            return _Here(self._stop), 1
+        if isinstance(given, int):
+            n_workers = min(given, n_units)
+            return Processes(work, n_workers, self._case_timeout, self._stop), n_workers
+        n_workers = getattr(given, "_max_workers", None) or os.cpu_count() or 1
+        if _is_client(given):
+            n_workers = max(1, sum(given.nthreads().values()))
+            given = given.get_executor(pure=False)
+        return contextlib.nullcontext(given), min(n_workers, n_units)
 
 
 @dataclass
@@ -164,14 +166,14 @@ class _Jobs:
 
 
 class _Here(Executor):
-    """This process: what is submitted is done, until Ctrl-C was noticed."""
+    """This process: what is submitted is done, until `stop` is set."""
 
-    def __init__(self, noticed: threading.Event) -> None:
-        self._noticed = noticed
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
 
     def submit(self, function: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        future.set_result(function(*given, begin=lambda _: not self._noticed.is_set(), **named))
+        future.set_result(function(*given, begin=lambda _: not self._stop.is_set(), **named))
         return future
 
 
@@ -190,15 +192,6 @@ def check_executor(executor: Any, case_timeout: float | None) -> None:
             "case_timeout: expected a positive number of seconds and processes that can be ended, "
             f"such as executor=1; got {case_timeout} with executor={executor!r:.80}"
         )
-
-
-def _n_workers(executor: Any) -> int:
-    """How many batches it runs at once."""
-    if executor is None or isinstance(executor, int):
-        return executor or 1
-    if _is_client(executor):
-        return max(1, sum(executor.nthreads().values()))
-    return int(getattr(executor, "_max_workers", None) or os.cpu_count() or 1)
 
 
 def _is_client(executor: Any) -> bool:

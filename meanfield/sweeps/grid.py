@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from meanfield.checks import describe
+from meanfield.results.cases import check_doubles
 from meanfield.results.labels import printable
 from meanfield.sweeps.values import canonical, to_json
 
-_REMEMBERED = 2**16  # spellings of values
 Case = dict[str, Any]
 Grid = Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]]
 
@@ -35,9 +36,12 @@ def cases_of(grid: Grid) -> list[Case]:
         [{'a': 1, 'b': 'u'}, {'a': 2, 'b': 'u'}]
     """
     if isinstance(grid, Mapping):
-        axes = {str(name): _axis(str(name), values) for name, values in grid.items()}
-        for name, values in axes.items():  # where these differ, so do cases
-            _refuse_twins([{name: value} for value in values])
+        axes: dict[str, list[Any]] = {}
+        for name, values in grid.items():
+            if isinstance(values, str) or not isinstance(values, Iterable):
+                raise TypeError(f"grid[{name!r}]: expected a sequence of values, got {values!r}")
+            axes[str(name)] = [_plain(str(name), value) for value in values]
+            _refuse_twins([{name: value} for value in axes[str(name)]])  # then cases differ too
         cases = [dict(zip(axes, row, strict=True)) for row in itertools.product(*axes.values())]
     else:
         listed = isinstance(grid, Sequence) and not isinstance(grid, (str, bytes))
@@ -68,34 +72,19 @@ def case_seed(case: Mapping[str, Any], seed: int = 0) -> int:
 
 def case_keys(cases: Iterable[Case]) -> np.ndarray:
     """What identifies each case: 63 bits of the SHA-256 of its parameters, int64."""
-    return np.array([_hashed(text) for text in _spelled(cases)], dtype=np.int64)
+    spelled = (",".join(_spelled(name, case[name]) for name in sorted(case)) for case in cases)
+    return np.array([_hashed(f"{{{text}}}") for text in spelled], dtype=np.int64)
 
 
-def _spelled(cases: Iterable[Case]) -> Iterator[str]:
-    """The JSON text of each case; the values of a product grid are spelled once."""
-    parts: dict[tuple[str, type, Any], str] = {}
-    for case in cases:
-        if len(parts) > _REMEMBERED:
-            parts.clear()
-        texts = []
-        for name in sorted(case):
-            place = name, type(case[name]), case[name]
-            if place not in parts:
-                parts[place] = to_json({name: canonical(case[name])})[1:-1]
-            texts.append(parts[place])
-        yield f"{{{','.join(texts)}}}"
+@functools.lru_cache(2**16, typed=True)  # the values of a product grid are spelled once
+def _spelled(name: str, value: Any) -> str:
+    return to_json({name: canonical(value)})[1:-1]
 
 
 def columns_of(cases: Sequence[Case]) -> dict[str, np.ndarray]:
     """The values of each parameter over the cases; NaN or "" where a case has none."""
     names = dict.fromkeys(name for case in cases for name in case)
     return {name: _column(name, [case.get(name) for case in cases]) for name in names}
-
-
-def _axis(name: str, values: Any) -> list[Any]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise TypeError(f"grid[{name!r}]: expected a sequence of values, got {values!r}")
-    return [_plain(name, value) for value in values]
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -129,11 +118,7 @@ def _column(name: str, values: list[Any]) -> np.ndarray:
         raise TypeError(
             f"parameter {name!r}: expected numbers, truth values or texts, got a mixture"
         )
-    if lost := [value for value in values if isinstance(value, int) and float(value) != value]:
-        raise ValueError(
-            f"parameter {name!r}: expected integers that doubles hold, as other cases have a "
-            f"fraction or none, got {lost[0]}"
-        )
+    check_doubles(name, values)
     return np.array([np.nan if value is None else value for value in values], dtype=float)
 
 

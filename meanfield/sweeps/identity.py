@@ -1,8 +1,7 @@
 """What identifies a computation: its values by content, its code by what its names reach.
 
-The function and all of its own module that its names reach count by their syntax trees, and beside
-these by what runs: bytecode and plain values. That stands in where there is no source, and tells
-a file that was edited after it was imported. Nothing is pickled.
+The function and all of its own module that its names reach count by their syntax trees. Where no
+source is to be had, bytecode, constants and names stand in. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ from meanfield.sweeps.values import NAMED, canonical, digest, name_in_store, to_
 
 _LONGEST = 200  # characters of a value that a message can still show; beyond them its digest
 _READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-_WRITES = ("STORE_GLOBAL", "STORE_DEREF")
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_PLAIN = (str, int, float, complex, bytes, tuple, type(None))
+_PLAIN = (str, int, float, complex, bytes, type(None))
 
 
 @dataclass(frozen=True)
@@ -36,16 +34,14 @@ class Identity:
         name: the one it was given, or its module (of a script: its file) and name.
         settings: those that are fixed, as plain data.
         carried: what it computes with besides its arguments and settings, as plain data.
-        source: of the names of its module that it reaches, digests of the trees that bind them.
-        running: of the same names, digests of bytecode and plain values, which one version of
-            Python can compare.
+        source: of the names of its module that it reaches, digests of the trees that bind them,
+            or of what stands in for these.
     """
 
     name: str
     settings: dict[str, Any]
     carried: dict[str, Any]
     source: dict[str, str]
-    running: dict[str, str]
 
 
 def identity_of(
@@ -75,8 +71,7 @@ def identity_of(
             "its data in `fixed`, or say with Task(..., name=...) that it is the same whenever "
             "the name is"
         )
-    running = {n: text for n, text in seen.running.items() if n not in seen.written}
-    return Identity(name or own, plain, seen.carried, seen.source, running)
+    return Identity(name or own, plain, seen.carried, seen.source)
 
 
 class _Seen:
@@ -84,9 +79,9 @@ class _Seen:
 
     def __init__(self, first: Any) -> None:
         module = first.__module__
-        self.module, self.written, self._trees = module, set[str](), dict[str, ast.Module]()
+        self.module, self._trees = module, dict[str, ast.Module]()
         self.carried, self.unknown = dict[str, Any](), dict[str, str]()
-        self.source, self.running = dict[str, str](), dict[str, str]()
+        self.source = dict[str, str]()
         known = module in sys.modules  # else the function was made by `exec`
         self._scope = vars(sys.modules[module]) if known else inspect.unwrap(first).__globals__
 
@@ -129,8 +124,10 @@ class _Seen:
             else:
                 self._visit_local(value, owner)
             # Of a function at the top of its module the source says what the others are.
-            for name, default in _defaults(value):
-                self.take(f"{owner}default {name}", default, required=not at_top)
+            if isinstance(inspect.unwrap(value), FunctionType):
+                for name, one in inspect.signature(value).parameters.items():
+                    if one.default is not one.empty:
+                        self.take(f"{owner}default {name}", one.default, required=not at_top)
 
     def _visit_local(self, value: Any, owner: str) -> None:
         """What is defined inside of a function: its tree is that at its line."""
@@ -138,18 +135,16 @@ class _Seen:
         place = owner + (codes[0].co_qualname if codes else value.__qualname__)
         if place not in self.source:
             nodes = (node for node in ast.walk(self._tree(file)) if _defines(node, value, codes))
-            self._note(place, nodes, value)
-            for name in sorted(_names_in(codes, _READS)):
-                self.reach(name, file)
+            self._note(place, nodes, value, codes, file)
             for name, content in _closed_over(value):
                 if isinstance(content, (list, dict, set)):  # perhaps a cache: it warns
                     text = to_json(self.plain(name, content))
                     self.source[f"{owner}closure {name}"] = digest(text)
-                elif name not in _names_in(codes, _WRITES):
+                elif name not in _names_in(codes, ("STORE_DEREF",)):  # else it counts something
                     self.take(f"{owner}closure {name}", content)
 
     def reach(self, name: str, file: str) -> None:
-        """Note what binds a name of the module, and follow the names that this reads."""
+        """Note what binds a name of the module."""
         value = self._scope.get(name)
         own = isinstance(value, NAMED) and value.__module__ == self.module
         bound = _bound(self._tree(file)).get(name, [])
@@ -158,16 +153,17 @@ class _Seen:
             bound = _bound(self._tree(file)).get(name, [])
         if name in self.source or name.startswith("__") or not (bound or name in self._scope):
             return
-        self._note(name, bound, value)
-        read = _names_in(_codes(value) if own else (), _READS)
-        for each in sorted(read.union(*map(_read_by, bound))):
-            self.reach(each, file)
+        codes = [compile(ast.Module([one], []), "", "exec", dont_inherit=True) for one in bound]
+        self._note(name, bound, value, [*codes, *(_codes(value) if own else [])], file)
 
-    def _note(self, name: str, nodes: Iterable[ast.AST], value: Any) -> None:
+    def _note(
+        self, place: str, nodes: Iterable[ast.AST], value: Any, codes: list[CodeType], file: str
+    ) -> None:
+        """Note the trees of a place, and reach the names that its codes read."""
         text = "\n".join(map(ast.unparse, nodes))
-        self.source[name] = digest(text) if text else ""
-        self.running[name] = digest(repr(_running(value, self.module)))
-        self.written |= _names_in(_codes(value), _WRITES)
+        self.source[place] = digest(text or repr(_stand_in(value, self.module)))
+        for name in sorted(_names_in(codes, _READS)):
+            self.reach(name, file)
 
     def _tree(self, file: str) -> ast.Module:
         """The tree of a file; empty where it cannot be read."""
@@ -209,11 +205,6 @@ def _bound(tree: ast.Module) -> dict[str, list[ast.stmt]]:
     return found
 
 
-def _read_by(node: ast.stmt) -> set[str]:
-    """The names of the module that a statement reads, by what it compiles to."""
-    return _names_in([compile(ast.Module([node], []), "", "exec", dont_inherit=True)], _READS)
-
-
 def _defines(node: ast.AST, value: Any, codes: list[CodeType]) -> bool:
     """Whether a node is the definition of a function, by its line, or of a class."""
     if isinstance(value, type):
@@ -225,19 +216,22 @@ def _defines(node: ast.AST, value: Any, codes: list[CodeType]) -> bool:
     return named == (codes[0].co_name, codes[0].co_firstlineno)
 
 
-def _running(value: Any, module: str) -> Any:
-    """What runs under a name: bytecode of functions, plain values, names of all others."""
-    if isinstance(value, ModuleType):
-        return value.__name__
-    if isinstance(value, NAMED) and value.__module__ != module:
-        return name_in_store(value)
-    if isinstance(value, NAMED):
+def _stand_in(value: Any, module: str) -> Any:
+    """What tells a value without source: bytecode of the module's own, plain values, names."""
+    if isinstance(value, NAMED) and value.__module__ == module:
         held = vars(value) if isinstance(value, type) else {}
-        own = [(n, _running(v, module)) for n, v in held.items() if isinstance(v, _PLAIN)]
-        steps = [_instructions(code) for code in _codes(value)]
-        return steps, [item for item in own if not item[0].startswith("__")]
-    with contextlib.suppress(TypeError):
-        return to_json(canonical(value)) if isinstance(value, _PLAIN) else None
+        plain = {n: v for n, v in held.items() if isinstance(v, _PLAIN) and n[:2] != "__"}
+        return [*map(_bytecode, _codes(value)), plain]
+    if isinstance(value, _PLAIN):
+        return value
+    return value.__name__ if isinstance(value, ModuleType) else name_in_store(value)
+
+
+def _bytecode(code: CodeType) -> Any:
+    # A frozenset is in an order of its own in each process.
+    held = [sorted(map(repr, c)) if isinstance(c, frozenset) else c for c in code.co_consts]
+    inner = [_bytecode(each) if isinstance(each, CodeType) else each for each in held]
+    return code.co_code, code.co_names, inner
 
 
 def _codes(value: Any) -> list[CodeType]:
@@ -252,19 +246,6 @@ def _codes(value: Any) -> list[CodeType]:
     return codes
 
 
-@functools.lru_cache(4096)
-def _instructions(code: CodeType) -> list[Any]:
-    """The steps of a code without positions and without docstrings, which nothing loads."""
-    steps: list[Any] = []
-    for step in dis.get_instructions(code):
-        inner = isinstance(step.argval, CodeType)
-        held = (
-            sorted(map(repr, step.argval)) if isinstance(step.argval, frozenset) else step.argval
-        )
-        steps.append((step.opname, _instructions(step.argval) if inner else repr(held)))
-    return steps
-
-
 def _names_in(codes: Iterable[CodeType], kinds: tuple[str, ...]) -> set[str]:
     """The names that codes, and those inside of them, read or write."""
     found: set[str] = set()
@@ -272,15 +253,6 @@ def _names_in(codes: Iterable[CodeType], kinds: tuple[str, ...]) -> set[str]:
         found |= {str(s.argval) for s in dis.get_instructions(code) if s.opname in kinds}
         found |= _names_in([c for c in code.co_consts if isinstance(c, CodeType)], kinds)
     return found
-
-
-def _defaults(value: Any) -> Iterator[tuple[str, Any]]:
-    function = inspect.unwrap(value)
-    if isinstance(function, FunctionType):
-        names = function.__code__.co_varnames[: function.__code__.co_argcount]
-        given = function.__defaults__ or ()
-        yield from zip(names[len(names) - len(given) :], given, strict=True)
-        yield from (function.__kwdefaults__ or {}).items()
 
 
 def _closed_over(value: Any) -> Iterator[tuple[str, Any]]:

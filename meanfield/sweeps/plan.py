@@ -13,6 +13,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import inspect
 import itertools
 import sys
@@ -29,7 +31,6 @@ from meanfield.results.cases import RESERVED, Labels
 from meanfield.results.encoding import check_attrs
 from meanfield.results.provenance import provenance
 from meanfield.results.store import SCHEMA
-from meanfield.sweeps.fixed import copier
 from meanfield.sweeps.grid import Case, Grid, cases_of, columns_of
 from meanfield.sweeps.identity import Identity, identity_of
 from meanfield.sweeps.values import canonical
@@ -118,16 +119,9 @@ class Work:
     seed: int
     most_cases: int  # after which a batch ends
 
-    @cached_property
-    def _copiers(self) -> dict[str, Callable[[], Any]]:
-        return {name: copier(value) for name, value in self.fixed.items()}
-
     def settings(self) -> dict[str, Any]:
         """The fixed settings for one case, which may change them."""
-        return {name: copied() for name, copied in self._copiers.items()}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: _copied(value) for name, value in self.fixed.items()}
 
 
 @dataclass(frozen=True)
@@ -173,8 +167,6 @@ class SweepPlan:
             "configuration": configuration,
             "carried": function.carried,
             "source": function.source,
-            "running": function.running,
-            "python": "{}.{}".format(*sys.version_info),
             **task.labels.plain,
             "attrs": self.attrs,
         }
@@ -203,9 +195,8 @@ class SweepPlan:
         """The same plan with the variables and coordinates that the function returned."""
         task = replace(self.task, variables=labels.variables, coords=labels.coords)
         _check_names(task, self.columns)
-        plan = replace(self, task=task)
-        # As it was before the first case, which may have changed what the function carries.
-        vars(plan).update({n: v for n, v in vars(self).items() if n not in _FIELDS})
+        plan = copy.copy(self)  # with its identity as it was before the first case
+        object.__setattr__(plan, "task", task)
         return plan
 
     @cached_property
@@ -221,9 +212,6 @@ class SweepPlan:
         named = {name.rpartition(".")[2]: value for name, value in _by_field(self.fixed)}
         kind, device = named.get("dtype"), named.get("device")
         return provenance(spec, seed=self.seed, dtype=kind, device=device)
-
-
-_FIELDS = {f.name for f in fields(SweepPlan)}
 
 
 def make_plan(
@@ -285,6 +273,16 @@ def _check_names(task: Task, parameters: Iterable[str] = ()) -> None:
             f"coords: expected values along {sorted(missing)}, which the variables have as "
             "dimensions; give for example coords={'head': range(12)}"
         )
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a container, array, tensor or dataclass; the same object of anything else."""
+    torch: Any = sys.modules.get("torch")
+    kinds = (list, dict, set, tuple, np.ndarray, *([torch.Tensor] if torch else []))
+    if isinstance(value, kinds) or is_dataclass(value):
+        with contextlib.suppress(Exception):  # objects raise what they like
+            return copy.deepcopy(value)
+    return value
 
 
 def _by_field(fixed: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -146,8 +146,9 @@ class _Table:
             self._provenance, self._rows = plan.provenance, self._labels.blank(len(plan.cases))
         else:
             self._provenance = store.description["provenance"]
-            self._keys = store.add_cases(plan.columns, lambda n: case_keys(plan.cases[n:]))
-            self._rows = store.rows_of(self._keys)
+            self._keys, self._rows = store.add_cases(
+                plan.columns, lambda n: case_keys(plan.cases[n:])
+            )
 
     def missing(self, retry_failed: bool) -> np.ndarray:
         """Which cases are to be run."""

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from typing import Any
@@ -39,6 +40,7 @@ _ONE_THREAD = dict.fromkeys(
 )
 
 
+@dataclass(eq=False)
 class DiedError(Exception):
     """A job ended its process.
 
@@ -48,9 +50,9 @@ class DiedError(Exception):
         certain: whether the unit would end its process again.
     """
 
-    def __init__(self, cause: str, number: int | None = None, certain: bool = False) -> None:
-        super().__init__(cause, number, certain)
-        self.cause, self.number, self.certain = cause, number, certain
+    cause: str
+    number: int | None = None
+    certain: bool = False
 
 
 class Processes:

@@ -17,7 +17,7 @@ from meanfield.checks import as_bool, as_path
 from meanfield.errors import ConvergenceError
 from meanfield.results import Variable
 from meanfield.results.answers import Answer, labelled
-from meanfield.results.labels import batched
+from meanfield.results.labels import dataset
 from meanfield.transport.certificate import Interval, joined_names
 from meanfield.transport.coupling import Coupling, alike
 from meanfield.transport.pairs import Pair
@@ -171,7 +171,8 @@ class TransportResult(Answer, noun="distance", title="Wasserstein distance"):
             *((None, None, None) if plan is None else (plan.rows, plan.cols, plan.log_mass)),
         )
         named = {v.name: value for v, value in zip(_PLAN_VARIABLES, values, strict=True)}
-        return super().to_dataset().merge(batched(_PLAN_VARIABLES, named, self.value.shape))
+        plans = dataset(_PLAN_VARIABLES, named, batch_shape=self.value.shape)
+        return super().to_dataset().merge(plans)
 
 
 def gathered(parts: Sequence[Interval], places: Sequence[Any] | None = None) -> Interval:

@@ -60,3 +60,13 @@ def start():
     parent.stdin.close()
     parent.wait()
     parent.stdout.close()
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None,
+        local_directory=str(tmp_path / "dask"),
+    ) as cluster:  # fmt: skip
+        yield cluster

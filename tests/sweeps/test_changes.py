@@ -301,7 +301,7 @@ def identities(folder: str) -> str:
     found = []
     for row in [*UNCHANGED, *(row for _, row in [*WARNED, *REFUSED] if "pretrained" not in row)]:
         described = planned(row, 0, Path(folder)).description
-        names = ("configuration", "carried", "source", "running")
+        names = ("configuration", "carried", "source")
         found.append([row, {name: described[name] for name in names}])
     return json.dumps(found)
 

@@ -19,7 +19,7 @@ import pytest
 import xarray as xr
 
 from meanfield import results
-from meanfield.results import Variable, arrays
+from meanfield.results import Variable, cases
 from meanfield.results import store as storing
 from meanfield.results.cases import unpack
 from meanfield.results.marks import DIGEST
@@ -140,7 +140,7 @@ def test_members_that_an_archive_loses_by_one_bit_are_found_by_the_digest_alone(
     columns, data = unpack(file, labels)[0], bytearray(file.read_bytes())
     if not with_digest:
         own = str(np.load(file)[DIGEST])
-        monkeypatch.setattr(arrays, "digest_of", lambda _: own)
+        monkeypatch.setattr(cases, "digest_of", lambda _: own)
     n_refused = n_wrong = 0
     members = [member.start() for member in re.finditer(rb"PK\x01\x02", data)]
     for member, bit in itertools.product(members, range(8)):

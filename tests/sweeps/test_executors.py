@@ -225,3 +225,20 @@ def test_a_case_that_takes_too_long_fails_and_the_others_go_on(caplog):
     assert time.monotonic() - start < 60
     check_only_case_3_failed(ds, "it took longer than 1 s")
     assert "tried once more" not in caplog.text  # it would take too long again
+
+
+# distributed's own deprecations and unclosed sockets are not ours to answer for.
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_sweep_on_a_cluster_of_dask_is_that_in_process_and_a_case_that_kills_fails_alone(
+    tmp_path, request
+):
+    distributed = pytest.importorskip("distributed")
+    with distributed.Client(request.getfixturevalue("cluster")) as client:
+        right = sweep(functions.NOISE, GRID, seed=2)
+        for store in (tmp_path / "s.zarr", None):
+            run = {"store": store, "executor": client, "batch_size": 7}
+            xr.testing.assert_equal(sweep(functions.NOISE, GRID, seed=2, **run), right)
+        run = {"fixed": {"how": "SIGKILL"}, "store": tmp_path / "s", "executor": client}
+        ds = sweep(functions.POISON, {"x": range(12)}, **run)
+        assert ds["status"].values.tolist() == [3 if x == 3 else 1 for x in range(12)]

@@ -22,7 +22,6 @@ import xarray as xr
 
 from meanfield import results
 from meanfield.results import store as storing
-from meanfield.results.arrays import read_arrays
 from meanfield.results.store import Store
 from meanfield.sweeps import sweep
 from tests.sweeps import sweep_functions as functions
@@ -186,7 +185,7 @@ def test_killed_in_process_it_loses_nothing_and_does_nothing_twice(tmp_path, sta
     ds = sweep(grid=GRID, **settings("here", store), store=store, progress=False)
     xr.testing.assert_equal(ds, uninterrupted())
     assert old <= batches(store)
-    new = (read_arrays(store / name) for name in batches(store) - old)
+    new = (np.load(store / name) for name in batches(store) - old)
     again = sum(len(arrays["numbers case_key"]) for arrays in new)
     assert again == len(right()) - len(known.finished), "did finished work again"
     assert not list(store.glob(".*")), "litter"
@@ -278,16 +277,6 @@ def children(pid):
         with contextlib.suppress(OSError):  # it has ended
             found += map(int, file.read_text().split())
     return found
-
-
-@pytest.fixture
-def cluster(tmp_path):
-    distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None,
-        local_directory=str(tmp_path / "dask"),
-    ) as cluster:  # fmt: skip
-        yield cluster
 
 
 @pytest.mark.slow

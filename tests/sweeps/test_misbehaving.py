@@ -16,7 +16,7 @@ import pytest
 
 from meanfield import results
 from meanfield.results import Variable
-from meanfield.sweeps import Task, fixed, status, sweep, workers
+from meanfield.sweeps import Task, status, sweep, workers
 from meanfield.sweeps.plan import Work
 
 STRAYS = [
@@ -257,12 +257,10 @@ def test_a_long_text_fails_in_its_case_because_all_would_be_as_wide(tmp_path):
     assert "a text of at most 65536 characters, got 65537" in str(ds["message"].values[2])
 
 
-@pytest.mark.parametrize("large", [10**6, 8])  # copied, mapped
 @pytest.mark.parametrize("kind", ["array", "tensor", "nested"])
-def test_every_case_has_settings_of_its_own_however_large(monkeypatch, kind, large):
+def test_every_case_has_settings_of_its_own(kind):
     import torch
 
-    monkeypatch.setattr(fixed, "_LARGE", large)
     size, array = 10, np.arange(10.0)
     setting = {"array": array, "tensor": torch.as_tensor(array.copy()), "nested": {"a": [array]}}
     work = Work(Task(abandon), {"setting": setting[kind], "other": 1}, 0, 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import functools
 import json
 import logging
 import os
@@ -205,30 +204,6 @@ def test_another_configuration_is_refused_naming_what_differs(tmp_path, change, 
         sweep(**{**arguments, **change}, grid={"x": [1, 2]}, store=store)
     assert all(field in str(caught.value) for field in fields)
     xr.testing.assert_identical(results.read_dataset(store), before)
-
-
-def test_tensors_and_dataclasses_among_the_settings_count_by_content(tmp_path):
-    import torch
-
-    task = Task(lambda x, matrix: {"y": float(matrix.sum()) * x}, [Variable("y", "y")], name="t")
-    run = {"fn": task, "grid": {"x": [1.0]}, "store": tmp_path / "s.zarr"}
-    sweep(**run, fixed={"matrix": torch.eye(3)})
-    assert sweep(**run, fixed={"matrix": torch.eye(3)})["y"].values.tolist() == [3.0]
-    with pytest.raises(ValueError, match=r"fixed\.matrix"):
-        sweep(**run, fixed={"matrix": 2 * torch.eye(3)})
-    with pytest.raises(TypeError, match="matrix: expected an array of numbers"):
-        sweep(**run, fixed={"matrix": np.array(["a"])})
-
-
-@pytest.mark.parametrize("fn", [lambda x: {"y": x}, functools.partial(functions.square, x=1)])
-def test_function_without_a_name_needs_one_for_a_store(tmp_path, fn):
-    """Two lambdas of a module look the same; a store must not mix their results."""
-    task = Task(fn, [Variable("y", "y")])
-    grid = {"x": [1.0, 2.0]}
-    with pytest.raises(TypeError, match="give Task\\(..., name=...\\)"):
-        sweep(task, grid, store=tmp_path / "s.zarr")
-    sweep(Task(fn, [Variable("y", "y")], name="mine"), grid, store=tmp_path / "s.zarr")
-    assert status(tmp_path / "s.zarr").complete
 
 
 def test_other_folders_and_files_are_refused_and_stay(tmp_path):

@@ -16,6 +16,7 @@ from meanfield import results
 from meanfield.results import Variable
 from meanfield.sweeps import Task, sweep
 from meanfield.sweeps.grid import case_keys, case_seed, cases_of
+from meanfield.sweeps.progress import Progress
 from tests.sweeps import sweep_functions as functions
 
 
@@ -265,3 +266,24 @@ def test_axes_go_by_their_names_and_what_stands_beside_them_is_kept():
     ds = sweep(functions.lengthening, {"x": [1.0, 2.0]}, progress=False)
     assert ds.status.values.tolist() == [1, 3]
     assert "t: expected the coordinates of the first case" in str(ds.message[1].values)
+
+
+def test_a_sweep_into_a_file_says_where_it_stands_and_what_it_found(tmp_path, capsys):
+    task = Task(functions.square, [Variable("y", "square")])
+    sweep(task, {"x": [1, 2]}, store=tmp_path / "s", progress=False)
+    assert capsys.readouterr().err == ""
+    sweep(task, {"x": [1, 2]}, store=tmp_path / "s")
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "2 of 2 cases found"
+    assert said[-1].startswith("sweep: 100%") and "2/2" in said[-1]
+
+
+def test_a_line_comes_once_a_minute(monkeypatch, capsys):
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    with Progress(10) as bar:
+        for _ in range(10):
+            now += 13.0
+            bar.advance(np.ones(1, int))
+    # After 65 and 130 seconds, and at the end.
+    assert len(capsys.readouterr().err.splitlines()) == 3
