@@ -1,7 +1,8 @@
 """What identifies a computation: its values by content, its code by what its names reach.
 
 The function and all of its own module that its names reach count by their syntax trees. Where no
-source is to be had, bytecode, constants and names stand in. Nothing is pickled.
+source is to be had, or a file was edited since it was imported, bytecode, constants and names
+stand in. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class _Seen:
 
     def __init__(self, first: Any) -> None:
         module = first.__module__
-        self.module, self._trees = module, dict[str, ast.Module]()
+        self.module, self._texts = module, dict[str, str]()
         self.carried, self.unknown = dict[str, Any](), dict[str, str]()
         self.source = dict[str, str]()
         known = module in sys.modules  # else the function was made by `exec`
@@ -160,18 +161,29 @@ class _Seen:
         self, place: str, nodes: Iterable[ast.AST], value: Any, codes: list[CodeType], file: str
     ) -> None:
         """Note the trees of a place, and reach the names that its codes read."""
-        text = "\n".join(map(ast.unparse, nodes))
+        text = "\n".join(map(ast.unparse, nodes)) if self._is_what_runs(value, file) else ""
         self.source[place] = digest(text or repr(_stand_in(value, self.module)))
         for name in sorted(_names_in(codes, _READS)):
             self.reach(name, file)
 
+    def _is_what_runs(self, value: Any, file: str) -> bool:
+        """Whether a file has the code of a value: it may have been edited since the import."""
+        if not (isinstance(value, NAMED) and value.__module__ == self.module):
+            return True
+        file = self._scope.get("__file__") or file
+        own = {repr(_bytecode(code)) for code in _codes(value) if code.co_filename == file}
+        return own <= _compiled(self._text(file))
+
     def _tree(self, file: str) -> ast.Module:
         """The tree of a file; empty where it cannot be read."""
+        return _parsed(self._text(file))
+
+    def _text(self, file: str) -> str:
         file = self._scope.get("__file__") or file
-        if file not in self._trees:
+        if file not in self._texts:
             linecache.checkcache(file)
-            self._trees[file] = _parsed("".join(linecache.getlines(file, self._scope)))
-        return self._trees[file]
+            self._texts[file] = "".join(linecache.getlines(file, self._scope))
+        return self._texts[file]
 
 
 @functools.lru_cache(16)
@@ -185,6 +197,18 @@ def _parsed(text: str) -> ast.Module:
         if isinstance(node, _SCOPES) and ast.get_docstring(node, clean=False) is not None:
             node.body[:1] = [] if node.body[1:] else [ast.Pass()]
     return ast.fix_missing_locations(tree)
+
+
+@functools.lru_cache(16)
+def _compiled(text: str) -> set[str]:
+    """The bytecode of a module and of all that is defined in it."""
+    try:
+        codes = [compile(text, "", "exec", dont_inherit=True)]
+    except (SyntaxError, ValueError):
+        return set()
+    for code in codes:  # which grows
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return {repr(_bytecode(code)) for code in codes}
 
 
 @functools.lru_cache(16)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 import textwrap
+import types
 import warnings
 from pathlib import Path
 from threading import Lock
@@ -132,6 +134,30 @@ def test_what_has_no_source_is_compared_by_its_bytecode(tmp_path, now, what):
         sweep(shell(**now), GRID, store=tmp_path / "s")
     assert [f"changed since in {what};" in str(w.message) for w in said] == [True] * bool(what)
     assert make_plan(shell(), GRID, None, 0).description["source"].keys() == {"f", "g"}
+
+
+def test_a_file_that_was_edited_since_it_was_imported_is_not_what_runs(tmp_path, monkeypatch):
+    """The store is of the code that ran; that of the file is another, which is told."""
+    file = tmp_path / "edited.py"
+    module = types.ModuleType("edited")
+    monkeypatch.setitem(sys.modules, "edited", module)
+    module.__file__ = str(file)
+
+    def write(factor):
+        file.write_text(f"def f(x):\n    'Said.'\n    return {{'y': {factor} * x}}\n")
+        os.utime(file, (factor, factor))
+
+    def load():
+        exec(compile(file.read_text(), file, "exec"), vars(module))
+        return module.f
+
+    write(2)
+    old = load()
+    write(3)
+    for _ in range(2):
+        assert sweep(old, GRID, store=tmp_path / "s")["y"].values.tolist() == [2, 4, 6]
+    with pytest.warns(UserWarning, match="has changed since in f;"):
+        sweep(load(), GRID, store=tmp_path / "s")
 
 
 def test_a_value_that_a_message_can_show_is_shown(tmp_path):
