@@ -6,12 +6,15 @@ A mistake in a case is a failure of that case and stops nothing else.
 from __future__ import annotations
 
 import dataclasses
+import random
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 import xarray as xr
 
 from meanfield.checks import to_host
@@ -59,21 +62,59 @@ def run_batch(
     task, n_cases, interrupt = work.task, 0, None
     end = time.monotonic() + seconds
     try:
-        for number, cases in enumerate(units):
-            if not begin(number):
-                break
-            done.append(_outcomes(work, cases, caught))
-            values, n_cases = done[-1][0][1], n_cases + len(cases)
-            if task.variables is None and not isinstance(values, str):
-                task = done[-1][0][2]
-                break
-            if n_cases >= work.most_cases or time.monotonic() > end:
-                break
+        with _GLOBAL_GENERATORS:
+            for number, cases in enumerate(units):
+                if not begin(number):
+                    break
+                done.append(_outcomes(work, cases, caught))
+                values, n_cases = done[-1][0][1], n_cases + len(cases)
+                if task.variables is None and not isinstance(values, str):
+                    task = done[-1][0][2]
+                    break
+                if n_cases >= work.most_cases or time.monotonic() > end:
+                    break
     except BaseException as error:
         interrupt = error
     begin(-1)
     columns = _collect(task, [outcome for unit in done for outcome in unit])
     return Batch(len(done), columns, task.labels if task.variables else None, interrupt)
+
+
+class _GlobalGenerators:
+    """The generators of torch, NumPy and Python themselves, seeded by each case.
+
+    New processes all begin at the same numbers: what a case draws would not be its own. When the
+    last batch of a process ends they go on as if nothing had been drawn.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._batches = threading.Lock(), 0
+        self._states: tuple[Any, ...] = ()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._batches == 0:
+                numpy = np.random.get_state()  # noqa: NPY002
+                self._states = torch.get_rng_state(), numpy, random.getstate()
+            self._batches += 1
+
+    def __exit__(self, *exception: object) -> None:
+        with self._lock:
+            self._batches -= 1
+            if self._batches == 0:
+                torch.set_rng_state(self._states[0])
+                np.random.set_state(self._states[1])  # noqa: NPY002
+                random.setstate(self._states[2])
+
+    @staticmethod
+    def seed(seed: int) -> None:
+        """Of several threads at once each seeds those of all."""
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        random.seed(seed)
+
+
+_GLOBAL_GENERATORS = _GlobalGenerators()
 
 
 def failed_batch(task: Task, message: str) -> Batch:
@@ -85,7 +126,9 @@ def failed_batch(task: Task, message: str) -> Batch:
 def _outcomes(work: Work, cases: Sequence[Case], caught: _Caught) -> list[_Outcome]:
     """The checked values of a call; a vectorised one that fails is retried case by case."""
     try:
-        returned = work.task.function(**_arguments(work, cases))
+        arguments = _arguments(work, cases)
+        _GLOBAL_GENERATORS.seed(case_seed(cases[0], work.seed))
+        returned = work.task.function(**arguments)
         values, task = _values(work.task, returned, len(cases))
         return [(len(cases), values, task)]
     except caught as error:
@@ -162,8 +205,6 @@ def _arguments(work: Work, cases: Sequence[Case]) -> dict[str, Any]:
     if "seed" in missing:
         arguments["seed"] = case_seed(cases[0], work.seed)
     if "generator" in missing:
-        import torch
-
         arguments["generator"] = torch.Generator().manual_seed(case_seed(cases[0], work.seed))
     return arguments
 

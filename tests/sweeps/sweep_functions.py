@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
+import torch
 import xarray as xr
 
 from meanfield.results import Variable
@@ -22,6 +24,11 @@ def square(x, offset=0.0):
 def noise(n, repetition, seed):
     rng = np.random.default_rng(seed)
     return {"mean": rng.standard_normal(n).mean(), "profile": rng.standard_normal(3)}
+
+
+def drawn(x):
+    """Of the generators that everybody shares."""
+    return {"torch": torch.rand(()), "numpy": np.random.rand(), "python": random.random()}  # noqa: NPY002
 
 
 NOISE = Task(

@@ -16,6 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 
 from meanfield import results
@@ -42,6 +43,20 @@ def test_every_executor_gives_the_same_dataset(tmp_path, executor, stored):
         run["executor"] = threads if executor == "threads" else executor
         ds = sweep(functions.NOISE, GRID, seed=2, **run)
     xr.testing.assert_equal(ds, sweep(functions.NOISE, GRID, seed=2))
+
+
+def test_what_a_case_draws_from_shared_generators_is_its_own_in_every_process():
+    """Worker processes all begin at the same numbers: four cases in one call of each were one."""
+    before, grid = torch.rand(()), {"x": range(6)}
+    torch.manual_seed(5)
+    alone = sweep(functions.drawn, grid)
+    after, other = torch.rand(()), sweep(functions.drawn, grid, seed=1)
+    assert after == torch.rand((), generator=torch.Generator().manual_seed(5)) != before
+    with ThreadPoolExecutor(1) as threads:
+        for executor in (2, threads):
+            xr.testing.assert_equal(sweep(functions.drawn, grid, executor=executor), alone)
+    for name in ("torch", "numpy", "python"):
+        assert len(np.unique([alone[name].values, other[name].values])) == 12
 
 
 @pytest.mark.slow
