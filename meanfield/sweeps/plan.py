@@ -176,10 +176,11 @@ class SweepPlan:
     ) -> list[Unit]:
         """The missing cases of the shard, in units.
 
-        A vectorised call has the same cases whatever the shard, because the last digits of
+        A vectorised call has the same cases in every shard of as many, because the last digits of
         linear algebra depend on them.
         """
-        size = (size or _VECTORISED) if self.task.batched else 1
+        share = -(-len(self.cases) // shard[1])  # at most: every shard has something to do
+        size = (size or min(_VECTORISED, share)) if self.task.batched else 1
         places = np.flatnonzero(missing)
         here = places[places // size % shard[1] == shard[0]].tolist()
         return [list(unit) for _, unit in itertools.groupby(here, lambda place: place // size)]

@@ -64,7 +64,7 @@ def sweep(
         shard: (i, k) runs only every k-th case, from the i-th on, 0 ≤ i < k, for array jobs; the
             rest is pending in the answer.
         batch_size: cases after which a batch is stored, by default only after some time; of a
-            vectorised task the cases of one call, 1024 by default.
+            vectorised task the cases of one call, 1024 by default, fewer where shards need it.
         case_timeout: seconds after which a case is ended and has failed, or a vectorised call is
             ended and its cases are run one at a time; needs a number as `executor`.
         retry_failed: run failed cases of the store again.

@@ -315,6 +315,16 @@ def test_shards_split_the_batches_and_meet_in_the_store(tmp_path):
         sweep(task, {"x": [1]}, shard=(0, 3))
 
 
+def test_every_shard_of_a_vectorised_sweep_has_cases(tmp_path):
+    """Its cases are fewer than one call takes: the first shard had all of them."""
+    task = Task(lambda x: {"y": 2.0 * x}, [Variable("y", "y")], batched=True, name="twice")
+    done = [
+        sweep(task, {"x": range(10)}, store=tmp_path / "s", shard=(i, 3))["status"].sum()
+        for i in range(3)
+    ]
+    assert done == [4, 8, 10]
+
+
 def test_shards_and_what_is_done_do_not_cut_vectorised_calls(tmp_path):
     """The last digits of linear algebra depend on the cases of a call."""
     calls = []
