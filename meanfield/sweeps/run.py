@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from meanfield.checks import as_path, count, describe
+from meanfield.checks import as_bool, as_path, count, describe
 from meanfield.habits import with_hints
 from meanfield.results.cases import FAILED, PENDING, Columns, Labels
 from meanfield.results.store import Store, description_at, open_store
@@ -20,6 +20,7 @@ from meanfield.sweeps.plan import SweepPlan, Task, make_plan
 from meanfield.sweeps.progress import Progress
 
 _PROBES = 16  # cases that are tried to learn the variables, where none are declared
+_FILES = {".nc", ".h5", ".csv", ".json", ".npz", ".parquet", ".pkl"}  # kinds that no folder is
 _Piece = tuple[list[int], Batch]  # places of cases, and their values
 
 
@@ -97,12 +98,18 @@ def sweep(
         array([4., 9.])
     """
     check_executor(executor, case_timeout)
+    progress = as_bool(progress, "progress")
     seed = count(seed, "seed", least=-(2**63), most=2**63 - 1)
     if not isinstance(fn, Task) and not callable(fn):
         raise TypeError(f"fn: expected a function or a Task, got {describe(fn)}")
     _check_settings(store, shard, batch_size)
     # Absolute, for a case may change the folder.
     path = None if store is None else as_path(store, "store").resolve()
+    if path is not None and path.suffix in _FILES:
+        raise ValueError(
+            f"store: expected a folder, which a name in {path.suffix} is not for, got {store}; "
+            "write the answer to a file by results.write_dataset(ds, path)"
+        )
     stored = None if path is None else description_at(path)
     plan = make_plan(fn, grid, fixed, seed, attrs)
     if path is not None:  # what a store cannot identify is refused before the first case
