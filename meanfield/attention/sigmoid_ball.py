@@ -6,8 +6,9 @@ o the most that a score moves (letters otherwise as in `ball_bounds`)
     T = σV + σ′vuᵀ,   S = ∫ σ′vyᵀ dμ,   |σ(s′) − σ(s)| ≤ δ,   |σ′(s′) − σ′(s)| ≤ δ′,
 
 δ the larger of σ(s+o) − σ(s) and σ(s) − σ(s−o), and δ′ the least of o/(6√3) (σ″ is no larger),
-σ′(s)(e^o − 1) (nor is σ″/σ′ than 1) and ¼. Densities of T are bounded entry by entry, whatever
-parts atoms split into. Not in the papers; proved on the page "Sharp constants".
+σ′(s)(e^o − 1) (nor is σ″/σ′ than 1), ¼ and σ(s+o), which no weight and no slope exceeds.
+Densities of T are bounded entry by entry, whatever parts atoms split into. Not in the papers;
+proved on the page "Sharp constants".
 """
 
 from __future__ import annotations
@@ -70,17 +71,20 @@ class _Rows:
         own, u_change, y_change = frames.changes(block, motion, vectors, eps, seen, pulled)
         u_change, y_change = u_change[..., None], y_change[..., None]
         logs = torch.where(seen, log_p - frames.weights.log_weights[..., None, None, :], -math.inf)
-        sigma, rest = logs.exp(), away_from_one
+        # What underflows is not absent: it may be all of the attention elsewhere in the ball.
+        least = torch.finfo(logs.dtype).tiny
+        sigma, rest = logs.exp().clamp_min(least), away_from_one.clamp_min(least)
+        end = (logs - away_from_one.log() + own).sigmoid()  # σ(s+o)
+        most = torch.where(seen, end.clamp_min(least), 0.0)
         shrunk = (-own).exp()
         nearest = (sigma + rest * shrunk).minimum(sigma * shrunk + rest)
         slope, off = sigma * rest, -torch.expm1(-own)
-        # 0/0 and 0 · ∞ are where a sigmoid may go from one end to the other.
-        one = torch.ones_like(own)
-        moved = torch.where(seen, torch.fmin(slope * off / nearest, one), 0.0)
-        most = torch.where(seen, torch.fmin(sigma / (sigma + rest * shrunk), one), 0.0)
+        # No change is more than σ(s+o), of σ′ ≤ σ neither; 0 · ∞ is where a sigmoid may go from
+        # one end to the other.
+        moved = torch.fmin(slope * off / nearest, most)
         bent = torch.fmin(own / (6 * math.sqrt(3)), slope * torch.expm1(own)).clamp_max(0.25)
-        bent = torch.where(seen, bent, 0.0)
-        steepest = torch.where(seen, (slope + bent).clamp_max(0.25), 0.0)
+        bent = torch.fmin(bent, most)
+        steepest = torch.fmin((slope + bent).clamp_max(0.25), most)
         values, step = frames.values[..., None, :, :], (frames.norm_V[:, None] * eps)[..., None]
         size, norm_V = values.norm(dim=-1), frames.norm_V[:, None, None]
         turned, mass = vectors.turned, frames.weights.log_weights.exp()[..., None, None, :]

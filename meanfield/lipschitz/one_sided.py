@@ -35,8 +35,9 @@ def one_sided(
     the larger of λ_max of the symmetric parts of D^½JD^−½ and of D_xΓ_μ(xᵢ), for the means of the
     parts of split atoms and what is left of them are orthogonal.
 
-    Found as λ_max + τ = ‖(J + Jᵀ)/2 + τI‖ with the local constant for τ, less τ: rtol and
-    upper_rtol are relative to τ + ω, and so are `residual` and `error`. With ``Certified()``
+    Found as λ_max + τ = ‖(J + Jᵀ)/2 + τI‖, less τ, with 1¼ times the local constant for τ, so that
+    what is left of J = −cI is no rounding: rtol and upper_rtol are relative to τ + ω, and so are
+    `residual` and `error`. With ``Certified()``
     the upper end comes from the rows of J + τI, since ω ≤ ‖J + τI‖ − τ, and is certain.
 
     Args:
@@ -68,7 +69,7 @@ def one_sided(
             f"R^{at.atoms.out_shape[-1]}"
         )
     # Not the solver of the caller: an upper end is asked for, and none that is near.
-    shift = constant_of(at, strict=strict).upper
+    shift = 1.25 * constant_of(at, strict=strict).upper
     # Absent atoms are not moved, so that their 0 is no eigenvalue.
     each = torch.where(mu.log_weights > -torch.inf, shift[..., None], 0.0)[..., None]
     found = constant_of(

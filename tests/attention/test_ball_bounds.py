@@ -374,6 +374,25 @@ def test_light_and_absent_atoms_and_large_radii_give_numbers():
         ball_bound(F.weights(present), -1.0)
 
 
+@pytest.mark.parametrize(("dtype", "bias", "size"), [
+    (torch.float32, 110.0, 1e12), (torch.float64, 800.0, 1e45), (torch.float64, 740.0, 1e45),
+])  # fmt: skip
+def test_sigmoids_that_underflow_at_the_input_are_not_absent_from_the_ball(dtype, bias, size):
+    """The bound was 0 where the constant is 5,858 and 1.9e5: scores rise to a tenth of −bias."""
+    one = torch.ones(1, 1, dtype=dtype)
+    layer = AttentionParameters(
+        0 * one, one, size * one, one[None], query_bias=bias * one, scale=1.0
+    )
+    F = SelfAttention(layer, normalization=normalizations.sigmoid)
+    for end in (-1.0, 1.0):
+        mu = ParticleMeasure(end * one)
+        for eps in (0.05, 0.1, 0.3, 0.5, 0.8, 0.88, 1.0, 1.9):
+            bound = float(F.ball_bounds(mu, eps).at_most(local_lipschitz(F, mu).value).upper)
+            for step in (0.5 * eps, eps):
+                moved = mu.replace(mu.points - end * step)
+                assert float(local_lipschitz(F, moved).value) <= bound
+
+
 @pytest.mark.parametrize(("dtype", "power"), [(torch.float32, 80), (torch.float64, 520)])
 @pytest.mark.parametrize("eps", [0.0, 0.05])
 def test_covariances_beyond_the_number_range_lower_no_bound(dtype, power, eps):

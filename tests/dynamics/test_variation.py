@@ -19,6 +19,7 @@ from meanfield import (
 )
 from meanfield.dynamics.constraints import constraint_at
 from meanfield.dynamics.velocities import Velocity
+from meanfield.layers import Pointwise
 from meanfield.linalg import Certified, Lanczos
 from meanfield.lipschitz import local_lipschitz, one_sided
 from meanfield.maps import linearize
@@ -223,7 +224,7 @@ def test_the_one_sided_constant_is_the_top_of_the_symmetric_parts(solver):
         assert float(found.value) == max(float(found.particle), float(found.splitting))
         assert -1e-12 * size <= float(found.upper) - max(atoms, fields)
         most = 1.8 if certified else 1.01
-        assert float(found.upper) + size <= most * (max(atoms, fields) + size)
+        assert float(found.upper) + 1.25 * size <= most * (max(atoms, fields) + 1.25 * size)
         assert (found.miss == 0) == (solver is None or certified)
 
 
@@ -238,6 +239,10 @@ def test_a_rate_below_0_proves_that_a_flow_contracts():
     # The derivative at an absent atom is 0, which is no rate.
     absent = ParticleMeasure([[0.5], [-0.5], [0.1], [3.0]], weights=[1 / 3, 1 / 3, 1 / 3, 0])
     assert float(one_sided(F, absent).value) == pytest.approx(float(ds.rate[0]), rel=1e-6)
+    # All of J + τI was rounding where J = −τI, and was refused.
+    alone = ParticleMeasure([[0.5]])
+    assert float(one_sided(F, alone).particle) == pytest.approx(-1.0)
+    assert float(one_sided(Pointwise(torch.neg), mu).value) == pytest.approx(-1.0, rel=1e-9)
     # Of a velocity that leaves the space there is no such thing.
     tall = SelfAttention(AttentionParameters([[1.0]], [[1.0]], [[1.0]], [[[1.0], [2.0]]]))
     with pytest.raises(ValueError, match=r"expected a velocity in R\^1.*got one in R\^2"):
