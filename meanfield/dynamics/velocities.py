@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
 
-from meanfield.dynamics.constraints import Constraint
+from meanfield.dynamics.constraints import Constraint, Sphere
 from meanfield.images import image_of
 from meanfield.layers.composition import Composite, identity_at
 from meanfield.linalg import LinearMap
@@ -59,31 +58,19 @@ class Velocity(Composite):
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
         """The projected derivative of Γ, plus the derivative of the projection."""
-        F, tangent, points = self.maps[0], self.constraint.tangent, mu.points
+        F, x, on = self.maps[0], mu.points, self.constraint
         inner = linearize(F, mu, geometry=geometry)
-        if self.constraint.is_free:
+        if not isinstance(on, Sphere):
             return inner
-        image = image_of(F, mu).points
-        projected = particlewise_derivative(lambda v: tangent(points, v), image)
-        turned = particlewise_derivative(lambda x: tangent(x, image), points)
-        still = identity_at(mu)  # without absent atoms
-        return Linearisation(
-            projected.atoms @ inner.atoms + turned.atoms @ still.atoms,
-            projected.field @ inner.field + turned.field @ still.field,
+        units = torch.eye(mu.dim, dtype=mu.dtype, device=mu.device)
+        projection = on.tangent(x[..., None, :], units)
+        turned, still = on.turned(x, image_of(F, mu).points), identity_at(mu)
+        one = LinearMap.pointwise
+        return Linearisation(  # `still`: without absent atoms
+            one(projection) @ inner.atoms + one(turned) @ still.atoms,
+            one(projection[..., None, :, :]) @ inner.field
+            + one(turned[..., None, :, :]) @ still.field,
         )
-
-
-def particlewise_derivative(function: Callable[[Tensor], Tensor], points: Tensor) -> Linearisation:
-    """The linearisation of a function of points that acts on every particle by itself."""
-    units = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
-
-    def image(unit: Tensor) -> Tensor:
-        return torch.func.jvp(function, (points,), (unit.expand_as(points).contiguous(),))[1]
-
-    matrices = torch.func.vmap(image, out_dims=-1)(units)
-    return Linearisation(
-        LinearMap.pointwise(matrices), LinearMap.pointwise(matrices.unsqueeze(-3))
-    )
 
 
 @dataclass(frozen=True)
