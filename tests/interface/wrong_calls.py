@@ -97,7 +97,7 @@ local_lipschitz(lambda m: m.replace(torch.relu(m.points)), ParticleMeasure(np.ze
 local_lipschitz(F, mu, norm=2)
 secant_ratio(F, mu)
 secant_ratio(F, mu, mu)
-secant_ratio(F, mu, seq, conditional=True)
+secant_ratio(F, mu, seq)
 lipschitz.ball_upper(F, mu, [[0.1, 0.2], [0.3]])
 lipschitz.worst_case(lambda m: m, 1.0)
 lipschitz.worst_case(F, 1.0, dim=3)
