@@ -31,7 +31,7 @@ class BoundRow:
         of: of which constant.
         assumption: under what.
         source: "[CAP24] …", or "this package" for what is not in the papers.
-        reason: why it does not apply, or None.
+        reason: why it does not apply, or "".
     """
 
     name: str
@@ -40,7 +40,7 @@ class BoundRow:
     of: str
     assumption: str
     source: str
-    reason: str | None = None
+    reason: str
 
     @property
     def applicable(self) -> bool:
@@ -180,7 +180,7 @@ class Statement:
             where = "at the points" if question.points is not None else "anywhere"
             assumption = f"{assumption}, times 1/σ {where}"
             asks, slope = (*asks, _SLOPED), question.slope
-        reason = next((ask.otherwise for ask in asks if not ask.holds(question)), None)
-        value = None if reason is not None else float(slope * self.value(question))
+        reason = next((ask.otherwise for ask in asks if not ask.holds(question)), "")
+        value = None if reason else float(slope * self.value(question))
         source = source.format(bias=f"; query bias: {OURS}" * bool(question.layer.shift.any()))
         return BoundRow(name, value, side, of, assumption, source, reason)

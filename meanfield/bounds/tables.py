@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +52,8 @@ class BoundTable(
     @cached_property
     def rows(self) -> tuple[BoundRow, ...]:
         """One statement each."""
-        words = (self.side, self.of, self.assumption, self.source)
-        reasons = (reason or None for reason in self.reason)
-        columns = zip(self.statement, self.value, *words, reasons, strict=True)
-        return tuple(BoundRow(*cells) for cells in columns)
+        words = (self.side, self.of, self.assumption, self.source, self.reason)
+        return tuple(map(BoundRow, self.statement, self.value, *words))
 
     def __getitem__(self, index: Any) -> Any:
         return self.rows[index]
@@ -128,7 +127,7 @@ def table(
     Example:
         >>> found = table(([[-1.0]], [[1.0]]), 1.0, n=10)
         >>> [row.name for row in found.applicable if row.side == "lower"]
-        ['Prop. 3.4', 'Prop. 3.4, any V', 'two Diracs', 'two Diracs, masked']
+        ['Prop. 3.4', 'two Diracs', 'two Diracs, masked']
     """
     radius = number(radius, "radius", above=0)
     n = None if n is None else count(n, "n")
@@ -137,18 +136,11 @@ def table(
     n = n if mu is None else mu.n_particles
     question = Question.of(known, radius, n, mu)
     rows = [each.row(question) for each in statements(question.kind)]
-    return BoundTable(
-        statement=tuple(row.name for row in rows),
-        value=tuple(row.value for row in rows),
-        side=tuple(row.side for row in rows),
-        of=tuple(row.of for row in rows),
-        assumption=tuple(row.assumption for row in rows),
-        source=tuple(row.source for row in rows),
-        reason=tuple(row.reason or "" for row in rows),
-        applies=tuple(row.applicable for row in rows),
-        radius=radius,
-        n=n,
+    columns: dict[str, Any] = dict(
+        zip((*_HEADER, "reason"), zip(*map(astuple, rows), strict=True), strict=True)
     )
+    applies = tuple(row.applicable for row in rows)
+    return BoundTable(**columns, applies=applies, radius=radius, n=n)
 
 
 def _in_ball(points: Any, radius: float, n: int | None) -> ParticleMeasure:

@@ -105,7 +105,7 @@ def test_no_constant_behind_a_norm_exceeds_a_row(seed, d, kind, centred, causal,
         row = "masked mean field" if causal else "mean field"
         assert table.row(row).value <= anywhere.row(row).value
     else:
-        assert anywhere.row("tokens").reason is not None
+        assert anywhere.row("tokens").reason
 
 
 def test_what_bounds_attention_is_multiplied_by_the_constant_of_the_norm():
@@ -444,7 +444,7 @@ def test_what_contradicts_the_map_or_the_ball_is_refused():
     table = bounds.table(SelfAttention(par, kernel=rotary()), 2.0, points=X)
     row = table.row("at the points")
     assert row.applicable
-    assert table.row("sphere").reason is not None and table.n == 3
+    assert table.row("sphere").reason and table.n == 3
     free = AttentionParameters([[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]])
     assert (
         "do not" in bounds.table(SelfAttention(free, kernel=l2), 1.0, 3).row("L2, Thm 3.2").reason

@@ -73,7 +73,7 @@ linalg.operator_norm(J, rtol=1e-3, solver=linalg.Dense(), strict=True)
 linalg.Certified(rounds=2, max_steps=20)
 linalg.Lanczos(max_steps=20, miss=1e-3, generator=torch.Generator())
 local_lipschitz(F, mu, geometry="wasserstein", rtol=1e-3, solver=linalg.Dense(), strict=True)
-secant_ratio(F, mu, nu, rtol=1e-9)
+secant_ratio(F, mu, nu)
 euclidean_secant_ratio(lambda x: x**2, x, x + 0.5)
 lipschitz.ball_upper(F, mu, 0.1, splitting=True, solver=linalg.Dense())
 lipschitz.one_sided(F, mu, rtol=1e-3, upper_rtol=0.1, solver=linalg.Dense(), strict=True)
@@ -175,7 +175,7 @@ _FINE = [
         "logits max_iterations seed index heavy_at skip sink",
     ),
     ("-1.0", "scale start exponent log_ratio gamma index logits seed heavy_at sink"),
-    ("inf", "p n penalty width ball_upper.constant"),
+    ("inf", "p n penalty width"),
     ("10**30", "n rank"),
     (
         "g + 0.5",
