@@ -24,7 +24,7 @@ from meanfield.bounds.sharp import masked_mean_field, mean_field, tokens
 from meanfield.bounds.spheres import sphere_mean_field
 from meanfield.bounds.statements import OURS, Ask, Question, Statement
 from meanfield.bounds.theorems import proposition_3_4, theorem_3_5
-from meanfield.bounds.witnesses import best_pair, far_token, is_far_enough, two_on_circle
+from meanfield.bounds.witnesses import best_pair, far_token, is_far_enough
 from meanfield.checks import as_floats
 
 _TOKENS, _MASKED_TOKENS = "Euclidean, n tokens", "Euclidean, n tokens, masked"
@@ -62,7 +62,6 @@ _ONE_HEAD = Ask("several heads may cancel", lambda q: len(q.layer.norm_A) == 1)
 _UNBIASED = Ask("a query bias moves the witness", lambda q: not q.layer.shift.any())
 _NO_KEY_BIAS = Ask("a key bias moves scores past the sink", lambda q: not q.layer.key_shift.any())
 _EIGEN = Ask("A has no real eigenvalue but 0", lambda q: bool(q.eigenpairs))
-_NEGATIVE = Ask("A has no negative eigenvalue", lambda q: any(g < 0 for g, _ in q.eigenpairs))
 _SEVERAL = Ask("there is one token alone", lambda q: q.tokens >= 2)
 _FEW = Ask("too many tokens for one to matter", is_far_enough)
 _TIED = Ask("queries and keys are not tied", lambda q: tied_norms(q.layer.parameters)[0])
@@ -280,11 +279,6 @@ FROM_BELOW = [
         ("far token", "lower", _TOKENS, "n − 1 tokens at one place, one far across", OURS),
         (*_WITNESSED, _COUNTED, _UNMASKED, _SEVERAL, _FEW),
         far_token,
-    ),
-    Statement(
-        ("sphere, two Diracs", "lower", _SPHERE, "two atoms on a circle", OURS),
-        (*_ON_SPHERE, _ONE_HEAD, _UNBIASED, _NEGATIVE),
-        two_on_circle,
     ),
 ]
 
