@@ -173,31 +173,17 @@ class Transformer:
         with torch.no_grad():
             return make(self._site(layer, length))
 
-    def network(
-        self, first: int = 0, last: int | None = None, *, length: int | None = None
-    ) -> Chain:
-        """Blocks first, …, last − 1 one after another; all from `first` on if `last` is None.
+    def network(self, *, length: int | None = None) -> Chain:
+        """All blocks one after another, and what follows the last one, such as a norm.
 
-        ``network()`` sends what `embeddings` returns to the model's ``last_hidden_state``. What
-        follows the last block (a final norm) is part of it where the last block is.
+        It sends what `embeddings` returns to the model's ``last_hidden_state``.
 
         Args:
-            first: the first block.
-            last: where to stop.
             length: as in `attention`.
-
-        Raises:
-            IndexError: there are no such blocks.
         """
-        stop = self.n_layers if last is None else last
-        if not 0 <= first < stop <= self.n_layers:
-            raise IndexError(
-                f"expected blocks first < last among 0..{self.n_layers}, got {first} and {stop}"
-            )
-        blocks = [self.block(layer, length=length) for layer in range(first, stop)]
+        blocks = [self.block(layer, length=length) for layer in range(self.n_layers)]
         with torch.no_grad():
-            ends = self.family.last(self.model) if stop == self.n_layers else ()
-        return Chain([*blocks, *ends])
+            return Chain([*blocks, *self.family.last(self.model)])
 
     # --- its inputs ---
 

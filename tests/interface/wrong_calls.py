@@ -175,7 +175,6 @@ pretrained.read(torch.nn.Linear(2, 2))
 encoder().attention(5)
 encoder().attention(0.5)
 encoder().block("0")
-encoder().network(first=1, last=0)
 encoder().embeddings("a text")
 """
 
