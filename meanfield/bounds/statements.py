@@ -100,11 +100,6 @@ class Question:
         return layer.joined(each)
 
     @property
-    def kind(self) -> str:
-        """Of the scores; bare matrices are A and V of dot products."""
-        return "dot product" if self.layer.score is None else self.layer.score.kind
-
-    @property
     def sphere_dim(self) -> int:
         """Of the sphere that a norm before attention leaves its points on; −1 without one."""
         norm = self.layer.norm
@@ -119,7 +114,7 @@ class Question:
     @cached_property
     def sizes(self) -> Any:
         """Of queries and keys on the ball, None where they are not known."""
-        return self.layer.sizes(self.radius)
+        return self.layer.attention.feature_sizes(self.radius)
 
     @cached_property
     def declared(self) -> Any:

@@ -49,10 +49,11 @@ def _values_fit(theorem: Callable[[Any, Any], float]) -> Ask:
 
 
 _BILINEAR = Ask(
-    "the kernel is not the dot product under the softmax", lambda q: q.kind == "dot product"
+    "the kernel is not the dot product under the softmax",
+    lambda q: q.layer.score.kind == "dot product",
 )
 _UNMASKED = Ask("the layer is masked", lambda q: not q.layer.causal)
-_MASKED = Ask("the layer is not masked", lambda q: q.layer.causal is not False)
+_MASKED = Ask("the layer is not masked", lambda q: q.layer.causal)
 _COUNTED = Ask("the number of tokens is not given", lambda q: q.n is not None)
 _PLACED = Ask("no points are given", lambda q: q.points is not None)
 _FIRST = Ask("a norm comes before attention", lambda q: q.layer.norm is None)
@@ -66,7 +67,6 @@ _SEVERAL = Ask("there is one token alone", lambda q: q.tokens >= 2)
 _FEW = Ask("too many tokens for one to matter", is_far_enough)
 _TIED = Ask("queries and keys are not tied", lambda q: tied_norms(q.layer.parameters)[0])
 _SIZED = Ask("no bound of the kernel's scores is known", lambda q: q.sizes is not None)
-_MAPPED = Ask("bare matrices are no map", lambda q: q.layer.map is not None)
 _DECLARES = Ask("the map declares no bound at an input", lambda q: q.declared is not None)
 _WITNESSED = (_BILINEAR, _FIRST, _ONE_HEAD, _UNBIASED)
 _ON_SPHERE = (_BILINEAR, _SECOND, _ON_CIRCLE, _UNMASKED)
@@ -91,10 +91,15 @@ def _mean_field(question: Question) -> float:
 
 def _capped(question: Question, causal: bool) -> float:
     layer = question.layer
-    assert layer.score is not None
     return question.joined(
         capped_mean_field, tau=layer.score.tau, causal=causal, key_shift=layer.key_shift
     )
+
+
+def _sink(question: Question) -> float:
+    rows = question.layer.attention.normalization.rows
+    assert rows is not None
+    return question.joined(mean_field, sink=as_floats(rows.sink))
 
 
 def _l2(question: Question, causal: bool) -> float:
@@ -221,7 +226,7 @@ OF_OTHER_SCORES = {
         _upper(
             ("null key", "upper", _PLAIN, "measures on B_R", OURS),
             (_UNMASKED, _NO_KEY_BIAS),
-            lambda q: q.joined(mean_field, sink=q.layer.sink),
+            _sink,
         )
     ],
     "sigmoid": _both(
@@ -241,7 +246,7 @@ AT_POINTS = [
     ),
     Statement(
         ("at the points", "upper", "W₂ or d₂, at the points", "these points", OURS),
-        (_PLACED, _MAPPED, _DECLARES),
+        (_PLACED, _DECLARES),
         lambda q: q.declared,
     ),
     Statement(

@@ -113,7 +113,7 @@ bounds.l2_attention_2(tied, 5)
 bounds.l2_attention_inf(tied, 5)
 bounds.l2_attention_max(tied, 5)
 bounds.local_upper(F, mu)
-bounds.table(params, 1.0, 5, causal=False)
+bounds.table(params, 1.0, 5)
 bounds.table(params, 2.0, points=mu)
 """
 
