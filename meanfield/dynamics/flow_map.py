@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, final
 
 import numpy as np
@@ -16,25 +16,25 @@ from meanfield.dynamics.constraints import Constraint, constraint_at
 from meanfield.dynamics.integrators import Adaptive, Integrator, integrator_of
 from meanfield.dynamics.schemes import Tableau, stepped, tableau
 from meanfield.dynamics.trajectories import FlowProblem
-from meanfield.dynamics.velocities import Schedule, Velocity, schedule_of
+from meanfield.dynamics.velocities import Velocity
 from meanfield.layers.composition import Composite, identity_at
 from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation
+from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 
 @final
 @dataclass(frozen=True, eq=False, init=False)
 class FlowMap(Composite):
-    """Φ: μ ↦ μ_t, the measure that the flow of `flow` has made of μ between two times.
+    """Φ: μ ↦ μ_t, the measure that the flow of `flow` has made of μ after a time.
 
     It is differentiable, so `lipschitz.local_lipschitz`, `lipschitz.secant_ratio` and the like
     take it as they take attention.
 
     Args:
-        F: a map of measures, or one per unit of time, as in `flow`.
-        end: t.
-        start: the time of μ.
+        F: a map of measures, as in `flow`.
+        time: t ≥ 0.
         method: as in `flow`. An adaptive method makes other steps at other measures; they differ
             by its tolerance, and a secant ratio of close measures sees that.
         step: as in `flow`.
@@ -48,36 +48,30 @@ class FlowMap(Composite):
                 [6.4366]], dtype=torch.float64)
     """
 
-    span: tuple[float, float]
+    time: float
     integrator: Integrator
     constraint: str | None
-    schedule: Schedule = field(repr=False)
 
     def __init__(
         self,
-        F: MeasureMap | Sequence[MeasureMap],
-        end: float,
-        start: float = 0.0,
+        F: MeasureMap,
+        time: float,
         *,
         method: str | Adaptive = "dopri5",
         step: float | None = None,
         constraint: str | None = None,
     ) -> None:
-        start = number(start, "start")
-        end = number(end, "end", least=start)
-        schedule, store = schedule_of(F, start, end), object.__setattr__
-        super().__init__(schedule.maps)
-        store(self, "schedule", schedule)
-        store(self, "span", (start, end))
+        super().__init__([as_map(F)])
+        store = object.__setattr__
+        store(self, "time", number(time, "time", least=0))
         store(self, "integrator", integrator_of(method, step))
         store(self, "constraint", constraint)
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """Φ(μ); weights and positions stay."""
-        times = np.array(sorted({*self.span}))
-        *_, (last, _) = FlowProblem(
-            mu, self.schedule, times, self.integrator, self.constraint
-        ).states()
+        times = np.unique([0.0, self.time])
+        problem = FlowProblem(mu, self.maps[0], times, self.integrator, self.constraint)
+        *_, (last, _) = problem.states()
         return last
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
@@ -103,18 +97,17 @@ class FlowMap(Composite):
         return whole @ identity_at(mu), mu.replace(on.retract(end))  # without absent atoms
 
     def _steps(self, mu: ParticleMeasure, on: Constraint, geometry: str) -> Iterator[_Step]:
-        method, following = tableau(self.integrator.method), None
+        method, velocity = tableau(self.integrator.method), Velocity(self.maps[0], on)
         mu = mu.replace(on.retract(mu.points))
-        for F, start, end in self.schedule.between(*self.span):
-            velocity = Velocity(F, on)
-            for taken in self.integrator.steps(velocity, mu, (start, end), step=following):
-                reached, moved = taken.stages.reached, taken.stages.moved
-                slopes = [
-                    velocity.linearisation(mu.replace(on.retract(x)), geometry=geometry)
-                    for x in reached
-                ]
-                yield _Step(method, taken.size, slopes, reached, moved)
-                mu, following = taken.measure, taken.following
+        if not self.time:
+            return
+        for taken in self.integrator.steps(velocity, mu, (0.0, self.time)):
+            reached, moved = taken.stages.reached, taken.stages.moved
+            slopes = [
+                velocity.linearisation(mu.replace(on.retract(x)), geometry=geometry)
+                for x in reached
+            ]
+            yield _Step(method, taken.size, slopes, reached, moved)
 
 
 class _Step(NamedTuple):

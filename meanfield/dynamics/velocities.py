@@ -1,9 +1,7 @@
-"""From maps of measures to velocities: one map for all times, or one map per layer."""
+"""From maps of measures to velocities on a constraint."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -13,8 +11,7 @@ from meanfield.dynamics.constraints import Constraint, Sphere
 from meanfield.images import image_of
 from meanfield.layers.composition import Composite, identity_at
 from meanfield.linalg import LinearMap
-from meanfield.maps import Linearisation, Map, linearize
-from meanfield.maps.map import as_map
+from meanfield.maps import Linearisation, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 
@@ -71,67 +68,3 @@ class Velocity(Composite):
             one(projection[..., None, :, :]) @ inner.field
             + one(turned[..., None, :, :]) @ still.field,
         )
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Which map acts when: one for all times, or the k-th for k ≤ t < k + 1.
-
-    Attributes:
-        maps: the maps.
-        shared: whether the only map acts at all times.
-    """
-
-    maps: tuple[Map, ...]
-    shared: bool
-
-    def at(self, time: float, *, last: bool = False) -> Map:
-        """The map that acts from this time on; with `last`, the one that acts up to it."""
-        if self.shared:
-            return self.maps[0]
-        return self.maps[math.ceil(time) - 1 if last and time > 0 else int(time)]
-
-    def between(self, start: float, end: float) -> Iterator[tuple[Map, float, float]]:
-        """The pieces of an interval in which one map acts: (map, from, to)."""
-        if self.shared:
-            yield self.maps[0], start, end
-            return
-        while start < end:
-            k = int(start)
-            stop = min(end, float(k + 1))
-            yield self.maps[k], start, stop
-            start = stop
-
-    def check_start(self, mu: ParticleMeasure) -> None:
-        """Refuse a measure that one of the maps cannot take, before any of them is called."""
-        for k, F in enumerate(self.maps):
-            name = "F" if self.shared else f"F[{k}]"
-            if F.dim not in (None, mu.dim):
-                raise ValueError(f"{name}: expected a map on R^{mu.dim}, got one on R^{F.dim}")
-            if F.causal and mu.positions is None:
-                raise ValueError(
-                    f"mu: expected positions, which {name} looks at, got none; "
-                    "ParticleMeasure.from_sequence(points) gives token i of n the position i/n"
-                )
-
-
-def schedule_of(F: MeasureMap | Sequence[MeasureMap], start: float, end: float) -> Schedule:
-    """One map for all times, or a sequence of them, checked against the times of a flow.
-
-    Raises:
-        TypeError: something that is not callable.
-        ValueError: an empty sequence, or times that the layers do not cover.
-    """
-    if isinstance(F, (str, bytes)):
-        raise TypeError(f"F: expected a map of measures or a list of them, got {F!r:.40}")
-    if not isinstance(F, Sequence):
-        return Schedule((as_map(F),), shared=True)
-    maps = tuple(as_map(each, f"F[{k}]") for k, each in enumerate(F))
-    if not maps:
-        raise ValueError("F: expected at least one map, got an empty sequence")
-    if not (start >= 0 and end <= len(maps)):
-        raise ValueError(
-            f"times: expected numbers in [0, {len(maps)}], the layers (layer k acts for "
-            f"k ≤ t < k + 1), got [{start:g}, {end:g}]"
-        )
-    return Schedule(maps, shared=False)

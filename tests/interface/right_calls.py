@@ -134,7 +134,7 @@ transport.conditional_sinkhorn_divergence(seq, later, penalty=1.0, blur=0.5, sca
 DYNAMICS = """
 dynamics.flow(F, mu, [0.0, 1.0], method="rk4", step=0.5, coalesce=0.1)
 dynamics.stability(F, mu, [0.0, 1.0], method="rk4", step=0.5)
-dynamics.FlowMap(F, 1.0, 0.5, method="rk4", step=0.5)
+dynamics.FlowMap(F, 0.5, method="rk4", step=0.5)
 dynamics.Adaptive("dopri5", rtol=1e-3, atol=1e-6, max_steps=50)
 dynamics.measure_at(flown, 1)
 dynamics.cluster_count(mu, 0.1)
@@ -170,11 +170,11 @@ _LATER = "FlowMap.F contractive.F Bounded.map"
 _FINE = [
     (
         "0",
-        "scale start eps temperature token radius epsilon constant rtol norm_A norm_V norm_G "
+        "scale time eps temperature token radius epsilon constant rtol norm_A norm_V norm_G "
         "gamma shift key_shift rank log_ratio exponent coalesce penalty position_atol atol std "
         "logits max_iterations seed index heavy_at skip sink",
     ),
-    ("-1.0", "scale start exponent log_ratio gamma index logits seed heavy_at sink"),
+    ("-1.0", "scale exponent log_ratio gamma index logits seed heavy_at sink"),
     ("inf", "p n penalty width"),
     ("10**30", "n rank"),
     (
