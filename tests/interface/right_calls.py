@@ -91,8 +91,8 @@ lipschitz.local_order(F, mu, p=2.0)
 BOUNDS = """
 bounds.mean_field(1.0, 1.0, 1.0, p=2.0, shift=0.5)
 bounds.masked_mean_field(1.0, 1.0, 1.0, dim=1, p=2.0, shift=0.5)
-bounds.capped_mean_field(1.0, 1.0, 1.0, 2.0, p=2.0, causal=False, shift=0.5, key_shift=0.5)
-bounds.l2_mean_field(1.0, 1.0, 1.0, 2, p=2.0, causal=False)
+bounds.capped_mean_field(1.0, 1.0, 1.0, 2.0, causal=False, shift=0.5, key_shift=0.5)
+bounds.l2_mean_field(1.0, 1.0, 1.0, 2, causal=False)
 bounds.mean_field(1.0, 1.0, 1.0, skip=1.0, sink=0.0)
 bounds.sphere_mean_field(1.0, 1.0, 1.0, shift=0.5)
 bounds.one_sided(1.0, 1.0, 1.0, shift=0.5)
@@ -176,6 +176,7 @@ _FINE = [
     ),
     ("-1.0", "scale exponent log_ratio gamma index logits seed heavy_at sink"),
     ("inf", "p n penalty width"),
+    ("-inf", "sink"),
     ("10**30", "n rank"),
     (
         "g + 0.5",
