@@ -130,7 +130,10 @@ class Adaptive:
             step, spent = self._first_size(method, velocity, mu, slope), 2
         while time < end:
             if taken == self.max_steps:
-                raise self._too_many(time, end)
+                raise ConvergenceError(
+                    f"{self.method}: {self.max_steps} steps end at t = {time:g} of {end:g}; "
+                    "loosen rtol and atol, give coalesce=, or raise max_steps"
+                )
             least = 10 * math.ulp(time)
             size = min(max(step, least), end - time)
             found = stages(method, velocity, mu, size, slope)
@@ -188,12 +191,6 @@ class Adaptive:
         if max(fast, bend) <= 1e-15:
             return max(1e-6, 1e-3 * h)
         return min(100 * h, (0.01 / max(fast, bend)) ** (1 / (method.order + 1)))
-
-    def _too_many(self, time: float, end: float) -> ConvergenceError:
-        return ConvergenceError(
-            f"{self.method}: {self.max_steps} steps end at t = {time:g} of {end:g}; loosen rtol "
-            "and atol, give coalesce=, or raise max_steps"
-        )
 
     def _stuck(self, time: float, reached: Tensor) -> Exception:
         if not bool(reached.isfinite().all()):

@@ -17,7 +17,7 @@ from meanfield.checks import (
     without_autocast,
 )
 from meanfield.habits import with_hints
-from meanfield.lipschitz.remainders import Side, Tokens, bounded
+from meanfield.lipschitz.remainders import Side, bounded
 from meanfield.measures import log_sums
 from meanfield.results.answers import Answer, labelled
 
@@ -118,21 +118,21 @@ def _of_head(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Bound, gap and slope, (m,), from keys, values and log-weights of both."""
     keys, values, logs, other_logs = atoms
-    tokens = Tokens(scale * keys, values)
-    scores = queries @ tokens.keys.mT
+    keys = scale * keys
+    scores = queries @ keys.mT
     log_z = (scores + logs).logsumexp(-1, keepdim=True)
     other_z = (scores + other_logs).logsumexp(-1, keepdim=True)
-    side = Side.of(tokens, scores + logs - log_z)
-    other = Side.of(tokens, scores + other_logs - other_z)
+    side = Side.of(keys, values, scores + logs - log_z)
+    other = Side.of(keys, values, scores + other_logs - other_z)
     # w = e^{score} (a − a')/Z, a and a' the weights in the two caches.
     apart = torch.where(logs == other_logs, 0.0, logs - other_logs)
     log_change = torch.maximum(logs, other_logs) + (-torch.expm1(-apart.abs())).log()
     value, gap, slope = bounded(
-        tokens, side, other, apart.sign(), scores - log_z + log_change, epsilon
+        values, side, other, apart.sign(), scores - log_z + log_change, epsilon
     )
     n, k = keys.shape
     length = torch.linalg.vector_norm(queries, dim=-1) + epsilon
-    largest = length * torch.linalg.vector_norm(tokens.keys, dim=-1).amax()
+    largest = length * torch.linalg.vector_norm(keys, dim=-1).amax()
     unit = _ROUNDINGS * torch.finfo(values.dtype).eps * (n + k * largest)
     room = unit * torch.linalg.vector_norm(values, dim=-1).amax()
     return torch.where(value > 0, (1 + unit) * value + room, 0.0), gap, slope

@@ -29,18 +29,6 @@ _EXACT = 2**27
 _PAIRS = 1024
 
 
-class Tokens(NamedTuple):
-    """The tokens of one cache or of two, as a head sees them.
-
-    Attributes:
-        keys: times the scale, ``(N, k)``.
-        values: ``(N, v)``.
-    """
-
-    keys: Tensor
-    values: Tensor
-
-
 class Side(NamedTuple):
     """What queries see of a cache.
 
@@ -57,12 +45,12 @@ class Side(NamedTuple):
     derivative: Tensor
 
     @classmethod
-    def of(cls, tokens: Tokens, log_p: Tensor) -> Side:
-        """From the attention at the queries."""
+    def of(cls, keys: Tensor, values: Tensor, log_p: Tensor) -> Side:
+        """Of keys times the scale ``(N, k)``, values ``(N, v)`` and log-attention at queries."""
         p = log_p.exp()
-        mean, key_mean = p @ tokens.values, p @ tokens.keys
-        gradients = tokens.keys - key_mean[:, None]
-        away = tokens.values - mean[:, None]
+        mean, key_mean = p @ values, p @ keys
+        gradients = keys - key_mean[:, None]
+        away = values - mean[:, None]
         return cls(log_p, mean, gradients, (p[..., None] * away).mT @ gradients)
 
     def reach(self, epsilon: float) -> Tensor:
@@ -118,12 +106,12 @@ _LOG_EXCESS = {2: _log_second, 3: _log_third}
 
 
 def bounded(
-    tokens: Tokens, one: Side, other: Side, signs: Tensor, log_sizes: Tensor, epsilon: float
+    values: Tensor, one: Side, other: Side, signs: Tensor, log_sizes: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The bound, the gap at the query and the norm of the change of the derivative, ``(m,)``.
 
     Args:
-        tokens: of both caches.
+        values: of the tokens of both caches, ``(N, v)``.
         one: the first cache as the queries see it.
         other: the other one.
         signs: of w, ``(N,)``.
@@ -134,19 +122,19 @@ def bounded(
     slope = torch.linalg.matrix_norm(one.derivative - other.derivative, 2)
     if epsilon == 0:
         return gap, gap, slope
-    rest = _remainder(tokens, one, other, signs, log_sizes, epsilon)
-    hull = _hull(tokens.values, one.log_p > -math.inf, other.log_p > -math.inf)
+    rest = _remainder(values, one, other, signs, log_sizes, epsilon)
+    hull = _hull(values, one.log_p > -math.inf, other.log_p > -math.inf)
     value = torch.fmin(gap + epsilon * slope + rest, hull)
     # The same tokens with the same weights: the outputs are one function.
     return torch.where((log_sizes == -math.inf).all(-1), 0.0, value), gap, slope
 
 
 def _remainder(
-    tokens: Tokens, one: Side, other: Side, signs: Tensor, log_sizes: Tensor, epsilon: float
+    values: Tensor, one: Side, other: Side, signs: Tensor, log_sizes: Tensor, epsilon: float
 ) -> Tensor:
     """What first order leaves out, ``(m,)``."""
     signed = signs * log_sizes.exp()
-    apart = tokens.values - other.mean[:, None]  # vⱼ − m', (m, N, v)
+    apart = values - other.mean[:, None]  # vⱼ − m', (m, N, v)
     away = torch.linalg.vector_norm(apart, dim=-1)
     farther = log_sizes + away.log()
     # Of Σ w e^t (v − m'), its second order exactly or not, and of Σ w e^t.

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from meanfield.lipschitz import cache_error
-from meanfield.lipschitz.remainders import _LOG_EXCESS, Side, Tokens, moved
+from meanfield.lipschitz.remainders import _LOG_EXCESS, Side, moved
 
 F64 = torch.float64
 K, V = 4, 3
@@ -158,8 +158,8 @@ def test_what_the_second_order_of_an_output_leaves_out_counts_its_denominator():
     """Tokens at the mean value take all of the attention: the first order is then the error."""
     keys = torch.tensor([[0.1], [-0.1], [3.0], [-3.0]], dtype=F64)
     values = torch.tensor([[1.0], [-1.0], [0.0], [0.0]], dtype=F64)
-    tokens, at = Tokens(keys, values), torch.zeros(1, 1, dtype=F64)
-    side = Side.of(tokens, (at @ keys.mT).log_softmax(-1))
+    at = torch.zeros(1, 1, dtype=F64)
+    side = Side.of(keys, values, (at @ keys.mT).log_softmax(-1))
     away = (values - side.mean[:, None]).norm(dim=-1)
     for epsilon in (0.3, 1.0, 2.0):
         x = epsilon * torch.linspace(-1, 1, 41, dtype=F64)[:, None]
