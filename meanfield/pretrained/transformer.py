@@ -248,11 +248,10 @@ class Transformer:
         layers: Sequence[int] | None = None,
         bounds: bool = True,
         length: int | None = None,
-        geometry: str = "wasserstein",
         rtol: float = 1e-3,
         progress: bool = True,
     ) -> xr.Dataset:
-        """Local constants of attention layers, blocks and the network at a text.
+        """Local Wasserstein constants of attention layers, blocks and the network at a text.
 
         Args:
             tokens: as in `embeddings`; several texts lie along ``text``.
@@ -261,8 +260,7 @@ class Transformer:
             bounds: whether certain bounds are computed too, which takes most of the time (of a
                 layer of MiniLM and 96 tokens 51 of 55 s).
             length: as in `embeddings`.
-            geometry: as of `meanfield.lipschitz.local_lipschitz`.
-            rtol: likewise.
+            rtol: as of `meanfield.lipschitz.local_lipschitz`.
             progress: a bar on a terminal.
 
         Returns:
@@ -297,7 +295,6 @@ class Transformer:
         return constants_of(
             places,
             chosen,
-            geometry=geometry,
             rtol=rtol,
             bounds=as_bool(bounds, "bounds"),
             progress=as_bool(progress, "progress"),
