@@ -102,12 +102,11 @@ class FlowMap(Composite):
         if not self.time:
             return
         for taken in self.integrator.steps(velocity, mu, (0.0, self.time)):
-            reached, moved = taken.stages.reached, taken.stages.moved
             slopes = [
                 velocity.linearisation(mu.replace(on.retract(x)), geometry=geometry)
-                for x in reached
+                for x in taken.stages
             ]
-            yield _Step(method, taken.size, slopes, reached, moved)
+            yield _Step(method, taken.size, slopes, taken.stages, taken.moved)
 
 
 class _Step(NamedTuple):
