@@ -39,7 +39,6 @@ class Transformer:
         name: as given to `meanfield.pretrained.load`.
         family: how models of its type are read.
         causal: whether the layers are masked.
-        revision: commit of the checkpoint if it is known, or "seed …" of a random model.
         model: the `torch.nn.Module` of transformers.
         tokenizer: of the checkpoint; "words", see `read`; or None.
     """
@@ -50,7 +49,6 @@ class Transformer:
     name: str
     family: Family
     causal: bool
-    revision: str
     model: Any
     tokenizer: Any
 
