@@ -95,7 +95,10 @@ def stability(
         speed = one_sided(velocity, measure, strict=False)
         rows.append(found | speed.values("rate", *_RATE))
         if small:
-            rows[-1]["exponents"] = _exponents(whole, float(t - clock[0]))
+            sigma = torch.linalg.svdvals(whole.atoms.to_dense())
+            seen = (sigma > _LOST * sigma[0]) & (k > 0)
+            logs = torch.where(seen, sigma.log() / float(t - clock[0]), torch.nan)
+            rows[-1]["exponents"] = to_host(logs)
     variables = [
         *LocalLipschitz.columns(
             "constant", *_CONSTANT, words="local W₂ constant of the flow map", dims=("time",)
@@ -119,9 +122,3 @@ def stability(
     spec = {"method": str(method), "step": step, "constraint": constraint}
     record = provenance(spec, dtype=mu.dtype, device=mu.device)
     return dataset(variables, values, coords={"time": (TIME, clock)}, attrs={"provenance": record})
-
-
-def _exponents(whole: Linearisation, elapsed: float) -> np.ndarray:
-    sigma = torch.linalg.svdvals(whole.atoms.to_dense())
-    seen = (sigma > _LOST * sigma[0]) & (elapsed > 0)
-    return to_host(torch.where(seen, sigma.log() / elapsed, torch.nan))
