@@ -12,7 +12,14 @@ where it is not too dear so is the second of Σ w e^t (v − m'), since tokens t
 rounded cancel in it; every remainder φ(t) ≤ κt²/2, κ = 2φ(r)/r² with r the largest |t| in the
 ball, is the top eigenvalue of a weighted second moment of k. If the caches are equal all w are 0,
 and so is the bound. A token whose weight underflows at q may have all of the attention elsewhere
-in the ball: presence, κ and |w| are taken from logarithms. Derived here.
+in the ball: presence, κ and |w| are taken from logarithms.
+
+Where the other cache alone is known, and that |kⱼ − k̂ⱼ| ≤ δⱼ and |vⱼ − v̂ⱼ| ≤ ηⱼ, scores differ by
+uⱼ with |uⱼ| ≤ τⱼ = scale (|q| + ε) δⱼ, and
+
+    o − ô = Σⱼ P̂ⱼ [(e^{uⱼ} − 1)(v̂ⱼ − ô) + e^{uⱼ}(vⱼ − v̂ⱼ)] / Σⱼ P̂ⱼ e^{uⱼ},
+
+with P̂ the attention of the query in the ball, at most e^{rⱼ} times that at q. Derived here.
 """
 
 from __future__ import annotations
@@ -27,6 +34,18 @@ from torch import Tensor
 _EXACT = 2**27
 # Tokens up to which all pairs of values are compared; of more, their distances from a mean.
 _PAIRS = 1024
+
+
+class Tokens(NamedTuple):
+    """The tokens of one cache or of two, as a head sees them.
+
+    Attributes:
+        keys: times the scale, ``(N, k)``.
+        values: ``(N, v)``.
+    """
+
+    keys: Tensor
+    values: Tensor
 
 
 class Side(NamedTuple):
@@ -45,12 +64,12 @@ class Side(NamedTuple):
     derivative: Tensor
 
     @classmethod
-    def of(cls, keys: Tensor, values: Tensor, log_p: Tensor) -> Side:
-        """Of keys times the scale ``(N, k)``, values ``(N, v)`` and log-attention at queries."""
+    def of(cls, tokens: Tokens, log_p: Tensor) -> Side:
+        """From the attention at the queries."""
         p = log_p.exp()
-        mean, key_mean = p @ values, p @ keys
-        gradients = keys - key_mean[:, None]
-        away = values - mean[:, None]
+        mean, key_mean = p @ tokens.values, p @ tokens.keys
+        gradients = tokens.keys - key_mean[:, None]
+        away = tokens.values - mean[:, None]
         return cls(log_p, mean, gradients, (p[..., None] * away).mT @ gradients)
 
     def reach(self, epsilon: float) -> Tensor:
@@ -106,12 +125,12 @@ _LOG_EXCESS = {2: _log_second, 3: _log_third}
 
 
 def bounded(
-    values: Tensor, one: Side, other: Side, signs: Tensor, log_sizes: Tensor, epsilon: float
+    tokens: Tokens, one: Side, other: Side, signs: Tensor, log_sizes: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The bound, the gap at the query and the norm of the change of the derivative, ``(m,)``.
 
     Args:
-        values: of the tokens of both caches, ``(N, v)``.
+        tokens: of both caches.
         one: the first cache as the queries see it.
         other: the other one.
         signs: of w, ``(N,)``.
@@ -122,19 +141,19 @@ def bounded(
     slope = torch.linalg.matrix_norm(one.derivative - other.derivative, 2)
     if epsilon == 0:
         return gap, gap, slope
-    rest = _remainder(values, one, other, signs, log_sizes, epsilon)
-    hull = _hull(values, one.log_p > -math.inf, other.log_p > -math.inf)
+    rest = _remainder(tokens, one, other, signs, log_sizes, epsilon)
+    hull = _hull(tokens.values, one.log_p > -math.inf, other.log_p > -math.inf)
     value = torch.fmin(gap + epsilon * slope + rest, hull)
     # The same tokens with the same weights: the outputs are one function.
     return torch.where((log_sizes == -math.inf).all(-1), 0.0, value), gap, slope
 
 
 def _remainder(
-    values: Tensor, one: Side, other: Side, signs: Tensor, log_sizes: Tensor, epsilon: float
+    tokens: Tokens, one: Side, other: Side, signs: Tensor, log_sizes: Tensor, epsilon: float
 ) -> Tensor:
     """What first order leaves out, ``(m,)``."""
     signed = signs * log_sizes.exp()
-    apart = values - other.mean[:, None]  # vⱼ − m', (m, N, v)
+    apart = tokens.values - other.mean[:, None]  # vⱼ − m', (m, N, v)
     away = torch.linalg.vector_norm(apart, dim=-1)
     farther = log_sizes + away.log()
     # Of Σ w e^t (v − m'), its second order exactly or not, and of Σ w e^t.
@@ -174,3 +193,27 @@ def _hull(values: Tensor, one_seen: Tensor, other_seen: Tensor) -> Tensor:
     for one, other in zip(one_seen, other_seen, strict=True):
         most.append(torch.where(one[:, None] & other, apart, 0.0).amax())
     return torch.stack(most)
+
+
+def bounded_by_steps(
+    tokens: Tokens, side: Side, tau: Tensor, eta: Tensor, epsilon: float
+) -> Tensor:
+    """What another cache may change whose scores and values are so near, ``(m,)``.
+
+    Args:
+        tokens: of the cache that is known.
+        side: as the queries see it.
+        tau: τ, ``(m, N)``: scores in the ball differ by at most this.
+        eta: η, ``(N,)``, of the values.
+        epsilon: ε.
+    """
+    away = torch.linalg.vector_norm(tokens.values - side.mean[:, None], dim=-1)
+    farthest = torch.where(side.log_p > -math.inf, away, 0.0).amax(-1)
+    bent = moved(side, away, epsilon)[0] if epsilon else torch.zeros_like(farthest)
+    # P̂ in the ball is at most e^r times that at q, and Σ P̂ e^u at least e^{−Σ P̂ τ} (Jensen).
+    within = side.log_p + side.reach(epsilon)
+    turned = (-torch.expm1(-tau) * (away + bent[:, None]) + eta) * (within + tau).exp()
+    largest = torch.where(side.log_p > -math.inf, tau, 0.0).amax(-1)
+    least = torch.fmin((within.exp() * tau).sum(-1), largest)
+    hull = 2 * farthest + torch.where(side.log_p > -math.inf, eta, 0.0).amax(-1)
+    return torch.fmin(turned.sum(-1) * least.exp(), hull)
