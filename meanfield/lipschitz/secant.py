@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meanfield.checks import as_float_tensor, check_finite, check_same_kind
+from meanfield.checks import as_bool, as_float_tensor, check_finite, check_same_kind
 from meanfield.images import check_map, image_of
 from meanfield.linalg.vectors import lengths
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure, pushforward
@@ -44,6 +44,8 @@ def secant_ratio(
     F: MeasureMap,
     mu: ParticleMeasure,
     nu: ParticleMeasure,
+    *,
+    conditional: bool | None = None,
     **settings: Any,
 ) -> SecantRatio:
     """W₂(F(μ), F(ν)) / W₂(μ, ν), or with the conditional distance d₂ for positioned measures.
@@ -52,6 +54,7 @@ def secant_ratio(
         F: a map of measures.
         mu: μ.
         nu: ν; positioned exactly when μ is.
+        conditional: whether to measure with d₂; by default when the measures are positioned.
         **settings: for `meanfield.transport.solve_w2` or `solve_conditional_w2`.
 
     Raises:
@@ -59,12 +62,13 @@ def secant_ratio(
             positioned, or if their position marginals differ (d₂ = +∞).
     """
     check_map(F)
-    conditional = check_measure(mu, "mu").is_positioned
-    if conditional != check_measure(nu, "nu").is_positioned:
+    is_positioned = check_measure(mu, "mu").is_positioned
+    if is_positioned != check_measure(nu, "nu").is_positioned:
         raise ValueError(
             "expected both measures with positions or both without, got one of each; "
             "ParticleMeasure(mu.points, log_weights=mu.log_weights) drops positions"
         )
+    conditional = as_bool(is_positioned if conditional is None else conditional, "conditional")
     solve = solve_conditional_w2 if conditional else solve_w2
     denominator = solve(mu, nu, **settings)
     if not bool((denominator.lower > 0).all()):
