@@ -17,8 +17,8 @@ def norms(value: Any, name: str) -> np.ndarray:
     if name.startswith("norm") and array.ndim == 2 and array.shape[0] == array.shape[1] > 1:
         raise ValueError(
             f"{name}: expected a norm or an array of norms, got a square matrix {array.shape}; "
-            "give its norm, or take bounds.table((A, V), R); a square array of norms has to be "
-            "flattened, or broadcast from a row and a column"
+            "give its norm, or take bounds.table(F, R) of a layer; a square array of norms has to "
+            "be flattened, or broadcast from a row and a column"
         )
     return _checked(array, (array >= 0) & (array < np.inf), f"{name}: expected finite numbers ≥ 0")
 

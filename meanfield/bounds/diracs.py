@@ -149,15 +149,12 @@ def sphere_two_dirac_lower(gamma: Any, radius: Any) -> Any:
         13516.364
     """
     check_together(gamma=gamma, radius=radius)
-    values = np.vectorize(lambda c: circle_response(c)[0], otypes=[float])
+    values = np.vectorize(_on_circle, otypes=[float])
     return out(values(exponent(gamma, radius, name="gamma")[0]))
 
 
-def circle_response(c: float) -> tuple[float, np.ndarray]:
-    """`sphere_two_dirac_lower`, and the unit vector along which the heavy atom answers.
-
-    Its components are along e₁ and across. By zooming into a grid: every point of it is reached.
-    """
+def _on_circle(c: float) -> float:
+    """By zooming into a grid: every point of it is reached."""
     low, high = np.zeros(2), np.array([min(np.pi, 8 / np.sqrt(max(c, 1e-300))), 1.0])
     best = 0.0
     for _ in range(_ZOOMS):
@@ -172,12 +169,8 @@ def circle_response(c: float) -> tuple[float, np.ndarray]:
         best, middle = float(value[place]), np.array([angle[place[0]], t[place[1]]])
         step = 2 * (high - low) / (_PLACES - 1)
         low, high = np.maximum(middle - step, 0), np.minimum(middle + step, [np.pi, 1.0])
-    # f = −(sin φ, cos φ), and y − e₁.
-    sine, cosine = np.sin(middle[0]), np.cos(middle[0])
-    gain = (1 - middle[1]) * c * sine
-    answer = np.array([-sine - gain * (1 + cosine), -cosine + gain * sine])
     with np.errstate(over="ignore"):
-        return float(best * np.exp(c)), answer / np.linalg.norm(answer)
+        return float(best * np.exp(c))
 
 
 @with_hints

@@ -202,11 +202,13 @@ def _joined(heads: _Heads, outputs: list[np.ndarray], *, stacked: bool) -> float
 
 def _heads(layer: Any) -> tuple[_Heads, list[np.ndarray]]:
     """(W_hB_h, B_h, Q_h) of each head, and W_h."""
+    from meanfield.attention.parameters import AttentionParameters  # loads torch
+
     found = Layer.of(layer)
     par = found.parameters
     if found.norm is not None:
         raise ValueError("layer: expected L2 attention alone, got a chain of a norm and a layer")
-    if found.score is not None and found.score.kind != "l2":
+    if not isinstance(layer, AttentionParameters) and found.score.kind != "l2":
         raise ValueError(
             "layer: expected L2 attention, SelfAttention(parameters, kernel=kernels.l2), got "
             f"kernel {found.score.kind}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,11 +10,12 @@ import numpy as np
 
 from meanfield.bounds.arguments import out
 from meanfield.bounds.theorems import theorem_3_3
-from meanfield.checks import as_bool, as_floats, describe
+from meanfield.checks import as_floats, describe
 
 if TYPE_CHECKING:
-    from meanfield.attention.kernels.kernel import FeatureSizes, Score
+    from meanfield.attention.kernels.kernel import Score
     from meanfield.attention.parameters import AttentionParameters
+    from meanfield.attention.self_attention import SelfAttention
     from meanfield.maps import Map
     from meanfield.maps.map import Gain
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _ROUNDING = 1e-9
 
 _EXPECTED = (
-    "layer: expected SelfAttention, a Chain of LayerNorm or RMSNorm and SelfAttention, "
-    "AttentionParameters, or a pair (A, V) of matrices, got "
+    "layer: expected SelfAttention, a Chain of LayerNorm or RMSNorm and SelfAttention, or "
+    "AttentionParameters of a plain layer, got "
 )
 
 
@@ -33,58 +33,35 @@ class Layer:
     """Attention as the theorems see it; per head, with H heads.
 
     Attributes:
-        parameters: its matrices, the gain of a norm before it absorbed.
-        score: the scores under its softmax; None where only matrices are given.
-        causal: whether it is masked; None if that is not given.
-        sizes: of queries and keys on a ball of some radius; None where they are not known.
+        attention: the layer, the gain of a norm before it absorbed.
         norm: the normalisation before it, with γ = 1 and β = 0; None without one.
-        map: the map itself, None where only matrices are given.
-        sink: logits of a null key of each head; None without one.
+        map: the map itself.
     """
 
-    parameters: AttentionParameters
-    score: Score | None
-    causal: bool | None
-    sizes: Callable[[float], FeatureSizes | None] = lambda radius: None
-    norm: Gain | None = None
-    map: Map | None = None
-    sink: Any = None
+    attention: SelfAttention
+    norm: Gain | None
+    map: Map
 
     @classmethod
-    def of(cls, layer: Any, causal: Any = None) -> Layer:
+    def of(cls, layer: Any) -> Layer:
         """What the theorems need of this layer.
 
         Args:
-            layer: `meanfield.attention.SelfAttention`, a chain of a norm and such a layer, its
-                parameters, or the pair (A, V) of arrays (d, d) or (H, d, d).
-            causal: the mask, where there are only matrices.
+            layer: `meanfield.attention.SelfAttention`, a chain of a norm and such a layer, or the
+                parameters of a plain one.
 
         Raises:
             TypeError: something else.
-            ValueError: shapes that do not fit, another mask than the map's.
         """
         # Here, so that formulas of numbers do without torch.
         from meanfield.attention.parameters import AttentionParameters
+        from meanfield.attention.self_attention import SelfAttention
         from meanfield.maps import Map
 
-        causal = None if causal is None else as_bool(causal, "causal")
-        if isinstance(layer, Map):
-            if causal not in (None, layer.causal):
-                raise ValueError(
-                    f"causal: expected {layer.causal}, as the layer says, or None, got {causal}"
-                )
-            return cls._of_map(layer)
-        if not isinstance(layer, AttentionParameters):
-            if not isinstance(layer, (tuple, list)) or len(layer) != 2:
-                raise TypeError(_EXPECTED + describe(layer))
-            A, V = (as_floats(matrix, name) for matrix, name in zip(layer, "AV", strict=True))
-            layer = AttentionParameters.from_bilinear(A, V)
-        return cls(layer, None, causal)
-
-    @classmethod
-    def _of_map(cls, layer: Map) -> Layer:
-        from meanfield.attention.self_attention import SelfAttention
-
+        if isinstance(layer, AttentionParameters):
+            layer = SelfAttention(layer)
+        if not isinstance(layer, Map):
+            raise TypeError(_EXPECTED + describe(layer))
         *before, last = layer.stages
         gains = [each.gain for each in before]
         if not isinstance(last, SelfAttention) or len(gains) > 1 or None in gains:
@@ -92,9 +69,22 @@ class Layer:
         norm = gains[0] if gains else None
         if norm is not None:
             last = replace(last, parameters=last.parameters.after(before[0]))
-        rows = last.normalization.rows
-        sink = None if rows is None or rows.sink is None else as_floats(rows.sink)
-        return cls(last.parameters, last.score, last.causal, last.feature_sizes, norm, layer, sink)
+        return cls(last, norm, layer)
+
+    @property
+    def parameters(self) -> AttentionParameters:
+        """Its matrices, the gain of a norm before it absorbed."""
+        return self.attention.parameters
+
+    @property
+    def causal(self) -> bool:
+        """Whether it is masked."""
+        return self.attention.causal
+
+    @property
+    def score(self) -> Score:
+        """The scores under its softmax."""
+        return self.attention.score
 
     @cached_property
     def A(self) -> np.ndarray:

@@ -53,14 +53,14 @@ def log_masked(
     return np.minimum(found, _where_finite(_log_on_the_line(c, p), p)) if dim == 1 else found
 
 
-def log_masked_bounded(turning: np.ndarray, oscillation: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """For scores of oscillation ω and gradient g: M = 1+gR, D = e^{ω/2}M, K = e^ω(1+2gR).
+def log_masked_bounded(turning: np.ndarray, oscillation: np.ndarray) -> np.ndarray:
+    """For scores of oscillation ω and gradient g: M = 1+gR, D = e^{ω/2}M, K = e^ω(1+2gR); p = 2.
 
     Args:
         turning: gR.
         oscillation: ω.
-        p: orders.
     """
+    p = np.full((), 2.0)
     log_mean, steep = np.log1p(turning), _steep(turning)
     mean = np.exp(log_mean - steep)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from meanfield.bounds.arguments import check_together, exponent, norms, orders, out
+from meanfield.bounds.arguments import check_together, exponent, norms, out
 from meanfield.bounds.running import log_masked_bounded
-from meanfield.bounds.sharp import Logs, assembled, averaged, log_average
+from meanfield.bounds.sharp import assembled
 from meanfield.checks import as_bool
 from meanfield.habits import with_hints
 
@@ -27,14 +27,12 @@ def by_oscillation(
     gradient: Any,
     field: Any,
     *,
-    p: Any = 2.0,
     causal: bool = False,
 ) -> Any:
     """‖V‖Λ(e^{ω/2}(1 + gR), 1 + gR, s): the W₂ constant of attention with the score ℓ on B_R.
 
-    With Λ of `mean_field`. For other p it is ‖V‖(e^{ω/p}(1 + gR) + s) if p ≥ 2; if p < 2 also
-    1 + 2gR stands for 1 + gR at p = 1, and between by interpolation. Masked: as
-    `masked_mean_field`, with M = 1+gR, D = e^{ω/2}M, K = e^ω(1+2gR).
+    With Λ of `mean_field`. Masked: as `masked_mean_field`, with M = 1+gR, D = e^{ω/2}M,
+    K = e^ω(1+2gR).
 
     Args:
         norm_V: spectral norm ‖V‖.
@@ -42,8 +40,7 @@ def by_oscillation(
         oscillation: ω ≥ max_y ℓ(x, y) − min_y ℓ(x, y) for each x in B_R.
         gradient: g ≥ |∇_yℓ(x, y)| for all x, y in B_R.
         field: s ≥ ‖E[(y−m)(∇_xℓ)ᵀ]‖; R · sup|∇_xℓ| always will do.
-        p: order of the Wasserstein distance, 1 ≤ p ≤ ∞.
-        causal: whether the layer is masked (the conditional distance d_p).
+        causal: whether the layer is masked (the conditional distance d₂).
 
     Source: this package. Proved. A local constant is bounded on any set where ω, g and s hold; a
     Lipschitz constant needs them on a convex one. (Cosine scores have an unbounded gradient at
@@ -56,30 +53,19 @@ def by_oscillation(
     with np.errstate(over="ignore"):
         turning = norms(gradient, "gradient") * norms(radius, "radius")
     omega, turned = norms(oscillation, "oscillation"), norms(field, "field")
-    return _bounded(norms(norm_V, "norm_V"), turning, omega, turned, orders(p), causal)
+    return _bounded(norms(norm_V, "norm_V"), turning, omega, turned, causal)
 
 
 def _bounded(
-    v: np.ndarray,
-    turning: np.ndarray,
-    oscillation: np.ndarray,
-    turned: np.ndarray,
-    p: np.ndarray,
-    causal: bool,
+    v: np.ndarray, turning: np.ndarray, oscillation: np.ndarray, turned: np.ndarray, causal: bool
 ) -> Any:
-    causal = as_bool(causal, "causal")
     with np.errstate(over="ignore", invalid="ignore"):
         turning = np.minimum(turning, 1e300)
         turned = np.where(turning < 1e300, turned, np.inf)
-        if causal:
-            return assembled(v, log_masked_bounded(turning, oscillation, p), turned)
-        return averaged(v, _logs(turning, oscillation), turned, p)
-
-
-def _logs(turning: np.ndarray, oscillation: np.ndarray) -> Logs:
-    """log M, log D and log K: of 1 + gR, e^{ω/2}(1 + gR) and e^ω(1 + 2gR)."""
-    mean = np.log1p(turning)
-    return mean, mean + oscillation / 2, np.log1p(2 * turning) + oscillation
+        if as_bool(causal, "causal"):
+            return assembled(v, log_masked_bounded(turning, oscillation), turned)
+        log_mean = np.log1p(turning)
+        return assembled(v, log_mean + oscillation / 2, turned, log_mean)
 
 
 def sigmoid_mean_field(
@@ -110,7 +96,6 @@ def capped_mean_field(
     radius: Any,
     tau: Any,
     *,
-    p: Any = 2.0,
     causal: bool = False,
     shift: Any = 0.0,
     key_shift: Any = 0.0,
@@ -126,7 +111,6 @@ def capped_mean_field(
         norm_V: spectral norm ‖V‖.
         radius: R.
         tau: τ > 0.
-        p: order of the Wasserstein distance, 1 ≤ p ≤ ∞.
         causal: whether the layer is masked.
         shift: |scale · Kᵀ b_Q|, what a query bias adds to Ax.
         key_shift: |scale · Qᵀ b_K|, what a key bias adds to Aᵀy.
@@ -138,7 +122,7 @@ def capped_mean_field(
         32.45
     """
     check_together(
-        norm_A=norm_A, norm_V=norm_V, radius=radius, tau=tau, p=p, shift=shift, key_shift=key_shift
+        norm_A=norm_A, norm_V=norm_V, radius=radius, tau=tau, shift=shift, key_shift=key_shift
     )
     turning, turned = exponent(norm_A, radius, shift)
     v, cap = norms(norm_V, "norm_V"), norms(tau, "tau")
@@ -147,26 +131,25 @@ def capped_mean_field(
     with np.errstate(over="ignore"):
         oscillation = 2 * cap * np.tanh(turning / cap)
         turned = turned + norms(key_shift, "key_shift") * norms(radius, "radius")
-    return _bounded(v, turning, oscillation, turned, orders(p), causal)
+    return _bounded(v, turning, oscillation, turned, causal)
 
 
 @with_hints
 def l2_mean_field(
-    norm_G: Any, norm_V: Any, radius: Any, rank: Any, *, p: Any = 2.0, causal: bool = False
+    norm_G: Any, norm_V: Any, radius: Any, rank: Any, *, causal: bool = False
 ) -> Any:
     """‖V‖ min(Λ(e^{2ρ²}M, M, 2ρ²), 5.7^{r/2}M + 2ρ²), M = 1+4ρ², ρ² = ‖G‖R²: L2 attention on B_R.
 
     Scores are −(x−y)ᵀG(x−y) with G = WWᵀ/√k, tied queries and keys. The growth is R², not
     exponential: a token sees itself with score 0. Two heavy atoms and a light one between them
-    reach 2ρ² (V = I). Λ is that of `mean_field`. For other p and under a mask the bounds are those
-    of `by_oscillation` with ω = 4ρ²; unmasked, r ln 5.7 may stand for ω.
+    reach 2ρ² (V = I). Λ is that of `mean_field`. Under a mask the bound is that of
+    `by_oscillation` with ω = 4ρ².
 
     Args:
         norm_G: spectral norm ‖G‖ = ‖W‖²/√k.
         norm_V: spectral norm ‖V‖.
         radius: R.
         rank: r, of G; at most k.
-        p: order of the Wasserstein distance, 1 ≤ p ≤ ∞.
         causal: whether the layer is masked.
 
     Source: this package. Proved.
@@ -175,12 +158,11 @@ def l2_mean_field(
         >>> l2_mean_field(1.0, 1.0, 2.0, 1)
         48.6
     """
-    check_together(norm_G=norm_G, norm_V=norm_V, radius=radius, rank=rank, p=p)
-    causal = as_bool(causal, "causal")
+    check_together(norm_G=norm_G, norm_V=norm_V, radius=radius, rank=rank)
     v, k = norms(norm_V, "norm_V"), norms(rank, "rank")
     size, turned = exponent(norm_G, radius)
-    by_scores = _bounded(v, 4 * size, 4 * size, 2 * turned, orders(p), causal)
-    if as_bool(causal, "causal"):
+    by_scores = _bounded(v, 4 * size, 4 * size, 2 * turned, causal)
+    if causal:
         return by_scores
-    by_columns = log_average(*_logs(4 * size, k * np.log(_COLUMN)), orders(p))
+    by_columns = np.log1p(4 * size) + k / 2 * np.log(_COLUMN)
     return out(np.minimum(by_scores, assembled(v, by_columns, 2 * turned)))

@@ -80,7 +80,14 @@ def mean_field(
     turning, turned = exponent(norm_A, radius, shift)
     log_mean, log_norm, log_top = _logs(turning)
     by_sink = np.minimum(log_mean + (turning - beta) / 2, log_norm - np.logaddexp(0, beta) / 2)
-    return averaged(v, (log_mean, by_sink, log_top), turned, p, skip=skip)
+    # (∫ k^q dμ)^{1/q} at most, 1/p + 1/q = 1, from its values at q = 1, 2 and ∞.
+    share = 2 / p
+    average = np.where(
+        share <= 1,
+        share * by_sink + (1 - share) * log_mean,
+        (2 - share) * by_sink + (share - 1) * log_top,
+    )
+    return assembled(v, average, turned, np.where(p == 2, log_mean, average), skip=skip)
 
 
 def one_sided(norm_A: Any, norm_V: Any, radius: Any, *, shift: Any = 0.0) -> Any:
@@ -230,16 +237,6 @@ def _peak(c: np.ndarray) -> np.ndarray:
     return product(np.concatenate([low, best, high], -1)).max(-1)
 
 
-def log_average(
-    log_mean: np.ndarray, log_norm: np.ndarray, log_top: np.ndarray, p: np.ndarray
-) -> np.ndarray:
-    """log of (∫ k^q dμ)^{1/q} at most, 1/p + 1/q = 1, from its values at q = 1, 2 and ∞."""
-    share = 2 / p
-    low = share * log_norm + (1 - share) * log_mean
-    high = (2 - share) * log_norm + (share - 1) * log_top
-    return np.where(share <= 1, low, high)
-
-
 def log_row(c: np.ndarray, log_q: np.ndarray) -> np.ndarray:
     """log max_a a min(a,q)(1+2(1−a)c)² + (1−a) min(1−a,q)(1−2ac)²: Σⱼ P_ij²|e+sⱼu|² at most.
 
@@ -285,14 +282,6 @@ def _log_masked_rows(c: np.ndarray, n: np.ndarray) -> np.ndarray:
         rest = np.where(n > half, rest * np.hypot(1 / (1 + 2 * c), c / (1 + 2 * c)) ** 2, 0)
         middle = np.where(half > _ROWS, (half - _ROWS) * rows[..., -1], 0)
         return np.log(head + middle + rest) + 2 * np.log1p(2 * c)
-
-
-def averaged(
-    v: np.ndarray, logs: Logs, turned: np.ndarray, p: np.ndarray, *, skip: Any = 0.0
-) -> Any:
-    """The bound of an unmasked layer from log M, log D and log K of its kernel."""
-    average = log_average(*logs, p)
-    return assembled(v, average, turned, np.where(p == 2, logs[0], average), skip=skip)
 
 
 def assembled(

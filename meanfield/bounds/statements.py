@@ -31,7 +31,7 @@ class BoundRow:
         of: of which constant.
         assumption: under what.
         source: "[CAP24] …", or "this package" for what is not in the papers.
-        reason: why it does not apply, or None.
+        reason: why it does not apply, or "".
     """
 
     name: str
@@ -40,7 +40,7 @@ class BoundRow:
     of: str
     assumption: str
     source: str
-    reason: str | None = None
+    reason: str
 
     @property
     def applicable(self) -> bool:
@@ -100,11 +100,6 @@ class Question:
         return layer.joined(each)
 
     @property
-    def kind(self) -> str:
-        """Of the scores; bare matrices are A and V of dot products."""
-        return "dot product" if self.layer.score is None else self.layer.score.kind
-
-    @property
     def sphere_dim(self) -> int:
         """Of the sphere that a norm before attention leaves its points on; −1 without one."""
         norm = self.layer.norm
@@ -119,7 +114,7 @@ class Question:
     @cached_property
     def sizes(self) -> Any:
         """Of queries and keys on the ball, None where they are not known."""
-        return self.layer.sizes(self.radius)
+        return self.layer.attention.feature_sizes(self.radius)
 
     @cached_property
     def declared(self) -> Any:
@@ -180,7 +175,7 @@ class Statement:
             where = "at the points" if question.points is not None else "anywhere"
             assumption = f"{assumption}, times 1/σ {where}"
             asks, slope = (*asks, _SLOPED), question.slope
-        reason = next((ask.otherwise for ask in asks if not ask.holds(question)), None)
-        value = None if reason is not None else float(slope * self.value(question))
+        reason = next((ask.otherwise for ask in asks if not ask.holds(question)), "")
+        value = None if reason else float(slope * self.value(question))
         source = source.format(bias=f"; query bias: {OURS}" * bool(question.layer.shift.any()))
         return BoundRow(name, value, side, of, assumption, source, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +52,8 @@ class BoundTable(
     @cached_property
     def rows(self) -> tuple[BoundRow, ...]:
         """One statement each."""
-        words = (self.side, self.of, self.assumption, self.source)
-        reasons = (reason or None for reason in self.reason)
-        columns = zip(self.statement, self.value, *words, reasons, strict=True)
-        return tuple(BoundRow(*cells) for cells in columns)
+        words = (self.side, self.of, self.assumption, self.source, self.reason)
+        return tuple(map(BoundRow, self.statement, self.value, *words))
 
     def __getitem__(self, index: Any) -> Any:
         return self.rows[index]
@@ -102,7 +101,6 @@ def table(
     n: int | None = None,
     *,
     points: Any = None,
-    causal: bool | None = None,
 ) -> BoundTable:
     """What every theorem says of a layer on B_R; heads are summed ([CAP24] Lemma 3.8).
 
@@ -112,43 +110,36 @@ def table(
 
     Args:
         layer: `meanfield.attention.SelfAttention`, a `meanfield.layers.Chain` of a norm and such a
-            layer, its parameters, or the pair (A, V) of arrays (d, d) or (H, d, d). The map says
-            whether it is masked and what its scores are.
+            layer, or the parameters of a plain one.
         radius: R > 0 of the points that come in, in their unit.
         n: number of tokens; without it, and without points, the statements about n tokens do not
             apply.
         points: tokens (n, d) or a measure, in B_R; without them the statements at an input do not
             apply.
-        causal: whether bare matrices are masked; without it both kinds of statements are given.
 
     Raises:
-        ValueError: a radius or a number of tokens that is not positive, shapes that do not fit,
-            another mask than the map's, points outside the ball or of another number.
+        TypeError: another map.
+        ValueError: a radius or a number of tokens that is not positive, points outside the ball
+            or of another number.
 
     Example:
-        >>> found = table(([[-1.0]], [[1.0]]), 1.0, n=10)
-        >>> [row.name for row in found.applicable if row.side == "lower"]
-        ['Prop. 3.4', 'Prop. 3.4, any V', 'two Diracs', 'two Diracs, masked']
+        >>> from meanfield.attention import AttentionParameters, SelfAttention
+        >>> F = SelfAttention(AttentionParameters.from_bilinear([[-1.0]], [[1.0]]), causal=True)
+        >>> [row.name for row in table(F, 1.0, n=10).applicable if row.side == "lower"]
+        ['Prop. 3.4', 'two Diracs', 'two Diracs, masked']
     """
     radius = number(radius, "radius", above=0)
     n = None if n is None else count(n, "n")
-    known = Layer.of(layer, causal)
+    known = Layer.of(layer)
     mu = None if points is None else _in_ball(points, radius, n)
     n = n if mu is None else mu.n_particles
     question = Question.of(known, radius, n, mu)
-    rows = [each.row(question) for each in statements(question.kind)]
-    return BoundTable(
-        statement=tuple(row.name for row in rows),
-        value=tuple(row.value for row in rows),
-        side=tuple(row.side for row in rows),
-        of=tuple(row.of for row in rows),
-        assumption=tuple(row.assumption for row in rows),
-        source=tuple(row.source for row in rows),
-        reason=tuple(row.reason or "" for row in rows),
-        applies=tuple(row.applicable for row in rows),
-        radius=radius,
-        n=n,
+    rows = [each.row(question) for each in statements(known.score.kind)]
+    columns: dict[str, Any] = dict(
+        zip((*_HEADER, "reason"), zip(*map(astuple, rows), strict=True), strict=True)
     )
+    applies = tuple(row.applicable for row in rows)
+    return BoundTable(**columns, applies=applies, radius=radius, n=n)
 
 
 def _in_ball(points: Any, radius: float, n: int | None) -> ParticleMeasure:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from meanfield.bounds.diracs import circle_response
 from meanfield.bounds.statements import Question
 
 # Slightly below: singular vectors and eigenvectors are known to rounding only.
@@ -57,21 +56,3 @@ def is_far_enough(question: Question) -> bool:
     u = A @ x
     size = float(np.linalg.norm(u))
     return size > 0 and math.log(question.tokens - 1) <= size * radius - float(u @ x)
-
-
-def two_on_circle(question: Question) -> float:
-    """The best of two atoms on a circle along the sphere of a norm, through a u with Au = −γu."""
-    pairs = question.eigenpairs
-    return max(_reached(question, -value, u) for value, u in pairs if value < 0)
-
-
-def _reached(question: Question, gamma: float, u: np.ndarray) -> float:
-    layer = question.layer
-    value, along = circle_response(gamma * math.sqrt(layer.parameters.dim) ** 2)
-    # The plane of the circle: u, and where V is largest across it; behind LayerNorm V1 = 0.
-    right = np.linalg.svd(layer.V[0])[2]
-    across = right - np.outer(right @ u, u)
-    lengths = np.linalg.norm(across, axis=1)
-    across = across[lengths > 0.1] / lengths[lengths > 0.1, None]
-    moved = np.linalg.norm(layer.V[0] @ (along[0] * u + along[1] * across).T, axis=0)
-    return _BELOW * value * float(moved.max(initial=0.0))

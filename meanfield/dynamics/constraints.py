@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -13,13 +12,7 @@ from meanfield.checks import choice, is_traced
 
 @dataclass(frozen=True)
 class Constraint:
-    """A set that particles do not leave; this one is all of R^d.
-
-    Attributes:
-        is_free: whether nothing is projected or retracted.
-    """
-
-    is_free: ClassVar[bool] = True
+    """A set that particles do not leave; this one is all of R^d."""
 
     def tangent(self, points: Tensor, vectors: Tensor) -> Tensor:
         """P_x v, the part of v along the set, at each particle; all (..., n, d)."""
@@ -29,13 +22,17 @@ class Constraint:
         """The points of the set next to points near it, (..., n, d)."""
         return points
 
-    def stretch(self, points: Tensor) -> Tensor:
-        """s, with s P_x the derivative of `retract`, P_x at the retracted points, (..., n, 1)."""
-        return torch.ones_like(points[..., :1])
+    def push(self, points: Tensor, eps: Tensor, radius: Tensor) -> Tensor:
+        """The derivative of `retract` along ε, as each particle's radius changes by ρ."""
+        return eps
 
-    def outward(self, points: Tensor) -> Tensor:
-        """The derivative of `retract` in each particle's radius, (..., n, d)."""
-        return torch.zeros_like(points)
+    def pull(self, points: Tensor, zeta: Tensor) -> tuple[Tensor, Tensor]:
+        """The transpose of `push`: covectors of the points and of the radii."""
+        return zeta, torch.zeros_like(zeta[..., :1])
+
+    def each(self) -> Constraint:
+        """That of every particle by itself, on points (..., n, 1, d)."""
+        return self
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +45,6 @@ class Sphere(Constraint):
         radii: r, (..., n, 1).
     """
 
-    is_free: ClassVar[bool] = False
     radii: Tensor
 
     def tangent(self, points: Tensor, vectors: Tensor) -> Tensor:
@@ -58,15 +54,31 @@ class Sphere(Constraint):
 
     def retract(self, points: Tensor) -> Tensor:
         """r x/|x|."""
-        return self.radii * self.outward(points)
+        return self.radii * (points / torch.linalg.vector_norm(points, dim=-1, keepdim=True))
 
-    def stretch(self, points: Tensor) -> Tensor:
-        """r/|x|."""
-        return self.radii / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
+    def turned(self, points: Tensor, vectors: Tensor) -> Tensor:
+        """The derivative of P_x v in x, −(⟨x, v⟩P_x + x (P_x v)ᵀ)/|x|², (..., n, d, d)."""
+        square = points.square().sum(-1)[..., None, None]
+        units = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
+        along = (points * vectors).sum(-1)[..., None, None]
+        across = self.tangent(points, vectors)[..., None, :]
+        projection = units - points[..., None] * points[..., None, :] / square
+        return -(along * projection + points[..., None] * across) / square
 
-    def outward(self, points: Tensor) -> Tensor:
-        """x/|x|."""
-        return points / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
+    def push(self, points: Tensor, eps: Tensor, radius: Tensor) -> Tensor:
+        """r/|x| P_x ε + ρ x/|x|."""
+        length = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
+        return self.radii / length * self.tangent(points, eps) + radius * (points / length)
+
+    def pull(self, points: Tensor, zeta: Tensor) -> tuple[Tensor, Tensor]:
+        """r/|x| P_x ζ, and ⟨x, ζ⟩/|x|."""
+        length = torch.linalg.vector_norm(points, dim=-1, keepdim=True)
+        radial = (points / length * zeta).sum(-1, keepdim=True)
+        return self.radii / length * self.tangent(points, zeta), radial
+
+    def each(self) -> Sphere:
+        """With the radii (..., n, 1, 1)."""
+        return Sphere(self.radii.unsqueeze(-2))
 
 
 def constraint_at(name: str | None, points: Tensor) -> Constraint:

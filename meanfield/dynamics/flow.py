@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,8 @@ from torch import Tensor
 from meanfield.checks import count, name_of, number, to_host, without_autocast
 from meanfield.dynamics.integrators import Adaptive, integrator_of
 from meanfield.dynamics.trajectories import TIME, FlowProblem, checked_times
-from meanfield.dynamics.velocities import schedule_of
 from meanfield.habits import with_hints
+from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure
 from meanfield.results import Variable
 from meanfield.results.labels import dataset
@@ -33,7 +33,7 @@ _EVALUATIONS = Variable(
 @without_autocast
 @torch.no_grad()
 def flow(
-    F: MeasureMap | Sequence[MeasureMap],
+    F: MeasureMap,
     mu: ParticleMeasure,
     times: Any,
     *,
@@ -46,12 +46,11 @@ def flow(
 ) -> xr.Dataset:
     """The flow ẋ = P_x Γ_{μ_t}(x), that is ∂μ + div(μ P Γ_μ) = 0, at chosen times.
 
-    Layers of a residual network are its Euler steps ([GLPR23], [SABP22]). Weights and positions
-    do not change. Memory does not grow with the number of steps.
+    Layers of a residual network that share their weights are its Euler steps ([GLPR23], [SABP22]).
+    Weights and positions do not change. Memory does not grow with the number of steps.
 
     Args:
-        F: Γ as a map of measures, whose image of xᵢ is Γ_μ(xᵢ); or a sequence of them, the k-th
-            acting for k ≤ t < k + 1: with "euler" and step 1 that is the network x ↦ x + F_k(x).
+        F: Γ as a map of measures, whose image of xᵢ is Γ_μ(xᵢ).
         mu: μ at the first time. Leading axes are a batch.
         times: increasing numbers, the first is the start. Metastable stages last about
             e^β: ``np.append(0, np.geomspace(0.01, 1e4, 40))`` sees them all.
@@ -87,7 +86,7 @@ def flow(
     clock = checked_times(times)
     problem = FlowProblem(
         mu,
-        schedule_of(F, float(clock[0]), float(clock[-1])),
+        as_map(F),
         clock,
         integrator_of(method, step),
         constraint,
@@ -156,7 +155,7 @@ def _assembled(
             shape = (*array.shape[:first], -1, *array.shape[first + depth :])
             values[v.name] = array.reshape(shape)
     spec = {
-        "maps": [name_of(F) for F in problem.schedule.maps],
+        "map": name_of(problem.map),
         "method": str(problem.integrator),
         "constraint": problem.constraint,
         "coalesce": problem.coalesce,

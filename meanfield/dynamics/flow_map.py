@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, final
 
 import numpy as np
@@ -16,25 +16,25 @@ from meanfield.dynamics.constraints import Constraint, constraint_at
 from meanfield.dynamics.integrators import Adaptive, Integrator, integrator_of
 from meanfield.dynamics.schemes import Tableau, stepped, tableau
 from meanfield.dynamics.trajectories import FlowProblem
-from meanfield.dynamics.velocities import Schedule, Velocity, schedule_of
+from meanfield.dynamics.velocities import Velocity
 from meanfield.layers.composition import Composite, identity_at
 from meanfield.linalg import LinearMap
 from meanfield.maps import Linearisation
+from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 
 @final
 @dataclass(frozen=True, eq=False, init=False)
 class FlowMap(Composite):
-    """Φ: μ ↦ μ_t, the measure that the flow of `flow` has made of μ between two times.
+    """Φ: μ ↦ μ_t, the measure that the flow of `flow` has made of μ after a time.
 
     It is differentiable, so `lipschitz.local_lipschitz`, `lipschitz.secant_ratio` and the like
     take it as they take attention.
 
     Args:
-        F: a map of measures, or one per unit of time, as in `flow`.
-        end: t.
-        start: the time of μ.
+        F: a map of measures, as in `flow`.
+        time: t ≥ 0.
         method: as in `flow`. An adaptive method makes other steps at other measures; they differ
             by its tolerance, and a secant ratio of close measures sees that.
         step: as in `flow`.
@@ -48,36 +48,30 @@ class FlowMap(Composite):
                 [6.4366]], dtype=torch.float64)
     """
 
-    span: tuple[float, float]
+    time: float
     integrator: Integrator
     constraint: str | None
-    schedule: Schedule = field(repr=False)
 
     def __init__(
         self,
-        F: MeasureMap | Sequence[MeasureMap],
-        end: float,
-        start: float = 0.0,
+        F: MeasureMap,
+        time: float,
         *,
         method: str | Adaptive = "dopri5",
         step: float | None = None,
         constraint: str | None = None,
     ) -> None:
-        start = number(start, "start")
-        end = number(end, "end", least=start)
-        schedule, store = schedule_of(F, start, end), object.__setattr__
-        super().__init__(schedule.maps)
-        store(self, "schedule", schedule)
-        store(self, "span", (start, end))
+        super().__init__([as_map(F)])
+        store = object.__setattr__
+        store(self, "time", number(time, "time", least=0))
         store(self, "integrator", integrator_of(method, step))
         store(self, "constraint", constraint)
 
     def __call__(self, mu: ParticleMeasure, /) -> ParticleMeasure:
         """Φ(μ); weights and positions stay."""
-        times = np.array(sorted({*self.span}))
-        *_, (last, _) = FlowProblem(
-            mu, self.schedule, times, self.integrator, self.constraint
-        ).states()
+        times = np.unique([0.0, self.time])
+        problem = FlowProblem(mu, self.maps[0], times, self.integrator, self.constraint)
+        *_, (last, _) = problem.states()
         return last
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
@@ -93,84 +87,54 @@ class FlowMap(Composite):
         self, mu: ParticleMeasure, geometry: str
     ) -> tuple[Linearisation, ParticleMeasure]:
         """The linearisation, and Φ(μ)."""
-        start = _Retraction.at(constraint_at(self.constraint, mu.points), mu.points)
-        steps = tuple(self._steps(mu, start.on, geometry))
+        on = constraint_at(self.constraint, mu.points)
+        steps = tuple(self._steps(mu, on, geometry))
         whole = Linearisation(
-            _Product(start, steps, each=False).as_linear_map(mu),
-            _Product(start, steps, each=True).as_linear_map(mu),
+            _Product(on, steps, each=False).as_linear_map(mu),
+            _Product(on.each(), steps, each=True).as_linear_map(mu),
         )
-        # Without absent atoms.
-        return whole @ identity_at(mu), mu.replace((steps[-1].end if steps else start).y)
+        end = steps[-1].moved if steps else mu.points
+        return whole @ identity_at(mu), mu.replace(on.retract(end))  # without absent atoms
 
     def _steps(self, mu: ParticleMeasure, on: Constraint, geometry: str) -> Iterator[_Step]:
-        method, following = tableau(self.integrator.method), None
+        method, velocity = tableau(self.integrator.method), Velocity(self.maps[0], on)
         mu = mu.replace(on.retract(mu.points))
-        for F, start, end in self.schedule.between(*self.span):
-            velocity = Velocity(F, on)
-            for taken in self.integrator.steps(velocity, mu, (start, end), step=following):
-                seen = [_Retraction.at(on, x) for x in taken.stages.reached]
-                slopes = [velocity.linearisation(mu.replace(R.y), geometry=geometry) for R in seen]
-                yield _Step(
-                    method, taken.size, slopes, seen, _Retraction.at(on, taken.stages.moved)
-                )
-                mu, following = taken.measure, taken.following
-
-
-class _Retraction(NamedTuple):
-    """The derivative of x, r ↦ y, the point of the constraint next to x, in x and in the radius r.
-
-    Attributes:
-        on: the constraint.
-        y: the points on it, (..., n, d).
-        stretch: s; the derivative in x is s P_y, which is symmetric.
-        outward: u, that in r.
-    """
-
-    on: Constraint
-    y: Tensor
-    stretch: Tensor
-    outward: Tensor
-
-    @classmethod
-    def at(cls, on: Constraint, points: Tensor) -> _Retraction:
-        return cls(on, on.retract(points), on.stretch(points), on.outward(points))
-
-    def each(self) -> _Retraction:
-        """That of every atom by itself, (..., n, 1, d)."""
-        y, stretch, outward = (x.unsqueeze(-2) for x in self[1:])
-        return _Retraction(self.on, y, stretch, outward)
-
-    def push(self, eps: Tensor, radius: Tensor) -> Tensor:
-        """s P_y ε + uρ."""
-        return self.stretch * self.on.tangent(self.y, eps) + self.outward * radius
-
-    def pull(self, zeta: Tensor) -> tuple[Tensor, Tensor]:
-        """s P_y ζ, ⟨u, ζ⟩."""
-        moved = self.stretch * self.on.tangent(self.y, zeta)
-        return moved, (self.outward * zeta).sum(-1, keepdim=True)
+        if not self.time:
+            return
+        for taken in self.integrator.steps(velocity, mu, (0.0, self.time)):
+            slopes = [
+                velocity.linearisation(mu.replace(on.retract(x)), geometry=geometry)
+                for x in taken.stages
+            ]
+            yield _Step(method, taken.size, slopes, taken.stages, taken.moved)
 
 
 class _Step(NamedTuple):
-    """One step: ε ↦ R'(ε + h Σⱼ bⱼκⱼ), κᵢ = Vᵢ Rᵢ'(ε + h Σⱼ aᵢⱼκⱼ), of linearisations V and R'."""
+    """One step: ε ↦ R'(ε + h Σⱼ bⱼκⱼ), κᵢ = Vᵢ R'(ε + h Σⱼ aᵢⱼκⱼ), with V and R' linearisations.
+
+    R' is that of the retraction, at the points of each stage and at the end, before retraction.
+    """
 
     method: Tableau
     size: float
     velocities: list[Linearisation]
-    retractions: list[_Retraction]
-    end: _Retraction
+    reached: Sequence[Tensor]
+    moved: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class _Product:
-    """The steps one after the other; also propagates the derivative in each particle's radius.
+    """The steps one after the other, with the derivative in each particle's radius.
+
+    A step begins on the constraint: there a displacement changes the radius by its part along x.
 
     Attributes:
-        start: the way onto the constraint.
+        on: the constraint.
         steps: the steps.
         each: for the fields of single atoms, in place of all atoms together.
     """
 
-    start: _Retraction
+    on: Constraint
     steps: tuple[_Step, ...]
     each: bool
 
@@ -185,56 +149,53 @@ class _Product:
             torch.Size(batch),
             mu.dtype,
             mu.device,
-            dense=lambda part: self._dense(torch.Size([*batch, *shape]))[part],
+            dense=lambda part: self._dense(mu, torch.Size([*batch, *shape]))[part],
         )
 
     def push(self, eps: Tensor) -> Tensor:
         """One product with each V."""
         return self._pushed(eps, lambda V, eps: V.matvec(eps))
 
-    def _dense(self, shape: torch.Size) -> Tensor:
+    def _dense(self, mu: ParticleMeasure, shape: torch.Size) -> Tensor:
         """The matrices of the flattened batch: all columns are pushed at once."""
-        y, size = self.start.y, math.prod(shape[-2:])
-        units = torch.eye(size, dtype=y.dtype, device=y.device)
+        size = math.prod(shape[-2:])
+        units = torch.eye(size, dtype=mu.dtype, device=mu.device)
         units = units.reshape(size, *(1 for _ in shape[:-2]), *shape[-2:]).expand(size, *shape)
         images = self._pushed(units, lambda V, eps: _by_columns(V.to_dense(), eps))
         return images.reshape(size, -1, size).permute(1, 2, 0)
 
     def _pushed(self, eps: Tensor, product: Callable[[LinearMap, Tensor], Tensor]) -> Tensor:
-        start = self._of(self.start)
-        radius = (start.outward * eps).sum(-1, keepdim=True)
-        eps = start.push(eps, radius)
         for step in self.steps:
+            _, radius = self.on.pull(self._of(step.reached[0]), eps)
             slopes: list[Tensor] = []
-            for row, V, R in self._stages(step):
+            for row, V, x in self._stages(step):
                 reached = stepped(eps, step.size, row, slopes)
-                slopes.append(product(V, R.push(reached, radius)))
+                slopes.append(product(V, self.on.push(x, reached, radius)))
             moved = stepped(eps, step.size, step.method.weights, slopes)
-            eps = self._of(step.end).push(moved, radius)
+            eps = self.on.push(self._of(step.moved), moved, radius)
         return eps
 
     def pull(self, zeta: Tensor) -> Tensor:
         """The transpose: the same stages, backwards."""
-        radius = torch.zeros_like(zeta[..., :1])
         for step in reversed(self.steps):
-            zeta, more = self._of(step.end).pull(zeta)
-            h, radius = step.size, radius + more
+            zeta, radius = self.on.pull(self._of(step.moved), zeta)
+            h = step.size
             slopes = [h * weight * zeta for weight in step.method.weights]
-            for i, (row, V, R) in reversed(list(enumerate(self._stages(step)))):
-                back, more = R.pull(V.rmatvec(slopes[i]))
+            for i, (row, V, x) in reversed(list(enumerate(self._stages(step)))):
+                back, more = self.on.pull(x, V.rmatvec(slopes[i]))
                 zeta, radius = zeta + back, radius + more
                 for j, weight in enumerate(row):
                     slopes[j] = torch.add(slopes[j], back, alpha=h * weight)
-        start = self._of(self.start)
-        zeta, more = start.pull(zeta)
-        return zeta + start.outward * (radius + more)
+            start = self._of(step.reached[0])
+            zeta = zeta + self.on.push(start, torch.zeros_like(zeta), radius)
+        return zeta
 
-    def _of(self, R: _Retraction) -> _Retraction:
-        return R.each() if self.each else R
+    def _of(self, points: Tensor) -> Tensor:
+        return points.unsqueeze(-2) if self.each else points
 
-    def _stages(self, step: _Step) -> Iterator[tuple[tuple[float, ...], LinearMap, _Retraction]]:
-        for row, V, R in zip(step.method.rows, step.velocities, step.retractions, strict=True):
-            yield row, V.field if self.each else V.atoms, self._of(R)
+    def _stages(self, step: _Step) -> Iterator[tuple[tuple[float, ...], LinearMap, Tensor]]:
+        for row, V, x in zip(step.method.rows, step.velocities, step.reached, strict=True):
+            yield row, V.field if self.each else V.atoms, self._of(x)
 
 
 def _by_columns(matrices: Tensor, eps: Tensor) -> Tensor:

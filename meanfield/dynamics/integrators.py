@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from meanfield.checks import choice, count, describe, number
-from meanfield.dynamics.schemes import ADAPTIVE, FIXED, Stages, Tableau, stages, stepped, tableau
+from meanfield.dynamics.schemes import ADAPTIVE, FIXED, Tableau, stages, stepped, tableau
 from meanfield.dynamics.velocities import Velocity
 from meanfield.errors import ConvergenceError
 from meanfield.linalg.vectors import lengths
@@ -28,7 +28,8 @@ class Step(NamedTuple):
 
     Attributes:
         size: h.
-        stages: where the velocity was evaluated.
+        stages: where the velocity was evaluated, before retraction.
+        moved: the end, before retraction.
         time: reached.
         measure: reached, on the constraint.
         evaluations: of the velocity, since the step before.
@@ -36,7 +37,8 @@ class Step(NamedTuple):
     """
 
     size: float
-    stages: Stages
+    stages: list[Tensor]
+    moved: Tensor
     time: float
     measure: ParticleMeasure
     evaluations: int
@@ -75,10 +77,10 @@ class FixedStep:
         n_steps = max(1, math.ceil((end - start) / self.step * (1 - 1e-12)))
         h = (end - start) / n_steps
         for k in range(1, n_steps + 1):
-            found = stages(method, velocity, mu, h)
-            mu = mu.replace(velocity.constraint.retract(found.moved))
+            reached, _, moved = stages(method, velocity, mu, h)
+            mu = mu.replace(velocity.constraint.retract(moved))
             time = end if k == n_steps else start + k * h
-            yield Step(h, found, time, mu, len(method.rows), None)
+            yield Step(h, reached, moved, time, mu, len(method.rows), None)
 
 
 @final
@@ -130,14 +132,17 @@ class Adaptive:
             step, spent = self._first_size(method, velocity, mu, slope), 2
         while time < end:
             if taken == self.max_steps:
-                raise self._too_many(time, end)
+                raise ConvergenceError(
+                    f"{self.method}: {self.max_steps} steps end at t = {time:g} of {end:g}; "
+                    "loosen rtol and atol, give coalesce=, or raise max_steps"
+                )
             least = 10 * math.ulp(time)
             size = min(max(step, least), end - time)
-            found = stages(method, velocity, mu, size, slope)
-            reached = mu.replace(velocity.constraint.retract(found.moved))
+            places, slopes, moved = stages(method, velocity, mu, size, slope)
+            reached = mu.replace(velocity.constraint.retract(moved))
             last, spent = velocity(reached).points, spent + len(method.rows)
             room = self._room(mu.points, reached.points)
-            error = size * self._error(method, (*found.slopes, last), room)
+            error = size * self._error(method, (*slopes, last), room)
             factor = _MARGIN * error ** (-1 / (method.order + 1)) if error else _LONGER
             if not error < 1:
                 step, longest = size * (factor if factor > _SHORTER else _SHORTER), 1.0
@@ -147,7 +152,7 @@ class Adaptive:
             # The end of the interval may have cut this step short: go on with the longer one.
             step = max(size * min(factor, longest), step if size < step else 0.0)
             time = end if size == end - time else time + size
-            yield Step(size, found, time, reached, spent, step)
+            yield Step(size, places, moved, time, reached, spent, step)
             mu, slope, spent, taken, longest = reached, last, 0, taken + 1, _LONGER
 
     def _room(self, *points: Tensor) -> Tensor:
@@ -188,12 +193,6 @@ class Adaptive:
         if max(fast, bend) <= 1e-15:
             return max(1e-6, 1e-3 * h)
         return min(100 * h, (0.01 / max(fast, bend)) ** (1 / (method.order + 1)))
-
-    def _too_many(self, time: float, end: float) -> ConvergenceError:
-        return ConvergenceError(
-            f"{self.method}: {self.max_steps} steps end at t = {time:g} of {end:g}; loosen rtol "
-            "and atol, give coalesce=, or raise max_steps"
-        )
 
     def _stuck(self, time: float, reached: Tensor) -> Exception:
         if not bool(reached.isfinite().all()):

@@ -55,32 +55,22 @@ def _from_arrays(kind: Any, errors: Sequence[Iterable[float]]) -> Tableau:
     )
 
 
-class Stages(NamedTuple):
-    """One step: where it evaluated the velocity, what it found there, and its end.
-
-    Attributes:
-        reached: the points of each stage, before retraction.
-        slopes: the velocities there.
-        moved: the end of the step, before retraction.
-    """
-
-    reached: tuple[Tensor, ...]
-    slopes: tuple[Tensor, ...]
-    moved: Tensor
-
-
 def stages(
     method: Tableau, velocity: Velocity, mu: ParticleMeasure, h: float, first: Tensor | None = None
-) -> Stages:
-    """One step from a measure, with the slope at its start if that is known."""
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """One step from a measure, with the slope at its start if that is known.
+
+    Returns:
+        The points of each stage before retraction, the slopes there, and the end of the step,
+        before retraction.
+    """
     # Each stage evaluates attention at its own measure; with the first measure's the order is 1.
     reached, slopes = [], [] if first is None else [first]
     for row in method.rows:
         reached.append(stepped(mu.points, h, row, slopes))
         if len(slopes) < len(reached):
             slopes.append(velocity(mu.replace(velocity.constraint.retract(reached[-1]))).points)
-    moved = stepped(mu.points, h, method.weights, slopes)
-    return Stages(tuple(reached), tuple(slopes), moved)
+    return reached, slopes, stepped(mu.points, h, method.weights, slopes)
 
 
 def stepped(

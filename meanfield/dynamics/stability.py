@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from meanfield.dynamics.constraints import constraint_at
 from meanfield.dynamics.flow_map import FlowMap
 from meanfield.dynamics.integrators import Adaptive
 from meanfield.dynamics.trajectories import TIME, checked_times
-from meanfield.dynamics.velocities import Velocity, schedule_of
+from meanfield.dynamics.velocities import Velocity
 from meanfield.habits import with_hints
 from meanfield.layers.composition import identity_at
 from meanfield.lipschitz import one_sided
@@ -37,7 +36,7 @@ _RATE = ("value", "upper", "miss", "converged")
 @torch.no_grad()
 @without_autocast
 def stability(
-    F: MeasureMap | Sequence[MeasureMap],
+    F: MeasureMap,
     mu: ParticleMeasure,
     times: Any,
     *,
@@ -81,27 +80,25 @@ def stability(
     """
     check_single(mu)
     clock = checked_times(times)
-    schedule = schedule_of(F, float(clock[0]), float(clock[-1]))
     small = mu.n_particles * mu.dim <= _DENSE
-    schedule.check_start(mu)
     measure, whole, rows = mu, identity_at(mu), []
     for k, t in enumerate(clock):
         if k:
-            span = FlowMap(
-                F, float(t), float(clock[k - 1]), method=method, step=step, constraint=constraint
-            )
-            moved, measure = span.followed(measure, "wasserstein")
+            span = float(t - clock[k - 1])
+            Phi = FlowMap(F, span, method=method, step=step, constraint=constraint)
+            moved, measure = Phi.followed(measure, "wasserstein")
             whole = moved @ whole
             if small:  # as matrices: later products then cost no evaluations of F
                 whole = Linearisation(whole.atoms.assembled(), whole.field.assembled())
-        # At the end of a layer the next one begins; after the last there is none.
-        layer = schedule.at(float(t), last=k == len(clock) - 1)
-        velocity = Velocity(layer, constraint_at(constraint, measure.points))
+        velocity = Velocity(F, constraint_at(constraint, measure.points))
         found = constant_of(whole, strict=False).values("constant", *_CONSTANT)
         speed = one_sided(velocity, measure, strict=False)
         rows.append(found | speed.values("rate", *_RATE))
         if small:
-            rows[-1]["exponents"] = _exponents(whole, float(t - clock[0]))
+            sigma = torch.linalg.svdvals(whole.atoms.to_dense())
+            seen = (sigma > _LOST * sigma[0]) & (k > 0)
+            logs = torch.where(seen, sigma.log() / float(t - clock[0]), torch.nan)
+            rows[-1]["exponents"] = to_host(logs)
     variables = [
         *LocalLipschitz.columns(
             "constant", *_CONSTANT, words="local W₂ constant of the flow map", dims=("time",)
@@ -125,9 +122,3 @@ def stability(
     spec = {"method": str(method), "step": step, "constraint": constraint}
     record = provenance(spec, dtype=mu.dtype, device=mu.device)
     return dataset(variables, values, coords={"time": (TIME, clock)}, attrs={"provenance": record})
-
-
-def _exponents(whole: Linearisation, elapsed: float) -> np.ndarray:
-    sigma = torch.linalg.svdvals(whole.atoms.to_dense())
-    seen = (sigma > _LOST * sigma[0]) & (elapsed > 0)
-    return to_host(torch.where(seen, sigma.log() / elapsed, torch.nan))

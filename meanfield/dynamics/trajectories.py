@@ -15,7 +15,8 @@ from meanfield.checks import as_floats, is_traced
 from meanfield.dynamics.constraints import Constraint, constraint_at
 from meanfield.dynamics.integrators import Integrator, out_of_range
 from meanfield.dynamics.merging import coalesced, meets
-from meanfield.dynamics.velocities import Schedule, Velocity
+from meanfield.dynamics.velocities import Velocity
+from meanfield.maps import Map
 from meanfield.measures import ParticleMeasure, check_measure, log_sums
 from meanfield.results import Variable
 
@@ -28,7 +29,7 @@ class FlowProblem:
 
     Attributes:
         start: μ at the first time.
-        schedule: the maps, and when each acts.
+        map: F, whose image is the velocity.
         times: output times, the first is that of the start.
         integrator: how it gets from one time to the next.
         constraint: None or "sphere".
@@ -36,7 +37,7 @@ class FlowProblem:
     """
 
     start: ParticleMeasure
-    schedule: Schedule
+    map: Map
     times: np.ndarray
     integrator: Integrator
     constraint: str | None
@@ -49,7 +50,6 @@ class FlowProblem:
                 "coalesce: expected one measure without batch axes or positions (atoms at "
                 f"different positions see different pasts), got {mu!r}"
             )
-        self.schedule.check_start(mu)
         constraint_at(self.constraint, mu.points)  # refuses a start that is not on it
 
     def states(self) -> Iterator[tuple[ParticleMeasure, int]]:
@@ -62,22 +62,21 @@ class FlowProblem:
         labels: Tensor | None = None  # for each particle the atom that it moves with, (n,)
         step, evaluations = None, 0
         yield moving, evaluations
-        for before, until in pairwise(self.times.tolist()):
-            for F, begin, end in self.schedule.between(before, until):
-                time = begin
-                while time < end:
-                    velocity = Velocity(F, on)
-                    for taken in self.integrator.steps(velocity, moving, (time, end), step=step):
-                        time, moving, step = taken.time, taken.measure, taken.following
-                        evaluations += taken.evaluations
-                        # The flow contracts clusters fast, which keeps adaptive steps short:
-                        # atoms are merged as soon as they meet.
-                        if self.coalesce and meets(moving, self.coalesce):
-                            break
-                    if not is_traced(moving.points) and not bool(moving.points.isfinite().all()):
-                        raise out_of_range(moving.dtype, begin)
-                    if self.coalesce:
-                        labels, moving, on = self._merged(labels, moving, on)
+        for time, until in pairwise(self.times.tolist()):
+            before = time
+            while time < until:
+                velocity = Velocity(self.map, on)
+                for taken in self.integrator.steps(velocity, moving, (time, until), step=step):
+                    time, moving, step = taken.time, taken.measure, taken.following
+                    evaluations += taken.evaluations
+                    # The flow contracts clusters fast, which keeps adaptive steps short: atoms
+                    # are merged as soon as they meet.
+                    if self.coalesce and meets(moving, self.coalesce):
+                        break
+                if not is_traced(moving.points) and not bool(moving.points.isfinite().all()):
+                    raise out_of_range(moving.dtype, before)
+                if self.coalesce:
+                    labels, moving, on = self._merged(labels, moving, on)
             points = moving.points if labels is None else moving.points[labels]
             yield self.start.replace(points), evaluations
 

@@ -1,21 +1,17 @@
-"""From maps of measures to velocities: one map for all times, or one map per layer."""
+"""From maps of measures to velocities on a constraint."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
 import torch
-from torch import Tensor
 
-from meanfield.dynamics.constraints import Constraint
+from meanfield.dynamics.constraints import Constraint, Sphere
 from meanfield.images import image_of
 from meanfield.layers.composition import Composite, identity_at
 from meanfield.linalg import LinearMap
-from meanfield.maps import Linearisation, Map, linearize
-from meanfield.maps.map import as_map
+from meanfield.maps import Linearisation, linearize
 from meanfield.measures import MeasureMap, ParticleMeasure
 
 
@@ -59,92 +55,16 @@ class Velocity(Composite):
 
     def linearisation(self, mu: ParticleMeasure, *, geometry: str = "euclidean") -> Linearisation:
         """The projected derivative of Γ, plus the derivative of the projection."""
-        F, tangent, points = self.maps[0], self.constraint.tangent, mu.points
+        F, x, on = self.maps[0], mu.points, self.constraint
         inner = linearize(F, mu, geometry=geometry)
-        if self.constraint.is_free:
+        if not isinstance(on, Sphere):
             return inner
-        image = image_of(F, mu).points
-        projected = particlewise_derivative(lambda v: tangent(points, v), image)
-        turned = particlewise_derivative(lambda x: tangent(x, image), points)
-        still = identity_at(mu)  # without absent atoms
-        return Linearisation(
-            projected.atoms @ inner.atoms + turned.atoms @ still.atoms,
-            projected.field @ inner.field + turned.field @ still.field,
+        units = torch.eye(mu.dim, dtype=mu.dtype, device=mu.device)
+        projection = on.tangent(x[..., None, :], units)
+        turned, still = on.turned(x, image_of(F, mu).points), identity_at(mu)
+        one = LinearMap.pointwise
+        return Linearisation(  # `still`: without absent atoms
+            one(projection) @ inner.atoms + one(turned) @ still.atoms,
+            one(projection[..., None, :, :]) @ inner.field
+            + one(turned[..., None, :, :]) @ still.field,
         )
-
-
-def particlewise_derivative(function: Callable[[Tensor], Tensor], points: Tensor) -> Linearisation:
-    """The linearisation of a function of points that acts on every particle by itself."""
-    units = torch.eye(points.shape[-1], dtype=points.dtype, device=points.device)
-
-    def image(unit: Tensor) -> Tensor:
-        return torch.func.jvp(function, (points,), (unit.expand_as(points).contiguous(),))[1]
-
-    matrices = torch.func.vmap(image, out_dims=-1)(units)
-    return Linearisation(
-        LinearMap.pointwise(matrices), LinearMap.pointwise(matrices.unsqueeze(-3))
-    )
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Which map acts when: one for all times, or the k-th for k ≤ t < k + 1.
-
-    Attributes:
-        maps: the maps.
-        shared: whether the only map acts at all times.
-    """
-
-    maps: tuple[Map, ...]
-    shared: bool
-
-    def at(self, time: float, *, last: bool = False) -> Map:
-        """The map that acts from this time on; with `last`, the one that acts up to it."""
-        if self.shared:
-            return self.maps[0]
-        return self.maps[math.ceil(time) - 1 if last and time > 0 else int(time)]
-
-    def between(self, start: float, end: float) -> Iterator[tuple[Map, float, float]]:
-        """The pieces of an interval in which one map acts: (map, from, to)."""
-        if self.shared:
-            yield self.maps[0], start, end
-            return
-        while start < end:
-            k = int(start)
-            stop = min(end, float(k + 1))
-            yield self.maps[k], start, stop
-            start = stop
-
-    def check_start(self, mu: ParticleMeasure) -> None:
-        """Refuse a measure that one of the maps cannot take, before any of them is called."""
-        for k, F in enumerate(self.maps):
-            name = "F" if self.shared else f"F[{k}]"
-            if F.dim not in (None, mu.dim):
-                raise ValueError(f"{name}: expected a map on R^{mu.dim}, got one on R^{F.dim}")
-            if F.causal and mu.positions is None:
-                raise ValueError(
-                    f"mu: expected positions, which {name} looks at, got none; "
-                    "ParticleMeasure.from_sequence(points) gives token i of n the position i/n"
-                )
-
-
-def schedule_of(F: MeasureMap | Sequence[MeasureMap], start: float, end: float) -> Schedule:
-    """One map for all times, or a sequence of them, checked against the times of a flow.
-
-    Raises:
-        TypeError: something that is not callable.
-        ValueError: an empty sequence, or times that the layers do not cover.
-    """
-    if isinstance(F, (str, bytes)):
-        raise TypeError(f"F: expected a map of measures or a list of them, got {F!r:.40}")
-    if not isinstance(F, Sequence):
-        return Schedule((as_map(F),), shared=True)
-    maps = tuple(as_map(each, f"F[{k}]") for k, each in enumerate(F))
-    if not maps:
-        raise ValueError("F: expected at least one map, got an empty sequence")
-    if not (start >= 0 and end <= len(maps)):
-        raise ValueError(
-            f"times: expected numbers in [0, {len(maps)}], the layers (layer k acts for "
-            f"k ≤ t < k + 1), got [{start:g}, {end:g}]"
-        )
-    return Schedule(maps, shared=False)

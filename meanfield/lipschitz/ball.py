@@ -21,7 +21,6 @@ def ball_upper(
     epsilon: float | Tensor,
     *,
     splitting: bool = True,
-    constant: float | Tensor | None = None,
     solver: NormSolver | None = None,
 ) -> Tensor:
     """Upper bound of the local constants at all measures within W_∞ distance ε of μ.
@@ -46,12 +45,10 @@ def ball_upper(
             before, for several at once.
         splitting: whether atoms may split. Without it only tokens move, and weights stay theirs:
             a smaller bound, for perturbed sequences.
-        constant: a bound of the local constant of F at μ, if one is known; the answer is as
-            certain as that. Small ones are factored, and large ones are bounded by the product of
-            those of the layers, where ``local_lipschitz(F, mu).upper`` is much smaller.
-        solver: of the norms of all intervals of maps of a chain, L(L + 1)/2 for L maps, such as
-            ``Lanczos()``: depth then does not multiply. The answer is as certain as all of them.
-            Small chains are factored without one.
+        solver: of the constants at μ of all intervals of maps of a chain, L(L + 1)/2 for L maps,
+            such as ``Lanczos()``: depth then does not multiply. The answer is as certain as all of
+            them. Without one, small maps and chains are factored, and large ones have certain
+            bounds, which are larger.
 
     Returns:
         The bound, ``(*batch,)``, with the further axes of ε before.
@@ -85,11 +82,6 @@ def ball_upper(
         found = ball_bounds(F, mu, radii, splitting=splitting)
     else:
         found, _ = Intervals.of(F.stages, mu, solver).within(radii, splitting=splitting)
-    if constant is not None:
-        constant = as_float_tensor(constant, "constant", like=mu.points).to(mu.points)
-        if not bool((constant >= 0).all()):
-            raise ValueError(f"constant: expected numbers ≥ 0, got {constant.tolist()}")
-        found = found.at_most(constant)
     wanted = torch.broadcast_shapes(eps.shape, batch)
     try:
         return found.upper.expand(wanted)

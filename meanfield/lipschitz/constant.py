@@ -120,16 +120,3 @@ def constant_of(
         converged=whole.converged & field.converged,
         n_matvecs=whole.n_matvecs + field.n_matvecs,
     )
-
-
-def split_displacement(constant: LocalLipschitz) -> Tensor:
-    """The splitting direction at its atom, 0 elsewhere, ``(*batch, n, d)``.
-
-    Raises:
-        ValueError: of a Euclidean constant there is none.
-    """
-    if constant.splitting_atom is None or constant.splitting_direction is None:
-        raise ValueError("expected a constant of geometry 'wasserstein', got a Euclidean one")
-    step = constant.splitting_direction.unsqueeze(-2)
-    at = constant.splitting_atom[..., None, None].expand_as(step)
-    return torch.zeros_like(constant.direction).scatter(-2, at, step)

@@ -19,7 +19,7 @@ from torch import Tensor
 from meanfield.linalg import Lanczos, LinearMap, operator_norm
 from meanfield.linalg.norms import largest_block_norm
 from meanfield.linalg.vectors import normalised
-from meanfield.lipschitz.constant import LocalLipschitz, split_displacement
+from meanfield.lipschitz.constant import LocalLipschitz
 from meanfield.maps import Linearisation, Map
 from meanfield.maps.autodiff import derivative_along
 from meanfield.measures import ParticleMeasure
@@ -129,13 +129,20 @@ def _moved(F: Map, mu: ParticleMeasure, found: LocalLipschitz) -> Tensor:
 
 def _split(F: Map, mu: ParticleMeasure, found: LocalLipschitz) -> Tensor:
     """D_xΓ_μ(xᵢ) w, ``(*batch, 1, d_out)``: atom i is stored twice, and its copies move apart."""
-    assert found.splitting_atom is not None and found.splitting_direction is not None
-    atom, step = found.splitting_atom, found.splitting_direction[..., None, :]
-    apart = torch.cat([split_displacement(found), -step], -2)
+    atom, step, own = _splitting(found)
+    apart = torch.cat([own, -step], -2)
     image = derivative_along(F, _divided(mu, atom), apart)
     index = atom[..., None, None].expand(*atom.shape, 1, image.shape[-1])
     # The images of the copies move oppositely, up to rounding.
     return 0.5 * (image.gather(-2, index) - image[..., -1:, :])
+
+
+def _splitting(found: LocalLipschitz) -> tuple[Tensor, Tensor, Tensor]:
+    """The atom that splits, its direction ``(*batch, 1, d)``, and that with 0 at the others."""
+    assert found.splitting_atom is not None and found.splitting_direction is not None
+    atom, step = found.splitting_atom, found.splitting_direction[..., None, :]
+    at = atom[..., None, None].expand_as(step)
+    return atom, step, torch.zeros_like(found.direction).scatter(-2, at, step)
 
 
 # --- whether it is differentiable ---
@@ -196,7 +203,7 @@ def _check_simple(
             rest = operator_norm(_deflated(at.atoms, found.direction), **how)
             second = torch.where(splits, second, rest.value * (1 + rest.error))
         if bool((wanted & splits).any()):
-            v = split_displacement(found)[..., None, :]
+            v = _splitting(found)[-1][..., None, :]
             rest, _ = largest_block_norm(_deflated(at.field, v), **how)
             second = torch.where(splits, rest.value * (1 + rest.error), second)
     if found.splitting is not None and not particlewise:

@@ -51,8 +51,9 @@ def local_lipschitz(
     constant of a layer is a penalty like any other. It costs one more derivative of F, along the
     worst direction, and in the backward pass the second singular value, since a double one has no
     derivative. The relative error of the gradient is about `residual` over the gap between the
-    two. With ``strict=False``, as in a training loop, nobody looks: where the two are close the
-    gradient is one of the generalised gradients. Under ``torch.no_grad()`` nothing is recorded.
+    two. With ``strict=False``, as in a training loop, the second singular value is not computed:
+    near a double one the result is a generalised gradient. Under ``torch.no_grad()`` nothing is
+    recorded.
 
     Args:
         F: a map of measures that keeps weights (and positions).

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from meanfield.checks import choice, describe, without_autocast
+from meanfield.checks import describe, without_autocast
 from meanfield.habits import with_hints
-from meanfield.lipschitz.constant import LocalLipschitz, split_displacement
+from meanfield.lipschitz.constant import LocalLipschitz
 from meanfield.maps import linearize
 from meanfield.maps.map import as_map
 from meanfield.measures import MeasureMap, ParticleMeasure, check_measure
@@ -28,7 +28,6 @@ class Localization(Answer, noun="localization", title="Where the constant lives"
         heads: ⟨J_h v, u⟩/σ, ``(*batch, H)``; sums to 1 since J = Σ_h J_h, but one head may have a
             negative share or one above 1: it then works against the others. None where F
             declares no heads; all 0 where σ = 0.
-        component: "particle" or "splitting".
     """
 
     particles: Tensor = labelled(
@@ -46,16 +45,14 @@ class Localization(Answer, noun="localization", title="Where the constant lives"
     heads: Tensor | None = labelled(
         "share of a head", dims=("head",), name="head_share", shown=True
     )
-    component: str = labelled("component", attribute=True)
 
 
 @with_hints
 @without_autocast
-def localize(
-    constant: LocalLipschitz, F: MeasureMap, mu: ParticleMeasure, *, component: str = "particle"
-) -> Localization:
+def localize(constant: LocalLipschitz, F: MeasureMap, mu: ParticleMeasure) -> Localization:
     """Shares of particles and heads in the worst direction v of a local constant σ = ‖Jv‖.
 
+    σ is its component `particle`: atoms move as a whole.
     Particle i has the share ‖vᵢ‖² of the displacement and ‖uᵢ‖² of the response u = Jv/σ;
     head h has ⟨J_h v, u⟩/σ. Where the top singular value is multiple, v is one of several
     answers and so are the shares.
@@ -65,11 +62,9 @@ def localize(
         F: the map. Its `heads` have shares too, if it declares some (`meanfield.Map`), as
             `meanfield.attention.SelfAttention` does.
         mu: the measure, as it was given for the constant.
-        component: "particle": atoms move as a whole. "splitting": one atom splits; it has the
-            share 1 of displacement and response, and the heads are those of D_xΓ_μ(xᵢ).
 
     Raises:
-        ValueError: an unknown component, a Euclidean constant's splitting, another shape.
+        ValueError: the constant of a measure of another shape.
 
     Source: not in the papers; definitions of this package.
 
@@ -87,19 +82,15 @@ def localize(
         )
     F = as_map(F)
     check_measure(mu)
-    choice(component, "component", ("particle", "splitting"))
     if constant.direction.shape != mu.points.shape:
         raise ValueError(
             f"expected the constant of this measure, of points {tuple(mu.points.shape)}, got one "
             f"with a direction {tuple(constant.direction.shape)}"
         )
-    v = constant.direction if component == "particle" else split_displacement(constant)
+    v = constant.direction
 
     def respond(G: MeasureMap) -> Tensor:
-        at = linearize(G, mu, geometry=constant.geometry)
-        if component == "particle":
-            return at.atoms.matvec(v)
-        return at.field.matvec(v.unsqueeze(-2)).squeeze(-2)
+        return linearize(G, mu, geometry=constant.geometry).atoms.matvec(v)
 
     image = respond(F)
     # Squares of constants near the end of the number range would overflow.
@@ -112,7 +103,6 @@ def localize(
         particles=v.square().sum(-1),
         responses=image.square().sum(-1) / safe[..., None],
         heads=_heads([respond(G) / scale for G in F.heads], image, safe),
-        component=component,
     )
 
 

@@ -62,14 +62,13 @@ def secant_ratio(
             positioned, or if their position marginals differ (d₂ = +∞).
     """
     check_map(F)
-    if check_measure(mu, "mu").is_positioned != check_measure(nu, "nu").is_positioned:
+    is_positioned = check_measure(mu, "mu").is_positioned
+    if is_positioned != check_measure(nu, "nu").is_positioned:
         raise ValueError(
             "expected both measures with positions or both without, got one of each; "
             "ParticleMeasure(mu.points, log_weights=mu.log_weights) drops positions"
         )
-    if conditional is None:
-        conditional = mu.is_positioned
-    conditional = as_bool(conditional, "conditional")
+    conditional = as_bool(is_positioned if conditional is None else conditional, "conditional")
     solve = solve_conditional_w2 if conditional else solve_w2
     denominator = solve(mu, nu, **settings)
     if not bool((denominator.lower > 0).all()):
@@ -108,8 +107,7 @@ def euclidean_secant_ratio(f: Callable[[Tensor], Tensor], X: Tensor, Y: Tensor) 
     """‖f(X) − f(Y)‖ / ‖X − Y‖ in the Frobenius norm: the discrete map on token sequences.
 
     Args:
-        f: from points (..., n, d) to points (..., n, d'); `sequence_map` makes one of a map of
-            measures.
+        f: from points (..., n, d) to points (..., n, d').
         X: sequence, shape (..., n, d).
         Y: sequence, same shape.
 
@@ -133,13 +131,3 @@ def euclidean_secant_ratio(f: Callable[[Tensor], Tensor], X: Tensor, Y: Tensor) 
         raise ValueError("expected X ≠ Y, got equal sequences")
     images = [pushforward(f, ParticleMeasure(points)).points for points in (X, Y)]
     return lengths((images[0] - images[1]).flatten(-2)) / apart
-
-
-def sequence_map(F: MeasureMap) -> Callable[[Tensor], Tensor]:
-    """The discrete map f of a map of measures: F(m(X)) = m(f(X)), token i at position i/n."""
-    check_map(F)
-
-    def f(points: Tensor) -> Tensor:
-        return F(ParticleMeasure.from_sequence(points)).points
-
-    return f

@@ -56,7 +56,7 @@ class Intervals:
     def of(
         cls, maps: Sequence[Map], mu: ParticleMeasure, solver: NormSolver | None = None
     ) -> Intervals:
-        """With L(L + 1)/2 norms, if there are three maps or more.
+        """With L(L + 1)/2 norms; of fewer than three maps if a solver is given.
 
         Args:
             maps: F_1, …, F_L.
@@ -70,7 +70,7 @@ class Intervals:
         size = len(maps) + 1
         norms = mu.points.new_full((size, size, *mu.batch_shape), math.inf)
         norms.diagonal().fill_(1.0)
-        if len(maps) > 2 and (solver is not None or all(map(is_small, measures))):
+        if solver is not None or (len(maps) > 2 and all(map(is_small, measures))):
             _measure(norms, maps, measures, solver)
         return cls(maps, measures, norms)
 

@@ -36,7 +36,6 @@ def constants_of(
     places: Sequence[Place],
     layers: Sequence[int],
     *,
-    geometry: str,
     rtol: float,
     bounds: bool,
     progress: bool,
@@ -47,7 +46,6 @@ def constants_of(
     Args:
         places: "attention" and "block" of each layer, as far as they are read, and "network".
         layers: their numbers.
-        geometry: of the constants.
         rtol: of the constants.
         bounds: whether their certain bounds are computed.
         progress: whether a terminal shows how many maps are done.
@@ -58,7 +56,7 @@ def constants_of(
     batch = places[0].measure.batch_shape
     texts = {"text": range(batch[0])} if batch else {}
     with tqdm(places, unit="map", leave=False, disable=None if progress else True) as bar:
-        rows = [_measured(place, geometry, rtol, bounds) for place in bar]
+        rows = [_measured(place, rtol, bounds) for place in bar]
     variables: list[Variable] = []
     values: dict[str, Any] = {}
     for name, words in _WORDS.items():
@@ -76,12 +74,12 @@ def constants_of(
         name: (Variable(name, f"{name}, from 0", dims=(name,), dtype="int64"), list(numbers))
         for name, numbers in {"layer": layers, **texts}.items()
     }
-    return dataset(variables, values, coords=coords, attrs={**attrs, "geometry": geometry})
+    return dataset(variables, values, coords=coords, attrs=attrs)
 
 
-def _measured(place: Place, geometry: str, rtol: float, bounds: bool) -> dict[str, np.ndarray]:
+def _measured(place: Place, rtol: float, bounds: bool) -> dict[str, np.ndarray]:
     name, F, mu = place
-    found = local_lipschitz(F, mu, geometry=geometry, rtol=rtol, strict=False)
+    found = local_lipschitz(F, mu, rtol=rtol, strict=False)
     values = found.values(name, *_PARTS)
     if bounds:
         try:

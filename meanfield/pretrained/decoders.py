@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,12 +46,7 @@ _PERI = (
 )
 
 
-class Projections(NamedTuple):
-    """Modules or matrices of queries, keys and values."""
-
-    query: Any
-    key: Any
-    value: Any
+_Projections = tuple[Any, Any, Any]  # modules or matrices of queries, keys and values
 
 
 # --- windows, as the classes in transformers have them: Llama none whatever is configured ---
@@ -80,21 +75,22 @@ def _width_of_kind(site: Site) -> int | None:
 # --- projections, kernels, feed-forward layers ---
 
 
-def _apart(site: Site) -> Projections:
+def _apart(site: Site) -> _Projections:
     own = site.module.self_attn
-    return Projections(own.q_proj, own.k_proj, own.v_proj)
+    return own.q_proj, own.k_proj, own.v_proj
 
 
-def _fused(site: Site) -> Projections:
+def _fused(site: Site) -> _Projections:
     """Phi's: one matrix, heads of queries first."""
     weight = linear(site.module.self_attn.qkv_proj).weight
     H, G = site.config.num_attention_heads, site.config.num_key_value_heads
     size = len(weight) // (H + 2 * G)
     parts = weight.split([H * size, G * size, G * size])
-    return Projections(*(Linear(part, None) for part in parts))
+    query, key, value = (Linear(part, None) for part in parts)
+    return query, key, value
 
 
-def _joint(site: Site) -> Projections:
+def _joint(site: Site) -> _Projections:
     """OLMo's: every head has the queries of all, and the keys, so that they are normalised so.
 
     A head of k coordinates becomes one of H k, in which its own have gains and the others 0 (see
@@ -113,7 +109,7 @@ def _joint(site: Site) -> Projections:
         assert weight is not None
         return Linear(weight, bias)
 
-    return Projections(wide(query, H), wide(key, G), value)
+    return wide(query, H), wide(key, G), value
 
 
 def _halves_first(rows: Tensor, groups: int, heads: int) -> Tensor:
@@ -186,7 +182,7 @@ def decoder(
     *,
     width: Callable[[Site], int | None] = _all,
     kernel: Callable[[Site], Kernel] = rotary_kernel,
-    projections: Callable[[Site], Projections] = _apart,
+    projections: Callable[[Site], _Projections] = _apart,
     normalization: Callable[[Site], RowWise] = lambda site: softmax,
     norms: tuple[tuple[str | None, str | None], ...] = _PRE,
     around_one: bool = False,

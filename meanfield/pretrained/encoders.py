@@ -81,11 +81,6 @@ def _like_bert(model_type: str, stem: str, **more: Any) -> Family:
     )
 
 
-def _roberta_tokens(config: Any) -> int:
-    # The first positions belong to the padding token and to nobody.
-    return int(config.max_position_embeddings) - int(config.pad_token_id) - 1
-
-
 def _albert(site: Site) -> Parts:
     block, own = site.module, site.module.attention
     return Parts(
@@ -136,10 +131,14 @@ def _gpt2(site: Site) -> Parts:
 
 
 _NO_POOLING = {"add_pooling_layer": False}
+# The first positions belong to the padding token and to nobody.
+_ROBERTA_TOKENS = TokenIds(
+    lambda config: int(config.max_position_embeddings) - int(config.pad_token_id) - 1
+)
 ENCODERS = (
     _like_bert("bert", "Bert", model_arguments=_NO_POOLING),
     *(
-        _like_bert(name, stem, model_arguments=_NO_POOLING, inputs=TokenIds(_roberta_tokens))
+        _like_bert(name, stem, model_arguments=_NO_POOLING, inputs=_ROBERTA_TOKENS)
         for name, stem in (("roberta", "Roberta"), ("xlm-roberta", "XLMRoberta"))
     ),
     encoder(

@@ -89,8 +89,7 @@ def load(
             f"config: expected none for a checkpoint, got {sorted(config)}; only random models "
             "(random:bert, random:gpt2, …) can be reshaped"
         )
-    folder, revision = find(text, download)
-    source = _from_folder(text, folder, revision, causal, exact)
+    source = _from_folder(text, find(text, download), causal, exact)
     return _readable(source, verify).to(device, dtype)
 
 
@@ -138,7 +137,7 @@ def read(
     """
     if isinstance(model, (torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)):
         masked = causal is not None and as_bool(causal, "causal")
-        source = Transformer(name, TORCH_ENCODER, masked, "", model, None)
+        source = Transformer(name, TORCH_ENCODER, masked, model, None)
     else:
         source = _of_transformers(model, causal, name, tokenizer)
     _check_one_dtype(source)
@@ -167,7 +166,7 @@ def _of_transformers(model: Any, causal: bool | None, name: str, tokenizer: Any)
             f"causal: expected {own} or None, as the configuration of the model has it, got "
             f"{causal}; change model.config.is_decoder or is_causal first"
         )
-    return Transformer(name, family, own, "", model.base_model, tokenizer)
+    return Transformer(name, family, own, model.base_model, tokenizer)
 
 
 def _readable(source: Transformer, verify: bool) -> Transformer:
@@ -219,19 +218,17 @@ def _random(name: str, causal: bool | None, seed: int, changes: dict[str, Any]) 
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
         model = model_class(model_config, **family.model_arguments)
-    return Transformer(name, family, masked, f"seed {seed}", _ready(model), WORDS)
+    return Transformer(name, family, masked, _ready(model), WORDS)
 
 
-def _from_folder(
-    name: str, folder: Path, revision: str, causal: bool | None, dtype: torch.dtype
-) -> Transformer:
+def _from_folder(name: str, folder: Path, causal: bool | None, dtype: torch.dtype) -> Transformer:
     family = family_of(model_type(folder), name)
     config_class, model_class = _classes(family)
     config = read_config(config_class, folder)
     masked = _set_mask(config, family, causal)
     arguments = {**family.model_arguments, "dtype": dtype}
     model = read_model(model_class, folder, config, arguments)
-    return Transformer(name, family, masked, revision, _ready(model), read_tokenizer(folder))
+    return Transformer(name, family, masked, _ready(model), read_tokenizer(folder))
 
 
 def _classes(family: Family) -> tuple[Any, Any]:

@@ -19,24 +19,24 @@ _WORDS = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model")
 _NAMES_SHOWN = 6
 
 
-def find(name: str, download: bool) -> tuple[Path, str]:
-    """The folder of a checkpoint and its commit, if known."""
+def find(name: str, download: bool) -> Path:
+    """The folder of a checkpoint."""
     if name in _PACKAGED:
-        return _packaged(name), ""
+        return _packaged(name)
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").exists():
             raise FileNotFoundError(f"{path}: expected a checkpoint, but it has no config.json")
-        return path, ""
+        return path
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise FileNotFoundError(f"name: expected the folder of a model, got {path}: nothing there")
     if cached := _snapshot(name, local=True):
-        return cached, cached.name
+        return cached
     reason = "the network was not asked (download=False)"
     if download:
         fetched, reason = _download(name)
         if fetched is not None:
-            return fetched, fetched.name
+            return fetched
     raise FileNotFoundError(
         f"model {name!r} is not in the local cache, and {reason}. Either pass download=True on a "
         f"connected machine, or run there: hf download {name}; or give the folder of a "

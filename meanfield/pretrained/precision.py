@@ -28,13 +28,11 @@ class InFloat64(TorchFunctionMode):
         named = dict(kwargs or {})
         if func is torch.Tensor.float:
             func = torch.Tensor.double
-        elif func is torch.Tensor.to and _is_kept(args[0]):
+        elif func is torch.Tensor.to and (
+            args[0].dtype == torch.float64 or not args[0].dtype.is_floating_point
+        ):
             args = tuple(torch.float64 if a is torch.float32 else a for a in args)
             named = {k: torch.float64 if v is torch.float32 else v for k, v in named.items()}
         elif func is functional.softmax:
             named["dtype"] = torch.float64
         return func(*args, **named)
-
-
-def _is_kept(tensor: torch.Tensor) -> bool:
-    return tensor.dtype == torch.float64 or not tensor.dtype.is_floating_point

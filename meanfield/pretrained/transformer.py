@@ -40,7 +40,6 @@ class Transformer(Hinted):
         name: as given to `meanfield.pretrained.load`.
         family: how models of its type are read.
         causal: whether the layers are masked.
-        revision: commit of the checkpoint if it is known, or "seed …" of a random model.
         model: the `torch.nn.Module` of transformers.
         tokenizer: of the checkpoint; "words", see `read`; or None.
     """
@@ -51,7 +50,6 @@ class Transformer(Hinted):
     name: str
     family: Family
     causal: bool
-    revision: str
     model: Any
     tokenizer: Any
 
@@ -174,31 +172,17 @@ class Transformer(Hinted):
         with torch.no_grad():
             return make(self._site(layer, length))
 
-    def network(
-        self, first: int = 0, last: int | None = None, *, length: int | None = None
-    ) -> Chain:
-        """Blocks first, …, last − 1 one after another; all from `first` on if `last` is None.
+    def network(self, *, length: int | None = None) -> Chain:
+        """All blocks one after another, and what follows the last one, such as a norm.
 
-        ``network()`` sends what `embeddings` returns to the model's ``last_hidden_state``. What
-        follows the last block (a final norm) is part of it where the last block is.
+        It sends what `embeddings` returns to the model's ``last_hidden_state``.
 
         Args:
-            first: the first block.
-            last: where to stop.
             length: as in `attention`.
-
-        Raises:
-            IndexError: there are no such blocks.
         """
-        stop = self.n_layers if last is None else last
-        if not 0 <= first < stop <= self.n_layers:
-            raise IndexError(
-                f"expected blocks first < last among 0..{self.n_layers}, got {first} and {stop}"
-            )
-        blocks = [self.block(layer, length=length) for layer in range(first, stop)]
+        blocks = [self.block(layer, length=length) for layer in range(self.n_layers)]
         with torch.no_grad():
-            ends = self.family.last(self.model) if stop == self.n_layers else ()
-        return Chain([*blocks, *ends])
+            return Chain([*blocks, *self.family.last(self.model)])
 
     # --- its inputs ---
 
@@ -263,11 +247,10 @@ class Transformer(Hinted):
         layers: Sequence[int] | None = None,
         bounds: bool = True,
         length: int | None = None,
-        geometry: str = "wasserstein",
         rtol: float = 1e-3,
         progress: bool = True,
     ) -> xr.Dataset:
-        """Local constants of attention layers, blocks and the network at a text.
+        """Local Wasserstein constants of attention layers, blocks and the network at a text.
 
         Args:
             tokens: as in `embeddings`; several texts lie along ``text``.
@@ -276,8 +259,7 @@ class Transformer(Hinted):
             bounds: whether certain bounds are computed too, which takes most of the time (of a
                 layer of MiniLM and 96 tokens 51 of 55 s).
             length: as in `embeddings`.
-            geometry: as of `meanfield.lipschitz.local_lipschitz`.
-            rtol: likewise.
+            rtol: as of `meanfield.lipschitz.local_lipschitz`.
             progress: a bar on a terminal.
 
         Returns:
@@ -312,7 +294,6 @@ class Transformer(Hinted):
         return constants_of(
             places,
             chosen,
-            geometry=geometry,
             rtol=rtol,
             bounds=as_bool(bounds, "bounds"),
             progress=as_bool(progress, "progress"),

@@ -73,18 +73,17 @@ def attacks() -> Iterator[tuple[str, Attack]]:
 
         name = f"tokens{', masked' if causal else ''}"
         yield name, Attack(tokens, causal=causal, uniform=True)
-    for p in (2.0, 3.0):
-        for causal in (False, True):
+    for causal in (False, True):
 
-            def cap(c: np.ndarray, n: int, d: int, p: float = p, causal: bool = causal) -> Any:
-                return bounds.capped_mean_field(c, 1.0, 1.0, TAU, p=p, causal=causal)
+        def cap(c: np.ndarray, n: int, d: int, causal: bool = causal) -> Any:
+            return bounds.capped_mean_field(c, 1.0, 1.0, TAU, causal=causal)
 
-            def l2(c: np.ndarray, n: int, d: int, p: float = p, causal: bool = causal) -> Any:
-                return bounds.l2_mean_field(c, 1.0, 1.0, d, p=p, causal=causal)
+        def l2(c: np.ndarray, n: int, d: int, causal: bool = causal) -> Any:
+            return bounds.l2_mean_field(c, 1.0, 1.0, d, causal=causal)
 
-            tail = f"{', masked' if causal else ''}, p = {p:g}"
-            yield f"soft_cap{tail}", Attack(cap, p, causal=causal, score="soft cap")
-            yield f"l2_mean_field{tail}", Attack(l2, p, causal=causal, score="l2")
+        tail = ", masked" if causal else ""
+        yield f"soft_cap{tail}", Attack(cap, causal=causal, score="soft cap")
+        yield f"l2_mean_field{tail}", Attack(l2, causal=causal, score="l2")
 
 
 def layers(size: int, d: int, score: str, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:

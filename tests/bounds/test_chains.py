@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from meanfield import AttentionParameters, ParticleMeasure, SelfAttention, bounds, sampling
 from meanfield.attention.kernels import alibi, cosine, dot_product, l2, qk_norm, rotary, soft_cap
-from meanfield.bounds.diracs import circle_response
 from meanfield.bounds.scores import by_oscillation
 from meanfield.bounds.sharp import kernel_norm
 from meanfield.bounds.spheres import sphere_mean_field, tangential_norm
@@ -105,7 +104,7 @@ def test_no_constant_behind_a_norm_exceeds_a_row(seed, d, kind, centred, causal,
         row = "masked mean field" if causal else "mean field"
         assert table.row(row).value <= anywhere.row(row).value
     else:
-        assert anywhere.row("tokens").reason is not None
+        assert anywhere.row("tokens").reason
 
 
 def test_what_bounds_attention_is_multiplied_by_the_constant_of_the_norm():
@@ -202,16 +201,6 @@ def test_behind_a_norm_theorem_c_3_sees_the_points_that_the_norm_makes():
     assert found == pytest.approx(expected, rel=1e-7)
 
 
-def test_values_along_what_a_layer_norm_takes_off_reach_nothing():
-    """V + 5·11ᵀ is V behind LayerNorm: a circle along 1 would reach 15 times as much."""
-    rows = []
-    for V in (torch.eye(3), torch.eye(3) + 5 * torch.ones(3, 3)):
-        par = AttentionParameters.from_bilinear(-0.3 * torch.eye(3), V)
-        F = Chain([LayerNorm(torch.ones(3), torch.zeros(3), 0.0), SelfAttention(par)])
-        rows.append(bounds.table(F, 2.0).row("sphere, two Diracs").value)
-    assert rows[1] == pytest.approx(rows[0], rel=1e-5)
-
-
 @pytest.mark.parametrize("name", BOUNDED)
 @pytest.mark.parametrize("causal", [False, True])
 def test_bounded_scores_bound_every_constant(name, causal):
@@ -259,7 +248,8 @@ def test_the_far_token_reaches_its_row():
         A, V = torch.randn(2, d, d, dtype=F64, generator=g)
         if k == 0:
             A = -torch.eye(d, dtype=F64)
-        row = bounds.table((A, V), radius, n).row("far token")
+        F = SelfAttention(AttentionParameters.from_bilinear(A, V))
+        row = bounds.table(F, radius, n).row("far token")
         if not row.applicable:
             continue
         seen += 1
@@ -274,12 +264,12 @@ def test_the_far_token_reaches_its_row():
         else:
             y = height * unit
         mu = ParticleMeasure(torch.stack([y, *[x] * (n - 1)]))
-        F = SelfAttention(AttentionParameters.from_bilinear(A, V))
         found = float(local_lipschitz(F, mu, geometry="euclidean").value)
         assert row.value <= found * (1 + 1e-9)
     assert seen > 8
     turn = torch.tensor([[0.0, -1.0], [1.0, 0.0]], dtype=F64)
-    row = bounds.table((9 * turn, np.eye(2)), 1.0, 2).row("far token")
+    F = SelfAttention(AttentionParameters.from_bilinear(9 * turn, np.eye(2)))
+    row = bounds.table(F, 1.0, 2).row("far token")
     assert bounds.tokens_lower(9.0, 1.0, 2) <= row.value <= 1.1 * bounds.tokens_lower(9.0, 1.0, 2)
 
 
@@ -330,8 +320,7 @@ def test_two_diracs_on_a_circle_reach_their_number_and_nothing_exceeds_the_spher
         F = Chain([RMSNorm(torch.ones(d, dtype=F64), 0.0), SelfAttention(par)])
         radius, c = d**0.5, gamma * d
         table = bounds.table(F, 2 * radius)
-        upper, lower = table.row("sphere").value, table.row("sphere, two Diracs").value
-        assert lower == pytest.approx(bounds.sphere_two_dirac_lower(gamma, radius), rel=1e-8)
+        upper, lower = table.row("sphere").value, bounds.sphere_two_dirac_lower(gamma, radius)
         angle = torch.linspace(0.05, math.pi, 60, dtype=F64)
         logs = -c * (1 + angle.cos())[:, None] + torch.linspace(-4, 2, 60, dtype=F64)
         light = torch.stack([-angle.cos(), angle.sin()], -1)
@@ -358,32 +347,8 @@ def test_the_circle_s_number_is_the_maximum_of_its_formula(c):
         np.sqrt(t * (1 - t)) * np.exp(c * (1 + np.cos(angle)) / 2) * np.linalg.norm(answer, axis=0)
     )
     place = np.unravel_index(np.argmax(size), size.shape)
-    value, along = circle_response(c)
+    value = bounds.sphere_two_dirac_lower(c, 1.0)
     assert size[place] <= value * (1 + 1e-12) and value == pytest.approx(size[place], rel=1e-4)
-    expected = answer[:, place[0], place[1]] / np.linalg.norm(answer[:, place[0], place[1]])
-    np.testing.assert_allclose(along, expected, atol=0.01)
-
-
-@pytest.mark.parametrize("c", [0.5, 3.0])
-def test_any_values_answer_on_the_circle_as_the_derivative_says(c):
-    V = torch.tensor([[1.0, 2.0], [-0.5, 0.7]], dtype=F64)
-    A = torch.diag(torch.tensor([-c / 2, 0.15], dtype=F64))
-    F = Chain([RMSNorm([1.0, 1.0], 0.0), SelfAttention(AttentionParameters.from_bilinear(A, V))])
-    row = bounds.table(F, 3.0).row("sphere, two Diracs")
-    value, along = circle_response(c)
-    signs = [float(np.linalg.norm(V.numpy() @ (along * [1, s]))) for s in (1, -1)]
-    assert value * min(signs) * (1 - 1e-6) <= row.value <= value * max(signs)
-    # Two Diracs with the best weights and angle of those that are tried reach it.
-    angle = torch.linspace(0.05, math.pi, 80, dtype=F64)
-    logs = -c * (1 + angle.cos())[:, None] + torch.linspace(-4, 2, 80, dtype=F64)
-    found = 0.0
-    for sign in (1.0, -1.0):
-        light = torch.stack([-angle.cos(), sign * angle.sin()], -1)[:, None].expand(-1, 80, -1)
-        points = torch.stack([torch.tensor([1.0, 0.0], dtype=F64).expand_as(light), light], -2)
-        pair = torch.stack([torch.zeros_like(logs), logs], -1).log_softmax(-1)
-        mu = ParticleMeasure(2**0.5 * points.flatten(0, 1), log_weights=pair.flatten(0, 1))
-        found = max(found, float(local_lipschitz(F, mu).value.max()))
-    assert row.value * 0.999 <= found <= bounds.table(F, 3.0).row("sphere").value
 
 
 @pytest.mark.parametrize("n", [1, 2, 17])
@@ -429,8 +394,6 @@ def test_what_contradicts_the_map_or_the_ball_is_refused():
     for chain in (Chain([N, N, F]), Chain([F, N]), Chain([N]), MLP([[1.0, 0.0]], [[1.0], [0.0]])):
         with pytest.raises(TypeError, match="layer: expected SelfAttention, a Chain of LayerNorm"):
             bounds.table(chain, 1.0)
-    with pytest.raises(ValueError, match="causal: expected False, as the layer says"):
-        bounds.table(Chain([N, F]), 1.0, causal=True)
     with pytest.raises(
         ValueError, match=r"points: expected them in the ball of radius 1\.4, got 1\.41"
     ):
@@ -444,7 +407,7 @@ def test_what_contradicts_the_map_or_the_ball_is_refused():
     table = bounds.table(SelfAttention(par, kernel=rotary()), 2.0, points=X)
     row = table.row("at the points")
     assert row.applicable
-    assert table.row("sphere").reason is not None and table.n == 3
+    assert table.row("sphere").reason and table.n == 3
     free = AttentionParameters([[1.0, 0.0]], [[1.0, 0.0]], [[0.0, 1.0]])
     assert (
         "do not" in bounds.table(SelfAttention(free, kernel=l2), 1.0, 3).row("L2, Thm 3.2").reason

@@ -102,9 +102,12 @@ def test_knowing_more_of_a_layer_never_loosens_its_bound(p):
     lower = bounds.masked_two_dirac_lower(c, 1.0, p=p)
     assert (lower <= line).all() and (line <= anywhere).all() and (line < anywhere).any()
     np.testing.assert_array_equal(anywhere, bounds.masked_mean_field(c, 1.0, 1.0, p=p, dim=7))
-    # A cap that does not cut is no better than the scores without it.
-    capped = bounds.capped_mean_field(c, 1.0, 1.0, 1e9, p=p, causal=True)
-    assert (anywhere <= capped * (1 + 1e-6)).all()
+
+
+def test_a_cap_that_does_not_cut_is_no_better_than_the_scores_without_it():
+    c = np.linspace(0, 15, 301)
+    capped = bounds.capped_mean_field(c, 1.0, 1.0, 1e9, causal=True)
+    assert (bounds.masked_mean_field(c, 1.0, 1.0) <= capped * (1 + 1e-6)).all()
 
 
 @pytest.mark.parametrize("p", [1.5, 2.0, 3.0])

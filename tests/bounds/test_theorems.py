@@ -108,10 +108,14 @@ def test_the_masked_formulas_agree_with_searches(c, p):
     found = bounds.masked_mean_field(c, 1.0, 1.0, p=p, dim=1)
     line = bounds_oracles.on_the_line(c, p)
     assert found == pytest.approx(min(two, three, line) + c, **SEARCHED)
-    found = by_oscillation(1.0, 1.0, 2 * c, c / 2, c, p=p, causal=True)
+
+
+@pytest.mark.parametrize("c", [0.5, 9.0])
+def test_the_masked_formulas_of_bounded_scores_agree_with_searches(c):
+    found = by_oscillation(1.0, 1.0, 2 * c, c / 2, c, causal=True)
     two, three = (
-        bounds_oracles.by_two_norms_bounded(c / 2, 2 * c, p),
-        bounds_oracles.by_three_norms_bounded(c / 2, 2 * c, p),
+        bounds_oracles.by_two_norms_bounded(c / 2, 2 * c, 2.0),
+        bounds_oracles.by_three_norms_bounded(c / 2, 2 * c, 2.0),
     )
     assert found == pytest.approx(min(two, three) + c, **SEARCHED)
 
@@ -230,9 +234,9 @@ def test_everything_broadcasts_and_nothing_is_nan():
             bounds.masked_mean_field(A, V, R, p=p, dim=1),
             bounds.tokens(A, V, R, 7),
             bounds.tokens(A, V, R, math.inf, causal=True),
-            bounds.capped_mean_field(A, V, R, 2.0, p=p, causal=True),
-            bounds.l2_mean_field(A, V, R, 3, p=p),
-            by_oscillation(V, R, A, A, A, p=p),
+            bounds.capped_mean_field(A, V, R, 2.0, causal=True),
+            bounds.l2_mean_field(A, V, R, 3),
+            by_oscillation(V, R, A, A, A),
             bounds.two_dirac_lower(A, R, p=p),
             bounds.masked_two_dirac_lower(A, R, p=p),
             two_dirac_entry(A, R, -900.0, p=p),

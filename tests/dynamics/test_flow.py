@@ -195,29 +195,12 @@ def test_without_scores_gaps_stay_and_the_mean_grows_exponentially():
 
 def test_euler_with_step_one_is_the_residual_network():
     A, V, mu = case(8, positioned=True)
-    layers = [
-        attention(A, V, causal=True),
-        attention(A.mT, 0.5 * V),
-        attention(-A, V.mT, causal=True),
-    ]
-    ds = dynamics.flow(layers, mu, [0, 1, 2, 3], method="euler", step=1.0)
+    F = attention(A, V, causal=True)
+    ds = dynamics.flow(F, mu, [0, 1, 2, 3], method="euler", step=1.0)
     x = mu
-    for k, layer in enumerate(layers):
-        x = x.replace(x.points + layer(x).points)
+    for k in range(3):
+        x = x.replace(x.points + F(x).points)
         np.testing.assert_array_equal(ds.points[k + 1], x.points)
-    # A step never reaches over the end of a layer.
-    long = dynamics.flow(layers, mu, [0, 3], method="euler", step=5.0)
-    np.testing.assert_array_equal(long.points[-1], ds.points[-1])
-
-
-def test_a_flow_of_layers_goes_from_one_to_the_next():
-    A, V, mu = case(9)
-    first, second = attention(A, V), attention(A.mT, V)
-    both = dynamics.flow([first, second], mu, [0, 0.5, 2], method=PRECISE, constraint="sphere")
-    half = dynamics.flow(first, mu, [0, 1], method=PRECISE, constraint="sphere")
-    nu = mu.replace(torch.as_tensor(half.points.values[-1]))
-    end = dynamics.flow(second, nu, [0, 1], method=PRECISE, constraint="sphere")
-    np.testing.assert_allclose(both.points[-1], end.points[-1], atol=1e-9)
 
 
 @pytest.mark.parametrize("method", ["rk4", "euler", "dopri5"])
@@ -425,7 +408,7 @@ def test_every_variable_says_what_it_is_and_where_it_comes_from():
     )  # fmt: skip
     assert all("long_name" in v.attrs for v in ds.variables.values())
     spec = read_provenance(ds)["spec"]
-    assert spec["maps"] == ["SelfAttention"]
+    assert spec["map"] == "SelfAttention"
     assert "rk4" in spec["method"]
     np.testing.assert_array_equal(ds.positions, mu.positions)
     np.testing.assert_array_equal(ds.time, TIMES)
@@ -470,8 +453,6 @@ def test_single_precision_stays_single():
         ({"coalesce": -1.0}, "coalesce: expected a number"),
         ({"observe": {"points": size}}, "is taken"),
         ({"observe": {"cov": moments}}, "name the dimensions"),
-        ({"F": []}, "at least one map"),
-        ({"F": [attention(*case()[:2])], "times": [0, 2]}, "times: expected numbers in"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_with_what_would(change, message):
@@ -487,21 +468,12 @@ def test_a_map_to_another_dimension_is_no_velocity():
         dynamics.flow(attention(A, V[:2]), mu, TIMES)
 
 
-def test_a_layer_that_does_not_fit_is_named_before_the_flow_begins():
+def test_a_map_that_does_not_fit_the_measure_is_refused():
     A, V, mu = case(25)
-    calls = []
-
-    def noted(nu):
-        calls.append(nu)
-        return nu
-
-    masked = attention(A, V, causal=True)
-    with pytest.raises(ValueError, match=r"positions, which F\[1\] looks at"):
-        dynamics.flow([noted, masked], mu, [0, 2])
-    narrow = attention(A[:2, :2], V[:2, :2])
-    with pytest.raises(ValueError, match=r"F\[1\]: expected a map on R\^3, got one on R\^2"):
-        dynamics.flow([noted, narrow], mu, [0, 2])
-    assert not calls
+    with pytest.raises(ValueError, match="positions"):
+        dynamics.flow(attention(A, V, causal=True), mu, [0, 2])
+    with pytest.raises(ValueError, match="points of dimension 2, got dimension 3"):
+        dynamics.flow(attention(A[:2, :2], V[:2, :2]), mu, [0, 2])
 
 
 def test_a_particle_at_the_origin_is_on_no_sphere():

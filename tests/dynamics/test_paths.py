@@ -55,14 +55,14 @@ def test_flow_maps_compose_and_end_where_the_flow_does():
     mu = ParticleMeasure(sampling.sphere(7, 3, generator=generator(4)))
     whole = dynamics.FlowMap(F, 1.0, method="rk4", step=0.1, constraint="sphere")
     first = dynamics.FlowMap(F, 0.4, method="rk4", step=0.1, constraint="sphere")
-    rest = dynamics.FlowMap(F, 1.0, start=0.4, method="rk4", step=0.1, constraint="sphere")
+    rest = dynamics.FlowMap(F, 0.6, method="rk4", step=0.1, constraint="sphere")
     torch.testing.assert_close(rest(first(mu)).points, whole(mu).points, rtol=0, atol=1e-12)
     ds = dynamics.flow(F, mu, [0, 1], method="rk4", step=0.1, constraint="sphere")
     np.testing.assert_array_equal(ds.points[-1], whole(mu).points)
     still = dynamics.FlowMap(F, 0.0)
     torch.testing.assert_close(still(mu).points, mu.points)
-    with pytest.raises(ValueError, match="end: expected a number ≥"):
-        dynamics.FlowMap(F, 0.0, start=1.0)
+    with pytest.raises(ValueError, match="time: expected a number ≥"):
+        dynamics.FlowMap(F, -1.0)
 
 
 def test_two_measures_part_no_faster_than_local_constants_allow():

@@ -76,14 +76,14 @@ linalg.Lanczos(max_steps=20, miss=1e-3, generator=torch.Generator())
 local_lipschitz(F, mu, geometry="wasserstein", rtol=1e-3, solver=linalg.Dense(), strict=True)
 secant_ratio(F, mu, nu, conditional=False)
 euclidean_secant_ratio(lambda x: x**2, x, x + 0.5)
-lipschitz.ball_upper(F, mu, 0.1, splitting=True, constant=9.0, solver=linalg.Dense())
+lipschitz.ball_upper(F, mu, 0.1, splitting=True, solver=linalg.Dense())
 lipschitz.one_sided(F, mu, rtol=1e-3, upper_rtol=0.1, solver=linalg.Dense(), strict=True)
 lipschitz.cache_error(x, (x, x), (y, y), log_weights=np.log(a), scale=1.0, epsilon=0.1)
 lipschitz.cache_error(x, None, (y, y), sink=0.5, within=(0.1, s))
 lipschitz.Readout([[1.0, 0.5], [0.0, 1.0]], bias=[0.0, 1.0], token=1)
 lipschitz.certified_radius(F, lipschitz.Readout(A), mu, solver=linalg.Dense())
 lipschitz.worst_case(F, 1.0, n_atoms=2, dim=2, positioned=False, starts=2, steps=1)
-lipschitz.localize(constant, F, mu, component="particle")
+lipschitz.localize(constant, F, mu)
 lipschitz.compare_lemma_3_2(F, x, steps=[0.1], conditional=False, generator=torch.Generator())
 lipschitz.infinity_norm(F, mu)
 lipschitz.local_order(F, mu, p=2.0)
@@ -92,8 +92,8 @@ lipschitz.local_order(F, mu, p=2.0)
 BOUNDS = """
 bounds.mean_field(1.0, 1.0, 1.0, p=2.0, shift=0.5)
 bounds.masked_mean_field(1.0, 1.0, 1.0, dim=1, p=2.0, shift=0.5)
-bounds.capped_mean_field(1.0, 1.0, 1.0, 2.0, p=2.0, causal=False, shift=0.5, key_shift=0.5)
-bounds.l2_mean_field(1.0, 1.0, 1.0, 2, p=2.0, causal=False)
+bounds.capped_mean_field(1.0, 1.0, 1.0, 2.0, causal=False, shift=0.5, key_shift=0.5)
+bounds.l2_mean_field(1.0, 1.0, 1.0, 2, causal=False)
 bounds.mean_field(1.0, 1.0, 1.0, skip=1.0, sink=0.0)
 bounds.sphere_mean_field(1.0, 1.0, 1.0, shift=0.5)
 bounds.one_sided(1.0, 1.0, 1.0, shift=0.5)
@@ -114,7 +114,7 @@ bounds.l2_attention_2(tied, 5)
 bounds.l2_attention_inf(tied, 5)
 bounds.l2_attention_max(tied, 5)
 bounds.local_upper(F, mu)
-bounds.table(params, 1.0, 5, causal=False)
+bounds.table(params, 1.0, 5)
 bounds.table(params, 2.0, points=mu)
 """
 
@@ -135,7 +135,7 @@ transport.conditional_sinkhorn_divergence(seq, later, penalty=1.0, blur=0.5, sca
 DYNAMICS = """
 dynamics.flow(F, mu, [0.0, 1.0], method="rk4", step=0.5, coalesce=0.1)
 dynamics.stability(F, mu, [0.0, 1.0], method="rk4", step=0.5)
-dynamics.FlowMap(F, 1.0, 0.5, method="rk4", step=0.5)
+dynamics.FlowMap(F, 0.5, method="rk4", step=0.5)
 dynamics.Adaptive("dopri5", rtol=1e-3, atol=1e-6, max_steps=50)
 dynamics.measure_at(flown, 1)
 dynamics.cluster_count(mu, 0.1)
@@ -171,12 +171,13 @@ _LATER = "FlowMap.F contractive.F Bounded.map"
 _FINE = [
     (
         "0",
-        "scale start eps temperature token radius epsilon constant rtol norm_A norm_V norm_G "
+        "scale time eps temperature token radius epsilon constant rtol norm_A norm_V norm_G "
         "gamma shift key_shift rank log_ratio exponent coalesce penalty position_atol atol std "
         "logits max_iterations seed index heavy_at skip sink",
     ),
-    ("-1.0", "scale start exponent log_ratio gamma index logits seed heavy_at sink"),
-    ("inf", "p n penalty width ball_upper.constant"),
+    ("-1.0", "scale exponent log_ratio gamma index logits seed heavy_at sink"),
+    ("inf", "p n penalty width"),
+    ("-inf", "sink"),
     ("10**30", "n rank"),
     (
         "g + 0.5",

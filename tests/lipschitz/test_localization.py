@@ -56,40 +56,20 @@ def test_shares_agree_with_dense_algebra_head_by_head(problem: Problem, geometry
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("component", ["particle", "splitting"])
 @pytest.mark.parametrize("geometry", ["wasserstein", "euclidean"])
-def test_a_batch_is_localised_one_by_one(causal, component, geometry):
+def test_a_batch_is_localised_one_by_one(causal, geometry):
     F = SelfAttention(AttentionParameters.random(4, n_heads=2, biases=True), causal=causal)
     mu = ParticleMeasure.from_sequence(torch.randn(3, 5, 4, dtype=F64))
     constant = local_lipschitz(F, mu, geometry=geometry)
-    if component == "splitting" and geometry == "euclidean":
-        with pytest.raises(ValueError, match="geometry 'wasserstein'"):
-            localize(constant, F, mu, component=component)
-        return
-    together = localize(constant, F, mu, component=component)
+    together = localize(constant, F, mu)
     assert together.heads is not None
     assert together.heads.shape == (3, 2)
     torch.testing.assert_close(together.heads.sum(-1), torch.ones(3, dtype=F64))
     for k, one in enumerate(mu):
-        alone = localize(local_lipschitz(F, one, geometry=geometry), F, one, component=component)
+        alone = localize(local_lipschitz(F, one, geometry=geometry), F, one)
         torch.testing.assert_close(together.particles[k], alone.particles)
         torch.testing.assert_close(together.responses[k], alone.responses)
         torch.testing.assert_close(together.heads[k], alone.heads)
-
-
-def test_splitting_is_one_particle_and_its_heads_add_up_to_the_component():
-    F = SelfAttention(AttentionParameters.random(3, n_heads=3, std=1.0))
-    mu = ParticleMeasure(torch.randn(4, 3, dtype=F64), weights=[0.1, 0.2, 0.3, 0.4])
-    constant = local_lipschitz(F, mu)
-    found = localize(constant, F, mu, component="splitting")
-    atom, u = int(constant.splitting_atom), constant.splitting_direction
-    torch.testing.assert_close(found.particles, torch.eye(4, dtype=F64)[atom])
-    torch.testing.assert_close(found.responses, torch.eye(4, dtype=F64)[atom])
-    each = torch.stack(
-        [SelfAttention(F.parameters.head(h)).field_jacobians(mu)[atom] @ u for h in range(3)]
-    )
-    total = each.sum(0)
-    torch.testing.assert_close(found.heads, each @ total / (total @ total))
 
 
 def test_two_heads_that_are_equal_share_equally_and_opposite_ones_work_against_each_other():
@@ -151,7 +131,5 @@ def test_bad_arguments_are_refused():
     F = SelfAttention(AttentionParameters.random(2))
     mu = ParticleMeasure(torch.randn(3, 2, dtype=F64))
     constant = local_lipschitz(F, mu)
-    with pytest.raises(ValueError, match="component.*'heads'"):
-        localize(constant, F, mu, component="heads")
     with pytest.raises(ValueError, match="constant of this measure"):
         localize(constant, F, ParticleMeasure([[0.0, 0.0]]))

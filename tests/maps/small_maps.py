@@ -213,7 +213,7 @@ MAPS = {
     "velocity": lambda dtype=F64: _on_the_sphere(dtype),
     "flow": lambda dtype=F64: FlowMap(attention(dtype=dtype), 0.4, method="rk4", step=0.2),
     "flow, causal": lambda dtype=F64: FlowMap(
-        [attention(True, dtype=dtype), attention(True, 5, dtype)], 2.0, method="euler", step=1.0
+        attention(True, dtype=dtype), 2.0, method="euler", step=1.0
     ),
     "plain function": lambda dtype=F64: plain,
     "subclass": lambda dtype=F64: Drift(),

@@ -18,17 +18,17 @@ from tests.pretrained.small_models import small
 IDS = torch.arange(3, 8)
 
 
-@pytest.mark.parametrize(("name", "geometry"), [("bert", "wasserstein"), ("llama", "euclidean")])
-def test_every_constant_is_that_of_its_map_at_what_enters_it(name, geometry):
+@pytest.mark.parametrize("name", ["bert", "llama"])
+def test_every_constant_is_that_of_its_map_at_what_enters_it(name):
     source = small(name)
-    ds = source.constants(IDS, geometry=geometry, rtol=1e-4)
+    ds = source.constants(IDS, rtol=1e-4)
     mu = source.embeddings(IDS)
     clouds = source.attention_inputs(IDS)
     start = mu
     for layer in range(3):
         block, F = source.block(layer, length=5), source.attention(layer, length=5)
         for found, G, at in (("block", block, mu), ("attention", F, mu.replace(clouds[layer]))):
-            constant = local_lipschitz(G, at, geometry=geometry)
+            constant = local_lipschitz(G, at)
             assert float(ds[found][layer]) == pytest.approx(float(constant), rel=1e-6)
             assert ds[f"{found}_converged"][layer]
             assert float(ds[f"{found}_upper"][layer]) >= float(constant)
@@ -39,23 +39,10 @@ def test_every_constant_is_that_of_its_map_at_what_enters_it(name, geometry):
             else:
                 assert np.isnan(bound) or bound >= float(constant) * (1 - 1e-6)
         mu = block(mu)
-    whole = local_lipschitz(source.network(length=5), start, geometry=geometry)
+    whole = local_lipschitz(source.network(length=5), start)
     assert float(ds.network) == pytest.approx(float(whole), rel=1e-6)
     assert ds.attrs["length"] == 5
     assert ds.attrs["weights"] == source.fingerprint
-    assert ds.attrs["geometry"] == geometry
-
-
-def test_the_geometry_asked_for_is_that_of_every_constant(monkeypatch):
-    asked = []
-
-    def recorded(F, mu, **how):
-        asked.append(how["geometry"])
-        return local_lipschitz(F, mu, **how)
-
-    monkeypatch.setattr(constants, "local_lipschitz", recorded)
-    small("bert").constants(IDS, geometry="euclidean")
-    assert asked == ["euclidean"] * 7  # three layers, three blocks, the network
 
 
 def test_chosen_layers_without_bounds_have_the_numbers_of_all(monkeypatch):

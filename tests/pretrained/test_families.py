@@ -60,10 +60,6 @@ def test_attention_blocks_and_network_are_those_of_the_model(source):
         assert close(block(ParticleMeasure.from_sequence(entered)).points, left)
     assert close(mu.points, run.blocks[0][0])
     assert close(source.network(length=N)(mu).points, run.last)
-    part = source.network(1, 3, length=N)(ParticleMeasure.from_sequence(run.blocks[1][0]))
-    assert close(part.points, run.last)
-    first = source.network(last=2, length=N)(mu)
-    assert close(first.points, run.blocks[1][1])
 
 
 @pytest.mark.parametrize("source", list(EXPERTS), indirect=True)
@@ -203,13 +199,9 @@ def test_types_that_are_not_read_are_refused_with_what_can_be(kind, inside):
         family_of(kind, "model")
 
 
-def test_networks_of_no_blocks_are_refused():
-    source = small("bert")
-    for first, last in ((0, 0), (2, 1), (0, 4), (-1, 2)):
-        with pytest.raises(IndexError, match=r"0\.\.3"):
-            source.network(first, last)
+def test_a_block_that_is_not_there_is_refused():
     with pytest.raises(IndexError, match=r"0\.\.2"):
-        source.block(3)
+        small("bert").block(3)
 
 
 def test_roberta_has_fewer_places_than_positions():

@@ -201,7 +201,7 @@ REFUSED = [
                 "torch.manual_seed(«0|1»)\nmodel = torch.nn.Linear(2, 2)" + WITH_SETTING
                 + "from types import SimpleNamespace as N\n"
                 "like = N(model_type='m', blocks=lambda model: [], sizes=lambda model: (1, 1))\n"
-                "FIXED = {'s': Transformer('a', like, False, 'r', model, None)}"),
+                "FIXED = {'s': Transformer('a', like, False, model, None)}"),
     ("fixed.s", DATACLASS + "@dataclass\nclass S:\n    k: int\n@dataclass\nclass T:\n    k: int"
                 + WITH_SETTING + "FIXED = {'s': «S|T»(1)}"),
     ("fixed.s.k", DATACLASS + "@dataclass\nclass S:\n    k: int" + WITH_SETTING
